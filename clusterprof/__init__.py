@@ -1,0 +1,18 @@
+"""clusterprof: which rank holds up the others, why, and which communication is not hidden."""
+
+from __future__ import annotations
+
+import sys
+
+__version__ = "0.1.0.dev0"
+
+
+def step() -> None:
+    """Say that one training step has ended, in a program whose loop has no torch optimizer.
+
+    The first call takes over from counting optimizer steps. Outside a run that clusterprof
+    launched it does nothing, so it can stay in the program.
+    """
+    steps = sys.modules.get("_clusterprof_agent.steps")
+    if steps is not None:
+        steps.counter.say()

@@ -1,0 +1,63 @@
+"""Every error that clusterprof stops with: what happened, where, and what to do next.
+
+One class per kind of failure, each with the exit code that the command line ends with
+(see "exit codes" in the README). A class that ends here is shown without a traceback.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+class ClusterprofError(Exception):
+    """Base of all errors that a user is meant to read.
+
+    `what` is one lower-case sentence without a full stop; `details` are further lines
+    (where it was looked for, what a tool said); the last one says what to do next.
+    """
+
+    exit_code = 125
+
+    def __init__(self, what: str, *details: str) -> None:
+        super().__init__(what)
+        self.what = what
+        self.details: Sequence[str] = details
+
+    def __str__(self) -> str:
+        return "\n  ".join([self.what, *self.details])
+
+
+class UsageError(ClusterprofError):
+    """The command line, a selection of ranks or a window of steps cannot be understood."""
+
+    exit_code = 2
+
+
+class ReportError(ClusterprofError):
+    """A report cannot be read: missing, empty, truncated, of an unknown format, no events."""
+
+    exit_code = 3
+
+
+class MergeError(ClusterprofError):
+    """Readable reports that do not belong together: two jobs, or one rank twice."""
+
+    exit_code = 4
+
+
+class RunDirectoryError(ClusterprofError):
+    """A run directory exists already, is not one, cannot be written, or is incomplete."""
+
+    exit_code = 5
+
+
+class ProfilerError(ClusterprofError):
+    """nsys or torch.profiler is missing, too old, or refuses what was asked of it."""
+
+    exit_code = 6
+
+
+class LaunchError(ClusterprofError):
+    """The launcher itself (srun, torchrun, ...) cannot be found or started."""
+
+    exit_code = 127

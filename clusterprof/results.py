@@ -1,0 +1,131 @@
+"""The form of `results.json`, schema version 1: the contract between analysis and every reader.
+
+Times are integers in nanoseconds. `docs/design.md` has the definitions behind each number.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, TypedDict
+
+SCHEMA_VERSION = 1
+
+Severity = Literal["critical", "warning", "info"]
+Recurrence = Literal["persistent", "intermittent", "once"]
+
+
+class RankEntry(TypedDict):
+    """One rank that gave a report. A rank without one is a warning and stands in `missing`."""
+
+    rank: int
+    host: str
+    source: str
+    profiler: str
+    world_size: int | None
+    device: str
+
+
+class MissingRank(TypedDict):
+    """A hole: a rank that should have given a report, and why it did not."""
+
+    rank: int | None
+    source: str
+    reason: str
+
+
+class RankClock(TypedDict):
+    """`offset_ns` is this rank's wall clock minus the reference rank's at `middle_ns`."""
+
+    rank: int
+    offset_ns: int
+    drift_ppm: float
+    uncertainty_ns: int
+
+
+class ClockEntry(TypedDict):
+    """aligned = wall - offset_ns - drift_ppm * 1e-6 * (wall - middle_ns)."""
+
+    reference_rank: int
+    middle_ns: int
+    method: str
+    ranks: list[RankClock]
+
+
+class RankAccount(TypedDict):
+    """One rank's step, closing exactly: the first five of these add up to its duration."""
+
+    rank: int
+    duration_ns: int
+    compute_ns: int
+    exposed_communication_ns: int
+    exposed_copy_ns: int
+    idle_ns: int
+    #: union of all collectives, hidden or not
+    communication_ns: int
+    #: the part of the exposed communication that is waiting for a later rank
+    exposed_wait_ns: int
+
+
+class StepEntry(TypedDict):
+    """One step over all ranks; `duration_ns` is the median over ranks."""
+
+    step: int
+    settled: bool
+    duration_ns: int
+    ranks: list[RankAccount]
+
+
+class OperationEntry(TypedDict):
+    """All matched collectives of one operation on one communicator; times are sums per rank."""
+
+    operation: str
+    communicator: str
+    ranks: list[int]
+    calls: int
+    message_bytes: int
+    transfer_ns: int
+    wait_ns: int
+    exposed_ns: int
+
+
+class CollectivesEntry(TypedDict):
+    """How many collectives were matched over all their profiled members, and how many not."""
+
+    matched: int
+    incomplete: int
+    unmatched: int
+    by_operation: list[OperationEntry]
+
+
+class Finding(TypedDict):
+    """One verdict, with its cost, how sure it is, what shows it and what to do about it."""
+
+    code: str
+    severity: Severity
+    rank: int | None
+    ranks: list[int]
+    steps: list[int]
+    recurrence: Recurrence
+    cost_ns_per_step: int
+    share_of_step: float
+    uncertainty_ns: int
+    confidence: float
+    summary: str
+    evidence: list[dict[str, Any]]
+    advice: str
+    next: str
+
+
+class Results(TypedDict):
+    """The whole of results.json."""
+
+    schema_version: int
+    clusterprof_version: str
+    ranks: list[RankEntry]
+    missing: list[MissingRank]
+    clock: ClockEntry
+    steps: list[StepEntry]
+    collectives: CollectivesEntry
+    findings: list[Finding]
+    #: one sentence: the verdict's first line
+    verdict: str
+    warnings: list[str]

@@ -1,0 +1,151 @@
+"""The canonical tables: what every reader writes and everything downstream reads.
+
+All times are integers in nanoseconds on the *rank's own wall clock* (for nsys
+`utcEpochNs + start`, for Kineto `baseTimeNanoseconds + ts`). Aligned times, on the
+reference rank's clock, are added beside them by `clusterprof.merge`, never instead of
+them. Units are in the column names.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pyarrow as pa
+
+_NAME = pa.dictionary(pa.int32(), pa.string())
+
+
+def _required(name: str, kind: pa.DataType) -> pa.Field:
+    return pa.field(name, kind, nullable=False)
+
+
+#: What ran on the device (GPU streams; on a CPU-only rank, the threads that compute and
+#: communicate). `kind` is `compute`, `collective`, `copy` or `memset`. `launch_*` is the
+#: host call that put it there, null where the report does not say.
+ACTIVITY = pa.schema(
+    [
+        _required("start_ns", pa.int64()),
+        _required("end_ns", pa.int64()),
+        _required("kind", _NAME),
+        _required("name", _NAME),
+        _required("device", pa.int32()),
+        _required("stream", pa.int64()),
+        pa.field("correlation", pa.int64()),
+        pa.field("launch_start_ns", pa.int64()),
+        pa.field("launch_end_ns", pa.int64()),
+        pa.field("launch_thread", pa.int64()),
+        pa.field("size_bytes", pa.int64()),
+        #: copies only: `host_to_device`, `device_to_host`, `device_to_device`, `peer`, `other`
+        pa.field("direction", _NAME),
+        #: copies only: host memory is pageable (true), pinned (false), unknown (null)
+        pa.field("pageable", pa.bool_()),
+    ]
+)
+
+#: One rank's part of each collective or point-to-point operation, in issue order.
+#: `start_ns`/`end_ns` are the device kernel (on gloo: the operation's span), null with a
+#: `reason` where none was found. Calls of one NCCL group share one kernel and one `group`.
+COLLECTIVE_CALLS = pa.schema(
+    [
+        _required("call", pa.int32()),
+        #: AllReduce, AllGather, ReduceScatter, Broadcast, Reduce, AllToAll, Gather, Scatter,
+        #: Barrier, Send, Recv, SendRecv (a group of both), Unknown
+        _required("operation", _NAME),
+        #: the communicator's or process group's id as the report gives it; null if it does not
+        pa.field("communicator", pa.string()),
+        pa.field("communicator_size", pa.int32()),
+        #: global ranks of the members where the report lists them (Kineto), else null
+        pa.field("members", pa.list_(pa.int32())),
+        _required("stream", pa.int64()),
+        pa.field("message_bytes", pa.int64()),
+        #: Broadcast and Reduce: root, Send and Recv: the other side, in the communicator's ranks
+        pa.field("root", pa.int32()),
+        pa.field("peer", pa.int32()),
+        pa.field("group", pa.int32()),
+        pa.field("issue_start_ns", pa.int64()),
+        pa.field("issue_end_ns", pa.int64()),
+        pa.field("start_ns", pa.int64()),
+        pa.field("end_ns", pa.int64()),
+        #: nvtx_payload, nvtx_name, kernel_name, kineto, gloo
+        _required("source", _NAME),
+        pa.field("reason", pa.string()),
+    ]
+)
+
+#: Steps as the host saw them. `source` is `steplog`, `nvtx`, `profiler` or `optimizer`.
+STEPS = pa.schema(
+    [
+        _required("step", pa.int64()),
+        _required("begin_ns", pa.int64()),
+        _required("end_ns", pa.int64()),
+        _required("source", _NAME),
+    ]
+)
+
+#: Calls of the host: `kind` is `cuda` (runtime and driver API), `os` (OS runtime), `python`
+#: (GIL waits, garbage collection), `range` (NVTX ranges, user annotations) or `op` (torch ops).
+HOST_CALLS = pa.schema(
+    [
+        _required("start_ns", pa.int64()),
+        _required("end_ns", pa.int64()),
+        _required("kind", _NAME),
+        _required("name", _NAME),
+        _required("thread", pa.int64()),
+        pa.field("correlation", pa.int64()),
+    ]
+)
+
+SCHEMAS = {
+    "activity": ACTIVITY,
+    "collective_calls": COLLECTIVE_CALLS,
+    "steps": STEPS,
+    "host_calls": HOST_CALLS,
+}
+
+
+@dataclass(frozen=True)
+class ReportInfo:
+    """Who a report is about. Holds no environment value beyond rank and version variables."""
+
+    source: Path
+    profiler: str
+    #: the rank that the report itself names (its environment, its communicators); None if it does not
+    rank: int | None
+    world_size: int | None = None
+    local_rank: int | None = None
+    host: str = ""
+    device: str = ""
+    #: an opaque fingerprint of the job (rendezvous, job id); None where the report does not say.
+    #: Two reports with two fingerprints are of two jobs.
+    job: str | None = None
+    #: what was added to the report's own times to make wall-clock times
+    epoch_ns: int = 0
+    #: first and last event of the capture, wall clock
+    begin_ns: int = 0
+    end_ns: int = 0
+    backend: str = ""
+    warnings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class RankTables:
+    """One rank's canonical tables, each with exactly its schema above, sorted by begin."""
+
+    info: ReportInfo
+    activity: pa.Table
+    collective_calls: pa.Table
+    steps: pa.Table
+    host_calls: pa.Table
+    warnings: tuple[str, ...] = field(default=())
+
+    @property
+    def rank(self) -> int:
+        """The rank; a `RankTables` that reaches merge always has one."""
+        assert self.info.rank is not None, "the reader gives every report a rank or refuses it"
+        return self.info.rank
+
+
+def empty(name: str) -> pa.Table:
+    """An empty table of the schema `name` (a key of `SCHEMAS`)."""
+    return SCHEMAS[name].empty_table()
