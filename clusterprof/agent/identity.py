@@ -1,0 +1,79 @@
+"""Which rank is this? One table of environment variables per launcher, in this one file.
+
+A rank is what the rank says it is: its own environment decides, never the place of a file
+in a list. The inner launcher wins (torchrun's workers inherit SLURM_PROCID from the agent
+that started them, and it is not their rank).
+"""
+
+from __future__ import annotations
+
+from typing import Mapping, NamedTuple, Optional, Tuple
+
+
+class Launcher(NamedTuple):
+    """The variables in which one launcher tells a process its place."""
+
+    name: str
+    rank: str
+    world_size: str
+    local_rank: str
+    #: what must be there besides for the variables to mean what they say
+    requires: Tuple[str, ...] = ()
+    local_size: str = ""
+    node: str = ""
+
+
+class Identity(NamedTuple):
+    """A process's place in its job, and which launcher said so."""
+
+    rank: int
+    world_size: Optional[int]
+    local_rank: Optional[int]
+    source: str
+
+
+#: Inner launchers first. RANK alone is also set by hand in many scripts, so it comes last.
+LAUNCHERS = (
+    Launcher(
+        "torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK", ("TORCHELASTIC_RUN_ID",),
+        "LOCAL_WORLD_SIZE", "GROUP_RANK",
+    ),
+    Launcher(
+        "mpirun", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK",
+        (), "OMPI_COMM_WORLD_LOCAL_SIZE",
+    ),
+    Launcher(
+        "srun", "SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", ("SLURM_STEP_ID",),
+        "SLURM_TASKS_PER_NODE", "SLURM_NODEID",
+    ),
+    Launcher("mpirun", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", ()),
+    Launcher("environment", "RANK", "WORLD_SIZE", "LOCAL_RANK", ("WORLD_SIZE",)),
+)  # fmt: skip
+
+
+def _number(environ: Mapping[str, str], name: str) -> Optional[int]:
+    try:
+        return int(environ[name])
+    except (KeyError, ValueError):
+        return None
+
+
+def identify(environ: Mapping[str, str], source: Optional[str] = None) -> Optional[Identity]:
+    """Return the place that `environ` gives a process, or None where it gives none.
+
+    `source` restricts the answer to one launcher's variables: under `srun torchrun ...`
+    the srun task that is torchrun's agent has a SLURM_PROCID but is no rank.
+    """
+    for launcher in LAUNCHERS:
+        if source is not None and launcher.name != source:
+            continue
+        rank = _number(environ, launcher.rank)
+        if rank is None or any(name not in environ for name in launcher.requires):
+            continue
+        return Identity(
+            rank,
+            _number(environ, launcher.world_size),
+            _number(environ, launcher.local_rank),
+            launcher.name,
+        )
+    return None
