@@ -66,10 +66,14 @@ class RankAccount(TypedDict):
 
 
 class StepEntry(TypedDict):
-    """One step over all ranks; `duration_ns` is the median over ranks."""
+    """One step over all ranks; `duration_ns` is the median over ranks.
+
+    `begin_ns` is when the first rank began it, on the reference rank's clock.
+    """
 
     step: int
     settled: bool
+    begin_ns: int
     duration_ns: int
     ranks: list[RankAccount]
 
