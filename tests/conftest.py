@@ -1,0 +1,161 @@
+"""What every test can use: the real parts, the real command line, the recordings.
+
+A test that needs a real part says so with a marker (`@pytest.mark.needs_nsys`) or by asking for
+its fixture (`slurm`). Where the part is missing the test is left out with the reason; where
+nothing may be missing (`CI=true` or `CLUSTERPROF_TESTS_REQUIRE_ALL=1`) a skip is a failure.
+"""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+import pytest
+from lab import cluster, command, leftovers
+from lab.command import Completed
+from lab.parts import PARTS
+
+ROOT = Path(__file__).resolve().parent.parent
+
+#: fixtures that bring up a part, and the part
+_FIXTURES = {"slurm": "slurm", "slurm_state": "slurm"}
+_session = pytest.StashKey[str]()
+_folders = pytest.StashKey[list[Path]]()
+_left_out = pytest.StashKey["Counter[str]"]()
+_left_over = pytest.StashKey[list[str]]()
+
+
+def _all_required() -> bool:
+    return (
+        os.environ.get("CI", "").lower() in {"1", "true"}
+        or os.environ.get("CLUSTERPROF_TESTS_REQUIRE_ALL", "") == "1"
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    for part in PARTS:
+        config.addinivalue_line("markers", f"{part.marker}: the test needs {part.what}")
+    config.stash[_session] = os.environ[leftovers.MARK] = uuid.uuid4().hex
+    config.stash[_folders] = []
+    config.stash[_left_out] = Counter()
+    config.stash[_left_over] = []
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    for item in items:
+        for fixture in getattr(item, "fixturenames", ()):
+            if fixture in _FIXTURES:
+                item.add_marker(f"needs_{_FIXTURES[fixture]}")
+    for part in PARTS:
+        needing = [item for item in items if item.get_closest_marker(part.marker)]
+        if needing and (reason := part.why_not()):
+            config.stash[_left_out][f"{part.what}: {reason}"] += len(needing)
+            for item in needing:
+                item.add_marker(pytest.mark.skip(reason=f"needs {part.what}: {reason}"))
+
+
+def _refuse_skip(report: pytest.TestReport | pytest.CollectReport) -> None:
+    if not report.skipped or hasattr(report, "wasxfail") or not _all_required():
+        return
+    reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+    report.outcome = "failed"
+    report.longrepr = f"{report.nodeid}: {reason}\nwhere all tests are required, a skip is a failure"
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Iterator[None]:
+    report = yield
+    _refuse_skip(report)
+    return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report() -> Iterator[None]:
+    report = yield
+    _refuse_skip(report)
+    return report
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    stash = session.config.stash
+    left = leftovers.settle(stash[_session], stash[_folders])
+    if left:
+        leftovers.end(left, stash[_session], stash[_folders])
+        stash[_left_over].extend(map(str, left))
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, config: pytest.Config
+) -> None:
+    if left_out := config.stash[_left_out]:
+        verb = "FAILED for want of" if _all_required() else "left out for want of"
+        terminalreporter.section("tests left out", yellow=True)
+        for reason, count in left_out.items():
+            terminalreporter.line(f"{count} tests {verb} {reason}")
+        terminalreporter.line("as root on Debian, `make parts` installs what is missing")
+    if left_over := config.stash[_left_over]:
+        terminalreporter.section("processes left behind by tests, now ended", red=True, bold=True)
+        for line in left_over:
+            terminalreporter.line(line)
+
+
+@pytest.fixture(scope="session")
+def recordings() -> Path:
+    """The folder of recordings; `tests/data/README.md` says how each was made."""
+    return ROOT / "tests" / "data" / "recordings"
+
+
+@pytest.fixture
+def workdir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty folder that is also the current one, seen alike by all nodes of the test Slurm."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def run_command() -> Callable[..., Completed]:
+    """`lab.command.run`: any program, in its own process group, killed after `timeout` seconds."""
+    return command.run
+
+
+@pytest.fixture
+def run_clusterprof() -> Callable[..., Completed]:
+    """`run_clusterprof(argv, env=None, timeout=60, cwd=None)`: the real command line.
+
+    `env` is added to a cleaned environment (None takes a name away). Returns `Completed` with
+    `returncode`, `stdout`, `stderr`; raises `StillRunning` and kills it when it does not end.
+    """
+
+    def run(
+        argv: Sequence[str | Path],
+        env: Mapping[str, str | None] | None = None,
+        timeout: float = 60.0,
+        cwd: Path | None = None,
+    ) -> Completed:
+        return command.run(command.clusterprof(argv), env=env, timeout=timeout, cwd=cwd)
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def slurm_state(request: pytest.FixtureRequest) -> Iterator[Path]:
+    """The state folder of the session's Slurm: `log/`, and `local/n1` … as `n1`'s own TMPDIR."""
+    state = cluster.up()
+    request.config.stash[_folders].append(state)
+    yield state
+    cluster.down(state)
+
+
+@pytest.fixture
+def slurm(slurm_state: Path) -> Iterator[dict[str, str]]:
+    """A running Slurm of four nodes (n1 to n4, 8 processors each): the environment to use it.
+
+    After the test its jobs are cancelled, so that none holds up the next test.
+    """
+    env = {"SLURM_CONF": str(slurm_state / "slurm.conf")}
+    yield env
+    command.run(["scancel", "--user=root"], env=env, timeout=30)

@@ -1,0 +1,83 @@
+"""The test Slurm as pytest sees it: brought up for a session, and taken down whatever happened.
+
+A session that was killed leaves its cluster behind. Each cluster's folder therefore names the
+process that owns it, and the next session takes down those whose owner is gone.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+from lab.parts import LAB
+
+PREFIX = "clusterprof-slurm-"
+
+
+def _birth(pid: int) -> str:
+    """When the process started, in ticks: tells a pid from its next holder. Empty when gone."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+    except OSError:
+        return ""
+
+
+def _script(verb: str, state: Path) -> subprocess.CompletedProcess[str]:
+    # Output goes to a file, not a pipe: the daemons inherit it, and a pipe would never close.
+    with tempfile.TemporaryFile("w+") as said:
+        done = subprocess.run(
+            [LAB / "slurm.sh", verb],
+            env={**os.environ, "CLUSTERPROF_LAB_SLURM": str(state)},
+            stdin=subprocess.DEVNULL,
+            stdout=said,
+            stderr=said,
+            text=True,
+            timeout=90,
+            check=False,
+        )
+        said.seek(0)
+        return subprocess.CompletedProcess(done.args, done.returncode, said.read(), "")
+
+
+def remove_orphans(parent: Path) -> list[Path]:
+    """Take down the clusters below `parent` whose test session is gone; returns their folders."""
+    orphans = []
+    for folder in parent.glob(f"{PREFIX}*"):
+        try:
+            owner, born = (folder / "owner").read_text().split()
+        except (OSError, ValueError):
+            continue  # not ours, or about to be written
+        if _birth(int(owner)) != born:
+            _script("down", folder)
+            shutil.rmtree(folder, ignore_errors=True)
+            orphans.append(folder)
+    return orphans
+
+
+def up() -> Path:
+    """Start a cluster in a new folder and return its state folder.
+
+    Raises:
+        RuntimeError: the cluster did not come up; the message holds the ends of its logs.
+    """
+    parent = Path(tempfile.gettempdir())
+    remove_orphans(parent)
+    folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent))
+    # munged insists on a path to its socket that every user may walk along.
+    folder.chmod(0o755)
+    (folder / "owner").write_text(f"{os.getpid()} {_birth(os.getpid())}\n")
+    state = folder / "state"
+    started = _script("up", state)
+    if started.returncode != 0:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise RuntimeError(f"the test Slurm did not start:\n{started.stdout}")
+    return state
+
+
+def down(state: Path) -> None:
+    """Stop the cluster and remove its folder."""
+    _script("down", state)
+    shutil.rmtree(state.parent, ignore_errors=True)

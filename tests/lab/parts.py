@@ -1,0 +1,64 @@
+"""The real parts that some tests need, and whether this machine has them."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import subprocess
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+LAB = Path(__file__).resolve().parent
+#: Debian keeps daemons where an ordinary user's PATH does not look.
+SEARCH = os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/sbin", "/sbin"])
+
+
+def find(*names: str) -> str | None:
+    """The path of the first of these programs that is installed."""
+    return next(filter(None, (shutil.which(name, path=SEARCH) for name in names)), None)
+
+
+def chromium() -> str | None:
+    """The path of a Chromium or Chrome, for looking at pages as a person would."""
+    return find("chromium", "chromium-browser", "google-chrome")
+
+
+def _program(*names: str) -> Callable[[], str | None]:
+    return lambda: None if find(*names) else f"{names[0]} is not installed"
+
+
+def _module(name: str) -> Callable[[], str | None]:
+    return lambda: None if importlib.util.find_spec(name) else f"python has no module {name}"
+
+
+@cache
+def _slurm() -> str | None:
+    check = subprocess.run(
+        [LAB / "slurm.sh", "check"], capture_output=True, text=True, timeout=30, check=False
+    )
+    return None if check.returncode == 0 else (check.stdout + check.stderr).strip()
+
+
+@dataclass(frozen=True)
+class Part:
+    """One real part; `why_not` gives None where it is there, else the reason in words."""
+
+    name: str
+    what: str
+    why_not: Callable[[], str | None]
+
+    @property
+    def marker(self) -> str:
+        return f"needs_{self.name}"
+
+
+PARTS = (
+    Part("slurm", "a real Slurm of four nodes, as root", _slurm),
+    Part("nsys", "NVIDIA Nsight Systems on PATH", _program("nsys")),
+    Part("torch", "PyTorch", _module("torch")),
+    Part("sshd", "an OpenSSH server to start on loopback", _program("sshd")),
+    Part("chromium", "a headless Chromium", lambda: None if chromium() else "no chromium"),
+)
