@@ -1,0 +1,241 @@
+"""How numbers are written for people: the only room where ns become ms and fractions %.
+
+An uncertainty is a bound, so it is always rounded up, and the value beside it gets as
+many decimals as the bound leaves meaningful. A confidence is rounded down.
+"""
+
+from __future__ import annotations
+
+import math
+import unicodedata
+from collections.abc import Iterable, Sequence
+
+#: decimals of a millisecond beyond which no clock of ours can see (1 µs)
+_FINEST_DECIMALS = 3
+
+
+def milliseconds(ns: float, decimals: int | None = None) -> str:
+    """`ns` in ms without the unit: three significant digits, never finer than 1 µs.
+
+    >>> milliseconds(20_312_345), milliseconds(4_062_118_000), milliseconds(1_234)
+    ('20.3', '4062', '0.001')
+    """
+    value = ns / 1e6
+    if decimals is None:
+        decimals = _decimals(value)
+    text = f"{value:.{decimals}f}"
+    return text[1:] if text.startswith("-") and float(text) == 0 else text
+
+
+def duration(ns: float) -> str:
+    """`ns` with the unit that suits its size.
+
+    >>> duration(0), duration(8_240), duration(20_312_345), duration(4_062_118_000)
+    ('0 ms', '8.2 µs', '20.3 ms', '4.06 s')
+    """
+    size = abs(ns)
+    if size == 0:
+        return "0 ms"
+    if size < 999.5:
+        return f"{ns:.0f} ns"
+    if size < 99_950:
+        return f"{ns / 1e3:.1f} µs" if size < 9_950 else f"{ns / 1e3:.0f} µs"
+    if size < 999_500_000:
+        return f"{milliseconds(ns)} ms"
+    return f"{ns / 1e9:.{_decimals(ns / 1e9)}f} s"
+
+
+def bound(ns: float) -> str:
+    """An uncertainty, rounded up to two significant digits, with its unit.
+
+    >>> bound(8_241), bound(123_456), bound(0)
+    ('±8.3 µs', '±0.13 ms', '±0 µs')
+    """
+    if ns <= 0:
+        return "±0 µs"
+    unit, scale = ("µs", 1e3) if ns < 99_500 else ("ms", 1e6) if ns < 995_000_000 else ("s", 1e9)
+    value = ns / scale
+    decimals = max(0, 1 - math.floor(math.log10(value)))
+    decimals = min(decimals, _FINEST_DECIMALS)
+    return f"±{_ceil(value, decimals):.{decimals}f} {unit}"
+
+
+def with_bound(ns: float, uncertainty_ns: float) -> str:
+    """A time and its uncertainty in ms, with the decimals that the uncertainty allows.
+
+    A value without a bound (0: it comes from one rank's own clock) stands alone.
+
+    >>> with_bound(20_312_345, 8_241), with_bound(20_312_345, 1_500_000)
+    ('20.312 ±0.009 ms', '20.3 ±1.5 ms')
+    >>> with_bound(20_312_345, 0)
+    '20.3 ms'
+    """
+    if uncertainty_ns <= 0:
+        return f"{milliseconds(ns)} ms"
+    bound_ms = uncertainty_ns / 1e6
+    exponent = math.floor(math.log10(bound_ms))
+    decimals = -exponent + (1 if bound_ms / 10.0**exponent < 2 else 0)
+    decimals = min(max(decimals, 0), _FINEST_DECIMALS)
+    return f"{milliseconds(ns, decimals)} ±{_ceil(bound_ms, decimals):.{decimals}f} ms"
+
+
+def percent(fraction: float) -> str:
+    """A share of something.
+
+    >>> percent(0.334), percent(0.0321), percent(0.0002), percent(0.0)
+    ('33%', '3.2%', '<0.1%', '0%')
+    """
+    value = fraction * 100
+    if value == 0:
+        return "0%"
+    if abs(value) < 0.1:
+        return "<0.1%"
+    return f"{value:.1f}%" if abs(value) < 9.95 else f"{value:.0f}%"
+
+
+def confidence(fraction: float) -> str:
+    """A confidence, rounded down: 100% is said of certainty only.
+
+    >>> confidence(0.996), confidence(1.0), confidence(0.57)
+    ('99%', '100%', '57%')
+    """
+    # 0.57 * 100 is 56.999…: a hair is added before rounding down
+    return f"{math.floor(fraction * 100 + 1e-9)}%"
+
+
+def size(count: int | None) -> str:
+    """Bytes in decimal units, as bandwidths are given; an unknown size is `-`.
+
+    >>> size(8), size(33_554_432), size(None)
+    ('8 B', '33.6 MB', '-')
+    """
+    if count is None:
+        return "-"
+    value = float(count)
+    if abs(value) < 1000:
+        return f"{count} B"
+    for unit in ("kB", "MB", "GB", "TB", "PB"):
+        value /= 1000
+        if abs(value) < 999.5 or unit == "PB":
+            return f"{value:.{_decimals(value, 2)}f} {unit}"
+    raise AssertionError("the last unit takes everything")
+
+
+def numbers(values: Iterable[int], limit: int | None = None) -> str:
+    """Ranks or steps as the command line takes them: runs, strides of four and more, commas.
+
+    With a `limit`, what follows that many parts is counted instead of listed.
+
+    >>> numbers([0, 1, 2, 3, 8]), numbers([0, 8, 16]), numbers([0, 8, 16, 24])
+    ('0-3,8', '0,8,16', '0-24:8')
+    """
+    rest = sorted(set(values))
+    parts: list[tuple[str, int]] = []
+    while rest:
+        taken = _progression(rest)
+        stride = rest[1] - rest[0] if taken > 1 else 1
+        if stride == 1 and taken > 1:
+            parts.append((f"{rest[0]}-{rest[taken - 1]}", taken))
+        elif stride > 1 and taken > 3:
+            parts.append((f"{rest[0]}-{rest[taken - 1]}:{stride}", taken))
+        else:
+            taken = 1
+            parts.append((str(rest[0]), 1))
+        rest = rest[taken:]
+    if limit is not None and len(parts) > limit:
+        left = sum(count for _, count in parts[limit:])
+        return ",".join(text for text, _ in parts[:limit]) + f" and {left} more"
+    return ",".join(text for text, _ in parts)
+
+
+def counted(count: int, noun: str, plural: str | None = None) -> str:
+    """A count with its noun.
+
+    >>> counted(1, "rank"), counted(1200, "call")
+    ('1 rank', '1,200 calls')
+    """
+    return f"{count:,} {noun if count == 1 else plural or noun + 's'}"
+
+
+def communicator(name: str, length: int = 10) -> str:
+    """A communicator's id, short enough for a column: its end, which is what differs.
+
+    >>> communicator("0x55e1a2b3c4d5"), communicator("dp")
+    ('…a2b3c4d5', 'dp')
+    """
+    name = plain(name)
+    return name if len(name) <= length else "…" + name[-(length - 2) :]
+
+
+def plain(text: str) -> str:
+    """`text` in one line and without anything that steers a terminal.
+
+    Host names, operations and sources come out of reports, that is from anywhere: escape
+    sequences, line ends and the characters that turn the writing direction become `?`.
+    """
+    if text.isascii() and text.isprintable():
+        return text
+    return "".join("?" if unicodedata.category(c) in _STEERING else c for c in text)
+
+
+def quantity(name: str, value: object) -> tuple[str, str]:
+    """A column's name and value as a person reads them: the unit moves out of the name.
+
+    >>> quantity("arrival_ns", 20_312_345), quantity("busy_frac", 0.5), quantity("late_in", 12)
+    (('arrival', '20.3 ms'), ('busy', '50%'), ('late in', '12'))
+    """
+    stem, _, unit = name.rpartition("_")
+    label = plain(stem if stem and unit in {"ns", "frac", "bytes"} else name).replace("_", " ")
+    if value is None:
+        return label, "-"
+    if isinstance(value, bool):
+        return label, "yes" if value else "no"
+    if isinstance(value, (int, float)):
+        return label, _number(name, unit, value)
+    if isinstance(value, (list, tuple)):
+        if value and all(isinstance(item, int) and not isinstance(item, bool) for item in value):
+            return label, numbers(value) if not name.endswith("_ns") else _times(value)
+        return label, ", ".join(plain(str(item)) for item in value)
+    return label, plain(str(value))
+
+
+_STEERING = {"Cc", "Cf", "Cs", "Zl", "Zp"}
+
+
+def _number(name: str, unit: str, value: float) -> str:
+    if unit == "ns":
+        return duration(value)
+    if unit == "frac" or name.startswith("share"):
+        return percent(value)
+    if unit == "bytes":
+        return size(int(value))
+    if not float(value).is_integer():
+        return f"{value:.3g}"
+    return f"{int(value):,}" if abs(value) >= 100_000 else f"{int(value)}"
+
+
+def _times(values: Sequence[int]) -> str:
+    return ", ".join(duration(value) for value in values)
+
+
+def _decimals(value: float, most: int = _FINEST_DECIMALS) -> int:
+    """Decimals that give `value` three significant digits, at most `most`."""
+    if value == 0:
+        return 0
+    return min(max(2 - math.floor(math.log10(abs(value))), 0), most)
+
+
+def _ceil(value: float, decimals: int) -> float:
+    scale = 10.0**decimals
+    return max(1.0, math.ceil(value * scale - 1e-9)) / scale
+
+
+def _progression(values: Sequence[int]) -> int:
+    """How many leading values are equally spaced."""
+    if len(values) < 2:
+        return len(values)
+    stride = values[1] - values[0]
+    taken = 2
+    while taken < len(values) and values[taken] - values[taken - 1] == stride:
+        taken += 1
+    return taken

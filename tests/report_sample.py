@@ -1,0 +1,220 @@
+"""Results and placed collectives as a study of four ranks gives them, built from arithmetic.
+
+Rank 2's host is 20 ms late in every step, so it idles and the others wait; batches are
+copied from pageable memory; step 6 is disturbed by the start of the capture.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+
+from clusterprof.results import Finding, RankAccount, Results, StepEntry
+
+MS = 1_000_000
+BEGIN = 1_700_000_000_000_000_000
+COMMUNICATOR = "0x55e1a2b3c4d5e6f7"
+STEP_NS = 61 * MS
+CALLS_PER_STEP = 12
+
+
+def account(rank: int, late: bool, stretch: float = 1.0) -> RankAccount:
+    duration = int(STEP_NS * stretch)
+    compute, copies, transfer = 30 * MS, 6 * MS, 4 * MS + rank * 1000
+    wait = 0 if late else 20 * MS + rank * 20_000
+    return {
+        "rank": rank,
+        "duration_ns": duration,
+        "compute_ns": compute,
+        "exposed_communication_ns": wait + transfer,
+        "exposed_copy_ns": copies,
+        "idle_ns": duration - compute - copies - wait - transfer,
+        "communication_ns": wait + transfer + 9 * MS,
+        "exposed_wait_ns": wait,
+    }
+
+
+def straggler() -> Finding:
+    return {
+        "code": "straggler.host",
+        "severity": "critical",
+        "rank": 2,
+        "ranks": [2],
+        "steps": [7, 8, 9],
+        "recurrence": "persistent",
+        "cost_ns_per_step": 20_312_345,
+        "share_of_step": 0.333,
+        "uncertainty_ns": 16_481,
+        "confidence": 0.97,
+        "summary": "Rank 2 arrives last in 35 of 36 collectives; its GPU is idle for 21 ms "
+        "before the forward, so its host is late and the three others wait for it.",
+        "evidence": [
+            {"rank": 0, "late_in": 1, "idle_ns": 1_000_000, "idle_frac": 0.016},
+            {"rank": 1, "late_in": 0, "idle_ns": 960_000, "idle_frac": 0.016},
+            {"rank": 2, "late_in": 35, "idle_ns": 21_000_000, "idle_frac": 0.344},
+            {"rank": 3, "late_in": 0, "idle_ns": 900_000, "idle_frac": 0.015},
+        ],
+        "advice": "Look at what rank 2's host does between the optimizer and the forward: "
+        "data loading, logging, a busy core or another process on gpu-07.",
+        "next": "clusterprof torchrun --ranks 2 --steps 6:10 --nsys-arg=--sample=process-tree "
+        "-- train.py",
+    }
+
+
+def pageable() -> Finding:
+    return {
+        "code": "input.pageable_copy",
+        "severity": "warning",
+        "rank": None,
+        "ranks": [0, 1, 2, 3],
+        "steps": [7, 8, 9],
+        "recurrence": "persistent",
+        "cost_ns_per_step": 6_012_000,
+        "share_of_step": 0.0985,
+        "uncertainty_ns": 0,
+        "confidence": 0.9,
+        "summary": "Every rank copies 33.6 MB a step from pageable memory and computes nothing "
+        "meanwhile.",
+        "evidence": [{"copied_bytes": 33_554_432, "pageable": True, "exposed_ns": 6_012_000}],
+        "advice": "Set pin_memory=True in the DataLoader and copy with non_blocking=True.",
+        "next": "clusterprof compare runs/before runs/after",
+    }
+
+
+def steps(late: int | None) -> list[StepEntry]:
+    made: list[StepEntry] = []
+    for number in range(4):
+        stretch = 3.1 if number == 0 else 1.0 + 0.01 * number
+        begin = BEGIN + int(STEP_NS * (0 if number == 0 else 2.1 + number))
+        made.append(
+            {
+                "step": 6 + number,
+                "settled": number > 0,
+                "begin_ns": begin,
+                "duration_ns": int(STEP_NS * stretch),
+                "ranks": [account(rank, rank == late, stretch) for rank in range(4)],
+            }
+        )
+    return made
+
+
+def results(*, host: str = "gpu-07", operation: str = "AllReduce") -> Results:
+    """A study with a straggler, a second finding, a hole and a warning."""
+    return {
+        "schema_version": 1,
+        "clusterprof_version": "0.1.0",
+        "ranks": [
+            {
+                "rank": rank,
+                "host": host,
+                "source": f"ranks/{rank:05d}/report.nsys-rep",
+                "profiler": "nsys 2025.3.2",
+                "world_size": 5,
+                "device": "NVIDIA H200",
+            }
+            for rank in range(4)
+        ],
+        "missing": [{"rank": 4, "source": "ranks/00004", "reason": "wrote no report"}],
+        "clock": {
+            "reference_rank": 0,
+            "middle_ns": BEGIN + 100 * MS,
+            "method": "ends of the latency-bound collectives",
+            "ranks": [
+                {
+                    "rank": rank,
+                    "offset_ns": rank * 350,
+                    "drift_ppm": 0.01 * rank,
+                    "uncertainty_ns": 0 if rank == 0 else 8_000 + rank * 120,
+                }
+                for rank in range(4)
+            ],
+        },
+        "steps": steps(late=2),
+        "collectives": {
+            "matched": 46,
+            "incomplete": 1,
+            "unmatched": 2,
+            "by_operation": [
+                {
+                    "operation": operation,
+                    "communicator": COMMUNICATOR,
+                    "ranks": [0, 1, 2, 3],
+                    "calls": 36,
+                    "message_bytes": 33_554_432,
+                    "transfer_ns": 39 * MS,
+                    "wait_ns": 180 * MS,
+                    "exposed_ns": 72 * MS,
+                },
+                {
+                    "operation": "Broadcast",
+                    "communicator": COMMUNICATOR,
+                    "ranks": [0, 1, 2, 3],
+                    "calls": 12,
+                    "message_bytes": 8,
+                    "transfer_ns": 400_000,
+                    "wait_ns": 0,
+                    "exposed_ns": 120_000,
+                },
+            ],
+        },
+        "findings": [straggler(), pageable()],
+        "verdict": "rank 2 is late in every step: its host costs 20.3 ms of 61.6 ms (33%)",
+        "warnings": ["rank 1: nsys said «CUPTI buffers were dropped» once, before the window"],
+    }
+
+
+def healthy() -> Results:
+    """The same job without the late rank and without anything to say about it."""
+    made = results()
+    made["findings"] = []
+    made["missing"] = []
+    made["warnings"] = []
+    made["verdict"] = "no stragglers: 4 ranks are together in 3 settled steps"
+    made["steps"] = steps(late=None)
+    for step in made["steps"]:
+        for entry in step["ranks"]:
+            entry["idle_ns"] += entry["exposed_wait_ns"] - 9_000
+            entry["exposed_communication_ns"] -= entry["exposed_wait_ns"] - 9_000
+            entry["exposed_wait_ns"] = 9_000
+    return made
+
+
+def collectives(
+    *,
+    operation: str = "AllReduce",
+    ranks: int = 4,
+    calls_per_step: int = CALLS_PER_STEP,
+    late: int | None = 2,
+) -> pa.Table:
+    """Placed collectives of `steps()`: long form, one row per collective and rank."""
+    noise = np.random.default_rng(7)
+    count = 4 * calls_per_step
+    begins = np.array([step["begin_ns"] for step in steps(late)])
+    number = np.arange(count)
+    step, inside = number // calls_per_step, number % calls_per_step
+    spacing = 26 * MS // calls_per_step
+    issue = begins[step] + 31 * MS + inside * spacing
+    arrival = issue[:, None] + noise.integers(0, 150_000, (count, ranks))
+    if late is not None:
+        arrival[inside == 0] -= 18 * MS
+        arrival[inside == 0, late] += 20 * MS
+    last = arrival.max(axis=1)
+    end = last[:, None] + min(1_200_000, spacing // 2) + noise.integers(0, 9_000, (count, ranks))
+    each = np.repeat(number, ranks)
+    return pa.table(
+        {
+            "collective": pa.array(each, pa.int64()),
+            "rank": pa.array(np.tile(np.arange(ranks), count), pa.int32()),
+            "operation": pa.array([operation] * (count * ranks)).dictionary_encode(),
+            "communicator": pa.array([COMMUNICATOR] * (count * ranks)),
+            "sequence": pa.array(each, pa.int64()),
+            "state": pa.array(["matched"] * (count * ranks)).dictionary_encode(),
+            "confidence": pa.array(np.full(count * ranks, 0.99)),
+            "message_bytes": pa.array(np.full(count * ranks, 33_554_432), pa.int64()),
+            "aligned_start_ns": pa.array(arrival.ravel(), pa.int64()),
+            "aligned_end_ns": pa.array(end.ravel(), pa.int64()),
+            "last_arrival_ns": pa.array(np.repeat(last, ranks), pa.int64()),
+            "wait_ns": pa.array((last[:, None] - arrival).ravel(), pa.int64()),
+            "transfer_ns": pa.array((end - last[:, None]).ravel(), pa.int64()),
+        }
+    )
