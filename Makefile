@@ -1,0 +1,103 @@
+# Everything a developer types. `make help` lists it.
+#
+# PYTHON           the interpreter that makes the environment     (python3)
+# VENV             the environment                                (.venv)
+# TORCH_INDEX_URL  a package index that has torch for this machine; without one pip's own choice
+#                  is taken, which on Linux may bring gigabytes of CUDA libraries along. PyTorch's
+#                  index of CPU builds: TORCH_INDEX_URL=https://download.pytorch.org/whl/cpu
+# ARGS             further arguments for pytest: make test ARGS='-k clock -x'
+# LARGE            make bench: a folder with two large reports to merge
+
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+MAKEFLAGS += --no-print-directory
+
+PYTHON ?= python3
+VENV ?= .venv
+TORCH_INDEX_URL ?=
+ARGS ?=
+LARGE ?=
+# Exactly one torch: a range would let pip replace a build for this machine by the newest of all.
+TORCH := torch==2.13.0
+PIP := pip==26.3
+
+BIN := $(VENV)/bin
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+READY := $(VENV)/.ready
+READY_LINT := $(VENV)/.ready-lint
+READY_RELEASE := $(VENV)/.ready-release
+SHELL_SCRIPTS = $(shell git ls-files '*.sh' '*.sbatch' .ci/run)
+
+.PHONY: help
+help: ## list what there is to make
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@echo
+	@sed -n '3,/^$$/ s/^# /  /p' $(firstword $(MAKEFILE_LIST))
+
+# pip before 25.1 does not know dependency groups, hence its own upgrade first.
+$(READY): pyproject.toml tests/constraints.txt Makefile
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "setting up $(VENV) ($$($(BIN)/python --version))" >&2
+	@$(INSTALL) --upgrade '$(PIP)'
+	@$(INSTALL) $(if $(TORCH_INDEX_URL),--index-url '$(TORCH_INDEX_URL)') '$(TORCH)'
+	@$(INSTALL) --constraint tests/constraints.txt --group test --editable .
+	@touch $@
+
+$(READY_LINT): $(READY)
+	@$(INSTALL) --constraint tests/constraints.txt --group lint
+	@touch $@
+
+$(READY_RELEASE): $(READY)
+	@$(INSTALL) --constraint tests/constraints.txt --group release
+	@touch $@
+
+.PHONY: venv
+venv: $(READY) ## the environment with clusterprof, torch and the test tools
+
+.PHONY: parts
+parts: ## install the real parts the tests use (Slurm, nsys, Chromium; root, Debian)
+	@tests/lab/install.sh
+
+.PHONY: test
+test: $(READY) parts ## run all tests, on real parts
+	@$(BIN)/python -m pytest --durations=15 --durations-min=1 $(ARGS)
+
+.PHONY: unit
+unit: $(READY) ## run the unit tests only: seconds, no processes, nothing to install
+	@$(BIN)/python -m pytest tests/unit $(ARGS)
+
+.PHONY: lint
+lint: $(READY_LINT) ## ruff, mypy, import layers, shell scripts
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports --no-logo
+	@$(BIN)/shellcheck $(SHELL_SCRIPTS)
+
+.PHONY: format
+format: $(READY_LINT) ## let ruff mend and format the code
+	@$(BIN)/ruff check --fix .
+	@$(BIN)/ruff format .
+
+.PHONY: demo
+demo: $(READY) ## profile two ranks of a real four-rank training that has one slow rank
+	@PATH="$(abspath $(BIN)):$$PATH" scripts/demo.sh
+
+.PHONY: bench
+bench: $(READY) ## measure the project's figures against their limits
+	@$(BIN)/python bench/run.py $(if $(LARGE),--large '$(LARGE)') $(ARGS)
+
+.PHONY: dist
+dist: $(READY_RELEASE) ## build the sdist and the wheel into dist/
+	@rm -rf dist
+	@$(BIN)/python -m build --outdir dist .
+
+.PHONY: changelog
+changelog: $(READY_RELEASE) ## show what the fragments in changelog.d will say
+	@$(BIN)/towncrier build --draft --version "$$($(BIN)/python -c 'import clusterprof; print(clusterprof.__version__)')"
+
+.PHONY: clean
+clean: ## remove what building and testing left (not runs/, not the environment)
+	@rm -rf dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache .coverage*
+	@find . -path ./$(VENV) -prune -o -name __pycache__ -type d -print0 | xargs -0 -r rm -rf
