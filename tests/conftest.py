@@ -62,7 +62,7 @@ def _refuse_skip(report: pytest.TestReport | pytest.CollectReport) -> None:
         return
     reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
     report.outcome = "failed"
-    report.longrepr = f"{report.nodeid}: {reason}\nwhere all tests are required, a skip is a failure"
+    report.longrepr = f"{report.nodeid}: {reason}\nskipped, where all tests are required"
 
 
 @pytest.hookimpl(wrapper=True)
