@@ -1,0 +1,10 @@
+"""Reports of any supported format as canonical tables (`clusterprof.tables`)."""
+
+from __future__ import annotations
+
+from clusterprof.ingest.combine import combine
+from clusterprof.ingest.gather import Gathered, gather
+from clusterprof.ingest.report import read_report
+from clusterprof.ingest.sources import Source, find_sources
+
+__all__ = ["Gathered", "Source", "combine", "find_sources", "gather", "read_report"]

@@ -1,0 +1,187 @@
+"""An open nsys SQLite export: which tables it has, and their columns as numpy or Arrow.
+
+nsys leaves out a table that has no rows, renames tables between versions (`..._V2`), adds
+columns, and since 2025.6 does not sort the rows: nothing here relies on any of that.
+"""
+
+from __future__ import annotations
+
+import re
+import sqlite3
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+from urllib.parse import quote
+
+import numpy as np
+import pyarrow as pa
+
+from clusterprof.errors import ReportError
+from clusterprof.ingest.columns import Ints, ints
+
+_MAGIC = b"SQLite format 3\x00"
+#: `CUPTI_ACTIVITY_KIND_KERNEL_V3` is the third form of `CUPTI_ACTIVITY_KIND_KERNEL`
+_VERSIONED = re.compile(r"^(?P<name>.+)_V(?P<version>\d+)$")
+
+
+class Export:
+    """One nsys export, opened for reading only (nothing is ever written beside it).
+
+    Raises `ReportError` where the file is no SQLite database, is cut short, or holds no
+    nsys tables. `origin` is the path that messages name (the `.xz` or `.nsys-rep`).
+    """
+
+    def __init__(self, path: Path, origin: Path | None = None) -> None:
+        self.path = path
+        self.origin = origin or path
+        _check_file(path, self.origin)
+        uri = f"file:{quote(str(path.resolve()))}?mode=ro&immutable=1"
+        try:
+            self._small = sqlite3.connect(uri, uri=True)
+            # Names of other processes need not be UTF-8, and must not stop the reading.
+            self._small.text_factory = lambda raw: raw.decode("utf-8", "replace")
+            self.tables = self._find_tables()
+        except sqlite3.Error as error:
+            raise self._damaged(str(error)) from error
+        if "StringIds" not in self.tables:
+            self._small.close()
+            raise ReportError(
+                f"{self.origin} is an SQLite database but not an nsys export",
+                f"its tables: {', '.join(sorted(self.tables)[:6]) or 'none'}",
+                "make one with: nsys export -t sqlite REPORT.nsys-rep",
+            )
+        self._uri = uri
+        self._connection: Any = None
+
+    def __enter__(self) -> Export:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close both connections."""
+        self._small.close()
+        if self._connection is not None:
+            connection, database = self._connection
+            connection.close()
+            database.close()
+            self._connection = None
+
+    def _find_tables(self) -> dict[str, str]:
+        """Return logical name -> name in this file; of several versions the newest."""
+        newest: dict[str, tuple[int, str]] = {}
+        listed = self._small.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
+        for (name,) in listed:
+            match = _VERSIONED.match(name)
+            logical, version = (match["name"], int(match["version"])) if match else (name, 1)
+            if logical not in newest or newest[logical][0] < version:
+                newest[logical] = (version, name)
+        return {logical: name for logical, (_, name) in newest.items()}
+
+    def has(self, table: str, *columns: str) -> bool:
+        """Return whether the table, and all of `columns` in it, are there."""
+        return table in self.tables and set(columns) <= self.columns(table)
+
+    def columns(self, table: str) -> frozenset[str]:
+        """Return the names of the table's columns."""
+        described = self._small.execute(f'PRAGMA table_info("{self.tables[table]}")')
+        return frozenset(row[1] for row in described)
+
+    def rows(self, sql: str, *tables: str) -> list[tuple[Any, ...]]:
+        """Return the rows of a small query, in which `{0}`, `{1}` stand for `tables`.
+
+        Empty where one of the tables is not in this export.
+        """
+        if any(table not in self.tables for table in tables):
+            return []
+        names = [f'"{self.tables[table]}"' for table in tables]
+        try:
+            return self._small.execute(sql.format(*names)).fetchall()
+        except sqlite3.Error as error:
+            raise self._damaged(str(error)) from error
+
+    def arrow(self, sql: str, *tables: str) -> pa.Table:
+        """Return a large query's result. Its columns must not begin with NULLs (see `numbers`)."""
+        import adbc_driver_manager
+        import adbc_driver_sqlite
+
+        names = [f'"{self.tables[table]}"' for table in tables]
+        try:
+            if self._connection is None:
+                database = adbc_driver_sqlite.connect(self._uri)
+                self._connection = adbc_driver_manager.AdbcConnection(database), database
+            with adbc_driver_manager.AdbcStatement(self._connection[0]) as statement:
+                statement.set_options(**{"adbc.sqlite.query.batch_rows": "65536"})
+                statement.set_sql_query(sql.format(*names))
+                stream, _ = statement.execute_query()
+                return pa.RecordBatchReader._import_from_c(stream.address).read_all()
+        except (adbc_driver_manager.Error, pa.ArrowInvalid, OSError) as error:
+            raise self._damaged(str(error).partition("\n")[0]) from error
+
+    def numbers(self, table: str, columns: Sequence[str], where: str = "") -> dict[str, Ints]:
+        """Return integer columns of a table; -1 where a value, the column or the table is missing.
+
+        The driver guesses a column's type from its first rows, and NULLs guess wrong: they
+        become -1 in SQL, which no time, id or size that is read here can be.
+        """
+        if table not in self.tables:
+            return {name: np.empty(0, np.int64) for name in columns}
+        there = self.columns(table)
+        chosen = [
+            f'coalesce("{name}", -1) AS "{name}"' if name in there else f'-1 AS "{name}"'
+            for name in columns
+        ]
+        condition = f" WHERE {where}" if where else ""
+        result = self.arrow(f"SELECT {', '.join(chosen)} FROM {{0}}{condition}", table)
+        return {name: ints(result, name) for name in columns}
+
+    def strings(self) -> dict[int, str]:
+        """Return the table of strings that `nameId`, `shortName` and `textId` point into."""
+        return {int(key): str(value) for key, value in self.rows("SELECT * FROM {0}", "StringIds")}
+
+    def _damaged(self, why: str) -> ReportError:
+        return ReportError(
+            f"{self.origin} cannot be read: the database is truncated or damaged",
+            f"sqlite said: {why}",
+            "export or copy it again, and compare the sizes",
+        )
+
+
+def _check_file(path: Path, origin: Path) -> None:
+    """Raise `ReportError` unless `path` is a whole SQLite database."""
+    again = "export or copy it again, and compare the sizes"
+    try:
+        size = path.stat().st_size
+        with path.open("rb") as file:
+            header = file.read(100)
+    except OSError as error:
+        raise unreadable(origin, error) from error
+    if size == 0:
+        raise ReportError(f"{origin} is empty", "the export ended before it wrote anything", again)
+    if not header.startswith(_MAGIC):
+        raise ReportError(
+            f"{origin} is not an SQLite database",
+            "expected an nsys export: nsys export -t sqlite REPORT.nsys-rep",
+        )
+    page = int.from_bytes(header[16:18], "big")
+    whole = (65536 if page == 1 else page) * int.from_bytes(header[28:32], "big")
+    if len(header) < 100 or size < whole:
+        raise ReportError(f"{origin} is truncated: {size} of {whole} bytes", again)
+
+
+def unreadable(path: Path, error: OSError) -> ReportError:
+    """Return the `ReportError` for a file that the system does not let us read."""
+    if isinstance(error, FileNotFoundError):
+        return ReportError(f"{path} does not exist", "check the path")
+    if isinstance(error, IsADirectoryError):
+        return ReportError(f"{path} is a directory, not a report")
+    if isinstance(error, PermissionError):
+        return ReportError(f"{path} cannot be read: permission denied", f"try: chmod +r {path}")
+    return ReportError(f"{path} cannot be read: {error.strerror or error}")

@@ -1,0 +1,280 @@
+"""Many reports at once: in parallel, a bad one as a hole beside the good ones."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass, replace
+from multiprocessing import get_context
+from pathlib import Path
+
+from clusterprof.errors import ClusterprofError, MergeError, ReportError
+from clusterprof.ingest.combine import combine
+from clusterprof.ingest.report import read_report
+from clusterprof.ingest.sources import KINETO, Source, find_sources, stem_of, suffix_of
+from clusterprof.results import MissingRank
+from clusterprof.tables import RankTables
+
+_MOST_WORKERS = 8
+
+#: Captures of one job's window overlap; clocks of a cluster's hosts lie closer than this.
+_APART_NS = 60 * 1_000_000_000
+
+
+@dataclass(frozen=True)
+class Gathered:
+    """All ranks that gave a readable report, by rank, and the holes."""
+
+    ranks: list[RankTables]
+    missing: list[MissingRank]
+    warnings: list[str]
+
+
+def gather(
+    paths: Sequence[Path | Source],
+    *,
+    ranks: Mapping[Path, int] | None = None,
+    workers: int | None = None,
+) -> Gathered:
+    """Read all reports in `paths`: files, folders, or sources that a run directory names.
+
+    `ranks` says which rank a report is, for reports that do not say it themselves. Whatever
+    is wrong with one report becomes a `MissingRank` and a warning, and the others go on.
+    Raises `ReportError` where no report can be read at all, `MergeError` where one rank
+    comes twice or the reports are of different jobs.
+    """
+    sources = [_told(source, ranks or {}) for source in find_sources(paths)]
+    if not sources:
+        raise ReportError("no reports were given", "name files or folders of reports")
+    _check_told(sources, ranks or {})
+    outcomes = _read_all(sources, workers or min(os.cpu_count() or 1, _MOST_WORKERS))
+    found: list[RankTables] = []
+    missing: list[MissingRank] = []
+    errors: list[ClusterprofError] = []
+    for source, outcome in zip(sources, outcomes, strict=True):
+        if isinstance(outcome, RankTables):
+            found.append(outcome)
+        else:
+            errors.append(outcome)
+            hole = MissingRank(rank=source.rank, source=str(source.path), reason=outcome.what)
+            missing.append(hole)
+    if not found:
+        raise _nothing(errors)
+    found.sort(key=lambda tables: tables.rank)
+    _check_once(found)
+    _check_one_job(found)
+    holes = [str(error).replace("\n ", ";") for error in errors]
+    return Gathered(found, missing, [*holes, *_common_warnings(found)])
+
+
+def _told(source: Source, ranks: Mapping[Path, int]) -> Source:
+    """Return the source with the rank that the user gave for this file or another form of it."""
+    mine = {_report_key(source.path)}
+    if source.beside is not None:
+        mine.add(_report_key(source.beside))
+    for path, rank in ranks.items():
+        if _report_key(path) in mine:
+            return replace(source, rank=rank)
+    return source
+
+
+def _report_key(path: Path) -> Path:
+    return path.resolve().parent / stem_of(path)
+
+
+def _check_told(sources: Sequence[Source], ranks: Mapping[Path, int]) -> None:
+    known = {
+        _report_key(path)
+        for source in sources
+        for path in (source.path, source.beside)
+        if path is not None
+    }
+    for path, rank in ranks.items():
+        if _report_key(path) not in known:
+            raise ReportError(
+                f"rank {rank} was given for {path}, which is not among the reports",
+                f"the reports: {', '.join(str(source.path) for source in sources[:8])}",
+            )
+
+
+def read_source(source: Source) -> RankTables:
+    """Return one source's tables, with the Kineto trace beside it worked in."""
+    tables = read_report(source.path, rank=source.rank, steps=source.steps)
+    if source.beside is None:
+        return tables
+    try:
+        beside = read_report(source.beside, rank=tables.rank, steps=source.steps)
+    except ReportError as error:
+        warnings = (*tables.warnings, f"the trace beside the report was left out: {error.what}")
+        return replace(tables, warnings=warnings, info=replace(tables.info, warnings=warnings))
+    return combine(tables, beside)
+
+
+def _attempt(source: Source) -> RankTables | ClusterprofError:
+    """Read one source; what is wrong with it is a value, so that it stops no other."""
+    try:
+        return read_source(source)
+    except ClusterprofError as error:
+        return error
+    except MemoryError:
+        return ReportError(f"{source.path} does not fit into memory")
+    except Exception as error:  # noqa: BLE001 - a reader's fault must not take other ranks along
+        return ReportError(
+            f"{source.path} could not be read",
+            f"{type(error).__name__}: {error}",
+            "this is a fault of the reader: please report it with the nsys version",
+        )
+
+
+def _attempt_apart(source: Source) -> RankTables | tuple[type[ClusterprofError], tuple[str, ...]]:
+    """Read one source in a process of its own (an exception's lines survive the way back)."""
+    outcome = _attempt(source)
+    if isinstance(outcome, ClusterprofError):
+        return type(outcome), (outcome.what, *outcome.details)
+    return outcome
+
+
+def _read_all(sources: Sequence[Source], workers: int) -> list[RankTables | ClusterprofError]:
+    """Read all sources; nsys exports in threads, Kineto traces in processes.
+
+    Unpacking, SQLite and Arrow run without the interpreter's lock, and a process would cost
+    more in starting and handing back tables than it saves. A trace's JSON becomes Python
+    objects under that lock.
+    """
+    traces = [source for source in sources if _parses_json(source)]
+    if len(sources) == 1 or workers == 1:
+        return [_attempt(source) for source in sources]
+    threads = ThreadPoolExecutor(min(workers, len(sources)))
+    apart = min(workers, len(traces))
+    processes = ProcessPoolExecutor(apart, get_context("spawn")) if apart > 1 else None
+    with threads:
+        try:
+            futures = [_submit(source, threads, processes) for source in sources]
+            return [_outcome(*pair) for pair in zip(sources, futures, strict=True)]
+        finally:
+            if processes is not None:
+                processes.shutdown(cancel_futures=True)
+
+
+def _parses_json(source: Source) -> bool:
+    return suffix_of(source.beside or source.path) in KINETO
+
+
+def _submit(
+    source: Source, threads: Executor, processes: Executor | None
+) -> Future[RankTables | ClusterprofError] | Future[object]:
+    task: Callable[[Source], object] = _attempt
+    if processes is not None and _parses_json(source):
+        return processes.submit(_attempt_apart, source)
+    return threads.submit(task, source)
+
+
+def _outcome(source: Source, future: Future[object]) -> RankTables | ClusterprofError:
+    try:
+        outcome = future.result()
+    except BrokenProcessPool:
+        return ReportError(
+            f"{source.path} could not be read: its reading process was killed",
+            "most often by the kernel for want of memory: read fewer reports at once",
+        )
+    if isinstance(outcome, tuple):
+        kind, lines = outcome
+        error: ClusterprofError = kind(*lines)
+        return error
+    assert isinstance(outcome, (RankTables, ClusterprofError))
+    return outcome
+
+
+def _nothing(errors: Sequence[ClusterprofError]) -> ClusterprofError:
+    if len(errors) == 1:
+        return errors[0]
+    return ReportError(
+        f"none of the {len(errors)} reports can be read", *(error.what for error in errors[:8])
+    )
+
+
+def _check_once(found: Sequence[RankTables]) -> None:
+    for one, other in zip(found, found[1:], strict=False):
+        if one.rank == other.rank:
+            raise MergeError(
+                f"rank {one.rank} has two reports",
+                f"one: {one.info.source}",
+                f"other: {other.info.source}",
+                "leave one out, or say which rank it is: --rank FILE=N",
+            )
+
+
+def _check_one_job(found: Sequence[RankTables]) -> None:
+    """Raise `MergeError` where the reports name different jobs, worlds, or far-apart windows."""
+    _refuse_groups(found, "different jobs", lambda tables: tables.info.job)
+    _refuse_groups(found, "jobs of different world sizes", lambda tables: tables.info.world_size)
+    windows = _windows(found)
+    if len(set(windows.values())) > 1 and _strangers(found, windows):
+        _refuse_groups(found, "captures of different times", lambda each: windows[each.rank])
+
+
+def _refuse_groups(
+    found: Sequence[RankTables], what: str, key: Callable[[RankTables], object]
+) -> None:
+    groups: dict[object, list[RankTables]] = {}
+    for tables in found:
+        if key(tables) is not None:
+            groups.setdefault(key(tables), []).append(tables)
+    if len(groups) < 2:
+        return
+    lines = []
+    for number, group in enumerate(groups.values(), 1):
+        files = ", ".join(f"{tables.info.source} (rank {tables.rank})" for tables in group)
+        lines.append(f"job {number}: {files}")
+    raise MergeError(f"the reports are of {what}", *lines, "give the reports of one job at a time")
+
+
+def _windows(found: Sequence[RankTables]) -> dict[int, int]:
+    """Return rank -> number of its window; captures closer than a minute are one window."""
+    windows: dict[int, int] = {}
+    number, until = 0, None
+    for tables in sorted(found, key=lambda each: each.info.begin_ns):
+        if until is not None and tables.info.begin_ns > until + _APART_NS:
+            number += 1
+        until = max(until or 0, tables.info.end_ns)
+        windows[tables.rank] = number
+    return windows
+
+
+def _strangers(found: Sequence[RankTables], windows: Mapping[int, int]) -> bool:
+    """Return whether every rank has communicators and no two windows share one.
+
+    A host's clock may be far off: a communicator in common proves one job all the same.
+    """
+    owned: dict[str, int] = {}
+    for tables in found:
+        names = set(tables.collective_calls.column("communicator").unique().to_pylist()) - {None}
+        if not names or any(
+            owned.setdefault(n, windows[tables.rank]) != windows[tables.rank] for n in names
+        ):
+            return False
+    return True
+
+
+def _common_warnings(found: Sequence[RankTables]) -> list[str]:
+    """Return each warning once, with the ranks that gave it."""
+    said: dict[str, list[int]] = {}
+    for tables in found:
+        for warning in dict.fromkeys(tables.warnings):
+            said.setdefault(warning, []).append(tables.rank)
+    lines = []
+    for warning, by in said.items():
+        who = f"rank {by[0]}" if len(by) == 1 else f"ranks {', '.join(map(str, by))}"
+        lines.append(f"{who}: {warning}")
+    apart = _windows(found)
+    if len(set(apart.values())) > 1:
+        late = [
+            str(rank) for rank, window in sorted(apart.items()) if window != apart[found[0].rank]
+        ]
+        lines.append(
+            f"the captures of ranks {', '.join(late)} lie more than a minute from rank"
+            f" {found[0].rank}'s: another window, or a host's clock that is far off"
+        )
+    return lines

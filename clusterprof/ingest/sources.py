@@ -1,0 +1,126 @@
+"""Which files are reports, and which of them are one report in several forms."""
+
+from __future__ import annotations
+
+import gzip
+import lzma
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from clusterprof.errors import ReportError
+from clusterprof.ingest.export import unreadable
+
+NSYS_REPORT = (".nsys-rep",)
+NSYS_SQLITE = (".sqlite", ".sqlite.xz")
+KINETO = (".json", ".json.gz", ".json.xz")
+SUFFIXES = (*NSYS_REPORT, *NSYS_SQLITE, *KINETO)
+
+#: one of these stands near the beginning of every Kineto trace, and of no JSON of ours
+_KINETO_MARKS = (b'"traceEvents"', b'"schemaVersion"', b'"deviceProperties"')
+
+#: a run directory calls a rank's two files so; elsewhere one report's files share a stem
+_RUN_NAMES = {"report": "report", "trace": "report"}
+
+
+@dataclass(frozen=True)
+class Source:
+    """One rank's report: where it lies, and what a manifest knows about it."""
+
+    path: Path
+    #: the rank as the manifest has it; None: the report itself must say
+    rank: int | None = None
+    #: a step log (CSV `step,begin_ns,end_ns`) that overrides the report's own steps
+    steps: Path | None = None
+    #: a Kineto trace of the same rank and window, beside an nsys report of a CPU-only job
+    beside: Path | None = None
+
+
+def suffix_of(path: Path) -> str:
+    """Return which of `SUFFIXES` the name ends in, empty for none."""
+    longest_first = sorted(SUFFIXES, key=len, reverse=True)
+    return next((each for each in longest_first if path.name.endswith(each)), "")
+
+
+def stem_of(path: Path) -> str:
+    """Return the name without its report suffix (`rank0` of `rank0.sqlite.xz`)."""
+    suffix = suffix_of(path)
+    return path.name.removesuffix(suffix) if suffix else path.name
+
+
+def find_sources(paths: Iterable[Path | Source]) -> list[Source]:
+    """Return one source per report in `paths` (files, folders, or sources as they are).
+
+    Of a folder its own reports are taken, or, where it has none, those one level below
+    (a run directory: those below its `ranks/`). Raises `ReportError` for a path that does
+    not exist, cannot be read, or is a folder without reports.
+    """
+    sources: list[Source] = []
+    for path in paths:
+        if isinstance(path, Source):
+            sources.append(path)
+        elif path.is_dir():
+            sources.extend(_in_folder(path))
+        else:
+            sources.append(Source(path))
+    return sources
+
+
+def _in_folder(folder: Path) -> list[Source]:
+    try:
+        found = _reports(folder)
+        if not found:
+            parent = folder / "ranks" if (folder / "ranks").is_dir() else folder
+            below = sorted(each for each in parent.iterdir() if each.is_dir())
+            found = [source for each in below for source in _reports(each)]
+    except OSError as error:
+        raise unreadable(folder, error) from error
+    if not found:
+        raise ReportError(
+            f"{folder} holds no reports",
+            f"looked for: {', '.join('*' + suffix for suffix in SUFFIXES)}",
+        )
+    return found
+
+
+def _reports(folder: Path) -> list[Source]:
+    groups: dict[str, list[Path]] = {}
+    for path in sorted(folder.iterdir()):
+        suffix = suffix_of(path)
+        if suffix and path.is_file() and (suffix not in KINETO or _is_trace(path)):
+            stem = stem_of(path)
+            groups.setdefault(_RUN_NAMES.get(stem, stem), []).append(path)
+    return [source for group in groups.values() for source in _one_report(group)]
+
+
+def _is_trace(path: Path) -> bool:
+    """Return whether a JSON file looks like a trace: a run directory has others beside it."""
+    openers = {".gz": gzip.open, ".xz": lzma.open}
+    opener = openers.get(path.suffix)
+    try:
+        with opener(path) if opener else path.open("rb") as file:
+            head: bytes = file.read(4096)
+    except (OSError, EOFError, lzma.LZMAError):
+        return True  # the reader says what is wrong with it
+    return not head or any(mark in head for mark in _KINETO_MARKS)
+
+
+def _one_report(group: list[Path]) -> list[Source]:
+    """Return the source of files that are one report in several forms."""
+    by_suffix = {suffix_of(path): path for path in group}
+    traces = [by_suffix[suffix] for suffix in KINETO if suffix in by_suffix]
+    nsys = [by_suffix[suffix] for suffix in (*NSYS_SQLITE, *NSYS_REPORT) if suffix in by_suffix]
+    if not nsys:
+        return [Source(traces[0])]
+    source = Source(fresh_export(nsys))
+    return [replace(source, beside=traces[0]) if traces else source]
+
+
+def fresh_export(forms: list[Path]) -> Path:
+    """Return which form of one nsys report to read: an export, unless the report is newer."""
+    report = next((path for path in forms if suffix_of(path) in NSYS_REPORT), None)
+    exports = [path for path in forms if suffix_of(path) in NSYS_SQLITE]
+    if report is None:
+        return exports[0]
+    recorded = report.stat().st_mtime_ns
+    return next((path for path in exports if path.stat().st_mtime_ns >= recorded), report)

@@ -1,0 +1,118 @@
+"""Training steps: which ranges are steps, and the step log that overrides them."""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from clusterprof.errors import ReportError
+from clusterprof.ingest.columns import Ints, fill
+from clusterprof.ingest.export import unreadable
+from clusterprof.tables import empty
+
+#: The names under which programs mark their steps, most trusted first. Of the last, where one
+#: report has several kinds (`step 6` and `global_step 6`), the kind with most ranges is taken.
+STEP_NAMES = (
+    re.compile(r"(?P<kind>clusterprof[ :._-]?step)[ #:=._-]*(?P<step>\d+)"),
+    re.compile(r"(?P<kind>ProfilerStep)#(?P<step>\d+)"),
+    re.compile(
+        r"(?P<kind>(?:(?:global|train|training|optimizer)[ ._-]?)?(?:step|iteration|iter))"
+        r"[ #:=._-]*(?P<step>\d+)",
+        re.IGNORECASE,
+    ),
+)
+
+#: a step that ends this much after the last event of a capture still belongs to it
+_SLACK_NS = 1_000_000
+
+
+def from_ranges(
+    names: Sequence[str], codes: Ints, start: Ints, end: Ints, thread: Ints, source: str
+) -> pa.Table:
+    """Return the STEPS table of those ranges that are named as steps.
+
+    `names[codes[i]]` is the name of range i; times are wall-clock ns, `end` negative for a
+    range that was never closed. Ranges of one thread count: that which marks most steps.
+    """
+    numbered = _step_numbers(names)
+    if not numbered:
+        return empty("steps")
+    step_of = np.full(len(names), -1, np.int64)
+    step_of[list(numbered)] = list(numbered.values())
+    chosen = (step_of[codes] >= 0) & (end >= start) & (end > 0)
+    if not chosen.any():
+        return empty("steps")
+    threads, counts = np.unique(thread[chosen], return_counts=True)
+    chosen &= thread == threads[np.argmax(counts)]
+    order = np.flatnonzero(chosen)
+    order = order[np.argsort(start[order], kind="stable")]
+    return steps_table(step_of[codes[order]], start[order], end[order], source)
+
+
+def steps_table(step: Ints, begin: Ints, end: Ints, source: str) -> pa.Table:
+    """Return a STEPS table. Numbers that repeat (each epoch from 0) are counted on instead."""
+    if np.unique(step).size != step.size:
+        step = step[0] + np.arange(step.size)
+    columns = {"step": step, "begin_ns": begin, "end_ns": end, "source": source}
+    return fill("steps", step.size, columns)
+
+
+def _step_numbers(names: Sequence[str]) -> dict[int, int]:
+    """Return place in `names` -> step, for the one kind of step name that counts."""
+    for pattern in STEP_NAMES:
+        kinds: dict[str, dict[int, int]] = {}
+        for place, name in enumerate(names):
+            match = pattern.fullmatch(name.strip())
+            if match:
+                kinds.setdefault(match["kind"], {})[place] = int(match["step"])
+        if kinds:
+            return max(kinds.values(), key=len)
+    return {}
+
+
+def read_log(path: Path, begin_ns: int, end_ns: int) -> pa.Table:
+    """Return the steps of a step log (CSV `step,begin_ns,end_ns`, wall-clock ns) in a capture.
+
+    A log has every step of the job; the capture from `begin_ns` to `end_ns` a few of them.
+    A step belongs if it ends inside the capture. A last line cut short by a kill is left out.
+    Raises `ReportError` where the log cannot be read or has no such columns.
+    """
+    try:
+        with path.open(newline="", encoding="utf-8") as file:
+            lines = list(csv.reader(file))
+    except OSError as error:
+        raise unreadable(path, error) from error
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise ReportError(f"{path} is not a step log: {error}") from error
+    if not lines or lines[0][:3] != ["step", "begin_ns", "end_ns"]:
+        raise ReportError(
+            f"{path} is not a step log",
+            "expected a first line of step,begin_ns,end_ns",
+        )
+    rows = [_log_row(path, number, line) for number, line in enumerate(lines[1:], 2) if line]
+    if rows and rows[-1] is None:
+        rows.pop()
+    whole = [row for row in rows if row is not None]
+    if len(whole) != len(rows):
+        place = rows.index(None) + 2
+        raise ReportError(f"{path} is damaged at line {place}", "expected three integers")
+    table = np.array(whole, np.int64).reshape(-1, 3)
+    inside = (table[:, 2] > begin_ns) & (table[:, 2] <= end_ns + _SLACK_NS)
+    table = table[inside]
+    table = table[np.argsort(table[:, 1], kind="stable")]
+    return steps_table(table[:, 0], table[:, 1], table[:, 2], "steplog")
+
+
+def _log_row(path: Path, number: int, line: list[str]) -> tuple[int, int, int] | None:
+    try:
+        step, begin, end = (int(value) for value in line[:3])
+    except ValueError:
+        return None
+    if end < begin:
+        raise ReportError(f"{path} is damaged at line {number}: step {step} ends before it begins")
+    return step, begin, end
