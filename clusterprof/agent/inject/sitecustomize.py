@@ -1,0 +1,46 @@
+"""Found first on PYTHONPATH in every interpreter of a job: start the agent, hand on to the user's own.
+
+This file must never fail, and must cost an interpreter that is no rank next to nothing.
+"""
+
+import os
+import sys
+
+
+def _start_agent():
+    if "CLUSTERPROF_PLAN" not in os.environ:
+        return
+    try:
+        from importlib.util import module_from_spec, spec_from_file_location
+
+        folder = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+        name = "_clusterprof_agent"
+        spec = spec_from_file_location(
+            name, os.path.join(folder, "__init__.py"), submodule_search_locations=[folder]
+        )
+        package = module_from_spec(spec)
+        sys.modules[name] = package
+        spec.loader.exec_module(package)
+        from _clusterprof_agent import start
+
+        start.main()
+    except Exception as error:  # the training goes on, whatever is wrong with us
+        sys.stderr.write("clusterprof: this process runs without profiling: %r\n" % (error,))
+
+
+def _hand_on():
+    """Import the sitecustomize that this one stands in front of, if there is one."""
+    here = os.path.dirname(os.path.abspath(__file__))
+    sys.path[:] = [entry for entry in sys.path if os.path.abspath(entry or ".") != here]
+    ours = sys.modules.pop("sitecustomize", None)
+    try:
+        import sitecustomize  # noqa: F401
+    except ModuleNotFoundError as error:
+        if error.name != "sitecustomize":
+            raise
+        if ours is not None:
+            sys.modules["sitecustomize"] = ours
+
+
+_start_agent()
+_hand_on()

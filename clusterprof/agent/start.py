@@ -1,0 +1,172 @@
+"""What an interpreter in the job does first: find out whether it is a rank, and which part it has.
+
+Most interpreters are no rank (torchrun itself, DataLoader workers, a helper script) and leave
+at once. A chosen rank becomes the guard of an nsys (see `guard`). Every rank waits for the
+import of torch's optimizers, and only then counts: an interpreter that never trains costs
+nothing and claims nothing.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import sys
+from types import ModuleType
+from typing import Any, Dict, List, Optional
+
+from . import hooks, states
+from .identity import Identity, identify
+from .selection import chosen
+from .steps import counter
+
+#: The process that counts for this rank; its children inherit it and stay out of the way.
+COUNTING = "CLUSTERPROF_COUNTING"
+#: Set by the guard for the program under nsys: how the window opens, and where the guard listens.
+PROFILED = "CLUSTERPROF_PROFILED"
+
+
+def main() -> None:
+    """Decide and prepare; returns quickly, or never where the process becomes a guard."""
+    environ = os.environ
+    if environ.get(COUNTING, str(os.getpid())) != str(os.getpid()) or is_worker(command_line()):
+        return
+    plan_path = environ["CLUSTERPROF_PLAN"]
+    with open(plan_path, encoding="utf-8") as file:
+        plan = json.load(file)
+    me = identify(environ, plan["identity"])
+    if me is None:
+        return
+    # An elastic restart comes by here again: the report of the first attempt stays.
+    before = states.read(states.rank_directory(plan["run"], me.rank)).get("state")
+    picked = chosen(plan["selection"], me) and before not in ("finishing", "captured", "collected")
+    if picked and plan["profiler"] == "nsys" and PROFILED not in environ:
+        from . import guard
+
+        guard.become(plan, plan_path, me.rank, [sys.executable, *command_line()[1:]])
+    Rank(plan, me, picked).wait_for_the_program()
+
+
+def command_line() -> List[str]:
+    """This interpreter's whole command line, as it was started."""
+    line = getattr(sys, "orig_argv", None)  # Python 3.10
+    if line is None:
+        with open("/proc/self/cmdline", "rb") as file:
+            line = [os.fsdecode(part) for part in file.read().split(b"\0")[:-1]]
+    return list(line)
+
+
+def is_worker(line: List[str]) -> bool:
+    """Whether this interpreter is multiprocessing's: a DataLoader worker started by spawn, its tracker."""
+    return "--multiprocessing-fork" in line or any(
+        part.startswith(("from multiprocessing", "from joblib.externals.loky")) for part in line
+    )
+
+
+class Rank:
+    """The agent's part in one rank: count its steps and, where it is chosen, open its window."""
+
+    def __init__(self, plan: Dict[str, Any], me: Identity, picked: bool) -> None:
+        self.plan = plan
+        self.me = me
+        self.picked = picked
+        self.folder = states.rank_directory(plan["run"], me.rank)
+        self.window: Any = None
+        self.pid = 0
+
+    def wait_for_the_program(self) -> None:
+        """Count from the import of torch's optimizers on, or of what `--step-on` names."""
+        actions = {"torch.optim.optimizer": self.count_optimizer_steps}
+        if self.plan.get("step_on"):
+            module, _, function = self.plan["step_on"].partition(":")
+            actions = {module: lambda found: self.count_calls(found, function)}
+        counter.on_first = self.begin
+        hooks.after_import(actions)
+
+    def count_optimizer_steps(self, optimizer: ModuleType) -> None:
+        """The program has imported torch's optimizers: it is going to train."""
+        register = getattr(optimizer, "register_optimizer_step_post_hook", None)
+        if register is None:
+            complain("this torch has no optimizer hooks (2.0 has): use --step-on module:function")
+            return
+        register(counter.optimizer_stepped)
+        self.begin()
+
+    def count_calls(self, module: ModuleType, function: str) -> None:
+        """`--step-on`: a step ends whenever this function returns."""
+        try:
+            hooks.wrap(module, function, counter.say)
+        except AttributeError as error:
+            complain("--step-on %s: %s; no step will be counted" % (self.plan["step_on"], error))
+            return
+        if module.__name__ == "__main__":
+            return
+        self.begin()
+
+    def begin(self) -> None:
+        """This process is the rank's: say so, open the step log, arm the window."""
+        if counter.enabled:
+            return
+        self.pid = os.getpid()
+        os.environ[COUNTING] = str(self.pid)
+        os.register_at_fork(after_in_child=leave)
+        log: Optional[str] = None
+        try:
+            os.makedirs(self.folder, exist_ok=True)
+            log = free_name(self.folder)
+            self.say_who_we_are()
+        except OSError as error:
+            complain("the run directory cannot be written: %s" % error)
+        if self.picked and os.environ.get(PROFILED) != "none:":
+            from .window import Window
+
+            self.window = Window(self.plan, self.folder, counter)
+        counter.begin(log)
+        atexit.register(self.finish)
+
+    def say_who_we_are(self) -> None:
+        """The rank's first state, with its place in the job."""
+        facts = {
+            "rank": self.me.rank, "world_size": self.me.world_size,
+            "local_rank": self.me.local_rank, "identity": self.me.source,
+            "chosen": self.picked, "program_pid": self.pid,
+        }  # fmt: skip
+        if not self.picked:
+            states.advance(self.folder, "counting", **facts)
+            return
+        if self.plan["profiler"] == "torch":
+            states.advance(self.folder, "armed", **facts)
+        states.advance(self.folder, "waiting", **facts)
+
+    def finish(self) -> None:
+        """At the program's end: the rest of the step log, and what became of the window."""
+        if os.getpid() != self.pid:
+            return
+        counter.flush()
+        if self.window is not None:
+            self.window.finish()
+        try:
+            if not self.picked:
+                states.advance(self.folder, "counted", steps=counter.count)
+        except OSError:
+            pass
+        counter.end()
+
+
+def leave() -> None:
+    """In a forked child: it is no rank, whatever it inherited."""
+    counter.end()
+
+
+def free_name(folder: str) -> str:
+    """steps.csv, or steps.2.csv after an elastic restart: an earlier attempt's log stays."""
+    path, attempt = os.path.join(folder, "steps.csv"), 1
+    while os.path.exists(path):
+        attempt += 1
+        path = os.path.join(folder, "steps.%d.csv" % attempt)
+    return path
+
+
+def complain(what: str) -> None:
+    """One line on stderr, from one rank's agent."""
+    sys.stderr.write("clusterprof: %s\n" % what)

@@ -1,0 +1,60 @@
+"""state.json: how far a rank's capture has come. States only move forward; files appear by rename."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import time
+from typing import Any, Dict, Optional
+
+#: In order. A rank that is not chosen goes counting -> counted. `lost` is an end as well.
+STATES = (
+    "counting", "counted",
+    "armed", "waiting", "capturing", "finishing", "captured", "collected", "lost",
+)  # fmt: skip
+
+
+def rank_directory(run: str, rank: int) -> str:
+    """The folder of `rank` in the run directory `run`."""
+    return os.path.join(run, "ranks", "%05d" % rank)
+
+
+def read(folder: str) -> Dict[str, Any]:
+    """The state in a rank's folder; {} where there is none or it cannot be read."""
+    try:
+        with open(os.path.join(folder, "state.json"), encoding="utf-8") as file:
+            state = json.load(file)
+    except (OSError, ValueError):
+        return {}
+    return state if isinstance(state, dict) else {}
+
+
+def advance(folder: str, state: str, reason: Optional[str] = None, **facts: Any) -> bool:
+    """Move the rank's state forward and add `facts`; False where it was further on already.
+
+    A later attempt (a second interpreter in the same rank) may start over from `armed`
+    once the earlier one has ended without a report. Raises OSError if it cannot be written.
+    """
+    now = read(folder)
+    before = now.get("state")
+    if before in STATES and STATES.index(state) < STATES.index(before):
+        if not (state == "armed" and before == "lost"):
+            return False
+        now = {"attempt": now.get("attempt", 1) + 1}
+    os.makedirs(folder, exist_ok=True)
+    now.update(facts, state=state)
+    now.setdefault("host", socket.gethostname())
+    now.setdefault("history", []).append([state, time.time_ns()])
+    if reason is not None:
+        now["reason"] = reason
+    write_beside(os.path.join(folder, "state.json"), json.dumps(now, indent=1) + "\n")
+    return True
+
+
+def write_beside(path: str, text: str) -> None:
+    """Write `path` whole or not at all: beside it first, then renamed."""
+    beside = "%s.%d.tmp" % (path, os.getpid())
+    with open(beside, "w", encoding="utf-8") as file:
+        file.write(text)
+    os.replace(beside, path)

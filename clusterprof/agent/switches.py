@@ -1,0 +1,107 @@
+"""The three things that can start and stop a capture from inside the program.
+
+Each has `start()`, `stop()` and `save()`, called between two steps on the training's thread,
+and raises what went wrong.
+"""
+
+from __future__ import annotations
+
+import gzip
+import os
+import shutil
+import socket
+import tempfile
+from typing import Any
+
+from .window import torch
+
+
+class CudaProfiler:
+    """nsys waits for cudaProfilerStart and -Stop (`-c cudaProfilerApi --capture-range-end=stop`)."""
+
+    def start(self) -> None:
+        """Let the queued work end first, so that the window holds whole steps only."""
+        cuda = torch().cuda
+        if not cuda.is_initialized():
+            raise RuntimeError("CUDA is not initialised in this process: nothing could be captured")
+        cuda.synchronize()
+        cuda.check_error(cuda.cudart().cudaProfilerStart())
+
+    def stop(self) -> None:
+        """End the range; nsys writes its report while the training goes on."""
+        cuda = torch().cuda
+        cuda.synchronize()
+        cuda.check_error(cuda.cudart().cudaProfilerStop())
+
+    def save(self) -> None:
+        """The guard brings the report home."""
+
+
+class NsysSession:
+    """The guard starts and stops a named nsys session: for machines without CUDA."""
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+
+    def start(self) -> None:
+        """Returns once nsys is collecting."""
+        answer = self.ask("start")
+        if answer != "ok":
+            raise RuntimeError(answer or "the guard of nsys did not answer")
+
+    def stop(self) -> None:
+        """Returns at once: nsys writes its report while the training goes on."""
+        self.ask("stop")
+
+    def save(self) -> None:
+        """The guard brings the report home."""
+
+    def ask(self, request: str) -> str:
+        """One word to the guard; its answer."""
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as guard:
+            guard.settimeout(20)
+            guard.connect(self.address)
+            guard.sendall(request.encode() + b"\n")
+            return guard.recv(256).decode("utf-8", "replace").strip()
+
+
+class TorchProfiler:
+    """torch.profiler over the window: the embedded default where there is no nsys."""
+
+    def __init__(self, folder: str) -> None:
+        self.folder = folder
+        self.profile: Any = None
+
+    def start(self) -> None:
+        """CPU always, CUDA where the program uses it."""
+        profiler = torch().profiler
+        activities = [profiler.ProfilerActivity.CPU]
+        if torch().cuda.is_initialized():
+            torch().cuda.synchronize()
+            activities.append(profiler.ProfilerActivity.CUDA)
+        self.profile = profiler.profile(activities=activities)
+        self.profile.start()
+
+    def stop(self) -> None:
+        """End the trace with whole steps in it."""
+        if torch().cuda.is_initialized():
+            torch().cuda.synchronize()
+        self.profile.stop()
+
+    def save(self) -> None:
+        """Write trace.json.gz: on the node's own disk first, then to the run directory by rename."""
+        with tempfile.TemporaryDirectory(prefix="clusterprof-") as private:
+            plain = os.path.join(private, "trace.json")
+            self.profile.export_chrome_trace(plain)
+            self.profile = None
+            target = os.path.join(self.folder, "trace.json.gz")
+            beside = "%s.%d.tmp" % (target, os.getpid())
+            try:
+                # Level 1: at 6 the training would wait four times as long for a tenth of the size.
+                with open(plain, "rb") as source, gzip.open(beside, "wb", compresslevel=1) as packed:
+                    shutil.copyfileobj(source, packed, 1 << 20)
+                os.replace(beside, target)
+            except OSError:
+                if os.path.exists(beside):
+                    os.unlink(beside)
+                raise

@@ -1,0 +1,127 @@
+"""The window of steps: opened and closed between two steps, never in the way of the training.
+
+Whatever goes wrong in here is written to the rank's state, and the training goes on.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any, Dict, List, Optional
+
+from . import clocks, states
+from .start import PROFILED
+from .steps import Counter
+
+
+class Window:
+    """One rank's capture of the steps [first, end)."""
+
+    def __init__(self, plan: Dict[str, Any], folder: str, counter: Counter) -> None:
+        self.first, self.end = plan["window"]
+        self.folder = folder
+        self.counter = counter
+        self.switches: List[Any] = []
+        self.plan = plan
+        self.is_open = False
+        self.was_open = False
+        counter.next_event = self.first
+        counter.at = self.at
+
+    def at(self, count: int) -> None:
+        """A step has just ended, and the window begins or ends here."""
+        self.counter.next_event = -1
+        if count == self.first and not self.was_open:
+            if self.open():
+                self.counter.next_event = self.end
+        elif self.is_open:
+            self.close(None)
+
+    def open(self) -> bool:
+        """Start capturing; False where that failed (said in the state)."""
+        self.was_open = True
+        started: List[Any] = []
+        try:
+            self.say("capturing", step_begin=self.counter.count)
+            clocks.write(self.folder, "open")
+            self.switches = self.make_switches()
+            for switch in self.switches:
+                switch.start()
+                started.append(switch)
+        except Exception as error:  # torch, CUDA and nsys raise what they like
+            for switch in reversed(started):
+                self.quietly(switch.stop)
+            self.say("lost", "the window could not be opened at step %d: %s"
+                     % (self.first, first_line(error)))  # fmt: skip
+            return False
+        self.is_open = True
+        return True
+
+    def close(self, cut: Optional[str]) -> None:
+        """Stop capturing; `cut` says why before the window's end, None at its end."""
+        self.is_open = False
+        problem = None
+        for switch in reversed(self.switches):
+            problem = self.quietly(switch.stop) or problem
+        self.quietly(lambda: clocks.write(self.folder, "close"))
+        if problem is not None:
+            self.say("lost", "the window could not be closed: %s" % problem)
+            return
+        self.say("finishing", cut, step_end=self.counter.count)
+        for switch in self.switches:
+            problem = self.quietly(switch.save) or problem
+        if problem is not None:
+            self.say("lost", "the report could not be written: %s" % problem)
+        elif self.plan["profiler"] == "torch":
+            self.say("captured", step_end=self.counter.count)
+
+    def finish(self) -> None:
+        """The program ends: close what is open, and say how far it came."""
+        count = self.counter.count
+        if self.is_open:
+            self.close("the program ended after %d steps, inside the window %d:%d"
+                       % (count, self.first, self.end))  # fmt: skip
+        elif not self.was_open:
+            self.say("lost", "the program ended after %d steps, before the window %d:%d began"
+                     % (count, self.first, self.end), steps=count)  # fmt: skip
+        else:
+            self.say(states.read(self.folder).get("state", "finishing"), steps=count)
+
+    def make_switches(self) -> List[Any]:
+        """What opens and closes this window, outermost first."""
+        from . import switches
+
+        mode, _, address = os.environ.get(PROFILED, "").partition(":")
+        if mode == "cuda":
+            return [switches.CudaProfiler()]
+        if mode == "session":
+            # Without CUDA nsys sees neither gloo nor the operators: torch.profiler does.
+            return [switches.NsysSession(address), switches.TorchProfiler(self.folder)]
+        return [switches.TorchProfiler(self.folder)]
+
+    def say(self, state: str, reason: Optional[str] = None, **facts: Any) -> None:
+        """Advance the state; a run directory that is gone or full must not stop the training."""
+        self.quietly(lambda: states.advance(self.folder, state, reason, **facts))
+
+    @staticmethod
+    def quietly(action: Any) -> Optional[str]:
+        """Run `action`; returns what went wrong instead of raising it."""
+        try:
+            action()
+        except Exception as error:
+            return first_line(error)
+        return None
+
+
+def first_line(error: BaseException) -> str:
+    """An exception in one line."""
+    text = str(error).strip().split("\n")[0]
+    return text or error.__class__.__name__
+
+
+def torch() -> Any:
+    """The program's own torch; RuntimeError where it has not imported one."""
+    module = sys.modules.get("torch")
+    if module is None:
+        raise RuntimeError("the program has not imported torch")
+    return module

@@ -1,0 +1,99 @@
+"""A launch is a value before it is an action: `--dry-run`, the tests and the real run share it."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from clusterprof.capture import CapturePlan
+from clusterprof.ranks import Selection
+from clusterprof.window import StepWindow
+
+#: Put first on PYTHONPATH: the sitecustomize in it starts the agent in every interpreter.
+INJECT = Path(__file__).resolve().parent / "agent" / "inject"
+
+
+@dataclass(frozen=True)
+class Job:
+    """What a launcher makes of a command line: what to run, and what is known of its ranks."""
+
+    launcher: str
+    command: tuple[str, ...]
+    #: None where only the ranks will know
+    world_size: int | None
+    #: what says so: `-n4`, `--nproc-per-node=4`; "" where nothing does
+    told_by: str
+    #: whose variables tell a process its rank: `srun`, `torchrun`
+    identity: str
+    #: the scheduler's job, for the run directory's name
+    job_id: str | None = None
+    remarks: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class LaunchPlan:
+    """Everything that will be run, decided."""
+
+    job: Job
+    environment: Mapping[str, str]
+    run: Path
+    selection: Selection
+    window: StepWindow
+    step_on: str | None
+    capture: CapturePlan
+    #: where each value came from: {"steps": "default"}
+    origins: Mapping[str, str]
+
+    def for_agent(self) -> dict[str, Any]:
+        """plan.json: what the agent in every rank reads."""
+        return {
+            "schema_version": 1,
+            "run": str(self.run),
+            "selection": self.selection.as_json(),
+            "identity": self.job.identity,
+            "window": [self.window.first, self.window.end],
+            "step_on": self.step_on,
+            **self.capture.agent,
+        }
+
+    def command_line(self) -> str:
+        """The command with its added environment, to be pasted into a shell."""
+        added = [f"{name}={shlex.quote(value)}" for name, value in self.environment.items()]
+        return " ".join([*added, shlex.join(self.job.command)])
+
+    def shown(self) -> str:
+        """What `--dry-run` prints."""
+        expected = self.selection.expected(self.job.world_size)
+        which = self.selection.text
+        if expected is not None and self.selection.kind != "ranks":
+            which += f" ({','.join(map(str, expected))})"
+        world = f"{self.job.world_size} ranks" if self.job.world_size else "known to the ranks only"
+        rows = [
+            ("run directory", str(self.run), self.origins.get("run_dir", "default")),
+            ("world", world, self.job.told_by),
+            ("ranks", which, self.origins.get("ranks", "default")),
+            ("steps", str(self.window), self.origins.get("steps", "default")),
+            ("steps counted by", self.step_on or "torch optimizer steps",
+             self.origins.get("step_on", "default")),
+            ("profiler", f"{self.capture.name} {self.capture.version}", self.capture.because),
+        ]  # fmt: skip
+        width = max(len(value) for _, value, _ in rows)
+        lines = [f"{name:<17} {value:<{width}}  {origin}".rstrip() for name, value, origin in rows]
+        lines += ["", "will run:", f"  {self.command_line()}"]
+        commands = self.capture.shown()
+        if commands:
+            lines += ["", "in each chosen rank, around the program:"]
+            lines += [f"  {shlex.join(command)}" for command in commands]
+        return "\n".join(lines)
+
+
+def injected(environ: Mapping[str, str], plan_file: Path) -> dict[str, str]:
+    """The two variables that bring the agent into every interpreter of the job."""
+    before = environ.get("PYTHONPATH")
+    return {
+        "CLUSTERPROF_PLAN": str(plan_file),
+        "PYTHONPATH": f"{INJECT}:{before}" if before else str(INJECT),
+    }

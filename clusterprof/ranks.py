@@ -1,0 +1,134 @@
+"""The grammar of `--ranks`: which ranks are captured.
+
+    0,8,16          a list
+    0-63:8          a range with a stride, both ends included
+    0,8-15:2        both together
+    all             every rank
+    one-per-node    local rank 0 of every node
+    stages          rank 0 and the first rank of each pipeline stage (--pp, --tp, --cp, --dp)
+
+A selection is a value; who is chosen is decided inside each rank (`clusterprof.agent.selection`),
+since only the rank knows its place.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from clusterprof.agent.selection import stage_ranks
+from clusterprof.errors import UsageError
+
+_PART = re.compile(r"(\d+)(?:-(\d+)(?::(\d+))?)?")
+
+GRAMMAR = "a list and ranges as in 0,8-15:2, or all, one-per-node, stages"
+
+
+@dataclass(frozen=True)
+class Selection:
+    """The ranks to capture, as a value that travels to every rank."""
+
+    text: str
+    kind: str
+    ranks: tuple[int, ...] = ()
+    pp: int = 1
+    #: known from --tp, --cp and --dp, or None: the ranks themselves know it
+    world_size: int | None = None
+
+    def as_json(self) -> dict[str, object]:
+        """What the agent reads."""
+        return {
+            "text": self.text,
+            "kind": self.kind,
+            "ranks": list(self.ranks),
+            "pp": self.pp,
+            "world_size": self.world_size,
+        }
+
+    def expected(self, world_size: int | None) -> tuple[int, ...] | None:
+        """The ranks that will be captured in a world of `world_size`; None where only the ranks know."""
+        if self.kind == "ranks":
+            return self.ranks
+        size = self.world_size or world_size
+        if size is None:
+            return None
+        if self.kind == "all":
+            return tuple(range(size))
+        if self.kind == "stages":
+            return tuple(stage_ranks(self.as_json(), size))
+        return None
+
+    def check(self, world_size: int | None, told_by: str) -> None:
+        """Raise UsageError where a chosen rank lies outside of a world whose size is known."""
+        size = world_size
+        if size is None:
+            return
+        outside = [rank for rank in self.ranks if rank >= size]
+        if outside:
+            raise UsageError(
+                f"rank {outside[0]} of --ranks {self.text} is outside of the world",
+                f"{told_by} makes {size} ranks: 0 to {size - 1}",
+                f"choose below {size}, or use --ranks one-per-node",
+            )
+        if self.kind != "stages":
+            return
+        if self.world_size not in (None, size):
+            raise UsageError(
+                f"--pp, --tp, --cp and --dp make {self.world_size} ranks, {told_by} makes {size}",
+                "their product must be the world size",
+            )
+        if size % self.pp:
+            raise UsageError(
+                f"{size} ranks ({told_by}) cannot be cut into {self.pp} equal pipeline stages",
+                "give the --pp that the training itself uses",
+            )
+
+
+def parse(
+    text: str,
+    *,
+    pp: int | None = None,
+    tp: int | None = None,
+    cp: int | None = None,
+    dp: int | None = None,
+) -> Selection:
+    """Read a `--ranks` argument. Raises UsageError for one that the grammar does not know."""
+    plain = text.strip()
+    if plain in ("all", "one-per-node"):
+        return Selection(plain, plain)
+    if plain == "stages":
+        return _stages(pp, tp, cp, dp)
+    chosen: set[int] = set()
+    for part in plain.split(","):
+        chosen.update(_range(part.strip(), text))
+    return Selection(plain, "ranks", tuple(sorted(chosen)))
+
+
+def _range(part: str, whole: str) -> range:
+    match = _PART.fullmatch(part)
+    if match is None:
+        raise UsageError(f"--ranks {whole!r}: cannot read {part!r}", f"expected {GRAMMAR}")
+    first = int(match[1])
+    last = int(match[2]) if match[2] is not None else first
+    stride = int(match[3]) if match[3] is not None else 1
+    if last < first or stride == 0:
+        raise UsageError(
+            f"--ranks {whole!r}: {part!r} is empty",
+            "a range goes upwards and its stride is 1 or more: 0-63:8",
+        )
+    if last - first > 10_000_000:
+        raise UsageError(f"--ranks {whole!r}: {part!r} is larger than any world", "see --ranks all")
+    return range(first, last + 1, stride)
+
+
+def _stages(pp: int | None, tp: int | None, cp: int | None, dp: int | None) -> Selection:
+    if pp is None:
+        raise UsageError(
+            "--ranks stages needs the number of pipeline stages", "add --pp N (and --tp, --cp, --dp)"
+        )
+    for name, value in (("--pp", pp), ("--tp", tp), ("--cp", cp), ("--dp", dp)):
+        if value is not None and value < 1:
+            raise UsageError(f"{name} {value}: a parallel size is 1 or more")
+    # Only the data-parallel size closes the product: with it the world size is known here.
+    size = pp * (tp or 1) * (cp or 1) * dp if dp is not None else None
+    return Selection("stages", "stages", pp=pp, world_size=size)

@@ -1,0 +1,150 @@
+"""The run directory: the contract between launching and reading.
+
+    runs/<UTC stamp>-<job id or pid>/
+      run.json            schema version, argv, plan, versions, start and end, exit status
+      plan.json           what the agent in every rank reads
+      ranks/00008/        state.json, report.nsys-rep | trace.json.gz, steps.csv, clock.json, log
+      merged/             results.json, collectives and accounts as Parquet
+      report.html
+
+Files appear by rename, so what is there is whole.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import json
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from clusterprof.agent import states
+from clusterprof.errors import RunDirectoryError
+
+SCHEMA_VERSION = 1
+
+
+@dataclass(frozen=True)
+class RunDirectory:
+    """Paths and small files of one run."""
+
+    path: Path
+
+    @property
+    def manifest(self) -> Path:
+        """run.json."""
+        return self.path / "run.json"
+
+    @property
+    def plan(self) -> Path:
+        """plan.json."""
+        return self.path / "plan.json"
+
+    @property
+    def merged(self) -> Path:
+        """The folder of what merging made."""
+        return self.path / "merged"
+
+    @property
+    def html(self) -> Path:
+        """report.html."""
+        return self.path / "report.html"
+
+    def rank(self, rank: int) -> Path:
+        """The folder of one rank."""
+        return Path(states.rank_directory(str(self.path), rank))
+
+    def ranks(self) -> list[int]:
+        """The ranks that left anything, in order."""
+        folder = self.path / "ranks"
+        if not folder.is_dir():
+            return []
+        return sorted(int(entry.name) for entry in folder.iterdir() if entry.name.isdigit())
+
+    def states(self) -> dict[int, dict[str, Any]]:
+        """Each rank's state; {} for one whose state cannot be read."""
+        return {rank: states.read(str(self.rank(rank))) for rank in self.ranks()}
+
+    def read_manifest(self) -> dict[str, Any]:
+        """run.json. Raises RunDirectoryError where it is missing or of another schema."""
+        try:
+            manifest = json.loads(self.manifest.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            raise RunDirectoryError(
+                f"{self.path} is not a run directory: it has no run.json",
+                "for reports that clusterprof did not launch: clusterprof merge REPORT...",
+            ) from None
+        except (OSError, ValueError) as error:
+            raise RunDirectoryError(f"{self.manifest} cannot be read", str(error)) from None
+        if not isinstance(manifest, dict) or manifest.get("schema_version") != SCHEMA_VERSION:
+            raise RunDirectoryError(
+                f"{self.manifest} has another schema than this clusterprof's {SCHEMA_VERSION}",
+                "use the clusterprof that made it, or merge its reports: clusterprof merge REPORT...",
+            )
+        return manifest
+
+    def write_manifest(self, manifest: Mapping[str, Any]) -> None:
+        """Write run.json by rename. Raises RunDirectoryError (no space, read-only)."""
+        with writing(self.manifest):
+            states.write_beside(str(self.manifest), json.dumps(manifest, indent=2) + "\n")
+
+    def write_plan(self, plan: Mapping[str, Any]) -> None:
+        """Write plan.json by rename. Raises RunDirectoryError."""
+        with writing(self.plan):
+            states.write_beside(str(self.plan), json.dumps(plan, indent=1) + "\n")
+
+
+@contextlib.contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Turn what the file system says into an error with a next step."""
+    try:
+        yield
+    except OSError as error:
+        raise RunDirectoryError(
+            f"{path} cannot be written: {error.strerror or error}",
+            "choose another place with --output DIR, or free space there",
+        ) from None
+
+
+def default_path(parent: Path, job: str | None, now: datetime.datetime) -> Path:
+    """`<UTC stamp>-<job id or pid>` below `parent`."""
+    return parent / f"{now:%Y%m%dT%H%M%SZ}-{job or os.getpid()}"
+
+
+def create(path: Path, *, force: bool = False) -> RunDirectory:
+    """Make a new run directory, for its owner only. Raises RunDirectoryError where one exists.
+
+    With `force` an earlier *run directory* of that name is removed; anything else never is.
+    """
+    path = path.absolute()
+    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        if not (force and (path / "run.json").is_file()):
+            raise RunDirectoryError(
+                f"the output directory {path} exists already",
+                "choose another with --output DIR"
+                + (
+                    ", or replace that run with --force"
+                    if (path / "run.json").is_file()
+                    else " (it is not a run directory, so --force will not replace it)"
+                ),
+            )
+        with writing(path):
+            shutil.rmtree(path)
+    with writing(path):
+        path.mkdir(parents=True, exist_ok=True)
+        path.chmod(0o700)
+        (path / "ranks").mkdir()
+    return RunDirectory(path)
+
+
+def opened(path: Path) -> RunDirectory:
+    """An existing run directory. Raises RunDirectoryError where there is none."""
+    if not path.is_dir():
+        raise RunDirectoryError(f"{path} is not a directory", "name a folder below runs/")
+    run = RunDirectory(path.absolute())
+    run.read_manifest()
+    return run
