@@ -1,0 +1,134 @@
+"""What loads when: nobody should wait for pandas to be told how to spell an option."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from lab.command import Completed
+
+ROOT = Path(__file__).resolve().parents[2]
+AGENT = ROOT / "clusterprof" / "agent"
+HEAVY = {
+    "adbc_driver_sqlite",
+    "fabric",
+    "jinja2",
+    "mpi4py",
+    "multiprocessing",
+    "numpy",
+    "orjson",
+    "pandas",
+    "plotly",
+    "pyarrow",
+    "rich",
+    "sqlite3",
+    "torch",
+}
+_SHOW_LOADED = """
+import json, sys
+from clusterprof.cli.main import main
+sys.argv[0] = "clusterprof"
+status = "none"
+try:
+    status = main(sys.argv[1:])
+except SystemExit as end:
+    status = end.code
+print("LOADED", json.dumps([status or 0, sorted({name.split(".")[0] for name in sys.modules})]))
+"""
+
+Run = Callable[..., Completed]
+
+
+def _loaded(run_command: Run, *argv: str) -> set[str]:
+    done = run_command([sys.executable, "-c", _SHOW_LOADED, *argv])
+    assert "LOADED" in done.stdout, done
+    status, modules = json.loads(done.stdout.rpartition("LOADED ")[2])
+    assert status == 0, done
+    return set(modules)
+
+
+@pytest.mark.parametrize("argv", [["--help"], ["--version"], ["torchrun", "--help"], ["merge", "--help"]])
+def test_help_loads_nothing_heavy(run_command: Run, argv: list[str]) -> None:
+    assert _loaded(run_command, *argv) & HEAVY == set()
+
+
+def test_importing_the_package_in_a_training_program_loads_nothing_heavy(run_command: Run) -> None:
+    code = "import sys, clusterprof; clusterprof.step(); print(*sys.modules)"
+    done = run_command([sys.executable, "-c", code])
+    assert done.returncode == 0, done
+    assert set(done.stdout.split()) & HEAVY == set()
+
+
+def test_the_agent_loads_nothing_heavy_in_an_interpreter_that_is_no_rank(
+    run_command: Run, workdir: Path
+) -> None:
+    done = run_command(
+        [sys.executable, "-c", "import sys; print(*sys.modules)"],
+        env={"PYTHONPATH": str(AGENT / "inject")},
+    )
+    assert done.returncode == 0, done
+    assert set(done.stdout.split()) & (HEAVY | {"asyncio", "pathlib", "socket"}) == set()
+
+
+def _interpreters() -> Iterator[Path]:
+    """Each supported CPython on this machine: beside this one, on PATH, or among pyenv's."""
+    yield Path(sys.executable)
+    folders = [Path(folder) for folder in os.environ.get("PATH", "").split(os.pathsep) if folder]
+    folders += sorted((Path(os.environ.get("PYENV_ROOT", "/nonexistent")) / "versions").glob("*/bin"))
+    seen = {sys.version_info[:2]}
+    for minor in range(10, 15):
+        for folder in folders:
+            program = folder / f"python3.{minor}"
+            # pyenv's shims name versions that are not chosen here, and only complain.
+            if program.is_file() and folder.name != "shims" and (3, minor) not in seen:
+                seen.add((3, minor))
+                yield program
+
+
+@pytest.mark.parametrize("python", list(_interpreters()), ids=lambda path: path.name)
+def test_the_agent_starts_under_every_interpreter_of_this_machine(
+    run_command: Run, workdir: Path, python: Path
+) -> None:
+    # -W error: a deprecation today is a rank that does not start with the next Python.
+    # -S, then the path by hand: the interpreter's own site-packages are none of our business.
+    names = sorted(
+        ".".join(path.relative_to(AGENT).with_suffix("").parts)
+        for path in AGENT.glob("*.py")
+        if path.stem not in {"__init__", "__main__"}
+    )
+    code = (
+        "import importlib, importlib.util, sys\n"
+        "spec = importlib.util.spec_from_file_location('_clusterprof_agent', sys.argv[1],"
+        " submodule_search_locations=[sys.argv[2]])\n"
+        "package = importlib.util.module_from_spec(spec)\n"
+        "sys.modules['_clusterprof_agent'] = package\n"
+        "spec.loader.exec_module(package)\n"
+        "for name in sys.argv[3:]:\n"
+        "    importlib.import_module('_clusterprof_agent.' + name)\n"
+        "print('imported', len(sys.argv[3:]))\n"
+    )
+    done = run_command(
+        [python, "-S", "-W", "error", "-c", code, AGENT / "__init__.py", AGENT, *names],
+        env={"PYTHONPATH": None, "PYTHONDONTWRITEBYTECODE": "1"},
+    )
+    assert done.returncode == 0, done
+    assert done.stdout.split() == ["imported", str(len(names))]
+
+
+@pytest.mark.parametrize("python", list(_interpreters()), ids=lambda path: path.name)
+def test_the_whole_package_compiles_under_every_interpreter_of_this_machine(
+    run_command: Run, workdir: Path, python: Path
+) -> None:
+    code = (
+        "import pathlib, sys, warnings\n"
+        "warnings.simplefilter('error')\n"
+        "for path in sorted(pathlib.Path(sys.argv[1]).glob('**/*.py')):\n"
+        "    compile(path.read_bytes(), str(path), 'exec')\n"
+    )
+    for folder in ("clusterprof", "launchers", "examples"):
+        done = run_command([python, "-S", "-c", code, ROOT / folder])
+        assert done.returncode == 0, done

@@ -1,0 +1,131 @@
+"""Rules of the house that no other tool holds."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGE = ROOT / "clusterprof"
+AGENT = PACKAGE / "agent"
+
+_PAGES = sorted(
+    page
+    for pattern in ("*.md", "docs/**/*.md", "bench/*.md", "tests/**/*.md", "examples/*.md")
+    for page in ROOT.glob(pattern)
+)
+_CODE = sorted(
+    path
+    for folder in ("clusterprof", "launchers", "slurm")
+    for path in (ROOT / folder).rglob("*")
+    if path.suffix in {".py", ".sh", ".sbatch"}
+)
+_LAB = sorted(
+    [*(ROOT / "tests").glob("conftest.py"), *(ROOT / "tests" / "lab").glob("*.*")]
+    + [*(ROOT / "bench").glob("*.py"), ROOT / "Makefile"]
+)
+#: of a whole name only: `CLUSTERPROF_LAB_` alone is a prefix that some code looks for
+_NAME = re.compile(r"\bCLUSTERPROF_[A-Z0-9_]*[A-Z0-9]\b")
+
+
+def _named(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+# --- the launchers' link
+
+
+def test_the_launchers_are_reached_through_a_relative_link() -> None:
+    # An absolute link would point at somebody else's checkout; a copy would be a second truth.
+    link = PACKAGE / "launchers"
+    assert link.is_symlink()
+    assert os.readlink(link) == "../launchers"
+    assert (link / "__init__.py").samefile(ROOT / "launchers" / "__init__.py")
+
+
+# --- the agent
+
+
+def _imports(path: Path) -> Iterator[tuple[str, int]]:
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"), path.name)):
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, node.lineno) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.level == 0:
+            yield node.module or "", node.lineno
+
+
+@pytest.mark.parametrize("path", sorted(AGENT.rglob("*.py")), ids=_named)
+def test_the_agent_imports_only_itself_and_the_standard_library(path: Path) -> None:
+    # It runs in the job's interpreter, where nothing of ours and nothing we like is installed.
+    # torch may be imported, inside a function: the functions that do run once the job has it.
+    own = {each.stem for each in AGENT.rglob("*.py")} | {"_clusterprof_agent"}
+    top_level = {
+        line
+        for node in ast.parse(path.read_text(encoding="utf-8")).body
+        for line in range(node.lineno, (node.end_lineno or node.lineno) + 1)
+        if isinstance(node, (ast.Import, ast.ImportFrom, ast.Try, ast.If))
+    }
+    for name, line in _imports(path):
+        first = name.partition(".")[0]
+        if first == "torch":
+            assert line not in top_level, f"{_named(path)}:{line} imports torch at its start"
+        else:
+            assert first in sys.stdlib_module_names or first in own, f"line {line} imports {name}"
+
+
+# --- documentation
+
+
+def _anchors(page: Path) -> set[str]:
+    """The anchors of a page's headings, made as GitHub makes them."""
+    found = set()
+    for heading in re.findall(r"^#+ +(.+?) *$", page.read_text(encoding="utf-8"), re.MULTILINE):
+        words = re.sub(r"[^\w\- ]", "", heading.lower())
+        found.add(words.replace(" ", "-"))
+    return found
+
+
+def _prose(page: Path) -> str:
+    text = page.read_text(encoding="utf-8")
+    text = re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
+    return re.sub(r"`[^`\n]*`", "", text)
+
+
+@pytest.mark.parametrize("page", _PAGES, ids=_named)
+def test_links_in_the_documentation_lead_somewhere(page: Path) -> None:
+    broken = []
+    for target in re.findall(r"\]\(<?([^)>\s]+)>?(?: \"[^\"]*\")?\)", _prose(page)):
+        if re.match(r"[a-z]+:", target):
+            continue  # the network is not for tests
+        name, _, anchor = target.partition("#")
+        there = (page.parent / name) if name else page
+        if not there.exists() or (anchor and anchor not in _anchors(there)):
+            broken.append(target)
+    assert not broken
+
+
+def _names_in(paths: list[Path]) -> set[str]:
+    return {name for path in paths for name in _NAME.findall(path.read_text(encoding="utf-8"))}
+
+
+def test_every_environment_name_of_the_program_is_documented() -> None:
+    pages = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    assert _names_in(_CODE) - _names_in(pages) == set()
+
+
+def test_every_environment_name_of_the_tests_is_in_contributing() -> None:
+    assert _names_in(_LAB) - _names_in(_CODE) - _names_in([ROOT / "CONTRIBUTING.md"]) == set()
+
+
+def test_every_make_target_that_contributing_names_exists() -> None:
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"\bmake ([a-z-]+)", " ".join(re.findall(r"`([^`]*)`", text))))
+    assert named
+    assert named <= targets
