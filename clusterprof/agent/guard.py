@@ -15,6 +15,7 @@ Run as a script: `python -I -S guard.py PLAN RANK PROGRAM...`.
 from __future__ import annotations
 
 import contextlib
+import glob
 import json
 import os
 import select
@@ -95,12 +96,15 @@ class Guard:
         """Start nsys with the trampoline under it, its own words going to the log."""
         streams = [os.dup(descriptor) for descriptor in (0, 1, 2)]
         values = {"output": self.report, "session": self.session}
+        umask = os.umask(0o077)
+        os.umask(umask)
         verb = "profile" if self.mode == "cuda" else "launch"
         trampoline = os.path.join(os.path.dirname(os.path.abspath(__file__)), "trampoline.py")
         command = [
             self.nsys["path"],
             *filled(self.nsys[verb], values),
-            *(sys.executable, "-I", "-S", trampoline, address, ",".join(map(str, streams))),
+            *(sys.executable, "-I", "-S", trampoline, address),
+            *(",".join(map(str, streams)), oct(umask)),
             *self.program,
         ]
         environment = dict(os.environ, CLUSTERPROF_PROFILED="%s:%s" % (self.mode, address))
@@ -213,14 +217,15 @@ class Guard:
         self.keep("log")
         problem = self.keep("report", ".nsys-rep")
         end = "" if status == 0 else " (the program ended with status %d)" % status
-        if problem is None:
+        if before == "lost":
+            self.say("lost", program_status=status)
+        elif problem is None:
             cut = ""
             if before == "capturing":
                 cut = "the program ended inside the window" + end
             self.say("captured", cut or None, rescued=rescued, program_status=status)
         elif before in ("armed", "waiting"):
-            already = states.read(self.folder).get("reason")
-            self.say("lost", already or "the program ended before the window began" + end,
+            self.say("lost", "the program ended before the window began" + end,
                      program_status=status)  # fmt: skip
         else:
             self.say("lost", "%s; nsys said: %s" % (problem, self.last_words()),
@@ -281,8 +286,9 @@ def window_mode(wanted: str) -> str:
     if wanted != "auto":
         return wanted
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    driver = os.path.exists("/dev/nvidiactl") or os.path.exists("/dev/dxg")
-    return "cuda" if driver and visible not in ("", "-1") else "session"
+    # The driver's control node alone is no GPU: machines without one have it too.
+    devices = glob.glob("/dev/nvidia[0-9]*") + glob.glob("/dev/dxg")
+    return "cuda" if devices and visible not in ("", "-1") else "session"
 
 
 def short_temporary() -> str:

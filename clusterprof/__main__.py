@@ -1,0 +1,7 @@
+"""`python -m clusterprof`."""
+
+import sys
+
+from clusterprof.cli.main import main
+
+sys.exit(main())

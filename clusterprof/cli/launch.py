@@ -1,0 +1,267 @@
+"""`clusterprof srun|torchrun OPTIONS -- PROGRAM...`: run a job, bring its reports home, merge them."""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from clusterprof import __version__, launchers, ranks, rundir, window
+from clusterprof.capture import PROFILERS, CaptureRequest, choose
+from clusterprof.cli.narrate import command as show_command
+from clusterprof.cli.narrate import say
+from clusterprof.cli.options import Settings, path
+from clusterprof.collect import Outcome, collect
+from clusterprof.errors import ClusterprofError, LaunchError, UsageError
+from clusterprof.plan import LaunchPlan, injected
+from clusterprof.rundir import RunDirectory
+
+#: `--strict`: the training was fine, the profile was not.
+PROFILE_FAILED = 123
+
+
+def parser(verb: str) -> argparse.ArgumentParser:
+    """clusterprof's own options; whatever it does not know belongs to the launcher."""
+    this = argparse.ArgumentParser(
+        prog=f"clusterprof {verb}",
+        usage=f"clusterprof {verb} [--ranks R] [--steps A:B] [{verb.upper()} OPTION...] -- PROGRAM...",
+        description=f"Run PROGRAM under {verb} as it is, and capture a window of steps on chosen "
+        f"ranks. Options that are not listed here are {verb}'s and reach it as they stand.",
+        allow_abbrev=False,
+    )
+    what = this.add_argument_group("what to capture")
+    what.add_argument("--ranks", metavar="R", help=f"{ranks.GRAMMAR} (default 0)")
+    for name, of in (("pp", "pipeline"), ("tp", "tensor"), ("cp", "context"), ("dp", "data")):
+        what.add_argument(f"--{name}", type=int, metavar="N", help=f"{of}-parallel size, for stages")
+    what.add_argument("--steps", metavar="A:B", help="the window of steps, half open (default 10:15)")
+    what.add_argument("--step-on", metavar="MODULE:FUNCTION", help="a step ends when this returns")
+    how = this.add_argument_group("how to capture it")
+    how.add_argument("--profiler", choices=PROFILERS, help="default: nsys where it is, else torch")
+    how.add_argument("--nsys", metavar="PATH", help="the nsys to use")
+    how.add_argument("--trace", metavar="LIST", help="nsys --trace (default cuda,nvtx)")
+    how.add_argument(
+        "--nsys-arg", action="append", default=[], metavar="ARG", help="a further argument for nsys"
+    )
+    how.add_argument(
+        "--pytorch",
+        choices=("autograd-nvtx", "autograd-shapes-nvtx", "emit-nvtx"),
+        help="NVTX ranges for PyTorch's operators",
+    )
+    how.add_argument(
+        "--cpu-sampling", action="store_true", help="sample the CPU too (costs CPU time in the rank)"
+    )
+    how.add_argument(
+        "--window-by",
+        choices=("auto", "cuda", "session"),
+        default="auto",
+        help="how nsys is started and stopped (default: cuda on a GPU node)",
+    )
+    run = this.add_argument_group("the run")
+    run.add_argument("--run-dir", metavar="DIR", help="default runs/<UTC stamp>-<job or process id>")
+    run.add_argument("--force", action="store_true", help="replace an earlier run of that name")
+    run.add_argument("--dry-run", action="store_true", help="print exactly what would run")
+    run.add_argument("--no-merge", action="store_true", help="collect only; merge later")
+    run.add_argument(
+        "--strict", action="store_true", help=f"end with {PROFILE_FAILED} if a chosen rank is lost"
+    )
+    run.add_argument("--debug", action="store_true", help="show tracebacks")
+    return this
+
+
+def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
+    """Run the verb; returns the job's own status."""
+    arguments, launcher_options = parser(verb).parse_known_args(list(own))
+    if program is None:
+        raise UsageError(
+            "there is no -- before the program",
+            f"write: clusterprof {verb} [OPTIONS] -- {_guessed_program(own)}",
+        )
+    if not program:
+        raise UsageError("there is no program after --", f"write: clusterprof {verb} ... -- train.py")
+    plan = make_plan(verb, arguments, launcher_options, program)
+    if arguments.dry_run:
+        print(plan.shown())
+        return 0
+    return launch(plan, arguments)
+
+
+def _guessed_program(own: Sequence[str]) -> str:
+    for place, word in enumerate(own):
+        if word.endswith(".py") or word.startswith("python"):
+            return " ".join(own[place:])
+    return "python train.py"
+
+
+def make_plan(
+    verb: str, arguments: argparse.Namespace, options: Sequence[str], program: Sequence[str]
+) -> LaunchPlan:
+    """Decide everything; nothing is written or run. Raises UsageError, ProfilerError."""
+    settings = Settings(arguments)
+    selection = ranks.parse(
+        str(settings.get("ranks")),
+        pp=arguments.pp, tp=arguments.tp, cp=arguments.cp, dp=arguments.dp,
+    )  # fmt: skip
+    steps = window.parse(str(settings.get("steps")))
+    step_on = settings.get("step_on")
+    if step_on is not None and not all(step_on.partition(":")):
+        raise UsageError(
+            f"--step-on {step_on!r} names no function", "write module:function or module:Class.method"
+        )
+    nsys = settings.get("nsys")
+    capture = choose(
+        CaptureRequest(
+            profiler=str(settings.get("profiler")),
+            nsys=path(nsys) if nsys else None,
+            trace=arguments.trace,
+            nsys_args=tuple(arguments.nsys_arg),
+            pytorch=arguments.pytorch,
+            cpu_sampling=arguments.cpu_sampling,
+            window_by=arguments.window_by,
+        )
+    )
+    wanted = settings.get("run_dir")
+    now = datetime.datetime.now(datetime.timezone.utc)
+    folder = (
+        path(wanted)
+        if wanted
+        else rundir.default_path(Path("runs"), os.environ.get("SLURM_JOB_ID"), now)
+    ).absolute()
+    environment = injected(os.environ, RunDirectory(folder).plan)
+    job = launchers.load(verb).job(options, program, os.environ, environment)
+    selection.check(job.world_size, job.told_by)
+    return LaunchPlan(
+        job, environment, folder, selection, steps, step_on, capture, settings.origins
+    )
+
+
+def launch(plan: LaunchPlan, arguments: argparse.Namespace) -> int:
+    """Run the job, then do what can be done with its reports; the job's status is the status."""
+    executable = find_executable(plan.job.command[0])
+    run = rundir.create(plan.run, force=arguments.force)
+    manifest = first_manifest(plan)
+    run.write_plan(plan.for_agent())
+    run.write_manifest(manifest)
+    for remark in (*plan.job.remarks, *plan.capture.remarks):
+        say(remark)
+    say(f"capturing steps {plan.window} on ranks {plan.selection.text} with {plan.capture.name}, "
+        f"into {shortest(run.path)}")  # fmt: skip
+    show_command(plan.job.command)
+    status = run_job([executable, *plan.job.command[1:]], plan.environment)
+    manifest.update(ended=now_text(), exit_status=status)
+    complete = False
+    try:
+        outcomes = collect(run, plan.selection.expected(plan.job.world_size))
+        manifest["outcomes"] = [
+            {"rank": each.rank, "state": each.state, "reason": each.reason} for each in outcomes
+        ]
+        run.write_manifest(manifest)
+        complete = tell(run, outcomes)
+        if not arguments.no_merge and any(each.report for each in outcomes):
+            from clusterprof.cli.merging import merge_run, tell_results
+
+            tell_results(merge_run(run, outcomes), run)
+    except ClusterprofError as error:
+        complete = False
+        if arguments.debug:
+            raise
+        print(f"clusterprof: error: {error}", file=sys.stderr)
+    if arguments.strict and status == 0 and not complete:
+        return PROFILE_FAILED
+    return status
+
+
+def find_executable(name: str) -> str:
+    """The launcher's program: on PATH, or beside our own Python (an environment not activated)."""
+    found = shutil.which(name) or shutil.which(name, path=str(Path(sys.executable).parent))
+    if found is None:
+        raise LaunchError(
+            f"{name} was not found",
+            "looked in PATH and beside " + sys.executable,
+            "load its module, or activate the environment that has it",
+        )
+    return found
+
+
+def run_job(command: Sequence[str], added: Any) -> int:
+    """Run the launcher in the foreground, handing signals on; returns its status, 128 + n for signal n.
+
+    Ctrl-C reaches the launcher by itself (it is in our process group): we only wait for it.
+    """
+    job: subprocess.Popen[bytes] | None = None
+    pending: list[int] = []
+
+    def hand_on(number: int, frame: object) -> None:
+        if job is None:
+            pending.append(number)
+        elif number != signal.SIGINT:
+            job.send_signal(number)
+
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+    before = {number: signal.signal(number, hand_on) for number in numbers}
+    try:
+        job = subprocess.Popen(command, env={**os.environ, **added})
+        for number in pending:
+            job.send_signal(number)
+        status = job.wait()
+    except OSError as error:
+        raise LaunchError(f"{command[0]} could not be started", str(error)) from None
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    return status if status >= 0 else 128 - status
+
+
+def first_manifest(plan: LaunchPlan) -> dict[str, Any]:
+    """run.json as it stands before the job runs. Holds no environment but our own two variables."""
+    return {
+        "schema_version": rundir.SCHEMA_VERSION,
+        "clusterprof": __version__,
+        "python": sys.version.split()[0],
+        "launcher": plan.job.launcher,
+        "argv": list(plan.job.command),
+        "world_size": plan.job.world_size,
+        "selection": plan.selection.as_json(),
+        "window": [plan.window.first, plan.window.end],
+        "profiler": {"name": plan.capture.name, "version": plan.capture.version},
+        "origins": dict(plan.origins),
+        "began": now_text(),
+        "ended": None,
+        "exit_status": None,
+    }
+
+
+def now_text() -> str:
+    """The time in UTC, ISO 8601."""
+    return datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="milliseconds")
+
+
+def tell(run: RunDirectory, outcomes: Sequence[Outcome]) -> bool:
+    """Say what became of the chosen ranks in one line each; whether all reports are there."""
+    home = [each for each in outcomes if each.state == "collected"]
+    lost = [each for each in outcomes if each.state == "lost"]
+    say(f"{len(home)} of {len(outcomes)} reports in {shortest(run.path)}")
+    for each in lost:
+        where = f" on {each.host}" if each.host else ""
+        say(f"rank {each.rank} lost{where}: {each.reason}")
+    for each in home:
+        if each.reason:
+            say(f"rank {each.rank}: {each.reason}")
+    if not run.ranks():
+        say("no rank was seen: is the program Python, does it train with a torch optimizer "
+            "(else --step-on), and do the nodes see this run directory?")  # fmt: skip
+    return bool(home) and not lost
+
+
+def shortest(folder: Path) -> str:
+    """A path as one would type it here."""
+    try:
+        return str(folder.relative_to(Path.cwd()))
+    except ValueError:
+        return str(folder)

@@ -1,0 +1,85 @@
+"""`clusterprof VERB ...`: split the command line, find the verb, turn errors into words."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+from types import ModuleType
+
+from clusterprof import __version__
+from clusterprof.errors import ClusterprofError
+
+#: verb -> (module, one line for --help)
+VERBS = {
+    "srun": ("launch", "run a job under Slurm's srun and capture chosen ranks"),
+    "torchrun": ("launch", "run a job under torchrun and capture chosen ranks"),
+    "collect": ("collect", "finish an interrupted run: settle its ranks, merge, report"),
+    "merge": ("merge", "merge reports of several ranks and say who is late and why"),
+    "report": ("report", "print the verdict of a merged run again, or write its page"),
+}
+
+_EPILOG = """\
+the whole of it:
+  clusterprof torchrun --ranks 0,2 --nproc-per-node 4 -- train.py
+  clusterprof srun --ranks 0,8,16 -N2 --ntasks-per-node=8 --gpus-per-node=8 -- python train.py
+  clusterprof merge REPORT...        reports that clusterprof did not launch
+
+clusterprof VERB --help tells a verb's options.
+"""
+
+
+def parser() -> argparse.ArgumentParser:
+    """The parser of the verbs; each verb's own options are added when it is chosen."""
+    top = argparse.ArgumentParser(
+        prog="clusterprof",
+        description="Which rank holds up the others, why, and which communication is not hidden.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    top.add_argument("--version", action="version", version=f"clusterprof {__version__}")
+    verbs = top.add_subparsers(dest="verb", metavar="VERB", title="verbs")
+    for name, (_, line) in VERBS.items():
+        verbs.add_parser(name, help=line, add_help=False)
+    return top
+
+
+def verb_module(verb: str) -> ModuleType:
+    """The module that runs `verb`."""
+    return importlib.import_module(f"clusterprof.cli.{VERBS[verb][0]}")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one verb; returns the exit status (see "exit codes" in the README)."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    if not words or words[0] not in VERBS:
+        parser().parse_args(words)
+        parser().print_help()
+        return 2
+    verb, rest = words[0], words[1:]
+    own, program = split(rest)
+    try:
+        status: int = verb_module(verb).main(verb, own, program)
+        return status
+    except ClusterprofError as error:
+        if "--debug" in own:
+            raise
+        print(f"clusterprof: error: {error}", file=sys.stderr)
+        return error.exit_code
+    except BrokenPipeError:
+        # `clusterprof merge ... | head`: nobody reads any more, which is no error of ours.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except KeyboardInterrupt:
+        return 130
+
+
+def split(words: Sequence[str]) -> tuple[list[str], list[str] | None]:
+    """What stands before the first `--` and what after it; None where there is no `--`."""
+    if "--" not in words:
+        return list(words), None
+    place = list(words).index("--")
+    return list(words[:place]), list(words[place + 1 :])

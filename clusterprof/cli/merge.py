@@ -1,0 +1,109 @@
+"""`clusterprof merge PATH...`: reports of several ranks, on one clock, with a verdict."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from clusterprof import rundir
+from clusterprof.cli.narrate import say
+from clusterprof.cli.options import path
+from clusterprof.errors import UsageError
+
+_SEVERITIES = ("info", "warning", "critical")
+
+
+def parser(verb: str) -> argparse.ArgumentParser:
+    """The verb's options."""
+    this = argparse.ArgumentParser(
+        prog=f"clusterprof {verb}",
+        description="Put the reports of several ranks on one clock, match their collectives and "
+        "say which rank is late, why, and which communication is exposed.",
+        allow_abbrev=False,
+    )
+    this.add_argument(
+        "paths", nargs="+", type=path, metavar="PATH",
+        help="a run directory, a folder of reports, or reports: .nsys-rep, .sqlite(.xz), "
+        "Kineto .json(.gz)",
+    )  # fmt: skip
+    this.add_argument(
+        "--rank", action="append", default=[], metavar="FILE=N",
+        help="the rank of a report that does not name it itself",
+    )  # fmt: skip
+    this.add_argument("--json", action="store_true", help="print results.json instead of text")
+    this.add_argument("--html", type=path, metavar="FILE", help="write the page there")
+    this.add_argument("--output", type=path, metavar="DIR", help="keep results, tables and page")
+    this.add_argument("--force", action="store_true", help="replace what --output or --html wrote")
+    this.add_argument(
+        "--fail-on", choices=_SEVERITIES, metavar="SEVERITY",
+        help="end with 1 on a finding this severe: info, warning, critical",
+    )  # fmt: skip
+    this.add_argument("--debug", action="store_true", help="show tracebacks")
+    return this
+
+
+def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
+    """Merge and print; 0, or 1 where a finding is as severe as --fail-on."""
+    arguments = parser(verb).parse_args([*own, *(program or ())])
+    from clusterprof.cli import merging
+    from clusterprof.report import html, results_json
+
+    if arguments.html and arguments.html.exists() and not arguments.force:
+        raise UsageError(f"{arguments.html} exists already", "replace it with --force")
+    output = _output(arguments)
+    only = arguments.paths[0] if len(arguments.paths) == 1 else None
+    if only is not None and (only / "run.json").is_file():
+        from clusterprof.collect import collect
+
+        run = rundir.opened(only)
+        made = merging.merge_run(run, collect(run, None, patience_s=0))
+        say(f"wrote {run.html}")
+    else:
+        made = merging.merge_reports(arguments.paths, _told_ranks(arguments.rank))
+    if output is not None:
+        merging.save(made, output)
+        say(f"wrote {output.html}")
+    if arguments.html:
+        title = ", ".join(each.name for each in arguments.paths)
+        with rundir.writing(arguments.html):
+            merging.write_page(
+                arguments.html, html.render(made.results, made.collectives, title=title)
+            )
+        say(f"wrote {arguments.html}")
+    if arguments.json:
+        sys.stdout.buffer.write(results_json.dumps(made.results))
+    else:
+        merging.print_verdict(made.results)
+    return _status(made.results["findings"], arguments.fail_on)
+
+
+def _output(arguments: argparse.Namespace) -> rundir.RunDirectory | None:
+    """The folder of --output; made here, so that its errors come before the work."""
+    if arguments.output is None:
+        return None
+    folder: Path = arguments.output.absolute()
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())) and not arguments.force:
+        raise UsageError(f"the output directory {folder} exists already", "write into it with --force")
+    with rundir.writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    return rundir.RunDirectory(folder)
+
+
+def _told_ranks(told: Sequence[str]) -> dict[Path, int]:
+    ranks = {}
+    for each in told:
+        file, _, rank = each.rpartition("=")
+        if not file or not rank.isdigit():
+            raise UsageError(f"--rank {each!r} names no report and rank", "write --rank FILE=N")
+        ranks[path(file)] = int(rank)
+    return ranks
+
+
+def _status(findings: Sequence[object], fail_on: str | None) -> int:
+    if fail_on is None:
+        return 0
+    limit = _SEVERITIES.index(fail_on)
+    found = any(_SEVERITIES.index(each["severity"]) >= limit for each in findings)  # type: ignore[index]
+    return 1 if found else 0

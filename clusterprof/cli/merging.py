@@ -1,0 +1,105 @@
+"""From reports to results: what `merge`, `collect` and the launch verbs share."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from clusterprof.cli.narrate import say
+from clusterprof.collect import Outcome
+from clusterprof.rundir import RunDirectory, writing
+
+if TYPE_CHECKING:
+    from clusterprof.results import MissingRank, Results
+    from clusterprof.study import Study
+
+
+def merge_run(run: RunDirectory, outcomes: Sequence[Outcome]) -> Study:
+    """Merge the collected reports of a run and write what came of it into the run directory."""
+    from clusterprof.ingest import Source, gather
+    from clusterprof.study import study
+
+    sources = [
+        Source(each.report, rank=each.rank, steps=each.steps, beside=each.trace)
+        for each in outcomes
+        if each.report is not None
+    ]
+    gathered = gather(sources)
+    lost: list[MissingRank] = [
+        {"rank": each.rank, "source": str(run.rank(each.rank)), "reason": each.reason}
+        for each in outcomes
+        if each.report is None
+    ]
+    made = study(
+        gathered.ranks,
+        missing=[*gathered.missing, *lost],
+        warnings=gathered.warnings,
+        source=str(run.path),
+    )
+    save(made, run)
+    return made
+
+
+def merge_reports(paths: Sequence[Path], told: Mapping[Path, int]) -> Study:
+    """Merge reports that clusterprof did not launch. Raises ReportError, MergeError."""
+    from clusterprof.ingest import gather
+    from clusterprof.study import study
+
+    gathered = gather(list(paths), ranks=told)
+    return study(
+        gathered.ranks,
+        missing=gathered.missing,
+        warnings=gathered.warnings,
+        source=" ".join(map(str, paths)),
+    )
+
+
+def save(made: Study, run: RunDirectory) -> None:
+    """Write results.json, the merged tables, the canonical tables and the page. RunDirectoryError."""
+    import pyarrow.parquet as parquet
+
+    from clusterprof.report import html, results_json
+    from clusterprof.tables import SCHEMAS
+
+    with writing(run.merged):
+        run.merged.mkdir(exist_ok=True)
+        results_json.write(run.merged / "results.json", made.results)
+        merged = {"collectives": made.collectives, "accounts": made.accounts}
+        for name, table in merged.items():
+            beside = run.merged / f".{name}.parquet.tmp"
+            parquet.write_table(table, beside)
+            beside.rename(run.merged / f"{name}.parquet")
+        for rank in made.ranks:
+            folder = run.path / "tables" / f"{rank.rank:05d}"
+            folder.mkdir(parents=True, exist_ok=True)
+            for name in SCHEMAS:
+                beside = folder / f".{name}.parquet.tmp"
+                parquet.write_table(getattr(rank, name), beside)
+                beside.rename(folder / f"{name}.parquet")
+        write_page(run.html, html.render(made.results, made.collectives, title=run.path.name))
+
+
+def write_page(target: Path, page: str) -> None:
+    """Write a page by rename. Raises OSError."""
+    from clusterprof.report import atomic
+
+    atomic.write(target, page.encode())
+
+
+def tell_results(made: Study, run: RunDirectory) -> None:
+    """The verdict on stdout, and where the page is on stderr."""
+    print_verdict(made.results)
+    say(f"wrote {run.html}")
+
+
+def print_verdict(results: Results) -> None:
+    """The verdict as text on stdout, coloured where a person looks at it."""
+    import shutil
+
+    from clusterprof.report import text
+
+    width = max(60, min(100, shutil.get_terminal_size((100, 24)).columns))
+    page = text.render(results, colour=text.wants_colour(sys.stdout), width=width)
+    print(page.rstrip("\n"), flush=True)

@@ -1,0 +1,101 @@
+"""What became of each chosen rank: bring its report to the run directory, or name the hole."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from clusterprof.agent import states
+from clusterprof.rundir import RunDirectory
+
+#: A shared filesystem may show a file, and a guard may finish, a little after the launcher ended.
+PATIENCE_S = 3.0
+
+_ENDED = {"captured", "collected", "lost"}
+
+#: Why there is no report, by the state in which the rank was killed.
+_KILLED = {
+    "armed": "the program ended before it trained, or was killed before the window began",
+    "waiting": "killed before the window began",
+    "capturing": "killed inside the window",
+    "finishing": "killed while the report was being written",
+}
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One chosen rank's end."""
+
+    rank: int
+    state: str
+    #: why there is no report, or why it is shorter than asked for; "" where all is well
+    reason: str = ""
+    host: str = ""
+    report: Path | None = None
+    #: a torch.profiler trace of the same window beside an nsys report
+    trace: Path | None = None
+    steps: Path | None = None
+
+
+def collect(
+    run: RunDirectory, expected: Iterable[int] | None, *, patience_s: float = PATIENCE_S
+) -> list[Outcome]:
+    """Settle every chosen rank of a job that has ended, over a shared filesystem.
+
+    `expected` are the ranks that were chosen; None where only the ranks knew: then those
+    that say they were. Each ends as `collected` or `lost`, on disk as well.
+    """
+    deadline = time.monotonic() + patience_s
+    while True:
+        seen = run.states()
+        chosen = sorted(
+            set(expected or ()) | {rank for rank, state in seen.items() if state.get("chosen")}
+        )
+        running = [rank for rank in chosen if seen.get(rank, {}).get("state", "") not in _ENDED]
+        if not running or time.monotonic() > deadline:
+            break
+        time.sleep(0.1)
+    return [_settle(run, rank, seen.get(rank), sorted(seen)) for rank in chosen]
+
+
+def _settle(
+    run: RunDirectory, rank: int, state: dict[str, Any] | None, seen: list[int]
+) -> Outcome:
+    """The end of one rank; advances its state."""
+    folder = run.rank(rank)
+    if state is None:
+        return Outcome(rank, "lost", _never_seen(seen))
+    host = str(state.get("host", ""))
+    name = str(state.get("state", ""))
+    steps = newest_step_log(folder)
+    report, trace = folder / "report.nsys-rep", folder / "trace.json.gz"
+    reports = [path for path in (report, trace) if path.is_file() and path.stat().st_size]
+    if name in ("captured", "collected") and reports:
+        states.advance(str(folder), "collected")
+        beside = trace if reports == [report, trace] else None
+        return Outcome(
+            rank, "collected", str(state.get("reason", "")), host, reports[0], beside, steps
+        )
+    reason = str(state.get("reason") or _KILLED.get(name, "it left no report"))
+    if name in ("captured", "collected"):
+        reason = "its state says that there is a report, but there is none"
+    if name != "lost":
+        states.advance(str(folder), "lost", reason)
+    return Outcome(rank, "lost", reason, host, steps=steps)
+
+
+def _never_seen(seen: list[int]) -> str:
+    if not seen:
+        return "no rank of the job was ever seen"
+    if seen == list(range(len(seen))):
+        return f"it was never seen: the job had ranks 0 to {seen[-1]}"
+    return f"it was never seen; those that were: {', '.join(map(str, seen))}"
+
+
+def newest_step_log(folder: Path) -> Path | None:
+    """The step log of the last attempt that kept one."""
+    logs = sorted(folder.glob("steps*.csv"), key=lambda path: path.stat().st_mtime_ns)
+    return logs[-1] if logs else None
