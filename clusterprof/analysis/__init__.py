@@ -1,0 +1,1 @@
+"""From merged tables to accounts and findings: pure functions, tables in, tables out."""

@@ -1,0 +1,49 @@
+"""Unions of time intervals, and how much of a span they cover. No loop over intervals."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+Ints = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Union:
+    """Disjoint intervals in order, and the length covered before each of them (ns)."""
+
+    start: Ints
+    end: Ints
+    before: Ints
+
+    def covered(self, times: Ints) -> Ints:
+        """Return for each time how much of the axis before it is covered."""
+        if not len(self.start):
+            return np.zeros(np.shape(times), dtype=np.int64)
+        at = np.searchsorted(self.start, times, side="right") - 1
+        known = np.maximum(at, 0)
+        inside = np.minimum(times, self.end[known]) - self.start[known]
+        return np.where(at < 0, 0, self.before[known] + np.maximum(inside, 0)).astype(np.int64)
+
+    def within(self, begin: Ints, end: Ints) -> Ints:
+        """Return for each span `begin`..`end` how much of it is covered."""
+        return self.covered(end) - self.covered(begin)
+
+
+def union(start: Ints, end: Ints) -> Union:
+    """Return the union of intervals that may overlap and stand in any order."""
+    keep = end > start
+    start, end = start[keep], end[keep]
+    if not len(start):
+        empty = np.zeros(0, dtype=np.int64)
+        return Union(empty, empty, empty)
+    order = np.argsort(start, kind="stable")
+    start, reach = start[order], np.maximum.accumulate(end[order])
+    fresh = np.r_[True, start[1:] > reach[:-1]]
+    first = np.flatnonzero(fresh)
+    last = np.r_[first[1:], len(start)] - 1
+    begin, stop = start[first], reach[last]
+    before = np.r_[0, np.cumsum(stop - begin)[:-1]]
+    return Union(begin, stop, before.astype(np.int64))

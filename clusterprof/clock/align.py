@@ -1,0 +1,189 @@
+"""One clock for all ranks: bounds from causality, an estimate within them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from clusterprof.clock.blocks import Block, Floats, bases, blocks
+from clusterprof.clock.bounds import Bounds, bound
+from clusterprof.clock.estimates import combine, estimate
+from clusterprof.clock.model import UNBOUNDED_NS, Clock
+from clusterprof.tables import RankTables
+
+Ints = npt.NDArray[np.int64]
+_METHOD = "wall clock, refined by collectives (causality bounds, latency-bound ends)"
+_WALL = "wall clock"
+
+
+def align(ranks: Sequence[RankTables], matched: pa.Table) -> Clock:
+    """Put all ranks on the clock of the lowest rank that takes part in a matched collective.
+
+    `matched` has the schema `clusterprof.merge.MATCHED`. A rank that no chain of collectives
+    ties to the reference keeps its wall clock, with `UNBOUNDED_NS` and a warning.
+    """
+    numbers = tuple(sorted(t.rank for t in ranks))
+    if not numbers:
+        return Clock(0, 0, _WALL, (), *_nothing(0))
+    base = bases(matched, numbers)
+    found = blocks(matched, numbers, base)
+    tied = sorted({m for b in found for m in b.members})
+    reference = tied[0] if tied else 0
+    middle, half = _window(ranks, numbers, base, reference)
+    if not found:
+        offset, drift, uncertainty = _nothing(len(numbers))
+        uncertainty[:] = UNBOUNDED_NS
+        uncertainty[reference] = 0
+        warnings = _untied([r for k, r in enumerate(numbers) if k != reference])
+        return Clock(
+            numbers[reference], middle, _WALL, numbers, offset, drift, uncertainty, warnings
+        )
+    rough = _rough(found, len(numbers), reference)
+    return _refined(numbers, base, found, rough, reference, middle, half)
+
+
+def _nothing(count: int) -> tuple[Ints, Floats, Ints]:
+    return np.zeros(count, dtype=np.int64), np.zeros(count), np.zeros(count, dtype=np.int64)
+
+
+def _window(
+    ranks: Sequence[RankTables], numbers: tuple[int, ...], base: Ints, reference: int
+) -> tuple[int, float]:
+    """Middle of the reference's window (its wall clock), and half the longest rank's window."""
+    info = {t.rank: t.info for t in ranks}
+    own = info[numbers[reference]]
+    begin, end = own.begin_ns, own.end_ns
+    if end <= begin:
+        begin = end = int(base[reference])
+    longest = max(i.end_ns - i.begin_ns for i in info.values())
+    return (begin + end) // 2, max(longest, end - begin, 0) / 2
+
+
+def _rough(found: list[Block], ranks: int, reference: int) -> Floats:
+    """Offsets of the ranks' bases good enough to put all calls on one time axis (ns).
+
+    From the calls themselves and not from the wall clocks, which may be an hour apart.
+    """
+    estimates = [e for b in found if (e := estimate(b, 0.0)) is not None]
+    offset, _, _ = combine(estimates, ranks, reference)
+    if np.isnan(offset).any():
+        # one-way traffic only: causality's own bounds are finite on one side at least
+        raw = bound(found, ranks, reference, 0.0, 0.0)
+        low, high = raw.low[0], raw.high[0]
+        middle = np.where(np.isfinite(low) & np.isfinite(high), (low + high) / 2, np.nan)
+        one = np.where(np.isfinite(high), high, np.where(np.isfinite(low), low, 0.0))
+        middle = np.where(np.isnan(middle), one, middle)
+        offset = np.where(np.isnan(offset), middle, offset)
+    return np.asarray(offset)
+
+
+def _moved(block: Block, rough: Floats) -> Block:
+    by = rough[list(block.members)]
+    return Block(block.members, block.start - by, block.end - by, block.holds, block.held)
+
+
+def _refined(
+    numbers: tuple[int, ...],
+    base: Ints,
+    found: list[Block],
+    rough: Floats,
+    reference: int,
+    middle: int,
+    half: float,
+) -> Clock:
+    moved = [_moved(b, rough) for b in found]
+    centre = float(middle - base[reference])
+    first = min([float(np.nanmin(b.start)) for b in moved] + [centre - half])
+    last = max([float(np.nanmax(b.end)) for b in moved] + [centre + half])
+    limits = bound(moved, len(numbers), reference, first, last)
+    estimates = [e for b in moved if (e := estimate(b, centre)) is not None]
+    offset, drift, _ = combine(estimates, len(numbers), reference)
+    offset, drift = _inside(offset, drift, limits, centre)
+    uncertainty = _uncertainty(offset, drift, limits, centre)
+    open_ended = [numbers[k] for k in np.flatnonzero(uncertainty >= UNBOUNDED_NS)]
+    warnings = _untied(open_ended)
+    if not limits.consistent:
+        warnings += (
+            "the ranks' collectives contradict each other in time (a clock that jumped, a drift "
+            "beyond 150 ppm, or a wrong match): the clock's bound does not hold",
+        )
+        uncertainty = np.where(np.arange(len(numbers)) == reference, 0, UNBOUNDED_NS)
+    return _as_clock(numbers, base, rough, reference, middle, offset, drift, uncertainty, warnings)
+
+
+def _inside(
+    offset: Floats, drift: Floats, limits: Bounds, centre: float
+) -> tuple[Floats, Floats]:
+    """Move each estimate into its bounds; where there is none, take the bounds' middle."""
+    low = np.array([np.interp(centre, limits.times, column) for column in limits.low.T])
+    high = np.array([np.interp(centre, limits.times, column) for column in limits.high.T])
+    closed = np.isfinite(low) & np.isfinite(high)
+    with np.errstate(invalid="ignore"):
+        middle = np.where(closed, (low + high) / 2, 0.0)
+    offset = np.where(np.isnan(offset), middle, offset)
+    inside = np.clip(offset, np.minimum(low, high), np.maximum(low, high))
+    offset = np.where(closed, inside, offset)
+    drift = np.clip(np.nan_to_num(drift), limits.drift_low, limits.drift_high)
+    return offset, drift
+
+
+def _uncertainty(offset: Floats, drift: Floats, limits: Bounds, centre: float) -> Ints:
+    """The farthest that the truth can be from the estimate anywhere in the window.
+
+    Truth and estimate are both lines over time, so their distance is greatest at an end.
+    """
+    worst = np.zeros(len(offset))
+    for k in (0, -1):
+        line = offset + drift * (limits.times[k] - centre)
+        worst = np.maximum(worst, np.maximum(limits.high[k] - line, line - limits.low[k]))
+    return np.asarray(
+        np.minimum(np.ceil(np.nan_to_num(worst, posinf=UNBOUNDED_NS)), UNBOUNDED_NS), dtype=np.int64
+    )
+
+
+def _as_clock(
+    numbers: tuple[int, ...],
+    base: Ints,
+    rough: Floats,
+    reference: int,
+    middle: int,
+    offset: Floats,
+    drift: Floats,
+    uncertainty: Ints,
+    warnings: tuple[str, ...],
+) -> Clock:
+    """Turn offsets of bases into offsets of wall clocks.
+
+    So far: base-relative time minus (rough + offset) is time since the reference's base.
+    """
+    whole = base - base[reference] + np.rint(rough + offset).astype(np.int64)
+    whole -= whole[reference]
+    # the drift counts from `middle` on the rank's own clock, which may be an hour off
+    whole = whole - np.rint(drift * whole).astype(np.int64)
+    loose = uncertainty >= UNBOUNDED_NS
+    loose[reference] = False
+    no_call = np.asarray(base == 0)
+    whole = np.where(loose & no_call, 0, whole)
+    return Clock(
+        reference_rank=numbers[reference],
+        middle_ns=middle,
+        method=_METHOD,
+        ranks=numbers,
+        offset_ns=whole.astype(np.int64),
+        drift_ppm=np.round(drift * 1e6, 6),
+        uncertainty_ns=uncertainty,
+        warnings=warnings,
+    )
+
+
+def _untied(ranks: Sequence[int]) -> tuple[str, ...]:
+    if not ranks:
+        return ()
+    who = f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
+    return (
+        f"{who}: nothing bounds the clock against the reference rank (no chain of matched "
+        "collectives): wall clock only, nothing is said about who was late",
+    )

@@ -1,0 +1,63 @@
+"""What is known of each rank's clock: offset, drift, and a bound on the error of both."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from clusterprof.results import ClockEntry, RankClock
+
+#: the uncertainty of a rank that nothing ties to the reference rank: an hour. It stands for
+#: "unbounded" (a warning says so); whatever is smaller than the uncertainty is never said.
+UNBOUNDED_NS = 3_600_000_000_000
+
+
+@dataclass(frozen=True)
+class Clock:
+    """Every rank's wall clock against the reference rank's.
+
+    `aligned = wall - offset_ns - drift_ppm * 1e-6 * (wall - middle_ns)` is the reference
+    rank's wall time; the truth lies within `uncertainty_ns` of it over the whole window.
+    """
+
+    reference_rank: int
+    middle_ns: int
+    method: str
+    ranks: tuple[int, ...]
+    offset_ns: npt.NDArray[np.int64]
+    drift_ppm: npt.NDArray[np.float64]
+    uncertainty_ns: npt.NDArray[np.int64]
+    warnings: tuple[str, ...] = ()
+
+    def align(self, rank: int, wall: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Return `wall` (ns, the rank's own wall clock) on the reference rank's clock."""
+        k = self.ranks.index(rank)
+        aligned = wall - self.offset_ns[k]
+        if self.drift_ppm[k]:
+            since = (wall - self.middle_ns).astype(np.float64)
+            aligned = aligned - np.rint(self.drift_ppm[k] * 1e-6 * since).astype(np.int64)
+        return np.asarray(aligned, dtype=np.int64)
+
+    def uncertainty(self, rank: int) -> int:
+        """Return the bound on the error of this rank's aligned times (ns)."""
+        return int(self.uncertainty_ns[self.ranks.index(rank)])
+
+    def entry(self) -> ClockEntry:
+        """Return the clock as it stands in results.json."""
+        ranks: list[RankClock] = [
+            {
+                "rank": rank,
+                "offset_ns": int(self.offset_ns[k]),
+                "drift_ppm": float(self.drift_ppm[k]),
+                "uncertainty_ns": int(self.uncertainty_ns[k]),
+            }
+            for k, rank in enumerate(self.ranks)
+        ]
+        return {
+            "reference_rank": self.reference_rank,
+            "middle_ns": self.middle_ns,
+            "method": self.method,
+            "ranks": ranks,
+        }

@@ -1,0 +1,7 @@
+"""Collectives across ranks: matching calls, and placing them on one clock."""
+
+from clusterprof.merge.matched import MATCHED, PLACED
+from clusterprof.merge.matching import match
+from clusterprof.merge.placing import place
+
+__all__ = ["MATCHED", "PLACED", "match", "place"]

@@ -1,0 +1,132 @@
+"""One rank's collective calls as arrays, ready to be compared with another rank's."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from clusterprof.tables import RankTables
+
+Ints = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
+
+#: stands for "the report does not say" in integer arrays
+UNKNOWN = -1
+
+#: operations whose member cannot end before every member has started, because each member's
+#: output depends on each member's input
+SYNCHRONISING = frozenset({"AllReduce", "AllGather", "ReduceScatter", "AllToAll", "Barrier"})
+#: operations whose message size may differ between the members of one call
+UNEVEN = frozenset({"AllToAll", "Gather", "Scatter", "SendRecv", "Barrier"})
+POINT_TO_POINT = frozenset({"Send", "Recv"})
+
+
+@dataclass(frozen=True)
+class Calls:
+    """One rank's collective calls, one element per call, in issue order.
+
+    `start`/`end` are 0 where `has` is false (no device kernel was found).
+    """
+
+    rank: int
+    call: Ints
+    operation: npt.NDArray[np.object_]
+    #: communicator id (with its members where listed), None where the report has none
+    communicator: npt.NDArray[np.object_]
+    #: global ranks of the communicator, None where not listed
+    members: npt.NDArray[np.object_]
+    stream: Ints
+    size: Ints
+    root: Ints
+    peer: Ints
+    group: Ints
+    issue: Ints
+    start: Ints
+    end: Ints
+    has: Bools
+    step: Ints
+    source: npt.NDArray[np.object_]
+    reason: npt.NDArray[np.object_]
+
+    def __len__(self) -> int:
+        return len(self.call)
+
+
+def _ints(table: pa.Table, name: str, missing: int = UNKNOWN) -> Ints:
+    column = pc.fill_null(table[name], pa.scalar(missing, table.schema.field(name).type))
+    return np.asarray(column.to_numpy(), dtype=np.int64)
+
+
+def _objects(values: list[Any]) -> npt.NDArray[np.object_]:
+    out = np.empty(len(values), dtype=object)
+    out[:] = values
+    return out
+
+
+def steps_of(tables: RankTables, times: Ints) -> Ints:
+    """Return the step in whose host range each of `times` (ns, the rank's clock) lies, or -1."""
+    if not tables.steps.num_rows or not len(times):
+        return np.full(len(times), UNKNOWN, dtype=np.int64)
+    begin, end = _ints(tables.steps, "begin_ns"), _ints(tables.steps, "end_ns")
+    number = _ints(tables.steps, "step")
+    at = np.searchsorted(begin, times, side="right") - 1
+    inside = (at >= 0) & (times <= end[np.maximum(at, 0)])
+    return np.where(inside, number[np.maximum(at, 0)], UNKNOWN)
+
+
+def read(tables: RankTables) -> Calls:
+    """Return the collective calls of one rank, sorted by issue (by start where not issued)."""
+    table = tables.collective_calls
+    start, end = _ints(table, "start_ns", 0), _ints(table, "end_ns", 0)
+    has = np.asarray(
+        pc.and_(pc.is_valid(table["start_ns"]), pc.is_valid(table["end_ns"])).to_numpy()
+    )
+    issue = _ints(table, "issue_start_ns", 0)
+    issue = np.where(issue > 0, issue, start)
+    members = _objects(
+        [None if m is None else tuple(sorted(m)) for m in table["members"].to_pylist()]
+    )
+    communicator = _objects(
+        [
+            # a process group's name ("1") may mean other ranks elsewhere: the members tell
+            name if name is None or m is None else f"{name}[{','.join(map(str, m))}]"
+            for name, m in zip(table["communicator"].to_pylist(), members, strict=True)
+        ]
+    )
+    operation = _objects(table["operation"].cast(pa.string()).to_pylist())
+    size = _ints(table, "message_bytes")
+    size = np.where(np.isin(operation.astype(str), list(UNEVEN)), UNKNOWN, size)
+    order = np.argsort(issue, kind="stable")
+    whole = Calls(
+        rank=tables.rank,
+        call=_ints(table, "call"),
+        operation=operation,
+        communicator=communicator,
+        members=members,
+        stream=_ints(table, "stream"),
+        size=size,
+        root=_ints(table, "root"),
+        peer=_ints(table, "peer"),
+        group=_ints(table, "group"),
+        issue=issue,
+        start=start,
+        end=end,
+        has=has,
+        step=steps_of(tables, issue),
+        source=_objects(table["source"].cast(pa.string()).to_pylist()),
+        reason=_objects(table["reason"].to_pylist()),
+    )
+    return take(whole, order)
+
+
+def take(calls: Calls, rows: Ints | Bools) -> Calls:
+    """Return the calls of `rows` (indices or a mask), in that order."""
+    fields = {
+        name: getattr(calls, name)[rows] for name in calls.__dataclass_fields__ if name != "rank"
+    }
+    return Calls(rank=calls.rank, **fields)

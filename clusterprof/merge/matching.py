@@ -1,0 +1,172 @@
+"""Which call of one rank is which call of another: collectives across ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pyarrow as pa
+
+from clusterprof.merge.calls import POINT_TO_POINT, UNKNOWN, Calls, Ints, read, take
+from clusterprof.merge.communicators import infer, streams
+from clusterprof.merge.point_to_point import pair_by_id, pair_by_time
+from clusterprof.merge.rows import Rows
+from clusterprof.merge.shift import agree, find_shift
+from clusterprof.tables import RankTables
+
+
+def match(ranks: Sequence[RankTables]) -> pa.Table:
+    """Match the collective calls of all ranks; schema `clusterprof.merge.MATCHED`.
+
+    By communicator and order where the reports have ids; else by stream, order and times, with
+    less confidence. Every call of every rank is in the result exactly once; what has no
+    counterpart stays, with its reason. Assumes that a communicator's members issue its calls in
+    the same order, which NCCL and gloo require themselves.
+    """
+    rows = Rows()
+    calls = [read(tables) for tables in sorted(ranks, key=lambda r: r.rank)]
+    sizes = {t.info.world_size for t in ranks if t.info.world_size is not None}
+    world = sizes.pop() if len(sizes) == 1 else None
+    named: dict[str, list[tuple[Calls, Ints]]] = {}
+    nameless: list[tuple[Calls, Ints]] = []
+    for c in calls:
+        none = np.asarray([name is None for name in c.communicator], dtype=bool)
+        nameless.append((c, np.flatnonzero(none)))
+        for name in dict.fromkeys(c.communicator[~none]):
+            named.setdefault(name, []).append((c, np.flatnonzero(c.communicator == name)))
+    for name, parts in named.items():
+        pairs = [np.isin(c.operation[r].astype(str), list(POINT_TO_POINT)) for c, r in parts]
+        _collectives(rows, name, [(c, r[~p]) for (c, r), p in zip(parts, pairs, strict=True)])
+        there = [(c, r[p]) for (c, r), p in zip(parts, pairs, strict=True) if p.any()]
+        if there:
+            pair_by_id(rows, name, [c for c, _ in there], [r for _, r in there], world)
+    _nameless(rows, nameless)
+    return rows.table()
+
+
+def _nameless(rows: Rows, parts: list[tuple[Calls, Ints]]) -> None:
+    pairs = [np.isin(c.operation[r].astype(str), list(POINT_TO_POINT)) for c, r in parts]
+    there = [(c, r[p]) for (c, r), p in zip(parts, pairs, strict=True) if p.any()]
+    if there:
+        pair_by_time(rows, [c for c, _ in there], [r for _, r in there])
+    nodes = [s for (c, r), p in zip(parts, pairs, strict=True) for s in streams(c, r[~p])]
+    by_rank = {c.rank: c for c, _ in parts}
+    used: dict[str, int] = {}
+    for group, confidence in infer(nodes):
+        name = "inferred:" + ",".join(str(nodes[k].rank) for k in group)
+        used[name] = used.get(name, 0) + 1
+        if used[name] > 1:
+            name += f"#{used[name]}"
+        members = [(by_rank[nodes[k].rank], nodes[k].rows) for k in group]
+        _collectives(rows, name, members, confidence)
+
+
+def _collectives(
+    rows: Rows, name: str, parts: list[tuple[Calls, Ints]], confidence: float = 1.0
+) -> None:
+    """Match one communicator's collectives (no point-to-point) in order."""
+    parts = [(c, r) for c, r in parts if len(r)]
+    if len(parts) < 2:
+        for c, r in parts:
+            rows.alone(c, r, name, "single member profiled")
+        return
+    base = max(range(len(parts)), key=lambda k: len(parts[k][1]))
+    whole = take(parts[base][0], parts[base][1])
+    shifts = [
+        (0, 1.0) if k == base else _shift(whole, take(c, r)) for k, (c, r) in enumerate(parts)
+    ]
+    if any(s is None for s in shifts):
+        _step_by_step(rows, name, parts, base, shifts, confidence)
+        return
+    placed = [(s[0], s[1]) for s in shifts if s is not None]
+    _add(rows, name, parts, placed, confidence)
+
+
+def _shift(a: Calls, b: Calls) -> tuple[int, float] | None:
+    found = find_shift(a, b)
+    return None if found is None else (found.by, found.confidence)
+
+
+def _add(
+    rows: Rows,
+    name: str,
+    parts: list[tuple[Calls, Ints]],
+    shifts: list[tuple[int, float]],
+    confidence: float,
+) -> None:
+    least = min(by for by, _ in shifts)
+    order = [np.arange(len(r)) + by - least for (_, r), (by, _) in zip(parts, shifts, strict=True)]
+    kept = _agreeing(rows, name, parts, order)
+    sure = confidence * min(s for _, s in shifts)
+    rows.collectives(
+        name,
+        [c for c, _ in parts],
+        [r[k] for (_, r), k in zip(parts, kept, strict=True)],
+        [o[k] for o, k in zip(order, kept, strict=True)],
+        sure,
+        _roots(parts),
+    )
+
+
+def _agreeing(
+    rows: Rows, name: str, parts: list[tuple[Calls, Ints]], order: list[Ints]
+) -> list[np.ndarray]:
+    """Which rows stand opposite the same operation everywhere; the others are set aside."""
+    length = 1 + max(int(o.max()) for o in order)
+    good = np.ones(length, dtype=bool)
+    (first, first_rows), first_order = parts[0], order[0]
+    at = np.full(length, UNKNOWN, dtype=np.int64)
+    at[first_order] = first_rows
+    for (c, r), o in zip(parts[1:], order[1:], strict=True):
+        both = at[o] >= 0
+        same = agree(take(first, at[o][both]), take(c, r[both]))
+        good[o[both]] &= same
+        unseen = o[~both]
+        good[unseen] &= True
+    kept = [good[o] for o in order]
+    for (c, r), k in zip(parts, kept, strict=True):
+        rows.alone(c, r[~k], name, "operations or sizes disagree at this place")
+    return kept
+
+
+def _roots(parts: list[tuple[Calls, Ints]]) -> dict[int, int]:
+    """Global ranks of the communicator's ranks, where they can be known."""
+    listed = next((m for c, r in parts for m in c.members[r][:1] if m is not None), None)
+    ranks = list(listed) if listed is not None else sorted(c.rank for c, _ in parts)
+    return dict(enumerate(ranks)) if listed is not None or ranks == list(range(len(ranks))) else {}
+
+
+def _step_by_step(
+    rows: Rows,
+    name: str,
+    parts: list[tuple[Calls, Ints]],
+    base: int,
+    shifts: list[tuple[int, float] | None],
+    confidence: float,
+) -> None:
+    """Match where no single displacement holds (a call was lost on the way): step by step.
+
+    Members without steps, and steps in which the members differ in number or kind of calls,
+    are left unmatched: better a hole than a misalignment by one.
+    """
+    steps = [np.unique(c.step[r]) for c, r in parts]
+    common = steps[0]
+    for other in steps[1:]:
+        common = np.intersect1d(common, other)
+    common = common[common != UNKNOWN]
+    matched = [np.zeros(len(r), dtype=bool) for _, r in parts]
+    for step in common:
+        inside = [np.flatnonzero(c.step[r] == step) for c, r in parts]
+        if len({len(i) for i in inside}) != 1:
+            continue
+        here = [take(c, r[i]) for (c, r), i in zip(parts, inside, strict=True)]
+        if not all(bool(agree(here[base], h).all()) for h in here):
+            continue
+        chosen = [(c, r[i]) for (c, r), i in zip(parts, inside, strict=True)]
+        _add(rows, name, chosen, [(0, 0.8)] * len(parts), confidence)
+        for m, i in zip(matched, inside, strict=True):
+            m[i] = True
+    odd = [c.rank for (c, _), s in zip(parts, shifts, strict=True) if s is None]
+    reason = f"order and times do not fit those of rank {', '.join(map(str, odd))}"
+    for (c, r), m in zip(parts, matched, strict=True):
+        rows.alone(c, r[~m], name, reason)

@@ -1,0 +1,144 @@
+"""By how many calls two ranks' windows are displaced against each other.
+
+NCCL reports carry no sequence number, so the k-th call of one rank need not be the k-th of
+another: a window may begin a call later. A displacement is believed only if operations and
+message sizes agree all along and if *one* clock offset explains all times (no member of a
+synchronising collective ends before the last has started). Steps, where both ranks have them,
+settle what is left open.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from clusterprof.merge.calls import SYNCHRONISING, UNKNOWN, Bools, Calls
+
+#: two clocks differ in rate by no more than this (crystals are good to 50 ppm each)
+DRIFT_LIMIT_PPM = 150.0
+#: a profiler's own error of a time stamp
+STAMP_ERROR_NS = 1_000
+#: displacements that are tried where neither lengths nor steps say
+_REACH = 512
+
+
+@dataclass(frozen=True)
+class Shift:
+    """Call `j` of b is call `j + by` of a; `offset_ns` is then a's clock minus b's, roughly."""
+
+    by: int
+    confidence: float
+    offset_ns: int
+
+
+@dataclass(frozen=True)
+class _Trial:
+    by: int
+    overlap: int
+    agreement: float
+    steps: float
+    margin_ns: int
+    offset_ns: int
+    span_ns: int
+
+    @property
+    def possible(self) -> bool:
+        slack = DRIFT_LIMIT_PPM * 1e-6 * self.span_ns + 2 * STAMP_ERROR_NS
+        steps_fit = self.steps < 0 or self.steps >= 0.5
+        return self.agreement >= 0.9 and self.margin_ns >= -slack and steps_fit
+
+
+def agree(a: Calls, b: Calls) -> Bools:
+    """Return for calls side by side whether operation and size (where known) are the same."""
+    sizes = (a.size == b.size) | (a.size == UNKNOWN) | (b.size == UNKNOWN)
+    same: Bools = (a.operation == b.operation) & sizes
+    return same
+
+
+def _slices(a: Calls, b: Calls, by: int) -> tuple[slice, slice]:
+    first, last = max(0, -by), min(len(b), len(a) - by)
+    return slice(first + by, last + by), slice(first, last)
+
+
+def _try(a: Calls, b: Calls, by: int, directed: bool) -> _Trial:
+    """Weigh one displacement of b against a.
+
+    `directed`: a's Sends against b's Recvs. A Send may end long before its Recv begins (NCCL
+    buffers it), so there only sizes and steps speak, and that no Recv ends before its Send.
+    """
+    in_a, in_b = _slices(a, b, by)
+    overlap = in_b.stop - in_b.start
+    if overlap <= 0:
+        return _Trial(by, 0, 0.0, 0.0, -1, 0, 0)
+    sizes_a, sizes_b = a.size[in_a], b.size[in_b]
+    same = (sizes_a == sizes_b) | (sizes_a == UNKNOWN) | (sizes_b == UNKNOWN)
+    timed = a.has[in_a] & b.has[in_b]
+    if not directed:
+        same &= a.operation[in_a] == b.operation[in_b]
+        timed &= np.isin(a.operation[in_a].astype(str), list(SYNCHRONISING))
+    steps_a, steps_b = a.step[in_a], b.step[in_b]
+    labelled = (steps_a != UNKNOWN) & (steps_b != UNKNOWN)
+    steps = float((steps_a == steps_b)[labelled].mean()) if labelled.any() else -1.0
+    if not timed.any():
+        return _Trial(by, overlap, float(same.mean()), steps, 0, 0, 0)
+    if directed:
+        # the shortest time from a Send's end to its Recv's end is next to nothing
+        offset = int((a.end[in_a] - b.end[in_b])[timed].max())
+        return _Trial(by, overlap, float(same.mean()), steps, 0, offset, 0)
+    upper = int((a.end[in_a] - b.start[in_b])[timed].min())
+    lower = int((a.start[in_a] - b.end[in_b])[timed].max())
+    span = int(np.ptp(b.start[in_b][timed]))
+    return _Trial(
+        by, overlap, float(same.mean()), steps, upper - lower, (upper + lower) // 2, span
+    )
+
+
+def _by_steps(a: Calls, b: Calls) -> int | None:
+    """The displacement that the steps say, or None: where the first common step begins."""
+    common = np.intersect1d(a.step[a.step != UNKNOWN], b.step[b.step != UNKNOWN])
+    for step in common:
+        in_a, in_b = np.flatnonzero(a.step == step), np.flatnonzero(b.step == step)
+        if len(in_a) == len(in_b):
+            return int(in_a[0] - in_b[0])
+    return None
+
+
+def find_shift(a: Calls, b: Calls, *, directed: bool = False) -> Shift | None:
+    """Return how `b` is displaced against `a`, or None if no displacement explains the two.
+
+    Confidence: 1.0 where steps agree, 0.9 where only one displacement is possible, 0.7 where
+    the wall clocks or the greatest overlap had to decide between several.
+    """
+    if not len(a) or not len(b):
+        return None
+    said = _by_steps(a, b)
+    if said is not None:
+        trial = _try(a, b, said, directed)
+        if trial.possible and trial.steps > 0.99:
+            return Shift(said, 1.0 if trial.agreement == 1.0 else 0.8, trial.offset_ns)
+    around = 0 if said is None else said
+    low = max(1 - len(b), min(around, len(a) - len(b)) - _REACH)
+    high = min(len(a) - 1, max(around, len(a) - len(b)) + _REACH)
+    shorter = min(len(a), len(b))
+    trials = [_try(a, b, by, directed) for by in range(low, high + 1)]
+    possible = [t for t in trials if t.possible and t.overlap * 4 >= shorter]
+    if not possible:
+        return None
+    return _choose(possible, shorter)
+
+
+def _choose(possible: list[_Trial], shorter: int) -> Shift | None:
+    with_steps = max(t.steps for t in possible)
+    if with_steps > 0.5:
+        best = max(possible, key=lambda t: (t.steps, t.overlap))
+        return Shift(best.by, 0.9, best.offset_ns)
+    wide = [t for t in possible if t.overlap * 2 >= shorter]
+    if len(wide) == 1 and wide[0].overlap > 2:
+        return Shift(wide[0].by, 0.9, wide[0].offset_ns)
+    near = [t for t in possible if abs(t.offset_ns) < 1_000_000_000]
+    if near:
+        best = min(near, key=lambda t: abs(t.offset_ns))
+    else:
+        best = max(possible, key=lambda t: t.overlap)
+    return Shift(best.by, 0.7, best.offset_ns)
