@@ -51,6 +51,21 @@ def averages(results: Results) -> list[Average]:
     return [_average(rank, by_rank[rank]) for rank in sorted(by_rank)]
 
 
+def worth_showing(results: Results, rows: list[Average], most: int) -> list[Average]:
+    """All rows, or of many the ranks that findings name and those that wait least and most."""
+    if len(rows) <= most:
+        return rows
+    named = {rank for finding in results["findings"] for rank in finding["ranks"][:4]}
+    named |= {finding["rank"] for finding in results["findings"] if finding["rank"] is not None}
+    chosen = sorted(named & {row.rank for row in rows})[:most]
+    by_wait = sorted(rows, key=lambda row: row.exposed_wait_ns)
+    for pair in zip(by_wait, reversed(by_wait), strict=True):
+        for row in pair:
+            if len(chosen) < most and row.rank not in chosen:
+                chosen.append(row.rank)
+    return [row for row in rows if row.rank in set(chosen)]
+
+
 def _average(rank: int, accounts: list[RankAccount]) -> Average:
     count = len(accounts)
     wait = sum(a["exposed_wait_ns"] for a in accounts) / count

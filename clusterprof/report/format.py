@@ -27,6 +27,15 @@ def milliseconds(ns: float, decimals: int | None = None) -> str:
     return text[1:] if text.startswith("-") and float(text) == 0 else text
 
 
+def column_decimals(largest_ns: float) -> int:
+    """Decimals of a column of ms whose largest is `largest_ns`, so that it stays narrow.
+
+    >>> column_decimals(61_000_000), column_decimals(4_062_118_000)
+    (2, 0)
+    """
+    return 0 if largest_ns >= 1e9 else 1 if largest_ns >= 1e8 else 2
+
+
 def duration(ns: float) -> str:
     """`ns` with the unit that suits its size.
 

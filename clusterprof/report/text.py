@@ -12,7 +12,8 @@ from collections.abc import Iterable, Sequence
 from typing import TextIO
 
 from clusterprof.report import format as show
-from clusterprof.report.averages import Average, averages, evidence_steps
+from clusterprof.report import phrases
+from clusterprof.report.averages import Average, averages, evidence_steps, worth_showing
 from clusterprof.report.precision import pair_bound_ns
 from clusterprof.results import Finding, Results
 
@@ -94,56 +95,18 @@ class _Page:
 
 
 def _measured(page: _Page, results: Results) -> None:
-    page.sentence(ranks_sentence(results), indent=7, lead="ranks")
-    page.sentence(clock_sentence(results), indent=7, lead="clock")
-
-
-def ranks_sentence(results: Results) -> str:
-    """Which ranks were seen, of how many, where and with what."""
-    entries = results["ranks"]
-    if not entries:
-        return "none gave a report"
-    world = max((entry["world_size"] or 0 for entry in entries), default=0)
-    numbers = show.numbers((entry["rank"] for entry in entries), limit=12)
-    parts = [f"{numbers} of {world}" if world else numbers]
-    hosts = sorted({show.plain(entry["host"]) for entry in entries} - {""})
-    if hosts:
-        parts.append(f"on {hosts[0]}" if len(hosts) == 1 else f"on {len(hosts)} hosts")
-    devices = sorted({show.plain(entry["device"]) for entry in entries} - {""})
-    profilers = sorted({show.plain(entry["profiler"]) for entry in entries} - {""})
-    steps, settled = evidence_steps(results)
-    if settled:
-        kind = "settled step" if len(steps) == 1 else "settled steps"
-        seen = f"{len(steps)} {kind} of {len(results['steps'])} ({show.numbers(steps, limit=6)})"
-    elif steps:
-        seen = f"{show.counted(len(steps), 'step')}, none of them settled"
-    else:
-        seen = "no steps"
-    return ", ".join([" ".join(parts), *devices, " and ".join(profilers), seen])
-
-
-def clock_sentence(results: Results) -> str:
-    """Whose clock is used and to within what the others are known on it."""
-    clock = results["clock"]
-    others = [entry for entry in clock["ranks"] if entry["rank"] != clock["reference_rank"]]
-    if not others:
-        return f"rank {clock['reference_rank']}'s own; no other rank to compare with"
-    worst = max(entry["uncertainty_ns"] for entry in others)
-    method = f" ({show.plain(clock['method'])})" if clock["method"] else ""
-    whom = "the other rank" if len(others) == 1 else "every other rank"
-    return f"rank {clock['reference_rank']}'s; {whom} is known on it to {show.bound(worst)}{method}"
+    page.sentence(phrases.ranks(results), indent=7, lead="ranks")
+    page.sentence(phrases.clock(results), indent=7, lead="clock")
 
 
 def _holes(page: _Page, results: Results) -> None:
     for hole in results["missing"]:
-        name = "a rank" if hole["rank"] is None else f"rank {hole['rank']}"
-        source = f" ({show.plain(hole['source'])})" if hole["source"] else ""
-        page.sentence(f"{name}: {show.plain(hole['reason'])}{source}", 7, "hole", style="warning")
+        page.sentence(phrases.hole(hole), 7, "hole", style="warning")
     page.blank()
 
 
 def _findings(page: _Page, results: Results) -> None:
-    findings = sorted(results["findings"], key=lambda f: -f["cost_ns_per_step"])
+    findings = phrases.by_cost(results)
     if not findings:
         page.line("findings  none")
         page.blank()
@@ -156,49 +119,21 @@ def _findings(page: _Page, results: Results) -> None:
 
 
 def _finding(page: _Page, number: int, finding: Finding) -> None:
-    who = whom(finding)
+    who = phrases.whom(finding)
     severity = page.styled(finding["severity"], finding["severity"])
     code = page.styled(finding["code"], "strong")
     page.line(f"{number:>2}  {severity}  {code}" + (f"  {who}" if who else ""))
     indent = 4
-    facts = [cost(finding)]
+    facts = [phrases.cost(finding)]
     if finding["cost_ns_per_step"] > finding["uncertainty_ns"] and finding["share_of_step"] > 0:
         facts.append(f"{show.percent(finding['share_of_step'])} of the step")
-    facts += [recurrence(finding), f"confidence {show.confidence(finding['confidence'])}"]
+    facts += [phrases.recurrence(finding), f"confidence {show.confidence(finding['confidence'])}"]
     page.sentence(", ".join(facts), indent)
     page.sentence(show.plain(finding["summary"]), indent)
     if finding["advice"]:
         page.sentence(show.plain(finding["advice"]), indent + 8, " " * indent + "advice")
     if finding["next"]:
         page.line(" " * indent + "next".ljust(8) + show.plain(finding["next"]))
-
-
-def whom(finding: Finding) -> str:
-    """The rank or ranks that a finding names, or nothing."""
-    if finding["rank"] is not None:
-        return f"rank {finding['rank']}"
-    if not finding["ranks"]:
-        return ""
-    noun = "rank" if len(set(finding["ranks"])) == 1 else "ranks"
-    return f"{noun} {show.numbers(finding['ranks'], limit=8)}"
-
-
-def cost(finding: Finding) -> str:
-    """The cost per step with its uncertainty, or that there is none to be seen."""
-    if finding["cost_ns_per_step"] <= 0:
-        return "no cost of its own"
-    if finding["cost_ns_per_step"] <= finding["uncertainty_ns"]:
-        return f"cost per step within the uncertainty ({show.bound(finding['uncertainty_ns'])})"
-    return f"{show.with_bound(finding['cost_ns_per_step'], finding['uncertainty_ns'])} per step"
-
-
-def recurrence(finding: Finding) -> str:
-    """In how many steps it was seen."""
-    steps = finding["steps"]
-    if not steps:
-        return finding["recurrence"]
-    noun = "step" if len(set(steps)) == 1 else "steps"
-    return f"{finding['recurrence']} ({noun} {show.numbers(steps, limit=6)})"
 
 
 def _account(page: _Page, results: Results) -> None:
@@ -210,7 +145,7 @@ def _account(page: _Page, results: Results) -> None:
     which = show.numbers(steps, limit=6)
     page.sentence(f"where a {kind} goes, ms and share, mean over {which}")
     floor = pair_bound_ns(results)
-    shown = _worth_showing(rows, results)
+    shown = worth_showing(results, rows, _MOST_RANKS)
     header = ["rank", "step", "compute", "exposed", "waiting", "copies", "idle"]
     table = [_account_row(row, floor) for row in shown]
     page.table(header, table, left=0)
@@ -227,23 +162,8 @@ def _account(page: _Page, results: Results) -> None:
     page.blank()
 
 
-def _worth_showing(rows: list[Average], results: Results) -> list[Average]:
-    """All ranks, or of many those that findings name and those that wait least and most."""
-    if len(rows) <= _MOST_RANKS:
-        return rows
-    named = {rank for finding in results["findings"] for rank in finding["ranks"][:4]}
-    named |= {finding["rank"] for finding in results["findings"] if finding["rank"] is not None}
-    by_wait = sorted(rows, key=lambda row: row.exposed_wait_ns)
-    ends = [row.rank for pair in zip(by_wait, reversed(by_wait), strict=True) for row in pair]
-    chosen = sorted(named & {row.rank for row in rows})[:_MOST_RANKS]
-    for rank in ends:
-        if len(chosen) < _MOST_RANKS and rank not in chosen:
-            chosen.append(rank)
-    return [row for row in rows if row.rank in set(chosen)]
-
-
 def _account_row(row: Average, floor: int) -> list[str]:
-    decimals = 0 if row.duration_ns >= 1e9 else 1 if row.duration_ns >= 1e8 else 2
+    decimals = show.column_decimals(row.duration_ns)
 
     def cell(ns: float) -> str:
         share = show.percent(ns / row.duration_ns) if row.duration_ns else "-"
@@ -262,23 +182,15 @@ def _account_row(row: Average, floor: int) -> list[str]:
 
 
 def _collectives(page: _Page, results: Results) -> None:
-    counts = results["collectives"]
-    page.line(
-        f"collectives  {counts['matched']:,} matched, {counts['incomplete']:,} incomplete, "
-        f"{counts['unmatched']:,} unmatched"
-    )
+    page.line(f"collectives  {phrases.collectives(results)}")
     floor = pair_bound_ns(results)
-    entries = sorted(counts["by_operation"], key=lambda e: -e["exposed_ns"])
+    entries = sorted(results["collectives"]["by_operation"], key=lambda e: -e["exposed_ns"])
     rows = [
         [
             show.plain(entry["operation"]),
             show.communicator(entry["communicator"]),
             show.numbers(entry["ranks"], limit=3),
-            f"{entry['calls']:,}",
-            show.size(entry["message_bytes"]),
-            show.duration(entry["exposed_ns"]),
-            show.duration(entry["wait_ns"]) if entry["wait_ns"] > floor * entry["calls"] else "-",
-            show.duration(entry["transfer_ns"]),
+            *phrases.operation_cells(entry, floor),
         ]
         for entry in entries[:_MOST_OPERATIONS]
     ]

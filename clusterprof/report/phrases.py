@@ -1,0 +1,120 @@
+"""The sentences that the terminal and the page share, so that both say the same."""
+
+from __future__ import annotations
+
+from clusterprof.report import format as show
+from clusterprof.report.averages import evidence_steps
+from clusterprof.results import Finding, MissingRank, OperationEntry, RankClock, Results
+
+
+def by_cost(results: Results) -> list[Finding]:
+    """The findings, the costliest first."""
+    return sorted(results["findings"], key=lambda finding: -finding["cost_ns_per_step"])
+
+
+def ranks(results: Results) -> str:
+    """Which ranks were seen, of how many, where and with what."""
+    entries = results["ranks"]
+    if not entries:
+        return "none gave a report"
+    world = max((entry["world_size"] or 0 for entry in entries), default=0)
+    numbers = show.numbers((entry["rank"] for entry in entries), limit=12)
+    parts = [f"{numbers} of {world}" if world else numbers]
+    hosts = sorted({show.plain(entry["host"]) for entry in entries} - {""})
+    if hosts:
+        parts.append(f"on {hosts[0]}" if len(hosts) == 1 else f"on {len(hosts)} hosts")
+    devices = sorted({show.plain(entry["device"]) for entry in entries} - {""})
+    profilers = sorted({show.plain(entry["profiler"]) for entry in entries} - {""})
+    return ", ".join([" ".join(parts), *devices, " and ".join(profilers), steps(results)])
+
+
+def steps(results: Results) -> str:
+    """How many steps the numbers rest on."""
+    chosen, settled = evidence_steps(results)
+    if not chosen:
+        return "no steps"
+    if not settled:
+        return f"{show.counted(len(chosen), 'step')}, none settled"
+    kind = "settled step" if len(chosen) == 1 else "settled steps"
+    return f"{len(chosen)} {kind} of {len(results['steps'])} ({show.numbers(chosen, limit=6)})"
+
+
+def clock(results: Results) -> str:
+    """Whose clock is used and to within what the others are known on it."""
+    entry = results["clock"]
+    others = [rank for rank in entry["ranks"] if rank["rank"] != entry["reference_rank"]]
+    if not others:
+        return f"rank {entry['reference_rank']}'s own; no other rank to compare with"
+    worst = max(rank["uncertainty_ns"] for rank in others)
+    method = f" ({show.plain(entry['method'])})" if entry["method"] else ""
+    whom = "the other rank" if len(others) == 1 else "every other rank"
+    return f"rank {entry['reference_rank']}'s; {whom} is known on it to {show.bound(worst)}{method}"
+
+
+def offset(entry: RankClock | None) -> str:
+    """A clock's offset with its sign, as fine as the uncertainty allows."""
+    if entry is None:
+        return "-"
+    sign = "+" if entry["offset_ns"] > 0 else ""
+    return sign + show.duration(entry["offset_ns"])
+
+
+def hole(missing: MissingRank) -> str:
+    """A rank that is missing, and why."""
+    name = "a rank" if missing["rank"] is None else f"rank {missing['rank']}"
+    source = f" ({show.plain(missing['source'])})" if missing["source"] else ""
+    return f"{name}: {show.plain(missing['reason'])}{source}"
+
+
+def holes_title(results: Results) -> str:
+    """How many reports are missing, as a sentence."""
+    count = len(results["missing"])
+    return f"{show.counted(count, 'report')} {'is' if count == 1 else 'are'} missing."
+
+
+def whom(finding: Finding) -> str:
+    """The rank or ranks that a finding names, or nothing."""
+    if finding["rank"] is not None:
+        return f"rank {finding['rank']}"
+    if not finding["ranks"]:
+        return ""
+    noun = "rank" if len(set(finding["ranks"])) == 1 else "ranks"
+    return f"{noun} {show.numbers(finding['ranks'], limit=8)}"
+
+
+def cost(finding: Finding) -> str:
+    """The cost per step with its uncertainty, or that there is none to be seen."""
+    if finding["cost_ns_per_step"] <= 0:
+        return "no cost of its own"
+    if finding["cost_ns_per_step"] <= finding["uncertainty_ns"]:
+        return f"cost per step within the uncertainty ({show.bound(finding['uncertainty_ns'])})"
+    return f"{show.with_bound(finding['cost_ns_per_step'], finding['uncertainty_ns'])} per step"
+
+
+def recurrence(finding: Finding) -> str:
+    """In which steps it was seen."""
+    numbers = finding["steps"]
+    if not numbers:
+        return finding["recurrence"]
+    noun = "step" if len(set(numbers)) == 1 else "steps"
+    return f"{finding['recurrence']} ({noun} {show.numbers(numbers, limit=6)})"
+
+
+def collectives(results: Results) -> str:
+    """How many collectives found all their profiled members."""
+    counts = results["collectives"]
+    return (
+        f"{counts['matched']:,} matched, {counts['incomplete']:,} incomplete, "
+        f"{counts['unmatched']:,} unmatched"
+    )
+
+
+def operation_cells(entry: OperationEntry, floor_ns: int) -> list[str]:
+    """Calls, bytes, exposed, wait and transfer; a wait that the clocks cannot tell is `-`."""
+    return [
+        f"{entry['calls']:,}",
+        show.size(entry["message_bytes"]),
+        show.duration(entry["exposed_ns"]),
+        show.duration(entry["wait_ns"]) if entry["wait_ns"] > floor_ns * entry["calls"] else "-",
+        show.duration(entry["transfer_ns"]),
+    ]
