@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
+from clusterprof.merge.matched import PLACED
 from clusterprof.results import Finding, RankAccount, Results, StepEntry
 
 MS = 1_000_000
@@ -201,20 +203,48 @@ def collectives(
     last = arrival.max(axis=1)
     end = last[:, None] + min(1_200_000, spacing // 2) + noise.integers(0, 9_000, (count, ranks))
     each = np.repeat(number, ranks)
+    rows = count * ranks
+    columns = {
+        "collective": each,
+        "communicator": [COMMUNICATOR] * rows,
+        "operation": [operation] * rows,
+        "order": each,
+        "rank": np.tile(np.arange(ranks), count),
+        "call": each,
+        "members": [list(range(ranks))] * rows,
+        "state": ["matched"] * rows,
+        "reason": [None] * rows,
+        "confidence": np.full(rows, 0.99),
+        "role": ["both"] * rows,
+        "stream": np.full(rows, 20),
+        "message_bytes": np.full(rows, 33_554_432),
+        "step": np.repeat(6 + step, ranks),
+        "group": [None] * rows,
+        "issue_start_ns": np.repeat(issue, ranks),
+        "start_ns": arrival.ravel(),
+        "end_ns": end.ravel(),
+        "source": ["nvtx_payload"] * rows,
+        "aligned_start_ns": arrival.ravel(),
+        "aligned_end_ns": end.ravel(),
+        "last_arrival_ns": np.repeat(last, ranks),
+        "last_rank": np.repeat(arrival.argmax(axis=1), ranks),
+        "lateness_ns": np.repeat(np.diff(np.sort(arrival, axis=1)[:, -2:]).ravel(), ranks),
+        "wait_ns": (last[:, None] - arrival).ravel(),
+        "transfer_ns": (end - last[:, None]).ravel(),
+    }
     return pa.table(
-        {
-            "collective": pa.array(each, pa.int64()),
-            "rank": pa.array(np.tile(np.arange(ranks), count), pa.int32()),
-            "operation": pa.array([operation] * (count * ranks)).dictionary_encode(),
-            "communicator": pa.array([COMMUNICATOR] * (count * ranks)),
-            "sequence": pa.array(each, pa.int64()),
-            "state": pa.array(["matched"] * (count * ranks)).dictionary_encode(),
-            "confidence": pa.array(np.full(count * ranks, 0.99)),
-            "message_bytes": pa.array(np.full(count * ranks, 33_554_432), pa.int64()),
-            "aligned_start_ns": pa.array(arrival.ravel(), pa.int64()),
-            "aligned_end_ns": pa.array(end.ravel(), pa.int64()),
-            "last_arrival_ns": pa.array(np.repeat(last, ranks), pa.int64()),
-            "wait_ns": pa.array((last[:, None] - arrival).ravel(), pa.int64()),
-            "transfer_ns": pa.array((end - last[:, None]).ravel(), pa.int64()),
-        }
+        [pa.array(columns[field.name]).cast(field.type) for field in PLACED], schema=PLACED
     )
+
+
+def without_match(table: pa.Table, collective: int) -> pa.Table:
+    """The table with one collective whose last arrival is not known."""
+    here = pc.equal(table["collective"], collective)
+    for name in ("last_arrival_ns", "last_rank", "lateness_ns", "wait_ns", "transfer_ns"):
+        table = _set(table, name, pc.if_else(here, None, table[name]))
+    state = pc.if_else(here, "incomplete", table["state"].cast(pa.string()))
+    return _set(table, "state", state.cast(PLACED.field("state").type))
+
+
+def _set(table: pa.Table, name: str, values: pa.ChunkedArray) -> pa.Table:
+    return table.set_column(table.column_names.index(name), table.field(name), values)

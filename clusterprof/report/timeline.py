@@ -51,7 +51,7 @@ class Groups:
     communicator: Numbers
     state: Numbers
     message_bytes: Numbers
-    sequence: Numbers
+    order: Numbers
     confidence: Numbers
     last: Numbers
     #: lane of the rank that came last by more than the clocks may err, -1 where none did
@@ -164,7 +164,7 @@ def embedded(timeline: Timeline) -> dict[str, Any]:
         "communicator": groups.communicator.tolist(),
         "state": groups.state.tolist(),
         "bytes": groups.message_bytes.tolist(),
-        "sequence": groups.sequence.tolist(),
+        "order": groups.order.tolist(),
         "confidence": groups.confidence.tolist(),
         "last": np.diff(last, prepend=0).tolist(),
         "late": groups.late.tolist(),
@@ -350,7 +350,7 @@ def _arrange(
         communicator=communicator[head],
         state=state[head],
         message_bytes=_integers(placed["message_bytes"], -1)[head],
-        sequence=_integers(placed["sequence"], -1)[head],
+        order=_integers(placed["order"], -1)[head],
         confidence=np.floor(np.asarray(confidence) * 100 + 1e-9).astype(np.int64)[head],
         last=last,
         late=late,

@@ -219,7 +219,7 @@
     }
     if (data.communicators[data.communicator[group]]) {
       const id = data.communicators[data.communicator[group]];
-      rows.push(["communicator", data.sequence[group] < 0 ? id : `${id}, number ${data.sequence[group]}`]);
+      rows.push(["communicator", data.order[group] < 0 ? id : `${id}, number ${data.order[group]}`]);
     }
     const state = data.states[data.state[group]];
     if (state) rows.push(["match", data.confidence[group] < 0 ? state : `${state}, ${data.confidence[group]}%`]);
