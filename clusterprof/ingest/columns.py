@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -15,15 +16,15 @@ Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 
 #: what a column may be given as: an array, a constant, or null throughout
-Column = pa.Array | pa.ChunkedArray | npt.NDArray[np.generic] | Sequence[object] | str | None
+Column: TypeAlias = "pa.Array | pa.ChunkedArray | npt.NDArray[Any] | Sequence[object] | str | None"
 
 
-def nullable(values: npt.NDArray[np.generic], valid: Bools) -> pa.Array:
+def nullable(values: npt.NDArray[Any], valid: Bools) -> pa.Array:
     """Return `values` as an Arrow array that is null where `valid` is false."""
     return pa.array(values, mask=~valid)
 
 
-def encoded(codes: npt.NDArray[np.integer], names: Sequence[str]) -> pa.DictionaryArray:
+def encoded(codes: npt.NDArray[Any], names: Sequence[str]) -> pa.DictionaryArray:
     """Return a name column: `names[codes[i]]`, null where the code is negative."""
     small = codes.astype(np.int32, copy=False)
     indices = pa.array(small, mask=small < 0)

@@ -10,7 +10,6 @@ import re
 import sqlite3
 from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 from urllib.parse import quote
 
@@ -26,7 +25,7 @@ _VERSIONED = re.compile(r"^(?P<name>.+)_V(?P<version>\d+)$")
 
 
 class Export:
-    """One nsys export, opened for reading only (nothing is ever written beside it).
+    """One nsys export, opened for reading only (nothing is ever written beside it); to be closed.
 
     Raises `ReportError` where the file is no SQLite database, is cut short, or holds no
     nsys tables. `origin` is the path that messages name (the `.xz` or `.nsys-rep`).
@@ -37,12 +36,13 @@ class Export:
         self.origin = origin or path
         _check_file(path, self.origin)
         uri = f"file:{quote(str(path.resolve()))}?mode=ro&immutable=1"
+        self._small = sqlite3.connect(uri, uri=True)
+        # Names of other processes need not be UTF-8, and must not stop the reading.
+        self._small.text_factory = lambda raw: raw.decode("utf-8", "replace")
         try:
-            self._small = sqlite3.connect(uri, uri=True)
-            # Names of other processes need not be UTF-8, and must not stop the reading.
-            self._small.text_factory = lambda raw: raw.decode("utf-8", "replace")
             self.tables = self._find_tables()
         except sqlite3.Error as error:
+            self._small.close()
             raise self._damaged(str(error)) from error
         if "StringIds" not in self.tables:
             self._small.close()
@@ -53,17 +53,6 @@ class Export:
             )
         self._uri = uri
         self._connection: Any = None
-
-    def __enter__(self) -> Export:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def close(self) -> None:
         """Close both connections."""

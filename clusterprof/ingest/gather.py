@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from multiprocessing import get_context
 from pathlib import Path
 
@@ -19,8 +20,15 @@ from clusterprof.tables import RankTables
 
 _MOST_WORKERS = 8
 
+#: Bytes of packed traces from which on starting processes for them pays.
+_WORTH_PROCESSES = 8 << 20
+
 #: Captures of one job's window overlap; clocks of a cluster's hosts lie closer than this.
 _APART_NS = 60 * 1_000_000_000
+
+
+#: what a reading process hands back; of an exception its lines, which pickling would lose
+_Outcome = RankTables | tuple[type[ClusterprofError], tuple[str, ...]]
 
 
 @dataclass(frozen=True)
@@ -128,8 +136,8 @@ def _attempt(source: Source) -> RankTables | ClusterprofError:
         )
 
 
-def _attempt_apart(source: Source) -> RankTables | tuple[type[ClusterprofError], tuple[str, ...]]:
-    """Read one source in a process of its own (an exception's lines survive the way back)."""
+def _attempt_apart(source: Source) -> _Outcome:
+    """Read one source in a thread or process of its own."""
     outcome = _attempt(source)
     if isinstance(outcome, ClusterprofError):
         return type(outcome), (outcome.what, *outcome.details)
@@ -137,17 +145,18 @@ def _attempt_apart(source: Source) -> RankTables | tuple[type[ClusterprofError],
 
 
 def _read_all(sources: Sequence[Source], workers: int) -> list[RankTables | ClusterprofError]:
-    """Read all sources; nsys exports in threads, Kineto traces in processes.
+    """Read all sources; nsys exports in threads, large Kineto traces in processes.
 
     Unpacking, SQLite and Arrow run without the interpreter's lock, and a process would cost
     more in starting and handing back tables than it saves. A trace's JSON becomes Python
-    objects under that lock.
+    objects under that lock, some 0.3 s for each megabyte of packed trace.
     """
-    traces = [source for source in sources if _parses_json(source)]
     if len(sources) == 1 or workers == 1:
         return [_attempt(source) for source in sources]
+    traces = [source for source in sources if _parses_json(source)]
+    packed = sum(_size(source.beside or source.path) for source in traces)
+    apart = min(workers, len(traces)) if packed > _WORTH_PROCESSES else 1
     threads = ThreadPoolExecutor(min(workers, len(sources)))
-    apart = min(workers, len(traces))
     processes = ProcessPoolExecutor(apart, get_context("spawn")) if apart > 1 else None
     with threads:
         try:
@@ -162,16 +171,21 @@ def _parses_json(source: Source) -> bool:
     return suffix_of(source.beside or source.path) in KINETO
 
 
-def _submit(
-    source: Source, threads: Executor, processes: Executor | None
-) -> Future[RankTables | ClusterprofError] | Future[object]:
-    task: Callable[[Source], object] = _attempt
-    if processes is not None and _parses_json(source):
-        return processes.submit(_attempt_apart, source)
-    return threads.submit(task, source)
+def _size(path: Path) -> int:
+    """Return the file's size in bytes as if it were packed; 0 where it cannot be seen."""
+    try:
+        size = path.stat().st_size
+    except OSError:
+        return 0
+    return size // 12 if path.suffix == ".json" else size
 
 
-def _outcome(source: Source, future: Future[object]) -> RankTables | ClusterprofError:
+def _submit(source: Source, threads: Executor, processes: Executor | None) -> Future[_Outcome]:
+    executor = processes if processes is not None and _parses_json(source) else threads
+    return executor.submit(_attempt_apart, source)
+
+
+def _outcome(source: Source, future: Future[_Outcome]) -> RankTables | ClusterprofError:
     try:
         outcome = future.result()
     except BrokenProcessPool:
@@ -179,12 +193,10 @@ def _outcome(source: Source, future: Future[object]) -> RankTables | Clusterprof
             f"{source.path} could not be read: its reading process was killed",
             "most often by the kernel for want of memory: read fewer reports at once",
         )
-    if isinstance(outcome, tuple):
-        kind, lines = outcome
-        error: ClusterprofError = kind(*lines)
-        return error
-    assert isinstance(outcome, (RankTables, ClusterprofError))
-    return outcome
+    if isinstance(outcome, RankTables):
+        return outcome
+    kind, lines = outcome
+    return kind(*lines)
 
 
 def _nothing(errors: Sequence[ClusterprofError]) -> ClusterprofError:
@@ -196,7 +208,7 @@ def _nothing(errors: Sequence[ClusterprofError]) -> ClusterprofError:
 
 
 def _check_once(found: Sequence[RankTables]) -> None:
-    for one, other in zip(found, found[1:], strict=False):
+    for one, other in pairwise(found):
         if one.rank == other.rank:
             raise MergeError(
                 f"rank {one.rank} has two reports",
@@ -216,9 +228,9 @@ def _check_one_job(found: Sequence[RankTables]) -> None:
 
 
 def _refuse_groups(
-    found: Sequence[RankTables], what: str, key: Callable[[RankTables], object]
+    found: Sequence[RankTables], what: str, key: Callable[[RankTables], Hashable]
 ) -> None:
-    groups: dict[object, list[RankTables]] = {}
+    groups: dict[Hashable, list[RankTables]] = {}
     for tables in found:
         if key(tables) is not None:
             groups.setdefault(key(tables), []).append(tables)

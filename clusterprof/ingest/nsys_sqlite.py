@@ -7,7 +7,7 @@ import re
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -42,7 +42,7 @@ def read(path: Path, origin: Path | None = None) -> RankTables:
     export, or without a single event. The rank is None where the report does not say it.
     """
     origin = origin or path
-    with _unpacked(path) as database, Export(database, origin) as export:
+    with _unpacked(path) as database, closing(Export(database, origin)) as export:
         return _read(export, origin)
 
 

@@ -46,8 +46,8 @@ class Ranges:
     #: (process, domain id) -> the domain's name; ids are per process
     domains: dict[tuple[int, int], str]
 
-    def where(self, chosen: Bools) -> Ranges:
-        """Return the ranges for which `chosen` is true."""
+    def where(self, chosen: Bools | Ints) -> Ranges:
+        """Return the ranges for which `chosen` is true, or those at the places `chosen`."""
         return Ranges(
             self.start[chosen],
             self.end[chosen],
@@ -84,7 +84,8 @@ def read(export: Export) -> Ranges:
     """Return all NVTX ranges of the report, of every process."""
     if not export.has("NVTX_EVENTS", "start", "end", "eventType", "globalTid"):
         nothing = np.empty(0, np.int64)
-        return Ranges(*[nothing] * 7, pa.array([], pa.string()), {})
+        no_names = pa.array([], pa.string())
+        return Ranges(nothing, nothing, nothing, nothing, nothing, nothing, nothing, no_names, {})
     there = export.columns("NVTX_EVENTS")
     domain = 'coalesce(n."domainId", 0)' if "domainId" in there else "0"
     text = "coalesce(n.text, s.value, '')" if "textId" in there else "coalesce(n.text, '')"

@@ -37,20 +37,20 @@ def _read(path: Path) -> RankTables:
     # The readers are imported when used: a Kineto trace needs no SQLite driver.
     suffix = suffix_of(path)
     if suffix in NSYS_SQLITE:
-        from clusterprof.ingest import nsys_sqlite
+        from clusterprof.ingest.nsys_sqlite import read as read_sqlite
 
-        return nsys_sqlite.read(path)
+        return read_sqlite(path)
     if suffix in NSYS_REPORT:
-        from clusterprof.ingest import nsys_export
+        from clusterprof.ingest.nsys_export import read as read_nsys
 
-        exports = [path.with_suffix(each) for each in NSYS_SQLITE]
+        exports = (path.with_suffix(each) for each in NSYS_SQLITE)
         forms = [path, *(each for each in exports if each.is_file())]
         chosen = fresh_export(forms) if path.is_file() else path
-        return nsys_export.read(path) if chosen == path else _read(chosen)
+        return read_nsys(path) if chosen == path else _read(chosen)
     if suffix in KINETO:
-        from clusterprof.ingest import kineto
+        from clusterprof.ingest.kineto import read as read_trace
 
-        return kineto.read(path)
+        return read_trace(path)
     if not path.exists():
         raise ReportError(f"{path} does not exist", "check the path")
     raise ReportError(
@@ -64,8 +64,8 @@ def _with_rank(tables: RankTables, rank: int | None) -> RankTables:
     if rank is None and info.rank is None:
         raise ReportError(
             f"{info.source} does not say which rank it is",
-            "looked for RANK, SLURM_PROCID, OMPI_COMM_WORLD_RANK, ... in the report's environment"
-            " and for the rank in its communicators",
+            "looked for RANK, SLURM_PROCID, OMPI_COMM_WORLD_RANK, ... in its environment, for its"
+            " rank in NCCL's communicators, and for distributedInfo in a trace",
             f"say it: --rank {info.source}=N",
         )
     if rank is None or rank == info.rank:

@@ -7,6 +7,7 @@ import lzma
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import IO
 
 from clusterprof.errors import ReportError
 from clusterprof.ingest.export import unreadable
@@ -53,7 +54,7 @@ def find_sources(paths: Iterable[Path | Source]) -> list[Source]:
 
     Of a folder its own reports are taken, or, where it has none, those one level below
     (a run directory: those below its `ranks/`). Raises `ReportError` for a path that does
-    not exist, cannot be read, or is a folder without reports.
+    not exist, cannot be read, or is a folder without reports. One file given twice is one.
     """
     sources: list[Source] = []
     for path in paths:
@@ -63,7 +64,7 @@ def find_sources(paths: Iterable[Path | Source]) -> list[Source]:
             sources.extend(_in_folder(path))
         else:
             sources.append(Source(path))
-    return sources
+    return list({source.path.resolve(): source for source in reversed(sources)}.values())[::-1]
 
 
 def _in_folder(folder: Path) -> list[Source]:
@@ -93,12 +94,19 @@ def _reports(folder: Path) -> list[Source]:
     return [source for group in groups.values() for source in _one_report(group)]
 
 
+def opened(path: Path) -> IO[bytes]:
+    """Open a report for reading, unpacking `.gz` and `.xz`."""
+    if path.suffix == ".gz":
+        return gzip.open(path)  # type: ignore[return-value]
+    if path.suffix == ".xz":
+        return lzma.open(path)
+    return path.open("rb")
+
+
 def _is_trace(path: Path) -> bool:
     """Return whether a JSON file looks like a trace: a run directory has others beside it."""
-    openers = {".gz": gzip.open, ".xz": lzma.open}
-    opener = openers.get(path.suffix)
     try:
-        with opener(path) if opener else path.open("rb") as file:
+        with opened(path) as file:
             head: bytes = file.read(4096)
     except (OSError, EOFError, lzma.LZMAError):
         return True  # the reader says what is wrong with it

@@ -1,0 +1,226 @@
+"""A trace of torch.profiler (Kineto) as one rank's canonical tables, GPU or CPU only."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from clusterprof.errors import ReportError
+from clusterprof.ingest import gloo, nccl_kineto, trace_events
+from clusterprof.ingest.columns import Column, encoded, fill, joined, matching, nullable
+from clusterprof.ingest.launches import launches
+from clusterprof.ingest.operations import NCCL_KERNEL
+from clusterprof.ingest.process_groups import process_groups
+from clusterprof.ingest.steps import from_ranges, steps_table
+from clusterprof.ingest.trace_events import Spans, Trace
+from clusterprof.tables import RankTables, ReportInfo
+
+#: Spans of torch operators that are no work of this rank's: they hand a collective over or wait
+#: for it, or wait for the data loader. On a CPU-only rank they do not count as compute.
+WAITS = r"^(c10d::|gloo:|nccl:|record_param_comms$|enumerate\(DataLoader\)|.*::wait(_tensor)?$|.*Barrier)"  # fmt: skip # noqa: E501
+
+_OPTIMIZER_STEP = "Optimizer.step#"
+_COPY_DIRECTIONS = {
+    "HtoD": "host_to_device", "DtoH": "device_to_host", "DtoD": "device_to_device",
+    "PtoP": "peer", "HtoA": "host_to_device", "AtoH": "device_to_host",
+}  # fmt: skip
+
+
+def read(path: Path) -> RankTables:
+    """Read one trace. The rank is None where the trace has no `distributedInfo`.
+
+    Raises `ReportError` where the file is missing, empty, truncated, no trace, or without events.
+    """
+    trace = trace_events.read(path)
+    base = int(trace.meta.get("baseTimeNanoseconds", 0))
+    work = _activity(trace, base)
+    calls, warnings = _collective_calls(trace, base)
+    host = _host_calls(trace, base)
+    if not work.num_rows and not host.num_rows:
+        raise ReportError(f"{path} holds no events", "the profiler's window was never reached")
+    tables = [table for table in (work, host) if table.num_rows]
+    begin = min(int(table.column("start_ns")[0].as_py()) for table in tables)
+    end = max(int(table.column("end_ns").to_numpy().max()) for table in tables)
+    job = _distributed(trace)
+    info = ReportInfo(
+        source=path,
+        profiler="torch.profiler",
+        rank=job.get("rank"),
+        world_size=job.get("world_size"),
+        host=str(trace.meta.get("host_name", "")),
+        device=_device(trace, work),
+        epoch_ns=base,
+        begin_ns=begin,
+        end_ns=end,
+        backend=str(job.get("backend", "")),
+        warnings=tuple(warnings),
+    )
+    return RankTables(info, work, calls, _steps(trace, base, begin), host, tuple(warnings))
+
+
+def _distributed(trace: Trace) -> dict[str, Any]:
+    found = trace.meta.get("distributedInfo")
+    return found if isinstance(found, dict) else {}
+
+
+def _device(trace: Trace, work: pa.Table) -> str:
+    known = {
+        each.get("id"): str(each.get("name", "")) for each in trace.meta.get("deviceProperties", ())
+    }
+    if not known or not work.num_rows:
+        return ""
+    return known.get(int(np.bincount(np.maximum(work.column("device").to_numpy(), 0)).argmax()), "")
+
+
+def _activity(trace: Trace, base: int) -> pa.Table:
+    """Return GPU work; where the trace has none, the work of the CPU's threads."""
+    parts = [_kernels(trace, base), _copies(trace, base), _memsets(trace, base)]
+    if not any(part.num_rows for part in parts):
+        parts = [_cpu_compute(trace, base), gloo.activity(trace, base)]
+    return joined("activity", parts, by="start_ns")
+
+
+def _gpu(trace: Trace, category: str, base: int) -> tuple[Spans, dict[str, Column], int]:
+    spans = trace.spans[category]
+    start, end = spans.times(base)
+    correlation = spans.column("correlation")
+    launch_start, launch_end, thread, known = launches(trace, correlation, base)
+    columns: dict[str, Column] = {
+        "start_ns": start,
+        "end_ns": end,
+        "device": spans.column("device").astype(np.int32),
+        "stream": spans.column("stream"),
+        "correlation": nullable(correlation, correlation > 0),
+        "launch_start_ns": nullable(launch_start, known),
+        "launch_end_ns": nullable(launch_end, known),
+        "launch_thread": nullable(thread, known),
+    }
+    return spans, columns, start.size
+
+
+def _kernels(trace: Trace, base: int) -> pa.Table:
+    spans, columns, rows = _gpu(trace, "kernel", base)
+    codes = spans.column("name")
+    is_nccl = (
+        matching(pa.array(trace.names, pa.string()), NCCL_KERNEL)[codes] if rows else codes < 0
+    )
+    columns["kind"] = encoded(is_nccl.astype(np.int32), ["compute", "collective"])
+    columns["name"] = encoded(codes, trace.names)
+    return fill("activity", rows, columns)
+
+
+def _copies(trace: Trace, base: int) -> pa.Table:
+    """Return the copies; `Memcpy HtoD (Pageable -> Device)` says direction and memory."""
+    spans, columns, rows = _gpu(trace, "gpu_memcpy", base)
+    names = trace.names
+    words = [name.split(" ") if name.startswith("Memcpy") else [] for name in names]
+    directions = [
+        _COPY_DIRECTIONS.get(each[1], "other") if len(each) > 1 else "other" for each in words
+    ]
+    codes = spans.column("name")
+    pageable = np.array(["Pageable" in name for name in names], bool)
+    pinned = np.array(["Pinned" in name for name in names], bool)
+    columns |= {
+        "kind": "copy",
+        "name": encoded(codes, [f"memcpy {direction}" for direction in directions]),
+        "size_bytes": nullable(spans.column("size"), spans.column("size") >= 0),
+        "direction": encoded(codes, directions),
+        "pageable": nullable(pageable[codes], (pageable | pinned)[codes]) if rows else None,
+    }
+    return fill("activity", rows, columns)
+
+
+def _memsets(trace: Trace, base: int) -> pa.Table:
+    spans, columns, rows = _gpu(trace, "gpu_memset", base)
+    size = spans.column("size")
+    columns |= {"kind": "memset", "name": "memset", "size_bytes": nullable(size, size >= 0)}
+    return fill("activity", rows, columns)
+
+
+def _cpu_compute(trace: Trace, base: int) -> pa.Table:
+    """Return the leaf operators (no operator inside them) of every thread, waits left out."""
+    spans = trace.spans["cpu_op"]
+    start, end = spans.times(base)
+    thread, codes = spans.column("thread"), spans.column("name")
+    order = np.lexsort((-end, start, thread))
+    leaf = np.ones(order.size, bool)
+    following = order[1:]
+    leaf[:-1] = (thread[following] != thread[order[:-1]]) | (start[following] >= end[order[:-1]])
+    waits = matching(pa.array(trace.names, pa.string()), WAITS)
+    chosen = order[leaf & ~waits[codes[order]]] if order.size else order
+    return fill(
+        "activity",
+        chosen.size,
+        {
+            "start_ns": start[chosen],
+            "end_ns": end[chosen],
+            "kind": "compute",
+            "name": encoded(codes[chosen], trace.names),
+            "device": np.full(chosen.size, -1, np.int32),
+            "stream": thread[chosen],
+            "launch_thread": thread[chosen],
+        },
+    )
+
+
+def _collective_calls(trace: Trace, base: int) -> tuple[pa.Table, list[str]]:
+    groups = process_groups(_distributed(trace))
+    on_gpu, gpu_warnings = nccl_kineto.read(trace, base, groups)
+    on_cpu, cpu_warnings = gloo.read(trace, base, groups)
+    both = joined("collective_calls", [on_gpu, on_cpu], by="call")
+    number = pa.array(np.arange(both.num_rows, dtype=np.int32))
+    whole = both.set_column(0, both.schema.field("call"), number)
+    return whole, gpu_warnings + cpu_warnings
+
+
+def _host_calls(trace: Trace, base: int) -> pa.Table:
+    kinds = {
+        "cuda_runtime": "cuda",
+        "cuda_driver": "cuda",
+        "cpu_op": "op",
+        "user_annotation": "range",
+    }
+    parts = []
+    for category, kind in kinds.items():
+        spans = trace.spans[category]
+        start, end = spans.times(base)
+        correlation = spans.column("correlation")
+        known = correlation > 0
+        columns: dict[str, Column] = {
+            "start_ns": start,
+            "end_ns": end,
+            "kind": kind,
+            "name": encoded(spans.column("name"), trace.names),
+            "thread": spans.column("thread"),
+            "correlation": nullable(correlation, known) if kind == "cuda" else None,
+        }
+        parts.append(fill("host_calls", start.size, columns))
+    return joined("host_calls", parts, by="start_ns")
+
+
+def _steps(trace: Trace, base: int, begin_ns: int) -> pa.Table:
+    """Return the annotated steps; without any, what lies between ends of the optimizer's steps."""
+    spans = trace.spans["user_annotation"]
+    start, end = spans.times(base)
+    codes, thread = spans.column("name"), spans.column("thread")
+    marked = from_ranges(trace.names, codes, start, end, thread, "nvtx")
+    if marked.num_rows:
+        source = "profiler" if _named_by_profiler(trace) else "nvtx"
+        column = encoded(np.zeros(marked.num_rows, np.int32), [source])
+        return marked.set_column(3, marked.schema.field("source"), column)
+    steps = [place for place, name in enumerate(trace.names) if name.startswith(_OPTIMIZER_STEP)]
+    counts = [int((codes == place).sum()) for place in steps]
+    if not counts or max(counts) == 0:
+        return marked
+    ends = np.sort(end[codes == steps[int(np.argmax(counts))]])
+    begins = np.r_[begin_ns, ends[:-1]]
+    return steps_table(np.arange(ends.size, dtype=np.int64), begins, ends, "optimizer")
+
+
+def _named_by_profiler(trace: Trace) -> bool:
+    return any(name.startswith("ProfilerStep#") for name in trace.names) and not any(
+        name.startswith("clusterprof") for name in trace.names
+    )

@@ -1,0 +1,182 @@
+"""The events of a Kineto trace, a few megabytes at a time, as compact columns.
+
+A trace of 50 steps is 100 MB of JSON and ten times that as Python objects. Kineto writes one
+event after another with a fixed indentation, so the text is cut between events and parsed in
+pieces; a trace that something else has rewritten is parsed whole.
+"""
+
+from __future__ import annotations
+
+import gzip
+import lzma
+import zlib
+from array import array
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+import orjson
+
+from clusterprof.errors import ReportError
+from clusterprof.ingest.columns import Ints
+from clusterprof.ingest.export import unreadable
+from clusterprof.ingest.sources import opened
+
+_PIECE = 8 << 20
+
+#: between two events, as Kineto writes them
+_BETWEEN = b"},\n  {"
+
+#: the categories of complete events ("ph": "X") that are read
+CATEGORIES = (
+    "kernel", "gpu_memcpy", "gpu_memset", "cuda_runtime", "cuda_driver", "cpu_op",
+    "user_annotation",
+)  # fmt: skip
+
+
+@dataclass
+class Spans:
+    """The complete events of one category, in the file's order."""
+
+    ts: array[float] = field(default_factory=lambda: array("d"))
+    dur: array[float] = field(default_factory=lambda: array("d"))
+    thread: array[int] = field(default_factory=lambda: array("q"))
+    name: array[int] = field(default_factory=lambda: array("q"))
+    correlation: array[int] = field(default_factory=lambda: array("q"))
+    device: array[int] = field(default_factory=lambda: array("q"))
+    stream: array[int] = field(default_factory=lambda: array("q"))
+    size: array[int] = field(default_factory=lambda: array("q"))
+    #: place -> all arguments, for collectives only
+    args: dict[int, dict[str, Any]] = field(default_factory=dict)
+
+    def column(self, name: str) -> Ints:
+        """Return an integer column; -1 where an event does not have the argument."""
+        return np.array(getattr(self, name), np.int64)
+
+    def times(self, base_ns: int) -> tuple[Ints, Ints]:
+        """Return begin and end in wall-clock ns, exact to the nanosecond that was written.
+
+        `ts` is microseconds with three decimals: at 4e12 one double is 1 ns from the next, and
+        multiplied by 1000 it would be rounded once more. Whole and decimals apart are exact.
+        """
+        ts = np.array(self.ts, np.float64)
+        whole = np.floor(ts)
+        start = whole.astype(np.int64) * 1000 + np.rint((ts - whole) * 1000).astype(np.int64)
+        length = np.rint(np.array(self.dur, np.float64) * 1000).astype(np.int64)
+        return start + base_ns, start + base_ns + np.maximum(length, 0)
+
+
+@dataclass
+class Trace:
+    """A whole trace: its metadata, and per category its spans."""
+
+    meta: dict[str, Any]
+    spans: dict[str, Spans]
+    names: list[str]
+    #: (thread id) -> name, of threads that the trace names
+    threads: dict[int, str]
+
+
+def read(path: Path) -> Trace:
+    """Read a trace (`.json`, `.json.gz`, `.json.xz`).
+
+    Raises `ReportError` where the file is missing, empty, truncated, not JSON, or no trace.
+    """
+    trace = Trace({}, {category: Spans() for category in CATEGORIES}, [], {})
+    codes: dict[str, int] = {}
+    try:
+        if path.stat().st_size == 0:
+            raise ReportError(f"{path} is empty", "the profiler wrote nothing: record again")
+        with opened(path) as file:
+            for events in _pieces(file, trace.meta):
+                _take(events, trace, codes)
+    except (EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile) as error:
+        raise _damaged(path, f"not a whole {path.suffix[1:]} file: {error}") from error
+    except orjson.JSONDecodeError as error:
+        raise _damaged(path, f"not whole JSON: {error}") from error
+    except OSError as error:
+        raise unreadable(path, error) from error
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise _damaged(path, f"not a Kineto trace: {type(error).__name__} {error}") from error
+    trace.names = list(codes)
+    return trace
+
+
+def _damaged(path: Path, why: str) -> ReportError:
+    return ReportError(
+        f"{path} cannot be read: {why}", "record or copy it again, and compare the sizes"
+    )
+
+
+def _pieces(file: IO[bytes], meta: dict[str, Any]) -> Iterator[list[dict[str, Any]]]:
+    """Yield lists of events; fill `meta` with what stands before and after them."""
+    text = file.read(_PIECE)
+    key = text.find(b'"traceEvents"')
+    opening = text.find(b"[", key)
+    if key < 0 or opening < 0 or text[opening + 1 : opening + 65].lstrip()[:1] != b"{":
+        yield _whole(text + file.read(), meta)
+        return
+    meta.update(orjson.loads(text[:key].rstrip().rstrip(b",") + b"}"))
+    rest = text[opening + 1 :]
+    while block := file.read(_PIECE):
+        rest += block
+        cut = rest.rfind(_BETWEEN)
+        if cut < 0:
+            # Not as Kineto indents: the whole text has to be parsed at once.
+            yield _whole(b'{"traceEvents":[' + rest + file.read(), meta)
+            return
+        yield orjson.loads(b"[" + rest[: cut + 1] + b"]")
+        rest = rest[cut + 2 :]
+    yield _whole(b'{"traceEvents":[' + rest, meta)
+
+
+def _whole(text: bytes, meta: dict[str, Any]) -> list[dict[str, Any]]:
+    content = orjson.loads(text)
+    if not isinstance(content, dict) or not isinstance(content.get("traceEvents"), list):
+        raise ValueError("it has no list of traceEvents")  # noqa: TRY004 - content, not type
+    events: list[dict[str, Any]] = content.pop("traceEvents")
+    meta.update(content)
+    return events
+
+
+def _take(events: list[dict[str, Any]], trace: Trace, codes: dict[str, int]) -> None:
+    """Add a piece's events to the columns."""
+    by_category: dict[str, list[dict[str, Any]]] = {category: [] for category in CATEGORIES}
+    for event in events:
+        if event.get("ph") == "X":
+            kept = by_category.get(event.get("cat", ""))
+            if kept is not None:
+                kept.append(event)
+        elif event.get("name") == "thread_name" and isinstance(event.get("tid"), int):
+            trace.threads[event["tid"]] = event["args"]["name"]
+    for category, kept in by_category.items():
+        if kept:
+            _extend(trace.spans[category], kept, codes, category)
+
+
+def _extend(
+    spans: Spans, events: list[dict[str, Any]], codes: dict[str, int], category: str
+) -> None:
+    first = len(spans.ts)
+    spans.ts.extend([event["ts"] for event in events])
+    spans.dur.extend([event.get("dur", 0) for event in events])
+    spans.thread.extend([event["tid"] for event in events])
+    spans.name.extend([codes.setdefault(event["name"], len(codes)) for event in events])
+    if category != "cpu_op":
+        args = [event.get("args", {}) for event in events]
+        spans.correlation.extend([each.get("correlation", -1) for each in args])
+        if category in ("kernel", "gpu_memcpy", "gpu_memset"):
+            spans.device.extend([each.get("device", -1) for each in args])
+            spans.stream.extend([each.get("stream", -1) for each in args])
+            spans.size.extend([each.get("bytes", -1) for each in args])
+        for place, (event, each) in enumerate(zip(events, args, strict=True), first):
+            name = event["name"]
+            if "Collective name" in each or name.startswith("gloo:"):
+                spans.args[place] = {**each, **_state(event)}
+
+
+def _state(event: dict[str, Any]) -> dict[str, Any]:
+    """Return the mark of a span that was still open when the capture ended."""
+    return {"finished": event["finished"]} if "finished" in event else {}
