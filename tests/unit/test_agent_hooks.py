@@ -1,0 +1,76 @@
+"""Acting after an import, without being seen."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from clusterprof.agent import hooks
+
+
+@pytest.fixture
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    (tmp_path / "hooked_package").mkdir()
+    (tmp_path / "hooked_package" / "__init__.py").write_text("")
+    (tmp_path / "hooked_package" / "train.py").write_text(
+        "class Trainer:\n"
+        "    def step(self, value):\n        return value + 1\n"
+        "def once(value):\n    'Docs.'\n    return value * 2\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    before = list(sys.meta_path)
+    yield "hooked_package.train"
+    sys.meta_path[:] = before
+    for name in [name for name in sys.modules if name.startswith("hooked_package")]:
+        del sys.modules[name]
+
+
+def test_the_action_runs_once_after_the_import_and_leaves_no_finder(package: str) -> None:
+    seen: list[ModuleType] = []
+    hooks.after_import({package: seen.append})
+    module = importlib.import_module(package)
+    importlib.import_module(package)
+    assert seen == [module]
+    assert not any(isinstance(finder, hooks.AfterImport) for finder in sys.meta_path)
+
+
+def test_the_module_keeps_its_own_loader(package: str) -> None:
+    hooks.after_import({package: lambda module: None})
+    module = importlib.import_module(package)
+    assert type(module.__loader__).__name__ == "SourceFileLoader"
+    assert module.__spec__ is not None
+    assert type(module.__spec__.loader).__name__ == "SourceFileLoader"
+
+
+def test_a_module_that_is_there_already_is_acted_on_at_once(package: str) -> None:
+    module = importlib.import_module(package)
+    seen: list[ModuleType] = []
+    hooks.after_import({package: seen.append})
+    assert seen == [module]
+
+
+def test_a_module_that_does_not_exist_stays_an_import_error(package: str) -> None:
+    hooks.after_import({"hooked_package.missing": lambda module: None})
+    with pytest.raises(ModuleNotFoundError):
+        importlib.import_module("hooked_package.missing")
+
+
+@pytest.mark.parametrize("dotted", ["once", "Trainer.step"])
+def test_a_wrapped_function_does_what_it_did_and_is_counted(package: str, dotted: str) -> None:
+    module = importlib.import_module(package)
+    calls: list[int] = []
+    hooks.wrap(module, dotted, lambda: calls.append(1))
+    assert module.once(4) == 8
+    assert module.Trainer().step(4) == 5
+    assert calls == [1]
+    assert module.once.__name__ == "once" and module.once.__doc__ == "Docs."
+
+
+def test_a_function_that_the_module_has_not_is_an_attribute_error(package: str) -> None:
+    module = importlib.import_module(package)
+    with pytest.raises(AttributeError):
+        hooks.wrap(module, "Trainer.missing", lambda: None)

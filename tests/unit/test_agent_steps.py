@@ -1,0 +1,139 @@
+"""What counts as a step, and what the step log says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from clusterprof.agent.steps import GIVEN_UP, Counter
+
+
+class Optimizer:
+    """Stands for a torch optimizer: only its identity matters."""
+
+
+def counting(path: Path | None = None) -> Counter:
+    counter = Counter()
+    counter.begin(str(path) if path else None)
+    return counter
+
+
+def test_each_step_of_one_optimizer_is_a_step() -> None:
+    counter, only = counting(), Optimizer()
+    for _ in range(5):
+        counter.optimizer_stepped(only, (), {})
+    assert counter.count == 5
+
+
+def test_two_optimizers_in_one_iteration_are_one_step() -> None:
+    counter, discriminator, generator = counting(), Optimizer(), Optimizer()
+    for _ in range(40):
+        counter.optimizer_stepped(discriminator)
+        counter.optimizer_stepped(generator)
+    assert counter.count == 40
+
+
+def test_an_optimizer_per_parameter_does_not_multiply_the_steps() -> None:
+    counter, optimizers = counting(), [Optimizer() for _ in range(300)]
+    for _ in range(7):
+        for optimizer in optimizers:
+            counter.optimizer_stepped(optimizer)
+    assert counter.count == 7
+
+
+def test_critics_that_step_several_times_do_not_take_over() -> None:
+    counter, generator, critic = counting(), Optimizer(), Optimizer()
+    for _ in range(20):
+        counter.optimizer_stepped(generator)
+        for _ in range(5):
+            counter.optimizer_stepped(critic)
+    assert counter.count == 20
+
+
+def test_an_optimizer_that_is_gone_is_followed_by_the_next() -> None:
+    counter, warm_up = counting(), Optimizer()
+    for _ in range(3):
+        counter.optimizer_stepped(warm_up)
+    del warm_up
+    main = Optimizer()
+    for _ in range(4):
+        counter.optimizer_stepped(main)
+    assert counter.count == 7
+
+
+def test_an_optimizer_that_is_kept_but_no_longer_used_is_given_up() -> None:
+    counter, warm_up, main = counting(), Optimizer(), Optimizer()
+    for _ in range(3):
+        counter.optimizer_stepped(warm_up)
+    for _ in range(GIVEN_UP + 10):
+        counter.optimizer_stepped(main)
+    assert counter.count >= 3 + 10
+
+
+def test_a_program_that_counts_by_itself_is_not_counted_twice() -> None:
+    counter, optimizer = counting(), Optimizer()
+    for _ in range(6):
+        counter.optimizer_stepped(optimizer)
+        counter.say()
+    # The first optimizer step came before the program spoke up for the first time.
+    assert counter.count == 7
+
+
+def test_nothing_is_counted_once_it_has_ended() -> None:
+    counter, optimizer = counting(), Optimizer()
+    counter.optimizer_stepped(optimizer)
+    counter.end()
+    counter.optimizer_stepped(optimizer)
+    assert counter.count == 1
+
+
+def test_the_window_s_ends_are_called_at_their_counts() -> None:
+    counter, optimizer, called = counting(), Optimizer(), []
+
+    def at(count: int) -> None:
+        called.append(count)
+        counter.next_event = 5 if count == 2 else -1
+
+    counter.next_event, counter.at = 2, at
+    for _ in range(9):
+        counter.optimizer_stepped(optimizer)
+    assert called == [2, 5]
+
+
+def test_the_log_has_every_step_once_with_begin_before_end(tmp_path: Path) -> None:
+    path = tmp_path / "steps.csv"
+    counter, optimizer = counting(path), Optimizer()
+    for step in range(10):
+        counter.optimizer_stepped(optimizer)
+        if step in (3, 4):
+            counter.flush()
+    counter.flush()
+    header, *lines = path.read_text().splitlines()
+    assert header == "step,begin_ns,end_ns"
+    rows = [tuple(map(int, line.split(","))) for line in lines]
+    assert [row[0] for row in rows] == list(range(10))
+    assert all(begin <= end for _, begin, end in rows)
+    assert all(rows[i][2] == rows[i + 1][1] for i in range(9))
+
+
+def test_what_the_profiler_stalls_lies_between_two_steps(tmp_path: Path) -> None:
+    import time
+
+    path = tmp_path / "steps.csv"
+    counter, optimizer = counting(path), Optimizer()
+    counter.next_event, counter.at = 1, lambda count: time.sleep(0.05)
+    counter.optimizer_stepped(optimizer)
+    counter.optimizer_stepped(optimizer)
+    counter.flush()
+    first, second = (
+        tuple(map(int, line.split(","))) for line in path.read_text().splitlines()[1:]
+    )
+    assert second[1] - first[2] >= 50_000_000
+    assert second[2] - second[1] < 50_000_000
+
+
+def test_a_log_that_cannot_be_written_does_not_stop_the_counting(tmp_path: Path) -> None:
+    counter, optimizer = counting(tmp_path / "missing" / "steps.csv"), Optimizer()
+    counter.optimizer_stepped(optimizer)
+    counter.flush()
+    counter.optimizer_stepped(optimizer)
+    assert counter.count == 2

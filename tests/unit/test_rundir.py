@@ -1,0 +1,134 @@
+"""The run directory: made once, read always, replaced only on request."""
+
+from __future__ import annotations
+
+import json
+import stat
+from datetime import datetime, timezone
+from pathlib import Path
+
+import pytest
+
+from clusterprof import rundir
+from clusterprof.agent import states
+from clusterprof.collect import collect
+from clusterprof.errors import RunDirectoryError
+
+
+def made(path: Path) -> rundir.RunDirectory:
+    run = rundir.create(path)
+    run.write_manifest({"schema_version": 1})
+    return run
+
+
+def test_a_new_run_directory_is_its_owner_s_alone(tmp_path: Path) -> None:
+    run = made(tmp_path / "runs" / "one")
+    assert stat.S_IMODE(run.path.stat().st_mode) == 0o700
+
+
+def test_the_name_carries_the_time_and_the_job() -> None:
+    now = datetime(2026, 1, 2, 3, 4, 5, tzinfo=timezone.utc)
+    assert rundir.default_path(Path("runs"), "77", now) == Path("runs/20260102T030405Z-77")
+
+
+def test_a_directory_that_exists_is_not_written_into(tmp_path: Path) -> None:
+    made(tmp_path / "run")
+    with pytest.raises(RunDirectoryError, match="exists already") as error:
+        rundir.create(tmp_path / "run")
+    assert "--force" in str(error.value)
+
+
+def test_force_replaces_a_run_but_never_anything_else(tmp_path: Path) -> None:
+    run = made(tmp_path / "run")
+    (run.path / "report.html").write_text("old")
+    assert not rundir.create(tmp_path / "run", force=True).html.exists()
+    home = tmp_path / "home"
+    home.mkdir()
+    (home / "thesis.tex").write_text("years")
+    with pytest.raises(RunDirectoryError, match="exists already"):
+        rundir.create(home, force=True)
+    assert (home / "thesis.tex").exists()
+
+
+def test_an_empty_directory_is_taken(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    assert made(tmp_path / "run").read_manifest() == {"schema_version": 1}
+
+
+def test_a_place_that_cannot_be_written_is_said(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RunDirectoryError, match="cannot be written"):
+        rundir.create(tmp_path / "file" / "run")
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", json.dumps({"schema_version": 99})])
+def test_a_manifest_that_is_none_is_refused(tmp_path: Path, content: str) -> None:
+    run = made(tmp_path / "run")
+    run.manifest.write_text(content)
+    with pytest.raises(RunDirectoryError):
+        rundir.opened(run.path)
+
+
+def test_a_folder_without_a_manifest_is_no_run(tmp_path: Path) -> None:
+    with pytest.raises(RunDirectoryError, match="not a run directory"):
+        rundir.opened(tmp_path)
+
+
+def rank(run: rundir.RunDirectory, number: int, state: str, report: bytes | None = None) -> None:
+    states.advance(str(run.rank(number)), state, chosen=True)
+    if report is not None:
+        (run.rank(number) / "report.nsys-rep").write_bytes(report)
+
+
+def test_a_captured_report_is_collected(tmp_path: Path) -> None:
+    run = made(tmp_path / "run")
+    rank(run, 2, "captured", b"report")
+    (outcome,) = collect(run, [2])
+    assert (outcome.rank, outcome.state) == (2, "collected")
+    assert outcome.report == run.rank(2) / "report.nsys-rep"
+    assert states.read(str(run.rank(2)))["state"] == "collected"
+
+
+@pytest.mark.parametrize(
+    ("state", "reason"),
+    [
+        ("waiting", "killed before the window began"),
+        ("capturing", "killed inside the window"),
+        ("finishing", "killed while the report was being written"),
+        ("captured", "its state says that there is a report, but there is none"),
+    ],
+)
+def test_a_rank_that_was_killed_is_lost_with_the_reason(
+    tmp_path: Path, state: str, reason: str
+) -> None:
+    run = made(tmp_path / "run")
+    rank(run, 0, "captured", b"report")
+    rank(run, 5, state)
+    outcomes = collect(run, [0, 5], patience_s=0)
+    assert [each.state for each in outcomes] == ["collected", "lost"]
+    assert outcomes[1].reason == reason
+
+
+def test_an_empty_report_is_no_report(tmp_path: Path) -> None:
+    run = made(tmp_path / "run")
+    rank(run, 0, "captured", b"")
+    assert collect(run, [0], patience_s=0)[0].state == "lost"
+
+
+def test_a_chosen_rank_that_never_came_is_named_with_those_that_did(tmp_path: Path) -> None:
+    run = made(tmp_path / "run")
+    for number in range(4):
+        states.advance(str(run.rank(number)), "counting", chosen=False)
+    (outcome,) = collect(run, [9], patience_s=0)
+    assert outcome.reason == "it was never seen: the job had ranks 0 to 3"
+
+
+def test_a_step_log_of_a_later_attempt_is_the_one_that_counts(tmp_path: Path) -> None:
+    import os
+
+    run = made(tmp_path / "run")
+    rank(run, 0, "captured", b"report")
+    for name, when in (("steps.csv", 1), ("steps.2.csv", 2)):
+        (run.rank(0) / name).write_text("step,begin_ns,end_ns\n")
+        os.utime(run.rank(0) / name, (when, when))
+    assert collect(run, [0])[0].steps == run.rank(0) / "steps.2.csv"

@@ -1,0 +1,54 @@
+"""A rank's state only moves forward."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from clusterprof.agent import states
+
+
+def test_states_move_forward_and_keep_their_history(tmp_path: Path) -> None:
+    folder = str(tmp_path / "00003")
+    for state in ("armed", "waiting", "capturing", "finishing", "captured", "collected"):
+        assert states.advance(folder, state)
+    found = states.read(folder)
+    assert found["state"] == "collected"
+    assert [state for state, _ in found["history"]][0] == "armed"
+
+
+def test_a_state_never_moves_back(tmp_path: Path) -> None:
+    folder = str(tmp_path)
+    states.advance(folder, "captured")
+    assert not states.advance(folder, "waiting", "late news")
+    assert states.read(folder)["state"] == "captured"
+    assert "reason" not in states.read(folder)
+
+
+def test_a_second_attempt_may_follow_a_lost_one(tmp_path: Path) -> None:
+    folder = str(tmp_path)
+    states.advance(folder, "lost", "the program ended before the window began")
+    assert states.advance(folder, "armed")
+    assert states.read(folder)["attempt"] == 2
+    assert "reason" not in states.read(folder)
+
+
+def test_a_state_that_cannot_be_read_is_none(tmp_path: Path) -> None:
+    assert states.read(str(tmp_path)) == {}
+    (tmp_path / "state.json").write_text('{"state": "arm')
+    assert states.read(str(tmp_path)) == {}
+
+
+def test_files_appear_whole_and_nothing_is_left_beside(tmp_path: Path) -> None:
+    states.advance(str(tmp_path), "armed", rank=3)
+    assert os.listdir(tmp_path) == ["state.json"]
+    assert json.loads((tmp_path / "state.json").read_text())["rank"] == 3
+
+
+def test_a_folder_that_cannot_be_written_is_an_os_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OSError):
+        states.advance(str(tmp_path / "file"), "armed")
