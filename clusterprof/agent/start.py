@@ -76,6 +76,9 @@ class Rank:
 
     def wait_for_the_program(self) -> None:
         """Count from the import of torch's optimizers on, or of what `--step-on` names."""
+        if self.picked:
+            # torch.profiler announces itself on the training's stderr unless told before its import.
+            os.environ.setdefault("KINETO_LOG_LEVEL", "99")
         actions = {"torch.optim.optimizer": self.count_optimizer_steps}
         if self.plan.get("step_on"):
             module, _, function = self.plan["step_on"].partition(":")

@@ -1,0 +1,223 @@
+"""The agent in a real interpreter with a real torch: what it counts, and what it leaves alone."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from textwrap import dedent
+from typing import Any
+
+import pytest
+from lab.command import Completed
+
+from clusterprof.plan import INJECT
+
+LOOP = """
+import sys
+import torch
+model = torch.nn.Linear(4, 4)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+def iterate(n):
+    for _ in range(n):
+        model(torch.ones(1, 4)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+"""
+
+
+@dataclass
+class Job:
+    """One rank of a job, run with the agent in it."""
+
+    folder: Path
+    run: Callable[..., Completed]
+
+    def __call__(self, script: str, *, environ: dict[str, str] | None = None, **plan: Any) -> Completed:
+        self.folder.mkdir(exist_ok=True)
+        values = {
+            "schema_version": 1, "run": str(self.folder), "identity": "torchrun",
+            "selection": {"kind": "ranks", "ranks": []}, "window": [2, 4], "step_on": None,
+            "profiler": "torch", **plan,
+        }  # fmt: skip
+        (self.folder / "plan.json").write_text(json.dumps(values))
+        file = self.folder / "train.py"
+        file.write_text(dedent(script))
+        env = {
+            "RANK": "3", "WORLD_SIZE": "8", "LOCAL_RANK": "3", "TORCHELASTIC_RUN_ID": "none",
+            "CLUSTERPROF_PLAN": str(self.folder / "plan.json"), "PYTHONPATH": str(INJECT),
+            **(environ or {}),
+        }  # fmt: skip
+        return self.run([sys.executable, str(file)], env=env, timeout=120)
+
+    @property
+    def rank(self) -> Path:
+        return self.folder / "ranks" / "00003"
+
+    @property
+    def state(self) -> dict[str, Any]:
+        state: dict[str, Any] = json.loads((self.rank / "state.json").read_text())
+        return state
+
+    def steps(self) -> list[int]:
+        lines = (self.rank / "steps.csv").read_text().splitlines()[1:]
+        return [int(line.split(",")[0]) for line in lines]
+
+
+@pytest.fixture
+def job(tmp_path: Path, run_command: Callable[..., Completed]) -> Job:
+    return Job(tmp_path / "run", run_command)
+
+
+CHOSEN = {"kind": "ranks", "ranks": [3]}
+
+
+def test_a_rank_that_is_not_chosen_logs_its_steps_and_ends_as_it_ends(job: Job) -> None:
+    done = job(LOOP + "iterate(6); print('trained'); sys.exit(7)")
+    assert (done.returncode, done.stdout, done.stderr) == (7, "trained\n", "")
+    assert job.steps() == list(range(6))
+    assert (job.state["state"], job.state["steps"], job.state["chosen"]) == ("counted", 6, False)
+
+
+def test_accumulation_two_optimizers_workers_and_children_do_not_miscount(job: Job) -> None:
+    done = job(
+        LOOP
+        + """
+import os, subprocess
+from torch.utils.data import DataLoader
+
+other = torch.optim.Adam(torch.nn.Linear(2, 2).parameters())
+
+class Squares(torch.utils.data.Dataset):
+    def __len__(self):
+        return 6
+    def __getitem__(self, i):
+        # A worker that trains a little model of its own is still no rank.
+        iterate(1)
+        return float(i)
+
+if __name__ == "__main__":
+    child = "import torch; p = torch.nn.Linear(1, 1); o = torch.optim.SGD(p.parameters()); o.step()"
+    for way in ("fork", "spawn"):
+        for value in DataLoader(Squares(), num_workers=2, multiprocessing_context=way, batch_size=3):
+            for _ in range(3):
+                model(torch.ones(1, 4)).sum().backward()
+            optimizer.step()
+            other.step()
+    subprocess.run([sys.executable, "-c", child], check=True)
+    if os.fork() == 0:
+        iterate(5)
+        sys.exit(0)
+    os.wait()
+"""
+    )
+    assert done.returncode == 0, done
+    assert job.steps() == [0, 1, 2, 3]
+    assert sorted(path.name for path in job.rank.iterdir()) == ["state.json", "steps.csv"]
+
+
+def test_a_chosen_rank_leaves_a_trace_of_its_window(job: Job) -> None:
+    done = job(LOOP + "iterate(6); print('trained')", selection=CHOSEN)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "trained\n", "")
+    assert job.state["state"] == "captured"
+    assert (job.state["step_begin"], job.state["step_end"]) == (2, 4)
+    from clusterprof.ingest import read_report
+
+    tables = read_report(job.rank / "trace.json.gz", rank=3, steps=job.rank / "steps.csv")
+    assert tables.activity.num_rows > 0
+    readings = json.loads((job.rank / "clock.json").read_text())
+    assert [reading["event"] for reading in readings] == ["open", "close"]
+
+
+def test_a_program_that_ends_before_the_window_says_so_and_keeps_its_status(job: Job) -> None:
+    done = job(LOOP + "iterate(5); sys.exit(9)", selection=CHOSEN, window=[10, 15])
+    assert (done.returncode, done.stderr) == (9, "")
+    assert job.state["state"] == "lost"
+    assert job.state["reason"] == "the program ended after 5 steps, before the window 10:15 began"
+
+
+def test_a_program_that_ends_inside_the_window_leaves_what_there_was(job: Job) -> None:
+    done = job(LOOP + "iterate(5); sys.exit(9)", selection=CHOSEN, window=[3, 15])
+    assert (done.returncode, done.stderr) == (9, "")
+    assert job.state["state"] == "captured"
+    assert job.state["reason"] == "the program ended after 5 steps, inside the window 3:15"
+    assert (job.rank / "trace.json.gz").stat().st_size > 0
+
+
+def test_a_window_that_ends_with_the_program_is_whole(job: Job) -> None:
+    done = job(LOOP + "iterate(4)", selection=CHOSEN)
+    assert done.returncode == 0
+    assert job.state["state"] == "captured"
+    assert "reason" not in job.state
+
+
+def test_a_function_of_the_program_s_own_can_be_the_step(job: Job) -> None:
+    job.folder.mkdir()
+    (job.folder / "loop.py").write_text(
+        "class Trainer:\n    def train_batch(self):\n        return 1\n"
+    )
+    done = job(
+        "from loop import Trainer\nfor _ in range(5): assert Trainer().train_batch() == 1",
+        step_on="loop:Trainer.train_batch",
+    )
+    assert done.returncode == 0, done
+    assert job.steps() == list(range(5))
+
+
+def test_a_step_function_that_is_not_there_is_said_and_the_program_goes_on(job: Job) -> None:
+    done = job("import json; print('done')", step_on="json:missing")
+    assert (done.returncode, done.stdout) == (0, "done\n")
+    assert "--step-on json:missing" in done.stderr
+
+
+def test_a_program_can_say_its_steps_itself(job: Job) -> None:
+    done = job("import clusterprof\nfor _ in range(5): clusterprof.step()")
+    assert done.returncode == 0, done
+    assert job.steps() == list(range(5))
+
+
+def test_saying_steps_outside_of_a_run_does_nothing(run_command: Callable[..., Completed]) -> None:
+    done = run_command([sys.executable, "-c", "import clusterprof; clusterprof.step(); print(1)"])
+    assert (done.stdout, done.stderr) == ("1\n", "")
+
+
+def test_the_user_s_own_sitecustomize_still_runs(job: Job, tmp_path: Path) -> None:
+    own = tmp_path / "own"
+    own.mkdir()
+    (own / "sitecustomize.py").write_text("print('mine')")
+    done = job("import sitecustomize; print(sitecustomize.__file__)",
+               environ={"PYTHONPATH": f"{INJECT}:{own}"})  # fmt: skip
+    assert done.stdout == f"mine\n{own / 'sitecustomize.py'}\n"
+    assert done.stderr == ""
+
+
+def test_a_plan_that_cannot_be_read_costs_one_line_and_nothing_else(job: Job) -> None:
+    done = job("print('done')", environ={"CLUSTERPROF_PLAN": "/nowhere/plan.json"})
+    assert (done.returncode, done.stdout) == (0, "done\n")
+    assert len(done.stderr.splitlines()) == 1
+    assert "runs without profiling" in done.stderr
+
+
+def test_a_process_that_is_no_rank_leaves_nothing(job: Job) -> None:
+    done = job("print('done')", environ={"TORCHELASTIC_RUN_ID": "none", "RANK": "no number"})
+    assert (done.returncode, done.stderr) == (0, "")
+    assert not (job.folder / "ranks").exists()
+
+
+def test_an_interpreter_of_a_rank_that_never_trains_leaves_nothing(job: Job) -> None:
+    assert job("print('prepared')").returncode == 0
+    assert not (job.folder / "ranks").exists()
+
+
+def test_a_run_directory_that_cannot_be_written_does_not_stop_the_training(job: Job) -> None:
+    done = job(LOOP + "iterate(5); sys.exit(4)", selection=CHOSEN, run="/proc/nowhere")
+    assert done.returncode == 4
+    assert "Traceback" not in done.stderr
+
+
+def test_the_agent_is_standard_library_only_in_every_interpreter(job: Job) -> None:
+    done = job("import sys; print([n for n in sys.modules if n.split('.')[0] in "
+               "('clusterprof', 'numpy', 'pyarrow', 'torch', 'pandas')])")  # fmt: skip
+    assert done.stdout == "[]\n"
