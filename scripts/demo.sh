@@ -5,7 +5,7 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 run=runs/demo-$(date -u +%Y%m%dT%H%M%SZ)
-command=(clusterprof torchrun --ranks "0,2" --steps 10:20 --output "$run"
+command=(clusterprof torchrun --ranks "0,2" --steps 10:20 --run-dir "$run"
   --nproc-per-node 4 -- examples/train.py --slow-rank 2)
 printf '+ %s\n' "${command[*]}" >&2
 "${command[@]}"

@@ -1,0 +1,104 @@
+"""Running a command and measuring it: its wall time, and the memory of its whole family."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+
+
+@dataclass(frozen=True)
+class Measured:
+    """`peak_bytes` sums the resident memory of the process and all its descendants.
+
+    Pages that several of them share count once for each: the true peak is not above it.
+    """
+
+    seconds: float
+    peak_bytes: int
+    stdout: str
+    stderr: str
+
+
+class Failed(RuntimeError):
+    """A command of the benchmark did not do its work: its time means nothing."""
+
+
+def run(
+    argv: Sequence[str | Path],
+    environ: Mapping[str, str] | None = None,
+    *,
+    memory: bool = False,
+    timeout: float = 300.0,
+) -> Measured:
+    """Run `argv` to its end. Raises Failed where it does not exit with 0."""
+    watch = _Watch() if memory else None
+    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
+        begin = time.perf_counter()
+        process = subprocess.Popen(
+            list(map(str, argv)),
+            env={**os.environ, **(environ or {})},
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=err,
+        )
+        if watch is not None:
+            watch.start(process.pid)
+        try:
+            status = process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+            raise Failed(f"{argv} did not end within {timeout:g} s") from None
+        seconds = time.perf_counter() - begin
+        peak = watch.stop() if watch is not None else 0
+        out.seek(0)
+        err.seek(0)
+        said = Measured(seconds, peak, out.read(), err.read())
+    if status != 0:
+        last = (said.stderr.strip().splitlines() or ["it said nothing"])[-1]
+        raise Failed(f"{Path(argv[0]).name} {argv[1]} ended with {status}: {last}")
+    return said
+
+
+class _Watch:
+    """Reads the memory of a process and its descendants every few milliseconds."""
+
+    def __init__(self) -> None:
+        self._ended = threading.Event()
+        self._peak = 0
+
+    def start(self, pid: int) -> None:
+        self._thread = threading.Thread(target=self._look, args=(pid,), daemon=True)
+        self._thread.start()
+
+    def stop(self) -> int:
+        self._ended.set()
+        self._thread.join()
+        return self._peak
+
+    def _look(self, pid: int) -> None:
+        while not self._ended.is_set():
+            self._peak = max(self._peak, _resident(pid))
+            time.sleep(0.003)
+
+
+def _resident(pid: int) -> int:
+    total = 0
+    waiting = [pid]
+    while waiting:
+        each = waiting.pop()
+        try:
+            total += int(Path(f"/proc/{each}/statm").read_text().split()[1]) * _PAGE
+            for children in Path(f"/proc/{each}/task").glob("*/children"):
+                waiting += map(int, children.read_text().split())
+        except (OSError, ValueError, IndexError):  # it ended while we looked
+            continue
+    return total

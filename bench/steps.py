@@ -1,0 +1,77 @@
+"""What a step costs outside the window: the hook itself, and a training with and without it."""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from agent import armed, counted
+from figure import Figure, median, spread
+from process import Failed, run
+
+_PROGRAMS = Path(__file__).resolve().parent / "programs"
+RANKS = 4
+
+
+def hook_cost(pairs: int) -> Figure:
+    """The hook on a real optimizer's step, its share of writing the step log included."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        environ = {**armed(folder, "environment"), "RANK": "1", "WORLD_SIZE": "4"}
+        done = run([sys.executable, _PROGRAMS / "hook.py", str(pairs)], environ)
+        times = json.loads(done.stdout)
+        if counted(folder) != {1: times["counted"]} or not times["counted"]:
+            raise Failed(f"the step log does not hold the steps: {counted(folder)} {done.stderr}")
+    pairwise = zip(times["with"], times["without"], strict=True)
+    added = [(a - b) / 1e3 for a, b in pairwise]
+    return Figure(
+        "step hook, per step outside the window",
+        "µs",
+        5.0,
+        median(added),
+        f"the bare optimizer step: {median(times['without']) / 1e3:.1f} µs",
+        runs=added,
+    )
+
+
+def unprofiled_rank(pairs: int) -> Figure:
+    """The steps of ranks that are not chosen, as a ratio to the same steps without the hook."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        results = folder / "results"
+        environ = {**armed(folder, "torchrun"), "OMP_NUM_THREADS": "1"}
+        results.mkdir()
+        torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+        program = [_PROGRAMS / "ranks.py", results, str(pairs)]
+        done = run([*torchrun, f"--nproc-per-node={RANKS}", *program], environ)
+        ranks = [json.loads((results / f"{rank}.json").read_text()) for rank in range(RANKS)]
+        if counted(folder) != {rank: each["steps"] for rank, each in enumerate(ranks)}:
+            raise Failed(f"the step logs do not hold the steps: {counted(folder)} {done.stderr}")
+    wall, busy = (_excess([each["pairs"] for each in ranks], clock) for clock in (0, 1))
+    bare = median([without[0] for each in ranks for _, without in each["pairs"]]) * 1e3
+    return Figure(
+        f"steps of {RANKS} ranks that are not chosen, excess",
+        "%",
+        1.0,
+        median(wall),
+        f"a step without it: {bare:.1f} ms",
+        f"processor time {median(busy):+.2f} % ({_interval(busy)})",
+        runs=wall,
+        interval=spread(wall),
+    )
+
+
+def _excess(ranks: list[list[Any]], clock: int) -> list[float]:
+    """Per pair, in percent: the ranks of one step are not independent, so their sums are compared."""
+    return [
+        (sum(rank[0][clock] for rank in pair) / sum(rank[1][clock] for rank in pair) - 1) * 100
+        for pair in zip(*ranks, strict=True)
+    ]
+
+
+def _interval(values: list[float]) -> str:
+    low, high = spread(values)
+    return f"{low:+.2f} to {high:+.2f}"
