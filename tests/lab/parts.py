@@ -60,5 +60,6 @@ PARTS = (
     Part("nsys", "NVIDIA Nsight Systems on PATH", _program("nsys")),
     Part("torch", "PyTorch", _module("torch")),
     Part("sshd", "an OpenSSH server to start on loopback", _program("sshd")),
+    Part("root", "root, to mount a small disk", lambda: None if os.geteuid() == 0 else "not root"),
     Part("chromium", "a headless Chromium", lambda: None if chromium() else "no chromium"),
 )
