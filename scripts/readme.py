@@ -1,0 +1,73 @@
+"""Fill the outputs in README.md with what the commands beside them really print.
+
+    python scripts/readme.py          rewrite README.md and docs/report.png
+    python scripts/readme.py --check  end with 1 if README.md says anything else
+
+A block is a fenced one after a comment `<!-- output of: COMMAND -->`; the command runs in the
+repository's root. The commands read recordings, so what they print is the same every time.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+README = ROOT / "README.md"
+PICTURE = ROOT / "docs" / "report.png"
+RECORDING = "tests/data/recordings/nsys-2025.3/ddp-host-straggler"
+
+_BLOCK = re.compile(r"(<!-- output of: (?P<command>.+?) -->\n```[a-z]*\n)(?P<output>.*?)(```\n)", re.S)
+
+
+def run(command: str) -> str:
+    """What the command prints on stdout; `clusterprof` is the one beside this Python."""
+    words = shlex.split(command)
+    if words[0] == "clusterprof":
+        words[:1] = [sys.executable, "-m", "clusterprof"]
+    environment = {**os.environ, "COLUMNS": "96", "NO_COLOR": "1"}
+    for name in [name for name in environment if name.startswith("CLUSTERPROF_")]:
+        del environment[name]
+    done = subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True)
+    if done.returncode:
+        raise SystemExit(f"{command}: status {done.returncode}\n{done.stderr}")
+    return done.stdout
+
+
+def filled(text: str) -> str:
+    """README's text with every output block as its command prints it now."""
+    return _BLOCK.sub(lambda found: found[1] + run(found["command"]) + found[4], text)
+
+
+def take_picture() -> None:
+    """docs/report.png: the page of the recording, as headless Chromium shows it."""
+    with tempfile.TemporaryDirectory() as folder:
+        page = Path(folder) / "report.html"
+        run(f"clusterprof merge {RECORDING} --html {page}")
+        subprocess.run(
+            ["chromium", "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars",
+             "--no-first-run", "--disable-background-networking", "--disable-component-update",
+             "--disable-sync", f"--user-data-dir={folder}/profile", "--window-size=1280,1150",
+             f"--screenshot={PICTURE}", page.as_uri()],
+            check=True, capture_output=True, timeout=60,
+        )  # fmt: skip
+
+
+def main() -> int:
+    """Rewrite, or check with --check."""
+    text = README.read_text()
+    now = filled(text)
+    if "--check" in sys.argv[1:]:
+        return 0 if now == text else 1
+    README.write_text(now)
+    take_picture()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
