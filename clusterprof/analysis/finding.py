@@ -1,0 +1,96 @@
+"""How a finding is made: severity from its share of the step, recurrence from its steps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from clusterprof.analysis.scene import Scene
+from clusterprof.results import Finding, Recurrence, Severity
+
+#: share of the step from which a finding is critical, or a warning; below, it is information
+CRITICAL_FRAC = 0.15
+WARNING_FRAC = 0.05
+#: what costs less than this share of the step is not said at all
+LEAST_FRAC = 0.02
+#: shares of the settled steps: from there on a finding is persistent
+_PERSISTENT_FRAC = 0.75
+
+
+def severity(share: float) -> Severity:
+    """Critical from 15 % of the step on, a warning from 5 %, else information."""
+    return (
+        "critical" if share >= CRITICAL_FRAC else "warning" if share >= WARNING_FRAC else "info"
+    )
+
+
+def recurrence(hit: int, of: int) -> Recurrence:
+    """How often in the settled steps: three in four is persistent, a single one is once."""
+    if hit >= _PERSISTENT_FRAC * of:
+        return "persistent"
+    return "once" if hit <= 1 else "intermittent"
+
+
+def finding(
+    scene: Scene,
+    code: str,
+    *,
+    rank: int | None,
+    ranks: Sequence[int],
+    cost: Sequence[float] | np.ndarray,
+    summary: str,
+    advice: str,
+    evidence: list[dict[str, Any]],
+    confidence: float,
+    uncertainty_ns: float = 0.0,
+    floor_ns: float = 0.0,
+    at_most: Severity | None = None,
+    follow_up: str = "",
+) -> Finding:
+    """Make a finding from its cost in each settled step (ns).
+
+    `floor_ns` is what a step must cost to count as one of the finding's; `at_most` caps the
+    severity of what no one is to blame for.
+    """
+    each = np.nan_to_num(np.asarray(cost, dtype=float))
+    hit = np.flatnonzero(each > max(floor_ns, 0.0))
+    per_step = float(each.mean()) if len(each) else 0.0
+    share = per_step / scene.step_ns if scene.step_ns else 0.0
+    level = severity(share)
+    order: tuple[Severity, ...] = ("info", "warning", "critical")
+    if at_most is not None and order.index(level) > order.index(at_most):
+        level = at_most
+    return {
+        "code": code,
+        "severity": level,
+        "rank": rank,
+        "ranks": [int(r) for r in ranks],
+        "steps": [int(scene.settled[k]) for k in hit],
+        "recurrence": recurrence(len(hit), len(each)),
+        "cost_ns_per_step": round(per_step),
+        "share_of_step": round(share, 4),
+        "uncertainty_ns": round(uncertainty_ns),
+        "confidence": round(min(max(confidence, 0.0), 1.0), 2),
+        "summary": summary,
+        "evidence": evidence,
+        "advice": advice,
+        "next": follow_up or command(scene),
+    }
+
+
+def command(scene: Scene) -> str:
+    """The command line that shows this study as a page."""
+    return f"clusterprof merge {scene.source or 'REPORTS'} --html report.html"
+
+
+def ms(ns: float) -> str:
+    """Nanoseconds as the text of milliseconds, in three or so digits."""
+    value = ns / 1e6
+    return f"{value:.0f} ms" if abs(value) >= 100 else f"{value:.{1 if abs(value) >= 10 else 2}f} ms"
+
+
+def percent(share: float) -> str:
+    """A share as the text of percent."""
+    return f"{100 * share:.0f}%"

@@ -1,0 +1,36 @@
+"""All findings of a study, costliest first."""
+
+from __future__ import annotations
+
+from clusterprof.analysis import (
+    communication,
+    copies,
+    hosts,
+    perturbation,
+    pipeline,
+    straggler,
+    unprofiled,
+)
+from clusterprof.analysis.scene import LEAST_SETTLED, Scene
+from clusterprof.results import Finding
+
+_KINDS = (straggler, unprofiled, pipeline, communication, copies, hosts)
+
+
+def findings(scene: Scene) -> tuple[list[Finding], list[str]]:
+    """Return the findings, sorted by cost per step, and warnings.
+
+    With too few settled steps there are none, and a warning says by how much to lengthen the
+    window: a guess would blame whom the capture's own start has made late.
+    """
+    if not scene.ranks:
+        return [], []
+    if len(scene.settled) < LEAST_SETTLED:
+        more = LEAST_SETTLED + 1 - len(scene.settled)
+        return [], [
+            f"not enough settled steps ({len(scene.settled)}; the first step of a window shows the "
+            f"capture's own start): lengthen the window by {more} steps or more (--steps)"
+        ]
+    found = [f for kind in _KINDS for f in kind.find(scene)]
+    found.sort(key=lambda f: -f["cost_ns_per_step"])
+    return [*found, *perturbation.find(scene)], []

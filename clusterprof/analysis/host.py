@@ -1,0 +1,101 @@
+"""What each rank's host did in each step: its own pace, and what it waited in."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from clusterprof.analysis.intervals import Union, union
+from clusterprof.analysis.scene import Floats, Scene
+from clusterprof.analysis.timeline import Timeline
+from clusterprof.tables import RankTables
+
+#: shorter calls into CUDA are the work of launching, not waiting
+_WAITING_CALL_NS = 50_000
+
+
+def spans(tables: RankTables, kind: str, pattern: str = "", least_ns: int = 0) -> Union:
+    """Union of a rank's host calls of one kind whose name matches `pattern` (a regex)."""
+    table = _chosen(tables, kind, pattern)
+    start, end = table["start_ns"].to_numpy(), table["end_ns"].to_numpy()
+    long = end - start >= least_ns
+    return union(start[long], end[long])
+
+
+def _chosen(tables: RankTables, kind: str, pattern: str) -> pa.Table:
+    table = tables.host_calls
+    kept = table.filter(pc.equal(table["kind"], kind))
+    if pattern:
+        kept = kept.filter(pc.match_substring_regex(kept["name"].cast(pa.string()), pattern))
+    return kept
+
+
+def both(a: Union, b: Union) -> Union:
+    """The intersection of two unions."""
+    if not len(a.start) or not len(b.start):
+        return a if not len(a.start) else b
+    edges = np.unique(np.concatenate([a.start, a.end, b.start, b.end]))
+    begin, end = edges[:-1], edges[1:]
+    inside = (a.within(begin, end) == end - begin) & (b.within(begin, end) == end - begin)
+    return union(begin[inside], end[inside])
+
+
+def waited(tables: RankTables, line: Timeline) -> Union:
+    """When the host waited for the device: in long CUDA calls while the device was busy.
+
+    While the device is idle nobody can be waiting for it. On a rank without CUDA calls (gloo)
+    the host waits in its collectives, as far as it does not compute beside them.
+    """
+    if not pc.any(pc.equal(tables.host_calls["kind"], "cuda")).as_py():
+        return line.communication
+    return both(spans(tables, "cuda", least_ns=_WAITING_CALL_NS), line.busy)
+
+
+def pace(scene: Scene) -> Floats:
+    """What each settled step costs each host itself (ns), [ranks, steps].
+
+    From one step's host begin to the next one's, less the time it waited for the device.
+    """
+    out = np.full((len(scene.ranks), len(scene.settled)), np.nan)
+    wanted = np.asarray(scene.settled)
+    for k, (tables, line) in enumerate(zip(scene.tables, scene.timelines, strict=True)):
+        if not len(tables.host_calls) and not len(tables.activity):
+            continue
+        begin = line.host_begin
+        end = np.r_[begin[1:], line.host_end[-1:]]
+        own = end - begin - waited(tables, line).within(begin, end)
+        at = np.searchsorted(wanted, line.step)
+        known = np.isin(line.step, wanted)
+        out[k, at[known]] = own[known]
+    return out
+
+
+#: NVTX ranges that are no part of the program's own structure
+_STEP_RANGES = r"^(step|ProfilerStep|Optimizer\.|DistributedDataParallel|nccl|gloo)"
+_ACTIVITY = {"cuda": "the CUDA call", "os": "the system call", "python": "", "range": "the range"}
+
+
+def doing(tables: RankTables, begin: int, end: int) -> dict[str, object] | None:
+    """What the host was doing between two times: the innermost call that covers most of it.
+
+    Returns its name, kind and length, or None where nothing covers a third of the span.
+    """
+    table = tables.host_calls
+    start, stop = table["start_ns"].to_numpy(), table["end_ns"].to_numpy()
+    overlap = np.minimum(stop, end) - np.maximum(start, begin)
+    enough = np.flatnonzero(overlap * 3 >= max(end - begin, 1))
+    if not len(enough):
+        return None
+    names = table["name"].cast(pa.string()).take(pa.array(enough)).to_pylist()
+    import re
+
+    named = [k for k, n in zip(enough, names, strict=True) if not re.match(_STEP_RANGES, n)]
+    if not named:
+        return None
+    best = min(named, key=lambda k: int(stop[k] - start[k]))
+    return {
+        "name": str(table["name"][int(best)].as_py()),
+        "kind": str(table["kind"][int(best)].as_py()),
+        "duration_ns": int(stop[best] - start[best]),
+    }

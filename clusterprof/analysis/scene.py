@@ -1,0 +1,137 @@
+"""All that the verdicts look at: timelines, accounts and placed collectives, as arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from clusterprof.analysis.timeline import Timeline
+from clusterprof.clock import Clock
+from clusterprof.tables import RankTables
+
+Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+Bools = npt.NDArray[np.bool_]
+
+#: fewer settled steps than this are no evidence
+LEAST_SETTLED = 2
+
+
+@dataclass(frozen=True)
+class Collectives:
+    """The placed table's columns as arrays, one element per collective and rank."""
+
+    collective: Ints
+    rank: Ints
+    step: Ints
+    operation: npt.NDArray[np.object_]
+    communicator: npt.NDArray[np.object_]
+    matched: Bools
+    synchronising: Bools
+    point_to_point: Bools
+    start: Ints
+    end: Ints
+    issue: Ints
+    aligned_start: Ints
+    aligned_end: Ints
+    last_arrival: Ints
+    last_rank: Ints
+    lateness: Ints
+    wait: Ints
+    transfer: Ints
+    size: Ints
+    members: pa.ChunkedArray
+    has: Bools
+
+
+@dataclass(frozen=True)
+class Scene:
+    """Everything of one study. `settled` are the steps that count as evidence, in order."""
+
+    tables: Sequence[RankTables]
+    timelines: Sequence[Timeline]
+    accounts: pa.Table
+    placed: pa.Table
+    clock: Clock
+    settled: tuple[int, ...]
+    source: str
+
+    @cached_property
+    def ranks(self) -> tuple[int, ...]:
+        """All ranks with a report, ascending."""
+        return tuple(line.rank for line in self.timelines)
+
+    @cached_property
+    def steps(self) -> tuple[int, ...]:
+        """All steps of any rank, ascending."""
+        return tuple(int(s) for s in np.unique(self.accounts["step"].to_numpy()))
+
+    @cached_property
+    def world_size(self) -> int | None:
+        """The job's world size, where all reports that state one agree."""
+        said = {t.info.world_size for t in self.tables if t.info.world_size}
+        return said.pop() if len(said) == 1 else None
+
+    def account(self, name: str) -> Floats:
+        """A column of the accounts as [ranks, settled steps]; NaN where a rank lacks the step."""
+        return self._matrix(self.accounts[name].to_numpy())
+
+    def _matrix(self, values: Ints) -> Floats:
+        rank, step = self.accounts["rank"].to_numpy(), self.accounts["step"].to_numpy()
+        rows = np.searchsorted(self.ranks, rank)
+        out = np.full((len(self.ranks), len(self.settled)), np.nan)
+        if self.settled:
+            columns = np.searchsorted(self.settled, step)
+            known = np.asarray(self.settled)[np.minimum(columns, len(self.settled) - 1)] == step
+            out[rows[known], columns[known]] = values[known]
+        return out
+
+    @cached_property
+    def step_ns(self) -> float:
+        """The usual settled step: median over steps of the median over ranks (ns)."""
+        durations = self.account("duration_ns")
+        if not durations.size or np.isnan(durations).all():
+            return 0.0
+        return float(np.nanmedian(np.nanmedian(durations, axis=0)))
+
+    @cached_property
+    def collectives(self) -> Collectives:
+        """The placed table as arrays."""
+        table = self.placed
+
+        def ints(name: str, missing: int = 0) -> Ints:
+            column = pc.fill_null(table[name], pa.scalar(missing, table.schema.field(name).type))
+            return np.asarray(column.to_numpy(), dtype=np.int64)
+
+        def strings(name: str) -> npt.NDArray[np.object_]:
+            values = table[name].cast(pa.string()).to_pylist()
+            return np.asarray(values, dtype=object)
+
+        operation, role = strings("operation"), strings("role")
+        return Collectives(
+            collective=ints("collective"), rank=ints("rank"), step=ints("step", -1),
+            operation=operation, communicator=strings("communicator"),
+            matched=strings("state") == "matched", synchronising=role == "both",
+            point_to_point=(operation == "Send") | (operation == "Recv"),
+            start=ints("start_ns"), end=ints("end_ns"), issue=ints("issue_start_ns"),
+            aligned_start=ints("aligned_start_ns"), aligned_end=ints("aligned_end_ns"),
+            last_arrival=ints("last_arrival_ns"), last_rank=ints("last_rank", -1),
+            lateness=ints("lateness_ns"), wait=ints("wait_ns"), transfer=ints("transfer_ns"),
+            size=ints("message_bytes", -1), members=table["members"],
+            has=np.asarray(pc.is_valid(table["start_ns"]).to_numpy()),
+        )  # fmt: skip
+
+    @cached_property
+    def pipelined(self) -> bool:
+        """Whether ranks send each other activations: then ranks wait by construction."""
+        return bool(self.collectives.point_to_point.any())
+
+    def line(self, rank: int) -> Timeline:
+        """One rank's timeline."""
+        return self.timelines[self.ranks.index(rank)]

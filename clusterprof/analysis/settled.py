@@ -1,0 +1,66 @@
+"""Which steps are evidence: those in which the capture's own start or stop no longer shows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pyarrow as pa
+
+from clusterprof.analysis.timeline import Timeline
+
+
+def settled(timelines: Sequence[Timeline], placed: pa.Table) -> tuple[int, ...]:
+    """Return the settled steps, ascending.
+
+    Starting a capture stalls each rank for another time: the ranks resume 50 to 190 ms apart,
+    in the midst of the first step of the window, which is therefore never evidence on any
+    rank. The first synchronising collectives after it bring the GPUs together again; until each
+    rank has been through one (and from communicator to communicator all ranks through each
+    other's), later steps are not evidence either. A report without steps has no settled step.
+    """
+    lines = [line for line in timelines if line.has_steps]
+    if not lines:
+        return ()
+    steps = np.unique(np.concatenate([line.step for line in lines]))
+    first = {line.rank: int(line.step[0]) for line in lines}
+    together = _together(placed, max(first.values()))
+    return tuple(
+        int(s)
+        for s in steps
+        if s > together
+        and all(first[line.rank] < s for line in lines if s in line.step)
+    )
+
+
+def _together(placed: pa.Table, start: int) -> int:
+    """The first step, from `start` on, by whose end the ranks that can have synchronised."""
+    role = np.asarray(placed["role"].cast(pa.string()).to_pylist(), dtype=object)
+    step = np.asarray(placed["step"].fill_null(-1).to_numpy())
+    rank, collective = placed["rank"].to_numpy(), placed["collective"].to_numpy()
+    usable = (role != "none") & (step >= 0)
+    if not usable.any():
+        return start
+    whole = len(_groups(rank[usable], collective[usable]))
+    for last in np.unique(step[usable]):
+        if last < start:
+            continue
+        upto = usable & (step <= last)
+        if len(_groups(rank[upto], collective[upto])) <= whole and set(
+            rank[upto].tolist()
+        ) >= set(rank[usable].tolist()):
+            return int(last)
+    return start
+
+
+def _groups(rank: np.ndarray, collective: np.ndarray) -> list[set[int]]:
+    """Ranks connected by common collectives."""
+    order = np.lexsort((rank, collective))
+    ids, first = np.unique(collective[order], return_index=True)
+    members = {tuple(part.tolist()) for part in np.split(rank[order], first[1:])}
+    groups: list[set[int]] = []
+    for part in members:
+        mine = set(part)
+        apart = [g for g in groups if not g & mine]
+        groups = [*apart, mine.union(*(g for g in groups if g & mine))]
+    return groups

@@ -1,0 +1,308 @@
+"""Who holds up the others, for how long, and whether its host or its GPU is to blame.
+
+Late at a collective is not yet guilty. A rank that waits for a late one is late itself
+downstream; a rank that had to catch up arrives late a dozen times for one delay. So a rank's
+cost in a step is the lesser of two measures:
+
+- its lateness: over the collectives at which it arrives last, last minus next-to-last arrival;
+- its own excess over the others with which it communicates: idle time of its GPU (the host
+  had not launched), longer or more kernels, longer copies. Waiting inside a collective or a
+  receive is none of these: that is how blame passes on to the rank that caused it.
+
+The lesser of the two is what the others would have saved: on the recordings with a planted
+sleep of 20 ms it is 19 to 20 ms, where lateness alone adds up to 25 to 35 ms.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from clusterprof.analysis import host
+from clusterprof.analysis.finding import LEAST_FRAC, finding, ms, percent
+from clusterprof.analysis.scene import Floats, Scene
+from clusterprof.analysis.timeline import COMPUTE
+from clusterprof.results import Finding
+
+#: a straggler costs at least this share of the step; below, it is chance
+LEAST_STRAGGLER_FRAC = 0.04
+#: a GPU starves distinctly if it idles this much more than those it is compared with
+_DISTINCT_FRAC = 0.33
+#: in a pipeline ranks wait for each other by construction: there a late host must also be
+#: slower by this share than the other hosts
+_PIPELINE_PACE_FRAC = 0.3
+
+
+@dataclass(frozen=True)
+class Blame:
+    """Per rank and settled step (arrays [ranks, steps], ns)."""
+
+    lateness: Floats
+    uncertainty: Floats
+    idle: Floats
+    compute: Floats
+    copy: Floats
+    cost: Floats
+
+
+def lateness(scene: Scene) -> tuple[Floats, Floats]:
+    """Sum per rank and settled step of last minus next-to-last arrival, and its uncertainty.
+
+    A lateness within the clock's bound counts as nothing. The bound of one call is the lesser
+    of the two ranks' clock uncertainty and the call's own transfer time: its members end
+    together to within that, so that arrivals can be compared by durations, without a clock.
+    """
+    c = scene.collectives
+    shape = (len(scene.ranks), len(scene.settled))
+    total, doubt = np.zeros(shape), np.zeros(shape)
+    rows = np.flatnonzero(c.matched & c.synchronising & (c.rank == c.last_rank) & c.has)
+    if not len(rows) or not scene.settled:
+        return total, doubt
+    # calls of one group share a kernel: they are late together, once
+    _, once = np.unique(np.stack([c.rank[rows], c.start[rows]]), axis=1, return_index=True)
+    rows = rows[once]
+    of_rank = np.asarray([scene.clock.uncertainty(r) for r in scene.ranks])
+    bound = np.minimum(of_rank[np.searchsorted(scene.ranks, c.rank[rows])] + of_rank.max(),
+                       c.end[rows] - c.start[rows])  # fmt: skip
+    late = np.where(c.lateness[rows] > bound, c.lateness[rows], 0)
+    column = np.searchsorted(scene.settled, c.step[rows])
+    known = np.isin(c.step[rows], scene.settled)
+    at = (np.searchsorted(scene.ranks, c.rank[rows])[known], column[known])
+    np.add.at(total, at, late[known])
+    np.maximum.at(doubt, at, np.where(late > 0, bound, 0)[known])
+    return total, doubt
+
+
+def _peers(scene: Scene) -> np.ndarray:
+    """[ranks, ranks]: who shares a synchronising collective with whom."""
+    shared = np.eye(len(scene.ranks), dtype=bool)
+    c = scene.collectives
+    rows = np.flatnonzero(c.synchronising & c.matched)
+    groups = {tuple(m) for m in scene.placed["members"].take(rows).to_pylist()}
+    for group in groups:
+        at = np.searchsorted(scene.ranks, group)
+        shared[np.ix_(at, at)] = True
+    np.fill_diagonal(shared, False)
+    return shared
+
+
+def _excess(values: Floats, peers: np.ndarray) -> tuple[Floats, Floats]:
+    """How much more than the median of its peers each rank has, and that median."""
+    usual = np.full_like(values, np.nan)
+    for k in range(len(values)):
+        if peers[k].any():
+            with np.errstate(all="ignore"):
+                usual[k] = np.nanmedian(values[peers[k]], axis=0)
+    return np.maximum(np.nan_to_num(values - usual), 0.0), np.nan_to_num(usual)
+
+
+def kernel_excess(scene: Scene, peers: np.ndarray) -> Floats:
+    """Kernel time beyond the peers', summed over kernel names where there is more (ns).
+
+    Name by name and only upwards: while a rank waits inside a collective its other kernels run
+    slower, which must not make the rank that it waits for look quick.
+    """
+    names = sorted({n for line in scene.timelines for n in line.names})
+    code = {n: k for k, n in enumerate(names)}
+    shape = (len(scene.ranks), len(scene.settled), len(names))
+    total = np.zeros(shape)
+    for k, line in enumerate(scene.timelines):
+        step = np.r_[line.step, -1][line.step_of]
+        use = (line.kind == COMPUTE) & np.isin(step, scene.settled)
+        of_name = np.asarray([code[n] for n in line.names] or [0])
+        at = np.searchsorted(scene.settled, step[use]) * len(names) + of_name[line.name[use]]
+        each = np.bincount(at, line.stop[use] - line.start[use], shape[1] * shape[2])
+        total[k] = each.reshape(shape[1:])
+    out = np.zeros(shape[:2])
+    for k in range(len(scene.ranks)):
+        if peers[k].any():
+            out[k] = np.maximum(total[k] - np.median(total[peers[k]], axis=0), 0.0).sum(axis=1)
+    return out
+
+
+def blame(scene: Scene) -> Blame:
+    """Measure lateness and excess of each rank in each settled step."""
+    late, doubt = lateness(scene)
+    peers = _peers(scene)
+    others = ~np.eye(len(scene.ranks), dtype=bool)
+    idle, usual_idle = _excess(scene.account("idle_ns"), peers)
+    idle = np.where(idle >= _DISTINCT_FRAC * usual_idle, idle, 0.0)
+    if scene.pipelined:
+        own = host.pace(scene)
+        slower, usual = _excess(own, others)
+        idle = np.where(slower >= _PIPELINE_PACE_FRAC * usual, np.minimum(idle, slower), 0.0)
+    compute = kernel_excess(scene, peers)
+    copy, _ = _excess(scene.account("exposed_copy_ns"), peers)
+    cost = np.minimum(late, idle + compute + copy)
+    return Blame(late, doubt, idle, compute, copy, cost)
+
+
+def find(scene: Scene) -> list[Finding]:
+    """Return `straggler.host` and `straggler.gpu`, one finding per rank that is to blame."""
+    if len(scene.ranks) < 2:
+        return []
+    seen = blame(scene)
+    out = []
+    for k, rank in enumerate(scene.ranks):
+        cost = seen.cost[k]
+        share = float(cost.mean()) / scene.step_ns if scene.step_ns else 0.0
+        peak = float(cost.max(initial=0.0)) / scene.step_ns if scene.step_ns else 0.0
+        steady = share >= LEAST_STRAGGLER_FRAC
+        if steady or (peak >= 0.2 and share >= LEAST_FRAC):
+            out.append(_finding(scene, seen, k, rank))
+    return out
+
+
+def _finding(scene: Scene, seen: Blame, k: int, rank: int) -> Finding:
+    cost = seen.cost[k]
+    idle, work = seen.idle[k].sum(), (seen.compute[k] + seen.copy[k]).sum()
+    by_host = bool(idle >= work)
+    per_step = float(cost.mean())
+    share = per_step / scene.step_ns
+    floor = 0.1 * float(cost.max())
+    hit = cost > floor
+    steadiness = float(hit.mean())
+    doubt = float(seen.uncertainty[k].max(initial=0.0))
+    confidence = (0.6 + 0.3 * max(idle, work) / max(idle + work, 1.0)) * (
+        1.0 if per_step > 3 * doubt else 0.7
+    )
+    confidence = min(0.98, confidence + 0.05 * steadiness)
+    why, advice, details = (
+        _host_cause(scene, seen, k, rank) if by_host else _gpu_cause(scene, seen, k)
+    )
+    often = "" if hit.all() else f" (in {int(hit.sum())} of {len(hit)} settled steps)"
+    return finding(
+        scene,
+        "straggler.host" if by_host else "straggler.gpu",
+        rank=rank,
+        ranks=[rank],
+        cost=cost,
+        floor_ns=floor,
+        uncertainty_ns=doubt,
+        confidence=confidence,
+        summary=f"rank {rank} holds up the others: {ms(per_step)} of each {ms(scene.step_ns)} "
+        f"step ({percent(share)}), {why}{often}",
+        evidence=[*_latest(scene, rank), *details],
+        advice=advice,
+    )
+
+
+def _latest(scene: Scene, rank: int) -> list[dict[str, Any]]:
+    """The collective of each settled step at which the rank was latest."""
+    c = scene.collectives
+    out = []
+    for step in scene.settled[:8]:
+        mine = np.flatnonzero(
+            (c.rank == rank) & (c.last_rank == rank) & (c.step == step) & c.synchronising
+        )
+        if len(mine):
+            worst = mine[np.argmax(c.lateness[mine])]
+            out.append(
+                {
+                    "rank": rank,
+                    "step": int(step),
+                    "time_ns": int(c.aligned_start[worst]),
+                    "operation": str(c.operation[worst]),
+                    "communicator": str(c.communicator[worst]),
+                    "late_ns": int(c.lateness[worst]),
+                    "what": f"last at {c.operation[worst]}, {ms(c.lateness[worst])} after the "
+                    "next to last",
+                }
+            )
+    return out
+
+
+def _host_cause(
+    scene: Scene, seen: Blame, k: int, rank: int
+) -> tuple[str, str, list[dict[str, Any]]]:
+    """Why the host was late: what it did in the longest time its GPU had nothing to do."""
+    tables, line = scene.tables[k], scene.timelines[k]
+    details: list[dict[str, Any]] = []
+    names: dict[str, int] = {}
+    for column, step in enumerate(scene.settled):
+        at = int(np.searchsorted(line.step, step))
+        if seen.cost[k, column] <= 0 or at >= len(line.step) or line.step[at] != step:
+            continue
+        gap = _longest_gap(line.busy, int(line.begin[at]), int(line.end[at]))
+        did = host.doing(tables, *gap)
+        begin = int(scene.clock.align(rank, np.asarray([gap[0]], dtype=np.int64))[0])
+        what = f"its GPU has nothing to do for {ms(gap[1] - gap[0])}"
+        if did is not None:
+            names[str(did["name"])] = names.get(str(did["name"]), 0) + 1
+            what += f" while its host is in {did['name']}"
+        details.append(
+            {
+                "rank": rank,
+                "step": int(step),
+                "time_ns": begin,
+                "idle_ns": gap[1] - gap[0],
+                "host": did,
+                "what": what,
+            }
+        )
+    why = "its host launches late"
+    advice = (
+        f"look at what rank {rank}'s host does before it launches (data loading, logging, a "
+        "busy core, checkpointing) and move it off the training thread"
+    )
+    if names:
+        most = max(names, key=lambda n: names[n])
+        why += f" (in {most})"
+        if "GIL" in most:
+            advice = (
+                f"other Python threads keep rank {rank}'s main thread from launching: move "
+                "their work to processes"
+            )
+    return why, advice, details[:8]
+
+
+def _longest_gap(busy: Any, begin: int, end: int) -> tuple[int, int]:
+    """The longest time within `begin`..`end` in which nothing ran."""
+    inside = (busy.end > begin) & (busy.start < end)
+    starts = np.r_[busy.start[inside], end]
+    ends = np.r_[begin, busy.end[inside]]
+    gaps = starts - ends
+    worst = int(np.argmax(gaps))
+    return int(ends[worst]), int(max(starts[worst], ends[worst]))
+
+
+def _gpu_cause(scene: Scene, seen: Blame, k: int) -> tuple[str, str, list[dict[str, Any]]]:
+    """Which kernels the rank has more of, or longer, than its peers."""
+    line = scene.timelines[k]
+    per_name: dict[str, tuple[float, float]] = {}
+    for other, each in enumerate(scene.timelines):
+        step = np.r_[each.step, -1][each.step_of]
+        use = (each.kind == COMPUTE) & np.isin(step, scene.settled)
+        size = len(each.names)
+        time = np.bincount(each.name[use], each.stop[use] - each.start[use], size)
+        count = np.bincount(each.name[use], minlength=size)
+        for n, name in enumerate(each.names):
+            sign = 1.0 if other == k else -1.0 / max(len(scene.ranks) - 1, 1)
+            t, c = per_name.get(name, (0.0, 0.0))
+            per_name[name] = (t + sign * float(time[n]), c + sign * float(count[n]))
+    steps = max(len(scene.settled), 1)
+    worst = max(per_name, key=lambda n: per_name[n][0]) if per_name else ""
+    more_time, more_calls = per_name.get(worst, (0.0, 0.0))
+    copying = seen.copy[k].sum() > seen.compute[k].sum()
+    if copying:
+        why, advice = "its copies take longer", "look at what it copies, and from which memory"
+    elif more_calls / steps >= 0.5:
+        why = "its GPU has more work than its peers'"
+        advice = "balance the work between the ranks: samples of equal length, the same layers"
+    else:
+        why = "its GPU is slower than its peers'"
+        advice = (
+            "look at that GPU's clocks, temperature and throttling (nvidia-smi -q -d "
+            "PERFORMANCE,CLOCK) and at who else uses it"
+        )
+    detail = {
+        "rank": line.rank,
+        "kernel": worst,
+        "more_ns_per_step": round(more_time / steps),
+        "more_calls_per_step": round(more_calls / steps, 1),
+        "what": f"{ms(more_time / steps)} a step more in {worst[:80]}"
+        + (f", {more_calls / steps:+.0f} calls" if more_calls / steps >= 0.5 else ""),
+    }
+    return why, advice, [detail]

@@ -1,0 +1,156 @@
+"""From the ranks' tables to results: matching, one clock, accounts, findings."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from clusterprof import __version__
+from clusterprof.analysis import communication
+from clusterprof.analysis.accounts import accounts
+from clusterprof.analysis.findings import findings
+from clusterprof.analysis.scene import Scene
+from clusterprof.analysis.settled import settled
+from clusterprof.analysis.timeline import timeline
+from clusterprof.analysis.verdict import verdict
+from clusterprof.clock import Clock, align
+from clusterprof.errors import MergeError
+from clusterprof.merge import match, place
+from clusterprof.results import (
+    SCHEMA_VERSION,
+    CollectivesEntry,
+    MissingRank,
+    RankAccount,
+    RankEntry,
+    Results,
+    StepEntry,
+)
+from clusterprof.tables import RankTables
+
+
+@dataclass(frozen=True)
+class Study:
+    """Results, and the tables that they rest on."""
+
+    results: Results
+    #: schema `clusterprof.merge.PLACED`
+    collectives: pa.Table
+    #: schema `clusterprof.analysis.accounts.ACCOUNTS`
+    accounts: pa.Table
+    clock: Clock
+    ranks: tuple[RankTables, ...]
+
+
+def study(
+    ranks: Sequence[RankTables],
+    missing: Sequence[MissingRank] = (),
+    warnings: Sequence[str] = (),
+    *,
+    source: str = "",
+) -> Study:
+    """Put the ranks on one clock, match their collectives and say who is late and why.
+
+    `missing` are the holes and `warnings` the readers' own, both passed on; `source` is what the
+    user named (for the `next` commands). Raises MergeError if a rank comes twice.
+    """
+    ordered = tuple(sorted(ranks, key=lambda t: t.rank))
+    numbers = [t.rank for t in ordered]
+    twice = sorted({r for r in numbers if numbers.count(r) > 1})
+    if twice:
+        files = [str(t.info.source) for t in ordered if t.rank == twice[0]]
+        raise MergeError(f"rank {twice[0]} has more than one report", *files, "merge only one of them")
+    matched = match(ordered)
+    clock = align(ordered, matched)
+    placed = place(matched, clock)
+    lines = [timeline(t) for t in ordered]
+    account = accounts(lines, placed, clock)
+    scene = Scene(ordered, lines, account, placed, clock, settled(lines, placed), source)
+    found, said = findings(scene)
+    results: Results = {
+        "schema_version": SCHEMA_VERSION,
+        "clusterprof_version": __version__,
+        "ranks": [_rank(t) for t in ordered],
+        "missing": list(missing),
+        "clock": clock.entry(),
+        "steps": _steps(scene),
+        "collectives": _collectives(scene),
+        "findings": found,
+        "verdict": verdict(scene, found),
+        "warnings": [*warnings, *_warnings(scene), *said],
+    }
+    return Study(results, placed, account, clock, ordered)
+
+
+def _rank(tables: RankTables) -> RankEntry:
+    info = tables.info
+    return {
+        "rank": tables.rank,
+        "host": info.host,
+        "source": str(info.source),
+        "profiler": info.profiler,
+        "world_size": info.world_size,
+        "device": info.device,
+    }
+
+
+def _steps(scene: Scene) -> list[StepEntry]:
+    entries: list[StepEntry] = []
+    rows = scene.accounts.to_pylist()
+    for step in scene.steps:
+        here = [r for r in rows if r["step"] == step]
+        ranks: list[RankAccount] = [
+            {
+                "rank": r["rank"],
+                "duration_ns": r["duration_ns"],
+                "compute_ns": r["compute_ns"],
+                "exposed_communication_ns": r["exposed_communication_ns"],
+                "exposed_copy_ns": r["exposed_copy_ns"],
+                "idle_ns": r["idle_ns"],
+                "communication_ns": r["communication_ns"],
+                "exposed_wait_ns": r["exposed_wait_ns"],
+            }
+            for r in here
+        ]
+        entries.append(
+            {
+                "step": step,
+                "settled": step in scene.settled,
+                "begin_ns": min(r["aligned_begin_ns"] for r in here),
+                "duration_ns": int(np.median([r["duration_ns"] for r in here])),
+                "ranks": ranks,
+            }
+        )
+    return entries
+
+
+def _collectives(scene: Scene) -> CollectivesEntry:
+    c = scene.collectives
+    state = np.asarray(scene.placed["state"].cast(pa.string()).to_pylist(), dtype=object)
+
+    def count(what: str) -> int:
+        return len(np.unique(c.collective[state == what]))
+
+    return {
+        "matched": count("matched"),
+        "incomplete": count("incomplete"),
+        "unmatched": count("unmatched"),
+        "by_operation": communication.by_operation(scene),
+    }
+
+
+def _warnings(scene: Scene) -> list[str]:
+    out = list(scene.clock.warnings)
+    for tables in scene.tables:
+        own = (*tables.info.warnings, *tables.warnings)
+        out += [w if w.startswith("rank ") else f"rank {tables.rank}: {w}" for w in own]
+    bare = [line.rank for line in scene.timelines if not line.has_steps]
+    if bare:
+        who = f"rank{'s' if len(bare) > 1 else ''} {', '.join(map(str, bare))}"
+        out.append(
+            f"{who}: the report has no steps; the whole window counts as one (mark steps with NVTX "
+            "ranges named 'step N', or launch with clusterprof)"
+        )
+    return list(dict.fromkeys(out))
