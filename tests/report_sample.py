@@ -204,6 +204,8 @@ def collectives(
     end = last[:, None] + min(1_200_000, spacing // 2) + noise.integers(0, 9_000, (count, ranks))
     each = np.repeat(number, ranks)
     rows = count * ranks
+    ordered = np.sort(arrival, axis=1)
+    lateness = ordered[:, -1] - ordered[:, -min(ranks, 2)]
     columns = {
         "collective": each,
         "communicator": [COMMUNICATOR] * rows,
@@ -228,7 +230,7 @@ def collectives(
         "aligned_end_ns": end.ravel(),
         "last_arrival_ns": np.repeat(last, ranks),
         "last_rank": np.repeat(arrival.argmax(axis=1), ranks),
-        "lateness_ns": np.repeat(np.diff(np.sort(arrival, axis=1)[:, -2:]).ravel(), ranks),
+        "lateness_ns": np.repeat(lateness, ranks),
         "wait_ns": (last[:, None] - arrival).ravel(),
         "transfer_ns": (end - last[:, None]).ravel(),
     }

@@ -29,7 +29,8 @@ if TYPE_CHECKING:
     from clusterprof.report.timeline import Timeline
 
 _MOST_RANKS = 64
-_MOST_CELLS = 768
+_MOST_CLOCKS = 128
+_MOST_CELLS = 576
 _MOST_OPERATIONS = 40
 _MOST_EVIDENCE = 64
 
@@ -398,7 +399,7 @@ def _clock(results: Results) -> dict[str, Any]:
     clocks = {entry["rank"]: entry for entry in results["clock"]["ranks"]}
     reference = results["clock"]["reference_rank"]
     rows = []
-    for entry in results["ranks"]:
+    for entry in results["ranks"][:_MOST_CLOCKS]:
         clock = clocks.get(entry["rank"])
         rows.append(
             {
@@ -415,7 +416,8 @@ def _clock(results: Results) -> dict[str, Any]:
     lead = (
         f"The clock is {phrases.clock(results)}. An uncertainty is a bound over the whole window."
     )
-    return {"lead": lead, "rows": rows}
+    left_out = _left_out(len(results["ranks"]) - _MOST_CLOCKS, "rank")
+    return {"lead": lead, "rows": rows, "left_out": left_out}
 
 
 def _late(results: Results) -> set[int]:

@@ -25,7 +25,7 @@ from clusterprof.results import Results
 Numbers = npt.NDArray[np.int64]
 
 #: calls that one page carries: some 20 bytes each
-MOST_CALLS = 10_000
+MOST_CALLS = 8_000
 MOST_LANES = 48
 MOST_ROWS = 4
 #: resolution of the embedded times, ns: a tenth of what the best clock can tell
@@ -340,6 +340,7 @@ def _arrange(
     communicator, communicators = _coded(placed["communicator"])
     state, states = _coded(placed["state"])
     head = np.searchsorted(of, np.arange(count))
+    alone = _integers(pc.cast(pc.is_null(placed["wait_ns"]), pa.int64()))[head]
     late, margin, bound = _lateness(results, lanes, of, lane, start, head)
     begins = np.array([step.begin for step in steps])
     last = np.sort(known)
@@ -353,10 +354,10 @@ def _arrange(
         order=_integers(placed["order"], -1)[head],
         confidence=np.floor(np.asarray(confidence) * 100 + 1e-9).astype(np.int64)[head],
         last=last,
-        late=late,
+        late=np.where(alone == 1, -1, late),
         margin=margin,
         bound=bound,
-        alone=_integers(pc.cast(pc.is_null(placed["wait_ns"]), pa.int64()))[head],
+        alone=alone,
         step=np.maximum(np.searchsorted(begins, last, side="right") - 1, 0),
     )
     return calls, groups, (operations, communicators, states)

@@ -1,0 +1,298 @@
+"""The page in a real Chromium: nothing breaks out, nothing overflows, the timeline answers.
+
+A wrapper page opens the report in a frame of a given width, tries something and leaves
+what it saw as JSON in its own body, which the browser then dumps.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from html import unescape
+from pathlib import Path
+from typing import Any
+
+import pytest
+import report_sample as sample
+from lab import command
+from lab.parts import chromium
+
+from clusterprof.report import html
+
+pytestmark = pytest.mark.needs_chromium
+
+EVIL = "</script><img src=x onerror=\"document.title='owned';alert(1)\"><!--<script>"
+_QUIET = [
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--disable-dev-shm-usage",
+    "--allow-file-access-from-files",
+    "--enable-logging=stderr",
+]
+_WRAPPER = """<!DOCTYPE html><meta charset="utf-8"><body style="margin:0">
+<iframe src="report.html" style="border:0;width:{width}px;height:3000px" {attributes}></iframe>
+<script>
+const frame = document.querySelector("iframe");
+frame.addEventListener("load", async () => {{
+  const page = frame.contentDocument, view = frame.contentWindow;
+  const $ = (selector) => page.querySelector(selector);
+  const style = (selector) => view.getComputedStyle($(selector));
+  let seen;
+  try {{ seen = await (async () => {{ {script} }})(); }}
+  catch (error) {{ seen = {{ error: String(error) }}; }}
+  frame.remove();
+  document.body.textContent = "<<" + JSON.stringify(seen) + ">>";
+}});
+</script>"""
+
+
+_PAINT = "<script>requestAnimationFrame = (paint) => setTimeout(paint, 0)</script>"
+_DRIVER = """<script>
+(async () => {
+  const canvas = document.getElementById("canvas"), step = document.getElementById("step");
+  const painted = () => new Promise((done) => setTimeout(done, 50));
+  const frames = [];
+  const take = async () => { await painted(); frames.push(canvas.toDataURL()); };
+  const choose = (value) => { step.value = value; step.dispatchEvent(new Event("change")); };
+  const options = [...step.options].map((option) => option.text);
+  await take();
+  choose("0");
+  await take();
+  document.getElementById("closer").click();
+  await take();
+  document.getElementById("later").click();
+  await take();
+  choose("2");
+  await take();
+  const seen = {options, frames: frames.map((each) => frames.indexOf(each)), ink: frames[0].length};
+  document.body.textContent = "<<" + JSON.stringify(seen) + ">>";
+})();
+</script>"""
+
+
+@pytest.fixture
+def browser(tmp_path: Path) -> Iterator[Callable[..., str]]:
+    """`browser(url_or_path, *flags)`: Chromium's stdout; its console is checked for errors."""
+    program = chromium()
+    assert program is not None
+    runs = iter(range(100))
+
+    def run(page: Path, *flags: str) -> str:
+        profile = tmp_path / f"profile{next(runs)}"
+        argv = [program, *_QUIET, f"--user-data-dir={profile}", *flags, page.as_uri()]
+        done = command.run(argv, timeout=90)
+        assert done.returncode == 0, done
+        console = [
+            line
+            for line in done.stderr.splitlines()
+            if ":CONSOLE" in line and "Blocked script execution" not in line
+        ]
+        assert console == []
+        return done.stdout
+
+    return run
+
+
+@pytest.fixture
+def ask(browser: Callable[..., str], tmp_path: Path) -> Callable[..., Any]:
+    """`ask(script, width=…, attributes=…, flags=…)`: what the script in the wrapper returns."""
+
+    def run(
+        script: str, width: int = 1280, attributes: str = "", flags: tuple[str, ...] = ()
+    ) -> Any:
+        page = tmp_path / "wrapper.html"
+        page.write_text(_WRAPPER.format(width=width, attributes=attributes, script=script))
+        dumped = browser(
+            page,
+            f"--window-size={max(width, 500)},3000",
+            *flags,
+            "--virtual-time-budget=20000",
+            "--dump-dom",
+        )
+        found = re.search(r"&lt;&lt;(.*)&gt;&gt;", dumped, re.DOTALL)
+        assert found, dumped[:2000]
+        seen = json.loads(unescape(found[1]))
+        assert not (isinstance(seen, dict) and "error" in seen), seen
+        return seen
+
+    return run
+
+
+@pytest.fixture
+def report(tmp_path: Path) -> Path:
+    path = tmp_path / "report.html"
+    html.write(path, sample.results(), sample.collectives(), title="runs/one")
+    return path
+
+
+def test_a_hostile_name_stays_text_and_the_script_still_runs(
+    browser: Callable[..., str], tmp_path: Path
+) -> None:
+    results = sample.results(host=EVIL, operation=EVIL)
+    results["verdict"] = EVIL
+    results["findings"][0]["next"] = EVIL
+    results["findings"][0]["evidence"] = [{EVIL: EVIL}]
+    results["missing"][0]["reason"] = EVIL
+    results["warnings"] = [EVIL]
+    path = tmp_path / "report.html"
+    html.write(path, results, sample.collectives(operation=EVIL), title=EVIL)
+    page = browser(path, "--virtual-time-budget=2000", "--dump-dom")
+    assert 'data-timeline="drawn"' in page
+    assert "<img" not in page
+    assert "<title>owned" not in page
+    assert page.count("<script") == 2
+    assert "&lt;img src=x onerror" in page
+
+
+def test_a_hostile_name_stays_text_in_the_timelines_tooltip(
+    ask: Callable[..., Any], tmp_path: Path
+) -> None:
+    table = sample.collectives(operation=EVIL)
+    html.write(tmp_path / "report.html", sample.results(), table, title="x")
+    seen = ask(
+        """
+        $("#canvas").dispatchEvent(new view.KeyboardEvent("keydown", {key: "ArrowRight"}));
+        return {images: page.images.length, children: $("#tip").children.length,
+                title: $("#tip b").textContent, page: page.title};
+        """
+    )
+    assert seen["images"] == 0
+    assert seen["children"] == 2
+    assert seen["title"].startswith(EVIL + " on rank")
+    assert seen["page"] == "x: clusterprof"
+
+
+@pytest.mark.parametrize("width", [1280, 400])
+@pytest.mark.usefixtures("report")
+def test_the_page_never_scrolls_sideways(ask: Callable[..., Any], width: int) -> None:
+    seen = ask(
+        """
+        for (const each of page.querySelectorAll("details")) each.open = true;
+        const out = [...page.querySelectorAll("main *")]
+          .filter((each) => !each.closest(".box, svg, .unseen"))
+          .filter((each) => each.getBoundingClientRect().right > view.innerWidth + 0.5)
+          .map((each) => each.outerHTML.slice(0, 80));
+        return {room: view.innerWidth, taken: page.documentElement.scrollWidth, out};
+        """,
+        width=width,
+    )
+    assert seen["room"] == width
+    assert seen["taken"] <= width
+    assert seen["out"] == []
+
+
+def test_long_names_do_not_widen_the_page(ask: Callable[..., Any], tmp_path: Path) -> None:
+    results = sample.results(host="h" * 300, operation="O" * 300)
+    results["verdict"] = "v" * 300
+    results["findings"][0]["next"] = "n" * 300
+    results["warnings"] = ["w" * 300]
+    table = sample.collectives(operation="O" * 300)
+    html.write(tmp_path / "report.html", results, table, title="t" * 300)
+    seen = ask("return page.documentElement.scrollWidth", width=400)
+    assert seen <= 400
+
+
+@pytest.mark.usefixtures("report")
+def test_the_page_fetches_nothing(ask: Callable[..., Any]) -> None:
+    assert ask('return view.performance.getEntriesByType("resource").map((e) => e.name)') == []
+
+
+@pytest.mark.usefixtures("report")
+def test_without_scripts_everything_is_there_but_the_interaction(ask: Callable[..., Any]) -> None:
+    seen = ask(
+        """
+        const bars = $(".still path.w").getBoundingClientRect().width;
+        return {bars, still: style(".still").display,
+                canvas: style("#drawing").display, tools: style(".tools").display,
+                copy: style("button.copy").display, script: page.documentElement.className};
+        """,
+        attributes='sandbox="allow-same-origin"',
+    )
+    assert seen["script"] == ""
+    assert seen["still"] == "block"
+    assert seen["bars"] > 100
+    assert [seen["canvas"], seen["tools"], seen["copy"]] == ["none", "none", "none"]
+
+
+@pytest.mark.usefixtures("report")
+def test_pointing_at_a_bar_tells_operation_bytes_wait_and_who_was_last(
+    ask: Callable[..., Any],
+) -> None:
+    # In the typical step, half way into rank 0's long wait: its lane is the first.
+    seen = ask(
+        """
+        const canvas = $("#canvas"), box = canvas.getBoundingClientRect();
+        const at = {clientX: box.left + box.width * 0.35, clientY: box.top + 32, bubbles: true};
+        canvas.dispatchEvent(new view.PointerEvent("pointermove", at));
+        const shown = {tip: $("#tip").innerText, visible: style("#tip").visibility};
+        canvas.dispatchEvent(new view.PointerEvent("pointerleave", {}));
+        return {...shown, after: style("#tip").visibility};
+        """
+    )
+    tip = " ".join(seen["tip"].split())
+    assert seen["visible"] == "visible"
+    assert seen["after"] == "hidden"
+    assert tip.startswith("AllReduce on rank 0 bytes 33.6 MB arrival in step 8")
+    assert re.search(r"wait (19|20)\.\d{3} ms ±0\.0\d\d ms", tip)
+    assert re.search(r"last rank 2, by \d+\.\d{3} ms", tip)
+
+
+@pytest.mark.usefixtures("report")
+def test_the_keyboard_walks_from_call_to_call_and_rank_to_rank(ask: Callable[..., Any]) -> None:
+    seen = ask(
+        """
+        const said = [];
+        for (const key of ["ArrowRight", "ArrowDown", "ArrowRight"]) {
+          $("#canvas").dispatchEvent(new view.KeyboardEvent("keydown", {key}));
+          said.push($("#said").textContent);
+        }
+        return said;
+        """
+    )
+    assert len(set(seen)) == 3
+    assert all(line.startswith("AllReduce on rank") for line in seen)
+    assert "number 24" in seen[1]
+    assert "number 25" in seen[2]
+
+
+def test_choosing_a_step_and_zooming_change_what_is_drawn(
+    browser: Callable[..., str], report: Path
+) -> None:
+    # Nothing is painted in virtual time, so painting is put on a timer; that and the driver are
+    # foreign scripts, which the page's own policy would refuse.
+    source = report.read_text("utf-8")
+    bare = re.sub(r"<meta http-equiv[^>]*>", "", source)
+    assert bare != source
+    report.write_text(bare.replace("<head>", "<head>" + _PAINT) + _DRIVER)
+    dumped = browser(report, "--virtual-time-budget=20000", "--dump-dom")
+    found = re.search(r"&lt;&lt;(.*)&gt;&gt;", dumped)
+    assert found
+    seen = json.loads(found[1])
+    assert seen["options"] == ["step 6 (not settled)", "step 7", "step 8", "step 9", "all steps"]
+    assert seen["frames"] == [0, 1, 2, 3, 0]
+    assert seen["ink"] > 5000
+
+
+@pytest.mark.usefixtures("report")
+def test_dark_mode_follows_the_reader(ask: Callable[..., Any]) -> None:
+    script = "return view.getComputedStyle(page.body).backgroundColor.match(/\\d+/g).map(Number)"
+    light = ask(script, flags=("--blink-settings=preferredColorScheme=1",))
+    dark = ask(script, flags=("--blink-settings=preferredColorScheme=0",))
+    assert sum(light) > 600
+    assert sum(dark) < 150
+
+
+def test_on_paper_the_timeline_is_a_drawing_and_not_a_bitmap(
+    browser: Callable[..., str], report: Path, tmp_path: Path
+) -> None:
+    browser(report, "--virtual-time-budget=2000", f"--print-to-pdf={tmp_path / 'report.pdf'}")
+    paper = (tmp_path / "report.pdf").read_bytes()
+    assert paper.startswith(b"%PDF")
+    assert b"/Subtype /Image" not in paper
+    assert 2 <= len(re.findall(rb"/Type /Page\b", paper)) <= 6

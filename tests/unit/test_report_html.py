@@ -1,0 +1,268 @@
+"""The page as a file: what it says, that it is one file, and that names stay names."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+from html.parser import HTMLParser
+from itertools import combinations, pairwise
+from pathlib import Path
+
+import pytest
+import report_sample as sample
+
+from clusterprof.report import html
+
+EVIL = "</script><img src=x onerror=alert(1)><!--<script>"
+
+
+class _Page(HTMLParser):
+    """Elements, attributes and visible text of a page."""
+
+    def __init__(self, source: str) -> None:
+        super().__init__(convert_charrefs=True)
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.scripts: list[str] = []
+        self.words: list[str] = []
+        self._inside = ""
+        self.feed(source)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+        self._inside = tag if tag in {"script", "style"} else ""
+
+    def handle_endtag(self, tag: str) -> None:
+        self._inside = ""
+
+    def handle_data(self, data: str) -> None:
+        if self._inside == "script":
+            self.scripts.append(data)
+        elif not self._inside:
+            self.words.append(data)
+
+    @property
+    def text(self) -> str:
+        return " ".join(" ".join(self.words).split())
+
+
+def _render(**names: str) -> str:
+    operation = names.get("operation", "AllReduce")
+    return html.render(
+        sample.results(**names), sample.collectives(operation=operation), title="runs/one"
+    )
+
+
+def test_the_page_says_who_what_it_costs_and_how_sure_before_anything_else() -> None:
+    text = _Page(_render()).text
+    answer = text[: text.index("Findings")]
+    for part in ("rank 2 is late", "20.312 ms ±0.017", "97%", "±17 µs", "4 of 5 reports"):
+        assert part in answer
+    assert "rank 4: wrote no report" in answer
+
+
+def test_findings_stand_before_tables_clock_and_warnings() -> None:
+    page = _render()
+    places = [
+        page.index(f'id="{name}"')
+        for name in ("findings", "account", "timeline", "clock", "warnings")
+    ]
+    assert places == sorted(places)
+    assert page.index("straggler.host") < page.index("input.pageable_copy")
+
+
+def test_the_page_loads_nothing_from_anywhere() -> None:
+    page = _Page(_render())
+    for tag, attributes in page.elements:
+        assert tag not in {"link", "img", "iframe", "object", "embed", "base"}
+        assert not {"src", "href", "srcset", "data"} & attributes.keys(), (tag, attributes)
+    policy = next(a for t, a in page.elements if t == "meta" and "http-equiv" in a)["content"]
+    assert policy is not None
+    assert policy.startswith("default-src 'none'")
+    assert not re.search(r"@import|url\(", _render())
+
+
+def test_the_policy_allows_exactly_the_script_of_the_page() -> None:
+    source = _render()
+    script = _Page(source).scripts[-1]
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    assert f"script-src 'sha256-{digest}'" in source
+
+
+def test_names_out_of_reports_stay_text() -> None:
+    results = sample.results(host=EVIL, operation=EVIL)
+    results["verdict"] = results["findings"][0]["summary"] = EVIL
+    results["findings"][0]["evidence"] = [{EVIL: EVIL}]
+    results["warnings"] = [EVIL]
+    results["clock"]["method"] = EVIL
+    page = _Page(html.render(results, sample.collectives(operation=EVIL), title=EVIL))
+    assert [tag for tag, _ in page.elements].count("script") == 2
+    assert "img" not in [tag for tag, _ in page.elements]
+    assert not any(name.startswith("on") for _, found in page.elements for name in found)
+    assert page.text.count("onerror=alert(1)") >= 7
+    assert json.loads(page.scripts[0])["operations"] == [EVIL]
+
+
+def test_characters_that_steer_are_replaced_everywhere() -> None:
+    page = _render(host="gpu\u202e\x00\udc80", operation="All\u2028Reduce")
+    assert "\u202e" not in page
+    assert "\x00" not in page
+    assert "\u2028" not in page
+    page.encode()
+
+
+def test_the_same_results_give_the_same_page() -> None:
+    assert _render() == _render()
+
+
+def test_a_healthy_run_has_a_clean_page() -> None:
+    text = _Page(html.render(sample.healthy(), sample.collectives(late=None), title="x")).text
+    assert "Late no rank of the 4 seen Cost per step none" in text
+    assert "None: there is nothing to act on" in text
+    assert "missing" not in text
+    assert text.count("<17 µs") == 4
+
+
+def test_one_rank_alone_is_no_proof_that_nobody_is_late() -> None:
+    results = sample.healthy()
+    results["ranks"] = results["ranks"][:1]
+    results["clock"]["ranks"] = results["clock"]["ranks"][:1]
+    text = _Page(html.render(results, sample.collectives(ranks=1, late=None), title="x")).text
+    assert "Late not known" in text
+
+
+def test_nothing_to_draw_is_said() -> None:
+    empty = sample.collectives().slice(0, 0)
+    text = _Page(html.render(sample.results(), empty, title="x")).text
+    assert "No collective has a place in time" in text
+
+
+def test_results_of_nothing_still_make_a_page() -> None:
+    results = sample.healthy()
+    results["ranks"], results["steps"], results["clock"]["ranks"] = [], [], []
+    results["collectives"] = {"matched": 0, "incomplete": 0, "unmatched": 0, "by_operation": []}
+    page = html.render(results, sample.collectives().slice(0, 0), title="x")
+    assert "not known" in _Page(page).text
+
+
+def test_the_account_of_every_rank_and_step_is_on_the_page_with_unsettled_ones_marked() -> None:
+    page = _Page(_render())
+    bars = [a for t, a in page.elements if t == "svg" and a.get("class") == "bar"]
+    assert len(bars) == 4 + 4 * 4
+    assert "62.2 ms: compute 48%, exposed wait 32%, exposed transfer 6.4%" in page.text
+    unsettled = [a for t, a in page.elements if t == "td" and "unsettled" in (a.get("class") or "")]
+    assert len(unsettled) == 4
+
+
+def test_every_header_cell_has_a_scope_and_every_drawing_a_name() -> None:
+    elements = _Page(_render()).elements
+    for (tag, attributes), (following, _) in pairwise([*elements, ("", {})]):
+        if tag == "th":
+            assert attributes.get("scope") in {"col", "row"}
+        if tag == "svg" and attributes.get("aria-hidden") != "true":
+            assert attributes.get("aria-label") or following == "title"
+
+
+def test_the_still_timeline_is_in_the_page_for_browsers_without_scripts() -> None:
+    picture = _render().partition('class="box picture still"')[2]
+    assert re.search(r'<path class="w" d="M[\d.]+ \d+h', picture)
+    assert re.search(r'<path class="late" d="M', picture)
+
+
+@pytest.mark.parametrize(("ranks", "count"), [(4, 150), (256, 12)])
+def test_large_runs_stay_below_half_a_megabyte(ranks: int, count: int) -> None:
+    results = sample.results()
+    results["steps"] = [
+        {
+            "step": number,
+            "settled": number > 0,
+            "begin_ns": sample.BEGIN + number * sample.STEP_NS,
+            "duration_ns": sample.STEP_NS,
+            "ranks": [sample.account(rank, late=rank == 2) for rank in range(ranks)],
+        }
+        for number in range(count)
+    ]
+    table = sample.collectives(ranks=ranks, calls_per_step=200)
+    assert len(html.render(results, table, title="large").encode()) < 500_000
+
+
+def test_the_page_is_written_by_rename(tmp_path: Path) -> None:
+    path = tmp_path / "report.html"
+    html.write(path, sample.results(), sample.collectives(), title="runs/one")
+    assert path.read_text("utf-8") == _render()
+    assert [file.name for file in tmp_path.iterdir()] == ["report.html"]
+
+
+# Colours: contrast as WCAG 2 defines it; colour blindness after Machado, Oliveira and
+# Fernandes, "A physiologically-based model for simulation of color vision deficiency" (2009),
+# at full severity; differences as CIE 1976 colour difference, of which 2.3 is just noticeable.
+
+_SEEN_BY = {
+    "anyone": ((1, 0, 0), (0, 1, 0), (0, 0, 1)),
+    "protanopes": (
+        (0.152286, 1.052583, -0.204868),
+        (0.114503, 0.786281, 0.099216),
+        (-0.003882, -0.048116, 1.051998),
+    ),
+    "deuteranopes": (
+        (0.367322, 0.860646, -0.227968),
+        (0.280085, 0.672501, 0.047413),
+        (-0.011820, 0.042940, 0.968881),
+    ),
+    "tritanopes": (
+        (1.255528, -0.076749, -0.178779),
+        (-0.078411, 0.930809, 0.147602),
+        (0.004733, 0.691367, 0.303900),
+    ),
+}
+
+
+def _colours() -> list[dict[str, str]]:
+    """The page's named colours: light, dark and paper."""
+    blocks = re.findall(r":root \{(.*?)\}", _render(), re.DOTALL)
+    found = [dict(re.findall(r"--(\w+): (#\w+)", block)) for block in blocks]
+    assert len(found) == 3
+    return [{**found[0], **each} for each in found]
+
+
+def _linear(colour: str) -> tuple[float, float, float]:
+    digits = colour[1:] if len(colour) == 7 else "".join(2 * c for c in colour[1:])
+    values = (int(digits[at : at + 2], 16) / 255 for at in (0, 2, 4))
+    red, green, blue = (v / 12.92 if v <= 0.04045 else ((v + 0.055) / 1.055) ** 2.4 for v in values)
+    return red, green, blue
+
+
+def _contrast(one: str, other: str) -> float:
+    light = sorted(
+        0.2126 * r + 0.7152 * g + 0.0722 * b for r, g, b in (_linear(one), _linear(other))
+    )
+    return (light[1] + 0.05) / (light[0] + 0.05)
+
+
+def _lab(colour: str, eye: str) -> tuple[float, float, float]:
+    rgb = _linear(colour)
+    red, green, blue = (
+        max(sum(weight * part for weight, part in zip(row, rgb, strict=True)), 0)
+        for row in _SEEN_BY[eye]
+    )
+    x = (0.4124564 * red + 0.3575761 * green + 0.1804375 * blue) / 0.95047
+    y = 0.2126729 * red + 0.7151522 * green + 0.0721750 * blue
+    z = (0.0193339 * red + 0.1191920 * green + 0.9503041 * blue) / 1.08883
+    x, y, z = (t ** (1 / 3) if t > 0.008856 else 7.787 * t + 16 / 116 for t in (x, y, z))
+    return 116 * y - 16, 500 * (x - y), 200 * (y - z)
+
+
+def test_all_text_has_enough_contrast_in_light_dark_and_on_paper() -> None:
+    for colours in _colours():
+        for text in ("ink", "soft", "link", "critical", "warning", "info", "late"):
+            for ground in ("page", "card", "track"):
+                assert _contrast(colours[text], colours[ground]) >= 4.5, (text, ground)
+
+
+@pytest.mark.parametrize("eye", _SEEN_BY)
+def test_the_tones_of_an_account_can_be_told_apart_by(eye: str) -> None:
+    for colours in _colours():
+        for one, other in combinations(("compute", "wait", "transfer", "copies", "track"), 2):
+            pairs = zip(_lab(colours[one], eye), _lab(colours[other], eye), strict=True)
+            assert sum((a - b) ** 2 for a, b in pairs) ** 0.5 >= 25, (one, other)

@@ -1,0 +1,137 @@
+"""The verdict for a terminal."""
+
+from __future__ import annotations
+
+import io
+import re
+
+import pytest
+import report_sample as sample
+
+from clusterprof.report import text
+
+
+def test_the_first_line_is_the_verdict() -> None:
+    results = sample.results()
+    assert text.render(results).splitlines()[0] == results["verdict"]
+
+
+@pytest.mark.parametrize("width", [80, 100])
+def test_lines_keep_to_the_width_except_commands_to_copy(width: int) -> None:
+    for line in text.render(sample.results(), width=width).splitlines():
+        assert len(line) <= width or line.lstrip().startswith("next")
+
+
+def test_findings_come_by_cost_with_uncertainty_share_recurrence_and_confidence() -> None:
+    results = sample.results()
+    results["findings"].reverse()
+    page = " ".join(text.render(results).split())
+    assert page.index("1 critical straggler.host rank 2") < page.index("2 warning input.pageable_")
+    assert (
+        "20.312 ±0.017 ms per step, 33% of the step, persistent (steps 7-9), confidence 97%" in page
+    )
+    assert "advice Look at what rank 2's host does" in page
+    assert "next clusterprof compare runs/before runs/after" in page
+
+
+def test_ranks_clock_and_holes_are_named() -> None:
+    page = " ".join(text.render(sample.results()).split())
+    assert "ranks 0-3 of 5 on gpu-07, NVIDIA H200, nsys 2025.3.2, 3 settled steps of 4" in page
+    assert "clock rank 0's; every other rank is known on it to ±8.4 µs" in page
+    assert "hole rank 4: wrote no report" in page
+    assert "warning rank 1: nsys said" in page
+
+
+def test_the_table_has_the_means_over_settled_steps_only() -> None:
+    rows = re.findall(r"^ +(\d) +(62\.22) .*$", text.render(sample.results()), re.MULTILINE)
+    assert [rank for rank, _ in rows] == ["0", "1", "2", "3"]
+
+
+def test_a_healthy_run_reads_as_a_clean_answer() -> None:
+    page = text.render(sample.healthy())
+    assert page.startswith("no stragglers")
+    assert "findings  none" in page
+    assert "critical" not in page
+    assert "hole" not in page
+
+
+def test_a_wait_below_the_clocks_uncertainty_is_not_given_as_a_number() -> None:
+    page = text.render(sample.healthy())
+    assert page.count("<17 µs") == 4
+    assert "0.009" not in page
+
+
+def test_a_cost_within_its_uncertainty_is_not_given_as_a_number() -> None:
+    results = sample.results()
+    results["findings"][0]["uncertainty_ns"] = 30_000_000
+    page = text.render(results)
+    assert "within the uncertainty (±30 ms)" in page
+    assert "20.3 ±" not in page
+    assert "33% of the step" not in page
+
+
+def test_without_a_settled_step_the_table_says_so() -> None:
+    results = sample.results()
+    for step in results["steps"]:
+        step["settled"] = False
+    assert "none is settled" in text.render(results)
+
+
+def test_results_of_nothing_still_render() -> None:
+    results = sample.healthy()
+    results["ranks"], results["steps"], results["clock"]["ranks"] = [], [], []
+    results["collectives"] = {"matched": 0, "incomplete": 0, "unmatched": 0, "by_operation": []}
+    results["verdict"] = "not enough data: no rank gave a report"
+    page = text.render(results)
+    assert page.startswith("not enough data")
+    assert "none gave a report" in page
+
+
+def test_many_ranks_make_a_short_table_that_keeps_the_late_one() -> None:
+    results = sample.results()
+    for step in results["steps"]:
+        step["ranks"] = [sample.account(rank, late=rank == 97) for rank in range(128)]
+    results["findings"][0]["rank"], results["findings"][0]["ranks"] = 97, [97]
+    page = text.render(results)
+    assert re.search(r"^ +97 ", page, re.MULTILINE)
+    assert "112 more ranks" in page
+    assert len(page.splitlines()) < 60
+
+
+def test_plain_text_has_no_escape_sequences_even_from_a_report() -> None:
+    page = text.render(sample.results(host="gpu\x1b]0;owned\x07"))
+    assert "\x1b" not in page
+    assert "gpu?]0;owned?" in page
+
+
+def test_colour_changes_no_character_of_the_text() -> None:
+    results = sample.results()
+    coloured = text.render(results, colour=True)
+    assert "\x1b[1;31mcritical\x1b[0m" in coloured
+    assert re.sub(r"\x1b\[[\d;]*m", "", coloured) == text.render(results)
+
+
+class _Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(
+    ("environment", "stream", "expected"),
+    [
+        ({"TERM": "xterm"}, _Terminal(), True),
+        ({"TERM": "xterm"}, io.StringIO(), False),
+        ({"TERM": "xterm", "NO_COLOR": "1"}, _Terminal(), False),
+        ({"TERM": "dumb"}, _Terminal(), False),
+    ],
+)
+def test_colour_is_for_terminals_that_did_not_decline_it(
+    environment: dict[str, str],
+    stream: io.StringIO,
+    expected: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert text.wants_colour(stream) is expected
