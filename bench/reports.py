@@ -10,11 +10,14 @@ import sys
 import tempfile
 from pathlib import Path
 
+from enlarge import enlarge
 from figure import Figure, median
 from process import Failed, run
 
 _ROOT = Path(__file__).resolve().parents[1]
-_RECORDINGS = _ROOT / "tests" / "data" / "recordings"
+_RECORDING = _ROOT / "tests" / "data" / "recordings" / "nsys-2025.3" / "ddp"
+#: 240 steps: some 68 000 kernels and 245 000 runtime calls a rank
+_TIMES = 60
 #: what a program would at least have to do: every row of every event table, through sqlite3
 _READ = """
 import sqlite3, sys
@@ -36,7 +39,7 @@ def merge(folder: Path | None, rounds: int) -> list[Figure]:
     """
     with tempfile.TemporaryDirectory(prefix="clusterprof-bench-") as name:
         work = Path(name)
-        reports = _unpacked(folder, work) if folder else enlarged(work)
+        reports = _unpacked(folder, work) if folder else _enlarged(work)
         size = sum(path.stat().st_size for path in reports) / 1e6
         program = Path(sys.executable).parent / "clusterprof"
         times, peaks, reads = [], [], []
@@ -62,6 +65,10 @@ def merge(folder: Path | None, rounds: int) -> list[Figure]:
             peaks,
         ),
     ]
+
+
+def _enlarged(work: Path) -> list[Path]:
+    return enlarge([_RECORDING / f"rank{rank}.sqlite.xz" for rank in (0, 1)], work, _TIMES)
 
 
 def _checked(printed: str, count: int) -> None:

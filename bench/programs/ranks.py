@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import sys
 import time
 from pathlib import Path
@@ -49,9 +50,10 @@ def main() -> None:
     block({}, 10)
     block(installed, 10)
     pairs = []
-    for turn in range(int(sys.argv[2])):
-        # with/without, then without/with: what drifts slowly favours neither.
-        if turn % 2:
+    # The same on all ranks. Which side goes first is drawn, so that nothing regular favours one.
+    drawn = random.Random(0)
+    for _ in range(int(sys.argv[2])):
+        if drawn.random() < 0.5:
             without = block({})
             with_hook = block(installed)
         else:
