@@ -8,24 +8,9 @@ from pathlib import Path
 
 import pytest
 from lab.command import Completed
+from lab.fakes import fake_nsys
 
 Cli = Callable[..., Completed]
-
-#: An nsys for the endings that the real one cannot be made to show.
-FAKE_NSYS = """#!/bin/sh
-case "$1" in
-  --version) echo "NVIDIA Nsight Systems version {version}" ;;
-  profile|launch|start) case "$2" in --help) echo "--trace= cuda nvtx osrt";; *) exit 1;; esac ;;
-esac
-"""
-
-
-def fake_nsys(folder: Path, version: str) -> Path:
-    path = folder / "nsys"
-    path.write_text(FAKE_NSYS.format(version=version))
-    path.chmod(0o755)
-    return path
-
 
 def refused(done: Completed, status: int = 2) -> str:
     """The one message of a refused command: no traceback, nothing on stdout."""

@@ -1,0 +1,221 @@
+"""Whole runs: a real training under real launchers, captured, merged, judged."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from textwrap import dedent
+from typing import Any
+
+import pytest
+from lab.command import Completed
+from lab.fakes import fake_nsys
+
+Cli = Callable[..., Completed]
+EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "train.py"
+
+
+class Run:
+    """What a run left in its directory."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def state(self, rank: int) -> dict[str, Any]:
+        state: dict[str, Any] = json.loads(self.text(f"ranks/{rank:05d}/state.json"))
+        return state
+
+    def text(self, name: str) -> str:
+        return (self.path / name).read_text()
+
+    @property
+    def manifest(self) -> dict[str, Any]:
+        manifest: dict[str, Any] = json.loads(self.text("run.json"))
+        return manifest
+
+    @property
+    def results(self) -> dict[str, Any]:
+        results: dict[str, Any] = json.loads(self.text("merged/results.json"))
+        return results
+
+    def logged_steps(self) -> dict[int, int]:
+        """How many steps each rank of the job logged."""
+        return {
+            int(log.parent.name): len(log.read_text().splitlines()) - 1
+            for log in (self.path / "ranks").glob("*/steps.csv")
+        }
+
+
+def straggler(run: Run) -> dict[str, Any]:
+    """The first finding that blames a rank."""
+    return next(
+        finding for finding in run.results["findings"] if finding["code"].startswith("straggler.")
+    )
+
+
+def test_torchrun_names_the_slow_rank_of_a_real_training(
+    run_clusterprof: Cli, workdir: Path
+) -> None:
+    done = run_clusterprof(
+        ["torchrun", "--ranks", "0,2", "--steps", "8:16", "--profiler=torch", "--run-dir=run",
+         "--nproc-per-node", "4", "--", EXAMPLE, "--slow-rank", "2", "--slow-ms", "120",
+         "--steps", "20"],
+        timeout=240,
+    )  # fmt: skip
+    run = Run(workdir / "run")
+    assert done.returncode == 0, done
+    assert run.logged_steps() == {0: 20, 1: 20, 2: 20, 3: 20}
+    assert "2 of 2 reports" in done.stderr
+    found = straggler(run)
+    assert (found["code"], found["rank"]) == ("straggler.host", 2), done
+    assert "rank 2 holds up the others" in done.stdout, done
+    assert run.results["collectives"]["matched"] > 0
+    assert "rank 2" in run.text("report.html")
+    again = run_clusterprof(["report", "run"])
+    assert again.returncode == 0
+    assert "rank 2" in again.stdout
+
+
+@pytest.mark.needs_nsys
+def test_srun_with_nsys_leaves_two_reports_four_step_logs_and_a_merged_result(
+    run_clusterprof: Cli, workdir: Path, slurm: dict[str, str]
+) -> None:
+    done = run_clusterprof(
+        ["srun", "--ranks", "0,2", "--run-dir=run", "-n4", "--", "python", EXAMPLE,
+         "--slow-rank", "2", "--slow-ms", "120"],
+        env=slurm, timeout=240,
+    )  # fmt: skip
+    run = Run(workdir / "run")
+    assert done.returncode == 0, done
+    for rank in (0, 2):
+        assert (run.path / f"ranks/{rank:05d}/report.nsys-rep").stat().st_size > 0
+        assert run.state(rank)["state"] == "collected"
+    assert sorted(path.parent.name for path in run.path.glob("ranks/*/report.nsys-rep")) == [
+        "00000", "00002",
+    ]  # fmt: skip
+    assert run.logged_steps() == {0: 30, 1: 30, 2: 30, 3: 30}
+    assert straggler(run)["rank"] == 2, done
+    assert [rank["profiler"].split()[0] for rank in run.results["ranks"]] == ["nsys", "nsys"]
+    assert "SLURM_CONF" not in "".join(
+        path.read_text() for path in run.path.rglob("*.json")
+    ), "an environment has been written"
+
+
+@pytest.mark.needs_nsys
+def test_the_program_keeps_its_streams_status_and_umask_under_nsys_and_beside_it(
+    run_clusterprof: Cli, run_command: Cli, workdir: Path, slurm: dict[str, str]
+) -> None:
+    (workdir / "program.py").write_text(
+        dedent("""
+        import os, sys
+        rank = int(os.environ["SLURM_PROCID"])
+        parent = open(f"/proc/{os.getppid()}/comm").read().strip()
+        mask = os.umask(0)
+        print(f"rank {rank}: {parent} {mask:o} {sys.argv[1:]}", flush=True)
+        print(f"error {rank}", file=sys.stderr, flush=True)
+        sys.exit(3 if rank == 1 else 0)
+        """)
+    )
+    line = ["python", "program.py", "a b", "it's", "--x=$HOME", "-n9"]
+    plain = run_command(["srun", "-n2", *line], env=slurm)
+    done = run_clusterprof(
+        ["srun", "--ranks", "1", "--run-dir=run", "-n2", "--", *line], env=slurm, timeout=120
+    )
+    assert done.returncode == plain.returncode == 3
+    words = [" ".join(each.split()[3:]) for each in sorted(done.stdout.splitlines()) if each]
+    assert words == [" ".join(each.split()[3:]) for each in sorted(plain.stdout.splitlines())], done
+    assert "rank 0: slurmstepd" in done.stdout, "a rank that is not chosen is srun's own child"
+    assert {"error 0", "error 1"} <= set(done.stderr.splitlines())
+    assert "the program ended before the window began" in Run(workdir / "run").state(1)["reason"]
+
+
+def test_a_chosen_rank_whose_nsys_does_not_start_trains_without_it(
+    run_clusterprof: Cli, workdir: Path, slurm: dict[str, str]
+) -> None:
+    broken = fake_nsys(workdir, "2024.5.1.1")
+    done = run_clusterprof(
+        ["srun", "--ranks", "0", "--nsys", broken, "--run-dir=run", "-n2", "--",
+         "python", EXAMPLE, "--steps", "12"],
+        env=slurm, timeout=120,
+    )  # fmt: skip
+    run = Run(workdir / "run")
+    assert done.returncode == 0, done
+    assert "12 steps on 2 ranks" in done.stdout
+    assert run.state(0)["state"] == "lost"
+    assert "before it started the program" in run.state(0)["reason"]
+    assert run.logged_steps() == {0: 12, 1: 12}
+    strict = run_clusterprof(["collect", "run"])
+    assert strict.returncode == 3
+    assert "no report was captured" in strict.stderr
+
+
+def test_a_lost_rank_is_a_hole_and_strict_says_so_in_the_status(
+    run_clusterprof: Cli, workdir: Path
+) -> None:
+    done = run_clusterprof(
+        ["torchrun", "--ranks", "0-3", "--steps", "4:400", "--profiler=torch", "--run-dir=run",
+         "--strict", "--nproc-per-node", "2", "--nnodes", "1:1", "--", EXAMPLE, "--steps", "8"],
+        timeout=180,
+    )  # fmt: skip
+    run = Run(workdir / "run")
+    assert done.returncode == 123, done
+    assert "2 of 4 reports" in done.stderr
+    assert "rank 3 lost: it was never seen: the job had ranks 0 to 1" in done.stderr
+    assert "rank 0: the program ended after 8 steps, inside the window 4:400" in done.stderr
+    assert [hole["rank"] for hole in run.results["missing"]] == [2, 3]
+    assert [rank["rank"] for rank in run.results["ranks"]] == [0, 1]
+    assert run.manifest["exit_status"] == 0
+
+
+@pytest.fixture
+def small_disk(workdir: Path) -> Iterator[Path]:
+    """A file system with room for a few states and no trace."""
+    disk = workdir / "disk"
+    disk.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=96k", "tmpfs", disk], check=True)
+    yield disk
+    subprocess.run(["umount", "-l", disk], check=True)
+
+
+@pytest.mark.needs_root
+def test_a_full_disk_loses_the_report_and_nothing_of_the_training(
+    run_clusterprof: Cli, small_disk: Path
+) -> None:
+    done = run_clusterprof(
+        ["torchrun", "--ranks", "0", "--steps", "2:6", "--profiler=torch",
+         "--run-dir", small_disk / "run", "--nproc-per-node", "1", "--", EXAMPLE, "--steps", "8"],
+        timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 0, done
+    assert "8 steps on 1 ranks" in done.stdout
+    assert "0 of 1 reports" in done.stderr
+    assert "No space left on device" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_failing_program_keeps_its_launcher_s_status(run_clusterprof: Cli, workdir: Path) -> None:
+    (workdir / "fails.py").write_text("raise SystemExit(5)")
+    done = run_clusterprof(
+        ["torchrun", "--profiler=torch", "--run-dir=run", "--nproc-per-node", "1", "--", "fails.py"]
+    )
+    assert done.returncode == 1  # torchrun's own for any failing worker
+    assert "0 of 1 reports" in done.stderr
+
+
+def test_an_interrupted_run_is_finished_by_collect(run_clusterprof: Cli, workdir: Path) -> None:
+    done = run_clusterprof(
+        ["torchrun", "--ranks", "all", "--steps", "2:8", "--profiler=torch", "--run-dir=run",
+         "--no-merge", "--nproc-per-node", "2", "--", EXAMPLE, "--steps", "10"],
+        timeout=180,
+    )  # fmt: skip
+    assert done.returncode == 0, done
+    assert not (workdir / "run" / "report.html").exists()
+    shutil.rmtree(workdir / "run" / "ranks" / "00001")
+    finished = run_clusterprof(["collect", "run"])
+    assert finished.returncode == 0, finished
+    assert "1 of 2 reports" in finished.stderr
+    assert (workdir / "run" / "report.html").exists()
+    assert Run(workdir / "run").results["missing"][0]["rank"] == 1
