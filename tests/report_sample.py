@@ -51,10 +51,24 @@ def straggler() -> Finding:
         "summary": "Rank 2 arrives last in 35 of 36 collectives; its GPU is idle for 21 ms "
         "before the forward, so its host is late and the three others wait for it.",
         "evidence": [
-            {"rank": 0, "late_in": 1, "idle_ns": 1_000_000, "idle_frac": 0.016},
-            {"rank": 1, "late_in": 0, "idle_ns": 960_000, "idle_frac": 0.016},
-            {"rank": 2, "late_in": 35, "idle_ns": 21_000_000, "idle_frac": 0.344},
-            {"rank": 3, "late_in": 0, "idle_ns": 900_000, "idle_frac": 0.015},
+            *(
+                {
+                    "rank": 2,
+                    "step": 7 + number,
+                    "time_ns": BEGIN + int(STEP_NS * (3.1 + number)) + 33 * MS,
+                    "communicator": COMMUNICATOR,
+                    "late_ns": 20_100_000,
+                    "what": "last at AllReduce, 20.1 ms after the next to last",
+                }
+                for number in range(3)
+            ),
+            {
+                "rank": 2,
+                "step": 7,
+                "idle_ns": 20_000_000,
+                "host": {"name": "clock_nanosleep", "kind": "os", "duration_ns": 20_110_000},
+                "what": "its GPU has nothing to do for 20.0 ms",
+            },
         ],
         "advice": "Look at what rank 2's host does between the optimizer and the forward: "
         "data loading, logging, a busy core or another process on gpu-07.",

@@ -44,6 +44,7 @@ def render(results: Results, collectives: pa.Table, *, title: str) -> str:
 
     drawn = timeline.build(results, collectives)
     script = _part("report.js")
+    begins = {step["step"]: step["begin_ns"] for step in results["steps"]}
     return _template().render(
         title=title,
         verdict=results["verdict"],
@@ -55,7 +56,7 @@ def render(results: Results, collectives: pa.Table, *, title: str) -> str:
         tiles=_tiles(results),
         holes=[phrases.hole(hole) for hole in results["missing"]],
         holes_title=phrases.holes_title(results),
-        findings=[_finding(finding) for finding in phrases.by_cost(results)],
+        findings=[_finding(finding, begins) for finding in phrases.by_cost(results)],
         account=_account(results),
         grid=_grid(results),
         operations=_operations(results),
@@ -190,7 +191,7 @@ def _tile(
     return {"name": name, "value": value, "more": more, "bound": bound, "hurt": hurt}
 
 
-def _finding(finding: Finding) -> dict[str, Any]:
+def _finding(finding: Finding, begins: Mapping[int, int]) -> dict[str, Any]:
     seen = finding["cost_ns_per_step"] > finding["uncertainty_ns"]
     share = finding["share_of_step"] * 100 if seen else 0.0
     facts = [f"{show.percent(finding['share_of_step'])} of a step"] if share else []
@@ -209,7 +210,7 @@ def _finding(finding: Finding) -> dict[str, Any]:
         "summary": finding["summary"],
         "advice": finding["advice"],
         "next": finding["next"],
-        "evidence": _evidence(finding["evidence"]),
+        "evidence": _evidence(finding["evidence"], begins),
     }
 
 
@@ -221,16 +222,39 @@ def _whisker(finding: Finding, share: float) -> tuple[float, float] | None:
     return (_round(max(share - half, 0)), _round(min(share + half, 100))) if half > 0.2 else None
 
 
-def _evidence(evidence: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Neighbours with the same keys become one table."""
+def _evidence(
+    evidence: Sequence[Mapping[str, Any]], begins: Mapping[int, int]
+) -> list[dict[str, Any]]:
+    """Neighbours with the same keys become one table, its sentence (`what`) in front."""
     tables = []
-    for keys, rows in groupby(evidence[:_MOST_EVIDENCE], key=tuple):
-        cells = [[show.quantity(key, row[key])[1] for key in keys] for row in rows]
-        tables.append({"names": [show.quantity(key, None)[0] for key in keys], "rows": cells})
+    shown = [_readable(line, begins) for line in evidence[:_MOST_EVIDENCE]]
+    for keys, rows in groupby(shown, key=tuple):
+        lines = list(rows)
+        cells = [[show.quantity(key, line[key])[1] for key in keys] for line in lines]
+        words = [at for at, key in enumerate(keys) if any(isinstance(r[key], str) for r in lines)]
+        names = [show.quantity(key, None)[0] for key in keys]
+        tables.append({"names": names, "words": words, "rows": cells})
     if len(evidence) > _MOST_EVIDENCE:
         more = f"{len(evidence) - _MOST_EVIDENCE} more lines are in results.json"
-        tables.append({"names": [more], "rows": []})
+        tables.append({"names": [more], "words": [0], "rows": []})
     return tables
+
+
+def _readable(line: Mapping[str, Any], begins: Mapping[int, int]) -> dict[str, Any]:
+    """Moments as times since their step began, ids short, and what lies within as its parts."""
+    out: dict[str, Any] = {"what": line["what"]} if "what" in line else {}
+    for key, value in line.items():
+        if key == "time_ns" and isinstance(value, int):
+            begin = begins.get(line.get("step", -1))
+            if begin is not None:
+                out["into_the_step_ns"] = value - begin
+        elif key == "communicator" and isinstance(value, str):
+            out[key] = show.communicator(value)
+        elif isinstance(value, Mapping):
+            out |= {f"{key}_{inner}": part for inner, part in value.items()}
+        elif key != "what":
+            out[key] = value
+    return out
 
 
 _PARTS = (

@@ -110,11 +110,13 @@ def collectives(results: Results) -> str:
 
 
 def operation_cells(entry: OperationEntry, floor_ns: int) -> list[str]:
-    """Calls, bytes, exposed, wait and transfer; a wait that the clocks cannot tell is `-`."""
+    """Calls, bytes, exposed, wait and transfer; a wait that the clocks cannot tell is a bound."""
+    floor = floor_ns * entry["calls"]
+    told = entry["wait_ns"] == 0 or entry["wait_ns"] > floor
     return [
         f"{entry['calls']:,}",
         show.size(entry["message_bytes"]),
         show.duration(entry["exposed_ns"]),
-        show.duration(entry["wait_ns"]) if entry["wait_ns"] > floor_ns * entry["calls"] else "-",
+        show.duration(entry["wait_ns"]) if told else f"<{show.bound(floor)[1:]}",
         show.duration(entry["transfer_ns"]),
     ]

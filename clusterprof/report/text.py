@@ -114,11 +114,11 @@ def _findings(page: _Page, results: Results) -> None:
     page.line("findings, the costliest first")
     page.blank()
     for number, finding in enumerate(findings, 1):
-        _finding(page, number, finding)
+        _finding(page, number, finding, results["verdict"])
         page.blank()
 
 
-def _finding(page: _Page, number: int, finding: Finding) -> None:
+def _finding(page: _Page, number: int, finding: Finding, verdict: str) -> None:
     who = phrases.whom(finding)
     severity = page.styled(finding["severity"], finding["severity"])
     code = page.styled(finding["code"], "strong")
@@ -129,7 +129,8 @@ def _finding(page: _Page, number: int, finding: Finding) -> None:
         facts.append(f"{show.percent(finding['share_of_step'])} of the step")
     facts += [phrases.recurrence(finding), f"confidence {show.confidence(finding['confidence'])}"]
     page.sentence(", ".join(facts), indent)
-    page.sentence(show.plain(finding["summary"]), indent)
+    if number > 1 or finding["summary"] != verdict:
+        page.sentence(show.plain(finding["summary"]), indent)
     if finding["advice"]:
         page.sentence(show.plain(finding["advice"]), indent + 8, " " * indent + "advice")
     if finding["next"]:

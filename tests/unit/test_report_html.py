@@ -155,6 +155,15 @@ def test_the_account_of_every_rank_and_step_is_on_the_page_with_unsettled_ones_m
     assert len(unsettled) == 4
 
 
+def test_evidence_is_a_table_with_moments_counted_from_the_steps_begin() -> None:
+    text = _Page(_render()).text
+    assert "what rank step into the step communicator late" in text
+    assert text.count("last at AllReduce, 20.1 ms after the next to last 2") == 3
+    assert "7 33.0 ms …c4d5e6f7 20.1 ms" in text
+    assert "host name host kind host duration" in text
+    assert "clock_nanosleep os 20.1 ms" in text
+
+
 def test_every_header_cell_has_a_scope_and_every_drawing_a_name() -> None:
     elements = _Page(_render()).elements
     for (tag, attributes), (following, _) in pairwise([*elements, ("", {})]):

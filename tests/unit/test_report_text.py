@@ -70,6 +70,18 @@ def test_a_cost_within_its_uncertainty_is_not_given_as_a_number() -> None:
     assert "33% of the step" not in page
 
 
+def test_a_summary_that_is_the_verdict_is_not_said_twice() -> None:
+    results = sample.results()
+    results["verdict"] = results["findings"][0]["summary"]
+    assert " ".join(text.render(results).split()).count(results["verdict"]) == 1
+
+
+def test_the_wait_of_an_operation_below_what_the_clocks_tell_is_given_as_a_bound() -> None:
+    results = sample.results()
+    results["collectives"]["by_operation"][0]["wait_ns"] = 500_000
+    assert re.search(r"AllReduce .* 72\.0 ms +<0\.60 ms +39\.0 ms", text.render(results))
+
+
 def test_without_a_settled_step_the_table_says_so() -> None:
     results = sample.results()
     for step in results["steps"]:
