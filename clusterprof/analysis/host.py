@@ -35,8 +35,10 @@ def both(a: Union, b: Union) -> Union:
     """The intersection of two unions."""
     if not len(a.start) or not len(b.start):
         return a if not len(a.start) else b
-    edges = np.unique(np.concatenate([a.start, a.end, b.start, b.end]))
+    edges = np.sort(np.concatenate([a.start, a.end, b.start, b.end]))
     begin, end = edges[:-1], edges[1:]
+    some = end > begin
+    begin, end = begin[some], end[some]
     inside = (a.within(begin, end) == end - begin) & (b.within(begin, end) == end - begin)
     return union(begin[inside], end[inside])
 
@@ -71,31 +73,42 @@ def pace(scene: Scene) -> Floats:
     return out
 
 
-#: NVTX ranges that are no part of the program's own structure
-_STEP_RANGES = r"^(step|ProfilerStep|Optimizer\.|DistributedDataParallel|nccl|gloo)"
-_ACTIVITY = {"cuda": "the CUDA call", "os": "the system call", "python": "", "range": "the range"}
+#: ranges that say where in the step the host is only by saying that it is in the step
+_STEP_RANGES = r"^(step\b|ProfilerStep|nccl|gloo)"
+
+
+def _threads(tables: RankTables) -> pa.Array:
+    """Threads whose work the device waits for: they launch, or mark the program's ranges."""
+    table = tables.activity
+    launching = pc.drop_null(pc.unique(table["launch_thread"]))
+    if len(launching):
+        return launching
+    marks = tables.host_calls.filter(pc.equal(tables.host_calls["kind"], "range"))
+    return pc.unique(marks["thread"])
 
 
 def doing(tables: RankTables, begin: int, end: int) -> dict[str, object] | None:
     """What the host was doing between two times: the innermost call that covers most of it.
 
-    Returns its name, kind and length, or None where nothing covers a third of the span.
+    Only calls of threads that launch work count. Returns name, kind and length, or None where
+    nothing covers half of the span.
     """
     table = tables.host_calls
     start, stop = table["start_ns"].to_numpy(), table["end_ns"].to_numpy()
     overlap = np.minimum(stop, end) - np.maximum(start, begin)
-    enough = np.flatnonzero(overlap * 3 >= max(end - begin, 1))
+    enough = np.flatnonzero(overlap * 2 >= max(end - begin, 1))
     if not len(enough):
         return None
-    names = table["name"].cast(pa.string()).take(pa.array(enough)).to_pylist()
-    import re
-
-    named = [k for k, n in zip(enough, names, strict=True) if not re.match(_STEP_RANGES, n)]
-    if not named:
+    rows = table.take(pa.array(enough))
+    mine = pc.is_in(rows["thread"], value_set=_threads(tables))
+    named = pc.invert(pc.match_substring_regex(rows["name"].cast(pa.string()), _STEP_RANGES))
+    rows = rows.filter(pc.and_(mine, named))
+    if not rows.num_rows:
         return None
-    best = min(named, key=lambda k: int(stop[k] - start[k]))
+    length = rows["end_ns"].to_numpy() - rows["start_ns"].to_numpy()
+    best = int(np.argmin(length))
     return {
-        "name": str(table["name"][int(best)].as_py()),
-        "kind": str(table["kind"][int(best)].as_py()),
-        "duration_ns": int(stop[best] - start[best]),
+        "name": str(rows["name"][best].as_py()),
+        "kind": str(rows["kind"][best].as_py()),
+        "duration_ns": int(length[best]),
     }

@@ -9,8 +9,15 @@ cost in a step is the lesser of two measures:
   had not launched), longer or more kernels, longer copies. Waiting inside a collective or a
   receive is none of these: that is how blame passes on to the rank that caused it.
 
-The lesser of the two is what the others would have saved: on the recordings with a planted
-sleep of 20 ms it is 19 to 20 ms, where lateness alone adds up to 25 to 35 ms.
+The lesser of the two is what the others would have saved: on recordings with a planted sleep
+of 20 ms it is 18 to 21 ms, where lateness alone adds up to 25 to 35 ms.
+
+Three cases need more. Where the others' GPUs starve as well, their own hosts set the pace, and
+the rank that is behind stays behind without being any slower: there a host's excess is only
+what its pace exceeds theirs. In a pipeline ranks wait for each other by construction: there
+a late host counts only beyond the slowest other host's pace, and from a larger share of the
+step on. And work queued before the window can hide a host that is slower than its GPU for many
+steps: that one is found by its pace alone.
 """
 
 from __future__ import annotations
@@ -20,8 +27,9 @@ from typing import Any
 
 import numpy as np
 
-from clusterprof.analysis import host
+from clusterprof.analysis import host, kernels
 from clusterprof.analysis.finding import LEAST_FRAC, finding, ms, percent
+from clusterprof.analysis.intervals import union
 from clusterprof.analysis.scene import Floats, Scene
 from clusterprof.analysis.timeline import COMPUTE
 from clusterprof.results import Finding
@@ -30,9 +38,13 @@ from clusterprof.results import Finding
 LEAST_STRAGGLER_FRAC = 0.04
 #: a GPU starves distinctly if it idles this much more than those it is compared with
 _DISTINCT_FRAC = 0.33
-#: in a pipeline ranks wait for each other by construction: there a late host must also be
-#: slower by this share than the other hosts
-_PIPELINE_PACE_FRAC = 0.3
+#: the peers' GPUs starve themselves if they idle this share of the step
+_STARVING_FRAC = 0.2
+#: in a pipeline lateness mixes with the bubble: below this share of the step nobody is blamed
+_PIPELINE_LEAST_FRAC = 0.15
+#: a host whose pace is so many times the step, and the other hosts' pace, is slow though hidden
+_HIDDEN_STEP = 1.15
+_HIDDEN_PEERS = 1.3
 
 
 @dataclass(frozen=True)
@@ -44,6 +56,7 @@ class Blame:
     idle: Floats
     compute: Floats
     copy: Floats
+    pace: Floats
     cost: Floats
 
 
@@ -58,8 +71,10 @@ def lateness(scene: Scene) -> tuple[Floats, Floats]:
     shape = (len(scene.ranks), len(scene.settled))
     total, doubt = np.zeros(shape), np.zeros(shape)
     rows = np.flatnonzero(c.matched & c.synchronising & (c.rank == c.last_rank) & c.has)
-    if not len(rows) or not scene.settled:
+    if not scene.settled:
         return total, doubt
+    if not len(rows):
+        return _late_sends(scene), doubt
     # calls of one group share a kernel: they are late together, once
     _, once = np.unique(np.stack([c.rank[rows], c.start[rows]]), axis=1, return_index=True)
     rows = rows[once]
@@ -72,12 +87,27 @@ def lateness(scene: Scene) -> tuple[Floats, Floats]:
     at = (np.searchsorted(scene.ranks, c.rank[rows])[known], column[known])
     np.add.at(total, at, late[known])
     np.maximum.at(doubt, at, np.where(late > 0, bound, 0)[known])
-    return total, doubt
+    return np.maximum(total, _late_sends(scene)), doubt
+
+
+def _late_sends(scene: Scene) -> Floats:
+    """Per rank and settled step: how long receivers have waited for its Sends (ns)."""
+    c = scene.collectives
+    out = np.zeros((len(scene.ranks), len(scene.settled)))
+    rows = np.flatnonzero(
+        c.matched & c.has & (c.operation == "Recv") & np.isin(c.step, scene.settled)
+        & (c.last_rank != c.rank) & (c.last_rank >= 0)
+    )  # fmt: skip
+    bound = 2 * max((scene.clock.uncertainty(r) for r in scene.ranks), default=0)
+    wait = np.where(c.wait[rows] > min(bound, 200_000), c.wait[rows], 0)
+    sender = np.searchsorted(scene.ranks, c.last_rank[rows])
+    np.add.at(out, (sender, np.searchsorted(scene.settled, c.step[rows])), wait)
+    return out
 
 
 def _peers(scene: Scene) -> np.ndarray:
-    """[ranks, ranks]: who shares a synchronising collective with whom."""
-    shared = np.eye(len(scene.ranks), dtype=bool)
+    """[ranks, ranks]: who shares a synchronising collective with whom; all with all if none do."""
+    shared = np.zeros((len(scene.ranks), len(scene.ranks)), dtype=bool)
     c = scene.collectives
     rows = np.flatnonzero(c.synchronising & c.matched)
     groups = {tuple(m) for m in scene.placed["members"].take(rows).to_pylist()}
@@ -85,7 +115,7 @@ def _peers(scene: Scene) -> np.ndarray:
         at = np.searchsorted(scene.ranks, group)
         shared[np.ix_(at, at)] = True
     np.fill_diagonal(shared, False)
-    return shared
+    return shared if shared.any() else ~np.eye(len(shared), dtype=bool)
 
 
 def _excess(values: Floats, peers: np.ndarray) -> tuple[Floats, Floats]:
@@ -98,61 +128,126 @@ def _excess(values: Floats, peers: np.ndarray) -> tuple[Floats, Floats]:
     return np.maximum(np.nan_to_num(values - usual), 0.0), np.nan_to_num(usual)
 
 
-def kernel_excess(scene: Scene, peers: np.ndarray) -> Floats:
-    """Kernel time beyond the peers', summed over kernel names where there is more (ns).
-
-    Name by name and only upwards: while a rank waits inside a collective its other kernels run
-    slower, which must not make the rank that it waits for look quick.
-    """
-    names = sorted({n for line in scene.timelines for n in line.names})
-    code = {n: k for k, n in enumerate(names)}
-    shape = (len(scene.ranks), len(scene.settled), len(names))
-    total = np.zeros(shape)
-    for k, line in enumerate(scene.timelines):
-        step = np.r_[line.step, -1][line.step_of]
-        use = (line.kind == COMPUTE) & np.isin(step, scene.settled)
-        of_name = np.asarray([code[n] for n in line.names] or [0])
-        at = np.searchsorted(scene.settled, step[use]) * len(names) + of_name[line.name[use]]
-        each = np.bincount(at, line.stop[use] - line.start[use], shape[1] * shape[2])
-        total[k] = each.reshape(shape[1:])
-    out = np.zeros(shape[:2])
-    for k in range(len(scene.ranks)):
-        if peers[k].any():
-            out[k] = np.maximum(total[k] - np.median(total[peers[k]], axis=0), 0.0).sum(axis=1)
-    return out
-
-
 def blame(scene: Scene) -> Blame:
     """Measure lateness and excess of each rank in each settled step."""
     late, doubt = lateness(scene)
     peers = _peers(scene)
-    others = ~np.eye(len(scene.ranks), dtype=bool)
+    pace = host.pace(scene)
     idle, usual_idle = _excess(scene.account("idle_ns"), peers)
     idle = np.where(idle >= _DISTINCT_FRAC * usual_idle, idle, 0.0)
-    if scene.pipelined:
-        own = host.pace(scene)
-        slower, usual = _excess(own, others)
-        idle = np.where(slower >= _PIPELINE_PACE_FRAC * usual, np.minimum(idle, slower), 0.0)
-    compute = kernel_excess(scene, peers)
-    copy, _ = _excess(scene.account("exposed_copy_ns"), peers)
+    idle = _no_more_than_pace(scene, idle, usual_idle, pace, peers)
+    copy, usual_copy = _excess(scene.account("exposed_copy_ns"), peers)
+    # copies from pageable memory vary with the host; only a copy twice as long is the rank's own
+    copy = np.where((copy > usual_copy) & (not scene.pipelined), copy, 0.0)
+    compute = kernels.excess(scene, peers)
     cost = np.minimum(late, idle + compute + copy)
-    return Blame(late, doubt, idle, compute, copy, cost)
+    return Blame(late, doubt, idle, compute, copy, pace, cost)
+
+
+def _no_more_than_pace(
+    scene: Scene, idle: Floats, usual_idle: Floats, pace: Floats, peers: np.ndarray
+) -> Floats:
+    """Cap idle time where the others' own hosts would not have gone much faster (ns)."""
+    if np.isnan(pace).all():
+        return idle
+    own = _mean(pace)
+    out = idle.copy()
+    for k in range(len(own)):
+        total = float(idle[k].mean()) if idle.shape[1] else 0.0
+        starving = usual_idle[k].mean() >= _STARVING_FRAC * scene.step_ns if total else False
+        if not total or not (starving or scene.pipelined) or np.isnan(own[k]):
+            continue
+        others = own[peers[k]] if not scene.pipelined else np.delete(own, k)
+        others = others[~np.isnan(others)]
+        if not len(others):
+            continue
+        cap = own[k] - float(np.median(others))
+        if scene.pipelined:
+            durations = scene.account("duration_ns")[k]
+            cap = min(cap, float(np.nanmean(durations)) - float(others.max()))
+        out[k] *= min(1.0, max(cap, 0.0) / total)
+    return out
+
+
+def _mean(values: Floats) -> Floats:
+    """Mean over steps, NaN where a rank has none."""
+    known = ~np.isnan(values)
+    return np.where(
+        known.any(axis=1), np.nansum(values, axis=1) / np.maximum(known.sum(axis=1), 1), np.nan
+    )
 
 
 def find(scene: Scene) -> list[Finding]:
     """Return `straggler.host` and `straggler.gpu`, one finding per rank that is to blame."""
-    if len(scene.ranks) < 2:
+    if len(scene.ranks) < 2 or not scene.step_ns:
         return []
     seen = blame(scene)
+    least = _PIPELINE_LEAST_FRAC if scene.pipelined else LEAST_STRAGGLER_FRAC
     out = []
     for k, rank in enumerate(scene.ranks):
         cost = seen.cost[k]
-        share = float(cost.mean()) / scene.step_ns if scene.step_ns else 0.0
-        peak = float(cost.max(initial=0.0)) / scene.step_ns if scene.step_ns else 0.0
-        steady = share >= LEAST_STRAGGLER_FRAC
-        if steady or (peak >= 0.2 and share >= LEAST_FRAC):
+        share = float(cost.mean()) / scene.step_ns
+        peak = float(cost.max(initial=0.0)) / scene.step_ns
+        if share >= least or (peak >= max(0.2, 2 * least) and share >= LEAST_FRAC):
             out.append(_finding(scene, seen, k, rank))
+    return out or _hidden(scene, seen)
+
+
+def _hidden(scene: Scene, seen: Blame) -> list[Finding]:
+    """A host slower than its GPU that work queued before the window still hides."""
+    own = _mean(seen.pace)
+    out = []
+    for k, rank in enumerate(scene.ranks):
+        others = np.delete(own, k)
+        others = others[~np.isnan(others)]
+        if np.isnan(own[k]) or not len(others):
+            continue
+        usual = float(np.median(others))
+        if own[k] < max(_HIDDEN_STEP * scene.step_ns, _HIDDEN_PEERS * usual):
+            continue
+        cost = np.full(len(scene.settled), own[k] - scene.step_ns)
+        why, advice, details = _slow_host(scene, k, rank)
+        out.append(
+            finding(
+                scene,
+                "straggler.host",
+                rank=rank,
+                ranks=[rank],
+                cost=cost,
+                confidence=0.75,
+                summary=f"rank {rank}'s host needs {ms(float(own[k]))} a step, the others' "
+                f"{ms(usual)}, the GPUs {ms(scene.step_ns)}{why}: work queued before the window "
+                f"hides it so far, then it costs {ms(float(cost[0]))} of each step",
+                evidence=details,
+                advice=advice,
+            )
+        )
     return out
+
+
+def _slow_host(scene: Scene, k: int, rank: int) -> tuple[str, str, list[dict[str, Any]]]:
+    """What a hidden slow host does in the longest time in which it launches nothing."""
+    line, tables = scene.timelines[k], scene.tables[k]
+    details: list[dict[str, Any]] = []
+    names: list[str] = []
+    launched = union(line.launch, line.launch_end)
+    for at, step in enumerate(line.step):
+        if int(step) not in scene.settled:
+            continue
+        gap = _longest_gap(launched, int(line.host_begin[at]), int(line.host_end[at]))
+        did = host.doing(tables, *gap)
+        names += [str(did["name"])] if did else []
+        begin = int(scene.clock.align(rank, np.asarray([gap[0]], dtype=np.int64))[0])
+        what = f"its host launches nothing for {ms(gap[1] - gap[0])}"
+        details.append(
+            {"rank": rank, "step": int(step), "time_ns": begin, "host": did, "what": what}
+        )
+    why = f" (in {max(set(names), key=names.count)})" if names else ""
+    advice = (
+        f"look at what rank {rank}'s host does between its launches, and move it off the "
+        "training thread"
+    )
+    return why, advice, details[:8]
 
 
 def _finding(scene: Scene, seen: Blame, k: int, rank: int) -> Finding:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from clusterprof.clock.blocks import Block, Floats, bases, blocks
 from clusterprof.clock.bounds import Bounds, bound
@@ -53,13 +54,20 @@ def _window(
     ranks: Sequence[RankTables], numbers: tuple[int, ...], base: Ints, reference: int
 ) -> tuple[int, float]:
     """Middle of the reference's window (its wall clock), and half the longest rank's window."""
-    info = {t.rank: t.info for t in ranks}
-    own = info[numbers[reference]]
-    begin, end = own.begin_ns, own.end_ns
+    spans = {t.rank: _span(t) for t in ranks}
+    begin, end = spans[numbers[reference]]
     if end <= begin:
         begin = end = int(base[reference])
-    longest = max(i.end_ns - i.begin_ns for i in info.values())
+    longest = max(last - first for first, last in spans.values())
     return (begin + end) // 2, max(longest, end - begin, 0) / 2
+
+
+def _span(tables: RankTables) -> tuple[int, int]:
+    """First and last thing that ran on the device; without any, the capture's own limits."""
+    if not tables.activity.num_rows:
+        return tables.info.begin_ns, tables.info.end_ns
+    ends = pc.max(tables.activity["end_ns"]).as_py()
+    return int(pc.min(tables.activity["start_ns"]).as_py()), int(ends)
 
 
 def _rough(found: list[Block], ranks: int, reference: int) -> Floats:

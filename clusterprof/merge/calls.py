@@ -94,7 +94,7 @@ def read(tables: RankTables) -> Calls:
     communicator = _objects(
         [
             # a process group's name ("1") may mean other ranks elsewhere: the members tell
-            name if name is None or m is None else f"{name}[{','.join(map(str, m))}]"
+            name if name is None or m is None or "[" in name else f"{name}{list(m)}"
             for name, m in zip(table["communicator"].to_pylist(), members, strict=True)
         ]
     )
