@@ -166,14 +166,20 @@ def counted(count: int, noun: str, plural: str | None = None) -> str:
     return f"{count:,} {noun if count == 1 else plural or noun + 's'}"
 
 
-def communicator(name: str, length: int = 10) -> str:
-    """A communicator's id, short enough for a column: its end, which is what differs.
+def communicator(name: str, length: int = 14) -> str:
+    """A communicator's name, short enough for a column.
 
-    >>> communicator("0x55e1a2b3c4d5"), communicator("dp")
-    ('…a2b3c4d5', 'dp')
+    Of an id the end is what differs; one inferred from its ranks has no name of its own.
+
+    >>> communicator("0x55e1a2b3c4d5e6f7"), communicator("dp"), communicator("inferred:0,1")
+    ('…c4d5e6f7', 'dp', 'inferred')
     """
     name = plain(name)
-    return name if len(name) <= length else "…" + name[-(length - 2) :]
+    if name.startswith("inferred:"):
+        return "inferred"
+    if name.startswith("0x") and len(name) > 10:
+        return "…" + name[-8:]
+    return name if len(name) <= length else name[: length - 1] + "…"
 
 
 def plain(text: str) -> str:
@@ -192,9 +198,13 @@ def quantity(name: str, value: object) -> tuple[str, str]:
 
     >>> quantity("arrival_ns", 20_312_345), quantity("busy_frac", 0.5), quantity("late_in", 12)
     (('arrival', '20.3 ms'), ('busy', '50%'), ('late in', '12'))
+    >>> quantity("exposed_ns_per_step", 1_407_584)
+    ('exposed per step', '1.41 ms')
     """
+    name, _, per = name.partition("_per_")
     stem, _, unit = name.rpartition("_")
     label = plain(stem if stem and unit in {"ns", "frac", "bytes"} else name).replace("_", " ")
+    label += f" per {plain(per)}".replace("_", " ") if per else ""
     if value is None:
         return label, "-"
     if isinstance(value, bool):

@@ -52,9 +52,11 @@ def clock(results: Results) -> str:
 
 
 def offset(entry: RankClock | None) -> str:
-    """A clock's offset with its sign, as fine as the uncertainty allows."""
+    """A clock's offset with its sign; one smaller than its own bound is not a number."""
     if entry is None:
         return "-"
+    if abs(entry["offset_ns"]) <= entry["uncertainty_ns"]:
+        return "none seen"
     sign = "+" if entry["offset_ns"] > 0 else ""
     return sign + show.duration(entry["offset_ns"])
 
@@ -115,7 +117,8 @@ def operation_cells(entry: OperationEntry, floor_ns: int) -> list[str]:
     told = entry["wait_ns"] == 0 or entry["wait_ns"] > floor
     return [
         f"{entry['calls']:,}",
-        show.size(entry["message_bytes"]),
+        # A report without sizes adds up to nothing, which is not a size.
+        show.size(entry["message_bytes"] or None),
         show.duration(entry["exposed_ns"]),
         show.duration(entry["wait_ns"]) if told else f"<{show.bound(floor)[1:]}",
         show.duration(entry["transfer_ns"]),

@@ -32,11 +32,12 @@ def wants_colour(stream: TextIO) -> bool:
 def render(results: Results, *, colour: bool = False, width: int = 100) -> str:
     """The whole verdict, ending in a newline; the first line is its one sentence.
 
-    `width` columns are kept by all sentences and tables down to 80; commands to copy and
-    names that cannot be broken may be longer.
+    `width` columns are kept by all that follows down to 80; commands to copy and names that
+    cannot be broken may be longer.
     """
     page = _Page(colour=colour, width=max(width, 40))
-    page.sentence(show.plain(results["verdict"]), style="strong")
+    # One line however long it is: `head -1` of a log is the whole verdict.
+    page.line(show.plain(results["verdict"]), style="strong")
     page.blank()
     _measured(page, results)
     _holes(page, results)

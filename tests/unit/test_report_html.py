@@ -155,6 +155,14 @@ def test_the_account_of_every_rank_and_step_is_on_the_page_with_unsettled_ones_m
     assert len(unsettled) == 4
 
 
+def test_an_offset_within_its_bound_is_not_given_as_a_number() -> None:
+    results = sample.results()
+    results["clock"]["ranks"][3]["offset_ns"] = -1_500_000
+    text = _Page(html.render(results, sample.collectives(), title="x")).text
+    assert text.count("none seen") == 2
+    assert "-1.50 ms ±8.4 µs" in text
+
+
 def test_evidence_is_a_table_with_moments_counted_from_the_steps_begin() -> None:
     text = _Page(_render()).text
     assert "what rank step into the step communicator late" in text

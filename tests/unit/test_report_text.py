@@ -14,6 +14,8 @@ from clusterprof.report import text
 def test_the_first_line_is_the_verdict() -> None:
     results = sample.results()
     assert text.render(results).splitlines()[0] == results["verdict"]
+    results["verdict"] = "rank 2 holds up the others " * 9 + "in every step"
+    assert text.render(results, width=80).splitlines()[0] == results["verdict"]
 
 
 @pytest.mark.parametrize("width", [80, 100])
