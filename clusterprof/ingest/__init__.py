@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from clusterprof.ingest.combine import combine
-from clusterprof.ingest.gather import Gathered, gather
+from clusterprof.ingest.combined import combine
+from clusterprof.ingest.gathered import Gathered, gather
 from clusterprof.ingest.report import read_report
 from clusterprof.ingest.sources import Source, find_sources
 

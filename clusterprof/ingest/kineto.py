@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from clusterprof.errors import ReportError
 from clusterprof.ingest import gloo, nccl_kineto, trace_events
-from clusterprof.ingest.columns import Column, encoded, fill, joined, matching, nullable
+from clusterprof.ingest.columns import Column, Ints, encoded, fill, joined, matching, nullable
 from clusterprof.ingest.launches import launches
 from clusterprof.ingest.operations import NCCL_KERNEL
 from clusterprof.ingest.process_groups import process_groups
@@ -141,29 +141,66 @@ def _memsets(trace: Trace, base: int) -> pa.Table:
 
 
 def _cpu_compute(trace: Trace, base: int) -> pa.Table:
-    """Return the leaf operators (no operator inside them) of every thread, waits left out."""
+    """Return what the CPU's threads computed: outermost operators, waits inside them cut out.
+
+    Outermost and not innermost: most of an operator's time is its own (`aten::addmm` spends it
+    between its small inner operators, which would be all that is left of it).
+    """
     spans = trace.spans["cpu_op"]
+    if not spans.ts:
+        return fill("activity", 0, {})
     start, end = spans.times(base)
     thread, codes = spans.column("thread"), spans.column("name")
-    order = np.lexsort((-end, start, thread))
-    leaf = np.ones(order.size, bool)
-    following = order[1:]
-    leaf[:-1] = (thread[following] != thread[order[:-1]]) | (start[following] >= end[order[:-1]])
-    waits = matching(pa.array(trace.names, pa.string()), WAITS)
-    chosen = order[leaf & ~waits[codes[order]]] if order.size else order
+    is_wait = matching(pa.array(trace.names, pa.string()), WAITS)[codes]
+    outer = _outermost(start, end, thread)
+    waits = np.flatnonzero(is_wait)
+    waits = waits[_outermost_places(start[waits], end[waits], thread[waits])]
+    inside = outer[waits]
+    waits, inside = waits[~is_wait[inside]], inside[~is_wait[inside]]
+    whole = np.flatnonzero((outer == np.arange(outer.size)) & ~is_wait)
+    # An operator with waits inside is what begins at its begin or at a wait's end, and ends at
+    # a wait's begin or at its own end: sorted by thread and time, both lists pair up.
+    begins = np.r_[start[whole], end[waits]]
+    ends = np.r_[end[whole], start[waits]]
+    owner = np.r_[whole, inside]
+    first = np.lexsort((begins, thread[owner]))
+    last = np.lexsort((ends, thread[owner]))
+    begins, ends, owner = begins[first], ends[last], owner[first]
+    kept = ends > begins
+    begins, ends, owner = begins[kept], ends[kept], owner[kept]
     return fill(
         "activity",
-        chosen.size,
+        begins.size,
         {
-            "start_ns": start[chosen],
-            "end_ns": end[chosen],
+            "start_ns": begins,
+            "end_ns": ends,
             "kind": "compute",
-            "name": encoded(codes[chosen], trace.names),
-            "device": np.full(chosen.size, -1, np.int32),
-            "stream": thread[chosen],
-            "launch_thread": thread[chosen],
+            "name": encoded(codes[owner], trace.names),
+            "device": np.full(begins.size, -1, np.int32),
+            "stream": thread[owner],
+            "launch_thread": thread[owner],
         },
     )
+
+
+def _outermost(start: Ints, end: Ints, thread: Ints) -> Ints:
+    """Return for each span the place of the outermost span of its thread around it."""
+    order = np.lexsort((-end, start, thread))
+    lanes = np.unique(thread, return_inverse=True)[1]
+    # One axis for all threads, a thread's times after all those of the thread before it.
+    axis = lanes.astype(np.int64) * (int(end.max()) - int(start.min()) + 1) - int(start.min())
+    begins, ends = (start + axis)[order], (end + axis)[order]
+    reached = np.maximum.accumulate(ends)
+    opens = np.r_[True, begins[1:] >= reached[:-1]]
+    around = np.empty(order.size, np.int64)
+    around[order] = order[np.flatnonzero(opens)[np.cumsum(opens) - 1]]
+    return around
+
+
+def _outermost_places(start: Ints, end: Ints, thread: Ints) -> Ints:
+    if not start.size:
+        return np.empty(0, np.int64)
+    return np.flatnonzero(_outermost(start, end, thread) == np.arange(start.size))
 
 
 def _collective_calls(trace: Trace, base: int) -> tuple[pa.Table, list[str]]:

@@ -211,7 +211,7 @@ def _split_groups(
             chosen = mine if one else mine[owners == wanted]
             if not chosen.size or wanted == 0:
                 chosen = mine
-                shared[theirs] = not one
+                shared[theirs] = not one or np.unique(kernels.stream[mine]).size > 1
             start[theirs], end[theirs] = kernels.start[chosen].min(), kernels.end[chosen].max()
             stream[theirs] = kernels.stream[chosen[0]]
 

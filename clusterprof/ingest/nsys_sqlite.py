@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import lzma
 import re
 import shutil
@@ -28,6 +29,8 @@ _BOILERPLATE = re.compile(
     r"^(Not all .* might have been collected|Scheduling information is absent)"
 )
 _WARNING, _ERROR = 2, 3
+
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 #: CUDA calls carry the version of their API (`cudaLaunchKernel_v7000`), which names nothing
 _API_VERSION = re.compile(r"_v\d+$")
@@ -64,7 +67,7 @@ def _unpacked(path: Path) -> Iterator[Path]:
                 "export or copy it again, and compare the sizes",
             ) from error
         except OSError as error:
-            if error.filename not in (str(path), None):
+            if error.errno in _NO_ROOM:
                 raise ReportError(
                     f"{path} cannot be unpacked into {folder}: {error.strerror}",
                     "point TMPDIR to a file system with room for the unpacked report",

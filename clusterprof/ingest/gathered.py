@@ -12,7 +12,7 @@ from multiprocessing import get_context
 from pathlib import Path
 
 from clusterprof.errors import ClusterprofError, MergeError, ReportError
-from clusterprof.ingest.combine import combine
+from clusterprof.ingest.combined import combine
 from clusterprof.ingest.report import read_report
 from clusterprof.ingest.sources import KINETO, Source, find_sources, stem_of, suffix_of
 from clusterprof.results import MissingRank
@@ -24,7 +24,7 @@ _MOST_WORKERS = 8
 _WORTH_PROCESSES = 8 << 20
 
 #: Captures of one job's window overlap; clocks of a cluster's hosts lie closer than this.
-_APART_NS = 60 * 1_000_000_000
+_APART_NS = 5_000_000_000
 
 
 #: what a reading process hands back; of an exception its lines, which pickling would lose
@@ -244,7 +244,7 @@ def _refuse_groups(
 
 
 def _windows(found: Sequence[RankTables]) -> dict[int, int]:
-    """Return rank -> number of its window; captures closer than a minute are one window."""
+    """Return rank -> number of its window; captures closer than `_APART_NS` are one window."""
     windows: dict[int, int] = {}
     number, until = 0, None
     for tables in sorted(found, key=lambda each: each.info.begin_ns):
@@ -286,7 +286,7 @@ def _common_warnings(found: Sequence[RankTables]) -> list[str]:
             str(rank) for rank, window in sorted(apart.items()) if window != apart[found[0].rank]
         ]
         lines.append(
-            f"the captures of ranks {', '.join(late)} lie more than a minute from rank"
+            f"the captures of ranks {', '.join(late)} lie more than 5 s from rank"
             f" {found[0].rank}'s: another window, or a host's clock that is far off"
         )
     return lines

@@ -1,0 +1,249 @@
+"""Bad reports: each gives one `ReportError` that says what, where and what next."""
+
+from __future__ import annotations
+
+import gzip
+import lzma
+import os
+import shutil
+import sqlite3
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from clusterprof.errors import ReportError
+from clusterprof.ingest import find_sources, gather, nsys_export, read_report
+
+
+def packed(recordings: Path) -> bytes:
+    return (recordings / "nsys-2025.3" / "ddp" / "rank0.sqlite.xz").read_bytes()
+
+
+def whole(recordings: Path) -> bytes:
+    return lzma.decompress(packed(recordings))
+
+
+def trace(recordings: Path) -> bytes:
+    return (recordings / "kineto" / "gloo" / "rank0.json.gz").read_bytes()
+
+
+def damaged(recordings: Path) -> bytes:
+    content = bytearray(whole(recordings))
+    content[4096 : len(content) - 4096] = b"\xff" * (len(content) - 8192)
+    return bytes(content)
+
+
+def other_database(path: Path) -> None:
+    with closing(sqlite3.connect(path)) as database:
+        database.execute("CREATE TABLE recipes (name TEXT)")
+        database.commit()
+
+
+def no_events(path: Path, recordings: Path) -> None:
+    path.write_bytes(whole(recordings))
+    with closing(sqlite3.connect(path)) as database:
+        tables = database.execute(
+            "SELECT name FROM sqlite_master WHERE name LIKE 'CUPTI%' OR name LIKE 'NVTX%'"
+            " OR name LIKE 'OSRT%' AND name NOT LIKE '%CALLCHAINS%'"
+        ).fetchall()
+        for (name,) in tables:
+            if not name.startswith("sqlite_"):
+                database.execute(f'DROP TABLE "{name}"')
+        database.commit()
+
+
+BAD: dict[str, tuple[str, Callable[[Path, Path], object], str]] = {
+    "empty database": ("r.sqlite", lambda p, r: p.write_bytes(b""), "is empty"),
+    "truncated database": (
+        "r.sqlite",
+        lambda p, r: p.write_bytes(whole(r)[:100_000]),
+        "truncated: 100000 of",
+    ),
+    "cut inside the header": (
+        "r.sqlite",
+        lambda p, r: p.write_bytes(whole(r)[:60]),
+        "is truncated",
+    ),
+    "damaged database": ("r.sqlite", lambda p, r: p.write_bytes(damaged(r)), "damaged"),
+    "text as database": (
+        "r.sqlite",
+        lambda p, r: p.write_bytes(b"hello\n" * 999),
+        "is not an SQLite database",
+    ),
+    "another database": ("r.sqlite", lambda p, r: other_database(p), "not an nsys export"),
+    "no events": ("r.sqlite", no_events, "holds no events"),
+    "empty xz": ("r.sqlite.xz", lambda p, r: p.write_bytes(b""), "is empty"),
+    "truncated xz": (
+        "r.sqlite.xz",
+        lambda p, r: p.write_bytes(packed(r)[:50_000]),
+        "is not a whole xz file",
+    ),
+    "garbage xz": (
+        "r.sqlite.xz",
+        lambda p, r: p.write_bytes(b"\x00garbage" * 99),
+        "is not a whole xz file",
+    ),
+    "text in xz": (
+        "r.sqlite.xz",
+        lambda p, r: p.write_bytes(lzma.compress(b"hello" * 99)),
+        "is not an SQLite database",
+    ),
+    "empty trace": ("r.json", lambda p, r: p.write_bytes(b""), "is empty"),
+    "empty packed trace": ("r.json.gz", lambda p, r: p.write_bytes(b""), "is empty"),
+    "truncated gzip": (
+        "r.json.gz",
+        lambda p, r: p.write_bytes(trace(r)[:9_000]),
+        "not a whole gz file",
+    ),
+    "garbage gzip": ("r.json.gz", lambda p, r: p.write_bytes(b"garbage"), "not a whole gz file"),
+    "damaged gzip": (
+        "r.json.gz",
+        lambda p, r: p.write_bytes(trace(r)[:9_000] + b"\x00" * 900 + trace(r)[9_900:]),
+        "not a whole gz file",
+    ),
+    "truncated JSON": (
+        "r.json",
+        lambda p, r: p.write_bytes(gzip.decompress(trace(r))[:200_000]),
+        "not whole JSON",
+    ),
+    "JSON of something else": (
+        "r.json",
+        lambda p, r: p.write_bytes(b'{"schema_version": 1, "ranks": []}'),
+        "not a Kineto trace",
+    ),
+    "a JSON list": ("r.json", lambda p, r: p.write_bytes(b"[1, 2]"), "not a Kineto trace"),
+    "events that are no objects": (
+        "r.json",
+        lambda p, r: p.write_bytes(b'{"traceEvents": [1, 2]}'),
+        "not a Kineto trace",
+    ),
+    "a trace without events": (
+        "r.json",
+        lambda p, r: p.write_bytes(b'{"traceEvents": []}'),
+        "holds no events",
+    ),
+    "an unknown format": ("r.txt", lambda p, r: p.write_bytes(b"x"), "is no report"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_a_bad_report_is_one_clear_error(name: str, tmp_path: Path, recordings: Path) -> None:
+    file, write, expected = BAD[name]
+    path = tmp_path / file
+    write(path, recordings)
+    with pytest.raises(ReportError, match=expected) as caught:
+        read_report(path)
+    assert str(path) in caught.value.what
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("suffix", [".sqlite", ".sqlite.xz", ".json", ".json.gz", ".nsys-rep", ""])
+def test_a_path_that_does_not_exist_is_said_to(tmp_path: Path, suffix: str) -> None:
+    with pytest.raises(ReportError, match="does not exist"):
+        read_report(tmp_path / f"rank0{suffix}")
+
+
+@pytest.mark.parametrize("suffix", [".sqlite", ".sqlite.xz", ".json", ".json.gz", ".nsys-rep"])
+def test_a_report_that_may_not_be_read_is_said_to(
+    tmp_path: Path, suffix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / f"rank0{suffix}"
+    path.write_bytes(b"content")
+    # Root reads everything, so the refusal is made where the file is opened.
+    refuse_opening(path, monkeypatch)
+    with pytest.raises(ReportError, match="permission denied"):
+        read_report(path)
+
+
+def refuse_opening(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import builtins
+    import io
+
+    real = io.open
+
+    def refuse(file: object, *args: object, **kwargs: object) -> object:
+        if str(file) == str(path):
+            raise PermissionError(13, "Permission denied", str(path))
+        return real(file, *args, **kwargs)  # type: ignore[call-overload]
+
+    monkeypatch.setattr(builtins, "open", refuse)
+    monkeypatch.setattr(io, "open", refuse)
+
+
+def test_a_folder_without_reports_is_said_to(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("nothing")
+    (tmp_path / "run.json").write_text('{"schema_version": 1}')
+    with pytest.raises(ReportError, match="holds no reports"):
+        find_sources([tmp_path])
+
+
+def test_a_report_that_does_not_say_its_rank_asks_for_it(tmp_path: Path, recordings: Path) -> None:
+    path = tmp_path / "rank3.sqlite"
+    path.write_bytes(whole(recordings))
+    with closing(sqlite3.connect(path)) as database:
+        database.execute("DELETE FROM META_DATA_CAPTURE")
+        database.commit()
+    with pytest.raises(ReportError, match="does not say which rank") as caught:
+        read_report(path)
+    # The number in the name is no answer: names are given by people and by position.
+    assert caught.value.details[-1] == f"say it: --rank {path}=N"
+    assert read_report(path, rank=3).rank == 3
+
+
+def test_a_rank_that_is_told_otherwise_is_taken_with_a_warning(recordings: Path) -> None:
+    path = recordings / "nsys-2025.3" / "ddp" / "rank1.sqlite.xz"
+    told = read_report(path, rank=9)
+    assert told.rank == 9
+    assert "says it is rank 1" in told.warnings[-1]
+
+
+def test_without_nsys_the_error_has_the_command_for_another_host(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    report = tmp_path / "rank0.nsys-rep"
+    report.write_bytes(b"NVIDIA Tegra Profiler Report")
+    monkeypatch.setattr(nsys_export, "find_nsys", lambda: None)
+    with pytest.raises(ReportError, match="without nsys") as caught:
+        read_report(report)
+    assert caught.value.details[-1] == f"nsys export -t sqlite {report}"
+
+
+def test_an_empty_nsys_report_is_said_to_be(tmp_path: Path) -> None:
+    report = tmp_path / "rank0.nsys-rep"
+    report.write_bytes(b"")
+    with pytest.raises(ReportError, match="is empty"):
+        read_report(report)
+
+
+def test_a_newer_export_beside_the_report_is_read_instead(tmp_path: Path, recordings: Path) -> None:
+    report = tmp_path / "rank0.nsys-rep"
+    report.write_bytes(b"not readable without nsys")
+    export = tmp_path / "rank0.sqlite"
+    export.write_bytes(whole(recordings))
+    os.utime(report, (1, 1))
+    assert read_report(report).rank == 0
+
+
+def test_no_room_to_unpack_names_the_way_out(
+    recordings: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*arguments: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(shutil, "copyfileobj", full)
+    path = recordings / "nsys-2025.3" / "ddp" / "rank0.sqlite.xz"
+    with pytest.raises(ReportError, match="cannot be unpacked") as caught:
+        read_report(path)
+    assert "TMPDIR" in caught.value.details[-1]
+
+
+def test_one_report_that_is_bad_is_an_error_and_not_an_empty_merge(tmp_path: Path) -> None:
+    path = tmp_path / "rank0.sqlite"
+    path.write_bytes(b"")
+    with pytest.raises(ReportError, match="is empty"):
+        gather([path])
+    (tmp_path / "rank1.sqlite").write_bytes(b"")
+    with pytest.raises(ReportError, match="none of the 2 reports can be read"):
+        gather([tmp_path])

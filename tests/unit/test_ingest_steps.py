@@ -1,0 +1,120 @@
+"""Which ranges are steps, and the step log."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from clusterprof.errors import ReportError
+from clusterprof.ingest.operations import kernel_operation, operation
+from clusterprof.ingest.steps import from_ranges, read_log
+
+
+def steps_of(*names: str, threads: list[int] | None = None) -> list[int]:
+    """The steps of ranges of 10 ns, one after another, with these names."""
+    kinds = sorted(set(names))
+    codes = np.array([kinds.index(name) for name in names], np.int64)
+    begin = 1000 + 20 * np.arange(len(names))
+    thread = np.array(threads or [1] * len(names))
+    table = from_ranges(kinds, codes, begin, begin + 10, thread, "nvtx")
+    steps: list[int] = table["step"].to_pylist()
+    return steps
+
+
+@pytest.mark.parametrize(
+    ("names", "steps"),
+    [
+        (["step 6", "data", "step 7"], [6, 7]),
+        (["Step#6", "Step#7"], [6, 7]),
+        (["iteration 6", "iteration 7"], [6, 7]),
+        (["iter=6", "iter=7"], [6, 7]),
+        (["global_step 6", "global_step 7"], [6, 7]),
+        (["train_step_6", "train_step_7"], [6, 7]),
+        (["ProfilerStep#6", "ProfilerStep#7"], [6, 7]),
+        (["clusterprof step 6", "step 900", "step 901", "clusterprof step 7"], [6, 7]),
+        (["iteration 0", "step 6", "step 7", "step 8"], [6, 7, 8]),
+        (["step 0", "step 1", "step 0", "step 1"], [0, 1, 2, 3]),
+        (["timestep 6", "step", "step six", "steps 6", "backward"], []),
+    ],
+)
+def test_steps_are_found_by_their_names(names: list[str], steps: list[int]) -> None:
+    assert steps_of(*names) == steps
+
+
+def test_ranges_of_another_thread_do_not_double_the_steps() -> None:
+    assert steps_of("step 1", "step 2", "step 2", threads=[1, 1, 2]) == [1, 2]
+
+
+def test_a_step_that_was_never_closed_is_no_step() -> None:
+    names = ["step 1", "step 2"]
+    begin = np.array([10, 30], np.int64)
+    table = from_ranges(names, np.array([0, 1]), begin, np.array([20, -1]), begin * 0, "nvtx")
+    assert table["step"].to_pylist() == [1]
+
+
+def log(folder: Path, text: str) -> Path:
+    path = folder / "steps.csv"
+    path.write_text(text)
+    return path
+
+
+HEADER = "step,begin_ns,end_ns\n"
+
+
+def test_a_last_line_cut_short_by_a_kill_is_left_out(tmp_path: Path) -> None:
+    steps = read_log(log(tmp_path, f"{HEADER}1,10,20\n2,20,30\n3,3"), 0, 100)
+    assert steps["step"].to_pylist() == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "is not a step log"),
+        ("a,b\n1,2\n", "is not a step log"),
+        (f"{HEADER}1,10,20\nx,20,30\n2,30,40\n", "damaged at line 3"),
+        (f"{HEADER}1,20,10\n2,30,40\n", "step 1 ends before it begins"),
+        ("\xff\xfe", "is not a step log"),
+    ],
+)
+def test_a_bad_step_log_is_a_clear_error(tmp_path: Path, text: str, said: str) -> None:
+    path = tmp_path / "steps.csv"
+    path.write_bytes(text.encode("latin-1"))
+    with pytest.raises(ReportError, match=said):
+        read_log(path, 0, 100)
+
+
+def test_a_step_log_that_is_not_there_is_said_to(tmp_path: Path) -> None:
+    with pytest.raises(ReportError, match="does not exist"):
+        read_log(tmp_path / "steps.csv", 0, 100)
+
+
+def test_an_empty_window_has_no_steps(tmp_path: Path) -> None:
+    assert read_log(log(tmp_path, f"{HEADER}1,10,20\n"), 50, 60).num_rows == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("ncclAllReduce", "AllReduce"),
+        ("ncclBcast", "Broadcast"),
+        ("ncclAlltoAll", "AllToAll"),
+        ("gloo:all_reduce", "AllReduce"),
+        ("gloo:reduce_scatter", "ReduceScatter"),
+        ("_allgather_base", "AllGather"),
+        ("all_to_allv", "AllToAll"),
+        ("nccl:send 0->2", "Send"),
+        ("recv", "Recv"),
+        ("ncclGroupStart", "Unknown"),
+        ("", "Unknown"),
+    ],
+)
+def test_an_operation_has_one_name(name: str, expected: str) -> None:
+    assert operation(name) == expected
+
+
+def test_a_kernel_s_operation_is_read_off_its_name() -> None:
+    assert kernel_operation("ncclDevKernel_Broadcast_RING_LL") == "Broadcast"
+    assert kernel_operation("void ncclKernel_AllGather_RING_LL_Sum_int8_t()") == "AllGather"
+    assert kernel_operation("ncclDevKernel_Generic_4") == "Unknown"
