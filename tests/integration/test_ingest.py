@@ -46,7 +46,7 @@ def test_an_error_comes_back_from_a_process_with_all_its_lines(
 @pytest.mark.usefixtures("in_processes")
 def test_where_all_processes_fail_all_reasons_are_said(tmp_path: Path) -> None:
     for rank in range(2):
-        (tmp_path / f"rank{rank}.json").write_bytes(b"{")
+        (tmp_path / f"rank{rank}.json").write_bytes(b'{"schemaVersion": 1,')
     with pytest.raises(ReportError, match="none of the 2 reports can be read") as caught:
         gather([tmp_path], workers=2)
     assert [str(tmp_path / f"rank{rank}.json") in caught.value.details[rank] for rank in range(2)]
