@@ -11,8 +11,11 @@ from clusterprof.analysis.scene import Floats, Scene
 from clusterprof.analysis.timeline import Timeline
 from clusterprof.tables import RankTables
 
-#: shorter calls into CUDA are the work of launching, not waiting
+#: CUDA calls that wait for the device by their nature, and from which length on they do
+_WAITS = r"(?i)synchronize|memcpy|memset|cudafree|eventquery"
 _WAITING_CALL_NS = 50_000
+#: any other call (a launch into a full queue) waits only if it lasts so long
+_BLOCKED_CALL_NS = 1_000_000
 
 
 def spans(tables: RankTables, kind: str, pattern: str = "", least_ns: int = 0) -> Union:
@@ -51,7 +54,13 @@ def waited(tables: RankTables, line: Timeline) -> Union:
     """
     if not pc.any(pc.equal(tables.host_calls["kind"], "cuda")).as_py():
         return line.communication
-    return both(spans(tables, "cuda", least_ns=_WAITING_CALL_NS), line.busy)
+    waits = spans(tables, "cuda", _WAITS, least_ns=_WAITING_CALL_NS)
+    blocked = spans(tables, "cuda", least_ns=_BLOCKED_CALL_NS)
+    calls = union(
+        np.r_[waits.start, blocked.start].astype(np.int64),
+        np.r_[waits.end, blocked.end].astype(np.int64),
+    )
+    return both(calls, line.busy)
 
 
 def pace(scene: Scene) -> Floats:

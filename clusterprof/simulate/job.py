@@ -1,0 +1,88 @@
+"""What is simulated: a training job, its clocks, and the causes planted in it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+CauseKind = Literal["host", "gpu_more", "gpu_slow"]
+
+
+@dataclass(frozen=True)
+class Cause:
+    """One planted cause: `rank` loses `extra_ns` in each of `steps` (None: in every step).
+
+    `host`: its host sleeps before the forward; `gpu_more`: its GPU has more kernels;
+    `gpu_slow`: its kernels take longer, by `extra_ns` over the whole step.
+    """
+
+    kind: CauseKind
+    rank: int
+    extra_ns: int
+    steps: tuple[int, ...] | None = None
+
+    def at(self, step: int) -> int:
+        """What it costs in this step (ns)."""
+        return self.extra_ns if self.steps is None or step in self.steps else 0
+
+
+@dataclass(frozen=True)
+class Job:
+    """A job of `dp * tp * pp` ranks (tensor parallel fastest, then data, then pipeline).
+
+    Times in ns. Steps `first_step` to `first_step + steps` are the window; before it `warm_steps`
+    are run without being captured, so that queues are as deep as they would be.
+    """
+
+    dp: int = 4
+    tp: int = 1
+    pp: int = 1
+    microbatches: int = 4
+    layers: int = 6
+    steps: int = 5
+    first_step: int = 6
+    warm_steps: int = 2
+    layer_ns: int = 1_200_000
+    #: layers of each pipeline stage; None: all alike
+    stage_layers: tuple[int, ...] | None = None
+    kernels_per_layer: int = 3
+    launch_ns: int = 250_000
+    #: transfer of a bucket, and of the last small one
+    transfer_ns: int = 250_000
+    latency_ns: int = 12_000
+    #: members of one large collective end apart by up to this; small ones by 0.4 µs
+    phase_ns: int = 20_000
+    copy_ns: int = 400_000
+    pageable: bool = False
+    #: the host waits for the GPU at the end of each step (`.item()`)
+    synchronous: bool = False
+    small_calls: bool = True
+    noise_frac: float = 0.01
+    causes: tuple[Cause, ...] = ()
+    #: how far apart the ranks resume when the capture starts
+    tear_ns: int = 120_000_000
+    #: each rank's wall clock: true time plus offset, and drift about the window's middle
+    offset_ns: tuple[int, ...] = ()
+    drift_ppm: tuple[float, ...] = ()
+    communicator_ids: bool = True
+    #: calls that each rank's report lacks at its begin (windows that begin at different calls)
+    lost_calls: tuple[int, ...] = ()
+    with_steps: bool = True
+    seed: int = 0
+
+    @property
+    def world(self) -> int:
+        """Number of ranks."""
+        return self.dp * self.tp * self.pp
+
+
+@dataclass(frozen=True)
+class Truth:
+    """What is true of a simulated job."""
+
+    causes: tuple[Cause, ...]
+    offset_ns: tuple[int, ...]
+    drift_ppm: tuple[float, ...]
+    #: true time about which the drift is counted
+    middle_ns: int
+    groups: dict[str, tuple[int, ...]] = field(default_factory=dict)
