@@ -209,7 +209,7 @@ def test_without_scripts_everything_is_there_but_the_interaction(ask: Callable[.
         """
         const bars = $(".still path.w").getBoundingClientRect().width;
         return {bars, still: style(".still").display,
-                canvas: style("#drawing").display, tools: style(".tools").display,
+                canvas: style("#stage").display, tools: style(".tools").display,
                 copy: style("button.copy").display, script: page.documentElement.className};
         """,
         attributes='sandbox="allow-same-origin"',
@@ -230,7 +230,10 @@ def test_pointing_at_a_bar_tells_operation_bytes_wait_and_who_was_last(
         const canvas = $("#canvas"), box = canvas.getBoundingClientRect();
         const at = {clientX: box.left + box.width * 0.35, clientY: box.top + 32, bubbles: true};
         canvas.dispatchEvent(new view.PointerEvent("pointermove", at));
-        const shown = {tip: $("#tip").innerText, visible: style("#tip").visibility};
+        const tip = $("#tip").getBoundingClientRect();
+        const shown = {
+          tip: $("#tip").innerText, visible: style("#tip").visibility, under: tip.top >= box.bottom,
+        };
         canvas.dispatchEvent(new view.PointerEvent("pointerleave", {}));
         return {...shown, after: style("#tip").visibility};
         """
@@ -238,6 +241,7 @@ def test_pointing_at_a_bar_tells_operation_bytes_wait_and_who_was_last(
     tip = " ".join(seen["tip"].split())
     assert seen["visible"] == "visible"
     assert seen["after"] == "hidden"
+    assert seen["under"], "the tooltip must not hide the lanes"
     assert tip.startswith("AllReduce on rank 0 bytes 33.6 MB arrival in step 8")
     assert re.search(r"wait (19|20)\.\d{3} ms ±0\.0\d\d ms", tip)
     assert re.search(r"last rank 2, by \d+\.\d{3} ms", tip)

@@ -239,8 +239,9 @@
     tip.replaceChildren(Object.assign(document.createElement("b"), { textContent: title }), list);
     const room = holder.clientWidth - tip.offsetWidth - 8;
     tip.style.left = `${Math.max(8, Math.min(px + 16, room))}px`;
-    const below = py + 18;
-    tip.style.top = `${below + tip.offsetHeight < holder.clientHeight ? below : Math.max(0, py - tip.offsetHeight - 14)}px`;
+    // Under a low drawing the tip hides no lane; in a tall one it stays near the pointer.
+    const low = holder.offsetHeight < 320;
+    tip.style.top = `${low ? holder.offsetHeight + 6 : Math.min(py + 18, holder.offsetHeight + 6)}px`;
     tip.style.visibility = "visible";
     return `${title}: ${rows.map(([name, value]) => `${name} ${value}`).join(", ")}`;
   }
