@@ -1,4 +1,4 @@
-"""The three things that can start and stop a capture from inside the program.
+"""The things that can start and stop a capture from inside the program.
 
 Each has `start()`, `stop()` and `save()`, called between two steps on the training's thread,
 and raises what went wrong.
@@ -6,31 +6,48 @@ and raises what went wrong.
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import os
 import shutil
 import socket
 import tempfile
-from typing import Any
+import warnings
+from typing import Any, Iterator
 
 from .window import torch
+
+
+def drain() -> None:
+    """Let the queued work of the GPU end, so that the window holds whole steps and no others."""
+    cuda = torch().cuda
+    if cuda.is_initialized():
+        cuda.synchronize()
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """The profiler's warnings are not the training's: keep them off its stderr."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
 
 
 class CudaProfiler:
     """nsys waits for cudaProfilerStart and -Stop (`-c cudaProfilerApi --capture-range-end=stop`)."""
 
     def start(self) -> None:
-        """Let the queued work end first, so that the window holds whole steps only."""
+        """Begin the range that nsys waits for."""
         cuda = torch().cuda
         if not cuda.is_initialized():
             raise RuntimeError("CUDA is not initialised in this process: nothing could be captured")
-        cuda.synchronize()
+        drain()
         cuda.check_error(cuda.cudart().cudaProfilerStart())
 
     def stop(self) -> None:
         """End the range; nsys writes its report while the training goes on."""
+        drain()
         cuda = torch().cuda
-        cuda.synchronize()
         cuda.check_error(cuda.cudart().cudaProfilerStop())
 
     def save(self) -> None:
@@ -45,12 +62,14 @@ class NsysSession:
 
     def start(self) -> None:
         """Returns once nsys is collecting."""
+        drain()
         answer = self.ask("start")
         if answer != "ok":
             raise RuntimeError(answer or "the guard of nsys did not answer")
 
     def stop(self) -> None:
         """Returns at once: nsys writes its report while the training goes on."""
+        drain()
         self.ask("stop")
 
     def save(self) -> None:
@@ -65,6 +84,25 @@ class NsysSession:
             return guard.recv(256).decode("utf-8", "replace").strip()
 
 
+class EmitNvtx:
+    """`--pytorch emit-nvtx`: an NVTX range around every operator, by torch itself."""
+
+    def __init__(self) -> None:
+        self.context: Any = None
+
+    def start(self) -> None:
+        """From now on every operator pushes and pops a range."""
+        self.context = torch().autograd.profiler.emit_nvtx()
+        self.context.__enter__()
+
+    def stop(self) -> None:
+        """No more ranges."""
+        self.context.__exit__(None, None, None)
+
+    def save(self) -> None:
+        """The ranges are in nsys' report."""
+
+
 class TorchProfiler:
     """torch.profiler over the window: the embedded default where there is no nsys."""
 
@@ -77,22 +115,24 @@ class TorchProfiler:
         profiler = torch().profiler
         activities = [profiler.ProfilerActivity.CPU]
         if torch().cuda.is_initialized():
-            torch().cuda.synchronize()
             activities.append(profiler.ProfilerActivity.CUDA)
-        self.profile = profiler.profile(activities=activities)
-        self.profile.start()
+        drain()
+        with quiet():
+            self.profile = profiler.profile(activities=activities)
+            self.profile.start()
 
     def stop(self) -> None:
         """End the trace with whole steps in it."""
-        if torch().cuda.is_initialized():
-            torch().cuda.synchronize()
-        self.profile.stop()
+        drain()
+        with quiet():
+            self.profile.stop()
 
     def save(self) -> None:
         """Write trace.json.gz: on the node's own disk first, then to the run directory by rename."""
         with tempfile.TemporaryDirectory(prefix="clusterprof-") as private:
             plain = os.path.join(private, "trace.json")
-            self.profile.export_chrome_trace(plain)
+            with quiet():
+                self.profile.export_chrome_trace(plain)
             self.profile = None
             target = os.path.join(self.folder, "trace.json.gz")
             beside = "%s.%d.tmp" % (target, os.getpid())

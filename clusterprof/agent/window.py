@@ -92,12 +92,14 @@ class Window:
         from . import switches
 
         mode, _, address = os.environ.get(PROFILED, "").partition(":")
-        if mode == "cuda":
-            return [switches.CudaProfiler()]
-        if mode == "session":
+        if not mode:
+            return [switches.TorchProfiler(self.folder)]
+        nsys = switches.CudaProfiler() if mode == "cuda" else switches.NsysSession(address)
+        if not torch().cuda.is_initialized():
             # Without CUDA nsys sees neither gloo nor the operators: torch.profiler does.
-            return [switches.NsysSession(address), switches.TorchProfiler(self.folder)]
-        return [switches.TorchProfiler(self.folder)]
+            return [nsys, switches.TorchProfiler(self.folder)]
+        # On CUDA the two exclude each other: both need CUPTI.
+        return [nsys, switches.EmitNvtx()] if self.plan.get("emit_nvtx") else [nsys]
 
     def say(self, state: str, reason: Optional[str] = None, **facts: Any) -> None:
         """Advance the state; a run directory that is gone or full must not stop the training."""
