@@ -46,7 +46,7 @@ class Selection:
         }
 
     def expected(self, world_size: int | None) -> tuple[int, ...] | None:
-        """The ranks that will be captured in a world of `world_size`; None where only the ranks know."""
+        """The ranks captured in a world of `world_size`; None where only the ranks know."""
         if self.kind == "ranks":
             return self.ranks
         size = self.world_size or world_size
@@ -124,7 +124,8 @@ def _range(part: str, whole: str) -> range:
 def _stages(pp: int | None, tp: int | None, cp: int | None, dp: int | None) -> Selection:
     if pp is None:
         raise UsageError(
-            "--ranks stages needs the number of pipeline stages", "add --pp N (and --tp, --cp, --dp)"
+            "--ranks stages needs the number of pipeline stages",
+            "add --pp N (and --tp, --cp, --dp)",
         )
     for name, value in (("--pp", pp), ("--tp", tp), ("--cp", cp), ("--dp", dp)):
         if value is not None and value < 1:

@@ -13,7 +13,7 @@ Files appear by rename, so what is there is whole.
 from __future__ import annotations
 
 import contextlib
-import datetime
+import datetime as dt
 import json
 import os
 import shutil
@@ -83,7 +83,7 @@ class RunDirectory:
         if not isinstance(manifest, dict) or manifest.get("schema_version") != SCHEMA_VERSION:
             raise RunDirectoryError(
                 f"{self.manifest} has another schema than this clusterprof's {SCHEMA_VERSION}",
-                "use the clusterprof that made it, or merge its reports: clusterprof merge REPORT...",
+                "use the clusterprof that made it, or merge its reports: clusterprof merge FILES",
             )
         return manifest
 
@@ -110,7 +110,7 @@ def writing(path: Path) -> Iterator[None]:
         ) from None
 
 
-def default_path(parent: Path, job: str | None, now: datetime.datetime) -> Path:
+def default_path(parent: Path, job: str | None, now: dt.datetime) -> Path:
     """`<UTC stamp>-<job id or pid>` below `parent`."""
     return parent / f"{now:%Y%m%dT%H%M%SZ}-{job or os.getpid()}"
 

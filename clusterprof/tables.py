@@ -110,7 +110,7 @@ class ReportInfo:
 
     source: Path
     profiler: str
-    #: the rank that the report itself names (its environment, its communicators); None if it does not
+    #: the rank that the report itself names (environment, communicators); None if it does not
     rank: int | None
     world_size: int | None = None
     local_rank: int | None = None

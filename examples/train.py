@@ -50,7 +50,9 @@ def main() -> None:
 
     rank, world, local = place()
     os.environ.setdefault("MASTER_ADDR", first_host())
-    os.environ.setdefault("MASTER_PORT", str(20000 + int(os.environ.get("SLURM_JOB_ID", 0)) % 20000))
+    os.environ.setdefault(
+        "MASTER_PORT", str(20000 + int(os.environ.get("SLURM_JOB_ID", 0)) % 20000)
+    )
     on_gpu = torch.cuda.is_available()
     if on_gpu:
         torch.cuda.set_device(local)

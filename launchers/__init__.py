@@ -35,4 +35,4 @@ class Launcher(Protocol):
 
 def load(name: str) -> Launcher:
     """The launcher called `name`, one of `NAMES`."""
-    return cast(Launcher, importlib.import_module(f"clusterprof.launchers.{name}"))
+    return cast("Launcher", importlib.import_module(f"clusterprof.launchers.{name}"))

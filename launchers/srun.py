@@ -46,7 +46,9 @@ def world(options: Sequence[str], environ: Mapping[str, str]) -> tuple[int | Non
     if nodes is None:
         nodes = whole_number(environ.get("SLURM_NNODES"))
     if per_node is not None:
-        return (nodes * per_node, f"-N{nodes} --ntasks-per-node={per_node}") if nodes else (None, "")
+        return (
+            (nodes * per_node, f"-N{nodes} --ntasks-per-node={per_node}") if nodes else (None, "")
+        )
     inherited = whole_number(environ.get("SLURM_NTASKS"))
     if inherited is not None and last_value(options, "-N", "--nodes") is None:
         return inherited, "SLURM_NTASKS"

@@ -22,7 +22,9 @@ README = ROOT / "README.md"
 PICTURE = ROOT / "docs" / "report.png"
 RECORDING = "tests/data/recordings/nsys-2025.3/ddp-host-straggler"
 
-_BLOCK = re.compile(r"(<!-- output of: (?P<command>.+?) -->\n```[a-z]*\n)(?P<output>.*?)(```\n)", re.S)
+_BLOCK = re.compile(
+    r"(<!-- output of: (?P<command>.+?) -->\n```[a-z]*\n)(?P<output>.*?)(```\n)", re.DOTALL
+)
 
 
 def run(command: str) -> str:

@@ -8,6 +8,8 @@ nothing may be missing (`CI=true` or `CLUSTERPROF_TESTS_REQUIRE_ALL=1`) a skip i
 from __future__ import annotations
 
 import os
+import shutil
+import tempfile
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -39,9 +41,16 @@ def pytest_configure(config: pytest.Config) -> None:
     for part in PARTS:
         config.addinivalue_line("markers", f"{part.marker}: the test needs {part.what}")
     config.stash[_session] = os.environ[leftovers.MARK] = uuid.uuid4().hex
-    config.stash[_folders] = []
+    # Short, because sockets go there too; torchrun and others leave things behind.
+    command.scratch = Path(tempfile.mkdtemp(prefix="clusterprof-tests-"))
+    config.stash[_folders] = [command.scratch]
     config.stash[_left_out] = Counter()
     config.stash[_left_over] = []
+
+
+def pytest_unconfigure() -> None:
+    if command.scratch is not None:
+        shutil.rmtree(command.scratch, ignore_errors=True)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -32,7 +32,7 @@ if __package__:
     from . import states
 else:  # run as a script, isolated: our own folder is not on sys.path
     sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-    import states  # type: ignore[no-redef]
+    import states  # type: ignore[import-not-found,no-redef]
 
 FORWARDED = (
     signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGQUIT,
@@ -50,9 +50,7 @@ IMPORT_TIMEOUT_S = 120
 def become(plan: Dict[str, Any], plan_path: str, rank: int, program: List[str]) -> None:
     """Replace this process by a guard over `program`. Raises OSError if that is not possible."""
     here = os.path.abspath(__file__.replace(".pyc", ".py"))
-    os.execv(
-        sys.executable, [sys.executable, "-I", "-S", here, plan_path, str(rank), *program]
-    )
+    os.execv(sys.executable, [sys.executable, "-I", "-S", here, plan_path, str(rank), *program])
 
 
 class Guard:
@@ -141,8 +139,8 @@ class Guard:
         if words[:1] == ["hello"]:
             self.program_pid = int(words[1])
             connection.sendall(b"ok\n")
-            for number in self.pending:
-                self.forward(number)
+            for pending in self.pending:
+                self.forward(pending)
         elif words == ["start"]:
             problem = self.nsys_does("start", START_TIMEOUT_S)
             self.capturing = problem is None
@@ -201,8 +199,8 @@ class Guard:
         shutil.rmtree(self.private, ignore_errors=True)
         for number in FORWARDED:
             signal.signal(number, signal.SIG_DFL)
-        for number in self.pending:
-            os.kill(os.getpid(), number)
+        for pending in self.pending:
+            os.kill(os.getpid(), pending)
         os.environ["CLUSTERPROF_PROFILED"] = "none:"
         os.execvp(self.program[0], self.program)
 
@@ -252,7 +250,7 @@ class Guard:
         return "nsys left a .qdstrm; %s made the report of it" % os.path.basename(importer)
 
     def keep(self, name: str, ending: str = "") -> Optional[str]:
-        """Copy a private file into the rank's folder, beside and then by name; None if it is there."""
+        """Copy a private file to the rank's folder, by rename; what went wrong, or None."""
         source = os.path.join(self.private, name + ending)
         if not os.path.exists(source):
             return "nsys wrote no report"
@@ -335,7 +333,7 @@ def main(argv: List[str]) -> None:
 
 
 def end_by_signal(number: int) -> None:
-    """End as the program did, so that the launcher sees the same ending; without a second core file."""
+    """End as the program did, for the launcher to see; without a second core file."""
     import resource
 
     with contextlib.suppress(ValueError, OSError):

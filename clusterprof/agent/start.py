@@ -57,7 +57,7 @@ def command_line() -> List[str]:
 
 
 def is_worker(line: List[str]) -> bool:
-    """Whether this interpreter is multiprocessing's: a DataLoader worker started by spawn, its tracker."""
+    """Whether multiprocessing started this interpreter: a DataLoader worker, a tracker."""
     return "--multiprocessing-fork" in line or any(
         part.startswith(("from multiprocessing", "from joblib.externals.loky")) for part in line
     )
@@ -77,18 +77,18 @@ class Rank:
     def wait_for_the_program(self) -> None:
         """Count from the import of torch's optimizers on, or of what `--step-on` names."""
         if self.picked:
-            # torch.profiler announces itself on the training's stderr unless told before its import.
+            # torch.profiler speaks on the training's stderr unless told before its import.
             os.environ.setdefault("KINETO_LOG_LEVEL", "99")
-        actions = {"torch.optim.optimizer": self.count_optimizer_steps}
+        actions: Dict[str, hooks.Action] = {"torch.optim.optimizer": self.count_optimizer_steps}
         if self.plan.get("step_on"):
             module, _, function = self.plan["step_on"].partition(":")
             actions = {module: lambda found: self.count_calls(found, function)}
         counter.on_first = self.begin
         hooks.after_import(actions)
 
-    def count_optimizer_steps(self, optimizer: ModuleType) -> None:
+    def count_optimizer_steps(self, found: ModuleType) -> None:
         """The program has imported torch's optimizers: it is going to train."""
-        register = getattr(optimizer, "register_optimizer_step_post_hook", None)
+        register = getattr(found, "register_optimizer_step_post_hook", None)
         if register is None:
             complain("this torch has no optimizer hooks (2.0 has): use --step-on module:function")
             return
@@ -129,7 +129,7 @@ class Rank:
 
     def say_who_we_are(self) -> None:
         """The rank's first state, with its place in the job."""
-        facts = {
+        facts: Dict[str, Any] = {
             "rank": self.me.rank, "world_size": self.me.world_size,
             "local_rank": self.me.local_rank, "identity": self.me.source,
             "chosen": self.picked, "program_pid": self.pid,

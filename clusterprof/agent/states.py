@@ -1,4 +1,4 @@
-"""state.json: how far a rank's capture has come. States only move forward; files appear by rename."""
+"""state.json: how far a rank's capture has come. States only move forward."""
 
 from __future__ import annotations
 

@@ -106,7 +106,7 @@ class Counter:
         self.flush()
 
     def flush(self) -> None:
-        """Bring the new lines to the log; a log that cannot be written is given up, not the training."""
+        """Bring the new lines to the log; one that cannot be written is given up."""
         first = self.count - len(self._pending)
         lines = ["%d,%d,%d\n" % (first + i, *step) for i, step in enumerate(self._pending)]
         self._pending = []

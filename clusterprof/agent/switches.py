@@ -34,7 +34,7 @@ def quiet() -> Iterator[None]:
 
 
 class CudaProfiler:
-    """nsys waits for cudaProfilerStart and -Stop (`-c cudaProfilerApi --capture-range-end=stop`)."""
+    """nsys waits for cudaProfilerStart and -Stop (`--capture-range=cudaProfilerApi`)."""
 
     def start(self) -> None:
         """Begin the range that nsys waits for."""
@@ -128,7 +128,7 @@ class TorchProfiler:
             self.profile.stop()
 
     def save(self) -> None:
-        """Write trace.json.gz: on the node's own disk first, then to the run directory by rename."""
+        """Write trace.json.gz: first on the node's own disk, then home by rename."""
         with tempfile.TemporaryDirectory(prefix="clusterprof-") as private:
             plain = os.path.join(private, "trace.json")
             with quiet():
@@ -138,7 +138,10 @@ class TorchProfiler:
             beside = "%s.%d.tmp" % (target, os.getpid())
             try:
                 # Level 1: at 6 the training would wait four times as long for a tenth of the size.
-                with open(plain, "rb") as source, gzip.open(beside, "wb", compresslevel=1) as packed:
+                with (
+                    open(plain, "rb") as source,
+                    gzip.open(beside, "wb", compresslevel=1) as packed,
+                ):
                     shutil.copyfileobj(source, packed, 1 << 20)
                 os.replace(beside, target)
             except OSError:

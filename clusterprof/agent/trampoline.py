@@ -1,4 +1,4 @@
-"""The first thing that nsys starts: give the program its own stdin, stdout and stderr back, and exec it.
+"""The first thing that nsys starts: give the program its own streams back, and exec it.
 
 nsys puts /dev/null and two pipes in their place and mixes its own words in; a program under
 a profiler must print what it prints, where it prints it. Run as a script by the guard:

@@ -7,10 +7,8 @@ that `docs/nsys.md` gives.
 
 from __future__ import annotations
 
-import glob
 import os
 import re
-import shutil
 import subprocess
 from dataclasses import dataclass
 from functools import cached_property
@@ -18,6 +16,7 @@ from pathlib import Path
 
 from clusterprof.capture import CapturePlan, CaptureRequest
 from clusterprof.errors import ProfilerError
+from clusterprof.nsys import installed
 
 #: The oldest that the tests run against.
 MINIMUM = (2022, 4)
@@ -25,13 +24,6 @@ MINIMUM = (2022, 4)
 #: Without OS runtime tracing: it costs 4 to 5 s at the window's end on a GPU rank.
 TRACE_CUDA = "cuda,nvtx"
 TRACE_CPU = "nvtx,osrt"
-
-#: Where installers put it when it is not on PATH; the newest is taken.
-_PLACES = (
-    "/opt/nvidia/nsight-systems/*/bin/nsys",
-    "/opt/nvidia/nsight-systems-cli/*/bin/nsys",
-    "/usr/local/cuda*/bin/nsys",
-)
 
 _IMPORTERS = (
     "{real}/../host-linux-x64/QdstrmImporter",
@@ -94,16 +86,10 @@ def find(wanted: Path | None = None) -> Nsys:
 
     Raises ProfilerError where there is none, it does not run, or it is too old.
     """
-    if wanted is not None:
-        candidates = [str(wanted)]
-    else:
-        places = [path for pattern in _PLACES for path in glob.glob(pattern)]
-        on_path = shutil.which("nsys")
-        candidates = ([on_path] if on_path else []) + sorted(places, reverse=True)
-    if not candidates:
+    path = str(wanted) if wanted is not None else installed()
+    if path is None:
         raise ProfilerError("nsys is not installed on this host", *_INSTALL)
-    path = candidates[0]
-    answer = _ask([path, "--version"])
+    answer = _ask([str(path), "--version"])
     match = re.search(r"(\d{4}\.\d+(?:\.\d+)*)", answer)
     if match is None:
         said = answer.strip().split("\n")[0] or "nothing"
@@ -178,9 +164,7 @@ def _check_trace(nsys: Nsys, trace: str | None) -> None:
             )
 
 
-def _extra(
-    nsys: Nsys, request: CaptureRequest
-) -> tuple[list[str], list[str], list[str]]:
+def _extra(nsys: Nsys, request: CaptureRequest) -> tuple[list[str], list[str], list[str]]:
     """The user's own flags, each for the verbs that understand it: profile, launch, start."""
     flags = list(request.nsys_args)
     if request.pytorch and request.pytorch != "emit-nvtx":
@@ -196,6 +180,8 @@ def _extra(
                 f"nsys {nsys.version} has no flag {flag.split('=', 1)[0]}",
                 f"it was given with --nsys-arg; see: {nsys.path} profile --help",
             )
-    for_start = [flag for flag in flags if flag.startswith("--") and nsys.understands("start", flag)]
+    for_start = [
+        flag for flag in flags if flag.startswith("--") and nsys.understands("start", flag)
+    ]
     for_launch = [flag for flag in flags if flag not in for_start]
     return flags, for_launch, for_start

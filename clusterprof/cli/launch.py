@@ -1,9 +1,9 @@
-"""`clusterprof srun|torchrun OPTIONS -- PROGRAM...`: run a job, bring its reports home, merge them."""
+"""`clusterprof srun|torchrun OPTIONS -- PROGRAM...`: run a job, bring its reports home, merge."""
 
 from __future__ import annotations
 
 import argparse
-import datetime
+import datetime as dt
 import os
 import shutil
 import signal
@@ -31,7 +31,7 @@ def parser(verb: str) -> argparse.ArgumentParser:
     """clusterprof's own options; whatever it does not know belongs to the launcher."""
     this = argparse.ArgumentParser(
         prog=f"clusterprof {verb}",
-        usage=f"clusterprof {verb} [--ranks R] [--steps A:B] [{verb.upper()} OPTION...] -- PROGRAM...",
+        usage=f"clusterprof {verb} [--ranks R] [--steps A:B] [{verb} OPTION...] -- PROGRAM...",
         description=f"Run PROGRAM under {verb} as it is, and capture a window of steps on chosen "
         f"ranks. Options that are not listed here are {verb}'s and reach it as they stand.",
         allow_abbrev=False,
@@ -39,8 +39,12 @@ def parser(verb: str) -> argparse.ArgumentParser:
     what = this.add_argument_group("what to capture")
     what.add_argument("--ranks", metavar="R", help=f"{ranks.GRAMMAR} (default 0)")
     for name, of in (("pp", "pipeline"), ("tp", "tensor"), ("cp", "context"), ("dp", "data")):
-        what.add_argument(f"--{name}", type=int, metavar="N", help=f"{of}-parallel size, for stages")
-    what.add_argument("--steps", metavar="A:B", help="the window of steps, half open (default 10:15)")
+        what.add_argument(
+            f"--{name}", type=int, metavar="N", help=f"{of}-parallel size, for stages"
+        )
+    what.add_argument(
+        "--steps", metavar="A:B", help="the window of steps, half open (default 10:15)"
+    )
     what.add_argument("--step-on", metavar="MODULE:FUNCTION", help="a step ends when this returns")
     how = this.add_argument_group("how to capture it")
     how.add_argument("--profiler", choices=PROFILERS, help="default: nsys where it is, else torch")
@@ -55,7 +59,9 @@ def parser(verb: str) -> argparse.ArgumentParser:
         help="NVTX ranges for PyTorch's operators",
     )
     how.add_argument(
-        "--cpu-sampling", action="store_true", help="sample the CPU too (costs CPU time in the rank)"
+        "--cpu-sampling",
+        action="store_true",
+        help="sample the CPU too (costs CPU time in the rank)",
     )
     how.add_argument(
         "--window-by",
@@ -64,7 +70,9 @@ def parser(verb: str) -> argparse.ArgumentParser:
         help="how nsys is started and stopped (default: cuda on a GPU node)",
     )
     run = this.add_argument_group("the run")
-    run.add_argument("--run-dir", metavar="DIR", help="default runs/<UTC stamp>-<job or process id>")
+    run.add_argument(
+        "--run-dir", metavar="DIR", help="default runs/<UTC stamp>-<job or process id>"
+    )
     run.add_argument("--force", action="store_true", help="replace an earlier run of that name")
     run.add_argument("--dry-run", action="store_true", help="print exactly what would run")
     run.add_argument("--no-merge", action="store_true", help="collect only; merge later")
@@ -84,7 +92,9 @@ def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
             f"write: clusterprof {verb} [OPTIONS] -- {_guessed_program(own)}",
         )
     if not program:
-        raise UsageError("there is no program after --", f"write: clusterprof {verb} ... -- train.py")
+        raise UsageError(
+            "there is no program after --", f"write: clusterprof {verb} ... -- train.py"
+        )
     plan = make_plan(verb, arguments, launcher_options, program)
     if arguments.dry_run:
         print(plan.shown())
@@ -112,7 +122,8 @@ def make_plan(
     step_on = settings.get("step_on")
     if step_on is not None and not all(step_on.partition(":")):
         raise UsageError(
-            f"--step-on {step_on!r} names no function", "write module:function or module:Class.method"
+            f"--step-on {step_on!r} names no function",
+            "write module:function or module:Class.method",
         )
     nsys = settings.get("nsys")
     capture = choose(
@@ -127,7 +138,7 @@ def make_plan(
         )
     )
     wanted = settings.get("run_dir")
-    now = datetime.datetime.now(datetime.timezone.utc)
+    now = dt.datetime.now(dt.timezone.utc)
     folder = (
         path(wanted)
         if wanted
@@ -190,14 +201,14 @@ def find_executable(name: str) -> str:
 
 
 def run_job(command: Sequence[str], added: Any) -> int:
-    """Run the launcher in the foreground, handing signals on; returns its status, 128 + n for signal n.
+    """Run the launcher, handing signals on; returns its status, 128 + n for signal n.
 
     Ctrl-C reaches the launcher by itself (it is in our process group): we only wait for it.
     """
     job: subprocess.Popen[bytes] | None = None
     pending: list[int] = []
 
-    def hand_on(number: int, frame: object) -> None:
+    def hand_on(number: int, _frame: object) -> None:
         if job is None:
             pending.append(number)
         elif number != signal.SIGINT:
@@ -229,7 +240,11 @@ def first_manifest(plan: LaunchPlan) -> dict[str, Any]:
         "world_size": plan.job.world_size,
         "selection": plan.selection.as_json(),
         "window": [plan.window.first, plan.window.end],
-        "profiler": {"name": plan.capture.name, "version": plan.capture.version},
+        "profiler": {
+            "name": plan.capture.name,
+            "version": plan.capture.version,
+            "path": plan.capture.agent.get("nsys", {}).get("path"),
+        },
         "origins": dict(plan.origins),
         "began": now_text(),
         "ended": None,
@@ -239,7 +254,7 @@ def first_manifest(plan: LaunchPlan) -> dict[str, Any]:
 
 def now_text() -> str:
     """The time in UTC, ISO 8601."""
-    return datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="milliseconds")
+    return dt.datetime.now(dt.timezone.utc).isoformat(timespec="milliseconds")
 
 
 def tell(run: RunDirectory, outcomes: Sequence[Outcome]) -> bool:

@@ -62,8 +62,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     verb, rest = words[0], words[1:]
     own, program = split(rest)
     try:
-        status: int = verb_module(verb).main(verb, own, program)
-        return status
+        return int(verb_module(verb).main(verb, own, program))
     except ClusterprofError as error:
         if "--debug" in own:
             raise

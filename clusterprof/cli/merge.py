@@ -85,7 +85,9 @@ def _output(arguments: argparse.Namespace) -> rundir.RunDirectory | None:
         return None
     folder: Path = arguments.output.absolute()
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())) and not arguments.force:
-        raise UsageError(f"the output directory {folder} exists already", "write into it with --force")
+        raise UsageError(
+            f"the output directory {folder} exists already", "write into it with --force"
+        )
     with rundir.writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
     return rundir.RunDirectory(folder)

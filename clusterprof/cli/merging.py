@@ -21,8 +21,10 @@ def merge_run(run: RunDirectory, outcomes: Sequence[Outcome]) -> Study:
     from clusterprof.ingest import Source, gather
     from clusterprof.study import study
 
+    profiler = run.read_manifest().get("profiler", {})
+    made_by = Path(profiler["path"]) if profiler.get("path") else None
     sources = [
-        Source(each.report, rank=each.rank, steps=each.steps, beside=each.trace)
+        Source(each.report, rank=each.rank, steps=each.steps, beside=each.trace, nsys=made_by)
         for each in outcomes
         if each.report is not None
     ]
@@ -57,7 +59,7 @@ def merge_reports(paths: Sequence[Path], told: Mapping[Path, int]) -> Study:
 
 
 def save(made: Study, run: RunDirectory) -> None:
-    """Write results.json, the merged tables, the canonical tables and the page. RunDirectoryError."""
+    """Write results, tables and page into `run`. Raises RunDirectoryError."""
     import pyarrow.parquet as parquet
 
     from clusterprof.report import html, results_json

@@ -18,7 +18,9 @@ def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
         description="Print the verdict of a merged run again.",
         allow_abbrev=False,
     )
-    parser.add_argument("run", metavar="RUN", type=path, help="a run directory, or merge's --output")
+    parser.add_argument(
+        "run", metavar="RUN", type=path, help="a run directory, or merge's --output"
+    )
     parser.add_argument("--json", action="store_true", help="print results.json instead of text")
     parser.add_argument("--debug", action="store_true", help="show tracebacks")
     arguments = parser.parse_args(list(own))

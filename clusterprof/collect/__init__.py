@@ -61,9 +61,7 @@ def collect(
     return [_settle(run, rank, seen.get(rank), sorted(seen)) for rank in chosen]
 
 
-def _settle(
-    run: RunDirectory, rank: int, state: dict[str, Any] | None, seen: list[int]
-) -> Outcome:
+def _settle(run: RunDirectory, rank: int, state: dict[str, Any] | None, seen: list[int]) -> Outcome:
     """The end of one rank; advances its state."""
     folder = run.rank(rank)
     if state is None:

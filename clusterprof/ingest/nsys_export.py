@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 import subprocess
 import tempfile
 from functools import lru_cache
@@ -12,10 +10,8 @@ from pathlib import Path
 from clusterprof.errors import ReportError
 from clusterprof.ingest import nsys_sqlite
 from clusterprof.ingest.export import unreadable
+from clusterprof.nsys import installed
 from clusterprof.tables import RankTables
-
-#: Where installers put nsys when it is not on PATH; the newest is taken.
-_PLACES = ("opt/nvidia/nsight-systems/*/bin/nsys", "usr/local/cuda*/bin/nsys")
 
 #: nsys needs a third of a second for 100,000 kernels; after this it hangs.
 _DEADLINE_S = 1800
@@ -24,8 +20,10 @@ _DEADLINE_S = 1800
 _PAYLOAD_FLAGS = ("--include-blobs", "--include-json")
 
 
-def read(path: Path) -> RankTables:
+def read(path: Path, nsys: Path | None = None) -> RankTables:
     """Read a `.nsys-rep`; its export lies in a temporary folder and is removed afterwards.
+
+    `nsys` is the one that made it, which is taken where it is there.
 
     Raises `ReportError` where the report is missing or empty, no nsys is installed, or the
     export fails (most often: the report is of a newer nsys, or cut short).
@@ -40,8 +38,8 @@ def read(path: Path) -> RankTables:
         raise ReportError(
             f"{path} is empty", "nsys was killed before it wrote the report: record again"
         )
-    nsys = find_nsys()
-    if nsys is None:
+    found = installed(nsys)
+    if found is None:
         raise ReportError(
             f"{path} cannot be read without nsys, which is not installed on this host",
             "install Nsight Systems (package nsight-systems), or export it on a host that has it:",
@@ -49,18 +47,8 @@ def read(path: Path) -> RankTables:
         )
     with tempfile.TemporaryDirectory(prefix="clusterprof-") as folder:
         database = Path(folder, f"{path.stem}.sqlite")
-        _export(nsys, path, database)
+        _export(str(found), path, database)
         return nsys_sqlite.read(database, origin=path)
-
-
-def find_nsys() -> str | None:
-    """Return the nsys on PATH, else the newest where installers put it; None if there is none."""
-    on_path = shutil.which("nsys")
-    if on_path:
-        return on_path
-    found = [path for place in _PLACES for path in Path("/").glob(place)]
-    runs = sorted((str(path) for path in found if os.access(path, os.X_OK)), reverse=True)
-    return runs[0] if runs else None
 
 
 def export_command(nsys: str, report: Path, database: Path) -> list[str]:

@@ -18,22 +18,29 @@ from clusterprof.ingest.steps import read_log
 from clusterprof.tables import RankTables
 
 
-def read_report(path: Path, *, rank: int | None = None, steps: Path | None = None) -> RankTables:
+def read_report(
+    path: Path,
+    *,
+    rank: int | None = None,
+    steps: Path | None = None,
+    nsys: Path | None = None,
+) -> RankTables:
     """Return one report's canonical tables.
 
     `path` is an nsys report (`.nsys-rep`, through the installed nsys), its SQLite export
     (`.sqlite`, `.sqlite.xz`) or a Kineto trace (`.json`, plain or packed). `rank` is what a
     manifest or the user says; None: the report itself must say. `steps` is a step log that
-    overrides the steps found in the report. Raises `ReportError`.
+    overrides the steps found in the report. `nsys` exports a `.nsys-rep` where it is there, else
+    the installed one. Raises `ReportError`.
     """
-    tables = _read(path)
+    tables = _read(path, nsys)
     if steps is not None:
         info = tables.info
         tables = replace(tables, steps=read_log(steps, info.begin_ns, info.end_ns))
     return _with_rank(tables, rank)
 
 
-def _read(path: Path) -> RankTables:
+def _read(path: Path, nsys: Path | None) -> RankTables:
     # The readers are imported when used: a Kineto trace needs no SQLite driver.
     suffix = suffix_of(path)
     if suffix in NSYS_SQLITE:
@@ -46,7 +53,7 @@ def _read(path: Path) -> RankTables:
         exports = (path.with_suffix(each) for each in NSYS_SQLITE)
         forms = [path, *(each for each in exports if each.is_file())]
         chosen = fresh_export(forms) if path.is_file() else path
-        return read_nsys(path) if chosen == path else _read(chosen)
+        return read_nsys(path, nsys) if chosen == path else _read(chosen, nsys)
     if suffix in KINETO:
         from clusterprof.ingest.kineto import read as read_trace
 

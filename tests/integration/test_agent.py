@@ -35,7 +35,9 @@ class Job:
     folder: Path
     run: Callable[..., Completed]
 
-    def __call__(self, script: str, *, environ: dict[str, str] | None = None, **plan: Any) -> Completed:
+    def __call__(
+        self, script: str, *, environ: dict[str, str] | None = None, **plan: Any
+    ) -> Completed:
         self.folder.mkdir(exist_ok=True)
         values = {
             "schema_version": 1, "run": str(self.folder), "identity": "torchrun",
@@ -101,7 +103,7 @@ class Squares(torch.utils.data.Dataset):
 if __name__ == "__main__":
     child = "import torch; p = torch.nn.Linear(1, 1); o = torch.optim.SGD(p.parameters()); o.step()"
     for way in ("fork", "spawn"):
-        for value in DataLoader(Squares(), num_workers=2, multiprocessing_context=way, batch_size=3):
+        for _ in DataLoader(Squares(), num_workers=2, multiprocessing_context=way, batch_size=3):
             for _ in range(3):
                 model(torch.ones(1, 4)).sum().backward()
             optimizer.step()

@@ -12,6 +12,7 @@ from lab.fakes import fake_nsys
 
 Cli = Callable[..., Completed]
 
+
 def refused(done: Completed, status: int = 2) -> str:
     """The one message of a refused command: no traceback, nothing on stdout."""
     assert done.returncode == status, done
@@ -35,9 +36,12 @@ def test_a_rank_outside_of_the_world_is_refused_before_the_job_starts(
     run_clusterprof: Cli, workdir: Path
 ) -> None:
     said = refused(
-        run_clusterprof(["srun", "--ranks", "0,9", "-n4", "--profiler=torch", "--", "python", "t.py"])
+        run_clusterprof(
+            ["srun", "--ranks", "0,9", "-n4", "--profiler=torch", "--", "python", "t.py"]
+        )
     )
-    assert "rank 9" in said and "0 to 3" in said
+    assert "rank 9" in said
+    assert "0 to 3" in said
     assert list(workdir.iterdir()) == []
 
 
@@ -60,11 +64,15 @@ def test_what_cannot_be_understood_is_refused_with_a_hint(
     assert list(workdir.iterdir()) == []
 
 
-def test_an_nsys_that_is_missing_is_said_with_what_to_do(run_clusterprof: Cli, workdir: Path) -> None:
+def test_an_nsys_that_is_missing_is_said_with_what_to_do(
+    run_clusterprof: Cli, workdir: Path
+) -> None:
     said = refused(
-        run_clusterprof(["torchrun", "--profiler=nsys", "--nsys", "/none/nsys", "--", "train.py"]), 6
+        run_clusterprof(["torchrun", "--profiler=nsys", "--nsys", "/none/nsys", "--", "train.py"]),
+        6,
     )
-    assert "/none/nsys" in said and "--profiler torch" in said
+    assert "/none/nsys" in said
+    assert "--profiler torch" in said
 
 
 def test_an_nsys_that_is_too_old_is_said_with_its_version(
@@ -72,13 +80,17 @@ def test_an_nsys_that_is_too_old_is_said_with_its_version(
 ) -> None:
     old = fake_nsys(workdir, "2020.3.1.72")
     said = refused(run_clusterprof(["torchrun", "--nsys", str(old), "--", "train.py"]), 6)
-    assert "2020.3.1" in said and "too old" in said
+    assert "2020.3.1" in said
+    assert "too old" in said
 
 
 @pytest.mark.needs_nsys
 @pytest.mark.parametrize(
     ("option", "words"),
-    [("--trace=cuda,nonsense", "--trace=nonsense"), ("--nsys-arg=--no-such-flag=1", "--no-such-flag")],
+    [
+        ("--trace=cuda,nonsense", "--trace=nonsense"),
+        ("--nsys-arg=--no-such-flag=1", "--no-such-flag"),
+    ],
 )
 def test_a_flag_that_this_nsys_has_not_is_refused_before_the_job_starts(
     run_clusterprof: Cli, workdir: Path, option: str, words: str
@@ -87,7 +99,9 @@ def test_a_flag_that_this_nsys_has_not_is_refused_before_the_job_starts(
     assert list(workdir.iterdir()) == []
 
 
-def test_an_output_directory_that_exists_is_left_as_it_is(run_clusterprof: Cli, workdir: Path) -> None:
+def test_an_output_directory_that_exists_is_left_as_it_is(
+    run_clusterprof: Cli, workdir: Path
+) -> None:
     (workdir / "mine").mkdir()
     (workdir / "mine" / "file").write_text("kept")
     said = refused(

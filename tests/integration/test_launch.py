@@ -99,9 +99,9 @@ def test_srun_with_nsys_leaves_two_reports_four_step_logs_and_a_merged_result(
     assert run.logged_steps() == {0: 30, 1: 30, 2: 30, 3: 30}
     assert straggler(run)["rank"] == 2, done
     assert [rank["profiler"].split()[0] for rank in run.results["ranks"]] == ["nsys", "nsys"]
-    assert "SLURM_CONF" not in "".join(
-        path.read_text() for path in run.path.rglob("*.json")
-    ), "an environment has been written"
+    assert "SLURM_CONF" not in "".join(path.read_text() for path in run.path.rglob("*.json")), (
+        "an environment has been written"
+    )
 
 
 @pytest.mark.needs_nsys

@@ -13,7 +13,8 @@ from lab.command import Completed
 
 from clusterprof.errors import ReportError
 from clusterprof.ingest import gather, read_report
-from clusterprof.ingest.nsys_export import export_command, find_nsys
+from clusterprof.ingest.nsys_export import export_command
+from clusterprof.nsys import installed
 
 pytestmark = pytest.mark.needs_nsys
 
@@ -103,10 +104,10 @@ def test_a_truncated_report_gives_nsys_s_own_first_line(report: Path, tmp_path: 
 
 
 def test_only_flags_that_this_nsys_has_are_given_to_it(run_command: Run, tmp_path: Path) -> None:
-    nsys = find_nsys()
+    nsys = installed()
     assert nsys is not None
     asked = run_command([nsys, "export", "--help"])
-    command = export_command(nsys, tmp_path / "a.nsys-rep", tmp_path / "a.sqlite")
+    command = export_command(str(nsys), tmp_path / "a.nsys-rep", tmp_path / "a.sqlite")
     flags = [word.partition("=")[0] for word in command[2:] if word.startswith("--")]
     assert {"--type", "--force-overwrite", "--output"} <= set(flags)
     assert all(flag in asked.stdout + asked.stderr for flag in flags)

@@ -51,7 +51,9 @@ def _loaded(run_command: Run, *argv: str) -> set[str]:
     return set(modules)
 
 
-@pytest.mark.parametrize("argv", [["--help"], ["--version"], ["torchrun", "--help"], ["merge", "--help"]])
+@pytest.mark.parametrize(
+    "argv", [["--help"], ["--version"], ["torchrun", "--help"], ["merge", "--help"]]
+)
 def test_help_loads_nothing_heavy(run_command: Run, argv: list[str]) -> None:
     assert _loaded(run_command, *argv) & HEAVY == set()
 
@@ -78,7 +80,9 @@ def _interpreters() -> Iterator[Path]:
     """Each supported CPython on this machine: beside this one, on PATH, or among pyenv's."""
     yield Path(sys.executable)
     folders = [Path(folder) for folder in os.environ.get("PATH", "").split(os.pathsep) if folder]
-    folders += sorted((Path(os.environ.get("PYENV_ROOT", "/nonexistent")) / "versions").glob("*/bin"))
+    folders += sorted(
+        (Path(os.environ.get("PYENV_ROOT", "/nonexistent")) / "versions").glob("*/bin")
+    )
     seen = {sys.version_info[:2]}
     for minor in range(10, 15):
         for folder in folders:

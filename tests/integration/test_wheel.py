@@ -53,7 +53,17 @@ def python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert made.returncode == 0, made
     python = folder / "bin" / "python"
     installed = command.run(
-        [sys.executable, "-m", "pip", "--python", python, "install", "--no-deps", "--no-index", wheel],
+        [
+            sys.executable,
+            "-m",
+            "pip",
+            "--python",
+            python,
+            "install",
+            "--no-deps",
+            "--no-index",
+            wheel,
+        ],
         timeout=120,
     )
     assert installed.returncode == 0, installed

@@ -18,6 +18,9 @@ from lab.leftovers import MARK
 _FOREIGN = ("CLUSTERPROF_", "SLURM_", "NSYS_", "TORCHELASTIC_", "OMPI_", "PMI")
 _RANKS = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
 
+#: where the commands of this test session put their temporary files; removed with the session
+scratch: Path | None = None
+
 
 @dataclass(frozen=True)
 class Completed:
@@ -52,6 +55,8 @@ def environment(extra: Mapping[str, str | None] | None = None) -> dict[str, str]
         for name, value in os.environ.items()
         if name == MARK or not (name.startswith(_FOREIGN) or name in _RANKS)
     }
+    if scratch is not None:
+        env["TMPDIR"] = str(scratch)
     for name, value in (extra or {}).items():
         if value is None:
             env.pop(name, None)

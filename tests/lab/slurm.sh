@@ -265,7 +265,12 @@ down() {
     signal KILL $left
     gone 20 $left || say "still running: $left"
   }
-  [ ! -d "$(cgroup)" ] || find "$(cgroup)" -depth -type d -exec rmdir {} + 2>/dev/null || true
+  # A cgroup stays busy for a moment after its last task.
+  for turn in $(seq 30); do
+    [ -d "$(cgroup)" ] || break
+    find "$(cgroup)" -depth -type d -exec rmdir {} + 2>/dev/null || sleep 0.1
+  done
+  [ ! -d "$(cgroup)" ] || say "cannot remove $(cgroup)"
   rm -rf "$state"
 }
 

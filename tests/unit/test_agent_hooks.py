@@ -67,7 +67,8 @@ def test_a_wrapped_function_does_what_it_did_and_is_counted(package: str, dotted
     assert module.once(4) == 8
     assert module.Trainer().step(4) == 5
     assert calls == [1]
-    assert module.once.__name__ == "once" and module.once.__doc__ == "Docs."
+    assert module.once.__name__ == "once"
+    assert module.once.__doc__ == "Docs."
 
 
 def test_a_function_that_the_module_has_not_is_an_attribute_error(package: str) -> None:

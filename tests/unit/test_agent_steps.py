@@ -124,9 +124,7 @@ def test_what_the_profiler_stalls_lies_between_two_steps(tmp_path: Path) -> None
     counter.optimizer_stepped(optimizer)
     counter.optimizer_stepped(optimizer)
     counter.flush()
-    first, second = (
-        tuple(map(int, line.split(","))) for line in path.read_text().splitlines()[1:]
-    )
+    first, second = (tuple(map(int, line.split(","))) for line in path.read_text().splitlines()[1:])
     assert second[1] - first[2] >= 50_000_000
     assert second[2] - second[1] < 50_000_000
 

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from clusterprof.cli.main import VERBS
+
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "clusterprof"
 AGENT = PACKAGE / "agent"
@@ -129,3 +131,8 @@ def test_every_make_target_that_contributing_names_exists() -> None:
     named = set(re.findall(r"\bmake ([a-z-]+)", " ".join(re.findall(r"`([^`]*)`", text))))
     assert named
     assert named <= targets
+
+
+def test_every_verb_is_documented() -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert [verb for verb in VERBS if f"clusterprof {verb}" not in readme] == []

@@ -25,7 +25,9 @@ def test_lists_and_ranges_name_their_ranks(text: str, expected: tuple[int, ...])
     assert ranks.parse(text).ranks == expected
 
 
-@pytest.mark.parametrize("text", ["", "a", "3-1", "0-8:0", "-1", "0,,1", "1:2", "0-", "0-999999999"])
+@pytest.mark.parametrize(
+    "text", ["", "a", "3-1", "0-8:0", "-1", "0,,1", "1:2", "0-", "0-999999999"]
+)
 def test_what_the_grammar_does_not_know_is_refused_with_a_hint(text: str) -> None:
     with pytest.raises(UsageError) as error:
         ranks.parse(text)

@@ -17,7 +17,7 @@ def test_states_move_forward_and_keep_their_history(tmp_path: Path) -> None:
         assert states.advance(folder, state)
     found = states.read(folder)
     assert found["state"] == "collected"
-    assert [state for state, _ in found["history"]][0] == "armed"
+    assert next(state for state, _ in found["history"]) == "armed"
 
 
 def test_a_state_never_moves_back(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Found first on PYTHONPATH in every interpreter of a job: start the agent, hand on to the user's own.
+"""Found first in every interpreter of a job: start the agent, hand on to the user's own.
 
 This file must never fail, and must cost an interpreter that is no rank next to nothing.
 """
@@ -7,7 +7,7 @@ import os
 import sys
 
 
-def _start_agent():
+def _start_agent() -> None:
     if "CLUSTERPROF_PLAN" not in os.environ:
         return
     try:
@@ -18,6 +18,8 @@ def _start_agent():
         spec = spec_from_file_location(
             name, os.path.join(folder, "__init__.py"), submodule_search_locations=[folder]
         )
+        assert spec is not None
+        assert spec.loader is not None
         package = module_from_spec(spec)
         sys.modules[name] = package
         spec.loader.exec_module(package)
@@ -28,7 +30,7 @@ def _start_agent():
         sys.stderr.write("clusterprof: this process runs without profiling: %r\n" % (error,))
 
 
-def _hand_on():
+def _hand_on() -> None:
     """Import the sitecustomize that this one stands in front of, if there is one."""
     here = os.path.dirname(os.path.abspath(__file__))
     sys.path[:] = [entry for entry in sys.path if os.path.abspath(entry or ".") != here]
