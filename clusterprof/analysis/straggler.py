@@ -32,6 +32,7 @@ from clusterprof.analysis.finding import LEAST_FRAC, finding, ms, percent
 from clusterprof.analysis.intervals import union
 from clusterprof.analysis.scene import Floats, Scene
 from clusterprof.analysis.timeline import COMPUTE
+from clusterprof.clock import SHARED_CLOCK_NS
 from clusterprof.results import Finding
 
 #: a straggler costs at least this share of the step; below, it is chance
@@ -78,9 +79,8 @@ def lateness(scene: Scene) -> tuple[Floats, Floats]:
     # calls of one group share a kernel: they are late together, once
     _, once = np.unique(np.stack([c.rank[rows], c.start[rows]]), axis=1, return_index=True)
     rows = rows[once]
-    of_rank = np.asarray([scene.clock.uncertainty(r) for r in scene.ranks])
-    bound = np.minimum(of_rank[np.searchsorted(scene.ranks, c.rank[rows])] + of_rank.max(),
-                       c.end[rows] - c.start[rows])  # fmt: skip
+    clock = _doubt(scene)[np.searchsorted(scene.ranks, c.rank[rows])]
+    bound = np.minimum(clock, c.end[rows] - c.start[rows])
     late = np.where(c.lateness[rows] > bound, c.lateness[rows], 0)
     column = np.searchsorted(scene.settled, c.step[rows])
     known = np.isin(c.step[rows], scene.settled)
@@ -88,6 +88,14 @@ def lateness(scene: Scene) -> tuple[Floats, Floats]:
     np.add.at(total, at, late[known])
     np.maximum.at(doubt, at, np.where(late > 0, bound, 0)[known])
     return np.maximum(total, _late_sends(scene)), doubt
+
+
+def _doubt(scene: Scene) -> Floats:
+    """How far each rank's arrivals may be off against any other rank's (ns)."""
+    if set(scene.ranks) <= set(scene.clock.shared):
+        return np.full(len(scene.ranks), float(SHARED_CLOCK_NS))
+    own = np.asarray([scene.clock.uncertainty(r) for r in scene.ranks], dtype=float)
+    return np.asarray(own + own.max())
 
 
 def _late_sends(scene: Scene) -> Floats:
@@ -98,8 +106,8 @@ def _late_sends(scene: Scene) -> Floats:
         c.matched & c.has & (c.operation == "Recv") & np.isin(c.step, scene.settled)
         & (c.last_rank != c.rank) & (c.last_rank >= 0)
     )  # fmt: skip
-    bound = 2 * max((scene.clock.uncertainty(r) for r in scene.ranks), default=0)
-    wait = np.where(c.wait[rows] > min(bound, 200_000), c.wait[rows], 0)
+    bound = min(float(_doubt(scene).max(initial=0.0)), 200_000.0)
+    wait = np.where(c.wait[rows] > bound, c.wait[rows], 0)
     sender = np.searchsorted(scene.ranks, c.last_rank[rows])
     np.add.at(out, (sender, np.searchsorted(scene.settled, c.step[rows])), wait)
     return out

@@ -46,6 +46,8 @@ class Timeline:
     name: npt.NDArray[np.int64]
     names: tuple[str, ...]
     step_of: Ints
+    #: computes and communicates on CPU threads (gloo): there is no GPU
+    on_host: bool
     compute: Union
     communication: Union
     compute_or_communication: Union
@@ -80,6 +82,7 @@ def timeline(tables: RankTables) -> Timeline:
         rank=tables.rank, has_steps=has_steps, step=step, begin=begin, end=end,
         host_begin=host_begin, host_end=host_end, start=start, stop=stop,
         launch=launch, launch_end=launch_end, kind=kind, name=name, names=names, step_of=step_of,
+        on_host=tables.info.backend == "gloo" or not table["correlation"].null_count < len(start),
         compute=union(start[working], stop[working]),
         communication=union(start[talking], stop[talking]),
         compute_or_communication=union(start[working | talking], stop[working | talking]),

@@ -11,6 +11,9 @@ from clusterprof.results import Finding
 #: a transfer this many times the shortest of its kind is more than a transfer
 _LONGER = 3.0
 _LEAST_CALLS = 4
+#: seen in fewer of the steps, it must cost so much: transfers vary for other reasons too
+_STEADY_FRAC = 0.75
+_MUCH_FRAC = 0.2
 
 
 def find(scene: Scene) -> list[Finding]:
@@ -61,7 +64,8 @@ def _finding(scene: Scene, communicator: str, extra: np.ndarray, world: int) -> 
         np.add.at(cost[k], np.searchsorted(scene.settled, c.step[rows]), exposed)
     together = cost.min(axis=0)
     per_step = float(together.mean())
-    if per_step < LEAST_FRAC * scene.step_ns:
+    steady = float((together > 0.01 * scene.step_ns).mean())
+    if per_step < (LEAST_FRAC if steady >= _STEADY_FRAC else _MUCH_FRAC) * scene.step_ns:
         return None
     missing = [r for r in range(world) if r not in scene.ranks]
     some = ",".join(map(str, missing[:16]))

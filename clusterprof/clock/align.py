@@ -18,6 +18,10 @@ from clusterprof.tables import RankTables
 Ints = npt.NDArray[np.int64]
 _METHOD = "wall clock, refined by collectives (causality bounds, latency-bound ends)"
 _WALL = "wall clock"
+#: the ends of a large transfer's members differ by up to this part of it; of one longer than
+#: that (gloo on busy cores) by any part
+_TIGHT_FRAC = 0.25
+_LOOSE_TRANSFER_NS = 1_000_000.0
 
 
 def align(ranks: Sequence[RankTables], matched: pa.Table) -> Clock:
@@ -43,7 +47,9 @@ def align(ranks: Sequence[RankTables], matched: pa.Table) -> Clock:
             numbers[reference], middle, _WALL, numbers, offset, drift, uncertainty, warnings
         )
     rough = _rough(found, len(numbers), reference)
-    return _refined(numbers, base, found, rough, reference, middle, half)
+    hosts = {t.rank: t.info.host for t in ranks}
+    same = np.asarray([bool(hosts[r]) and hosts[r] == hosts[numbers[reference]] for r in numbers])
+    return _refined(numbers, base, found, rough, reference, middle, half, same)
 
 
 def _nothing(count: int) -> tuple[Ints, Floats, Ints]:
@@ -101,6 +107,7 @@ def _refined(
     reference: int,
     middle: int,
     half: float,
+    same_host: npt.NDArray[np.bool_],
 ) -> Clock:
     moved = [_moved(b, rough) for b in found]
     centre = float(middle - base[reference])
@@ -108,7 +115,11 @@ def _refined(
     last = max([float(np.nanmax(b.end)) for b in moved] + [centre + half])
     limits = bound(moved, len(numbers), reference, first, last)
     estimates = [e for b in moved if (e := estimate(b, centre)) is not None]
-    offset, drift, _ = combine(estimates, len(numbers), reference)
+    offset, drift, scale = combine(estimates, len(numbers), reference)
+    # what `offset` is where the wall clocks agree: ranks of one host read one clock
+    equal = (base[reference] - base).astype(np.float64) - rough
+    shared = same_host & (drift == 0) & _fits(equal, offset, scale, limits)
+    offset = np.where(shared, equal, offset)
     offset, drift = _inside(offset, drift, limits, centre)
     uncertainty = _uncertainty(offset, drift, limits, centre)
     open_ended = [numbers[k] for k in np.flatnonzero(uncertainty >= UNBOUNDED_NS)]
@@ -119,7 +130,23 @@ def _refined(
             "beyond 150 ppm, or a wrong match): the clock's bound does not hold",
         )
         uncertainty = np.where(np.arange(len(numbers)) == reference, 0, UNBOUNDED_NS)
-    return _as_clock(numbers, base, rough, reference, middle, offset, drift, uncertainty, warnings)
+    one = tuple(numbers[k] for k in np.flatnonzero(shared & limits.consistent))
+    return _as_clock(
+        numbers, base, rough, reference, middle, offset, drift, uncertainty, warnings, one
+    )
+
+
+def _fits(equal: Floats, offset: Floats, scale: Floats, limits: Bounds) -> npt.NDArray[np.bool_]:
+    """Whether nothing in the data speaks against the offset `equal`.
+
+    Neither the bounds at any time of the window, nor the estimate by more than its calls'
+    transfer times leave open: ends of large transfers differ by a part of them, those of gloo
+    by as much as the transfer takes.
+    """
+    inside = (limits.low <= equal).all(axis=0) & (equal <= limits.high).all(axis=0)
+    part = np.where(scale >= _LOOSE_TRANSFER_NS, 1.0, _TIGHT_FRAC)
+    near = np.abs(offset - equal) <= part * scale + 1_000.0
+    return np.asarray(inside & near, dtype=np.bool_)
 
 
 def _inside(
@@ -162,6 +189,7 @@ def _as_clock(
     drift: Floats,
     uncertainty: Ints,
     warnings: tuple[str, ...],
+    shared: tuple[int, ...],
 ) -> Clock:
     """Turn offsets of bases into offsets of wall clocks.
 
@@ -184,6 +212,7 @@ def _as_clock(
         drift_ppm=np.round(drift * 1e6, 6),
         uncertainty_ns=uncertainty,
         warnings=warnings,
+        shared=shared,
     )
 
 

@@ -13,6 +13,9 @@ from clusterprof.results import ClockEntry, RankClock
 #: "unbounded" (a warning says so); whatever is smaller than the uncertainty is never said.
 UNBOUNDED_NS = 3_600_000_000_000
 
+#: two ranks that read one clock agree to within this (the profilers' own error, both ways)
+SHARED_CLOCK_NS = 20_000
+
 
 @dataclass(frozen=True)
 class Clock:
@@ -30,6 +33,9 @@ class Clock:
     drift_ppm: npt.NDArray[np.float64]
     uncertainty_ns: npt.NDArray[np.int64]
     warnings: tuple[str, ...] = ()
+    #: ranks that, as far as can be told, read the reference rank's own clock: one host, and
+    #: nothing in the data against an offset of zero
+    shared: tuple[int, ...] = ()
 
     def align(self, rank: int, wall: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """Return `wall` (ns, the rank's own wall clock) on the reference rank's clock."""
@@ -43,6 +49,16 @@ class Clock:
     def uncertainty(self, rank: int) -> int:
         """Return the bound on the error of this rank's aligned times (ns)."""
         return int(self.uncertainty_ns[self.ranks.index(rank)])
+
+    def doubt(self, a: int, b: int) -> int:
+        """Return how far a difference of two ranks' aligned times may be off (ns).
+
+        Ranks of one host read one clock: between them only the time stamps' own error counts.
+        That is weaker than the bound (host names may repeat), and good enough to call one late.
+        """
+        if a in self.shared and b in self.shared:
+            return SHARED_CLOCK_NS
+        return self.uncertainty(a) + self.uncertainty(b)
 
     def entry(self) -> ClockEntry:
         """Return the clock as it stands in results.json."""
