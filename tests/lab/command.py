@@ -55,6 +55,9 @@ def environment(extra: Mapping[str, str | None] | None = None) -> dict[str, str]
         for name, value in os.environ.items()
         if name == MARK or not (name.startswith(_FOREIGN) or name in _RANKS)
     }
+    # `python`, `torchrun` and the like are those of the environment that the tests run in, whether
+    # it is activated or not.
+    env["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), env.get("PATH", os.defpath)])
     if scratch is not None:
         env["TMPDIR"] = str(scratch)
     for name, value in (extra or {}).items():
