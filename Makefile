@@ -23,7 +23,7 @@ TORCH := torch==2.13.0
 PIP := pip==26.3
 
 BIN := $(VENV)/bin
-INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+INSTALL := $(BIN)/python -m pip install -qq --disable-pip-version-check
 READY := $(VENV)/.ready
 READY_LINT := $(VENV)/.ready-lint
 READY_RELEASE := $(VENV)/.ready-release

@@ -69,26 +69,28 @@ def _repeat(report: Path, begin: int, period: int, times: int) -> None:
         texts = [row[0] or "" for row in connection.execute("SELECT text FROM NVTX_EVENTS")]
         numbers = {int(found[1]) for text in texts if (found := _STEP.fullmatch(text))}
         for name, columns in tables.items():
-            rows = connection.execute(f'SELECT * FROM "{name}" WHERE start >= ?', (begin,)).fetchall()
+            every = f'SELECT * FROM "{name}" WHERE start >= ?'
+            rows = connection.execute(every, (begin,)).fetchall()
             marks = ",".join("?" * len(columns))
             for turn in range(1, times):
-                added = (
-                    _moved(dict(zip(columns, row, strict=True)), turn, period, per_turn, len(numbers))
+                by = {
+                    "start": turn * period,
+                    "end": turn * period,
+                    "correlationId": turn * per_turn,
+                }
+                moved = (
+                    _moved(dict(zip(columns, row, strict=True)), by, turn * len(numbers))
                     for row in rows
                 )
-                connection.executemany(
-                    f'INSERT INTO "{name}" VALUES ({marks})', (tuple(row.values()) for row in added)
-                )
+                connection.executemany(f'INSERT INTO "{name}" VALUES ({marks})', moved)
 
 
-def _moved(
-    row: dict[str, object], turn: int, period: int, per_turn: int, steps: int
-) -> dict[str, object]:
-    for name, by in (("start", turn * period), ("end", turn * period), ("correlationId", turn * per_turn)):
+def _moved(row: dict[str, object], by: dict[str, int], steps: int) -> tuple[object, ...]:
+    for name, distance in by.items():
         value = row.get(name)
         if isinstance(value, int) and value > 0:
-            row[name] = value + by
+            row[name] = value + distance
     text = row.get("text")
     if isinstance(text, str) and (found := _STEP.fullmatch(text)):
-        row["text"] = f"step {int(found[1]) + turn * steps}"
-    return row
+        row["text"] = f"step {int(found[1]) + steps}"
+    return tuple(row.values())

@@ -31,7 +31,7 @@ class Figure:
 
     @property
     def verdict(self) -> str:
-        """In words; `unclear` where the machine is too busy to tell: the median holds, but only just."""
+        """In words; `unclear` where the machine is too busy to be sure that the median holds."""
         if self.measured is None:
             return "not measured"
         if not self.holds:

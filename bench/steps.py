@@ -65,7 +65,7 @@ def unprofiled_rank(pairs: int) -> Figure:
 
 
 def _excess(ranks: list[list[Any]], clock: int) -> list[float]:
-    """Per pair, in percent: the ranks of one step are not independent, so their sums are compared."""
+    """Per pair, in percent. The ranks of a step are not independent: their sums are compared."""
     return [
         (sum(rank[0][clock] for rank in pair) / sum(rank[1][clock] for rank in pair) - 1) * 100
         for pair in zip(*ranks, strict=True)

@@ -29,8 +29,12 @@ _CODE = sorted(
     if path.suffix in {".py", ".sh", ".sbatch"}
 )
 _LAB = sorted(
-    [*(ROOT / "tests").glob("conftest.py"), *(ROOT / "tests" / "lab").glob("*.*")]
-    + [*(ROOT / "bench").glob("*.py"), ROOT / "Makefile"]
+    [
+        ROOT / "tests" / "conftest.py",
+        *(ROOT / "tests" / "lab").glob("*.*"),
+        *(ROOT / "bench").glob("*.py"),
+        ROOT / "Makefile",
+    ]
 )
 #: of a whole name only: `CLUSTERPROF_LAB_` alone is a prefix that some code looks for
 _NAME = re.compile(r"\bCLUSTERPROF_[A-Z0-9_]*[A-Z0-9]\b")
