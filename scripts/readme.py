@@ -3,8 +3,8 @@
     python scripts/readme.py          rewrite README.md and docs/report.png
     python scripts/readme.py --check  end with 1 if README.md says anything else
 
-A block is a fenced one after a comment `<!-- output of: COMMAND -->`; the command runs in the
-repository's root. The commands read recordings, so what they print is the same every time.
+A block is a fenced one after a comment `<!-- output of: COMMAND -->`, or `<!-- first 9 lines of:
+COMMAND -->`; the command runs in the repository's root. The commands read recordings, so what they print is the same every time.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ PICTURE = ROOT / "docs" / "report.png"
 RECORDING = "tests/data/recordings/nsys-2025.3/ddp-host-straggler"
 
 _BLOCK = re.compile(
-    r"(<!-- output of: (?P<command>.+?) -->\n```[a-z]*\n)(?P<output>.*?)(```\n)", re.DOTALL
+    r"(<!-- (?:output|first (?P<lines>\d+) lines) of: (?P<command>.+?) -->\n```[a-z]*\n)"
+    r"(?P<output>.*?)(```\n)",
+    re.DOTALL,
 )
 
 
@@ -43,7 +45,13 @@ def run(command: str) -> str:
 
 def filled(text: str) -> str:
     """README's text with every output block as its command prints it now."""
-    return _BLOCK.sub(lambda found: found[1] + run(found["command"]) + found[4], text)
+    return _BLOCK.sub(_fill, text)
+
+
+def _fill(found: re.Match[str]) -> str:
+    lines = run(found["command"]).splitlines(keepends=True)
+    wanted = int(found["lines"]) if found["lines"] else len(lines)
+    return found[1] + "".join(lines[:wanted]) + found[5]
 
 
 def take_picture() -> None:
