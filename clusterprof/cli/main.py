@@ -18,6 +18,7 @@ VERBS = {
     "torchrun": ("launch", "run a job under torchrun and capture chosen ranks"),
     "collect": ("collect", "finish an interrupted run: settle its ranks, merge, report"),
     "merge": ("merge", "merge reports of several ranks and say who is late and why"),
+    "scrub": ("scrub", "copy an nsys export without the environment it was taken in"),
     "report": ("report", "print the verdict of a merged run again, or write its page"),
 }
 

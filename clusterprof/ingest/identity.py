@@ -30,7 +30,8 @@ JOB_VARIABLES = (
     "PBS_JOBID",
 )
 
-_WANTED = frozenset(JOB_VARIABLES).union(
+#: all that is ever looked at in the environment of a report
+WANTED = frozenset(JOB_VARIABLES).union(
     *(
         {each.rank, each.world_size, each.local_rank, *each.requires} - {""}
         for each in LAUNCHERS
@@ -92,7 +93,7 @@ def environment(export: Export) -> dict[str, str]:
 
 def _wanted(lines: Iterable[str]) -> dict[str, str]:
     pairs = (line.partition("=") for line in lines)
-    return {name: value for name, _, value in pairs if name in _WANTED}
+    return {name: value for name, _, value in pairs if name in WANTED}
 
 
 def fingerprint(environ: Mapping[str, str]) -> str | None:

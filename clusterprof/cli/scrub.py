@@ -1,0 +1,32 @@
+"""`clusterprof scrub EXPORT TARGET`: an export without the environment it was taken in."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+
+from clusterprof.cli.narrate import say
+from clusterprof.cli.options import path
+from clusterprof.errors import UsageError
+
+
+def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
+    """Write a copy that can be shared."""
+    parser = argparse.ArgumentParser(
+        prog=f"clusterprof {verb}",
+        description="Copy an nsys SQLite export without the environment variables and the output "
+        "of the process that it is of. Rank, job and version variables stay.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("export", metavar="EXPORT", type=path, help="made by nsys export -t sqlite")
+    parser.add_argument("target", metavar="TARGET", type=path, help="the copy")
+    parser.add_argument("--force", action="store_true", help="replace TARGET")
+    parser.add_argument("--debug", action="store_true", help="show tracebacks")
+    arguments = parser.parse_args([*own, *(program or ())])
+    if arguments.target.exists() and not arguments.force:
+        raise UsageError(f"{arguments.target} exists already", "replace it with --force")
+    from clusterprof.ingest.scrub import scrub
+
+    scrub(arguments.export, arguments.target)
+    say(f"wrote {arguments.target}")
+    return 0
