@@ -88,6 +88,10 @@ demo: $(READY) ## profile two ranks of a real four-rank training that has one sl
 bench: $(READY) ## measure the project's figures against their limits
 	@$(BIN)/python bench/run.py $(if $(LARGE),--large '$(LARGE)') $(ARGS)
 
+.PHONY: readme
+readme: $(READY) ## write the outputs and the picture in README.md anew
+	@$(BIN)/python scripts/readme.py
+
 .PHONY: dist
 dist: $(READY_RELEASE) ## build the sdist and the wheel into dist/
 	@rm -rf dist
