@@ -61,7 +61,9 @@ def study(
     twice = sorted({r for r in numbers if numbers.count(r) > 1})
     if twice:
         files = [str(t.info.source) for t in ordered if t.rank == twice[0]]
-        raise MergeError(f"rank {twice[0]} has more than one report", *files, "merge only one of them")
+        raise MergeError(
+            f"rank {twice[0]} has more than one report", *files, "merge only one of them"
+        )
     matched = match(ordered)
     clock = align(ordered, matched)
     placed = place(matched, clock)

@@ -7,6 +7,7 @@ import numpy as np
 from clusterprof.analysis.finding import LEAST_FRAC, finding, ms, percent
 from clusterprof.analysis.intervals import union
 from clusterprof.analysis.scene import Floats, Ints, Scene
+from clusterprof.analysis.unprofiled import hidden_wait
 from clusterprof.results import Finding, OperationEntry
 
 #: one finding each for so many operations and communicators at most
@@ -18,9 +19,10 @@ def exposed_transfer(scene: Scene) -> Floats:
     """Per row of the placed table: the part of its transfer that its rank's compute hides not."""
     c = scene.collectives
     out = np.zeros(len(c.rank))
+    waits = hidden_wait(scene).astype(np.int64)
     for line in scene.timelines:
         mine = np.flatnonzero((c.rank == line.rank) & c.has)
-        begin = np.minimum(c.start[mine] + c.wait[mine], c.end[mine])
+        begin = np.minimum(c.start[mine] + c.wait[mine] + waits[mine], c.end[mine])
         out[mine] = c.end[mine] - begin - line.compute.within(begin, c.end[mine])
     return out
 
@@ -74,10 +76,11 @@ def _per_step(scene: Scene, rows: Ints, line_of: dict[int, int]) -> Floats:
     """Exposed transfer of `rows` as [ranks, settled steps], overlaps counted once (ns)."""
     c = scene.collectives
     out = np.full((len(scene.ranks), len(scene.settled)), np.nan)
+    waits = hidden_wait(scene).astype(np.int64)
     for rank in np.unique(c.rank[rows]):
         line = scene.timelines[line_of[int(rank)]]
         mine = rows[c.rank[rows] == rank]
-        begin = np.minimum(c.start[mine] + c.wait[mine], c.end[mine])
+        begin = np.minimum(c.start[mine] + c.wait[mine] + waits[mine], c.end[mine])
         covered = union(
             np.r_[line.compute.start, begin].astype(np.int64),
             np.r_[line.compute.end, c.end[mine]].astype(np.int64),
@@ -89,8 +92,11 @@ def _per_step(scene: Scene, rows: Ints, line_of: dict[int, int]) -> Floats:
     return out
 
 
-def find(scene: Scene) -> list[Finding]:
-    """Return `communication.exposed`, one per operation and communicator that costs enough."""
+def find(scene: Scene, unclear: frozenset[str] = frozenset()) -> list[Finding]:
+    """Return `communication.exposed`, one per operation that costs enough.
+
+    `unclear` names communicators whose transfer cannot be told from waiting.
+    """
     c = scene.collectives
     if not scene.settled:
         return []
@@ -99,7 +105,10 @@ def find(scene: Scene) -> list[Finding]:
     found = []
     for operation in dict.fromkeys(c.operation[c.has & c.matched]):
         # tensor groups are many communicators of one kind: they are one finding
-        rows = np.flatnonzero((c.operation == operation) & c.has & c.matched)
+        known = c.has & c.matched & ~np.isin(c.communicator.astype(str), list(unclear))
+        rows = np.flatnonzero((c.operation == operation) & known)
+        if not len(rows):
+            continue
         each = _per_step(scene, rows, line_of)
         with np.errstate(all="ignore"):
             cost = np.nanmean(each, axis=0)
@@ -124,11 +133,10 @@ def _finding(
     calls = len(inside) / per_rank
     sizes = c.size[inside]
     small = float((sizes[sizes >= 0] < _SMALL_BYTES).mean()) if (sizes >= 0).any() else 0.0
-    exposed, length = _exposed_all(scene)[inside], (c.end - c.start)[inside]
-    hidden = 1.0 - float(exposed.sum()) / max(float(length.sum()), 1.0)
-    top = sorted(
-        dict.fromkeys(keys[rows]), key=lambda k: -float(_exposed_all(scene)[rows][keys[rows] == k].sum())
-    )
+    length = float((c.end - c.start)[inside].sum())
+    hidden = 1.0 - float(_exposed_all(scene)[inside].sum()) / max(length, 1.0)
+    each_exposed, of_rows = _exposed_all(scene), keys[rows]
+    top = sorted(dict.fromkeys(of_rows), key=lambda k: -each_exposed[rows][of_rows == k].sum())
     evidence = [
         {
             "operation": operation,

@@ -27,8 +27,8 @@ def find(scene: Scene) -> list[Finding]:
     for k, (tables, line) in enumerate(zip(scene.tables, scene.timelines, strict=True)):
         table = tables.activity
         wanted = pc.and_(
-            pc.fill_null(table["pageable"], False),
-            pc.fill_null(pc.equal(table["direction"], "host_to_device"), False),
+            pc.fill_null(table["pageable"], fill_value=False),
+            pc.fill_null(pc.equal(table["direction"], "host_to_device"), fill_value=False),
         )
         rows = np.flatnonzero(np.asarray(wanted.to_numpy(zero_copy_only=False), dtype=bool))
         if not len(rows):

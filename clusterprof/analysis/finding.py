@@ -21,9 +21,7 @@ _PERSISTENT_FRAC = 0.75
 
 def severity(share: float) -> Severity:
     """Critical from 15 % of the step on, a warning from 5 %, else information."""
-    return (
-        "critical" if share >= CRITICAL_FRAC else "warning" if share >= WARNING_FRAC else "info"
-    )
+    return "critical" if share >= CRITICAL_FRAC else "warning" if share >= WARNING_FRAC else "info"
 
 
 def recurrence(hit: int, of: int) -> Recurrence:
@@ -88,7 +86,8 @@ def command(scene: Scene) -> str:
 def ms(ns: float) -> str:
     """Nanoseconds as the text of milliseconds, in three or so digits."""
     value = ns / 1e6
-    return f"{value:.0f} ms" if abs(value) >= 100 else f"{value:.{1 if abs(value) >= 10 else 2}f} ms"
+    digits = 0 if abs(value) >= 100 else 1 if abs(value) >= 10 else 2
+    return f"{value:.{digits}f} ms"
 
 
 def percent(share: float) -> str:

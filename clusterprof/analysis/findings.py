@@ -14,7 +14,7 @@ from clusterprof.analysis import (
 from clusterprof.analysis.scene import LEAST_SETTLED, Scene
 from clusterprof.results import Finding
 
-_KINDS = (straggler, unprofiled, pipeline, communication, copies, hosts)
+_KINDS = (straggler, pipeline, copies, hosts)
 
 
 def findings(scene: Scene) -> tuple[list[Finding], list[str]]:
@@ -27,10 +27,15 @@ def findings(scene: Scene) -> tuple[list[Finding], list[str]]:
         return [], []
     if len(scene.settled) < LEAST_SETTLED:
         more = LEAST_SETTLED + 1 - len(scene.settled)
-        return [], [
+        said = (
             f"not enough settled steps ({len(scene.settled)}; the first step of a window shows the "
             f"capture's own start): lengthen the window by {more} steps or more (--steps)"
-        ]
+        )
+        return [], [said]
     found = [f for kind in _KINDS for f in kind.find(scene)]
+    waits = unprofiled.find(scene)
+    # where members wait for a rank without a report nobody can tell transfer from waiting
+    unclear = frozenset(str(e["communicator"]) for f in waits for e in f["evidence"])
+    found += [*waits, *communication.find(scene, unclear)]
     found.sort(key=lambda f: -f["cost_ns_per_step"])
     return [*found, *perturbation.find(scene)], []

@@ -42,6 +42,12 @@ def _table(scene: Scene, measure: list[Floats]) -> Floats:
     return np.stack(measure) if measure else np.zeros((0, len(scene.settled)))
 
 
+def _means(each: Floats) -> Floats:
+    """Mean over steps per rank; 0 for a rank that has none of them."""
+    known = ~np.isnan(each)
+    return np.asarray(np.nansum(each, axis=1) / np.maximum(known.sum(axis=1), 1))
+
+
 def find(scene: Scene) -> list[Finding]:
     """Return `host.gil`, `input.stall`, `host.sync` and `host.launch_bound`.
 
@@ -90,7 +96,7 @@ def _gil(scene: Scene, gaps: list[Union]) -> Answer:
     per_step = float(np.nan_to_num(cost).mean())
     if per_step < LEAST_FRAC * scene.step_ns:
         return None, gaps
-    of_rank = np.nanmean(each, axis=1)
+    of_rank = _means(each)
     worst = int(np.argmax(of_rank))
     rank = scene.ranks[worst]
     hit = [r for r, w in zip(scene.ranks, of_rank, strict=True) if w >= 0.3 * of_rank[worst]]
@@ -102,8 +108,8 @@ def _gil(scene: Scene, gaps: list[Union]) -> Answer:
         cost=cost,
         floor_ns=0.01 * scene.step_ns,
         confidence=0.9,
-        summary=f"GPUs idle {ms(per_step)} of each step ({percent(per_step / scene.step_ns)}) while "
-        f"their host waits for Python's interpreter lock, rank {rank} worst",
+        summary=f"GPUs idle {ms(per_step)} of each step ({percent(per_step / scene.step_ns)}) "
+        f"while their host waits for Python's interpreter lock, rank {rank} worst",
         evidence=[
             {
                 "rank": int(r),
@@ -128,7 +134,7 @@ def _input(scene: Scene, gaps: list[Union]) -> Answer:
         for a, b in zip(ranges, ops, strict=True)
     ]
     each, common = _overlap(scene, gaps, fetch)
-    of_rank = np.nan_to_num(np.nanmean(each, axis=1)) if each.size else np.zeros(0)
+    of_rank = _means(each)
     # one rank alone that fetches late is a straggler; here all of them starve
     usual = np.nanmedian(each, axis=0) if len(each) else np.zeros(len(scene.settled))
     per_step = float(np.nan_to_num(usual).mean())
@@ -166,7 +172,7 @@ def _sync(scene: Scene, gaps: list[Union]) -> Answer:
     blocked: list[Floats] = []
     for tables, line, gap in zip(scene.tables, scene.timelines, gaps, strict=True):
         table = tables.activity
-        back = pc.fill_null(pc.equal(table["direction"], "device_to_host"), False)
+        back = pc.fill_null(pc.equal(table["direction"], "device_to_host"), fill_value=False)
         rows = np.flatnonzero(np.asarray(back.to_numpy(zero_copy_only=False), dtype=bool))
         size = np.asarray(pc.fill_null(table["size_bytes"], 0).to_numpy())[rows]
         rows = rows[size <= 4096]
@@ -260,8 +266,8 @@ def _launch(scene: Scene, gaps: list[Union]) -> Answer:
         ranks=scene.ranks,
         cost=cost,
         confidence=0.9,
-        summary=f"GPUs idle {ms(per_step)} of each step ({percent(share)}) between kernels that are "
-        f"shorter than their launch: {count} a step, {typical / 1e3:.1f} µs in the median",
+        summary=f"GPUs idle {ms(per_step)} of each step ({percent(share)}) between kernels that "
+        f"are shorter than their launch: {count} a step, {typical / 1e3:.1f} µs in the median",
         evidence=[
             {
                 "rank": int(r),

@@ -52,7 +52,7 @@ def _read(scene: Scene, line: Timeline, code: dict[str, int]) -> _Kernels:
         length=length[order],
         clean=clean[order],
         calls=np.bincount(group, minlength=size).reshape(shape).astype(float),
-        time=np.bincount(group, length, size).reshape(shape),
+        time=np.bincount(group, length, size).reshape(shape).astype(float),
     )
 
 
@@ -97,4 +97,5 @@ def _slower(mine: _Kernels, other: _Kernels) -> Floats:
     whole = np.where(equal.reshape(steps, width), mine.time, 0.0).sum(axis=1)
     ratio = np.divide(own, theirs, out=np.ones(steps), where=theirs > 0)
     enough = own >= _COMPARED_FRAC * whole
-    return np.asarray(np.where(enough, np.maximum(1 - (1 + _SLOWER_FRAC) / ratio, 0.0) * whole, 0.0))
+    beyond = np.maximum(1 - (1 + _SLOWER_FRAC) / ratio, 0.0)
+    return np.asarray(np.where(enough, beyond * whole, 0.0))

@@ -117,8 +117,8 @@ def _bubble(scene: Scene, stage: list[list[int]]) -> Finding | None:
         cost=cost,
         floor_ns=0.01 * scene.step_ns,
         confidence=0.85,
-        summary=f"pipeline bubble: each rank waits {ms(per_step)} of each step ({percent(share)}) in "
-        f"receives; {count} microbatches over {len(stage)} stages cannot go below {percent(ideal)}",
+        summary=f"pipeline bubble: each rank waits {ms(per_step)} of each step ({percent(share)}) "
+        f"in receives; {count} microbatches over {len(stage)} stages are at least {percent(ideal)}",
         evidence=evidence,
         advice="more microbatches per step, or an interleaved (1F1B) schedule, shrink the bubble",
     )

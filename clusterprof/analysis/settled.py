@@ -28,8 +28,7 @@ def settled(timelines: Sequence[Timeline], placed: pa.Table) -> tuple[int, ...]:
     return tuple(
         int(s)
         for s in steps
-        if s > together
-        and all(first[line.rank] < s for line in lines if s in line.step)
+        if s > together and all(first[line.rank] < s for line in lines if s in line.step)
     )
 
 
@@ -46,9 +45,9 @@ def _together(placed: pa.Table, start: int) -> int:
         if last < start:
             continue
         upto = usable & (step <= last)
-        if len(_groups(rank[upto], collective[upto])) <= whole and set(
-            rank[upto].tolist()
-        ) >= set(rank[usable].tolist()):
+        if len(_groups(rank[upto], collective[upto])) <= whole and set(rank[upto].tolist()) >= set(
+            rank[usable].tolist()
+        ):
             return int(last)
     return start
 
@@ -56,7 +55,7 @@ def _together(placed: pa.Table, start: int) -> int:
 def _groups(rank: np.ndarray, collective: np.ndarray) -> list[set[int]]:
     """Ranks connected by common collectives."""
     order = np.lexsort((rank, collective))
-    ids, first = np.unique(collective[order], return_index=True)
+    _, first = np.unique(collective[order], return_index=True)
     members = {tuple(part.tolist()) for part in np.split(rank[order], first[1:])}
     groups: list[set[int]] = []
     for part in members:

@@ -122,7 +122,7 @@ def _peers(scene: Scene) -> np.ndarray:
     for group in groups:
         at = np.searchsorted(scene.ranks, group)
         shared[np.ix_(at, at)] = True
-    np.fill_diagonal(shared, False)
+    shared &= ~np.eye(len(shared), dtype=bool)
     return shared if shared.any() else ~np.eye(len(shared), dtype=bool)
 
 
@@ -159,7 +159,7 @@ def _no_more_than_pace(
     if np.isnan(pace).all():
         return idle
     own = _mean(pace)
-    out = idle.copy()
+    out: Floats = idle.copy()
     for k in range(len(own)):
         total = float(idle[k].mean()) if idle.shape[1] else 0.0
         starving = usual_idle[k].mean() >= _STARVING_FRAC * scene.step_ns if total else False
@@ -174,15 +174,14 @@ def _no_more_than_pace(
             durations = scene.account("duration_ns")[k]
             cap = min(cap, float(np.nanmean(durations)) - float(others.max()))
         out[k] *= min(1.0, max(cap, 0.0) / total)
-    return out
+    return np.asarray(out)
 
 
 def _mean(values: Floats) -> Floats:
     """Mean over steps, NaN where a rank has none."""
     known = ~np.isnan(values)
-    return np.where(
-        known.any(axis=1), np.nansum(values, axis=1) / np.maximum(known.sum(axis=1), 1), np.nan
-    )
+    mean = np.nansum(values, axis=1) / np.maximum(known.sum(axis=1), 1)
+    return np.asarray(np.where(known.any(axis=1), mean, np.nan))
 
 
 def find(scene: Scene) -> list[Finding]:

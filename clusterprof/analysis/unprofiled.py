@@ -4,16 +4,51 @@ from __future__ import annotations
 
 import numpy as np
 
-from clusterprof.analysis.finding import LEAST_FRAC, finding, ms, percent
-from clusterprof.analysis.scene import Scene
+from clusterprof.analysis.finding import LEAST_FRAC, WARNING_FRAC, finding, ms, percent
+from clusterprof.analysis.scene import Floats, Scene
 from clusterprof.results import Finding
 
 #: a transfer this many times the shortest of its kind is more than a transfer
 _LONGER = 3.0
 _LEAST_CALLS = 4
+_LARGE_BYTES = 1 << 20
+_WAITED_FOR = ["AllReduce", "AllGather", "ReduceScatter", "AllToAll"]
 #: seen in fewer of the steps, it must cost so much: transfers vary for other reasons too
 _STEADY_FRAC = 0.75
 _MUCH_FRAC = 0.2
+
+
+def hidden_wait(scene: Scene) -> Floats:
+    """How much longer than the quickest of its kind each row lasts after its last arrival (ns).
+
+    Per row of the placed table; the last arrival is that of the *profiled* members. Zero where
+    every rank of the world has a report. Kinds are communicator, operation, and large or small;
+    the time of a large message goes with its size, that of a small one does not.
+    """
+    c, world = scene.collectives, scene.world_size
+    extra = np.zeros(len(c.rank))
+    if world is None or world <= len(scene.ranks):
+        return extra
+    usable = c.has & ~c.point_to_point & (c.matched | (c.wait == 0))
+    usable &= np.isin(c.operation.astype(str), _WAITED_FOR)
+    large = c.size >= _LARGE_BYTES
+    keys = np.asarray(
+        [f"{n}\0{o}\0{s}" for n, o, s in zip(c.communicator, c.operation, large, strict=True)],
+        dtype=object,
+    )
+    transfer = (c.end - c.start - c.wait).astype(float)
+    scale = np.where(large, c.size, 1.0)
+    for key in dict.fromkeys(keys[usable]):
+        rows = np.flatnonzero(usable & (keys == key))
+        if len(np.unique(c.collective[rows])) < _LEAST_CALLS:
+            continue
+        rate = np.sort(transfer[rows] / scale[rows])
+        # without sizes, small and large stand in one heap: only its middle is usual
+        quick = 1 if (c.size[rows] >= 0).all() else len(rate) // 2
+        usual = rate[quick] * scale[rows]
+        long = transfer[rows] > _LONGER * usual + 50_000
+        extra[rows] = np.where(long, transfer[rows] - usual, 0.0)
+    return extra
 
 
 def find(scene: Scene) -> list[Finding]:
@@ -24,48 +59,34 @@ def find(scene: Scene) -> list[Finding]:
     that equal transfers take equally long; a congested network looks alike, hence the modest
     confidence. Only where the world has ranks without a report.
     """
-    world = scene.world_size
-    if world is None or world <= len(scene.ranks) or not scene.settled:
+    extra = hidden_wait(scene)
+    if not scene.settled or not extra.any():
         return []
-    c = scene.collectives
-    usable = c.has & ~c.point_to_point & (c.matched | (c.wait == 0))
-    usable &= np.isin(c.operation.astype(str), ["AllReduce", "AllGather", "ReduceScatter", "AllToAll"])
-    found = []
-    keys = np.asarray(
-        [f"{n}\0{o}\0{s}" for n, o, s in zip(c.communicator, c.operation, c.size, strict=True)],
-        dtype=object,
-    )
-    extra = np.zeros(len(c.rank))
-    for key in dict.fromkeys(keys[usable]):
-        rows = np.flatnonzero(usable & (keys == key))
-        if len(np.unique(c.collective[rows])) < _LEAST_CALLS:
-            continue
-        transfer = (c.end - c.start - c.wait)[rows]
-        usual = float(np.quantile(transfer, 0.1))
-        extra[rows] = np.where(transfer > _LONGER * usual + 50_000, transfer - usual, 0.0)
-    for communicator in dict.fromkeys(c.communicator[extra > 0]):
-        one = _finding(scene, str(communicator), extra, world)
-        if one is not None:
-            found.append(one)
-    return found[:3]
+    names = dict.fromkeys(scene.collectives.communicator[extra > 0])
+    found = [_finding(scene, str(name), extra) for name in names]
+    return [f for f in found if f is not None][:3]
 
 
-def _finding(scene: Scene, communicator: str, extra: np.ndarray, world: int) -> Finding | None:
-    c = scene.collectives
+def _finding(scene: Scene, communicator: str, extra: Floats) -> Finding | None:
+    c, world = scene.collectives, scene.world_size or 0
     mine = (c.communicator == communicator) & np.isin(c.step, scene.settled)
     ranks = sorted({int(r) for r in c.rank[mine]})
-    # hidden behind compute it costs nothing
-    cost = np.zeros((len(ranks), len(scene.settled)))
+    shape = (len(ranks), len(scene.settled))
+    proof, cost = np.zeros(shape), np.zeros(shape)
     for k, rank in enumerate(ranks):
-        rows = np.flatnonzero(mine & (c.rank == rank) & (extra > 0))
+        rows = np.flatnonzero(mine & (c.rank == rank) & c.has)
+        at = np.searchsorted(scene.settled, c.step[rows])
+        np.add.at(proof[k], at, extra[rows])
         line = scene.line(rank)
-        begin = (c.end[rows] - extra[rows]).astype(np.int64)
+        begin = np.minimum(c.start[rows] + c.wait[rows], c.end[rows])
         exposed = c.end[rows] - begin - line.compute.within(begin, c.end[rows])
-        np.add.at(cost[k], np.searchsorted(scene.settled, c.step[rows]), exposed)
-    together = cost.min(axis=0)
+        np.add.at(cost[k], at, exposed)
+    # all members wait at once, or it is no one else's lateness
+    seen = proof.min(axis=0) > WARNING_FRAC * scene.step_ns
+    together = np.where(seen, cost.min(axis=0), 0.0)
     per_step = float(together.mean())
-    steady = float((together > 0.01 * scene.step_ns).mean())
-    if per_step < (LEAST_FRAC if steady >= _STEADY_FRAC else _MUCH_FRAC) * scene.step_ns:
+    steady = float(seen.mean()) >= _STEADY_FRAC
+    if per_step < (LEAST_FRAC if steady else _MUCH_FRAC) * scene.step_ns:
         return None
     missing = [r for r in range(world) if r not in scene.ranks]
     some = ",".join(map(str, missing[:16]))
@@ -77,16 +98,16 @@ def _finding(scene: Scene, communicator: str, extra: np.ndarray, world: int) -> 
         cost=together,
         floor_ns=0.01 * scene.step_ns,
         confidence=0.6,
-        summary=f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks[:8]))} wait together "
-        f"{ms(per_step)} of each step ({percent(per_step / scene.step_ns)}) for a rank without a "
-        f"report (the job has {world}, {len(scene.ranks)} were captured)",
+        summary=f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks[:8]))} wait "
+        f"together, up to {ms(per_step)} of each step ({percent(per_step / scene.step_ns)}), for "
+        f"a rank without a report (the job has {world}, {len(scene.ranks)} were captured)",
         evidence=[
             {
                 "communicator": communicator,
                 "ranks": ranks,
                 "steps": list(scene.settled),
-                "what": f"{int((mine & (extra > 0)).sum()) // max(len(ranks), 1)} calls last far longer "
-                "after the last profiled arrival than their quickest do",
+                "what": f"{int((mine & (extra > 0)).sum()) // max(len(ranks), 1)} calls last far "
+                "longer after the last profiled arrival than their quickest do",
             }
         ],
         advice=f"capture the others: --ranks {some}{',…' if len(missing) > 16 else ''}",

@@ -18,6 +18,10 @@ from clusterprof.tables import RankTables
 Ints = npt.NDArray[np.int64]
 _METHOD = "wall clock, refined by collectives (causality bounds, latency-bound ends)"
 _WALL = "wall clock"
+_CONTRADICTION = (
+    "the ranks' collectives contradict each other in time (a clock that jumped, a drift beyond "
+    "150 ppm, or a wrong match): nothing bounds the clocks, and nobody is called late"
+)
 #: the ends of a large transfer's members differ by up to this part of it; of one longer than
 #: that (gloo on busy cores) by any part
 _TIGHT_FRAC = 0.25
@@ -87,7 +91,9 @@ def _rough(found: list[Block], ranks: int, reference: int) -> Floats:
         # one-way traffic only: causality's own bounds are finite on one side at least
         raw = bound(found, ranks, reference, 0.0, 0.0)
         low, high = raw.low[0], raw.high[0]
-        middle = np.where(np.isfinite(low) & np.isfinite(high), (low + high) / 2, np.nan)
+        closed = np.isfinite(low) & np.isfinite(high)
+        middle = np.full(ranks, np.nan)
+        middle[closed] = (low[closed] + high[closed]) / 2
         one = np.where(np.isfinite(high), high, np.where(np.isfinite(low), low, 0.0))
         middle = np.where(np.isnan(middle), one, middle)
         offset = np.where(np.isnan(offset), middle, offset)
@@ -125,10 +131,7 @@ def _refined(
     open_ended = [numbers[k] for k in np.flatnonzero(uncertainty >= UNBOUNDED_NS)]
     warnings = _untied(open_ended)
     if not limits.consistent:
-        warnings += (
-            "the ranks' collectives contradict each other in time (a clock that jumped, a drift "
-            "beyond 150 ppm, or a wrong match): the clock's bound does not hold",
-        )
+        warnings += (_CONTRADICTION,)
         uncertainty = np.where(np.arange(len(numbers)) == reference, 0, UNBOUNDED_NS)
     one = tuple(numbers[k] for k in np.flatnonzero(shared & limits.consistent))
     return _as_clock(
@@ -149,15 +152,13 @@ def _fits(equal: Floats, offset: Floats, scale: Floats, limits: Bounds) -> npt.N
     return np.asarray(inside & near, dtype=np.bool_)
 
 
-def _inside(
-    offset: Floats, drift: Floats, limits: Bounds, centre: float
-) -> tuple[Floats, Floats]:
+def _inside(offset: Floats, drift: Floats, limits: Bounds, centre: float) -> tuple[Floats, Floats]:
     """Move each estimate into its bounds; where there is none, take the bounds' middle."""
     low = np.array([np.interp(centre, limits.times, column) for column in limits.low.T])
     high = np.array([np.interp(centre, limits.times, column) for column in limits.high.T])
     closed = np.isfinite(low) & np.isfinite(high)
-    with np.errstate(invalid="ignore"):
-        middle = np.where(closed, (low + high) / 2, 0.0)
+    middle = np.zeros(len(low))
+    middle[closed] = (low[closed] + high[closed]) / 2
     offset = np.where(np.isnan(offset), middle, offset)
     inside = np.clip(offset, np.minimum(low, high), np.maximum(low, high))
     offset = np.where(closed, inside, offset)
@@ -220,7 +221,8 @@ def _untied(ranks: Sequence[int]) -> tuple[str, ...]:
     if not ranks:
         return ()
     who = f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
-    return (
+    text = (
         f"{who}: nothing bounds the clock against the reference rank (no chain of matched "
-        "collectives): wall clock only, nothing is said about who was late",
+        "collectives): wall clock only, nothing is said about who was late"
     )
+    return (text,)

@@ -33,6 +33,7 @@ class Block:
         return bool(self.holds.all() and self.held.all())
 
     def take(self, calls: npt.NDArray[np.intp] | Bools) -> Block:
+        """Return the block of some of its calls (indices or a mask)."""
         return Block(
             self.members, self.start[calls], self.end[calls], self.holds[calls], self.held[calls]
         )
@@ -52,9 +53,7 @@ def bases(matched: pa.Table, ranks: tuple[int, ...]) -> npt.NDArray[np.int64]:
     return out
 
 
-def blocks(
-    matched: pa.Table, ranks: tuple[int, ...], base: npt.NDArray[np.int64]
-) -> list[Block]:
+def blocks(matched: pa.Table, ranks: tuple[int, ...], base: npt.NDArray[np.int64]) -> list[Block]:
     """Split matched calls (schema MATCHED) into blocks; members are indices into `ranks`."""
     usable = pc.and_(
         pc.and_(pc.is_valid(matched["start_ns"]), pc.is_valid(matched["end_ns"])),

@@ -44,9 +44,7 @@ class Bounds:
     consistent: bool
 
 
-def bound(
-    blocks: Sequence[Block], ranks: int, reference: int, begin: float, end: float
-) -> Bounds:
+def bound(blocks: Sequence[Block], ranks: int, reference: int, begin: float, end: float) -> Bounds:
     """Bound every rank's offset over the window `begin`..`end` (ns, the blocks' own time)."""
     times = np.linspace(begin, end, _TIMES)
     high = np.full((_TIMES, ranks), np.inf)

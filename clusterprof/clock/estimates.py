@@ -23,8 +23,12 @@ _AT_LEAST = 3
 #: a call this much longer than the shortest is not taken for latency-bound
 _LONGER = 1.5
 #: a drift is believed from so many latency-bound calls, if so many times its own error
-_CALLS_FOR_DRIFT = 6
+_CALLS_FOR_DRIFT = 3
 _TIMES_ERROR = 4.0
+_MOST_CALLS = 200
+#: ends of latency-bound calls scatter by half a microsecond, of larger ones by a part of them
+_END_SCATTER_NS = 500.0
+_END_SCATTER_FRAC = 0.05
 
 
 @dataclass(frozen=True)
@@ -45,34 +49,41 @@ def estimate(block: Block, middle: float) -> Estimate | None:
     """Estimate the relative offsets of one block's members; None if no call has all of them."""
     if not block.both_ways and len(block.members) == 2:
         return _from_pairs(block)
-    whole = block.take(~np.isnan(block.end).any(axis=1) & block.holds.all(1) & block.held.all(1))
+    complete = ~np.isnan(block.end).any(axis=1) & block.holds.all(axis=1) & block.held.all(axis=1)
+    whole = block.take(np.flatnonzero(complete))
     if not len(whole.end):
         return None
     transfer = (whole.end - whole.start).min(axis=1)
     count = max(_AT_LEAST, int(np.ceil(_SHORTEST * len(transfer))))
     order = np.argsort(transfer, kind="stable")[:count]
     short = order[transfer[order] <= _LONGER * transfer[order[0]] + 5_000.0]
-    ends = whole.end[short]
-    time = ends.mean(axis=1)
-    apart = ends - ends[:, :1]
-    drift = np.array([_slope(time, apart[:, m]) for m in range(apart.shape[1])])
-    at_middle = apart - drift * (time[:, None] - middle)
-    offset = np.median(at_middle, axis=0)
-    return Estimate(block.members, offset, drift, float(np.median(transfer[short])))
+    scale = float(np.median(transfer[short]))
+    # what biases the ends of alike calls is alike: it shifts the offset, but not the drift
+    alike = transfer <= _LONGER * transfer[order[0]] + 5_000.0
+    time, apart = whole.end.mean(axis=1), whole.end - whole.end[:, :1]
+    members = range(apart.shape[1])
+    drift = np.array([_slope(time[alike], apart[alike, m], scale) for m in members])
+    at_middle = apart[short] - drift * (time[short, None] - middle)
+    return Estimate(block.members, np.median(at_middle, axis=0), drift, scale)
 
 
-def _slope(time: Floats, apart: Floats) -> float:
+def _slope(time: Floats, apart: Floats, scale_ns: float) -> float:
     """Slope of `apart` over `time` (Theil and Sen), or 0.0 where it does not stand out."""
     if len(time) < _CALLS_FOR_DRIFT:
         return 0.0
-    i, j = np.triu_indices(min(len(time), 200), 1)
+    if len(time) > _MOST_CALLS:
+        chosen = np.linspace(0, len(time) - 1, _MOST_CALLS).astype(int)
+        time, apart = time[chosen], apart[chosen]
+    i, j = np.triu_indices(len(time), 1)
     gap = time[j] - time[i]
     far = np.abs(gap) > 0.1 * np.ptp(time)
     if not far.any():
         return 0.0
     slope = float(np.median((apart[j] - apart[i])[far] / gap[far]))
     rest = apart - slope * time
-    scatter = 1.4826 * float(np.median(np.abs(rest - np.median(rest)))) + 100.0
+    scatter = 1.4826 * float(np.median(np.abs(rest - np.median(rest))))
+    # few calls may agree by chance: never trust them beyond what ends are known to scatter
+    scatter = max(scatter, _END_SCATTER_NS, _END_SCATTER_FRAC * scale_ns)
     error = scatter / (float(np.std(time)) * np.sqrt(len(time)))
     return slope if abs(slope) > _TIMES_ERROR * error else 0.0
 

@@ -105,9 +105,7 @@ class Rows:
         for c, r, o in zip(members, rows, order, strict=True):
             role = _roles(c, r, roots)
             role[state[o] == "unmatched"] = "none"
-            self._block(
-                c, r, self._next + o, o, name, ranks, state[o], reason[o], confidence, role
-            )
+            self._block(c, r, self._next + o, o, name, ranks, state[o], reason[o], confidence, role)
         self._next += length
 
     def table(self) -> pa.Table:
@@ -150,7 +148,7 @@ class Rows:
         if name in ("start_ns", "end_ns"):
             mask = ~np.concatenate([b["calls"].has[b["rows"]] for b in blocks])
         else:
-            mask = values == UNKNOWN if MATCHED.field(name).nullable else None
+            mask = (values == UNKNOWN) & MATCHED.field(name).nullable
         return pa.array(values, kind, mask=mask)
 
 

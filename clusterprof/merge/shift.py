@@ -89,9 +89,7 @@ def _try(a: Calls, b: Calls, by: int, directed: bool) -> _Trial:
     upper = int((a.end[in_a] - b.start[in_b])[timed].min())
     lower = int((a.start[in_a] - b.end[in_b])[timed].max())
     span = int(np.ptp(b.start[in_b][timed]))
-    return _Trial(
-        by, overlap, float(same.mean()), steps, upper - lower, (upper + lower) // 2, span
-    )
+    return _Trial(by, overlap, float(same.mean()), steps, upper - lower, (upper + lower) // 2, span)
 
 
 def _by_steps(a: Calls, b: Calls) -> int | None:

@@ -65,7 +65,7 @@ class Machine:
         return end
 
     def collective(
-        self, ranks: Ints, groups: Ints, needs: Ints, length: int, stream: int, tag: str, **more: Any
+        self, ranks: Ints, groups: Ints, needs: Ints, length: int, stream: int, tag: str
     ) -> Ints:
         """An AllReduce in each group of `ranks` (`groups`: number per rank); returns its ends."""
         begin = self.host[ranks].copy()
@@ -102,9 +102,7 @@ class Machine:
         received = np.maximum(sent, waiting + length - 13_000) + 13_000
         self.free[out][receivers] = received
         name = "ncclDevKernel_SendRecv"
-        self._activity(
-            senders, sent_from, sent, out, name, "collective", begin, self.host[senders]
-        )
+        self._activity(senders, sent_from, sent, out, name, "collective", begin, self.host[senders])
         self._activity(
             receivers, waiting, received, out, name, "collective", arrived, self.host[receivers]
         )
@@ -117,7 +115,7 @@ class Machine:
             receivers, "Recv", whole, "world", out, waiting, received, arrived,
             self.host[receivers], 8_388_608, peer=senders,
         )  # fmt: skip
-        return received
+        return np.asarray(received)
 
     def wait_for_device(self, ranks: Ints, until: Ints, name: str) -> None:
         """Let the hosts wait until their device is done."""

@@ -71,7 +71,7 @@ def _tables(
     job: Job, machine: Machine, rank: int, offset: int, drift: float, middle: int
 ) -> RankTables:
     def wall(rows: list[dict[str, Any]], name: str) -> list[int]:
-        return _wall([r[name] for r in rows], offset, drift, middle).tolist()
+        return [int(t) for t in _wall([r[name] for r in rows], offset, drift, middle)]
 
     activities = _pick(machine.activities, rank)
     calls = _pick(machine.calls, rank)
@@ -106,10 +106,7 @@ def _tables(
             "stream": [r["stream"] for r in calls],
             "message_bytes": [r["size"] if ids else None for r in calls],
             "peer": [int(r["peer"]) if ids and r["peer"] is not None else None for r in calls],
-            **{
-                n: wall(calls, n)
-                for n in ("issue_start_ns", "issue_end_ns", "start_ns", "end_ns")
-            },
+            **{n: wall(calls, n) for n in ("issue_start_ns", "issue_end_ns", "start_ns", "end_ns")},
             "source": ["nvtx_payload" if ids else "nvtx_name"] * len(calls),
         },
         "issue_start_ns",

@@ -37,7 +37,7 @@ class Training:
         else:
             self._layers(everyone, number, 1.0, forward=True)
             done = self._backward(everyone, number, 1.0)
-        self._optimizer(number, done)
+        self._optimizer(done)
         if machine.recording:
             machine.steps.append({"step": number, "begin": begin, "end": machine.host.copy()})
 
@@ -114,7 +114,7 @@ class Training:
             done[ranks] = machine.collective(
                 ranks, self.data_group[ranks], need, job.latency_ns, COLLECTIVE_STREAM, "data"
             )
-        return done
+        return np.asarray(done)
 
     def _pipeline(self, number: int) -> Ints:
         job, machine = self.job, self.machine
@@ -125,22 +125,24 @@ class Training:
         for _ in range(job.microbatches):
             for s in range(job.pp):
                 if s:
-                    got = machine.transfer(of[s] - per_stage, of[s], compute[of[s] - per_stage] + 500)
+                    before = of[s] - per_stage
+                    got = machine.transfer(before, of[s], compute[before] + 500)
                     compute[of[s]] = np.maximum(compute[of[s]], got)
                 self._layers(of[s], number, part, forward=True)
         done = compute.copy()
         for m in range(job.microbatches):
             for s in reversed(range(job.pp)):
                 if s < job.pp - 1:
-                    got = machine.transfer(of[s] + per_stage, of[s], compute[of[s] + per_stage] + 500)
+                    behind = of[s] + per_stage
+                    got = machine.transfer(behind, of[s], compute[behind] + 500)
                     compute[of[s]] = np.maximum(compute[of[s]], got)
                 if m < job.microbatches - 1:
                     self._layers(of[s], number, 2 * part, forward=False)
                 else:
                     done[of[s]] = self._backward(of[s], number, part)[of[s]]
-        return done
+        return np.asarray(done)
 
-    def _optimizer(self, number: int, done: Ints) -> None:
+    def _optimizer(self, done: Ints) -> None:
         machine = self.machine
         everyone = machine.everyone()
         free = machine.free[COMPUTE_STREAM]

@@ -1,0 +1,242 @@
+"""Accounts that close, stragglers that are stragglers, and nobody blamed for another's fault."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from clusterprof.analysis.intervals import union
+from clusterprof.analysis.timeline import timeline
+from clusterprof.results import Finding, Results
+from clusterprof.simulate import Cause, Job, simulate
+from clusterprof.study import Study, study
+
+MS = 1_000_000
+spans = st.lists(st.tuples(st.integers(0, 500), st.integers(0, 60)), max_size=40)
+
+
+def studied(job: Job) -> Study:
+    return study(simulate(job)[0], source="reports")
+
+
+def stragglers(results: Results) -> list[tuple[str, int | None]]:
+    return [
+        (f["code"], f["rank"])
+        for f in results["findings"]
+        if f["code"].startswith("straggler") and f["severity"] != "info"
+    ]
+
+
+def only(results: Results, code: str) -> Finding:
+    (found,) = [f for f in results["findings"] if f["code"] == code]
+    return found
+
+
+@given(spans, st.integers(0, 600), st.integers(0, 600))
+def test_a_union_covers_what_counting_every_nanosecond_says(
+    intervals: list[tuple[int, int]], a: int, b: int
+) -> None:
+    begin, end = min(a, b), max(a, b)
+    start = np.array([s for s, _ in intervals], dtype=np.int64)
+    stop = np.array([s + n for s, n in intervals], dtype=np.int64)
+    axis = np.zeros(700, dtype=bool)
+    for s, e in zip(start, stop, strict=True):
+        axis[s:e] = True
+    covered = union(start, stop).within(np.array([begin]), np.array([end]))
+    assert covered.tolist() == [int(axis[begin:end].sum())]
+
+
+job = st.builds(
+    Job,
+    dp=st.sampled_from([2, 3]),
+    tp=st.sampled_from([1, 2]),
+    pp=st.sampled_from([1, 2]),
+    layers=st.just(4),
+    steps=st.integers(1, 4),
+    pageable=st.booleans(),
+    synchronous=st.booleans(),
+    launch_ns=st.integers(5_000, 400_000),
+    seed=st.integers(0, 50),
+)
+
+
+@settings(max_examples=40, deadline=None)
+@given(job)
+def test_each_account_closes_to_the_nanosecond_and_steps_leave_no_gap(job: Job) -> None:
+    made = studied(job)
+    for step in made.results["steps"]:
+        for a in step["ranks"]:
+            parts = (
+                a["compute_ns"], a["exposed_communication_ns"], a["exposed_copy_ns"], a["idle_ns"]
+            )  # fmt: skip
+            assert sum(parts) == a["duration_ns"]
+            assert min(parts) >= 0
+            assert 0 <= a["exposed_wait_ns"] <= a["exposed_communication_ns"]
+            assert a["exposed_communication_ns"] <= a["communication_ns"]
+    for rank in made.ranks:
+        line = timeline(rank)
+        assert (line.begin[1:] == line.end[:-1]).all()
+
+
+def test_queued_work_belongs_to_the_step_that_launched_it() -> None:
+    ranks, _ = simulate(Job(launch_ns=10_000, pageable=False))
+    line = timeline(ranks[0])
+    for k in range(1, len(line.step)):
+        mine = line.step_of == k
+        # the host is far ahead: its step began while the GPU was still in the one before
+        assert line.host_begin[k] < line.begin[k]
+        assert line.start[mine].min() >= line.begin[k]
+        assert line.stop[mine].max() <= line.end[k]
+
+
+@pytest.mark.parametrize("shape", [(4, 1, 1), (2, 2, 1), (2, 1, 2), (1, 1, 4)])
+@pytest.mark.parametrize("seed", range(5))
+def test_a_healthy_job_has_no_straggler(shape: tuple[int, int, int], seed: int) -> None:
+    dp, tp, pp = shape
+    made = studied(Job(dp=dp, tp=tp, pp=pp, layers=8, seed=seed))
+    assert stragglers(made.results) == []
+    assert made.results["verdict"].startswith("no stragglers")
+
+
+@pytest.mark.parametrize("rank", [0, 2, 3])
+def test_a_rank_whose_host_sleeps_is_named_and_costs_what_it_sleeps(rank: int) -> None:
+    made = studied(Job(synchronous=True, causes=(Cause("host", rank, 20 * MS),)))
+    healthy = studied(Job(synchronous=True))
+    assert stragglers(made.results) == [("straggler.host", rank)]
+    found = made.results["findings"][0]
+    step = made.results["steps"][-1]["duration_ns"]
+    slower = step - healthy.results["steps"][-1]["duration_ns"]
+    assert found["cost_ns_per_step"] == pytest.approx(slower, rel=0.1)
+    assert found["recurrence"] == "persistent"
+    assert f"rank {rank}" in made.results["verdict"]
+    assert "launches late" in made.results["verdict"]
+    assert "clock_nanosleep" in found["summary"]
+
+
+@pytest.mark.parametrize(("kind", "why"), [("gpu_more", "more work"), ("gpu_slow", "slower")])
+def test_a_rank_whose_gpu_does_more_or_is_slow_is_named_for_its_gpu(kind: str, why: str) -> None:
+    made = studied(Job(causes=(Cause(kind, 1, 7 * MS),)))  # type: ignore[arg-type]
+    assert stragglers(made.results) == [("straggler.gpu", 1)]
+    found = made.results["findings"][0]
+    assert found["cost_ns_per_step"] == pytest.approx(7 * MS, rel=0.3)
+    assert why in found["summary"]
+
+
+def test_a_host_that_queued_work_still_hides_is_slow_all_the_same() -> None:
+    # ranks resume together after long queues: 64 ranks, the last one far behind the slow one
+    ranks, _ = simulate(Job(dp=16, steps=4, seed=1, causes=(Cause("host", 5, 20 * MS),)))
+    made = study(ranks)
+    assert stragglers(made.results) == [("straggler.host", 5)]
+
+
+@pytest.mark.parametrize(
+    ("steps", "recurrence"), [((8, 11), "intermittent"), ((9,), "once"), (None, "persistent")]
+)
+def test_recurrence_says_in_how_many_steps(steps: tuple[int, ...] | None, recurrence: str) -> None:
+    job = Job(steps=8, synchronous=True, causes=(Cause("host", 1, 40 * MS, steps),))
+    made = studied(job)
+    assert stragglers(made.results) == [("straggler.host", 1)]
+    found = made.results["findings"][0]
+    assert found["recurrence"] == recurrence
+    if steps is not None:
+        assert found["steps"] == list(steps)
+
+
+@pytest.mark.parametrize("rank", range(4))
+def test_ranks_that_wait_downstream_are_not_blamed_in_tensor_groups(rank: int) -> None:
+    # its tensor partner is late at the data group, and that one's members at their own
+    made = studied(Job(dp=2, tp=2, synchronous=True, causes=(Cause("host", rank, 15 * MS),)))
+    assert stragglers(made.results) == [("straggler.host", rank)]
+
+
+@pytest.mark.parametrize("rank", range(4))
+def test_ranks_that_wait_downstream_are_not_blamed_in_a_pipeline(rank: int) -> None:
+    made = studied(Job(dp=2, pp=2, causes=(Cause("host", rank, 20 * MS),)))
+    assert stragglers(made.results) == [("straggler.host", rank)]
+
+
+def test_a_pipeline_has_its_bubble_and_unequal_stages_their_imbalance() -> None:
+    even = studied(Job(dp=2, pp=2, launch_ns=40_000))
+    bubble = only(even.results, "pipeline.bubble")
+    assert bubble["share_of_step"] == pytest.approx(0.2, abs=0.05)
+    assert [f for f in even.results["findings"] if f["code"] == "pipeline.imbalance"] == []
+    uneven = studied(Job(dp=2, pp=2, launch_ns=40_000, stage_layers=(4, 2)))
+    found = only(uneven.results, "pipeline.imbalance")
+    assert found["ranks"] == [0, 1]
+    # stage 0 computes 14.4 ms, the mean of the stages is 10.8
+    assert found["cost_ns_per_step"] == pytest.approx(3.6 * MS, rel=0.1)
+    assert stragglers(uneven.results) == []
+
+
+def test_pageable_copies_are_named_and_pinned_ones_are_not() -> None:
+    slow = studied(Job(pageable=True, copy_ns=5 * MS))
+    assert only(slow.results, "input.pageable_copy")["cost_ns_per_step"] == pytest.approx(
+        5 * MS, rel=0.01
+    )
+    fast = studied(Job(pageable=False, copy_ns=5 * MS))
+    assert "input.pageable_copy" not in {f["code"] for f in fast.results["findings"]}
+
+
+def test_communication_that_nothing_hides_is_named_and_waiting_is_not_counted_as_transfer() -> None:
+    made = studied(Job(layers=2, transfer_ns=6 * MS))
+    found = only(made.results, "communication.exposed")
+    assert found["cost_ns_per_step"] >= 6 * MS
+    late = studied(Job(synchronous=True, causes=(Cause("host", 2, 20 * MS),)))
+    costs = [
+        f["cost_ns_per_step"]
+        for f in late.results["findings"]
+        if f["code"] == "communication.exposed"
+    ]
+    assert all(c < 3 * MS for c in costs)
+
+
+def test_the_first_step_of_a_window_is_never_evidence() -> None:
+    made = studied(Job(tear_ns=400 * MS))
+    assert [s["settled"] for s in made.results["steps"]] == [False, True, True, True, True]
+    found = only(made.results, "profiler.perturbation")
+    assert (found["cost_ns_per_step"], found["severity"]) == (0, "info")
+    assert stragglers(made.results) == []
+
+
+@pytest.mark.parametrize("steps", [1, 2])
+def test_too_few_settled_steps_give_no_finding_and_say_how_many_more(steps: int) -> None:
+    made = studied(Job(steps=steps, causes=(Cause("host", 2, 50 * MS),)))
+    assert made.results["findings"] == []
+    assert "not enough settled steps" in made.results["verdict"]
+    (said,) = [w for w in made.results["warnings"] if "settled" in w]
+    assert f"lengthen the window by {4 - steps} steps" in said
+
+
+def test_a_report_without_steps_counts_as_one_and_says_so() -> None:
+    made = studied(Job(with_steps=False))
+    assert len(made.results["steps"]) == 1
+    assert any("no steps" in w for w in made.results["warnings"])
+    assert made.results["findings"] == []
+
+
+def test_all_profiled_ranks_waiting_together_point_to_one_without_a_report() -> None:
+    ranks, _ = simulate(Job(synchronous=True, steps=6, causes=(Cause("host", 3, 20 * MS),)))
+    made = study(ranks[:3])
+    found = made.results["findings"][0]
+    assert (found["code"], found["rank"], found["ranks"]) == (
+        "straggler.unprofiled",
+        None,
+        [0, 1, 2],
+    )
+    assert "--ranks 3" in found["advice"]
+    assert found["cost_ns_per_step"] == pytest.approx(20 * MS, rel=0.4)
+
+
+def test_verdicts_do_not_change_with_the_clocks() -> None:
+    true = Job(synchronous=True, causes=(Cause("host", 2, 20 * MS),))
+    wrong = replace(
+        true, offset_ns=(0, 3_600_000 * MS, -41 * MS, 17 * MS), drift_ppm=(0.0, 50.0, -50.0, 33.0)
+    )
+    a, b = studied(true).results, studied(wrong).results
+    assert [(f["code"], f["rank"], f["severity"]) for f in a["findings"]] == [
+        (f["code"], f["rank"], f["severity"]) for f in b["findings"]
+    ]

@@ -1,0 +1,180 @@
+"""Which call of one rank is which of another: order, shifts, groups, holes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from clusterprof.clock import align
+from clusterprof.merge import MATCHED, PLACED, match, place
+from clusterprof.simulate import Cause, Job, simulate
+from clusterprof.tables import RankTables
+
+
+def states(table: pa.Table) -> dict[str, int]:
+    counted = table["state"].cast(pa.string()).value_counts().to_pylist()
+    return {entry["values"]: entry["counts"] for entry in counted}
+
+
+def true_ends_agree(table: pa.Table) -> bool:
+    """Members of one matched collective really are one: on one true clock they end together."""
+    rows = table.filter(pa.compute.equal(table["state"].cast(pa.string()), "matched")).to_pandas()
+    rows = rows[rows["role"] == "both"]
+    spread = rows.groupby("collective")["end_ns"].agg(np.ptp)
+    return bool((spread <= 25_000).all())
+
+
+def without(tables: RankTables, call: int) -> RankTables:
+    calls = tables.collective_calls
+    return replace(
+        tables, collective_calls=pa.concat_tables([calls.slice(0, call), calls.slice(call + 1)])
+    )
+
+
+def test_every_call_is_matched_where_all_ranks_saw_all_calls() -> None:
+    ranks, _ = simulate(Job())
+    table = match(ranks)
+    assert table.schema == MATCHED
+    assert states(table) == {"matched": sum(r.collective_calls.num_rows for r in ranks)}
+    assert true_ends_agree(table)
+    assert set(table["confidence"].to_pylist()) == {1.0}
+
+
+def test_windows_that_begin_at_different_calls_are_shifted_and_the_holes_named() -> None:
+    ranks, _ = simulate(Job(lost_calls=(0, 3, 1, 5)))
+    table = match(ranks)
+    assert true_ends_agree(table)
+    found = states(table)
+    assert found["matched"] == 4 * 30
+    reasons = {r for r in table["reason"].to_pylist() if r}
+    assert "not captured on rank 3" in reasons
+    assert "not captured on ranks 1, 3" in reasons
+
+
+@pytest.mark.parametrize("ids", [True, False])
+def test_a_shift_is_found_without_steps_by_times_alone(ids: bool) -> None:
+    ranks, _ = simulate(Job(lost_calls=(4, 0, 2, 0), with_steps=False, communicator_ids=ids))
+    table = match(ranks)
+    assert true_ends_agree(table)
+    assert states(table)["matched"] == 4 * 31
+
+
+def test_a_wall_clock_an_hour_off_does_not_matter() -> None:
+    hour = 3_600_000_000_000
+    job = Job(lost_calls=(0, 2, 0, 1))
+    straight, _ = simulate(job)
+    crooked, _ = simulate(replace(job, offset_ns=(0, hour, -2 * hour, 5)))
+    assert match(crooked)["collective"].equals(match(straight)["collective"])
+    assert (
+        match(crooked)["state"].cast(pa.string()).equals(match(straight)["state"].cast(pa.string()))
+    )
+
+
+def test_a_call_lost_in_the_middle_makes_a_hole_and_never_a_misalignment() -> None:
+    ranks, _ = simulate(Job(small_calls=False))
+    ranks[2] = without(ranks[2], 14)
+    table = match(ranks)
+    assert true_ends_agree(table)
+    found = states(table)
+    assert found["unmatched"] > 0
+    assert found["matched"] >= 4 * 20
+    reasons = [r for r in table["reason"].to_pylist() if r]
+    assert all("order and times do not fit" in r for r in reasons)
+
+
+def test_tensor_and_data_groups_are_told_apart_without_ids() -> None:
+    ranks, _ = simulate(Job(dp=2, tp=2, communicator_ids=False))
+    table = match(ranks)
+    assert states(table) == {"matched": table.num_rows}
+    assert true_ends_agree(table)
+    groups = {tuple(m) for m in table["members"].to_pylist()}
+    assert groups == {(0, 1), (2, 3), (0, 2), (1, 3)}
+    assert max(table["confidence"].to_pylist()) < 1.0
+
+
+def test_two_communicators_over_the_same_ranks_stay_two() -> None:
+    ranks, _ = simulate(Job())
+    others, _ = simulate(Job(seed=3))
+    both = []
+    for a, b in zip(ranks, others, strict=True):
+        renamed = pa.array(["0xother"] * b.collective_calls.num_rows, pa.string())
+        at = b.collective_calls.schema.get_field_index("communicator")
+        calls = b.collective_calls.set_column(at, "communicator", renamed)
+        calls = pa.concat_tables([a.collective_calls, calls]).sort_by("issue_start_ns")
+        both.append(replace(a, collective_calls=calls))
+    table = match(both)
+    assert states(table) == {"matched": table.num_rows}
+    assert set(table["communicator"].to_pylist()) == {"0xdata0", "0xother"}
+    assert true_ends_agree(table)
+
+
+@pytest.mark.parametrize("ids", [True, False])
+def test_sends_meet_their_receives(ids: bool) -> None:
+    ranks, _ = simulate(Job(dp=2, pp=2, communicator_ids=ids))
+    table = match(ranks)
+    assert states(table) == {"matched": table.num_rows}
+    rows = table.to_pandas()
+    pairs = rows[rows["operation"].isin(["Send", "Recv"])].groupby("collective")
+    for _, pair in pairs:
+        assert sorted(pair["operation"]) == ["Recv", "Send"]
+        send = pair[pair["operation"] == "Send"].iloc[0]
+        receive = pair[pair["operation"] == "Recv"].iloc[0]
+        assert receive["end_ns"] - send["start_ns"] >= 0
+        assert abs(int(send["rank"]) - int(receive["rank"])) == 2
+
+
+def test_of_a_subset_of_ranks_nothing_is_claimed_about_the_others() -> None:
+    ranks, _ = simulate(Job(dp=2, tp=2))
+    table = match([ranks[0], ranks[2]])
+    rows = table.to_pandas()
+    tensor = rows[rows["communicator"].str.contains("tensor")]
+    assert set(tensor["state"]) == {"unmatched"}
+    assert set(tensor["reason"]) == {"single member profiled"}
+    data = rows[rows["communicator"].str.contains("data")]
+    assert set(data["state"]) == {"matched"}
+    assert {tuple(m) for m in data["members"]} == {(0, 2)}
+
+
+def test_a_send_to_a_rank_without_a_report_says_so() -> None:
+    ranks, _ = simulate(Job(dp=2, pp=2))
+    rows = match(ranks[:3]).to_pandas()
+    lonely = rows[(rows["rank"] == 1) & rows["operation"].isin(["Send", "Recv"])]
+    assert set(lonely["reason"]) == {"the other side, rank 3, has no report"}
+
+
+def test_a_call_without_a_kernel_leaves_its_collective_incomplete() -> None:
+    ranks, _ = simulate(Job())
+    calls = ranks[1].collective_calls
+    for name in ("start_ns", "end_ns"):
+        values = calls[name].to_pylist()
+        values[10] = None
+        at = calls.schema.get_field_index(name)
+        calls = calls.set_column(at, calls.schema.field(name), pa.array(values, pa.int64()))
+    ranks[1] = replace(ranks[1], collective_calls=calls)
+    table = match(ranks)
+    assert states(table)["incomplete"] == 4
+    assert "no device kernel on rank 1" in table["reason"].to_pylist()
+
+
+def test_no_rank_and_no_call_give_an_empty_table() -> None:
+    assert match([]).num_rows == 0
+    ranks, _ = simulate(Job())
+    bare = [replace(r, collective_calls=r.collective_calls.slice(0, 0)) for r in ranks]
+    assert match(bare).schema == MATCHED
+
+
+def test_wait_and_transfer_add_up_to_the_kernel_and_name_the_last_rank() -> None:
+    ranks, _ = simulate(Job(causes=(Cause("gpu_more", 1, 8_000_000),)))
+    matched = match(ranks)
+    placed = place(matched, align(ranks, matched))
+    assert placed.schema == PLACED
+    rows = placed.to_pandas()
+    assert (rows["wait_ns"] + rows["transfer_ns"] == rows["end_ns"] - rows["start_ns"]).all()
+    assert (rows["wait_ns"] >= 0).all()
+    settled = rows[rows["step"] >= 7]
+    first = settled.groupby("step").head(4)
+    assert set(first["last_rank"]) == {1}
+    assert first["lateness_ns"].min() > 7_000_000

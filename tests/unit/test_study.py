@@ -1,0 +1,190 @@
+"""From tables to results: the recordings' truths, holes, and the form of the results."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from clusterprof.errors import MergeError
+from clusterprof.ingest import gather
+from clusterprof.results import Finding, Results
+from clusterprof.simulate import Cause, Job, middle, simulate, with_clock
+from clusterprof.study import Study, study
+
+MS = 1_000_000
+
+
+def recorded(folder: Path) -> Study:
+    gathered = gather([folder])
+    return study(gathered.ranks, gathered.missing, gathered.warnings, source=str(folder))
+
+
+def codes(results: Results) -> list[str]:
+    return [f["code"] for f in results["findings"]]
+
+
+def test_the_healthy_recording_has_no_straggler_but_pageable_copies(recordings: Path) -> None:
+    results = recorded(recordings / "nsys-2025.3" / "ddp").results
+    assert not [c for c in codes(results) if c.startswith("straggler")]
+    assert results["verdict"].startswith("no stragglers")
+    assert codes(results)[0] == "input.pageable_copy"
+    # about 6 ms and 33.5 MB a step on all ranks
+    found = results["findings"][0]
+    assert found["ranks"] == [0, 1, 2, 3]
+    assert found["cost_ns_per_step"] == pytest.approx(5.8 * MS, rel=0.1)
+    assert "34 MB" in found["summary"]
+
+
+def test_the_planted_straggler_is_named_with_its_host_and_its_20_ms(recordings: Path) -> None:
+    results = recorded(recordings / "nsys-2025.3" / "ddp-host-straggler").results
+    found = results["findings"][0]
+    assert (found["code"], found["rank"], found["severity"]) == ("straggler.host", 2, "critical")
+    assert found["recurrence"] == "persistent"
+    assert found["steps"] == [7, 8, 9]
+    # the first settled step was shortened by what had been queued before the sleep
+    assert 15 * MS <= found["cost_ns_per_step"] <= 21 * MS
+    assert re.match(
+        r"rank 2 holds up the others: 1\d\.\d ms of each 4\d\.\d ms step \(3\d%\)",
+        results["verdict"],
+    )
+    assert "clock_nanosleep" in results["verdict"]
+    assert [c for c in codes(results) if c.startswith("straggler")] == ["straggler.host"]
+    assert results["collectives"]["matched"] == 52
+
+
+def test_of_a_pipeline_two_ranks_give_the_bubble_and_no_straggler(recordings: Path) -> None:
+    for folder in ("nsys-2024.2/pipeline", "kineto/pipeline"):
+        gathered = gather([recordings / folder])
+        results = study(gathered.ranks, source=folder).results
+        assert not [
+            f for f in results["findings"] if f["code"] in ("straggler.host", "straggler.gpu")
+        ], folder
+
+
+def test_a_gloo_rank_that_sleeps_is_named_for_its_host(recordings: Path) -> None:
+    results = recorded(recordings / "kineto" / "gloo").results
+    blamed = [f for f in results["findings"] if f["code"].startswith("straggler")]
+    assert [(f["code"], f["rank"]) for f in blamed][:1] == [("straggler.host", 1)]
+    assert blamed[0]["cost_ns_per_step"] == pytest.approx(50 * MS, rel=0.3)
+
+
+@pytest.mark.parametrize("kept", [(0, 2), (1, 2), (2, 3)])
+def test_a_subset_with_the_slow_rank_still_names_it(
+    recordings: Path, kept: tuple[int, ...]
+) -> None:
+    gathered = gather([recordings / "nsys-2025.3" / "ddp-host-straggler"])
+    results = study([r for r in gathered.ranks if r.rank in kept]).results
+    assert (results["findings"][0]["code"], results["findings"][0]["rank"]) == ("straggler.host", 2)
+
+
+def test_a_subset_without_the_slow_rank_says_that_it_was_not_captured(recordings: Path) -> None:
+    gathered = gather([recordings / "nsys-2025.3" / "ddp-host-straggler"])
+    results = study([r for r in gathered.ranks if r.rank in (0, 3)]).results
+    found = results["findings"][0]
+    assert (found["code"], found["rank"]) == ("straggler.unprofiled", None)
+    assert "--ranks 1,2" in found["advice"]
+
+
+@pytest.mark.parametrize("folder", ["ddp", "ddp-host-straggler"])
+@pytest.mark.parametrize("seed", range(3))
+def test_planted_clocks_do_not_change_the_verdict(recordings: Path, folder: str, seed: int) -> None:
+    true = gather([recordings / "nsys-2025.3" / folder]).ranks
+    rng, at = np.random.default_rng(seed), middle(true)
+    wrong = [
+        with_clock(r, int(rng.integers(-50 * MS, 50 * MS)), float(rng.uniform(-50, 50)), at)
+        for r in true
+    ]
+    a, b = study(true).results, study(wrong).results
+    assert [(f["code"], f["rank"], f["severity"], f["steps"]) for f in a["findings"]] == [
+        (f["code"], f["rank"], f["severity"], f["steps"]) for f in b["findings"]
+    ]
+
+
+def test_every_finding_has_all_of_its_fields_and_they_are_sorted_by_cost() -> None:
+    ranks, _ = simulate(Job(pageable=True, synchronous=True, causes=(Cause("host", 2, 20 * MS),)))
+    results = study(ranks, source="runs/a").results
+    costs = [f["cost_ns_per_step"] for f in results["findings"]]
+    assert costs == sorted(costs, reverse=True)
+    for found in results["findings"]:
+        assert set(found) == set(Finding.__annotations__)
+        assert found["summary"]
+        assert found["advice"]
+        assert found["evidence"]
+        assert found["next"].startswith("clusterprof merge runs/a")
+        assert 0 < found["confidence"] <= 1
+        assert 0 <= found["share_of_step"] <= 1
+
+
+def test_step_and_rank_entries_cover_each_rank_and_step() -> None:
+    ranks, _ = simulate(Job())
+    made = study(ranks)
+    assert [s["step"] for s in made.results["steps"]] == [6, 7, 8, 9, 10]
+    for step in made.results["steps"]:
+        assert [a["rank"] for a in step["ranks"]] == [0, 1, 2, 3]
+        assert step["begin_ns"] > 10**18
+    assert made.accounts.num_rows == 20
+    assert made.collectives.num_rows == sum(r.collective_calls.num_rows for r in ranks)
+
+
+def test_holes_and_readers_warnings_are_passed_on() -> None:
+    ranks, _ = simulate(Job())
+    hole = {"rank": 3, "source": "ranks/00003", "reason": "wrote no report"}
+    results = study(ranks[:3], [hole], ["something odd"]).results  # type: ignore[list-item]
+    assert results["missing"] == [hole]
+    assert "something odd" in results["warnings"]
+
+
+def test_one_rank_twice_is_refused_with_both_files_named() -> None:
+    ranks, _ = simulate(Job())
+    with pytest.raises(MergeError) as caught:
+        study([ranks[0], ranks[1], ranks[1]])
+    assert "rank 1 has more than one report" in str(caught.value)
+    assert "rank1.sqlite" in str(caught.value)
+
+
+def test_no_report_at_all_is_an_answer() -> None:
+    results = study([]).results
+    assert results["findings"] == []
+    assert "no report" in results["verdict"]
+
+
+def test_one_rank_alone_cannot_be_late() -> None:
+    ranks, _ = simulate(Job(causes=(Cause("host", 0, 20 * MS),)))
+    results = study(ranks[:1]).results
+    assert not [c for c in codes(results) if c in ("straggler.host", "straggler.gpu")]
+    assert "only rank 0 has a report" in results["verdict"]
+    assert results["clock"]["ranks"] == [
+        {"rank": 0, "offset_ns": 0, "drift_ppm": 0.0, "uncertainty_ns": 0}
+    ]
+
+
+def test_a_rank_without_collectives_takes_no_other_along() -> None:
+    ranks, _ = simulate(Job(synchronous=True, causes=(Cause("host", 2, 20 * MS),)))
+    ranks[0] = replace(ranks[0], collective_calls=ranks[0].collective_calls.slice(0, 0))
+    results = study(ranks).results
+    assert (results["findings"][0]["code"], results["findings"][0]["rank"]) == ("straggler.host", 2)
+    assert any("rank 0" in w and "nothing bounds" in w for w in results["warnings"])
+
+
+def test_a_rank_without_any_activity_takes_no_other_along() -> None:
+    ranks, _ = simulate(Job(synchronous=True, causes=(Cause("host", 2, 20 * MS),)))
+    ranks[3] = replace(
+        ranks[3],
+        activity=ranks[3].activity.slice(0, 0),
+        collective_calls=ranks[3].collective_calls.slice(0, 0),
+        host_calls=ranks[3].host_calls.slice(0, 0),
+        steps=ranks[3].steps.slice(0, 0),
+    )
+    results = study(ranks).results
+    assert (results["findings"][0]["code"], results["findings"][0]["rank"]) == ("straggler.host", 2)
+
+
+def test_windows_that_do_not_overlap_give_no_false_certainty() -> None:
+    early, _ = simulate(Job())
+    late, _ = simulate(Job(first_step=40, seed=2))
+    results = study([early[0], early[1], late[2], late[3]]).results
+    assert not [c for c in codes(results) if c.startswith("straggler")]
