@@ -22,6 +22,7 @@ def place() -> tuple[int, int, int]:
         ("RANK", "WORLD_SIZE", "LOCAL_RANK"),
         ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID"),
         ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"),
+        ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID"),
     ):
         if all(name in os.environ for name in names):
             rank, world, local = (int(os.environ[name]) for name in names)

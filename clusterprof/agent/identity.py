@@ -46,7 +46,8 @@ LAUNCHERS = (
         "srun", "SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", ("SLURM_STEP_ID",),
         "SLURM_TASKS_PER_NODE", "SLURM_NODEID",
     ),
-    Launcher("mpirun", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", ()),
+    # MPICH, Intel MPI and their kin.
+    Launcher("mpirun", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", (), "MPI_LOCALNRANKS"),
     Launcher("environment", "RANK", "WORLD_SIZE", "LOCAL_RANK", ("WORLD_SIZE",)),
 )  # fmt: skip
 

@@ -1,11 +1,10 @@
-"""`clusterprof srun|torchrun OPTIONS -- PROGRAM...`: run a job, bring its reports home, merge."""
+"""`clusterprof srun|torchrun|mpirun OPTIONS -- PROGRAM...`: run a job, collect, merge."""
 
 from __future__ import annotations
 
 import argparse
 import datetime as dt
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -20,6 +19,7 @@ from clusterprof.cli.narrate import say
 from clusterprof.cli.options import Settings, path
 from clusterprof.collect import Outcome, collect
 from clusterprof.errors import ClusterprofError, LaunchError, UsageError
+from clusterprof.launchers import executable
 from clusterprof.plan import LaunchPlan, injected
 from clusterprof.rundir import RunDirectory
 
@@ -154,7 +154,7 @@ def make_plan(
 
 def launch(plan: LaunchPlan, arguments: argparse.Namespace) -> int:
     """Run the job, then do what can be done with its reports; the job's status is the status."""
-    executable = find_executable(plan.job.command[0])
+    program = executable.find(plan.job.command[0])
     run = rundir.create(plan.run, force=arguments.force)
     manifest = first_manifest(plan)
     run.write_plan(plan.for_agent())
@@ -164,7 +164,7 @@ def launch(plan: LaunchPlan, arguments: argparse.Namespace) -> int:
     say(f"capturing steps {plan.window} on ranks {plan.selection.text} with {plan.capture.name}, "
         f"into {shortest(run.path)}")  # fmt: skip
     show_command(plan.job.command)
-    status = run_job([executable, *plan.job.command[1:]], plan.environment)
+    status = run_job([program, *plan.job.command[1:]], plan.environment)
     manifest.update(ended=now_text(), exit_status=status)
     complete = False
     try:
@@ -186,18 +186,6 @@ def launch(plan: LaunchPlan, arguments: argparse.Namespace) -> int:
     if arguments.strict and status == 0 and not complete:
         return PROFILE_FAILED
     return status
-
-
-def find_executable(name: str) -> str:
-    """The launcher's program: on PATH, or beside our own Python (an environment not activated)."""
-    found = shutil.which(name) or shutil.which(name, path=str(Path(sys.executable).parent))
-    if found is None:
-        raise LaunchError(
-            f"{name} was not found",
-            "looked in PATH and beside " + sys.executable,
-            "load its module, or activate the environment that has it",
-        )
-    return found
 
 
 def run_job(command: Sequence[str], added: Any) -> int:
