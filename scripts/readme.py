@@ -4,7 +4,8 @@
     python scripts/readme.py --check  end with 1 if README.md says anything else
 
 A block is a fenced one after a comment `<!-- output of: COMMAND -->`, or `<!-- first 9 lines of:
-COMMAND -->`; the command runs in the repository's root. The commands read recordings, so what they print is the same every time.
+COMMAND -->`; the command runs in the repository's root. The commands read recordings, so what they
+print is the same every time.
 """
 
 from __future__ import annotations
