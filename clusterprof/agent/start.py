@@ -15,7 +15,7 @@ import sys
 from types import ModuleType
 from typing import Any, Dict, List, Optional
 
-from . import hooks, states
+from . import clocks, hooks, states
 from .identity import Identity, identify
 from .selection import chosen
 from .steps import counter
@@ -72,6 +72,7 @@ class Rank:
         self.picked = picked
         self.folder = states.rank_directory(plan["run"], me.rank)
         self.window: Any = None
+        self.beacons: Any = None
         self.pid = 0
 
     def wait_for_the_program(self) -> None:
@@ -120,10 +121,16 @@ class Rank:
             self.say_who_we_are()
         except OSError as error:
             complain("the run directory cannot be written: %s" % error)
+        if self.plan.get("beacons"):
+            from .beacons import Beacons
+
+            self.beacons = Beacons(self.plan["beacons"], self.folder, self.me.world_size)
         if self.picked and os.environ.get(PROFILED) != "none:":
             from .window import Window
 
-            self.window = Window(self.plan, self.folder, counter)
+            self.window = Window(self.plan, self.folder, counter, self.beacons)
+        elif self.beacons is not None:
+            self.beacons.attend(self.plan["window"], counter)
         counter.begin(log)
         atexit.register(self.finish)
 
@@ -133,6 +140,7 @@ class Rank:
             "rank": self.me.rank, "world_size": self.me.world_size,
             "local_rank": self.me.local_rank, "identity": self.me.source,
             "chosen": self.picked, "program_pid": self.pid,
+            "machine": clocks.machine(), "clock": clocks.reading("start"),
         }  # fmt: skip
         if not self.picked:
             states.advance(self.folder, "counting", **facts)
@@ -149,6 +157,8 @@ class Rank:
         if self.window is not None:
             self.window.finish()
         try:
+            if self.beacons is not None:
+                self.beacons.write()
             if not self.picked:
                 states.advance(self.folder, "counted", steps=counter.count)
         except OSError:

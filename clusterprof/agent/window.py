@@ -17,10 +17,14 @@ from .steps import Counter
 class Window:
     """One rank's capture of the steps [first, end)."""
 
-    def __init__(self, plan: Dict[str, Any], folder: str, counter: Counter) -> None:
+    def __init__(
+        self, plan: Dict[str, Any], folder: str, counter: Counter, beacons: Any = None
+    ) -> None:
         self.first, self.end = plan["window"]
         self.folder = folder
         self.counter = counter
+        self.beacons = beacons
+        self.clock = clocks.Readings(folder)
         self.switches: List[Any] = []
         self.plan = plan
         self.is_open = False
@@ -32,9 +36,16 @@ class Window:
         """A step has just ended, and the window begins or ends here."""
         self.counter.next_event = -1
         if count == self.first and not self.was_open:
-            if self.open():
+            opened = self.open()
+            if self.beacons is not None:
+                # Also where the window is lost: all ranks send beacons, or none can.
+                self.beacons.send("open", count)
+            if opened or self.beacons is not None:
                 self.counter.next_event = self.end
-        elif self.is_open:
+            return
+        if self.beacons is not None:
+            self.beacons.send("close", count)
+        if self.is_open:
             self.close(None)
 
     def open(self) -> bool:
@@ -43,7 +54,8 @@ class Window:
         started: List[Any] = []
         try:
             self.say("capturing", step_begin=self.counter.count)
-            clocks.write(self.folder, "open")
+            self.clock.take("open")
+            self.clock.write()
             self.switches = self.make_switches()
             for switch in self.switches:
                 switch.start()
@@ -55,15 +67,18 @@ class Window:
                      % (self.first, first_line(error)))  # fmt: skip
             return False
         self.is_open = True
+        self.quietly(lambda: self.clock.take("opened", mark=True))
         return True
 
     def close(self, cut: Optional[str]) -> None:
         """Stop capturing; `cut` says why before the window's end, None at its end."""
         self.is_open = False
         problem = None
+        self.quietly(lambda: self.clock.take("closing", mark=True))
         for switch in reversed(self.switches):
             problem = self.quietly(switch.stop) or problem
-        self.quietly(lambda: clocks.write(self.folder, "close"))
+        self.quietly(lambda: self.clock.take("close"))
+        self.quietly(self.clock.write)
         if problem is not None:
             self.say("lost", "the window could not be closed: %s" % problem)
             return

@@ -129,8 +129,9 @@ def test_a_chosen_rank_leaves_a_trace_of_its_window(job: Job) -> None:
 
     tables = read_report(job.rank / "trace.json.gz", rank=3, steps=job.rank / "steps.csv")
     assert tables.activity.num_rows > 0
-    readings = json.loads((job.rank / "clock.json").read_text())
-    assert [reading["event"] for reading in readings] == ["open", "close"]
+    clock = json.loads((job.rank / "clock.json").read_text())
+    assert [each["event"] for each in clock["readings"]] == ["open", "opened", "closing", "close"]
+    assert clock["machine"] == job.state["machine"]
 
 
 def test_a_program_that_ends_before_the_window_says_so_and_keeps_its_status(job: Job) -> None:
