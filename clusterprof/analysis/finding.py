@@ -70,7 +70,7 @@ def finding(
         "cost_ns_per_step": round(per_step),
         "share_of_step": round(share, 4),
         "uncertainty_ns": round(uncertainty_ns),
-        "confidence": round(min(max(confidence, 0.0), 1.0), 2),
+        "confidence": round(float(min(max(confidence, 0.0), 1.0)), 2),
         "summary": summary,
         "evidence": evidence,
         "advice": advice,

@@ -82,6 +82,9 @@ def pace(scene: Scene) -> Floats:
     return out
 
 
+#: how nsys and others name a wait for Python's interpreter lock
+GIL_WAIT = r"(?i)wait.*gil"
+
 #: ranges that say where in the step the host is only by saying that it is in the step
 _STEP_RANGES = r"^(step\b|ProfilerStep|nccl|gloo)"
 
@@ -105,6 +108,15 @@ def doing(tables: RankTables, begin: int, end: int) -> dict[str, object] | None:
     table = tables.host_calls
     start, stop = table["start_ns"].to_numpy(), table["end_ns"].to_numpy()
     overlap = np.minimum(stop, end) - np.maximum(start, begin)
+    lock = np.asarray(pc.equal(table["kind"], "python").to_numpy(), dtype=bool) & (overlap > 0)
+    if lock.any():
+        # many short waits for the interpreter lock are one long one
+        waits = table.filter(pa.array(lock))
+        of_it = pc.match_substring_regex(waits["name"].cast(pa.string()), GIL_WAIT)
+        of_it = pc.and_(of_it, pc.is_in(waits["thread"], value_set=_threads(tables)))
+        total = int(overlap[lock][np.asarray(of_it.to_numpy(), dtype=bool)].sum())
+        if total * 2 >= end - begin:
+            return {"name": "waiting for the GIL", "kind": "python", "duration_ns": total}
     enough = np.flatnonzero(overlap * 2 >= max(end - begin, 1))
     if not len(enough):
         return None

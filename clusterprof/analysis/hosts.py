@@ -88,7 +88,7 @@ def _without(gaps: list[Union], taken: list[Union]) -> list[Union]:
 
 
 def _gil(scene: Scene, gaps: list[Union]) -> Answer:
-    waits = [host.spans(t, "python", r"(?i)wait.*gil") for t in scene.tables]
+    waits = [host.spans(t, "python", host.GIL_WAIT) for t in scene.tables]
     if not any(len(w.start) for w in waits):
         return None, gaps
     each, common = _overlap(scene, gaps, waits)

@@ -82,14 +82,17 @@ def find(scene: Scene) -> list[Finding]:
     stage = stages(scene)
     if not stage:
         return []
-    found = [_bubble(scene, stage), _imbalance(scene, stage)]
+    uneven = _imbalance(scene, stage)
+    # what waits only for a stage with more work is that one's matter
+    already = float(uneven["cost_ns_per_step"]) if uneven else 0.0
+    found = [_bubble(scene, stage, already), uneven]
     return [f for f in found if f is not None]
 
 
-def _bubble(scene: Scene, stage: list[list[int]]) -> Finding | None:
+def _bubble(scene: Scene, stage: list[list[int]], already: float) -> Finding | None:
     waits = waiting(scene)
     rows = [scene.ranks.index(r) for group in stage for r in group]
-    cost = waits[rows].mean(axis=0)
+    cost = np.maximum(waits[rows].mean(axis=0) - already, 0.0)
     per_step = float(cost.mean())
     share = per_step / scene.step_ns
     if share < LEAST_FRAC:

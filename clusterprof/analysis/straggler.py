@@ -46,6 +46,11 @@ _PIPELINE_LEAST_FRAC = 0.15
 #: a host whose pace is so many times the step, and the other hosts' pace, is slow though hidden
 _HIDDEN_STEP = 1.15
 _HIDDEN_PEERS = 1.3
+#: one that still fits into the step is worth a word if it is so many times slower than the others
+_SLACK_PEERS = 1.5
+_SLACK_FRAC = 0.2
+#: a late host that is no slower than the others is behind from before the window: less sure
+_INHERITED = 0.75
 
 
 @dataclass(frozen=True)
@@ -211,6 +216,9 @@ def _hidden(scene: Scene, seen: Blame) -> list[Finding]:
             continue
         usual = float(np.median(others))
         if own[k] < max(_HIDDEN_STEP * scene.step_ns, _HIDDEN_PEERS * usual):
+            slower = own[k] - usual >= _SLACK_FRAC * scene.step_ns
+            if slower and own[k] >= _SLACK_PEERS * usual:
+                out.append(_slack(scene, k, float(own[k]), usual))
             continue
         cost = np.full(len(scene.settled), own[k] - scene.step_ns)
         why, advice, details = _slow_host(scene, k, rank)
@@ -230,6 +238,25 @@ def _hidden(scene: Scene, seen: Blame) -> list[Finding]:
             )
         )
     return out
+
+
+def _slack(scene: Scene, k: int, own: float, usual: float) -> Finding:
+    """A host that is slower than the others, but not than its GPU: it costs nothing as yet."""
+    rank = scene.ranks[k]
+    why, advice, details = _slow_host(scene, k, rank)
+    return finding(
+        scene,
+        "straggler.host",
+        rank=rank,
+        ranks=[rank],
+        cost=np.zeros(len(scene.settled)),
+        at_most="info",
+        confidence=0.6,
+        summary=f"rank {rank}'s host needs {ms(own)} a step, the others' {ms(usual)}{why}; that "
+        f"still fits into the {ms(scene.step_ns)} step and holds up nobody",
+        evidence=details,
+        advice=advice,
+    )
 
 
 def _slow_host(scene: Scene, k: int, rank: int) -> tuple[str, str, list[dict[str, Any]]]:
@@ -274,6 +301,11 @@ def _finding(scene: Scene, seen: Blame, k: int, rank: int) -> Finding:
     why, advice, details = (
         _host_cause(scene, seen, k, rank) if by_host else _gpu_cause(scene, seen, k)
     )
+    if by_host:
+        compared = _compared(scene, seen, k)
+        details = [*compared, *details]
+        if compared and compared[0]["slower_ns"] < LEAST_FRAC * scene.step_ns:
+            confidence *= _INHERITED
     often = "" if hit.all() else f" (in {int(hit.sum())} of {len(hit)} settled steps)"
     return finding(
         scene,
@@ -289,6 +321,28 @@ def _finding(scene: Scene, seen: Blame, k: int, rank: int) -> Finding:
         evidence=[*_latest(scene, rank), *details],
         advice=advice,
     )
+
+
+def _compared(scene: Scene, seen: Blame, k: int) -> list[dict[str, Any]]:
+    """The late host's own pace beside the others'."""
+    own = _mean(seen.pace)
+    others = np.delete(own, k)
+    others = others[~np.isnan(others)]
+    if np.isnan(own[k]) or not len(others):
+        return []
+    usual = float(np.median(others))
+    what = f"its host needs {ms(float(own[k]))} a step of its own, the others' {ms(usual)}"
+    slower = float(own[k]) - usual
+    if slower < LEAST_FRAC * scene.step_ns:
+        what += ": it is not slower now, but behind since before the settled steps"
+    return [
+        {
+            "rank": scene.ranks[k],
+            "host_ns_per_step": round(float(own[k])),
+            "slower_ns": round(slower),
+            "what": what,
+        }
+    ]
 
 
 def _latest(scene: Scene, rank: int) -> list[dict[str, Any]]:
@@ -351,7 +405,7 @@ def _host_cause(
     )
     if names:
         most = max(names, key=lambda n: names[n])
-        why += f" (in {most})"
+        why += " (waiting for the GIL)" if "GIL" in most else f" (in {most})"
         if "GIL" in most:
             advice = (
                 f"other Python threads keep rank {rank}'s main thread from launching: move "

@@ -60,11 +60,19 @@ def find(scene: Scene) -> list[Finding]:
     confidence. Only where the world has ranks without a report.
     """
     extra = hidden_wait(scene)
-    if not scene.settled or not extra.any():
+    # in a pipeline everybody waits for the other stages, captured or not
+    if not scene.settled or not extra.any() or scene.pipelined:
         return []
     names = dict.fromkeys(scene.collectives.communicator[extra > 0])
     found = [_finding(scene, str(name), extra) for name in names]
     return [f for f in found if f is not None][:3]
+
+
+def _who(ranks: list[int]) -> str:
+    if len(ranks) == 1:
+        return f"rank {ranks[0]} waits"
+    some = ", ".join(map(str, ranks[:8])) + (", …" if len(ranks) > 8 else "")
+    return f"ranks {some} wait together"
 
 
 def _finding(scene: Scene, communicator: str, extra: Floats) -> Finding | None:
@@ -88,6 +96,7 @@ def _finding(scene: Scene, communicator: str, extra: Floats) -> Finding | None:
     steady = float(seen.mean()) >= _STEADY_FRAC
     if per_step < (LEAST_FRAC if steady else _MUCH_FRAC) * scene.step_ns:
         return None
+    share = percent(per_step / scene.step_ns)
     missing = [r for r in range(world) if r not in scene.ranks]
     some = ",".join(map(str, missing[:16]))
     return finding(
@@ -98,9 +107,8 @@ def _finding(scene: Scene, communicator: str, extra: Floats) -> Finding | None:
         cost=together,
         floor_ns=0.01 * scene.step_ns,
         confidence=0.6,
-        summary=f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks[:8]))} wait "
-        f"together, up to {ms(per_step)} of each step ({percent(per_step / scene.step_ns)}), for "
-        f"a rank without a report (the job has {world}, {len(scene.ranks)} were captured)",
+        summary=f"{_who(ranks)}, up to {ms(per_step)} of each step ({share}), "
+        f"for a rank without a report (the job has {world}, {len(scene.ranks)} were captured)",
         evidence=[
             {
                 "communicator": communicator,

@@ -133,6 +133,26 @@ def test_a_host_that_queued_work_still_hides_is_slow_all_the_same() -> None:
     assert stragglers(made.results) == [("straggler.host", 5)]
 
 
+def test_a_slow_host_with_slack_left_is_information_and_costs_nothing() -> None:
+    # 20 ms of sleep and some 5 ms of launching fit into the GPU's 30 ms
+    made = studied(Job(layers=8, launch_ns=80_000, causes=(Cause("host", 1, 20 * MS),)))
+    assert stragglers(made.results) == []
+    found = only(made.results, "straggler.host")
+    assert (found["rank"], found["severity"], found["cost_ns_per_step"]) == (1, "info", 0)
+    assert made.results["verdict"].startswith("no stragglers")
+
+
+def test_a_rank_behind_whose_host_is_no_slower_is_named_with_less_confidence() -> None:
+    job = Job(steps=6, synchronous=True)
+    slower = studied(replace(job, causes=(Cause("host", 1, 25 * MS),))).results["findings"][0]
+    # all hosts are slow alike; the one that resumed last stays behind the others' queues
+    every = tuple(Cause("host", r, 28 * MS) for r in range(4))
+    behind = studied(Job(layers=8, launch_ns=206_000, causes=every)).results["findings"][0]
+    assert behind["code"] == slower["code"] == "straggler.host"
+    assert behind["confidence"] < slower["confidence"] - 0.1
+    assert any("not slower now" in e["what"] for e in behind["evidence"])
+
+
 @pytest.mark.parametrize(
     ("steps", "recurrence"), [((8, 11), "intermittent"), ((9,), "once"), (None, "persistent")]
 )
@@ -169,7 +189,27 @@ def test_a_pipeline_has_its_bubble_and_unequal_stages_their_imbalance() -> None:
     assert found["ranks"] == [0, 1]
     # stage 0 computes 14.4 ms, the mean of the stages is 10.8
     assert found["cost_ns_per_step"] == pytest.approx(3.6 * MS, rel=0.1)
+    assert uneven.results["findings"][0] == found
     assert stragglers(uneven.results) == []
+
+
+def test_all_ranks_late_alike_is_input_that_stalls_and_nobody_is_a_straggler() -> None:
+    every = tuple(Cause("host", rank, 25 * MS) for rank in range(4))
+    made = studied(Job(synchronous=True, causes=every))
+    assert stragglers(made.results) == []
+    found = made.results["findings"][0]
+    assert (found["code"], found["ranks"]) == ("input.stall", [0, 1, 2, 3])
+    assert found["cost_ns_per_step"] == pytest.approx(25 * MS, rel=0.1)
+
+
+def test_kernels_shorter_than_their_launch_are_launch_bound() -> None:
+    job = Job(layer_ns=30_000, kernels_per_layer=6, launch_ns=60_000, layers=20)
+    # ranks that resume together: one that resumes last stays last, its host being as busy as all
+    made = studied(replace(job, tear_ns=1 * MS))
+    found = made.results["findings"][0]
+    assert found["code"] == "host.launch_bound"
+    assert found["share_of_step"] > 0.3
+    assert stragglers(made.results) == []
 
 
 def test_pageable_copies_are_named_and_pinned_ones_are_not() -> None:

@@ -119,6 +119,24 @@ def test_every_finding_has_all_of_its_fields_and_they_are_sorted_by_cost() -> No
         assert 0 <= found["share_of_step"] <= 1
 
 
+def test_results_hold_plain_numbers_only() -> None:
+    def plain(value: object) -> bool:
+        if isinstance(value, dict):
+            return all(plain(v) for v in value.values())
+        if isinstance(value, (list, tuple)):
+            return all(plain(v) for v in value)
+        return type(value) in (str, int, float, bool, type(None))
+
+    for job in (
+        Job(pageable=True, synchronous=True, causes=(Cause("host", 2, 20 * MS),)),
+        Job(dp=2, pp=2, stage_layers=(4, 2), causes=(Cause("gpu_more", 1, 20 * MS),)),
+        Job(layers=8, launch_ns=80_000, causes=(Cause("host", 1, 20 * MS),)),
+    ):
+        ranks, _ = simulate(job)
+        assert plain(study(ranks).results)
+        assert plain(study(ranks[:2]).results)
+
+
 def test_step_and_rank_entries_cover_each_rank_and_step() -> None:
     ranks, _ = simulate(Job())
     made = study(ranks)
