@@ -4,8 +4,8 @@ The launcher (srun, torchrun) sees one process, which ends when the program has 
 the report is safe. In between, this process
 
 - hands the launcher's signals to the program and never to nsys, which would lose its report;
-- starts and stops the nsys session when the agent in the program asks for it (where there
-  is no CUDA whose profiler API could);
+- starts and stops the nsys session when the agent in the program asks for it, so that nsys
+  writes its report beside the training;
 - makes the report of a `.qdstrm` that nsys left behind, and moves it to the run directory;
 - ends with the program's own status, and runs the program without nsys if nsys fails to.
 
@@ -61,10 +61,15 @@ class Guard:
         self.rank = rank
         self.program = program
         self.folder = states.rank_directory(plan["run"], rank)
-        self.mode = window_mode(plan.get("window_by", "auto"))
+        self.mode = plan["window_by"]
         self.session = "clusterprof-%s-%05d" % (os.path.basename(plan["run"]), rank)
         self.private = tempfile.mkdtemp(prefix="clusterprof-", dir=short_temporary())
         self.report = os.path.join(self.private, "report")
+        self.values = {
+            "output": self.report,
+            "session": self.session,
+            "trace": self.nsys["trace"]["gpu" if sees_a_gpu() else "cpu"],
+        }
         self.log_path = os.path.join(self.private, "log")
         self.program_pid: Optional[int] = None
         self.pending: List[int] = []
@@ -93,14 +98,13 @@ class Guard:
     def start(self, address: str) -> None:
         """Start nsys with the trampoline under it, its own words going to the log."""
         streams = [os.dup(descriptor) for descriptor in (0, 1, 2)]
-        values = {"output": self.report, "session": self.session}
         umask = os.umask(0o077)
         os.umask(umask)
         verb = "profile" if self.mode == "cuda" else "launch"
         trampoline = os.path.join(os.path.dirname(os.path.abspath(__file__)), "trampoline.py")
         command = [
             self.nsys["path"],
-            *filled(self.nsys[verb], values),
+            *filled(self.nsys[verb], self.values),
             *(sys.executable, "-I", "-S", trampoline, address),
             *(",".join(map(str, streams)), oct(umask)),
             *self.program,
@@ -170,8 +174,7 @@ class Guard:
 
     def nsys_does(self, verb: str, timeout_s: float) -> Optional[str]:
         """Run `nsys start` or `nsys stop` on our session; returns what went wrong, or None."""
-        values = {"output": self.report, "session": self.session}
-        command = [self.nsys["path"], *filled(self.nsys[verb], values)]
+        command = [self.nsys["path"], *filled(self.nsys[verb], self.values)]
         try:
             with open(self.log_path, "ab") as log:
                 status = subprocess.run(
@@ -273,20 +276,17 @@ class Guard:
 
 
 def filled(arguments: List[str], values: Dict[str, str]) -> List[str]:
-    """The plan's arguments with {output} and {session} filled in; other braces are the user's."""
+    """The plan's arguments with {output} and its like filled in; other braces are the user's."""
     for name, value in values.items():
         arguments = [argument.replace("{%s}" % name, value) for argument in arguments]
     return arguments
 
 
-def window_mode(wanted: str) -> str:
-    """`cuda` (the program's cudaProfilerStart opens the window) or `session` (we do)."""
-    if wanted != "auto":
-        return wanted
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    # The driver's control node alone is no GPU: machines without one have it too.
+def sees_a_gpu() -> bool:
+    """Whether this rank can use a GPU: nsys traces CUDA then, else the OS runtime."""
+    # The driver's control node alone is no GPU: nsys itself makes one on machines without.
     devices = glob.glob("/dev/nvidia[0-9]*") + glob.glob("/dev/dxg")
-    return "cuda" if devices and visible not in ("", "-1") else "session"
+    return bool(devices) and os.environ.get("CUDA_VISIBLE_DEVICES") not in ("", "-1")
 
 
 def short_temporary() -> str:

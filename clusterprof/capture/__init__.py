@@ -22,7 +22,7 @@ class CaptureRequest:
     nsys_args: tuple[str, ...] = ()
     pytorch: str | None = None
     cpu_sampling: bool = False
-    #: how nsys' window opens: auto, cuda (cudaProfilerStart), session (nsys start)
+    #: how nsys' window opens: session (nsys start), cuda (cudaProfilerStart), auto (session)
     window_by: str = "auto"
 
 
@@ -44,13 +44,13 @@ class CapturePlan:
         nsys = self.agent.get("nsys")
         if not nsys:
             return []
-        if self.agent.get("window_by") == "session":
-            verbs = ["launch", "start", "stop"]
-        elif self.agent.get("window_by") == "cuda":
-            verbs = ["profile"]
-        else:
-            verbs = ["profile", "launch", "start", "stop"]
-        return [[nsys["path"], *nsys[verb]] for verb in verbs]
+        by_cuda = self.agent["window_by"] == "cuda"
+        verbs = ["profile"] if by_cuda else ["launch", "start", "stop"]
+        trace = nsys["trace"]["gpu"]
+        return [
+            [nsys["path"], *(word.replace("{trace}", trace) for word in nsys[verb])]
+            for verb in verbs
+        ]
 
 
 class Profiler(Protocol):

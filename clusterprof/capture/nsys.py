@@ -113,15 +113,17 @@ def plan(request: CaptureRequest, because: str) -> CapturePlan:
     for_profile, for_launch, for_start = _extra(nsys, request)
     agent = {
         "profiler": "nsys",
-        "window_by": request.window_by,
+        # A session by default: nsys' own stop then runs beside the training (docs/nsys.md).
+        "window_by": "cuda" if request.window_by == "cuda" else "session",
         "emit_nvtx": request.pytorch == "emit-nvtx",
         "nsys": {
             "path": str(nsys.path),
             "version": nsys.version,
             "importer": str(nsys.importer) if nsys.importer else None,
+            "trace": {"gpu": request.trace or TRACE_CUDA, "cpu": request.trace or TRACE_CPU},
             "profile": [
                 "profile",
-                f"--trace={request.trace or TRACE_CUDA}",
+                "--trace={trace}",
                 *collecting,
                 "--capture-range=cudaProfilerApi",
                 # Every other value ends the program at the window's end, or the launcher's
@@ -134,7 +136,7 @@ def plan(request: CaptureRequest, because: str) -> CapturePlan:
             "launch": [
                 "launch",
                 "--session-new={session}",
-                f"--trace={request.trace or TRACE_CPU}",
+                "--trace={trace}",
                 *for_launch,
             ],
             "start": ["start", "--session={session}", *collecting, "--output={output}", *for_start],

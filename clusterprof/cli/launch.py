@@ -67,7 +67,7 @@ def parser(verb: str) -> argparse.ArgumentParser:
         "--window-by",
         choices=("auto", "cuda", "session"),
         default="auto",
-        help="how nsys is started and stopped (default: cuda on a GPU node)",
+        help="session: nsys start and stop (default); cuda: cudaProfilerStart in the program",
     )
     run = this.add_argument_group("the run")
     run.add_argument(

@@ -149,6 +149,7 @@ def test_a_dry_run_prints_what_will_run_and_writes_nothing(
 def test_a_dry_run_with_nsys_shows_its_command_lines(run_clusterprof: Cli, workdir: Path) -> None:
     done = run_clusterprof(
         ["torchrun", "--nproc-per-node=4", "--profiler=nsys", "--nsys-arg=--stats=false",
+         "--window-by=cuda",
          "--dry-run", "--", "train.py"]
     )  # fmt: skip
     assert done.returncode == 0, done
