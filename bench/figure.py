@@ -10,7 +10,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Figure:
-    """A measured figure. All values are in `unit`; the figure holds while `measured < limit`."""
+    """A measured figure. All values are in `unit`; it should be below `limit`."""
 
     name: str
     unit: str
@@ -26,17 +26,12 @@ class Figure:
     interval: tuple[float, float] | None = None
 
     @property
-    def holds(self) -> bool:
-        return self.measured is not None and self.measured < self.limit
-
-    @property
     def verdict(self) -> str:
-        """In words; `unclear` where the machine is too busy to be sure that the median holds."""
+        """In words; `unclear` where the limit lies within the noise of a busy machine."""
         if self.measured is None:
             return "not measured"
-        if not self.holds:
-            return "NOT OK"
-        return "unclear" if self.interval and self.interval[1] >= self.limit else "ok"
+        low, high = self.interval or (self.measured, self.measured)
+        return "ok" if high < self.limit else "unclear" if low < self.limit else "NOT OK"
 
     def as_json(self) -> dict[str, Any]:
         return {**asdict(self), "runs": list(self.runs), "verdict": self.verdict}
