@@ -43,6 +43,7 @@ def main() -> None:
     if picked and plan["profiler"] == "nsys" and PROFILED not in environ:
         from . import guard
 
+        start_prober(plan, me)
         guard.become(plan, plan_path, me.rank, [sys.executable, *command_line()[1:]])
     Rank(plan, me, picked).wait_for_the_program()
 
@@ -125,6 +126,8 @@ class Rank:
             from .beacons import Beacons
 
             self.beacons = Beacons(self.plan["beacons"], self.folder, self.me.world_size)
+        if self.picked and PROFILED not in os.environ:
+            start_prober(self.plan, self.me)
         if self.picked and os.environ.get(PROFILED) != "none:":
             from .window import Window
 
@@ -164,6 +167,19 @@ class Rank:
         except OSError:
             pass
         counter.end()
+
+
+def start_prober(plan: Dict[str, Any], me: Identity) -> None:
+    """Have the hosts' clocks measured, where that was asked for; see `prober`."""
+    if plan.get("clock_probe", "off") == "off":
+        return
+    from . import prober
+
+    try:
+        if prober.wanted(plan, me, os.environ):
+            prober.start(plan, me.rank)
+    except Exception as error:  # the training goes on without it
+        complain("the clocks are not measured: %s" % (error,))
 
 
 def leave() -> None:

@@ -56,6 +56,7 @@ class Window:
             self.say("capturing", step_begin=self.counter.count)
             self.clock.take("open")
             self.clock.write()
+            tell_prober("open")
             self.switches = self.make_switches()
             for switch in self.switches:
                 switch.start()
@@ -78,6 +79,7 @@ class Window:
         for switch in reversed(self.switches):
             problem = self.quietly(switch.stop) or problem
         self.quietly(lambda: self.clock.take("close"))
+        tell_prober("close")
         self.quietly(self.clock.write)
         if problem is not None:
             self.say("lost", "the window could not be closed: %s" % problem)
@@ -128,6 +130,14 @@ class Window:
         except Exception as error:
             return first_line(error)
         return None
+
+
+def tell_prober(event: str) -> None:
+    """Let the clocks be measured now, if they are to be (see `prober`)."""
+    if "CLUSTERPROF_PROBE" in os.environ:
+        from . import prober
+
+        prober.say(event)
 
 
 def first_line(error: BaseException) -> str:

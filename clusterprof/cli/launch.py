@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,8 @@ from clusterprof.rundir import RunDirectory
 
 #: `--strict`: the training was fine, the profile was not.
 PROFILE_FAILED = 123
+#: `--beacons`: beyond it they would be a load of their own
+MOST_BEACONS = 1000
 
 
 def parser(verb: str) -> argparse.ArgumentParser:
@@ -68,6 +71,24 @@ def parser(verb: str) -> argparse.ArgumentParser:
         choices=("auto", "cuda", "session"),
         default="auto",
         help="session: nsys start and stop (default); cuda: cudaProfilerStart in the program",
+    )
+    clocks = this.add_argument_group("the ranks' clocks")
+    clocks.add_argument(
+        "--clock-probe",
+        choices=("auto", "on", "off"),
+        default="auto",
+        help="measure the hosts' clocks against each other around the window, from a process "
+        "beside each chosen rank (UDP between the nodes; default auto: where the chosen ranks "
+        "may be on several nodes)",
+    )
+    clocks.add_argument(
+        "--beacons",
+        type=int,
+        default=0,
+        metavar="N",
+        help="all ranks of the job send N tiny AllReduces at both ends of the window, for jobs "
+        "whose collectives are all large; the ranks agree on it first, and a rank that does not "
+        "come to the same step holds up the others for up to 30 s, once (default 0; 16 is plenty)",
     )
     run = this.add_argument_group("the run")
     run.add_argument(
@@ -137,6 +158,7 @@ def make_plan(
             window_by=arguments.window_by,
         )
     )
+    capture = replace(capture, agent={**capture.agent, **clock_evidence(arguments)})
     wanted = settings.get("run_dir")
     now = dt.datetime.now(dt.timezone.utc)
     folder = (
@@ -150,6 +172,15 @@ def make_plan(
     return LaunchPlan(
         job, environment, folder, selection, steps, step_on, capture, settings.origins
     )
+
+
+def clock_evidence(arguments: argparse.Namespace) -> dict[str, Any]:
+    """What the agents do for the clocks' sake. Raises UsageError."""
+    if not 0 <= arguments.beacons <= MOST_BEACONS:
+        raise UsageError(
+            f"--beacons {arguments.beacons}: from 0 to {MOST_BEACONS}", "16 are plenty"
+        )
+    return {"clock_probe": arguments.clock_probe, "beacons": arguments.beacons}
 
 
 def launch(plan: LaunchPlan, arguments: argparse.Namespace) -> int:

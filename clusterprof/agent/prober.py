@@ -1,0 +1,289 @@
+"""A process beside each chosen rank that measures the hosts' clocks around the window.
+
+Not a thread of the training: it shares no interpreter lock with it, opens no port in it and
+cannot keep it waiting. The rank says when its window opens and closes with a datagram to a Unix
+socket that only its owner reaches, and never waits for an answer. The prober of the reference
+rank answers on UDP, on the job's own network and to those that know a secret in the run directory
+only; of every other machine one prober asks it for a third of a second, at both ends of the
+window. A prober ends with its rank, whatever happens.
+
+Run as a script: `python -I -S prober.py RUN RANK REFERENCE OWNER FOLDER`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import secrets
+import select
+import shutil
+import socket
+import sys
+import tempfile
+import time
+from typing import Any, Dict, List, Mapping, Optional
+
+if __package__:
+    from . import clocks, exchange, states
+    from .identity import Identity
+else:  # run as a script, isolated: our package has no name yet
+    from importlib.util import module_from_spec, spec_from_file_location
+
+    _folder = os.path.dirname(os.path.abspath(__file__))
+    _spec = spec_from_file_location(
+        "_clusterprof_agent",
+        os.path.join(_folder, "__init__.py"),
+        submodule_search_locations=[_folder],
+    )
+    assert _spec is not None
+    sys.modules["_clusterprof_agent"] = module_from_spec(_spec)
+    from _clusterprof_agent import clocks, exchange, states  # type: ignore[no-redef]
+    from _clusterprof_agent.identity import Identity  # type: ignore[no-redef]
+
+#: the Unix socket of this rank's prober, for the program that the guard runs under nsys
+PROBE = "CLUSTERPROF_PROBE"
+#: The reference rank's prober answers for so long after its own window closed.
+GRACE_S = 30.0
+#: ... and for so long after its rank has ended, unless somebody is asking.
+QUIET_S = 1.0
+
+
+# --- in the rank
+
+
+def wanted(plan: Mapping[str, Any], me: Identity, environ: Mapping[str, str]) -> bool:
+    """Whether the clocks of this job are to be measured: `--clock-probe`."""
+    mode = plan.get("clock_probe", "off")
+    alone = plan["selection"]["kind"] == "ranks" and len(plan["selection"]["ranks"]) < 2
+    return mode == "on" or (mode == "auto" and not alone and several_nodes(me, environ))
+
+
+def several_nodes(me: Identity, environ: Mapping[str, str]) -> bool:
+    """Whether the job's ranks live on more than one node, as far as the launcher says."""
+
+    def number(name: str) -> int:
+        text = environ.get(name, "")
+        return int(text) if text.isdigit() else 0
+
+    if number("SLURM_STEP_NUM_NODES") > 1 and environ.get("SLURM_STEP_ID"):
+        return True
+    here = {
+        "torchrun": "LOCAL_WORLD_SIZE", "mpirun": "OMPI_COMM_WORLD_LOCAL_SIZE",
+    }.get(me.source)  # fmt: skip
+    here_size = number(here) if here else 0
+    return 0 < here_size < (me.world_size or 0)
+
+
+def reference(selection: Mapping[str, Any]) -> int:
+    """The chosen rank whose clock the others are measured against: the lowest."""
+    return int(selection["ranks"][0]) if selection["kind"] == "ranks" else 0
+
+
+def start(plan: Mapping[str, Any], rank: int) -> None:
+    """Start the prober of this rank, and leave its socket's path in the environment.
+
+    It forks away from us at once, so that the program finds no child that it did not start.
+    """
+    folder = tempfile.mkdtemp(prefix="clusterprof-", dir=short_temporary())
+    here = os.path.abspath(__file__.replace(".pyc", ".py"))
+    arguments = [
+        sys.executable, "-I", "-S", here, str(plan["run"]), str(rank),
+        str(reference(plan["selection"])), str(os.getpid()), folder,
+    ]  # fmt: skip
+    nothing = [(os.POSIX_SPAWN_OPEN, number, os.devnull, os.O_RDWR, 0) for number in (0, 1, 2)]
+    # What makes nsys follow a process is not for this one.
+    environ = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("CUDA_INJECTION", "NVTX_INJECTION", "NSYS_", "QUADD_"))
+    }
+    child = os.posix_spawn(sys.executable, arguments, environ, file_actions=nothing)
+    if os.waitpid(child, 0)[1] == 0:
+        os.environ[PROBE] = os.path.join(folder, "socket")
+    else:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def say(event: str) -> None:
+    """Tell our prober that the window opens or closes; never waits, never fails."""
+    path = os.environ.get(PROBE)
+    if not path:
+        return
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as pipe:
+            pipe.setblocking(False)
+            pipe.sendto(event.encode(), path)
+    except OSError:
+        pass
+
+
+def short_temporary() -> str:
+    """A node-local folder whose name leaves room for a socket's (107 bytes in all)."""
+    folder = tempfile.gettempdir()
+    return folder if len(folder) < 70 else "/tmp"
+
+
+# --- in the process of its own
+
+
+class Prober:
+    """One rank's prober, from its start to the end of its rank."""
+
+    def __init__(self, run: str, rank: int, against: int, owner: int, folder: str) -> None:
+        self.run = run
+        self.rank = rank
+        self.against = against
+        self.owner = owner
+        self.folder = folder
+        self.pipe = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self.pipe.bind(os.path.join(folder, "socket"))
+        self.pipe.setblocking(False)
+        self.bounds: List[Dict[str, Any]] = []
+        self.notes: List[str] = []
+
+    # -- the reference rank
+
+    def address_file(self) -> str:
+        """Where the reference rank's prober says how it is reached, to those who may read it."""
+        return os.path.join(states.rank_directory(self.run, self.against), "probe-address.json")
+
+    def answer(self) -> None:
+        """Answer all others until our rank has ended, or its window has been closed for long."""
+        secret = secrets.token_bytes(32)
+        endpoint = exchange.Endpoint(exchange.own_address(os.environ), secret)
+        path = self.address_file()
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        host, port = endpoint.socket.getsockname()[:2]
+        told = {"address": host, "port": port, "secret": secret.hex(), "machine": clocks.machine()}
+        os.umask(0o077)
+        states.write_beside(path, json.dumps(told) + "\n")
+        try:
+            self.serve(endpoint)
+        finally:
+            endpoint.close()
+            with contextlib.suppress(OSError):
+                os.unlink(path)
+
+    def serve(self, endpoint: exchange.Endpoint) -> None:
+        """The answering itself."""
+        until: Optional[float] = None
+        sources: List[Any] = [endpoint, self.pipe, self.owner]
+        while until is None or time.monotonic() < until:
+            pause = None if until is None else max(0.0, until - time.monotonic())
+            ready = select.select(sources, [], [], pause)[0]
+            if endpoint in ready:
+                exchange.answer(endpoint)
+                if self.owner not in sources:
+                    until = time.monotonic() + QUIET_S
+            if self.pipe in ready and self.heard() == "close":
+                until = time.monotonic() + GRACE_S
+            if self.owner in ready:
+                sources.remove(self.owner)
+                until = time.monotonic() + QUIET_S
+
+    def heard(self) -> str:
+        """What our rank said."""
+        try:
+            return self.pipe.recv(64).decode("ascii", "replace")
+        except OSError:
+            return ""
+
+    # -- every other
+
+    def ask(self) -> None:
+        """Measure when the window opens and once more when it has closed; then we are done."""
+        mine = None
+        sources: List[Any] = [self.pipe, self.owner]
+        while True:
+            ready = select.select(sources, [], [])[0]
+            event = self.heard() if self.pipe in ready else ""
+            if event == "open":
+                mine = self.measure(event)
+            elif event == "close" or self.owner in ready:
+                if mine is not None and event == "close":
+                    self.measure(event, mine)
+                break
+        if self.bounds or self.notes:
+            path = os.path.join(states.rank_directory(self.run, self.rank), "probe.json")
+            whole = {"schema_version": 1, "bounds": self.bounds, "notes": self.notes}
+            states.write_beside(path, json.dumps(whole) + "\n")
+
+    def measure(
+        self, event: str, known: Optional[Dict[str, Any]] = None
+    ) -> Optional[Dict[str, Any]]:
+        """One measurement against the reference rank's prober, whose address this returns."""
+        told = known or self.find()
+        if told is None or (known is None and not self.claimed(told)):
+            return None
+        target = (told["address"], told["port"])
+        endpoint = exchange.Endpoint(
+            exchange.route_to(target[0]) or target[0], bytes.fromhex(told["secret"])
+        )
+        found = exchange.measure(endpoint, target)
+        endpoint.close()
+        if not found:
+            self.notes.append("rank %d's host did not answer at the window's %s (UDP %s:%d)"
+                              % (self.against, event, *target))  # fmt: skip
+            return told
+        try:
+            bound = exchange.described(found)
+        except ValueError as error:
+            self.notes.append("at the window's %s: %s" % (event, error))
+            return told
+        self.bounds.append({
+            "when": event, "rank": self.rank, "machine": clocks.machine(),
+            "other": self.against, "other_machine": told["machine"], **bound,
+        })  # fmt: skip
+        return told
+
+    def find(self) -> Optional[Dict[str, Any]]:
+        """The answerer's address; None where it has none (its rank never began)."""
+        deadline = time.monotonic() + exchange.FIRST_ANSWER_S
+        while True:
+            try:
+                with open(self.address_file(), encoding="utf-8") as file:
+                    return dict(json.load(file))
+            except (OSError, ValueError):
+                if time.monotonic() > deadline:
+                    self.notes.append("rank %d's prober was not found" % self.against)
+                    return None
+                time.sleep(0.1)
+
+    def claimed(self, told: Mapping[str, Any]) -> bool:
+        """Whether it is ours to measure: of each machine the first that comes, of its own none."""
+        machine = clocks.machine()
+        if not machine or machine == told["machine"]:
+            return False
+        name = hashlib.blake2b((told["secret"] + machine).encode(), digest_size=8).hexdigest()
+        folder = os.path.join(self.run, "probe")
+        try:
+            os.makedirs(folder, exist_ok=True)
+            os.close(os.open(os.path.join(folder, name), os.O_CREAT | os.O_EXCL | os.O_WRONLY))
+        except OSError:
+            return False
+        return True
+
+
+def main(argv: List[str]) -> None:
+    """Leave our parent, and watch it: `RUN RANK REFERENCE OWNER FOLDER`."""
+    run, rank, against, owner, folder = argv[0], int(argv[1]), int(argv[2]), int(argv[3]), argv[4]
+    os.closerange(3, 1024)  # what the rank left open is none of our business
+    watch = os.pidfd_open(owner)
+    prober = Prober(run, rank, against, watch, folder)
+    if os.fork():
+        os._exit(0)
+    try:
+        if rank == against:
+            prober.answer()
+        else:
+            prober.ask()
+    except OSError:
+        pass  # the clocks stay unmeasured: nobody waits for us
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
