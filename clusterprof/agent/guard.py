@@ -29,10 +29,11 @@ import time
 from typing import Any, Dict, Iterator, List, Optional
 
 if __package__:
-    from . import states
+    from . import states, variables
 else:  # run as a script, isolated: our own folder is not on sys.path
     sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
     import states  # type: ignore[import-not-found,no-redef]
+    import variables  # type: ignore[import-not-found,no-redef]
 
 FORWARDED = (
     signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGQUIT,
@@ -109,7 +110,7 @@ class Guard:
             *(",".join(map(str, streams)), oct(umask)),
             *self.program,
         ]
-        environment = dict(os.environ, CLUSTERPROF_PROFILED="%s:%s" % (self.mode, address))
+        environment = dict(os.environ, **{variables.PROFILED: "%s:%s" % (self.mode, address)})
         # nsys ignores ranges whose names are not registered strings unless it is told not to.
         environment.setdefault("NSYS_NVTX_PROFILER_REGISTER_ONLY", "0")
         for number in FORWARDED:
@@ -204,7 +205,7 @@ class Guard:
             signal.signal(number, signal.SIG_DFL)
         for pending in self.pending:
             os.kill(os.getpid(), pending)
-        os.environ["CLUSTERPROF_PROFILED"] = "none:"
+        os.environ[variables.PROFILED] = variables.WITHOUT_NSYS
         os.execvp(self.program[0], self.program)
 
     # -- the report -------------------------------------------------------------------------

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.abc
 import importlib.util
 import sys
 from types import ModuleType
@@ -12,7 +10,7 @@ from typing import Any, Callable, Dict, Optional
 Action = Callable[[ModuleType], None]
 
 
-class AfterImport(importlib.abc.MetaPathFinder):
+class AfterImport:
     """A finder that finds nothing itself: it lets the others find and acts after the import."""
 
     def __init__(self, actions: Dict[str, Action]) -> None:
@@ -30,13 +28,14 @@ class AfterImport(importlib.abc.MetaPathFinder):
             self._asking = False
         if spec is None or spec.loader is None or not hasattr(spec.loader, "exec_module"):
             return None
-        spec.loader = _Acting(spec.loader, self.actions.pop(fullname))
+        acting: Any = _Acting(spec.loader, self.actions.pop(fullname))
+        spec.loader = acting
         if not self.actions and self in sys.meta_path:
             sys.meta_path.remove(self)
         return spec
 
 
-class _Acting(importlib.abc.Loader):
+class _Acting:
     """A module's own loader, and the action after it."""
 
     def __init__(self, loader: Any, action: Action) -> None:

@@ -19,11 +19,7 @@ from . import clocks, hooks, states
 from .identity import Identity, identify
 from .selection import chosen
 from .steps import counter
-
-#: The process that counts for this rank; its children inherit it and stay out of the way.
-COUNTING = "CLUSTERPROF_COUNTING"
-#: Set by the guard for the program under nsys: how the window opens, and where the guard listens.
-PROFILED = "CLUSTERPROF_PROFILED"
+from .variables import COUNTING, PLAN, PROFILED, WITHOUT_NSYS
 
 
 def main() -> None:
@@ -31,7 +27,7 @@ def main() -> None:
     environ = os.environ
     if environ.get(COUNTING, str(os.getpid())) != str(os.getpid()) or is_worker(command_line()):
         return
-    plan_path = environ["CLUSTERPROF_PLAN"]
+    plan_path = environ[PLAN]
     with open(plan_path, encoding="utf-8") as file:
         plan = json.load(file)
     me = identify(environ, plan["identity"])
@@ -128,7 +124,7 @@ class Rank:
             self.beacons = Beacons(self.plan["beacons"], self.folder, self.me.world_size)
         if self.picked and PROFILED not in os.environ:
             start_prober(self.plan, self.me)
-        if self.picked and os.environ.get(PROFILED) != "none:":
+        if self.picked and os.environ.get(PROFILED) != WITHOUT_NSYS:
             from .window import Window
 
             self.window = Window(self.plan, self.folder, counter, self.beacons)

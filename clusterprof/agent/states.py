@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import time
 from typing import Any, Dict, Optional
 
@@ -44,7 +43,7 @@ def advance(folder: str, state: str, reason: Optional[str] = None, **facts: Any)
         now = {"attempt": now.get("attempt", 1) + 1}
     os.makedirs(folder, exist_ok=True)
     now.update(facts, state=state)
-    now.setdefault("host", socket.gethostname())
+    now.setdefault("host", os.uname().nodename)
     now.setdefault("history", []).append([state, time.time_ns()])
     if reason is not None:
         now["reason"] = reason

@@ -11,11 +11,18 @@ import gzip
 import os
 import shutil
 import socket
+import sys
 import tempfile
 import warnings
 from typing import Any, Iterator
 
-from .window import torch
+
+def torch() -> Any:
+    """The program's own torch; RuntimeError where it has not imported one."""
+    module = sys.modules.get("torch")
+    if module is None:
+        raise RuntimeError("the program has not imported torch")
+    return module
 
 
 def drain() -> None:

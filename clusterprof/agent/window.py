@@ -6,12 +6,11 @@ Whatever goes wrong in here is written to the rank's state, and the training goe
 from __future__ import annotations
 
 import os
-import sys
 from typing import Any, Dict, List, Optional
 
 from . import clocks, states
-from .start import PROFILED
 from .steps import Counter
+from .variables import PROFILED
 
 
 class Window:
@@ -112,7 +111,7 @@ class Window:
         if not mode:
             return [switches.TorchProfiler(self.folder)]
         nsys = switches.CudaProfiler() if mode == "cuda" else switches.NsysSession(address)
-        if not torch().cuda.is_initialized():
+        if not switches.torch().cuda.is_initialized():
             # Without CUDA nsys sees neither gloo nor the operators: torch.profiler does.
             return [nsys, switches.TorchProfiler(self.folder)]
         # On CUDA the two exclude each other: both need CUPTI.
@@ -144,11 +143,3 @@ def first_line(error: BaseException) -> str:
     """An exception in one line."""
     text = str(error).strip().split("\n")[0]
     return text or error.__class__.__name__
-
-
-def torch() -> Any:
-    """The program's own torch; RuntimeError where it has not imported one."""
-    module = sys.modules.get("torch")
-    if module is None:
-        raise RuntimeError("the program has not imported torch")
-    return module

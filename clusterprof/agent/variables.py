@@ -1,0 +1,10 @@
+"""The environment variables by which the processes of one rank find each other."""
+
+#: Where plan.json is; without it an interpreter is none of ours.
+PLAN = "CLUSTERPROF_PLAN"
+#: The process that counts for this rank; its children inherit it and stay out of the way.
+COUNTING = "CLUSTERPROF_COUNTING"
+#: For the program under nsys: how the window opens, and where the guard listens; `none:` where
+#: nsys could not start it.
+PROFILED = "CLUSTERPROF_PROFILED"
+WITHOUT_NSYS = "none:"
