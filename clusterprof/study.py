@@ -81,7 +81,7 @@ def study(
         "collectives": _collectives(scene),
         "findings": found,
         "verdict": verdict(scene, found),
-        "warnings": [*warnings, *_warnings(scene), *said],
+        "warnings": [*dict.fromkeys(warnings), *_warnings(scene, warnings), *said],
     }
     return Study(results, placed, account, clock, ordered)
 
@@ -143,11 +143,18 @@ def _collectives(scene: Scene) -> CollectivesEntry:
     }
 
 
-def _warnings(scene: Scene) -> list[str]:
+def _warnings(scene: Scene, gathered: Sequence[str]) -> list[str]:
     out = list(scene.clock.warnings)
+    # each once, with the ranks that gave it
+    said: dict[str, list[int]] = {}
     for tables in scene.tables:
-        own = (*tables.info.warnings, *tables.warnings)
-        out += [w if w.startswith("rank ") else f"rank {tables.rank}: {w}" for w in own]
+        for one in dict.fromkeys((*tables.info.warnings, *tables.warnings)):
+            said.setdefault(one.removeprefix(f"rank {tables.rank}: "), []).append(tables.rank)
+    for one, by in said.items():
+        who = f"rank {by[0]}" if len(by) == 1 else f"ranks {', '.join(map(str, by))}"
+        line = f"{who}: {one}"
+        if not any(line == known or known.endswith(f": {one}") for known in gathered):
+            out.append(line)
     bare = [line.rank for line in scene.timelines if not line.has_steps]
     if bare:
         who = f"rank{'s' if len(bare) > 1 else ''} {', '.join(map(str, bare))}"

@@ -158,9 +158,9 @@ def _finding(
         cost=cost,
         floor_ns=0.01 * scene.step_ns,
         confidence=0.9 if float(np.nanstd(each)) < per_step else 0.7,
-        summary=f"{operation}: {ms(per_step)} of each step ({percent(per_step / scene.step_ns)}) "
-        f"is transfer that no compute hides ({calls:.0f} calls a step, {percent(hidden)} of their "
-        "time is hidden)",
+        summary=f"{ms(per_step)} of each step ({percent(per_step / scene.step_ns)}) is {operation} "
+        f"that no compute hides ({calls:.0f} calls a step, {percent(hidden)} of their time is "
+        "hidden)",
         evidence=evidence,
         advice=_advice(operation, calls, small, hidden),
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from typing import Any
 
@@ -50,7 +51,7 @@ def finding(
     """Make a finding from its cost in each settled step (ns).
 
     `floor_ns` is what a step must cost to count as one of the finding's; `at_most` caps the
-    severity of what no one is to blame for.
+    severity of what no one is to blame for. `follow_up` is the command that tells more, if any.
     """
     each = np.nan_to_num(np.asarray(cost, dtype=float))
     hit = np.flatnonzero(each > max(floor_ns, 0.0))
@@ -74,13 +75,15 @@ def finding(
         "summary": summary,
         "evidence": evidence,
         "advice": advice,
-        "next": follow_up or command(scene),
+        "next": follow_up,
     }
 
 
-def command(scene: Scene) -> str:
-    """The command line that shows this study as a page."""
-    return f"clusterprof merge {scene.source or 'REPORTS'} --html report.html"
+def capture(scene: Scene, ranks: Sequence[int], *options: str) -> str:
+    """The command line that captures `ranks` anew, with `options` that tell more."""
+    launcher = "srun" if len({t.info.host for t in scene.tables}) > 1 else "torchrun"
+    chosen = ",".join(map(str, ranks))
+    return shlex.join(["clusterprof", launcher, "--ranks", chosen, *options]) + " ... -- PROGRAM..."
 
 
 def ms(ns: float) -> str:

@@ -7,7 +7,7 @@ import numpy as np
 import pyarrow.compute as pc
 
 from clusterprof.analysis import host
-from clusterprof.analysis.finding import LEAST_FRAC, finding, ms, percent
+from clusterprof.analysis.finding import LEAST_FRAC, capture, finding, ms, percent
 from clusterprof.analysis.intervals import Union, union
 from clusterprof.analysis.scene import Floats, Scene
 from clusterprof.analysis.timeline import COMPUTE, Timeline
@@ -122,6 +122,7 @@ def _gil(scene: Scene, gaps: list[Union]) -> Answer:
         ][:16],
         advice="other Python threads hold the lock: move their work into processes, or into "
         "native code that releases it",
+        follow_up=capture(scene, hit[:2], "--trace", "cuda,nvtx,python-gil", "--cpu-sampling"),
     )
     return made, _without(gaps, common)
 
@@ -137,9 +138,11 @@ def _input(scene: Scene, gaps: list[Union]) -> Answer:
     of_rank = _means(each)
     # one rank alone that fetches late is a straggler; here all of them starve
     usual = np.nanmedian(each, axis=0) if len(each) else np.zeros(len(scene.settled))
-    per_step = float(np.nan_to_num(usual).mean())
-    if per_step < LEAST_FRAC * scene.step_ns:
+    if float(np.nan_to_num(usual).mean()) < LEAST_FRAC * scene.step_ns:
         return None, gaps
+    # the last to have its batch sets the pace, but what it alone is late by is a straggler's cost
+    usual = np.sort(np.nan_to_num(each), axis=0)[-2:][0]
+    per_step = float(usual.mean())
     made = finding(
         scene,
         "input.stall",
@@ -231,6 +234,7 @@ def _sync(scene: Scene, gaps: list[Union]) -> Answer:
         ],
         advice="read losses and metrics every so many steps, or copy them with non_blocking=True "
         "and look a step later",
+        follow_up=capture(scene, scene.ranks[:1], "--pytorch", "autograd-nvtx"),
     )
     return made, _without(gaps, after)
 

@@ -94,11 +94,21 @@ class Scene:
 
     @cached_property
     def step_ns(self) -> float:
-        """The usual settled step: median over steps of the median over ranks (ns)."""
+        """The settled steps' mean duration, each step's being the median over ranks (ns).
+
+        A mean, as every cost is: a share is a sum over the settled steps of the one, divided by
+        the sum of the other, also where steps differ.
+        """
+        each = self.durations
+        return float(each.mean()) if len(each) else 0.0
+
+    @cached_property
+    def durations(self) -> Floats:
+        """Each settled step's duration: the median over ranks (ns)."""
         durations = self.account("duration_ns")
         if not durations.size or np.isnan(durations).all():
-            return 0.0
-        return float(np.nanmedian(np.nanmedian(durations, axis=0)))
+            return np.zeros(0)
+        return np.asarray(np.nanmedian(durations, axis=0))
 
     @cached_property
     def collectives(self) -> Collectives:

@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 
 from clusterprof.analysis import host, kernels
-from clusterprof.analysis.finding import LEAST_FRAC, finding, ms, percent
+from clusterprof.analysis.finding import LEAST_FRAC, capture, finding, ms, percent
 from clusterprof.analysis.intervals import union
 from clusterprof.analysis.scene import Floats, Scene
 from clusterprof.analysis.timeline import COMPUTE
@@ -235,6 +235,7 @@ def _hidden(scene: Scene, seen: Blame) -> list[Finding]:
                 f"hides it so far, then it costs {ms(float(cost[0]))} of each step",
                 evidence=details,
                 advice=advice,
+                follow_up=_closer(scene, k),
             )
         )
     return out
@@ -320,7 +321,15 @@ def _finding(scene: Scene, seen: Blame, k: int, rank: int) -> Finding:
         f"step ({percent(share)}), {why}{often}",
         evidence=[*_latest(scene, rank), *details],
         advice=advice,
+        follow_up=_closer(scene, k) if by_host else "",
     )
+
+
+def _closer(scene: Scene, k: int) -> str:
+    """The capture that tells what this rank's host does, beside one that is in time."""
+    beside = 0 if k else 1
+    options = ("--pytorch", "autograd-nvtx", "--cpu-sampling")
+    return capture(scene, [scene.ranks[k], scene.ranks[beside]], *options)
 
 
 def _compared(scene: Scene, seen: Blame, k: int) -> list[dict[str, Any]]:

@@ -27,8 +27,9 @@ class Timeline:
     Step k begins at max(its host begin, end of the last activity launched before that begin):
     work that was queued before belongs to the step before, and a GPU that starves at the
     beginning of a step starves in that step. The steps follow each other without a gap; the last
-    ends at max(its host end, end of the last activity launched in it). `step_of` is for each
-    activity the index of the step that launched it, or -1.
+    ends at max(its host end, end of the last activity launched in it), or with that activity
+    where the host then drained the device: what follows is the capture's stop. `step_of` is for
+    each activity the index of the step that launched it, or -1.
     """
 
     rank: int
@@ -76,6 +77,9 @@ def timeline(tables: RankTables) -> Timeline:
         step = np.array([WHOLE_WINDOW], dtype=np.int64)
         host_begin = np.array([min(first, last)], dtype=np.int64)
         host_end = np.array([last], dtype=np.int64)
+    drained = _drain(tables, launch_end, stop)
+    if drained is not None and host_begin[-1] < drained < host_end[-1]:
+        host_end = np.r_[host_end[:-1], drained]
     begin, end, step_of = _device_steps(host_begin, host_end, launch, stop)
     working, talking = kind == COMPUTE, kind == COLLECTIVE
     return Timeline(
@@ -125,6 +129,24 @@ def _host_steps(tables: RankTables, launch: Ints) -> tuple[Ints, Ints, Ints]:
         last -= int(count[last] < usual)
     chosen = slice(first, last + 1)
     return step[chosen], begin[chosen], end[chosen]
+
+
+def _drain(tables: RankTables, launch_end: Ints, stop: Ints) -> int | None:
+    """When the host began to wait for an idle device with nothing launched behind it (ns).
+
+    A window's stop does so, and takes 10 ms and more after it; no step's time is that.
+    """
+    if not len(stop):
+        return None
+    calls = tables.host_calls
+    last = pa.scalar(int(launch_end.max()), pa.int64())
+    after = pc.and_(
+        pc.greater_equal(calls["start_ns"], last),
+        pc.greater_equal(calls["end_ns"], pa.scalar(int(stop.max()), pa.int64())),
+    )
+    named = pc.match_substring_regex(calls["name"].cast(pa.string()), r"(?i)devicesynchronize")
+    found = calls.filter(pc.and_(after, named))["start_ns"]
+    return int(pc.min(found).as_py()) if len(found) else None
 
 
 def _device_steps(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from clusterprof.analysis.finding import LEAST_FRAC, WARNING_FRAC, finding, ms, percent
+from clusterprof.analysis.finding import LEAST_FRAC, WARNING_FRAC, capture, finding, ms, percent
 from clusterprof.analysis.scene import Floats, Scene
 from clusterprof.results import Finding
 
@@ -119,5 +119,5 @@ def _finding(scene: Scene, communicator: str, extra: Floats) -> Finding | None:
             }
         ],
         advice=f"capture the others: --ranks {some}{',…' if len(missing) > 16 else ''}",
-        follow_up=f"clusterprof srun --ranks {some} ... -- PROGRAM",
+        follow_up=capture(scene, missing[:16]),
     )

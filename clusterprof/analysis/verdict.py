@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from clusterprof.analysis.finding import ms
 from clusterprof.analysis.scene import LEAST_SETTLED, Scene
 from clusterprof.results import Finding
 
@@ -22,4 +23,7 @@ def verdict(scene: Scene, findings: Sequence[Finding]) -> str:
         start = f"only rank {scene.ranks[0]} has a report, so nobody can be called late"
     else:
         start = "no stragglers"
-    return f"{start}: {costly[0]['summary']}" if costly else f"{start}: nothing stands out"
+    if costly:
+        return f"{start}; {costly[0]['summary']}"
+    steps = f"{len(scene.settled)} settled steps"
+    return f"{start}, and nothing else stands out in {steps} of {ms(scene.step_ns)}"

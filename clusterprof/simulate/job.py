@@ -5,15 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-CauseKind = Literal["host", "gpu_more", "gpu_slow"]
+CauseKind = Literal["host", "input", "gpu_more", "gpu_slow"]
 
 
 @dataclass(frozen=True)
 class Cause:
     """One planted cause: `rank` loses `extra_ns` in each of `steps` (None: in every step).
 
-    `host`: its host sleeps before the forward; `gpu_more`: its GPU has more kernels;
-    `gpu_slow`: its kernels take longer, by `extra_ns` over the whole step.
+    `host`: its host sleeps before the forward; `input`: it waits for its batch; `gpu_more`: its
+    GPU has more kernels; `gpu_slow`: its kernels take longer, by `extra_ns` over the whole step.
     """
 
     kind: CauseKind
@@ -46,7 +46,12 @@ class Job:
     #: layers of each pipeline stage; None: all alike
     stage_layers: tuple[int, ...] | None = None
     kernels_per_layer: int = 3
+    #: what a kernel costs the host; each host's pace and each launch differ by such parts
     launch_ns: int = 250_000
+    host_noise_frac: float = 0.0
+    host_pace_frac: float = 0.0
+    #: the host is at most so many steps ahead of its device: then a launch blocks
+    ahead_steps: int = 4
     #: transfer of a bucket, and of the last small one
     transfer_ns: int = 250_000
     latency_ns: int = 12_000
@@ -56,7 +61,17 @@ class Job:
     pageable: bool = False
     #: the host waits for the GPU at the end of each step (`.item()`)
     synchronous: bool = False
+    #: `.item()` between forward and backward
+    item: bool = False
+    #: the host waits so long for the interpreter lock before each launch
+    gil_ns: int = 0
     small_calls: bool = True
+    #: one AllReduce per layer after the backward, overlapped with nothing
+    serial: bool = False
+    #: parameters sharded: AllGather before each layer, ReduceScatter behind its backward
+    sharded: bool = False
+    #: pipeline: one forward, one backward, instead of all forwards first
+    one_f_one_b: bool = False
     noise_frac: float = 0.01
     causes: tuple[Cause, ...] = ()
     #: how far apart the ranks resume when the capture starts
@@ -68,6 +83,7 @@ class Job:
     #: calls that each rank's report lacks at its begin (windows that begin at different calls)
     lost_calls: tuple[int, ...] = ()
     with_steps: bool = True
+    ranks_per_host: int = 8
     seed: int = 0
 
     @property

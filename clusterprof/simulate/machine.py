@@ -17,9 +17,11 @@ from clusterprof.simulate.job import Job
 
 Ints = npt.NDArray[np.int64]
 
-COMPUTE_STREAM, COLLECTIVE_STREAM, PAIR_STREAM, TENSOR_STREAM = 7, 19, 23, 27
+COMPUTE_STREAM, COLLECTIVE_STREAM, PAIR_STREAM, TENSOR_STREAM, GATHER_STREAM = 7, 19, 23, 27, 31
+STREAMS = (COMPUTE_STREAM, COLLECTIVE_STREAM, PAIR_STREAM, TENSOR_STREAM, GATHER_STREAM)
 _PAUSE_NS = 4_000
 _CALL_NS = 8_000
+_TRANSFER_NS = 36_000
 
 
 class Machine:
@@ -29,16 +31,14 @@ class Machine:
         n = job.world
         self.job, self.rng = job, rng
         self.host = np.full(n, 1_000_000_000, dtype=np.int64)
-        self.free: dict[int, Ints] = {
-            s: self.host.copy()
-            for s in (COMPUTE_STREAM, COLLECTIVE_STREAM, PAIR_STREAM, TENSOR_STREAM)
-        }
+        self.free: dict[int, Ints] = {s: self.host.copy() for s in STREAMS}
         self.recording = False
         self.activities: list[dict[str, Any]] = []
         self.calls: list[dict[str, Any]] = []
         self.host_calls: list[dict[str, Any]] = []
         self.steps: list[dict[str, Any]] = []
         self._group = 0
+        self.pace = 1 + job.host_pace_frac * rng.uniform(-1, 1, n)
 
     def everyone(self) -> Ints:
         """Indices of all ranks."""
@@ -51,26 +51,39 @@ class Machine:
         keep = self.host[ranks] > begin
         self._host_call(ranks[keep], begin[keep], self.host[ranks][keep], kind, name)
 
+    def mark(self, ranks: Ints, begin: Ints, name: str) -> None:
+        """Note a range of the program that ends now."""
+        self._host_call(ranks, begin, self.host[ranks].copy(), "range", name)
+
     def launch(
         self, ranks: Ints, length: Ints, stream: int, name: str, kind: str, **more: Any
     ) -> Ints:
         """Launch one kernel on each of `ranks`; returns when it ends."""
-        begin = self.host[ranks].copy()
-        self.host[ranks] += self.job.launch_ns
-        launched = self.host[ranks]
+        begin, launched = self._launched(ranks)
         start = np.maximum(launched + _PAUSE_NS, self.free[stream][ranks] + 1_000)
         end = start + length
         self.free[stream][ranks] = end
         self._activity(ranks, start, end, stream, name, kind, begin, launched, **more)
         return end
 
-    def collective(
-        self, ranks: Ints, groups: Ints, needs: Ints, length: int, stream: int, tag: str
-    ) -> Ints:
-        """An AllReduce in each group of `ranks` (`groups`: number per rank); returns its ends."""
+    def _launched(self, ranks: Ints) -> tuple[Ints, Ints]:
+        """Let the hosts launch one kernel; returns from when to when that took them."""
+        job = self.job
+        if job.gil_ns:
+            self.busy_host(ranks, job.gil_ns, "python", "Waiting for GIL")
         begin = self.host[ranks].copy()
-        self.host[ranks] += self.job.launch_ns
-        launched = self.host[ranks].copy()
+        cost = job.launch_ns * self.pace[ranks]
+        if job.host_noise_frac:
+            cost = cost * self.rng.lognormal(0.0, job.host_noise_frac, len(ranks))
+        self.host[ranks] += cost.astype(np.int64)
+        return begin, self.host[ranks].copy()
+
+    def collective(
+        self, ranks: Ints, groups: Ints, needs: Ints, length: int, stream: int, tag: str,
+        operation: str = "AllReduce",
+    ) -> Ints:  # fmt: skip
+        """A collective in each group of `ranks` (`groups`: number per rank); returns its ends."""
+        begin, launched = self._launched(ranks)
         start = np.maximum.reduce([launched + _PAUSE_NS, self.free[stream][ranks] + 500, needs])
         start = start + self.rng.integers(0, 300, len(ranks))
         last = np.zeros(int(groups.max()) + 1, dtype=np.int64)
@@ -80,48 +93,58 @@ class Machine:
         end = last[groups] + length + self.rng.integers(0, max(spread, 1), len(ranks))
         self.free[stream][ranks] = end
         self._activity(
-            ranks, start, end, stream, "ncclDevKernel_AllReduce", "collective", begin, launched
+            ranks, start, end, stream, f"ncclDevKernel_{operation}", "collective", begin, launched
         )
         size = 8192 if small else 33_554_432
-        self._call(ranks, "AllReduce", groups, tag, stream, start, end, begin, launched, size)
+        self._call(ranks, operation, groups, tag, stream, start, end, begin, launched, size)
         return end
 
-    def transfer(self, senders: Ints, receivers: Ints, needs: Ints) -> Ints:
-        """Send from each sender to the receiver beside it; returns when it is received."""
-        length = 36_000
-        begin, out = self.host[senders].copy(), PAIR_STREAM
-        self.host[senders] += self.job.launch_ns
-        sent_from = np.maximum.reduce(
-            [self.host[senders] + _PAUSE_NS, self.free[out][senders] + 500, needs]
+    def send(self, senders: Ints, receivers: Ints, needs: Ints) -> Ints:
+        """Send from each sender to the receiver beside it; returns when it is sent."""
+        begin, launched = self._launched(senders)
+        start = np.maximum.reduce(
+            [launched + _PAUSE_NS, self.free[PAIR_STREAM][senders] + 500, needs]
         )
-        sent = sent_from + length
-        self.free[out][senders] = sent
-        arrived = self.host[receivers].copy()
-        self.host[receivers] += self.job.launch_ns
-        waiting = np.maximum(self.host[receivers] + _PAUSE_NS, self.free[out][receivers] + 500)
-        received = np.maximum(sent, waiting + length - 13_000) + 13_000
-        self.free[out][receivers] = received
-        name = "ncclDevKernel_SendRecv"
-        self._activity(senders, sent_from, sent, out, name, "collective", begin, self.host[senders])
-        self._activity(
-            receivers, waiting, received, out, name, "collective", arrived, self.host[receivers]
-        )
-        whole = np.zeros(len(senders), dtype=np.int64)
-        self._call(
-            senders, "Send", whole, "world", out, sent_from, sent, begin, self.host[senders],
-            8_388_608, peer=receivers,
-        )  # fmt: skip
-        self._call(
-            receivers, "Recv", whole, "world", out, waiting, received, arrived,
-            self.host[receivers], 8_388_608, peer=senders,
-        )  # fmt: skip
+        sent = start + _TRANSFER_NS
+        self.free[PAIR_STREAM][senders] = sent
+        self._pair("Send", senders, receivers, start, sent, begin, launched)
+        return np.asarray(sent)
+
+    def receive(self, receivers: Ints, senders: Ints, sent: Ints) -> Ints:
+        """Receive what was `sent`; returns when it is there."""
+        begin, launched = self._launched(receivers)
+        start = np.maximum(launched + _PAUSE_NS, self.free[PAIR_STREAM][receivers] + 500)
+        received = np.maximum(sent, start + _TRANSFER_NS - 13_000) + 13_000
+        self.free[PAIR_STREAM][receivers] = received
+        self._pair("Recv", receivers, senders, start, received, begin, launched)
         return np.asarray(received)
+
+    def _pair(
+        self, operation: str, ranks: Ints, others: Ints, start: Ints, end: Ints, begin: Ints,
+        launched: Ints,
+    ) -> None:  # fmt: skip
+        name = "ncclDevKernel_SendRecv"
+        self._activity(ranks, start, end, PAIR_STREAM, name, "collective", begin, launched)
+        whole = np.zeros(len(ranks), dtype=np.int64)
+        self._call(
+            ranks, operation, whole, "world", PAIR_STREAM, start, end, begin, launched,
+            8_388_608, peer=others,
+        )  # fmt: skip
 
     def wait_for_device(self, ranks: Ints, until: Ints, name: str) -> None:
         """Let the hosts wait until their device is done."""
         begin = self.host[ranks].copy()
         self.host[ranks] = np.maximum(begin + 5_000, until)
         self._host_call(ranks, begin, self.host[ranks], "cuda", name)
+
+    def wait_for_room(self, ranks: Ints, until: Ints) -> None:
+        """Let the hosts' next launch block until there is room in the queue."""
+        begin = self.host[ranks].copy()
+        self.host[ranks] = np.maximum(begin, until)
+        late = self.host[ranks] - begin > 1_500_000
+        self._host_call(
+            ranks[late], begin[late], self.host[ranks][late], "cuda", "cudaLaunchKernel"
+        )
 
     def _activity(
         self, ranks: Ints, start: Ints, end: Ints, stream: int, name: str, kind: str,

@@ -31,8 +31,13 @@ def simulate(job: Job) -> tuple[list[RankTables], Truth]:
     middle = int((machine.steps[0]["begin"].min() + machine.steps[-1]["end"].max()) // 2)
     offset = job.offset_ns or (0,) * job.world
     drift = job.drift_ppm or (0.0,) * job.world
+    seen = [
+        _by_rank(blocks, job.world)
+        for blocks in (machine.activities, machine.calls, machine.host_calls)
+    ]
     tables = [
-        _tables(job, machine, rank, offset[rank], drift[rank], middle) for rank in range(job.world)
+        _tables(job, machine, rank, [rows[rank] for rows in seen], offset, drift, middle)
+        for rank in range(job.world)
     ]
     groups = {
         f"data{g}": tuple(np.flatnonzero(training.data_group == g).tolist())
@@ -56,28 +61,35 @@ def _wall(times: Any, offset: int, drift: float, middle: int) -> Ints:
     return np.asarray(true + offset + slow + _EPOCH_NS)
 
 
-def _pick(blocks: Sequence[dict[str, Any]], rank: int) -> list[dict[str, Any]]:
-    """This rank's rows of all blocks: arrays over ranks become its own value."""
-    out = []
+Rows = list[dict[str, Any]]
+
+
+def _by_rank(blocks: Sequence[dict[str, Any]], world: int) -> list[Rows]:
+    """Each rank's rows of all blocks: arrays over ranks become its own values."""
+    out: list[Rows] = [[] for _ in range(world)]
     for block in blocks:
-        at = np.flatnonzero(block["rank"] == rank)
-        if len(at):
-            k = int(at[0])
-            out.append({n: v[k] if isinstance(v, np.ndarray) else v for n, v in block.items()})
+        names = list(block)
+        length = len(block["rank"])
+        columns = [
+            v.tolist() if isinstance(v, np.ndarray) else [v] * length for v in block.values()
+        ]
+        for values in zip(*columns, strict=True):
+            row = dict(zip(names, values, strict=True))
+            out[row["rank"]].append(row)
     return out
 
 
 def _tables(
-    job: Job, machine: Machine, rank: int, offset: int, drift: float, middle: int
-) -> RankTables:
-    def wall(rows: list[dict[str, Any]], name: str) -> list[int]:
-        return [int(t) for t in _wall([r[name] for r in rows], offset, drift, middle)]
+    job: Job, machine: Machine, rank: int, seen: list[Rows], offsets: Sequence[int],
+    drifts: Sequence[float], middle: int,
+) -> RankTables:  # fmt: skip
+    offset, drift = offsets[rank], drifts[rank]
 
-    activities = _pick(machine.activities, rank)
-    calls = _pick(machine.calls, rank)
-    lost = job.lost_calls[rank] if job.lost_calls else 0
-    calls = calls[lost:]
-    host_calls = _pick(machine.host_calls, rank)
+    def wall(rows: Rows, name: str) -> list[int]:
+        return list(_wall([r[name] for r in rows], offset, drift, middle).tolist())
+
+    activities, calls, host_calls = seen
+    calls = calls[job.lost_calls[rank] if job.lost_calls else 0 :]
     copies = [r["kind"] == "copy" for r in activities]
     activity = _table(
         "activity",
@@ -91,7 +103,10 @@ def _tables(
             "correlation": list(range(len(activities))),
             "launch_thread": [1] * len(activities),
             "size_bytes": [r.get("size") for r in activities],
-            "direction": ["host_to_device" if c else None for c in copies],
+            "direction": [
+                r.get("direction", "host_to_device") if c else None
+                for r, c in zip(activities, copies, strict=True)
+            ],
             "pageable": [r.get("pageable") for r in activities],
         },
         "start_ns",
@@ -138,8 +153,8 @@ def _tables(
         profiler="simulated",
         rank=rank,
         world_size=job.world,
-        local_rank=rank % 8,
-        host=f"node{rank // 8}",
+        local_rank=rank % job.ranks_per_host,
+        host=f"node{rank // job.ranks_per_host}",
         device="simulated",
         job="simulated",
         begin_ns=min(activity["start_ns"][0].as_py(), host["start_ns"][0].as_py()),

@@ -8,6 +8,7 @@ from clusterprof.simulate.job import Job
 from clusterprof.simulate.machine import (
     COLLECTIVE_STREAM,
     COMPUTE_STREAM,
+    GATHER_STREAM,
     TENSOR_STREAM,
     Ints,
     Machine,
@@ -15,7 +16,7 @@ from clusterprof.simulate.machine import (
 
 
 class Training:
-    """Data, tensor and pipeline parallel training: all forwards, then all backwards."""
+    """Data, tensor and pipeline parallel training, sharded or not."""
 
     def __init__(self, job: Job, machine: Machine) -> None:
         self.job, self.machine = job, machine
@@ -23,12 +24,15 @@ class Training:
         self.stage = rank // (job.dp * job.tp)
         self.data_group = self.stage * job.tp + rank % job.tp
         self.tensor_group = rank // job.tp
+        self.finished: list[Ints] = []
         self.layers = np.asarray(job.stage_layers or (job.layers // job.pp,) * job.pp)[self.stage]
 
     def step(self, number: int) -> None:
         """Run one step on all ranks."""
         job, machine = self.job, self.machine
         everyone = machine.everyone()
+        if len(self.finished) >= job.ahead_steps:
+            machine.wait_for_room(everyone, self.finished[-job.ahead_steps])
         begin = machine.host.copy()
         self._input(number)
         self._planted_kernels(number)
@@ -36,6 +40,8 @@ class Training:
             done = self._pipeline(number)
         else:
             self._layers(everyone, number, 1.0, forward=True)
+            if job.item:
+                self._item(everyone)
             done = self._backward(everyone, number, 1.0)
         self._optimizer(done)
         if machine.recording:
@@ -46,9 +52,8 @@ class Training:
         everyone = machine.everyone()
         begin = machine.host.copy()
         for cause in job.causes:
-            if cause.kind == "host" and cause.at(number):
-                late = np.array([cause.rank])
-                machine.busy_host(late, cause.at(number), "os", "clock_nanosleep")
+            if cause.kind == "input" and cause.at(number):
+                machine.host[cause.rank] += cause.at(number)
         length = np.full(job.world, job.copy_ns)
         end = machine.launch(
             everyone, length, COMPUTE_STREAM, "Memcpy HtoD", "copy",
@@ -56,7 +61,11 @@ class Training:
         )  # fmt: skip
         if job.pageable:
             machine.wait_for_device(everyone, end, "cudaMemcpyAsync")
-        machine._host_call(everyone, begin, machine.host.copy(), "range", "data")
+        machine.mark(everyone, begin, "data")
+        for cause in job.causes:
+            if cause.kind == "host" and cause.at(number):
+                late = np.array([cause.rank])
+                machine.busy_host(late, cause.at(number), "os", "clock_nanosleep")
 
     def _planted_kernels(self, number: int) -> None:
         for cause in self.job.causes:
@@ -65,6 +74,15 @@ class Training:
                 for _ in range(10):
                     length = np.array([cause.at(number) // 10])
                     self.machine.launch(at, length, COMPUTE_STREAM, "gemm_planted", "compute")
+
+    def _item(self, ranks: Ints) -> None:
+        machine = self.machine
+        length = np.full(len(ranks), 2_000)
+        end = machine.launch(
+            ranks, length, COMPUTE_STREAM, "Memcpy DtoH", "copy", size=4,
+            direction="device_to_host", pageable=True,
+        )  # fmt: skip
+        machine.wait_for_device(ranks, end + 3_000, "cudaStreamSynchronize")
 
     def _length(self, ranks: Ints, number: int, part: float) -> Ints:
         """Kernel lengths with noise, and longer where a slow GPU is planted."""
@@ -90,6 +108,7 @@ class Training:
         machine = self.machine
         for layer in range(int(self.layers[ranks].max())):
             here = ranks[self.layers[ranks] > layer]
+            self._gather(here)
             end = self._layer(here, number, part, "forward" if forward else "backward")
             if self.job.tp > 1:
                 done = machine.collective(
@@ -99,15 +118,37 @@ class Training:
                 free = machine.free[COMPUTE_STREAM]
                 free[here] = np.maximum(free[here], done)
 
+    def _gather(self, ranks: Ints) -> None:
+        """Sharded: this layer's parameters, for which its kernels wait."""
+        if self.job.sharded:
+            machine = self.machine
+            done = machine.collective(
+                ranks, self.data_group[ranks], np.zeros(len(ranks), dtype=np.int64),
+                self.job.transfer_ns, GATHER_STREAM, "data", "AllGather",
+            )  # fmt: skip
+            free = machine.free[COMPUTE_STREAM]
+            free[ranks] = np.maximum(free[ranks], done)
+
     def _backward(self, ranks: Ints, number: int, part: float) -> Ints:
-        """The backward with a bucket's AllReduce behind each layer, overlapped."""
+        """The backward with a bucket's reduction behind each layer, overlapped unless serial."""
         job, machine = self.job, self.machine
         done = machine.free[COMPUTE_STREAM].copy()
+        reduced: list[tuple[Ints, Ints]] = []
+        operation = "ReduceScatter" if job.sharded else "AllReduce"
         for layer in range(int(self.layers[ranks].max())):
             here = ranks[self.layers[ranks] > layer]
+            self._gather(here)
             end = self._layer(here, number, 2 * part, "backward")
+            reduced.append((here, end))
+            if not job.serial:
+                done[here] = machine.collective(
+                    here, self.data_group[here], end + 500, job.transfer_ns, COLLECTIVE_STREAM,
+                    "data", operation,
+                )  # fmt: skip
+        for here, _ in reduced if job.serial else []:
+            need = machine.free[COMPUTE_STREAM][here] + 500
             done[here] = machine.collective(
-                here, self.data_group[here], end + 500, job.transfer_ns, COLLECTIVE_STREAM, "data"
+                here, self.data_group[here], need, job.transfer_ns, COLLECTIVE_STREAM, "data"
             )
         if job.small_calls:
             need = machine.free[COMPUTE_STREAM][ranks] + 500
@@ -117,30 +158,52 @@ class Training:
         return np.asarray(done)
 
     def _pipeline(self, number: int) -> Ints:
+        """All stages' forwards and backwards, each in its stage's own order."""
+        job = self.job
+        orders = [self._order(s) for s in range(job.pp)]
+        done: Ints = self.machine.free[COMPUTE_STREAM].copy()
+        sent: dict[tuple[str, int, int], Ints] = {}
+        while any(orders):
+            for s, order in enumerate(orders):
+                while order and self._ready(s, *order[0], sent):
+                    self._microbatch(number, s, *order.pop(0), sent, done)
+        return done
+
+    def _order(self, stage: int) -> list[tuple[str, int]]:
+        count, last = self.job.microbatches, self.job.pp - 1
+        ahead = min(last - stage, count) if self.job.one_f_one_b else count
+        order = [("F", m) for m in range(ahead)]
+        for m in range(ahead, count):
+            order += [("F", m), ("B", m - ahead)]
+        return order + [("B", m) for m in range(count - ahead, count)]
+
+    def _ready(
+        self, stage: int, kind: str, batch: int, sent: dict[tuple[str, int, int], Ints]
+    ) -> bool:
+        first = stage == (0 if kind == "F" else self.job.pp - 1)
+        return first or (kind, stage, batch) in sent
+
+    def _microbatch(
+        self, number: int, stage: int, kind: str, batch: int,
+        sent: dict[tuple[str, int, int], Ints], done: Ints,
+    ) -> None:  # fmt: skip
+        """Receive, compute, and send on: activations forward, gradients backward."""
         job, machine = self.job, self.machine
-        part = 1.0 / job.microbatches
-        per_stage = job.dp * job.tp
-        of = [np.flatnonzero(self.stage == s) for s in range(job.pp)]
+        here = np.flatnonzero(self.stage == stage)
+        onward = 1 if kind == "F" else -1
+        size, part = job.dp * job.tp, 1.0 / job.microbatches
         compute = machine.free[COMPUTE_STREAM]
-        for _ in range(job.microbatches):
-            for s in range(job.pp):
-                if s:
-                    before = of[s] - per_stage
-                    got = machine.transfer(before, of[s], compute[before] + 500)
-                    compute[of[s]] = np.maximum(compute[of[s]], got)
-                self._layers(of[s], number, part, forward=True)
-        done = compute.copy()
-        for m in range(job.microbatches):
-            for s in reversed(range(job.pp)):
-                if s < job.pp - 1:
-                    behind = of[s] + per_stage
-                    got = machine.transfer(behind, of[s], compute[behind] + 500)
-                    compute[of[s]] = np.maximum(compute[of[s]], got)
-                if m < job.microbatches - 1:
-                    self._layers(of[s], number, 2 * part, forward=False)
-                else:
-                    done[of[s]] = self._backward(of[s], number, part)[of[s]]
-        return np.asarray(done)
+        if (kind, stage, batch) in sent:
+            got = machine.receive(here, here - onward * size, sent[kind, stage, batch])
+            compute[here] = np.maximum(compute[here], got)
+        if kind == "B" and batch == job.microbatches - 1:
+            done[here] = self._backward(here, number, part)[here]
+        else:
+            self._layers(here, number, part if kind == "F" else 2 * part, forward=kind == "F")
+        to = stage + onward
+        if 0 <= to < job.pp:
+            there = here + onward * size
+            sent[kind, to, batch] = machine.send(here, there, compute[here] + 500)
 
     def _optimizer(self, done: Ints) -> None:
         machine = self.machine
@@ -149,5 +212,6 @@ class Training:
         free[:] = np.maximum(free, done)
         length = np.full(self.job.world, 400_000)
         end = machine.launch(everyone, length, COMPUTE_STREAM, "multi_tensor_adam", "compute")
+        self.finished.append(end)
         if self.job.synchronous:
             machine.wait_for_device(everyone, end, "cudaStreamSynchronize")

@@ -194,7 +194,7 @@ def test_a_pipeline_has_its_bubble_and_unequal_stages_their_imbalance() -> None:
 
 
 def test_all_ranks_late_alike_is_input_that_stalls_and_nobody_is_a_straggler() -> None:
-    every = tuple(Cause("host", rank, 25 * MS) for rank in range(4))
+    every = tuple(Cause("input", rank, 25 * MS) for rank in range(4))
     made = studied(Job(synchronous=True, causes=every))
     assert stragglers(made.results) == []
     found = made.results["findings"][0]

@@ -114,9 +114,42 @@ def test_every_finding_has_all_of_its_fields_and_they_are_sorted_by_cost() -> No
         assert found["summary"]
         assert found["advice"]
         assert found["evidence"]
-        assert found["next"].startswith("clusterprof merge runs/a")
+        assert found["next"] == "" or found["next"].startswith("clusterprof ")
         assert 0 < found["confidence"] <= 1
         assert 0 <= found["share_of_step"] <= 1
+
+
+def test_the_next_command_of_a_late_host_captures_it_and_a_peer_with_more_detail() -> None:
+    ranks, _ = simulate(Job(synchronous=True, causes=(Cause("host", 2, 20 * MS),)))
+    (found, *_) = study(ranks).results["findings"]
+    assert found["next"] == (
+        "clusterprof torchrun --ranks 2,0 --pytorch autograd-nvtx --cpu-sampling ... -- PROGRAM..."
+    )
+
+
+def test_a_share_is_of_the_mean_step_however_uneven_the_steps_are() -> None:
+    every = tuple(Cause("input", rank, 300 * MS, (8,)) for rank in range(4))
+    results = study(simulate(Job(synchronous=True, causes=every))[0]).results
+    found = results["findings"][0]
+    steps = [s["duration_ns"] for s in results["steps"] if s["settled"]]
+    assert found["code"] == "input.stall"
+    assert found["cost_ns_per_step"] == pytest.approx(300 * MS / 4, rel=0.05)
+    assert found["share_of_step"] == pytest.approx(
+        found["cost_ns_per_step"] / np.mean(steps), abs=0.001
+    )
+
+
+def test_a_warning_that_was_gathered_already_is_not_said_again() -> None:
+    ranks, _ = simulate(Job())
+    said = [replace(r, warnings=("the driver is old",)) for r in ranks]
+    results = study(said, (), ["ranks 0, 1, 2, 3: the driver is old"]).results
+    assert [w for w in results["warnings"] if "driver" in w] == [
+        "ranks 0, 1, 2, 3: the driver is old"
+    ]
+    results = study(said).results
+    assert [w for w in results["warnings"] if "driver" in w] == [
+        "ranks 0, 1, 2, 3: the driver is old"
+    ]
 
 
 def test_results_hold_plain_numbers_only() -> None:
