@@ -20,6 +20,7 @@ VERBS = {
     "collect": ("collect", "finish an interrupted run: settle its ranks, merge, report"),
     "merge": ("merge", "merge reports of several ranks and say who is late and why"),
     "scrub": ("scrub", "copy an nsys export without the environment it was taken in"),
+    "clock": ("clock", "measure the nodes' clocks against each other, inside a launcher"),
     "report": ("report", "print the verdict of a merged run again, or write its page"),
 }
 

@@ -1,0 +1,179 @@
+"""`clusterprof clock`: offsets and drifts of the nodes' wall clocks, with a bound that holds."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import sys
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+from clusterprof import rundir
+from clusterprof.agent.identity import Identity, identify
+from clusterprof.cli.narrate import say
+from clusterprof.cli.options import path
+from clusterprof.errors import ClusterprofError, UsageError
+from clusterprof.probe.measurement import Bound, Measurement, drift, joined, read
+
+#: our own deadline has passed (as `timeout` says it)
+_LATE = 124
+_HOW = "srun -N4 --ntasks-per-node=1 clusterprof clock --output clock.json"
+
+
+def parser(verb: str) -> argparse.ArgumentParser:
+    """The verb's options."""
+    this = argparse.ArgumentParser(
+        prog=f"clusterprof {verb}",
+        usage=f"LAUNCHER clusterprof {verb} [OPTIONS]\n       clusterprof {verb} FILE...",
+        description="Measure every rank's wall clock against rank 0's by a ping-pong, over MPI "
+        "where the launcher brings it, else over UDP. Run it inside a launcher, one task a node: "
+        f"`{_HOW}`, before a training and after it. With FILEs: put earlier measurements "
+        "together, which tells the drift.",
+        allow_abbrev=False,
+    )
+    this.add_argument("files", nargs="*", type=path, metavar="FILE", help="earlier measurements")
+    this.add_argument("--output", type=path, metavar="FILE", help="write the measurement there")
+    this.add_argument("--force", action="store_true", help="replace what --output wrote before")
+    this.add_argument("--json", action="store_true", help="print the measurement as JSON")
+    this.add_argument(
+        "--transport", choices=("auto", "mpi", "udp"), default="auto",
+        help="default: MPI where mpi4py is installed and the launcher speaks MPI, else UDP",
+    )  # fmt: skip
+    this.add_argument(
+        "--exchanges", type=int, default=400, metavar="N", help="with each rank (default 400)"
+    )
+    this.add_argument(
+        "--meet", type=path, default=Path(), metavar="DIR",
+        help="UDP: a folder that all nodes see, to find rank 0 by (default: the current one)",
+    )  # fmt: skip
+    this.add_argument(
+        "--timeout", type=float, default=30.0, metavar="S", help="give up after (default 30)"
+    )
+    this.add_argument("--debug", action="store_true", help="show tracebacks")
+    return this
+
+
+def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
+    """Measure, or put measurements together; 0, or the error's own status."""
+    arguments = parser(verb).parse_args([*own, *(program or ())])
+    if arguments.exchanges < 1 or not arguments.timeout > 0:
+        raise UsageError("--exchanges and --timeout are positive", "leave them out: 400 and 30")
+    if arguments.files:
+        return tell(joined(read(each) for each in arguments.files), arguments)
+    me = identify(os.environ)
+    if me is None or (me.world_size or 1) < 2:
+        raise UsageError(
+            "a clock is measured against another one",
+            "no launcher has started more than one of us here",
+            f"write: {_HOW}",
+        )
+    if me.rank == 0:
+        refuse_existing(arguments)
+    watch = _watched(arguments.timeout, me.rank)
+    try:
+        found = _measure(me, arguments)
+    finally:
+        watch.cancel()
+        signal.setitimer(signal.ITIMER_REAL, 0)
+    if found is None:
+        return 0
+    return tell(found, arguments)
+
+
+def _measure(me: Identity, arguments: argparse.Namespace) -> Measurement | None:
+    if arguments.transport != "udp":
+        from clusterprof.probe import mpi
+
+        comm = mpi.world()
+        if comm is not None:
+            return mpi.measure(comm, arguments.exchanges)
+        if arguments.transport == "mpi":
+            raise ClusterprofError(
+                "this is no MPI job, or mpi4py is not installed for it",
+                "start it with srun --mpi=pmix or mpirun, and: pip install 'clusterprof[mpi]'",
+            )
+    from clusterprof.probe import sockets
+
+    return sockets.measure(me, arguments.meet, os.environ, arguments.timeout)
+
+
+def _watched(timeout_s: float, rank: int) -> threading.Timer:
+    """MPI waits for a missing rank for ever; we do not."""
+
+    def give_up() -> None:
+        print(
+            f"clusterprof: error: rank {rank}: the clocks were not measured within {timeout_s:g} s",
+            file=sys.stderr, flush=True,
+        )  # fmt: skip
+        os._exit(_LATE)
+
+    # A little after the deadline that the ping-pong itself keeps, which says more.
+    timer = threading.Timer(timeout_s + 5, give_up)
+    timer.daemon = True
+    timer.start()
+    # MPI_Init holds the interpreter's lock: where that hangs only the system's own alarm rings.
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.setitimer(signal.ITIMER_REAL, timeout_s + 7)
+    return timer
+
+
+def refuse_existing(arguments: argparse.Namespace) -> None:
+    """Before any work. Raises UsageError."""
+    if arguments.output and arguments.output.exists() and not arguments.force:
+        raise UsageError(f"{arguments.output} exists already", "replace it with --force")
+
+
+def tell(found: Measurement, arguments: argparse.Namespace) -> int:
+    """Write and print what was measured."""
+    refuse_existing(arguments)
+    if not found.bounds:
+        raise ClusterprofError("no clock could be measured", *found.notes)
+    if arguments.output:
+        with rundir.writing(arguments.output):
+            found.write(arguments.output)
+        say(f"wrote {arguments.output}")
+    for note in found.notes:
+        say(note)
+    if arguments.json:
+        print(json.dumps(found.as_json(), indent=1))
+    else:
+        print(table(found))
+    return 0
+
+
+def table(found: Measurement) -> str:
+    """One line for each rank: its last offset, its bound, and its drift where it was seen twice."""
+    by_rank: dict[tuple[int, str], list[Bound]] = {}
+    for bound in found.bounds:
+        by_rank.setdefault((bound.rank, bound.machine), []).append(bound)
+    rows = [("rank", "host", "offset", "bound", "round trip", "drift")]
+    for _, bounds in sorted(by_rank.items()):
+        last = max(bounds, key=lambda each: each.at_ns)
+        best = min(each.round_trip_ns for each in bounds)
+        rows.append(
+            (str(last.rank), last.host, f"{last.offset_ns / 1e3:+.1f} µs",
+             f"±{last.uncertainty_ns / 1e3:.1f} µs", f"{best / 1e3:.1f} µs", _drift(bounds))
+        )  # fmt: skip
+    if all(row[5] == "" for row in rows[1:]):
+        rows = [(*row[:5], "") for row in rows]
+    widths = [max(len(row[k]) for row in rows) for k in range(6)]
+    lines = [
+        "  ".join(
+            cell.ljust(width) if k == 1 else cell.rjust(width)
+            for k, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]
+    first = found.bounds[0]
+    host = first.other_machine.rpartition(" ")[2]
+    return "\n".join([*lines, f"against rank {first.other} on {host}, over {found.method}"])
+
+
+def _drift(bounds: Sequence[Bound]) -> str:
+    if len(bounds) < 2:
+        return ""
+    found = drift(bounds)
+    return f"{found.ppm:+.3f} ±{found.uncertainty_ppm:.3f} ppm" if found else "not constant"

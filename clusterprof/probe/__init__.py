@@ -1,0 +1,1 @@
+"""Measuring the clocks of a job's nodes against each other, before or beside a training."""
