@@ -17,6 +17,7 @@ from clusterprof.analysis.settled import settled
 from clusterprof.analysis.timeline import timeline
 from clusterprof.analysis.verdict import verdict
 from clusterprof.clock import Clock, align
+from clusterprof.clock.readings import PairBound
 from clusterprof.errors import MergeError
 from clusterprof.merge import match, place
 from clusterprof.results import (
@@ -50,11 +51,13 @@ def study(
     warnings: Sequence[str] = (),
     *,
     source: str = "",
+    measured: Sequence[PairBound] = (),
 ) -> Study:
     """Put the ranks on one clock, match their collectives and say who is late and why.
 
     `missing` are the holes and `warnings` the readers' own, both passed on; `source` is what the
-    user named (for the `next` commands). Raises MergeError if a rank comes twice.
+    user named (for the `next` commands); `measured` is what is known of the clocks from outside of
+    the reports (see `clusterprof.clock.readings`). Raises MergeError if a rank comes twice.
     """
     ordered = tuple(sorted(ranks, key=lambda t: t.rank))
     numbers = [t.rank for t in ordered]
@@ -65,7 +68,7 @@ def study(
             f"rank {twice[0]} has more than one report", *files, "merge only one of them"
         )
     matched = match(ordered)
-    clock = align(ordered, matched)
+    clock = align(ordered, matched, measured)
     placed = place(matched, clock)
     lines = [timeline(t) for t in ordered]
     account = accounts(lines, placed, clock)

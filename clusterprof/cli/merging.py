@@ -18,9 +18,13 @@ if TYPE_CHECKING:
 
 def merge_run(run: RunDirectory, outcomes: Sequence[Outcome]) -> Study:
     """Merge the collected reports of a run and write what came of it into the run directory."""
+    from clusterprof.clock.readings import evidence
     from clusterprof.ingest import Source, gather
+    from clusterprof.probe.run import clock_files, settle
     from clusterprof.study import study
 
+    with writing(run.path):
+        probe = settle(run)
     profiler = run.read_manifest().get("profiler", {})
     made_by = Path(profiler["path"]) if profiler.get("path") else None
     sources = [
@@ -34,11 +38,17 @@ def merge_run(run: RunDirectory, outcomes: Sequence[Outcome]) -> Study:
         for each in outcomes
         if each.report is None
     ]
+    measured, said = evidence(
+        gathered.ranks,
+        clock_files(run, [tables.rank for tables in gathered.ranks]),
+        probe.as_json() if probe else None,
+    )
     made = study(
         gathered.ranks,
         missing=[*gathered.missing, *lost],
-        warnings=gathered.warnings,
+        warnings=[*gathered.warnings, *said],
         source=str(run.path),
+        measured=measured,
     )
     save(made, run)
     return made

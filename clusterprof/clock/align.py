@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -13,11 +14,18 @@ from clusterprof.clock.blocks import Block, Floats, bases, blocks
 from clusterprof.clock.bounds import Bounds, bound
 from clusterprof.clock.estimates import combine, estimate
 from clusterprof.clock.model import UNBOUNDED_NS, Clock
+from clusterprof.clock.readings import PairBound, as_blocks
 from clusterprof.tables import RankTables
 
 Ints = npt.NDArray[np.int64]
-_METHOD = "wall clock, refined by collectives (causality bounds, latency-bound ends)"
 _WALL = "wall clock"
+_BY_CALLS = "collectives (causality bounds, latency-bound ends)"
+_BY_PROBE = "measuring the hosts' clocks"
+_METHOD = f"{_WALL}, refined by {_BY_CALLS}"
+_DISBELIEVED = (
+    "what was measured of the hosts' clocks contradicts the collectives (a clock that was set, or "
+    "shifted for one process): it is left out"
+)
 _CONTRADICTION = (
     "the ranks' collectives contradict each other in time (a clock that jumped, a drift beyond "
     "150 ppm, or a wrong match): nothing bounds the clocks, and nobody is called late"
@@ -28,17 +36,42 @@ _TIGHT_FRAC = 0.25
 _LOOSE_TRANSFER_NS = 1_000_000.0
 
 
-def align(ranks: Sequence[RankTables], matched: pa.Table) -> Clock:
-    """Put all ranks on the clock of the lowest rank that takes part in a matched collective.
+def align(
+    ranks: Sequence[RankTables], matched: pa.Table, measured: Sequence[PairBound] = ()
+) -> Clock:
+    """Put all ranks on the clock of the lowest rank that a collective or a measurement ties.
 
-    `matched` has the schema `clusterprof.merge.MATCHED`. A rank that no chain of collectives
-    ties to the reference keeps its wall clock, with `UNBOUNDED_NS` and a warning.
+    `matched` has the schema `clusterprof.merge.MATCHED`; `measured` are bounds from outside of
+    the reports (see `readings`). Where the two contradict each other the collectives are
+    believed, and a warning says so. A rank that no chain of either ties to the reference keeps
+    its wall clock, with `UNBOUNDED_NS` and a warning.
     """
+    clock, consistent = _aligned(ranks, matched, measured)
+    if consistent or not measured:
+        return clock
+    without, also_not = _aligned(ranks, matched, ())
+    if not also_not:
+        return clock
+    return replace(without, warnings=(*without.warnings, _DISBELIEVED))
+
+
+def _aligned(
+    ranks: Sequence[RankTables], matched: pa.Table, measured: Sequence[PairBound]
+) -> tuple[Clock, bool]:
+    """The clock, and whether what it rests on agrees with itself."""
     numbers = tuple(sorted(t.rank for t in ranks))
     if not numbers:
-        return Clock(0, 0, _WALL, (), *_nothing(0))
+        return Clock(0, 0, _WALL, (), *_nothing(0)), True
     base = bases(matched, numbers)
+    no_call = base == 0
+    begins = {t.rank: t.info.begin_ns for t in ranks}
+    for each in measured:
+        for rank in (each.rank, each.other):
+            if rank in begins and no_call[numbers.index(rank)]:
+                base[numbers.index(rank)] = begins[rank]
     found = blocks(matched, numbers, base)
+    calls = len(found)
+    found += as_blocks(measured, numbers, base)
     tied = sorted({m for b in found for m in b.members})
     reference = tied[0] if tied else 0
     middle, half = _window(ranks, numbers, base, reference)
@@ -47,13 +80,20 @@ def align(ranks: Sequence[RankTables], matched: pa.Table) -> Clock:
         uncertainty[:] = UNBOUNDED_NS
         uncertainty[reference] = 0
         warnings = _untied([r for k, r in enumerate(numbers) if k != reference])
-        return Clock(
+        clock = Clock(
             numbers[reference], middle, _WALL, numbers, offset, drift, uncertainty, warnings
         )
+        return clock, True
     rough = _rough(found, len(numbers), reference)
     hosts = {t.rank: t.info.host for t in ranks}
     same = np.asarray([bool(hosts[r]) and hosts[r] == hosts[numbers[reference]] for r in numbers])
-    return _refined(numbers, base, found, rough, reference, middle, half, same)
+    clock, consistent = _refined(
+        numbers, base, found, calls, rough, reference, middle, half, same, no_call
+    )
+    if measured:
+        how = [_BY_CALLS] * bool(calls) + [_BY_PROBE]
+        clock = replace(clock, method=f"{_WALL}, refined by {' and by '.join(how)}")
+    return clock, consistent
 
 
 def _nothing(count: int) -> tuple[Ints, Floats, Ints]:
@@ -109,16 +149,19 @@ def _refined(
     numbers: tuple[int, ...],
     base: Ints,
     found: list[Block],
+    calls: int,
     rough: Floats,
     reference: int,
     middle: int,
     half: float,
     same_host: npt.NDArray[np.bool_],
-) -> Clock:
+    no_call: npt.NDArray[np.bool_],
+) -> tuple[Clock, bool]:
     moved = [_moved(b, rough) for b in found]
     centre = float(middle - base[reference])
-    first = min([float(np.nanmin(b.start)) for b in moved] + [centre - half])
-    last = max([float(np.nanmax(b.end)) for b in moved] + [centre + half])
+    # a measurement may lie long before or after the window, which is what the bound is for
+    first = min([float(np.nanmin(b.start)) for b in moved[:calls]] + [centre - half])
+    last = max([float(np.nanmax(b.end)) for b in moved[:calls]] + [centre + half])
     limits = bound(moved, len(numbers), reference, first, last)
     estimates = [e for b in moved if (e := estimate(b, centre)) is not None]
     offset, drift, scale = combine(estimates, len(numbers), reference)
@@ -134,9 +177,10 @@ def _refined(
         warnings += (_CONTRADICTION,)
         uncertainty = np.where(np.arange(len(numbers)) == reference, 0, UNBOUNDED_NS)
     one = tuple(numbers[k] for k in np.flatnonzero(shared & limits.consistent))
-    return _as_clock(
-        numbers, base, rough, reference, middle, offset, drift, uncertainty, warnings, one
+    clock = _as_clock(
+        numbers, base, rough, reference, middle, offset, drift, uncertainty, warnings, one, no_call
     )
+    return clock, limits.consistent
 
 
 def _fits(equal: Floats, offset: Floats, scale: Floats, limits: Bounds) -> npt.NDArray[np.bool_]:
@@ -191,6 +235,7 @@ def _as_clock(
     uncertainty: Ints,
     warnings: tuple[str, ...],
     shared: tuple[int, ...],
+    no_call: npt.NDArray[np.bool_],
 ) -> Clock:
     """Turn offsets of bases into offsets of wall clocks.
 
@@ -202,7 +247,6 @@ def _as_clock(
     whole = whole - np.rint(drift * whole).astype(np.int64)
     loose = uncertainty >= UNBOUNDED_NS
     loose[reference] = False
-    no_call = np.asarray(base == 0)
     whole = np.where(loose & no_call, 0, whole)
     return Clock(
         reference_rank=numbers[reference],

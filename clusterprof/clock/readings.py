@@ -21,7 +21,7 @@ between two readings of the wall clock), or, without marks, assumed (`ANCHOR_NS`
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
@@ -31,6 +31,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from clusterprof.clock.blocks import Block
+from clusterprof.tables import RankTables
 
 #: the agent's own names, written again: the science does not load what runs inside a rank
 MARK = "clusterprof:clock:"
@@ -170,6 +171,22 @@ def warnings(readings: Mapping[int, RankReadings]) -> list[str]:
 # --- two ranks
 
 
+def evidence(
+    ranks: Sequence[RankTables],
+    files: Mapping[int, Mapping[str, Any]],
+    probe: object = None,
+) -> tuple[list[PairBound], list[str]]:
+    """Everything for `align`, and the warnings: from a run's files (see `probe.run`).
+
+    `files` has for each rank what `parsed` takes: `clock`, `state`, `beacons`.
+    """
+    readings = {}
+    for tables in ranks:
+        mine = parsed(**files.get(tables.rank, {"clock": None}))
+        readings[tables.rank] = replace(mine, anchor=anchor(tables.host_calls, mine.readings))
+    return pair_bounds(readings, probe), warnings(readings)
+
+
 def pair_bounds(
     readings: Mapping[int, RankReadings], probe: object = None, *, kernel: bool = False
 ) -> list[PairBound]:
@@ -210,8 +227,12 @@ def _one_machine(readings: Mapping[int, RankReadings]) -> list[PairBound]:
             # report + a = wall = report' + a', hence report - report' = a' - a
             mine, others = _anchors(readings[rank]), _anchors(readings[ranks[0]])
             low, high = others[0] - mine[1], others[1] - mine[0]
-            at = _at(readings[ranks[0]])
-            out.append(PairBound(rank, ranks[0], at, low, high, "machine"))
+            # the same at all times of the run, hence said where it is needed
+            out += [
+                PairBound(rank, ranks[0], int(each["wall_ns"]), low, high, "machine")
+                for each in readings[ranks[0]].readings
+                if each.get("event") != "start"
+            ]
     return out
 
 

@@ -1,0 +1,351 @@
+"""Bounds on clocks from readings, probes and marks: they hold whatever the delays were."""
+
+from __future__ import annotations
+
+import json
+import socket
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from clusterprof.agent import beacons as agent_beacons
+from clusterprof.agent import clocks
+from clusterprof.agent.exchange import Endpoint, Exchange, answer, described, measure, narrowed
+from clusterprof.clock import UNBOUNDED_NS, align
+from clusterprof.clock import readings as r
+from clusterprof.merge import match
+from clusterprof.probe.measurement import Bound, drift, joined, parsed
+from clusterprof.tables import SCHEMAS, RankTables, ReportInfo, empty
+
+NOW = 1_790_000_000_000_000_000
+US = 1_000
+
+
+def reading(wall: int, monotonic: int, gap: int = 200, **more: Any) -> dict[str, Any]:
+    return {"event": "x", "wall_ns": wall, "monotonic_ns": monotonic, "gap_ns": gap, **more}
+
+
+def rank_tables(rank: int, host_calls: list[dict[str, Any]] | None = None) -> RankTables:
+    info = ReportInfo(
+        source=__import__("pathlib").Path(f"rank{rank}"), profiler="nsys 2025.3.2", rank=rank,
+        world_size=4, host=f"n{rank}", begin_ns=NOW, end_ns=NOW + 10**9,
+    )  # fmt: skip
+    calls = (
+        pa.Table.from_pylist(host_calls, schema=SCHEMAS["host_calls"])
+        if host_calls
+        else empty("host_calls")
+    )
+    return RankTables(info, empty("activity"), empty("collective_calls"), empty("steps"), calls)
+
+
+# --- the host's own clock
+
+
+def test_a_clock_that_only_goes_on_has_not_been_set() -> None:
+    assert r.stepped([reading(NOW, 500), reading(NOW + 10**9, 500 + 10**9 + 150)]) is None
+
+
+def test_a_clock_that_was_set_between_two_readings_is_seen_with_its_least_and_most() -> None:
+    step = -3_000_000
+    found = r.stepped([reading(NOW, 500), reading(NOW + 10**9 + step, 500 + 10**9)])
+    assert found is not None
+    assert found[0] <= step <= found[1]
+    assert found[1] - found[0] == 400
+
+
+def test_a_rank_whose_clock_was_set_is_named_and_its_bounds_are_left_out() -> None:
+    jumped = r.RankReadings("a", (reading(NOW, 0), reading(NOW + 2_000_000, 1_000_000)))
+    fine = r.RankReadings("a", (reading(NOW, 0), reading(NOW + 1_000_000, 1_000_000)))
+    assert r.pair_bounds({0: fine, 1: jumped}) == []
+    (warning,) = r.warnings({0: fine, 1: jumped})
+    assert warning.startswith("rank 1: its host's wall clock was set by +1.000 ms")
+
+
+def test_the_agent_s_own_reading_says_what_the_kernel_thinks() -> None:
+    now = clocks.reading("open")
+    assert {"offset_ns", "maxerror_ns", "esterror_ns", "synchronised", "frequency_ppm"} == set(
+        now["kernel"]
+    )
+    assert r.stepped([now, clocks.reading("close")]) is None
+    mine = r.parsed({"machine": clocks.machine(), "readings": [now]})
+    assert mine.machine.endswith(socket.gethostname())
+    assert mine.readings[0]["wall_ns"] == now["wall_ns"]
+
+
+def test_what_two_kernels_believe_of_their_clocks_is_no_proof_and_said_only_on_request() -> None:
+    kept = {"maxerror_ns": 5_000_000, "synchronised": True}
+    loose = {"maxerror_ns": 16_000_000_000, "synchronised": False}
+    two = {
+        rank: r.RankReadings(f"m{rank}", (reading(NOW, 0, kernel=kernel),))
+        for rank, kernel in enumerate([kept, kept, loose])
+    }
+    assert r.pair_bounds(two) == []
+    (bound,) = r.pair_bounds(two, kernel=True)
+    assert (bound.rank, bound.other, bound.source) == (1, 0, "kernel")
+    assert bound.high_ns == -bound.low_ns == 10_000_000 + 2 * r.ANCHOR_NS
+
+
+@pytest.mark.parametrize("broken", [None, [], {"readings": [1, {"wall_ns": "x"}]}, "text", 3])
+def test_files_that_are_not_understood_tell_nothing(broken: Any) -> None:
+    assert r.parsed(broken, broken, broken) == r.RankReadings()
+
+
+# --- marks
+
+
+def marked(before: int, after: int, name: str = "clusterprof:clock:1") -> dict[str, Any]:
+    mark = {"name": name, "before_ns": before, "after_ns": after}
+    return reading(before, 0, marks=[mark])
+
+
+def call(name: str, start: int, end: int) -> dict[str, Any]:
+    return {"start_ns": start, "end_ns": end, "kind": "range", "name": name, "thread": 1}
+
+
+@given(
+    shift=st.integers(-(10**9), 10**9),
+    waits=st.lists(st.tuples(*[st.integers(0, 50_000)] * 3), min_size=1, max_size=4),
+)
+def test_marks_bound_how_far_a_report_is_from_the_wall_clock(
+    shift: int, waits: list[tuple[int, int, int]]
+) -> None:
+    ranges, said = [], []
+    for k, (one, two, three) in enumerate(waits):
+        begin, name = NOW + k * 10**8, f"clusterprof:clock:{k}"
+        said.append(marked(begin, begin + one + two + three, name))
+        ranges.append(call(name, begin + one - shift, begin + one + two - shift))
+    found = r.anchor(rank_tables(0, ranges).host_calls, said)
+    assert found is not None
+    assert found[0] <= shift <= found[1]
+    assert found[1] - found[0] <= min(one + three for one, _, three in waits) + 2 * r.STAMP_NS
+
+
+def test_a_report_without_marks_or_with_marks_that_contradict_has_no_anchor() -> None:
+    said = [
+        marked(NOW, NOW + 10_000),
+        marked(NOW + 10**9, NOW + 10**9 + 9_000, "clusterprof:clock:2"),
+    ]
+    ranges = [
+        call("clusterprof:clock:1", NOW + 10, NOW + 20),
+        call("clusterprof:clock:2", NOW + 10**9 + 10**6, NOW + 10**9 + 10**6 + 5),
+    ]
+    assert r.anchor(empty("host_calls"), said) is None
+    assert r.anchor(rank_tables(0, [call("step 3", 1, 2)]).host_calls, said) is None
+    assert r.anchor(rank_tables(0, ranges).host_calls, said) is None
+
+
+# --- the ping-pong
+
+delays = st.integers(0, 3_000_000)
+
+
+@given(
+    offset=st.integers(-(10**12), 10**12),
+    drift_ppm=st.floats(-70, 70),
+    turns=st.lists(st.tuples(delays, delays, delays), min_size=1, max_size=12),
+)
+def test_the_bound_of_a_ping_pong_holds_however_unequal_the_two_ways(
+    offset: int, drift_ppm: float, turns: list[tuple[int, int, int]]
+) -> None:
+    def asker(true: int) -> int:
+        return true + offset + int((true - NOW) * drift_ppm * 1e-6)
+
+    found, now = [], NOW
+    for there, thinking, back in turns:
+        arrived = now + there
+        left = arrived + thinking
+        came = left + back
+        found.append(Exchange(arrived, asker(now) - arrived, asker(came) - left))
+        now = came + 1_000
+    bound = narrowed(found)
+    truth = asker(bound.at_ns) - bound.at_ns
+    assert bound.low_ns - 2 <= truth <= bound.high_ns + 2
+    assert bound.high_ns - bound.low_ns <= min(e.high_ns - e.low_ns for e in found)
+
+
+def test_exchanges_around_a_step_of_the_clock_are_refused() -> None:
+    with pytest.raises(ValueError, match="a clock was set"):
+        described([Exchange(NOW, -10, 10), Exchange(NOW + 1000, 5_000, 5_020)])
+
+
+def test_datagrams_without_the_secret_are_not_answered() -> None:
+    server, friend = Endpoint("127.0.0.1", b"s" * 32), Endpoint("127.0.0.1", b"s" * 32)
+    stranger = Endpoint("127.0.0.1", b"x" * 32)
+    try:
+        target = ("127.0.0.1", server.port)
+        assert measure(stranger, target, first_s=0.05) == []
+        for _ in range(8):
+            if server.wait(0.05):
+                assert answer(server) is None
+        assert not stranger.wait(0.05)
+        import threading
+
+        stop = threading.Event()
+
+        def serve() -> None:
+            while not stop.is_set():
+                if server.wait(0.01):
+                    answer(server)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        found = measure(friend, target, seconds=0.05)
+        stop.set()
+        thread.join()
+        bound = narrowed(found)
+        assert bound.low_ns <= 0 <= bound.high_ns, "one host has one clock"
+    finally:
+        for endpoint in (server, friend, stranger):
+            endpoint.close()
+
+
+# --- measurements
+
+
+def bound(at: int, low: int, high: int, rank: int = 1) -> Bound:
+    return Bound(rank, 0, f"boot n{rank}", "boot n0", at, low, high, high - low, 10)
+
+
+@given(
+    ppm=st.floats(-100, 100),
+    offset=st.integers(-(10**9), 10**9),
+    errors=st.lists(st.tuples(delays, delays), min_size=2, max_size=5),
+)
+def test_two_measurements_bound_the_drift(
+    ppm: float, offset: int, errors: list[tuple[int, int]]
+) -> None:
+    rows = []
+    for k, (below, above) in enumerate(errors):
+        at = NOW + k * 60 * 10**9
+        truth = offset + round(k * 60e9 * ppm * 1e-6)
+        rows.append(bound(at, truth - below - 1, truth + above + 1))
+    found = drift(rows)
+    assert found is not None
+    assert found.low_ppm - 1e-6 <= ppm <= found.high_ppm + 1e-6
+
+
+def test_one_measurement_tells_no_drift_and_a_step_between_two_is_no_drift() -> None:
+    assert drift([bound(NOW, -5, 5)]) is None
+    three = [bound(NOW, -5, 5), bound(NOW + 10**9, 10**6, 10**6 + 9), bound(NOW + 2 * 10**9, -5, 5)]
+    assert drift(three) is None
+
+
+def test_a_document_with_bad_rows_keeps_the_good_ones_and_says_so() -> None:
+    good = vars(bound(NOW, -5, 5))
+    upside_down = {**good, "low_ns": 9}
+    found = parsed({"schema_version": 1, "method": "UDP", "bounds": [good, upside_down, 7, {}]})
+    assert [each.high_ns for each in found.bounds] == [5]
+    assert len(found.notes) == 3
+    again = parsed(json.loads(json.dumps(joined([found, found]).as_json())))
+    assert len(again.bounds) == 2
+
+
+# --- all of it in the clock
+
+
+def evidence(probe: bool, offset: int) -> list[r.PairBound]:
+    two = {
+        rank: r.RankReadings(f"m{rank}", (reading(NOW, 0),), anchor=(-2 * US, 2 * US))
+        for rank in range(3)
+    }
+    rows = [
+        {"machine": "m1", "other_machine": "m0", "at_ns": NOW + k * 10**9,
+         "low_ns": offset - 10 * US, "high_ns": offset + 30 * US}
+        for k in range(2)
+    ]  # fmt: skip
+    return r.pair_bounds(two, {"bounds": rows if probe else []})
+
+
+@pytest.mark.parametrize("offset", [0, 3_600_000_000_000, -7_654_321])
+def test_ranks_without_a_common_collective_are_tied_by_a_probe(offset: int) -> None:
+    ranks = [rank_tables(rank) for rank in range(3)]
+    clock = align(ranks, match(ranks), evidence(True, offset))
+    assert clock.reference_rank == 0
+    assert clock.uncertainty(1) < 250 * US
+    assert abs(int(clock.offset_ns[1]) - (offset + 10 * US)) < 2 * US
+    assert clock.uncertainty(2) == UNBOUNDED_NS
+    assert int(clock.offset_ns[2]) == 0
+    assert "measuring the hosts' clocks" in clock.method
+    without = align(ranks, match(ranks), evidence(False, offset))
+    assert without.uncertainty(1) == UNBOUNDED_NS
+
+
+@given(st.integers(-(10**9), 10**9), st.integers(1, 10**7), st.integers(0, 10**6))
+def test_a_bound_as_a_block_says_exactly_the_bound(low: int, width: int, base: int) -> None:
+    one = r.PairBound(5, 3, NOW, low, low + width, "probe")
+    start = np.array([NOW - base, NOW + base], dtype=np.int64)
+    (block,) = r.as_blocks([one], [3, 5], start)
+    assert block.members == (1, 0)
+    shift = int(start[0] - start[1])  # of the offset, from the ranks' own origins of time
+    upper, lower = block.end[0, 0] - block.start[0, 1], block.start[0, 0] - block.end[0, 1]
+    assert upper - shift in (low + width, low + width + 1)
+    assert lower - shift in (low, low - 1)
+
+
+# --- beacons
+
+
+def test_beacons_are_told_from_the_training_s_own_calls() -> None:
+    def row(k: int, start: int, size: int | None, operation: str = "AllReduce") -> dict[str, Any]:
+        return {
+            "call": k, "operation": operation, "stream": 7, "source": "gloo",
+            "issue_start_ns": start, "start_ns": start + 5, "end_ns": start + 9,
+            "message_bytes": size,
+        }  # fmt: skip
+
+    begin = NOW + 10**9
+    calls = pa.Table.from_pylist(
+        [
+            row(0, begin - 10**6, 13), row(1, begin + 10, 13), row(2, begin + 20, None),
+            row(3, begin + 30, 4), row(4, begin + 40, 13, "AllGather"), row(5, begin + 10**7, 13),
+        ],
+        schema=SCHEMAS["collective_calls"],
+    )  # fmt: skip
+    mine = r.RankReadings(beacons=((begin, begin + 10**6),), anchor=(-1000, 1000))
+    assert r.is_beacon(calls, mine).tolist() == [False, True, True, False, False, False]
+    assert not r.is_beacon(calls, r.RankReadings()).any()
+
+
+def test_the_agent_and_the_science_mean_the_same_beacons_and_marks() -> None:
+    assert agent_beacons.MESSAGE_BYTES == r.BEACON_BYTES
+    assert clocks.MARK == r.MARK
+
+
+class Store:
+    """A store of one process: what compare_set, add and check of torch's do."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, Any] = {}
+
+    def compare_set(self, key: str, expected: str, value: str) -> bytes:
+        return self.values.setdefault(key, value.encode()) if expected == "" else b""
+
+    def add(self, key: str, amount: int) -> int:
+        self.values[key] = self.values.get(key, 0) + amount
+        return int(self.values[key])
+
+    def check(self, keys: list[str]) -> bool:
+        return all(key in self.values for key in keys)
+
+
+def vote(store: Store, size: int) -> agent_beacons.Vote:
+    return agent_beacons.Vote(store, "k", size)
+
+
+def test_a_vote_is_go_only_once_all_ranks_have_come_and_agree() -> None:
+    store = Store()
+    assert vote(store, 1).hold("same", None, 0) == "go"
+    store = Store()
+    assert "not all ranks came" in vote(store, 2).hold("same", None, 0.0)
+    assert "not all ranks came" in vote(store, 2).hold("same", None, 0.0), "the last is too late"
+    store = Store()
+    store.add("k/arrived", 1)
+    store.compare_set("k/facts", "", "3 steps")
+    assert vote(store, 2).hold("4 steps", None, 0).startswith("the ranks differ")
+    store = Store()
+    store.add("k/arrived", 1)
+    assert vote(store, 2).hold("", "a CUDA graph is being captured", 0).startswith("a CUDA graph")
