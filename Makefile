@@ -84,6 +84,10 @@ format: $(READY_LINT) ## let ruff mend and format the code
 demo: $(READY) ## profile two ranks of a real four-rank training that has one slow rank
 	@PATH="$(abspath $(BIN)):$$PATH" scripts/demo.sh
 
+.PHONY: faults
+faults: $(READY) parts ## end a rank in every way, with and without clusterprof, and print a table
+	@CLUSTERPROF_TESTS_FAULTS=1 $(BIN)/python -m pytest -q tests/integration/test_endings.py $(ARGS)
+
 .PHONY: bench
 bench: $(READY) ## measure the project's figures against their limits
 	@$(BIN)/python bench/run.py $(if $(LARGE),--large '$(LARGE)') $(ARGS)

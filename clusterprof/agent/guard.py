@@ -18,6 +18,7 @@ import contextlib
 import glob
 import json
 import os
+import re
 import select
 import shutil
 import signal
@@ -26,12 +27,15 @@ import subprocess
 import sys
 import tempfile
 import time
+import zlib
 from typing import Any, Dict, Iterator, List, Optional
 
 if __package__:
-    from . import states, variables
+    from . import homecoming, processes, states, variables
 else:  # run as a script, isolated: our own folder is not on sys.path
     sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+    import homecoming  # type: ignore[import-not-found,no-redef]
+    import processes  # type: ignore[import-not-found,no-redef]
     import states  # type: ignore[import-not-found,no-redef]
     import variables  # type: ignore[import-not-found,no-redef]
 
@@ -43,9 +47,14 @@ FORWARDED = (
 #: at eight): a lock on each node keeps their starts this far apart.
 START_GAP_S = 0.3
 
-START_TIMEOUT_S = 15
-STOP_TIMEOUT_S = 120
-IMPORT_TIMEOUT_S = 120
+#: An nsys that was killed leaves things behind over which the next one stumbles, once.
+STARTS = 2
+
+#: The agent waits for nsys' start between two steps: a hanging one must not hang the training.
+START_TIMEOUT_S = 8
+
+#: How long saving the report may keep the rank after its program has ended.
+PATIENCE_S = 9.0
 
 
 def become(plan: Dict[str, Any], plan_path: str, rank: int, program: List[str]) -> None:
@@ -61,39 +70,49 @@ class Guard:
         self.nsys = plan["nsys"]
         self.rank = rank
         self.program = program
-        self.folder = states.rank_directory(plan["run"], rank)
         self.mode = plan["window_by"]
-        self.session = "clusterprof-%s-%05d" % (os.path.basename(plan["run"]), rank)
+        self.session = session_name(plan["run"], rank)
         self.private = tempfile.mkdtemp(prefix="clusterprof-", dir=short_temporary())
-        self.report = os.path.join(self.private, "report")
+        folder = states.rank_directory(plan["run"], rank)
+        self.home = homecoming.Homecoming(self.private, folder, self.nsys)
         self.values = {
-            "output": self.report,
+            "output": self.home.report,
             "session": self.session,
             "trace": self.nsys["trace"]["gpu" if sees_a_gpu() else "cpu"],
         }
-        self.log_path = os.path.join(self.private, "log")
-        self.program_pid: Optional[int] = None
-        self.pending: List[int] = []
-        self.capturing = False
         self.child: Optional[subprocess.Popen[bytes]] = None
+        self.program_pid: Optional[int] = None
+        self.launcher_pid: Optional[int] = None
+        self.pending: List[int] = []
+        #: open for as long as we live: the program sees it when we are killed
+        self.watchers: List[socket.socket] = []
+        #: nsys' stop, then the import of what it left, one after the other beside the training
+        self.beside: List[subprocess.Popen[bytes]] = []
 
     # -- the whole life ---------------------------------------------------------------------
 
     def run(self) -> int:
         """Run the program under nsys; returns the status to end with."""
-        self.say("armed", mode=self.mode, pid=os.getpid(), session=self.session)
+        processes.adopt_orphans()
+        self.home.say("armed", mode=self.mode, pid=os.getpid(), session=self.session)
         try:
             with listening(os.path.join(self.private, "socket")) as listener:
-                self.start(listener.getsockname())
-                status = self.serve(listener)
+                for _ in range(STARTS):
+                    self.start(listener.getsockname())
+                    status = self.serve(listener)
+                    if self.program_pid is not None:
+                        break
+                    processes.end_own_nsys()
+                    processes.forget_dead_sessions()
         except OSError as error:
             return self.without_nsys("nsys could not be started: %s" % error)
         if self.program_pid is None:
             return self.without_nsys(
                 "nsys ended with status %d before it started the program: %s"
-                % (status, self.last_words())
+                % (status, self.home.last_words())
             )
-        self.bring_home(status)
+        self.home.settle(status, self.left())
+        processes.end_own_nsys()
         return status
 
     def start(self, address: str) -> None:
@@ -115,7 +134,7 @@ class Guard:
         environment.setdefault("NSYS_NVTX_PROFILER_REGISTER_ONLY", "0")
         for number in FORWARDED:
             signal.signal(number, self.on_signal)
-        with one_at_a_time(), open(self.log_path, "ab") as log:
+        with one_at_a_time(), open(self.home.log, "ab") as log:
             self.child = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment,
                 pass_fds=streams, start_new_session=True,
@@ -125,12 +144,20 @@ class Guard:
             os.close(descriptor)
 
     def serve(self, listener: socket.socket) -> int:
-        """Answer the agent until nsys has ended; returns nsys' (the program's) status."""
+        """Answer the agent until the program and nsys have ended; returns the program's status."""
         assert self.child is not None
+        self.deadline: Optional[float] = None
         while True:
-            status = self.child.poll()
-            if status is not None:
-                return status if status >= 0 else 128 - status
+            nsys_ended = self.child.poll() is not None
+            if self.program_pid is None:
+                program_ended = nsys_ended
+            else:
+                program_ended = not processes.running(self.program_pid)
+            if program_ended and self.deadline is None:
+                self.deadline = time.monotonic() + PATIENCE_S
+            if program_ended and (self.all_saved(nsys_ended) or self.left() <= 0):
+                return self.program_status()
+            self.work_beside()
             ready, _, _ = select.select([listener], [], [], 0.05)
             if ready:
                 connection, _ = listener.accept()
@@ -138,24 +165,52 @@ class Guard:
                     connection.settimeout(5)
                     self.answer(connection)
 
+    def left(self) -> float:
+        """Seconds that saving the report may still take."""
+        return PATIENCE_S if self.deadline is None else self.deadline - time.monotonic()
+
+    def all_saved(self, nsys_ended: bool) -> bool:
+        """Whether nothing that could still write the report is at work."""
+        if not nsys_ended or any(each.poll() is None for each in self.beside):
+            return False
+        # A killed nsys leaves its daemon, which writes the report when the program ends.
+        return not any(processes.running(pid) for pid in processes.own_nsys())
+
+    def program_status(self) -> int:
+        """How the program ended, as a launcher would see it: 128 + n for signal n."""
+        assert self.child is not None
+        status = self.child.poll()
+        if status is not None and status >= 0:
+            return status
+        # nsys hangs, or was killed: its launcher, the program's parent, knows; it is ours
+        # (see `processes.adopt_orphans`) once nsys is gone.
+        self.child.kill()
+        self.child.wait()
+        for _ in range(100):
+            found = processes.status_of(self.launcher_pid) if self.launcher_pid else None
+            if found is not None:
+                return found
+            time.sleep(0.01)
+        return 128 - status if status is not None else 1
+
     def answer(self, connection: socket.socket) -> None:
-        """One request of the trampoline (`hello PID`) or the agent (`start`, `stop`)."""
+        """One request of the trampoline (`hello PID`) or the agent (`watch`, `start`, `stop`)."""
         words = connection.recv(64).decode("ascii", "replace").split()
         if words[:1] == ["hello"]:
             self.program_pid = int(words[1])
+            self.launcher_pid = processes.parent(self.program_pid)
             connection.sendall(b"ok\n")
             for pending in self.pending:
                 self.forward(pending)
+        elif words == ["watch"]:
+            self.watchers.append(connection.dup())
+            connection.sendall(b"ok\n")
         elif words == ["start"]:
-            problem = self.nsys_does("start", START_TIMEOUT_S)
-            self.capturing = problem is None
-            connection.sendall(("ok" if problem is None else problem).encode()[:200] + b"\n")
+            connection.sendall((self.start_session() or "ok").encode()[:200] + b"\n")
         elif words == ["stop"]:
             # The program goes on while the report is written: this is why the guard stops.
             connection.sendall(b"ok\n")
-            connection.close()
-            self.capturing = False
-            self.nsys_does("stop", STOP_TIMEOUT_S)
+            self.beside.append(self.spawn(self.session_command("stop")))
 
     # -- signals ----------------------------------------------------------------------------
 
@@ -173,33 +228,47 @@ class Guard:
 
     # -- nsys -------------------------------------------------------------------------------
 
-    def nsys_does(self, verb: str, timeout_s: float) -> Optional[str]:
-        """Run `nsys start` or `nsys stop` on our session; returns what went wrong, or None."""
-        command = [self.nsys["path"], *filled(self.nsys[verb], self.values)]
-        try:
-            with open(self.log_path, "ab") as log:
-                status = subprocess.run(
-                    command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, timeout=timeout_s
-                ).returncode
-        except (OSError, subprocess.TimeoutExpired) as error:
-            return "nsys %s: %s" % (verb, error)
-        return None if status == 0 else "nsys %s ended with status %d" % (verb, status)
+    def session_command(self, verb: str) -> List[str]:
+        """`nsys start` or `nsys stop` on our session."""
+        return [self.nsys["path"], *filled(self.nsys[verb], self.values)]
 
-    def last_words(self) -> str:
-        """The last line that nsys wrote."""
+    def start_session(self) -> Optional[str]:
+        """Returns what went wrong, or None once nsys is collecting."""
+        starting = self.spawn(self.session_command("start"))
         try:
-            with open(self.log_path, encoding="utf-8", errors="replace") as log:
-                lines = [line.strip() for line in log if line.strip()]
-        except OSError:
-            lines = []
-        return lines[-1] if lines else "it said nothing"
+            status = starting.wait(START_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            starting.kill()
+            return "nsys start did not end within %d s" % START_TIMEOUT_S
+        return None if status == 0 else "nsys start ended with status %d" % status
+
+    def spawn(self, command: List[str], nice: int = 0) -> subprocess.Popen[bytes]:
+        """Start a helper of nsys with its words going to the log."""
+        with open(self.home.log, "ab") as log:
+            return subprocess.Popen(
+                command if not nice else ["nice", "-n", str(nice), *command],
+                stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
+            )  # fmt: skip
+
+    def work_beside(self) -> None:
+        """While the training goes on: once nsys has stopped, make the report and bring it home.
+
+        What is home early is safe from whatever ends the job later.
+        """
+        if not self.beside or self.beside[-1].poll() is None:
+            return
+        if len(self.beside) == 1 and (command := self.home.import_command()):
+            self.beside.append(self.spawn(command, nice=19))
+        elif os.path.exists(self.home.report + ".nsys-rep") and not self.home.brought:
+            self.home.bring()
 
     def without_nsys(self, reason: str) -> int:
         """The training comes first: run the program as if we had never been asked."""
-        self.say("lost", reason + "; the program ran without it")
+        self.home.say("lost", reason + "; the program ran without it")
         sys.stderr.write("clusterprof: rank %d runs without nsys: %s\n" % (self.rank, reason))
         sys.stderr.flush()
-        self.keep("log")
+        self.home.keep("log")
+        processes.end_own_nsys()
         shutil.rmtree(self.private, ignore_errors=True)
         for number in FORWARDED:
             signal.signal(number, signal.SIG_DFL)
@@ -208,72 +277,15 @@ class Guard:
         os.environ[variables.PROFILED] = variables.WITHOUT_NSYS
         os.execvp(self.program[0], self.program)
 
-    # -- the report -------------------------------------------------------------------------
 
-    def bring_home(self, status: int) -> None:
-        """Move the report to the run directory and say in the state what became of it."""
-        before = states.read(self.folder).get("state")
-        rescued = None
-        if not os.path.exists(self.report + ".nsys-rep"):
-            rescued = self.rescue()
-        self.keep("log")
-        problem = self.keep("report", ".nsys-rep")
-        end = "" if status == 0 else " (the program ended with status %d)" % status
-        if before == "lost":
-            self.say("lost", program_status=status)
-        elif problem is None:
-            cut = ""
-            if before == "capturing":
-                cut = "the program ended inside the window" + end
-            self.say("captured", cut or None, rescued=rescued, program_status=status)
-        elif before in ("armed", "waiting"):
-            self.say("lost", "the program ended before the window began" + end,
-                     program_status=status)  # fmt: skip
-        else:
-            self.say("lost", "%s; nsys said: %s" % (problem, self.last_words()),
-                     program_status=status)  # fmt: skip
-        shutil.rmtree(self.private, ignore_errors=True)
+def session_name(run: str, rank: int) -> str:
+    """A name for nsys' session that no other run on this node has.
 
-    def rescue(self) -> Optional[str]:
-        """Debian's nsys does not find its importer and leaves a .qdstrm: call it by hand."""
-        raw = self.report + ".qdstrm"
-        importer = self.nsys.get("importer")
-        if not os.path.exists(raw) or not importer:
-            return None
-        try:
-            with open(self.log_path, "ab") as log:
-                subprocess.run(
-                    [importer, "-i", raw, "-o", self.report + ".nsys-rep"],
-                    stdin=subprocess.DEVNULL, stdout=log, stderr=log, timeout=IMPORT_TIMEOUT_S,
-                )  # fmt: skip
-        except (OSError, subprocess.TimeoutExpired):
-            return None
-        if not os.path.exists(self.report + ".nsys-rep"):
-            self.keep("report", ".qdstrm")
-            return None
-        return "nsys left a .qdstrm; %s made the report of it" % os.path.basename(importer)
-
-    def keep(self, name: str, ending: str = "") -> Optional[str]:
-        """Copy a private file to the rank's folder, by rename; what went wrong, or None."""
-        source = os.path.join(self.private, name + ending)
-        if not os.path.exists(source):
-            return "nsys wrote no report"
-        target = os.path.join(self.folder, name + ending)
-        beside = "%s.%d.tmp" % (target, os.getpid())
-        try:
-            shutil.copyfile(source, beside)
-            os.replace(beside, target)
-        except OSError as error:
-            with contextlib.suppress(OSError):
-                os.unlink(beside)
-            return "the report could not be written to %s: %s" % (self.folder, error.strerror)
-        return None
-
-    def say(self, state: str, reason: Optional[str] = None, **facts: Any) -> None:
-        """Advance the state; a run directory that is gone or full must not hurt the program."""
-        facts = {name: fact for name, fact in facts.items() if fact is not None}
-        with contextlib.suppress(OSError):
-            states.advance(self.folder, state, reason, **facts)
+    nsys cannot find a session with a blank in its name, nor open any other afterwards, and hangs
+    at a quote; a run directory may have any name, and two of one name may be at work here.
+    """
+    plain = re.sub(r"[^A-Za-z0-9_.-]", "_", os.path.basename(run))[:40]
+    return "clusterprof-%s-%08x-%05d" % (plain, zlib.crc32(os.fsencode(run)), rank)
 
 
 def filled(arguments: List[str], values: Dict[str, str]) -> List[str]:
@@ -329,20 +341,8 @@ def main(argv: List[str]) -> None:
         plan = json.load(file)
     status = Guard(plan, int(argv[1]), argv[2:]).run()
     if 128 < status < 128 + signal.NSIG:
-        end_by_signal(status - 128)
+        processes.end_by_signal(status - 128)
     sys.exit(status)
-
-
-def end_by_signal(number: int) -> None:
-    """End as the program did, for the launcher to see; without a second core file."""
-    import resource
-
-    with contextlib.suppress(ValueError, OSError):
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-        signal.signal(number, signal.SIG_DFL)
-    os.kill(os.getpid(), number)
-    time.sleep(1)
-    sys.exit(128 + number)
 
 
 if __name__ == "__main__":

@@ -100,8 +100,6 @@ class Rank:
         except AttributeError as error:
             complain("--step-on %s: %s; no step will be counted" % (self.plan["step_on"], error))
             return
-        if module.__name__ == "__main__":
-            return
         self.begin()
 
     def begin(self) -> None:
@@ -124,7 +122,12 @@ class Rank:
             self.beacons = Beacons(self.plan["beacons"], self.folder, self.me.world_size)
         if self.picked and PROFILED not in os.environ:
             start_prober(self.plan, self.me)
-        if self.picked and os.environ.get(PROFILED) != WITHOUT_NSYS:
+        profiled = os.environ.get(PROFILED)
+        if profiled and profiled != WITHOUT_NSYS:
+            from .watch import end_with_the_guard
+
+            end_with_the_guard(profiled.partition(":")[2])
+        if self.picked and profiled != WITHOUT_NSYS:
             from .window import Window
 
             self.window = Window(self.plan, self.folder, counter, self.beacons)

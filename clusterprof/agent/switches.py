@@ -25,11 +25,15 @@ def torch() -> Any:
     return module
 
 
+def uses_cuda() -> bool:
+    """Whether the program computes on a GPU by torch."""
+    return "torch" in sys.modules and bool(torch().cuda.is_initialized())
+
+
 def drain() -> None:
     """Let the queued work of the GPU end, so that the window holds whole steps and no others."""
-    cuda = torch().cuda
-    if cuda.is_initialized():
-        cuda.synchronize()
+    if uses_cuda():
+        torch().cuda.synchronize()
 
 
 @contextlib.contextmanager
@@ -46,7 +50,7 @@ class CudaProfiler:
     def start(self) -> None:
         """Begin the range that nsys waits for."""
         cuda = torch().cuda
-        if not cuda.is_initialized():
+        if not uses_cuda():
             raise RuntimeError("CUDA is not initialised in this process: nothing could be captured")
         drain()
         cuda.check_error(cuda.cudart().cudaProfilerStart())
@@ -121,7 +125,7 @@ class TorchProfiler:
         """CPU always, CUDA where the program uses it."""
         profiler = torch().profiler
         activities = [profiler.ProfilerActivity.CPU]
-        if torch().cuda.is_initialized():
+        if uses_cuda():
             activities.append(profiler.ProfilerActivity.CUDA)
         drain()
         with quiet():

@@ -6,6 +6,7 @@ Whatever goes wrong in here is written to the rank's state, and the training goe
 from __future__ import annotations
 
 import os
+import sys
 from typing import Any, Dict, List, Optional
 
 from . import clocks, states
@@ -111,7 +112,9 @@ class Window:
         if not mode:
             return [switches.TorchProfiler(self.folder)]
         nsys = switches.CudaProfiler() if mode == "cuda" else switches.NsysSession(address)
-        if not switches.torch().cuda.is_initialized():
+        if "torch" not in sys.modules:
+            return [nsys]
+        if not switches.uses_cuda():
             # Without CUDA nsys sees neither gloo nor the operators: torch.profiler does.
             return [nsys, switches.TorchProfiler(self.folder)]
         # On CUDA the two exclude each other: both need CUPTI.

@@ -71,7 +71,8 @@ def _settle(run: RunDirectory, rank: int, state: dict[str, Any] | None, seen: li
     steps = newest_step_log(folder)
     report, trace = folder / "report.nsys-rep", folder / "trace.json.gz"
     reports = [path for path in (report, trace) if path.is_file() and path.stat().st_size]
-    if name in ("captured", "collected") and reports:
+    # A report appears by rename: where it is, it is whole, even if the rank was killed after it.
+    if name in ("finishing", "captured", "collected") and reports:
         states.advance(str(folder), "collected")
         beside = trace if reports == [report, trace] else None
         return Outcome(

@@ -1,0 +1,129 @@
+"""Processes below and beside us, read from /proc. Linux only, like nsys."""
+
+from __future__ import annotations
+
+import contextlib
+import glob
+import os
+import signal
+import sys
+import time
+from typing import List, Optional, Tuple
+
+_PR_SET_CHILD_SUBREAPER = 36
+
+
+def adopt_orphans() -> bool:
+    """Become the parent of what our children leave behind, instead of process 1.
+
+    nsys starts a daemon per session, which outlives a killed nsys for ever; and when nsys dies,
+    only its launcher still knows how the program ended. Source: prctl(2).
+    """
+    try:
+        import ctypes
+
+        return bool(ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0)
+    except (ImportError, OSError, AttributeError):
+        return False
+
+
+def _stat(pid: int) -> Optional[Tuple[str, int]]:
+    """State letter and parent of a process; None where there is none."""
+    try:
+        with open("/proc/%d/stat" % pid, encoding="ascii", errors="replace") as file:
+            fields = file.read().rpartition(")")[2].split()
+    except OSError:
+        return None
+    return fields[0], int(fields[1])
+
+
+def running(pid: int) -> bool:
+    """Whether the process is there and has not ended (a zombie has)."""
+    found = _stat(pid)
+    return found is not None and found[0] not in "ZX"
+
+
+def parent(pid: int) -> Optional[int]:
+    """The process's parent; None where the process is gone."""
+    found = _stat(pid)
+    return found[1] if found else None
+
+
+def status_of(pid: int) -> Optional[int]:
+    """The exit status of an ended child of ours, 128 + n for signal n; None if it has not ended.
+
+    Also None where it is no child of ours (yet).
+    """
+    try:
+        ended, status = os.waitpid(pid, os.WNOHANG)
+    except ChildProcessError:
+        return None
+    if ended == 0:
+        return None
+    code = os.WEXITSTATUS(status) if os.WIFEXITED(status) else -os.WTERMSIG(status)
+    return code if code >= 0 else 128 - code
+
+
+def own_nsys() -> List[int]:
+    """The nsys processes that are children of ours: our session's daemon, launcher and tee."""
+    pids = [int(entry) for entry in os.listdir("/proc") if entry.isdigit()]
+    return [pid for pid in pids if parent(pid) == os.getpid() and _is_nsys(pid)]
+
+
+def _is_nsys(pid: int) -> bool:
+    try:
+        with open("/proc/%d/cmdline" % pid, "rb") as file:
+            program = file.read().split(b"\0")[0]
+    except OSError:
+        return False
+    return program.split(b"/")[-1].split(b" ")[0] in (b"nsys", b"nsys-launcher", b"nsys-tee")
+
+
+def end_own_nsys(patience_s: float = 1.0) -> None:
+    """End what is left of our nsys: TERM, then KILL; what the program left is not touched."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        left = [pid for pid in own_nsys() if running(pid)]
+        for pid in left:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, number)
+        deadline = time.monotonic() + patience_s
+        while any(running(pid) for pid in left) and time.monotonic() < deadline:
+            time.sleep(0.02)
+
+
+def forget_dead_sessions() -> None:
+    """Remove nsys' list of sessions where nobody is left to be in it.
+
+    nsys keeps its sessions in /dev/shm; one that was killed stays there, and can refuse every
+    later start on the node ("Connection refused", "Agent launcher failed"). Left alone while
+    any nsys of this user runs.
+    """
+    pids = [int(entry) for entry in os.listdir("/proc") if entry.isdigit()]
+    if any(_is_nsys(pid) and running(pid) and _shares_memory(pid) for pid in pids):
+        return
+    for path in glob.glob("/dev/shm/NSys-*"):
+        with contextlib.suppress(OSError):
+            if os.stat(path).st_uid == os.getuid():
+                os.unlink(path)
+
+
+def _shares_memory(pid: int) -> bool:
+    """Whether the process sees our /dev/shm; yes where that cannot be told."""
+    try:
+        theirs = os.stat("/proc/%d/root/dev/shm" % pid)
+        ours = os.stat("/dev/shm")
+    except OSError:
+        return True
+    return (theirs.st_dev, theirs.st_ino) == (ours.st_dev, ours.st_ino)
+
+
+def end_by_signal(number: int) -> None:
+    """End as the program did, for the launcher to see; without a second core file."""
+    import resource
+
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        signal.signal(number, signal.SIG_DFL)
+    os.kill(os.getpid(), number)
+    time.sleep(1)
+    sys.exit(128 + number)

@@ -1,0 +1,32 @@
+"""A job of two ranks that ends in a chosen way: ending.py HOW, under srun.
+
+Rank 0 takes 30 steps of 20 ms; HOW says what becomes of it, and AT after which step. Rank 1 only
+waits for a while. Started with --steps 10:20, step 5 is before the window and 15 inside.
+"""
+
+import os
+import signal
+import sys
+import time
+
+import loop
+
+how, at = sys.argv[1], int(sys.argv[2])
+rank = int(os.environ["SLURM_PROCID"])
+print(f"rank {rank} begins", flush=True)
+for count in range(1, 31):
+    loop.step()
+    if rank == 0 and count == at:
+        if how == "exit":
+            sys.exit(3)
+        elif how == "_exit":
+            os._exit(4)
+        elif how == "segv":
+            os.kill(os.getpid(), signal.SIGSEGV)
+        elif how == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        elif how == "raise":
+            raise RuntimeError("planted")
+        elif how == "hang":
+            time.sleep(600)
+print(f"rank {rank} ends", flush=True)
