@@ -61,3 +61,9 @@ class LaunchError(ClusterprofError):
     """The launcher itself (srun, torchrun, ...) cannot be found or started."""
 
     exit_code = 127
+
+
+class HostError(ClusterprofError):
+    """A host cannot be reached over SSH, or lacks what the job needs; the status is ssh's own."""
+
+    exit_code = 255

@@ -17,6 +17,43 @@ INJECT = Path(__file__).resolve().parent / "agent" / "inject"
 
 
 @dataclass(frozen=True)
+class Host:
+    """A host as `--hosts` names it: `user@address:port`."""
+
+    name: str
+    address: str
+    user: str | None = None
+    port: int | None = None
+
+
+@dataclass(frozen=True)
+class OverSsh:
+    """How `clusterprof ssh` reaches its hosts, and what it runs there."""
+
+    hosts: tuple[Host, ...]
+    #: torchrun's own options, and what it runs
+    options: tuple[str, ...]
+    program: tuple[str, ...]
+    #: the working directory, on every host
+    folder: str
+    #: the hosts' Python
+    python: str
+    #: a file of the program, below `folder`, that every host must have; None where it names none
+    script: str | None
+    #: `--env`: added on every host; the values are never written nor shown
+    environment: Mapping[str, str]
+    ssh_config: Path | None
+    timeout_s: float
+    prefix: bool
+    #: as few hosts as can do the job (`--nnodes MIN:MAX`)
+    fewest: int
+    #: where the launchers meet on the first host; None where the user says it
+    port: int | None
+    #: what that makes: one command a host, in their order
+    commands: tuple[tuple[str, ...], ...] = ()
+
+
+@dataclass(frozen=True)
 class Job:
     """What a launcher makes of a command line: what to run, and what is known of its ranks."""
 
@@ -31,6 +68,8 @@ class Job:
     #: the scheduler's job, for the run directory's name
     job_id: str | None = None
     remarks: tuple[str, ...] = ()
+    #: only of a job that is started over SSH
+    over_ssh: OverSsh | None = None
 
 
 @dataclass(frozen=True)
@@ -64,6 +103,22 @@ class LaunchPlan:
         added = [f"{name}={shlex.quote(value)}" for name, value in self.environment.items()]
         return " ".join([*added, shlex.join(self.job.command)])
 
+    def command_lines(self) -> list[str]:
+        """What will run where: one line, or one for each host."""
+        there = self.job.over_ssh
+        if there is None:
+            return [self.command_line()]
+        variables = " ".join([*self.environment, *there.environment])
+        lines = [
+            f"{host.name}: cd {shlex.quote(there.folder)} && {shlex.join(command)}"
+            for host, command in zip(there.hosts, there.commands, strict=True)
+        ]
+        lines.append(
+            f"with {variables} set; the agent and the reports are in a temporary folder of each "
+            "host, which is removed once the reports are here"
+        )
+        return lines
+
     def shown(self) -> str:
         """What `--dry-run` prints."""
         expected = self.selection.expected(self.job.world_size)
@@ -82,7 +137,7 @@ class LaunchPlan:
         ]  # fmt: skip
         width = max(len(value) for _, value, _ in rows)
         lines = [f"{name:<17} {value:<{width}}  {origin}".rstrip() for name, value, origin in rows]
-        lines += ["", "will run:", f"  {self.command_line()}"]
+        lines += ["", "will run:", *(f"  {line}" for line in self.command_lines())]
         commands = self.capture.shown()
         if commands:
             lines += ["", "in each chosen rank, around the program:"]

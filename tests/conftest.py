@@ -16,14 +16,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pytest
-from lab import cluster, command, leftovers
+from lab import cluster, command, hosts, leftovers
 from lab.command import Completed
 from lab.parts import PARTS
 
 ROOT = Path(__file__).resolve().parent.parent
 
 #: fixtures that bring up a part, and the part
-_FIXTURES = {"slurm": "slurm", "slurm_state": "slurm"}
+_FIXTURES = {"slurm": "slurm", "slurm_state": "slurm", "ssh_hosts": "hosts"}
 _session = pytest.StashKey[str]()
 _folders = pytest.StashKey[list[Path]]()
 _left_out = pytest.StashKey["Counter[str]"]()
@@ -168,3 +168,12 @@ def slurm(slurm_state: Path) -> Iterator[dict[str, str]]:
     env = {"SLURM_CONF": str(slurm_state / "slurm.conf")}
     yield env
     command.run(["scancel", "--user=root"], env=env, timeout=30)
+
+
+@pytest.fixture(scope="session")
+def ssh_hosts(request: pytest.FixtureRequest) -> Iterator[hosts.Hosts]:
+    """Three hosts, h1 to h3, that `ssh -F ssh_hosts.config h1` reaches."""
+    up = hosts.up()
+    request.config.stash[_folders].append(up.state)
+    yield up
+    hosts.down(up.state)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from clusterprof import rundir
 from clusterprof.cli.launch import tell
+from clusterprof.cli.narrate import say
 from clusterprof.cli.options import path
 from clusterprof.collect import collect
 from clusterprof.errors import ReportError
@@ -30,6 +31,12 @@ def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
     selection = Selection(
         told["text"], told["kind"], tuple(told["ranks"]), told["pp"], told["world_size"]
     )
+    if any(host["left"] for host in manifest.get("hosts", [])):
+        from clusterprof.collect.over_ssh import gather_left
+
+        for host in gather_left(run, manifest):
+            say(f"{host.name}: {host.reason or 'its reports are here'}")
+        run.write_manifest(manifest)
     outcomes = collect(run, selection.expected(manifest["world_size"]), patience_s=0)
     tell(run, outcomes)
     if not any(each.report for each in outcomes):

@@ -18,7 +18,7 @@ from clusterprof.capture import PROFILERS, CaptureRequest, choose
 from clusterprof.cli.narrate import command as show_command
 from clusterprof.cli.narrate import say
 from clusterprof.cli.options import Settings, path
-from clusterprof.collect import Outcome, collect
+from clusterprof.collect import PATIENCE_S, Outcome, collect
 from clusterprof.errors import ClusterprofError, LaunchError, UsageError
 from clusterprof.launchers import executable
 from clusterprof.plan import LaunchPlan, injected
@@ -106,6 +106,17 @@ def parser(verb: str) -> argparse.ArgumentParser:
 
 def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
     """Run the verb; returns the job's own status."""
+    arguments, plan = planned(verb, own, program)
+    if arguments.dry_run:
+        print(plan.shown())
+        return 0
+    return launch(plan, arguments)
+
+
+def planned(
+    verb: str, own: Sequence[str], program: Sequence[str] | None
+) -> tuple[argparse.Namespace, LaunchPlan]:
+    """Understand a command line; nothing is run. Raises UsageError, ProfilerError, LaunchError."""
     arguments, launcher_options = parser(verb).parse_known_args(list(own))
     if program is None:
         raise UsageError(
@@ -116,11 +127,7 @@ def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
         raise UsageError(
             "there is no program after --", f"write: clusterprof {verb} ... -- train.py"
         )
-    plan = make_plan(verb, arguments, launcher_options, program)
-    if arguments.dry_run:
-        print(plan.shown())
-        return 0
-    return launch(plan, arguments)
+    return arguments, make_plan(verb, arguments, launcher_options, program)
 
 
 def _guessed_program(own: Sequence[str]) -> str:
@@ -186,6 +193,14 @@ def clock_evidence(arguments: argparse.Namespace) -> dict[str, Any]:
 def launch(plan: LaunchPlan, arguments: argparse.Namespace) -> int:
     """Run the job, then do what can be done with its reports; the job's status is the status."""
     program = executable.find(plan.job.command[0])
+    run, manifest = begin(plan, arguments)
+    show_command(plan.job.command)
+    status = run_job([program, *plan.job.command[1:]], plan.environment)
+    return conclude(plan, arguments, run, manifest, status)
+
+
+def begin(plan: LaunchPlan, arguments: argparse.Namespace) -> tuple[RunDirectory, dict[str, Any]]:
+    """Make the run directory and say what is going to happen. Raises RunDirectoryError."""
     run = rundir.create(plan.run, force=arguments.force)
     manifest = first_manifest(plan)
     run.write_plan(plan.for_agent())
@@ -194,12 +209,23 @@ def launch(plan: LaunchPlan, arguments: argparse.Namespace) -> int:
         say(remark)
     say(f"capturing steps {plan.window} on ranks {plan.selection.text} with {plan.capture.name}, "
         f"into {shortest(run.path)}")  # fmt: skip
-    show_command(plan.job.command)
-    status = run_job([program, *plan.job.command[1:]], plan.environment)
+    return run, manifest
+
+
+def conclude(
+    plan: LaunchPlan,
+    arguments: argparse.Namespace,
+    run: RunDirectory,
+    manifest: dict[str, Any],
+    status: int,
+    *,
+    patience_s: float = PATIENCE_S,
+) -> int:
+    """The job has ended: do what can be done with its reports; returns the status to end with."""
     manifest.update(ended=now_text(), exit_status=status)
     complete = False
     try:
-        outcomes = collect(run, plan.selection.expected(plan.job.world_size))
+        outcomes = collect(run, plan.selection.expected(plan.job.world_size), patience_s=patience_s)
         manifest["outcomes"] = [
             {"rank": each.rank, "state": each.state, "reason": each.reason} for each in outcomes
         ]

@@ -17,6 +17,7 @@ VERBS = {
     "srun": ("launch", "run a job under Slurm's srun and capture chosen ranks"),
     "torchrun": ("launch", "run a job under torchrun and capture chosen ranks"),
     "mpirun": ("launch", "run a job under MPI's mpirun and capture chosen ranks"),
+    "ssh": ("ssh", "run torchrun on each of --hosts over SSH and capture chosen ranks"),
     "collect": ("collect", "finish an interrupted run: settle its ranks, merge, report"),
     "merge": ("merge", "merge reports of several ranks and say who is late and why"),
     "scrub": ("scrub", "copy an nsys export without the environment it was taken in"),

@@ -15,9 +15,11 @@ from pathlib import Path
 from lab.parts import LAB
 
 PREFIX = "clusterprof-slurm-"
+SCRIPT = LAB / "slurm.sh"
+VARIABLE = "CLUSTERPROF_LAB_SLURM"
 
 
-def _birth(pid: int) -> str:
+def birth(pid: int) -> str:
     """When the process started, in ticks: tells a pid from its next holder. Empty when gone."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
@@ -25,12 +27,15 @@ def _birth(pid: int) -> str:
         return ""
 
 
-def _script(verb: str, state: Path) -> subprocess.CompletedProcess[str]:
+def script(
+    verb: str, state: Path, path: Path = SCRIPT, variable: str = VARIABLE
+) -> subprocess.CompletedProcess[str]:
+    """Run the lab's shell script at `path` on a state folder, which `variable` tells it."""
     # Output goes to a file, not a pipe: the daemons inherit it, and a pipe would never close.
     with tempfile.TemporaryFile("w+") as said:
         done = subprocess.run(
-            [LAB / "slurm.sh", verb],
-            env={**os.environ, "CLUSTERPROF_LAB_SLURM": str(state)},
+            [path, verb],
+            env={**os.environ, variable: str(state)},
             stdin=subprocess.DEVNULL,
             stdout=said,
             stderr=said,
@@ -42,16 +47,18 @@ def _script(verb: str, state: Path) -> subprocess.CompletedProcess[str]:
         return subprocess.CompletedProcess(done.args, done.returncode, said.read(), "")
 
 
-def remove_orphans(parent: Path) -> list[Path]:
+def remove_orphans(
+    parent: Path, prefix: str = PREFIX, path: Path = SCRIPT, variable: str = VARIABLE
+) -> list[Path]:
     """Take down the clusters below `parent` whose test session is gone; returns their folders."""
     orphans = []
-    for folder in parent.glob(f"{PREFIX}*"):
+    for folder in parent.glob(f"{prefix}*"):
         try:
             owner, born = (folder / "owner").read_text().split()
         except (OSError, ValueError):
             continue  # not ours, or about to be written
-        if _birth(int(owner)) != born:
-            _script("down", folder)
+        if birth(int(owner)) != born:
+            script("down", folder / "state", path, variable)
             shutil.rmtree(folder, ignore_errors=True)
             orphans.append(folder)
     return orphans
@@ -68,9 +75,9 @@ def up() -> Path:
     folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent))
     # munged insists on a path to its socket that every user may walk along.
     folder.chmod(0o755)
-    (folder / "owner").write_text(f"{os.getpid()} {_birth(os.getpid())}\n")
+    (folder / "owner").write_text(f"{os.getpid()} {birth(os.getpid())}\n")
     state = folder / "state"
-    started = _script("up", state)
+    started = script("up", state)
     if started.returncode != 0:
         shutil.rmtree(folder, ignore_errors=True)
         raise RuntimeError(f"the test Slurm did not start:\n{started.stdout}")
@@ -79,5 +86,5 @@ def up() -> Path:
 
 def down(state: Path) -> None:
     """Stop the cluster and remove its folder."""
-    _script("down", state)
+    script("down", state)
     shutil.rmtree(state.parent, ignore_errors=True)

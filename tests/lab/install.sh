@@ -1,7 +1,7 @@
 #!/bin/bash
 # Install the real parts that the tests use, from Debian's packages: Slurm, munge, an OpenSSH
-# server, Chromium, NVIDIA Nsight Systems. Installs only what is missing, starts no service and
-# leaves the machine's package sources as they are.
+# server, MPICH, Chromium, NVIDIA Nsight Systems. Installs only what is missing, starts no service
+# and leaves the machine's package sources as they are.
 #
 #   install.sh            install what is missing; where that cannot be done, say so and exit 0:
 #                         the tests name what they leave out
@@ -38,6 +38,7 @@ wanted() {
   have unshare || echo util-linux
   have sshd || echo openssh-server
   have ssh || echo openssh-client
+  have mpirun.mpich || echo mpich
   have chromium || have chromium-browser || have google-chrome || echo chromium
   # A machine with NVIDIA's driver gets nsys from NVIDIA: Debian's would pull in its own driver
   # library beside it.

