@@ -54,6 +54,9 @@ def finding(
     severity of what no one is to blame for. `follow_up` is the command that tells more, if any.
     """
     each = np.nan_to_num(np.asarray(cost, dtype=float))
+    if len(each) == len(scene.durations):
+        # no step can cost more than it lasts
+        each = np.minimum(each, scene.durations)
     hit = np.flatnonzero(each > max(floor_ns, 0.0))
     per_step = float(each.mean()) if len(each) else 0.0
     share = per_step / scene.step_ns if scene.step_ns else 0.0

@@ -3,49 +3,20 @@ input. A single rank's late host is a straggler and no matter of this file."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pyarrow.compute as pc
 
-from clusterprof.analysis import host
+from clusterprof.analysis import host, shared
 from clusterprof.analysis.finding import LEAST_FRAC, capture, finding, ms, percent
 from clusterprof.analysis.intervals import Union, union
 from clusterprof.analysis.scene import Floats, Scene
-from clusterprof.analysis.timeline import COMPUTE, Timeline
+from clusterprof.analysis.timeline import COMPUTE
 from clusterprof.results import Finding
 
-#: kernels shorter than this are launched no faster than they run
-_SHORT_KERNEL_NS = 15_000
-#: a gap longer than this is not the pace of launching
-_LAUNCH_GAP_NS = 200_000
-_INPUT = r"(?i)^(data|input|batch|fetch|dataload)|dataloader|next_batch|get_batch"
-
-
-def idle_gaps(line: Timeline) -> Union:
-    """When the rank's device had nothing to do, between the first and the last step's ends."""
-    start = np.r_[line.begin[0], line.busy.end]
-    end = np.r_[line.busy.start, line.end[-1]]
-    keep = (end > start) & (end > line.begin[0]) & (start < line.end[-1])
-    return union(
-        np.maximum(start[keep], line.begin[0]).astype(np.int64),
-        np.minimum(end[keep], line.end[-1]).astype(np.int64),
-    )
-
-
-def _settled(scene: Scene, line: Timeline, each: np.ndarray) -> Floats:
-    out = np.full(len(scene.settled), np.nan)
-    known = np.isin(line.step, scene.settled)
-    out[np.searchsorted(scene.settled, line.step[known])] = each[known]
-    return out
-
-
-def _table(scene: Scene, measure: list[Floats]) -> Floats:
-    return np.stack(measure) if measure else np.zeros((0, len(scene.settled)))
-
-
-def _means(each: Floats) -> Floats:
-    """Mean over steps per rank; 0 for a rank that has none of them."""
-    known = ~np.isnan(each)
-    return np.asarray(np.nansum(each, axis=1) / np.maximum(known.sum(axis=1), 1))
+#: idle time between launches is worth a word from this share of the step on
+_LAUNCH_FRAC = 0.2
 
 
 def find(scene: Scene) -> list[Finding]:
@@ -56,7 +27,7 @@ def find(scene: Scene) -> list[Finding]:
     """
     if not scene.settled:
         return []
-    gaps = [idle_gaps(line) for line in scene.timelines]
+    gaps = [shared.idle_gaps(line) for line in scene.timelines]
     found: list[Finding] = []
     for cause in (_gil, _input, _sync, _launch):
         one, gaps = cause(scene, gaps)
@@ -68,38 +39,19 @@ def find(scene: Scene) -> list[Finding]:
 Answer = tuple["Finding | None", "list[Union]"]
 
 
-def _overlap(scene: Scene, gaps: list[Union], with_: list[Union]) -> tuple[Floats, list[Union]]:
-    """Idle time inside other intervals per rank and step, and those intersections."""
-    common = [host.both(g, w) for g, w in zip(gaps, with_, strict=True)]
-    each = [
-        _settled(scene, line, c.within(line.begin, line.end))
-        for line, c in zip(scene.timelines, common, strict=True)
-    ]
-    return _table(scene, each), common
-
-
-def _without(gaps: list[Union], taken: list[Union]) -> list[Union]:
-    """Gaps that do not touch what has been given to a cause."""
-    out = []
-    for gap, used in zip(gaps, taken, strict=True):
-        free = used.within(gap.start, gap.end) == 0
-        out.append(union(gap.start[free], gap.end[free]))
-    return out
-
-
 def _gil(scene: Scene, gaps: list[Union]) -> Answer:
-    waits = [host.spans(t, "python", host.GIL_WAIT) for t in scene.tables]
-    if not any(len(w.start) for w in waits):
+    cause = shared.locked(scene, gaps)
+    if cause is None:
         return None, gaps
-    each, common = _overlap(scene, gaps, waits)
-    cost = np.nanmean(each, axis=0)
-    per_step = float(np.nan_to_num(cost).mean())
+    cost = np.minimum(cause.idle.max(axis=0), scene.durations)
+    per_step = float(cost.mean())
     if per_step < LEAST_FRAC * scene.step_ns:
         return None, gaps
-    of_rank = _means(each)
+    of_rank = cause.idle.mean(axis=1)
     worst = int(np.argmax(of_rank))
     rank = scene.ranks[worst]
-    hit = [r for r, w in zip(scene.ranks, of_rank, strict=True) if w >= 0.3 * of_rank[worst]]
+    spent = cause.spent.mean(axis=1)
+    hit = [r for r, w in zip(scene.ranks, spent, strict=True) if w >= 0.3 * spent.max()]
     made = finding(
         scene,
         "host.gil",
@@ -110,62 +62,57 @@ def _gil(scene: Scene, gaps: list[Union]) -> Answer:
         confidence=0.9,
         summary=f"GPUs idle {ms(per_step)} of each step ({percent(per_step / scene.step_ns)}) "
         f"while their host waits for Python's interpreter lock, rank {rank} worst",
-        evidence=[
-            {
-                "rank": int(r),
-                "steps": list(scene.settled),
-                "idle_ns_per_step": round(float(of_rank[k])),
-                "what": f"{ms(float(of_rank[k]))} a step idle while waiting for the GIL",
-            }
-            for k, r in enumerate(scene.ranks)
-            if r in hit
-        ][:16],
+        evidence=_idle_evidence(scene, cause, "while waiting for the interpreter lock"),
         advice="other Python threads hold the lock: move their work into processes, or into "
         "native code that releases it",
         follow_up=capture(scene, hit[:2], "--trace", "cuda,nvtx,python-gil", "--cpu-sampling"),
     )
-    return made, _without(gaps, common)
+    return made, shared.left(gaps, cause.where)
 
 
 def _input(scene: Scene, gaps: list[Union]) -> Answer:
-    ranges = [host.spans(t, "range", _INPUT) for t in scene.tables]
-    ops = [host.spans(t, "op", r"(?i)dataloader") for t in scene.tables]
-    fetch = [
-        union(np.r_[a.start, b.start].astype(np.int64), np.r_[a.end, b.end].astype(np.int64))
-        for a, b in zip(ranges, ops, strict=True)
-    ]
-    each, common = _overlap(scene, gaps, fetch)
-    of_rank = _means(each)
-    # one rank alone that fetches late is a straggler; here all of them starve
-    usual = np.nanmedian(each, axis=0) if len(each) else np.zeros(len(scene.settled))
-    if float(np.nan_to_num(usual).mean()) < LEAST_FRAC * scene.step_ns:
+    """All hosts fetch slowly; the last to have its batch sets the pace, the others wait for it."""
+    cause = shared.fetching(scene, gaps)
+    # one rank alone that fetches long is a straggler
+    if cause is None or not cause.is_shared():
         return None, gaps
-    # the last to have its batch sets the pace, but what it alone is late by is a straggler's cost
-    usual = np.sort(np.nan_to_num(each), axis=0)[-2:][0]
-    per_step = float(usual.mean())
+    # what the worst rank alone is late by is a straggler's cost
+    cost = np.minimum((cause.idle - cause.own()).max(axis=0), scene.durations)
+    per_step = float(cost.mean())
+    if per_step < LEAST_FRAC * scene.step_ns:
+        return None, gaps
+    spent = cause.spent.mean(axis=1)
+    hit = cost > 0.01 * scene.step_ns
+    often = f" (in {int(hit.sum())} of {len(hit)} settled steps)" if not hit.all() else ""
     made = finding(
         scene,
         "input.stall",
         rank=None,
-        ranks=[r for r, w in zip(scene.ranks, of_rank, strict=True) if w >= 0.5 * per_step],
-        cost=usual,
+        ranks=[r for r, w in zip(scene.ranks, spent, strict=True) if w >= 0.5 * spent.max()],
+        cost=cost,
         floor_ns=0.01 * scene.step_ns,
         confidence=0.85,
         summary=f"GPUs starve {ms(per_step)} of each step ({percent(per_step / scene.step_ns)}) "
-        "while their hosts fetch the batch",
-        evidence=[
-            {
-                "rank": int(r),
-                "steps": list(scene.settled),
-                "idle_ns_per_step": round(float(of_rank[k])),
-                "what": f"{ms(float(of_rank[k]))} a step idle while the host fetches",
-            }
-            for k, r in enumerate(scene.ranks)
-        ][:16],
+        f"while their hosts fetch the batch{often}",
+        evidence=_idle_evidence(scene, cause, "while the host fetches"),
         advice="fetch ahead: more DataLoader workers, prefetch_factor, persistent_workers, or "
         "cheaper preprocessing",
     )
-    return made, _without(gaps, common)
+    return made, shared.left(gaps, cause.where)
+
+
+def _idle_evidence(scene: Scene, cause: shared.Cause, what: str) -> list[dict[str, Any]]:
+    idle, spent = cause.idle.mean(axis=1), cause.spent.mean(axis=1)
+    return [
+        {
+            "rank": int(rank),
+            "steps": list(scene.settled),
+            "idle_ns_per_step": round(float(idle[k])),
+            "host_ns_per_step": round(float(spent[k])),
+            "what": f"{ms(float(idle[k]))} a step idle {what} ({ms(float(spent[k]))} of host time)",
+        }
+        for k, rank in enumerate(scene.ranks[:16])
+    ]
 
 
 def _sync(scene: Scene, gaps: list[Union]) -> Answer:
@@ -200,14 +147,11 @@ def _sync(scene: Scene, gaps: list[Union]) -> Answer:
         after.append(union(gap.start[follows], gap.end[follows]))
     if not count:
         return None, gaps
-    each = _table(
-        scene,
-        [
-            _settled(scene, line, a.within(line.begin, line.end))
-            for line, a in zip(scene.timelines, after, strict=True)
-        ],
-    )
-    cost = np.nan_to_num(np.nanmean(each, axis=0))
+    each = [
+        shared.per_step(scene, line, a.within(line.begin, line.end))
+        for line, a in zip(scene.timelines, after, strict=True)
+    ]
+    cost = np.mean(each, axis=0)
     waits = float(np.mean(blocked))
     per_step = float(cost.mean())
     calls = count / max(len(scene.ranks) * len(scene.settled), 1)
@@ -236,33 +180,27 @@ def _sync(scene: Scene, gaps: list[Union]) -> Answer:
         "and look a step later",
         follow_up=capture(scene, scene.ranks[:1], "--pytorch", "autograd-nvtx"),
     )
-    return made, _without(gaps, after)
+    return made, shared.left(gaps, after)
 
 
 def _launch(scene: Scene, gaps: list[Union]) -> Answer:
-    """Short gaps before kernels that were launched only after the GPU had run dry."""
-    each, kernels, median = [], 0, []
-    for line, gap in zip(scene.timelines, gaps, strict=True):
-        next_start = np.searchsorted(line.start, gap.end)
-        known = next_start < len(line.start)
-        late = np.zeros(len(gap.start), dtype=bool)
-        late[known] = line.launch_end[next_start[known]] > gap.start[known]
-        short = gap.end - gap.start <= _LAUNCH_GAP_NS
-        chosen = late & short
-        paced = union(gap.start[chosen], gap.end[chosen])
-        each.append(_settled(scene, line, paced.within(line.begin, line.end)))
-        computing = line.kind == COMPUTE
-        kernels += int((computing & (line.step_of >= 0)).sum()) // max(len(line.step), 1)
-        if computing.any():
-            median.append(float(np.median((line.stop - line.start)[computing])))
-    table = _table(scene, each)
-    cost = np.nan_to_num(np.nanmedian(table, axis=0))
+    """Gaps on all ranks before kernels that were launched only after the GPU had run dry."""
+    cause = shared.launching(scene, gaps, host.pace(scene))
+    # starving on most ranks; or on the one whose queue is empty, of short kernels on all
+    short = 0 < shared.typical_kernel(scene) <= shared.SHORT_KERNEL_NS and cause.is_shared()
+    short = short and not scene.pipelined
+    cost = cause.idle.max(axis=0) if short else np.median(cause.idle, axis=0)
+    cost = np.minimum(cost, scene.durations)
     per_step = float(cost.mean())
     share = per_step / scene.step_ns
-    typical = float(np.median(median)) if median else 0.0
-    if share < 0.2 or typical > _SHORT_KERNEL_NS:
+    if share < _LAUNCH_FRAC:
         return None, gaps
-    count = kernels // max(len(scene.ranks), 1)
+    kernels = [
+        int(((line.kind == COMPUTE) & (line.step_of >= 0)).sum()) // max(len(line.step), 1)
+        for line in scene.timelines
+    ]
+    count, typical = int(np.mean(kernels)), shared.typical_kernel(scene)
+    pace = float(np.median(cause.spent.mean(axis=1)))
     made = finding(
         scene,
         "host.launch_bound",
@@ -270,17 +208,10 @@ def _launch(scene: Scene, gaps: list[Union]) -> Answer:
         ranks=scene.ranks,
         cost=cost,
         confidence=0.9,
-        summary=f"GPUs idle {ms(per_step)} of each step ({percent(share)}) between kernels that "
-        f"are shorter than their launch: {count} a step, {typical / 1e3:.1f} µs in the median",
-        evidence=[
-            {
-                "rank": int(r),
-                "steps": list(scene.settled),
-                "idle_ns_per_step": round(float(np.nanmean(table[k]))),
-                "what": f"{ms(float(np.nanmean(table[k])))} a step idle in gaps below 0.2 ms",
-            }
-            for k, r in enumerate(scene.ranks)
-        ][:16],
+        summary=f"GPUs idle {ms(per_step)} of each step ({percent(share)}) until their next kernel "
+        f"is launched: {count} a step, {typical / 1e3:.1f} µs in the median, and {ms(pace)} for "
+        "the host",
+        evidence=_idle_evidence(scene, cause, "in gaps below 1 ms"),
         advice="fewer, longer kernels: torch.compile, CUDA Graphs, fused optimizers "
         "(fused=True), larger batches",
     )

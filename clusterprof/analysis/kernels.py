@@ -56,13 +56,15 @@ def _read(scene: Scene, line: Timeline, code: dict[str, int]) -> _Kernels:
     )
 
 
-def excess(scene: Scene, peers: np.ndarray) -> Floats:
+def excess(scene: Scene, peers: np.ndarray, stage: Ints) -> Floats:
     """Kernel time beyond the peers' (ns), [ranks, settled steps]: more calls, or slower ones.
 
     More calls of a name count with all the time they add. Of names with equal calls the same
     kernels are compared one by one, and only those that ran beside no collective on either
     rank: a rank that waits inside a collective slows its own kernels, and must not make the one
     that it waits for look quick, or itself slow. `peers` [ranks, ranks] says whom to compare.
+    Between pipeline stages (`stage` [ranks]) only speed is compared: a stage that has more to do
+    is not slow.
     """
     names = sorted({n for line in scene.timelines for n in line.names})
     code = {n: k for k, n in enumerate(names)}
@@ -76,6 +78,8 @@ def excess(scene: Scene, peers: np.ndarray) -> Floats:
             calls = np.median([o.calls for o in others], axis=0)
             time = np.median([o.time for o in others], axis=0)
             more = np.where(mine.calls > calls, np.maximum(mine.time - time, 0.0), 0.0).sum(axis=1)
+            if (stage[peers[k]] != stage[k]).any():
+                more = np.zeros_like(more)
             slow = np.median([_slower(mine, o) for o in others], axis=0)
             if scene.timelines[k].on_host:
                 # cores that ranks share make any of them slow for a while

@@ -121,26 +121,39 @@ def _bubble(scene: Scene, stage: list[list[int]], already: float) -> Finding | N
         floor_ns=0.01 * scene.step_ns,
         confidence=0.85,
         summary=f"pipeline bubble: each rank waits {ms(per_step)} of each step ({percent(share)}) "
-        f"in receives; {count} microbatches over {len(stage)} stages are at least {percent(ideal)}",
+        f"in receives; the ideal of {count} microbatches over {len(stage)} stages is "
+        f"{percent(ideal)}" + (", beyond what the uneven stages cost" if already else ""),
         evidence=evidence,
-        advice="more microbatches per step, or an interleaved (1F1B) schedule, shrink the bubble",
+        advice="more microbatches per step, or an interleaved schedule, shrink the bubble"
+        + (
+            ""
+            if share < 1.3 * ideal
+            else "; beyond the ideal, stages wait for each other's hosts "
+            "or transfers: larger microbatches, fewer launches"
+        ),
     )
 
 
 def _imbalance(scene: Scene, stage: list[list[int]]) -> Finding | None:
-    compute = scene.account("compute_ns")
-    per_stage = np.stack(
-        [np.nanmedian(compute[[scene.ranks.index(r) for r in group]], axis=0) for group in stage]
-    )
+    """A stage with more to compute than the others: all wait for it, each microbatch anew.
+
+    Saved by even stages: the part of its own time (computing, and idle until its host has
+    launched, which takes longer with more layers too) that it has beyond the stages' mean.
+    """
+    rows = [[scene.ranks.index(r) for r in group] for group in stage]
+    compute, idle = scene.account("compute_ns"), scene.account("idle_ns")
+    per_stage = np.stack([np.nanmedian(compute[at], axis=0) for at in rows])
+    own = np.stack([np.nanmedian((compute + idle)[at], axis=0) for at in rows])
     usual = np.nanmean(per_stage, axis=1)
-    most = int(np.argmax(usual))
-    cost = per_stage[most] - np.nanmean(per_stage, axis=0)
-    if usual[most] - usual.min() < _UNEQUAL_FRAC * usual[most]:
+    most, least = int(np.argmax(usual)), int(np.argmin(usual))
+    if usual[most] - usual[least] < _UNEQUAL_FRAC * usual[most]:
         return None
-    per_step = float(np.nan_to_num(cost).mean())
+    surplus = 1 - float(usual.mean()) / float(usual[most])
+    cost = np.minimum(np.nan_to_num(own[most]) * surplus, scene.durations)
+    per_step = float(cost.mean())
     if per_step < LEAST_FRAC * scene.step_ns:
         return None
-    least = int(np.argmin(usual))
+    named = f"rank{'s' if len(stage[most]) > 1 else ''} {', '.join(map(str, stage[most][:8]))}"
     return finding(
         scene,
         "pipeline.imbalance",
@@ -149,18 +162,19 @@ def _imbalance(scene: Scene, stage: list[list[int]]) -> Finding | None:
         cost=cost,
         floor_ns=0.01 * scene.step_ns,
         confidence=0.9,
-        summary=f"pipeline stage {most} (ranks {', '.join(map(str, stage[most][:8]))}) computes "
-        f"{ms(float(usual[most]))} a step, stage {least} {ms(float(usual[least]))}: even stages "
-        f"would save up to {ms(per_step)} of each step ({percent(per_step / scene.step_ns)})",
+        summary=f"pipeline stage {most} ({named}) computes {ms(float(usual[most]))} a step, stage "
+        f"{least} {ms(float(usual[least]))}: relieve stage {most}; even stages would save up to "
+        f"{ms(per_step)} of each step ({percent(per_step / scene.step_ns)})",
         evidence=[
             {
                 "stage": k,
                 "ranks": group,
                 "steps": list(scene.settled),
                 "compute_ns_per_step": round(float(usual[k])),
+                "idle_ns_per_step": round(float(np.nanmean(own[k])) - float(usual[k])),
                 "what": f"stage {k} computes {ms(float(usual[k]))} a step",
             }
             for k, group in enumerate(stage)
         ],
-        advice=f"move layers from stage {most} to stage {least}",
+        advice=f"move layers from stage {most} to stage {least}, or give stage {most} more ranks",
     )

@@ -27,10 +27,10 @@ from typing import Any
 
 import numpy as np
 
-from clusterprof.analysis import host, kernels
+from clusterprof.analysis import host, kernels, pipeline, shared
 from clusterprof.analysis.finding import LEAST_FRAC, capture, finding, ms, percent
 from clusterprof.analysis.intervals import union
-from clusterprof.analysis.scene import Floats, Scene
+from clusterprof.analysis.scene import Floats, Ints, Scene
 from clusterprof.analysis.timeline import COMPUTE
 from clusterprof.clock import SHARED_CLOCK_NS
 from clusterprof.results import Finding
@@ -118,8 +118,12 @@ def _late_sends(scene: Scene) -> Floats:
     return out
 
 
-def _peers(scene: Scene) -> np.ndarray:
-    """[ranks, ranks]: who shares a synchronising collective with whom; all with all if none do."""
+def _peers(scene: Scene, stage: Ints) -> np.ndarray:
+    """[ranks, ranks]: who is to be compared with whom: ranks that do the same work.
+
+    Those that share a synchronising collective; in a pipeline, where that leaves a rank alone,
+    all others, in what can be compared; all with all where nobody shares one.
+    """
     shared = np.zeros((len(scene.ranks), len(scene.ranks)), dtype=bool)
     c = scene.collectives
     rows = np.flatnonzero(c.synchronising & c.matched)
@@ -127,8 +131,12 @@ def _peers(scene: Scene) -> np.ndarray:
     for group in groups:
         at = np.searchsorted(scene.ranks, group)
         shared[np.ix_(at, at)] = True
-    shared &= ~np.eye(len(shared), dtype=bool)
-    return shared if shared.any() else ~np.eye(len(shared), dtype=bool)
+    shared &= ~np.eye(len(shared), dtype=bool) & (stage[:, None] == stage[None, :])
+    others = ~np.eye(len(shared), dtype=bool)
+    alone = ~shared.any(axis=1)
+    if scene.pipelined or alone.all():
+        shared[alone] = others[alone]
+    return shared
 
 
 def _excess(values: Floats, peers: np.ndarray) -> tuple[Floats, Floats]:
@@ -144,15 +152,17 @@ def _excess(values: Floats, peers: np.ndarray) -> tuple[Floats, Floats]:
 def blame(scene: Scene) -> Blame:
     """Measure lateness and excess of each rank in each settled step."""
     late, doubt = lateness(scene)
-    peers = _peers(scene)
+    stage = _stage_of(scene)
+    peers = _peers(scene, stage)
     pace = host.pace(scene)
-    idle, usual_idle = _excess(scene.account("idle_ns"), peers)
+    all_idle = scene.account("idle_ns")
+    idle, usual_idle = _excess(all_idle - shared.innocent_idle(scene, pace), peers)
     idle = np.where(idle >= _DISTINCT_FRAC * usual_idle, idle, 0.0)
-    idle = _no_more_than_pace(scene, idle, usual_idle, pace, peers)
+    idle = _no_more_than_pace(scene, idle, _excess(all_idle, peers)[1], pace, peers)
     copy, usual_copy = _excess(scene.account("exposed_copy_ns"), peers)
     # copies from pageable memory vary with the host; only a copy twice as long is the rank's own
     copy = np.where((copy > usual_copy) & (not scene.pipelined), copy, 0.0)
-    compute = kernels.excess(scene, peers)
+    compute = kernels.excess(scene, peers, stage)
     cost = np.minimum(late, idle + compute + copy)
     return Blame(late, doubt, idle, compute, copy, pace, cost)
 
@@ -164,13 +174,16 @@ def _no_more_than_pace(
     if np.isnan(pace).all():
         return idle
     own = _mean(pace)
+    count, others_of = _launches(scene), ~np.eye(len(own), dtype=bool)
     out: Floats = idle.copy()
     for k in range(len(own)):
         total = float(idle[k].mean()) if idle.shape[1] else 0.0
         starving = usual_idle[k].mean() >= _STARVING_FRAC * scene.step_ns if total else False
         if not total or not (starving or scene.pipelined) or np.isnan(own[k]):
             continue
-        others = own[peers[k]] if not scene.pipelined else np.delete(own, k)
+        # a stage of more layers has more to launch: hosts are compared by their pace per launch
+        scale = count[k] / np.maximum(count, 1.0) if scene.pipelined else np.ones(len(own))
+        others = (own * np.maximum(scale, 1.0))[peers[k] if not scene.pipelined else others_of[k]]
         others = others[~np.isnan(others)]
         if not len(others):
             continue
@@ -180,6 +193,21 @@ def _no_more_than_pace(
             cap = min(cap, float(np.nanmean(durations)) - float(others.max()))
         out[k] *= min(1.0, max(cap, 0.0) / total)
     return np.asarray(out)
+
+
+def _launches(scene: Scene) -> Floats:
+    """How many kernels each rank launches in a settled step."""
+    steps = max(len(scene.settled), 1)
+    numbers = [np.r_[line.step, -1][line.step_of] for line in scene.timelines]
+    return np.asarray([np.isin(n, scene.settled).sum() / steps for n in numbers], dtype=float)
+
+
+def _stage_of(scene: Scene) -> Ints:
+    """Each rank's pipeline stage; all 0 where there is no pipeline."""
+    out = np.zeros(len(scene.ranks), dtype=np.int64)
+    for number, group in enumerate(pipeline.stages(scene) if scene.pipelined else []):
+        out[np.searchsorted(scene.ranks, group)] = number
+    return out
 
 
 def _mean(values: Floats) -> Floats:
@@ -207,10 +235,12 @@ def find(scene: Scene) -> list[Finding]:
 
 def _hidden(scene: Scene, seen: Blame) -> list[Finding]:
     """A host slower than its GPU that work queued before the window still hides."""
-    own = _mean(seen.pace)
+    own, count = _mean(seen.pace), _launches(scene)
     out = []
     for k, rank in enumerate(scene.ranks):
-        others = np.delete(own, k)
+        # a stage of more layers has more to launch
+        scale = np.maximum(count[k] / np.maximum(count, 1.0), 1.0) if scene.pipelined else 1.0
+        others = np.delete(own * scale, k)
         others = others[~np.isnan(others)]
         if np.isnan(own[k]) or not len(others):
             continue

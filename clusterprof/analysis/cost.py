@@ -1,0 +1,75 @@
+"""What the capture cost the training, from the step logs that every rank of the job writes."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from clusterprof.results import CaptureCost, StepTimes
+
+#: Steps before the window that are compared: enough for a median, late enough to have warmed up.
+_BEFORE = 20
+#: Steps after the window that are not: the queues fill up again, and nsys is still writing.
+_RECOVERY = 8
+#: Fewer steps than this make no median.
+_ENOUGH = 3
+
+Ints = npt.NDArray[np.int64]
+
+
+def capture_cost(
+    logs: Mapping[int, pa.Table], profiled: Collection[int], first: int, end: int
+) -> CaptureCost | None:
+    """Compare the ranks' steps before, inside and after the window [first, end).
+
+    `logs` are STEPS tables by rank, of the whole job; `profiled` the ranks that were captured.
+    None where no captured rank logged the window's first step. The stalls are the longest of any
+    captured rank, taken between two steps of its log, where the agent puts the profiler's start
+    and stop. Assumption: a step is what the host sees, so single steps of a host that runs ahead
+    of its GPU vary; the median over ranks and steps does not.
+    """
+    captured = {rank: log for rank, log in logs.items() if rank in profiled}
+    starts = [gap for log in captured.values() if (gap := _gap(log, first)) is not None]
+    if not starts:
+        return None
+    stops = [gap for log in captured.values() if (gap := _gap(log, end)) is not None]
+    others = [log for rank, log in logs.items() if rank not in profiled]
+    return {
+        "stall_start_ns": max(starts),
+        "stall_stop_ns": max(stops, default=None),
+        "profiled": _times(list(captured.values()), first, end),
+        "unprofiled": _times(others, first, end) if others else None,
+    }
+
+
+def _gap(log: pa.Table, step: int) -> int | None:
+    """What lies between the end of the step before `step` and its own begin, ns."""
+    numbers = log["step"].to_numpy()
+    here, before = np.flatnonzero(numbers == step), np.flatnonzero(numbers == step - 1)
+    if not here.size or not before.size:
+        return None
+    return max(
+        0, int(log["begin_ns"][int(here[0])].as_py() - log["end_ns"][int(before[0])].as_py())
+    )
+
+
+def _times(logs: list[pa.Table], first: int, end: int) -> StepTimes:
+    # The window's first step is torn by the capture's start: it is never evidence.
+    return {
+        "before_ns": _median(logs, max(1, first - _BEFORE), first),
+        "inside_ns": _median(logs, first + 1, end),
+        "after_ns": _median(logs, end + _RECOVERY, None),
+    }
+
+
+def _median(logs: list[pa.Table], low: int, high: int | None) -> int | None:
+    chosen: list[Ints] = []
+    for log in logs:
+        step = log["step"].to_numpy()
+        wanted = step >= low if high is None else (step >= low) & (step < high)
+        chosen.append((log["end_ns"].to_numpy() - log["begin_ns"].to_numpy())[wanted])
+    durations = np.concatenate(chosen) if chosen else np.empty(0, np.int64)
+    return int(np.median(durations)) if durations.size >= _ENOUGH else None

@@ -1,0 +1,152 @@
+"""What all ranks' hosts spend their time in alike: fetching, the interpreter lock, launching.
+
+A rank whose GPU starves in such a cause is no straggler for it unless its own host spends more
+time there than the others' do: one that resumed last after the capture's start starves in every
+fetch, the others' queues hide theirs, and yet all fetch equally slowly.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from clusterprof.analysis import host
+from clusterprof.analysis.intervals import Union, union
+from clusterprof.analysis.scene import Floats, Scene
+from clusterprof.analysis.timeline import COMPUTE, Timeline
+
+#: kernels shorter than this are launched no faster than they run
+SHORT_KERNEL_NS = 15_000
+#: a gap between kernels longer than this is not the pace of launching
+LAUNCH_GAP_NS = 1_000_000
+#: a cause is shared if the middle rank spends at least this part of what the worst one does
+SHARED_FRAC = 0.5
+_INPUT = r"(?i)^(data|input|batch|fetch|dataload)|dataloader|next_batch|get_batch"
+
+
+@dataclass(frozen=True)
+class Cause:
+    """One cause. `idle` [ranks, steps]: the GPU's time without work in it; `spent` the host's."""
+
+    where: list[Union]
+    idle: Floats
+    spent: Floats
+
+    def is_shared(self) -> bool:
+        """Whether the middle rank's host spends half as long there as the worst one's, or more."""
+        own = np.sort(self.spent.mean(axis=1))
+        return bool(len(own)) and float(own[(len(own) - 1) // 2]) >= SHARED_FRAC * own[-1] > 0
+
+    def own(self) -> Floats:
+        """Idle time that is a rank's own doing: as far as its host spends more than the others'."""
+        spent = self.spent.mean(axis=1)
+        total = self.idle.mean(axis=1)
+        part = np.ones(len(spent))
+        for k in range(len(spent)):
+            others = np.delete(spent, k)
+            more = spent[k] - float(np.median(others)) if len(others) else spent[k]
+            part[k] = min(max(more, 0.0) / total[k], 1.0) if total[k] else 0.0
+        return self.idle * part[:, None]
+
+
+def per_step(scene: Scene, line: Timeline, each: np.ndarray) -> Floats:
+    """One rank's values by its steps as values by settled steps; 0 where it lacks one."""
+    out = np.zeros(len(scene.settled))
+    known = np.isin(line.step, scene.settled)
+    out[np.searchsorted(scene.settled, line.step[known])] = each[known]
+    return out
+
+
+def idle_gaps(line: Timeline) -> Union:
+    """When the rank's device had nothing to do, between the first and the last step's ends."""
+    start = np.r_[line.begin[0], line.busy.end]
+    end = np.r_[line.busy.start, line.end[-1]]
+    keep = (end > start) & (end > line.begin[0]) & (start < line.end[-1])
+    return union(
+        np.maximum(start[keep], line.begin[0]).astype(np.int64),
+        np.minimum(end[keep], line.end[-1]).astype(np.int64),
+    )
+
+
+def _cause(scene: Scene, gaps: list[Union], spans: list[Union]) -> Cause:
+    where = [host.both(g, s) for g, s in zip(gaps, spans, strict=True)]
+    shape = (len(scene.ranks), len(scene.settled))
+    idle, spent = np.zeros(shape), np.zeros(shape)
+    for k, line in enumerate(scene.timelines):
+        idle[k] = per_step(scene, line, where[k].within(line.begin, line.end))
+        until = np.r_[line.host_begin[1:], line.host_end[-1:]]
+        # a copy in the midst of it may have waited for the device: that is nobody's fetching
+        waited = host.both(spans[k], host.waited(scene.tables[k], line))
+        own = spans[k].within(line.host_begin, until) - waited.within(line.host_begin, until)
+        spent[k] = per_step(scene, line, own)
+    return Cause(where, idle, spent)
+
+
+def locked(scene: Scene, gaps: list[Union]) -> Cause | None:
+    """Waiting for Python's interpreter lock, where the reports tell."""
+    spans = [host.spans(t, "python", host.GIL_WAIT) for t in scene.tables]
+    return _cause(scene, gaps, spans) if any(len(s.start) for s in spans) else None
+
+
+def fetching(scene: Scene, gaps: list[Union]) -> Cause | None:
+    """Fetching the batch: ranges and operators named for it."""
+    spans = []
+    for tables in scene.tables:
+        ranges = host.spans(tables, "range", _INPUT)
+        ops = host.spans(tables, "op", r"(?i)dataloader")
+        spans.append(union(np.r_[ranges.start, ops.start], np.r_[ranges.end, ops.end]))
+    return _cause(scene, gaps, spans) if any(len(s.start) for s in spans) else None
+
+
+def launching(scene: Scene, gaps: list[Union], pace: Floats) -> Cause:
+    """Gaps before kernels that were launched only after the GPU had run dry."""
+    where = []
+    for line, gap in zip(scene.timelines, gaps, strict=True):
+        following = np.searchsorted(line.start, gap.end)
+        known = following < len(line.start)
+        late = np.zeros(len(gap.start), dtype=bool)
+        late[known] = line.launch_end[following[known]] > gap.start[known]
+        chosen = late & (gap.end - gap.start <= LAUNCH_GAP_NS)
+        where.append(union(gap.start[chosen], gap.end[chosen]))
+    idle = np.zeros((len(scene.ranks), len(scene.settled)))
+    for k, line in enumerate(scene.timelines):
+        idle[k] = per_step(scene, line, where[k].within(line.begin, line.end))
+    return Cause(where, idle, np.nan_to_num(pace))
+
+
+def typical_kernel(scene: Scene) -> float:
+    """The median kernel's length, over ranks (ns)."""
+    middle = [
+        float(np.median((line.stop - line.start)[line.kind == COMPUTE]))
+        for line in scene.timelines
+        if (line.kind == COMPUTE).any()
+    ]
+    return float(np.median(middle)) if middle else 0.0
+
+
+def left(gaps: list[Union], taken: list[Union]) -> list[Union]:
+    """Gaps that do not touch what has been given to a cause."""
+    out = []
+    for gap, used in zip(gaps, taken, strict=True):
+        free = used.within(gap.start, gap.end) == 0
+        out.append(union(gap.start[free], gap.end[free]))
+    return out
+
+
+def innocent_idle(scene: Scene, pace: Floats) -> Floats:
+    """Idle time in causes that all hosts share alike, [ranks, settled steps]: nobody's own."""
+    out = np.zeros((len(scene.ranks), len(scene.settled)))
+    if len(scene.ranks) < 2 or not scene.settled:
+        return out
+    gaps = [idle_gaps(line) for line in scene.timelines]
+    for find in (locked, fetching):
+        cause = find(scene, gaps)
+        if cause is not None and cause.is_shared():
+            out += cause.idle - cause.own()
+            gaps = left(gaps, cause.where)
+    if 0 < typical_kernel(scene) <= SHORT_KERNEL_NS:
+        cause = launching(scene, gaps, pace)
+        if cause.is_shared():
+            out += cause.idle - cause.own()
+    return out
