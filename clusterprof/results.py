@@ -119,6 +119,25 @@ class Finding(TypedDict):
     next: str
 
 
+class StepTimes(TypedDict):
+    """Median step durations over some ranks; None where there were too few steps."""
+
+    before_ns: int | None
+    inside_ns: int | None
+    after_ns: int | None
+
+
+class CaptureCost(TypedDict):
+    """What the capture cost the training, by the step logs of all ranks."""
+
+    #: the longest standstill of a captured rank when the capture started, and when it stopped
+    stall_start_ns: int
+    stall_stop_ns: int | None
+    profiled: StepTimes
+    #: the ranks of the job that were not captured; None where all were
+    unprofiled: StepTimes | None
+
+
 class Results(TypedDict):
     """The whole of results.json."""
 
@@ -129,6 +148,8 @@ class Results(TypedDict):
     clock: ClockEntry
     steps: list[StepEntry]
     collectives: CollectivesEntry
+    #: None where the reports are of no run of clusterprof's own
+    capture: CaptureCost | None
     findings: list[Finding]
     #: one sentence: the verdict's first line
     verdict: str

@@ -17,7 +17,7 @@ from clusterprof.analysis.settled import settled
 from clusterprof.analysis.timeline import timeline
 from clusterprof.analysis.verdict import verdict
 from clusterprof.clock import Clock, align
-from clusterprof.clock.readings import PairBound
+from clusterprof.clock.readings import KnownClocks, without_beacons
 from clusterprof.errors import MergeError
 from clusterprof.merge import match, place
 from clusterprof.results import (
@@ -51,13 +51,13 @@ def study(
     warnings: Sequence[str] = (),
     *,
     source: str = "",
-    measured: Sequence[PairBound] = (),
+    clocks: KnownClocks | None = None,
 ) -> Study:
     """Put the ranks on one clock, match their collectives and say who is late and why.
 
     `missing` are the holes and `warnings` the readers' own, both passed on; `source` is what the
-    user named (for the `next` commands); `measured` is what is known of the clocks from outside of
-    the reports (see `clusterprof.clock.readings`). Raises MergeError if a rank comes twice.
+    user named (for the `next` commands); `clocks` is what is known of them beside the
+    reports. Raises MergeError if a rank comes twice.
     """
     ordered = tuple(sorted(ranks, key=lambda t: t.rank))
     numbers = [t.rank for t in ordered]
@@ -68,8 +68,9 @@ def study(
             f"rank {twice[0]} has more than one report", *files, "merge only one of them"
         )
     matched = match(ordered)
-    clock = align(ordered, matched, measured)
-    placed = place(matched, clock)
+    known = clocks or KnownClocks()
+    clock = align(ordered, matched, known.bounds)
+    placed = place(without_beacons(matched, ordered, known.readings), clock)
     lines = [timeline(t) for t in ordered]
     account = accounts(lines, placed, clock)
     scene = Scene(ordered, lines, account, placed, clock, settled(lines, placed), source)
@@ -82,6 +83,7 @@ def study(
         "clock": clock.entry(),
         "steps": _steps(scene),
         "collectives": _collectives(scene),
+        "capture": None,
         "findings": found,
         "verdict": verdict(scene, found),
         "warnings": [*dict.fromkeys(warnings), *_warnings(scene, warnings), *said],

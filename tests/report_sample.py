@@ -175,6 +175,16 @@ def results(*, host: str = "gpu-07", operation: str = "AllReduce") -> Results:
         },
         "findings": [straggler(), pageable()],
         "verdict": "rank 2 is late in every step: its host costs 20.3 ms of 61.6 ms (33%)",
+        "capture": {
+            "stall_start_ns": 1_150_000_000,
+            "stall_stop_ns": 62_000_000,
+            "profiled": {"before_ns": 24_400_000, "inside_ns": 24_900_000, "after_ns": None},
+            "unprofiled": {
+                "before_ns": 24_300_000,
+                "inside_ns": 24_800_000,
+                "after_ns": 24_300_000,
+            },
+        },
         "warnings": ["rank 1: nsys said «CUPTI buffers were dropped» once, before the window"],
     }
 

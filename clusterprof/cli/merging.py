@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,13 +13,13 @@ from clusterprof.collect import Outcome
 from clusterprof.rundir import RunDirectory, writing
 
 if TYPE_CHECKING:
-    from clusterprof.results import MissingRank, Results
+    from clusterprof.results import CaptureCost, MissingRank, Results
     from clusterprof.study import Study
 
 
 def merge_run(run: RunDirectory, outcomes: Sequence[Outcome]) -> Study:
     """Merge the collected reports of a run and write what came of it into the run directory."""
-    from clusterprof.clock.readings import evidence
+    from clusterprof.clock.readings import known_clocks
     from clusterprof.ingest import Source, gather
     from clusterprof.probe.run import clock_files, settle
     from clusterprof.study import study
@@ -38,7 +39,7 @@ def merge_run(run: RunDirectory, outcomes: Sequence[Outcome]) -> Study:
         for each in outcomes
         if each.report is None
     ]
-    measured, said = evidence(
+    clocks = known_clocks(
         gathered.ranks,
         clock_files(run, [tables.rank for tables in gathered.ranks]),
         probe.as_json() if probe else None,
@@ -46,12 +47,30 @@ def merge_run(run: RunDirectory, outcomes: Sequence[Outcome]) -> Study:
     made = study(
         gathered.ranks,
         missing=[*gathered.missing, *lost],
-        warnings=[*gathered.warnings, *said],
+        warnings=gathered.warnings,
         source=str(run.path),
-        measured=measured,
+        clocks=clocks,
     )
+    made.results["capture"] = measured_cost(run, outcomes)
     save(made, run)
     return made
+
+
+def measured_cost(run: RunDirectory, outcomes: Sequence[Outcome]) -> CaptureCost | None:
+    """What the capture cost, by the step logs of every rank; None where they do not tell."""
+    from clusterprof.analysis.cost import capture_cost
+    from clusterprof.collect import newest_step_log
+    from clusterprof.errors import ReportError
+    from clusterprof.ingest.steps import read_log
+
+    logs = {}
+    for rank in run.ranks():
+        log = newest_step_log(run.rank(rank))
+        if log is not None:
+            with contextlib.suppress(ReportError):  # a damaged log leaves one rank out
+                logs[rank] = read_log(log)
+    first, end = run.read_manifest()["window"]
+    return capture_cost(logs, {each.rank for each in outcomes if each.report}, first, end)
 
 
 def merge_reports(paths: Sequence[Path], told: Mapping[Path, int]) -> Study:

@@ -75,11 +75,11 @@ def _step_numbers(names: Sequence[str]) -> dict[int, int]:
     return {}
 
 
-def read_log(path: Path, begin_ns: int, end_ns: int) -> pa.Table:
+def read_log(path: Path, begin_ns: int | None = None, end_ns: int | None = None) -> pa.Table:
     """Return the steps of a step log (CSV `step,begin_ns,end_ns`, wall-clock ns) in a capture.
 
     A log has every step of the job; the capture from `begin_ns` to `end_ns` a few of them.
-    A step belongs if it ends inside the capture. A last line cut short by a kill is left out.
+    A step belongs if it ends inside the capture; without one all do. A last line cut short by a kill is left out.
     Raises `ReportError` where the log cannot be read or has no such columns.
     """
     try:
@@ -102,8 +102,9 @@ def read_log(path: Path, begin_ns: int, end_ns: int) -> pa.Table:
         place = rows.index(None) + 2
         raise ReportError(f"{path} is damaged at line {place}", "expected three integers")
     table = np.array(whole, np.int64).reshape(-1, 3)
-    inside = (table[:, 2] > begin_ns) & (table[:, 2] <= end_ns + _SLACK_NS)
-    table = table[inside]
+    if begin_ns is not None and end_ns is not None:
+        inside = (table[:, 2] > begin_ns) & (table[:, 2] <= end_ns + _SLACK_NS)
+        table = table[inside]
     table = table[np.argsort(table[:, 1], kind="stable")]
     return steps_table(table[:, 0], table[:, 1], table[:, 2], "steplog")
 

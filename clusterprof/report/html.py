@@ -440,6 +440,8 @@ def _clock(results: Results) -> dict[str, Any]:
     lead = (
         f"The clock is {phrases.clock(results)}. An uncertainty is a bound over the whole window."
     )
+    if results["capture"] is not None:
+        lead += f" What the capture cost: {phrases.capture(results['capture'])}."
     left_out = _left_out(len(results["ranks"]) - _MOST_CLOCKS, "rank")
     return {"lead": lead, "rows": rows, "left_out": left_out}
 

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from clusterprof.report import format as show
 from clusterprof.report.averages import evidence_steps
-from clusterprof.results import Finding, MissingRank, OperationEntry, RankClock, Results
+from clusterprof.results import (
+    CaptureCost,
+    Finding,
+    MissingRank,
+    OperationEntry,
+    RankClock,
+    Results,
+    StepTimes,
+)
 
 
 def by_cost(results: Results) -> list[Finding]:
@@ -49,6 +57,25 @@ def clock(results: Results) -> str:
     method = f" ({show.plain(entry['method'])})" if entry["method"] else ""
     whom = "the other rank" if len(others) == 1 else "every other rank"
     return f"rank {entry['reference_rank']}'s; {whom} is known on it to {show.bound(worst)}{method}"
+
+
+def capture(cost: CaptureCost) -> str:
+    """How long the training stood still for the capture, and its steps before, inside, after."""
+    stood = f"a captured rank stood still {show.duration(cost['stall_start_ns'])} at the start"
+    if cost["stall_stop_ns"] is not None:
+        stood += f", {show.duration(cost['stall_stop_ns'])} at the stop"
+    groups = [("captured ranks", cost["profiled"]), ("the others", cost["unprofiled"])]
+    told = [(whose, _step_times(times)) for whose, times in groups]
+    return "; ".join([stood, *(f"{whose}: {said}" for whose, said in told if said)])
+
+
+def _step_times(times: StepTimes | None) -> str:
+    if times is None:
+        return ""
+    named = [("before", times["before_ns"]), ("inside", times["inside_ns"])]
+    named.append(("after", times["after_ns"]))
+    known = [f"{show.milliseconds(ns)} ms {when}" for when, ns in named if ns is not None]
+    return "steps of " + ", ".join(known) if known else ""
 
 
 def offset(entry: RankClock | None) -> str:

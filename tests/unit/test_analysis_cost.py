@@ -1,0 +1,59 @@
+"""What the capture cost, from step logs with known stalls."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+
+from clusterprof.analysis.cost import capture_cost
+from clusterprof.ingest.steps import steps_table
+from clusterprof.report.phrases import capture
+
+MS = 1_000_000
+
+
+def log(step_ms: list[float], gaps_ms: dict[int, float] | None = None) -> pa.Table:
+    """Steps of these durations, one after the other, with a gap before some."""
+    begin, rows = 0, []
+    for step, duration in enumerate(step_ms):
+        begin += round((gaps_ms or {}).get(step, 0) * MS)
+        rows.append((step, begin, begin + round(duration * MS)))
+        begin = rows[-1][2]
+    table = np.array(rows, np.int64)
+    return steps_table(table[:, 0], table[:, 1], table[:, 2], "steplog")
+
+
+def test_stalls_and_steps_are_told_apart_for_captured_ranks_and_others() -> None:
+    steps = [40.0] * 20 + [90.0] + [42.0] * 9 + [45.0] * 8 + [41.0] * 22
+    logs = {0: log(steps, {20: 1200, 30: 60}), 1: log([40.0] * 60)}
+    cost = capture_cost(logs, [0], 20, 30)
+    assert cost == {
+        "stall_start_ns": 1200 * MS,
+        "stall_stop_ns": 60 * MS,
+        "profiled": {"before_ns": 40 * MS, "inside_ns": 42 * MS, "after_ns": 41 * MS},
+        "unprofiled": {"before_ns": 40 * MS, "inside_ns": 40 * MS, "after_ns": 40 * MS},
+    }
+    said = capture(cost)
+    assert "stood still 1.2" in said
+    assert "the others: steps of" in said
+
+
+def test_the_longest_stall_of_any_captured_rank_counts() -> None:
+    logs = {0: log([40.0] * 40, {20: 500}), 3: log([40.0] * 40, {20: 900})}
+    cost = capture_cost(logs, [0, 3], 20, 30)
+    assert cost is not None
+    assert cost["stall_start_ns"] == 900 * MS
+    assert cost["unprofiled"] is None
+
+
+def test_a_job_that_ended_inside_the_window_has_no_stop_and_no_after() -> None:
+    cost = capture_cost({0: log([40.0] * 24, {20: 500})}, [0], 20, 30)
+    assert cost is not None
+    assert cost["stall_stop_ns"] is None
+    assert cost["profiled"]["inside_ns"] == 40 * MS
+    assert cost["profiled"]["after_ns"] is None
+
+
+def test_without_a_step_in_the_window_nothing_is_said() -> None:
+    assert capture_cost({0: log([40.0] * 10)}, [0], 20, 30) is None
+    assert capture_cost({}, [0], 20, 30) is None
