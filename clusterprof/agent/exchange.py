@@ -45,6 +45,16 @@ class Exchange(NamedTuple):
     high_ns: int
 
 
+def exchanged(sent: int, arrived: int, left: int, came: int) -> Exchange:
+    """The bound of one exchange: sent and came by the asker's clock, the others by the answerer's.
+
+    The answer tells of the moment it left: what the clocks may have drifted since the request
+    arrived is added.
+    """
+    slack = (left - arrived) * DRIFT_LIMIT_PPM // 1_000_000 + 1
+    return Exchange(arrived, sent - arrived, came - left + slack)
+
+
 def narrowed(exchanges: List[Exchange]) -> Exchange:
     """Return what all exchanges together leave, at the time of the best of them.
 
@@ -191,7 +201,7 @@ def measure(
             _, said, arrived, left = _ANSWER.unpack(came[0])
             if said != number:  # an answer that came too late
                 continue
-            found.append(Exchange(arrived, sent - arrived, came[2] - left))
+            found.append(exchanged(sent, arrived, left, came[2]))
             end = end or time.monotonic() + seconds
             break
     return found

@@ -21,7 +21,7 @@ between two readings of the wall clock), or, without marks, assumed (`ANCHOR_NS`
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
 
@@ -171,20 +171,30 @@ def warnings(readings: Mapping[int, RankReadings]) -> list[str]:
 # --- two ranks
 
 
-def evidence(
+@dataclass(frozen=True)
+class KnownClocks:
+    """What is known of a run's clocks beside its reports."""
+
+    bounds: tuple[PairBound, ...] = ()
+    warnings: tuple[str, ...] = ()
+    readings: Mapping[int, RankReadings] = field(default_factory=dict)
+
+
+def known_clocks(
     ranks: Sequence[RankTables],
     files: Mapping[int, Mapping[str, Any]],
     probe: object = None,
-) -> tuple[list[PairBound], list[str]]:
-    """Everything for `align`, and the warnings: from a run's files (see `probe.run`).
+) -> KnownClocks:
+    """Return everything that a run's files tell of its clocks (see `clusterprof.probe.run`).
 
-    `files` has for each rank what `parsed` takes: `clock`, `state`, `beacons`.
+    `files` has for each rank what `parsed` takes: `clock`, `state`, `beacons`; `probe` is
+    clock_probe.json as parsed.
     """
     readings = {}
     for tables in ranks:
         mine = parsed(**files.get(tables.rank, {"clock": None}))
         readings[tables.rank] = replace(mine, anchor=anchor(tables.host_calls, mine.readings))
-    return pair_bounds(readings, probe), warnings(readings)
+    return KnownClocks(tuple(pair_bounds(readings, probe)), tuple(warnings(readings)), readings)
 
 
 def pair_bounds(
@@ -335,3 +345,18 @@ def is_beacon(calls: pa.Table, mine: RankReadings) -> npt.NDArray[np.bool_]:
     size = np.asarray(pc.fill_null(calls["message_bytes"], BEACON_BYTES).to_numpy())
     kind = np.asarray(pc.equal(calls["operation"].cast(pa.string()), "AllReduce").to_numpy(False))
     return np.asarray(inside & kind & (size == BEACON_BYTES), dtype=np.bool_)
+
+
+def without_beacons(
+    matched: pa.Table, ranks: Sequence[RankTables], readings: Mapping[int, RankReadings]
+) -> pa.Table:
+    """Return matched calls (schema MATCHED) without the beacons: they tell clocks, and no cost."""
+    rank, call = matched["rank"].to_numpy(), matched["call"].to_numpy()
+    theirs = np.zeros(len(rank), dtype=bool)
+    for tables in ranks:
+        mine = readings.get(tables.rank)
+        if mine is not None and mine.beacons:
+            beacons = np.flatnonzero(is_beacon(tables.collective_calls, mine))
+            theirs |= (rank == tables.rank) & np.isin(call, beacons)
+    collective = matched["collective"].to_numpy()
+    return matched.filter(pa.array(~np.isin(collective, collective[theirs])))

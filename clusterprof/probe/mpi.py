@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from clusterprof.agent import clocks
-from clusterprof.agent.exchange import Exchange, described
+from clusterprof.agent.exchange import Exchange, described, exchanged
 from clusterprof.probe.measurement import Measurement, parsed
 
 _TIMES = struct.Struct("=qq")
@@ -79,7 +79,7 @@ def _ask(comm: Any, exchanges: int) -> list[Exchange]:
         comm.Recv(times, source=0, tag=_ANSWER)
         came = time.time_ns()
         arrived, left = _TIMES.unpack(times)
-        found.append(Exchange(arrived, sent - arrived, came - left))
+        found.append(exchanged(sent, arrived, left, came))
     return found
 
 

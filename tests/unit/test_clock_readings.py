@@ -9,12 +9,20 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from clusterprof.agent import beacons as agent_beacons
 from clusterprof.agent import clocks
-from clusterprof.agent.exchange import Endpoint, Exchange, answer, described, measure, narrowed
+from clusterprof.agent.exchange import (
+    Endpoint,
+    Exchange,
+    answer,
+    described,
+    exchanged,
+    measure,
+    narrowed,
+)
 from clusterprof.clock import UNBOUNDED_NS, align
 from clusterprof.clock import readings as r
 from clusterprof.merge import match
@@ -106,6 +114,7 @@ def call(name: str, start: int, end: int) -> dict[str, Any]:
     return {"start_ns": start, "end_ns": end, "kind": "range", "name": name, "thread": 1}
 
 
+@settings(deadline=None)
 @given(
     shift=st.integers(-(10**9), 10**9),
     waits=st.lists(st.tuples(*[st.integers(0, 50_000)] * 3), min_size=1, max_size=4),
@@ -143,6 +152,7 @@ def test_a_report_without_marks_or_with_marks_that_contradict_has_no_anchor() ->
 delays = st.integers(0, 3_000_000)
 
 
+@settings(deadline=None)
 @given(
     offset=st.integers(-(10**12), 10**12),
     drift_ppm=st.floats(-70, 70),
@@ -159,7 +169,7 @@ def test_the_bound_of_a_ping_pong_holds_however_unequal_the_two_ways(
         arrived = now + there
         left = arrived + thinking
         came = left + back
-        found.append(Exchange(arrived, asker(now) - arrived, asker(came) - left))
+        found.append(exchanged(asker(now), arrived, left, asker(came)))
         now = came + 1_000
     bound = narrowed(found)
     truth = asker(bound.at_ns) - bound.at_ns
@@ -210,6 +220,7 @@ def bound(at: int, low: int, high: int, rank: int = 1) -> Bound:
     return Bound(rank, 0, f"boot n{rank}", "boot n0", at, low, high, high - low, 10)
 
 
+@settings(deadline=None)
 @given(
     ppm=st.floats(-100, 100),
     offset=st.integers(-(10**9), 10**9),
@@ -274,6 +285,7 @@ def test_ranks_without_a_common_collective_are_tied_by_a_probe(offset: int) -> N
     assert without.uncertainty(1) == UNBOUNDED_NS
 
 
+@settings(deadline=None)
 @given(st.integers(-(10**9), 10**9), st.integers(1, 10**7), st.integers(0, 10**6))
 def test_a_bound_as_a_block_says_exactly_the_bound(low: int, width: int, base: int) -> None:
     one = r.PairBound(5, 3, NOW, low, low + width, "probe")
@@ -308,6 +320,32 @@ def test_beacons_are_told_from_the_training_s_own_calls() -> None:
     mine = r.RankReadings(beacons=((begin, begin + 10**6),), anchor=(-1000, 1000))
     assert r.is_beacon(calls, mine).tolist() == [False, True, True, False, False, False]
     assert not r.is_beacon(calls, r.RankReadings()).any()
+
+
+def test_beacons_count_for_the_clock_and_not_among_the_collectives() -> None:
+    from dataclasses import replace
+
+    from clusterprof.study import study
+
+    def tables(rank: int) -> RankTables:
+        starts = [NOW + k * 10**8 for k in range(6)]
+        rows = [
+            {"call": k, "operation": "AllReduce", "stream": 7, "source": "nvtx_payload",
+             "communicator": "0x1", "communicator_size": 2, "issue_start_ns": at,
+             "start_ns": at + 5_000, "end_ns": at + (30_000 if k in (0, 5) else 9_000_000),
+             "message_bytes": 13 if k in (0, 5) else 1 << 20}
+            for k, at in enumerate(starts)
+        ]  # fmt: skip
+        calls = pa.Table.from_pylist(rows, schema=SCHEMAS["collective_calls"])
+        return replace(rank_tables(rank), collective_calls=calls)
+
+    ranks = [tables(0), tables(1)]
+    sent = [{"begin_ns": at - 10**6, "end_ns": at + 10**6} for at in (NOW, NOW + 5 * 10**8)]
+    known = r.known_clocks(ranks, {rank: {"clock": None, "beacons": sent} for rank in (0, 1)})
+    plain, told = study(ranks), study(ranks, clocks=known)
+    assert plain.results["collectives"]["matched"] == 6
+    assert told.results["collectives"]["matched"] == 4
+    assert told.clock.uncertainty(1) == plain.clock.uncertainty(1) < 200 * US
 
 
 def test_the_agent_and_the_science_mean_the_same_beacons_and_marks() -> None:
