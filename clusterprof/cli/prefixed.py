@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import threading
 from typing import BinaryIO
+
+#: A line with what ends it.
+_LINE = re.compile(rb"[^\r\n]*(?:\r\n|\r|\n)")
 
 
 class Prefixed:
@@ -19,17 +23,22 @@ class Prefixed:
         self._prefix = prefix.encode()
         self._lock = lock
         self._rest = b""
+        self._returned = False
 
     def __call__(self, data: bytes) -> None:
         """Take bytes, and pass on what is a whole line by now."""
         if not self._prefix:
             self._pass(data)
             return
+        if self._returned and data.startswith(b"\n"):  # the other half of a \r\n
+            self._pass(b"\n")
+            data = data[1:]
         data = self._rest + data
         end = max(data.rfind(b"\n"), data.rfind(b"\r")) + 1
         whole, self._rest = data[:end], data[end:]
+        self._returned = not self._rest and whole.endswith(b"\r")
         if whole:
-            self._pass(b"".join(self._prefix + line for line in _lines(whole)))
+            self._pass(b"".join(self._prefix + line for line in _LINE.findall(whole)))
 
     def finish(self) -> None:
         """Pass on a last line that has no end."""
@@ -42,9 +51,3 @@ class Prefixed:
         with self._lock, contextlib.suppress(OSError, ValueError):
             self._stream.write(data)
             self._stream.flush()
-
-
-def _lines(data: bytes) -> list[bytes]:
-    """Cut after every line feed and lone carriage return, and nowhere else."""
-    lines = data.replace(b"\r\n", b"\n").replace(b"\r", b"\r\0").replace(b"\n", b"\n\0")
-    return lines.split(b"\0")[:-1]

@@ -125,7 +125,7 @@ CONF
 }
 
 up() {
-  local why ports number turn
+  local why ports number
   why=$(missing)
   [ -z "$why" ] || { say "cannot run here: $why"; exit 2; }
   [ ! -d "$state" ] || down
@@ -138,7 +138,7 @@ up() {
   } >"$state/hosts"
   read -r -a ports <<<"$(free_ports)"
   for number in $(seq "$count"); do start_host "h$number" "${ports[number - 1]}"; done
-  for turn in $(seq 100); do
+  for _ in $(seq 100); do
     if [ "$(daemons | wc -l)" = "$count" ]; then
       say "up: $count hosts, ssh -F $state/config h1"
       return
@@ -150,10 +150,10 @@ up() {
 }
 
 down() {
-  local pid turn
+  local pid
   [ -d "$state" ] || return 0
   for pid in $(daemons); do kill "$pid" 2>/dev/null || true; done
-  for turn in $(seq 20); do
+  for _ in $(seq 20); do
     [ -n "$(daemons)$(guests)" ] || break
     sleep 0.1
   done

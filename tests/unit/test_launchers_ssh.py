@@ -1,0 +1,310 @@
+"""What `clusterprof ssh` makes of a command line, and how it carries words, bytes and files."""
+
+from __future__ import annotations
+
+import builtins
+import hashlib
+import io
+import json
+import shlex
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from clusterprof import ssh_config
+from clusterprof.cli.prefixed import Prefixed
+from clusterprof.collect import over_ssh
+from clusterprof.collect.connection import Answer, command_line, reason
+from clusterprof.collect.over_ssh import RemoteHost
+from clusterprof.errors import HostError, LaunchError, UsageError
+from clusterprof.launchers import ssh
+from clusterprof.plan import Host, Job, OverSsh
+from clusterprof.rundir import RunDirectory, create
+
+WORDS = [
+    "a b",
+    "it's",
+    'say "x"',
+    "$HOME",
+    "-n9",
+    "--",
+    "two\nlines",
+    "`id`",
+    "ünï→",
+    "",
+    "*",
+    "\\",
+]
+
+
+@pytest.fixture(autouse=True)
+def addresses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ssh_config, "hostname", lambda name, path: f"{name}.address")
+
+
+def job(line: str, program: list[str] | None = None, **environ: str) -> Job:
+    words = ["--python", "/env/bin/python", *shlex.split(line)]
+    return ssh.job(words, program or ["train.py", "--lr", "1"], environ, {})
+
+
+def remote(made: Job) -> OverSsh:
+    assert made.over_ssh is not None
+    return made.over_ssh
+
+
+def test_each_host_gets_the_same_line_but_for_its_node_rank() -> None:
+    made = job("--hosts a,b --nproc-per-node 8")
+    start = ("/env/bin/python", "-m", "torch.distributed.run")
+    rest = (
+        "--master-addr=a.address", "--master-port=29500", "--nnodes=2", "--nproc-per-node", "8",
+        "train.py", "--lr", "1",
+    )  # fmt: skip
+    assert remote(made).commands == (
+        (*start, "--node-rank=0", *rest), (*start, "--node-rank=1", *rest),
+    )  # fmt: skip
+    assert (made.world_size, made.identity) == (16, "torchrun")
+    assert made.told_by == "--nnodes=2 --nproc-per-node=8"
+
+
+def test_what_the_user_says_of_the_meeting_is_not_said_again() -> None:
+    first = remote(job("--hosts a,b --master-addr x --master-port 1")).commands[0]
+    assert [word for word in first if "master" in word] == ["--master-addr", "--master-port"]
+    first = remote(job("--hosts a,b --rdzv-backend c10d --rdzv-endpoint=x:1")).commands[0]
+    assert [word for word in first if "rdzv" in word or "master" in word] == [
+        "--rdzv-backend", "--rdzv-endpoint=x:1",
+    ]  # fmt: skip
+
+
+def test_a_range_of_nodes_meets_where_torchrun_lets_the_order_of_arrival_decide() -> None:
+    there = remote(job("--hosts a,b,c --nnodes 2:4"))
+    assert there.fewest == 2
+    words = list(there.commands[2])
+    assert "--rdzv-backend=c10d" in words
+    assert "--rdzv-endpoint=a.address:29500" in words
+    assert not any(word.startswith("--node-rank") for word in words)
+    assert words[words.index("train.py") - 1] == "--nnodes=2:3", "no waiting for a fourth"
+    left = ssh.without(there, [there.hosts[0]], 4711)
+    assert [host.name for host in left.hosts] == ["b", "c"]
+    assert "--rdzv-endpoint=b.address:4711" in left.commands[0]
+    assert "--nnodes=2:2" in left.commands[0]
+
+
+@pytest.mark.parametrize("python", ["python", "python3.11"])
+def test_a_python_before_the_script_is_the_hosts_own(python: str) -> None:
+    command = remote(job("--hosts a", [python, "-u", "train.py"])).commands[0]
+    assert command[-4:] == ("--no-python", "/env/bin/python", "-u", "train.py")
+
+
+@pytest.mark.parametrize(
+    ("program", "script"),
+    [
+        (["train.py", "-x"], "train.py"),
+        (["python", "sub/train.py"], "sub/train.py"),
+        (["./run.sh"], None),
+    ],
+)
+def test_the_script_that_every_host_must_have(program: list[str], script: str | None) -> None:
+    assert remote(job("--hosts a", program)).script == script
+    assert remote(job("--hosts a -m", ["package.train"])).script is None
+
+
+@pytest.mark.parametrize(
+    ("text", "host"),
+    [
+        ("a", Host("a", "a")),
+        ("me@a:2222", Host("me@a:2222", "a", "me", 2222)),
+        ("[::1]:22", Host("[::1]:22", "::1", None, 22)),
+        ("me@[fe80::1%eth0]", Host("me@[fe80::1%eth0]", "fe80::1%eth0", "me")),
+    ],
+)
+def test_a_host_may_have_a_user_and_a_port(text: str, host: Host) -> None:
+    assert ssh.read_host(text) == host
+
+
+@pytest.mark.parametrize(
+    "text", ["", "-oProxyCommand=id", "a b", "a:x", "a:0", "a:99999", "@a", "me@-x", "::1", "a@b@c"]
+)
+def test_what_is_no_host_is_refused(text: str) -> None:
+    with pytest.raises(UsageError):
+        ssh.read_host(text)
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("--nproc-per-node 2", "there are no hosts"),
+        ("--hosts a,a", "names a host twice"),
+        ("--hosts a,b --node-rank=1", "each host gets its own"),
+        ("--hosts a --standalone", "each host gets its own"),
+        ("--hosts a,b --nnodes 3", "does not fit 2 hosts"),
+        ("--hosts a,b --nnodes 1:x", "neither a number nor a range"),
+        ("--hosts a --env NOT_SET_HERE", "it is not set here"),
+        ("--hosts a --env =x", "names no variable"),
+        ("--hosts a --connect-timeout soon", "invalid float"),
+    ],
+)
+def test_a_line_that_cannot_work_is_refused(line: str, said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        job(line)
+
+
+def test_only_the_named_variables_go_along_and_their_values_are_not_shown() -> None:
+    made = job("--hosts a --env ONE --env 'TWO=a=b c'", ONE="1", SECRET="x")
+    assert remote(made).environment == {"ONE": "1", "TWO": "a=b c"}
+    assert not any("a=b c" in word for word in made.command)
+
+
+def test_words_come_out_of_a_shell_as_they_went_in() -> None:
+    assert shlex.split(command_line(WORDS)) == WORDS
+    assert remote(job("--hosts a", ["train.py", *WORDS])).commands[0][-len(WORDS) :] == tuple(WORDS)
+
+
+def test_without_fabric_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = builtins.__import__
+
+    def without(name: str, *arguments: Any, **more: Any) -> Any:
+        if name == "fabric":
+            raise ImportError("No module named 'fabric'")
+        return real(name, *arguments, **more)
+
+    monkeypatch.setattr(builtins, "__import__", without)
+    with pytest.raises(LaunchError, match="needs Fabric") as caught:
+        ssh_config.fabric()
+    assert "pip install clusterprof[ssh]" in str(caught.value)
+
+
+# --- output
+
+
+def test_lines_of_a_host_carry_its_name_and_stay_whole() -> None:
+    stream = io.BytesIO()
+    out = Prefixed(stream, "h1: ", threading.Lock())
+    for part in (b"on", b"e\ntwo\n\nth", b"ree 1%\rthree 2%\rfo", b"ur\r\nfive\r", b"\n\0six"):
+        out(part)
+    assert stream.getvalue() == (
+        b"h1: one\nh1: two\nh1: \nh1: three 1%\rh1: three 2%\rh1: four\r\nh1: five\r\n"
+    )
+    out.finish()
+    assert stream.getvalue().endswith(b"\nh1: \0six\n")
+
+
+def test_without_a_prefix_bytes_pass_as_they_come() -> None:
+    stream = io.BytesIO()
+    out = Prefixed(stream, "", threading.Lock())
+    out(b"half a li")
+    out(b"ne\xff")
+    out.finish()
+    assert stream.getvalue() == b"half a line\xff"
+
+
+def test_output_that_nobody_reads_stops_nothing() -> None:
+    stream = io.BytesIO()
+    stream.close()
+    Prefixed(stream, "h1: ", threading.Lock())(b"line\n")
+
+
+# --- fetching
+
+
+class FakeSsh:
+    """A host that offers `files`, and of each what `told` says instead of the truth."""
+
+    def __init__(self, files: dict[str, bytes], told: dict[str, dict[str, Any]]) -> None:
+        self.files = files
+        self.told = told
+        self.asked: list[str] = []
+        self.timeout_s = 1.0
+
+    def ask(self, argv: list[str], stdin: bytes = b"", *, within_s: float = 1) -> Answer:
+        verb = argv[argv.index("-") + 1]
+        self.asked.append(verb)
+        listed = [
+            {
+                "path": path,
+                "size": len(data),
+                "sha256": hashlib.sha256(data).hexdigest(),
+                **self.told.get(path, {}),
+            }
+            for path, data in self.files.items()
+        ]
+        return Answer(0, b"Welcome to this host\n" + json.dumps(listed).encode(), b"")
+
+    def sftp(self) -> Any:
+        def get(path: str, target: str) -> None:
+            Path(target).write_bytes(self.files[path.partition("/ranks/")[2]])
+
+        return SimpleNamespace(get=get)
+
+    def explained(self) -> Any:
+        return threading.Lock()
+
+
+def fetched(
+    run: RunDirectory, files: dict[str, bytes], **told: dict[str, Any]
+) -> tuple[RemoteHost, FakeSsh]:
+    fake = FakeSsh(files, {path.replace("_at_", "/"): what for path, what in told.items()})
+    each = RemoteHost(Host("h1", "h1"), fake, {}, "/tmp/clusterprof-1")  # type: ignore[arg-type]
+    over_ssh.gather(run, [each], "python")
+    return each, fake
+
+
+def test_what_arrives_whole_is_kept_and_then_removed_there(tmp_path: Path) -> None:
+    run = create(tmp_path / "run")
+    each, fake = fetched(run, {"00001/state.json": b"{}", "00001/trace.json.gz": b"abc"})
+    assert (each.reason, each.folder) == ("", "")
+    assert (run.rank(1) / "trace.json.gz").read_bytes() == b"abc"
+    assert fake.asked == ["list", "remove"]
+
+
+def test_a_file_that_does_not_arrive_whole_is_not_taken_and_stays_there(tmp_path: Path) -> None:
+    run = create(tmp_path / "run")
+    files = {"00001/state.json": b"{}", "00001/trace.json.gz": b"abc"}
+    each, fake = fetched(run, files, **{"00001/trace.json.gz": {"sha256": "0" * 64}})
+    assert "00001/trace.json.gz did not arrive whole" in each.reason
+    assert "stays in h1:/tmp/clusterprof-1" in each.reason
+    assert sorted(path.name for path in run.rank(1).iterdir()) == ["state.json"]
+    assert fake.asked == ["list"]
+
+
+@pytest.mark.parametrize(
+    "path", ["../../escape", "/etc/passwd", "00001/../../x", "00001/.hidden", "1/x", "00001/a/b"]
+)
+def test_a_host_cannot_have_a_file_written_where_none_belongs(tmp_path: Path, path: str) -> None:
+    run = create(tmp_path / "run")
+    each, _ = fetched(run, {path: b"x"})
+    assert "a file of an unknown name" in each.reason
+    assert [entry.name for entry in (tmp_path / "run" / "ranks").iterdir()] == []
+    assert [entry.name for entry in tmp_path.iterdir()] == ["run"]
+
+
+def test_a_lost_host_is_the_reason_of_its_ranks_and_of_no_others(tmp_path: Path) -> None:
+    run = create(tmp_path / "run")
+    (run.rank(1)).mkdir()
+    (run.rank(1) / "trace.json.gz").write_bytes(b"abc")
+    over_ssh.name_holes(run, {0: ("h1", "it was cut off"), 1: ("h1", "it was cut off")})
+    states = run.states()
+    assert (states[0]["state"], states[0]["reason"]) == ("lost", "h1: it was cut off")
+    assert states[1] == {}, "its report is here"
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (TimeoutError("timed out"), "no answer within 3 s"),
+        (EOFError(), "closed the connection"),
+        (OSError(113, "No route to host"), "No route to host"),
+        (ValueError("something\nlong"), "it cannot be reached: something"),
+    ],
+)
+@pytest.mark.needs_fabric
+def test_what_goes_wrong_on_the_way_is_said_in_one_line(error: Exception, said: str) -> None:
+    text = reason(error, 3)
+    assert said in text
+    assert "\n" not in text
+
+
+def test_an_unreachable_host_ends_with_ssh_s_own_status() -> None:
+    assert HostError("h1: gone").exit_code == 255
