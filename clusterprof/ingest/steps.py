@@ -79,8 +79,8 @@ def read_log(path: Path, begin_ns: int | None = None, end_ns: int | None = None)
     """Return the steps of a step log (CSV `step,begin_ns,end_ns`, wall-clock ns) in a capture.
 
     A log has every step of the job; the capture from `begin_ns` to `end_ns` a few of them.
-    A step belongs if it ends inside the capture; without one all do. A last line cut short by a kill is left out.
-    Raises `ReportError` where the log cannot be read or has no such columns.
+    A step belongs if it ends inside the capture; without one all do. A last line cut short by a
+    kill is left out. Raises `ReportError` where the log cannot be read or has no such columns.
     """
     try:
         with path.open(newline="", encoding="utf-8") as file:
