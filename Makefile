@@ -6,6 +6,7 @@
 #                  is taken, which on Linux may bring gigabytes of CUDA libraries along. PyTorch's
 #                  index of CPU builds: TORCH_INDEX_URL=https://download.pytorch.org/whl/cpu
 # ARGS             further arguments for pytest: make test ARGS='-k clock -x'
+# TRUTH            make truth: a further folder of recordings with its truth.json
 # LARGE            make bench: a folder with two large reports to merge
 
 SHELL := /bin/bash
@@ -18,6 +19,7 @@ VENV ?= .venv
 TORCH_INDEX_URL ?=
 ARGS ?=
 LARGE ?=
+TRUTH ?=
 # Exactly one torch: a range would let pip replace a build for this machine by the newest of all.
 TORCH := torch==2.13.0
 PIP := pip==26.3
@@ -91,6 +93,10 @@ faults: $(READY) parts ## end a rank in every way, with and without clusterprof,
 .PHONY: bench
 bench: $(READY) ## measure the project's figures against their limits
 	@$(BIN)/python bench/run.py $(if $(LARGE),--large '$(LARGE)') $(ARGS)
+
+.PHONY: truth
+truth: $(READY) ## clocks and verdicts against the truth, on recordings and simulated jobs
+	@$(BIN)/python bench/truth.py $(if $(TRUTH),--folder '$(TRUTH)') $(ARGS)
 
 .PHONY: readme
 readme: $(READY) ## write the outputs and the picture in README.md anew

@@ -14,8 +14,6 @@ from clusterprof.analysis import (
 from clusterprof.analysis.scene import LEAST_SETTLED, Scene
 from clusterprof.results import Finding
 
-_KINDS = (straggler, pipeline, copies, hosts)
-
 
 def findings(scene: Scene) -> tuple[list[Finding], list[str]]:
     """Return the findings, sorted by cost per step, and warnings.
@@ -32,7 +30,9 @@ def findings(scene: Scene) -> tuple[list[Finding], list[str]]:
             f"capture's own start): lengthen the window by {more} steps or more (--steps)"
         )
         return [], [said]
-    found = [f for kind in _KINDS for f in kind.find(scene)]
+    found = straggler.find(scene)
+    late = sum(f["cost_ns_per_step"] for f in found if f["severity"] != "info")
+    found += [*pipeline.find(scene, late), *copies.find(scene), *hosts.find(scene)]
     waits = unprofiled.find(scene)
     # where members wait for a rank without a report nobody can tell transfer from waiting
     unclear = frozenset(str(e["communicator"]) for f in waits for e in f["evidence"])

@@ -75,8 +75,12 @@ def microbatches(scene: Scene, stage: list[list[int]]) -> int:
     return max(1, round(int(sends.sum()) / max(len(scene.settled), 1)))
 
 
-def find(scene: Scene) -> list[Finding]:
-    """Return `pipeline.bubble` and `pipeline.imbalance`."""
+def find(scene: Scene, late_ns: float = 0.0) -> list[Finding]:
+    """Return `pipeline.bubble` and `pipeline.imbalance`.
+
+    `late_ns`: what the stragglers found already cost a step. Who waits for them, in whatever
+    receive, waits for no bubble.
+    """
     if not scene.pipelined or not scene.settled:
         return []
     stage = stages(scene)
@@ -85,7 +89,7 @@ def find(scene: Scene) -> list[Finding]:
     uneven = _imbalance(scene, stage)
     # what waits only for a stage with more work is that one's matter
     already = float(uneven["cost_ns_per_step"]) if uneven else 0.0
-    found = [_bubble(scene, stage, already), uneven]
+    found = [_bubble(scene, stage, already + late_ns), uneven]
     return [f for f in found if f is not None]
 
 
@@ -122,7 +126,7 @@ def _bubble(scene: Scene, stage: list[list[int]], already: float) -> Finding | N
         confidence=0.85,
         summary=f"pipeline bubble: each rank waits {ms(per_step)} of each step ({percent(share)}) "
         f"in receives; the ideal of {count} microbatches over {len(stage)} stages is "
-        f"{percent(ideal)}" + (", beyond what the uneven stages cost" if already else ""),
+        f"{percent(ideal)}" + (", beyond what is named already" if already else ""),
         evidence=evidence,
         advice="more microbatches per step, or an interleaved schedule, shrink the bubble"
         + (

@@ -69,8 +69,18 @@ def idle_gaps(line: Timeline) -> Union:
     )
 
 
+def _filled(gaps: Union, spans: Union) -> Union:
+    """Gaps that `spans` fill by half or more, whole; of the others what they have in common.
+
+    A fetch is followed by the first launches: that gap is the fetch's.
+    """
+    most = 2 * spans.within(gaps.start, gaps.end) >= gaps.end - gaps.start
+    part = host.both(union(gaps.start[~most], gaps.end[~most]), spans)
+    return union(np.r_[gaps.start[most], part.start], np.r_[gaps.end[most], part.end])
+
+
 def _cause(scene: Scene, gaps: list[Union], spans: list[Union]) -> Cause:
-    where = [host.both(g, s) for g, s in zip(gaps, spans, strict=True)]
+    where = [_filled(g, s) for g, s in zip(gaps, spans, strict=True)]
     shape = (len(scene.ranks), len(scene.settled))
     idle, spent = np.zeros(shape), np.zeros(shape)
     for k, line in enumerate(scene.timelines):

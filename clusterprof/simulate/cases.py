@@ -47,7 +47,7 @@ class Case:
         return f"{self.codes[0] or 'nothing'}{who}"
 
 
-def right(case: Case, findings: list[dict[str, Any]]) -> bool:
+def right(case: Case, findings: list[Any]) -> bool:
     """Whether the top finding says what is true; of a healthy job that there is no straggler."""
     loud = [f for f in findings if f["severity"] != "info"]
     if case.healthy:
@@ -58,7 +58,7 @@ def right(case: Case, findings: list[dict[str, Any]]) -> bool:
     return top["code"] in case.codes and (not case.ranks or top["rank"] in case.ranks)
 
 
-def accused(findings: list[dict[str, Any]]) -> bool:
+def accused(findings: list[Any]) -> bool:
     """Whether somebody is called a straggler."""
     return any(f["code"] in _STRAGGLER and f["severity"] != "info" for f in findings)
 
@@ -237,7 +237,8 @@ def _serial(d: _Draw) -> Case:
 
 
 def _bubble(d: _Draw) -> Case:
-    return d.case(d.job(d.piped(), d.part(0.3, 0.7)), "pipeline.bubble")
+    # tensor groups' own AllReduces must not cost more than the bubble
+    return d.case(d.job(d.piped(), d.part(0.3, 0.7), transfer_ns=40_000), "pipeline.bubble")
 
 
 def _imbalance(d: _Draw) -> Case:
