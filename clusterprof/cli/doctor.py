@@ -1,0 +1,83 @@
+"""`clusterprof doctor [srun OPTION...]`: is this host, or every node, fit to be profiled?"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from clusterprof.cli.options import path
+from clusterprof.doctor import cluster, host, places, table
+from clusterprof.doctor.check import BAD, Check
+from clusterprof.errors import UsageError
+
+
+def parser(verb: str) -> argparse.ArgumentParser:
+    """Options that are not here are srun's."""
+    this = argparse.ArgumentParser(
+        prog=f"clusterprof {verb}",
+        usage="clusterprof doctor [--json] [srun OPTION...]",
+        description="Check what a capture needs: on every node of the allocation that this is "
+        "run in, on the nodes that srun's options ask for (-N4 -p gpu), or else on this host. "
+        "Status 1 where a capture would fail.",
+        allow_abbrev=False,
+    )
+    this.add_argument("--json", action="store_true", help="print all of it as JSON")
+    this.add_argument("--local", action="store_true", help="this host alone, in any case")
+    this.add_argument("--nsys", metavar="PATH", type=path, help="the nsys to use")
+    this.add_argument(
+        "--run-dir", metavar="DIR", type=path, default=Path("runs/x"),
+        help="the run directory to be (default: in runs/)",
+    )  # fmt: skip
+    this.add_argument("--debug", action="store_true", help="show tracebacks")
+    this.add_argument("--lines", action="store_true", help=argparse.SUPPRESS)
+    this.add_argument("--probe", type=path, help=argparse.SUPPRESS)
+    return this
+
+
+def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
+    """Look, and print what was found; 1 where something is bad."""
+    arguments, asked = parser(verb).parse_known_args(list(own))
+    if program is not None:
+        raise UsageError("doctor runs no program", "leave out -- and what follows it")
+    if arguments.local and asked:
+        raise UsageError(
+            f"doctor --local has no option {asked[0]}", "see clusterprof doctor --help"
+        )
+    folder = places.existing(arguments.run_dir.absolute().parent)
+    expected = [] if arguments.local else cluster.nodes(os.environ)
+    if asked or expected:
+        passed = [f"--nsys={arguments.nsys}"] if arguments.nsys else []
+        found = cluster.ask(asked, expected, folder, passed)
+    else:
+        checks = list(host.look(host.checks(arguments.nsys, folder, arguments.probe)))
+        if arguments.lines:
+            print("\n".join(cluster.own_lines(host.name(), checks)), flush=True)
+            cluster.leave(0)
+        found = {host.name(): checks}
+    lines = table.lines(found)
+    bad = any(line.check.level == BAD for line in lines)
+    if arguments.json:
+        print(json.dumps(as_json(found, lines, fit=not bad), indent=1), flush=True)
+    else:
+        hosts = list(found)
+        print(f"{table.render(lines, hosts)}\n\n{table.verdict(lines, hosts)}", flush=True)
+    cluster.leave(int(bad))
+    return int(bad)
+
+
+def as_json(
+    found: dict[str, list[Check]], lines: Sequence[table.Line], *, fit: bool
+) -> dict[str, object]:
+    """Each node's own checks, and the lines of the table."""
+    return {
+        "schema_version": 1,
+        "fit": fit,
+        "nodes": [
+            {"host": name, "checks": [check.as_json() for check in checks]}
+            for name, checks in found.items()
+        ],
+        "lines": [{**line.check.as_json(), "nodes": list(line.nodes)} for line in lines],
+    }

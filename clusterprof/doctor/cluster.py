@@ -1,0 +1,204 @@
+"""The same checks on every node, by one srun; a node that does not answer is a line, not a hang."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from clusterprof.doctor import places
+from clusterprof.doctor.check import BAD, Check, from_json
+from clusterprof.errors import LaunchError
+
+#: All in all, from the start of srun: below the ten seconds that were promised.
+PATIENCE_S = 8.5
+
+#: Numbers of Slurm's own steps (batch, interactive, extern): in those nobody started us on nodes.
+_SPECIAL_STEPS = 0xFFFFFFF0
+
+
+@dataclass
+class Answers:
+    """What came back, node by node."""
+
+    nodes: dict[str, list[Check]] = field(default_factory=dict)
+    #: nodes that have said all
+    done: set[str] = field(default_factory=set)
+
+    def take(self, line: str) -> None:
+        """One line of one node; what is none of ours is nobody's."""
+        with contextlib.suppress(ValueError, KeyError, TypeError):
+            fields = json.loads(line)
+            host = str(fields["host"])
+            checks = self.nodes.setdefault(host, [])
+            if fields.get("done"):
+                self.done.add(host)
+            else:
+                checks.append(from_json(fields))
+
+
+def in_allocation(environ: Mapping[str, str]) -> bool:
+    """Whether we are in an allocation, and not one of its tasks that srun has started."""
+    step = environ.get("SLURM_STEP_ID", "")
+    return "SLURM_JOB_ID" in environ and not (step.isdigit() and int(step) < _SPECIAL_STEPS)
+
+
+def nodes(environ: Mapping[str, str]) -> list[str]:
+    """The nodes of this allocation; [] outside of one."""
+    names = environ.get("SLURM_JOB_NODELIST")
+    if not names or not in_allocation(environ):
+        return []
+    done = subprocess.run(
+        ["scontrol", "show", "hostnames", names],
+        capture_output=True, text=True, timeout=5, check=False,
+    )  # fmt: skip
+    return done.stdout.split()
+
+
+def line(asked: Sequence[str], expected: Sequence[str], arguments: Sequence[str]) -> list[str]:
+    """srun's command line: one task of ours on each node, beside whatever runs there."""
+    count = [f"--nodes={len(expected)}", f"--ntasks={len(expected)}"] if not asked else []
+    beside = ["--overlap"] if expected else []
+    return [
+        "srun", *beside, *count, *asked, "--ntasks-per-node=1", "--export=ALL",
+        "--kill-on-bad-exit=0", "--input=none",
+        sys.executable, "-m", "clusterprof", "doctor", "--local", "--lines", *arguments,
+    ]  # fmt: skip
+
+
+def ask(
+    asked: Sequence[str], expected: Sequence[str], folder: Path, arguments: Sequence[str]
+) -> dict[str, list[Check]]:
+    """Every node's checks. Raises LaunchError where there is no srun or no node answers at all.
+
+    `asked` are srun's options that the user gave; `expected` the nodes of this allocation, []
+    outside of one: then there is no saying how long the queue is, and the time counts from the
+    first answer.
+    """
+    if shutil.which("srun") is None:
+        raise LaunchError("srun was not found", "it runs the checks on the nodes: load Slurm")
+    probe = _probe(folder)
+    try:
+        where = [f"--probe={probe}"] if probe else [f"--run-dir={folder / 'run'}"]
+        command = line(asked, expected, [*arguments, *where])
+        answers, said = _run(command, expected)
+        if probe:
+            _check_seen(answers, probe)
+    finally:
+        if probe:
+            shutil.rmtree(probe, ignore_errors=True)
+    if not answers.nodes:
+        raise LaunchError("no node answered", *(said[-3:] or ["srun said nothing"]))
+    for host in [*expected, *answers.nodes]:
+        if host not in answers.done:
+            answers.nodes.setdefault(host, []).append(_silent(host, said))
+            answers.done.add(host)
+    order = [*expected, *sorted(answers.nodes)]
+    return {host: answers.nodes[host] for host in dict.fromkeys(order)}
+
+
+def _probe(folder: Path) -> Path | None:
+    """A folder where run directories are made, for all nodes to see; None where it cannot be."""
+    try:
+        probe = Path(tempfile.mkdtemp(prefix=".clusterprof-doctor-", dir=folder))
+        (probe / places.TOKEN).touch()
+    except OSError:
+        return None
+    return probe
+
+
+def _check_seen(answers: Answers, probe: Path) -> None:
+    """Whether this host sees what each node has written."""
+    for host, checks in answers.nodes.items():
+        deadline = time.monotonic() + 1.0
+        good = any(check.name == "run directories" and check.level != BAD for check in checks)
+        while good and not (probe / host).exists():
+            if time.monotonic() > deadline:
+                checks.append(
+                    Check("run directories", BAD, f"what it writes to {probe.parent} is not seen",
+                          "choose a folder that all nodes share with --run-dir")
+                )  # fmt: skip
+                break
+            time.sleep(0.05)
+
+
+def _run(command: Sequence[str], expected: Sequence[str]) -> tuple[Answers, list[str]]:
+    """Run srun until all has been said or the time is up; the answers, and srun's own words."""
+    answers, said = Answers(), list[str]()
+    first = threading.Event()
+    srun = subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        text=True, errors="replace", start_new_session=True,
+    )  # fmt: skip
+
+    def hear() -> None:
+        assert srun.stdout is not None
+        for each in srun.stdout:
+            first.set()
+            answers.take(each)
+
+    def overhear() -> None:
+        assert srun.stderr is not None
+        said.extend(each.strip() for each in srun.stderr)
+
+    threads = [threading.Thread(target=each, daemon=True) for each in (hear, overhear)]
+    for thread in threads:
+        thread.start()
+    try:
+        if not expected:
+            while srun.poll() is None and not first.wait(0.1):
+                pass  # in the queue
+        deadline = time.monotonic() + PATIENCE_S
+        while srun.poll() is None and time.monotonic() < deadline:
+            if expected and answers.done >= set(expected):
+                break
+            time.sleep(0.02)
+    finally:
+        _end(srun)
+    for thread in threads:
+        thread.join(0.5)
+    return answers, said
+
+
+def _end(srun: subprocess.Popen[str]) -> None:
+    """srun ends by itself once its tasks have; one that waits for a silent node is made to."""
+    for stop in (None, srun.terminate, srun.kill):
+        if stop:
+            stop()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            srun.wait(0.4)
+            return
+
+
+def _silent(host: str, said: Sequence[str]) -> Check:
+    """A node that has not said all; with what srun knows of it."""
+    words = [each for each in said if host in each or "execve" in each]
+    return Check(
+        "answer", BAD, words[0] if words else f"none within {PATIENCE_S:g} s",
+        f"is the node well (sinfo -R -n {host}), and does it have {sys.executable}?",
+    )  # fmt: skip
+
+
+def own_lines(host: str, checks: Sequence[Check]) -> list[str]:
+    """What `--lines` prints: a line for each check, so that no line is too long for srun."""
+    lines = [json.dumps({"host": host, **_short(check).as_json()}) for check in checks]
+    return [*lines, json.dumps({"host": host, "done": True})]
+
+
+def _short(check: Check) -> Check:
+    return Check(check.name, check.level, check.found[:300], check.advice[:300], check.amount)
+
+
+def leave(status: int) -> None:
+    """End now: a check that hangs in the kernel must not hold up the node's answer."""
+    sys.stdout.flush()
+    os._exit(status)

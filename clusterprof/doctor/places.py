@@ -1,0 +1,132 @@
+"""The folders that a capture writes to: the node's own temporary one, shared memory, the runs'."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import socket
+import tempfile
+import time
+from pathlib import Path
+
+from clusterprof.doctor.check import BAD, OK, WARN, Check, size
+
+#: File systems that other hosts serve: nsys' data would cross the network while it is captured.
+_REMOTE = {
+    "nfs", "nfs4", "lustre", "gpfs", "beegfs", "cifs", "smb3", "ceph", "9p", "pvfs2", "wekafs",
+    "afs", "fuse.sshfs", "fuse.glusterfs", "fuse.ceph-fuse", "orangefs",
+}  # fmt: skip
+#: Where nsys and the program, and NCCL, talk to each other.
+SHARED_MEMORY = "/dev/shm"  # noqa: S108
+#: A window of five steps has been seen to take some hundred MB of temporary data.
+ENOUGH_B = 2e9
+TOO_LITTLE_B = 2e8
+SHARED_MEMORY_B = 64e6
+
+#: How long a file of another node may take to be seen: clients of NFS look every few seconds.
+VISIBLE_S = 4.0
+TOKEN = "token"  # noqa: S105 - a file's name
+
+
+def temporary_folder() -> Check:
+    """Where nsys keeps what it captures until the report is made."""
+    name, folder = "temporary folder", tempfile.gettempdir()
+    advice = "set TMPDIR to a folder on the node's own disk, the same for all ranks of a node"
+    try:
+        with tempfile.NamedTemporaryFile(dir=folder, prefix="clusterprof-doctor-") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        return Check(name, BAD, f"{folder}: no file can be made and locked: {error}", advice)
+    space = free(folder)
+    kind = file_system(folder)
+    found = f"{folder}, {kind}, {size(space)} free"
+    if space < TOO_LITTLE_B:
+        return Check(name, BAD, found, f"free space there, or {advice}", space)
+    if kind in _REMOTE:
+        return Check(name, WARN, found, advice, space)
+    if space < ENOUGH_B:
+        return Check(name, WARN, found, f"enough for a short window only; {advice}", space)
+    return Check(name, OK, found, "", space)
+
+
+def shared_memory() -> Check:
+    """nsys and the program talk through /dev/shm."""
+    name = folder = SHARED_MEMORY
+    try:
+        with tempfile.NamedTemporaryFile(dir=folder, prefix="clusterprof-doctor-"):
+            pass
+    except OSError as error:
+        return Check(name, BAD, f"cannot be written: {error}",
+                     "nsys needs it: in a container --ipc=host or a larger --shm-size")  # fmt: skip
+    space = free(folder)
+    if space < SHARED_MEMORY_B:
+        return Check(name, WARN, f"{size(space)} free", "nsys and NCCL need it: free some", space)
+    return Check(name, OK, f"{size(space)} free", "", space)
+
+
+def loopback() -> Check:
+    """nsys' parts reach each other over 127.0.0.1."""
+    try:
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            server.settimeout(2)
+            with socket.create_connection(server.getsockname(), timeout=2):
+                server.accept()[0].close()
+    except OSError as error:
+        return Check("loopback", BAD, f"127.0.0.1 does not answer: {error}",
+                     "nsys needs it: ip link set lo up")  # fmt: skip
+    return Check("loopback", OK, "up")
+
+
+def run_folder(parent: Path) -> Check:
+    """Whether run directories can be made below `parent`, as this host sees it."""
+    name = "run directories"
+    try:
+        Path(tempfile.mkdtemp(prefix=".clusterprof-doctor-", dir=parent)).rmdir()
+    except OSError as error:
+        return Check(name, BAD, f"{parent} cannot be written: {error.strerror}",
+                     "choose another with --run-dir")  # fmt: skip
+    space = free(str(parent))
+    level = WARN if space < TOO_LITTLE_B else OK
+    advice = "free space there, or choose another with --run-dir" if level == WARN else ""
+    return Check(name, level, f"{parent}, {file_system(str(parent))}, {size(space)} free", advice,
+                 space)  # fmt: skip
+
+
+def probed_folder(probe: Path, host: str) -> Check:
+    """Whether this node sees a file that another one has just written, and can write beside it."""
+    name = "run directories"
+    advice = "choose a folder that all nodes share with --run-dir"
+    deadline = time.monotonic() + VISIBLE_S
+    while not (probe / TOKEN).exists():
+        if time.monotonic() > deadline:
+            return Check(name, BAD, f"{probe.parent} is another folder on this node", advice)
+        time.sleep(0.1)
+    try:
+        (probe / host).write_text("seen\n")
+    except OSError as error:
+        return Check(name, BAD, f"{probe.parent} cannot be written: {error.strerror}", advice)
+    return run_folder(probe.parent)
+
+
+def existing(folder: Path) -> Path:
+    """`folder`, or the nearest above it that is there."""
+    folder = folder.absolute()
+    return next(each for each in (folder, *folder.parents) if each.is_dir())
+
+
+def free(folder: str) -> int:
+    """Bytes that an ordinary user may still write."""
+    there = os.statvfs(folder)
+    return there.f_bavail * there.f_frsize
+
+
+def file_system(folder: str) -> str:
+    """The type of the file system that holds `folder`: xfs, tmpfs, nfs4."""
+    device = Path(folder).stat().st_dev
+    wanted = f"{os.major(device)}:{os.minor(device)}"
+    with Path("/proc/self/mountinfo").open(encoding="utf-8", errors="replace") as file:
+        for line in file:
+            before, _, after = line.partition(" - ")
+            if before.split()[2] == wanted:
+                return after.split()[0]
+    return "unknown file system"
