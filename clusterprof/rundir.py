@@ -106,7 +106,7 @@ def writing(path: Path) -> Iterator[None]:
     except OSError as error:
         raise RunDirectoryError(
             f"{path} cannot be written: {error.strerror or error}",
-            "choose another place with --output DIR, or free space there",
+            "choose another place with --run-dir DIR, or free space there",
         ) from None
 
 
@@ -115,23 +115,33 @@ def default_path(parent: Path, job: str | None, now: dt.datetime) -> Path:
     return parent / f"{now:%Y%m%dT%H%M%SZ}-{job or os.getpid()}"
 
 
+def check_free(path: Path, *, force: bool = False) -> bool:
+    """Whether an earlier run directory has to go for a new one to be made at `path`.
+
+    Raises RunDirectoryError where something is there that may not be replaced.
+    """
+    if not path.exists() or (path.is_dir() and not any(path.iterdir())):
+        return False
+    if force and (path / "run.json").is_file():
+        return True
+    raise RunDirectoryError(
+        f"the run directory {path} exists already",
+        "choose another with --run-dir DIR"
+        + (
+            ", or replace that run with --force"
+            if (path / "run.json").is_file()
+            else " (it is not a run directory, so --force will not replace it)"
+        ),
+    )
+
+
 def create(path: Path, *, force: bool = False) -> RunDirectory:
     """Make a new run directory, for its owner only. Raises RunDirectoryError where one exists.
 
     With `force` an earlier *run directory* of that name is removed; anything else never is.
     """
     path = path.absolute()
-    if path.exists() and (not path.is_dir() or any(path.iterdir())):
-        if not (force and (path / "run.json").is_file()):
-            raise RunDirectoryError(
-                f"the output directory {path} exists already",
-                "choose another with --output DIR"
-                + (
-                    ", or replace that run with --force"
-                    if (path / "run.json").is_file()
-                    else " (it is not a run directory, so --force will not replace it)"
-                ),
-            )
+    if check_free(path, force=force):
         with writing(path):
             shutil.rmtree(path)
     with writing(path):

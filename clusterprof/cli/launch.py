@@ -28,6 +28,10 @@ from clusterprof.rundir import RunDirectory
 PROFILE_FAILED = 123
 #: `--beacons`: beyond it they would be a load of their own
 MOST_BEACONS = 1000
+#: `--max-steps`: five steps show what there is to see; hundreds make reports that nothing opens
+MOST_STEPS = 200
+#: `--max-report-mb`: some five million events under nsys, more than it can show
+MOST_REPORT_MB = 2048
 
 
 def parser(verb: str) -> argparse.ArgumentParser:
@@ -90,6 +94,16 @@ def parser(verb: str) -> argparse.ArgumentParser:
         "whose collectives are all large; the ranks agree on it first, and a rank that does not "
         "come to the same step holds up the others for up to 30 s, once (default 0; 16 is plenty)",
     )
+    limits = this.add_argument_group("how large it may become")
+    limits.add_argument(
+        "--max-steps", type=int, default=MOST_STEPS, metavar="N",
+        help=f"refuse a window of more steps (default {MOST_STEPS})",
+    )  # fmt: skip
+    limits.add_argument(
+        "--max-report-mb", type=int, default=MOST_REPORT_MB, metavar="M",
+        help="close a rank's window early once what it has captured takes M MB on its node "
+        f"(default {MOST_REPORT_MB}; 0: no limit)",
+    )  # fmt: skip
     run = this.add_argument_group("the run")
     run.add_argument(
         "--run-dir", metavar="DIR", help="default runs/<UTC stamp>-<job or process id>"
@@ -146,13 +160,7 @@ def make_plan(
         str(settings.get("ranks")),
         pp=arguments.pp, tp=arguments.tp, cp=arguments.cp, dp=arguments.dp,
     )  # fmt: skip
-    steps = window.parse(str(settings.get("steps")))
-    step_on = settings.get("step_on")
-    if step_on is not None and not all(step_on.partition(":")):
-        raise UsageError(
-            f"--step-on {step_on!r} names no function",
-            "write module:function or module:Class.method",
-        )
+    steps, step_on = checked_window(arguments, settings)
     nsys = settings.get("nsys")
     capture = choose(
         CaptureRequest(
@@ -165,7 +173,9 @@ def make_plan(
             window_by=arguments.window_by,
         )
     )
-    capture = replace(capture, agent={**capture.agent, **clock_evidence(arguments)})
+    capture = replace(
+        capture, agent={**capture.agent, **clock_evidence(arguments), **limits(arguments)}
+    )
     wanted = settings.get("run_dir")
     now = dt.datetime.now(dt.timezone.utc)
     folder = (
@@ -179,6 +189,37 @@ def make_plan(
     return LaunchPlan(
         job, environment, folder, selection, steps, step_on, capture, settings.origins
     )
+
+
+def checked_window(
+    arguments: argparse.Namespace, settings: Settings
+) -> tuple[window.StepWindow, str | None]:
+    """The window, and what ends a step (None: the optimizer's). Raises UsageError."""
+    steps = window.parse(str(settings.get("steps")))
+    most = arguments.max_steps
+    if len(steps) > most:
+        raise UsageError(
+            f"--steps {steps} holds {len(steps)} steps, more than --max-steps {most}",
+            "a report grows with every step, and five to ten show what there is to see: "
+            f"try --steps {steps.first}:{steps.first + 10}",
+            f"if you mean it: --max-steps {len(steps)}",
+        )
+    step_on = settings.get("step_on")
+    if step_on is not None and not all(step_on.partition(":")):
+        raise UsageError(
+            f"--step-on {step_on!r} names no function",
+            "write module:function or module:Class.method",
+        )
+    return steps, step_on
+
+
+def limits(arguments: argparse.Namespace) -> dict[str, Any]:
+    """How much a rank may capture. Raises UsageError."""
+    if arguments.max_report_mb < 0:
+        raise UsageError(
+            f"--max-report-mb {arguments.max_report_mb}: 0 or more", "0 means no limit"
+        )
+    return {"max_report_mb": arguments.max_report_mb}
 
 
 def clock_evidence(arguments: argparse.Namespace) -> dict[str, Any]:

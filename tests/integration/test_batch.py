@@ -1,0 +1,279 @@
+"""Batch jobs on a real Slurm: the templates as they are, and what `clusterprof sbatch` makes."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from textwrap import dedent
+from typing import Any
+
+import pytest
+from lab.command import Completed
+
+Run = Callable[..., Completed]
+ROOT = Path(__file__).resolve().parents[2]
+EXAMPLE = ROOT / "examples" / "train.py"
+SLURM = ROOT / "slurm"
+
+
+@pytest.fixture
+def wait_for(run_command: Run, slurm: dict[str, str]) -> Callable[[str], str]:
+    """Wait until a job has ended; returns the state that Slurm gives it."""
+
+    def wait(job: str, seconds: float = 60) -> str:
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            told = run_command(["scontrol", "--oneliner", "show", "job", job], env=slurm)
+            state = told.stdout.partition("JobState=")[2].split(" ")[0]
+            if state not in ("PENDING", "RUNNING", "COMPLETING", "CONFIGURING"):
+                return state
+            time.sleep(0.2)
+        raise AssertionError(f"job {job} is still {state}")
+
+    return wait
+
+
+@pytest.fixture
+def project(workdir: Path) -> Path:
+    """A folder that has the examples, as the source tree has."""
+    (workdir / "examples").symlink_to(ROOT / "examples")
+    return workdir
+
+
+def states(run: Path) -> dict[int, str]:
+    return {
+        int(file.parent.name): json.loads(file.read_text())["state"]
+        for file in run.glob("ranks/*/state.json")
+    }
+
+
+def printed(done: Completed) -> dict[str, str]:
+    """What `clusterprof sbatch` says on stdout: `job 12`, `merge 13`, `run DIR`."""
+    return dict(line.split(" ", 1) for line in done.stdout.splitlines())
+
+
+def test_the_template_of_one_task_per_gpu_runs_as_it_is(
+    run_command: Run, project: Path, slurm: dict[str, str], wait_for: Callable[[str], str]
+) -> None:
+    done = run_command(
+        ["sbatch", "--parsable", "--output=out", SLURM / "one-task-per-gpu.sbatch"], env=slurm
+    )
+    assert wait_for(done.stdout.strip()) == "COMPLETED", (project / "out").read_text()
+    (run,) = (project / "runs").iterdir()
+    assert states(run) == {0: "collected", 1: "counted"}
+    assert "30 steps on 2 ranks" in (project / "out").read_text()
+    assert (run / "report.html").exists()
+
+
+def test_the_template_of_a_torchrun_on_each_node_runs_and_another_job_merges_it(
+    run_command: Run, project: Path, slurm: dict[str, str], wait_for: Callable[[str], str]
+) -> None:
+    done = run_command(
+        ["sbatch", "--parsable", "--output=out", "-N2", SLURM / "torchrun-per-node.sbatch",
+         "--nproc-per-node", "1", "examples/train.py", "--steps", "18"],
+        env={**slurm, "CLUSTERPROF_PROFILER": "torch"},
+    )  # fmt: skip
+    ended = wait_for(done.stdout.strip())
+    said = (project / "out").read_text()
+    assert ended == "COMPLETED", said
+    assert "18 steps on 2 ranks" in said
+    (run,) = (project / "runs").iterdir()
+    assert states(run) == {0: "collected", 1: "collected"}
+    (run / "report.html").unlink()
+    merged = run_command(
+        ["sbatch", "--parsable", "--output=merged", SLURM / "merge.sbatch", run], env=slurm
+    )
+    assert wait_for(merged.stdout.strip()) == "COMPLETED", (project / "merged").read_text()
+    assert "2 of 2 reports" in (project / "merged").read_text()
+    assert (run / "report.html").exists()
+
+
+#: What shells, sbatch and argparse like to take for themselves.
+AWKWARD = [
+    "a b", "it's", '"', "$HOME", "`id`", "\\", "two\nlines\n#SBATCH -N9", "tab\there", "\r\n", "",
+    "-N9", "--", "--ranks=7", "*", "; exit 3", "!!", "é",
+]  # fmt: skip
+
+
+def test_sbatch_submits_the_program_as_it_was_written_and_a_job_that_merges(
+    run_clusterprof: Run, workdir: Path, slurm: dict[str, str], wait_for: Callable[[str], str]
+) -> None:
+    folder = workdir / "it's a $folder"
+    folder.mkdir()
+    (folder / "train it.py").write_text(
+        dedent(f"""
+        import json, os, runpy, sys
+        with open(os.environ["SLURM_PROCID"] + ".json", "w") as file:
+            json.dump(sys.argv[1:], file)
+        sys.argv = ["train", "--steps", "12"]
+        runpy.run_path({str(EXAMPLE)!r}, run_name="__main__")
+        """)
+    )
+    done = run_clusterprof(
+        ["sbatch", "-n", "2", "--output=out %j", "--ranks", "0,1", "--steps", "3:8",
+         "--profiler", "torch", "--", "python", "train it.py", *AWKWARD],
+        env=slurm, cwd=folder,
+    )  # fmt: skip
+    assert done.returncode == 0, done
+    told = printed(done)
+    ended = wait_for(told["job"])
+    assert ended == "COMPLETED", [each.read_text() for each in folder.glob("out*")]
+    for rank in (0, 1):
+        assert json.loads((folder / f"{rank}.json").read_text()) == AWKWARD
+    run = Path(told["run"])
+    assert run.parent == folder / "runs"
+    assert run.name.endswith("-" + told["job"])
+    assert wait_for(told["merge"]) == "COMPLETED"
+    assert states(run) == {0: "collected", 1: "collected"}
+    assert json.loads((run / "merged" / "results.json").read_text())["collectives"]["matched"] > 0
+
+
+def test_the_merge_job_finishes_a_run_whose_job_was_cancelled(
+    run_clusterprof: Run,
+    run_command: Run,
+    workdir: Path,
+    slurm: dict[str, str],
+    wait_for: Callable[[str], str],
+) -> None:
+    done = run_clusterprof(
+        ["sbatch", "-n1", "--output=out%j", "--ranks", "0", "--steps", "3:8", "--profiler=torch",
+         "--run-dir", "here", "--", "python", EXAMPLE, "--steps", "100000"],
+        env=slurm,
+    )  # fmt: skip
+    assert done.returncode == 0, done
+    told = printed(done)
+    deadline = time.monotonic() + 60
+    trace = workdir / "here" / "ranks" / "00000" / "trace.json.gz"
+    while not trace.exists() and time.monotonic() < deadline:
+        time.sleep(0.2)
+    assert run_command(["scancel", told["job"]], env=slurm).returncode == 0
+    assert wait_for(told["job"]) == "CANCELLED"
+    assert wait_for(told["merge"]) == "COMPLETED", (workdir / f"out{told['merge']}").read_text()
+    assert states(workdir / "here") == {0: "collected"}
+    assert (workdir / "here" / "report.html").exists()
+
+
+def test_a_refused_submission_is_sbatchs_own_and_leaves_nothing(
+    run_clusterprof: Run, run_command: Run, workdir: Path, slurm: dict[str, str]
+) -> None:
+    line = ["--partition=nowhere", "-N1"]
+    plain = run_command(["sbatch", *line, SLURM / "merge.sbatch"], env=slurm)
+    done = run_clusterprof(["sbatch", *line, "--", "true"], env=slurm)
+    assert done.returncode == plain.returncode != 0
+    assert done.stderr == plain.stderr
+    assert (done.stdout, list(workdir.iterdir())) == ("", [])
+
+
+def test_with_parsable_stdout_is_the_jobs_id_as_sbatchs_would_be(
+    run_clusterprof: Run, workdir: Path, slurm: dict[str, str]
+) -> None:
+    done = run_clusterprof(
+        ["sbatch", "--parsable", "--hold", "--output=/dev/null", "--", "true"], env=slurm
+    )
+    assert done.returncode == 0, done
+    assert done.stdout.strip().isdigit()
+    assert "merge " in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        (["-N2", "--ntasks-per-node=2", "--ranks", "4", "--", "x"], "outside of the world"),
+        (["--steps", "5:500", "--", "x"], "more than --max-steps 200"),
+        (["train.py", "--", "x"], "'train.py' belongs to no option"),
+        (["-N2", "train.py", "--", "x"], "'train.py' belongs to no option"),
+        (["--hold", "train.py", "--", "x"], "'train.py' belongs to no option"),
+        (["--wrap=true", "--", "x"], "exclude each other"),
+        (["-N1"], "there is no --"),
+        (["-N1", "--"], "there is no program"),
+        (["--", "torchrun"], "torchrun has no program"),
+        (["--template", "nope", "--", "x"], "there is no batch template nope"),
+        (["--template", str(EXAMPLE), "--", "x"], "has no block to fill"),
+        (["--array=0-3", "--run-dir=x", "--", "x"], "a run directory each"),
+        (["--run-dir=/etc", "--", "x"], "exists already"),
+    ],
+)
+def test_what_can_be_found_wrong_is_found_before_the_queue(
+    run_clusterprof: Run, workdir: Path, line: list[str], message: str
+) -> None:
+    # There is no Slurm for this test: nothing may reach it.
+    done = run_clusterprof(["sbatch", *line], env={"SLURM_CONF": "/nowhere"})
+    assert done.returncode in (2, 5), done
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def shown(run_clusterprof: Run, *line: str, env: dict[str, str] | None = None) -> str:
+    done = run_clusterprof(["sbatch", "--dry-run", *line], env=env)
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout
+
+
+def test_a_dry_run_shows_both_scripts_and_submits_nothing(
+    run_clusterprof: Run, workdir: Path
+) -> None:
+    text = shown(
+        run_clusterprof, "-N2", "-A", "me", "-t", "5", "--merge-arg=--mem=1G", "--ranks", "0,1",
+        "--srun-arg=--cpu-bind=none", "--", "python", "train.py", "--lr", "1e-4",
+        env={"CLUSTERPROF_STEPS": "4:9", "SLURM_CONF": "/nowhere"},
+    )  # fmt: skip
+    assert "sbatch --parsable -N2 -A me -t 5 <<'SCRIPT'\n#!/bin/bash\n" in text
+    assert "\noptions=(--ranks=0,1 --steps=4:9 --no-merge)\n" in text
+    assert "\nsrun_options=(--cpu-bind=none)\n" in text
+    assert "\nprogram=(python train.py --lr 1e-4)\n" in text
+    assert (
+        "\nsbatch --parsable --dependency=afterany:JOBID --account=me --mem=1G <<'SCRIPT'" in text
+    )
+    assert f"\nruns=({workdir}/runs/" in text
+
+
+@pytest.mark.parametrize(
+    ("program", "expected"),
+    [
+        (["torchrun", "--nproc-per-node", "4", "t.py"], "program=(--nproc-per-node 4 t.py)"),
+        (["python", "-m", "torch.distributed.run", "t.py"], "program=(t.py)"),
+        (["accelerate", "launch", "t.py"], "program=(accelerate launch t.py)"),
+    ],
+)
+def test_programs_that_start_the_ranks_themselves_get_one_task_on_each_node(
+    run_clusterprof: Run, workdir: Path, program: list[str], expected: str
+) -> None:
+    text = shown(run_clusterprof, "-N2", "--ranks", "9", "--", *program)
+    assert expected in text
+    assert "--ntasks-per-node=1" in text
+
+
+def test_an_array_merges_in_each_of_its_jobs(run_clusterprof: Run, workdir: Path) -> None:
+    text = shown(run_clusterprof, "--array=0-3", "--", "python", "t.py")
+    assert "--no-merge" not in text
+    assert "afterany:JOBID --" not in text
+
+
+def test_the_container_template_has_one_list_of_mounts_with_what_the_rank_needs(
+    run_command: Run, run_clusterprof: Run, workdir: Path
+) -> None:
+    # pyxis is not here: srun is replaced by what shows its arguments.
+    fake = workdir / "clusterprof"
+    fake.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
+    fake.chmod(0o755)
+    text = shown(run_clusterprof, "--template=container-pyxis", "--", "python", "a b.py")
+    script = text.partition("<<'SCRIPT'\n")[2].partition("\nSCRIPT\n")[0]
+    lines = [
+        f"clusterprof=({fake})" if line.startswith("clusterprof=") else line
+        for line in script.splitlines()
+    ]
+    (workdir / "job").write_text("\n".join(lines))
+    done = run_command(
+        ["bash", "job"], env={"SLURM_JOB_ID": "7", "CONTAINER_MOUNTS": "/data:/data,/my set:/b"}
+    )
+    assert done.returncode == 0, done
+    said: list[Any] = done.stdout.splitlines()
+    (mounts,) = [line for line in said if line.startswith("--container-mounts=")]
+    package = str(ROOT / "clusterprof")
+    assert mounts.partition("=")[2].split(",") == [
+        "/data:/data", "/my set:/b", f"{workdir}:{workdir}", f"{package}:{package}:ro",
+        f"{workdir}/runs:{workdir}/runs",
+    ]  # fmt: skip
+    assert said[-3:] == ["--", "python", "a b.py"]
