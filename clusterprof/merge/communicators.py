@@ -21,6 +21,8 @@ _END_SPREAD_FRAC = 0.25
 #: with so few calls a constant difference may be chance: then the wall clocks must agree too
 _FEW_CALLS = 3
 _NEAR_NS = 1_000_000
+#: with more streams than these not all pairs are compared (their number grows with the square)
+_MANY_STREAMS = 128
 
 
 @dataclass(frozen=True)
@@ -90,7 +92,10 @@ def infer(nodes: list[Stream]) -> list[tuple[list[int], float]]:
     """Group streams of different ranks into communicators: (indices into `nodes`, confidence).
 
     Complete linkage, tightest pair first: each member must go together with each other one.
+    With very many streams each is compared with one member of each group only.
     """
+    if len(nodes) > _MANY_STREAMS:
+        return _infer_many(nodes)
     pairs = {
         (i, j): found
         for i in range(len(nodes))
@@ -116,3 +121,27 @@ def infer(nodes: list[Stream]) -> list[tuple[list[int], float]]:
             ordered = sorted(members, key=lambda k: nodes[k].rank)
             seen.append((ordered, min(sure, default=0.0)))
     return seen
+
+
+def _infer_many(nodes: list[Stream]) -> list[tuple[list[int], float]]:
+    """As `infer`: each stream joins the group whose first member it goes with most tightly."""
+    groups: list[list[int]] = []
+    sure: list[float] = []
+    for i, node in enumerate(nodes):
+        found = [
+            (pair.spread_ns, k, pair.confidence)
+            for k, members in enumerate(groups)
+            if all(nodes[m].rank != node.rank for m in members)
+            and (pair := partner(nodes[members[0]], node, members[0], i)) is not None
+        ]
+        if not found:
+            groups.append([i])
+            sure.append(1.0)
+            continue
+        _, k, confidence = min(found)
+        groups[k].append(i)
+        sure[k] = min(sure[k], 0.9 * confidence)
+    ordered = [sorted(members, key=lambda m: nodes[m].rank) for members in groups]
+    return [
+        (members, c if len(members) > 1 else 0.0) for members, c in zip(ordered, sure, strict=True)
+    ]

@@ -1,8 +1,9 @@
 """Simulated jobs of every class with what must be said of each: the verdicts' proving ground.
 
 A case is drawn from its class and a seed alone. Every case has torn starts (50 to 190 ms),
-hosts of its own for each rank or two, clocks off by up to 50 ms and 50 ppm, and hosts that
-differ by some percent, because real ones do.
+hosts of its own for each rank or two, clocks off by up to 50 ms and 50 ppm, and hosts and
+GPUs that differ by some percent, a network that is slower now and then, and small stalls of
+any host, because real ones have them.
 """
 
 from __future__ import annotations
@@ -96,6 +97,8 @@ class _Draw:
             host_noise_frac=self.part(0.05, 0.3), host_pace_frac=self.part(0.0, 0.05),
             tear_ns=int(self.part(50, 190) * MS), ranks_per_host=int(self.one(1, 1, 2)),
             microbatches=int(self.one(4, 8)), one_f_one_b=bool(self.one(True, False)),
+            gpu_speed_frac=self.part(0.0, 0.015), network_noise_frac=self.part(0.0, 0.3),
+            hiccup_steps=30, hiccup_ns=int(self.part(0.2, 1.5) * MS),
             copy_ns=int(self.part(0.2, 0.8) * MS), seed=int(self.rng.integers(1 << 30)),
         )  # fmt: skip
         job = replace(job, **more)
@@ -110,7 +113,7 @@ class _Draw:
         )
 
     def data(self) -> tuple[int, int, int]:
-        return (int(self.one(2, 4, 8)), 1, 1)
+        return (int(self.one(2, 4, 8, 16)), 1, 1)
 
     def shape(self, *choices: tuple[int, int, int]) -> tuple[int, int, int]:
         return choices[int(self.rng.integers(len(choices)))]

@@ -73,6 +73,13 @@ class Job:
     #: pipeline: one forward, one backward, instead of all forwards first
     one_f_one_b: bool = False
     noise_frac: float = 0.01
+    #: each GPU's speed differs by up to such a part from the others'
+    gpu_speed_frac: float = 0.0
+    #: transfers take longer by such parts, now and then by far (a shared network)
+    network_noise_frac: float = 0.0
+    #: any host stalls now and then: once in so many steps, for so long
+    hiccup_steps: int = 0
+    hiccup_ns: int = 0
     causes: tuple[Cause, ...] = ()
     #: how far apart the ranks resume when the capture starts
     tear_ns: int = 120_000_000

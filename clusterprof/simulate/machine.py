@@ -38,7 +38,13 @@ class Machine:
         self.host_calls: list[dict[str, Any]] = []
         self.steps: list[dict[str, Any]] = []
         self._group = 0
-        self.pace = 1 + job.host_pace_frac * rng.uniform(-1, 1, n)
+        self.speed = self._unequal(job.gpu_speed_frac)
+        self.pace = self._unequal(job.host_pace_frac)
+
+    def _unequal(self, frac: float) -> npt.NDArray[np.float64]:
+        """A factor for each rank, within `frac` of 1."""
+        n = self.job.world
+        return 1 + frac * self.rng.uniform(-1, 1, n) if frac else np.ones(n)
 
     def everyone(self) -> Ints:
         """Indices of all ranks."""
@@ -85,10 +91,12 @@ class Machine:
         """A collective in each group of `ranks` (`groups`: number per rank); returns its ends."""
         begin, launched = self._launched(ranks)
         start = np.maximum.reduce([launched + _PAUSE_NS, self.free[stream][ranks] + 500, needs])
+        small = length <= 2 * self.job.latency_ns
         start = start + self.rng.integers(0, 300, len(ranks))
+        if self.job.network_noise_frac:
+            length = int(length * (1 + self.job.network_noise_frac * self.rng.exponential()))
         last = np.zeros(int(groups.max()) + 1, dtype=np.int64)
         np.maximum.at(last, groups, start)
-        small = length <= 2 * self.job.latency_ns
         spread = 400 if small else self.job.phase_ns
         end = last[groups] + length + self.rng.integers(0, max(spread, 1), len(ranks))
         self.free[stream][ranks] = end

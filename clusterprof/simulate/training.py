@@ -62,6 +62,9 @@ class Training:
         if job.pageable:
             machine.wait_for_device(everyone, end, "cudaMemcpyAsync")
         machine.mark(everyone, begin, "data")
+        if job.hiccup_steps:
+            hit = np.flatnonzero(machine.rng.random(job.world) < 1 / job.hiccup_steps)
+            machine.busy_host(hit, job.hiccup_ns, "os", "futex")
         for cause in job.causes:
             if cause.kind == "host" and cause.at(number):
                 late = np.array([cause.rank])
@@ -87,7 +90,7 @@ class Training:
     def _length(self, ranks: Ints, number: int, part: float) -> Ints:
         """Kernel lengths with noise, and longer where a slow GPU is planted."""
         job = self.job
-        each = np.full(len(ranks), part * job.layer_ns / job.kernels_per_layer)
+        each = self.machine.speed[ranks] * part * job.layer_ns / job.kernels_per_layer
         each *= 1 + job.noise_frac * self.machine.rng.standard_normal(len(ranks)).clip(-3, 3)
         for cause in job.causes:
             if cause.kind == "gpu_slow" and cause.at(number):
