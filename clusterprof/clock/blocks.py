@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,6 +12,11 @@ import pyarrow.compute as pc
 
 Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
+Ints = npt.NDArray[np.int64]
+
+#: ops of a ring, and by which part of the transfer its last member ends after the others' mean
+#: (measured on 2, 4 and 8 H200s of one host by `bench/programs/ends.py`, and on real training)
+_RING = {"AllGather": 0.085, "ReduceScatter": 0.095, "AllReduce": 0.045}
 
 
 @dataclass(frozen=True)
@@ -19,6 +25,8 @@ class Block:
 
     `start`/`end` are float ns since the rank's own `base`, NaN where a member lacks the call.
     `holds` says whose start the others' ends cannot precede, `held` who cannot end before.
+    `sort` [calls] is equal for calls of one operation and size, -1 where the size is unknown;
+    `ring` [calls] is by which part of the transfer the last to come is expected to end late.
     """
 
     members: tuple[int, ...]
@@ -26,89 +34,166 @@ class Block:
     end: Floats
     holds: Bools
     held: Bools
+    sort: Ints | None = None
+    ring: Floats | None = None
 
     @property
     def both_ways(self) -> bool:
         """Whether each member waits for each other one."""
         return bool(self.holds.all() and self.held.all())
 
+    @property
+    def sorts(self) -> Ints:
+        """`sort`, or all alike where it was not given."""
+        return np.zeros(len(self.start), dtype=np.int64) if self.sort is None else self.sort
+
+    @property
+    def rings(self) -> Floats:
+        """`ring`, or zero where it was not given."""
+        return np.zeros(len(self.start)) if self.ring is None else self.ring
+
     def take(self, calls: npt.NDArray[np.intp] | Bools) -> Block:
         """Return the block of some of its calls (indices or a mask)."""
+        return self.of(np.arange(len(self.members)), calls)
+
+    def of(
+        self, members: npt.NDArray[np.intp], calls: npt.NDArray[np.intp] | Bools | None = None
+    ) -> Block:
+        """Return the block of some of its members (indices into `members`), and of some calls."""
+        some = np.arange(len(self.start)) if calls is None else calls
+
+        def part(values: npt.NDArray[np.generic]) -> npt.NDArray[np.generic]:
+            return values[some][:, members]
+
         return Block(
-            self.members, self.start[calls], self.end[calls], self.holds[calls], self.held[calls]
+            tuple(self.members[int(k)] for k in members),
+            np.asarray(part(self.start), dtype=np.float64),
+            np.asarray(part(self.end), dtype=np.float64),
+            np.asarray(part(self.holds), dtype=np.bool_),
+            np.asarray(part(self.held), dtype=np.bool_),
+            self.sorts[some],
+            self.rings[some],
         )
 
+    def moved(self, by: Floats) -> Block:
+        """Return the block with `by` [all ranks] (ns) taken off each rank's times."""
+        mine = by[list(self.members)]
+        start, end = self.start - mine, self.end - mine
+        return Block(self.members, start, end, self.holds, self.held, self.sort, self.ring)
 
-def bases(matched: pa.Table, ranks: tuple[int, ...]) -> npt.NDArray[np.int64]:
+
+def bases(matched: pa.Table, ranks: tuple[int, ...]) -> Ints:
     """Return for each rank a wall time inside its window: float arithmetic starts from there.
 
-    Times of 10^18 ns do not fit a double to the nanosecond; differences to a base do.
+    Times of 10^18 ns do not fit a double to the nanosecond; differences to a base do. Zero for
+    a rank without any call.
     """
     out = np.zeros(len(ranks), dtype=np.int64)
-    rank = matched["rank"].to_numpy()
     start = np.asarray(pc.fill_null(matched["start_ns"], 0).to_numpy())
-    for k, one in enumerate(ranks):
-        mine = start[(rank == one) & (start > 0)]
-        out[k] = int(mine.min()) if len(mine) else 0
+    at = np.searchsorted(ranks, matched["rank"].to_numpy())
+    has = start > 0
+    first = np.full(len(ranks), np.iinfo(np.int64).max)
+    np.minimum.at(first, at[has], start[has])
+    seen = first < np.iinfo(np.int64).max
+    out[seen] = first[seen]
     return out
 
 
-def blocks(matched: pa.Table, ranks: tuple[int, ...], base: npt.NDArray[np.int64]) -> list[Block]:
-    """Split matched calls (schema MATCHED) into blocks; members are indices into `ranks`."""
-    usable = pc.and_(
-        pc.and_(pc.is_valid(matched["start_ns"]), pc.is_valid(matched["end_ns"])),
-        pc.not_equal(matched["role"].cast(pa.string()), "none"),
-    )
-    usable = pc.and_(usable, pc.not_equal(matched["state"].cast(pa.string()), "unmatched"))
-    table = matched.filter(usable)
+def blocks(matched: pa.Table, ranks: tuple[int, ...], base: Ints) -> list[Block]:
+    """Split matched calls (schema MATCHED) into blocks; members are indices into `ranks`.
+
+    Collectives of one communicator stand together, pairs of it are pairs whichever way they
+    go. An empty message moves nothing and holds nobody up: such calls are left out.
+    """
+    table = matched.filter(_usable(matched))
     if not table.num_rows:
         return []
-    index = {rank: k for k, rank in enumerate(ranks)}
-    rank = np.asarray([index[r] for r in table["rank"].to_pylist()], dtype=np.intp)
-    collective = table["collective"].to_numpy()
-    role = np.asarray(table["role"].cast(pa.string()).to_pylist(), dtype=object)
+    rank = np.searchsorted(ranks, table["rank"].to_numpy())
     start = (table["start_ns"].to_numpy() - base[rank]).astype(np.float64)
     end = (table["end_ns"].to_numpy() - base[rank]).astype(np.float64)
-    # calls of one communicator with the same members stand together; pairs are pairs both ways
-    name = np.asarray(table["communicator"].to_pylist(), dtype=object)
-    first, last = _extremes(collective, rank)
-    key = np.asarray(
-        [f"{n}|{a}|{b}" if p else n for n, a, b, p in _pairs(name, first, last, role)],
-        dtype=object,
-    )
-    out = []
-    for one in dict.fromkeys(key):
-        rows = np.flatnonzero(key == one)
-        members, column = np.unique(rank[rows], return_inverse=True)
-        if len(members) < 2:
-            continue
-        calls, line = np.unique(collective[rows], return_inverse=True)
-        shape = (len(calls), len(members))
-        s, e = np.full(shape, np.nan), np.full(shape, np.nan)
-        holds, held = np.zeros(shape, dtype=bool), np.zeros(shape, dtype=bool)
-        s[line, column], e[line, column] = start[rows], end[rows]
-        holds[line, column] = np.isin(role[rows].astype(str), ["both", "source"])
-        held[line, column] = np.isin(role[rows].astype(str), ["both", "sink"])
-        out.append(Block(tuple(int(m) for m in members), s, e, holds, held))
+    role = _codes(table["role"], {"both": 0, "source": 1, "sink": 2})
+    sort, ring = _sorts(table)
+    _, call = np.unique(table["collective"].to_numpy(), return_inverse=True)
+    return [
+        _block(rows, rank, call, start, end, role, sort, ring)
+        for rows in _groups(table, call, rank, role)
+        if (rank[rows] != rank[rows[0]]).any()
+    ]
+
+
+def _usable(matched: pa.Table) -> pa.ChunkedArray:
+    """Rows with times, a known dependency and something to send."""
+    timed = pc.and_(pc.is_valid(matched["start_ns"]), pc.is_valid(matched["end_ns"]))
+    known = pc.not_equal(matched["role"].cast(pa.string()), "none")
+    joined = pc.not_equal(matched["state"].cast(pa.string()), "unmatched")
+    sent = pc.not_equal(pc.fill_null(matched["message_bytes"], -1), 0)
+    # a call that ends before it starts, or that has not begun, is a broken record
+    whole = pc.greater_equal(matched["end_ns"], matched["start_ns"])
+    usable = pc.and_(pc.and_(timed, known), pc.and_(joined, sent))
+    return pc.fill_null(pc.and_(usable, whole), False)
+
+
+def _codes(column: pa.ChunkedArray, codes: dict[str, int]) -> Ints:
+    out = np.full(len(column), -1, dtype=np.int64)
+    names = column.cast(pa.string())
+    for name, code in codes.items():
+        out[np.asarray(pc.equal(names, name).to_numpy(), dtype=np.bool_)] = code
     return out
 
 
-def _extremes(
-    collective: npt.NDArray[np.int64], rank: npt.NDArray[np.intp]
-) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]:
-    """Lowest and highest rank of each row's collective."""
-    ids, line = np.unique(collective, return_inverse=True)
-    low = np.full(len(ids), np.iinfo(np.intp).max, dtype=np.intp)
-    high = np.full(len(ids), -1, dtype=np.intp)
-    np.minimum.at(low, line, rank)
-    np.maximum.at(high, line, rank)
-    return low[line], high[line]
+def _sorts(table: pa.Table) -> tuple[Ints, Floats]:
+    """Per row: a number for operation and size (-1: size unknown), and the ring's part."""
+    operation = table["operation"].cast(pa.string())
+    size = np.asarray(pc.fill_null(table["message_bytes"], -1).to_numpy())
+    names = np.asarray(operation.to_numpy(zero_copy_only=False)).astype(str)
+    kinds, kind = np.unique(names, return_inverse=True)
+    _, number = np.unique(np.stack([kind, size]), axis=1, return_inverse=True)
+    ring = np.array([_RING.get(name, 0.0) for name in kinds])[kind]
+    return np.where(size < 0, -1, np.ravel(number)).astype(np.int64), ring
 
 
-def _pairs(
-    name: npt.NDArray[np.object_],
-    first: npt.NDArray[np.intp],
-    last: npt.NDArray[np.intp],
-    role: npt.NDArray[np.object_],
-) -> zip[tuple[object, int, int, bool]]:
-    return zip(name, first, last, role != "both", strict=True)
+def _groups(
+    table: pa.Table,
+    call: npt.NDArray[np.intp],
+    rank: npt.NDArray[np.intp],
+    role: Ints,
+) -> Iterator[npt.NDArray[np.intp]]:
+    """Rows of each block: by communicator, and where data goes one way also by the pair."""
+    name = np.asarray(
+        table["communicator"].combine_chunks().dictionary_encode().indices.to_numpy(False)
+    )
+    low = np.full(call.max() + 1, np.iinfo(np.intp).max, dtype=np.intp)
+    high = np.full(call.max() + 1, -1, dtype=np.intp)
+    one_way = np.zeros(call.max() + 1, dtype=bool)
+    np.minimum.at(low, call, rank)
+    np.maximum.at(high, call, rank)
+    one_way[call[role != 0]] = True
+    apart = one_way[call]
+    key = np.stack([name, np.where(apart, low[call], -1), np.where(apart, high[call], -1)])
+    _, group = np.unique(key, axis=1, return_inverse=True)
+    group = np.ravel(group)
+    order = np.argsort(group, kind="stable")
+    yield from np.split(order, np.flatnonzero(np.diff(group[order])) + 1)
+
+
+def _block(
+    rows: npt.NDArray[np.intp],
+    rank: npt.NDArray[np.intp],
+    call: npt.NDArray[np.intp],
+    start: Floats,
+    end: Floats,
+    role: Ints,
+    sort: Ints,
+    ring: Floats,
+) -> Block:
+    members, column = np.unique(rank[rows], return_inverse=True)
+    calls, line = np.unique(call[rows], return_inverse=True)
+    shape = (len(calls), len(members))
+    s, e = np.full(shape, np.nan), np.full(shape, np.nan)
+    holds, held = np.zeros(shape, dtype=bool), np.zeros(shape, dtype=bool)
+    s[line, column], e[line, column] = start[rows], end[rows]
+    holds[line, column] = role[rows] != 2
+    held[line, column] = role[rows] != 1
+    kind, part = np.full(len(calls), -1, dtype=np.int64), np.zeros(len(calls))
+    kind[line], part[line] = sort[rows], ring[rows]
+    return Block(tuple(int(m) for m in members), s, e, holds, held, kind, part)

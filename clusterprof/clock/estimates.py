@@ -1,11 +1,20 @@
-"""The likeliest offset within the bounds.
+"""The likeliest offset and drift within the bounds.
 
-The members of a latency-bound collective (a small one, or one that everybody reached together)
-end within half a microsecond of each other; those of a large one do not, because the phases of
-a ring end at different times on different ranks. So only the calls with the shortest transfer
-count. A call's transfer is the last member's duration, the shortest of all: no clock is needed
-to see it. Sends and receives: a waiting Recv ends a constant latency after its Send, and in
-both directions alike.
+The members of a latency-bound collective end within half a microsecond of each other. Those of
+a large one do not, and not by chance: in a ring the member that came last ends last, the one
+half the ring further first, by a tenth of the transfer and more. Measured on 2, 4 and 8 GPUs
+(`bench/programs/ends.py`): which rank is last turns the pattern and changes nothing else, to
+0.3% of the transfer; its shape is near a triangle over the ring for protocol Simple, a ramp for
+LL128. So each call's ends are an observation of the clocks with an error that grows with its
+transfer: what is expected of a ring is taken off, the rest is a random effect common to alike
+calls (same operation, size and last rank) and scatter of each call; calls that took longer than
+alike ones were disturbed. Offset and drift follow by generalised least squares, made robust
+against odd calls, first within each communicator, then over all of them. Small calls decide
+where there are some; where there are only large ones each has its say.
+
+A call's transfer is the last member's duration, the shortest of all: no clock is needed to see
+it. Sends and receives: a waiting Recv ends a constant latency after its Send, and in both
+directions alike.
 """
 
 from __future__ import annotations
@@ -14,122 +23,272 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
-from clusterprof.clock.blocks import Block, Floats
+from clusterprof.clock.blocks import Block, Bools, Floats
 
-#: the part of a communicator's calls that counts as latency-bound, and at least so many
-_SHORTEST = 0.1
-_AT_LEAST = 3
-#: a call this much longer than the shortest is not taken for latency-bound
-_LONGER = 1.5
-#: a drift is believed from so many latency-bound calls, if so many times its own error
-_CALLS_FOR_DRIFT = 3
-_TIMES_ERROR = 4.0
-_MOST_CALLS = 200
-#: ends of latency-bound calls scatter by half a microsecond, of larger ones by a part of them
-_END_SCATTER_NS = 500.0
-_END_SCATTER_FRAC = 0.05
+#: scatter of one call's ends: the time stamps' own, a part of the transfer (where it is clear who
+#: came last, and where it is not), and a part of what it took more than the shortest call alike
+_STAMP_NS = 700.0
+_SCATTER_FRAC = 0.02
+_UNCLEAR_SCATTER_FRAC = 0.05
+_DISTURBED_FRAC = 0.05
+#: what alike calls have in common, after the ring's pattern: part of their transfer, where it is
+#: clear who came last and where it is not
+_CLEAR_FRAC = 0.03
+_UNCLEAR_FRAC = 0.05
+#: who comes last is clear if by this part of the transfer
+_CLEARLY = 0.25
+#: calls that take a millisecond and more to transfer (gloo on busy cores) end as they like
+_LOOSE_NS = 1_000_000.0
+_LOOSE_FRAC = 0.5
+#: of more calls than this, the most telling
+_MOST_CALLS = 400
+_ROUNDS = 4
+#: clocks of two hosts drift apart by so much, as a rule; a drift is believed from so many errors
+_DRIFT_PPM = 30.0
+_BELIEVED = 2.0
+_MS = 1e6
+_EVEN_PPM = 1e4
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """One block's relative offsets of its members at time `middle`, and their drift.
+    """One block's relative offsets of its members at a given time, and their drift.
 
-    `offset` [members] has an arbitrary origin; `drift` is ns per ns, 0 where the data do not
-    show one; `scale_ns` (the shortest transfer) ranks blocks: shorter is better.
+    `offset` (ns) and `drift` (ppm) [members] have means of zero; `covariance` [2, 2] is of the
+    two, alike for every member.
     """
 
     members: tuple[int, ...]
     offset: Floats
     drift: Floats
-    scale_ns: float
+    covariance: Floats
+
+
+@dataclass(frozen=True)
+class Combined:
+    """All ranks against the reference: offset (ns), drift (ns per ns), standard error (ns).
+
+    NaN (error: infinite) where no chain of blocks leads to a rank. A drift that does not stand
+    out of its own error is zero.
+    """
+
+    offset: Floats
+    drift: Floats
+    error: Floats
+    #: standard error of the drift (ns per ns)
+    drift_error: Floats
+    #: the drift as the data alone have it, believed or not
+    raw_drift: Floats
 
 
 def estimate(block: Block, middle: float) -> Estimate | None:
-    """Estimate the relative offsets of one block's members; None if no call has all of them."""
+    """Estimate one block's relative offsets at time `middle`; None if nothing can be said."""
     if not block.both_ways and len(block.members) == 2:
-        return _from_pairs(block)
-    complete = ~np.isnan(block.end).any(axis=1) & block.holds.all(axis=1) & block.held.all(axis=1)
-    whole = block.take(np.flatnonzero(complete))
-    if not len(whole.end):
+        return _from_pairs(block, middle)
+    whole = _complete(block)
+    if whole is None:
         return None
-    transfer = (whole.end - whole.start).min(axis=1)
-    count = max(_AT_LEAST, int(np.ceil(_SHORTEST * len(transfer))))
-    order = np.argsort(transfer, kind="stable")[:count]
-    short = order[transfer[order] <= _LONGER * transfer[order[0]] + 5_000.0]
-    scale = float(np.median(transfer[short]))
-    # what biases the ends of alike calls is alike: it shifts the offset, but not the drift
-    alike = transfer <= _LONGER * transfer[order[0]] + 5_000.0
-    time, apart = whole.end.mean(axis=1), whole.end - whole.end[:, :1]
-    members = range(apart.shape[1])
-    drift = np.array([_slope(time[alike], apart[alike, m], scale) for m in members])
-    at_middle = apart[short] - drift * (time[short, None] - middle)
-    return Estimate(block.members, np.median(at_middle, axis=0), drift, scale)
+    transfer, last, clear = _arrivals(whole)
+    floor = _least(_sorted(whole, transfer), transfer)
+    scatter = np.where(clear, _SCATTER_FRAC, _UNCLEAR_SCATTER_FRAC)
+    noise = _STAMP_NS + scatter * transfer + _DISTURBED_FRAC * (transfer - floor)
+    noise += np.where(transfer >= _LOOSE_NS, _LOOSE_FRAC * transfer, 0.0)
+    bias = np.where(clear, _CLEAR_FRAC, _UNCLEAR_FRAC) * floor
+    if len(noise) > _MOST_CALLS:
+        some = np.sort(np.argsort(np.hypot(noise, bias), kind="stable")[:_MOST_CALLS])
+        whole, transfer, last, clear = whole.take(some), transfer[some], last[some], clear[some]
+        floor, noise, bias = floor[some], noise[some], bias[some]
+    apart = whole.end - whole.end.mean(axis=1, keepdims=True)
+    apart -= _ring(whole, transfer, last, clear)
+    time = (whole.end.mean(axis=1) - middle) / _MS
+    who = np.where(clear, last, -1)
+    likes = np.stack([np.round(np.log2(np.maximum(floor, 1.0))).astype(np.int64), who])
+    _, group = np.unique(likes, axis=1, return_inverse=True)
+    value, covariance = _fitted(time, apart, noise, np.ravel(group), bias)
+    return Estimate(whole.members, value[0], value[1], covariance)
 
 
-def _slope(time: Floats, apart: Floats, scale_ns: float) -> float:
-    """Slope of `apart` over `time` (Theil and Sen), or 0.0 where it does not stand out."""
-    if len(time) < _CALLS_FOR_DRIFT:
-        return 0.0
-    if len(time) > _MOST_CALLS:
-        chosen = np.linspace(0, len(time) - 1, _MOST_CALLS).astype(int)
-        time, apart = time[chosen], apart[chosen]
-    i, j = np.triu_indices(len(time), 1)
-    gap = time[j] - time[i]
-    far = np.abs(gap) > 0.1 * np.ptp(time)
-    if not far.any():
-        return 0.0
-    slope = float(np.median((apart[j] - apart[i])[far] / gap[far]))
-    rest = apart - slope * time
-    scatter = 1.4826 * float(np.median(np.abs(rest - np.median(rest))))
-    # few calls may agree by chance: never trust them beyond what ends are known to scatter
-    scatter = max(scatter, _END_SCATTER_NS, _END_SCATTER_FRAC * scale_ns)
-    error = scatter / (float(np.std(time)) * np.sqrt(len(time)))
-    return slope if abs(slope) > _TIMES_ERROR * error else 0.0
+def _complete(block: Block) -> Block | None:
+    """The calls that all members have; where there are none, of as many members as have some."""
+    there = ~np.isnan(block.end) & block.holds & block.held
+    left = np.arange(len(block.members))
+    while len(left) >= 2:
+        calls = np.flatnonzero(there[:, left].all(axis=1))
+        if len(calls):
+            return block.of(left, calls)
+        left = np.delete(left, there[:, left].sum(axis=0).argmin())
+    return None
 
 
-def _from_pairs(block: Block) -> Estimate | None:
-    """From Sends and Recvs of two ranks: half the difference of the two least delays."""
-    later = block.end[:, 1] - block.end[:, 0]
+def _arrivals(block: Block) -> tuple[Floats, npt.NDArray[np.intp], Bools]:
+    """Per call: its transfer, who came last, and whether that is clear."""
+    length = block.end - block.start
+    last = length.argmin(axis=1)
+    two = np.partition(length, 1, axis=1)[:, :2]
+    return two[:, 0], last, two[:, 1] - two[:, 0] > _CLEARLY * two[:, 0]
+
+
+def _sorted(block: Block, transfer: Floats) -> npt.NDArray[np.int64]:
+    """Alike calls; those of unknown size are alike if they take about as long."""
+    classes = np.floor(np.log(np.maximum(transfer, 1.0)) / np.log(1.5)).astype(np.int64)
+    return np.where(block.sorts < 0, -1 - classes, block.sorts)
+
+
+def _least(sort: npt.NDArray[np.int64], transfer: Floats) -> Floats:
+    """The shortest transfer of each call's like."""
+    _, kind = np.unique(sort, return_inverse=True)
+    floor = np.full(kind.max() + 1, np.inf)
+    np.minimum.at(floor, np.ravel(kind), transfer)
+    return np.asarray(floor[np.ravel(kind)])
+
+
+def _ring(block: Block, transfer: Floats, last: npt.NDArray[np.intp], clear: Bools) -> Floats:
+    """What a ring adds to each member's end: most for the last, least half the ring further."""
+    count = len(block.members)
+    away = (np.arange(count)[None, :] - last[:, None]) % count / count
+    pattern = np.abs(4 * away - 2) - 1
+    pattern -= pattern.mean(axis=1, keepdims=True)
+    return np.asarray((block.rings * transfer * clear)[:, None] * pattern)
+
+
+def _fitted(
+    time: Floats, apart: Floats, noise: Floats, group: npt.NDArray[np.intp], bias: Floats
+) -> tuple[Floats, Floats]:
+    """Offset and drift [2, members] from `apart` [calls, members], and their covariance.
+
+    A random effect for each group of calls with standard deviation `bias`, calls with odd
+    residuals counted less.
+    """
+    known = np.stack([np.ones(len(time)), time], axis=1)
+    effects = (group[:, None] == np.arange(group.max() + 1)[None, :]).astype(np.float64)
+    design = np.concatenate([known, effects], axis=1)
+    spread = np.zeros(effects.shape[1])
+    spread[group] = np.maximum(bias, 1.0)
+    # a drift without any evidence has to stay finite: very wide, not a belief
+    prior = np.diag(np.concatenate([[0.0, 1 / _EVEN_PPM**2], 1 / spread**2]))
+    weight = 1 / noise**2
+    for _ in range(_ROUNDS):
+        normal = design.T @ (weight[:, None] * design) + prior
+        value = np.linalg.solve(normal, design.T @ (weight[:, None] * apart))
+        odd = ((apart - design @ value) ** 2).mean(axis=1) / noise**2
+        weight = 1 / noise**2 / (1 + odd / 4)
+    worse = max(1.0, float(np.average(odd, weights=weight)))
+    return value[:2], np.linalg.inv(normal)[:2, :2] * worse
+
+
+def _from_pairs(block: Block, middle: float) -> Estimate | None:
+    """From Sends and Recvs of two ranks: the delay is the same in both directions.
+
+    Only Recvs that waited count, where there are some each way: they are at least as long as
+    their Sends, which needs no clock.
+    """
     out = block.holds[:, 0] & block.held[:, 1]
     back = block.holds[:, 1] & block.held[:, 0]
-    there, here = later[out & ~np.isnan(later)], -later[back & ~np.isnan(later)]
-    if not len(there) or not len(here):
+    length = block.end - block.start
+    longer = np.where(out, length[:, 1] - length[:, 0], length[:, 0] - length[:, 1])
+    there = np.asarray(~np.isnan(block.end + block.start).any(axis=1), dtype=np.bool_)
+    waited = there & (longer >= 0)
+    if not ((out & waited).any() and (back & waited).any()):
+        waited = there
+    if not ((out & waited).any() and (back & waited).any()):
         return None
-    offset = (there.min() - here.min()) / 2
-    delay = (there.min() + here.min()) / 2
-    # twice, since unlike a collective's ends this rests on an assumption: equal delays
-    scale = 2 * max(delay, 0.0) + 20_000.0
-    return Estimate(block.members, np.array([0.0, offset]), np.zeros(2), float(scale))
+    later = block.end[:, 1] - block.end[:, 0]
+    # the least delay is the truest: what was held up on its way says little
+    delay = np.where(out, later, -later)
+    usual = np.where(out, _lowest(delay, out & waited), _lowest(delay, back & waited))
+    time = (block.end.mean(axis=1) - middle) / _MS
+    noise = _STAMP_NS + _DISTURBED_FRAC * np.maximum(delay - usual, 0.0)
+    kind = np.unique(block.sorts, return_inverse=True)[1]
+    some = np.flatnonzero(waited)
+    value, covariance = _directed(
+        time[some], later[some], noise[some], np.where(out, 1.0, -1.0)[some], np.ravel(kind)[some]
+    )
+    offsets = np.outer(value, [-0.5, 0.5])
+    # the delays of the two directions need not be equal to the last microsecond
+    covariance = covariance + np.diag([1_000.0**2, 0.0])
+    return Estimate(block.members, offsets[0], offsets[1], covariance / 2)
 
 
-def combine(
-    estimates: Sequence[Estimate], ranks: int, reference: int
-) -> tuple[Floats, Floats, Floats]:
-    """Walk from the reference over the best blocks; offset, drift and scale of each rank.
+def _lowest(delay: Floats, some: Bools) -> float:
+    return float(np.min(delay[some]))
 
-    NaN where no chain of blocks leads to a rank.
-    """
+
+def _directed(
+    time: Floats, later: Floats, noise: Floats, way: Floats, kind: npt.NDArray[np.intp]
+) -> tuple[Floats, Floats]:
+    """Offset and drift of a pair, with one unknown delay for each sort of message."""
+    delays = way[:, None] * (kind[:, None] == np.arange(kind.max() + 1)[None, :])
+    design = np.concatenate([np.stack([np.ones(len(time)), time], axis=1), delays], axis=1)
+    prior = np.diag(np.concatenate([[1e-18, 1 / _EVEN_PPM**2], np.full(delays.shape[1], 1e-12)]))
+    weight = 1 / noise**2
+    for _ in range(_ROUNDS):
+        normal = design.T @ (weight[:, None] * design) + prior
+        value = np.linalg.solve(normal, design.T @ (weight * later))
+        odd = (later - design @ value) ** 2 / noise**2
+        weight = 1 / noise**2 / (1 + odd / 4)
+    worse = max(1.0, float(np.average(odd, weights=weight)))
+    return value[:2], np.linalg.inv(normal)[:2, :2] * worse
+
+
+def combine(estimates: Sequence[Estimate], ranks: int, reference: int) -> Combined:
+    """Put all blocks' estimates together: drifts first, then offsets given the drifts."""
     offset, drift = np.full(ranks, np.nan), np.full(ranks, np.nan)
-    scale = np.full(ranks, np.inf)
-    offset[reference] = drift[reference] = scale[reference] = 0.0
-    known = {reference}
-    # Prim: always the best block that touches what is known and leads beyond it
-    left = sorted(estimates, key=lambda e: e.scale_ns)
+    error = np.full(ranks, np.inf)
+    reached = _reached([e.members for e in estimates], ranks, reference)
+    offset[reached] = drift[reached] = error[reached] = 0.0
+    solve = np.flatnonzero(reached & (np.arange(ranks) != reference))
+    used = [e for e in estimates if reached[list(e.members)].all()]
+    drift_error, raw = error.copy(), drift.copy()
+    if not len(solve):
+        return Combined(offset, drift, error, drift_error, raw)
+    of_drift = [(e.members, e.drift, float(e.covariance[1, 1])) for e in used]
+    slope, doubt = _joined(of_drift, ranks, solve, 0.0)
+    drift_error[solve], raw[solve] = doubt * 1e-6, slope * 1e-6
+    seen = np.abs(slope) > _BELIEVED * doubt
+    slope, _ = _joined(of_drift, ranks, solve, 1 / _DRIFT_PPM**2)
+    drift[solve] = np.where(seen, slope, 0.0)
+    of_offset = []
+    for e in used:
+        gain = e.covariance[0, 1] / e.covariance[1, 1]
+        mine = drift[list(e.members)]
+        at = e.offset + gain * (mine - mine.mean() - e.drift)
+        rest = e.covariance[0, 0] - gain * e.covariance[0, 1]
+        of_offset.append((e.members, at, max(float(rest), 1.0)))
+    offset[solve], error[solve] = _joined(of_offset, ranks, solve, 0.0)
+    return Combined(offset, drift * 1e-6, error, drift_error, raw)
+
+
+def _reached(groups: Sequence[tuple[int, ...]], ranks: int, reference: int) -> Bools:
+    """Which ranks some chain of groups ties to the reference."""
+    known = np.zeros(ranks, dtype=bool)
+    known[reference] = True
+    left = [np.asarray(g) for g in groups]
     while True:
-        usable = (
-            e
-            for e in left
-            if any(m in known for m in e.members) and any(m not in known for m in e.members)
-        )
-        best = next(usable, None)
-        if best is None:
-            return offset, drift, scale
-        anchor = min((m for m in best.members if m in known), key=lambda m: scale[m])
-        at = best.members.index(anchor)
-        for k, member in enumerate(best.members):
-            if member not in known:
-                offset[member] = offset[anchor] + best.offset[k] - best.offset[at]
-                drift[member] = drift[anchor] + best.drift[k] - best.drift[at]
-                scale[member] = scale[anchor] + best.scale_ns
-                known.add(member)
+        touching = [g for g in left if known[g].any()]
+        if not touching:
+            return known
+        known[np.concatenate(touching)] = True
+        left = [g for g in left if not known[g].all()]
+
+
+def _joined(
+    values: Sequence[tuple[tuple[int, ...], Floats, float]],
+    ranks: int,
+    solve: npt.NDArray[np.intp],
+    prior: float,
+) -> tuple[Floats, Floats]:
+    """Least squares over blocks of relative values; value and error of the ranks `solve`.
+
+    All others stand at zero. `prior` is the weight of a belief that the values are zero.
+    """
+    normal = np.zeros((ranks, ranks))
+    right = np.zeros(ranks)
+    for members, value, variance in values:
+        at = np.asarray(members)
+        normal[at, at] += 1 / variance
+        normal[np.ix_(at, at)] -= 1 / (variance * len(at))
+        right[at] += (value - value.mean()) / variance
+    inverse = np.linalg.inv(normal[np.ix_(solve, solve)] + prior * np.eye(len(solve)))
+    return inverse @ right[solve], np.sqrt(np.maximum(np.diag(inverse), 0.0))
