@@ -212,9 +212,12 @@ def _fits(equal: Floats, best: Combined, limits: Bounds) -> npt.NDArray[np.bool_
     other, while single nsys reports were up to 130 µs off their host's clock.
     """
     inside = (limits.low <= equal).all(axis=0) & (equal <= limits.high).all(axis=0)
+    half = (limits.times[-1] - limits.times[0]) / 2
+    slope = np.abs(best.raw_drift)
+    leave = _ERRORS * best.error + 1_000.0
     with np.errstate(invalid="ignore"):
-        near = np.abs(best.offset - equal) <= _ERRORS * best.error + 1_000.0
-        still = np.abs(best.raw_drift) <= _ERRORS * best.drift_error
+        near = np.abs(best.offset - equal) <= leave
+        still = (slope <= _ERRORS * best.drift_error) | (slope * half <= leave)
     return np.asarray(inside & near & still, dtype=np.bool_)
 
 

@@ -26,7 +26,8 @@ class Block:
     `start`/`end` are float ns since the rank's own `base`, NaN where a member lacks the call.
     `holds` says whose start the others' ends cannot precede, `held` who cannot end before.
     `sort` [calls] is equal for calls of one operation and size, -1 where the size is unknown;
-    `ring` [calls] is by which part of the transfer the last to come is expected to end late.
+    `ring` [calls] is by which part of the transfer the last to come is expected to end late;
+    NaN where ends say little, because the members are threads of busy processors (gloo).
     """
 
     members: tuple[int, ...]
@@ -149,6 +150,8 @@ def _sorts(table: pa.Table) -> tuple[Ints, Floats]:
     kinds, kind = np.unique(names, return_inverse=True)
     _, number = np.unique(np.stack([kind, size]), axis=1, return_inverse=True)
     ring = np.array([_RING.get(name, 0.0) for name in kinds])[kind]
+    host = np.asarray(pc.equal(table["source"].cast(pa.string()), "gloo").to_numpy())
+    ring = np.where(host.astype(np.bool_), np.nan, ring)
     return np.where(size < 0, -1, np.ravel(number)).astype(np.int64), ring
 
 

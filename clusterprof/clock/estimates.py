@@ -39,9 +39,8 @@ _CLEAR_FRAC = 0.03
 _UNCLEAR_FRAC = 0.05
 #: who comes last is clear if by this part of the transfer
 _CLEARLY = 0.25
-#: calls that take a millisecond and more to transfer (gloo on busy cores) end as they like
+#: calls between processors, not devices, end when a core has time for them
 _LOOSE_NS = 1_000_000.0
-_LOOSE_FRAC = 0.5
 #: of more calls than this, the most telling
 _MOST_CALLS = 400
 _ROUNDS = 4
@@ -94,8 +93,9 @@ def estimate(block: Block, middle: float) -> Estimate | None:
     floor = _least(_sorted(whole, transfer), transfer)
     scatter = np.where(clear, _SCATTER_FRAC, _UNCLEAR_SCATTER_FRAC)
     noise = _STAMP_NS + scatter * transfer + _DISTURBED_FRAC * (transfer - floor)
-    noise += np.where(transfer >= _LOOSE_NS, _LOOSE_FRAC * transfer, 0.0)
     bias = np.where(clear, _CLEAR_FRAC, _UNCLEAR_FRAC) * floor
+    on_host = np.isnan(whole.rings)
+    noise, bias = noise + on_host * _LOOSE_NS, bias + on_host * _LOOSE_NS
     if len(noise) > _MOST_CALLS:
         some = np.sort(np.argsort(np.hypot(noise, bias), kind="stable")[:_MOST_CALLS])
         whole, transfer, last, clear = whole.take(some), transfer[some], last[some], clear[some]
@@ -150,7 +150,7 @@ def _ring(block: Block, transfer: Floats, last: npt.NDArray[np.intp], clear: Boo
     away = (np.arange(count)[None, :] - last[:, None]) % count / count
     pattern = np.abs(4 * away - 2) - 1
     pattern -= pattern.mean(axis=1, keepdims=True)
-    return np.asarray((block.rings * transfer * clear)[:, None] * pattern)
+    return np.asarray((np.nan_to_num(block.rings) * transfer * clear)[:, None] * pattern)
 
 
 def _fitted(
