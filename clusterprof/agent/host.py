@@ -13,6 +13,7 @@ network: then the launcher is ended too, so that nothing lives on unattended.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import hashlib
 import json
 import os
@@ -85,13 +86,15 @@ class Runner:
         """Run what the first line of stdin says; returns its status, 128 + n for signal n."""
         request = json.loads(self.first_line())
         adopt_orphans()
+        lock = open(os.path.join(self.folder, "running"), "w")  # held to our end
+        fcntl.flock(lock, fcntl.LOCK_EX)
         for name in _HANDED_ON[:-1]:
             signal.signal(getattr(signal, "SIG" + name), self.on_signal)
         try:
             child = subprocess.Popen(
                 request["argv"], cwd=request["folder"], stdin=subprocess.DEVNULL,
                 env=self.environment(request["environment"]), start_new_session=True,
-                preexec_fn=default_signals,
+                preexec_fn=in_the_child,
             )  # fmt: skip
         except OSError as error:
             sys.stderr.write("clusterprof: %s: %s\n" % (request["argv"][0], error.strerror))
@@ -181,18 +184,24 @@ class Runner:
         self.reap()
 
 
-def default_signals() -> None:
-    """In the child: signals as a shell would leave them."""
+def in_the_child() -> None:
+    """Signals as a shell would leave them, and one to end should we be killed."""
     for name in _HANDED_ON[:-1]:
         signal.signal(getattr(signal, "SIG" + name), signal.SIG_DFL)
+    control(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
 
 
 def adopt_orphans() -> None:
     """Become the parent of whatever loses its own below us (Linux), so that it can be found."""
+    control(36, 1)  # PR_SET_CHILD_SUBREAPER
+
+
+def control(option: int, value: int) -> None:
+    """The system call prctl, where there is one."""
     import ctypes
 
     with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER
+        ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
 
 
 def descendants(pid: int) -> List[int]:
@@ -245,6 +254,21 @@ def listing(folder: str, seconds: float) -> List[Dict[str, Any]]:
     return found
 
 
+def still_running(folder: str, seconds: float) -> bool:
+    """Whether a `run` in `folder` outlasts `seconds`: it holds a lock as long as it lives."""
+    until = time.monotonic() + seconds
+    try:
+        with open(os.path.join(folder, "running")) as lock:
+            while time.monotonic() <= until:
+                with contextlib.suppress(BlockingIOError):
+                    fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                    return False
+                time.sleep(0.1)
+    except OSError:  # it never began
+        return False
+    return True
+
+
 def all_ended(ranks: str) -> bool:
     """Whether every rank that began here has come to an end."""
     for name in os.listdir(ranks) if os.path.isdir(ranks) else []:
@@ -284,7 +308,11 @@ def main(argv: List[str]) -> None:
     elif verb == "run":
         sys.exit(Runner(what).run())
     elif verb == "list":
-        print(json.dumps(listing(what, float(argv[2]))))
+        # A connection that was lost leaves a job that is being ended: wait for that.
+        if still_running(what, GRACE_S + 2 * SETTLING_S):
+            print(json.dumps("running"))
+        else:
+            print(json.dumps(listing(what, float(argv[2]))))
     elif verb == "remove":
         remove(what)
 

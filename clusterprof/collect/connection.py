@@ -53,6 +53,7 @@ class SshHost:
     def __init__(self, host: Host, config_file: Path | None, timeout_s: float) -> None:
         self.name = host.name
         self.timeout_s = timeout_s
+        self._sftp: Any = None
         self.connection: Any = ssh_config.fabric().Connection(
             host.address,
             user=host.user,
@@ -85,6 +86,7 @@ class SshHost:
     def close(self) -> None:
         """End the connection; never raises."""
         with contextlib.suppress(Exception):
+            self.connection.client.close()
             self.connection.close()
 
     @contextlib.contextmanager
@@ -124,10 +126,14 @@ class SshHost:
     def sftp(self) -> Any:
         """Paramiko's SFTP client. Raises HostError where sshd offers none."""
         self.open()
+        if self._sftp is not None and not self._sftp.get_channel().closed:
+            return self._sftp
         try:
-            return self.connection.sftp()
+            # Fabric's own would be the first one for ever, its connection lost or not.
+            self._sftp = self.connection.client.open_sftp()
         except Exception as error:  # noqa: BLE001 - as above
             raise HostError(f"{self.name}: its sshd offers no SFTP ({first_line(error)})") from None
+        return self._sftp
 
 
 class RemoteCommand:

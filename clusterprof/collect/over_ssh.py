@@ -278,6 +278,8 @@ def _gather_one(run: RunDirectory, each: RemoteHost, python: str, stop: Callable
     """Bring one host's files; returns what went wrong, "" where nothing did. Raises HostError."""
     answer = each.ask("list", each.folder, str(PATIENCE_S), python=python, within_s=600)
     listed = _json(answer.stdout)
+    if listed == "running":
+        return "its job still runs there"
     if answer.status != 0 or not isinstance(listed, list):
         return "it could not say what its ranks left"
     problems = []
@@ -325,4 +327,4 @@ def name_holes(run: RunDirectory, holes: Mapping[int, tuple[str, str]]) -> None:
             continue
         if any((folder / name).is_file() for name in ("report.nsys-rep", "trace.json.gz")):
             continue
-        states.advance(str(folder), "lost", f"{host}: {reason}", host=host, chosen=True, rank=rank)
+        states.advance(str(folder), "lost", reason, host=host, chosen=True, rank=rank)

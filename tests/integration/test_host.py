@@ -146,6 +146,17 @@ def test_a_listing_has_every_finished_file_and_its_checksum(tmp_path: Path) -> N
     assert found["00003/report.nsys-rep"]["sha256"].startswith("ba7816bf8f01cfea")
 
 
+def test_killed_itself_it_takes_the_program_along_and_the_next_knows(tmp_path: Path) -> None:
+    assert not host.still_running(str(tmp_path), 0)
+    process = start(tmp_path, ["sh", "-c", "echo ready $$; exec sleep 95"])
+    program = int(until_it_says(process, b"ready").split()[1])
+    assert host.still_running(str(tmp_path), 0.2)
+    process.kill()  # it cannot say goodbye
+    process.wait()
+    assert gone(program)
+    assert not host.still_running(str(tmp_path), 0.2)
+
+
 def test_only_a_folder_of_ours_is_ever_removed(tmp_path: Path) -> None:
     ours, other = tmp_path / "clusterprof-0123", tmp_path / "data"
     link = tmp_path / "clusterprof-link"

@@ -286,7 +286,7 @@ def test_a_lost_host_is_the_reason_of_its_ranks_and_of_no_others(tmp_path: Path)
     (run.rank(1) / "trace.json.gz").write_bytes(b"abc")
     over_ssh.name_holes(run, {0: ("h1", "it was cut off"), 1: ("h1", "it was cut off")})
     states = run.states()
-    assert (states[0]["state"], states[0]["reason"]) == ("lost", "h1: it was cut off")
+    assert (states[0]["state"], states[0]["reason"]) == ("lost", "it was cut off")
     assert states[1] == {}, "its report is here"
 
 
