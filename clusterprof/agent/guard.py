@@ -31,11 +31,12 @@ import zlib
 from typing import Any, Dict, Iterator, List, Optional
 
 if __package__:
-    from . import homecoming, processes, states, variables
+    from . import homecoming, processes, size, states, variables
 else:  # run as a script, isolated: our own folder is not on sys.path
     sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
     import homecoming  # type: ignore[import-not-found,no-redef]
     import processes  # type: ignore[import-not-found,no-redef]
+    import size  # type: ignore[import-not-found,no-redef]
     import states  # type: ignore[import-not-found,no-redef]
     import variables  # type: ignore[import-not-found,no-redef]
 
@@ -86,6 +87,10 @@ class Guard:
         self.pending: List[int] = []
         #: open for as long as we live: the program sees it when we are killed
         self.watchers: List[socket.socket] = []
+        self.files = size.NsysFiles(self.private, processes.own_nsys)
+        self.most = int(plan.get("max_report_mb", 0)) * size.MB
+        #: when the session's size is looked at next; 0 while it is not collecting
+        self.look_at = 0
         #: nsys' stop, then the import of what it left, one after the other beside the training
         self.beside: List[subprocess.Popen[bytes]] = []
 
@@ -158,6 +163,7 @@ class Guard:
             if program_ended and (self.all_saved(nsys_ended) or self.left() <= 0):
                 return self.program_status()
             self.work_beside()
+            self.stop_if_too_large()
             ready, _, _ = select.select([listener], [], [], 0.05)
             if ready:
                 connection, _ = listener.accept()
@@ -194,7 +200,7 @@ class Guard:
         return 128 - status if status is not None else 1
 
     def answer(self, connection: socket.socket) -> None:
-        """One request of the trampoline (`hello PID`) or the agent (`watch`, `start`, `stop`)."""
+        """One request of the trampoline (`hello PID`) or the agent (`start`, `size`, ...)."""
         words = connection.recv(64).decode("ascii", "replace").split()
         if words[:1] == ["hello"]:
             self.program_pid = int(words[1])
@@ -207,10 +213,12 @@ class Guard:
             connection.sendall(b"ok\n")
         elif words == ["start"]:
             connection.sendall((self.start_session() or "ok").encode()[:200] + b"\n")
+        elif words == ["size"]:
+            connection.sendall(b"%d\n" % self.files.bytes())
         elif words == ["stop"]:
             # The program goes on while the report is written: this is why the guard stops.
             connection.sendall(b"ok\n")
-            self.beside.append(self.spawn(self.session_command("stop")))
+            self.stop_session()
 
     # -- signals ----------------------------------------------------------------------------
 
@@ -240,7 +248,24 @@ class Guard:
         except subprocess.TimeoutExpired:
             starting.kill()
             return "nsys start did not end within %d s" % START_TIMEOUT_S
+        self.look_at = time.monotonic_ns() + 2 * size.EVERY_NS
         return None if status == 0 else "nsys start ended with status %d" % status
+
+    def stop_session(self) -> None:
+        """Have nsys write its report, beside the training."""
+        if self.look_at and not self.beside:
+            self.beside.append(self.spawn(self.session_command("stop")))
+        self.look_at = 0
+
+    def stop_if_too_large(self) -> None:
+        """The agent closes a window that has become too large, but between two steps only: a
+        step that does not end must not fill the disk meanwhile.
+        """
+        if not self.look_at or time.monotonic_ns() < self.look_at:
+            return
+        self.look_at = time.monotonic_ns() + 2 * size.EVERY_NS
+        if 0 < 1.25 * self.most < self.files.bytes():
+            self.stop_session()
 
     def spawn(self, command: List[str], nice: int = 0) -> subprocess.Popen[bytes]:
         """Start a helper of nsys with its words going to the log."""

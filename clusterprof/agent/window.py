@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from typing import Any, Dict, List, Optional
 
-from . import clocks, states
+from . import clocks, size, states
 from .steps import Counter
 from .variables import PROFILED
 
@@ -27,6 +28,9 @@ class Window:
         self.clock = clocks.Readings(folder)
         self.switches: List[Any] = []
         self.plan = plan
+        #: close early beyond so many bytes; 0 for no limit
+        self.most = int(plan.get("max_report_mb", 0)) * size.MB
+        self.looks = size.Looks(self.first, 0)
         self.is_open = False
         self.was_open = False
         counter.next_event = self.first
@@ -42,6 +46,11 @@ class Window:
                 self.beacons.send("open", count)
             if opened or self.beacons is not None:
                 self.counter.next_event = self.end
+            if opened and self.most:
+                self.counter.next_event = min(self.end, self.first + 1)
+            return
+        if count < self.end:
+            self.counter.next_event = self.look(count)
             return
         if self.beacons is not None:
             self.beacons.send("close", count)
@@ -68,8 +77,25 @@ class Window:
                      % (self.first, first_line(error)))  # fmt: skip
             return False
         self.is_open = True
+        self.looks = size.Looks(self.first, time.monotonic_ns())
         self.quietly(lambda: self.clock.take("opened", mark=True))
         return True
+
+    def look(self, count: int) -> int:
+        """Inside the window: close it if it has become too large; the count to come back at."""
+        held = 0
+        for switch in self.switches:
+            try:
+                held += switch.size()
+            except Exception:  # what cannot be measured cannot be limited
+                pass
+        if held <= self.most:
+            again = self.looks.next(count, time.monotonic_ns())
+            return again if again < self.end else int(self.end)
+        self.close("closed at step %d of %d:%d: the report reached %d MB"
+                   % (count, self.first, self.end, held // size.MB))  # fmt: skip
+        # The other ranks' beacons wait for ours at the window's end.
+        return int(self.end) if self.beacons is not None else -1
 
     def close(self, cut: Optional[str]) -> None:
         """Stop capturing; `cut` says why before the window's end, None at its end."""
@@ -111,7 +137,7 @@ class Window:
         mode, _, address = os.environ.get(PROFILED, "").partition(":")
         if not mode:
             return [switches.TorchProfiler(self.folder)]
-        nsys = switches.CudaProfiler() if mode == "cuda" else switches.NsysSession(address)
+        nsys = switches.CudaProfiler(address) if mode == "cuda" else switches.NsysSession(address)
         if "torch" not in sys.modules:
             return [nsys]
         if not switches.uses_cuda():

@@ -30,8 +30,8 @@ PROFILE_FAILED = 123
 MOST_BEACONS = 1000
 #: `--max-steps`: five steps show what there is to see; hundreds make reports that nothing opens
 MOST_STEPS = 200
-#: `--max-report-mb`: some five million events under nsys, more than it can show
-MOST_REPORT_MB = 2048
+#: `--max-report-mb`: millions of events; a torch trace takes four times its size to be written
+MOST_REPORT_MB = 1024
 
 
 def parser(verb: str) -> argparse.ArgumentParser:

@@ -1,0 +1,58 @@
+"""Windows that would become too large: closed early between two steps, and said so."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from lab.command import Completed
+
+Cli = Callable[..., Completed]
+EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "train.py"
+
+
+def state(run: Path) -> dict[str, Any]:
+    read: dict[str, Any] = json.loads((run / "ranks" / "00000" / "state.json").read_text())
+    return read
+
+
+@pytest.mark.parametrize("profiler", ["torch", pytest.param("nsys", marks=pytest.mark.needs_nsys)])
+def test_a_window_that_becomes_too_large_is_closed_early_and_its_report_is_whole(
+    run_clusterprof: Cli, workdir: Path, profiler: str
+) -> None:
+    done = run_clusterprof(
+        ["torchrun", "--ranks", "0", "--steps", "3:190", "--max-report-mb", "5",
+         f"--profiler={profiler}", "--run-dir=run", "--nproc-per-node", "1", "--",
+         EXAMPLE, "--steps", "200", "--layers", "24", "--dim", "64"],
+        timeout=100,
+    )  # fmt: skip
+    assert done.returncode == 0, done
+    assert "200 steps on 1 ranks" in done.stdout
+    told = state(workdir / "run")
+    match = re.fullmatch(
+        r"closed at step (\d+) of 3:190: the report reached (\d+) MB", told["reason"]
+    )
+    assert match, told
+    assert told["state"] == "collected"
+    assert told["step_end"] == int(match[1]) < 190
+    assert int(match[2]) >= 5
+    assert "closed at step" in done.stderr
+    results = json.loads((workdir / "run" / "merged" / "results.json").read_text())
+    assert results["steps"], "the part that was captured has whole steps"
+
+
+def test_without_a_limit_the_window_is_as_long_as_asked(
+    run_clusterprof: Cli, workdir: Path
+) -> None:
+    done = run_clusterprof(
+        ["torchrun", "--ranks", "0", "--steps", "3:60", "--max-report-mb", "0", "--profiler=torch",
+         "--run-dir=run", "--nproc-per-node", "1", "--", EXAMPLE, "--steps", "62", "--dim", "64"],
+        timeout=100,
+    )  # fmt: skip
+    assert done.returncode == 0, done
+    told = state(workdir / "run")
+    assert (told["state"], told["step_end"], told.get("reason")) == ("collected", 60, None)
