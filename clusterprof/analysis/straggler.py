@@ -27,7 +27,7 @@ from typing import Any
 
 import numpy as np
 
-from clusterprof.analysis import host, kernels, pipeline, shared
+from clusterprof.analysis import critical, host, kernels, pipeline, shared
 from clusterprof.analysis.finding import LEAST_FRAC, capture, finding, ms, percent
 from clusterprof.analysis.intervals import union
 from clusterprof.analysis.scene import Floats, Ints, Scene
@@ -64,6 +64,8 @@ class Blame:
     copy: Floats
     pace: Floats
     cost: Floats
+    #: the critical path
+    path: tuple[critical.Segment, ...]
 
 
 def lateness(scene: Scene) -> tuple[Floats, Floats]:
@@ -163,8 +165,12 @@ def blame(scene: Scene) -> Blame:
     # copies from pageable memory vary with the host; only a copy twice as long is the rank's own
     copy = np.where((copy > usual_copy) & (not scene.pipelined), copy, 0.0)
     compute = kernels.excess(scene, peers, stage)
+    found = critical.path(scene)
     cost = np.minimum(late, idle + compute + copy)
-    return Blame(late, doubt, idle, compute, copy, pace, cost)
+    if found:
+        # nobody can have cost more than it stood on what all waited for
+        cost = np.minimum(cost, critical.on_path(scene, found))
+    return Blame(late, doubt, idle, compute, copy, pace, cost, tuple(found))
 
 
 def _no_more_than_pace(
@@ -349,10 +355,36 @@ def _finding(scene: Scene, seen: Blame, k: int, rank: int) -> Finding:
         confidence=confidence,
         summary=f"rank {rank} holds up the others: {ms(per_step)} of each {ms(scene.step_ns)} "
         f"step ({percent(share)}), {why}{often}",
-        evidence=[*_latest(scene, rank), *details],
+        evidence=[*_on_path(scene, seen, rank), *_latest(scene, rank), *details],
         advice=advice,
         follow_up=_closer(scene, k) if by_host else "",
     )
+
+
+def _on_path(scene: Scene, seen: Blame, rank: int) -> list[dict[str, Any]]:
+    """How much of the critical path is this rank's, and what it does there."""
+    parts = {"host": 0, "gpu": 0, "copy": 0, "transfer": 0}
+    for piece in seen.path:
+        if piece.rank == rank:
+            parts[piece.what] += piece.end - piece.begin
+    whole = sum(p.end - p.begin for p in seen.path)
+    if not whole or not any(parts.values()):
+        return []
+    steps = len(scene.settled)
+    said = {"host": "its host", "gpu": "its kernels", "copy": "its copies"}
+    most = ", ".join(
+        f"{said[k]} {ms(v / steps)}" for k, v in sorted(parts.items(), key=lambda p: -p[1])
+        if k in said and v > 0.01 * whole
+    )  # fmt: skip
+    return [
+        {
+            "rank": rank,
+            "steps": list(scene.settled),
+            **{f"{k}_ns_per_step": round(v / steps) for k, v in parts.items()},
+            "what": f"{percent(sum(parts.values()) / whole)} of the critical path is this rank's "
+            f"({most} a step)",
+        }
+    ]
 
 
 def _closer(scene: Scene, k: int) -> str:

@@ -1,0 +1,204 @@
+"""The critical path: from the end of the last settled step back to what everything waited for.
+
+One walk back in time over all ranks. What ended last is explained by what it waited for:
+
+- a collective (or receive) that waited for another rank's arrival: on with that rank's call;
+- a kernel that was launched only after the device had run dry: the host, back to where that
+  host last waited for its device, and on with what the device did then;
+- any other kernel: what ended just before it, on its own stream if that was busy until then.
+
+So a rank that waits hands the blame on, through communicators and pipeline stages, to the one
+that caused it. What is not on the path can have cost nothing: the lateness of a rank that
+others would have waited for anyway is slack. Assumes that a kernel depends on what ended just
+before it, since reports do not hold the events that streams wait for; and that a host without
+a wait for its device since then was busy with its own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from clusterprof.analysis import host
+from clusterprof.analysis.intervals import union
+from clusterprof.analysis.scene import Floats, Ints, Scene
+from clusterprof.analysis.timeline import COLLECTIVE, COMPUTE, Timeline
+
+#: a kernel follows its stream's last one this closely if it waited for nothing else
+_BEHIND_NS = 20_000
+#: time stamps of one device may overlap by so much
+_STAMP_NS = 2_000
+#: steps of the walk; no recording comes near, a cycle of time stamps would
+_MOST_HOPS = 1_000_000
+
+
+@dataclass(frozen=True)
+class Segment:
+    """A piece of the path: `what` is `host`, `gpu` (kernels), `copy` or `transfer`.
+
+    Times in ns on the reference rank's clock.
+    """
+
+    rank: int
+    begin: int
+    end: int
+    what: str
+
+
+@dataclass
+class _Rank:
+    """One rank's activities on the reference clock, and how to go back from each."""
+
+    line: Timeline
+    start: Ints
+    stop: Ints
+    launched: Ints
+    before: Ints
+    by_stop: Ints
+    stops: Ints
+    waits: Ints
+    rows: dict[int, int] = field(default_factory=dict)
+
+
+def path(scene: Scene) -> list[Segment]:
+    """The critical path through the settled steps, last piece first; empty without any."""
+    if not scene.settled or len(scene.ranks) < 2:
+        return []
+    known: dict[int, _Rank] = {}
+    edges = _edges(scene)
+    if edges is None:
+        return []
+    begin, rank, end = edges
+    k = scene.ranks.index(rank)
+    at = _last_before(_known(scene, known, k), end + _STAMP_NS)
+    out: list[Segment] = []
+    now = end
+    for _ in range(_MOST_HOPS):
+        if at < 0 or now <= begin:
+            break
+        here = _known(scene, known, k)
+        k, at, now = _explain(scene, known, here, k, at, now, begin, out)
+    return out
+
+
+def _edges(scene: Scene) -> tuple[int, int, int] | None:
+    """When the first settled step begins, and on which rank the last one ends last, and when."""
+    first, last = scene.settled[0], scene.settled[-1]
+    begins, ends = [], []
+    for line in scene.timelines:
+        if first in line.step and last in line.step:
+            a, b = np.searchsorted(line.step, [first, last])
+            times = np.asarray([line.begin[a], line.end[b]], dtype=np.int64)
+            one, other = scene.clock.align(line.rank, times).tolist()
+            begins.append(one)
+            ends.append((other, line.rank))
+    return (min(begins), max(ends)[1], max(ends)[0]) if begins else None
+
+
+def _known(scene: Scene, known: dict[int, _Rank], k: int) -> _Rank:
+    if k not in known:
+        known[k] = _read(scene, k)
+    return known[k]
+
+
+def _read(scene: Scene, k: int) -> _Rank:
+    line, rank = scene.timelines[k], scene.ranks[k]
+    start, stop = scene.clock.align(rank, line.start), scene.clock.align(rank, line.stop)
+    stream = scene.tables[k].activity["stream"].to_numpy()
+    order = np.lexsort((start, stream))
+    before = np.full(len(start), -1, dtype=np.int64)
+    same = stream[order][1:] == stream[order][:-1]
+    before[order[1:][same]] = order[:-1][same]
+    by_stop = np.argsort(stop, kind="stable")
+    waits = scene.clock.align(rank, host.waited(scene.tables[k], line).end)
+    c = scene.collectives
+    mine = np.flatnonzero((c.rank == rank) & c.has & c.matched)
+    # calls of one group share a kernel: the one that waited longest explains it
+    mine = mine[np.argsort(c.last_arrival[mine], kind="stable")]
+    rows = {int(t): int(row) for t, row in zip(c.aligned_start[mine], mine, strict=True)}
+    return _Rank(
+        line, start, stop, scene.clock.align(rank, line.launch_end), before, by_stop,
+        stop[by_stop], waits, rows,
+    )  # fmt: skip
+
+
+def _last_before(here: _Rank, time: int) -> int:
+    """The activity that ended last by `time`, or -1."""
+    at = int(np.searchsorted(here.stops, time, side="right")) - 1
+    return int(here.by_stop[at]) if at >= 0 else -1
+
+
+def _explain(
+    scene: Scene, known: dict[int, _Rank], here: _Rank, k: int, at: int, now: int, begin: int,
+    out: list[Segment],
+) -> tuple[int, int, int]:  # fmt: skip
+    """Add the piece that ends at `now` with activity `at`; where and when to go on from."""
+    c, line = scene.collectives, here.line
+    start, what = int(here.start[at]), _WHAT.get(int(line.kind[at]), "copy")
+    row = here.rows.get(start, -1) if line.kind[at] == COLLECTIVE else -1
+    late = int(c.last_rank[row]) if row >= 0 else -1
+    arrival = int(c.last_arrival[row]) if row >= 0 else 0
+    doubt = scene.clock.doubt(scene.ranks[k], late) if late >= 0 else 0
+    ended = int(here.stop[at])
+    if now - ended > _BEHIND_NS:
+        # nothing ran: whatever made the device wait was not on it
+        out.append(Segment(scene.ranks[k], ended, now, "host"))
+        now = ended
+    if late >= 0 and late != scene.ranks[k] and start + doubt < arrival <= now:
+        out.append(Segment(scene.ranks[k], arrival, now, what))
+        k = scene.ranks.index(late)
+        here = _known(scene, known, k)
+        found = np.flatnonzero((c.collective == c.collective[row]) & (c.rank == late))
+        at = int(np.searchsorted(here.start, c.aligned_start[found[0]])) if len(found) else -1
+        if at < 0 or at >= len(here.start):
+            return k, -1, arrival
+        start = int(here.start[at])
+    else:
+        out.append(Segment(scene.ranks[k], min(start, now), now, what))
+    return (k, *_begun(here, scene.ranks[k], at, start, begin, out))
+
+
+def _begun(
+    here: _Rank, rank: int, at: int, start: int, begin: int, out: list[Segment]
+) -> tuple[int, int]:
+    """Why activity `at` began when it did: the activity before it, or its host."""
+    own = int(here.before[at])
+    if own < 0 or here.stop[own] > start + _STAMP_NS or start - here.stop[own] > _BEHIND_NS:
+        own = _last_before(here, start + _STAMP_NS)
+        if own == at or (own >= 0 and here.start[own] >= start):
+            own = _last_before(here, start - 1)
+    if own >= 0 and here.launched[at] <= here.stop[own]:
+        return own, min(int(here.stop[own]), start)
+    # the device had run dry: back to where this host last waited for it
+    last = int(np.searchsorted(here.waits, min(int(here.launched[at]), start), side="right")) - 1
+    until = max(int(here.waits[last]) if last >= 0 else begin, begin)
+    out.append(Segment(rank, until, start, "host"))
+    if until <= begin:
+        return -1, begin
+    # a synchronising call may return some microseconds before the device's own time stamp
+    return _last_before(here, until + _BEHIND_NS), until
+
+
+_WHAT = {COMPUTE: "gpu", COLLECTIVE: "transfer"}
+
+
+def on_path(scene: Scene, found: list[Segment]) -> Floats:
+    """How long each rank's own doing is on the path in each settled step, [ranks, steps] (ns).
+
+    Its host, its kernels and its copies; not its transfers, which are everybody's.
+    """
+    out = np.zeros((len(scene.ranks), len(scene.settled)))
+    for k, line in enumerate(scene.timelines):
+        mine = [s for s in found if s.rank == line.rank and s.what != "transfer"]
+        if not mine:
+            continue
+        covered = union(
+            np.asarray([s.begin for s in mine], dtype=np.int64),
+            np.asarray([s.end for s in mine], dtype=np.int64),
+        )
+        begin = scene.clock.align(line.rank, line.begin)
+        each = covered.within(begin, scene.clock.align(line.rank, line.end))
+        inside = np.isin(line.step, scene.settled)
+        out[k, np.searchsorted(scene.settled, line.step[inside])] = each[inside]
+    return out
