@@ -46,7 +46,7 @@ _MOST_CALLS = 400
 _ROUNDS = 4
 #: clocks of two hosts drift apart by so much, as a rule; a drift is believed from so many errors
 _DRIFT_PPM = 30.0
-_BELIEVED = 2.0
+_BELIEVED = 2.5
 _MS = 1e6
 _EVEN_PPM = 1e4
 

@@ -1,0 +1,311 @@
+"""The clock table of `make truth`: the errors of aligned times, and how often bounds hold.
+
+The recordings are of ranks that share one host's clock, so the true offset between any two is
+zero. Here their ranks get clocks that are wrong in a known way (up to 50 ms off at the window's
+middle and up to 50 ppm fast or slow), their host names are blanked (nobody may conclude that they
+share a clock), and the collectives have to find it out. Each is also tried with the offsets
+alone, as of hosts whose daemons keep the frequency. An error is the distance of an aligned time
+from the reference rank's, at nine times over the whole window, for each other rank.
+
+The plain methods beside ours: `wall` takes the reports' own clocks as they are; `ends` takes the
+median difference of the ends of all collectives that a rank shares with the reference rank.
+
+The simulator lets the members of a large collective end at random within a given time. Real rings
+do not; one class has the ends that were measured on four GPUs (`programs/ends.py`).
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from clusterprof.clock import UNBOUNDED_NS, Clock, align
+from clusterprof.errors import ClusterprofError
+from clusterprof.ingest import gather
+from clusterprof.merge import match
+from clusterprof.simulate import Job, middle, simulate, wall, with_clock
+from clusterprof.tables import RankTables
+
+_MS = 1_000_000
+_OFFSET_NS, _DRIFT_PPM = 50 * _MS, 50.0
+#: planted clocks per recording
+_TRIALS = 8
+#: seeds of the simulated jobs that nobody looked at
+_HELD_OUT = 1000
+_TO_REACH_NS = {"small": 2_000, "large": 20_000}
+_LATENCY_BOUND_NS = 30_000
+_PLAIN = replace(Job(), steps=4)
+_RINGS = "large only, ends of rings"
+#: a large AllReduce's ends by distance from the last to come, part of its transfer: four H200s,
+#: and what that differs by from recording to recording
+_ENDS = np.array([0.05, 0.01, -0.045, -0.015])
+_ENDS_FACTOR = (0.7, 1.5)
+#: the simulated classes: what is in the name is what differs from plain data parallelism
+_CLASSES = {
+    "data parallel": _PLAIN,
+    _RINGS: replace(_PLAIN, small_calls=False, phase_ns=4_000),
+    "large only, ends at random": replace(_PLAIN, small_calls=False),
+    "eight ranks": replace(_PLAIN, dp=8),
+    "tensor × data": replace(_PLAIN, dp=2, tp=2),
+    "pipeline": replace(_PLAIN, dp=1, pp=4, layers=8),
+    "pipeline × data": replace(_PLAIN, dp=2, pp=2),
+    "no ids": replace(_PLAIN, communicator_ids=False),
+}
+
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Errors:
+    """One method's errors (ns), over planted clocks, ranks and times."""
+
+    values: Floats
+
+    def __str__(self) -> str:
+        if not len(self.values):
+            return f"{'—':>26}"
+        shown = [*np.quantile(self.values, [0.5, 0.95]), self.values.max()]
+        return " ".join(f"{_us(v):>8}" for v in shown)
+
+
+@dataclass(frozen=True)
+class ClockRow:
+    """One recording or simulated class."""
+
+    kind: str
+    name: str
+    #: `small`: latency-bound calls tie all ranks; `large`: only large ones do; `host`: gloo
+    calls: str
+    drifting: bool
+    ours: Errors
+    wall: Errors
+    ends: Errors
+    #: how often the bound held, of how many (rank, planted clock)
+    held: int
+    bounds: int
+    #: the bounds' median (ns), over ranks and planted clocks
+    uncertainty_ns: float
+    unbounded: int
+
+    @property
+    def p95_ns(self) -> float:
+        """The 95th percentile of our errors."""
+        return float(np.quantile(self.ours.values, 0.95)) if len(self.ours.values) else np.nan
+
+
+def clock_table(
+    recordings: Sequence[Path], simulated: int = 4, seed: int = _HELD_OUT
+) -> list[ClockRow]:
+    """Return the table's rows: two (with and without drift) per recording and simulated class.
+
+    `recordings` are folders with the reports of one run, all of one host; `simulated` is the
+    number of jobs of each class, of seeds from `seed` on.
+    """
+    rows = [row for path in recordings for row in _of_recording(path)]
+    for name, job in _CLASSES.items():
+        jobs = [simulate(replace(job, seed=seed + k))[0] for k in range(simulated)]
+        if name == _RINGS:
+            jobs = [_ringed(ranks, seed + k) for k, ranks in enumerate(jobs)]
+        rows += [_row("simulated", name, jobs, drifting, 2) for drifting in (False, True) if jobs]
+    return rows
+
+
+def _ringed(ranks: Sequence[RankTables], seed: int) -> list[RankTables]:
+    """The job with each AllReduce's ends moved as a ring of four moves them."""
+    matched = match(ranks).select(["collective", "rank", "call", "start_ns", "end_ns"]).to_pandas()
+    matched["length"] = matched["end_ns"] - matched["start_ns"]
+    calls = matched.groupby("collective")
+    last = matched.loc[calls["start_ns"].idxmax()].set_index("collective")["rank"]
+    away = (matched["rank"] - matched["collective"].map(last)) % len(_ENDS)
+    factor = np.random.default_rng(seed).uniform(*_ENDS_FACTOR)
+    shift = factor * _ENDS[away] * calls["length"].transform("min")
+    out = []
+    for tables in ranks:
+        mine = matched["rank"] == tables.rank
+        frame = tables.collective_calls.to_pandas().set_index("call")
+        moved = shift[mine].round().astype("int64").to_numpy()
+        frame.loc[matched["call"][mine], "end_ns"] += moved
+        schema = tables.collective_calls.schema
+        table = pa.Table.from_pandas(frame.reset_index(), schema=schema, preserve_index=False)
+        out.append(replace(tables, collective_calls=table))
+    return out
+
+
+def table(folders: Sequence[Path], simulated: int = 4, seed: int = _HELD_OUT) -> str:
+    """Return the printed table for all recordings under `folders` and for simulated jobs."""
+    return text(clock_table([p for f in folders for p in recordings_of(f)], simulated, seed))
+
+
+def recordings_of(folder: Path) -> list[Path]:
+    """Return the folders at or below `folder` that hold the reports of two ranks or more."""
+    every = sorted({p.parent for p in folder.rglob("rank*") if _is_report(p)})
+    return [p for p in every if sum(_is_report(f) for f in p.iterdir()) > 1]
+
+
+def _is_report(path: Path) -> bool:
+    return path.name.startswith("rank") and path.name.endswith(
+        (".sqlite", ".sqlite.xz", ".nsys-rep", ".json", ".json.gz")
+    )
+
+
+def _of_recording(path: Path) -> Iterator[ClockRow]:
+    name = "/".join(path.parts[-2:])
+    try:
+        ranks = gather([path]).ranks
+    except ClusterprofError as error:
+        print(f"{path}: {error.what}", file=sys.stderr)
+        return
+    if len(ranks) > 1:
+        for drifting in (False, True):
+            yield _row("recording", name, [ranks], drifting, _TRIALS)
+
+
+def _row(
+    kind: str, name: str, jobs: Sequence[Sequence[RankTables]], drifting: bool, trials: int
+) -> ClockRow:
+    rng = np.random.default_rng(11)
+    ours: list[Floats] = []
+    plain: dict[str, list[Floats]] = {"wall": [], "ends": []}
+    bounds: list[int] = []
+    held = unbounded = 0
+    calls = "small"
+    for true in jobs:
+        at, numbers = middle(true), [t.rank for t in true]
+        for _ in range(trials):
+            offset = rng.integers(-_OFFSET_NS, _OFFSET_NS, len(true)).tolist()
+            drift = rng.uniform(-_DRIFT_PPM, _DRIFT_PPM, len(true)) * drifting
+            wrong = [
+                with_clock(_unnamed(t), o, d, at)
+                for t, o, d in zip(true, offset, drift, strict=True)
+            ]
+            matched = match(wrong)
+            clock = align(wrong, matched)
+            planted = dict(zip(numbers, zip(offset, drift, strict=True), strict=True))
+            for rank, error in _errors(clock, true, planted, at).items():
+                bounds.append(clock.uncertainty(rank))
+                held += bool(error.max() <= clock.uncertainty(rank))
+                unbounded += clock.uncertainty(rank) >= UNBOUNDED_NS
+                ours.append(error)
+            for method, other in (("wall", _wall(clock)), ("ends", _ends(clock, matched))):
+                plain[method] += list(_errors(other, true, planted, at).values())
+            calls = _calls(matched, len(true))
+    return ClockRow(
+        kind, name, calls, drifting, _all(ours), _all(plain["wall"]), _all(plain["ends"]),
+        held, len(bounds), float(np.median(bounds)) if bounds else 0.0, unbounded,
+    )  # fmt: skip
+
+
+def _all(values: list[Floats]) -> Errors:
+    return Errors(np.concatenate(values) if values else np.empty(0))
+
+
+def _unnamed(tables: RankTables) -> RankTables:
+    return replace(tables, info=replace(tables.info, host=""))
+
+
+def _errors(
+    clock: Clock, true: Sequence[RankTables], planted: dict[int, tuple[int, float]], at: int
+) -> dict[int, Floats]:
+    """Each rank's error at nine times over the window; the reference's own is left out."""
+    first = min(int(pc.min(t.activity["start_ns"]).as_py()) for t in true)
+    last = max(int(pc.max(t.activity["end_ns"]).as_py()) for t in true)
+    times = np.linspace(first, last, 9).astype(np.int64)
+    reference = wall(times, *planted[clock.reference_rank], at)
+    return {
+        rank: np.abs(clock.align(rank, wall(times, *planted[rank], at)) - reference).astype(float)
+        for rank in planted
+        if rank != clock.reference_rank
+    }
+
+
+def _wall(clock: Clock) -> Clock:
+    zero = np.zeros(len(clock.ranks), dtype=np.int64)
+    return replace(clock, offset_ns=zero, drift_ppm=zero.astype(float))
+
+
+def _ends(clock: Clock, matched: pa.Table) -> Clock:
+    """Median difference of the ends of all collectives shared with the reference rank."""
+    frame = matched.select(["collective", "rank", "end_ns"]).to_pandas().dropna()
+    ends = frame.pivot(index="collective", columns="rank", values="end_ns")
+    offset = np.zeros(len(clock.ranks), dtype=np.int64)
+    for k, rank in enumerate(clock.ranks):
+        if rank in ends and clock.reference_rank in ends:
+            both = ends[[rank, clock.reference_rank]].dropna() if k else ends[[]]
+            if len(both) and rank != clock.reference_rank:
+                # nanoseconds of today do not fit a double: subtract as integers
+                mine, its = both.astype("int64").to_numpy().T
+                offset[k] = int(np.median(mine - its))
+    return replace(clock, offset_ns=offset, drift_ppm=np.zeros(len(clock.ranks)))
+
+
+def _calls(matched: pa.Table, ranks: int) -> str:
+    """`small` where each rank takes part in latency-bound calls; `host` where there is no device.
+
+    Latency-bound is what took less than 30 µs after everybody had come.
+    """
+    names = matched["source"].cast(pa.string())
+    if pc.any(pc.equal(names, "gloo")).as_py():
+        return "host"
+    frame = matched.select(["collective", "rank", "start_ns", "end_ns", "state"]).to_pandas()
+    frame = frame[frame["state"].astype(str) == "matched"].dropna()
+    frame["length"] = frame["end_ns"] - frame["start_ns"]
+    shortest = frame.groupby("collective")["length"].transform("min")
+    small = frame[shortest < _LATENCY_BOUND_NS]
+    groups = small.groupby("collective")["rank"].agg(frozenset).unique()
+    known: set[int] = set(groups[0]) if len(groups) else set()
+    for _ in range(ranks):
+        known |= {r for g in groups if g & known for r in g}
+    return "small" if len(known) == ranks else "large"
+
+
+def text(rows: Sequence[ClockRow]) -> str:
+    """Return the rows as a table to print, with what was to be reached below it."""
+    wide = max([len(row.name) for row in rows], default=10)
+    head = f"  {'':{wide}}        ours: median, 95%, worst       wall clock"
+    head += f"{'':17}median of all ends{'':9}bound held  median bound"
+    lines = ["Clock: errors in µs, at nine times over the window"]
+    for drifting in (False, True):
+        what = "and drifts up to 50 ppm" if drifting else "(no drift)"
+        lines += [f"\nOffsets up to 50 ms {what}", head]
+        for row in rows:
+            if row.drifting == drifting:
+                lines.append(
+                    f"  {row.name:{wide}}  {row.calls:5} {row.ours} {row.wall} {row.ends}"
+                    f"  {row.held:4} of {row.bounds:4} {_us(row.uncertainty_ns):>9}"
+                    + (f"  {row.unbounded} unbounded" if row.unbounded else "")
+                )
+    return "\n".join([*lines, "", *_summary(rows)])
+
+
+def _summary(rows: Sequence[ClockRow]) -> list[str]:
+    out = []
+    for calls, limit in _TO_REACH_NS.items():
+        for drifting in (False, True):
+            mine = [r for r in rows if r.calls == calls and r.drifting == drifting]
+            if mine:
+                every = np.concatenate([r.ours.values for r in mine])
+                good = sum(r.p95_ns <= limit for r in mine)
+                kept = "drifting" if drifting else "steady"
+                out.append(
+                    f"{kept} clocks, {calls} collectives: 95% of all errors within "
+                    f"{_us(np.quantile(every, 0.95))} µs; {good} of {len(mine)} recordings and "
+                    f"classes within {limit // 1000} µs"
+                )
+    held, bounds = sum(r.held for r in rows), sum(r.bounds for r in rows)
+    out.append(f"the bound held {held} times of {bounds}")
+    return out
+
+
+def _us(value: float) -> str:
+    return f"{value / 1e3:.1f}"
+
+
+if __name__ == "__main__":
+    print(table([Path(argument) for argument in sys.argv[1:]]))
