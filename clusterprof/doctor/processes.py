@@ -67,7 +67,8 @@ def other_profilers(processes: list[Process]) -> Check:
     seen: dict[str, list[int]] = {}
     for each in processes:
         kind = _PROFILERS.get(each.name)
-        if kind and each.pid not in left:
+        asked = each.argv[1:2] == ("--version",) or "--help" in each.argv  # by the next check
+        if kind and not asked and each.pid not in left:
             seen.setdefault(kind, []).append(each.pid)
     if not seen:
         return Check("other profilers", OK, "none is running")

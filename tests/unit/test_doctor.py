@@ -1,0 +1,228 @@
+"""The doctor's parts: bounded checks, what processes mean, and what nodes have in common."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from clusterprof.agent import clocks
+from clusterprof.doctor import cluster, host, kernel, places, processes, table
+from clusterprof.doctor.check import BAD, OK, WARN, Check, from_json, size
+from clusterprof.doctor.processes import Process
+
+
+def by_name(checks: list[Check]) -> dict[str, Check]:
+    return {check.name: check for check in checks}
+
+
+def test_a_check_that_hangs_or_fails_is_a_bad_line_and_holds_up_no_other() -> None:
+    def fails() -> Check:
+        raise OSError("input/output error")
+
+    begin = time.monotonic()
+    found = list(
+        host.look(
+            [
+                ("hangs", lambda: time.sleep(5) or Check("hangs", OK, "")),
+                ("fails", fails),
+                ("good", lambda: [Check("good", OK, "a"), Check("better", OK, "b")]),
+            ],
+            patience_s=0.3,
+        )
+    )
+    assert time.monotonic() - begin < 2
+    assert [(check.name, check.level) for check in found] == [
+        ("hangs", BAD), ("fails", BAD), ("good", OK), ("better", OK),
+    ]  # fmt: skip
+    assert "no answer within 0.3 s" in found[0].found
+    assert "input/output error" in found[1].found
+
+
+@pytest.mark.parametrize(
+    ("line", "kind"),
+    [
+        (["/usr/bin/nv-hostengine", "-n"], "DCGM"),
+        (["nsys", "profile", "python", "train.py"], "nsys"),
+        (["/opt/ncu", "python"], "Nsight Compute"),
+    ],
+)
+def test_programs_that_hold_the_profiling_interface_are_named(line: list[str], kind: str) -> None:
+    found = processes.other_profilers([Process(7, 1, tuple(line))])
+    assert found.level == WARN
+    assert f"{kind} (pid 7)" in found.found
+    assert found.advice
+
+
+def test_our_own_questions_to_nsys_and_other_programs_are_no_profilers() -> None:
+    asked = [
+        Process(7, 5, ("/usr/bin/nsys", "--version")),
+        Process(8, 5, ("/usr/bin/nsys", "start", "--help")),
+        Process(9, 1, ("python", "nsys.py")),
+    ]
+    assert processes.other_profilers(asked).level == OK
+
+
+def test_a_daemon_of_nsys_that_nobody_holds_is_a_leftover_and_one_at_work_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(processes.tempfile, "gettempdir", lambda: str(tmp_path))
+    daemon = ("/opt/nsys", "--start-agent", "--session-name=x")
+    found = processes.leftovers([Process(40, 1, daemon), Process(41, 39, daemon)])
+    assert (found.level, found.advice) == (WARN, "kill 40")
+    assert processes.leftovers([Process(41, 39, daemon)]).level == OK
+
+
+def test_folders_of_ours_that_are_older_than_a_day_are_leftovers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(processes.tempfile, "gettempdir", lambda: str(tmp_path))
+    for name, days in (("clusterprof-old", 2), ("clusterprof-new", 0), ("other", 9)):
+        (tmp_path / name).mkdir()
+        then = time.time() - days * 86400
+        os.utime(tmp_path / name, (then, then))
+    running = [Process(41, 39, ("nsys", "--start-agent"))]
+    found = processes.leftovers(running)
+    assert found.level == WARN
+    assert found.advice == f"rm -r {tmp_path}/clusterprof-old"
+
+
+@pytest.mark.parametrize(
+    ("free", "kind", "level"),
+    [(5e10, "ext4", OK), (1e9, "ext4", WARN), (1e8, "ext4", BAD), (5e10, "nfs4", WARN)],
+)
+def test_the_temporary_folder_needs_space_on_the_nodes_own_disk(
+    monkeypatch: pytest.MonkeyPatch, free: float, kind: str, level: str
+) -> None:
+    monkeypatch.setattr(places, "free", lambda folder: free)
+    monkeypatch.setattr(places, "file_system", lambda folder: kind)
+    found = places.temporary_folder()
+    assert found.level == level
+    assert bool(found.advice) == (level != OK)
+
+
+def test_a_temporary_folder_that_cannot_lock_is_bad(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuses(*_: object) -> None:
+        raise OSError(37, "No locks available")
+
+    monkeypatch.setattr(places.fcntl, "flock", refuses)
+    found = places.temporary_folder()
+    assert found.level == BAD
+    assert "No locks available" in found.found
+
+
+def test_a_folder_that_another_node_cannot_see_is_bad(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(places, "VISIBLE_S", 0.2)
+    probe = tmp_path / "probe"
+    found = places.probed_folder(probe, "n1")
+    assert (found.level, "another folder on this node" in found.found) == (BAD, True)
+    probe.mkdir()
+    (probe / places.TOKEN).touch()
+    assert places.probed_folder(probe, "n1").level == OK
+    assert (probe / "n1").exists()
+
+
+@pytest.mark.parametrize(
+    ("state", "level", "words"),
+    [
+        (None, WARN, "does not tell"),
+        ({"synchronised": False, "maxerror_ns": 16_000_000_000}, WARN, "not synchronised"),
+        ({"synchronised": True, "maxerror_ns": 1_500_000}, OK, "within 1.5 ms"),
+    ],
+)
+def test_the_clock_is_as_good_as_the_kernel_says(
+    monkeypatch: pytest.MonkeyPatch, state: Any, level: str, words: str
+) -> None:
+    monkeypatch.setattr(clocks, "kernel", lambda: state)
+    found = kernel.clock_error()
+    assert found.level == level
+    assert words in found.found
+
+
+@pytest.mark.parametrize(("value", "level"), [("-1\n", OK), ("2\n", OK), ("4\n", WARN)])
+def test_paranoia_matters_to_cpu_sampling_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: str, level: str
+) -> None:
+    monkeypatch.setattr(kernel, "_PARANOID", tmp_path / "level")
+    (tmp_path / "level").write_text(value)
+    found = kernel.cpu_sampling()
+    assert found.level == level
+    assert ("--cpu-sampling" in found.advice) == (level != OK)
+
+
+def test_nodes_that_agree_share_a_line_and_quantities_show_the_least() -> None:
+    lines = table.lines(
+        {
+            f"n{n}": [Check("loopback", OK, "up"), Check("disk", OK, f"{n} GB free", "", n)]
+            for n in (3, 1, 2)
+        }
+    )
+    assert [line.check.found for line in lines] == ["up", "1 GB free at worst"]
+    text = table.render(lines, ["n1", "n2", "n3"])
+    assert text.splitlines()[0].split() == ["ok", "loopback", "all", "3", "up"]
+
+
+def test_nodes_whose_nsys_differs_are_bad_and_both_are_named() -> None:
+    lines = table.lines(
+        {
+            "n1": [Check("nsys", OK, "2024.2")],
+            "n2": [Check("nsys", OK, "2025.3")],
+            "n3": [Check("nsys", OK, "2024.2")],
+        }
+    )
+    assert [(line.check.level, line.check.found, line.nodes) for line in lines] == [
+        (BAD, "2024.2", ("n1", "n3")),
+        (BAD, "2025.3", ("n2",)),
+    ]
+    assert all("the nodes differ" in line.check.advice for line in lines)
+
+
+def test_a_node_without_nsys_among_others_that_have_it_is_bad() -> None:
+    lines = table.lines(
+        {"n1": [Check("nsys", OK, "2024.2")], "n2": [Check("nsys", WARN, "not installed", "x")]}
+    )
+    assert {line.check.level for line in lines} == {BAD}
+
+
+def test_what_a_node_sends_is_read_back_as_it_was_and_no_line_is_too_long_for_srun() -> None:
+    # srun passes on at most 1024 bytes in one piece; longer lines of two nodes could mix.
+    sent = [Check("nsys", OK, "x" * 5000, "y" * 5000), Check("disk", WARN, "é", "", 1.5)]
+    answers = cluster.Answers()
+    lines = cluster.own_lines("n1", sent)
+    assert max(len(line.encode()) for line in lines) < 1000
+    for line in [*lines, "a module was loaded", "{}", '{"host": 1}', "[1]"]:
+        answers.take(line)
+    assert answers.nodes["n1"][1] == sent[1]
+    assert answers.done == {"n1"}
+
+
+def test_a_check_from_elsewhere_that_is_none_is_refused() -> None:
+    fields = {"name": "x", "level": "fine", "found": "", "advice": "", "amount": None}
+    with pytest.raises(ValueError, match="fine"):
+        from_json(fields)
+    assert json.loads(json.dumps(from_json({**fields, "level": OK}).as_json()))["name"] == "x"
+
+
+@pytest.mark.parametrize(
+    ("environ", "inside"),
+    [
+        ({}, False),
+        ({"SLURM_JOB_ID": "5"}, True),
+        ({"SLURM_JOB_ID": "5", "SLURM_STEP_ID": "4294967290"}, True),
+        ({"SLURM_JOB_ID": "5", "SLURM_STEP_ID": "0"}, False),
+    ],
+)
+def test_an_allocation_is_one_outside_of_its_own_tasks(
+    environ: dict[str, str], inside: bool
+) -> None:
+    assert cluster.in_allocation(environ) is inside
+
+
+def test_sizes_are_told_as_people_do() -> None:
+    assert [size(0), size(999), size(1.5e6), size(2e15)] == ["0 B", "999 B", "1.5 MB", "2e+03 TB"]
