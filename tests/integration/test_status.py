@@ -1,0 +1,143 @@
+"""`clusterprof status` on runs that go on, have ended, or were cut off."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from textwrap import dedent
+from typing import Any
+
+import pytest
+from lab import command
+from lab.command import Completed
+
+Cli = Callable[..., Completed]
+EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "train.py"
+LINE = ["torchrun", "--ranks", "0", "--steps", "3:6", "--profiler=torch", "--run-dir=run",
+        "--nproc-per-node", "2", "--"]  # fmt: skip
+
+
+@pytest.fixture
+def going_on(workdir: Path) -> Iterator[Path]:
+    """A run of two ranks that are through their window and wait for the file `go`."""
+    (workdir / "waits.py").write_text(
+        dedent(f"""
+        import pathlib, runpy, sys, time
+        sys.argv = ["train", "--steps", "9", "--dim", "16"]
+        runpy.run_path({str(EXAMPLE)!r}, run_name="__main__")
+        while not pathlib.Path("go").exists():
+            time.sleep(0.05)
+        """)
+    )
+    with (workdir / "output").open("wb") as output:
+        process = subprocess.Popen(
+            command.clusterprof([*LINE, "waits.py"]), env=command.environment(),
+            stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True,
+        )  # fmt: skip
+    deadline = time.monotonic() + 60
+    while not list(workdir.glob("run/ranks/00000/trace.json.gz")):
+        assert time.monotonic() < deadline, (workdir / "output").read_text()
+        time.sleep(0.1)
+    yield workdir / "run"
+    (workdir / "go").touch()
+    try:
+        process.wait(60)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        raise
+
+
+def everything(folder: Path) -> dict[str, tuple[int, int]]:
+    """All files and folders with size and time of change."""
+    return {
+        str(each.relative_to(folder)): (each.stat().st_size, each.stat().st_mtime_ns)
+        for each in folder.rglob("*")
+    }
+
+
+def told(run_clusterprof: Cli, run: Path) -> dict[str, Any]:
+    done = run_clusterprof(["status", "--json", run])
+    assert done.returncode == 0, done
+    read: dict[str, Any] = json.loads(done.stdout)
+    return read
+
+
+def test_a_run_that_goes_on_is_told_rank_by_rank_and_not_touched(
+    run_clusterprof: Cli, going_on: Path
+) -> None:
+    before = everything(going_on)
+    text = run_clusterprof(["status", going_on])
+    found = told(run_clusterprof, going_on)
+    run_clusterprof(["status", "--all", going_on])
+    # The ranks are waiting: whatever changed now would have been changed by us.
+    assert everything(going_on) == before
+    assert (text.returncode, text.stderr) == (0, "")
+    headline, _, header, row, rest = text.stdout.splitlines()
+    assert "began" in headline
+    assert "window 3:6" in headline
+    assert header.split() == ["rank", "state", "steps", "window", "host", "heard"]
+    assert row.split()[:2] == ["0", "captured"]
+    assert rest.startswith("and 1 that are not chosen: 1 counting")
+    assert (found["ended"], found["window"]) == (None, [3, 6])
+    first, second = found["ranks"]
+    assert (first["chosen"], first["steps"] >= 6) == (True, True)
+    assert (second["chosen"], second["state"]) == (False, "counting")
+    assert first["silent_s"] < 60
+
+
+def test_watching_ends_with_the_run(run_clusterprof: Cli, going_on: Path) -> None:
+    (going_on.parent / "go").touch()
+    done = run_clusterprof(["status", "--watch", "--all", going_on], timeout=60)
+    assert done.returncode == 0, done
+    assert "ended with status 0" in done.stdout
+    assert "past" in done.stdout
+
+
+def test_an_interrupted_run_says_how_to_finish_it(
+    run_clusterprof: Cli, workdir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = workdir / "run"
+    rank = run / "ranks" / "00003"
+    rank.mkdir(parents=True)
+    (run / "run.json").write_text(
+        json.dumps(
+            {
+                "schema_version": 1, "began": "2026-01-02T03:04:05.678+00:00", "ended": None,
+                "exit_status": None, "window": [10, 15], "world_size": 4,
+                "selection": {"text": "1,3", "kind": "ranks", "ranks": [1, 3], "pp": 1,
+                              "world_size": None},
+            }
+        )
+    )  # fmt: skip
+    (rank / "state.json").write_text(
+        json.dumps({"state": "capturing", "host": "n7", "chosen": True})
+    )
+    (rank / "steps.csv").write_text("step,begin_ns,end_ns\n11,1,2\n12,3,4\n13,5")
+    for each in rank.iterdir():
+        os.utime(each, (time.time() - 7200, time.time() - 7200))
+    done = run_clusterprof(["status", run])
+    assert done.returncode == 0, done
+    assert "no sign of life for 2 h" in done.stdout
+    assert f"clusterprof collect {run}" in done.stdout
+    rows = [line.split() for line in done.stdout.splitlines()[3:]]
+    assert rows[0][:4] == ["1", "not", "seen", "yet"]
+    assert rows[1] == ["3", "capturing", "13", "step", "4", "of", "5", "n7", "2", "h"]
+    # Half written, by a rank that was killed: the rest is told all the same.
+    (rank / "state.json").write_text('{"state": "cap')
+    assert told(run_clusterprof, run)["ranks"][1]["steps"] == 13
+    shutil.rmtree(run / "ranks")
+    assert [each["state"] for each in told(run_clusterprof, run)["ranks"]] == ["not seen yet"] * 2
+
+
+def test_what_is_no_run_directory_is_refused(run_clusterprof: Cli, workdir: Path) -> None:
+    for folder in (workdir, workdir / "nothing"):
+        done = run_clusterprof(["status", folder])
+        assert done.returncode == 5
+        assert "Traceback" not in done.stderr
