@@ -170,6 +170,8 @@ def refuse_opening(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(builtins, "open", refuse)
     monkeypatch.setattr(io, "open", refuse)
+    # Python 3.10's Path.open keeps io.open of its own.
+    monkeypatch.setattr(Path, "open", refuse)
 
 
 def test_a_folder_without_reports_is_said_to(tmp_path: Path) -> None:
