@@ -31,10 +31,11 @@ import zlib
 from typing import Any, Dict, Iterator, List, Optional
 
 if __package__:
-    from . import homecoming, processes, size, states, variables
+    from . import homecoming, keeper, processes, size, states, variables
 else:  # run as a script, isolated: our own folder is not on sys.path
     sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
     import homecoming  # type: ignore[import-not-found,no-redef]
+    import keeper  # type: ignore[import-not-found,no-redef]
     import processes  # type: ignore[import-not-found,no-redef]
     import size  # type: ignore[import-not-found,no-redef]
     import states  # type: ignore[import-not-found,no-redef]
@@ -98,6 +99,7 @@ class Guard:
 
     def run(self) -> int:
         """Run the program under nsys; returns the status to end with."""
+        self.keeper = keeper.Keeper(self.home, self.session)
         processes.adopt_orphans()
         self.home.say("armed", mode=self.mode, pid=os.getpid(), session=self.session)
         try:
@@ -118,6 +120,7 @@ class Guard:
             )
         self.home.settle(status, self.left())
         processes.end_own_nsys()
+        self.keeper.dismiss()
         return status
 
     def start(self, address: str) -> None:
@@ -289,6 +292,7 @@ class Guard:
 
     def without_nsys(self, reason: str) -> int:
         """The training comes first: run the program as if we had never been asked."""
+        self.keeper.dismiss()
         self.home.say("lost", reason + "; the program ran without it")
         sys.stderr.write("clusterprof: rank %d runs without nsys: %s\n" % (self.rank, reason))
         sys.stderr.flush()

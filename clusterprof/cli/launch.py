@@ -42,7 +42,10 @@ def parser(verb: str) -> argparse.ArgumentParser:
         description=f"Run PROGRAM under {verb} as it is, and capture a window of steps on chosen "
         f"ranks. Options that are not listed here are {verb}'s and reach it as they stand.",
         allow_abbrev=False,
+        add_help=False,
     )
+    # Not -h: argparse would find it in a launcher's -hosts and -hostfile. See `planned`.
+    this.add_argument("--help", action="help", help="show this, as -h alone does")
     what = this.add_argument_group("what to capture")
     what.add_argument("--ranks", metavar="R", help=f"{ranks.GRAMMAR} (default 0)")
     for name, of in (("pp", "pipeline"), ("tp", "tensor"), ("cp", "context"), ("dp", "data")):
@@ -131,7 +134,8 @@ def planned(
     verb: str, own: Sequence[str], program: Sequence[str] | None
 ) -> tuple[argparse.Namespace, LaunchPlan]:
     """Understand a command line; nothing is run. Raises UsageError, ProfilerError, LaunchError."""
-    arguments, launcher_options = parser(verb).parse_known_args(list(own))
+    words = ["--help" if word == "-h" else word for word in own]
+    arguments, launcher_options = parser(verb).parse_known_args(words)
     if program is None:
         raise UsageError(
             "there is no -- before the program",

@@ -13,6 +13,8 @@ from clusterprof.rundir import RunDirectory
 
 #: A shared filesystem may show a file, and a guard may finish, a little after the launcher ended.
 PATIENCE_S = 3.0
+#: For a rank that says that its report is being written.
+FINISHING_S = 8.0
 
 _ENDED = {"captured", "collected", "lost"}
 
@@ -48,14 +50,16 @@ def collect(
     `expected` are the ranks that were chosen; None where only the ranks knew: then those
     that say they were. Each ends as `collected` or `lost`, on disk as well.
     """
-    deadline = time.monotonic() + patience_s
+    begin = time.monotonic()
     while True:
         seen = run.states()
         chosen = sorted(
             set(expected or ()) | {rank for rank, state in seen.items() if state.get("chosen")}
         )
         running = [rank for rank in chosen if seen.get(rank, {}).get("state", "") not in _ENDED]
-        if not running or time.monotonic() > deadline:
+        finishing = [rank for rank in running if seen.get(rank, {}).get("state") == "finishing"]
+        patience = max(patience_s, FINISHING_S) if finishing and patience_s else patience_s
+        if not running or time.monotonic() > begin + patience:
             break
         time.sleep(0.1)
     return [_settle(run, rank, seen.get(rank), sorted(seen)) for rank in chosen]

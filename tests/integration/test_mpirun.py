@@ -99,15 +99,49 @@ def test_status_streams_and_words_are_those_of_mpirun_alone(
 
 
 @pytest.mark.needs_openmpi
+@pytest.mark.needs_nsys
+@pytest.mark.needs_torch
+def test_a_rank_that_open_mpi_kills_for_a_peer_s_failure_leaves_its_report(
+    run_clusterprof: Cli, workdir: Path
+) -> None:
+    # Half a second after SIGTERM comes SIGKILL, sooner than nsys has written.
+    (workdir / "fails.py").write_text(
+        dedent("""
+        import os, pathlib, time, torch
+        rank = int(os.environ["OMPI_COMM_WORLD_RANK"])
+        weight = torch.nn.Parameter(torch.zeros(1))
+        optimizer = torch.optim.SGD([weight], lr=0.1)
+        for step in range(1000):
+            time.sleep(0.02)
+            weight.grad = torch.ones(1)
+            optimizer.step()
+            if rank == 0 and step == 20:
+                pathlib.Path("inside").touch()
+            if rank == 1 and pathlib.Path("inside").exists():
+                os._exit(3)
+        """)
+    )
+    done = run_clusterprof(
+        ["mpirun", "--ranks", "0", "--steps", "5:150", "--profiler=nsys", "--run-dir=run",
+         "--no-merge", "--oversubscribe", "-np", "2", "--", "python", "fails.py"],
+        env=OPEN_MPI, timeout=110,
+    )  # fmt: skip
+    assert done.returncode == 3, done
+    assert "1 of 1 reports" in done.stderr, done
+    assert "rank 0: the rank was killed inside the window" in done.stderr
+    assert (workdir / "run/ranks/00000/report.nsys-rep").stat().st_size > 0
+
+
+@pytest.mark.needs_openmpi
 def test_a_dry_run_shows_the_line_and_leaves_nothing(run_clusterprof: Cli, workdir: Path) -> None:
     done = run_clusterprof(
-        ["mpirun", "--ranks", "0,2", "--profiler=torch", "--dry-run", "-np", "4", "--host", "a,b",
-         "--", "python", "train.py"],
+        ["mpirun", "--ranks", "0,2", "--profiler=torch", "--dry-run", "-np", "4",
+         "-hostfile", "some hosts", "--", "python", "train.py"],
         env=OPEN_MPI,
     )  # fmt: skip
     assert done.returncode == 0, done
-    line = "mpirun -x CLUSTERPROF_PLAN -x PYTHONPATH -np 4 --host a,b python train.py"
-    assert line in done.stdout
+    line = "mpirun -x CLUSTERPROF_PLAN -x PYTHONPATH -np 4 -hostfile 'some hosts' python train.py"
+    assert line in done.stdout, done
     assert "4 ranks" in done.stdout
     assert list(workdir.iterdir()) == []
 
