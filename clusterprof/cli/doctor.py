@@ -8,6 +8,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from clusterprof.cli.narrate import say
 from clusterprof.cli.options import path
 from clusterprof.doctor import cluster, host, places, table
 from clusterprof.doctor.check import BAD, Check
@@ -47,8 +48,10 @@ def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
             f"doctor --local has no option {asked[0]}", "see clusterprof doctor --help"
         )
     folder = places.existing(arguments.run_dir.absolute().parent)
-    expected = [] if arguments.local else cluster.nodes(os.environ)
+    expected = [] if arguments.local or asked else cluster.nodes(os.environ)
     if asked or expected:
+        if asked:
+            say("waiting for the nodes that srun is asked for")
         passed = [f"--nsys={arguments.nsys}"] if arguments.nsys else []
         found = cluster.ask(asked, expected, folder, passed)
     else:

@@ -33,6 +33,8 @@ class Answers:
     nodes: dict[str, list[Check]] = field(default_factory=dict)
     #: nodes that have said all
     done: set[str] = field(default_factory=set)
+    #: all nodes that were asked, in Slurm's words (n[1-4]), as the first that answers knows them
+    asked: str = ""
 
     def take(self, line: str) -> None:
         """One line of one node; what is none of ours is nobody's."""
@@ -40,6 +42,7 @@ class Answers:
             fields = json.loads(line)
             host = str(fields["host"])
             checks = self.nodes.setdefault(host, [])
+            self.asked = self.asked or str(fields.get("asked") or "")
             if fields.get("done"):
                 self.done.add(host)
             else:
@@ -54,8 +57,14 @@ def in_allocation(environ: Mapping[str, str]) -> bool:
 
 def nodes(environ: Mapping[str, str]) -> list[str]:
     """The nodes of this allocation; [] outside of one."""
-    names = environ.get("SLURM_JOB_NODELIST")
-    if not names or not in_allocation(environ):
+    if not in_allocation(environ):
+        return []
+    return _hostnames(environ.get("SLURM_JOB_NODELIST", ""))
+
+
+def _hostnames(names: str) -> list[str]:
+    """Slurm's n[1-4] as n1, n2, n3, n4."""
+    if not names:
         return []
     done = subprocess.run(
         ["scontrol", "show", "hostnames", names],
@@ -66,8 +75,8 @@ def nodes(environ: Mapping[str, str]) -> list[str]:
 
 def line(asked: Sequence[str], expected: Sequence[str], arguments: Sequence[str]) -> list[str]:
     """srun's command line: one task of ours on each node, beside whatever runs there."""
-    count = [f"--nodes={len(expected)}", f"--ntasks={len(expected)}"] if not asked else []
-    beside = ["--overlap"] if expected else []
+    count = [f"--nodes={len(expected)}", f"--ntasks={len(expected)}"] if expected else []
+    beside = ["--overlap"] if in_allocation(os.environ) else []
     return [
         "srun", *beside, *count, *asked, "--ntasks-per-node=1", "--export=ALL",
         "--kill-on-bad-exit=0", "--input=none",
@@ -80,9 +89,9 @@ def ask(
 ) -> dict[str, list[Check]]:
     """Every node's checks. Raises LaunchError where there is no srun or no node answers at all.
 
-    `asked` are srun's options that the user gave; `expected` the nodes of this allocation, []
-    outside of one: then there is no saying how long the queue is, and the time counts from the
-    first answer.
+    `asked` are srun's options that the user gave, or `expected` the nodes of this allocation.
+    With options there is no saying how long the queue is, nor how long Slurm waits for a node
+    before it gives it up: the time counts from the first answer.
     """
     if shutil.which("srun") is None:
         raise LaunchError("srun was not found", "it runs the checks on the nodes: load Slurm")
@@ -98,6 +107,7 @@ def ask(
             shutil.rmtree(probe, ignore_errors=True)
     if not answers.nodes:
         raise LaunchError("no node answered", *(said[-3:] or ["srun said nothing"]))
+    expected = expected or _hostnames(answers.asked)
     for host in [*expected, *answers.nodes]:
         if host not in answers.done:
             answers.nodes.setdefault(host, []).append(_silent(host, said))
@@ -191,7 +201,8 @@ def _silent(host: str, said: Sequence[str]) -> Check:
 def own_lines(host: str, checks: Sequence[Check]) -> list[str]:
     """What `--lines` prints: a line for each check, so that no line is too long for srun."""
     lines = [json.dumps({"host": host, **_short(check).as_json()}) for check in checks]
-    return [*lines, json.dumps({"host": host, "done": True})]
+    asked = os.environ.get("SLURM_STEP_NODELIST", "")
+    return [*lines, json.dumps({"host": host, "done": True, "asked": asked})]
 
 
 def _short(check: Check) -> Check:

@@ -251,20 +251,47 @@ def test_an_array_merges_in_each_of_its_jobs(run_clusterprof: Run, workdir: Path
     assert "afterany:JOBID --" not in text
 
 
-def test_the_container_template_has_one_list_of_mounts_with_what_the_rank_needs(
-    run_command: Run, run_clusterprof: Run, workdir: Path
-) -> None:
-    # pyxis is not here: srun is replaced by what shows its arguments.
-    fake = workdir / "clusterprof"
-    fake.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
-    fake.chmod(0o755)
-    text = shown(run_clusterprof, "--template=container-pyxis", "--", "python", "a b.py")
+def script_of(text: str, clusterprof: Path) -> str:
+    """The first script that a dry run shows, with another clusterprof in it."""
     script = text.partition("<<'SCRIPT'\n")[2].partition("\nSCRIPT\n")[0]
     lines = [
-        f"clusterprof=({fake})" if line.startswith("clusterprof=") else line
+        f"clusterprof=({clusterprof})" if line.startswith("clusterprof=") else line
         for line in script.splitlines()
     ]
-    (workdir / "job").write_text("\n".join(lines))
+    return "\n".join(lines)
+
+
+def test_a_job_that_is_started_over_has_another_run_directory_and_both_are_merged(
+    run_command: Run, run_clusterprof: Run, workdir: Path, teller: Path
+) -> None:
+    # Slurm starts a requeued job over after two minutes: its variable stands in for that.
+    text = shown(run_clusterprof, "--run-dir=here", "-N1", "--", "true")
+    (workdir / "job").write_text(script_of(text, teller))
+    again = {"SLURM_JOB_ID": "7", "SLURM_RESTART_COUNT": "1"}
+    said = run_command(["bash", "job"], env=again).stdout.splitlines()
+    assert said[:3] == ["srun", "--run-dir", f"{workdir}/here-restart1"]
+    (workdir / "here-restart1").mkdir()
+    done = run_command(
+        ["bash", SLURM / "merge.sbatch", "here"], env={"PATH": f"{teller.parent}:/usr/bin:/bin"}
+    )
+    assert done.stdout.split() == ["collect", "here", "collect", "here-restart1"], done
+
+
+@pytest.fixture
+def teller(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A clusterprof that says its arguments, a line each."""
+    fake = tmp_path_factory.mktemp("bin") / "clusterprof"
+    fake.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
+    fake.chmod(0o755)
+    return fake
+
+
+def test_the_container_template_has_one_list_of_mounts_with_what_the_rank_needs(
+    run_command: Run, run_clusterprof: Run, workdir: Path, teller: Path
+) -> None:
+    # pyxis is not here: what clusterprof is told is all that can be looked at.
+    text = shown(run_clusterprof, "--template=container-pyxis", "--", "python", "a b.py")
+    (workdir / "job").write_text(script_of(text, teller))
     done = run_command(
         ["bash", "job"], env={"SLURM_JOB_ID": "7", "CONTAINER_MOUNTS": "/data:/data,/my set:/b"}
     )

@@ -69,10 +69,14 @@ def test_every_node_of_the_allocation_is_looked_at_at_once(
 
 
 def test_nodes_that_no_allocation_has_are_asked_for_with_sruns_options(
-    run_clusterprof: Run, workdir: Path, slurm: dict[str, str]
+    run_clusterprof: Run, run_command: Run, workdir: Path, slurm: dict[str, str]
 ) -> None:
     done = run_clusterprof(["doctor", "--json", "-w", "n2,n3"], env=slurm)
     assert [node["host"] for node in json.loads(done.stdout)["nodes"]] == ["n2", "n3"], done
+    inside = run_command(
+        ["salloc", "-Q", "-N3", "clusterprof", "doctor", "--json", "-w", "n2", "-N1"], env=slurm
+    )
+    assert [node["host"] for node in json.loads(inside.stdout)["nodes"]] == ["n2"], inside
     refused = run_clusterprof(["doctor", "-p", "nowhere"], env=slurm)
     assert refused.returncode != 0
     assert "invalid partition" in refused.stderr
