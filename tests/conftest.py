@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import socket
 import tempfile
 import uuid
 from collections import Counter
@@ -16,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pytest
-from lab import cluster, command, hosts, leftovers
+from lab import cluster, command, faults, hosts, leftovers
 from lab.command import Completed
 from lab.parts import PARTS
 
@@ -100,6 +101,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 def pytest_terminal_summary(
     terminalreporter: pytest.TerminalReporter, config: pytest.Config
 ) -> None:
+    faults.print_table(terminalreporter)
     if left_out := config.stash[_left_out]:
         verb = "FAILED for want of" if _all_required() else "left out for want of"
         terminalreporter.section("tests left out", yellow=True)
@@ -159,13 +161,22 @@ def slurm_state(request: pytest.FixtureRequest) -> Iterator[Path]:
     cluster.down(state)
 
 
+def free_port() -> int:
+    """A TCP port that nobody listens on just now."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
 @pytest.fixture
 def slurm(slurm_state: Path) -> Iterator[dict[str, str]]:
     """A running Slurm of four nodes (n1 to n4, 8 processors each): the environment to use it.
 
     After the test its jobs are cancelled, so that none holds up the next test.
     """
-    env = {"SLURM_CONF": str(slurm_state / "slurm.conf")}
+    # Two labs on one machine count their jobs alike: a port made of the job's number would be the
+    # same in both, and their jobs would meet.
+    env = {"SLURM_CONF": str(slurm_state / "slurm.conf"), "MASTER_PORT": str(free_port())}
     yield env
     command.run(["scancel", "--user=root"], env=env, timeout=30)
 
