@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from clusterprof.clock import UNBOUNDED_NS, Clock, align
+from clusterprof.clock.blocks import bases, blocks
 from clusterprof.ingest import gather
 from clusterprof.merge import match
 from clusterprof.simulate import Cause, Job, middle, simulate, wall, with_clock
@@ -155,19 +156,69 @@ def test_the_clock_of_the_results_is_the_clock_that_aligns() -> None:
         assert clock.align(row["rank"], times).tolist() == said.tolist()
 
 
-@pytest.mark.parametrize(
-    "folder", ["nsys-2025.3/ddp", "nsys-2025.3/ddp-host-straggler", "nsys-2024.2/pipeline"]
-)
+#: recordings, and what 19 of 20 errors have to stay below (ns): steady clocks, drifting clocks
+RECORDINGS = {
+    "nsys-2025.3/ddp": (2_000, 6_000),
+    "nsys-2025.3/ddp-gpu-straggler": (2_000, 4_000),
+    "nsys-2025.3/fsdp-long": (20_000, 20_000),
+    "nsys-2025.3/fsdp-beacons": (2_000, 4_000),
+    "nsys-2025.3/pipeline-1f1b": (2_000, 2_000),
+    "nsys-2024.2/pipeline": (2_000, 2_000),
+}
+
+
+@pytest.mark.parametrize("folder", RECORDINGS)
 def test_on_recordings_with_planted_clocks_the_bound_holds_and_the_error_is_small(
     folder: str, recordings: Path
 ) -> None:
     true = gather([recordings / folder]).ranks
     at, rng = middle(true), np.random.default_rng(7)
-    for trial in range(4):
-        offset = rng.integers(-50 * MS, 50 * MS, len(true)).tolist()
-        drift = rng.uniform(-50, 50, len(true)).tolist() if trial else [0.0] * len(true)
-        wrong = [with_clock(r, o, d, at) for r, o, d in zip(true, offset, drift, strict=True)]
-        clock = aligned(wrong)
-        for rank, error in errors(clock, true, offset, drift, at).items():
-            assert error.max() <= clock.uncertainty(rank) < 500_000
-            assert error[4] <= (10_000 if trial else 2_000)
+    for drifting, limit in zip((False, True), RECORDINGS[folder], strict=True):
+        seen = []
+        for _ in range(4):
+            offset = rng.integers(-50 * MS, 50 * MS, len(true)).tolist()
+            drift = (rng.uniform(-50, 50, len(true)) * drifting).tolist()
+            wrong = [with_clock(r, o, d, at) for r, o, d in zip(true, offset, drift, strict=True)]
+            clock = aligned(unnamed(wrong))
+            for rank, error in errors(clock, true, offset, drift, at).items():
+                assert error.max() <= clock.uncertainty(rank) < 500_000
+                seen.append(error[4])
+        assert np.quantile(seen, 0.95) <= limit
+
+
+@pytest.mark.parametrize("folder", ["kineto/gloo", *RECORDINGS])
+def test_no_member_ends_before_the_last_has_started_in_any_recording(
+    folder: str, recordings: Path
+) -> None:
+    ranks = gather([recordings / folder]).ranks
+    numbers = tuple(r.rank for r in ranks)
+    matched = match(ranks)
+    # one clock: the same origin for all
+    base = np.full(len(numbers), bases(matched, numbers).min())
+    least = [
+        (
+            np.nanmin(np.where(b.held, b.end, np.nan), 1)
+            - np.nanmax(np.where(b.holds, b.start, np.nan), 1)
+        )
+        for b in blocks(matched, numbers, base)
+    ]
+    assert np.nanmin(np.concatenate(least)) > 1_000
+
+
+def test_ranks_of_one_host_are_taken_to_read_one_clock_and_the_bound_is_no_smaller_for_it(
+    recordings: Path,
+) -> None:
+    ranks = gather([recordings / "nsys-2025.3/ddp"]).ranks
+    named, alone = aligned(ranks), aligned(unnamed(ranks))
+    assert named.shared == (0, 1, 2, 3)
+    assert named.offset_ns.tolist() == [0] * 4
+    assert alone.shared == ()
+    assert np.abs(named.uncertainty_ns - alone.uncertainty_ns).max() < 2_000
+
+
+def test_a_host_name_shared_by_chance_does_not_hide_another_clock(recordings: Path) -> None:
+    ranks = list(gather([recordings / "nsys-2025.3/ddp"]).ranks)
+    ranks[2] = with_clock(ranks[2], 25_000, 0.0, middle(ranks))
+    clock = aligned(ranks)
+    assert clock.shared == (0, 1, 3)
+    assert clock.offset_ns[2] == pytest.approx(25_000, abs=2_000)

@@ -1,0 +1,160 @@
+"""The estimate within the bounds: what calls of each size say of offset and drift."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from clusterprof.clock.blocks import Block
+from clusterprof.clock.estimates import combine, estimate
+
+MS = 1_000_000.0
+US = 1_000.0
+#: where a ring's members end, as measured on four GPUs, part of the transfer by distance
+RING_OF_FOUR = np.array([0.085, 0.02, -0.075, -0.03])
+
+
+def ring(
+    offset: list[float],
+    *,
+    last: list[int],
+    transfer_ns: float = 260 * US,
+    sort: int = 0,
+    part: float = 0.085,
+    drift_ppm: float = 0.0,
+    apart_ms: float = 5.0,
+    pattern: np.ndarray | None = None,
+) -> Block:
+    """One call every `apart_ms`; of each `last` says who comes 1 ms after all others."""
+    n, count = len(offset), len(last)
+    rng = np.random.default_rng(count)
+    begin = (np.arange(count) * apart_ms * MS)[:, None]
+    start = np.broadcast_to(begin, (count, n)) + rng.uniform(0, 20 * US, (count, n))
+    start[np.arange(count), last] += MS
+    end = start.max(axis=1, keepdims=True) + transfer_ns + rng.uniform(0, 400.0, (count, n))
+    if pattern is not None:
+        away = (np.arange(n)[None, :] - np.asarray(last)[:, None]) % n
+        end = end + transfer_ns * pattern[away]
+    slope = np.zeros(n)
+    slope[-1] = drift_ppm * 1e-6
+
+    def read(true: np.ndarray) -> np.ndarray:
+        return np.asarray(true + np.asarray(offset) + slope * true)
+
+    both = np.ones((count, n), dtype=bool)
+    return Block(
+        tuple(range(n)), read(start), read(end), both, both, np.full(count, sort),
+        np.full(count, part),
+    )  # fmt: skip
+
+
+def joined(one: Block, other: Block) -> Block:
+    """All calls of two blocks of the same members."""
+    return Block(
+        one.members,
+        np.concatenate([one.start, other.start]),
+        np.concatenate([one.end, other.end]),
+        np.concatenate([one.holds, other.holds]),
+        np.concatenate([one.held, other.held]),
+        np.concatenate([one.sorts, other.sorts]),
+        np.concatenate([one.rings, other.rings]),
+    )
+
+
+def offsets(block: Block) -> np.ndarray:
+    found = estimate(block, 0.0)
+    assert found is not None
+    return combine([found], len(block.members), 0).offset
+
+
+def test_a_ring_whose_last_member_is_always_the_same_does_not_shift_its_clock() -> None:
+    block = ring([0.0, 5 * US, -7 * US, 3 * US], last=[3] * 12, pattern=RING_OF_FOUR)
+    plain = np.median(block.end - block.end[:, :1], axis=0)
+    true = np.array([0.0, 5 * US, -7 * US, 3 * US])
+    assert np.abs(plain - true).max() > 20 * US
+    # the pattern is taken to be alike in both directions of the ring, which way it goes is unknown
+    assert np.abs(offsets(block) - true).max() < 15 * US
+
+
+def test_small_calls_decide_where_large_ones_say_something_else() -> None:
+    true = [0.0, 5 * US, -7 * US, 3 * US]
+    large = ring(true, last=[3] * 40, pattern=2 * RING_OF_FOUR)
+    small = ring(true, last=[3] * 4, transfer_ns=12 * US, sort=1)
+    assert np.abs(offsets(joined(large, small)) - true).max() < 1.5 * US
+    assert np.abs(offsets(large) - true).max() > 5 * US
+
+
+def test_calls_of_unknown_size_are_told_apart_by_what_they_take() -> None:
+    true = [0.0, 5 * US, -7 * US, 3 * US]
+    large = ring(true, last=[3] * 40, pattern=2 * RING_OF_FOUR, sort=-1)
+    small = ring(true, last=[3] * 4, transfer_ns=12 * US, sort=-1)
+    assert np.abs(offsets(joined(large, small)) - true).max() < 1.5 * US
+
+
+def test_one_odd_call_among_many_changes_nothing() -> None:
+    block = ring([0.0, 5 * US], last=[0] * 20, transfer_ns=12 * US)
+    end = block.end.copy()
+    end[7, 1] += 300 * US
+    odd = Block(block.members, block.start, end, block.holds, block.held)
+    assert offsets(odd)[1] == pytest.approx(5 * US, abs=US)
+
+
+def test_a_drift_is_found_where_the_window_is_long_enough_to_show_it() -> None:
+    block = ring([0.0, 0.0, 0.0], last=[0] * 40, transfer_ns=12 * US, drift_ppm=30.0, apart_ms=20.0)
+    found = estimate(block, 0.0)
+    assert found is not None
+    every = combine([found], 3, 0)
+    assert every.drift[2] * 1e6 == pytest.approx(30.0, abs=2.0)
+    assert every.drift[1] == 0.0
+
+
+def test_a_drift_that_a_few_calls_cannot_show_is_not_believed() -> None:
+    block = ring([0.0, 0.0, 0.0], last=[0] * 3, transfer_ns=12 * US, drift_ppm=5.0)
+    found = estimate(block, 0.0)
+    assert found is not None
+    assert combine([found], 3, 0).drift.tolist() == [0.0, 0.0, 0.0]
+
+
+def test_a_member_without_the_others_calls_does_not_take_them_along() -> None:
+    block = ring([0.0, 5 * US, 9 * US], last=[0] * 10, transfer_ns=12 * US)
+    start, end = block.start.copy(), block.end.copy()
+    start[:, 2] = end[:, 2] = np.nan
+    found = estimate(Block(block.members, start, end, block.holds, block.held), 0.0)
+    assert found is not None
+    assert found.members == (0, 1)
+    every = combine([found], 3, 0)
+    assert every.offset[1] == pytest.approx(5 * US, abs=US)
+    assert np.isnan(every.offset[2])
+
+
+def pair(offset: float, delay: float, *, both_ways: bool) -> Block:
+    """Sends of rank 0 and, `both_ways`, of rank 1; a waiting Recv ends `delay` after its Send."""
+    way = np.array([0, 1] * 6 if both_ways else [0] * 12)
+    begin = np.arange(len(way)) * 5 * MS
+    start, end = np.empty((len(way), 2)), np.empty((len(way), 2))
+    rows = np.arange(len(way))
+    start[rows, way], end[rows, way] = begin, begin + 30 * US
+    start[rows, 1 - way], end[rows, 1 - way] = begin - 50 * US, begin + 30 * US + delay
+    shift = np.array([0.0, offset])
+    holds = np.zeros(start.shape, dtype=bool)
+    holds[rows, way] = True
+    return Block((0, 1), start + shift, end + shift, holds, ~holds)
+
+
+def test_sends_both_ways_give_the_offset_whatever_their_delay() -> None:
+    for delay in (1 * US, 13 * US, 90 * US):
+        found = estimate(pair(40 * US, delay, both_ways=True), 0.0)
+        assert found is not None
+        assert combine([found], 2, 0).offset[1] == pytest.approx(40 * US, abs=US)
+
+
+def test_sends_one_way_give_no_estimate() -> None:
+    assert estimate(pair(40 * US, 13 * US, both_ways=False), 0.0) is None
+
+
+def test_communicators_are_weighed_by_how_well_they_know() -> None:
+    true = [0.0, 5 * US, -7 * US]
+    good = ring(true, last=[0] * 8, transfer_ns=12 * US)
+    bad = ring([0.0, 60 * US], last=[0] * 8, transfer_ns=5 * MS)
+    found = [e for b in (bad, good) if (e := estimate(b, 0.0)) is not None]
+    assert np.abs(combine(found, 3, 0).offset - true).max() < 3 * US
