@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from clusterprof.analysis.finding import LEAST_FRAC, finding, ms, percent
+from clusterprof.analysis import limits
+from clusterprof.analysis.finding import finding, ms, percent
 from clusterprof.analysis.intervals import union
 from clusterprof.analysis.scene import Floats, Ints, Scene
 from clusterprof.analysis.unprofiled import hidden_wait
@@ -113,7 +114,7 @@ def find(scene: Scene, unclear: frozenset[str] = frozenset()) -> list[Finding]:
         with np.errstate(all="ignore"):
             cost = np.nanmean(each, axis=0)
         share = float(np.nan_to_num(cost).mean()) / scene.step_ns
-        if share >= LEAST_FRAC:
+        if share >= limits.LEAST_FRAC:
             found.append((share, operation, rows, cost, each))
     found.sort(key=lambda f: -f[0])
     return [

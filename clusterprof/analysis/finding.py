@@ -8,21 +8,23 @@ from typing import Any
 
 import numpy as np
 
+from clusterprof.analysis import limits
 from clusterprof.analysis.scene import Scene
 from clusterprof.results import Finding, Recurrence, Severity
 
-#: share of the step from which a finding is critical, or a warning; below, it is information
-CRITICAL_FRAC = 0.15
-WARNING_FRAC = 0.05
-#: what costs less than this share of the step is not said at all
-LEAST_FRAC = 0.02
 #: shares of the settled steps: from there on a finding is persistent
 _PERSISTENT_FRAC = 0.75
 
 
 def severity(share: float) -> Severity:
     """Critical from 15 % of the step on, a warning from 5 %, else information."""
-    return "critical" if share >= CRITICAL_FRAC else "warning" if share >= WARNING_FRAC else "info"
+    return (
+        "critical"
+        if share >= limits.CRITICAL_FRAC
+        else "warning"
+        if share >= limits.WARNING_FRAC
+        else "info"
+    )
 
 
 def recurrence(hit: int, of: int) -> Recurrence:

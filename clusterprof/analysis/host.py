@@ -6,6 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from clusterprof.analysis import limits
 from clusterprof.analysis.intervals import Union, union
 from clusterprof.analysis.scene import Floats, Scene
 from clusterprof.analysis.timeline import Timeline
@@ -13,9 +14,6 @@ from clusterprof.tables import RankTables
 
 #: CUDA calls that wait for the device by their nature, and from which length on they do
 _WAITS = r"(?i)synchronize|memcpy|memset|cudafree|eventquery"
-_WAITING_CALL_NS = 50_000
-#: any other call (a launch into a full queue) waits only if it lasts so long
-_BLOCKED_CALL_NS = 1_000_000
 
 
 def spans(tables: RankTables, kind: str, pattern: str = "", least_ns: int = 0) -> Union:
@@ -54,8 +52,8 @@ def waited(tables: RankTables, line: Timeline) -> Union:
     """
     if not pc.any(pc.equal(tables.host_calls["kind"], "cuda")).as_py():
         return line.communication
-    waits = spans(tables, "cuda", _WAITS, least_ns=_WAITING_CALL_NS)
-    blocked = spans(tables, "cuda", least_ns=_BLOCKED_CALL_NS)
+    waits = spans(tables, "cuda", _WAITS, least_ns=limits.WAITING_CALL_NS)
+    blocked = spans(tables, "cuda", least_ns=limits.BLOCKED_CALL_NS)
     calls = union(
         np.r_[waits.start, blocked.start].astype(np.int64),
         np.r_[waits.end, blocked.end].astype(np.int64),

@@ -8,15 +8,12 @@ from typing import Any
 import numpy as np
 import pyarrow.compute as pc
 
-from clusterprof.analysis import host, shared
-from clusterprof.analysis.finding import LEAST_FRAC, capture, finding, ms, percent
+from clusterprof.analysis import host, limits, shared
+from clusterprof.analysis.finding import capture, finding, ms, percent
 from clusterprof.analysis.intervals import Union, union
 from clusterprof.analysis.scene import Floats, Scene
 from clusterprof.analysis.timeline import COMPUTE
 from clusterprof.results import Finding
-
-#: idle time between launches is worth a word from this share of the step on
-_LAUNCH_FRAC = 0.2
 
 
 def find(scene: Scene) -> list[Finding]:
@@ -45,7 +42,7 @@ def _gil(scene: Scene, gaps: list[Union]) -> Answer:
         return None, gaps
     cost = np.minimum(cause.idle.max(axis=0), scene.durations)
     per_step = float(cost.mean())
-    if per_step < LEAST_FRAC * scene.step_ns:
+    if per_step < limits.LEAST_FRAC * scene.step_ns:
         return None, gaps
     of_rank = cause.idle.mean(axis=1)
     worst = int(np.argmax(of_rank))
@@ -79,7 +76,7 @@ def _input(scene: Scene, gaps: list[Union]) -> Answer:
     # what the worst rank alone is late by is a straggler's cost
     cost = np.minimum((cause.idle - cause.own()).max(axis=0), scene.durations)
     per_step = float(cost.mean())
-    if per_step < LEAST_FRAC * scene.step_ns:
+    if per_step < limits.LEAST_FRAC * scene.step_ns:
         return None, gaps
     spent = cause.spent.mean(axis=1)
     hit = cost > 0.01 * scene.step_ns
@@ -155,7 +152,7 @@ def _sync(scene: Scene, gaps: list[Union]) -> Answer:
     waits = float(np.mean(blocked))
     per_step = float(cost.mean())
     calls = count / max(len(scene.ranks) * len(scene.settled), 1)
-    if waits < LEAST_FRAC * scene.step_ns:
+    if waits < limits.LEAST_FRAC * scene.step_ns:
         return None, gaps
     made = finding(
         scene,
@@ -187,13 +184,13 @@ def _launch(scene: Scene, gaps: list[Union]) -> Answer:
     """Gaps on all ranks before kernels that were launched only after the GPU had run dry."""
     cause = shared.launching(scene, gaps, host.pace(scene))
     # starving on most ranks; or on the one whose queue is empty, of short kernels on all
-    short = 0 < shared.typical_kernel(scene) <= shared.SHORT_KERNEL_NS and cause.is_shared()
+    short = 0 < shared.typical_kernel(scene) <= limits.SHORT_KERNEL_NS and cause.is_shared()
     short = short and not scene.pipelined
     cost = cause.idle.max(axis=0) if short else np.median(cause.idle, axis=0)
     cost = np.minimum(cost, scene.durations)
     per_step = float(cost.mean())
     share = per_step / scene.step_ns
-    if share < _LAUNCH_FRAC:
+    if share < limits.LAUNCH_FRAC:
         return None, gaps
     kernels = [
         int(((line.kind == COMPUTE) & (line.step_of >= 0)).sum()) // max(len(line.step), 1)

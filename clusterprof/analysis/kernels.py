@@ -6,13 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from clusterprof.analysis import limits
 from clusterprof.analysis.scene import Bools, Floats, Ints, Scene
 from clusterprof.analysis.timeline import COMPUTE, Timeline
 
-#: kernels slower by less than this share are of the same speed
-_SLOWER_FRAC = 0.03
-#: so much of a step's kernel time must be comparable for a word on speed
-_COMPARED_FRAC = 0.1
 #: with more peers than these, only so many are compared with
 _MOST_PEERS = 8
 
@@ -100,6 +97,6 @@ def _slower(mine: _Kernels, other: _Kernels) -> Floats:
     theirs = np.bincount(mine.step[a], other.length[b], steps)
     whole = np.where(equal.reshape(steps, width), mine.time, 0.0).sum(axis=1)
     ratio = np.divide(own, theirs, out=np.ones(steps), where=theirs > 0)
-    enough = own >= _COMPARED_FRAC * whole
-    beyond = np.maximum(1 - (1 + _SLOWER_FRAC) / ratio, 0.0)
+    enough = own >= limits.COMPARED_FRAC * whole
+    beyond = np.maximum(1 - (1 + limits.SLOWER_FRAC) / ratio, 0.0)
     return np.asarray(np.where(enough, beyond * whole, 0.0))

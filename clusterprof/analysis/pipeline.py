@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from clusterprof.analysis.finding import LEAST_FRAC, finding, ms, percent
+from clusterprof.analysis import limits
+from clusterprof.analysis.finding import finding, ms, percent
 from clusterprof.analysis.intervals import union
 from clusterprof.analysis.scene import Floats, Scene
 from clusterprof.results import Finding
-
-#: stages whose compute differs by less than this share of the slowest are balanced
-_UNEQUAL_FRAC = 0.1
 
 
 def stages(scene: Scene) -> list[list[int]]:
@@ -99,7 +97,7 @@ def _bubble(scene: Scene, stage: list[list[int]], already: float) -> Finding | N
     cost = np.maximum(waits[rows].mean(axis=0) - already, 0.0)
     per_step = float(cost.mean())
     share = per_step / scene.step_ns
-    if share < LEAST_FRAC:
+    if share < limits.LEAST_FRAC:
         return None
     count = microbatches(scene, stage)
     ideal = (len(stage) - 1) / (count + len(stage) - 1)
@@ -150,12 +148,12 @@ def _imbalance(scene: Scene, stage: list[list[int]]) -> Finding | None:
     own = np.stack([np.nanmedian((compute + idle)[at], axis=0) for at in rows])
     usual = np.nanmean(per_stage, axis=1)
     most, least = int(np.argmax(usual)), int(np.argmin(usual))
-    if usual[most] - usual[least] < _UNEQUAL_FRAC * usual[most]:
+    if usual[most] - usual[least] < limits.UNEQUAL_FRAC * usual[most]:
         return None
     surplus = 1 - float(usual.mean()) / float(usual[most])
     cost = np.minimum(np.nan_to_num(own[most]) * surplus, scene.durations)
     per_step = float(cost.mean())
-    if per_step < LEAST_FRAC * scene.step_ns:
+    if per_step < limits.LEAST_FRAC * scene.step_ns:
         return None
     named = f"rank{'s' if len(stage[most]) > 1 else ''} {', '.join(map(str, stage[most][:8]))}"
     return finding(

@@ -28,6 +28,7 @@ class Collectives:
     """The placed table's columns as arrays, one element per collective and rank."""
 
     collective: Ints
+    call: Ints
     rank: Ints
     step: Ints
     operation: npt.NDArray[np.object_]
@@ -125,8 +126,8 @@ class Scene:
 
         operation, role = strings("operation"), strings("role")
         return Collectives(
-            collective=ints("collective"), rank=ints("rank"), step=ints("step", -1),
-            operation=operation, communicator=strings("communicator"),
+            collective=ints("collective"), call=ints("call"), rank=ints("rank"),
+            step=ints("step", -1), operation=operation, communicator=strings("communicator"),
             matched=strings("state") == "matched", synchronising=role == "both",
             point_to_point=(operation == "Send") | (operation == "Recv"),
             start=ints("start_ns"), end=ints("end_ns"), issue=ints("issue_start_ns"),

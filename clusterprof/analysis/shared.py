@@ -11,17 +11,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from clusterprof.analysis import host
+from clusterprof.analysis import host, limits
 from clusterprof.analysis.intervals import Union, union
 from clusterprof.analysis.scene import Floats, Scene
 from clusterprof.analysis.timeline import COMPUTE, Timeline
 
-#: kernels shorter than this are launched no faster than they run
-SHORT_KERNEL_NS = 15_000
-#: a gap between kernels longer than this is not the pace of launching
-LAUNCH_GAP_NS = 1_000_000
-#: a cause is shared if the middle rank spends at least this part of what the worst one does
-SHARED_FRAC = 0.5
 _INPUT = r"(?i)^(data|input|batch|fetch|dataload)|dataloader|next_batch|get_batch"
 
 
@@ -36,7 +30,9 @@ class Cause:
     def is_shared(self) -> bool:
         """Whether the middle rank's host spends half as long there as the worst one's, or more."""
         own = np.sort(self.spent.mean(axis=1))
-        return bool(len(own)) and float(own[(len(own) - 1) // 2]) >= SHARED_FRAC * own[-1] > 0
+        return (
+            bool(len(own)) and float(own[(len(own) - 1) // 2]) >= limits.SHARED_FRAC * own[-1] > 0
+        )
 
     def own(self) -> Floats:
         """Idle time that is a rank's own doing: as far as its host spends more than the others'."""
@@ -117,7 +113,7 @@ def launching(scene: Scene, gaps: list[Union], pace: Floats) -> Cause:
         known = following < len(line.start)
         late = np.zeros(len(gap.start), dtype=bool)
         late[known] = line.launch_end[following[known]] > gap.start[known]
-        chosen = late & (gap.end - gap.start <= LAUNCH_GAP_NS)
+        chosen = late & (gap.end - gap.start <= limits.LAUNCH_GAP_NS)
         where.append(union(gap.start[chosen], gap.end[chosen]))
     idle = np.zeros((len(scene.ranks), len(scene.settled)))
     for k, line in enumerate(scene.timelines):
@@ -155,7 +151,7 @@ def innocent_idle(scene: Scene, pace: Floats) -> Floats:
         if cause is not None and cause.is_shared():
             out += cause.idle - cause.own()
             gaps = left(gaps, cause.where)
-    if 0 < typical_kernel(scene) <= SHORT_KERNEL_NS:
+    if 0 < typical_kernel(scene) <= limits.SHORT_KERNEL_NS:
         cause = launching(scene, gaps, pace)
         if cause.is_shared():
             out += cause.idle - cause.own()

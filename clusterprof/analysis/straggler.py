@@ -2,22 +2,27 @@
 
 Late at a collective is not yet guilty. A rank that waits for a late one is late itself
 downstream; a rank that had to catch up arrives late a dozen times for one delay. So a rank's
-cost in a step is the lesser of two measures:
+cost in a step is the least of three measures:
 
 - its lateness: over the collectives at which it arrives last, last minus next-to-last arrival;
 - its own excess over the others with which it communicates: idle time of its GPU (the host
   had not launched), longer or more kernels, longer copies. Waiting inside a collective or a
-  receive is none of these: that is how blame passes on to the rank that caused it.
+  receive is none of these: that is how blame passes on to the rank that caused it;
+- how long its own host and kernels stood on the critical path (`critical`): what nobody waited
+  for has cost nothing.
 
-The lesser of the two is what the others would have saved: on recordings with a planted sleep
+The least of them is what the others would have saved: on recordings with a planted sleep
 of 20 ms it is 18 to 21 ms, where lateness alone adds up to 25 to 35 ms.
+
+Idle time in what all hosts do alike (`shared`: fetching input, the interpreter lock, launching
+short kernels) is nobody's excess.
 
 Three cases need more. Where the others' GPUs starve as well, their own hosts set the pace, and
 the rank that is behind stays behind without being any slower: there a host's excess is only
 what its pace exceeds theirs. In a pipeline ranks wait for each other by construction: there
-a late host counts only beyond the slowest other host's pace, and from a larger share of the
-step on. And work queued before the window can hide a host that is slower than its GPU for many
-steps: that one is found by its pace alone.
+a late host counts only beyond the slowest other host's pace (per launch, since stages differ),
+and from a larger share of the step on. And work queued before the window can hide a host that is
+slower than its GPU for many steps: that one is found by its pace alone.
 """
 
 from __future__ import annotations
@@ -27,30 +32,13 @@ from typing import Any
 
 import numpy as np
 
-from clusterprof.analysis import critical, host, kernels, pipeline, shared
-from clusterprof.analysis.finding import LEAST_FRAC, capture, finding, ms, percent
+from clusterprof.analysis import critical, host, kernels, limits, pipeline, shared
+from clusterprof.analysis.finding import capture, finding, ms, percent
 from clusterprof.analysis.intervals import union
 from clusterprof.analysis.scene import Floats, Ints, Scene
 from clusterprof.analysis.timeline import COMPUTE
 from clusterprof.clock import SHARED_CLOCK_NS
 from clusterprof.results import Finding
-
-#: a straggler costs at least this share of the step; below, it is chance
-LEAST_STRAGGLER_FRAC = 0.04
-#: a GPU starves distinctly if it idles this much more than those it is compared with
-_DISTINCT_FRAC = 0.33
-#: the peers' GPUs starve themselves if they idle this share of the step
-_STARVING_FRAC = 0.2
-#: in a pipeline lateness mixes with the bubble: below this share of the step nobody is blamed
-_PIPELINE_LEAST_FRAC = 0.15
-#: a host whose pace is so many times the step, and the other hosts' pace, is slow though hidden
-_HIDDEN_STEP = 1.15
-_HIDDEN_PEERS = 1.3
-#: one that still fits into the step is worth a word if it is so many times slower than the others
-_SLACK_PEERS = 1.5
-_SLACK_FRAC = 0.2
-#: a late host that is no slower than the others is behind from before the window: less sure
-_INHERITED = 0.75
 
 
 @dataclass(frozen=True)
@@ -158,8 +146,7 @@ def blame(scene: Scene) -> Blame:
     peers = _peers(scene, stage)
     pace = host.pace(scene)
     all_idle = scene.account("idle_ns")
-    idle, usual_idle = _excess(all_idle - shared.innocent_idle(scene, pace), peers)
-    idle = np.where(idle >= _DISTINCT_FRAC * usual_idle, idle, 0.0)
+    idle, _ = _excess(all_idle - shared.innocent_idle(scene, pace), peers)
     idle = _no_more_than_pace(scene, idle, _excess(all_idle, peers)[1], pace, peers)
     copy, usual_copy = _excess(scene.account("exposed_copy_ns"), peers)
     # copies from pageable memory vary with the host; only a copy twice as long is the rank's own
@@ -184,7 +171,7 @@ def _no_more_than_pace(
     out: Floats = idle.copy()
     for k in range(len(own)):
         total = float(idle[k].mean()) if idle.shape[1] else 0.0
-        starving = usual_idle[k].mean() >= _STARVING_FRAC * scene.step_ns if total else False
+        starving = usual_idle[k].mean() >= limits.STARVING_FRAC * scene.step_ns if total else False
         if not total or not (starving or scene.pipelined) or np.isnan(own[k]):
             continue
         # a stage of more layers has more to launch: hosts are compared by their pace per launch
@@ -228,15 +215,30 @@ def find(scene: Scene) -> list[Finding]:
     if len(scene.ranks) < 2 or not scene.step_ns:
         return []
     seen = blame(scene)
-    least = _PIPELINE_LEAST_FRAC if scene.pipelined else LEAST_STRAGGLER_FRAC
+    least = limits.PIPELINE_STRAGGLER_FRAC if scene.pipelined else limits.STRAGGLER_FRAC
     out = []
     for k, rank in enumerate(scene.ranks):
         cost = seen.cost[k]
         share = float(cost.mean()) / scene.step_ns
         peak = float(cost.max(initial=0.0)) / scene.step_ns
-        if share >= least or (peak >= max(0.2, 2 * least) and share >= LEAST_FRAC):
+        high = peak >= max(limits.PEAK_FRAC, 2 * least) and share >= limits.LEAST_FRAC
+        if (share >= least or high) and not _by_chance(scene, seen, k):
             out.append(_finding(scene, seen, k, rank))
     return out or _hidden(scene, seen)
+
+
+def _by_chance(scene: Scene, seen: Blame, k: int) -> bool:
+    """Whether a host is late now and then only, and no slower than the others.
+
+    One that is merely behind the others stays behind; where all hosts set the pace, now this one
+    and now that one comes last.
+    """
+    if seen.idle[k].sum() < (seen.compute[k] + seen.copy[k]).sum():
+        return False
+    compared = _compared(scene, seen, k)
+    slower = not compared or compared[0]["slower_ns"] >= limits.LEAST_FRAC * scene.step_ns
+    steady = float((seen.cost[k] > 0.1 * seen.cost[k].max()).mean()) >= limits.STEADY_FRAC
+    return not slower and not steady
 
 
 def _hidden(scene: Scene, seen: Blame) -> list[Finding]:
@@ -251,9 +253,9 @@ def _hidden(scene: Scene, seen: Blame) -> list[Finding]:
         if np.isnan(own[k]) or not len(others):
             continue
         usual = float(np.median(others))
-        if own[k] < max(_HIDDEN_STEP * scene.step_ns, _HIDDEN_PEERS * usual):
-            slower = own[k] - usual >= _SLACK_FRAC * scene.step_ns
-            if slower and own[k] >= _SLACK_PEERS * usual:
+        if own[k] < max(limits.HIDDEN_STEP * scene.step_ns, limits.HIDDEN_PEERS * usual):
+            slower = own[k] - usual >= limits.SLACK_FRAC * scene.step_ns
+            if slower and own[k] >= limits.SLACK_PEERS * usual:
                 out.append(_slack(scene, k, float(own[k]), usual))
             continue
         cost = np.full(len(scene.settled), own[k] - scene.step_ns)
@@ -341,9 +343,13 @@ def _finding(scene: Scene, seen: Blame, k: int, rank: int) -> Finding:
     if by_host:
         compared = _compared(scene, seen, k)
         details = [*compared, *details]
-        if compared and compared[0]["slower_ns"] < LEAST_FRAC * scene.step_ns:
-            confidence *= _INHERITED
-    often = "" if hit.all() else f" (in {int(hit.sum())} of {len(hit)} settled steps)"
+        if compared and compared[0]["slower_ns"] < limits.LEAST_FRAC * scene.step_ns:
+            confidence *= limits.INHERITED
+    often = ""
+    if not hit.all():
+        often = (
+            f"; in {int(hit.sum())} of {len(hit)} settled steps, {ms(float(cost[hit].mean()))} each"
+        )
     return finding(
         scene,
         "straggler.host" if by_host else "straggler.gpu",
@@ -404,7 +410,7 @@ def _compared(scene: Scene, seen: Blame, k: int) -> list[dict[str, Any]]:
     usual = float(np.median(others))
     what = f"its host needs {ms(float(own[k]))} a step of its own, the others' {ms(usual)}"
     slower = float(own[k]) - usual
-    if slower < LEAST_FRAC * scene.step_ns:
+    if slower < limits.LEAST_FRAC * scene.step_ns:
         what += ": it is not slower now, but behind since before the settled steps"
     return [
         {

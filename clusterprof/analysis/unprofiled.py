@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import numpy as np
+import pyarrow.compute as pc
 
-from clusterprof.analysis.finding import LEAST_FRAC, WARNING_FRAC, capture, finding, ms, percent
-from clusterprof.analysis.scene import Floats, Scene
+from clusterprof.analysis import limits
+from clusterprof.analysis.finding import capture, finding, ms, percent
+from clusterprof.analysis.scene import Bools, Floats, Scene
 from clusterprof.results import Finding
 
-#: a transfer this many times the shortest of its kind is more than a transfer
-_LONGER = 3.0
-_LEAST_CALLS = 4
 _LARGE_BYTES = 1 << 20
 _WAITED_FOR = ["AllReduce", "AllGather", "ReduceScatter", "AllToAll"]
-#: seen in fewer of the steps, it must cost so much: transfers vary for other reasons too
-_STEADY_FRAC = 0.75
-_MUCH_FRAC = 0.2
 
 
 def hidden_wait(scene: Scene) -> Floats:
@@ -40,13 +36,13 @@ def hidden_wait(scene: Scene) -> Floats:
     scale = np.where(large, c.size, 1.0)
     for key in dict.fromkeys(keys[usable]):
         rows = np.flatnonzero(usable & (keys == key))
-        if len(np.unique(c.collective[rows])) < _LEAST_CALLS:
+        if len(np.unique(c.collective[rows])) < limits.LEAST_CALLS:
             continue
         rate = np.sort(transfer[rows] / scale[rows])
         # without sizes, small and large stand in one heap: only its middle is usual
         quick = 1 if (c.size[rows] >= 0).all() else len(rate) // 2
         usual = rate[quick] * scale[rows]
-        long = transfer[rows] > _LONGER * usual + 50_000
+        long = transfer[rows] > limits.LONGER * usual + 50_000
         extra[rows] = np.where(long, transfer[rows] - usual, 0.0)
     return extra
 
@@ -90,15 +86,17 @@ def _finding(scene: Scene, communicator: str, extra: Floats) -> Finding | None:
         exposed = c.end[rows] - begin - line.compute.within(begin, c.end[rows])
         np.add.at(cost[k], at, exposed)
     # all members wait at once, or it is no one else's lateness
-    seen = proof.min(axis=0) > WARNING_FRAC * scene.step_ns
+    seen = proof.min(axis=0) > limits.WARNING_FRAC * scene.step_ns
     together = np.where(seen, cost.min(axis=0), 0.0)
     per_step = float(together.mean())
-    steady = float(seen.mean()) >= _STEADY_FRAC
-    if per_step < (LEAST_FRAC if steady else _MUCH_FRAC) * scene.step_ns:
+    steady = float(seen.mean()) >= limits.STEADY_FRAC
+    if per_step < (limits.LEAST_FRAC if steady else limits.MUCH_FRAC) * scene.step_ns:
         return None
     share = percent(per_step / scene.step_ns)
-    missing = [r for r in range(world) if r not in scene.ranks]
+    size = _size(scene, mine)
+    missing = _not_captured(scene, ranks, size, world)
     some = ",".join(map(str, missing[:16]))
+    of = f"one of {size} in its communicator; " if size else ""
     return finding(
         scene,
         "straggler.unprofiled",
@@ -108,10 +106,12 @@ def _finding(scene: Scene, communicator: str, extra: Floats) -> Finding | None:
         floor_ns=0.01 * scene.step_ns,
         confidence=0.6,
         summary=f"{_who(ranks)}, up to {ms(per_step)} of each step ({share}), "
-        f"for a rank without a report (the job has {world}, {len(scene.ranks)} were captured)",
+        f"for a rank without a report ({of}the job has {world}, {len(scene.ranks)} were captured)",
         evidence=[
             {
                 "communicator": communicator,
+                "communicator_size": size,
+                "not_captured": missing[:64],
                 "ranks": ranks,
                 "steps": list(scene.settled),
                 "what": f"{int((mine & (extra > 0)).sum()) // max(len(ranks), 1)} calls last far "
@@ -121,3 +121,37 @@ def _finding(scene: Scene, communicator: str, extra: Floats) -> Finding | None:
         advice=f"capture the others: --ranks {some}{',…' if len(missing) > 16 else ''}",
         follow_up=capture(scene, missing[:16]),
     )
+
+
+def _size(scene: Scene, mine: Bools) -> int | None:
+    """The communicator's size, where the reports say it."""
+    calls = np.stack([scene.collectives.rank[mine], scene.collectives.call[mine]])
+    said: set[int] = set()
+    for rank in np.unique(calls[0]):
+        table = scene.tables[scene.ranks.index(int(rank))].collective_calls
+        of = np.asarray(pc.fill_null(table["communicator_size"], 0).to_numpy())
+        here = np.isin(np.asarray(table["call"].to_numpy()), calls[1][calls[0] == rank])
+        said |= set(of[here].tolist()) - {0}
+    return int(said.pop()) if len(said) == 1 else None
+
+
+def _not_captured(scene: Scene, ranks: list[int], size: int | None, world: int) -> list[int]:
+    """Members of the communicator that have no report, as far as can be told; else all without.
+
+    Frameworks lay groups out evenly: a stride that fits the members with a report, and a first
+    rank that is a multiple of the group's extent, give the others. Tried are the strides that
+    divide the world into groups of this size, the smallest first.
+    """
+    without = [r for r in range(world) if r not in scene.ranks]
+    if size is None or size >= world or world % size:
+        return without
+    for stride in range(1, world // size + 1):
+        extent = stride * size
+        if world % extent:
+            continue
+        groups = {(r // extent, r % stride) for r in ranks}
+        if len(groups) == 1:
+            block, offset = groups.pop()
+            members = range(block * extent + offset, (block + 1) * extent, stride)
+            return [r for r in members if r not in scene.ranks] or without
+    return without

@@ -177,7 +177,8 @@ class Machine:
             self.calls.append(
                 {"rank": ranks, "operation": operation, "group": groups, "tag": tag,
                  "stream": stream, "start_ns": start, "end_ns": end, "issue_start_ns": begin,
-                 "issue_end_ns": launched.copy(), "size": size, "peer": peer}
+                 "issue_end_ns": launched.copy(), "size": size, "peer": peer,
+                 "members": np.bincount(groups)[groups] if peer is None else self.job.world}
             )  # fmt: skip
 
     def _host_call(self, ranks: Ints, begin: Ints, end: Ints, kind: str, name: str) -> None:

@@ -118,6 +118,7 @@ def _tables(
             "call": list(range(len(calls))),
             "operation": [r["operation"] for r in calls],
             "communicator": [f"0x{r['tag']}{r['group']}" if ids else None for r in calls],
+            "communicator_size": [r["members"] if ids else None for r in calls],
             "stream": [r["stream"] for r in calls],
             "message_bytes": [r["size"] if ids else None for r in calls],
             "peer": [int(r["peer"]) if ids and r["peer"] is not None else None for r in calls],

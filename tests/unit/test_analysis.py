@@ -268,6 +268,9 @@ def test_all_profiled_ranks_waiting_together_point_to_one_without_a_report() -> 
         [0, 1, 2],
     )
     assert "--ranks 3" in found["advice"]
+    assert "one of 4 in its communicator" in found["summary"]
+    assert found["evidence"][0]["communicator_size"] == 4
+    assert found["next"] == "clusterprof torchrun --ranks 3 ... -- PROGRAM..."
     assert found["cost_ns_per_step"] == pytest.approx(20 * MS, rel=0.4)
 
 

@@ -1,0 +1,60 @@
+"""Every limit that a verdict depends on, in one place, each with its reason.
+
+Shares are of the mean settled step. What is not chosen for a reason of its own is chosen low
+enough to be of use and high enough that the recordings of healthy jobs stay below it; `make
+truth` shows what they give on jobs that nobody looked at when they were chosen.
+"""
+
+from __future__ import annotations
+
+#: severities: what costs a seventh of the step is worth dropping everything for, a twentieth is
+#: worth a look; healthy recordings vary by 1 to 2% from step to step, below which nothing is said
+CRITICAL_FRAC = 0.15
+WARNING_FRAC = 0.05
+LEAST_FRAC = 0.02
+#: a straggler needs twice what chance gives: a wrong name costs more trust than a missed 3%
+STRAGGLER_FRAC = 0.04
+#: in a pipeline every host's jitter makes some stage wait: of three recordings of a balanced
+#: pipeline the irregular hosts alone make up to 10%
+PIPELINE_STRAGGLER_FRAC = 0.15
+#: seen in fewer steps, it must cost a lot in the worst: a single pause of a few ms is ordinary
+PEAK_FRAC = 0.2
+#: where the others' GPUs idle this much themselves, idle time is no sign of a late host: paces are
+STARVING_FRAC = 0.2
+
+#: a host hidden by queued work: slower than the step it will set, and than the others, by more
+#: than hosts of one job differ (up to 10% in the recordings)
+HIDDEN_STEP = 1.15
+HIDDEN_PEERS = 1.3
+#: one that fits into the step is worth a word (information) if it stands out at a glance
+SLACK_PEERS = 1.5
+SLACK_FRAC = 0.2
+#: a late host that is no slower than the others is behind from before the window: less sure
+INHERITED = 0.75
+
+#: GPUs of one model differ by up to 2% in clocks; kernels compared must be this part of all
+SLOWER_FRAC = 0.03
+COMPARED_FRAC = 0.1
+#: stages whose compute differs by less can hardly be made more even: a layer is the unit
+UNEQUAL_FRAC = 0.1
+
+#: launching a kernel takes a host some 5 to 15 µs: shorter ones are launched no faster than run
+SHORT_KERNEL_NS = 15_000
+#: a gap between kernels longer than this is not the pace of launching
+LAUNCH_GAP_NS = 1_000_000
+#: eager training idles up to a tenth between its launches; a fifth is worth another way to launch
+LAUNCH_FRAC = 0.2
+#: a cause is shared if the middle rank's host spends at least half of what the worst one does
+SHARED_FRAC = 0.5
+#: CUDA calls that may wait for the device are taken to wait from this length on (they cost 5 to
+#: 20 µs themselves), any other call from this: a launch into a full queue
+WAITING_CALL_NS = 50_000
+BLOCKED_CALL_NS = 1_000_000
+
+#: a rank without a report: transfers so many times their quickest are more than transfers;
+#: networks vary by less than three times in the recordings
+LONGER = 3.0
+LEAST_CALLS = 4
+#: seen in three of four steps it is no congestion; else it must cost a lot
+STEADY_FRAC = 0.75
+MUCH_FRAC = 0.2

@@ -1,0 +1,166 @@
+"""What is true is said: every recording, and a few held-out simulated jobs of every class."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from clusterprof.analysis import critical
+from clusterprof.ingest import gather
+from clusterprof.results import Finding
+from clusterprof.simulate import Cause, Job, simulate
+from clusterprof.simulate.cases import KINDS, Case, accused, cases, right
+from clusterprof.study import study
+from clusterprof.tables import RankTables
+
+MS = 1_000_000
+RECORDINGS = Path(__file__).resolve().parent.parent / "data" / "recordings"
+TRUTH = json.loads((RECORDINGS / "truth.json").read_text())["recordings"]
+
+
+def found(ranks: list[RankTables]) -> list[Finding]:
+    return study(ranks).results["findings"]
+
+
+def test_every_recording_has_its_truth_written_beside_it() -> None:
+    folders = {
+        str(f.parent.relative_to(RECORDINGS))
+        for pattern in ("*.sqlite.xz", "*.json.gz", "*.json.xz")
+        for f in RECORDINGS.rglob(pattern)
+    }
+    named = set(TRUTH)
+    assert named == folders
+
+
+@pytest.mark.parametrize("name", sorted(TRUTH))
+def test_the_top_finding_of_a_recording_is_what_is_true_of_it(name: str) -> None:
+    what = TRUTH[name]
+    findings = found(gather([RECORDINGS / name]).ranks)
+    case = Case(
+        name, 0, Job(), tuple(what["codes"]), tuple(what.get("ranks", ())),
+        healthy=what.get("healthy", False),
+    )  # fmt: skip
+    assert right(case, findings), [(f["code"], f["rank"]) for f in findings]
+    if "cost_ms" in what:
+        low, high = what["cost_ms"]
+        assert low * MS <= findings[0]["cost_ns_per_step"] <= high * MS
+    if case.healthy:
+        assert not accused(findings)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_of_each_class_a_job_that_no_rule_was_made_on_is_judged_right(kind: str) -> None:
+    (case,) = cases([kind], range(7001, 7002))
+    ranks, _ = simulate(case.job)
+    if case.profiled is not None:
+        ranks = [r for r in ranks if r.rank in case.profiled]
+    findings = found(ranks)
+    assert right(case, findings), (case.truth, [(f["code"], f["rank"]) for f in findings])
+
+
+def test_no_finding_costs_more_than_the_step() -> None:
+    for name in ("loader-stall", "ddp-intermittent", "pipeline-imbalance"):
+        for f in found(gather([RECORDINGS / "nsys-2025.3" / name]).ranks):
+            assert 0 <= f["share_of_step"] <= 1, (name, f["code"])
+
+
+def test_an_intermittent_straggler_says_what_it_costs_where_it_happens() -> None:
+    (top, *_) = found(gather([RECORDINGS / "nsys-2025.3" / "ddp-intermittent"]).ranks)
+    assert (top["recurrence"], top["steps"]) == ("intermittent", [22, 25])
+    assert "in 2 of 7 settled steps, 55.1 ms each" in top["summary"]
+
+
+def test_the_stage_with_more_layers_is_to_be_relieved_and_its_host_is_no_straggler() -> None:
+    results = study(gather([RECORDINGS / "nsys-2025.3" / "pipeline-imbalance"]).ranks).results
+    top = results["findings"][0]
+    assert (top["code"], top["rank"], top["ranks"]) == ("pipeline.imbalance", 3, [3])
+    assert "relieve stage 3" in results["verdict"]
+    assert results["verdict"].startswith("no stragglers; ")
+
+
+def test_the_captures_stop_is_no_part_of_the_last_step() -> None:
+    # the device was drained and the capture stopped, 10 ms, inside the last step's own range
+    results = study(gather([RECORDINGS / "nsys-2025.3" / "ddp-host-hidden"]).ranks).results
+    last = [s for s in results["steps"] if s["settled"]][-1]
+    assert max(a["idle_ns"] for a in last["ranks"]) < 1 * MS
+
+
+def scene_of(ranks: list[RankTables]) -> critical.Scene:
+    """All that a study looks at."""
+    from clusterprof.analysis.accounts import accounts
+    from clusterprof.analysis.settled import settled
+    from clusterprof.analysis.timeline import timeline
+    from clusterprof.clock import align
+    from clusterprof.merge import match, place
+
+    matched = match(ranks)
+    clock = align(ranks, matched)
+    placed = place(matched, clock)
+    lines = [timeline(r) for r in ranks]
+    account = accounts(lines, placed, clock)
+    return critical.Scene(ranks, lines, account, placed, clock, settled(lines, placed), "")
+
+
+@pytest.mark.parametrize(
+    ("kind", "what"), [("host", "host"), ("gpu_more", "gpu"), ("gpu_slow", "gpu")]
+)
+@pytest.mark.parametrize("shape", [(4, 1, 1), (2, 2, 1)])
+def test_the_critical_path_runs_through_the_rank_that_holds_up_the_others(
+    kind: str, what: str, shape: tuple[int, int, int]
+) -> None:
+    dp, tp, _ = shape
+    causes = (Cause(kind, 2, 15 * MS),)  # type: ignore[arg-type]
+    ranks, _ = simulate(Job(dp=dp, tp=tp, synchronous=True, causes=causes))
+    scene = scene_of(ranks)
+    path = critical.path(scene)
+    # without a gap from the end to the begin, but for launch latencies
+    whole = path[0].end - path[-1].begin
+    assert sum(p.end - p.begin for p in path) == pytest.approx(whole, rel=0.05)
+    assert all(a.begin >= b.end for a, b in itertools.pairwise(path))
+    own = critical.on_path(scene, path)
+    assert int(np.argmax(own.mean(axis=1))) == 2
+    mine = sum(p.end - p.begin for p in path if p.rank == 2 and p.what == what)
+    assert mine >= 15 * MS * len(scene.settled)
+
+
+def test_blame_follows_the_pipeline_to_the_stage_that_caused_it() -> None:
+    ranks, _ = simulate(Job(pp=4, dp=1, layers=8, causes=(Cause("host", 1, 60 * MS),)))
+    scene = scene_of(ranks)
+    own = critical.on_path(scene, critical.path(scene))
+    assert int(np.argmax(own.mean(axis=1))) == 1
+
+
+def test_a_job_without_collectives_has_no_path_through_other_ranks() -> None:
+    ranks, _ = simulate(Job())
+    bare = [replace(r, collective_calls=r.collective_calls.slice(0, 0)) for r in ranks]
+    assert len({piece.rank for piece in critical.path(scene_of(bare))}) <= 1
+
+
+def test_a_cause_that_all_hosts_share_is_no_ones_lateness() -> None:
+    # torn apart by 150 ms, all fetch slowly alike: only the last one's GPU starves
+    every = tuple(Cause("input", rank, 60 * MS) for rank in range(4))
+    findings = found(simulate(Job(tear_ns=150 * MS, steps=6, seed=4, causes=every))[0])
+    assert findings[0]["code"] == "input.stall"
+    assert not accused(findings)
+
+
+def test_the_late_rank_without_a_report_is_looked_for_in_its_own_communicator() -> None:
+    job = Job(dp=4, tp=2, steps=8, synchronous=True, causes=(Cause("host", 6, 25 * MS),))
+    ranks, _ = simulate(job)
+    # ranks 0, 2, 4, 6 are one data group; 6 and its tensor partner 7 have no report
+    findings = found([r for r in ranks if r.rank in (0, 2, 4)])
+    top = findings[0]
+    assert (top["code"], top["ranks"]) == ("straggler.unprofiled", [0, 2, 4])
+    assert "one of 4 in its communicator" in top["summary"]
+    assert "--ranks 6" in top["advice"]
+
+
+def test_hundreds_of_ranks_are_studied_in_seconds() -> None:
+    job = Job(dp=256, layers=4, steps=4, synchronous=True, causes=(Cause("host", 77, 20 * MS),))
+    findings = found(simulate(job)[0])
+    assert (findings[0]["code"], findings[0]["rank"]) == ("straggler.host", 77)
