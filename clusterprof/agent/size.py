@@ -8,7 +8,7 @@ import stat
 import tempfile
 from typing import Callable, Iterator, List
 
-#: How often it is looked at: 0.2 ms of the training each, the first a few ms (measured, nsys 2022.4).
+#: How often it is looked at: it takes 0.2 ms, the first time a few (measured, nsys 2022.4).
 EVERY_NS = 500_000_000
 MB = 1_000_000
 
