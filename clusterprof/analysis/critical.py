@@ -111,7 +111,7 @@ def _read(scene: Scene, k: int) -> _Rank:
     same = stream[order][1:] == stream[order][:-1]
     before[order[1:][same]] = order[:-1][same]
     by_stop = np.argsort(stop, kind="stable")
-    waits = scene.clock.align(rank, host.waited(scene.tables[k], line).end)
+    waits = scene.clock.align(rank, host.waits(scene, k).end)
     c = scene.collectives
     mine = np.flatnonzero((c.rank == rank) & c.has & c.matched)
     # calls of one group share a kernel: the one that waited longest explains it

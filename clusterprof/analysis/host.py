@@ -61,6 +61,14 @@ def waited(tables: RankTables, line: Timeline) -> Union:
     return both(calls, line.busy)
 
 
+def waits(scene: Scene, k: int) -> Union:
+    """`waited` of the k-th rank, worked out once."""
+    if ("waits", k) not in scene.known:
+        scene.known["waits", k] = waited(scene.tables[k], scene.timelines[k])
+    found: Union = scene.known["waits", k]
+    return found
+
+
 def pace(scene: Scene) -> Floats:
     """What each settled step costs each host itself (ns), [ranks, steps].
 
@@ -73,7 +81,7 @@ def pace(scene: Scene) -> Floats:
             continue
         begin = line.host_begin
         end = np.r_[begin[1:], line.host_end[-1:]]
-        own = end - begin - waited(tables, line).within(begin, end)
+        own = end - begin - waits(scene, k).within(begin, end)
         at = np.searchsorted(wanted, line.step)
         known = np.isin(line.step, wanted)
         out[k, at[known]] = own[known]

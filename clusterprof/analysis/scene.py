@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -62,6 +63,11 @@ class Scene:
     clock: Clock
     settled: tuple[int, ...]
     source: str
+
+    @cached_property
+    def known(self) -> dict[tuple[str, int], Any]:
+        """What has been worked out already and takes long: (what, place of the rank) to value."""
+        return {}
 
     @cached_property
     def ranks(self) -> tuple[int, ...]:

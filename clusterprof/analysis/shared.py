@@ -83,7 +83,7 @@ def _cause(scene: Scene, gaps: list[Union], spans: list[Union]) -> Cause:
         idle[k] = per_step(scene, line, where[k].within(line.begin, line.end))
         until = np.r_[line.host_begin[1:], line.host_end[-1:]]
         # a copy in the midst of it may have waited for the device: that is nobody's fetching
-        waited = host.both(spans[k], host.waited(scene.tables[k], line))
+        waited = host.both(spans[k], host.waits(scene, k))
         own = spans[k].within(line.host_begin, until) - waited.within(line.host_begin, until)
         spent[k] = per_step(scene, line, own)
     return Cause(where, idle, spent)
