@@ -19,6 +19,7 @@ do not; one class has the ends that were measured on four GPUs (`programs/ends.p
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -149,8 +150,14 @@ def table(folders: Sequence[Path], simulated: int = 4, seed: int = _HELD_OUT) ->
 
 
 def recordings_of(folder: Path) -> list[Path]:
-    """Return the folders at or below `folder` that hold the reports of two ranks or more."""
-    every = sorted({p.parent for p in folder.rglob("rank*") if _is_report(p)})
+    """Return the folders at or below `folder` that hold the reports of two ranks or more.
+
+    Left out are those of which `folder`'s truth.json says that their ranks share no clock.
+    """
+    truth = folder / "truth.json"
+    said = json.loads(truth.read_text())["recordings"] if truth.is_file() else {}
+    apart = {folder / name for name, what in said.items() if not what.get("shared_clock", True)}
+    every = sorted({p.parent for p in folder.rglob("rank*") if _is_report(p)} - apart)
     return [p for p in every if sum(_is_report(f) for f in p.iterdir()) > 1]
 
 
