@@ -4,121 +4,21 @@ from __future__ import annotations
 
 import argparse
 import datetime as dt
-import os
-import signal
-import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from clusterprof import __version__, launchers, ranks, rundir, window
-from clusterprof.capture import PROFILERS, CaptureRequest, choose
+from clusterprof import __version__, rundir
 from clusterprof.cli.narrate import command as show_command
 from clusterprof.cli.narrate import say
-from clusterprof.cli.options import Settings, path
+from clusterprof.cli.planning import PROFILE_FAILED, planned
+from clusterprof.cli.running import run_job
 from clusterprof.collect import PATIENCE_S, Outcome, collect
-from clusterprof.errors import ClusterprofError, LaunchError, UsageError
+from clusterprof.errors import ClusterprofError
 from clusterprof.launchers import executable
-from clusterprof.plan import LaunchPlan, injected
+from clusterprof.plan import LaunchPlan
 from clusterprof.rundir import RunDirectory
-
-#: `--strict`: the training was fine, the profile was not.
-PROFILE_FAILED = 123
-#: `--beacons`: beyond it they would be a load of their own
-MOST_BEACONS = 1000
-#: `--max-steps`: five steps show what there is to see; hundreds make reports that nothing opens
-MOST_STEPS = 200
-#: `--max-report-mb`: millions of events; a torch trace takes four times its size to be written
-MOST_REPORT_MB = 1024
-
-
-def parser(verb: str) -> argparse.ArgumentParser:
-    """clusterprof's own options; whatever it does not know belongs to the launcher."""
-    this = argparse.ArgumentParser(
-        prog=f"clusterprof {verb}",
-        usage=f"clusterprof {verb} [--ranks R] [--steps A:B] [{verb} OPTION...] -- PROGRAM...",
-        description=f"Run PROGRAM under {verb} as it is, and capture a window of steps on chosen "
-        f"ranks. Options that are not listed here are {verb}'s and reach it as they stand.",
-        allow_abbrev=False,
-        add_help=False,
-    )
-    # Not -h: argparse would find it in a launcher's -hosts and -hostfile. See `planned`.
-    this.add_argument("--help", action="help", help="show this, as -h alone does")
-    what = this.add_argument_group("what to capture")
-    what.add_argument("--ranks", metavar="R", help=f"{ranks.GRAMMAR} (default 0)")
-    for name, of in (("pp", "pipeline"), ("tp", "tensor"), ("cp", "context"), ("dp", "data")):
-        what.add_argument(
-            f"--{name}", type=int, metavar="N", help=f"{of}-parallel size, for stages"
-        )
-    what.add_argument(
-        "--steps", metavar="A:B", help="the window of steps, half open (default 10:15)"
-    )
-    what.add_argument("--step-on", metavar="MODULE:FUNCTION", help="a step ends when this returns")
-    how = this.add_argument_group("how to capture it")
-    how.add_argument("--profiler", choices=PROFILERS, help="default: nsys where it is, else torch")
-    how.add_argument("--nsys", metavar="PATH", help="the nsys to use")
-    how.add_argument("--trace", metavar="LIST", help="nsys --trace (default cuda,nvtx)")
-    how.add_argument(
-        "--nsys-arg", action="append", default=[], metavar="ARG", help="a further argument for nsys"
-    )
-    how.add_argument(
-        "--pytorch",
-        choices=("autograd-nvtx", "autograd-shapes-nvtx", "emit-nvtx"),
-        help="NVTX ranges for PyTorch's operators",
-    )
-    how.add_argument(
-        "--cpu-sampling",
-        action="store_true",
-        help="sample the CPU too (costs CPU time in the rank)",
-    )
-    how.add_argument(
-        "--window-by",
-        choices=("auto", "cuda", "session"),
-        default="auto",
-        help="session: nsys start and stop (default); cuda: cudaProfilerStart in the program",
-    )
-    clocks = this.add_argument_group("the ranks' clocks")
-    clocks.add_argument(
-        "--clock-probe",
-        choices=("auto", "on", "off"),
-        default="auto",
-        help="measure the hosts' clocks against each other around the window, from a process "
-        "beside each chosen rank (UDP between the nodes; default auto: where the chosen ranks "
-        "may be on several nodes)",
-    )
-    clocks.add_argument(
-        "--beacons",
-        type=int,
-        default=0,
-        metavar="N",
-        help="all ranks of the job send N tiny AllReduces at both ends of the window, for jobs "
-        "whose collectives are all large; the ranks agree on it first, and a rank that does not "
-        "come to the same step holds up the others for up to 30 s, once (default 0; 16 is plenty)",
-    )
-    limits = this.add_argument_group("how large it may become")
-    limits.add_argument(
-        "--max-steps", type=int, default=MOST_STEPS, metavar="N",
-        help=f"refuse a window of more steps (default {MOST_STEPS})",
-    )  # fmt: skip
-    limits.add_argument(
-        "--max-report-mb", type=int, default=MOST_REPORT_MB, metavar="M",
-        help="close a rank's window early once what it has captured takes M MB on its node "
-        f"(default {MOST_REPORT_MB}; 0: no limit)",
-    )  # fmt: skip
-    run = this.add_argument_group("the run")
-    run.add_argument(
-        "--run-dir", metavar="DIR", help="default runs/<UTC stamp>-<job or process id>"
-    )
-    run.add_argument("--force", action="store_true", help="replace an earlier run of that name")
-    run.add_argument("--dry-run", action="store_true", help="print exactly what would run")
-    run.add_argument("--no-merge", action="store_true", help="collect only; merge later")
-    run.add_argument(
-        "--strict", action="store_true", help=f"end with {PROFILE_FAILED} if a chosen rank is lost"
-    )
-    run.add_argument("--debug", action="store_true", help="show tracebacks")
-    return this
 
 
 def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
@@ -128,111 +28,6 @@ def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
         print(plan.shown())
         return 0
     return launch(plan, arguments)
-
-
-def planned(
-    verb: str, own: Sequence[str], program: Sequence[str] | None
-) -> tuple[argparse.Namespace, LaunchPlan]:
-    """Understand a command line; nothing is run. Raises UsageError, ProfilerError, LaunchError."""
-    words = ["--help" if word == "-h" else word for word in own]
-    arguments, launcher_options = parser(verb).parse_known_args(words)
-    if program is None:
-        raise UsageError(
-            "there is no -- before the program",
-            f"write: clusterprof {verb} [OPTIONS] -- {_guessed_program(own)}",
-        )
-    if not program:
-        raise UsageError(
-            "there is no program after --", f"write: clusterprof {verb} ... -- train.py"
-        )
-    return arguments, make_plan(verb, arguments, launcher_options, program)
-
-
-def _guessed_program(own: Sequence[str]) -> str:
-    for place, word in enumerate(own):
-        if word.endswith(".py") or word.startswith("python"):
-            return " ".join(own[place:])
-    return "python train.py"
-
-
-def make_plan(
-    verb: str, arguments: argparse.Namespace, options: Sequence[str], program: Sequence[str]
-) -> LaunchPlan:
-    """Decide everything; nothing is written or run. Raises UsageError, ProfilerError."""
-    settings = Settings(arguments)
-    selection = ranks.parse(
-        str(settings.get("ranks")),
-        pp=arguments.pp, tp=arguments.tp, cp=arguments.cp, dp=arguments.dp,
-    )  # fmt: skip
-    steps, step_on = checked_window(arguments, settings)
-    nsys = settings.get("nsys")
-    capture = choose(
-        CaptureRequest(
-            profiler=str(settings.get("profiler")),
-            nsys=path(nsys) if nsys else None,
-            trace=arguments.trace,
-            nsys_args=tuple(arguments.nsys_arg),
-            pytorch=arguments.pytorch,
-            cpu_sampling=arguments.cpu_sampling,
-            window_by=arguments.window_by,
-        )
-    )
-    capture = replace(
-        capture, agent={**capture.agent, **clock_evidence(arguments), **limits(arguments)}
-    )
-    wanted = settings.get("run_dir")
-    now = dt.datetime.now(dt.timezone.utc)
-    folder = (
-        path(wanted)
-        if wanted
-        else rundir.default_path(Path("runs"), os.environ.get("SLURM_JOB_ID"), now)
-    ).absolute()
-    environment = injected(os.environ, RunDirectory(folder).plan)
-    job = launchers.load(verb).job(options, program, os.environ, environment)
-    selection.check(job.world_size, job.told_by)
-    return LaunchPlan(
-        job, environment, folder, selection, steps, step_on, capture, settings.origins
-    )
-
-
-def checked_window(
-    arguments: argparse.Namespace, settings: Settings
-) -> tuple[window.StepWindow, str | None]:
-    """The window, and what ends a step (None: the optimizer's). Raises UsageError."""
-    steps = window.parse(str(settings.get("steps")))
-    most = arguments.max_steps
-    if len(steps) > most:
-        raise UsageError(
-            f"--steps {steps} holds {len(steps)} steps, more than --max-steps {most}",
-            "a report grows with every step, and five to ten show what there is to see: "
-            f"try --steps {steps.first}:{steps.first + 10}",
-            f"if you mean it: --max-steps {len(steps)}",
-        )
-    step_on = settings.get("step_on")
-    if step_on is not None and not all(step_on.partition(":")):
-        raise UsageError(
-            f"--step-on {step_on!r} names no function",
-            "write module:function or module:Class.method",
-        )
-    return steps, step_on
-
-
-def limits(arguments: argparse.Namespace) -> dict[str, Any]:
-    """How much a rank may capture. Raises UsageError."""
-    if arguments.max_report_mb < 0:
-        raise UsageError(
-            f"--max-report-mb {arguments.max_report_mb}: 0 or more", "0 means no limit"
-        )
-    return {"max_report_mb": arguments.max_report_mb}
-
-
-def clock_evidence(arguments: argparse.Namespace) -> dict[str, Any]:
-    """What the agents do for the clocks' sake. Raises UsageError."""
-    if not 0 <= arguments.beacons <= MOST_BEACONS:
-        raise UsageError(
-            f"--beacons {arguments.beacons}: from 0 to {MOST_BEACONS}", "16 are plenty"
-        )
-    return {"clock_probe": arguments.clock_probe, "beacons": arguments.beacons}
 
 
 def launch(plan: LaunchPlan, arguments: argparse.Namespace) -> int:
@@ -285,38 +80,20 @@ def conclude(
         if arguments.debug:
             raise
         print(f"clusterprof: error: {error}", file=sys.stderr)
+    except Exception as error:
+        complete = False
+        if arguments.debug:
+            raise
+        print(
+            f"clusterprof: error: the reports could not be merged: {type(error).__name__}: {error}",
+            f"  this is a fault of clusterprof; the reports are safe in {shortest(run.path)}",
+            f"  show where: clusterprof merge --debug {shortest(run.path)}",
+            sep="\n",
+            file=sys.stderr,
+        )
     if arguments.strict and status == 0 and not complete:
         return PROFILE_FAILED
     return status
-
-
-def run_job(command: Sequence[str], added: Any) -> int:
-    """Run the launcher, handing signals on; returns its status, 128 + n for signal n.
-
-    Ctrl-C reaches the launcher by itself (it is in our process group): we only wait for it.
-    """
-    job: subprocess.Popen[bytes] | None = None
-    pending: list[int] = []
-
-    def hand_on(number: int, _frame: object) -> None:
-        if job is None:
-            pending.append(number)
-        elif number != signal.SIGINT:
-            job.send_signal(number)
-
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
-    before = {number: signal.signal(number, hand_on) for number in numbers}
-    try:
-        job = subprocess.Popen(command, env={**os.environ, **added})
-        for number in pending:
-            job.send_signal(number)
-        status = job.wait()
-    except OSError as error:
-        raise LaunchError(f"{command[0]} could not be started", str(error)) from None
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-    return status if status >= 0 else 128 - status
 
 
 def first_manifest(plan: LaunchPlan) -> dict[str, Any]:

@@ -81,6 +81,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     except KeyboardInterrupt:
         return 130
+    except Exception as error:
+        if "--debug" in own:
+            raise
+        what = f"{type(error).__name__}: {error}"
+        print(f"clusterprof: error: {what}\n  this is a fault of clusterprof", file=sys.stderr)
+        print("  add --debug to see where, and please report it", file=sys.stderr)
+        return ClusterprofError.exit_code
 
 
 def split(words: Sequence[str]) -> tuple[list[str], list[str] | None]:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import clusterprof
 from clusterprof import batch, ranks, rundir
-from clusterprof.cli import launch
+from clusterprof.cli import planning
 from clusterprof.cli.narrate import say
 from clusterprof.cli.options import SETTINGS, Settings, path
 from clusterprof.errors import LaunchError, UsageError
@@ -82,7 +82,7 @@ class Submission:
 
 def parser(verb: str) -> argparse.ArgumentParser:
     """The launching verbs' options, and what only a submission has."""
-    this = launch.parser(verb)
+    this = planning.parser(verb)
     this.usage = "clusterprof sbatch [--ranks R] [--steps A:B] [sbatch OPTION...] -- PROGRAM..."
     this.description = (
         "Submit PROGRAM as a batch job whose chosen ranks are captured, and a second job that "
@@ -141,9 +141,9 @@ def decide(
         str(settings.get("ranks")),
         pp=arguments.pp, tp=arguments.tp, cp=arguments.cp, dp=arguments.dp,
     )  # fmt: skip
-    launch.checked_window(arguments, settings)
-    launch.clock_evidence(arguments)
-    launch.limits(arguments)
+    planning.checked_window(arguments, settings)
+    planning.clock_evidence(arguments)
+    planning.limits(arguments)
 
     options = list(options)
     name, words = fitting(arguments.template, program)

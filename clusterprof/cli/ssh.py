@@ -17,8 +17,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
-from clusterprof.cli.launch import begin, conclude, parser, planned
+from clusterprof.cli.launch import begin, conclude
 from clusterprof.cli.narrate import say
+from clusterprof.cli.planning import parser, planned
 from clusterprof.cli.prefixed import Prefixed
 from clusterprof.collect import over_ssh
 from clusterprof.collect.over_ssh import RemoteHost, Running

@@ -1,0 +1,54 @@
+"""What the command line does with what nobody thought of."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from clusterprof import ranks, rundir
+from clusterprof.agent import states
+from clusterprof.cli import launch, main, merging
+from clusterprof.plan import LaunchPlan
+
+
+def fault(*_: object, **__: object) -> None:
+    raise RuntimeError("nobody thought of this")
+
+
+def test_a_fault_while_merging_keeps_the_job_s_status_and_says_where_the_reports_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = rundir.create(tmp_path / "run")
+    states.advance(str(run.rank(0)), "captured", chosen=True)
+    (run.rank(0) / "report.nsys-rep").write_bytes(b"report")
+    plan = cast(
+        "LaunchPlan",
+        SimpleNamespace(selection=ranks.parse("0"), job=SimpleNamespace(world_size=1)),
+    )
+    arguments = argparse.Namespace(no_merge=False, debug=False, strict=False)
+    manifest: dict[str, Any] = {"schema_version": 1}
+    monkeypatch.setattr(merging, "merge_run", fault)
+    assert launch.conclude(plan, arguments, run, manifest, 7) == 7
+    said = capsys.readouterr().err
+    assert "nobody thought of this" in said
+    assert str(run.path) in said
+    assert "Traceback" not in said
+    arguments.strict = True
+    assert launch.conclude(plan, arguments, run, manifest, 0) == 123
+
+
+def test_a_fault_of_a_verb_is_an_error_without_a_traceback(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(main, "verb_module", lambda verb: SimpleNamespace(main=fault))
+    assert main.main(["merge", "somewhere"]) == 125
+    said = capsys.readouterr().err
+    assert "nobody thought of this" in said
+    assert "--debug" in said
+    assert "Traceback" not in said
+    with pytest.raises(RuntimeError):
+        main.main(["merge", "somewhere", "--debug"])
