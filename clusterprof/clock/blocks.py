@@ -10,13 +10,11 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from clusterprof.clock.rings import ON_HOST, OPERATIONS, UNKNOWN
+
 Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
 Ints = npt.NDArray[np.int64]
-
-#: ops of a ring, and by which part of the transfer its last member ends after the others' mean
-#: (measured on 2, 4 and 8 H200s of one host by `bench/programs/ends.py`, and on real training)
-_RING = {"AllGather": 0.085, "ReduceScatter": 0.095, "AllReduce": 0.045}
 
 
 @dataclass(frozen=True)
@@ -26,8 +24,7 @@ class Block:
     `start`/`end` are float ns since the rank's own `base`, NaN where a member lacks the call.
     `holds` says whose start the others' ends cannot precede, `held` who cannot end before.
     `sort` [calls] is equal for calls of one operation and size, -1 where the size is unknown;
-    `ring` [calls] is by which part of the transfer the last to come is expected to end late;
-    NaN where ends say little, because the members are threads of busy processors (gloo).
+    `ring` [calls] says what is known of how members' ends differ (see `rings`).
     """
 
     members: tuple[int, ...]
@@ -36,7 +33,7 @@ class Block:
     holds: Bools
     held: Bools
     sort: Ints | None = None
-    ring: Floats | None = None
+    ring: Ints | None = None
 
     @property
     def both_ways(self) -> bool:
@@ -49,9 +46,10 @@ class Block:
         return np.zeros(len(self.start), dtype=np.int64) if self.sort is None else self.sort
 
     @property
-    def rings(self) -> Floats:
-        """`ring`, or zero where it was not given."""
-        return np.zeros(len(self.start)) if self.ring is None else self.ring
+    def rings(self) -> Ints:
+        """`ring`, or unknown where it was not given."""
+        unknown = np.full(len(self.start), UNKNOWN, dtype=np.int64)
+        return unknown if self.ring is None else self.ring
 
     def take(self, calls: npt.NDArray[np.intp] | Bools) -> Block:
         """Return the block of some of its calls (indices or a mask)."""
@@ -142,16 +140,16 @@ def _codes(column: pa.ChunkedArray, codes: dict[str, int]) -> Ints:
     return out
 
 
-def _sorts(table: pa.Table) -> tuple[Ints, Floats]:
-    """Per row: a number for operation and size (-1: size unknown), and the ring's part."""
+def _sorts(table: pa.Table) -> tuple[Ints, Ints]:
+    """Per row: a number for operation and size (-1: size unknown), and what ring it is."""
     operation = table["operation"].cast(pa.string())
     size = np.asarray(pc.fill_null(table["message_bytes"], -1).to_numpy())
     names = np.asarray(operation.to_numpy(zero_copy_only=False)).astype(str)
     kinds, kind = np.unique(names, return_inverse=True)
     _, number = np.unique(np.stack([kind, size]), axis=1, return_inverse=True)
-    ring = np.array([_RING.get(name, 0.0) for name in kinds])[kind]
+    ring = np.array([OPERATIONS.get(name, UNKNOWN) for name in kinds])[kind]
     host = np.asarray(pc.equal(table["source"].cast(pa.string()), "gloo").to_numpy())
-    ring = np.where(host.astype(np.bool_), np.nan, ring)
+    ring = np.where(host.astype(np.bool_), ON_HOST, ring).astype(np.int64)
     return np.where(size < 0, -1, np.ravel(number)).astype(np.int64), ring
 
 
@@ -187,7 +185,7 @@ def _block(
     end: Floats,
     role: Ints,
     sort: Ints,
-    ring: Floats,
+    ring: Ints,
 ) -> Block:
     members, column = np.unique(rank[rows], return_inverse=True)
     calls, line = np.unique(call[rows], return_inverse=True)
@@ -197,6 +195,6 @@ def _block(
     s[line, column], e[line, column] = start[rows], end[rows]
     holds[line, column] = role[rows] != 2
     held[line, column] = role[rows] != 1
-    kind, part = np.full(len(calls), -1, dtype=np.int64), np.zeros(len(calls))
+    kind, part = np.full((2, len(calls)), -1, dtype=np.int64)
     kind[line], part[line] = sort[rows], ring[rows]
     return Block(tuple(int(m) for m in members), s, e, holds, held, kind, part)

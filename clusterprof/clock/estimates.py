@@ -1,11 +1,8 @@
 """The likeliest offset and drift within the bounds.
 
 The members of a latency-bound collective end within half a microsecond of each other. Those of
-a large one do not, and not by chance: in a ring the member that came last ends last, the one
-half the ring further first, by a tenth of the transfer and more. Measured on 2, 4 and 8 GPUs
-(`bench/programs/ends.py`): which rank is last turns the pattern and changes nothing else, to
-0.3% of the transfer; its shape is near a triangle over the ring for protocol Simple, a ramp for
-LL128. So each call's ends are an observation of the clocks with an error that grows with its
+a large one do not, and not by chance: who ends when depends on who came last (see `rings`).
+So each call's ends are an observation of the clocks with an error that grows with its
 transfer: what is expected of a ring is taken off, the rest is a random effect common to alike
 calls (same operation, size and last rank) and scatter of each call; calls that took longer than
 alike ones were disturbed. Offset and drift follow by generalised least squares, made robust
@@ -26,6 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from clusterprof.clock.blocks import Block, Bools, Floats
+from clusterprof.clock.rings import ON_HOST, pattern
 
 #: scatter of one call's ends: the time stamps' own, a part of the transfer (where it is clear who
 #: came last, and where it is not), and a part of what it took more than the shortest call alike
@@ -94,7 +92,7 @@ def estimate(block: Block, middle: float) -> Estimate | None:
     scatter = np.where(clear, _SCATTER_FRAC, _UNCLEAR_SCATTER_FRAC)
     noise = _STAMP_NS + scatter * transfer + _DISTURBED_FRAC * (transfer - floor)
     bias = np.where(clear, _CLEAR_FRAC, _UNCLEAR_FRAC) * floor
-    on_host = np.isnan(whole.rings)
+    on_host = whole.rings == ON_HOST
     noise, bias = noise + on_host * _LOOSE_NS, bias + on_host * _LOOSE_NS
     if len(noise) > _MOST_CALLS:
         some = np.sort(np.argsort(np.hypot(noise, bias), kind="stable")[:_MOST_CALLS])
@@ -145,12 +143,14 @@ def _least(sort: npt.NDArray[np.int64], transfer: Floats) -> Floats:
 
 
 def _ring(block: Block, transfer: Floats, last: npt.NDArray[np.intp], clear: Bools) -> Floats:
-    """What a ring adds to each member's end: most for the last, least half the ring further."""
+    """What a ring adds to each member's end, where it is clear who came last."""
     count = len(block.members)
-    away = (np.arange(count)[None, :] - last[:, None]) % count / count
-    pattern = np.abs(4 * away - 2) - 1
-    pattern -= pattern.mean(axis=1, keepdims=True)
-    return np.asarray((np.nan_to_num(block.rings) * transfer * clear)[:, None] * pattern)
+    away = (np.arange(count)[None, :] - last[:, None]) % count
+    out = np.zeros(away.shape)
+    for operation in np.unique(block.rings):
+        here = (block.rings == operation) & clear
+        out[here] = pattern(int(operation), count)[away[here]] * transfer[here, None]
+    return out
 
 
 def _fitted(

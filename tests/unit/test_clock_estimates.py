@@ -7,6 +7,7 @@ import pytest
 
 from clusterprof.clock.blocks import Block
 from clusterprof.clock.estimates import combine, estimate
+from clusterprof.clock.rings import OPERATIONS, pattern
 
 MS = 1_000_000.0
 US = 1_000.0
@@ -20,7 +21,7 @@ def ring(
     last: list[int],
     transfer_ns: float = 260 * US,
     sort: int = 0,
-    part: float = 0.085,
+    kind: str = "AllGather",
     drift_ppm: float = 0.0,
     apart_ms: float = 5.0,
     pattern: np.ndarray | None = None,
@@ -44,7 +45,7 @@ def ring(
     both = np.ones((count, n), dtype=bool)
     return Block(
         tuple(range(n)), read(start), read(end), both, both, np.full(count, sort),
-        np.full(count, part),
+        np.full(count, OPERATIONS[kind]),
     )  # fmt: skip
 
 
@@ -72,8 +73,7 @@ def test_a_ring_whose_last_member_is_always_the_same_does_not_shift_its_clock() 
     plain = np.median(block.end - block.end[:, :1], axis=0)
     true = np.array([0.0, 5 * US, -7 * US, 3 * US])
     assert np.abs(plain - true).max() > 20 * US
-    # the pattern is taken to be alike in both directions of the ring, which way it goes is unknown
-    assert np.abs(offsets(block) - true).max() < 15 * US
+    assert np.abs(offsets(block) - true).max() < 10 * US
 
 
 def test_small_calls_decide_where_large_ones_say_something_else() -> None:
@@ -158,3 +158,28 @@ def test_communicators_are_weighed_by_how_well_they_know() -> None:
     bad = ring([0.0, 60 * US], last=[0] * 8, transfer_ns=5 * MS)
     found = [e for b in (bad, good) if (e := estimate(b, 0.0)) is not None]
     assert np.abs(combine(found, 3, 0).offset - true).max() < 3 * US
+
+
+@pytest.mark.parametrize("operation", [*OPERATIONS.values(), 0, -1])
+@pytest.mark.parametrize("members", [2, 3, 4, 8, 16])
+def test_a_rings_pattern_has_a_mean_of_zero_and_its_peak_at_the_last(
+    operation: int, members: int
+) -> None:
+    shape = pattern(operation, members)
+    assert shape.sum() == pytest.approx(0, abs=1e-12)
+    assert shape.argmax() == 0
+    assert (shape.max() > 0) == (operation in OPERATIONS.values())
+
+
+def test_beyond_one_host_a_ring_is_alike_in_both_directions() -> None:
+    shape = pattern(OPERATIONS["AllGather"], 16)
+    assert shape[1:] == pytest.approx(shape[:0:-1])
+
+
+def test_eight_members_that_end_as_eight_gpus_did_are_told_to_20_us() -> None:
+    measured = np.array([10.2, 7.4, 2.0, -3.8, -9.8, -8.4, -1.9, 4.4]) / 100
+    block = ring([0.0] * 8, last=[5] * 12, transfer_ns=710 * US, pattern=measured)
+    assert np.abs(offsets(block)).max() < 20 * US
+    ramp = np.array([16.3, 12.8, 7.9, 3.0, -2.2, -7.5, -12.6, -17.8]) / 100
+    block = ring([0.0] * 8, last=[5] * 12, transfer_ns=206 * US, pattern=ramp, kind="AllReduce")
+    assert np.abs(offsets(block)).max() < 20 * US

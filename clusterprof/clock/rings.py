@@ -1,0 +1,48 @@
+"""How the ends of a large collective differ over its members, as measured.
+
+In a ring the member that came last ends last, and how early the others end depends on how far
+behind it they stand in the ring: `bench/programs/ends.py` on 2, 4 and 8 H200s of one host (NCCL
+2.28.9; rings in the order of the ranks), and real training on 2 and 4. Protocol Simple, which the
+library takes for all AllGathers and ReduceScatters of a megabyte and more, makes a wave over the
+ring; LL128, which it takes for an AllReduce of eight up to some 30 MB, a ramp. Beyond eight
+members nobody has measured it, and between hosts the ring may go the other way round: there the
+wave is taken without what differs between the two directions.
+
+An expectation, with an error that `estimates` allows for. No bound rests on it.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+#: how a call's members end: between processors (gloo) as they like, else by operation
+ON_HOST, UNKNOWN = -1, 0
+OPERATIONS = {"AllReduce": 1, "AllGather": 2, "ReduceScatter": 3}
+#: by which part of the transfer the last to come ends after the mean, 2 to 4 members and beyond
+_WAVE = {1: 0.045, 2: 0.085, 3: 0.095}
+_RAMP = 0.13
+#: the shapes, by distance behind the last to come in a ring of eight
+_WAVE_OF_EIGHT = (1.0, 0.72, 0.19, -0.4, -1.0, -0.78, -0.15, 0.42)
+_RAMP_OF_EIGHT = (1.0, 0.78, 0.5, 0.18, -0.13, -0.46, -0.78, -1.09)
+_ONE_HOST = 8
+
+Floats = npt.NDArray[np.float64]
+
+
+def pattern(operation: int, members: int) -> Floats:
+    """Return when members end, by distance behind the last to come, as part of the transfer.
+
+    `operation` is one of the values of `OPERATIONS` (anything else: zeros). The mean is zero.
+    """
+    if operation not in _WAVE:
+        return np.zeros(members)
+    away = np.arange(members) / members
+    if operation == OPERATIONS["AllReduce"] and 4 < members <= _ONE_HOST:
+        shape = _RAMP * np.interp(away, np.arange(8) / 8, _RAMP_OF_EIGHT)
+    else:
+        around = np.array([*_WAVE_OF_EIGHT, _WAVE_OF_EIGHT[0]])
+        if members > _ONE_HOST:
+            around = (around + around[::-1]) / 2
+        shape = _WAVE[operation] * np.interp(away, np.arange(9) / 8, around)
+    return np.asarray(shape - shape.mean())
