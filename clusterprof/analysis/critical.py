@@ -2,7 +2,7 @@
 
 One walk back in time over all ranks. What ended last is explained by what it waited for:
 
-- a collective (or receive) that waited for another rank's arrival: on with that rank's call;
+- a collective (or receive) that waited for another rank: on with that rank's call;
 - a kernel that was launched only after the device had run dry: the host, back to where that
   host last waited for its device, and on with what the device did then;
 - any other kernel: what ended just before it, on its own stream if that was busy until then.
@@ -16,7 +16,7 @@ a wait for its device since then was busy with its own.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -58,7 +58,9 @@ class _Rank:
     by_stop: Ints
     stops: Ints
     waits: Ints
-    rows: dict[int, int] = field(default_factory=dict)
+    #: by aligned start: the row of the placed table, the activity of a collective
+    rows: dict[int, int]
+    of_start: dict[int, int]
 
 
 def path(scene: Scene) -> list[Segment]:
@@ -114,12 +116,14 @@ def _read(scene: Scene, k: int) -> _Rank:
     waits = scene.clock.align(rank, host.waits(scene, k).end)
     c = scene.collectives
     mine = np.flatnonzero((c.rank == rank) & c.has & c.matched)
+    talking = np.flatnonzero(line.kind == COLLECTIVE)
+    of_start = {int(t): int(i) for t, i in zip(start[talking], talking, strict=True)}
     # calls of one group share a kernel: the one that waited longest explains it
     mine = mine[np.argsort(c.last_arrival[mine], kind="stable")]
     rows = {int(t): int(row) for t, row in zip(c.aligned_start[mine], mine, strict=True)}
     return _Rank(
         line, start, stop, scene.clock.align(rank, line.launch_end), before, by_stop,
-        stop[by_stop], waits, rows,
+        stop[by_stop], waits, rows, of_start,
     )  # fmt: skip
 
 
@@ -134,29 +138,47 @@ def _explain(
     out: list[Segment],
 ) -> tuple[int, int, int]:  # fmt: skip
     """Add the piece that ends at `now` with activity `at`; where and when to go on from."""
-    c, line = scene.collectives, here.line
-    start, what = int(here.start[at]), _WHAT.get(int(line.kind[at]), "copy")
-    row = here.rows.get(start, -1) if line.kind[at] == COLLECTIVE else -1
-    late = int(c.last_rank[row]) if row >= 0 else -1
-    arrival = int(c.last_arrival[row]) if row >= 0 else 0
-    doubt = scene.clock.doubt(scene.ranks[k], late) if late >= 0 else 0
+    start, what = int(here.start[at]), _WHAT.get(int(here.line.kind[at]), "copy")
     ended = int(here.stop[at])
     if now - ended > _BEHIND_NS:
         # nothing ran: whatever made the device wait was not on it
         out.append(Segment(scene.ranks[k], ended, now, "host"))
         now = ended
-    if late >= 0 and late != scene.ranks[k] and start + doubt < arrival <= now:
-        out.append(Segment(scene.ranks[k], arrival, now, what))
-        k = scene.ranks.index(late)
-        here = _known(scene, known, k)
-        found = np.flatnonzero((c.collective == c.collective[row]) & (c.rank == late))
-        at = int(np.searchsorted(here.start, c.aligned_start[found[0]])) if len(found) else -1
-        if at < 0 or at >= len(here.start):
-            return k, -1, arrival
-        start = int(here.start[at])
-    else:
+    row = here.rows.get(start, -1) if here.line.kind[at] == COLLECTIVE else -1
+    late = _waited_for(scene, row) if row >= 0 else -1
+    if late < 0:
         out.append(Segment(scene.ranks[k], min(start, now), now, what))
-    return (k, *_begun(here, scene.ranks[k], at, start, begin, out))
+        return (k, *_begun(here, scene.ranks[k], at, start, begin, out))
+    c = scene.collectives
+    arrival = min(max(int(c.aligned_start[late]), start), now)
+    out.append(Segment(scene.ranks[k], arrival, now, what))
+    k = scene.ranks.index(int(c.rank[late]))
+    here = _known(scene, known, k)
+    at = here.of_start.get(int(c.aligned_start[late]), -1)
+    if at < 0:
+        return k, -1, arrival
+    return (k, *_begun(here, scene.ranks[k], at, arrival, begin, out))
+
+
+def _waited_for(scene: Scene, row: int) -> int:
+    """The call of the same collective that this one waited for, or -1 if for none.
+
+    Members end together: the one that came last has the shortest call, whatever the clocks say,
+    and the others waited for as long as theirs are longer. (A Recv that waits is longer than its
+    Send, a Send that waits is longer than its Recv.)
+    """
+    c = scene.collectives
+    if "members" not in scene.known:
+        order = np.argsort(c.collective, kind="stable")
+        scene.known["members"] = (order, c.collective[order])
+    order, ids = scene.known["members"]
+    first, last = np.searchsorted(ids, [c.collective[row], c.collective[row] + 1])
+    rows = order[first:last]
+    rows = rows[c.has[rows]]
+    length = (c.end - c.start)[rows]
+    shortest = int(np.argmin(length))
+    waited = int(c.end[row] - c.start[row]) - int(length[shortest])
+    return int(rows[shortest]) if waited > _BEHIND_NS else -1
 
 
 def _begun(

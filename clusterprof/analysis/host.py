@@ -139,3 +139,20 @@ def doing(tables: RankTables, begin: int, end: int) -> dict[str, object] | None:
         "kind": str(rows["kind"][best].as_py()),
         "duration_ns": int(length[best]),
     }
+
+
+def between(tables: RankTables, begin: int, end: int) -> dict[str, object] | None:
+    """Where the program is at a time of which no call or range tells: between which ranges."""
+    table = tables.host_calls
+    named = pc.invert(pc.match_substring_regex(table["name"].cast(pa.string()), _STEP_RANGES))
+    mine = pc.is_in(table["thread"], value_set=_threads(tables))
+    rows = table.filter(pc.and_(pc.and_(pc.equal(table["kind"], "range"), named), mine))
+    middle = (begin + end) // 2
+    start, stop = rows["start_ns"].to_numpy(), rows["end_ns"].to_numpy()
+    before, after = np.flatnonzero(stop <= middle), np.flatnonzero(start >= middle)
+    if not len(before) or not len(after):
+        return None
+    one = rows["name"][int(before[np.argmax(stop[before])])].as_py()
+    other = rows["name"][int(after[np.argmin(start[after])])].as_py()
+    name = f"between '{one}' and '{other}'"
+    return {"name": name, "kind": "between", "duration_ns": end - begin}

@@ -42,8 +42,8 @@ UNEQUAL_FRAC = 0.1
 SHORT_KERNEL_NS = 15_000
 #: a gap between kernels longer than this is not the pace of launching
 LAUNCH_GAP_NS = 1_000_000
-#: eager training idles up to a tenth between its launches; a fifth is worth another way to launch
-LAUNCH_FRAC = 0.2
+#: eager training idles 1 to 5% between its launches in the recordings that are not bound by them
+LAUNCH_FRAC = 0.1
 #: a cause is shared if the middle rank's host spends at least half of what the worst one does
 SHARED_FRAC = 0.5
 #: CUDA calls that may wait for the device are taken to wait from this length on (they cost 5 to

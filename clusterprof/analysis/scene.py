@@ -65,8 +65,8 @@ class Scene:
     source: str
 
     @cached_property
-    def known(self) -> dict[tuple[str, int], Any]:
-        """What has been worked out already and takes long: (what, place of the rank) to value."""
+    def known(self) -> dict[Any, Any]:
+        """What has been worked out already and takes long, by name (and place of the rank)."""
         return {}
 
     @cached_property
