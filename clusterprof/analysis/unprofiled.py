@@ -42,6 +42,12 @@ def hidden_wait(scene: Scene) -> Floats:
         # without sizes, small and large stand in one heap: only its middle is usual
         quick = 1 if (c.size[rows] >= 0).all() else len(rate) // 2
         usual = rate[quick] * scale[rows]
+        if not large[rows[0]]:
+            # where one small call a step waits each time, the quickest has waited too; but a
+            # small message takes no longer than a large one
+            same = usable & large & (c.communicator == c.communicator[rows[0]])
+            same &= c.operation == c.operation[rows[0]]
+            usual = np.minimum(usual, transfer[same].min(initial=np.inf))
         long = transfer[rows] > limits.LONGER * usual + 50_000
         extra[rows] = np.where(long, transfer[rows] - usual, 0.0)
     return extra
