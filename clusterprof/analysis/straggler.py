@@ -234,9 +234,14 @@ def _by_chance(scene: Scene, seen: Blame, k: int) -> bool:
     if seen.idle[k].sum() < (seen.compute[k] + seen.copy[k]).sum():
         return False
     compared = _compared(scene, seen, k)
-    slower = not compared or compared[0]["slower_ns"] >= limits.LEAST_FRAC * scene.step_ns
+    slower = not compared or not _no_slower(scene, compared[0])
     steady = float((seen.cost[k] > 0.1 * seen.cost[k].max()).mean()) >= limits.STEADY_FRAC
     return not slower and not steady
+
+
+def _no_slower(scene: Scene, compared: dict[str, Any]) -> bool:
+    """Whether the host's own pace is that of the others."""
+    return bool(compared["slower_ns"] < limits.LEAST_FRAC * scene.step_ns)
 
 
 def _hidden(scene: Scene, seen: Blame) -> list[Finding]:
@@ -313,11 +318,15 @@ def _finding(scene: Scene, seen: Blame, k: int, rank: int) -> Finding:
     why, advice, details = (
         causes.late_host(scene, seen, k, rank) if by_host else causes.busy_gpu(scene, seen, k)
     )
+    behind = False
     if by_host:
         compared = _compared(scene, seen, k)
         details = [*compared, *details]
-        if compared and compared[0]["slower_ns"] < limits.LEAST_FRAC * scene.step_ns:
-            confidence *= limits.INHERITED
+        behind = bool(compared) and _no_slower(scene, compared[0])
+    if behind:
+        # it resumed last, or a wait long ago left it behind: no fault of its own now
+        confidence *= limits.INHERITED
+        why += ", though no slower than the others': it is behind since before these steps"
     often = ""
     if not hit.all():
         often = (
@@ -330,6 +339,7 @@ def _finding(scene: Scene, seen: Blame, k: int, rank: int) -> Finding:
         ranks=[rank],
         cost=cost,
         floor_ns=floor,
+        at_most="warning" if behind else None,
         uncertainty_ns=doubt,
         confidence=confidence,
         summary=f"rank {rank} holds up the others: {ms(per_step)} of each {ms(scene.step_ns)} "
