@@ -42,9 +42,11 @@ _LOOSE_NS = 1_000_000.0
 #: of more calls than this, the most telling
 _MOST_CALLS = 400
 _ROUNDS = 4
-#: clocks of two hosts drift apart by so much, as a rule; a drift is believed from so many errors
+#: clocks that drift apart do so by about this, and one in five does; a drift less likely than
+#: that is none
 _DRIFT_PPM = 30.0
-_BELIEVED = 2.5
+_DRIFTING = 0.2
+_CUT = 0.2
 _MS = 1e6
 _EVEN_PPM = 1e4
 
@@ -67,8 +69,8 @@ class Estimate:
 class Combined:
     """All ranks against the reference: offset (ns), drift (ns per ns), standard error (ns).
 
-    NaN (error: infinite) where no chain of blocks leads to a rank. A drift that does not stand
-    out of its own error is zero.
+    NaN (error: infinite) where no chain of blocks leads to a rank. A drift counts by how likely
+    it is one, and is zero where the data do not show any.
     """
 
     offset: Floats
@@ -246,9 +248,9 @@ def combine(estimates: Sequence[Estimate], ranks: int, reference: int) -> Combin
     of_drift = [(e.members, e.drift, float(e.covariance[1, 1])) for e in used]
     slope, doubt = _joined(of_drift, ranks, solve, 0.0)
     drift_error[solve], raw[solve] = doubt * 1e-6, slope * 1e-6
-    seen = np.abs(slope) > _BELIEVED * doubt
+    believed = _believed(slope, doubt)
     slope, _ = _joined(of_drift, ranks, solve, 1 / _DRIFT_PPM**2)
-    drift[solve] = np.where(seen, slope, 0.0)
+    drift[solve] = believed * slope
     of_offset = []
     for e in used:
         gain = e.covariance[0, 1] / e.covariance[1, 1]
@@ -258,6 +260,18 @@ def combine(estimates: Sequence[Estimate], ranks: int, reference: int) -> Combin
         of_offset.append((e.members, at, max(float(rest), 1.0)))
     offset[solve], error[solve] = _joined(of_offset, ranks, solve, 0.0)
     return Combined(offset, drift * 1e-6, error, drift_error, raw)
+
+
+def _believed(slope: Floats, doubt: Floats) -> Floats:
+    """How likely each drift is one at all, given its value and error; 0 below `_CUT`.
+
+    A clock either has none to speak of, as a daemon keeps it, or one of some `_DRIFT_PPM`: the
+    odds are those of the two normal distributions that the value then comes from.
+    """
+    wide = 1 + (_DRIFT_PPM / doubt) ** 2
+    odds = np.exp(np.minimum((slope / doubt) ** 2 * (1 - 1 / wide) / 2, 300.0)) / np.sqrt(wide)
+    likely = odds * _DRIFTING / (odds * _DRIFTING + 1 - _DRIFTING)
+    return np.asarray(np.where(likely < _CUT, 0.0, likely))
 
 
 def _reached(groups: Sequence[tuple[int, ...]], ranks: int, reference: int) -> Bools:
