@@ -35,14 +35,18 @@ class Cause:
         )
 
     def own(self) -> Floats:
-        """Idle time that is a rank's own doing: as far as its host spends more than the others'."""
-        spent = self.spent.mean(axis=1)
+        """Idle time that is a rank's own doing: as far as its host spends more than the others'.
+
+        More in most of the steps, that is: in single ones now this rank's batch comes last and now
+        that one's.
+        """
         total = self.idle.mean(axis=1)
-        part = np.ones(len(spent))
-        for k in range(len(spent)):
-            others = np.delete(spent, k)
-            more = spent[k] - float(np.median(others)) if len(others) else spent[k]
-            part[k] = min(max(more, 0.0) / total[k], 1.0) if total[k] else 0.0
+        part = np.ones(len(total))
+        for k in range(len(total)):
+            others = np.delete(self.spent, k, axis=0)
+            more = self.spent[k] - (np.median(others, axis=0) if len(others) else 0.0)
+            steady = float(np.median(more)) if len(more) else 0.0
+            part[k] = min(max(steady, 0.0) / total[k], 1.0) if total[k] else 0.0
         return self.idle * part[:, None]
 
 

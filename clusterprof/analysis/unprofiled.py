@@ -39,8 +39,9 @@ def hidden_wait(scene: Scene) -> Floats:
         if len(np.unique(c.collective[rows])) < limits.LEAST_CALLS:
             continue
         rate = np.sort(transfer[rows] / scale[rows])
-        # without sizes, small and large stand in one heap: only its middle is usual
-        quick = 1 if (c.size[rows] >= 0).all() else len(rate) // 2
+        # without sizes, small and large stand in one heap: of it only what goes beyond the upper
+        # quarter can be more than a large message
+        quick = 1 if (c.size[rows] >= 0).all() else 3 * len(rate) // 4
         usual = rate[quick] * scale[rows]
         if not large[rows[0]]:
             # where one small call a step waits each time, the quickest has waited too; but a

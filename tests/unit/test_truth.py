@@ -164,3 +164,10 @@ def test_hundreds_of_ranks_are_studied_in_seconds() -> None:
     job = Job(dp=256, layers=4, steps=4, synchronous=True, causes=(Cause("host", 77, 20 * MS),))
     findings = found(simulate(job)[0])
     assert (findings[0]["code"], findings[0]["rank"]) == ("straggler.host", 77)
+
+
+@pytest.mark.parametrize("name", ["compile", "ddp", "graph-node", "loader-stall"])
+def test_any_ranks_of_a_healthy_recording_blame_nobody_profiled_or_not(name: str) -> None:
+    ranks = gather([RECORDINGS / "nsys-2025.3" / name]).ranks
+    for kept in itertools.combinations(ranks, 2):
+        assert not accused(found(list(kept))), [r.rank for r in kept]
