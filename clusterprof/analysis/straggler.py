@@ -115,7 +115,8 @@ def _peers(scene: Scene, stage: Ints) -> np.ndarray:
     shared = np.zeros((len(scene.ranks), len(scene.ranks)), dtype=bool)
     c = scene.collectives
     rows = np.flatnonzero(c.synchronising & c.matched)
-    groups = {tuple(m) for m in scene.placed["members"].take(rows).to_pylist()}
+    _, once = np.unique(c.collective[rows], return_index=True)
+    groups = {tuple(m) for m in scene.placed["members"].take(rows[once]).to_pylist()}
     for group in groups:
         at = np.searchsorted(scene.ranks, group)
         shared[np.ix_(at, at)] = True
