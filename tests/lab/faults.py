@@ -22,4 +22,6 @@ def print_table(reporter: pytest.TerminalReporter) -> None:
     widths = [max(len(row[i]) for row in [_HEAD, *rows]) for i in range(len(_HEAD))]
     reporter.section("endings")
     for row in [_HEAD, *rows]:
-        reporter.line("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+        reporter.line(
+            "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        )
