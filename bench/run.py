@@ -57,7 +57,7 @@ def _benchmarks(large: Path | None, quick: bool = False) -> dict[str, Callable[[
         "help": lambda: [start.help_time(30 // few)],
         "start": lambda: [start.agent_start(40 // few)],
         "hook": lambda: [steps.hook_cost(60 // few)],
-        "steps": lambda: [steps.unprofiled_rank(1600 // few)],
+        "steps": lambda: [steps.unprofiled_rank(4000 // few)],
         "merge": lambda: reports.merge(large, 10 // few),
     }
 
