@@ -65,8 +65,6 @@ class Job:
     told_by: str
     #: whose variables tell a process its rank: `srun`, `torchrun`
     identity: str
-    #: the scheduler's job, for the run directory's name
-    job_id: str | None = None
     remarks: tuple[str, ...] = ()
     #: only of a job that is started over SSH
     over_ssh: OverSsh | None = None

@@ -14,7 +14,9 @@ since only the rank knows its place.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from clusterprof.agent.selection import stage_ranks
 from clusterprof.errors import UsageError
@@ -44,6 +46,11 @@ class Selection:
             "pp": self.pp,
             "world_size": self.world_size,
         }
+
+    @classmethod
+    def from_json(cls, told: Mapping[str, Any]) -> Selection:
+        """What `as_json` wrote, as run.json keeps it."""
+        return cls(told["text"], told["kind"], tuple(told["ranks"]), told["pp"], told["world_size"])
 
     def expected(self, world_size: int | None) -> tuple[int, ...] | None:
         """The ranks captured in a world of `world_size`; None where only the ranks know."""

@@ -51,7 +51,6 @@ def job(
         world_size=None if inner else size,
         told_by="" if inner else told_by,
         identity="torchrun" if inner else "mpirun",
-        job_id=environ.get("SLURM_JOB_ID") or environ.get("PBS_JOBID") or environ.get("LSB_JOBID"),
         remarks=tuple(remarks),
     )
 

@@ -29,7 +29,6 @@ def job(
         world_size=size,
         told_by=told_by,
         identity="torchrun" if inner else "srun",
-        job_id=environ.get("SLURM_JOB_ID"),
         remarks=tuple(remarks),
     )
 

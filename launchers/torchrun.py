@@ -35,7 +35,6 @@ def job(
         world_size=size,
         told_by=told_by,
         identity="torchrun",
-        job_id=environ.get("SLURM_JOB_ID"),
     )
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import sys
 import time
 from typing import Any, Dict, List, Optional
@@ -66,7 +65,7 @@ def machine() -> str:
             boot = file.read().strip()
     except OSError:
         boot = ""
-    return "%s %s" % (boot, socket.gethostname()) if boot else ""
+    return "%s %s" % (boot, os.uname().nodename) if boot else ""
 
 
 def reading(event: str) -> Dict[str, Any]:

@@ -19,8 +19,6 @@ class Launcher(NamedTuple):
     local_rank: str
     #: what must be there besides for the variables to mean what they say
     requires: Tuple[str, ...] = ()
-    local_size: str = ""
-    node: str = ""
 
 
 class Identity(NamedTuple):
@@ -34,22 +32,15 @@ class Identity(NamedTuple):
 
 #: Inner launchers first. RANK alone is also set by hand in many scripts, so it comes last.
 LAUNCHERS = (
+    Launcher("torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK", ("TORCHELASTIC_RUN_ID",)),
     Launcher(
-        "torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK", ("TORCHELASTIC_RUN_ID",),
-        "LOCAL_WORLD_SIZE", "GROUP_RANK",
+        "mpirun", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"
     ),
-    Launcher(
-        "mpirun", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK",
-        (), "OMPI_COMM_WORLD_LOCAL_SIZE",
-    ),
-    Launcher(
-        "srun", "SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", ("SLURM_STEP_ID",),
-        "SLURM_TASKS_PER_NODE", "SLURM_NODEID",
-    ),
+    Launcher("srun", "SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", ("SLURM_STEP_ID",)),
     # MPICH, Intel MPI and their kin.
-    Launcher("mpirun", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", (), "MPI_LOCALNRANKS"),
+    Launcher("mpirun", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID"),
     Launcher("environment", "RANK", "WORLD_SIZE", "LOCAL_RANK", ("WORLD_SIZE",)),
-)  # fmt: skip
+)
 
 
 def _number(environ: Mapping[str, str], name: str) -> Optional[int]:

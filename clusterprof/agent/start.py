@@ -33,15 +33,19 @@ def main() -> None:
     me = identify(environ, plan["identity"])
     if me is None:
         return
-    # An elastic restart comes by here again: the report of the first attempt stays.
-    before = states.read(states.rank_directory(plan["run"], me.rank)).get("state")
-    picked = chosen(plan["selection"], me) and before not in ("finishing", "captured", "collected")
+    picked = chosen(plan["selection"], me) and not has_its_report(plan["run"], me.rank)
     if picked and plan["profiler"] == "nsys" and PROFILED not in environ:
         from . import guard
 
         start_prober(plan, me)
         guard.become(plan, plan_path, me.rank, [sys.executable, *command_line()[1:]])
     Rank(plan, me, picked).wait_for_the_program()
+
+
+def has_its_report(run: str, rank: int) -> bool:
+    """Whether an earlier attempt has captured already: an elastic restart leaves that as it is."""
+    before = states.read(states.rank_directory(run, rank)).get("state")
+    return before in ("finishing", "captured", "collected")
 
 
 def command_line() -> List[str]:

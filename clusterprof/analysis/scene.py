@@ -41,7 +41,6 @@ class Collectives:
     end: Ints
     issue: Ints
     aligned_start: Ints
-    aligned_end: Ints
     last_arrival: Ints
     last_rank: Ints
     lateness: Ints
@@ -137,7 +136,7 @@ class Scene:
             matched=strings("state") == "matched", synchronising=role == "both",
             point_to_point=(operation == "Send") | (operation == "Recv"),
             start=ints("start_ns"), end=ints("end_ns"), issue=ints("issue_start_ns"),
-            aligned_start=ints("aligned_start_ns"), aligned_end=ints("aligned_end_ns"),
+            aligned_start=ints("aligned_start_ns"),
             last_arrival=ints("last_arrival_ns"), last_rank=ints("last_rank", -1),
             lateness=ints("lateness_ns"), wait=ints("wait_ns"), transfer=ints("transfer_ns"),
             size=ints("message_bytes", -1), members=table["members"],

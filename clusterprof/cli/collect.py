@@ -27,10 +27,7 @@ def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
     arguments = parser.parse_args(list(own))
     run = rundir.opened(arguments.run)
     manifest = run.read_manifest()
-    told = manifest["selection"]
-    selection = Selection(
-        told["text"], told["kind"], tuple(told["ranks"]), told["pp"], told["world_size"]
-    )
+    selection = Selection.from_json(manifest["selection"])
     if any(host["left"] for host in manifest.get("hosts", [])):
         from clusterprof.collect.over_ssh import gather_left
 

@@ -110,10 +110,7 @@ def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
 def look(run: RunDirectory) -> Status:
     """Read the run directory as it is now. Raises RunDirectoryError where it is none."""
     manifest = run.read_manifest()
-    told = manifest["selection"]
-    selection = Selection(
-        told["text"], told["kind"], tuple(told["ranks"]), told["pp"], told["world_size"]
-    )
+    selection = Selection.from_json(manifest["selection"])
     expected = set(selection.expected(manifest.get("world_size")) or ())
     seen = run.states()
     first, end = manifest["window"]

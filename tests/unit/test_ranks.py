@@ -83,3 +83,8 @@ def test_a_rank_outside_of_a_known_world_is_refused_by_number() -> None:
 
 def test_a_world_that_is_not_known_refuses_nothing() -> None:
     ranks.parse("0,1000").check(None, "")
+
+
+def test_a_selection_is_read_as_it_was_written() -> None:
+    for selection in (ranks.parse("0,8-15:2"), ranks.parse("stages", pp=4, dp=2)):
+        assert ranks.Selection.from_json(selection.as_json()) == selection
