@@ -88,7 +88,7 @@ demo: $(READY) ## profile two ranks of a real four-rank training that has one sl
 
 .PHONY: faults
 faults: $(READY) parts ## end a rank in every way, with and without clusterprof, and print a table
-	@CLUSTERPROF_TESTS_FAULTS=1 $(BIN)/python -m pytest -q tests/integration/test_endings.py $(ARGS)
+	@CLUSTERPROF_TESTS_FAULTS=1 $(BIN)/python -m pytest -q tests/integration/test_endings*.py $(ARGS)
 
 .PHONY: bench
 bench: $(READY) ## measure the project's figures against their limits

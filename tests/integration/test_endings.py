@@ -5,22 +5,18 @@ Each ending is run with and without clusterprof, on the test Slurm with a real n
 
 from __future__ import annotations
 
-import json
 import os
 import signal
-import subprocess
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 from lab import command
 from lab.command import Completed
+from lab.endings import OPTIONS, PROGRAMS, Running, state, words
 
-PROGRAMS = Path(__file__).resolve().parents[1] / "lab" / "programs"
-OPTIONS = ["--ranks", "0", "--steps", "10:20", "--step-on", "loop:step", "--profiler=nsys"]
 Cli = Callable[..., Completed]
 
 pytestmark = pytest.mark.needs_nsys
@@ -49,16 +45,6 @@ ENDINGS = [
     Ending("kill", 25, 137, "collected", ""),
     Ending("none", 0, 0, "collected", ""),
 ]
-
-
-def state(run: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((run / "ranks/00000/state.json").read_text())
-    return found
-
-
-def words(text: str) -> list[str]:
-    """What the program itself printed, whatever the order of its ranks."""
-    return sorted(line for line in text.splitlines() if line.startswith("rank "))
 
 
 @pytest.mark.parametrize("ending", ENDINGS, ids=lambda each: f"{each.how}-{each.at}")
@@ -91,71 +77,8 @@ def test_a_rank_ends_as_it_would_have_ended(
     assert f"{int(report.exists())} of 1 reports" in done.stderr
 
 
-@pytest.fixture
-def fault(record_property: Callable[[str, object], None]) -> Callable[..., None]:
-    """Adds a row to the table that `make faults` prints."""
-
-    def add(what: str, plain: int, ours: int, added_s: float, found: dict[str, Any]) -> None:
-        row = (what, plain, ours, f"{added_s:+.1f} s", found["state"], found.get("reason", ""))
-        record_property("fault", row)
-
-    return add
-
-
-class Running:
-    """A job that is running under clusterprof, to be ended from outside."""
-
-    def __init__(self, workdir: Path, slurm: dict[str, str], *, how: str, at: int) -> None:
-        self.env = slurm
-        self.run = workdir / "run"
-        argv = command.clusterprof(
-            ["srun", *OPTIONS, "--run-dir", self.run, "--no-merge", "-n2", "--",
-             "python", PROGRAMS / "ending.py", how, str(at)]
-        )  # fmt: skip
-        self.output = (workdir / "out").open("w+")
-        self.process = subprocess.Popen(
-            argv, env=command.environment(slurm), stdout=self.output, stderr=self.output,
-            stdin=subprocess.DEVNULL, start_new_session=True,
-        )  # fmt: skip
-
-    def wait_for(self, wanted: str) -> None:
-        deadline = time.monotonic() + 30
-        while time.monotonic() < deadline:
-            try:
-                if state(self.run)["state"] == wanted:
-                    return
-            except (OSError, ValueError):
-                pass
-            time.sleep(0.05)
-        raise AssertionError(f"never {wanted}: {self.said()}")
-
-    def ends(self) -> int:
-        try:
-            return self.process.wait(30)
-        except subprocess.TimeoutExpired:
-            os.killpg(self.process.pid, signal.SIGKILL)
-            raise AssertionError(f"it did not end: {self.said()}") from None
-
-    def said(self) -> str:
-        self.output.seek(0)
-        return self.output.read()
-
-    def job(self) -> str:
-        listed = command.run(["squeue", "-h", "-o", "%i"], env=self.env).stdout.split()
-        assert len(listed) == 1, listed
-        return listed[0]
-
-    def nsys(self) -> list[int]:
-        """The nsys processes of this run's session."""
-        found = subprocess.run(
-            ["pgrep", "-f", f"session-n[a-z]*=clusterprof-{self.run.name}-00000"],
-            capture_output=True, text=True,
-        )  # fmt: skip
-        return [int(pid) for pid in found.stdout.split()]
-
-
 def test_a_cancelled_job_keeps_its_report(workdir: Path, slurm: dict[str, str]) -> None:
-    running = Running(workdir, slurm, how="hang", at=15)
+    running = Running.ending(workdir, slurm, how="hang", at=15)
     running.wait_for("capturing")
     time.sleep(0.5)
     command.run(["scancel", running.job()], env=slurm)
@@ -167,7 +90,7 @@ def test_a_cancelled_job_keeps_its_report(workdir: Path, slurm: dict[str, str]) 
 def test_a_rank_that_hangs_after_its_window_has_its_report_home_already(
     workdir: Path, slurm: dict[str, str]
 ) -> None:
-    running = Running(workdir, slurm, how="hang", at=25)
+    running = Running.ending(workdir, slurm, how="hang", at=25)
     running.wait_for("finishing")
     report = running.run / "ranks/00000/report.nsys-rep"
     deadline = time.monotonic() + 20
@@ -183,7 +106,7 @@ def test_a_rank_that_hangs_after_its_window_has_its_report_home_already(
 def test_an_nsys_that_is_killed_takes_nothing_of_the_program_along(
     number: signal.Signals, workdir: Path, slurm: dict[str, str]
 ) -> None:
-    running = Running(workdir, slurm, how="exit", at=28)
+    running = Running.ending(workdir, slurm, how="exit", at=28)
     running.wait_for("capturing")
     for pid in running.nsys():
         os.kill(pid, number)
@@ -196,7 +119,7 @@ def test_an_nsys_that_is_killed_takes_nothing_of_the_program_along(
 def test_a_guard_that_is_killed_takes_its_program_along(
     workdir: Path, slurm: dict[str, str]
 ) -> None:
-    running = Running(workdir, slurm, how="hang", at=15)
+    running = Running.ending(workdir, slurm, how="hang", at=15)
     running.wait_for("capturing")
     time.sleep(0.3)
     program, guard = state(running.run)["program_pid"], state(running.run)["pid"]

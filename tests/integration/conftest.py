@@ -1,0 +1,19 @@
+"""What the tests of endings share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+
+@pytest.fixture
+def fault(record_property: Callable[[str, object], None]) -> Callable[..., None]:
+    """Adds a row to the table that `make faults` prints."""
+
+    def add(what: str, plain: int, ours: int, added_s: float, found: dict[str, Any]) -> None:
+        state, reason = found.get("state", ""), found.get("reason", "")
+        record_property("fault", (what, plain, ours, f"{added_s:+.1f} s", state, reason))
+
+    return add

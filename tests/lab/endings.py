@@ -1,0 +1,108 @@
+"""Jobs that are ended in some way while they run, with and without clusterprof."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from lab import command
+
+PROGRAMS = Path(__file__).resolve().parent / "programs"
+#: for `programs/ending.py`: twenty milliseconds a step, a window from step 10 to 20
+OPTIONS = ["--ranks", "0", "--steps", "10:20", "--step-on", "loop:step", "--profiler=nsys"]
+
+
+def state(run: Path, rank: int = 0) -> dict[str, Any]:
+    """A rank's state.json. Raises OSError, ValueError."""
+    found: dict[str, Any] = json.loads((run / f"ranks/{rank:05d}/state.json").read_text())
+    return found
+
+
+def words(text: str) -> list[str]:
+    """What the program itself printed, whatever the order of its ranks."""
+    return sorted(line for line in text.splitlines() if line.startswith("rank "))
+
+
+class Running:
+    """A command that is running in a process group of its own, to be ended from outside.
+
+    `run` is the run directory, where there is one; stdout and stderr go to the file `output`.
+    """
+
+    def __init__(
+        self,
+        argv: Sequence[str | Path],
+        env: Mapping[str, str | None],
+        output: Path,
+        run: Path | None = None,
+    ) -> None:
+        self.env = env
+        self.run = run or output.parent / "run"
+        self.output = output.open("w+")
+        self.began = time.monotonic()
+        self.process = subprocess.Popen(
+            list(map(str, argv)), env=command.environment(env), stdin=subprocess.DEVNULL,
+            stdout=self.output, stderr=self.output, start_new_session=True,
+        )  # fmt: skip
+
+    @classmethod
+    def ending(cls, workdir: Path, slurm: Mapping[str, str], *, how: str, at: int) -> Running:
+        """`programs/ending.py` on two tasks of the test Slurm, under clusterprof."""
+        argv = command.clusterprof(
+            ["srun", *OPTIONS, "--run-dir", workdir / "run", "--no-merge", "-n2", "--",
+             "python", PROGRAMS / "ending.py", how, str(at)]
+        )  # fmt: skip
+        return cls(argv, slurm, workdir / "out")
+
+    def state(self, rank: int = 0) -> dict[str, Any]:
+        """The rank's state as it is now; {} where there is none."""
+        try:
+            return state(self.run, rank)
+        except (OSError, ValueError):
+            return {}
+
+    def wait_for(self, wanted: str, rank: int = 0) -> None:
+        """Wait until the rank has this state."""
+        self.wait_until(lambda: self.state(rank).get("state") == wanted, wanted)
+
+    def wait_until(self, holds: Callable[[], bool], what: str, seconds: float = 30) -> None:
+        """Wait until `holds()`, which is `what`."""
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            if holds():
+                return
+            time.sleep(0.05)
+        raise AssertionError(f"never {what}: {self.said()}")
+
+    def ends(self, seconds: float = 30) -> int:
+        """The status with which it ended, negative for a signal."""
+        try:
+            return self.process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            os.killpg(self.process.pid, signal.SIGKILL)
+            raise AssertionError(f"it did not end: {self.said()}") from None
+
+    def said(self) -> str:
+        """What it has printed by now."""
+        self.output.seek(0)
+        return self.output.read()
+
+    def job(self) -> str:
+        """The only job there is, by its Slurm id."""
+        listed = command.run(["squeue", "-h", "-o", "%i"], env=self.env).stdout.split()
+        assert len(listed) == 1, listed
+        return listed[0]
+
+    def nsys(self) -> list[int]:
+        """The nsys processes of this run's session."""
+        found = subprocess.run(
+            ["pgrep", "-f", f"session-n[a-z]*=clusterprof-{self.run.name}-"],
+            capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        return [int(pid) for pid in found.stdout.split()]
