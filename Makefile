@@ -94,6 +94,10 @@ faults: $(READY) parts ## end a rank in every way, with and without clusterprof,
 bench: $(READY) ## measure the project's figures against their limits
 	@$(BIN)/python bench/run.py $(if $(LARGE),--large '$(LARGE)') $(ARGS)
 
+.PHONY: capture
+capture: $(READY) ## measure what starting and stopping a capture costs, for each way to do it
+	@$(BIN)/python bench/capture.py $(ARGS)
+
 .PHONY: truth
 truth: $(READY) ## clocks and verdicts against the truth, on recordings and simulated jobs
 	@$(BIN)/python bench/truth.py $(if $(TRUTH),--folder '$(TRUTH)') $(ARGS)
