@@ -31,11 +31,12 @@ import zlib
 from typing import Any, Dict, Iterator, List, Optional
 
 if __package__:
-    from . import homecoming, keeper, processes, size, states, variables
+    from . import homecoming, keeper, orders, processes, size, states, variables
 else:  # run as a script, isolated: our own folder is not on sys.path
     sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
     import homecoming  # type: ignore[import-not-found,no-redef]
     import keeper  # type: ignore[import-not-found,no-redef]
+    import orders  # type: ignore[import-not-found,no-redef]
     import processes  # type: ignore[import-not-found,no-redef]
     import size  # type: ignore[import-not-found,no-redef]
     import states  # type: ignore[import-not-found,no-redef]
@@ -54,6 +55,9 @@ STARTS = 2
 
 #: The agent waits for nsys' start between two steps: a hanging one must not hang the training.
 START_TIMEOUT_S = 8
+
+#: An order to close the window is the agent's, between two steps; this long after it, ours.
+ORDER_GRACE_S = 1.5
 
 #: How long saving the report may keep the rank after its program has ended.
 PATIENCE_S = 9.0
@@ -92,6 +96,9 @@ class Guard:
         self.most = int(plan.get("max_report_mb", 0)) * size.MB
         #: when the session's size is looked at next; 0 while it is not collecting
         self.look_at = 0
+        #: while it is collecting: whether it is to be stopped early
+        self.run_directory = str(plan["run"])
+        self.orders: Optional[orders.Watch] = None
         #: nsys' stop, then the import of what it left, one after the other beside the training
         self.beside: List[subprocess.Popen[bytes]] = []
 
@@ -167,6 +174,7 @@ class Guard:
                 return self.program_status()
             self.work_beside()
             self.stop_if_too_large()
+            self.stop_if_ordered()
             ready, _, _ = select.select([listener], [], [], 0.05)
             if ready:
                 connection, _ = listener.accept()
@@ -217,7 +225,8 @@ class Guard:
         elif words == ["start"]:
             connection.sendall((self.start_session() or "ok").encode()[:200] + b"\n")
         elif words == ["size"]:
-            connection.sendall(b"%d\n" % self.files.bytes())
+            order = (self.orders.said if self.orders is not None else None) or ""
+            connection.sendall(("%d %s" % (self.files.bytes(), order)).encode()[:200] + b"\n")
         elif words == ["stop"]:
             # The program goes on while the report is written: this is why the guard stops.
             connection.sendall(b"ok\n")
@@ -252,6 +261,7 @@ class Guard:
             starting.kill()
             return "nsys start did not end within %d s" % START_TIMEOUT_S
         self.look_at = time.monotonic_ns() + 2 * size.EVERY_NS
+        self.orders = orders.Watch(self.run_directory)
         return None if status == 0 else "nsys start ended with status %d" % status
 
     def stop_session(self) -> None:
@@ -259,6 +269,17 @@ class Guard:
         if self.look_at and not self.beside:
             self.beside.append(self.spawn(self.session_command("stop")))
         self.look_at = 0
+        if self.orders is not None:
+            self.orders.end()
+
+    def stop_if_ordered(self) -> None:
+        """Where the step does not end in which the order came, its window ends inside it."""
+        order = self.orders
+        if not self.look_at or order is None or order.said is None:
+            return
+        if time.monotonic() > order.since + ORDER_GRACE_S:
+            self.stop_session()
+            self.home.say("finishing", "closed within a step: %s" % order.said)
 
     def stop_if_too_large(self) -> None:
         """The agent closes a window that has become too large, but between two steps only: a

@@ -1,7 +1,7 @@
 """The things that can start and stop a capture from inside the program.
 
 Each has `start()`, `stop()` and `save()`, called between two steps on the training's thread,
-and raises what went wrong.
+and raises what went wrong; `size()` and, after it, `ordered()` say whether to stop early.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ import socket
 import sys
 import tempfile
 import warnings
-from typing import Any, Iterator
+from typing import Any, Iterator, Optional
 
-from . import size
+from . import orders, size
 
 
 def torch() -> Any:
@@ -49,12 +49,18 @@ def quiet() -> Iterator[None]:
 class CudaProfiler:
     """nsys waits for cudaProfilerStart and -Stop (`--capture-range=cudaProfilerApi`)."""
 
-    def __init__(self, address: str) -> None:
-        self.address = address
+    def __init__(self, address: str, run: str) -> None:
+        self.guard = NsysSession(address)
+        self.run = run
+        self.watch: Optional[orders.Watch] = None
 
     def size(self) -> int:
         """Bytes that nsys has on the node's disk by now."""
-        return NsysSession(self.address).size()
+        return self.guard.size()
+
+    def ordered(self) -> Optional[str]:
+        """Why the window is to be closed now, if it is. The guard knows of no session here."""
+        return self.watch.said if self.watch is not None else None
 
     def start(self) -> None:
         """Begin the range that nsys waits for."""
@@ -63,9 +69,12 @@ class CudaProfiler:
             raise RuntimeError("CUDA is not initialised in this process: nothing could be captured")
         drain()
         cuda.check_error(cuda.cudart().cudaProfilerStart())
+        self.watch = orders.Watch(self.run)
 
     def stop(self) -> None:
         """End the range; nsys writes its report while the training goes on."""
+        if self.watch is not None:
+            self.watch.end()
         drain()
         cuda = torch().cuda
         cuda.check_error(cuda.cudart().cudaProfilerStop())
@@ -79,6 +88,7 @@ class NsysSession:
 
     def __init__(self, address: str) -> None:
         self.address = address
+        self.order = ""
 
     def start(self) -> None:
         """Returns once nsys is collecting."""
@@ -94,7 +104,12 @@ class NsysSession:
 
     def size(self) -> int:
         """Bytes that nsys has on the node's disk by now."""
-        return int(self.ask("size"))
+        held, _, self.order = self.ask("size").partition(" ")
+        return int(held)
+
+    def ordered(self) -> Optional[str]:
+        """Why the window is to be closed now, if it is; the guard told it with the size."""
+        return self.order or None
 
     def save(self) -> None:
         """The guard brings the report home."""
@@ -123,6 +138,10 @@ class EmitNvtx:
         """The ranges are in nsys' report."""
         return 0
 
+    def ordered(self) -> Optional[str]:
+        """The guard is asked by nsys' own switch."""
+        return None
+
     def stop(self) -> None:
         """No more ranges."""
         self.context.__exit__(None, None, None)
@@ -134,8 +153,11 @@ class EmitNvtx:
 class TorchProfiler:
     """torch.profiler over the window: the embedded default where there is no nsys."""
 
-    def __init__(self, folder: str) -> None:
+    def __init__(self, folder: str, run: Optional[str] = None) -> None:
+        """`run`: where orders are looked for; None where a guard does."""
         self.folder = folder
+        self.run = run
+        self.watch: Optional[orders.Watch] = None
         self.profile: Any = None
         self.memory_before = 0
 
@@ -149,6 +171,8 @@ class TorchProfiler:
         with quiet():
             self.profile = profiler.profile(activities=activities)
             self.profile.start()
+        if self.run is not None:
+            self.watch = orders.Watch(self.run)
         self.memory_before = size.memory()
 
     def size(self) -> int:
@@ -160,8 +184,14 @@ class TorchProfiler:
         """
         return max(0, size.memory() - self.memory_before)
 
+    def ordered(self) -> Optional[str]:
+        """Why the window is to be closed now, if it is."""
+        return self.watch.said if self.watch is not None else None
+
     def stop(self) -> None:
         """End the trace with whole steps in it."""
+        if self.watch is not None:
+            self.watch.end()
         drain()
         with quiet():
             self.profile.stop()

@@ -10,7 +10,7 @@ import sys
 import time
 from typing import Any, Dict, List, Optional
 
-from . import clocks, size, states
+from . import clocks, orders, size, states
 from .steps import Counter
 from .variables import PROFILED
 
@@ -46,7 +46,7 @@ class Window:
                 self.beacons.send("open", count)
             if opened or self.beacons is not None:
                 self.counter.next_event = self.end
-            if opened and self.most:
+            if opened:
                 self.counter.next_event = min(self.end, self.first + 1)
             return
         if count < self.end:
@@ -60,6 +60,10 @@ class Window:
     def open(self) -> bool:
         """Start capturing; False where that failed (said in the state)."""
         self.was_open = True
+        order = orders.read(self.plan["run"])
+        if order is not None:
+            self.say("lost", "the window was not opened at step %d: %s" % (self.first, order))
+            return False
         started: List[Any] = []
         try:
             self.say("capturing", step_begin=self.counter.count)
@@ -82,18 +86,26 @@ class Window:
         return True
 
     def look(self, count: int) -> int:
-        """Inside the window: close it if it has become too large; the count to come back at."""
+        """Inside the window: close it if it has become too large, or if that was ordered.
+
+        Returns the count to come back at.
+        """
         held = 0
+        ordered = None
         for switch in self.switches:
             try:
                 held += switch.size()
+                ordered = ordered or switch.ordered()
             except Exception:  # what cannot be measured cannot be limited
                 pass
-        if held <= self.most:
+        if ordered:
+            why = ordered
+        elif 0 < self.most < held:
+            why = "the report reached %d MB" % (held // size.MB)
+        else:
             again = self.looks.next(count, time.monotonic_ns())
             return again if again < self.end else int(self.end)
-        self.close("closed at step %d of %d:%d: the report reached %d MB"
-                   % (count, self.first, self.end, held // size.MB))  # fmt: skip
+        self.close("closed at step %d of %d:%d: %s" % (count, self.first, self.end, why))
         # The other ranks' beacons wait for ours at the window's end.
         return int(self.end) if self.beacons is not None else -1
 
@@ -134,10 +146,13 @@ class Window:
         """What opens and closes this window, outermost first."""
         from . import switches
 
+        run = self.plan["run"]
         mode, _, address = os.environ.get(PROFILED, "").partition(":")
         if not mode:
-            return [switches.TorchProfiler(self.folder)]
-        nsys = switches.CudaProfiler(address) if mode == "cuda" else switches.NsysSession(address)
+            return [switches.TorchProfiler(self.folder, run)]
+        nsys: Any = switches.NsysSession(address)
+        if mode == "cuda":
+            nsys = switches.CudaProfiler(address, run)
         if "torch" not in sys.modules:
             return [nsys]
         if not switches.uses_cuda():

@@ -18,6 +18,7 @@ class Switch:
     def __init__(self) -> None:
         self.bytes = 0
         self.stopped = 0
+        self.order: str | None = None
 
     def start(self) -> None:
         pass
@@ -31,6 +32,9 @@ class Switch:
     def size(self) -> int:
         self.bytes += size.MB
         return self.bytes
+
+    def ordered(self) -> str | None:
+        return self.order
 
 
 class Beacons:
@@ -47,7 +51,9 @@ def armed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
     def make(most: int, beacons: Any = None) -> tuple[window.Window, Counter, Switch]:
         switch, counter = Switch(), Counter()
-        plan = {"window": [2, 20], "max_report_mb": most, "profiler": "torch"}
+        plan = {
+            "window": [2, 20], "max_report_mb": most, "profiler": "torch", "run": str(tmp_path)
+        }  # fmt: skip
         made = window.Window(plan, str(tmp_path), counter, beacons)
         monkeypatch.setattr(made, "make_switches", lambda: [switch])
         counter.begin(None)
@@ -74,10 +80,12 @@ def test_a_window_closes_between_the_steps_at_which_it_became_too_large(
     assert "closed at step 7 of 2:20: the report reached 5 MB" in text
 
 
-def test_without_a_limit_nothing_is_measured(armed: Any) -> None:
-    _, counter, switch = armed(0)
-    steps(counter, 30)
-    assert (switch.stopped, switch.bytes) == (1, 0)
+def test_without_a_limit_no_size_closes_a_window(armed: Any) -> None:
+    made, counter, switch = armed(0)
+    steps(counter, 19)
+    assert made.is_open
+    steps(counter, 11)
+    assert switch.stopped == 1
 
 
 def test_what_cannot_be_measured_does_not_end_the_window_nor_the_training(armed: Any) -> None:
