@@ -11,6 +11,7 @@ SCHEMA_VERSION = 1
 
 Severity = Literal["critical", "warning", "info"]
 Recurrence = Literal["persistent", "intermittent", "once"]
+GroupKind = Literal["pipeline", "tensor", "expert", "data", "world", "unknown"]
 
 
 class RankEntry(TypedDict):
@@ -100,6 +101,38 @@ class CollectivesEntry(TypedDict):
     by_operation: list[OperationEntry]
 
 
+class GroupEntry(TypedDict):
+    """One communicator, or one pipeline: its members with a report, and what it looks like.
+
+    A pipeline's ranks stand in the order of its stages. `size` is the true number of members,
+    None where nothing says it.
+    """
+
+    kind: GroupKind
+    communicator: str
+    ranks: list[int]
+    size: int | None
+    operations: list[str]
+    calls_per_step: float
+    confidence: float
+    why: str
+
+
+class StageEntry(TypedDict):
+    """One pipeline stage and its ranks with a report."""
+
+    stage: int
+    ranks: list[int]
+
+
+class TopologyEntry(TypedDict):
+    """Which groups the ranks form; `stage_count` is None where it is not known."""
+
+    groups: list[GroupEntry]
+    stages: list[StageEntry]
+    stage_count: int | None
+
+
 class Finding(TypedDict):
     """One verdict, with its cost, how sure it is, what shows it and what to do about it."""
 
@@ -148,6 +181,7 @@ class Results(TypedDict):
     clock: ClockEntry
     steps: list[StepEntry]
     collectives: CollectivesEntry
+    topology: TopologyEntry
     #: None where the reports are of no run of clusterprof's own
     capture: CaptureCost | None
     findings: list[Finding]

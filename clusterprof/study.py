@@ -15,6 +15,7 @@ from clusterprof.analysis.findings import findings
 from clusterprof.analysis.scene import Scene
 from clusterprof.analysis.settled import settled
 from clusterprof.analysis.timeline import timeline
+from clusterprof.analysis.topology import topology
 from clusterprof.analysis.verdict import verdict
 from clusterprof.clock import Clock, align
 from clusterprof.clock.readings import KnownClocks, without_beacons
@@ -83,6 +84,7 @@ def study(
         "clock": clock.entry(),
         "steps": _steps(scene),
         "collectives": _collectives(scene),
+        "topology": topology(scene),
         "capture": None,
         "findings": found,
         "verdict": verdict(scene, found),

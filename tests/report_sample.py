@@ -173,6 +173,22 @@ def results(*, host: str = "gpu-07", operation: str = "AllReduce") -> Results:
                 },
             ],
         },
+        "topology": {
+            "groups": [
+                {
+                    "kind": "data",
+                    "communicator": COMMUNICATOR,
+                    "ranks": [0, 1, 2, 3],
+                    "size": 5,
+                    "operations": [operation, "Broadcast"],
+                    "calls_per_step": 12.0,
+                    "confidence": 0.9,
+                    "why": f"{operation} 9 times a step, from 30% of its compute on",
+                }
+            ],
+            "stages": [],
+            "stage_count": None,
+        },
         "findings": [straggler(), pageable()],
         "verdict": "rank 2 is late in every step: its host costs 20.3 ms of 61.6 ms (33%)",
         "capture": {

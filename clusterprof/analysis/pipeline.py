@@ -2,42 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from clusterprof.analysis import limits
 from clusterprof.analysis.finding import finding, ms, percent
 from clusterprof.analysis.intervals import union
-from clusterprof.analysis.scene import Floats, Scene
+from clusterprof.analysis.scene import Floats, Ints, Scene
+from clusterprof.analysis.schedule import Schedule, schedule
+from clusterprof.analysis.stages import Stages, stages
 from clusterprof.results import Finding
 
-
-def stages(scene: Scene) -> list[list[int]]:
-    """Ranks by pipeline stage, first stage first; empty where no pipeline is seen.
-
-    A rank's stage is one more than that of the rank whose Send it receives first in each step;
-    a rank that first sends is of the first stage.
-    """
-    c = scene.collectives
-    forward: set[tuple[int, int]] = set()
-    for rank in scene.ranks:
-        rows = np.flatnonzero(c.point_to_point & (c.rank == rank) & c.has & c.matched)
-        if not len(rows):
-            continue
-        for step in np.unique(c.step[rows]):
-            mine = rows[c.step[rows] == step]
-            first = mine[np.argmin(c.issue[mine])]
-            if c.operation[first] == "Recv":
-                other = np.flatnonzero((c.collective == c.collective[first]) & (c.rank != rank))
-                forward.update((int(c.rank[o]), rank) for o in other)
-    taking_part = {int(r) for r in c.rank[c.point_to_point & c.matched]}
-    depth = {rank: 0 for rank in taking_part if rank not in {b for _, b in forward}}
-    for _ in scene.ranks:
-        for a, b in forward:
-            if a in depth and depth.get(b, 0) < depth[a] + 1 <= len(scene.ranks):
-                depth[b] = depth[a] + 1
-    if len(set(depth.values())) < 2:
-        return []
-    return [sorted(r for r in depth if depth[r] == d) for d in sorted(set(depth.values()))]
+#: waiting so many times the ideal is more than a schedule's bubble
+_BEYOND = 1.3
 
 
 def waiting(scene: Scene) -> Floats:
@@ -65,14 +43,6 @@ def waiting(scene: Scene) -> Floats:
     return out
 
 
-def microbatches(scene: Scene, stage: list[list[int]]) -> int:
-    """Microbatches per step: Sends of a first-stage rank per step."""
-    c = scene.collectives
-    rank = stage[0][0]
-    sends = (c.operation == "Send") & (c.rank == rank) & np.isin(c.step, scene.settled)
-    return max(1, round(int(sends.sum()) / max(len(scene.settled), 1)))
-
-
 def find(scene: Scene, late_ns: float = 0.0) -> list[Finding]:
     """Return `pipeline.bubble` and `pipeline.imbalance`.
 
@@ -81,68 +51,100 @@ def find(scene: Scene, late_ns: float = 0.0) -> list[Finding]:
     """
     if not scene.pipelined or not scene.settled:
         return []
-    stage = stages(scene)
-    if not stage:
+    seen = stages(scene)
+    if seen is None or len(seen.groups) < 2:
         return []
-    uneven = _imbalance(scene, stage)
+    uneven = _imbalance(scene, seen)
     # what waits only for a stage with more work is that one's matter
     already = float(uneven["cost_ns_per_step"]) if uneven else 0.0
-    found = [_bubble(scene, stage, already + late_ns), uneven]
+    found = [_bubble(scene, seen, already + late_ns), uneven]
     return [f for f in found if f is not None]
 
 
-def _bubble(scene: Scene, stage: list[list[int]], already: float) -> Finding | None:
+def _bubble(scene: Scene, seen: Stages, already: float) -> Finding | None:
     waits = waiting(scene)
-    rows = [scene.ranks.index(r) for group in stage for r in group]
+    rows = [k for group in seen.groups for k in _places(scene, group)]
     cost = np.maximum(waits[rows].mean(axis=0) - already, 0.0)
     per_step = float(cost.mean())
     share = per_step / scene.step_ns
     if share < limits.LEAST_FRAC:
         return None
-    count = microbatches(scene, stage)
-    ideal = (len(stage) - 1) / (count + len(stage) - 1)
+    plan = schedule(scene, seen)
+    per_stage = [float(waits[_places(scene, group)].mean()) for group in seen.groups]
     evidence = [
         {
-            "stage": k,
-            "ranks": group,
+            "stage": number,
+            "ranks": list(group),
             "steps": list(scene.settled),
-            "wait_ns_per_step": round(
-                float(np.mean([waits[scene.ranks.index(r)].mean() for r in group]))
-            ),
-            "what": f"stage {k} waits "
-            f"{ms(float(np.mean([waits[scene.ranks.index(r)].mean() for r in group])))} a step",
+            "wait_ns_per_step": round(wait),
+            "what": f"stage {number} waits {ms(wait)} a step",
         }
-        for k, group in enumerate(stage)
+        for number, group, wait in zip(seen.numbers, seen.groups, per_stage, strict=True)
     ]
+    if plan is None:
+        evidence.append({"schedule": None, "what": "the order of its messages is no known one"})
+    else:
+        evidence.append(
+            {
+                "schedule": plan.name,
+                "stages": plan.stages,
+                "microbatches": plan.microbatches,
+                "chunks": plan.chunks,
+                "ideal_share": round(plan.ideal, 4),
+                "what": f"the order of its messages is that of {plan.name}",
+            }
+        )
     return finding(
         scene,
         "pipeline.bubble",
         rank=None,
-        ranks=sorted(r for group in stage for r in group),
+        ranks=sorted(r for group in seen.groups for r in group),
         cost=cost,
         floor_ns=0.01 * scene.step_ns,
         confidence=0.85,
         summary=f"pipeline bubble: each rank waits {ms(per_step)} of each step ({percent(share)}) "
-        f"in receives; the ideal of {count} microbatches over {len(stage)} stages is "
-        f"{percent(ideal)}" + (", beyond what is named already" if already else ""),
+        "in receives" + (", beyond what is named already" if already else "") + f"; {_said(plan)}",
         evidence=evidence,
-        advice="more microbatches per step, or an interleaved schedule, shrink the bubble"
-        + (
-            ""
-            if share < 1.3 * ideal
-            else "; beyond the ideal, stages wait for each other's hosts "
-            "or transfers: larger microbatches, fewer launches"
-        ),
+        advice=_advice(plan, share),
     )
 
 
-def _imbalance(scene: Scene, stage: list[list[int]]) -> Finding | None:
+def _said(plan: Schedule | None) -> str:
+    if plan is None:
+        return "its schedule is not recognised"
+    chunks = f" in {plan.chunks} chunks each" if plan.chunks > 1 else ""
+    return (
+        f"the ideal of its schedule ({plan.name}, {plan.microbatches} microbatches over "
+        f"{plan.stages} stages{chunks}) is {percent(plan.ideal)}"
+    )
+
+
+def _advice(plan: Schedule | None, share: float) -> str:
+    more = "more microbatches per step, or an interleaved schedule, shrink the bubble"
+    if plan is None:
+        return more
+    if plan.chunks > 1:
+        more = "more microbatches per step, or more chunks per rank, shrink the bubble"
+    if share < _BEYOND * plan.ideal:
+        return more
+    return (
+        more + "; beyond the ideal, stages wait for each other's hosts or transfers: larger "
+        "microbatches, fewer launches"
+    )
+
+
+def _places(scene: Scene, group: Sequence[int]) -> Ints:
+    """Where the ranks of a stage stand among all ranks."""
+    return np.searchsorted(scene.ranks, group)
+
+
+def _imbalance(scene: Scene, seen: Stages) -> Finding | None:
     """A stage with more to compute than the others: all wait for it, each microbatch anew.
 
     Saved by even stages: the part of its own time (computing, and idle until its host has
     launched, which takes longer with more layers too) that it has beyond the stages' mean.
     """
-    rows = [[scene.ranks.index(r) for r in group] for group in stage]
+    rows = [_places(scene, group) for group in seen.groups]
     compute, idle = scene.account("compute_ns"), scene.account("idle_ns")
     per_stage = np.stack([np.nanmedian(compute[at], axis=0) for at in rows])
     own = np.stack([np.nanmedian((compute + idle)[at], axis=0) for at in rows])
@@ -155,28 +157,30 @@ def _imbalance(scene: Scene, stage: list[list[int]]) -> Finding | None:
     per_step = float(cost.mean())
     if per_step < limits.LEAST_FRAC * scene.step_ns:
         return None
-    named = f"rank{'s' if len(stage[most]) > 1 else ''} {', '.join(map(str, stage[most][:8]))}"
+    heavy, light = seen.groups[most], f"stage {seen.numbers[least]}"
+    named = f"rank{'s' if len(heavy) > 1 else ''} {', '.join(map(str, heavy[:8]))}"
+    relieved = f"stage {seen.numbers[most]}"
     return finding(
         scene,
         "pipeline.imbalance",
-        rank=stage[most][0],
-        ranks=stage[most],
+        rank=heavy[0],
+        ranks=heavy,
         cost=cost,
         floor_ns=0.01 * scene.step_ns,
         confidence=0.9,
-        summary=f"pipeline stage {most} ({named}) computes {ms(float(usual[most]))} a step, stage "
-        f"{least} {ms(float(usual[least]))}: relieve stage {most}; even stages would save up to "
+        summary=f"pipeline {relieved} ({named}) computes {ms(float(usual[most]))} a step, {light} "
+        f"{ms(float(usual[least]))}: relieve {relieved}; even stages would save up to "
         f"{ms(per_step)} of each step ({percent(per_step / scene.step_ns)})",
         evidence=[
             {
-                "stage": k,
-                "ranks": group,
+                "stage": number,
+                "ranks": list(group),
                 "steps": list(scene.settled),
                 "compute_ns_per_step": round(float(usual[k])),
                 "idle_ns_per_step": round(float(np.nanmean(own[k])) - float(usual[k])),
-                "what": f"stage {k} computes {ms(float(usual[k]))} a step",
+                "what": f"stage {number} computes {ms(float(usual[k]))} a step",
             }
-            for k, group in enumerate(stage)
+            for k, (number, group) in enumerate(zip(seen.numbers, seen.groups, strict=True))
         ],
-        advice=f"move layers from stage {most} to stage {least}, or give stage {most} more ranks",
+        advice=f"move layers from {relieved} to {light}, or give {relieved} more ranks",
     )

@@ -47,8 +47,20 @@ class Collectives:
     wait: Ints
     transfer: Ints
     size: Ints
-    members: pa.ChunkedArray
     has: Bools
+
+    @cached_property
+    def communicators(self) -> tuple[Ints, list[str]]:
+        """Each row's communicator as a number, and the names by that number."""
+        encoded = pa.array(self.communicator, pa.string()).dictionary_encode()
+        codes = np.asarray(encoded.indices.to_numpy(zero_copy_only=False), dtype=np.int64)
+        return codes, encoded.dictionary.to_pylist()
+
+    @cached_property
+    def by_rank(self) -> tuple[Ints, Ints]:
+        """All rows by rank, and the rank of each in that order."""
+        order = np.argsort(self.rank, kind="stable")
+        return order, self.rank[order]
 
 
 @dataclass(frozen=True)
@@ -139,7 +151,7 @@ class Scene:
             aligned_start=ints("aligned_start_ns"),
             last_arrival=ints("last_arrival_ns"), last_rank=ints("last_rank", -1),
             lateness=ints("lateness_ns"), wait=ints("wait_ns"), transfer=ints("transfer_ns"),
-            size=ints("message_bytes", -1), members=table["members"],
+            size=ints("message_bytes", -1),
             has=np.asarray(pc.is_valid(table["start_ns"]).to_numpy()),
         )  # fmt: skip
 
@@ -148,6 +160,11 @@ class Scene:
         """Whether ranks send each other activations: then ranks wait by construction."""
         return bool(self.collectives.point_to_point.any())
 
+    @cached_property
+    def place(self) -> dict[int, int]:
+        """Where each rank stands among all ranks with a report."""
+        return {rank: k for k, rank in enumerate(self.ranks)}
+
     def line(self, rank: int) -> Timeline:
         """One rank's timeline."""
-        return self.timelines[self.ranks.index(rank)]
+        return self.timelines[self.place[rank]]

@@ -32,9 +32,10 @@ from typing import Any
 
 import numpy as np
 
-from clusterprof.analysis import causes, critical, host, kernels, limits, pipeline, shared
+from clusterprof.analysis import causes, critical, host, kernels, limits, shared
 from clusterprof.analysis.finding import capture, finding, ms, percent
 from clusterprof.analysis.scene import Floats, Ints, Scene
+from clusterprof.analysis.stages import stages
 from clusterprof.clock import SHARED_CLOCK_NS
 from clusterprof.results import Finding
 
@@ -197,7 +198,8 @@ def _launches(scene: Scene) -> Floats:
 def _stage_of(scene: Scene) -> Ints:
     """Each rank's pipeline stage; all 0 where there is no pipeline."""
     out = np.zeros(len(scene.ranks), dtype=np.int64)
-    for number, group in enumerate(pipeline.stages(scene) if scene.pipelined else []):
+    seen = stages(scene) if scene.pipelined else None
+    for number, group in enumerate(seen.groups if seen else ()):
         out[np.searchsorted(scene.ranks, group)] = number
     return out
 

@@ -59,6 +59,7 @@ def render(results: Results, collectives: pa.Table, *, title: str) -> str:
         findings=[_finding(finding, begins) for finding in phrases.by_cost(results)],
         account=_account(results),
         grid=_grid(results),
+        groups=_groups(results),
         operations=_operations(results),
         clock=_clock(results),
         warnings=results["warnings"],
@@ -70,7 +71,8 @@ def render(results: Results, collectives: pa.Table, *, title: str) -> str:
 
 def write(path: Path, results: Results, collectives: pa.Table, *, title: str) -> None:
     """Write the page by rename; raises `RunDirectoryError` if it cannot be written."""
-    atomic.write(path, render(results, collectives, title=title).encode())
+    page = render(results, collectives, title=title)
+    atomic.write(path, page.encode(errors="backslashreplace"))
 
 
 def _part(name: str) -> str:
@@ -396,6 +398,25 @@ def _label(values: Sequence[float], duration: float) -> str:
         if duration and value
     ]
     return f"{show.milliseconds(duration)} ms: " + ", ".join(shares)
+
+
+def _groups(results: Results) -> dict[str, Any]:
+    entries = results["topology"]["groups"]
+    return {
+        "rows": [
+            {
+                "kind": entry["kind"],
+                "ranks": phrases.members(entry),
+                "communicator": show.communicator(entry["communicator"]),
+                "communicator_whole": entry["communicator"],
+                "calls": f"{entry['calls_per_step']:g}",
+                "confidence": show.confidence(entry["confidence"]),
+                "why": entry["why"],
+            }
+            for entry in entries[:_MOST_OPERATIONS]
+        ],
+        "left_out": _left_out(len(entries) - _MOST_OPERATIONS, "group"),
+    }
 
 
 def _operations(results: Results) -> dict[str, Any]:

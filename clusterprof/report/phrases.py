@@ -7,12 +7,16 @@ from clusterprof.report.averages import evidence_steps
 from clusterprof.results import (
     CaptureCost,
     Finding,
+    GroupEntry,
     MissingRank,
     OperationEntry,
     RankClock,
     Results,
     StepTimes,
 )
+
+#: so many groups of one kind are told in a line
+_MOST_GROUPS = 4
 
 
 def by_cost(results: Results) -> list[Finding]:
@@ -76,6 +80,31 @@ def _step_times(times: StepTimes | None) -> str:
     named.append(("after", times["after_ns"]))
     known = [f"{show.milliseconds(ns)} ms {when}" for when, ns in named if ns is not None]
     return "steps of " + ", ".join(known) if known else ""
+
+
+def groups(results: Results) -> str:
+    """Which groups the ranks form, by kind; nothing where no communicator was seen."""
+    kinds: dict[str, list[GroupEntry]] = {}
+    for entry in results["topology"]["groups"]:
+        kinds.setdefault(entry["kind"], []).append(entry)
+    return "; ".join(_of_kind(kind, entries) for kind, entries in kinds.items())
+
+
+def _of_kind(kind: str, entries: list[GroupEntry]) -> str:
+    told = ", ".join("{" + members(entry) + "}" for entry in entries[:_MOST_GROUPS])
+    more = f" and {len(entries) - _MOST_GROUPS} more" if len(entries) > _MOST_GROUPS else ""
+    sure = show.confidence(min(entry["confidence"] for entry in entries))
+    return f"{kind} {told}{more}" + ("" if kind == "unknown" else f" ({sure})")
+
+
+def members(entry: GroupEntry) -> str:
+    """The ranks of one group, a pipeline's in order, and of how many where some gave no report."""
+    if entry["kind"] == "pipeline":
+        told = "→".join(map(str, entry["ranks"][:8])) + ("→…" if len(entry["ranks"]) > 8 else "")
+    else:
+        told = show.numbers(entry["ranks"], limit=4)
+    missing = entry["size"] is not None and entry["size"] > len(entry["ranks"])
+    return f"{told} of {entry['size']}" if missing else told
 
 
 def offset(entry: RankClock | None) -> str:

@@ -26,7 +26,20 @@ def dumps(results: Results) -> bytes:
     import orjson
 
     options = orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE | orjson.OPT_SERIALIZE_NUMPY
-    return orjson.dumps(_sorted(results), option=options)
+    ordered = _sorted(results)
+    try:
+        return orjson.dumps(ordered, option=options)
+    except TypeError:  # a path whose bytes are no UTF-8
+        return orjson.dumps(_encodable(ordered), option=options)
+
+
+def _encodable(value: Any) -> Any:
+    """`value` with what no encoding has (a file name's odd bytes) written as escapes."""
+    if isinstance(value, dict):
+        return {_encodable(key): _encodable(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_encodable(each) for each in value]
+    return value.encode(errors="backslashreplace").decode() if isinstance(value, str) else value
 
 
 def write(path: Path, results: Results) -> None:

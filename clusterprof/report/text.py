@@ -98,6 +98,8 @@ class _Page:
 def _measured(page: _Page, results: Results) -> None:
     page.sentence(phrases.ranks(results), indent=7, lead="ranks")
     page.sentence(phrases.clock(results), indent=7, lead="clock")
+    if results["topology"]["groups"]:
+        page.sentence(phrases.groups(results), indent=7, lead="groups")
     if results["capture"] is not None:
         page.sentence(phrases.capture(results["capture"]), indent=7, lead="cost")
 

@@ -72,6 +72,8 @@ class Job:
     sharded: bool = False
     #: pipeline: one forward, one backward, instead of all forwards first
     one_f_one_b: bool = False
+    #: interleaved 1F1B: each rank has so many chunks of layers (microbatches: a multiple of pp)
+    chunks: int = 1
     noise_frac: float = 0.01
     #: each GPU's speed differs by up to such a part from the others'
     gpu_speed_frac: float = 0.0
@@ -108,4 +110,5 @@ class Truth:
     drift_ppm: tuple[float, ...]
     #: true time about which the drift is counted
     middle_ns: int
+    #: ranks by group, named `data0`, `tensor0`, `pipeline0` and so on; a pipeline's by stage
     groups: dict[str, tuple[int, ...]] = field(default_factory=dict)

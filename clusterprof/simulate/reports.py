@@ -39,10 +39,7 @@ def simulate(job: Job) -> tuple[list[RankTables], Truth]:
         _tables(job, machine, rank, [rows[rank] for rows in seen], offset, drift, middle)
         for rank in range(job.world)
     ]
-    groups = {
-        f"data{g}": tuple(np.flatnonzero(training.data_group == g).tolist())
-        for g in np.unique(training.data_group)
-    }
+    groups = training.groups()
     return tables, Truth(job.causes, tuple(offset), tuple(drift), middle + _EPOCH_NS, groups)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
 from clusterprof.simulate.job import Job
@@ -15,6 +17,17 @@ from clusterprof.simulate.machine import (
 )
 
 
+class _Turn(NamedTuple):
+    """One microbatch's forward (`F`) or backward (`B`) through one part of the model.
+
+    Part k lies on stage k modulo the number of stages: a part is a chunk of a stage.
+    """
+
+    kind: str
+    part: int
+    batch: int
+
+
 class Training:
     """Data, tensor and pipeline parallel training, sharded or not."""
 
@@ -25,7 +38,23 @@ class Training:
         self.data_group = self.stage * job.tp + rank % job.tp
         self.tensor_group = rank // job.tp
         self.finished: list[Ints] = []
+        #: layers of one chunk: without interleaving all that a rank has
         self.layers = np.asarray(job.stage_layers or (job.layers // job.pp,) * job.pp)[self.stage]
+        self.layers = np.maximum(self.layers // job.chunks, 1)
+
+    def groups(self) -> dict[str, tuple[int, ...]]:
+        """Which ranks form which group; a pipeline's in the order of its stages."""
+        job, rank = self.job, np.arange(self.job.world)
+        of = {"data": self.data_group}
+        if job.tp > 1:
+            of["tensor"] = self.tensor_group
+        if job.pp > 1:
+            of["pipeline"] = rank % (job.dp * job.tp)
+        return {
+            f"{kind}{g}": tuple(np.flatnonzero(number == g).tolist())
+            for kind, number in of.items()
+            for g in np.unique(number)
+        }
 
     def step(self, number: int) -> None:
         """Run one step on all ranks."""
@@ -95,7 +124,7 @@ class Training:
         for cause in job.causes:
             if cause.kind == "gpu_slow" and cause.at(number):
                 # forward, backward (twice as long) and the step as a whole
-                usual = 3 * job.layer_ns * float(self.layers[cause.rank])
+                usual = 3 * job.layer_ns * float(self.layers[cause.rank]) * job.chunks
                 each[ranks == cause.rank] *= 1 + cause.at(number) / usual
         return each.astype(np.int64)
 
@@ -165,48 +194,60 @@ class Training:
         job = self.job
         orders = [self._order(s) for s in range(job.pp)]
         done: Ints = self.machine.free[COMPUTE_STREAM].copy()
-        sent: dict[tuple[str, int, int], Ints] = {}
+        sent: dict[_Turn, Ints] = {}
         while any(orders):
             for s, order in enumerate(orders):
-                while order and self._ready(s, *order[0], sent):
-                    self._microbatch(number, s, *order.pop(0), sent, done)
+                while order and self._ready(order[0], sent):
+                    self._microbatch(number, s, order.pop(0), sent, done)
         return done
 
-    def _order(self, stage: int) -> list[tuple[str, int]]:
-        count, last = self.job.microbatches, self.job.pp - 1
-        ahead = min(last - stage, count) if self.job.one_f_one_b else count
-        order = [("F", m) for m in range(ahead)]
-        for m in range(ahead, count):
-            order += [("F", m), ("B", m - ahead)]
-        return order + [("B", m) for m in range(count - ahead, count)]
+    def _order(self, stage: int) -> list[_Turn]:
+        """One stage's forwards and backwards; interleaved as in Narayanan et al. 2021."""
+        job, last = self.job, self.job.pp - 1
+        count = job.microbatches * job.chunks
+        if job.chunks > 1:
+            ahead = min(2 * (last - stage) + (job.chunks - 1) * job.pp, count)
+        else:
+            ahead = min(last - stage, count) if job.one_f_one_b else count
+        order = [self._turn("F", stage, k) for k in range(ahead)]
+        for k in range(ahead, count):
+            order += [self._turn("F", stage, k), self._turn("B", stage, k - ahead)]
+        return order + [self._turn("B", stage, k) for k in range(count - ahead, count)]
 
-    def _ready(
-        self, stage: int, kind: str, batch: int, sent: dict[tuple[str, int, int], Ints]
-    ) -> bool:
-        first = stage == (0 if kind == "F" else self.job.pp - 1)
-        return first or (kind, stage, batch) in sent
+    def _turn(self, kind: str, stage: int, k: int) -> _Turn:
+        """The k-th forward or backward of a stage: pp microbatches of a chunk, then the next."""
+        pp, chunks = self.job.pp, self.job.chunks
+        if chunks == 1:
+            return _Turn(kind, stage, k)
+        chunk = k % (pp * chunks) // pp
+        batch = k // (pp * chunks) * pp + k % pp
+        where = chunk if kind == "F" else chunks - 1 - chunk
+        return _Turn(kind, where * pp + stage, batch)
+
+    def _ready(self, turn: _Turn, sent: dict[_Turn, Ints]) -> bool:
+        first = 0 if turn.kind == "F" else self.job.pp * self.job.chunks - 1
+        return turn.part == first or turn in sent
 
     def _microbatch(
-        self, number: int, stage: int, kind: str, batch: int,
-        sent: dict[tuple[str, int, int], Ints], done: Ints,
-    ) -> None:  # fmt: skip
+        self, number: int, stage: int, turn: _Turn, sent: dict[_Turn, Ints], done: Ints
+    ) -> None:
         """Receive, compute, and send on: activations forward, gradients backward."""
         job, machine = self.job, self.machine
         here = np.flatnonzero(self.stage == stage)
-        onward = 1 if kind == "F" else -1
-        size, part = job.dp * job.tp, 1.0 / job.microbatches
+        forward, size, part = turn.kind == "F", job.dp * job.tp, 1.0 / job.microbatches
+        onward = 1 if forward else -1
         compute = machine.free[COMPUTE_STREAM]
-        if (kind, stage, batch) in sent:
-            got = machine.receive(here, here - onward * size, sent[kind, stage, batch])
+        if turn in sent:
+            got = machine.receive(here, (here - onward * size) % job.world, sent[turn])
             compute[here] = np.maximum(compute[here], got)
-        if kind == "B" and batch == job.microbatches - 1:
+        if not forward and turn.batch == job.microbatches - 1:
             done[here] = self._backward(here, number, part)[here]
         else:
-            self._layers(here, number, part if kind == "F" else 2 * part, forward=kind == "F")
-        to = stage + onward
-        if 0 <= to < job.pp:
-            there = here + onward * size
-            sent[kind, to, batch] = machine.send(here, there, compute[here] + 500)
+            self._layers(here, number, part if forward else 2 * part, forward=forward)
+        to = turn.part + onward
+        if 0 <= to < job.pp * job.chunks:
+            there = (here + onward * size) % job.world
+            sent[_Turn(turn.kind, to, turn.batch)] = machine.send(here, there, compute[here] + 500)
 
     def _optimizer(self, done: Ints) -> None:
         machine = self.machine

@@ -283,3 +283,14 @@ def test_the_tones_of_an_account_can_be_told_apart_by(eye: str) -> None:
         for one, other in combinations(("compute", "wait", "transfer", "copies", "track"), 2):
             pairs = zip(_lab(colours[one], eye), _lab(colours[other], eye), strict=True)
             assert sum((a - b) ** 2 for a, b in pairs) ** 0.5 >= 25, (one, other)
+
+
+def test_the_groups_have_a_table_with_the_reason_for_each_and_names_that_stay_text() -> None:
+    made = sample.results(operation="<b>AllReduce</b>")
+    page = html.render(made, sample.collectives(), title="x")
+    assert '<h3 id="groups">Groups</h3>' in page
+    assert "0-3 of 5" in page
+    assert "&lt;b&gt;AllReduce&lt;/b&gt; 9 times a step" in page
+    assert "<b>AllReduce</b>" not in page
+    made["topology"]["groups"] = []
+    assert "Groups" not in html.render(made, sample.collectives(), title="x")

@@ -149,3 +149,19 @@ def test_colour_is_for_terminals_that_did_not_decline_it(
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     assert text.wants_colour(stream) is expected
+
+
+def test_the_groups_of_the_ranks_stand_in_one_line_with_what_is_not_seen_of_them() -> None:
+    made = sample.results()
+    assert "groups data {0-3 of 5} (90%)\n" in text.render(made)
+    (data,) = made["topology"]["groups"]
+    chain = data | {"kind": "pipeline", "ranks": [0, 4], "size": 2, "confidence": 0.95}
+    odd = data | {"kind": "unknown", "size": None, "confidence": 0.5}
+    made["topology"]["groups"] = [chain, *[data] * 6, odd]  # type: ignore[list-item]
+    assert (
+        "groups pipeline {0→4} (95%); data {0-3 of 5}, {0-3 of 5}, {0-3 of 5}, {0-3 of 5} and 2 more"
+        in text.render(made)
+    )
+    assert "(90%); unknown {0-3}\n" in text.render(made).replace("\n       ", " ")
+    made["topology"]["groups"] = []
+    assert "groups" not in text.render(made)

@@ -1,0 +1,74 @@
+"""A pipeline's schedule is told from the order of its messages, or is said to be unknown."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from clusterprof.ingest import gather
+from clusterprof.results import Finding
+from clusterprof.simulate import Job, simulate
+from clusterprof.study import study
+
+PIPE = Job(dp=1, pp=4, layers=16, kernels_per_layer=2, launch_ns=30_000, microbatches=8, steps=4)
+
+
+def bubble(job: Job, *kept: int) -> Finding:
+    ranks, _ = simulate(job)
+    results = study([r for r in ranks if not kept or r.rank in kept]).results
+    (found,) = [f for f in results["findings"] if f["code"] == "pipeline.bubble"]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("job", "name", "ideal"),
+    [
+        (PIPE, "GPipe", 3 / 11),
+        (replace(PIPE, one_f_one_b=True), "1F1B", 3 / 11),
+        (replace(PIPE, one_f_one_b=True, microbatches=4), "1F1B", 3 / 7),
+        (replace(PIPE, pp=2, one_f_one_b=True), "1F1B", 1 / 9),
+        (replace(PIPE, chunks=2), "interleaved 1F1B", 3 / 19),
+        (replace(PIPE, chunks=4), "interleaved 1F1B", 3 / 35),
+        (replace(PIPE, pp=3, layers=12, microbatches=6, chunks=2), "interleaved 1F1B", 2 / 14),
+    ],
+)
+def test_the_schedule_is_named_and_a_balanced_pipeline_comes_near_its_ideal(
+    job: Job, name: str, ideal: float
+) -> None:
+    found = bubble(job)
+    said = found["evidence"][-1]
+    assert (said["schedule"], said["chunks"]) == (name, job.chunks)
+    assert said["microbatches"] == job.microbatches
+    assert said["ideal_share"] == pytest.approx(ideal, abs=1e-4)
+    assert found["share_of_step"] == pytest.approx(ideal, rel=0.25)
+
+
+def test_of_a_subset_of_the_stages_the_schedule_is_that_of_the_whole_pipeline() -> None:
+    said = bubble(replace(PIPE, one_f_one_b=True), 0, 2)["evidence"][-1]
+    assert (said["schedule"], said["stages"], said["microbatches"]) == ("1F1B", 4, 8)
+
+
+def test_two_stages_that_interleave_are_not_taken_for_1f1b() -> None:
+    # between two stages the messages come in the same order
+    found = bubble(replace(PIPE, pp=2, layers=16, chunks=2))
+    assert "schedule is not recognised" in found["summary"]
+    assert found["evidence"][-1]["schedule"] is None
+
+
+@pytest.mark.parametrize(
+    ("folder", "name", "stages", "microbatches"),
+    [
+        ("nsys-2025.3/pipeline-1f1b", "1F1B", 4, 8),
+        ("nsys-2025.3/pipeline-imbalance", "1F1B", 4, 8),
+        ("nsys-2024.2/pipeline", "GPipe", 2, 4),
+    ],
+)
+def test_the_schedule_of_a_recording_is_the_one_that_its_program_ran(
+    recordings: Path, folder: str, name: str, stages: int, microbatches: int
+) -> None:
+    results = study(gather([recordings / folder]).ranks).results
+    (found,) = [f for f in results["findings"] if f["code"] == "pipeline.bubble"]
+    said = found["evidence"][-1]
+    assert (said["schedule"], said["stages"], said["microbatches"]) == (name, stages, microbatches)

@@ -1,0 +1,171 @@
+"""The groups of a job are told from what its communicators do, whichever ranks were captured."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from clusterprof.ingest import gather
+from clusterprof.results import GroupEntry, Results
+from clusterprof.simulate import Job, simulate
+from clusterprof.study import study
+from clusterprof.tables import RankTables
+
+SMALL = Job(layers=4, kernels_per_layer=2, launch_ns=60_000, microbatches=4, steps=4)
+
+
+def told(results: Results) -> set[tuple[str, tuple[int, ...]]]:
+    return {(g["kind"], tuple(g["ranks"])) for g in results["topology"]["groups"]}
+
+
+def planted(groups: dict[str, tuple[int, ...]], kept: set[int]) -> set[tuple[str, tuple[int, ...]]]:
+    """The planted groups as far as they have a member among the ranks that were captured."""
+    seen = {
+        (name.rstrip("0123456789"), tuple(r for r in ranks if r in kept))
+        for name, ranks in groups.items()
+    }
+    return {(kind, ranks) for kind, ranks in seen if ranks}
+
+
+@settings(
+    max_examples=12, deadline=None, derandomize=True,
+    suppress_health_check=[HealthCheck.too_slow],
+)  # fmt: skip
+@given(
+    shape=st.sampled_from([(2, 1, 1), (4, 1, 1), (2, 2, 1), (2, 1, 2), (1, 2, 2), (2, 2, 2)]),
+    sharded=st.booleans(),
+    turns=st.booleans(),
+    seed=st.integers(0, 1000),
+    data=st.data(),
+)
+def test_the_groups_are_the_planted_ones_whatever_the_ranks_order_and_selection(
+    shape: tuple[int, int, int], sharded: bool, turns: bool, seed: int, data: st.DataObject
+) -> None:
+    dp, tp, pp = shape
+    job = replace(
+        SMALL, dp=dp, tp=tp, pp=pp, layers=4 * pp, sharded=sharded and pp == 1, one_f_one_b=turns,
+        seed=seed,
+    )  # fmt: skip
+    ranks, truth = simulate(job)
+    order = data.draw(st.permutations(ranks))
+    kept = order[: data.draw(st.integers(1, len(order)))]
+    results = study(kept).results
+    assert told(results) == planted(truth.groups, {r.rank for r in kept})
+    for group in results["topology"]["groups"]:
+        assert group["size"] == {"data": dp, "tensor": tp, "pipeline": pp}[group["kind"]]
+        assert group["why"]
+        assert 0 < group["confidence"] <= 1
+
+
+def of(job: Job, *kept: int) -> Results:
+    ranks, _ = simulate(job)
+    return study([r for r in ranks if not kept or r.rank in kept]).results
+
+
+def only(results: Results, kind: str) -> list[GroupEntry]:
+    return [g for g in results["topology"]["groups"] if g["kind"] == kind]
+
+
+def test_rank_0_and_one_of_each_stage_give_the_stages_in_order() -> None:
+    job = replace(SMALL, dp=2, tp=2, pp=4, layers=16, one_f_one_b=True)
+    # 0, 5, 10 and 15 exchange nothing with each other
+    for kept in ((0, 4, 8, 12), (0, 5, 10, 15)):
+        topology = of(job, *kept)["topology"]
+        assert topology["stage_count"] == 4
+        assert [(s["stage"], s["ranks"]) for s in topology["stages"]] == [
+            (k, [rank]) for k, rank in enumerate(kept)
+        ]
+
+
+def test_the_middle_stages_alone_know_that_they_are_not_the_first() -> None:
+    topology = of(replace(SMALL, dp=1, pp=4, layers=16, one_f_one_b=True), 1, 2)["topology"]
+    assert [(s["stage"], s["ranks"]) for s in topology["stages"]] == [(1, [1]), (2, [2])]
+
+
+def test_two_of_four_of_a_tensor_group_are_that_groups_with_its_true_size() -> None:
+    results = of(replace(SMALL, dp=2, tp=4), 1, 3)
+    (tensor,) = only(results, "tensor")
+    assert (tensor["ranks"], tensor["size"]) == ([1, 3], 4)
+    assert [g["ranks"] for g in only(results, "data")] == [[1], [3]]
+
+
+def test_reports_without_communicator_ids_give_the_same_groups_and_are_less_sure() -> None:
+    job = replace(SMALL, dp=2, tp=2, communicator_ids=False)
+    ranks, truth = simulate(job)
+    results = study(ranks).results
+    assert told(results) == planted(truth.groups, {0, 1, 2, 3})
+    with_ids = study(simulate(replace(job, communicator_ids=True))[0]).results
+    for kind in ("data", "tensor"):
+        for one, other in zip(only(results, kind), only(with_ids, kind), strict=True):
+            assert one["confidence"] < other["confidence"]
+
+
+def test_a_ring_of_sends_is_no_pipeline() -> None:
+    results = study([_ring(r) for r in simulate(replace(SMALL, dp=4))[0]]).results
+    assert not only(results, "pipeline")
+    assert results["topology"]["stages"] == []
+    assert [g for g in only(results, "unknown") if "ring" in g["why"]]
+
+
+def _ring(tables: RankTables) -> RankTables:
+    """The AllReduces turned into a Send to the next rank and a Recv from the one before."""
+    import pyarrow as pa
+
+    calls = tables.collective_calls
+    order = np.arange(len(calls)) % 2
+    there, back = (tables.rank + 1) % 4, (tables.rank - 1) % 4
+    operation = pa.array(np.where(order == 0, "Send", "Recv")).dictionary_encode()
+    columns = {
+        "operation": operation.cast(calls.schema.field("operation").type),
+        "peer": pa.array(np.where(order == 0, there, back), pa.int32()),
+    }
+    for name, values in columns.items():
+        calls = calls.set_column(calls.schema.get_field_index(name), name, values)
+    return replace(tables, collective_calls=calls.cast(tables.collective_calls.schema))
+
+
+def test_embeddings_that_the_first_and_last_stage_share_are_no_data_parallel_group() -> None:
+    # data groups named so that they join the first stage's ranks with the last one's
+    ranks, _ = simulate(replace(SMALL, dp=2, pp=2, layers=8, one_f_one_b=True))
+    joined = [_renamed(r, "0xdata", f"0xtied{r.rank % 2}") for r in ranks]
+    results = study(joined).results
+    assert not only(results, "data")
+    (one, other) = only(results, "unknown")
+    assert (one["ranks"], other["ranks"]) == ([0, 2], [1, 3])
+    assert "several pipeline stages" in one["why"]
+
+
+def _renamed(tables: RankTables, begin: str, name: str) -> RankTables:
+    import pyarrow as pa
+
+    calls = tables.collective_calls
+    names = [name if n.startswith(begin) else n for n in calls["communicator"].to_pylist()]
+    place = calls.schema.get_field_index("communicator")
+    return replace(
+        tables, collective_calls=calls.set_column(place, "communicator", pa.array(names))
+    )
+
+
+@pytest.mark.parametrize(
+    ("folder", "groups"),
+    [
+        ("nsys-2025.3/ddp", {("data", (0, 1, 2, 3))}),
+        ("nsys-2025.3/compile", {("data", (0, 1, 2, 3))}),
+        ("nsys-2025.3/fsdp-long", {("data", (0, 1, 2, 3))}),
+        ("nsys-2025.3/graph-node", {("data", (0, 1, 2, 3))}),
+        ("nsys-2025.3/pipeline-1f1b", {("pipeline", (0, 1, 2, 3))}),
+        ("nsys-2024.2/pipeline", {("pipeline", (0, 2)), ("data", (0,)), ("data", (2,))}),
+        ("kineto/pipeline", {("pipeline", (0, 2)), ("data", (0,)), ("data", (2,))}),
+        # forty bytes a step say nothing of what they are for
+        ("kineto/gloo", {("data", (0, 1, 2)), ("unknown", (0, 1))}),
+    ],
+)
+def test_the_groups_of_a_recording_are_what_its_program_made(
+    recordings: Path, folder: str, groups: set[tuple[str, tuple[int, ...]]]
+) -> None:
+    assert told(study(gather([recordings / folder]).ranks).results) == groups
