@@ -36,6 +36,8 @@ class Shift:
 class _Trial:
     by: int
     overlap: int
+    #: calls side by side that have times on both
+    timed: int
     agreement: float
     steps: float
     margin_ns: int
@@ -70,7 +72,7 @@ def _try(a: Calls, b: Calls, by: int, directed: bool) -> _Trial:
     in_a, in_b = _slices(a, b, by)
     overlap = in_b.stop - in_b.start
     if overlap <= 0:
-        return _Trial(by, 0, 0.0, 0.0, -1, 0, 0)
+        return _Trial(by, 0, 0, 0.0, 0.0, -1, 0, 0)
     sizes_a, sizes_b = a.size[in_a], b.size[in_b]
     same = (sizes_a == sizes_b) | (sizes_a == UNKNOWN) | (sizes_b == UNKNOWN)
     timed = a.has[in_a] & b.has[in_b]
@@ -80,16 +82,18 @@ def _try(a: Calls, b: Calls, by: int, directed: bool) -> _Trial:
     steps_a, steps_b = a.step[in_a], b.step[in_b]
     labelled = (steps_a != UNKNOWN) & (steps_b != UNKNOWN)
     steps = float((steps_a == steps_b)[labelled].mean()) if labelled.any() else -1.0
-    if not timed.any():
-        return _Trial(by, overlap, float(same.mean()), steps, 0, 0, 0)
+    count, agreement = int(timed.sum()), float(same.mean())
+    if not count:
+        return _Trial(by, overlap, 0, agreement, steps, 0, 0, 0)
     if directed:
         # the shortest time from a Send's end to its Recv's end is next to nothing
         offset = int((a.end[in_a] - b.end[in_b])[timed].max())
-        return _Trial(by, overlap, float(same.mean()), steps, 0, offset, 0)
+        return _Trial(by, overlap, count, agreement, steps, 0, offset, 0)
     upper = int((a.end[in_a] - b.start[in_b])[timed].min())
     lower = int((a.start[in_a] - b.end[in_b])[timed].max())
     span = int(np.ptp(b.start[in_b][timed]))
-    return _Trial(by, overlap, float(same.mean()), steps, upper - lower, (upper + lower) // 2, span)
+    margin, offset = upper - lower, (upper + lower) // 2
+    return _Trial(by, overlap, count, agreement, steps, margin, offset, span)
 
 
 def _by_steps(a: Calls, b: Calls) -> int | None:
@@ -118,9 +122,12 @@ def find_shift(a: Calls, b: Calls, *, directed: bool = False) -> Shift | None:
     around = 0 if said is None else said
     low = max(1 - len(b), min(around, len(a) - len(b)) - _REACH)
     high = min(len(a) - 1, max(around, len(a) - len(b)) + _REACH)
-    shorter = min(len(a), len(b))
+    shorter, kernels = min(len(a), len(b)), min(int(a.has.sum()), int(b.has.sum()))
     trials = [_try(a, b, by, directed) for by in range(low, high + 1)]
-    possible = [t for t in trials if t.possible and t.overlap * 4 >= shorter]
+    # the calls whose kernels the capture's end cut off agree with anything: times must speak
+    possible = [
+        t for t in trials if t.possible and t.overlap * 4 >= shorter and t.timed * 4 >= kernels
+    ]
     if not possible:
         return None
     return _choose(possible, shorter)

@@ -145,15 +145,30 @@ def test_a_send_to_a_rank_without_a_report_says_so() -> None:
     assert set(lonely["reason"]) == {"the other side, rank 3, has no report"}
 
 
+def without_kernels(tables: RankTables, gone: slice) -> RankTables:
+    """The rank whose capture ended before the kernels of these calls had run."""
+    calls = tables.collective_calls
+    for name in ("start_ns", "end_ns"):
+        values = np.asarray(calls[name].to_pylist(), dtype=object)
+        values[gone] = None
+        at = calls.schema.get_field_index(name)
+        column = pa.array(values.tolist(), pa.int64())
+        calls = calls.set_column(at, calls.schema.field(name), column)
+    return replace(tables, collective_calls=calls)
+
+
+def test_calls_whose_kernels_the_captures_end_cut_off_shift_nothing() -> None:
+    ranks, _ = simulate(Job(with_steps=False))
+    count = ranks[0].collective_calls.num_rows
+    ranks = [without_kernels(r, slice(count // 2 - r.rank, None)) for r in ranks]
+    table = match(ranks)
+    assert true_ends_agree(table)
+    assert states(table)["matched"] == 4 * (count // 2 - 3)
+
+
 def test_a_call_without_a_kernel_leaves_its_collective_incomplete() -> None:
     ranks, _ = simulate(Job())
-    calls = ranks[1].collective_calls
-    for name in ("start_ns", "end_ns"):
-        values = calls[name].to_pylist()
-        values[10] = None
-        at = calls.schema.get_field_index(name)
-        calls = calls.set_column(at, calls.schema.field(name), pa.array(values, pa.int64()))
-    ranks[1] = replace(ranks[1], collective_calls=calls)
+    ranks[1] = without_kernels(ranks[1], slice(10, 11))
     table = match(ranks)
     assert states(table)["incomplete"] == 4
     assert "no device kernel on rank 1" in table["reason"].to_pylist()
