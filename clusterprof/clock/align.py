@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 from clusterprof.clock.blocks import Block, Floats, bases, blocks
 from clusterprof.clock.bounds import Bounds, bound
 from clusterprof.clock.contradictions import contradicting
+from clusterprof.clock.copies import delays
 from clusterprof.clock.estimates import Combined, Estimate, combine, estimate
 from clusterprof.clock.model import UNBOUNDED_NS, Clock
 from clusterprof.clock.readings import PairBound, as_blocks
@@ -68,7 +69,7 @@ def _aligned(
         for rank in (each.rank, each.other):
             if rank in begins and no_call[numbers.index(rank)]:
                 base[numbers.index(rank)] = begins[rank]
-    found = blocks(matched, numbers, base)
+    found = blocks(matched, numbers, base, delays(matched, ranks))
     odd = contradicting(found, len(numbers))
     # one bad clock is left out and the others are told; if most are bad nobody knows which
     odd = odd if len(odd) < len(numbers) / 2 else []

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from clusterprof.clock.rings import ON_HOST, OPERATIONS, UNKNOWN
+from clusterprof.clock.rings import ON_HOST, OPERATIONS, UNKNOWN, shown
 
 Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
@@ -24,7 +24,9 @@ class Block:
     `start`/`end` are float ns since the rank's own `base`, NaN where a member lacks the call.
     `holds` says whose start the others' ends cannot precede, `held` who cannot end before.
     `sort` [calls] is equal for calls of one operation and size, -1 where the size is unknown;
-    `ring` [calls] says what is known of how members' ends differ (see `rings`).
+    `ring` [calls] says what is known of how members' ends differ, and `shows` (0 to 1) how much
+    of that (see `rings`); `delay` [calls, members] is by how much later than the others a member
+    ended for a reason of its own, ns (see `copies`).
     """
 
     members: tuple[int, ...]
@@ -34,6 +36,8 @@ class Block:
     held: Bools
     sort: Ints | None = None
     ring: Ints | None = None
+    shows: Floats | None = None
+    delay: Floats | None = None
 
     @property
     def both_ways(self) -> bool:
@@ -50,6 +54,16 @@ class Block:
         """`ring`, or unknown where it was not given."""
         unknown = np.full(len(self.start), UNKNOWN, dtype=np.int64)
         return unknown if self.ring is None else self.ring
+
+    @property
+    def shown(self) -> Floats:
+        """`shows`, or all of it where it was not given."""
+        return np.ones(len(self.start)) if self.shows is None else self.shows
+
+    @property
+    def delays(self) -> Floats:
+        """`delay`, or none where it was not given."""
+        return np.zeros(self.start.shape) if self.delay is None else self.delay
 
     def take(self, calls: npt.NDArray[np.intp] | Bools) -> Block:
         """Return the block of some of its calls (indices or a mask)."""
@@ -72,13 +86,14 @@ class Block:
             np.asarray(part(self.held), dtype=np.bool_),
             self.sorts[some],
             self.rings[some],
+            self.shown[some],
+            np.asarray(part(self.delays), dtype=np.float64),
         )
 
     def moved(self, by: Floats) -> Block:
         """Return the block with `by` [all ranks] (ns) taken off each rank's times."""
         mine = by[list(self.members)]
-        start, end = self.start - mine, self.end - mine
-        return Block(self.members, start, end, self.holds, self.held, self.sort, self.ring)
+        return replace(self, start=self.start - mine, end=self.end - mine)
 
 
 def bases(matched: pa.Table, ranks: tuple[int, ...]) -> Ints:
@@ -98,25 +113,38 @@ def bases(matched: pa.Table, ranks: tuple[int, ...]) -> Ints:
     return out
 
 
-def blocks(matched: pa.Table, ranks: tuple[int, ...], base: Ints) -> list[Block]:
+def blocks(
+    matched: pa.Table, ranks: tuple[int, ...], base: Ints, delays: Floats | None = None
+) -> list[Block]:
     """Split matched calls (schema MATCHED) into blocks; members are indices into `ranks`.
 
     Collectives of one communicator stand together, pairs of it are pairs whichever way they
-    go. An empty message moves nothing and holds nobody up: such calls are left out.
+    go. An empty message moves nothing and holds nobody up: such calls are left out. `delays` are
+    of the rows of `matched` (see `copies`), ns.
     """
-    table = matched.filter(_usable(matched))
+    usable = _usable(matched)
+    table = matched.filter(usable)
     if not table.num_rows:
         return []
     rank = np.searchsorted(ranks, table["rank"].to_numpy())
-    start = (table["start_ns"].to_numpy() - base[rank]).astype(np.float64)
-    end = (table["end_ns"].to_numpy() - base[rank]).astype(np.float64)
-    role = _codes(table["role"], {"both": 0, "source": 1, "sink": 2})
     sort, ring = _sorts(table)
     _, call = np.unique(table["collective"].to_numpy(), return_inverse=True)
+    here = np.asarray(usable.to_numpy(), dtype=np.bool_)
+    rows = _Rows(
+        rank=rank,
+        call=call,
+        start=(table["start_ns"].to_numpy() - base[rank]).astype(np.float64),
+        end=(table["end_ns"].to_numpy() - base[rank]).astype(np.float64),
+        role=_codes(table["role"], {"both": 0, "source": 1, "sink": 2}),
+        sort=sort,
+        ring=ring,
+        size=np.asarray(pc.fill_null(table["message_bytes"], -1).to_numpy(), dtype=np.int64),
+        delay=np.zeros(len(rank)) if delays is None else delays[here],
+    )
     return [
-        _block(rows, rank, call, start, end, role, sort, ring)
-        for rows in _groups(table, call, rank, role)
-        if (rank[rows] != rank[rows[0]]).any()
+        rows.block(some)
+        for some in _groups(table, call, rank, rows.role)
+        if (rank[some] != rank[some[0]]).any()
     ]
 
 
@@ -177,24 +205,33 @@ def _groups(
     yield from np.split(order, np.flatnonzero(np.diff(group[order])) + 1)
 
 
-def _block(
-    rows: npt.NDArray[np.intp],
-    rank: npt.NDArray[np.intp],
-    call: npt.NDArray[np.intp],
-    start: Floats,
-    end: Floats,
-    role: Ints,
-    sort: Ints,
-    ring: Ints,
-) -> Block:
-    members, column = np.unique(rank[rows], return_inverse=True)
-    calls, line = np.unique(call[rows], return_inverse=True)
-    shape = (len(calls), len(members))
-    s, e = np.full(shape, np.nan), np.full(shape, np.nan)
-    holds, held = np.zeros(shape, dtype=bool), np.zeros(shape, dtype=bool)
-    s[line, column], e[line, column] = start[rows], end[rows]
-    holds[line, column] = role[rows] != 2
-    held[line, column] = role[rows] != 1
-    kind, part = np.full((2, len(calls)), -1, dtype=np.int64)
-    kind[line], part[line] = sort[rows], ring[rows]
-    return Block(tuple(int(m) for m in members), s, e, holds, held, kind, part)
+@dataclass(frozen=True)
+class _Rows:
+    """The usable rows of matched calls, as columns."""
+
+    rank: npt.NDArray[np.intp]
+    call: npt.NDArray[np.intp]
+    start: Floats
+    end: Floats
+    role: Ints
+    sort: Ints
+    ring: Ints
+    size: Ints
+    delay: Floats
+
+    def block(self, rows: npt.NDArray[np.intp]) -> Block:
+        """The block of some rows (indices)."""
+        members, column = np.unique(self.rank[rows], return_inverse=True)
+        calls, line = np.unique(self.call[rows], return_inverse=True)
+        shape = (len(calls), len(members))
+        start, end, delay = np.full(shape, np.nan), np.full(shape, np.nan), np.zeros(shape)
+        holds, held = np.zeros(shape, dtype=bool), np.zeros(shape, dtype=bool)
+        start[line, column], end[line, column] = self.start[rows], self.end[rows]
+        delay[line, column] = self.delay[rows]
+        holds[line, column] = self.role[rows] != 2
+        held[line, column] = self.role[rows] != 1
+        sort, ring, size = np.full((3, len(calls)), -1, dtype=np.int64)
+        sort[line], ring[line], size[line] = self.sort[rows], self.ring[rows], self.size[rows]
+        shows = shown(ring, len(members), size)
+        numbers = tuple(int(m) for m in members)
+        return Block(numbers, start, end, holds, held, sort, ring, shows, delay)

@@ -3,11 +3,12 @@
 The members of a latency-bound collective end within half a microsecond of each other. Those of
 a large one do not, and not by chance: who ends when depends on who came last (see `rings`).
 So each call's ends are an observation of the clocks with an error that grows with its
-transfer: what is expected of a ring is taken off, the rest is a random effect common to alike
-calls (same operation, size and last rank) and scatter of each call; calls that took longer than
-alike ones were disturbed. Offset and drift follow by generalised least squares, made robust
-against odd calls, first within each communicator, then over all of them. Small calls decide
-where there are some; where there are only large ones each has its say.
+transfer: what is expected of a ring and of a copy beside it (see `copies`) is taken off, the
+rest is a random effect common to alike calls (same operation, size and last rank) and scatter
+of each call; calls that took longer than alike ones were disturbed. Offset and drift follow by
+generalised least squares, made robust against odd calls, first within each communicator, then
+over all of them. Small calls decide where there are some; where there are only large ones each
+has its say.
 
 A call's transfer is the last member's duration, the shortest of all: no clock is needed to see
 it. Sends and receives: a waiting Recv ends a constant latency after its Send, and in both
@@ -100,7 +101,8 @@ def estimate(block: Block, middle: float) -> Estimate | None:
         some = np.sort(np.argsort(np.hypot(noise, bias), kind="stable")[:_MOST_CALLS])
         whole, transfer, last, clear = whole.take(some), transfer[some], last[some], clear[some]
         floor, noise, bias = floor[some], noise[some], bias[some]
-    apart = whole.end - whole.end.mean(axis=1, keepdims=True)
+    end = whole.end - whole.delays
+    apart = end - end.mean(axis=1, keepdims=True)
     apart -= _ring(whole, transfer, last, clear)
     time = (whole.end.mean(axis=1) - middle) / _MS
     who = np.where(clear, last, -1)
@@ -152,7 +154,7 @@ def _ring(block: Block, transfer: Floats, last: npt.NDArray[np.intp], clear: Boo
     for operation in np.unique(block.rings):
         here = (block.rings == operation) & clear
         out[here] = pattern(int(operation), count)[away[here]] * transfer[here, None]
-    return out
+    return np.asarray(out * block.shown[:, None])
 
 
 def _fitted(

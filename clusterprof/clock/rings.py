@@ -26,8 +26,13 @@ _RAMP = 0.13
 _WAVE_OF_EIGHT = (1.0, 0.72, 0.19, -0.4, -1.0, -0.78, -0.15, 0.42)
 _RAMP_OF_EIGHT = (1.0, 0.78, 0.5, 0.18, -0.13, -0.46, -0.78, -1.09)
 _ONE_HOST = 8
+#: up to four members a small AllReduce passes the ring at one go and its members end together;
+#: the wave grows between these sizes (bytes): none at 12.6 MB, a third at 19, all at 33.6
+_TOGETHER, _ALL = 12_582_912, 33_554_432
+_FEW = 4
 
 Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
 
 
 def pattern(operation: int, members: int) -> Floats:
@@ -46,3 +51,10 @@ def pattern(operation: int, members: int) -> Floats:
             around = (around + around[::-1]) / 2
         shape = _WAVE[operation] * np.interp(away, np.arange(9) / 8, around)
     return np.asarray(shape - shape.mean())
+
+
+def shown(operations: Ints, members: int, sizes: Ints) -> Floats:
+    """Return how much of its pattern each call shows, 0 to 1, by its size (bytes, -1 unknown)."""
+    part = np.clip((sizes - _TOGETHER) / (_ALL - _TOGETHER), 0.0, 1.0)
+    grows = (operations == OPERATIONS["AllReduce"]) & (sizes >= 0) & (members <= _FEW)
+    return np.asarray(np.where(grows, part, 1.0), dtype=np.float64)

@@ -7,7 +7,7 @@ import pytest
 
 from clusterprof.clock.blocks import Block
 from clusterprof.clock.estimates import combine, estimate
-from clusterprof.clock.rings import OPERATIONS, pattern
+from clusterprof.clock.rings import OPERATIONS, pattern, shown
 
 MS = 1_000_000.0
 US = 1_000.0
@@ -169,6 +169,15 @@ def test_a_rings_pattern_has_a_mean_of_zero_and_its_peak_at_the_last(
     assert shape.sum() == pytest.approx(0, abs=1e-12)
     assert shape.argmax() == 0
     assert (shape.max() > 0) == (operation in OPERATIONS.values())
+
+
+def test_a_small_allreduce_of_few_shows_no_wave_and_one_of_unknown_size_all_of_it() -> None:
+    sizes = np.array([4_096, 12_582_912, 18_954_240, 33_554_432, 300_000_000, -1])
+    one = np.full(len(sizes), OPERATIONS["AllReduce"])
+    few = shown(one, 4, sizes)
+    assert few.tolist() == [0.0, 0.0, pytest.approx(0.304, abs=1e-3), 1.0, 1.0, 1.0]
+    assert shown(one, 8, sizes).tolist() == [1.0] * 6
+    assert shown(np.full(len(sizes), OPERATIONS["AllGather"]), 4, sizes).tolist() == [1.0] * 6
 
 
 def test_beyond_one_host_a_ring_is_alike_in_both_directions() -> None:
