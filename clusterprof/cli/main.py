@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -68,6 +69,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     verb, rest = words[0], words[1:]
     own, program = split(rest)
+    any_name(sys.stdout)
     try:
         return int(verb_module(verb).main(verb, own, program))
     except ClusterprofError as error:
@@ -88,6 +90,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"clusterprof: error: {what}\n  this is a fault of clusterprof", file=sys.stderr)
         print("  add --debug to see where, and please report it", file=sys.stderr)
         return ClusterprofError.exit_code
+
+
+def any_name(stream: object) -> None:
+    """Let a stream take file names whose bytes are no text: as they are, or else as escapes."""
+    if isinstance(stream, io.TextIOWrapper):
+        utf8 = stream.encoding.lower().replace("-", "") == "utf8"
+        stream.reconfigure(errors="surrogateescape" if utf8 else "backslashreplace")
 
 
 def split(words: Sequence[str]) -> tuple[list[str], list[str] | None]:

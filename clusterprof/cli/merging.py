@@ -13,6 +13,8 @@ from clusterprof.collect import Outcome
 from clusterprof.rundir import RunDirectory, writing
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
     from clusterprof.results import CaptureCost, MissingRank, Results
     from clusterprof.study import Study
 
@@ -89,8 +91,6 @@ def merge_reports(paths: Sequence[Path], told: Mapping[Path, int]) -> Study:
 
 def save(made: Study, run: RunDirectory) -> None:
     """Write results, tables and page into `run`. Raises RunDirectoryError."""
-    import pyarrow.parquet as parquet
-
     from clusterprof.report import html, results_json
     from clusterprof.tables import SCHEMAS
 
@@ -99,24 +99,31 @@ def save(made: Study, run: RunDirectory) -> None:
         results_json.write(run.merged / "results.json", made.results)
         merged = {"collectives": made.collectives, "accounts": made.accounts}
         for name, table in merged.items():
-            beside = run.merged / f".{name}.parquet.tmp"
-            parquet.write_table(table, beside)
-            beside.rename(run.merged / f"{name}.parquet")
+            write_table(table, run.merged / f"{name}.parquet")
         for rank in made.ranks:
             folder = run.path / "tables" / f"{rank.rank:05d}"
             folder.mkdir(parents=True, exist_ok=True)
             for name in SCHEMAS:
-                beside = folder / f".{name}.parquet.tmp"
-                parquet.write_table(getattr(rank, name), beside)
-                beside.rename(folder / f"{name}.parquet")
+                write_table(getattr(rank, name), folder / f"{name}.parquet")
         write_page(run.html, html.render(made.results, made.collectives, title=run.path.name))
+
+
+def write_table(table: pa.Table, target: Path) -> None:
+    """Write one table as Parquet, by rename. Raises OSError."""
+    import pyarrow.parquet as parquet
+
+    beside = target.with_name(f".{target.name}.tmp")
+    with beside.open("wb") as file:  # pyarrow opens no path whose bytes are not UTF-8
+        parquet.write_table(table, file)
+    beside.rename(target)
 
 
 def write_page(target: Path, page: str) -> None:
     """Write a page by rename. Raises OSError."""
     from clusterprof.report import atomic
 
-    atomic.write(target, page.encode())
+    # A run directory's name may hold bytes that are no UTF-8.
+    atomic.write(target, page.encode(errors="backslashreplace"))
 
 
 def tell_results(made: Study, run: RunDirectory) -> None:

@@ -6,6 +6,7 @@ columns, and since 2025.6 does not sort the rows: nothing here relies on any of 
 
 from __future__ import annotations
 
+import os
 import re
 import sqlite3
 from collections.abc import Sequence
@@ -35,7 +36,7 @@ class Export:
         self.path = path
         self.origin = origin or path
         _check_file(path, self.origin)
-        uri = f"file:{quote(str(path.resolve()))}?mode=ro&immutable=1"
+        uri = f"file:{quote(os.fsencode(path.resolve()))}?mode=ro&immutable=1"
         self._small = sqlite3.connect(uri, uri=True)
         # Names of other processes need not be UTF-8, and must not stop the reading.
         self._small.text_factory = lambda raw: raw.decode("utf-8", "replace")
