@@ -143,8 +143,12 @@ def test_words_reach_the_ranks_of_a_batch_job_as_they_stand(
 def test_a_run_directory_of_any_name_is_merged_and_shown(
     run_clusterprof: Run, folder: Path, profiler: str
 ) -> None:
-    line = ["torchrun", f"--profiler={profiler}", "--ranks", "0", "--steps=2:5", "--run-dir", RUN_DIR,
-            "--nproc-per-node=1", "--", EXAMPLE, "--steps", "7"]  # fmt: skip
+    line = [
+        "torchrun", f"--profiler={profiler}", "--ranks", "0", "--steps=2:5", "--run-dir", RUN_DIR,
+        "--nproc-per-node=1", "--", EXAMPLE, "--steps", "7",
+    ]  # fmt: skip
+    if profiler == "nsys":  # nsys 2022.4 does not start where its own folder's name is no UTF-8
+        folder = folder.parent
     dry = run_clusterprof([*line[:1], "--dry-run", *line[1:], *WORDS], cwd=folder)
     assert dry.returncode == 0, dry
     assert "will run:" in dry.stdout
