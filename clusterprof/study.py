@@ -20,7 +20,7 @@ from clusterprof.analysis.verdict import verdict
 from clusterprof.clock import Clock, align
 from clusterprof.clock.readings import KnownClocks, without_beacons
 from clusterprof.errors import MergeError
-from clusterprof.merge import match, place
+from clusterprof.merge import match, numbered, place
 from clusterprof.results import (
     SCHEMA_VERSION,
     CollectivesEntry,
@@ -68,6 +68,7 @@ def study(
         raise MergeError(
             f"rank {twice[0]} has more than one report", *files, "merge only one of them"
         )
+    ordered = tuple(numbered(ordered))
     matched = match(ordered)
     known = clocks or KnownClocks()
     clock = align(ordered, matched, known.bounds)

@@ -21,6 +21,7 @@ from clusterprof.ingest.columns import (
 from clusterprof.ingest.export import Export
 from clusterprof.ingest.nvtx import process_of, thread_of
 from clusterprof.ingest.operations import NCCL_KERNEL
+from clusterprof.ingest.optimizer_steps import updates
 
 KERNEL = "CUPTI_ACTIVITY_KIND_KERNEL"
 MEMCPY = "CUPTI_ACTIVITY_KIND_MEMCPY"
@@ -82,11 +83,22 @@ class NcclKernels:
 
 
 @dataclass(frozen=True)
+class ComputeKernels:
+    """The launched compute kernels of a process; times in ns since the session start."""
+
+    launch_start: Ints
+    launch_end: Ints
+    #: which are an optimizer's
+    optimizer: Bools
+
+
+@dataclass(frozen=True)
 class Activity:
     """The ACTIVITY table of one process with the NCCL kernels picked out of it."""
 
     table: pa.Table
     nccl: NcclKernels
+    compute: ComputeKernels
     kernels: int
     #: whole CUDA graphs, whose kernels were not traced
     graphs: int
@@ -112,7 +124,7 @@ def read(
     export: Export, process: int | None, launches: Launches, strings: Mapping[int, str], epoch: int
 ) -> Activity:
     """Return kernels, copies and memsets of `process`; `epoch` makes wall-clock times."""
-    kernels, nccl = _kernels(export, process, launches, strings, epoch)
+    kernels, nccl, compute = _kernels(export, process, launches, strings, epoch)
     graphs = _graphs(export, process, launches, epoch)
     copies = _copies(export, process, launches, epoch)
     memsets = _memsets(export, process, launches, epoch)
@@ -121,6 +133,7 @@ def read(
     return Activity(
         table=joined("activity", [kernels, graphs, copies, memsets], by="start_ns"),
         nccl=nccl,
+        compute=compute,
         kernels=kernels.num_rows,
         graphs=graphs.num_rows,
         device=device,
@@ -178,7 +191,7 @@ def names_of(ids: Ints, strings: Mapping[int, str]) -> tuple[Ints, list[str]]:
 
 def _kernels(
     export: Export, process: int | None, launches: Launches, strings: Mapping[int, str], epoch: int
-) -> tuple[pa.Table, NcclKernels]:
+) -> tuple[pa.Table, NcclKernels, ComputeKernels]:
     raw, rows = _read(export, KERNEL, process, "shortName", "demangledName")
     ids = np.where(raw["shortName"] >= 0, raw["shortName"], raw["demangledName"])
     codes, names = names_of(ids, strings)
@@ -193,10 +206,15 @@ def _kernels(
             "name": encoded(codes, names),
         },
     )
+    # the short name of all of PyTorch's kernels for many tensors is one: the long one tells
+    full, full_names = names_of(raw["demangledName"], strings)
+    update = updates(pa.array(full_names, pa.string()))[full] if rows else is_nccl
+    ours = np.flatnonzero(~is_nccl & (call >= 0))
+    compute = ComputeKernels(launches.start[call[ours]], launches.end[call[ours]], update[ours])
     theirs = np.flatnonzero(is_nccl)
     theirs = theirs[np.argsort(raw["start"][theirs], kind="stable")]
     call = call[theirs]
-    return table, NcclKernels(
+    nccl = NcclKernels(
         start=raw["start"][theirs],
         end=raw["end"][theirs],
         stream=raw["streamId"][theirs],
@@ -206,6 +224,7 @@ def _kernels(
         name=codes[theirs],
         names=tuple(names),
     )
+    return table, nccl, compute
 
 
 def _graphs(export: Export, process: int | None, launches: Launches, epoch: int) -> pa.Table:

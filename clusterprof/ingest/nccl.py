@@ -9,6 +9,7 @@ nothing is launched, and the kernels of the whole group come from the outermost
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,6 +22,9 @@ from clusterprof.ingest.export import Export
 from clusterprof.ingest.nccl_payload import Payloads
 from clusterprof.ingest.nvtx import Ranges
 from clusterprof.ingest.operations import NCCL_CALL, kernel_operation, operation
+
+#: the payloads of these ranges, out of another file
+Elsewhere = Callable[[Ranges], Payloads]
 
 NO_KERNEL = "no NCCL kernel was launched inside this call's range"
 NO_GROUP_END = "the capture ended before this group was launched"
@@ -62,18 +66,23 @@ class _Links:
 
 
 def read(
-    export: Export, ranges: Ranges, kernels: NcclKernels, epoch: int
+    export: Export,
+    ranges: Ranges,
+    kernels: NcclKernels,
+    epoch: int,
+    elsewhere: Elsewhere | None = None,
 ) -> tuple[pa.Table, Communicators]:
     """Return the COLLECTIVE_CALLS table of one process, and its communicators.
 
-    `ranges` are the NVTX ranges of that process. Calls without a kernel and kernels without
-    a call stay in the table, each with its reason.
+    `ranges` are the NVTX ranges of that process. `elsewhere` has NCCL's payloads where this
+    export holds none. Calls without a kernel and kernels without a call stay in the table, each
+    with its reason.
     """
     ranges = _nccl_ranges(ranges)
     order = np.lexsort((ranges.start, ranges.thread))
     ranges = ranges.where(order)
     is_call = ranges.named(matching(ranges.names, NCCL_CALL))
-    payloads = _payloads(export, ranges)
+    payloads = _payloads(export, ranges, elsewhere)
     group, closing = _groups(
         ranges,
         ranges.named(matching(ranges.names, "^ncclGroupStart$")),
@@ -98,10 +107,13 @@ def _nccl_ranges(ranges: Ranges) -> Ranges:
     return ranges.where(ranges.named(matching(ranges.names, "^nccl[A-Z]")))
 
 
-def _payloads(export: Export, ranges: Ranges) -> Payloads:
+def _payloads(export: Export, ranges: Ranges, elsewhere: Elsewhere | None) -> Payloads:
     if not ranges.row.size:
-        return Payloads(ranges.row, {}, {})
-    return nccl_payload.read(export, int(ranges.row.min()), int(ranges.row.max()))
+        return nccl_payload.nothing()
+    found = nccl_payload.read(export, int(ranges.row.min()), int(ranges.row.max()))
+    if found.row.size or elsewhere is None:
+        return found
+    return elsewhere(ranges)
 
 
 def _groups(ranges: Ranges, opens: Bools, closes: Bools) -> tuple[Ints, Ints]:
@@ -242,11 +254,6 @@ def _call_table(
     bytes_, has_bytes = payloads.at(calls.row, "bytes")
     root, has_root = payloads.at(calls.row, "root")
     peer, has_peer = payloads.at(calls.row, "peer")
-    last, has_last = payloads.at(calls.row, "last")
-    rooted = np.isin([operations[code] for code in calls.name], ("Broadcast", "Reduce"))
-    paired = np.isin([operations[code] for code in calls.name], ("Send", "Recv"))
-    root, has_root = np.where(has_root, root, last), has_root | (has_last & rooted)
-    peer, has_peer = np.where(has_peer, peer, last), has_peer | (has_last & paired)
     size = np.array([communicators.known.get(c, (-1, -1))[0] for c in communicator.tolist()], int)
     reasons = np.select([links.found & links.shared, links.found, launcher < 0], [2, -1, 1], 0)
     return fill(

@@ -2,7 +2,8 @@
 
 nsys 2025 exports the raw bytes (`binaryData`, with `--include-blobs=true`) and the layout
 (`NVTX_PAYLOAD_SCHEMA_ENTRIES`); from 2024.6 `--include-json=true` gives `jsonText`; older
-exports have neither. Communicator ids are in the payload from NCCL 2.25.1 on.
+exports have neither, and only `nsys export --type=json` has the bytes (`nsys_json`).
+Communicator ids are in the payload from NCCL 2.25.1 on.
 """
 
 from __future__ import annotations
@@ -38,13 +39,14 @@ _TYPES = {
     22: "<u8", 23: "<u8",
 }  # fmt: skip
 
-#: NCCL 2.25 to 2.28, for exports that lost their schemas: size in bytes -> field, offset, type.
-#: The last word is a root, a peer or a reduction, by the call: `last` is given to the caller.
-_MEASURED = {
-    8: (("bytes", 0, "<u8"),),
-    16: (("communicator", 0, "<u8"), ("bytes", 8, "<u8")),
-    24: (("communicator", 0, "<u8"), ("bytes", 8, "<u8"), ("last", 16, "<i4")),
-}
+#: NCCL numbers its layouts itself, from NVTX's first static schema id on (nvToolsExtPayload.h)
+_FIRST_STATIC = 1 << 24
+#: For exports without their schemas, as measured on NCCL 2.21, 2.25 and 2.28: the number -> what
+#: follows the message size, where anything does (of a reduction its operator, which is not read).
+#: AllGather (4) and AllToAll (16) end with it. Before 2.25 no communicator stands before it.
+_FOLLOWED_BY = {5: "", 6: "root", 7: "", 8: "root", 9: "peer", 10: "peer", 17: "root", 18: "root"}
+_NOT_FOLLOWED = (4, 16)
+_COMMUNICATOR_INIT = 11
 
 Layout = tuple[tuple[str, int, str], ...]
 
@@ -69,6 +71,22 @@ class Payloads:
         return np.where(present, self.values[name][place], 0), present
 
 
+@dataclass(frozen=True)
+class Bodies:
+    """Payloads as bytes, by NVTX row (ascending): `length[i]` of `content` from `begin[i]` on."""
+
+    row: Ints
+    schema: Ints
+    begin: Ints
+    length: Ints
+    content: npt.NDArray[np.uint8]
+
+
+def nothing() -> Payloads:
+    """Return no payload at all."""
+    return Payloads(np.empty(0, np.int64), {}, {})
+
+
 def read(export: Export, first_row: int, last_row: int) -> Payloads:
     """Return the payloads of the NVTX rows `first_row` to `last_row` (the range that has NCCL)."""
     limits = f"n.rowid BETWEEN {first_row} AND {last_row}"
@@ -80,10 +98,10 @@ def read(export: Export, first_row: int, last_row: int) -> Payloads:
         )
         if table.num_rows:
             rows = table.column("row").to_numpy()
-            return _decoded(rows, table.column("payload"), _layouts(export))
+            return decoded(_bodies(rows, table.column("payload")), _layouts(export))
     if export.has("NVTX_EVENTS", "jsonText"):
         return _from_json(export, limits)
-    return Payloads(np.empty(0, np.int64), {}, {})
+    return nothing()
 
 
 def _layouts(export: Export) -> dict[int, Layout]:
@@ -99,40 +117,57 @@ def _layouts(export: Export) -> dict[int, Layout]:
     return layouts
 
 
-def _decoded(rows: Ints, payloads: pa.ChunkedArray, layouts: dict[int, Layout]) -> Payloads:
+def _bodies(rows: Ints, payloads: pa.ChunkedArray) -> Bodies:
+    """Return the payloads without the header that nsys puts before each in SQLite."""
     blobs = payloads.cast(pa.binary()).combine_chunks()
     if isinstance(blobs, pa.ChunkedArray):
         blobs = pa.concat_arrays(blobs.chunks)
     ends = np.frombuffer(blobs.buffers()[1], np.int32)[blobs.offset :][: len(blobs) + 1]
     content = np.frombuffer(blobs.buffers()[2] or b"", np.uint8)
-    lengths = np.diff(ends)
-    values = {name: np.zeros(rows.size, np.int64) for name in (*FIELDS.values(), "last")}
-    present = {name: np.zeros(rows.size, bool) for name in values}
-    for length in np.unique(lengths[lengths > _HEADER.size]):
-        same = np.flatnonzero(lengths == length)
-        block = content[ends[same][:, None] + np.arange(length)]
-        _decode_block(block, same, layouts, values, present)
-    return Payloads(rows, values, present)
+    begin, length = ends[:-1].astype(np.int64), np.diff(ends).astype(np.int64)
+    whole = length > _HEADER.size
+    rows, begin, length = rows[whole], begin[whole], length[whole]
+    header = content[begin[:, None] + np.arange(_HEADER.size)].view("<u8")
+    schema, offset = header[:, 1].astype(np.int64), header[:, 3].astype(np.int64)
+    offset = np.clip(offset, 0, length)
+    return Bodies(rows, schema, begin + offset, length - offset, content)
 
 
-def _decode_block(
-    block: npt.NDArray[np.uint8],
-    places: Ints,
-    layouts: dict[int, Layout],
-    values: dict[str, Ints],
-    present: dict[str, Bools],
-) -> None:
-    """Decode payloads of one length (rows of `block`) into `values` and `present` at `places`."""
-    header = np.ascontiguousarray(block[:, : _HEADER.size]).view("<u8")
-    for schema, offset in np.unique(header[:, (1, 3)], axis=0).tolist():
-        mine = np.flatnonzero((header[:, 1] == schema) & (header[:, 3] == offset))
-        body = block[mine, offset:] if offset < block.shape[1] else block[:0]
-        for name, begin, kind in layouts.get(schema) or _MEASURED.get(body.shape[1], ()):
+def decoded(bodies: Bodies, layouts: dict[int, Layout] | None = None) -> Payloads:
+    """Return what the bytes say, by `layouts` (schema id -> fields), else as NCCL's are known."""
+    rows = bodies.row.size
+    values = {name: np.zeros(rows, np.int64) for name in FIELDS.values()}
+    present = {name: np.zeros(rows, bool) for name in values}
+    kinds = np.stack([bodies.schema, bodies.length], axis=1)
+    for schema, length in np.unique(kinds, axis=0).tolist() if rows else ():
+        mine = np.flatnonzero((bodies.schema == schema) & (bodies.length == length))
+        body = bodies.content[bodies.begin[mine][:, None] + np.arange(length)]
+        for name, begin, kind in (layouts or {}).get(schema) or _known_layout(schema, length):
             stop = begin + np.dtype(kind).itemsize
-            if stop <= body.shape[1]:
+            if stop <= length:
                 column = np.ascontiguousarray(body[:, begin:stop]).view(kind)[:, 0]
-                values[name][places[mine]] = column.astype(np.int64)
-                present[name][places[mine]] = True
+                values[name][mine] = column.astype(np.int64)
+                present[name][mine] = True
+    return Payloads(bodies.row, values, present)
+
+
+def _known_layout(schema: int, length: int) -> Layout:
+    """Return the layout of one of NCCL's own schemas, by its number and its length in bytes.
+
+    A number that is not known is of a newer NCCL, which begins with communicator and size.
+    """
+    number = schema - _FIRST_STATIC
+    if number == _COMMUNICATOR_INIT:
+        known = ("communicator", 0, "<u8"), ("ranks", 8, "<i4"), ("rank", 12, "<i4")
+        return known if length == 24 else ()
+    followed = number in _FOLLOWED_BY
+    size_alone = length == (16 if followed else 8)
+    at = 0 if size_alone and (followed or number in _NOT_FOLLOWED) else 8
+    layout: Layout = (("bytes", at, "<u8"),)
+    if at:
+        layout = (("communicator", 0, "<u8"), *layout)
+    last = _FOLLOWED_BY.get(number, "")
+    return (*layout, (last, at + 8, "<i4")) if last else layout
 
 
 def _from_json(export: Export, limits: str) -> Payloads:

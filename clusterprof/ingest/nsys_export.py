@@ -1,15 +1,22 @@
-"""An nsys report (`.nsys-rep`) through the installed nsys: `nsys export`, then its SQLite."""
+"""An nsys report (`.nsys-rep`) through the installed nsys: `nsys export`, then its SQLite.
+
+An nsys that cannot put NCCL's payloads there (before 2024.6) is asked for its JSON too, where
+the report has ranges of NCCL.
+"""
 
 from __future__ import annotations
 
 import subprocess
 import tempfile
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 
 from clusterprof.errors import ReportError
-from clusterprof.ingest import nsys_sqlite
+from clusterprof.ingest import nccl_payload, nsys_json, nsys_sqlite
 from clusterprof.ingest.export import unreadable
+from clusterprof.ingest.nccl_payload import Payloads
+from clusterprof.ingest.nvtx import Ranges
 from clusterprof.nsys import installed
 from clusterprof.tables import RankTables
 
@@ -47,21 +54,57 @@ def read(path: Path, nsys: Path | None = None) -> RankTables:
         )
     with tempfile.TemporaryDirectory(prefix="clusterprof-") as folder:
         database = Path(folder, f"{path.stem}.sqlite")
-        _export(str(found), path, database)
-        return nsys_sqlite.read(database, origin=path)
+        _export(export_command(str(found), path, database), path, database)
+        if payload_flags(str(found)):
+            return nsys_sqlite.read(database, origin=path)
+        beside = JsonBeside(str(found), path, database.with_suffix(".json"))
+        tables = nsys_sqlite.read(database, origin=path, elsewhere=beside)
+    warnings = (*tables.warnings, *beside.warnings)
+    return replace(tables, warnings=warnings, info=replace(tables.info, warnings=warnings))
 
 
-def export_command(nsys: str, report: Path, database: Path) -> list[str]:
-    """Return the command line that exports `report`, with the flags that this nsys has."""
+@dataclass
+class JsonBeside:
+    """NCCL's payloads out of the report's JSON export, which is made when they are asked for."""
+
+    nsys: str
+    report: Path
+    target: Path
+    warnings: list[str] = field(default_factory=list)
+
+    def __call__(self, ranges: Ranges) -> Payloads:
+        """Return the payloads of `ranges`; none, and a warning, where they cannot be had.
+
+        What else the report holds is worth reading without them.
+        """
+        command = export_command(self.nsys, self.report, self.target, "json")
+        try:
+            _export(command, self.report, self.target)
+            found = nccl_payload.decoded(nsys_json.read(self.target, ranges))
+        except ReportError as error:
+            why = "; ".join((error.what, *error.details[:1]))
+            self.warnings.append(f"NCCL's payloads were not read: {why}")
+            return nccl_payload.nothing()
+        finally:
+            self.target.unlink(missing_ok=True)
+        return found
+
+
+def payload_flags(nsys: str) -> list[str]:
+    """Return the flags by which this nsys exports NVTX payloads to SQLite; none before 2024.6."""
     understood = _export_help(nsys)
-    payloads = [f"{flag}=true" for flag in _PAYLOAD_FLAGS if flag in understood][:1]
+    return [f"{flag}=true" for flag in _PAYLOAD_FLAGS if flag in understood][:1]
+
+
+def export_command(nsys: str, report: Path, target: Path, kind: str = "sqlite") -> list[str]:
+    """Return the command line that exports `report`, with the flags that this nsys has."""
     return [
         nsys,
         "export",
-        "--type=sqlite",
+        f"--type={kind}",
         "--force-overwrite=true",
-        *payloads,
-        f"--output={database}",
+        *(payload_flags(nsys) if kind == "sqlite" else ()),
+        f"--output={target}",
         # nsys resolves a leading dash as an option; an absolute path has none
         str(report.resolve()),
     ]
@@ -83,8 +126,7 @@ def _export_help(nsys: str) -> str:
     return asked.stdout + asked.stderr
 
 
-def _export(nsys: str, report: Path, database: Path) -> None:
-    command = export_command(nsys, report, database)
+def _export(command: list[str], report: Path, target: Path) -> None:
     try:
         done = subprocess.run(
             command,
@@ -100,8 +142,8 @@ def _export(nsys: str, report: Path, database: Path) -> None:
             f"nsys did not finish the export of {report} within {_DEADLINE_S // 60} minutes"
         ) from error
     except OSError as error:
-        raise ReportError(f"{nsys} cannot be started: {error.strerror}") from error
-    if done.returncode != 0 or not database.is_file():
+        raise ReportError(f"{command[0]} cannot be started: {error.strerror}") from error
+    if done.returncode != 0 or not target.is_file():
         said = _first_line(done.stderr) or _first_line(done.stdout) or "nothing"
         raise ReportError(
             f"nsys could not export {report} (exit status {done.returncode})",

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from clusterprof.errors import ReportError
-from clusterprof.ingest import activity, nccl, nvtx
+from clusterprof.ingest import activity, nccl, nvtx, optimizer_steps
 from clusterprof.ingest import identity as identities
 from clusterprof.ingest.activity import Launches
 from clusterprof.ingest.columns import Ints, encoded, fill, joined, nullable
@@ -113,7 +113,7 @@ def _read(export: Export, origin: Path) -> RankTables:
         backend="nccl" if calls.num_rows else "",
         warnings=tuple(warnings),
     )
-    steps = _steps(ranges, epoch)
+    steps = _steps(ranges, work.compute, begin, epoch)
     return RankTables(info, work.table, calls, steps, host, tuple(warnings))
 
 
@@ -206,11 +206,16 @@ def _range_calls(ranges: Ranges, epoch: int) -> pa.Table:
     )
 
 
-def _steps(ranges: Ranges, epoch: int) -> pa.Table:
+def _steps(ranges: Ranges, compute: activity.ComputeKernels, begin: int, epoch: int) -> pa.Table:
+    """Return the steps that ranges mark; without any, what ends with the optimizer's kernels."""
     names = [str(name) for name in ranges.names.to_pylist()]
     mine = ranges.where(~ranges.in_domains("NCCL", _GIL_DOMAIN))
     end = np.where(mine.end >= 0, mine.end + epoch, -1)
-    return from_ranges(names, mine.name, mine.start + epoch, end, mine.thread, "nvtx")
+    marked = from_ranges(names, mine.name, mine.start + epoch, end, mine.thread, "nvtx")
+    if marked.num_rows:
+        return marked
+    starts, ends = compute.launch_start + epoch, compute.launch_end + epoch
+    return optimizer_steps.from_kernels(starts, ends, compute.optimizer, begin)
 
 
 def _extent(work: pa.Table, host: pa.Table) -> tuple[int, int]:

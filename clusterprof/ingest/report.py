@@ -12,6 +12,7 @@ from clusterprof.ingest.sources import (
     NSYS_SQLITE,
     SUFFIXES,
     fresh_export,
+    stem_of,
     suffix_of,
 )
 from clusterprof.ingest.steps import read_log
@@ -46,7 +47,7 @@ def _read(path: Path, nsys: Path | None) -> RankTables:
     if suffix in NSYS_SQLITE:
         from clusterprof.ingest.nsys_sqlite import read as read_sqlite
 
-        return read_sqlite(path)
+        return _with_payloads(read_sqlite(path), path, nsys)
     if suffix in NSYS_REPORT:
         from clusterprof.ingest.nsys_export import read as read_nsys
 
@@ -64,6 +65,24 @@ def _read(path: Path, nsys: Path | None) -> RankTables:
         f"{path} is no report that clusterprof knows",
         f"it reads: {', '.join('*' + each for each in SUFFIXES)}",
     )
+
+
+def _with_payloads(tables: RankTables, export: Path, nsys: Path | None) -> RankTables:
+    """Return the tables of an export, or of the report beside it where that says more.
+
+    `nsys stats` leaves an export without NCCL's payloads beside each report that it looks at.
+    """
+    report = export.with_name(stem_of(export) + NSYS_REPORT[0])
+    sources = set(tables.collective_calls.column("source").unique().to_pylist())
+    if "nvtx_name" not in sources or "nvtx_payload" in sources or not report.is_file():
+        return tables
+    from clusterprof.ingest.nsys_export import read as read_nsys
+
+    try:
+        again = read_nsys(report, nsys)
+    except ReportError:
+        return tables  # the export was good enough for everything else
+    return replace(again, info=replace(again.info, source=tables.info.source))
 
 
 def _with_rank(tables: RankTables, rank: int | None) -> RankTables:

@@ -2,6 +2,7 @@
 
 from clusterprof.merge.matched import MATCHED, PLACED
 from clusterprof.merge.matching import match
+from clusterprof.merge.numbering import numbered
 from clusterprof.merge.placing import place
 
-__all__ = ["MATCHED", "PLACED", "match", "place"]
+__all__ = ["MATCHED", "PLACED", "match", "numbered", "place"]

@@ -13,8 +13,9 @@ from lab.command import Completed
 
 from clusterprof.errors import ReportError
 from clusterprof.ingest import gather, read_report
-from clusterprof.ingest.nsys_export import export_command
+from clusterprof.ingest.nsys_export import export_command, payload_flags
 from clusterprof.nsys import installed
+from clusterprof.tables import RankTables
 
 pytestmark = pytest.mark.needs_nsys
 
@@ -22,15 +23,19 @@ Run = Callable[..., Completed]
 
 PROGRAM = "import socket; a, b = socket.socketpair(); a.send(b'x'); b.recv(1); a.close()"
 SECRET = "f00ba7-must-not-be-kept"
+NCCL_RANGES = Path(__file__).parents[1] / "data" / "nccl_ranges.py"
 _IMPORTER = Path("/usr/lib/nsight-systems/host-linux-x64/QdstrmImporter")
 
 
+Record = Callable[..., Path]
+
+
 @pytest.fixture(scope="module")
-def record(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Path]:
-    """`record(rank)`: a real report of a short program that was that rank of four."""
+def record(tmp_path_factory: pytest.TempPathFactory) -> Record:
+    """`record(rank, *program)`: a real report of a short program that was that rank of four."""
     from lab import command
 
-    def make(rank: int) -> Path:
+    def make(rank: int, *program: str | Path) -> Path:
         folder = tmp_path_factory.mktemp(f"rank{rank}")
         report = folder / "report.nsys-rep"
         environment = {
@@ -44,7 +49,9 @@ def record(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Path]:
         nsys = ["nsys", "profile", "--trace=osrt,nvtx", "--sample=none", "--cpuctxsw=none"]
         output = f"--output={report.with_suffix('')}"
         done = command.run(
-            [*nsys, output, sys.executable, "-c", PROGRAM], env=environment, timeout=120
+            [*nsys, output, sys.executable, *(program or ("-c", PROGRAM))],
+            env=environment,
+            timeout=120,
         )
         left = report.with_suffix(".qdstrm")
         if not report.exists() and left.exists():
@@ -57,7 +64,7 @@ def record(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Path]:
 
 
 @pytest.fixture(scope="module")
-def report(record: Callable[[int], Path]) -> Path:
+def report(record: Record) -> Path:
     return record(3)
 
 
@@ -87,7 +94,7 @@ def test_its_times_are_wall_clock_times(report: Path) -> None:
 
 
 def test_reports_with_quotes_and_spaces_in_their_names_are_read_together(
-    report: Path, record: Callable[[int], Path], tmp_path: Path
+    report: Path, record: Record, tmp_path: Path
 ) -> None:
     shutil.copy(report, tmp_path / 'it\'s a "report" of -x.nsys-rep')
     shutil.copy(record(1), tmp_path / "-leading dash.nsys-rep")
@@ -111,3 +118,76 @@ def test_only_flags_that_this_nsys_has_are_given_to_it(run_command: Run, tmp_pat
     flags = [word.partition("=")[0] for word in command[2:] if word.startswith("--")]
     assert {"--type", "--force-overwrite", "--output"} <= set(flags)
     assert all(flag in asked.stdout + asked.stderr for flag in flags)
+
+
+@pytest.fixture(scope="module")
+def nccl_report(record: Record) -> Path:
+    return record(2, NCCL_RANGES)
+
+
+def called(ranks: RankTables) -> list[tuple[object, ...]]:
+    columns = ("operation", "communicator", "message_bytes", "root", "peer", "source")
+    rows = ranks.collective_calls.select(columns).to_pylist()
+    return [tuple(row[name] for name in columns) for row in rows]
+
+
+def calls_of_a_step(step: int) -> list[tuple[object, ...]]:
+    data, pipeline = "0xa1b2c3d4e5f60718", "0x2be99ac413cc7b82"
+    return [
+        ("AllReduce", data, 5 << 30, None, None, "nvtx_payload"),
+        ("AllGather", data, 1000 + step, None, None, "nvtx_payload"),
+        ("Broadcast", data, 8, 3, None, "nvtx_payload"),
+        ("Send", pipeline, 4096, None, 1, "nvtx_payload"),
+        ("Recv", pipeline, 2048, None, 0, "nvtx_payload"),
+    ]
+
+
+CALLS = [call for step in range(3) for call in calls_of_a_step(step)]
+
+
+def test_nccl_s_payloads_are_read_whatever_the_installed_nsys_puts_them_into(
+    nccl_report: Path,
+) -> None:
+    before = sorted(nccl_report.parent.iterdir())
+    ranks = read_report(nccl_report)
+    assert called(ranks) == CALLS
+    assert ranks.warnings == ()
+    assert sorted(nccl_report.parent.iterdir()) == before
+
+
+def test_an_export_without_payloads_beside_its_report_is_not_all_that_is_read(
+    nccl_report: Path, run_command: Run, tmp_path: Path
+) -> None:
+    # This is what `nsys stats` leaves beside every report that it is asked about.
+    report = Path(shutil.copy(nccl_report, tmp_path / "rank2.nsys-rep"))
+    export = tmp_path / "rank2.sqlite"
+    run_command(["nsys", "export", "--type=sqlite", f"--output={export}", report])
+    assert called(read_report(export)) == CALLS
+    (ranks,) = gather([tmp_path]).ranks
+    assert called(ranks) == CALLS
+    report.unlink()
+    alone = called(read_report(export))
+    assert [call[0] for call in alone] == [call[0] for call in CALLS]
+    assert {call[-1] for call in alone} == {"nvtx_name"}
+
+
+def test_payloads_that_cannot_be_had_are_a_warning_and_no_lost_rank(
+    nccl_report: Path, tmp_path: Path
+) -> None:
+    # The installed nsys, but for an export to JSON, for which the disk is full.
+    nsys = installed()
+    program = tmp_path / "nsys"
+    program.write_text(
+        "#!/bin/sh\n"
+        'case "$*" in\n'
+        "  *--type=json*) echo 'No space left on device' >&2; exit 1 ;;\n"
+        f'  *) exec "{nsys}" "$@" ;;\n'
+        "esac\n"
+    )
+    program.chmod(0o755)
+    ranks = read_report(nccl_report, nsys=program)
+    assert [call[0] for call in called(ranks)] == [call[0] for call in CALLS]
+    if not payload_flags(str(program)):
+        (warning,) = ranks.warnings
+        assert warning.startswith("NCCL's payloads were not read: nsys could not export")
+        assert "No space left on device" in warning
