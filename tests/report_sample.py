@@ -253,7 +253,6 @@ def collectives(
         "order": each,
         "rank": np.tile(np.arange(ranks), count),
         "call": each,
-        "members": [list(range(ranks))] * rows,
         "state": ["matched"] * rows,
         "reason": [None] * rows,
         "confidence": np.full(rows, 0.99),

@@ -72,7 +72,7 @@ def path(scene: Scene) -> list[Segment]:
     if edges is None:
         return []
     begin, rank, end = edges
-    k = scene.ranks.index(rank)
+    k = scene.place[rank]
     at = _last_before(_known(scene, known, k), end + _STAMP_NS)
     out: list[Segment] = []
     now = end
@@ -152,7 +152,7 @@ def _explain(
     c = scene.collectives
     arrival = min(max(int(c.aligned_start[late]), start), now)
     out.append(Segment(scene.ranks[k], arrival, now, what))
-    k = scene.ranks.index(int(c.rank[late]))
+    k = scene.place[int(c.rank[late])]
     here = _known(scene, known, k)
     at = here.of_start.get(int(c.aligned_start[late]), -1)
     if at < 0:

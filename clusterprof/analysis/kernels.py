@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from clusterprof.analysis import limits
+from clusterprof.analysis.peers import Peers
 from clusterprof.analysis.scene import Bools, Floats, Ints, Scene
 from clusterprof.analysis.timeline import COMPUTE, Timeline
 
@@ -53,13 +54,13 @@ def _read(scene: Scene, line: Timeline, code: dict[str, int]) -> _Kernels:
     )
 
 
-def excess(scene: Scene, peers: np.ndarray, stage: Ints) -> Floats:
+def excess(scene: Scene, circle: Peers, stage: Ints) -> Floats:
     """Kernel time beyond the peers' (ns), [ranks, settled steps]: more calls, or slower ones.
 
     More calls of a name count with all the time they add. Of names with equal calls the same
     kernels are compared one by one, and only those that ran beside no collective on either
     rank: a rank that waits inside a collective slows its own kernels, and must not make the one
-    that it waits for look quick, or itself slow. `peers` [ranks, ranks] says whom to compare.
+    that it waits for look quick, or itself slow. `circle` says whom to compare.
     Between pipeline stages (`stage` [ranks]) only speed is compared: a stage that has more to do
     is not slow.
     """
@@ -70,12 +71,13 @@ def excess(scene: Scene, peers: np.ndarray, stage: Ints) -> Floats:
         return out
     seen = [_read(scene, line, code) for line in scene.timelines]
     for k, mine in enumerate(seen):
-        others = [seen[j] for j in np.flatnonzero(peers[k])[:_MOST_PEERS]]
+        compared = circle.others(k)
+        others = [seen[j] for j in compared[:_MOST_PEERS]]
         if others:
             calls = np.median([o.calls for o in others], axis=0)
             time = np.median([o.time for o in others], axis=0)
             more = np.where(mine.calls > calls, np.maximum(mine.time - time, 0.0), 0.0).sum(axis=1)
-            if (stage[peers[k]] != stage[k]).any():
+            if (stage[compared] != stage[k]).any():
                 more = np.zeros_like(more)
             slow = np.median([_slower(mine, o) for o in others], axis=0)
             if scene.timelines[k].on_host:

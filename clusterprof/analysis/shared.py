@@ -13,6 +13,7 @@ import numpy as np
 
 from clusterprof.analysis import host, limits
 from clusterprof.analysis.intervals import Union, union
+from clusterprof.analysis.peers import median_of_others
 from clusterprof.analysis.scene import Floats, Scene
 from clusterprof.analysis.timeline import COMPUTE, Timeline
 
@@ -41,13 +42,12 @@ class Cause:
         that one's.
         """
         total = self.idle.mean(axis=1)
-        part = np.ones(len(total))
-        for k in range(len(total)):
-            others = np.delete(self.spent, k, axis=0)
-            more = self.spent[k] - (np.median(others, axis=0) if len(others) else 0.0)
-            steady = float(np.median(more)) if len(more) else 0.0
-            part[k] = min(max(steady, 0.0) / total[k], 1.0) if total[k] else 0.0
-        return self.idle * part[:, None]
+        if not self.spent.size:
+            return self.idle
+        more = self.spent - np.nan_to_num(median_of_others(self.spent))
+        steady = np.maximum(np.median(more, axis=1), 0.0)
+        part = np.divide(steady, total, out=np.zeros(len(total)), where=total > 0)
+        return np.asarray(self.idle * np.minimum(part, 1.0)[:, None])
 
 
 def per_step(scene: Scene, line: Timeline, each: np.ndarray) -> Floats:

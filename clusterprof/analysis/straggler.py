@@ -34,6 +34,7 @@ import numpy as np
 
 from clusterprof.analysis import causes, critical, host, kernels, limits, shared
 from clusterprof.analysis.finding import capture, finding, ms, percent
+from clusterprof.analysis.peers import Peers, peers
 from clusterprof.analysis.scene import Floats, Ints, Scene
 from clusterprof.analysis.stages import stages
 from clusterprof.clock import SHARED_CLOCK_NS
@@ -107,51 +108,19 @@ def _late_sends(scene: Scene) -> Floats:
     return out
 
 
-def _peers(scene: Scene, stage: Ints) -> np.ndarray:
-    """[ranks, ranks]: who is to be compared with whom: ranks that do the same work.
-
-    Those that share a synchronising collective; in a pipeline, where that leaves a rank alone,
-    all others, in what can be compared; all with all where nobody shares one.
-    """
-    shared = np.zeros((len(scene.ranks), len(scene.ranks)), dtype=bool)
-    c = scene.collectives
-    rows = np.flatnonzero(c.synchronising & c.matched)
-    _, once = np.unique(c.collective[rows], return_index=True)
-    groups = {tuple(m) for m in scene.placed["members"].take(rows[once]).to_pylist()}
-    for group in groups:
-        at = np.searchsorted(scene.ranks, group)
-        shared[np.ix_(at, at)] = True
-    shared &= ~np.eye(len(shared), dtype=bool) & (stage[:, None] == stage[None, :])
-    others = ~np.eye(len(shared), dtype=bool)
-    alone = ~shared.any(axis=1)
-    if scene.pipelined or alone.all():
-        shared[alone] = others[alone]
-    return shared
-
-
-def _excess(values: Floats, peers: np.ndarray) -> tuple[Floats, Floats]:
-    """How much more than the median of its peers each rank has, and that median."""
-    usual = np.full_like(values, np.nan)
-    for k in range(len(values)):
-        if peers[k].any():
-            with np.errstate(all="ignore"):
-                usual[k] = np.nanmedian(values[peers[k]], axis=0)
-    return np.maximum(np.nan_to_num(values - usual), 0.0), np.nan_to_num(usual)
-
-
 def blame(scene: Scene) -> Blame:
     """Measure lateness and excess of each rank in each settled step."""
     late, doubt = lateness(scene)
     stage = _stage_of(scene)
-    peers = _peers(scene, stage)
+    circle = peers(scene, stage)
     pace = host.pace(scene)
     all_idle = scene.account("idle_ns")
-    idle, _ = _excess(all_idle - shared.innocent_idle(scene, pace), peers)
-    idle = _no_more_than_pace(scene, idle, _excess(all_idle, peers)[1], pace, peers)
-    copy, usual_copy = _excess(scene.account("exposed_copy_ns"), peers)
+    idle, _ = circle.excess(all_idle - shared.innocent_idle(scene, pace))
+    idle = _no_more_than_pace(scene, idle, circle.excess(all_idle)[1], pace, circle)
+    copy, usual_copy = circle.excess(scene.account("exposed_copy_ns"))
     # copies from pageable memory vary with the host; only a copy twice as long is the rank's own
     copy = np.where((copy > usual_copy) & (not scene.pipelined), copy, 0.0)
-    compute = kernels.excess(scene, peers, stage)
+    compute = kernels.excess(scene, circle, stage)
     found = critical.path(scene)
     cost = np.minimum(late, idle + compute + copy)
     if found:
@@ -161,13 +130,13 @@ def blame(scene: Scene) -> Blame:
 
 
 def _no_more_than_pace(
-    scene: Scene, idle: Floats, usual_idle: Floats, pace: Floats, peers: np.ndarray
+    scene: Scene, idle: Floats, usual_idle: Floats, pace: Floats, circle: Peers
 ) -> Floats:
     """Cap idle time where the others' own hosts would not have gone much faster (ns)."""
     if np.isnan(pace).all():
         return idle
     own = _mean(pace)
-    count, others_of = _launches(scene), ~np.eye(len(own), dtype=bool)
+    count = _launches(scene)
     out: Floats = idle.copy()
     for k in range(len(own)):
         total = float(idle[k].mean()) if idle.shape[1] else 0.0
@@ -176,7 +145,8 @@ def _no_more_than_pace(
             continue
         # a stage of more layers has more to launch: hosts are compared by their pace per launch
         scale = count[k] / np.maximum(count, 1.0) if scene.pipelined else np.ones(len(own))
-        others = (own * np.maximum(scale, 1.0))[peers[k] if not scene.pipelined else others_of[k]]
+        others = own * np.maximum(scale, 1.0)
+        others = np.delete(others, k) if scene.pipelined else others[circle.others(k)]
         others = others[~np.isnan(others)]
         if not len(others):
             continue

@@ -135,7 +135,7 @@ def _size(scene: Scene, mine: Bools) -> int | None:
     calls = np.stack([scene.collectives.rank[mine], scene.collectives.call[mine]])
     said: set[int] = set()
     for rank in np.unique(calls[0]):
-        table = scene.tables[scene.ranks.index(int(rank))].collective_calls
+        table = scene.tables[scene.place[int(rank)]].collective_calls
         of = np.asarray(pc.fill_null(table["communicator_size"], 0).to_numpy())
         here = np.isin(np.asarray(table["call"].to_numpy()), calls[1][calls[0] == rank])
         said |= set(of[here].tolist()) - {0}

@@ -24,8 +24,6 @@ MATCHED = pa.schema(
         _required("rank", pa.int32()),
         #: the row of this rank's `collective_calls`
         _required("call", pa.int32()),
-        #: the ranks that are seen to take part; not a claim about ranks without a report
-        _required("members", pa.list_(pa.int32())),
         #: `matched`: every member seen has it; `incomplete`: a member seen lacks it;
         #: `unmatched`: stands alone. The last two have a `reason`.
         _required("state", _NAME),

@@ -10,16 +10,18 @@ import pyarrow as pa
 from clusterprof.merge.calls import POINT_TO_POINT, UNKNOWN, Calls, Ints, read, take
 from clusterprof.merge.communicators import infer, streams
 from clusterprof.merge.point_to_point import pair_by_id, pair_by_time
+from clusterprof.merge.rough import RoughClocks
 from clusterprof.merge.rows import Rows
-from clusterprof.merge.shift import agree, find_shift
+from clusterprof.merge.shift import SURE, Shift, agree, find_shift
 from clusterprof.tables import RankTables
 
 
 def match(ranks: Sequence[RankTables]) -> pa.Table:
     """Match the collective calls of all ranks; schema `clusterprof.merge.MATCHED`.
 
-    By communicator and order where the reports have ids; else by stream, order and times, with
-    less confidence. Every call of every rank is in the result exactly once; what has no
+    By communicator and order where the reports have ids, those first that leave no choice, since
+    they tell how the clocks lie for the others; else by stream, order and times, with less
+    confidence. Every call of every rank is in the result exactly once; what has no
     counterpart stays, with its reason. Assumes that a communicator's members issue its calls in
     the same order, which NCCL and gloo require themselves.
     """
@@ -34,12 +36,21 @@ def match(ranks: Sequence[RankTables]) -> pa.Table:
         nameless.append((c, np.flatnonzero(none)))
         for name in dict.fromkeys(c.communicator[~none]):
             named.setdefault(name, []).append((c, np.flatnonzero(c.communicator == name)))
+    clocks = RoughClocks()
+    directed: list[tuple[str, list[tuple[Calls, Ints]]]] = []
+    unsure: list[tuple[str, list[tuple[Calls, Ints]]]] = []
     for name, parts in named.items():
         pairs = [np.isin(c.operation[r].astype(str), list(POINT_TO_POINT)) for c, r in parts]
-        _collectives(rows, name, [(c, r[~p]) for (c, r), p in zip(parts, pairs, strict=True)])
+        whole = [(c, r[~p]) for (c, r), p in zip(parts, pairs, strict=True)]
+        if not _collectives(rows, name, whole, clocks):
+            unsure.append((name, whole))
         there = [(c, r[p]) for (c, r), p in zip(parts, pairs, strict=True) if p.any()]
         if there:
-            pair_by_id(rows, name, [c for c, _ in there], [r for _, r in there], world)
+            directed.append((name, there))
+    for name, parts in unsure:
+        _collectives(rows, name, parts, clocks, final=True)
+    for name, parts in directed:
+        pair_by_id(rows, name, [c for c, _ in parts], [r for _, r in parts], world, clocks)
     _nameless(rows, nameless)
     return rows.table()
 
@@ -58,33 +69,49 @@ def _nameless(rows: Rows, parts: list[tuple[Calls, Ints]]) -> None:
         if used[name] > 1:
             name += f"#{used[name]}"
         members = [(by_rank[nodes[k].rank], nodes[k].rows) for k in group]
-        _collectives(rows, name, members, confidence)
+        _collectives(rows, name, members, RoughClocks(), confidence, final=True)
 
 
 def _collectives(
-    rows: Rows, name: str, parts: list[tuple[Calls, Ints]], confidence: float = 1.0
-) -> None:
-    """Match one communicator's collectives (no point-to-point) in order."""
+    rows: Rows,
+    name: str,
+    parts: list[tuple[Calls, Ints]],
+    clocks: RoughClocks,
+    confidence: float = 1.0,
+    *,
+    final: bool = False,
+) -> bool:
+    """Match one communicator's collectives (no point-to-point) in order.
+
+    False, and nothing is done, where `clocks` may come to know what would settle it; never with
+    `final`.
+    """
     parts = [(c, r) for c, r in parts if len(r)]
     if len(parts) < 2:
         for c, r in parts:
             rows.alone(c, r, name, "single member profiled")
-        return
+        return True
     base = max(range(len(parts)), key=lambda k: len(parts[k][1]))
     whole = take(parts[base][0], parts[base][1])
-    shifts = [
-        (0, 1.0) if k == base else _shift(whole, take(c, r)) for k, (c, r) in enumerate(parts)
+    shifts: list[Shift | None] = [
+        Shift(0, 1.0, 0) if k == base else _shift(whole, take(c, r), clocks)
+        for k, (c, r) in enumerate(parts)
     ]
+    for (c, _), s in zip(parts, shifts, strict=True):
+        if s is not None and s.confidence >= SURE:
+            clocks.tell(whole.rank, c.rank, s.offset_ns)
+    if not final and any(s is not None and s.confidence < SURE for s in shifts):
+        return False
     if any(s is None for s in shifts):
         _step_by_step(rows, name, parts, base, shifts, confidence)
-        return
-    placed = [(s[0], s[1]) for s in shifts if s is not None]
-    _add(rows, name, parts, placed, confidence)
+    else:
+        placed = [(s.by, s.confidence) for s in shifts if s is not None]
+        _add(rows, name, parts, placed, confidence)
+    return True
 
 
-def _shift(a: Calls, b: Calls) -> tuple[int, float] | None:
-    found = find_shift(a, b)
-    return None if found is None else (found.by, found.confidence)
+def _shift(a: Calls, b: Calls, clocks: RoughClocks) -> Shift | None:
+    return find_shift(a, b, expected_ns=clocks.between(a.rank, b.rank))
 
 
 def _add(
@@ -141,7 +168,7 @@ def _step_by_step(
     name: str,
     parts: list[tuple[Calls, Ints]],
     base: int,
-    shifts: list[tuple[int, float] | None],
+    shifts: list[Shift | None],
     confidence: float,
 ) -> None:
     """Match where no single displacement holds (a call was lost on the way): step by step.

@@ -9,8 +9,9 @@ import numpy as np
 
 from clusterprof.merge.calls import UNKNOWN, Calls, Ints, take
 from clusterprof.merge.communicators import Partner, Stream, streams
+from clusterprof.merge.rough import RoughClocks
 from clusterprof.merge.rows import Rows
-from clusterprof.merge.shift import find_shift
+from clusterprof.merge.shift import SURE, find_shift
 
 #: a waiting Recv ends together with its Send: to within this the two are taken for a pair
 _ENDS_NS = 50_000
@@ -56,9 +57,15 @@ def _imbalance(calls: Sequence[Calls], peer: Sequence[Ints]) -> int:
 
 
 def pair_by_id(
-    rows: Rows, name: str, calls: Sequence[Calls], picked: Sequence[Ints], world: int | None
+    rows: Rows,
+    name: str,
+    calls: Sequence[Calls],
+    picked: Sequence[Ints],
+    world: int | None,
+    clocks: RoughClocks,
 ) -> None:
     """Pair the point-to-point calls of one communicator, in order, by sender and receiver."""
+    unsure = []
     chosen = [take(c, p) for c, p in zip(calls, picked, strict=True)]
     there = sorted(c.rank for c in chosen)
     peer = peers(chosen, there, world)
@@ -77,17 +84,37 @@ def pair_by_id(
             for one, two, first, second in ((i, j, towards, back), (j, i, back, towards)):
                 send = picked[one][first & (chosen[one].operation == "Send")]
                 recv = picked[two][second & (chosen[two].operation == "Recv")]
-                _pair(rows, name, calls[one], send, calls[two], recv)
+                each = (calls[one], send, calls[two], recv)
+                if not _pair(rows, name, *each, clocks):
+                    unsure.append(each)
+    for each in unsure:
+        _pair(rows, name, *each, clocks, final=True)
 
 
-def _pair(rows: Rows, name: str, a: Calls, send: Ints, b: Calls, recv: Ints) -> None:
+def _pair(
+    rows: Rows,
+    name: str,
+    a: Calls,
+    send: Ints,
+    b: Calls,
+    recv: Ints,
+    clocks: RoughClocks,
+    *,
+    final: bool = False,
+) -> bool:
+    """Pair one direction; False, and nothing is done, where other pairs may yet settle it."""
     if not len(send) and not len(recv):
-        return
-    shift = find_shift(take(a, send), take(b, recv), directed=True)
+        return True
+    expected = clocks.between(a.rank, b.rank)
+    shift = find_shift(take(a, send), take(b, recv), directed=True, expected_ns=expected)
     if shift is None:
         rows.alone(a, send, name, f"no order of calls fits those of rank {b.rank}")
         rows.alone(b, recv, name, f"no order of calls fits those of rank {a.rank}")
-        return
+        return True
+    if shift.confidence >= SURE:
+        clocks.tell(a.rank, b.rank, shift.offset_ns)
+    elif expected is None and not final:
+        return False
     by = shift.by
     first, last = max(0, -by), min(len(recv), len(send) - by)
     rows.pairs(name, a, send[first + by : last + by], b, recv[first:last], shift.confidence)
@@ -95,6 +122,7 @@ def _pair(rows: Rows, name: str, a: Calls, send: Ints, b: Calls, recv: Ints) -> 
     rows.alone(a, outside, name, f"outside the window of rank {b.rank}")
     outside = np.r_[recv[:first], recv[last:]].astype(np.int64)
     rows.alone(b, outside, name, f"outside the window of rank {a.rank}")
+    return True
 
 
 def pair_by_time(rows: Rows, calls: Sequence[Calls], picked: Sequence[Ints]) -> None:

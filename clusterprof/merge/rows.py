@@ -29,7 +29,6 @@ class Rows:
         collective: Ints,
         order: Ints,
         name: str,
-        members: Sequence[int],
         state: Any,
         reason: Any,
         confidence: float,
@@ -43,7 +42,6 @@ class Rows:
                     "collective": collective,
                     "order": order,
                     "communicator": name,
-                    "members": list(members),
                     "state": np.broadcast_to(np.asarray(state, dtype=object), rows.shape),
                     "reason": np.broadcast_to(np.asarray(reason, dtype=object), rows.shape),
                     "confidence": confidence,
@@ -58,7 +56,7 @@ class Rows:
         own = calls.reason[rows]
         reasons = np.where(own == None, reason, own)  # noqa: E711  (elementwise)
         self._block(
-            calls, rows, fresh, np.arange(len(rows)), name, [calls.rank], "unmatched", reasons,
+            calls, rows, fresh, np.arange(len(rows)), name, "unmatched", reasons,
             0.0, "none",
         )  # fmt: skip
 
@@ -66,12 +64,12 @@ class Rows:
         """Add Sends of `a` with the Recvs of `b`, one to one."""
         fresh = self._next + np.arange(len(send))
         self._next += len(send)
-        order, members = np.arange(len(send)), sorted((a.rank, b.rank))
+        order = np.arange(len(send))
         whole = a.has[send] & b.has[recv]
         state = np.where(whole, "matched", "incomplete")
         reason = np.where(whole, None, "one side has no device kernel")  # type: ignore[call-overload]
         for calls, rows, role in ((a, send, "source"), (b, recv, "sink")):
-            self._block(calls, rows, fresh, order, name, members, state, reason, sure, role)
+            self._block(calls, rows, fresh, order, name, state, reason, sure, role)
 
     def collectives(
         self,
@@ -105,7 +103,7 @@ class Rows:
         for c, r, o in zip(members, rows, order, strict=True):
             role = _roles(c, r, roots)
             role[state[o] == "unmatched"] = "none"
-            self._block(c, r, self._next + o, o, name, ranks, state[o], reason[o], confidence, role)
+            self._block(c, r, self._next + o, o, name, state[o], reason[o], confidence, role)
         self._next += length
 
     def table(self) -> pa.Table:
@@ -128,11 +126,6 @@ class Rows:
             return pa.array(np.concatenate(each), kind)
         if name == "confidence":
             return pa.array(np.concatenate([np.full(len(b["rows"]), b[name]) for b in blocks]))
-        if name == "members":
-            lengths = np.concatenate([np.full(len(b["rows"]), len(b[name])) for b in blocks])
-            flat = np.concatenate([np.tile(b[name], len(b["rows"])) for b in blocks])
-            offsets = np.r_[0, np.cumsum(lengths)].astype(np.int32)
-            return pa.ListArray.from_arrays(pa.array(offsets), pa.array(flat, pa.int32()))
         if name == "rank":
             each = [np.full(len(b["rows"]), b["calls"].rank) for b in blocks]
             return pa.array(np.concatenate(each), kind)

@@ -175,8 +175,6 @@ def _many(count: int, calls: int) -> tuple[list[RankTables], pa.Table, np.ndarra
             columns.append(pa.array(values[field.name]).cast(field.type))
         elif field.name in words:
             columns.append(pa.array([words[field.name]] * rows).cast(field.type))
-        elif field.name == "members":
-            columns.append(pa.array([[]] * rows, field.type))
         elif field.nullable:
             columns.append(pa.nulls(rows, field.type))
         else:
