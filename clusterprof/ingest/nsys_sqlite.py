@@ -38,15 +38,19 @@ _API_VERSION = re.compile(r"_v\d+$")
 _GIL_DOMAIN = "GIL Trace"
 
 
-def read(path: Path, origin: Path | None = None) -> RankTables:
+def read(
+    path: Path, origin: Path | None = None, elsewhere: nccl.Elsewhere | None = None
+) -> RankTables:
     """Read one export. `origin` is the report it was made from, for messages and `source`.
+
+    `elsewhere` is asked for NCCL's payloads where the export has NCCL's ranges without them.
 
     Raises `ReportError` where the file is missing, empty, truncated, not SQLite, no nsys
     export, or without a single event. The rank is None where the report does not say it.
     """
     origin = origin or path
     with _unpacked(path) as database, closing(Export(database, origin)) as export:
-        return _read(export, origin)
+        return _read(export, origin, elsewhere)
 
 
 @contextmanager
@@ -76,7 +80,7 @@ def _unpacked(path: Path) -> Iterator[Path]:
         yield database
 
 
-def _read(export: Export, origin: Path) -> RankTables:
+def _read(export: Export, origin: Path, elsewhere: nccl.Elsewhere | None) -> RankTables:
     epoch, warnings = _epoch(export)
     ranges = nvtx.read(export)
     process = _process(export, ranges)
@@ -85,7 +89,7 @@ def _read(export: Export, origin: Path) -> RankTables:
     strings = export.strings()
     launches = Launches.read(export, process)
     work = activity.read(export, process, launches, strings, epoch)
-    calls, communicators = nccl.read(export, ranges, work.nccl, epoch)
+    calls, communicators = nccl.read(export, ranges, work.nccl, epoch, elsewhere)
     host = _host_calls(export, process, launches, ranges, strings, epoch)
     if not work.table.num_rows and not host.num_rows:
         raise ReportError(
