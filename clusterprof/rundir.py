@@ -17,7 +17,7 @@ import datetime as dt
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -68,6 +68,13 @@ class RunDirectory:
     def states(self) -> dict[int, dict[str, Any]]:
         """Each rank's state; {} for one whose state cannot be read."""
         return {rank: states.read(str(self.rank(rank))) for rank in self.ranks()}
+
+    def states_of(self, ranks: Iterable[int]) -> Iterator[tuple[int, dict[str, Any]]]:
+        """These ranks' states; those that have left none are left out."""
+        for rank in ranks:
+            state = states.read(str(self.rank(rank)))
+            if state:
+                yield rank, state
 
     def read_manifest(self) -> dict[str, Any]:
         """run.json. Raises RunDirectoryError where it is missing or of another schema."""

@@ -148,6 +148,8 @@ class Rank:
             "chosen": self.picked, "program_pid": self.pid,
             "machine": clocks.machine(), "clock": clocks.reading("start"),
         }  # fmt: skip
+        if "SLURM_JOB_ID" in os.environ:  # srun may have made it: whoever called srun asks here
+            facts["slurm_job"] = os.environ["SLURM_JOB_ID"]
         if not self.picked:
             states.advance(self.folder, "counting", **facts)
             return

@@ -122,6 +122,8 @@ class Window:
         if problem is not None:
             self.say("lost", "the window could not be closed: %s" % problem)
             return
+        if states.read(self.folder).get("state") == "finishing":
+            cut = None  # the guard has closed it within a step, and said why
         self.say("finishing", cut, step_end=self.counter.count)
         for switch in self.switches:
             problem = self.quietly(switch.save) or problem

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import datetime as dt
 import sys
 from collections.abc import Sequence
@@ -13,12 +14,16 @@ from clusterprof import __version__, rundir
 from clusterprof.cli.narrate import command as show_command
 from clusterprof.cli.narrate import say
 from clusterprof.cli.planning import PROFILE_FAILED, planned
-from clusterprof.cli.running import run_job
-from clusterprof.collect import PATIENCE_S, Outcome, collect
+from clusterprof.cli.running import Foreground
+from clusterprof.cli.saving import BeforeSrunKills, TimeLimit
+from clusterprof.collect import FINISHING_S, PATIENCE_S, Outcome, collect
 from clusterprof.errors import ClusterprofError
 from clusterprof.launchers import executable
 from clusterprof.plan import LaunchPlan
 from clusterprof.rundir import RunDirectory
+
+#: What may still appear when the job was told to end, and its reports have been waited for.
+HASTY_S = 1.0
 
 
 def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
@@ -35,8 +40,21 @@ def launch(plan: LaunchPlan, arguments: argparse.Namespace) -> int:
     program = executable.find(plan.job.command[0])
     run, manifest = begin(plan, arguments)
     show_command(plan.job.command)
-    status = run_job([program, *plan.job.command[1:]], plan.environment)
-    return conclude(plan, arguments, run, manifest, status)
+    expected = plan.selection.expected(plan.job.world_size)
+    before = BeforeSrunKills(run, expected) if plan.job.launcher == "srun" else None
+    job = Foreground([program, *plan.job.command[1:]], plan.environment, before)
+    with contextlib.closing(TimeLimit(run, expected, arguments.time_margin)):
+        status = job.run()
+    # srun says how far its tasks are at one SIGINT, and goes on.
+    in_haste = bool(job.told_to_end) and status != 0
+    patience_s, finishing_s = PATIENCE_S, FINISHING_S
+    if plan.job.launcher == "srun":
+        # When srun ends, so has all that it started: nobody is left who could still write.
+        patience_s = finishing_s = HASTY_S if in_haste else PATIENCE_S
+    return conclude(
+        plan, arguments, run, manifest, status,
+        patience_s=patience_s, finishing_s=finishing_s, in_haste=in_haste,
+    )  # fmt: skip
 
 
 def begin(plan: LaunchPlan, arguments: argparse.Namespace) -> tuple[RunDirectory, dict[str, Any]]:
@@ -60,18 +78,32 @@ def conclude(
     status: int,
     *,
     patience_s: float = PATIENCE_S,
+    finishing_s: float = FINISHING_S,
+    in_haste: bool = False,
 ) -> int:
-    """The job has ended: do what can be done with its reports; returns the status to end with."""
+    """The job has ended: do what can be done with its reports; returns the status to end with.
+
+    `in_haste`: we were told to end; merging is for later, it may take longer than we have.
+    """
     manifest.update(ended=now_text(), exit_status=status)
     complete = False
     try:
-        outcomes = collect(run, plan.selection.expected(plan.job.world_size), patience_s=patience_s)
+        outcomes = collect(
+            run,
+            plan.selection.expected(plan.job.world_size),
+            patience_s=patience_s,
+            finishing_s=finishing_s,
+        )
         manifest["outcomes"] = [
             {"rank": each.rank, "state": each.state, "reason": each.reason} for each in outcomes
         ]
         run.write_manifest(manifest)
         complete = tell(run, outcomes)
-        if not arguments.no_merge and any(each.report for each in outcomes):
+        if arguments.no_merge or not any(each.report for each in outcomes):
+            pass
+        elif in_haste:
+            say(f"not merged, since we were told to end: clusterprof collect {shortest(run.path)}")
+        else:
             from clusterprof.cli.merging import merge_run, tell_results
 
             tell_results(merge_run(run, outcomes), run)

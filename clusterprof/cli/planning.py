@@ -100,6 +100,11 @@ def parser(verb: str) -> argparse.ArgumentParser:
         help="close a rank's window early once what it has captured takes M MB on its node "
         f"(default {MOST_REPORT_MB}; 0: no limit)",
     )  # fmt: skip
+    limits.add_argument(
+        "--time-margin", type=float, metavar="S",
+        help="close a window that is open S seconds before Slurm's time limit (default 60, or a "
+        "tenth of a shorter limit; 0: never)",
+    )  # fmt: skip
     run = this.add_argument_group("the run")
     run.add_argument(
         "--run-dir", metavar="DIR", help="default runs/<UTC stamp>-<job or process id>"

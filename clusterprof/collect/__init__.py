@@ -43,7 +43,11 @@ class Outcome:
 
 
 def collect(
-    run: RunDirectory, expected: Iterable[int] | None, *, patience_s: float = PATIENCE_S
+    run: RunDirectory,
+    expected: Iterable[int] | None,
+    *,
+    patience_s: float = PATIENCE_S,
+    finishing_s: float = FINISHING_S,
 ) -> list[Outcome]:
     """Settle every chosen rank of a job that has ended, over a shared filesystem.
 
@@ -56,13 +60,21 @@ def collect(
         chosen = sorted(
             set(expected or ()) | {rank for rank, state in seen.items() if state.get("chosen")}
         )
-        running = [rank for rank in chosen if seen.get(rank, {}).get("state", "") not in _ENDED]
+        running = [rank for rank in chosen if not _ended(run, rank, seen.get(rank, {}))]
         finishing = [rank for rank in running if seen.get(rank, {}).get("state") == "finishing"]
-        patience = max(patience_s, FINISHING_S) if finishing and patience_s else patience_s
+        patience = max(patience_s, finishing_s) if finishing and patience_s else patience_s
         if not running or time.monotonic() > begin + patience:
             break
         time.sleep(0.1)
     return [_settle(run, rank, seen.get(rank), sorted(seen)) for rank in chosen]
+
+
+def _ended(run: RunDirectory, rank: int, state: dict[str, Any]) -> bool:
+    """Whether nothing more is to be waited for: a rank may be killed once its report is home."""
+    name = state.get("state")
+    return name in _ENDED or (
+        name == "finishing" and (run.rank(rank) / "report.nsys-rep").is_file()
+    )
 
 
 def _settle(run: RunDirectory, rank: int, state: dict[str, Any] | None, seen: list[int]) -> Outcome:
@@ -83,6 +95,8 @@ def _settle(run: RunDirectory, rank: int, state: dict[str, Any] | None, seen: li
             rank, "collected", str(state.get("reason", "")), host, reports[0], beside, steps
         )
     reason = str(state.get("reason") or _KILLED.get(name, "it left no report"))
+    if name == "finishing" and state.get("reason"):
+        reason = f"{_KILLED[name]}, {reason}"
     if name in ("captured", "collected"):
         reason = "its state says that there is a report, but there is none"
     if name != "lost":

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
 import subprocess
 import time
+import uuid
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -45,10 +47,12 @@ class Running:
         self.env = env
         self.run = run or output.parent / "run"
         self.output = output.open("w+")
-        self.began = time.monotonic()
+        self.mark = f"LAB_RUN={uuid.uuid4().hex}"
+        name, _, value = self.mark.partition("=")
         self.process = subprocess.Popen(
-            list(map(str, argv)), env=command.environment(env), stdin=subprocess.DEVNULL,
-            stdout=self.output, stderr=self.output, start_new_session=True,
+            list(map(str, argv)), env={**command.environment(env), name: value},
+            stdin=subprocess.DEVNULL, stdout=self.output, stderr=self.output,
+            start_new_session=True,
         )  # fmt: skip
 
     @classmethod
@@ -92,6 +96,34 @@ class Running:
         """What it has printed by now."""
         self.output.seek(0)
         return self.output.read()
+
+    def launcher(self) -> int:
+        """The launcher that clusterprof runs: of its children the one that is not its witness."""
+        found = subprocess.run(
+            ["pgrep", "-a", "-P", str(self.process.pid)],
+            capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        (child,) = [
+            line for line in found.stdout.splitlines()
+            if line.split()[0].isdigit() and " -I -S -c" not in line and len(line.split()) > 1
+            and not line.startswith(("import ", "for "))
+        ]  # fmt: skip
+        return int(child.split()[0])
+
+    def left(self, seconds: float = 5) -> list[str]:
+        """What still runs of all that it started, on whichever node, after `seconds` at most."""
+        deadline = time.monotonic() + seconds
+        while (found := self._marked()) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        return found
+
+    def _marked(self) -> list[str]:
+        found = []
+        for folder in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                if self.mark.encode() in (folder / "environ").read_bytes():
+                    found.append((folder / "cmdline").read_text().replace("\0", " "))
+        return found
 
     def job(self) -> str:
         """The only job there is, by its Slurm id."""

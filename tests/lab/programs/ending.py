@@ -1,4 +1,4 @@
-"""A job of two ranks that ends in a chosen way: ending.py HOW, under srun.
+"""A job of two ranks that ends in a chosen way: ending.py HOW AT.
 
 Rank 0 takes 30 steps of 20 ms; HOW says what becomes of it, and AT after which step. Rank 1 only
 waits for a while. Started with --steps 10:20, step 5 is before the window and 15 inside.
@@ -12,7 +12,8 @@ import time
 import loop
 
 how, at = sys.argv[1], int(sys.argv[2])
-rank = int(os.environ["SLURM_PROCID"])
+names = ("RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID")
+rank = int(next(os.environ[name] for name in names if name in os.environ))
 print(f"rank {rank} begins", flush=True)
 for count in range(1, 31):
     loop.step()
@@ -28,5 +29,6 @@ for count in range(1, 31):
         elif how == "raise":
             raise RuntimeError("planted")
         elif how == "hang":
+            print("rank 0 hangs", flush=True)
             time.sleep(600)
 print(f"rank {rank} ends", flush=True)

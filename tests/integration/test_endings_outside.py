@@ -1,0 +1,148 @@
+"""Jobs that are ended from outside end as they would have without us, with what could be saved.
+
+Each ending is brought upon two jobs at the same time: one as it is, one under clusterprof.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from lab import command
+from lab.endings import OPTIONS, PROGRAMS, Running, words
+
+INT, TERM, HUP = signal.SIGINT, signal.SIGTERM, signal.SIGHUP
+#: what a job may take longer to end than without us
+ADDED_S = 10
+
+pytestmark = pytest.mark.needs_nsys
+
+
+@dataclass(frozen=True)
+class Ending:
+    """Which signals go to whom, after which step of rank 0, and what becomes of its report."""
+
+    to: str
+    signals: tuple[signal.Signals, ...]
+    at: int
+    state: str
+    reason: str
+    #: where a launcher's own SIGKILL races with the program's end
+    statuses: frozenset[int] = field(default=frozenset())
+
+    def __str__(self) -> str:
+        names = "+".join(each.name for each in self.signals)
+        where = "before" if self.at < 10 else "inside" if self.at < 20 else "after"
+        return f"{names} to {self.to}, {where} the window"
+
+    def bring(self, running: Running, launcher: str) -> None:
+        """Send the signals."""
+        plain = running.process.args[0] == launcher  # type: ignore[index]
+        for place, number in enumerate(self.signals):
+            if place:
+                time.sleep(0.2)
+            if self.to == "the group":
+                os.killpg(running.process.pid, number)
+            elif self.to == "clusterprof" or plain:
+                running.process.send_signal(number)
+            else:
+                os.kill(running.launcher(), number)
+
+
+def check(
+    ending: Ending,
+    launcher: list[str],
+    env: dict[str, str],
+    workdir: Path,
+    fault: Callable[..., None],
+) -> None:
+    """Bring the ending upon the job with and without us, and compare."""
+    program = ["python", str(PROGRAMS / "ending.py"), "hang", str(ending.at)]
+    if launcher[0] == "torchrun":
+        program = program[1:]
+    plain = Running([*launcher, *program], env, workdir / "plain")
+    ours = Running(
+        command.clusterprof(
+            [launcher[0], *OPTIONS, "--run-dir", workdir / "run", *launcher[1:], "--", *program]
+        ),
+        env, workdir / "out", workdir / "run",
+    )  # fmt: skip
+    took = []
+    for each in (plain, ours):
+        each.wait_until(lambda each=each: "rank 0 hangs" in each.said(), "hanging")  # type: ignore[misc]
+    if ending.at >= 20:
+        home = ours.run / "ranks/00000/report.nsys-rep"
+        ours.wait_until(home.exists, "home")
+    for each in (plain, ours):
+        ending.bring(each, launcher[0])
+        began = time.monotonic()
+        status = each.ends()
+        took.append((status if status >= 0 else 128 - status, time.monotonic() - began))
+    (expected, alone), (status, seconds) = took
+    said = ours.said()
+    fault(f"{launcher[0]}: {ending}", expected, status, seconds - alone, ours.state())
+    assert status == expected or {status, expected} <= ending.statuses, said
+    assert seconds - alone < ADDED_S, said
+    assert words(said) == words(plain.said()), said
+    assert ours.state()["state"] == ending.state, said
+    assert ending.reason in ours.state().get("reason", ""), said
+    assert f"{int(ending.state == 'collected')} of 1 reports" in said
+    assert not ours.left()
+
+
+ABORTED = frozenset({130, 137})
+SRUN = [
+    Ending("clusterprof", (TERM,), 5, "lost", "killed before the window began"),
+    Ending("clusterprof", (TERM,), 15, "collected", "clusterprof was sent SIGTERM"),
+    Ending("clusterprof", (TERM,), 25, "collected", ""),
+    Ending("clusterprof", (HUP,), 15, "collected", "clusterprof was sent SIGHUP"),
+    Ending("clusterprof", (INT, INT), 15, "collected", "was sent SIGINT", ABORTED),
+    Ending("the group", (TERM,), 15, "lost", "killed inside the window"),
+    Ending("the group", (INT, INT), 15, "lost", "inside the window", ABORTED),
+    Ending("srun", (TERM,), 15, "lost", "killed inside the window"),
+    Ending("srun", (INT, INT), 15, "lost", "inside the window", ABORTED),
+]
+
+
+TORCHRUN = [
+    Ending("clusterprof", (TERM,), 5, "lost", "before the window began"),
+    Ending("clusterprof", (TERM,), 15, "collected", "inside the window"),
+    Ending("clusterprof", (INT,), 15, "collected", "inside the window"),
+    Ending("the group", (TERM,), 15, "collected", "inside the window"),
+    Ending("the group", (HUP,), 25, "collected", ""),
+    Ending("torchrun", (INT,), 15, "collected", "inside the window"),
+]
+MPIRUN = [
+    Ending("clusterprof", (TERM,), 15, "collected", "inside the window"),
+    Ending("the group", (INT, INT), 15, "collected", "inside the window"),
+    Ending("mpirun", (TERM,), 15, "collected", "inside the window"),
+]
+
+
+@pytest.mark.parametrize("ending", SRUN, ids=str)
+def test_an_srun_ends_as_it_would_have_ended(
+    ending: Ending, workdir: Path, slurm: dict[str, str], fault: Callable[..., None]
+) -> None:
+    check(ending, ["srun", "-n2"], slurm, workdir, fault)
+
+
+@pytest.mark.needs_torch
+@pytest.mark.parametrize("ending", TORCHRUN, ids=str)
+def test_a_torchrun_ends_as_it_would_have_ended(
+    ending: Ending, workdir: Path, fault: Callable[..., None]
+) -> None:
+    check(ending, ["torchrun", "--standalone", "--nproc-per-node=2"], {}, workdir, fault)
+
+
+@pytest.mark.needs_openmpi
+@pytest.mark.parametrize("ending", MPIRUN, ids=str)
+def test_an_mpirun_ends_as_it_would_have_ended(
+    ending: Ending, workdir: Path, fault: Callable[..., None]
+) -> None:
+    env = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    check(ending, ["mpirun", "--oversubscribe", "-n", "2"], env, workdir, fault)
