@@ -292,7 +292,7 @@ def _untied(ranks: Sequence[int]) -> tuple[str, ...]:
         return ()
     who = f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
     text = (
-        f"{who}: nothing bounds the clock against the reference rank (no chain of matched "
-        "collectives): wall clock only, nothing is said about who was late"
+        f"{who}: nothing bounds the clock against the reference rank (no chain of collectives that "
+        "can be matched without it): wall clock only, nothing is said about who was late"
     )
     return (text,)

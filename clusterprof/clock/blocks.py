@@ -12,6 +12,9 @@ import pyarrow.compute as pc
 
 from clusterprof.clock.rings import ON_HOST, OPERATIONS, UNKNOWN, shown
 
+#: a confidence of this or less means that the wall clocks decided (`merge.shift`)
+BY_WALL_CLOCK = 0.5
+
 Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
 Ints = npt.NDArray[np.int64]
@@ -149,10 +152,14 @@ def blocks(
 
 
 def _usable(matched: pa.Table) -> pa.ChunkedArray:
-    """Rows with times, a known dependency and something to send."""
+    """Rows with times, a known dependency and something to send, and a match of their own.
+
+    A match that the wall clocks decided says nothing about them.
+    """
     timed = pc.and_(pc.is_valid(matched["start_ns"]), pc.is_valid(matched["end_ns"]))
     known = pc.not_equal(matched["role"].cast(pa.string()), "none")
-    joined = pc.not_equal(matched["state"].cast(pa.string()), "unmatched")
+    told = pc.greater(matched["confidence"], BY_WALL_CLOCK)
+    joined = pc.and_(told, pc.not_equal(matched["state"].cast(pa.string()), "unmatched"))
     sent = pc.not_equal(pc.fill_null(matched["message_bytes"], -1), 0)
     # a call that ends before it starts, or that has not begun, is a broken record
     whole = pc.greater_equal(matched["end_ns"], matched["start_ns"])

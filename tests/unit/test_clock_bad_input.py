@@ -141,6 +141,23 @@ def test_empty_messages_hold_nobody_up() -> None:
     assert [clock.uncertainty(r) for r in (1, 2, 3)] == [UNBOUNDED_NS] * 3
 
 
+@pytest.mark.parametrize("late_ms", [0, 7])
+def test_calls_as_regular_as_a_clocks_ticks_bound_nothing_without_steps(late_ms: int) -> None:
+    """Which tick of one rank is which of another only the wall clocks could tell."""
+    ranks = []
+    for tables in job()[:2]:
+        count = tables.collective_calls.num_rows
+        start = 1_790_000_000_000_000_000 + np.arange(count) * 5 * MS + tables.rank * late_ms * MS
+        same = {name: pa.array([4_096] * count, pa.int64()) for name in ("message_bytes",)}
+        times = {"issue_start_ns": start - 9, "start_ns": start, "end_ns": start + 30_000}
+        ticks = edited(tables, **same, **{name: pa.array(v) for name, v in times.items()})
+        ranks.append(replace(ticks, steps=empty("steps")))
+    clock = aligned(ranks)
+    assert clock.uncertainty(1) == UNBOUNDED_NS
+    assert clock.offset_ns[1] == 0
+    assert "can be matched without it" in clock.warnings[0]
+
+
 def test_a_thousand_ranks_are_aligned_within_seconds() -> None:
     ranks, matched, offset = _many(1_000, 200)
     begin = time.monotonic()
@@ -166,6 +183,7 @@ def _many(count: int, calls: int) -> tuple[list[RankTables], pa.Table, np.ndarra
         "start_ns": (start + offset).ravel(),
         "end_ns": (end + offset).ravel(),
         "message_bytes": np.repeat(transfer.ravel(), count),
+        "confidence": np.ones(rows),
     }
     words = {"communicator": "0x1", "operation": "AllReduce", "state": "matched", "role": "both"}
     words["source"] = "nvtx_payload"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -10,9 +11,10 @@ import pyarrow as pa
 import pytest
 
 from clusterprof.clock import align
+from clusterprof.ingest import gather
 from clusterprof.merge import MATCHED, PLACED, match, place
-from clusterprof.simulate import Cause, Job, simulate
-from clusterprof.tables import RankTables
+from clusterprof.simulate import Cause, Job, middle, simulate, with_clock
+from clusterprof.tables import RankTables, empty
 
 
 def states(table: pa.Table) -> dict[str, int]:
@@ -198,3 +200,66 @@ def test_wait_and_transfer_add_up_to_the_kernel_and_name_the_last_rank() -> None
     first = settled.groupby("step").head(4)
     assert set(first["last_rank"]) == {1}
     assert first["lateness_ns"].min() > 7_000_000
+
+
+def groups(table: pa.Table) -> set[frozenset[tuple[int, int]]]:
+    """Which calls (rank, call) are one, as far as they have a counterpart."""
+    rows = table.select(["collective", "rank", "call", "state"]).to_pandas()
+    rows = rows[rows["state"] != "unmatched"]
+    return {
+        frozenset(zip(each["rank"], each["call"], strict=True))
+        for _, each in rows.groupby("collective")
+    }
+
+
+WRONG_MS = ((0, 0, 0, 0), (0, 47, -31, 12), (0, -18, 49, -50))
+
+
+def blind(true: list[RankTables], offset_ms: tuple[int, ...]) -> list[RankTables]:
+    """The ranks without steps, their clocks so far off."""
+    at = middle(true)
+    return [
+        with_clock(replace(t, steps=empty("steps")), ms * 1_000_000, 0.5 * ms, at)
+        for t, ms in zip(true, offset_ms, strict=False)
+    ]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "nsys-2025.3/ddp-host-straggler",
+        "nsys-2025.3/fsdp-beacons",
+        "nsys-2025.3/pipeline-1f1b",
+        "nsys-2025.3/pipeline-imbalance",
+    ],
+)
+def test_without_steps_and_with_wrong_clocks_real_calls_find_each_other_all_the_same(
+    recordings: Path, name: str
+) -> None:
+    true = list(gather([recordings / name]).ranks)
+    told = groups(match(true))
+    for offset_ms in WRONG_MS:
+        assert groups(match(blind(true, offset_ms))) == told
+
+
+@pytest.mark.parametrize("name", ["nsys-2024.2/pipeline", "kineto/gloo"])
+def test_where_only_the_clocks_tell_calls_apart_their_offsets_are_not_bounded_by_them(
+    recordings: Path, name: str
+) -> None:
+    true = list(gather([recordings / name]).ranks)
+    for offset_ms in WRONG_MS:
+        wrong = blind(true, offset_ms)
+        clock = align(wrong, match(wrong))
+        for k, rank in enumerate(clock.ranks):
+            error = abs(int(clock.offset_ns[k]) - offset_ms[k] * 1_000_000)
+            assert error <= clock.uncertainty(rank)
+
+
+def test_what_one_communicator_tells_of_the_clocks_settles_another() -> None:
+    job = Job(dp=2, pp=2, lost_calls=(2, 0, 0, 5), host_noise_frac=0.05)
+    told = groups(match(simulate(job)[0]))
+    late = (0, 49_000_000, -37_000_000, 21_000_000)
+    crooked, _ = simulate(replace(job, with_steps=False, offset_ns=late))
+    table = match(crooked)
+    assert groups(table) == told
+    assert 0.8 in table["confidence"].to_pylist()
