@@ -89,7 +89,11 @@ def study(
         "capture": None,
         "findings": found,
         "verdict": verdict(scene, found),
-        "warnings": [*dict.fromkeys(warnings), *_warnings(scene, warnings), *said],
+        "warnings": [
+            *dict.fromkeys((*warnings, *known.warnings)),
+            *_warnings(scene, warnings),
+            *said,
+        ],
     }
     return Study(results, placed, account, clock, ordered)
 

@@ -6,11 +6,15 @@ import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from clusterprof import rundir
 from clusterprof.cli.narrate import say
 from clusterprof.cli.options import path
 from clusterprof.errors import UsageError
+
+if TYPE_CHECKING:
+    from clusterprof.probe.measurement import Measurement
 
 _SEVERITIES = ("info", "warning", "critical")
 
@@ -31,6 +35,11 @@ def parser(verb: str) -> argparse.ArgumentParser:
     this.add_argument(
         "--rank", action="append", default=[], metavar="FILE=N",
         help="the rank of a report that does not name it itself",
+    )  # fmt: skip
+    this.add_argument(
+        "--clock", action="append", default=[], type=path, metavar="FILE",
+        help="what `clusterprof clock --output FILE` measured of the reports' hosts, soon before "
+        "the window or after it (its bound grows by 9 ms a minute); may be given twice",
     )  # fmt: skip
     this.add_argument("--json", action="store_true", help="print results.json instead of text")
     this.add_argument("--html", type=path, metavar="FILE", help="write the page there")
@@ -57,11 +66,17 @@ def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
     if only is not None and (only / "run.json").is_file():
         from clusterprof.collect import collect
 
+        if arguments.clock:
+            raise UsageError(
+                f"{only} is a run directory, which keeps measurements of its own",
+                f"put it there: clusterprof clock FILE... --output {only / 'clock_probe.json'}",
+            )
         run = rundir.opened(only)
         made = merging.merge_run(run, collect(run, None, patience_s=0))
         say(f"wrote {run.html}")
     else:
-        made = merging.merge_reports(arguments.paths, _told_ranks(arguments.rank))
+        ranks = _told_ranks(arguments.rank)
+        made = merging.merge_reports(arguments.paths, ranks, _measured(arguments.clock))
     if output is not None:
         merging.save(made, output)
         say(f"wrote {output.html}")
@@ -101,6 +116,15 @@ def _told_ranks(told: Sequence[str]) -> dict[Path, int]:
             raise UsageError(f"--rank {each!r} names no report and rank", "write --rank FILE=N")
         ranks[path(file)] = int(rank)
     return ranks
+
+
+def _measured(files: Sequence[Path]) -> Measurement | None:
+    """What the files of --clock say together; None without one. Raises ReportError."""
+    if not files:
+        return None
+    from clusterprof.probe.measurement import joined, read
+
+    return joined(read(each) for each in files)
 
 
 def _status(findings: Sequence[object], fail_on: str | None) -> int:

@@ -15,6 +15,7 @@ from clusterprof.rundir import RunDirectory, writing
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from clusterprof.probe.measurement import Measurement
     from clusterprof.results import CaptureCost, MissingRank, Results
     from clusterprof.study import Study
 
@@ -75,17 +76,30 @@ def measured_cost(run: RunDirectory, outcomes: Sequence[Outcome]) -> CaptureCost
     return capture_cost(logs, {each.rank for each in outcomes if each.report}, first, end)
 
 
-def merge_reports(paths: Sequence[Path], told: Mapping[Path, int]) -> Study:
-    """Merge reports that clusterprof did not launch. Raises ReportError, MergeError."""
+def merge_reports(
+    paths: Sequence[Path], told: Mapping[Path, int], clocks: Measurement | None = None
+) -> Study:
+    """Merge reports that clusterprof did not launch. Raises ReportError, MergeError.
+
+    `clocks` is what was measured of their hosts' clocks.
+    """
+    from clusterprof.clock.readings import known_clocks
     from clusterprof.ingest import gather
+    from clusterprof.probe.reports import clock_files
     from clusterprof.study import study
 
     gathered = gather(list(paths), ranks=told)
+    known = None
+    silent: list[str] = []
+    if clocks is not None:
+        files, silent = clock_files(gathered.ranks, clocks)
+        known = known_clocks(gathered.ranks, files, clocks.as_json())
     return study(
         gathered.ranks,
         missing=gathered.missing,
-        warnings=gathered.warnings,
+        warnings=[*gathered.warnings, *silent],
         source=" ".join(map(str, paths)),
+        clocks=known,
     )
 
 

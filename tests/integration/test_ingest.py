@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from lab.command import Completed
 
 from clusterprof.errors import ReportError
 from clusterprof.ingest import gather, gathered
 from clusterprof.tables import SCHEMAS
+
+Run = Callable[..., Completed]
 
 
 @pytest.fixture
@@ -50,3 +55,36 @@ def test_where_all_processes_fail_all_reasons_are_said(tmp_path: Path) -> None:
     with pytest.raises(ReportError, match="none of the 2 reports can be read") as caught:
         gather([tmp_path], workers=2)
     assert [str(tmp_path / f"rank{rank}.json") in caught.value.details[rank] for rank in range(2)]
+
+
+def clock_of(*hosts: str) -> dict[str, object]:
+    """What `clusterprof clock` writes of these hosts, the first of them rank 0's."""
+    at = 1_760_000_000_000_000_000
+    bound = {"low_ns": -9_000, "high_ns": 9_000, "at_ns": at, "round_trip_ns": 9, "exchanges": 400}
+    rows = [
+        {
+            "rank": k,
+            "other": 0,
+            "machine": f"b{k} {host}",
+            "other_machine": f"b0 {hosts[0]}",
+            **bound,
+        }
+        for k, host in enumerate(hosts[1:], 1)
+    ]
+    return {"schema_version": 1, "method": "UDP", "bounds": rows, "notes": []}
+
+
+def test_reports_are_merged_with_a_measurement_of_their_hosts_or_told_that_it_is_of_others(
+    run_clusterprof: Run, workdir: Path, recordings: Path
+) -> None:
+    Path("clock.json").write_text(json.dumps(clock_of("vm", "n2")))
+    Path("others.json").write_text(json.dumps(clock_of("n1", "n2")))
+    line = ["merge", recordings / "nsys-2025.3" / "ddp", "--json", "--clock"]
+    merged = run_clusterprof([*line, "clock.json"])
+    assert merged.returncode == 0, merged
+    assert "measuring the hosts' clocks" in json.loads(merged.stdout)["clock"]["method"]
+    refused = run_clusterprof([*line, "others.json"])
+    assert refused.returncode == 4
+    assert "the clock of host vm was not measured" in refused.stderr
+    assert "measured: n1, n2" in refused.stderr
+    assert refused.stdout == ""

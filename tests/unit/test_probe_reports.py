@@ -1,0 +1,142 @@
+"""Clocks that were measured, for reports that no agent was beside: by the names of their hosts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from clusterprof.cli import merge
+from clusterprof.clock import UNBOUNDED_NS, Clock, align
+from clusterprof.clock.readings import ANCHOR_NS, STAMP_NS, known_clocks
+from clusterprof.errors import MergeError, ReportError, UsageError
+from clusterprof.merge import match
+from clusterprof.probe.measurement import Bound, Measurement
+from clusterprof.probe.reports import clock_files
+from clusterprof.simulate import Job, simulate
+from clusterprof.study import study
+from clusterprof.tables import RankTables
+
+MS = 1_000_000
+HOUR = 3_600_000 * MS
+OFFSETS = (0, 0, 7_400_000 * MS, 7_400_000 * MS)
+
+
+def on_hosts(*hosts: str, offsets: Sequence[int] = OFFSETS) -> list[RankTables]:
+    """A job's ranks on these hosts, whose collectives tie nobody to anybody."""
+    ranks, _ = simulate(Job(offset_ns=tuple(offsets), tear_ns=0))
+    alone = []
+    for rank, host in zip(ranks, hosts, strict=True):
+        calls = rank.collective_calls
+        own = pa.array([f"0xown{rank.rank}"] * calls.num_rows)
+        at = calls.schema.get_field_index("communicator")
+        calls = calls.set_column(at, calls.schema.field(at), own)
+        alone.append(replace(rank, info=replace(rank.info, host=host), collective_calls=calls))
+    return alone
+
+
+def measured(*hosts: str, offset: int = 0, at: int = 0, half: int = 20_000) -> Measurement:
+    """Each host's clock against the first's: all of them `offset` ahead."""
+    bounds = tuple(
+        Bound(
+            k, 0, f"boot{k} {host}", f"boot0 {hosts[0]}", at, offset - half, offset + half, 9, 400
+        )
+        for k, host in enumerate(hosts[1:], 1)
+    )
+    return Measurement(bounds, "UDP")
+
+
+def clock(ranks: Sequence[RankTables], found: Measurement) -> Clock:
+    files, _ = clock_files(ranks, found)
+    return align(ranks, match(ranks), known_clocks(ranks, files, found.as_json()).bounds)
+
+
+def test_hosts_that_no_collective_ties_are_put_on_one_clock_with_the_measurement_s_bound() -> None:
+    ranks = on_hosts("a", "a", "b", "b")
+    at = ranks[0].info.begin_ns
+    found = clock(ranks, measured("a", "b", offset=OFFSETS[2], at=at))
+    # what is not known of two reports' ties to their hosts' clocks, and the measurement's half
+    bound = 2 * (ANCHOR_NS + STAMP_NS) + 20_000
+    for rank in (1, 2, 3):
+        assert abs(int(found.offset_ns[rank]) - OFFSETS[rank]) <= found.uncertainty(rank)
+        assert found.uncertainty(rank) <= 2 * bound
+    assert found.method == "wall clock, refined by measuring the hosts' clocks"
+
+
+def test_a_measurement_of_an_hour_before_says_as_little_as_150_ppm_leave() -> None:
+    ranks = on_hosts("a", "a", "b", "b")
+    at = ranks[0].info.begin_ns
+    early = clock(ranks, measured("a", "b", offset=OFFSETS[2], at=at - HOUR))
+    assert 400 * MS < early.uncertainty(2) < 700 * MS
+
+
+def test_a_report_s_host_may_be_called_with_its_domain_or_without() -> None:
+    ranks = on_hosts("a.cluster.example", "a.cluster.example", "b", "b")
+    files, silent = clock_files(ranks, measured("a", "b.cluster.example"))
+    machines = [files[rank]["clock"]["machine"] for rank in range(4)]
+    assert machines == ["boot0 a", "boot0 a", "boot1 b.cluster.example", "boot1 b.cluster.example"]
+    assert silent == []
+
+
+def test_a_host_that_was_not_measured_is_named_with_its_reports_and_those_that_were() -> None:
+    ranks = on_hosts("a", "a", "b", "c")
+    with pytest.raises(MergeError, match="the clock of host c was not measured") as caught:
+        clock_files(ranks, measured("a", "b"))
+    assert caught.value.details[0] == f"its reports: {ranks[3].info.source}"
+    assert caught.value.details[1] == "measured: a, b"
+    assert "clusterprof clock --output" in caught.value.details[2]
+
+
+def test_a_short_name_that_two_hosts_have_is_nobody_s() -> None:
+    with pytest.raises(MergeError, match="host b was not measured"):
+        clock_files(on_hosts("a", "a", "b", "b"), measured("a", "b.one", "b.two"))
+
+
+def test_a_host_that_was_started_anew_between_the_measurements_is_refused() -> None:
+    found = measured("a", "b")
+    (bound,) = found.bounds
+    again = replace(found, bounds=(bound, replace(bound, machine="boot9 b")))
+    with pytest.raises(MergeError, match="host b was measured as 2 machines"):
+        clock_files(on_hosts("a", "a", "b", "b"), again)
+
+
+def test_a_report_without_a_host_costs_that_rank_its_clock_and_no_other() -> None:
+    ranks = on_hosts("a", "", "b", "b")
+    found = measured("a", "b", offset=OFFSETS[2], at=ranks[0].info.begin_ns)
+    files, silent = clock_files(ranks, found)
+    assert sorted(files) == [0, 2, 3]
+    assert silent[0].startswith("rank 1: the report does not say its host")
+    assert [clock(ranks, found).uncertainty(rank) >= UNBOUNDED_NS for rank in range(4)] == [
+        False, True, False, False,
+    ]  # fmt: skip
+
+
+def test_a_rank_whose_host_s_clock_was_set_inside_the_run_is_named_in_the_results() -> None:
+    ranks, _ = simulate(Job())
+    now = ranks[1].info.begin_ns
+    readings = [
+        {"event": "open", "wall_ns": now, "monotonic_ns": 0, "gap_ns": 100},
+        {"event": "close", "wall_ns": now + 1_000 * MS, "monotonic_ns": 997 * MS, "gap_ns": 100},
+    ]
+    clocks = known_clocks(ranks, {1: {"clock": {"machine": "boot n1", "readings": readings}}})
+    said = [each for each in study(ranks, clocks=clocks).results["warnings"] if "was set" in each]
+    assert len(said) == 1
+    assert said[0].startswith("rank 1: its host's wall clock was set by +3.000 ms")
+
+
+def test_a_file_that_is_no_measurement_stops_the_merge(tmp_path: Path, recordings: Path) -> None:
+    odd = tmp_path / "clock.json"
+    odd.write_text("[]")
+    reports = str(recordings / "nsys-2025.3" / "ddp")
+    with pytest.raises(ReportError, match="is no measurement of clocks"):
+        merge.main("merge", [reports, "--clock", str(odd)], None)
+
+
+def test_a_run_directory_has_measurements_of_its_own(tmp_path: Path) -> None:
+    (tmp_path / "run.json").write_text("{}")
+    with pytest.raises(UsageError, match="keeps measurements of its own") as caught:
+        merge.main("merge", [str(tmp_path), "--clock", "clock.json"], None)
+    assert "clock_probe.json" in caught.value.details[0]
