@@ -66,6 +66,8 @@ class Job:
     #: whose variables tell a process its rank: `srun`, `torchrun`
     identity: str
     remarks: tuple[str, ...] = ()
+    #: why the agent will not get into the program's Python, as far as its words tell; "" if it will
+    closed: str = ""
     #: only of a job that is started over SSH
     over_ssh: OverSsh | None = None
 

@@ -8,11 +8,17 @@ from __future__ import annotations
 
 import itertools
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from clusterprof.errors import UsageError
 from clusterprof.launchers import executable
-from clusterprof.launchers.options import starts_ranks_itself, whole_number
+from clusterprof.launchers.options import (
+    closed,
+    further,
+    starts_ranks_itself,
+    whole_number,
+    whose_ranks,
+)
 from clusterprof.plan import Job
 
 #: What `mpirun --version` holds, and whose mpirun it then is.
@@ -50,8 +56,9 @@ def job(
         command=("mpirun", *carrying, *options, *command),
         world_size=None if inner else size,
         told_by="" if inner else told_by,
-        identity="torchrun" if inner else "mpirun",
+        identity=whose_ranks(program, "mpirun"),
         remarks=tuple(remarks),
+        closed=closed(program),
     )
 
 
@@ -77,21 +84,13 @@ def world(options: Sequence[str], program: Sequence[str], kind: str) -> tuple[in
 
     `-n 2 A : -n 4 B` is six ranks: what follows a `:` are options again, up to the program.
     """
-    parts = [list(options), *_further(program)]
+    parts = [list(options), *further(program)]
     counts = [_count(part, _COUNTS[kind]) for part in parts]
     if any(count is None for count in counts):
         return None, ""
     return sum(n for _, n in filter(None, counts)), " : ".join(
         f"{name} {n}" for name, n in filter(None, counts)
     )
-
-
-def _further(program: Sequence[str]) -> Iterator[list[str]]:
-    """What stands behind each `:` of a command line for several programs."""
-    words = list(program)
-    while ":" in words:
-        words = words[words.index(":") + 1 :]
-        yield words[: words.index(":")] if ":" in words else words
 
 
 def _count(words: Sequence[str], names: Sequence[str]) -> tuple[str, int] | None:

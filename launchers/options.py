@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+import re
+from collections.abc import Iterator, Sequence
+
+from clusterprof.agent.identity import STARTERS, TORCHRUN
+from clusterprof.agent.identity import program as run_by_python
+
+PYTHON = re.compile(r"python[\d.]*")
 
 
 def last_value(options: Sequence[str], *names: str) -> str | None:
@@ -26,21 +33,62 @@ def _short_with_value(option: str, name: str) -> bool:
     return not name.startswith("--") and option.startswith(name) and len(option) > len(name)
 
 
+def further(program: Sequence[str]) -> Iterator[list[str]]:
+    """What stands behind each `:` of a command line for several programs."""
+    words = list(program)
+    while ":" in words:
+        words = words[words.index(":") + 1 :]
+        yield words[: words.index(":")] if ":" in words else words
+
+
 def whole_number(value: str | None) -> int | None:
     """`value` as a number; None where it is none (`gpu`, `1:4`, `2-4`)."""
     return int(value) if value is not None and value.isdigit() else None
 
 
-#: Programs that start the ranks themselves: behind them, only their workers are ranks.
-INNER_LAUNCHERS = ("torchrun", "accelerate", "deepspeed")
-INNER_MODULES = ("torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch")
-
-
 def starts_ranks_itself(program: Sequence[str]) -> bool:
-    """Whether `program` is torchrun or one of its kind, also as `python -m ...`."""
-    for place, word in enumerate(program[:8]):
-        if word.rsplit("/", 1)[-1] in INNER_LAUNCHERS:
-            return True
-        if word == "-m" and place + 1 < len(program) and program[place + 1] in INNER_MODULES:
-            return True
-    return False
+    """Whether `program` is torchrun or one of its kind: behind it, only its workers are ranks."""
+    return starter(program) in STARTERS
+
+
+def whose_ranks(program: Sequence[str], launcher: str) -> str:
+    """Whose variables will tell a process its rank: torchrun's alone, or `launcher`'s as well."""
+    return "torchrun" if starter(program) in TORCHRUN else launcher
+
+
+def starter(program: Sequence[str]) -> str:
+    """What in `program` may start ranks: the first such name, or what its Python runs.
+
+    Behind wrappers too (`env A=1 torchrun`, `conda run -n env torchrun`), but never among the
+    arguments of a script: `python train.py --strategy deepspeed` is a rank.
+    """
+    for place, word in enumerate(program):
+        name = word.rsplit("/", 1)[-1]
+        if name in STARTERS:
+            return name
+        if PYTHON.fullmatch(name):
+            return run_by_python(list(program[place:]))
+        if name.endswith((".py", ".sh")):
+            break
+    return ""
+
+
+def closed(program: Sequence[str]) -> str:
+    """Why the agent cannot get into this program's Python, "" where no word of it says so.
+
+    It comes by PYTHONPATH and sitecustomize, which some of Python's own options turn off.
+    """
+    for place, word in enumerate(program):
+        if word.startswith("PYTHONPATH="):
+            return "the program is given a PYTHONPATH without ours (append :$PYTHONPATH to it)"
+        if PYTHON.fullmatch(word.rsplit("/", 1)[-1]):
+            flags = itertools.takewhile(_is_flag, program[place + 1 :])
+            found = next((each for flag in flags for each in flag if each in "IES"), "")
+            what = "sitecustomize" if found == "S" else "PYTHONPATH"
+            return f"python -{found} reads no {what}, by which clusterprof comes" if found else ""
+    return ""
+
+
+def _is_flag(word: str) -> bool:
+    """Whether Python takes this word as letters without a value: -u, -Bs."""
+    return re.fullmatch(r"-[bBdEhiIOPqsSuvVx?]+", word) is not None

@@ -2,9 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
+import shutil
 from collections.abc import Mapping, Sequence
 
-from clusterprof.launchers.options import last_value, starts_ranks_itself, whole_number
+from clusterprof.errors import UsageError
+from clusterprof.launchers.options import (
+    PYTHON,
+    closed,
+    further,
+    last_value,
+    starts_ranks_itself,
+    whole_number,
+    whose_ranks,
+)
 from clusterprof.plan import Job
 
 
@@ -15,22 +26,70 @@ def job(
     added: Mapping[str, str],
 ) -> Job:
     """See `clusterprof.launchers.Launcher`."""
-    inner = starts_ranks_itself(program)
-    size, told_by = (None, "") if inner else world(options, environ)
+    size, told_by = ranks(options, program, environ)
     remarks = []
     command = list(program)
-    if not environment_passes(options, environ):
+    if any(not environment_passes(part, environ) for part in components(options, program)):
+        if ":" in program or "--multi-prog" in options:
+            raise UsageError(
+                "srun's --export keeps clusterprof's variables from several programs",
+                "add to it: ALL, without a PYTHONPATH= of its own",
+            )
         # srun hands over only what --export names: carry our two variables in the command.
-        command = ["env", *(f"{name}={value}" for name, value in added.items()), *program]
+        command = [*carrier(options, environ, added), *program]
         remarks.append("srun's --export leaves out the environment: env carries clusterprof's")
     return Job(
         launcher="srun",
         command=("srun", *options, *command),
         world_size=size,
         told_by=told_by,
-        identity="torchrun" if inner else "srun",
+        identity=whose_ranks(program, "srun"),
         remarks=tuple(remarks),
+        closed=closed(program),
     )
+
+
+def ranks(
+    options: Sequence[str], program: Sequence[str], environ: Mapping[str, str]
+) -> tuple[int | None, str]:
+    """How many ranks there will be and what says so; (None, "") where that cannot be told here."""
+    if starts_ranks_itself(program):
+        return None, ""
+    parts = [world(part, environ) for part in components(options, program)]
+    sizes = [size for size, _ in parts if size is not None]
+    if len(sizes) < len(parts):
+        return None, ""
+    if not PYTHON.fullmatch(program[0].rsplit("/", 1)[-1]) and one_task_a_node(options, environ):
+        # A script that srun starts once on each node may well end in a torchrun.
+        return None, ""
+    return sum(sizes), " : ".join(told for _, told in parts)
+
+
+def components(options: Sequence[str], program: Sequence[str]) -> list[list[str]]:
+    """The options of each component of a heterogeneous job: `-n1 -- A : -n2 B` has two."""
+    parts = [list(options)]
+    for words in further(program):
+        before = ["", *words]
+        # The program is the first word that is no option, nor may be the value of one.
+        own = itertools.takewhile(
+            lambda pair: pair[1].startswith("-") or pair[0].startswith("-"),
+            zip(before, words, strict=False),
+        )
+        named = [word for _, word in own]
+        if named and PYTHON.fullmatch(named[-1].rsplit("/", 1)[-1]):
+            named.pop()
+        parts.append(named)
+    return parts
+
+
+def one_task_a_node(options: Sequence[str], environ: Mapping[str, str]) -> bool:
+    """Whether the options say so: as one starts a launcher of one's own on each node."""
+    per_node = last_value(options, "--ntasks-per-node")
+    if per_node is not None:
+        return per_node == "1"
+    tasks = last_value(options, "-n", "--ntasks")
+    nodes = last_value(options, "-N", "--nodes") or environ.get("SLURM_NNODES")
+    return tasks is not None and tasks == nodes
 
 
 def world(options: Sequence[str], environ: Mapping[str, str]) -> tuple[int | None, str]:
@@ -55,6 +114,31 @@ def world(options: Sequence[str], environ: Mapping[str, str]) -> tuple[int | Non
 
 
 def environment_passes(options: Sequence[str], environ: Mapping[str, str]) -> bool:
-    """Whether srun hands the whole environment to the tasks."""
-    export = last_value(options, "--export") or environ.get("SLURM_EXPORT_ENV") or "ALL"
-    return "ALL" in export.split(",")
+    """Whether srun hands the whole environment, with our variables, to the tasks."""
+    named = exported(options, environ)
+    return "ALL" in named and not any(each.startswith("PYTHONPATH=") for each in named)
+
+
+def exported(options: Sequence[str], environ: Mapping[str, str]) -> list[str]:
+    """What --export names."""
+    told = last_value(options, "--export") or environ.get("SLURM_EXPORT_ENV") or "ALL"
+    return told.split(",")
+
+
+def carrier(
+    options: Sequence[str], environ: Mapping[str, str], added: Mapping[str, str]
+) -> list[str]:
+    """`env` with our variables, by its whole path: the tasks may have no PATH.
+
+    The folder of ours stands before the PYTHONPATH that the tasks would have without us.
+    """
+    named = exported(options, environ)
+    values = dict(added)
+    ours = values["PYTHONPATH"].split(":", 1)[0]
+    given = [each.partition("=")[2] for each in named if each.startswith("PYTHONPATH=")]
+    if given:
+        values["PYTHONPATH"] = ":".join(filter(None, (ours, given[-1])))
+    elif "ALL" not in named and "PYTHONPATH" not in named:
+        values["PYTHONPATH"] = ours
+    env = shutil.which("env") or "/usr/bin/env"
+    return [env, *(f"{name}={value}" for name, value in values.items())]

@@ -18,7 +18,7 @@ from pathlib import Path
 from clusterprof import ssh_config
 from clusterprof.errors import UsageError
 from clusterprof.launchers import torchrun
-from clusterprof.launchers.options import last_value, whole_number
+from clusterprof.launchers.options import PYTHON, last_value, whole_number
 from clusterprof.plan import Host, Job, OverSsh
 
 #: torchrun's own default.
@@ -29,7 +29,6 @@ _NAME = re.compile(
     r"(?:(?P<user>[^@\s]+)@)?(?:\[(?P<bracketed>[^\]\s]+)\]|(?P<address>[^:@\s\[\]]+))"
     r"(?::(?P<port>\d{1,5}))?"
 )
-_PYTHON = re.compile(r"python[\d.]*")
 
 #: What differs from host to host, so that the user cannot say it.
 _OURS = ("--node-rank", "--node_rank", "--standalone")
@@ -97,7 +96,7 @@ def job(
         raise UsageError(f"--hosts {own.hosts} names a host twice", "each host runs one torchrun")
     fewest = fewest_nodes(theirs, len(hosts))
     python = own.python or default_python()
-    if _PYTHON.fullmatch(program[0]):
+    if PYTHON.fullmatch(program[0]):
         program = [python, *program[1:]]  # the hosts' PATH need not have the one that is meant
     if last_value(theirs, *_NODES) is None:
         theirs = [f"--nnodes={len(hosts)}", *theirs]
@@ -123,6 +122,7 @@ def job(
         world_size=inner.world_size,
         told_by=inner.told_by,
         identity="torchrun",
+        closed=inner.closed,
         over_ssh=there,
     )
 
@@ -210,7 +210,7 @@ def script(options: Sequence[str], program: Sequence[str]) -> str | None:
     """The Python file that the program is, None where its words do not tell."""
     if "-m" in options or "--module" in options:
         return None
-    words = program[1:] if _PYTHON.fullmatch(Path(program[0]).name) else program
+    words = program[1:] if PYTHON.fullmatch(Path(program[0]).name) else program
     return words[0] if words and words[0].endswith(".py") else None
 
 

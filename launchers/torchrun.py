@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 
 from clusterprof.errors import UsageError
-from clusterprof.launchers.options import last_value, whole_number
+from clusterprof.launchers.options import PYTHON, closed, last_value, whole_number
 from clusterprof.plan import Job
-
-_PYTHON = re.compile(r"(?:.*/)?python[\d.]*")
 
 
 def job(
@@ -21,7 +18,7 @@ def job(
     """See `clusterprof.launchers.Launcher`."""
     size, told_by = world(options, environ)
     options = list(options)
-    if _PYTHON.fullmatch(program[0]) and "--no-python" not in options:
+    if PYTHON.fullmatch(program[0].rsplit("/", 1)[-1]) and "--no-python" not in options:
         # `-- python train.py`, as one writes it for srun: torchrun would put a python before it.
         if "-m" in options or "--module" in options:
             raise UsageError(
@@ -35,6 +32,7 @@ def job(
         world_size=size,
         told_by=told_by,
         identity="torchrun",
+        closed=closed(program),
     )
 
 

@@ -7,7 +7,8 @@ that started them, and it is not their rank).
 
 from __future__ import annotations
 
-from typing import Mapping, NamedTuple, Optional, Tuple
+import os
+from typing import List, Mapping, NamedTuple, Optional, Tuple
 
 
 class Launcher(NamedTuple):
@@ -19,6 +20,8 @@ class Launcher(NamedTuple):
     local_rank: str
     #: what must be there besides for the variables to mean what they say
     requires: Tuple[str, ...] = ()
+    #: it starts ranks inside of another launcher's tasks, whose variables they inherit
+    inner: bool = False
 
 
 class Identity(NamedTuple):
@@ -32,7 +35,9 @@ class Identity(NamedTuple):
 
 #: Inner launchers first. RANK alone is also set by hand in many scripts, so it comes last.
 LAUNCHERS = (
-    Launcher("torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK", ("TORCHELASTIC_RUN_ID",)),
+    Launcher("torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK", ("TORCHELASTIC_RUN_ID",), inner=True),
+    Launcher("deepspeed", "RANK", "WORLD_SIZE", "LOCAL_RANK", ("CROSS_RANK", "LOCAL_SIZE"),
+             inner=True),
     Launcher(
         "mpirun", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"
     ),
@@ -40,7 +45,41 @@ LAUNCHERS = (
     # MPICH, Intel MPI and their kin.
     Launcher("mpirun", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID"),
     Launcher("environment", "RANK", "WORLD_SIZE", "LOCAL_RANK", ("WORLD_SIZE",)),
-)
+)  # fmt: skip
+
+#: What starts the ranks as children of its own: scripts by their file's name, and modules.
+#: `accelerate launch` is torchrun in its own process, or starts one program and says nothing.
+TORCHRUN = ("torchrun", "torch.distributed.run", "torch.distributed.launch")
+STARTERS = (
+    *TORCHRUN,
+    "accelerate", "accelerate-launch", "accelerate.commands.launch",
+    "accelerate.commands.accelerate_cli",
+    "deepspeed", "deepspeed.launcher.runner", "deepspeed.launcher.launch",
+)  # fmt: skip
+#: Scripts in Python that only prepare an environment for the program behind them.
+WRAPPERS = ("conda", "poetry", "pipenv", "pdm", "hatch")
+
+
+def is_starter(line: List[str]) -> bool:
+    """Whether an interpreter with this command line starts ranks and is none itself."""
+    return program(line) in STARTERS + WRAPPERS
+
+
+def program(line: List[str]) -> str:
+    """The file name of the script, or the module, that `python ...` runs; "" for neither."""
+    words = iter(line[1:])
+    for word in words:
+        if word in ("-W", "-X", "--check-hash-based-pycs"):
+            next(words, None)
+        elif not word.startswith("-"):
+            return os.path.basename(word)
+        elif not word.startswith(("--", "-W", "-X")):
+            flags, found, module = word[1:].partition("m")
+            if found:
+                return module or next(words, "")
+            if "c" in flags or not flags:
+                return ""
+    return ""
 
 
 def _number(environ: Mapping[str, str], name: str) -> Optional[int]:
@@ -53,11 +92,12 @@ def _number(environ: Mapping[str, str], name: str) -> Optional[int]:
 def identify(environ: Mapping[str, str], source: Optional[str] = None) -> Optional[Identity]:
     """Return the place that `environ` gives a process, or None where it gives none.
 
-    `source` restricts the answer to one launcher's variables: under `srun torchrun ...`
-    the srun task that is torchrun's agent has a SLURM_PROCID but is no rank.
+    `source` restricts the answer to one launcher's variables, and those of what may start ranks
+    inside of it (a script may end in torchrun). Under `srun torchrun ...`, where the source is
+    torchrun itself, the srun task has a SLURM_PROCID but is no rank.
     """
     for launcher in LAUNCHERS:
-        if source is not None and launcher.name != source:
+        if source is not None and launcher.name != source and not launcher.inner:
             continue
         rank = _number(environ, launcher.rank)
         if rank is None or any(name not in environ for name in launcher.requires):

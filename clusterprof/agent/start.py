@@ -16,7 +16,7 @@ from types import ModuleType
 from typing import Any, Dict, List, Optional
 
 from . import clocks, hooks, states
-from .identity import Identity, identify
+from .identity import Identity, identify, is_starter
 from .selection import chosen
 from .steps import counter
 from .variables import COUNTING, PLAN, PROFILED, WITHOUT_NSYS
@@ -24,8 +24,10 @@ from .variables import COUNTING, PLAN, PROFILED, WITHOUT_NSYS
 
 def main() -> None:
     """Decide and prepare; returns quickly, or never where the process becomes a guard."""
-    environ = os.environ
-    if environ.get(COUNTING, str(os.getpid())) != str(os.getpid()) or is_worker(command_line()):
+    environ, line = os.environ, command_line()
+    if environ.get(COUNTING, str(os.getpid())) != str(os.getpid()):
+        return
+    if is_worker(line) or is_starter(line):
         return
     plan_path = environ[PLAN]
     with open(plan_path, encoding="utf-8") as file:
@@ -38,7 +40,7 @@ def main() -> None:
         from . import guard
 
         start_prober(plan, me)
-        guard.become(plan, plan_path, me.rank, [sys.executable, *command_line()[1:]])
+        guard.become(plan, plan_path, me.rank, [sys.executable, *line[1:]])
     Rank(plan, me, picked).wait_for_the_program()
 
 

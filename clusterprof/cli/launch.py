@@ -65,6 +65,8 @@ def begin(plan: LaunchPlan, arguments: argparse.Namespace) -> tuple[RunDirectory
     run.write_manifest(manifest)
     for remark in (*plan.job.remarks, *plan.capture.remarks):
         say(remark)
+    if plan.job.closed:
+        say(f"no rank will be seen: {plan.job.closed}")
     say(f"capturing steps {plan.window} on ranks {plan.selection.text} with {plan.capture.name}, "
         f"into {shortest(run.path)}")  # fmt: skip
     return run, manifest
@@ -94,6 +96,8 @@ def conclude(
             patience_s=patience_s,
             finishing_s=finishing_s,
         )
+        if plan.job.closed and not run.ranks():
+            outcomes = [Outcome(each.rank, each.state, plan.job.closed) for each in outcomes]
         manifest["outcomes"] = [
             {"rank": each.rank, "state": each.state, "reason": each.reason} for each in outcomes
         ]
@@ -168,8 +172,9 @@ def tell(run: RunDirectory, outcomes: Sequence[Outcome]) -> bool:
         if each.reason:
             say(f"rank {each.rank}: {each.reason}")
     if not run.ranks():
-        say("no rank was seen: is the program Python, does it train with a torch optimizer "
-            "(else --step-on), and do the nodes see this run directory?")  # fmt: skip
+        say("no rank was seen: is the program Python, does it train with a torch optimizer (else "
+            "--step-on), do its scripts keep what is in PYTHONPATH, and do the nodes see this run "
+            "directory?")  # fmt: skip
     return bool(home) and not lost
 
 

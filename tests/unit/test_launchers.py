@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+
 import pytest
 
 from clusterprof import launchers
@@ -53,8 +55,10 @@ def test_the_world_of_srun_is_known_where_its_options_say_it(
         "torchrun --nproc-per-node=8 train.py",
         "/opt/env/bin/torchrun train.py",
         "python -m torch.distributed.run train.py",
-        "accelerate launch train.py",
-        "deepspeed train.py",
+        "env OMP_NUM_THREADS=1 torchrun train.py",
+        "conda run -n env --no-capture-output torchrun train.py",
+        "uv run --with numpy python3.12 -u -m torch.distributed.launch train.py",
+        "numactl --cpunodebind=0 python -Wignore -um torch.distributed.run train.py",
     ],
 )
 def test_under_srun_the_workers_of_an_inner_launcher_are_the_ranks(program: str) -> None:
@@ -63,19 +67,120 @@ def test_under_srun_the_workers_of_an_inner_launcher_are_the_ranks(program: str)
     assert made.world_size is None
 
 
+@pytest.mark.parametrize(
+    "program",
+    ["accelerate launch train.py", "deepspeed train.py", "python -m accelerate.commands.launch x"],
+)
+def test_under_srun_a_rank_may_be_a_worker_or_the_task_of_what_starts_one_or_many(
+    program: str,
+) -> None:
+    made = job("srun", "-N2 --ntasks-per-node=1", program)
+    assert (made.identity, made.world_size) == ("srun", None)
+
+
+@pytest.mark.parametrize(
+    ("line", "program", "size"),
+    [
+        ("-N2 --ntasks-per-node=1", "./run.sh", None),
+        ("-N2 -n2", "bash -c", None),
+        ("-N2 --ntasks-per-node=4", "./run.sh", 8),
+        ("-N2 --ntasks-per-node=1", "python train.py --strategy deepspeed", 2),
+        ("-N2 --ntasks-per-node=1", "/env/bin/python3 train.py torchrun", 2),
+    ],
+)
+def test_one_script_a_node_may_start_any_number_of_ranks_and_a_python_is_one(
+    line: str, program: str, size: int | None
+) -> None:
+    made = job("srun", line, program)
+    assert (made.identity, made.world_size) == ("srun", size)
+
+
+@pytest.mark.parametrize(
+    ("program", "size"),
+    [
+        ("python a.py : -n 2 python b.py -n 9", 3),
+        ("python a.py : --ntasks=2 --mpi pmix ./b -n 9 : -n4 c", 7),
+        ("python a.py : python b.py", None),
+    ],
+)
+def test_the_components_of_a_heterogeneous_job_are_one_world(
+    program: str, size: int | None
+) -> None:
+    made = job("srun", "-n1", program)
+    assert made.world_size == size
+    assert made.command == ("srun", "-n1", *program.split())
+
+
 @pytest.mark.parametrize("export", ["--export=NONE", "--export=A=1,B=2", "--export NONE"])
 def test_an_export_without_all_is_answered_by_env(export: str) -> None:
     made = job("srun", f"-n2 {export}")
-    place = made.command.index("env")
+    place = len(made.command) - 5
+    # By its whole path: the tasks have no PATH.
     assert made.command[place:] == (
-        "env", "CLUSTERPROF_PLAN=/runs/a b/plan.json", "PYTHONPATH=/inject", "python", "train.py",
+        shutil.which("env"), "CLUSTERPROF_PLAN=/runs/a b/plan.json", "PYTHONPATH=/inject",
+        "python", "train.py",
     )  # fmt: skip
     assert made.remarks
 
 
+@pytest.mark.parametrize(
+    ("export", "path"),
+    [
+        ("ALL,PYTHONPATH=/theirs", "/inject:/theirs"),
+        ("PATH,PYTHONPATH=/theirs:/more", "/inject:/theirs:/more"),
+        ("ALL,PYTHONPATH=", "/inject"),
+        ("PATH,PYTHONPATH", "/inject:/mine"),
+        ("PATH", "/inject"),
+        ("NIL", "/inject"),
+    ],
+)
+def test_behind_our_folder_stands_the_path_that_srun_would_have_given(
+    export: str, path: str
+) -> None:
+    added = {"CLUSTERPROF_PLAN": "/plan.json", "PYTHONPATH": "/inject:/mine"}
+    options, program = ["-n2", f"--export={export}"], ["python", "x.py"]
+    made = launchers.load("srun").job(options, program, {"PYTHONPATH": "/mine"}, added)
+    assert f"PYTHONPATH={path}" in made.command
+
+
 def test_an_export_with_all_needs_no_env() -> None:
-    assert "env" not in job("srun", "-n2 --export=ALL,A=1").command
-    assert "env" in job("srun", "-n2", environ={"SLURM_EXPORT_ENV": "NONE"}).command
+    assert not any("env" in word for word in job("srun", "-n2 --export=ALL,A=1").command)
+    env = shutil.which("env")
+    assert env in job("srun", "-n2", environ={"SLURM_EXPORT_ENV": "NONE"}).command
+
+
+@pytest.mark.parametrize(
+    ("line", "program"),
+    [
+        ("-n2 --export=NONE", "python a.py : -n1 python b.py"),
+        ("-n2", "python a.py : -n1 --export=A=1 python b.py"),
+        ("-n2 --multi-prog --export=PATH", "programs.conf"),
+    ],
+)
+def test_several_programs_without_the_environment_are_refused(line: str, program: str) -> None:
+    with pytest.raises(UsageError, match="from several programs"):
+        job("srun", line, program)
+
+
+@pytest.mark.parametrize(
+    ("program", "why"),
+    [
+        ("python -I train.py", "python -I reads no PYTHONPATH"),
+        ("env A=1 python3 -u -Es train.py", "python -E reads no PYTHONPATH"),
+        ("/env/bin/python -S -m train", "python -S reads no sitecustomize"),
+        ("env PYTHONPATH=/theirs python train.py", "without ours"),
+        ("python -P -s -Wignore -m train -I", ""),
+        ("python train.py -I", ""),
+        ("./run.sh -I", ""),
+    ],
+)
+@pytest.mark.parametrize("launcher", ["srun", "torchrun"])
+def test_a_python_that_the_agent_cannot_get_into_is_known_beforehand(
+    launcher: str, program: str, why: str
+) -> None:
+    closed = job(launcher, "", program).closed
+    assert closed.startswith(why) if why and "PYTHONPATH=" not in program else why in closed
+    assert bool(closed) == bool(why)
 
 
 def test_torchrun_takes_a_script_as_it_stands() -> None:

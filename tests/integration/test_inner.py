@@ -1,0 +1,97 @@
+"""Launchers inside of a launcher's tasks: their workers are the ranks, whatever started them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from textwrap import dedent
+from typing import Any
+
+import pytest
+from lab.command import Completed
+
+Run = Callable[..., Completed]
+
+#: Counts its steps without torch, which takes long to import.
+TRAIN = """
+import os, time
+import loop
+for _ in range(20):
+    loop.step()
+print("trained", os.environ["RANK"], flush=True)
+"""
+
+MEETING = "--nnodes=2 --nproc-per-node=2 --master-addr=n1 --master-port=$MASTER_PORT"
+ACCELERATE = """exec accelerate launch --multi_gpu --num_processes 4 --num_machines 2 \\
+    --machine_rank $SLURM_NODEID --main_process_ip n1 --main_process_port $MASTER_PORT train.py"""
+
+#: What srun starts on each of two nodes.
+STARTS = {
+    "torchrun from a shell": [
+        "bash", "-c", f"exec torchrun {MEETING} --node-rank=$SLURM_NODEID train.py",
+    ],
+    "a script that prepares and starts": ["./run.sh"],
+    "accelerate": ["bash", "-c", ACCELERATE],
+    "a module behind env": [
+        "env", "A=1", "python", "-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=2",
+        "--rdzv-backend=c10d", "--rdzv-endpoint=n1:{port}", "train.py",
+    ],
+}  # fmt: skip
+
+
+@pytest.fixture
+def project(workdir: Path) -> Path:
+    (workdir / "train.py").write_text(TRAIN)
+    (workdir / "loop.py").write_text("import time\ndef step():\n    time.sleep(0.02)\n")
+    (workdir / "run.sh").write_text(
+        dedent(f"""\
+        #!/bin/bash
+        export PYTHONPATH=/somewhere:$PYTHONPATH
+        python -c 'print("prepared")'
+        torchrun {MEETING} --node-rank=$SLURM_NODEID train.py
+        """)
+    )
+    (workdir / "run.sh").chmod(0o755)
+    return workdir
+
+
+def state(run: Path, rank: int) -> dict[str, Any]:
+    read: dict[str, Any] = json.loads((run / f"ranks/{rank:05d}/state.json").read_text())
+    return read
+
+
+def steps(run: Path) -> dict[int, int]:
+    """How many steps each log holds; a rank that counted twice has two."""
+    return {
+        int(log.parent.name): len(log.read_text().splitlines()) - 1
+        for log in run.glob("ranks/*/steps*.csv")
+    }
+
+
+@pytest.mark.needs_accelerate
+@pytest.mark.needs_torch
+@pytest.mark.needs_nsys
+@pytest.mark.parametrize("program", STARTS.values(), ids=STARTS)
+def test_the_workers_on_each_node_are_the_ranks(
+    run_clusterprof: Run, project: Path, slurm: Mapping[str, str], program: list[str]
+) -> None:
+    program = [word.replace("{port}", slurm["MASTER_PORT"]) for word in program]
+    done = run_clusterprof(
+        ["srun", "--ranks", "0,3", "--steps", "5:12", "--step-on", "loop:step", "--profiler=nsys",
+         "--run-dir=run", "--no-merge", "-N2", "--ntasks-per-node=1", "--", *program],
+        env=slurm, timeout=100,
+    )  # fmt: skip
+    run = project / "run"
+    assert done.returncode == 0, done
+    assert sorted(line for line in done.stdout.splitlines() if "trained" in line) == [
+        f"trained {rank}" for rank in range(4)
+    ], done
+    assert "2 of 2 reports" in done.stderr, done
+    assert steps(run) == dict.fromkeys(range(4), 20)
+    reports = sorted(path.parent.name for path in run.glob("ranks/*/report.nsys-rep"))
+    assert reports == ["00000", "00003"]
+    for rank in range(4):
+        told = state(run, rank)
+        assert (told["world_size"], told["local_rank"]) == (4, rank % 2)
+        assert told["identity"] == "torchrun"
