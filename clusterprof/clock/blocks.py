@@ -29,7 +29,8 @@ class Block:
     `sort` [calls] is equal for calls of one operation and size, -1 where the size is unknown;
     `ring` [calls] says what is known of how members' ends differ, and `shows` (0 to 1) how much
     of that (see `rings`); `delay` [calls, members] is by how much later than the others a member
-    ended for a reason of its own, ns (see `copies`).
+    ended for a reason of its own, ns (see `copies`); `crowded` [calls] is true where a kernel
+    carries more calls than one each way (an exchange of all with all in one group).
     """
 
     members: tuple[int, ...]
@@ -41,11 +42,12 @@ class Block:
     ring: Ints | None = None
     shows: Floats | None = None
     delay: Floats | None = None
+    crowded: Bools | None = None
 
     @property
-    def both_ways(self) -> bool:
-        """Whether each member waits for each other one."""
-        return bool(self.holds.all() and self.held.all())
+    def directed(self) -> bool:
+        """Whether the data of every call go one way: nobody both waits and is waited for."""
+        return not (self.holds & self.held).any()
 
     @property
     def sorts(self) -> Ints:
@@ -67,6 +69,11 @@ class Block:
     def delays(self) -> Floats:
         """`delay`, or none where it was not given."""
         return np.zeros(self.start.shape) if self.delay is None else self.delay
+
+    @property
+    def crowds(self) -> Bools:
+        """`crowded`, or nowhere where it was not given."""
+        return np.zeros(len(self.start), dtype=bool) if self.crowded is None else self.crowded
 
     def take(self, calls: npt.NDArray[np.intp] | Bools) -> Block:
         """Return the block of some of its calls (indices or a mask)."""
@@ -91,6 +98,7 @@ class Block:
             self.rings[some],
             self.shown[some],
             np.asarray(part(self.delays), dtype=np.float64),
+            self.crowds[some],
         )
 
     def moved(self, by: Floats) -> Block:
@@ -143,6 +151,7 @@ def blocks(
         ring=ring,
         size=np.asarray(pc.fill_null(table["message_bytes"], -1).to_numpy(), dtype=np.int64),
         delay=np.zeros(len(rank)) if delays is None else delays[here],
+        crowded=_crowded(table),
     )
     return [
         rows.block(some)
@@ -180,12 +189,25 @@ def _sorts(table: pa.Table) -> tuple[Ints, Ints]:
     operation = table["operation"].cast(pa.string())
     size = np.asarray(pc.fill_null(table["message_bytes"], -1).to_numpy())
     names = np.asarray(operation.to_numpy(zero_copy_only=False)).astype(str)
+    names = np.where(names == "Recv", "Send", names)  # two ends of one call
     kinds, kind = np.unique(names, return_inverse=True)
     _, number = np.unique(np.stack([kind, size]), axis=1, return_inverse=True)
     ring = np.array([OPERATIONS.get(name, UNKNOWN) for name in kinds])[kind]
     host = np.asarray(pc.equal(table["source"].cast(pa.string()), "gloo").to_numpy())
     ring = np.where(host.astype(np.bool_), ON_HOST, ring).astype(np.int64)
     return np.where(size < 0, -1, np.ravel(number)).astype(np.int64), ring
+
+
+def _crowded(table: pa.Table) -> Bools:
+    """Per row: whether its kernel carries more than two calls."""
+    names = ("rank", "start_ns", "end_ns")
+    kernel = np.stack([np.asarray(table[name].to_numpy(), dtype=np.int64) for name in names])
+    order = np.lexsort(kernel)
+    first = np.r_[True, (np.diff(kernel[:, order], axis=1) != 0).any(axis=0)]
+    number = np.cumsum(first) - 1
+    out = np.zeros(len(order), dtype=bool)
+    out[order] = np.bincount(number)[number] > 2
+    return out
 
 
 def _groups(
@@ -225,6 +247,7 @@ class _Rows:
     ring: Ints
     size: Ints
     delay: Floats
+    crowded: Bools
 
     def block(self, rows: npt.NDArray[np.intp]) -> Block:
         """The block of some rows (indices)."""
@@ -239,6 +262,8 @@ class _Rows:
         held[line, column] = self.role[rows] != 1
         sort, ring, size = np.full((3, len(calls)), -1, dtype=np.int64)
         sort[line], ring[line], size[line] = self.sort[rows], self.ring[rows], self.size[rows]
+        crowded = np.zeros(len(calls), dtype=bool)
+        crowded[line[self.crowded[rows]]] = True
         shows = shown(ring, len(members), size)
         numbers = tuple(int(m) for m in members)
-        return Block(numbers, start, end, holds, held, sort, ring, shows, delay)
+        return Block(numbers, start, end, holds, held, sort, ring, shows, delay, crowded)

@@ -29,6 +29,10 @@ _ONE_HOST = 8
 #: up to four members a small AllReduce passes the ring at one go and its members end together;
 #: the wave grows between these sizes (bytes): none at 12.6 MB, a third at 19, all at 33.6
 _TOGETHER, _ALL = 12_582_912, 33_554_432
+#: ... and no longer with the transfer beyond this: the last member of four was 28 to 32 µs after
+#: the mean in 1610 µs, that of two 11 in 620 µs (AllReduces; of other operations, and of eight
+#: members, none so long has been seen)
+_LONGEST_NS = 400_000.0
 _FEW = 4
 
 Floats = npt.NDArray[np.float64]
@@ -58,3 +62,9 @@ def shown(operations: Ints, members: int, sizes: Ints) -> Floats:
     part = np.clip((sizes - _TOGETHER) / (_ALL - _TOGETHER), 0.0, 1.0)
     grows = (operations == OPERATIONS["AllReduce"]) & (sizes >= 0) & (members <= _FEW)
     return np.asarray(np.where(grows, part, 1.0), dtype=np.float64)
+
+
+def lasting(operations: Ints, members: int, transfers: Floats) -> Floats:
+    """Return the part of each transfer (ns) that a call's pattern grows with."""
+    ends = (operations == OPERATIONS["AllReduce"]) & (members <= _FEW)
+    return np.asarray(np.where(ends, np.minimum(transfers, _LONGEST_NS), transfers))

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from clusterprof.clock.blocks import Block
 from clusterprof.clock.estimates import combine, estimate
-from clusterprof.clock.rings import OPERATIONS, pattern, shown
+from clusterprof.clock.rings import OPERATIONS, lasting, pattern, shown
 
 MS = 1_000_000.0
 US = 1_000.0
@@ -146,6 +148,52 @@ def test_sends_both_ways_give_the_offset_whatever_their_delay() -> None:
         found = estimate(pair(40 * US, delay, both_ways=True), 0.0)
         assert found is not None
         assert combine([found], 2, 0).offset[1] == pytest.approx(40 * US, abs=US)
+
+
+def test_two_members_that_lack_a_call_are_no_pair_of_sends() -> None:
+    block = ring([0.0, 40 * US], last=[0, 1] * 10, transfer_ns=100 * US, kind="AllReduce")
+    holds, held = block.holds.copy(), block.held.copy()
+    start, end = block.start.copy(), block.end.copy()
+    start[3, 1] = end[3, 1] = np.nan
+    holds[3, 1] = held[3, 1] = False
+    found = estimate(replace(block, start=start, end=end, holds=holds, held=held), 0.0)
+    assert found is not None
+    assert combine([found], 2, 0).offset[1] == pytest.approx(40 * US, abs=2 * US)
+    assert combine([found], 2, 0).error[1] < 5 * US
+
+
+@pytest.mark.parametrize("sizes", ["one", "one each way", "many"])
+def test_sends_know_the_offset_to_a_microsecond_or_two_and_say_so(sizes: str) -> None:
+    block = pair(40 * US, 13 * US, both_ways=True)
+    count = len(block.start)
+    sort = {"one": np.zeros(count), "one each way": block.holds[:, 0], "many": np.arange(count)}
+    found = estimate(replace(block, sort=sort[sizes].astype(np.int64)), 0.0)
+    assert found is not None
+    every = combine([found], 2, 0)
+    assert every.offset[1] == pytest.approx(40 * US, abs=US)
+    assert 0.5 * US < every.error[1] < 5 * US
+
+
+def test_an_exchange_of_all_with_all_knows_less_than_a_send() -> None:
+    block = pair(40 * US, 13 * US, both_ways=True)
+    alone, crowded = (
+        estimate(replace(block, crowded=np.full(len(block.start), crowd)), 0.0)
+        for crowd in (False, True)
+    )
+    assert alone is not None
+    assert crowded is not None
+    assert crowded.covariance[0, 0] > 4 * alone.covariance[0, 0]
+
+
+def test_a_very_long_allreduce_of_few_shows_no_more_than_a_long_one() -> None:
+    transfers = np.array([100 * US, 400 * US, 1_600 * US])
+    one = np.full(3, OPERATIONS["AllReduce"])
+    assert lasting(one, 4, transfers).tolist() == [100 * US, 400 * US, 400 * US]
+    assert lasting(one, 8, transfers).tolist() == transfers.tolist()
+    measured = np.array([0.0182, 0.0055, -0.0105, -0.0132])  # four H200s, 368 MB in 1.6 ms
+    block = ring([0.0] * 4, last=[0] * 10, transfer_ns=1_600 * US, pattern=measured,
+                 kind="AllReduce")  # fmt: skip
+    assert np.abs(offsets(block)).max() < 32 * US
 
 
 def test_sends_one_way_give_no_estimate() -> None:
