@@ -15,7 +15,6 @@ Run as a script: `python -I -S guard.py PLAN RANK PROGRAM...`.
 from __future__ import annotations
 
 import contextlib
-import glob
 import json
 import os
 import re
@@ -23,7 +22,6 @@ import select
 import shutil
 import signal
 import socket
-import subprocess
 import sys
 import tempfile
 import time
@@ -31,14 +29,15 @@ import zlib
 from typing import Any, Dict, Iterator, List, Optional
 
 if __package__:
-    from . import homecoming, keeper, orders, processes, size, states, variables
+    from . import attempts, homecoming, keeper, processes, profiler, session, states, variables
 else:  # run as a script, isolated: our own folder is not on sys.path
     sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+    import attempts  # type: ignore[import-not-found,no-redef]
     import homecoming  # type: ignore[import-not-found,no-redef]
     import keeper  # type: ignore[import-not-found,no-redef]
-    import orders  # type: ignore[import-not-found,no-redef]
     import processes  # type: ignore[import-not-found,no-redef]
-    import size  # type: ignore[import-not-found,no-redef]
+    import profiler  # type: ignore[import-not-found,no-redef]
+    import session  # type: ignore[import-not-found,no-redef]
     import states  # type: ignore[import-not-found,no-redef]
     import variables  # type: ignore[import-not-found,no-redef]
 
@@ -46,191 +45,259 @@ FORWARDED = (
     signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGQUIT,
 )  # fmt: skip
 
-#: nsys starting on a starved machine fails now and then when several start at once (about 4%
-#: at eight): a lock on each node keeps their starts this far apart.
-START_GAP_S = 0.3
-
 #: An nsys that was killed leaves things behind over which the next one stumbles, once.
 STARTS = 2
 
-#: The agent waits for nsys' start between two steps: a hanging one must not hang the training.
-START_TIMEOUT_S = 8
+#: How long all starts together may take until the program runs: it waits for them.
+STARTING_S = 7.0
 
-#: An order to close the window is the agent's, between two steps; this long after it, ours.
-ORDER_GRACE_S = 1.5
+#: All in all a rank may take so much longer than without us: what nsys' start took is not there
+#: at its end, when nsys writes; and then we ourselves take the report home.
+BUDGET_S = 9.4
+SETTLING_S = 0.8
 
-#: How long saving the report may keep the rank after its program has ended.
-PATIENCE_S = 9.0
+#: A socket's name may have 107 bytes: ours and nsys' own (`/nsys/0123-4567-89ab-cdef`) are in
+#: a private folder (`/clusterprof-01234567`) in this one.
+LONGEST_FOLDER = 107 - 26 - 21
+
+MB = 1_000_000
 
 
 def become(plan: Dict[str, Any], plan_path: str, rank: int, program: List[str]) -> None:
     """Replace this process by a guard over `program`. Raises OSError if that is not possible."""
     here = os.path.abspath(__file__.replace(".pyc", ".py"))
-    os.execv(sys.executable, [sys.executable, "-I", "-S", here, plan_path, str(rank), *program])
+    os.execv(sys.executable, [*processes.isolated(), here, plan_path, str(rank), *program])
 
 
 class Guard:
     """One chosen rank's nsys."""
 
     def __init__(self, plan: Dict[str, Any], rank: int, program: List[str]) -> None:
-        self.nsys = plan["nsys"]
+        self.plan = plan
         self.rank = rank
         self.program = program
         self.mode = plan["window_by"]
-        self.session = session_name(plan["run"], rank)
-        self.private = tempfile.mkdtemp(prefix="clusterprof-", dir=short_temporary())
-        folder = states.rank_directory(plan["run"], rank)
-        self.home = homecoming.Homecoming(self.private, folder, self.nsys)
-        self.values = {
-            "output": self.home.report,
-            "session": self.session,
-            "trace": self.nsys["trace"]["gpu" if sees_a_gpu() else "cpu"],
-        }
-        self.child: Optional[subprocess.Popen[bytes]] = None
+        self.name = session_name(plan["run"], rank)
+        self.folder = states.rank_directory(plan["run"], rank)
+        self.home: Optional[homecoming.Homecoming] = None
+        self.keeper: Optional[keeper.Keeper] = None
+        self.session: Optional[session.Session] = None
+        self.listener: Optional[socket.socket] = None
         self.program_pid: Optional[int] = None
         self.launcher_pid: Optional[int] = None
+        self.began = time.monotonic()
+        #: how long the program waited for nsys, and how long nsys may keep the rank at its end
+        self.starting_s = 0.0
+        #: when whatever nsys still does after the program's end must be done
+        self.deadline: Optional[float] = None
+        #: nsys ended while the program ran: its status is not the program's
+        self.nsys_left_early = False
         self.pending: List[int] = []
         #: open for as long as we live: the program sees it when we are killed
         self.watchers: List[socket.socket] = []
-        self.files = size.NsysFiles(self.private, processes.own_nsys)
-        self.most = int(plan.get("max_report_mb", 0)) * size.MB
-        #: when the session's size is looked at next; 0 while it is not collecting
-        self.look_at = 0
-        #: while it is collecting: whether it is to be stopped early
-        self.run_directory = str(plan["run"])
-        self.orders: Optional[orders.Watch] = None
-        #: nsys' stop, then the import of what it left, one after the other beside the training
-        self.beside: List[subprocess.Popen[bytes]] = []
+        #: what nsys leaves outside of its folder
+        self.litter: List[str] = []
 
     # -- the whole life ---------------------------------------------------------------------
 
     def run(self) -> int:
         """Run the program under nsys; returns the status to end with."""
-        self.keeper = keeper.Keeper(self.home, self.session)
-        processes.adopt_orphans()
-        self.home.say("armed", mode=self.mode, pid=os.getpid(), session=self.session)
+        for number in FORWARDED:
+            # What our launcher has had ignored (nohup) the program must ignore as well.
+            if signal.getsignal(number) != signal.SIG_IGN:
+                signal.signal(number, self.on_signal)
         try:
-            with listening(os.path.join(self.private, "socket")) as listener:
-                for _ in range(STARTS):
-                    self.start(listener.getsockname())
-                    status = self.serve(listener)
-                    if self.program_pid is not None:
-                        break
-                    processes.end_own_nsys()
-                    processes.forget_dead_sessions()
-        except OSError as error:
-            return self.without_nsys("nsys could not be started: %s" % error)
+            reason = self.begin()
+        except Exception as error:  # whatever it is: the training comes first
+            reason = "nsys could not be started: %s" % (error,)
         if self.program_pid is None:
-            return self.without_nsys(
-                "nsys ended with status %d before it started the program: %s"
-                % (status, self.home.last_words())
-            )
-        self.home.settle(status, self.left())
-        processes.end_own_nsys()
-        self.keeper.dismiss()
+            return self.without_nsys(reason or "nsys did not start the program")
+        self.serve()
+        status = self.program_status()
+        self.end(status)
         return status
 
-    def start(self, address: str) -> None:
-        """Start nsys with the trampoline under it, its own words going to the log."""
-        streams = [os.dup(descriptor) for descriptor in (0, 1, 2)]
-        umask = os.umask(0o077)
-        os.umask(umask)
-        verb = "profile" if self.mode == "cuda" else "launch"
-        trampoline = os.path.join(os.path.dirname(os.path.abspath(__file__)), "trampoline.py")
-        command = [
-            self.nsys["path"],
-            *filled(self.nsys[verb], self.values),
-            *(sys.executable, "-I", "-S", trampoline, address),
-            *(",".join(map(str, streams)), oct(umask)),
-            *self.program,
-        ]
-        environment = dict(os.environ, **{variables.PROFILED: "%s:%s" % (self.mode, address)})
-        # nsys ignores ranges whose names are not registered strings unless it is told not to.
-        environment.setdefault("NSYS_NVTX_PROFILER_REGISTER_ONLY", "0")
-        for number in FORWARDED:
-            signal.signal(number, self.on_signal)
-        with one_at_a_time(), open(self.home.log, "ab") as log:
-            self.child = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment,
-                pass_fds=streams, start_new_session=True,
-            )  # fmt: skip
-            time.sleep(START_GAP_S)
-        for descriptor in streams:
-            os.close(descriptor)
+    def begin(self) -> Optional[str]:
+        """Start the program under nsys; returns why not, None where it runs."""
+        told = self.plan["nsys"]
+        nsys, differs = profiler.here(told, self.mode)
+        folder = profiler.temporary(LONGEST_FOLDER)
+        free = profiler.free_bytes(folder)
+        if free < profiler.LEAST_FREE_B:
+            return session.no_space(folder, free)
+        self.home = homecoming.Homecoming(
+            tempfile.mkdtemp(prefix="clusterprof-", dir=folder), self.folder
+        )
+        self.home.importer = nsys["importer"]
+        self.keeper = keeper.Keeper(self.home, self.name)
+        processes.adopt_orphans()
+        most = int(self.plan.get("max_report_mb", 0)) * MB
+        run = str(self.plan["run"])
+        self.session = session.Session(self.name, nsys, self.mode, self.home, most, run)
+        if len(differs) > 1:  # the report has less in it than was asked for
+            self.session.troubles += differs
+        self.home.say("armed", mode=self.mode, pid=os.getpid(), session=self.name,
+                      nsys={"path": nsys["path"], "version": nsys["version"]})  # fmt: skip
+        until = time.monotonic() + STARTING_S
+        reason = None
+        for attempt in range(STARTS):
+            reason = self.start(attempt, until)
+            if reason is None or time.monotonic() > until:
+                break
+            processes.forget_dead_sessions()
+        return "; ".join([reason, *differs]) if reason else None
 
-    def serve(self, listener: socket.socket) -> int:
-        """Answer the agent until the program and nsys have ended; returns the program's status."""
-        assert self.child is not None
-        self.deadline: Optional[float] = None
-        while True:
-            nsys_ended = self.child.poll() is not None
-            if self.program_pid is None:
-                program_ended = nsys_ended
+    def start(self, attempt: int, until: float) -> Optional[str]:
+        """Start nsys and wait for the program in it; returns why there is none."""
+        assert self.session is not None
+        assert self.home is not None
+        # One address for each attempt: the program of an nsys that we gave up must not start.
+        with listening(os.path.join(self.home.private, "socket%d" % attempt)) as listener:
+            self.session.launch(listener.getsockname(), self.program)
+            assert self.session.child is not None
+            while not self.started(listener):
+                status = self.session.child.poll()
+                if status is not None:
+                    reason = "nsys %s before it started the program: %s" % (
+                        session.ended(status), self.home.last_words(),
+                    )  # fmt: skip
+                    break
+                if time.monotonic() > until:
+                    reason = "nsys did not start the program within %d s" % STARTING_S
+                    break
             else:
-                program_ended = not processes.running(self.program_pid)
-            if program_ended and self.deadline is None:
-                self.deadline = time.monotonic() + PATIENCE_S
-            if program_ended and (self.all_saved(nsys_ended) or self.left() <= 0):
-                return self.program_status()
-            self.work_beside()
-            self.stop_if_too_large()
-            self.stop_if_ordered()
-            ready, _, _ = select.select([listener], [], [], 0.05)
-            if ready:
-                connection, _ = listener.accept()
-                with connection, contextlib.suppress(OSError):
-                    connection.settimeout(5)
-                    self.answer(connection)
+                self.listener = listener.dup()
+                return None
+        self.session.end()
+        return reason
+
+    def started(self, listener: socket.socket) -> bool:
+        """Hear what there is to hear; whether the program is about to run."""
+        self.hear(listener)
+        return self.program_pid is not None
+
+    def serve(self) -> None:
+        """Answer the agent until the program has ended and nsys has done what it can in time."""
+        while not self.over():
+            try:
+                self.tend()
+            except Exception as error:  # the program goes on, and ends as it ends
+                self.note("the guard stumbled: %s" % (error,))
+                time.sleep(0.05)
+
+    def tend(self) -> None:
+        """One turn: whatever is due."""
+        assert self.session is not None
+        self.session.tend()
+        if self.deadline is None:
+            self.session.obey()
+        if self.listener is not None:
+            self.hear(self.listener)
+
+    def over(self) -> bool:
+        """Whether the program has ended, and everything is saved or the time for that is up."""
+        assert self.session is not None
+        assert self.session.child is not None
+        assert self.program_pid is not None
+        nsys_ended = self.session.child.poll() is not None
+        if processes.running(self.program_pid):
+            self.nsys_left_early = nsys_ended
+            return False
+        if self.deadline is None:
+            self.deadline = time.monotonic() + self.patience_s()
+        return (nsys_ended and not self.session.at_work()) or self.left() <= 0
 
     def left(self) -> float:
-        """Seconds that saving the report may still take."""
-        return PATIENCE_S if self.deadline is None else self.deadline - time.monotonic()
+        """Seconds that nsys may still take after the program's end."""
+        return self.patience_s() if self.deadline is None else self.deadline - time.monotonic()
 
-    def all_saved(self, nsys_ended: bool) -> bool:
-        """Whether nothing that could still write the report is at work."""
-        if not nsys_ended or any(each.poll() is None for each in self.beside):
-            return False
-        # A killed nsys leaves its daemon, which writes the report when the program ends.
-        return not any(processes.running(pid) for pid in processes.own_nsys())
+    def patience_s(self) -> float:
+        """What the start has left of the budget."""
+        assert self.session is not None
+        return max(1.0, BUDGET_S - SETTLING_S - self.starting_s - self.session.starting_s)
 
     def program_status(self) -> int:
         """How the program ended, as a launcher would see it: 128 + n for signal n."""
-        assert self.child is not None
-        status = self.child.poll()
-        if status is not None and status >= 0:
+        assert self.session is not None
+        assert self.session.child is not None
+        status = self.session.child.poll()
+        if status is not None and status >= 0 and not self.nsys_left_early:
             return status
         # nsys hangs, or was killed: its launcher, the program's parent, knows; it is ours
         # (see `processes.adopt_orphans`) once nsys is gone.
-        self.child.kill()
-        self.child.wait()
-        for _ in range(100):
-            found = processes.status_of(self.launcher_pid) if self.launcher_pid else None
-            if found is not None:
-                return found
+        if status is None:
+            self.note("nsys did not end within %.2g s of the program" % self.patience_s())
+            self.session.child.kill()
+            self.session.child.wait()
+        else:
+            when = "while the program ran" if self.nsys_left_early else "after the program"
+            self.note("nsys %s %s" % (session.ended(status), when))
+        for _ in range(50):
+            for pid in (self.launcher_pid, self.program_pid):
+                found = processes.status_of(pid) if pid else None
+                if found is not None:
+                    return found
             time.sleep(0.01)
-        return 128 - status if status is not None else 1
+        return status if status is not None and status >= 0 else 1
+
+    def note(self, trouble: str) -> None:
+        """Keep for the rank's state what went wrong beside the training."""
+        if self.session is not None and trouble not in self.session.troubles:
+            self.session.troubles.append(trouble)
+
+    def end(self, status: int) -> None:
+        """Leave nothing behind but the report in the run directory, and what became of it."""
+        assert self.session is not None
+        assert self.home is not None
+        for last in (
+            self.session.end,
+            lambda: self.home.settle(
+                status, max(self.left(), 0.0) + SETTLING_S,
+                opened=self.session.opened, troubles=self.session.troubles,
+            ),
+            lambda: profiler.remove(self.litter),
+        ):  # fmt: skip
+            with contextlib.suppress(Exception):  # the program's own status is what counts
+                last()
+        if self.keeper is not None:
+            self.keeper.dismiss()
+
+    # -- the agent in the program -----------------------------------------------------------
+
+    def hear(self, listener: socket.socket) -> None:
+        """Wait a moment for a request, and answer it."""
+        ready, _, _ = select.select([listener], [], [], 0.05)
+        if ready:
+            connection, _ = listener.accept()
+            with connection, contextlib.suppress(OSError):
+                connection.settimeout(5)
+                self.answer(connection)
 
     def answer(self, connection: socket.socket) -> None:
         """One request of the trampoline (`hello PID`) or the agent (`start`, `size`, ...)."""
+        assert self.session is not None
         words = connection.recv(64).decode("ascii", "replace").split()
         if words[:1] == ["hello"]:
-            self.program_pid = int(words[1])
-            self.launcher_pid = processes.parent(self.program_pid)
+            pid = int(words[1])
+            launcher = processes.parent(pid)
+            self.litter += profiler.litter(pid)
             connection.sendall(b"ok\n")
+            self.program_pid, self.launcher_pid = pid, launcher
+            self.starting_s = time.monotonic() - self.began
             for pending in self.pending:
                 self.forward(pending)
         elif words == ["watch"]:
             self.watchers.append(connection.dup())
             connection.sendall(b"ok\n")
         elif words == ["start"]:
-            connection.sendall((self.start_session() or "ok").encode()[:200] + b"\n")
+            connection.sendall((self.session.start() or "ok").encode()[:250] + b"\n")
         elif words == ["size"]:
-            order = (self.orders.said if self.orders is not None else None) or ""
-            connection.sendall(("%d %s" % (self.files.bytes(), order)).encode()[:200] + b"\n")
+            answer = "%d %s" % (self.session.files.bytes(), self.session.order())
+            connection.sendall(answer.encode()[:250] + b"\n")
         elif words == ["stop"]:
             # The program goes on while the report is written: this is why the guard stops.
             connection.sendall(b"ok\n")
-            self.stop_session()
+            self.session.stop()
 
     # -- signals ----------------------------------------------------------------------------
 
@@ -246,86 +313,32 @@ class Guard:
         with contextlib.suppress(ProcessLookupError, PermissionError, TypeError):
             os.kill(self.program_pid, number)  # type: ignore[arg-type]
 
-    # -- nsys -------------------------------------------------------------------------------
-
-    def session_command(self, verb: str) -> List[str]:
-        """`nsys start` or `nsys stop` on our session."""
-        return [self.nsys["path"], *filled(self.nsys[verb], self.values)]
-
-    def start_session(self) -> Optional[str]:
-        """Returns what went wrong, or None once nsys is collecting."""
-        starting = self.spawn(self.session_command("start"))
-        try:
-            status = starting.wait(START_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            starting.kill()
-            return "nsys start did not end within %d s" % START_TIMEOUT_S
-        self.look_at = time.monotonic_ns() + 2 * size.EVERY_NS
-        self.orders = orders.Watch(self.run_directory)
-        return None if status == 0 else "nsys start ended with status %d" % status
-
-    def stop_session(self) -> None:
-        """Have nsys write its report, beside the training."""
-        if self.look_at and not self.beside:
-            self.beside.append(self.spawn(self.session_command("stop")))
-        self.look_at = 0
-        if self.orders is not None:
-            self.orders.end()
-
-    def stop_if_ordered(self) -> None:
-        """Where the step does not end in which the order came, its window ends inside it."""
-        order = self.orders
-        if not self.look_at or order is None or order.said is None:
-            return
-        if time.monotonic() > order.since + ORDER_GRACE_S:
-            self.stop_session()
-            self.home.say("finishing", "closed within a step: %s" % order.said)
-
-    def stop_if_too_large(self) -> None:
-        """The agent closes a window that has become too large, but between two steps only: a
-        step that does not end must not fill the disk meanwhile.
-        """
-        if not self.look_at or time.monotonic_ns() < self.look_at:
-            return
-        self.look_at = time.monotonic_ns() + 2 * size.EVERY_NS
-        if 0 < 1.25 * self.most < self.files.bytes():
-            self.stop_session()
-
-    def spawn(self, command: List[str], nice: int = 0) -> subprocess.Popen[bytes]:
-        """Start a helper of nsys with its words going to the log."""
-        with open(self.home.log, "ab") as log:
-            return subprocess.Popen(
-                command if not nice else ["nice", "-n", str(nice), *command],
-                stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
-            )  # fmt: skip
-
-    def work_beside(self) -> None:
-        """While the training goes on: once nsys has stopped, make the report and bring it home.
-
-        What is home early is safe from whatever ends the job later.
-        """
-        if not self.beside or self.beside[-1].poll() is None:
-            return
-        if len(self.beside) == 1 and (command := self.home.import_command()):
-            self.beside.append(self.spawn(command, nice=19))
-        elif os.path.exists(self.home.report + ".nsys-rep") and not self.home.brought:
-            self.home.bring()
+    # -- without nsys -----------------------------------------------------------------------
 
     def without_nsys(self, reason: str) -> int:
         """The training comes first: run the program as if we had never been asked."""
-        self.keeper.dismiss()
-        self.home.say("lost", reason + "; the program ran without it")
+        with contextlib.suppress(Exception):
+            self.give_up(reason)
         sys.stderr.write("clusterprof: rank %d runs without nsys: %s\n" % (self.rank, reason))
         sys.stderr.flush()
-        self.home.keep("log")
-        processes.end_own_nsys()
-        shutil.rmtree(self.private, ignore_errors=True)
         for number in FORWARDED:
-            signal.signal(number, signal.SIG_DFL)
+            if signal.getsignal(number) == self.on_signal:
+                signal.signal(number, signal.SIG_DFL)
         for pending in self.pending:
             os.kill(os.getpid(), pending)
         os.environ[variables.PROFILED] = variables.WITHOUT_NSYS
         os.execvp(self.program[0], self.program)
+
+    def give_up(self, reason: str) -> None:
+        """Say so, and leave nothing of nsys."""
+        home = self.home or homecoming.Homecoming("", self.folder)
+        if self.keeper is not None:
+            self.keeper.dismiss()
+        home.say("lost", reason + "; the program ran without nsys")
+        if self.home is not None:
+            home.keep("log")
+            shutil.rmtree(home.private, ignore_errors=True)
+        profiler.remove(self.litter)
 
 
 def session_name(run: str, rank: int) -> str:
@@ -338,26 +351,6 @@ def session_name(run: str, rank: int) -> str:
     return "clusterprof-%s-%08x-%05d" % (plain, zlib.crc32(os.fsencode(run)), rank)
 
 
-def filled(arguments: List[str], values: Dict[str, str]) -> List[str]:
-    """The plan's arguments with {output} and its like filled in; other braces are the user's."""
-    for name, value in values.items():
-        arguments = [argument.replace("{%s}" % name, value) for argument in arguments]
-    return arguments
-
-
-def sees_a_gpu() -> bool:
-    """Whether this rank can use a GPU: nsys traces CUDA then, else the OS runtime."""
-    # The driver's control node alone is no GPU: nsys itself makes one on machines without.
-    devices = glob.glob("/dev/nvidia[0-9]*") + glob.glob("/dev/dxg")
-    return bool(devices) and os.environ.get("CUDA_VISIBLE_DEVICES") not in ("", "-1")
-
-
-def short_temporary() -> str:
-    """A node-local folder whose name leaves room for a socket's (107 bytes in all)."""
-    folder = tempfile.gettempdir()
-    return folder if len(folder) < 70 else "/tmp"
-
-
 @contextlib.contextmanager
 def listening(path: str) -> Iterator[socket.socket]:
     """A Unix socket in our private (0700) folder: nobody else reaches it."""
@@ -367,28 +360,11 @@ def listening(path: str) -> Iterator[socket.socket]:
         yield listener
 
 
-@contextlib.contextmanager
-def one_at_a_time() -> Iterator[None]:
-    """Hold this node's lock on starting nsys; without it where it cannot be had."""
-    import fcntl
-
-    path = os.path.join(tempfile.gettempdir(), "clusterprof-%d.lock" % os.getuid())
-    try:
-        lock = os.open(path, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    except OSError:
-        yield
-        return
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(lock)
-
-
 def main(argv: List[str]) -> None:
     """Run as the guard of rank argv[1]; ends as the program ended."""
     with open(argv[0], encoding="utf-8") as file:
         plan = json.load(file)
+    plan["run"] = attempts.folder(plan["run"], attempts.number(os.environ))
     status = Guard(plan, int(argv[1]), argv[2:]).run()
     if 128 < status < 128 + signal.NSIG:
         processes.end_by_signal(status - 128)

@@ -3,93 +3,179 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import shutil
 import subprocess
-from typing import Any, Dict, List, Optional
+import time
+from typing import Any, Callable, Dict, List, Optional, Sequence
 
 if __package__:
     from . import states
 else:
     import states  # type: ignore[import-not-found,no-redef]
 
+#: What was captured is in the run directory as nsys left it; `clusterprof collect` goes on.
+RAW = "report.qdstrm"
+
+_CHUNK = 8 << 20
+
 
 class Homecoming:
     """What nsys left in a private folder on the node, on its way to the rank's folder."""
 
-    def __init__(self, private: str, folder: str, nsys: Dict[str, Any]) -> None:
+    def __init__(self, private: str, folder: str) -> None:
         self.private = private
         self.folder = folder
-        self.nsys = nsys
         self.report = os.path.join(private, "report")
         self.log = os.path.join(private, "log")
+        #: nsys' importer on this node, None without one
+        self.importer: Optional[str] = None
         #: the report is in the rank's folder already
         self.brought = False
+        self.rescued = False
+        self.import_tried = False
+        self.import_ended = False
+        #: the report is safe where it is, and named in the state: it must not be removed
+        self.stays = False
+        #: what the importer did not do, in words
+        self.import_trouble = "nsys has no importer on this node"
+        #: whether there is still time to copy
+        self.may_go_on: Callable[[], bool] = lambda: True
 
-    def settle(self, status: int, patience_s: float) -> None:
-        """Move the report and say in the state what became of it; `status` is the program's."""
+    def settle(
+        self, status: int, patience_s: float, *, opened: bool, troubles: Sequence[str] = ()
+    ) -> None:
+        """Move the report and say in the state what became of it.
+
+        `status` is the program's, `opened` whether nsys had begun to collect, `troubles` what it
+        did not do. Takes `patience_s` and little more.
+        """
+        deadline = time.monotonic() + patience_s
+        self.may_go_on = lambda: time.monotonic() < deadline
         before = states.read(self.folder).get("state")
-        rescued = os.path.exists(self.report + ".qdstrm")
-        if not os.path.exists(self.report + ".nsys-rep"):
-            self.rescue(max(patience_s, 1.0))
+        if not self.brought:
+            self.rescue(patience_s)
         problem = None if self.brought else self.bring()
-        self.keep("log")
+        raw = problem is not None and self.keep_raw()
         end = "" if status == 0 else " (the program ended with status %d)" % status
-        reason, state = None, "lost"
+        reasons, state = list(troubles), "lost"
         if before == "lost":
-            pass  # the agent has said why
+            reasons = []  # the agent has said why
         elif problem is None:
             state = "captured"
             if before == "capturing":
-                reason = "the program ended inside the window" + end
-        elif before in ("armed", "waiting"):
-            reason = "the program ended before the window began" + end
+                reasons.append("the program ended inside the window" + end)
+        elif raw:
+            reasons.append("%s; clusterprof collect makes the report of the %s that is kept"
+                           % (self.import_trouble, RAW))  # fmt: skip
+        elif not opened and before in ("armed", "waiting"):
+            reasons.append("the program ended before the window began" + end)
+        elif self.stays:
+            reasons.append(problem)
         else:
-            reason = "%s; nsys said: %s" % (problem, self.last_words())
-        how = "nsys left a .qdstrm, its importer was called by hand" if rescued else None
-        self.say(state, reason, rescued=how, program_status=status)
-        shutil.rmtree(self.private, ignore_errors=True)
+            reasons.append("%s; nsys said: %s" % (problem, self.last_words()))
+        how = "nsys left a .qdstrm, its importer was called by hand" if self.rescued else None
+        self.say(state, "; ".join(reasons) or None, rescued=how, program_status=status)
+        self.keep("log")
+        shutil.rmtree(
+            os.path.join(self.private, "nsys") if self.stays else self.private, ignore_errors=True
+        )
 
     def import_command(self) -> Optional[List[str]]:
-        """Debian's nsys does not find its importer and leaves a .qdstrm: call it by hand."""
-        raw, importer = self.report + ".qdstrm", self.nsys.get("importer")
-        if not importer or not os.path.exists(raw) or os.path.exists(self.report + ".nsys-rep"):
+        """Debian's nsys does not find its importer and leaves a .qdstrm: call it by hand.
+
+        The report gets its name when it is whole: see `imported`.
+        """
+        raw = self.report + ".qdstrm"
+        if (
+            not self.importer
+            or not os.path.exists(raw)
+            or os.path.exists(self.report + ".nsys-rep")
+        ):
             return None
-        return [importer, "-i", raw, "-o", self.report + ".nsys-rep"]
+        return [self.importer, "-i", raw, "-o", self.report + ".made.nsys-rep"]
+
+    def imported(self, status: int) -> bool:
+        """The importer has ended: whether there is a report of it."""
+        self.import_ended = True
+        self.import_trouble = "nsys' importer ended with status %d" % status
+        if status == 0:
+            with contextlib.suppress(OSError):
+                os.replace(self.report + ".made.nsys-rep", self.report + ".nsys-rep")
+                self.rescued = True
+        return self.rescued
 
     def rescue(self, patience_s: float) -> None:
-        """Import what nsys left; what is not imported in time is kept, to be imported later."""
+        """Import what nsys left, if there is time; what is not imported is kept as it is."""
+        if self.import_tried:
+            return
+        if self.importer and os.path.exists(self.report + ".qdstrm"):
+            # Both are there: nsys was ended while it made the one of the other.
+            with contextlib.suppress(OSError):
+                os.unlink(self.report + ".nsys-rep")
         command = self.import_command()
         if command is None:
             return
-        with contextlib.suppress(OSError, subprocess.TimeoutExpired), open(self.log, "ab") as log:
-            subprocess.run(
-                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, timeout=patience_s
-            )
-        if not os.path.exists(self.report + ".nsys-rep"):
-            self.keep("report", ".qdstrm")
+        self.import_tried = True
+        self.import_trouble = "nsys' importer did not end in time"
+        with contextlib.suppress(OSError), open(self.log, "ab") as log:
+            importing = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                env=dict(os.environ, TMPDIR=self.private),
+            )  # fmt: skip
+            try:
+                self.imported(importing.wait(patience_s))
+            except subprocess.TimeoutExpired:
+                importing.kill()
+                importing.wait()
 
     def bring(self) -> Optional[str]:
         """Copy the report to the rank's folder; what went wrong, or None."""
+        if not os.path.exists(self.report + ".nsys-rep"):
+            return "nsys wrote no report"
         problem = self.keep("report", ".nsys-rep")
         self.brought = problem is None
+        self.stays = problem is not None
         return problem
+
+    def keep_raw(self) -> bool:
+        """Copy what nsys left of a report that could not be made in time; whether that is done."""
+        raw = self.report + ".qdstrm"
+        if self.stays or not os.path.exists(raw) or os.path.getsize(raw) == 0:
+            return False
+        return self.keep("report", ".qdstrm") is None
 
     def keep(self, name: str, ending: str = "") -> Optional[str]:
         """Copy a private file to the rank's folder, by rename; what went wrong, or None."""
         source = os.path.join(self.private, name + ending)
-        if not os.path.exists(source):
-            return "nsys wrote no report"
         target = os.path.join(self.folder, name + ending)
         beside = "%s.%d.tmp" % (target, os.getpid())
+        here = "it stays on %s as %s" % (os.uname().nodename, source)
         try:
-            shutil.copyfile(source, beside)
-            os.replace(beside, target)
+            whole = self.copy(source, beside)
+            if whole:
+                os.replace(beside, target)
+                return None
+            problem = "copying the report to %s took too long" % self.folder
         except OSError as error:
-            with contextlib.suppress(OSError):
-                os.unlink(beside)
-            return "the report could not be written to %s: %s" % (self.folder, error.strerror)
-        return None
+            problem = "the report could not be written to %s: %s" % (self.folder, error.strerror)
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                problem = "no space left on %s for the report" % self.folder
+        with contextlib.suppress(OSError):
+            os.unlink(beside)
+        return "%s; %s" % (problem, here)
+
+    def copy(self, source: str, target: str) -> bool:
+        """Copy a file piece by piece; False where the time is up before its end."""
+        with open(source, "rb") as read, open(target, "wb") as written:
+            while True:
+                piece = read.read(_CHUNK)
+                if not piece:
+                    return True
+                written.write(piece)
+                if len(piece) == _CHUNK and not self.may_go_on():
+                    return False
 
     def last_words(self) -> str:
         """The last line that nsys wrote."""
@@ -102,6 +188,6 @@ class Homecoming:
 
     def say(self, state: str, reason: Optional[str] = None, **facts: Any) -> None:
         """Advance the state; a run directory that is gone or full must not hurt the program."""
-        facts = {name: fact for name, fact in facts.items() if fact is not None}
+        told: Dict[str, Any] = {name: fact for name, fact in facts.items() if fact is not None}
         with contextlib.suppress(OSError):
-            states.advance(self.folder, state, reason, **facts)
+            states.advance(self.folder, state, reason, **told)

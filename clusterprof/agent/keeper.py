@@ -75,4 +75,4 @@ def take_over(home: Any, session: str) -> None:
         time.sleep(0.05)
     for pid in processes.of_session(session):
         os.kill(pid, signal.SIGKILL)
-    home.settle(128 + signal.SIGKILL, IMPORT_S)
+    home.settle(128 + signal.SIGKILL, IMPORT_S, opened=True)

@@ -6,6 +6,7 @@ import contextlib
 import glob
 import os
 import signal
+import subprocess
 import sys
 import time
 from typing import List, Optional, Tuple
@@ -40,7 +41,19 @@ def _stat(pid: int) -> Optional[Tuple[str, int]]:
 def running(pid: int) -> bool:
     """Whether the process is there and has not ended (a zombie has)."""
     found = _stat(pid)
-    return found is not None and found[0] not in "ZX"
+    if found is None:  # gone, or we may open no file more: what cannot be told still runs
+        return _answers(pid)
+    return found[0] not in "ZX"
+
+
+def _answers(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
 
 
 def parent(pid: int) -> Optional[int]:
@@ -91,10 +104,28 @@ def _is_nsys(pid: int) -> bool:
     return program.split(b"/")[-1].split(b" ")[0] in (b"nsys", b"nsys-launcher", b"nsys-tee")
 
 
-def end_own_nsys(patience_s: float = 1.0) -> None:
-    """End what is left of our nsys: TERM, then KILL; what the program left is not touched."""
+def isolated() -> List[str]:
+    """This Python, for a script of ours: nothing of the program's environment gets into it."""
+    # Where Python is found by PYTHONHOME alone it cannot be told to ignore its environment.
+    flags = ["-s", "-S"] if "PYTHONHOME" in os.environ else ["-I", "-S"]
+    return [sys.executable, *flags]
+
+
+def end_group(child: "subprocess.Popen[bytes]") -> None:
+    """Kill a child that was started in a session of its own, and what it has started in it."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(child.pid, signal.SIGKILL)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        child.wait(1)
+
+
+def end_own_nsys(session: str, patience_s: float = 0.5) -> None:
+    """End what is left of our nsys: TERM, then KILL; what the program left is not touched.
+
+    A daemon that spins or is stopped does not hear the first.
+    """
     for number in (signal.SIGTERM, signal.SIGKILL):
-        left = [pid for pid in own_nsys() if running(pid)]
+        left = [pid for pid in {*own_nsys(), *of_session(session)} if running(pid)]
         for pid in left:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, number)

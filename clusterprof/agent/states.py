@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import time
@@ -33,14 +34,16 @@ def advance(folder: str, state: str, reason: Optional[str] = None, **facts: Any)
     """Move the rank's state forward and add `facts`; False where it was further on already.
 
     A later attempt (a second interpreter in the same rank) may start over from `armed`
-    once the earlier one has ended without a report. Raises OSError if it cannot be written.
+    once the earlier one has ended without a report; what was lost may be `collected` when its
+    report is found after all. Raises OSError if it cannot be written.
     """
     now = read(folder)
     before = now.get("state")
     if before in STATES and STATES.index(state) < STATES.index(before):
-        if not (state == "armed" and before == "lost"):
+        if before != "lost" or state not in ("armed", "collected"):
             return False
-        now = {"attempt": now.get("attempt", 1) + 1}
+        if state == "armed":
+            now = {"attempt": now.get("attempt", 1) + 1}
     os.makedirs(folder, exist_ok=True)
     now.update(facts, state=state)
     now.setdefault("host", os.uname().nodename)
@@ -54,6 +57,11 @@ def advance(folder: str, state: str, reason: Optional[str] = None, **facts: Any)
 def write_beside(path: str, text: str) -> None:
     """Write `path` whole or not at all: beside it first, then renamed."""
     beside = "%s.%d.tmp" % (path, os.getpid())
-    with open(beside, "w", encoding="utf-8") as file:
-        file.write(text)
-    os.replace(beside, path)
+    try:
+        with open(beside, "w", encoding="utf-8") as file:
+            file.write(text)
+        os.replace(beside, path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            os.unlink(beside)
+        raise

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import time
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from clusterprof.agent import guard, size, window
+from clusterprof.agent import homecoming, profiler, session, size, window
 from clusterprof.agent.steps import Counter
 
 
@@ -112,38 +112,88 @@ def test_short_steps_are_looked_at_every_half_second_and_long_ones_each() -> Non
     assert looks.next(10, 0) > 10
 
 
-def test_a_session_is_what_its_daemon_and_its_program_have_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(size.tempfile, "gettempdir", lambda: str(tmp_path))
+def test_a_session_is_what_is_in_its_folder_and_what_its_nsys_holds_open(tmp_path: Path) -> None:
     private = tmp_path / "private"
-    ours = tmp_path / "nvidia/nsight_systems/quadd_session_104711/injection_files"
-    other = tmp_path / "nvidia/nsight_systems/quadd_session_104712/injection_files"
-    for folder in (private, ours, other):
-        folder.mkdir(parents=True)
-        (folder / "report.qdstrm").write_bytes(b"x" * 100_000)
-    (ours / "sparse").touch()
-    with (ours / "sparse").open("r+b") as file:
+    (private / "nsys/nvidia").mkdir(parents=True)
+    (private / "nsys/nvidia/storage.dat").write_bytes(b"x" * 100_000)
+    (private / "report.qdstrm").write_bytes(b"x" * 100_000)
+    with (private / "sparse").open("wb") as file:
         file.truncate(1 << 30)
-    held = size.NsysFiles(str(private), lambda: [4711]).bytes()
-    assert 200_000 <= held < 300_000
+    other = tmp_path / "lock"
+    other.write_bytes(b"x" * 50_000_000)
+    (private / "nsys/lock").symlink_to(other)
+    with (tmp_path / "deleted").open("wb") as held, (private / "report.qdstrm").open("ab"):
+        held.write(b"x" * 300_000)
+        held.flush()
+        (tmp_path / "deleted").unlink()
+        parts = size.NsysFiles(str(private), lambda: [os.getpid()]).parts()
+    assert 200_000 <= parts["files"] < 250_000
+    assert 300_000 <= parts["elsewhere"] < 10_000_000
+
+
+def test_a_session_s_shared_memory_and_growth_count(tmp_path: Path) -> None:
+    files = size.NsysFiles(str(tmp_path), lambda: [os.getpid()])
+    files.begin()
+    with os.fdopen(os.memfd_create("records"), "wb") as held:
+        held.write(b"x" * 1_000_000)
+        held.flush()
+        taken = bytearray(os.urandom(1 << 20)) * 24
+        parts = files.parts()
+    assert 1_000_000 <= parts["shared"] < 100_000_000
+    assert parts["memory"] > len(taken) // 2
+    assert files.bytes() == sum(files.parts().values())
+
+
+def made_session(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, most: int
+) -> tuple[session.Session, list[list[str]]]:
+    """A session that is collecting 6 MB, and what it starts."""
+    monkeypatch.setattr(profiler.tempfile, "gettempdir", lambda: str(folder))
+    nsys = {
+        "path": "nsys", "version": "2022.4", "trace": {"cpu": "nvtx", "gpu": "cuda"},
+        "stop": ["stop"],
+    }  # fmt: skip
+    home = homecoming.Homecoming(str(folder), str(folder / "rank"))
+    made = session.Session("s", nsys, "session", home, most)
+    spawned: list[list[str]] = []
+
+    class Started:
+        returncode = None
+
+        def poll(self) -> None:
+            return None
+
+    def spawn(command: list[str], nice: int = 0) -> Started:
+        spawned.append(command)
+        return Started()
+
+    monkeypatch.setattr(made, "spawn", spawn)
+    monkeypatch.setattr(made.files, "bytes", lambda: 6 * size.MB)
+    return made, spawned
 
 
 def test_the_guard_stops_a_session_that_grows_within_one_step_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(guard.tempfile, "mkdtemp", lambda **_: str(tmp_path))
-    plan = {
-        "nsys": {"path": "nsys", "trace": {"cpu": "nvtx", "gpu": "cuda"}, "stop": ["stop"]},
-        "window_by": "session", "run": str(tmp_path), "max_report_mb": 4,
-    }  # fmt: skip
-    made = guard.Guard(plan, 0, ["true"])
-    spawned: list[list[str]] = []
-    monkeypatch.setattr(made, "spawn", lambda command: spawned.append(command))
-    monkeypatch.setattr(made.files, "bytes", lambda: 6 * size.MB)
-    made.stop_if_too_large()
+    made, spawned = made_session(tmp_path, monkeypatch, 4 * size.MB)
+    made.tend()
     assert spawned == [], "it is not collecting yet"
-    made.look_at = time.monotonic_ns()
-    made.stop_if_too_large()
-    made.stop_session()
+    made.opened, made.look_at = True, 1
+    made.tend()
+    made.stop()
     assert spawned == [["nsys", "stop"]]
+
+
+def test_the_guard_stops_a_session_before_the_disk_under_it_is_full(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, spawned = made_session(tmp_path, monkeypatch, 0)
+    monkeypatch.setattr(profiler, "free_bytes", lambda _: profiler.LEAST_FREE_B + 7 * size.MB)
+    made.opened, made.look_at = True, 1
+    made.tend()
+    assert spawned == []
+    monkeypatch.setattr(profiler, "free_bytes", lambda _: profiler.LEAST_FREE_B + 5 * size.MB)
+    made.look_at = 1
+    made.tend()
+    assert spawned == [["nsys", "stop"]]
+    assert made.troubles == [f"closed early: no space left on {made.scratch}: 69 MB"]
