@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from clusterprof import __version__
-from clusterprof.analysis import communication
+from clusterprof.analysis import communication, outside
 from clusterprof.analysis.accounts import accounts
 from clusterprof.analysis.findings import findings
 from clusterprof.analysis.scene import Scene
@@ -23,6 +23,7 @@ from clusterprof.errors import MergeError
 from clusterprof.merge import match, numbered, place
 from clusterprof.results import (
     SCHEMA_VERSION,
+    CaptureCost,
     CollectivesEntry,
     MissingRank,
     RankAccount,
@@ -53,12 +54,14 @@ def study(
     *,
     source: str = "",
     clocks: KnownClocks | None = None,
+    capture: CaptureCost | None = None,
 ) -> Study:
     """Put the ranks on one clock, match their collectives and say who is late and why.
 
     `missing` are the holes and `warnings` the readers' own, both passed on; `source` is what the
     user named (for the `next` commands); `clocks` is what is known of them beside the
-    reports. Raises MergeError if a rank comes twice.
+    reports, `capture` what the step logs say that the capture cost. Raises MergeError if a rank
+    comes twice.
     """
     ordered = tuple(sorted(ranks, key=lambda t: t.rank))
     numbers = [t.rank for t in ordered]
@@ -77,6 +80,7 @@ def study(
     account = accounts(lines, placed, clock)
     scene = Scene(ordered, lines, account, placed, clock, settled(lines, placed), source)
     found, said = findings(scene)
+    found = outside.weigh(scene, found, capture)
     results: Results = {
         "schema_version": SCHEMA_VERSION,
         "clusterprof_version": __version__,
@@ -86,7 +90,7 @@ def study(
         "steps": _steps(scene),
         "collectives": _collectives(scene),
         "topology": topology(scene),
-        "capture": None,
+        "capture": capture,
         "findings": found,
         "verdict": verdict(scene, found),
         "warnings": [

@@ -53,8 +53,8 @@ def merge_run(run: RunDirectory, outcomes: Sequence[Outcome]) -> Study:
         warnings=gathered.warnings,
         source=str(run.path),
         clocks=clocks,
+        capture=measured_cost(run, outcomes),
     )
-    made.results["capture"] = measured_cost(run, outcomes)
     save(made, run)
     return made
 

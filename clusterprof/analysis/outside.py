@@ -1,0 +1,60 @@
+"""What holds inside the window only is the capture's doing and nobody's fault."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from clusterprof.analysis.finding import ms
+from clusterprof.analysis.scene import Scene
+from clusterprof.results import CaptureCost, Finding
+
+
+def weigh(scene: Scene, found: Sequence[Finding], cost: CaptureCost | None) -> list[Finding]:
+    """Return the findings; late hosts that the capture itself explains are information, and last.
+
+    Tracing takes time of the hosts, of one more than of another. By the step logs, which go on
+    outside the window, the settled steps are so much longer than the others: a host whose
+    lateness costs no more than that may be in time without a capture. Medians are compared, so
+    that a step that is slow now and then, inside or outside, explains nothing; nor does anything
+    here where a run has no step logs outside its window. Assumes that the job does the same
+    inside the window and around it.
+    """
+    slower = _slower(scene, cost)
+    explained = [_explained(f, slower) for f in found if _may_be(f, slower)]
+    return [*(f for f in found if not _may_be(f, slower)), *explained]
+
+
+def _slower(scene: Scene, cost: CaptureCost | None) -> float:
+    """How much longer the median settled step is than one outside the window (ns), 0 if not."""
+    if cost is None or not len(scene.durations):
+        return 0.0
+    times = [cost["profiled"]["before_ns"], cost["profiled"]["after_ns"]]
+    known = [ns for ns in times if ns is not None]
+    return max(0.0, float(np.median(scene.durations)) - max(known)) if known else 0.0
+
+
+def _may_be(found: Finding, slower: float) -> bool:
+    return (
+        found["code"] == "straggler.host"
+        and found["severity"] != "info"
+        and 0 < found["cost_ns_per_step"] <= slower
+    )
+
+
+def _explained(found: Finding, slower: float) -> Finding:
+    """The finding as information, with the reason."""
+    what = (
+        f"outside the window steps are {ms(slower)} shorter: the capture itself may be what makes "
+        f"this host late"
+    )
+    return {
+        **found,
+        "severity": "info",
+        "confidence": round(0.5 * found["confidence"], 2),
+        "summary": f"{found['summary']}; but {what}",
+        "evidence": [*found["evidence"], {"slower_ns": round(slower), "what": what}],
+        "advice": "nothing yet: capture again with fewer ranks or less tracing "
+        "(--trace cuda) and see whether it is late again",
+    }

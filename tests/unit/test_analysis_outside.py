@@ -1,0 +1,66 @@
+"""A host that is late inside the window only: the step logs of the rest of the job tell."""
+
+from __future__ import annotations
+
+import pytest
+
+from clusterprof.results import CaptureCost, Finding
+from clusterprof.simulate import Cause, Job, simulate
+from clusterprof.study import study
+
+MS = 1_000_000
+
+
+def capture(before_ms: float | None, after_ms: float | None) -> CaptureCost:
+    def ns(ms: float | None) -> int | None:
+        return None if ms is None else round(ms * MS)
+
+    return {
+        "stall_start_ns": 500 * MS,
+        "stall_stop_ns": 50 * MS,
+        "profiled": {"before_ns": ns(before_ms), "inside_ns": None, "after_ns": ns(after_ms)},
+        "unprofiled": None,
+    }
+
+
+def late_host(cost: CaptureCost | None, steps: tuple[int, ...] | None = None) -> Finding:
+    """What is said of rank 1, whose host is 40 ms late in `steps` (None: all)."""
+    job = Job(steps=10, causes=(Cause("host", rank=1, extra_ns=40 * MS, steps=steps),))
+    found = study(simulate(job)[0], capture=cost).results["findings"]
+    return next(f for f in found if f["code"] == "straggler.host")
+
+
+def usual_ms() -> float:
+    job = Job(steps=10, causes=(Cause("host", rank=1, extra_ns=40 * MS),))
+    steps = [s for s in study(simulate(job)[0]).results["steps"] if s["settled"]]
+    return sorted(s["duration_ns"] for s in steps)[len(steps) // 2] / MS
+
+
+def test_steps_that_are_as_long_outside_leave_the_verdict() -> None:
+    assert late_host(capture(usual_ms(), usual_ms())) == late_host(None)
+
+
+def test_a_host_that_is_late_inside_only_is_information() -> None:
+    found = late_host(capture(usual_ms() - 44, usual_ms() - 45))
+    assert found["severity"] == "info"
+    assert "outside the window steps are 44.0 ms shorter" in found["summary"]
+
+
+@pytest.mark.parametrize(
+    "cost",
+    [
+        None,
+        capture(None, None),
+        capture(usual_ms() - 44, usual_ms()),
+        capture(usual_ms() - 5, None),
+    ],
+    ids=["no logs", "no steps outside", "after the window it is as slow", "less than it costs"],
+)
+def test_what_the_capture_does_not_explain_is_blamed(cost: CaptureCost | None) -> None:
+    assert late_host(cost)["severity"] != "info"
+
+
+def test_a_host_that_is_late_now_and_then_is_not_explained_by_usual_steps() -> None:
+    healthy = [s["duration_ns"] for s in study(simulate(Job(steps=10))[0]).results["steps"][1:]]
+    usual = min(healthy) / MS - 1
+    assert late_host(capture(usual, usual), steps=(9, 12))["severity"] != "info"
