@@ -4,6 +4,7 @@
       run.json            schema version, argv, plan, versions, start and end, exit status
       plan.json           what the agent in every rank reads
       ranks/00008/        state.json, report.nsys-rep | trace.json.gz, steps.csv, clock.json, log
+      attempt-2/ranks/    the same of each later attempt, where the launcher started its ranks over
       merged/             results.json, collectives and accounts as Parquet
       report.html
 
@@ -22,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from clusterprof.agent import states
+from clusterprof.agent import attempts, states
 from clusterprof.errors import RunDirectoryError
 
 SCHEMA_VERSION = 1
@@ -33,6 +34,8 @@ class RunDirectory:
     """Paths and small files of one run."""
 
     path: Path
+    #: whose ranks are meant: a launcher may have started them over (see `agent.attempts`)
+    attempt: int = 1
 
     @property
     def manifest(self) -> Path:
@@ -56,11 +59,25 @@ class RunDirectory:
 
     def rank(self, rank: int) -> Path:
         """The folder of one rank."""
-        return Path(states.rank_directory(str(self.path), rank))
+        return Path(states.rank_directory(str(self.home), rank))
+
+    @property
+    def home(self) -> Path:
+        """The folder that the attempt's ranks write to."""
+        return Path(attempts.folder(str(self.path), self.attempt))
+
+    def attempts(self) -> list[RunDirectory]:
+        """The attempts that left anything, in order; the first always."""
+        later = sorted(
+            int(entry.name.partition("-")[2])
+            for entry in self.path.glob("attempt-*")
+            if entry.name.partition("-")[2].isdigit()
+        )
+        return [RunDirectory(self.path, attempt) for attempt in (1, *later)]
 
     def ranks(self) -> list[int]:
         """The ranks that left anything, in order."""
-        folder = self.path / "ranks"
+        folder = self.home / "ranks"
         if not folder.is_dir():
             return []
         return sorted(int(entry.name) for entry in folder.iterdir() if entry.name.isdigit())
@@ -122,6 +139,29 @@ def default_path(parent: Path, job: str | None, now: dt.datetime) -> Path:
     return parent / f"{now:%Y%m%dT%H%M%SZ}-{job or os.getpid()}"
 
 
+def started_over(path: Path, environ: Mapping[str, str]) -> Path:
+    """Where a batch job goes that Slurm has started over (preempted, requeued, a node lost).
+
+    It runs the same script again, with the same run directory: what the attempts before have left
+    there stays, and the training must not end because of it.
+    """
+    count = restarts(environ)
+    return path.with_name(f"{path.name}-restart{count}") if count and path.exists() else path
+
+
+def first_start(path: Path, environ: Mapping[str, str]) -> Path | None:
+    """The run directory of the job's first start, where `path` is that of a later one."""
+    name, mark, count = path.name.rpartition("-restart")
+    again = mark and count == str(restarts(environ))
+    return path.with_name(name) if again and path.with_name(name).exists() else None
+
+
+def restarts(environ: Mapping[str, str]) -> int:
+    """How often Slurm has started this batch job over."""
+    count = environ.get("SLURM_RESTART_COUNT", "0")
+    return int(count) if count.isdigit() else 0
+
+
 def check_free(path: Path, *, force: bool = False) -> bool:
     """Whether an earlier run directory has to go for a new one to be made at `path`.
 
@@ -162,6 +202,5 @@ def opened(path: Path) -> RunDirectory:
     """An existing run directory. Raises RunDirectoryError where there is none."""
     if not path.is_dir():
         raise RunDirectoryError(f"{path} is not a directory", "name a folder below runs/")
-    run = RunDirectory(path.absolute())
-    run.read_manifest()
-    return run
+    manifest = RunDirectory(path.absolute()).read_manifest()
+    return RunDirectory(path.absolute(), int(manifest.get("attempt") or 1))

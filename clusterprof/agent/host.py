@@ -237,9 +237,19 @@ def kill(pids: List[int]) -> None:
 
 
 def listing(folder: str, seconds: float) -> List[Dict[str, Any]]:
-    """Every file below ranks/: its path, size and SHA-256; waits for ranks that are not done."""
-    ranks = os.path.join(folder, "ranks")
+    """Every file of the ranks: its path, size and SHA-256; waits for ranks that are not done.
+
+    Paths are `00008/state.json` and, of later attempts, `attempt-2/00008/state.json`.
+    """
     until = time.monotonic() + seconds
+    found = []
+    for attempt in ["", *sorted(name for name in os.listdir(folder) if "attempt-" in name)]:
+        found += listed(os.path.join(folder, attempt, "ranks"), attempt, until)
+    return found
+
+
+def listed(ranks: str, attempt: str, until: float) -> List[Dict[str, Any]]:
+    """The files of one attempt; waits for its ranks `until` (monotonic seconds)."""
     while not all_ended(ranks) and time.monotonic() < until:
         time.sleep(0.1)
     found = []
@@ -250,7 +260,8 @@ def listing(folder: str, seconds: float) -> List[Dict[str, Any]]:
             if name.endswith(".tmp") or not stat.S_ISREG(os.lstat(path).st_mode):
                 continue
             size, digest = checksum(path)
-            found.append({"path": os.path.relpath(path, ranks), "size": size, "sha256": digest})
+            shown = os.path.join(attempt, os.path.relpath(path, ranks))
+            found.append({"path": shown, "size": size, "sha256": digest})
     return found
 
 

@@ -12,8 +12,9 @@ import time
 from typing import Optional
 
 if __package__:
-    from . import states
+    from . import attempts, states
 else:  # beside guard.py, which runs as a script
+    import attempts  # type: ignore[import-not-found,no-redef]
     import states  # type: ignore[import-not-found,no-redef]
 
 NAME = "close"
@@ -27,8 +28,12 @@ def give(run: str, reason: str) -> None:
 
 
 def read(run: str) -> Optional[str]:
-    """The order's reason; None where none was given, or the run directory cannot be read."""
+    """The order's reason; None where none was given, or the run directory cannot be read.
+
+    `run`: the run directory, or the folder of an attempt in it.
+    """
     try:
+        run = attempts.root(run)
         # The listing first: NFS may remember for half a minute that a file is not there, but
         # asks the server whenever a folder is opened.
         if NAME not in os.listdir(run):

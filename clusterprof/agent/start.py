@@ -15,7 +15,7 @@ import sys
 from types import ModuleType
 from typing import Any, Dict, List, Optional
 
-from . import clocks, hooks, states
+from . import attempts, clocks, hooks, states
 from .identity import Identity, identify, is_starter
 from .selection import chosen
 from .steps import counter
@@ -35,7 +35,9 @@ def main() -> None:
     me = identify(environ, plan["identity"])
     if me is None:
         return
-    picked = chosen(plan["selection"], me) and not has_its_report(plan["run"], me.rank)
+    attempt = attempts.number(environ)
+    picked = chosen(plan["selection"], me) and not has_its_report(plan["run"], me.rank, attempt)
+    plan["run"] = attempts.folder(plan["run"], attempt)
     if picked and plan["profiler"] == "nsys" and PROFILED not in environ:
         from . import guard
 
@@ -44,10 +46,14 @@ def main() -> None:
     Rank(plan, me, picked).wait_for_the_program()
 
 
-def has_its_report(run: str, rank: int) -> bool:
-    """Whether an earlier attempt has captured already: an elastic restart leaves that as it is."""
-    before = states.read(states.rank_directory(run, rank)).get("state")
-    return before in ("finishing", "captured", "collected")
+def has_its_report(run: str, rank: int, attempt: int) -> bool:
+    """Whether this rank has captured already: in an earlier attempt, if it was the whole window."""
+    for each in range(1, attempt + 1):
+        before = states.read(states.rank_directory(attempts.folder(run, each), rank))
+        if before.get("state") in ("finishing", "captured", "collected"):
+            if each == attempt or before.get("whole"):
+                return True
+    return False
 
 
 def command_line() -> List[str]:
@@ -195,7 +201,7 @@ def leave() -> None:
 
 
 def free_name(folder: str) -> str:
-    """steps.csv, or steps.2.csv after an elastic restart: an earlier attempt's log stays."""
+    """steps.csv, or steps.2.csv where an earlier interpreter of this rank has left one."""
     path, attempt = os.path.join(folder, "steps.csv"), 1
     while os.path.exists(path):
         attempt += 1

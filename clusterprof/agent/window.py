@@ -55,7 +55,7 @@ class Window:
         if self.beacons is not None:
             self.beacons.send("close", count)
         if self.is_open:
-            self.close(None)
+            self.close(None, whole=True)
 
     def open(self) -> bool:
         """Start capturing; False where that failed (said in the state)."""
@@ -105,12 +105,17 @@ class Window:
         else:
             again = self.looks.next(count, time.monotonic_ns())
             return again if again < self.end else int(self.end)
-        self.close("closed at step %d of %d:%d: %s" % (count, self.first, self.end, why))
+        self.close(
+            "closed at step %d of %d:%d: %s" % (count, self.first, self.end, why), whole=True
+        )
         # The other ranks' beacons wait for ours at the window's end.
         return int(self.end) if self.beacons is not None else -1
 
-    def close(self, cut: Optional[str]) -> None:
-        """Stop capturing; `cut` says why before the window's end, None at its end."""
+    def close(self, cut: Optional[str], *, whole: bool = False) -> None:
+        """Stop capturing; `cut` says why before the window's end, None at its end.
+
+        `whole`: all is captured that is to be; another attempt of the job need not capture again.
+        """
         self.is_open = False
         problem = None
         self.quietly(lambda: self.clock.take("closing", mark=True))
@@ -124,7 +129,7 @@ class Window:
             return
         if states.read(self.folder).get("state") == "finishing":
             cut = None  # the guard has closed it within a step, and said why
-        self.say("finishing", cut, step_end=self.counter.count)
+        self.say("finishing", cut, step_end=self.counter.count, whole=whole)
         for switch in self.switches:
             problem = self.quietly(switch.save) or problem
         if problem is not None:

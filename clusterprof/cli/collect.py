@@ -9,7 +9,7 @@ from clusterprof import rundir
 from clusterprof.cli.launch import tell
 from clusterprof.cli.narrate import say
 from clusterprof.cli.options import path
-from clusterprof.collect import collect
+from clusterprof.collect import collect_attempts
 from clusterprof.errors import ReportError
 from clusterprof.ranks import Selection
 
@@ -34,7 +34,10 @@ def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
         for host in gather_left(run, manifest):
             say(f"{host.name}: {host.reason or 'its reports are here'}")
         run.write_manifest(manifest)
-    outcomes = collect(run, selection.expected(manifest["world_size"]), patience_s=0)
+    run, outcomes = collect_attempts(run, selection.expected(manifest["world_size"]), patience_s=0)
+    if run.attempt != manifest.get("attempt", 1):
+        manifest["attempt"] = run.attempt
+        run.write_manifest(manifest)
     tell(run, outcomes)
     if not any(each.report for each in outcomes):
         raise ReportError(

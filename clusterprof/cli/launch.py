@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import datetime as dt
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,8 +17,8 @@ from clusterprof.cli.narrate import say
 from clusterprof.cli.planning import PROFILE_FAILED, planned
 from clusterprof.cli.running import Foreground
 from clusterprof.cli.saving import BeforeSrunKills, TimeLimit
-from clusterprof.collect import FINISHING_S, PATIENCE_S, Outcome, collect
-from clusterprof.errors import ClusterprofError
+from clusterprof.collect import FINISHING_S, PATIENCE_S, Outcome, collect_attempts
+from clusterprof.errors import ClusterprofError, RunDirectoryError
 from clusterprof.launchers import executable
 from clusterprof.plan import LaunchPlan
 from clusterprof.rundir import RunDirectory
@@ -25,24 +26,40 @@ from clusterprof.rundir import RunDirectory
 #: What may still appear when the job was told to end, and its reports have been waited for.
 HASTY_S = 1.0
 
+#: so many runs of one job may begin in the same second
+TURNS = 100
+
 
 def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
     """Run the verb; returns the job's own status."""
-    arguments, plan = planned(verb, own, program)
-    if arguments.dry_run:
-        print(plan.shown())
-        return 0
-    return launch(plan, arguments)
+    for turn in range(1, TURNS + 1):
+        arguments, plan = planned(verb, own, program, turn)
+        if arguments.dry_run:
+            print(plan.shown())
+            return 0
+        launcher = executable.find(plan.job.command[0])
+        try:
+            run, manifest = begin(plan, arguments)
+        except RunDirectoryError:
+            if plan.origins.get("run_dir") != "default" or not plan.run.exists() or turn == TURNS:
+                raise
+        else:
+            return launch(launcher, plan, arguments, run, manifest)
+    raise AssertionError
 
 
-def launch(plan: LaunchPlan, arguments: argparse.Namespace) -> int:
+def launch(
+    launcher: str,
+    plan: LaunchPlan,
+    arguments: argparse.Namespace,
+    run: RunDirectory,
+    manifest: dict[str, Any],
+) -> int:
     """Run the job, then do what can be done with its reports; the job's status is the status."""
-    program = executable.find(plan.job.command[0])
-    run, manifest = begin(plan, arguments)
     show_command(plan.job.command)
     expected = plan.selection.expected(plan.job.world_size)
     before = BeforeSrunKills(run, expected) if plan.job.launcher == "srun" else None
-    job = Foreground([program, *plan.job.command[1:]], plan.environment, before)
+    job = Foreground([launcher, *plan.job.command[1:]], plan.environment, before)
     with contextlib.closing(TimeLimit(run, expected, arguments.time_margin)):
         status = job.run()
     # srun says how far its tasks are at one SIGINT, and goes on.
@@ -60,6 +77,8 @@ def launch(plan: LaunchPlan, arguments: argparse.Namespace) -> int:
 def begin(plan: LaunchPlan, arguments: argparse.Namespace) -> tuple[RunDirectory, dict[str, Any]]:
     """Make the run directory and say what is going to happen. Raises RunDirectoryError."""
     run = rundir.create(plan.run, force=arguments.force)
+    if (first := rundir.first_start(plan.run, os.environ)) is not None:
+        say(f"this job was started over; what it captured before: clusterprof collect {first}")
     manifest = first_manifest(plan)
     run.write_plan(plan.for_agent())
     run.write_manifest(manifest)
@@ -90,12 +109,13 @@ def conclude(
     manifest.update(ended=now_text(), exit_status=status)
     complete = False
     try:
-        outcomes = collect(
+        run, outcomes = collect_attempts(
             run,
             plan.selection.expected(plan.job.world_size),
             patience_s=patience_s,
             finishing_s=finishing_s,
         )
+        manifest["attempt"] = run.attempt
         if plan.job.closed and not run.ranks():
             outcomes = [Outcome(each.rank, each.state, plan.job.closed) for each in outcomes]
         manifest["outcomes"] = [
@@ -164,7 +184,7 @@ def tell(run: RunDirectory, outcomes: Sequence[Outcome]) -> bool:
     """Say what became of the chosen ranks in one line each; whether all reports are there."""
     home = [each for each in outcomes if each.state == "collected"]
     lost = [each for each in outcomes if each.state == "lost"]
-    say(f"{len(home)} of {len(outcomes)} reports in {shortest(run.path)}")
+    say(f"{len(home)} of {len(outcomes)} reports in {shortest(run.path)}{of_attempt(run)}")
     for each in lost:
         where = f" on {each.host}" if each.host else ""
         say(f"rank {each.rank} lost{where}: {each.reason}")
@@ -176,6 +196,12 @@ def tell(run: RunDirectory, outcomes: Sequence[Outcome]) -> bool:
             "--step-on), do its scripts keep what is in PYTHONPATH, and do the nodes see this run "
             "directory?")  # fmt: skip
     return bool(home) and not lost
+
+
+def of_attempt(run: RunDirectory) -> str:
+    """Which attempt the reports are of, where the launcher has started its ranks over."""
+    others = len(run.attempts()) - 1
+    return f", of attempt {run.attempt} of {others + 1}" if others else ""
 
 
 def shortest(folder: Path) -> str:

@@ -120,9 +120,12 @@ def parser(verb: str) -> argparse.ArgumentParser:
 
 
 def planned(
-    verb: str, own: Sequence[str], program: Sequence[str] | None
+    verb: str, own: Sequence[str], program: Sequence[str] | None, turn: int = 1
 ) -> tuple[argparse.Namespace, LaunchPlan]:
-    """Understand a command line; nothing is run. Raises UsageError, ProfilerError, LaunchError."""
+    """Understand a command line; nothing is run. Raises UsageError, ProfilerError, LaunchError.
+
+    `turn`: 2 where the default run directory was taken the moment before, 3 where that one too.
+    """
     words = ["--help" if word == "-h" else word for word in own]
     arguments, launcher_options = parser(verb).parse_known_args(words)
     if program is None:
@@ -134,7 +137,7 @@ def planned(
         raise UsageError(
             "there is no program after --", f"write: clusterprof {verb} ... -- train.py"
         )
-    return arguments, make_plan(verb, arguments, launcher_options, program)
+    return arguments, make_plan(verb, arguments, launcher_options, program, turn)
 
 
 def _guessed_program(own: Sequence[str]) -> str:
@@ -145,7 +148,11 @@ def _guessed_program(own: Sequence[str]) -> str:
 
 
 def make_plan(
-    verb: str, arguments: argparse.Namespace, options: Sequence[str], program: Sequence[str]
+    verb: str,
+    arguments: argparse.Namespace,
+    options: Sequence[str],
+    program: Sequence[str],
+    turn: int = 1,
 ) -> LaunchPlan:
     """Decide everything; nothing is written or run. Raises UsageError, ProfilerError."""
     settings = Settings(arguments)
@@ -169,19 +176,23 @@ def make_plan(
     capture = replace(
         capture, agent={**capture.agent, **clock_evidence(arguments), **limits(arguments)}
     )
-    wanted = settings.get("run_dir")
-    now = dt.datetime.now(dt.timezone.utc)
-    folder = (
-        path(wanted)
-        if wanted
-        else rundir.default_path(Path("runs"), os.environ.get("SLURM_JOB_ID"), now)
-    ).absolute()
+    folder = run_directory(settings, turn)
     environment = injected(os.environ, RunDirectory(folder).plan)
     job = launchers.load(verb).job(options, program, os.environ, environment)
     selection.check(job.world_size, job.told_by)
     return LaunchPlan(
         job, environment, folder, selection, steps, step_on, capture, settings.origins
     )
+
+
+def run_directory(settings: Settings, turn: int) -> Path:
+    """Where the run goes. Two runs that one job starts in the same second are told apart."""
+    wanted = settings.get("run_dir")
+    if wanted:
+        return rundir.started_over(path(wanted).absolute(), os.environ)
+    now = dt.datetime.now(dt.timezone.utc)
+    folder = rundir.default_path(Path("runs"), os.environ.get("SLURM_JOB_ID"), now).absolute()
+    return folder if turn == 1 else folder.with_name(f"{folder.name}-{turn}")
 
 
 def checked_window(

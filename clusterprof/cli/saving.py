@@ -82,6 +82,7 @@ def save(
 def unsaved(run: RunDirectory, expected: Sequence[int] | None) -> list[int]:
     """The ranks whose window is open, or whose report is being written."""
     found = []
+    run = run.attempts()[-1]
     for rank, state in run.states().items() if expected is None else run.states_of(expected):
         name = state.get("state")
         home = (run.rank(rank) / "report.nsys-rep").is_file()
@@ -136,7 +137,7 @@ class TimeLimit:
 
     def _through(self) -> bool:
         """Whether no window is left to be closed."""
-        seen = self.run.states()
+        seen = self.run.attempts()[-1].states()
         chosen = self.expected or [rank for rank in seen if seen[rank].get("chosen")]
         return bool(chosen) and all(seen.get(rank, {}).get("state") in _CLOSED for rank in chosen)
 

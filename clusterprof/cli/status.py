@@ -112,6 +112,8 @@ def look(run: RunDirectory) -> Status:
     manifest = run.read_manifest()
     selection = Selection.from_json(manifest["selection"])
     expected = set(selection.expected(manifest.get("world_size")) or ())
+    if manifest.get("ended") is None:
+        run = run.attempts()[-1]
     seen = run.states()
     first, end = manifest["window"]
     return Status(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +40,54 @@ class Outcome:
     #: a torch.profiler trace of the same window beside an nsys report
     trace: Path | None = None
     steps: Path | None = None
+    #: the report has all of the window that there was to be had
+    whole: bool = False
+
+
+def collect_attempts(
+    run: RunDirectory,
+    expected: Iterable[int] | None,
+    *,
+    patience_s: float = PATIENCE_S,
+    finishing_s: float = FINISHING_S,
+) -> tuple[RunDirectory, list[Outcome]]:
+    """Settle the ranks of every attempt; returns the attempt to merge, and its outcomes.
+
+    An elastic launcher starts all ranks over when one has failed. Reports of two attempts do not
+    belong together: the attempt with most whole windows is taken, then that with most reports,
+    then the last. A rank that has none there but one elsewhere says so.
+    """
+    expected = None if expected is None else list(expected)
+    every = run.attempts()
+    settled = []
+    for each in every:
+        last = each is every[-1]
+        settled.append(
+            collect(
+                each,
+                expected,
+                patience_s=patience_s if last else 0,
+                finishing_s=finishing_s if last else 0,
+            )
+        )
+
+    def worth(place: int) -> tuple[int, int, int]:
+        reports = [one for one in settled[place] if one.report]
+        return sum(one.whole for one in reports), len(reports), place
+
+    best = max(range(len(every)), key=worth)
+    elsewhere = {
+        one.rank: every[place].attempt
+        for place, outcomes in enumerate(settled)
+        for one in outcomes
+        if one.report and place != best
+    }
+    return every[best], [
+        replace(one, reason=f"{one.reason}; attempt {elsewhere[one.rank]} has a report of it")
+        if one.report is None and one.rank in elsewhere
+        else one
+        for one in settled[best]
+    ]
 
 
 def collect(
@@ -92,9 +140,10 @@ def _settle(run: RunDirectory, rank: int, state: dict[str, Any] | None, seen: li
         states.advance(str(folder), "collected")
         beside = trace if reports == [report, trace] else None
         return Outcome(
-            rank, "collected", str(state.get("reason", "")), host, reports[0], beside, steps
-        )
-    reason = str(state.get("reason") or _KILLED.get(name, "it left no report"))
+            rank, "collected", str(state.get("reason", "")), host, reports[0], beside, steps,
+            whole=bool(state.get("whole")),
+        )  # fmt: skip
+    reason = str(state.get("reason") or _KILLED.get(name, "it did not capture"))
     if name == "finishing" and state.get("reason"):
         reason = f"{_KILLED[name]}, {reason}"
     if name in ("captured", "collected"):

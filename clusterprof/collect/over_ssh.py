@@ -11,7 +11,7 @@ import re
 import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,7 @@ HELPER = ("-I", "-S", "-")
 
 _TO_STOP = ("TERM", "INT", "HUP")
 
-_PATH = re.compile(r"(\d{5,})/([A-Za-z0-9_][A-Za-z0-9._-]*)")
+_PATH = re.compile(r"(attempt-(\d+)/)?(\d{5,})/([A-Za-z0-9_][A-Za-z0-9._-]*)")
 
 
 def helper() -> bytes:
@@ -304,12 +304,13 @@ def _fetch(
     run: RunDirectory, each: RemoteHost, sftp: Any, match: re.Match[str], entry: Mapping[str, Any]
 ) -> str:
     """One file, by rename and only if its checksum is right; returns what went wrong."""
-    folder = run.rank(int(match[1]))
+    attempt, _, rank, name = match.groups(default="")
+    folder = replace(run, attempt=int(match[2] or 1)).rank(int(rank))
     folder.mkdir(parents=True, exist_ok=True)
-    target, beside = folder / match[2], folder / f".{match[2]}.{os.getpid()}.tmp"
+    target, beside = folder / name, folder / f".{name}.{os.getpid()}.tmp"
     try:
         with each.ssh.explained():
-            sftp.get(f"{each.folder}/ranks/{entry['path']}", str(beside))
+            sftp.get(f"{each.folder}/{attempt}ranks/{rank}/{name}", str(beside))
         size, digest = far_side.checksum(str(beside))
         if (size, digest) != (entry["size"], entry["sha256"]):
             return f"{entry['path']} did not arrive whole"

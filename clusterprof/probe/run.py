@@ -30,14 +30,15 @@ def settle(run: RunDirectory) -> Measurement | None:
     """
     path = probe_path(run)
     found = [read(path)] if path.is_file() else []
-    for rank in run.ranks():
-        folder = run.rank(rank)
+    folders = [each.rank(rank) for each in run.attempts() for rank in each.ranks()]
+    for folder in folders:
         document = _json(folder / "probe.json")
         if isinstance(document, dict):
             found.append(parsed({"method": "UDP beside the ranks", **document}))
         with contextlib.suppress(OSError):
             (folder / "probe-address.json").unlink()
-    shutil.rmtree(run.path / "probe", ignore_errors=True)
+    for each in run.attempts():
+        shutil.rmtree(each.home / "probe", ignore_errors=True)
     if not found:
         return None
     every = joined(found)

@@ -234,7 +234,8 @@ class FakeSsh:
 
     def sftp(self) -> Any:
         def get(path: str, target: str) -> None:
-            Path(target).write_bytes(self.files[path.partition("/ranks/")[2]])
+            before, _, name = path.removeprefix("/tmp/clusterprof-1/").partition("ranks/")
+            Path(target).write_bytes(self.files[before + name])
 
         return SimpleNamespace(get=get)
 
@@ -257,6 +258,14 @@ def test_what_arrives_whole_is_kept_and_then_removed_there(tmp_path: Path) -> No
     assert (each.reason, each.folder) == ("", "")
     assert (run.rank(1) / "trace.json.gz").read_bytes() == b"abc"
     assert fake.asked == ["list", "remove"]
+
+
+def test_what_a_later_attempt_left_comes_to_its_place(tmp_path: Path) -> None:
+    run = create(tmp_path / "run")
+    each, _ = fetched(run, {"00001/log": b"first", "attempt-2/00001/log": b"second"})
+    assert each.reason == ""
+    assert (run.path / "ranks/00001/log").read_bytes() == b"first"
+    assert (run.path / "attempt-2/ranks/00001/log").read_bytes() == b"second"
 
 
 def test_a_file_that_does_not_arrive_whole_is_not_taken_and_stays_there(tmp_path: Path) -> None:

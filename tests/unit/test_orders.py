@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from clusterprof.agent import guard, orders, size, states, window
+from clusterprof.agent import homecoming, orders, profiler, session, size, states, window
 from clusterprof.agent.steps import Counter
 
 WHY = "the job's time limit is near"
@@ -102,28 +101,30 @@ def test_a_watch_sees_an_order_that_comes_later(
     assert watch.said == WHY
 
 
-def test_the_guard_stops_a_session_whose_step_does_not_end_after_the_order(
+def test_a_session_whose_step_does_not_end_after_the_order_is_stopped_inside_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(guard.tempfile, "mkdtemp", lambda **_: str(tmp_path))
-    plan: dict[str, Any] = {
-        "nsys": {"path": "nsys", "trace": {"cpu": "nvtx", "gpu": "cuda"}, "stop": ["stop"]},
-        "window_by": "session", "run": str(tmp_path),
+    monkeypatch.setattr(profiler.tempfile, "gettempdir", lambda: str(tmp_path))
+    nsys = {
+        "path": "nsys", "version": "2022.4", "trace": {"cpu": "nvtx", "gpu": "cuda"},
+        "stop": ["stop"],
     }  # fmt: skip
-    made = guard.Guard(plan, 0, ["true"])
+    home = homecoming.Homecoming(str(tmp_path), str(tmp_path / "rank"))
+    made = session.Session("s", nsys, "session", home, 0, str(tmp_path))
     stopped: list[list[str]] = []
     monkeypatch.setattr(made, "spawn", lambda command: stopped.append(command))
-    made.home.say("capturing")
-    made.look_at = time.monotonic_ns()
+    home.say("capturing")
+    made.opened = True
+    made.obey()
     made.orders = orders.Watch(str(tmp_path))
-    made.stop_if_ordered()
-    assert stopped == [], "nobody ordered it"
+    made.obey()
+    assert (stopped, made.order()) == ([], ""), "nobody ordered it"
     made.orders.said, made.orders.since = WHY, time.monotonic()
-    made.stop_if_ordered()
-    assert stopped == [], "the agent closes it between two steps, if it can"
-    made.orders.since -= 2 * guard.ORDER_GRACE_S
-    made.stop_if_ordered()
-    made.stop_if_ordered()
+    made.obey()
+    assert (stopped, made.order()) == ([], WHY), "the agent closes it between two steps, if it can"
+    made.orders.since -= 2 * session.ORDER_GRACE_S
+    made.obey()
+    made.obey()
     assert stopped == [["nsys", "stop"]]
-    found = states.read(made.home.folder)
+    found = states.read(home.folder)
     assert (found["state"], found["reason"]) == ("finishing", f"closed within a step: {WHY}")

@@ -1,7 +1,8 @@
 """A job of two ranks that ends in a chosen way: ending.py HOW AT.
 
-Rank 0 takes 30 steps of 20 ms; HOW says what becomes of it, and AT after which step. Rank 1 only
-waits for a while. Started with --steps 10:20, step 5 is before the window and 15 inside.
+Rank 0 takes 30 steps of 20 ms (slow: as many as fit into 15 s); HOW says what becomes of it, and
+AT after which step. Rank 1 only waits for a while. once: in the first attempt of an elastic job.
+Started with --steps 10:20, step 5 is before the window and 15 inside.
 """
 
 import os
@@ -11,13 +12,18 @@ import time
 
 import loop
 
+began = time.monotonic()
 how, at = sys.argv[1], int(sys.argv[2])
 names = ("RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID")
 rank = int(next(os.environ[name] for name in names if name in os.environ))
 print(f"rank {rank} begins", flush=True)
 for count in range(1, 31):
     loop.step()
-    if rank == 0 and count == at:
+    if how == "once" and count == at and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+        if rank == 0:
+            sys.exit(3)
+        time.sleep(600)  # as in a collective, until the launcher ends it
+    elif rank == 0 and count == at:
         if how == "exit":
             sys.exit(3)
         elif how == "_exit":
@@ -31,4 +37,7 @@ for count in range(1, 31):
         elif how == "hang":
             print("rank 0 hangs", flush=True)
             time.sleep(600)
+while how == "slow" and time.monotonic() < began + 15:
+    time.sleep(0.1)
+    loop.step()
 print(f"rank {rank} ends", flush=True)

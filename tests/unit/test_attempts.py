@@ -1,0 +1,90 @@
+"""The attempts of an elastic job: kept apart, and of one attempt what is merged."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from clusterprof import rundir
+from clusterprof.agent import attempts, start, states
+from clusterprof.collect import collect_attempts
+from clusterprof.rundir import RunDirectory
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDirectory:
+    return rundir.create(tmp_path / "run")
+
+
+def rank_left(run: RunDirectory, attempt: int, rank: int, state: str, **facts: Any) -> None:
+    """A chosen rank's folder in one attempt; with a report where its state says so."""
+    folder = RunDirectory(run.path, attempt).rank(rank)
+    states.advance(str(folder), state, chosen=True, **facts)
+    if state in ("finishing", "captured"):
+        (folder / "report.nsys-rep").write_bytes(b"report")
+
+
+def test_each_attempt_has_a_folder_and_all_belong_to_one_run(run: RunDirectory) -> None:
+    assert attempts.number({}) == 1
+    assert attempts.number({"TORCHELASTIC_RESTART_COUNT": "0"}) == 1
+    assert attempts.number({"TORCHELASTIC_RESTART_COUNT": "2"}) == 3
+    assert attempts.number({"TORCHELASTIC_RESTART_COUNT": "many"}) == 1
+    third = attempts.folder("/runs/x", 3)
+    assert (attempts.folder("/runs/x", 1), third) == ("/runs/x", "/runs/x/attempt-3")
+    assert attempts.root(third) == attempts.root("/runs/x") == "/runs/x"
+    rank_left(run, 3, 0, "waiting")
+    (run.path / "attempt-of-mine").mkdir()
+    assert [each.attempt for each in run.attempts()] == [1, 3]
+
+
+@pytest.mark.parametrize(
+    ("before", "again"),
+    [
+        ({"state": "captured", "whole": True}, False),
+        ({"state": "finishing", "whole": True}, False),
+        ({"state": "captured", "whole": False}, True),
+        ({"state": "captured"}, True),
+        ({"state": "lost"}, True),
+    ],
+)
+def test_a_rank_captures_again_unless_it_has_had_the_whole_window(
+    run: RunDirectory, before: dict[str, Any], again: bool
+) -> None:
+    rank_left(run, 1, 0, **before)
+    assert start.has_its_report(str(run.path), 0, 2) is not again
+
+
+def test_the_attempt_with_most_whole_windows_is_merged_and_the_others_stay(
+    run: RunDirectory,
+) -> None:
+    for rank in (0, 1):
+        rank_left(run, 1, rank, "captured", whole=False)
+        rank_left(run, 2, rank, "captured", whole=True)
+    rank_left(run, 3, 0, "waiting")
+    taken, outcomes = collect_attempts(run, [0, 1], patience_s=0)
+    assert taken.attempt == 2
+    assert [one.report for one in outcomes] == [
+        run.path / f"attempt-2/ranks/0000{rank}/report.nsys-rep" for rank in (0, 1)
+    ]
+    assert states.read(str(run.rank(0)))["state"] == "collected"
+
+
+def test_reports_of_two_attempts_are_not_merged_with_each_other(run: RunDirectory) -> None:
+    rank_left(run, 1, 0, "captured", whole=True)
+    rank_left(run, 1, 1, "captured", whole=True)
+    rank_left(run, 1, 2, "capturing")
+    states.advance(str(RunDirectory(run.path, 2).rank(0)), "counting", chosen=False)
+    rank_left(run, 2, 2, "captured", whole=True)
+    taken, outcomes = collect_attempts(run, [0, 1, 2], patience_s=0)
+    assert taken.attempt == 1
+    assert [one.state for one in outcomes] == ["collected", "collected", "lost"]
+    assert outcomes[2].reason == "killed inside the window; attempt 2 has a report of it"
+
+
+def test_a_run_is_read_as_it_was_merged(run: RunDirectory) -> None:
+    run.write_manifest({"schema_version": rundir.SCHEMA_VERSION, "attempt": 2})
+    assert rundir.opened(run.path).rank(0) == run.path / "attempt-2/ranks/00000"
+    run.write_manifest({"schema_version": rundir.SCHEMA_VERSION})
+    assert rundir.opened(run.path).attempt == 1
