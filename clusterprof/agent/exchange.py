@@ -30,8 +30,11 @@ DRIFT_LIMIT_PPM = 150
 _MAC = 16
 _REQUEST = struct.Struct("!4sI")
 _ANSWER = struct.Struct("!4sIqq")
-_ASK, _SAY, _TELL, _HEARD = b"clp?", b"clp!", b"clp>", b"clp<"
+_ASK, _SAY, _TELL, _HEARD, _WHO, _AM = b"clp?", b"clp!", b"clp>", b"clp<", b"clp-", b"clp+"
 _LARGEST = 8192
+#: Where hosts share a secret and no folder, the answerer listens on one of so many ports that
+#: follow from the secret, below those that systems give away by themselves.
+_MEETING_PORTS, _FIRST_PORT, _PORTS = 3, 20_000, 12_000
 #: SO_TIMESTAMPNS on Linux: the kernel stamps what arrives, before any process is woken for it
 _STAMPS = 35
 
@@ -163,8 +166,11 @@ def _stamp(ancillary: List[Any]) -> Optional[int]:
     return None
 
 
-def answer(endpoint: Endpoint) -> Optional[bytes]:
-    """Take one datagram and answer it; returns what an asker told (see `tell`), else None."""
+def answer(endpoint: Endpoint, machine: str = "") -> Optional[bytes]:
+    """Take one datagram and answer it; returns what an asker told (see `tell`), else None.
+
+    `machine` is what those are told that seek us.
+    """
     came = endpoint.receive()
     if came is None:
         return None
@@ -175,6 +181,58 @@ def answer(endpoint: Endpoint) -> Optional[bytes]:
     elif body[:4] == _TELL:
         endpoint.send(_HEARD + body[4:12], sender)
         return body[12:]
+    elif body[:4] == _WHO:
+        endpoint.send(_AM + body[4:12] + machine.encode(), sender)
+    return None
+
+
+def meeting_ports(secret: bytes) -> List[int]:
+    """Where an answerer is to be found by those that know `secret` and not its port."""
+    digests = [
+        hashlib.blake2b(b"port %d" % k, key=secret, digest_size=4).digest()
+        for k in range(_MEETING_PORTS)
+    ]
+    return [_FIRST_PORT + int.from_bytes(each, "big") % _PORTS for each in digests]
+
+
+def listen_for_seekers(secret: bytes, hosts: List[str]) -> Endpoint:
+    """An endpoint on the first meeting port that is free, towards `hosts`. Raises OSError."""
+    ways = [way for way in map(route_to, hosts) if way is not None]
+    outside = [way for way in ways if not way.startswith("127.") and way != "::1"]
+    address = (outside or ways or ["127.0.0.1"])[0]
+    problem = OSError("no meeting port")
+    for port in meeting_ports(secret):
+        try:
+            return Endpoint(address, secret, port)
+        except OSError as error:
+            problem = error
+    raise problem
+
+
+def seek(secret: bytes, hosts: List[str], seconds: float) -> Optional[Tuple[Any, str]]:
+    """The address of the answerer on one of `hosts`, and its machine; None if nobody answers."""
+    ways = []
+    for host in hosts:
+        here = route_to(host)
+        if here is not None:
+            ways.append((host, Endpoint(here, secret)))
+    mark = os.urandom(8)
+    deadline = time.monotonic() + seconds
+    try:
+        while ways and time.monotonic() < deadline:
+            for host, endpoint in ways:
+                for port in meeting_ports(secret):
+                    endpoint.send(_WHO + mark, (host, port))
+            until = min(deadline, time.monotonic() + 0.1)
+            while time.monotonic() < until:
+                pause = max(0.0, until - time.monotonic())
+                for endpoint in select.select([way for _, way in ways], [], [], pause)[0]:
+                    came = endpoint.receive()
+                    if came is not None and came[0][:12] == _AM + mark:
+                        return came[1][:2], came[0][12:].decode("utf-8", "replace")
+    finally:
+        for _, endpoint in ways:
+            endpoint.close()
     return None
 
 

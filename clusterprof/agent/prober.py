@@ -2,12 +2,15 @@
 
 Not a thread of the training: it shares no interpreter lock with it, opens no port in it and
 cannot keep it waiting. The rank says when its window opens and closes with a datagram to a Unix
-socket that only its owner reaches, and never waits for an answer. The prober of the reference
-rank answers on UDP, on the job's own network and to those that know a secret in the run directory
-only; of every other machine one prober asks it for a third of a second, at both ends of the
-window. A prober ends with its rank, whatever happens.
+socket that has no file (nothing of it is left, however its prober ends), heeds only its own user,
+and never answers. The prober of the reference rank answers on UDP, on the job's own network and
+to those that know a secret only; of every other machine one prober asks it for a third of a
+second, at both ends of the window. A prober ends with its rank, whatever happens.
 
-Run as a script: `python -I -S prober.py RUN RANK REFERENCE OWNER FOLDER`.
+Address and secret stand in a file of the run directory that only its owner can read. Hosts that
+share no folder (`clusterprof ssh`) were given a secret, and each other's names, with the plan.
+
+Run as a script: `python -I -S prober.py RUN RANK REFERENCE OWNER SOCKET`.
 """
 
 from __future__ import annotations
@@ -18,12 +21,11 @@ import json
 import os
 import secrets
 import select
-import shutil
 import socket
+import struct
 import sys
-import tempfile
 import time
-from typing import Any, Dict, List, Mapping, Optional
+from typing import Any, Dict, List, Mapping, Optional, Tuple
 
 if __package__:
     from . import clocks, exchange, states
@@ -42,8 +44,11 @@ else:  # run as a script, isolated: our package has no name yet
     from _clusterprof_agent import clocks, exchange, states  # type: ignore[no-redef]
     from _clusterprof_agent.identity import Identity  # type: ignore[no-redef]
 
-#: the Unix socket of this rank's prober, for the program that the guard runs under nsys
+#: the Unix socket of this rank's prober, for the program that the guard runs under nsys: a name in
+#: the kernel's own list, where sockets without a file stand
 PROBE = "CLUSTERPROF_PROBE"
+#: who sent a datagram, as the kernel knows it: struct ucred
+_SENDER = struct.Struct("@iII")
 #: The reference rank's prober answers for so long after its own window closed.
 GRACE_S = 30.0
 #: ... and for so long after its rank has ended, unless somebody is asking.
@@ -82,15 +87,15 @@ def reference(selection: Mapping[str, Any]) -> int:
 
 
 def start(plan: Mapping[str, Any], rank: int) -> None:
-    """Start the prober of this rank, and leave its socket's path in the environment.
+    """Start the prober of this rank, and leave its socket's name in the environment.
 
     It forks away from us at once, so that the program finds no child that it did not start.
     """
-    folder = tempfile.mkdtemp(prefix="clusterprof-", dir=short_temporary())
+    name = "clusterprof-" + secrets.token_hex(16)
     here = os.path.abspath(__file__.replace(".pyc", ".py"))
     arguments = [
         sys.executable, "-I", "-S", here, str(plan["run"]), str(rank),
-        str(reference(plan["selection"])), str(os.getpid()), folder,
+        str(reference(plan["selection"])), str(os.getpid()), name,
     ]  # fmt: skip
     nothing = [(os.POSIX_SPAWN_OPEN, number, os.devnull, os.O_RDWR, 0) for number in (0, 1, 2)]
     # What makes nsys follow a process is not for this one.
@@ -101,28 +106,20 @@ def start(plan: Mapping[str, Any], rank: int) -> None:
     }
     child = os.posix_spawn(sys.executable, arguments, environ, file_actions=nothing)
     if os.waitpid(child, 0)[1] == 0:
-        os.environ[PROBE] = os.path.join(folder, "socket")
-    else:
-        shutil.rmtree(folder, ignore_errors=True)
+        os.environ[PROBE] = name
 
 
 def say(event: str) -> None:
     """Tell our prober that the window opens or closes; never waits, never fails."""
-    path = os.environ.get(PROBE)
-    if not path:
+    name = os.environ.get(PROBE)
+    if not name:
         return
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as pipe:
             pipe.setblocking(False)
-            pipe.sendto(event.encode(), path)
+            pipe.sendto(event.encode(), "\0" + name)
     except OSError:
         pass
-
-
-def short_temporary() -> str:
-    """A node-local folder whose name leaves room for a socket's (107 bytes in all)."""
-    folder = tempfile.gettempdir()
-    return folder if len(folder) < 70 else "/tmp"
 
 
 # --- in the process of its own
@@ -131,15 +128,16 @@ def short_temporary() -> str:
 class Prober:
     """One rank's prober, from its start to the end of its rank."""
 
-    def __init__(self, run: str, rank: int, against: int, owner: int, folder: str) -> None:
+    def __init__(self, run: str, rank: int, against: int, owner: int, name: str) -> None:
         self.run = run
         self.rank = rank
         self.against = against
         self.owner = owner
-        self.folder = folder
         self.pipe = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-        self.pipe.bind(os.path.join(folder, "socket"))
+        self.pipe.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+        self.pipe.bind("\0" + name)
         self.pipe.setblocking(False)
+        self.meeting = meeting(os.environ)
         self.bounds: List[Dict[str, Any]] = []
         self.notes: List[str] = []
 
@@ -151,6 +149,11 @@ class Prober:
 
     def answer(self) -> None:
         """Answer all others until our rank has ended, or its window has been closed for long."""
+        if self.meeting is not None:
+            endpoint = exchange.listen_for_seekers(*self.meeting)
+            with contextlib.closing(endpoint):
+                self.serve(endpoint)
+            return
         secret = secrets.token_bytes(32)
         endpoint = exchange.Endpoint(exchange.own_address(os.environ), secret)
         path = self.address_file()
@@ -174,7 +177,7 @@ class Prober:
             pause = None if until is None else max(0.0, until - time.monotonic())
             ready = select.select(sources, [], [], pause)[0]
             if endpoint in ready:
-                exchange.answer(endpoint)
+                exchange.answer(endpoint, clocks.machine())
                 if self.owner not in sources:
                     until = time.monotonic() + QUIET_S
             if self.pipe in ready and self.heard() == "close":
@@ -184,11 +187,17 @@ class Prober:
                 until = time.monotonic() + QUIET_S
 
     def heard(self) -> str:
-        """What our rank said."""
+        """What our rank said; nothing, where it was not our own user."""
         try:
-            return self.pipe.recv(64).decode("ascii", "replace")
+            said, sender, _, _ = self.pipe.recvmsg(64, socket.CMSG_SPACE(_SENDER.size))
         except OSError:
             return ""
+        users = [
+            _SENDER.unpack(data)[1]
+            for _, kind, data in sender
+            if kind == socket.SCM_CREDENTIALS and len(data) == _SENDER.size
+        ]
+        return said.decode("ascii", "replace") if users == [os.getuid()] else ""
 
     # -- every other
 
@@ -241,6 +250,18 @@ class Prober:
     def find(self) -> Optional[Dict[str, Any]]:
         """The answerer's address; None where it has none (its rank never began)."""
         deadline = time.monotonic() + exchange.FIRST_ANSWER_S
+        if self.meeting is not None:
+            found = exchange.seek(*self.meeting, exchange.FIRST_ANSWER_S)
+            if found is None:
+                self.notes.append(
+                    "rank %d's prober was not found on %s (UDP ports %s)"
+                    % (self.against, ", ".join(self.meeting[1]),
+                       ", ".join(map(str, exchange.meeting_ports(self.meeting[0]))))
+                )  # fmt: skip
+                return None
+            (address, port), machine = found
+            secret = self.meeting[0].hex()
+            return {"address": address, "port": port, "secret": secret, "machine": machine}
         while True:
             try:
                 with open(self.address_file(), encoding="utf-8") as file:
@@ -266,12 +287,24 @@ class Prober:
         return True
 
 
+def meeting(environ: Mapping[str, str]) -> Optional[Tuple[bytes, List[str]]]:
+    """Secret and hosts of a job whose hosts share no folder, by the plan; None where they do."""
+    try:
+        with open(environ["CLUSTERPROF_PLAN"], encoding="utf-8") as file:
+            told = json.load(file)["meeting"]
+        secret, hosts = bytes.fromhex(told["secret"]), [str(each) for each in told["hosts"]]
+    except (KeyError, OSError, TypeError, ValueError):
+        return None
+    master = environ.get("MASTER_ADDR")
+    return secret, list(dict.fromkeys([*([master] if master else []), *hosts]))
+
+
 def main(argv: List[str]) -> None:
-    """Leave our parent, and watch it: `RUN RANK REFERENCE OWNER FOLDER`."""
-    run, rank, against, owner, folder = argv[0], int(argv[1]), int(argv[2]), int(argv[3]), argv[4]
+    """Leave our parent, and watch it: `RUN RANK REFERENCE OWNER SOCKET`."""
+    run, rank, against, owner, name = argv[0], int(argv[1]), int(argv[2]), int(argv[3]), argv[4]
     os.closerange(3, 1024)  # what the rank left open is none of our business
     watch = os.pidfd_open(owner)
-    prober = Prober(run, rank, against, watch, folder)
+    prober = Prober(run, rank, against, watch, name)
     if os.fork():
         os._exit(0)
     try:
@@ -281,8 +314,6 @@ def main(argv: List[str]) -> None:
             prober.ask()
     except OSError:
         pass  # the clocks stay unmeasured: nobody waits for us
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import secrets
 import shlex
 import signal
 import sys
@@ -17,6 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
+from clusterprof import ssh_config
 from clusterprof.cli.launch import begin, conclude
 from clusterprof.cli.narrate import say
 from clusterprof.cli.planning import parser, planned
@@ -111,8 +113,17 @@ def run_on(hosts: list[RemoteHost], plan: LaunchPlan, arguments: argparse.Namesp
 
 def deliver(hosts: Sequence[RemoteHost], plan: LaunchPlan) -> None:
     """Bring the agent and the plan to all hosts. Raises HostError for the first that fails."""
+    told = {**plan.for_agent(), "meeting": meeting(hosts, plan)}
     with ThreadPoolExecutor(max_workers=min(32, len(hosts))) as pool:
-        list(pool.map(lambda each: over_ssh.deliver(each, plan.for_agent()), hosts))
+        list(pool.map(lambda each: over_ssh.deliver(each, told), hosts))
+
+
+def meeting(hosts: Sequence[RemoteHost], plan: LaunchPlan) -> dict[str, Any]:
+    """How the hosts' probers find each other: they see no common folder. Kept on the hosts only."""
+    there = plan.job.over_ssh
+    assert there is not None
+    names = [ssh_config.hostname(each.host.address, there.ssh_config) for each in hosts]
+    return {"secret": secrets.token_hex(32), "hosts": names}
 
 
 @contextlib.contextmanager

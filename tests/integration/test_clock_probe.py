@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from lab.command import Completed
 from lab.command import clusterprof as command_line
+from lab.hosts import Hosts
 
 Cli = Callable[..., Completed]
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "train.py"
@@ -158,6 +159,60 @@ def test_ranks_of_one_node_start_no_prober(run_clusterprof: Cli, workdir: Path) 
     assert done.returncode == 0, done
     assert not list((workdir / "run").rglob("probe*.json"))
     assert not (workdir / "run" / "clock_probe.json").exists()
+
+
+@pytest.mark.needs_fabric
+@pytest.mark.needs_torch
+def test_hosts_that_share_no_folder_find_the_reference_rank_and_measure_their_clocks(
+    run_clusterprof: Cli, workdir: Path, ssh_hosts: Hosts
+) -> None:
+    done = run_clusterprof(
+        ["ssh", "-F", ssh_hosts.config, "--hosts", "h1,h2,h3", "--ranks", "1,2", "--steps", "3:6",
+         "--profiler=torch", "--clock-probe=on", "--run-dir=run", "--nproc-per-node", "1", "--",
+         "python", EXAMPLE, "--steps", "8"],
+        timeout=110,
+    )  # fmt: skip
+    assert done.returncode == 0, done
+    assert "was not found" not in done.stderr
+    rows = bounds(workdir / "run" / "clock_probe.json")
+    # the reference is rank 1, on h2: neither the first host nor the one that asks
+    assert sorted((row["rank"], row["other"], row["when"]) for row in rows) == [
+        (2, 1, "close"), (2, 1, "open"),
+    ]  # fmt: skip
+    assert all(row["low_ns"] <= 0 <= row["high_ns"] for row in rows), rows
+    results = json.loads((workdir / "run" / "merged" / "results.json").read_text())
+    assert "measuring the hosts' clocks" in results["clock"]["method"]
+    for path in (workdir / "run").rglob("*.json"):
+        assert '"secret"' not in path.read_text(), path
+    assert [line for line in probers() if str(ssh_hosts.state) in line] == []
+
+
+def test_of_a_prober_that_is_killed_nothing_is_left(run_command: Cli, workdir: Path) -> None:
+    """What it writes into the run directory apart: that is settled with the run."""
+    code = (
+        "import os, signal, sys, time\n"
+        "from clusterprof.agent import prober\n"
+        "plan = {'run': sys.argv[1], 'selection': {'kind': 'ranks', 'ranks': [0, 1]}}\n"
+        "prober.start(plan, 0)\n"
+        "address = sys.argv[1] + '/ranks/00000/probe-address.json'\n"
+        "while not os.path.exists(address):\n"
+        "    time.sleep(0.01)\n"
+        "for entry in filter(str.isdigit, os.listdir('/proc')):\n"
+        "    try:\n"
+        "        words = open('/proc/%s/cmdline' % entry).read().split('\\0')\n"
+        "    except OSError:\n"
+        "        continue\n"
+        "    if sys.argv[1] in words and any(w.endswith('prober.py') for w in words):\n"
+        "        os.kill(int(entry), signal.SIGKILL)\n"
+        "        print('killed')\n"
+        "prober.say('open')\n"
+    )
+    own = workdir / "temporary"
+    own.mkdir()
+    done = run_command([sys.executable, "-c", code, workdir / "run"], env={"TMPDIR": str(own)})
+    assert (done.returncode, done.stdout.split()) == (0, ["killed"]), done
+    assert list(own.iterdir()) == []
+    assert [line for line in probers() if str(workdir) in line] == []
 
 
 def test_the_machine_of_a_reading_is_this_one(run_command: Cli, workdir: Path) -> None:
