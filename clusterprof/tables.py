@@ -125,6 +125,8 @@ class ReportInfo:
     begin_ns: int = 0
     end_ns: int = 0
     backend: str = ""
+    #: what a step took before the capture, by the step log; None where none says it
+    usual_step_ns: int | None = None
     warnings: tuple[str, ...] = ()
 
 

@@ -25,7 +25,7 @@ def slow_host(scene: Scene, k: int, rank: int) -> tuple[str, str, list[dict[str,
     for at, step in enumerate(line.step):
         if int(step) not in scene.settled:
             continue
-        gap = _longest_gap(launched, int(line.host_begin[at]), int(line.host_end[at]))
+        gap = longest_gap(launched, int(line.host_begin[at]), int(line.host_end[at]))
         did = host.doing(tables, *gap)
         names += [str(did["name"])] if did else []
         begin = int(scene.clock.align(rank, np.asarray([gap[0]], dtype=np.int64))[0])
@@ -53,7 +53,7 @@ def late_host(
         at = int(np.searchsorted(line.step, step))
         if seen.cost[k, column] <= 0 or at >= len(line.step) or line.step[at] != step:
             continue
-        gap = _longest_gap(line.busy, int(line.begin[at]), int(line.end[at]))
+        gap = longest_gap(line.busy, int(line.begin[at]), int(line.end[at]))
         did = host.doing(tables, *gap)
         begin = int(scene.clock.align(rank, np.asarray([gap[0]], dtype=np.int64))[0])
         what = f"its GPU has nothing to do for {ms(gap[1] - gap[0])}"
@@ -65,6 +65,8 @@ def late_host(
             if did is not None:
                 places.append(str(did["name"]))
                 what += f" while its host is in no call or range, {did['name']}"
+            else:
+                what += " while its host is in no call or range that the report knows"
         details.append(
             {
                 "rank": rank,
@@ -90,10 +92,31 @@ def late_host(
             )
     elif places:
         why += f" (in code of its own, {max(set(places), key=places.count)})"
+    elif any(detail["host"] is None for detail in details):
+        why += " (in no CUDA call and no NVTX range)"
     return why, advice, details[:8]
 
 
-def _longest_gap(busy: Any, begin: int, end: int) -> tuple[int, int]:
+def pause(scene: Scene, k: int) -> tuple[float, str]:
+    """The k-th rank's longest time without a launch in a step: its median (ns), and what it is in.
+
+    The name is empty where no call or range of the report covers it.
+    """
+    line, tables = scene.timelines[k], scene.tables[k]
+    launched = union(line.launch, line.launch_end)
+    lengths, names = [], []
+    for at in np.flatnonzero(np.isin(line.step, scene.settled)):
+        gap = longest_gap(launched, int(line.host_begin[at]), int(line.host_end[at]))
+        did = host.doing(tables, *gap)
+        lengths.append(gap[1] - gap[0])
+        names += [str(did["name"])] if did else []
+    if not lengths:
+        return 0.0, ""
+    often = 2 * len(names) >= len(lengths)
+    return float(np.median(lengths)), max(set(names), key=names.count) if often else ""
+
+
+def longest_gap(busy: Any, begin: int, end: int) -> tuple[int, int]:
     """The longest time within `begin`..`end` in which nothing ran."""
     inside = (busy.end > begin) & (busy.start < end)
     starts = np.r_[busy.start[inside], end]

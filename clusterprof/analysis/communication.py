@@ -111,8 +111,8 @@ def find(scene: Scene, unclear: frozenset[str] = frozenset()) -> list[Finding]:
         if not len(rows):
             continue
         each = _per_step(scene, rows, line_of)
-        with np.errstate(all="ignore"):
-            cost = np.nanmean(each, axis=0)
+        steps = (~np.isnan(each)).sum(axis=0)
+        cost = np.where(steps > 0, np.nansum(each, axis=0) / np.maximum(steps, 1), np.nan)
         share = float(np.nan_to_num(cost).mean()) / scene.step_ns
         if share >= limits.LEAST_FRAC:
             found.append((share, operation, rows, cost, each))

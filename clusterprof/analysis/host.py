@@ -91,8 +91,8 @@ def pace(scene: Scene) -> Floats:
 #: how nsys and others name a wait for Python's interpreter lock
 GIL_WAIT = r"(?i)wait.*gil"
 
-#: ranges that say where in the step the host is only by saying that it is in the step
-_STEP_RANGES = r"^(step\b|ProfilerStep|nccl|gloo)"
+#: ranges that say where in the step the host is only by saying that it is in the step, and our own
+_STEP_RANGES = r"^(step\b|ProfilerStep|nccl|gloo|clusterprof:)"
 
 
 def _threads(tables: RankTables) -> pa.Array:

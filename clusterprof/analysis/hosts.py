@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pyarrow.compute as pc
 
-from clusterprof.analysis import host, limits, shared
+from clusterprof.analysis import causes, host, limits, savings, shared
 from clusterprof.analysis.finding import capture, finding, ms, percent
 from clusterprof.analysis.intervals import Union, union
 from clusterprof.analysis.scene import Floats, Scene
@@ -30,6 +30,9 @@ def find(scene: Scene) -> list[Finding]:
         one, gaps = cause(scene, gaps)
         if one is not None:
             found.append(one)
+    if not any(f["code"] == "host.launch_bound" for f in found):
+        paced = _paced(scene, sum(f["cost_ns_per_step"] for f in found))
+        found += [paced] if paced is not None else []
     return found
 
 
@@ -192,11 +195,7 @@ def _launch(scene: Scene, gaps: list[Union]) -> Answer:
     share = per_step / scene.step_ns
     if share < limits.LAUNCH_FRAC:
         return None, gaps
-    kernels = [
-        int(((line.kind == COMPUTE) & (line.step_of >= 0)).sum()) // max(len(line.step), 1)
-        for line in scene.timelines
-    ]
-    count, typical = int(np.mean(kernels)), shared.typical_kernel(scene)
+    count, typical = _kernels_per_step(scene), shared.typical_kernel(scene)
     pace = float(np.median(cause.spent.mean(axis=1)))
     made = finding(
         scene,
@@ -213,3 +212,80 @@ def _launch(scene: Scene, gaps: list[Union]) -> Answer:
         "(fused=True), larger batches",
     )
     return made, gaps
+
+
+def _kernels_per_step(scene: Scene) -> int:
+    kernels = [
+        int(((line.kind == COMPUTE) & (line.step_of >= 0)).sum()) // max(len(line.step), 1)
+        for line in scene.timelines
+    ]
+    return int(np.mean(kernels))
+
+
+def _paced(scene: Scene, already: float) -> Finding | None:
+    """All hosts need nearly the whole step, and no GPU does: those wait for each other's hosts.
+
+    Behind a collective that waits for the last host a GPU is not idle, and yet it has nothing to
+    do. Saved by faster hosts: the part of the step that the middle host needs beyond what the
+    busiest GPU does (computing, and copies and transfers that nothing hides). `already`: what
+    other findings of this file cost a step.
+    """
+    if scene.pipelined or any(line.on_host for line in scene.timelines):
+        return None
+    pace = host.pace(scene)
+    known = ~np.isnan(pace)
+    if len(scene.ranks) < 2 or not known.all(axis=1).any() or not known.any(axis=0).all():
+        return None
+    own = np.asarray([p[k].mean() for p, k in zip(pace, known, strict=True) if k.any()])
+    usual = float(np.median(own))
+    if usual < limits.PACING_FRAC * scene.step_ns or own.min() < limits.SHARED_FRAC * usual:
+        return None
+    work = savings.busy(scene, transfers=True)
+    if np.isnan(work).all():
+        return None
+    busy = float(np.nanmax(work))
+    # what the capture itself adds to the step is no host's own
+    step = min(scene.step_ns, scene.usual_step_ns or scene.step_ns)
+    saved = min(usual, step) - busy - already
+    share = saved / scene.step_ns
+    if share < limits.LAUNCH_FRAC:
+        return None
+    count = _kernels_per_step(scene)
+    middle = int(np.argsort(own)[len(own) // 2])
+    idle, name = causes.pause(scene, int(np.flatnonzero(known.any(axis=1))[middle]))
+    paused = idle >= limits.PAUSE_FRAC * usual
+    advice = (
+        "fewer, longer kernels and less Python between them: torch.compile, CUDA Graphs, "
+        "fused optimizers (fused=True), larger batches"
+    )
+    return finding(
+        scene,
+        "host.launch_bound",
+        rank=None,
+        ranks=scene.ranks,
+        cost=np.full(len(scene.settled), saved),
+        # an upper bound, from what hosts and GPUs need rather than from what was seen to idle
+        at_most="warning",
+        confidence=0.75,
+        summary=f"the hosts of all ranks set the pace: they need {ms(usual)} of each "
+        f"{ms(scene.step_ns)} step to launch {count} kernels"
+        + (f", {ms(idle)} of it without a launch" if paused else "")
+        + (f" (in {name})" if paused and name else "")
+        + f", the busiest GPU {ms(busy)}; faster hosts would save up to {ms(saved)} "
+        f"({percent(share)})",
+        evidence=[
+            {
+                "rank": int(rank),
+                "steps": list(scene.settled),
+                "host_ns_per_step": round(float(pace[k][known[k]].mean())),
+                "gpu_ns_per_step": round(float(work[k])),
+                "what": f"its host needs {ms(float(pace[k][known[k]].mean()))} a step, its GPU "
+                f"{ms(float(work[k]))}",
+            }
+            for k, rank in enumerate(scene.ranks[:16])
+            if known[k].any() and not np.isnan(work[k])
+        ],
+        advice=f"look at what the hosts do in that pause first; else {advice}"
+        if paused
+        else advice,
+    )

@@ -44,6 +44,10 @@ SHORT_KERNEL_NS = 15_000
 LAUNCH_GAP_NS = 1_000_000
 #: eager training idles 1 to 5% between its launches in the recordings that are not bound by them
 LAUNCH_FRAC = 0.1
+#: hosts that need this much of the step set its pace: their own jitter takes the rest
+PACING_FRAC = 0.85
+#: launches that pause for this part of the host's step are not what it spends its time in
+PAUSE_FRAC = 0.25
 #: a cause is shared if the middle rank's host spends at least half of what the worst one does
 SHARED_FRAC = 0.5
 #: CUDA calls that may wait for the device are taken to wait from this length on (they cost 5 to

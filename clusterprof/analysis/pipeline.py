@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 
 import numpy as np
@@ -146,9 +147,14 @@ def _imbalance(scene: Scene, seen: Stages) -> Finding | None:
     """
     rows = [_places(scene, group) for group in seen.groups]
     compute, idle = scene.account("compute_ns"), scene.account("idle_ns")
-    per_stage = np.stack([np.nanmedian(compute[at], axis=0) for at in rows])
-    own = np.stack([np.nanmedian((compute + idle)[at], axis=0) for at in rows])
-    usual = np.nanmean(per_stage, axis=1)
+    with warnings.catch_warnings():
+        # a stage may lack a step on all of its ranks
+        warnings.simplefilter("ignore", RuntimeWarning)
+        per_stage = np.stack([np.nanmedian(compute[at], axis=0) for at in rows])
+        own = np.stack([np.nanmedian((compute + idle)[at], axis=0) for at in rows])
+        usual = np.nanmean(per_stage, axis=1)
+    if np.isnan(usual).any():
+        return None
     most, least = int(np.argmax(usual)), int(np.argmin(usual))
     if usual[most] - usual[least] < limits.UNEQUAL_FRAC * usual[most]:
         return None

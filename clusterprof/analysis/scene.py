@@ -121,6 +121,12 @@ class Scene:
         return float(each.mean()) if len(each) else 0.0
 
     @cached_property
+    def usual_step_ns(self) -> int | None:
+        """What a step took before the capture, by the step logs: the median over ranks."""
+        said = [t.info.usual_step_ns for t in self.tables if t.info.usual_step_ns]
+        return int(np.median(said)) if said else None
+
+    @cached_property
     def durations(self) -> Floats:
         """Each settled step's duration: the median over ranks (ns)."""
         durations = self.account("duration_ns")

@@ -32,7 +32,7 @@ from typing import Any
 
 import numpy as np
 
-from clusterprof.analysis import causes, critical, host, kernels, limits, shared
+from clusterprof.analysis import causes, critical, host, kernels, limits, savings, shared
 from clusterprof.analysis.finding import capture, finding, ms, percent
 from clusterprof.analysis.peers import Peers, peers
 from clusterprof.analysis.scene import Floats, Ints, Scene
@@ -51,7 +51,12 @@ class Blame:
     compute: Floats
     copy: Floats
     pace: Floats
+    #: what the others would have saved
     cost: Floats
+    #: how long they stood behind it, whatever else would have held them up
+    stood: Floats
+    #: by how much the capture itself slows each host, [ranks]
+    slowed: Floats
     #: the critical path
     path: tuple[critical.Segment, ...]
 
@@ -126,7 +131,10 @@ def blame(scene: Scene) -> Blame:
     if found:
         # nobody can have cost more than it stood on what all waited for
         cost = np.minimum(cost, critical.on_path(scene, found))
-    return Blame(late, doubt, idle, compute, copy, pace, cost, tuple(found))
+    by_host = idle.sum(axis=1) >= (compute + copy).sum(axis=1)
+    saved = savings.of_the_job(scene, cost, pace, by_host)
+    slowed = savings.slowed(scene, pace)
+    return Blame(late, doubt, idle, compute, copy, pace, saved, cost, slowed, tuple(found))
 
 
 def _no_more_than_pace(
@@ -195,7 +203,36 @@ def find(scene: Scene) -> list[Finding]:
         high = peak >= max(limits.PEAK_FRAC, 2 * least) and share >= limits.LEAST_FRAC
         if (share >= least or high) and not _by_chance(scene, seen, k):
             out.append(_finding(scene, seen, k, rank))
-    return out or _hidden(scene, seen)
+    return out or _hidden(scene, seen) or _only_behind(scene, seen, least)
+
+
+def _only_behind(scene: Scene, seen: Blame, least: float) -> list[Finding]:
+    """The rank that the others stand behind longest, where they would hardly be faster without."""
+    stood = seen.stood.mean(axis=1)
+    k = int(np.argmax(stood))
+    if stood[k] < least * scene.step_ns or seen.slowed[k]:
+        return []
+    rank, own = scene.ranks[k], _mean(seen.pace)
+    others = np.delete(own, k)
+    others = others[~np.isnan(others)]
+    if np.isnan(own[k]) or not len(others) or _by_chance(scene, seen, k):
+        return []
+    return [
+        finding(
+            scene,
+            "straggler.host",
+            rank=rank,
+            ranks=[rank],
+            cost=seen.cost[k],
+            at_most="info",
+            confidence=0.6,
+            summary=f"the others stand {ms(float(stood[k]))} of each step behind rank {rank}, but "
+            f"would hardly be faster without: its host needs {ms(float(own[k]))} a step, the "
+            f"slowest of theirs {ms(float(others.max()))}",
+            evidence=[*_compared(scene, seen, k), *_latest(scene, rank)],
+            advice="the hosts of all ranks set the pace: see what they have in common first",
+        )
+    ]
 
 
 def _by_chance(scene: Scene, seen: Blame, k: int) -> bool:
@@ -208,7 +245,7 @@ def _by_chance(scene: Scene, seen: Blame, k: int) -> bool:
         return False
     compared = _compared(scene, seen, k)
     slower = not compared or not _no_slower(scene, compared[0])
-    steady = float((seen.cost[k] > 0.1 * seen.cost[k].max()).mean()) >= limits.STEADY_FRAC
+    steady = float((seen.stood[k] > 0.1 * seen.stood[k].max()).mean()) >= limits.STEADY_FRAC
     return not slower and not steady
 
 
@@ -219,7 +256,8 @@ def _no_slower(scene: Scene, compared: dict[str, Any]) -> bool:
 
 def _hidden(scene: Scene, seen: Blame) -> list[Finding]:
     """A host slower than its GPU that work queued before the window still hides."""
-    own, count = _mean(seen.pace), _launches(scene)
+    # what the capture adds to a host's pace ends with it
+    own, count = _mean(seen.pace) - seen.slowed, _launches(scene)
     out = []
     for k, rank in enumerate(scene.ranks):
         # a stage of more layers has more to launch

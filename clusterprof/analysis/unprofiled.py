@@ -7,7 +7,7 @@ import pyarrow.compute as pc
 
 from clusterprof.analysis import limits
 from clusterprof.analysis.finding import capture, finding, ms, percent
-from clusterprof.analysis.scene import Bools, Floats, Scene
+from clusterprof.analysis.scene import Bools, Floats, Ints, Scene
 from clusterprof.results import Finding
 
 _LARGE_BYTES = 1 << 20
@@ -128,6 +128,23 @@ def _finding(scene: Scene, communicator: str, extra: Floats) -> Finding | None:
         advice=f"capture the others: --ranks {some}{',…' if len(missing) > 16 else ''}",
         follow_up=capture(scene, missing[:16]),
     )
+
+
+def others_without_report(scene: Scene, rows: Ints) -> list[int]:
+    """Ranks without a report that take part in the collectives of `rows`, as far as can be told.
+
+    Empty where all members of these communicators have a report.
+    """
+    c, world = scene.collectives, scene.world_size
+    if world is None or world <= len(scene.ranks):
+        return []
+    mine = np.zeros(len(c.rank), dtype=bool)
+    mine[rows[c.communicator[rows] == c.communicator[rows[0]]]] = True
+    ranks = sorted({int(r) for r in c.rank[mine]})
+    size = _size(scene, mine)
+    if c.point_to_point[rows].all() or (size is not None and size <= len(ranks)):
+        return []
+    return _not_captured(scene, ranks, size, world)
 
 
 def _size(scene: Scene, mine: Bools) -> int | None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import stat
 from dataclasses import replace
 from pathlib import Path
 
 from clusterprof.errors import ReportError
+from clusterprof.ingest.export import unreadable
 from clusterprof.ingest.sources import (
     KINETO,
+    NSYS_RAW,
     NSYS_REPORT,
     NSYS_SQLITE,
     SUFFIXES,
@@ -15,7 +18,7 @@ from clusterprof.ingest.sources import (
     stem_of,
     suffix_of,
 )
-from clusterprof.ingest.steps import read_log
+from clusterprof.ingest.steps import read_log, usual_step
 from clusterprof.tables import RankTables
 
 
@@ -37,52 +40,88 @@ def read_report(
     tables = _read(path, nsys)
     if steps is not None:
         info = tables.info
-        tables = replace(tables, steps=read_log(steps, info.begin_ns, info.end_ns))
+        inside = read_log(steps, info.begin_ns, info.end_ns)
+        info = replace(info, usual_step_ns=usual_step(read_log(steps), info.begin_ns))
+        tables = replace(tables, info=info, steps=inside)
     return _with_rank(tables, rank)
 
 
 def _read(path: Path, nsys: Path | None) -> RankTables:
     # The readers are imported when used: a Kineto trace needs no SQLite driver.
+    _check_regular(path)
     suffix = suffix_of(path)
     if suffix in NSYS_SQLITE:
-        from clusterprof.ingest.nsys_sqlite import read as read_sqlite
-
-        return _with_payloads(read_sqlite(path), path, nsys)
+        return _read_export(path, nsys)
     if suffix in NSYS_REPORT:
+        exports = (path.with_suffix(each) for each in NSYS_SQLITE)
+        chosen = fresh_export([path, *(each for each in exports if each.is_file())])
+        if chosen != path:
+            return _read_export(chosen, nsys)
+    if suffix in (*NSYS_REPORT, *NSYS_RAW):
         from clusterprof.ingest.nsys_export import read as read_nsys
 
-        exports = (path.with_suffix(each) for each in NSYS_SQLITE)
-        forms = [path, *(each for each in exports if each.is_file())]
-        chosen = fresh_export(forms) if path.is_file() else path
-        return read_nsys(path, nsys) if chosen == path else _read(chosen, nsys)
+        return read_nsys(path, nsys)
     if suffix in KINETO:
         from clusterprof.ingest.kineto import read as read_trace
 
         return read_trace(path)
-    if not path.exists():
-        raise ReportError(f"{path} does not exist", "check the path")
     raise ReportError(
         f"{path} is no report that clusterprof knows",
         f"it reads: {', '.join('*' + each for each in SUFFIXES)}",
     )
 
 
-def _with_payloads(tables: RankTables, export: Path, nsys: Path | None) -> RankTables:
-    """Return the tables of an export, or of the report beside it where that says more.
+def _check_regular(path: Path) -> None:
+    """Raise `ReportError` for what is not there, may not be seen, or could be waited for for ever.
 
-    `nsys stats` leaves an export without NCCL's payloads beside each report that it looks at.
+    Opening a pipe that nobody writes to does not return.
     """
-    report = export.with_name(stem_of(export) + NSYS_REPORT[0])
+    try:
+        mode = path.stat().st_mode
+        if stat.S_ISDIR(mode):
+            next(path.iterdir(), None)
+    except OSError as error:
+        raise unreadable(path, error) from error
+    if not stat.S_ISREG(mode):
+        what = "a folder" if stat.S_ISDIR(mode) else "no regular file (a pipe or a device)"
+        raise ReportError(f"{path} is {what}, not a report", "copy the report into a file")
+
+
+def _read_export(path: Path, nsys: Path | None) -> RankTables:
+    """Return the tables of an export, or of the report beside it where the export is no good.
+
+    `nsys stats` leaves an export without NCCL's payloads beside each report that it looks at, and
+    one that is cut short where it is stopped.
+    """
+    from clusterprof.ingest.nsys_sqlite import read as read_sqlite
+
+    report = path.with_name(stem_of(path) + NSYS_REPORT[0])
+    try:
+        tables = read_sqlite(path)
+    except ReportError as damaged:
+        if not report.is_file():
+            raise
+        return _read_beside(report, nsys, damaged)
     sources = set(tables.collective_calls.column("source").unique().to_pylist())
     if "nvtx_name" not in sources or "nvtx_payload" in sources or not report.is_file():
         return tables
+    try:
+        return _read_beside(report, nsys)
+    except ReportError:
+        return tables  # the export was good enough for everything else
+
+
+def _read_beside(report: Path, nsys: Path | None, damaged: ReportError | None = None) -> RankTables:
     from clusterprof.ingest.nsys_export import read as read_nsys
 
     try:
-        again = read_nsys(report, nsys)
-    except ReportError:
-        return tables  # the export was good enough for everything else
-    return replace(again, info=replace(again.info, source=tables.info.source))
+        tables = read_nsys(report, nsys)
+    except ReportError as error:
+        raise damaged or error from error
+    if damaged is None:
+        return tables
+    warnings = (*tables.warnings, f"{damaged.what}: the report beside it was read instead")
+    return replace(tables, warnings=warnings, info=replace(tables.info, warnings=warnings))
 
 
 def _with_rank(tables: RankTables, rank: int | None) -> RankTables:

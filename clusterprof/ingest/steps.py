@@ -29,6 +29,8 @@ STEP_NAMES = (
 
 #: a step that ends this much after the last event of a capture still belongs to it
 _SLACK_NS = 1_000_000
+#: what a step usually takes: of so many before the capture, the job's first ones left out
+_USUAL, _WARM_UP, _ENOUGH = 20, 3, 5
 
 
 def from_ranges(
@@ -107,6 +109,20 @@ def read_log(path: Path, begin_ns: int | None = None, end_ns: int | None = None)
         table = table[inside]
     table = table[np.argsort(table[:, 1], kind="stable")]
     return steps_table(table[:, 0], table[:, 1], table[:, 2], "steplog")
+
+
+def usual_step(log: pa.Table, begin_ns: int) -> int | None:
+    """Return what a step took before a capture that began at `begin_ns`: of the mean and the
+    median of the last twenty the larger (ns); None where there are too few.
+
+    The first steps of a job are warming up; a step in which the capture began is not before it.
+    """
+    begin, end = log["begin_ns"].to_numpy(), log["end_ns"].to_numpy()
+    before = np.flatnonzero(end <= begin_ns)[_WARM_UP:][-_USUAL:]
+    if len(before) < _ENOUGH:
+        return None
+    length = (end - begin)[before]
+    return int(max(length.mean(), np.median(length)))
 
 
 def _log_row(path: Path, number: int, line: list[str]) -> tuple[int, int, int] | None:

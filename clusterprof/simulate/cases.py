@@ -56,7 +56,8 @@ def right(case: Case, findings: list[Any]) -> bool:
     if not findings:
         return "" in case.codes
     top = findings[0]
-    return top["code"] in case.codes and (not case.ranks or top["rank"] in case.ranks)
+    nobody = top["rank"] is None and not top["code"].startswith("straggler.")
+    return top["code"] in case.codes and (not case.ranks or nobody or top["rank"] in case.ranks)
 
 
 def accused(findings: list[Any]) -> bool:
@@ -203,6 +204,14 @@ def _slow_hosts(d: _Draw) -> Case:
     return d.case(d.job(d.data(), d.part(1.3, 2.0), synchronous=True), "host.launch_bound")
 
 
+def _jittery_hosts(d: _Draw) -> Case:
+    """Hosts that need about as long as their GPUs, each held up now and then: nobody's fault."""
+    job = d.job(d.data(), d.part(0.8, 1.3), steps=int(d.one(5, 8, 12)))
+    pause = int(d.part(0.05, 0.3) * gpu_ns(job))
+    made = d.healthy(replace(job, hiccup_steps=int(d.one(2, 3, 4)), hiccup_ns=pause))
+    return replace(made, codes=(*made.codes, "host.launch_bound"))
+
+
 def _torn_slow_hosts(d: _Draw) -> Case:
     """All hosts slower than their GPUs and none of them waiting for its device.
 
@@ -308,6 +317,7 @@ KINDS: dict[str, Callable[[_Draw], Case]] = {
     "launch bound": _launch_bound,
     "all hosts slow, in step": _slow_hosts,
     "all hosts slow, torn": _torn_slow_hosts,
+    "healthy, hosts that jitter": _jittery_hosts,
     "input, all ranks": _starved,
     "input, one rank": _one_starved,
     ".item() each step": _item,

@@ -142,15 +142,39 @@ def test_a_slow_host_with_slack_left_is_information_and_costs_nothing() -> None:
     assert made.results["verdict"].startswith("no stragglers")
 
 
-def test_a_rank_behind_whose_host_is_no_slower_is_named_with_less_confidence() -> None:
-    job = Job(steps=6, synchronous=True)
-    slower = studied(replace(job, causes=(Cause("host", 1, 25 * MS),))).results["findings"][0]
+def test_where_all_hosts_set_the_pace_the_one_that_stays_behind_costs_nothing() -> None:
     # all hosts are slow alike; the one that resumed last stays behind the others' queues
     every = tuple(Cause("host", r, 28 * MS) for r in range(4))
-    behind = studied(Job(layers=8, launch_ns=206_000, causes=every)).results["findings"][0]
-    assert behind["code"] == slower["code"] == "straggler.host"
-    assert behind["confidence"] < slower["confidence"] - 0.1
+    results = studied(Job(layers=8, launch_ns=206_000, causes=every)).results
+    paced = only(results, "host.launch_bound")
+    assert results["findings"][0] is paced
+    assert "the hosts of all ranks set the pace" in paced["summary"]
+    assert "28.2 ms of it without a launch (in clock_nanosleep)" in paced["summary"]
+    behind = only(results, "straggler.host")
+    assert behind["severity"] == "info"
+    assert behind["cost_ns_per_step"] < 0.1 * MS
+    assert "would hardly be faster without" in behind["summary"]
     assert any("not slower now" in e["what"] for e in behind["evidence"])
+    assert results["verdict"].startswith("no stragglers; ")
+
+
+def test_a_late_host_costs_no_more_than_the_next_host_leaves_to_be_won() -> None:
+    # hosts of 30 ms a step and one of 40: without it the step would be the others' 30
+    slow = tuple(Cause("host", r, (24 if r == 2 else 14) * MS) for r in range(4))
+    results = studied(Job(layers=4, launch_ns=200_000, causes=slow, steps=8)).results
+    found = only(results, "straggler.host")
+    assert found["rank"] == 2
+    assert found["cost_ns_per_step"] == pytest.approx(10 * MS, rel=0.15)
+
+
+def test_a_host_that_the_capture_itself_slows_holds_up_nobody() -> None:
+    ranks, _ = simulate(Job(layers=4, launch_ns=90_000, causes=(Cause("host", 2, 20 * MS),)))
+    inside = study(ranks).results
+    assert only(inside, "straggler.host")["rank"] == 2
+    for usual, named in ((40 * MS, True), (16 * MS, False)):
+        known = [replace(r, info=replace(r.info, usual_step_ns=usual)) for r in ranks]
+        results = study(known).results
+        assert (stragglers(results) == [("straggler.host", 2)]) is named, usual
 
 
 @pytest.mark.parametrize(

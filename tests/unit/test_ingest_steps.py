@@ -9,7 +9,7 @@ import pytest
 
 from clusterprof.errors import ReportError
 from clusterprof.ingest.operations import kernel_operation, operation
-from clusterprof.ingest.steps import from_ranges, read_log
+from clusterprof.ingest.steps import from_ranges, read_log, steps_table, usual_step
 
 
 def steps_of(*names: str, threads: list[int] | None = None) -> list[int]:
@@ -118,3 +118,15 @@ def test_a_kernel_s_operation_is_read_off_its_name() -> None:
     assert kernel_operation("ncclDevKernel_Broadcast_RING_LL") == "Broadcast"
     assert kernel_operation("void ncclKernel_AllGather_RING_LL_Sum_int8_t()") == "AllGather"
     assert kernel_operation("ncclDevKernel_Generic_4") == "Unknown"
+
+
+def test_what_a_step_took_before_the_capture_is_read_off_the_step_log() -> None:
+    ms = 1_000_000
+    ends = np.cumsum(np.r_[np.full(3, 900), np.full(10, 20), np.full(10, 70)]) * ms
+    begins = np.r_[0, ends[:-1]]
+    log = steps_table(np.arange(len(ends)), begins, ends, "steplog")
+    # the first three warm up; the capture begins with step 13
+    assert usual_step(log, int(begins[13])) == 20 * ms
+    # a pause now and then belongs to it
+    assert usual_step(log, int(begins[15])) == (10 * 20 + 2 * 70) * ms // 12
+    assert usual_step(log, int(begins[6])) is None
