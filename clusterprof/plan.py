@@ -68,6 +68,8 @@ class Job:
     remarks: tuple[str, ...] = ()
     #: why the agent will not get into the program's Python, as far as its words tell; "" if it will
     closed: str = ""
+    #: the command itself puts our two variables into every rank; the launcher must not have them
+    carries: bool = False
     #: only of a job that is started over SSH
     over_ssh: OverSsh | None = None
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import shutil
 from collections.abc import Mapping, Sequence
 
 from clusterprof.errors import UsageError
@@ -17,6 +16,11 @@ from clusterprof.launchers.options import (
     whose_ranks,
 )
 from clusterprof.plan import Job
+
+_CARRY = (
+    "PYTHONPATH=$1${PYTHONPATH:+:$PYTHONPATH} CLUSTERPROF_PLAN=$2; "
+    'export PYTHONPATH CLUSTERPROF_PLAN; shift 2; exec "$@"'
+)
 
 
 def job(
@@ -36,8 +40,8 @@ def job(
                 "add to it: ALL, without a PYTHONPATH= of its own",
             )
         # srun hands over only what --export names: carry our two variables in the command.
-        command = [*carrier(options, environ, added), *program]
-        remarks.append("srun's --export leaves out the environment: env carries clusterprof's")
+        command = [*carrier(added), *program]
+        remarks.append("srun's --export keeps clusterprof's variables back: sh carries them")
     return Job(
         launcher="srun",
         command=("srun", *options, *command),
@@ -46,6 +50,7 @@ def job(
         identity=whose_ranks(program, "srun"),
         remarks=tuple(remarks),
         closed=closed(program),
+        carries=bool(remarks),
     )
 
 
@@ -125,20 +130,11 @@ def exported(options: Sequence[str], environ: Mapping[str, str]) -> list[str]:
     return told.split(",")
 
 
-def carrier(
-    options: Sequence[str], environ: Mapping[str, str], added: Mapping[str, str]
-) -> list[str]:
-    """`env` with our variables, by its whole path: the tasks may have no PATH.
+def carrier(added: Mapping[str, str]) -> list[str]:
+    """A program that puts our two variables into a task's environment and becomes what follows.
 
-    The folder of ours stands before the PYTHONPATH that the tasks would have without us.
+    Its script is always the same; our folder comes to stand before whatever PYTHONPATH srun has
+    given the task (which of two it gives depends on its version).
     """
-    named = exported(options, environ)
-    values = dict(added)
-    ours = values["PYTHONPATH"].split(":", 1)[0]
-    given = [each.partition("=")[2] for each in named if each.startswith("PYTHONPATH=")]
-    if given:
-        values["PYTHONPATH"] = ":".join(filter(None, (ours, given[-1])))
-    elif "ALL" not in named and "PYTHONPATH" not in named:
-        values["PYTHONPATH"] = ours
-    env = shutil.which("env") or "/usr/bin/env"
-    return [env, *(f"{name}={value}" for name, value in values.items())]
+    inject = added["PYTHONPATH"].split(":", 1)[0]
+    return ["/bin/sh", "-c", _CARRY, "clusterprof", inject, added["CLUSTERPROF_PLAN"]]

@@ -181,7 +181,14 @@ def make_plan(
     job = launchers.load(verb).job(options, program, os.environ, environment)
     selection.check(job.world_size, job.told_by)
     return LaunchPlan(
-        job, environment, folder, selection, steps, step_on, capture, settings.origins
+        job,
+        {} if job.carries else environment,
+        folder,
+        selection,
+        steps,
+        step_on,
+        capture,
+        settings.origins,
     )
 
 

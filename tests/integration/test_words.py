@@ -28,9 +28,11 @@ WORDS = [
 FOLDER = b'it\'s; a "$HOME" `id` *\n\xfcber-\xff folder'.decode(errors="surrogateescape")
 RUN_DIR = b"the 'run' $(id);\t\"\xe9\"".decode(errors="surrogateescape")
 
-#: Each rank writes what it got into a file: several ranks share one stdout.
+#: Each rank writes what it got into a file: several ranks share one stdout. A rank that imports
+#: what is to be counted ends its run at once, and nobody waits for it.
 TELL = """\
 import os, sys
+import loop
 name = "told-%s" % next(os.environ[n] for n in ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK",
                                                 "SLURM_PROCID") if n in os.environ)
 told = [os.fsencode(word) for word in sys.argv[1:]], os.getcwdb(), os.environb.get(b"GIVEN")
@@ -46,6 +48,7 @@ def folder(workdir: Path) -> Iterator[Path]:
     made = workdir / FOLDER
     made.mkdir()
     (made / "tell me.py").write_text(TELL)
+    (made / "loop.py").write_text("def step():\n    pass\n")
     yield made
     # What pytest keeps of a failing test is listed by tools that want UTF-8.
     shutil.rmtree(made)
@@ -62,9 +65,13 @@ def expected(folder: Path, ranks: int) -> dict[str, tuple[list[bytes], bytes, by
 
 OPEN_MPI = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 
+COUNT = ("--step-on", "loop:step")
+
+#: One of them under nsys as well, which starts the program anew.
 LINES = {
+    "srun under nsys": ["srun", "-n2", "--profiler=nsys"],
     "srun": ["srun", "-n2"],
-    "srun without the environment": ["srun", "-n2", "--export=PATH,GIVEN"],
+    "srun without the environment": ["srun", "-n2", "--profiler=nsys", "--export=PATH,GIVEN"],
     "torchrun": ["torchrun", "--nproc-per-node=2"],
     "mpirun": ["mpirun", "--oversubscribe", "-np", "2"],
 }
@@ -74,13 +81,12 @@ LINES = {
 @pytest.mark.needs_torch
 @pytest.mark.needs_openmpi
 @pytest.mark.parametrize("line", LINES.values(), ids=LINES)
-@pytest.mark.parametrize("profiler", ["torch", "nsys"])
 def test_words_reach_each_rank_of_a_launcher_as_they_stand(
-    run_clusterprof: Run, folder: Path, slurm: Mapping[str, str], line: list[str], profiler: str
+    run_clusterprof: Run, folder: Path, slurm: Mapping[str, str], line: list[str]
 ) -> None:
     done = run_clusterprof(
-        [*line, f"--profiler={profiler}", "--ranks", "1", "--run-dir", RUN_DIR,
-         "--", "python", "tell me.py", *WORDS],
+        [line[0], "--profiler=torch", *line[1:], "--ranks", "1", "--run-dir", RUN_DIR,
+         *COUNT, "--", "python", "tell me.py", *WORDS],
         env={**slurm, **OPEN_MPI, "GIVEN": GIVEN}, cwd=folder,
     )  # fmt: skip
     assert done.returncode == 0, done
@@ -96,7 +102,7 @@ def test_words_reach_the_programs_of_srun_multi_prog_as_they_stand(
     (folder / "which").write_text("0 python 'tell me.py' 'a b'\n1 python 'tell me.py' %t *\n")
     done = run_clusterprof(
         ["srun", "-n2", "--profiler=torch", "--ranks", "1", "--run-dir", RUN_DIR,
-         "--multi-prog", "--", "which"],
+         *COUNT, "--multi-prog", "--", "which"],
         env={**slurm, "GIVEN": GIVEN}, cwd=folder,
     )  # fmt: skip
     assert done.returncode == 0, done
@@ -111,7 +117,8 @@ def test_words_reach_the_ranks_of_ssh_as_they_stand(
 ) -> None:
     done = run_clusterprof(
         ["ssh", "-F", ssh_hosts.config, "--hosts", "h1,h2", "--profiler=torch", "--ranks", "1",
-         "--run-dir", RUN_DIR, "--env", "GIVEN", "--nproc-per-node=1", "--", "tell me.py", *WORDS],
+         "--run-dir", RUN_DIR, *COUNT, "--env", "GIVEN", "--nproc-per-node=1", "--", "tell me.py",
+         *WORDS],
         env={"GIVEN": GIVEN}, cwd=folder,
     )  # fmt: skip
     assert done.returncode == 0, done
@@ -124,7 +131,7 @@ def test_words_reach_the_ranks_of_a_batch_job_as_they_stand(
 ) -> None:
     done = run_clusterprof(
         ["sbatch", "-n2", "--output=out", "--no-merge", "--profiler=torch", "--ranks", "1",
-         "--run-dir", RUN_DIR, "--", "python", "tell me.py", *WORDS],
+         "--run-dir", RUN_DIR, *COUNT, "--", "python", "tell me.py", *WORDS],
         env={**slurm, "GIVEN": GIVEN}, cwd=folder,
     )  # fmt: skip
     assert done.returncode == 0, done
