@@ -3,6 +3,8 @@
 # slurmd in UTS and mount namespaces of its own, so that it has its own host name, /dev/shm and
 # scratch folder. Everything lives in one state folder; nothing is written to /etc.
 #
+# Its partitions are `main` and `urgent`, whose jobs preempt those of `main`.
+#
 #   slurm.sh up      start (a cluster already up in the state folder is stopped first)
 #   slurm.sh down    stop everything and remove the state folder
 #   slurm.sh env     print the exports a shell needs: eval "$(slurm.sh env)"
@@ -124,9 +126,11 @@ SchedulerType=sched/backfill
 SchedulerParameters=sched_min_interval=0,bf_interval=1,batch_sched_delay=0
 ReturnToService=2
 SlurmdParameters=config_overrides
-KillWait=5
+KillWait=10
 UnkillableStepTimeout=30
 SlurmdTimeout=60
+PreemptType=preempt/partition_prio
+PreemptMode=REQUEUE
 StateSaveLocation=$state/state
 SlurmdSpoolDir=$state/spool/%n
 SlurmctldPidFile=$state/pid/slurmctld.pid
@@ -139,6 +143,8 @@ CONF
         "CPUs=$cpus RealMemory=8000 State=UNKNOWN"
     done
     echo "PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE DefaultTime=60 State=UP"
+    # Takes nodes from jobs in `main`, which start over.
+    echo "PartitionName=urgent Nodes=ALL PriorityTier=10 DefaultTime=60 State=UP"
   } >"$state/slurm.conf"
   cat >"$state/cgroup.conf" <<CONF
 CgroupPlugin=cgroup/v1

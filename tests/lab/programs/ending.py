@@ -1,6 +1,6 @@
 """A job of two ranks that ends in a chosen way: ending.py HOW AT.
 
-Rank 0 takes 30 steps of 20 ms (slow: as many as fit into 15 s); HOW says what becomes of it, and
+Rank 0 takes 30 steps of 20 ms (slow: as many as fit into 10 s); HOW says what becomes of it, and
 AT after which step. Rank 1 only waits for a while. once: in the first attempt of an elastic job.
 Started with --steps 10:20, step 5 is before the window and 15 inside.
 """
@@ -37,7 +37,7 @@ for count in range(1, 31):
         elif how == "hang":
             print("rank 0 hangs", flush=True)
             time.sleep(600)
-while how == "slow" and time.monotonic() < began + 15:
+while how == "slow" and time.monotonic() < began + 10:
     time.sleep(0.1)
     loop.step()
 print(f"rank {rank} ends", flush=True)

@@ -1,0 +1,209 @@
+"""Batch jobs that Slurm ends: cancelled, signalled, out of time, preempted and started over.
+
+Each ending is brought upon two jobs, one as it is and one under clusterprof. Slurm takes its time
+for some, so that all are under way at once.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from lab import command
+from lab.endings import OPTIONS, PROGRAMS, state, words
+
+pytestmark = [pytest.mark.needs_nsys, pytest.mark.needs_slurm]
+
+
+def until(holds: Callable[[], Any], what: Callable[[], str], seconds: float = 60) -> Any:
+    """Wait until `holds()` gives something true, and return it."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if found := holds():
+            return found
+        time.sleep(0.1)
+    raise AssertionError(what())
+
+
+class Batch:
+    """One batch job of two ranks, whose script is one line."""
+
+    def __init__(self, slurm: dict[str, str], folder: Path, line: list[str], *options: str) -> None:
+        self.slurm = slurm
+        self.folder = folder
+        self.run = folder / "run"
+        folder.mkdir()
+        (folder / "job").write_text(f"#!/bin/bash\nexec {shlex.join(line)}\n")
+        done = self.call(
+            "sbatch", "--parsable", "--ntasks=2", "--output", folder / "out",
+            "--open-mode=append", "--chdir", folder, *options, folder / "job",
+        )  # fmt: skip
+        self.job = done.strip()
+        assert self.job.isdigit(), done
+
+    def call(self, *argv: str | Path) -> str:
+        done = command.run(list(argv), env=self.slurm, timeout=30)
+        assert done.returncode == 0, done
+        return done.stdout
+
+    def told(self, name: str) -> str:
+        """What Slurm says of the job."""
+        text = self.call("scontrol", "--oneliner", "show", "job", self.job)
+        return text.partition(f" {name}=")[2].split(" ")[0]
+
+    def said(self) -> str:
+        return (self.folder / "out").read_text() if (self.folder / "out").exists() else ""
+
+    def wait_until_it_says(self, text: str) -> None:
+        until(lambda: text in self.said(), lambda: f"never {text!r}: {self.said()}")
+
+    def end(self) -> tuple[str, str]:
+        """Its last state and exit status, by Slurm."""
+        going = ("PENDING", "RUNNING", "COMPLETING", "CONFIGURING", "PREEMPTED")
+        until(lambda: self.told("JobState") not in going, lambda: f"it did not end: {self.said()}")
+        return self.told("JobState"), self.told("ExitCode")
+
+
+def ours(*program: str) -> list[str]:
+    """`program` under clusterprof, as a batch script has it."""
+    return command.clusterprof(["srun", *OPTIONS, "--run-dir=run", "--", *program])
+
+
+@dataclass(frozen=True)
+class Ending:
+    what: str
+    command: tuple[str, ...]
+    reason: str = "inside the window"
+    state: str = "collected"
+
+    def bring(self, batch: Batch) -> None:
+        """Bring it upon a job."""
+        line = [word.replace("{}", batch.job) for word in self.command]
+        batch.call(*line, *([] if batch.job in line[-1] else [batch.job]))
+
+
+ENDINGS = [
+    Ending("a time limit", ("scontrol", "update", "EndTime=now", "JobId={}")),
+    Ending("scancel", ("scancel",)),
+    Ending("scancel -s TERM", ("scancel", "-sTERM")),
+    Ending("scancel -s INT", ("scancel", "-sINT")),
+    Ending("scancel -s USR1", ("scancel", "-sUSR1")),
+    Ending("scancel --full -s TERM", ("scancel", "--full", "-sTERM"), "killed inside", "lost"),
+    Ending("scancel --batch -s TERM", ("scancel", "--batch", "-sTERM"), "was sent SIGTERM"),
+]
+
+
+def test_batch_jobs_end_as_they_would_have_ended(
+    workdir: Path, slurm: dict[str, str], fault: Callable[..., None]
+) -> None:
+    program = ["python", str(PROGRAMS / "ending.py"), "hang", "15"]
+    pairs = []
+    for number, ending in enumerate(ENDINGS):
+        plain = Batch(slurm, workdir / f"plain{number}", ["srun", *program])
+        mine = Batch(slurm, workdir / f"ours{number}", ours(*program))
+        pairs.append((ending, plain, mine))
+    for _, *both in pairs:
+        for each in both:
+            each.wait_until_it_says("rank 0 hangs")
+    # Slurm looks at time limits every half minute: meanwhile the others, one after the other, since
+    # each report that is written keeps a processor busy.
+    wrong = []
+    for ending, *both in pairs[:1]:
+        for each in both:
+            ending.bring(each)
+    for ending, plain, mine in [*pairs[1:], pairs[0]]:
+        if ending is not pairs[0][0]:
+            ending.bring(plain)
+            ending.bring(mine)
+        alone = plain.end()
+        began = time.monotonic()
+        with_us = mine.end()
+        added_s = time.monotonic() - began
+        found = state(mine.run)
+        reason = found.get("reason", "")
+        fault(f"sbatch: {ending.what}", alone[1], with_us[1], added_s, found)
+        as_it_was = alone == with_us and words(mine.said()) == words(plain.said())
+        as_it_was = as_it_was and added_s < 10
+        if not as_it_was or found["state"] != ending.state or ending.reason not in reason:
+            wrong.append((ending.what, alone, with_us, found["state"], reason))
+            print(ending.what, plain.said(), mine.said(), sep="\n---\n")
+    assert not wrong
+
+
+#: the first time it hangs inside the window, started over it runs to its end
+TWICE = f"""
+if [ "${{SLURM_RESTART_COUNT:-0}}" = 0 ]; then set hang 15; else set none 0; fi
+exec python {shlex.quote(str(PROGRAMS / "ending.py"))} "$@"
+"""
+
+
+def started_over(batch: Batch) -> None:
+    """Slurm starts a job over after two minutes: it is asked to do so now."""
+    until(lambda: batch.told("JobState") == "PENDING", batch.said)
+    batch.call("scontrol", "update", f"JobId={batch.job}", "StartTime=now")
+
+
+@pytest.mark.parametrize("by", ["requeued", "preempted"])
+def test_a_job_that_starts_over_keeps_what_its_first_start_captured(
+    by: str, workdir: Path, slurm: dict[str, str], fault: Callable[..., None]
+) -> None:
+    batch = Batch(slurm, workdir / "job", ours("bash", "-c", TWICE), "--requeue")
+    batch.wait_until_it_says("rank 0 hangs")
+    if by == "requeued":
+        batch.call("scontrol", "requeue", batch.job)
+    else:
+        batch.call("srun", "--partition=urgent", "--nodes=4", "--exclusive", "true")
+    started_over(batch)
+    ended = batch.end()
+    assert ended == ("COMPLETED", "0:0"), batch.said()
+    again = batch.folder / "run-restart1"
+    assert (state(again)["state"], state(again).get("reason")) == ("collected", None)
+    fault(f"sbatch: {by}, and started over", 0, 0, 0.0, state(batch.run))
+    assert (
+        "inside the window" in state(batch.run)["reason"] or "SIGTERM" in state(batch.run)["reason"]
+    )
+    assert f"clusterprof collect {batch.run}" in batch.said()
+    done = command.run(command.clusterprof(["collect", "--no-merge", batch.run]))
+    assert done.returncode == 0, done
+    assert "1 of 1 reports" in done.stderr
+    assert (state(batch.run)["state"], state(again)["state"]) == ("collected", "collected")
+
+
+def test_a_window_is_closed_when_the_time_limit_nears_and_the_training_goes_on(
+    workdir: Path, slurm: dict[str, str]
+) -> None:
+    # Its limit is a minute away; so much that a margin of 55 s is reached while it waits.
+    line = command.clusterprof(
+        ["srun", *OPTIONS, "--steps=10:200", "--time-margin=55", "--run-dir=run", "--",
+         "python", PROGRAMS / "ending.py", "slow", "0"]
+    )  # fmt: skip
+    batch = Batch(slurm, workdir / "job", line, "--time=1")
+    assert batch.end() == ("COMPLETED", "0:0"), batch.said()
+    assert "rank 0 ends" in batch.said()
+    found = state(batch.run)
+    assert found["state"] == "collected", batch.said()
+    assert found["reason"].endswith("of 10:200: the job's time limit is near"), found
+    assert found["reason"].startswith("closed at step "), found
+
+
+def test_two_runs_that_one_job_starts_at_once_do_not_meet(
+    workdir: Path, slurm: dict[str, str]
+) -> None:
+    line = command.clusterprof(
+        ["srun", "--overlap", *OPTIONS, "--", "python", PROGRAMS / "ending.py", "none", "0"]
+    )
+    both = f"{shlex.join(line)} & {shlex.join(line)} & wait -n && wait -n"
+    batch = Batch(slurm, workdir / "job", ["bash", "-c", both])
+    assert batch.end() == ("COMPLETED", "0:0"), batch.said()
+    runs = sorted((batch.folder / "runs").iterdir())
+    assert len(runs) == 2, batch.said()
+    assert [state(run)["state"] for run in runs] == ["collected", "collected"], batch.said()
+    assert [json.loads((run / "run.json").read_text())["exit_status"] for run in runs] == [0, 0]
+    sessions = {state(run)["session"] for run in runs}
+    assert len(sessions) == 2
