@@ -2,16 +2,25 @@
 
 The hook runs once per optimizer step inside somebody's training loop: between two events
 (the window's ends, a flush) it takes a clock reading, appends it and compares two numbers.
+
+Steps are timed by the monotonic clock, which nobody sets, and written as wall-clock times by one
+and the same difference of the two: that of the moment when counting began or, in a rank that
+captures, when its window opened, since the report has the wall clock of that moment. A wall
+clock that is set during the run makes no step longer, shorter or negative.
 """
 
 from __future__ import annotations
 
+import os
 import time
 import weakref
 from typing import Any, Callable, List, Optional, Tuple
 
 #: A step that ends this long after the last write takes the log's new lines to the disk.
 FLUSH_NS = 2_000_000_000
+
+#: A wall clock that was set by less is left as it is in the log: steps take milliseconds.
+SET_NS = 100_000
 
 #: So many steps of one other optimizer without one of the counted: the program has moved on.
 GIVEN_UP = 16
@@ -36,8 +45,10 @@ class Counter:
         #: called when the program counts by itself before any optimizer was imported
         self.on_first: Optional[Callable[[], None]] = None
         self._path: Optional[str] = None
+        #: what is added to the monotonic clock's times in the log
+        self._wall = 0
         self._begin = 0
-        #: (begin, end) of the steps that are not in the log yet
+        #: (begin, end) by the monotonic clock of the steps that are not in the log yet
         self._pending: List[Tuple[int, int]] = []
         self._flush_at = 0
         self._counted: Optional[weakref.ref[Any]] = None
@@ -48,7 +59,8 @@ class Counter:
         """Start counting; step 0 begins now. `path` is the log, None to keep none."""
         self._path = path
         self.enabled = True
-        self._begin = time.time_ns()
+        self._wall = wall_minus_monotonic()
+        self._begin = time.monotonic_ns()
         self._flush_at = self._begin + FLUSH_NS
 
     def end(self) -> None:
@@ -91,7 +103,7 @@ class Counter:
 
     def boundary(self) -> None:
         """One step ends and the next begins."""
-        now = time.time_ns()
+        now = time.monotonic_ns()
         self._pending.append((self._begin, now))
         self._begin = now
         self.count += 1
@@ -102,15 +114,30 @@ class Counter:
         if self.count == self.next_event and self.at is not None:
             self.at(self.count)
             # What the profiler's start or stop cost lies between two steps, in neither.
-            self._begin = time.time_ns()
+            self._begin = time.monotonic_ns()
         self.flush()
+
+    def anchor(self) -> None:
+        """Let the log's times, those written already too, be of the wall clock as it is now."""
+        ahead = wall_minus_monotonic() - self._wall
+        if abs(ahead) < SET_NS:
+            return
+        if self._path is not None and os.path.exists(self._path):
+            try:
+                shift_log(self._path, ahead)
+            except (OSError, ValueError):
+                return  # as it was: all of it by one difference still
+        self._wall += ahead
 
     def flush(self) -> None:
         """Bring the new lines to the log; one that cannot be written is given up."""
         first = self.count - len(self._pending)
-        lines = ["%d,%d,%d\n" % (first + i, *step) for i, step in enumerate(self._pending)]
+        lines = [
+            "%d,%d,%d\n" % (first + i, begin + self._wall, end + self._wall)
+            for i, (begin, end) in enumerate(self._pending)
+        ]
         self._pending = []
-        self._flush_at = time.time_ns() + FLUSH_NS
+        self._flush_at = time.monotonic_ns() + FLUSH_NS
         if self._path is None or not lines:
             return
         try:
@@ -120,6 +147,30 @@ class Counter:
                 file.write("".join(lines))
         except OSError:
             self._path = None
+
+
+def wall_minus_monotonic() -> int:
+    """What the wall clock is ahead of the monotonic one, ns; of three readings the closest."""
+    found = []
+    for _ in range(3):
+        before = time.monotonic_ns()
+        wall = time.time_ns()
+        after = time.monotonic_ns()
+        found.append((after - before, wall - (before + after) // 2))
+    return min(found)[1]
+
+
+def shift_log(path: str, by: int) -> None:
+    """Add `by` (ns) to a step log's times. Raises OSError, ValueError; then it is unchanged."""
+    with open(path, encoding="ascii") as file:
+        head, *rows = file.read().splitlines()
+    lines = [head]
+    for row in rows:
+        step, begin, end = map(int, row.split(","))
+        lines.append("%d,%d,%d" % (step, begin + by, end + by))
+    with open(path + ".tmp", "w", encoding="ascii") as file:
+        file.write("\n".join(lines) + "\n")
+    os.replace(path + ".tmp", path)
 
 
 #: This process's counter; `clusterprof.step()` speaks to it.

@@ -69,6 +69,7 @@ class Window:
             self.say("capturing", step_begin=self.counter.count)
             self.clock.take("open")
             self.clock.write()
+            self.counter.anchor()
             tell_prober("open")
             self.switches = self.make_switches()
             for switch in self.switches:

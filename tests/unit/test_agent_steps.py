@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
+import pytest
+
 from clusterprof.agent.steps import GIVEN_UP, Counter
+
+HOUR = 3_600_000_000_000
 
 
 class Optimizer:
@@ -115,9 +120,81 @@ def test_the_log_has_every_step_once_with_begin_before_end(tmp_path: Path) -> No
     assert all(rows[i][2] == rows[i + 1][1] for i in range(9))
 
 
-def test_what_the_profiler_stalls_lies_between_two_steps(tmp_path: Path) -> None:
-    import time
+class WallClock:
+    """A wall clock that somebody sets."""
 
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.ahead = 0
+        true = time.time_ns
+        monkeypatch.setattr(time, "time_ns", lambda: true() + self.ahead)
+
+
+def log_of(path: Path) -> list[tuple[int, ...]]:
+    return [tuple(map(int, line.split(","))) for line in path.read_text().splitlines()[1:]]
+
+
+@pytest.mark.parametrize("by", [HOUR, -HOUR])
+def test_a_wall_clock_that_is_set_makes_no_step_longer_nor_negative(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by: int
+) -> None:
+    wall, path = WallClock(monkeypatch), tmp_path / "steps.csv"
+    counter, optimizer, begin = counting(path), Optimizer(), time.time_ns()
+    for step in range(6):
+        if step == 3:
+            wall.ahead = by
+        counter.optimizer_stepped(optimizer)
+    counter.flush()
+    rows = log_of(path)
+    assert len(rows) == 6
+    assert all(0 <= row[2] - row[1] < HOUR / 60 for row in rows)
+    assert all(rows[i][2] == rows[i + 1][1] for i in range(5))
+    assert abs(rows[0][1] - begin) < HOUR / 60
+
+
+@pytest.mark.parametrize("by", [HOUR, -HOUR])
+def test_the_log_is_of_the_wall_clock_at_the_window_s_opening_as_the_report_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by: int
+) -> None:
+    wall, path = WallClock(monkeypatch), tmp_path / "steps.csv"
+    counter, optimizer = counting(path), Optimizer()
+    for _ in range(3):
+        counter.optimizer_stepped(optimizer)
+    counter.flush()
+    wall.ahead = by
+    counter.next_event, counter.at = 5, lambda count: counter.anchor()
+    for _ in range(4):
+        counter.optimizer_stepped(optimizer)
+    opened = time.time_ns()
+    wall.ahead = 0  # and back, inside the window
+    counter.optimizer_stepped(optimizer)
+    counter.flush()
+    rows = log_of(path)
+    assert [row[0] for row in rows] == list(range(8))
+    assert abs(rows[5][1] - opened) < HOUR / 60
+    times = [time for row in rows for time in row[1:]]
+    assert times == sorted(times)
+    assert times[-1] - times[0] < HOUR / 60
+
+
+def test_a_log_that_was_damaged_keeps_its_times_and_the_counting_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wall, path = WallClock(monkeypatch), tmp_path / "steps.csv"
+    counter, optimizer = counting(path), Optimizer()
+    counter.optimizer_stepped(optimizer)
+    counter.flush()
+    path.write_text(path.read_text() + "not a step\n")
+    before = path.read_text()
+    wall.ahead = HOUR
+    counter.anchor()
+    assert path.read_text() == before
+    counter.optimizer_stepped(optimizer)
+    counter.flush()
+    last = path.read_text().splitlines()[-1].split(",")
+    assert int(last[1]) < time.time_ns() - HOUR / 2
+
+
+def test_what_the_profiler_stalls_lies_between_two_steps(tmp_path: Path) -> None:
     path = tmp_path / "steps.csv"
     counter, optimizer = counting(path), Optimizer()
     counter.next_event, counter.at = 1, lambda count: time.sleep(0.05)
