@@ -57,7 +57,7 @@ def _largest_of_others(values: Floats) -> Floats:
     least = np.where(np.isnan(values), -np.inf, values)
     first, second = np.sort(least)[::-1][:2]
     only = (least == first) & ((least == first).sum() == 1)
-    return np.where(only, second, first)
+    return np.asarray(np.where(only, second, first))
 
 
 def _mean_of_others(values: Floats) -> Floats:
@@ -65,7 +65,8 @@ def _mean_of_others(values: Floats) -> Floats:
     known = ~np.isnan(values)
     count = known.sum() - known
     total = np.nansum(values) - np.where(known, values, 0.0)
-    return np.divide(total, count, out=np.zeros(len(values)), where=count > 0)
+    mean: Floats = np.divide(total, count, out=np.zeros(len(values)), where=count > 0)
+    return mean
 
 
 def slowed(scene: Scene, pace: Floats) -> Floats:
@@ -92,7 +93,7 @@ def of_the_job(scene: Scene, cost: Floats, pace: Floats, by_host: Bools) -> Floa
     """
     bound = at_most(scene, pace, by_host)
     own, slow = cost.mean(axis=1) if cost.size else np.zeros(len(cost)), slowed(scene, pace)
-    for k in np.flatnonzero((slow > 0) & by_host):
+    for k in np.flatnonzero((slow > 0) & by_host).tolist():
         usual = float(scene.tables[k].info.usual_step_ns or 0)
         room = bound[k] - scene.step_ns + usual
         bound[k] = min(bound[k], max(own[k] - slow[k], room, 0.0))

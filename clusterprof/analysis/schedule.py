@@ -22,6 +22,8 @@ from clusterprof.analysis.stages import Stages, Traffic, traffic
 _MOST_STEPS = 0.8
 #: a forward alone is a third of a microbatch's work, or a quarter where it is done twice
 _WHOLE = 0.6
+#: chunks that a rank may have
+_MOST_CHUNKS = 8
 
 
 @dataclass(frozen=True)
@@ -60,7 +62,8 @@ def schedule(scene: Scene, found: Stages) -> Schedule | None:
     depth = found.count
     if depth is None:
         # only where every call's other side has a report is the last stage seen the last one
-        if not len(seen.other) or not bool(np.isin(seen.other, scene.ranks).all()):
+        others = seen.other[np.isin(seen.step, scene.settled)]
+        if not len(others) or not bool(np.isin(others, scene.ranks).all()):
             return None
         depth = len(found.groups)
     if depth < 2:
@@ -152,17 +155,29 @@ def _plain(
     # receives may be posted one microbatch ahead
     by_turns = all(abs(c.ahead - min(count, depth - stage)) <= 1 for stage, c in known)
     if by_turns and not all_first and depth == 2 and not _whole_turns(scene, found):
-        return None
+        return _between_two(count)
     if all_first:
         return Schedule("GPipe or 1F1B" if by_turns else "GPipe", depth, count)
     return Schedule("1F1B", depth, count) if by_turns else None
 
 
+def _between_two(messages: int) -> Schedule | None:
+    """Between two stages each microbatch passes 2 v - 1 times each way, onward or around."""
+    fits = [
+        (messages // (2 * v - 1), v)
+        for v in range(2, _MOST_CHUNKS + 1)
+        if messages % (2 * v - 1) == 0 and messages // (2 * v - 1) >= 2
+    ]
+    if len(fits) != 1:
+        return None
+    return Schedule("interleaved 1F1B", 2, *fits[0])
+
+
 def _whole_turns(scene: Scene, found: Stages) -> bool:
     """Whether the last of two stages does a forward and a backward in its first turn too.
 
-    Between two stages the interleaved schedule's messages look like 1F1B's; but its first turn
-    is a forward only.
+    Between two stages the interleaved schedule's messages may come in 1F1B's order; but its first
+    turn is a forward only.
     """
     seen, c = traffic(scene), scene.collectives
     if found.numbers[-1] != 1 or found.count not in (None, 2):

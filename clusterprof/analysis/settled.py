@@ -18,6 +18,8 @@ def settled(timelines: Sequence[Timeline], placed: pa.Table) -> tuple[int, ...]:
     rank. The first synchronising collectives after it bring the GPUs together again; until each
     rank has been through one (and from communicator to communicator all ranks through each
     other's), later steps are not evidence either. A report without steps has no settled step.
+    Stopping shows too: the step after a rank's last one is torn, as all wait for that rank, and
+    so is the last step of all where a rank's report ends before its collectives do.
     """
     lines = [line for line in timelines if line.has_steps]
     if not lines:
@@ -25,11 +27,27 @@ def settled(timelines: Sequence[Timeline], placed: pa.Table) -> tuple[int, ...]:
     steps = np.unique(np.concatenate([line.step for line in lines]))
     first = {line.rank: int(line.step[0]) for line in lines}
     together = _together(placed, max(first.values()))
+    torn = _torn_at_the_end(lines, placed)
     return tuple(
         int(s)
         for s in steps
-        if s > together and all(first[line.rank] < s for line in lines if s in line.step)
+        if s > together
+        and s not in torn
+        and all(first[line.rank] < s for line in lines if s in line.step)
     )
+
+
+def _torn_at_the_end(lines: Sequence[Timeline], placed: pa.Table) -> set[int]:
+    """Steps that show the stop of a capture."""
+    last = {int(line.step[-1]) for line in lines}
+    end = max(last)
+    # those that others went on with
+    torn = {step + 1 for step in last if step < end}
+    step = np.asarray(placed["step"].fill_null(-1).to_numpy())
+    state = np.asarray(placed["state"].cast(pa.string()).to_pylist(), dtype=object)
+    if bool(((step == end) & (state == "incomplete")).any()):
+        torn.add(end)
+    return torn
 
 
 def _together(placed: pa.Table, start: int) -> int:

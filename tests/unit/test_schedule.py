@@ -50,9 +50,18 @@ def test_of_a_subset_of_the_stages_the_schedule_is_that_of_the_whole_pipeline() 
     assert (said["schedule"], said["stages"], said["microbatches"]) == ("1F1B", 4, 8)
 
 
-def test_two_stages_that_interleave_are_not_taken_for_1f1b() -> None:
+@pytest.mark.parametrize(("chunks", "microbatches"), [(2, 8), (3, 4)])
+def test_two_stages_that_interleave_are_not_taken_for_1f1b(chunks: int, microbatches: int) -> None:
     # between two stages the messages come in the same order
-    found = bubble(replace(PIPE, pp=2, layers=16, chunks=2))
+    job = replace(PIPE, pp=2, layers=4 * chunks, chunks=chunks, microbatches=microbatches)
+    said = bubble(job)["evidence"][-1]
+    assert (said["schedule"], said["chunks"]) == ("interleaved 1F1B", chunks)
+    assert said["microbatches"] == microbatches
+
+
+def test_where_the_messages_fit_two_numbers_of_chunks_the_schedule_is_not_said() -> None:
+    # 30 messages: ten microbatches in two chunks, or six in three
+    found = bubble(replace(PIPE, pp=2, layers=8, chunks=2, microbatches=10))
     assert "schedule is not recognised" in found["summary"]
     assert found["evidence"][-1]["schedule"] is None
 
