@@ -53,8 +53,8 @@ STARTING_S = 7.0
 
 #: All in all a rank may take so much longer than without us: what nsys' start took is not there
 #: at its end, when nsys writes; and then we ourselves take the report home.
-BUDGET_S = 9.4
-SETTLING_S = 0.8
+BUDGET_S = 8.8
+SETTLING_S = 1.2
 
 #: A socket's name may have 107 bytes: ours and nsys' own (`/nsys/0123-4567-89ab-cdef`) are in
 #: a private folder (`/clusterprof-01234567`) in this one.
@@ -159,7 +159,7 @@ class Guard:
                 status = self.session.child.poll()
                 if status is not None:
                     reason = "nsys %s before it started the program: %s" % (
-                        session.ended(status), self.home.last_words(),
+                        processes.ended(status), self.home.last_words(),
                     )  # fmt: skip
                     break
                 if time.monotonic() > until:
@@ -231,7 +231,7 @@ class Guard:
             self.session.child.wait()
         else:
             when = "while the program ran" if self.nsys_left_early else "after the program"
-            self.note("nsys %s %s" % (session.ended(status), when))
+            self.note("nsys %s %s" % (processes.ended(status), when))
         for _ in range(50):
             for pid in (self.launcher_pid, self.program_pid):
                 found = processes.status_of(pid) if pid else None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import glob
 import os
 import shutil
 import subprocess
@@ -11,13 +12,19 @@ import time
 from typing import Any, Callable, Dict, List, Optional, Sequence
 
 if __package__:
-    from . import states
+    from . import processes, states
 else:
+    import processes  # type: ignore[import-not-found,no-redef]
     import states  # type: ignore[import-not-found,no-redef]
 
 #: What was captured is in the run directory as nsys left it; `clusterprof collect` goes on.
 RAW = "report.qdstrm"
 
+#: The last bytes of every report that nsys has written to its end (docs/nsys.md).
+_END = b"[END]"
+
+#: What is left of the time for an import to copy what it did not make a report of.
+COPYING_S = 1.0
 _CHUNK = 8 << 20
 
 
@@ -38,6 +45,8 @@ class Homecoming:
         self.import_ended = False
         #: the report is safe where it is, and named in the state: it must not be removed
         self.stays = False
+        #: nsys was ended, or failed, while it may have been writing the report
+        self.torn = False
         #: what the importer did not do, in words
         self.import_trouble = "nsys has no importer on this node"
         #: whether there is still time to copy
@@ -55,9 +64,10 @@ class Homecoming:
         self.may_go_on = lambda: time.monotonic() < deadline
         before = states.read(self.folder).get("state")
         if not self.brought:
-            self.rescue(patience_s)
+            self.leave_torn()
+            self.rescue(max(0.2, patience_s - COPYING_S))
         problem = None if self.brought else self.bring()
-        raw = problem is not None and self.keep_raw()
+        raw = self.left_raw() if problem is not None else None
         end = "" if status == 0 else " (the program ended with status %d)" % status
         reasons, state = list(troubles), "lost"
         if before == "lost":
@@ -67,8 +77,7 @@ class Homecoming:
             if before == "capturing":
                 reasons.append("the program ended inside the window" + end)
         elif raw:
-            reasons.append("%s; clusterprof collect makes the report of the %s that is kept"
-                           % (self.import_trouble, RAW))  # fmt: skip
+            reasons.append("%s; %s" % (self.import_trouble, raw))
         elif not opened and before in ("armed", "waiting"):
             reasons.append("the program ended before the window began" + end)
         elif self.stays:
@@ -81,6 +90,21 @@ class Homecoming:
         shutil.rmtree(
             os.path.join(self.private, "nsys") if self.stays else self.private, ignore_errors=True
         )
+
+    def leave_torn(self) -> None:
+        """Where nsys was ended while it wrote the report, go back to what it made it of."""
+        report, raw = self.report + ".nsys-rep", self.report + ".qdstrm"
+        if not self.torn or not os.path.exists(report) or ends_whole(report):
+            return
+        with contextlib.suppress(OSError):
+            os.unlink(report)
+        self.import_trouble = "nsys did not write the report to its end"
+        # nsys that makes the report by itself has the raw one under a name of its own.
+        found = glob.glob(os.path.join(glob.escape(self.private), "nsys", "**", "*.qdstrm"),
+                          recursive=True)  # fmt: skip
+        if len(found) == 1 and not os.path.exists(raw):
+            with contextlib.suppress(OSError):
+                os.replace(found[0], raw)
 
     def import_command(self) -> Optional[List[str]]:
         """Debian's nsys does not find its importer and leaves a .qdstrm: call it by hand.
@@ -99,7 +123,7 @@ class Homecoming:
     def imported(self, status: int) -> bool:
         """The importer has ended: whether there is a report of it."""
         self.import_ended = True
-        self.import_trouble = "nsys' importer ended with status %d" % status
+        self.import_trouble = "nsys' importer %s" % processes.ended(status)
         if status == 0:
             with contextlib.suppress(OSError):
                 os.replace(self.report + ".made.nsys-rep", self.report + ".nsys-rep")
@@ -139,12 +163,14 @@ class Homecoming:
         self.stays = problem is not None
         return problem
 
-    def keep_raw(self) -> bool:
-        """Copy what nsys left of a report that could not be made in time; whether that is done."""
+    def left_raw(self) -> Optional[str]:
+        """Keep what nsys left of a report that was not made; in words, None where there is none."""
         raw = self.report + ".qdstrm"
         if self.stays or not os.path.exists(raw) or os.path.getsize(raw) == 0:
-            return False
-        return self.keep("report", ".qdstrm") is None
+            return None
+        problem = self.keep("report", ".qdstrm")
+        self.stays = problem is not None
+        return problem or "clusterprof collect makes the report of the %s that is kept" % RAW
 
     def keep(self, name: str, ending: str = "") -> Optional[str]:
         """Copy a private file to the rank's folder, by rename; what went wrong, or None."""
@@ -191,3 +217,13 @@ class Homecoming:
         told: Dict[str, Any] = {name: fact for name, fact in facts.items() if fact is not None}
         with contextlib.suppress(OSError):
             states.advance(self.folder, state, reason, **told)
+
+
+def ends_whole(report: str) -> bool:
+    """Whether nsys has written this report to its end."""
+    try:
+        with open(report, "rb") as file:
+            file.seek(-len(_END), os.SEEK_END)
+            return file.read() == _END
+    except OSError:
+        return False

@@ -77,6 +77,11 @@ def status_of(pid: int) -> Optional[int]:
     return code if code >= 0 else 128 - code
 
 
+def ended(status: int) -> str:
+    """How a process ended, in words; `status` as subprocess has it."""
+    return "ended with status %d" % status if status >= 0 else "was killed by signal %d" % -status
+
+
 def own_nsys() -> List[int]:
     """The nsys processes that are children of ours: our session's daemon, launcher and tee."""
     pids = [int(entry) for entry in os.listdir("/proc") if entry.isdigit()]

@@ -115,7 +115,8 @@ class Session:
     def end(self) -> None:
         """Leave no process of nsys behind, whatever state it is in."""
         if self.stops and self.stops[-1].poll() is None:
-            self.troubles.append("nsys was still writing when the time was up")
+            self.troubles.append("nsys stop did not end")
+            self.home.torn = True
         children = [*self.stops, self.child, self.importing]
         for child in children:
             if child is not None and child.poll() is None:
@@ -128,13 +129,15 @@ class Session:
         return sorted(pid for pid in found if processes.running(pid))
 
     def at_work(self) -> bool:
-        """Whether anything is running that could still write the report."""
-        if any(each.poll() is None for each in self.stops):
-            return True
+        """Whether anything is running that could still write the report.
+
+        A killed nsys leaves its daemon, which writes the report when the program ends; without
+        the daemon `nsys stop` has nobody to wait for.
+        """
         if self.importing is not None and not self.home.import_ended:
             return True  # it may have ended since we looked: its report is not named yet
-        # A killed nsys leaves its daemon, which writes the report when the program ends.
-        return bool(self.processes())
+        asking = {each.pid for each in self.stops}
+        return any(pid not in asking for pid in self.processes())
 
     # -- its window --------------------------------------------------------------------------
 
@@ -153,7 +156,7 @@ class Session:
         finally:
             self.starting_s = time.monotonic() - began
         if status != 0:
-            return "nsys start %s: %s" % (ended(status), self.home.last_words())
+            return "nsys start %s: %s" % (processes.ended(status), self.home.last_words())
         self.opened = True
         self.files.begin()
         self.look_at = time.monotonic_ns() + size.EVERY_NS
@@ -218,7 +221,8 @@ class Session:
 
     def try_again(self, status: int) -> None:
         """`nsys stop` has failed: once more, then it is left to the program's end."""
-        trouble = "nsys stop %s" % ended(status)
+        trouble = "nsys stop %s" % processes.ended(status)
+        self.home.torn = True
         if trouble not in self.troubles:
             self.troubles.append(trouble)
         if len(self.stops) < STOPS and self.processes():
@@ -256,6 +260,7 @@ class Session:
 
     def abandon(self) -> None:
         """End nsys under a program that goes on; its launcher stays, and knows how that ends."""
+        self.home.torn = True
         for pid in processes.of_session(self.name):
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
@@ -290,11 +295,6 @@ def filled(arguments: List[str], values: Dict[str, str]) -> List[str]:
 def given(name: str) -> str:
     """NAME=VALUE as it is in our environment, NAME alone where it is not there."""
     return "%s=%s" % (name, os.environ[name]) if name in os.environ else name
-
-
-def ended(status: int) -> str:
-    """How a process ended, in words; `status` as subprocess has it."""
-    return "ended with status %d" % status if status >= 0 else "was killed by signal %d" % -status
 
 
 def no_space(folder: str, free: int) -> str:

@@ -34,6 +34,10 @@ def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
         for host in gather_left(run, manifest):
             say(f"{host.name}: {host.reason or 'its reports are here'}")
         run.write_manifest(manifest)
+    from clusterprof.collect import raw
+
+    for made in (made for each in run.attempts() for made in raw.finish(each)):
+        say(f"rank {made.rank}: {made.problem or 'its report is made'}")
     run, outcomes = collect_attempts(run, selection.expected(manifest["world_size"]), patience_s=0)
     if run.attempt != manifest.get("attempt", 1):
         manifest["attempt"] = run.attempt

@@ -1,0 +1,208 @@
+"""Whatever nsys does, the training ends as it would have ended, and the state tells what happened.
+
+Each job is run with and without clusterprof, on the test Slurm with a real nsys; where that cannot
+be made to show an ending, one that wraps it fails on some ranks, each in another way.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import pytest
+from lab import command
+from lab.command import Completed
+from lab.endings import OPTIONS, PROGRAMS, Running, state, words
+from lab.fakes import faulty_importer, faulty_nsys
+
+Cli = Callable[..., Completed]
+Fault = Callable[..., None]
+
+pytestmark = pytest.mark.needs_nsys
+
+LINE = ["-N4", "-n4", "python", PROGRAMS / "together.py"]
+HANG = "exec sleep 600"
+KEPT = "clusterprof collect makes the report of the report.qdstrm that is kept"
+
+
+def nsys() -> Path:
+    """The real one."""
+    found = shutil.which("nsys")
+    assert found
+    return Path(found)
+
+
+def importer() -> Path:
+    """The real one's QdstrmImporter, where Debian has it or NVIDIA."""
+    places = (nsys().resolve().parents[1], Path("/usr/lib/nsight-systems"))
+    return next(
+        path for each in places if (path := each / "host-linux-x64/QdstrmImporter").exists()
+    )
+
+
+@pytest.fixture(scope="module")
+def plain(slurm_state: Path) -> Completed:
+    """The job as it ends without us."""
+    env = {"SLURM_CONF": str(slurm_state / "slurm.conf")}
+    done = command.run(["srun", *LINE], env=env)
+    assert done.returncode == 3, done
+    return done
+
+
+class Job:
+    """The job under a faulty nsys, ended; `faults` are the words that its table has."""
+
+    def __init__(self, plain: Completed, fault: Fault, slurm: Mapping[str, str]) -> None:
+        self.plain = plain
+        self.fault = fault
+        self.slurm = slurm
+
+    def run(self, workdir: Path, nsys: Path, expected: Mapping[int, tuple[str, str, str]]) -> None:
+        """Run it; `expected` are each rank's words for the table, its state and its reason."""
+        at = OPTIONS.index("0")
+        options = [*OPTIONS[:at], ",".join(map(str, expected)), *OPTIONS[at + 1 :]]
+        count = LINE.index("python")
+        done = command.run(
+            command.clusterprof(
+                ["srun", *options, f"--nsys={nsys}", "--run-dir=run", "--no-merge",
+                 *LINE[:count], "--", *LINE[count:]]
+            ),
+            env=self.slurm,
+        )  # fmt: skip
+        added = done.seconds - self.plain.seconds
+        assert done.returncode == self.plain.returncode, done
+        assert words(done.stdout) == words(self.plain.stdout), done
+        assert added < 10, done
+        home = [rank for rank, (_, wanted, _) in expected.items() if wanted == "collected"]
+        assert f"{len(home)} of {len(expected)} reports in run" in done.stderr, done
+        for rank, (what, wanted, reason) in expected.items():
+            found = state(workdir / "run", rank)
+            assert found["state"] == wanted, (found, done)
+            assert reason in found.get("reason", ""), (found, done)
+            self.fault(what, self.plain.returncode, done.returncode, added, found)
+            assert of_session(found["session"]) == []
+
+
+@pytest.fixture
+def job(plain: Completed, fault: Fault, slurm: dict[str, str]) -> Job:
+    return Job(plain, fault, slurm)
+
+
+def of_session(name: str) -> list[tuple[int, list[str]]]:
+    """The processes that have this session in their command line: pid and words."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        try:
+            line = (entry / "cmdline").read_bytes() if entry.name.isdigit() else b""
+        except OSError:
+            continue
+        if name.encode() in line:
+            found.append((int(entry.name), line.decode(errors="replace").split("\0")))
+    return found
+
+
+def test_an_nsys_that_does_not_start_the_program_is_done_without(workdir: Path, job: Job) -> None:
+    killed = '"$real" "$@" & until pgrep -P $! >/dev/null; do :; done; kill -KILL $!; exit 137'
+    fake = faulty_nsys(workdir / "nsys", nsys(), {
+        (0, "launch"): killed, (1, "launch"): "exit 0", (2, "launch"): "kill -SEGV $$",
+        (3, "launch"): HANG,
+    })  # fmt: skip
+    job.run(workdir, fake, {
+        0: ("nsys is killed at its start", "lost", "ended with status 137 before it started"),
+        1: ("nsys starts nothing, status 0", "lost", "ended with status 0 before it started"),
+        2: ("nsys segfaults at its start", "lost", "was killed by signal 11 before it started"),
+        3: ("nsys hangs at its start", "lost", "nsys did not start the program within 7 s"),
+    })  # fmt: skip
+
+
+def test_a_window_that_nsys_does_not_open_is_lost_and_the_training_goes_on(
+    workdir: Path, job: Job
+) -> None:
+    fake = faulty_nsys(workdir / "nsys", nsys(), {
+        (0, "start"): "echo no such session >&2; exit 1", (1, "start"): "kill -SEGV $$",
+        (2, "start"): HANG, (3, "start"): "exit 0",
+    })  # fmt: skip
+    job.run(workdir, fake, {
+        0: ("nsys start fails", "lost", "nsys start ended with status 1: no such session"),
+        1: ("nsys start segfaults", "lost", "nsys start was killed by signal 11"),
+        2: ("nsys start hangs", "lost", "nsys start did not end within 7 s"),
+        3: ("nsys start does nothing, status 0", "lost", "nsys wrote no report"),
+    })  # fmt: skip
+
+
+def test_a_stop_that_fails_is_tried_again_and_one_that_hangs_is_ended(
+    workdir: Path, job: Job
+) -> None:
+    once = "[ -e $TMPDIR/once ] || { touch $TMPDIR/once; kill -SEGV $$; }"
+    stopped = 'kill -STOP $(pgrep -f -- "--session-name=${2#*=}")'
+    fake = faulty_nsys(workdir / "nsys", nsys(), {
+        (0, "stop"): "exit 1", (1, "stop"): once, (2, "stop"): HANG, (3, "stop"): stopped,
+    })  # fmt: skip
+    job.run(workdir, fake, {
+        0: ("nsys stop fails twice", "collected", "nsys stop ended with status 1"),
+        1: ("nsys stop segfaults once", "collected", "nsys stop was killed by signal 11"),
+        2: ("nsys stop hangs", "collected", "nsys stop did not end"),
+        3: ("nsys' agent is stopped at its stop", "lost", "nsys did not end within"),
+    })  # fmt: skip
+
+
+def test_what_is_not_imported_in_time_is_kept_and_collect_finishes_it(
+    workdir: Path, job: Job, run_clusterprof: Cli
+) -> None:
+    fake = faulty_nsys(workdir / "nsys", nsys(), {})
+    stopped = '"$real" "$@" & kill -STOP $!; wait'
+    faulty_importer(workdir / "nsys", importer(), {
+        0: "exit 9", 1: HANG, 2: stopped, 3: "kill -KILL $$",
+    })  # fmt: skip
+    job.run(workdir, fake, {
+        0: ("the importer fails", "lost", f"importer ended with status 9; {KEPT}"),
+        1: ("the importer hangs", "lost", f"importer did not end in time; {KEPT}"),
+        2: ("the importer is stopped", "lost", f"importer did not end in time; {KEPT}"),
+        3: ("the importer is killed", "lost", f"importer was killed by signal 9; {KEPT}"),
+    })  # fmt: skip
+    finished = run_clusterprof(["collect", "run", "--no-merge"])
+    assert finished.returncode == 0, finished
+    assert "4 of 4 reports in run" in finished.stderr
+    for rank in range(4):
+        folder = workdir / f"run/ranks/{rank:05d}"
+        assert state(workdir / "run", rank)["state"] == "collected"
+        assert (folder / "report.nsys-rep").stat().st_size > 0
+        assert not (folder / "report.qdstrm").exists()
+
+
+def test_a_real_nsys_that_is_killed_takes_nothing_of_the_program_along(
+    workdir: Path, slurm: dict[str, str], plain: Completed, fault: Fault
+) -> None:
+    count = LINE.index("python")
+    options = ["0,1,2" if each == "0" else each for each in OPTIONS]
+    running = Running(
+        command.clusterprof(["srun", *options, "--run-dir=run", "--no-merge", *LINE[:count], "--",
+                             *LINE[count:]]),
+        slurm, workdir / "out",
+    )  # fmt: skip
+    began = time.monotonic()
+    kills = [
+        (0, "capturing", ("launch",), "nsys is killed in the window, its agent is not"),
+        (1, "capturing", ("--start-agent",), "nsys' agent is killed in the window"),
+        (2, "finishing", ("launch", "--start-agent", "stop"), "all of nsys is killed at its stop"),
+    ]
+    for rank, when, which, _ in kills:
+        running.wait_for(when, rank)
+        for pid, line in of_session(running.state(rank)["session"]):
+            if line[0].endswith("nsys") and any(word in line for word in which):
+                os.kill(pid, signal.SIGKILL)
+    assert running.ends() == plain.returncode, running.said()
+    added = time.monotonic() - began - plain.seconds
+    assert added < 10
+    assert words(running.said()) == words(plain.stdout)
+    for rank, _, _, what in kills:
+        found = running.state(rank)
+        fault(what, plain.returncode, plain.returncode, added, found)
+        assert found["state"] in ("collected", "lost")
+        assert re.search("killed by signal 9|ended with status", found["reason"]), found
+        assert of_session(found["session"]) == []
