@@ -49,6 +49,8 @@ class ClockEntry(TypedDict):
     middle_ns: int
     method: str
     ranks: list[RankClock]
+    #: the ranks whose bound rests on an assumption (a warning says which), and is no guarantee
+    assumed: list[int]
 
 
 class RankAccount(TypedDict):

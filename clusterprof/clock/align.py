@@ -16,7 +16,7 @@ from clusterprof.clock.contradictions import contradicting
 from clusterprof.clock.copies import delays
 from clusterprof.clock.estimates import Combined, Estimate, combine, estimate
 from clusterprof.clock.model import UNBOUNDED_NS, Clock
-from clusterprof.clock.readings import PairBound, as_blocks
+from clusterprof.clock.readings import ANCHOR_NS, PairBound, as_blocks
 from clusterprof.tables import RankTables
 
 Ints = npt.NDArray[np.int64]
@@ -43,9 +43,45 @@ def align(
 
     `matched` has the schema `clusterprof.merge.MATCHED`; `measured` are bounds from outside of
     the reports (see `readings`). Where the two contradict each other the collectives are
-    believed, and a warning says so. A rank that no chain of either ties to the reference keeps
-    its wall clock, with `UNBOUNDED_NS` and a warning.
+    believed, and a warning says so. Measurements that rest on an assumption count only for ranks
+    that nothing else bounds, and a warning names those. A rank that no chain of either ties to
+    the reference keeps its wall clock, with `UNBOUNDED_NS` and a warning.
     """
+    proven = [each for each in measured if not each.assumed]
+    clock = _believing(ranks, matched, proven)
+    loose = _loose(clock)
+    if len(proven) == len(measured) or not loose:
+        return clock
+    # better an assumption that is named than nothing at all, and only for those who need it
+    known = set(clock.ranks) - loose
+    more = [e for e in measured if not e.assumed or not {e.rank, e.other} <= known]
+    assuming = _believing(ranks, matched, more)
+    resting = loose - _loose(assuming)
+    if not resting:
+        return clock
+    return replace(
+        assuming, warnings=(*assuming.warnings, _resting(sorted(resting))), assumed=tuple(resting)
+    )
+
+
+def _loose(clock: Clock) -> set[int]:
+    """The ranks that nothing bounds."""
+    free = clock.uncertainty_ns >= UNBOUNDED_NS
+    return {rank for rank, is_free in zip(clock.ranks, free, strict=True) if is_free}
+
+
+def _resting(ranks: Sequence[int]) -> str:
+    who = f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
+    return (
+        f"{who}: the clock's bound assumes that a report is within {ANCHOR_NS // 1000} µs of its "
+        "host's clock (no mark in the report tells): it is likely and no proof"
+    )
+
+
+def _believing(
+    ranks: Sequence[RankTables], matched: pa.Table, measured: Sequence[PairBound]
+) -> Clock:
+    """As `align`, of whatever kind the measurements are."""
     clock, consistent = _aligned(ranks, matched, measured)
     if consistent or not measured:
         return clock

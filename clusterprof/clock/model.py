@@ -37,6 +37,8 @@ class Clock:
     #: ranks that, as far as can be told, read the reference rank's own clock: one host, and
     #: nothing in the data against an offset of zero
     shared: tuple[int, ...] = ()
+    #: ranks whose bound rests on an assumption (see `readings`), and is no guarantee
+    assumed: tuple[int, ...] = ()
 
     def align(self, rank: int, wall: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """Return `wall` (ns, the rank's own wall clock) on the reference rank's clock."""
@@ -77,4 +79,5 @@ class Clock:
             "middle_ns": self.middle_ns,
             "method": self.method,
             "ranks": ranks,
+            "assumed": list(self.assumed),
         }

@@ -59,6 +59,8 @@ class PairBound:
     high_ns: int
     #: `machine`, `probe` or `kernel`
     source: str
+    #: rests on how far a report without marks is from its host's clock (`ANCHOR_NS`)
+    assumed: bool = False
 
 
 @dataclass(frozen=True)
@@ -229,6 +231,10 @@ def _anchors(mine: RankReadings) -> tuple[int, int]:
     return mine.anchor if mine.anchor is not None else (-ANCHOR_NS, ANCHOR_NS)
 
 
+def _assumed(*both: RankReadings) -> bool:
+    return any(mine.anchor is None for mine in both)
+
+
 def _one_machine(readings: Mapping[int, RankReadings]) -> list[PairBound]:
     """Ranks of one machine, each against its machine's first: one wall clock, two reports."""
     out = []
@@ -237,9 +243,10 @@ def _one_machine(readings: Mapping[int, RankReadings]) -> list[PairBound]:
             # report + a = wall = report' + a', hence report - report' = a' - a
             mine, others = _anchors(readings[rank]), _anchors(readings[ranks[0]])
             low, high = others[0] - mine[1], others[1] - mine[0]
+            guess = _assumed(readings[rank], readings[ranks[0]])
             # the same at all times of the run, hence said where it is needed
             out += [
-                PairBound(rank, ranks[0], int(each["wall_ns"]), low, high, "machine")
+                PairBound(rank, ranks[0], int(each["wall_ns"]), low, high, "machine", guess)
                 for each in readings[ranks[0]].readings
                 if each.get("event") != "start"
             ]
@@ -267,6 +274,7 @@ def _probed(readings: Mapping[int, RankReadings], probe: object) -> list[PairBou
                 row["low_ns"] + others[0] - mine[1] - STAMP_NS,
                 row["high_ns"] + others[1] - mine[0] + STAMP_NS,
                 "probe",
+                _assumed(readings[rank], readings[other]),
             )
         )
     return out
@@ -288,7 +296,8 @@ def _believed(readings: Mapping[int, RankReadings]) -> list[PairBound]:
         other, others = kept[0]
         mine, theirs = _anchors(readings[rank]), _anchors(readings[other])
         low, high = theirs[0] - mine[1] - error - others, theirs[1] - mine[0] + error + others
-        out.append(PairBound(rank, other, _at(readings[other]), low, high, "kernel"))
+        guess = _assumed(readings[rank], readings[other])
+        out.append(PairBound(rank, other, _at(readings[other]), low, high, "kernel", guess))
     return out
 
 
@@ -333,8 +342,9 @@ def is_beacon(calls: pa.Table, mine: RankReadings) -> npt.NDArray[np.bool_]:
     """Return which of a rank's collective calls (canonical schema) are beacons and not its own.
 
     A beacon is an AllReduce issued while the agent sent beacons: the training's thread was in
-    the agent then. Where the report tells message sizes, it must have theirs. Reports that do
-    not tell when a call was issued (gloo) are judged by its start.
+    the agent then. Where the report tells message sizes, it must have theirs; where the wall
+    clock was set during the run, the size alone tells. Reports that do not tell when a call was
+    issued (gloo) are judged by its start.
     """
     issued = pc.coalesce(calls["issue_start_ns"], calls["start_ns"])
     at = np.asarray(pc.fill_null(issued, 0).to_numpy(), dtype=np.int64)
@@ -342,6 +352,8 @@ def is_beacon(calls: pa.Table, mine: RankReadings) -> npt.NDArray[np.bool_]:
     inside = np.zeros(len(at), dtype=bool)
     for begin, end in mine.beacons:
         inside |= (at + high >= begin) & (at + low <= end)
+    if stepped(mine.readings) is not None:
+        inside |= np.asarray(pc.is_valid(calls["message_bytes"]).to_numpy(), dtype=np.bool_)
     size = np.asarray(pc.fill_null(calls["message_bytes"], BEACON_BYTES).to_numpy())
     kind = np.asarray(pc.equal(calls["operation"].cast(pa.string()), "AllReduce").to_numpy(False))
     return np.asarray(inside & kind & (size == BEACON_BYTES), dtype=np.bool_)

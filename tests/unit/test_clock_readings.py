@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -285,6 +286,45 @@ def test_ranks_without_a_common_collective_are_tied_by_a_probe(offset: int) -> N
     assert without.uncertainty(1) == UNBOUNDED_NS
 
 
+def without_marks(probed: set[int]) -> list[r.PairBound]:
+    """Three machines, `probed` of them measured against the first; only report 0 has marks."""
+    readings = {
+        rank: r.RankReadings(
+            f"m{rank}", (reading(NOW, 0),), anchor=(-2 * US, 2 * US) if rank == 0 else None
+        )
+        for rank in range(3)
+    }
+    rows = [
+        {"machine": f"m{rank}", "other_machine": "m0", "at_ns": NOW, "low_ns": 0, "high_ns": US}
+        for rank in sorted(probed)
+    ]
+    return r.pair_bounds(readings, {"bounds": rows})
+
+
+def test_a_bound_that_rests_on_an_assumption_is_named_in_the_results() -> None:
+    ranks = [rank_tables(rank) for rank in range(3)]
+    clock = align(ranks, match(ranks), without_marks({1}))
+    assert clock.assumed == (1,)
+    assert r.ANCHOR_NS < clock.uncertainty(1) < 2 * r.ANCHOR_NS
+    assert clock.entry()["assumed"] == [1]
+    assert any(
+        "rank 1: the clock's bound assumes that a report is within 200 µs" in warning
+        for warning in clock.warnings
+    )
+    assert clock.uncertainty(2) == UNBOUNDED_NS
+
+
+def test_an_assumption_never_shortens_a_bound_that_is_proven() -> None:
+    from clusterprof.simulate import Job, simulate
+
+    ranks, _ = simulate(Job(dp=3))
+    matched = match(ranks)
+    plain, told = align(ranks, matched), align(ranks, matched, without_marks({1, 2}))
+    assert told.assumed == ()
+    assert told.uncertainty_ns.tolist() == plain.uncertainty_ns.tolist()
+    assert told.warnings == plain.warnings
+
+
 @settings(deadline=None)
 @given(st.integers(-(10**9), 10**9), st.integers(1, 10**7), st.integers(0, 10**6))
 def test_a_bound_as_a_block_says_exactly_the_bound(low: int, width: int, base: int) -> None:
@@ -319,12 +359,15 @@ def test_beacons_are_told_from_the_training_s_own_calls() -> None:
     )  # fmt: skip
     mine = r.RankReadings(beacons=((begin, begin + 10**6),), anchor=(-1000, 1000))
     assert r.is_beacon(calls, mine).tolist() == [False, True, True, False, False, False]
+    # a clock that was set by an hour between the beacons and the report tells no times
+    hour = 3_600 * 10**9
+    set_back = (reading(begin - 10**9, 0), reading(begin - hour, 10**9))
+    moved = replace(mine, beacons=((begin - hour, begin - hour + 10**6),), readings=set_back)
+    assert r.is_beacon(calls, moved).tolist() == [True, True, False, False, False, True]
     assert not r.is_beacon(calls, r.RankReadings()).any()
 
 
 def test_beacons_count_for_the_clock_and_not_among_the_collectives() -> None:
-    from dataclasses import replace
-
     from clusterprof.study import study
 
     def tables(rank: int) -> RankTables:
