@@ -51,6 +51,10 @@ class RunDirectoryError(ClusterprofError):
     exit_code = 5
 
 
+class RunDirectoryTaken(RunDirectoryError):  # noqa: N818 - it says what is the matter
+    """Something is at the place of a new run directory already."""
+
+
 class ProfilerError(ClusterprofError):
     """nsys or torch.profiler is missing, too old, or refuses what was asked of it."""
 

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from clusterprof.agent import attempts, states
-from clusterprof.errors import RunDirectoryError
+from clusterprof.errors import RunDirectoryError, RunDirectoryTaken
 
 SCHEMA_VERSION = 1
 
@@ -171,7 +171,7 @@ def check_free(path: Path, *, force: bool = False) -> bool:
         return False
     if force and (path / "run.json").is_file():
         return True
-    raise RunDirectoryError(
+    raise RunDirectoryTaken(
         f"the run directory {path} exists already",
         "choose another with --run-dir DIR"
         + (
@@ -194,7 +194,13 @@ def create(path: Path, *, force: bool = False) -> RunDirectory:
     with writing(path):
         path.mkdir(parents=True, exist_ok=True)
         path.chmod(0o700)
-        (path / "ranks").mkdir()
+        try:
+            (path / "ranks").mkdir()
+        except FileExistsError:  # another run was faster: this is how it is told apart
+            raise RunDirectoryTaken(
+                f"the run directory {path} exists already",
+                "choose another with --run-dir DIR",
+            ) from None
     return RunDirectory(path)
 
 

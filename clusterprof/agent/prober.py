@@ -280,7 +280,8 @@ class Prober:
         name = hashlib.blake2b((told["secret"] + machine).encode(), digest_size=8).hexdigest()
         folder = os.path.join(self.run, "probe")
         try:
-            os.makedirs(folder, exist_ok=True)
+            if os.path.isdir(self.run):
+                os.makedirs(folder, exist_ok=True)
             os.close(os.open(os.path.join(folder, name), os.O_CREAT | os.O_EXCL | os.O_WRONLY))
         except OSError:
             return False

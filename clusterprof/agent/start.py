@@ -123,7 +123,7 @@ class Rank:
         os.register_at_fork(after_in_child=leave)
         log: Optional[str] = None
         try:
-            os.makedirs(self.folder, exist_ok=True)
+            states.make(self.folder)
             log = free_name(self.folder)
             self.say_who_we_are()
         except OSError as error:

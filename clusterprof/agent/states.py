@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import time
 from typing import Any, Dict, Optional
+
+if __package__:
+    from . import attempts
+else:  # beside guard.py, which runs as a script
+    import attempts  # type: ignore[import-not-found,no-redef]
 
 #: In order. A rank that is not chosen goes counting -> counted. `lost` is an end as well.
 STATES = (
@@ -18,6 +24,17 @@ STATES = (
 def rank_directory(run: str, rank: int) -> str:
     """The folder of `rank` in the run directory `run`."""
     return os.path.join(run, "ranks", "%05d" % rank)
+
+
+def make(folder: str) -> None:
+    """Make a rank's folder, but not the run directory: one that was deleted stays deleted.
+
+    Raises OSError.
+    """
+    run = attempts.root(os.path.dirname(os.path.dirname(os.path.abspath(folder))))
+    if not os.path.isdir(run):
+        raise FileNotFoundError(errno.ENOENT, "the run directory is gone", run)
+    os.makedirs(folder, exist_ok=True)
 
 
 def read(folder: str) -> Dict[str, Any]:
@@ -44,7 +61,7 @@ def advance(folder: str, state: str, reason: Optional[str] = None, **facts: Any)
             return False
         if state == "armed":
             now = {"attempt": now.get("attempt", 1) + 1}
-    os.makedirs(folder, exist_ok=True)
+    make(folder)
     now.update(facts, state=state)
     now.setdefault("host", os.uname().nodename)
     now.setdefault("history", []).append([state, time.time_ns()])

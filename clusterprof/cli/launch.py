@@ -17,8 +17,8 @@ from clusterprof.cli.narrate import say
 from clusterprof.cli.planning import PROFILE_FAILED, planned
 from clusterprof.cli.running import Foreground
 from clusterprof.cli.saving import BeforeSrunKills, TimeLimit
-from clusterprof.collect import FINISHING_S, PATIENCE_S, Outcome, collect_attempts
-from clusterprof.errors import ClusterprofError, RunDirectoryError
+from clusterprof.collect import DELETED, FINISHING_S, PATIENCE_S, Outcome, collect_attempts
+from clusterprof.errors import ClusterprofError, RunDirectoryTaken
 from clusterprof.launchers import executable
 from clusterprof.plan import LaunchPlan
 from clusterprof.rundir import RunDirectory
@@ -40,8 +40,8 @@ def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
         launcher = executable.find(plan.job.command[0])
         try:
             run, manifest = begin(plan, arguments)
-        except RunDirectoryError:
-            if plan.origins.get("run_dir") != "default" or not plan.run.exists() or turn == TURNS:
+        except RunDirectoryTaken:
+            if plan.origins.get("run_dir") != "default" or turn == TURNS:
                 raise
         else:
             return launch(launcher, plan, arguments, run, manifest)
@@ -121,8 +121,9 @@ def conclude(
         manifest["outcomes"] = [
             {"rank": each.rank, "state": each.state, "reason": each.reason} for each in outcomes
         ]
-        run.write_manifest(manifest)
         complete = tell(run, outcomes)
+        if run.path.is_dir():
+            run.write_manifest(manifest)
         if arguments.no_merge or not any(each.report for each in outcomes):
             pass
         elif in_haste:
@@ -185,13 +186,15 @@ def tell(run: RunDirectory, outcomes: Sequence[Outcome]) -> bool:
     home = [each for each in outcomes if each.state == "collected"]
     lost = [each for each in outcomes if each.state == "lost"]
     say(f"{len(home)} of {len(outcomes)} reports in {shortest(run.path)}{of_attempt(run)}")
+    if not run.path.is_dir():
+        say(f"{shortest(run.path)} {DELETED}")
     for each in lost:
         where = f" on {each.host}" if each.host else ""
         say(f"rank {each.rank} lost{where}: {each.reason}")
     for each in home:
         if each.reason:
             say(f"rank {each.rank}: {each.reason}")
-    if not run.ranks():
+    if run.path.is_dir() and not run.ranks():
         say("no rank was seen: is the program Python, does it train with a torch optimizer (else "
             "--step-on), do its scripts keep what is in PYTHONPATH, and do the nodes see this run "
             "directory?")  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -16,7 +17,11 @@ PATIENCE_S = 3.0
 #: For a rank that says that its report is being written.
 FINISHING_S = 8.0
 
-_ENDED = {"captured", "collected", "lost"}
+#: nsys' first: the other is beside it, or alone.
+_REPORTS = ("report.nsys-rep", "trace.json.gz")
+
+#: Of the run directory.
+DELETED = "was deleted while the job ran"
 
 #: Why there is no report, by the state in which the rank was killed.
 _KILLED = {
@@ -104,6 +109,11 @@ def collect(
     """
     begin = time.monotonic()
     while True:
+        if not run.path.is_dir():
+            return [
+                Outcome(rank, "lost", f"the run directory {DELETED}")
+                for rank in sorted(expected or ())
+            ]
         seen = run.states()
         chosen = sorted(
             set(expected or ()) | {rank for rank, state in seen.items() if state.get("chosen")}
@@ -118,11 +128,28 @@ def collect(
 
 
 def _ended(run: RunDirectory, rank: int, state: dict[str, Any]) -> bool:
-    """Whether nothing more is to be waited for: a rank may be killed once its report is home."""
+    """Whether nothing more is to be waited for: a rank may be killed once its report is home.
+
+    A shared filesystem may show a rank's state before its report.
+    """
     name = state.get("state")
-    return name in _ENDED or (
-        name == "finishing" and (run.rank(rank) / "report.nsys-rep").is_file()
-    )
+    if name in ("captured", "collected"):
+        return bool(_reports(run.rank(rank)))
+    if name == "finishing":
+        return "report.nsys-rep" in [path.name for path in _reports(run.rank(rank))]
+    return name in ("lost", "counted")
+
+
+def _reports(folder: Path) -> list[Path]:
+    """The reports in a rank's folder, nsys' first.
+
+    The folder is listed, since NFS may remember for half a minute that a file was not there.
+    """
+    try:
+        here = [path for path in folder.iterdir() if path.name in _REPORTS and path.stat().st_size]
+        return sorted(here, key=lambda path: _REPORTS.index(path.name))
+    except OSError:
+        return []
 
 
 def _settle(run: RunDirectory, rank: int, state: dict[str, Any] | None, seen: list[int]) -> Outcome:
@@ -133,24 +160,35 @@ def _settle(run: RunDirectory, rank: int, state: dict[str, Any] | None, seen: li
     host = str(state.get("host", ""))
     name = str(state.get("state", ""))
     steps = newest_step_log(folder)
-    report, trace = folder / "report.nsys-rep", folder / "trace.json.gz"
-    reports = [path for path in (report, trace) if path.is_file() and path.stat().st_size]
+    reports = _reports(folder)
+    late = name == "lost" and state.get("late")
     # A report appears by rename: where it is, it is whole, even if the rank was killed after it.
-    if name in ("finishing", "captured", "collected") and reports:
-        states.advance(str(folder), "collected")
-        beside = trace if reports == [report, trace] else None
+    if reports and (late or name in ("finishing", "captured", "collected")):
+        reason = "its report appeared late" if late else str(state.get("reason", ""))
+        _advance(folder, "collected", reason if late else None)
+        beside = reports[1] if len(reports) == 2 else None
         return Outcome(
-            rank, "collected", str(state.get("reason", "")), host, reports[0], beside, steps,
+            rank, "collected", reason, host, reports[0], beside, steps,
             whole=bool(state.get("whole")),
         )  # fmt: skip
     reason = str(state.get("reason") or _KILLED.get(name, "it did not capture"))
     if name == "finishing" and state.get("reason"):
         reason = f"{_KILLED[name]}, {reason}"
-    if name in ("captured", "collected"):
-        reason = "its state says that there is a report, but there is none"
+    missing = name in ("captured", "collected")
+    if missing:
+        reason = (
+            "its state says that there is a report, but none is to be seen; if the file system "
+            f"is slow: clusterprof collect {run.path}"
+        )
     if name != "lost":
-        states.advance(str(folder), "lost", reason)
+        _advance(folder, "lost", reason, late=missing)
     return Outcome(rank, "lost", reason, host, steps=steps)
+
+
+def _advance(folder: Path, state: str, reason: str | None = None, **facts: Any) -> None:
+    """Say it in the rank's folder, if that can be written: what we return is true anyway."""
+    with contextlib.suppress(OSError):
+        states.advance(str(folder), state, reason, **facts)
 
 
 def _never_seen(seen: list[int]) -> str:
