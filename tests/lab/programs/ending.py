@@ -1,7 +1,8 @@
 """A job of two ranks that ends in a chosen way: ending.py HOW AT.
 
 Rank 0 takes 30 steps of 20 ms (slow: as many as fit into 10 s); HOW says what becomes of it, and
-AT after which step. Rank 1 only waits for a while. once: in the first attempt of an elastic job.
+AT after which step. Rank 1 only waits for a while. once: in the first attempt of an elastic job;
+wait: until there is a file `go`.
 Started with --steps 10:20, step 5 is before the window and 15 inside.
 """
 
@@ -34,6 +35,10 @@ for count in range(1, 31):
             os.kill(os.getpid(), signal.SIGKILL)
         elif how == "raise":
             raise RuntimeError("planted")
+        elif how == "wait":
+            print("rank 0 waits", flush=True)
+            while not os.path.exists("go"):
+                time.sleep(0.02)
         elif how == "hang":
             print("rank 0 hangs", flush=True)
             time.sleep(600)
