@@ -78,7 +78,7 @@ def study(
     placed = place(without_beacons(matched, ordered, known.readings), clock)
     lines = [timeline(t) for t in ordered]
     account = accounts(lines, placed, clock)
-    scene = Scene(ordered, lines, account, placed, clock, settled(lines, placed), source)
+    scene = Scene(ordered, lines, account, placed, clock, settled(lines, placed), source, capture)
     found, said = findings(scene)
     found = outside.weigh(scene, found, capture)
     results: Results = {

@@ -48,12 +48,14 @@ def finding(
     uncertainty_ns: float = 0.0,
     floor_ns: float = 0.0,
     at_most: Severity | None = None,
+    at_least: Severity = "info",
     follow_up: str = "",
 ) -> Finding:
     """Make a finding from its cost in each settled step (ns).
 
     `floor_ns` is what a step must cost to count as one of the finding's; `at_most` caps the
-    severity of what no one is to blame for. `follow_up` is the command that tells more, if any.
+    severity of what no one is to blame for, `at_least` is what it has in any case. `follow_up` is
+    the command that tells more, if any.
     """
     each = np.nan_to_num(np.asarray(cost, dtype=float))
     if len(each) == len(scene.durations):
@@ -66,6 +68,8 @@ def finding(
     order: tuple[Severity, ...] = ("info", "warning", "critical")
     if at_most is not None and order.index(level) > order.index(at_most):
         level = at_most
+    if order.index(level) < order.index(at_least):
+        level = at_least
     return {
         "code": code,
         "severity": level,

@@ -18,18 +18,18 @@ from clusterprof.results import Finding
 def findings(scene: Scene) -> tuple[list[Finding], list[str]]:
     """Return the findings, sorted by cost per step, and warnings.
 
-    With too few settled steps there are none, and a warning says by how much to lengthen the
-    window: a guess would blame whom the capture's own start has made late.
+    With too few settled steps there are none but what the capture itself caused, and a warning
+    says by how much to lengthen the window: a guess would blame whom its start has made late.
     """
     if not scene.ranks:
         return [], []
     if len(scene.settled) < LEAST_SETTLED:
-        more = LEAST_SETTLED + 1 - len(scene.settled)
+        more = perturbation.missing(scene)
         said = (
             f"not enough settled steps ({len(scene.settled)}; the first step of a window shows the "
             f"capture's own start): lengthen the window by {more} steps or more (--steps)"
         )
-        return [], [said]
+        return perturbation.find(scene), [said]
     found = straggler.find(scene)
     late = sum(f["cost_ns_per_step"] for f in found if f["severity"] != "info")
     found += [*pipeline.find(scene, late), *copies.find(scene), *hosts.find(scene)]

@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 
 from clusterprof.analysis.timeline import Timeline
 from clusterprof.clock import Clock
+from clusterprof.results import CaptureCost
 from clusterprof.tables import RankTables
 
 Ints = npt.NDArray[np.int64]
@@ -74,6 +75,8 @@ class Scene:
     clock: Clock
     settled: tuple[int, ...]
     source: str
+    #: what the capture cost by the step logs of all ranks, where there are any
+    capture: CaptureCost | None = None
 
     @cached_property
     def known(self) -> dict[Any, Any]:

@@ -5,15 +5,17 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
+import pyarrow.compute as pc
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from clusterprof.analysis.intervals import union
 from clusterprof.analysis.timeline import timeline
-from clusterprof.results import Finding, Results
+from clusterprof.results import CaptureCost, Finding, Results
 from clusterprof.simulate import Cause, Job, simulate
 from clusterprof.study import Study, study
+from clusterprof.tables import RankTables
 
 MS = 1_000_000
 spans = st.lists(st.tuples(st.integers(0, 500), st.integers(0, 60)), max_size=40)
@@ -266,10 +268,63 @@ def test_the_first_step_of_a_window_is_never_evidence() -> None:
     assert stragglers(made.results) == []
 
 
+def test_what_the_capture_costs_is_told_and_is_no_cost_of_the_job() -> None:
+    ranks, _ = simulate(Job())
+    cost: CaptureCost = {
+        "stall_start_ns": 1500 * MS,
+        "stall_stop_ns": 90 * MS,
+        "profiled": {"before_ns": 24 * MS, "inside_ns": 27 * MS, "after_ns": 25 * MS},
+        "unprofiled": {"before_ns": 24 * MS, "inside_ns": 24 * MS, "after_ns": None},
+    }
+    results = study(ranks, capture=cost).results
+    assert results["capture"] == cost
+    found = only(results, "profiler.perturbation")
+    assert found is results["findings"][-1]
+    assert (found["severity"], found["cost_ns_per_step"]) == ("info", 0)
+    assert "stood still 1500 ms at its start and 90.0 ms at its stop, once" in found["summary"]
+    assert "each step of captured ranks takes 3.00 ms (12%) longer inside it" in found["summary"]
+    # the others' steps are as they were
+    assert "the other ranks" not in found["summary"]
+    assert "step 6 is left out of the evidence" in found["summary"]
+    shown = {e["whose"]: e["more_ns_per_step"] for e in found["evidence"] if "whose" in e}
+    assert shown == {"captured ranks": 3 * MS, "the other ranks": 0}
+
+
+def test_a_host_that_the_capture_slows_is_named_as_the_captures_doing() -> None:
+    ranks, _ = simulate(Job(layers=4, launch_ns=90_000, causes=(Cause("host", 2, 20 * MS),)))
+    known = [replace(r, info=replace(r.info, usual_step_ns=16 * MS)) for r in ranks]
+    found = only(study(known).results, "profiler.perturbation")
+    assert "it slows rank 2's host, by" in found["summary"]
+    assert "longer inside it" in found["summary"]
+
+
+def test_a_step_that_a_ranks_stop_has_torn_is_no_evidence() -> None:
+    ranks, _ = simulate(Job(steps=6))
+    # rank 1's report ends inside the last step; rank 3's capture was closed two steps early
+    cut = [_until(r, {1: 10, 3: 8}.get(r.rank, 99)) for r in ranks]
+    settled = [s["step"] for s in study(cut).results["steps"] if s["settled"]]
+    assert settled == [7, 8, 10]
+
+
+def _until(tables: RankTables, last: int) -> RankTables:
+    """The report of a capture that stopped with step `last`."""
+    steps = tables.steps.filter(pc.less_equal(tables.steps["step"], last))
+    end = pc.max(steps["end_ns"])
+    times = {"activity": "launch_start_ns", "collective_calls": "issue_start_ns"}
+    kept = {
+        name: table.filter(pc.less_equal(table[times.get(name, "start_ns")], end))
+        for name in ("activity", "collective_calls", "host_calls")
+        for table in [getattr(tables, name)]
+    }
+    return replace(tables, steps=steps, **kept)
+
+
 @pytest.mark.parametrize("steps", [1, 2])
 def test_too_few_settled_steps_give_no_finding_and_say_how_many_more(steps: int) -> None:
     made = studied(Job(steps=steps, causes=(Cause("host", 2, 50 * MS),)))
-    assert made.results["findings"] == []
+    (capture,) = made.results["findings"]
+    assert (capture["code"], capture["severity"]) == ("profiler.perturbation", "warning")
+    assert f"lengthen the window by {4 - steps} steps" in capture["advice"]
     assert "not enough settled steps" in made.results["verdict"]
     (said,) = [w for w in made.results["warnings"] if "settled" in w]
     assert f"lengthen the window by {4 - steps} steps" in said
