@@ -1,4 +1,4 @@
-"""Where nsys is: named by the user, on PATH, or where installers put it."""
+"""Where nsys and its importer are: named by the user, on PATH, or where installers put them."""
 
 from __future__ import annotations
 
@@ -17,9 +17,33 @@ _PLACES = (
 )
 
 
+_IMPORTERS = (
+    "{real}/../host-linux-x64/QdstrmImporter",
+    "{here}/../host-linux-x64/QdstrmImporter",
+    "/usr/lib/nsight-systems/host-linux-x64/QdstrmImporter",
+)
+
+
 def installed(named: Path | None = None) -> Path | None:
     """The nsys `named`, or by CLUSTERPROF_NSYS, or the first that is found; None without one."""
     return next(_candidates(named), None)
+
+
+def every(named: Path | None = None) -> list[Path]:
+    """Every nsys that is found, each once, the one that `installed` returns first."""
+    return list({path.resolve(): path for path in reversed(list(_candidates(named)))}.values())[
+        ::-1
+    ]
+
+
+def importer(nsys: Path) -> Path | None:
+    """QdstrmImporter, which Debian's nsys does not find by itself; None without one."""
+    places = {"real": nsys.resolve().parent, "here": nsys.parent}
+    for pattern in _IMPORTERS:
+        candidate = Path(os.path.normpath(pattern.format(**places)))
+        if os.access(candidate, os.X_OK):
+            return candidate
+    return None
 
 
 def _candidates(named: Path | None) -> Iterator[Path]:

@@ -7,7 +7,6 @@ that `docs/nsys.md` gives.
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from pathlib import Path
 
 from clusterprof.capture import CapturePlan, CaptureRequest
 from clusterprof.errors import ProfilerError
-from clusterprof.nsys import installed
+from clusterprof.nsys import importer, installed
 
 #: The oldest that the tests run against.
 MINIMUM = (2022, 4)
@@ -24,12 +23,6 @@ MINIMUM = (2022, 4)
 #: Without OS runtime tracing: it costs 4 to 5 s at the window's end on a GPU rank.
 TRACE_CUDA = "cuda,nvtx"
 TRACE_CPU = "nvtx,osrt"
-
-_IMPORTERS = (
-    "{real}/../host-linux-x64/QdstrmImporter",
-    "{here}/../host-linux-x64/QdstrmImporter",
-    "/usr/lib/nsight-systems/host-linux-x64/QdstrmImporter",
-)
 
 _INSTALL = (
     "install Nsight Systems (package nsight-systems; module load nsight-systems on many clusters)",
@@ -53,12 +46,7 @@ class Nsys:
     @cached_property
     def importer(self) -> Path | None:
         """QdstrmImporter, which Debian's nsys does not find by itself."""
-        places = {"real": self.path.resolve().parent, "here": self.path.parent}
-        for pattern in _IMPORTERS:
-            candidate = Path(os.path.normpath(pattern.format(**places)))
-            if os.access(candidate, os.X_OK):
-                return candidate
-        return None
+        return importer(self.path)
 
     def help(self, verb: str) -> str:
         """What `nsys VERB --help` says; "" for a verb that it does not have."""

@@ -63,7 +63,7 @@ def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
         raise UsageError(f"{arguments.html} exists already", "replace it with --force")
     output = _output(arguments)
     only = arguments.paths[0] if len(arguments.paths) == 1 else None
-    if only is not None and (only / "run.json").is_file():
+    if only is not None and _is_run(only):
         from clusterprof.collect import collect
 
         if arguments.clock:
@@ -92,6 +92,13 @@ def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
     else:
         merging.print_verdict(made.results)
     return _status(made.results["findings"], arguments.fail_on)
+
+
+def _is_run(folder: Path) -> bool:
+    try:
+        return (folder / "run.json").is_file()
+    except OSError:
+        return False  # it may not be seen, which its reader says
 
 
 def _output(arguments: argparse.Namespace) -> rundir.RunDirectory | None:

@@ -14,7 +14,14 @@ from pathlib import Path
 from clusterprof.errors import ClusterprofError, MergeError, ReportError
 from clusterprof.ingest.combined import combine
 from clusterprof.ingest.report import read_report
-from clusterprof.ingest.sources import KINETO, Source, find_sources, stem_of, suffix_of
+from clusterprof.ingest.sources import (
+    KINETO,
+    Source,
+    find_sources,
+    resolved,
+    stem_of,
+    suffix_of,
+)
 from clusterprof.results import MissingRank
 from clusterprof.tables import RankTables
 
@@ -89,7 +96,7 @@ def _told(source: Source, ranks: Mapping[Path, int]) -> Source:
 
 
 def _report_key(path: Path) -> Path:
-    return path.resolve().parent / stem_of(path)
+    return resolved(path).parent / stem_of(path)
 
 
 def _check_told(sources: Sequence[Source], ranks: Mapping[Path, int]) -> None:
@@ -256,18 +263,25 @@ def _windows(found: Sequence[RankTables]) -> dict[int, int]:
 
 
 def _strangers(found: Sequence[RankTables], windows: Mapping[int, int]) -> bool:
-    """Return whether every rank has communicators and no two windows share one.
+    """Return whether captures of different times are of different jobs.
 
-    A host's clock may be far off: a communicator in common proves one job all the same.
+    A communicator of NCCL's in common proves one job: a host's clock may be far off. (Names of
+    process groups are alike in all jobs.) Without one they are strangers where every rank has
+    such communicators, or where one host's clock tells both times.
     """
     owned: dict[str, int] = {}
+    hosts: dict[str, set[int]] = {}
+    silent = False
     for tables in found:
-        names = set(tables.collective_calls.column("communicator").unique().to_pylist()) - {None}
-        if not names or any(
-            owned.setdefault(n, windows[tables.rank]) != windows[tables.rank] for n in names
-        ):
+        window = windows[tables.rank]
+        given = tables.collective_calls.column("communicator").unique().to_pylist()
+        names = {name for name in given if name and name.startswith("0x")}
+        if any(owned.setdefault(name, window) != window for name in names):
             return False
-    return True
+        silent = silent or not names
+        hosts.setdefault(tables.info.host, set()).add(window)
+    one_clock = any(len(times) > 1 for host, times in hosts.items() if host)
+    return one_clock or not silent
 
 
 def _common_warnings(found: Sequence[RankTables]) -> list[str]:
@@ -285,8 +299,9 @@ def _common_warnings(found: Sequence[RankTables]) -> list[str]:
         late = [
             str(rank) for rank, window in sorted(apart.items()) if window != apart[found[0].rank]
         ]
+        who = f"rank {late[0]} lies" if len(late) == 1 else f"ranks {', '.join(late)} lies"
         lines.append(
-            f"the captures of ranks {', '.join(late)} lie more than 5 s from rank"
-            f" {found[0].rank}'s: another window, or a host's clock that is far off"
+            f"the capture of {who} more than 5 s from rank {found[0].rank}'s: another window, or a"
+            " host's clock that is far off"
         )
     return lines

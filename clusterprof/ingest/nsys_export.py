@@ -6,8 +6,11 @@ the report has ranges of NCCL.
 
 from __future__ import annotations
 
+import re
+import shutil
 import subprocess
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
@@ -17,20 +20,34 @@ from clusterprof.ingest import nccl_payload, nsys_json, nsys_sqlite
 from clusterprof.ingest.export import unreadable
 from clusterprof.ingest.nccl_payload import Payloads
 from clusterprof.ingest.nvtx import Ranges
-from clusterprof.nsys import installed
+from clusterprof.nsys import VARIABLE, every, importer
 from clusterprof.tables import RankTables
 
 #: nsys needs a third of a second for 100,000 kernels; after this it hangs.
 _DEADLINE_S = 1800
+
+#: what nsys leaves where it was stopped, or found no importer, before it made the report
+QDSTRM = ".qdstrm"
+
+#: bytes; with less left in the temporary folder, or less than the report's own size, whatever went
+#: wrong there is taken to have gone wrong for that
+_LEAST_ROOM = 1 << 20
+
+#: how nsys refuses the report of a newer one: 2022.4 (`2024@2@3@38-242334140272v0`), and 2023.4
+_NEWER = re.compile(
+    r"(?:Version number is invalid: |created in Nsight Systems version \()(\d{4}[@.\d]+)"
+)
 
 #: wanted where `nsys export --help` has them: NCCL's payloads, as bytes or at least as text
 _PAYLOAD_FLAGS = ("--include-blobs", "--include-json")
 
 
 def read(path: Path, nsys: Path | None = None) -> RankTables:
-    """Read a `.nsys-rep`; its export lies in a temporary folder and is removed afterwards.
+    """Read a `.nsys-rep`, or the `.qdstrm` that nsys leaves where it does not make one.
 
-    `nsys` is the one that made it, which is taken where it is there.
+    What is made of it lies in a temporary folder and is removed afterwards. `nsys` is the one that
+    made the report, which is taken where it is there; the others that are installed are tried
+    where that cannot read it.
 
     Raises `ReportError` where the report is missing or empty, no nsys is installed, or the
     export fails (most often: the report is of a newer nsys, or cut short).
@@ -45,22 +62,62 @@ def read(path: Path, nsys: Path | None = None) -> RankTables:
         raise ReportError(
             f"{path} is empty", "nsys was killed before it wrote the report: record again"
         )
-    found = installed(nsys)
-    if found is None:
+    found = every(nsys)
+    if not found:
         raise ReportError(
             f"{path} cannot be read without nsys, which is not installed on this host",
             "install Nsight Systems (package nsight-systems), or export it on a host that has it:",
             f"nsys export -t sqlite {path}",
         )
     with tempfile.TemporaryDirectory(prefix="clusterprof-") as folder:
-        database = Path(folder, f"{path.stem}.sqlite")
-        _export(export_command(str(found), path, database), path, database)
-        if payload_flags(str(found)):
-            return nsys_sqlite.read(database, origin=path)
-        beside = JsonBeside(str(found), path, database.with_suffix(".json"))
-        tables = nsys_sqlite.read(database, origin=path, elsewhere=beside)
+        try:
+            return _read(path, found, Path(folder))
+        except ReportError as error:
+            if shutil.disk_usage(folder).free < max(_LEAST_ROOM, size):
+                raise _no_room(path, folder) from error
+            raise
+
+
+def _read(path: Path, found: Sequence[Path], folder: Path) -> RankTables:
+    database = folder / f"{path.stem}.sqlite"
+    errors: list[ReportError] = []
+    for nsys in map(str, found):
+        try:
+            report = _imported(nsys, path, folder) if path.suffix == QDSTRM else path
+            _make(export_command(nsys, report, database), path, database)
+            break
+        except ReportError as error:
+            errors.append(error)
+    else:
+        tried = [f"tried: {', '.join(map(str, found))}"] if len(found) > 1 else []
+        raise ReportError(errors[0].what, *errors[0].details, *tried) from errors[0]
+    if payload_flags(nsys):
+        return nsys_sqlite.read(database, origin=path)
+    beside = JsonBeside(nsys, report, database.with_suffix(".json"))
+    tables = nsys_sqlite.read(database, origin=path, elsewhere=beside)
     warnings = (*tables.warnings, *beside.warnings)
     return replace(tables, warnings=warnings, info=replace(tables.info, warnings=warnings))
+
+
+def _imported(nsys: str, path: Path, folder: Path) -> Path:
+    """Return the report that nsys's importer makes of a `.qdstrm`."""
+    program = importer(Path(nsys))
+    if program is None:
+        raise ReportError(
+            f"{path} is not a report yet, and {nsys} has no importer to make one of it",
+            "import it where nsys was installed whole, and give what that makes:",
+            f"QdstrmImporter -i {path}",
+        )
+    report = folder / f"{path.stem}.nsys-rep"
+    _make([str(program), "-i", str(path.resolve()), "-o", str(report)], path, report)
+    return report
+
+
+def _no_room(path: Path, folder: str) -> ReportError:
+    return ReportError(
+        f"{path} cannot be exported: there is no room for it in {folder}",
+        "point TMPDIR to a file system with room for the exported report",
+    )
 
 
 @dataclass
@@ -79,7 +136,7 @@ class JsonBeside:
         """
         command = export_command(self.nsys, self.report, self.target, "json")
         try:
-            _export(command, self.report, self.target)
+            _make(command, self.report, self.target)
             found = nccl_payload.decoded(nsys_json.read(self.target, ranges))
         except ReportError as error:
             why = "; ".join((error.what, *error.details[:1]))
@@ -115,6 +172,7 @@ def _export_help(nsys: str) -> str:
     try:
         asked = subprocess.run(
             [nsys, "export", "--help"],
+            stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
             errors="replace",
@@ -126,7 +184,8 @@ def _export_help(nsys: str) -> str:
     return asked.stdout + asked.stderr
 
 
-def _export(command: list[str], report: Path, target: Path) -> None:
+def _make(command: list[str], path: Path, target: Path) -> None:
+    """Run nsys or its importer, which makes `target` of the report `path`."""
     try:
         done = subprocess.run(
             command,
@@ -139,14 +198,20 @@ def _export(command: list[str], report: Path, target: Path) -> None:
         )
     except subprocess.TimeoutExpired as error:
         raise ReportError(
-            f"nsys did not finish the export of {report} within {_DEADLINE_S // 60} minutes"
+            f"nsys did not finish the export of {path} within {_DEADLINE_S // 60} minutes"
         ) from error
     except OSError as error:
         raise ReportError(f"{command[0]} cannot be started: {error.strerror}") from error
-    if done.returncode != 0 or not target.is_file():
+    if done.returncode != 0 or not target.is_file() or target.stat().st_size == 0:
         said = _first_line(done.stderr) or _first_line(done.stdout) or "nothing"
+        if recorded_by := _NEWER.search(done.stderr + done.stdout):
+            version = recorded_by[1].replace("@", ".")
+            raise ReportError(
+                f"{path} is of nsys {version}, which {command[0]} cannot read",
+                f"install that nsys or a newer one, or name one: {VARIABLE}=PATH",
+            )
         raise ReportError(
-            f"nsys could not export {report} (exit status {done.returncode})",
+            f"nsys could not export {path} (exit status {done.returncode})",
             f'nsys said: "{said}"',
             "a report of a newer nsys needs that nsys; one cut short must be recorded or copied"
             " again",

@@ -13,9 +13,11 @@ from clusterprof.errors import ReportError
 from clusterprof.ingest.export import unreadable
 
 NSYS_REPORT = (".nsys-rep",)
+#: what nsys leaves where it does not make the report
+NSYS_RAW = (".qdstrm",)
 NSYS_SQLITE = (".sqlite", ".sqlite.xz")
 KINETO = (".json", ".json.gz", ".json.xz")
-SUFFIXES = (*NSYS_REPORT, *NSYS_SQLITE, *KINETO)
+SUFFIXES = (*NSYS_REPORT, *NSYS_SQLITE, *KINETO, *NSYS_RAW)
 
 #: one of these stands near the beginning of every Kineto trace, and of no JSON of ours
 _KINETO_MARKS = (b'"traceEvents"', b'"schemaVersion"', b'"deviceProperties"')
@@ -55,18 +57,35 @@ def find_sources(paths: Iterable[Path | Source]) -> list[Source]:
     """Return one source per report in `paths` (files, folders, or sources as they are).
 
     Of a folder its own reports are taken, or, where it has none, those one level below
-    (a run directory: those below its `ranks/`). Raises `ReportError` for a path that does
-    not exist, cannot be read, or is a folder without reports. One file given twice is one.
+    (a run directory: those below its `ranks/`); a folder there that cannot be listed is a source
+    that cannot be read. Raises `ReportError` for a folder that cannot be listed or has no
+    reports. One file given twice is one.
     """
     sources: list[Source] = []
     for path in paths:
         if isinstance(path, Source):
             sources.append(path)
-        elif path.is_dir():
+        elif _is_folder(path):
             sources.extend(_in_folder(path))
         else:
             sources.append(Source(path))
-    return list({source.path.resolve(): source for source in reversed(sources)}.values())[::-1]
+    return list({resolved(source.path): source for source in reversed(sources)}.values())[::-1]
+
+
+def resolved(path: Path) -> Path:
+    """Return the file's one name, whichever link leads to it; of links in a circle the path."""
+    try:
+        return path.resolve()
+    except (OSError, RuntimeError):
+        return path.absolute()
+
+
+def _is_folder(path: Path) -> bool:
+    """Whether it is a folder; False too where it cannot be seen, which its reader says."""
+    try:
+        return path.is_dir()
+    except OSError:
+        return False
 
 
 def _in_folder(folder: Path) -> list[Source]:
@@ -75,7 +94,7 @@ def _in_folder(folder: Path) -> list[Source]:
         if not found:
             parent = folder / "ranks" if (folder / "ranks").is_dir() else folder
             below = sorted(each for each in parent.iterdir() if each.is_dir())
-            found = [source for each in below for source in _reports(each)]
+            found = [source for each in below for source in _reports_below(each)]
     except OSError as error:
         raise unreadable(folder, error) from error
     if not found:
@@ -86,11 +105,19 @@ def _in_folder(folder: Path) -> list[Source]:
     return found
 
 
+def _reports_below(folder: Path) -> list[Source]:
+    try:
+        return _reports(folder)
+    except OSError:
+        return [Source(folder)]
+
+
 def _reports(folder: Path) -> list[Source]:
     groups: dict[str, list[Path]] = {}
     for path in sorted(folder.iterdir()):
         suffix = suffix_of(path)
-        if suffix and path.is_file() and (suffix not in KINETO or _is_trace(path)):
+        # A link to a report that is gone is a rank that is missing, and said to be.
+        if suffix and not path.is_dir() and (suffix not in KINETO or _is_trace(path)):
             stem = stem_of(path)
             groups.setdefault(_RUN_NAMES.get(stem, stem), []).append(path)
     return [source for group in groups.values() for source in _one_report(group)]
@@ -107,6 +134,8 @@ def opened(path: Path) -> IO[bytes]:
 
 def _is_trace(path: Path) -> bool:
     """Return whether a JSON file looks like a trace: a run directory has others beside it."""
+    if path.exists() and not path.is_file():
+        return True  # a pipe or a device: opening it could wait for ever
     try:
         with opened(path) as file:
             head: bytes = file.read(4096)
@@ -120,6 +149,7 @@ def _one_report(group: list[Path]) -> list[Source]:
     by_suffix = {suffix_of(path): path for path in group}
     traces = [by_suffix[suffix] for suffix in KINETO if suffix in by_suffix]
     nsys = [by_suffix[suffix] for suffix in (*NSYS_SQLITE, *NSYS_REPORT) if suffix in by_suffix]
+    nsys = nsys or [by_suffix[suffix] for suffix in NSYS_RAW if suffix in by_suffix]
     if not nsys:
         return [Source(traces[0])]
     source = Source(fresh_export(nsys))
@@ -128,9 +158,12 @@ def _one_report(group: list[Path]) -> list[Source]:
 
 def fresh_export(forms: list[Path]) -> Path:
     """Return which form of one nsys report to read: an export, unless the report is newer."""
-    report = next((path for path in forms if suffix_of(path) in NSYS_REPORT), None)
-    exports = [path for path in forms if suffix_of(path) in NSYS_SQLITE]
+    there = [path for path in forms if path.is_file()] or forms[:1]
+    report = next((path for path in there if suffix_of(path) not in NSYS_SQLITE), None)
+    exports = [path for path in there if suffix_of(path) in NSYS_SQLITE]
     if report is None:
         return exports[0]
+    if not exports:
+        return report
     recorded = report.stat().st_mtime_ns
     return next((path for path in exports if path.stat().st_mtime_ns >= recorded), report)

@@ -7,6 +7,7 @@ pieces; a trace that something else has rewritten is parsed whole.
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import lzma
 import zlib
@@ -28,6 +29,12 @@ _PIECE = 8 << 20
 
 #: between two events, as Kineto writes them
 _BETWEEN = b"},\n  {"
+
+#: how nsys's own JSON begins, which is another thing
+_NSYS = b'{"data":['
+
+#: microseconds, 127 years: what lies beyond is no time, nor fits 64 bits of nanoseconds
+_FARTHEST_US = 4e15
 
 #: the categories of complete events ("ph": "X") that are read
 CATEGORIES = (
@@ -92,9 +99,15 @@ def read(path: Path) -> Trace:
         with opened(path) as file:
             for events in _pieces(file, trace.meta):
                 _take(events, trace, codes)
+        _check_times(trace)
     except (EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile) as error:
         raise _damaged(path, f"not a whole {path.suffix[1:]} file: {error}") from error
     except orjson.JSONDecodeError as error:
+        if _is_of_nsys(path):
+            raise ReportError(
+                f"{path} is nsys's JSON export, which holds no whole report",
+                "give the .nsys-rep that it was made of, or: nsys export -t sqlite REPORT.nsys-rep",
+            ) from error
         raise _damaged(path, f"not whole JSON: {error}") from error
     except OSError as error:
         raise unreadable(path, error) from error
@@ -102,6 +115,20 @@ def read(path: Path) -> Trace:
         raise _damaged(path, f"not a Kineto trace: {type(error).__name__} {error}") from error
     trace.names = list(codes)
     return trace
+
+
+def _is_of_nsys(path: Path) -> bool:
+    with contextlib.suppress(OSError, EOFError, lzma.LZMAError, zlib.error), opened(path) as file:
+        return file.read(len(_NSYS)) == _NSYS
+    return False
+
+
+def _check_times(trace: Trace) -> None:
+    """Raise ValueError for a time that is none; times are added to others later."""
+    for spans in trace.spans.values():
+        for values in (spans.ts, spans.dur):
+            if values and not np.abs(np.frombuffer(values)).max() < _FARTHEST_US:
+                raise ValueError("an event lies more than a century from the trace's beginning")
 
 
 def _damaged(path: Path, why: str) -> ReportError:

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import json
+import lzma
+import os
+import shutil
+import sqlite3
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 from lab.command import Completed
+from lab.command import clusterprof as command_line
 
 from clusterprof.errors import ReportError
 from clusterprof.ingest import gather, gathered
@@ -77,9 +83,15 @@ def clock_of(*hosts: str) -> dict[str, object]:
 def test_reports_are_merged_with_a_measurement_of_their_hosts_or_told_that_it_is_of_others(
     run_clusterprof: Run, workdir: Path, recordings: Path
 ) -> None:
+    for rank in range(2):  # without what ties the ranks to each other
+        packed = recordings / "nsys-2025.3" / "ddp" / f"rank{rank}.sqlite.xz"
+        Path(f"rank{rank}.sqlite").write_bytes(lzma.decompress(packed.read_bytes()))
+        with closing(sqlite3.connect(f"rank{rank}.sqlite")) as database:
+            database.execute("DROP TABLE NVTX_EVENTS")
+            database.execute("DROP TABLE CUPTI_ACTIVITY_KIND_KERNEL")
     Path("clock.json").write_text(json.dumps(clock_of("vm", "n2")))
     Path("others.json").write_text(json.dumps(clock_of("n1", "n2")))
-    line = ["merge", recordings / "nsys-2025.3" / "ddp", "--json", "--clock"]
+    line = ["merge", "rank0.sqlite", "rank1.sqlite", "--json", "--clock"]
     merged = run_clusterprof([*line, "clock.json"])
     assert merged.returncode == 0, merged
     assert "measuring the hosts' clocks" in json.loads(merged.stdout)["clock"]["method"]
@@ -88,3 +100,23 @@ def test_reports_are_merged_with_a_measurement_of_their_hosts_or_told_that_it_is
     assert "the clock of host vm was not measured" in refused.stderr
     assert "measured: n1, n2" in refused.stderr
     assert refused.stdout == ""
+
+
+def test_a_folder_that_may_not_be_seen_is_said_to_be_one(
+    run_command: Run, workdir: Path, recordings: Path
+) -> None:
+    shutil.copy(recordings / "nsys-2025.3" / "ddp" / "rank0.sqlite.xz", workdir)
+    closed = Path("closed")
+    closed.mkdir(mode=0o000)
+    # What root may see beyond the permissions is taken from it.
+    ordinary = ["setpriv", "--bounding-set=-dac_override,-dac_read_search", "--inh-caps=-all"]
+    prefix = [] if os.geteuid() else ordinary
+    for path in (closed, closed / "rank1.sqlite", closed / "rank1.nsys-rep"):
+        done = run_command([*prefix, *command_line(["merge", path])])
+        assert done.returncode == 3, done
+        assert f"{path} cannot be read: permission denied" in done.stderr
+    both = command_line(["merge", "rank0.sqlite.xz", closed / "rank1.json"])
+    done = run_command([*prefix, *both])
+    assert done.returncode == 0, done
+    assert "closed/rank1.json cannot be read: permission denied" in done.stdout
+    closed.chmod(0o700)

@@ -12,9 +12,9 @@ import pytest
 from lab.command import Completed
 
 from clusterprof.errors import ReportError
-from clusterprof.ingest import gather, read_report
+from clusterprof.ingest import gather, nsys_export, read_report
 from clusterprof.ingest.nsys_export import export_command, payload_flags
-from clusterprof.nsys import installed
+from clusterprof.nsys import every, installed
 from clusterprof.tables import RankTables
 
 pytestmark = pytest.mark.needs_nsys
@@ -174,20 +174,101 @@ def test_an_export_without_payloads_beside_its_report_is_not_all_that_is_read(
 def test_payloads_that_cannot_be_had_are_a_warning_and_no_lost_rank(
     nccl_report: Path, tmp_path: Path
 ) -> None:
-    # The installed nsys, but for an export to JSON, for which the disk is full.
-    nsys = installed()
-    program = tmp_path / "nsys"
-    program.write_text(
-        "#!/bin/sh\n"
-        'case "$*" in\n'
-        "  *--type=json*) echo 'No space left on device' >&2; exit 1 ;;\n"
-        f'  *) exec "{nsys}" "$@" ;;\n'
-        "esac\n"
-    )
-    program.chmod(0o755)
-    ranks = read_report(nccl_report, nsys=program)
+    full = 'case "$*" in *--type=json*) echo "No space left on device" >&2; exit 1 ;; esac'
+    nsys = program(tmp_path, full)
+    ranks = read_report(nccl_report, nsys=nsys)
     assert [call[0] for call in called(ranks)] == [call[0] for call in CALLS]
-    if not payload_flags(str(program)):
+    if not payload_flags(str(nsys)):
         (warning,) = ranks.warnings
         assert warning.startswith("NCCL's payloads were not read: nsys could not export")
         assert "No space left on device" in warning
+
+
+def program(folder: Path, *lines: str) -> Path:
+    """The installed nsys as a program of its own, which these lines of a shell go before."""
+    path = folder / "nsys"
+    path.write_text("\n".join(("#!/bin/sh", *lines, f'exec "{installed()}" "$@"', "")))
+    path.chmod(0o755)
+    return path
+
+
+REFUSES = 'case "$*" in *--output=*) echo "{}" >&2; exit 1 ;; esac'
+NEWER = (
+    "Exportation error: Version number is invalid: 2024@2@3@38-242334140272v0",
+    "Report was created in Nsight Systems version (2024.2.3.38-2423341402v0), newer than yours",
+)
+
+
+@pytest.mark.parametrize("words", NEWER)
+def test_a_report_of_a_newer_nsys_says_of_which(
+    words: str, report: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nsys = program(tmp_path, REFUSES.format(words))
+    monkeypatch.setattr(nsys_export, "every", lambda named: [nsys])
+    with pytest.raises(ReportError, match=r"is of nsys 2024\.2\.3\.38, which") as caught:
+        read_report(report)
+    assert "CLUSTERPROF_NSYS=PATH" in caught.value.details[0]
+
+
+def test_where_one_nsys_cannot_read_a_report_another_that_is_installed_does(
+    report: Path, tmp_path: Path
+) -> None:
+    old = program(tmp_path, REFUSES.format(NEWER[0]))
+    assert read_report(report, nsys=old).rank == 3
+    assert [old, *every()] == every(old)
+
+
+def test_a_full_temporary_folder_is_what_is_said_to_be_wrong(
+    report: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # nsys 2022.4 ends with 0 and leaves an empty file.
+    empty = 'for word; do case "$word" in --output=*) : >"${word#*=}"; exit 0 ;; esac; done'
+    full = program(tmp_path, empty)
+    monkeypatch.setattr(nsys_export, "every", lambda named: [full])
+    monkeypatch.setattr(nsys_export, "_LEAST_ROOM", 1 << 60)
+    with pytest.raises(ReportError, match="no room for it in") as caught:
+        read_report(report)
+    assert "point TMPDIR to" in caught.value.details[0]
+
+
+def test_an_export_that_was_cut_short_does_not_stand_in_the_way_of_its_report(
+    report: Path, run_command: Run, tmp_path: Path
+) -> None:
+    shutil.copy(report, tmp_path / "rank3.nsys-rep")
+    export = tmp_path / "rank3.sqlite"
+    run_command(["nsys", "export", "--type=sqlite", f"--output={export}", report])
+    export.write_bytes(export.read_bytes()[:50_000])
+    (ranks,) = gather([tmp_path]).ranks
+    assert ranks.rank == 3
+    assert f"{export} is truncated" in ranks.warnings[0]
+    assert ranks.warnings[0].endswith("the report beside it was read instead")
+
+
+def test_what_nsys_left_without_making_the_report_is_imported(
+    report: Path, tmp_path: Path, run_clusterprof: Run
+) -> None:
+    left = report.with_suffix(".qdstrm")
+    if left.exists():  # Debian's nsys leaves it
+        shutil.copy(left, tmp_path / "rank3.qdstrm")
+        assert read_report(tmp_path / "rank3.qdstrm").host_calls.equals(
+            read_report(report).host_calls
+        )
+    (tmp_path / "rank4.qdstrm").write_bytes(b"garbage")
+    shutil.copy(report, tmp_path / "rank5.nsys-rep")
+    done = run_clusterprof(["merge", tmp_path / "rank4.qdstrm", tmp_path / "rank5.nsys-rep"])
+    assert done.returncode == 0, done
+    assert f"{tmp_path}/rank4.qdstrm" in "".join(done.stdout.split("\n")).replace("       ", "")
+    assert sorted(path.name for path in tmp_path.iterdir() if path.suffix != ".qdstrm") == [
+        "rank5.nsys-rep"
+    ]
+
+
+def test_without_its_importer_what_nsys_left_is_said_to_need_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left = tmp_path / "rank0.qdstrm"
+    left.write_bytes(b"content")
+    monkeypatch.setattr(nsys_export, "importer", lambda nsys: None)
+    with pytest.raises(ReportError, match="has no importer") as caught:
+        read_report(left)
+    assert caught.value.details[1] == f"QdstrmImporter -i {left}"

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pytest
 
+from clusterprof.ingest import read_report
 from clusterprof.results import Results
 from clusterprof.simulate import Cause, Job, simulate
 from clusterprof.study import study
@@ -109,3 +111,12 @@ def test_a_kernel_of_no_length_and_one_that_ends_before_it_starts_do_no_harm() -
     odd = ranks[0].activity.set_column(at, field, pa.array(ends))
     results = study([replace(ranks[0], activity=odd), *ranks[1:]]).results
     assert stragglers(results) == [2]
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_step_that_no_member_of_a_communicator_has_brings_no_words_of_numpy_s(
+    recordings: Path,
+) -> None:
+    folders = {0: "nsys-2025.3/ddp", 1: "nsys-2025.3/ddp", 2: "nsys-2024.2/pipeline"}
+    ranks = [read_report(recordings / at / f"rank{n}.sqlite.xz") for n, at in folders.items()]
+    assert stragglers(study(ranks).results) == []

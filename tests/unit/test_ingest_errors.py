@@ -7,7 +7,7 @@ import lzma
 import os
 import shutil
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 
@@ -15,6 +15,7 @@ import pytest
 
 from clusterprof.errors import ReportError
 from clusterprof.ingest import find_sources, gather, nsys_export, read_report
+from clusterprof.ingest.sources import SUFFIXES
 
 
 def packed(recordings: Path) -> bytes:
@@ -124,6 +125,26 @@ BAD: dict[str, tuple[str, Callable[[Path, Path], object], str]] = {
         lambda p, r: p.write_bytes(b'{"traceEvents": []}'),
         "holds no events",
     ),
+    "nsys's own JSON": (
+        "r.json",
+        lambda p, r: p.write_bytes(b'{"data":["a"]}\n{"Type":75,"NvtxEvent":{"Type":75}}\n'),
+        "is nsys's JSON export",
+    ),
+    "a time that is none": (
+        "r.json",
+        lambda p, r: p.write_bytes(
+            b'{"traceEvents": [{"ph": "X", "cat": "kernel", "name": "k", "ts": 1e30, "tid": 1}]}'
+        ),
+        "more than a century",
+    ),
+    "a length that is none": (
+        "r.json",
+        lambda p, r: p.write_bytes(
+            b'{"traceEvents": [{"ph": "X", "cat": "cpu_op", "name": "k", "ts": 1, "dur": -1e99,'
+            b' "tid": 1}]}'
+        ),
+        "more than a century",
+    ),
     "an unknown format": ("r.txt", lambda p, r: p.write_bytes(b"x"), "is no report"),
 }
 
@@ -139,13 +160,13 @@ def test_a_bad_report_is_one_clear_error(name: str, tmp_path: Path, recordings: 
     assert list(tmp_path.iterdir()) == [path]
 
 
-@pytest.mark.parametrize("suffix", [".sqlite", ".sqlite.xz", ".json", ".json.gz", ".nsys-rep", ""])
+@pytest.mark.parametrize("suffix", [*SUFFIXES, ""])
 def test_a_path_that_does_not_exist_is_said_to(tmp_path: Path, suffix: str) -> None:
     with pytest.raises(ReportError, match="does not exist"):
         read_report(tmp_path / f"rank0{suffix}")
 
 
-@pytest.mark.parametrize("suffix", [".sqlite", ".sqlite.xz", ".json", ".json.gz", ".nsys-rep"])
+@pytest.mark.parametrize("suffix", SUFFIXES)
 def test_a_report_that_may_not_be_read_is_said_to(
     tmp_path: Path, suffix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -155,6 +176,52 @@ def test_a_report_that_may_not_be_read_is_said_to(
     refuse_opening(path, monkeypatch)
     with pytest.raises(ReportError, match="permission denied"):
         read_report(path)
+
+
+@pytest.mark.parametrize("suffix", [*SUFFIXES, ".txt"])
+def test_a_pipe_is_said_to_be_one_and_not_waited_for(tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"rank0{suffix}"
+    os.mkfifo(path)
+    with pytest.raises(ReportError, match="no regular file"):
+        read_report(path)
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_what_is_in_the_way_of_one_rank_s_report_is_a_hole_beside_the_others(
+    tmp_path: Path, suffix: str, recordings: Path
+) -> None:
+    shutil.copy(recordings / "nsys-2025.3" / "ddp" / "rank0.sqlite.xz", tmp_path)
+    os.mkfifo(tmp_path / f"pipe{suffix}")
+    (tmp_path / f"gone{suffix}").symlink_to("nowhere")
+    (tmp_path / f"loop{suffix}").symlink_to(f"loop{suffix}")
+    (tmp_path / f"folder{suffix}").mkdir()
+    found = gather([tmp_path])
+    assert [tables.rank for tables in found.ranks] == [0]
+    assert sorted(Path(hole["source"]).name for hole in found.missing) == [
+        f"gone{suffix}", f"loop{suffix}", f"pipe{suffix}",
+    ]  # fmt: skip
+    assert all(hole["source"] in hole["reason"] for hole in found.missing)
+
+
+def test_a_folder_below_that_may_not_be_listed_is_a_hole_beside_the_others(
+    tmp_path: Path, recordings: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for rank in range(2):
+        (tmp_path / f"node{rank}").mkdir()
+        shutil.copy(recordings / f"nsys-2025.3/ddp/rank{rank}.sqlite.xz", tmp_path / f"node{rank}")
+    real = Path.iterdir
+
+    def refuse(folder: Path) -> Iterator[Path]:
+        if folder.name == "node1":
+            raise PermissionError(13, "Permission denied", str(folder))
+        return real(folder)
+
+    monkeypatch.setattr(Path, "iterdir", refuse)
+    found = gather([tmp_path])
+    assert [tables.rank for tables in found.ranks] == [0]
+    assert [hole["reason"] for hole in found.missing] == [
+        f"{tmp_path}/node1 cannot be read: permission denied"
+    ]
 
 
 def refuse_opening(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -206,7 +273,7 @@ def test_without_nsys_the_error_has_the_command_for_another_host(
 ) -> None:
     report = tmp_path / "rank0.nsys-rep"
     report.write_bytes(b"NVIDIA Tegra Profiler Report")
-    monkeypatch.setattr(nsys_export, "installed", lambda named: None)
+    monkeypatch.setattr(nsys_export, "every", lambda named: [])
     with pytest.raises(ReportError, match="without nsys") as caught:
         read_report(report)
     assert caught.value.details[-1] == f"nsys export -t sqlite {report}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import json
 import lzma
 import os
 import shutil
@@ -138,6 +139,35 @@ def test_two_recordings_of_one_rendezvous_are_told_apart_by_time_and_communicato
         gather([ddp / "rank0.sqlite.xz", straggler / "rank1.sqlite.xz"])
 
 
+def test_one_host_s_clock_tells_two_runs_apart_where_a_report_names_no_communicator(
+    ddp: Path, recordings: Path
+) -> None:
+    # Both are of one host, and exports of nsys 2024.2 name none.
+    other = recordings / "nsys-2024.2" / "pipeline" / "rank2.sqlite.xz"
+    with pytest.raises(MergeError, match="captures of different times"):
+        gather([ddp / "rank0.sqlite.xz", ddp / "rank1.sqlite.xz", other])
+
+
+def test_a_process_group_of_the_same_name_is_no_proof_of_one_job(
+    recordings: Path, tmp_path: Path
+) -> None:
+    folder = recordings / "kineto" / "gloo"
+    trace = json.loads(gzip.decompress((folder / "rank1.json.gz").read_bytes()))
+    trace["baseTimeNanoseconds"] += 3_600_000_000_000
+    trace["host_name"] = "n1"
+    other = tmp_path / "rank1.json"
+    other.write_text(json.dumps(trace))
+    first = json.loads(gzip.decompress((folder / "rank0.json.gz").read_bytes()))
+    first["host_name"] = "n0"
+    one = tmp_path / "rank0.json"
+    one.write_text(json.dumps(first))
+    gathered = gather([one, other])
+    assert any("a host's clock that is far off" in warning for warning in gathered.warnings)
+    one.write_text(json.dumps({**first, "host_name": "n1"}))
+    with pytest.raises(MergeError, match="captures of different times"):
+        gather([one, other])
+
+
 def test_a_clock_that_is_far_off_is_a_warning_where_the_communicator_is_shared(
     ddp: Path, changed: Callable[[int, str], Path]
 ) -> None:
@@ -188,6 +218,11 @@ def test_a_report_and_its_exports_are_one(tmp_path: Path) -> None:
     touch(tmp_path, "a.nsys-rep", "b.nsys-rep")
     touch(tmp_path, "a.sqlite", "a.sqlite.xz", "c.sqlite", "c.sqlite.xz", mtime=2000)
     assert found(tmp_path) == [("a.sqlite", None), ("b.nsys-rep", None), ("c.sqlite", None)]
+
+
+def test_what_nsys_left_unfinished_is_a_report_where_there_is_no_other(tmp_path: Path) -> None:
+    touch(tmp_path, "a.qdstrm", "a.nsys-rep", "b.qdstrm", "b.sqlite", "c.qdstrm")
+    assert found(tmp_path) == [("a.nsys-rep", None), ("b.sqlite", None), ("c.qdstrm", None)]
 
 
 def test_an_export_older_than_its_report_is_not_used(tmp_path: Path) -> None:
