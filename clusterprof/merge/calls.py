@@ -50,6 +50,8 @@ class Calls:
     end: Ints
     has: Bools
     step: Ints
+    #: the step where somebody marked it, else -1: what may say which call is which
+    marked: Ints
     source: npt.NDArray[np.object_]
     reason: npt.NDArray[np.object_]
 
@@ -79,6 +81,14 @@ def steps_of(tables: RankTables, times: Ints) -> Ints:
     return np.where(inside, number[np.maximum(at, 0)], UNKNOWN)
 
 
+def _marked(tables: RankTables) -> bool:
+    """Whether somebody numbered the steps. Those found by the optimizer's work count from 0 in each
+    report; once they are numbered alike it is by the very matches that they would confirm.
+    """
+    sources = tables.steps["source"].cast(pa.string())
+    return bool(len(sources)) and sources[0].as_py() != "optimizer"
+
+
 def read(tables: RankTables) -> Calls:
     """Return the collective calls of one rank, sorted by issue (by start where not issued)."""
     table = tables.collective_calls
@@ -102,6 +112,7 @@ def read(tables: RankTables) -> Calls:
     size = _ints(table, "message_bytes")
     size = np.where(np.isin(operation.astype(str), list(UNEVEN)), UNKNOWN, size)
     order = np.argsort(issue, kind="stable")
+    step = steps_of(tables, issue)
     whole = Calls(
         rank=tables.rank,
         call=_ints(table, "call"),
@@ -117,7 +128,8 @@ def read(tables: RankTables) -> Calls:
         start=start,
         end=end,
         has=has,
-        step=steps_of(tables, issue),
+        step=step,
+        marked=step if _marked(tables) else np.full(len(issue), UNKNOWN),
         source=_objects(table["source"].cast(pa.string()).to_pylist()),
         reason=_objects(table["reason"].to_pylist()),
     )

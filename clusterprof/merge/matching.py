@@ -176,14 +176,14 @@ def _step_by_step(
     Members without steps, and steps in which the members differ in number or kind of calls,
     are left unmatched: better a hole than a misalignment by one.
     """
-    steps = [np.unique(c.step[r]) for c, r in parts]
+    steps = [np.unique(c.marked[r]) for c, r in parts]
     common = steps[0]
     for other in steps[1:]:
         common = np.intersect1d(common, other)
     common = common[common != UNKNOWN]
     matched = [np.zeros(len(r), dtype=bool) for _, r in parts]
     for step in common:
-        inside = [np.flatnonzero(c.step[r] == step) for c, r in parts]
+        inside = [np.flatnonzero(c.marked[r] == step) for c, r in parts]
         if len({len(i) for i in inside}) != 1:
             continue
         here = [take(c, r[i]) for (c, r), i in zip(parts, inside, strict=True)]

@@ -92,7 +92,7 @@ def _try(a: Calls, b: Calls, by: int, directed: bool) -> _Trial:
     if not directed:
         same &= a.operation[in_a] == b.operation[in_b]
         timed &= np.isin(a.operation[in_a].astype(str), list(SYNCHRONISING))
-    steps_a, steps_b = a.step[in_a], b.step[in_b]
+    steps_a, steps_b = a.marked[in_a], b.marked[in_b]
     labelled = (steps_a != UNKNOWN) & (steps_b != UNKNOWN)
     steps = float((steps_a == steps_b)[labelled].mean()) if labelled.any() else -1.0
     count, agreement = int(timed.sum()), float(same.mean())
@@ -111,9 +111,9 @@ def _try(a: Calls, b: Calls, by: int, directed: bool) -> _Trial:
 
 def _by_steps(a: Calls, b: Calls) -> int | None:
     """The displacement that the steps say, or None: where the first common step begins."""
-    common = np.intersect1d(a.step[a.step != UNKNOWN], b.step[b.step != UNKNOWN])
+    common = np.intersect1d(a.marked[a.marked != UNKNOWN], b.marked[b.marked != UNKNOWN])
     for step in common:
-        in_a, in_b = np.flatnonzero(a.step == step), np.flatnonzero(b.step == step)
+        in_a, in_b = np.flatnonzero(a.marked == step), np.flatnonzero(b.marked == step)
         if len(in_a) == len(in_b):
             return int(in_a[0] - in_b[0])
     return None

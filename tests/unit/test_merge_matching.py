@@ -255,6 +255,23 @@ def test_where_only_the_clocks_tell_calls_apart_their_offsets_are_not_bounded_by
             assert error <= clock.uncertainty(rank)
 
 
+def test_steps_that_each_report_counted_for_itself_say_nothing_of_who_is_whom() -> None:
+    ranks, _ = simulate(Job(lost_calls=(4, 0, 2, 0)))
+    told = groups(match(ranks))
+    counted = []
+    for tables in ranks:
+        steps = tables.steps
+        number = pa.array(np.arange(steps.num_rows) + tables.rank % 2, pa.int64())
+        source = pa.array(["optimizer"] * steps.num_rows).dictionary_encode()
+        for name, values in (("step", number), ("source", source)):
+            at = steps.schema.get_field_index(name)
+            steps = steps.set_column(at, steps.schema.field(name), values)
+        counted.append(replace(tables, steps=steps))
+    table = match(counted)
+    assert groups(table) == told
+    assert max(table["confidence"].to_pylist()) < 1.0
+
+
 def test_what_one_communicator_tells_of_the_clocks_settles_another() -> None:
     job = Job(dp=2, pp=2, lost_calls=(2, 0, 0, 5), host_noise_frac=0.05)
     told = groups(match(simulate(job)[0]))
