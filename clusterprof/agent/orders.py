@@ -18,7 +18,7 @@ else:  # beside guard.py, which runs as a script
     import states  # type: ignore[import-not-found,no-redef]
 
 NAME = "close"
-EVERY_S = 0.5
+EVERY_S = 0.25
 
 
 def give(run: str, reason: str) -> None:

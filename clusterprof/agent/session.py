@@ -33,7 +33,7 @@ LOCK_S = 5.0
 START_TIMEOUT_S = 7
 
 #: An order to close the window is the agent's, between two steps; this long after it, ours.
-ORDER_GRACE_S = 1.5
+ORDER_GRACE_S = 1.0
 
 #: An `nsys stop` that fails is tried once more.
 STOPS = 2

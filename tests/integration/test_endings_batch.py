@@ -60,8 +60,9 @@ class Batch:
     def said(self) -> str:
         return (self.folder / "out").read_text() if (self.folder / "out").exists() else ""
 
-    def wait_until_it_says(self, text: str) -> None:
-        until(lambda: text in self.said(), lambda: f"never {text!r}: {self.said()}")
+    def wait_until_it_hangs(self) -> None:
+        ready = {"rank 0 hangs", "rank 1 ends"}
+        until(lambda: ready <= set(words(self.said())), lambda: f"it never hung: {self.said()}")
 
     def end(self) -> tuple[str, str]:
         """Its last state and exit status, by Slurm."""
@@ -110,7 +111,7 @@ def test_batch_jobs_end_as_they_would_have_ended(
         pairs.append((ending, plain, mine))
     for _, *both in pairs:
         for each in both:
-            each.wait_until_it_says("rank 0 hangs")
+            each.wait_until_it_hangs()
     # Slurm looks at time limits every half minute: meanwhile the others, one after the other, since
     # each report that is written keeps a processor busy.
     wrong = []
@@ -154,7 +155,7 @@ def test_a_job_that_starts_over_keeps_what_its_first_start_captured(
     by: str, workdir: Path, slurm: dict[str, str], fault: Callable[..., None]
 ) -> None:
     batch = Batch(slurm, workdir / "job", ours("bash", "-c", TWICE), "--requeue")
-    batch.wait_until_it_says("rank 0 hangs")
+    batch.wait_until_it_hangs()
     if by == "requeued":
         batch.call("scontrol", "requeue", batch.job)
     else:

@@ -125,6 +125,11 @@ class Running:
                     found.append((folder / "cmdline").read_text().replace("\0", " "))
         return found
 
+    def hangs(self) -> bool:
+        """Whether `programs/ending.py` does nothing any more (`hang`)."""
+        said = self.said()
+        return "rank 0 hangs" in said and "rank 1 ends" in said
+
     def job(self) -> str:
         """The only job there is, by its Slurm id."""
         listed = command.run(["squeue", "-h", "-o", "%i"], env=self.env).stdout.split()
