@@ -8,9 +8,11 @@ BatchMode=yes HOST` cannot do, this cannot either.
 from __future__ import annotations
 
 import contextlib
+import os
 import shlex
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,7 +26,8 @@ _SYSTEM_KNOWN_HOSTS = ("/etc/ssh/ssh_known_hosts", "/etc/ssh/ssh_known_hosts2")
 
 #: A host that answers nothing at all for so long is cut off, and its connection given up.
 _SILENCE_S = 60
-_KEEPALIVE_S = 10
+#: It is asked so often.
+_ASK_EVERY_S = 10
 
 #: To whom bytes that arrive on stdout and on stderr are handed.
 Sink = Callable[[bytes], object]
@@ -38,13 +41,13 @@ class Answer(NamedTuple):
     stderr: bytes
 
 
-def command_line(argv: Sequence[str]) -> str:
+def command_line(argv: Sequence[str]) -> bytes:
     """The one place where words become a line for a remote shell, which sshd always puts between.
 
     Quoted for POSIX shells. Only our own helper's command goes this way: the user's program
     travels as JSON, which no shell ever sees.
     """
-    return shlex.join(argv)
+    return os.fsencode(shlex.join(argv))
 
 
 class SshHost:
@@ -73,7 +76,7 @@ class SshHost:
 
     def open(self) -> None:
         """Connect, if that is not done. Raises HostError with what is wrong in words."""
-        if self.connection.is_connected:
+        if self.connected:
             return
         with self.explained():
             each = self.connection
@@ -82,6 +85,11 @@ class SshHost:
                 each = each.gateway
             self.connection.open()
             keep_watch(self.connection.transport)
+
+    @property
+    def connected(self) -> bool:
+        """Whether there is a connection, and nothing is known of its end."""
+        return bool(self.connection.is_connected)
 
     def close(self) -> None:
         """End the connection; never raises."""
@@ -209,10 +217,32 @@ def check_keys(connection: Any) -> None:
 
 
 def keep_watch(transport: Any) -> None:
-    """Notice a host that is cut off within a minute, and not when TCP gives up after fifteen."""
-    transport.set_keepalive(_KEEPALIVE_S)
+    """Notice a host that is cut off within a minute, and not when TCP gives up after fifteen.
+
+    TCP knows a dead network, but not a machine that hangs with its kernel alive, nor a gateway
+    that takes bytes and hands none on: as OpenSSH's ServerAliveInterval does, sshd is asked.
+    """
+    threading.Thread(target=_watch, args=(transport,), daemon=True).start()
     with contextlib.suppress(OSError, AttributeError):  # through a gateway it is no socket
         transport.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _SILENCE_S * 1000)
+
+
+def _watch(transport: Any) -> None:
+    """Ask again and again; end the connection when there is no answer."""
+    while transport.is_active():
+        answered = threading.Event()
+        threading.Thread(target=_ask_for_life, args=(transport, answered), daemon=True).start()
+        if not answered.wait(_SILENCE_S):
+            transport.close()
+            return
+        time.sleep(_ASK_EVERY_S)
+
+
+def _ask_for_life(transport: Any, answered: threading.Event) -> None:
+    # A refusal is an answer; so is the connection's own end, which others will notice.
+    with contextlib.suppress(Exception):
+        transport.global_request("keepalive@openssh.com")
+    answered.set()
 
 
 def reason(error: Exception, timeout_s: float) -> str:

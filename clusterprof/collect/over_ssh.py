@@ -5,11 +5,13 @@ Each host's outcome stands apart: one that is lost is a hole with its reason, th
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import json
 import os
 import re
 import secrets
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -29,6 +31,9 @@ PATIENCE_S = 3.0
 
 #: Isolated and without site packages: our helper must start whatever is installed there.
 HELPER = ("-I", "-S", "-")
+
+#: What no SFTP server says of its own disk (it says «Failure»), and ours does.
+_OUR_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG)
 
 _TO_STOP = ("TERM", "INT", "HUP")
 
@@ -134,10 +139,11 @@ def _json(text: bytes) -> Any:
 
 def deliver(each: RemoteHost, plan: Mapping[str, Any]) -> None:
     """Make our folder there, for its owner only, with the agent and the plan. Raises HostError."""
-    each.folder = f"{each.found['temporary']}/clusterprof-{secrets.token_hex(8)}"
+    folder = f"{each.found['temporary']}/clusterprof-{secrets.token_hex(8)}"
     sftp = each.ssh.sftp()
-    with each.ssh.explained():
-        sftp.mkdir(each.folder, 0o700)
+    with each.ssh.explained(), writable(each, folder):
+        sftp.mkdir(folder, 0o700)
+        each.folder = folder
         for name in ("agent", "agent/inject"):
             sftp.mkdir(f"{each.folder}/{name}", 0o700)
         for path in sorted(_AGENT.rglob("*.py")):
@@ -146,6 +152,20 @@ def deliver(each: RemoteHost, plan: Mapping[str, Any]) -> None:
                 file.write(path.read_bytes())
         with sftp.open(f"{each.folder}/plan.json", "wb") as file:
             file.write(json.dumps({**plan, "run": each.folder}, indent=1).encode())
+
+
+@contextlib.contextmanager
+def writable(each: RemoteHost, folder: str) -> Iterator[None]:
+    """SFTP says of a full disk no more than «Failure»: say what was being done there."""
+    try:
+        yield
+    except OSError as error:
+        if not each.ssh.connected:
+            raise
+        raise HostError(
+            f"{each.name}: {folder} cannot be written ({error}): is no space left there? "
+            "the login's TMPDIR on that host says where it is"
+        ) from None
 
 
 #: Where a host's stdout and stderr go.
@@ -214,7 +234,7 @@ def look_after(each: RemoteHost, seconds: float) -> None:
     lost = each.command.lost
     each.status = each.command.status()
     if lost:
-        still = each.ssh.connection.is_connected
+        still = each.ssh.connected
         each.reason = (
             "our helper there was killed" if still else "the connection was lost while the job ran"
         )
@@ -237,12 +257,7 @@ def gather(
     for each in hosts:
         if not each.folder:
             continue
-        try:
-            problem = _gather_one(run, each, python, stop)
-        except HostError as error:
-            problem = error.what.removeprefix(f"{each.name}: ")
-        except OSError as error:
-            problem = f"{run.path} cannot be written: {error.strerror or error}"
+        problem = _gather_again(run, each, python, stop)
         if not problem:
             each.folder = ""
             continue
@@ -272,6 +287,29 @@ def gather_left(run: RunDirectory, manifest: dict[str, Any]) -> list[RemoteHost]
         entry.update(left=each.folder, reason=each.reason)
         asked.append(each)
     return asked
+
+
+def _gather_again(
+    run: RunDirectory, each: RemoteHost, python: str, stop: Callable[[], bool]
+) -> str:
+    """`_gather_one`, and once more over a new connection if the first was lost meanwhile."""
+    was_there = each.ssh.connected
+    problem = _gather_once(run, each, python, stop)
+    if problem and was_there and not each.ssh.connected and not stop():
+        problem = _gather_once(run, each, python, stop)
+    return problem
+
+
+def _gather_once(run: RunDirectory, each: RemoteHost, python: str, stop: Callable[[], bool]) -> str:
+    try:
+        return _gather_one(run, each, python, stop)
+    except HostError as error:
+        cause = error.__context__
+        if isinstance(cause, OSError) and cause.errno in _OUR_DISK:
+            return f"{run.path} cannot be written: {cause.strerror}"
+        return error.what.removeprefix(f"{each.name}: ")
+    except OSError as error:
+        return f"{run.path} cannot be written: {error.strerror or error}"
 
 
 def _gather_one(run: RunDirectory, each: RemoteHost, python: str, stop: Callable[[], bool]) -> str:
@@ -308,11 +346,13 @@ def _fetch(
     folder = replace(run, attempt=int(match[2] or 1)).rank(int(rank))
     folder.mkdir(parents=True, exist_ok=True)
     target, beside = folder / name, folder / f".{name}.{os.getpid()}.tmp"
+    told = (entry["size"], entry["sha256"])
+    if target.is_file() and far_side.checksum(str(target)) == told:
+        return ""  # it came before the connection was lost
     try:
         with each.ssh.explained():
             sftp.get(f"{each.folder}/{attempt}ranks/{rank}/{name}", str(beside))
-        size, digest = far_side.checksum(str(beside))
-        if (size, digest) != (entry["size"], entry["sha256"]):
+        if far_side.checksum(str(beside)) != told:
             return f"{entry['path']} did not arrive whole"
         beside.replace(target)
     finally:

@@ -6,6 +6,7 @@ import builtins
 import hashlib
 import io
 import json
+import os
 import shlex
 import threading
 from pathlib import Path
@@ -158,7 +159,8 @@ def test_only_the_named_variables_go_along_and_their_values_are_not_shown() -> N
 
 
 def test_words_come_out_of_a_shell_as_they_went_in() -> None:
-    assert shlex.split(command_line(WORDS)) == WORDS
+    odd = [*WORDS, b"\xff".decode(errors="surrogateescape")]
+    assert shlex.split(os.fsdecode(command_line(odd))) == odd
     assert remote(job("--hosts a", ["train.py", *WORDS])).commands[0][-len(WORDS) :] == tuple(WORDS)
 
 
@@ -217,6 +219,7 @@ class FakeSsh:
         self.told = told
         self.asked: list[str] = []
         self.timeout_s = 1.0
+        self.connected = True
 
     def ask(self, argv: list[str], stdin: bytes = b"", *, within_s: float = 1) -> Answer:
         verb = argv[argv.index("-") + 1]

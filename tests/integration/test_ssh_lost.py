@@ -1,0 +1,228 @@
+"""`clusterprof ssh` where a connection, a host or its disk fails: each host's outcome apart."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from lab import command
+from lab.command import Completed
+from lab.hosts import Hosts
+from lab.proxy import Proxy, proxy
+
+from clusterprof import rundir
+from clusterprof.collect import connection, over_ssh
+from clusterprof.collect.connection import SshHost
+from clusterprof.collect.over_ssh import RemoteHost, Running
+from clusterprof.plan import Host, OverSsh
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+Cli = Callable[..., Completed]
+pytestmark = [pytest.mark.needs_fabric, pytest.mark.needs_hosts]
+
+#: Writes what `gather` fetches, as ranks do: 1 MB in four files of its run directory.
+LEAVE = """
+import json, os, sys
+folder = os.path.dirname(os.environ["CLUSTERPROF_PLAN"])
+rank = os.path.join(folder, "ranks", "00000")
+os.makedirs(rank)
+for number in range(4):
+    with open(os.path.join(rank, "part%d" % number), "wb") as file:
+        file.write(os.urandom(1 << 18))
+with open(os.path.join(rank, "state.json"), "w") as file:
+    json.dump({"state": "captured", "chosen": True}, file)
+"""
+
+
+def through(hosts: Hosts, way: Proxy, host: str = "h1") -> Path:
+    """A configuration in which `host` is behind the proxy, with the same key."""
+    port = hosts.port(host)
+    known = hosts.state / "known_hosts"
+    lines = [
+        line.replace(f"]:{port} ", f"]:{way.port} ") for line in known.read_text().splitlines()
+    ]
+    beside = hosts.state / f"known_{way.port}"
+    beside.write_text("\n".join(lines) + "\n")
+    return hosts.changed(
+        f"config_{way.port}", (f"Port {port}\n", f"Port {way.port}\n"), (str(known), str(beside))
+    )
+
+
+@pytest.fixture
+def way(ssh_hosts: Hosts) -> Iterator[Proxy]:
+    """The way to h1."""
+    with proxy(ssh_hosts.port("h1")) as made:
+        yield made
+
+
+class Job:
+    """A command on h1 behind a proxy, and on h2, started and looked after as by the verb."""
+
+    def __init__(self, hosts: Hosts, config: Path, names: list[str], program: list[str]) -> None:
+        all_hosts = tuple(Host(name, name) for name in names)
+        python = command.environment()["PATH"].split(":")[0] + "/python"
+        self.there = OverSsh(
+            hosts=all_hosts, options=(), program=tuple(program), folder="/", python=python,
+            script=None, environment={}, ssh_config=config, timeout_s=3, prefix=True,
+            fewest=len(names), port=None, commands=tuple((python, *program) for _ in names),
+        )  # fmt: skip
+        self.hosts, bad = over_ssh.look_at(self.there, None)
+        assert bad == {}
+        for each in self.hosts:
+            over_ssh.deliver(each, {"run": ""})
+        self.printed = bytearray()
+
+    def run(self) -> int:
+        sinks = (self.printed.extend, self.printed.extend)
+        return Running(self.hosts).run(self.there, lambda name: sinks)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for each in self.hosts:
+            each.ssh.close()
+
+
+def remove_left(each: RemoteHost, hosts: Hosts, python: str) -> None:
+    """Take our folder away over the whole way, once the helper there has ended its job."""
+    ssh = SshHost(Host("h1", "h1"), hosts.config, 5)
+    again = RemoteHost(each.host, ssh, each.found, each.folder)
+    with contextlib.closing(ssh):
+        answer = again.ask("list", each.folder, "0", python=python, within_s=60)
+        assert json.loads(answer.stdout.splitlines()[-1]) == []
+        again.ask("remove", each.folder, python=python)
+
+
+def test_a_host_that_hangs_is_given_up_and_the_others_go_on(
+    ssh_hosts: Hosts, way: Proxy, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(connection, "_SILENCE_S", 1)
+    monkeypatch.setattr(connection, "_ASK_EVERY_S", 0.2)
+    program = ["-c", "import time; print('runs', flush=True); time.sleep(4); print('done')"]
+    with Job(ssh_hosts, through(ssh_hosts, way), ["h1", "h2"], program) as job:
+        threading.Timer(1, way.flows.clear).start()
+        begin = time.monotonic()
+        assert job.run() == 255
+        first, second = job.hosts
+        assert (first.status, second.status) == (255, 0)
+        assert first.reason == "the connection was lost while the job ran"
+        assert second.reason == ""
+        assert time.monotonic() - begin < 15
+        run = rundir.create(tmp_path / "run")
+        over_ssh.gather(run, job.hosts, job.there.python)
+        assert "no answer within 3 s" in first.reason
+        assert f"stays in h1:{first.folder} (clusterprof collect" in first.reason
+        assert second.folder == "", "h2's files are here"
+        way.flows.set()
+        way.cut()
+        remove_left(first, ssh_hosts, job.there.python)
+
+
+def test_a_connection_lost_while_reports_are_fetched_is_made_again_and_goes_on(
+    ssh_hosts: Hosts, way: Proxy, tmp_path: Path
+) -> None:
+    with Job(ssh_hosts, through(ssh_hosts, way), ["h1"], ["-c", LEAVE]) as job:
+        assert job.run() == 0, job.printed
+        run = rundir.create(tmp_path / "run")
+        (each,) = job.hosts
+        way.remaining = 600_000  # in the third file
+        over_ssh.gather(run, job.hosts, job.there.python)
+        assert (each.reason, each.folder) == ("", "")
+        assert way.connections == 2
+        sizes = {path.name: path.stat().st_size for path in run.rank(0).iterdir()}
+        assert sizes.pop("state.json") > 0
+        assert sizes == {f"part{number}": 1 << 18 for number in range(4)}
+
+
+def test_a_connection_lost_for_good_leaves_the_rest_there_and_says_where(
+    ssh_hosts: Hosts, way: Proxy, tmp_path: Path
+) -> None:
+    config = through(ssh_hosts, way)
+    with Job(ssh_hosts, config, ["h1"], ["-c", LEAVE]) as job:
+        assert job.run() == 0, job.printed
+        run = rundir.create(tmp_path / "run")
+        (each,) = job.hosts
+        way.remaining = 600_000
+
+        def stop() -> bool:
+            way.remaining = way.remaining and max(way.remaining, 0)
+            if way.remaining is None:  # it was cut: and it will not come back
+                way.close()
+            return False
+
+        over_ssh.gather(run, job.hosts, job.there.python, stop)
+        assert "it cannot be reached" in each.reason
+        assert f"stays in h1:{each.folder} (clusterprof collect {run.path})" in each.reason
+        here = sorted(path.name for path in run.rank(0).iterdir())
+        assert here == ["part0", "part1"], "whole files only"
+    manifest: dict[str, Any] = {
+        "ssh": {"config": str(ssh_hosts.config), "python": job.there.python, "timeout_s": 5},
+        "hosts": [
+            {"name": "h1", "address": "h1", "user": None, "port": None, "hostname": "h1",
+             "left": each.folder}
+        ],
+    }  # fmt: skip
+    over_ssh.gather_left(run, manifest)
+    assert manifest["hosts"][0]["left"] == ""
+    assert len(list(run.rank(0).iterdir())) == 5
+
+
+@pytest.fixture
+def full(ssh_hosts: Hosts) -> Iterator[None]:
+    """h2's temporary folder, as h2 sees it, is on a disk with room for next to nothing."""
+    inside = ["nsenter", "-t", (ssh_hosts.state / "h2.pid").read_text().strip(), "-m"]
+    folder = ssh_hosts.state / "scratch"
+    subprocess.run([*inside, "mount", "-t", "tmpfs", "-o", "size=32k", "tmpfs", folder], check=True)
+    yield
+    subprocess.run([*inside, "umount", "-l", folder], check=True)
+
+
+def test_a_host_without_space_or_python_is_named_and_nothing_stays_on_the_others(
+    run_clusterprof: Cli, workdir: Path, ssh_hosts: Hosts, full: None
+) -> None:
+    (workdir / "train.py").touch()
+    line = ["ssh", "-F", ssh_hosts.config, "--hosts", "h1,h2", "--profiler=torch"]
+    rest = ["--run-dir=run", "--nproc-per-node", "1", "--", "train.py"]
+    done = run_clusterprof([*line, *rest])
+    assert done.returncode == 255, done
+    assert "h2: " in done.stderr
+    assert "cannot be written (Failure): is no space left there?" in done.stderr, done
+    done = run_clusterprof([*line, "--force", "--python=/no/such/python", *rest])
+    assert done.returncode == 255, done
+    assert done.stderr.count("/no/such/python does not run there (it said: ") == 2, done
+    for host in ("h1", "h2"):
+        assert not list(ssh_hosts.local(host).glob("clusterprof-*"))
+
+
+def test_hosts_are_reached_through_another_and_by_an_address_of_ipv6(
+    run_clusterprof: Cli, workdir: Path, ssh_hosts: Hosts
+) -> None:
+    (workdir / "tell.py").write_text("import os; print(os.uname().nodename, os.environ['RANK'])\n")
+    log = ssh_hosts.state / "h2.log"
+    before = log.read_text().count("Accepted publickey")
+    with proxy(ssh_hosts.port("h3"), "::1") as way:
+        key = (ssh_hosts.state / "h3.key.pub").read_text().split(" ")[:2]
+        with (ssh_hosts.state / "known_hosts").open("a") as known:
+            known.write(f"[::1]:{way.port} {' '.join(key)}\n")
+        config = ssh_hosts.changed("config_jump", ("Host h1\n", "Host h1\n  ProxyJump h2\n"))
+        everywhere = config.read_text().partition("Host h3\n")[2].replace(
+            f"  HostName 127.0.0.1\n  Port {ssh_hosts.port('h3')}\n", ""
+        )  # fmt: skip
+        config.write_text(f"{config.read_text()}Host *\n{everywhere}")
+        done = run_clusterprof(
+            ["ssh", "-F", config, "--hosts", f"h1,[::1]:{way.port}", "--profiler=torch",
+             "--run-dir=run", "--nproc-per-node", "1", "--master-addr=127.0.0.1", "--", "tell.py"]
+        )  # fmt: skip
+    assert done.returncode == 0, done
+    assert sorted(done.stdout.splitlines()) == [f"[::1]:{way.port}: h3 1", "h1: h1 0"]
+    assert log.read_text().count("Accepted publickey") > before, "the way to h1 leads through h2"
