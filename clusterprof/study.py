@@ -55,13 +55,14 @@ def study(
     source: str = "",
     clocks: KnownClocks | None = None,
     capture: CaptureCost | None = None,
+    launcher: str | None = None,
 ) -> Study:
     """Put the ranks on one clock, match their collectives and say who is late and why.
 
     `missing` are the holes and `warnings` the readers' own, both passed on; `source` is what the
     user named (for the `next` commands); `clocks` is what is known of them beside the
-    reports, `capture` what the step logs say that the capture cost. Raises MergeError if a rank
-    comes twice.
+    reports, `capture` what the step logs say that the capture cost, `launcher` what the run was
+    started with. Raises MergeError if a rank comes twice.
     """
     ordered = tuple(sorted(ranks, key=lambda t: t.rank))
     numbers = [t.rank for t in ordered]
@@ -78,7 +79,9 @@ def study(
     placed = place(without_beacons(matched, ordered, known.readings), clock)
     lines = [timeline(t) for t in ordered]
     account = accounts(lines, placed, clock)
-    scene = Scene(ordered, lines, account, placed, clock, settled(lines, placed), source, capture)
+    scene = Scene(
+        ordered, lines, account, placed, clock, settled(lines, placed), source, capture, launcher
+    )
     found, said = findings(scene)
     found = outside.weigh(scene, found, capture)
     results: Results = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Sequence
 from typing import Any
@@ -14,6 +15,9 @@ from clusterprof.results import Finding, Recurrence, Severity
 
 #: shares of the settled steps: from there on a finding is persistent
 _PERSISTENT_FRAC = 0.75
+_NSYS = re.compile(r"nsys (\d+)\.(\d+)")
+#: the first nsys seen to have --pytorch
+_MARKS_OPERATORS = (2025, 3)
 
 
 def severity(share: float) -> Severity:
@@ -89,10 +93,34 @@ def finding(
 
 
 def capture(scene: Scene, ranks: Sequence[int], *options: str) -> str:
-    """The command line that captures `ranks` anew, with `options` that tell more."""
-    launcher = "srun" if len({t.info.host for t in scene.tables}) > 1 else "torchrun"
+    """The command line that captures `ranks` anew, with `options` that tell more.
+
+    By the launcher that the run was started with; where nobody knows it, by the one that its hosts
+    suggest. Empty where `options` are wanted and the profiler of the reports knows none of them.
+    """
+    several = len({t.info.host for t in scene.tables}) > 1
+    launcher = scene.launcher or ("srun" if several else "torchrun")
+    known = [option for option in options if not _by_torch(scene)]
+    if options and not known:
+        return ""
     chosen = ",".join(map(str, ranks))
-    return shlex.join(["clusterprof", launcher, "--ranks", chosen, *options]) + " ... -- PROGRAM..."
+    return shlex.join(["clusterprof", launcher, "--ranks", chosen, *known]) + " ... -- PROGRAM..."
+
+
+def operators(scene: Scene) -> tuple[str, str]:
+    """The option that shows PyTorch's operators with the nsys of the reports.
+
+    nsys 2025.3 marks them itself; 2024.2 refuses to be asked, and torch can do it.
+    """
+    versions = [_NSYS.search(t.info.profiler) for t in scene.tables]
+    told = [(int(v[1]), int(v[2])) for v in versions if v is not None]
+    by_nsys = len(told) == len(versions) and min(told, default=(0, 0)) >= _MARKS_OPERATORS
+    return "--pytorch", "autograd-nvtx" if by_nsys else "emit-nvtx"
+
+
+def _by_torch(scene: Scene) -> bool:
+    """Whether the reports are torch.profiler's, which takes none of nsys' options."""
+    return all(t.info.profiler == "torch.profiler" for t in scene.tables)
 
 
 def ms(ns: float) -> str:

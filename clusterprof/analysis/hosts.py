@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow.compute as pc
 
 from clusterprof.analysis import causes, host, limits, savings, shared
-from clusterprof.analysis.finding import capture, finding, ms, percent
+from clusterprof.analysis.finding import capture, finding, ms, operators, percent
 from clusterprof.analysis.intervals import Union, union
 from clusterprof.analysis.scene import Floats, Scene
 from clusterprof.analysis.timeline import COMPUTE
@@ -178,7 +178,7 @@ def _sync(scene: Scene, gaps: list[Union]) -> Answer:
         ],
         advice="read losses and metrics every so many steps, or copy them with non_blocking=True "
         "and look a step later",
-        follow_up=capture(scene, scene.ranks[:1], "--pytorch", "autograd-nvtx"),
+        follow_up=capture(scene, scene.ranks[:1], *operators(scene)),
     )
     return made, shared.left(gaps, after)
 

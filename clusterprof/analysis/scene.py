@@ -77,6 +77,8 @@ class Scene:
     source: str
     #: what the capture cost by the step logs of all ranks, where there are any
     capture: CaptureCost | None = None
+    #: what started the run, where its manifest says so
+    launcher: str | None = None
 
     @cached_property
     def known(self) -> dict[Any, Any]:

@@ -33,7 +33,7 @@ from typing import Any
 import numpy as np
 
 from clusterprof.analysis import causes, critical, host, kernels, limits, savings, shared
-from clusterprof.analysis.finding import capture, finding, ms, percent
+from clusterprof.analysis.finding import capture, finding, ms, operators, percent
 from clusterprof.analysis.peers import Peers, peers
 from clusterprof.analysis.scene import Floats, Ints, Scene
 from clusterprof.analysis.stages import stages
@@ -390,7 +390,7 @@ def _on_path(scene: Scene, seen: Blame, rank: int) -> list[dict[str, Any]]:
 def _closer(scene: Scene, k: int) -> str:
     """The capture that tells what this rank's host does, beside one that is in time."""
     beside = 0 if k else 1
-    options = ("--pytorch", "autograd-nvtx", "--cpu-sampling")
+    options = (*operators(scene), "--cpu-sampling")
     return capture(scene, [scene.ranks[k], scene.ranks[beside]], *options)
 
 

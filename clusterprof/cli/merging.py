@@ -54,6 +54,7 @@ def merge_run(run: RunDirectory, outcomes: Sequence[Outcome]) -> Study:
         source=str(run.path),
         clocks=clocks,
         capture=measured_cost(run, outcomes),
+        launcher=run.read_manifest().get("launcher"),
     )
     save(made, run)
     return made

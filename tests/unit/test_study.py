@@ -119,12 +119,35 @@ def test_every_finding_has_all_of_its_fields_and_they_are_sorted_by_cost() -> No
         assert 0 <= found["share_of_step"] <= 1
 
 
-def test_the_next_command_of_a_late_host_captures_it_and_a_peer_with_more_detail() -> None:
+@pytest.mark.parametrize(
+    ("profiler", "launcher", "said"),
+    [
+        ("nsys 2025.3.2", None, "torchrun --ranks 2,0 --pytorch autograd-nvtx --cpu-sampling"),
+        ("nsys 2024.2.3", "mpirun", "mpirun --ranks 2,0 --pytorch emit-nvtx --cpu-sampling"),
+        ("nsys 2025.3.2", "srun", "srun --ranks 2,0 --pytorch autograd-nvtx --cpu-sampling"),
+        ("simulated", "ssh", "ssh --ranks 2,0 --pytorch emit-nvtx --cpu-sampling"),
+        ("torch.profiler", "torchrun", None),
+    ],
+)
+def test_the_next_command_is_of_the_runs_launcher_and_has_flags_that_its_profiler_knows(
+    profiler: str, launcher: str | None, said: str | None
+) -> None:
+    ranks, _ = simulate(Job(synchronous=True, causes=(Cause("host", 2, 20 * MS),)))
+    known = [replace(r, info=replace(r.info, profiler=profiler)) for r in ranks]
+    (found, *_) = study(known, launcher=launcher).results["findings"]
+    assert found["next"] == (f"clusterprof {said} ... -- PROGRAM..." if said else "")
+
+
+def test_what_the_next_command_of_a_late_host_names_exists() -> None:
+    from clusterprof import launchers
+    from clusterprof.cli.planning import parser
+
     ranks, _ = simulate(Job(synchronous=True, causes=(Cause("host", 2, 20 * MS),)))
     (found, *_) = study(ranks).results["findings"]
-    assert found["next"] == (
-        "clusterprof torchrun --ranks 2,0 --pytorch autograd-nvtx --cpu-sampling ... -- PROGRAM..."
-    )
+    verb, *words = found["next"].removesuffix(" ... -- PROGRAM...").split()[1:]
+    assert verb in launchers.NAMES
+    _, unknown = parser(verb).parse_known_args(words)
+    assert unknown == []
 
 
 def test_a_share_is_of_the_mean_step_however_uneven_the_steps_are() -> None:
