@@ -209,8 +209,11 @@ def _outcome(source: Source, future: Future[_Outcome]) -> RankTables | Clusterpr
 def _nothing(errors: Sequence[ClusterprofError]) -> ClusterprofError:
     if len(errors) == 1:
         return errors[0]
+    advice = dict.fromkeys(error.details[-1] for error in errors[:1] if error.details)
     return ReportError(
-        f"none of the {len(errors)} reports can be read", *(error.what for error in errors[:8])
+        f"none of the {len(errors)} reports can be read",
+        *(error.what for error in errors[:8]),
+        *advice,
     )
 
 

@@ -314,5 +314,6 @@ def test_one_report_that_is_bad_is_an_error_and_not_an_empty_merge(tmp_path: Pat
     with pytest.raises(ReportError, match="is empty"):
         gather([path])
     (tmp_path / "rank1.sqlite").write_bytes(b"")
-    with pytest.raises(ReportError, match="none of the 2 reports can be read"):
+    with pytest.raises(ReportError, match="none of the 2 reports can be read") as caught:
         gather([tmp_path])
+    assert caught.value.details[-1] == "export or copy it again, and compare the sizes"
