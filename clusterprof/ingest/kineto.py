@@ -219,6 +219,7 @@ def _host_calls(trace: Trace, base: int) -> pa.Table:
         "cuda_driver": "cuda",
         "cpu_op": "op",
         "user_annotation": "range",
+        "python_function": "python",
     }
     parts = []
     for category, kind in kinds.items():

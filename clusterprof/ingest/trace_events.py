@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import gzip
 import lzma
+import re
 import zlib
 from array import array
 from collections.abc import Iterator
@@ -39,8 +40,12 @@ _FARTHEST_US = 4e15
 #: the categories of complete events ("ph": "X") that are read
 CATEGORIES = (
     "kernel", "gpu_memcpy", "gpu_memset", "cuda_runtime", "cuda_driver", "cpu_op",
-    "user_annotation",
+    "user_annotation", "python_function",
 )  # fmt: skip
+
+#: microseconds: Python functions (`with_stack=True`) that took less explain no wait, and are many
+_LEAST_FUNCTION_US = 20.0
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+(?=>)")
 
 
 @dataclass
@@ -84,6 +89,8 @@ class Trace:
     names: list[str]
     #: (thread id) -> name, of threads that the trace names
     threads: dict[int, str]
+    #: number -> name of the Python functions, by which a function tells who called it
+    functions: dict[int, str] = field(default_factory=dict)
 
 
 def read(path: Path) -> Trace:
@@ -178,9 +185,26 @@ def _take(events: list[dict[str, Any]], trace: Trace, codes: dict[str, int]) -> 
                 kept.append(event)
         elif event.get("name") == "thread_name" and isinstance(event.get("tid"), int):
             trace.threads[event["tid"]] = event["args"]["name"]
+    by_category["python_function"] = _functions(by_category["python_function"], trace.functions)
     for category, kept in by_category.items():
         if kept:
             _extend(trace.spans[category], kept, codes, category)
+
+
+def _functions(events: list[dict[str, Any]], known: dict[int, str]) -> list[dict[str, Any]]:
+    """Return the Python functions that took long, those of C with the function that called them.
+
+    A caller stands before what it calls, and took at least as long.
+    """
+    kept = [event for event in events if event.get("dur", 0) >= _LEAST_FUNCTION_US]
+    for event in kept:
+        args = event.get("args", {})
+        # the address of an object would make a name of its own of each
+        name = _ADDRESS.sub("", event["name"])
+        known[args.get("Python id", -1)] = name
+        caller = known.get(args.get("Python parent id") or -1)
+        event["name"] = f"{name} in {caller}" if name.startswith("<") and caller else name
+    return kept
 
 
 def _extend(

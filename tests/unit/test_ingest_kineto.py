@@ -17,6 +17,7 @@ import pytest
 
 from clusterprof.ingest import gather, read_report
 from clusterprof.ingest.process_groups import ProcessGroup
+from clusterprof.study import study
 from clusterprof.tables import SCHEMAS, RankTables
 
 Change = Callable[[Callable[[dict[str, Any]], None]], Path]
@@ -330,3 +331,56 @@ def test_two_ranks_of_one_recording_go_together(recordings: Path) -> None:
 def test_a_process_group_s_id_is_its_name_and_its_ranks() -> None:
     assert ProcessGroup("3", (0, 1, 2, 3, 8, 10, 11)).communicator == "3[0-3,8,10-11]"
     assert ProcessGroup("0", (5,)).communicator == "0[5]"
+
+
+def function(number: int, parent: int | None, name: str, ts: float, dur: float) -> dict[str, Any]:
+    """One Python function as torch.profiler writes it with `with_stack=True`."""
+    return {
+        "ph": "X", "cat": "python_function", "name": name, "pid": 7, "tid": 7, "ts": ts, "dur": dur,
+        "args": {"Python parent id": parent, "Python id": number, "Ev Idx": number},
+    }  # fmt: skip
+
+
+def test_functions_of_python_that_take_long_are_calls_of_the_host(changed: Change) -> None:
+    def with_stack(content: dict[str, Any]) -> None:
+        first = min(event["ts"] for event in content["traceEvents"] if event.get("ph") == "X")
+        content["traceEvents"] += [
+            function(1, None, "train.py(42): main", first, 90_000.25),
+            function(2, 1, "<built-in function sleep>", first + 10, 50_000),
+            function(3, 1, "train.py(7): quick", first + 60_000, 19.9),
+            function(4, 3, "<built-in method wait of Work object at 0x7f6b2a7d8970>", first, 20),
+            function(5, 1, "<built-in method wait of Work object at 0x7f6b2a7d8971>", first, 30),
+        ]
+
+    calls = is_a(read_report(changed(with_stack)).host_calls, "python").to_pylist()
+    assert [(call["name"], call["end_ns"] - call["start_ns"]) for call in calls] == [
+        ("train.py(42): main", 90_000_250),
+        ("<built-in method wait of Work object>", 20_000),
+        ("<built-in method wait of Work object> in train.py(42): main", 30_000),
+        ("<built-in function sleep> in train.py(42): main", 50_000_000),
+    ]
+    assert {call["thread"] for call in calls} == {7}
+
+
+def test_what_python_was_in_is_said_to_be_why_its_rank_is_late(
+    recordings: Path, tmp_path: Path
+) -> None:
+    for rank in range(3):
+        content = json.loads(gzip.decompress(trace_of(recordings, rank).read_bytes()))
+        steps = [e for e in content["traceEvents"] if e["name"].startswith("ProfilerStep#")]
+        thread = steps[0]["tid"]
+        if rank == 1:  # it sleeps 50 ms in each step
+            content["traceEvents"] += [
+                {
+                    **function(n, None, "<built-in function sleep>", step["ts"] + 200, 50_000),
+                    "tid": thread,
+                }
+                for n, step in enumerate(steps)
+            ]
+        (tmp_path / f"rank{rank}.json").write_text(json.dumps(content))
+    results = study(gather([tmp_path]).ranks).results
+    assert "its host launches late (in <built-in function sleep>)" in results["verdict"]
+
+
+def trace_of(recordings: Path, rank: int) -> Path:
+    return recordings / "kineto" / "gloo" / f"rank{rank}.json.gz"
