@@ -15,6 +15,9 @@ import pyarrow as pa
 
 _NAME = pa.dictionary(pa.int32(), pa.string())
 
+#: how a call of Python's garbage collector begins its name among the host's calls
+GARBAGE = "garbage collection"
+
 
 def _required(name: str, kind: pa.DataType) -> pa.Field:
     return pa.field(name, kind, nullable=False)
@@ -83,8 +86,9 @@ STEPS = pa.schema(
     ]
 )
 
-#: Calls of the host: `kind` is `cuda` (runtime and driver API), `os` (OS runtime), `python`
-#: (GIL waits, garbage collection), `range` (NVTX ranges, user annotations) or `op` (torch ops).
+#: Calls of the host: `kind` is `cuda` (runtime and driver API), `os` (OS runtime), `python` (GIL
+#: waits, garbage collection, Python's functions of 20 µs and more), `range` (NVTX ranges, user
+#: annotations) or `op` (torch ops).
 HOST_CALLS = pa.schema(
     [
         _required("start_ns", pa.int64()),

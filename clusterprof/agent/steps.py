@@ -129,6 +129,15 @@ class Counter:
                 return  # as it was: all of it by one difference still
         self._wall += ahead
 
+    @property
+    def path(self) -> Optional[str]:
+        """Where the log is; None where none is kept."""
+        return self._path
+
+    def wall(self, monotonic_ns: int) -> int:
+        """A reading of the monotonic clock as the log would have it."""
+        return monotonic_ns + self._wall
+
     def flush(self) -> None:
         """Bring the new lines to the log; one that cannot be written is given up."""
         first = self.count - len(self._pending)

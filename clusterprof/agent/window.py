@@ -10,7 +10,7 @@ import sys
 import time
 from typing import Any, Dict, List, Optional
 
-from . import clocks, orders, size, states
+from . import clocks, garbage, orders, size, states
 from .steps import Counter
 from .variables import PROFILED
 
@@ -26,6 +26,7 @@ class Window:
         self.counter = counter
         self.beacons = beacons
         self.clock = clocks.Readings(folder)
+        self.garbage = garbage.Pauses()
         self.switches: List[Any] = []
         self.plan = plan
         #: close early beyond so many bytes; 0 for no limit
@@ -84,6 +85,7 @@ class Window:
         self.is_open = True
         self.looks = size.Looks(self.first, time.monotonic_ns())
         self.quietly(lambda: self.clock.take("opened", mark=True))
+        self.garbage.start()
         return True
 
     def look(self, count: int) -> int:
@@ -119,12 +121,14 @@ class Window:
         """
         self.is_open = False
         problem = None
+        self.garbage.stop()
         self.quietly(lambda: self.clock.take("closing", mark=True))
         for switch in reversed(self.switches):
             problem = self.quietly(switch.stop) or problem
         self.quietly(lambda: self.clock.take("close"))
         tell_prober("close")
         self.quietly(self.clock.write)
+        self.quietly(lambda: self.garbage.write(self.folder, self.counter))
         if problem is not None:
             self.say("lost", "the window could not be closed: %s" % problem)
             return

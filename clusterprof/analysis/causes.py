@@ -16,6 +16,13 @@ if TYPE_CHECKING:
     from clusterprof.analysis.straggler import Blame
 
 
+#: what to do about collections that come at another step on each rank
+COLLECT_TOGETHER = (
+    "switch the automatic collector off (gc.disable()) and collect at the same step on all ranks "
+    "(gc.collect() every so many steps); gc.freeze() after the set-up leaves long-lived objects out"
+)
+
+
 def slow_host(scene: Scene, k: int, rank: int) -> tuple[str, str, list[dict[str, Any]]]:
     """What a hidden slow host does in the longest time in which it launches nothing."""
     line, tables = scene.timelines[k], scene.tables[k]
@@ -47,8 +54,9 @@ def late_host(
     """Why the host was late: what it did in the longest time its GPU had nothing to do."""
     tables, line = scene.tables[k], scene.timelines[k]
     details: list[dict[str, Any]] = []
+    # weighed by how long: what a step without a pause spends its time in is no cause
     names: dict[str, int] = {}
-    places: list[str] = []
+    places: dict[str, int] = {}
     for column, step in enumerate(scene.settled):
         at = int(np.searchsorted(line.step, step))
         if seen.cost[k, column] <= 0 or at >= len(line.step) or line.step[at] != step:
@@ -58,12 +66,12 @@ def late_host(
         begin = int(scene.clock.align(rank, np.asarray([gap[0]], dtype=np.int64))[0])
         what = f"its GPU has nothing to do for {ms(gap[1] - gap[0])}"
         if did is not None:
-            names[str(did["name"])] = names.get(str(did["name"]), 0) + 1
+            names[str(did["name"])] = names.get(str(did["name"]), 0) + gap[1] - gap[0]
             what += f" while its host is in {did['name']}"
         else:
             did = host.between(tables, *gap)
             if did is not None:
-                places.append(str(did["name"]))
+                places[str(did["name"])] = places.get(str(did["name"]), 0) + gap[1] - gap[0]
                 what += f" while its host is in no call or range, {did['name']}"
             else:
                 what += " while its host is in no call or range that the report knows"
@@ -82,16 +90,22 @@ def late_host(
         f"look at what rank {rank}'s host does before it launches (data loading, logging, a "
         "busy core, checkpointing) and move it off the training thread"
     )
-    if names:
+    if max(names.values(), default=0) >= max(places.values(), default=1):
         most = max(names, key=lambda n: names[n])
         why += " (waiting for the GIL)" if "GIL" in most else f" (in {most})"
+        if most == host.COLLECTOR:
+            ran = [d for d in details if d["host"] and d["host"]["name"] == most]
+            worst = max(ran, key=lambda d: int(d["host"]["duration_ns"]))
+            spent = ms(worst["host"]["duration_ns"])
+            why = f"the garbage collector ran {spent} in step {worst['step']}"
+            advice = COLLECT_TOGETHER
         if "GIL" in most:
             advice = (
                 f"other Python threads keep rank {rank}'s main thread from launching: move "
                 "their work to processes"
             )
     elif places:
-        why += f" (in code of its own, {max(set(places), key=places.count)})"
+        why += f" (in code of its own, {max(places, key=lambda n: places[n])})"
     elif any(detail["host"] is None for detail in details):
         why += " (in no CUDA call and no NVTX range)"
     return why, advice, details[:8]

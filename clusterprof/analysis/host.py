@@ -10,7 +10,7 @@ from clusterprof.analysis import limits
 from clusterprof.analysis.intervals import Union, union
 from clusterprof.analysis.scene import Floats, Scene
 from clusterprof.analysis.timeline import Timeline
-from clusterprof.tables import RankTables
+from clusterprof.tables import GARBAGE, RankTables
 
 #: CUDA calls that wait for the device by their nature, and from which length on they do
 _WAITS = r"(?i)synchronize|memcpy|memset|cudafree|eventquery"
@@ -88,6 +88,11 @@ def pace(scene: Scene) -> Floats:
     return out
 
 
+#: Python's garbage collector, as the agent notes it
+COLLECTING = f"^{GARBAGE}"
+#: how what the host does is called where that is collecting
+COLLECTOR = "the garbage collector"
+
 #: how nsys and others name a wait for Python's interpreter lock
 GIL_WAIT = r"(?i)wait.*gil"
 
@@ -123,6 +128,10 @@ def doing(tables: RankTables, begin: int, end: int) -> dict[str, object] | None:
         total = int(overlap[lock][np.asarray(of_it.to_numpy(), dtype=bool)].sum())
         if total * 2 >= end - begin:
             return {"name": "waiting for the GIL", "kind": "python", "duration_ns": total}
+        collecting = pc.match_substring_regex(waits["name"].cast(pa.string()), COLLECTING)
+        total = int(overlap[lock][np.asarray(collecting.to_numpy(), dtype=bool)].sum())
+        if total * 2 >= end - begin:
+            return {"name": COLLECTOR, "kind": "python", "duration_ns": total}
     enough = np.flatnonzero(overlap * 2 >= max(end - begin, 1))
     if not len(enough):
         return None

@@ -17,16 +17,16 @@ from clusterprof.results import Finding
 
 
 def find(scene: Scene) -> list[Finding]:
-    """Return `host.gil`, `input.stall`, `host.sync` and `host.launch_bound`.
+    """Return `host.gil`, `host.gc`, `input.stall`, `host.sync` and `host.launch_bound`.
 
-    Idle time is given to one cause only, in this order: waiting for the GIL, fetching input,
-    a synchronising call, the pace of launching.
+    Idle time is given to one cause only, in this order: waiting for the GIL, the garbage
+    collector, fetching input, a synchronising call, the pace of launching.
     """
     if not scene.settled:
         return []
     gaps = [shared.idle_gaps(line) for line in scene.timelines]
     found: list[Finding] = []
-    for cause in (_gil, _input, _sync, _launch):
+    for cause in (_gil, _gc, _input, _sync, _launch):
         one, gaps = cause(scene, gaps)
         if one is not None:
             found.append(one)
@@ -66,6 +66,33 @@ def _gil(scene: Scene, gaps: list[Union]) -> Answer:
         advice="other Python threads hold the lock: move their work into processes, or into "
         "native code that releases it",
         follow_up=capture(scene, hit[:2], "--trace", "cuda,nvtx,python-gil", "--cpu-sampling"),
+    )
+    return made, shared.left(gaps, cause.where)
+
+
+def _gc(scene: Scene, gaps: list[Union]) -> Answer:
+    """Collectors that run on all ranks, each when it likes: the others wait for each of them."""
+    cause = shared.collecting(scene, gaps)
+    # one rank alone that collects is a straggler
+    if cause is None or not cause.is_shared():
+        return None, gaps
+    cost = np.minimum((cause.idle - cause.own()).max(axis=0), scene.durations)
+    per_step = float(cost.mean())
+    if per_step < limits.LEAST_FRAC * scene.step_ns:
+        return None, gaps
+    spent = cause.spent.mean(axis=1)
+    made = finding(
+        scene,
+        "host.gc",
+        rank=None,
+        ranks=[r for r, w in zip(scene.ranks, spent, strict=True) if w >= 0.5 * spent.max()],
+        cost=cost,
+        floor_ns=0.01 * scene.step_ns,
+        confidence=0.85,
+        summary=f"GPUs idle {ms(per_step)} of each step ({percent(per_step / scene.step_ns)}) "
+        "while Python's garbage collector runs, now on one rank and now on another",
+        evidence=_idle_evidence(scene, cause, "while the collector runs"),
+        advice=causes.COLLECT_TOGETHER,
     )
     return made, shared.left(gaps, cause.where)
 

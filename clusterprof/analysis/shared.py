@@ -99,6 +99,12 @@ def locked(scene: Scene, gaps: list[Union]) -> Cause | None:
     return _cause(scene, gaps, spans) if any(len(s.start) for s in spans) else None
 
 
+def collecting(scene: Scene, gaps: list[Union]) -> Cause | None:
+    """Python's garbage collector, where the agent has noted it."""
+    spans = [host.spans(t, "python", host.COLLECTING) for t in scene.tables]
+    return _cause(scene, gaps, spans) if any(len(s.start) for s in spans) else None
+
+
 def fetching(scene: Scene, gaps: list[Union]) -> Cause | None:
     """Fetching the batch: ranges and operators named for it."""
     spans = []
@@ -150,7 +156,7 @@ def innocent_idle(scene: Scene, pace: Floats) -> Floats:
     if len(scene.ranks) < 2 or not scene.settled:
         return out
     gaps = [idle_gaps(line) for line in scene.timelines]
-    for find in (locked, fetching):
+    for find in (locked, collecting, fetching):
         cause = find(scene, gaps)
         if cause is not None and cause.is_shared():
             out += cause.idle - cause.own()

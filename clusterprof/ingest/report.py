@@ -8,6 +8,7 @@ from pathlib import Path
 
 from clusterprof.errors import ReportError
 from clusterprof.ingest.export import unreadable
+from clusterprof.ingest.garbage import beside_steps, with_collections
 from clusterprof.ingest.sources import (
     KINETO,
     NSYS_RAW,
@@ -43,6 +44,7 @@ def read_report(
         inside = read_log(steps, info.begin_ns, info.end_ns)
         info = replace(info, usual_step_ns=usual_step(read_log(steps), info.begin_ns))
         tables = replace(tables, info=info, steps=inside)
+        tables = with_collections(tables, beside_steps(steps))
     return _with_rank(tables, rank)
 
 

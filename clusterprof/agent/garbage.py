@@ -1,0 +1,61 @@
+"""When Python's garbage collector ran inside the window: no profiler sees it.
+
+A collection holds the interpreter: the rank launches nothing meanwhile, and the others wait. Noted
+are those that took long enough to matter; what that costs is two readings of the clock and two
+comparisons for each collection, and nothing outside the window.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import time
+from typing import Any, Dict, List, Tuple
+
+from .states import write_beside
+from .steps import Counter
+
+#: A shorter collection holds up nobody; of the youngest generation there are thousands.
+LONG_NS = 20_000
+#: More are not kept: a program that collects so often says so in the first of them.
+MOST = 100_000
+
+
+class Pauses:
+    """One window's collections: begin and end by the monotonic clock, generation, collected."""
+
+    def __init__(self) -> None:
+        self.kept: List[Tuple[int, int, int, int]] = []
+        self._begin = 0
+
+    def start(self) -> None:
+        """Note collections from now on."""
+        gc.callbacks.append(self.note)
+
+    def stop(self) -> None:
+        """Note no more; a program may have emptied the list of callbacks itself."""
+        while self.note in gc.callbacks:
+            gc.callbacks.remove(self.note)
+
+    def note(self, phase: str, info: Dict[str, Any]) -> None:
+        """What the collector calls before and after each collection; raises nothing."""
+        now = time.monotonic_ns()
+        if phase == "start":
+            self._begin = now
+        elif self._begin and now - self._begin >= LONG_NS and len(self.kept) < MOST:
+            self.kept.append(
+                (self._begin, now, info.get("generation", -1), info.get("collected", 0))
+            )
+
+    def write(self, folder: str, counter: Counter) -> None:
+        """Write gc.csv by rename, with the times of the step log beside it. Raises OSError.
+
+        An empty list is written too: it says that the collector was not to blame.
+        """
+        lines = [
+            "%d,%d,%d,%d\n" % (counter.wall(begin), counter.wall(end), generation, collected)
+            for begin, end, generation, collected in self.kept
+        ]
+        name = os.path.basename(counter.path or "steps.csv").replace("steps", "gc", 1)
+        head = "begin_ns,end_ns,generation,collected\n"
+        write_beside(os.path.join(folder, name), head + "".join(lines))

@@ -1,0 +1,70 @@
+"""A real training whose one rank spends its time in Python's garbage collector."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from lab.command import Completed
+
+pytestmark = pytest.mark.needs_torch
+
+#: rank 1 drops a million circles of objects in steps 8 and 11, and collects them there
+TRAINING = """
+import gc, os
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(512, 512))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+gc.disable()
+def circles(count):
+    made = [[] for _ in range(count)]
+    for each in made:
+        each.append(each)
+    return made
+stock = [circles(1_000_000) for _ in range(2)] if rank == 1 else []
+for step in range(16):
+    if rank == 1 and step in (8, 11):
+        stock.pop()
+        gc.collect()
+    model(torch.ones(64, 512)).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+dist.destroy_process_group()
+"""
+
+
+def test_the_rank_that_collects_is_named_with_its_collector(
+    run_clusterprof: Callable[..., Completed], workdir: Path
+) -> None:
+    (workdir / "train.py").write_text(TRAINING)
+    done = run_clusterprof(
+        ["torchrun", "--ranks", "all", "--steps", "5:14", "--profiler=torch", "--run-dir=run",
+         "--nproc-per-node", "2", "--", "train.py"],
+        timeout=240,
+    )  # fmt: skip
+    assert done.returncode == 0, done
+    with (workdir / "run" / "ranks" / "00001" / "gc.csv").open() as file:
+        rows = [{name: int(v) for name, v in row.items()} for row in csv.DictReader(file)]
+    long = [row for row in rows if row["collected"] >= 900_000]
+    assert len(long) == 2, rows
+    steps = (workdir / "run" / "ranks" / "00001" / "steps.csv").read_text().splitlines()[1:]
+    inside = [
+        number
+        for number, begin, end in (map(int, line.split(",")) for line in steps)
+        if any(begin <= row["begin_ns"] and row["end_ns"] <= end for row in long)
+    ]
+    assert inside == [8, 11]
+    results = json.loads((workdir / "run" / "merged" / "results.json").read_text())
+    found = results["findings"][0]
+    assert (found["code"], found["rank"]) == ("straggler.host", 1), done
+    assert "the garbage collector ran" in done.stdout, done
+    assert "gc.freeze()" in found["advice"]
+    # nothing is noted once the window is closed, and of the other rank nothing at all
+    assert json.loads((workdir / "run" / "ranks" / "00000" / "state.json").read_text())["chosen"]
+    other = (workdir / "run" / "ranks" / "00000" / "gc.csv").read_text().splitlines()
+    assert other == ["begin_ns,end_ns,generation,collected"]
