@@ -34,6 +34,8 @@ _CONTRADICTION = (
 )
 #: an offset of zero on one host is contradicted by an estimate this many errors away
 _ERRORS = 4.0
+#: the bounds' half-width is so many standard errors of their middle
+_THIRDS = 3.0
 
 
 def align(
@@ -220,7 +222,7 @@ def _refined(
     last = max([float(np.nanmax(b.end)) for b in moved[:calls]] + [centre + half])
     limits = bound(moved, len(numbers), reference, first, last)
     best = combine(_estimates(moved, centre), len(numbers), reference)
-    offset, drift = best.offset, best.drift
+    offset, drift = _weighed(best, limits, centre), best.drift
     # what `offset` is where the wall clocks agree: ranks of one host read one clock
     equal = (base[reference] - base).astype(np.float64) - rough
     shared = same_host & _fits(equal, best, limits)
@@ -256,6 +258,23 @@ def _fits(equal: Floats, best: Combined, limits: Bounds) -> npt.NDArray[np.bool_
         near = np.abs(best.offset - equal) <= leave
         still = (slope <= _ERRORS * best.drift_error) | (slope * half <= leave)
     return np.asarray(inside & near & still, dtype=np.bool_)
+
+
+def _weighed(best: Combined, limits: Bounds, centre: float) -> Floats:
+    """The estimate and the bounds' middle, by how well each knows.
+
+    That counts where ends say little (between processors): the middle is what the fastest calls
+    of either side leave, and the bound is shortest from there.
+    """
+    low = np.array([np.interp(centre, limits.times, column) for column in limits.low.T])
+    high = np.array([np.interp(centre, limits.times, column) for column in limits.high.T])
+    closed = np.isfinite(low) & np.isfinite(high) & np.isfinite(best.error)
+    error = np.where(closed, best.error, 0.0)
+    middle, doubt = np.zeros(len(low)), np.ones(len(low))
+    middle[closed] = (low[closed] + high[closed]) / 2
+    doubt[closed] = np.maximum((high[closed] - low[closed]) / 2 / _THIRDS, 1.0)
+    share = error**2 / (error**2 + doubt**2)
+    return np.asarray(best.offset + np.where(closed, share * (middle - best.offset), 0.0))
 
 
 def _inside(offset: Floats, drift: Floats, limits: Bounds, centre: float) -> tuple[Floats, Floats]:

@@ -9,7 +9,7 @@ import pytest
 
 from clusterprof.clock.blocks import Block
 from clusterprof.clock.estimates import combine, estimate
-from clusterprof.clock.rings import OPERATIONS, lasting, pattern, shown
+from clusterprof.clock.rings import ON_HOST, OPERATIONS, lasting, pattern, shown
 
 MS = 1_000_000.0
 US = 1_000.0
@@ -99,6 +99,20 @@ def test_one_odd_call_among_many_changes_nothing() -> None:
     end[7, 1] += 300 * US
     odd = Block(block.members, block.start, end, block.holds, block.held)
     assert offsets(odd)[1] == pytest.approx(5 * US, abs=US)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_of_calls_between_processors_those_count_whose_ends_agree(seed: int) -> None:
+    true = np.array([0.0, 500 * US, -700 * US])
+    rng = np.random.default_rng(seed)
+    block = ring(true.tolist(), last=[0, 1, 2] * 10, transfer_ns=2 * MS)
+    end = block.end + rng.normal(0, 60 * US, block.end.shape)
+    # in six calls of ten some member's thread waited for a core, one rank's longer than the others'
+    waited = np.arange(len(end)) % 10 < 6
+    end[waited] += rng.exponential([200 * US, 400 * US, 3 * MS], (waited.sum(), 3))
+    host = replace(block, end=end, ring=np.full(len(end), ON_HOST))
+    plain = np.median(end - end[:, :1], axis=0)
+    assert np.abs(offsets(host) - true).max() < 0.6 * np.abs(plain - true).max()
 
 
 def test_a_drift_is_found_where_the_window_is_long_enough_to_show_it() -> None:
