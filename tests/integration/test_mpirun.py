@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from textwrap import dedent
 
@@ -44,15 +44,20 @@ def test_under_open_mpi_the_chosen_ranks_of_a_training_leave_their_nsys_reports(
     assert json.loads((run / "merged/results.json").read_text())["ranks"][1]["rank"] == 2
 
 
-@pytest.mark.needs_mpich
-@pytest.mark.needs_torch
-def test_mpich_is_known_by_what_it_says_of_itself(run_clusterprof: Cli, workdir: Path) -> None:
+def mpich_first(folder: Path) -> str:
+    """A PATH in which mpirun is MPICH's."""
     # Beside Open MPI, Debian's MPICH has this name only: give it the common one, in front.
-    shim = workdir / "bin" / "mpirun"
+    shim = folder / "bin" / "mpirun"
     shim.parent.mkdir()
     shim.write_text(f'#!/bin/sh\nexec "{find("mpirun.mpich")}" "$@"\n')
     shim.chmod(0o755)
-    path = f"{shim.parent}:{Path(sys.executable).parent}:{os.environ['PATH']}"
+    return f"{shim.parent}:{Path(sys.executable).parent}:{os.environ['PATH']}"
+
+
+@pytest.mark.needs_mpich
+@pytest.mark.needs_torch
+def test_mpich_is_known_by_what_it_says_of_itself(run_clusterprof: Cli, workdir: Path) -> None:
+    path = mpich_first(workdir)
     done = run_clusterprof(
         ["mpirun", "--ranks", "1", "--steps", "3:6", "--profiler=torch", "--run-dir=run",
          "-genvlist", "PATH,HOME", "-n", "2", "--", "python", EXAMPLE, "--steps", "8"],
@@ -130,6 +135,70 @@ def test_a_rank_that_open_mpi_kills_for_a_peer_s_failure_leaves_its_report(
     assert "1 of 1 reports" in done.stderr, done
     assert "rank 0: the rank was killed inside the window" in done.stderr
     assert (workdir / "run/ranks/00000/report.nsys-rep").stat().st_size > 0
+
+
+#: Counts its steps without torch, which takes long to import. Rank 3 fails if it is told to.
+TRAIN = """
+import os, pathlib, sys, loop
+rank = int(os.environ.get("OMPI_COMM_WORLD_RANK", os.environ.get("PMI_RANK")))
+for step in range(int(sys.argv[1])):
+    loop.step()
+    if rank == 0 and step == 20:
+        pathlib.Path("inside").touch()
+    if rank == 3 and pathlib.Path("inside").exists():
+        os._exit(3)
+print("trained", rank, os.uname().nodename, flush=True)
+"""
+
+
+@pytest.fixture
+def two_nodes(
+    workdir: Path, run_command: Cli, slurm: Mapping[str, str]
+) -> Callable[..., Completed]:
+    """Run a line in an allocation of two nodes, where mpirun has its daemons started by srun."""
+    (workdir / "train.py").write_text(TRAIN)
+    (workdir / "loop.py").write_text("import time\ndef step():\n    time.sleep(0.02)\n")
+
+    def run(line: list[str], **environ: str) -> Completed:
+        salloc = ["salloc", "-Q", "-N2", "--ntasks-per-node=2"]
+        return run_command([*salloc, *line], env={**slurm, **OPEN_MPI, **environ}, timeout=100)
+
+    return run
+
+
+MPIRUN = ["clusterprof", "mpirun", "--step-on", "loop:step", "--profiler=nsys", "--run-dir=run",
+          "--no-merge", "-n", "4"]  # fmt: skip
+
+
+@pytest.mark.needs_openmpi
+@pytest.mark.needs_nsys
+def test_open_mpi_takes_the_agent_to_the_ranks_of_another_node(
+    workdir: Path, two_nodes: Callable[..., Completed]
+) -> None:
+    done = two_nodes([*MPIRUN, "--ranks", "0,3", "--steps=3:9", "--", "python", "train.py", "12"])
+    assert done.returncode == 0, done
+    hosts = {line.split()[1]: line.split()[2] for line in done.stdout.splitlines()}
+    assert sorted(hosts) == ["0", "1", "2", "3"]
+    assert hosts["0"] != hosts["3"]
+    assert "2 of 2 reports" in done.stderr, done
+    for rank in range(4):
+        told = json.loads((workdir / f"run/ranks/{rank:05d}/state.json").read_text())
+        assert (told["host"], told["world_size"]) == (hosts[str(rank)], 4)
+
+
+@pytest.mark.needs_mpich
+@pytest.mark.needs_nsys
+def test_a_rank_that_fails_under_mpich_leaves_its_report_and_the_others_theirs_on_both_nodes(
+    workdir: Path, two_nodes: Callable[..., Completed]
+) -> None:
+    path = mpich_first(workdir)
+    line = ["-n", "4", "python", "train.py", "90"]
+    plain = two_nodes(["mpirun", *line], PATH=path)
+    (workdir / "inside").unlink()
+    done = two_nodes([*MPIRUN, "--ranks", "0-3", "--steps=5:60", "--", *line[2:]], PATH=path)
+    assert done.returncode == plain.returncode == 3, done
+    assert "4 of 4 reports" in done.stderr, done
+    assert "rank 3: the program ended inside the window" in done.stderr
 
 
 @pytest.mark.needs_openmpi
