@@ -49,11 +49,11 @@ FORWARDED = (
 STARTS = 2
 
 #: How long all starts together may take until the program runs: it waits for them.
-STARTING_S = 7.0
+STARTING_S = 6.0
 
 #: All in all a rank may take so much longer than without us: what nsys' start took is not there
 #: at its end, when nsys writes; and then we ourselves take the report home.
-BUDGET_S = 8.8
+BUDGET_S = 8.2
 SETTLING_S = 1.2
 
 #: A socket's name may have 107 bytes: ours and nsys' own (`/nsys/0123-4567-89ab-cdef`) are in
@@ -84,7 +84,9 @@ class Guard:
         self.session: Optional[session.Session] = None
         self.listener: Optional[socket.socket] = None
         self.program_pid: Optional[int] = None
-        self.launcher_pid: Optional[int] = None
+        #: the program's parent, and what it has told us of the program's end
+        self.trampoline_pid: Optional[int] = None
+        self.status: Optional[int] = None
         self.began = time.monotonic()
         #: how long the program waited for nsys, and how long nsys may keep the rank at its end
         self.starting_s = 0.0
@@ -217,28 +219,28 @@ class Guard:
         return max(1.0, BUDGET_S - SETTLING_S - self.starting_s - self.session.starting_s)
 
     def program_status(self) -> int:
-        """How the program ended, as a launcher would see it: 128 + n for signal n."""
+        """How the program ended, as a launcher would see it: 128 + n for signal n.
+
+        The trampoline tells. Where it was killed the program is our child, as all orphans below
+        us (see `processes.adopt_orphans`), and nsys' own word is the last resort.
+        """
         assert self.session is not None
         assert self.session.child is not None
-        status = self.session.child.poll()
-        if status is not None and status >= 0 and not self.nsys_left_early:
-            return status
-        # nsys hangs, or was killed: its launcher, the program's parent, knows; it is ours
-        # (see `processes.adopt_orphans`) once nsys is gone.
-        if status is None:
+        nsys = self.session.child.poll()
+        if nsys is None:
             self.note("nsys did not end within %.2g s of the program" % self.patience_s())
-            self.session.child.kill()
-            self.session.child.wait()
-        else:
+        elif nsys < 0 or self.nsys_left_early:
             when = "while the program ran" if self.nsys_left_early else "after the program"
-            self.note("nsys %s %s" % (processes.ended(status), when))
-        for _ in range(50):
-            for pid in (self.launcher_pid, self.program_pid):
-                found = processes.status_of(pid) if pid else None
-                if found is not None:
-                    return found
-            time.sleep(0.01)
-        return status if status is not None and status >= 0 else 1
+            self.note("nsys %s %s" % (processes.ended(nsys), when))
+        for _ in range(10):
+            if self.status is not None:
+                return self.status
+            found = processes.status_of(self.program_pid) if self.program_pid else None
+            if found is not None:
+                return found
+            if self.listener is not None:
+                self.hear(self.listener)
+        return nsys if nsys is not None and nsys >= 0 else 1
 
     def note(self, trouble: str) -> None:
         """Keep for the rank's state what went wrong beside the training."""
@@ -269,23 +271,29 @@ class Guard:
         ready, _, _ = select.select([listener], [], [], 0.05)
         if ready:
             connection, _ = listener.accept()
-            with connection, contextlib.suppress(OSError):
+            # Whoever ends in the middle of a word has said nothing.
+            with connection, contextlib.suppress(OSError, ValueError, IndexError):
                 connection.settimeout(5)
                 self.answer(connection)
 
     def answer(self, connection: socket.socket) -> None:
-        """One request of the trampoline (`hello PID`) or the agent (`start`, `size`, ...)."""
+        """One request of the trampoline (`hello PID`) or the agent (`start`, `size`, ...).
+
+        Once the trampoline may start the program it says `pid PID`, and at its end `ended STATUS`.
+        """
         assert self.session is not None
         words = connection.recv(64).decode("ascii", "replace").split()
         if words[:1] == ["hello"]:
-            pid = int(words[1])
-            launcher = processes.parent(pid)
-            self.litter += profiler.litter(pid)
+            self.trampoline_pid = int(words[1])
+            self.litter += profiler.litter(self.trampoline_pid)
             connection.sendall(b"ok\n")
-            self.program_pid, self.launcher_pid = pid, launcher
+            self.program_pid = int(connection.recv(64).split()[1])
+            self.litter.append("/dev/shm/sem.nsys_sem_%d" % self.program_pid)
             self.starting_s = time.monotonic() - self.began
             for pending in self.pending:
                 self.forward(pending)
+        elif words[:1] == ["ended"]:
+            self.status = int(words[1])
         elif words == ["watch"]:
             self.watchers.append(connection.dup())
             connection.sendall(b"ok\n")

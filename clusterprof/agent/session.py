@@ -30,7 +30,7 @@ START_GAP_S = 0.3
 LOCK_S = 5.0
 
 #: The agent waits for nsys' start between two steps: a hanging one must not hang the training.
-START_TIMEOUT_S = 7
+START_TIMEOUT_S = 6
 
 #: An order to close the window is the agent's, between two steps; this long after it, ours.
 ORDER_GRACE_S = 1.0
@@ -201,7 +201,7 @@ class Session:
             command = self.home.import_command()
             if command:
                 # An order means that there is little time.
-                self.importing = self.spawn(command, nice=0 if self.order() else 19)
+                self.importing = self.spawn(command, nice=0 if self.order() else 10)
                 self.home.import_tried = True
                 self.home.import_trouble = "nsys' importer did not end in time"
             else:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from clusterprof.agent import states
+from clusterprof.agent.profiler import free_bytes
 from clusterprof.rundir import RunDirectory
 
 #: A shared filesystem may show a file, and a guard may finish, a little after the launcher ended.
@@ -22,6 +23,9 @@ _REPORTS = ("report.nsys-rep", "trace.json.gz")
 
 #: Of the run directory.
 DELETED = "was deleted while the job ran"
+
+#: A state has some kB.
+_STATE_B = 16384
 
 #: Why there is no report, by the state in which the rank was killed.
 _KILLED = {
@@ -174,6 +178,8 @@ def _settle(run: RunDirectory, rank: int, state: dict[str, Any] | None, seen: li
     reason = str(state.get("reason") or _KILLED.get(name, "it did not capture"))
     if name == "finishing" and state.get("reason"):
         reason = f"{_KILLED[name]}, {reason}"
+    if name in _KILLED and _full(folder):
+        reason = f'no space left on {run.path}: the rank could say no more than "{name}"'
     missing = name in ("captured", "collected")
     if missing:
         reason = (
@@ -181,8 +187,17 @@ def _settle(run: RunDirectory, rank: int, state: dict[str, Any] | None, seen: li
             f"is slow: clusterprof collect {run.path}"
         )
     if name != "lost":
-        _advance(folder, "lost", reason, late=missing)
+        # A node that was cut off may yet bring its report.
+        _advance(folder, "lost", reason, late=missing or name in ("capturing", "finishing"))
     return Outcome(rank, "lost", reason, host, steps=steps)
+
+
+def _full(folder: Path) -> bool:
+    """Whether there is no space for another state."""
+    try:
+        return free_bytes(str(folder)) < _STATE_B
+    except OSError:
+        return False
 
 
 def _advance(folder: Path, state: str, reason: str | None = None, **facts: Any) -> None:

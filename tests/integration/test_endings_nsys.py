@@ -11,7 +11,7 @@ import re
 import shutil
 import signal
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -62,14 +62,20 @@ class Job:
         self.fault = fault
         self.slurm = slurm
 
-    def run(self, workdir: Path, nsys: Path, expected: Mapping[int, tuple[str, str, str]]) -> None:
+    def run(
+        self,
+        workdir: Path,
+        nsys: Path,
+        expected: Mapping[int, tuple[str, str, str]],
+        more: tuple[str, ...] = (),
+    ) -> None:
         """Run it; `expected` are each rank's words for the table, its state and its reason."""
         at = OPTIONS.index("0")
         options = [*OPTIONS[:at], ",".join(map(str, expected)), *OPTIONS[at + 1 :]]
         count = LINE.index("python")
         done = command.run(
             command.clusterprof(
-                ["srun", *options, f"--nsys={nsys}", "--run-dir=run", "--no-merge",
+                ["srun", *options, f"--nsys={nsys}", *more, "--run-dir=run", "--no-merge",
                  *LINE[:count], "--", *LINE[count:]]
             ),
             env=self.slurm,
@@ -85,7 +91,7 @@ class Job:
             assert found["state"] == wanted, (found, done)
             assert reason in found.get("reason", ""), (found, done)
             self.fault(what, self.plain.returncode, done.returncode, added, found)
-            assert of_session(found["session"]) == []
+            assert of_session(found.get("session", "no session")) == []
 
 
 @pytest.fixture
@@ -116,7 +122,7 @@ def test_an_nsys_that_does_not_start_the_program_is_done_without(workdir: Path, 
         0: ("nsys is killed at its start", "lost", "ended with status 137 before it started"),
         1: ("nsys starts nothing, status 0", "lost", "ended with status 0 before it started"),
         2: ("nsys segfaults at its start", "lost", "was killed by signal 11 before it started"),
-        3: ("nsys hangs at its start", "lost", "nsys did not start the program within 7 s"),
+        3: ("nsys hangs at its start", "lost", "nsys did not start the program within 6 s"),
     })  # fmt: skip
 
 
@@ -130,7 +136,7 @@ def test_a_window_that_nsys_does_not_open_is_lost_and_the_training_goes_on(
     job.run(workdir, fake, {
         0: ("nsys start fails", "lost", "nsys start ended with status 1: no such session"),
         1: ("nsys start segfaults", "lost", "nsys start was killed by signal 11"),
-        2: ("nsys start hangs", "lost", "nsys start did not end within 7 s"),
+        2: ("nsys start hangs", "lost", "nsys start did not end within 6 s"),
         3: ("nsys start does nothing, status 0", "lost", "nsys wrote no report"),
     })  # fmt: skip
 
@@ -206,3 +212,45 @@ def test_a_real_nsys_that_is_killed_takes_nothing_of_the_program_along(
         assert found["state"] in ("collected", "lost")
         assert re.search("killed by signal 9|ended with status", found["reason"]), found
         assert of_session(found["session"]) == []
+
+
+@pytest.fixture
+def on_some_nodes(slurm_state: Path) -> Iterator[Callable[[Path, str], Path]]:
+    """A program that the launching host and the nodes n1 to n3 have at one place, n4 has not."""
+    places = [slurm_state / "scratch", *(slurm_state / f"local/n{each}" for each in (1, 2, 3))]
+
+    def put(program: Path, name: str) -> Path:
+        for place in places:
+            shutil.copy(program, place / name)
+        return places[0] / name
+
+    yield put
+    for place in places:
+        for name in place.glob("nsys-lab*"):
+            name.unlink()
+
+
+def test_nodes_with_another_nsys_or_none_do_what_they_can_and_say_it(
+    workdir: Path, job: Job, on_some_nodes: Callable[[Path, str], Path]
+) -> None:
+    flag = "--trace-fork-before-exec"
+    fake = faulty_nsys(workdir / "nsys", nsys(), {
+        (1, "--version"): "echo NVIDIA Nsight Systems version 2099.1.1.1; exit",
+        (1, "launch:--help"): f'"$real" launch --help | sed s/{flag}/--none/; exit',
+        (1, "launch"): f'case "$*" in *{flag}*) echo unrecognised option >&2; exit 1;; esac',
+        (2, "--version"): "echo no such library; exit 127",
+    })  # fmt: skip
+    job.run(workdir, on_some_nodes(fake, "nsys-lab"), {
+        0: ("the node's nsys is the launching host's", "collected", ""),
+        1: ("the node's nsys is another version", "collected",
+            f"nsys is 2099.1.1.1 here, {version()} where it was launched; it has no {flag}: left out"),
+        2: ("the node's nsys does not run", "lost", "does not run on this node: it said: no such"),
+        3: ("the node has no nsys", "lost", "nsys-lab is not on this node"),
+    }, (f"--nsys-arg={flag}=true",))  # fmt: skip
+    assert "reason" not in state(workdir / "run", 0)
+
+
+def version() -> str:
+    """The real one's."""
+    said = command.run([nsys(), "--version"]).stdout
+    return re.findall(r"\d{4}[.\d]+", said)[0]

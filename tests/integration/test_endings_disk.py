@@ -1,0 +1,117 @@
+"""Disks that fill up: the run directory's and the node's own, before the window and inside it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from lab import command
+from lab.command import Completed
+from lab.endings import OPTIONS, PROGRAMS, state
+
+#: Open MPI will not start as root unless it is told to.
+OPEN_MPI = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+NEVER = 0
+
+pytestmark = [
+    pytest.mark.needs_root, pytest.mark.needs_nsys, pytest.mark.needs_openmpi,
+]  # fmt: skip
+
+
+@pytest.fixture
+def disk() -> Iterator[Callable[[str], Path]]:
+    """Mounts a file system of its own of a given size; its name is short, for sockets."""
+    made = []
+
+    def mount(size: str) -> Path:
+        place = Path(tempfile.mkdtemp(prefix="clusterprof-disk-"))
+        made.append(place)
+        subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", place], check=True)
+        return place
+
+    yield mount
+    for place in made:
+        subprocess.run(["umount", "-l", place], check=True)
+        place.rmdir()
+
+
+def run(line: list[str | Path], temporary: Path | None = None) -> Completed:
+    env = {**OPEN_MPI, **({"TMPDIR": str(temporary)} if temporary else {})}
+    return command.run(line, env=env)
+
+
+def ends_alike(
+    folder: Path, at: int, run_directory: Path, fault: Callable[..., None], what: str,
+    temporary: Path | None = None,
+) -> tuple[Completed, dict[str, Any]]:  # fmt: skip
+    """The program that fills `folder` after step `at`, without us and with us."""
+    program = ["python", PROGRAMS / "filling.py", folder, str(at)]
+    plain = run(["mpirun", "-n", "1", *map(str, program)], temporary)
+    (folder / "filler").unlink(missing_ok=True)
+    ours = ["mpirun", *OPTIONS, "--run-dir", run_directory, "--no-merge", "-n", "1", "--", *program]
+    done = run(list(command.clusterprof(ours)), temporary)
+    assert done.returncode == plain.returncode == 3, done
+    assert done.stdout == plain.stdout == "rank 0 ends\n"
+    assert "Traceback" not in done.stderr
+    assert done.seconds - plain.seconds < 10
+    found = state(run_directory)
+    fault(what, plain.returncode, done.returncode, done.seconds - plain.seconds, found)
+    return done, found
+
+
+def test_a_report_that_finds_no_space_in_the_run_directory_stays_on_its_node(
+    disk: Callable[[str], Path], tmp_path: Path, fault: Callable[..., None]
+) -> None:
+    full = disk("96k")
+    done, found = ends_alike(
+        tmp_path, NEVER, full / "run", fault, "no space in the run directory for the report"
+    )
+    assert "0 of 1 reports" in done.stderr
+    assert f"no space left on {full}/run/ranks/00000 for the report" in done.stderr
+    assert found["state"] == "lost"
+    report = Path(found["reason"].rpartition(" as ")[2])
+    assert report.stat().st_size > 96_000
+    assert [each.name for each in report.parent.iterdir() if each.name == "nsys"] == []
+    for each in report.parent.iterdir():
+        each.unlink()
+    report.parent.rmdir()
+
+
+def test_a_run_directory_that_is_full_before_the_window_says_so_in_the_last_line(
+    disk: Callable[[str], Path], fault: Callable[..., None]
+) -> None:
+    full = disk("1m")
+    done, _ = ends_alike(full, 5, full / "run", fault, "the run directory's disk is full")
+    assert "0 of 1 reports" in done.stderr
+    assert "rank 0 lost" in done.stderr
+    assert f"no space left on {full}/run" in done.stderr, done
+
+
+def test_a_window_closes_when_the_node_s_disk_fills_and_the_program_is_not_hurt(
+    disk: Callable[[str], Path], tmp_path: Path, fault: Callable[..., None]
+) -> None:
+    full = disk("100m")
+    done, found = ends_alike(
+        full, 12, tmp_path / "run", fault, "the node's disk fills inside the window", full
+    )
+    assert found["state"] == "lost"
+    assert f"no space left on {full}" in found["reason"], done
+    assert not list(full.glob("clusterprof-*/*")), "nothing is left there"
+
+
+def test_nothing_is_captured_on_a_node_without_space(
+    disk: Callable[[str], Path], tmp_path: Path, fault: Callable[..., None]
+) -> None:
+    full = disk("20m")
+    done, found = ends_alike(
+        tmp_path, NEVER, tmp_path / "run", fault, "no space on the node's disk", full
+    )
+    assert found["state"] == "lost"
+    assert f"no space left on {full}: 2" in found["reason"], done
+    assert "the program ran without nsys" in found["reason"]
+    assert os.listdir(full) in ([], ["nvidia"])
