@@ -144,6 +144,9 @@ class LaunchPlan:
         if commands:
             lines += ["", "in each chosen rank, around the program:"]
             lines += [f"  {shlex.join(command)}" for command in commands]
+        remarks = [*self.job.remarks, *([self.job.closed] if self.job.closed else [])]
+        if remarks:
+            lines += ["", "to know:", *(f"  {remark}" for remark in remarks)]
         return "\n".join(lines)
 
 

@@ -15,7 +15,9 @@ from clusterprof.launchers import executable
 from clusterprof.launchers.options import (
     closed,
     further,
+    say_unseen,
     starts_ranks_itself,
+    unseen_places,
     whole_number,
     whose_ranks,
 )
@@ -57,7 +59,7 @@ def job(
         world_size=None if inner else size,
         told_by="" if inner else told_by,
         identity=whose_ranks(program, "mpirun"),
-        remarks=tuple(remarks),
+        remarks=(*say_unseen(unseen_places((), program, added)), *remarks),
         closed=closed(program),
     )
 

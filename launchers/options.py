@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import PurePath
 
 from clusterprof.agent.identity import STARTERS, TORCHRUN
 from clusterprof.agent.identity import program as run_by_python
@@ -71,6 +72,43 @@ def starter(program: Sequence[str]) -> str:
         if name.endswith((".py", ".sh")):
             break
     return ""
+
+
+#: Programs that run what follows inside of a container.
+CONTAINERS = ("apptainer", "singularity", "docker", "podman", "enroot", "charliecloud", "ch-run")
+
+
+def unseen_places(
+    options: Sequence[str], program: Sequence[str], added: Mapping[str, str]
+) -> list[str]:
+    """What a rank in a container needs to see and may not: the agent's folder, the run directory.
+
+    Empty where there is no container, or where --container-mounts shows both under their names.
+    """
+    first = program[0].rsplit("/", 1)[-1]
+    image = any(option.partition("=")[0] == "--container-image" for option in options)
+    if not image and first not in CONTAINERS:
+        return []
+    inject = PurePath(added["PYTHONPATH"].split(":", 1)[0])
+    needed = [inject.parent, PurePath(added["CLUSTERPROF_PLAN"]).parent]
+    shown = []
+    for mount in (last_value(options, "--container-mounts") or "").split(","):
+        outside, _, inside = mount.partition(":")
+        if outside and inside.split(":")[0] in ("", outside):
+            shown.append(PurePath(outside))
+    return [str(place) for place in needed if not any(map(place.is_relative_to, shown))]
+
+
+def say_unseen(places: Sequence[str]) -> list[str]:
+    """The remark on what `unseen_places` found."""
+    if not places:
+        return []
+    remark = (
+        f"in the container the ranks must see {' and '.join(places)} under the same name (pyxis "
+        "keeps only the last --container-mounts: add to yours), and the environment's PYTHONPATH "
+        "and CLUSTERPROF_PLAN; else they train uncaptured"
+    )
+    return [remark]
 
 
 def closed(program: Sequence[str]) -> str:

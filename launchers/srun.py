@@ -11,7 +11,9 @@ from clusterprof.launchers.options import (
     closed,
     further,
     last_value,
+    say_unseen,
     starts_ranks_itself,
+    unseen_places,
     whole_number,
     whose_ranks,
 )
@@ -31,8 +33,8 @@ def job(
 ) -> Job:
     """See `clusterprof.launchers.Launcher`."""
     size, told_by = ranks(options, program, environ)
-    remarks = []
-    command = list(program)
+    remarks = say_unseen(unseen_places(options, program, added))
+    command, carries = list(program), False
     if any(not environment_passes(part, environ) for part in components(options, program)):
         if ":" in program or "--multi-prog" in options:
             raise UsageError(
@@ -40,7 +42,7 @@ def job(
                 "add to it: ALL, without a PYTHONPATH= of its own",
             )
         # srun hands over only what --export names: carry our two variables in the command.
-        command = [*carrier(added), *program]
+        command, carries = [*carrier(added), *program], True
         remarks.append("srun's --export keeps clusterprof's variables back: sh carries them")
     return Job(
         launcher="srun",
@@ -50,7 +52,7 @@ def job(
         identity=whose_ranks(program, "srun"),
         remarks=tuple(remarks),
         closed=closed(program),
-        carries=bool(remarks),
+        carries=carries,
     )
 
 

@@ -200,3 +200,28 @@ def test_the_world_of_torchrun_is_known_where_its_options_say_it(
     line: str, environ: dict[str, str], size: int | None
 ) -> None:
     assert job("torchrun", line, environ=environ).world_size == size
+
+
+CONTAINER = "-n2 --container-image=x.sqsh"
+
+
+@pytest.mark.parametrize(
+    ("line", "program", "needed"),
+    [
+        (CONTAINER, "python train.py", "/site/agent and /runs/1"),
+        (f"{CONTAINER} --container-mounts=/data:/data,/site:/site:ro", "python x", "/runs/1"),
+        (f"{CONTAINER} --container-mounts=/site:/elsewhere,/runs", "python x", "/site/agent"),
+        (f"{CONTAINER} --container-mounts=/site:/site,/runs:/runs", "python x", ""),
+        (f"{CONTAINER} --container-mounts /site,/runs/1", "python x", ""),
+        ("-n2", "/usr/bin/apptainer exec x.sif python train.py", "/site/agent and /runs/1"),
+        ("-n2", "python train.py", ""),
+    ],
+)
+def test_what_a_container_must_show_is_said_and_never_mounted_by_us(
+    line: str, program: str, needed: str
+) -> None:
+    added = {"CLUSTERPROF_PLAN": "/runs/1/plan.json", "PYTHONPATH": "/site/agent/inject:/mine"}
+    made = launchers.load("srun").job(line.split(), program.split(), {}, added)
+    assert made.command == ("srun", *line.split(), *program.split()), "nothing is added"
+    said = [remark.partition(" must see ")[2].partition(" under ")[0] for remark in made.remarks]
+    assert said == ([needed] if needed else [])
