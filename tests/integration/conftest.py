@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
+from lab import cluster
 
 
 @pytest.fixture
@@ -17,3 +19,11 @@ def fault(record_property: Callable[[str, object], None]) -> Callable[..., None]
         record_property("fault", (what, plain, ours, f"{added_s:+.1f} s", state, reason))
 
     return add
+
+
+@pytest.fixture
+def slurm_network() -> Iterator[Path]:
+    """A Slurm whose nodes can be cut off (`lab.cluster.cut`), and are down after ten seconds."""
+    state = cluster.up(CLUSTERPROF_LAB_NETWORK="own", CLUSTERPROF_LAB_TIMEOUT="10")
+    yield state
+    cluster.down(state)

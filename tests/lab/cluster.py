@@ -28,14 +28,22 @@ def birth(pid: int) -> str:
 
 
 def script(
-    verb: str, state: Path, path: Path = SCRIPT, variable: str = VARIABLE
+    verb: str,
+    state: Path,
+    path: Path = SCRIPT,
+    variable: str = VARIABLE,
+    *further: str,
+    **settings: str,
 ) -> subprocess.CompletedProcess[str]:
-    """Run the lab's shell script at `path` on a state folder, which `variable` tells it."""
+    """Run the lab's shell script at `path` on a state folder, which `variable` tells it.
+
+    `further` words follow the verb; `settings` are environment names of the script.
+    """
     # Output goes to a file, not a pipe: the daemons inherit it, and a pipe would never close.
     with tempfile.TemporaryFile("w+") as said:
         done = subprocess.run(
-            [path, verb],
-            env={**os.environ, variable: str(state)},
+            [path, verb, *further],
+            env={**os.environ, **settings, variable: str(state)},
             stdin=subprocess.DEVNULL,
             stdout=said,
             stderr=said,
@@ -64,8 +72,8 @@ def remove_orphans(
     return orphans
 
 
-def up() -> Path:
-    """Start a cluster in a new folder and return its state folder.
+def up(**settings: str) -> Path:
+    """Start a cluster in a new folder and return its state folder; `settings` are the script's.
 
     Raises:
         RuntimeError: the cluster did not come up; the message holds the ends of its logs.
@@ -77,11 +85,17 @@ def up() -> Path:
     folder.chmod(0o755)
     (folder / "owner").write_text(f"{os.getpid()} {birth(os.getpid())}\n")
     state = folder / "state"
-    started = script("up", state)
+    started = script("up", state, **settings)
     if started.returncode != 0:
         shutil.rmtree(folder, ignore_errors=True)
         raise RuntimeError(f"the test Slurm did not start:\n{started.stdout}")
     return state
+
+
+def cut(state: Path, node: str, verb: str = "cut") -> None:
+    """Take a node off the network, or `mend` that, where each has a network of its own."""
+    done = script(verb, state, SCRIPT, VARIABLE, node)
+    assert done.returncode == 0, done.stdout
 
 
 def down(state: Path) -> None:

@@ -130,6 +130,11 @@ class Running:
         said = self.said()
         return "rank 0 hangs" in said and "rank 1 ends" in said
 
+    def waits(self) -> bool:
+        """Whether `programs/ending.py` waits until it may go on (`wait`)."""
+        said = self.said()
+        return "rank 0 waits" in said and "rank 1 ends" in said
+
     def job(self) -> str:
         """The only job there is, by its Slurm id."""
         listed = command.run(["squeue", "-h", "-o", "%i"], env=self.env).stdout.split()

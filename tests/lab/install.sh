@@ -36,6 +36,7 @@ wanted() {
   [ -n "$(find /usr/lib -path '*slurm-wlm/select_cons_tres.so' -print -quit 2>/dev/null)" ] ||
     echo slurm-wlm-basic-plugins
   have unshare || echo util-linux
+  [ -x /sbin/ip ] || have ip || echo iproute2
   have sshd || echo openssh-server
   have ssh || echo openssh-client
   have mpirun.mpich || echo mpich

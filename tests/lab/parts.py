@@ -49,6 +49,16 @@ def _slurm() -> str | None:
 
 
 @cache
+def _network() -> str | None:
+    check = subprocess.run(
+        [LAB / "slurm.sh", "check"],
+        env={**os.environ, "CLUSTERPROF_LAB_NETWORK": "own"},
+        capture_output=True, text=True, timeout=30, check=False,
+    )  # fmt: skip
+    return None if check.returncode == 0 else (check.stdout + check.stderr).strip()
+
+
+@cache
 def _hosts() -> str | None:
     check = subprocess.run(
         [LAB / "hosts.sh", "check"], capture_output=True, text=True, timeout=30, check=False
@@ -71,6 +81,7 @@ class Part:
 
 PARTS = (
     Part("slurm", "a real Slurm of four nodes, as root", _slurm),
+    Part("network", "a Slurm whose nodes have a network each, as root", _network),
     Part("nsys", "NVIDIA Nsight Systems on PATH", _program("nsys")),
     Part("torch", "PyTorch", _module("torch")),
     Part("sshd", "an OpenSSH server to start on loopback", _program("sshd")),

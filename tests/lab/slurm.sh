@@ -9,17 +9,23 @@
 #   slurm.sh down    stop everything and remove the state folder
 #   slurm.sh env     print the exports a shell needs: eval "$(slurm.sh env)"
 #   slurm.sh check   say whether this machine can run it, and why not
+#   slurm.sh cut n1  take a node off the network (where each has its own)
+#   slurm.sh mend n1 and put it back
 #
 # Settings, by environment:
 #   CLUSTERPROF_LAB_SLURM      the state folder     (${TMPDIR:-/tmp}/clusterprof-slurm)
 #   CLUSTERPROF_LAB_NODES      how many nodes       (4: n1 to n4)
 #   CLUSTERPROF_LAB_CPUS       processors per node  (8, whatever the machine has)
 #   CLUSTERPROF_LAB_PROCTRACK  cgroup | linuxproc | pgid   (the first that works here)
+#   CLUSTERPROF_LAB_NETWORK    own: each node in a network namespace, behind a bridge (loopback)
+#   CLUSTERPROF_LAB_TIMEOUT    so many seconds after its last word a node is down (60)
 set -euo pipefail
 
 state=${CLUSTERPROF_LAB_SLURM:-${TMPDIR:-/tmp}/clusterprof-slurm}
 nodes=${CLUSTERPROF_LAB_NODES:-4}
 cpus=${CLUSTERPROF_LAB_CPUS:-8}
+network=${CLUSTERPROF_LAB_NETWORK:-}
+silence=${CLUSTERPROF_LAB_TIMEOUT:-60}
 freezer=/sys/fs/cgroup/freezer
 # Debian keeps the daemons in sbin, which is not on everybody's PATH.
 PATH=$PATH:/usr/sbin:/sbin
@@ -49,9 +55,46 @@ daemons() {
   return 0
 }
 
+# A number of this state folder's own, for what has names that all labs of a machine share.
+number() { cksum <<<"$state" | cut -d" " -f1; }
+
+# Of the nodes' network: the bridge's name (a node's end adds the node's), and addresses.
+bridge() { printf 'cl%08x' "$(number)"; }
+address() {
+  if [ -z "$network" ]; then echo 127.0.0.1; else
+    echo "10.$((128 + $(number) / 256 % 100)).$(($(number) % 256)).$1"
+  fi
+}
+
+# A bridge, and for each node a namespace with one interface to it. No route leaves the bridge.
+make_network() {
+  local node name
+  ip link add "$(bridge)" type bridge
+  ip addr add "$(address 254)/24" dev "$(bridge)"
+  ip link set "$(bridge)" up
+  for node in $(seq "$nodes"); do
+    name=$(bridge)n$node
+    ip netns add "$name"
+    ip link add "$name" type veth peer name eth0 netns "$name"
+    ip link set "$name" master "$(bridge)" up
+    ip -n "$name" link set lo up # nsys cannot start without
+    ip -n "$name" addr add "$(address "$node")/24" dev eth0
+    ip -n "$name" link set eth0 up
+  done
+}
+
+remove_network() {
+  local name
+  # Whatever the settings are now: it was made with those of its `up`.
+  for name in /run/netns/"$(bridge)"n*; do
+    [ ! -e "$name" ] || ip netns del "${name##*/}"
+  done
+  [ ! -e "/sys/class/net/$(bridge)" ] || ip link del "$(bridge)"
+}
+
 # Our part of the freezer hierarchy. Two labs whose jobs have the same number would otherwise
 # share a cgroup, and a cancel in one would kill the tasks of the other.
-cgroup() { echo "$freezer/clusterprof-lab-$(cksum <<<"$state" | cut -d" " -f1)"; }
+cgroup() { echo "$freezer/clusterprof-lab-$(number)"; }
 
 missing() {
   local name
@@ -59,7 +102,20 @@ missing() {
   for name in munged slurmctld slurmd srun scontrol unshare mount; do
     command -v "$name" >/dev/null || { echo "$name is not installed"; return; }
   done
-  unshare --uts --mount true 2>/dev/null || echo "no permission to make UTS and mount namespaces"
+  unshare --uts --mount true 2>/dev/null || {
+    echo "no permission to make UTS and mount namespaces"
+    return
+  }
+  [ -z "$network" ] || missing_network
+}
+
+missing_network() {
+  for name in ip nsenter; do
+    command -v "$name" >/dev/null || { echo "$name is not installed"; return; }
+  done
+  # In a network of its own, where a bridge is in nobody's way.
+  unshare --net sh -c "ip link add cl0 type bridge && ip link add cl1 type veth peer name cl2" \
+    2>/dev/null || echo "no permission to make bridges, or no such thing in this kernel"
 }
 
 proctrack() {
@@ -108,7 +164,7 @@ write_configuration() {
   {
     cat <<CONF
 ClusterName=clusterprof
-SlurmctldHost=$(hostname)(127.0.0.1)
+SlurmctldHost=$(hostname)($(address 254))
 SlurmctldPort=$base
 AuthType=auth/munge
 AuthInfo=socket=$state/munge.socket
@@ -128,7 +184,7 @@ ReturnToService=2
 SlurmdParameters=config_overrides
 KillWait=10
 UnkillableStepTimeout=30
-SlurmdTimeout=60
+SlurmdTimeout=$silence
 PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
 StateSaveLocation=$state/state
@@ -139,7 +195,7 @@ SlurmctldLogFile=$state/log/slurmctld.log
 SlurmdLogFile=$state/log/slurmd.%n.log
 CONF
     for node in $(seq "$nodes"); do
-      echo "NodeName=n$node NodeHostname=n$node NodeAddr=127.0.0.1 Port=$((base + node))" \
+      echo "NodeName=n$node NodeHostname=n$node NodeAddr=$(address "$node") Port=$((base + node))" \
         "CPUs=$cpus RealMemory=8000 State=UNKNOWN"
     done
     echo "PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE DefaultTime=60 State=UP"
@@ -160,18 +216,21 @@ CONF
   # All nodes share /tmp, where Slurm's PMIx plugin would put folders of one name.
   echo "PMIxCliTmpDirBase=$state/scratch" >"$state/mpi.conf"
   {
+    [ -z "$network" ] || echo "$(address 254) $(hostname)"
     cat /etc/hosts
-    for node in $(seq "$nodes"); do echo "127.0.0.1 n$node"; done
+    for node in $(seq "$nodes"); do echo "$(address "$node") n$node"; done
   } >"$state/hosts"
 }
 
 start_node() {
-  local node=n$1 track=$2
+  local node=n$1 track=$2 inside=()
   mkdir -p "$state/local/$node"
   chmod 1777 "$state/local/$node"
+  # Not `ip netns exec`, which mounts a /sys of its own and hides the cgroups.
+  [ -z "$network" ] || inside=(nsenter --net="/run/netns/$(bridge)$node")
   # Its mounts end with the namespace; the machine's own mount table never sees them.
   # shellcheck disable=SC2016 # the inner shell expands these
-  unshare --uts --mount bash -euc '
+  "${inside[@]}" unshare --uts --mount bash -euc '
     state=$1 node=$2 cgroup=$3
     hostname "$node"
     mount --bind "$state/hosts" /etc/hosts
@@ -196,6 +255,7 @@ try_up() {
   (umask 022 && mkdir -p "$state"/{state,log,spool,pid,scratch,local,cgroup/freezer})
   chmod 1777 "$state/scratch"
   [ "$track" != cgroup ] || mkdir -p "$(cgroup)"
+  [ -z "$network" ] || make_network
   write_configuration "$base" "$track"
   (umask 077 && head -c 128 /dev/urandom >"$state/munge.key")
   munged --key-file="$state/munge.key" --socket="$state/munge.socket" --num-threads=2 \
@@ -277,6 +337,7 @@ down() {
     find "$(cgroup)" -depth -type d -exec rmdir {} + 2>/dev/null || sleep 0.1
   done
   [ ! -d "$(cgroup)" ] || say "cannot remove $(cgroup)"
+  remove_network
   rm -rf "$state"
 }
 
@@ -284,6 +345,8 @@ case ${1:-} in
   up) up ;;
   down) down ;;
   env) echo "export CLUSTERPROF_LAB_SLURM='$state' SLURM_CONF='$state/slurm.conf'" ;;
+  cut) ip link set "$(bridge)$2" down ;;
+  mend) ip link set "$(bridge)$2" up ;;
   check)
     why=$(missing)
     [ -z "$why" ] || { echo "$why"; exit 1; }

@@ -1,0 +1,75 @@
+"""Nodes that are cut off from the network inside the window, for a moment and for good."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from lab import cluster, command
+from lab.command import Completed
+from lab.endings import OPTIONS, PROGRAMS, Running, words
+
+pytestmark = [pytest.mark.needs_nsys, pytest.mark.needs_network, pytest.mark.needs_slurm]
+
+
+def test_a_node_that_is_cut_off_ends_its_job_as_it_would_have(
+    run_clusterprof: Callable[..., Completed],
+    workdir: Path,
+    slurm_network: Path,
+    fault: Callable[..., None],
+) -> None:
+    # Two nodes, one with a job of ours, for less than it takes to be given up; two for longer.
+    plain_short, ours_short, plain_long, ours_long = jobs = [
+        job(workdir, slurm_network, f"n{number}", ours=number in (2, 4)) for number in range(1, 5)
+    ]
+    for number, each in enumerate(jobs, 1):
+        each.wait_until(each.waits, "waiting")
+        cluster.cut(slurm_network, f"n{number}")
+    time.sleep(4)
+    for number, each in enumerate(jobs[:2], 1):
+        cluster.cut(slurm_network, f"n{number}", "mend")
+        (each.run.parent / "go").touch()
+    plain, status = plain_short.ends(60), ours_short.ends(60)
+    fault("a node is cut off for 4 s", plain, status, 0.0, ours_short.state())
+    assert status == plain == 0, ours_short.said()
+    assert words(ours_short.said()) == words(plain_short.said())
+    assert ours_short.state()["state"] == "collected", ours_short.said()
+    assert "1 of 1 reports" in ours_short.said()
+
+    plain = plain_long.ends(60)
+    began = time.monotonic()
+    status = ours_long.ends(60)
+    added_s = time.monotonic() - began
+    said = ours_long.said()
+    fault("a node is cut off for good", plain, status, added_s, ours_long.state())
+    assert status == plain, said
+    assert words(said) == words(plain_long.said())
+    assert added_s < 10
+    assert ours_long.state()["state"] == "lost", said
+    assert "0 of 1 reports" in said
+    # What runs there still knows nothing of it; what was captured comes home after all.
+    for node in ("n3", "n4"):
+        cluster.cut(slurm_network, node, "mend")
+        (workdir / node / "go").touch()
+    report = ours_long.run / "ranks/00000/report.nsys-rep"
+    ours_long.wait_until(report.exists, "home", 30)
+    done = run_clusterprof(["collect", "--no-merge", ours_long.run])
+    assert "1 of 1 reports" in done.stderr, done
+    assert "its report appeared late" in done.stderr
+    assert not ours_long.left(10)
+    assert not ours_short.left()
+
+
+def job(workdir: Path, slurm: Path, node: str, *, ours: bool) -> Running:
+    """A job of two ranks on one node that waits inside the window."""
+    folder = workdir / node
+    folder.mkdir()
+    where = ["-n2", f"--nodelist={node}", f"--chdir={folder}"]
+    program = ["python", str(PROGRAMS / "ending.py"), "wait", "15"]
+    line = ["srun", *where, *program]
+    if ours:
+        run = ["--no-merge", "--run-dir", str(folder / "run")]
+        line = command.clusterprof(["srun", *OPTIONS, *run, *where, "--", *program])
+    return Running(line, {"SLURM_CONF": str(slurm / "slurm.conf")}, folder / "out", folder / "run")
