@@ -13,7 +13,7 @@ from typing import Protocol, cast
 from clusterprof.plan import Job
 
 #: verb -> module; `import clusterprof.launchers` loads none of them
-NAMES = ("srun", "torchrun", "mpirun", "ssh")
+NAMES = ("srun", "torchrun", "mpirun", "ssh", "run")
 
 
 class Launcher(Protocol):

@@ -47,6 +47,10 @@ LAUNCHERS = (
     Launcher("environment", "RANK", "WORLD_SIZE", "LOCAL_RANK", ("WORLD_SIZE",)),
 )  # fmt: skip
 
+#: The source of a program that was started as it stands: any launcher's variables, or, where there
+#: are none, the only rank.
+ALONE = "run"
+
 #: What starts the ranks as children of its own: scripts by their file's name, and modules.
 #: `accelerate launch` is torchrun in its own process, or starts one program and says nothing.
 TORCHRUN = ("torchrun", "torch.distributed.run", "torch.distributed.launch")
@@ -97,7 +101,7 @@ def identify(environ: Mapping[str, str], source: Optional[str] = None) -> Option
     torchrun itself, the srun task has a SLURM_PROCID but is no rank.
     """
     for launcher in LAUNCHERS:
-        if source is not None and launcher.name != source and not launcher.inner:
+        if source not in (None, ALONE, launcher.name) and not launcher.inner:
             continue
         rank = _number(environ, launcher.rank)
         if rank is None or any(name not in environ for name in launcher.requires):
@@ -108,4 +112,4 @@ def identify(environ: Mapping[str, str], source: Optional[str] = None) -> Option
             _number(environ, launcher.local_rank),
             launcher.name,
         )
-    return None
+    return Identity(0, 1, 0, ALONE) if source == ALONE else None

@@ -1,4 +1,4 @@
-"""`clusterprof srun|torchrun|mpirun OPTIONS -- PROGRAM...`: run a job, collect, merge."""
+"""`clusterprof srun|torchrun|mpirun|run OPTIONS -- PROGRAM...`: run a job, collect, merge."""
 
 from __future__ import annotations
 

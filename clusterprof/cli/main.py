@@ -19,6 +19,7 @@ VERBS = {
     "torchrun": ("launch", "run a job under torchrun and capture chosen ranks"),
     "mpirun": ("launch", "run a job under MPI's mpirun and capture chosen ranks"),
     "ssh": ("ssh", "run torchrun on each of --hosts over SSH and capture chosen ranks"),
+    "run": ("launch", "run a program as it stands: accelerate, deepspeed, a script"),
     "sbatch": ("sbatch", "submit a batch job with chosen ranks captured, and one that merges"),
     "doctor": ("doctor", "check that a capture can work, on every node of the allocation"),
     "status": ("status", "how far each rank of a run is, while it runs"),

@@ -19,7 +19,7 @@ import os, time
 import loop
 for _ in range(20):
     loop.step()
-print("trained", os.environ["RANK"], flush=True)
+print("trained", os.environ.get("RANK", 0), flush=True)
 """
 
 MEETING = "--nnodes=2 --nproc-per-node=2 --master-addr=n1 --master-port=$MASTER_PORT"
@@ -95,3 +95,29 @@ def test_the_workers_on_each_node_are_the_ranks(
         told = state(run, rank)
         assert (told["world_size"], told["local_rank"]) == (4, rank % 2)
         assert told["identity"] == "torchrun"
+
+
+#: Started as they stand, and how many ranks there are then.
+ALONE = {
+    "accelerate": (["accelerate", "launch", "--multi_gpu", "--num_processes=2", "train.py"], 2),
+    "accelerate with one process": (["accelerate", "launch", "--num_processes=1", "train.py"], 1),
+    "one process of a script": (["sh", "-c", "python -c pass; exec python train.py"], 1),
+}
+
+
+@pytest.mark.needs_accelerate
+@pytest.mark.needs_torch
+@pytest.mark.needs_nsys
+@pytest.mark.parametrize(("program", "ranks"), ALONE.values(), ids=ALONE)
+def test_a_program_that_is_run_as_it_stands_has_the_ranks_that_it_starts(
+    run_clusterprof: Run, project: Path, program: list[str], ranks: int
+) -> None:
+    done = run_clusterprof(
+        ["run", "--ranks", "all", "--steps", "5:12", "--step-on", "loop:step", "--profiler=nsys",
+         "--run-dir=run", "--no-merge", "--", *program],
+        timeout=100,
+    )  # fmt: skip
+    assert done.returncode == 0, done
+    assert f"{ranks} of {ranks} reports" in done.stderr, done
+    assert steps(project / "run") == dict.fromkeys(range(ranks), 20)
+    assert [state(project / "run", rank)["world_size"] for rank in range(ranks)] == [ranks] * ranks

@@ -73,3 +73,10 @@ def test_a_worker_of_a_launcher_inside_of_another_s_task_is_what_the_inner_one_s
 )
 def test_what_starts_ranks_is_none_itself(line: str, starts: bool) -> None:
     assert is_starter(line.split()) == starts
+
+
+def test_a_program_that_nothing_numbers_is_the_only_rank_where_it_was_run_as_it_stands() -> None:
+    assert identify({}, "run") == (0, 1, 0, "run")
+    assert identify(TORCHRUN, "run") == (5, 8, 1, "torchrun")
+    assert identify(SRUN, "run") == (1, 2, 0, "srun")
+    assert identify({}, "srun") is None

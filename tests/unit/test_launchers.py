@@ -225,3 +225,13 @@ def test_what_a_container_must_show_is_said_and_never_mounted_by_us(
     assert made.command == ("srun", *line.split(), *program.split()), "nothing is added"
     said = [remark.partition(" must see ")[2].partition(" under ")[0] for remark in made.remarks]
     assert said == ([needed] if needed else [])
+
+
+def test_a_program_as_it_stands_is_run_so_and_options_before_it_are_refused() -> None:
+    made = job("run", "", "accelerate launch --multi_gpu train.py")
+    assert made.command == ("accelerate", "launch", "--multi_gpu", "train.py")
+    assert (made.identity, made.world_size) == ("run", None)
+    assert job("run", "", "bash launch.sh").identity == "run"
+    assert job("run", "", "python -m torch.distributed.run train.py").identity == "torchrun"
+    with pytest.raises(UsageError, match="run has no option -n2"):
+        job("run", "-n2", "python train.py")
