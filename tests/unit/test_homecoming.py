@@ -1,0 +1,53 @@
+"""A report on its way home: whole, or what it was being made of."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from clusterprof.agent import states
+from clusterprof.agent.homecoming import Homecoming
+
+WHOLE = b"NVIDIA Tegra Profiler Report" + bytes(100) + b"U3w[END]"
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Homecoming:
+    folder = tmp_path / "ranks" / "00000"
+    folder.mkdir(parents=True)
+    private = tmp_path / "private"
+    (private / "nsys" / "nvidia").mkdir(parents=True)
+    made = Homecoming(str(private), str(folder))
+    states.advance(str(folder), "finishing")
+    return made
+
+
+def state(home: Homecoming) -> dict[str, str]:
+    found: dict[str, str] = json.loads(Path(home.folder, "state.json").read_text())
+    return found
+
+
+def test_a_report_that_nsys_was_ended_over_goes_back_to_what_it_was_made_of(
+    home: Homecoming,
+) -> None:
+    Path(home.report + ".nsys-rep").write_bytes(WHOLE[:60])
+    Path(home.private, "nsys", "nsys-report-087b.qdstrm").write_bytes(b"raw")
+    home.torn = True
+    home.settle(0, 1.0, opened=True)
+    assert not Path(home.folder, "report.nsys-rep").exists()
+    assert Path(home.folder, "report.qdstrm").read_bytes() == b"raw"
+    assert state(home)["state"] == "lost"
+    assert "did not write the report to its end; clusterprof collect" in state(home)["reason"]
+
+
+@pytest.mark.parametrize(
+    ("content", "torn"), [(WHOLE, True), (WHOLE, False), (b"of another version", False)]
+)
+def test_a_report_that_is_whole_comes_home(home: Homecoming, content: bytes, torn: bool) -> None:
+    Path(home.report + ".nsys-rep").write_bytes(content)
+    home.torn = torn
+    home.settle(0, 1.0, opened=True, troubles=["nsys is another one here"])
+    assert Path(home.folder, "report.nsys-rep").read_bytes() == content
+    assert state(home)["state"] == "captured"
