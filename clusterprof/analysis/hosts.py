@@ -17,23 +17,26 @@ from clusterprof.results import Finding
 
 
 def find(scene: Scene) -> list[Finding]:
-    """Return `host.gil`, `host.gc`, `input.stall`, `host.sync` and `host.launch_bound`.
+    """Return `host.gil`, `host.gc`, `input.stall`, `host.sync`, `host.launch_bound`, `host.busy`.
 
     Idle time is given to one cause only, in this order: waiting for the GIL, the garbage
-    collector, fetching input, a synchronising call, the pace of launching.
+    collector, fetching input, a synchronising call, the pace of launching, anything else.
     """
     if not scene.settled:
         return []
     gaps = [shared.idle_gaps(line) for line in scene.timelines]
     found: list[Finding] = []
-    for cause in (_gil, _gc, _input, _sync, _launch):
+    for cause in (_gil, _gc, _input, _sync, _launch, _busy):
         one, gaps = cause(scene, gaps)
         if one is not None:
             found.append(one)
-    if not any(f["code"] == "host.launch_bound" for f in found):
-        paced = _paced(scene, sum(f["cost_ns_per_step"] for f in found))
-        found += [paced] if paced is not None else []
-    return found
+    if any(f["code"] == "host.launch_bound" for f in found):
+        return found
+    others = [f for f in found if f["code"] != "host.busy"]
+    paced = _paced(scene, sum(f["cost_ns_per_step"] for f in others))
+    seen = max((f["cost_ns_per_step"] for f in found if f["code"] == "host.busy"), default=0)
+    # two views of one thing: the larger one tells more
+    return [*others, paced] if paced and paced["cost_ns_per_step"] > seen else found
 
 
 Answer = tuple["Finding | None", "list[Union]"]
@@ -241,6 +244,37 @@ def _launch(scene: Scene, gaps: list[Union]) -> Answer:
     return made, gaps
 
 
+def _busy(scene: Scene, gaps: list[Union]) -> Answer:
+    """All GPUs idle together in long gaps that no other cause explains: their hosts are busy."""
+    if scene.pipelined or any(line.on_host for line in scene.timelines):
+        return None, gaps
+    cause = shared.launching(scene, gaps, host.pace(scene), long=True)
+    # what only some ranks idle is a late rank's, and theirs who wait for it outside collectives
+    cost = np.minimum(np.median(cause.idle, axis=0), scene.durations)
+    per_step = float(cost.mean())
+    if per_step < limits.LAUNCH_FRAC * scene.step_ns:
+        return None, gaps
+    whose = "the hosts of all ranks launch" if len(scene.ranks) > 1 else "the host launches"
+    spent, name = causes.pause(scene, int(np.argmax(cause.idle.mean(axis=1))))
+    where = f" (in {name})" if name else ""
+    made = finding(
+        scene,
+        "host.busy",
+        rank=None,
+        ranks=scene.ranks,
+        cost=cost,
+        floor_ns=0.01 * scene.step_ns,
+        confidence=0.8,
+        summary=f"GPUs idle {ms(per_step)} of each step ({percent(per_step / scene.step_ns)}) "
+        f"because {whose} nothing for {ms(spent)}{where}",
+        evidence=_idle_evidence(scene, cause, "until the host launches again"),
+        advice="look at what the hosts do in that pause (logging, checks, checkpoints, sleeping) and "
+        "move it off the training thread, or let it run ahead: launches need not wait for the GPU",
+        follow_up=capture(scene, scene.ranks[:1], *operators(scene), "--cpu-sampling"),
+    )
+    return made, shared.left(gaps, cause.where)
+
+
 def _kernels_per_step(scene: Scene) -> int:
     kernels = [
         int(((line.kind == COMPUTE) & (line.step_of >= 0)).sum()) // max(len(line.step), 1)
@@ -287,7 +321,7 @@ def _paced(scene: Scene, already: float) -> Finding | None:
     )
     return finding(
         scene,
-        "host.launch_bound",
+        "host.busy" if paused else "host.launch_bound",
         rank=None,
         ranks=scene.ranks,
         cost=np.full(len(scene.settled), saved),

@@ -115,15 +115,18 @@ def fetching(scene: Scene, gaps: list[Union]) -> Cause | None:
     return _cause(scene, gaps, spans) if any(len(s.start) for s in spans) else None
 
 
-def launching(scene: Scene, gaps: list[Union], pace: Floats) -> Cause:
-    """Gaps before kernels that were launched only after the GPU had run dry."""
+def launching(scene: Scene, gaps: list[Union], pace: Floats, *, long: bool = False) -> Cause:
+    """Gaps before kernels that were launched only after the GPU had run dry.
+
+    Short ones, which are the pace of launching, or `long` ones, in which hosts do something else.
+    """
     where = []
     for line, gap in zip(scene.timelines, gaps, strict=True):
         following = np.searchsorted(line.start, gap.end)
         known = following < len(line.start)
         late = np.zeros(len(gap.start), dtype=bool)
         late[known] = line.launch_end[following[known]] > gap.start[known]
-        chosen = late & (gap.end - gap.start <= limits.LAUNCH_GAP_NS)
+        chosen = late & ((gap.end - gap.start > limits.LAUNCH_GAP_NS) == long)
         where.append(union(gap.start[chosen], gap.end[chosen]))
     idle = np.zeros((len(scene.ranks), len(scene.settled)))
     for k, line in enumerate(scene.timelines):

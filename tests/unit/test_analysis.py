@@ -148,7 +148,7 @@ def test_where_all_hosts_set_the_pace_the_one_that_stays_behind_costs_nothing() 
     # all hosts are slow alike; the one that resumed last stays behind the others' queues
     every = tuple(Cause("host", r, 28 * MS) for r in range(4))
     results = studied(Job(layers=8, launch_ns=206_000, causes=every)).results
-    paced = only(results, "host.launch_bound")
+    paced = only(results, "host.busy")
     assert results["findings"][0] is paced
     assert "the hosts of all ranks set the pace" in paced["summary"]
     assert "28.2 ms of it without a launch (in clock_nanosleep)" in paced["summary"]
@@ -158,6 +158,25 @@ def test_where_all_hosts_set_the_pace_the_one_that_stays_behind_costs_nothing() 
     assert "would hardly be faster without" in behind["summary"]
     assert any("not slower now" in e["what"] for e in behind["evidence"])
     assert results["verdict"].startswith("no stragglers; ")
+
+
+def test_gpus_that_idle_together_are_told_with_what_all_hosts_do_meanwhile() -> None:
+    every = tuple(Cause("host", r, 20 * MS) for r in range(4))
+    job = Job(synchronous=True, causes=every)
+    for kept in (4, 1):
+        results = study(simulate(job)[0][:kept]).results
+        found = results["findings"][0]
+        assert (found["code"], found["rank"]) == ("host.busy", None)
+        assert found["cost_ns_per_step"] == pytest.approx(20 * MS, rel=0.1)
+        assert "(in clock_nanosleep)" in results["verdict"]
+    assert "because the host launches nothing" in results["verdict"]
+
+
+def test_where_all_hosts_only_launch_that_is_what_sets_the_pace() -> None:
+    results = studied(Job(layers=8, launch_ns=850_000)).results
+    paced = only(results, "host.launch_bound")
+    assert "without a launch" not in paced["summary"]
+    assert not [f for f in results["findings"] if f["code"] == "host.busy"]
 
 
 def test_a_late_host_costs_no_more_than_the_next_host_leaves_to_be_won() -> None:
