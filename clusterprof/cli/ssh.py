@@ -67,6 +67,8 @@ def take_part(plan: LaunchPlan, there: OverSsh) -> tuple[list[RemoteHost], Launc
     for each in hosts:
         if nsys and not each.found["nsys"]:
             say(f"{each.name} has no {nsys}: its ranks train without nsys (or --profiler torch)")
+    for names in over_ssh.same_machine(hosts):
+        say(f"{' and '.join(names)} are one machine: each runs its torchrun there")
     port = hosts[0].found["port"]
     if there.port is not None and port != there.port:
         say(f"port {there.port} is taken on {hosts[0].name}: the launchers meet at {port}")

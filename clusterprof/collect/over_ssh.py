@@ -125,6 +125,15 @@ def _look(host: Host, there: OverSsh, nsys: str | None) -> RemoteHost | str:
     return RemoteHost(host, ssh, found)
 
 
+def same_machine(hosts: Sequence[RemoteHost]) -> list[list[str]]:
+    """The names of hosts that are one and the same, by what they say of themselves."""
+    names: dict[str, list[str]] = {}
+    for each in hosts:
+        if each.found["machine"]:
+            names.setdefault(each.found["machine"], []).append(each.name)
+    return [same for same in names.values() if len(same) > 1]
+
+
 def _json(text: bytes) -> Any:
     """What a helper answered: its last line, since a login shell may greet before it."""
     lines = text.decode("utf-8", "replace").strip().split("\n")

@@ -187,19 +187,20 @@ def full(ssh_hosts: Hosts) -> Iterator[None]:
     subprocess.run([*inside, "umount", "-l", folder], check=True)
 
 
-def test_a_host_without_space_or_python_is_named_and_nothing_stays_on_the_others(
+def test_a_host_without_space_or_python_or_named_twice_is_said_and_nothing_stays(
     run_clusterprof: Cli, workdir: Path, ssh_hosts: Hosts, full: None
 ) -> None:
     (workdir / "train.py").touch()
-    line = ["ssh", "-F", ssh_hosts.config, "--hosts", "h1,h2", "--profiler=torch"]
+    line = ["ssh", "-F", ssh_hosts.config, "--hosts", "h1,h2,root@h1", "--profiler=torch"]
     rest = ["--run-dir=run", "--nproc-per-node", "1", "--", "train.py"]
     done = run_clusterprof([*line, *rest])
     assert done.returncode == 255, done
     assert "h2: " in done.stderr
     assert "cannot be written (Failure): is no space left there?" in done.stderr, done
+    assert "h1 and root@h1 are one machine" in done.stderr
     done = run_clusterprof([*line, "--force", "--python=/no/such/python", *rest])
     assert done.returncode == 255, done
-    assert done.stderr.count("/no/such/python does not run there (it said: ") == 2, done
+    assert done.stderr.count("/no/such/python does not run there (it said: ") == 3, done
     for host in ("h1", "h2"):
         assert not list(ssh_hosts.local(host).glob("clusterprof-*"))
 
