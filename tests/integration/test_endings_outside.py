@@ -131,6 +131,21 @@ def test_an_srun_ends_as_it_would_have_ended(
     check(ending, ["srun", "-n2"], slurm, workdir, fault)
 
 
+def test_one_interrupt_ends_no_srun(workdir: Path, slurm: dict[str, str]) -> None:
+    argv = command.clusterprof(
+        ["srun", *OPTIONS, "--run-dir=run", "--no-merge", "-n2", "--",
+         "python", PROGRAMS / "ending.py", "wait", "15"]
+    )  # fmt: skip
+    running = Running(argv, slurm, workdir / "out")
+    running.wait_until(running.waits, "waiting")
+    running.process.send_signal(INT)
+    running.wait_until(lambda: "one more within 1 sec to abort" in running.said(), "told")
+    (workdir / "go").touch()
+    assert running.ends() == 0, running.said()
+    assert running.state().get("whole"), running.said()
+    assert "1 of 1 reports" in running.said()
+
+
 @pytest.mark.needs_torch
 @pytest.mark.parametrize("ending", TORCHRUN, ids=str)
 def test_a_torchrun_ends_as_it_would_have_ended(

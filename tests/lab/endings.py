@@ -46,14 +46,15 @@ class Running:
     ) -> None:
         self.env = env
         self.run = run or output.parent / "run"
-        self.output = output.open("w+")
+        self.output = output
         self.mark = f"LAB_RUN={uuid.uuid4().hex}"
         name, _, value = self.mark.partition("=")
-        self.process = subprocess.Popen(
-            list(map(str, argv)), env={**command.environment(env), name: value},
-            stdin=subprocess.DEVNULL, stdout=self.output, stderr=self.output,
-            start_new_session=True,
-        )  # fmt: skip
+        # Appending: several processes write there, and none may move another's place.
+        with output.open("ab") as file:
+            self.process = subprocess.Popen(
+                list(map(str, argv)), env={**command.environment(env), name: value},
+                stdin=subprocess.DEVNULL, stdout=file, stderr=file, start_new_session=True,
+            )  # fmt: skip
 
     @classmethod
     def ending(cls, workdir: Path, slurm: Mapping[str, str], *, how: str, at: int) -> Running:
@@ -94,8 +95,12 @@ class Running:
 
     def said(self) -> str:
         """What it has printed by now."""
-        self.output.seek(0)
-        return self.output.read()
+        return self.output.read_text(errors="replace")
+
+    @staticmethod
+    def settle(seconds: float) -> None:
+        """Give what should not happen the time to happen."""
+        time.sleep(seconds)
 
     def launcher(self) -> int:
         """The launcher that clusterprof runs: of its children the one that is not its witness."""

@@ -1,0 +1,95 @@
+"""What the launcher sees of the signals that are sent to clusterprof: each of them, once."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+from lab.endings import Running
+
+#: Runs a command as the launch verbs do.
+OURS = (
+    "import sys; from clusterprof.cli.running import Foreground as F;"
+    "sys.exit(F(sys.argv[1:], {'ADDED': 'yes'}).run())"
+)
+#: Says each signal that reaches it, until SIGUSR2.
+LAUNCHER = """
+import os, signal, sys
+print("ignored", signal.getsignal(signal.SIGHUP) == signal.SIG_IGN, os.environ["ADDED"], flush=True)
+names = ("INT", "TERM", "HUP", "QUIT", "USR1", "USR2")
+for name in names:
+    if name != "HUP" or "own" in sys.argv:
+        signal.signal(getattr(signal, "SIG" + name), lambda *_: None)
+numbers = {getattr(signal, "SIG" + name): name for name in names}
+signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
+print("ready", flush=True)
+while (name := numbers[signal.sigwait(numbers)]) != "USR2":
+    print("got", name, flush=True)
+sys.exit(7)
+"""
+
+
+def started(workdir: Path, *before: str, how: str = "own") -> Running:
+    argv = [*before, sys.executable, "-c", OURS, sys.executable, "-c", LAUNCHER, how]
+    running = Running(argv, {}, workdir / "out")
+    running.wait_until(lambda: "ready" in running.said(), "ready")
+    return running
+
+
+def got(running: Running) -> list[str]:
+    return [line.split()[1] for line in running.said().splitlines() if line.startswith("got ")]
+
+
+@pytest.mark.parametrize("to", ["process", "group"])
+def test_the_launcher_gets_each_signal_once_whoever_it_was_sent_to(to: str, workdir: Path) -> None:
+    running = started(workdir)
+    send = os.kill if to == "process" else os.killpg
+    expected = []
+    for name in ("TERM", "INT", "HUP", "QUIT", "USR1", "TERM"):
+        expected.append(name)
+        send(running.process.pid, getattr(signal, "SIG" + name))
+        running.wait_until(lambda: len(got(running)) >= len(expected), f"got {name}")
+        if to == "group":
+            running.settle(0.6)  # handed on as well, it would come later than the first
+    send(running.process.pid, signal.SIGUSR2)
+    assert running.ends() == 7, running.said()
+    assert got(running) == expected
+    assert not running.left()
+
+
+def test_a_signal_to_us_and_then_to_the_group_is_one(workdir: Path) -> None:
+    # As `timeout` does it.
+    running = started(workdir)
+    os.kill(running.process.pid, signal.SIGTERM)
+    os.killpg(running.process.pid, signal.SIGTERM)
+    running.settle(0.8)
+    running.process.send_signal(signal.SIGUSR2)
+    assert running.ends() == 7, running.said()
+    assert got(running) == ["TERM"]
+
+
+def test_what_we_are_told_to_ignore_the_launcher_ignores(workdir: Path) -> None:
+    running = started(workdir, "nohup", how="as it is")
+    assert "ignored True yes" in running.said()
+    running.process.send_signal(signal.SIGUSR2)
+    assert running.ends() == 7
+
+
+def test_a_launcher_that_is_killed_gives_its_signal(workdir: Path) -> None:
+    running = started(workdir)
+    os.kill(running.launcher(), signal.SIGKILL)
+    assert running.ends() == 137
+    assert not running.left()
+
+
+def test_nothing_stays_when_we_are_killed_but_the_launcher(workdir: Path) -> None:
+    running = started(workdir)
+    launcher = running.launcher()
+    running.process.kill()
+    running.ends()
+    running.wait_until(lambda: len(running.left(0)) == 1, "alone")
+    os.kill(launcher, signal.SIGKILL)
+    assert not running.left()
