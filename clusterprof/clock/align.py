@@ -117,18 +117,19 @@ def _aligned(
     tied = sorted({m for b in found for m in b.members})
     reference = tied[0] if tied else 0
     middle, half = _window(ranks, numbers, base, reference)
+    hosts = {t.rank: t.info.host for t in ranks}
+    same = np.asarray([bool(hosts[r]) and hosts[r] == hosts[numbers[reference]] for r in numbers])
     if not found:
         offset, drift, uncertainty = _nothing(len(numbers))
         uncertainty[:] = UNBOUNDED_NS
         uncertainty[reference] = 0
         warnings = _untied([r for k, r in enumerate(numbers) if k != reference])
+        one = tuple(numbers[k] for k in np.flatnonzero(same))
         clock = Clock(
-            numbers[reference], middle, _WALL, numbers, offset, drift, uncertainty, warnings
+            numbers[reference], middle, _WALL, numbers, offset, drift, uncertainty, warnings, one
         )
         return clock, True
     rough = _rough(found, len(numbers), reference)
-    hosts = {t.rank: t.info.host for t in ranks}
-    same = np.asarray([bool(hosts[r]) and hosts[r] == hosts[numbers[reference]] for r in numbers])
     clock, consistent = _refined(
         numbers, base, found, calls, rough, reference, middle, half, same, no_call
     )
@@ -255,8 +256,8 @@ def _fits(equal: Floats, best: Combined, limits: Bounds) -> npt.NDArray[np.bool_
     slope = np.abs(best.raw_drift)
     leave = _ERRORS * best.error + 1_000.0
     with np.errstate(invalid="ignore"):
-        near = np.abs(best.offset - equal) <= leave
-        still = (slope <= _ERRORS * best.drift_error) | (slope * half <= leave)
+        near = (np.abs(best.offset - equal) <= leave) | np.isnan(best.offset)
+        still = (slope <= _ERRORS * best.drift_error) | (slope * half <= leave) | np.isnan(slope)
     return np.asarray(inside & near & still, dtype=np.bool_)
 
 

@@ -156,6 +156,10 @@ def test_calls_as_regular_as_a_clocks_ticks_bound_nothing_without_steps(late_ms:
     assert clock.uncertainty(1) == UNBOUNDED_NS
     assert clock.offset_ns[1] == 0
     assert "can be matched without it" in clock.warnings[0]
+    # that they read one host's clock is believed all the same, where they do
+    for hosts, shared in ((("h0", "h0"), (0, 1)), (("h0", "h1"), (0,)), (("", ""), ())):
+        named = [replace(r, info=replace(r.info, host=hosts[r.rank])) for r in ranks]
+        assert aligned(named).shared == shared
 
 
 def test_a_thousand_ranks_are_aligned_within_seconds() -> None:
