@@ -297,6 +297,7 @@ def _common_warnings(found: Sequence[RankTables]) -> list[str]:
     for warning, by in said.items():
         who = f"rank {by[0]}" if len(by) == 1 else f"ranks {', '.join(map(str, by))}"
         lines.append(f"{who}: {warning}")
+    lines += _unlike(found)
     apart = _windows(found)
     if len(set(apart.values())) > 1:
         late = [
@@ -308,3 +309,20 @@ def _common_warnings(found: Sequence[RankTables]) -> list[str]:
             " host's clock that is far off"
         )
     return lines
+
+
+def _unlike(found: Sequence[RankTables]) -> list[str]:
+    """Return a warning of ranks whose reports name communicators otherwise than most, or not."""
+    kinds: dict[str, list[int]] = {}
+    for tables in found:
+        names = tables.collective_calls.column("communicator").drop_null()
+        if tables.collective_calls.num_rows:
+            kind = "" if not len(names) else "0x" if str(names[0]).startswith("0x") else "group"
+            kinds.setdefault(kind, []).append(tables.rank)
+    if len(kinds) < 2:
+        return []
+    most = max(kinds, key=lambda kind: (bool(kind), len(kinds[kind])))
+    others = sorted(rank for kind, ranks in kinds.items() if kind != most for rank in ranks)
+    who = f"rank {others[0]}" if len(others) == 1 else f"ranks {', '.join(map(str, others))}"
+    how = "their collectives are matched with the others' by order and times"
+    return [f"{who}: communicators are named otherwise than in most reports, or not at all: {how}"]

@@ -9,6 +9,7 @@ import pyarrow as pa
 
 from clusterprof.merge.calls import POINT_TO_POINT, UNKNOWN, Calls, Ints, read, take
 from clusterprof.merge.communicators import infer, streams
+from clusterprof.merge.naming import named_alike
 from clusterprof.merge.point_to_point import pair_by_id, pair_by_time
 from clusterprof.merge.rough import RoughClocks
 from clusterprof.merge.rows import Rows
@@ -26,7 +27,7 @@ def match(ranks: Sequence[RankTables]) -> pa.Table:
     the same order, which NCCL and gloo require themselves.
     """
     rows = Rows()
-    calls = [read(tables) for tables in sorted(ranks, key=lambda r: r.rank)]
+    calls, sure = named_alike([read(tables) for tables in sorted(ranks, key=lambda r: r.rank)])
     sizes = {t.info.world_size for t in ranks if t.info.world_size is not None}
     world = sizes.pop() if len(sizes) == 1 else None
     named: dict[str, list[tuple[Calls, Ints]]] = {}
@@ -42,13 +43,13 @@ def match(ranks: Sequence[RankTables]) -> pa.Table:
     for name, parts in named.items():
         pairs = [np.isin(c.operation[r].astype(str), list(POINT_TO_POINT)) for c, r in parts]
         whole = [(c, r[~p]) for (c, r), p in zip(parts, pairs, strict=True)]
-        if not _collectives(rows, name, whole, clocks):
+        if not _collectives(rows, name, whole, clocks, sure.get(name, 1.0)):
             unsure.append((name, whole))
         there = [(c, r[p]) for (c, r), p in zip(parts, pairs, strict=True) if p.any()]
         if there:
             directed.append((name, there))
     for name, parts in unsure:
-        _collectives(rows, name, parts, clocks, final=True)
+        _collectives(rows, name, parts, clocks, sure.get(name, 1.0), final=True)
     for name, parts in directed:
         pair_by_id(rows, name, [c for c, _ in parts], [r for _, r in parts], world, clocks)
     _nameless(rows, nameless)

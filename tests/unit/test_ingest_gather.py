@@ -196,6 +196,16 @@ def test_a_warning_of_several_ranks_is_said_once(recordings: Path) -> None:
     assert all(warning.startswith("ranks 0, 2: nsys: ") for warning in gathered.warnings)
 
 
+def test_a_report_that_names_no_communicators_beside_others_that_do_is_said(
+    ddp: Path, changed: Callable[[int, str], Path]
+) -> None:
+    bare = changed(2, "UPDATE NVTX_EVENTS SET binaryData = NULL")
+    gathered = gather([ddp / "rank0.sqlite.xz", ddp / "rank1.sqlite.xz", bare])
+    (warning,) = gathered.warnings
+    assert warning.startswith("rank 2: communicators are named otherwise than in most reports")
+    assert gather([ddp]).warnings == []
+
+
 # --- which files are one report ------------------------------------------------------------------
 
 

@@ -1,0 +1,116 @@
+"""Reports of several kinds in one merge: their communicators have one name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from clusterprof.ingest import gather
+from clusterprof.merge import match, naming
+from clusterprof.simulate import Cause, Job, simulate
+from clusterprof.study import study
+from clusterprof.tables import RankTables
+
+MS = 1_000_000
+HOUR = 3_600_000 * MS
+CAUSES = (Cause("host", 2, 20 * MS),)
+
+
+def renamed(tables: RankTables, name: Callable[[str], str | None]) -> RankTables:
+    """A rank whose report gives its communicators other names, or none."""
+    calls = tables.collective_calls
+    names = [name(each) for each in calls["communicator"].to_pylist()]
+    at = calls.schema.get_field_index("communicator")
+    calls = calls.set_column(at, calls.schema.field(at), pa.array(names, pa.string()))
+    return replace(tables, collective_calls=calls)
+
+
+def no_name(name: str) -> None:
+    return None
+
+
+def group_name(name: str) -> str:
+    return f"group {name[2:]}"
+
+
+def partners(ranks: list[RankTables]) -> set[tuple[tuple[int, int], ...]]:
+    """Which calls (rank and number) are one collective; those of nobody else are left out."""
+    table = match(ranks).select(["collective", "rank", "call", "operation"]).to_pandas()
+    table = table[~table["operation"].isin(["Send", "Recv"])]
+    groups = table.groupby("collective").apply(
+        lambda rows: tuple(sorted(zip(rows["rank"], rows["call"], strict=True))),
+        include_groups=False,
+    )
+    return {each for each in groups if len(each) > 1}
+
+
+@pytest.mark.parametrize("other", [no_name, group_name])
+@pytest.mark.parametrize(
+    "job",
+    [
+        Job(causes=CAUSES),
+        Job(dp=2, tp=2, causes=CAUSES),
+        Job(dp=2, tp=4, offset_ns=tuple(HOUR * (k % 2) for k in range(8)), ranks_per_host=1),
+        Job(sharded=True, causes=CAUSES, lost_calls=(0, 3, 1, 5)),
+    ],
+)
+def test_calls_are_matched_as_if_all_reports_were_of_one_kind(
+    job: Job, other: Callable[[str], str | None]
+) -> None:
+    ranks, _ = simulate(job)
+    mixed = [renamed(r, other) if r.rank in (2, 3) else r for r in ranks]
+    assert partners(mixed) == partners(ranks)
+
+
+def test_the_names_of_most_ranks_are_those_of_all() -> None:
+    ranks, _ = simulate(Job())
+    mixed = [r if r.rank == 0 else renamed(r, group_name) for r in ranks]
+    names = set(match(mixed)["communicator"].to_pylist())
+    assert all(name.startswith("group ") for name in names)
+
+
+def test_a_match_whose_names_had_to_be_inferred_is_less_sure() -> None:
+    ranks, _ = simulate(Job())
+    mixed = [*ranks[:3], renamed(ranks[3], no_name)]
+    assert max(match(mixed)["confidence"].to_pylist()) < 1.0
+    assert set(match(ranks)["confidence"].to_pylist()) == {1.0}
+
+
+def test_calls_that_go_together_with_no_others_keep_their_name() -> None:
+    ranks, _ = simulate(Job())
+    others, _ = simulate(Job(seed=3, dp=4, layers=3, serial=True))
+    mixed = [*ranks[:3], renamed(others[3], group_name)]
+    table = match(mixed).to_pandas()
+    mine = table[table["rank"] == 3]
+    assert all(name.startswith("group ") for name in mine["communicator"])
+    assert set(mine["state"]) == {"unmatched"}
+
+
+def test_too_many_communicators_to_compare_are_left_as_they_are(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(naming, "_MOST", 0)
+    ranks, _ = simulate(Job())
+    mixed = [*ranks[:3], renamed(ranks[3], no_name)]
+    found = partners(mixed)
+    assert found
+    assert all(rank != 3 for each in found for rank, _ in each)
+
+
+@pytest.mark.parametrize("other", [no_name, group_name])
+@pytest.mark.parametrize("rank", [0, 2])
+def test_the_late_rank_is_named_whatever_profiler_saw_it(
+    recordings: Path, rank: int, other: Callable[[str], str | None]
+) -> None:
+    ranks = gather([recordings / "nsys-2025.3" / "ddp-host-straggler"]).ranks
+    mixed = [renamed(r, other) if r.rank == rank else r for r in ranks]
+    results = study(mixed).results
+    assert results["verdict"].startswith("rank 2 holds up the others")
+    assert results["collectives"]["unmatched"] == 0
+    bounds = [each["uncertainty_ns"] for each in results["clock"]["ranks"]]
+    assert np.max(bounds) < MS
