@@ -15,7 +15,6 @@ Run as a script: `python -I -S guard.py PLAN RANK PROGRAM...`.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import re
 import select
@@ -370,8 +369,7 @@ def listening(path: str) -> Iterator[socket.socket]:
 
 def main(argv: List[str]) -> None:
     """Run as the guard of rank argv[1]; ends as the program ended."""
-    with open(argv[0], encoding="utf-8") as file:
-        plan = json.load(file)
+    plan = states.read_plan(argv[0])
     plan["run"] = attempts.folder(plan["run"], attempts.number(os.environ))
     status = Guard(plan, int(argv[1]), argv[2:]).run()
     if 128 < status < 128 + signal.NSIG:

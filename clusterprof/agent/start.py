@@ -9,7 +9,6 @@ nothing and claims nothing.
 from __future__ import annotations
 
 import atexit
-import json
 import os
 import sys
 from types import ModuleType
@@ -30,8 +29,7 @@ def main() -> None:
     if is_worker(line) or is_starter(line):
         return
     plan_path = environ[PLAN]
-    with open(plan_path, encoding="utf-8") as file:
-        plan = json.load(file)
+    plan = states.read_plan(plan_path)
     me = identify(environ, plan["identity"])
     if me is None:
         return

@@ -37,6 +37,21 @@ def make(folder: str) -> None:
     os.makedirs(folder, exist_ok=True)
 
 
+def read_plan(path: str) -> Dict[str, Any]:
+    """plan.json, with the run directory as it is named here. Raises OSError, ValueError.
+
+    A container may have the run directory at another place than the launching host.
+    """
+    with open(path, encoding="utf-8") as file:
+        plan: Dict[str, Any] = json.load(file)
+    here = os.path.dirname(os.path.abspath(path))
+    for folder in (plan["run"], here):
+        if os.path.isfile(os.path.join(folder, "run.json")):
+            plan["run"] = folder
+            break
+    return plan
+
+
 def read(folder: str) -> Dict[str, Any]:
     """The state in a rank's folder; {} where there is none or it cannot be read."""
     try:
