@@ -27,12 +27,12 @@ slower than its GPU for many steps: that one is found by its pace alone.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from clusterprof.analysis import causes, critical, host, kernels, limits, savings, shared
+from clusterprof.analysis import causes, critical, host, kernels, limits, savings, shared, together
 from clusterprof.analysis.finding import capture, finding, ms, operators, percent
 from clusterprof.analysis.peers import Peers, peers
 from clusterprof.analysis.scene import Floats, Ints, Scene
@@ -203,7 +203,60 @@ def find(scene: Scene) -> list[Finding]:
         high = peak >= max(limits.PEAK_FRAC, 2 * least) and share >= limits.LEAST_FRAC
         if (share >= least or high) and not _by_chance(scene, seen, k):
             out.append(_finding(scene, seen, k, rank))
+    excess = seen.idle + seen.compute + seen.copy
+    by_host = seen.idle.sum(axis=1) >= (seen.compute + seen.copy).sum(axis=1)
+    joint = together.late(scene, excess, seen.cost, seen.pace, by_host, least)
+    if joint is not None:
+        named = {scene.ranks[k] for k in joint.places}
+        return [_joint(scene, replace(seen, cost=excess), joint)] + [
+            f for f in out if f["rank"] not in named
+        ]
     return out or _hidden(scene, seen) or _only_behind(scene, seen, least)
+
+
+def _joint(scene: Scene, seen: Blame, joint: together.Together) -> Finding:
+    """Ranks that are late together; `seen` has each one's own excess for its cost."""
+    ranks = [scene.ranks[k] for k in joint.places]
+    reasons: dict[str, list[int]] = {}
+    advice: dict[str, None] = {}
+    evidence: list[dict[str, Any]] = []
+    for k, by_host in zip(joint.places.tolist(), joint.by_host, strict=True):
+        rank = scene.ranks[k]
+        why, what, details = (
+            causes.late_host(scene, seen, k, rank) if by_host else causes.busy_gpu(scene, seen, k)
+        )
+        reasons.setdefault(why, []).append(rank)
+        advice.setdefault(what)
+        own = float(seen.cost[k].mean())
+        told = f"rank {rank} takes {ms(own)} a step more than its peers: {why}"
+        evidence += [{"rank": rank, "excess_ns_per_step": round(own), "what": told}, *details[:2]]
+    each = [
+        (f"of rank{'s' if len(of) > 1 else ''} {_some(of)} " if len(reasons) > 1 else "of each ")
+        + why
+        for why, of in reasons.items()
+    ]
+    node = together.node(scene, joint.places.tolist())
+    where = f", all that were captured on {node}," if node else ""
+    per_step = float(joint.cost.mean())
+    share = percent(per_step / scene.step_ns)
+    return finding(
+        scene,
+        "straggler.host" if joint.by_host.mean() >= 0.5 else "straggler.gpu",
+        rank=None,
+        ranks=ranks,
+        cost=joint.cost,
+        floor_ns=0.1 * float(joint.cost.max()),
+        confidence=0.8,
+        summary=f"ranks {_some(ranks)}{where} hold up the others together: {ms(per_step)} of each "
+        f"{ms(scene.step_ns)} step ({share}); {'; '.join(each)}",
+        evidence=evidence[:32],
+        advice="; ".join(list(advice)[:2]),
+        follow_up=_closer(scene, int(joint.places[0])),
+    )
+
+
+def _some(ranks: list[int]) -> str:
+    return ", ".join(map(str, ranks[:8])) + (", …" if len(ranks) > 8 else "")
 
 
 def _only_behind(scene: Scene, seen: Blame, least: float) -> list[Finding]:
@@ -269,7 +322,8 @@ def _hidden(scene: Scene, seen: Blame) -> list[Finding]:
         usual = float(np.median(others))
         if own[k] < max(limits.HIDDEN_STEP * scene.step_ns, limits.HIDDEN_PEERS * usual):
             slower = own[k] - usual >= limits.SLACK_FRAC * scene.step_ns
-            if slower and own[k] >= limits.SLACK_PEERS * usual:
+            late = float(seen.idle[k].mean()) >= limits.STRAGGLER_FRAC * scene.step_ns
+            if slower and not late and own[k] >= limits.SLACK_PEERS * usual:
                 out.append(_slack(scene, k, float(own[k]), usual))
             continue
         cost = np.full(len(scene.settled), own[k] - scene.step_ns)

@@ -468,12 +468,12 @@ def _clock(results: Results) -> dict[str, Any]:
 
 
 def _late(results: Results) -> set[int]:
+    """Ranks that are called late, alone or together."""
     return {
-        finding["rank"]
+        rank
         for finding in results["findings"]
-        if finding["rank"] is not None
-        and finding["code"].startswith("straggler.")
-        and finding["severity"] != "info"
+        if finding["code"] in ("straggler.host", "straggler.gpu") and finding["severity"] != "info"
+        for rank in finding["ranks"]
     }
 
 

@@ -213,7 +213,7 @@ def _jittery_hosts(d: _Draw) -> Case:
     job = d.job(d.data(), d.part(0.8, 1.3), steps=int(d.one(5, 8, 12)))
     pause = int(d.part(0.05, 0.3) * gpu_ns(job))
     made = d.healthy(replace(job, hiccup_steps=int(d.one(2, 3, 4)), hiccup_ns=pause))
-    return replace(made, codes=(*made.codes, "host.launch_bound"))
+    return replace(made, codes=(*made.codes, "host.launch_bound", "host.busy"))
 
 
 def _torn_slow_hosts(d: _Draw) -> Case:
