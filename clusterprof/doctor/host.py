@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from clusterprof.doctor import kernel, places, processes, software
+from clusterprof.doctor import kernel, leftovers, places, processes, software
 from clusterprof.doctor.check import BAD, Check
 
 #: A file system that hangs or an nsys that does not answer is found out by this.
@@ -40,7 +40,7 @@ def checks(nsys: Path | None, folder: Path, probe: Path | None) -> list[tuple[st
         ("clock", kernel.clock_error),
         ("cpu sampling", kernel.cpu_sampling),
         ("python", software.python),
-        ("leftovers", lambda: processes.leftovers(table())),
+        ("leftovers", lambda: leftovers.leftovers(table())),
     ]
 
 

@@ -1,16 +1,13 @@
-"""Who else is at the GPU's profiling interface, and what earlier runs have left."""
+"""Who else is at the GPU's profiling interface, and which of nsys' daemons nobody needs."""
 
 from __future__ import annotations
 
 import os
-import tempfile
-import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from clusterprof.doctor.check import OK, WARN, Check
-from clusterprof.doctor.places import SHARED_MEMORY
 
 #: Programs that may hold CUPTI or the GPU's counters.
 _PROFILERS = {
@@ -18,7 +15,6 @@ _PROFILERS = {
     "ncu": "Nsight Compute", "nv-nsight-cu-cli": "Nsight Compute", "nvprof": "nvprof",
     "nsys": "nsys",
 }  # fmt: skip
-_DAY_S = 86400.0
 
 
 @dataclass(frozen=True)
@@ -53,12 +49,29 @@ def table() -> list[Process]:
 
 
 def abandoned(processes: Iterable[Process]) -> list[Process]:
-    """nsys' daemons whose session nobody holds any more: each keeps a core busy."""
-    return [
-        each
+    """nsys' daemons whose session nobody holds any more: each may keep a core busy.
+
+    One is a child of process 1, or of whoever adopts orphans where that is somebody else; a
+    session of ours is then told by its name, which nsys' own command line has as well.
+    """
+    processes = list(processes)
+    held = {
+        word.partition("=")[2]
         for each in processes
-        if each.name == "nsys" and "--start-agent" in each.argv and each.parent == 1
-    ]
+        for word in each.argv
+        if word.startswith("--session-new=")
+    }
+    return [each for each in processes if _is_daemon(each) and _alone(each, held)]
+
+
+def _is_daemon(process: Process) -> bool:
+    return process.name == "nsys" and "--start-agent" in process.argv
+
+
+def _alone(daemon: Process, held: set[str]) -> bool:
+    names = [word.partition("=")[2] for word in daemon.argv if word.startswith("--session-name=")]
+    ours = [name for name in names if name.startswith("clusterprof-")]
+    return daemon.parent == 1 if not ours else ours[0] not in held
 
 
 def other_profilers(processes: list[Process]) -> Check:
@@ -72,55 +85,18 @@ def other_profilers(processes: list[Process]) -> Check:
             seen.setdefault(kind, []).append(each.pid)
     if not seen:
         return Check("other profilers", OK, "none is running")
-    found = "; ".join(f"{kind} (pid {_pids(pids)})" for kind, pids in sorted(seen.items()))
+    found = "; ".join(f"{kind} (pid {pids_text(pids)})" for kind, pids in sorted(seen.items()))
     advice = []
     if "DCGM" in seen:
         advice.append(
-            "where reports have no kernels, pause DCGM's profiling: dcgmi profmodule --pause"
+            "where reports have no kernels, pause DCGM's profiling: dcgmi profile --pause"
         )
     if set(seen) - {"DCGM"}:
         advice.append("one process can have one profiler only: let the other end first")
     return Check("other profilers", WARN, found, "; ".join(advice))
 
 
-def leftovers(processes: list[Process]) -> Check:
-    """What runs that were killed have left on this host."""
-    found, advice = [], []
-    if agents := abandoned(processes):
-        pids = [each.pid for each in agents]
-        found.append(f"{len(agents)} nsys daemons (pid {_pids(pids)})")
-        advice.append(f"kill {' '.join(map(str, pids))}")
-    old = [path for path in _ours() if time.time() - path.stat().st_mtime > _DAY_S]
-    if old:
-        folder = tempfile.gettempdir()
-        found.append(f"{len(old)} folders clusterprof-* in {folder}, older than a day")
-        advice.append(f"rm -r {' '.join(map(str, old[:4]))}{' ...' if len(old) > 4 else ''}")
-    if not any(each.name == "nsys" for each in processes):
-        memory = [str(path) for path in Path(SHARED_MEMORY).glob("NSys-*") if _is_mine(path)]
-        if memory:
-            found.append(f"{', '.join(memory)} of an nsys that was killed")
-            advice.append(f"rm {' '.join(memory)}")
-    if not found:
-        return Check("leftovers", OK, "none")
-    return Check("leftovers", WARN, "; ".join(found), "; ".join(advice))
-
-
-def _ours() -> list[Path]:
-    """Our own temporary folders that can still be looked at."""
-    return [
-        path
-        for path in Path(tempfile.gettempdir()).glob("clusterprof-*")
-        if path.is_dir() and _is_mine(path)
-    ]
-
-
-def _is_mine(path: Path) -> bool:
-    try:
-        return path.stat().st_uid == os.getuid()
-    except OSError:
-        return False
-
-
-def _pids(pids: list[int]) -> str:
+def pids_text(pids: list[int]) -> str:
+    """The first few of them."""
     shown = ", ".join(map(str, sorted(pids)[:4]))
     return shown + (", ..." if len(pids) > 4 else "")

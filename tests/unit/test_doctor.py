@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import time
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 
 from clusterprof.agent import clocks
-from clusterprof.doctor import cluster, host, kernel, places, processes, table
+from clusterprof.doctor import cluster, host, kernel, leftovers, places, processes, table
 from clusterprof.doctor.check import BAD, OK, WARN, Check, from_json, size
 from clusterprof.doctor.processes import Process
 
@@ -67,28 +68,75 @@ def test_our_own_questions_to_nsys_and_other_programs_are_no_profilers() -> None
     assert processes.other_profilers(asked).level == OK
 
 
+@pytest.fixture
+def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A node on which nothing is left."""
+    monkeypatch.setattr(leftovers.tempfile, "gettempdir", lambda: str(tmp_path))
+    monkeypatch.setattr(leftovers, "_FIXED", tmp_path)
+    monkeypatch.setattr(leftovers, "SHARED_MEMORY", str(tmp_path / "shm"))
+    return tmp_path
+
+
 def test_a_daemon_of_nsys_that_nobody_holds_is_a_leftover_and_one_at_work_is_not(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    temporary: Path,
 ) -> None:
-    monkeypatch.setattr(processes.tempfile, "gettempdir", lambda: str(tmp_path))
     daemon = ("/opt/nsys", "--start-agent", "--session-name=x")
-    found = processes.leftovers([Process(40, 1, daemon), Process(41, 39, daemon)])
+    found = leftovers.leftovers([Process(40, 1, daemon), Process(41, 39, daemon)])
     assert (found.level, found.advice) == (WARN, "kill 40")
-    assert processes.leftovers([Process(41, 39, daemon)]).level == OK
+    assert leftovers.leftovers([Process(41, 39, daemon)]).level == OK
 
 
-def test_folders_of_ours_that_are_older_than_a_day_are_leftovers(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(processes.tempfile, "gettempdir", lambda: str(tmp_path))
+def test_a_daemon_of_our_own_is_held_by_its_nsys_and_not_by_its_parent(temporary: Path) -> None:
+    daemon = ("/opt/nsys", "--start-agent", "--session-name=clusterprof-run-0")
+    nsys = Process(39, 1, ("/opt/nsys", "launch", "--session-new=clusterprof-run-0", "python"))
+    assert leftovers.leftovers([nsys, Process(41, 1, daemon)]).level == OK
+    found = leftovers.leftovers([Process(41, 500, daemon)])
+    assert (found.level, found.advice) == (WARN, "kill 41")
+
+
+def test_folders_of_ours_that_are_older_than_a_day_are_leftovers(temporary: Path) -> None:
     for name, days in (("clusterprof-old", 2), ("clusterprof-new", 0), ("other", 9)):
-        (tmp_path / name).mkdir()
+        (temporary / name).mkdir()
         then = time.time() - days * 86400
-        os.utime(tmp_path / name, (then, then))
-    running = [Process(41, 39, ("nsys", "--start-agent"))]
-    found = processes.leftovers(running)
+        os.utime(temporary / name, (then, then))
+    found = leftovers.leftovers([Process(41, 39, ("nsys", "--start-agent"))])
     assert found.level == WARN
-    assert found.advice == f"rm -r {tmp_path}/clusterprof-old"
+    assert found.advice == f"rm -r {temporary}/clusterprof-old"
+
+
+def test_a_rank_s_folder_is_a_leftover_as_soon_as_its_guard_is_gone(temporary: Path) -> None:
+    folder = temporary / "clusterprof-x"
+    folder.mkdir()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as guard:
+        guard.bind(str(folder / "socket0"))
+        guard.listen(1)
+        assert leftovers.leftovers([]).level == OK
+    found = leftovers.leftovers([])
+    assert (found.level, found.advice) == (WARN, f"rm -r {folder}")
+    (folder / "report.nsys-rep").write_bytes(b"kept")
+    found = leftovers.leftovers([])
+    assert "1 reports that did not come home" in found.found
+    assert "rm -r" not in found.advice
+
+
+def test_what_nsys_left_in_shared_memory_and_tmp_is_named_with_the_command_that_clears_it(
+    temporary: Path,
+) -> None:
+    (temporary / "shm").mkdir()
+    (temporary / "shm/NSys-2022.4").touch()
+    (temporary / "shm/nccl-x").touch()
+    (temporary / "shm/quadd-agent-instance-41").touch()
+    (temporary / "shm/sem.nsys_sem_41").touch()
+    (temporary / "injection_config_1").touch()
+    shm = temporary / "shm"
+    names = ("NSys-2022.4", "quadd-agent-instance-41", "sem.nsys_sem_41")
+    assert leftovers.leftovers([]).advice == f"rm {' '.join(str(shm / name) for name in names)}"
+    os.utime(temporary / "injection_config_1", (0, 0))
+    running = [Process(41, 39, ("nsys", "launch"))]
+    assert "-name 'injection_config_*'" in leftovers.leftovers(running).advice
+    assert "shm" not in leftovers.leftovers(running).advice
+    other = leftovers.leftovers([Process(42, 39, ("nsys", "launch"))]).advice
+    assert other.startswith(f"rm {shm}/quadd-agent-instance-41 {shm}/sem.nsys_sem_41;")
 
 
 @pytest.mark.parametrize(
