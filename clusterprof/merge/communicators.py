@@ -54,8 +54,11 @@ def streams(calls: Calls, rows: Ints) -> list[Stream]:
     ]
 
 
-def partner(a: Stream, b: Stream, index_a: int, index_b: int) -> Partner | None:
-    """Return how well two streams go together; None if they cannot be of one communicator."""
+def partner(a: Stream, b: Stream, index_a: int, index_b: int, slack: float = 1.0) -> Partner | None:
+    """Return how well two streams go together; None if they cannot be of one communicator.
+
+    Ends may scatter by `slack` times what is seen among members.
+    """
     shift = find_shift(a.calls, b.calls)
     if shift is None:
         return None
@@ -70,7 +73,7 @@ def partner(a: Stream, b: Stream, index_a: int, index_b: int) -> Partner | None:
         (a.calls.end - a.calls.start)[in_a][timed], (b.calls.end - b.calls.start)[in_b][timed]
     )
     spread = _spread((apart - apart[0]).astype(float), b.calls.end[in_b][timed])
-    if spread > max(_END_SPREAD_NS, _END_SPREAD_FRAC * float(np.median(length))):
+    if spread > slack * max(_END_SPREAD_NS, _END_SPREAD_FRAC * float(np.median(length))):
         return None
     if len(apart) <= _FEW_CALLS:
         if abs(int(np.median(apart))) > _NEAR_NS:

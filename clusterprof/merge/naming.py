@@ -9,14 +9,20 @@ and the members of one collective end together, whatever their clocks say (see `
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 
-from clusterprof.merge.calls import POINT_TO_POINT, Calls
+from clusterprof.merge.calls import POINT_TO_POINT, Calls, Ints, take
 from clusterprof.merge.communicators import Stream, partner, streams
 
+#: (name of a communicator, its stream or `_WHOLE`) -> its members' calls
+Known = dict[tuple[str, int], list[Stream]]
+_WHOLE = -1
+
+#: ends may scatter by more than among strangers to each other: there are few to choose from
+_SLACK = 2.0
 #: members of a communicator that a stranger's calls are compared with
 _COMPARED = 3
 #: comparisons of which each takes a millisecond; with more of them names are left as they are
@@ -42,13 +48,7 @@ def named_alike(calls: Sequence[Calls]) -> tuple[list[Calls], dict[str, float]]:
     if len(set(kinds.values())) < 2:
         return list(calls), {}
     leading = max(counted, key=lambda each: (counted[each], each == "nccl"))
-    known: dict[tuple[str, int], list[Stream]] = {}
-    for c in calls:
-        if kinds.get(c.rank) == leading:
-            for part in _parts(c):
-                name, stream = part.calls.communicator[0], int(part.calls.stream[0])
-                if name is not None:
-                    known.setdefault((str(name), stream), []).append(part)
+    known = _known([c for c in calls if kinds.get(c.rank) == leading])
     strangers = [c for c in calls if kinds.get(c.rank, leading) != leading]
     if sum(len(set(c.stream.tolist())) for c in strangers) * len(known) > _MOST:
         return list(calls), {}
@@ -65,43 +65,80 @@ def usual_kind(names: Sequence[object]) -> str:
     return max(counted, key=lambda each: (counted[each], each)) if counted else ""
 
 
-def _parts(calls: Calls) -> list[Stream]:
-    """A rank's collectives by communicator and stream: a communicator may have two streams."""
+def _collectives(calls: Calls) -> dict[object, Ints]:
+    """The rows of a rank's collectives by the name of their communicator."""
     rows = np.flatnonzero(~np.isin(calls.operation.astype(str), list(POINT_TO_POINT)))
     names = calls.communicator[rows].tolist()
-    return [
-        part
-        for name in dict.fromkeys(names)
-        for part in streams(calls, rows[[each == name for each in names]])
-    ]
+    return {name: rows[[each == name for each in names]] for name in dict.fromkeys(names)}
 
 
-def _adopted(
-    calls: Calls, known: Mapping[tuple[str, int], list[Stream]], sure: dict[str, float]
-) -> Calls:
+def _known(calls: Sequence[Calls]) -> Known:
+    """Every communicator's members, as a whole; and by stream, where it has several."""
+    known: Known = {}
+    for c in calls:
+        for name, rows in _collectives(c).items():
+            if name is not None:
+                parts = streams(c, rows)
+                known.setdefault((str(name), _WHOLE), []).append(_stream(c, rows))
+                for part in parts if len(parts) > 1 else ():
+                    stream = int(part.calls.stream[0])
+                    known.setdefault((str(name), stream), []).append(part)
+    return known
+
+
+def _stream(calls: Calls, rows: Ints) -> Stream:
+    return Stream(calls.rank, rows, take(calls, rows))
+
+
+def _adopted(calls: Calls, known: Known, sure: dict[str, float]) -> Calls:
     """Return one rank's calls under the names of `known` that they go together with."""
-    parts = _parts(calls)
+    own = _collectives(calls)
+    nameless = own.pop(None, np.empty(0, np.int64))
+    whole = {key: members for key, members in known.items() if key[1] == _WHOLE}
+    found = _assigned([_stream(calls, rows) for rows in own.values()], whole, sure)
+    names = calls.communicator.copy()
+    for k, (name, _) in found.items():
+        # with the sends and receives under that name
+        names[calls.communicator == list(own)[k]] = name
+    if len(nameless):
+        for rows, name in _nameless(calls, nameless, known, whole, sure):
+            names[rows] = name
+    return replace(calls, communicator=names)
+
+
+def _nameless(
+    calls: Calls, rows: Ints, known: Known, whole: Known, sure: dict[str, float]
+) -> list[tuple[Ints, str]]:
+    """Calls without a name: all of one communicator, or each stream of one, or of half a one."""
+    at_once = _assigned([_stream(calls, rows)], whole, sure)
+    if at_once:
+        return [(rows, at_once[0][0])]
+    several = {name for name, stream in known if stream != _WHOLE}
+    parts = streams(calls, rows)
+    single = {key: known[key] for key in known if (key[1] != _WHOLE) == (key[0] in several)}
+    found = _assigned(parts, single, sure)
+    # half a communicator's calls would put all the others' out of order
+    there = set(found.values())
+    missing = {name for name, stream in single if (name, stream) not in there}
+    return [(parts[k].rows, name) for k, (name, _) in found.items() if name not in missing]
+
+
+def _assigned(
+    parts: Sequence[Stream], known: Known, sure: dict[str, float]
+) -> dict[int, tuple[str, int]]:
+    """Return place in `parts` -> the one of `known` that it goes with best; each is taken once."""
     fits = [
         (*fit, key, k)
         for k, part in enumerate(parts)
         for key, members in known.items()
         if (fit := _fit(part, members)) is not None
     ]
-    names = calls.communicator.copy()
-    taken: set[tuple[str, int]] = set()
-    adopted: dict[int, str] = {}
+    found: dict[int, tuple[str, int]] = {}
     for _, doubt, key, k in sorted(fits):
-        if key not in taken and k not in adopted:
-            taken.add(key)
-            adopted[k] = key[0]
-            names[parts[k].rows] = key[0]
+        if k not in found and key not in found.values():
+            found[k] = key
             sure[key[0]] = min(sure.get(key[0], 1.0), 1.0 - doubt)
-    # sends and receives under a name whose collectives all have one new name
-    for own in {part.calls.communicator[0] for part in parts} - {None}:
-        theirs = {adopted.get(k) for k, p in enumerate(parts) if p.calls.communicator[0] == own}
-        if len(theirs) == 1 and None not in theirs:
-            names[calls.communicator == own] = theirs.pop()
-    return replace(calls, communicator=names)
+    return found
 
 
 def _fit(part: Stream, members: Sequence[Stream]) -> tuple[float, float] | None:
@@ -110,7 +147,7 @@ def _fit(part: Stream, members: Sequence[Stream]) -> tuple[float, float] | None:
     Compared are the first members and the last, not all: they agree among themselves.
     """
     some = [*members[: _COMPARED - 1], *members[_COMPARED - 1 :][-1:]]
-    found = [partner(each, part, 0, 1) for each in some]
+    found = [partner(each, part, 0, 1, _SLACK) for each in some]
     pairs = [each for each in found if each is not None]
     if len(pairs) < len(found):
         return None

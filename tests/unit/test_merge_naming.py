@@ -103,6 +103,17 @@ def test_too_many_communicators_to_compare_are_left_as_they_are(
 
 
 @pytest.mark.parametrize("other", [no_name, group_name])
+def test_a_communicator_of_two_streams_is_taken_whole_or_not_at_all(
+    recordings: Path, other: Callable[[str], str | None]
+) -> None:
+    # AllGather and ReduceScatter, whose ends lie farther apart on the rank that is last.
+    ranks = gather([recordings / "nsys-2025.3" / "fsdp-long"]).ranks
+    for late in (2, 3):
+        mixed = [renamed(r, other) if r.rank == late else r for r in ranks]
+        assert partners(mixed) == partners(ranks)
+
+
+@pytest.mark.parametrize("other", [no_name, group_name])
 @pytest.mark.parametrize("rank", [0, 2])
 def test_the_late_rank_is_named_whatever_profiler_saw_it(
     recordings: Path, rank: int, other: Callable[[str], str | None]
