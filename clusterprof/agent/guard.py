@@ -369,9 +369,16 @@ def listening(path: str) -> Iterator[socket.socket]:
 
 def main(argv: List[str]) -> None:
     """Run as the guard of rank argv[1]; ends as the program ended."""
-    plan = states.read_plan(argv[0])
-    plan["run"] = attempts.folder(plan["run"], attempts.number(os.environ))
-    status = Guard(plan, int(argv[1]), argv[2:]).run()
+    try:
+        plan = states.read_plan(argv[0])
+        plan["run"] = attempts.folder(plan["run"], attempts.number(os.environ))
+        guard = Guard(plan, int(argv[1]), argv[2:])
+    except Exception as error:  # it was there a moment ago: the program runs all the same
+        sys.stderr.write("clusterprof: rank %s runs without nsys: %s\n" % (argv[1], error))
+        sys.stderr.flush()
+        os.environ[variables.PROFILED] = variables.WITHOUT_NSYS
+        os.execvp(argv[2], argv[2:])
+    status = guard.run()
     if 128 < status < 128 + signal.NSIG:
         processes.end_by_signal(status - 128)
     sys.exit(status)

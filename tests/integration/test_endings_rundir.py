@@ -12,6 +12,8 @@ from lab import command
 from lab.command import Completed
 from lab.endings import OPTIONS, PROGRAMS, Running, state, words
 
+from clusterprof.agent import guard
+
 pytestmark = [pytest.mark.needs_nsys, pytest.mark.needs_slurm]
 
 #: for the table of endings, where no state can be read
@@ -76,6 +78,17 @@ def test_a_run_directory_that_is_gone_before_the_ranks_start_is_named_by_them(
     assert "this process runs without profiling" in done.stderr
     assert "run was deleted while the job ran" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_plan_that_is_gone_when_the_guard_starts_keeps_no_program_from_running(
+    run_command: Callable[..., Completed], workdir: Path
+) -> None:
+    done = run_command(
+        ["python", "-I", "-S", guard.__file__, workdir / "plan.json", "8", "sh", "-c", "exit 3"]
+    )
+    assert (done.returncode, done.stdout) == (3, "")
+    assert done.stderr.startswith("clusterprof: rank 8 runs without nsys: ")
+    assert len(done.stderr.splitlines()) == 1
 
 
 def test_a_run_directory_that_the_ranks_cannot_write_hurts_nobody(
