@@ -72,9 +72,10 @@ def study(
         raise MergeError(
             f"rank {twice[0]} has more than one report", *files, "merge only one of them"
         )
-    ordered = tuple(numbered(ordered))
-    matched = match(ordered)
     known = clocks or KnownClocks()
+    missing = [*missing, *(_unusable(t, known) for t in ordered if t.rank in known.unusable)]
+    ordered = tuple(numbered([t for t in ordered if t.rank not in known.unusable]))
+    matched = match(ordered)
     clock = align(ordered, matched, known.bounds)
     placed = place(without_beacons(matched, ordered, known.readings), clock)
     lines = [timeline(t) for t in ordered]
@@ -88,7 +89,7 @@ def study(
         "schema_version": SCHEMA_VERSION,
         "clusterprof_version": __version__,
         "ranks": [_rank(t) for t in ordered],
-        "missing": list(missing),
+        "missing": missing,
         "clock": clock.entry(),
         "steps": _steps(scene),
         "collectives": _collectives(scene),
@@ -103,6 +104,11 @@ def study(
         ],
     }
     return Study(results, placed, account, clock, ordered)
+
+
+def _unusable(tables: RankTables, known: KnownClocks) -> MissingRank:
+    why = known.unusable[tables.rank]
+    return {"rank": tables.rank, "source": str(tables.info.source), "reason": why}
 
 
 def _rank(tables: RankTables) -> RankEntry:

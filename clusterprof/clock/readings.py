@@ -44,6 +44,9 @@ ANCHOR_NS = 200_000
 STAMP_NS = 1_000
 #: a wall clock that was set by less is not worth a warning
 STEP_NS = 1_000
+#: a report that was stretched by less is not told from one whose marks were held up
+STRETCHED_NS = 1_000_000
+DRIFT_LIMIT_PPM = 150
 
 Reading = Mapping[str, Any]
 
@@ -156,6 +159,40 @@ def anchor(host_calls: pa.Table, readings: Sequence[Reading]) -> tuple[int, int]
     return low, high
 
 
+def stretched(host_calls: pa.Table, readings: Sequence[Reading]) -> int | None:
+    """By how much longer (ns) a report took between its marks than the monotonic clock says.
+
+    None where the two agree, as far as clocks may drift, or marks are missing. torch.profiler
+    ties its times to the wall clock at both ends of the window: where that was set in between, it
+    stretches or folds all of them. nsys does not.
+    """
+    began: dict[str, int] = {
+        row["name"]: row["start_ns"]
+        for row in host_calls.filter(pc.starts_with(host_calls["name"].cast(pa.string()), MARK))
+        .select(["name", "start_ns"])
+        .to_pylist()
+    }
+    seen = [
+        (
+            int(mark["before_ns"]) - _apart(each)[1],
+            began[mark["name"]],
+            int(mark["after_ns"]) - int(mark["before_ns"]),
+        )
+        for each in readings
+        for mark in _list(each.get("marks"))
+        if isinstance(mark, Mapping)
+        and _ints(mark, "before_ns", "after_ns")
+        and mark["name"] in began
+    ]
+    if len(seen) < 2:
+        return None
+    first, last = min(seen), max(seen)
+    true = last[0] - first[0]
+    more = last[1] - first[1] - true
+    known_to = STRETCHED_NS + first[2] + last[2] + true * DRIFT_LIMIT_PPM // 1_000_000
+    return more if abs(more) > known_to else None
+
+
 def warnings(readings: Mapping[int, RankReadings]) -> list[str]:
     """Say which ranks' wall clocks were set inside the run, and which no daemon keeps."""
     out = []
@@ -180,6 +217,8 @@ class KnownClocks:
     bounds: tuple[PairBound, ...] = ()
     warnings: tuple[str, ...] = ()
     readings: Mapping[int, RankReadings] = field(default_factory=dict)
+    #: ranks whose report's times cannot be used, and why
+    unusable: Mapping[int, str] = field(default_factory=dict)
 
 
 def known_clocks(
@@ -192,11 +231,18 @@ def known_clocks(
     `files` has for each rank what `parsed` takes: `clock`, `state`, `beacons`; `probe` is
     clock_probe.json as parsed.
     """
-    readings = {}
+    readings, unusable = {}, {}
     for tables in ranks:
         mine = parsed(**files.get(tables.rank, {"clock": None}))
         readings[tables.rank] = replace(mine, anchor=anchor(tables.host_calls, mine.readings))
-    return KnownClocks(tuple(pair_bounds(readings, probe)), tuple(warnings(readings)), readings)
+        more = stretched(tables.host_calls, mine.readings)
+        if more is not None:
+            unusable[tables.rank] = (
+                f"its report's times are stretched by {more / 1e9:+.3f} s: the host's wall clock "
+                "was set inside the window"
+            )
+    bounds = tuple(pair_bounds(readings, probe))
+    return KnownClocks(bounds, tuple(warnings(readings)), readings, unusable)
 
 
 def pair_bounds(

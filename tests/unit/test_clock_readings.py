@@ -134,6 +134,38 @@ def test_marks_bound_how_far_a_report_is_from_the_wall_clock(
     assert found[1] - found[0] <= min(one + three for one, _, three in waits) + 2 * r.STAMP_NS
 
 
+@pytest.mark.parametrize("by_s", [3_600, -3_600, 2])
+def test_a_report_that_the_setting_of_the_clock_stretched_is_left_out_and_named(by_s: int) -> None:
+    from clusterprof.study import study
+
+    by, monotonic = by_s * 10**9, 5 * 10**9
+    marks = [
+        [{"name": f"clusterprof:clock:{k}", "before_ns": at + 100, "after_ns": at + 900}]
+        for k, at in enumerate((NOW, NOW + by + 10**9))
+    ]
+    readings = [
+        reading(NOW, monotonic, event="opened", marks=marks[0]),
+        reading(NOW + by + 10**9, monotonic + 10**9, event="closing", marks=marks[1]),
+    ]
+
+    def report(between: int) -> RankTables:
+        calls = [call("clusterprof:clock:0", NOW + 200, NOW + 300)]
+        return rank_tables(1, [*calls, call("clusterprof:clock:1", NOW + between, NOW + between)])
+
+    # nsys: the monotonic clock's time; torch.profiler: what the wall clock made of it
+    whole, folded = report(10**9 + 2_000), report(10**9 + by)
+    assert r.stretched(whole.host_calls, readings) is None
+    assert r.stretched(folded.host_calls, readings) == pytest.approx(by, abs=10**6)
+    assert r.stretched(rank_tables(1).host_calls, readings) is None
+    ranks = [rank_tables(0), folded]
+    known = r.known_clocks(ranks, {1: {"clock": {"machine": "m", "readings": readings}}})
+    results = study(ranks, clocks=known).results
+    assert [each["rank"] for each in results["ranks"]] == [0]
+    (hole,) = results["missing"]
+    assert hole["rank"] == 1
+    assert f"stretched by {by_s:+d}.0" in hole["reason"]
+
+
 def test_a_report_without_marks_or_with_marks_that_contradict_has_no_anchor() -> None:
     said = [
         marked(NOW, NOW + 10_000),
