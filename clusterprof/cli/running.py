@@ -48,6 +48,11 @@ class Foreground:
             except OSError as error:
                 raise LaunchError(f"{self.command[0]} could not be started", str(error)) from None
             listen_to_all()
+            # What came before there was a launcher has reached nobody but us and the witness.
+            self._listen(0)
+            early, self._arrived = self._arrived, []
+            for number in early:
+                self._hand_on(number, job)
             while job.poll() is None:
                 self._listen(None if not self._arrived else 0)
                 while self._arrived and job.poll() is None:
@@ -57,10 +62,14 @@ class Foreground:
 
     def _obey(self, number: int, job: subprocess.Popen[bytes], witness: Witness) -> None:
         """Hand one signal on, unless the launcher has it from where we have it."""
+        if not witness.saw(number):
+            self._hand_on(number, job)
+        elif number in ENDING:
+            self.told_to_end.append(number)
+
+    def _hand_on(self, number: int, job: subprocess.Popen[bytes]) -> None:
         if number in ENDING:
             self.told_to_end.append(number)
-        if witness.saw(number):
-            return
         numbers: Sequence[int] = [number]
         if self.before is not None:
             numbers = self.before(number, lambda: self._nobody_waits(job))

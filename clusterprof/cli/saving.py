@@ -13,6 +13,7 @@ from typing import Any
 
 from clusterprof.agent import orders
 from clusterprof.cli.narrate import say
+from clusterprof.collect import reports_in
 from clusterprof.rundir import RunDirectory
 
 #: How long a signal may wait for the reports. A job that is told to end ends at most 10 s later
@@ -85,10 +86,14 @@ def unsaved(run: RunDirectory, expected: Sequence[int] | None) -> list[int]:
     run = run.attempts()[-1]
     for rank, state in run.states().items() if expected is None else run.states_of(expected):
         name = state.get("state")
-        home = (run.rank(rank) / "report.nsys-rep").is_file()
-        if name == "capturing" or (name == "finishing" and not home):
+        if name == "capturing" or (name == "finishing" and not is_home(run, rank)):
             found.append(rank)
     return found
+
+
+def is_home(run: RunDirectory, rank: int) -> bool:
+    """Whether nsys' report is in the run directory."""
+    return any(path.suffix == ".nsys-rep" for path in reports_in(run.rank(rank)))
 
 
 class TimeLimit:
@@ -116,14 +121,14 @@ class TimeLimit:
     def _watch(self) -> None:
         job: str | None = None
         wait_s = 1.0
-        while not self._over.wait(wait_s):
+        while not self._over.wait(wait_s) and not self._through():
             job = job or slurm_job(self.run, self.expected)
             told = None if job is None else time_left(job)
             if told is None:  # not yet, or not now
                 wait_s = min(2 * wait_s, 60.0)
                 continue
             left_s, limit_s = told
-            if left_s is None or self._through():
+            if left_s is None:
                 return
             margin_s = margin(limit_s) if self.margin_s is None else self.margin_s
             if left_s <= margin_s:

@@ -138,13 +138,13 @@ def _ended(run: RunDirectory, rank: int, state: dict[str, Any]) -> bool:
     """
     name = state.get("state")
     if name in ("captured", "collected"):
-        return bool(_reports(run.rank(rank)))
+        return bool(reports_in(run.rank(rank)))
     if name == "finishing":
-        return "report.nsys-rep" in [path.name for path in _reports(run.rank(rank))]
+        return "report.nsys-rep" in [path.name for path in reports_in(run.rank(rank))]
     return name in ("lost", "counted")
 
 
-def _reports(folder: Path) -> list[Path]:
+def reports_in(folder: Path) -> list[Path]:
     """The reports in a rank's folder, nsys' first.
 
     The folder is listed, since NFS may remember for half a minute that a file was not there.
@@ -164,7 +164,7 @@ def _settle(run: RunDirectory, rank: int, state: dict[str, Any] | None, seen: li
     host = str(state.get("host", ""))
     name = str(state.get("state", ""))
     steps = newest_step_log(folder)
-    reports = _reports(folder)
+    reports = reports_in(folder)
     late = name == "lost" and state.get("late")
     # A report appears by rename: where it is, it is whole, even if the rank was killed after it.
     if reports and (late or name in ("finishing", "captured", "collected")):

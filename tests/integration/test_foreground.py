@@ -85,6 +85,19 @@ def test_a_launcher_that_is_killed_gives_its_signal(workdir: Path) -> None:
     assert not running.left()
 
 
+def test_a_signal_that_comes_before_there_is_a_launcher_ends_it(workdir: Path) -> None:
+    # Its whole group gets it, while the command is about to be started.
+    early = (
+        "import os, sys; from clusterprof.cli import running;"
+        "close = running.contextlib.closing;"
+        "running.contextlib.closing = lambda each: (os.killpg(0, 15), close(each))[1];"
+        "sys.exit(running.Foreground(['sleep', '60'], {}).run())"
+    )
+    running = Running([sys.executable, "-c", early], {}, workdir / "out")
+    assert running.ends() == 143
+    assert not running.left()
+
+
 def test_nothing_stays_when_we_are_killed_but_the_launcher(workdir: Path) -> None:
     running = started(workdir)
     launcher = running.launcher()
