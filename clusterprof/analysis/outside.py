@@ -6,9 +6,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from clusterprof.analysis import away
 from clusterprof.analysis.finding import ms
 from clusterprof.analysis.scene import Scene
 from clusterprof.results import CaptureCost, Finding
+
+#: a host that is away this part of its cost at one stretch is late by its own doing
+_AWAY_FRAC = 0.5
 
 
 def weigh(scene: Scene, found: Sequence[Finding], cost: CaptureCost | None) -> list[Finding]:
@@ -16,14 +20,16 @@ def weigh(scene: Scene, found: Sequence[Finding], cost: CaptureCost | None) -> l
 
     Tracing takes time of the hosts, of one more than of another. By the step logs, which go on
     outside the window, the settled steps are so much longer than the others: a host whose
-    lateness costs no more than that may be in time without a capture. Medians are compared, so
+    lateness costs no more than that may be in time without a capture; but tracing never keeps a
+    host away at a stretch (`away`): one that is late by that is blamed. Medians are compared, so
     that a step that is slow now and then, inside or outside, explains nothing; nor does anything
     here where a run has no step logs outside its window. Assumes that the job does the same
     inside the window and around it.
     """
     slower = _slower(scene, cost)
-    explained = [_explained(f, slower) for f in found if _may_be(f, slower)]
-    return [*(f for f in found if not _may_be(f, slower)), *explained]
+    may_be = [_may_be(scene, f, slower) for f in found]
+    explained = [_explained(f, slower) for f, may in zip(found, may_be, strict=True) if may]
+    return [*(f for f, may in zip(found, may_be, strict=True) if not may), *explained]
 
 
 def _slower(scene: Scene, cost: CaptureCost | None) -> float:
@@ -35,12 +41,11 @@ def _slower(scene: Scene, cost: CaptureCost | None) -> float:
     return max(0.0, float(np.median(scene.durations)) - max(known)) if known else 0.0
 
 
-def _may_be(found: Finding, slower: float) -> bool:
-    return (
-        found["code"] == "straggler.host"
-        and found["severity"] != "info"
-        and 0 < found["cost_ns_per_step"] <= slower
-    )
+def _may_be(scene: Scene, found: Finding, slower: float) -> bool:
+    cost, rank = found["cost_ns_per_step"], found["rank"]
+    if found["code"] != "straggler.host" or found["severity"] == "info" or rank is None:
+        return False
+    return 0 < cost <= slower and away.excess(scene, rank) < _AWAY_FRAC * cost
 
 
 def _explained(found: Finding, slower: float) -> Finding:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
+from clusterprof.analysis import away
+from clusterprof.analysis.scene import Scene
+from clusterprof.analysis.timeline import timeline
 from clusterprof.results import CaptureCost, Finding
 from clusterprof.simulate import Cause, Job, simulate
 from clusterprof.study import study
@@ -42,10 +46,30 @@ def test_steps_that_are_as_long_outside_leave_the_verdict() -> None:
     assert late_host(capture(usual_ms(), usual_ms())) == late_host(None)
 
 
-def test_a_host_that_is_late_inside_only_is_information() -> None:
+def nowhere_away(scene: Scene) -> np.ndarray:
+    """As if what a host loses were lost in all of its calls, and not at one stretch."""
+    return np.full((len(scene.ranks), len(scene.settled)), 0.5 * MS)
+
+
+def test_a_host_that_is_late_inside_only_is_information(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(away, "longest", nowhere_away)
     found = late_host(capture(usual_ms() - 44, usual_ms() - 45))
     assert found["severity"] == "info"
     assert "outside the window steps are 44.0 ms shorter" in found["summary"]
+
+
+def test_a_host_that_is_away_at_one_stretch_is_late_by_its_own_doing() -> None:
+    assert late_host(capture(usual_ms() - 44, usual_ms() - 45))["severity"] != "info"
+
+
+def test_the_longest_stretch_is_the_planted_sleep() -> None:
+    job = Job(steps=10, causes=(Cause("host", rank=1, extra_ns=40 * MS),))
+    made = study(simulate(job)[0])
+    lines = [timeline(tables) for tables in made.ranks]
+    steps = tuple(s["step"] for s in made.results["steps"] if s["settled"])
+    scene = Scene(made.ranks, lines, made.accounts, made.collectives, made.clock, steps, "")
+    assert 38 * MS < away.excess(scene, 1) < 42 * MS
+    assert away.excess(scene, 0) < 2 * MS
 
 
 @pytest.mark.parametrize(
@@ -58,7 +82,10 @@ def test_a_host_that_is_late_inside_only_is_information() -> None:
     ],
     ids=["no logs", "no steps outside", "after the window it is as slow", "less than it costs"],
 )
-def test_what_the_capture_does_not_explain_is_blamed(cost: CaptureCost | None) -> None:
+def test_what_the_capture_does_not_explain_is_blamed(
+    cost: CaptureCost | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(away, "longest", nowhere_away)
     assert late_host(cost)["severity"] != "info"
 
 
