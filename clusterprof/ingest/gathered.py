@@ -282,7 +282,8 @@ def _strangers(found: Sequence[RankTables], windows: Mapping[int, int]) -> bool:
         if any(owned.setdefault(name, window) != window for name in names):
             return False
         silent = silent or not names
-        hosts.setdefault(tables.info.host, set()).add(window)
+        if given:  # of ranks without collectives nothing can be matched wrongly
+            hosts.setdefault(tables.info.host, set()).add(window)
     one_clock = any(len(times) > 1 for host, times in hosts.items() if host)
     return one_clock or not silent
 

@@ -1,7 +1,7 @@
 """An nsys report (`.nsys-rep`) through the installed nsys: `nsys export`, then its SQLite.
 
-An nsys that cannot put NCCL's payloads there (before 2024.6) is asked for its JSON too, where
-the report has ranges of NCCL.
+Where the report has ranges of NCCL without payloads there (nsys before 2024.6 cannot export
+them), nsys is asked for its JSON too.
 """
 
 from __future__ import annotations
@@ -91,8 +91,7 @@ def _read(path: Path, found: Sequence[Path], folder: Path) -> RankTables:
     else:
         tried = [f"tried: {', '.join(map(str, found))}"] if len(found) > 1 else []
         raise ReportError(errors[0].what, *errors[0].details, *tried) from errors[0]
-    if payload_flags(nsys):
-        return nsys_sqlite.read(database, origin=path)
+    # A newer nsys may have left them out too, of a report that an older one made.
     beside = JsonBeside(nsys, report, database.with_suffix(".json"))
     tables = nsys_sqlite.read(database, origin=path, elsewhere=beside)
     warnings = (*tables.warnings, *beside.warnings)

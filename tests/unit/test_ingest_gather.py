@@ -321,3 +321,16 @@ def test_a_bad_trace_beside_a_report_is_left_out_with_a_warning(ddp: Path, tmp_p
     gathered = gather([Source(ddp / "rank0.sqlite.xz", beside=bad)])
     assert [ranks.rank for ranks in gathered.ranks] == [0]
     assert any("left out" in warning for warning in gathered.warnings)
+
+
+def test_captures_of_different_times_go_together_where_nothing_in_them_is_matched(
+    ddp: Path, changed: Callable[[int, str], Path]
+) -> None:
+    later = changed(1, "UPDATE TARGET_INFO_SESSION_START_TIME SET utcEpochNs = utcEpochNs + 1E10")
+    earlier = changed(0, "DROP TABLE NVTX_EVENTS")
+    for path in (later, earlier):
+        with closing(sqlite3.connect(path)) as database:
+            database.execute("DROP TABLE IF EXISTS NVTX_EVENTS")
+            database.execute("DROP TABLE CUPTI_ACTIVITY_KIND_KERNEL")
+            database.commit()
+    assert [ranks.rank for ranks in gather([earlier, later]).ranks] == [0, 1]
