@@ -31,7 +31,7 @@ def exposed_transfer(scene: Scene) -> Floats:
 def _keys(scene: Scene) -> np.ndarray:
     c = scene.collectives
     return np.asarray(
-        [f"{o}\0{n}" for o, n in zip(c.operation, c.communicator, strict=True)], dtype=object
+        [f"{o}\0{n}" for o, n in zip(c.label, c.communicator, strict=True)], dtype=object
     )
 
 
@@ -46,7 +46,8 @@ def by_operation(scene: Scene) -> list[OperationEntry]:
     keys = _keys(scene)
     out: list[OperationEntry] = []
     for key in dict.fromkeys(keys[c.matched]):
-        rows = np.flatnonzero((keys == key) & c.matched)
+        every = np.flatnonzero((keys == key) & c.matched)
+        rows = c.once(every)
         ranks = sorted({int(r) for r in c.rank[rows]})
         operation, communicator = key.split("\0")
         out.append(
@@ -54,14 +55,28 @@ def by_operation(scene: Scene) -> list[OperationEntry]:
                 "operation": operation,
                 "communicator": communicator,
                 "ranks": ranks,
-                "calls": len(np.unique(c.collective[rows])),
-                "message_bytes": int(np.maximum(c.size[rows], 0).sum() // len(ranks)),
+                "calls": _calls(scene, rows, len(ranks)),
+                "message_bytes": _bytes(scene, every, len(ranks)),
                 "transfer_ns": int(c.transfer[rows].sum() // len(ranks)),
                 "wait_ns": int(c.wait[rows].sum() // len(ranks)),
                 "exposed_ns": int(exposed[rows].sum() // len(ranks)),
             }
         )
     return sorted(out, key=lambda e: -e["exposed_ns"])
+
+
+def _calls(scene: Scene, rows: Ints, ranks: int) -> int:
+    """How many collectives `rows` are; of an all-to-all each rank's kernel is its part of one."""
+    c = scene.collectives
+    grouped = c.exchange[rows]
+    return len(np.unique(c.collective[rows[~grouped]])) + round(int(grouped.sum()) / ranks)
+
+
+def _bytes(scene: Scene, rows: Ints, ranks: int) -> int:
+    """One rank's messages; of an all-to-all those that it sends."""
+    c = scene.collectives
+    sent = rows[~c.exchange[rows] | (c.operation[rows] == "Send")]
+    return int(np.maximum(c.size[sent], 0).sum() // ranks)
 
 
 def _exposed_all(scene: Scene) -> Floats:
@@ -104,10 +119,10 @@ def find(scene: Scene, unclear: frozenset[str] = frozenset()) -> list[Finding]:
     keys = _keys(scene)
     line_of = {rank: k for k, rank in enumerate(scene.ranks)}
     found = []
-    for operation in dict.fromkeys(c.operation[c.has & c.matched]):
+    for operation in dict.fromkeys(c.label[c.has & c.matched]):
         # tensor groups are many communicators of one kind: they are one finding
         known = c.has & c.matched & ~np.isin(c.communicator.astype(str), list(unclear))
-        rows = np.flatnonzero((c.operation == operation) & known)
+        rows = c.once(np.flatnonzero((c.label == operation) & known))
         if not len(rows):
             continue
         each = _per_step(scene, rows, line_of)

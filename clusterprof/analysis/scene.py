@@ -21,6 +21,8 @@ Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
 
+#: so many Sends in one kernel are an all-to-all
+_MANY_SENDS = 3
 #: fewer settled steps than this are no evidence
 LEAST_SETTLED = 2
 
@@ -56,6 +58,48 @@ class Collectives:
         encoded = pa.array(self.communicator, pa.string()).dictionary_encode()
         codes = np.asarray(encoded.indices.to_numpy(zero_copy_only=False), dtype=np.int64)
         return codes, encoded.dictionary.to_pylist()
+
+    @cached_property
+    def kernel(self) -> Ints:
+        """Each row's kernel as a number: calls of one NCCL group share one."""
+        _, number = np.unique(np.stack([self.rank, self.start]), axis=1, return_inverse=True)
+        return np.asarray(number.reshape(-1), dtype=np.int64)
+
+    @cached_property
+    def exchange(self) -> Bools:
+        """Sends and Recvs that are an all-to-all: one kernel sends to many, or to itself too.
+
+        A pipeline's stage sends to two at most, the ones before and behind it.
+        """
+        out = np.zeros(len(self.rank), dtype=bool)
+        if not self.point_to_point.any():
+            return out
+        rows = np.flatnonzero(self.point_to_point & self.has)
+        sends = np.bincount(self.kernel[rows], self.operation[rows] == "Send", len(self.rank))
+        many = sends >= _MANY_SENDS
+        pairs = rows[self.matched[rows]]
+        pairs = pairs[np.argsort(self.collective[pairs], kind="stable")]
+        same = (self.collective[pairs][1:] == self.collective[pairs][:-1]) & (
+            self.rank[pairs][1:] == self.rank[pairs][:-1]
+        )
+        many[self.kernel[pairs[1:][same]]] = True
+        out[rows] = many[self.kernel[rows]]
+        return out
+
+    def once(self, rows: Ints) -> Ints:
+        """`rows` with one for each kernel of an all-to-all: the one that waited longest."""
+        mine = self.exchange[rows]
+        if not mine.any():
+            return rows
+        grouped = rows[mine]
+        order = grouped[np.lexsort((-self.wait[grouped], self.kernel[grouped]))]
+        _, first = np.unique(self.kernel[order], return_index=True)
+        return np.sort(np.r_[rows[~mine], order[first]])
+
+    @cached_property
+    def label(self) -> npt.NDArray[np.object_]:
+        """Each row's operation; of an all-to-all in Sends and Recvs that."""
+        return np.where(self.exchange, "AllToAll", self.operation).astype(object)
 
     @cached_property
     def by_rank(self) -> tuple[Ints, Ints]:
@@ -169,7 +213,8 @@ class Scene:
     @cached_property
     def pipelined(self) -> bool:
         """Whether ranks send each other activations: then ranks wait by construction."""
-        return bool(self.collectives.point_to_point.any())
+        c = self.collectives
+        return bool((c.point_to_point & ~c.exchange & (c.has | ~c.has.any())).any())
 
     @cached_property
     def place(self) -> dict[int, int]:

@@ -85,7 +85,8 @@ def stages(scene: Scene) -> Stages | None:
 
 def _traffic(scene: Scene) -> Traffic:
     c = scene.collectives
-    rows = np.flatnonzero(c.point_to_point)
+    # beside all-to-alls what has no kernel is part of one
+    rows = np.flatnonzero(c.point_to_point & ~c.exchange & (c.has | ~c.exchange.any()))
     rows = rows[np.lexsort((rows, c.issue[rows], c.rank[rows]))]
     other = np.full(len(c.rank), _UNKNOWN, dtype=np.int64)
     pairs = np.flatnonzero(c.point_to_point & c.matched)

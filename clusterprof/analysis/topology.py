@@ -106,10 +106,10 @@ def _apart(found: Stages) -> str:
 
 def _collective_groups(scene: Scene, found: Stages | None) -> list[GroupEntry]:
     c = scene.collectives
-    rows = np.flatnonzero(~c.point_to_point)
+    uses = (np.flatnonzero(~c.point_to_point), np.flatnonzero(c.exchange))
     sizes = _sizes(scene)
     out = []
-    for name, mine in _by_communicator(scene, rows):
+    for name, mine in (each for rows in uses for each in _by_communicator(scene, rows)):
         ranks = np.unique(c.rank[mine])
         size = len(ranks) if _everyone(scene) else sizes.get(name)
         kind, sure, why = _told(scene, mine, ranks)
@@ -131,9 +131,10 @@ def _told(scene: Scene, rows: Ints, ranks: Ints) -> Answer:
     if 0 <= largest < _LEAST_BYTES:
         return "unknown", 0.5, f"its messages are of {largest} bytes at most"
     some = ranks[:: max(len(ranks) // _LOOKED_AT, 1)][:_LOOKED_AT]
+    rows = c.once(rows)
     counted = np.isin(c.step[rows], _steps(scene)) & np.isin(c.rank[rows], some) & c.has[rows]
     # an AllToAll's sizes differ between members, and reports of some kinds have none
-    large = (c.size[rows] < 0) | (c.size[rows] >= _SMALL * largest)
+    large = (c.size[rows] < 0) | (c.size[rows] >= _SMALL * largest) | c.exchange[rows]
     used = rows[counted & large & (c.operation[rows] != "Barrier")]
     if not len(used):
         return "unknown", 0.5, "it is not used in the steps that count"
@@ -146,7 +147,7 @@ def _told(scene: Scene, rows: Ints, ranks: Ints) -> Answer:
         return _sharded(runs)
     if runs.calls("AllReduce"):
         return _reduced(runs, largest)
-    names = ", ".join(sorted(set(c.operation[used])))
+    names = ", ".join(sorted(set(c.label[used])))
     return "unknown", 0.5, f"only {names}, which tells no kind"
 
 
@@ -182,7 +183,7 @@ class _Runs:
 
     def __init__(self, scene: Scene, rows: Ints, place: Floats) -> None:
         c = scene.collectives
-        self.operation = c.operation[rows]
+        self.operation = c.label[rows]
         self.place = place
         both = np.stack([c.rank[rows], c.step[rows]])
         _, self.of = np.unique(both, axis=1, return_inverse=True)
@@ -296,14 +297,14 @@ def _entry(
 ) -> GroupEntry:  # fmt: skip
     c = scene.collectives
     members = list(ranks) or [int(r) for r in np.unique(c.rank[rows])]
-    inside = rows[np.isin(c.step[rows], _steps(scene))]
+    inside = c.once(rows[np.isin(c.step[rows], _steps(scene))])
     each = max(len(members) * len(_steps(scene)), 1)
     return {
         "kind": kind,
         "communicator": name,
         "ranks": [int(r) for r in members],
         "size": size,
-        "operations": sorted(set(c.operation[rows])),
+        "operations": sorted(set(c.label[rows])),
         "calls_per_step": round(len(inside) / each, 1),
         "confidence": round(sure, 2),
         "why": why,

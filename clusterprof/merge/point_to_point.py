@@ -81,7 +81,9 @@ def pair_by_id(
                 continue
             j = at[int(other)]
             back = peer[j] == c.rank
-            for one, two, first, second in ((i, j, towards, back), (j, i, back, towards)):
+            ways = ((i, j, towards, back), (j, i, back, towards))
+            # an all-to-all has each rank send to itself too: that is one way
+            for one, two, first, second in ways[: 1 if i == j else 2]:
                 send = picked[one][first & (chosen[one].operation == "Send")]
                 recv = picked[two][second & (chosen[two].operation == "Recv")]
                 each = (calls[one], send, calls[two], recv)
