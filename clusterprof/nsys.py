@@ -7,21 +7,10 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
+from clusterprof.agent import profiler
+
 #: Names an nsys for launching and reading alike.
 VARIABLE = "CLUSTERPROF_NSYS"
-
-_PLACES = (
-    "opt/nvidia/nsight-systems/*/bin/nsys",
-    "opt/nvidia/nsight-systems-cli/*/bin/nsys",
-    "usr/local/cuda*/bin/nsys",
-)
-
-
-_IMPORTERS = (
-    "{real}/../host-linux-x64/QdstrmImporter",
-    "{here}/../host-linux-x64/QdstrmImporter",
-    "/usr/lib/nsight-systems/host-linux-x64/QdstrmImporter",
-)
 
 
 def installed(named: Path | None = None) -> Path | None:
@@ -38,12 +27,8 @@ def every(named: Path | None = None) -> list[Path]:
 
 def importer(nsys: Path) -> Path | None:
     """QdstrmImporter, which Debian's nsys does not find by itself; None without one."""
-    places = {"real": nsys.resolve().parent, "here": nsys.parent}
-    for pattern in _IMPORTERS:
-        candidate = Path(os.path.normpath(pattern.format(**places)))
-        if os.access(candidate, os.X_OK):
-            return candidate
-    return None
+    found = profiler.importer(str(nsys))
+    return Path(found) if found else None
 
 
 def _candidates(named: Path | None) -> Iterator[Path]:
@@ -53,5 +38,5 @@ def _candidates(named: Path | None) -> Iterator[Path]:
     if on_path := shutil.which("nsys"):
         yield Path(on_path)
     # The newest first: installers put the version into the folder's name.
-    found = [path for place in _PLACES for path in Path("/").glob(place)]
+    found = [path for place in profiler.PLACES for path in Path("/").glob(place)]
     yield from sorted((path for path in found if os.access(path, os.X_OK)), reverse=True)

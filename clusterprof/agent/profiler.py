@@ -158,18 +158,22 @@ def scratch(private: str, version: str) -> str:
     not the same for all: it is a link to the one that every other nsys on this node takes.
     """
     inside = os.path.join("nvidia", "nsight_systems")
-    folder, shared = os.path.join(private, "nsys"), os.path.join(tempfile.gettempdir(), inside)
-    lock = "SessionManager-%s.lock" % version
+    folder, lock = os.path.join(private, "nsys"), "SessionManager-%s.lock" % version
+    node = tempfile.gettempdir()
     umask = os.umask(0)
     try:
         # With another mode than 0777, which nsys gives them itself, the program records nothing.
         os.makedirs(os.path.join(folder, inside))
         with contextlib.suppress(OSError):
-            os.makedirs(shared, exist_ok=True)
-        with contextlib.suppress(OSError):
-            # A link to nothing has nsys try for ever.
-            os.close(os.open(os.path.join(shared, lock), os.O_CREAT | os.O_RDWR, 0o666))
-            os.symlink(os.path.join(shared, lock), os.path.join(folder, inside, lock))
+            os.makedirs(os.path.join(node, inside), exist_ok=True)
+        # Where another user has made that one so that we cannot, ours are at least together.
+        for shared in (os.path.join(node, inside, lock),
+                       os.path.join(node, "clusterprof-%d-%s" % (os.getuid(), lock))):  # fmt: skip
+            with contextlib.suppress(OSError):
+                # A link to nothing has nsys try for ever.
+                os.close(os.open(shared, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o666))
+                os.symlink(shared, os.path.join(folder, inside, lock))
+                break
     finally:
         os.umask(umask)
     return folder

@@ -13,12 +13,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+from clusterprof.agent.profiler import MINIMUM
 from clusterprof.capture import CapturePlan, CaptureRequest
 from clusterprof.errors import ProfilerError
 from clusterprof.nsys import importer, installed
-
-#: The oldest that the tests run against.
-MINIMUM = (2022, 4)
 
 #: Without OS runtime tracing: it costs 4 to 5 s at the window's end on a GPU rank.
 TRACE_CUDA = "cuda,nvtx"

@@ -8,6 +8,7 @@ import re
 from pathlib import Path
 
 from clusterprof import __version__
+from clusterprof.agent.profiler import MINIMUM
 from clusterprof.capture import nsys
 from clusterprof.doctor.check import BAD, OK, WARN, Check
 from clusterprof.errors import ProfilerError
@@ -52,7 +53,7 @@ def _flags(found: nsys.Nsys) -> Check:
     ]
     if lacking:
         return Check("nsys flags", BAD, f"{found.version} has no {', '.join(lacking)}",
-                     f"{nsys.MINIMUM[0]}.{nsys.MINIMUM[1]} and newer have all")  # fmt: skip
+                     f"{MINIMUM[0]}.{MINIMUM[1]} and newer have all")  # fmt: skip
     here = [flag for flag in _WELCOME if _has(texts["profile"], flag)]
     return Check("nsys flags", OK, f"all that are needed, and {', '.join(here) or 'no others'}")
 

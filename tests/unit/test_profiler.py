@@ -1,0 +1,120 @@
+"""A node's own nsys: what it is told where it is not the launching host's, and where it writes."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from clusterprof.agent import profiler
+
+TOLD: dict[str, Any] = {
+    "path": "/bin/sh", "version": "2025.3.2.4", "importer": None,
+    "trace": {"gpu": "cuda,nvtx,nccl", "cpu": "nvtx,osrt"},
+    "launch": ["launch", "--session-new={session}", "--trace={trace}", "--pytorch=autograd-nvtx"],
+    "start": ["start", "--session={session}", "--output={output}", "--gpu-metrics=0", "-y=1"],
+}  # fmt: skip
+
+
+def answers(monkeypatch: pytest.MonkeyPatch, **said: str) -> None:
+    """Have nsys say `said` to --version, and to the --help of its verbs."""
+    monkeypatch.setattr(
+        profiler, "ask", lambda command: said.get(command[1].lstrip("-"), "unrecognised")
+    )
+
+
+def test_the_launching_host_s_version_is_told_what_was_planned(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    answers(monkeypatch, version="NVIDIA Nsight Systems version 2025.3.2.4-36243v0")
+    assert profiler.here(TOLD, "session") == (TOLD, [])
+
+
+def test_another_version_is_told_what_it_knows_and_by_the_verb_that_knows_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    answers(
+        monkeypatch, version="version 2023.4.4.54-1",
+        launch="--session-new= --trace= cuda nvtx osrt --gpu-metrics=",
+        start="--session= --output=",
+    )  # fmt: skip
+    fitted, differs = profiler.here(TOLD, "session")
+    assert fitted["launch"] == [*TOLD["launch"][:3], "--gpu-metrics=0"]
+    assert fitted["start"] == [*TOLD["start"][:3], "-y=1"]
+    assert fitted["trace"] == {"gpu": "cuda,nvtx", "cpu": "nvtx,osrt"}
+    assert differs == [
+        "nsys is 2023.4.4.54 here, 2025.3.2.4 where it was launched",
+        "it has no --pytorch, --trace=nccl: left out",
+    ]
+    assert TOLD["launch"][3] == "--pytorch=autograd-nvtx"
+
+
+@pytest.mark.parametrize(
+    ("said", "wanted"),
+    [("version 2021.5.1.77", "too old"), ("", "it said: nothing"), ("no such library", "library")],
+)
+def test_an_nsys_that_cannot_be_used_is_named(
+    monkeypatch: pytest.MonkeyPatch, said: str, wanted: str
+) -> None:
+    answers(monkeypatch, version=said)
+    with pytest.raises(OSError, match=wanted):
+        profiler.here(TOLD, "session")
+
+
+def test_a_node_without_that_path_uses_the_nsys_it_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(profiler, "PLACES", ())
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert profiler.found("/opt/elsewhere/nsys") is None
+    (tmp_path / "nsys").touch(0o755)
+    assert profiler.found("/opt/elsewhere/nsys") == str(tmp_path / "nsys")
+    with pytest.raises(OSError, match="/opt/elsewhere/other is not on this node"):
+        profiler.here({**TOLD, "path": "/opt/elsewhere/other"}, "session")
+
+
+@pytest.fixture
+def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The node's own temporary folder."""
+    monkeypatch.setattr(profiler.tempfile, "gettempdir", lambda: str(tmp_path))
+    return tmp_path
+
+
+def test_a_session_s_own_folder_is_as_nsys_would_make_it_and_shares_the_node_s_lock(
+    node: Path,
+) -> None:
+    before = os.umask(0o077)
+    try:
+        (node / "a").mkdir()
+        (node / "b").mkdir()
+        folders = [Path(profiler.scratch(str(node / name), "2022.4.2.1")) for name in "ab"]
+        assert os.umask(0o077) == 0o077
+    finally:
+        os.umask(before)
+    name = "nvidia/nsight_systems/SessionManager-2022.4.2.1.lock"
+    for folder in folders:
+        for inner in ("nvidia", "nvidia/nsight_systems"):
+            assert stat.S_IMODE((folder / inner).stat().st_mode) == 0o777
+        assert (folder / name).samefile(node / name)
+    assert stat.S_IMODE((node / name).stat().st_mode) == 0o666
+
+
+def test_a_lock_that_another_user_keeps_from_us_is_replaced_by_one_for_all_of_ours(
+    node: Path,
+) -> None:
+    (node / "nvidia").touch()
+    (node / "a").mkdir()
+    folder = Path(profiler.scratch(str(node / "a"), "2022.4"))
+    lock = folder / "nvidia/nsight_systems/SessionManager-2022.4.lock"
+    assert lock.resolve().parent == node
+    assert str(os.getuid()) in lock.resolve().name
+
+
+def test_a_folder_whose_name_leaves_no_room_for_a_socket_is_not_used(
+    node: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert profiler.temporary(len(str(node))) == str(node)
+    assert profiler.temporary(len(str(node)) - 1) == "/tmp"
