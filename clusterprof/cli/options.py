@@ -41,5 +41,10 @@ class Settings:
 
 
 def path(text: str) -> Path:
-    """A path argument, `~` expanded."""
-    return Path(text).expanduser()
+    """A path argument, `~` expanded; an empty one (an unset variable) is none."""
+    if not text:
+        raise argparse.ArgumentTypeError("a path is empty")
+    try:
+        return Path(text).expanduser()
+    except RuntimeError:  # there is no such user: a file may be called so
+        return Path(text)

@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from clusterprof.errors import ReportError
+from clusterprof.cli import merge
+from clusterprof.errors import ReportError, UsageError
 from clusterprof.ingest import find_sources, gather, nsys_export, read_report
 from clusterprof.ingest.sources import SUFFIXES
 
@@ -263,9 +264,33 @@ def test_a_report_that_does_not_say_its_rank_asks_for_it(tmp_path: Path, recordi
 
 def test_a_rank_that_is_told_otherwise_is_taken_with_a_warning(recordings: Path) -> None:
     path = recordings / "nsys-2025.3" / "ddp" / "rank1.sqlite.xz"
-    told = read_report(path, rank=9)
-    assert told.rank == 9
+    told = read_report(path, rank=3)
+    assert told.rank == 3
     assert "says it is rank 1" in told.warnings[-1]
+
+
+def test_a_rank_that_the_job_does_not_have_is_said_to_be_none(recordings: Path) -> None:
+    path = recordings / "nsys-2025.3" / "ddp" / "rank1.sqlite.xz"
+    assert "its job has 4 ranks, from 0: no rank 4" in read_report(path, rank=4).warnings[0]
+
+
+@pytest.mark.parametrize("rank", ["-1", "²", "99999999999999999999", "", "x", " "])
+def test_a_rank_that_is_no_number_of_a_rank_is_a_mistake_of_the_command_line(
+    rank: str, tmp_path: Path
+) -> None:
+    with pytest.raises(UsageError, match="names no report and rank"):
+        merge.main("merge", [str(tmp_path), "--rank", f"a.sqlite={rank}"], None)
+
+
+def test_an_unset_variable_is_not_the_current_folder(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        merge.main("merge", [""], None)
+    assert "a path is empty" in capsys.readouterr().err
+
+
+def test_a_user_that_there_is_not_is_a_file_that_there_is_not() -> None:
+    with pytest.raises(ReportError, match=r"~nobody-of-this-name/a\.sqlite does not exist"):
+        merge.main("merge", ["~nobody-of-this-name/a.sqlite"], None)
 
 
 def test_without_nsys_the_error_has_the_command_for_another_host(
