@@ -140,7 +140,7 @@ def _with_rank(tables: RankTables, rank: int | None) -> RankTables:
     warnings = tables.warnings
     if info.world_size is not None and rank >= info.world_size:
         said = (
-            f"{info.source} says that its job has {info.world_size} ranks, from 0: no rank {rank}"
+            f"{info.source} says its job has {info.world_size} ranks, from 0: no rank {rank}"
         )
         warnings = (*warnings, said)
     if info.rank is not None:
