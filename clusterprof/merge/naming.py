@@ -14,7 +14,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from clusterprof.merge.calls import POINT_TO_POINT, Calls, Ints, take
+from clusterprof.merge.calls import POINT_TO_POINT, Bools, Calls, Ints, take
 from clusterprof.merge.communicators import Stream, partner, streams
 
 #: (name of a communicator, its stream or `_WHOLE`) -> its members' calls
@@ -39,9 +39,10 @@ def kind(name: object) -> str:
 def named_alike(calls: Sequence[Calls]) -> tuple[list[Calls], dict[str, float]]:
     """Return the calls with the names that most ranks' reports use, and how sure the others' are.
 
-    Only collectives tell (sends and receives go along with them where they have one name). What
-    goes together with no communicator of the others, or is one of too many, keeps its name. Names
-    that nobody had to infer are not in the second.
+    Only collectives tell. Sends and receives go along with them where they have one name; where
+    any do not, none keeps a name, and they are paired by time. A communicator that goes together
+    with none of the others' keeps its name, and all do where there are too many. Names that nobody
+    had to infer are not in the second.
     """
     kinds = {c.rank: usual_kind(c.communicator.tolist()) for c in calls if len(c)}
     counted = Counter(each for each in kinds.values() if each)
@@ -54,7 +55,12 @@ def named_alike(calls: Sequence[Calls]) -> tuple[list[Calls], dict[str, float]]:
         return list(calls), {}
     sure: dict[str, float] = {}
     renamed = {c.rank: _adopted(c, known, sure) for c in strangers}
-    return [renamed.get(c.rank, c) for c in calls], sure
+    alike = [renamed.get(c.rank, c) for c in calls]
+    named = {name for name, _ in known}
+    if all(set(c.communicator[_directed(c)].tolist()) <= named for c in renamed.values()):
+        return alike, sure
+    # sends that have no name on one side are paired by time, which takes none on the other
+    return [_without(c, _directed(c)) for c in alike], sure
 
 
 def usual_kind(names: Sequence[object]) -> str:
@@ -65,9 +71,19 @@ def usual_kind(names: Sequence[object]) -> str:
     return max(counted, key=lambda each: (counted[each], each)) if counted else ""
 
 
+def _directed(calls: Calls) -> Bools:
+    return np.isin(calls.operation.astype(str), list(POINT_TO_POINT))
+
+
+def _without(calls: Calls, rows: Bools) -> Calls:
+    names = calls.communicator.copy()
+    names[rows] = None
+    return replace(calls, communicator=names)
+
+
 def _collectives(calls: Calls) -> dict[object, Ints]:
     """The rows of a rank's collectives by the name of their communicator."""
-    rows = np.flatnonzero(~np.isin(calls.operation.astype(str), list(POINT_TO_POINT)))
+    rows = np.flatnonzero(~_directed(calls))
     names = calls.communicator[rows].tolist()
     return {name: rows[[each == name for each in names]] for name in dict.fromkeys(names)}
 

@@ -114,6 +114,16 @@ def test_a_communicator_of_two_streams_is_taken_whole_or_not_at_all(
 
 
 @pytest.mark.parametrize("other", [no_name, group_name])
+@pytest.mark.parametrize("strangers", [(2,), (1, 3)])
+def test_sends_are_paired_by_time_where_their_communicator_has_two_names(
+    recordings: Path, strangers: tuple[int, ...], other: Callable[[str], str | None]
+) -> None:
+    ranks = gather([recordings / "nsys-2025.3" / "pipeline-imbalance"]).ranks
+    mixed = [renamed(r, other) if r.rank in strangers else r for r in ranks]
+    assert study(mixed).results["verdict"] == study(ranks).results["verdict"]
+
+
+@pytest.mark.parametrize("other", [no_name, group_name])
 @pytest.mark.parametrize("rank", [0, 2])
 def test_the_late_rank_is_named_whatever_profiler_saw_it(
     recordings: Path, rank: int, other: Callable[[str], str | None]
