@@ -32,7 +32,7 @@ def findings(scene: Scene) -> tuple[list[Finding], list[str]]:
         return perturbation.find(scene), [said]
     found = straggler.find(scene)
     late = sum(f["cost_ns_per_step"] for f in found if f["severity"] != "info")
-    found += [*pipeline.find(scene, late), *copies.find(scene), *hosts.find(scene)]
+    found += [*pipeline.find(scene, late), *copies.find(scene), *hosts.find(scene, late)]
     waits = unprofiled.find(scene)
     # where members wait for a rank without a report nobody can tell transfer from waiting
     unclear = frozenset(str(e["communicator"]) for f in waits for e in f["evidence"])

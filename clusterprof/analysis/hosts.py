@@ -16,11 +16,12 @@ from clusterprof.analysis.timeline import COMPUTE
 from clusterprof.results import Finding
 
 
-def find(scene: Scene) -> list[Finding]:
+def find(scene: Scene, late_ns: float = 0.0) -> list[Finding]:
     """Return `host.gil`, `host.gc`, `input.stall`, `host.sync`, `host.launch_bound`, `host.busy`.
 
     Idle time is given to one cause only, in this order: waiting for the GIL, the garbage
     collector, fetching input, a synchronising call, the pace of launching, anything else.
+    `late_ns`: what the stragglers found already cost a step.
     """
     if not scene.settled:
         return []
@@ -33,7 +34,7 @@ def find(scene: Scene) -> list[Finding]:
     if any(f["code"] == "host.launch_bound" for f in found):
         return found
     others = [f for f in found if f["code"] != "host.busy"]
-    paced = _paced(scene, sum(f["cost_ns_per_step"] for f in others))
+    paced = _paced(scene, sum(f["cost_ns_per_step"] for f in others), late_ns)
     seen = max((f["cost_ns_per_step"] for f in found if f["code"] == "host.busy"), default=0)
     # two views of one thing: the larger one tells more
     return [*others, paced] if paced and paced["cost_ns_per_step"] > seen else found
@@ -285,13 +286,13 @@ def _kernels_per_step(scene: Scene) -> int:
     return int(np.mean(kernels))
 
 
-def _paced(scene: Scene, already: float) -> Finding | None:
+def _paced(scene: Scene, already: float, late: float) -> Finding | None:
     """All hosts need nearly the whole step, and no GPU does: those wait for each other's hosts.
 
     Behind a collective that waits for the last host a GPU is not idle, and yet it has nothing to
     do. Saved by faster hosts: the part of the step that the middle host needs beyond what the
     busiest GPU does (computing, and copies and transfers that nothing hides). `already`: what
-    other findings of this file cost a step.
+    other findings of this file cost a step, `late` what stragglers do: the step without them.
     """
     if scene.pipelined or any(line.on_host for line in scene.timelines):
         return None
@@ -309,7 +310,7 @@ def _paced(scene: Scene, already: float) -> Finding | None:
     busy = float(np.nanmax(work))
     # what the capture itself adds to the step is no host's own
     step = min(scene.step_ns, scene.usual_step_ns or scene.step_ns)
-    saved = min(usual, step) - busy - already
+    saved = min(usual, step, scene.step_ns - late) - busy - already
     share = saved / scene.step_ns
     if share < limits.LAUNCH_FRAC:
         return None

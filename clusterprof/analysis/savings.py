@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from clusterprof.analysis import limits
+from clusterprof.analysis import away, limits
 from clusterprof.analysis.scene import Bools, Floats, Scene
 
 
@@ -74,6 +74,7 @@ def slowed(scene: Scene, pace: Floats) -> Floats:
 
     [ranks]; 0 where that is too little to tell from chance, or no step log says it. Of mean and
     median the smaller is taken inside and the larger before: pauses now and then are no slowing.
+    Nor is what keeps a host away at one stretch longer than the others (`away`): that is its own.
     """
     out = np.zeros(len(pace))
     for k, tables in enumerate(scene.tables):
@@ -81,8 +82,19 @@ def slowed(scene: Scene, pace: Floats) -> Floats:
         inside = pace[k][~np.isnan(pace[k])]
         if usual and len(inside):
             more = min(float(inside.mean()), float(np.median(inside))) - usual
-            out[k] = more if more >= limits.LEAST_FRAC * scene.step_ns else 0.0
-    return out
+            out[k] = max(more, 0.0)
+    if out.any():
+        out = np.maximum(out - _own_stretches(scene), 0.0)
+    return np.where(out >= limits.LEAST_FRAC * scene.step_ns, out, 0.0)
+
+
+def _own_stretches(scene: Scene) -> Floats:
+    """By how much each host's longest stretch in no call exceeds the usual one (ns), [ranks]."""
+    stretches = away.longest(scene)
+    known = np.isfinite(stretches)
+    if not known.any():
+        return np.zeros(len(stretches))
+    return np.nan_to_num(np.maximum(_mean(stretches) - float(np.median(stretches[known])), 0.0))
 
 
 def of_the_job(scene: Scene, cost: Floats, pace: Floats, by_host: Bools) -> Floats:
