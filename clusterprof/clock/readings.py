@@ -162,10 +162,13 @@ def anchor(host_calls: pa.Table, readings: Sequence[Reading]) -> tuple[int, int]
 def stretched(host_calls: pa.Table, readings: Sequence[Reading]) -> int | None:
     """By how much longer (ns) a report took between its marks than the monotonic clock says.
 
-    None where the two agree, as far as clocks may drift, or marks are missing. torch.profiler
-    ties its times to the wall clock at both ends of the window: where that was set in between, it
-    stretches or folds all of them. nsys does not.
+    None where the two agree, as far as clocks may drift, marks are missing, or the wall clock was
+    not set between them. torch.profiler ties its times to the wall clock at both ends of the
+    window: where that was set in between, it stretches or folds all of them. nsys does not.
     """
+    marked = [each for each in readings if _list(each.get("marks"))]
+    if stepped(marked) is None:
+        return None
     began: dict[str, int] = {
         row["name"]: row["start_ns"]
         for row in host_calls.filter(pc.starts_with(host_calls["name"].cast(pa.string()), MARK))

