@@ -185,8 +185,11 @@ def test_a_window_is_closed_when_the_time_limit_nears_and_the_training_goes_on(
          "python", PROGRAMS / "ending.py", "slow", "0"]
     )  # fmt: skip
     batch = Batch(slurm, workdir / "job", line, "--time=1")
+    begun = {"rank 0 begins", "rank 1 begins"}  # from then on they handle the signal
+    until(lambda: begun <= set(words(batch.said())), batch.said)
+    batch.call("scancel", "--signal=USR1", batch.job)
     assert batch.end() == ("COMPLETED", "0:0"), batch.said()
-    assert "rank 0 ends" in batch.said()
+    assert {"rank 0 is warned", "rank 0 ends"} <= set(words(batch.said()))
     found = state(batch.run)
     assert found["state"] == "collected", batch.said()
     assert found["reason"].endswith("of 10:200: the job's time limit is near"), found

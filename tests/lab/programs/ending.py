@@ -17,6 +17,8 @@ began = time.monotonic()
 how, at = sys.argv[1], int(sys.argv[2])
 names = ("RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID")
 rank = int(next(os.environ[name] for name in names if name in os.environ))
+if how == "slow":  # as a program that Slurm warns of its end (--signal=USR1@60)
+    signal.signal(signal.SIGUSR1, lambda *_: print(f"rank {rank} is warned", flush=True))
 print(f"rank {rank} begins", flush=True)
 for count in range(1, 31):
     loop.step()
