@@ -43,14 +43,15 @@ _ENDED = ("captured", "collected", "lost", "counted")
 def look(request: Dict[str, Any]) -> Dict[str, Any]:
     """What a launch needs to know of this host. Changes nothing."""
     folder = request["folder"]
-    program = request.get("program")
+    program, nsys = request.get("program"), request.get("nsys")
     return {
         "host": socket.gethostname(),
         "machine": machine(),
         "temporary": tempfile.gettempdir(),
         "folder": os.path.isdir(folder),
         "program": program is None or os.path.exists(os.path.join(folder, program)),
-        "nsys": not request.get("nsys") or shutil.which(request["nsys"]) is not None,
+        "nsys": not nsys or shutil.which(nsys) is not None,
+        "other_nsys": shutil.which(os.path.basename(nsys)) if nsys else None,
         "port": free_port(request.get("port")),
         "wall_ns": time.time_ns(),
     }

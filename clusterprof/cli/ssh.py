@@ -66,7 +66,9 @@ def take_part(plan: LaunchPlan, there: OverSsh) -> tuple[list[RemoteHost], Launc
         say(f"{host.name} is left out: {why}")
     for each in hosts:
         if nsys and not each.found["nsys"]:
-            say(f"{each.name} has no {nsys}: its ranks train without nsys (or --profiler torch)")
+            other = each.found["other_nsys"]
+            then = f"use {other}" if other else "train without nsys (or --profiler torch)"
+            say(f"{each.name} has no {nsys}: its ranks {then}")
     for names in over_ssh.same_machine(hosts):
         say(f"{' and '.join(names)} are one machine: each runs its torchrun there")
     port = hosts[0].found["port"]

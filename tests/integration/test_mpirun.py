@@ -37,7 +37,7 @@ def test_under_open_mpi_the_chosen_ranks_of_a_training_leave_their_nsys_reports(
     reports = sorted(path.parent.name for path in run.glob("ranks/*/report.nsys-rep"))
     assert reports == ["00000", "00002"]
     steps = {
-        log.parent.name: len(log.read_text().splitlines()) for log in run.glob("ranks/*/*.csv")
+        log.parent.name: len(log.read_text().splitlines()) for log in run.glob("ranks/*/steps*.csv")
     }
     assert steps == {"00000": 9, "00001": 9, "00002": 9}
     assert json.loads((run / "ranks/00002/state.json").read_text())["identity"] == "mpirun"

@@ -64,9 +64,9 @@ def test_two_hosts_train_and_one_of_them_has_no_nsys(
     run_clusterprof: Cli, workdir: Path, ssh_hosts: Hosts
 ) -> None:
     # A path that exists here and on h1, and not on h2.
-    nsys = ssh_hosts.state / "scratch" / "nsys"
+    nsys = ssh_hosts.state / "scratch" / "nsys-of-h1"
     for folder in (nsys.parent, ssh_hosts.local("h1")):
-        (folder / "nsys").symlink_to(shutil.which("nsys") or "nsys")
+        (folder / nsys.name).symlink_to(shutil.which("nsys") or "nsys")
     done = run_clusterprof(
         ["ssh", "-F", ssh_hosts.config, "--hosts", "h1,h2", "--ranks", "all", "--steps", "3:6",
          "--nsys", nsys, "--run-dir=run", "--nproc-per-node", "1", "--", "python", EXAMPLE,
@@ -74,7 +74,7 @@ def test_two_hosts_train_and_one_of_them_has_no_nsys(
         timeout=110,
     )  # fmt: skip
     for folder in (nsys.parent, ssh_hosts.local("h1")):
-        (folder / "nsys").unlink()
+        (folder / nsys.name).unlink()
     run = workdir / "run"
     assert done.returncode == 0, done
     assert "h1: 8 steps on 2 ranks" in done.stdout
@@ -83,7 +83,9 @@ def test_two_hosts_train_and_one_of_them_has_no_nsys(
     assert (run / "ranks/00000/report.nsys-rep").stat().st_size > 0
     assert (state(run, 0)["host"], state(run, 1)["host"]) == ("h1", "h2")
     assert "nsys could not be started" in state(run, 1)["reason"]
-    logs = {log.parent.name: len(log.read_text().splitlines()) for log in run.glob("ranks/*/*.csv")}
+    logs = {
+        log.parent.name: len(log.read_text().splitlines()) for log in run.glob("ranks/*/steps*.csv")
+    }
     assert logs == {"00000": 9, "00001": 9}
     assert (run / "report.html").exists()
     assert (left_on(ssh_hosts), guests(ssh_hosts)) == ([], [])

@@ -67,12 +67,14 @@ def way(ssh_hosts: Hosts) -> Iterator[Proxy]:
 class Job:
     """A command on h1 behind a proxy, and on h2, started and looked after as by the verb."""
 
-    def __init__(self, hosts: Hosts, config: Path, names: list[str], program: list[str]) -> None:
+    def __init__(
+        self, config: Path, names: list[str], program: list[str], timeout_s: float = 20
+    ) -> None:
         all_hosts = tuple(Host(name, name) for name in names)
         python = command.environment()["PATH"].split(":")[0] + "/python"
         self.there = OverSsh(
             hosts=all_hosts, options=(), program=tuple(program), folder="/", python=python,
-            script=None, environment={}, ssh_config=config, timeout_s=3, prefix=True,
+            script=None, environment={}, ssh_config=config, timeout_s=timeout_s, prefix=True,
             fewest=len(names), port=None, commands=tuple((python, *program) for _ in names),
         )  # fmt: skip
         self.hosts, bad = over_ssh.look_at(self.there, None)
@@ -95,7 +97,7 @@ class Job:
 
 def remove_left(each: RemoteHost, hosts: Hosts, python: str) -> None:
     """Take our folder away over the whole way, once the helper there has ended its job."""
-    ssh = SshHost(Host("h1", "h1"), hosts.config, 5)
+    ssh = SshHost(Host("h1", "h1"), hosts.config, 20)
     again = RemoteHost(each.host, ssh, each.found, each.folder)
     with contextlib.closing(ssh):
         answer = again.ask("list", each.folder, "0", python=python, within_s=60)
@@ -106,10 +108,10 @@ def remove_left(each: RemoteHost, hosts: Hosts, python: str) -> None:
 def test_a_host_that_hangs_is_given_up_and_the_others_go_on(
     ssh_hosts: Hosts, way: Proxy, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(connection, "_SILENCE_S", 1)
+    monkeypatch.setattr(connection, "_SILENCE_S", 2)
     monkeypatch.setattr(connection, "_ASK_EVERY_S", 0.2)
     program = ["-c", "import time; print('runs', flush=True); time.sleep(4); print('done')"]
-    with Job(ssh_hosts, through(ssh_hosts, way), ["h1", "h2"], program) as job:
+    with Job(through(ssh_hosts, way), ["h1", "h2"], program, timeout_s=6) as job:
         threading.Timer(1, way.flows.clear).start()
         begin = time.monotonic()
         assert job.run() == 255
@@ -117,10 +119,10 @@ def test_a_host_that_hangs_is_given_up_and_the_others_go_on(
         assert (first.status, second.status) == (255, 0)
         assert first.reason == "the connection was lost while the job ran"
         assert second.reason == ""
-        assert time.monotonic() - begin < 15
+        assert time.monotonic() - begin < 20
         run = rundir.create(tmp_path / "run")
         over_ssh.gather(run, job.hosts, job.there.python)
-        assert "no answer within 3 s" in first.reason
+        assert "no answer within 6 s" in first.reason
         assert f"stays in h1:{first.folder} (clusterprof collect" in first.reason
         assert second.folder == "", "h2's files are here"
         way.flows.set()
@@ -131,7 +133,7 @@ def test_a_host_that_hangs_is_given_up_and_the_others_go_on(
 def test_a_connection_lost_while_reports_are_fetched_is_made_again_and_goes_on(
     ssh_hosts: Hosts, way: Proxy, tmp_path: Path
 ) -> None:
-    with Job(ssh_hosts, through(ssh_hosts, way), ["h1"], ["-c", LEAVE]) as job:
+    with Job(through(ssh_hosts, way), ["h1"], ["-c", LEAVE]) as job:
         assert job.run() == 0, job.printed
         run = rundir.create(tmp_path / "run")
         (each,) = job.hosts
@@ -148,25 +150,18 @@ def test_a_connection_lost_for_good_leaves_the_rest_there_and_says_where(
     ssh_hosts: Hosts, way: Proxy, tmp_path: Path
 ) -> None:
     config = through(ssh_hosts, way)
-    with Job(ssh_hosts, config, ["h1"], ["-c", LEAVE]) as job:
+    with Job(config, ["h1"], ["-c", LEAVE]) as job:
         assert job.run() == 0, job.printed
         run = rundir.create(tmp_path / "run")
         (each,) = job.hosts
-        way.remaining = 600_000
-
-        def stop() -> bool:
-            way.remaining = way.remaining and max(way.remaining, 0)
-            if way.remaining is None:  # it was cut: and it will not come back
-                way.close()
-            return False
-
-        over_ssh.gather(run, job.hosts, job.there.python, stop)
+        way.remaining, way.for_good = 600_000, True
+        over_ssh.gather(run, job.hosts, job.there.python)
         assert "it cannot be reached" in each.reason
         assert f"stays in h1:{each.folder} (clusterprof collect {run.path})" in each.reason
         here = sorted(path.name for path in run.rank(0).iterdir())
         assert here == ["part0", "part1"], "whole files only"
     manifest: dict[str, Any] = {
-        "ssh": {"config": str(ssh_hosts.config), "python": job.there.python, "timeout_s": 5},
+        "ssh": {"config": str(ssh_hosts.config), "python": job.there.python, "timeout_s": 20},
         "hosts": [
             {"name": "h1", "address": "h1", "user": None, "port": None, "hostname": "h1",
              "left": each.folder}

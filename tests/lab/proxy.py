@@ -22,8 +22,10 @@ class Proxy:
         #: cleared: bytes are taken and not handed on, as by a host that hangs
         self.flows = threading.Event()
         self.flows.set()
-        #: a connection ends when the server has sent so many bytes more; None for never
+        #: all connections end when the server has sent so many bytes more; None for never
         self.remaining: int | None = None
+        #: and none is taken afterwards
+        self.for_good = False
         self._to = to
         self._open: list[socket.socket] = []
         threading.Thread(target=self._accept, daemon=True).start()
@@ -37,6 +39,8 @@ class Proxy:
     def close(self) -> None:
         """End all, and listen no more."""
         self.flows.set()
+        with contextlib.suppress(OSError):  # closing alone would leave `accept` waiting
+            self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
         self.cut()
 
@@ -58,6 +62,8 @@ class Proxy:
                     self.remaining -= len(data)
                     if self.remaining < 0:
                         self.remaining = None
+                        if self.for_good:
+                            self.close()
                         self.cut()
                         return
                 target.sendall(data)
