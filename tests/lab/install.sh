@@ -1,7 +1,7 @@
 #!/bin/bash
 # Install the real parts that the tests use, from Debian's packages: Slurm, munge, an OpenSSH
-# server, MPICH, libfaketime, Chromium, NVIDIA Nsight Systems. Installs only what is missing, starts no service
-# and leaves the machine's package sources as they are.
+# server, MPICH, libfaketime, Chromium, NVIDIA Nsight Systems. Installs only what is missing, starts
+# no service and leaves the machine's package sources as they are.
 #
 #   install.sh            install what is missing; where that cannot be done, say so and exit 0:
 #                         the tests name what they leave out
