@@ -76,6 +76,28 @@ def test_the_bound_holds_over_the_whole_window_for_any_offsets_and_drifts(
         assert clock.uncertainty(rank) < UNBOUNDED_NS
 
 
+@settings(max_examples=40, deadline=None)
+@given(
+    jobs,
+    offsets,
+    drifts,
+    st.integers(0, 9),
+    st.lists(st.integers(0, 9), min_size=4, max_size=4),
+    st.sampled_from([0.0, 0.02, 0.2]),
+)
+def test_the_bound_holds_or_there_is_none_where_no_step_tells_which_call_is_which(
+    job: Job, offset: list[int], drift: list[float], seed: int, lost: list[int], noise: float
+) -> None:
+    """Windows that begin at different calls, on hosts as regular as clocks or less so."""
+    job = replace(job, seed=seed, lost_calls=tuple(lost), with_steps=False, host_noise_frac=noise)
+    true, _ = simulate(job)
+    at = middle(true)
+    wrong = [with_clock(r, o, d, at) for r, o, d in zip(true, offset, drift, strict=True)]
+    clock = aligned(unnamed(wrong))
+    for rank, error in errors(clock, true, offset, drift, at).items():
+        assert error.max() <= clock.uncertainty(rank)
+
+
 def test_latency_bound_calls_give_the_offset_to_a_microsecond() -> None:
     true, _ = simulate(Job())
     at, offset = middle(true), (0, 31 * MS, -47 * MS, 123_456)
