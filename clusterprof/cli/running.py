@@ -54,7 +54,8 @@ class Foreground:
             for number in early:
                 self._hand_on(number, job)
             while job.poll() is None:
-                self._listen(None if not self._arrived else 0)
+                # Its end wakes us; some parents leave SIGCHLD blocked: hence the second.
+                self._listen(1.0 if not self._arrived else 0)
                 while self._arrived and job.poll() is None:
                     self._obey(self._arrived.pop(0), job, witness)
         status = job.returncode
@@ -83,7 +84,7 @@ class Foreground:
         self._listen(0.1)
         return job.poll() is not None or any(each in ENDING for each in self._arrived)
 
-    def _listen(self, seconds: float | None) -> None:
+    def _listen(self, seconds: float) -> None:
         """Wait for a signal, one of a child's end included."""
         if select.select([self._reader], [], [], seconds)[0]:
             told = os.read(self._reader, 512)

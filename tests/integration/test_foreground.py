@@ -98,6 +98,15 @@ def test_a_signal_that_comes_before_there_is_a_launcher_ends_it(workdir: Path) -
     assert not running.left()
 
 
+def test_a_launcher_s_end_is_seen_where_our_parent_has_blocked_sigchld(workdir: Path) -> None:
+    blocked = (
+        "import signal, sys; from clusterprof.cli.running import Foreground;"
+        "signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD]);"
+        "sys.exit(Foreground(['sh', '-c', 'sleep 0.2; exit 5'], {}).run())"
+    )
+    assert Running([sys.executable, "-c", blocked], {}, workdir / "out").ends(10) == 5
+
+
 def test_nothing_stays_when_we_are_killed_but_the_launcher(workdir: Path) -> None:
     running = started(workdir)
     launcher = running.launcher()
