@@ -76,6 +76,7 @@ def several_nodes(me: Identity, environ: Mapping[str, str]) -> bool:
         return True
     here = {
         "torchrun": "LOCAL_WORLD_SIZE", "mpirun": "OMPI_COMM_WORLD_LOCAL_SIZE",
+        "deepspeed": "LOCAL_SIZE",
     }.get(me.source)  # fmt: skip
     here_size = number(here) if here else 0
     return 0 < here_size < (me.world_size or 0)

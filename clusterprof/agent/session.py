@@ -276,12 +276,16 @@ class Session:
         return dict(os.environ, TMPDIR=self.scratch)
 
     def spawn(self, command: List[str], nice: int = 0) -> "subprocess.Popen[bytes]":
-        """Start a helper of nsys with its words going to the log."""
+        """Start a helper of nsys with its words going to the log.
+
+        In our own folder: nsys cannot be in one whose name is no UTF-8, and the program's may be.
+        """
+        folder = self.home.private if os.path.isabs(command[0]) else None
         with open(self.home.log, "ab") as log:
             return subprocess.Popen(
                 command if not nice else ["nice", "-n", str(nice), *command],
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
-                env=self.environment(),
+                env=self.environment(), cwd=folder,
             )  # fmt: skip
 
 

@@ -139,9 +139,7 @@ def _with_rank(tables: RankTables, rank: int | None) -> RankTables:
         return tables
     warnings = tables.warnings
     if info.world_size is not None and rank >= info.world_size:
-        said = (
-            f"{info.source} says its job has {info.world_size} ranks, from 0: no rank {rank}"
-        )
+        said = f"{info.source} says its job has {info.world_size} ranks, from 0: no rank {rank}"
         warnings = (*warnings, said)
     if info.rank is not None:
         said = f"{info.source} says it is rank {info.rank}, and is taken as rank {rank} as told"
