@@ -52,8 +52,8 @@ STARTING_S = 6.0
 
 #: All in all a rank may take so much longer than without us: what nsys' start took is not there
 #: at its end, when nsys writes; and then we ourselves take the report home.
-BUDGET_S = 8.2
-SETTLING_S = 1.2
+BUDGET_S = 8.6
+SETTLING_S = 1.0
 
 #: A socket's name may have 107 bytes: ours and nsys' own (`/nsys/0123-4567-89ab-cdef`) are in
 #: a private folder (`/clusterprof-01234567`) in this one.

@@ -90,7 +90,8 @@ class Job:
             found = state(workdir / "run", rank)
             assert found["state"] == wanted, (found, done)
             assert reason in found.get("reason", ""), (found, done)
-            self.fault(what, self.plain.returncode, done.returncode, added, found)
+            alike = f"{what} (one job of {len(expected)})"
+            self.fault(alike, self.plain.returncode, done.returncode, added, found)
             assert of_session(found.get("session", "no session")) == []
 
 
@@ -182,7 +183,7 @@ def test_what_is_not_imported_in_time_is_kept_and_collect_finishes_it(
 
 
 def test_a_real_nsys_that_is_killed_takes_nothing_of_the_program_along(
-    workdir: Path, slurm: dict[str, str], plain: Completed, fault: Fault
+    workdir: Path, slurm: dict[str, str], slurm_state: Path, plain: Completed, fault: Fault
 ) -> None:
     count = LINE.index("python")
     options = ["0,1,2" if each == "0" else each for each in OPTIONS]
@@ -199,6 +200,8 @@ def test_a_real_nsys_that_is_killed_takes_nothing_of_the_program_along(
     ]
     for rank, when, which, _ in kills:
         running.wait_for(when, rank)
+        stream = f"local/n{rank + 1}/clusterprof-*/nsys/nsys-report-*"
+        running.wait_until(lambda stream=stream: list(slurm_state.glob(stream)) != [], "collecting")
         for pid, line in of_session(running.state(rank)["session"]):
             if line[0].endswith("nsys") and any(word in line for word in which):
                 os.kill(pid, signal.SIGKILL)
@@ -243,7 +246,7 @@ def test_nodes_with_another_nsys_or_none_do_what_they_can_and_say_it(
     job.run(workdir, on_some_nodes(fake, "nsys-lab"), {
         0: ("the node's nsys is the launching host's", "collected", ""),
         1: ("the node's nsys is another version", "collected",
-            f"nsys is 2099.1.1.1 here, {version()} where it was launched; it has no {flag}: left out"),
+            f"nsys is 2099.1.1.1 here, {version()} where it was launched; it has no {flag}: left"),
         2: ("the node's nsys does not run", "lost", "does not run on this node: it said: no such"),
         3: ("the node has no nsys", "lost", "nsys-lab is not on this node"),
     }, (f"--nsys-arg={flag}=true",))  # fmt: skip
