@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import stat
 from datetime import datetime, timezone
 from pathlib import Path
@@ -132,3 +133,53 @@ def test_a_step_log_of_a_later_attempt_is_the_one_that_counts(tmp_path: Path) ->
         (run.rank(0) / name).write_text("step,begin_ns,end_ns\n")
         os.utime(run.rank(0) / name, (when, when))
     assert collect(run, [0])[0].steps == run.rank(0) / "steps.2.csv"
+
+
+@pytest.mark.parametrize("state", ["capturing", "finishing", "captured"])
+def test_a_report_that_appears_after_its_rank_was_given_up_is_collected_then(
+    tmp_path: Path, state: str
+) -> None:
+    # Its node was cut off, or the file system slow.
+    run = made(tmp_path / "run")
+    rank(run, 0, state)
+    assert [each.state for each in collect(run, [0], patience_s=0)] == ["lost"]
+    (run.rank(0) / "report.nsys-rep").write_bytes(b"report")
+    (outcome,) = collect(run, [0], patience_s=0)
+    assert (outcome.state, outcome.reason) == ("collected", "its report appeared late")
+    assert states.read(str(run.rank(0)))["state"] == "collected"
+
+
+def test_a_report_that_its_rank_gave_up_is_not_collected(tmp_path: Path) -> None:
+    run = made(tmp_path / "run")
+    rank(run, 0, "lost", b"half of a report")
+    assert [each.state for each in collect(run, [0], patience_s=0)] == ["lost"]
+
+
+def test_a_rank_makes_no_run_directory_anew(tmp_path: Path) -> None:
+    run = made(tmp_path / "run")
+    shutil.rmtree(run.path)
+    with pytest.raises(OSError, match="the run directory is gone"):
+        states.advance(str(run.rank(0)), "waiting")
+    assert not run.path.exists()
+    (outcome,) = collect(run, [0], patience_s=0)
+    assert outcome.reason == "the run directory was deleted while the job ran"
+
+
+@pytest.mark.parametrize(
+    ("environ", "name"),
+    [
+        ({}, "run"),
+        ({"SLURM_RESTART_COUNT": "0"}, "run"),
+        ({"SLURM_RESTART_COUNT": "2"}, "run-restart2"),
+        ({"SLURM_RESTART_COUNT": "nonsense"}, "run"),
+    ],
+)
+def test_a_job_that_starts_over_leaves_its_first_run_directory_alone(
+    tmp_path: Path, environ: dict[str, str], name: str
+) -> None:
+    first = made(tmp_path / "run").path
+    again = rundir.started_over(first, environ)
+    assert again.name == name
+    assert rundir.first_start(again, environ) == (first if name != "run" else None)
+    # Where nothing is in the way (a batch script that has thought of it) the name stays.
+    assert rundir.started_over(tmp_path / "other", environ) == tmp_path / "other"
