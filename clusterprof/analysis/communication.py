@@ -7,7 +7,7 @@ import numpy as np
 from clusterprof.analysis import limits
 from clusterprof.analysis.finding import finding, ms, percent
 from clusterprof.analysis.intervals import union
-from clusterprof.analysis.scene import Floats, Ints, Scene
+from clusterprof.analysis.scene import Floats, Ints, Scene, parts
 from clusterprof.analysis.unprofiled import hidden_wait
 from clusterprof.results import Finding, OperationEntry
 
@@ -22,7 +22,8 @@ def exposed_transfer(scene: Scene) -> Floats:
     out = np.zeros(len(c.rank))
     waits = hidden_wait(scene).astype(np.int64)
     for line in scene.timelines:
-        mine = np.flatnonzero((c.rank == line.rank) & c.has)
+        mine = c.of(line.rank)
+        mine = mine[c.has[mine]]
         begin = np.minimum(c.start[mine] + c.wait[mine] + waits[mine], c.end[mine])
         out[mine] = c.end[mine] - begin - line.compute.within(begin, c.end[mine])
     return out
@@ -45,8 +46,9 @@ def by_operation(scene: Scene) -> list[OperationEntry]:
     exposed = _exposed_all(scene)
     keys = _keys(scene)
     out: list[OperationEntry] = []
-    for key in dict.fromkeys(keys[c.matched]):
-        every = np.flatnonzero((keys == key) & c.matched)
+    matched = np.flatnonzero(c.matched)
+    for every in parts(matched, keys[matched].astype(str)):
+        key = str(keys[every[0]])
         rows = c.once(every)
         ranks = sorted({int(r) for r in c.rank[rows]})
         operation, communicator = key.split("\0")
@@ -83,7 +85,8 @@ def _exposed_all(scene: Scene) -> Floats:
     c = scene.collectives
     out = np.zeros(len(c.rank))
     for line in scene.timelines:
-        mine = np.flatnonzero((c.rank == line.rank) & c.has)
+        mine = c.of(line.rank)
+        mine = mine[c.has[mine]]
         out[mine] = c.end[mine] - c.start[mine] - line.compute.within(c.start[mine], c.end[mine])
     return out
 
@@ -93,9 +96,8 @@ def _per_step(scene: Scene, rows: Ints, line_of: dict[int, int]) -> Floats:
     c = scene.collectives
     out = np.full((len(scene.ranks), len(scene.settled)), np.nan)
     waits = hidden_wait(scene).astype(np.int64)
-    for rank in np.unique(c.rank[rows]):
-        line = scene.timelines[line_of[int(rank)]]
-        mine = rows[c.rank[rows] == rank]
+    for rank, mine in c.each_rank(rows):
+        line = scene.timelines[line_of[rank]]
         begin = np.minimum(c.start[mine] + c.wait[mine] + waits[mine], c.end[mine])
         covered = union(
             np.r_[line.compute.start, begin].astype(np.int64),
@@ -104,7 +106,7 @@ def _per_step(scene: Scene, rows: Ints, line_of: dict[int, int]) -> Floats:
         each = covered.within(line.begin, line.end) - line.compute.within(line.begin, line.end)
         known = np.isin(line.step, scene.settled)
         at = np.searchsorted(scene.settled, line.step[known])
-        out[line_of[int(rank)], at] = each[known]
+        out[line_of[rank], at] = each[known]
     return out
 
 
@@ -151,8 +153,10 @@ def _finding(
     small = float((sizes[sizes >= 0] < _SMALL_BYTES).mean()) if (sizes >= 0).any() else 0.0
     length = float((c.end - c.start)[inside].sum())
     hidden = 1.0 - float(_exposed_all(scene)[inside].sum()) / max(length, 1.0)
-    each_exposed, of_rows = _exposed_all(scene), keys[rows]
-    top = sorted(dict.fromkeys(of_rows), key=lambda k: -each_exposed[rows][of_rows == k].sum())
+    each_exposed = _exposed_all(scene)
+    by_key = parts(rows, keys[rows].astype(str))
+    by_key.sort(key=lambda part: -float(each_exposed[part].sum()))
+    top = [str(keys[part[0]]) for part in by_key]
     evidence = [
         {
             "operation": operation,

@@ -115,7 +115,8 @@ def _read(scene: Scene, k: int) -> _Rank:
     by_stop = np.argsort(stop, kind="stable")
     waits = scene.clock.align(rank, host.waits(scene, k).end)
     c = scene.collectives
-    mine = np.flatnonzero((c.rank == rank) & c.has & c.matched)
+    mine = c.of(rank)
+    mine = mine[c.has[mine] & c.matched[mine]]
     talking = np.flatnonzero(line.kind == COLLECTIVE)
     of_start = {int(t): int(i) for t, i in zip(start[talking], talking, strict=True)}
     # calls of one group share a kernel: the one that waited longest explains it
@@ -165,7 +166,8 @@ def _waited_for(scene: Scene, row: int) -> int:
 
     Members end together: the one that came last has the shortest call, whatever the clocks say,
     and the others waited for as long as theirs are longer. (A Recv that waits is longer than its
-    Send, a Send that waits is longer than its Recv.)
+    Send, a Send that waits is longer than its Recv.) Who went early, as the root of a small
+    Broadcast does, was not waited for.
     """
     c = scene.collectives
     if "members" not in scene.known:
@@ -175,6 +177,8 @@ def _waited_for(scene: Scene, row: int) -> int:
     first, last = np.searchsorted(ids, [c.collective[row], c.collective[row] + 1])
     rows = order[first:last]
     rows = rows[c.has[rows]]
+    if c.synchronising[row]:
+        rows = rows[c.synchronising[rows]]
     length = (c.end - c.start)[rows]
     shortest = int(np.argmin(length))
     waited = int(c.end[row] - c.start[row]) - int(length[shortest])

@@ -31,8 +31,8 @@ def waiting(scene: Scene) -> Floats:
     if not len(rows):
         return out
     quick = float(np.quantile((c.end - c.start)[rows], 0.1))
-    for k, line in enumerate(scene.timelines):
-        mine = rows[c.rank[rows] == line.rank]
+    for rank, mine in c.each_rank(rows):
+        k, line = scene.place[rank], scene.line(rank)
         until = np.maximum(c.end[mine] - int(quick), c.start[mine])
         covered = union(
             np.r_[line.compute.start, c.start[mine]].astype(np.int64),

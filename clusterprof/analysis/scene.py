@@ -59,6 +59,16 @@ class Collectives:
         codes = np.asarray(encoded.indices.to_numpy(zero_copy_only=False), dtype=np.int64)
         return codes, encoded.dictionary.to_pylist()
 
+    def of(self, rank: int) -> Ints:
+        """All rows of one rank."""
+        order, ranks = self.by_rank
+        low, high = np.searchsorted(ranks, [rank, rank + 1])
+        return np.sort(order[low:high])
+
+    def each_rank(self, rows: Ints) -> list[tuple[int, Ints]]:
+        """`rows` by rank, in one pass over them."""
+        return [(int(self.rank[part[0]]), part) for part in parts(rows, self.rank[rows])]
+
     @cached_property
     def kernel(self) -> Ints:
         """Each row's kernel as a number: calls of one NCCL group share one."""
@@ -106,6 +116,41 @@ class Collectives:
         """All rows by rank, and the rank of each in that order."""
         order = np.argsort(self.rank, kind="stable")
         return order, self.rank[order]
+
+
+def _held(table: pa.Table, role: npt.NDArray[np.object_]) -> Bools:
+    """Rows of Broadcasts, Reduces and their like whose rank waited for the last to come, and its.
+
+    Such a call may let members go early: the root of a small Broadcast, which is in nobody's
+    way, goes at once. Those behind the late one in the ring cannot, and wait as in any
+    collective: they have come before it and end after it has.
+    """
+    out = np.zeros(len(role), dtype=bool)
+    valid = np.asarray(pc.is_valid(table["last_arrival_ns"]).to_numpy())
+    rows = np.flatnonzero(np.isin(role, ("source", "sink")) & valid)
+    if not len(rows):
+        return out
+    start, end, arrival = (table[name].to_numpy()[rows] for name in _HELD_BY)
+    _, of = np.unique(table["collective"].to_numpy()[rows], return_inverse=True)
+    held = np.zeros(int(of.max()) + 1, dtype=bool)
+    np.logical_or.at(held, of, (start < arrival) & (end >= arrival))
+    out[rows] = held[of] & (end >= arrival)
+    return out
+
+
+def parts(rows: Ints, keys: npt.NDArray[Any]) -> list[Ints]:
+    """`rows` in parts of equal `keys`, the parts in the order of their first rows."""
+    if not len(rows):
+        return []
+    _, first, of = np.unique(keys, return_index=True, return_inverse=True)
+    of = of.reshape(-1)
+    order = np.argsort(of, kind="stable")
+    split = np.split(rows[order], np.cumsum(np.bincount(of))[:-1])
+    return [split[k] for k in np.argsort(first, kind="stable")]
+
+
+#: when a member of a call came and ended, and when the last one came
+_HELD_BY = ("aligned_start_ns", "aligned_end_ns", "last_arrival_ns")
 
 
 @dataclass(frozen=True)
@@ -200,7 +245,8 @@ class Scene:
         return Collectives(
             collective=ints("collective"), call=ints("call"), rank=ints("rank"),
             step=ints("step", -1), operation=operation, communicator=strings("communicator"),
-            matched=strings("state") == "matched", synchronising=role == "both",
+            matched=strings("state") == "matched",
+            synchronising=(role == "both") | _held(table, role),
             point_to_point=(operation == "Send") | (operation == "Recv"),
             start=ints("start_ns"), end=ints("end_ns"), issue=ints("issue_start_ns"),
             aligned_start=ints("aligned_start_ns"),

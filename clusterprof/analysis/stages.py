@@ -14,7 +14,7 @@ from functools import cached_property
 import numpy as np
 import pyarrow.compute as pc
 
-from clusterprof.analysis.scene import Bools, Ints, Scene
+from clusterprof.analysis.scene import Bools, Ints, Scene, parts
 
 #: no pipeline is deeper; an order that is longer goes round in a circle
 _DEEPEST = 1024
@@ -107,11 +107,8 @@ def _from_peers(scene: Scene, rows: Ints, other: Ints) -> None:
     c = scene.collectives
     peer = np.full(len(c.rank), _UNKNOWN, dtype=np.int64)
     whole = np.zeros(len(c.rank), dtype=bool)
-    for k, rank in enumerate(scene.ranks):
-        mine = rows[c.rank[rows] == rank] if len(rows) else rows
-        if not len(mine):
-            continue
-        table = scene.tables[k].collective_calls
+    for rank, mine in c.each_rank(rows):
+        table = scene.tables[scene.place[rank]].collective_calls
         call = table["call"].to_numpy()
         order = np.argsort(call, kind="stable")
         at = order[np.searchsorted(call[order], c.call[mine])]
@@ -119,8 +116,7 @@ def _from_peers(scene: Scene, rows: Ints, other: Ints) -> None:
         size = np.asarray(pc.fill_null(table["communicator_size"], 0).to_numpy())[at]
         listed = np.asarray(pc.is_valid(table["members"]).to_numpy(zero_copy_only=False))[at]
         whole[mine] = listed | (size == (scene.world_size or -1))
-    for name in dict.fromkeys(c.communicator[rows]):
-        these = rows[c.communicator[rows] == name]
+    for these in parts(rows, c.communicators[0][rows]):
         told = these[(peer[these] >= 0) & (other[these] >= 0)]
         agree = len(told) > 0 and bool((peer[told] == other[told]).all())
         if agree or (len(told) == 0 and bool(whole[these].all())):

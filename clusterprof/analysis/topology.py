@@ -23,7 +23,7 @@ import numpy as np
 import pyarrow.compute as pc
 
 from clusterprof.analysis.finding import percent
-from clusterprof.analysis.scene import Bools, Floats, Ints, Scene
+from clusterprof.analysis.scene import Bools, Floats, Ints, Scene, parts
 from clusterprof.analysis.stages import Stages, stages, traffic
 from clusterprof.results import GroupEntry, GroupKind, TopologyEntry
 
@@ -229,9 +229,8 @@ def _places(scene: Scene, rows: Ints) -> Floats:
     """
     c = scene.collectives
     out = np.zeros(len(rows))
-    for rank in np.unique(c.rank[rows]):
-        line = scene.line(int(rank))
-        mine = np.flatnonzero(c.rank[rows] == rank)
+    for mine in parts(np.arange(len(rows)), c.rank[rows]):
+        line = scene.line(int(c.rank[rows[mine[0]]]))
         at = np.searchsorted(line.step, c.step[rows[mine]])
         at = np.minimum(at, len(line.step) - 1)
         begin, end, start = line.begin[at], line.end[at], c.start[rows[mine]]
@@ -254,11 +253,7 @@ def _everyone(scene: Scene) -> bool:
 def _by_communicator(scene: Scene, rows: Ints) -> list[tuple[str, Ints]]:
     """`rows` of the placed table by communicator, in one pass."""
     codes, names = scene.collectives.communicators
-    mine = codes[rows]
-    order = np.argsort(mine, kind="stable")
-    _, first = np.unique(mine[order], return_index=True)
-    parts = np.split(rows[order], first[1:]) if len(rows) else []
-    return [(names[int(codes[part[0]])], part) for part in parts]
+    return [(names[int(codes[part[0]])], part) for part in parts(rows, codes[rows])]
 
 
 def _sizes(scene: Scene) -> dict[str, int]:
@@ -272,8 +267,7 @@ def _sizes(scene: Scene) -> dict[str, int]:
         if not size.any():
             continue
         call = table["call"].to_numpy()
-        low, high = np.searchsorted(c.by_rank[1], [rank, rank + 1])
-        mine = c.by_rank[0][low:high]
+        mine = c.of(rank)
         order = np.argsort(call, kind="stable")
         of = size[order[np.searchsorted(call[order], c.call[mine])]]
         for code, one in np.unique(np.stack([codes[mine], of]), axis=1).T.tolist():

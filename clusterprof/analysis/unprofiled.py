@@ -7,7 +7,7 @@ import pyarrow.compute as pc
 
 from clusterprof.analysis import limits
 from clusterprof.analysis.finding import capture, finding, ms, percent
-from clusterprof.analysis.scene import Bools, Floats, Ints, Scene
+from clusterprof.analysis.scene import Bools, Floats, Ints, Scene, parts
 from clusterprof.results import Finding
 
 _LARGE_BYTES = 1 << 20
@@ -34,8 +34,8 @@ def hidden_wait(scene: Scene) -> Floats:
     )
     transfer = (c.end - c.start - c.wait).astype(float)
     scale = np.where(large, c.size, 1.0)
-    for key in dict.fromkeys(keys[usable]):
-        rows = np.flatnonzero(usable & (keys == key))
+    chosen = np.flatnonzero(usable)
+    for rows in parts(chosen, keys[chosen].astype(str)):
         if len(np.unique(c.collective[rows])) < limits.LEAST_CALLS:
             continue
         rate = np.sort(transfer[rows] / scale[rows])
