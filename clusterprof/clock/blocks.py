@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from clusterprof.clock.rings import ON_HOST, OPERATIONS, UNKNOWN, shown
+from clusterprof.clock.rings import ON_HOST, OPERATIONS, UNKNOWN, shapes, shown
 
 #: a confidence of this or less means that the wall clocks decided (`merge.shift`)
 BY_WALL_CLOCK = 0.5
@@ -264,6 +264,7 @@ class _Rows:
         sort[line], ring[line], size[line] = self.sort[rows], self.ring[rows], self.size[rows]
         crowded = np.zeros(len(calls), dtype=bool)
         crowded[line[self.crowded[rows]]] = True
+        ring = shapes(ring, len(members), size)
         shows = shown(ring, len(members), size)
         numbers = tuple(int(m) for m in members)
         return Block(numbers, start, end, holds, held, sort, ring, shows, delay, crowded)

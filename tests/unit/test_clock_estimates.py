@@ -9,7 +9,15 @@ import pytest
 
 from clusterprof.clock.blocks import Block
 from clusterprof.clock.estimates import combine, estimate
-from clusterprof.clock.rings import ON_HOST, OPERATIONS, lasting, pattern, shown
+from clusterprof.clock.rings import (
+    ON_HOST,
+    OPERATIONS,
+    RAMP_OF_FEW,
+    lasting,
+    pattern,
+    shapes,
+    shown,
+)
 
 MS = 1_000_000.0
 US = 1_000.0
@@ -199,6 +207,18 @@ def test_an_exchange_of_all_with_all_knows_less_than_a_send() -> None:
     assert crowded.covariance[0, 0] > 4 * alone.covariance[0, 0]
 
 
+def test_four_members_of_an_allreduce_of_two_megabytes_end_as_four_gpus_did() -> None:
+    sizes = np.array([4_096, 524_288, 2_254_336, 8_388_608, 33_554_432, -1])
+    one = np.full(len(sizes), OPERATIONS["AllReduce"])
+    ramp = shapes(one, 4, sizes)
+    assert ramp.tolist() == [1, 1, RAMP_OF_FEW, 1, 1, 1]
+    assert shapes(one, 2, sizes).tolist() == shapes(one, 8, sizes).tolist() == one.tolist()
+    measured = np.array([2.85, 1.66, -0.48, -3.81]) / 37
+    block = ring([0.0] * 4, last=[2] * 12, transfer_ns=37 * US, pattern=measured, kind="AllReduce")
+    told = replace(block, ring=np.full(len(block.start), RAMP_OF_FEW))
+    assert np.abs(offsets(told)).max() < 1.5 * US < np.abs(offsets(block)).max()
+
+
 def test_a_very_long_allreduce_of_few_shows_no_more_than_a_long_one() -> None:
     transfers = np.array([100 * US, 400 * US, 1_600 * US])
     one = np.full(3, OPERATIONS["AllReduce"])
@@ -238,7 +258,7 @@ def test_a_small_allreduce_of_few_shows_no_wave_and_one_of_unknown_size_all_of_i
     one = np.full(len(sizes), OPERATIONS["AllReduce"])
     few = shown(one, 4, sizes)
     assert few.tolist() == [0.0, 0.0, pytest.approx(0.304, abs=1e-3), 1.0, 1.0, 1.0]
-    assert shown(one, 8, sizes).tolist() == [1.0] * 6
+    assert shown(one, 8, sizes).tolist() == [0.0, 1.0, 1.0, 1.0, 1.0, 1.0]
     assert shown(np.full(len(sizes), OPERATIONS["AllGather"]), 4, sizes).tolist() == [1.0] * 6
 
 
