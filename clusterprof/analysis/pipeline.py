@@ -142,6 +142,7 @@ def _places(scene: Scene, group: Sequence[int]) -> Ints:
 def _imbalance(scene: Scene, seen: Stages) -> Finding | None:
     """A stage with more to compute than the others: all wait for it, each microbatch anew.
 
+    A stage's work is what all of its ranks have: more on one of them is that rank's matter.
     Saved by even stages: the part of its own time (computing, and idle until its host has
     launched, which takes longer with more layers too) that it has beyond the stages' mean.
     """
@@ -150,8 +151,8 @@ def _imbalance(scene: Scene, seen: Stages) -> Finding | None:
     with warnings.catch_warnings():
         # a stage may lack a step on all of its ranks
         warnings.simplefilter("ignore", RuntimeWarning)
-        per_stage = np.stack([np.nanmedian(compute[at], axis=0) for at in rows])
-        own = np.stack([np.nanmedian((compute + idle)[at], axis=0) for at in rows])
+        per_stage = np.stack([np.nanmin(compute[at], axis=0) for at in rows])
+        own = np.stack([np.nanmin((compute + idle)[at], axis=0) for at in rows])
         usual = np.nanmean(per_stage, axis=1)
     if np.isnan(usual).any():
         return None

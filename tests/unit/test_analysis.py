@@ -393,3 +393,9 @@ def test_verdicts_do_not_change_with_the_clocks() -> None:
     assert [(f["code"], f["rank"], f["severity"]) for f in a["findings"]] == [
         (f["code"], f["rank"], f["severity"]) for f in b["findings"]
     ]
+
+
+def test_more_work_on_one_rank_of_a_stage_is_no_imbalance_of_the_stages() -> None:
+    more = Cause("gpu_more", rank=0, extra_ns=8 * MS)
+    found = studied(Job(dp=2, pp=2, launch_ns=40_000, causes=(more,))).results["findings"]
+    assert "pipeline.imbalance" not in [f["code"] for f in found]
