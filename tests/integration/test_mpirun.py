@@ -11,6 +11,7 @@ from textwrap import dedent
 
 import pytest
 from lab.command import Completed
+from lab.hosts import Hosts
 from lab.parts import find
 
 Cli = Callable[..., Completed]
@@ -137,7 +138,8 @@ def test_a_rank_that_open_mpi_kills_for_a_peer_s_failure_leaves_its_report(
     assert (workdir / "run/ranks/00000/report.nsys-rep").stat().st_size > 0
 
 
-#: Counts its steps without torch, which takes long to import. Rank 3 fails if it is told to.
+#: Counts its steps without torch, which takes long to import. The rank of the second argument
+#: fails once rank 0 is inside the window.
 TRAIN = """
 import os, pathlib, sys, loop
 rank = int(os.environ.get("OMPI_COMM_WORLD_RANK", os.environ.get("PMI_RANK")))
@@ -145,10 +147,20 @@ for step in range(int(sys.argv[1])):
     loop.step()
     if rank == 0 and step == 20:
         pathlib.Path("inside").touch()
-    if rank == 3 and pathlib.Path("inside").exists():
+    if rank == int(sys.argv[2]) and pathlib.Path("inside").exists():
         os._exit(3)
 print("trained", rank, os.uname().nodename, flush=True)
 """
+
+
+def find_mpirun() -> str:
+    """Open MPI's, where it is installed."""
+    return os.path.realpath(Path(sys.executable).parent / "mpirun")
+
+
+def write_training(folder: Path) -> None:
+    (folder / "train.py").write_text(TRAIN)
+    (folder / "loop.py").write_text("import time\ndef step():\n    time.sleep(0.02)\n")
 
 
 @pytest.fixture
@@ -156,8 +168,7 @@ def two_nodes(
     workdir: Path, run_command: Cli, slurm: Mapping[str, str]
 ) -> Callable[..., Completed]:
     """Run a line in an allocation of two nodes, where mpirun has its daemons started by srun."""
-    (workdir / "train.py").write_text(TRAIN)
-    (workdir / "loop.py").write_text("import time\ndef step():\n    time.sleep(0.02)\n")
+    write_training(workdir)
 
     def run(line: list[str], **environ: str) -> Completed:
         salloc = ["salloc", "-Q", "-N2", "--ntasks-per-node=2"]
@@ -175,7 +186,9 @@ MPIRUN = ["clusterprof", "mpirun", "--step-on", "loop:step", "--profiler=nsys", 
 def test_open_mpi_takes_the_agent_to_the_ranks_of_another_node(
     workdir: Path, two_nodes: Callable[..., Completed]
 ) -> None:
-    done = two_nodes([*MPIRUN, "--ranks", "0,3", "--steps=3:9", "--", "python", "train.py", "12"])
+    done = two_nodes(
+        [*MPIRUN, "--ranks", "0,3", "--steps=3:9", "--", "python", "train.py", "12", "-1"]
+    )
     assert done.returncode == 0, done
     hosts = {line.split()[1]: line.split()[2] for line in done.stdout.splitlines()}
     assert sorted(hosts) == ["0", "1", "2", "3"]
@@ -186,19 +199,45 @@ def test_open_mpi_takes_the_agent_to_the_ranks_of_another_node(
         assert (told["host"], told["world_size"]) == (hosts[str(rank)], 4)
 
 
+@pytest.mark.needs_openmpi
+@pytest.mark.needs_nsys
+def test_open_mpi_over_ssh_ends_with_the_failing_rank_s_status_and_leaves_the_other_s_report(
+    run_clusterprof: Cli, workdir: Path, ssh_hosts: Hosts
+) -> None:
+    write_training(workdir)
+    # Its daemons are started by ssh, which takes no variable along.
+    there = ["--prtemca", "plm_ssh_args", f"-F {ssh_hosts.config}", "--host", "h1:1,h2:1"]
+    where = ["--prefix", str(Path(find_mpirun()).parents[1]), "-n", "2"]
+    done = run_clusterprof(
+        ["mpirun", "--ranks", "0", "--steps=5:150", *MPIRUN[2:-2], *there, *where, "--",
+         sys.executable, "train.py", "1000", "1"],
+        env=OPEN_MPI, timeout=100,
+    )  # fmt: skip
+    assert done.returncode == 3, done
+    assert "1 of 1 reports" in done.stderr, done
+    told = [
+        json.loads((workdir / f"run/ranks/0000{rank}/state.json").read_text()) for rank in (0, 1)
+    ]
+    assert [each["host"] for each in told] == ["h1", "h2"]
+
+
 @pytest.mark.needs_mpich
 @pytest.mark.needs_nsys
-def test_a_rank_that_fails_under_mpich_leaves_its_report_and_the_others_theirs_on_both_nodes(
+def test_a_rank_that_fails_under_mpich_gives_its_status_and_the_others_go_on_on_both_nodes(
     workdir: Path, two_nodes: Callable[..., Completed]
 ) -> None:
     path = mpich_first(workdir)
-    line = ["-n", "4", "python", "train.py", "90"]
+    line = ["-n", "4", "python", "train.py", "200", "3"]
     plain = two_nodes(["mpirun", *line], PATH=path)
     (workdir / "inside").unlink()
-    done = two_nodes([*MPIRUN, "--ranks", "0-3", "--steps=5:60", "--", *line[2:]], PATH=path)
+    done = two_nodes([*MPIRUN, "--ranks", "0", "--steps=3:9", "--", *line[2:]], PATH=path)
     assert done.returncode == plain.returncode == 3, done
-    assert "4 of 4 reports" in done.stderr, done
-    assert "rank 3: the program ended inside the window" in done.stderr
+    assert "1 of 1 reports" in done.stderr, done
+    hosts = [
+        json.loads((workdir / f"run/ranks/{rank:05d}/state.json").read_text())["host"]
+        for rank in range(4)
+    ]
+    assert hosts[0] == hosts[1] != hosts[2] == hosts[3]
 
 
 @pytest.mark.needs_openmpi
