@@ -17,6 +17,7 @@ from lab import command
 from lab.endings import OPTIONS, PROGRAMS, Running, words
 
 INT, TERM, HUP = signal.SIGINT, signal.SIGTERM, signal.SIGHUP
+EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "train.py"
 #: what a job may take longer to end than without us
 ADDED_S = 10
 
@@ -129,6 +130,26 @@ def test_an_srun_ends_as_it_would_have_ended(
     ending: Ending, workdir: Path, slurm: dict[str, str], fault: Callable[..., None]
 ) -> None:
     check(ending, ["srun", "-n2"], slurm, workdir, fault)
+
+
+@pytest.mark.needs_torch
+def test_a_torch_profiler_too_is_closed_between_two_steps_before_srun_kills(
+    workdir: Path, slurm: dict[str, str]
+) -> None:
+    argv = command.clusterprof(
+        ["srun", "--profiler=torch", "--ranks=0", "--steps=5:200", "--run-dir=run", "--no-merge",
+         "-n1", "--", "python", EXAMPLE, "--steps", "100000"]
+    )  # fmt: skip
+    running = Running(argv, slurm, workdir / "out")
+    running.wait_for("capturing")
+    running.process.send_signal(TERM)
+    assert running.ends() == 137, running.said()
+    found = running.state()
+    assert found["state"] == "collected", running.said()
+    assert found["reason"].startswith("closed at step "), found
+    assert found["reason"].endswith(" of 5:200: clusterprof was sent SIGTERM"), found
+    assert (running.run / "ranks/00000/trace.json.gz").stat().st_size
+    assert "1 of 1 reports" in running.said()
 
 
 def test_one_interrupt_ends_no_srun(workdir: Path, slurm: dict[str, str]) -> None:
