@@ -146,12 +146,15 @@ def test_a_stop_that_fails_is_tried_again_and_one_that_hangs_is_ended(
     workdir: Path, job: Job
 ) -> None:
     once = "[ -e $TMPDIR/once ] || { touch $TMPDIR/once; kill -SEGV $$; }"
+    spinner = "trap : TERM; while :; do :; done"
+    spinning = f'(exec -a nsys bash -c "{spinner}" nsys "$2") & exit 1'
     stopped = 'kill -STOP $(pgrep -f -- "--session-name=${2#*=}")'
     fake = faulty_nsys(workdir / "nsys", nsys(), {
-        (0, "stop"): "exit 1", (1, "stop"): once, (2, "stop"): HANG, (3, "stop"): stopped,
+        (0, "stop"): spinning, (1, "stop"): once, (2, "stop"): HANG, (3, "stop"): stopped,
     })  # fmt: skip
     job.run(workdir, fake, {
-        0: ("nsys stop fails twice", "collected", "nsys stop ended with status 1"),
+        0: ("nsys stop fails, a process stays at a full core", "collected",
+            "nsys stop ended with status 1"),
         1: ("nsys stop segfaults once", "collected", "nsys stop was killed by signal 11"),
         2: ("nsys stop hangs", "collected", "nsys stop did not end"),
         3: ("nsys' agent is stopped at its stop", "lost", "nsys did not end within"),
