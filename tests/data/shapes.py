@@ -7,6 +7,7 @@ README.md beside it tells which recording was made with which arguments. Needs C
 
 import argparse
 import contextlib
+import gc
 import os
 import statistics
 import time
@@ -85,6 +86,24 @@ class Block(nn.Module):
         return x + self.leave(self.down(silu(self.gate(y)) * self.up(y)))
 
 
+class Convolutions(nn.Module):
+    """Nine convolutions, eight with BatchNorm, whose buffers DDP broadcasts before each forward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        layers, width = [nn.Conv2d(3, 64, 7, 2, 3)], 64
+        for i in range(8):
+            more = min(512, width * (2 if i % 2 else 1))
+            stride = 2 if i in (1, 3, 5) else 1
+            layers += [nn.Conv2d(width, more, 3, stride, 1, bias=False), nn.BatchNorm2d(more)]
+            layers += [nn.ReLU()]
+            width = more
+        self.layers, self.out = nn.Sequential(*layers), nn.Linear(width, 1000)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.out(self.layers(x).mean((2, 3)))
+
+
 class Experts(nn.Module):
     """A layer, then one expert a rank: tokens travel to it and back by an uneven all-to-all.
 
@@ -122,9 +141,9 @@ class Experts(nn.Module):
 
 def options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("mode", choices=("accum", "item", "tp", "inter", "moe"))
+    parser.add_argument("mode", choices=("accum", "conv", "item", "tp", "inter", "moe"))
     parser.add_argument("--it", type=int, default=34, help="iterations")
-    parser.add_argument("--cause", default="", choices=("", "busy", "gpu", "tokens"))
+    parser.add_argument("--cause", default="", choices=("", "busy", "gc", "gpu", "tokens"))
     parser.add_argument("--who", type=int, default=-1, help="the rank with the cause")
     parser.add_argument("--ms", type=float, default=15.0, help="what it costs, in every step")
     parser.add_argument("--dim", type=int, default=1536)
@@ -148,6 +167,8 @@ class Job:
         self.batch = batch.pin_memory()
         self.model: nn.Module
         getattr(self, f"make_{self.a.mode}")()
+        if self.a.cause == "gc" and self.rank == self.a.who:
+            self.objects = [{i: [i]} for i in range(400_000)]  # what the collector goes through
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4)
 
     def stack(self, group: dist.ProcessGroup | None = None) -> nn.Sequential:
@@ -174,6 +195,20 @@ class Job:
             for micro in range(4):
                 with self.model.no_sync() if micro < 3 else contextlib.nullcontext():
                     self.forward_and_backward()
+
+        self.iterate = iterate
+
+    def make_conv(self) -> None:
+        """Data parallel, images, mixed precision."""
+        self.model = nn.parallel.DistributedDataParallel(
+            Convolutions().to(self.device), device_ids=[self.device.index], bucket_cap_mb=25
+        )
+        images = torch.randn(256, 3, 160, 160).pin_memory()
+
+        def iterate() -> None:
+            with torch.autocast("cuda", torch.bfloat16):
+                made = self.model(images.to(self.device, non_blocking=True))
+            made.float().logsumexp(1).mean().backward()
 
         self.iterate = iterate
 
@@ -251,6 +286,8 @@ class Job:
             end = time.perf_counter() + self.a.ms / 1e3
             while time.perf_counter() < end:
                 pass
+        elif self.a.cause == "gc":
+            gc.collect()
         elif self.a.cause == "gpu":
             for _ in range(round(self.a.ms / 1.4)):  # one takes 1.4 ms on an H200
                 self.big @ self.big
