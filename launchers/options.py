@@ -124,6 +124,8 @@ def closed(program: Sequence[str]) -> str:
             found = next((each for flag in flags for each in flag if each in "IES"), "")
             what = "sitecustomize" if found == "S" else "PYTHONPATH"
             return f"python -{found} reads no {what}, by which clusterprof comes" if found else ""
+        if word.endswith((".py", ".sh")):
+            break  # what follows are its own arguments
     return ""
 
 

@@ -112,7 +112,7 @@ def conclude(
         run, outcomes = collect_attempts(
             run,
             plan.selection.expected(plan.job.world_size),
-            patience_s=0 if plan.job.closed else patience_s,
+            patience_s=0 if plan.job.closed and not run.ranks() else patience_s,
             finishing_s=finishing_s,
         )
         manifest["attempt"] = run.attempt

@@ -157,6 +157,8 @@ def test_several_programs_without_the_environment_are_refused(line: str, program
         ("python -P -s -Wignore -m train -I", ""),
         ("python train.py -I", ""),
         ("./run.sh -I", ""),
+        ("./run.sh python -I x.py", ""),
+        ("train.py --with python -E PYTHONPATH=x", ""),
     ],
 )
 @pytest.mark.parametrize("launcher", ["srun", "torchrun"])
