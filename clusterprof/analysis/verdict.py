@@ -8,7 +8,6 @@ from clusterprof.analysis.finding import ms
 from clusterprof.analysis.scene import LEAST_SETTLED, Scene
 from clusterprof.results import Finding
 
-
 #: a straggler is the verdict where it costs this part of what costs most
 _LEADS_FRAC = 0.5
 

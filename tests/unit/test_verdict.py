@@ -13,12 +13,12 @@ from clusterprof.results import Finding
 
 
 def scene(ranks: tuple[int, ...] = (0, 1)) -> Scene:
-    return cast(Scene, SimpleNamespace(ranks=ranks, settled=(3, 4, 5), step_ns=40e6))
+    return cast("Scene", SimpleNamespace(ranks=ranks, settled=(3, 4, 5), step_ns=40e6))
 
 
 def finding(code: str, cost_ms: float, severity: str = "critical") -> Finding:
     made: dict[str, Any] = {"code": code, "severity": severity, "summary": f"{code} is said"}
-    return cast(Finding, {**made, "cost_ns_per_step": cost_ms * 1e6})
+    return cast("Finding", {**made, "cost_ns_per_step": cost_ms * 1e6})
 
 
 HOST, STALL = "straggler.host", "input.stall"
