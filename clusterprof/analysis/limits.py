@@ -46,6 +46,8 @@ LAUNCH_GAP_NS = 1_000_000
 LAUNCH_FRAC = 0.1
 #: hosts that need this much of the step set its pace: their own jitter takes the rest
 PACING_FRAC = 0.85
+#: a pause of half a step is worth a name however rare it is
+PAUSE_PEAK_FRAC = 0.5
 #: launches that pause for this part of the host's step are not what it spends its time in
 PAUSE_FRAC = 0.25
 #: a cause is shared if the middle rank's host spends at least half of what the worst one does

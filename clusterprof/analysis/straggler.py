@@ -34,7 +34,7 @@ import numpy as np
 
 from clusterprof.analysis import causes, critical, host, kernels, limits, savings, shared, together
 from clusterprof.analysis.finding import capture, finding, ms, operators, percent
-from clusterprof.analysis.peers import Peers, peers
+from clusterprof.analysis.peers import Peers, median_of_others, peers
 from clusterprof.analysis.scene import Floats, Ints, Scene
 from clusterprof.analysis.stages import stages
 from clusterprof.clock import SHARED_CLOCK_NS
@@ -298,8 +298,26 @@ def _by_chance(scene: Scene, seen: Blame, k: int) -> bool:
         return False
     compared = _compared(scene, seen, k)
     slower = not compared or not _no_slower(scene, compared[0])
+    if slower and compared and _paused_now_and_then(scene, seen, k):
+        return True
     steady = float((seen.stood[k] > 0.1 * seen.stood[k].max()).mean()) >= limits.STEADY_FRAC
     return not slower and not steady
+
+
+def _paused_now_and_then(scene: Scene, seen: Blame, k: int) -> bool:
+    """Whether a host among hosts that set the pace is slower in few steps only, by no great pause.
+
+    Any of them is held up now and then; which one it hits more often in so few steps is chance.
+    """
+    least = limits.PACING_FRAC * scene.step_ns
+    hosts, gpus = np.delete(_mean(seen.pace), k), savings.busy(scene)
+    if scene.pipelined or not np.nanmax(hosts, initial=0.0) >= least > np.nanmax(gpus):
+        return False
+    more = seen.pace[k] - median_of_others(seen.pace)[k]
+    more = more[~np.isnan(more)]
+    if not len(more) or more.max() >= limits.PAUSE_PEAK_FRAC * scene.step_ns:
+        return False
+    return float((more >= 0.5 * more.mean()).mean()) < limits.STEADY_FRAC
 
 
 def _no_slower(scene: Scene, compared: dict[str, Any]) -> bool:

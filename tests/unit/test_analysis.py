@@ -188,6 +188,16 @@ def test_a_late_host_costs_no_more_than_the_next_host_leaves_to_be_won() -> None
     assert found["cost_ns_per_step"] == pytest.approx(10 * MS, rel=0.15)
 
 
+@pytest.mark.parametrize(("pause_ms", "named"), [(11, False), (40, True)])
+def test_among_hosts_that_set_the_pace_only_a_great_pause_now_and_then_has_a_name(
+    pause_ms: int, named: bool
+) -> None:
+    # 53 launches of 0.55 ms, the GPU needs 24 ms; rank 0 is held up in three steps of eleven
+    job = Job(dp=2, layers=6, launch_ns=660_000, steps=12, tear_ns=20 * MS)
+    rare = (Cause("host", 0, pause_ms * MS, (8, 9, 13)), Cause("host", 1, pause_ms * MS, (11,)))
+    assert bool(stragglers(studied(replace(job, causes=rare)).results)) is named
+
+
 #: rank 2's host takes longer for every launch, as under a profiler, and never pauses
 SLOWED = Job(
     layers=4, launch_ns=560_000, host_pace_frac=0.45, host_noise_frac=0.1, steps=8, seed=2,
