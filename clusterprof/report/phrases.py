@@ -169,8 +169,9 @@ def collectives(results: Results) -> str:
 
 def operation_cells(entry: OperationEntry, floor_ns: int) -> list[str]:
     """Calls, bytes, exposed, wait and transfer; a wait that the clocks cannot tell is a bound."""
-    floor = floor_ns * entry["calls"]
-    told = entry["wait_ns"] == 0 or entry["wait_ns"] > floor
+    # no call can wait longer than it lasts, however little the clocks tell
+    floor = min(floor_ns * entry["calls"], entry["wait_ns"] + entry["transfer_ns"])
+    told = entry["wait_ns"] == 0 or entry["wait_ns"] > floor_ns * entry["calls"]
     return [
         f"{entry['calls']:,}",
         # A report without sizes adds up to nothing, which is not a size.

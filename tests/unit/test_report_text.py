@@ -84,6 +84,14 @@ def test_the_wait_of_an_operation_below_what_the_clocks_tell_is_given_as_a_bound
     assert re.search(r"AllReduce .* 72\.0 ms +<0\.60 ms +39\.0 ms", text.render(results))
 
 
+def test_no_wait_is_bounded_by_more_than_its_calls_last() -> None:
+    results = sample.results()
+    results["collectives"]["by_operation"][0]["wait_ns"] = 500_000
+    for entry in results["clock"]["ranks"][1:]:
+        entry["uncertainty_ns"] = 3_000_000_000
+    assert re.search(r"AllReduce .* 72\.0 ms +<40 ms +39\.0 ms", text.render(results))
+
+
 def test_without_a_settled_step_the_table_says_so() -> None:
     results = sample.results()
     for step in results["steps"]:
