@@ -52,8 +52,11 @@ STARTING_S = 6.0
 
 #: All in all a rank may take so much longer than without us: what nsys' start took is not there
 #: at its end, when nsys writes; and then we ourselves take the report home.
-BUDGET_S = 8.6
-SETTLING_S = 1.0
+BUDGET_S = 9.2
+SETTLING_S = 0.9
+
+#: How often nsys is looked at once the program has ended.
+LOOK_S = 0.2
 
 #: A socket's name may have 107 bytes: ours and nsys' own (`/nsys/0123-4567-89ab-cdef`) are in
 #: a private folder (`/clusterprof-01234567`) in this one.
@@ -91,6 +94,8 @@ class Guard:
         self.starting_s = 0.0
         #: when whatever nsys still does after the program's end must be done
         self.deadline: Optional[float] = None
+        self.ended_at = 0.0
+        self.look_at = 0.0
         #: nsys ended while the program ran: its status is not the program's
         self.nsys_left_early = False
         self.pending: List[int] = []
@@ -205,8 +210,18 @@ class Guard:
             self.nsys_left_early = nsys_ended
             return False
         if self.deadline is None:
-            self.deadline = time.monotonic() + self.patience_s()
-        return (nsys_ended and not self.session.at_work()) or self.left() <= 0
+            self.ended_at = time.monotonic()
+            self.deadline = self.ended_at + self.patience_s()
+        if self.left() <= 0:
+            return True
+        now = time.monotonic()
+        if now < self.look_at:
+            return False
+        self.look_at = now + LOOK_S  # it reads all of /proc, beside an nsys that needs the CPU
+        at_work = self.session.processes()
+        if nsys_ended and not self.session.at_work(at_work):
+            return True
+        return self.session.hangs(at_work)
 
     def left(self) -> float:
         """Seconds that nsys may still take after the program's end."""
@@ -227,7 +242,8 @@ class Guard:
         assert self.session.child is not None
         nsys = self.session.child.poll()
         if nsys is None:
-            self.note("nsys did not end within %.2g s of the program" % self.patience_s())
+            after = time.monotonic() - self.ended_at
+            self.note("nsys did not end within %.2g s of the program" % after)
         elif nsys < 0 or self.nsys_left_early:
             when = "while the program ran" if self.nsys_left_early else "after the program"
             self.note("nsys %s %s" % (processes.ended(nsys), when))

@@ -38,6 +38,12 @@ ORDER_GRACE_S = 1.0
 #: An `nsys stop` that fails is tried once more.
 STOPS = 2
 
+#: An nsys that has not run for so long after its program's end hangs, and one that has run for so
+#: long and written nothing spins.
+IDLE_S = 3.0
+WAITING_TICKS = 10
+SPINNING_S = 4.0
+
 #: A shared disk that is full may have space again.
 BRING_AGAIN_S = 10.0
 
@@ -81,6 +87,9 @@ class Session:
         self.stops: List[subprocess.Popen[bytes]] = []
         self.importing: Optional[subprocess.Popen[bytes]] = None
         self.stopped_at = 0.0
+        #: CPU time and bytes of nsys when they last grew, and when that was (see `hangs`)
+        self.taken, self.written = -WAITING_TICKS - 1, -1
+        self.ran_at = self.wrote_at = 0.0
         #: when a report that could not be taken home is tried again
         self.bring_at = 0.0
 
@@ -128,8 +137,8 @@ class Session:
         found = {*processes.own_nsys(), *processes.of_session(self.name)}
         return sorted(pid for pid in found if processes.running(pid))
 
-    def at_work(self) -> bool:
-        """Whether anything is running that could still write the report.
+    def at_work(self, pids: List[int]) -> bool:
+        """Whether anything of `pids` (see `processes`) could still write the report.
 
         A killed nsys leaves its daemon, which writes the report when the program ends; without
         the daemon `nsys stop` has nobody to wait for.
@@ -137,7 +146,20 @@ class Session:
         if self.importing is not None and not self.home.import_ended:
             return True  # it may have ended since we looked: its report is not named yet
         asking = {each.pid for each in self.stops}
-        return any(pid not in asking for pid in self.processes())
+        return any(pid not in asking for pid in pids)
+
+    def hangs(self, pids: List[int]) -> bool:
+        """Whether nsys, with its `pids`, will do no more: it does not run, or writes nothing."""
+        helpers = [each for each in (*self.stops, self.importing) if each and each.poll() is None]
+        works = [processes.work(pid) for pid in (*pids, *(each.pid for each in helpers))]
+        now, taken = time.monotonic(), sum(ticks for _, ticks in works)
+        written = self.files.parts()["files"]
+        if written != self.written:
+            self.written, self.wrote_at = written, now
+        # One that only waits looks around now and then; the disk may keep one that works waiting.
+        if taken > self.taken + WAITING_TICKS or any(at == "D" for at, _ in works):
+            self.taken, self.ran_at = taken, now
+        return now > self.ran_at + IDLE_S or now > self.wrote_at + SPINNING_S
 
     # -- its window --------------------------------------------------------------------------
 

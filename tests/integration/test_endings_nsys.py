@@ -130,12 +130,17 @@ def test_an_nsys_that_does_not_start_the_program_is_done_without(workdir: Path, 
 def test_a_window_that_nsys_does_not_open_is_lost_and_the_training_goes_on(
     workdir: Path, job: Job
 ) -> None:
+    spinner = "trap : TERM; while :; do :; done"
+    spinning = (
+        f'(exec -a nsys bash -c "{spinner}" nsys "$2") & echo no such session >&2; exit 1'
+    )  # fmt: skip
     fake = faulty_nsys(workdir / "nsys", nsys(), {
-        (0, "start"): "echo no such session >&2; exit 1", (1, "start"): "kill -SEGV $$",
+        (0, "start"): spinning, (1, "start"): "kill -SEGV $$",
         (2, "start"): HANG, (3, "start"): "exit 0",
     })  # fmt: skip
     job.run(workdir, fake, {
-        0: ("nsys start fails", "lost", "nsys start ended with status 1: no such session"),
+        0: ("nsys start fails, a process stays at a full core", "lost",
+            "nsys start ended with status 1: no such session"),
         1: ("nsys start segfaults", "lost", "nsys start was killed by signal 11"),
         2: ("nsys start hangs", "lost", "nsys start did not end within 6 s"),
         3: ("nsys start does nothing, status 0", "lost", "nsys wrote no report"),
@@ -146,15 +151,12 @@ def test_a_stop_that_fails_is_tried_again_and_one_that_hangs_is_ended(
     workdir: Path, job: Job
 ) -> None:
     once = "[ -e $TMPDIR/once ] || { touch $TMPDIR/once; kill -SEGV $$; }"
-    spinner = "trap : TERM; while :; do :; done"
-    spinning = f'(exec -a nsys bash -c "{spinner}" nsys "$2") & exit 1'
     stopped = 'kill -STOP $(pgrep -f -- "--session-name=${2#*=}")'
     fake = faulty_nsys(workdir / "nsys", nsys(), {
-        (0, "stop"): spinning, (1, "stop"): once, (2, "stop"): HANG, (3, "stop"): stopped,
+        (0, "stop"): "exit 1", (1, "stop"): once, (2, "stop"): HANG, (3, "stop"): stopped,
     })  # fmt: skip
     job.run(workdir, fake, {
-        0: ("nsys stop fails, a process stays at a full core", "collected",
-            "nsys stop ended with status 1"),
+        0: ("nsys stop fails twice", "collected", "nsys stop ended with status 1"),
         1: ("nsys stop segfaults once", "collected", "nsys stop was killed by signal 11"),
         2: ("nsys stop hangs", "collected", "nsys stop did not end"),
         3: ("nsys' agent is stopped at its stop", "lost", "nsys did not end within"),
