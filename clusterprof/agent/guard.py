@@ -95,7 +95,7 @@ class Guard:
         #: when whatever nsys still does after the program's end must be done
         self.deadline: Optional[float] = None
         self.ended_at = 0.0
-        self.look_at = 0.0
+        self.looked_at = 0.0
         #: nsys ended while the program ran: its status is not the program's
         self.nsys_left_early = False
         self.pending: List[int] = []
@@ -214,10 +214,12 @@ class Guard:
             self.deadline = self.ended_at + self.patience_s()
         if self.left() <= 0:
             return True
+        # It reads all of /proc, beside an nsys that needs the processor.
+        every = LOOK_S if nsys_ended and not self.session.helping() else 5 * LOOK_S
         now = time.monotonic()
-        if now < self.look_at:
+        if now < self.looked_at + every:
             return False
-        self.look_at = now + LOOK_S  # it reads all of /proc, beside an nsys that needs the CPU
+        self.looked_at = now
         at_work = self.session.processes()
         if nsys_ended and not self.session.at_work(at_work):
             return True

@@ -148,6 +148,10 @@ class Session:
         asking = {each.pid for each in self.stops}
         return any(pid not in asking for pid in pids)
 
+    def helping(self) -> bool:
+        """Whether an `nsys stop` or an import that we have started is running."""
+        return any(each and each.poll() is None for each in (*self.stops, self.importing))
+
     def hangs(self, pids: List[int]) -> bool:
         """Whether nsys, with its `pids`, will do no more: it does not run, or writes nothing."""
         helpers = [each for each in (*self.stops, self.importing) if each and each.poll() is None]
