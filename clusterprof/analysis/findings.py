@@ -30,9 +30,13 @@ def findings(scene: Scene) -> tuple[list[Finding], list[str]]:
             f"capture's own start): lengthen the window by {more} steps or more (--steps)"
         )
         return perturbation.find(scene), [said]
-    found = straggler.find(scene)
+    weighed = straggler.blame(scene)
+    found = straggler.find(scene, weighed)
     late = sum(f["cost_ns_per_step"] for f in found if f["severity"] != "info")
-    found += [*pipeline.find(scene, late), *copies.find(scene), *hosts.find(scene, late)]
+    paced = hosts.find(scene, late)
+    most = max((f["cost_ns_per_step"] for f in paced), default=0)
+    found = straggler.find(scene, weighed, float(most))
+    found += [*pipeline.find(scene, late), *copies.find(scene), *paced]
     waits = unprofiled.find(scene)
     # where members wait for a rank without a report nobody can tell transfer from waiting
     unclear = frozenset(str(e["communicator"]) for f in waits for e in f["evidence"])

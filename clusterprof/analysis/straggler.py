@@ -51,7 +51,7 @@ class Blame:
     compute: Floats
     copy: Floats
     pace: Floats
-    #: what the others would have saved
+    #: what the others would have saved; of a rank that is only behind (`_behind`), `stood`
     cost: Floats
     #: how long they stood behind it, whatever else would have held them up
     stood: Floats
@@ -137,6 +137,14 @@ def blame(scene: Scene) -> Blame:
     return Blame(late, doubt, idle, compute, copy, pace, saved, cost, slowed, tuple(found))
 
 
+def _steady(cost: Floats) -> np.ndarray:
+    """Ranks that cost something in nearly every step."""
+    if not cost.size:
+        return np.zeros(len(cost), dtype=bool)
+    part = (cost > 0.1 * cost.max(axis=1, keepdims=True)).mean(axis=1)
+    return np.asarray(part >= limits.STEADY_FRAC)
+
+
 def _no_more_than_pace(
     scene: Scene, idle: Floats, usual_idle: Floats, pace: Floats, circle: Peers
 ) -> Floats:
@@ -189,11 +197,39 @@ def _mean(values: Floats) -> Floats:
     return np.asarray(np.where(known.any(axis=1), mean, np.nan))
 
 
-def find(scene: Scene) -> list[Finding]:
-    """Return `straggler.host` and `straggler.gpu`, one finding per rank that is to blame."""
+def _behind(scene: Scene, seen: Blame, paced_ns: float) -> Blame:
+    """Have a host that the others wait for in nearly every step cost that wait.
+
+    Hosts that are equally slow keep the order in which they resumed, and hurrying the last one
+    alone saves little: that is said beside. It is named all the same where the others wait
+    clearly longer for it than what all hosts do alike costs (`paced_ns`).
+    """
+    if scene.pipelined:
+        return seen
+    by_host = seen.idle.sum(axis=1) >= (seen.compute + seen.copy).sum(axis=1)
+    stood, saved = seen.stood.mean(axis=1), seen.cost.mean(axis=1)
+    named = (
+        by_host
+        & _steady(seen.stood)
+        & (seen.slowed == 0)
+        & (stood > limits.BEHIND_TIMES * paced_ns)
+    )
+    named &= saved < limits.SAVED_FRAC * stood
+    return replace(seen, cost=np.where(named[:, None], seen.stood, seen.cost))
+
+
+def find(scene: Scene, weighed: Blame | None = None, paced_ns: float = np.inf) -> list[Finding]:
+    """Return `straggler.host` and `straggler.gpu`, one finding per rank that is to blame.
+
+    `weighed` is what `blame` gave, `paced_ns` what the hosts of all ranks cost a step by what
+    they do alike.
+    """
     if len(scene.ranks) < 2 or not scene.step_ns:
         return []
-    seen = blame(scene)
+    weighed = weighed or blame(scene)
+    seen = _behind(scene, weighed, paced_ns)
+    saved = weighed.cost
+    behind = (seen.cost != saved).any(axis=1)
     least = limits.PIPELINE_STRAGGLER_FRAC if scene.pipelined else limits.STRAGGLER_FRAC
     out = []
     for k, rank in enumerate(scene.ranks):
@@ -201,11 +237,11 @@ def find(scene: Scene) -> list[Finding]:
         share = float(cost.mean()) / scene.step_ns
         peak = float(cost.max(initial=0.0)) / scene.step_ns
         high = peak >= max(limits.PEAK_FRAC, 2 * least) and share >= limits.LEAST_FRAC
-        if (share >= least or high) and not _by_chance(scene, seen, k):
-            out.append(_finding(scene, seen, k, rank))
+        if (share >= least or high) and (behind[k] or not _by_chance(scene, seen, k)):
+            out.append(_finding(scene, seen, k, rank, float(saved[k].mean())))
     excess = seen.idle + seen.compute + seen.copy
     by_host = seen.idle.sum(axis=1) >= (seen.compute + seen.copy).sum(axis=1)
-    joint = together.late(scene, excess, seen.cost, seen.pace, by_host, least)
+    joint = together.late(scene, excess, saved, seen.pace, by_host, least)
     if joint is not None:
         named = {scene.ranks[k] for k in joint.places}
         return [_joint(scene, replace(seen, cost=excess), joint)] + [
@@ -300,8 +336,7 @@ def _by_chance(scene: Scene, seen: Blame, k: int) -> bool:
     slower = not compared or not _no_slower(scene, compared[0])
     if slower and compared and _paused_now_and_then(scene, seen, k):
         return True
-    steady = float((seen.stood[k] > 0.1 * seen.stood[k].max()).mean()) >= limits.STEADY_FRAC
-    return not slower and not steady
+    return not slower and not _steady(seen.stood)[k]
 
 
 def _paused_now_and_then(scene: Scene, seen: Blame, k: int) -> bool:
@@ -384,7 +419,7 @@ def _slack(scene: Scene, k: int, own: float, usual: float) -> Finding:
     )
 
 
-def _finding(scene: Scene, seen: Blame, k: int, rank: int) -> Finding:
+def _finding(scene: Scene, seen: Blame, k: int, rank: int, saved: float) -> Finding:
     cost = seen.cost[k]
     idle, work = seen.idle[k].sum(), (seen.compute[k] + seen.copy[k]).sum()
     by_host = bool(idle >= work)
@@ -405,11 +440,16 @@ def _finding(scene: Scene, seen: Blame, k: int, rank: int) -> Finding:
     if by_host:
         compared = _compared(scene, seen, k)
         details = [*compared, *details]
-        behind = bool(compared) and _no_slower(scene, compared[0])
+        behind = bool(compared) and (
+            _no_slower(scene, compared[0]) or saved < limits.SAVED_FRAC * per_step
+        )
     if behind:
         # it resumed last, or a wait long ago left it behind: no fault of its own now
         confidence *= limits.INHERITED
-        why += ", though no slower than the others': it is behind since before these steps"
+        why += (
+            "; yet it is hardly slower than theirs, behind since before these steps, and to hurry "
+            f"it alone would save {ms(saved)}"
+        )
     often = ""
     if not hit.all():
         often = (
