@@ -33,10 +33,12 @@ SLACK_FRAC = 0.2
 INHERITED = 0.75
 #: nor is it where a host as fast as the others' would save less than this part of what they wait
 SAVED_FRAC = 0.5
-#: where all hosts set the pace alike, the last one's GPU starves as long as faster hosts would save:
-#: 1.1 times that in simulated jobs without a late rank; one that keeps the others waiting for more
-#: than this is named
+#: where all hosts set the pace alike, the last one's GPU starves as long as faster hosts would
+#: save, 1.1 times that in simulated jobs without a late rank; one that keeps the others waiting
+#: for more than this is named
 BEHIND_TIMES = 1.15
+#: and for a fifth of the step: less is the order in which equally slow hosts have resumed
+BEHIND_FRAC = 0.2
 
 #: GPUs of one model differ by up to 2% in clocks; kernels compared must be this part of all
 SLOWER_FRAC = 0.03

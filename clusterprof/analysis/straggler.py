@@ -208,12 +208,8 @@ def _behind(scene: Scene, seen: Blame, paced_ns: float) -> Blame:
         return seen
     by_host = seen.idle.sum(axis=1) >= (seen.compute + seen.copy).sum(axis=1)
     stood, saved = seen.stood.mean(axis=1), seen.cost.mean(axis=1)
-    named = (
-        by_host
-        & _steady(seen.stood)
-        & (seen.slowed == 0)
-        & (stood > limits.BEHIND_TIMES * paced_ns)
-    )
+    least = max(limits.BEHIND_TIMES * paced_ns, limits.BEHIND_FRAC * scene.step_ns)
+    named = by_host & _steady(seen.stood) & (seen.slowed == 0) & (stood > least)
     named &= saved < limits.SAVED_FRAC * stood
     return replace(seen, cost=np.where(named[:, None], seen.stood, seen.cost))
 
