@@ -32,6 +32,9 @@ _FORWARD = 0.2
 #: a tensor group's calls come so often at least, and mostly cover this part of the compute
 _SPREAD = 0.5
 _OFTEN = 4
+#: twins make calls a step that differ by less than this (the window cuts some), and are less sure
+_SAME_CALLS = 1.1
+_TWIN_SURE = 0.9
 #: in so many of a communicator's steps a pattern must hold
 _MOST = 0.8
 #: messages so much smaller than the largest are side calls: a loss, a norm, a barrier
@@ -121,7 +124,36 @@ def _collective_groups(scene: Scene, found: Stages | None) -> list[GroupEntry]:
             kind, sure = "world", 0.9
         sure *= _matched(scene, mine)
         out.append(_entry(scene, name, mine, kind, sure, why, size=size))
-    return out
+    return _as_twins(out)
+
+
+def _as_twins(entries: list[GroupEntry]) -> list[GroupEntry]:
+    """Give a group that tells no kind by itself that of one that does the same elsewhere.
+
+    The groups of one kind are as many as the job has replicas, each over other ranks; a rank
+    that computes more than its peers moves its group's calls to another part of the step.
+    """
+    told = [e for e in entries if e["kind"] in ("tensor", "data", "expert")]
+    return [next((_like(e, t) for t in told if _twins(e, t)), e) for e in entries]
+
+
+def _twins(one: GroupEntry, other: GroupEntry) -> bool:
+    calls = one["calls_per_step"], other["calls_per_step"]
+    return (
+        one["kind"] == "unknown"
+        and len(one["ranks"]) == len(other["ranks"]) > 1
+        and one["size"] == other["size"]
+        and one["operations"] == other["operations"]
+        and min(calls) >= _OFTEN
+        and max(calls) <= _SAME_CALLS * min(calls)
+        and not set(one["ranks"]) & set(other["ranks"])
+    )
+
+
+def _like(one: GroupEntry, other: GroupEntry) -> GroupEntry:
+    sure = round(_TWIN_SURE * other["confidence"], 2)
+    why = f"the same calls as of ranks {', '.join(map(str, other['ranks'][:8]))}: {other['why']}"
+    return {**one, "kind": other["kind"], "confidence": sure, "why": why}
 
 
 def _told(scene: Scene, rows: Ints, ranks: Ints) -> Answer:
