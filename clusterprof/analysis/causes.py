@@ -13,7 +13,7 @@ from clusterprof.analysis.scene import Scene
 from clusterprof.analysis.timeline import COMPUTE
 
 if TYPE_CHECKING:
-    from clusterprof.analysis.straggler import Blame
+    from clusterprof.analysis.blame import Blame
 
 
 #: what to do about collections that come at another step on each rank

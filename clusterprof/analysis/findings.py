@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from clusterprof.analysis import (
+    blame,
     communication,
     copies,
     hosts,
@@ -30,7 +31,7 @@ def findings(scene: Scene) -> tuple[list[Finding], list[str]]:
             f"capture's own start): lengthen the window by {more} steps or more (--steps)"
         )
         return perturbation.find(scene), [said]
-    weighed = straggler.blame(scene)
+    weighed = blame.weigh(scene)
     found = straggler.find(scene, weighed)
     late = sum(f["cost_ns_per_step"] for f in found if f["severity"] != "info")
     paced = hosts.find(scene, late)

@@ -1,200 +1,23 @@
-"""Who holds up the others, for how long, and whether its host or its GPU is to blame.
+"""Who holds up the others: a finding for each rank that is to blame (`blame`), with its cause.
 
-Late at a collective is not yet guilty. A rank that waits for a late one is late itself
-downstream; a rank that had to catch up arrives late a dozen times for one delay. So a rank's
-cost in a step is the least of three measures:
-
-- its lateness: over the collectives at which it arrives last, last minus next-to-last arrival;
-- its own excess over the others with which it communicates: idle time of its GPU (the host
-  had not launched), longer or more kernels, longer copies. Waiting inside a collective or a
-  receive is none of these: that is how blame passes on to the rank that caused it;
-- how long its own host and kernels stood on the critical path (`critical`): what nobody waited
-  for has cost nothing.
-
-The least of them is what the others would have saved: on recordings with a planted sleep
-of 20 ms it is 18 to 21 ms, where lateness alone adds up to 25 to 35 ms.
-
-Idle time in what all hosts do alike (`shared`: fetching input, the interpreter lock, launching
-short kernels) is nobody's excess.
-
-Three cases need more. Where the others' GPUs starve as well, their own hosts set the pace, and
-the rank that is behind stays behind without being any slower: there a host's excess is only
-what its pace exceeds theirs. In a pipeline ranks wait for each other by construction: there
-a late host counts only beyond the slowest other host's pace (per launch, since stages differ),
-and from a larger share of the step on. And work queued before the window can hide a host that is
-slower than its GPU for many steps: that one is found by its pace alone.
+A rank is named where its cost is more than chance, by its host or its GPU; ranks that are late
+together are named together; a host that queued work still hides, or that is only behind, is told
+apart from one that costs the others time.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from clusterprof.analysis import causes, critical, host, kernels, limits, savings, shared, together
+from clusterprof.analysis import causes, limits, savings, together
+from clusterprof.analysis.blame import Blame, launches, mean, steady, weigh
 from clusterprof.analysis.finding import capture, finding, ms, operators, percent
-from clusterprof.analysis.peers import Peers, median_of_others, peers
-from clusterprof.analysis.scene import Floats, Ints, Scene
-from clusterprof.analysis.stages import stages
-from clusterprof.clock import SHARED_CLOCK_NS
+from clusterprof.analysis.peers import median_of_others
+from clusterprof.analysis.scene import Scene
 from clusterprof.results import Finding
-
-
-@dataclass(frozen=True)
-class Blame:
-    """Per rank and settled step (arrays [ranks, steps], ns)."""
-
-    lateness: Floats
-    uncertainty: Floats
-    idle: Floats
-    compute: Floats
-    copy: Floats
-    pace: Floats
-    #: what the others would have saved; of a rank that is only behind (`_behind`), `stood`
-    cost: Floats
-    #: how long they stood behind it, whatever else would have held them up
-    stood: Floats
-    #: by how much the capture itself slows each host, [ranks]
-    slowed: Floats
-    #: the critical path
-    path: tuple[critical.Segment, ...]
-
-
-def lateness(scene: Scene) -> tuple[Floats, Floats]:
-    """Sum per rank and settled step of last minus next-to-last arrival, and its uncertainty.
-
-    A lateness within the clock's bound counts as nothing. The bound of one call is the lesser
-    of the two ranks' clock uncertainty and the call's own transfer time: its members end
-    together to within that, so that arrivals can be compared by durations, without a clock.
-    """
-    c = scene.collectives
-    shape = (len(scene.ranks), len(scene.settled))
-    total, doubt = np.zeros(shape), np.zeros(shape)
-    rows = np.flatnonzero(c.matched & c.synchronising & (c.rank == c.last_rank) & c.has)
-    if not scene.settled:
-        return total, doubt
-    if not len(rows):
-        return _late_sends(scene), doubt
-    # calls of one group share a kernel: they are late together, once
-    _, once = np.unique(np.stack([c.rank[rows], c.start[rows]]), axis=1, return_index=True)
-    rows = rows[once]
-    clock = _doubt(scene)[np.searchsorted(scene.ranks, c.rank[rows])]
-    bound = np.minimum(clock, c.end[rows] - c.start[rows])
-    late = np.where(c.lateness[rows] > bound, c.lateness[rows], 0)
-    column = np.searchsorted(scene.settled, c.step[rows])
-    known = np.isin(c.step[rows], scene.settled)
-    at = (np.searchsorted(scene.ranks, c.rank[rows])[known], column[known])
-    np.add.at(total, at, late[known])
-    np.maximum.at(doubt, at, np.where(late > 0, bound, 0)[known])
-    return np.maximum(total, _late_sends(scene)), doubt
-
-
-def _doubt(scene: Scene) -> Floats:
-    """How far each rank's arrivals may be off against any other rank's (ns)."""
-    if set(scene.ranks) <= set(scene.clock.shared):
-        return np.full(len(scene.ranks), float(SHARED_CLOCK_NS))
-    own = np.asarray([scene.clock.uncertainty(r) for r in scene.ranks], dtype=float)
-    return np.asarray(own + own.max())
-
-
-def _late_sends(scene: Scene) -> Floats:
-    """Per rank and settled step: how long receivers have waited for its Sends (ns)."""
-    c = scene.collectives
-    out = np.zeros((len(scene.ranks), len(scene.settled)))
-    rows = np.flatnonzero(
-        c.matched & c.has & (c.operation == "Recv") & np.isin(c.step, scene.settled)
-        & (c.last_rank != c.rank) & (c.last_rank >= 0)
-    )  # fmt: skip
-    bound = min(float(_doubt(scene).max(initial=0.0)), 200_000.0)
-    wait = np.where(c.wait[rows] > bound, c.wait[rows], 0)
-    sender = np.searchsorted(scene.ranks, c.last_rank[rows])
-    np.add.at(out, (sender, np.searchsorted(scene.settled, c.step[rows])), wait)
-    return out
-
-
-def blame(scene: Scene) -> Blame:
-    """Measure lateness and excess of each rank in each settled step."""
-    late, doubt = lateness(scene)
-    stage = _stage_of(scene)
-    circle = peers(scene, stage)
-    pace = host.pace(scene)
-    all_idle = scene.account("idle_ns")
-    idle, _ = circle.excess(all_idle - shared.innocent_idle(scene, pace))
-    idle = _no_more_than_pace(scene, idle, circle.excess(all_idle)[1], pace, circle)
-    copy, usual_copy = circle.excess(scene.account("exposed_copy_ns"))
-    # copies from pageable memory vary with the host; only a copy twice as long is the rank's own
-    copy = np.where((copy > usual_copy) & (not scene.pipelined), copy, 0.0)
-    compute = kernels.excess(scene, circle, stage)
-    found = critical.path(scene)
-    cost = np.minimum(late, idle + compute + copy)
-    if found:
-        # nobody can have cost more than it stood on what all waited for
-        cost = np.minimum(cost, critical.on_path(scene, found))
-    by_host = idle.sum(axis=1) >= (compute + copy).sum(axis=1)
-    saved = savings.of_the_job(scene, cost, pace, by_host)
-    slowed = savings.slowed(scene, pace)
-    return Blame(late, doubt, idle, compute, copy, pace, saved, cost, slowed, tuple(found))
-
-
-def _steady(cost: Floats) -> np.ndarray:
-    """Ranks that cost something in nearly every step."""
-    if not cost.size:
-        return np.zeros(len(cost), dtype=bool)
-    part = (cost > 0.1 * cost.max(axis=1, keepdims=True)).mean(axis=1)
-    return np.asarray(part >= limits.STEADY_FRAC)
-
-
-def _no_more_than_pace(
-    scene: Scene, idle: Floats, usual_idle: Floats, pace: Floats, circle: Peers
-) -> Floats:
-    """Cap idle time where the others' own hosts would not have gone much faster (ns)."""
-    if np.isnan(pace).all():
-        return idle
-    own = _mean(pace)
-    count = _launches(scene)
-    out: Floats = idle.copy()
-    for k in range(len(own)):
-        total = float(idle[k].mean()) if idle.shape[1] else 0.0
-        starving = usual_idle[k].mean() >= limits.STARVING_FRAC * scene.step_ns if total else False
-        if not total or not (starving or scene.pipelined) or np.isnan(own[k]):
-            continue
-        # a stage of more layers has more to launch: hosts are compared by their pace per launch
-        scale = count[k] / np.maximum(count, 1.0) if scene.pipelined else np.ones(len(own))
-        others = own * np.maximum(scale, 1.0)
-        others = np.delete(others, k) if scene.pipelined else others[circle.others(k)]
-        others = others[~np.isnan(others)]
-        if not len(others):
-            continue
-        cap = own[k] - float(np.median(others))
-        if scene.pipelined:
-            durations = scene.account("duration_ns")[k]
-            cap = min(cap, float(np.nanmean(durations)) - float(others.max()))
-        out[k] *= min(1.0, max(cap, 0.0) / total)
-    return np.asarray(out)
-
-
-def _launches(scene: Scene) -> Floats:
-    """How many kernels each rank launches in a settled step."""
-    steps = max(len(scene.settled), 1)
-    numbers = [np.r_[line.step, -1][line.step_of] for line in scene.timelines]
-    return np.asarray([np.isin(n, scene.settled).sum() / steps for n in numbers], dtype=float)
-
-
-def _stage_of(scene: Scene) -> Ints:
-    """Each rank's pipeline stage; all 0 where there is no pipeline."""
-    out = np.zeros(len(scene.ranks), dtype=np.int64)
-    seen = stages(scene) if scene.pipelined else None
-    for number, group in enumerate(seen.groups if seen else ()):
-        out[np.searchsorted(scene.ranks, group)] = number
-    return out
-
-
-def _mean(values: Floats) -> Floats:
-    """Mean over steps, NaN where a rank has none."""
-    known = ~np.isnan(values)
-    mean = np.nansum(values, axis=1) / np.maximum(known.sum(axis=1), 1)
-    return np.asarray(np.where(known.any(axis=1), mean, np.nan))
 
 
 def _behind(scene: Scene, seen: Blame, paced_ns: float) -> Blame:
@@ -209,7 +32,7 @@ def _behind(scene: Scene, seen: Blame, paced_ns: float) -> Blame:
     by_host = seen.idle.sum(axis=1) >= (seen.compute + seen.copy).sum(axis=1)
     stood, saved = seen.stood.mean(axis=1), seen.cost.mean(axis=1)
     least = max(limits.BEHIND_TIMES * paced_ns, limits.BEHIND_FRAC * scene.step_ns)
-    named = by_host & _steady(seen.stood) & (seen.slowed == 0) & (stood > least)
+    named = by_host & steady(seen.stood) & (seen.slowed == 0) & (stood > least)
     named &= saved < limits.SAVED_FRAC * stood
     return replace(seen, cost=np.where(named[:, None], seen.stood, seen.cost))
 
@@ -217,12 +40,12 @@ def _behind(scene: Scene, seen: Blame, paced_ns: float) -> Blame:
 def find(scene: Scene, weighed: Blame | None = None, paced_ns: float = np.inf) -> list[Finding]:
     """Return `straggler.host` and `straggler.gpu`, one finding per rank that is to blame.
 
-    `weighed` is what `blame` gave, `paced_ns` what the hosts of all ranks cost a step by what
+    `weighed` is what `blame.weigh` gave, `paced_ns` what the hosts of all ranks cost a step by what
     they do alike.
     """
     if len(scene.ranks) < 2 or not scene.step_ns:
         return []
-    weighed = weighed or blame(scene)
+    weighed = weighed or weigh(scene)
     seen = _behind(scene, weighed, paced_ns)
     saved = weighed.cost
     behind = (seen.cost != saved).any(axis=1)
@@ -297,7 +120,7 @@ def _only_behind(scene: Scene, seen: Blame, least: float) -> list[Finding]:
     k = int(np.argmax(stood))
     if stood[k] < least * scene.step_ns or seen.slowed[k]:
         return []
-    rank, own = scene.ranks[k], _mean(seen.pace)
+    rank, own = scene.ranks[k], mean(seen.pace)
     others = np.delete(own, k)
     others = others[~np.isnan(others)]
     if np.isnan(own[k]) or not len(others) or _by_chance(scene, seen, k):
@@ -332,7 +155,7 @@ def _by_chance(scene: Scene, seen: Blame, k: int) -> bool:
     slower = not compared or not _no_slower(scene, compared[0])
     if slower and compared and _paused_now_and_then(scene, seen, k):
         return True
-    return not slower and not _steady(seen.stood)[k]
+    return not slower and not steady(seen.stood)[k]
 
 
 def _paused_now_and_then(scene: Scene, seen: Blame, k: int) -> bool:
@@ -341,7 +164,7 @@ def _paused_now_and_then(scene: Scene, seen: Blame, k: int) -> bool:
     Any of them is held up now and then; which one it hits more often in so few steps is chance.
     """
     least = limits.PACING_FRAC * scene.step_ns
-    hosts, gpus = np.delete(_mean(seen.pace), k), savings.busy(scene)
+    hosts, gpus = np.delete(mean(seen.pace), k), savings.busy(scene)
     if scene.pipelined or not np.nanmax(hosts, initial=0.0) >= least > np.nanmax(gpus):
         return False
     more = seen.pace[k] - median_of_others(seen.pace)[k]
@@ -359,7 +182,7 @@ def _no_slower(scene: Scene, compared: dict[str, Any]) -> bool:
 def _hidden(scene: Scene, seen: Blame) -> list[Finding]:
     """A host slower than its GPU that work queued before the window still hides."""
     # what the capture adds to a host's pace ends with it
-    own, count = _mean(seen.pace) - seen.slowed, _launches(scene)
+    own, count = mean(seen.pace) - seen.slowed, launches(scene)
     out = []
     for k, rank in enumerate(scene.ranks):
         # a stage of more layers has more to launch
@@ -504,7 +327,7 @@ def _closer(scene: Scene, k: int) -> str:
 
 def _compared(scene: Scene, seen: Blame, k: int) -> list[dict[str, Any]]:
     """The late host's own pace beside the others'."""
-    own = _mean(seen.pace)
+    own = mean(seen.pace)
     others = np.delete(own, k)
     others = others[~np.isnan(others)]
     if np.isnan(own[k]) or not len(others):
