@@ -197,7 +197,9 @@ def test_a_host_without_space_or_python_or_named_twice_is_said_and_nothing_stays
     assert done.returncode == 255, done
     assert done.stderr.count("/no/such/python does not run there (it said: ") == 3, done
     for host in ("h1", "h2"):
-        assert not list(ssh_hosts.local(host).glob("clusterprof-*"))
+        # the lock by which ranks of a user start nsys one after the other stays for the next run
+        left = [each for each in ssh_hosts.local(host).glob("clusterprof-*") if each.is_dir()]
+        assert not left, left
 
 
 def test_hosts_are_reached_through_another_and_by_an_address_of_ipv6(
