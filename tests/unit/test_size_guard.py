@@ -139,7 +139,7 @@ def test_a_session_s_shared_memory_and_growth_count(tmp_path: Path) -> None:
         held.write(b"x" * 1_000_000)
         held.flush()
         # fresh pages: what Python allocates may be memory that it has had already
-        with mmap.mmap(-1, 24 << 20) as taken:
+        with mmap.mmap(-1, 24 << 20, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as taken:
             taken.write(b"x" * len(taken))
             parts = files.parts()
     assert 1_000_000 <= parts["shared"] < 100_000_000
