@@ -265,9 +265,10 @@ def _finding(scene: Scene, seen: Blame, k: int, rank: int, saved: float) -> Find
     if behind:
         # it resumed last, or a wait long ago left it behind: no fault of its own now
         confidence *= limits.INHERITED
+        won = ms(saved) if saved >= 0.01 * scene.step_ns else "nothing"
         why += (
             "; yet it is hardly slower than theirs, behind since before these steps, and to hurry "
-            f"it alone would save {ms(saved)}"
+            f"it alone would save {won}"
         )
     often = ""
     if not hit.all():
