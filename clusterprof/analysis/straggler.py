@@ -20,6 +20,10 @@ from clusterprof.analysis.scene import Scene
 from clusterprof.results import Finding
 
 
+#: what to do where a late host is no slower than the others
+_ALL_HOSTS = "the hosts of all ranks set the pace: see what they have in common first"
+
+
 def _behind(scene: Scene, seen: Blame, paced_ns: float) -> Blame:
     """Have a host that the others wait for in nearly every step cost that wait.
 
@@ -138,7 +142,7 @@ def _only_behind(scene: Scene, seen: Blame, least: float) -> list[Finding]:
             f"would hardly be faster without: its host needs {ms(float(own[k]))} a step, the "
             f"slowest of theirs {ms(float(others.max()))}",
             evidence=[*_compared(scene, seen, k), *_latest(scene, rank)],
-            advice="the hosts of all ranks set the pace: see what they have in common first",
+            advice=_ALL_HOSTS,
         )
     ]
 
@@ -270,6 +274,7 @@ def _finding(scene: Scene, seen: Blame, k: int, rank: int, saved: float) -> Find
             "; yet it is hardly slower than theirs, behind since before these steps, and to hurry "
             f"it alone would save {won}"
         )
+        advice = _ALL_HOSTS
     often = ""
     if not hit.all():
         often = (
