@@ -19,7 +19,6 @@ from clusterprof.analysis.peers import median_of_others
 from clusterprof.analysis.scene import Scene
 from clusterprof.results import Finding
 
-
 #: what to do where a late host is no slower than the others
 _ALL_HOSTS = "the hosts of all ranks set the pace: see what they have in common first"
 
