@@ -19,7 +19,7 @@ names = ("RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID")
 rank = int(next(os.environ[name] for name in names if name in os.environ))
 if how == "slow":  # as a program that Slurm warns of its end (--signal=USR1@60)
     signal.signal(signal.SIGUSR1, lambda *_: print(f"rank {rank} is warned", flush=True))
-print(f"rank {rank} begins", flush=True)
+print(f"rank {rank} begins\n", end="", flush=True)
 for count in range(1, 31):
     loop.step()
     if how == "once" and count == at and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
@@ -47,4 +47,4 @@ for count in range(1, 31):
 while how == "slow" and time.monotonic() < began + 10:
     time.sleep(0.1)
     loop.step()
-print(f"rank {rank} ends", flush=True)
+print(f"rank {rank} ends\n", end="", flush=True)
