@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from clusterprof.agent import attempts, states
+from clusterprof.agent import attempts, files, states
 from clusterprof.errors import RunDirectoryError, RunDirectoryTaken
 
 SCHEMA_VERSION = 1
@@ -114,23 +114,23 @@ class RunDirectory:
     def write_manifest(self, manifest: Mapping[str, Any]) -> None:
         """Write run.json by rename. Raises RunDirectoryError (no space, read-only)."""
         with writing(self.manifest):
-            states.write_beside(str(self.manifest), json.dumps(manifest, indent=2) + "\n")
+            files.write_json(self.manifest, manifest, indent=2)
 
     def write_plan(self, plan: Mapping[str, Any]) -> None:
         """Write plan.json by rename. Raises RunDirectoryError."""
         with writing(self.plan):
-            states.write_beside(str(self.plan), json.dumps(plan, indent=1) + "\n")
+            files.write_json(self.plan, plan, indent=1)
 
 
 @contextlib.contextmanager
-def writing(path: Path) -> Iterator[None]:
-    """Turn what the file system says into an error with a next step."""
+def writing(path: Path, option: str = "--run-dir DIR") -> Iterator[None]:
+    """Turn what the file system says into an error with a next step, `option`."""
     try:
         yield
     except OSError as error:
         raise RunDirectoryError(
             f"{path} cannot be written: {error.strerror or error}",
-            "choose another place with --run-dir DIR, or free space there",
+            f"choose another place with {option}, or free space there",
         ) from None
 
 

@@ -20,13 +20,12 @@ others the patience, once: after a "no" nobody tries again.
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import time
 from typing import Any, Dict, List, Optional
 
-from .states import write_beside
+from . import files
 from .steps import Counter
 
 #: Opening nsys' window takes a chosen rank up to 15 s, and the others wait for it here.
@@ -75,7 +74,7 @@ class Beacons:
         """Bring beacons.json to the rank's folder. Raises OSError."""
         if self.sent:
             path = os.path.join(self.folder, "beacons.json")
-            write_beside(path, json.dumps(self.sent) + "\n")
+            files.write_json(path, self.sent)
 
     def agreed(self, event: str, count: int) -> Dict[str, Any]:
         """Agree with all other ranks, then issue; the facts, or the reason why not."""

@@ -14,7 +14,7 @@ import sys
 import time
 from typing import Any, Dict, List, Optional
 
-from .states import write_beside
+from . import files
 
 #: a range of this name, and a number, stands in the report where a clock was read
 MARK = "clusterprof:clock:"
@@ -113,7 +113,7 @@ class Readings:
             "readings": [*earlier.get("readings", []), *self.pending],
         }
         self.pending = []
-        write_beside(path, json.dumps(whole) + "\n")
+        files.write_json(path, whole)
 
 
 def marks(number: int) -> List[Dict[str, Any]]:

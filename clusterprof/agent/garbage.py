@@ -12,7 +12,7 @@ import os
 import time
 from typing import Any, Dict, List, Tuple
 
-from .states import write_beside
+from . import files
 from .steps import Counter
 
 #: A shorter collection holds up nobody; of the youngest generation there are thousands.
@@ -58,4 +58,4 @@ class Pauses:
         ]
         name = os.path.basename(counter.path or "steps.csv").replace("steps", "gc", 1)
         head = "begin_ns,end_ns,generation,collected\n"
-        write_beside(os.path.join(folder, name), head + "".join(lines))
+        files.write(os.path.join(folder, name), head + "".join(lines))

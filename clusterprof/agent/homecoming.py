@@ -9,11 +9,12 @@ import os
 import shutil
 import subprocess
 import time
-from typing import Any, Callable, Dict, List, Optional, Sequence
+from typing import IO, Any, Callable, Dict, List, Optional, Sequence
 
 if __package__:
-    from . import processes, states
+    from . import files, processes, states
 else:
+    import files  # type: ignore[import-not-found,no-redef]
     import processes  # type: ignore[import-not-found,no-redef]
     import states  # type: ignore[import-not-found,no-redef]
 
@@ -176,32 +177,29 @@ class Homecoming:
         """Copy a private file to the rank's folder, by rename; what went wrong, or None."""
         source = os.path.join(self.private, name + ending)
         target = os.path.join(self.folder, name + ending)
-        beside = "%s.%d.tmp" % (target, os.getpid())
         here = "it stays on %s as %s" % (os.uname().nodename, source)
         try:
-            whole = self.copy(source, beside)
-            if whole:
-                os.replace(beside, target)
-                return None
+            with open(source, "rb") as read, files.new(target) as written:
+                self.copy(read, written)
+        except TimeoutError:
             problem = "copying the report to %s took too long" % self.folder
         except OSError as error:
             problem = "the report could not be written to %s: %s" % (self.folder, error.strerror)
             if error.errno in (errno.ENOSPC, errno.EDQUOT):
                 problem = "no space left on %s for the report" % self.folder
-        with contextlib.suppress(OSError):
-            os.unlink(beside)
+        else:
+            return None
         return "%s; %s" % (problem, here)
 
-    def copy(self, source: str, target: str) -> bool:
-        """Copy a file piece by piece; False where the time is up before its end."""
-        with open(source, "rb") as read, open(target, "wb") as written:
-            while True:
-                piece = read.read(_CHUNK)
-                if not piece:
-                    return True
-                written.write(piece)
-                if len(piece) == _CHUNK and not self.may_go_on():
-                    return False
+    def copy(self, read: IO[bytes], written: IO[bytes]) -> None:
+        """Copy a file piece by piece. Raises TimeoutError where the time is up before its end."""
+        while True:
+            piece = read.read(_CHUNK)
+            if not piece:
+                return
+            written.write(piece)
+            if len(piece) == _CHUNK and not self.may_go_on():
+                raise TimeoutError
 
     def last_words(self) -> str:
         """The last line that nsys wrote."""

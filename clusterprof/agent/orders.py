@@ -12,10 +12,10 @@ import time
 from typing import Optional
 
 if __package__:
-    from . import attempts, states
+    from . import attempts, files
 else:  # beside guard.py, which runs as a script
     import attempts  # type: ignore[import-not-found,no-redef]
-    import states  # type: ignore[import-not-found,no-redef]
+    import files  # type: ignore[import-not-found,no-redef]
 
 NAME = "close"
 EVERY_S = 0.25
@@ -24,7 +24,7 @@ EVERY_S = 0.25
 def give(run: str, reason: str) -> None:
     """Order all windows of the run closed; the first reason stays. Raises OSError."""
     if read(run) is None:
-        states.write_beside(os.path.join(run, NAME), reason + "\n")
+        files.write(os.path.join(run, NAME), reason + "\n")
 
 
 def read(run: str) -> Optional[str]:

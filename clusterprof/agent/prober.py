@@ -28,7 +28,7 @@ import time
 from typing import Any, Dict, List, Mapping, Optional, Tuple
 
 if __package__:
-    from . import clocks, exchange, states
+    from . import clocks, exchange, files, states
     from .identity import Identity
 else:  # run as a script, isolated: our package has no name yet
     from importlib.util import module_from_spec, spec_from_file_location
@@ -41,7 +41,7 @@ else:  # run as a script, isolated: our package has no name yet
     )
     assert _spec is not None
     sys.modules["_clusterprof_agent"] = module_from_spec(_spec)
-    from _clusterprof_agent import clocks, exchange, states  # type: ignore[no-redef]
+    from _clusterprof_agent import clocks, exchange, files, states  # type: ignore[no-redef]
     from _clusterprof_agent.identity import Identity  # type: ignore[no-redef]
 
 #: the Unix socket of this rank's prober, for the program that the guard runs under nsys: a name in
@@ -161,8 +161,7 @@ class Prober:
         os.makedirs(os.path.dirname(path), exist_ok=True)
         host, port = endpoint.socket.getsockname()[:2]
         told = {"address": host, "port": port, "secret": secret.hex(), "machine": clocks.machine()}
-        os.umask(0o077)
-        states.write_beside(path, json.dumps(told) + "\n")
+        files.write_json(path, told, mode=0o600)
         try:
             self.serve(endpoint)
         finally:
@@ -218,7 +217,7 @@ class Prober:
         if self.bounds or self.notes:
             path = os.path.join(states.rank_directory(self.run, self.rank), "probe.json")
             whole = {"schema_version": 1, "bounds": self.bounds, "notes": self.notes}
-            states.write_beside(path, json.dumps(whole) + "\n")
+            files.write_json(path, whole)
 
     def measure(
         self, event: str, known: Optional[Dict[str, Any]] = None

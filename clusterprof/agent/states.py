@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import json
 import os
@@ -10,9 +9,10 @@ import time
 from typing import Any, Dict, Optional
 
 if __package__:
-    from . import attempts
+    from . import attempts, files
 else:  # beside guard.py, which runs as a script
     import attempts  # type: ignore[import-not-found,no-redef]
+    import files  # type: ignore[import-not-found,no-redef]
 
 #: In order. A rank that is not chosen goes counting -> counted. `lost` is an end as well.
 STATES = (
@@ -82,18 +82,5 @@ def advance(folder: str, state: str, reason: Optional[str] = None, **facts: Any)
     now.setdefault("history", []).append([state, time.time_ns()])
     if reason is not None:
         now["reason"] = reason
-    write_beside(os.path.join(folder, "state.json"), json.dumps(now, indent=1) + "\n")
+    files.write_json(os.path.join(folder, "state.json"), now, indent=1)
     return True
-
-
-def write_beside(path: str, text: str) -> None:
-    """Write `path` whole or not at all: beside it first, then renamed."""
-    beside = "%s.%d.tmp" % (path, os.getpid())
-    try:
-        with open(beside, "w", encoding="utf-8") as file:
-            file.write(text)
-        os.replace(beside, path)
-    except OSError:
-        with contextlib.suppress(OSError):
-            os.unlink(beside)
-        raise

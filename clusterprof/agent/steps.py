@@ -16,6 +16,8 @@ import time
 import weakref
 from typing import Any, Callable, List, Optional, Tuple
 
+from . import files
+
 #: A step that ends this long after the last write takes the log's new lines to the disk.
 FLUSH_NS = 2_000_000_000
 
@@ -177,9 +179,7 @@ def shift_log(path: str, by: int) -> None:
     for row in rows:
         step, begin, end = map(int, row.split(","))
         lines.append("%d,%d,%d" % (step, begin + by, end + by))
-    with open(path + ".tmp", "w", encoding="ascii") as file:
-        file.write("\n".join(lines) + "\n")
-    os.replace(path + ".tmp", path)
+    files.write(path, "\n".join(lines) + "\n")
 
 
 #: This process's counter; `clusterprof.step()` speaks to it.

@@ -84,10 +84,7 @@ def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
         say(f"wrote {output.html}")
     if arguments.html:
         title = ", ".join(each.name for each in arguments.paths)
-        with rundir.writing(arguments.html):
-            merging.write_page(
-                arguments.html, html.render(made.results, made.collectives, title=title)
-            )
+        html.write(arguments.html, made.results, made.collectives, title=title)
         say(f"wrote {arguments.html}")
     if arguments.json:
         sys.stdout.buffer.write(results_json.dumps(made.results))

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from clusterprof.agent import files
 from clusterprof.cli.narrate import say
 from clusterprof.collect import Outcome
 from clusterprof.rundir import RunDirectory, writing
@@ -120,25 +121,15 @@ def save(made: Study, run: RunDirectory) -> None:
             folder.mkdir(parents=True, exist_ok=True)
             for name in SCHEMAS:
                 write_table(getattr(rank, name), folder / f"{name}.parquet")
-        write_page(run.html, html.render(made.results, made.collectives, title=run.path.name))
+        html.write(run.html, made.results, made.collectives, title=run.path.name)
 
 
 def write_table(table: pa.Table, target: Path) -> None:
     """Write one table as Parquet, by rename. Raises OSError."""
     import pyarrow.parquet as parquet
 
-    beside = target.with_name(f".{target.name}.tmp")
-    with beside.open("wb") as file:  # pyarrow opens no path whose bytes are not UTF-8
+    with files.new(target) as file:  # pyarrow opens no path whose bytes are not UTF-8
         parquet.write_table(table, file)
-    beside.rename(target)
-
-
-def write_page(target: Path, page: str) -> None:
-    """Write a page by rename. Raises OSError."""
-    from clusterprof.report import atomic
-
-    # A run directory's name may hold bytes that are no UTF-8.
-    atomic.write(target, page.encode(errors="backslashreplace"))
 
 
 def tell_results(made: Study, run: RunDirectory) -> None:

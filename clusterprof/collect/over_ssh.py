@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
-import os
 import re
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -17,8 +16,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from clusterprof.agent import files, states
 from clusterprof.agent import host as far_side
-from clusterprof.agent import states
 from clusterprof.collect.connection import Answer, RemoteCommand, SshHost
 from clusterprof.errors import HostError
 from clusterprof.plan import Host, OverSsh
@@ -354,19 +353,25 @@ def _fetch(
     attempt, _, rank, name = match.groups(default="")
     folder = replace(run, attempt=int(match[2] or 1)).rank(int(rank))
     folder.mkdir(parents=True, exist_ok=True)
-    target, beside = folder / name, folder / f".{name}.{os.getpid()}.tmp"
+    target = folder / name
     told = (entry["size"], entry["sha256"])
     if target.is_file() and far_side.checksum(str(target)) == told:
         return ""  # it came before the connection was lost
     try:
-        with each.ssh.explained():
-            sftp.get(f"{each.folder}/{attempt}ranks/{rank}/{name}", str(beside))
-        if far_side.checksum(str(beside)) != told:
-            return f"{entry['path']} did not arrive whole"
-        beside.replace(target)
-    finally:
-        beside.unlink(missing_ok=True)
+        with files.new(target) as file:
+            with each.ssh.explained():
+                sftp.getfo(f"{each.folder}/{attempt}ranks/{rank}/{name}", file)
+            file.flush()
+            _check(file.name, told)
+    except ValueError:
+        return f"{entry['path']} did not arrive whole"
     return ""
+
+
+def _check(path: str, told: tuple[int, str]) -> None:
+    """Raise ValueError where the file is not the one of that size and checksum."""
+    if far_side.checksum(path) != told:
+        raise ValueError(path)
 
 
 def name_holes(run: RunDirectory, holes: Mapping[int, tuple[str, str]]) -> None:

@@ -8,11 +8,11 @@ the scrubbed export can still be merged.
 from __future__ import annotations
 
 import contextlib
-import os
 import shutil
 import sqlite3
 from pathlib import Path
 
+from clusterprof.agent import files
 from clusterprof.errors import ReportError
 from clusterprof.ingest.export import Export, unreadable
 from clusterprof.ingest.identity import WANTED
@@ -30,23 +30,21 @@ def scrub(source: Path, target: Path) -> None:
     `source` is no nsys export, or `target` cannot be written.
     """
     Export(source).close()
-    beside = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     try:
-        shutil.copyfile(source, beside)
-        beside.chmod(0o600)
-        with contextlib.closing(sqlite3.connect(beside)) as database:
-            # Names of other processes need not be UTF-8.
-            database.text_factory = bytes
-            _clean(database)
-            database.commit()
-            database.execute("VACUUM")
-        beside.rename(target)
+        with files.new(target, 0o600) as copy:
+            with source.open("rb") as file:
+                shutil.copyfileobj(file, copy)
+            copy.flush()
+            with contextlib.closing(sqlite3.connect(copy.name)) as database:
+                # Names of other processes need not be UTF-8.
+                database.text_factory = bytes
+                _clean(database)
+                database.commit()
+                database.execute("VACUUM")
     except OSError as error:
         raise unreadable(target, error) from error
     except sqlite3.Error as error:
         raise ReportError(f"{source} cannot be scrubbed", f"sqlite said: {error}") from error
-    finally:
-        beside.unlink(missing_ok=True)
 
 
 def _clean(database: sqlite3.Connection) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from clusterprof.agent import states
+from clusterprof.agent import files
 from clusterprof.errors import ReportError
 
 SCHEMA_VERSION = 1
@@ -70,7 +70,7 @@ class Measurement:
 
     def write(self, path: Path) -> None:
         """Write it by rename. Raises OSError."""
-        states.write_beside(str(path), json.dumps(self.as_json(), indent=1) + "\n")
+        files.write_json(path, self.as_json(), indent=1)
 
 
 @dataclass(frozen=True)

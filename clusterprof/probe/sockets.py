@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import secrets
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from clusterprof.agent import clocks, exchange, states
+from clusterprof.agent import clocks, exchange, files
 from clusterprof.agent.identity import Identity
 from clusterprof.errors import ClusterprofError
 from clusterprof.probe.measurement import Measurement, parsed
@@ -76,21 +75,18 @@ def _listening(
     path: Path, secret: bytes, address: str, machine: str
 ) -> Iterator[exchange.Endpoint]:
     """An endpoint whose address stands in the file `path`, for as long as it is listened to."""
-    umask = os.umask(0o077)
     try:
         endpoint = exchange.Endpoint(address, secret)
         told = {
             "address": address, "port": endpoint.port, "secret": secret.hex(), "machine": machine,
         }  # fmt: skip
-        states.write_beside(str(path), json.dumps(told) + "\n")
+        files.write_json(path, told, mode=0o600)
     except OSError as error:
         raise ClusterprofError(
             f"rank 0 cannot listen on {address}, or cannot say so in {path}",
             error.strerror or str(error),
             "name a folder that all nodes see and you may write: --meet DIR",
         ) from None
-    finally:
-        os.umask(umask)
     try:
         yield endpoint
     finally:

@@ -16,11 +16,13 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from clusterprof.report import atomic, phrases
+from clusterprof.agent import files
 from clusterprof.report import format as show
+from clusterprof.report import phrases
 from clusterprof.report.averages import Average, averages, evidence_steps, worth_showing
 from clusterprof.report.precision import pair_bound_ns
 from clusterprof.results import Finding, RankAccount, Results
+from clusterprof.rundir import writing
 
 if TYPE_CHECKING:
     import jinja2
@@ -72,7 +74,9 @@ def render(results: Results, collectives: pa.Table, *, title: str) -> str:
 def write(path: Path, results: Results, collectives: pa.Table, *, title: str) -> None:
     """Write the page by rename; raises `RunDirectoryError` if it cannot be written."""
     page = render(results, collectives, title=title)
-    atomic.write(path, page.encode(errors="backslashreplace"))
+    # A run directory's name may hold bytes that are no UTF-8.
+    with writing(path, "--output"):
+        files.write(path, page.encode(errors="backslashreplace"))
 
 
 def _part(name: str) -> str:

@@ -12,9 +12,10 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, cast, get_args, get_origin, get_type_hints, is_typeddict
 
+from clusterprof.agent import files
 from clusterprof.errors import ReportError
-from clusterprof.report import atomic
 from clusterprof.results import SCHEMA_VERSION, Results
+from clusterprof.rundir import writing
 
 
 def dumps(results: Results) -> bytes:
@@ -44,7 +45,8 @@ def _encodable(value: Any) -> Any:
 
 def write(path: Path, results: Results) -> None:
     """Write results.json by rename; raises `RunDirectoryError` if it cannot be written."""
-    atomic.write(path, dumps(results))
+    with writing(path, "--output"):
+        files.write(path, dumps(results))
 
 
 def read(path: Path) -> Results:

@@ -45,7 +45,7 @@ def test_nothing_is_left_beside_the_file(tmp_path: Path) -> None:
 
 
 def test_a_place_that_cannot_be_written_is_an_error_that_names_it(tmp_path: Path) -> None:
-    with pytest.raises(RunDirectoryError, match="cannot write") as caught:
+    with pytest.raises(RunDirectoryError, match="cannot be written") as caught:
         results_json.write(tmp_path / "absent" / "results.json", sample.results())
     assert str(tmp_path / "absent") in str(caught.value)
     (tmp_path / "file").write_text("")

@@ -1,0 +1,73 @@
+"""The one way in which clusterprof writes a file: whole or not at all, and through nobody's link.
+
+A file is written beside its place under a random name that did not exist before (no link is
+followed, nobody can be waiting there), is its owner's alone until it is complete, and then takes
+its name by rename. Several writers of one path do not disturb each other: the last one stays.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from typing import IO, Any, Iterator, Optional, Union
+
+#: a file's path; bytes that are no UTF-8 are surrogates, as everywhere in Python
+Path = Union[str, "os.PathLike[str]"]
+
+#: how the name of an unfinished file ends: who lists a folder leaves it out
+UNFINISHED = ".tmp"
+
+
+def write(path: Path, content: Union[str, bytes], mode: Optional[int] = None) -> None:
+    """Write `path`, text as UTF-8; `mode` as for `new`. Raises OSError, and leaves it as it was."""
+    with new(path, mode) as file:
+        file.write(content if isinstance(content, bytes) else content.encode())
+
+
+def write_json(
+    path: Path, value: Any, indent: Optional[int] = None, mode: Optional[int] = None
+) -> None:
+    """Write `value` as JSON with a line end; `mode` as for `new`. Raises OSError."""
+    write(path, json.dumps(value, indent=indent) + "\n", mode)
+
+
+@contextlib.contextmanager
+def new(path: Path, mode: Optional[int] = None) -> Iterator[IO[bytes]]:
+    """A file open for writing, which is `path` once the block has ended without an exception.
+
+    A writer that wants a path takes the file's `name`: it exists, empty and 0600, and is to be
+    written in place. The permissions are `mode` in the end, by default what the umask leaves.
+    Raises OSError; then, and with every exception of the block, `path` is as it was before.
+    """
+    folder, name = os.path.split(os.path.abspath(os.fspath(path)))
+    # A name may have 255 bytes, and the longest is one of ours as well.
+    stem = os.fsdecode(os.fsencode(name)[:128])
+    beside = os.path.join(folder, ".%s.%s%s" % (stem, os.urandom(8).hex(), UNFINISHED))
+    final = 0o666 & ~umask() if mode is None else mode
+    with open(beside, "xb", opener=_for_its_owner) as file:
+        try:
+            yield file
+            file.flush()
+            os.fchmod(file.fileno(), final)
+            os.replace(beside, path)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.unlink(beside)
+            raise
+
+
+def _for_its_owner(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NOFOLLOW, 0o600)
+
+
+def umask() -> int:
+    """This process's umask, without the moment of another one that os.umask() has for all threads.
+
+    0o077 where the kernel does not say it (before Linux 4.7, without /proc).
+    """
+    with contextlib.suppress(OSError, ValueError), open("/proc/self/status", "rb") as status:
+        for line in status:
+            if line.startswith(b"Umask:"):
+                return int(line.split()[1], 8)
+    return 0o077
