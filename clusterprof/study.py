@@ -20,7 +20,7 @@ from clusterprof.analysis.verdict import verdict
 from clusterprof.clock import Clock, align
 from clusterprof.clock.readings import KnownClocks, without_beacons
 from clusterprof.errors import MergeError
-from clusterprof.merge import match, numbered, place
+from clusterprof.merge import match, numbered, place, tolerance
 from clusterprof.results import (
     SCHEMA_VERSION,
     CaptureCost,
@@ -100,10 +100,23 @@ def study(
         "warnings": [
             *dict.fromkeys((*warnings, *known.warnings)),
             *_warnings(scene, warnings),
+            *_inferred(matched),
             *said,
         ],
     }
     return Study(results, placed, account, clock, ordered)
+
+
+def _inferred(matched: pa.Table) -> list[str]:
+    within = tolerance(matched)
+    if within is None:
+        return []
+    text = (
+        "the reports do not name their communicators: they are inferred from streams and times, by "
+        f"collectives whose members end within {within / 1e3:.0f} µs of each other or a quarter of "
+        "their length (learned from this recording)"
+    )
+    return [text]
 
 
 def _unusable(tables: RankTables, known: KnownClocks) -> MissingRank:

@@ -1,17 +1,18 @@
-"""Collective calls from a Kineto trace's NCCL kernels, which carry the collective in `args`."""
+"""Collective calls from a Kineto trace's NCCL kernels, and from the operators that launch them."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
 
-from clusterprof.ingest.columns import encoded, fill, matching, nullable
+from clusterprof.ingest.columns import Ints, encoded, fill, matching, nullable
 from clusterprof.ingest.launches import launches
 from clusterprof.ingest.operations import NCCL_KERNEL, kernel_operation, operation
+from clusterprof.ingest.operators import Operator, operators
 from clusterprof.ingest.process_groups import ProcessGroup
 from clusterprof.ingest.trace_events import Trace
 
@@ -29,8 +30,10 @@ DTYPE_BYTES = {
 def read(trace: Trace, base: int, groups: Mapping[str, ProcessGroup]) -> tuple[pa.Table, list[str]]:
     """Return the calls in order of their launch, and warnings.
 
-    `message_bytes` is one rank's count times the type's size, as NCCL counts it: of a gather's
-    or scatter's two sizes the smaller.
+    What a kernel does not say itself (before PyTorch 2.3 it says nothing) is taken from the
+    operator around its launch (see `operators`), and where it was launched before the window, from
+    the other kernels of its stream. `message_bytes` is one rank's count times the type's size, as
+    NCCL counts it: of a gather's or scatter's two sizes the smaller.
     """
     spans = trace.spans["kernel"]
     codes = spans.column("name")
@@ -38,29 +41,38 @@ def read(trace: Trace, base: int, groups: Mapping[str, ProcessGroup]) -> tuple[p
         return fill("collective_calls", 0, {}), []
     is_nccl = matching(pa.array(trace.names, pa.string()), NCCL_KERNEL)[codes]
     start, end = spans.times(base)
-    issue, issue_end, _, known = launches(trace, spans.column("correlation"), base)
+    issue, issue_end, thread, known = launches(trace, spans.column("correlation"), base)
     order = np.flatnonzero(is_nccl)
     order = order[np.argsort(np.where(known, issue, start)[order], kind="stable")]
-    args = [spans.args.get(place, {}) for place in order.tolist()]
+    around = operators(trace, base, thread[order], issue[order], known[order])
+    args = [
+        spans.args.get(place) or each.args
+        for place, each in zip(order.tolist(), around, strict=True)
+    ]
     names = [trace.names[code] for code in codes[order].tolist()]
-    members = [_group(each, groups) for each in args]
+    stream = spans.column("stream")[order]
+    members = _of_stream([_group(each, groups) for each in args], stream.tolist())
+    listed = _of_stream([each.get("Group size") for each in args], stream.tolist())
+    operation = _operations(
+        [_said(*each) for each in zip(args, around, strict=True)], names, stream
+    )
     sizes = np.array([_bytes(each) for each in args], np.int64)
-    peers = np.array([each.get("Dst Rank", each.get("Src Rank", -1)) for each in args], np.int32)
+    peers = np.array([_peer(*each) for each in zip(args, around, strict=True)], np.int32)
     table = fill(
         "collective_calls",
         order.size,
         {
             "call": np.zeros(order.size, np.int32),
-            "operation": pa.array([_operation(*pair) for pair in zip(args, names, strict=True)]),
+            "operation": pa.array(operation),
             "communicator": pa.array(
                 [each.communicator if each else None for each in members], pa.string()
             ),
-            "communicator_size": pa.array([each.get("Group size") for each in args], pa.int32()),
+            "communicator_size": pa.array(listed, pa.int32()),
             "members": pa.array(
                 [list(each.ranks) if each and each.ranks else None for each in members],
                 pa.list_(pa.int32()),
             ),
-            "stream": spans.column("stream")[order],
+            "stream": stream,
             "message_bytes": nullable(sizes, sizes >= 0),
             "peer": nullable(peers, peers >= 0),
             "issue_start_ns": nullable(issue[order], known[order]),
@@ -68,21 +80,75 @@ def read(trace: Trace, base: int, groups: Mapping[str, ProcessGroup]) -> tuple[p
             "start_ns": start[order],
             "end_ns": end[order],
             "source": encoded(
-                np.array([bool(each) for each in args], np.int32), ["kernel_name", "kineto"]
+                np.array([bool(a or o.name) for a, o in zip(args, around, strict=True)], np.int32),
+                ["kernel_name", "kineto"],
             ),
         },
     )
-    silent = sum(not each for each in args)
-    warning = (
-        f"{silent} of {order.size} NCCL kernels do not say which collective they are: their"
-        " operation is read off the kernel's name, and their process group is unknown"
-    )
-    return table, [warning] if silent else []
+    return table, _warnings(members, operation)
 
 
-def _operation(args: Mapping[str, Any], kernel: str) -> str:
+def _warnings(members: Sequence[ProcessGroup | None], operation: Sequence[str]) -> list[str]:
+    out = []
+    silent, unknown = sum(not each for each in members), operation.count("Unknown")
+    if silent:
+        out.append(
+            f"{silent} of {len(members)} NCCL kernels do not name their process group (PyTorch"
+            " before 2.3 does not record it)"
+        )
+    if unknown:
+        out.append(
+            f"the operation of {unknown} of {len(members)} NCCL kernels cannot be determined:"
+            " launched before the window, by a kernel that does several operations"
+        )
+    return out
+
+
+_T = TypeVar("_T")
+
+
+def _of_stream(said: list[_T | None], stream: Sequence[int]) -> list[_T | None]:
+    """Return `said` with what is missing filled in where all others of the stream say the same."""
+    of: dict[int, set[_T]] = {}
+    for each, number in zip(said, stream, strict=True):
+        if each is not None:
+            of.setdefault(number, set()).add(each)
+    only = {number: next(iter(values)) for number, values in of.items() if len(values) == 1}
+    return [only.get(number) if e is None else e for e, number in zip(said, stream, strict=True)]
+
+
+def _operations(said: Sequence[str], names: Sequence[str], stream: Ints) -> list[str]:
+    """Return the operations: as said, else as all kernels of that name and stream, else by name.
+
+    NCCL before 2.19 has builds that do everything in a kernel named SendRecv: a name is believed
+    where nobody says otherwise of the same name.
+    """
+    of: dict[object, set[str]] = {}
+    keys = list(zip(names, stream.tolist(), strict=True))
+    for each, key in zip(said, keys, strict=True):
+        if each != "Unknown":
+            of.setdefault(key, set()).add(each)
+            of.setdefault(key[0], set()).add(each)
+    out = []
+    for each, key in zip(said, keys, strict=True):
+        known = of.get(key) or of.get(key[0]) or {kernel_operation(key[0])}
+        out.append(each if each != "Unknown" else min(known) if len(known) == 1 else "Unknown")
+    return out
+
+
+def _said(args: Mapping[str, Any], around: Operator) -> str:
     said = operation(str(args.get("Collective name", "")))
-    return said if said != "Unknown" else kernel_operation(kernel)
+    return said if said != "Unknown" else operation(around.name)
+
+
+#: how c10d names its operators for sends and receives: `nccl:send 0->1`, `nccl:recv 1<-0`
+_DIRECTED = re.compile(r"(?:send|recv) \d+(?:->|<-)(\d+)")
+
+
+def _peer(args: Mapping[str, Any], around: Operator) -> int:
+    named = _DIRECTED.search(around.name)
+    other = int(named[1]) if named else -1
+    return int(args.get("Dst Rank", args.get("Src Rank", other)))
 
 
 def _group(args: Mapping[str, Any], groups: Mapping[str, ProcessGroup]) -> ProcessGroup | None:

@@ -215,17 +215,16 @@ def _extend(
     spans.dur.extend([event.get("dur", 0) for event in events])
     spans.thread.extend([event["tid"] for event in events])
     spans.name.extend([codes.setdefault(event["name"], len(codes)) for event in events])
+    args = [event.get("args", {}) for event in events]
     if category != "cpu_op":
-        args = [event.get("args", {}) for event in events]
         spans.correlation.extend([each.get("correlation", -1) for each in args])
         if category in ("kernel", "gpu_memcpy", "gpu_memset"):
             spans.device.extend([each.get("device", -1) for each in args])
             spans.stream.extend([each.get("stream", -1) for each in args])
             spans.size.extend([each.get("bytes", -1) for each in args])
-        for place, (event, each) in enumerate(zip(events, args, strict=True), first):
-            name = event["name"]
-            if "Collective name" in each or name.startswith("gloo:"):
-                spans.args[place] = {**each, **_state(event)}
+    for place, (event, each) in enumerate(zip(events, args, strict=True), first):
+        if "Collective name" in each or event["name"].startswith("gloo:"):
+            spans.args[place] = {**each, **_state(event)}
 
 
 def _state(event: dict[str, Any]) -> dict[str, Any]:

@@ -89,6 +89,29 @@ def _marked(tables: RankTables) -> bool:
     return bool(len(sources)) and sources[0].as_py() != "optimizer"
 
 
+def _issued(issue: Ints, start: Ints, stream: Ints, steps: Ints) -> Ints:
+    """Return when each call was issued (ns); where the report does not say (0), by its stream.
+
+    A stream runs in the order of issue: a call was issued before the next one on its stream, and
+    one with none before it that is known, before the window and its steps. Where the report knows
+    of none (gloo) the start is all there is.
+    """
+    known = issue > 0
+    if not known.any() or known.all():
+        return np.where(known, issue, start)
+    before = int(min(issue[known].min(), *steps[:1])) - 1
+    out = np.where(known, issue, start)
+    for one in np.unique(stream[~known]):
+        rows = np.flatnonzero(stream == one)
+        rows = rows[np.argsort(start[rows], kind="stable")]
+        later = np.minimum.accumulate(np.where(known, issue, out)[rows][::-1])[::-1]
+        head = np.cumsum(known[rows]) == 0
+        out[rows] = np.where(
+            known[rows], out[rows], np.where(head, np.minimum(later, before), later)
+        )
+    return out
+
+
 def read(tables: RankTables) -> Calls:
     """Return the collective calls of one rank, sorted by issue (by start where not issued)."""
     table = tables.collective_calls
@@ -96,8 +119,10 @@ def read(tables: RankTables) -> Calls:
     has = np.asarray(
         pc.and_(pc.is_valid(table["start_ns"]), pc.is_valid(table["end_ns"])).to_numpy()
     )
-    issue = _ints(table, "issue_start_ns", 0)
-    issue = np.where(issue > 0, issue, start)
+    stream = _ints(table, "stream")
+    issue = _issued(
+        _ints(table, "issue_start_ns", 0), start, stream, _ints(tables.steps, "begin_ns")
+    )
     members = _objects(
         [None if m is None else tuple(sorted(m)) for m in table["members"].to_pylist()]
     )
@@ -111,7 +136,7 @@ def read(tables: RankTables) -> Calls:
     operation = _objects(table["operation"].cast(pa.string()).to_pylist())
     size = _ints(table, "message_bytes")
     size = np.where(np.isin(operation.astype(str), list(UNEVEN)), UNKNOWN, size)
-    order = np.argsort(issue, kind="stable")
+    order = np.lexsort((start, issue))
     step = steps_of(tables, issue)
     whole = Calls(
         rank=tables.rank,
@@ -119,7 +144,7 @@ def read(tables: RankTables) -> Calls:
         operation=operation,
         communicator=communicator,
         members=members,
-        stream=_ints(table, "stream"),
+        stream=stream,
         size=size,
         root=_ints(table, "root"),
         peer=_ints(table, "peer"),

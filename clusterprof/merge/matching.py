@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from clusterprof.merge.calls import POINT_TO_POINT, UNKNOWN, Calls, Ints, read, take
 from clusterprof.merge.communicators import infer, streams
@@ -16,6 +17,9 @@ from clusterprof.merge.rows import Rows
 from clusterprof.merge.shift import SURE, Shift, agree, find_shift
 from clusterprof.tables import RankTables
 
+#: in the metadata of what `match` returns: see `tolerance`
+TOLERANCE = b"tolerance_ns"
+
 
 def match(ranks: Sequence[RankTables]) -> pa.Table:
     """Match the collective calls of all ranks; schema `clusterprof.merge.MATCHED`.
@@ -24,7 +28,8 @@ def match(ranks: Sequence[RankTables]) -> pa.Table:
     they tell how the clocks lie for the others; else by stream, order and times, with less
     confidence. Every call of every rank is in the result exactly once; what has no
     counterpart stays, with its reason. Assumes that a communicator's members issue its calls in
-    the same order, which NCCL and gloo require themselves.
+    the same order, which NCCL and gloo require themselves. `tolerance` reads what the table's
+    metadata have.
     """
     rows = Rows()
     calls, sure = named_alike([read(tables) for tables in sorted(ranks, key=lambda r: r.rank)])
@@ -52,11 +57,19 @@ def match(ranks: Sequence[RankTables]) -> pa.Table:
         _collectives(rows, name, parts, clocks, sure.get(name, 1.0), final=True)
     for name, parts in directed:
         pair_by_id(rows, name, [c for c, _ in parts], [r for _, r in parts], world, clocks)
-    _nameless(rows, nameless)
-    return rows.table()
+    within = _nameless(rows, nameless)
+    return rows.table().replace_schema_metadata({TOLERANCE: str(round(within))})
 
 
-def _nameless(rows: Rows, parts: list[tuple[Calls, Ints]]) -> None:
+def tolerance(matched: pa.Table) -> int | None:
+    """Return within how many ns members end whose communicators `match` inferred; None without."""
+    names = pc.starts_with(pc.unique(matched["communicator"]), "inferred:")
+    inferred = pc.any(pc.and_(names, pc.match_substring(pc.unique(matched["communicator"]), ",")))
+    return int((matched.schema.metadata or {})[TOLERANCE]) if inferred.as_py() else None
+
+
+def _nameless(rows: Rows, parts: list[tuple[Calls, Ints]]) -> float:
+    """Match calls of inferred communicators; returns within what their members end (ns)."""
     pairs = [np.isin(c.operation[r].astype(str), list(POINT_TO_POINT)) for c, r in parts]
     there = [(c, r[p]) for (c, r), p in zip(parts, pairs, strict=True) if p.any()]
     if there:
@@ -64,13 +77,15 @@ def _nameless(rows: Rows, parts: list[tuple[Calls, Ints]]) -> None:
     nodes = [s for (c, r), p in zip(parts, pairs, strict=True) for s in streams(c, r[~p])]
     by_rank = {c.rank: c for c, _ in parts}
     used: dict[str, int] = {}
-    for group, confidence in infer(nodes):
+    inferred, within = infer(nodes)
+    for group, confidence in inferred:
         name = "inferred:" + ",".join(str(nodes[k].rank) for k in group)
         used[name] = used.get(name, 0) + 1
         if used[name] > 1:
             name += f"#{used[name]}"
         members = [(by_rank[nodes[k].rank], nodes[k].rows) for k in group]
         _collectives(rows, name, members, RoughClocks(), confidence, final=True)
+    return within
 
 
 def _collectives(

@@ -14,8 +14,10 @@ one, as a rule a hundred times; the three were sends that did not wait.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from clusterprof.merge.calls import SYNCHRONISING, UNKNOWN, Bools, Calls
 
@@ -66,9 +68,11 @@ class _Trial:
 
 def agree(a: Calls, b: Calls) -> Bools:
     """Return for calls side by side whether operation and size (where known) are the same."""
-    sizes = (a.size == b.size) | (a.size == UNKNOWN) | (b.size == UNKNOWN)
-    same: Bools = (a.operation == b.operation) & sizes
-    return same
+    return _alike(a.operation, b.operation, "Unknown") & _alike(a.size, b.size, UNKNOWN)
+
+
+def _alike(a: npt.NDArray[Any], b: npt.NDArray[Any], unknown: object) -> Bools:
+    return np.asarray((a == b) | (a == unknown) | (b == unknown), dtype=np.bool_)
 
 
 def _slices(a: Calls, b: Calls, by: int) -> tuple[slice, slice]:
@@ -86,11 +90,10 @@ def _try(a: Calls, b: Calls, by: int, directed: bool) -> _Trial:
     overlap = in_b.stop - in_b.start
     if overlap <= 0:
         return _Trial(by, 0, 0, 0.0, 0.0, -1, 0, 0)
-    sizes_a, sizes_b = a.size[in_a], b.size[in_b]
-    same = (sizes_a == sizes_b) | (sizes_a == UNKNOWN) | (sizes_b == UNKNOWN)
+    same = _alike(a.size[in_a], b.size[in_b], UNKNOWN)
     timed = a.has[in_a] & b.has[in_b]
     if not directed:
-        same &= a.operation[in_a] == b.operation[in_b]
+        same &= _alike(a.operation[in_a], b.operation[in_b], "Unknown")
         timed &= np.isin(a.operation[in_a].astype(str), list(SYNCHRONISING))
     steps_a, steps_b = a.marked[in_a], b.marked[in_b]
     labelled = (steps_a != UNKNOWN) & (steps_b != UNKNOWN)

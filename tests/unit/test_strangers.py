@@ -1,0 +1,107 @@
+"""Traces that strangers made: what kernels do not say of themselves, and where they stand."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+from strangers import trace
+
+from clusterprof.ingest import read_report
+from clusterprof.merge import match
+from clusterprof.simulate import Cause, Job, simulate
+from clusterprof.study import Study, study
+from clusterprof.tables import RankTables
+
+#: four ranks on one host whose collectives' ends differ by up to 300 µs; hosts run far ahead
+SCATTERED = Job(
+    phase_ns=300_000, small_calls=False, layers=4, steps=6, launch_ns=40_000, ranks_per_host=4,
+    tear_ns=2_000_000, communicator_ids=False, transfer_ns=900_000,
+)  # fmt: skip
+SLEEPER = replace(SCATTERED, causes=(Cause("host", 2, 30_000_000),))
+
+
+def read(job: Job, folder: Path, *, cut: int = 0, **how: object) -> list[RankTables]:
+    """The ranks of a simulated job by their traces, which begin `cut` steps late."""
+    ranks, _ = simulate(job)
+    paths = []
+    for tables in ranks:
+        begin = tables.steps["begin_ns"][cut].as_py() if cut else 0
+        paths.append(trace(tables, folder, begin_ns=begin, **how))  # type: ignore[arg-type]
+    return [read_report(path) for path in paths]
+
+
+def operations(tables: RankTables) -> Counter[str]:
+    return Counter(tables.collective_calls["operation"].cast(pa.string()).to_pylist())
+
+
+def matched(ranks: list[RankTables]) -> Study:
+    return study(ranks)
+
+
+def test_a_kernel_does_what_the_operator_around_its_launch_says(tmp_path: Path) -> None:
+    ranks = read(replace(SCATTERED, sharded=True), tmp_path)
+    truth = simulate(replace(SCATTERED, sharded=True))[0]
+    assert operations(ranks[0]) == operations(truth[0])
+    assert set(operations(ranks[0])) == {"AllGather", "ReduceScatter"}
+
+
+@pytest.mark.parametrize("told", ["kernel", "operator"])
+def test_the_arguments_of_a_kernel_or_of_its_operator_tell_the_group(
+    tmp_path: Path, told: str
+) -> None:
+    calls = read(SCATTERED, tmp_path, arguments=told)[1].collective_calls
+    assert set(calls["communicator"].to_pylist()) == {"0[0-3]"}
+    assert set(calls["message_bytes"].to_pylist()) == {4096}
+    assert set(calls["operation"].cast(pa.string()).to_pylist()) == {"AllReduce"}
+
+
+def test_kernels_launched_before_the_window_are_of_their_streams_group(tmp_path: Path) -> None:
+    ranks = read(SCATTERED, tmp_path, cut=2, arguments="kernel")
+    for tables in ranks:
+        calls = tables.collective_calls
+        assert calls["issue_start_ns"].null_count > 0
+        assert set(calls["communicator"].to_pylist()) == {"0[0-3]"}
+        assert operations(tables).keys() == {"AllReduce"}
+        assert not tables.warnings
+
+
+def test_kernels_launched_before_the_window_come_first_in_their_streams_order(
+    tmp_path: Path,
+) -> None:
+    table = match(read(SLEEPER, tmp_path, cut=2, arguments="kernel"))
+    rows = table.to_pandas()
+    before = rows[rows["step"].isna()]
+    assert len(before)
+    for _, mine in rows.groupby("rank"):
+        assert mine.sort_values("order")["start_ns"].is_monotonic_increasing
+    whole = table.filter(pc.equal(table["state"].cast(pa.string()), "matched"))
+    assert whole.num_rows > 0.8 * table.num_rows
+    assert set(whole["communicator"].to_pylist()) == {"0[0-3]"}
+
+
+def test_ends_that_scatter_by_hundreds_of_microseconds_are_those_of_one_group(
+    tmp_path: Path,
+) -> None:
+    found = study(read(SLEEPER, tmp_path, cut=2))
+    rows = found.collectives.filter(
+        pc.equal(found.collectives["state"].cast(pa.string()), "matched")
+    )
+    assert set(rows["communicator"].to_pylist()) == {"inferred:0,1,2,3"}
+    assert rows.num_rows > 0.8 * found.collectives.num_rows
+    assert "rank 2 " in found.results["verdict"]
+    said = [w for w in found.results["warnings"] if "end within" in w]
+    assert len(said) == 1
+    assert max(found.clock.uncertainty_ns) < 5_000_000
+
+
+def test_ranks_that_never_wait_for_one_another_are_no_group(tmp_path: Path) -> None:
+    ranks = read(SLEEPER, tmp_path)
+    other = simulate(replace(SLEEPER, seed=7, causes=(Cause("host", 2, 24_000_000),)))[0][2]
+    stranger = read_report(trace(other, tmp_path))
+    table = match([ranks[0], replace(stranger, info=replace(stranger.info, rank=1))])
+    assert set(table["state"].cast(pa.string()).to_pylist()) == {"unmatched"}
