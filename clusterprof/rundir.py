@@ -15,18 +15,46 @@ from __future__ import annotations
 
 import contextlib
 import datetime as dt
-import json
 import os
+import re
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
-from clusterprof.agent import attempts, files, states
+from clusterprof.agent import attempts, documents, files, states
 from clusterprof.errors import RunDirectoryError, RunDirectoryTaken
 
 SCHEMA_VERSION = 1
+
+
+def _is_time(value: object) -> bool:
+    try:
+        return dt.datetime.fromisoformat(str(value)).tzinfo is not None
+    except ValueError:
+        return False
+
+
+_RANKS = range(10_000_000)  # more than any job has
+#: the form of what is read of run.json
+_FORM = {
+    "window": [int, int],
+    "selection": {
+        "text": str, "kind": str, "ranks": [_RANKS], "pp": _RANKS[1:],
+        "world_size": (_RANKS[1:], None),
+    },
+    "world_size": (_RANKS[1:], None), "attempt": (_RANKS[1:], None),
+    "began": _is_time, "ended": (_is_time, None), "exit_status": (int, None),
+    "launcher": (str, None),
+    "profiler": {"path?": (str, None)},
+    "hosts": [{
+        "name": str, "address": str, "user": (str, None), "port": (int, None), "hostname": str,
+        "left": (str, None),
+    }],
+    "ssh": {"config": (str, None), "timeout_s": (int, float), "python": str},
+}  # fmt: skip
+_NUMBER = re.compile(r"[0-9]{1,9}")
 
 
 @dataclass(frozen=True)
@@ -71,7 +99,7 @@ class RunDirectory:
         later = sorted(
             int(entry.name.partition("-")[2])
             for entry in self.path.glob("attempt-*")
-            if entry.name.partition("-")[2].isdigit()
+            if _NUMBER.fullmatch(entry.name.partition("-")[2])
         )
         return [RunDirectory(self.path, attempt) for attempt in (1, *later)]
 
@@ -80,7 +108,8 @@ class RunDirectory:
         folder = self.home / "ranks"
         if not folder.is_dir():
             return []
-        return sorted(int(entry.name) for entry in folder.iterdir() if entry.name.isdigit())
+        names = (entry.name for entry in folder.iterdir())
+        return sorted(int(name) for name in names if _NUMBER.fullmatch(name))
 
     def states(self) -> dict[int, dict[str, Any]]:
         """Each rank's state; {} for one whose state cannot be read."""
@@ -96,7 +125,7 @@ class RunDirectory:
     def read_manifest(self) -> dict[str, Any]:
         """run.json. Raises RunDirectoryError where it is missing or of another schema."""
         try:
-            manifest = json.loads(self.manifest.read_text(encoding="utf-8"))
+            manifest = documents.load(str(self.manifest))
         except FileNotFoundError:
             raise RunDirectoryError(
                 f"{self.path} is not a run directory: it has no run.json",
@@ -109,7 +138,10 @@ class RunDirectory:
                 f"{self.manifest} has another schema than this clusterprof's {SCHEMA_VERSION}",
                 "use the clusterprof that made it, or merge its reports: clusterprof merge FILES",
             )
-        return manifest
+        for key, form in _FORM.items():
+            if key in manifest and not documents.fits(manifest[key], form):
+                raise _damaged(self.manifest, f"its {key!r} cannot be understood")
+        return Manifest(manifest, self.manifest)
 
     def write_manifest(self, manifest: Mapping[str, Any]) -> None:
         """Write run.json by rename. Raises RunDirectoryError (no space, read-only)."""
@@ -120,6 +152,23 @@ class RunDirectory:
         """Write plan.json by rename. Raises RunDirectoryError."""
         with writing(self.plan):
             files.write_json(self.plan, plan, indent=1)
+
+
+class Manifest(dict[str, Any]):
+    """What run.json says; whatever it should say and does not is a RunDirectoryError."""
+
+    def __init__(self, content: Mapping[str, Any], path: Path) -> None:
+        super().__init__(content)
+        self.path = path
+
+    def __missing__(self, key: str) -> NoReturn:
+        raise _damaged(self.path, f"it does not say {key!r}")
+
+
+def _damaged(path: Path, why: str) -> RunDirectoryError:
+    return RunDirectoryError(
+        f"{path} is damaged: {why}", "merge the run's reports: clusterprof merge REPORT..."
+    )
 
 
 @contextlib.contextmanager
@@ -209,4 +258,4 @@ def opened(path: Path) -> RunDirectory:
     if not path.is_dir():
         raise RunDirectoryError(f"{path} is not a directory", "name a folder below runs/")
     manifest = RunDirectory(path.absolute()).read_manifest()
-    return RunDirectory(path.absolute(), int(manifest.get("attempt") or 1))
+    return RunDirectory(path.absolute(), manifest.get("attempt") or 1)

@@ -15,6 +15,9 @@ import pyarrow as pa
 
 _NAME = pa.dictionary(pa.int32(), pa.string())
 
+#: the tables' ranks have 32 bits, far beyond any job
+HIGHEST_RANK = 2**31 - 1
+
 #: how a call of Python's garbage collector begins its name among the host's calls
 GARBAGE = "garbage collection"
 

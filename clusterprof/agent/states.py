@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
 import time
 from typing import Any, Dict, Optional
 
 if __package__:
-    from . import attempts, files
+    from . import attempts, documents, files
 else:  # beside guard.py, which runs as a script
     import attempts  # type: ignore[import-not-found,no-redef]
+    import documents  # type: ignore[import-not-found,no-redef]
     import files  # type: ignore[import-not-found,no-redef]
 
 #: In order. A rank that is not chosen goes counting -> counted. `lost` is an end as well.
@@ -19,6 +19,13 @@ STATES = (
     "counting", "counted",
     "armed", "waiting", "capturing", "finishing", "captured", "collected", "lost",
 )  # fmt: skip
+
+#: what is read of a state; whoever wrote something else there has written nothing
+_FORM = {
+    "state": str, "reason": str, "host": str, "machine": str,
+    "chosen": bool, "whole": bool, "late": bool,
+    "steps": (int, None), "attempt": int, "history": list, "nsys": dict,
+}  # fmt: skip
 
 
 def rank_directory(run: str, rank: int) -> str:
@@ -42,8 +49,9 @@ def read_plan(path: str) -> Dict[str, Any]:
 
     A container may have the run directory at another place than the launching host.
     """
-    with open(path, encoding="utf-8") as file:
-        plan: Dict[str, Any] = json.load(file)
+    plan: Dict[str, Any] = documents.load(path)
+    if not documents.fits(plan, {"run": str}):
+        raise ValueError("%s is no plan" % path)
     here = os.path.dirname(os.path.abspath(path))
     for folder in (plan["run"], here):
         if os.path.isfile(os.path.join(folder, "run.json")):
@@ -53,13 +61,18 @@ def read_plan(path: str) -> Dict[str, Any]:
 
 
 def read(folder: str) -> Dict[str, Any]:
-    """The state in a rank's folder; {} where there is none or it cannot be read."""
+    """The state in a rank's folder, without what is not of its form; {} where there is none."""
     try:
-        with open(os.path.join(folder, "state.json"), encoding="utf-8") as file:
-            state = json.load(file)
+        state = documents.load(os.path.join(folder, "state.json"))
     except (OSError, ValueError):
         return {}
-    return state if isinstance(state, dict) else {}
+    if not isinstance(state, dict):
+        return {}
+    return {
+        name: value
+        for name, value in state.items()
+        if name not in _FORM or documents.fits(value, _FORM[name])
+    }
 
 
 def advance(folder: str, state: str, reason: Optional[str] = None, **facts: Any) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import io
+import logging
 import os
 import sys
 from collections.abc import Sequence
@@ -71,6 +72,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     verb, rest = words[0], words[1:]
     own, program = split(rest)
     any_name(sys.stdout)
+    if "--debug" in own:
+        _show_debug()
     try:
         return int(verb_module(verb).main(verb, own, program))
     except ClusterprofError as error:
@@ -91,6 +94,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"clusterprof: error: {what}\n  this is a fault of clusterprof", file=sys.stderr)
         print("  add --debug to see where, and please report it", file=sys.stderr)
         return ClusterprofError.exit_code
+
+
+def _show_debug() -> None:
+    """Let what our own modules say for --debug reach stderr: where one rank's reader failed."""
+    log = logging.getLogger("clusterprof")
+    log.addHandler(logging.StreamHandler())
+    log.setLevel(logging.DEBUG)
 
 
 def any_name(stream: object) -> None:

@@ -16,8 +16,6 @@ from clusterprof.errors import UsageError
 if TYPE_CHECKING:
     from clusterprof.probe.measurement import Measurement
 
-#: as the tables have it (32 bits), and far beyond any job
-_HIGHEST_RANK = 2**31 - 1
 _SEVERITIES = ("info", "warning", "critical")
 
 
@@ -115,11 +113,13 @@ def _output(arguments: argparse.Namespace) -> rundir.RunDirectory | None:
 
 
 def _told_ranks(told: Sequence[str]) -> dict[Path, int]:
+    from clusterprof.tables import HIGHEST_RANK
+
     ranks = {}
     for each in told:
         file, _, rank = each.rpartition("=")
         # isdigit() would let "²" through
-        if not file or not rank.isdecimal() or int(rank) > _HIGHEST_RANK:
+        if not file or not rank.isdecimal() or int(rank) > HIGHEST_RANK:
             raise UsageError(f"--rank {each!r} names no report and rank", "write --rank FILE=N")
         ranks[path(file)] = int(rank)
     return ranks

@@ -128,8 +128,8 @@ def read(
     graphs = _graphs(export, process, launches, epoch)
     copies = _copies(export, process, launches, epoch)
     memsets = _memsets(export, process, launches, epoch)
-    devices = kernels.column("device").to_numpy()
-    device = int(np.bincount(devices).argmax()) if devices.size else None
+    devices, counts = np.unique(kernels.column("device").to_numpy(), return_counts=True)
+    device = int(devices[counts.argmax()]) if devices.size else None
     return Activity(
         table=joined("activity", [kernels, graphs, copies, memsets], by="start_ns"),
         nccl=nccl,

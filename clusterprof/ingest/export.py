@@ -21,6 +21,8 @@ from clusterprof.errors import ReportError
 from clusterprof.ingest.columns import Ints, ints
 
 _MAGIC = b"SQLite format 3\x00"
+#: ns; a time beyond it is none, and would not fit into 64 bits once it is added to another
+FARTHEST = 1 << 62
 #: `CUPTI_ACTIVITY_KIND_KERNEL_V3` is the third form of `CUPTI_ACTIVITY_KIND_KERNEL`
 _VERSIONED = re.compile(r"^(?P<name>.+)_V(?P<version>\d+)$")
 
@@ -125,12 +127,29 @@ class Export:
             return {name: np.empty(0, np.int64) for name in columns}
         there = self.columns(table)
         chosen = [
-            f'coalesce("{name}", -1) AS "{name}"' if name in there else f'-1 AS "{name}"'
+            f'"{name}"' if name == "start" and name in there
+            else f'coalesce("{name}", -1) AS "{name}"' if name in there
+            else f'-1 AS "{name}"'
             for name in columns
-        ]
+        ]  # fmt: skip
         condition = f" WHERE {where}" if where else ""
         result = self.arrow(f"SELECT {', '.join(chosen)} FROM {{0}}{condition}", table)
-        return {name: ints(result, name) for name in columns}
+        return {name: self.integers(result, name) for name in columns}
+
+    def integers(self, result: pa.Table, name: str) -> Ints:
+        """Return a column that must be whole numbers, of times such as can be added to others.
+
+        Raises `ReportError` where a cell is none.
+        """
+        column = result.column(name)
+        if not result.num_rows:
+            return np.empty(0, np.int64)
+        if column.null_count or not pa.types.is_integer(column.type):
+            raise self._damaged(f"not every {name} is a whole number")
+        values = ints(result, name)
+        if name in ("start", "end") and (values.min() < -FARTHEST or values.max() > FARTHEST):
+            raise self._damaged(f"a {name} lies more than a century from the report's beginning")
+        return values
 
     def strings(self) -> dict[int, str]:
         """Return the table of strings that `nameId`, `shortName` and `textId` point into."""

@@ -32,7 +32,7 @@ def with_collections(tables: RankTables, path: Path) -> RankTables:
         return tables
     try:
         rows = _read(path)
-    except (OSError, ValueError, csv.Error) as error:
+    except (OSError, OverflowError, ValueError, csv.Error) as error:
         said = f"{path.name} is damaged and was left out: {error}"
         return replace(tables, warnings=(*tables.warnings, said))
     names = pa.array([f"{GARBAGE} (generation {g})" for g in rows[:, 2].tolist()], pa.string())

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import os
+import traceback
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -12,6 +14,7 @@ from multiprocessing import get_context
 from pathlib import Path
 
 from clusterprof.errors import ClusterprofError, MergeError, ReportError
+from clusterprof.ingest.checks import checked
 from clusterprof.ingest.combined import combine
 from clusterprof.ingest.report import read_report
 from clusterprof.ingest.sources import (
@@ -34,8 +37,10 @@ _WORTH_PROCESSES = 8 << 20
 _APART_NS = 5_000_000_000
 
 
-#: what a reading process hands back; of an exception its lines, which pickling would lose
-_Outcome = RankTables | tuple[type[ClusterprofError], tuple[str, ...]]
+#: what a reading process hands back; of an exception its lines and trace, which pickling loses
+_Outcome = RankTables | tuple[type[ClusterprofError], tuple[str, ...], str]
+
+_LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -124,7 +129,7 @@ def read_source(source: Source) -> RankTables:
     except ReportError as error:
         warnings = (*tables.warnings, f"the trace beside the report was left out: {error.what}")
         return replace(tables, warnings=warnings, info=replace(tables.info, warnings=warnings))
-    return combine(tables, beside)
+    return checked(combine(tables, beside), tables.rank)
 
 
 def _attempt(source: Source) -> RankTables | ClusterprofError:
@@ -133,21 +138,14 @@ def _attempt(source: Source) -> RankTables | ClusterprofError:
         return read_source(source)
     except ClusterprofError as error:
         return error
-    except MemoryError:
-        return ReportError(f"{source.path} does not fit into memory")
-    except Exception as error:  # noqa: BLE001 - a reader's fault must not take other ranks along
-        return ReportError(
-            f"{source.path} could not be read",
-            f"{type(error).__name__}: {error}",
-            "this is a fault of the reader: please report it with the nsys version",
-        )
 
 
 def _attempt_apart(source: Source) -> _Outcome:
     """Read one source in a thread or process of its own."""
     outcome = _attempt(source)
     if isinstance(outcome, ClusterprofError):
-        return type(outcome), (outcome.what, *outcome.details)
+        where = "".join(traceback.format_exception(outcome))
+        return type(outcome), (outcome.what, *outcome.details), where
     return outcome
 
 
@@ -159,7 +157,7 @@ def _read_all(sources: Sequence[Source], workers: int) -> list[RankTables | Clus
     objects under that lock, some 0.3 s for each megabyte of packed trace.
     """
     if len(sources) == 1 or workers == 1:
-        return [_attempt(source) for source in sources]
+        return [_outcome(source, _attempt_apart(source)) for source in sources]
     traces = [source for source in sources if _parses_json(source)]
     packed = sum(_size(source.beside or source.path) for source in traces)
     apart = min(workers, len(traces)) if packed > _WORTH_PROCESSES else 1
@@ -168,7 +166,7 @@ def _read_all(sources: Sequence[Source], workers: int) -> list[RankTables | Clus
     with threads:
         try:
             futures = [_submit(source, threads, processes) for source in sources]
-            return [_outcome(*pair) for pair in zip(sources, futures, strict=True)]
+            return [_outcome(*pair) for pair in zip(sources, map(_result, futures), strict=True)]
         finally:
             if processes is not None:
                 processes.shutdown(cancel_futures=True)
@@ -192,17 +190,24 @@ def _submit(source: Source, threads: Executor, processes: Executor | None) -> Fu
     return executor.submit(_attempt_apart, source)
 
 
-def _outcome(source: Source, future: Future[_Outcome]) -> RankTables | ClusterprofError:
+def _result(future: Future[_Outcome]) -> _Outcome | None:
+    """Return what was read; None where the reading process was killed."""
     try:
-        outcome = future.result()
+        return future.result()
     except BrokenProcessPool:
+        return None
+
+
+def _outcome(source: Source, outcome: _Outcome | None) -> RankTables | ClusterprofError:
+    if outcome is None:
         return ReportError(
             f"{source.path} could not be read: its reading process was killed",
             "most often by the kernel for want of memory: read fewer reports at once",
         )
     if isinstance(outcome, RankTables):
         return outcome
-    kind, lines = outcome
+    kind, lines, where = outcome
+    _LOG.debug("%s", where)
     return kind(*lines)
 
 

@@ -72,7 +72,8 @@ def _device(trace: Trace, work: pa.Table) -> str:
     }
     if not known or not work.num_rows:
         return ""
-    return known.get(int(np.bincount(np.maximum(work.column("device").to_numpy(), 0)).argmax()), "")
+    devices, counts = np.unique(work.column("device").to_numpy(), return_counts=True)
+    return known.get(max(int(devices[counts.argmax()]), 0), "")
 
 
 def _activity(trace: Trace, base: int) -> pa.Table:

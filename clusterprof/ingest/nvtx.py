@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from clusterprof.ingest.columns import Bools, Ints, ints
+from clusterprof.ingest.columns import Bools, Ints
 from clusterprof.ingest.export import Export
 
 PUSH_POP_RANGE, START_END_RANGE, DOMAIN_CREATE = 59, 60, 75
@@ -92,25 +92,28 @@ def read(export: Export) -> Ranges:
     join = "LEFT JOIN {1} s ON s.id = n.textId" if "textId" in there else ""
     result = export.arrow(
         f'SELECT n.rowid AS row, n.start AS start, coalesce(n."end", -1) AS "end",'
-        f' n."globalTid" AS tid, {domain} AS domain, {text} AS name FROM {{0}} n {join}'
+        f' n."globalTid" AS tid, {domain} AS domain,'
+        f" CAST({text} AS BLOB) AS name FROM {{0}} n {join}"
         f' WHERE n."eventType" IN ({PUSH_POP_RANGE}, {START_END_RANGE}) AND n.start IS NOT NULL'
         f" ORDER BY n.start",
         "NVTX_EVENTS",
         "StringIds",
     )
-    name = result.column("name").cast(pa.string()).combine_chunks().dictionary_encode()
+    name = result.column("name").cast(pa.binary()).combine_chunks().dictionary_encode()
     if isinstance(name, pa.ChunkedArray):
         name = name.combine_chunks()
-    tid = ints(result, "tid")
+    # A program may name its ranges in any encoding.
+    names = [each.decode(errors="replace") for each in name.dictionary.to_pylist()]
+    tid = export.integers(result, "tid")
     return Ranges(
-        start=ints(result, "start"),
-        end=ints(result, "end"),
+        start=export.integers(result, "start"),
+        end=export.integers(result, "end"),
         process=process_of(tid),
         thread=thread_of(tid),
-        domain=ints(result, "domain"),
-        row=ints(result, "row"),
+        domain=export.integers(result, "domain"),
+        row=export.integers(result, "row"),
         name=name.indices.to_numpy(zero_copy_only=False).astype(np.int64),
-        names=name.dictionary,
+        names=pa.array(names, pa.string()),
         domains=_domains(export, there),
     )
 

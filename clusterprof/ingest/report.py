@@ -6,7 +6,8 @@ import stat
 from dataclasses import replace
 from pathlib import Path
 
-from clusterprof.errors import ReportError
+from clusterprof.errors import ClusterprofError, ReportError
+from clusterprof.ingest.checks import checked
 from clusterprof.ingest.export import unreadable
 from clusterprof.ingest.garbage import beside_steps, with_collections
 from clusterprof.ingest.sources import (
@@ -38,6 +39,23 @@ def read_report(
     overrides the steps found in the report. `nsys` exports a `.nsys-rep` where it is there, else
     the installed one. Raises `ReportError`.
     """
+    try:
+        return _checked(path, rank, steps, nsys)
+    except MemoryError as error:
+        raise ReportError(f"{path} does not fit into memory") from error
+    except ClusterprofError:
+        raise
+    except Exception as error:
+        # Whatever a stranger's file does to a reader, it costs that file's rank and no other.
+        raise ReportError(
+            f"{path} cannot be read: its content is not as its profiler writes it",
+            f"{type(error).__name__}: {error}",
+            "record or copy it again; if the profiler itself wrote it so, please report it"
+            " with what --debug shows",
+        ) from error
+
+
+def _checked(path: Path, rank: int | None, steps: Path | None, nsys: Path | None) -> RankTables:
     tables = _read(path, nsys)
     if steps is not None:
         info = tables.info
@@ -45,7 +63,7 @@ def read_report(
         info = replace(info, usual_step_ns=usual_step(read_log(steps), info.begin_ns))
         tables = replace(tables, info=info, steps=inside)
         tables = with_collections(tables, beside_steps(steps))
-    return _with_rank(tables, rank)
+    return checked(tables, rank)
 
 
 def _read(path: Path, nsys: Path | None) -> RankTables:
@@ -124,25 +142,3 @@ def _read_beside(report: Path, nsys: Path | None, damaged: ReportError | None = 
         return tables
     warnings = (*tables.warnings, f"{damaged.what}: the report beside it was read instead")
     return replace(tables, warnings=warnings, info=replace(tables.info, warnings=warnings))
-
-
-def _with_rank(tables: RankTables, rank: int | None) -> RankTables:
-    info = tables.info
-    if rank is None and info.rank is None:
-        raise ReportError(
-            f"{info.source} does not say which rank it is",
-            "looked for RANK, SLURM_PROCID, OMPI_COMM_WORLD_RANK, ... in its environment, for its"
-            " rank in NCCL's communicators, and for distributedInfo in a trace",
-            f"say it: --rank {info.source}=N",
-        )
-    if rank is None or rank == info.rank:
-        return tables
-    warnings = tables.warnings
-    if info.world_size is not None and rank >= info.world_size:
-        said = f"{info.source} says its job has {info.world_size} ranks, from 0: no rank {rank}"
-        warnings = (*warnings, said)
-    if info.rank is not None:
-        said = f"{info.source} says it is rank {info.rank}, and is taken as rank {rank} as told"
-        warnings = (*warnings, said)
-    info = replace(info, rank=rank, warnings=warnings)
-    return replace(tables, info=info, warnings=warnings)

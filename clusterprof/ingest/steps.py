@@ -12,17 +12,17 @@ import pyarrow as pa
 
 from clusterprof.errors import ReportError
 from clusterprof.ingest.columns import Ints, fill
-from clusterprof.ingest.export import unreadable
+from clusterprof.ingest.export import FARTHEST, unreadable
 from clusterprof.tables import empty
 
 #: The names under which programs mark their steps, most trusted first. Of the last, where one
 #: report has several kinds (`step 6` and `global_step 6`), the kind with most ranges is taken.
 STEP_NAMES = (
-    re.compile(r"(?P<kind>clusterprof[ :._-]?step)[ #:=._-]*(?P<step>\d+)"),
-    re.compile(r"(?P<kind>ProfilerStep)#(?P<step>\d+)"),
+    re.compile(r"(?P<kind>clusterprof[ :._-]?step)[ #:=._-]*(?P<step>[0-9]{1,12})"),
+    re.compile(r"(?P<kind>ProfilerStep)#(?P<step>[0-9]{1,12})"),
     re.compile(
         r"(?P<kind>(?:(?:global|train|training|optimizer)[ ._-]?)?(?:step|iteration|iter))"
-        r"[ #:=._-]*(?P<step>\d+)",
+        r"[ #:=._-]*(?P<step>[0-9]{1,12})",
         re.IGNORECASE,
     ),
 )
@@ -130,6 +130,8 @@ def _log_row(path: Path, number: int, line: list[str]) -> tuple[int, int, int] |
         step, begin, end = (int(value) for value in line[:3])
     except ValueError:
         return None
+    if max(abs(step), abs(begin), abs(end)) > FARTHEST:
+        raise ReportError(f"{path} is damaged at line {number}: a number is none of a step log")
     if end < begin:
         raise ReportError(f"{path} is damaged at line {number}: step {step} ends before it begins")
     return step, begin, end

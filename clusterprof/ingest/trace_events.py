@@ -118,7 +118,7 @@ def read(path: Path) -> Trace:
         raise _damaged(path, f"not whole JSON: {error}") from error
     except OSError as error:
         raise unreadable(path, error) from error
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
+    except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
         raise _damaged(path, f"not a Kineto trace: {type(error).__name__} {error}") from error
     trace.names = list(codes)
     return trace

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from clusterprof.agent import files
+from clusterprof.agent import documents, files
 from clusterprof.errors import ReportError
 
 SCHEMA_VERSION = 1
@@ -124,7 +123,7 @@ def joined(measurements: Iterable[Measurement]) -> Measurement:
 def read(path: Path) -> Measurement:
     """Read a clock_probe.json. Raises ReportError for a file that is none."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = documents.load(str(path))
     except OSError as error:
         raise ReportError(f"{path} cannot be read: {error.strerror or error}") from None
     except ValueError as error:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import shutil
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from clusterprof.agent import documents
 from clusterprof.probe.measurement import Measurement, joined, parsed, read
 from clusterprof.rundir import RunDirectory
 
@@ -58,6 +58,6 @@ def clock_files(run: RunDirectory, ranks: Iterable[int]) -> dict[int, dict[str, 
 def _json(path: Path) -> Any:
     """A small file of a rank; None where it is missing or broken: the rank's, not the merge's."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return documents.load(str(path))
     except (OSError, ValueError):
         return None

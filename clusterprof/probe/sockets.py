@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from clusterprof.agent import clocks, exchange, files
+from clusterprof.agent import clocks, documents, exchange, files
 from clusterprof.agent.identity import Identity
 from clusterprof.errors import ClusterprofError
 from clusterprof.probe.measurement import Measurement, parsed
@@ -114,7 +114,7 @@ def _ask(me: Identity, path: Path, timeout_s: float) -> None:
 
 def _read(path: Path) -> dict[str, Any] | None:
     try:
-        told = json.loads(path.read_text(encoding="utf-8"))
+        told = documents.load(str(path))
     except (OSError, ValueError):
         return None
     return told if isinstance(told, dict) and "secret" in told else None

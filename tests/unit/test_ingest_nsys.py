@@ -295,14 +295,20 @@ def test_the_payload_is_found_where_the_export_lost_its_schemas(
     assert ranks.collective_calls.to_pylist() == ddp[0].collective_calls.to_pylist()
 
 
-def test_the_layout_is_the_one_that_the_export_describes(changed: Copy) -> None:
+def test_the_layout_is_the_one_that_the_export_describes(
+    changed: Copy, ddp: list[RankTables]
+) -> None:
     swapped = read_report(
         changed(
             "UPDATE NVTX_PAYLOAD_SCHEMA_ENTRIES SET offset = CASE idx WHEN 0 THEN 8 ELSE 0 END"
             " WHERE idx IN (0, 1)"
         )
     )
-    assert set(column(swapped.collective_calls, "message_bytes")) == {0x2BE99AC413CC7B82}
+    sizes = column(ddp[0].collective_calls, "message_bytes")
+    assert column(swapped.collective_calls, "communicator") == [f"{size:#018x}" for size in sizes]
+    # a communicator's id is no size
+    assert set(column(swapped.collective_calls, "message_bytes")) == {None}
+    assert "sizes of more than a petabyte" in swapped.warnings[-1]
 
 
 def test_a_payload_as_json_says_the_same_as_one_in_bytes(
