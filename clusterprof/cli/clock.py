@@ -6,13 +6,13 @@ import argparse
 import json
 import os
 import signal
-import sys
 import threading
 from collections.abc import Sequence
 from pathlib import Path
 
 from clusterprof import rundir
 from clusterprof.agent.identity import Identity, identify
+from clusterprof.cli import narrate
 from clusterprof.cli.narrate import say
 from clusterprof.cli.options import path
 from clusterprof.errors import ClusterprofError, UsageError
@@ -104,10 +104,7 @@ def _watched(timeout_s: float, rank: int) -> threading.Timer:
     """MPI waits for a missing rank for ever; we do not."""
 
     def give_up() -> None:
-        print(
-            f"clusterprof: error: rank {rank}: the clocks were not measured within {timeout_s:g} s",
-            file=sys.stderr, flush=True,
-        )  # fmt: skip
+        narrate.error(f"rank {rank}: the clocks were not measured within {timeout_s:g} s")
         os._exit(_LATE)
 
     # A little after the deadline that the ping-pong itself keeps, which says more.

@@ -7,11 +7,13 @@ import contextlib
 import datetime as dt
 import os
 import sys
+import traceback
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from clusterprof import __version__, rundir
+from clusterprof.cli import narrate
 from clusterprof.cli.narrate import command as show_command
 from clusterprof.cli.narrate import say
 from clusterprof.cli.planning import PROFILE_FAILED, planned
@@ -131,22 +133,22 @@ def conclude(
         else:
             from clusterprof.cli.merging import merge_run, tell_results
 
-            tell_results(merge_run(run, outcomes), run)
+            made = merge_run(run, outcomes)
+            with narrate.harmless():
+                tell_results(made, run)
     except ClusterprofError as error:
         complete = False
         if arguments.debug:
-            raise
-        print(f"clusterprof: error: {error}", file=sys.stderr)
-    except Exception as error:
+            traceback.print_exc()
+        narrate.error(error)
+    except Exception as error:  # noqa: BLE001 - the job has ended, with a status of its own
         complete = False
         if arguments.debug:
-            raise
-        print(
-            f"clusterprof: error: the reports could not be merged: {type(error).__name__}: {error}",
-            f"  this is a fault of clusterprof; the reports are safe in {shortest(run.path)}",
-            f"  show where: clusterprof merge --debug {shortest(run.path)}",
-            sep="\n",
-            file=sys.stderr,
+            traceback.print_exc()
+        narrate.error(
+            f"the reports could not be merged: {type(error).__name__}: {error}",
+            f"this is a fault of clusterprof; the reports are safe in {shortest(run.path)}",
+            f"show where: clusterprof merge --debug {shortest(run.path)}",
         )
     if arguments.strict and status == 0 and not complete:
         return PROFILE_FAILED

@@ -6,12 +6,13 @@ import argparse
 import importlib
 import io
 import logging
-import os
 import sys
+import traceback
 from collections.abc import Sequence
 from types import ModuleType
 
 from clusterprof import __version__
+from clusterprof.cli import narrate
 from clusterprof.errors import ClusterprofError
 
 #: verb -> (module, one line for --help)
@@ -64,7 +65,12 @@ def verb_module(verb: str) -> ModuleType:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one verb; returns the exit status (see "exit codes" in the README)."""
-    words = list(sys.argv[1:] if argv is None else argv)
+    with narrate.streams():
+        return run(list(sys.argv[1:] if argv is None else argv))
+
+
+def run(words: Sequence[str]) -> int:
+    """Run one verb, and turn what goes wrong into words and a status."""
     if not words or words[0] not in VERBS:
         parser().parse_args(words)
         parser().print_help()
@@ -75,25 +81,25 @@ def main(argv: Sequence[str] | None = None) -> int:
     if "--debug" in own:
         _show_debug()
     try:
-        return int(verb_module(verb).main(verb, own, program))
-    except ClusterprofError as error:
-        if "--debug" in own:
-            raise
-        print(f"clusterprof: error: {error}", file=sys.stderr)
-        return error.exit_code
-    except BrokenPipeError:
-        # `clusterprof merge ... | head`: nobody reads any more, which is no error of ours.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+        status = int(verb_module(verb).main(verb, own, program))
+        sys.stdout.flush()
     except KeyboardInterrupt:
         return 130
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 - each becomes words and a status
+        if isinstance(error, narrate.Unwritable) and error.unread:
+            return 0  # `clusterprof merge ... | head`: no error of ours
         if "--debug" in own:
-            raise
-        what = f"{type(error).__name__}: {error}"
-        print(f"clusterprof: error: {what}\n  this is a fault of clusterprof", file=sys.stderr)
-        print("  add --debug to see where, and please report it", file=sys.stderr)
+            traceback.print_exc()
+        if isinstance(error, ClusterprofError):
+            narrate.error(error)
+            return error.exit_code
+        narrate.error(
+            f"{type(error).__name__}: {error}",
+            "this is a fault of clusterprof",
+            "add --debug to see where, and please report it",
+        )
         return ClusterprofError.exit_code
+    return status
 
 
 def _show_debug() -> None:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from clusterprof import rundir
+from clusterprof.cli import narrate
 from clusterprof.cli.narrate import say
 from clusterprof.cli.options import path
 from clusterprof.errors import UsageError
@@ -85,7 +85,7 @@ def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
         html.write(arguments.html, made.results, made.collectives, title=title)
         say(f"wrote {arguments.html}")
     if arguments.json:
-        sys.stdout.buffer.write(results_json.dumps(made.results))
+        narrate.json(results_json.dumps(made.results))
     else:
         merging.print_verdict(made.results)
     return _status(made.results["findings"], arguments.fail_on)

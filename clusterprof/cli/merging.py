@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from clusterprof.agent import files
+from clusterprof.cli import narrate
 from clusterprof.cli.narrate import say
 from clusterprof.collect import Outcome
 from clusterprof.rundir import RunDirectory, writing
@@ -146,4 +147,4 @@ def print_verdict(results: Results) -> None:
 
     width = max(60, min(100, shutil.get_terminal_size((100, 24)).columns))
     page = text.render(results, colour=text.wants_colour(sys.stdout), width=width)
-    print(page.rstrip("\n"), flush=True)
+    narrate.styled(page.rstrip("\n") + "\n", text.CODES)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Sequence
 
+from clusterprof.cli import narrate
 from clusterprof.cli.options import path
 from clusterprof.errors import ReportError
 from clusterprof.rundir import RunDirectory
@@ -36,7 +36,7 @@ def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
 
     results = results_json.read(found)
     if arguments.json:
-        sys.stdout.buffer.write(results_json.dumps(results))
+        narrate.json(results_json.dumps(results))
     else:
         print_verdict(results)
     return 0

@@ -44,7 +44,10 @@ class Foreground:
         """Run it to its end; returns its status, 128 + n for signal n. Raises LaunchError."""
         with self._listening() as listen_to_all, contextlib.closing(Witness()) as witness:
             try:
-                job = subprocess.Popen(self.command, env={**os.environ, **self.added})
+                # Every descriptor that it would have had (`<(...)`, `3>log`); ours have O_CLOEXEC.
+                job = subprocess.Popen(
+                    self.command, env={**os.environ, **self.added}, close_fds=False
+                )
             except OSError as error:
                 raise LaunchError(f"{self.command[0]} could not be started", str(error)) from None
             listen_to_all()

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import clusterprof
 from clusterprof import batch, ranks, rundir
-from clusterprof.cli import planning
+from clusterprof.cli import narrate, planning
 from clusterprof.cli.narrate import say
 from clusterprof.cli.options import SETTINGS, Settings, path
 from clusterprof.errors import LaunchError, UsageError
@@ -286,11 +286,10 @@ def submit(submission: Submission, *, quiet: bool) -> int:
     arrayed = last_value(submission.options, "-a", "--array") is not None
     lines.append(f"run {submission.run}JOBID" if arrayed else f"run {run}")
     if quiet:
-        print(job)
         for line in lines[1:]:
             say(line)
-    else:
-        print("\n".join(lines))
+    with narrate.harmless():  # it is submitted
+        print(job if quiet else "\n".join(lines), flush=True)
     return status
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import secrets
-import shlex
 import signal
 import sys
 import threading
@@ -20,6 +19,7 @@ from typing import Any
 
 from clusterprof import ssh_config
 from clusterprof.cli.launch import begin, conclude
+from clusterprof.cli.narrate import command as show_command
 from clusterprof.cli.narrate import say
 from clusterprof.cli.planning import parser, planned
 from clusterprof.cli.prefixed import Prefixed
@@ -102,7 +102,7 @@ def run_on(hosts: list[RemoteHost], plan: LaunchPlan, arguments: argparse.Namesp
             manifest.update(there_is(hosts, there))
             run.write_manifest(manifest)
             for each, command in zip(hosts, there.commands, strict=True):
-                print(f"+ {each.name}: {shlex.join(command)}", file=sys.stderr, flush=True)
+                show_command(command, f"{each.name}: ")
             with printing(there) as output:
                 status = running.run(there, output)
         finally:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from clusterprof import rundir
+from clusterprof.cli import narrate
 from clusterprof.cli.options import path
 from clusterprof.collect import newest_step_log
 from clusterprof.ranks import Selection
@@ -104,7 +105,8 @@ def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
             return 0
         time.sleep(WATCH_S)
         # A terminal shows the newest in place; a file has one after the other.
-        print("\033[2J\033[H" if sys.stdout.isatty() else "", flush=True)
+        clear = "\033[2J\033[H"
+        narrate.styled(f"{clear if sys.stdout.isatty() else ''}\n", [clear])
 
 
 def look(run: RunDirectory) -> Status:

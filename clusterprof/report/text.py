@@ -18,6 +18,8 @@ from clusterprof.report.precision import pair_bound_ns
 from clusterprof.results import Finding, Results
 
 _SGR = {"critical": "1;31", "warning": "1;33", "info": "1;36", "strong": "1", "quiet": "2"}
+#: every code that a page may have in it, if it has colours
+CODES = ["\x1b[0m", *(f"\x1b[{code}m" for code in _SGR.values())]
 _MOST_RANKS = 16
 _MOST_OPERATIONS = 8
 

@@ -1,0 +1,54 @@
+"""What clusterprof says on a terminal: nothing that a terminal obeys, and never at anybody's cost.
+
+Names in a message may be anybody's (a host's, a report's): control characters would move the
+cursor or retitle the window, bidirectional ones show text in another order than it has.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+from typing import Set
+
+#: C0 without tab and line feed, DEL, C1, the bidirectional embeddings and isolates of Unicode
+_OBEYED = [
+    *(set(range(0x20)) - {0x09, 0x0A}), *range(0x7F, 0xA0), *range(0x202A, 0x202F),
+    *range(0x2066, 0x206A),
+]  # fmt: skip
+#: as JSON escapes them, so that JSON remains the same JSON
+_SHOWN = {code: "\\u%04x" % code for code in _OBEYED}
+
+#: what a write may get us: a pipe that nobody reads, a file that may grow no further
+_OF_A_WRITE: Set[int] = {signal.SIGPIPE, signal.SIGXFSZ}
+
+
+def neutral(text: str) -> str:
+    """The text with what a terminal would obey written as escapes; line ends and tabs stay."""
+    return text.translate(_SHOWN)
+
+
+def complain(what: str) -> None:
+    """One line on the stderr of a rank, from its agent or guard.
+
+    Never raises, and leaves nothing behind: neither bytes in the program's buffer, which would
+    fail at its end, nor in a file that has the descriptor of a stderr that was closed.
+    """
+    if sys.__stderr__ is None or sys.__stderr__.closed:
+        return
+    write(2, "clusterprof: %s\n" % what)
+
+
+def write(descriptor: int, text: str) -> None:
+    """Write what can be written. Never raises, nor signals the process."""
+    with contextlib.suppress(OSError, ValueError):
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, _OF_A_WRITE)
+        try:
+            left = neutral(text).encode("utf-8", "backslashreplace")
+            while left:
+                left = left[os.write(descriptor, left) :]
+        finally:
+            # Ours, not the program's; one that is ignored never waits.
+            signal.sigtimedwait(_OF_A_WRITE, 0)
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
