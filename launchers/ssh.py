@@ -164,6 +164,19 @@ def meeting(there: OverSsh, rank: int) -> list[str]:
     return [*ours, f"--rdzv-endpoint={shown}:{port or there.port}"]
 
 
+def ranks(there: OverSsh, world_size: int | None) -> list[frozenset[int] | None]:
+    """Each host's ranks; None where only torchrun will know.
+
+    They lie in the order of `--hosts` where each launcher has its node rank: a rendezvous other
+    than the static one gives them as it likes.
+    """
+    static = last_value(there.options, *_BACKEND) in (None, "static")
+    if not world_size or is_range(there.options) or not static:
+        return [None] * len(there.hosts)
+    each = world_size // len(there.hosts)
+    return [frozenset(range(place, place + each)) for place in range(0, world_size, each)]
+
+
 def without(there: OverSsh, lost: Sequence[Host], port: int | None) -> OverSsh:
     """The same job on the hosts that are left, its launchers meeting at `port`."""
     left = tuple(host for host in there.hosts if host not in lost)

@@ -53,7 +53,6 @@ def look(request: Dict[str, Any]) -> Dict[str, Any]:
         "nsys": not nsys or shutil.which(nsys) is not None,
         "other_nsys": shutil.which(os.path.basename(nsys)) if nsys else None,
         "port": free_port(request.get("port")),
-        "wall_ns": time.time_ns(),
     }
 
 

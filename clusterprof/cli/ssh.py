@@ -65,16 +65,18 @@ def take_part(plan: LaunchPlan, there: OverSsh) -> tuple[list[RemoteHost], Launc
     for host, why in bad.items():
         say(f"{host.name} is left out: {why}")
     for each in hosts:
-        if nsys and not each.found["nsys"]:
-            other = each.found["other_nsys"]
+        if nsys and not each.found.nsys:
+            other = each.found.other_nsys
             then = f"use {other}" if other else "train without nsys (or --profiler torch)"
             say(f"{each.name} has no {nsys}: its ranks {then}")
     for names in over_ssh.same_machine(hosts):
         say(f"{' and '.join(names)} are one machine: each runs its torchrun there")
-    port = hosts[0].found["port"]
+    port = hosts[0].found.port
     if there.port is not None and port != there.port:
         say(f"port {there.port} is taken on {hosts[0].name}: the launchers meet at {port}")
     there = launcher.without(there, list(bad), port)
+    for each, ranks in zip(hosts, launcher.ranks(there, plan.job.world_size), strict=True):
+        each.ranks = ranks
     job = replace(plan.job, over_ssh=there, command=there.commands[0])
     return hosts, replace(plan, job=job)
 
@@ -169,16 +171,12 @@ def printing(there: OverSsh) -> Iterator[Callable[[str], tuple[Prefixed, Prefixe
 
 def name_holes(run: RunDirectory, hosts: Sequence[RemoteHost], plan: LaunchPlan) -> None:
     """A rank whose host was lost says so, where the ranks of a host are known beforehand."""
-    size = plan.job.world_size
-    if size is None:
-        return
-    each_has = size // len(hosts)
-    chosen = plan.selection.expected(size)
+    chosen = plan.selection.expected(plan.job.world_size)
     holes = {}
-    for place, host in enumerate(hosts):
-        for local in range(each_has):
-            rank = place * each_has + local
-            if host.reason and (local == 0 if chosen is None else rank in chosen):
+    for host in hosts:
+        given = sorted(host.ranks or ()) if host.reason else []
+        for rank in given[:1] if chosen is None else given:
+            if chosen is None or rank in chosen:
                 holes[rank] = (host.name, host.reason)
     over_ssh.name_holes(run, holes)
 
@@ -205,11 +203,14 @@ def there_is(hosts: Sequence[RemoteHost], there: OverSsh) -> dict[str, Any]:
                 "address": each.host.address,
                 "user": each.host.user,
                 "port": each.host.port,
-                "hostname": each.found["host"],
+                "hostname": each.found.host,
                 "status": each.status,
                 "reason": each.reason,
                 #: where its ranks' files still are; "" once they are here
                 "left": each.folder,
+                #: the ranks that it may bring (null: only they know), and what it has brought
+                "ranks": None if each.ranks is None else sorted(each.ranks),
+                "brought": sorted(each.brought),
             }
             for each in hosts
         ],

@@ -1,7 +1,7 @@
 """One SSH connection through Fabric: host keys checked, nothing asked, no shell built by hand.
 
-Fabric accepts any host key and reads no known_hosts; here an unknown or a changed key is an
-error, on gateways as well. A password or a passphrase is never asked for: what `ssh -o
+Fabric accepts any host key; here one that OpenSSH would not accept is an error, on gateways as
+well: see `host_keys`. A password or a passphrase is never asked for: what `ssh -o
 BatchMode=yes HOST` cannot do, this cannot either.
 """
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import shlex
 import socket
 import threading
@@ -18,16 +19,20 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from clusterprof import ssh_config
+from clusterprof.collect.answers import ANSWER_B, plain
+from clusterprof.collect.host_keys import HostKeyRefused, HostKeys
 from clusterprof.errors import HostError
 from clusterprof.plan import Host
-
-_KNOWN_HOSTS = ("~/.ssh/known_hosts", "~/.ssh/known_hosts2")
-_SYSTEM_KNOWN_HOSTS = ("/etc/ssh/ssh_known_hosts", "/etc/ssh/ssh_known_hosts2")
 
 #: A host that answers nothing at all for so long is cut off, and its connection given up.
 _SILENCE_S = 60
 #: It is asked so often.
 _ASK_EVERY_S = 10
+
+#: Sends a file behind a line that says where it begins.
+_SEND = 'echo "$1" && exec cat <"$2"'
+#: Bytes that are taken at once.
+_PART_B = 1 << 18
 
 #: To whom bytes that arrive on stdout and on stderr are handed.
 Sink = Callable[[bytes], object]
@@ -56,6 +61,7 @@ class SshHost:
     def __init__(self, host: Host, config_file: Path | None, timeout_s: float) -> None:
         self.name = host.name
         self.timeout_s = timeout_s
+        self.config_file = config_file
         self._sftp: Any = None
         self.connection: Any = ssh_config.fabric().Connection(
             host.address,
@@ -81,7 +87,9 @@ class SshHost:
         with self.explained():
             each = self.connection
             while each is not None and not isinstance(each, str):
-                check_keys(each)
+                keys = HostKeys(each, self.config_file)
+                each.client.set_missing_host_key_policy(keys)
+                each.connect_kwargs = {**each.connect_kwargs, "transport_factory": keys.transport}
                 each = each.gateway
             self.connection.open()
             keep_watch(self.connection.transport)
@@ -110,15 +118,24 @@ class SshHost:
     # -- commands ---------------------------------------------------------------------------
 
     def ask(self, argv: Sequence[str], stdin: bytes = b"", *, within_s: float = 30.0) -> Answer:
-        """Run a short command to its end. Raises HostError."""
-        out, err = bytearray(), bytearray()
-        command = self.start(argv, out.extend, err.extend)
+        """Run a short command to its end. Raises HostError, also of too long an answer."""
+        out, err = Bounded(), Bounded()
+        command = self.start(argv, out, err)
         command.write(stdin)
         command.end_of_input()
-        if not command.wait(within_s):
+        until = time.monotonic() + within_s
+        ended = command.wait(0.1)
+        while not (ended or out.over or err.over or time.monotonic() > until):
+            ended = command.wait(0.1)
+        if ended:
+            command.drain(2)
+        else:
             command.close()
+        if out.over or err.over:
+            raise HostError(f"{self.name}: it answers with more than {ANSWER_B >> 20} MB")
+        if not ended:
             raise HostError(f"{self.name}: no answer within {within_s:g} s to {argv[0]}")
-        return Answer(command.status(), bytes(out), bytes(err))
+        return Answer(command.status(), bytes(out.data), bytes(err.data))
 
     def start(self, argv: Sequence[str], stdout: Sink, stderr: Sink) -> RemoteCommand:
         """Start a command; what it prints goes to the two sinks, each from a thread of its own.
@@ -131,6 +148,41 @@ class SshHost:
             channel.exec_command(command_line(argv))
         return RemoteCommand(channel, stdout, stderr)
 
+    def read(self, path: str, most: int) -> Iterator[bytes]:
+        """A file's content there, and no more than `most` bytes, whatever comes. Raises HostError.
+
+        By `cat`, whose output waits for us: paramiko's SFTP asks ahead from a thread of its own,
+        which dies with a traceback when the connection does.
+        """
+        mark = secrets.token_hex(16)
+        self.open()
+        with self.explained():
+            channel = self.connection.create_session()
+        with contextlib.closing(channel):
+            with self.explained():
+                channel.settimeout(_SILENCE_S)
+                channel.exec_command(command_line(["sh", "-c", _SEND, "sh", mark, path]))
+            data, end = b"", mark.encode() + b"\n"
+            while end not in data:  # a login shell may greet before it
+                part = self._part(channel)
+                if not part or len(data) > ANSWER_B:
+                    return
+                data += part
+            data = data.partition(end)[2]
+            while most > 0 and (data := data or self._part(channel)):
+                yield data[:most]
+                most -= len(data)
+                data = b""
+
+    def _part(self, channel: Any) -> bytes:
+        """What comes next; b"" at the end of the command, and HostError at the connection's."""
+        with self.explained():
+            data = bytes(channel.recv(_PART_B))
+            if not data and channel.status_event.wait(_SILENCE_S) and channel.exit_status < 0:
+                self.close()  # paramiko may not say yet that it is not connected
+                raise EOFError
+            return data
+
     def sftp(self) -> Any:
         """Paramiko's SFTP client. Raises HostError where sshd offers none."""
         self.open()
@@ -142,6 +194,20 @@ class SshHost:
         except Exception as error:  # noqa: BLE001 - as above
             raise HostError(f"{self.name}: its sshd offers no SFTP ({first_line(error)})") from None
         return self._sftp
+
+
+class Bounded:
+    """Takes in an answer, and of one that is too long no more than that it is."""
+
+    def __init__(self) -> None:
+        self.data = bytearray()
+        self.over = False
+
+    def __call__(self, data: bytes) -> None:
+        """Take bytes."""
+        self.over = self.over or len(self.data) + len(data) > ANSWER_B
+        if not self.over:
+            self.data += data
 
 
 class RemoteCommand:
@@ -175,15 +241,16 @@ class RemoteCommand:
 
     def drain(self, seconds: float) -> None:
         """Wait for the rest of its output; something that it left running may hold it open."""
+        until = time.monotonic() + seconds
         for pump in self._pumps:
-            pump.join(seconds)
+            pump.join(max(0.0, until - time.monotonic()))
 
     def status(self) -> int:
-        """Its exit status; 255 where the connection ended first, as ssh has it."""
+        """Its exit status; 255 where the connection ended first, or it is none, as ssh has it."""
         self.drain(2)
-        status = int(self._channel.recv_exit_status())
+        status = int(self._channel.exit_status)
         self.close()
-        return status if status >= 0 else 255
+        return status if 0 <= status <= 255 else 255
 
     @property
     def lost(self) -> bool:
@@ -200,20 +267,6 @@ def _pump(receive: Callable[[int], bytes], sink: Sink) -> None:
     with contextlib.suppress(OSError, EOFError):
         while data := receive(1 << 16):
             sink(data)
-
-
-def check_keys(connection: Any) -> None:
-    """Accept only host keys that the user's known_hosts hold (Fabric would accept any)."""
-    import paramiko
-
-    connection.client.set_missing_host_key_policy(paramiko.RejectPolicy())
-    told = connection.ssh_config
-    own = told.get("userknownhostsfile", "").split() or _KNOWN_HOSTS
-    system = told.get("globalknownhostsfile", "").split() or _SYSTEM_KNOWN_HOSTS
-    for name in (*own, *system):
-        path = Path(name).expanduser()
-        if path.is_file():
-            connection.client.load_system_host_keys(str(path))
 
 
 def keep_watch(transport: Any) -> None:
@@ -251,11 +304,8 @@ def reason(error: Exception, timeout_s: float) -> str:
     from paramiko.ssh_exception import NoValidConnectionsError
 
     said = first_line(error)
-    if isinstance(error, paramiko.BadHostKeyException):
-        return (
-            "its host key is not the one in known_hosts: another machine, or a new key "
-            "(if you know why: ssh-keygen -R)"
-        )
+    if isinstance(error, HostKeyRefused):
+        return str(error)
     if isinstance(error, paramiko.PasswordRequiredException):
         return "the private key is locked: ssh-add it (a passphrase is never asked for)"
     if isinstance(error, paramiko.AuthenticationException):
@@ -269,14 +319,11 @@ def reason(error: Exception, timeout_s: float) -> str:
     silent = "banner" in said or said == "No existing session"
     if isinstance(error, TimeoutError) or "timed out" in said.lower() or silent:
         return f"no answer within {timeout_s:g} s"
-    if "not found in known_hosts" in said:
-        return "its host key is not in known_hosts: connect once with ssh, and look at the key"
     if isinstance(error, EOFError):
         return "it closed the connection"
     return f"it cannot be reached: {said}"
 
 
 def first_line(error: BaseException) -> str:
-    """An exception in one line."""
-    text = str(error).strip().split("\n")[0]
-    return text or type(error).__name__
+    """An exception in one line; the other side may have written it."""
+    return plain(str(error).strip().split("\n")[0]) or type(error).__name__

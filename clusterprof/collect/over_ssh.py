@@ -6,18 +6,20 @@ Each host's outcome stands apart: one that is lost is a hole with its reason, th
 from __future__ import annotations
 
 import contextlib
-import errno
+import hashlib
 import json
-import re
 import secrets
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from clusterprof.agent import files, states
 from clusterprof.agent import host as far_side
+from clusterprof.collect import answers
+from clusterprof.collect.answers import Found, Offered
 from clusterprof.collect.connection import Answer, RemoteCommand, SshHost
 from clusterprof.errors import HostError
 from clusterprof.plan import Host, OverSsh
@@ -31,12 +33,7 @@ PATIENCE_S = 3.0
 #: Isolated and without site packages: our helper must start whatever is installed there.
 HELPER = ("-I", "-S", "-")
 
-#: What no SFTP server says of its own disk (it says «Failure»), and ours does.
-_OUR_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG)
-
 _TO_STOP = ("TERM", "INT", "HUP")
-
-_PATH = re.compile(r"(attempt-(\d+)/)?(\d{5,})/([A-Za-z0-9_][A-Za-z0-9._-]*)")
 
 
 def helper() -> bytes:
@@ -50,10 +47,14 @@ class RemoteHost:
 
     host: Host
     ssh: SshHost
-    #: what it said of itself: see `clusterprof.agent.host.look`
-    found: dict[str, Any]
+    #: what it said of itself
+    found: Found
     #: our temporary folder there, once it is made
     folder: str = ""
+    #: those that the launchers give it; None where only they will know
+    ranks: frozenset[int] | None = None
+    #: whose files it has brought, as (attempt, rank)
+    brought: set[tuple[int, int]] = field(default_factory=set)
     command: RemoteCommand | None = None
     status: int | None = None
     #: what was lost with it; "" where nothing was
@@ -101,11 +102,13 @@ def _look(host: Host, there: OverSsh, nsys: str | None) -> RemoteHost | str:
             helper(),
             within_s=there.timeout_s,
         )
-        found = _json(answer.stdout)
-        if answer.status != 0 or not isinstance(found, dict):
+        found = answers.found(answer.stdout, there.port) if answer.status == 0 else None
+        if found is None:
             said = (answer.stderr.decode(errors="replace").strip() or "nothing").split("\n")[-1]
             ssh.close()
-            return f"{there.python} does not run there (it said: {said}): --python PATH"
+            return (
+                f"{there.python} does not run there (it said: {answers.plain(said)}): --python PATH"
+            )
         ssh.sftp()
     except HostError as error:
         ssh.close()
@@ -113,8 +116,8 @@ def _look(host: Host, there: OverSsh, nsys: str | None) -> RemoteHost | str:
     missing = [
         what
         for what, is_there in (
-            (f"it has no folder {there.folder}: --chdir DIR", found["folder"]),
-            (f"it has no {there.script} in {there.folder}", found["program"]),
+            (f"it has no folder {there.folder}: --chdir DIR", found.folder),
+            (f"it has no {there.script} in {there.folder}", found.program),
         )
         if not is_there
     ]
@@ -128,18 +131,9 @@ def same_machine(hosts: Sequence[RemoteHost]) -> list[list[str]]:
     """The names of hosts that are one and the same, by what they say of themselves."""
     names: dict[str, list[str]] = {}
     for each in hosts:
-        if each.found["machine"]:
-            names.setdefault(each.found["machine"], []).append(each.name)
+        if each.found.machine:
+            names.setdefault(each.found.machine, []).append(each.name)
     return [same for same in names.values() if len(same) > 1]
-
-
-def _json(text: bytes) -> Any:
-    """What a helper answered: its last line, since a login shell may greet before it."""
-    lines = text.decode("utf-8", "replace").strip().split("\n")
-    try:
-        return json.loads(lines[-1])
-    except ValueError:
-        return None
 
 
 # -- running -------------------------------------------------------------------------------------
@@ -147,7 +141,7 @@ def _json(text: bytes) -> Any:
 
 def deliver(each: RemoteHost, plan: Mapping[str, Any]) -> None:
     """Make our folder there, for its owner only, with the agent and the plan. Raises HostError."""
-    folder = f"{each.found['temporary']}/clusterprof-{secrets.token_hex(8)}"
+    folder = f"{each.found.temporary}/clusterprof-{secrets.token_hex(8)}"
     sftp = each.ssh.sftp()
     with each.ssh.explained(), writable(each, folder):
         sftp.mkdir(folder, 0o700)
@@ -253,26 +247,37 @@ def look_after(each: RemoteHost, seconds: float) -> None:
 
 def gather(
     run: RunDirectory,
-    hosts: Iterable[RemoteHost],
+    hosts: Sequence[RemoteHost],
     python: str,
     stop: Callable[[], bool] = lambda: False,
 ) -> None:
     """Bring every host's rank folders into `run` and take our folder there away.
 
-    One host after another: paramiko's SFTP stalls when several transfer at once. A host whose
-    files cannot all be brought keeps them, and its `reason` says where they are.
+    All hosts say first what they have, so that none is believed of a rank that another has; then
+    one after another brings it. A host whose files cannot all be brought keeps them, and its
+    `reason` says where they are.
     """
-    for each in hosts:
-        if not each.folder:
-            continue
-        problem = _gather_again(run, each, python, stop)
-        if not problem:
+    asked = [each for each in hosts if each.folder]
+    if not asked:
+        return
+    with ThreadPoolExecutor(max_workers=min(32, len(asked))) as pool:
+        listings = list(pool.map(lambda each: _once_more(each, stop, _ask, run, python), asked))
+    claims = Counter(claim for each in hosts for claim in each.brought)
+    claims.update(claim for each in listings for claim in each.claims)
+    for each, listing in zip(asked, listings, strict=True):
+        problems = listing.problems
+        if not problems or listing.files:
+            wanted, refused = _believed(each, listing, claims)
+            problems = [*problems, *refused]
+            fetched = _once_more(each, stop, _bring, run, python, wanted, stop, not problems)
+            problems = [*fetched.problems, *problems]
+        if not problems:
             each.folder = ""
             continue
         before = f"{each.reason}; " if each.reason else ""
         each.reason = (
-            f"{before}{problem}; what its ranks left stays in {each.name}:{each.folder} "
-            f"(clusterprof collect {run.path})"
+            f"{before}{'; '.join(problems[:3])}; what its ranks left stays in "
+            f"{each.name}:{each.folder} (clusterprof collect {run.path})"
         )
 
 
@@ -283,95 +288,140 @@ def gather_left(run: RunDirectory, manifest: dict[str, Any]) -> list[RemoteHost]
     """
     told = manifest["ssh"]
     config = Path(told["config"]) if told["config"] else None
-    asked = []
+    hosts = []
     for entry in manifest["hosts"]:
-        if not entry["left"]:
-            continue
         host = Host(entry["name"], entry["address"], entry["user"], entry["port"])
-        ssh = SshHost(host, config, told["timeout_s"])
-        each = RemoteHost(host, ssh, {"host": entry["hostname"]}, entry["left"])
-        gather(run, [each], told["python"])
-        ssh.close()
-        entry.update(left=each.folder, reason=each.reason)
-        asked.append(each)
+        each = RemoteHost(host, SshHost(host, config, told["timeout_s"]), Found(entry["hostname"]))
+        each.folder = entry["left"]
+        each.ranks = None if entry.get("ranks") is None else frozenset(entry["ranks"])
+        each.brought = {(attempt, rank) for attempt, rank in entry.get("brought", [])}
+        hosts.append(each)
+    asked = [each for each in hosts if each.folder]
+    gather(run, hosts, told["python"])
+    for each, entry in zip(hosts, manifest["hosts"], strict=True):
+        each.ssh.close()
+        entry.update(left=each.folder, brought=sorted(each.brought))
+        if each in asked:
+            entry["reason"] = each.reason
     return asked
 
 
-def _gather_again(
-    run: RunDirectory, each: RemoteHost, python: str, stop: Callable[[], bool]
-) -> str:
-    """`_gather_one`, and once more over a new connection if the first was lost meanwhile."""
+@dataclass
+class Listing:
+    """What a host has for us, or what became of it."""
+
+    files: list[Offered] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+
+    @property
+    def claims(self) -> set[tuple[int, int]]:
+        """Of which attempts and ranks."""
+        return {(file.attempt, file.rank) for file in self.files}
+
+
+def _believed(
+    each: RemoteHost, listing: Listing, claims: Mapping[tuple[int, int], int]
+) -> tuple[list[Offered], list[str]]:
+    """The files that this host may bring, and why it may not bring the others."""
+    foreign = {rank for _, rank in listing.claims if each.ranks and rank not in each.ranks}
+    contested = {
+        claim
+        for claim in listing.claims
+        if claims[claim] > 1 + (claim in each.brought) and each.ranks is None
+    }
+    problems = [
+        f"it offers files of rank {_some(which)}, {why}"
+        for which, why in (
+            (foreign, "which the job did not give it"),
+            ({rank for _, rank in contested}, "which another host offers as well"),
+        )
+        if which
+    ]
+    good = [
+        file
+        for file in listing.files
+        if file.rank not in foreign and (file.attempt, file.rank) not in contested
+    ]
+    return good, problems
+
+
+def _some(ranks: set[int]) -> str:
+    """The first few ranks, in words."""
+    shown = ", ".join(map(str, sorted(ranks)[:5]))
+    return shown if len(ranks) <= 5 else f"{shown} and {len(ranks) - 5} others"
+
+
+def _once_more(
+    each: RemoteHost, stop: Callable[[], bool], act: Callable[..., Listing], *arguments: Any
+) -> Listing:
+    """`act`, and once more over a new connection if the first was lost meanwhile."""
     was_there = each.ssh.connected
-    problem = _gather_once(run, each, python, stop)
-    if problem and was_there and not each.ssh.connected and not stop():
-        problem = _gather_once(run, each, python, stop)
-    return problem
+    done = _explained(each, act, *arguments)
+    if done.problems and was_there and not each.ssh.connected and not stop():
+        done = _explained(each, act, *arguments)
+    return done
 
 
-def _gather_once(run: RunDirectory, each: RemoteHost, python: str, stop: Callable[[], bool]) -> str:
+def _explained(
+    each: RemoteHost, act: Callable[..., Listing], run: RunDirectory, *rest: Any
+) -> Listing:
+    """What `act` gives, or what went wrong there or here."""
     try:
-        return _gather_one(run, each, python, stop)
+        return act(each, run, *rest)
     except HostError as error:
-        cause = error.__context__
-        if isinstance(cause, OSError) and cause.errno in _OUR_DISK:
-            return f"{run.path} cannot be written: {cause.strerror}"
-        return error.what.removeprefix(f"{each.name}: ")
+        return Listing(problems=[error.what.removeprefix(f"{each.name}: ")])
     except OSError as error:
-        return f"{run.path} cannot be written: {error.strerror or error}"
+        return Listing(problems=[f"{run.path} cannot be written: {error.strerror or error}"])
 
 
-def _gather_one(run: RunDirectory, each: RemoteHost, python: str, stop: Callable[[], bool]) -> str:
-    """Bring one host's files; returns what went wrong, "" where nothing did. Raises HostError."""
+def _ask(each: RemoteHost, _run: RunDirectory, python: str) -> Listing:
+    """What this host has for us. Raises HostError."""
     answer = each.ask("list", each.folder, str(PATIENCE_S), python=python, within_s=600)
-    listed = _json(answer.stdout)
-    if listed == "running":
-        return "its job still runs there"
-    if answer.status != 0 or not isinstance(listed, list):
-        return "it could not say what its ranks left"
+    if answer.status != 0:
+        raise HostError("it could not say what its ranks left")
+    told = answers.offered(answer.stdout)
+    if told is None:
+        raise HostError("its job still runs there")
+    return Listing(*told)
+
+
+def _bring(
+    each: RemoteHost,
+    run: RunDirectory,
+    python: str,
+    wanted: Sequence[Offered],
+    stop: Callable[[], bool],
+    all_there_is: bool,
+) -> Listing:
+    """Bring these files, and take the folder there away if they are all. Raises HostError."""
     problems = []
-    sftp = each.ssh.sftp()
-    # States last: what they speak of is here by then.
-    for entry in sorted(listed, key=lambda entry: str(entry["path"]).endswith("state.json")):
-        match = _PATH.fullmatch(str(entry["path"]))
-        if match is None:
-            problems.append(f"it offers a file of an unknown name: {entry['path']!r}")
-            continue
+    for file in wanted:
         if stop():
-            return "told to end while the reports were fetched"
-        problem = _fetch(run, each, sftp, match, entry)
-        if problem:
-            problems.append(problem)
-    if not problems:
+            return Listing(problems=["told to end while the reports were fetched"])
+        if not _fetch(run, each, file):
+            problems.append(f"{file.path} did not arrive whole")
+    if all_there_is and not problems:
         each.ask("remove", each.folder, python=python)
-    return "; ".join(problems[:3])
+    return Listing(problems=problems)
 
 
-def _fetch(
-    run: RunDirectory, each: RemoteHost, sftp: Any, match: re.Match[str], entry: Mapping[str, Any]
-) -> str:
-    """One file, by rename and only if its checksum is right; returns what went wrong."""
-    attempt, _, rank, name = match.groups(default="")
-    folder = replace(run, attempt=int(match[2] or 1)).rank(int(rank))
+def _fetch(run: RunDirectory, each: RemoteHost, offered: Offered) -> bool:
+    """One file, by rename and only if it is the one that was offered. Raises HostError, OSError."""
+    folder = replace(run, attempt=offered.attempt).rank(offered.rank)
     folder.mkdir(parents=True, exist_ok=True)
-    target = folder / name
-    told = (entry["size"], entry["sha256"])
+    target, told = folder / offered.name, (offered.size, offered.sha256)
+    each.brought.add((offered.attempt, offered.rank))
     if target.is_file() and far_side.checksum(str(target)) == told:
-        return ""  # it came before the connection was lost
-    try:
-        with files.new(target) as file:
-            with each.ssh.explained():
-                sftp.getfo(f"{each.folder}/{attempt}ranks/{rank}/{name}", file)
-            file.flush()
-            _check(file.name, told)
-    except ValueError:
-        return f"{entry['path']} did not arrive whole"
-    return ""
-
-
-def _check(path: str, told: tuple[int, str]) -> None:
-    """Raise ValueError where the file is not the one of that size and checksum."""
-    if far_side.checksum(path) != told:
-        raise ValueError(path)
+        return True  # it came before the connection was lost
+    size, digest = 0, hashlib.sha256()
+    with contextlib.suppress(ValueError), files.new(target) as file:
+        for part in each.ssh.read(f"{each.folder}/{offered.path}", offered.size):
+            file.write(part)
+            digest.update(part)
+            size += len(part)
+        if (size, digest.hexdigest()) != told:
+            raise ValueError(offered)  # nothing is left of it
+    return (size, digest.hexdigest()) == told
 
 
 def name_holes(run: RunDirectory, holes: Mapping[int, tuple[str, str]]) -> None:

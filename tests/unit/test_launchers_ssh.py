@@ -9,15 +9,17 @@ import json
 import os
 import shlex
 import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from lab import lies
 
 from clusterprof import ssh_config
 from clusterprof.cli.prefixed import Prefixed
-from clusterprof.collect import over_ssh
+from clusterprof.collect import answers, over_ssh
+from clusterprof.collect.answers import Found
 from clusterprof.collect.connection import Answer, command_line, reason
 from clusterprof.collect.over_ssh import RemoteHost
 from clusterprof.errors import HostError, LaunchError, UsageError
@@ -235,22 +237,16 @@ class FakeSsh:
         ]
         return Answer(0, b"Welcome to this host\n" + json.dumps(listed).encode(), b"")
 
-    def sftp(self) -> Any:
-        def get(path: str, target: str) -> None:
-            before, _, name = path.removeprefix("/tmp/clusterprof-1/").partition("ranks/")
-            Path(target).write_bytes(self.files[before + name])
-
-        return SimpleNamespace(get=get)
-
-    def explained(self) -> Any:
-        return threading.Lock()
+    def read(self, path: str, most: int) -> Iterator[bytes]:
+        before, _, name = path.removeprefix("/tmp/clusterprof-1/").partition("ranks/")
+        yield self.files[before + name][:most]
 
 
 def fetched(
     run: RunDirectory, files: dict[str, bytes], **told: dict[str, Any]
 ) -> tuple[RemoteHost, FakeSsh]:
     fake = FakeSsh(files, {path.replace("_at_", "/"): what for path, what in told.items()})
-    each = RemoteHost(Host("h1", "h1"), fake, {}, "/tmp/clusterprof-1")  # type: ignore[arg-type]
+    each = RemoteHost(Host("h1", "h1"), fake, Found("h1"), "/tmp/clusterprof-1")  # type: ignore[arg-type]
     over_ssh.gather(run, [each], "python")
     return each, fake
 
@@ -290,6 +286,148 @@ def test_a_host_cannot_have_a_file_written_where_none_belongs(tmp_path: Path, pa
     assert "a file of an unknown name" in each.reason
     assert [entry.name for entry in (tmp_path / "run" / "ranks").iterdir()] == []
     assert [entry.name for entry in tmp_path.iterdir()] == ["run"]
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["0x0001/log", "000001/log", "00001/lo\ng", "attempt-1/00001/log", "attempt-02/00001/log",
+     "\uff10\uff10\uff10\uff10\uff11/log", "9999999999/log", "00001/" + "x" * 101],
+)  # fmt: skip
+def test_a_file_has_one_name_only(path: str) -> None:
+    listing = [{"path": path, "size": 1, "sha256": "0" * 64}]
+    told = answers.offered(json.dumps(listing).encode())
+    assert told is not None
+    files, (problem,) = told
+    assert files == []
+    assert problem.startswith("it offers a file of an unknown name")
+    assert problem.isprintable()
+
+
+LOOK = {
+    "host": "h1", "machine": "1-2 h1", "temporary": "/tmp", "folder": True, "program": True,
+    "nsys": True, "other_nsys": "/opt/nsys", "port": 29500,
+}  # fmt: skip
+
+
+def read(function: Callable[..., Any], answer: bytes, *more: Any) -> tuple[Any, str]:
+    """What a reader makes of an answer, and the words with which it refuses it."""
+    try:
+        return function(answer, *more), ""
+    except HostError as error:
+        return None, error.what
+
+
+def test_what_a_host_says_of_itself_is_typed_or_refused() -> None:
+    assert answers.found(b"hello\n" + json.dumps(LOOK).encode() + b"\n", 29500) == Found(**LOOK)  # type: ignore[arg-type]
+    for name, answer in lies.ANSWERS.items():
+        value, said = read(answers.found, answer, 29500)
+        assert value is None, name
+        assert said.isprintable(), name
+    accepted = []
+    for what, answered in lies.changed(LOOK):
+        value, said = read(answers.found, json.dumps(answered).encode(), 29500)
+        assert said.isprintable(), what
+        assert len(said) < 200, what
+        if value is not None:
+            accepted.append(what)
+    # another value of the same type may be the truth
+    assert set(accepted) == {
+        "machine is ''", "no other_nsys", "other_nsys is None",
+        "folder is True", "program is True", "nsys is True",
+    }  # fmt: skip
+
+
+def test_what_a_host_says_of_a_file_is_typed_or_refused() -> None:
+    entry = {"path": "00001/log", "size": 1, "sha256": "0" * 64}
+    accepted = []
+    for what, answered in lies.changed(entry):
+        told = answers.offered(json.dumps([answered, entry]).encode())
+        assert told is not None
+        files, problems = told
+        assert files[-1].sha256 == "0" * 64
+        assert all(len(each) < 200 and each.isprintable() for each in problems), what
+        if not problems:
+            accepted.append(what)
+    assert accepted == [], "two files of one name are none"
+    for name, answer in lies.ANSWERS.items():
+        told, said = read(answers.offered, answer)
+        if told is None:
+            assert said == "it could not say what its ranks left", name
+        else:
+            assert told[0] == [], name
+            assert len(told[1]) >= 1, name
+
+
+def test_a_host_brings_no_more_than_the_limit_which_is_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("CLUSTERPROF_MAX_FETCH_MB", "1")
+    run = create(tmp_path / "run")
+    each, _ = fetched(run, {"00001/a": b"", "00001/b": b""}, **{"00001/a": {"size": 2_000_000}})
+    assert (
+        "it offers 2 MB, and no more than 1 are fetched (CLUSTERPROF_MAX_FETCH_MB)" in each.reason
+    )
+    assert not run.rank(1).exists()
+
+
+def hosts_with(*offers: dict[str, bytes]) -> list[RemoteHost]:
+    return [
+        RemoteHost(Host(name, name), FakeSsh(files, {}), Found(name), "/tmp/clusterprof-1")  # type: ignore[arg-type]
+        for name, files in zip("abc", offers, strict=False)
+    ]
+
+
+def test_a_host_brings_its_own_ranks_only(tmp_path: Path) -> None:
+    run = create(tmp_path / "run")
+    first, second = hosts_with(
+        {"00000/log": b"a"}, {f"{rank:05d}/log": b"b" for rank in (0, 2, 3, 7, 8, 9, 10, 1)}
+    )
+    first.ranks, second.ranks = frozenset([0, 1]), frozenset([2, 3])
+    over_ssh.gather(run, [first, second], "python")
+    assert first.reason == ""
+    assert second.reason.startswith(
+        "it offers files of rank 0, 1, 7, 8, 9 and 1 others, which the job did not give it; "
+    )
+    assert run.ranks() == [0, 2, 3]
+    assert (run.rank(0) / "log").read_bytes() == b"a"
+
+
+def test_where_only_torchrun_knows_the_ranks_none_is_taken_that_two_hosts_offer(
+    tmp_path: Path,
+) -> None:
+    run = create(tmp_path / "run")
+    hosts = hosts_with(
+        {"00000/log": b"a", "attempt-2/00001/log": b"a"},
+        {"00000/log": b"b", "00001/log": b"b"},
+        {"00002/log": b"c"},
+    )
+    over_ssh.gather(run, hosts, "python")
+    contested = "it offers files of rank 0, which another host offers as well"
+    assert [each.reason.partition(";")[0] for each in hosts] == [contested, contested, ""]
+    assert run.ranks() == [1, 2]
+    assert (run.path / "attempt-2/ranks/00001/log").read_bytes() == b"a"
+    # A host that brought its own before keeps it, whatever another says afterwards.
+    late = hosts_with({"00002/log": b"x"})[0]
+    over_ssh.gather(run, [*hosts, late], "python")
+    assert late.reason.startswith("it offers files of rank 2, which another host")
+    assert (run.rank(2) / "log").read_bytes() == b"c"
+
+
+@pytest.mark.parametrize(
+    ("line", "ranks"),
+    [
+        ("--hosts a,b --nproc-per-node 2", [{0, 1}, {2, 3}]),
+        ("--hosts a,b", [{0}, {1}]),
+        ("--hosts a,b --nproc-per-node gpu", [None, None]),
+        ("--hosts a,b --nnodes 1:2", [None, None]),
+        ("--hosts a,b --nproc-per-node 2 --rdzv-backend c10d", [None, None]),
+    ],
+)
+def test_the_ranks_of_a_host_are_known_where_its_node_rank_decides(
+    line: str, ranks: list[set[int] | None]
+) -> None:
+    made = job(line)
+    assert ssh.ranks(remote(made), made.world_size) == ranks
 
 
 def test_a_lost_host_is_the_reason_of_its_ranks_and_of_no_others(tmp_path: Path) -> None:

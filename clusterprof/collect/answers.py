@@ -1,0 +1,198 @@
+"""What a host says: the one place where it is read, into typed values or a HostError.
+
+A host runs what it likes. It may answer with anything, without end, and for others; none of that
+may be more than this host's own failure, and nothing of it reaches a terminal as it stands.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from clusterprof.errors import HostError
+
+#: Of one answer: a listing of some 25,000 files.
+ANSWER_B = 4 << 20
+#: Of all files that one host may bring; 64 GB, while a capture ends at 1 GB a rank by default.
+FETCH_MB = "CLUSTERPROF_MAX_FETCH_MB"
+_FETCH_MB = 64_000
+
+#: Of a word that is passed on: Linux has no longer path.
+_WORD = 4096
+#: `00008/state.json`, and of later attempts `attempt-2/00008/state.json`: written in one way only.
+_PATH = re.compile(
+    r"(?:attempt-([2-9]|[1-9][0-9]{1,5})/)?([0-9]{5}|[1-9][0-9]{5,8})/([A-Za-z0-9_][A-Za-z0-9._-]{0,99})"
+)
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a host says of itself: see `clusterprof.agent.host.look`."""
+
+    host: str
+    #: what tells one running kernel from another; "" where nothing does
+    machine: str = ""
+    temporary: str = ""
+    #: whether these are there
+    folder: bool = False
+    program: bool = False
+    nsys: bool = False
+    #: where another nsys is
+    other_nsys: str | None = None
+    #: one that is free
+    port: int | None = None
+
+
+@dataclass(frozen=True)
+class Offered:
+    """A file that a host has for us."""
+
+    attempt: int
+    rank: int
+    name: str
+    size: int
+    sha256: str
+
+    @property
+    def path(self) -> str:
+        """Where it is, below our folder there and below the run directory here."""
+        attempt = f"attempt-{self.attempt}/" if self.attempt > 1 else ""
+        return f"{attempt}ranks/{self.rank:05d}/{self.name}"
+
+
+def plain(text: str, most: int = 200) -> str:
+    """Somebody else's words, for one line of a terminal: nothing in them moves the cursor."""
+    short = text if len(text) <= most else text[:most] + "..."
+    return "".join(each if each.isprintable() else ascii(each)[1:-1] for each in short)
+
+
+def last_line(answer: bytes) -> Any:
+    """The JSON in an answer's last line, since a login shell may greet before it; else None."""
+    try:
+        return json.loads(answer.strip().rpartition(b"\n")[2].decode("utf-8"))
+    except (ValueError, RecursionError):
+        return None
+
+
+def found(answer: bytes, port: int | None) -> Found | None:
+    """What a host says of itself; None where that is no answer of ours. Raises HostError.
+
+    `port` is the one that was asked for: another may be free, and none where none was asked for.
+    """
+    told = last_line(answer)
+    if not isinstance(told, dict):
+        return None
+    fields = _Fields(told)
+    made = Found(
+        host=fields.word("host"),
+        machine=fields.word("machine", empty=True),
+        temporary=fields.word("temporary"),
+        folder=fields.flag("folder"),
+        program=fields.flag("program"),
+        nsys=fields.flag("nsys"),
+        other_nsys=None if told.get("other_nsys") is None else fields.word("other_nsys"),
+        port=None if port is None else fields.number("port", 1, 65535),
+    )
+    if not made.temporary.startswith("/"):
+        raise fields.odd("temporary")
+    return made
+
+
+def offered(answer: bytes) -> tuple[list[Offered], list[str]] | None:
+    """The files that a host has for us, states last, and what is wrong with the others.
+
+    States speak of the other files: those are here by then. None while the host's job still runs.
+    Raises HostError where it is no listing, or one of more than we take.
+    """
+    told = last_line(answer)
+    if told == "running":
+        return None
+    if not isinstance(told, list):
+        raise HostError("it could not say what its ranks left")
+    files: dict[str, Offered] = {}
+    problems = []
+    for entry in told:
+        try:
+            each = _offered(entry)
+        except HostError as error:
+            problems.append(error.what)
+            continue
+        if files.setdefault(each.path, each) != each:
+            problems.append(f"it offers two files as {each.path}")
+    most = most_bytes()
+    size = sum(each.size for each in files.values())
+    if size > most:
+        raise HostError(
+            f"it offers {size / 1e6:.0f} MB, and no more than {most / 1e6:.0f} are fetched "
+            f"({FETCH_MB})"
+        )
+    return sorted(files.values(), key=lambda each: each.name == "state.json"), problems
+
+
+def _offered(entry: Any) -> Offered:
+    """One line of a listing. Raises HostError."""
+    if not isinstance(entry, dict):
+        raise HostError(f"it offers {_shown(entry)}, which is no file")
+    path = entry.get("path")
+    match = _PATH.fullmatch(path) if isinstance(path, str) else None
+    if match is None:
+        raise HostError(f"it offers a file of an unknown name: {_shown(path)}")
+    fields = _Fields(entry, f" of {path}")
+    sha256 = fields.word("sha256")
+    if not _SHA256.fullmatch(sha256):
+        raise fields.odd("sha256")
+    return Offered(
+        int(match[1] or 1), int(match[2]), match[3], fields.number("size", 0, 1 << 50), sha256
+    )
+
+
+def _shown(value: Any) -> str:
+    """A value in a message."""
+    if isinstance(value, (list, dict)):
+        return "a list" if isinstance(value, list) else "an object"
+    return plain(repr(value), 60)
+
+
+def most_bytes() -> int:
+    """How much one host may bring. Raises HostError where the variable is no number."""
+    told = os.environ.get(FETCH_MB, str(_FETCH_MB))
+    if not re.fullmatch("[0-9]{1,9}", told):
+        raise HostError(f"{FETCH_MB}={plain(told, 40)} is no number of megabytes")
+    return int(told) * 1_000_000
+
+
+@dataclass(frozen=True)
+class _Fields:
+    """The members of a JSON object, each of the type that it should have. Raise HostError."""
+
+    told: dict[str, Any]
+    whose: str = ""
+
+    def odd(self, name: str) -> HostError:
+        given = _shown(self.told[name]) if name in self.told else "missing"
+        return HostError(f"its answer cannot be used: {name}{self.whose} is {given}")
+
+    def flag(self, name: str) -> bool:
+        value = self.told.get(name)
+        if not isinstance(value, bool):
+            raise self.odd(name)
+        return value
+
+    def number(self, name: str, least: int, most: int) -> int:
+        value = self.told.get(name)
+        # True is an int, too.
+        if type(value) is not int or not least <= value <= most:
+            raise self.odd(name)
+        return value
+
+    def word(self, name: str, *, empty: bool = False) -> str:
+        value = self.told.get(name)
+        if not isinstance(value, str) or not (value or empty) or len(value) > _WORD:
+            raise self.odd(name)
+        if not value.isprintable():
+            raise self.odd(name)
+        return value

@@ -1,0 +1,197 @@
+"""Whether a host is the one that is meant: its key, checked as OpenSSH checks it.
+
+Neither Fabric nor paramiko can be asked: one accepts every key, the other knows neither markers nor
+patterns, and fails on one line that it cannot read. OpenSSH itself says which files count for a
+host (`ssh -G`), which of their lines speak of it (`ssh-keygen -F`: names, patterns, hashes,
+markers), and what a revocation list holds (`ssh-keygen -Q`); what is left is to compare keys. A
+certificate is never asked of a host, so `@cert-authority` lines accept nothing.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from clusterprof.collect.answers import plain
+from clusterprof.errors import HostError
+
+_SSH_PORT = 22
+#: Either answers within milliseconds; a `Match exec` of the user's may take its time.
+_PATIENCE_S = 30
+#: How a revocation list in OpenSSH's own format begins; any other is a list of keys.
+_KRL = b"SSHKRL\n\0"
+
+
+class HostKeyRefused(Exception):  # noqa: N818 - it says what happened
+    """Why a host's key is not accepted, in words."""
+
+
+@dataclass
+class Known:
+    """What the known_hosts files say of one name: keys as they travel, by their type."""
+
+    keys: dict[bytes, str] = field(default_factory=dict)
+    revoked: set[bytes] = field(default_factory=set)
+    #: whether a certificate of it would be accepted by OpenSSH
+    authority: bool = False
+
+    def read(self, lines: str) -> None:
+        """Take in what `ssh-keygen -F` printed; a line that holds no key says nothing."""
+        for line in lines.splitlines():
+            words = line.split()
+            marker = words.pop(0) if words and words[0].startswith("@") else ""
+            key = decoded(words[1:3])
+            if key is None or line.startswith("#"):
+                continue
+            if marker == "@revoked":
+                self.revoked.add(key)
+            elif marker == "@cert-authority":
+                self.authority = True
+            elif not marker:
+                self.keys[key] = words[1]
+
+
+class HostKeys:
+    """The keys of one host, as a policy that paramiko asks, since it is given no keys itself."""
+
+    def __init__(self, connection: Any, config: Path | None) -> None:
+        """Look them up for a Fabric connection. Raises HostKeyRefused where that cannot be done."""
+        name, port = str(connection.host).lower(), int(connection.port)
+        told = settings(connection, config)
+        alias = told.get("hostkeyalias")
+        # As OpenSSH: a key without a port is accepted where there is none for that port.
+        names = [name] if port == _SSH_PORT else [f"[{name}]:{port}", name]
+        self.name = alias or names[0]
+        paths = f"{told.get('userknownhostsfile', '')} {told.get('globalknownhostsfile', '')}"
+        self.known = []
+        for each in [alias] if alias else names:
+            known = Known()
+            for path in paths.split():
+                known.read(lines_for(each, path))
+            self.known.append(known)
+        revoked = told.get("revokedhostkeys", "none")
+        self.revoked = None if revoked == "none" else Path(revoked).expanduser()
+
+    def missing_host_key(self, _client: Any, _name: str, key: Any) -> None:
+        """Accept the key that a host has shown, or raise HostKeyRefused."""
+        self.check(key.asbytes(), f"{key.get_name()} {key.get_base64()}")
+
+    def check(self, key: bytes, line: str) -> None:
+        """Accept a key, which is `line` as text. Raises HostKeyRefused."""
+        if self.revoked is not None:
+            check_revoked(self.revoked, key, line)
+        for known in self.known:
+            if key in known.revoked:
+                raise HostKeyRefused("its host key is marked as revoked in known_hosts")
+            if key in known.keys:
+                return
+            if known.keys:
+                raise HostKeyRefused(
+                    "its host key is not the one in known_hosts: another machine, or a new key "
+                    f"(if you know why: ssh-keygen -R '{self.name}')"
+                )
+        if any(known.authority for known in self.known):
+            raise HostKeyRefused(
+                f"its host key is not in known_hosts as {self.name}: a @cert-authority is, but "
+                "certificates are not known here (add its own key: ssh-keyscan)"
+            )
+        raise HostKeyRefused(
+            f"its host key is not in known_hosts as {self.name}: connect once with ssh, and look "
+            "at the key"
+        )
+
+    def transport(self, sock: Any, **options: Any) -> Any:
+        """A paramiko transport that asks first for a key of a type that is known, as OpenSSH."""
+        import paramiko
+
+        made = paramiko.Transport(sock, **options)
+        types = {kind for known in self.known for kind in known.keys.values()}
+        security = made.get_security_options()
+        security.key_types = sorted(
+            security.key_types,
+            key=lambda kind: ("ssh-rsa" if kind.startswith("rsa-") else kind) not in types,
+        )
+        return made
+
+
+def settings(connection: Any, config: Path | None) -> dict[str, str]:
+    """What OpenSSH's configuration says of a host, by lower-case keyword; the first value counts.
+
+    With all of its Include and Match, which paramiko does not know. Raises HostKeyRefused.
+    """
+    options = ["-F", str(config)] if config else []
+    options += ["-p", str(connection.port), "-l", str(connection.user)]
+    asked = run(["ssh", "-G", *options, "--", str(connection.original_host)])
+    if asked.returncode != 0:
+        said = asked.stderr.decode(errors="replace").strip().rpartition("\n")[2]
+        raise HostKeyRefused(f"ssh does not accept its configuration: {plain(said)}")
+    told: dict[str, str] = {}
+    for line in asked.stdout.decode(errors="surrogateescape").splitlines():
+        keyword, _, value = line.partition(" ")
+        told.setdefault(keyword.lower(), value)
+    return told
+
+
+def lines_for(name: str, path: str) -> str:
+    """The lines of a known_hosts file that speak of `name`; "" where there is no such file."""
+    file = Path(path).expanduser()
+    if path == "none" or not file.is_file():
+        return ""
+    return run(["ssh-keygen", "-F", name, "-f", str(file)]).stdout.decode(errors="replace")
+
+
+def check_revoked(path: Path, key: bytes, line: str) -> None:
+    """RevokedHostKeys. Raises HostKeyRefused also for every key where the list cannot be read."""
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise _unreadable(path, error.strerror or str(error)) from None
+    if content.startswith(_KRL):
+        asked = run(["ssh-keygen", "-Q", "-f", str(path), "/dev/stdin"], line.encode())
+        if asked.returncode not in (0, 1):
+            said = asked.stderr.decode(errors="replace").strip().rpartition("\n")[2]
+            raise _unreadable(path, plain(said))
+        revoked = asked.returncode == 1
+    else:
+        lines = [each.split() for each in content.decode(errors="replace").splitlines()]
+        keys = [decoded(words[:2]) for words in lines if words and not words[0].startswith("#")]
+        if None in keys:
+            raise _unreadable(path, "not every line is a key")
+        revoked = key in keys
+    if revoked:
+        raise HostKeyRefused(f"its host key is revoked by {path}")
+
+
+def _unreadable(path: Path, why: str) -> HostKeyRefused:
+    return HostKeyRefused(f"RevokedHostKeys {path} cannot be read, so no key is accepted: {why}")
+
+
+def decoded(words: Sequence[str]) -> bytes | None:
+    """A key from its type and its base64 text; None where that is none."""
+    if len(words) < 2:
+        return None
+    try:
+        key = base64.b64decode(words[1], validate=True)
+    except (binascii.Error, ValueError):
+        return None
+    kind = words[0].encode()
+    return key if key.startswith(len(kind).to_bytes(4, "big") + kind) else None
+
+
+def run(command: list[str], stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
+    """One of OpenSSH's programs. Raises HostError where it is not there, or does not end."""
+    try:
+        return subprocess.run(
+            command, input=stdin, capture_output=True, timeout=_PATIENCE_S, check=False
+        )
+    except FileNotFoundError:
+        raise HostError(
+            f"host keys cannot be checked: {command[0]} is not installed here (openssh-client)"
+        ) from None
+    except (OSError, subprocess.TimeoutExpired, ValueError) as error:
+        raise HostError(f"host keys cannot be checked: {command[0]}: {plain(str(error))}") from None

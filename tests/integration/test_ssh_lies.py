@@ -1,0 +1,163 @@
+"""Hosts that answer `clusterprof ssh` with whatever they like, beside one that does not.
+
+The real sshd is in between; h2's Python is a script that answers what a test wants it to.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shlex
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from lab import lies
+from lab.command import Completed
+from lab.hosts import Hosts
+
+from clusterprof import rundir
+from clusterprof.collect import over_ssh
+from clusterprof.plan import Host, OverSsh
+
+Cli = Callable[..., Completed]
+pytestmark = [pytest.mark.needs_fabric, pytest.mark.needs_hosts]
+
+#: Answers `look`, `list` and `run` with the file of that name beside it, where there is one;
+#: in place of torchrun, which takes seconds to start, is a shell.
+PYTHON = """#!/bin/sh
+for verb in "$4" "$5"; do
+  case "$verb" in
+  look|list) [ ! -e "$0-$verb" ] || {{ cat "$0-$verb"; exit 0; }} ;;
+  esac
+done
+[ "$2" != torch.distributed.run ] || exec sh -c 'for last; do :; done; eval "$last"' sh "$@"
+exec {python} "$@"
+"""
+
+#: A rank that leaves one file and ends with a status of its own.
+LEAVE = """
+cd "$(dirname "$CLUSTERPROF_PLAN")"
+mkdir -p ranks/00000 ranks/00001
+case $(hostname) in h1) rank=0 ;; *) rank=1 ;; esac
+echo '{"state": "captured", "chosen": true}' >ranks/0000$rank/state.json
+echo log >ranks/0000$rank/log
+ln -s /etc/passwd ranks/0000$rank/link
+exit 7
+"""
+
+
+class Liar:
+    """h2, as a test wants it."""
+
+    def __init__(self, hosts: Hosts) -> None:
+        self.hosts = hosts
+        self.script = PYTHON.format(python=shlex.quote(sys.executable))
+        #: that exists on every host, each with its own
+        self.python = hosts.state / "scratch" / "python"
+        for name in ("h1", "h2"):
+            path = hosts.local(name) / "python"
+            path.write_text(self.script)
+            path.chmod(0o755)
+
+    def answers(self, verb: str, answer: bytes | None) -> None:
+        path = self.hosts.local("h2") / f"python-{verb}"
+        path.unlink(missing_ok=True)
+        if answer is not None:
+            path.write_bytes(answer)
+
+
+@pytest.fixture
+def liar(ssh_hosts: Hosts) -> Iterator[Liar]:
+    made = Liar(ssh_hosts)
+    yield made
+    for path in ssh_hosts.state.glob("local/h?/python*"):
+        path.unlink()
+
+
+def job(liar: Liar) -> OverSsh:
+    return OverSsh(
+        hosts=(Host("h1", "h1"), Host("h2", "h2")), options=(), program=(), folder="/",
+        python=str(liar.python), script=None, environment={}, ssh_config=liar.hosts.config,
+        timeout_s=20, prefix=True, fewest=1, port=None,
+    )  # fmt: skip
+
+
+@pytest.mark.timeout(240)
+def test_whatever_a_host_says_of_its_files_is_its_own_failure(liar: Liar, tmp_path: Path) -> None:
+    there = job(liar)
+    (first, second), bad = over_ssh.look_at(there, None)
+    assert bad == {}
+    for each in (first, second):
+        over_ssh.deliver(each, {"run": ""})
+    folders = first.folder, second.folder
+    entry = {"path": "00001/log", "size": 1, "sha256": hashlib.sha256(b"x").hexdigest()}
+    odd = dict(lies.ANSWERS) | {
+        "rank 0 of h1": json.dumps([{**entry, "path": "00000/log"}]).encode(),
+        "a file that is not there": json.dumps([entry]).encode(),
+        "more than fits": json.dumps([{**entry, "size": 1 << 49}]).encode(),
+        "a way out": json.dumps([{**entry, "path": "00001/../../run.json"}]).encode(),
+    }  # fmt: skip
+    del odd["lists in a list"]
+    assert len(odd) >= 24
+    rank = Path(liar.hosts.local("h1"), Path(folders[0]).name, "ranks/00000")
+    rank.mkdir(parents=True)
+    (rank / "log").write_text("of h1\n")
+    for number, (name, answer) in enumerate(odd.items()):
+        liar.answers("list", answer)
+        run = rundir.create(tmp_path / str(number))
+        # h1's are listed and fetched every time, and stay there for the next.
+        for each, folder, given in zip((first, second), folders, ({0}, {1}), strict=True):
+            each.folder, each.reason, each.ranks = folder, "", frozenset(given)
+        kept = {path: path.read_bytes() for path in rank.parents[1].rglob("*") if path.is_file()}
+        over_ssh.gather(run, [first, second], there.python)
+        assert (first.reason, first.folder) == ("", ""), name
+        assert (run.rank(0) / "log").read_text() == "of h1\n"
+        assert second.folder == folders[1], name
+        assert f"stays in h2:{second.folder}" in second.reason, name
+        assert second.reason.isprintable(), name
+        assert len(second.reason) < 600, name
+        left = [path.name for path in run.path.rglob("*") if path.is_file()]
+        assert left == ["log"], name
+        for path, data in kept.items():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(data)
+    for each, folder in zip((first, second), folders, strict=True):
+        liar.answers("list", None)
+        each.ask("remove", folder, python=there.python)
+        each.ssh.close()
+
+
+@pytest.mark.parametrize("answer", ["lists nested 200,000 deep", "five megabytes of lines"])
+def test_the_status_of_the_job_comes_through_and_the_other_hosts_ranks(
+    run_clusterprof: Cli, workdir: Path, liar: Liar, answer: str
+) -> None:
+    liar.answers("list", lies.ANSWERS[answer])
+    done = run_clusterprof(
+        ["ssh", "-F", liar.hosts.config, "--hosts", "h1,h2", "--profiler=torch", "--run-dir=run",
+         "--python", liar.python, "--ranks=all", "--nproc-per-node=1", "--no-merge", "--no-python",
+         "--", LEAVE]
+    )  # fmt: skip
+    assert done.returncode == 7, done
+    assert "h2: " in done.stderr
+    assert "stays in h2:" in done.stderr
+    assert "Traceback" not in done.stderr
+    here = sorted(str(path.relative_to("run/ranks")) for path in Path("run/ranks").glob("*/*"))
+    assert [name for name in here if name.startswith("00000")] == [
+        "00000/log", "00000/state.json",
+    ], "and no link"  # fmt: skip
+    assert json.loads(Path("run/ranks/00001/state.json").read_text())["state"] == "lost"
+
+
+def test_a_host_that_lies_of_itself_is_left_out_and_the_others_train(
+    run_clusterprof: Cli, workdir: Path, liar: Liar
+) -> None:
+    liar.answers("look", b'{"host": "\\u001b[2Jh1", "machine": "", "temporary": "/tmp"}')
+    done = run_clusterprof(
+        ["ssh", "-F", liar.hosts.config, "--hosts", "h1,h2", "--profiler=torch", "--run-dir=run",
+         "--python", liar.python, "--ranks=all", "--nnodes=1:2", "--no-merge", "--no-python",
+         "--", LEAVE]
+    )  # fmt: skip
+    assert done.returncode == 7, done
+    assert "h2 is left out: its answer cannot be used: host is '\\x1b[2Jh1'" in done.stderr
