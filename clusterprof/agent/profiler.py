@@ -12,9 +12,10 @@ import glob
 import os
 import re
 import shutil
+import stat
 import subprocess
 import tempfile
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 #: The oldest that the tests run against: year and number.
 MINIMUM = (2022, 4)
@@ -30,6 +31,9 @@ _IMPORTERS = (
     "{here}/../host-linux-x64/QdstrmImporter",
     "/usr/lib/nsight-systems/host-linux-x64/QdstrmImporter",
 )
+
+#: Where nsys keeps what its sessions share, below the temporary folder.
+_INSIDE = ("nvidia", "nsight_systems")
 
 #: How long a question may take that has no effect.
 ANSWER_S = 4.0
@@ -157,26 +161,54 @@ def scratch(private: str, version: str) -> str:
     2022.4 has the list in /dev/shm and its lock in TMPDIR, and loses reports where the lock is
     not the same for all: it is a link to the one that every other nsys on this node takes.
     """
-    inside = os.path.join("nvidia", "nsight_systems")
     folder, lock = os.path.join(private, "nsys"), "SessionManager-%s.lock" % version
     node = tempfile.gettempdir()
     umask = os.umask(0)
     try:
         # With another mode than 0777, which nsys gives them itself, the program records nothing.
-        os.makedirs(os.path.join(folder, inside))
-        with contextlib.suppress(OSError):
-            os.makedirs(os.path.join(node, inside), exist_ok=True)
+        os.makedirs(os.path.join(folder, *_INSIDE))
         # Where another user has made that one so that we cannot, ours are at least together.
-        for shared in (os.path.join(node, inside, lock),
-                       os.path.join(node, "clusterprof-%d-%s" % (os.getuid(), lock))):  # fmt: skip
+        for inside, name, owner in (
+            (_INSIDE, lock, None), ((), "clusterprof-%d-%s" % (os.getuid(), lock), os.getuid())
+        ):  # fmt: skip
             with contextlib.suppress(OSError):
                 # A link to nothing has nsys try for ever.
-                os.close(os.open(shared, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o666))
-                os.symlink(shared, os.path.join(folder, inside, lock))
+                make_lock(node, inside, name, owner)
+                os.symlink(os.path.join(node, *inside, name), os.path.join(folder, *_INSIDE, lock))
                 break
     finally:
         os.umask(umask)
     return folder
+
+
+def make_lock(node: str, inside: Sequence[str], name: str, owner: Optional[int]) -> None:
+    """See to it that the empty file `name` is there, below `node`, that all may write.
+
+    What stands there already is neither changed nor followed: everybody may write to these
+    folders, and another user's link would make a file of ours that all may write wherever it
+    points to. Raises OSError where something else is there, or a lock that is not `owner`'s.
+    """
+    here = os.open(node, os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        for part in inside:
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(part, 0o777, dir_fd=here)
+            above = here
+            here = os.open(part, os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=above)
+            os.close(above)
+        how = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        try:
+            lock = os.open(name, how | os.O_CREAT | os.O_EXCL, 0o666, dir_fd=here)
+        except FileExistsError:
+            lock = os.open(name, how, dir_fd=here)
+        try:
+            there = os.fstat(lock)
+        finally:
+            os.close(lock)
+    finally:
+        os.close(here)
+    if not stat.S_ISREG(there.st_mode) or owner not in (None, there.st_uid):
+        raise OSError("%s in %s is not a lock of nsys" % (name, node))
 
 
 def free_bytes(folder: str) -> int:
