@@ -25,6 +25,16 @@ def every(named: Path | None = None) -> list[Path]:
     ]
 
 
+def prefer(nsys: str | os.PathLike[str] | None) -> None:
+    """Let `nsys`, which the user named, be the first choice of this process from now on.
+
+    Only a user names one: what a run directory or a report says that it was made by is never
+    executed, since whoever sent it could have written anything there.
+    """
+    if nsys is not None:
+        os.environ[VARIABLE] = os.fspath(nsys)
+
+
 def importer(nsys: Path) -> Path | None:
     """QdstrmImporter, which Debian's nsys does not find by itself; None without one."""
     found = profiler.importer(str(nsys))

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
-from clusterprof import rundir
+from clusterprof import nsys, rundir
 from clusterprof.cli.launch import tell
 from clusterprof.cli.narrate import say
 from clusterprof.cli.options import path
 from clusterprof.collect import collect_attempts
-from clusterprof.errors import ReportError
+from clusterprof.errors import ReportError, UsageError
 from clusterprof.ranks import Selection
 
 
@@ -22,16 +25,29 @@ def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
         allow_abbrev=False,
     )
     parser.add_argument("run", metavar="RUN", type=path, help="a run directory")
+    parser.add_argument("--nsys", type=path, metavar="PATH", help="the nsys to use")
+    parser.add_argument(
+        "-F",
+        "--ssh-config",
+        type=path,
+        metavar="FILE",
+        help="of a run over SSH: an ssh configuration instead of your own",
+    )
+    parser.add_argument(
+        "--python", metavar="PATH",
+        help="of a run over SSH: the hosts' Python (default: the one beside torchrun here)",
+    )  # fmt: skip
     parser.add_argument("--no-merge", action="store_true", help="collect only")
     parser.add_argument("--debug", action="store_true", help="show tracebacks")
     arguments = parser.parse_args(list(own))
+    nsys.prefer(arguments.nsys)
     run = rundir.opened(arguments.run)
     manifest = run.read_manifest()
     selection = Selection.from_json(manifest["selection"])
     if any(host["left"] for host in manifest.get("hosts", [])):
         from clusterprof.collect.over_ssh import gather_left
 
-        for host in gather_left(run, manifest):
+        for host in gather_left(run, manifest, *ssh(arguments, manifest["ssh"])):
             say(f"{host.name}: {host.reason or 'its reports are here'}")
         run.write_manifest(manifest)
     from clusterprof.collect import raw
@@ -53,3 +69,26 @@ def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
 
         tell_results(merge_run(run, outcomes), run)
     return 0
+
+
+def ssh(arguments: argparse.Namespace, told: Mapping[str, Any]) -> tuple[Path | None, str]:
+    """The ssh configuration and the hosts' Python, as the user says them.
+
+    Raises UsageError where run.json (`told`) has others: a run directory that somebody else made
+    could name a ProxyCommand, or any program of a host, so the user has to say that they are right.
+    """
+    from clusterprof.launchers.ssh import default_python
+
+    config, python = arguments.ssh_config, arguments.python or default_python()
+    options = []
+    if told["config"] and config is None:
+        options.append(shlex.join(["-F", str(told["config"])]))
+    if told["python"] != python and not arguments.python:
+        options.append(shlex.join(["--python", str(told["python"])]))
+    if options:
+        raise UsageError(
+            f"the hosts of this run were reached with {' '.join(options)}",
+            "a run directory may not choose what is executed; if these are right, say so:",
+            f"clusterprof collect {' '.join(options)} {shlex.quote(str(arguments.run))}",
+        )
+    return config, python

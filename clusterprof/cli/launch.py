@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from clusterprof import __version__, rundir
+from clusterprof import __version__, nsys, rundir
 from clusterprof.cli import narrate
 from clusterprof.cli.narrate import command as show_command
 from clusterprof.cli.narrate import say
@@ -109,6 +109,7 @@ def conclude(
     `in_haste`: we were told to end; merging is for later, it may take longer than we have.
     """
     manifest.update(ended=now_text(), exit_status=status)
+    nsys.prefer(plan.capture.agent.get("nsys", {}).get("path"))
     complete = False
     try:
         run, outcomes = collect_attempts(

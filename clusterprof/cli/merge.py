@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from clusterprof import rundir
+from clusterprof import nsys, rundir
 from clusterprof.cli import narrate
 from clusterprof.cli.narrate import say
 from clusterprof.cli.options import path
@@ -41,6 +41,7 @@ def parser(verb: str) -> argparse.ArgumentParser:
         help="what `clusterprof clock --output FILE` measured of the reports' hosts, soon before "
         "the window or after it (its bound grows by 9 ms a minute); may be given twice",
     )  # fmt: skip
+    this.add_argument("--nsys", type=path, metavar="PATH", help="the nsys to read reports with")
     this.add_argument("--json", action="store_true", help="print results.json instead of text")
     this.add_argument("--html", type=path, metavar="FILE", help="write the page there")
     this.add_argument("--output", type=path, metavar="DIR", help="keep results, tables and page")
@@ -56,6 +57,7 @@ def parser(verb: str) -> argparse.ArgumentParser:
 def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
     """Merge and print; 0, or 1 where a finding is as severe as --fail-on."""
     arguments = parser(verb).parse_args([*own, *(program or ())])
+    nsys.prefer(arguments.nsys)
     from clusterprof.cli import merging
     from clusterprof.report import html, results_json
 

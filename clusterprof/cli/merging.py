@@ -31,10 +31,8 @@ def merge_run(run: RunDirectory, outcomes: Sequence[Outcome]) -> Study:
 
     with writing(run.path):
         probe = settle(run)
-    profiler = run.read_manifest().get("profiler", {})
-    made_by = Path(profiler["path"]) if profiler.get("path") else None
     sources = [
-        Source(each.report, rank=each.rank, steps=each.steps, beside=each.trace, nsys=made_by)
+        Source(each.report, rank=each.rank, steps=each.steps, beside=each.trace)
         for each in outcomes
         if each.report is not None
     ]

@@ -281,13 +281,15 @@ def gather(
         )
 
 
-def gather_left(run: RunDirectory, manifest: dict[str, Any]) -> list[RemoteHost]:
+def gather_left(
+    run: RunDirectory, manifest: dict[str, Any], config: Path | None, python: str
+) -> list[RemoteHost]:
     """Bring what an interrupted run left on its hosts; run.json's `hosts` say what and where.
 
-    Returns the hosts that were asked; `manifest` says afterwards what is still left.
+    Returns the hosts that were asked; `manifest` says afterwards what is still left. `config` and
+    `python` are the user's, never run.json's: both are or name programs that are executed.
     """
     told = manifest["ssh"]
-    config = Path(told["config"]) if told["config"] else None
     hosts = []
     for entry in manifest["hosts"]:
         host = Host(entry["name"], entry["address"], entry["user"], entry["port"])
@@ -297,7 +299,7 @@ def gather_left(run: RunDirectory, manifest: dict[str, Any]) -> list[RemoteHost]
         each.brought = {(attempt, rank) for attempt, rank in entry.get("brought", [])}
         hosts.append(each)
     asked = [each for each in hosts if each.folder]
-    gather(run, hosts, told["python"])
+    gather(run, hosts, python)
     for each, entry in zip(hosts, manifest["hosts"], strict=True):
         each.ssh.close()
         entry.update(left=each.folder, brought=sorted(each.brought))

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+from clusterprof import nsys
 from clusterprof.agent import states
 from clusterprof.agent.homecoming import RAW
-from clusterprof.capture.nsys import Nsys
-from clusterprof.nsys import installed
 from clusterprof.rundir import RunDirectory
 
 #: The importer takes some 7 µs for each range; one that takes longer than this hangs.
@@ -29,43 +27,37 @@ class Made:
 
 def finish(run: RunDirectory, *, patience_s: float = PATIENCE_S) -> Iterator[Made]:
     """Make the reports of all ranks that have only a raw one, one after the other."""
-    manifest = run.read_manifest()
     for rank in run.ranks():
         folder = run.rank(rank)
         if (folder / RAW).is_file() and not (folder / "report.nsys-rep").exists():
-            yield Made(rank, _made(folder, manifest, patience_s))
+            yield Made(rank, _made(folder, patience_s))
 
 
-def _made(folder: Path, manifest: dict[str, Any], patience_s: float) -> str:
-    importer = _importer(states.read(str(folder)), manifest)
+def _made(folder: Path, patience_s: float) -> str:
+    importer = next(filter(None, map(nsys.importer, nsys.every())), None)
     if importer is None:
         return (
-            f"there is no QdstrmImporter here for {folder / RAW}: give its nsys by CLUSTERPROF_NSYS"
+            f"there is no QdstrmImporter here for {folder / RAW}: name an nsys that has one: --nsys"
         )
-    beside = folder / f"report.{os.getpid()}.made.nsys-rep"
-    command = [str(importer), "-i", str(folder / RAW), "-o", str(beside)]
     try:
+        return _import(importer, folder, patience_s)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"the report could not be made of {folder / RAW}: {error}"
+
+
+def _import(importer: Path, folder: Path, patience_s: float) -> str:
+    # The importer replaces nothing: it gets a folder of its own.
+    with tempfile.TemporaryDirectory(prefix=".", dir=folder) as private:
+        made = Path(private, "report.nsys-rep")
+        command = [str(importer), "-i", str(folder / RAW), "-o", str(made)]
         done = subprocess.run(
             command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace",
             timeout=patience_s, check=False,
         )  # fmt: skip
-        if done.returncode != 0 or not beside.exists():
+        if done.returncode != 0 or not made.exists():
             words = (done.stdout + done.stderr).strip().splitlines()
             return f"{importer} failed with status {done.returncode}: {words[-1] if words else ''}"
-        beside.replace(folder / "report.nsys-rep")
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return f"the report could not be made of {folder / RAW}: {error}"
-    finally:
-        beside.unlink(missing_ok=True)
+        made.replace(folder / "report.nsys-rep")
     states.advance(str(folder), "collected", f"its report was made of {RAW} after the job")
-    (folder / RAW).unlink()
+    (folder / RAW).unlink(missing_ok=True)  # somebody else may be collecting too
     return ""
-
-
-def _importer(state: dict[str, Any], manifest: dict[str, Any]) -> Path | None:
-    """Of the nsys that captured, if it is here as well; else of the one that is here."""
-    named = (state.get("nsys") or {}).get("path"), (manifest.get("profiler") or {}).get("path")
-    for path in (*filter(None, named), installed()):
-        if path and Path(path).exists() and (found := Nsys(Path(path), "").importer):
-            return found
-    return None

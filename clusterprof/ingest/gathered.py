@@ -121,7 +121,7 @@ def _check_told(sources: Sequence[Source], ranks: Mapping[Path, int]) -> None:
 
 def read_source(source: Source) -> RankTables:
     """Return one source's tables, with the Kineto trace beside it worked in."""
-    tables = read_report(source.path, rank=source.rank, steps=source.steps, nsys=source.nsys)
+    tables = read_report(source.path, rank=source.rank, steps=source.steps)
     if source.beside is None:
         return tables
     try:

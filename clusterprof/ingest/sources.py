@@ -37,8 +37,6 @@ class Source:
     steps: Path | None = None
     #: a Kineto trace of the same rank and window, beside an nsys report of a CPU-only job
     beside: Path | None = None
-    #: the nsys that made it, to export it with
-    nsys: Path | None = None
 
 
 def suffix_of(path: Path) -> str:
