@@ -27,7 +27,11 @@ def test_a_fault_while_merging_keeps_the_job_s_status_and_says_where_the_reports
     (run.rank(0) / "report.nsys-rep").write_bytes(b"report")
     plan = cast(
         "LaunchPlan",
-        SimpleNamespace(selection=ranks.parse("0"), job=SimpleNamespace(world_size=1, closed="")),
+        SimpleNamespace(
+            selection=ranks.parse("0"),
+            job=SimpleNamespace(world_size=1, closed=""),
+            capture=SimpleNamespace(agent={}),
+        ),
     )
     arguments = argparse.Namespace(no_merge=False, debug=False, strict=False)
     manifest: dict[str, Any] = {"schema_version": 1}
