@@ -43,4 +43,10 @@ def counted(folder: Path) -> dict[int, int]:
     for log in sorted((folder / "run" / "ranks").glob("*/steps.csv")):
         with log.open(newline="") as file:
             steps[int(log.parent.name)] = sum(1 for _ in csv.DictReader(file))
+        pace = log.with_name("pace.csv")
+        if pace.exists():
+            with pace.open(newline="") as file:
+                steps[int(log.parent.name)] += sum(
+                    int(row["count"]) for row in csv.DictReader(file)
+                )
     return steps

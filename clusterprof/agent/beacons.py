@@ -20,12 +20,13 @@ others the patience, once: after a "no" nobody tries again.
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import time
 from typing import Any, Dict, List, Optional
 
-from . import files
+from .outbox import Outbox
 from .steps import Counter
 
 #: Opening nsys' window takes a chosen rank up to 15 s, and the others wait for it here.
@@ -37,9 +38,8 @@ MESSAGE_BYTES = 13
 class Beacons:
     """One rank's beacons; `send` never raises, and never waits for longer than `patience_s`."""
 
-    def __init__(self, number: int, folder: str, world_size: Optional[int]) -> None:
+    def __init__(self, number: int, world_size: Optional[int]) -> None:
         self.number = number
-        self.folder = folder
         self.world_size = world_size
         self.patience_s = PATIENCE_S
         self.sent: List[Dict[str, Any]] = []
@@ -70,11 +70,10 @@ class Beacons:
         self.given_up = "begin_ns" not in entry
         self.sent.append(entry)
 
-    def write(self) -> None:
-        """Bring beacons.json to the rank's folder. Raises OSError."""
+    def write(self, outbox: Outbox) -> None:
+        """Have beacons.json written to the rank's folder."""
         if self.sent:
-            path = os.path.join(self.folder, "beacons.json")
-            files.write_json(path, self.sent)
+            outbox.say("file", name="beacons.json", text=json.dumps(self.sent) + "\n")
 
     def agreed(self, event: str, count: int) -> Dict[str, Any]:
         """Agree with all other ranks, then issue; the facts, or the reason why not."""

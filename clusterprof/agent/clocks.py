@@ -14,7 +14,10 @@ import sys
 import time
 from typing import Any, Dict, List, Optional
 
-from . import files
+if __package__:
+    from . import files
+else:  # beside writer.py, which runs as a script
+    import files  # type: ignore[import-not-found,no-redef]
 
 #: a range of this name, and a number, stands in the report where a clock was read
 MARK = "clusterprof:clock:"
@@ -85,10 +88,9 @@ def reading(event: str) -> Dict[str, Any]:
 
 
 class Readings:
-    """One rank's readings; kept in memory until `write`, which may wait for a shared disk."""
+    """One rank's readings, in memory."""
 
-    def __init__(self, folder: str) -> None:
-        self.folder = folder
+    def __init__(self) -> None:
         self.pending: List[Dict[str, Any]] = []
 
     def take(self, event: str, *, mark: bool = False) -> None:
@@ -98,22 +100,21 @@ class Readings:
             now["marks"] = marks(now["wall_ns"])
         self.pending.append(now)
 
-    def write(self) -> None:
-        """Add what is pending to clock.json. Raises OSError."""
-        if not self.pending:
-            return
-        path = os.path.join(self.folder, "clock.json")
-        earlier: Dict[str, Any] = {}
-        if os.path.exists(path):
-            with open(path, encoding="utf-8") as file:
-                earlier = json.load(file)
-        whole = {
-            "schema_version": 1,
-            "machine": machine(),
-            "readings": [*earlier.get("readings", []), *self.pending],
-        }
-        self.pending = []
-        files.write_json(path, whole)
+    def new(self) -> List[Dict[str, Any]]:
+        """Those that were taken since this was last asked."""
+        pending, self.pending = self.pending, []
+        return pending
+
+
+def add(folder: str, readings: List[Dict[str, Any]]) -> None:
+    """Add readings to the clock.json of a rank's folder. Raises OSError, ValueError."""
+    path = os.path.join(folder, "clock.json")
+    earlier: Dict[str, Any] = {}
+    if os.path.exists(path):
+        with open(path, encoding="utf-8") as file:
+            earlier = json.load(file)
+    every = [*earlier.get("readings", []), *readings]
+    files.write_json(path, {"schema_version": 1, "machine": machine(), "readings": every})
 
 
 def marks(number: int) -> List[Dict[str, Any]]:

@@ -8,11 +8,9 @@ comparisons for each collection, and nothing outside the window.
 from __future__ import annotations
 
 import gc
-import os
 import time
 from typing import Any, Dict, List, Tuple
 
-from . import files
 from .steps import Counter
 
 #: A shorter collection holds up nobody; of the youngest generation there are thousands.
@@ -47,8 +45,8 @@ class Pauses:
                 (self._begin, now, info.get("generation", -1), info.get("collected", 0))
             )
 
-    def write(self, folder: str, counter: Counter) -> None:
-        """Write gc.csv by rename, with the times of the step log beside it. Raises OSError.
+    def text(self, counter: Counter) -> str:
+        """What gc.csv holds, with the times of the step log beside it.
 
         An empty list is written too: it says that the collector was not to blame.
         """
@@ -56,6 +54,4 @@ class Pauses:
             "%d,%d,%d,%d\n" % (counter.wall(begin), counter.wall(end), generation, collected)
             for begin, end, generation, collected in self.kept
         ]
-        name = os.path.basename(counter.path or "steps.csv").replace("steps", "gc", 1)
-        head = "begin_ns,end_ns,generation,collected\n"
-        files.write(os.path.join(folder, name), head + "".join(lines))
+        return "begin_ns,end_ns,generation,collected\n" + "".join(lines)

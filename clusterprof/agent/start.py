@@ -12,7 +12,7 @@ import atexit
 import os
 import sys
 from types import ModuleType
-from typing import Any, Dict, List, Optional
+from typing import Any, Dict, List
 
 from . import attempts, clocks, hooks, states
 from .identity import Identity, identify, is_starter
@@ -80,6 +80,7 @@ class Rank:
         self.folder = states.rank_directory(plan["run"], me.rank)
         self.window: Any = None
         self.beacons: Any = None
+        self.outbox: Any = None
         self.pid = 0
 
     def wait_for_the_program(self) -> None:
@@ -118,18 +119,24 @@ class Rank:
             return
         self.pid = os.getpid()
         os.environ[COUNTING] = str(self.pid)
-        os.register_at_fork(after_in_child=leave)
-        log: Optional[str] = None
+        os.register_at_fork(after_in_child=self.leave)
+        from . import outbox
+
         try:
-            states.make(self.folder)
-            log = free_name(self.folder)
-            self.say_who_we_are()
+            self.outbox = outbox.start()
         except OSError as error:
-            complain("the run directory cannot be written: %s" % error)
+            self.outbox = outbox.Outbox(None)
+            complain("nothing is written of this rank: %s" % error)
+        counter.begin(self.outbox)
+        self.outbox.say(
+            "begin", run=os.path.abspath(self.plan["run"]), folder=os.path.abspath(self.folder),
+            window=self.plan["window"], wall_ns=counter.wall(0),
+        )  # fmt: skip
+        self.say_who_we_are()
         if self.plan.get("beacons"):
             from .beacons import Beacons
 
-            self.beacons = Beacons(self.plan["beacons"], self.folder, self.me.world_size)
+            self.beacons = Beacons(self.plan["beacons"], self.me.world_size)
         if self.picked and PROFILED not in os.environ:
             start_prober(self.plan, self.me)
         profiled = os.environ.get(PROFILED)
@@ -140,10 +147,9 @@ class Rank:
         if self.picked and profiled != WITHOUT_NSYS:
             from .window import Window
 
-            self.window = Window(self.plan, self.folder, counter, self.beacons)
+            self.window = Window(self.plan, self.outbox, counter, self.beacons)
         elif self.beacons is not None:
             self.beacons.attend(self.plan["window"], counter)
-        counter.begin(log)
         atexit.register(self.finish)
 
     def say_who_we_are(self) -> None:
@@ -157,11 +163,17 @@ class Rank:
         if "SLURM_JOB_ID" in os.environ:  # srun may have made it: whoever called srun asks here
             facts["slurm_job"] = os.environ["SLURM_JOB_ID"]
         if not self.picked:
-            states.advance(self.folder, "counting", **facts)
+            self.outbox.state("counting", **facts)
             return
         if self.plan["profiler"] == "torch":
-            states.advance(self.folder, "armed", **facts)
-        states.advance(self.folder, "waiting", **facts)
+            self.outbox.state("armed", **facts)
+        self.outbox.state("waiting", **facts)
+
+    def leave(self) -> None:
+        """In a forked child: it is no rank, whatever it inherited."""
+        counter.end()
+        if self.outbox is not None:
+            self.outbox.close()
 
     def finish(self) -> None:
         """At the program's end: the rest of the step log, and what became of the window."""
@@ -170,14 +182,12 @@ class Rank:
         counter.flush()
         if self.window is not None:
             self.window.finish()
-        try:
-            if self.beacons is not None:
-                self.beacons.write()
-            if not self.picked:
-                states.advance(self.folder, "counted", steps=counter.count)
-        except OSError:
-            pass
+        if self.beacons is not None:
+            self.beacons.write(self.outbox)
+        if not self.picked:
+            self.outbox.state("counted", steps=counter.count)
         counter.end()
+        self.outbox.finish()
 
 
 def start_prober(plan: Dict[str, Any], me: Identity) -> None:
@@ -191,20 +201,6 @@ def start_prober(plan: Dict[str, Any], me: Identity) -> None:
             prober.start(plan, me.rank)
     except Exception as error:  # the training goes on without it
         complain("the clocks are not measured: %s" % (error,))
-
-
-def leave() -> None:
-    """In a forked child: it is no rank, whatever it inherited."""
-    counter.end()
-
-
-def free_name(folder: str) -> str:
-    """steps.csv, or steps.2.csv where an earlier interpreter of this rank has left one."""
-    path, attempt = os.path.join(folder, "steps.csv"), 1
-    while os.path.exists(path):
-        attempt += 1
-        path = os.path.join(folder, "steps.%d.csv" % attempt)
-    return path
 
 
 def complain(what: str) -> None:

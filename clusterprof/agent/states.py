@@ -75,12 +75,19 @@ def read(folder: str) -> Dict[str, Any]:
     }
 
 
-def advance(folder: str, state: str, reason: Optional[str] = None, **facts: Any) -> bool:
+def advance(
+    folder: str,
+    state: str,
+    reason: Optional[str] = None,
+    at_ns: Optional[int] = None,
+    **facts: Any,
+) -> bool:
     """Move the rank's state forward and add `facts`; False where it was further on already.
 
     A later attempt (a second interpreter in the same rank) may start over from `armed`
     once the earlier one has ended without a report; what was lost may be `collected` when its
-    report is found after all. Raises OSError if it cannot be written.
+    report is found after all. Of two reasons for one state the first stays. `at_ns`: when that was
+    (wall clock), by default now. Raises OSError if it cannot be written.
     """
     now = read(folder)
     before = now.get("state")
@@ -92,8 +99,8 @@ def advance(folder: str, state: str, reason: Optional[str] = None, **facts: Any)
     make(folder)
     now.update(facts, state=state)
     now.setdefault("host", os.uname().nodename)
-    now.setdefault("history", []).append([state, time.time_ns()])
-    if reason is not None:
+    now.setdefault("history", []).append([state, at_ns or time.time_ns()])
+    if reason is not None and (state != before or "reason" not in now):
         now["reason"] = reason
     files.write_json(os.path.join(folder, "state.json"), now, indent=1)
     return True

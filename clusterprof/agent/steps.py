@@ -11,14 +11,14 @@ clock that is set during the run makes no step longer, shorter or negative.
 
 from __future__ import annotations
 
-import os
 import time
 import weakref
-from typing import Any, Callable, List, Optional, Tuple
+from typing import TYPE_CHECKING, Any, Callable, List, Optional, Tuple
 
-from . import files
+if TYPE_CHECKING:
+    from .outbox import Outbox
 
-#: A step that ends this long after the last write takes the log's new lines to the disk.
+#: A step that ends this long after the last time hands the new ones to the writer.
 FLUSH_NS = 2_000_000_000
 
 #: A wall clock that was set by less is left as it is in the log: steps take milliseconds.
@@ -46,20 +46,20 @@ class Counter:
         self.at: Optional[Callable[[int], None]] = None
         #: called when the program counts by itself before any optimizer was imported
         self.on_first: Optional[Callable[[], None]] = None
-        self._path: Optional[str] = None
+        self.outbox: Optional[Outbox] = None
         #: what is added to the monotonic clock's times in the log
         self._wall = 0
         self._begin = 0
-        #: (begin, end) by the monotonic clock of the steps that are not in the log yet
+        #: (begin, end) by the monotonic clock of the steps that were not handed over yet
         self._pending: List[Tuple[int, int]] = []
         self._flush_at = 0
         self._counted: Optional[weakref.ref[Any]] = None
         self._other: Optional[weakref.ref[Any]] = None
         self._other_steps = 0
 
-    def begin(self, path: Optional[str]) -> None:
-        """Start counting; step 0 begins now. `path` is the log, None to keep none."""
-        self._path = path
+    def begin(self, outbox: Optional[Outbox] = None) -> None:
+        """Start counting; step 0 begins now. `outbox` takes the log, without one there is none."""
+        self.outbox = outbox
         self.enabled = True
         self._wall = wall_minus_monotonic()
         self._begin = time.monotonic_ns()
@@ -68,7 +68,7 @@ class Counter:
     def end(self) -> None:
         """Stop counting: in a forked child, or at the program's end."""
         self.enabled = False
-        self._path = None
+        self.outbox = None
         self.next_event = -1
 
     def optimizer_stepped(self, optimizer: Any, args: Any = (), kwargs: Any = None) -> None:
@@ -124,40 +124,21 @@ class Counter:
         ahead = wall_minus_monotonic() - self._wall
         if abs(ahead) < SET_NS:
             return
-        if self._path is not None and os.path.exists(self._path):
-            try:
-                shift_log(self._path, ahead)
-            except (OSError, ValueError):
-                return  # as it was: all of it by one difference still
         self._wall += ahead
-
-    @property
-    def path(self) -> Optional[str]:
-        """Where the log is; None where none is kept."""
-        return self._path
+        if self.outbox is not None:
+            self.outbox.say("anchor", wall_ns=self._wall)
 
     def wall(self, monotonic_ns: int) -> int:
         """A reading of the monotonic clock as the log would have it."""
         return monotonic_ns + self._wall
 
     def flush(self) -> None:
-        """Bring the new lines to the log; one that cannot be written is given up."""
-        first = self.count - len(self._pending)
-        lines = [
-            "%d,%d,%d\n" % (first + i, begin + self._wall, end + self._wall)
-            for i, (begin, end) in enumerate(self._pending)
-        ]
-        self._pending = []
+        """Hand the new steps to the process that writes the log."""
+        pending, self._pending = self._pending, []
         self._flush_at = time.monotonic_ns() + FLUSH_NS
-        if self._path is None or not lines:
-            return
-        try:
-            with open(self._path, "a", encoding="ascii") as file:
-                if file.tell() == 0:
-                    file.write("step,begin_ns,end_ns\n")
-                file.write("".join(lines))
-        except OSError:
-            self._path = None
+        if self.outbox is not None and pending:
+            self.outbox.steps(self.count - len(pending), pending)
+            self.outbox.look()
 
 
 def wall_minus_monotonic() -> int:
@@ -169,17 +150,6 @@ def wall_minus_monotonic() -> int:
         after = time.monotonic_ns()
         found.append((after - before, wall - (before + after) // 2))
     return min(found)[1]
-
-
-def shift_log(path: str, by: int) -> None:
-    """Add `by` (ns) to a step log's times. Raises OSError, ValueError; then it is unchanged."""
-    with open(path, encoding="ascii") as file:
-        head, *rows = file.read().splitlines()
-    lines = [head]
-    for row in rows:
-        step, begin, end = map(int, row.split(","))
-        lines.append("%d,%d,%d" % (step, begin + by, end + by))
-    files.write(path, "\n".join(lines) + "\n")
 
 
 #: This process's counter; `clusterprof.step()` speaks to it.

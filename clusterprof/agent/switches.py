@@ -1,22 +1,24 @@
 """The things that can start and stop a capture from inside the program.
 
 Each has `start()`, `stop()` and `save()`, called between two steps on the training's thread,
-and raises what went wrong; `size()` and, after it, `ordered()` say whether to stop early.
+and raises what went wrong; `size()` says whether to stop early.
 """
 
 from __future__ import annotations
 
 import contextlib
-import gzip
 import os
-import shutil
 import socket
 import sys
 import tempfile
 import warnings
-from typing import Any, Iterator, Optional
+from typing import Any, Iterator
 
-from . import files, orders, size
+from . import size
+from .outbox import Outbox
+
+#: How long a window that closes waits for a folder that was asked for when it opened.
+FOLDER_S = 1.0
 
 
 def torch() -> Any:
@@ -49,18 +51,12 @@ def quiet() -> Iterator[None]:
 class CudaProfiler:
     """nsys waits for cudaProfilerStart and -Stop (`--capture-range=cudaProfilerApi`)."""
 
-    def __init__(self, address: str, run: str) -> None:
+    def __init__(self, address: str) -> None:
         self.guard = NsysSession(address)
-        self.run = run
-        self.watch: Optional[orders.Watch] = None
 
     def size(self) -> int:
         """Bytes that nsys has on the node's disk by now."""
         return self.guard.size()
-
-    def ordered(self) -> Optional[str]:
-        """Why the window is to be closed now, if it is. The guard knows of no session here."""
-        return self.watch.said if self.watch is not None else None
 
     def start(self) -> None:
         """Begin the range that nsys waits for."""
@@ -69,12 +65,9 @@ class CudaProfiler:
             raise RuntimeError("CUDA is not initialised in this process: nothing could be captured")
         drain()
         cuda.check_error(cuda.cudart().cudaProfilerStart())
-        self.watch = orders.Watch(self.run)
 
     def stop(self) -> None:
         """End the range; nsys writes its report while the training goes on."""
-        if self.watch is not None:
-            self.watch.end()
         drain()
         cuda = torch().cuda
         cuda.check_error(cuda.cudart().cudaProfilerStop())
@@ -88,7 +81,6 @@ class NsysSession:
 
     def __init__(self, address: str) -> None:
         self.address = address
-        self.order = ""
 
     def start(self) -> None:
         """Returns once nsys is collecting."""
@@ -104,12 +96,7 @@ class NsysSession:
 
     def size(self) -> int:
         """Bytes that nsys has on the node's disk by now."""
-        held, _, self.order = self.ask("size").partition(" ")
-        return int(held)
-
-    def ordered(self) -> Optional[str]:
-        """Why the window is to be closed now, if it is; the guard told it with the size."""
-        return self.order or None
+        return int(self.ask("size").partition(" ")[0])
 
     def save(self) -> None:
         """The guard brings the report home."""
@@ -138,10 +125,6 @@ class EmitNvtx:
         """The ranges are in nsys' report."""
         return 0
 
-    def ordered(self) -> Optional[str]:
-        """The guard is asked by nsys' own switch."""
-        return None
-
     def stop(self) -> None:
         """No more ranges."""
         self.context.__exit__(None, None, None)
@@ -153,11 +136,10 @@ class EmitNvtx:
 class TorchProfiler:
     """torch.profiler over the window: the embedded default where there is no nsys."""
 
-    def __init__(self, folder: str, run: Optional[str] = None) -> None:
-        """`run`: where orders are looked for; None where a guard does."""
-        self.folder = folder
-        self.run = run
-        self.watch: Optional[orders.Watch] = None
+    def __init__(self, outbox: Outbox, *, alone: bool) -> None:
+        """`alone`: its trace is the rank's report; nsys makes another otherwise."""
+        self.outbox = outbox
+        self.alone = alone
         self.profile: Any = None
         self.memory_before = 0
 
@@ -171,8 +153,7 @@ class TorchProfiler:
         with quiet():
             self.profile = profiler.profile(activities=activities)
             self.profile.start()
-        if self.run is not None:
-            self.watch = orders.Watch(self.run)
+        self.outbox.say("folder")
         self.memory_before = size.memory()
 
     def size(self) -> int:
@@ -184,27 +165,22 @@ class TorchProfiler:
         """
         return max(0, size.memory() - self.memory_before)
 
-    def ordered(self) -> Optional[str]:
-        """Why the window is to be closed now, if it is."""
-        return self.watch.said if self.watch is not None else None
-
     def stop(self) -> None:
         """End the trace with whole steps in it."""
-        if self.watch is not None:
-            self.watch.end()
         drain()
         with quiet():
             self.profile.stop()
 
     def save(self) -> None:
-        """Write trace.json.gz: first on the node's own disk, then home by rename."""
-        with tempfile.TemporaryDirectory(prefix="clusterprof-") as private:
-            plain = os.path.join(private, "trace.json")
-            with quiet():
-                self.profile.export_chrome_trace(plain)
-            self.profile = None
-            target = os.path.join(self.folder, "trace.json.gz")
-            with open(plain, "rb") as source, files.new(target) as written:
-                # Level 1: at 6 the training would wait four times as long for a tenth of the size.
-                with gzip.GzipFile("", "wb", 1, written) as packed:
-                    shutil.copyfileobj(source, packed, 1 << 20)
+        """Write the trace to the node's own disk; it is packed and taken home beside the training.
+
+        Only where that disk has just let another process make a folder: see `outbox`.
+        """
+        folder = self.outbox.wait("folder", FOLDER_S)
+        if folder is None:
+            raise RuntimeError("%s does not answer" % tempfile.gettempdir())
+        path = os.path.join(folder, "trace.json")
+        with quiet():
+            self.profile.export_chrome_trace(path)
+        self.profile = None
+        self.outbox.say("trace", path=path, facts={} if self.alone else None)

@@ -8,3 +8,5 @@ COUNTING = "CLUSTERPROF_COUNTING"
 #: nsys could not start it.
 PROFILED = "CLUSTERPROF_PROFILED"
 WITHOUT_NSYS = "none:"
+#: What makes nsys follow a process: it is not to follow those that we start beside the program.
+FOLLOWED = ("LD_PRELOAD", "QUADD_", "NSYS_", "CUDA_INJECTION", "NVTX_INJECTION")

@@ -10,22 +10,26 @@ import sys
 import time
 from typing import Any, Dict, List, Optional
 
-from . import clocks, garbage, orders, size, states
+from . import clocks, garbage, size
+from .outbox import Outbox
 from .steps import Counter
 from .variables import PROFILED
+
+#: How long a window that opens waits for word whether it was ordered closed already.
+ORDER_S = 0.25
 
 
 class Window:
     """One rank's capture of the steps [first, end)."""
 
     def __init__(
-        self, plan: Dict[str, Any], folder: str, counter: Counter, beacons: Any = None
+        self, plan: Dict[str, Any], outbox: Outbox, counter: Counter, beacons: Any = None
     ) -> None:
         self.first, self.end = plan["window"]
-        self.folder = folder
+        self.outbox = outbox
         self.counter = counter
         self.beacons = beacons
-        self.clock = clocks.Readings(folder)
+        self.clock = clocks.Readings()
         self.garbage = garbage.Pauses()
         self.switches: List[Any] = []
         self.plan = plan
@@ -61,7 +65,8 @@ class Window:
     def open(self) -> bool:
         """Start capturing; False where that failed (said in the state)."""
         self.was_open = True
-        order = orders.read(self.plan["run"])
+        self.outbox.say("watch")
+        order = self.outbox.wait("order", ORDER_S)
         if order is not None:
             self.say("lost", "the window was not opened at step %d: %s" % (self.first, order))
             return False
@@ -69,7 +74,7 @@ class Window:
         try:
             self.say("capturing", step_begin=self.counter.count)
             self.clock.take("open")
-            self.clock.write()
+            self.outbox.say("clock", readings=self.clock.new())
             self.counter.anchor()
             tell_prober("open")
             self.switches = self.make_switches()
@@ -94,11 +99,10 @@ class Window:
         Returns the count to come back at.
         """
         held = 0
-        ordered = None
+        ordered = self.outbox.look().get("order")
         for switch in self.switches:
             try:
                 held += switch.size()
-                ordered = ordered or switch.ordered()
             except Exception:  # what cannot be measured cannot be limited
                 pass
         if ordered:
@@ -121,26 +125,24 @@ class Window:
         """
         self.is_open = False
         problem = None
+        self.outbox.say("ignore")
+        self.counter.flush()
         self.garbage.stop()
         self.quietly(lambda: self.clock.take("closing", mark=True))
         for switch in reversed(self.switches):
             problem = self.quietly(switch.stop) or problem
         self.quietly(lambda: self.clock.take("close"))
         tell_prober("close")
-        self.quietly(self.clock.write)
-        self.quietly(lambda: self.garbage.write(self.folder, self.counter))
+        self.outbox.say("clock", readings=self.clock.new())
+        self.outbox.say("file", name="gc.csv", text=self.garbage.text(self.counter))
         if problem is not None:
             self.say("lost", "the window could not be closed: %s" % problem)
             return
-        if states.read(self.folder).get("state") == "finishing":
-            cut = None  # the guard has closed it within a step, and said why
         self.say("finishing", cut, step_end=self.counter.count, whole=whole)
         for switch in self.switches:
             problem = self.quietly(switch.save) or problem
         if problem is not None:
             self.say("lost", "the report could not be written: %s" % problem)
-        elif self.plan["profiler"] == "torch":
-            self.say("captured", step_end=self.counter.count)
 
     def finish(self) -> None:
         """The program ends: close what is open, and say how far it came."""
@@ -152,30 +154,29 @@ class Window:
             self.say("lost", "the program ended after %d steps, before the window %d:%d began"
                      % (count, self.first, self.end), steps=count)  # fmt: skip
         else:
-            self.say(states.read(self.folder).get("state", "finishing"), steps=count)
+            self.say(None, steps=count)
 
     def make_switches(self) -> List[Any]:
         """What opens and closes this window, outermost first."""
         from . import switches
 
-        run = self.plan["run"]
         mode, _, address = os.environ.get(PROFILED, "").partition(":")
         if not mode:
-            return [switches.TorchProfiler(self.folder, run)]
+            return [switches.TorchProfiler(self.outbox, alone=True)]
         nsys: Any = switches.NsysSession(address)
         if mode == "cuda":
-            nsys = switches.CudaProfiler(address, run)
+            nsys = switches.CudaProfiler(address)
         if "torch" not in sys.modules:
             return [nsys]
         if not switches.uses_cuda():
             # Without CUDA nsys sees neither gloo nor the operators: torch.profiler does.
-            return [nsys, switches.TorchProfiler(self.folder)]
+            return [nsys, switches.TorchProfiler(self.outbox, alone=False)]
         # On CUDA the two exclude each other: both need CUPTI.
         return [nsys, switches.EmitNvtx()] if self.plan.get("emit_nvtx") else [nsys]
 
-    def say(self, state: str, reason: Optional[str] = None, **facts: Any) -> None:
-        """Advance the state; a run directory that is gone or full must not stop the training."""
-        self.quietly(lambda: states.advance(self.folder, state, reason, **facts))
+    def say(self, state: Optional[str], reason: Optional[str] = None, **facts: Any) -> None:
+        """Have the state advanced; None: as it is, with more facts."""
+        self.outbox.state(state, reason, **facts)
 
     @staticmethod
     def quietly(action: Any) -> Optional[str]:

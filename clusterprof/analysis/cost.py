@@ -18,14 +18,21 @@ _RECOVERY = 8
 _ENOUGH = 3
 
 Ints = npt.NDArray[np.int64]
+#: The columns of blocks of steps, `first_step`, `count`, `median_ns` among them.
+Pace = Mapping[str, Ints]
 
 
 def capture_cost(
-    logs: Mapping[int, pa.Table], profiled: Collection[int], first: int, end: int
+    logs: Mapping[int, pa.Table],
+    profiled: Collection[int],
+    first: int,
+    end: int,
+    pace: Mapping[int, Pace] | None = None,
 ) -> CaptureCost | None:
     """Compare the ranks' steps before, inside and after the window [first, end).
 
-    `logs` are STEPS tables by rank, of the whole job; `profiled` the ranks that were captured.
+    `logs` are STEPS tables by rank, of the steps near the window; `pace` summarises the others
+    (see `read_pace`); `profiled` the ranks that were captured.
     None where no captured rank logged the window's first step. The stalls are the longest of any
     captured rank, taken between two steps of its log, where the agent puts the profiler's start
     and stop. Assumption: a step is what the host sees, so single steps of a host that runs ahead
@@ -36,11 +43,14 @@ def capture_cost(
     if not starts:
         return None
     stops = [gap for log in captured.values() if (gap := _gap(log, end)) is not None]
-    others = [log for rank, log in logs.items() if rank not in profiled]
+    blocks = [pace.get(rank, {}) if pace else {} for rank in logs]
+    known = list(zip(logs, logs.values(), blocks, strict=True))
+    ours = [(log, block) for rank, log, block in known if rank in profiled]
+    others = [(log, block) for rank, log, block in known if rank not in profiled]
     return {
         "stall_start_ns": max(starts),
         "stall_stop_ns": max(stops, default=None),
-        "profiled": _times(list(captured.values()), first, end),
+        "profiled": _times(ours, first, end),
         "unprofiled": _times(others, first, end) if others else None,
     }
 
@@ -56,7 +66,7 @@ def _gap(log: pa.Table, step: int) -> int | None:
     )
 
 
-def _times(logs: list[pa.Table], first: int, end: int) -> StepTimes:
+def _times(logs: list[tuple[pa.Table, Pace]], first: int, end: int) -> StepTimes:
     # The window's first step is torn by the capture's start: it is never evidence.
     return {
         "before_ns": _median(logs, max(1, first - _BEFORE), first),
@@ -65,11 +75,25 @@ def _times(logs: list[pa.Table], first: int, end: int) -> StepTimes:
     }
 
 
-def _median(logs: list[pa.Table], low: int, high: int | None) -> int | None:
-    chosen: list[Ints] = []
-    for log in logs:
+def _median(logs: list[tuple[pa.Table, Pace]], low: int, high: int | None) -> int | None:
+    """The median of the steps [low, high); each of a block counts as the block's median."""
+    values: list[Ints] = []
+    weights: list[Ints] = []
+    for log, pace in logs:
         step = log["step"].to_numpy()
         wanted = step >= low if high is None else (step >= low) & (step < high)
-        chosen.append((log["end_ns"].to_numpy() - log["begin_ns"].to_numpy())[wanted])
-    durations = np.concatenate(chosen) if chosen else np.empty(0, np.int64)
-    return int(np.median(durations)) if durations.size >= _ENOUGH else None
+        values.append((log["end_ns"].to_numpy() - log["begin_ns"].to_numpy())[wanted])
+        weights.append(np.ones(len(values[-1]), np.int64))
+        if pace:
+            last = pace["first_step"] + pace["count"]
+            inside = (pace["first_step"] >= low) & ((high is None) | (last <= (high or 0)))
+            values.append(pace["median_ns"][inside])
+            weights.append(pace["count"][inside])
+    count = sum(int(each.sum()) for each in weights)
+    if count < _ENOUGH:
+        return None
+    every, weight = np.concatenate(values), np.concatenate(weights)
+    order = np.argsort(every, kind="stable")
+    upto = np.cumsum(weight[order])
+    middle = np.searchsorted(upto, [(count - 1) // 2, count // 2], side="right")
+    return int(every[order][middle].mean())

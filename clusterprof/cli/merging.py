@@ -65,16 +65,17 @@ def measured_cost(run: RunDirectory, outcomes: Sequence[Outcome]) -> CaptureCost
     from clusterprof.analysis.cost import capture_cost
     from clusterprof.collect import newest_step_log
     from clusterprof.errors import ReportError
-    from clusterprof.ingest.steps import read_log
+    from clusterprof.ingest.steps import beside_log, read_log, read_pace
 
-    logs = {}
+    logs, pace = {}, {}
     for rank in run.ranks():
         log = newest_step_log(run.rank(rank))
         if log is not None:
             with contextlib.suppress(ReportError):  # a damaged log leaves one rank out
                 logs[rank] = read_log(log)
+                pace[rank] = read_pace(beside_log(log))
     first, end = run.read_manifest()["window"]
-    return capture_cost(logs, {each.rank for each in outcomes if each.report}, first, end)
+    return capture_cost(logs, {each.rank for each in outcomes if each.report}, first, end, pace)
 
 
 def merge_reports(

@@ -24,8 +24,8 @@ from clusterprof.window import StepWindow
 
 SCHEMA_VERSION = 1
 WATCH_S = 2.0
-#: Step logs are written every two seconds or, with longer steps, once a step.
-SILENT_S = 60.0
+#: Step logs are written once a minute, and no sooner than a step ends.
+SILENT_S = 150.0
 
 #: States in which nothing more is to come from a rank's own processes.
 _ENDED = {"captured", "collected", "lost", "counted"}
@@ -39,7 +39,7 @@ class RankStatus:
     rank: int
     chosen: bool
     state: str
-    #: steps that have ended, as far as the log has been written; None before the first
+    #: steps that had ended when the log was last written, a minute ago at most; None before that
     steps: int | None
     host: str
     #: since a file of this rank was last written, by the clock of the file system's server
@@ -141,16 +141,24 @@ def _rank(run: RunDirectory, rank: int, state: dict[str, Any], expected: bool) -
 
 
 def _logged(folder: Path) -> int | None:
-    """Steps in the rank's newest log: the number of the last whole line, and one."""
-    with contextlib.suppress(OSError, ValueError):
-        log = newest_step_log(folder)
-        if log is None:
-            return None
+    """Steps in the rank's newest log, the summaries beside it included."""
+    log = newest_step_log(folder)
+    if log is None:
+        return None
+    pace = log.with_name(log.name.replace("steps", "pace", 1))
+    ends = [sum(_last_line(log, (0,), 1)), sum(_last_line(pace, (0, 1), 0))]
+    return max(ends) or None
+
+
+def _last_line(log: Path, columns: Sequence[int], more: int) -> list[int]:
+    """These columns of the last whole line, and `more`; nothing where there is none."""
+    with contextlib.suppress(OSError, ValueError, IndexError):
         with log.open("rb") as file:
             file.seek(max(0, log.stat().st_size - 256))
             whole = file.read().rpartition(b"\n")[0]
-        return int(whole.rpartition(b"\n")[2].split(b",")[0]) + 1
-    return None
+        cells = whole.rpartition(b"\n")[2].split(b",")
+        return [*(int(cells[column]) for column in columns), more]
+    return []
 
 
 def _silence(folder: Path) -> float | None:

@@ -32,6 +32,11 @@ _SLACK_NS = 1_000_000
 #: what a step usually takes: of so many before the capture, the job's first ones left out
 _USUAL, _WARM_UP, _ENOUGH = 20, 3, 5
 
+LOG_COLUMNS = ("step", "begin_ns", "end_ns")
+PACE_COLUMNS = (
+    "first_step", "count", "begin_ns", "end_ns", "median_ns", "q1_ns", "q3_ns", "longest_ns",
+)  # fmt: skip
+
 
 def from_ranges(
     names: Sequence[str], codes: Ints, start: Ints, end: Ints, thread: Ints, source: str
@@ -80,30 +85,11 @@ def _step_numbers(names: Sequence[str]) -> dict[int, int]:
 def read_log(path: Path, begin_ns: int | None = None, end_ns: int | None = None) -> pa.Table:
     """Return the steps of a step log (CSV `step,begin_ns,end_ns`, wall-clock ns) in a capture.
 
-    A log has every step of the job; the capture from `begin_ns` to `end_ns` a few of them.
+    A log has every step near the window; the capture from `begin_ns` to `end_ns` a few of them.
     A step belongs if it ends inside the capture; without one all do. A last line cut short by a
     kill is left out. Raises `ReportError` where the log cannot be read or has no such columns.
     """
-    try:
-        with path.open(newline="", encoding="utf-8") as file:
-            lines = list(csv.reader(file))
-    except OSError as error:
-        raise unreadable(path, error) from error
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise ReportError(f"{path} is not a step log: {error}") from error
-    if not lines or lines[0][:3] != ["step", "begin_ns", "end_ns"]:
-        raise ReportError(
-            f"{path} is not a step log",
-            "expected a first line of step,begin_ns,end_ns",
-        )
-    rows = [_log_row(path, number, line) for number, line in enumerate(lines[1:], 2) if line]
-    if rows and rows[-1] is None:
-        rows.pop()
-    whole = [row for row in rows if row is not None]
-    if len(whole) != len(rows):
-        place = rows.index(None) + 2
-        raise ReportError(f"{path} is damaged at line {place}", "expected three integers")
-    table = np.array(whole, np.int64).reshape(-1, 3)
+    table = _table(path, LOG_COLUMNS)
     if begin_ns is not None and end_ns is not None:
         inside = (table[:, 2] > begin_ns) & (table[:, 2] <= end_ns + _SLACK_NS)
         table = table[inside]
@@ -125,13 +111,58 @@ def usual_step(log: pa.Table, begin_ns: int) -> int | None:
     return int(max(length.mean(), np.median(length)))
 
 
-def _log_row(path: Path, number: int, line: list[str]) -> tuple[int, int, int] | None:
+def read_pace(path: Path) -> dict[str, Ints]:
+    """Return the columns of a `pace.csv`: blocks of steps that are in no step log, in order.
+
+    One value a block: its `first_step`, `count` of steps, `begin_ns` and `end_ns` (wall clock), and
+    the `median_ns`, `q1_ns`, `q3_ns` and `longest_ns` of its steps. Without such a file, no blocks.
+    Raises `ReportError` where it cannot be read or has other columns.
+    """
+    table = _table(path, PACE_COLUMNS) if path.exists() else np.empty((0, 8), np.int64)
+    return dict(zip(PACE_COLUMNS, table.T, strict=True))
+
+
+def beside_log(log: Path) -> Path:
+    """Return where the summaries beside a step log are: `pace.csv` beside `steps.csv`."""
+    before, _, after = log.name.rpartition("steps")
+    return log.with_name(f"{before}pace{after}")
+
+
+def _table(path: Path, columns: Sequence[str]) -> Ints:
+    """Return the rows of a log of integers; a last line cut short by a kill is left out."""
     try:
-        step, begin, end = (int(value) for value in line[:3])
-    except ValueError:
+        with path.open(newline="", encoding="utf-8") as file:
+            lines = list(csv.reader(file))
+    except OSError as error:
+        raise unreadable(path, error) from error
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise ReportError(f"{path} is not a step log: {error}") from error
+    if not lines or lines[0][: len(columns)] != list(columns):
+        raise ReportError(
+            f"{path} is not a step log",
+            f"expected a first line of {','.join(columns)}",
+        )
+    rows = [_row(path, number, line, columns) for number, line in enumerate(lines[1:], 2) if line]
+    if rows and rows[-1] is None:
+        rows.pop()
+    whole = [row for row in rows if row is not None]
+    if len(whole) != len(rows):
+        place = rows.index(None) + 2
+        raise ReportError(f"{path} is damaged at line {place}", "expected integers")
+    return np.array(whole, np.int64).reshape(-1, len(columns))
+
+
+def _row(path: Path, number: int, line: list[str], columns: Sequence[str]) -> list[int] | None:
+    try:
+        row = [int(line[place]) for place in range(len(columns))]
+    except (ValueError, IndexError):
         return None
-    if max(abs(step), abs(begin), abs(end)) > FARTHEST:
-        raise ReportError(f"{path} is damaged at line {number}: a number is none of a step log")
-    if end < begin:
-        raise ReportError(f"{path} is damaged at line {number}: step {step} ends before it begins")
-    return step, begin, end
+    begin, end = columns.index("begin_ns"), columns.index("end_ns")
+    what = ""
+    if max(map(abs, row)) > FARTHEST:
+        what = "a number is none of a step log"
+    elif row[end] < row[begin]:
+        what = f"step {row[0]} ends before it begins"
+    if what:
+        raise ReportError(f"{path} is damaged at line {number}: {what}")
+    return row

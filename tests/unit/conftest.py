@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import multiprocessing.process
+import os
+import socket
 import sys
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
+
+from clusterprof.agent.outbox import Outbox
+from clusterprof.agent.writer import Writer
 
 _EVENTS = {
     "subprocess.Popen",
@@ -58,3 +65,36 @@ def no_processes(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     finally:
         _forbidden = False
     assert not _attempts, f"this unit test started or tried to start: {_attempts}"
+
+
+@pytest.fixture
+def outbox() -> Iterator[Outbox]:
+    """A rank's outbox; its writer, a process of its own elsewhere, is a thread here."""
+    ours, theirs = socket.socketpair()
+    thread = threading.Thread(target=Writer(theirs, os.getpid()).serve, daemon=True)
+    thread.start()
+    made = Outbox(ours)
+    yield made
+    made.close()
+    thread.join(10)
+    assert not thread.is_alive()
+
+
+@pytest.fixture
+def written(outbox: Outbox) -> Callable[[], None]:
+    """Waits until all that the outbox was given is in its files."""
+
+    def wait() -> None:
+        outbox.say("finish")
+        assert outbox.wait("finished", 20)
+
+    return wait
+
+
+@pytest.fixture
+def rank_folder(outbox: Outbox, tmp_path: Path) -> Path:
+    """The folder of the outbox's rank, whose window is 10:20."""
+    folder = tmp_path / "run" / "ranks" / "00003"
+    folder.parent.mkdir(parents=True)
+    outbox.say("begin", run=str(tmp_path / "run"), folder=str(folder), window=[10, 20], wall_ns=0)
+    return folder

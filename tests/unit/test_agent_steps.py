@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from clusterprof.agent.outbox import Outbox
 from clusterprof.agent.steps import GIVEN_UP, Counter
 
 HOUR = 3_600_000_000_000
@@ -16,9 +18,11 @@ class Optimizer:
     """Stands for a torch optimizer: only its identity matters."""
 
 
-def counting(path: Path | None = None) -> Counter:
+def counting(outbox: Outbox | None = None) -> Counter:
     counter = Counter()
-    counter.begin(str(path) if path else None)
+    counter.begin(outbox)
+    if outbox is not None:
+        outbox.say("anchor", wall_ns=counter.wall(0))
     return counter
 
 
@@ -104,17 +108,31 @@ def test_the_window_s_ends_are_called_at_their_counts() -> None:
     assert called == [2, 5]
 
 
-def test_the_log_has_every_step_once_with_begin_before_end(tmp_path: Path) -> None:
-    path = tmp_path / "steps.csv"
-    counter, optimizer = counting(path), Optimizer()
+Log = Callable[[], list[tuple[int, ...]]]
+
+
+@pytest.fixture
+def log(rank_folder: Path, written: Callable[[], None]) -> Log:
+    """Reads the rank's step log when all of it is there."""
+
+    def read() -> list[tuple[int, ...]]:
+        written()
+        header, *lines = (rank_folder / "steps.csv").read_text().splitlines()
+        assert header == "step,begin_ns,end_ns"
+        return [tuple(map(int, line.split(","))) for line in lines]
+
+    return read
+
+
+def test_the_log_has_every_step_once_with_begin_before_end(outbox: Outbox, log: Log) -> None:
+    counter, optimizer = counting(outbox), Optimizer()
     for step in range(10):
         counter.optimizer_stepped(optimizer)
         if step in (3, 4):
             counter.flush()
+            log()
     counter.flush()
-    header, *lines = path.read_text().splitlines()
-    assert header == "step,begin_ns,end_ns"
-    rows = [tuple(map(int, line.split(","))) for line in lines]
+    rows = log()
     assert [row[0] for row in rows] == list(range(10))
     assert all(begin <= end for _, begin, end in rows)
     assert all(rows[i][2] == rows[i + 1][1] for i in range(9))
@@ -129,22 +147,18 @@ class WallClock:
         monkeypatch.setattr(time, "time_ns", lambda: true() + self.ahead)
 
 
-def log_of(path: Path) -> list[tuple[int, ...]]:
-    return [tuple(map(int, line.split(","))) for line in path.read_text().splitlines()[1:]]
-
-
 @pytest.mark.parametrize("by", [HOUR, -HOUR])
 def test_a_wall_clock_that_is_set_makes_no_step_longer_nor_negative(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by: int
+    outbox: Outbox, log: Log, monkeypatch: pytest.MonkeyPatch, by: int
 ) -> None:
-    wall, path = WallClock(monkeypatch), tmp_path / "steps.csv"
-    counter, optimizer, begin = counting(path), Optimizer(), time.time_ns()
+    wall = WallClock(monkeypatch)
+    counter, optimizer, begin = counting(outbox), Optimizer(), time.time_ns()
     for step in range(6):
         if step == 3:
             wall.ahead = by
         counter.optimizer_stepped(optimizer)
     counter.flush()
-    rows = log_of(path)
+    rows = log()
     assert len(rows) == 6
     assert all(0 <= row[2] - row[1] < HOUR / 60 for row in rows)
     assert all(rows[i][2] == rows[i + 1][1] for i in range(5))
@@ -153,13 +167,14 @@ def test_a_wall_clock_that_is_set_makes_no_step_longer_nor_negative(
 
 @pytest.mark.parametrize("by", [HOUR, -HOUR])
 def test_the_log_is_of_the_wall_clock_at_the_window_s_opening_as_the_report_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by: int
+    outbox: Outbox, log: Log, monkeypatch: pytest.MonkeyPatch, by: int
 ) -> None:
-    wall, path = WallClock(monkeypatch), tmp_path / "steps.csv"
-    counter, optimizer = counting(path), Optimizer()
+    wall = WallClock(monkeypatch)
+    counter, optimizer = counting(outbox), Optimizer()
     for _ in range(3):
         counter.optimizer_stepped(optimizer)
     counter.flush()
+    assert len(log()) == 3
     wall.ahead = by
     counter.next_event, counter.at = 5, lambda count: counter.anchor()
     for _ in range(4):
@@ -168,7 +183,7 @@ def test_the_log_is_of_the_wall_clock_at_the_window_s_opening_as_the_report_is(
     wall.ahead = 0  # and back, inside the window
     counter.optimizer_stepped(optimizer)
     counter.flush()
-    rows = log_of(path)
+    rows = log()
     assert [row[0] for row in rows] == list(range(8))
     assert abs(rows[5][1] - opened) < HOUR / 60
     times = [time for row in rows for time in row[1:]]
@@ -176,39 +191,12 @@ def test_the_log_is_of_the_wall_clock_at_the_window_s_opening_as_the_report_is(
     assert times[-1] - times[0] < HOUR / 60
 
 
-def test_a_log_that_was_damaged_keeps_its_times_and_the_counting_goes_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    wall, path = WallClock(monkeypatch), tmp_path / "steps.csv"
-    counter, optimizer = counting(path), Optimizer()
-    counter.optimizer_stepped(optimizer)
-    counter.flush()
-    path.write_text(path.read_text() + "not a step\n")
-    before = path.read_text()
-    wall.ahead = HOUR
-    counter.anchor()
-    assert path.read_text() == before
-    counter.optimizer_stepped(optimizer)
-    counter.flush()
-    last = path.read_text().splitlines()[-1].split(",")
-    assert int(last[1]) < time.time_ns() - HOUR / 2
-
-
-def test_what_the_profiler_stalls_lies_between_two_steps(tmp_path: Path) -> None:
-    path = tmp_path / "steps.csv"
-    counter, optimizer = counting(path), Optimizer()
+def test_what_the_profiler_stalls_lies_between_two_steps(outbox: Outbox, log: Log) -> None:
+    counter, optimizer = counting(outbox), Optimizer()
     counter.next_event, counter.at = 1, lambda count: time.sleep(0.05)
     counter.optimizer_stepped(optimizer)
     counter.optimizer_stepped(optimizer)
     counter.flush()
-    first, second = (tuple(map(int, line.split(","))) for line in path.read_text().splitlines()[1:])
+    first, second = log()
     assert second[1] - first[2] >= 50_000_000
     assert second[2] - second[1] < 50_000_000
-
-
-def test_a_log_that_cannot_be_written_does_not_stop_the_counting(tmp_path: Path) -> None:
-    counter, optimizer = counting(tmp_path / "missing" / "steps.csv"), Optimizer()
-    counter.optimizer_stepped(optimizer)
-    counter.flush()
-    counter.optimizer_stepped(optimizer)
-    assert counter.count == 2

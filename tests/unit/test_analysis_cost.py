@@ -57,3 +57,13 @@ def test_a_job_that_ended_inside_the_window_has_no_stop_and_no_after() -> None:
 def test_without_a_step_in_the_window_nothing_is_said() -> None:
     assert capture_cost({0: log([40.0] * 10)}, [0], 20, 30) is None
     assert capture_cost({}, [0], 20, 30) is None
+
+
+def test_steps_far_from_the_window_count_as_their_block_s_median() -> None:
+    blocks = [(0, 20, 60 * MS), (60, 1000, 44 * MS), (1060, 10, 90 * MS)]
+    columns = np.array(blocks, np.int64).T
+    pace = dict(zip(("first_step", "count", "median_ns"), columns, strict=True))
+    logs = {0: log([40.0] * 60, {20: 500})}
+    cost = capture_cost(logs, [0], 20, 30, {0: pace})
+    assert cost is not None
+    assert cost["profiled"] == {"before_ns": 40 * MS, "inside_ns": 40 * MS, "after_ns": 44 * MS}

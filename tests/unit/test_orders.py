@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from clusterprof.agent import homecoming, orders, profiler, session, size, states, window
+from clusterprof.agent.outbox import Outbox
 from clusterprof.agent.steps import Counter
 
 WHY = "the job's time limit is near"
@@ -18,7 +20,6 @@ class Switch:
 
     def __init__(self) -> None:
         self.events: list[str] = []
-        self.order: str | None = None
 
     def start(self) -> None:
         self.events.append("start")
@@ -32,19 +33,17 @@ class Switch:
     def size(self) -> int:
         return 0
 
-    def ordered(self) -> str | None:
-        return self.order
-
 
 @pytest.fixture
-def armed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Counter, Switch]:
+def armed(
+    outbox: Outbox, rank_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> tuple[Counter, Switch]:
     """A window of the steps 2 to 19 that looks at each step."""
     monkeypatch.setattr(size, "EVERY_NS", 0)
     switch, counter = Switch(), Counter()
-    plan = {"window": [2, 20], "profiler": "torch", "run": str(tmp_path)}
-    made = window.Window(plan, str(tmp_path), counter)
+    made = window.Window({"window": [2, 20], "profiler": "torch"}, outbox, counter)
     monkeypatch.setattr(made, "make_switches", lambda: [switch])
-    counter.begin(None)
+    counter.begin()
     return counter, switch
 
 
@@ -54,24 +53,30 @@ def steps(counter: Counter, count: int) -> None:
 
 
 def test_an_ordered_window_closes_between_two_steps_and_says_why(
-    armed: tuple[Counter, Switch], tmp_path: Path
+    armed: tuple[Counter, Switch], outbox: Outbox, rank_folder: Path, written: Callable[[], None]
 ) -> None:
     counter, switch = armed
     steps(counter, 5)
-    switch.order = WHY
+    assert switch.events == ["start"]
+    orders.give(str(rank_folder.parents[1]), WHY)
+    outbox.told.pop("order", None)
+    while outbox.look().get("order") is None:
+        time.sleep(0.01)
     steps(counter, 30)
     assert switch.events == ["start", "stop", "save"]
-    assert states.read(str(tmp_path))["reason"] == f"closed at step 6 of 2:20: {WHY}"
+    written()
+    assert states.read(str(rank_folder))["reason"] == f"closed at step 6 of 2:20: {WHY}"
 
 
 def test_a_window_whose_time_comes_after_the_order_is_not_opened(
-    armed: tuple[Counter, Switch], tmp_path: Path
+    armed: tuple[Counter, Switch], rank_folder: Path, written: Callable[[], None]
 ) -> None:
     counter, switch = armed
-    orders.give(str(tmp_path), WHY)
+    orders.give(str(rank_folder.parents[1]), WHY)
     steps(counter, 30)
     assert switch.events == []
-    found = states.read(str(tmp_path))
+    written()
+    found = states.read(str(rank_folder))
     assert (found["state"], found["reason"]) == (
         "lost", f"the window was not opened at step 2: {WHY}"
     )  # fmt: skip

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import mmap
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from clusterprof.agent import homecoming, profiler, session, size, window
+from clusterprof.agent.outbox import Outbox
 from clusterprof.agent.steps import Counter
 
 
@@ -19,7 +21,6 @@ class Switch:
     def __init__(self) -> None:
         self.bytes = 0
         self.stopped = 0
-        self.order: str | None = None
 
     def start(self) -> None:
         pass
@@ -34,9 +35,6 @@ class Switch:
         self.bytes += size.MB
         return self.bytes
 
-    def ordered(self) -> str | None:
-        return self.order
-
 
 class Beacons:
     def __init__(self) -> None:
@@ -47,17 +45,15 @@ class Beacons:
 
 
 @pytest.fixture
-def armed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+def armed(outbox: Outbox, rank_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """A function that makes a window of the steps 2 to 19, with one switch."""
 
     def make(most: int, beacons: Any = None) -> tuple[window.Window, Counter, Switch]:
         switch, counter = Switch(), Counter()
-        plan = {
-            "window": [2, 20], "max_report_mb": most, "profiler": "torch", "run": str(tmp_path)
-        }  # fmt: skip
-        made = window.Window(plan, str(tmp_path), counter, beacons)
+        plan = {"window": [2, 20], "max_report_mb": most, "profiler": "torch"}
+        made = window.Window(plan, outbox, counter, beacons)
         monkeypatch.setattr(made, "make_switches", lambda: [switch])
-        counter.begin(None)
+        counter.begin()
         return made, counter, switch
 
     # Each step is a look.
@@ -71,13 +67,14 @@ def steps(counter: Counter, count: int) -> None:
 
 
 def test_a_window_closes_between_the_steps_at_which_it_became_too_large(
-    armed: Any, tmp_path: Path
+    armed: Any, rank_folder: Path, written: Callable[[], None]
 ) -> None:
     made, counter, switch = armed(4)
     steps(counter, 30)
+    written()
     assert not made.is_open
     assert switch.stopped == 1
-    text = (tmp_path / "state.json").read_text()
+    text = (rank_folder / "state.json").read_text()
     assert "closed at step 7 of 2:20: the report reached 5 MB" in text
 
 
