@@ -28,6 +28,14 @@ def test_a_state_never_moves_back(tmp_path: Path) -> None:
     assert "reason" not in states.read(folder)
 
 
+def test_of_two_reasons_for_one_state_the_first_stays(tmp_path: Path) -> None:
+    folder = str(tmp_path)
+    states.advance(folder, "finishing", "closed within a step")
+    states.advance(folder, "finishing", "the program ended", whole=True)
+    found = states.read(folder)
+    assert (found["reason"], found["whole"]) == ("closed within a step", True)
+
+
 def test_a_second_attempt_may_follow_a_lost_one(tmp_path: Path) -> None:
     folder = str(tmp_path)
     states.advance(folder, "lost", "the program ended before the window began")
