@@ -29,8 +29,6 @@ from clusterprof.analysis.timeline import COLLECTIVE, COMPUTE, Timeline
 _BEHIND_NS = 20_000
 #: time stamps of one device may overlap by so much
 _STAMP_NS = 2_000
-#: steps of the walk; no recording comes near, a cycle of time stamps would
-_MOST_HOPS = 1_000_000
 
 
 @dataclass(frozen=True)
@@ -76,11 +74,20 @@ def path(scene: Scene) -> list[Segment]:
     at = _last_before(_known(scene, known, k), end + _STAMP_NS)
     out: list[Segment] = []
     now = end
-    for _ in range(_MOST_HOPS):
-        if at < 0 or now <= begin:
-            break
+    been: set[tuple[int, int]] = set()
+    while at >= 0 and now > begin:
         here = _known(scene, known, k)
-        k, at, now = _explain(scene, known, here, k, at, now, begin, out)
+        if (k, at) in been:
+            # clocks that contradict each other lead in a circle: back in time on this rank
+            at = _last_before(here, now - 1)
+            if at >= 0:
+                out.append(Segment(scene.ranks[k], int(here.stop[at]), now, "host"))
+                now, been = int(here.stop[at]), set()
+            continue
+        been.add((k, at))
+        k, at, until = _explain(scene, known, here, k, at, now, begin, out)
+        if until < now:
+            now, been = until, set()
     return out
 
 
@@ -139,16 +146,17 @@ def _explain(
     out: list[Segment],
 ) -> tuple[int, int, int]:  # fmt: skip
     """Add the piece that ends at `now` with activity `at`; where and when to go on from."""
-    start, what = int(here.start[at]), _WHAT.get(int(here.line.kind[at]), "copy")
+    what = _WHAT.get(int(here.line.kind[at]), "copy")
     ended = int(here.stop[at])
     if now - ended > _BEHIND_NS:
         # nothing ran: whatever made the device wait was not on it
         out.append(Segment(scene.ranks[k], ended, now, "host"))
         now = ended
-    row = here.rows.get(start, -1) if here.line.kind[at] == COLLECTIVE else -1
+    row = here.rows.get(int(here.start[at]), -1) if here.line.kind[at] == COLLECTIVE else -1
+    start = min(int(here.start[at]), now)
     late = _waited_for(scene, row) if row >= 0 else -1
     if late < 0:
-        out.append(Segment(scene.ranks[k], min(start, now), now, what))
+        out.append(Segment(scene.ranks[k], start, now, what))
         return (k, *_begun(here, scene.ranks[k], at, start, begin, out))
     c = scene.collectives
     arrival = min(max(int(c.aligned_start[late]), start), now)
@@ -203,7 +211,8 @@ def _begun(
     if until <= begin:
         return -1, begin
     # a synchronising call may return some microseconds before the device's own time stamp
-    return _last_before(here, until + _BEHIND_NS), until
+    back = _last_before(here, until + _BEHIND_NS)
+    return (back if here.start[back] < until else _last_before(here, until)), until
 
 
 _WHAT = {COMPUTE: "gpu", COLLECTIVE: "transfer"}

@@ -8,10 +8,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from clusterprof.analysis import critical
 from clusterprof.ingest import gather
+from clusterprof.merge import match, place
 from clusterprof.results import Finding
 from clusterprof.simulate import Cause, Job, simulate
 from clusterprof.simulate.cases import KINDS, Case, accused, cases, right
@@ -96,7 +98,6 @@ def scene_of(ranks: list[RankTables]) -> critical.Scene:
     from clusterprof.analysis.settled import settled
     from clusterprof.analysis.timeline import timeline
     from clusterprof.clock import align
-    from clusterprof.merge import match, place
 
     matched = match(ranks)
     clock = align(ranks, matched)
@@ -133,6 +134,43 @@ def test_blame_follows_the_pipeline_to_the_stage_that_caused_it() -> None:
     scene = scene_of(ranks)
     own = critical.on_path(scene, critical.path(scene))
     assert int(np.argmax(own.mean(axis=1))) == 1
+
+
+def test_the_critical_path_never_stands_still() -> None:
+    # a copy that the host waits for begins just after another wait: neither explains the other
+    ranks, _ = simulate(Job(item=True, steps=4, causes=(Cause("host", 1, 15 * MS),)))
+    scene = scene_of([with_short_copies(tables) for tables in ranks])
+    path = critical.path(scene)
+    assert 4 * len(scene.settled) < len(path) <= sum(t.activity.num_rows for t in ranks)
+    assert all(a.begin >= b.end and b.end >= b.begin for a, b in itertools.pairwise(path))
+
+
+def test_the_critical_path_ends_whatever_the_clocks_say() -> None:
+    ranks, _ = simulate(Job(layers=3, steps=4, causes=(Cause("host", 1, 15 * MS),)))
+    right = scene_of(ranks)
+    for off in (20_000, 300_000, 3 * MS, 40 * MS):
+        # each rank stands before the next, and the last before the first
+        false = right.clock.offset_ns + off * np.array([0, 1, -1, 2])
+        clock = replace(right.clock, offset_ns=false)
+        scene = replace(right, clock=clock, placed=place(match(ranks), clock))
+        path = critical.path(scene)
+        assert len(path) <= 2 * sum(r.activity.num_rows for r in ranks)
+        assert all(p.end >= p.begin for p in path)
+
+
+def with_short_copies(tables: RankTables) -> RankTables:
+    """Each copy's own call goes on after it; another wait has ended 8 µs before it."""
+    activity, host = tables.activity.to_pylist(), tables.host_calls.to_pylist()
+    for row in activity:
+        if row["kind"] == "copy":
+            row["launch_end_ns"] = row["end_ns"] + 20_000
+            begin = row["start_ns"] - 30_000
+            wait = {"start_ns": begin, "end_ns": row["start_ns"] - 8_000, "kind": "cuda"}
+            host.append({**host[0], **wait, "name": "cudaStreamSynchronize"})
+    calls = pa.Table.from_pylist(host, tables.host_calls.schema).sort_by("start_ns")
+    return replace(
+        tables, host_calls=calls, activity=pa.Table.from_pylist(activity, tables.activity.schema)
+    )
 
 
 def test_a_job_without_collectives_has_no_path_through_other_ranks() -> None:
