@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections import Counter
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -14,6 +16,8 @@ from clusterprof.analysis.timeline import COMPUTE
 
 if TYPE_CHECKING:
     from clusterprof.analysis.blame import Blame
+
+T = TypeVar("T")
 
 
 #: what to do about collections that come at another step on each rank
@@ -40,7 +44,7 @@ def slow_host(scene: Scene, k: int, rank: int) -> tuple[str, str, list[dict[str,
         details.append(
             {"rank": rank, "step": int(step), "time_ns": begin, "host": did, "what": what}
         )
-    why = f" (in {max(set(names), key=names.count)})" if names else ""
+    why = f" (in {commonest(names)})" if names else ""
     advice = (
         f"look at what rank {rank}'s host does between its launches, and move it off the "
         "training thread"
@@ -111,6 +115,11 @@ def late_host(
     return why, advice, details[:8]
 
 
+def commonest(values: Sequence[T]) -> T:
+    """Return the most frequent value; of several the one that came first, whatever their hashes."""
+    return Counter(values).most_common(1)[0][0]
+
+
 def pause(scene: Scene, k: int) -> tuple[float, str]:
     """The k-th rank's longest time without a launch in a step: its median (ns), and what it is in.
 
@@ -127,7 +136,7 @@ def pause(scene: Scene, k: int) -> tuple[float, str]:
     if not lengths:
         return 0.0, ""
     often = 2 * len(names) >= len(lengths)
-    return float(np.median(lengths)), max(set(names), key=names.count) if often else ""
+    return float(np.median(lengths)), commonest(names) if often else ""
 
 
 def longest_gap(busy: Any, begin: int, end: int) -> tuple[int, int]:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from clusterprof.analysis.causes import commonest
 from clusterprof.analysis.scene import Ints, Scene
 from clusterprof.analysis.stages import Stages, Traffic, traffic
 
@@ -98,7 +99,7 @@ def _usual(
     whole = [counts for counts in each if counts is not None]
     if not whole:
         return None
-    most = max(set(whole), key=whole.count)
+    most = commonest(whole)
     return most if whole.count(most) >= _MOST_STEPS * len(each) else None
 
 

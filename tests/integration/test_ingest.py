@@ -14,9 +14,11 @@ from pathlib import Path
 import pytest
 from lab.command import Completed
 from lab.command import clusterprof as command_line
+from strangers import trace
 
 from clusterprof.errors import ReportError
 from clusterprof.ingest import gather, gathered
+from clusterprof.simulate import Cause, Job, simulate
 from clusterprof.tables import SCHEMAS
 
 Run = Callable[..., Completed]
@@ -120,3 +122,23 @@ def test_a_folder_that_may_not_be_seen_is_said_to_be_one(
     assert done.returncode == 0, done
     assert "closed/rank1.json cannot be read: permission denied" in done.stdout
     closed.chmod(0o700)
+
+
+def test_a_verdict_has_the_same_words_in_every_process(
+    run_clusterprof: Run, tmp_path: Path
+) -> None:
+    causes = tuple(Cause("host", rank, 60_000_000) for rank in range(4))
+    ranks, _ = simulate(Job(steps=6, communicator_ids=False, causes=causes))
+    for tables in ranks:
+        path = trace(tables, tmp_path)
+        # what the host does has another name in each step: none of them is the most frequent
+        parts = path.read_text().split("clock_nanosleep")
+        path.write_text("".join(f"{part}sleep{k}" for k, part in enumerate(parts)).removesuffix(
+            f"sleep{len(parts) - 1}"
+        ))  # fmt: skip
+    said = {
+        run_clusterprof(["merge", tmp_path], env={"PYTHONHASHSEED": str(seed)}).stdout
+        for seed in range(1, 5)
+    }
+    assert len(said) == 1, said
+    assert "(in sleep" in said.pop()
