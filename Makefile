@@ -21,14 +21,14 @@ ARGS ?=
 LARGE ?=
 TRUTH ?=
 # Exactly one torch: a range would let pip replace a build for this machine by the newest of all.
+# The only thing that is installed without a hash, with NVIDIA's libraries for a build with CUDA:
+# every index has builds of its own. What else it depends on is in the lock.
 TORCH := torch==2.13.0
-PIP := pip==26.3
+LOCK := tests/requirements.txt
 
 BIN := $(VENV)/bin
-INSTALL := $(BIN)/python -m pip install -qq --disable-pip-version-check
+INSTALL := $(BIN)/python -m pip install -qq --disable-pip-version-check --only-binary :all:
 READY := $(VENV)/.ready
-READY_LINT := $(VENV)/.ready-lint
-READY_RELEASE := $(VENV)/.ready-release
 SHELL_SCRIPTS = $(shell git ls-files '*.sh' '*.sbatch' .ci/run)
 
 .PHONY: help
@@ -37,22 +37,20 @@ help: ## list what there is to make
 	@echo
 	@sed -n '3,/^$$/ s/^# /  /p' $(firstword $(MAKEFILE_LIST))
 
-# pip before 25.1 does not know dependency groups, hence its own upgrade first.
-$(READY): pyproject.toml tests/constraints.txt Makefile
+$(READY): pyproject.toml $(LOCK) Makefile
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "setting up $(VENV) ($$($(BIN)/python --version))" >&2
-	@$(INSTALL) --upgrade '$(PIP)'
+	@$(INSTALL) --require-hashes --no-deps --requirement $(LOCK)
 	@$(INSTALL) $(if $(TORCH_INDEX_URL),--index-url '$(TORCH_INDEX_URL)') '$(TORCH)'
-	@$(INSTALL) --constraint tests/constraints.txt --group test --editable .
+	@$(INSTALL) --no-deps --no-build-isolation --editable .
 	@touch $@
 
-$(READY_LINT): $(READY)
-	@$(INSTALL) --constraint tests/constraints.txt --group lint
-	@touch $@
-
-$(READY_RELEASE): $(READY)
-	@$(INSTALL) --constraint tests/constraints.txt --group release
-	@touch $@
+.PHONY: lock
+lock: $(READY) ## write the lock anew from pyproject.toml (ARGS=--upgrade: with the newest of all)
+	@$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
+	  --only-binary :all: --group test --group lint --group release --group torch \
+	  --no-annotate --custom-compile-command 'make lock' --excludes <(echo torch) \
+	  --output-file $(LOCK) $(ARGS) pyproject.toml
 
 .PHONY: venv
 venv: $(READY) ## the environment with clusterprof, torch and the test tools
@@ -70,7 +68,7 @@ unit: $(READY) ## run the unit tests only: seconds, no processes, nothing to ins
 	@$(BIN)/python -m pytest tests/unit $(ARGS)
 
 .PHONY: lint
-lint: $(READY_LINT) ## ruff, mypy, import layers, shell scripts
+lint: $(READY) ## ruff, mypy, import layers, shell scripts
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
@@ -78,7 +76,7 @@ lint: $(READY_LINT) ## ruff, mypy, import layers, shell scripts
 	@$(BIN)/shellcheck $(SHELL_SCRIPTS)
 
 .PHONY: format
-format: $(READY_LINT) ## let ruff mend and format the code
+format: $(READY) ## let ruff mend and format the code
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
 
@@ -107,12 +105,12 @@ readme: $(READY) ## write the outputs and the picture in README.md anew
 	@$(BIN)/python scripts/readme.py
 
 .PHONY: dist
-dist: $(READY_RELEASE) ## build the sdist and the wheel into dist/
+dist: $(READY) ## build the sdist and the wheel into dist/
 	@rm -rf dist
 	@$(BIN)/python -m build --outdir dist .
 
 .PHONY: changelog
-changelog: $(READY_RELEASE) ## show what the fragments in changelog.d will say
+changelog: $(READY) ## show what the fragments in changelog.d will say
 	@$(BIN)/towncrier build --draft --version "$$($(BIN)/python -c 'import clusterprof; print(clusterprof.__version__)')"
 
 .PHONY: clean

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import tomllib
 
 from clusterprof.cli.main import VERBS
 
@@ -140,3 +141,27 @@ def test_every_make_target_that_contributing_names_exists() -> None:
 def test_every_verb_is_documented() -> None:
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     assert [verb for verb in VERBS if f"clusterprof {verb}" not in readme] == []
+
+
+# --- what `make` installs
+
+
+def test_all_that_make_installs_is_locked_by_its_hash_but_for_torch() -> None:
+    lock = (ROOT / "tests" / "requirements.txt").read_text()
+    entries = [entry for entry in re.split(r"\n(?=\S)", lock) if not entry.startswith("#")]
+    assert all(re.search(r"\n    --hash=sha256:[0-9a-f]{64}", entry) for entry in entries)
+    pinned = {re.split(r"[ \\]", entry, maxsplit=1)[0] for entry in entries}
+    groups = tomllib.loads((ROOT / "pyproject.toml").read_text())["dependency-groups"]
+    wanted = {
+        pin.split(" ")[0] for group in ("test", "lint", "release") for pin in groups[group]
+    }  # fmt: skip
+    assert wanted - pinned == set(), "make lock"
+    named = {pin.partition("==")[0] for pin in pinned}
+    assert set(groups["torch"]) - named == set(), "make lock"
+    assert "torch" not in named
+    installs = re.findall(r"\$\(INSTALL\) (.*)", (ROOT / "Makefile").read_text())
+    assert installs == [
+        "--require-hashes --no-deps --requirement $(LOCK)",
+        "$(if $(TORCH_INDEX_URL),--index-url '$(TORCH_INDEX_URL)') '$(TORCH)'",
+        "--no-deps --no-build-isolation --editable .",
+    ]
