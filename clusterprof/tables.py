@@ -8,7 +8,7 @@ them. Units are in the column names.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -147,6 +147,11 @@ class RankTables:
     steps: pa.Table
     host_calls: pa.Table
     warnings: tuple[str, ...] = field(default=())
+
+    def warned(self, *warnings: str) -> RankTables:
+        """These tables with more to say."""
+        said = (*self.warnings, *warnings)
+        return replace(self, warnings=said, info=replace(self.info, warnings=said))
 
     @property
     def rank(self) -> int:

@@ -32,7 +32,7 @@ def merge_run(run: RunDirectory, outcomes: Sequence[Outcome]) -> Study:
     with writing(run.path):
         probe = settle(run)
     sources = [
-        Source(each.report, rank=each.rank, steps=each.steps, beside=each.trace)
+        Source(each.report, rank=each.rank, alone=True, steps=each.steps, beside=each.trace)
         for each in outcomes
         if each.report is not None
     ]

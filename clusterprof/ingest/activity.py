@@ -19,7 +19,7 @@ from clusterprof.ingest.columns import (
     nullable,
 )
 from clusterprof.ingest.export import Export
-from clusterprof.ingest.nvtx import process_of, thread_of
+from clusterprof.ingest.nvtx import of_process, process_of, thread_of
 from clusterprof.ingest.operations import NCCL_KERNEL
 from clusterprof.ingest.optimizer_steps import updates
 
@@ -51,8 +51,8 @@ class Launches:
     def read(export: Export, process: int | None) -> Launches:
         """Read the runtime and driver calls of `process` (None: of all)."""
         names = ("start", "end", "globalTid", "correlationId", "nameId")
-        raw = export.numbers(RUNTIME, names)
-        mine = _of(raw["globalTid"], process) & (raw["end"] >= raw["start"])
+        raw = export.numbers(RUNTIME, names, of_process("globalTid", process))
+        mine = raw["end"] >= raw["start"]
         start, end, tid, correlation, name_id = (raw[name][mine] for name in names)
         # An id may be on a runtime call and on the driver call inside it: the outer is found.
         order = np.lexsort((start, correlation))
@@ -120,6 +120,35 @@ def main_process(export: Export) -> int | None:
     return None
 
 
+@dataclass(frozen=True)
+class Work:
+    """What one process ran on one GPU: how many kernels, and of these of NCCL."""
+
+    process: int
+    device: int
+    kernels: int
+    nccl: int
+
+
+def kernels_by_process(export: Export) -> list[Work]:
+    """Return the kernels of every process on every GPU, counted."""
+    if not export.has(KERNEL, "globalPid", "deviceId"):
+        return []
+    named = [f'k."{each}"' for each in ("shortName", "demangledName") if export.has(KERNEL, each)]
+    name = f"coalesce({', '.join([*named, '-1', '-1'])})"
+    counted = export.rows(
+        'SELECT CAST(k."globalPid" AS INTEGER), CAST(k."deviceId" AS INTEGER), count(*),'
+        " coalesce(sum(s.value LIKE '%nccl%Kernel%'), 0)"
+        f" FROM {{0}} k LEFT JOIN {{1}} s ON s.id = {name}"
+        ' WHERE k."globalPid" IS NOT NULL AND k."deviceId" IS NOT NULL GROUP BY 1, 2',
+        KERNEL,
+        "StringIds",
+    )
+    return [
+        Work(process_of(each), device, kernels, nccl) for each, device, kernels, nccl in counted
+    ]
+
+
 def read(
     export: Export, process: int | None, launches: Launches, strings: Mapping[int, str], epoch: int
 ) -> Activity:
@@ -140,19 +169,12 @@ def read(
     )
 
 
-def _of(global_id: Ints, process: int | None) -> Bools:
-    if process is None:
-        return np.ones(global_id.size, bool)
-    mine: Bools = process_of(global_id) == process
-    return mine
-
-
 def _read(
     export: Export, table: str, process: int | None, *columns: str
 ) -> tuple[dict[str, Ints], int]:
     names = ("start", "end", "deviceId", "streamId", "correlationId", "globalPid", *columns)
-    raw = export.numbers(table, names)
-    mine = _of(raw["globalPid"], process) & (raw["end"] >= raw["start"])
+    raw = export.numbers(table, names, of_process("globalPid", process))
+    mine = raw["end"] >= raw["start"]
     if not mine.all():
         raw = {name: values[mine] for name, values in raw.items()}
     return raw, raw["start"].size

@@ -16,7 +16,7 @@ from pathlib import Path
 from clusterprof.errors import ClusterprofError, MergeError, ReportError
 from clusterprof.ingest.checks import checked
 from clusterprof.ingest.combined import combine
-from clusterprof.ingest.report import read_report
+from clusterprof.ingest.report import read_ranks, read_report
 from clusterprof.ingest.sources import (
     KINETO,
     Source,
@@ -38,7 +38,8 @@ _APART_NS = 5_000_000_000
 
 
 #: what a reading process hands back; of an exception its lines and trace, which pickling loses
-_Outcome = RankTables | tuple[type[ClusterprofError], tuple[str, ...], str]
+_Packed = RankTables | tuple[type[ClusterprofError], tuple[str, ...], str]
+_Rank = RankTables | ClusterprofError
 
 _LOG = logging.getLogger(__name__)
 
@@ -73,13 +74,15 @@ def gather(
     found: list[RankTables] = []
     missing: list[MissingRank] = []
     errors: list[ClusterprofError] = []
-    for source, outcome in zip(sources, outcomes, strict=True):
-        if isinstance(outcome, RankTables):
-            found.append(outcome)
-        else:
-            errors.append(outcome)
-            hole = MissingRank(rank=source.rank, source=str(source.path), reason=outcome.what)
-            missing.append(hole)
+    for source, ranks_of in zip(sources, outcomes, strict=True):
+        for outcome in ranks_of:
+            if isinstance(outcome, RankTables):
+                found.append(outcome)
+            else:
+                errors.append(outcome)
+                rank = source.rank if len(ranks_of) == 1 else None
+                hole = MissingRank(rank=rank, source=str(source.path), reason=outcome.what)
+                missing.append(hole)
     if not found:
         raise _nothing(errors)
     found.sort(key=lambda tables: tables.rank)
@@ -119,37 +122,43 @@ def _check_told(sources: Sequence[Source], ranks: Mapping[Path, int]) -> None:
             )
 
 
-def read_source(source: Source) -> RankTables:
-    """Return one source's tables, with the Kineto trace beside it worked in."""
-    tables = read_report(source.path, rank=source.rank, steps=source.steps)
-    if source.beside is None:
-        return tables
+def read_source(source: Source) -> Sequence[_Rank]:
+    """Return the ranks of one source, with the Kineto trace beside it worked in."""
+    ranks = read_ranks(source.path, rank=source.rank, steps=source.steps, alone=source.alone)
+    tables = ranks[0]
+    if source.beside is None or isinstance(tables, ReportError):
+        return ranks
+    if len(ranks) > 1:
+        left_out = "the trace beside the report of several ranks was left out"
+        return [tables.warned(left_out), *ranks[1:]]
     try:
         beside = read_report(source.beside, rank=tables.rank, steps=source.steps)
     except ReportError as error:
-        warnings = (*tables.warnings, f"the trace beside the report was left out: {error.what}")
-        return replace(tables, warnings=warnings, info=replace(tables.info, warnings=warnings))
-    return checked(combine(tables, beside), tables.rank)
+        return [tables.warned(f"the trace beside the report was left out: {error.what}")]
+    return [checked(combine(tables, beside), tables.rank)]
 
 
-def _attempt(source: Source) -> RankTables | ClusterprofError:
+def _attempt(source: Source) -> Sequence[_Rank]:
     """Read one source; what is wrong with it is a value, so that it stops no other."""
     try:
         return read_source(source)
     except ClusterprofError as error:
-        return error
+        return [error]
 
 
-def _attempt_apart(source: Source) -> _Outcome:
+def _attempt_apart(source: Source) -> list[_Packed]:
     """Read one source in a thread or process of its own."""
-    outcome = _attempt(source)
+    return [_packed(outcome) for outcome in _attempt(source)]
+
+
+def _packed(outcome: _Rank) -> _Packed:
     if isinstance(outcome, ClusterprofError):
         where = "".join(traceback.format_exception(outcome))
         return type(outcome), (outcome.what, *outcome.details), where
     return outcome
 
 
-def _read_all(sources: Sequence[Source], workers: int) -> list[RankTables | ClusterprofError]:
+def _read_all(sources: Sequence[Source], workers: int) -> list[list[_Rank]]:
     """Read all sources; nsys exports in threads, large Kineto traces in processes.
 
     Unpacking, SQLite and Arrow run without the interpreter's lock, and a process would cost
@@ -157,7 +166,7 @@ def _read_all(sources: Sequence[Source], workers: int) -> list[RankTables | Clus
     objects under that lock, some 0.3 s for each megabyte of packed trace.
     """
     if len(sources) == 1 or workers == 1:
-        return [_outcome(source, _attempt_apart(source)) for source in sources]
+        return [_unpacked(source, _attempt_apart(source)) for source in sources]
     traces = [source for source in sources if _parses_json(source)]
     packed = sum(_size(source.beside or source.path) for source in traces)
     apart = min(workers, len(traces)) if packed > _WORTH_PROCESSES else 1
@@ -166,7 +175,7 @@ def _read_all(sources: Sequence[Source], workers: int) -> list[RankTables | Clus
     with threads:
         try:
             futures = [_submit(source, threads, processes) for source in sources]
-            return [_outcome(*pair) for pair in zip(sources, map(_result, futures), strict=True)]
+            return [_unpacked(*pair) for pair in zip(sources, map(_result, futures), strict=True)]
         finally:
             if processes is not None:
                 processes.shutdown(cancel_futures=True)
@@ -185,12 +194,12 @@ def _size(path: Path) -> int:
     return size // 12 if path.suffix == ".json" else size
 
 
-def _submit(source: Source, threads: Executor, processes: Executor | None) -> Future[_Outcome]:
+def _submit(source: Source, threads: Executor, processes: Executor | None) -> Future[list[_Packed]]:
     executor = processes if processes is not None and _parses_json(source) else threads
     return executor.submit(_attempt_apart, source)
 
 
-def _result(future: Future[_Outcome]) -> _Outcome | None:
+def _result(future: Future[list[_Packed]]) -> list[_Packed] | None:
     """Return what was read; None where the reading process was killed."""
     try:
         return future.result()
@@ -198,12 +207,17 @@ def _result(future: Future[_Outcome]) -> _Outcome | None:
         return None
 
 
-def _outcome(source: Source, outcome: _Outcome | None) -> RankTables | ClusterprofError:
-    if outcome is None:
-        return ReportError(
+def _unpacked(source: Source, outcomes: list[_Packed] | None) -> list[_Rank]:
+    if outcomes is None:
+        killed = ReportError(
             f"{source.path} could not be read: its reading process was killed",
             "most often by the kernel for want of memory: read fewer reports at once",
         )
+        return [killed]
+    return [_rank(outcome) for outcome in outcomes]
+
+
+def _rank(outcome: _Packed) -> _Rank:
     if isinstance(outcome, RankTables):
         return outcome
     kind, lines, where = outcome

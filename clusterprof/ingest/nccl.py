@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from clusterprof.ingest import nccl_payload
@@ -29,6 +30,8 @@ Elsewhere = Callable[[Ranges], Payloads]
 NO_KERNEL = "no NCCL kernel was launched inside this call's range"
 NO_GROUP_END = "the capture ended before this group was launched"
 NO_CALL = "no NVTX range of NCCL launched this kernel"
+#: a group of sends and receives whose peers nobody knows
+EXCHANGE = "AllToAll"
 SHARED = "the group launched several kernels that cannot be told apart: their whole span is given"
 
 
@@ -38,18 +41,20 @@ class Communicators:
 
     known: dict[int, tuple[int, int]]
 
+    @property
+    def largest(self) -> int:
+        """The size of the largest; 0 where none is known."""
+        return max((size for size, _ in self.known.values()), default=0)
+
     def world_rank(self, world_size: int | None) -> int | None:
         """Return the rank in the communicator of all ranks, None where it is not known.
 
         Assumes that a communicator as large as the world numbers its ranks as the world does
         (PyTorch's default process group does).
         """
-        if not self.known:
+        if not self.known or self.largest != (world_size or self.largest):
             return None
-        largest = max(size for size, _ in self.known.values())
-        if largest != (world_size or largest):
-            return None
-        ranks = {rank for size, rank in self.known.values() if size == largest}
+        ranks = {rank for size, rank in self.known.values() if size == self.largest}
         return ranks.pop() if len(ranks) == 1 else None
 
 
@@ -89,21 +94,63 @@ def read(
         ranges.named(matching(ranges.names, "^ncclGroupEnd$")),
     )
     calls = np.flatnonzero(is_call)
-    launcher = np.where(group[calls] >= 0, closing[calls], calls)
+    names = np.array([operation(str(name)) for name in ranges.names.to_pylist()], object)
     communicator, has_communicator = payloads.at(ranges.row[calls], "communicator")
+    kept, exchanges = _exchanges(names[ranges.name[calls]], group[calls], has_communicator)
+    calls, exchange = calls[kept], exchanges[kept]
+    communicator, has_communicator = communicator[kept], has_communicator[kept]
+    launcher = np.where(group[calls] >= 0, closing[calls], calls)
     links = _link(ranges, launcher, np.where(has_communicator, communicator, 0), kernels)
     communicators = _communicators(ranges, payloads)
+    operations = np.where(exchange, EXCHANGE, names[ranges.name[calls]])
     table = _call_table(
-        ranges.where(calls), group[calls], launcher, links, payloads, communicators, epoch
+        ranges.where(calls),
+        operations,
+        group[calls],
+        launcher,
+        links,
+        payloads,
+        communicators,
+        epoch,
     )
-    orphans = _kernel_table(kernels, np.flatnonzero(~links.kernel_used), epoch)
+    # a stream is a communicator's: one that otherwise only exchanges has done so before as well
+    only = np.setdiff1d(links.stream[exchange], links.stream[~exchange])
+    left = np.flatnonzero(~links.kernel_used)
+    orphans = _kernel_table(kernels, left, np.isin(kernels.stream[left], only), epoch)
     return _numbered(table, orphans), communicators
+
+
+def _exchanges(
+    operations: npt.NDArray[np.object_], group: Ints, named: Bools
+) -> tuple[Bools, Bools]:
+    """Return which calls to keep, and which of them are a whole group that is an exchange.
+
+    Where no communicator is known nobody knows who sends to whom; but a group of sends and receives
+    (more than one of each, or it may be two neighbours of a pipeline) is one kernel that ends on no
+    member before all have come: PyTorch's all-to-all. Its first call stands for it.
+    """
+    keep, exchange = np.ones(group.size, bool), np.zeros(group.size, bool)
+    sends, receives = operations == "Send", operations == "Recv"
+    inside = group >= 0
+    if not inside.any() or named.any():
+        return keep, exchange
+    count = int(group.max()) + 1
+    sent, received, others = (
+        np.bincount(group[inside & each], minlength=count)
+        for each in (sends, receives, ~sends & ~receives)
+    )
+    whole = (sent > 0) & (received > 0) & (sent + received > 2) & (others == 0)
+    members = inside & whole[np.maximum(group, 0)]
+    first = np.zeros(group.size, bool)
+    first[np.unique(group, return_index=True)[1]] = True
+    return keep & (~members | first), members & first
 
 
 def _nccl_ranges(ranges: Ranges) -> Ranges:
     """Return the ranges of NCCL's domain; by name where no domain is called so."""
-    if "NCCL" in ranges.domains.values():
-        return ranges.where(ranges.in_domains("NCCL"))
+    named = ranges.in_domains("NCCL")
+    if named.any():
+        return ranges.where(named)
     return ranges.where(ranges.named(matching(ranges.names, "^nccl[A-Z]")))
 
 
@@ -241,6 +288,7 @@ def _communicators(ranges: Ranges, payloads: Payloads) -> Communicators:
 
 def _call_table(
     calls: Ranges,
+    operations: npt.NDArray[np.object_],
     group: Ints,
     launcher: Ints,
     links: _Links,
@@ -248,8 +296,6 @@ def _call_table(
     communicators: Communicators,
     epoch: int,
 ) -> pa.Table:
-    names = [str(name) for name in calls.names.to_pylist()]
-    operations = [operation(name) for name in names]
     communicator, has_communicator = payloads.at(calls.row, "communicator")
     bytes_, has_bytes = payloads.at(calls.row, "bytes")
     root, has_root = payloads.at(calls.row, "root")
@@ -261,7 +307,7 @@ def _call_table(
         calls.start.size,
         {
             "call": np.zeros(calls.start.size, np.int32),
-            "operation": encoded(calls.name, operations),
+            "operation": pa.array(operations, pa.string()).dictionary_encode(),
             "communicator": _hexadecimal(communicator, has_communicator),
             "communicator_size": nullable(size.astype(np.int32), size > 0),
             "stream": links.stream,
@@ -286,8 +332,11 @@ def _hexadecimal(values: Ints, present: Bools) -> pa.Array:
     return encoded(np.where(present, codes, -1), names).cast(pa.string())
 
 
-def _kernel_table(kernels: NcclKernels, orphans: Ints, epoch: int) -> pa.Table:
+def _kernel_table(kernels: NcclKernels, orphans: Ints, exchange: Bools, epoch: int) -> pa.Table:
     """Return calls made from kernels that no NVTX range launched (`-t cuda` alone, graphs)."""
+    names = [kernel_operation(name) for name in kernels.names]
+    codes = kernels.name[orphans]
+    sent = np.array([name == "SendRecv" for name in names], bool)[codes] & exchange
     launch = kernels.launch_start[orphans]
     known = kernels.launch_thread[orphans] >= 0
     return fill(
@@ -295,9 +344,7 @@ def _kernel_table(kernels: NcclKernels, orphans: Ints, epoch: int) -> pa.Table:
         orphans.size,
         {
             "call": np.zeros(orphans.size, np.int32),
-            "operation": encoded(
-                kernels.name[orphans], [kernel_operation(name) for name in kernels.names]
-            ),
+            "operation": encoded(np.where(sent, len(names), codes), [*names, EXCHANGE]),
             "stream": kernels.stream[orphans],
             "issue_start_ns": nullable(launch + epoch, known),
             "issue_end_ns": nullable(kernels.launch_end[orphans] + epoch, known),

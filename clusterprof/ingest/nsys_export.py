@@ -11,7 +11,7 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 
@@ -42,8 +42,8 @@ _NEWER = re.compile(
 _PAYLOAD_FLAGS = ("--include-blobs", "--include-json")
 
 
-def read(path: Path, nsys: Path | None = None) -> RankTables:
-    """Read a `.nsys-rep`, or the `.qdstrm` that nsys leaves where it does not make one.
+def read(path: Path, nsys: Path | None = None, *, alone: bool = False) -> list[RankTables]:
+    """Read the ranks of a `.nsys-rep`, or of the `.qdstrm` that nsys leaves without its importer.
 
     What is made of it lies in a temporary folder and is removed afterwards. `nsys` is the one that
     made the report, which is taken where it is there; the others that are installed are tried
@@ -71,14 +71,14 @@ def read(path: Path, nsys: Path | None = None) -> RankTables:
         )
     with tempfile.TemporaryDirectory(prefix="clusterprof-") as folder:
         try:
-            return _read(path, found, Path(folder))
+            return _read(path, found, Path(folder), alone)
         except ReportError as error:
             if shutil.disk_usage(folder).free < max(_LEAST_ROOM, size):
                 raise _no_room(path, folder) from error
             raise
 
 
-def _read(path: Path, found: Sequence[Path], folder: Path) -> RankTables:
+def _read(path: Path, found: Sequence[Path], folder: Path, alone: bool) -> list[RankTables]:
     database = folder / f"{path.stem}.sqlite"
     errors: list[ReportError] = []
     for nsys in map(str, found):
@@ -93,9 +93,8 @@ def _read(path: Path, found: Sequence[Path], folder: Path) -> RankTables:
         raise ReportError(errors[0].what, *errors[0].details, *tried) from errors[0]
     # A newer nsys may have left them out too, of a report that an older one made.
     beside = JsonBeside(nsys, report, database.with_suffix(".json"))
-    tables = nsys_sqlite.read(database, origin=path, elsewhere=beside)
-    warnings = (*tables.warnings, *beside.warnings)
-    return replace(tables, warnings=warnings, info=replace(tables.info, warnings=warnings))
+    ranks = nsys_sqlite.read(database, origin=path, elsewhere=beside, alone=alone)
+    return [tables.warned(*beside.warnings) for tables in ranks]
 
 
 def _imported(nsys: str, path: Path, folder: Path) -> Path:
@@ -133,17 +132,16 @@ class JsonBeside:
 
         What else the report holds is worth reading without them.
         """
-        command = export_command(self.nsys, self.report, self.target, "json")
         try:
-            _make(command, self.report, self.target)
-            found = nccl_payload.decoded(nsys_json.read(self.target, ranges))
+            if not self.target.exists():  # one of several ranks has asked before
+                command = export_command(self.nsys, self.report, self.target, "json")
+                _make(command, self.report, self.target)
+            return nccl_payload.decoded(nsys_json.read(self.target, ranges))
         except ReportError as error:
             why = "; ".join((error.what, *error.details[:1]))
             self.warnings.append(f"NCCL's payloads were not read: {why}")
-            return nccl_payload.nothing()
-        finally:
             self.target.unlink(missing_ok=True)
-        return found
+            return nccl_payload.nothing()
 
 
 def payload_flags(nsys: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""An nsys SQLite export (`.sqlite`, `.sqlite.xz`) as one rank's canonical tables."""
+"""An nsys SQLite export (`.sqlite`, `.sqlite.xz`) as the canonical tables of its ranks."""
 
 from __future__ import annotations
 
@@ -7,15 +7,17 @@ import lzma
 import re
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 
+from clusterprof.agent.identity import identify
 from clusterprof.errors import ReportError
-from clusterprof.ingest import activity, nccl, nvtx, optimizer_steps
+from clusterprof.ingest import activity, nccl, nvtx, optimizer_steps, processes
 from clusterprof.ingest import identity as identities
 from clusterprof.ingest.activity import Launches
 from clusterprof.ingest.columns import Ints, encoded, fill, joined, nullable
@@ -39,18 +41,24 @@ _GIL_DOMAIN = "GIL Trace"
 
 
 def read(
-    path: Path, origin: Path | None = None, elsewhere: nccl.Elsewhere | None = None
-) -> RankTables:
-    """Read one export. `origin` is the report it was made from, for messages and `source`.
+    path: Path,
+    origin: Path | None = None,
+    elsewhere: nccl.Elsewhere | None = None,
+    *,
+    alone: bool = False,
+) -> list[RankTables]:
+    """Read one export: the tables of each rank in it, in the order of their ranks.
 
-    `elsewhere` is asked for NCCL's payloads where the export has NCCL's ranges without them.
+    `origin` is the report it was made from, for messages and `source`. `elsewhere` is asked for
+    NCCL's payloads where the export has NCCL's ranges without them. `alone`: the report is known
+    to be of one rank, whatever else its children do.
 
     Raises `ReportError` where the file is missing, empty, truncated, not SQLite, no nsys
-    export, or without a single event. The rank is None where the report does not say it.
+    export, or without a single event. The rank is None where a report of one does not say it.
     """
     origin = origin or path
     with _unpacked(path) as database, closing(Export(database, origin)) as export:
-        return _read(export, origin, elsewhere)
+        return _read(export, origin, elsewhere, alone)
 
 
 @contextmanager
@@ -80,13 +88,50 @@ def _unpacked(path: Path) -> Iterator[Path]:
         yield database
 
 
-def _read(export: Export, origin: Path, elsewhere: nccl.Elsewhere | None) -> RankTables:
+def _read(
+    export: Export, origin: Path, elsewhere: nccl.Elsewhere | None, alone: bool
+) -> list[RankTables]:
+    ranges, strings = nvtx.read(export), export.strings()
+    who = identify(identities.environment(export))
+    found = processes.rank_processes(export, ranges, who, alone=alone)
+    read = [
+        _read_process(
+            export, each, [other for other in found if other != each], ranges, strings, origin,
+            elsewhere,
+        )
+        for each in found
+    ]  # fmt: skip
+    if len(read) == 1:
+        return [tables for tables, _ in read]
+    # the environment is of the command that started them all: it names none of them
+    said = [communicators for _, communicators in read]
+    ranks, world, doubt = processes.numbered(said, who, found)
+    several = []
+    for place, (tables, _) in enumerate(read):
+        warnings = (*tables.warnings, *doubt)
+        info = replace(
+            tables.info,
+            rank=ranks[place],
+            world_size=world,
+            local_rank=place,
+            warnings=warnings,
+        )
+        several.append(replace(tables, info=info, warnings=warnings))
+    return sorted(several, key=lambda tables: tables.rank)
+
+
+def _read_process(
+    export: Export,
+    process: int | None,
+    others: Sequence[int | None],
+    ranges: Ranges,
+    strings: Mapping[int, str],
+    origin: Path,
+    elsewhere: nccl.Elsewhere | None,
+) -> tuple[RankTables, nccl.Communicators]:
     epoch, warnings = _epoch(export)
-    ranges = nvtx.read(export)
-    process = _process(export, ranges)
     if process is not None:
         ranges = ranges.of_process(process)
-    strings = export.strings()
     launches = Launches.read(export, process)
     work = activity.read(export, process, launches, strings, epoch)
     calls, communicators = nccl.read(export, ranges, work.nccl, epoch, elsewhere)
@@ -98,7 +143,7 @@ def _read(export: Export, origin: Path, elsewhere: nccl.Elsewhere | None) -> Ran
             "record again with: clusterprof ... --steps FIRST:END inside the run",
         )
     who = identities.origin(export, work.device)
-    warnings += _gpu_warnings(work, export) + _diagnostics(export)
+    warnings += _gpu_warnings(work, export) + _diagnostics(export, process, others)
     world = who.identity.world_size if who.identity else None
     rank = who.identity.rank if who.identity else communicators.world_rank(world)
     begin, end = _extent(work.table, host)
@@ -118,7 +163,7 @@ def _read(export: Export, origin: Path, elsewhere: nccl.Elsewhere | None) -> Ran
         warnings=tuple(warnings),
     )
     steps = _steps(ranges, work.compute, begin, epoch)
-    return RankTables(info, work.table, calls, steps, host, tuple(warnings))
+    return RankTables(info, work.table, calls, steps, host, tuple(warnings)), communicators
 
 
 def _epoch(export: Export) -> tuple[int, list[str]]:
@@ -128,20 +173,6 @@ def _epoch(export: Export) -> tuple[int, list[str]]:
             return int(epoch), []
     missing = "the report does not say when it was recorded: only collectives can align it"
     return 0, [missing]
-
-
-def _process(export: Export, ranges: Ranges) -> int | None:
-    """Return the rank's own process: with most GPU work, else most ranges, else most OS calls."""
-    process = activity.main_process(export)
-    if process is not None:
-        return process
-    candidates = ranges.process
-    if not candidates.size:
-        candidates = nvtx.process_of(export.numbers("OSRT_API", ["globalTid"])["globalTid"])
-    if not candidates.size:
-        return None
-    processes, counts = np.unique(candidates, return_counts=True)
-    return int(processes[np.argmax(counts)])
 
 
 def _host_calls(
@@ -174,11 +205,9 @@ def _os_calls(
     export: Export, process: int | None, strings: Mapping[int, str], epoch: int
 ) -> pa.Table:
     columns = ("start", "end", "globalTid", "nameId")
-    raw = export.numbers("OSRT_API", columns)
+    raw = export.numbers("OSRT_API", columns, nvtx.of_process("globalTid", process))
     # An end equal to the start is nsys's own mark ("... profiling started"), no call.
     mine = raw["end"] > raw["start"]
-    if process is not None:
-        mine &= nvtx.process_of(raw["globalTid"]) == process
     start, end, tid, name_id = (raw[name][mine] for name in columns)
     codes, names = activity.names_of(name_id, strings)
     return fill(
@@ -244,11 +273,23 @@ def _gpu_warnings(work: activity.Activity, export: Export) -> list[str]:
     return warnings
 
 
-def _diagnostics(export: Export) -> list[str]:
-    """Return nsys's own warnings and errors, each once, without those it always gives."""
+def _diagnostics(export: Export, process: int | None, others: Sequence[int | None]) -> list[str]:
+    """Return nsys's own warnings and errors, each once, without those it always gives.
+
+    Of those that are about a process: its own, and with its id those of a process that is none of
+    the `others`, the report's other ranks.
+    """
+    of = '"globalPid"' if export.has("DIAGNOSTIC_EVENT", "globalPid") else "NULL"
     said = export.rows(
-        f"SELECT text FROM {{0}} WHERE severity IN ({_WARNING}, {_ERROR}) ORDER BY timestamp",
+        f"SELECT text, CAST({of} AS INTEGER) FROM {{0}}"
+        f" WHERE severity IN ({_WARNING}, {_ERROR}) ORDER BY timestamp",
         "DIAGNOSTIC_EVENT",
     )
-    texts = dict.fromkeys(str(text).strip() for (text,) in said if text)
-    return [f"nsys: {text}" for text in texts if not _BOILERPLATE.match(text)]
+    texts: dict[str, None] = {}
+    for text, whose in said:
+        about = nvtx.process_of(int(whose)) if whose else 0
+        if not text or _BOILERPLATE.match(str(text).strip()) or about in others:
+            continue
+        helper = f" process {about}" if about not in (0, process) else ""
+        texts[f"nsys{helper}: {str(text).strip()}"] = None
+    return list(texts)

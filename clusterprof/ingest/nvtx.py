@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -16,10 +17,17 @@ PUSH_POP_RANGE, START_END_RANGE, DOMAIN_CREATE = 59, 60, 75
 _THREAD_BITS = 24
 _MASK = (1 << _THREAD_BITS) - 1
 
+_Numbers = TypeVar("_Numbers", Ints, int)
 
-def process_of(global_id: Ints) -> Ints:
+
+def process_of(global_id: _Numbers) -> _Numbers:
     """Return the process ids inside nsys's `globalTid` or `globalPid`."""
     return (global_id >> _THREAD_BITS) & _MASK
+
+
+def of_process(column: str, process: int | None) -> str:
+    """Return the SQL condition that the global id in `column` is of `process`; none for None."""
+    return "" if process is None else f'("{column}" >> {_THREAD_BITS}) & {_MASK} = {process}'
 
 
 def thread_of(global_id: Ints) -> Ints:

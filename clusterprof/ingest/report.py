@@ -31,16 +31,37 @@ def read_report(
     steps: Path | None = None,
     nsys: Path | None = None,
 ) -> RankTables:
-    """Return one report's canonical tables.
+    """Return the canonical tables of one rank's report: see `read_ranks`. Raises `ReportError`."""
+    (only,) = read_ranks(path, rank=rank, steps=steps, nsys=nsys, alone=True)
+    if isinstance(only, ReportError):
+        raise only
+    return only
+
+
+def read_ranks(
+    path: Path,
+    *,
+    rank: int | None = None,
+    steps: Path | None = None,
+    nsys: Path | None = None,
+    alone: bool = False,
+) -> list[RankTables | ReportError]:
+    """Return the canonical tables of each rank in a report, or what is wrong with that rank.
 
     `path` is an nsys report (`.nsys-rep`, through the installed nsys), its SQLite export
     (`.sqlite`, `.sqlite.xz`) or a Kineto trace (`.json`, plain or packed). `rank` is what a
-    manifest or the user says; None: the report itself must say. `steps` is a step log that
+    manifest or the user says; None: the report itself must say. Of a report of several ranks (nsys
+    around what starts them) it is the first one's, unless the report is known to be of one
+    (`alone`). `steps` is a step log that
     overrides the steps found in the report. `nsys` exports a `.nsys-rep` where it is there, else
     the installed one. Raises `ReportError`.
     """
     try:
-        return _checked(path, rank, steps, nsys)
+        found = _read(path, nsys, alone)
+        if len(found) == 1:
+            return [_checked(found[0], steps, rank)]
+        told = [None if rank is None else rank + place for place in range(len(found))]
+        return [_attempt(tables, steps, mine) for tables, mine in zip(found, told, strict=True)]
     except MemoryError as error:
         raise ReportError(f"{path} does not fit into memory") from error
     except ClusterprofError:
@@ -55,8 +76,16 @@ def read_report(
         ) from error
 
 
-def _checked(path: Path, rank: int | None, steps: Path | None, nsys: Path | None) -> RankTables:
-    tables = _read(path, nsys)
+def _attempt(tables: RankTables, steps: Path | None, rank: int | None) -> RankTables | ReportError:
+    """Check one of several ranks, of which one that is odd costs no other."""
+    try:
+        return _checked(tables, steps, rank)
+    except ReportError as error:
+        one = tables.info.rank if rank is None else rank
+        return ReportError(f"rank {one} of {error.what}", *error.details)
+
+
+def _checked(tables: RankTables, steps: Path | None, rank: int | None) -> RankTables:
     if steps is not None:
         info = tables.info
         inside = read_log(steps, info.begin_ns, info.end_ns)
@@ -66,25 +95,25 @@ def _checked(path: Path, rank: int | None, steps: Path | None, nsys: Path | None
     return checked(tables, rank)
 
 
-def _read(path: Path, nsys: Path | None) -> RankTables:
+def _read(path: Path, nsys: Path | None, alone: bool) -> list[RankTables]:
     # The readers are imported when used: a Kineto trace needs no SQLite driver.
     _check_regular(path)
     suffix = suffix_of(path)
     if suffix in NSYS_SQLITE:
-        return _read_export(path, nsys)
+        return _read_export(path, nsys, alone)
     if suffix in NSYS_REPORT:
         exports = (path.with_suffix(each) for each in NSYS_SQLITE)
         chosen = fresh_export([path, *(each for each in exports if each.is_file())])
         if chosen != path:
-            return _read_export(chosen, nsys)
+            return _read_export(chosen, nsys, alone)
     if suffix in (*NSYS_REPORT, *NSYS_RAW):
         from clusterprof.ingest.nsys_export import read as read_nsys
 
-        return read_nsys(path, nsys)
+        return read_nsys(path, nsys, alone=alone)
     if suffix in KINETO:
         from clusterprof.ingest.kineto import read as read_trace
 
-        return read_trace(path)
+        return [read_trace(path)]
     raise ReportError(
         f"{path} is no report that clusterprof knows",
         f"it reads: {', '.join('*' + each for each in SUFFIXES)}",
@@ -107,8 +136,8 @@ def _check_regular(path: Path) -> None:
         raise ReportError(f"{path} is {what}, not a report", "copy the report into a file")
 
 
-def _read_export(path: Path, nsys: Path | None) -> RankTables:
-    """Return the tables of an export, or of the report beside it where the export is no good.
+def _read_export(path: Path, nsys: Path | None, alone: bool) -> list[RankTables]:
+    """Return the ranks of an export, or of the report beside it where the export is no good.
 
     `nsys stats` leaves an export without NCCL's payloads beside each report that it looks at, and
     one that is cut short where it is stopped.
@@ -117,28 +146,34 @@ def _read_export(path: Path, nsys: Path | None) -> RankTables:
 
     report = path.with_name(stem_of(path) + NSYS_REPORT[0])
     try:
-        tables = read_sqlite(path)
+        ranks = read_sqlite(path, alone=alone)
     except ReportError as damaged:
         if not report.is_file():
             raise
-        return _read_beside(report, nsys, damaged)
-    sources = set(tables.collective_calls.column("source").unique().to_pylist())
+        return _read_beside(report, nsys, alone, damaged)
+    sources = {
+        source
+        for tables in ranks
+        for source in tables.collective_calls.column("source").unique().to_pylist()
+    }
     if "nvtx_name" not in sources or "nvtx_payload" in sources or not report.is_file():
-        return tables
+        return ranks
     try:
-        return _read_beside(report, nsys)
+        return _read_beside(report, nsys, alone)
     except ReportError:
-        return tables  # the export was good enough for everything else
+        return ranks  # the export was good enough for everything else
 
 
-def _read_beside(report: Path, nsys: Path | None, damaged: ReportError | None = None) -> RankTables:
+def _read_beside(
+    report: Path, nsys: Path | None, alone: bool, damaged: ReportError | None = None
+) -> list[RankTables]:
     from clusterprof.ingest.nsys_export import read as read_nsys
 
     try:
-        tables = read_nsys(report, nsys)
+        ranks = read_nsys(report, nsys, alone=alone)
     except ReportError as error:
         raise damaged or error from error
     if damaged is None:
-        return tables
-    warnings = (*tables.warnings, f"{damaged.what}: the report beside it was read instead")
-    return replace(tables, warnings=warnings, info=replace(tables.info, warnings=warnings))
+        return ranks
+    instead = f"{damaged.what}: the report beside it was read instead"
+    return [tables.warned(instead) for tables in ranks]

@@ -28,11 +28,13 @@ _RUN_NAMES = {"report": "report", "trace": "report"}
 
 @dataclass(frozen=True)
 class Source:
-    """One rank's report: where it lies, and what a manifest knows about it."""
+    """A report, of one rank as a rule: where it lies, and what is known about it."""
 
     path: Path
-    #: the rank as the manifest has it; None: the report itself must say
+    #: the rank as the manifest has it or the user says it; None: the report itself must say
     rank: int | None = None
+    #: a manifest knows that it is of one rank; else an nsys report may hold several
+    alone: bool = False
     #: a step log (CSV `step,begin_ns,end_ns`) that overrides the report's own steps
     steps: Path | None = None
     #: a Kineto trace of the same rank and window, beside an nsys report of a CPU-only job

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from clusterprof.errors import ReportError
-from clusterprof.ingest.columns import Ints, fill
+from clusterprof.ingest.columns import Bools, Ints, fill
 from clusterprof.ingest.export import FARTHEST, unreadable
 from clusterprof.tables import empty
 
@@ -59,6 +59,13 @@ def from_ranges(
     order = np.flatnonzero(chosen)
     order = order[np.argsort(start[order], kind="stable")]
     return steps_table(step_of[codes[order]], start[order], end[order], source)
+
+
+def names_steps(names: Sequence[str]) -> Bools:
+    """Return for each of `names` whether it numbers a step, in the kind of name that counts."""
+    found = np.zeros(len(names), bool)
+    found[list(_step_numbers(names))] = True
+    return found
 
 
 def steps_table(step: Ints, begin: Ints, end: Ints, source: str) -> pa.Table:

@@ -99,7 +99,7 @@ def _issued(issue: Ints, start: Ints, stream: Ints, steps: Ints) -> Ints:
     known = issue > 0
     if not known.any() or known.all():
         return np.where(known, issue, start)
-    before = int(min(issue[known].min(), *steps[:1])) - 1
+    before = int(min([issue[known].min(), *steps[:1]])) - 1
     out = np.where(known, issue, start)
     for one in np.unique(stream[~known]):
         rows = np.flatnonzero(stream == one)

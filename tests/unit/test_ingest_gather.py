@@ -85,10 +85,10 @@ def test_a_fault_of_the_reader_is_a_hole_too(ddp: Path, monkeypatch: pytest.Monk
 
     real = nsys_sqlite.read
 
-    def fail(path: Path, origin: Path | None = None) -> object:
+    def fail(path: Path, **options: bool) -> object:
         if path.name == "rank1.sqlite.xz":
             raise IndexError("boom")
-        return real(path, origin)
+        return real(path, **options)
 
     monkeypatch.setattr(nsys_sqlite, "read", fail)
     gathered = gather([ddp])

@@ -206,3 +206,32 @@ def test_kernels_alone_are_calls_named_after_themselves() -> None:
             "kernel_name",
             None,
         )
+
+
+def exchange(begin: int, sends: int, receives: int) -> list[tuple[str, int, int, int]]:
+    """A group of NCCL's calls as PyTorch makes its all-to-all of them, without payloads."""
+    names = ["ncclSend", "ncclRecv"] * min(sends, receives)
+    names += ["ncclSend"] * (sends - receives) + ["ncclRecv"] * (receives - sends)
+    inside = [(name, begin + 1 + k, begin + 2 + k, 0) for k, name in enumerate(names)]
+    end = begin + 2 + len(names)
+    start = ("ncclGroupStart", begin, begin + 1, 0)
+    return [start, *inside, ("ncclGroupEnd", end, end + 10, 0)]
+
+
+SENT = "ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<(unsigned long)4096>)"
+
+
+def test_a_group_of_sends_and_receives_without_payloads_is_one_all_to_all() -> None:
+    rows = capture(
+        [*exchange(100, 2, 2), *exchange(200, 3, 2)],
+        # the first was launched before the window
+        [(-1, 20, 90, 5), (110, 120, 190, 5), (210, 220, 290, 5)],
+        kernel_name=SENT,
+    )
+    assert [row["operation"] for row in rows] == ["AllToAll"] * 3
+    assert spans(rows) == [(1020, 1090), (1120, 1190), (1220, 1290)]
+
+
+def test_a_send_and_a_receive_between_neighbours_are_two_calls() -> None:
+    rows = capture([*exchange(100, 1, 1), *exchange(200, 3, 0)], [], kernel_name=SENT)
+    assert [row["operation"] for row in rows] == ["Send", "Recv", "Send", "Send", "Send"]
