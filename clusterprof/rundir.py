@@ -15,9 +15,12 @@ from __future__ import annotations
 
 import contextlib
 import datetime as dt
+import grp
 import os
+import pwd
 import re
 import shutil
+import stat
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -209,6 +212,34 @@ def restarts(environ: Mapping[str, str]) -> int:
     """How often Slurm has started this batch job over."""
     count = environ.get("SLURM_RESTART_COUNT", "0")
     return int(count) if count.isdigit() else 0
+
+
+def exposed(path: Path) -> Path | None:
+    """The nearest folder above `path` in which others may put something else in its place.
+
+    Others may write there, and no sticky bit keeps them from renaming what is not theirs. A group
+    that has the user's own name is the user alone, as most Linux systems make one.
+    """
+    for folder in path.absolute().parents:
+        try:
+            there = folder.stat()
+        except OSError:
+            continue
+        mode = there.st_mode
+        if mode & stat.S_ISVTX:
+            continue
+        if mode & stat.S_IWOTH or (mode & stat.S_IWGRP and not _own_group(there.st_gid)):
+            return folder
+    return None
+
+
+def _own_group(group: int) -> bool:
+    if group == 0:
+        return True  # root's, who needs no permission
+    try:
+        return grp.getgrgid(group).gr_name == pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:
+        return False
 
 
 def check_free(path: Path, *, force: bool = False) -> bool:

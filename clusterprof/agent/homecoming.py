@@ -12,9 +12,11 @@ import time
 from typing import IO, Any, Callable, Dict, List, Optional, Sequence
 
 if __package__:
-    from . import files, processes, states
+    from . import attempts, files, messages, processes, states
 else:
+    import attempts  # type: ignore[import-not-found,no-redef]
     import files  # type: ignore[import-not-found,no-redef]
+    import messages  # type: ignore[import-not-found,no-redef]
     import processes  # type: ignore[import-not-found,no-redef]
     import states  # type: ignore[import-not-found,no-redef]
 
@@ -86,11 +88,22 @@ class Homecoming:
         else:
             reasons.append("%s; nsys said: %s" % (problem, self.last_words()))
         how = "nsys left a .qdstrm, its importer was called by hand" if self.rescued else None
-        self.say(state, "; ".join(reasons) or None, rescued=how, program_status=status)
+        reason = "; ".join(reasons)
+        told = self.say(state, reason or None, rescued=how, program_status=status)
         self.keep("log")
+        if self.stays and not told:
+            if self.deleted():
+                self.stays = False
+                reason = "the run directory was deleted while the job ran, and its report with it"
+            messages.complain("rank %d: %s" % (int(os.path.basename(self.folder)), reason))
         shutil.rmtree(
             os.path.join(self.private, "nsys") if self.stays else self.private, ignore_errors=True
         )
+
+    def deleted(self) -> bool:
+        """Whether the run directory is gone from where it was: nobody would ever find a report."""
+        run = attempts.root(os.path.dirname(os.path.dirname(os.path.abspath(self.folder))))
+        return not os.path.lexists(run) and os.path.isdir(os.path.dirname(run))
 
     def leave_torn(self) -> None:
         """Where nsys was ended while it wrote the report, go back to what it made it of."""
@@ -179,6 +192,7 @@ class Homecoming:
         target = os.path.join(self.folder, name + ending)
         here = "it stays on %s as %s" % (os.uname().nodename, source)
         try:
+            states.make(self.folder)
             with open(source, "rb") as read, files.new(target) as written:
                 self.copy(read, written)
         except TimeoutError:
@@ -210,11 +224,17 @@ class Homecoming:
             lines = []
         return lines[-1] if lines else "it said nothing"
 
-    def say(self, state: str, reason: Optional[str] = None, **facts: Any) -> None:
-        """Advance the state; a run directory that is gone or full must not hurt the program."""
+    def say(self, state: str, reason: Optional[str] = None, **facts: Any) -> bool:
+        """Advance the state, and whether that could be written.
+
+        A run directory that is gone or full must not hurt the program.
+        """
         told: Dict[str, Any] = {name: fact for name, fact in facts.items() if fact is not None}
-        with contextlib.suppress(OSError):
+        try:
             states.advance(self.folder, state, reason, **told)
+        except OSError:
+            return False
+        return True
 
 
 def ends_whole(report: str) -> bool:

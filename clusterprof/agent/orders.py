@@ -28,7 +28,7 @@ def give(run: str, reason: str) -> None:
 
 
 def read(run: str) -> Optional[str]:
-    """The order's reason; None where none was given, or the run directory cannot be read.
+    """The order's reason; None where none was given by us, or the run directory cannot be read.
 
     `run`: the run directory, or the folder of an attempt in it.
     """
@@ -38,8 +38,8 @@ def read(run: str) -> Optional[str]:
         # asks the server whenever a folder is opened.
         if NAME not in os.listdir(run):
             return None
-        with open(os.path.join(run, NAME), encoding="utf-8") as file:
-            return file.readline().strip()
+        with files.open_ours(os.path.join(run, NAME)) as file:
+            return file.readline().decode().strip()
     except (OSError, ValueError):
         return None
 

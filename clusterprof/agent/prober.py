@@ -264,7 +264,7 @@ class Prober:
             return {"address": address, "port": port, "secret": secret, "machine": machine}
         while True:
             try:
-                with open(self.address_file(), encoding="utf-8") as file:
+                with files.open_ours(self.address_file()) as file:
                     return dict(json.load(file))
             except (OSError, ValueError):
                 if time.monotonic() > deadline:
@@ -291,7 +291,7 @@ class Prober:
 def meeting(environ: Mapping[str, str]) -> Optional[Tuple[bytes, List[str]]]:
     """Secret and hosts of a job whose hosts share no folder, by the plan; None where they do."""
     try:
-        with open(environ["CLUSTERPROF_PLAN"], encoding="utf-8") as file:
+        with files.open_ours(environ["CLUSTERPROF_PLAN"]) as file:
             told = json.load(file)["meeting"]
         secret, hosts = bytes.fromhex(told["secret"]), [str(each) for each in told["hosts"]]
     except (KeyError, OSError, TypeError, ValueError):

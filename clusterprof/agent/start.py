@@ -47,7 +47,7 @@ def main() -> None:
 def has_its_report(run: str, rank: int, attempt: int) -> bool:
     """Whether this rank has captured already: in an earlier attempt, if it was the whole window."""
     for each in range(1, attempt + 1):
-        before = states.read(states.rank_directory(attempts.folder(run, each), rank))
+        before = states.read(states.rank_directory(attempts.folder(run, each), rank), ours=True)
         if before.get("state") in ("finishing", "captured", "collected"):
             if each == attempt or before.get("whole"):
                 return True

@@ -36,11 +36,12 @@ def rank_directory(run: str, rank: int) -> str:
 def make(folder: str) -> None:
     """Make a rank's folder, but not the run directory: one that was deleted stays deleted.
 
-    Raises OSError.
+    Nor in another user's that stands in its place: a report holds the environment. Raises OSError.
     """
     run = attempts.root(os.path.dirname(os.path.dirname(os.path.abspath(folder))))
     if not os.path.isdir(run):
         raise FileNotFoundError(errno.ENOENT, "the run directory is gone", run)
+    files.check_ours(os.stat(run), run)
     os.makedirs(folder, exist_ok=True)
 
 
@@ -49,7 +50,7 @@ def read_plan(path: str) -> Dict[str, Any]:
 
     A container may have the run directory at another place than the launching host.
     """
-    plan: Dict[str, Any] = documents.load(path)
+    plan: Dict[str, Any] = documents.load(path, ours=True)
     if not documents.fits(plan, {"run": str}):
         raise ValueError("%s is no plan" % path)
     here = os.path.dirname(os.path.abspath(path))
@@ -60,10 +61,13 @@ def read_plan(path: str) -> Dict[str, Any]:
     return plan
 
 
-def read(folder: str) -> Dict[str, Any]:
-    """The state in a rank's folder, without what is not of its form; {} where there is none."""
+def read(folder: str, ours: bool = False) -> Dict[str, Any]:
+    """The state in a rank's folder, without what is not of its form; {} where there is none.
+
+    `ours`: another user's is none (`files.open_ours`), as everywhere where a rank obeys one.
+    """
     try:
-        state = documents.load(os.path.join(folder, "state.json"))
+        state = documents.load(os.path.join(folder, "state.json"), ours)
     except (OSError, ValueError):
         return {}
     if not isinstance(state, dict):

@@ -224,6 +224,7 @@ class Writer:
 
         def bring() -> None:
             try:
+                states.make(self.folder)
                 pack(path, os.path.join(self.folder, "trace.json.gz"), peer)
             except OSError as error:
                 why = "the report could not be written: %s" % (error.strerror or error)

@@ -84,6 +84,10 @@ def begin(plan: LaunchPlan, arguments: argparse.Namespace) -> tuple[RunDirectory
     manifest = first_manifest(plan)
     run.write_plan(plan.for_agent())
     run.write_manifest(manifest)
+    if (parent := rundir.exposed(run.path)) is not None:
+        say(f"others may rename what is in {parent} (no sticky bit), this run directory too: ranks "
+            "then run without profiling, and reports may be lost; a safer place: --run-dir DIR"
+        )  # fmt: skip
     for remark in (*plan.job.remarks, *plan.capture.remarks):
         say(remark)
     if plan.job.closed:

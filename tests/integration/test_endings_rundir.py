@@ -41,7 +41,7 @@ def job(workdir: Path, slurm: dict[str, str], *program: str | Path) -> Running:
 
 @pytest.mark.parametrize("at", [5, 15, 25])
 def test_a_run_directory_that_is_deleted_hurts_nobody_and_is_named(
-    at: int, workdir: Path, slurm: dict[str, str], fault: Callable[..., None]
+    at: int, workdir: Path, slurm: dict[str, str], slurm_state: Path, fault: Callable[..., None]
 ) -> None:
     running = job(workdir, slurm, "python", PROGRAMS / "ending.py", "wait", str(at))
     running.wait_until(lambda: "rank 0 waits" in running.said(), "waiting")
@@ -64,6 +64,8 @@ def test_a_run_directory_that_is_deleted_hurts_nobody_and_is_named(
     assert "error" not in said
     assert not running.run.exists()
     assert not running.left()
+    # A report holds the environment, and nobody would look for it there.
+    assert not list((slurm_state / "local").glob("*/clusterprof-*/report*"))
 
 
 def test_a_run_directory_that_is_gone_before_the_ranks_start_is_named_by_them(

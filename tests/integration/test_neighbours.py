@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import stat
+import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from lab.command import Completed
 from users import ALICE, MALLORY, as_user
 
-from clusterprof.agent import profiler
+from clusterprof.agent import orders, profiler, states
+from clusterprof.agent.homecoming import Homecoming
+from clusterprof.plan import INJECT
 
 pytestmark = pytest.mark.needs_root
 
@@ -97,3 +102,96 @@ def test_a_lock_of_all_of_ours_is_not_another_user_s(node: Path) -> None:
 
     as_user(MALLORY, plant)
     as_user(ALICE, launch)
+
+
+# --- a run directory that was renamed away, with another in its place
+
+
+def in_its_place(folder: Path) -> Path:
+    """A run directory whose plan, state and order are of whoever makes it; returns the plan."""
+    rank = folder / "ranks" / "00000"
+    rank.mkdir(parents=True)
+    (folder / "run.json").write_text("{}")
+    (folder / "close").write_text("now\n")
+    (rank / "state.json").write_text(json.dumps({"state": "captured"}))
+    (folder / "plan.json").write_text(json.dumps({"run": str(folder)}))
+    for path in (folder, *folder.rglob("*")):
+        path.chmod(0o755 if path.is_dir() else 0o644)
+    return folder / "plan.json"
+
+
+@pytest.mark.parametrize("who", [ALICE, 0])
+def test_plans_states_and_orders_are_believed_from_the_same_user_and_from_root(
+    node: Path, who: int
+) -> None:
+    plan = node / "run" / "plan.json"
+
+    def obey() -> None:
+        assert states.read_plan(str(plan))["run"] == str(plan.parent)
+        assert states.read(str(plan.parent / "ranks" / "00000"), ours=True) == {"state": "captured"}
+        assert orders.read(str(plan.parent)) == "now"
+
+    as_user(who, lambda: in_its_place(plan.parent))
+    as_user(ALICE, obey)
+
+
+@pytest.mark.parametrize("who", [MALLORY, 65_534])
+def test_plans_states_and_orders_of_another_user_are_not_believed(node: Path, who: int) -> None:
+    plan = node / "run" / "plan.json"
+
+    def obey() -> None:
+        with pytest.raises(PermissionError, match="another user's"):
+            states.read_plan(str(plan))
+        assert states.read(str(plan.parent / "ranks" / "00000"), ours=True) == {}
+        assert orders.read(str(plan.parent)) is None
+
+    as_user(who, lambda: in_its_place(plan.parent))
+    as_user(ALICE, obey)
+    as_user(0, obey)
+
+
+def test_a_rank_that_finds_another_user_s_plan_runs_as_without_us(
+    node: Path, run_command: Callable[..., Completed]
+) -> None:
+    # Mallory's plan would have it run a profiler of hers.
+    as_user(MALLORY, lambda: in_its_place(node / "run"))
+    environ = dict(os.environ, RANK="0", CLUSTERPROF_PLAN=str(node / "run" / "plan.json"))
+    environ["PYTHONPATH"] = str(INJECT)
+    done = run_command([sys.executable, "-c", "print('trained')"], env=environ)
+    assert (done.returncode, done.stdout) == (0, "trained\n"), done
+    assert "runs without profiling" in done.stderr
+    assert "another user's" in done.stderr
+
+
+def test_a_parent_that_others_may_write_without_a_sticky_bit_is_warned_of(
+    node: Path, run_clusterprof: Callable[..., Completed]
+) -> None:
+    for mode, warned in ((0o1777, False), (0o755, False), (0o777, True), (0o775, True)):
+        parent = node / f"{mode:o}"
+        parent.mkdir()
+        os.chown(parent, 0, ALICE)
+        parent.chmod(mode)
+        done = run_clusterprof(
+            ["run", "--profiler=torch", f"--run-dir={parent / 'run'}", "--", "true"]
+        )
+        assert done.returncode == 0, done
+        assert (f"others may rename what is in {parent}" in done.stderr) == warned, done
+
+
+def test_no_report_is_brought_into_another_user_s_run_directory(node: Path) -> None:
+    run = node / "run"
+
+    def plant() -> None:
+        os.umask(0)
+        (run / "ranks").mkdir(parents=True)
+
+    def bring() -> None:
+        private = node / "private"
+        private.mkdir(0o700)
+        home = Homecoming(str(private), str(run / "ranks" / "00000"))
+        Path(home.report + ".nsys-rep").write_bytes(b"the environment")
+        assert "another user's" in str(home.bring())
+
+    as_user(MALLORY, plant)
+    as_user(ALICE, bring)
+    assert list((run / "ranks").iterdir()) == []

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -51,3 +53,32 @@ def test_a_report_that_is_whole_comes_home(home: Homecoming, content: bytes, tor
     home.settle(0, 1.0, opened=True, troubles=["nsys is another one here"])
     assert Path(home.folder, "report.nsys-rep").read_bytes() == content
     assert state(home)["state"] == "captured"
+
+
+def test_the_report_of_a_run_directory_that_was_deleted_is_deleted_and_that_is_said(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    # It holds the environment of the program, and nobody would know of it.
+    (tmp_path / "run" / "ranks" / "00007").mkdir(parents=True)
+    (tmp_path / "private").mkdir()
+    home = Homecoming(str(tmp_path / "private"), str(tmp_path / "run/ranks/00007"))
+    Path(home.report + ".nsys-rep").write_bytes(WHOLE)
+    shutil.rmtree(tmp_path / "run")
+    home.settle(0, 1.0, opened=True)
+    assert os.listdir(tmp_path) == []
+    told = "rank 7: the run directory was deleted while the job ran, and its report with it"
+    assert capfd.readouterr().err == f"clusterprof: {told}\n"
+
+
+def test_a_report_that_stays_on_its_node_is_said_where_no_state_can_say_it(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    # The file system of the run directory is gone: it may come back.
+    (tmp_path / "private").mkdir()
+    home = Homecoming(str(tmp_path / "private"), str(tmp_path / "gone/run/ranks/00007"))
+    Path(home.report + ".nsys-rep").write_bytes(WHOLE)
+    home.settle(0, 1.0, opened=True)
+    assert Path(home.report + ".nsys-rep").read_bytes() == WHOLE
+    said = capfd.readouterr().err
+    assert said.count("\n") == 1
+    assert f"it stays on {os.uname().nodename} as {home.report}.nsys-rep" in said
