@@ -30,7 +30,7 @@ def parser(verb: str) -> argparse.ArgumentParser:
     this.add_argument(
         "paths", nargs="+", type=path, metavar="PATH",
         help="a run directory, a folder of reports, or reports: .nsys-rep, .sqlite(.xz), "
-        "Kineto .json(.gz)",
+        "Kineto .json(.gz, .xz)",
     )  # fmt: skip
     this.add_argument(
         "--rank", action="append", default=[], metavar="FILE=N",

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 import sqlite3
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -24,11 +25,20 @@ _MAGIC = b"SQLite format 3\x00"
 #: ns; a time beyond it is none, and would not fit into 64 bits once it is added to another
 FARTHEST = 1 << 62
 #: `CUPTI_ACTIVITY_KIND_KERNEL_V3` is the third form of `CUPTI_ACTIVITY_KIND_KERNEL`
-_VERSIONED = re.compile(r"^(?P<name>.+)_V(?P<version>\d+)$")
+_VERSIONED = re.compile(r"^(?P<name>.+)_V(?P<version>[0-9]{1,4})$")
+#: seconds for all small queries together, which take milliseconds
+_PATIENCE_S = 300
+#: steps of SQLite's between two looks at the clock
+_BETWEEN_LOOKS = 100_000
+#: characters; a column added with a default has it in every row that was there before
+_LONGEST_DEFAULT = 64
 
 
 class Export:
     """One nsys export, opened for reading only (nothing is ever written beside it); to be closed.
+
+    What is read of it is what its file holds: an export whose columns are computed, which nsys
+    never writes, is refused, since a kilobyte of those can be any number of gigabytes.
 
     Raises `ReportError` where the file is no SQLite database, is cut short, or holds no
     nsys tables. `origin` is the path that messages name (the `.xz` or `.nsys-rep`).
@@ -42,11 +52,18 @@ class Export:
         self._small = sqlite3.connect(uri, uri=True)
         # Names of other processes need not be UTF-8, and must not stop the reading.
         self._small.text_factory = lambda raw: raw.decode("utf-8", "replace")
+        until = time.monotonic() + _PATIENCE_S
+        self._small.set_progress_handler(lambda: time.monotonic() > until, _BETWEEN_LOOKS)
         try:
+            self._small.execute("PRAGMA trusted_schema = OFF")
             self.tables = self._find_tables()
+            self._refuse_programs()
         except sqlite3.Error as error:
             self._small.close()
             raise self._damaged(str(error)) from error
+        except ReportError:
+            self._small.close()
+            raise
         if "StringIds" not in self.tables:
             self._small.close()
             raise ReportError(
@@ -69,13 +86,32 @@ class Export:
     def _find_tables(self) -> dict[str, str]:
         """Return logical name -> name in this file; of several versions the newest."""
         newest: dict[str, tuple[int, str]] = {}
-        listed = self._small.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
+        listed = self._small.execute(
+            "SELECT name FROM sqlite_master WHERE type = 'table' AND sql NOT LIKE 'CREATE VIRTUAL%'"
+        )
         for (name,) in listed:
             match = _VERSIONED.match(name)
             logical, version = (match["name"], int(match["version"])) if match else (name, 1)
             if logical not in newest or newest[logical][0] < version:
                 newest[logical] = (version, name)
         return {logical: name for logical, (_, name) in newest.items()}
+
+    def _refuse_programs(self) -> None:
+        """Raise `ReportError` for what makes SQLite compute what it gives, or do more than read."""
+        computed = self._small.execute(
+            "SELECT m.name, c.name FROM sqlite_master m, pragma_table_xinfo(m.name) c"
+            " WHERE m.type = 'table' AND (c.hidden > 1 OR length(c.dflt_value) > ?)",
+            (_LONGEST_DEFAULT,),
+        ).fetchone()
+        triggers = self._small.execute(
+            "SELECT tbl_name, name FROM sqlite_master WHERE type = 'trigger'"
+        ).fetchone()
+        if found := computed or triggers:
+            what = "computes its column" if computed else "has a trigger"
+            raise ReportError(
+                f"{self.origin} is not as nsys writes it: its table {found[0]} {what} {found[1]}",
+                "export the report again: nsys export -t sqlite REPORT.nsys-rep",
+            )
 
     def has(self, table: str, *columns: str) -> bool:
         """Return whether the table, and all of `columns` in it, are there."""
@@ -153,7 +189,8 @@ class Export:
 
     def strings(self) -> dict[int, str]:
         """Return the table of strings that `nameId`, `shortName` and `textId` point into."""
-        return {int(key): str(value) for key, value in self.rows("SELECT * FROM {0}", "StringIds")}
+        rows = self.rows("SELECT id, value FROM {0}", "StringIds")
+        return {int(key): str(value) for key, value in rows}
 
     def _damaged(self, why: str) -> ReportError:
         return ReportError(

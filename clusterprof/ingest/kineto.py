@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from clusterprof.errors import ReportError
-from clusterprof.ingest import gloo, nccl_kineto, trace_events
+from clusterprof.ingest import gloo, kinds, nccl_kineto, trace_events
 from clusterprof.ingest.columns import Column, Ints, encoded, fill, joined, matching, nullable
 from clusterprof.ingest.launches import launches
 from clusterprof.ingest.operations import NCCL_KERNEL
@@ -36,11 +35,15 @@ def read(path: Path) -> RankTables:
     """
     trace = trace_events.read(path)
     base = int(trace.meta.get("baseTimeNanoseconds", 0))
+    unread = kinds.accelerators(trace.unread)
+    if unread and not trace.spans["kernel"].ts:
+        raise kinds.accelerator_error(path, unread)
     work = _activity(trace, base)
     calls, warnings = _collective_calls(trace, base)
+    warnings += [f"{count} events of {what} are not read" for what, count in unread.items()]
     host = _host_calls(trace, base)
     if not work.num_rows and not host.num_rows:
-        raise ReportError(f"{path} holds no events", "the profiler's window was never reached")
+        raise kinds.by_events(path, trace.unread, trace.processes)
     tables = [table for table in (work, host) if table.num_rows]
     begin = min(int(table.column("start_ns")[0].as_py()) for table in tables)
     end = max(int(table.column("end_ns").to_numpy().max()) for table in tables)

@@ -24,6 +24,7 @@ from clusterprof.ingest.columns import Ints, encoded, fill, joined, nullable
 from clusterprof.ingest.export import Export, unreadable
 from clusterprof.ingest.nvtx import Ranges
 from clusterprof.ingest.steps import from_ranges
+from clusterprof.ingest.unpacking import opened
 from clusterprof.tables import RankTables, ReportInfo
 
 #: nsys says these of every capture window; they tell nothing about this one
@@ -70,7 +71,7 @@ def _unpacked(path: Path) -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix="clusterprof-") as folder:
         database = Path(folder, path.stem)
         try:
-            with lzma.open(path) as packed, database.open("wb") as whole:
+            with opened(path) as packed, database.open("wb") as whole:
                 shutil.copyfileobj(packed, whole, 1 << 20)
         except (lzma.LZMAError, EOFError) as error:
             empty = path.stat().st_size == 0

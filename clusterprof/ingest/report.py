@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from clusterprof.errors import ClusterprofError, ReportError
+from clusterprof.ingest import kinds
 from clusterprof.ingest.checks import checked
 from clusterprof.ingest.export import unreadable
 from clusterprof.ingest.garbage import beside_steps, with_collections
@@ -114,6 +115,8 @@ def _read(path: Path, nsys: Path | None, alone: bool) -> list[RankTables]:
         from clusterprof.ingest.kineto import read as read_trace
 
         return [read_trace(path)]
+    if kinds.suffix_of_foreign(path):
+        raise kinds.by_name(path)
     raise ReportError(
         f"{path} is no report that clusterprof knows",
         f"it reads: {', '.join('*' + each for each in SUFFIXES)}",

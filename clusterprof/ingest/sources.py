@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import gzip
 import lzma
+import zlib
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import IO
 
 from clusterprof.errors import ReportError
+from clusterprof.ingest import kinds
 from clusterprof.ingest.export import unreadable
+from clusterprof.ingest.json_stream import keys_of
+from clusterprof.ingest.unpacking import opened
 
 NSYS_REPORT = (".nsys-rep",)
 #: what nsys leaves where it does not make the report
@@ -19,8 +21,15 @@ NSYS_SQLITE = (".sqlite", ".sqlite.xz")
 KINETO = (".json", ".json.gz", ".json.xz")
 SUFFIXES = (*NSYS_REPORT, *NSYS_SQLITE, *KINETO, *NSYS_RAW)
 
-#: one of these stands near the beginning of every Kineto trace, and of no JSON of ours
-_KINETO_MARKS = (b'"traceEvents"', b'"schemaVersion"', b'"deviceProperties"')
+#: one of these is a key of every Kineto trace, or it is a list of events
+_KINETO_MARKS = frozenset({"traceEvents", "schemaVersion", "deviceProperties", "["})
+#: JSON that stands in a run directory beside the reports
+OUR_OWN = frozenset({
+    "run.json", "plan.json", "state.json", "clock.json", "beacons.json", "probe.json",
+    "probe-address.json", "clock_probe.json", "results.json",
+})  # fmt: skip
+#: bytes, packed or not; JSON that is larger is somebody's recording and no settings
+_NO_SETTINGS = 64 << 10
 
 #: a run directory calls a rank's two files so; elsewhere one report's files share a stem
 _RUN_NAMES = {"report": "report", "trace": "report"}
@@ -115,33 +124,32 @@ def _reports_below(folder: Path) -> list[Source]:
 def _reports(folder: Path) -> list[Source]:
     groups: dict[str, list[Path]] = {}
     for path in sorted(folder.iterdir()):
-        suffix = suffix_of(path)
-        # A link to a report that is gone is a rank that is missing, and said to be.
-        if suffix and not path.is_dir() and (suffix not in KINETO or _is_trace(path)):
+        if _is_report(path):
             stem = stem_of(path)
             groups.setdefault(_RUN_NAMES.get(stem, stem), []).append(path)
     return [source for group in groups.values() for source in _one_report(group)]
 
 
-def opened(path: Path) -> IO[bytes]:
-    """Open a report for reading, unpacking `.gz` and `.xz`."""
-    if path.suffix == ".gz":
-        return gzip.open(path)  # type: ignore[return-value]
-    if path.suffix == ".xz":
-        return lzma.open(path)
-    return path.open("rb")
+def _is_report(path: Path) -> bool:
+    """Return whether a file of a folder is a report, or what another tool left in its place."""
+    if path.is_dir():
+        return False
+    if suffix_of(path) not in KINETO:
+        return bool(suffix_of(path)) or bool(kinds.suffix_of_foreign(path))
+    # A link to a report that is gone is a rank that is missing, and said to be; so is a pipe.
+    return not path.is_file() or (path.name not in OUR_OWN and _is_trace(path))
 
 
 def _is_trace(path: Path) -> bool:
-    """Return whether a JSON file looks like a trace: a run directory has others beside it."""
-    if path.exists() and not path.is_file():
-        return True  # a pipe or a device: opening it could wait for ever
+    """Return whether a JSON file is a trace, of whatever tool, or so large that it could be one."""
     try:
         with opened(path) as file:
-            head: bytes = file.read(4096)
-    except (OSError, EOFError, lzma.LZMAError):
+            keys = keys_of(file)
+        if keys and (_KINETO_MARKS & {*keys} or kinds.by_keys(path, keys)):
+            return True
+        return path.stat().st_size == 0 or path.stat().st_size >= _NO_SETTINGS
+    except (ReportError, OSError, EOFError, lzma.LZMAError, zlib.error):
         return True  # the reader says what is wrong with it
-    return not head or any(mark in head for mark in _KINETO_MARKS)
 
 
 def _one_report(group: list[Path]) -> list[Source]:
@@ -151,7 +159,7 @@ def _one_report(group: list[Path]) -> list[Source]:
     nsys = [by_suffix[suffix] for suffix in (*NSYS_SQLITE, *NSYS_REPORT) if suffix in by_suffix]
     nsys = nsys or [by_suffix[suffix] for suffix in NSYS_RAW if suffix in by_suffix]
     if not nsys:
-        return [Source(traces[0])]
+        return [Source(path) for path in traces[:1] or group]
     source = Source(fresh_export(nsys))
     return [replace(source, beside=traces[0]) if traces else source]
 

@@ -1,38 +1,29 @@
 """The events of a Kineto trace, a few megabytes at a time, as compact columns.
 
-A trace of 50 steps is 100 MB of JSON and ten times that as Python objects. Kineto writes one
-event after another with a fixed indentation, so the text is cut between events and parsed in
-pieces; a trace that something else has rewritten is parsed whole.
+A trace of 50 steps is 100 MB of JSON and ten times that as Python objects: it is parsed in pieces.
 """
 
 from __future__ import annotations
 
-import contextlib
 import gzip
 import lzma
 import re
 import zlib
 from array import array
-from collections.abc import Iterator
+from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 import orjson
 
 from clusterprof.errors import ReportError
+from clusterprof.ingest import kinds
 from clusterprof.ingest.columns import Ints
 from clusterprof.ingest.export import unreadable
-from clusterprof.ingest.sources import opened
-
-_PIECE = 8 << 20
-
-#: between two events, as Kineto writes them
-_BETWEEN = b"},\n  {"
-
-#: how nsys's own JSON begins, which is another thing
-_NSYS = b'{"data":['
+from clusterprof.ingest.json_stream import NotAList, keys_of, pieces
+from clusterprof.ingest.unpacking import opened
 
 #: microseconds, 127 years: what lies beyond is no time, nor fits 64 bits of nanoseconds
 _FARTHEST_US = 4e15
@@ -42,6 +33,16 @@ CATEGORIES = (
     "kernel", "gpu_memcpy", "gpu_memset", "cuda_runtime", "cuda_driver", "cpu_op",
     "user_annotation", "python_function",
 )  # fmt: skip
+
+#: what these categories were called before 2022
+_FORMERLY = {
+    "Kernel": "kernel", "Memcpy": "gpu_memcpy", "Memset": "gpu_memset", "Runtime": "cuda_runtime",
+    "Operator": "cpu_op",
+}  # fmt: skip
+_STEP = "ProfilerStep#"
+_MOST_PROCESSES = 256
+#: threads that were named and not numbered then get numbers from here on
+_NAMED_THREADS = 1 << 40
 
 #: microseconds: Python functions (`with_stack=True`) that took less explain no wait, and are many
 _LEAST_FUNCTION_US = 20.0
@@ -65,7 +66,7 @@ class Spans:
 
     def column(self, name: str) -> Ints:
         """Return an integer column; -1 where an event does not have the argument."""
-        return np.array(getattr(self, name), np.int64)
+        return np.frombuffer(getattr(self, name), np.int64)
 
     def times(self, base_ns: int) -> tuple[Ints, Ints]:
         """Return begin and end in wall-clock ns, exact to the nanosecond that was written.
@@ -73,10 +74,10 @@ class Spans:
         `ts` is microseconds with three decimals: at 4e12 one double is 1 ns from the next, and
         multiplied by 1000 it would be rounded once more. Whole and decimals apart are exact.
         """
-        ts = np.array(self.ts, np.float64)
+        ts = np.frombuffer(self.ts)
         whole = np.floor(ts)
         start = whole.astype(np.int64) * 1000 + np.rint((ts - whole) * 1000).astype(np.int64)
-        length = np.rint(np.array(self.dur, np.float64) * 1000).astype(np.int64)
+        length = np.rint(np.frombuffer(self.dur) * 1000).astype(np.int64)
         return start + base_ns, start + base_ns + np.maximum(length, 0)
 
 
@@ -91,6 +92,10 @@ class Trace:
     threads: dict[int, str]
     #: number -> name of the Python functions, by which a function tells who called it
     functions: dict[int, str] = field(default_factory=dict)
+    #: category -> number of events, of those that are not read
+    unread: Counter[str] = field(default_factory=Counter)
+    #: names of the processes
+    processes: set[str] = field(default_factory=set)
 
 
 def read(path: Path) -> Trace:
@@ -104,30 +109,21 @@ def read(path: Path) -> Trace:
         if path.stat().st_size == 0:
             raise ReportError(f"{path} is empty", "the profiler wrote nothing: record again")
         with opened(path) as file:
-            for events in _pieces(file, trace.meta):
+            for events in pieces(file, "traceEvents", trace.meta):
                 _take(events, trace, codes)
         _check_times(trace)
     except (EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile) as error:
         raise _damaged(path, f"not a whole {path.suffix[1:]} file: {error}") from error
     except orjson.JSONDecodeError as error:
-        if _is_of_nsys(path):
-            raise ReportError(
-                f"{path} is nsys's JSON export, which holds no whole report",
-                "give the .nsys-rep that it was made of, or: nsys export -t sqlite REPORT.nsys-rep",
-            ) from error
-        raise _damaged(path, f"not whole JSON: {error}") from error
+        raise _named(path) or _damaged(path, f"not whole JSON: {error}") from error
     except OSError as error:
         raise unreadable(path, error) from error
+    except NotAList as error:
+        raise kinds.by_keys(path, error.keys) or _no_trace(path, error) from error
     except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
         raise _damaged(path, f"not a Kineto trace: {type(error).__name__} {error}") from error
     trace.names = list(codes)
     return trace
-
-
-def _is_of_nsys(path: Path) -> bool:
-    with contextlib.suppress(OSError, EOFError, lzma.LZMAError, zlib.error), opened(path) as file:
-        return file.read(len(_NSYS)) == _NSYS
-    return False
 
 
 def _check_times(trace: Trace) -> None:
@@ -138,41 +134,21 @@ def _check_times(trace: Trace) -> None:
                 raise ValueError("an event lies more than a century from the trace's beginning")
 
 
+def _named(path: Path) -> ReportError | None:
+    """Return what JSON that cannot be parsed is, by the keys that it begins with."""
+    with opened(path) as file:
+        return kinds.by_keys(path, keys_of(file) or ())
+
+
+def _no_trace(path: Path, error: NotAList) -> ReportError:
+    found = f": {error}, but: {', '.join(error.keys[:6])}" if error.keys else f": {error}"
+    return _damaged(path, f"not a Kineto trace{found}")
+
+
 def _damaged(path: Path, why: str) -> ReportError:
     return ReportError(
         f"{path} cannot be read: {why}", "record or copy it again, and compare the sizes"
     )
-
-
-def _pieces(file: IO[bytes], meta: dict[str, Any]) -> Iterator[list[dict[str, Any]]]:
-    """Yield lists of events; fill `meta` with what stands before and after them."""
-    text = file.read(_PIECE)
-    key = text.find(b'"traceEvents"')
-    opening = text.find(b"[", key)
-    if key < 0 or opening < 0 or text[opening + 1 : opening + 65].lstrip()[:1] != b"{":
-        yield _whole(text + file.read(), meta)
-        return
-    meta.update(orjson.loads(text[:key].rstrip().rstrip(b",") + b"}"))
-    rest = text[opening + 1 :]
-    while block := file.read(_PIECE):
-        rest += block
-        cut = rest.rfind(_BETWEEN)
-        if cut < 0:
-            # Not as Kineto indents: the whole text has to be parsed at once.
-            yield _whole(b'{"traceEvents":[' + rest + file.read(), meta)
-            return
-        yield orjson.loads(b"[" + rest[: cut + 1] + b"]")
-        rest = rest[cut + 2 :]
-    yield _whole(b'{"traceEvents":[' + rest, meta)
-
-
-def _whole(text: bytes, meta: dict[str, Any]) -> list[dict[str, Any]]:
-    content = orjson.loads(text)
-    if not isinstance(content, dict) or not isinstance(content.get("traceEvents"), list):
-        raise ValueError("it has no list of traceEvents")  # noqa: TRY004 - content, not type
-    events: list[dict[str, Any]] = content.pop("traceEvents")
-    meta.update(content)
-    return events
 
 
 def _take(events: list[dict[str, Any]], trace: Trace, codes: dict[str, int]) -> None:
@@ -180,15 +156,42 @@ def _take(events: list[dict[str, Any]], trace: Trace, codes: dict[str, int]) -> 
     by_category: dict[str, list[dict[str, Any]]] = {category: [] for category in CATEGORIES}
     for event in events:
         if event.get("ph") == "X":
-            kept = by_category.get(event.get("cat", ""))
+            category = event.get("cat", "")
+            kept = by_category.get(category)
+            if kept is None:
+                kept = by_category.get(_now_called(category, event))
             if kept is not None:
                 kept.append(event)
+            else:
+                trace.unread[category] += 1
         elif event.get("name") == "thread_name" and isinstance(event.get("tid"), int):
             trace.threads[event["tid"]] = event["args"]["name"]
+        elif event.get("name") == "process_name" and len(trace.processes) < _MOST_PROCESSES:
+            trace.processes.add(str(event["args"]["name"]))
     by_category["python_function"] = _functions(by_category["python_function"], trace.functions)
     for category, kept in by_category.items():
         if kept:
             _extend(trace.spans[category], kept, codes, category)
+
+
+def _now_called(category: str, event: dict[str, Any]) -> str:
+    """Return the category that an event of an older Kineto would have now."""
+    now = _FORMERLY.get(category, "")
+    return "user_annotation" if now == "cpu_op" and event["name"].startswith(_STEP) else now
+
+
+def _numbers(threads: list[Any]) -> array[int]:
+    """Return thread ids; of older traces those that are texts (`"4093687616"`, `"stream 7"`)."""
+    try:
+        return array("q", threads)
+    except TypeError:
+        return array("q", map(_number, threads))
+
+
+def _number(thread: Any) -> int:
+    if not isinstance(thread, str):
+        return int(thread)
+    return int(thread) if thread.isdecimal() else _NAMED_THREADS + zlib.crc32(thread.encode())
 
 
 def _functions(events: list[dict[str, Any]], known: dict[int, str]) -> list[dict[str, Any]]:
@@ -213,7 +216,7 @@ def _extend(
     first = len(spans.ts)
     spans.ts.extend([event["ts"] for event in events])
     spans.dur.extend([event.get("dur", 0) for event in events])
-    spans.thread.extend([event["tid"] for event in events])
+    spans.thread.extend(_numbers([event["tid"] for event in events]))
     spans.name.extend([codes.setdefault(event["name"], len(codes)) for event in events])
     args = [event.get("args", {}) for event in events]
     if category != "cpu_op":

@@ -7,14 +7,16 @@ import lzma
 import os
 import shutil
 import sqlite3
+import sys
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
 import pytest
+import strangers
 from lab.command import Completed
 from lab.command import clusterprof as command_line
-from strangers import trace
+from seeds import content, span, trace
 
 from clusterprof.errors import ReportError
 from clusterprof.ingest import gather, gathered
@@ -130,7 +132,7 @@ def test_a_verdict_has_the_same_words_in_every_process(
     causes = tuple(Cause("host", rank, 60_000_000) for rank in range(4))
     ranks, _ = simulate(Job(steps=6, communicator_ids=False, causes=causes))
     for tables in ranks:
-        path = trace(tables, tmp_path)
+        path = strangers.trace(tables, tmp_path)
         # what the host does has another name in each step: none of them is the most frequent
         parts = path.read_text().split("clock_nanosleep")
         path.write_text("".join(f"{part}sleep{k}" for k, part in enumerate(parts)).removesuffix(
@@ -142,3 +144,36 @@ def test_a_verdict_has_the_same_words_in_every_process(
     }
     assert len(said) == 1, said
     assert "(in sleep" in said.pop()
+
+
+#: reads one trace and prints the most memory that it took, MB
+_PEAK = """
+import resource, sys
+from pathlib import Path
+from clusterprof.ingest import read_report
+read_report(Path(sys.argv[1]), rank=0)
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10)
+"""
+
+
+def test_a_trace_in_one_line_takes_no_more_memory_than_its_events(
+    run_command: Run, tmp_path: Path
+) -> None:
+    small, large = content(0), content(0)
+    operators = "".join(
+        json.dumps(span("cpu_op", f"aten::op{k % 50}", k, 1, shapes=[[k, 1]] * 9)) + ","
+        for k in range(1000)
+    )
+    whole = json.dumps(large)
+    at = whole.index("[", whole.index("traceEvents")) + 1
+    many = 60_000_000 // len(operators)
+    (tmp_path / "large.json").write_text(whole[:at] + operators * many + whole[at:])
+    trace(tmp_path / "small.json", small)
+    assert (tmp_path / "large.json").stat().st_size > 59_000_000
+    peak = {}
+    for name in ("small", "large"):
+        done = run_command([sys.executable, "-c", _PEAK, str(tmp_path / f"{name}.json")])
+        assert done.returncode == 0, done
+        peak[name] = int(done.stdout)
+    # Parsed at once it takes 500 MB more than a small one; what stays are 300,000 rows.
+    assert peak["large"] - peak["small"] < 80, peak

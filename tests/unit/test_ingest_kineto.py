@@ -112,10 +112,10 @@ def test_a_trace_of_any_layout_and_packing_reads_the_same(
 def test_a_trace_is_read_in_pieces_of_any_size(
     recordings: Path, gloo: list[RankTables], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from clusterprof.ingest import trace_events
+    from clusterprof.ingest import json_stream
 
     for piece in (4096, 50_000):
-        monkeypatch.setattr(trace_events, "_PIECE", piece)
+        monkeypatch.setattr(json_stream, "_PIECE", piece)
         again = read_report(recordings / "kineto" / "gloo" / "rank0.json.gz")
         assert again.host_calls.to_pylist() == gloo[0].host_calls.to_pylist()
         assert again.info.world_size == 3

@@ -1,0 +1,234 @@
+"""JSON with a long list in it, piece by piece: memory for a piece, however large the file.
+
+A piece ends between two elements. Where that is, is guessed from the text and proved by parsing:
+from the beginning of an element on, text parses as whole elements only if it ends with one. Where
+the guess fails (braces in strings, lists of objects inside of an element), the structure of the
+piece is found exactly, by counting quotes and braces of all its bytes at once.
+"""
+
+from __future__ import annotations
+
+import codecs
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import IO, Any
+
+import numpy as np
+import numpy.typing as npt
+import orjson
+
+#: bytes that are parsed at once: as Python objects they are ten times that
+_PIECE = 1 << 19
+#: bytes of one element, and of all that stands before or after the list
+_LONGEST = 16 << 20
+#: where a piece's end is looked for
+_TAIL = 1 << 16
+
+_BETWEEN = re.compile(rb"\}\s*,\s*(?=\{)")
+_KEY = re.compile(rb'"((?:[^"\\]|\\.){1,80})"\s*:')
+
+_QUOTE, _BACKSLASH, _COMMA, _COLON = b'"\\,:'
+_STRUCTURAL = np.zeros(256, np.bool_)
+_STRUCTURAL[list(b'"{}[],')] = True
+_STEP = np.zeros(256, np.int32)
+_STEP[list(b"{[")], _STEP[list(b"}]")] = 1, -1
+
+
+class NotAList(ValueError):  # noqa: N818 - it says what is the matter
+    """The JSON has no list of that name; `keys` are those at its top, as far as it was read."""
+
+    def __init__(self, what: str, keys: tuple[str, ...] = ()) -> None:
+        super().__init__(what)
+        self.keys = keys
+
+
+def pieces(file: IO[bytes], key: str, rest: dict[str, Any]) -> Iterator[list[Any]]:
+    """Yield the elements of the list `key` of an object, or of a list at the top, piece by piece.
+
+    The object's other members are put into `rest`. UTF-8 and UTF-16 are read; bytes that are
+    neither are replaced. Raises `NotAList`, `orjson.JSONDecodeError` for what is no whole JSON,
+    ValueError for an element larger than 16 MB, and what reading `file` raises.
+    """
+    source = _Text(file)
+    head = _head(source, key)
+    if head.before is not None:
+        rest.update(_parsed(head.before))
+    text = head.after
+    while True:
+        ends = _guessed(text) if not source.ended else None
+        if ends is None:
+            found = structure(text)
+            if found.closing is not None:
+                yield _parsed(b"[" + text[: found.closing] + b"]")
+                break
+            if source.ended:
+                _parsed(b"[" + text)  # raises: the file ends inside of the list
+                raise ValueError("the list is not closed")
+            if found.comma is not None:
+                yield _parsed(b"[" + text[: found.comma] + b"]")
+                text = text[found.comma + 1 :]
+            elif len(text) > _LONGEST:
+                raise ValueError(f"one element is larger than {_LONGEST >> 20} MB")
+        else:
+            elements, text = ends
+            yield elements
+        text += source.read(max(_PIECE, len(text)))
+    tail = text[found.closing + 1 :] + source.read(_LONGEST)
+    if not source.ended and source.read(1):
+        raise ValueError(f"more than {_LONGEST >> 20} MB stand behind the list")
+    if head.before is None:
+        _parsed(b"[]" + tail)
+        return
+    tail = tail.lstrip()
+    rest.update(_parsed(b"{" + tail[1:] if tail[:1] == b"," else b"{" + tail))
+
+
+def keys_of(file: IO[bytes]) -> tuple[str, ...] | None:
+    """Return the keys of the object that the file is, as far as a piece shows them; "[" for a list
+    of objects, None for anything else. Raises what reading `file` raises.
+    """
+    text = _Text(file).read(_PIECE).lstrip()
+    if text[:1] == b"[":
+        return ("[",) if text[1:].lstrip()[:1] in (b"{", b"]") else None
+    return _keys(text, structure(text)) if text[:1] == b"{" else None
+
+
+@dataclass(frozen=True)
+class Structure:
+    """Where quotes, braces and commas of a text stand, and what they mean."""
+
+    #: of each byte that is one of `"{}[],`
+    place: npt.NDArray[np.intp]
+    #: how deep the text is behind it
+    depth: npt.NDArray[np.int32]
+    quoted: npt.NDArray[np.bool_]
+    #: the last comma outside of everything, and the bracket that closes what the text is inside of
+    comma: int | None
+    closing: int | None
+
+    def at(self, place: int) -> int | None:
+        """Return how deep the byte at `place` is; None inside of a string."""
+        before = int(np.searchsorted(self.place, place)) - 1
+        if before < 0:
+            return 0
+        return None if self.quoted[before] else int(self.depth[before])
+
+
+def structure(text: bytes) -> Structure:
+    """Find the structure of a text that begins outside of strings."""
+    content = np.frombuffer(text, np.uint8)
+    place = np.flatnonzero(_STRUCTURAL[content])
+    what = content[place]
+    quote = what == _QUOTE
+    quote[quote] = ~_escaped(content, place[quote])
+    # behind an odd number of quotes is the inside of a string
+    quoted = np.cumsum(quote, dtype=np.int32) % 2 == 1
+    depth = np.cumsum(np.where(quoted, 0, _STEP[what]), dtype=np.int32)
+    closing = np.flatnonzero(depth < 0)
+    commas = np.flatnonzero((what == _COMMA) & (depth == 0) & ~quoted)
+    return Structure(
+        place,
+        depth,
+        quoted,
+        int(place[commas[-1]]) if commas.size else None,
+        int(place[closing[0]]) if closing.size else None,
+    )
+
+
+def _escaped(content: npt.NDArray[np.uint8], quotes: npt.NDArray[np.intp]) -> npt.NDArray[np.bool_]:
+    """Return for each quote whether an odd number of backslashes stands before it."""
+    odd = np.zeros(quotes.size, np.bool_)
+    running = quotes > 0
+    back = quotes - 1
+    while running.any():
+        running &= content[np.maximum(back, 0)] == _BACKSLASH
+        odd ^= running
+        back = back - 1
+        running &= back >= 0
+    return odd
+
+
+class _Text:
+    """A file's text as UTF-8, whichever Unicode it is written in."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self.file = file
+        self.ended = False
+        self.start = file.read(4)
+        self.decoder: codecs.IncrementalDecoder | None = None
+        if self.start.startswith(codecs.BOM_UTF8):
+            self.start = self.start[3:]
+        elif self.start[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
+            self.decoder = codecs.getincrementaldecoder("utf-16")("replace")
+        elif b"\0" in self.start[:2]:
+            wide = "utf-16-be" if self.start[:1] == b"\0" else "utf-16-le"
+            self.decoder = codecs.getincrementaldecoder(wide)("replace")
+
+    def read(self, size: int) -> bytes:
+        """Return some `size` bytes, fewer only at the end."""
+        more = self.file.read(size)
+        self.ended = len(more) < size
+        found, self.start = self.start + more, b""
+        if self.decoder is not None:
+            found = self.decoder.decode(found, self.ended).encode()
+        return found
+
+
+@dataclass(frozen=True)
+class _Head:
+    """What stands before the list, as an object (None: nothing), and its text from there on."""
+
+    before: bytes | None
+    after: bytes
+
+
+def _head(source: _Text, key: str) -> _Head:
+    text = source.read(_PIECE).lstrip()
+    if text[:1] == b"[":
+        return _Head(None, text[1:])
+    begins = re.compile(rb'"%s"\s*:\s*\[' % re.escape(key.encode()))
+    while True:
+        found = structure(text)
+        for match in begins.finditer(text):
+            if found.at(match.start()) == 1:
+                before = text[: match.start()].rstrip().removesuffix(b",")
+                return _Head(before + b"}", text[match.end() :])
+        if source.ended or len(text) > _LONGEST:
+            break
+        text += source.read(max(_PIECE, len(text)))
+    if source.ended and not isinstance(_parsed(text), dict):
+        raise NotAList("it is no object")
+    raise NotAList(f"it has no list of {key}", _keys(text, found))
+
+
+def _keys(text: bytes, found: Structure) -> tuple[str, ...]:
+    names = (
+        match[1].decode(errors="replace")
+        for match in _KEY.finditer(text)
+        if found.at(match.start()) == 1
+    )
+    return tuple(dict.fromkeys(names))
+
+
+def _guessed(text: bytes) -> tuple[list[Any], bytes] | None:
+    """Return the elements of `text` up to what looks like an end of one, and what follows."""
+    first = max(0, len(text) - _TAIL)
+    matches = list(_BETWEEN.finditer(text, first))
+    if not matches:
+        return None
+    try:
+        whole = orjson.loads(b"[" + text[: matches[-1].start() + 1] + b"]")
+        return whole, text[matches[-1].end() :]
+    except orjson.JSONDecodeError:
+        return None
+
+
+def _parsed(text: bytes) -> Any:
+    try:
+        return orjson.loads(text)
+    except orjson.JSONDecodeError:
+        plain = text.decode(errors="replace").encode()
+        if plain == text:
+            raise
+    return orjson.loads(plain)

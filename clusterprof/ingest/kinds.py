@@ -1,0 +1,130 @@
+"""Traces of other tools: named for what they are, with what to give instead.
+
+Each is known by marks that its own writer leaves, never by a file's name alone.
+"""
+
+from __future__ import annotations
+
+import zipfile
+from collections import Counter
+from collections.abc import Collection, Mapping
+from pathlib import Path
+
+from clusterprof.errors import ReportError
+
+_INSTEAD = "give the trace that torch.profiler wrote of the same run (export_chrome_trace), or nsys"
+
+#: categories that Kineto gives the work of devices which are not read here, and what they are
+_ACCELERATORS = {
+    "mtia_runtime": "MTIA", "mtia_ccp_events": "MTIA", "mtia_workloadd": "MTIA",
+    "mtia_insight": "MTIA", "mtia_counters": "MTIA", "glow_runtime": "Glow",
+    "hpu_op": "Gaudi (HPU)", "xpu_runtime": "Intel XPU", "xpu_driver": "Intel XPU",
+    "privateuse1_runtime": "a PrivateUse1 device", "privateuse1_driver": "a PrivateUse1 device",
+    "async_npu": "Ascend (NPU)", "HostToDevice": "Ascend (NPU)", "enqueue": "Ascend (NPU)",
+    "dequeue": "Ascend (NPU)", "async_task_queue": "Ascend (NPU)",
+}  # fmt: skip
+_ADVICE = {
+    "Ascend (NPU)": "MindStudio's msprof-analyze reads it",
+    "Intel XPU": "only NVIDIA's and AMD's GPUs are read",
+}
+
+#: names of processes in Chrome traces, by the tool that writes them
+_PROCESSES = (
+    ("Ascend Hardware", "an Ascend profile (msprof)", _ADVICE["Ascend (NPU)"]),
+    ("CANN", "an Ascend profile (msprof)", _ADVICE["Ascend (NPU)"]),
+    ("/device:", "an XLA trace (TensorBoard, JAX)", "record JAX with nsys: nsys profile"),
+    ("/host:", "an XLA trace (TensorBoard, JAX)", "record JAX with nsys: nsys profile"),
+    ("CPU HIP API", "a trace of rocprof", _INSTEAD),
+    ("CPU HSA API", "a trace of rocprof", _INSTEAD),
+)
+
+#: keys at the top of JSON of other kinds: all of them must be there
+_KEYS = (
+    ({"schema", "nodes"}, "an execution trace (Chakra), which has no times of the GPU", _INSTEAD),
+    ({"rocprofiler-sdk-tool"}, "a result of rocprofv3", _INSTEAD),
+    (
+        {"data"},
+        "nsys's JSON export, which holds no whole report",
+        "give the .nsys-rep that it was made of, or: nsys export -t sqlite REPORT.nsys-rep",
+    ),
+    (
+        {"schema_version", "findings"},
+        "clusterprof's own results",
+        "show it with: clusterprof report RUN",
+    ),
+)
+
+#: reports inside of an archive
+_PACKED = (".nsys-rep", ".qdrep", ".sqlite", ".sqlite.xz", ".json", ".json.gz", ".pb")
+
+#: files of other tools, by how their names end
+FOREIGN = {
+    ".zip": "", ".xplane.pb": "an XLA profile (TensorBoard, JAX)",
+    ".ncu-rep": "a report of Nsight Compute, which has no timeline",
+    ".pftrace": "a Perfetto trace", ".perfetto-trace": "a Perfetto trace",
+    ".rocpd": "a database of rocprofv3",
+}  # fmt: skip
+
+
+def by_keys(path: Path, keys: Collection[str]) -> ReportError | None:
+    """Return what JSON with these keys at its top is; None where none of them tells."""
+    for marks, what, instead in _KEYS:
+        if marks <= set(keys):
+            return ReportError(f"{path} is {what}", instead)
+    return None
+
+
+def by_events(path: Path, categories: Mapping[str, int], processes: Collection[str]) -> ReportError:
+    """Return what a trace is of whose events none is one of torch.profiler's that are read."""
+    if unread := accelerators(categories):
+        return accelerator_error(path, unread)
+    for mark, what, instead in _PROCESSES:
+        if any(name.startswith(mark) for name in processes):
+            return ReportError(f"{path} is {what}, which is not read", instead)
+    if categories:
+        most = ", ".join(name for name, _ in Counter(categories).most_common(5))
+        return ReportError(
+            f"{path} holds no events of torch.profiler: its categories are {most}", _INSTEAD
+        )
+    return ReportError(f"{path} holds no events", "the profiler's window was never reached")
+
+
+def accelerators(categories: Mapping[str, int]) -> dict[str, int]:
+    """Return device -> number of its events, of those devices that are not read."""
+    found: Counter[str] = Counter()
+    for category, count in categories.items():
+        if device := _ACCELERATORS.get(category):
+            found[device] += count
+    return dict(found)
+
+
+def accelerator_error(path: Path, unread: Mapping[str, int]) -> ReportError:
+    """Return the error for a trace whose rank computed on a device that is not read."""
+    said = ", ".join(f"{count} events of {device}" for device, count in unread.items())
+    return ReportError(
+        f"{path} is of a rank that computes on a device whose work is not read: {said}",
+        next((_ADVICE[device] for device in unread if device in _ADVICE), _INSTEAD),
+    )
+
+
+def suffix_of_foreign(path: Path) -> str:
+    """Return which of `FOREIGN` a file is, "" for none; a ZIP only if it holds reports."""
+    found = next((each for each in FOREIGN if path.name.endswith(each)), "")
+    return found if found != ".zip" or _reports_in(path) else ""
+
+
+def by_name(path: Path) -> ReportError:
+    """Return the error for a file of `FOREIGN`."""
+    suffix = suffix_of_foreign(path)
+    if suffix == ".zip":
+        held = ", ".join(_reports_in(path)[:3])
+        return ReportError(f"{path} is an archive of reports ({held})", f"unpack it: unzip {path}")
+    return ReportError(f"{path} is {FOREIGN[suffix]}", _INSTEAD)
+
+
+def _reports_in(path: Path) -> list[str]:
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return [name for name in archive.namelist() if name.endswith(_PACKED)]
+    except (OSError, ValueError, NotImplementedError, zipfile.BadZipFile):
+        return []
