@@ -172,6 +172,9 @@ def busy_gpu(scene: Scene, seen: Blame, k: int) -> tuple[str, str, list[dict[str
     elif more_calls / steps >= 0.5:
         why = "its GPU has more work than its peers'"
         advice = "balance the work between the ranks: samples of equal length, the same layers"
+    elif scene.on_host:
+        why = "its GPU is slower than its peers'"
+        advice = "look at what else runs on that host, its clocks, and the cores it is bound to"
     else:
         why = "its GPU is slower than its peers'"
         advice = (

@@ -15,6 +15,7 @@ from clusterprof.results import Finding, Recurrence, Severity
 
 #: shares of the settled steps: from there on a finding is persistent
 _PERSISTENT_FRAC = 0.75
+_GPU = re.compile(r"\bGPU(s?)\b")
 _NSYS = re.compile(r"nsys (\d+)\.(\d+)")
 #: the first nsys seen to have --pytorch
 _MARKS_OPERATORS = (2025, 3)
@@ -85,11 +86,21 @@ def finding(
         "share_of_step": round(share, 4),
         "uncertainty_ns": round(uncertainty_ns),
         "confidence": round(float(min(max(confidence, 0.0), 1.0)), 2),
-        "summary": summary,
-        "evidence": evidence,
-        "advice": advice,
+        "summary": _worded(scene, summary),
+        "evidence": [
+            {**each, "what": _worded(scene, str(each["what"]))} if "what" in each else each
+            for each in evidence
+        ],
+        "advice": _worded(scene, advice),
         "next": follow_up,
     }
+
+
+def _worded(scene: Scene, text: str) -> str:
+    """Return a sentence about GPUs as it is; of a job without any, about what it computes on."""
+    if not scene.on_host:
+        return text
+    return _GPU.sub(r"processor\1", text).replace("its kernels", "its operators")
 
 
 def capture(scene: Scene, ranks: Sequence[int], *options: str) -> str:

@@ -216,6 +216,8 @@ def _sync(scene: Scene, gaps: list[Union]) -> Answer:
 
 def _launch(scene: Scene, gaps: list[Union]) -> Answer:
     """Gaps on all ranks before kernels that were launched only after the GPU had run dry."""
+    if scene.on_host:
+        return None, gaps
     cause = shared.launching(scene, gaps, host.pace(scene))
     # starving on most ranks; or on the one whose queue is empty, of short kernels on all
     short = 0 < shared.typical_kernel(scene) <= limits.SHORT_KERNEL_NS and cause.is_shared()

@@ -263,6 +263,11 @@ class Scene:
         return bool((c.point_to_point & ~c.exchange & (c.has | ~c.has.any())).any())
 
     @cached_property
+    def on_host(self) -> bool:
+        """Whether all ranks compute on their processors: there is no GPU to speak of."""
+        return bool(self.timelines) and all(line.on_host for line in self.timelines)
+
+    @cached_property
     def place(self) -> dict[int, int]:
         """Where each rank stands among all ranks with a report."""
         return {rank: k for k, rank in enumerate(self.ranks)}

@@ -99,7 +99,7 @@ def _joint(scene: Scene, seen: Blame, joint: together.Together) -> Finding:
     share = percent(per_step / scene.step_ns)
     return finding(
         scene,
-        "straggler.host" if joint.by_host.mean() >= 0.5 else "straggler.gpu",
+        "straggler.host" if scene.on_host or joint.by_host.mean() >= 0.5 else "straggler.gpu",
         rank=None,
         ranks=ranks,
         cost=joint.cost,
@@ -281,7 +281,7 @@ def _finding(scene: Scene, seen: Blame, k: int, rank: int, saved: float) -> Find
         )
     return finding(
         scene,
-        "straggler.host" if by_host else "straggler.gpu",
+        "straggler.host" if by_host or scene.on_host else "straggler.gpu",
         rank=rank,
         ranks=[rank],
         cost=cost,

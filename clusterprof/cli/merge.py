@@ -29,7 +29,7 @@ def parser(verb: str) -> argparse.ArgumentParser:
     )
     this.add_argument(
         "paths", nargs="+", type=path, metavar="PATH",
-        help="a run directory, a folder of reports, or reports: .nsys-rep, .sqlite(.xz), "
+        help="a run directory, a folder of reports, or reports: .nsys-rep, .qdrep, .sqlite(.xz), "
         "Kineto .json(.gz, .xz)",
     )  # fmt: skip
     this.add_argument(

@@ -147,7 +147,8 @@ def _read_export(path: Path, nsys: Path | None, alone: bool) -> list[RankTables]
     """
     from clusterprof.ingest.nsys_sqlite import read as read_sqlite
 
-    report = path.with_name(stem_of(path) + NSYS_REPORT[0])
+    forms = [path.with_name(stem_of(path) + suffix) for suffix in NSYS_REPORT]
+    report = next((each for each in forms if each.is_file()), forms[0])
     try:
         ranks = read_sqlite(path, alone=alone)
     except ReportError as damaged:

@@ -14,7 +14,8 @@ from clusterprof.ingest.export import unreadable
 from clusterprof.ingest.json_stream import keys_of
 from clusterprof.ingest.unpacking import opened
 
-NSYS_REPORT = (".nsys-rep",)
+#: nsys before 2021.5 named it otherwise
+NSYS_REPORT = (".nsys-rep", ".qdrep")
 #: what nsys leaves where it does not make the report
 NSYS_RAW = (".qdstrm",)
 NSYS_SQLITE = (".sqlite", ".sqlite.xz")

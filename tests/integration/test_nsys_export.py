@@ -272,3 +272,20 @@ def test_without_its_importer_what_nsys_left_is_said_to_need_it(
     with pytest.raises(ReportError, match="has no importer") as caught:
         read_report(left)
     assert caught.value.details[1] == f"QdstrmImporter -i {left}"
+
+
+def test_nsys_around_torchrun_is_read_as_all_its_ranks(record: Record) -> None:
+    launcher = ("-m", "torch.distributed.run", "--nproc-per-node", "2")
+    report = record(0, *launcher, NCCL_RANGES)
+    gathered = gather([report])
+    assert [ranks.rank for ranks in gathered.ranks] == [0, 1]
+    for ranks in gathered.ranks:
+        assert called(ranks) == [call for step in range(3) for call in calls_of_a_step(step)]
+    assert any("holds several ranks" in each for each in gathered.warnings)
+    later = gather([report], ranks={report: 4})
+    assert [ranks.rank for ranks in later.ranks] == [4, 5]
+
+
+def test_a_report_of_an_older_nsys_is_read_by_its_older_name(report: Path, tmp_path: Path) -> None:
+    shutil.copy(report, tmp_path / "old.qdrep")
+    assert [ranks.rank for ranks in gather([tmp_path]).ranks] == [3]
