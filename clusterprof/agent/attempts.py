@@ -1,7 +1,7 @@
 """The attempts of an elastic job: torchrun starts all its ranks over when one has failed.
 
 What the ranks of a later attempt leave is kept apart from what those before them left: a report
-that the keeper of a killed rank still brings home, or a prober that still answers, belongs to
+that the writer of a killed rank still brings home, or a prober that still answers, belongs to
 another attempt, and a rank may have another number by now.
 """
 

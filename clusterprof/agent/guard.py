@@ -14,11 +14,11 @@ Run as a script: `python -I -S guard.py PLAN RANK PROGRAM...`.
 
 from __future__ import annotations
 
+import array
 import contextlib
 import os
 import re
 import select
-import shutil
 import signal
 import socket
 import sys
@@ -28,12 +28,12 @@ import zlib
 from typing import Any, Dict, Iterator, List, Optional
 
 if __package__:
-    from . import attempts, homecoming, keeper, processes, profiler, session, states, variables
+    from . import attempts, homecoming, outbox, processes, profiler, session, states, variables
 else:  # run as a script, isolated: our own folder is not on sys.path
     sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
     import attempts  # type: ignore[import-not-found,no-redef]
     import homecoming  # type: ignore[import-not-found,no-redef]
-    import keeper  # type: ignore[import-not-found,no-redef]
+    import outbox  # type: ignore[import-not-found,no-redef]
     import processes  # type: ignore[import-not-found,no-redef]
     import profiler  # type: ignore[import-not-found,no-redef]
     import session  # type: ignore[import-not-found,no-redef]
@@ -82,7 +82,7 @@ class Guard:
         self.name = session_name(plan["run"], rank)
         self.folder = states.rank_directory(plan["run"], rank)
         self.home: Optional[homecoming.Homecoming] = None
-        self.keeper: Optional[keeper.Keeper] = None
+        self.outbox = outbox.Outbox(None)
         self.session: Optional[session.Session] = None
         self.listener: Optional[socket.socket] = None
         self.program_pid: Optional[int] = None
@@ -125,6 +125,10 @@ class Guard:
 
     def begin(self) -> Optional[str]:
         """Start the program under nsys; returns why not, None where it runs."""
+        self.outbox = outbox.start()
+        self.outbox.say(
+            "guard", run=os.path.abspath(self.plan["run"]), folder=os.path.abspath(self.folder)
+        )
         told = self.plan["nsys"]
         nsys, differs = profiler.here(told, self.mode)
         folder = profiler.temporary(LONGEST_FOLDER)
@@ -135,15 +139,16 @@ class Guard:
             tempfile.mkdtemp(prefix="clusterprof-", dir=folder), self.folder
         )
         self.home.importer = nsys["importer"]
-        self.keeper = keeper.Keeper(self.home, self.name)
+        self.outbox.say(
+            "keep", private=self.home.private, session=self.name, importer=nsys["importer"]
+        )
         processes.adopt_orphans()
         most = int(self.plan.get("max_report_mb", 0)) * MB
-        run = str(self.plan["run"])
-        self.session = session.Session(self.name, nsys, self.mode, self.home, most, run)
+        self.session = session.Session(self.name, nsys, self.mode, self.home, most, self.outbox)
         if len(differs) > 1:  # the report has less in it than was asked for
             self.session.troubles += differs
-        self.home.say("armed", mode=self.mode, pid=os.getpid(), session=self.name,
-                      nsys={"path": nsys["path"], "version": nsys["version"]})  # fmt: skip
+        self.outbox.state("armed", mode=self.mode, pid=os.getpid(), session=self.name,
+                          nsys={"path": nsys["path"], "version": nsys["version"]})  # fmt: skip
         until = time.monotonic() + STARTING_S
         reason = None
         for attempt in range(STARTS):
@@ -270,16 +275,29 @@ class Guard:
         assert self.home is not None
         for last in (
             self.session.end,
-            lambda: self.home.settle(
-                status, max(self.left(), 0.0) + SETTLING_S,
-                opened=self.session.opened, troubles=self.session.troubles,
-            ),
+            lambda: self.settle(status, max(self.left(), 0.0) + SETTLING_S),
             lambda: profiler.remove(self.litter),
         ):  # fmt: skip
             with contextlib.suppress(Exception):  # the program's own status is what counts
                 last()
-        if self.keeper is not None:
-            self.keeper.dismiss()
+
+    def settle(self, status: int, patience_s: float) -> None:
+        """What nsys left becomes a report, and comes home by our writer: see `writer`.
+
+        Where the run directory stands still the writer is left to it.
+        """
+        assert self.session is not None
+        assert self.home is not None
+        deadline = time.monotonic() + patience_s
+        if not self.outbox.look().get("brought"):
+            self.home.leave_torn()
+            self.home.rescue(max(0.2, patience_s - homecoming.COPYING_S))
+        left_s = max(0.2, deadline - time.monotonic())
+        self.outbox.say(
+            "settle", status=status, patience_s=left_s, opened=self.session.opened,
+            troubles=self.session.troubles, known=self.home.known(),
+        )  # fmt: skip
+        self.outbox.wait("settled", left_s + 0.5, left_s + 0.5)
 
     # -- the agent in the program -----------------------------------------------------------
 
@@ -314,15 +332,26 @@ class Guard:
         elif words == ["watch"]:
             self.watchers.append(connection.dup())
             connection.sendall(b"ok\n")
+        elif words == ["writer"]:
+            self.share(connection)
         elif words == ["start"]:
             connection.sendall((self.session.start() or "ok").encode()[:250] + b"\n")
         elif words == ["size"]:
-            answer = "%d %s" % (self.session.files.bytes(), self.session.order())
-            connection.sendall(answer.encode()[:250] + b"\n")
+            connection.sendall(b"%d\n" % self.session.files.bytes())
         elif words == ["stop"]:
             # The program goes on while the report is written: this is why the guard stops.
             connection.sendall(b"ok\n")
             self.session.stop()
+
+    def share(self, connection: socket.socket) -> None:
+        """The program's agent writes by our writer: so what both say is written in order."""
+        theirs = self.outbox.share()
+        if theirs is None:
+            connection.sendall(b"none\n")
+            return
+        with theirs:
+            rights = array.array("i", [theirs.fileno()])
+            connection.sendmsg([b"ok\n"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)])
 
     # -- signals ----------------------------------------------------------------------------
 
@@ -356,13 +385,8 @@ class Guard:
 
     def give_up(self, reason: str) -> None:
         """Say so, and leave nothing of nsys."""
-        home = self.home or homecoming.Homecoming("", self.folder)
-        if self.keeper is not None:
-            self.keeper.dismiss()
-        home.say("lost", reason + "; the program ran without nsys")
-        if self.home is not None:
-            home.keep("log")
-            shutil.rmtree(home.private, ignore_errors=True)
+        self.outbox.say("give_up", reason=reason + "; the program ran without nsys")
+        self.outbox.hand_over()
         profiler.remove(self.litter)
 
 

@@ -36,6 +36,7 @@ class Homecoming:
 
     def __init__(self, private: str, folder: str) -> None:
         self.private = private
+        #: the rank's; only its writer comes near it (see `writer`)
         self.folder = folder
         self.report = os.path.join(private, "report")
         self.log = os.path.join(private, "log")
@@ -54,6 +55,11 @@ class Homecoming:
         self.import_trouble = "nsys has no importer on this node"
         #: whether there is still time to copy
         self.may_go_on: Callable[[], bool] = lambda: True
+
+    def known(self) -> Dict[str, Any]:
+        """What whoever started nsys knows of its end, for whoever takes home what it left."""
+        names = ("rescued", "import_tried", "import_ended", "import_trouble", "torn")
+        return {name: vars(self)[name] for name in names}
 
     def settle(
         self, status: int, patience_s: float, *, opened: bool, troubles: Sequence[str] = ()

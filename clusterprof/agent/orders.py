@@ -1,14 +1,12 @@
 """The one order that a running job may be given: close your windows now, and save what you have.
 
-It is a file in the run directory, `close`, with the reason in it. Whoever has a window open looks
-for it from a thread of its own: a file system that hangs must hold up nobody's training.
+It is a file in the run directory, `close`, with the reason in it. While a rank has its window open
+its writer looks for it: a file system that hangs must hold up nobody's training.
 """
 
 from __future__ import annotations
 
 import os
-import threading
-import time
 from typing import Optional
 
 if __package__:
@@ -42,29 +40,3 @@ def read(run: str) -> Optional[str]:
             return file.readline().decode().strip()
     except (OSError, ValueError):
         return None
-
-
-class Watch:
-    """Looks for the order until it is there or `end` is called."""
-
-    def __init__(self, run: str) -> None:
-        self.run = run
-        #: the order's reason, once it is there
-        self.said: Optional[str] = None
-        #: when it was seen (monotonic seconds)
-        self.since = 0.0
-        self._ended = threading.Event()
-        threading.Thread(target=self._look, daemon=True).start()
-
-    def end(self) -> None:
-        """Look no more."""
-        self._ended.set()
-
-    def _look(self) -> None:
-        while not self._ended.is_set():
-            reason = read(self.run)
-            if reason is not None:
-                self.since = time.monotonic()
-                self.said = reason
-                return
-            self._ended.wait(EVERY_S)

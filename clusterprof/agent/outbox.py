@@ -36,6 +36,8 @@ MOST_B = 4_000_000
 #: and in all.
 QUIET_S = 4.0
 FINISH_S = 8.0
+#: ... until the writer has taken it, where a guard waits for the rest.
+TAKE_S = 1.0
 
 
 #: The writer forks away at once, so that the program finds no child that it did not start.
@@ -107,6 +109,33 @@ class Outbox:
                 last = time.monotonic()
         return self.told.pop(name, None)
 
+    def share(self) -> Optional[socket.socket]:
+        """A socket by which another process speaks to the same writer; None if that fails."""
+        self._push()
+        if self.connection is None or self.waiting:
+            return None
+        ours, theirs = socket.socketpair()
+        body = json.dumps({"do": "nothing"}).encode("ascii")
+        beside = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", [ours.fileno()]))]
+        try:
+            self.connection.sendmsg([HEAD.pack(len(body), JSON) + body], beside)
+        except OSError:
+            theirs.close()
+            return None
+        finally:
+            ours.close()
+        return theirs
+
+    def hand_over(self) -> None:
+        """Have the writer take all that was said, which another process waits for."""
+        deadline = time.monotonic() + TAKE_S
+        while self.waiting and self.connection is not None and time.monotonic() < deadline:
+            poll = select.poll()
+            poll.register(self.connection, select.POLLOUT)
+            poll.poll(TAKE_S * 1000)
+            self._push()
+        self.close()
+
     def finish(self) -> None:
         """Have all that was said written, as long as the writer gets on with it."""
         self.say("finish")
@@ -135,6 +164,21 @@ class Outbox:
             pass
         except OSError:
             self.close()
+
+
+def shared(address: str) -> Optional[Outbox]:
+    """The guard's writer for the program that it guards; None where it does not answer."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as guard:
+        try:
+            guard.settimeout(5)
+            guard.connect(address)
+            guard.sendall(b"writer\n")
+            answer, beside, _, _ = guard.recvmsg(16, socket.CMSG_SPACE(4))
+        except OSError:
+            return None
+    for _, _, descriptor in beside:
+        return Outbox(socket.socket(fileno=array("i", descriptor)[0]))
+    return None
 
 
 def frames(buffer: bytearray) -> List[Tuple[bytes, bytes]]:

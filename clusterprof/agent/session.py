@@ -15,9 +15,8 @@ import time
 from typing import Any, Dict, Iterator, List, Optional
 
 if __package__:
-    from . import orders, processes, profiler, size, variables
+    from . import processes, profiler, size, variables
 else:  # beside guard.py, which runs as a script
-    import orders  # type: ignore[import-not-found,no-redef]
     import processes  # type: ignore[import-not-found,no-redef]
     import profiler  # type: ignore[import-not-found,no-redef]
     import size  # type: ignore[import-not-found,no-redef]
@@ -56,7 +55,7 @@ class Session:
     """nsys and its session for one rank, `name` on this node."""
 
     def __init__(
-        self, name: str, nsys: Dict[str, Any], mode: str, home: Any, most: int, run: str = ""
+        self, name: str, nsys: Dict[str, Any], mode: str, home: Any, most: int, outbox: Any
     ) -> None:
         self.name = name
         self.nsys = nsys
@@ -78,9 +77,9 @@ class Session:
         self.starting_s = 0.0
         #: nsys has begun to collect
         self.opened = False
-        self.run = run
-        #: whether the window is to be closed early (see `orders`), once it is open
-        self.orders: Optional[orders.Watch] = None
+        self.outbox = outbox
+        #: when an order to close the window was first seen (see `orders`); 0 for never
+        self.ordered_at = 0.0
         #: when the session's size is looked at next; 0 while it is not collecting
         self.look_at = 0
         #: each `nsys stop`, and the import of what it left: beside the training
@@ -186,7 +185,7 @@ class Session:
         self.opened = True
         self.files.begin()
         self.look_at = time.monotonic_ns() + size.EVERY_NS
-        self.orders = orders.Watch(self.run)
+        self.outbox.say("watch")
         return None
 
     def stop(self) -> None:
@@ -194,20 +193,22 @@ class Session:
         if self.opened and not self.stops:
             self.stopped_at = time.monotonic()
             self.stops.append(self.spawn(self.command("stop")))
-        if self.orders is not None:
-            self.orders.end()
+        self.outbox.say("ignore")
 
     def order(self) -> str:
         """Why the window is to be closed now; "" where it is not."""
-        return (self.orders.said or "") if self.orders is not None else ""
+        reason: str = self.outbox.look().get("order") or ""
+        if reason and not self.ordered_at:
+            self.ordered_at = time.monotonic()
+        return reason
 
     def obey(self) -> None:
         """Where the step does not end in which the order came, its window ends inside it."""
-        if not self.order() or self.stops or self.orders is None:
+        if not self.opened or self.stops or not self.order():
             return
-        if time.monotonic() > self.orders.since + ORDER_GRACE_S:
+        if time.monotonic() > self.ordered_at + ORDER_GRACE_S:
             self.stop()
-            self.home.say("finishing", "closed within a step: %s" % self.order())
+            self.outbox.state("finishing", "closed within a step: %s" % self.order())
 
     def tend(self) -> None:
         """While the training goes on: stop what grows too large, make the report, take it home.
@@ -240,10 +241,10 @@ class Session:
     def bring(self) -> None:
         """Take the report home, if it is not there; what fails is tried again now and then."""
         now = time.monotonic()
-        if self.home.brought or now < self.bring_at:
+        if self.outbox.look().get("brought") or now < self.bring_at:
             return
         self.bring_at = now + BRING_AGAIN_S
-        self.home.bring()
+        self.outbox.say("bring")
 
     def try_again(self, status: int) -> None:
         """`nsys stop` has failed: once more, then it is left to the program's end."""

@@ -81,6 +81,8 @@ class Rank:
         self.window: Any = None
         self.beacons: Any = None
         self.outbox: Any = None
+        #: where its guard listens; "" where it has none
+        self.guard = os.environ.get(PROFILED, WITHOUT_NSYS).partition(":")[2]
         self.pid = 0
 
     def wait_for_the_program(self) -> None:
@@ -120,13 +122,7 @@ class Rank:
         self.pid = os.getpid()
         os.environ[COUNTING] = str(self.pid)
         os.register_at_fork(after_in_child=self.leave)
-        from . import outbox
-
-        try:
-            self.outbox = outbox.start()
-        except OSError as error:
-            self.outbox = outbox.Outbox(None)
-            complain("nothing is written of this rank: %s" % error)
+        self.outbox = self.open_outbox()
         counter.begin(self.outbox)
         self.outbox.say(
             "begin", run=os.path.abspath(self.plan["run"]), folder=os.path.abspath(self.folder),
@@ -139,18 +135,27 @@ class Rank:
             self.beacons = Beacons(self.plan["beacons"], self.me.world_size)
         if self.picked and PROFILED not in os.environ:
             start_prober(self.plan, self.me)
-        profiled = os.environ.get(PROFILED)
-        if profiled and profiled != WITHOUT_NSYS:
+        if self.guard:
             from .watch import end_with_the_guard
 
-            end_with_the_guard(profiled.partition(":")[2])
-        if self.picked and profiled != WITHOUT_NSYS:
+            end_with_the_guard(self.guard)
+        if self.picked and os.environ.get(PROFILED) != WITHOUT_NSYS:
             from .window import Window
 
             self.window = Window(self.plan, self.outbox, counter, self.beacons)
         elif self.beacons is not None:
             self.beacons.attend(self.plan["window"], counter)
         atexit.register(self.finish)
+
+    def open_outbox(self) -> Any:
+        """The way to this rank's writer: that of its guard, or one of its own."""
+        from . import outbox
+
+        try:
+            return (outbox.shared(self.guard) if self.guard else None) or outbox.start()
+        except OSError as error:
+            complain("nothing is written of this rank: %s" % error)
+            return outbox.Outbox(None)
 
     def say_who_we_are(self) -> None:
         """The rank's first state, with its place in the job."""
@@ -187,7 +192,10 @@ class Rank:
         if not self.picked:
             self.outbox.state("counted", steps=counter.count)
         counter.end()
-        self.outbox.finish()
+        if self.guard:
+            self.outbox.hand_over()
+        else:
+            self.outbox.finish()
 
 
 def start_prober(plan: Dict[str, Any], me: Identity) -> None:

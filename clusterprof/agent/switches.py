@@ -96,7 +96,7 @@ class NsysSession:
 
     def size(self) -> int:
         """Bytes that nsys has on the node's disk by now."""
-        return int(self.ask("size").partition(" ")[0])
+        return int(self.ask("size"))
 
     def save(self) -> None:
         """The guard brings the report home."""

@@ -14,6 +14,7 @@ import collections
 import contextlib
 import gzip
 import json
+import math
 import os
 import random
 import select
@@ -28,13 +29,15 @@ from array import array
 from typing import Any, Callable, Deque, Dict, List, Optional
 
 if __package__:
-    from . import clocks, files, orders, outbox, states, steplog
+    from . import clocks, files, homecoming, orders, outbox, processes, states, steplog
 else:  # run as a script, isolated: our own folder is not on sys.path
     sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
     import clocks  # type: ignore[import-not-found,no-redef]
     import files  # type: ignore[import-not-found,no-redef]
+    import homecoming  # type: ignore[import-not-found,no-redef]
     import orders  # type: ignore[import-not-found,no-redef]
     import outbox  # type: ignore[import-not-found,no-redef]
+    import processes  # type: ignore[import-not-found,no-redef]
     import states  # type: ignore[import-not-found,no-redef]
     import steplog  # type: ignore[import-not-found,no-redef]
 
@@ -47,7 +50,13 @@ LINGER_S = 300.0
 #: Beside the training, and yet soon.
 NICE = 10
 
+#: A guard was killed: how long nsys may take to write, and its importer after it.
+WRITING_S = 20.0
+IMPORT_S = 30.0
+
 _CHUNK = 1 << 20
+#: Room for one file descriptor beside a message.
+_BESIDE = socket.CMSG_SPACE(4)
 
 
 class Peer:
@@ -57,6 +66,7 @@ class Peer:
         self.connection = connection
         connection.setblocking(True)
         self.heard = bytearray()
+        self.log: Optional[steplog.StepLog] = None
 
     def answer(self, **told: Any) -> None:
         """Tell the process something, if it is still there and reads."""
@@ -79,12 +89,14 @@ class Writer:
         self.busy = False
         self.folder = ""
         self.run = ""
-        self.log: Optional[steplog.StepLog] = None
-        self.log_at = 0.0
+        self.log_at = math.inf
         #: who waits for the order to close the window
         self.watching: List[Peer] = []
         #: folders that were made for the rank
         self.made: List[str] = []
+        #: what the rank's nsys has on this node, while its guard lives or until it is home
+        self.home: Optional[homecoming.Homecoming] = None
+        self.session = ""
 
     # -- what is heard -----------------------------------------------------------------------
 
@@ -100,13 +112,16 @@ class Writer:
             for descriptor, _ in self.poll.poll(1000 * self.pause_s()):
                 self.hear(self.peers[descriptor])
             self.tend()
-        self.later(self.end)
+        if self.home is not None:
+            self.later(self.take_over)
+        self.later(self.clean)
         with self.changed:
             self.changed.wait_for(lambda: not self.jobs and not self.busy, LINGER_S)
 
     def pause_s(self) -> float:
         """How long there is nothing to do unless somebody speaks."""
-        return orders.EVERY_S if self.watching else max(0.1, self.log_at - time.monotonic())
+        due = min(self.log_at - time.monotonic(), LOG_S)
+        return orders.EVERY_S if self.watching else max(0.1, due)
 
     def tend(self) -> None:
         """Whatever is due."""
@@ -115,7 +130,9 @@ class Writer:
             self.later(self.look)
         if now >= self.log_at:
             self.log_at = now + LOG_S
-            self.later(self.write_log)
+            for peer in self.peers.values():
+                if peer.log is not None:
+                    self.later(peer.log.write)
             with contextlib.suppress(PermissionError):
                 try:  # a child of the rank's may hold the socket
                     os.kill(self.pid, 0)
@@ -126,18 +143,20 @@ class Writer:
     def hear(self, peer: Peer) -> None:
         """One piece of what a process says."""
         try:
-            piece = peer.connection.recv(1 << 18)
+            piece, beside, _, _ = peer.connection.recvmsg(1 << 18, _BESIDE)
         except OSError:
-            piece = b""
+            piece, beside = b"", []
+        for _, _, descriptor in beside:  # a guard's program has something to write as well
+            self.attend(socket.socket(fileno=array("i", descriptor)[0]))
         if not piece:
             self.forget(peer)
         peer.heard += piece
         for kind, body in outbox.frames(peer.heard):
             if kind == outbox.STEPS:
                 all_of_it = array("q", body)
-                if self.log is not None:
+                if peer.log is not None:
                     pairs = range(1, len(all_of_it), 2)
-                    self.log.add(all_of_it[0], [(all_of_it[i], all_of_it[i + 1]) for i in pairs])
+                    peer.log.add(all_of_it[0], [(all_of_it[i], all_of_it[i + 1]) for i in pairs])
             else:
                 facts = json.loads(body)
                 getattr(self, "do_" + facts.pop("do"))(peer, **facts)
@@ -148,13 +167,15 @@ class Writer:
         del self.peers[peer.connection.fileno()]
         peer.connection.close()
         self.do_ignore(peer)
+        if peer.log is not None:
+            self.later(lambda log=peer.log: log.write(all_of_it=True))  # type: ignore[misc]
 
     # -- what is asked for -------------------------------------------------------------------
 
     def do_begin(self, peer: Peer, run: str, folder: str, window: List[int], wall_ns: int) -> None:
         """Make the rank's folder and its step log."""
         self.run, self.folder = run, folder
-        log = self.log = steplog.StepLog(self.folder, (window[0], window[1]), wall_ns)
+        log = peer.log = steplog.StepLog(self.folder, (window[0], window[1]), wall_ns)
         # The ranks of a job begin together, and are not to write together.
         self.log_at = time.monotonic() + LOG_S * random.uniform(0.2, 1)
 
@@ -177,7 +198,7 @@ class Writer:
         facts: Dict[str, Any],
     ) -> None:
         """Advance the rank's state (None: as it is), the steps until then before it."""
-        log = self.log
+        log = peer.log
 
         def advance() -> None:
             if log is not None and state not in ("counting", "armed", "waiting"):
@@ -190,8 +211,8 @@ class Writer:
 
     def do_anchor(self, peer: Peer, wall_ns: int) -> None:
         """The log's times are by this difference of wall and monotonic clock."""
-        if self.log is not None:
-            self.log.anchor(wall_ns)
+        if peer.log is not None:
+            peer.log.anchor(wall_ns)
 
     def do_clock(self, peer: Peer, readings: List[Dict[str, Any]]) -> None:
         """Add to clock.json."""
@@ -203,8 +224,8 @@ class Writer:
         def write() -> None:
             plain, ending = os.path.splitext(name)
             path = os.path.join(self.folder, name)
-            if ending == ".csv" and self.log is not None:
-                path = self.log.path(plain)
+            if ending == ".csv" and peer.log is not None:
+                path = peer.log.path(plain)
             files.write(path, text)
 
         self.later(write)
@@ -248,8 +269,71 @@ class Writer:
 
     def do_finish(self, peer: Peer) -> None:
         """Write all there is, and say when that is done."""
-        self.later(self.end)
+        if peer.log is not None:
+            self.later(lambda log=peer.log: log.write(all_of_it=True))  # type: ignore[misc]
+        self.later(self.clean)
         self.later(lambda: peer.answer(finished=True))
+
+    def do_nothing(self, peer: Peer) -> None:
+        """A message that goes along with a socket."""
+
+    # ... by a guard
+
+    def do_guard(self, peer: Peer, run: str, folder: str) -> None:
+        """This is the guard of a rank under nsys."""
+        self.run, self.folder = run, folder
+
+    def do_keep(self, peer: Peer, private: str, session: str, importer: Optional[str]) -> None:
+        """What this session of nsys leaves in the folder `private` is to come home.
+
+        Also where the guard is killed: a launcher that ends its ranks gives them less time than
+        nsys needs to write (Open MPI: half a second).
+        """
+        self.home = homecoming.Homecoming(private, self.folder)
+        self.home.importer, self.session = importer, session
+
+    def do_bring(self, peer: Peer) -> None:
+        """Take the report home while the training goes on."""
+        home = self.home
+
+        def bring() -> None:
+            if home is not None:
+                peer.answer(brought=home.bring() is None)
+
+        self.later(bring)
+
+    def do_settle(
+        self,
+        peer: Peer,
+        status: int,
+        patience_s: float,
+        opened: bool,
+        troubles: List[str],
+        known: Dict[str, Any],
+    ) -> None:
+        """The program has ended: see `Homecoming.settle`; `known` are the guard's members of it."""
+        home, self.home = self.home, None
+
+        def settle() -> None:
+            if home is not None:
+                vars(home).update(known)
+                home.settle(status, patience_s, opened=opened, troubles=troubles)
+            peer.answer(settled=True)
+
+        self.later(settle)
+
+    def do_give_up(self, peer: Peer, reason: str) -> None:
+        """The program runs without nsys."""
+        home, self.home = self.home, None
+        at_ns = time.time_ns()
+
+        def settle() -> None:
+            states.advance(self.folder, "lost", reason, at_ns)
+            if home is not None:
+                home.keep("log")
+                shutil.rmtree(home.private, ignore_errors=True)
+
+        self.later(settle)
 
     # -- what is done, in the working thread ---------------------------------------------------
 
@@ -278,18 +362,25 @@ class Writer:
         for peer in self.watching:
             peer.answer(order=reason)
 
-    def write_log(self) -> None:
-        """The step log's new rows."""
-        if self.log is not None:
-            self.log.write()
-
-    def end(self) -> None:
-        """The rank ends: all of its log; nothing is left on the node."""
-        if self.log is not None:
-            with contextlib.suppress(OSError):
-                self.log.write(all_of_it=True)
+    def clean(self) -> None:
+        """Nothing of ours is left on the node."""
         while self.made:
             shutil.rmtree(self.made.pop(), ignore_errors=True)
+
+    def take_over(self) -> None:
+        """The guard was killed, and the program with it: wait for nsys, bring its report home."""
+        home = self.home
+        if home is None:
+            return
+        if states.read(self.folder).get("state") == "capturing":
+            # Whoever collects waits for a rank that is finishing.
+            home.say("finishing", "the rank was killed inside the window")
+        until = time.monotonic() + WRITING_S
+        while processes.of_session(self.session) and time.monotonic() < until:
+            time.sleep(0.05)
+        for pid in processes.of_session(self.session):
+            os.kill(pid, signal.SIGKILL)
+        home.settle(128 + signal.SIGKILL, IMPORT_S, opened=True)
 
 
 def pack(source: str, target: str, peer: Peer) -> None:

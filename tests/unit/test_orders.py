@@ -93,43 +93,46 @@ def test_the_first_reason_stays_and_a_run_directory_that_is_gone_gives_no_order(
         orders.give(str(tmp_path / "gone"), WHY)
 
 
-def test_a_watch_sees_an_order_that_comes_later(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_an_order_that_comes_later_is_seen_until_nobody_asks(
+    outbox: Outbox, rank_folder: Path, written: Callable[[], None]
 ) -> None:
-    monkeypatch.setattr(orders, "EVERY_S", 0.01)
-    watch = orders.Watch(str(tmp_path))
-    assert watch.said is None
-    orders.give(str(tmp_path), WHY)
-    deadline = time.monotonic() + 5
-    while watch.said is None and time.monotonic() < deadline:
+    outbox.say("watch")
+    written()
+    assert outbox.look()["order"] is None
+    orders.give(str(rank_folder.parents[1]), WHY)
+    deadline = time.monotonic() + 20
+    while outbox.look()["order"] is None and time.monotonic() < deadline:
         time.sleep(0.01)
-    assert watch.said == WHY
+    assert outbox.told["order"] == WHY
 
 
 def test_a_session_whose_step_does_not_end_after_the_order_is_stopped_inside_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    outbox: Outbox,
+    rank_folder: Path,
+    written: Callable[[], None],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(profiler.tempfile, "gettempdir", lambda: str(tmp_path))
     nsys = {
         "path": "nsys", "version": "2022.4", "trace": {"cpu": "nvtx", "gpu": "cuda"},
         "stop": ["stop"],
     }  # fmt: skip
-    home = homecoming.Homecoming(str(tmp_path), str(tmp_path / "rank"))
-    made = session.Session("s", nsys, "session", home, 0, str(tmp_path))
+    home = homecoming.Homecoming(str(tmp_path), str(rank_folder))
+    made = session.Session("s", nsys, "session", home, 0, outbox)
     stopped: list[list[str]] = []
     monkeypatch.setattr(made, "spawn", lambda command: stopped.append(command))
-    home.say("capturing")
+    outbox.state("capturing")
     made.opened = True
     made.obey()
-    made.orders = orders.Watch(str(tmp_path))
-    made.obey()
     assert (stopped, made.order()) == ([], ""), "nobody ordered it"
-    made.orders.said, made.orders.since = WHY, time.monotonic()
+    outbox.told["order"] = WHY
     made.obey()
     assert (stopped, made.order()) == ([], WHY), "the agent closes it between two steps, if it can"
-    made.orders.since -= 2 * session.ORDER_GRACE_S
+    made.ordered_at -= 2 * session.ORDER_GRACE_S
     made.obey()
     made.obey()
     assert stopped == [["nsys", "stop"]]
-    found = states.read(home.folder)
+    written()
+    found = states.read(str(rank_folder))
     assert (found["state"], found["reason"]) == ("finishing", f"closed within a step: {WHY}")
