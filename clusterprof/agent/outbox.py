@@ -173,7 +173,7 @@ def shared(address: str) -> Optional[Outbox]:
             guard.settimeout(5)
             guard.connect(address)
             guard.sendall(b"writer\n")
-            answer, beside, _, _ = guard.recvmsg(16, socket.CMSG_SPACE(4))
+            _, beside, _, _ = guard.recvmsg(16, socket.CMSG_SPACE(4))
         except OSError:
             return None
     for _, _, descriptor in beside:

@@ -154,7 +154,7 @@ def made_session(
         "stop": ["stop"],
     }  # fmt: skip
     home = homecoming.Homecoming(str(folder), str(folder / "rank"))
-    made = session.Session("s", nsys, "session", home, most)
+    made = session.Session("s", nsys, "session", home, most, Outbox(None))
     spawned: list[list[str]] = []
 
     class Started:
