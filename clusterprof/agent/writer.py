@@ -315,10 +315,12 @@ class Writer:
         home, self.home = self.home, None
 
         def settle() -> None:
-            if home is not None:
-                vars(home).update(known)
-                home.settle(status, patience_s, opened=opened, troubles=troubles)
-            peer.answer(settled=True)
+            try:
+                if home is not None:
+                    vars(home).update(known)
+                    home.settle(status, patience_s, opened=opened, troubles=troubles)
+            finally:
+                peer.answer(settled=True)
 
         self.later(settle)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -81,6 +82,25 @@ def test_a_rank_that_is_not_chosen_logs_its_steps_and_ends_as_it_ends(job: Job) 
     assert (done.returncode, done.stdout, done.stderr) == (7, "trained\n", "")
     assert job.steps() == list(range(6))
     assert (job.state["state"], job.state["steps"], job.state["chosen"]) == ("counted", 6, False)
+
+
+def test_a_rank_that_is_killed_leaves_its_steps(job: Job) -> None:
+    done = job(
+        LOOP
+        + """
+import os, signal, time
+iterate(40)
+time.sleep(2)
+iterate(1)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    )
+    assert done.returncode in (-9, 137)
+    deadline = time.monotonic() + 20
+    while job.steps() != list(range(41)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert job.steps() == list(range(41))
+    assert job.state["state"] == "counting"
 
 
 def test_accumulation_two_optimizers_workers_and_children_do_not_miscount(job: Job) -> None:

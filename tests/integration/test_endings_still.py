@@ -1,0 +1,148 @@
+"""File systems that stand still or are very slow: the run directory's, and the node's own.
+
+No step of any rank waits for them outside the window, and every rank ends in time.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from lab import command
+from lab.disk import Disk, disk
+from lab.endings import OPTIONS, PROGRAMS, Running, words
+
+pytestmark = [pytest.mark.needs_nsys, pytest.mark.needs_openmpi, pytest.mark.needs_root]
+
+#: A step takes 20 ms; on a busy machine now and then a hundred.
+LONGEST_NS = 2_000_000_000
+ADDED_S = 10
+WORDS = ["rank 0 begins", "rank 0 ends", "rank 1 begins", "rank 1 ends"]
+
+#: Open MPI will not start as root unless it is told to.
+OPEN_MPI = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+
+Fault = Callable[..., None]
+
+
+@pytest.fixture
+def still() -> Iterator[Disk]:
+    with disk() as made:
+        yield made
+
+
+class Job:
+    """Two ranks of `still.py`, rank 0 profiled; what is asked for happens after some step."""
+
+    def __init__(self, workdir: Path, run: Path, steps: int, *options: str, tmp: str = "") -> None:
+        self.workdir = workdir
+        program = ["python", str(PROGRAMS / "still.py"), str(steps)]
+        if tmp:
+            program = ["env", f"TMPDIR={tmp}", *program, "torch"]
+        self.running = Running(
+            command.clusterprof(
+                ["mpirun", *OPTIONS, *options, "--run-dir", run, "--no-merge", "--oversubscribe",
+                 "-n", "2", "--", *program]
+            ),
+            OPEN_MPI, workdir / "out", run,
+        )  # fmt: skip
+
+    def comes_to(self, count: int) -> None:
+        """Wait until both ranks have taken so many steps."""
+        marks = [self.workdir / f"at.{rank}.{count}" for rank in (0, 1)]
+        self.running.wait_until(lambda: all(mark.exists() for mark in marks), f"at step {count}")
+
+    def tasks_end(self) -> float:
+        """Wait until mpirun has ended; returns how long after the programs."""
+        mpirun = Path(f"/proc/{self.running.launcher()}")
+        marks = [self.workdir / f"{rank}.json" for rank in (0, 1)]
+        self.running.wait_until(lambda: all(mark.exists() for mark in marks), "at its end")
+        self.running.wait_until(lambda: not alive(mpirun), "without tasks")
+        return time.monotonic() - max(self.told(rank)["ended"] for rank in (0, 1))
+
+    def told(self, rank: int) -> dict[str, float]:
+        told: dict[str, float] = json.loads((self.workdir / f"{rank}.json").read_text())
+        return told
+
+    def check(self, what: str, added_s: float, fault: Fault) -> None:
+        """It ended as it would have, and no step was held up."""
+        assert self.running.ends(60) == 0, self.running.said()
+        found = self.running.state()
+        fault(what, 0, 0, added_s, found)
+        assert words(self.running.said()) == WORDS
+        assert "Traceback" not in self.running.said()
+        assert added_s < ADDED_S, self.running.said()
+
+
+def alive(process: Path) -> bool:
+    try:
+        return "\nState:\tZ" not in (process / "status").read_text()
+    except OSError:
+        return False
+
+
+def test_no_rank_waits_for_a_run_directory_that_stands_still(
+    still: Disk, workdir: Path, fault: Fault
+) -> None:
+    # Past the window, until after the end of both ranks; the step log is due meanwhile.
+    job = Job(workdir, still.place / "run", 300)
+    report = still.place / "run/ranks/00000/report.nsys-rep"
+    job.comes_to(30)
+    job.running.wait_until(report.exists, "home")
+    still.freeze(30)
+    added_s = job.tasks_end()
+    assert still.still, "the disk moves again: it was no test"
+    still.thaw()
+    job.check("the run directory stands still after the window", added_s, fault)
+    assert max(job.told(rank)["longest_ns"] for rank in (0, 1)) < LONGEST_NS
+    assert job.running.state()["state"] == "collected"
+
+
+def test_a_window_that_opens_and_closes_while_the_run_directory_stands_still(
+    still: Disk, workdir: Path, fault: Fault
+) -> None:
+    job = Job(workdir, still.place / "run", 150, "--steps=60:70")
+    job.comes_to(20)
+    still.freeze(30)
+    added_s = job.tasks_end()
+    assert still.still, "the disk moves again: it was no test"
+    still.thaw()
+    job.check("the run directory stands still over the window", added_s, fault)
+    assert job.told(1)["longest_ns"] < LONGEST_NS, "rank 1 has no window"
+
+
+def test_a_very_slow_run_directory_is_waited_for_by_nobody(
+    still: Disk, workdir: Path, fault: Fault
+) -> None:
+    job = Job(workdir, still.place / "run", 150, "--steps=60:70")
+    job.comes_to(20)
+    still.slow(60)
+    added_s = job.tasks_end()
+    assert still.still
+    still.thaw()
+    job.check("a run directory that takes a second for each change", added_s, fault)
+    assert job.told(1)["longest_ns"] < LONGEST_NS
+
+
+@pytest.mark.parametrize("how", ["still", "slow"])
+def test_a_temporary_folder_that_stands_still_or_is_slow_holds_up_no_unprofiled_rank(
+    how: str, still: Disk, workdir: Path, fault: Fault
+) -> None:
+    temporary = still.place / "tmp"
+    temporary.mkdir()
+    job = Job(
+        workdir, workdir / "run", 150, "--steps=60:70", "--profiler=torch", tmp=str(temporary)
+    )
+    job.comes_to(20)
+    if how == "still":
+        still.freeze(20)
+    else:
+        still.slow(60)
+    added_s = job.tasks_end()
+    still.thaw()
+    what = "stands still" if how == "still" else "takes a second for each change"
+    job.check(f"TMPDIR {what}, torch.profiler", added_s, fault)
+    assert job.told(1)["longest_ns"] < LONGEST_NS

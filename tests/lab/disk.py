@@ -1,0 +1,76 @@
+"""A small disk of its own that stands still for a while, or is very slow.
+
+Only this disk: a file that is mounted as ext4. Whatever becomes of the test, it moves again: a
+process of its own sees to that.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+#: A disk never stands still for longer than this.
+MOST_S = 30
+
+
+class Disk:
+    """A mounted file system; everybody may write to it."""
+
+    def __init__(self, place: Path) -> None:
+        self.place = place
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def freeze(self, seconds: float) -> None:
+        """Let it stand still: whoever changes anything there waits, and cannot be killed."""
+        self._do(f"fsfreeze -f {self.place}; sleep {min(seconds, MOST_S)}")
+
+    def slow(self, seconds: float) -> None:
+        """Let a change take a second: it moves for a hundredth of a second at a time."""
+        every = f"fsfreeze -f {self.place}; sleep 1; fsfreeze -u {self.place}; sleep 0.01"
+        self._do(f"end=$((SECONDS + {seconds:.0f})); while [ $SECONDS -lt $end ]; do {every}; done")
+
+    def _do(self, script: str) -> None:
+        self.thaw()
+        # In a session of its own, with nothing of the test's: it outlives the test.
+        self.process = subprocess.Popen(
+            ["setsid", "bash", "-c", f"{script}; fsfreeze -u {self.place} || true"],
+            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        )  # fmt: skip
+        time.sleep(0.2)
+
+    @property
+    def still(self) -> bool:
+        """Whether it is still to stand still, or be slow, for some time."""
+        return self.process is not None and self.process.poll() is None
+
+    def thaw(self) -> None:
+        """Let it move again, now."""
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait()
+            self.process = None
+        # One freeze for each thaw; an error says that it moves.
+        subprocess.run(["fsfreeze", "-u", self.place], capture_output=True, check=False)
+
+
+@contextlib.contextmanager
+def disk(megabytes: int = 64) -> Iterator[Disk]:
+    """Make one, and remove it."""
+    with tempfile.TemporaryDirectory(prefix="clusterprof-still-") as folder:
+        image, place = Path(folder) / "image", Path(folder) / "m"
+        with image.open("wb") as file:
+            file.truncate(megabytes << 20)
+        subprocess.run(["mkfs.ext4", "-q", image], check=True)
+        place.mkdir()
+        subprocess.run(["mount", "-o", "loop", image, place], check=True)
+        place.chmod(0o1777)
+        made = Disk(place)
+        try:
+            yield made
+        finally:
+            made.thaw()
+            subprocess.run(["umount", "-l", place], check=True)
