@@ -17,17 +17,19 @@ from clusterprof.results import Finding
 
 
 def find(scene: Scene, late_ns: float = 0.0) -> list[Finding]:
-    """Return `host.gil`, `host.gc`, `input.stall`, `host.sync`, `host.launch_bound`, `host.busy`.
+    """Return `host.gil`, `host.gc`, `input.stall`, `host.sync`, `host.launch_bound`, `host.busy`,
+    `gpu.idle`.
 
     Idle time is given to one cause only, in this order: waiting for the GIL, the garbage
-    collector, fetching input, a synchronising call, the pace of launching, anything else.
+    collector, fetching input, a synchronising call, the pace of launching, anything else that
+    hosts do, and what no host is the cause of.
     `late_ns`: what the stragglers found already cost a step.
     """
     if not scene.settled:
         return []
     gaps = [shared.idle_gaps(line) for line in scene.timelines]
     found: list[Finding] = []
-    for cause in (_gil, _gc, _input, _sync, _launch, _busy):
+    for cause in (_gil, _gc, _input, _sync, _launch, _busy, _queued):
         one, gaps = cause(scene, gaps)
         if one is not None:
             found.append(one)
@@ -276,6 +278,34 @@ def _busy(scene: Scene, gaps: list[Union]) -> Answer:
         "and move it off the training thread, or let it run ahead: a launch need not wait for the "
         "GPU",
         follow_up=capture(scene, scene.ranks[:1], *operators(scene), "--cpu-sampling"),
+    )
+    return made, shared.left(gaps, cause.where)
+
+
+def _queued(scene: Scene, gaps: list[Union]) -> Answer:
+    """Gaps on all ranks before kernels that had been launched when the GPU ran dry."""
+    if any(line.on_host for line in scene.timelines):
+        return None, gaps
+    cause = shared.queued(scene, gaps)
+    cost = np.minimum(np.sort(cause.idle, axis=0)[len(scene.ranks) // 4], scene.durations)
+    per_step = float(cost.mean())
+    if per_step < limits.LAUNCH_FRAC * scene.step_ns:
+        return None, gaps
+    idle = float(np.nanmean(scene.account("idle_ns")))
+    made = finding(
+        scene,
+        "gpu.idle",
+        rank=None,
+        ranks=scene.ranks,
+        cost=cost,
+        floor_ns=0.01 * scene.step_ns,
+        confidence=0.8,
+        summary=f"GPUs idle {ms(idle)} of each {ms(scene.step_ns)} step "
+        f"({percent(idle / scene.step_ns)}), {ms(per_step)} of it although their next kernel had "
+        "been launched: it waits for something that the reports do not show",
+        evidence=_idle_evidence(scene, cause, "with the next kernel launched already"),
+        advice="look for what the reports lack: other processes on these GPUs (nvidia-smi), events "
+        "that the profiler dropped, host callbacks in streams, events of another process",
     )
     return made, shared.left(gaps, cause.where)
 

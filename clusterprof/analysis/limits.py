@@ -40,6 +40,10 @@ BEHIND_TIMES = 1.15
 #: and for a fifth of the step: less is the order in which equally slow hosts have resumed
 BEHIND_FRAC = 0.2
 
+#: one rank is last everywhere if nine tenths of all waiting are for it, and that is worth a word
+#: from a good third of the step on, whatever hurrying it would save
+LAST_FRAC, WAITED_FRAC = 0.9, 0.4
+
 #: GPUs of one model differ by up to 2% in clocks; kernels compared must be this part of all
 SLOWER_FRAC = 0.03
 COMPARED_FRAC = 0.1
@@ -50,6 +54,8 @@ UNEQUAL_FRAC = 0.1
 SHORT_KERNEL_NS = 15_000
 #: a gap between kernels longer than this is not the pace of launching
 LAUNCH_GAP_NS = 1_000_000
+#: a kernel that is queued starts 1 to 10 µs after what it waits for
+QUEUED_GAP_NS = 50_000
 #: eager training idles 1 to 5% between its launches in the recordings that are not bound by them
 LAUNCH_FRAC = 0.1
 #: hosts that need this much of the step set its pace: their own jitter takes the rest

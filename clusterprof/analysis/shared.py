@@ -14,7 +14,7 @@ import numpy as np
 from clusterprof.analysis import host, limits
 from clusterprof.analysis.intervals import Union, union
 from clusterprof.analysis.peers import median_of_others
-from clusterprof.analysis.scene import Floats, Scene
+from clusterprof.analysis.scene import Bools, Floats, Ints, Scene
 from clusterprof.analysis.timeline import COMPUTE, Timeline
 
 _INPUT = r"(?i)^(data|input|batch|fetch|dataload)|dataloader|next_batch|get_batch"
@@ -122,16 +122,38 @@ def launching(scene: Scene, gaps: list[Union], pace: Floats, *, long: bool = Fal
     """
     where = []
     for line, gap in zip(scene.timelines, gaps, strict=True):
-        following = np.searchsorted(line.start, gap.end)
-        known = following < len(line.start)
-        late = np.zeros(len(gap.start), dtype=bool)
-        late[known] = line.launch_end[following[known]] > gap.start[known]
+        late = _launched_after(line, gap.end, gap.start)
         chosen = late & ((gap.end - gap.start > limits.LAUNCH_GAP_NS) == long)
         where.append(union(gap.start[chosen], gap.end[chosen]))
-    idle = np.zeros((len(scene.ranks), len(scene.settled)))
+    return Cause(where, _idle(scene, where), np.nan_to_num(pace))
+
+
+def queued(scene: Scene, gaps: list[Union]) -> Cause:
+    """Gaps before kernels that had been launched before the GPU ran dry."""
+    where = []
+    for line, gap in zip(scene.timelines, gaps, strict=True):
+        last = gap.end >= (line.start[-1] if len(line.start) else 0)
+        ready = ~_launched_after(line, gap.end, gap.start) & ~last
+        chosen = ready & (gap.end - gap.start > limits.QUEUED_GAP_NS)
+        where.append(union(gap.start[chosen], gap.end[chosen]))
+    return Cause(where, _idle(scene, where), np.zeros((len(scene.ranks), len(scene.settled))))
+
+
+def _launched_after(line: Timeline, next_start: Ints, time: Ints) -> Bools:
+    """Whether the kernel that starts at `next_start` was launched after `time`."""
+    following = np.searchsorted(line.start, next_start)
+    known = following < len(line.start)
+    late = np.zeros(len(time), dtype=bool)
+    late[known] = line.launch_end[following[known]] > time[known]
+    return late
+
+
+def _idle(scene: Scene, where: list[Union]) -> Floats:
+    """How much of each settled step lies in the gaps `where`, [ranks, settled steps]."""
+    out = np.zeros((len(scene.ranks), len(scene.settled)))
     for k, line in enumerate(scene.timelines):
-        idle[k] = per_step(scene, line, where[k].within(line.begin, line.end))
-    return Cause(where, idle, np.nan_to_num(pace))
+        out[k] = per_step(scene, line, where[k].within(line.begin, line.end))
+    return out
 
 
 def typical_kernel(scene: Scene) -> float:

@@ -16,7 +16,7 @@ from clusterprof.analysis import causes, limits, savings, together
 from clusterprof.analysis.blame import Blame, launches, mean, steady, weigh
 from clusterprof.analysis.finding import capture, finding, ms, operators, percent
 from clusterprof.analysis.peers import median_of_others
-from clusterprof.analysis.scene import Scene
+from clusterprof.analysis.scene import Floats, Scene
 from clusterprof.results import Finding
 
 #: what to do where a late host is no slower than the others
@@ -69,7 +69,8 @@ def find(scene: Scene, weighed: Blame | None = None, paced_ns: float = np.inf) -
         return [_joint(scene, replace(seen, cost=excess), joint)] + [
             f for f in out if f["rank"] not in named
         ]
-    return out or _hidden(scene, seen) or _only_behind(scene, seen, least)
+    quiet = _hidden(scene, seen) or _only_behind(scene, seen, least)
+    return out or [*quiet, *_overlapped(scene, seen, {f["rank"] for f in quiet})]
 
 
 def _joint(scene: Scene, seen: Blame, joint: together.Together) -> Finding:
@@ -144,6 +145,42 @@ def _only_behind(scene: Scene, seen: Blame, least: float) -> list[Finding]:
             advice=_ALL_HOSTS,
         )
     ]
+
+
+def _overlapped(scene: Scene, seen: Blame, said: set[int | None]) -> list[Finding]:
+    """The rank whose slower host comes last to collectives, by much, while the others compute."""
+    late, much = seen.lateness.mean(axis=1), limits.WARNING_FRAC * scene.step_ns
+    k = int(np.argmax(late))
+    idles = scene.account("idle_ns")
+    slower, idle = _beyond_others(seen.pace, k), mean(idles)[k] - _beyond_others(idles, k)
+    if scene.pipelined or scene.ranks[k] in said or seen.slowed[k] or late[k] < much:
+        return []
+    if not (slower >= much and steady(seen.lateness)[k]) or idle > 2 * much:
+        return []
+    rank, own = scene.ranks[k], float(seen.cost[k].mean())
+    why, advice, details = causes.slow_host(scene, k, rank)
+    return [
+        finding(
+            scene,
+            "straggler.host",
+            rank=rank,
+            ranks=[rank],
+            cost=seen.cost[k],
+            at_most="info",
+            confidence=0.6,
+            summary=f"rank {rank} comes last to collectives, by {ms(float(late[k]))} of each step "
+            f"in all{why}; the others' compute hides all but {ms(own)} of it",
+            evidence=[*_latest(scene, rank), *details],
+            advice=advice,
+        )
+    ]
+
+
+def _beyond_others(values: Floats, k: int) -> float:
+    """By how much a rank's mean is above the others' median; NaN where either is unknown."""
+    own, others = mean(values), np.delete(mean(values), k)
+    others = others[~np.isnan(others)]
+    return float(own[k] - np.median(others)) if len(others) else float("nan")
 
 
 def _by_chance(scene: Scene, seen: Blame, k: int) -> bool:
@@ -291,7 +328,12 @@ def _finding(scene: Scene, seen: Blame, k: int, rank: int, saved: float) -> Find
         confidence=confidence,
         summary=f"rank {rank} holds up the others: {ms(per_step)} of each {ms(scene.step_ns)} "
         f"step ({percent(share)}), {why}{often}",
-        evidence=[*_on_path(scene, seen, rank), *_latest(scene, rank), *details],
+        evidence=[
+            *_on_path(scene, seen, rank),
+            *_all_in_all(seen, k, rank),
+            *_latest(scene, rank),
+            *details,
+        ],
         advice=advice,
         follow_up=_closer(scene, k) if by_host else "",
     )
@@ -350,6 +392,13 @@ def _compared(scene: Scene, seen: Blame, k: int) -> list[dict[str, Any]]:
             "what": what,
         }
     ]
+
+
+def _all_in_all(seen: Blame, k: int, rank: int) -> list[dict[str, Any]]:
+    """By how much the rank comes last, whether or not the others had something to compute."""
+    late = float(seen.lateness[k].mean())
+    what = f"last at collectives by {ms(late)} a step in all, also while the others computed"
+    return [{"rank": rank, "late_ns_per_step": round(late), "what": what}] if late else []
 
 
 def _latest(scene: Scene, rank: int) -> list[dict[str, Any]]:

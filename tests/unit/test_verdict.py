@@ -8,6 +8,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
@@ -16,14 +17,22 @@ from clusterprof.analysis.scene import Scene
 from clusterprof.analysis.verdict import verdict
 from clusterprof.report import html, text
 from clusterprof.results import Finding
-from clusterprof.simulate import simulate
+from clusterprof.simulate import Cause, Job, simulate
 from clusterprof.simulate.cases import KINDS, cases
 from clusterprof.study import study
 from clusterprof.tables import RankTables
 
+MS = 1_000_000
+
 
 def scene(ranks: tuple[int, ...] = (0, 1)) -> Scene:
-    return cast("Scene", SimpleNamespace(ranks=ranks, settled=(3, 4, 5), step_ns=40e6))
+    two = np.array([0, 1])
+    calls = SimpleNamespace(
+        rank=two, collective=two * 0, matched=two >= 0, synchronising=two < 0, step=two,
+        last_rank=two, wait=two,
+    )  # fmt: skip
+    made = SimpleNamespace(ranks=ranks, settled=(3, 4, 5), step_ns=40e6, collectives=calls)
+    return cast("Scene", made)
 
 
 def finding(code: str, cost_ms: float, severity: str = "critical") -> Finding:
@@ -82,3 +91,66 @@ def _on_processors(tables: RankTables) -> RankTables:
     host = tables.host_calls.filter(pc.not_equal(kind, "cuda"))
     info = replace(tables.info, backend="gloo", device="")
     return replace(tables, info=info, activity=activity, host_calls=host)
+
+
+def cut(tables: RankTables, steps: int) -> RankTables:
+    """The report as it is where the capture ended after so many steps."""
+    end = tables.steps["end_ns"][steps - 1].as_py()
+
+    def before(table: pa.Table, name: str) -> pa.Table:
+        return table.filter(pc.less(table[name], end))
+
+    return replace(
+        tables,
+        steps=tables.steps.slice(0, steps),
+        activity=before(tables.activity, "launch_start_ns"),
+        collective_calls=before(tables.collective_calls, "issue_start_ns"),
+        host_calls=before(tables.host_calls, "start_ns"),
+    )
+
+
+@pytest.mark.parametrize("steps", [1, 2])
+def test_of_a_single_step_the_verdict_says_with_care_where_its_time_goes(steps: int) -> None:
+    ranks, _ = simulate(Job(causes=(Cause("host", 2, 30 * MS),)))
+    results = study([cut(tables, steps) for tables in ranks]).results
+    assert results["verdict"].startswith(f"not enough settled steps for a verdict ({steps - 1} of")
+    assert "is no evidence, but in it compute takes " in results["verdict"]
+    assert not [f for f in results["findings"] if f["code"].startswith("straggler")]
+
+
+def test_nobody_is_called_in_time_whom_nothing_can_be_compared_with() -> None:
+    ranks, _ = simulate(Job())
+    bare = [replace(r, collective_calls=r.collective_calls.slice(0, 0)) for r in ranks]
+    assert study(bare).results["verdict"].startswith("stragglers cannot be determined: ")
+    one = study([*ranks[:3], bare[3]]).results["verdict"]
+    assert one.startswith("no stragglers among 3 ranks; rank 3 cannot be compared")
+
+
+def test_a_rank_for_which_all_others_wait_half_of_the_step_is_named() -> None:
+    # all hosts set the pace alike; the one that resumed last stays last
+    causes = tuple(Cause("host", rank, 60 * MS) for rank in range(4))
+    verdict = study(simulate(Job(steps=6, causes=causes))[0]).results["verdict"]
+    assert verdict.startswith("rank 3 comes last to nearly all collectives and the others wait")
+
+
+def test_a_rank_that_is_late_while_the_others_compute_costs_little_and_is_named() -> None:
+    # its host sleeps longer than its device has work queued, the others' reductions hide most
+    job = Job(layer_ns=4_000_000, ahead_steps=1, causes=(Cause("host", 1, 24 * MS),))
+    results = study(simulate(job)[0]).results
+    late = [f for f in results["findings"] if f["code"] == "straggler.host"]
+    assert [f["rank"] for f in late[:1]] == [1]
+    assert "rank 1 " in results["verdict"]
+
+
+def test_gpus_that_idle_with_work_launched_already_wait_for_what_no_report_shows() -> None:
+    ranks, _ = simulate(Job(launch_ns=30_000, steps=6))
+    # what the profiler has dropped: half of the backward, on all ranks
+    names = [t.activity["name"].cast(pa.string()) for t in ranks]
+    kept = [pc.invert(pc.match_substring(name, "backward_1")) for name in names]
+    poor = [replace(t, activity=t.activity.filter(k)) for t, k in zip(ranks, kept, strict=True)]
+    results = study(poor).results
+    (found,) = [f for f in results["findings"] if f["code"] == "gpu.idle"]
+    assert found["rank"] is None
+    assert 0.2 < found["share_of_step"] < 0.4
+    assert "GPUs idle " in results["verdict"]
+    assert not [f for f in study(ranks).results["findings"] if f["code"] == "gpu.idle"]
