@@ -32,7 +32,7 @@ _FEW_CALLS = 3
 _NEAR_NS = 1_000_000
 #: with more streams than these not all pairs are compared (their number grows with the square), and
 #: the tolerance is learned from so many
-_MANY_STREAMS, _TELLING_STREAMS = 128, 32
+_MANY_STREAMS, _TELLING_STREAMS = 128, 12
 
 Floats = npt.NDArray[np.float64]
 
