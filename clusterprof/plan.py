@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from clusterprof import masking
 from clusterprof.capture import CapturePlan
 from clusterprof.ranks import Selection
 from clusterprof.window import StepWindow
@@ -101,9 +102,9 @@ class LaunchPlan:
         }
 
     def command_line(self) -> str:
-        """The command with its added environment, to be pasted into a shell."""
+        """The command with its added environment, to be pasted into a shell; secrets masked."""
         added = [f"{name}={shlex.quote(value)}" for name, value in self.environment.items()]
-        return " ".join([*added, shlex.join(self.job.command)])
+        return " ".join([*added, shlex.join(masking.words(self.job.command))])
 
     def command_lines(self) -> list[str]:
         """What will run where: one line, or one for each host."""
@@ -112,7 +113,7 @@ class LaunchPlan:
             return [self.command_line()]
         variables = " ".join([*self.environment, *there.environment])
         lines = [
-            f"{host.name}: cd {shlex.quote(there.folder)} && {shlex.join(command)}"
+            f"{host.name}: cd {shlex.quote(there.folder)} && {shlex.join(masking.words(command))}"
             for host, command in zip(there.hosts, there.commands, strict=True)
         ]
         lines.append(

@@ -50,7 +50,7 @@ _FORM = {
     "world_size": (_RANKS[1:], None), "attempt": (_RANKS[1:], None),
     "began": _is_time, "ended": (_is_time, None), "exit_status": (int, None),
     "launcher": (str, None),
-    "profiler": {"path?": (str, None)},
+    "profiler": {"path?": (str, None)}, "outcomes": [{"rank": _RANKS}],
     "hosts": [{
         "name": str, "address": str, "user": (str, None), "port": (int, None), "hostname": str,
         "left": (str, None),
@@ -249,17 +249,25 @@ def check_free(path: Path, *, force: bool = False) -> bool:
     """
     if not path.exists() or (path.is_dir() and not any(path.iterdir())):
         return False
-    if force and (path / "run.json").is_file():
+    if _is_run(path) and force:
         return True
     raise RunDirectoryTaken(
         f"the run directory {path} exists already",
         "choose another with --run-dir DIR"
         + (
             ", or replace that run with --force"
-            if (path / "run.json").is_file()
+            if _is_run(path)
             else " (it is not a run directory, so --force will not replace it)"
         ),
     )
+
+
+def _is_run(path: Path) -> bool:
+    """Whether it is a run directory, by what its run.json says: other tools have one too."""
+    try:
+        return "selection" in RunDirectory(path).read_manifest()
+    except RunDirectoryError:
+        return False
 
 
 def create(path: Path, *, force: bool = False) -> RunDirectory:

@@ -14,9 +14,9 @@ from clusterprof import rundir
 from clusterprof.agent.identity import Identity, identify
 from clusterprof.cli import narrate
 from clusterprof.cli.narrate import say
-from clusterprof.cli.options import path
+from clusterprof.cli.options import check_free, path
 from clusterprof.errors import ClusterprofError, UsageError
-from clusterprof.probe.measurement import Bound, Measurement, drift, joined, read
+from clusterprof.probe.measurement import Bound, Measurement, drift, is_measurement, joined, read
 
 #: our own deadline has passed (as `timeout` says it)
 _LATE = 124
@@ -119,8 +119,8 @@ def _watched(timeout_s: float, rank: int) -> threading.Timer:
 
 def refuse_existing(arguments: argparse.Namespace) -> None:
     """Before any work. Raises UsageError."""
-    if arguments.output and arguments.output.exists() and not arguments.force:
-        raise UsageError(f"{arguments.output} exists already", "replace it with --force")
+    if arguments.output:
+        check_free(arguments.output, arguments.force, is_measurement)
 
 
 def tell(found: Measurement, arguments: argparse.Namespace) -> int:

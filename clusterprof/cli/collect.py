@@ -12,9 +12,8 @@ from clusterprof import nsys, rundir
 from clusterprof.cli.launch import tell
 from clusterprof.cli.narrate import say
 from clusterprof.cli.options import path
-from clusterprof.collect import collect_attempts
+from clusterprof.collect import collect_attempts, expected
 from clusterprof.errors import ReportError, UsageError
-from clusterprof.ranks import Selection
 
 
 def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
@@ -43,7 +42,6 @@ def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
     nsys.prefer(arguments.nsys)
     run = rundir.opened(arguments.run)
     manifest = run.read_manifest()
-    selection = Selection.from_json(manifest["selection"])
     if any(host["left"] for host in manifest.get("hosts", [])):
         from clusterprof.collect.over_ssh import gather_left
 
@@ -54,7 +52,7 @@ def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
 
     for made in (made for each in run.attempts() for made in raw.finish(each)):
         say(f"rank {made.rank}: {made.problem or 'its report is made'}")
-    run, outcomes = collect_attempts(run, selection.expected(manifest["world_size"]), patience_s=0)
+    run, outcomes = collect_attempts(run, expected(manifest), patience_s=0)
     if run.attempt != manifest.get("attempt", 1):
         manifest["attempt"] = run.attempt
         run.write_manifest(manifest)

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from clusterprof import __version__, nsys, rundir
+from clusterprof import __version__, masking, nsys, rundir
 from clusterprof.cli import narrate
 from clusterprof.cli.narrate import command as show_command
 from clusterprof.cli.narrate import say
@@ -167,7 +167,7 @@ def first_manifest(plan: LaunchPlan) -> dict[str, Any]:
         "clusterprof": __version__,
         "python": sys.version.split()[0],
         "launcher": plan.job.launcher,
-        "argv": list(plan.job.command),
+        "argv": masking.words(plan.job.command),
         "world_size": plan.job.world_size,
         "selection": plan.selection.as_json(),
         "window": [plan.window.first, plan.window.end],

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 from clusterprof import nsys, rundir
 from clusterprof.cli import narrate
 from clusterprof.cli.narrate import say
-from clusterprof.cli.options import path
-from clusterprof.errors import UsageError
+from clusterprof.cli.options import check_free, path
+from clusterprof.errors import ReportError, UsageError
 
 if TYPE_CHECKING:
     from clusterprof.probe.measurement import Measurement
@@ -61,12 +61,12 @@ def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
     from clusterprof.cli import merging
     from clusterprof.report import html, results_json
 
-    if arguments.html and arguments.html.exists() and not arguments.force:
-        raise UsageError(f"{arguments.html} exists already", "replace it with --force")
+    if arguments.html:
+        check_free(arguments.html, arguments.force, html.is_ours)
     output = _output(arguments)
     only = arguments.paths[0] if len(arguments.paths) == 1 else None
     if only is not None and _is_run(only):
-        from clusterprof.collect import collect
+        from clusterprof.collect import collect, expected
 
         if arguments.clock:
             raise UsageError(
@@ -74,7 +74,7 @@ def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
                 f"put it there: clusterprof clock FILE... --output {only / 'clock_probe.json'}",
             )
         run = rundir.opened(only)
-        made = merging.merge_run(run, collect(run, None, patience_s=0))
+        made = merging.merge_run(run, collect(run, expected(run.read_manifest()), patience_s=0))
         say(f"wrote {run.html}")
     else:
         ranks = _told_ranks(arguments.rank)
@@ -105,13 +105,22 @@ def _output(arguments: argparse.Namespace) -> rundir.RunDirectory | None:
     if arguments.output is None:
         return None
     folder: Path = arguments.output.absolute()
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())) and not arguments.force:
-        raise UsageError(
-            f"the output directory {folder} exists already", "write into it with --force"
-        )
+    if not folder.is_dir() or any(folder.iterdir()):
+        check_free(folder, arguments.force, _is_output)
     with rundir.writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
     return rundir.RunDirectory(folder)
+
+
+def _is_output(folder: Path) -> bool:
+    """Whether a folder is what --output made."""
+    from clusterprof.report import results_json
+
+    try:
+        results_json.read(rundir.RunDirectory(folder).merged / "results.json")
+    except ReportError:
+        return False
+    return True
 
 
 def _told_ranks(told: Sequence[str]) -> dict[Path, int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -121,7 +121,20 @@ def save(made: Study, run: RunDirectory) -> None:
             folder.mkdir(parents=True, exist_ok=True)
             for name in SCHEMAS:
                 write_table(getattr(rank, name), folder / f"{name}.parquet")
+        _forget_others(run.path / "tables", {f"{rank.rank:05d}" for rank in made.ranks})
         html.write(run.html, made.results, made.collectives, title=run.path.name)
+
+
+def _forget_others(tables: Path, kept: Container[str]) -> None:
+    """Remove the tables of an earlier merge whose ranks this one has not; nothing else."""
+    from clusterprof.tables import SCHEMAS
+
+    for folder in tables.iterdir() if tables.is_dir() else ():
+        if folder.name.isdigit() and folder.name not in kept and not folder.is_symlink():
+            for name in SCHEMAS:
+                (folder / f"{name}.parquet").unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                folder.rmdir()
 
 
 def write_table(table: pa.Table, target: Path) -> None:

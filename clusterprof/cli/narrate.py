@@ -16,6 +16,7 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TextIO, cast
 
+from clusterprof import masking
 from clusterprof.agent import messages
 from clusterprof.errors import ClusterprofError
 
@@ -31,8 +32,8 @@ def error(what: object, *more: str) -> None:
 
 
 def command(argv: Sequence[str], prefix: str = "") -> None:
-    """A command that is about to run, to be pasted."""
-    _write(f"+ {prefix}{shlex.join(argv)}\n")
+    """A command that is about to run, to be pasted; what looks like a secret is masked."""
+    _write(f"+ {prefix}{shlex.join(masking.words(argv))}\n")
 
 
 def _write(text: str) -> None:

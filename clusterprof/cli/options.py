@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
+
+from clusterprof.errors import UsageError
 
 #: The settings that can be given by environment: option -> (variable, default).
 SETTINGS = {
@@ -38,6 +40,22 @@ class Settings:
             return self._environ[variable]
         self.origins[name] = "default"
         return default
+
+
+def check_free(target: Path, force: bool, ours: Callable[[Path], bool]) -> None:
+    """Raise UsageError where something stands at `target` that may not be replaced.
+
+    `--force` replaces what clusterprof wrote, which `ours` tells by its content, and nothing else.
+    """
+    if not os.path.lexists(target):
+        return
+    if not force:
+        raise UsageError(f"{target} exists already", "replace it with --force")
+    if not ours(target):
+        raise UsageError(
+            f"{target} exists already, and is not what clusterprof writes there",
+            "--force replaces nothing else: choose another place, or remove it",
+        )
 
 
 def path(text: str) -> Path:

@@ -6,8 +6,7 @@ import argparse
 from collections.abc import Sequence
 
 from clusterprof.cli.narrate import say
-from clusterprof.cli.options import path
-from clusterprof.errors import UsageError
+from clusterprof.cli.options import check_free, path
 
 
 def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
@@ -23,9 +22,9 @@ def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
     parser.add_argument("--force", action="store_true", help="replace TARGET")
     parser.add_argument("--debug", action="store_true", help="show tracebacks")
     arguments = parser.parse_args([*own, *(program or ())])
-    if arguments.target.exists() and not arguments.force:
-        raise UsageError(f"{arguments.target} exists already", "replace it with --force")
-    from clusterprof.ingest.scrub import scrub
+    from clusterprof.ingest.scrub import is_ours, scrub
+
+    check_free(arguments.target, arguments.force, is_ours)
 
     scrub(arguments.export, arguments.target)
     say(f"wrote {arguments.target}")

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from clusterprof.agent import states
 from clusterprof.agent.profiler import free_bytes
+from clusterprof.ranks import Selection
 from clusterprof.rundir import RunDirectory
 
 #: A shared filesystem may show a file, and a guard may finish, a little after the launcher ended.
@@ -51,6 +52,16 @@ class Outcome:
     steps: Path | None = None
     #: the report has all of the window that there was to be had
     whole: bool = False
+
+
+def expected(manifest: Mapping[str, Any]) -> list[int] | None:
+    """The ranks that a run was to profile, by its run.json; None where only the ranks knew.
+
+    Those that were settled before are among them: one whose folder is gone since is missing.
+    """
+    told = set(Selection.from_json(manifest["selection"]).expected(manifest["world_size"]) or ())
+    told.update(each["rank"] for each in manifest.get("outcomes", []))
+    return sorted(told) or None
 
 
 def collect_attempts(

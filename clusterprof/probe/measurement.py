@@ -137,6 +137,15 @@ def read(path: Path) -> Measurement:
     return parsed(found)
 
 
+def is_measurement(path: Path) -> bool:
+    """Whether a file is a clock_probe.json."""
+    try:
+        read(path)
+    except ReportError:
+        return False
+    return True
+
+
 def parsed(found: Mapping[str, Any]) -> Measurement:
     """What a document holds; rows that are none, or contradict themselves, become notes."""
     bounds, notes = [], [str(each) for each in _list(found.get("notes"))]

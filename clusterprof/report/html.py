@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import os
+import stat
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from importlib import resources
@@ -77,6 +79,19 @@ def write(path: Path, results: Results, collectives: pa.Table, *, title: str) ->
     # A run directory's name may hold bytes that are no UTF-8.
     with writing(path, "--output"):
         files.write(path, page.encode(errors="backslashreplace"))
+
+
+#: near the beginning of every page
+_MARK = b'<meta name="generator" content="clusterprof">'
+
+
+def is_ours(path: Path) -> bool:
+    """Whether a file is a page that `write` wrote."""
+    try:
+        with path.open("rb") as file:
+            return stat.S_ISREG(os.fstat(file.fileno()).st_mode) and _MARK in file.read(4096)
+    except OSError:
+        return False
 
 
 def _part(name: str) -> str:

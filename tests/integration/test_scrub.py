@@ -25,7 +25,8 @@ def test_a_scrubbed_export_keeps_its_rank_and_no_secret(
     }  # fmt: skip
     run_command(
         ["nsys", "profile", "--trace=osrt", "--sample=none", "--cpuctxsw=none", "--output=r",
-         sys.executable, "-c", "open('/dev/null').close(); print('printed-' + 'words')"],
+         sys.executable, "-c", "open('/dev/null').close(); print('printed-' + 'words')",
+         "--token", secret],
         env=env, timeout=120,
     )  # fmt: skip
     importer = "/usr/lib/nsight-systems/host-linux-x64/QdstrmImporter"
@@ -45,6 +46,11 @@ def test_a_scrubbed_export_keeps_its_rank_and_no_secret(
     again = run_clusterprof(["scrub", "full.sqlite", "clean.sqlite"])
     assert again.returncode == 2
     assert "--force" in again.stderr
+    assert run_clusterprof(["scrub", "--force", "full.sqlite", "clean.sqlite"]).returncode == 0
+    full_before = Path("full.sqlite").read_bytes()
+    wrong = run_clusterprof(["scrub", "--force", "clean.sqlite", "full.sqlite"])
+    assert wrong.returncode == 2
+    assert Path("full.sqlite").read_bytes() == full_before, "a recording is not what scrub wrote"
 
 
 def test_what_is_no_export_is_refused(run_clusterprof: Run, workdir: Path) -> None:

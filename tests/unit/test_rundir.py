@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from clusterprof import rundir
+from clusterprof import ranks, rundir
 from clusterprof.agent import states
 from clusterprof.collect import collect
 from clusterprof.errors import RunDirectoryError
@@ -18,7 +18,7 @@ from clusterprof.errors import RunDirectoryError
 
 def made(path: Path) -> rundir.RunDirectory:
     run = rundir.create(path)
-    run.write_manifest({"schema_version": 1})
+    run.write_manifest({"schema_version": 1, "selection": ranks.parse("all").as_json()})
     return run
 
 
@@ -48,12 +48,16 @@ def test_force_replaces_a_run_but_never_anything_else(tmp_path: Path) -> None:
     (home / "thesis.tex").write_text("years")
     with pytest.raises(RunDirectoryError, match="exists already"):
         rundir.create(home, force=True)
+    # Other tools have a run.json too.
+    (home / "run.json").write_text('{"schema_version": 1}')
+    with pytest.raises(RunDirectoryError, match="not a run directory"):
+        rundir.create(home, force=True)
     assert (home / "thesis.tex").exists()
 
 
 def test_an_empty_directory_is_taken(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
-    assert made(tmp_path / "run").read_manifest() == {"schema_version": 1}
+    assert made(tmp_path / "run").read_manifest()["schema_version"] == 1
 
 
 def test_a_place_that_cannot_be_written_is_said(tmp_path: Path) -> None:

@@ -1,0 +1,63 @@
+"""Secrets on command lines are masked, and what only looks a little like one is not."""
+
+from __future__ import annotations
+
+import pytest
+
+from clusterprof import masking
+
+#: put together here, so that no scanner takes this file for a leak
+KNOWN = [
+    "sk-" + "a1B2" * 8, "ghp_" + "a1B2" * 9, "github_pat_" + "a1B2" * 9, "hf_" + "a1B2" * 8,
+    "glpat-" + "a1B2" * 5, "xoxb-" + "1234567890-abc", "AKIA" + "ABCD" * 4, "AIza" + "a1B2" * 9,
+    "eyJ" + "hbGciOiJI." + "eyJzdWIiOiIx." + "c2ln", "nvapi-" + "a1B2" * 8,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("secret", KNOWN)
+def test_a_well_known_token_is_masked_wherever_it_stands(secret: str) -> None:
+    for word in (secret, f"--x={secret}", f"https://{secret}@host/x", f"echo '{secret}'"):
+        assert secret not in masking.text(word), word
+        assert masking.text(word) == word.replace(secret, masking.MASK)
+
+
+@pytest.mark.parametrize(
+    ("argv", "shown"),
+    [
+        (["--token=abc", "x"], ["--token=***", "x"]),
+        (["--api-key", "abc", "x"], ["--api-key", "***", "x"]),
+        (["--password", "--verbose"], ["--password", "--verbose"]),
+        (["--hf_token=a,b c"], ["--hf_token=***"]),
+        (["env", "WANDB_API_KEY=abc", "python"], ["env", "WANDB_API_KEY=***", "python"]),
+        (["AWS_SECRET_ACCESS_KEY=a/b+c="], ["AWS_SECRET_ACCESS_KEY=***"]),
+        (["--export=ALL,HF_TOKEN=abc,X=1"], ["--export=ALL,HF_TOKEN=***,X=1"]),
+        (["postgres://me:abc@db/x"], ["postgres://me:***@db/x"]),
+        (["bash", "-c", "export DB_PASSWORD='a b'; python"],
+         ["bash", "-c", "export DB_PASSWORD=***; python"]),
+        (["sh", "-c", "train --api-key abc --lr 1"], ["sh", "-c", "train --api-key *** --lr 1"]),
+        (["-H", "Authorization: Bearer abc.def"], ["-H", "Authorization: Bearer ***"]),
+        (["--header=X: Bearer abcdefgh123"], ["--header=X: Bearer ***"]),
+        (['{"api_key": "abc", "n": 1}'], ['{"api_key": ***, "n": 1}']),
+        (["https://h/x?access_token=abc&n=1"], ["https://h/x?access_token=***&n=1"]),
+        (["--clientSecret=abc"], ["--clientSecret=***"]),
+    ],
+)  # fmt: skip
+def test_what_looks_like_a_secret_is_masked(argv: list[str], shown: list[str]) -> None:
+    assert masking.words(argv) == shown
+
+
+@pytest.mark.parametrize(
+    "word",
+    ["--max-tokens=4096", "--tokenizer=gpt2", "--eos-token-id=2", "TOKENIZERS_PARALLELISM=false",
+     "--sort-key=name", "--num-key-value-heads=8", "--lr=0.1", "https://host:8080/x", "a=b", "",
+     "--secretary=x", "user@host:/path", "c10d://host:29500", "--password-file=/x",
+     "sk-learn", "hf_hub", "task-runner", "--nproc-per-node=4", "train.py"],
+)  # fmt: skip
+def test_what_is_no_secret_stays(word: str) -> None:
+    assert masking.text(word) == word
+    assert masking.words([word, "next"]) == [word, "next"]
+
+
+def test_a_long_word_is_masked_in_no_time() -> None:
+    for word in ("a-" * 50_000, "A_" * 50_000, "--" + "token-" * 20_000, "a" * 100_000):
+        masking.words([word])

@@ -1,0 +1,130 @@
+"""Merging a run directory: every profiled rank is accounted for, however often it is merged."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from clusterprof import rundir
+from clusterprof.agent import states
+from clusterprof.cli import merge, options
+from clusterprof.errors import UsageError
+from clusterprof.probe.measurement import Measurement, is_measurement
+from clusterprof.ranks import parse
+
+RECORDING = Path(__file__).parents[1] / "data" / "recordings" / "kineto" / "gloo"
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> rundir.RunDirectory:
+    """A run of three ranks, all profiled, that has been collected."""
+    made = rundir.create(tmp_path / "run")
+    for rank in range(3):
+        states.advance(str(made.rank(rank)), "captured", chosen=True)
+        shutil.copy(RECORDING / f"rank{rank}.json.gz", made.rank(rank) / "trace.json.gz")
+    made.write_manifest(
+        {
+            "schema_version": 1,
+            "launcher": "torchrun",
+            "world_size": None,
+            "selection": parse("all").as_json(),
+            "window": [5, 10],
+            "outcomes": [{"rank": rank, "state": "collected", "reason": ""} for rank in range(3)],
+        }
+    )
+    return made
+
+
+def results(run: rundir.RunDirectory) -> Any:
+    return json.loads((run.merged / "results.json").read_text())
+
+
+def test_a_profiled_rank_whose_folder_is_gone_is_missing(run: rundir.RunDirectory) -> None:
+    assert merge.main("merge", [str(run.path)], None) == 0
+    assert results(run)["missing"] == []
+    shutil.rmtree(run.rank(2))
+    assert merge.main("merge", [str(run.path)], None) == 0
+    assert [each["rank"] for each in results(run)["ranks"]] == [0, 1]
+    assert [each["rank"] for each in results(run)["missing"]] == [2]
+    assert not (run.path / "tables" / "00002").exists(), "its tables belong to no result"
+
+
+def test_merges_of_one_run_at_once_do_not_disturb_each_other(run: rundir.RunDirectory) -> None:
+    problems: list[Exception] = []
+
+    def one() -> None:
+        try:
+            merge.main("merge", [str(run.path)], None)
+        except Exception as error:  # noqa: BLE001 - whatever it is
+            problems.append(error)
+
+    merges = [threading.Thread(target=one) for _ in range(6)]
+    for each in merges:
+        each.start()
+    for each in merges:
+        each.join()
+    assert problems == []
+    assert len(results(run)["ranks"]) == 3
+    assert not [path for path in run.path.rglob("*") if path.suffix == ".tmp"]
+
+
+# --- --force
+
+
+@pytest.fixture
+def reports(tmp_path: Path) -> list[str]:
+    """Two reports, as words of a command line."""
+    copies = [tmp_path / f"rank{rank}.json.gz" for rank in (0, 1)]
+    for copy in copies:
+        shutil.copy(RECORDING / copy.name, copy)
+    return [str(copy) for copy in copies]
+
+
+def test_force_replaces_a_page_of_ours_and_nothing_else(tmp_path: Path, reports: list[str]) -> None:
+    page = str(tmp_path / "page.html")
+    assert merge.main("merge", [*reports, "--html", page], None) == 0
+    with pytest.raises(UsageError, match="exists already"):
+        merge.main("merge", [*reports, "--html", page], None)
+    assert merge.main("merge", [*reports, "--html", page, "--force"], None) == 0
+    (tmp_path / "own.html").write_text("<!DOCTYPE html><p>years of work")
+    (tmp_path / "dangling").symlink_to(tmp_path / "absent")
+    for target in (reports[0], tmp_path / "own.html", tmp_path, tmp_path / "dangling", "/dev/null"):
+        before = os.lstat(target)
+        with pytest.raises(UsageError, match="not what clusterprof writes"):
+            merge.main("merge", [*reports, "--html", str(target), "--force"], None)
+        assert os.lstat(target).st_ino == before.st_ino
+
+
+def test_force_writes_into_an_output_of_ours_and_leaves_no_stale_tables(
+    tmp_path: Path, reports: list[str]
+) -> None:
+    output = tmp_path / "output"
+    line = [*reports, "--output", str(output)]
+    assert merge.main("merge", line, None) == 0
+    (output / "tables" / "00001" / "notes").write_text("mine")
+    assert merge.main("merge", [*line[1:], "--force"], None) == 0  # rank 1 alone
+    assert not (output / "tables" / "00000").exists()
+    assert merge.main("merge", [line[0], *line[2:], "--force"], None) == 0  # rank 0 alone
+    assert [path.name for path in (output / "tables" / "00001").iterdir()] == ["notes"]
+    assert len(list((output / "tables" / "00000").iterdir())) == 4
+    home = tmp_path / "home"
+    home.mkdir()
+    (home / "report.html").write_text("mine")
+    with pytest.raises(UsageError, match="not what clusterprof writes"):
+        merge.main("merge", [*reports, "--output", str(home), "--force"], None)
+    assert os.listdir(home) == ["report.html"]
+
+
+def test_force_replaces_a_measurement_of_clocks_and_nothing_else(tmp_path: Path) -> None:
+    ours, other = tmp_path / "clock.json", tmp_path / "package.json"
+    Measurement((), "UDP").write(ours)
+    other.write_text('{"name": "x"}')
+    options.check_free(ours, True, is_measurement)
+    with pytest.raises(UsageError, match="not what clusterprof writes"):
+        options.check_free(other, True, is_measurement)
