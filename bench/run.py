@@ -15,6 +15,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import operations
 import reports
 import start
 import steps
@@ -48,6 +49,7 @@ def main() -> int:
 
 
 _LIMITS = {"help": (100.0, "ms"), "start": (50.0, "ms"), "hook": (5.0, "µs"), "steps": (1.0, "%"),
+           "operations": (1.5, "a minute"),
            "merge": (3.0, "s")}  # fmt: skip
 
 
@@ -58,6 +60,7 @@ def _benchmarks(large: Path | None, quick: bool = False) -> dict[str, Callable[[
         "start": lambda: [start.agent_start(40 // few)],
         "hook": lambda: [steps.hook_cost(60 // few)],
         "steps": lambda: [steps.unprofiled_rank(4000 // few)],
+        "operations": lambda: [operations.per_minute(1 if quick else 3)],
         "merge": lambda: reports.merge(large, 10 // few),
     }
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from typing import Iterable, List, Tuple
+from typing import Iterable, List, Optional, Tuple
 
 if __package__:
     from . import files
@@ -52,8 +52,8 @@ class StepLog:
         self.blocks: List[Row] = []
         self._block: List[Step] = []
         self._lock = threading.Lock()
-        #: rows of steps.csv and pace.csv that are in the file already
-        self._written = [0, 0]
+        #: rows of steps.csv and pace.csv that are in the file already; None: it is to be made
+        self._written: List[Optional[int]] = [None, None]
         self._said = 0
 
     def add(self, first: int, steps: Iterable[Step]) -> None:
@@ -75,7 +75,7 @@ class StepLog:
     def anchor(self, wall_ns: int) -> None:
         """All times, those written already too, are by this difference of the two clocks."""
         with self._lock:
-            self.wall_ns, self._written = wall_ns, [0, 0]
+            self.wall_ns, self._written = wall_ns, [None, None]
 
     def claim(self) -> None:
         """Make steps.csv, or steps.2.csv where another process of this rank has one.
@@ -86,6 +86,7 @@ class StepLog:
             self.number += 1
             with contextlib.suppress(FileExistsError), open(self.path("steps"), "x") as file:
                 file.write(STEPS)
+                self._written[0] = 0
                 return
 
     def path(self, name: str) -> str:
@@ -104,21 +105,22 @@ class StepLog:
                 self._close()
             progress = self.count != self._said
             kept, self._said = (list(self.steps), list(self.blocks)), self.count
-            written, self._written = self._written, [len(self.steps), len(self.blocks)]
+            written = self._written
+            self._written = [len(kept[place]) or written[place] for place in (0, 1)]
             wall_ns = self.wall_ns
         done = False
         try:
             for place, (name, head) in enumerate((("steps", STEPS), ("pace", PACE))):
                 rows, before = kept[place], written[place]
-                if len(rows) > before:
-                    text = "".join(line(row, wall_ns) for row in rows[before:])
-                    bring(self.path(name), head, text, append=before > 0)
+                if len(rows) > (before or 0):
+                    text = "".join(line(row, wall_ns) for row in rows[before or 0 :])
+                    bring(self.path(name), head, text, append=before is not None)
                     done = True
             if progress and not done:  # a sign of life
                 os.utime(self.path("steps"))
         except OSError:
             with self._lock:  # what is in the files cannot be told: next time as a whole
-                self._written = [0, 0]
+                self._written = [None, None]
             raise
 
     def _grade(self) -> int:

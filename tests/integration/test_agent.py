@@ -84,6 +84,25 @@ def test_a_rank_that_is_not_chosen_logs_its_steps_and_ends_as_it_ends(job: Job) 
     assert (job.state["state"], job.state["steps"], job.state["chosen"]) == ("counted", 6, False)
 
 
+def test_a_rank_that_trains_touches_no_file(job: Job) -> None:
+    done = job(
+        LOOP
+        + """
+import time
+seen, on = [], False
+names = ("open", "os.mkdir", "os.rename", "os.remove", "os.listdir", "os.scandir", "os.utime")
+sys.addaudithook(lambda event, what: seen.append(str(what)) if event in names and on else None)
+iterate(3)
+on, until = True, time.monotonic() + 5
+while time.monotonic() < until:
+    iterate(10)
+on = False
+print(seen)
+"""
+    )
+    assert (done.returncode, done.stdout) == (0, "[]\n"), done
+
+
 def test_a_rank_that_is_killed_leaves_its_steps(job: Job) -> None:
     done = job(
         LOOP
