@@ -1,0 +1,143 @@
+"""What a rank hands to its writer, and what it does where nobody takes it."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import socket
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from clusterprof.agent import outbox as outboxes
+from clusterprof.agent import states
+from clusterprof.agent.outbox import HEAD, JSON, MOST_B, Outbox, frames
+
+Written = Callable[[], None]
+
+
+def unread() -> tuple[Outbox, socket.socket]:
+    """An outbox whose writer is stopped: it reads nothing."""
+    ours, theirs = socket.socketpair()
+    return Outbox(ours), theirs
+
+
+def test_a_writer_that_does_not_read_is_never_waited_for_and_takes_bounded_memory() -> None:
+    outbox, theirs = unread()
+    steps = [(i, i + 1) for i in range(20_000)]
+    longest = 0.0
+    for number in range(200):
+        began = time.monotonic()
+        outbox.steps(number * len(steps), steps)
+        longest = max(longest, time.monotonic() - began)
+    assert longest < 1
+    assert len(outbox.waiting) < MOST_B + 16 * len(steps) + 100
+    theirs.close()
+
+
+def test_a_rank_waits_at_its_end_no_longer_than_it_may(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(outboxes, "QUIET_S", 0.2)
+    monkeypatch.setattr(outboxes, "FINISH_S", 0.5)
+    outbox, theirs = unread()
+    began = time.monotonic()
+    outbox.finish()
+    assert 0.15 < time.monotonic() - began < 5
+    assert outbox.connection is None
+    theirs.close()
+
+
+def test_a_writer_that_gets_on_is_waited_for_longer_but_not_for_ever() -> None:
+    outbox, theirs = unread()
+    body = json.dumps({"packed": 1}).encode()
+    theirs.sendall(HEAD.pack(len(body), JSON) + body)
+    began = time.monotonic()
+    assert outbox.wait("finished", 0.1, 0.4) is None
+    assert 0.05 < time.monotonic() - began < 5
+    theirs.close()
+
+
+def test_a_writer_that_is_gone_costs_nothing_more() -> None:
+    outbox, theirs = unread()
+    theirs.close()
+    outbox.state("counting")
+    assert outbox.look() == {}
+    assert outbox.connection is None
+    outbox.steps(0, [(1, 2)])
+    outbox.finish()
+    assert not outbox.waiting
+
+
+def test_messages_in_pieces_are_put_together() -> None:
+    whole = HEAD.pack(3, JSON) + b"abc" + HEAD.pack(0, b"S") + HEAD.pack(2, JSON) + b"de"
+    buffer, found = bytearray(), []
+    for place in range(len(whole)):
+        buffer += whole[place : place + 1]
+        found += frames(buffer)
+    assert found == [(JSON, b"abc"), (b"S", b""), (JSON, b"de")]
+    assert not buffer
+
+
+def test_a_child_of_the_rank_says_nothing(outbox: Outbox, rank_folder: Path) -> None:
+    outbox.pid = os.getpid() + 1
+    outbox.state("lost", "said by a child")
+    assert not outbox.waiting
+    outbox.pid = os.getpid()
+    outbox.wait("finished", 0.01)
+    assert states.read(str(rank_folder)) == {}
+
+
+def test_a_guard_and_its_program_write_in_the_order_in_which_they_speak(
+    outbox: Outbox, rank_folder: Path, written: Written
+) -> None:
+    outbox.state("armed")
+    connection = outbox.share()
+    assert connection is not None
+    program = Outbox(connection)
+    for state in ("waiting", "capturing", "finishing"):
+        program.state(state)
+    program.say("finish")
+    assert program.wait("finished", 20)
+    outbox.state("captured")
+    written()
+    program.close()
+    history = [state for state, _ in states.read(str(rank_folder))["history"]]
+    assert history == ["armed", "waiting", "capturing", "finishing", "captured"]
+
+
+def test_a_trace_is_packed_and_taken_home_and_nothing_stays_on_the_node(
+    outbox: Outbox, rank_folder: Path, written: Written
+) -> None:
+    outbox.say("folder")
+    folder = Path(outbox.wait("folder", 20))
+    (folder / "trace.json").write_text('{"traceEvents": []}')
+    outbox.state("finishing")
+    outbox.say("trace", path=str(folder / "trace.json"), facts={})
+    written()
+    assert gzip.decompress((rank_folder / "trace.json.gz").read_bytes()) == b'{"traceEvents": []}'
+    assert states.read(str(rank_folder))["state"] == "captured"
+    assert not folder.exists()
+
+
+def test_a_trace_that_cannot_be_taken_home_is_lost_with_the_reason(
+    outbox: Outbox, rank_folder: Path, written: Written
+) -> None:
+    outbox.state("finishing")
+    outbox.say("trace", path=str(rank_folder / "none"), facts={})
+    written()
+    found = states.read(str(rank_folder))
+    assert found["state"] == "lost"
+    assert found["reason"] == "the report could not be written: No such file or directory"
+
+
+def test_a_run_directory_that_cannot_be_written_is_said_once(
+    outbox: Outbox, written: Written, capsys: pytest.CaptureFixture[str]
+) -> None:
+    outbox.say("begin", run="/proc/none", folder="/proc/none/ranks/00003", window=[1, 2], wall_ns=0)
+    outbox.state("counting")
+    written()
+    said = capsys.readouterr().err
+    assert said.startswith("clusterprof: the run directory cannot be written: ")
+    assert len(said.splitlines()) == 1
