@@ -50,9 +50,9 @@ class Beacons:
         first, end = window
 
         def at(count: int) -> None:
-            counter.next_event = -1
-            self.send("open" if count == first else "close", count)
-            if count == first and not self.given_up:
+            opening = count < end
+            self.send("open" if opening else "close", count)
+            if opening and not self.given_up:
                 counter.next_event = end
 
         counter.next_event = first

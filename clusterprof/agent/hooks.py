@@ -71,8 +71,15 @@ def after_import(actions: Dict[str, Action]) -> None:
         sys.meta_path.insert(0, AfterImport(waiting))
 
 
-def wrap(module: ModuleType, dotted: str, after: Callable[[], None]) -> None:
+def wrap(
+    module: ModuleType,
+    dotted: str,
+    after: Optional[Callable[[], None]],
+    before: Optional[Callable[[], None]] = None,
+) -> None:
     """Call `after` whenever the function `dotted` of `module` returns (`Trainer.step`, `step`).
+
+    `before` is called before it.
 
     Raises AttributeError where the module has no such function.
     """
@@ -83,8 +90,11 @@ def wrap(module: ModuleType, dotted: str, after: Callable[[], None]) -> None:
     function = getattr(owner, name)
 
     def stepping(*args: Any, **kwargs: Any) -> Any:
+        if before is not None:
+            before()
         result = function(*args, **kwargs)
-        after()
+        if after is not None:
+            after()
         return result
 
     stepping.__dict__.update(getattr(function, "__dict__", {}))

@@ -12,7 +12,7 @@ import atexit
 import os
 import sys
 from types import ModuleType
-from typing import Any, Dict, List
+from typing import Any, Dict, List, Optional
 
 from . import attempts, clocks, hooks, states
 from .identity import Identity, identify, is_starter
@@ -36,12 +36,17 @@ def main() -> None:
     attempt = attempts.number(environ)
     picked = chosen(plan["selection"], me) and not has_its_report(plan["run"], me.rank, attempt)
     plan["run"] = attempts.folder(plan["run"], attempt)
-    if picked and plan["profiler"] == "nsys" and PROFILED not in environ:
-        from . import guard
+    refused: Optional[str] = None
+    if picked and PROFILED not in environ:
+        from . import others
 
-        start_prober(plan, me)
-        guard.become(plan, plan_path, me.rank, [sys.executable, *line[1:]])
-    Rank(plan, me, picked).wait_for_the_program()
+        refused = others.above(environ)
+        if refused is None and plan["profiler"] == "nsys":
+            from . import guard
+
+            start_prober(plan, me)
+            guard.become(plan, plan_path, me.rank, [sys.executable, *line[1:]])
+    Rank(plan, me, picked, refused).wait_for_the_program()
 
 
 def has_its_report(run: str, rank: int, attempt: int) -> bool:
@@ -73,10 +78,14 @@ def is_worker(line: List[str]) -> bool:
 class Rank:
     """The agent's part in one rank: count its steps and, where it is chosen, open its window."""
 
-    def __init__(self, plan: Dict[str, Any], me: Identity, picked: bool) -> None:
+    def __init__(
+        self, plan: Dict[str, Any], me: Identity, picked: bool, refused: Optional[str] = None
+    ) -> None:
+        """`refused`: another profiler that is at work here, for which ours is left out."""
         self.plan = plan
         self.me = me
         self.picked = picked
+        self.refused = refused
         self.folder = states.rank_directory(plan["run"], me.rank)
         self.window: Any = None
         self.beacons: Any = None
@@ -139,10 +148,12 @@ class Rank:
             from .watch import end_with_the_guard
 
             end_with_the_guard(self.guard)
-        if self.picked and os.environ.get(PROFILED) != WITHOUT_NSYS:
+        if self.picked and os.environ.get(PROFILED) != WITHOUT_NSYS and not self.refused:
+            from .others import kineto
             from .window import Window
 
             self.window = Window(self.plan, self.outbox, counter, self.beacons)
+            hooks.after_import({"torch.autograd.profiler": kineto.watch})
         elif self.beacons is not None:
             self.beacons.attend(self.plan["window"], counter)
         atexit.register(self.finish)
@@ -173,12 +184,17 @@ class Rank:
         if self.plan["profiler"] == "torch":
             self.outbox.state("armed", **facts)
         self.outbox.state("waiting", **facts)
+        if self.refused:
+            why = "the program runs under another profiler: %s; a rank can have one only"
+            self.outbox.state("lost", why % self.refused)
 
     def leave(self) -> None:
         """In a forked child: it is no rank, whatever it inherited."""
         counter.end()
         if self.outbox is not None:
             self.outbox.close()
+        if self.window is not None:
+            self.window.is_open = False
 
     def finish(self) -> None:
         """At the program's end: the rest of the step log, and what became of the window."""

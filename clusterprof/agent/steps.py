@@ -11,9 +11,14 @@ clock that is set during the run makes no step longer, shorter or negative.
 
 from __future__ import annotations
 
+import contextlib
+import sys
 import time
 import weakref
-from typing import TYPE_CHECKING, Any, Callable, List, Optional, Tuple
+from _thread import get_ident
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Tuple
+
+from . import hooks
 
 if TYPE_CHECKING:
     from .outbox import Outbox
@@ -24,16 +29,37 @@ FLUSH_NS = 2_000_000_000
 #: A wall clock that was set by less is left as it is in the log: steps take milliseconds.
 SET_NS = 100_000
 
-#: So many steps of one other optimizer without one of the counted: the program has moved on.
+#: So many steps of one other optimizer without one of the counted, or on one other thread without
+#: one on the counted: the program has moved on.
 GIVEN_UP = 16
+
+#: Optimizers beside the counted one that are remembered: a program may make new ones for ever.
+MOST_OTHERS = 4096
+
+
+class Other:
+    """What an optimizer beside the counted one has done since the counted one's last step."""
+
+    def __init__(self, optimizer: Any, at: int, alone: int, first_ns: int) -> None:
+        self.optimizer = weakref.ref(optimizer)
+        #: how many steps the counted one had made by then, and how many of them without this one
+        self.at = at
+        self.alone = alone
+        self.first_ns = first_ns
+        self.steps = 1
 
 
 class Counter:
-    """Counts steps by the boundaries between them; calls `at(count)` when `next_event` is reached.
+    """Counts steps by the boundaries between them; calls `at(count)` once `next_event` is reached.
 
     A step is a step of the *first optimizer that stepped*: a program with two (a GAN, Muon
-    beside AdamW, one per parameter) steps each of them once per iteration. Micro-batches
-    of gradient accumulation do not step the optimizer and so do not count.
+    beside AdamW, one per parameter) steps each of them once per iteration. Two that take turns
+    (each makes several steps without the other) both count. Micro-batches of gradient
+    accumulation do not step the optimizer and so do not count.
+
+    The steps of one thread are counted, until it has ended or another one trains on without it.
+    `at` is called between two steps of the main loop: never inside autograd, where an optimizer
+    may step as well (see `between`).
     """
 
     def __init__(self) -> None:
@@ -54,8 +80,17 @@ class Counter:
         self._pending: List[Tuple[int, int]] = []
         self._flush_at = 0
         self._counted: Optional[weakref.ref[Any]] = None
-        self._other: Optional[weakref.ref[Any]] = None
-        self._other_steps = 0
+        #: steps of the counted optimizer, and those of them since another one stepped
+        self._own = 0
+        self._run = 0
+        self._others: Dict[int, Other] = {}
+        #: the one of them whose turn it is
+        self._turn: Optional[int] = None
+        #: whose steps are counted (`get_ident`), and how many came from elsewhere since
+        self._thread = 0
+        self._elsewhere = 0
+        #: `between` is called whenever a backward of the program returns
+        self._attends_backward = False
 
     def begin(self, outbox: Optional[Outbox] = None) -> None:
         """Start counting; step 0 begins now. `outbox` takes the log, without one there is none."""
@@ -73,25 +108,66 @@ class Counter:
 
     def optimizer_stepped(self, optimizer: Any, args: Any = (), kwargs: Any = None) -> None:
         """Post hook of every torch optimizer's step."""
-        if self._counted is None or self._counted() is not optimizer:
-            if not self._takes_over(optimizer):
-                return
-        self._other_steps = 0
+        if get_ident() != self._thread and not self._moves_here():
+            return
+        if self._counted is not None and self._counted() is optimizer:
+            self._own += 1
+            self._run += 1
+            self._turn = None
+        elif not self._counts_too(optimizer):
+            return
         if not self.said and self.enabled:
             self.boundary()
 
-    def _takes_over(self, optimizer: Any) -> bool:
-        """Whether `optimizer`, which is not the counted one, is the counted one from now on."""
-        if self._counted is not None and self._counted() is not None:
-            if self._other is None or self._other() is not optimizer:
-                if self._other_steps == 0:
-                    self._other = weakref.ref(optimizer)
-                    self._other_steps = 1
-                return False
-            self._other_steps += 1
-            if self._other_steps < GIVEN_UP:
-                return False
+    def _counts_too(self, optimizer: Any) -> bool:
+        """Whether this step, not of the counted optimizer, is a step of the program all the same.
+
+        A second step without one of the counted shows a turn, if the counted one has stepped
+        twice without this one before: the turn's first step is then counted late, at its time.
+        """
+        if self._counted is None or self._counted() is None:
+            self._count(optimizer)
+            return True
+        me, run = id(optimizer), self._run
+        self._run = 0
+        other = self._others.get(me)
+        if other is not None and other.optimizer() is not optimizer:
+            other = None  # one that is gone had this address
+        if other is None or other.at != self._own:
+            if len(self._others) >= MOST_OTHERS:
+                self._others.clear()
+            alone = run if other is None else self._own - other.at
+            self._others[me] = Other(optimizer, self._own, alone, time.monotonic_ns())
+            return False
+        other.steps += 1
+        if other.steps >= GIVEN_UP:
+            self._count(optimizer)
+            return True
+        if other.alone < 2 or self._turn not in (None, me):
+            return False
+        if self._turn is None:
+            self._turn = me
+            if not self.said and self.enabled:
+                self._ended(other.first_ns)
+        return True
+
+    def _count(self, optimizer: Any) -> None:
+        """`optimizer` is the counted one from now on."""
         self._counted = weakref.ref(optimizer)
+        self._own = self._run = 1
+        self._others.clear()
+        self._turn = None
+        if in_autograd():
+            self._attend_backward()
+
+    def _moves_here(self) -> bool:
+        """Whether the steps of this thread, which is not the counted one, are counted from now."""
+        self._elsewhere += 1
+        if self._elsewhere < GIVEN_UP and self._thread in sys._current_frames():
+            return False
+        self._thread = get_ident()
+        self._elsewhere = 0
+        self._counted = None
         return True
 
     def say(self) -> None:
@@ -101,23 +177,43 @@ class Counter:
                 return
             self.on_first()
         self.said = True
-        self.boundary()
+        if get_ident() == self._thread or self._moves_here():
+            self.boundary()
 
     def boundary(self) -> None:
         """One step ends and the next begins."""
         now = time.monotonic_ns()
+        self._ended(now)
+        self._elsewhere = 0
+        if 0 <= self.next_event <= self.count or now >= self._flush_at:
+            self.between()
+
+    def _ended(self, now: int) -> None:
+        """A step has ended at `now`."""
         self._pending.append((self._begin, now))
         self._begin = now
         self.count += 1
-        if self.count == self.next_event or now >= self._flush_at:
-            self._slow()
 
-    def _slow(self) -> None:
-        if self.count == self.next_event and self.at is not None:
+    def between(self) -> None:
+        """Between two steps, or inside of autograd: whatever is due and may be done there."""
+        due = 0 <= self.next_event <= self.count and self.at is not None
+        if due and in_autograd():
+            self._attend_backward()
+            due = False
+        if due and self.at is not None:
+            self.next_event = -1
             self.at(self.count)
             # What the profiler's start or stop cost lies between two steps, in neither.
             self._begin = time.monotonic_ns()
-        self.flush()
+        if due or time.monotonic_ns() >= self._flush_at:
+            self.flush()
+
+    def _attend_backward(self) -> None:
+        """An optimizer steps inside the backward: what is due is done when that has returned."""
+        if not self._attends_backward:
+            self._attends_backward = True
+            with contextlib.suppress(KeyError, AttributeError):
+                hooks.wrap(sys.modules["torch.autograd"], "backward", self.between)
 
     def anchor(self) -> None:
         """Let the log's times, those written already too, be of the wall clock as it is now."""
@@ -139,6 +235,12 @@ class Counter:
         if self.outbox is not None and pending:
             self.outbox.steps(self.count - len(pending), pending)
             self.outbox.look()
+
+
+def in_autograd() -> bool:
+    """Whether this is a thread, and a moment, of torch's backward."""
+    task = getattr(sys.modules.get("torch._C"), "_current_graph_task_id", None)
+    return task is not None and task() != -1
 
 
 def wall_minus_monotonic() -> int:

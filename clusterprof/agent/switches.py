@@ -1,7 +1,8 @@
 """The things that can start and stop a capture from inside the program.
 
 Each has `start()`, `stop()` and `save()`, called between two steps on the training's thread,
-and raises what went wrong; `size()` says whether to stop early.
+and raises what went wrong; `size()` says whether to stop early, and `excludes` which profilers of
+the program's own it cannot be open beside (see `others`).
 """
 
 from __future__ import annotations
@@ -11,10 +12,11 @@ import os
 import socket
 import sys
 import tempfile
+import threading
 import warnings
 from typing import Any, Iterator
 
-from . import size
+from . import others, size
 from .outbox import Outbox
 
 #: How long a window that closes waits for a folder that was asked for when it opened.
@@ -48,8 +50,18 @@ def quiet() -> Iterator[None]:
         yield
 
 
+def on_its_thread(thread: int) -> None:
+    """Raises others.OtherThreadError."""
+    if threading.get_native_id() != thread:
+        raise others.OtherThreadError(
+            "torch's profiler was started on another thread, which alone can stop it"
+        )
+
+
 class CudaProfiler:
     """nsys waits for cudaProfilerStart and -Stop (`--capture-range=cudaProfilerApi`)."""
+
+    excludes = (others.TORCH,)
 
     def __init__(self, address: str) -> None:
         self.guard = NsysSession(address)
@@ -60,17 +72,18 @@ class CudaProfiler:
 
     def start(self) -> None:
         """Begin the range that nsys waits for."""
-        cuda = torch().cuda
-        if not uses_cuda():
+        ours = others.cuda_range()
+        if ours is None or not uses_cuda():
             raise RuntimeError("CUDA is not initialised in this process: nothing could be captured")
         drain()
-        cuda.check_error(cuda.cudart().cudaProfilerStart())
+        torch().cuda.check_error(ours.start())
 
     def stop(self) -> None:
         """End the range; nsys writes its report while the training goes on."""
         drain()
-        cuda = torch().cuda
-        cuda.check_error(cuda.cudart().cudaProfilerStop())
+        ours = others.cuda_range()
+        assert ours is not None
+        torch().cuda.check_error(ours.stop())
 
     def save(self) -> None:
         """The guard brings the report home."""
@@ -78,6 +91,8 @@ class CudaProfiler:
 
 class NsysSession:
     """The guard starts and stops a named nsys session: for machines without CUDA."""
+
+    excludes = (others.TORCH,)
 
     def __init__(self, address: str) -> None:
         self.address = address
@@ -113,13 +128,17 @@ class NsysSession:
 class EmitNvtx:
     """`--pytorch emit-nvtx`: an NVTX range around every operator, by torch itself."""
 
+    excludes = (others.TORCH, others.NVTX)
+
     def __init__(self) -> None:
         self.context: Any = None
 
     def start(self) -> None:
         """From now on every operator pushes and pops a range."""
+        self.thread = threading.get_native_id()
         self.context = torch().autograd.profiler.emit_nvtx()
-        self.context.__enter__()
+        with others.kineto.ours():
+            self.context.__enter__()
 
     def size(self) -> int:
         """The ranges are in nsys' report."""
@@ -127,7 +146,9 @@ class EmitNvtx:
 
     def stop(self) -> None:
         """No more ranges."""
-        self.context.__exit__(None, None, None)
+        on_its_thread(self.thread)
+        with others.kineto.ours():
+            self.context.__exit__(None, None, None)
 
     def save(self) -> None:
         """The ranges are in nsys' report."""
@@ -135,6 +156,8 @@ class EmitNvtx:
 
 class TorchProfiler:
     """torch.profiler over the window: the embedded default where there is no nsys."""
+
+    excludes = (others.TORCH, others.NVTX)
 
     def __init__(self, outbox: Outbox, *, alone: bool) -> None:
         """`alone`: its trace is the rank's report; nsys makes another otherwise."""
@@ -150,7 +173,9 @@ class TorchProfiler:
         if uses_cuda():
             activities.append(profiler.ProfilerActivity.CUDA)
         drain()
-        with quiet():
+        spare_children()
+        self.thread = threading.get_native_id()
+        with quiet(), others.kineto.ours():
             self.profile = profiler.profile(activities=activities)
             self.profile.start()
         self.outbox.say("folder")
@@ -167,8 +192,9 @@ class TorchProfiler:
 
     def stop(self) -> None:
         """End the trace with whole steps in it."""
+        on_its_thread(self.thread)
         drain()
-        with quiet():
+        with quiet(), others.kineto.ours():
             self.profile.stop()
 
     def save(self) -> None:
@@ -176,6 +202,7 @@ class TorchProfiler:
 
         Only where that disk has just let another process make a folder: see `outbox`.
         """
+        on_its_thread(self.thread)
         folder = self.outbox.wait("folder", FOLDER_S)
         if folder is None:
             raise RuntimeError("%s does not answer" % tempfile.gettempdir())
@@ -184,3 +211,33 @@ class TorchProfiler:
             self.profile.export_chrome_trace(path)
         self.profile = None
         self.outbox.say("trace", path=path, facts={} if self.alone else None)
+
+
+_spared = False
+
+
+def spare_children() -> None:
+    """Let children that the program forks from now on end, whether in the window or after it.
+
+    A process that has profiled with Kineto runs a thread for it. A forked child has not that
+    thread, and its end by exit() waits for it for ever, in a destructor of libkineto. Such a
+    child ends by _exit() instead, with its own status, after all that Python does at its end and
+    with its C streams flushed; the destructors of C++ libraries are left out.
+    """
+    global _spared
+    if _spared or sys.platform != "linux":
+        return
+    import ctypes
+
+    libc = ctypes.CDLL(None)
+    on_exit, flush, end = (getattr(libc, name, None) for name in ("on_exit", "fcloseall", "_exit"))
+    if on_exit is None or flush is None or end is None:
+        return  # not glibc
+
+    def in_child() -> None:
+        # The last one registered is called first, with the status.
+        on_exit(end, None)
+        on_exit(flush, None)
+
+    os.register_at_fork(after_in_child=in_child)
+    _spared = True

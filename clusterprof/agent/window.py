@@ -10,7 +10,7 @@ import sys
 import time
 from typing import Any, Dict, List, Optional
 
-from . import clocks, garbage, size
+from . import clocks, garbage, others, size, threads
 from .outbox import Outbox
 from .steps import Counter
 from .variables import PROFILED
@@ -38,13 +38,17 @@ class Window:
         self.looks = size.Looks(self.first, 0)
         self.is_open = False
         self.was_open = False
+        #: the switches that are on
+        self.running: List[Any] = []
+        self.thread_end: Optional[threads.AtEnd] = None
         counter.next_event = self.first
         counter.at = self.at
+        if os.environ.get(PROFILED, "").startswith("cuda:"):
+            others.cuda_range()
 
     def at(self, count: int) -> None:
         """A step has just ended, and the window begins or ends here."""
-        self.counter.next_event = -1
-        if count == self.first and not self.was_open:
+        if not self.was_open:
             opened = self.open()
             if self.beacons is not None:
                 # Also where the window is lost: all ranks send beacons, or none can.
@@ -52,10 +56,10 @@ class Window:
             if opened or self.beacons is not None:
                 self.counter.next_event = self.end
             if opened:
-                self.counter.next_event = min(self.end, self.first + 1)
+                self.counter.next_event = min(self.end, count + 1)
             return
         if count < self.end:
-            self.counter.next_event = self.look(count)
+            self.counter.next_event = self.look(count) if self.is_open else self.afterwards()
             return
         if self.beacons is not None:
             self.beacons.send("close", count)
@@ -70,7 +74,6 @@ class Window:
         if order is not None:
             self.say("lost", "the window was not opened at step %d: %s" % (self.first, order))
             return False
-        started: List[Any] = []
         try:
             self.say("capturing", step_begin=self.counter.count)
             self.clock.take("open")
@@ -78,16 +81,18 @@ class Window:
             self.counter.anchor()
             tell_prober("open")
             self.switches = self.make_switches()
+            self.ask(others.kineto.program)
             for switch in self.switches:
                 switch.start()
-                started.append(switch)
+                self.running.append(switch)
         except Exception as error:  # torch, CUDA and nsys raise what they like
-            for switch in reversed(started):
-                self.quietly(switch.stop)
+            self.stop()
             self.say("lost", "the window could not be opened at step %d: %s"
                      % (self.first, first_line(error)))  # fmt: skip
             return False
         self.is_open = True
+        self.thread_end = threads.AtEnd(self.thread_ends)
+        others.kineto.comes = self.give_way
         self.looks = size.Looks(self.first, time.monotonic_ns())
         self.quietly(lambda: self.clock.take("opened", mark=True))
         self.garbage.start()
@@ -115,8 +120,34 @@ class Window:
         self.close(
             "closed at step %d of %d:%d: %s" % (count, self.first, self.end, why), whole=True
         )
+        return self.afterwards()
+
+    def afterwards(self) -> int:
+        """The count to come back at once the window is closed early."""
         # The other ranks' beacons wait for ours at the window's end.
         return int(self.end) if self.beacons is not None else -1
+
+    def excludes(self, what: Optional[str]) -> bool:
+        """Whether `what` the program itself has on, or begins, cannot be beside our window."""
+        return any(what in switch.excludes for switch in self.switches)
+
+    def ask(self, what: Optional[str]) -> None:
+        """Raises RuntimeError where `what` the program itself has on leaves no room for ours."""
+        if self.excludes(what):
+            raise RuntimeError("the program's own %s is on; choose other steps with --steps" % what)
+
+    def give_way(self, what: str) -> None:
+        """The program's own profiler is about to begin: ours ends first."""
+        if self.is_open and self.excludes(what):
+            self.close("closed at step %d of %d:%d: the program's own %s began"
+                       % (self.counter.count, self.first, self.end, what), whole=True)  # fmt: skip
+
+    def thread_ends(self) -> None:
+        """The thread that opened the window ends: it alone can close it."""
+        if self.is_open:
+            self.close("the thread that trained ended after %d steps, inside the window %d:%d"
+                       % (self.counter.count, self.first, self.end))  # fmt: skip
+        self.stop()
 
     def close(self, cut: Optional[str], *, whole: bool = False) -> None:
         """Stop capturing; `cut` says why before the window's end, None at its end.
@@ -124,13 +155,12 @@ class Window:
         `whole`: all is captured that is to be; another attempt of the job need not capture again.
         """
         self.is_open = False
-        problem = None
+        others.kineto.comes = None
         self.outbox.say("ignore")
         self.counter.flush()
         self.garbage.stop()
         self.quietly(lambda: self.clock.take("closing", mark=True))
-        for switch in reversed(self.switches):
-            problem = self.quietly(switch.stop) or problem
+        problem = self.stop()
         self.quietly(lambda: self.clock.take("close"))
         tell_prober("close")
         self.outbox.say("clock", readings=self.clock.new())
@@ -144,6 +174,19 @@ class Window:
         if problem is not None:
             self.say("lost", "the report could not be written: %s" % problem)
 
+    def stop(self) -> Optional[str]:
+        """Stop what runs; what went wrong, or None. What another thread must stop runs on."""
+        problem = None
+        for switch in reversed(tuple(self.running)):
+            try:
+                switch.stop()
+            except Exception as error:
+                problem = first_line(error)
+                if isinstance(error, others.OtherThreadError):
+                    continue
+            self.running.remove(switch)
+        return problem
+
     def finish(self) -> None:
         """The program ends: close what is open, and say how far it came."""
         count = self.counter.count
@@ -155,6 +198,7 @@ class Window:
                      % (count, self.first, self.end), steps=count)  # fmt: skip
         else:
             self.say(None, steps=count)
+        self.stop()
 
     def make_switches(self) -> List[Any]:
         """What opens and closes this window, outermost first."""

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 from lab import cluster
+from lab.command import Completed
+from lab.job import Job
 
 
 @pytest.fixture
@@ -27,3 +29,8 @@ def slurm_network() -> Iterator[Path]:
     state = cluster.up(CLUSTERPROF_LAB_NETWORK="own", CLUSTERPROF_LAB_TIMEOUT="10")
     yield state
     cluster.down(state)
+
+
+@pytest.fixture
+def job(tmp_path: Path, run_command: Callable[..., Completed]) -> Job:
+    return Job(tmp_path / "run", run_command)

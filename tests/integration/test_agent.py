@@ -6,75 +6,12 @@ import json
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from textwrap import dedent
-from typing import Any
 
-import pytest
 from lab.command import Completed
+from lab.job import CHOSEN, LOOP, Job
 
 from clusterprof.plan import INJECT
-
-LOOP = """
-import sys
-import torch
-model = torch.nn.Linear(4, 4)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-def iterate(n):
-    for _ in range(n):
-        model(torch.ones(1, 4)).sum().backward()
-        optimizer.step()
-        optimizer.zero_grad()
-"""
-
-
-@dataclass
-class Job:
-    """One rank of a job, run with the agent in it."""
-
-    folder: Path
-    run: Callable[..., Completed]
-
-    def __call__(
-        self, script: str, *, environ: dict[str, str] | None = None, **plan: Any
-    ) -> Completed:
-        self.folder.mkdir(exist_ok=True)
-        values = {
-            "schema_version": 1, "run": str(self.folder), "identity": "torchrun",
-            "selection": {"kind": "ranks", "ranks": []}, "window": [2, 4], "step_on": None,
-            "profiler": "torch", **plan,
-        }  # fmt: skip
-        (self.folder / "plan.json").write_text(json.dumps(values))
-        file = self.folder / "train.py"
-        file.write_text(dedent(script))
-        env = {
-            "RANK": "3", "WORLD_SIZE": "8", "LOCAL_RANK": "3", "TORCHELASTIC_RUN_ID": "none",
-            "CLUSTERPROF_PLAN": str(self.folder / "plan.json"), "PYTHONPATH": str(INJECT),
-            **(environ or {}),
-        }  # fmt: skip
-        return self.run([sys.executable, str(file)], env=env, timeout=120)
-
-    @property
-    def rank(self) -> Path:
-        return self.folder / "ranks" / "00003"
-
-    @property
-    def state(self) -> dict[str, Any]:
-        state: dict[str, Any] = json.loads((self.rank / "state.json").read_text())
-        return state
-
-    def steps(self) -> list[int]:
-        lines = (self.rank / "steps.csv").read_text().splitlines()[1:]
-        return [int(line.split(",")[0]) for line in lines]
-
-
-@pytest.fixture
-def job(tmp_path: Path, run_command: Callable[..., Completed]) -> Job:
-    return Job(tmp_path / "run", run_command)
-
-
-CHOSEN = {"kind": "ranks", "ranks": [3]}
 
 
 def test_a_rank_that_is_not_chosen_logs_its_steps_and_ends_as_it_ends(job: Job) -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -200,3 +203,108 @@ def test_what_the_profiler_stalls_lies_between_two_steps(outbox: Outbox, log: Lo
     first, second = log()
     assert second[1] - first[2] >= 50_000_000
     assert second[2] - second[1] < 50_000_000
+
+
+@pytest.mark.parametrize("turn", [2, 5, 10, 20])
+def test_two_optimizers_that_take_turns_both_count(turn: int) -> None:
+    counter, first, second = counting(), Optimizer(), Optimizer()
+    for begin in range(0, 80, 2 * turn):
+        for optimizer in (first, second):
+            for _ in range(min(turn, 80 - begin)):
+                counter.optimizer_stepped(optimizer)
+    assert counter.count == 80
+
+
+def test_a_pair_of_optimizers_that_takes_turns_with_a_pair_counts_once_a_step() -> None:
+    counter, pairs = counting(), [(Optimizer(), Optimizer()), (Optimizer(), Optimizer())]
+    for turn in range(8):
+        for _ in range(10):
+            for optimizer in pairs[turn % 2]:
+                counter.optimizer_stepped(optimizer)
+    # The first turn of the second pair could as well be more of the first one's step.
+    assert counter.count == 70
+
+
+def test_a_step_that_is_counted_late_has_its_own_time(outbox: Outbox, log: Log) -> None:
+    counter, first, second = counting(outbox), Optimizer(), Optimizer()
+    for optimizer in (first, first, second):
+        counter.optimizer_stepped(optimizer)
+    before = time.time_ns()
+    time.sleep(0.02)
+    counter.optimizer_stepped(second)
+    counter.flush()
+    rows = log()
+    assert [row[0] for row in rows] == [0, 1, 2, 3]
+    assert rows[2][2] <= before < rows[3][2] - 19_000_000
+
+
+def test_a_discriminator_trained_alone_first_does_not_multiply_the_steps() -> None:
+    counter, generator, critic = counting(), Optimizer(), Optimizer()
+    for _ in range(30):
+        counter.optimizer_stepped(critic)
+    for _ in range(20):
+        counter.optimizer_stepped(generator)
+        counter.optimizer_stepped(critic)
+    assert counter.count == 50
+
+
+def test_inner_optimizers_made_anew_in_each_step_do_not_count() -> None:
+    counter, outer = counting(), Optimizer()
+    for _ in range(20):
+        counter.optimizer_stepped(outer)
+        inner = Optimizer()
+        for _ in range(5):
+            counter.optimizer_stepped(inner)
+        del inner
+    assert counter.count == 20
+
+
+def step_elsewhere(counter: Counter, optimizer: Optimizer, steps: int) -> None:
+    thread = threading.Thread(
+        target=lambda: [counter.optimizer_stepped(optimizer) for _ in range(steps)]
+    )
+    thread.start()
+    thread.join()
+
+
+def test_the_steps_of_one_thread_are_counted_beside_another() -> None:
+    counter, optimizer, other = counting(), Optimizer(), Optimizer()
+    for _ in range(10):
+        counter.optimizer_stepped(optimizer)
+        step_elsewhere(counter, other, 3)
+    assert counter.count == 10
+
+
+def test_successive_threads_are_counted_one_after_the_other() -> None:
+    counter, optimizer = counting(), Optimizer()
+    for _ in range(5):
+        step_elsewhere(counter, optimizer, 4)
+    assert counter.count == 20
+
+
+def test_a_thread_that_trains_on_while_the_counted_one_does_not_is_followed() -> None:
+    counter, optimizer = counting(), Optimizer()
+    counter.optimizer_stepped(optimizer)
+    step_elsewhere(counter, optimizer, GIVEN_UP + 10)
+    assert counter.count >= 10
+
+
+def test_what_is_due_inside_a_backward_waits_for_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    core, autograd = ModuleType("torch._C"), ModuleType("torch.autograd")
+    monkeypatch.setitem(sys.modules, "torch._C", core)
+    monkeypatch.setitem(sys.modules, "torch.autograd", autograd)
+    counter, optimizer, opened = counting(), Optimizer(), []
+    counter.at = lambda count: opened.append((count, core._current_graph_task_id()))
+    counter.next_event = 2
+
+    def backward() -> None:
+        core._current_graph_task_id = lambda: 0
+        counter.optimizer_stepped(optimizer)
+        core._current_graph_task_id = lambda: -1
+
+    core._current_graph_task_id = lambda: -1
+    autograd.backward = backward
+    for _ in range(3):
+        autograd.backward()
+    assert opened[0] == (2, -1)
+    assert counter.count == 3

@@ -1,0 +1,112 @@
+"""Profilers that are not ours: asked for before a window opens, and given way to when one comes.
+
+torch has one profiler a process (Kineto): a second one that starts ends the program by a signal,
+or comes out empty. CUPTI, below it and below nsys, has one user as well.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import threading
+from types import ModuleType
+from typing import Any, Callable, Iterator, Mapping, Optional
+
+from . import hooks
+
+TORCH = "torch.profiler"
+NVTX = "emit_nvtx"
+
+
+class OtherThreadError(RuntimeError):
+    """torch's profilers live on one thread: elsewhere their end is the program's, by a signal."""
+
+
+class Kineto:
+    """Who has torch's profiler: the program, or we."""
+
+    def __init__(self) -> None:
+        #: what the program itself has prepared or started (TORCH, NVTX); None for nothing
+        self.program: Optional[str] = None
+        #: called on the program's thread before its own begins, while a window is open
+        self.comes: Optional[Callable[[str], None]] = None
+        self._ours: Optional[int] = None
+
+    @contextlib.contextmanager
+    def ours(self) -> Iterator[None]:
+        """What is started and stopped in here is not the program's."""
+        self._ours = threading.get_ident()
+        try:
+            yield
+        finally:
+            self._ours = None
+
+    def watch(self, module: ModuleType) -> None:
+        """See every start and stop from Python; `module` is torch.autograd.profiler."""
+        for name, before, after in (
+            ("_prepare_profiler", lambda: self._begins(TORCH), None),
+            # It follows a preparation, except for the ranges of emit_nvtx and emit_itt.
+            ("_enable_profiler", lambda: self._begins(self.program or NVTX), None),
+            ("_disable_profiler", None, self._ended),
+        ):
+            with contextlib.suppress(AttributeError):  # another torch: it cannot be seen
+                hooks.wrap(module, name, after, before)
+
+    def _begins(self, what: str) -> None:
+        if self._ours == threading.get_ident():
+            return
+        first, self.program = self.program is None, what
+        if first and self.comes is not None:
+            with contextlib.suppress(Exception):  # whatever it is, it is not the program's
+                self.comes(what)
+
+    def _ended(self) -> None:
+        if self._ours != threading.get_ident():
+            self.program = None
+
+
+class CudaRange:
+    """cudaProfilerStart and -Stop, with which our window opens where nsys waits for them.
+
+    nsys takes the first pair for its window, and no other. A program that has such calls itself
+    has them without any effect, as where no profiler listens.
+    """
+
+    def __init__(self, cudart: Any) -> None:
+        """`cudart`: torch's, whose two functions the program finds from now on as no-ops."""
+        self.start = cudart.cudaProfilerStart
+        self.stop = cudart.cudaProfilerStop
+        #: whether the program has called one of them
+        self.asked = False
+        success = getattr(getattr(cudart, "cudaError", None), "success", 0)
+
+        def held_back() -> Any:
+            """cudaProfilerStart or -Stop of the program, while clusterprof has the range."""
+            self.asked = True
+            return success
+
+        cudart.cudaProfilerStart = cudart.cudaProfilerStop = held_back
+
+
+def above(environ: Mapping[str, str]) -> Optional[str]:
+    """What profiles this process already, by its environment; None where nothing is seen."""
+    if "NSYS_PROFILING_SESSION_ID" in environ or "QUADD_INJECTION_CONFIG" in environ:
+        return "an nsys that was started around it"
+    injected = environ.get("CUDA_INJECTION64_PATH")
+    if injected:
+        return "%s (CUDA_INJECTION64_PATH)" % injected
+    return None
+
+
+#: This process's; it sees nothing until `watch`.
+kineto = Kineto()
+_cuda_range: Optional[CudaRange] = None
+
+
+def cuda_range() -> Optional[CudaRange]:
+    """This process's range for nsys, ours from the first call on; None without a CUDA torch."""
+    global _cuda_range
+    cudart = getattr(sys.modules.get("torch._C"), "_cudart", None)
+    if _cuda_range is None and cudart is not None:
+        _cuda_range = CudaRange(cudart)
+    return _cuda_range

@@ -1,0 +1,217 @@
+"""The window in programs that do more with torch than train: whatever they do, they end as ever.
+
+Each is run as the program itself and its end is looked at: torch ends a program by a signal, not
+by an exception, where its profiler is used wrongly.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from lab.command import Completed
+from lab.job import CHOSEN, LOOP, Job
+
+pytestmark = pytest.mark.needs_torch
+
+
+def names_in(trace: Path) -> Counter[str]:
+    """How often an operator is in a trace."""
+    opened: Any = gzip.open if trace.suffix == ".gz" else open
+    with opened(trace, "rt") as file:
+        return Counter(event.get("name", "") for event in json.load(file)["traceEvents"])
+
+
+def test_a_training_in_successive_threads_keeps_its_status_and_its_report(job: Job) -> None:
+    done = job(
+        LOOP
+        + """
+import threading
+for _ in range(4):
+    thread = threading.Thread(target=iterate, args=(4,))
+    thread.start()
+    thread.join()
+print("trained")
+""",
+        selection=CHOSEN, window=[2, 9],
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (0, "trained\n"), done
+    assert job.state["state"] == "captured"
+    assert (
+        job.state["reason"] == "the thread that trained ended after 4 steps, inside the window 2:9"
+    )
+    assert job.steps() == list(range(16))
+    assert names_in(job.rank / "trace.json.gz")["aten::linear"] == 2
+
+
+def test_a_window_that_only_another_thread_could_close_is_lost_with_its_reason(job: Job) -> None:
+    done = job(
+        LOOP
+        + """
+import threading, time
+inside = threading.Event()
+def train():
+    iterate(3)
+    inside.set()
+    time.sleep(600)
+threading.Thread(target=train, daemon=True).start()
+inside.wait()
+print("trained")
+""",
+        selection=CHOSEN,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (0, "trained\n"), done
+    assert job.state["state"] == "lost"
+    assert "was started on another thread, which alone can stop it" in job.state["reason"]
+
+
+def test_a_program_that_goes_on_in_another_thread_than_the_window_s_is_not_ended(job: Job) -> None:
+    done = job(
+        LOOP
+        + """
+import threading
+iterate(3)
+thread = threading.Thread(target=iterate, args=(40,))
+thread.start()
+thread.join()
+iterate(1)
+print("trained")
+""",
+        selection=CHOSEN, window=[2, 5],
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (0, "trained\n"), done
+    assert job.state["state"] == "lost"
+    assert "was started on another thread" in job.state["reason"]
+
+
+OWN = """
+own = torch.profiler.profile(
+    activities=[torch.profiler.ProfilerActivity.CPU],
+    schedule=torch.profiler.schedule(wait={wait}, warmup=1, active=3, repeat=1),
+    on_trace_ready=lambda profile: profile.export_chrome_trace({trace!r}),
+)
+with own:
+    for _ in range(14):
+        iterate(1)
+        own.step()
+"""
+
+
+@pytest.mark.parametrize("wait", [3, 5, 6])
+def test_a_program_s_own_schedule_has_its_trace(job: Job, tmp_path: Path, wait: int) -> None:
+    own = tmp_path / "own.json"
+    done = job(
+        LOOP + OWN.format(wait=wait, trace=str(own)), selection=CHOSEN, window=[5, 10]
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, ""), done
+    assert names_in(own)["aten::linear"] == 3
+    if wait == 3:
+        assert job.state["state"] == "lost"
+        assert "the program's own torch.profiler is on" in job.state["reason"]
+    else:
+        assert job.state["state"] == "captured"
+        why = f"closed at step {wait} of 5:10: the program's own torch.profiler began"
+        assert job.state["reason"] == why
+        assert names_in(job.rank / "trace.json.gz")["aten::linear"] == wait - 5
+
+
+def test_a_profile_of_one_iteration_inside_the_window_is_whole(job: Job) -> None:
+    done = job(
+        LOOP
+        + """
+iterate(3)
+with torch.autograd.profiler.profile() as own:
+    iterate(1)
+print(sum(event.name == "aten::linear" for event in own.function_events))
+iterate(4)
+""",
+        selection=CHOSEN, window=[2, 6],
+    )  # fmt: skip
+    assert (done.returncode, done.stdout, done.stderr) == (0, "1\n", ""), done
+    assert job.state["state"] == "captured"
+    assert "the program's own torch.profiler began" in job.state["reason"]
+
+
+BACKWARD = """
+import warnings
+warnings.simplefilter("ignore")
+import torch
+from torch.distributed.optim import _apply_optimizer_in_backward
+model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4))
+_apply_optimizer_in_backward(torch.optim.SGD, model.parameters(), {"lr": 0.1})
+for _ in range(12):
+    model(torch.ones(1, 4)).sum().backward()
+print("trained")
+"""
+
+
+def test_an_optimizer_that_steps_inside_the_backward_has_its_window(job: Job) -> None:
+    done = job(BACKWARD, selection=CHOSEN)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "trained\n", ""), done
+    assert (job.state["state"], job.state["step_begin"], job.state["step_end"]) == (
+        "captured", 2, 4,
+    )  # fmt: skip
+    assert job.steps() == list(range(12))
+    # whole steps: two forwards and two backwards
+    names = names_in(job.rank / "trace.json.gz")
+    assert (names["aten::linear"], names["autograd::engine::evaluate_function: SumBackward0"]) == (
+        4, 2,
+    )  # fmt: skip
+
+
+def test_a_child_forked_inside_the_window_or_after_it_ends_as_it_would(job: Job) -> None:
+    done = job(
+        LOOP
+        + """
+import os
+for steps in (3, 3):
+    iterate(steps)
+    child = os.fork()
+    if child == 0:
+        print("child", flush=True)
+        sys.exit(5)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+""",
+        selection=CHOSEN,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout, done.stderr) == (0, "child\n5\nchild\n5\n", ""), done
+    assert job.state["state"] == "captured"
+    assert job.steps() == list(range(6))
+
+
+def test_a_program_that_runs_under_another_profiler_is_left_to_it(job: Job) -> None:
+    done = job(LOOP + "iterate(6)", selection=CHOSEN, profiler="nsys",
+               environ={"CUDA_INJECTION64_PATH": "/opt/tool/lib/libtool.so"})  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, ""), done
+    assert job.state["state"] == "lost"
+    assert "/opt/tool/lib/libtool.so (CUDA_INJECTION64_PATH)" in job.state["reason"]
+    assert job.steps() == list(range(6))
+
+
+@pytest.mark.needs_nsys
+@pytest.mark.parametrize(("program", "reason"), [("threads", "thread"), ("backward", "")])
+def test_under_nsys_too(
+    program: str, reason: str, run_clusterprof: Callable[..., Completed], workdir: Path
+) -> None:
+    threads = LOOP + (
+        "import threading\nthread = threading.Thread(target=iterate, args=(8,))\n"
+        "thread.start()\nthread.join()\nprint('trained')\n"
+    )
+    (workdir / "train.py").write_text(threads if program == "threads" else BACKWARD)
+    done = run_clusterprof(
+        ["torchrun", "--ranks", "0", "--steps", "5:10", "--profiler=nsys", "--run-dir=run",
+         "--no-merge", "--nproc-per-node", "1", "--", "train.py"],
+        timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 0, done
+    assert "trained" in done.stdout
+    state = json.loads((workdir / "run" / "ranks" / "00000" / "state.json").read_text())
+    assert state["state"] == "collected", state
+    assert reason in state.get("reason", "")
+    names = sorted(path.name for path in (workdir / "run" / "ranks" / "00000").iterdir())
+    assert {"report.nsys-rep", "trace.json.gz"} <= set(names)
