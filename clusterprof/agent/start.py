@@ -112,7 +112,9 @@ class Rank:
         if register is None:
             complain("this torch has no optimizer hooks (2.0 has): use --step-on module:function")
             return
-        register(counter.optimizer_stepped)
+        from . import compiled
+
+        register(compiled.hook(counter.optimizer_stepped))
         self.begin()
 
     def count_calls(self, module: ModuleType, function: str) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import sys
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -215,3 +216,34 @@ def test_under_nsys_too(
     assert reason in state.get("reason", "")
     names = sorted(path.name for path in (workdir / "run" / "ranks" / "00000").iterdir())
     assert {"report.nsys-rep", "trace.json.gz"} <= set(names)
+
+
+def test_a_compiled_optimizer_is_compiled_as_without_us_and_counted(
+    job: Job, run_command: Callable[..., Completed]
+) -> None:
+    program = """
+import sys, torch
+early = "torch._dynamo" in sys.modules
+model = torch.nn.Linear(4, 4)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+@torch.compile(backend="eager")
+def step():
+    optimizer.step()
+for _ in range(6):
+    model(torch.ones(1, 4)).sum().backward()
+    step()
+    optimizer.zero_grad()
+from torch._dynamo.utils import counters
+print(early, counters["frames"]["total"], sum(counters["graph_break"].values()))
+"""
+    plain = run_command([sys.executable, "-c", program], timeout=120)
+    done = job(program, selection=CHOSEN)
+    assert (plain.returncode, done.returncode) == (0, 0), done
+    assert job.steps() == list(range(6))
+    assert (job.state["state"], job.state["step_begin"]) == ("captured", 2)
+    (early, frames, breaks), ours = plain.stdout.split(), done.stdout.split()
+    assert (ours[0], ours[2]) == (early, breaks)
+    assert early == "False"
+    # What is skipped without a hook, since nothing is in it, is one frame with ours.
+    assert int(ours[1]) <= int(frames)
+    assert len(done.stderr.splitlines()) == len(plain.stderr.splitlines()), done
