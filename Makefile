@@ -8,6 +8,7 @@
 # ARGS             further arguments for pytest: make test ARGS='-k clock -x'
 # TRUTH            make truth: a further folder of recordings with its truth.json
 # LARGE            make bench: a folder with two large reports to merge
+# SECONDS          make fuzz: for how long (600)
 
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
@@ -20,6 +21,7 @@ TORCH_INDEX_URL ?=
 ARGS ?=
 LARGE ?=
 TRUTH ?=
+SECONDS ?= 600
 # Exactly one torch: a range would let pip replace a build for this machine by the newest of all.
 # The only thing that is installed without a hash, with NVIDIA's libraries for a build with CUDA:
 # every index has builds of its own. What else it depends on is in the lock.
@@ -99,6 +101,10 @@ capture: $(READY) ## measure what starting and stopping a capture costs, for eac
 .PHONY: truth
 truth: $(READY) ## clocks and verdicts against the truth, on recordings and simulated jobs
 	@$(BIN)/python bench/truth.py $(if $(TRUTH),--folder '$(TRUTH)') $(ARGS)
+
+.PHONY: fuzz
+fuzz: $(READY) ## spoil everything that is read, for SECONDS, and see that it ends in words
+	@cd tests && '$(abspath $(BIN))/python' -m fuzz.run $(SECONDS) $(ARGS)
 
 .PHONY: readme
 readme: $(READY) ## write the outputs and the picture in README.md anew

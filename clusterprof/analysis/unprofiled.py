@@ -66,7 +66,8 @@ def find(scene: Scene) -> list[Finding]:
     # in a pipeline everybody waits for the other stages, captured or not
     if not scene.settled or not extra.any() or scene.pipelined:
         return []
-    names = dict.fromkeys(scene.collectives.communicator[extra > 0])
+    late = (extra > 0) & np.isin(scene.collectives.step, scene.settled)
+    names = dict.fromkeys(scene.collectives.communicator[late])
     found = [_finding(scene, str(name), extra) for name in names]
     return [f for f in found if f is not None][:3]
 

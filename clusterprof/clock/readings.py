@@ -40,6 +40,8 @@ BEACON_BYTES = 13
 #: how far a report's wall-clock times are from the host's wall clock, where no mark tells:
 #: +7 to +130 µs over 18 nsys reports, a few µs in torch.profiler's
 ANCHOR_NS = 200_000
+#: 1970 to 2116; 36 years, by which no clock is wrong: sums of such times fit into 64 bits
+FARTHEST_NS, APART_NS = 1 << 62, 1 << 60
 #: the readings of one clock by two processes, and the profilers' stamps, agree to within this
 STAMP_NS = 1_000
 #: a wall clock that was set by less is not worth a warning
@@ -84,7 +86,7 @@ def parsed(clock: object, state: object = None, beacons: object = None) -> RankR
     told = state if isinstance(state, Mapping) else {}
     readings = [told.get("clock"), *_list(known.get("readings"))]
     whole = tuple(
-        each
+        {**each, "marks": _marks(each)}
         for each in readings
         if isinstance(each, Mapping) and _ints(each, "wall_ns", "monotonic_ns", "gap_ns")
     )
@@ -96,12 +98,22 @@ def parsed(clock: object, state: object = None, beacons: object = None) -> RankR
     return RankReadings(str(known.get("machine") or told.get("machine") or ""), whole, sent)
 
 
+def _marks(reading: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    return [
+        each
+        for each in _list(reading.get("marks"))
+        if isinstance(each, Mapping)
+        and isinstance(each.get("name"), str)
+        and _ints(each, "before_ns", "after_ns")
+    ]
+
+
 def _list(value: object) -> list[Any]:
     return value if isinstance(value, list) else []
 
 
 def _ints(row: Mapping[str, Any], *names: str) -> bool:
-    return all(isinstance(row.get(name), int) for name in names)
+    return all(type(row.get(name)) is int and abs(row[name]) < FARTHEST_NS for name in names)
 
 
 # --- one rank's own readings
@@ -141,7 +153,6 @@ def anchor(host_calls: pa.Table, readings: Sequence[Reading]) -> tuple[int, int]
         mark["name"]: (int(mark["before_ns"]), int(mark["after_ns"]))
         for reading in readings
         for mark in _list(reading.get("marks"))
-        if isinstance(mark, Mapping) and _ints(mark, "before_ns", "after_ns")
     }
     names = host_calls["name"].cast(pa.string())
     marks = host_calls.filter(pc.starts_with(names, MARK))
@@ -154,7 +165,7 @@ def anchor(host_calls: pa.Table, readings: Sequence[Reading]) -> tuple[int, int]
         most = after - row["end_ns"] + STAMP_NS
         low = least if low is None else max(low, least)
         high = most if high is None else min(high, most)
-    if low is None or high is None or low > high:
+    if low is None or high is None or not -APART_NS < low <= high < APART_NS:
         return None
     return low, high
 
@@ -183,9 +194,7 @@ def stretched(host_calls: pa.Table, readings: Sequence[Reading]) -> int | None:
         )
         for each in readings
         for mark in _list(each.get("marks"))
-        if isinstance(mark, Mapping)
-        and _ints(mark, "before_ns", "after_ns")
-        and mark["name"] in began
+        if mark["name"] in began
     ]
     if len(seen) < 2:
         return None
@@ -311,6 +320,8 @@ def _probed(readings: Mapping[int, RankReadings], probe: object) -> list[PairBou
     for row in _list(probe.get("bounds")):
         if not isinstance(row, Mapping) or not _ints(row, "at_ns", "low_ns", "high_ns"):
             continue
+        if max(abs(row["low_ns"]), abs(row["high_ns"])) > APART_NS:
+            continue
         rank, other = first.get(row.get("machine", "")), first.get(row.get("other_machine", ""))
         if rank is None or other is None or rank == other or row["low_ns"] > row["high_ns"]:
             continue
@@ -337,7 +348,9 @@ def _believed(readings: Mapping[int, RankReadings]) -> list[PairBound]:
         errors = [
             int(each["kernel"]["maxerror_ns"])
             for each in readings[ranks[0]].readings
-            if isinstance(each.get("kernel"), Mapping) and each["kernel"].get("synchronised")
+            if isinstance(each.get("kernel"), Mapping)
+            and each["kernel"].get("synchronised")
+            and _ints(each["kernel"], "maxerror_ns")
         ]
         if errors:
             kept.append((ranks[0], max(errors)))

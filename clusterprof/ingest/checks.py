@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from clusterprof.errors import ReportError
 from clusterprof.tables import HIGHEST_RANK, SCHEMAS, RankTables, ReportInfo
 
-#: ns, from 1970 to 2116: the difference of any two such times fits into 64 bits
+#: ns, 2116: the difference of any two times from 1970 on fits into 64 bits
 _FARTHEST_NS = 1 << 62
 #: ns, 104 days: a double holds every nanosecond of it; captures last seconds
 _LONGEST_NS = 1 << 53
@@ -107,7 +107,7 @@ def _check_columns(info: ReportInfo, name: str, table: pa.Table) -> None:
 def _limit(column: str) -> tuple[int, int] | None:
     """The least and the most that a column may hold; None for one that nobody calculates with."""
     if column.endswith("_ns"):
-        return -_FARTHEST_NS, _FARTHEST_NS
+        return -_LONGEST_NS, _FARTHEST_NS
     return {"step": (0, _HIGHEST_STEP), "communicator_size": (0, HIGHEST_RANK)}.get(column)
 
 

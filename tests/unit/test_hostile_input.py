@@ -15,6 +15,7 @@ from seeds import content, sqlite, trace
 from clusterprof import rundir
 from clusterprof.agent import documents, states
 from clusterprof.cli import collect, merge, status
+from clusterprof.clock.readings import parsed
 from clusterprof.errors import ClusterprofError, RunDirectoryError
 from clusterprof.ingest import Gathered, gather, read_report
 from clusterprof.ingest.steps import read_log
@@ -284,6 +285,14 @@ def test_a_run_json_that_is_none_is_said_to_be(tmp_path: Path, changed: dict[str
     for verb in (collect, merge, status):
         with pytest.raises(ClusterprofError, match=r"run\.json is damaged"):
             verb.main(verb.__name__.rpartition(".")[2], [str(run.path)], None)
+
+
+def test_marks_that_are_none_say_nothing_of_a_clock() -> None:
+    whole = {"wall_ns": 10**18, "monotonic_ns": 5, "gap_ns": 1}
+    mark = {"name": "clusterprof:clock:1", "before_ns": 1, "after_ns": 2}
+    odd = [{**mark, "name": []}, {**mark, "before_ns": 2**70}, {**mark, "after_ns": True}, 7]
+    found = parsed({"readings": [{**whole, "marks": [*odd, mark]}, {**whole, "gap_ns": 2**62}]})
+    assert [reading["marks"] for reading in found.readings] == [[mark]]
 
 
 def test_a_run_json_nested_without_end_is_said_to_be(tmp_path: Path) -> None:

@@ -1,0 +1,397 @@
+"""What is fuzzed: each target spoils one thing that a stranger may have written, and reads it.
+
+The property: nothing but ClusterprofError leaves what the verbs call, the good rank beside the bad
+one stays in the results, and each input takes seconds at most.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import gzip
+import io
+import json
+import lzma
+import shutil
+import signal
+import sqlite3
+import tempfile
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import strangers
+from seeds import content
+
+from clusterprof import rundir
+from clusterprof.agent import states
+from clusterprof.cli import collect, merge, merging, report, status
+from clusterprof.collect import answers
+from clusterprof.collect.host_keys import Known
+from clusterprof.errors import ClusterprofError, MergeError
+from clusterprof.ingest import gather
+from clusterprof.report import html, results_json, text
+from clusterprof.simulate import Job, simulate
+from clusterprof.study import study
+from fuzz.spoil import ODD, Change, spoilt, spoilt_bytes
+
+RECORDING = Path(__file__).parent.parent / "data/recordings/nsys-2025.3/ddp/rank1.sqlite.xz"
+PATIENCE_S = 30
+
+Target = Callable[[Sequence[Change]], None]
+TARGETS: dict[str, Target] = {}
+
+
+class TooSlow(BaseException):
+    """Not an Exception, so that no boundary of the code under test takes it for its own."""
+
+
+def target(check: Target) -> Target:
+    """Register a target by its name, bounded in time."""
+
+    @functools.wraps(check)
+    def bounded(changes: Sequence[Change]) -> None:
+        before = signal.signal(signal.SIGALRM, _too_slow)
+        signal.alarm(PATIENCE_S)
+        try:
+            check(changes)
+        finally:
+            signal.alarm(0)
+            signal.signal(signal.SIGALRM, before)
+
+    TARGETS[check.__name__] = bounded
+    return bounded
+
+
+def _too_slow(*_: object) -> None:
+    raise TooSlow(f"an input took longer than {PATIENCE_S} s")
+
+
+@contextlib.contextmanager
+def folder() -> Iterator[Path]:
+    """An empty folder for one input."""
+    path = Path(tempfile.mkdtemp(prefix="clusterprof-fuzz-"))
+    try:
+        yield path
+    finally:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+@functools.cache
+def traces() -> tuple[bytes, bytes]:
+    """Kineto traces of two ranks of one job, NCCL and all."""
+    job = Job(dp=2, layers=2, steps=4, kernels_per_layer=1)
+    with folder() as at:
+        made = [
+            strangers.trace(each, at, arguments="kernel").read_bytes() for each in simulate(job)[0]
+        ]
+    return made[0], made[1]
+
+
+@functools.cache
+def export() -> bytes:
+    """A small nsys export: a recording's, of its first steps."""
+    with folder() as at:
+        path = at / "r.sqlite"
+        path.write_bytes(lzma.decompress(RECORDING.read_bytes()))
+        with contextlib.closing(sqlite3.connect(path)) as database:
+            for table in ("CUPTI_ACTIVITY_KIND_KERNEL", "NVTX_EVENTS", "OSRT_API"):
+                database.execute(f'DELETE FROM "{table}" WHERE rowid % 5 AND rowid > 400')
+            database.commit()
+            database.execute("VACUUM")
+        return path.read_bytes()
+
+
+def merged(at: Path) -> None:
+    """Merge the reports in a folder whose rank 0 is good, and write all that is written of it."""
+    try:
+        found = gather([at])
+    except MergeError:
+        return  # a bad rank may say that it is of another job, or rank 0 as well
+    made = study(found.ranks, missing=found.missing, warnings=found.warnings, source=str(at))
+    assert 0 in [each["rank"] for each in made.results["ranks"]], "the good rank is gone"
+    results_json.dumps(made.results)
+    text.render(made.results, colour=False, width=100).encode(errors="surrogateescape")
+    html.render(made.results, made.collectives, title="fuzz")
+
+
+@target
+def kineto_values(changes: Sequence[Change]) -> None:
+    """Values in a trace."""
+    good, bad = traces()
+    with folder() as at:
+        (at / "rank0.json").write_bytes(good)
+        (at / "rank1.json").write_text(json.dumps(spoilt(json.loads(bad), changes)))
+        merged(at)
+
+
+@target
+def kineto_events(changes: Sequence[Change]) -> None:
+    """The values in a small trace with every kind of event, of which each change hits one."""
+    with folder() as at:
+        (at / "rank0.json").write_text(json.dumps(content(0)))
+        (at / "rank1.json").write_text(json.dumps(spoilt(_small(), changes)))
+        merged(at)
+
+
+def _small() -> dict[str, Any]:
+    found = content(1, pg_config=[{"pg_name": "0", "ranks": [0, 1]}])
+    found["traceEvents"] = [
+        *found["traceEvents"][:3],
+        {"ph": "M", "name": "thread_name", "tid": 1, "args": {"name": "pt_gloo_runloop"}},
+        {"ph": "X", "cat": "gpu_memcpy", "name": "Memcpy HtoD (Pageable -> Device)", "ts": 5,
+         "dur": 9, "tid": 7, "args": {"device": 0, "stream": 7, "bytes": 64, "correlation": 3}},
+        {"ph": "X", "cat": "user_annotation", "name": "gloo:all_reduce", "ts": 7.125, "dur": 9,
+         "tid": 8, "args": {"Input Dims": [[2, 3]], "Input type": ["float"]}, "finished": "false"},
+        {"ph": "X", "cat": "kernel", "name": "ncclDevKernel_AllReduce", "ts": 50, "dur": 9.5,
+         "tid": 7, "args": {"device": 0, "stream": 9, "correlation": 1, "dtype": "Float",
+         "Collective name": "allreduce", "Group size": 2, "In msg nelems": 8, "Dst Rank": 1,
+         "Process Group Name": "0", "Process Group Ranks": "[0, 1]", "Seq": 1}},
+        {"ph": "X", "cat": "python_function", "name": "<built-in> at 0x7f>", "ts": 60, "dur": 90,
+         "tid": 1, "args": {"Python id": 2, "Python parent id": 1}},
+        {"ph": "X", "cat": "Operator", "name": "ProfilerStep#3", "ts": 1, "dur": 9, "tid": "12"},
+    ]  # fmt: skip
+    return found
+
+
+@target
+def kineto_bytes(changes: Sequence[Change]) -> None:
+    """Bytes of a trace, and of a packed one."""
+    good, bad = traces()
+    with folder() as at:
+        (at / "rank0.json").write_bytes(good)
+        name, packed = (
+            ("r.json.gz", gzip.compress(bad, 1)), ("r.json.xz", lzma.compress(bad, preset=0)),
+            ("r.json", bad), ("r.json", bad.decode().encode("utf-16")),
+        )[sum(what for _, what in changes) % 4]  # fmt: skip
+        (at / name).write_bytes(spoilt_bytes(packed, changes))
+        merged(at)
+
+
+@target
+def export_cells(changes: Sequence[Change]) -> None:
+    """Cells of an nsys export, whole columns of it, and its tables."""
+    with folder() as at:
+        path = at / "rank1.sqlite"
+        path.write_bytes(export())
+        with contextlib.closing(sqlite3.connect(path)) as database:
+            for where, what in changes:
+                _spoil_table(database, where, what)
+            database.commit()
+        _beside_a_good_one(at)
+
+
+def _spoil_table(database: sqlite3.Connection, where: int, what: int) -> None:
+    tables = [row[0] for row in database.execute(
+        "SELECT name FROM sqlite_master WHERE type = 'table' ORDER BY rootpage, name"
+    )]  # fmt: skip
+    table = tables[where % len(tables)]
+    columns = [row[1] for row in database.execute(f'PRAGMA table_info("{table}")')]
+    column = columns[(where // len(tables)) % len(columns)]
+    odd = ODD[what % len(ODD)]
+    if not isinstance(odd, (int, float, str, type(None))) or isinstance(odd, bool):
+        odd = bytes(range(0, 250, 7))
+    if isinstance(odd, int) and abs(odd) >= 2**63:
+        odd = -(2**63)
+    if isinstance(odd, str):
+        odd = odd.encode(errors="surrogatepass")
+    value = "CAST(? AS TEXT)" if isinstance(ODD[what % len(ODD)], str) else "?"
+    rows = ("rowid = 1 + abs(?) % (SELECT max(rowid) FROM {0})", "rowid % 3 = abs(?) % 3", "?")
+    kind = (what // len(ODD)) % 5
+    with contextlib.suppress(sqlite3.Error):
+        if kind < 3:
+            row = rows[kind].format(f'"{table}"')
+            sql = f'UPDATE OR IGNORE "{table}" SET "{column}" = {value} WHERE {row}'
+            database.execute(sql, (odd, where + 1))
+        elif kind == 3:
+            database.execute(f'ALTER TABLE "{table}" RENAME COLUMN "{column}" TO "was_{column}"')
+        else:
+            database.execute(f'DELETE FROM "{table}" WHERE rowid % 2')
+
+
+def _beside_a_good_one(at: Path) -> None:
+    good = content(0)
+    good["distributedInfo"]["world_size"] = 4
+    # as near to the recording's time as one job's windows are
+    good["baseTimeNanoseconds"] = _epoch()
+    (at / "rank0.json").write_text(json.dumps(good))
+    merged(at)
+
+
+@functools.cache
+def _epoch() -> int:
+    from clusterprof.ingest import read_report
+
+    return read_report(RECORDING).info.begin_ns
+
+
+@target
+def export_bytes(changes: Sequence[Change]) -> None:
+    """Bytes of an nsys export."""
+    with folder() as at:
+        (at / "rank1.sqlite").write_bytes(spoilt_bytes(export(), changes))
+        _beside_a_good_one(at)
+
+
+STEPS = "step,begin_ns,end_ns\n" + "".join(
+    f"{k},{1_700_000_000_000_000_000 + 100_000_000 * (k - 9)},"
+    f"{1_700_000_000_000_000_000 + 100_000_000 * (k - 9) + 90_000_000}\n"
+    for k in range(12)
+)
+MARK = {"name": "clusterprof:clock:1", "before_ns": 1_700_000_000_000_000_000,
+        "after_ns": 1_700_000_000_000_001_000}  # fmt: skip
+READING = {
+    "event": "open", "wall_ns": 1_700_000_000_000_000_000, "monotonic_ns": 5_000_000_000,
+    "gap_ns": 100, "marks": [MARK], "kernel": {"maxerror_ns": 500, "synchronised": True},
+}  # fmt: skip
+BOUND = {
+    "rank": 1, "other": 0, "machine": "a h1", "other_machine": "b h2", "when": "before",
+    "at_ns": 1_700_000_000_000_000_000, "low_ns": -500, "high_ns": 700, "round_trip_ns": 1200,
+    "exchanges": 9,
+}  # fmt: skip
+FILES: dict[str, Any] = {
+    "ranks/00001/state.json": {
+        "state": "captured", "chosen": True, "host": "h2", "machine": "b h2", "whole": True,
+        "steps": 9, "attempt": 1, "history": [["armed", 1]], "clock": READING, "rank": 1,
+        "reason": "", "nsys": {"path": "/nowhere/nsys", "version": "1"},
+    },
+    "ranks/00001/clock.json": {"schema_version": 1, "machine": "b h2", "readings": [READING] * 3},
+    "ranks/00001/beacons.json": [{"begin_ns": 1_700_000_000_000_000_000, "end_ns": 10**18}],
+    "ranks/00001/probe.json": {"bounds": [BOUND], "notes": ["n"]},
+    "clock_probe.json": {"schema_version": 1, "method": "m", "bounds": [BOUND] * 2, "notes": []},
+    "plan.json": {"schema_version": 1, "run": "/nowhere", "window": [9, 12]},
+    "run.json": {
+        "schema_version": 1, "window": [9, 12], "world_size": 2, "launcher": "torchrun",
+        "selection": {"text": "all", "kind": "all", "ranks": [], "pp": 1, "world_size": None},
+        "profiler": {"name": "torch", "version": "2", "path": None}, "attempt": 1,
+        "began": "2026-01-02T03:04:05.000+00:00", "ended": None, "exit_status": None,
+    },
+    "ranks/00001/steps.csv": STEPS,
+    "ranks/00001/gc.csv": "begin_ns,end_ns,generation,collected\n"
+    "1700000000000000000,1700000000009000000,2,5\n",
+    "ranks/00001/pace.csv": "first_step,count,begin_ns,end_ns,median_ns,q1_ns,q3_ns,longest_ns\n"
+    "0,9,1699999999000000000,1699999999900000000,90000000,90000000,90000000,95000000\n",
+}  # fmt: skip
+
+
+@target
+def files_of_a_run(changes: Sequence[Change]) -> None:
+    """The small files of a run directory: the first change says which of them is spoilt."""
+    names = sorted(FILES)
+    chosen = names[changes[0][0] % len(names)] if changes else ""
+    with folder() as at:
+        run = rundir.create(at / "run")
+        for rank in range(2):
+            run.rank(rank).mkdir()
+            trace = json.dumps(content(rank)).encode()
+            (run.rank(rank) / "trace.json.gz").write_bytes(gzip.compress(trace, 1))
+        states.advance(str(run.rank(0)), "captured", chosen=True)
+        for name, found in FILES.items():
+            mine = changes[1:] if name == chosen else ()
+            (run.path / name).write_bytes(_written(found, mine))
+        for verb in (status, collect, merge, status, report):
+            with quiet(), contextlib.suppress(ClusterprofError):
+                verb.main(verb.__name__.rpartition(".")[2], [str(run.path)], None)
+        if chosen.startswith("ranks/"):
+            results = json.loads((run.merged / "results.json").read_text())
+            assert 0 in [each["rank"] for each in results["ranks"]], "the good rank is gone"
+
+
+def _written(found: Any, changes: Sequence[Change]) -> bytes:
+    if isinstance(found, str):
+        return spoilt_bytes(found.encode(), changes)
+    odd = spoilt(found, [each for each in changes if each[1] % 5])
+    rough = [each for each in changes if each[1] % 5 == 0]
+    return spoilt_bytes(json.dumps(odd).encode(), rough)
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """What the verbs print goes nowhere, but is encoded as for a terminal."""
+    out = io.TextIOWrapper(io.BytesIO(), encoding="utf-8", errors="surrogateescape")
+    err = io.TextIOWrapper(io.BytesIO(), encoding="utf-8", errors="backslashreplace")
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        yield
+
+
+@functools.cache
+def results() -> Any:
+    """The results of a good job."""
+    made = merging_of(traces())
+    return json.loads(results_json.dumps(made.results))
+
+
+def merging_of(made: Sequence[bytes]) -> Any:
+    """The study of good traces."""
+    with folder() as at:
+        for rank, each in enumerate(made):
+            (at / f"rank{rank}.json").write_bytes(each)
+        return merging.merge_reports([at], {})
+
+
+@target
+def results_of_a_run(changes: Sequence[Change]) -> None:
+    """results.json, shown again."""
+    with folder() as at:
+        (at / "merged").mkdir()
+        (at / "merged/results.json").write_text(json.dumps(spoilt(results(), changes)))
+        with quiet(), contextlib.suppress(ClusterprofError):
+            report.main("report", [str(at)], None)
+
+
+LOOKED = {
+    "host": "h1", "machine": "a h1", "temporary": "/tmp", "folder": True, "program": True,
+    "nsys": True, "other_nsys": None, "port": 4711,
+}  # fmt: skip
+LISTED = [
+    {"path": "00001/state.json", "size": 9, "sha256": "0" * 64},
+    {"path": "attempt-2/00001/report.nsys-rep", "size": 9, "sha256": "1" * 64},
+]
+
+
+@target
+def answers_of_a_host(changes: Sequence[Change]) -> None:
+    """What a host answers over SSH."""
+    for found, read in (
+        (LOOKED, lambda answer: answers.found(answer, 22)),
+        (LISTED, answers.offered),
+    ):
+        rough = [each for each in changes if each[1] % 4 == 0]
+        odd = spoilt(found, [each for each in changes if each[1] % 4])
+        answer = b"welcome\n" + json.dumps(odd).encode() + b"\n"
+        with contextlib.suppress(ClusterprofError):
+            read(spoilt_bytes(answer, rough))
+
+
+KEY = "AAAAC3NzaC1lZDI1NTE5AAAAIIFCuUI4wjUrGFfDxOQRwHkQ9qNKuDGZ8CsyS0hZvjkn"
+KNOWN_HOSTS = f"""# Host h1 found: line 1
+h1,10.0.0.1 ssh-ed25519 {KEY} a comment
+@revoked h2 ssh-ed25519 {KEY}
+@cert-authority *.cluster ssh-ed25519 {KEY}
+|1|F1E1KeoE/eEWhi10WpGv4OdiO6Y=|3988QV0VE8wmZL7suNrYQLITLCg= ssh-ed25519 {KEY}
+"""
+
+
+@target
+def known_hosts(changes: Sequence[Change]) -> None:
+    """Lines of known_hosts, as ssh-keygen prints them."""
+    lines = spoilt_bytes(KNOWN_HOSTS.encode(), changes).decode(errors="replace")
+    known = Known()
+    known.read(lines)
+    assert all(isinstance(each, bytes) for each in (*known.keys, *known.revoked))
+
+
+def replay(path: Path) -> None:
+    """Read one file of the corpus: a target's name, and the changes that once broke it."""
+    found = json.loads(path.read_text())
+    TARGETS[found["target"]]([(where, what) for where, what in found["changes"]])
+
+
+def kept(at: Path, name: str, changes: Sequence[Change]) -> Path:
+    """Write what broke a target into the corpus."""
+    at.mkdir(parents=True, exist_ok=True)
+    found = json.dumps({"target": name, "changes": [list(each) for each in changes]})
+    path = at / f"{name}-{zlib.crc32(found.encode()):08x}.json"
+    path.write_text(found + "\n")
+    return path
