@@ -10,7 +10,8 @@ another: their calls begin at all times and yet end together.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -27,6 +28,8 @@ _MOST_CALLS_FRAC = 0.9
 #: more is learned from streams whose begins differ by so many times as much as their ends, up to
 #: this: the ends of an AllReduce of four V100s without NVLink differed by 100 to 400 µs
 _WAITS, _WIDEST_NS = 4.0, 1_000_000.0
+#: tolerances that are tried up to the widest
+_WIDER = 16
 #: with so few calls a constant difference may be chance: then the wall clocks must agree too
 _FEW_CALLS = 3
 _NEAR_NS = 1_000_000
@@ -138,17 +141,46 @@ def tolerance(pairs: Sequence[Partner]) -> float:
     return max(_END_SPREAD_NS, *telling, 0.0)
 
 
-def infer(nodes: Sequence[Stream]) -> tuple[list[tuple[list[int], float]], float]:
+def infer(
+    nodes: Sequence[Stream], *, whole: bool = False
+) -> tuple[list[tuple[list[int], float]], float]:
     """Group streams of different ranks into communicators: (indices into `nodes`, confidence).
 
-    Complete linkage, tightest pair first: each member must go together with each other one.
-    With very many streams each is compared with one member of each group only. The second is the
-    tolerance for members' ends, as learned from these streams (ns).
+    `whole`: these are all collectives of all ranks of a job. Such a job's communicators connect its
+    ranks and divide them evenly: the tolerance is the least that makes them so. With very many
+    streams each is compared with one member of each group only. The second is the tolerance for
+    members' ends, as learned from these streams (ns).
     """
     pairs = _pairs(nodes[:_TELLING_STREAMS] if len(nodes) > _MANY_STREAMS else nodes)
     most = tolerance(list(pairs.values()))
     if len(nodes) > _MANY_STREAMS:
         return _infer_many(nodes, most), most
+    found = _linked(nodes, pairs, most)
+    if not whole or _plausible(nodes, found):
+        return found, most
+    for wider in np.geomspace(most, _WIDEST_NS, _WIDER)[1:].tolist():
+        more = _linked(nodes, pairs, wider)
+        if _plausible(nodes, more):
+            return more, wider
+    return found, most
+
+
+def _plausible(nodes: Sequence[Stream], groups: Sequence[tuple[list[int], float]]) -> bool:
+    """Whether groups lead from each rank to each other one, those of a size dividing all evenly."""
+    parts: list[set[int]] = []
+    sizes = Counter(len(members) for members, _ in groups)
+    for members, _ in groups:
+        mine = {nodes[k].rank for k in members}
+        apart = [part for part in parts if not part & mine]
+        parts = [*apart, mine.union(*(part for part in parts if part & mine))]
+    world = sum(len(part) for part in parts)
+    return len(parts) <= 1 and all(count * size % world == 0 for size, count in sizes.items())
+
+
+def _linked(
+    nodes: Sequence[Stream], pairs: Mapping[tuple[int, int], Partner], most: float
+) -> list[tuple[list[int], float]]:
+    """Complete linkage, tightest pair first: each member must go together with each other one."""
     pairs = {pair: found for pair, found in pairs.items() if found.needs_ns <= most}
     group = {i: [i] for i in range(len(nodes))}
     for i, j in sorted(pairs, key=lambda pair: pairs[pair].spread_ns):
@@ -167,7 +199,7 @@ def infer(nodes: Sequence[Stream]) -> tuple[list[tuple[list[int], float]], float
             sure = [pairs[p].confidence for p in pairs if p[0] in members and p[1] in members]
             ordered = sorted(members, key=lambda k: nodes[k].rank)
             seen.append((ordered, min(sure, default=0.0)))
-    return seen, most
+    return seen
 
 
 def _pairs(nodes: Sequence[Stream]) -> dict[tuple[int, int], Partner]:

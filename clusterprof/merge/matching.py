@@ -57,7 +57,7 @@ def match(ranks: Sequence[RankTables]) -> pa.Table:
         _collectives(rows, name, parts, clocks, sure.get(name, 1.0), final=True)
     for name, parts in directed:
         pair_by_id(rows, name, [c for c, _ in parts], [r for _, r in parts], world, clocks)
-    within = _nameless(rows, nameless)
+    within = _nameless(rows, nameless, world)
     return rows.table().replace_schema_metadata({TOLERANCE: str(round(within))})
 
 
@@ -68,7 +68,7 @@ def tolerance(matched: pa.Table) -> int | None:
     return int((matched.schema.metadata or {})[TOLERANCE]) if inferred.as_py() else None
 
 
-def _nameless(rows: Rows, parts: list[tuple[Calls, Ints]]) -> float:
+def _nameless(rows: Rows, parts: list[tuple[Calls, Ints]], world: int | None) -> float:
     """Match calls of inferred communicators; returns within what their members end (ns)."""
     pairs = [np.isin(c.operation[r].astype(str), list(POINT_TO_POINT)) for c, r in parts]
     there = [(c, r[p]) for (c, r), p in zip(parts, pairs, strict=True) if p.any()]
@@ -77,7 +77,8 @@ def _nameless(rows: Rows, parts: list[tuple[Calls, Ints]]) -> float:
     nodes = [s for (c, r), p in zip(parts, pairs, strict=True) for s in streams(c, r[~p])]
     by_rank = {c.rank: c for c, _ in parts}
     used: dict[str, int] = {}
-    inferred, within = infer(nodes)
+    alone = not there and all(len(r) == len(c) > 0 for c, r in parts)
+    inferred, within = infer(nodes, whole=alone and len(parts) == world)
     for group, confidence in inferred:
         name = "inferred:" + ",".join(str(nodes[k].rank) for k in group)
         used[name] = used.get(name, 0) + 1

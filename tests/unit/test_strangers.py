@@ -105,3 +105,28 @@ def test_ranks_that_never_wait_for_one_another_are_no_group(tmp_path: Path) -> N
     stranger = read_report(trace(other, tmp_path))
     table = match([ranks[0], replace(stranger, info=replace(stranger.info, rank=1))])
     assert set(table["state"].cast(pa.string()).to_pylist()) == {"unmatched"}
+
+
+@pytest.mark.parametrize("small", [False, True])
+def test_all_ranks_of_a_job_that_only_end_together_roughly_are_one_group(
+    tmp_path: Path, small: bool
+) -> None:
+    # nobody sleeps: begins differ no more than ends do
+    ranks = read(replace(SCATTERED, dp=8, small_calls=small), tmp_path, cut=1)
+    table = match(ranks)
+    assert set(table["communicator"].to_pylist()) == {"inferred:0,1,2,3,4,5,6,7"}
+    most = max(tables.collective_calls.num_rows for tables in ranks)
+    assert pc.count_distinct(table["collective"]).as_py() == most
+    # of a part of the job nobody can know
+    some = set(match(ranks[:3])["communicator"].to_pylist())
+    assert small or len(some) > 1
+
+
+def test_two_groups_over_the_same_ranks_stay_two_where_ends_scatter(tmp_path: Path) -> None:
+    ranks = read(replace(SCATTERED, dp=8, sharded=True, seed=1), tmp_path, cut=1)
+    table = match(ranks)
+    names = {"inferred:0,1,2,3,4,5,6,7", "inferred:0,1,2,3,4,5,6,7#2"}
+    assert set(table["communicator"].to_pylist()) == names
+    for name in names:
+        rows = table.filter(pc.equal(table["communicator"], name))
+        assert pc.count_distinct(rows["operation"].cast(pa.string())).as_py() == 1
