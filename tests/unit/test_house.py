@@ -165,3 +165,53 @@ def test_all_that_make_installs_is_locked_by_its_hash_but_for_torch() -> None:
         "$(if $(TORCH_INDEX_URL),--index-url '$(TORCH_INDEX_URL)') '$(TORCH)'",
         "--no-deps --no-build-isolation --editable .",
     ]
+
+
+# --- writing files
+
+#: who writes otherwise than by `agent/files.py`, and why nobody's link is followed there
+_WRITERS = {
+    "agent/files.py": "the one way itself",
+    "agent/homecoming.py": "in the guard's own folder (mkdtemp)",
+    "agent/session.py": "in the guard's own folder; a lock with O_NOFOLLOW",
+    "agent/host.py": "in a folder of a host's that nobody else sees (mkdir 0700)",
+    "agent/steplog.py": "appends to the rank's own log, which it made with O_EXCL",
+    "agent/profiler.py": "the lock of nsys: O_EXCL, O_NOFOLLOW",
+    "agent/prober.py": "a claim: O_EXCL",
+    "cli/narrate.py": "descriptors 1 and 2",
+    "collect/over_ssh.py": "in a folder of the host's that nobody else sees (mkdir 0700)",
+    "collect/raw.py": "out of a folder of its own (mkdtemp)",
+    "doctor/cluster.py": "in a folder of its own (mkdtemp)",
+    "doctor/places.py": "in a folder of its own (mkdtemp)",
+    "ingest/nsys_sqlite.py": "in a folder of its own (mkdtemp)",
+}
+_WRITING = {"write_text", "write_bytes", "touch", "rename", "symlink_to", "hardlink_to"}
+
+
+def _writes(node: ast.AST) -> bool:
+    """Whether a call makes or renames a file."""
+    if not isinstance(node, ast.Call):
+        return False
+    name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+    of = getattr(getattr(node.func, "value", None), "id", "")
+    words = [each.value for each in node.args if isinstance(each, ast.Constant)]
+    if name == "open" and of != "os":
+        modes = [each.value for each in node.keywords if each.arg == "mode"]
+        words += [each.value for each in modes if isinstance(each, ast.Constant)]
+        return any(
+            isinstance(word, str) and re.fullmatch(r"[wax]\S?\+?|r\S?\+", word) for word in words
+        )
+    if name == "open":
+        return any(getattr(each, "attr", "") == "O_CREAT" for each in ast.walk(node))
+    if name == "replace":  # a path's has one argument, a text's has two
+        return of == "os" or (bool(of or not words) and len(node.args) == 1 and not node.keywords)
+    return name in _WRITING or (of == "shutil" and name in {"copy", "copy2", "copyfile", "move"})
+
+
+def test_files_are_written_in_one_way() -> None:
+    found = {
+        str(path.relative_to(PACKAGE))
+        for path in PACKAGE.rglob("*.py")
+        if any(map(_writes, ast.walk(ast.parse(path.read_text(encoding="utf-8")))))
+    }
+    assert found == set(_WRITERS)
