@@ -284,7 +284,7 @@ class Guard:
     def settle(self, status: int, patience_s: float) -> None:
         """What nsys left becomes a report, and comes home by our writer: see `writer`.
 
-        Where the run directory stands still the writer is left to it.
+        Where the run directory stands still the writer is left to it; see `outbox` for how soon.
         """
         assert self.session is not None
         assert self.home is not None
@@ -297,7 +297,7 @@ class Guard:
             "settle", status=status, patience_s=left_s, opened=self.session.opened,
             troubles=self.session.troubles, known=self.home.known(),
         )  # fmt: skip
-        self.outbox.wait("settled", left_s + 0.5, left_s + 0.5)
+        self.outbox.wait("settled", min(left_s, outbox.QUIET_S), left_s)
 
     # -- the agent in the program -----------------------------------------------------------
 

@@ -55,6 +55,8 @@ class Homecoming:
         self.import_trouble = "nsys has no importer on this node"
         #: whether there is still time to copy
         self.may_go_on: Callable[[], bool] = lambda: True
+        #: called whenever the run directory has taken something
+        self.got_on: Callable[[], None] = lambda: None
 
     def known(self) -> Dict[str, Any]:
         """What whoever started nsys knows of its end, for whoever takes home what it left."""
@@ -218,6 +220,7 @@ class Homecoming:
             if not piece:
                 return
             written.write(piece)
+            self.got_on()
             if len(piece) == _CHUNK and not self.may_go_on():
                 raise TimeoutError
 
@@ -240,6 +243,7 @@ class Homecoming:
             states.advance(self.folder, state, reason, **told)
         except OSError:
             return False
+        self.got_on()
         return True
 
 

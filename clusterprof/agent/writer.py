@@ -318,6 +318,7 @@ class Writer:
             try:
                 if home is not None:
                     vars(home).update(known)
+                    home.got_on = lambda: peer.answer(at=time.monotonic_ns())
                     home.settle(status, patience_s, opened=opened, troubles=troubles)
             finally:
                 peer.answer(settled=True)

@@ -18,6 +18,8 @@ WHY = "the job's time limit is near"
 class Switch:
     """A capture that is told to stop."""
 
+    excludes: tuple[str, ...] = ()
+
     def __init__(self) -> None:
         self.events: list[str] = []
 
