@@ -26,6 +26,8 @@ from clusterprof.plan import Host
 
 #: A host that answers nothing at all for so long is cut off, and its connection given up.
 _SILENCE_S = 60
+#: Whatever else it is asked must be answered within this.
+_PATIENCE_S = 2 * _SILENCE_S
 #: It is asked so often.
 _ASK_EVERY_S = 10
 
@@ -107,13 +109,31 @@ class SshHost:
 
     @contextlib.contextmanager
     def explained(self) -> Iterator[None]:
-        """Turn whatever goes wrong on the way to this host into a HostError."""
+        """Turn whatever goes wrong on the way to this host into a HostError.
+
+        For most of its questions paramiko waits for an answer for ever: the connection is closed
+        under one that takes too long.
+        """
+        late = threading.Event()
+
+        def give_up() -> None:
+            late.set()
+            self.close()
+
+        watch = threading.Timer(_PATIENCE_S, give_up)
+        watch.daemon = True
+        watch.start()
         try:
             yield
         except HostError:
             raise
         except Exception as error:  # noqa: BLE001 - sockets, paramiko, cryptography: see `reason`
-            raise HostError(f"{self.name}: {reason(error, self.timeout_s)}") from None
+            said = reason(error, self.timeout_s)
+            if late.is_set():
+                said = f"no answer within {_PATIENCE_S:g} s"
+            raise HostError(f"{self.name}: {said}") from None
+        finally:
+            watch.cancel()
 
     # -- commands ---------------------------------------------------------------------------
 
@@ -177,7 +197,7 @@ class SshHost:
     def _part(self, channel: Any) -> bytes:
         """What comes next; b"" at the end of the command, and HostError at the connection's."""
         with self.explained():
-            data = bytes(channel.recv(_PART_B))
+            data = bytes(channel.recv(_PART_B))  # tens of kB at least, where there are so many
             if not data and channel.status_event.wait(_SILENCE_S) and channel.exit_status < 0:
                 self.close()  # paramiko may not say yet that it is not connected
                 raise EOFError
@@ -215,6 +235,7 @@ class RemoteCommand:
 
     def __init__(self, channel: Any, stdout: Sink, stderr: Sink) -> None:
         self._channel = channel
+        channel.settimeout(_ASK_EVERY_S)  # who takes nothing is not waited for
         self._pumps = [
             threading.Thread(target=_pump, args=pair, daemon=True)
             for pair in ((channel.recv, stdout), (channel.recv_stderr, stderr))
@@ -265,7 +286,13 @@ class RemoteCommand:
 
 def _pump(receive: Callable[[int], bytes], sink: Sink) -> None:
     with contextlib.suppress(OSError, EOFError):
-        while data := receive(1 << 16):
+        while True:
+            try:
+                data = receive(1 << 16)
+            except TimeoutError:  # nothing was said for a while
+                continue
+            if not data:
+                return
             sink(data)
 
 

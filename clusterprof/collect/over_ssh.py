@@ -9,6 +9,7 @@ import contextlib
 import hashlib
 import json
 import secrets
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -29,6 +30,9 @@ _AGENT = Path(far_side.__file__).resolve().parent
 
 #: A rank may be finishing its report a little after its launcher has ended.
 PATIENCE_S = 3.0
+
+#: A host that was told to kill its job has done so by then.
+KILLED_S = 15.0
 
 #: Isolated and without site packages: our helper must start whatever is installed there.
 HELPER = ("-I", "-S", "-")
@@ -182,6 +186,7 @@ class Running:
         #: signals to hand on, by name: a signal handler may only append
         self.orders: list[str] = []
         self._stops = 0
+        self._patience = float("inf")
 
     def run(self, there: OverSsh, output: Output) -> int:
         """Start every host's command and wait for all; returns the highest status."""
@@ -192,6 +197,8 @@ class Running:
                 start(each, there, argv, output)
         while any(each.status is None for each in self.hosts):
             self.obey()
+            if time.monotonic() > self._patience:
+                self.give_up()
             for each in self.hosts:
                 if each.status is None:
                     look_after(each, 0.5 / len(self.hosts))
@@ -203,10 +210,19 @@ class Running:
             name = self.orders.pop(0)
             if name in _TO_STOP:
                 self._stops += 1
-                name = name if self._stops == 1 else "KILL"
+                if self._stops > 1:
+                    name = "KILL"
+                    self._patience = min(self._patience, time.monotonic() + KILLED_S)
             for each in self.hosts:
                 if each.command is not None and each.status is None:
                     each.command.write(f"{name}\n".encode())
+
+    def give_up(self) -> None:
+        """Wait no longer for hosts that do not do what they are told."""
+        for each in self.hosts:
+            if each.command is not None and each.status is None:
+                each.command.close()
+                each.status, each.reason = 255, "it did not end when it was told to"
 
     def told_to_stop_again(self) -> bool:
         """Whether an order to end came after the job had ended: while its reports were fetched."""
@@ -223,9 +239,13 @@ def start(each: RemoteHost, there: OverSsh, argv: Sequence[str], output: Output)
             [there.python, "-I", "-S", f"{each.folder}/agent/host.py", "run", each.folder],
             *output(each.name),
         )
-        each.command.write(json.dumps(request).encode() + b"\n")
     except HostError as error:
         each.status, each.reason = 255, error.what.removeprefix(f"{each.name}: ")
+        return
+    taken = each.command.write(json.dumps(request).encode() + b"\n")
+    if not taken and not each.command.wait(1):
+        each.command.close()
+        each.status, each.reason = 255, "it does not take its command"
 
 
 def look_after(each: RemoteHost, seconds: float) -> None:

@@ -5,33 +5,42 @@ The real sshd is in between; h2's Python is a script that answers what a test wa
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import shlex
+import socket
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import paramiko
 import pytest
 from lab import lies
 from lab.command import Completed
 from lab.hosts import Hosts
 
 from clusterprof import rundir
-from clusterprof.collect import over_ssh
+from clusterprof.collect import connection, over_ssh
+from clusterprof.collect.connection import SshHost
+from clusterprof.collect.over_ssh import Running
+from clusterprof.errors import HostError
 from clusterprof.plan import Host, OverSsh
 
 Cli = Callable[..., Completed]
 pytestmark = [pytest.mark.needs_fabric, pytest.mark.needs_hosts]
 
-#: Answers `look`, `list` and `run` with the file of that name beside it, where there is one;
-#: in place of torchrun, which takes seconds to start, is a shell.
+#: Answers `look` and `list` with the file of that name beside it, where there is one, and with
+#: one of `run` hears nothing; in place of torchrun, which takes seconds to start, is a shell.
 PYTHON = """#!/bin/sh
-for verb in "$4" "$5"; do
-  case "$verb" in
-  look|list) [ ! -e "$0-$verb" ] || {{ cat "$0-$verb"; exit 0; }} ;;
-  esac
-done
+case "$4" in
+look|list) [ ! -e "$0-$4" ] || {{ cat "$0-$4"; exit 0; }} ;;
+run) [ ! -e "$0-run" ] || {{ trap '' INT TERM HUP; exec cat >/dev/null; }} ;;
+esac
 [ "$2" != torch.distributed.run ] || exec sh -c 'for last; do :; done; eval "$last"' sh "$@"
 exec {python} "$@"
 """
@@ -126,6 +135,109 @@ def test_whatever_a_host_says_of_its_files_is_its_own_failure(liar: Liar, tmp_pa
     for each, folder in zip((first, second), folders, strict=True):
         liar.answers("list", None)
         each.ask("remove", folder, python=there.python)
+        each.ssh.close()
+
+
+class Mute(paramiko.ServerInterface):
+    """An sshd that lets everybody in, and then does what no real one does."""
+
+    def __init__(self, status: int | None) -> None:
+        #: what a command ends with; None: whether it was started is not even said
+        self.status = status
+        self.over = threading.Event()
+
+    def check_auth_publickey(self, username: str, key: Any) -> int:
+        return paramiko.AUTH_SUCCESSFUL
+
+    def get_allowed_auths(self, username: str) -> str:
+        return "publickey"
+
+    def check_channel_request(self, kind: str, chanid: int) -> int:
+        return paramiko.OPEN_SUCCEEDED
+
+    def check_channel_exec_request(self, channel: Any, command: bytes) -> bool:
+        if self.status is None:
+            self.over.wait(20)
+            return False
+        status = self.status
+        threading.Timer(0.2, lambda: (channel.send_exit_status(status), channel.close())).start()
+        return True
+
+
+@contextlib.contextmanager
+def fake_sshd(hosts: Hosts, folder: Path, server: Mute) -> Iterator[SshHost]:
+    """A connection to it."""
+    key = paramiko.Ed25519Key.from_private_key_file(str(hosts.state / "h1.key"))
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        served: list[Any] = []
+
+        def serve() -> None:
+            with contextlib.suppress(OSError):
+                made = paramiko.Transport(listener.accept()[0])
+                served.append(made)
+                made.add_server_key(key)
+                made.start_server(server=server)
+
+        threading.Thread(target=serve, daemon=True).start()
+        (folder / "known").write_text(f"[127.0.0.1]:{port} ssh-ed25519 {key.get_base64()}\n")
+        (folder / "config").write_text(
+            f"Host mute\n HostName 127.0.0.1\n Port {port}\n IdentityFile {hosts.state}/id\n"
+            f" IdentitiesOnly yes\n UserKnownHostsFile {folder}/known\n"
+        )
+        ssh = SshHost(Host("mute", "mute"), folder / "config", 20)
+        try:
+            ssh.open()
+            yield ssh
+        finally:
+            server.over.set()
+            ssh.close()
+            for each in served:
+                each.close()
+
+
+def test_an_sshd_that_never_answers_is_given_up(
+    ssh_hosts: Hosts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection, "_PATIENCE_S", 2)
+    with fake_sshd(ssh_hosts, tmp_path, Mute(None)) as ssh:
+        begin = time.monotonic()
+        with pytest.raises(HostError, match="mute: no answer within 2 s"):
+            ssh.ask(["true"])
+        assert time.monotonic() - begin < 15
+
+
+@pytest.mark.parametrize(("sent", "taken"), [(7, 7), (256, 255), ((1 << 32) - 1, 255)])
+def test_a_status_that_no_process_can_have_is_not_taken_for_success(
+    ssh_hosts: Hosts, tmp_path: Path, sent: int, taken: int
+) -> None:
+    with fake_sshd(ssh_hosts, tmp_path, Mute(sent)) as ssh:
+        assert ssh.ask(["true"]).status == taken
+
+
+def test_a_host_that_does_not_end_its_job_is_given_up_at_the_second_order(
+    liar: Liar, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(over_ssh, "KILLED_S", 2)
+    (liar.hosts.local("h2") / "python-run").write_text("")
+    there = replace(
+        job(liar), commands=((str(liar.python), "-c", "import time; time.sleep(60)"),) * 2
+    )
+    hosts, bad = over_ssh.look_at(there, None)
+    assert bad == {}
+    for each in hosts:
+        over_ssh.deliver(each, {"run": ""})
+    running = Running(hosts)
+    threading.Timer(1.5, lambda: running.orders.extend(["INT", "INT"])).start()
+    begin = time.monotonic()
+    printed = bytearray()
+    assert running.run(there, lambda name: (printed.extend, printed.extend)) == 255
+    assert time.monotonic() - begin < 30
+    first, second = hosts
+    assert (first.status, first.reason) == (137, ""), printed
+    assert (second.status, second.reason) == (255, "it did not end when it was told to")
+    for each in hosts:
+        each.ask("remove", each.folder, python=there.python)
         each.ssh.close()
 
 
