@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import builtins
 import hashlib
 import io
@@ -9,6 +10,7 @@ import json
 import os
 import re
 import shlex
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -16,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings, strategies
 from lab import lies
 
 from clusterprof import ssh_config
@@ -23,6 +26,7 @@ from clusterprof.cli.prefixed import PIECE_B, Prefixed
 from clusterprof.collect import answers, over_ssh
 from clusterprof.collect.answers import Found
 from clusterprof.collect.connection import Answer, command_line, reason
+from clusterprof.collect.host_keys import HostKeys, Known, decoded
 from clusterprof.collect.over_ssh import RemoteHost
 from clusterprof.errors import HostError, LaunchError, UsageError
 from clusterprof.launchers import ssh
@@ -386,6 +390,53 @@ def test_what_a_host_says_of_a_file_is_typed_or_refused() -> None:
         else:
             assert told[0] == [], name
             assert len(told[1]) >= 1, name
+
+
+_TEXT = strategies.text(max_size=20)
+_JSON = strategies.recursive(
+    strategies.none() | strategies.booleans() | strategies.integers() | strategies.floats() | _TEXT,
+    lambda inner: strategies.lists(inner) | strategies.dictionaries(
+        strategies.sampled_from([*LOOK, "path", "size", "sha256"]) | _TEXT, inner
+    ),
+    max_leaves=20,
+)  # fmt: skip
+
+
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(_JSON.map(lambda value: json.dumps(value).encode()) | strategies.binary())
+def test_an_answer_is_read_or_refused_whatever_it_is(answer: bytes) -> None:
+    for function, more in ((answers.found, [29500]), (answers.offered, [])):
+        _, said = read(function, answer, *more)
+        assert said.isprintable()
+
+
+@settings(deadline=None)
+@given(strategies.text(), strategies.lists(strategies.text()))
+def test_a_known_hosts_file_may_hold_anything(text: str, words: list[str]) -> None:
+    known = Known()
+    known.read(text + "\n" + " ".join(words))
+    decoded(words)
+
+
+def test_only_keys_of_lines_that_say_so_are_accepted() -> None:
+    key = b"\0\0\0\x07ssh-abc123"
+    text = base64.b64encode(key).decode()
+    known = Known()
+    known.read(
+        f"# Host h found: line 1 REVOKED\n@revoked h ssh-abc {text}\nh ssh-abc {text} comment\n"
+        f"@cert-authority h ssh-abc {text}\nh ssh-xyz {text}\nh ssh-abc {text[:-4]}%%%%\nh\n"
+    )
+    assert known == Known({key: "ssh-abc"}, {key}, authority=True)
+
+
+@pytest.mark.needs_fabric
+def test_a_key_of_a_type_that_is_known_is_asked_for_first() -> None:
+    keys = HostKeys.__new__(HostKeys)
+    keys.known = [Known({b"": "ssh-rsa"}), Known({b"": "ecdsa-sha2-nistp384"})]
+    near, far = socket.socketpair()
+    with near, far:
+        types = keys.transport(near).get_security_options().key_types
+    assert set(types[:3]) == {"rsa-sha2-512", "rsa-sha2-256", "ecdsa-sha2-nistp384"}
 
 
 def test_a_host_brings_no_more_than_the_limit_which_is_named(
