@@ -86,7 +86,7 @@ class SshHost:
         """Connect, if that is not done. Raises HostError with what is wrong in words."""
         if self.connected:
             return
-        with self.explained():
+        with self.explained(10 * self.timeout_s):  # which holds for each part of it
             each = self.connection
             while each is not None and not isinstance(each, str):
                 keys = HostKeys(each, self.config_file)
@@ -108,7 +108,7 @@ class SshHost:
             self.connection.close()
 
     @contextlib.contextmanager
-    def explained(self) -> Iterator[None]:
+    def explained(self, within_s: float = 0.0) -> Iterator[None]:
         """Turn whatever goes wrong on the way to this host into a HostError.
 
         For most of its questions paramiko waits for an answer for ever: the connection is closed
@@ -120,7 +120,8 @@ class SshHost:
             late.set()
             self.close()
 
-        watch = threading.Timer(_PATIENCE_S, give_up)
+        within_s = max(within_s, _PATIENCE_S)
+        watch = threading.Timer(within_s, give_up)
         watch.daemon = True
         watch.start()
         try:
@@ -130,7 +131,7 @@ class SshHost:
         except Exception as error:  # noqa: BLE001 - sockets, paramiko, cryptography: see `reason`
             said = reason(error, self.timeout_s)
             if late.is_set():
-                said = f"no answer within {_PATIENCE_S:g} s"
+                said = f"no answer within {within_s:g} s"
             raise HostError(f"{self.name}: {said}") from None
         finally:
             watch.cancel()
