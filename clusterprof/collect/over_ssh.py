@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import re
 import secrets
 import time
 from collections import Counter
@@ -22,7 +23,7 @@ from clusterprof.agent import host as far_side
 from clusterprof.collect import answers
 from clusterprof.collect.answers import Found, Offered
 from clusterprof.collect.connection import Answer, RemoteCommand, SshHost
-from clusterprof.errors import HostError
+from clusterprof.errors import HostError, RunDirectoryError
 from clusterprof.plan import Host, OverSsh
 from clusterprof.rundir import RunDirectory
 
@@ -36,6 +37,9 @@ KILLED_S = 15.0
 
 #: Isolated and without site packages: our helper must start whatever is installed there.
 HELPER = ("-I", "-S", "-")
+
+#: Our folder on a host: no other is asked for, or taken away.
+_FOLDER = re.compile(r"/.*/clusterprof-[0-9a-f]{16}")
 
 _TO_STOP = ("TERM", "INT", "HUP")
 
@@ -308,16 +312,16 @@ def gather_left(
 
     Returns the hosts that were asked; `manifest` says afterwards what is still left. `config` and
     `python` are the user's, never run.json's: both are or name programs that are executed.
+    Raises RunDirectoryError where `manifest` does not say it as ours do.
     """
-    told = manifest["ssh"]
-    hosts = []
-    for entry in manifest["hosts"]:
-        host = Host(entry["name"], entry["address"], entry["user"], entry["port"])
-        each = RemoteHost(host, SshHost(host, config, told["timeout_s"]), Found(entry["hostname"]))
-        each.folder = entry["left"]
-        each.ranks = None if entry.get("ranks") is None else frozenset(entry["ranks"])
-        each.brought = {(attempt, rank) for attempt, rank in entry.get("brought", [])}
-        hosts.append(each)
+    try:
+        timeout_s = min(float(manifest["ssh"]["timeout_s"]), 3600.0)
+        hosts = [_left(entry, config, timeout_s) for entry in manifest["hosts"]]
+    except (KeyError, TypeError, ValueError) as error:
+        raise RunDirectoryError(
+            f"{run.manifest} does not say which hosts have its reports",
+            answers.plain(f"{type(error).__name__}: {error}"),
+        ) from None
     asked = [each for each in hosts if each.folder]
     gather(run, hosts, python)
     for each, entry in zip(hosts, manifest["hosts"], strict=True):
@@ -326,6 +330,27 @@ def gather_left(
         if each in asked:
             entry["reason"] = each.reason
     return asked
+
+
+def _left(entry: Mapping[str, Any], config: Path | None, timeout_s: float) -> RemoteHost:
+    """A host as run.json has it. Raises KeyError, TypeError, ValueError."""
+    host = Host(entry["name"], entry["address"], entry["user"], entry["port"])
+    folder = entry["left"]
+    words = [host.name, host.address, host.user or "", entry["hostname"], folder]
+    if any(word.startswith("-") or not word.isprintable() for word in map(_text, words)):
+        raise ValueError(host.name)
+    if folder and not _FOLDER.fullmatch(folder):
+        raise ValueError(folder)
+    each = RemoteHost(host, SshHost(host, config, timeout_s), Found(entry["hostname"]), folder)
+    each.ranks = None if entry.get("ranks") is None else frozenset(map(int, entry["ranks"]))
+    each.brought = {(int(attempt), int(rank)) for attempt, rank in entry.get("brought", [])}
+    return each
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{type(value).__name__} is no text")
+    return value
 
 
 @dataclass

@@ -28,7 +28,7 @@ from clusterprof.collect.answers import Found
 from clusterprof.collect.connection import Answer, command_line, reason
 from clusterprof.collect.host_keys import HostKeys, Known, decoded
 from clusterprof.collect.over_ssh import RemoteHost
-from clusterprof.errors import HostError, LaunchError, UsageError
+from clusterprof.errors import HostError, LaunchError, RunDirectoryError, UsageError
 from clusterprof.launchers import ssh
 from clusterprof.plan import Host, Job, OverSsh
 from clusterprof.rundir import RunDirectory, create
@@ -492,6 +492,27 @@ def test_where_only_torchrun_knows_the_ranks_none_is_taken_that_two_hosts_offer(
     over_ssh.gather(run, [*hosts, late], "python")
     assert late.reason.startswith("it offers files of rank 2, which another host")
     assert (run.rank(2) / "log").read_bytes() == b"c"
+
+
+LEFT = {
+    "name": "h1", "address": "h1", "user": None, "port": None, "hostname": "h1",
+    "left": "/tmp/clusterprof-0123456789abcdef", "ranks": [0], "brought": [[1, 0]],
+}  # fmt: skip
+
+
+@pytest.mark.needs_fabric
+@pytest.mark.parametrize(
+    "odd",
+    [{"left": "/home/me"}, {"left": 3}, {"address": "-oProxyCommand=id"}, {"name": "\x1b[2J"},
+     {"ranks": 1}, {"ranks": ["x"]}, {"brought": [1]}, {"hostname": None}, {"user": ["a"]}],
+)  # fmt: skip
+def test_a_run_directory_that_says_odd_things_of_its_hosts_is_refused(
+    tmp_path: Path, odd: dict[str, Any]
+) -> None:
+    run = create(tmp_path / "run")
+    manifest = {"ssh": {"timeout_s": 1}, "hosts": [{**LEFT, **odd}]}
+    with pytest.raises(RunDirectoryError, match="does not say which hosts have its reports"):
+        over_ssh.gather_left(run, manifest, None, "python")
 
 
 @pytest.mark.parametrize(
