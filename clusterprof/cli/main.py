@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import io
 import logging
 import sys
 import traceback
@@ -77,7 +76,6 @@ def run(words: Sequence[str]) -> int:
         return 2
     verb, rest = words[0], words[1:]
     own, program = split(rest)
-    any_name(sys.stdout)
     if "--debug" in own:
         _show_debug()
     try:
@@ -107,13 +105,6 @@ def _show_debug() -> None:
     log = logging.getLogger("clusterprof")
     log.addHandler(logging.StreamHandler())
     log.setLevel(logging.DEBUG)
-
-
-def any_name(stream: object) -> None:
-    """Let a stream take file names whose bytes are no text: as they are, or else as escapes."""
-    if isinstance(stream, io.TextIOWrapper):
-        utf8 = stream.encoding.lower().replace("-", "") == "utf8"
-        stream.reconfigure(errors="surrogateescape" if utf8 else "backslashreplace")
 
 
 def split(words: Sequence[str]) -> tuple[list[str], list[str] | None]:

@@ -132,6 +132,7 @@ def streams() -> Iterator[None]:
     before = sys.stdout, sys.stderr
     stdout = sys.stdout or cast("TextIO", open(1, "w", encoding="utf-8", closefd=False))  # noqa: SIM115
     stderr = sys.stderr or cast("TextIO", open(2, "w", encoding="utf-8", closefd=False))  # noqa: SIM115
+    _any_name(stdout)
     sys.stdout = cast("TextIO", _Shown(stdout))
     real = sys.stderr is None or sys.stderr is sys.__stderr__
     sys.stderr = cast("TextIO", (_Quiet if real else _Shown)(stderr))
@@ -141,6 +142,13 @@ def streams() -> Iterator[None]:
         with harmless():
             sys.stdout.flush()
         sys.stdout, sys.stderr = before
+
+
+def _any_name(stream: object) -> None:
+    """Let a stream take file names whose bytes are no text: as they are, or else as escapes."""
+    if isinstance(stream, io.TextIOWrapper):
+        utf8 = stream.encoding.lower().replace("-", "") == "utf8"
+        stream.reconfigure(errors="surrogateescape" if utf8 else "backslashreplace")
 
 
 def _is_open(descriptor: int) -> bool:

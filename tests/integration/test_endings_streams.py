@@ -86,3 +86,11 @@ def test_descriptors_reach_a_job(workdir: Path) -> None:
     done = bash(f"{OURS} python <(cat train.py) 3>metrics.txt")
     assert done.returncode == 0, done
     assert (workdir / "metrics.txt").read_text() == "metrics\n"
+
+
+def test_names_whose_bytes_are_no_text_are_printed_as_they_are(workdir: Path) -> None:
+    read = shlex.join(
+        command.clusterprof(["torchrun", "--ranks", "0", "--profiler", "torch", "--dry-run"])
+    )
+    done = bash(f"{read} --run-dir $'odd\\xff' -- train.py >said; grep -c -a $'odd\\xff' said")
+    assert int(done.stdout) > 0, done
