@@ -92,5 +92,8 @@ def test_names_whose_bytes_are_no_text_are_printed_as_they_are(workdir: Path) ->
     read = shlex.join(
         command.clusterprof(["torchrun", "--ranks", "0", "--profiler", "torch", "--dry-run"])
     )
-    done = bash(f"{read} --run-dir $'odd\\xff' -- train.py >said; grep -c -a $'odd\\xff' said")
+    strict = "PYTHONIOENCODING=utf-8:strict"
+    done = bash(
+        f"{strict} {read} --run-dir $'odd\\xff' -- train.py >said; grep -ac $'odd\\xff' said"
+    )
     assert int(done.stdout) > 0, done
