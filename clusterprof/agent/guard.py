@@ -28,11 +28,24 @@ import zlib
 from typing import Any, Dict, Iterator, List, Optional
 
 if __package__:
-    from . import attempts, homecoming, outbox, processes, profiler, session, states, variables
+    from . import (
+        attempts,
+        descriptors,
+        homecoming,
+        messages,
+        outbox,
+        processes,
+        profiler,
+        session,
+        states,
+        variables,
+    )
 else:  # run as a script, isolated: our own folder is not on sys.path
     sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
     import attempts  # type: ignore[import-not-found,no-redef]
+    import descriptors  # type: ignore[import-not-found,no-redef]
     import homecoming  # type: ignore[import-not-found,no-redef]
+    import messages  # type: ignore[import-not-found,no-redef]
     import outbox  # type: ignore[import-not-found,no-redef]
     import processes  # type: ignore[import-not-found,no-redef]
     import profiler  # type: ignore[import-not-found,no-redef]
@@ -78,6 +91,9 @@ class Guard:
         self.plan = plan
         self.rank = rank
         self.program = program
+        #: the descriptors that it is to have
+        self.given = descriptors.inherited()
+        descriptors.fill_streams()
         self.mode = plan["window_by"]
         self.name = session_name(plan["run"], rank)
         self.folder = states.rank_directory(plan["run"], rank)
@@ -321,8 +337,9 @@ class Guard:
         if words[:1] == ["hello"]:
             self.trampoline_pid = int(words[1])
             self.litter += profiler.litter(self.trampoline_pid)
-            connection.sendall(b"ok\n")
+            descriptors.send(connection, self.given)
             self.program_pid = int(connection.recv(64).split()[1])
+            descriptors.release(self.given)
             self.litter.append("/dev/shm/sem.nsys_sem_%d" % self.program_pid)
             self.starting_s = time.monotonic() - self.began
             for pending in self.pending:
@@ -373,8 +390,7 @@ class Guard:
         """The training comes first: run the program as if we had never been asked."""
         with contextlib.suppress(Exception):
             self.give_up(reason)
-        sys.stderr.write("clusterprof: rank %d runs without nsys: %s\n" % (self.rank, reason))
-        sys.stderr.flush()
+        messages.complain("rank %d runs without nsys: %s" % (self.rank, reason))
         for number in FORWARDED:
             if signal.getsignal(number) == self.on_signal:
                 signal.signal(number, signal.SIG_DFL)
@@ -416,8 +432,7 @@ def main(argv: List[str]) -> None:
         plan["run"] = attempts.folder(plan["run"], attempts.number(os.environ))
         guard = Guard(plan, int(argv[1]), argv[2:])
     except Exception as error:  # it was there a moment ago: the program runs all the same
-        sys.stderr.write("clusterprof: rank %s runs without nsys: %s\n" % (argv[1], error))
-        sys.stderr.flush()
+        messages.complain("rank %s runs without nsys: %s" % (argv[1], error))
         os.environ[variables.PROFILED] = variables.WITHOUT_NSYS
         os.execvp(argv[2], argv[2:])
     status = guard.run()

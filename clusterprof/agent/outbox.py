@@ -20,8 +20,9 @@ from itertools import chain
 from typing import Any, Dict, Iterable, List, Optional, Tuple
 
 if __package__:
-    from . import processes, variables
+    from . import messages, processes, variables
 else:  # beside guard.py, which runs as a script
+    import messages  # type: ignore[import-not-found,no-redef]
     import processes  # type: ignore[import-not-found,no-redef]
     import variables  # type: ignore[import-not-found,no-redef]
 
@@ -88,8 +89,7 @@ class Outbox:
             if kind == JSON:
                 self.told.update(json.loads(body))
         if "trouble" in self.told:
-            with contextlib.suppress(Exception):  # stderr may be closed, or full
-                sys.stderr.write("clusterprof: %s\n" % self.told.pop("trouble"))
+            messages.complain(self.told.pop("trouble"))
         return self.told
 
     def wait(self, name: str, seconds: float, in_all: float = 0.0) -> Any:

@@ -96,7 +96,6 @@ class Session:
 
     def launch(self, address: str, program: List[str]) -> None:
         """Start nsys with the trampoline under it, its own words going to the log."""
-        streams = [os.dup(descriptor) for descriptor in (0, 1, 2)]
         umask = os.umask(0o077)
         os.umask(umask)
         verb = "profile" if self.mode == "cuda" else "launch"
@@ -104,8 +103,7 @@ class Session:
         command = [
             *(self.nsys["path"], *filled(self.nsys[verb], self.values)),
             *(*processes.isolated(), trampoline, address),
-            *(",".join(map(str, streams)), oct(umask), given("TMPDIR")),
-            *program,
+            *(oct(umask), given("TMPDIR"), *program),
         ]
         environment = self.environment()
         environment[variables.PROFILED] = "%s:%s" % (self.mode, address)
@@ -114,11 +112,9 @@ class Session:
         with one_at_a_time(), open(self.home.log, "ab") as log:
             self.child = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment,
-                pass_fds=streams, start_new_session=True,
+                start_new_session=True,
             )  # fmt: skip
             time.sleep(START_GAP_S)
-        for descriptor in streams:
-            os.close(descriptor)
 
     def end(self) -> None:
         """Leave no process of nsys behind, whatever state it is in."""

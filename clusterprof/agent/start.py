@@ -14,16 +14,20 @@ import sys
 from types import ModuleType
 from typing import Any, Dict, List, Optional
 
-from . import attempts, clocks, hooks, states
+from . import attempts, clocks, descriptors, hooks, states
 from .identity import Identity, identify, is_starter
+from .messages import complain
 from .selection import chosen
 from .steps import counter
-from .variables import COUNTING, PLAN, PROFILED, WITHOUT_NSYS
+from .variables import COUNTING, GIVEN, PLAN, PROFILED, WITHOUT_NSYS
 
 
 def main() -> None:
     """Decide and prepare; returns quickly, or never where the process becomes a guard."""
     environ, line = os.environ, command_line()
+    if GIVEN in environ:
+        given = environ.pop(GIVEN).split(",")
+        descriptors.hide(n for n in descriptors.open_ones() if str(n) not in given)
     if environ.get(COUNTING, str(os.getpid())) != str(os.getpid()):
         return
     if is_worker(line) or is_starter(line):
@@ -165,7 +169,9 @@ class Rank:
         from . import outbox
 
         try:
-            return (outbox.shared(self.guard) if self.guard else None) or outbox.start()
+            found = (outbox.shared(self.guard) if self.guard else None) or outbox.start()
+            descriptors.hide([found.connection.fileno()] if found.connection else [])
+            return found
         except OSError as error:
             complain("nothing is written of this rank: %s" % error)
             return outbox.Outbox(None)
@@ -227,8 +233,3 @@ def start_prober(plan: Dict[str, Any], me: Identity) -> None:
             prober.start(plan, me.rank)
     except Exception as error:  # the training goes on without it
         complain("the clocks are not measured: %s" % (error,))
-
-
-def complain(what: str) -> None:
-    """One line on stderr, from one rank's agent."""
-    sys.stderr.write("clusterprof: %s\n" % what)

@@ -6,7 +6,7 @@ program must not. And nsys' own status is not always the program's (0 where its 
 stay beside the program until it ends, outside of nsys, and tell the guard.
 
 Run as a script by the guard:
-`python -I -S trampoline.py SOCKET FD,FD,FD UMASK TMPDIR[=VALUE] PROGRAM...`.
+`python -I -S trampoline.py SOCKET UMASK TMPDIR[=VALUE] PROGRAM...`.
 """
 
 from __future__ import annotations
@@ -15,69 +15,53 @@ import os
 import signal
 import sys
 
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+import descriptors  # type: ignore[import-not-found]
+import variables  # type: ignore[import-not-found]
+
 #: For nsys' log; the program was not started.
 REFUSED = 75
-
-#: What makes nsys follow a process: it is not to follow us.
-_FOLLOWED = ("LD_PRELOAD", "QUADD_", "NSYS_", "CUDA_INJECTION", "NVTX_INJECTION")
 
 
 def main(argv: "list[str]") -> None:
     """Ask the guard, start the program with its own streams and TMPDIR, wait for its end."""
-    address, descriptors, umask, temporary, program = *argv[:4], argv[4:]
+    address, umask, temporary, program = *argv[:3], argv[3:]
     import socket
 
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as guard:
-        # A guard that has given this nsys up runs the program elsewhere: it must not run twice.
-        if not admitted(guard, address):
+        try:
+            guard.settimeout(10)
+            guard.connect(address)
+            guard.sendall(b"hello %d\n" % os.getpid())
+            given = descriptors.receive(guard)
+            actions = descriptors.placed(given)
+        except OSError:
+            # A guard that has given this nsys up runs the program elsewhere: it must not run twice.
             sys.exit(REFUSED)
+        os.environ[variables.GIVEN] = ",".join(map(str, given))
         os.umask(int(umask, 8))  # nsys sets it to 0: all that is written would be everybody's
-        name, given, value = temporary.partition("=")
-        if given:
+        name, has_one, value = temporary.partition("=")
+        if has_one:
             os.environ[name] = value
         else:
             os.environ.pop(name, None)
-        pid = spawned(program, [int(each) for each in descriptors.split(",")])
+        # Not by fork: nsys has threads in here by now. In a process group of its own.
+        pid = os.posix_spawnp(
+            program[0], program, os.environ, file_actions=actions, setpgroup=0,
+            # Python ignores them, and the program would inherit it.
+            setsigdef=[signal.SIGPIPE, signal.SIGXFSZ],
+        )  # fmt: skip
         guard.sendall(b"pid %d\n" % pid)
-    environ = {name: value for name, value in os.environ.items() if not name.startswith(_FOLLOWED)}
+    environ = {
+        name: value for name, value in os.environ.items()
+        if not name.startswith(variables.FOLLOWED)
+    }  # fmt: skip
     # What nsys sends to what it started is not for us.
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)
     flags = ["-I" if sys.flags.isolated else "-s", "-S"]
     waiting = [sys.executable, *flags, os.path.abspath(__file__), "--wait", address, str(pid)]
     os.execve(sys.executable, waiting, environ)
-
-
-def admitted(guard: object, address: str) -> bool:
-    """Whether the guard wants the program to run here."""
-    try:
-        guard.settimeout(10)  # type: ignore[attr-defined]
-        guard.connect(address)  # type: ignore[attr-defined]
-        guard.sendall(b"hello %d\n" % os.getpid())  # type: ignore[attr-defined]
-        return bool(guard.recv(16) == b"ok\n")  # type: ignore[attr-defined]
-    except OSError:
-        return False
-
-
-def spawned(program: "list[str]", streams: "list[int]") -> int:
-    """Start the program on these streams, in a process group of its own; its process id.
-
-    Not by fork: nsys has threads in here by now.
-    """
-    actions = []
-    for target, source in enumerate(streams):
-        try:
-            os.fstat(source)
-        except OSError:  # this nsys closes what it does not know: keep its pipes
-            break
-        actions += [(os.POSIX_SPAWN_DUP2, source, target), (os.POSIX_SPAWN_CLOSE, source)]
-    defaults = [signal.SIGPIPE, signal.SIGXFSZ]  # Python ignores them, and the program inherits it
-    pid = os.posix_spawnp(
-        program[0], program, os.environ, file_actions=actions, setpgroup=0, setsigdef=defaults
-    )
-    for source in streams[: len(actions) // 2]:
-        os.close(source)
-    return pid
 
 
 def wait(address: str, pid: int) -> None:

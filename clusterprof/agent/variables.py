@@ -10,3 +10,5 @@ PROFILED = "CLUSTERPROF_PROFILED"
 WITHOUT_NSYS = "none:"
 #: What makes nsys follow a process: it is not to follow those that we start beside the program.
 FOLLOWED = ("LD_PRELOAD", "QUADD_", "NSYS_", "CUDA_INJECTION", "NVTX_INJECTION")
+#: For the program under nsys: the descriptors that it was given, as `0,1,2`; the others are nsys'.
+GIVEN = "CLUSTERPROF_GIVEN"

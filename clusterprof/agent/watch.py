@@ -11,6 +11,8 @@ import signal
 import socket
 import threading
 
+from . import descriptors
+
 
 def end_with_the_guard(address: str) -> None:
     """Watch the guard from a thread that sleeps until the guard is gone."""
@@ -22,6 +24,7 @@ def end_with_the_guard(address: str) -> None:
         if guard.recv(16) != b"ok\n":
             return
         guard.settimeout(None)
+        descriptors.hide([guard.fileno()])
     except OSError:
         return  # a guard that does not answer is no reason to end
     threading.Thread(target=_wait, args=(guard, os.getpid()), daemon=True).start()

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from clusterprof.agent import descriptors
 from clusterprof.errors import LaunchError
 
 #: What a launcher is told through us; of others the kernel's own way is the right one.
@@ -50,6 +51,7 @@ class Foreground:
                 )
             except OSError as error:
                 raise LaunchError(f"{self.command[0]} could not be started", str(error)) from None
+            descriptors.release(descriptors.inherited())
             listen_to_all()
             # What came before there was a launcher has reached nobody but us and the witness.
             self._listen(0)

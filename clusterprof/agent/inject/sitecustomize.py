@@ -27,7 +27,12 @@ def _start_agent() -> None:
 
         start.main()
     except Exception as error:  # the training goes on, whatever is wrong with us
-        sys.stderr.write("clusterprof: this process runs without profiling: %r\n" % (error,))
+        try:
+            from _clusterprof_agent.messages import complain
+
+            complain("this process runs without profiling: %r" % (error,))
+        except Exception:
+            pass
 
 
 def _hand_on() -> None:

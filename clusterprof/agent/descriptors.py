@@ -1,0 +1,148 @@
+"""The program's file descriptors: under nsys it has those that its launcher gave it, and no others.
+
+nsys starts the program with streams of its own and none of the descriptors from 3 on; a shell's
+`<(...)` and `3>log`, srun's PMI connection and a job server's pipe are such. So the guard sends
+all of them to the trampoline, which puts them back in their places.
+"""
+
+from __future__ import annotations
+
+import array
+import errno
+import fcntl
+import os
+import socket
+from typing import Any, Dict, Iterable, List, Tuple
+
+#: in one message; the kernel takes 253
+_AT_ONCE = 200
+_NUMBER = array.array("i")
+
+
+def inherited() -> List[int]:
+    """Those that this process was started with, in order; what we open ourselves is O_CLOEXEC."""
+    return [each for each in open_ones() if os.get_inheritable(each)]
+
+
+def open_ones() -> List[int]:
+    """All that are open, in order."""
+    found = []
+    for each in sorted(map(int, os.listdir("/proc/self/fd"))):
+        try:
+            os.fstat(each)
+        except OSError:  # the listing's own
+            continue
+        found.append(each)
+    return found
+
+
+def fill_streams() -> None:
+    """Open /dev/null where 0, 1 or 2 is closed: the next file that we open would be a stream.
+
+    Closed again in whatever is started from here (O_CLOEXEC).
+    """
+    while True:
+        null = os.open(os.devnull, os.O_RDWR)
+        if null > 2:
+            os.close(null)
+            return
+
+
+def release(given: List[int]) -> None:
+    """Close those of them that are no streams, now that somebody else has them.
+
+    Whoever waits for the end of the program's pipe must not wait for us.
+    """
+    for each in given:
+        if each > 2:
+            os.close(each)
+
+
+def send(connection: socket.socket, descriptors: List[int]) -> None:
+    """Send them with their numbers, a line for each message, and a line `ok`. Raises OSError."""
+    for place in range(0, len(descriptors), _AT_ONCE):
+        some = descriptors[place : place + _AT_ONCE]
+        line = ",".join(map(str, some)).encode() + b"\n"
+        ours = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", some))]
+        connection.sendmsg([line], ours)
+    connection.sendall(b"ok\n")
+
+
+def receive(connection: socket.socket) -> Dict[int, int]:
+    """What `send` sent: the number that each had, and the one that it has here, O_CLOEXEC.
+
+    Raises OSError where the sender has sent nothing, or we can open no more.
+    """
+    text, found = b"", array.array("i")
+    room = socket.CMSG_SPACE(_AT_ONCE * _NUMBER.itemsize)
+    while not text.endswith(b"ok\n"):
+        some, more, flags, _ = connection.recvmsg(4096, room, socket.MSG_CMSG_CLOEXEC)
+        for level, kind, data in more:
+            if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+                found.frombytes(data[: len(data) - len(data) % _NUMBER.itemsize])
+        if not some or flags & socket.MSG_CTRUNC:
+            raise OSError(errno.EPROTO, "the descriptors did not come")
+        text += some
+    numbers = [int(each) for line in text.split(b"\n")[:-2] for each in line.split(b",")]
+    if len(numbers) != len(found):
+        raise OSError(errno.EPROTO, "not all descriptors came")
+    return dict(zip(numbers, found))  # noqa: B905 - Python 3.8
+
+
+def placed(given: Dict[int, int]) -> List[Tuple[Any, ...]]:
+    """posix_spawn's actions for a program that has these descriptors (see `receive`) and no others.
+
+    A stream that was closed is /dev/null: nsys would open its own in its place, in the program.
+    Raises OSError where we can open no more.
+    """
+    given.update((each, os.open(os.devnull, os.O_RDWR)) for each in (0, 1, 2) if each not in given)
+    ours = [each for each in inherited() if each not in given]
+    actions: List[Tuple[Any, ...]] = []
+    for number, source in sorted(given.items()):
+        while source in given:  # not where another one is going to be
+            source = fcntl.fcntl(source, fcntl.F_DUPFD_CLOEXEC, source + 1)
+        actions.append((os.POSIX_SPAWN_DUP2, source, number))
+    return actions + [(os.POSIX_SPAWN_CLOSE, each) for each in ours]
+
+
+#: what the program does not know of: number, and which file it is
+_hidden: Dict[int, Tuple[int, int]] = {}
+_close, _closerange = os.close, os.closerange
+
+
+def hide(numbers: Iterable[int]) -> None:
+    """From now on the program cannot close these descriptors of its process, ours and nsys'.
+
+    A program that closes all it may have (`os.closerange(3, 4096)`, as one that becomes a daemon
+    does) would hang at its end, where nsys waits for threads that it can no longer wake; and what
+    the program opens in their place would get what is ours. Raises OSError for one not open.
+    """
+    for each in numbers:
+        now = os.fstat(each)
+        _hidden[each] = now.st_dev, now.st_ino
+    os.close, os.closerange = _close_one, _close_some
+
+
+def _is_hidden(number: int) -> bool:
+    """Whether it is (still) one of those; its number may be the program's by now."""
+    if number not in _hidden:
+        return False
+    try:
+        now = os.fstat(number)
+    except OSError:
+        return False
+    return _hidden[number] == (now.st_dev, now.st_ino)
+
+
+def _close_one(fd: int) -> None:
+    if _is_hidden(fd):
+        raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+    _close(fd)
+
+
+def _close_some(fd_low: int, fd_high: int) -> None:
+    for each in sorted(_hidden):
+        if fd_low <= each < fd_high and _is_hidden(each):
+            _closerange(fd_low, each)
+            fd_low = each + 1
+    _closerange(fd_low, fd_high)
