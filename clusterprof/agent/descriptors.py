@@ -8,11 +8,12 @@ all of them to the trampoline, which puts them back in their places.
 from __future__ import annotations
 
 import array
+import contextlib
 import errno
 import fcntl
 import os
 import socket
-from typing import Any, Dict, Iterable, List, Tuple
+from typing import Any, Dict, Iterable, Iterator, List, Tuple
 
 #: in one message; the kernel takes 253
 _AT_ONCE = 200
@@ -36,16 +37,29 @@ def open_ones() -> List[int]:
     return found
 
 
-def fill_streams() -> None:
+def fill_streams() -> List[int]:
     """Open /dev/null where 0, 1 or 2 is closed: the next file that we open would be a stream.
 
-    Closed again in whatever is started from here (O_CLOEXEC).
+    Returns those; they are closed again in whatever is started from here (O_CLOEXEC).
     """
+    filled: List[int] = []
     while True:
         null = os.open(os.devnull, os.O_RDWR)
         if null > 2:
             os.close(null)
-            return
+            return filled
+        filled.append(null)
+
+
+@contextlib.contextmanager
+def no_streams() -> Iterator[None]:
+    """What is opened in here is none of the streams 0 to 2, closed as they may be."""
+    filled = fill_streams()
+    try:
+        yield
+    finally:
+        for each in filled:
+            os.close(each)
 
 
 def release(given: List[int]) -> None:

@@ -134,6 +134,11 @@ class Rank:
         """This process is the rank's: say so, open the step log, arm the window."""
         if counter.enabled:
             return
+        with descriptors.no_streams():
+            self.take_part()
+
+    def take_part(self) -> None:
+        """See `begin`."""
         self.pid = os.getpid()
         os.environ[COUNTING] = str(self.pid)
         os.register_at_fork(after_in_child=self.leave)

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TextIO, cast
 
 from clusterprof import masking
-from clusterprof.agent import messages
+from clusterprof.agent import descriptors, messages
 from clusterprof.errors import ClusterprofError
 
 
@@ -126,9 +126,7 @@ def streams() -> Iterator[None]:
     Descriptors 0 to 2 that are closed are taken first: the next file that anybody opens would be
     the stream, and get our words. They stay closed for whatever we start (O_CLOEXEC).
     """
-    for descriptor in (0, 1, 2):
-        if not _is_open(descriptor):
-            os.open(os.devnull, os.O_RDWR)  # takes the lowest that is free, which is this one
+    descriptors.fill_streams()
     before = sys.stdout, sys.stderr
     stdout = sys.stdout or cast("TextIO", open(1, "w", encoding="utf-8", closefd=False))  # noqa: SIM115
     stderr = sys.stderr or cast("TextIO", open(2, "w", encoding="utf-8", closefd=False))  # noqa: SIM115
@@ -149,14 +147,6 @@ def _any_name(stream: object) -> None:
     if isinstance(stream, io.TextIOWrapper):
         utf8 = stream.encoding.lower().replace("-", "") == "utf8"
         stream.reconfigure(errors="surrogateescape" if utf8 else "backslashreplace")
-
-
-def _is_open(descriptor: int) -> bool:
-    try:
-        os.fstat(descriptor)
-    except OSError:
-        return False
-    return True
 
 
 @contextlib.contextmanager

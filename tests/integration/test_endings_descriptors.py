@@ -139,3 +139,37 @@ def test_what_the_agent_has_to_say_ends_no_program(
     fault(f"a complaint ({how}) with {redirected}", plain.returncode, done.returncode, added, {})
     assert done.returncode == plain.returncode == 4, done
     assert done.stdout == plain.stdout, done
+
+
+@pytest.mark.parametrize("launcher", ["srun", "torchrun"])
+def test_a_rank_has_what_its_launcher_gives_its_tasks(
+    launcher: str, program: str, workdir: Path, slurm: dict[str, str], fault: Fault
+) -> None:
+    # Slurm's PMI speaks over a descriptor of its own.
+    asks = """
+import os
+name = os.environ.get("PMI_FD")
+if name:
+    os.write(int(name), b"cmd=init pmi_version=1 pmi_subversion=1\\n")
+    print("srun says", os.read(int(name), 200), flush=True)
+"""
+    (workdir / "train.py").write_text(asks + PROGRAM)
+    options = {"srun": ["--mpi=pmi2", "-n1"], "torchrun": ["--standalone", "--nproc-per-node=1"]}
+    line = [*options[launcher], *(["python"] if launcher == "srun" else []), "train.py"]
+    env = {**slurm, "LOOK": "0 1 2"}
+    env["PYTHONPATH"] = str(PROGRAMS)
+    plain = command.run([launcher, *line[:-1], "train.py"], env=env)
+    at = line.index("train.py") - (launcher == "srun")
+    done = command.run(
+        command.clusterprof(
+            [launcher, "--ranks=0", "--steps=3:10", "--run-dir=run", "--no-merge", *NSYS,
+             *line[:at], "--", *line[at:]]
+        ), env=env,
+    )  # fmt: skip
+    found = state(workdir / "run")
+    added = done.seconds - plain.seconds
+    fault(f"{launcher}'s own descriptors", plain.returncode, done.returncode, added, found)
+    assert done.returncode == plain.returncode != 0, (plain, done)
+    assert done.stdout == plain.stdout, (plain, done)
+    assert found["state"] == "collected", (found, done)
+    assert launcher != "srun" or "srun says b'cmd=response_to_init" in done.stdout, done
