@@ -175,11 +175,11 @@ class Rank:
 
         try:
             found = (outbox.shared(self.guard) if self.guard else None) or outbox.start()
-            descriptors.hide([found.connection.fileno()] if found.connection else [])
-            return found
         except OSError as error:
             complain("nothing is written of this rank: %s" % error)
             return outbox.Outbox(None)
+        descriptors.hide([found.connection.fileno()] if found.connection else [])
+        return found
 
     def say_who_we_are(self) -> None:
         """The rank's first state, with its place in the job."""
