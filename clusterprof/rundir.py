@@ -297,4 +297,21 @@ def opened(path: Path) -> RunDirectory:
     if not path.is_dir():
         raise RunDirectoryError(f"{path} is not a directory", "name a folder below runs/")
     manifest = RunDirectory(path.absolute()).read_manifest()
+    _refuse_links(path)
     return RunDirectory(path.absolute(), manifest.get("attempt") or 1)
+
+
+def _refuse_links(path: Path) -> None:
+    """Raise RunDirectoryError where a folder in it is a link: what is written there is elsewhere.
+
+    None of ours is; somebody who sends a run directory could choose where results are written.
+    """
+    for home in (path, *path.glob("attempt-*")):
+        for folder in (home, home / "ranks", home / "tables"):
+            with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+                for entry in os.scandir(folder):
+                    if entry.is_symlink() and entry.is_dir():
+                        raise RunDirectoryError(
+                            f"{entry.path} is a link to another folder",
+                            "a run directory has none: put the folder itself in its place",
+                        )

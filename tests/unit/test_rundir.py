@@ -187,3 +187,20 @@ def test_a_job_that_starts_over_leaves_its_first_run_directory_alone(
     assert rundir.first_start(again, environ) == (first if name != "run" else None)
     # Where nothing is in the way (a batch script that has thought of it) the name stays.
     assert rundir.started_over(tmp_path / "other", environ) == tmp_path / "other"
+
+
+@pytest.mark.parametrize("name", ["merged", "tables", "ranks/00001", "tables/00001", "attempt-2"])
+def test_a_run_directory_leads_nowhere_else(tmp_path: Path, name: str) -> None:
+    run = made(tmp_path / "run")
+    (tmp_path / "home").mkdir()
+    (run.path / name).parent.mkdir(exist_ok=True)
+    rundir.opened(run.path)
+    (run.path / name).symlink_to(tmp_path / "home")
+    with pytest.raises(RunDirectoryError, match="is a link to another folder"):
+        rundir.opened(run.path)
+
+
+def test_a_run_directory_may_be_reached_through_a_link(tmp_path: Path) -> None:
+    made(tmp_path / "run")
+    (tmp_path / "latest").symlink_to(tmp_path / "run")
+    assert rundir.opened(tmp_path / "latest").ranks() == []
