@@ -77,8 +77,9 @@ def trace(
             correlation = where["correlation"]
             add("cuda_runtime", "cudaLaunchKernel", launch, launched, 1, correlation=correlation)
     for row in tables.host_calls.to_pylist():
-        if row["kind"] != "cuda" and row["start_ns"] >= begin_ns:
-            add("cpu_op", row["name"], row["start_ns"], row["end_ns"], 1)
+        if row["start_ns"] >= begin_ns:
+            category = "cuda_runtime" if row["kind"] == "cuda" else "cpu_op"
+            add(category, row["name"], row["start_ns"], row["end_ns"], 1)
     for row in tables.steps.to_pylist() if steps else []:
         if row["begin_ns"] >= begin_ns:
             name = f"ProfilerStep#{row['step']}"
