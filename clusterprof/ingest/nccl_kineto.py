@@ -13,7 +13,7 @@ from clusterprof.ingest.columns import Ints, encoded, fill, matching, nullable
 from clusterprof.ingest.launches import launches
 from clusterprof.ingest.operations import NCCL_KERNEL, kernel_operation, operation
 from clusterprof.ingest.operators import Operator, operators
-from clusterprof.ingest.process_groups import ProcessGroup
+from clusterprof.ingest.process_groups import ProcessGroup, listed
 from clusterprof.ingest.trace_events import Trace
 
 #: bytes of one element, by the names that torch gives its types in traces
@@ -52,7 +52,7 @@ def read(trace: Trace, base: int, groups: Mapping[str, ProcessGroup]) -> tuple[p
     names = [trace.names[code] for code in codes[order].tolist()]
     stream = spans.column("stream")[order]
     members = _of_stream([_group(each, groups) for each in args], stream.tolist())
-    listed = _of_stream([each.get("Group size") for each in args], stream.tolist())
+    members_count = _of_stream([_count(each, "Group size") for each in args], stream.tolist())
     operation = _operations(
         [_said(*each) for each in zip(args, around, strict=True)], names, stream
     )
@@ -67,7 +67,7 @@ def read(trace: Trace, base: int, groups: Mapping[str, ProcessGroup]) -> tuple[p
             "communicator": pa.array(
                 [each.communicator if each else None for each in members], pa.string()
             ),
-            "communicator_size": pa.array(listed, pa.int32()),
+            "communicator_size": pa.array(members_count, pa.int32()),
             "members": pa.array(
                 [list(each.ranks) if each and each.ranks else None for each in members],
                 pa.list_(pa.int32()),
@@ -157,13 +157,17 @@ def _group(args: Mapping[str, Any], groups: Mapping[str, ProcessGroup]) -> Proce
     name = str(args["Process Group Name"])
     if name in groups:
         return groups[name]
-    listed = str(args.get("Process Group Ranks", ""))
-    # Kineto cuts a long list short with dots: half a list would name another group.
-    ranks = () if "..." in listed else tuple(int(rank) for rank in re.findall(r"\d+", listed))
-    return ProcessGroup(name, ranks)
+    return ProcessGroup(name, listed(args.get("Process Group Ranks", "")))
 
 
 def _bytes(args: Mapping[str, Any]) -> int:
-    counts = [args[each] for each in ("In msg nelems", "Out msg nelems") if each in args]
+    counts = [_count(args, each) for each in ("In msg nelems", "Out msg nelems")]
+    known = [count for count in counts if count is not None]
     size = DTYPE_BYTES.get(str(args.get("dtype", "")).lower())
-    return min(counts) * size if counts and size else -1
+    return min(known) * size if known and size else -1
+
+
+def _count(args: Mapping[str, Any], name: str) -> int | None:
+    """Return a number that some versions write as text; None where it is none."""
+    text = str(args.get(name, ""))
+    return int(text) if re.fullmatch(r"\d{1,15}", text) else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -26,8 +27,17 @@ def process_groups(distributed: dict[str, Any]) -> dict[str, ProcessGroup]:
     for entry in distributed.get("pg_config") or ():
         if isinstance(entry, dict) and "pg_name" in entry:
             name = str(entry["pg_name"])
-            groups[name] = ProcessGroup(name, tuple(int(rank) for rank in entry.get("ranks", ())))
+            groups[name] = ProcessGroup(name, listed(entry.get("ranks", ())))
     return groups
+
+
+def listed(ranks: object) -> tuple[int, ...]:
+    """Return the ranks of a list, or of its text; none where Kineto cut it short with dots.
+
+    Half a list would name another group.
+    """
+    text = str(ranks)
+    return () if "..." in text else tuple(int(rank) for rank in re.findall(r"\d+", text))
 
 
 def _abridged(ranks: Sequence[int]) -> str:

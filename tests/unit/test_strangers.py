@@ -60,6 +60,19 @@ def test_the_arguments_of_a_kernel_or_of_its_operator_tell_the_group(
     assert set(calls["operation"].cast(pa.string()).to_pylist()) == {"AllReduce"}
 
 
+def test_numbers_and_lists_that_are_written_as_text_are_read(tmp_path: Path) -> None:
+    path = trace(simulate(SCATTERED)[0][1], tmp_path, arguments="kernel")
+    text = path.read_text().replace('"In msg nelems": 1024', '"In msg nelems": "1024"')
+    config = '"pg_config": [{"pg_name": "0", "ranks": "[0, 1, 2, 3]"}], "backend"'
+    path.write_text(
+        text.replace('"Group size": 4', '"Group size": "4"').replace('"backend"', config)
+    )
+    calls = read_report(path).collective_calls
+    assert set(calls["message_bytes"].to_pylist()) == {4096}
+    assert set(calls["communicator_size"].to_pylist()) == {4}
+    assert set(calls["communicator"].to_pylist()) == {"0[0-3]"}
+
+
 def test_kernels_launched_before_the_window_are_of_their_streams_group(tmp_path: Path) -> None:
     ranks = read(SCATTERED, tmp_path, cut=2, arguments="kernel")
     for tables in ranks:
