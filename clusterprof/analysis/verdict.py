@@ -111,4 +111,6 @@ def _glimpse(scene: Scene) -> str:
         f"{what} {percent(pc.sum(rows[name]).as_py() / whole)}" for name, what in _PARTS.items()
     ]
     typical = ms(float(np.median(rows["duration_ns"].to_numpy())))
-    return f"; one step of {typical} is no evidence, but in it {', '.join(said)}"
+    stepped = any(line.has_steps for line in scene.timelines)
+    what = "one step" if stepped else "a window without steps"
+    return f"; {what} of {typical} is no evidence, but in it {', '.join(said)}"

@@ -118,6 +118,11 @@ def test_of_a_single_step_the_verdict_says_with_care_where_its_time_goes(steps: 
     assert not [f for f in results["findings"] if f["code"].startswith("straggler")]
 
 
+def test_of_a_window_without_steps_the_verdict_says_with_care_where_its_time_goes() -> None:
+    verdict = study(simulate(Job(with_steps=False))[0]).results["verdict"]
+    assert verdict.startswith("not enough settled steps for a verdict (0 of 2); a window without ")
+
+
 def test_nobody_is_called_in_time_whom_nothing_can_be_compared_with() -> None:
     ranks, _ = simulate(Job())
     bare = [replace(r, collective_calls=r.collective_calls.slice(0, 0)) for r in ranks]
