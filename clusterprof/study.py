@@ -188,11 +188,12 @@ def _warnings(scene: Scene, gathered: Sequence[str]) -> list[str]:
     for tables in scene.tables:
         for one in dict.fromkeys((*tables.info.warnings, *tables.warnings)):
             said.setdefault(one.removeprefix(f"rank {tables.rank}: "), []).append(tables.rank)
+    # the reader's own lines begin with who gave them, in other words
+    known = {line.partition(": ")[2] for line in gathered}
     for one, by in said.items():
         who = f"rank {by[0]}" if len(by) == 1 else f"ranks {', '.join(map(str, by))}"
-        line = f"{who}: {one}"
-        if not any(line == known or known.endswith(f": {one}") for known in gathered):
-            out.append(line)
+        if one not in known:
+            out.append(f"{who}: {one}")
     bare = [line.rank for line in scene.timelines if not line.has_steps]
     if bare:
         who = f"rank{'s' if len(bare) > 1 else ''} {', '.join(map(str, bare))}"

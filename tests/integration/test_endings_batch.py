@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 from lab import command
+from lab.command import Completed
 from lab.endings import OPTIONS, PROGRAMS, state, words
 
 pytestmark = [pytest.mark.needs_nsys, pytest.mark.needs_slurm]
@@ -47,8 +48,11 @@ class Batch:
         self.job = done.strip()
         assert self.job.isdigit(), done
 
+    def try_to(self, *argv: str | Path) -> Completed:
+        return command.run(list(argv), env=self.slurm, timeout=30)
+
     def call(self, *argv: str | Path) -> str:
-        done = command.run(list(argv), env=self.slurm, timeout=30)
+        done = self.try_to(*argv)
         assert done.returncode == 0, done
         return done.stdout
 
@@ -86,7 +90,14 @@ class Ending:
     def bring(self, batch: Batch) -> None:
         """Bring it upon a job."""
         line = [word.replace("{}", batch.job) for word in self.command]
-        batch.call(*line, *([] if batch.job in line[-1] else [batch.job]))
+        # scontrol itself reads the clock for `now`, and refuses a time that has become the past
+        # before the answer: now and then on a loaded machine.
+        for wait_s in (0.2, 1.0, 3.0):
+            done = batch.try_to(*line, *([] if batch.job in line[-1] else [batch.job]))
+            if done.returncode == 0 or "Invalid time" not in done.stderr:
+                break
+            time.sleep(wait_s)
+        assert done.returncode == 0, done
 
 
 ENDINGS = [
