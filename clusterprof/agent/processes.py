@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import fcntl
 import glob
 import os
 import signal
@@ -12,6 +14,9 @@ import time
 from typing import List, Optional, Tuple
 
 _PR_SET_CHILD_SUBREAPER = 36
+
+#: PROC_PID_INIT_INO of the kernel's <linux/proc_ns.h>
+_FIRST_PID_NAMESPACE = "pid:[%d]" % 0xEFFFFFFC
 
 #: nsys' own programs. It asks its importer for its version, and one that hangs stays behind.
 _NSYS = (b"nsys", b"nsys-launcher", b"nsys-tee", b"QdstrmImporter")
@@ -158,15 +163,47 @@ def forget_dead_sessions() -> None:
 
     nsys keeps its sessions in /dev/shm; one that was killed stays there, and can refuse every
     later start on the node ("Connection refused", "Agent launcher failed"). Left alone while
-    any nsys of this user runs.
+    any nsys of this user runs, or anybody has it open.
     """
     pids = [int(entry) for entry in os.listdir("/proc") if entry.isdigit()]
     if any(_is_nsys(pid) and running(pid) and _shares_memory(pid) for pid in pids):
         return
     for path in glob.glob("/dev/shm/NSys-*"):
-        with contextlib.suppress(OSError):
-            if os.stat(path).st_uid == os.getuid():
-                os.unlink(path)
+        remove_unused(path)
+
+
+def remove_unused(path: str) -> None:
+    """Remove a file of nsys' in /dev/shm, where it is ours and nobody's any more."""
+    with contextlib.suppress(OSError):
+        if is_unused(path):
+            os.unlink(path)
+
+
+def is_unused(path: str) -> bool:
+    """Whether a file is this user's and no process has it open for writing, in any container.
+
+    A container may share /dev/shm and not the process ids: what /proc does not show may live, and
+    a file that is named by a process id be another process'. The kernel grants a lease for reading
+    only where nobody has the file open for writing, and a mapping counts (fcntl(2)). Where it
+    knows no leases, /proc is believed where it shows all processes. Raises OSError.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        return os.fstat(descriptor).st_uid == os.getuid() and _nobody_writes(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _nobody_writes(descriptor: int) -> bool:
+    try:
+        # Whoever opens it meanwhile has us signalled: not by SIGIO, which would end us.
+        fcntl.fcntl(descriptor, fcntl.F_SETSIG, signal.SIGURG)
+        fcntl.fcntl(descriptor, fcntl.F_SETLEASE, fcntl.F_RDLCK)
+    except OSError as error:
+        if error.errno == errno.EAGAIN:
+            return False
+        return os.readlink("/proc/self/ns/pid") == _FIRST_PID_NAMESPACE
+    return True
 
 
 def _shares_memory(pid: int) -> bool:

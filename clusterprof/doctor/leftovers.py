@@ -10,6 +10,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from clusterprof.agent.processes import is_unused
 from clusterprof.doctor.check import OK, WARN, Check
 from clusterprof.doctor.places import SHARED_MEMORY
 from clusterprof.doctor.processes import Process, abandoned, pids_text
@@ -69,7 +70,7 @@ def _sessions(processes: Sequence[Process]) -> Found | None:
     dead = [path for path in numbered if _number(path) not in pids]
     if not any(each.name == "nsys" for each in processes):
         dead += [*shared.glob("NSys-*"), *shared.glob("quadd-create-agent-*")]
-    mine = sorted(path for path in dead if _is_mine(path))
+    mine = sorted(path for path in dead if _is_unused(path))
     if not mine:
         return None
     return f"{len(mine)} files of an nsys that is gone, in {shared}", f"rm {_some(mine)}"
@@ -128,6 +129,13 @@ def _answers(path: Path) -> bool:
 def _is_old(path: Path) -> bool:
     try:
         return time.time() - path.stat().st_mtime > _DAY_S
+    except OSError:
+        return False
+
+
+def _is_unused(path: Path) -> bool:
+    try:
+        return is_unused(str(path))  # in a container /proc does not show who may have it open
     except OSError:
         return False
 
