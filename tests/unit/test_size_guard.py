@@ -18,6 +18,8 @@ from clusterprof.agent.steps import Counter
 class Switch:
     """A capture of which each step takes a megabyte."""
 
+    excludes: tuple[str, ...] = ()
+
     def __init__(self) -> None:
         self.bytes = 0
         self.stopped = 0
