@@ -55,6 +55,8 @@ class Outbox:
         self.answered = bytearray()
         #: the latest answer of each kind
         self.told: Dict[str, Any] = {}
+        #: which file our descriptor is: a program may close it, and open another in its place
+        self._file = self._number()
         if connection is not None:
             connection.setblocking(False)
 
@@ -75,6 +77,7 @@ class Outbox:
     def look(self) -> Dict[str, Any]:
         """What the writer has answered by now."""
         self._push()
+        self._check()
         try:
             while self.connection is not None:
                 piece = self.connection.recv(65536)
@@ -144,6 +147,7 @@ class Outbox:
 
     def close(self) -> None:
         """Say nothing more; in a forked child, or where the writer is gone."""
+        self._check()
         connection, self.connection = self.connection, None
         self.waiting.clear()
         if connection is not None:
@@ -155,7 +159,21 @@ class Outbox:
         self.waiting += HEAD.pack(len(body), kind) + body
         self._push()
 
+    def _number(self) -> Optional[Tuple[int, int]]:
+        try:
+            found = os.fstat(self.connection.fileno()) if self.connection is not None else None
+        except OSError:
+            return None
+        return (found.st_dev, found.st_ino) if found is not None else None
+
+    def _check(self) -> None:
+        """Leave our descriptor alone where it is the program's by now."""
+        if self.connection is not None and self._number() != self._file:
+            self.connection.detach()
+            self.connection = None
+
     def _push(self) -> None:
+        self._check()
         try:
             while self.connection is not None and self.waiting:
                 sent = self.connection.send(self.waiting, socket.MSG_NOSIGNAL)

@@ -6,6 +6,7 @@ No step of any rank waits for them outside the window, and every rank ends in ti
 from __future__ import annotations
 
 import json
+import shlex
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -37,11 +38,17 @@ def still() -> Iterator[Disk]:
 class Job:
     """Two ranks of `still.py`, rank 0 profiled; what is asked for happens after some step."""
 
-    def __init__(self, workdir: Path, run: Path, steps: int, *options: str, tmp: str = "") -> None:
+    def __init__(
+        self, workdir: Path, run: Path, steps: int, *options: str, tmp: str = "", held: bool = False
+    ) -> None:
+        """`tmp`: their TMPDIR, with torch; `held`: they wait for the file `go` to start."""
         self.workdir = workdir
         program = ["python", str(PROGRAMS / "still.py"), str(steps)]
         if tmp:
             program = ["env", f"TMPDIR={tmp}", *program, "torch"]
+        if held:
+            wait = "touch held; until [ -e go ]; do sleep 0.1; done; exec"
+            program = ["bash", "-c", f"{wait} {shlex.join(program)}"]
         self.running = Running(
             command.clusterprof(
                 ["mpirun", *OPTIONS, *options, "--run-dir", run, "--no-merge", "--oversubscribe",
@@ -100,6 +107,20 @@ def test_no_rank_waits_for_a_run_directory_that_stands_still(
     still.thaw()
     job.check("the run directory stands still after the window", added_s, fault)
     assert max(job.told(rank)["longest_ns"] for rank in (0, 1)) < LONGEST_NS
+
+
+def test_ranks_that_start_while_the_run_directory_stands_still_train_all_the_same(
+    still: Disk, workdir: Path, fault: Fault
+) -> None:
+    job = Job(workdir, still.place / "run", 60, held=True)
+    job.running.wait_until((workdir / "held").exists, "starting")
+    still.freeze(30)
+    (workdir / "go").touch()
+    added_s = job.tasks_end()
+    assert still.still, "the disk moves again: it was no test"
+    still.thaw()
+    job.check("the run directory stands still when the ranks start", added_s, fault)
+    assert job.told(1)["longest_ns"] < LONGEST_NS, "rank 1 has no window"
 
 
 def test_a_window_that_opens_and_closes_while_the_run_directory_stands_still(

@@ -133,11 +133,28 @@ def test_a_trace_that_cannot_be_taken_home_is_lost_with_the_reason(
 
 
 def test_a_run_directory_that_cannot_be_written_is_said_once(
-    outbox: Outbox, written: Written, capsys: pytest.CaptureFixture[str]
+    outbox: Outbox, written: Written, capfd: pytest.CaptureFixture[str]
 ) -> None:
     outbox.say("begin", run="/proc/none", folder="/proc/none/ranks/00003", window=[1, 2], wall_ns=0)
     outbox.state("counting")
     written()
-    said = capsys.readouterr().err
+    said = capfd.readouterr().err
     assert said.startswith("clusterprof: the run directory cannot be written: ")
     assert len(said.splitlines()) == 1
+
+
+def test_a_descriptor_that_has_become_the_program_s_is_left_alone(tmp_path: Path) -> None:
+    outbox, theirs = unread()
+    assert outbox.connection is not None
+    number = outbox.connection.fileno()
+    mine = os.open(tmp_path / "metrics", os.O_CREAT | os.O_RDWR)
+    os.dup2(mine, number)  # as after a program has closed all it knows nothing of
+    outbox.state("counting")
+    outbox.steps(0, [(1, 2)])
+    outbox.finish()
+    assert outbox.connection is None
+    os.write(number, b"the program's")
+    assert (tmp_path / "metrics").read_bytes() == b"the program's"
+    for each in (mine, number):
+        os.close(each)
+    theirs.close()
