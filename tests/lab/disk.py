@@ -7,6 +7,8 @@ process of its own sees to that.
 from __future__ import annotations
 
 import contextlib
+import os
+import signal
 import subprocess
 import tempfile
 import time
@@ -37,7 +39,7 @@ class Disk:
         self.thaw()
         # In a session of its own, with nothing of the test's: it outlives the test.
         self.process = subprocess.Popen(
-            ["setsid", "bash", "-c", f"{script}; fsfreeze -u {self.place} || true"],
+            ["bash", "-c", f"{script}; fsfreeze -u {self.place} || true"], start_new_session=True,
             stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
         )  # fmt: skip
         time.sleep(0.2)
@@ -50,7 +52,8 @@ class Disk:
     def thaw(self) -> None:
         """Let it move again, now."""
         if self.process is not None:
-            self.process.kill()
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.process.pid, signal.SIGKILL)
             self.process.wait()
             self.process = None
         # One freeze for each thaw; an error says that it moves.
