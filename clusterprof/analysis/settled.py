@@ -9,6 +9,9 @@ import pyarrow as pa
 
 from clusterprof.analysis.timeline import Timeline
 
+#: steps; captures of one window begin in one step, or in the next
+_APART = 2
+
 
 def settled(timelines: Sequence[Timeline], placed: pa.Table) -> tuple[int, ...]:
     """Return the settled steps, ascending.
@@ -18,6 +21,7 @@ def settled(timelines: Sequence[Timeline], placed: pa.Table) -> tuple[int, ...]:
     rank. The first synchronising collectives after it bring the GPUs together again; until each
     rank has been through one (and from communicator to communicator all ranks through each
     other's), later steps are not evidence either. A report without steps has no settled step.
+    Windows that begin some steps apart have only the steps in common to compare the ranks by.
     Stopping shows too: the step after a rank's last one is torn, as all wait for that rank, and
     so is the last step of all where a rank's report ends before its collectives do.
     """
@@ -28,10 +32,12 @@ def settled(timelines: Sequence[Timeline], placed: pa.Table) -> tuple[int, ...]:
     first = {line.rank: int(line.step[0]) for line in lines}
     together = _together(placed, max(first.values()))
     torn = _torn_at_the_end(lines, placed)
+    apart = max(first.values()) - min(first.values()) >= _APART
     return tuple(
         int(s)
         for s in steps
         if s > together
+        and (not apart or all(s in line.step for line in lines))
         and s not in torn
         and all(first[line.rank] < s for line in lines if s in line.step)
     )

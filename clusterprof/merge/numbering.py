@@ -1,12 +1,14 @@
-"""One number for one step on all ranks, where the reports did not number them.
+"""One number for one step on all ranks, where the reports did not number them, or not alike.
 
 Steps found by the optimizer's work (`source` is `optimizer`) count from 0 in each report, and
-one report may begin a step later than another: their numbers say nothing across ranks. The
-collectives, matched without any steps, do.
+one report may begin a step later than another: their numbers say nothing across ranks. Numbers
+that somebody gave may differ as well: a rank that takes six warm-up steps first has its step 20
+when the others have their 14. The collectives, matched without any steps, tell.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -16,20 +18,27 @@ import pyarrow.compute as pc
 
 from clusterprof.merge.calls import UNKNOWN, Ints, steps_of
 from clusterprof.merge.matching import match
+from clusterprof.merge.shift import SURE
 from clusterprof.tables import RankTables, empty
 
 #: this part of the collectives that two ranks share must say the same
 _AGREE_FRAC = 0.6
+#: steps; the same step of two ranks ends within less, and of what calls and one clock say as well
+_BESIDE = 0.75
 
 
 def numbered(ranks: Sequence[RankTables]) -> list[RankTables]:
-    """Return the ranks with steps numbered alike; those that were numbered keep their numbers.
+    """Return the ranks with steps numbered alike.
 
-    A rank that shares no collective with any other keeps its own count: nothing is compared.
+    Those that were numbered keep their numbers, unless most ranks count otherwise; a warning says
+    by how much. A rank that shares no collective with any other keeps its own count: nothing is
+    compared.
     """
     own = {r.rank: r for r in ranks if _is_counted(r)}
-    if not own or len(ranks) < 2:
+    if len(ranks) < 2:
         return list(ranks)
+    if not own:
+        return _recounted(ranks)
     matched = match([replace(r, steps=empty("steps")) if r.rank in own else r for r in ranks])
     rank = matched["rank"].to_numpy()
     collective = matched["collective"].to_numpy()
@@ -42,6 +51,101 @@ def numbered(ranks: Sequence[RankTables]) -> list[RankTables]:
         least = min(int(r.steps["step"][0].as_py()) + added[r.rank] for r in ranks)
         added = {number: by - least for number, by in added.items()}
     return [_moved(r, added[r.rank]) if r.rank in own else r for r in ranks]
+
+
+def _recounted(ranks: Sequence[RankTables]) -> list[RankTables]:
+    """Return ranks that all are numbered with the numbers that most of them have.
+
+    Looked at only where one rank's steps lie more than a step beside another's of the same number.
+    Then, without any numbers, the calls say which steps are the same: sure of their rhythm, or by
+    the clock that ranks of one host share.
+    """
+    stepping = [r for r in ranks if r.steps.num_rows]
+    lead = _lead(stepping)
+    if not any(abs(each) > _BESIDE for each in lead.values()):
+        return list(ranks)
+    near = {rank: round(each) if np.isfinite(each) else None for rank, each in lead.items()}
+    most = Counter(near.values()).most_common(1)[0][0]
+    base = next(r for r in stepping if near[r.rank] == most)
+    matched = match([replace(r, steps=empty("steps")) for r in ranks])
+    rank, collective = (matched[name].to_numpy() for name in ("rank", "collective"))
+    sure = matched["confidence"].to_numpy() >= SURE
+    issue = pc.fill_null(matched["issue_start_ns"], 0).to_numpy()
+    step = np.full(len(rank), UNKNOWN, dtype=np.int64)
+    for r in stepping:
+        here = (rank == r.rank) & (sure | (bool(r.info.host) and r.info.host == base.info.host))
+        step[here] = steps_of(r, issue[here])
+    out = []
+    for r in ranks:
+        by = 0
+        if r.rank in lead and r is not base:
+            told = _by_calls(r.rank, {base.rank: 0}, rank, collective, step)
+            by = _believed(r, base, lead[base.rank] - lead[r.rank], told)
+        out.append(_moved(r, by).warned(_said(r, by, base)) if by else r)
+    return out
+
+
+def _believed(
+    tables: RankTables, base: RankTables, by_clock: float, told: tuple[int] | None
+) -> int:
+    """What to add to a rank's numbers, of what its calls and its host's clock say.
+
+    Ranks of one host share its clock: what calls say against it is chance, as where the windows
+    have nothing in common.
+    """
+    shared = bool(base.info.host) and tables.info.host == base.info.host and np.isfinite(by_clock)
+    if told is not None and not (shared and abs(told[0] - by_clock) > _BESIDE):
+        return told[0]
+    steps = max(_ends(tables)[1].size, _ends(base)[1].size)
+    return round(by_clock) if shared and abs(by_clock) > steps - 1 else 0
+
+
+def _said(tables: RankTables, by: int, base: RankTables) -> str:
+    """What a user is told of a rank whose steps are `by` behind what it counts."""
+    mine, theirs = tables.steps["step"].to_numpy() + by, base.steps["step"].to_numpy()
+    both = len(np.intersect1d(mine, theirs))
+    how = f"{abs(by)} {'ahead of' if by < 0 else 'behind'}"
+    shared = f"{both} step{'s' if both != 1 else ''}"
+    return (
+        f"it counts steps {how} the others, as a rank does that takes steps of its own first: its "
+        f"step {mine[0] - by} is their {mine[0]}, and is called so; its window has "
+        + (
+            f"{shared} in common with rank {base.rank}'s"
+            if both
+            else "no step in common with theirs"
+        )
+    )
+
+
+def _lead(ranks: Sequence[RankTables]) -> dict[int, float]:
+    """By how many steps each rank is ahead of the first, by the wall clocks: in the median."""
+    if not ranks:
+        return {}
+    first = _ends(ranks[0])
+    usual = max(float(np.median(np.diff(first[1]))), 1.0) if len(first[1]) > 1 else np.inf
+    lead = {}
+    for r in ranks:
+        number, end = _ends(r)
+        _, a, b = np.intersect1d(first[0], number, return_indices=True)
+        lead[r.rank] = float(np.median(first[1][a] - end[b])) / usual if len(a) else np.inf
+    return lead
+
+
+def _ends(tables: RankTables) -> tuple[Ints, Ints]:
+    """Steps, and when the last of each one's calls ended; without any, the host's part of it.
+
+    On the device all ranks are in one step at once; their hosts run ahead by several steps.
+    """
+    calls = tables.collective_calls
+    end = pc.fill_null(calls["end_ns"], 0).to_numpy()
+    of = steps_of(tables, pc.fill_null(calls["issue_start_ns"], 0).to_numpy())
+    timed = (end > 0) & (of != UNKNOWN)
+    if not timed.any():
+        return tables.steps["step"].to_numpy(), tables.steps["end_ns"].to_numpy()
+    number, place = np.unique(of[timed], return_inverse=True)
+    last = np.zeros(len(number), np.int64)
+    np.maximum.at(last, place, end[timed])
+    return number, last
 
 
 def _is_counted(tables: RankTables) -> bool:
