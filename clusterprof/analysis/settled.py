@@ -28,7 +28,10 @@ def settled(timelines: Sequence[Timeline], placed: pa.Table) -> tuple[int, ...]:
     lines = [line for line in timelines if line.has_steps]
     if not lines:
         return ()
-    steps = np.unique(np.concatenate([line.step for line in lines]))
+    steps, counts = np.unique(np.concatenate([line.step for line in lines]), return_counts=True)
+    # a rank whose window has none of the steps that most have is compared with nobody
+    most = counts == counts.max()
+    lines = [line for line in lines if np.isin(line.step, steps[most]).any()]
     first = {line.rank: int(line.step[0]) for line in lines}
     together = _together(placed, max(first.values()))
     torn = _torn_at_the_end(lines, placed)

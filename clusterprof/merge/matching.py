@@ -180,6 +180,25 @@ def _roots(parts: list[tuple[Calls, Ints]]) -> dict[int, int]:
     return dict(enumerate(ranks)) if listed is not None or ranks == list(range(len(ranks))) else {}
 
 
+def _without_strangers(
+    rows: Rows,
+    name: str,
+    parts: list[tuple[Calls, Ints]],
+    base: int,
+    shifts: list[Shift | None],
+    confidence: float,
+) -> None:
+    """Match members that fit each other; those whose window has nothing in common are alone."""
+    fit = [s is not None for s in shifts]
+    if 2 * sum(fit) < len(parts):  # the longest is the one that fits none
+        fit = [k != base for k in range(len(parts))]
+    for (c, r), good in zip(parts, fit, strict=True):
+        if not good:
+            rows.alone(c, r, name, "its window has no step in common with the others'")
+    rest = [part for part, good in zip(parts, fit, strict=True) if good]
+    _collectives(rows, name, rest, RoughClocks(), confidence, final=True)
+
+
 def _step_by_step(
     rows: Rows,
     name: str,
@@ -198,6 +217,9 @@ def _step_by_step(
     for other in steps[1:]:
         common = np.intersect1d(common, other)
     common = common[common != UNKNOWN]
+    if not len(common):
+        _without_strangers(rows, name, parts, base, shifts, confidence)
+        return
     matched = [np.zeros(len(r), dtype=bool) for _, r in parts]
     for step in common:
         inside = [np.flatnonzero(c.marked[r] == step) for c, r in parts]
