@@ -7,6 +7,7 @@ import pyarrow.compute as pc
 
 from clusterprof.analysis import limits
 from clusterprof.analysis.finding import capture, finding, ms, percent
+from clusterprof.analysis.intervals import union
 from clusterprof.analysis.scene import Bools, Floats, Ints, Scene, parts
 from clusterprof.results import Finding
 
@@ -60,7 +61,8 @@ def find(scene: Scene) -> list[Finding]:
     Evidence: of calls of one communicator, operation and size, some take many times longer after
     the last *profiled* arrival than the quickest ones, on every profiled member at once. Assumes
     that equal transfers take equally long; a congested network looks alike, hence the modest
-    confidence. Only where the world has ranks without a report.
+    confidence. It costs no more than what calls last beyond that, nor than what no compute hides,
+    each moment once. Only where the world has ranks without a report.
     """
     extra = hidden_wait(scene)
     # in a pipeline everybody waits for the other stages, captured or not
@@ -87,15 +89,20 @@ def _finding(scene: Scene, communicator: str, extra: Floats) -> Finding | None:
     proof, cost = np.zeros(shape), np.zeros(shape)
     for k, rank in enumerate(ranks):
         rows = np.flatnonzero(mine & (c.rank == rank) & c.has)
-        at = np.searchsorted(scene.settled, c.step[rows])
-        np.add.at(proof[k], at, extra[rows])
-        line = scene.line(rank)
         begin = np.minimum(c.start[rows] + c.wait[rows], c.end[rows])
-        exposed = c.end[rows] - begin - line.compute.within(begin, c.end[rows])
-        np.add.at(cost[k], at, exposed)
+        waited = np.minimum(begin + extra[rows].astype(np.int64), c.end[rows])
+        compute = scene.line(rank).compute
+        for at, step in enumerate(scene.settled):
+            # calls of several threads or of one group wait at once, and wait once; what compute
+            # hides of a wait delays the calls behind it
+            here = c.step[rows] == step
+            waits, calls = union(begin[here], waited[here]), union(begin[here], c.end[rows][here])
+            proof[k, at] = float((waits.end - waits.start).sum())
+            hidden = compute.within(calls.start, calls.end)
+            cost[k, at] = min(proof[k, at], float((calls.end - calls.start - hidden).sum()))
     # all members wait at once, or it is no one else's lateness
     seen = proof.min(axis=0) > limits.WARNING_FRAC * scene.step_ns
-    together = np.where(seen, cost.min(axis=0), 0.0)
+    together = np.where(seen, np.minimum(cost.min(axis=0), scene.durations), 0.0)
     per_step = float(together.mean())
     steady = float(seen.mean()) >= limits.STEADY_FRAC
     if per_step < (limits.LEAST_FRAC if steady else limits.MUCH_FRAC) * scene.step_ns:

@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 def merge_run(run: RunDirectory, outcomes: Sequence[Outcome]) -> Study:
     """Merge the collected reports of a run and write what came of it into the run directory."""
     from clusterprof.clock.readings import known_clocks
-    from clusterprof.ingest import Source, gather
+    from clusterprof.errors import ReportError
+    from clusterprof.ingest import Source, find_sources, gather
     from clusterprof.probe.run import clock_files, settle
     from clusterprof.study import study
 
@@ -36,11 +37,15 @@ def merge_run(run: RunDirectory, outcomes: Sequence[Outcome]) -> Study:
         for each in outcomes
         if each.report is not None
     ]
+    if not sources:  # who shares a run may have put its reports, scrubbed, anywhere in it
+        with contextlib.suppress(ReportError):
+            sources = find_sources([run.path])
     gathered = gather(sources)
+    there = {tables.rank for tables in gathered.ranks}
     lost: list[MissingRank] = [
         {"rank": each.rank, "source": str(run.rank(each.rank)), "reason": each.reason}
         for each in outcomes
-        if each.report is None
+        if each.report is None and each.rank not in there
     ]
     clocks = known_clocks(
         gathered.ranks,

@@ -19,8 +19,9 @@ PATIENCE_S = 3.0
 #: For a rank that says that its report is being written.
 FINISHING_S = 8.0
 
-#: nsys' first: the other is beside it, or alone.
-_REPORTS = ("report.nsys-rep", "trace.json.gz")
+_TRACE = "trace.json.gz"
+#: nsys' first, as it was written or as its (scrubbed) export; the trace is beside it, or alone.
+_REPORTS = ("report.nsys-rep", "report.sqlite", "report.sqlite.xz", _TRACE)
 
 #: Of the run directory.
 DELETED = "was deleted while the job ran"
@@ -131,7 +132,10 @@ def collect(
             ]
         seen = run.states()
         chosen = sorted(
-            set(expected or ()) | {rank for rank, state in seen.items() if state.get("chosen")}
+            set(expected or ())
+            | {rank for rank, state in seen.items() if state.get("chosen")}
+            # who shares a run may leave out all but the reports
+            | {rank for rank, state in seen.items() if not state and reports_in(run.rank(rank))}
         )
         running = [rank for rank in chosen if not _ended(run, rank, seen.get(rank, {}))]
         finishing = [rank for rank in running if seen.get(rank, {}).get("state") == "finishing"]
@@ -178,10 +182,11 @@ def _settle(run: RunDirectory, rank: int, state: dict[str, Any] | None, seen: li
     reports = reports_in(folder)
     late = name == "lost" and state.get("late")
     # A report appears by rename: where it is, it is whole, even if the rank was killed after it.
-    if reports and (late or name in ("finishing", "captured", "collected")):
+    if reports and (late or name in ("finishing", "captured", "collected") or not state):
         reason = "its report appeared late" if late else str(state.get("reason", ""))
-        _advance(folder, "collected", reason if late else None)
-        beside = reports[1] if len(reports) == 2 else None
+        if state:
+            _advance(folder, "collected", reason if late else None)
+        beside = next((each for each in reports[1:] if each.name == _TRACE), None)
         return Outcome(
             rank, "collected", reason, host, reports[0], beside, steps,
             whole=bool(state.get("whole")),

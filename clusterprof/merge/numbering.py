@@ -18,11 +18,13 @@ import pyarrow.compute as pc
 
 from clusterprof.merge.calls import UNKNOWN, Ints, steps_of
 from clusterprof.merge.matching import match
-from clusterprof.merge.shift import SURE
+from clusterprof.merge.shift import DRIFT_LIMIT_PPM, SURE
 from clusterprof.tables import RankTables, empty
 
 #: this part of the collectives that two ranks share must say the same
 _AGREE_FRAC = 0.6
+#: so many steps have a rhythm; members of one collective on one host end within this
+_FEW, _TOGETHER_NS = 3, 10_000.0
 #: steps; the same step of two ranks ends within less, and of what calls and one clock say as well
 _BESIDE = 0.75
 
@@ -62,7 +64,9 @@ def _recounted(ranks: Sequence[RankTables]) -> list[RankTables]:
     """
     stepping = [r for r in ranks if r.steps.num_rows]
     lead = _lead(stepping)
-    if not any(abs(each) > _BESIDE for each in lead.values()):
+    beside = [r for r in stepping if abs(lead[r.rank]) > _BESIDE]
+    # a clock that is off is no other number: the same step ends at once, but for a constant
+    if all(_ends_alike(_ends(stepping[0]), _ends(r)) for r in beside):
         return list(ranks)
     near = {rank: round(each) if np.isfinite(each) else None for rank, each in lead.items()}
     most = Counter(near.values()).most_common(1)[0][0]
@@ -129,6 +133,18 @@ def _lead(ranks: Sequence[RankTables]) -> dict[int, float]:
         _, a, b = np.intersect1d(first[0], number, return_indices=True)
         lead[r.rank] = float(np.median(first[1][a] - end[b])) / usual if len(a) else np.inf
     return lead
+
+
+def _ends_alike(one: tuple[Ints, Ints], other: tuple[Ints, Ints]) -> bool:
+    """Whether steps of one number end together, but for a constant and a drift."""
+    _, a, b = np.intersect1d(one[0], other[0], return_indices=True)
+    if len(a) < _FEW:
+        return False
+    apart, when = (one[1][a] - other[1][b]).astype(float), (one[1][a] - one[1][a[0]]).astype(float)
+    limit = DRIFT_LIMIT_PPM * 1e-6
+    slope = np.clip(np.polyfit(when, apart - apart[0], 1)[0], -limit, limit)
+    rest = apart - apart[0] - slope * when
+    return float(np.quantile(np.abs(rest - np.median(rest)), 0.8)) < _TOGETHER_NS
 
 
 def _ends(tables: RankTables) -> tuple[Ints, Ints]:

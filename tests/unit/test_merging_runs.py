@@ -128,3 +128,21 @@ def test_force_replaces_a_measurement_of_clocks_and_nothing_else(tmp_path: Path)
     options.check_free(ours, True, is_measurement)
     with pytest.raises(UsageError, match="not what clusterprof writes"):
         options.check_free(other, True, is_measurement)
+
+
+@pytest.mark.parametrize("where", ["the rank's folder", "its folder without a state", "one folder"])
+def test_a_run_whose_reports_are_scrubbed_exports_is_read(
+    run: rundir.RunDirectory, where: str
+) -> None:
+    exports = RECORDING.parents[1] / "nsys-2025.3" / "ddp"
+    for rank in range(3):
+        (run.rank(rank) / "trace.json.gz").unlink()
+        name = run.rank(rank) / "report.sqlite.xz"
+        if where == "one folder":
+            name = run.path / f"rank{rank}.sqlite.xz"
+        if where != "the rank's folder":
+            (run.rank(rank) / "state.json").unlink()
+        shutil.copy(exports / f"rank{rank}.sqlite.xz", name)
+    assert merge.main("merge", [str(run.path)], None) == 0
+    assert [each["rank"] for each in results(run)["ranks"]] == [0, 1, 2]
+    assert results(run)["missing"] == []

@@ -198,6 +198,29 @@ def test_the_late_rank_without_a_report_is_looked_for_in_its_own_communicator() 
     assert "--ranks 6" in top["advice"]
 
 
+def test_calls_that_wait_for_a_rank_without_a_report_at_once_wait_once() -> None:
+    """As gloo's, which run on several threads: no more than the late host takes."""
+    late = 25 * MS
+    job = Job(dp=4, tp=2, steps=8, synchronous=True, causes=(Cause("host", 6, late),))
+    ranks = [r for r in simulate(job)[0] if r.rank in (0, 2, 4)]
+    costs = []
+    for times in (1, 2):
+        top = found([_calling(r, times) for r in ranks])[0]
+        assert top["code"] == "straggler.unprofiled"
+        costs.append(top["cost_ns_per_step"])
+    assert costs[1] == pytest.approx(costs[0], rel=0.05)
+    assert 0.6 * late < costs[0] <= late
+
+
+def _calling(tables: RankTables, times: int) -> RankTables:
+    """A rank that makes each of its calls so many times, at once."""
+    calls = tables.collective_calls
+    calls = calls.take(np.repeat(np.arange(calls.num_rows), times))
+    number = pa.array(np.arange(calls.num_rows, dtype=np.int32))
+    at = calls.schema.get_field_index("call")
+    return replace(tables, collective_calls=calls.set_column(at, calls.schema.field(at), number))
+
+
 def test_hundreds_of_ranks_are_studied_in_seconds() -> None:
     job = Job(dp=256, layers=4, steps=4, synchronous=True, causes=(Cause("host", 77, 20 * MS),))
     findings = found(simulate(job)[0])
