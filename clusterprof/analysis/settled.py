@@ -23,7 +23,8 @@ def settled(timelines: Sequence[Timeline], placed: pa.Table) -> tuple[int, ...]:
     other's), later steps are not evidence either. A report without steps has no settled step.
     Windows that begin some steps apart have only the steps in common to compare the ranks by.
     Stopping shows too: the step after a rank's last one is torn, as all wait for that rank, and
-    so is the last step of all where a rank's report ends before its collectives do.
+    so is the last step of all where a rank's report ends before its collectives do. A step in
+    which no time passes on some rank (of a report whose times are wrong) shows nothing.
     """
     lines = [line for line in timelines if line.has_steps]
     if not lines:
@@ -35,6 +36,7 @@ def settled(timelines: Sequence[Timeline], placed: pa.Table) -> tuple[int, ...]:
     first = {line.rank: int(line.step[0]) for line in lines}
     together = _together(placed, max(first.values()))
     torn = _torn_at_the_end(lines, placed)
+    torn.update(int(s) for line in lines for s in line.step[line.end <= line.begin])
     apart = max(first.values()) - min(first.values()) >= _APART
     return tuple(
         int(s)

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import orjson
 
 from clusterprof.errors import ReportError
@@ -66,7 +67,7 @@ class Spans:
 
     def column(self, name: str) -> Ints:
         """Return an integer column; -1 where an event does not have the argument."""
-        return np.frombuffer(getattr(self, name), np.int64)
+        return _view(getattr(self, name))
 
     def times(self, base_ns: int) -> tuple[Ints, Ints]:
         """Return begin and end in wall-clock ns, exact to the nanosecond that was written.
@@ -74,11 +75,16 @@ class Spans:
         `ts` is microseconds with three decimals: at 4e12 one double is 1 ns from the next, and
         multiplied by 1000 it would be rounded once more. Whole and decimals apart are exact.
         """
-        ts = np.frombuffer(self.ts)
+        ts = _view(self.ts)
         whole = np.floor(ts)
         start = whole.astype(np.int64) * 1000 + np.rint((ts - whole) * 1000).astype(np.int64)
-        length = np.rint(np.frombuffer(self.dur) * 1000).astype(np.int64)
+        length = np.rint(_view(self.dur) * 1000).astype(np.int64)
         return start + base_ns, start + base_ns + np.maximum(length, 0)
+
+
+def _view(values: array[Any]) -> npt.NDArray[Any]:
+    """Return the array's own memory; of an empty one, which has none, an empty column."""
+    return np.frombuffer(values, values.typecode) if values else np.empty(0, values.typecode)
 
 
 @dataclass
