@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -138,9 +139,12 @@ def _rank(tables: RankTables) -> RankEntry:
 
 def _steps(scene: Scene) -> list[StepEntry]:
     entries: list[StepEntry] = []
-    rows = scene.accounts.to_pylist()
+    rows: dict[int, list[dict[str, Any]]] = {}
+    for row in scene.accounts.to_pylist():
+        rows.setdefault(row["step"], []).append(row)
+    settled_steps = set(scene.settled)
     for step in scene.steps:
-        here = [r for r in rows if r["step"] == step]
+        here = rows[step]
         ranks: list[RankAccount] = [
             {
                 "rank": r["rank"],
@@ -157,7 +161,7 @@ def _steps(scene: Scene) -> list[StepEntry]:
         entries.append(
             {
                 "step": step,
-                "settled": step in scene.settled,
+                "settled": step in settled_steps,
                 "begin_ns": min(r["aligned_begin_ns"] for r in here),
                 "duration_ns": int(np.median([r["duration_ns"] for r in here])),
                 "ranks": ranks,

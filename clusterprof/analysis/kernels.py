@@ -35,7 +35,7 @@ def _read(scene: Scene, line: Timeline, code: dict[str, int]) -> _Kernels:
     shape = (len(scene.settled), len(code))
     number = np.r_[line.step, -1][line.step_of]
     use = np.flatnonzero((line.kind == COMPUTE) & np.isin(number, scene.settled))
-    name = np.asarray([code[n] for n in line.names] or [0])[line.name[use]]
+    name = np.asarray([code.get(n, 0) for n in line.names] or [0])[line.name[use]]
     step = np.searchsorted(scene.settled, number[use])
     length = line.stop[use] - line.start[use]
     group = step * shape[1] + name
@@ -64,7 +64,12 @@ def excess(scene: Scene, circle: Peers, stage: Ints) -> Floats:
     Between pipeline stages (`stage` [ranks]) only speed is compared: a stage that has more to do
     is not slow.
     """
-    names = sorted({n for line in scene.timelines for n in line.names})
+    # of kernels only: a trace of many steps has a name for each of them, too
+    names = sorted({
+        line.names[n]
+        for line in scene.timelines
+        for n in np.unique(line.name[line.kind == COMPUTE]).tolist()
+    })  # fmt: skip
     code = {n: k for k, n in enumerate(names)}
     out = np.zeros((len(scene.ranks), len(scene.settled)))
     if not names or not scene.settled:

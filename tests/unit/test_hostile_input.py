@@ -5,12 +5,13 @@ from __future__ import annotations
 import gzip
 import json
 import logging
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from seeds import content, sqlite, trace
+from seeds import content, span, sqlite, trace
 
 from clusterprof import rundir
 from clusterprof.agent import documents, states
@@ -173,6 +174,26 @@ def test_diagnostics_by_the_thousand_are_named_once_and_counted(
     tables = read_report(sqlite(tmp_path / "r.sqlite", recordings, sql))
     assert len(tables.warnings) <= 51
     assert "further warnings" in tables.warnings[-1]
+
+
+@pytest.mark.timeout(60)
+def test_thousands_of_steps_take_linear_time(tmp_path: Path) -> None:
+    for rank in range(2):
+        found = content(rank)
+        found["traceEvents"] = [
+            each
+            for step in range(8000)
+            for each in (
+                span("user_annotation", f"ProfilerStep#{step}", 100 * step, 90),
+                span("kernel", "gemm", 100 * step + 3, 50, device=0, stream=7),
+            )
+        ]
+        trace(tmp_path / f"rank{rank}.json", found)
+    begin = time.process_time()
+    results = study(gather([tmp_path]).ranks).results
+    assert len(results["steps"]) == 8000
+    # a minute, when each step was looked for among all
+    assert time.process_time() - begin < 20
 
 
 def test_debug_shows_where_the_reader_failed_and_the_merge_goes_on(
