@@ -309,6 +309,8 @@ class Guard:
             self.home.leave_torn()
             self.home.rescue(max(0.2, patience_s - homecoming.COPYING_S))
         left_s = max(0.2, deadline - time.monotonic())
+        # A program that is the rank asks to be watched.
+        self.home.others = not self.watchers
         self.outbox.say(
             "settle", status=status, patience_s=left_s, opened=self.session.opened,
             troubles=self.session.troubles, known=self.home.known(),
@@ -407,13 +409,14 @@ class Guard:
 
 
 def session_name(run: str, rank: int) -> str:
-    """A name for nsys' session that no other run on this node has.
+    """A name for nsys' session that no other run on this node has, nor another guard of the rank.
 
     nsys cannot find a session with a blank in its name, nor open any other afterwards, and hangs
     at a quote; a run directory may have any name, and two of one name may be at work here.
     """
     plain = re.sub(r"[^A-Za-z0-9_.-]", "_", os.path.basename(run))[:40]
-    return "clusterprof-%s-%08x-%05d" % (plain, zlib.crc32(os.fsencode(run)), rank)
+    number = zlib.crc32(os.fsencode(run))
+    return "clusterprof-%s-%08x-%05d-%07d" % (plain, number, rank, os.getpid())
 
 
 @contextlib.contextmanager

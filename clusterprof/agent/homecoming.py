@@ -51,6 +51,8 @@ class Homecoming:
         self.stays = False
         #: nsys was ended, or failed, while it may have been writing the report
         self.torn = False
+        #: if the rank has been a program, it was another one than ours (see `claim`)
+        self.others = False
         #: what the importer did not do, in words
         self.import_trouble = "nsys has no importer on this node"
         #: whether there is still time to copy
@@ -60,7 +62,7 @@ class Homecoming:
 
     def known(self) -> Dict[str, Any]:
         """What whoever started nsys knows of its end, for whoever takes home what it left."""
-        names = ("rescued", "import_tried", "import_ended", "import_trouble", "torn")
+        names = ("rescued", "import_tried", "import_ended", "import_trouble", "torn", "others")
         return {name: vars(self)[name] for name in names}
 
     def settle(
@@ -73,7 +75,11 @@ class Homecoming:
         """
         deadline = time.monotonic() + patience_s
         self.may_go_on = lambda: time.monotonic() < deadline
-        before = states.read(self.folder).get("state")
+        was = states.read(self.folder)
+        if self.others and "program_pid" in was:
+            shutil.rmtree(self.private, ignore_errors=True)
+            return
+        before = was.get("state")
         if not self.brought:
             self.leave_torn()
             self.rescue(max(0.2, patience_s - COPYING_S))
@@ -87,6 +93,8 @@ class Homecoming:
             state = "captured"
             if before == "capturing":
                 reasons.append("the program ended inside the window" + end)
+            elif before == "finishing" and status > 128 and not was.get("closed"):
+                reasons.append("the program ended while its window was closed" + end)
         elif raw:
             reasons.append("%s; %s" % (self.import_trouble, raw))
         elif not opened and before in ("armed", "waiting"):

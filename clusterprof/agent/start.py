@@ -141,6 +141,14 @@ class Rank:
         """See `begin`."""
         self.pid = os.getpid()
         os.environ[COUNTING] = str(self.pid)
+        from . import claim
+
+        other = claim.take(self.folder)
+        if other is not None:
+            counter.on_first = None
+            complain("process %d is left alone: rank %d is process %d, which this task has started "
+                     "as well" % (self.pid, self.me.rank, other))  # fmt: skip
+            return
         os.register_at_fork(after_in_child=self.leave)
         self.outbox = self.open_outbox()
         counter.begin(self.outbox)
@@ -203,6 +211,9 @@ class Rank:
 
     def leave(self) -> None:
         """In a forked child: it is no rank, whatever it inherited."""
+        from . import claim
+
+        claim.release()
         counter.end()
         if self.outbox is not None:
             self.outbox.close()

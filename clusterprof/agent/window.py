@@ -171,6 +171,7 @@ class Window:
         self.say("finishing", cut, step_end=self.counter.count, whole=whole)
         for switch in self.switches:
             problem = self.quietly(switch.save) or problem
+        self.say(None, closed=True)
         if problem is not None:
             self.say("lost", "the report could not be written: %s" % problem)
 

@@ -247,3 +247,29 @@ print(early, counters["frames"]["total"], sum(counters["graph_break"].values()))
     # What is skipped without a hook, since nothing is in it, is one frame with ours.
     assert int(ours[1]) <= int(frames)
     assert len(done.stderr.splitlines()) == len(plain.stderr.splitlines()), done
+
+
+@pytest.mark.needs_nsys
+@pytest.mark.parametrize("profiler", ["torch", "nsys"])
+def test_of_two_programs_that_one_task_starts_at_once_one_is_the_rank(
+    profiler: str, run_clusterprof: Callable[..., Completed], workdir: Path
+) -> None:
+    (workdir / "train.py").write_text(
+        LOOP + "import time\nfor _ in range(20): iterate(1); time.sleep(0.03)\nprint('trained')\n"
+    )
+    (workdir / "both.sh").write_text(
+        f"{sys.executable} train.py & first=$!\n{sys.executable} train.py & second=$!\n"
+        "wait $first && wait $second\n"
+    )
+    done = run_clusterprof(
+        ["torchrun", "--ranks", "0", "--steps", "5:10", f"--profiler={profiler}", "--run-dir=run",
+         "--no-merge", "--nproc-per-node", "1", "--no-python", "--", "bash", "both.sh"],
+        timeout=120,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout.count("trained")) == (0, 2), done
+    rank = workdir / "run" / "ranks" / "00000"
+    state = json.loads((rank / "state.json").read_text())
+    assert state["state"] == "collected", (state, done)
+    assert [path.name for path in rank.glob("steps*")] == ["steps.csv"]
+    assert len((rank / "steps.csv").read_text().splitlines()) == 21
+    assert f"rank 0 is process {state['program_pid']}" in done.stderr

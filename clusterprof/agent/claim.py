@@ -1,0 +1,61 @@
+"""Which program of a task is its rank: the first that trains, for as long as it runs.
+
+A task may start several at once. The claim is a Unix socket of the abstract kind: it has no file,
+is taken by one, and goes with its process. Who cannot take it learns from it who has it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import socket
+import struct
+from typing import Optional
+
+_PEER = struct.Struct("3i")  # pid, uid, gid
+
+_held: Optional[socket.socket] = None
+
+
+def take(folder: str) -> Optional[int]:
+    """Claim the rank with this folder: None where that is done, the process that has it (0 for
+    one that cannot be seen) where it is another's.
+    """
+    global _held
+    mine = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        mine.bind(_name(folder))
+        mine.listen(16)
+    except OSError:
+        mine.close()
+        return holder(folder)
+    _held = mine
+    return None
+
+
+def release() -> None:
+    """In a forked child: it has inherited what is its parent's."""
+    global _held
+    if _held is not None:
+        _held.close()
+        _held = None
+
+
+def holder(folder: str) -> Optional[int]:
+    """The process that has claimed the rank with this folder; None for none, or another user's."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asking:
+        asking.setblocking(False)
+        try:
+            asking.connect(_name(folder))
+            peer = asking.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
+        except BlockingIOError:
+            return 0  # asked too often
+        except OSError:
+            return None
+    pid, uid, _ = _PEER.unpack(peer)
+    return int(pid) if uid == os.getuid() else None
+
+
+def _name(folder: str) -> str:
+    told = hashlib.sha256(os.fsencode(os.path.abspath(folder))).hexdigest()[:32]
+    return "\0clusterprof-%d-%s" % (os.getuid(), told)
