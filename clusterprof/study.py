@@ -19,7 +19,7 @@ from clusterprof.analysis.timeline import timeline
 from clusterprof.analysis.topology import topology
 from clusterprof.analysis.verdict import verdict
 from clusterprof.clock import Clock, align
-from clusterprof.clock.readings import KnownClocks, without_beacons
+from clusterprof.clock.readings import KnownClocks, of_one_report, without_beacons
 from clusterprof.errors import MergeError
 from clusterprof.merge import match, numbered, place, tolerance
 from clusterprof.results import (
@@ -77,7 +77,7 @@ def study(
     missing = [*missing, *(_unusable(t, known) for t in ordered if t.rank in known.unusable)]
     ordered = tuple(numbered([t for t in ordered if t.rank not in known.unusable]))
     matched = match(ordered)
-    clock = align(ordered, matched, known.bounds)
+    clock = align(ordered, matched, (*known.bounds, *of_one_report(ordered)))
     placed = place(without_beacons(matched, ordered, known.readings), clock)
     lines = [timeline(t) for t in ordered]
     account = accounts(lines, placed, clock)

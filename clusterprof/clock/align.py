@@ -23,6 +23,7 @@ Ints = npt.NDArray[np.int64]
 _WALL = "wall clock"
 _BY_CALLS = "collectives (causality bounds, latency-bound ends)"
 _BY_PROBE = "measuring the hosts' clocks"
+_BY_REPORT = "one report's clock"
 _METHOD = f"{_WALL}, refined by {_BY_CALLS}"
 _DISBELIEVED = (
     "what was measured of the hosts' clocks contradicts the collectives (a clock that was set, or "
@@ -136,7 +137,10 @@ def _aligned(
     if odd:
         clock = replace(clock, warnings=(_jumped([numbers[k] for k in odd]), *clock.warnings))
     if measured:
-        how = [_BY_CALLS] * bool(calls) + [_BY_PROBE]
+        shared = [each.source == "report" for each in measured]
+        how = (
+            [_BY_CALLS] * bool(calls) + [_BY_REPORT] * any(shared) + [_BY_PROBE] * (not all(shared))
+        )
         clock = replace(clock, method=f"{_WALL}, refined by {' and by '.join(how)}")
     return clock, consistent
 

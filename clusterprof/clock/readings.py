@@ -53,6 +53,11 @@ DRIFT_LIMIT_PPM = 150
 Reading = Mapping[str, Any]
 
 
+#: ns; the ends of small collectives of one host lie within a few µs of each other on one report's
+#: time axis (recordings of four and eight GPUs); ten times that, for drivers that nobody measured
+ONE_REPORT_NS = 50_000
+
+
 @dataclass(frozen=True)
 class PairBound:
     """At `at_ns` (the other's clock), clock(rank) - clock(other) lies in [low_ns, high_ns]."""
@@ -62,7 +67,7 @@ class PairBound:
     at_ns: int
     low_ns: int
     high_ns: int
-    #: `machine`, `probe` or `kernel`
+    #: `machine`, `probe`, `kernel` or `report`
     source: str
     #: rests on how far a report without marks is from its host's clock (`ANCHOR_NS`)
     assumed: bool = False
@@ -231,6 +236,25 @@ class KnownClocks:
     readings: Mapping[int, RankReadings] = field(default_factory=dict)
     #: ranks whose report's times cannot be used, and why
     unusable: Mapping[int, str] = field(default_factory=dict)
+
+
+def of_one_report(ranks: Sequence[RankTables]) -> tuple[PairBound, ...]:
+    """Return that ranks out of one report (`nsys profile torchrun …`) have one clock.
+
+    nsys puts all processes of a session on one time axis; what differs is how well each GPU's
+    times were brought to it (see `ONE_REPORT_NS`). One without a time of its own says nothing.
+    """
+    firsts: dict[tuple[str, int], RankTables] = {}
+    found = []
+    for tables in ranks:
+        info = tables.info
+        first = firsts.setdefault((str(info.source), info.epoch_ns), tables)
+        if first is not tables and info.epoch_ns:
+            found += [
+                PairBound(tables.rank, first.rank, at, -ONE_REPORT_NS, ONE_REPORT_NS, "report")
+                for at in (info.begin_ns, info.end_ns)
+            ]
+    return tuple(found)
 
 
 def known_clocks(

@@ -96,6 +96,17 @@ def test_all_ranks_of_one_report_are_read_as_if_each_had_one(
     assert len(one.results["findings"]) == len(apart.results["findings"])
 
 
+def test_ranks_of_one_report_have_one_clock_without_any_collective(joined: Joined) -> None:
+    names = "SELECT id FROM StringIds WHERE value LIKE '%nccl%'"
+    kernels = f"DELETE FROM CUPTI_ACTIVITY_KIND_KERNEL WHERE shortName IN ({names})"
+    calls = f"DELETE FROM NVTX_EVENTS WHERE text LIKE 'nccl%' OR textId IN ({names})"
+    results = merged(joined("ddp", kernels, calls)).results
+    assert results["collectives"]["matched"] == 0
+    clock = results["clock"]
+    assert clock["method"] == "wall clock, refined by one report's clock"
+    assert max(each["uncertainty_ns"] for each in clock["ranks"]) < 100_000
+
+
 def test_ranks_that_nothing_names_are_in_their_gpus_order_and_that_is_said(joined: Joined) -> None:
     turned = "UPDATE CUPTI_ACTIVITY_KIND_KERNEL SET deviceId = 3 - deviceId"
     plain, gathered = gather([joined("ddp")]), gather([joined("ddp", turned)])
