@@ -34,7 +34,7 @@ def parser(verb: str) -> argparse.ArgumentParser:
     )  # fmt: skip
     this.add_argument(
         "--rank", action="append", default=[], metavar="FILE=N",
-        help="the rank of a report that does not name it itself",
+        help="the rank of a report that does not name it itself; of one of several ranks the first",
     )  # fmt: skip
     this.add_argument(
         "--clock", action="append", default=[], type=path, metavar="FILE",
