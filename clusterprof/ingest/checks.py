@@ -28,6 +28,10 @@ _HIGHEST_STEP = 1 << 40
 _MOST_WARNINGS, _LONGEST_WARNING = 50, 1000
 
 
+class RankUnknown(ReportError):  # noqa: N818 - it says what is the matter
+    """A report does not say which rank it is."""
+
+
 def checked(tables: RankTables, rank: int | None) -> RankTables:
     """Return `tables` as those of `rank` (None: the report's own), with whatever contradicts it
     said among the warnings. Raises ReportError for a rank, time or size that can be none.
@@ -58,7 +62,7 @@ def _identified(info: ReportInfo, told: int | None) -> ReportInfo:
     if local is not None and not _is_rank(local):
         local = None
     if rank is None and told is None:
-        raise ReportError(
+        raise RankUnknown(
             f"{info.source} does not say which rank it is",
             "looked for RANK, SLURM_PROCID, OMPI_COMM_WORLD_RANK, ... in its environment, for its"
             " rank in NCCL's communicators, and for distributedInfo in a trace",

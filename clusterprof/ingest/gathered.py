@@ -14,7 +14,7 @@ from multiprocessing import get_context
 from pathlib import Path
 
 from clusterprof.errors import ClusterprofError, MergeError, ReportError
-from clusterprof.ingest.checks import checked
+from clusterprof.ingest.checks import RankUnknown, checked
 from clusterprof.ingest.combined import combine
 from clusterprof.ingest.report import read_ranks, read_report
 from clusterprof.ingest.sources import (
@@ -71,6 +71,8 @@ def gather(
         raise ReportError("no reports were given", "name files or folders of reports")
     _check_told(sources, ranks or {})
     outcomes = _read_all(sources, workers or min(os.cpu_count() or 1, _MOST_WORKERS))
+    if len(sources) == 1 and isinstance(outcomes[0][0], RankUnknown):
+        outcomes = [_alone(sources[0], outcomes[0])]
     found: list[RankTables] = []
     missing: list[MissingRank] = []
     errors: list[ClusterprofError] = []
@@ -90,6 +92,15 @@ def gather(
     _check_one_job(found)
     holes = [str(error).replace("\n ", ";") for error in errors]
     return Gathered(found, missing, [*holes, *_common_warnings(found)])
+
+
+def _alone(source: Source, said: list[_Rank]) -> list[_Rank]:
+    """Return the only report as rank 0, if it communicates with nobody; else what was said."""
+    match _attempt(replace(source, rank=0)):
+        case [RankTables() as tables] if not tables.collective_calls.num_rows:
+            taken = "the report does not say which rank it is: it is taken as rank 0, the only one"
+            return [replace(tables, warnings=(*tables.warnings, taken))]
+    return said
 
 
 def _told(source: Source, ranks: Mapping[Path, int]) -> Source:

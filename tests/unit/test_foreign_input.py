@@ -197,6 +197,21 @@ def test_kineto_of_2020_is_read_as_today_s(tmp_path: Path) -> None:
     assert old.steps["step"].to_pylist() == now.steps["step"].to_pylist()
 
 
+def test_the_only_report_that_communicates_with_nobody_is_of_rank_0(tmp_path: Path) -> None:
+    path = trace(tmp_path / "old.json", of_2020())  # type: ignore[arg-type]
+    (tables,) = gather([path]).ranks
+    assert tables.rank == 0
+    assert "taken as rank 0" in tables.warnings[-1]
+    events = of_2020()
+    for event in events:
+        event["name"] = event["name"].replace("gemm", "ncclKernel_AllReduce_RING_LL_Sum_float")
+    with pytest.raises(ReportError, match="does not say which rank"):
+        gather([trace(path, events)])  # type: ignore[arg-type]
+    trace(path, of_2020())  # type: ignore[arg-type]
+    trace(tmp_path / "rank0.json", content(0))
+    assert "does not say which rank" in gather([tmp_path]).missing[0]["reason"]
+
+
 def chrome(process: str, **event: Any) -> dict[str, Any]:
     named = {"name": "process_name", "ph": "M", "pid": 1, "args": {"name": process}}
     return {"traceEvents": [named, {"ph": "X", "name": "f", "ts": 1, "dur": 2, "tid": 1, **event}]}
