@@ -19,6 +19,7 @@ from clusterprof.cli.narrate import say
 from clusterprof.cli.planning import PROFILE_FAILED, planned
 from clusterprof.cli.running import Foreground
 from clusterprof.cli.saving import BeforeSrunKills, TimeLimit
+from clusterprof.cli.standing import unless_still
 from clusterprof.collect import DELETED, FINISHING_S, PATIENCE_S, Outcome, collect_attempts
 from clusterprof.errors import ClusterprofError, RunDirectoryTaken
 from clusterprof.launchers import executable
@@ -70,10 +71,21 @@ def launch(
     if plan.job.launcher == "srun":
         # When srun ends, so has all that it started: nobody is left who could still write.
         patience_s = finishing_s = HASTY_S if in_haste else PATIENCE_S
-    return conclude(
-        plan, arguments, run, manifest, status,
-        patience_s=patience_s, finishing_s=finishing_s, in_haste=in_haste,
+    ended = unless_still(
+        lambda: conclude(
+            plan, arguments, run, manifest, status,
+            patience_s=patience_s, finishing_s=finishing_s, in_haste=in_haste,
+        ),
+        run.path,
     )  # fmt: skip
+    if ended is None:
+        where = shortest(run.path)
+        say(f"{where} or the temporary folder stands still: what was captured is not collected")
+        say(f"once both answer: clusterprof collect {where}")
+    if ended is not None and ended >= 0:
+        return ended
+    # Not collected, or whoever collected was ended by a signal: the job was not.
+    return PROFILE_FAILED if arguments.strict and status == 0 else status
 
 
 def begin(plan: LaunchPlan, arguments: argparse.Namespace) -> tuple[RunDirectory, dict[str, Any]]:

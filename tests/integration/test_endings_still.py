@@ -168,3 +168,25 @@ def test_a_temporary_folder_that_stands_still_or_is_slow_holds_up_no_unprofiled_
     what = "stands still" if how == "still" else "takes a second for each change"
     job.check(f"TMPDIR {what}, torch.profiler", added_s, fault)
     assert job.told(1)["longest_ns"] < LONGEST_NS
+
+
+def test_clusterprof_ends_with_its_job_where_the_run_directory_stands_still(
+    still: Disk, workdir: Path, fault: Fault
+) -> None:
+    job = Job(workdir, still.place / "run", 100)
+    report = still.place / "run/ranks/00000/report.nsys-rep"
+    job.comes_to(30)
+    job.running.wait_until(report.exists, "home")
+    still.freeze(30)
+    # The rank's own end and ours: each is allowed what it may take longer.
+    status = job.running.ends(2 * ADDED_S + 5)
+    added_s = time.monotonic() - max(job.told(rank)["ended"] for rank in (0, 1))
+    assert still.still, "the disk moves again: it was no test"
+    said = job.running.said()
+    fault("clusterprof itself, the run directory stands still", 0, status, added_s, {})
+    assert status == 0, said
+    assert added_s < 2 * ADDED_S, said
+    assert "stands still" in said
+    assert "clusterprof collect" in said
+    still.thaw()
+    assert not job.running.left(20)

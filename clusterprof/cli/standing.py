@@ -1,0 +1,85 @@
+"""Doing what touches a file system, and ending in time where that stands still.
+
+Whoever waits for a file system that stands still cannot be ended, not even by SIGKILL: so it is
+another process that waits.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+
+#: A file system that has not answered for so long stands still. A job ends at most 10 s later
+#: than without us.
+STILL_S = 7.0
+#: how long the task may take before the file systems are asked, and between two questions
+ASK_S = 1.0
+
+_PR_SET_PDEATHSIG = 1
+_FAULT = 125
+
+
+def unless_still(task: Callable[[], int], folder: Path) -> int | None:
+    """The status that `task` gives; None where `folder`, or TMPDIR, stands still meanwhile.
+
+    The task runs and prints in a process of its own, which ends with us.
+    """
+    places = (folder, Path(tempfile.gettempdir()))
+    doing = _Apart(task)
+    while not doing.ends_within(ASK_S):
+        asking = _Apart(lambda: _ask(places))
+        until = time.monotonic() + STILL_S
+        while not (asking.ends_within(0.05) or doing.ends_within(0.05)):
+            if time.monotonic() > until:
+                return None
+    return doing.status
+
+
+def _ask(places: tuple[Path, ...]) -> int:
+    """A change of a folder's times is a write, and harmless; reading alone may go on."""
+    for place in places:
+        with contextlib.suppress(OSError):
+            os.utime(place)
+    return 0
+
+
+class _Apart:
+    """A function in a forked process."""
+
+    def __init__(self, task: Callable[[], int]) -> None:
+        self.status: int | None = None
+        sys.stdout.flush()
+        self._pid = os.fork()
+        if self._pid == 0:
+            status = _FAULT
+            try:
+                ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+                status = task()
+                sys.stdout.flush()
+            except KeyboardInterrupt:
+                status = 130
+            except BaseException:  # noqa: BLE001 - nothing above may run twice
+                traceback.print_exc()
+            finally:
+                os._exit(status)
+
+    def ends_within(self, seconds: float) -> bool:
+        """Whether it has ended, looked at for so long."""
+        until = time.monotonic() + seconds
+        while self.status is None:
+            pid, status = os.waitpid(self._pid, os.WNOHANG)
+            if pid:
+                self.status = os.waitstatus_to_exitcode(status)
+            elif time.monotonic() > until:
+                return False
+            else:
+                time.sleep(0.01)
+        return True
