@@ -100,7 +100,8 @@ def job(
         program = [python, *program[1:]]  # the hosts' PATH need not have the one that is meant
     if last_value(theirs, *_NODES) is None:
         theirs = [f"--nnodes={len(hosts)}", *theirs]
-    inner = torchrun.job(theirs, program, {}, added)
+    environment = chosen_environment(own.env, environ)
+    inner = torchrun.job(theirs, program, environment, added)
     there = OverSsh(
         hosts=hosts,
         options=inner.command[1 : -len(program)],
@@ -108,7 +109,7 @@ def job(
         folder=own.chdir or str(Path.cwd()),
         python=python,
         script=script(theirs, program),
-        environment=chosen_environment(own.env, environ),
+        environment=environment,
         ssh_config=Path(own.ssh_config).expanduser() if own.ssh_config else None,
         timeout_s=own.connect_timeout,
         prefix=not own.no_prefix,
@@ -170,8 +171,8 @@ def ranks(there: OverSsh, world_size: int | None) -> list[frozenset[int] | None]
     They lie in the order of `--hosts` where each launcher has its node rank: a rendezvous other
     than the static one gives them as it likes.
     """
-    static = last_value(there.options, *_BACKEND) in (None, "static")
-    if not world_size or is_range(there.options) or not static:
+    backend = last_value(there.options, *_BACKEND) or there.environment.get("PET_RDZV_BACKEND")
+    if not world_size or is_range(there.options) or backend not in (None, "static"):
         return [None] * len(there.hosts)
     each = world_size // len(there.hosts)
     return [frozenset(range(place, place + each)) for place in range(0, world_size, each)]

@@ -523,6 +523,8 @@ def test_a_run_directory_that_says_odd_things_of_its_hosts_is_refused(
         ("--hosts a,b --nproc-per-node gpu", [None, None]),
         ("--hosts a,b --nnodes 1:2", [None, None]),
         ("--hosts a,b --nproc-per-node 2 --rdzv-backend c10d", [None, None]),
+        ("--hosts a,b --env PET_NPROC_PER_NODE=2", [{0, 1}, {2, 3}]),
+        ("--hosts a,b --env PET_RDZV_BACKEND=c10d", [None, None]),
     ],
 )
 def test_the_ranks_of_a_host_are_known_where_its_node_rank_decides(
