@@ -28,6 +28,8 @@ class Kineto:
     def __init__(self) -> None:
         #: what the program itself has prepared or started (TORCH, NVTX); None for nothing
         self.program: Optional[str] = None
+        #: whether the program has ever had a profiler of its own
+        self.used = False
         #: called on the program's thread before its own begins, while a window is open
         self.comes: Optional[Callable[[str], None]] = None
         self._ours: Optional[int] = None
@@ -56,6 +58,7 @@ class Kineto:
         if self._ours == threading.get_ident():
             return
         first, self.program = self.program is None, what
+        self.used = self.used or what == TORCH
         if first and self.comes is not None:
             with contextlib.suppress(Exception):  # whatever it is, it is not the program's
                 self.comes(what)

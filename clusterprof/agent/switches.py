@@ -61,7 +61,7 @@ def on_its_thread(thread: int) -> None:
 class CudaProfiler:
     """nsys waits for cudaProfilerStart and -Stop (`--capture-range=cudaProfilerApi`)."""
 
-    excludes = (others.TORCH,)
+    excludes = ()
 
     def __init__(self, address: str) -> None:
         self.guard = NsysSession(address)
@@ -90,9 +90,11 @@ class CudaProfiler:
 
 
 class NsysSession:
-    """The guard starts and stops a named nsys session: for machines without CUDA."""
+    """The guard starts and stops a named nsys session."""
 
-    excludes = (others.TORCH,)
+    #: nsys has CUPTI from the program's start to its end, whether a window is open or not: to
+    #: close one gives the program's own profiler nothing (see `Window.deprived`)
+    excludes = ()
 
     def __init__(self, address: str) -> None:
         self.address = address

@@ -198,8 +198,18 @@ class Window:
             self.say("lost", "the program ended after %d steps, before the window %d:%d began"
                      % (count, self.first, self.end), steps=count)  # fmt: skip
         else:
-            self.say(None, steps=count)
+            self.say(None, self.deprived(), steps=count)
         self.stop()
+
+    @staticmethod
+    def deprived() -> Optional[str]:
+        """What nsys has kept from a profiler of the program's own; None for nothing."""
+        from . import switches
+
+        if PROFILED not in os.environ or not others.kineto.used or not switches.uses_cuda():
+            return None
+        return ("the program's own torch.profiler saw no GPU beside nsys; it is left whole by"
+                " --profiler torch")  # fmt: skip
 
     def make_switches(self) -> List[Any]:
         """What opens and closes this window, outermost first."""

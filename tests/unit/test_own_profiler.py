@@ -1,0 +1,64 @@
+"""A program with a torch.profiler of its own, under nsys on a GPU.
+
+Measured on two H200s (nsys 2025.3.1, torch 2.11): its trace has no kernels then, whether our
+window is open or not, and both end well; under --profiler torch it has all 210 of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from clusterprof.agent import others, states, switches, window
+from clusterprof.agent.outbox import Outbox
+from clusterprof.agent.steps import Counter
+from clusterprof.agent.variables import PROFILED
+
+
+def train(outbox: Outbox, monkeypatch: pytest.MonkeyPatch, *, own: bool) -> list[str]:
+    """Eight steps with a window 2:6, the program's own profiler from step 3 on; what nsys did."""
+    asked: list[str] = []
+    kineto = others.Kineto()
+    autograd = ModuleType("torch.autograd.profiler")
+    for name in ("_prepare_profiler", "_enable_profiler", "_disable_profiler"):
+        setattr(autograd, name, lambda: None)
+    kineto.watch(autograd)
+    monkeypatch.setattr(others, "kineto", kineto)
+    monkeypatch.setattr(switches, "uses_cuda", lambda: True)
+    monkeypatch.setattr(switches, "drain", lambda: None)
+    monkeypatch.setattr(
+        switches.NsysSession, "ask", lambda self, word: asked.append(word) or "ok"
+    )  # fmt: skip
+    monkeypatch.setenv(PROFILED, "session:/nowhere")
+    counter = Counter()
+    made = window.Window({"window": [2, 6], "profiler": "nsys"}, outbox, counter)
+    counter.begin()
+    for step in range(8):
+        if own and step == 3:
+            autograd._prepare_profiler()
+            autograd._enable_profiler()
+        counter.boundary()
+    made.finish()
+    return [word for word in asked if word != "size"]
+
+
+def test_nsys_keeps_its_window_and_the_result_says_what_the_program_s_own_trace_lacks(
+    outbox: Outbox, rank_folder: Path, written: Callable[[], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert train(outbox, monkeypatch, own=True) == ["start", "stop"]
+    written()
+    found = states.read(str(rank_folder))
+    assert found["step_end"] == 6
+    assert "torch.profiler saw no GPU beside nsys" in found["reason"]
+    assert "--profiler torch" in found["reason"]
+
+
+def test_without_a_profiler_of_its_own_nothing_is_said(
+    outbox: Outbox, rank_folder: Path, written: Callable[[], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert train(outbox, monkeypatch, own=False) == ["start", "stop"]
+    written()
+    assert "reason" not in states.read(str(rank_folder))
