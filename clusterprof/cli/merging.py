@@ -47,6 +47,8 @@ def merge_run(run: RunDirectory, outcomes: Sequence[Outcome]) -> Study:
         for each in outcomes
         if each.report is None and each.rank not in there
     ]
+    # A program that ended in its window, say: there is a report, and what is wrong with it.
+    said = [f"rank {each.rank}: {each.reason}" for each in outcomes if each.report and each.reason]
     clocks = known_clocks(
         gathered.ranks,
         clock_files(run, [tables.rank for tables in gathered.ranks]),
@@ -55,7 +57,7 @@ def merge_run(run: RunDirectory, outcomes: Sequence[Outcome]) -> Study:
     made = study(
         gathered.ranks,
         missing=[*gathered.missing, *lost],
-        warnings=gathered.warnings,
+        warnings=[*gathered.warnings, *said],
         source=str(run.path),
         clocks=clocks,
         capture=measured_cost(run, outcomes),

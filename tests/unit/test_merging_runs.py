@@ -55,6 +55,15 @@ def test_a_profiled_rank_whose_folder_is_gone_is_missing(run: rundir.RunDirector
     assert not (run.path / "tables" / "00002").exists(), "its tables belong to no result"
 
 
+def test_what_is_wrong_with_a_rank_that_has_a_report_is_in_the_results(
+    run: rundir.RunDirectory,
+) -> None:
+    why = "the program ended inside the window (the program ended with status 139)"
+    states.advance(str(run.rank(1)), "collected", why)
+    assert merge.main("merge", [str(run.path)], None) == 0
+    assert f"rank 1: {why}" in results(run)["warnings"]
+
+
 def test_merges_of_one_run_at_once_do_not_disturb_each_other(run: rundir.RunDirectory) -> None:
     problems: list[Exception] = []
 
