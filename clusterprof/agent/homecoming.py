@@ -93,7 +93,7 @@ class Homecoming:
             state = "captured"
             if before == "capturing":
                 reasons.append("the program ended inside the window" + end)
-            elif before == "finishing" and status > 128 and not was.get("closed"):
+            elif before == "finishing" and status > 128 and not ({"closed", "reason"} & set(was)):
                 reasons.append("the program ended while its window was closed" + end)
         elif raw:
             reasons.append("%s; %s" % (self.import_trouble, raw))
