@@ -173,13 +173,14 @@ def test_a_temporary_folder_that_stands_still_or_is_slow_holds_up_no_unprofiled_
 def test_clusterprof_ends_with_its_job_where_the_run_directory_stands_still(
     still: Disk, workdir: Path, fault: Fault
 ) -> None:
-    job = Job(workdir, still.place / "run", 100)
+    # Long enough that it still runs when the report is home.
+    job = Job(workdir, still.place / "run", 250)
     report = still.place / "run/ranks/00000/report.nsys-rep"
     job.comes_to(30)
     job.running.wait_until(report.exists, "home")
     still.freeze(30)
     # The rank's own end and ours: each is allowed what it may take longer.
-    status = job.running.ends(2 * ADDED_S + 5)
+    status = job.running.ends(2 * ADDED_S + 15)
     added_s = time.monotonic() - max(job.told(rank)["ended"] for rank in (0, 1))
     assert still.still, "the disk moves again: it was no test"
     said = job.running.said()
