@@ -55,6 +55,30 @@ def test_a_report_that_is_whole_comes_home(home: Homecoming, content: bytes, tor
     assert state(home)["state"] == "captured"
 
 
+@pytest.mark.parametrize(
+    ("said", "reason"),
+    [
+        (None, "the program ended while its window was closed (the program ended with status 139)"),
+        ("the rank was killed inside the window", "the rank was killed inside the window"),
+    ],
+)
+def test_a_program_that_a_signal_ends_while_its_window_is_closed_is_said_to(
+    home: Homecoming, said: str | None, reason: str
+) -> None:
+    if said:
+        states.advance(home.folder, "finishing", said)
+    Path(home.report + ".nsys-rep").write_bytes(WHOLE)
+    home.settle(139, 1.0, opened=True)
+    assert (state(home)["state"], state(home)["reason"]) == ("captured", reason)
+
+
+def test_a_program_that_ends_after_its_window_ends_as_it_ends(home: Homecoming) -> None:
+    states.advance(home.folder, "finishing", closed=True)
+    Path(home.report + ".nsys-rep").write_bytes(WHOLE)
+    home.settle(139, 1.0, opened=True)
+    assert "reason" not in state(home)
+
+
 def test_the_report_of_a_run_directory_that_was_deleted_is_deleted_and_that_is_said(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
