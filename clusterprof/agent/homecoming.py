@@ -91,6 +91,8 @@ class Homecoming:
             reasons = []  # the agent has said why
         elif problem is None:
             state = "captured"
+            if reasons and was.get("reason"):
+                reasons.insert(0, was["reason"])  # why the window was cut stays beside what failed
             if before == "capturing":
                 reasons.append("the program ended inside the window" + end)
             elif before == "finishing" and status > 128 and not ({"closed", "reason"} & set(was)):

@@ -72,6 +72,14 @@ def test_a_program_that_a_signal_ends_while_its_window_is_closed_is_said_to(
     assert (state(home)["state"], state(home)["reason"]) == ("captured", reason)
 
 
+def test_why_a_window_was_cut_stays_beside_what_then_went_wrong(home: Homecoming) -> None:
+    # A signal to the whole group ends the program and races with its `nsys stop`.
+    states.advance(home.folder, "finishing", "cut")
+    Path(home.report + ".nsys-rep").write_bytes(WHOLE)
+    home.settle(1, 1.0, opened=True, troubles=["nsys stop ended with status 1"])
+    assert state(home)["reason"] == "cut; nsys stop ended with status 1"
+
+
 def test_a_program_that_ends_after_its_window_ends_as_it_ends(home: Homecoming) -> None:
     states.advance(home.folder, "finishing", closed=True)
     Path(home.report + ".nsys-rep").write_bytes(WHOLE)
