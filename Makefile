@@ -92,7 +92,7 @@ faults: $(READY) parts ## end a rank in every way, with and without clusterprof,
 
 .PHONY: bench
 bench: $(READY) ## measure the project's figures against their limits
-	@$(BIN)/python bench/run.py $(if $(LARGE),--large '$(LARGE)') $(ARGS)
+	@PYTHONPATH=tests $(BIN)/python bench/run.py $(if $(LARGE),--large '$(LARGE)') $(ARGS)
 
 .PHONY: capture
 capture: $(READY) ## measure what starting and stopping a capture costs, for each way to do it
@@ -100,7 +100,7 @@ capture: $(READY) ## measure what starting and stopping a capture costs, for eac
 
 .PHONY: truth
 truth: $(READY) ## clocks and verdicts against the truth, on recordings and simulated jobs
-	@$(BIN)/python bench/truth.py $(if $(TRUTH),--folder '$(TRUTH)') $(ARGS)
+	@PYTHONPATH=tests $(BIN)/python bench/truth.py $(if $(TRUTH),--folder '$(TRUTH)') $(ARGS)
 
 .PHONY: fuzz
 fuzz: $(READY) ## spoil everything that is read, for SECONDS, and see that it ends in words

@@ -39,7 +39,7 @@ def agent_start(rounds: int) -> Figure:
         environ = {**armed(Path(folder), "environment"), **_RANK}
         bare, added = [], []
         first = run([sys.executable, "-c", "import sys; print(*sys.modules)"], environ)
-        if "_clusterprof_agent.start" not in first.stdout.split() or first.stderr:
+        if "_clusterprof_agent.rank.start" not in first.stdout.split() or first.stderr:
             raise Failed(f"the agent did not start: {first.stderr}")
         for _ in range(rounds):
             without = run([sys.executable, "-c", "pass"], _RANK).seconds

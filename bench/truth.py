@@ -18,10 +18,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from simulate import simulate
+from simulate.cases import KINDS, Case, accused, cases, right
+
 from clusterprof.errors import ClusterprofError
 from clusterprof.ingest import gather
-from clusterprof.simulate import simulate
-from clusterprof.simulate.cases import KINDS, Case, accused, cases, right
 from clusterprof.study import study
 
 _RECORDINGS = Path(__file__).resolve().parent.parent / "tests" / "data" / "recordings"

@@ -31,12 +31,12 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
+from simulate import Job, middle, simulate, wall, with_clock
 
-from clusterprof.clock import UNBOUNDED_NS, Clock, align
+from clusterprof.align.clock import UNBOUNDED_NS, Clock, align
+from clusterprof.align.match import match
 from clusterprof.errors import ClusterprofError
 from clusterprof.ingest import gather
-from clusterprof.merge import match
-from clusterprof.simulate import Job, middle, simulate, wall, with_clock
 from clusterprof.tables import RankTables, empty
 
 _MS = 1_000_000

@@ -13,6 +13,6 @@ def step() -> None:
     The first call takes over from counting optimizer steps. Outside a run that clusterprof
     launched it does nothing, so it can stay in the program.
     """
-    steps = sys.modules.get("_clusterprof_agent.steps")
+    steps = sys.modules.get("_clusterprof_agent.rank.steps")
     if steps is not None:
         steps.counter.say()

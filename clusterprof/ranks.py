@@ -7,7 +7,7 @@
     one-per-node    local rank 0 of every node
     stages          rank 0 and the first rank of each pipeline stage (--pp, --tp, --cp, --dp)
 
-A selection is a value; who is chosen is decided inside each rank (`clusterprof.agent.selection`),
+A selection is a value; who is chosen is decided inside each rank (`agent.contracts.selection`),
 since only the rank knows its place.
 """
 
@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from clusterprof.agent.selection import stage_ranks
+from clusterprof.agent.contracts.selection import stage_ranks
 from clusterprof.errors import UsageError
 
 _PART = re.compile(r"(\d+)(?:-(\d+)(?::(\d+))?)?")

@@ -10,18 +10,19 @@ import numpy as np
 import pyarrow as pa
 
 from clusterprof import __version__
-from clusterprof.analysis import communication, outside
-from clusterprof.analysis.accounts import accounts
-from clusterprof.analysis.findings import findings
-from clusterprof.analysis.scene import Scene
-from clusterprof.analysis.settled import settled
-from clusterprof.analysis.timeline import timeline
-from clusterprof.analysis.topology import topology
-from clusterprof.analysis.verdict import verdict
-from clusterprof.clock import Clock, align
-from clusterprof.clock.readings import KnownClocks, of_one_report, without_beacons
+from clusterprof.align.clock import Clock, align
+from clusterprof.align.clock.readings import KnownClocks, of_one_report, without_beacons
+from clusterprof.align.match import match, numbered, tolerance
+from clusterprof.align.placing import place
+from clusterprof.analysis.findings import communication, profiler_bias
+from clusterprof.analysis.findings.ranking import findings
+from clusterprof.analysis.findings.verdict import verdict
+from clusterprof.analysis.groups.topology import topology
+from clusterprof.analysis.model.accounts import accounts
+from clusterprof.analysis.model.dataset import Scene
+from clusterprof.analysis.model.steady_state import settled
+from clusterprof.analysis.model.timeline import timeline
 from clusterprof.errors import MergeError
-from clusterprof.merge import match, numbered, place, tolerance
 from clusterprof.results import (
     SCHEMA_VERSION,
     CaptureCost,
@@ -42,7 +43,7 @@ class Study:
     results: Results
     #: schema `clusterprof.merge.PLACED`
     collectives: pa.Table
-    #: schema `clusterprof.analysis.accounts.ACCOUNTS`
+    #: schema `clusterprof.analysis.model.accounts.ACCOUNTS`
     accounts: pa.Table
     clock: Clock
     ranks: tuple[RankTables, ...]
@@ -85,7 +86,7 @@ def study(
         ordered, lines, account, placed, clock, settled(lines, placed), source, capture, launcher
     )
     found, said = findings(scene)
-    found = outside.weigh(scene, found, capture)
+    found = profiler_bias.weigh(scene, found, capture)
     results: Results = {
         "schema_version": SCHEMA_VERSION,
         "clusterprof_version": __version__,

@@ -1,6 +1,6 @@
 """The launchers: one small module each, loaded when its verb is used.
 
-A launcher turns the user's own command line into a `clusterprof.plan.Job`: what to run, how
+A launcher turns the user's own command line into a `launchers.job.Job`: what to run, how
 many ranks there will be, and which variables will tell a process its rank. It runs nothing.
 """
 
@@ -10,7 +10,7 @@ import importlib
 from collections.abc import Mapping, Sequence
 from typing import Protocol, cast
 
-from clusterprof.plan import Job
+from clusterprof.launchers.job import Job
 
 #: verb -> module; `import clusterprof.launchers` loads none of them
 NAMES = ("srun", "torchrun", "mpirun", "ssh", "run")

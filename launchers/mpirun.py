@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 
 from clusterprof.errors import UsageError
 from clusterprof.launchers import executable
+from clusterprof.launchers.job import Job
 from clusterprof.launchers.options import (
     closed,
     further,
@@ -21,7 +22,6 @@ from clusterprof.launchers.options import (
     whole_number,
     whose_ranks,
 )
-from clusterprof.plan import Job
 
 #: What `mpirun --version` holds, and whose mpirun it then is.
 _SAYS = (

@@ -7,8 +7,8 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import PurePath
 
-from clusterprof.agent.identity import STARTERS, TORCHRUN
-from clusterprof.agent.identity import program as run_by_python
+from clusterprof.agent.contracts.identity import STARTERS, TORCHRUN
+from clusterprof.agent.contracts.identity import program as run_by_python
 
 PYTHON = re.compile(r"python[\d.]*")
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from clusterprof.agent.identity import ALONE
+from clusterprof.agent.contracts.identity import ALONE
 from clusterprof.errors import UsageError
+from clusterprof.launchers.job import Job
 from clusterprof.launchers.options import closed, say_unseen, unseen_places, whose_ranks
-from clusterprof.plan import Job
 
 
 def job(

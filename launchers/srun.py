@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Mapping, Sequence
 
 from clusterprof.errors import UsageError
+from clusterprof.launchers.job import Job
 from clusterprof.launchers.options import (
     PYTHON,
     closed,
@@ -17,7 +18,6 @@ from clusterprof.launchers.options import (
     whole_number,
     whose_ranks,
 )
-from clusterprof.plan import Job
 
 _CARRY = (
     "PYTHONPATH=$1${PYTHONPATH:+:$PYTHONPATH} CLUSTERPROF_PLAN=$2; "

@@ -15,11 +15,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from clusterprof import ssh_config
 from clusterprof.errors import UsageError
-from clusterprof.launchers import torchrun
+from clusterprof.launchers import ssh_config, torchrun
+from clusterprof.launchers.job import Host, Job, OverSsh
 from clusterprof.launchers.options import PYTHON, last_value, whole_number
-from clusterprof.plan import Host, Job, OverSsh
 
 #: torchrun's own default.
 PORT = 29500

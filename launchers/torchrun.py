@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from clusterprof.errors import UsageError
+from clusterprof.launchers.job import Job
 from clusterprof.launchers.options import PYTHON, closed, last_value, whole_number
-from clusterprof.plan import Job
 
 
 def job(

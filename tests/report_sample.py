@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from clusterprof.merge.matched import PLACED
+from clusterprof.align.match.matched import PLACED
 from clusterprof.results import Finding, RankAccount, Results, StepEntry
 
 MS = 1_000_000

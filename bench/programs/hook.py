@@ -18,7 +18,7 @@ BLOCK = 2000
 
 def main() -> None:
     """Run as many pairs of blocks as the first argument says."""
-    counter = sys.modules["_clusterprof_agent.steps"].counter
+    counter = sys.modules["_clusterprof_agent.rank.steps"].counter
     parameter = torch.nn.Parameter(torch.zeros(1))
     parameter.grad = torch.ones(1)
     optimizer = torch.optim.SGD([parameter], lr=0.1)

@@ -10,12 +10,11 @@ import threading
 from collections.abc import Sequence
 from pathlib import Path
 
-from clusterprof import rundir
-from clusterprof.agent.identity import Identity, identify
-from clusterprof.cli import narrate
-from clusterprof.cli.narrate import say
-from clusterprof.cli.options import check_free, path
+from clusterprof import console, run_directory
+from clusterprof.agent.contracts.identity import Identity, identify
+from clusterprof.console import say
 from clusterprof.errors import ClusterprofError, UsageError
+from clusterprof.launch.settings import check_free, path
 from clusterprof.probe.measurement import Bound, Measurement, drift, is_measurement, joined, read
 
 #: our own deadline has passed (as `timeout` says it)
@@ -104,7 +103,7 @@ def _watched(timeout_s: float, rank: int) -> threading.Timer:
     """MPI waits for a missing rank for ever; we do not."""
 
     def give_up() -> None:
-        narrate.error(f"rank {rank}: the clocks were not measured within {timeout_s:g} s")
+        console.error(f"rank {rank}: the clocks were not measured within {timeout_s:g} s")
         os._exit(_LATE)
 
     # A little after the deadline that the ping-pong itself keeps, which says more.
@@ -129,7 +128,7 @@ def tell(found: Measurement, arguments: argparse.Namespace) -> int:
     if not found.bounds:
         raise ClusterprofError("no clock could be measured", *found.notes)
     if arguments.output:
-        with rundir.writing(arguments.output):
+        with run_directory.writing(arguments.output):
             found.write(arguments.output)
         say(f"wrote {arguments.output}")
     for note in found.notes:

@@ -8,12 +8,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from clusterprof import nsys, rundir
-from clusterprof.cli.launch import tell
-from clusterprof.cli.narrate import say
-from clusterprof.cli.options import path
+from clusterprof import nsys_installed, run_directory
 from clusterprof.collect import collect_attempts, expected
+from clusterprof.console import say
 from clusterprof.errors import ReportError, UsageError
+from clusterprof.launch.run_job import tell
+from clusterprof.launch.settings import path
 
 
 def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
@@ -39,8 +39,8 @@ def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
     parser.add_argument("--no-merge", action="store_true", help="collect only")
     parser.add_argument("--debug", action="store_true", help="show tracebacks")
     arguments = parser.parse_args(list(own))
-    nsys.prefer(arguments.nsys)
-    run = rundir.opened(arguments.run)
+    nsys_installed.prefer(arguments.nsys)
+    run = run_directory.opened(arguments.run)
     manifest = run.read_manifest()
     if any(host["left"] for host in manifest.get("hosts", [])):
         from clusterprof.collect.over_ssh import gather_left
@@ -63,7 +63,7 @@ def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
             "each rank's state.json and log, below its ranks/, say what happened",
         )
     if not arguments.no_merge:
-        from clusterprof.cli.merging import merge_run, tell_results
+        from clusterprof.merge_run import merge_run, tell_results
 
         tell_results(merge_run(run, outcomes), run)
     return 0

@@ -8,11 +8,11 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from clusterprof.cli.narrate import say
-from clusterprof.cli.options import path
-from clusterprof.doctor import cluster, host, places, table
+from clusterprof.console import say
+from clusterprof.doctor import cluster, places, table, this_host
 from clusterprof.doctor.check import BAD, Check
 from clusterprof.errors import UsageError
+from clusterprof.launch.settings import path
 
 
 def parser(verb: str) -> argparse.ArgumentParser:
@@ -55,11 +55,11 @@ def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
         passed = [f"--nsys={arguments.nsys}"] if arguments.nsys else []
         found = cluster.ask(asked, expected, folder, passed)
     else:
-        checks = list(host.look(host.checks(arguments.nsys, folder, arguments.probe)))
+        checks = list(this_host.look(this_host.checks(arguments.nsys, folder, arguments.probe)))
         if arguments.lines:
-            print("\n".join(cluster.own_lines(host.name(), checks)), flush=True)
+            print("\n".join(cluster.own_lines(this_host.name(), checks)), flush=True)
             cluster.leave(0)
-        found = {host.name(): checks}
+        found = {this_host.name(): checks}
     lines = table.lines(found)
     bad = any(line.check.level == BAD for line in lines)
     if arguments.json:

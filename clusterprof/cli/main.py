@@ -10,25 +10,27 @@ import traceback
 from collections.abc import Sequence
 from types import ModuleType
 
-from clusterprof import __version__
-from clusterprof.cli import narrate
+from clusterprof import __version__, console
 from clusterprof.errors import ClusterprofError
 
 #: verb -> (module, one line for --help)
 VERBS = {
-    "srun": ("launch", "run a job under Slurm's srun and capture chosen ranks"),
-    "torchrun": ("launch", "run a job under torchrun and capture chosen ranks"),
-    "mpirun": ("launch", "run a job under MPI's mpirun and capture chosen ranks"),
-    "ssh": ("ssh", "run torchrun on each of --hosts over SSH and capture chosen ranks"),
-    "run": ("launch", "run a program as it stands: accelerate, deepspeed, a script"),
-    "sbatch": ("sbatch", "submit a batch job with chosen ranks captured, and one that merges"),
-    "doctor": ("doctor", "check that a capture can work, on every node of the allocation"),
-    "status": ("status", "how far each rank of a run is, while it runs"),
-    "collect": ("collect", "finish an interrupted run: settle its ranks, merge, report"),
-    "merge": ("merge", "merge reports of several ranks and say who is late and why"),
-    "scrub": ("scrub", "copy an nsys export without the environment it was taken in"),
-    "clock": ("clock", "measure the nodes' clocks against each other, inside a launcher"),
-    "report": ("report", "print the verdict of a merged run again, or write its page"),
+    "srun": ("launch.run_job", "run a job under Slurm's srun and capture chosen ranks"),
+    "torchrun": ("launch.run_job", "run a job under torchrun and capture chosen ranks"),
+    "mpirun": ("launch.run_job", "run a job under MPI's mpirun and capture chosen ranks"),
+    "ssh": (
+        "launch.over_hosts",
+        "run torchrun on each of --hosts over SSH and capture chosen ranks",
+    ),
+    "run": ("launch.run_job", "run a program as it stands: accelerate, deepspeed, a script"),
+    "sbatch": ("cli.sbatch", "submit a batch job with chosen ranks captured, and one that merges"),
+    "doctor": ("cli.doctor", "check that a capture can work, on every node of the allocation"),
+    "status": ("cli.status", "how far each rank of a run is, while it runs"),
+    "collect": ("cli.collect", "finish an interrupted run: settle its ranks, merge, report"),
+    "merge": ("cli.merge", "merge reports of several ranks and say who is late and why"),
+    "scrub": ("cli.scrub", "copy an nsys export without the environment it was taken in"),
+    "clock": ("cli.clock", "measure the nodes' clocks against each other, inside a launcher"),
+    "report": ("cli.report", "print the verdict of a merged run again, or write its page"),
 }
 
 _EPILOG = """\
@@ -59,12 +61,12 @@ def parser() -> argparse.ArgumentParser:
 
 def verb_module(verb: str) -> ModuleType:
     """The module that runs `verb`."""
-    return importlib.import_module(f"clusterprof.cli.{VERBS[verb][0]}")
+    return importlib.import_module(f"clusterprof.{VERBS[verb][0]}")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one verb; returns the exit status (see "exit codes" in the README)."""
-    with narrate.streams():
+    with console.streams():
         return run(list(sys.argv[1:] if argv is None else argv))
 
 
@@ -84,14 +86,14 @@ def run(words: Sequence[str]) -> int:
     except KeyboardInterrupt:
         return 130
     except Exception as error:  # noqa: BLE001 - each becomes words and a status
-        if isinstance(error, narrate.Unwritable) and error.unread:
+        if isinstance(error, console.Unwritable) and error.unread:
             return 0  # `clusterprof merge ... | head`: no error of ours
         if "--debug" in own:
             traceback.print_exc()
         if isinstance(error, ClusterprofError):
-            narrate.error(error)
+            console.error(error)
             return error.exit_code
-        narrate.error(
+        console.error(
             f"{type(error).__name__}: {error}",
             "this is a fault of clusterprof",
             "add --debug to see where, and please report it",

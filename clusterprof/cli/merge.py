@@ -7,11 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from clusterprof import nsys, rundir
-from clusterprof.cli import narrate
-from clusterprof.cli.narrate import say
-from clusterprof.cli.options import check_free, path
+from clusterprof import console, nsys_installed, run_directory
+from clusterprof.console import say
 from clusterprof.errors import ReportError, UsageError
+from clusterprof.launch.settings import check_free, path
 
 if TYPE_CHECKING:
     from clusterprof.probe.measurement import Measurement
@@ -57,8 +56,8 @@ def parser(verb: str) -> argparse.ArgumentParser:
 def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
     """Merge and print; 0, or 1 where a finding is as severe as --fail-on."""
     arguments = parser(verb).parse_args([*own, *(program or ())])
-    nsys.prefer(arguments.nsys)
-    from clusterprof.cli import merging
+    nsys_installed.prefer(arguments.nsys)
+    from clusterprof import merge_run
     from clusterprof.report import html, results_json
 
     if arguments.html:
@@ -73,23 +72,23 @@ def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
                 f"{only} is a run directory, which keeps measurements of its own",
                 f"put it there: clusterprof clock FILE... --output {only / 'clock_probe.json'}",
             )
-        run = rundir.opened(only)
-        made = merging.merge_run(run, collect(run, expected(run.read_manifest()), patience_s=0))
+        run = run_directory.opened(only)
+        made = merge_run.merge_run(run, collect(run, expected(run.read_manifest()), patience_s=0))
         say(f"wrote {run.html}")
     else:
         ranks = _told_ranks(arguments.rank)
-        made = merging.merge_reports(arguments.paths, ranks, _measured(arguments.clock))
+        made = merge_run.merge_reports(arguments.paths, ranks, _measured(arguments.clock))
     if output is not None:
-        merging.save(made, output)
+        merge_run.save(made, output)
         say(f"wrote {output.html}")
     if arguments.html:
         title = ", ".join(each.name for each in arguments.paths)
         html.write(arguments.html, made.results, made.collectives, title=title)
         say(f"wrote {arguments.html}")
     if arguments.json:
-        narrate.json(results_json.dumps(made.results))
+        console.json(results_json.dumps(made.results))
     else:
-        merging.print_verdict(made.results)
+        merge_run.print_verdict(made.results)
     return _status(made.results["findings"], arguments.fail_on)
 
 
@@ -100,16 +99,16 @@ def _is_run(folder: Path) -> bool:
         return False  # it may not be seen, which its reader says
 
 
-def _output(arguments: argparse.Namespace) -> rundir.RunDirectory | None:
+def _output(arguments: argparse.Namespace) -> run_directory.RunDirectory | None:
     """The folder of --output; made here, so that its errors come before the work."""
     if arguments.output is None:
         return None
     folder: Path = arguments.output.absolute()
     if not folder.is_dir() or any(folder.iterdir()):
         check_free(folder, arguments.force, _is_output)
-    with rundir.writing(folder):
+    with run_directory.writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
-    return rundir.RunDirectory(folder)
+    return run_directory.RunDirectory(folder)
 
 
 def _is_output(folder: Path) -> bool:
@@ -117,7 +116,7 @@ def _is_output(folder: Path) -> bool:
     from clusterprof.report import results_json
 
     try:
-        results_json.read(rundir.RunDirectory(folder).merged / "results.json")
+        results_json.read(run_directory.RunDirectory(folder).merged / "results.json")
     except ReportError:
         return False
     return True

@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
-from clusterprof.cli import narrate
-from clusterprof.cli.options import path
+from clusterprof import console
 from clusterprof.errors import ReportError
-from clusterprof.rundir import RunDirectory
+from clusterprof.launch.settings import path
+from clusterprof.run_directory import RunDirectory
 
 
 def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
@@ -31,12 +31,12 @@ def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
             f"{run.path} has not been merged: it has no merged/results.json",
             f"merge it: clusterprof merge {run.path}",
         )
-    from clusterprof.cli.merging import print_verdict
+    from clusterprof.merge_run import print_verdict
     from clusterprof.report import results_json
 
     results = results_json.read(found)
     if arguments.json:
-        narrate.json(results_json.dumps(results))
+        console.json(results_json.dumps(results))
     else:
         print_verdict(results)
     return 0

@@ -13,11 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import clusterprof
-from clusterprof import batch, ranks, rundir
-from clusterprof.cli import narrate, planning
-from clusterprof.cli.narrate import say
-from clusterprof.cli.options import SETTINGS, Settings, path
+from clusterprof import console, ranks
+from clusterprof import run_directory as rundir
+from clusterprof.console import say
 from clusterprof.errors import LaunchError, UsageError
+from clusterprof.launch import batch, planning
+from clusterprof.launch.settings import SETTINGS, Settings, path
 from clusterprof.launchers import executable, srun
 from clusterprof.launchers.options import last_value, starts_ranks_itself
 
@@ -288,7 +289,7 @@ def submit(submission: Submission, *, quiet: bool) -> int:
     if quiet:
         for line in lines[1:]:
             say(line)
-    with narrate.harmless():  # it is submitted
+    with console.harmless():  # it is submitted
         print(job if quiet else "\n".join(lines), flush=True)
     return status
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
-from clusterprof.cli.narrate import say
-from clusterprof.cli.options import check_free, path
+from clusterprof.console import say
+from clusterprof.launch.settings import check_free, path
 
 
 def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
@@ -22,7 +22,7 @@ def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
     parser.add_argument("--force", action="store_true", help="replace TARGET")
     parser.add_argument("--debug", action="store_true", help="show tracebacks")
     arguments = parser.parse_args([*own, *(program or ())])
-    from clusterprof.ingest.scrub import is_ours, scrub
+    from clusterprof.ingest.nsys.scrubbing import is_ours, scrub
 
     check_free(arguments.target, arguments.force, is_ours)
 

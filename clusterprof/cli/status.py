@@ -14,13 +14,12 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from clusterprof import rundir
-from clusterprof.cli import narrate
-from clusterprof.cli.options import path
+from clusterprof import console, run_directory
 from clusterprof.collect import newest_step_log
+from clusterprof.launch.settings import path
 from clusterprof.ranks import Selection
-from clusterprof.rundir import RunDirectory
-from clusterprof.window import StepWindow
+from clusterprof.run_directory import RunDirectory
+from clusterprof.step_window import StepWindow
 
 SCHEMA_VERSION = 1
 WATCH_S = 2.0
@@ -94,7 +93,7 @@ def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
     parser.add_argument("--watch", action="store_true", help="again and again, until it has ended")
     parser.add_argument("--debug", action="store_true", help="show tracebacks")
     arguments = parser.parse_args(list(own))
-    run = rundir.opened(arguments.run)
+    run = run_directory.opened(arguments.run)
     if arguments.json:
         print(json.dumps(look(run).as_json(), indent=1))
         return 0
@@ -106,7 +105,7 @@ def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
         time.sleep(WATCH_S)
         # A terminal shows the newest in place; a file has one after the other.
         clear = "\033[2J\033[H"
-        narrate.styled(f"{clear if sys.stdout.isatty() else ''}\n", [clear])
+        console.styled(f"{clear if sys.stdout.isatty() else ''}\n", [clear])
 
 
 def look(run: RunDirectory) -> Status:

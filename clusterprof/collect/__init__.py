@@ -9,10 +9,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from clusterprof.agent import states
-from clusterprof.agent.profiler import free_bytes
+from clusterprof.agent.contracts import states
+from clusterprof.agent.nsys import free_bytes
 from clusterprof.ranks import Selection
-from clusterprof.rundir import RunDirectory
+from clusterprof.run_directory import RunDirectory
 
 #: A shared filesystem may show a file, and a guard may finish, a little after the launcher ended.
 PATIENCE_S = 3.0

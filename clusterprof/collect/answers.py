@@ -31,7 +31,7 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 @dataclass(frozen=True)
 class Found:
-    """What a host says of itself: see `clusterprof.agent.host.look`."""
+    """What a host says of itself: see `clusterprof.agent.remote.host.look`."""
 
     host: str
     #: what tells one running kernel from another; "" where nothing does

@@ -18,11 +18,11 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from clusterprof import ssh_config
 from clusterprof.collect.answers import ANSWER_B, plain
 from clusterprof.collect.host_keys import HostKeyRefused, HostKeys
 from clusterprof.errors import HostError
-from clusterprof.plan import Host
+from clusterprof.launchers import ssh_config
+from clusterprof.launchers.job import Host
 
 #: A host that answers nothing at all for so long is cut off, and its connection given up.
 _SILENCE_S = 60

@@ -18,16 +18,16 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from clusterprof.agent import files, states
-from clusterprof.agent import host as far_side
+from clusterprof.agent.contracts import files, states
+from clusterprof.agent.remote import host as far_side
 from clusterprof.collect import answers
 from clusterprof.collect.answers import Found, Offered
 from clusterprof.collect.connection import Answer, RemoteCommand, SshHost
 from clusterprof.errors import HostError, RunDirectoryError
-from clusterprof.plan import Host, OverSsh
-from clusterprof.rundir import RunDirectory
+from clusterprof.launchers.job import Host, OverSsh
+from clusterprof.run_directory import RunDirectory
 
-_AGENT = Path(far_side.__file__).resolve().parent
+_AGENT = Path(far_side.__file__).resolve().parents[1]
 
 #: A rank may be finishing its report a little after its launcher has ended.
 PATIENCE_S = 3.0
@@ -154,8 +154,9 @@ def deliver(each: RemoteHost, plan: Mapping[str, Any]) -> None:
     with each.ssh.explained(), writable(each, folder):
         sftp.mkdir(folder, 0o700)
         each.folder = folder
-        for name in ("agent", "agent/inject"):
-            sftp.mkdir(f"{each.folder}/{name}", 0o700)
+        sftp.mkdir(f"{each.folder}/agent", 0o700)
+        for path in sorted({path.parent for path in _AGENT.rglob("*.py")} - {_AGENT}):
+            sftp.mkdir(f"{each.folder}/agent/{path.relative_to(_AGENT)}", 0o700)
         for path in sorted(_AGENT.rglob("*.py")):
             with sftp.open(f"{each.folder}/agent/{path.relative_to(_AGENT)}", "wb") as file:
                 file.set_pipelined(True)
@@ -240,7 +241,7 @@ def start(each: RemoteHost, there: OverSsh, argv: Sequence[str], output: Output)
     }  # fmt: skip
     try:
         each.command = each.ssh.start(
-            [there.python, "-I", "-S", f"{each.folder}/agent/host.py", "run", each.folder],
+            [there.python, "-I", "-S", f"{each.folder}/agent/remote/host.py", "run", each.folder],
             *output(each.name),
         )
     except HostError as error:

@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from clusterprof import nsys
-from clusterprof.agent import states
-from clusterprof.agent.homecoming import RAW
-from clusterprof.rundir import RunDirectory
+from clusterprof import nsys_installed
+from clusterprof.agent.contracts import states
+from clusterprof.agent.guard.report_transfer import RAW
+from clusterprof.run_directory import RunDirectory
 
 #: The importer takes some 7 µs for each range; one that takes longer than this hangs.
 PATIENCE_S = 900.0
@@ -34,7 +34,7 @@ def finish(run: RunDirectory, *, patience_s: float = PATIENCE_S) -> Iterator[Mad
 
 
 def _made(folder: Path, patience_s: float) -> str:
-    importer = next(filter(None, map(nsys.importer, nsys.every())), None)
+    importer = next(filter(None, map(nsys_installed.importer, nsys_installed.every())), None)
     if importer is None:
         return (
             f"there is no QdstrmImporter here for {folder / RAW}: name an nsys that has one: --nsys"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from clusterprof.agent import clocks
+from clusterprof.agent.contracts import clocks
 from clusterprof.doctor.check import OK, WARN, Check
 
 _CLOCKSOURCE = Path("/sys/devices/system/clocksource/clocksource0/current_clocksource")

@@ -10,10 +10,10 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from clusterprof.agent.processes import is_unused
+from clusterprof.agent.contracts.processes import is_unused
 from clusterprof.doctor.check import OK, WARN, Check
+from clusterprof.doctor.other_profilers import Process, abandoned, pids_text
 from clusterprof.doctor.places import SHARED_MEMORY
-from clusterprof.doctor.processes import Process, abandoned, pids_text
 
 _DAY_S = 86400.0
 _RAW = ("report.nsys-rep", "report.qdstrm")

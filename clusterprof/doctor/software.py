@@ -8,10 +8,10 @@ import re
 from pathlib import Path
 
 from clusterprof import __version__
-from clusterprof.agent.profiler import MINIMUM
-from clusterprof.capture import nsys
+from clusterprof.agent.nsys import MINIMUM
 from clusterprof.doctor.check import BAD, OK, WARN, Check
 from clusterprof.errors import ProfilerError
+from clusterprof.launch import nsys_capture
 
 #: What the launch of a chosen rank asks of nsys' verbs.
 _NEEDED = {
@@ -27,7 +27,7 @@ _WELCOME = ("--pytorch", "--cuda-graph-trace", "--cuda-event-trace", "--python-s
 def profiler(wanted: Path | None) -> list[Check]:
     """nsys: which, what it understands, and whether it can make reports of what it captures."""
     try:
-        found = nsys.find(wanted)
+        found = nsys_capture.find(wanted)
     except ProfilerError as error:
         level = WARN if wanted is None and "not installed" in error.what else BAD
         advice = "torch.profiler captures without it; for nsys load its module or give --nsys"
@@ -43,7 +43,7 @@ def profiler(wanted: Path | None) -> list[Check]:
     return checks
 
 
-def _flags(found: nsys.Nsys) -> Check:
+def _flags(found: nsys_capture.Nsys) -> Check:
     texts = {verb: found.help(verb) for verb in _NEEDED}
     lacking = [
         f"{verb} {flag}"

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from clusterprof.errors import ReportError
 from clusterprof.ingest import kinds
-from clusterprof.ingest.export import unreadable
-from clusterprof.ingest.json_stream import keys_of
+from clusterprof.ingest.kineto.json_stream import keys_of
+from clusterprof.ingest.nsys.database import unreadable
 from clusterprof.ingest.unpacking import opened
 
 #: nsys before 2021.5 named it otherwise

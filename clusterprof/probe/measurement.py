@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from clusterprof.agent import documents, files
+from clusterprof.agent.contracts import documents, files
 from clusterprof.errors import ReportError
 
 SCHEMA_VERSION = 1

@@ -12,8 +12,8 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from clusterprof.agent import clocks
-from clusterprof.agent.exchange import Exchange, described, exchanged
+from clusterprof.agent.contracts import clocks
+from clusterprof.agent.contracts.exchange import Exchange, described, exchanged
 from clusterprof.probe.measurement import Measurement, parsed
 
 _TIMES = struct.Struct("=qq")

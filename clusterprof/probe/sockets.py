@@ -15,8 +15,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from clusterprof.agent import clocks, documents, exchange, files
-from clusterprof.agent.identity import Identity
+from clusterprof.agent.contracts import clocks, documents, exchange, files
+from clusterprof.agent.contracts.identity import Identity
 from clusterprof.errors import ClusterprofError
 from clusterprof.probe.measurement import Measurement, parsed
 

@@ -18,19 +18,18 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from clusterprof.agent import files
-from clusterprof.report import format as show
+from clusterprof.agent.contracts import files, words
 from clusterprof.report import phrases
 from clusterprof.report.averages import Average, averages, evidence_steps, worth_showing
 from clusterprof.report.precision import pair_bound_ns
 from clusterprof.results import Finding, RankAccount, Results
-from clusterprof.rundir import writing
+from clusterprof.run_directory import writing
 
 if TYPE_CHECKING:
     import jinja2
     import pyarrow as pa
 
-    from clusterprof.report.timeline import Timeline
+    from clusterprof.report.lanes import Timeline
 
 _MOST_RANKS = 64
 _MOST_CLOCKS = 128
@@ -40,13 +39,13 @@ _MOST_EVIDENCE = 64
 
 
 def render(results: Results, collectives: pa.Table, *, title: str) -> str:
-    """The page. `collectives` is the placed table (see `clusterprof.report.timeline`).
+    """The page. `collectives` is the placed table (see `clusterprof.report.lanes`).
 
     The same results, table and title give the same page; it ends in a newline.
     """
-    from clusterprof.report import timeline
+    from clusterprof.report import lanes
 
-    drawn = timeline.build(results, collectives)
+    drawn = lanes.build(results, collectives)
     script = _part("report.js")
     begins = {step["step"]: step["begin_ns"] for step in results["steps"]}
     return _template().render(
@@ -67,7 +66,7 @@ def render(results: Results, collectives: pa.Table, *, title: str) -> str:
         operations=_operations(results),
         clock=_clock(results),
         warnings=results["warnings"],
-        picture=timeline.picture(drawn) if drawn else None,
+        picture=lanes.picture(drawn) if drawn else None,
         timeline_notes=drawn.notes if drawn else [],
         data=_embedded(drawn) if drawn else None,
     )
@@ -115,7 +114,7 @@ def _template() -> jinja2.Template:
 
 def _shown(value: object) -> object:
     """Every text that the template puts out passes here; our own parts are marked as safe."""
-    return show.plain(value) if type(value) is str else value
+    return words.plain(value) if type(value) is str else value
 
 
 def _safe(text: str) -> object:
@@ -133,9 +132,9 @@ def _embedded(drawn: Timeline) -> object:
     """JSON that no HTML parser can take for markup, whatever names it holds."""
     import orjson
 
-    from clusterprof.report import timeline
+    from clusterprof.report import lanes
 
-    text = orjson.dumps(timeline.embedded(drawn)).decode()
+    text = orjson.dumps(lanes.embedded(drawn)).decode()
     for character in "<>&\u2028\u2029":
         text = text.replace(character, f"\\u{ord(character):04x}")
     return _safe(text)
@@ -168,24 +167,26 @@ def _tile_who(results: Results, late: Finding | None) -> dict[str, Any]:
 def _tile_cost(results: Results, top: Finding | None) -> dict[str, Any]:
     if top is None or top["cost_ns_per_step"] <= top["uncertainty_ns"]:
         floor = pair_bound_ns(results)
-        beyond = f"beyond what the clocks can tell ({show.bound(floor)})" if floor else "found"
+        beyond = f"beyond what the clocks can tell ({words.bound(floor)})" if floor else "found"
         return _tile("Cost per step", "none", beyond)
     name = "Cost per step" if top["code"].startswith("straggler.") else "Largest cost per step"
-    value, _, bound = show.with_bound(top["cost_ns_per_step"], top["uncertainty_ns"]).partition(" ")
+    value, _, bound = words.with_bound(top["cost_ns_per_step"], top["uncertainty_ns"]).partition(
+        " "
+    )
     bound, _, _ = bound.rpartition("ms")
     rows = averages(results)
-    of = f" of {show.duration(sum(r.duration_ns for r in rows) / len(rows))}" if rows else ""
+    of = f" of {words.duration(sum(r.duration_ns for r in rows) / len(rows))}" if rows else ""
     code = "" if top["code"].startswith("straggler.") else f", {top['code']}"
-    more = f"{show.percent(top['share_of_step'])} of a step{of}{code}"
+    more = f"{words.percent(top['share_of_step'])} of a step{of}{code}"
     return _tile(name, f"{value} ms", more, bound=bound.strip(), hurt=top["severity"] == "critical")
 
 
 def _tile_sure(results: Results, top: Finding | None) -> dict[str, Any]:
     floor = pair_bound_ns(results)
-    clocks = f"two ranks' times agree to {show.bound(floor)}" if floor else "one clock only"
+    clocks = f"two ranks' times agree to {words.bound(floor)}" if floor else "one clock only"
     if top is None:
-        return _tile("How sure", show.bound(floor) if floor else "-", "between two ranks' clocks")
-    return _tile("How sure", show.confidence(top["confidence"]), clocks)
+        return _tile("How sure", words.bound(floor) if floor else "-", "between two ranks' clocks")
+    return _tile("How sure", words.confidence(top["confidence"]), clocks)
 
 
 def _seen(results: Results) -> dict[str, Any]:
@@ -194,14 +195,14 @@ def _seen(results: Results) -> dict[str, Any]:
     value = (
         f"{seen} of {seen + len(results['missing'])} reports"
         if results["missing"]
-        else (show.counted(seen, "rank"))
+        else (words.counted(seen, "rank"))
     )
     kind = "settled step" if settled else "unsettled step"
     return _tile(
         "Seen",
         value,
-        f"{show.counted(len(steps), kind)}"
-        + (f": {show.numbers(steps, limit=4)}" if steps else ""),
+        f"{words.counted(len(steps), kind)}"
+        + (f": {words.numbers(steps, limit=4)}" if steps else ""),
         hurt=bool(results["missing"]),
     )
 
@@ -215,8 +216,8 @@ def _tile(
 def _finding(finding: Finding, begins: Mapping[int, int]) -> dict[str, Any]:
     seen = finding["cost_ns_per_step"] > finding["uncertainty_ns"]
     share = finding["share_of_step"] * 100 if seen else 0.0
-    facts = [f"{show.percent(finding['share_of_step'])} of a step"] if share else []
-    facts += [phrases.recurrence(finding), f"confidence {show.confidence(finding['confidence'])}"]
+    facts = [f"{words.percent(finding['share_of_step'])} of a step"] if share else []
+    facts += [phrases.recurrence(finding), f"confidence {words.confidence(finding['confidence'])}"]
     cost = phrases.cost(finding)
     return {
         "severity": finding["severity"],
@@ -225,7 +226,7 @@ def _finding(finding: Finding, begins: Mapping[int, int]) -> dict[str, Any]:
         "cost": cost.removesuffix(" per step"),
         "per_step": cost.endswith(" per step"),
         "share": _round(min(share, 100)) if share else None,
-        "share_text": show.percent(finding["share_of_step"]),
+        "share_text": words.percent(finding["share_of_step"]),
         "whisker": _whisker(finding, share),
         "facts": ", ".join(facts),
         "summary": finding["summary"],
@@ -251,10 +252,10 @@ def _evidence(
     shown = [_readable(line, begins) for line in evidence[:_MOST_EVIDENCE]]
     for keys, rows in groupby(shown, key=tuple):
         lines = list(rows)
-        cells = [[show.quantity(key, line[key])[1] for key in keys] for line in lines]
-        words = [at for at, key in enumerate(keys) if any(isinstance(r[key], str) for r in lines)]
-        names = [show.quantity(key, None)[0] for key in keys]
-        tables.append({"names": names, "words": words, "rows": cells})
+        cells = [[words.quantity(key, line[key])[1] for key in keys] for line in lines]
+        textual = [at for at, key in enumerate(keys) if any(isinstance(r[key], str) for r in lines)]
+        names = [words.quantity(key, None)[0] for key in keys]
+        tables.append({"names": names, "words": textual, "rows": cells})
     if len(evidence) > _MOST_EVIDENCE:
         more = f"{len(evidence) - _MOST_EVIDENCE} more lines are in results.json"
         tables.append({"names": [more], "words": [0], "rows": []})
@@ -270,7 +271,7 @@ def _readable(line: Mapping[str, Any], begins: Mapping[int, int]) -> dict[str, A
             if begin is not None:
                 out["into_the_step_ns"] = value - begin
         elif key == "communicator" and isinstance(value, str):
-            out[key] = show.communicator(value)
+            out[key] = words.communicator(value)
         elif isinstance(value, Mapping):
             out |= {f"{key}_{inner}": part for inner, part in value.items()}
         elif key != "what":
@@ -294,7 +295,9 @@ def _account(results: Results) -> dict[str, Any] | None:
     longest = max(row.duration_ns for row in every)
     steps, settled = evidence_steps(results)
     if settled:
-        lead = f"Means over {show.counted(len(steps), 'settled step')} ({show.numbers(steps, 6)}). "
+        lead = (
+            f"Means over {words.counted(len(steps), 'settled step')} ({words.numbers(steps, 6)}). "
+        )
     else:
         lead = "No step is free of the capture's own start and stop; means over all. "
     lead += "Exposed is what no compute hides; the parts add up to the step."
@@ -302,7 +305,7 @@ def _account(results: Results) -> dict[str, Any] | None:
     late = _late(results)
     return {
         "lead": lead,
-        "bound": show.bound(floor) if floor else "",
+        "bound": words.bound(floor) if floor else "",
         "rows": [_account_row(row, longest, floor, named=row.rank in late) for row in rows],
         "left_out": _left_out(len(every) - len(rows), "rank"),
     }
@@ -316,7 +319,7 @@ def _account_row(row: Average, longest: float, floor: int, *, named: bool) -> di
         ("copies", row.exposed_copy_ns),
         ("idle", row.idle_ns),
     ]
-    decimals = show.column_decimals(row.duration_ns)
+    decimals = words.column_decimals(row.duration_ns)
     cells = []
     for tone, ns in values:
         below = tone == "wait" and 0 < ns <= floor
@@ -326,15 +329,15 @@ def _account_row(row: Average, longest: float, floor: int, *, named: bool) -> di
                 "tone": "soft" if tone == "idle" else tone,
                 # Compute is what one hopes for: the shade is for what costs.
                 "share": 0 if tone == "compute" or below else _round(share),
-                "ms": f"<{show.bound(floor)[1:]}" if below else show.milliseconds(ns, decimals),
-                "percent": "" if below else show.percent(share),
+                "ms": f"<{words.bound(floor)[1:]}" if below else words.milliseconds(ns, decimals),
+                "percent": "" if below else words.percent(share),
             }
         )
     parts, total = _stack([ns for _, ns in values[:4]], row.duration_ns, longest)
     return {
         "rank": row.rank,
         "named": named,
-        "step": show.milliseconds(row.duration_ns, decimals),
+        "step": words.milliseconds(row.duration_ns, decimals),
         "cells": cells,
         "parts": parts,
         "total": total,
@@ -355,7 +358,7 @@ def _grid(results: Results) -> dict[str, Any]:
     )
     accounts = {(step["step"], a["rank"]): a for step in steps for a in step["ranks"]}
     late = _late(results)
-    caption = f"ms per step; a full bar is {show.duration(longest)}, the longest settled step"
+    caption = f"ms per step; a full bar is {words.duration(longest)}, the longest settled step"
     if len(steps) < len(results["steps"]):
         caption += f"; the first {len(steps)} of {len(results['steps'])} steps"
     return {
@@ -390,7 +393,7 @@ def _cell(account: RankAccount, longest: float, *, settled: bool) -> dict[str, A
         "settled": settled,
         "parts": parts,
         "total": total,
-        "ms": show.milliseconds(account["duration_ns"]),
+        "ms": words.milliseconds(account["duration_ns"]),
         "label": _label([*values, account["idle_ns"]], account["duration_ns"]),
     }
 
@@ -412,11 +415,11 @@ def _stack(
 def _label(values: Sequence[float], duration: float) -> str:
     names = [*(name for _, _, name in _PARTS), "idle"]
     shares = [
-        f"{name} {show.percent(value / duration)}"
+        f"{name} {words.percent(value / duration)}"
         for name, value in zip(names, values, strict=True)
         if duration and value
     ]
-    return f"{show.milliseconds(duration)} ms: " + ", ".join(shares)
+    return f"{words.milliseconds(duration)} ms: " + ", ".join(shares)
 
 
 def _groups(results: Results) -> dict[str, Any]:
@@ -426,10 +429,10 @@ def _groups(results: Results) -> dict[str, Any]:
             {
                 "kind": entry["kind"],
                 "ranks": phrases.members(entry),
-                "communicator": show.communicator(entry["communicator"]),
+                "communicator": words.communicator(entry["communicator"]),
                 "communicator_whole": entry["communicator"],
                 "calls": f"{entry['calls_per_step']:g}",
-                "confidence": show.confidence(entry["confidence"]),
+                "confidence": words.confidence(entry["confidence"]),
                 "why": entry["why"],
             }
             for entry in entries[:_MOST_OPERATIONS]
@@ -444,13 +447,13 @@ def _operations(results: Results) -> dict[str, Any]:
     floor = pair_bound_ns(results)
     return {
         "counts": phrases.collectives(results),
-        "bound": show.bound(floor) if floor else "",
+        "bound": words.bound(floor) if floor else "",
         "rows": [
             {
                 "operation": entry["operation"],
-                "communicator": show.communicator(entry["communicator"]),
+                "communicator": words.communicator(entry["communicator"]),
                 "communicator_whole": entry["communicator"],
-                "ranks": show.numbers(entry["ranks"], limit=4),
+                "ranks": words.numbers(entry["ranks"], limit=4),
                 "cells": phrases.operation_cells(entry, floor),
             }
             for entry in entries[:_MOST_OPERATIONS]
@@ -473,7 +476,7 @@ def _clock(results: Results) -> dict[str, Any]:
                 "profiler": entry["profiler"],
                 "source": entry["source"],
                 "offset": "reference" if entry["rank"] == reference else phrases.offset(clock),
-                "uncertainty": show.bound(clock["uncertainty_ns"]) if clock else "-",
+                "uncertainty": words.bound(clock["uncertainty_ns"]) if clock else "-",
                 "drift": f"{clock['drift_ppm']:.3f}" if clock else "-",
             }
         )
@@ -497,7 +500,7 @@ def _late(results: Results) -> set[int]:
 
 
 def _left_out(count: int, noun: str) -> str:
-    return f"{show.counted(count, f'more {noun}')} in results.json." if count > 0 else ""
+    return f"{words.counted(count, f'more {noun}')} in results.json." if count > 0 else ""
 
 
 def _round(value: float) -> float:

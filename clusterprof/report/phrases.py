@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from clusterprof.report import format as show
+from clusterprof.agent.contracts import words
 from clusterprof.report.averages import evidence_steps
 from clusterprof.results import (
     CaptureCost,
@@ -30,13 +30,13 @@ def ranks(results: Results) -> str:
     if not entries:
         return "none gave a report"
     world = max((entry["world_size"] or 0 for entry in entries), default=0)
-    numbers = show.numbers((entry["rank"] for entry in entries), limit=12)
+    numbers = words.numbers((entry["rank"] for entry in entries), limit=12)
     parts = [f"{numbers} of {world}" if world else numbers]
-    hosts = sorted({show.plain(entry["host"]) for entry in entries} - {""})
+    hosts = sorted({words.plain(entry["host"]) for entry in entries} - {""})
     if hosts:
         parts.append(f"on {hosts[0]}" if len(hosts) == 1 else f"on {len(hosts)} hosts")
-    devices = sorted({show.plain(entry["device"]) for entry in entries} - {""})
-    profilers = sorted({show.plain(entry["profiler"]) for entry in entries} - {""})
+    devices = sorted({words.plain(entry["device"]) for entry in entries} - {""})
+    profilers = sorted({words.plain(entry["profiler"]) for entry in entries} - {""})
     return ", ".join([" ".join(parts), *devices, " and ".join(profilers), steps(results)])
 
 
@@ -46,9 +46,9 @@ def steps(results: Results) -> str:
     if not chosen:
         return "no steps"
     if not settled:
-        return f"{show.counted(len(chosen), 'step')}, none settled"
+        return f"{words.counted(len(chosen), 'step')}, none settled"
     kind = "settled step" if len(chosen) == 1 else "settled steps"
-    return f"{len(chosen)} {kind} of {len(results['steps'])} ({show.numbers(chosen, limit=6)})"
+    return f"{len(chosen)} {kind} of {len(results['steps'])} ({words.numbers(chosen, limit=6)})"
 
 
 def clock(results: Results) -> str:
@@ -58,16 +58,18 @@ def clock(results: Results) -> str:
     if not others:
         return f"rank {entry['reference_rank']}'s own; no other rank to compare with"
     worst = max(rank["uncertainty_ns"] for rank in others)
-    method = f" ({show.plain(entry['method'])})" if entry["method"] else ""
+    method = f" ({words.plain(entry['method'])})" if entry["method"] else ""
     whom = "the other rank" if len(others) == 1 else "every other rank"
-    return f"rank {entry['reference_rank']}'s; {whom} is known on it to {show.bound(worst)}{method}"
+    return (
+        f"rank {entry['reference_rank']}'s; {whom} is known on it to {words.bound(worst)}{method}"
+    )
 
 
 def capture(cost: CaptureCost) -> str:
     """How long the training stood still for the capture, and its steps before, inside, after."""
-    stood = f"a captured rank stood still {show.duration(cost['stall_start_ns'])} at the start"
+    stood = f"a captured rank stood still {words.duration(cost['stall_start_ns'])} at the start"
     if cost["stall_stop_ns"] is not None:
-        stood += f", {show.duration(cost['stall_stop_ns'])} at the stop"
+        stood += f", {words.duration(cost['stall_stop_ns'])} at the stop"
     groups = [("captured ranks", cost["profiled"]), ("the others", cost["unprofiled"])]
     told = [(whose, _step_times(times)) for whose, times in groups]
     return "; ".join([stood, *(f"{whose}: {said}" for whose, said in told if said)])
@@ -78,7 +80,7 @@ def _step_times(times: StepTimes | None) -> str:
         return ""
     named = [("before", times["before_ns"]), ("inside", times["inside_ns"])]
     named.append(("after", times["after_ns"]))
-    known = [f"{show.milliseconds(ns)} ms {when}" for when, ns in named if ns is not None]
+    known = [f"{words.milliseconds(ns)} ms {when}" for when, ns in named if ns is not None]
     return "steps of " + ", ".join(known) if known else ""
 
 
@@ -93,7 +95,7 @@ def groups(results: Results) -> str:
 def _of_kind(kind: str, entries: list[GroupEntry]) -> str:
     told = ", ".join("{" + members(entry) + "}" for entry in entries[:_MOST_GROUPS])
     more = f" and {len(entries) - _MOST_GROUPS} more" if len(entries) > _MOST_GROUPS else ""
-    sure = show.confidence(min(entry["confidence"] for entry in entries))
+    sure = words.confidence(min(entry["confidence"] for entry in entries))
     return f"{kind} {told}{more}" + ("" if kind == "unknown" else f" ({sure})")
 
 
@@ -102,7 +104,7 @@ def members(entry: GroupEntry) -> str:
     if entry["kind"] == "pipeline":
         told = "→".join(map(str, entry["ranks"][:8])) + ("→…" if len(entry["ranks"]) > 8 else "")
     else:
-        told = show.numbers(entry["ranks"], limit=4)
+        told = words.numbers(entry["ranks"], limit=4)
     missing = entry["size"] is not None and entry["size"] > len(entry["ranks"])
     return f"{told} of {entry['size']}" if missing else told
 
@@ -114,20 +116,20 @@ def offset(entry: RankClock | None) -> str:
     if abs(entry["offset_ns"]) <= entry["uncertainty_ns"]:
         return "none seen"
     sign = "+" if entry["offset_ns"] > 0 else ""
-    return sign + show.duration(entry["offset_ns"])
+    return sign + words.duration(entry["offset_ns"])
 
 
 def hole(missing: MissingRank) -> str:
     """A rank that is missing, and why."""
     name = "a rank" if missing["rank"] is None else f"rank {missing['rank']}"
-    source = f" ({show.plain(missing['source'])})" if missing["source"] else ""
-    return f"{name}: {show.plain(missing['reason'])}{source}"
+    source = f" ({words.plain(missing['source'])})" if missing["source"] else ""
+    return f"{name}: {words.plain(missing['reason'])}{source}"
 
 
 def holes_title(results: Results) -> str:
     """How many reports are missing, as a sentence."""
     count = len(results["missing"])
-    return f"{show.counted(count, 'report')} {'is' if count == 1 else 'are'} missing."
+    return f"{words.counted(count, 'report')} {'is' if count == 1 else 'are'} missing."
 
 
 def whom(finding: Finding) -> str:
@@ -137,7 +139,7 @@ def whom(finding: Finding) -> str:
     if not finding["ranks"]:
         return ""
     noun = "rank" if len(set(finding["ranks"])) == 1 else "ranks"
-    return f"{noun} {show.numbers(finding['ranks'], limit=8)}"
+    return f"{noun} {words.numbers(finding['ranks'], limit=8)}"
 
 
 def cost(finding: Finding) -> str:
@@ -145,8 +147,8 @@ def cost(finding: Finding) -> str:
     if finding["cost_ns_per_step"] <= 0:
         return "no cost of its own"
     if finding["cost_ns_per_step"] <= finding["uncertainty_ns"]:
-        return f"cost per step within the uncertainty ({show.bound(finding['uncertainty_ns'])})"
-    return f"{show.with_bound(finding['cost_ns_per_step'], finding['uncertainty_ns'])} per step"
+        return f"cost per step within the uncertainty ({words.bound(finding['uncertainty_ns'])})"
+    return f"{words.with_bound(finding['cost_ns_per_step'], finding['uncertainty_ns'])} per step"
 
 
 def recurrence(finding: Finding) -> str:
@@ -155,7 +157,7 @@ def recurrence(finding: Finding) -> str:
     if not numbers:
         return finding["recurrence"]
     noun = "step" if len(set(numbers)) == 1 else "steps"
-    return f"{finding['recurrence']} ({noun} {show.numbers(numbers, limit=6)})"
+    return f"{finding['recurrence']} ({noun} {words.numbers(numbers, limit=6)})"
 
 
 def collectives(results: Results) -> str:
@@ -175,8 +177,8 @@ def operation_cells(entry: OperationEntry, floor_ns: int) -> list[str]:
     return [
         f"{entry['calls']:,}",
         # A report without sizes adds up to nothing, which is not a size.
-        show.size(entry["message_bytes"] or None),
-        show.duration(entry["exposed_ns"]),
-        show.duration(entry["wait_ns"]) if told else f"<{show.bound(floor)[1:]}",
-        show.duration(entry["transfer_ns"]),
+        words.size(entry["message_bytes"] or None),
+        words.duration(entry["exposed_ns"]),
+        words.duration(entry["wait_ns"]) if told else f"<{words.bound(floor)[1:]}",
+        words.duration(entry["transfer_ns"]),
     ]

@@ -12,10 +12,10 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, cast, get_args, get_origin, get_type_hints, is_typeddict
 
-from clusterprof.agent import files
+from clusterprof.agent.contracts import files
 from clusterprof.errors import ReportError
 from clusterprof.results import SCHEMA_VERSION, Results
-from clusterprof.rundir import writing
+from clusterprof.run_directory import writing
 
 
 def dumps(results: Results) -> bytes:

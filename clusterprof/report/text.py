@@ -11,7 +11,7 @@ import textwrap
 from collections.abc import Iterable, Sequence
 from typing import TextIO
 
-from clusterprof.report import format as show
+from clusterprof.agent.contracts import words
 from clusterprof.report import phrases
 from clusterprof.report.averages import Average, averages, evidence_steps, worth_showing
 from clusterprof.report.precision import pair_bound_ns
@@ -39,7 +39,7 @@ def render(results: Results, *, colour: bool = False, width: int = 100) -> str:
     """
     page = _Page(colour=colour, width=max(width, 40))
     # One line however long it is: `head -1` of a log is the whole verdict.
-    page.line(show.plain(results["verdict"]), style="strong")
+    page.line(words.plain(results["verdict"]), style="strong")
     page.blank()
     _measured(page, results)
     _holes(page, results)
@@ -133,15 +133,15 @@ def _finding(page: _Page, number: int, finding: Finding, verdict: str) -> None:
     indent = 4
     facts = [phrases.cost(finding)]
     if finding["cost_ns_per_step"] > finding["uncertainty_ns"] and finding["share_of_step"] > 0:
-        facts.append(f"{show.percent(finding['share_of_step'])} of the step")
-    facts += [phrases.recurrence(finding), f"confidence {show.confidence(finding['confidence'])}"]
+        facts.append(f"{words.percent(finding['share_of_step'])} of the step")
+    facts += [phrases.recurrence(finding), f"confidence {words.confidence(finding['confidence'])}"]
     page.sentence(", ".join(facts), indent)
     if number > 1 or finding["summary"] != verdict:
-        page.sentence(show.plain(finding["summary"]), indent)
+        page.sentence(words.plain(finding["summary"]), indent)
     if finding["advice"]:
-        page.sentence(show.plain(finding["advice"]), indent + 8, " " * indent + "advice")
+        page.sentence(words.plain(finding["advice"]), indent + 8, " " * indent + "advice")
     if finding["next"]:
-        page.line(" " * indent + "next".ljust(8) + show.plain(finding["next"]))
+        page.line(" " * indent + "next".ljust(8) + words.plain(finding["next"]))
 
 
 def _account(page: _Page, results: Results) -> None:
@@ -150,7 +150,7 @@ def _account(page: _Page, results: Results) -> None:
         return
     steps, settled = evidence_steps(results)
     kind = "settled step" if settled else "step (none is settled: the capture itself shows)"
-    which = show.numbers(steps, limit=6)
+    which = words.numbers(steps, limit=6)
     page.sentence(f"where a {kind} goes, ms and share, mean over {which}")
     floor = pair_bound_ns(results)
     shown = worth_showing(results, rows, _MOST_RANKS)
@@ -171,19 +171,19 @@ def _account(page: _Page, results: Results) -> None:
 
 
 def _account_row(row: Average, floor: int) -> list[str]:
-    decimals = show.column_decimals(row.duration_ns)
+    decimals = words.column_decimals(row.duration_ns)
 
     def cell(ns: float) -> str:
-        share = show.percent(ns / row.duration_ns) if row.duration_ns else "-"
-        return f"{show.milliseconds(ns, decimals)} {share:>5}"
+        share = words.percent(ns / row.duration_ns) if row.duration_ns else "-"
+        return f"{words.milliseconds(ns, decimals)} {share:>5}"
 
     tiny = 0 < row.exposed_wait_ns <= floor
     return [
         str(row.rank),
-        show.milliseconds(row.duration_ns, decimals),
+        words.milliseconds(row.duration_ns, decimals),
         cell(row.compute_ns),
         cell(row.exposed_communication_ns),
-        f"<{show.bound(floor)[1:]}" if tiny else cell(row.exposed_wait_ns),
+        f"<{words.bound(floor)[1:]}" if tiny else cell(row.exposed_wait_ns),
         cell(row.exposed_copy_ns),
         cell(row.idle_ns),
     ]
@@ -195,9 +195,9 @@ def _collectives(page: _Page, results: Results) -> None:
     entries = sorted(results["collectives"]["by_operation"], key=lambda e: -e["exposed_ns"])
     rows = [
         [
-            show.plain(entry["operation"]),
-            show.communicator(entry["communicator"]),
-            show.numbers(entry["ranks"], limit=3),
+            words.plain(entry["operation"]),
+            words.communicator(entry["communicator"]),
+            words.numbers(entry["ranks"], limit=3),
             *phrases.operation_cells(entry, floor),
         ]
         for entry in entries[:_MOST_OPERATIONS]
@@ -212,4 +212,4 @@ def _collectives(page: _Page, results: Results) -> None:
 
 def _warnings(page: _Page, warnings: Sequence[str]) -> None:
     for warning in warnings:
-        page.sentence(show.plain(warning), 9, "warning", style="warning")
+        page.sentence(words.plain(warning), 9, "warning", style="warning")

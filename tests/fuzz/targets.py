@@ -23,16 +23,16 @@ from typing import Any
 
 import strangers
 from seeds import content
+from simulate import Job, simulate
 
-from clusterprof import rundir
-from clusterprof.agent import states
-from clusterprof.cli import collect, merge, merging, report, status
+from clusterprof import merge_run, run_directory
+from clusterprof.agent.contracts import states
+from clusterprof.cli import collect, merge, report, status
 from clusterprof.collect import answers
 from clusterprof.collect.host_keys import Known
 from clusterprof.errors import ClusterprofError, MergeError
 from clusterprof.ingest import gather
 from clusterprof.report import html, results_json, text
-from clusterprof.simulate import Job, simulate
 from clusterprof.study import study
 from fuzz.spoil import ODD, Change, spoilt, spoilt_bytes
 
@@ -281,7 +281,7 @@ def files_of_a_run(changes: Sequence[Change]) -> None:
     names = sorted(FILES)
     chosen = names[changes[0][0] % len(names)] if changes else ""
     with folder() as at:
-        run = rundir.create(at / "run")
+        run = run_directory.create(at / "run")
         for rank in range(2):
             run.rank(rank).mkdir()
             trace = json.dumps(content(rank)).encode()
@@ -327,7 +327,7 @@ def merging_of(made: Sequence[bytes]) -> Any:
     with folder() as at:
         for rank, each in enumerate(made):
             (at / f"rank{rank}.json").write_bytes(each)
-        return merging.merge_reports([at], {})
+        return merge_run.merge_reports([at], {})
 
 
 @target

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from lab.command import Completed
 
-from clusterprof.plan import INJECT
+from clusterprof.launch.request import INJECT
 
 pytestmark = pytest.mark.needs_torch
 
@@ -91,7 +91,7 @@ def test_all_ranks_of_a_job_send_beacons_at_both_ends_and_its_result_is_the_same
         assert [(each["event"], each["step"]) for each in entries] == [("open", 3), ("close", 6)]
         assert [each.get("reason") for each in entries] == [None, None]
         assert all(0 < each["end_ns"] - each["begin_ns"] < 10e9 for each in entries)
-    from clusterprof.clock.readings import is_beacon, parsed
+    from clusterprof.align.clock.readings import is_beacon, parsed
     from clusterprof.ingest import read_report
 
     for rank in (0, 2):

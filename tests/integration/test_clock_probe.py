@@ -115,7 +115,7 @@ def probers() -> list[str]:
                 words = (entry / "cmdline").read_bytes().decode().split("\0")
             except OSError:
                 continue
-            if any(word.endswith("agent/prober.py") for word in words):
+            if "prober" in words:
                 found.append(" ".join(words))
     return found
 

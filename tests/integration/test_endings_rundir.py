@@ -12,7 +12,7 @@ from lab import command
 from lab.command import Completed
 from lab.endings import OPTIONS, PROGRAMS, Running, state, words
 
-from clusterprof.agent import guard
+from clusterprof.agent.guard import guard
 
 pytestmark = [pytest.mark.needs_nsys, pytest.mark.needs_slurm]
 

@@ -12,7 +12,7 @@ from lab.endings import Running
 
 #: Runs a command as the launch verbs do.
 OURS = (
-    "import sys; from clusterprof.cli.running import Foreground as F;"
+    "import sys; from clusterprof.launch.foreground import Foreground as F;"
     "sys.exit(F(sys.argv[1:], {'ADDED': 'yes'}).run())"
 )
 #: Says each signal that reaches it, until SIGUSR2.
@@ -100,7 +100,7 @@ def test_a_signal_that_comes_before_there_is_a_launcher_ends_it(workdir: Path) -
 
 def test_a_launcher_s_end_is_seen_where_our_parent_has_blocked_sigchld(workdir: Path) -> None:
     blocked = (
-        "import signal, sys; from clusterprof.cli.running import Foreground;"
+        "import signal, sys; from clusterprof.launch.foreground import Foreground;"
         "signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD]);"
         "sys.exit(Foreground(['sh', '-c', 'sleep 0.2; exit 5'], {}).run())"
     )

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from clusterprof.agent import host
+from clusterprof.agent.remote import host
 
 HELPER = Path(host.__file__)
 

@@ -17,10 +17,10 @@ import strangers
 from lab.command import Completed
 from lab.command import clusterprof as command_line
 from seeds import content, span, trace
+from simulate import Cause, Job, simulate
 
 from clusterprof.errors import ReportError
 from clusterprof.ingest import gather, gathered
-from clusterprof.simulate import Cause, Job, simulate
 from clusterprof.tables import SCHEMAS
 
 Run = Callable[..., Completed]

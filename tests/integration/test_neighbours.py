@@ -15,9 +15,10 @@ import pytest
 from lab.command import Completed
 from users import ALICE, MALLORY, as_user
 
-from clusterprof.agent import orders, profiler, states
-from clusterprof.agent.homecoming import Homecoming
-from clusterprof.plan import INJECT
+from clusterprof.agent import nsys
+from clusterprof.agent.contracts import states, stop_request
+from clusterprof.agent.guard.report_transfer import Homecoming
+from clusterprof.launch.request import INJECT
 
 pytestmark = pytest.mark.needs_root
 
@@ -47,7 +48,7 @@ def scratch(node: Path) -> Path:
     """What a rank of Alice's makes for its nsys; returns the link to the lock."""
     tempfile.tempdir = str(node)
     private = tempfile.mkdtemp()
-    return Path(profiler.scratch(private, "2022.4.2.1"), "nvidia", "nsight_systems", LOCK)
+    return Path(nsys.scratch(private, "2022.4.2.1"), "nvidia", "nsight_systems", LOCK)
 
 
 @pytest.mark.parametrize("planted", ["lock", "folder", "pipe"])
@@ -129,7 +130,7 @@ def test_plans_states_and_orders_are_believed_from_the_same_user_and_from_root(
     def obey() -> None:
         assert states.read_plan(str(plan))["run"] == str(plan.parent)
         assert states.read(str(plan.parent / "ranks" / "00000"), ours=True) == {"state": "captured"}
-        assert orders.read(str(plan.parent)) == "now"
+        assert stop_request.read(str(plan.parent)) == "now"
 
     as_user(who, lambda: in_its_place(plan.parent))
     as_user(ALICE, obey)
@@ -143,7 +144,7 @@ def test_plans_states_and_orders_of_another_user_are_not_believed(node: Path, wh
         with pytest.raises(PermissionError, match="another user's"):
             states.read_plan(str(plan))
         assert states.read(str(plan.parent / "ranks" / "00000"), ours=True) == {}
-        assert orders.read(str(plan.parent)) is None
+        assert stop_request.read(str(plan.parent)) is None
 
     as_user(who, lambda: in_its_place(plan.parent))
     as_user(ALICE, obey)

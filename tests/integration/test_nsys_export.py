@@ -12,9 +12,10 @@ import pytest
 from lab.command import Completed
 
 from clusterprof.errors import ReportError
-from clusterprof.ingest import gather, nsys_export, read_report
-from clusterprof.ingest.nsys_export import export_command, payload_flags
-from clusterprof.nsys import every, installed
+from clusterprof.ingest import gather, read_report
+from clusterprof.ingest.nsys import export as nsys_export
+from clusterprof.ingest.nsys.export import export_command, payload_flags
+from clusterprof.nsys_installed import every, installed
 from clusterprof.tables import RankTables
 
 pytestmark = pytest.mark.needs_nsys

@@ -24,12 +24,12 @@ from lab import lies
 from lab.command import Completed
 from lab.hosts import Hosts
 
-from clusterprof import rundir
+from clusterprof import run_directory
 from clusterprof.collect import connection, over_ssh
 from clusterprof.collect.connection import SshHost
 from clusterprof.collect.over_ssh import Running
 from clusterprof.errors import HostError
-from clusterprof.plan import Host, OverSsh
+from clusterprof.launchers.job import Host, OverSsh
 
 Cli = Callable[..., Completed]
 pytestmark = [pytest.mark.needs_fabric, pytest.mark.needs_hosts]
@@ -115,7 +115,7 @@ def test_whatever_a_host_says_of_its_files_is_its_own_failure(liar: Liar, tmp_pa
     (rank / "log").write_text("of h1\n")
     for number, (name, answer) in enumerate(odd.items()):
         liar.answers("list", answer)
-        run = rundir.create(tmp_path / str(number))
+        run = run_directory.create(tmp_path / str(number))
         # h1 brings its own beside one of the lies, and is not asked again: each takes a while.
         hosts = [first, second] if name == "rank 0 of h1" else [second]
         for each, folder, given in zip((first, second), folders, ({0}, {1}), strict=True):

@@ -17,11 +17,11 @@ from lab.command import Completed
 from lab.hosts import Hosts
 from lab.proxy import Proxy, proxy
 
-from clusterprof import rundir
+from clusterprof import run_directory
 from clusterprof.collect import connection, over_ssh
 from clusterprof.collect.connection import SshHost
 from clusterprof.collect.over_ssh import RemoteHost, Running
-from clusterprof.plan import Host, OverSsh
+from clusterprof.launchers.job import Host, OverSsh
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -120,7 +120,7 @@ def test_a_host_that_hangs_is_given_up_and_the_others_go_on(
         assert first.reason == "the connection was lost while the job ran"
         assert second.reason == ""
         assert time.monotonic() - begin < 20
-        run = rundir.create(tmp_path / "run")
+        run = run_directory.create(tmp_path / "run")
         over_ssh.gather(run, job.hosts, job.there.python)
         assert "no answer within 6 s" in first.reason
         assert f"stays in h1:{first.folder} (clusterprof collect" in first.reason
@@ -135,7 +135,7 @@ def test_a_connection_lost_while_reports_are_fetched_is_made_again_and_goes_on(
 ) -> None:
     with Job(through(ssh_hosts, way), ["h1"], ["-c", LEAVE]) as job:
         assert job.run() == 0, job.printed
-        run = rundir.create(tmp_path / "run")
+        run = run_directory.create(tmp_path / "run")
         (each,) = job.hosts
         way.remaining = 600_000  # in the third file
         over_ssh.gather(run, job.hosts, job.there.python)
@@ -152,7 +152,7 @@ def test_a_connection_lost_for_good_leaves_the_rest_there_and_says_where(
     config = through(ssh_hosts, way)
     with Job(config, ["h1"], ["-c", LEAVE]) as job:
         assert job.run() == 0, job.printed
-        run = rundir.create(tmp_path / "run")
+        run = run_directory.create(tmp_path / "run")
         (each,) = job.hosts
         way.remaining, way.for_good = 600_000, True
         over_ssh.gather(run, job.hosts, job.there.python)

@@ -102,8 +102,8 @@ def test_the_agent_starts_under_every_interpreter_of_this_machine(
     # -S, then the path by hand: the interpreter's own site-packages are none of our business.
     names = sorted(
         ".".join(path.relative_to(AGENT).with_suffix("").parts)
-        for path in AGENT.glob("*.py")
-        if path.stem not in {"__init__", "__main__"}
+        for path in AGENT.rglob("*.py")
+        if path.stem not in {"__init__", "__main__", "sitecustomize"}
     )
     code = (
         "import importlib, importlib.util, sys\n"

@@ -13,8 +13,8 @@ from typing import Any, NoReturn
 
 import pytest
 
-from clusterprof.agent.outbox import Outbox
-from clusterprof.agent.writer import Writer
+from clusterprof.agent.guard.outbox import Outbox
+from clusterprof.agent.guard.writer import Writer
 
 _EVENTS = {
     "subprocess.Popen",

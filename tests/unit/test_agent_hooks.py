@@ -9,7 +9,7 @@ from types import ModuleType
 
 import pytest
 
-from clusterprof.agent import hooks
+from clusterprof.agent.rank import hooks
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from clusterprof.agent import claim, others
+from clusterprof.agent.rank import claim, own_profilers
 
 
 @pytest.fixture
@@ -23,7 +23,7 @@ def cudart(monkeypatch: pytest.MonkeyPatch) -> tuple[SimpleNamespace, list[str]]
     core = ModuleType("torch._C")
     core._cudart = stand_in  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "torch._C", core)
-    monkeypatch.setattr(others, "_cuda_range", None)
+    monkeypatch.setattr(own_profilers, "_cuda_range", None)
     return stand_in, called
 
 
@@ -31,7 +31,7 @@ def test_the_program_s_own_cuda_profiler_calls_do_not_move_our_window(
     cudart: tuple[SimpleNamespace, list[str]],
 ) -> None:
     program, called = cudart
-    ours = others.cuda_range()
+    ours = own_profilers.cuda_range()
     assert ours is not None
     assert program.cudaProfilerStart() is program.cudaError.success
     assert called == []
@@ -39,13 +39,13 @@ def test_the_program_s_own_cuda_profiler_calls_do_not_move_our_window(
     assert program.cudaProfilerStop() is program.cudaError.success
     ours.stop()
     assert called == ["start", "stop"]
-    assert others.cuda_range() is ours
+    assert own_profilers.cuda_range() is ours
 
 
 def test_without_a_torch_of_cuda_there_is_no_range(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(others, "_cuda_range", None)
+    monkeypatch.setattr(own_profilers, "_cuda_range", None)
     monkeypatch.setitem(sys.modules, "torch._C", ModuleType("torch._C"))
-    assert others.cuda_range() is None
+    assert own_profilers.cuda_range() is None
 
 
 def profiler_module() -> tuple[ModuleType, list[str]]:
@@ -56,16 +56,16 @@ def profiler_module() -> tuple[ModuleType, list[str]]:
 
 
 def test_what_the_program_profiles_with_is_known_from_its_first_call_to_its_last() -> None:
-    kineto, (module, called) = others.Kineto(), profiler_module()
+    kineto, (module, called) = own_profilers.Kineto(), profiler_module()
     kineto.watch(module)
     kineto.comes = lambda what: called.append("way for " + what)
     module._prepare_profiler("config", activity_filter=None)
-    assert kineto.program == others.TORCH
+    assert kineto.program == own_profilers.TORCH
     module._enable_profiler("config")
     module._disable_profiler()
     assert kineto.program is None
     module._enable_profiler("config")
-    assert kineto.program == others.NVTX
+    assert kineto.program == own_profilers.NVTX
     assert called == [
         "way for torch.profiler", "_prepare_profiler", "_enable_profiler", "_disable_profiler",
         "way for emit_nvtx", "_enable_profiler",
@@ -73,7 +73,7 @@ def test_what_the_program_profiles_with_is_known_from_its_first_call_to_its_last
 
 
 def test_ours_is_not_the_program_s() -> None:
-    kineto, (module, called) = others.Kineto(), profiler_module()
+    kineto, (module, called) = own_profilers.Kineto(), profiler_module()
     kineto.watch(module)
     kineto.comes = called.append
     with kineto.ours():
@@ -96,7 +96,7 @@ def test_ours_is_not_the_program_s() -> None:
 def test_a_profiler_around_the_program_is_seen_in_its_environment(
     environ: dict[str, str], said: str | None
 ) -> None:
-    found = others.above(environ)
+    found = own_profilers.above(environ)
     assert found is None if said is None else said in str(found)
 
 

@@ -11,8 +11,8 @@ from types import ModuleType
 
 import pytest
 
-from clusterprof.agent.outbox import Outbox
-from clusterprof.agent.steps import GIVEN_UP, Counter
+from clusterprof.agent.guard.outbox import Outbox
+from clusterprof.agent.rank.steps import GIVEN_UP, Counter
 
 HOUR = 3_600_000_000_000
 

@@ -9,11 +9,11 @@ import pyarrow.compute as pc
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from simulate import Cause, Job, simulate
 
-from clusterprof.analysis.intervals import union
-from clusterprof.analysis.timeline import timeline
+from clusterprof.analysis.model.intervals import union
+from clusterprof.analysis.model.timeline import timeline
 from clusterprof.results import CaptureCost, Finding, Results
-from clusterprof.simulate import Cause, Job, simulate
 from clusterprof.study import Study, study
 from clusterprof.tables import RankTables
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
-from clusterprof.analysis.cost import capture_cost
-from clusterprof.ingest.steps import steps_table
+from clusterprof.analysis.model.capture_cost import capture_cost
+from clusterprof.ingest.step_ranges import steps_table
 from clusterprof.report.phrases import capture
 
 MS = 1_000_000

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from simulate import Cause, Job, simulate
 
-from clusterprof.analysis import away
-from clusterprof.analysis.scene import Scene
-from clusterprof.analysis.timeline import timeline
+from clusterprof.analysis.model import host_gaps
+from clusterprof.analysis.model.dataset import Scene
+from clusterprof.analysis.model.timeline import timeline
 from clusterprof.results import CaptureCost, Finding
-from clusterprof.simulate import Cause, Job, simulate
 from clusterprof.study import study
 
 MS = 1_000_000
@@ -52,7 +52,7 @@ def nowhere_away(scene: Scene) -> np.ndarray:
 
 
 def test_a_host_that_is_late_inside_only_is_information(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(away, "longest", nowhere_away)
+    monkeypatch.setattr(host_gaps, "longest", nowhere_away)
     found = late_host(capture(usual_ms() - 44, usual_ms() - 45))
     assert found["severity"] == "info"
     assert "outside the window steps are 44.0 ms shorter" in found["summary"]
@@ -68,8 +68,8 @@ def test_the_longest_stretch_is_the_planted_sleep() -> None:
     lines = [timeline(tables) for tables in made.ranks]
     steps = tuple(s["step"] for s in made.results["steps"] if s["settled"])
     scene = Scene(made.ranks, lines, made.accounts, made.collectives, made.clock, steps, "")
-    assert 38 * MS < away.excess(scene, 1) < 42 * MS
-    assert away.excess(scene, 0) < 2 * MS
+    assert 38 * MS < host_gaps.excess(scene, 1) < 42 * MS
+    assert host_gaps.excess(scene, 0) < 2 * MS
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ def test_the_longest_stretch_is_the_planted_sleep() -> None:
 def test_what_the_capture_does_not_explain_is_blamed(
     cost: CaptureCost | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(away, "longest", nowhere_away)
+    monkeypatch.setattr(host_gaps, "longest", nowhere_away)
     assert late_host(cost)["severity"] != "info"
 
 

@@ -7,15 +7,16 @@ from typing import Any
 
 import pytest
 
-from clusterprof import rundir
-from clusterprof.agent import attempts, start, states
+from clusterprof import run_directory
+from clusterprof.agent.contracts import attempts, states
+from clusterprof.agent.rank import start
 from clusterprof.collect import collect_attempts
-from clusterprof.rundir import RunDirectory
+from clusterprof.run_directory import RunDirectory
 
 
 @pytest.fixture
 def run(tmp_path: Path) -> RunDirectory:
-    return rundir.create(tmp_path / "run")
+    return run_directory.create(tmp_path / "run")
 
 
 def rank_left(run: RunDirectory, attempt: int, rank: int, state: str, **facts: Any) -> None:
@@ -84,7 +85,7 @@ def test_reports_of_two_attempts_are_not_merged_with_each_other(run: RunDirector
 
 
 def test_a_run_is_read_as_it_was_merged(run: RunDirectory) -> None:
-    run.write_manifest({"schema_version": rundir.SCHEMA_VERSION, "attempt": 2})
-    assert rundir.opened(run.path).rank(0) == run.path / "attempt-2/ranks/00000"
-    run.write_manifest({"schema_version": rundir.SCHEMA_VERSION})
-    assert rundir.opened(run.path).attempt == 1
+    run.write_manifest({"schema_version": run_directory.SCHEMA_VERSION, "attempt": 2})
+    assert run_directory.opened(run.path).rank(0) == run.path / "attempt-2/ranks/00000"
+    run.write_manifest({"schema_version": run_directory.SCHEMA_VERSION})
+    assert run_directory.opened(run.path).attempt == 1

@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
+from simulate import Cause, Job, simulate
 
 from clusterprof.ingest import read_report
 from clusterprof.results import Results
-from clusterprof.simulate import Cause, Job, simulate
 from clusterprof.study import study
 from clusterprof.tables import RankTables
 

@@ -9,10 +9,11 @@ from typing import Any, cast
 
 import pytest
 
-from clusterprof import ranks, rundir
-from clusterprof.agent import states
-from clusterprof.cli import launch, main, merging
-from clusterprof.plan import LaunchPlan
+from clusterprof import merge_run, ranks, run_directory
+from clusterprof.agent.contracts import states
+from clusterprof.cli import main
+from clusterprof.launch import run_job
+from clusterprof.launch.request import LaunchPlan
 
 
 def fault(*_: object, **__: object) -> None:
@@ -22,7 +23,7 @@ def fault(*_: object, **__: object) -> None:
 def test_a_fault_while_merging_keeps_the_job_s_status_and_says_where_the_reports_are(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run = rundir.create(tmp_path / "run")
+    run = run_directory.create(tmp_path / "run")
     states.advance(str(run.rank(0)), "captured", chosen=True)
     (run.rank(0) / "report.nsys-rep").write_bytes(b"report")
     plan = cast(
@@ -35,14 +36,14 @@ def test_a_fault_while_merging_keeps_the_job_s_status_and_says_where_the_reports
     )
     arguments = argparse.Namespace(no_merge=False, debug=False, strict=False)
     manifest: dict[str, Any] = {"schema_version": 1}
-    monkeypatch.setattr(merging, "merge_run", fault)
-    assert launch.conclude(plan, arguments, run, manifest, 7) == 7
+    monkeypatch.setattr(merge_run, "merge_run", fault)
+    assert run_job.conclude(plan, arguments, run, manifest, 7) == 7
     said = capsys.readouterr().err
     assert "nobody thought of this" in said
     assert str(run.path) in said
     assert "Traceback" not in said
     arguments.strict = True
-    assert launch.conclude(plan, arguments, run, manifest, 0) == 123
+    assert run_job.conclude(plan, arguments, run, manifest, 0) == 123
 
 
 def test_a_fault_of_a_verb_is_an_error_without_a_traceback(

@@ -11,12 +11,12 @@ import pyarrow.compute as pc
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from simulate import Cause, Job, middle, simulate, wall, with_clock
 
-from clusterprof.clock import UNBOUNDED_NS, Clock, align
-from clusterprof.clock.blocks import bases, blocks
+from clusterprof.align.clock import UNBOUNDED_NS, Clock, align
+from clusterprof.align.clock.blocks import bases, blocks
+from clusterprof.align.match import match
 from clusterprof.ingest import gather
-from clusterprof.merge import match
-from clusterprof.simulate import Cause, Job, middle, simulate, wall, with_clock
 from clusterprof.tables import RankTables
 
 MS = 1_000_000

@@ -10,12 +10,12 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
+from simulate import Job, middle, simulate, with_clock
 
-from clusterprof.clock import UNBOUNDED_NS, Clock, align
+from clusterprof.align.clock import UNBOUNDED_NS, Clock, align
+from clusterprof.align.match import match
+from clusterprof.align.match.matched import MATCHED
 from clusterprof.errors import MergeError
-from clusterprof.merge import match
-from clusterprof.merge.matched import MATCHED
-from clusterprof.simulate import Job, middle, simulate, with_clock
 from clusterprof.study import study
 from clusterprof.tables import RankTables, ReportInfo, empty
 

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from clusterprof.clock.blocks import Block
-from clusterprof.clock.bounds import bound
-from clusterprof.clock.contradictions import contradicting
+from clusterprof.align.clock.blocks import Block
+from clusterprof.align.clock.bounds import bound
+from clusterprof.align.clock.contradictions import contradicting
 
 MS = 1_000_000.0
 

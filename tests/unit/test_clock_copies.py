@@ -7,11 +7,11 @@ from dataclasses import replace
 import numpy as np
 import pyarrow as pa
 import pytest
+from simulate import Job, simulate
 
-from clusterprof.clock import align
-from clusterprof.clock.copies import DELAY_NS, delays
-from clusterprof.merge import match
-from clusterprof.simulate import Job, simulate
+from clusterprof.align.clock import align
+from clusterprof.align.clock.concurrent_copies import DELAY_NS, delays
+from clusterprof.align.match import match
 from clusterprof.tables import ACTIVITY, RankTables
 
 US = 1_000

@@ -7,9 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from clusterprof.clock.blocks import Block
-from clusterprof.clock.estimates import combine, estimate
-from clusterprof.clock.rings import (
+from clusterprof.align.clock.blocks import Block
+from clusterprof.align.clock.estimates import combine, estimate
+from clusterprof.align.clock.rings import (
     ON_HOST,
     OPERATIONS,
     RAMP_OF_FEW,

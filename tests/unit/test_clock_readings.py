@@ -13,9 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from clusterprof.agent import beacons as agent_beacons
-from clusterprof.agent import clocks
-from clusterprof.agent.exchange import (
+from clusterprof.agent.contracts import clocks
+from clusterprof.agent.contracts.exchange import (
     Endpoint,
     Exchange,
     answer,
@@ -24,9 +23,10 @@ from clusterprof.agent.exchange import (
     measure,
     narrowed,
 )
-from clusterprof.clock import UNBOUNDED_NS, align
-from clusterprof.clock import readings as r
-from clusterprof.merge import match
+from clusterprof.agent.rank import beacons as agent_beacons
+from clusterprof.align.clock import UNBOUNDED_NS, align
+from clusterprof.align.clock import readings as r
+from clusterprof.align.match import match
 from clusterprof.probe.measurement import Bound, drift, joined, parsed
 from clusterprof.tables import SCHEMAS, RankTables, ReportInfo, empty
 
@@ -347,7 +347,7 @@ def test_a_bound_that_rests_on_an_assumption_is_named_in_the_results() -> None:
 
 
 def test_an_assumption_never_shortens_a_bound_that_is_proven() -> None:
-    from clusterprof.simulate import Job, simulate
+    from simulate import Job, simulate
 
     ranks, _ = simulate(Job(dp=3))
     matched = match(ranks)

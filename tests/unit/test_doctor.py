@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from clusterprof.agent import clocks
-from clusterprof.doctor import cluster, host, kernel, leftovers, places, processes, table
+from clusterprof.agent.contracts import clocks
+from clusterprof.doctor import cluster, kernel, leftovers, other_profilers, places, table, this_host
 from clusterprof.doctor.check import BAD, OK, WARN, Check, from_json, size
-from clusterprof.doctor.processes import Process
+from clusterprof.doctor.other_profilers import Process
 
 
 def by_name(checks: list[Check]) -> dict[str, Check]:
@@ -27,7 +27,7 @@ def test_a_check_that_hangs_or_fails_is_a_bad_line_and_holds_up_no_other() -> No
 
     begin = time.monotonic()
     found = list(
-        host.look(
+        this_host.look(
             [
                 ("hangs", lambda: time.sleep(5) or Check("hangs", OK, "")),
                 ("fails", fails),
@@ -53,7 +53,7 @@ def test_a_check_that_hangs_or_fails_is_a_bad_line_and_holds_up_no_other() -> No
     ],
 )
 def test_programs_that_hold_the_profiling_interface_are_named(line: list[str], kind: str) -> None:
-    found = processes.other_profilers([Process(7, 1, tuple(line))])
+    found = other_profilers.other_profilers([Process(7, 1, tuple(line))])
     assert found.level == WARN
     assert f"{kind} (pid 7)" in found.found
     assert found.advice
@@ -65,7 +65,7 @@ def test_our_own_questions_to_nsys_and_other_programs_are_no_profilers() -> None
         Process(8, 5, ("/usr/bin/nsys", "start", "--help")),
         Process(9, 1, ("python", "nsys.py")),
     ]
-    assert processes.other_profilers(asked).level == OK
+    assert other_profilers.other_profilers(asked).level == OK
 
 
 @pytest.fixture

@@ -7,9 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pyarrow as pa
 import pytest
+from simulate import Cause, Job, simulate
 
-from clusterprof.merge import match
-from clusterprof.simulate import Cause, Job, simulate
+from clusterprof.align.match import match
 from clusterprof.study import study
 from clusterprof.tables import RankTables
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from clusterprof.agent import files
+from clusterprof.agent.contracts import files
 
 
 def mode(path: Path) -> int:

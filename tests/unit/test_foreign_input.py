@@ -19,12 +19,12 @@ from seeds import content, span, sqlite, trace
 
 from clusterprof.errors import ReportError, UsageError
 from clusterprof.ingest import find_sources, gather, read_report
-from clusterprof.ingest.json_stream import NotAList, pieces
+from clusterprof.ingest.kineto.json_stream import NotAList, pieces
 from clusterprof.ingest.unpacking import VARIABLE, opened
 
 
 def streamed(text: bytes, piece: int, monkeypatch: pytest.MonkeyPatch) -> tuple[list[Any], Any]:
-    from clusterprof.ingest import json_stream
+    from clusterprof.ingest.kineto import json_stream
 
     monkeypatch.setattr(json_stream, "_PIECE", piece)
     rest: dict[str, Any] = {}

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from simulate import Cause, Job, simulate
 
-from clusterprof.agent.garbage import LONG_NS, Pauses
-from clusterprof.agent.steps import Counter
-from clusterprof.ingest.garbage import beside_steps, with_collections
+from clusterprof.agent.rank.garbage_collector import LONG_NS, Pauses
+from clusterprof.agent.rank.steps import Counter
+from clusterprof.ingest.garbage_collections import beside_steps, with_collections
 from clusterprof.results import Finding
-from clusterprof.simulate import Cause, Job, simulate
 from clusterprof.study import study
 from clusterprof.tables import HOST_CALLS, RankTables
 

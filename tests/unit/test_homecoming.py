@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from clusterprof.agent import states
-from clusterprof.agent.homecoming import Homecoming
+from clusterprof.agent.contracts import states
+from clusterprof.agent.guard.report_transfer import Homecoming
 
 WHOLE = b"NVIDIA Tegra Profiler Report" + bytes(100) + b"U3w[END]"
 

@@ -13,15 +13,15 @@ from typing import Any
 import pytest
 from seeds import content, span, sqlite, trace
 
-from clusterprof import rundir
-from clusterprof.agent import documents, states
+from clusterprof import run_directory
+from clusterprof.agent.contracts import documents, states
+from clusterprof.align.clock.readings import parsed
 from clusterprof.cli import collect, merge, status
-from clusterprof.clock.readings import parsed
 from clusterprof.errors import ClusterprofError, RunDirectoryError
 from clusterprof.ingest import Gathered, gather, read_report
-from clusterprof.ingest.steps import read_log
+from clusterprof.ingest.step_ranges import read_log
 from clusterprof.probe import measurement
-from clusterprof.probe.run import clock_files
+from clusterprof.probe.run_clocks import clock_files
 from clusterprof.study import study
 
 NESTED = "[" * 200_000
@@ -246,8 +246,8 @@ def test_a_file_name_s_odd_bytes_are_read_as_they_were_written(tmp_path: Path) -
     assert documents.load(str(path)) == {"argv": ["train\udcff.py"]}
 
 
-def a_run(tmp_path: Path, **manifest: Any) -> rundir.RunDirectory:
-    run = rundir.create(tmp_path / "run")
+def a_run(tmp_path: Path, **manifest: Any) -> run_directory.RunDirectory:
+    run = run_directory.create(tmp_path / "run")
     written: dict[str, Any] = {
         "schema_version": 1, "window": [1, 5], "world_size": 2, "launcher": "torchrun",
         "selection": {"text": "all", "kind": "all", "ranks": [], "pp": 1, "world_size": None},
@@ -320,7 +320,7 @@ def test_a_run_json_nested_without_end_is_said_to_be(tmp_path: Path) -> None:
     run = a_run(tmp_path)
     run.manifest.write_text(NESTED)
     with pytest.raises(RunDirectoryError, match=r"run\.json cannot be read"):
-        rundir.opened(run.path)
+        run_directory.opened(run.path)
 
 
 def test_a_measurement_of_clocks_nested_without_end_is_said_to_be_none(tmp_path: Path) -> None:

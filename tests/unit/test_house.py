@@ -169,21 +169,21 @@ def test_all_that_make_installs_is_locked_by_its_hash_but_for_torch() -> None:
 
 # --- writing files
 
-#: who writes otherwise than by `agent/files.py`, and why nobody's link is followed there
+#: who writes otherwise than by `agent/contracts/files.py`, and why nobody's link is followed there
 _WRITERS = {
-    "agent/files.py": "the one way itself",
-    "agent/homecoming.py": "in the guard's own folder (mkdtemp)",
-    "agent/session.py": "in the guard's own folder; a lock with O_NOFOLLOW",
-    "agent/host.py": "in a folder of a host's that nobody else sees (mkdir 0700)",
-    "agent/steplog.py": "appends to the rank's own log, which it made with O_EXCL",
-    "agent/profiler.py": "the lock of nsys: O_EXCL, O_NOFOLLOW",
-    "agent/prober.py": "a claim: O_EXCL",
-    "cli/narrate.py": "descriptors 1 and 2",
+    "agent/contracts/files.py": "the one way itself",
+    "agent/guard/report_transfer.py": "in the guard's own folder (mkdtemp)",
+    "agent/guard/session.py": "in the guard's own folder; a lock with O_NOFOLLOW",
+    "agent/remote/host.py": "in a folder of a host's that nobody else sees (mkdir 0700)",
+    "agent/guard/step_log.py": "appends to the rank's own log, which it made with O_EXCL",
+    "agent/nsys.py": "the lock of nsys: O_EXCL, O_NOFOLLOW",
+    "agent/remote/prober.py": "a claim: O_EXCL",
+    "console.py": "descriptors 1 and 2",
     "collect/over_ssh.py": "in a folder of the host's that nobody else sees (mkdir 0700)",
     "collect/raw.py": "out of a folder of its own (mkdtemp)",
     "doctor/cluster.py": "in a folder of its own (mkdtemp)",
     "doctor/places.py": "in a folder of its own (mkdtemp)",
-    "ingest/nsys_sqlite.py": "in a folder of its own (mkdtemp)",
+    "ingest/nsys/sqlite.py": "in a folder of its own (mkdtemp)",
 }
 _WRITING = {"write_text", "write_bytes", "touch", "rename", "symlink_to", "hardlink_to"}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from clusterprof.agent.identity import identify, is_starter
+from clusterprof.agent.contracts.identity import identify, is_starter
 
 TORCHRUN = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "TORCHELASTIC_RUN_ID": "none"}
 SRUN = {"SLURM_PROCID": "1", "SLURM_NTASKS": "2", "SLURM_LOCALID": "0", "SLURM_STEP_ID": "3"}

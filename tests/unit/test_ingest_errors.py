@@ -15,7 +15,8 @@ import pytest
 
 from clusterprof.cli import merge
 from clusterprof.errors import ReportError, UsageError
-from clusterprof.ingest import find_sources, gather, nsys_export, read_report
+from clusterprof.ingest import find_sources, gather, read_report
+from clusterprof.ingest.nsys import export as nsys_export
 from clusterprof.ingest.sources import SUFFIXES
 
 

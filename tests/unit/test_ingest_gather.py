@@ -81,16 +81,16 @@ def test_a_source_s_rank_names_the_hole(ddp: Path, tmp_path: Path) -> None:
 
 
 def test_a_fault_of_the_reader_is_a_hole_too(ddp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from clusterprof.ingest import nsys_sqlite
+    from clusterprof.ingest.nsys import sqlite
 
-    real = nsys_sqlite.read
+    real = sqlite.read
 
     def fail(path: Path, **options: bool) -> object:
         if path.name == "rank1.sqlite.xz":
             raise IndexError("boom")
         return real(path, **options)
 
-    monkeypatch.setattr(nsys_sqlite, "read", fail)
+    monkeypatch.setattr(sqlite, "read", fail)
     gathered = gather([ddp])
     assert [ranks.rank for ranks in gathered.ranks] == [0, 2, 3]
     assert "IndexError: boom" in gathered.warnings[0]

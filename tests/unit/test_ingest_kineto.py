@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 import pytest
 
 from clusterprof.ingest import gather, read_report
-from clusterprof.ingest.process_groups import ProcessGroup
+from clusterprof.ingest.kineto.process_groups import ProcessGroup
 from clusterprof.study import study
 from clusterprof.tables import SCHEMAS, RankTables
 
@@ -112,7 +112,7 @@ def test_a_trace_of_any_layout_and_packing_reads_the_same(
 def test_a_trace_is_read_in_pieces_of_any_size(
     recordings: Path, gloo: list[RankTables], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from clusterprof.ingest import json_stream
+    from clusterprof.ingest.kineto import json_stream
 
     for piece in (4096, 50_000):
         monkeypatch.setattr(json_stream, "_PIECE", piece)

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from clusterprof.ingest import nccl
-from clusterprof.ingest.activity import NcclKernels
-from clusterprof.ingest.nvtx import Ranges
+from clusterprof.ingest.nsys import nccl_ranges
+from clusterprof.ingest.nsys.activity import NcclKernels
+from clusterprof.ingest.nsys.nvtx import Ranges
 
 THREAD = 7
 
@@ -67,7 +67,7 @@ def capture(
         name=np.zeros(len(kernels), np.int64),
         names=(kernel_name,),
     )
-    table, _ = nccl.read(Payloads(said), ranges, launched, epoch=1000)  # type: ignore[arg-type]
+    table, _ = nccl_ranges.read(Payloads(said), ranges, launched, epoch=1000)  # type: ignore[arg-type]
     rows: list[dict[str, Any]] = table.to_pylist()
     return rows
 
@@ -89,8 +89,8 @@ def test_a_call_has_the_kernel_launched_inside_its_range() -> None:
 def test_a_kernel_launched_on_another_thread_is_not_the_call_s() -> None:
     rows = capture([("ncclAllReduce", 10, 20, 1)], [(15, 100, 200, 5)], thread=THREAD + 1)
     assert [(row["source"], row["reason"]) for row in rows] == [
-        ("nvtx_payload", nccl.NO_KERNEL),
-        ("kernel_name", nccl.NO_CALL),
+        ("nvtx_payload", nccl_ranges.NO_KERNEL),
+        ("kernel_name", nccl_ranges.NO_CALL),
     ]
     assert spans(rows) == [(None, None), (1100, 1200)]
 
@@ -132,7 +132,7 @@ def test_a_group_that_the_capture_cuts_off_says_why_it_has_no_kernel() -> None:
         [(5, 100, 200, 5)],
     )
     assert spans(rows) == [(1100, 1200), (None, None)]
-    assert rows[1]["reason"] == nccl.NO_GROUP_END
+    assert rows[1]["reason"] == nccl_ranges.NO_GROUP_END
 
 
 def test_in_a_group_of_two_communicators_each_call_has_the_kernel_on_its_stream() -> None:
@@ -163,7 +163,7 @@ def test_kernels_of_a_group_that_cannot_be_told_apart_are_given_as_one_span() ->
         [(22, 100, 200, 41), (24, 300, 400, 40)],
     )
     assert spans(rows) == [(1100, 1400)] * 2
-    assert [row["reason"] for row in rows] == [nccl.SHARED] * 2
+    assert [row["reason"] for row in rows] == [nccl_ranges.SHARED] * 2
 
 
 def test_several_kernels_of_one_communicator_are_one_span_without_a_doubt() -> None:

@@ -11,8 +11,8 @@ import pyarrow as pa
 import pytest
 
 from clusterprof.errors import ReportError
-from clusterprof.ingest import nccl_payload, nsys_json
-from clusterprof.ingest.nvtx import Ranges, process_of, thread_of
+from clusterprof.ingest.nsys import json_payloads, nccl_payload
+from clusterprof.ingest.nsys.nvtx import Ranges, process_of, thread_of
 
 FOLDER = Path(__file__).parents[1] / "data" / "nsys-json"
 #: what the program that was recorded asked of NCCL: bytes, and root or peer
@@ -81,12 +81,12 @@ def test_every_payload_says_what_was_asked_of_nccl(version: str, communicator: i
         for name, asked in ASKED.items()
         if version == "2.28" or name not in SINCE_2_28
     ]
-    assert said(nsys_json.read(path, ranges_of(path))) == expected
+    assert said(json_payloads.read(path, ranges_of(path))) == expected
 
 
 def test_the_order_of_the_ranges_is_theirs_and_not_the_file_s() -> None:
     path = recording("2.28")
-    bodies = nsys_json.read(path, ranges_of(path))
+    bodies = json_payloads.read(path, ranges_of(path))
     assert (np.diff(bodies.row) > 0).all()
     assert bodies.row.size == len(ASKED)
 
@@ -96,9 +96,9 @@ def test_events_that_a_piece_of_the_file_cuts_in_two_are_read(
     size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = recording("2.28")
-    whole = said(nsys_json.read(path, ranges_of(path)))
-    monkeypatch.setattr(nsys_json, "_PIECE", size)
-    assert said(nsys_json.read(path, ranges_of(path))) == whole
+    whole = said(json_payloads.read(path, ranges_of(path)))
+    monkeypatch.setattr(json_payloads, "_PIECE", size)
+    assert said(json_payloads.read(path, ranges_of(path))) == whole
 
 
 @pytest.mark.parametrize("name", ["start", "process", "thread", "domain"])
@@ -106,7 +106,7 @@ def test_a_payload_of_another_thread_or_domain_is_no_one_s(name: str) -> None:
     path = recording("2.28")
     ranges = ranges_of(path)
     other = replace(ranges, **{name: getattr(ranges, name) + 1})
-    assert nsys_json.read(path, other).row.size == 0
+    assert json_payloads.read(path, other).row.size == 0
 
 
 @pytest.mark.parametrize(
@@ -122,4 +122,4 @@ def test_what_nsys_does_not_write_is_one_clear_error(line: bytes, tmp_path: Path
     path = tmp_path / "odd.json"
     path.write_bytes(line)
     with pytest.raises(ReportError, match="not as nsys writes JSON"):
-        nsys_json.read(path, ranges_of(recording("2.28")))
+        json_payloads.read(path, ranges_of(recording("2.28")))

@@ -9,7 +9,7 @@ import pytest
 
 from clusterprof.errors import ReportError
 from clusterprof.ingest.operations import kernel_operation, operation
-from clusterprof.ingest.steps import from_ranges, read_log, steps_table, usual_step
+from clusterprof.ingest.step_ranges import from_ranges, read_log, steps_table, usual_step
 
 
 def steps_of(*names: str, threads: list[int] | None = None) -> list[int]:

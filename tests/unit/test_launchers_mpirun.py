@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from clusterprof.agent.identity import identify
+from clusterprof.agent.contracts.identity import identify
 from clusterprof.errors import LaunchError, UsageError
 from clusterprof.launchers import executable, mpirun
-from clusterprof.plan import Job
+from clusterprof.launchers.job import Job
 
 ADDED = {"CLUSTERPROF_PLAN": "/runs/a b;c'd/plan.json", "PYTHONPATH": "/inject:/mine"}
 

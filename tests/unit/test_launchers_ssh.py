@@ -21,17 +21,16 @@ import pytest
 from hypothesis import HealthCheck, given, settings, strategies
 from lab import lies
 
-from clusterprof import ssh_config
-from clusterprof.cli.prefixed import PIECE_B, Prefixed
 from clusterprof.collect import answers, over_ssh
 from clusterprof.collect.answers import Found
 from clusterprof.collect.connection import Answer, command_line, reason
 from clusterprof.collect.host_keys import HostKeys, Known, decoded
 from clusterprof.collect.over_ssh import RemoteHost
 from clusterprof.errors import HostError, LaunchError, RunDirectoryError, UsageError
-from clusterprof.launchers import ssh
-from clusterprof.plan import Host, Job, OverSsh
-from clusterprof.rundir import RunDirectory, create
+from clusterprof.launch.rank_output import PIECE_B, Prefixed
+from clusterprof.launchers import ssh, ssh_config
+from clusterprof.launchers.job import Host, Job, OverSsh
+from clusterprof.run_directory import RunDirectory, create
 
 WORDS = [
     "a b",

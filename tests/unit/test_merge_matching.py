@@ -9,11 +9,12 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
+from simulate import Cause, Job, middle, simulate, with_clock
 
-from clusterprof.clock import align
+from clusterprof.align.clock import align
+from clusterprof.align.match import MATCHED, PLACED, match
+from clusterprof.align.placing import place
 from clusterprof.ingest import gather
-from clusterprof.merge import MATCHED, PLACED, match, place
-from clusterprof.simulate import Cause, Job, middle, simulate, with_clock
 from clusterprof.tables import RankTables, empty
 
 

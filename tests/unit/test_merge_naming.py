@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
+from simulate import Cause, Job, simulate
 
+from clusterprof.align.match import match, naming
 from clusterprof.ingest import gather
-from clusterprof.merge import match, naming
-from clusterprof.simulate import Cause, Job, simulate
 from clusterprof.study import study
 from clusterprof.tables import RankTables
 

@@ -11,10 +11,11 @@ from typing import Any
 
 import pytest
 
-from clusterprof import rundir
-from clusterprof.agent import states
-from clusterprof.cli import merge, options
+from clusterprof import run_directory
+from clusterprof.agent.contracts import states
+from clusterprof.cli import merge
 from clusterprof.errors import UsageError
+from clusterprof.launch import settings
 from clusterprof.probe.measurement import Measurement, is_measurement
 from clusterprof.ranks import parse
 
@@ -22,9 +23,9 @@ RECORDING = Path(__file__).parents[1] / "data" / "recordings" / "kineto" / "gloo
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> rundir.RunDirectory:
+def run(tmp_path: Path) -> run_directory.RunDirectory:
     """A run of three ranks, all profiled, that has been collected."""
-    made = rundir.create(tmp_path / "run")
+    made = run_directory.create(tmp_path / "run")
     for rank in range(3):
         states.advance(str(made.rank(rank)), "captured", chosen=True)
         shutil.copy(RECORDING / f"rank{rank}.json.gz", made.rank(rank) / "trace.json.gz")
@@ -41,11 +42,11 @@ def run(tmp_path: Path) -> rundir.RunDirectory:
     return made
 
 
-def results(run: rundir.RunDirectory) -> Any:
+def results(run: run_directory.RunDirectory) -> Any:
     return json.loads((run.merged / "results.json").read_text())
 
 
-def test_a_profiled_rank_whose_folder_is_gone_is_missing(run: rundir.RunDirectory) -> None:
+def test_a_profiled_rank_whose_folder_is_gone_is_missing(run: run_directory.RunDirectory) -> None:
     assert merge.main("merge", [str(run.path)], None) == 0
     assert results(run)["missing"] == []
     shutil.rmtree(run.rank(2))
@@ -56,7 +57,7 @@ def test_a_profiled_rank_whose_folder_is_gone_is_missing(run: rundir.RunDirector
 
 
 def test_what_is_wrong_with_a_rank_that_has_a_report_is_in_the_results(
-    run: rundir.RunDirectory,
+    run: run_directory.RunDirectory,
 ) -> None:
     why = "the program ended inside the window (the program ended with status 139)"
     states.advance(str(run.rank(1)), "collected", why)
@@ -64,7 +65,9 @@ def test_what_is_wrong_with_a_rank_that_has_a_report_is_in_the_results(
     assert f"rank 1: {why}" in results(run)["warnings"]
 
 
-def test_merges_of_one_run_at_once_do_not_disturb_each_other(run: rundir.RunDirectory) -> None:
+def test_merges_of_one_run_at_once_do_not_disturb_each_other(
+    run: run_directory.RunDirectory,
+) -> None:
     problems: list[Exception] = []
 
     def one() -> None:
@@ -134,14 +137,14 @@ def test_force_replaces_a_measurement_of_clocks_and_nothing_else(tmp_path: Path)
     ours, other = tmp_path / "clock.json", tmp_path / "package.json"
     Measurement((), "UDP").write(ours)
     other.write_text('{"name": "x"}')
-    options.check_free(ours, True, is_measurement)
+    settings.check_free(ours, True, is_measurement)
     with pytest.raises(UsageError, match="not what clusterprof writes"):
-        options.check_free(other, True, is_measurement)
+        settings.check_free(other, True, is_measurement)
 
 
 @pytest.mark.parametrize("where", ["the rank's folder", "its folder without a state", "one folder"])
 def test_a_run_whose_reports_are_scrubbed_exports_is_read(
-    run: rundir.RunDirectory, where: str
+    run: run_directory.RunDirectory, where: str
 ) -> None:
     exports = RECORDING.parents[1] / "nsys-2025.3" / "ddp"
     for rank in range(3):

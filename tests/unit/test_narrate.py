@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import report_sample as sample
 
-from clusterprof import ranks, rundir
-from clusterprof.agent import states
+from clusterprof import ranks, run_directory
+from clusterprof.agent.contracts import states
 from clusterprof.cli import main
 from clusterprof.report import results_json
 
@@ -24,9 +24,9 @@ def harmless(text: str) -> bool:
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> rundir.RunDirectory:
+def run(tmp_path: Path) -> run_directory.RunDirectory:
     """A run whose rank 0 is on a host of a hostile name, and lost for a hostile reason."""
-    run = rundir.create(tmp_path / "run")
+    run = run_directory.create(tmp_path / "run")
     run.write_manifest(
         {
             "schema_version": 1, "began": "2026-01-01T00:00:00+00:00", "window": [5, 10],
@@ -44,7 +44,7 @@ def run(tmp_path: Path) -> rundir.RunDirectory:
 @pytest.mark.parametrize("verb", ["status", "report"])
 @pytest.mark.parametrize("form", ["text", "json"])
 def test_results_are_harmless(
-    verb: str, form: str, run: rundir.RunDirectory, capsys: pytest.CaptureFixture[str]
+    verb: str, form: str, run: run_directory.RunDirectory, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main.main([verb, str(run.path), *(["--json"] if form == "json" else [])]) == 0
     said = capsys.readouterr().out
@@ -71,7 +71,9 @@ def test_what_argparse_says_is_harmless(capsys: pytest.CaptureFixture[str]) -> N
 
 
 def test_our_own_colours_are_obeyed_and_no_others(
-    run: rundir.RunDirectory, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    run: run_directory.RunDirectory,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("clusterprof.report.text.wants_colour", lambda stream: True)
     assert main.main(["report", str(run.path)]) == 0

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
+from simulate import Cause, Job, simulate
 
-from clusterprof.simulate import Cause, Job, simulate
 from clusterprof.study import Study, study
 from clusterprof.tables import RankTables
 

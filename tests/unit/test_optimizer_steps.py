@@ -11,11 +11,11 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
+from simulate import Job, simulate
 
+from clusterprof.align.match import numbered
 from clusterprof.ingest import read_report
-from clusterprof.ingest.optimizer_steps import from_kernels, updates
-from clusterprof.merge import numbered
-from clusterprof.simulate import Job, simulate
+from clusterprof.ingest.nsys.optimizer_steps import from_kernels, updates
 from clusterprof.study import study
 from clusterprof.tables import RankTables
 

@@ -8,9 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from clusterprof.agent import homecoming, orders, profiler, session, size, states, window
-from clusterprof.agent.outbox import Outbox
-from clusterprof.agent.steps import Counter
+from clusterprof.agent import nsys as profiler
+from clusterprof.agent.contracts import states, stop_request
+from clusterprof.agent.guard import report_transfer, session, size
+from clusterprof.agent.guard.outbox import Outbox
+from clusterprof.agent.rank import window
+from clusterprof.agent.rank.steps import Counter
 
 WHY = "the job's time limit is near"
 
@@ -60,7 +63,7 @@ def test_an_ordered_window_closes_between_two_steps_and_says_why(
     counter, switch = armed
     steps(counter, 5)
     assert switch.events == ["start"]
-    orders.give(str(rank_folder.parents[1]), WHY)
+    stop_request.give(str(rank_folder.parents[1]), WHY)
     outbox.told.pop("order", None)
     while outbox.look().get("order") is None:
         time.sleep(0.01)
@@ -74,7 +77,7 @@ def test_a_window_whose_time_comes_after_the_order_is_not_opened(
     armed: tuple[Counter, Switch], rank_folder: Path, written: Callable[[], None]
 ) -> None:
     counter, switch = armed
-    orders.give(str(rank_folder.parents[1]), WHY)
+    stop_request.give(str(rank_folder.parents[1]), WHY)
     steps(counter, 30)
     assert switch.events == []
     written()
@@ -87,12 +90,12 @@ def test_a_window_whose_time_comes_after_the_order_is_not_opened(
 def test_the_first_reason_stays_and_a_run_directory_that_is_gone_gives_no_order(
     tmp_path: Path,
 ) -> None:
-    orders.give(str(tmp_path), WHY)
-    orders.give(str(tmp_path), "another")
-    assert orders.read(str(tmp_path)) == WHY
-    assert orders.read(str(tmp_path / "gone")) is None
+    stop_request.give(str(tmp_path), WHY)
+    stop_request.give(str(tmp_path), "another")
+    assert stop_request.read(str(tmp_path)) == WHY
+    assert stop_request.read(str(tmp_path / "gone")) is None
     with pytest.raises(OSError, match="gone"):
-        orders.give(str(tmp_path / "gone"), WHY)
+        stop_request.give(str(tmp_path / "gone"), WHY)
 
 
 def test_an_order_that_comes_later_is_seen_until_nobody_asks(
@@ -101,7 +104,7 @@ def test_an_order_that_comes_later_is_seen_until_nobody_asks(
     outbox.say("watch")
     written()
     assert outbox.look()["order"] is None
-    orders.give(str(rank_folder.parents[1]), WHY)
+    stop_request.give(str(rank_folder.parents[1]), WHY)
     deadline = time.monotonic() + 20
     while outbox.look()["order"] is None and time.monotonic() < deadline:
         time.sleep(0.01)
@@ -120,7 +123,7 @@ def test_a_session_whose_step_does_not_end_after_the_order_is_stopped_inside_it(
         "path": "nsys", "version": "2022.4", "trace": {"cpu": "nvtx", "gpu": "cuda"},
         "stop": ["stop"],
     }  # fmt: skip
-    home = homecoming.Homecoming(str(tmp_path), str(rank_folder))
+    home = report_transfer.Homecoming(str(tmp_path), str(rank_folder))
     made = session.Session("s", nsys, "session", home, 0, outbox)
     stopped: list[list[str]] = []
     monkeypatch.setattr(made, "spawn", lambda command: stopped.append(command))

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from clusterprof.agent import outbox as outboxes
-from clusterprof.agent import states
-from clusterprof.agent.outbox import HEAD, JSON, MOST_B, Outbox, frames
+from clusterprof.agent.contracts import states
+from clusterprof.agent.guard import outbox as outboxes
+from clusterprof.agent.guard.outbox import HEAD, JSON, MOST_B, Outbox, frames
 
 Written = Callable[[], None]
 

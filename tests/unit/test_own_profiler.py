@@ -12,25 +12,26 @@ from types import ModuleType
 
 import pytest
 
-from clusterprof.agent import others, states, switches, window
-from clusterprof.agent.outbox import Outbox
-from clusterprof.agent.steps import Counter
-from clusterprof.agent.variables import PROFILED
+from clusterprof.agent.contracts import states
+from clusterprof.agent.contracts.variables import PROFILED
+from clusterprof.agent.guard.outbox import Outbox
+from clusterprof.agent.rank import own_profilers, profilers, window
+from clusterprof.agent.rank.steps import Counter
 
 
 def train(outbox: Outbox, monkeypatch: pytest.MonkeyPatch, *, own: bool) -> list[str]:
     """Eight steps with a window 2:6, the program's own profiler from step 3 on; what nsys did."""
     asked: list[str] = []
-    kineto = others.Kineto()
+    kineto = own_profilers.Kineto()
     autograd = ModuleType("torch.autograd.profiler")
     for name in ("_prepare_profiler", "_enable_profiler", "_disable_profiler"):
         setattr(autograd, name, lambda: None)
     kineto.watch(autograd)
-    monkeypatch.setattr(others, "kineto", kineto)
-    monkeypatch.setattr(switches, "uses_cuda", lambda: True)
-    monkeypatch.setattr(switches, "drain", lambda: None)
+    monkeypatch.setattr(own_profilers, "kineto", kineto)
+    monkeypatch.setattr(profilers, "uses_cuda", lambda: True)
+    monkeypatch.setattr(profilers, "drain", lambda: None)
     monkeypatch.setattr(
-        switches.NsysSession, "ask", lambda self, word: asked.append(word) or "ok"
+        profilers.NsysSession, "ask", lambda self, word: asked.append(word) or "ok"
     )  # fmt: skip
     monkeypatch.setenv(PROFILED, "session:/nowhere")
     counter = Counter()

@@ -6,10 +6,10 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
+from simulate import Job, simulate
 
-from clusterprof.analysis.peers import Peers, median_of_others
-from clusterprof.merge import match
-from clusterprof.simulate import Job, simulate
+from clusterprof.align.match import match
+from clusterprof.analysis.groups.peers import Peers, median_of_others
 
 VALUES = st.sampled_from([0.0, 1.0, 2.0, 5.0, 5.5, -3.0, np.nan])
 

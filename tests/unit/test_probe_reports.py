@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from simulate import Job, simulate
 
+from clusterprof.align.clock import UNBOUNDED_NS, Clock, align
+from clusterprof.align.clock.readings import ANCHOR_NS, STAMP_NS, known_clocks
+from clusterprof.align.match import match
 from clusterprof.cli import merge
-from clusterprof.clock import UNBOUNDED_NS, Clock, align
-from clusterprof.clock.readings import ANCHOR_NS, STAMP_NS, known_clocks
 from clusterprof.errors import MergeError, ReportError, UsageError
-from clusterprof.merge import match
 from clusterprof.probe.measurement import Bound, Measurement
-from clusterprof.probe.reports import clock_files
-from clusterprof.simulate import Job, simulate
+from clusterprof.probe.report_clocks import clock_files
 from clusterprof.study import study
 from clusterprof.tables import RankTables
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from clusterprof.agent import profiler
+from clusterprof.agent import nsys
 
 TOLD: dict[str, Any] = {
     "path": "/bin/sh", "version": "2025.3.2.4", "importer": None,
@@ -22,7 +22,7 @@ TOLD: dict[str, Any] = {
 def answers(monkeypatch: pytest.MonkeyPatch, **said: str) -> None:
     """Have nsys say `said` to --version, and to the --help of its verbs."""
     monkeypatch.setattr(
-        profiler, "ask", lambda command: said.get(command[1].lstrip("-"), "unrecognised")
+        nsys, "ask", lambda command: said.get(command[1].lstrip("-"), "unrecognised")
     )
 
 
@@ -30,7 +30,7 @@ def test_the_launching_host_s_version_is_told_what_was_planned(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     answers(monkeypatch, version="NVIDIA Nsight Systems version 2025.3.2.4-36243v0")
-    assert profiler.here(TOLD, "session") == (TOLD, [])
+    assert nsys.here(TOLD, "session") == (TOLD, [])
 
 
 def test_another_version_is_told_what_it_knows_and_by_the_verb_that_knows_it(
@@ -41,7 +41,7 @@ def test_another_version_is_told_what_it_knows_and_by_the_verb_that_knows_it(
         launch="--session-new= --trace= cuda nvtx osrt --gpu-metrics=",
         start="--session= --output=",
     )  # fmt: skip
-    fitted, differs = profiler.here(TOLD, "session")
+    fitted, differs = nsys.here(TOLD, "session")
     assert fitted["launch"] == [*TOLD["launch"][:3], "--gpu-metrics=0"]
     assert fitted["start"] == [*TOLD["start"][:3], "-y=1"]
     assert fitted["trace"] == {"gpu": "cuda,nvtx", "cpu": "nvtx,osrt"}
@@ -61,25 +61,25 @@ def test_an_nsys_that_cannot_be_used_is_named(
 ) -> None:
     answers(monkeypatch, version=said)
     with pytest.raises(OSError, match=wanted):
-        profiler.here(TOLD, "session")
+        nsys.here(TOLD, "session")
 
 
 def test_a_node_without_that_path_uses_the_nsys_it_has(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(profiler, "PLACES", ())
+    monkeypatch.setattr(nsys, "PLACES", ())
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert profiler.found("/opt/elsewhere/nsys") is None
+    assert nsys.found("/opt/elsewhere/nsys") is None
     (tmp_path / "nsys").touch(0o755)
-    assert profiler.found("/opt/elsewhere/nsys") == str(tmp_path / "nsys")
+    assert nsys.found("/opt/elsewhere/nsys") == str(tmp_path / "nsys")
     with pytest.raises(OSError, match="/opt/elsewhere/other is not on this node"):
-        profiler.here({**TOLD, "path": "/opt/elsewhere/other"}, "session")
+        nsys.here({**TOLD, "path": "/opt/elsewhere/other"}, "session")
 
 
 @pytest.fixture
 def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The node's own temporary folder."""
-    monkeypatch.setattr(profiler.tempfile, "gettempdir", lambda: str(tmp_path))
+    monkeypatch.setattr(nsys.tempfile, "gettempdir", lambda: str(tmp_path))
     return tmp_path
 
 
@@ -90,7 +90,7 @@ def test_a_session_s_own_folder_is_as_nsys_would_make_it_and_shares_the_node_s_l
     try:
         (node / "a").mkdir()
         (node / "b").mkdir()
-        folders = [Path(profiler.scratch(str(node / name), "2022.4.2.1")) for name in "ab"]
+        folders = [Path(nsys.scratch(str(node / name), "2022.4.2.1")) for name in "ab"]
         assert os.umask(0o077) == 0o077
     finally:
         os.umask(before)
@@ -107,7 +107,7 @@ def test_a_lock_that_another_user_keeps_from_us_is_replaced_by_one_for_all_of_ou
 ) -> None:
     (node / "nvidia").touch()
     (node / "a").mkdir()
-    folder = Path(profiler.scratch(str(node / "a"), "2022.4"))
+    folder = Path(nsys.scratch(str(node / "a"), "2022.4"))
     lock = folder / "nvidia/nsight_systems/SessionManager-2022.4.lock"
     assert lock.resolve().parent == node
     assert str(os.getuid()) in lock.resolve().name
@@ -116,5 +116,5 @@ def test_a_lock_that_another_user_keeps_from_us_is_replaced_by_one_for_all_of_ou
 def test_a_folder_whose_name_leaves_no_room_for_a_socket_is_not_used(
     node: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert profiler.temporary(len(str(node))) == str(node)
-    assert profiler.temporary(len(str(node)) - 1) == "/tmp"
+    assert nsys.temporary(len(str(node))) == str(node)
+    assert nsys.temporary(len(str(node)) - 1) == "/tmp"

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from clusterprof import ranks
-from clusterprof.agent.identity import Identity
-from clusterprof.agent.selection import chosen
+from clusterprof.agent.contracts.identity import Identity
+from clusterprof.agent.contracts.selection import chosen
 from clusterprof.errors import UsageError
 
 

@@ -8,18 +8,18 @@ import pyarrow.compute as pc
 import pytest
 import report_sample as sample
 
-from clusterprof.report import timeline
+from clusterprof.report import lanes
 from clusterprof.report.precision import pair_bound_ns
 
 
-def _built(table: pa.Table | None = None) -> timeline.Timeline:
-    built = timeline.build(sample.results(), sample.collectives() if table is None else table)
+def _built(table: pa.Table | None = None) -> lanes.Timeline:
+    built = lanes.build(sample.results(), sample.collectives() if table is None else table)
     assert built is not None
     return built
 
 
 def test_embedded_times_come_back_to_within_their_unit() -> None:
-    data, table = timeline.embedded(_built()), sample.collectives()
+    data, table = lanes.embedded(_built()), sample.collectives()
     last = np.cumsum(data["last"])
     of = np.repeat(np.arange(len(last)), data["members"])
     begin = (last[of] - np.array(data["wait"])) * data["unit_ns"] + sample.BEGIN
@@ -48,7 +48,7 @@ def test_nobody_is_late_by_less_than_the_two_clocks_may_be_off() -> None:
     results, table = sample.results(), sample.collectives()
     for entry in results["clock"]["ranks"]:
         entry["uncertainty_ns"] = 30 * sample.MS
-    built = timeline.build(results, table)
+    built = lanes.build(results, table)
     assert built is not None
     assert set(built.groups.late.tolist()) == {-1}
     assert pair_bound_ns(results) == 60 * sample.MS
@@ -60,7 +60,7 @@ def test_a_collective_without_a_last_arrival_is_drawn_but_blames_no_one() -> Non
     assert built.groups.order[alone].tolist() == [12]
     assert "incomplete" in built.states
     assert built.groups.late[alone].tolist() == [-1]
-    assert timeline.picture(built).alone or built.steps[built.typical].number != 7
+    assert lanes.picture(built).alone or built.steps[built.typical].number != 7
 
 
 def test_calls_without_a_kernel_are_counted_not_drawn() -> None:
@@ -75,7 +75,7 @@ def test_calls_without_a_kernel_are_counted_not_drawn() -> None:
 
 
 def test_no_collectives_give_no_timeline() -> None:
-    assert timeline.build(sample.results(), sample.collectives().slice(0, 0)) is None
+    assert lanes.build(sample.results(), sample.collectives().slice(0, 0)) is None
 
 
 def test_each_communicator_of_a_rank_has_a_row_of_its_own() -> None:
@@ -90,7 +90,7 @@ def test_each_communicator_of_a_rank_has_a_row_of_its_own() -> None:
 
 def test_too_many_calls_are_left_out_by_whole_steps_and_said() -> None:
     built = _built(sample.collectives(calls_per_step=1000))
-    assert len(built.calls.of) <= timeline.MOST_CALLS
+    assert len(built.calls.of) <= lanes.MOST_CALLS
     assert [step.number for step in built.steps] == [7, 8]
     assert built.notes == ["the timeline carries 2 steps of 4: 7-8"]
     assert set(built.groups.step.tolist()) == {0, 1}
@@ -98,7 +98,7 @@ def test_too_many_calls_are_left_out_by_whole_steps_and_said() -> None:
 
 def test_a_step_too_large_by_itself_keeps_its_longest_collectives() -> None:
     built = _built(sample.collectives(calls_per_step=4000))
-    assert len(built.calls.of) <= timeline.MOST_CALLS
+    assert len(built.calls.of) <= lanes.MOST_CALLS
     assert "shortest collectives are not drawn" in built.notes[-1]
     assert 2 in built.groups.late
 
@@ -106,16 +106,16 @@ def test_a_step_too_large_by_itself_keeps_its_longest_collectives() -> None:
 def test_many_ranks_keep_the_late_one_in_sight() -> None:
     results = sample.results()
     results["findings"][0]["rank"] = 111
-    built = timeline.build(results, sample.collectives(ranks=200, calls_per_step=2, late=111))
+    built = lanes.build(results, sample.collectives(ranks=200, calls_per_step=2, late=111))
     assert built is not None
-    assert len(built.ranks) == timeline.MOST_LANES
+    assert len(built.ranks) == lanes.MOST_LANES
     assert 111 in built.ranks
     assert built.ranks == sorted(built.ranks)
     assert "48 of 200 ranks have a lane" in built.notes[0]
 
 
 def test_the_still_picture_stays_small_however_many_calls_there_are() -> None:
-    still = timeline.picture(_built(sample.collectives(calls_per_step=2400)))
+    still = lanes.picture(_built(sample.collectives(calls_per_step=2400)))
     size = sum(map(len, (still.wait, still.transfer, still.alone, still.late)))
     assert 10_000 < size < 250_000
 
@@ -123,7 +123,7 @@ def test_the_still_picture_stays_small_however_many_calls_there_are() -> None:
 def test_results_without_steps_show_the_whole_capture() -> None:
     results = sample.results()
     results["steps"] = []
-    built = timeline.build(results, sample.collectives())
+    built = lanes.build(results, sample.collectives())
     assert built is not None
     assert [step.number for step in built.steps] == [None]
-    assert timeline.picture(built).title == "the capture"
+    assert lanes.picture(built).title == "the capture"

@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from clusterprof import ranks, rundir
-from clusterprof.agent import states
+from clusterprof import ranks, run_directory
+from clusterprof.agent.contracts import states
 from clusterprof.collect import collect
 from clusterprof.errors import RunDirectoryError
 
 
-def made(path: Path) -> rundir.RunDirectory:
-    run = rundir.create(path)
+def made(path: Path) -> run_directory.RunDirectory:
+    run = run_directory.create(path)
     run.write_manifest({"schema_version": 1, "selection": ranks.parse("all").as_json()})
     return run
 
@@ -29,29 +29,29 @@ def test_a_new_run_directory_is_its_owner_s_alone(tmp_path: Path) -> None:
 
 def test_the_name_carries_the_time_and_the_job() -> None:
     now = datetime(2026, 1, 2, 3, 4, 5, tzinfo=timezone.utc)
-    assert rundir.default_path(Path("runs"), "77", now) == Path("runs/20260102T030405Z-77")
+    assert run_directory.default_path(Path("runs"), "77", now) == Path("runs/20260102T030405Z-77")
 
 
 def test_a_directory_that_exists_is_not_written_into(tmp_path: Path) -> None:
     made(tmp_path / "run")
     with pytest.raises(RunDirectoryError, match="exists already") as error:
-        rundir.create(tmp_path / "run")
+        run_directory.create(tmp_path / "run")
     assert "--force" in str(error.value)
 
 
 def test_force_replaces_a_run_but_never_anything_else(tmp_path: Path) -> None:
     run = made(tmp_path / "run")
     (run.path / "report.html").write_text("old")
-    assert not rundir.create(tmp_path / "run", force=True).html.exists()
+    assert not run_directory.create(tmp_path / "run", force=True).html.exists()
     home = tmp_path / "home"
     home.mkdir()
     (home / "thesis.tex").write_text("years")
     with pytest.raises(RunDirectoryError, match="exists already"):
-        rundir.create(home, force=True)
+        run_directory.create(home, force=True)
     # Other tools have a run.json too.
     (home / "run.json").write_text('{"schema_version": 1}')
     with pytest.raises(RunDirectoryError, match="not a run directory"):
-        rundir.create(home, force=True)
+        run_directory.create(home, force=True)
     assert (home / "thesis.tex").exists()
 
 
@@ -63,7 +63,7 @@ def test_an_empty_directory_is_taken(tmp_path: Path) -> None:
 def test_a_place_that_cannot_be_written_is_said(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(RunDirectoryError, match="cannot be written"):
-        rundir.create(tmp_path / "file" / "run")
+        run_directory.create(tmp_path / "file" / "run")
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", json.dumps({"schema_version": 99})])
@@ -71,15 +71,17 @@ def test_a_manifest_that_is_none_is_refused(tmp_path: Path, content: str) -> Non
     run = made(tmp_path / "run")
     run.manifest.write_text(content)
     with pytest.raises(RunDirectoryError):
-        rundir.opened(run.path)
+        run_directory.opened(run.path)
 
 
 def test_a_folder_without_a_manifest_is_no_run(tmp_path: Path) -> None:
     with pytest.raises(RunDirectoryError, match="not a run directory"):
-        rundir.opened(tmp_path)
+        run_directory.opened(tmp_path)
 
 
-def rank(run: rundir.RunDirectory, number: int, state: str, report: bytes | None = None) -> None:
+def rank(
+    run: run_directory.RunDirectory, number: int, state: str, report: bytes | None = None
+) -> None:
     states.advance(str(run.rank(number)), state, chosen=True)
     if report is not None:
         (run.rank(number) / "report.nsys-rep").write_bytes(report)
@@ -182,11 +184,11 @@ def test_a_job_that_starts_over_leaves_its_first_run_directory_alone(
     tmp_path: Path, environ: dict[str, str], name: str
 ) -> None:
     first = made(tmp_path / "run").path
-    again = rundir.started_over(first, environ)
+    again = run_directory.started_over(first, environ)
     assert again.name == name
-    assert rundir.first_start(again, environ) == (first if name != "run" else None)
+    assert run_directory.first_start(again, environ) == (first if name != "run" else None)
     # Where nothing is in the way (a batch script that has thought of it) the name stays.
-    assert rundir.started_over(tmp_path / "other", environ) == tmp_path / "other"
+    assert run_directory.started_over(tmp_path / "other", environ) == tmp_path / "other"
 
 
 @pytest.mark.parametrize("name", ["merged", "tables", "ranks/00001", "tables/00001", "attempt-2"])
@@ -194,13 +196,13 @@ def test_a_run_directory_leads_nowhere_else(tmp_path: Path, name: str) -> None:
     run = made(tmp_path / "run")
     (tmp_path / "home").mkdir()
     (run.path / name).parent.mkdir(exist_ok=True)
-    rundir.opened(run.path)
+    run_directory.opened(run.path)
     (run.path / name).symlink_to(tmp_path / "home")
     with pytest.raises(RunDirectoryError, match="is a link to another folder"):
-        rundir.opened(run.path)
+        run_directory.opened(run.path)
 
 
 def test_a_run_directory_may_be_reached_through_a_link(tmp_path: Path) -> None:
     made(tmp_path / "run")
     (tmp_path / "latest").symlink_to(tmp_path / "run")
-    assert rundir.opened(tmp_path / "latest").ranks() == []
+    assert run_directory.opened(tmp_path / "latest").ranks() == []

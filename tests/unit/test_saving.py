@@ -7,16 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from clusterprof import rundir
-from clusterprof.agent import orders, states
-from clusterprof.cli import saving
-from clusterprof.cli.saving import BeforeSrunKills
-from clusterprof.rundir import RunDirectory
+from clusterprof import run_directory
+from clusterprof.agent.contracts import states, stop_request
+from clusterprof.launch import stop
+from clusterprof.launch.stop import BeforeSrunKills
+from clusterprof.run_directory import RunDirectory
 
 
 @pytest.fixture
 def run(tmp_path: Path) -> RunDirectory:
-    return rundir.create(tmp_path / "run")
+    return run_directory.create(tmp_path / "run")
 
 
 def rank_is(run: RunDirectory, rank: int, state: str, *, report: bool = False) -> None:
@@ -33,8 +33,8 @@ def test_only_open_windows_and_reports_that_are_being_written_are_waited_for(
     rank_is(run, 2, "finishing")
     rank_is(run, 3, "finishing", report=True)
     rank_is(run, 4, "captured")
-    assert saving.unsaved(run, None) == [1, 2]
-    assert saving.unsaved(run, [2, 3, 9]) == [2]
+    assert stop.unsaved(run, None) == [1, 2]
+    assert stop.unsaved(run, [2, 3, 9]) == [2]
 
 
 def test_srun_gets_its_signal_once_the_reports_are_home_and_the_ranks_are_told_why(
@@ -44,7 +44,7 @@ def test_srun_gets_its_signal_once_the_reports_are_home_and_the_ranks_are_told_w
     looks = []
 
     def enough() -> bool:
-        looks.append(orders.read(str(run.path)))
+        looks.append(stop_request.read(str(run.path)))
         rank_is(run, 0, "finishing", report=len(looks) == 3)
         return False
 
@@ -61,7 +61,7 @@ def test_somebody_who_signals_again_does_not_wait(run: RunDirectory) -> None:
 def test_where_nothing_is_to_be_saved_no_signal_waits(run: RunDirectory, state: str) -> None:
     rank_is(run, 0, state)
     assert BeforeSrunKills(run, [0])(signal.SIGHUP, pytest.fail) == [signal.SIGHUP]
-    assert orders.read(str(run.path)) is None
+    assert stop_request.read(str(run.path)) is None
 
 
 def test_the_second_interrupt_within_a_second_is_the_one_that_kills(run: RunDirectory) -> None:
@@ -80,20 +80,20 @@ def test_the_second_interrupt_within_a_second_is_the_one_that_kills(run: RunDire
     ],
 )  # fmt: skip
 def test_what_slurm_says_of_a_time_limit_is_understood(text: str, expected: float | None) -> None:
-    assert saving.seconds(text) == expected
+    assert stop.seconds(text) == expected
 
 
 def test_a_short_limit_leaves_most_of_its_time_to_the_window() -> None:
-    assert [saving.margin(limit) for limit in (None, 86400.0, 300.0, 60.0)] == [60, 60, 30, 6]
+    assert [stop.margin(limit) for limit in (None, 86400.0, 300.0, 60.0)] == [60, 60, 30, 6]
 
 
 def test_the_job_is_the_one_around_us_or_the_one_that_a_rank_names(
     run: RunDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
-    assert saving.slurm_job(run, [3]) is None
+    assert stop.slurm_job(run, [3]) is None
     states.advance(str(run.rank(3)), "waiting", chosen=True, slurm_job="4711")
-    assert saving.slurm_job(run, [3]) == "4711"
-    assert saving.slurm_job(run, None) == "4711"
+    assert stop.slurm_job(run, [3]) == "4711"
+    assert stop.slurm_job(run, None) == "4711"
     monkeypatch.setenv("SLURM_JOB_ID", "12")
-    assert saving.slurm_job(run, [3]) == "12"
+    assert stop.slurm_job(run, [3]) == "12"

@@ -6,10 +6,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from simulate import Job, simulate
 
 from clusterprof.ingest import gather
 from clusterprof.results import Finding
-from clusterprof.simulate import Job, simulate
 from clusterprof.study import study
 
 PIPE = Job(dp=1, pp=4, layers=16, kernels_per_layer=2, launch_ns=30_000, microbatches=8, steps=4)

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from clusterprof.agent import files
-from clusterprof.ingest.scrub import is_ours, scrub
+from clusterprof.agent.contracts import files
+from clusterprof.ingest.nsys.scrubbing import is_ours, scrub
 
 TID, OTHER = (77 << 24) | 1, (99 << 24) | 1
 
@@ -115,7 +115,7 @@ def test_the_unfinished_copy_is_its_owner_s_alone(
             seen.append(stat.S_IMODE(os.stat(path).st_mode))
         return connect(path, **more)  # type: ignore[call-overload,no-any-return]
 
-    monkeypatch.setattr("clusterprof.ingest.scrub.sqlite3.connect", looked_at)
+    monkeypatch.setattr("clusterprof.ingest.nsys.scrubbing.sqlite3.connect", looked_at)
     before = os.umask(0)
     try:
         scrub(export, tmp_path / "clean.sqlite")

@@ -10,9 +10,11 @@ from typing import Any
 
 import pytest
 
-from clusterprof.agent import homecoming, profiler, session, size, window
-from clusterprof.agent.outbox import Outbox
-from clusterprof.agent.steps import Counter
+from clusterprof.agent import nsys as profiler
+from clusterprof.agent.guard import report_transfer, session, size
+from clusterprof.agent.guard.outbox import Outbox
+from clusterprof.agent.rank import window
+from clusterprof.agent.rank.steps import Counter
 
 
 class Switch:
@@ -155,7 +157,7 @@ def made_session(
         "path": "nsys", "version": "2022.4", "trace": {"cpu": "nvtx", "gpu": "cuda"},
         "stop": ["stop"],
     }  # fmt: skip
-    home = homecoming.Homecoming(str(folder), str(folder / "rank"))
+    home = report_transfer.Homecoming(str(folder), str(folder / "rank"))
     made = session.Session("s", nsys, "session", home, most, Outbox(None))
     spawned: list[list[str]] = []
 

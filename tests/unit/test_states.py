@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from clusterprof.agent import states
+from clusterprof.agent.contracts import states
 
 
 def test_states_move_forward_and_keep_their_history(tmp_path: Path) -> None:

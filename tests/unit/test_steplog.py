@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from clusterprof.agent import steplog
-from clusterprof.agent.steplog import BLOCK, MOST_BLOCKS, NEAR, StepLog
-from clusterprof.ingest.steps import read_log, read_pace
+from clusterprof.agent.guard import step_log
+from clusterprof.agent.guard.step_log import BLOCK, MOST_BLOCKS, NEAR, StepLog
+from clusterprof.ingest.step_ranges import read_log, read_pace
 
 MS = 1_000_000
 NOW = 1_780_000_000_000_000_000
@@ -48,7 +48,7 @@ def test_a_summary_has_quartiles_and_the_longest() -> None:
     for took in (4, 1, 3, 2, 100):
         steps.append((begin, begin + took))
         begin += took
-    assert steplog.summary(7, steps) == (7, 5, 0, 110, 3, 2, 4, 100)
+    assert step_log.summary(7, steps) == (7, 5, 0, 110, 3, 2, 4, 100)
 
 
 @pytest.mark.parametrize("each_ns", [2 * MS, 700 * MS], ids=["2ms", "700ms"])
@@ -72,7 +72,7 @@ def test_a_million_steps_and_more_of_any_length_take_at_most_a_megabyte(
 def test_a_log_that_is_full_stays_so_and_shows_signs_of_life(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(steplog, "GRADE", 1 << 60)
+    monkeypatch.setattr(step_log, "GRADE", 1 << 60)
     log = log_of(tmp_path, window=(1_000_000, 1_020_000))
     log.add(0, alike(BLOCK * 10))
     log.add(1_000_000, alike(20_000))

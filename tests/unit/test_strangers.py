@@ -9,11 +9,11 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
+from simulate import Cause, Job, simulate
 from strangers import trace
 
+from clusterprof.align.match import match
 from clusterprof.ingest import read_report
-from clusterprof.merge import match
-from clusterprof.simulate import Cause, Job, simulate
 from clusterprof.study import Study, study
 from clusterprof.tables import RankTables
 

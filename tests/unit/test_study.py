@@ -8,11 +8,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from simulate import Cause, Job, middle, simulate, with_clock
 
 from clusterprof.errors import MergeError
 from clusterprof.ingest import gather
 from clusterprof.results import Finding, Results
-from clusterprof.simulate import Cause, Job, middle, simulate, with_clock
 from clusterprof.study import Study, study
 
 MS = 1_000_000
@@ -140,7 +140,7 @@ def test_the_next_command_is_of_the_runs_launcher_and_has_flags_that_its_profile
 
 def test_what_the_next_command_of_a_late_host_names_exists() -> None:
     from clusterprof import launchers
-    from clusterprof.cli.planning import parser
+    from clusterprof.launch.planning import parser
 
     ranks, _ = simulate(Job(synchronous=True, causes=(Cause("host", 2, 20 * MS),)))
     (found, *_) = study(ranks).results["findings"]

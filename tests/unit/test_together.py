@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from simulate import Cause, Job, simulate
 
 from clusterprof.results import Finding
-from clusterprof.simulate import Cause, Job, simulate
 from clusterprof.study import study
 
 MS = 1_000_000

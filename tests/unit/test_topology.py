@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from simulate import Job, simulate
 
 from clusterprof.ingest import gather
 from clusterprof.results import GroupEntry, Results
-from clusterprof.simulate import Job, simulate
 from clusterprof.study import study
 from clusterprof.tables import RankTables
 

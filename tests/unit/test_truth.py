@@ -10,13 +10,14 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
+from simulate import Cause, Job, simulate
+from simulate.cases import KINDS, Case, accused, cases, right
 
-from clusterprof.analysis import critical
+from clusterprof.align.match import match
+from clusterprof.align.placing import place
+from clusterprof.analysis.model import critical_path
 from clusterprof.ingest import gather
-from clusterprof.merge import match, place
 from clusterprof.results import Finding
-from clusterprof.simulate import Cause, Job, simulate
-from clusterprof.simulate.cases import KINDS, Case, accused, cases, right
 from clusterprof.study import study
 from clusterprof.tables import RankTables
 
@@ -92,19 +93,19 @@ def test_the_captures_stop_is_no_part_of_the_last_step() -> None:
     assert max(a["idle_ns"] for a in last["ranks"]) < 1 * MS
 
 
-def scene_of(ranks: list[RankTables]) -> critical.Scene:
+def scene_of(ranks: list[RankTables]) -> critical_path.Scene:
     """All that a study looks at."""
-    from clusterprof.analysis.accounts import accounts
-    from clusterprof.analysis.settled import settled
-    from clusterprof.analysis.timeline import timeline
-    from clusterprof.clock import align
+    from clusterprof.align.clock import align
+    from clusterprof.analysis.model.accounts import accounts
+    from clusterprof.analysis.model.steady_state import settled
+    from clusterprof.analysis.model.timeline import timeline
 
     matched = match(ranks)
     clock = align(ranks, matched)
     placed = place(matched, clock)
     lines = [timeline(r) for r in ranks]
     account = accounts(lines, placed, clock)
-    return critical.Scene(ranks, lines, account, placed, clock, settled(lines, placed), "")
+    return critical_path.Scene(ranks, lines, account, placed, clock, settled(lines, placed), "")
 
 
 @pytest.mark.parametrize(
@@ -118,12 +119,12 @@ def test_the_critical_path_runs_through_the_rank_that_holds_up_the_others(
     causes = (Cause(kind, 2, 15 * MS),)  # type: ignore[arg-type]
     ranks, _ = simulate(Job(dp=dp, tp=tp, synchronous=True, causes=causes))
     scene = scene_of(ranks)
-    path = critical.path(scene)
+    path = critical_path.path(scene)
     # without a gap from the end to the begin, but for launch latencies
     whole = path[0].end - path[-1].begin
     assert sum(p.end - p.begin for p in path) == pytest.approx(whole, rel=0.05)
     assert all(a.begin >= b.end for a, b in itertools.pairwise(path))
-    own = critical.on_path(scene, path)
+    own = critical_path.on_path(scene, path)
     assert int(np.argmax(own.mean(axis=1))) == 2
     mine = sum(p.end - p.begin for p in path if p.rank == 2 and p.what == what)
     assert mine >= 15 * MS * len(scene.settled)
@@ -132,7 +133,7 @@ def test_the_critical_path_runs_through_the_rank_that_holds_up_the_others(
 def test_blame_follows_the_pipeline_to_the_stage_that_caused_it() -> None:
     ranks, _ = simulate(Job(pp=4, dp=1, layers=8, causes=(Cause("host", 1, 60 * MS),)))
     scene = scene_of(ranks)
-    own = critical.on_path(scene, critical.path(scene))
+    own = critical_path.on_path(scene, critical_path.path(scene))
     assert int(np.argmax(own.mean(axis=1))) == 1
 
 
@@ -140,7 +141,7 @@ def test_the_critical_path_never_stands_still() -> None:
     # a copy that the host waits for begins just after another wait: neither explains the other
     ranks, _ = simulate(Job(item=True, steps=4, causes=(Cause("host", 1, 15 * MS),)))
     scene = scene_of([with_short_copies(tables) for tables in ranks])
-    path = critical.path(scene)
+    path = critical_path.path(scene)
     assert 4 * len(scene.settled) < len(path) <= sum(t.activity.num_rows for t in ranks)
     assert all(a.begin >= b.end and b.end >= b.begin for a, b in itertools.pairwise(path))
 
@@ -153,7 +154,7 @@ def test_the_critical_path_ends_whatever_the_clocks_say() -> None:
         false = right.clock.offset_ns + off * np.array([0, 1, -1, 2])
         clock = replace(right.clock, offset_ns=false)
         scene = replace(right, clock=clock, placed=place(match(ranks), clock))
-        path = critical.path(scene)
+        path = critical_path.path(scene)
         assert len(path) <= 2 * sum(r.activity.num_rows for r in ranks)
         assert all(p.end >= p.begin for p in path)
 
@@ -176,7 +177,7 @@ def with_short_copies(tables: RankTables) -> RankTables:
 def test_a_job_without_collectives_has_no_path_through_other_ranks() -> None:
     ranks, _ = simulate(Job())
     bare = [replace(r, collective_calls=r.collective_calls.slice(0, 0)) for r in ranks]
-    assert len({piece.rank for piece in critical.path(scene_of(bare))}) <= 1
+    assert len({piece.rank for piece in critical_path.path(scene_of(bare))}) <= 1
 
 
 def test_a_cause_that_all_hosts_share_is_no_ones_lateness() -> None:

@@ -12,13 +12,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
+from simulate import Cause, Job, simulate
+from simulate.cases import KINDS, cases
 
-from clusterprof.analysis.scene import Scene
-from clusterprof.analysis.verdict import verdict
+from clusterprof.analysis.findings.verdict import verdict
+from clusterprof.analysis.model.dataset import Scene
 from clusterprof.report import html, text
 from clusterprof.results import Finding
-from clusterprof.simulate import Cause, Job, simulate
-from clusterprof.simulate.cases import KINDS, cases
 from clusterprof.study import study
 from clusterprof.tables import RankTables
 

@@ -23,12 +23,12 @@ def _start_agent() -> None:
         package = module_from_spec(spec)
         sys.modules[name] = package
         spec.loader.exec_module(package)
-        from _clusterprof_agent import start
+        from _clusterprof_agent.rank import start
 
         start.main()
     except Exception as error:  # the training goes on, whatever is wrong with us
         try:
-            from _clusterprof_agent.messages import complain
+            from _clusterprof_agent.contracts.messages import complain
 
             complain("this process runs without profiling: %r" % (error,))
         except Exception:

@@ -1,0 +1,140 @@
+"""clock.json: what this host's clocks said when counting began and around the window.
+
+A list of readings, in order: `open` before the profiler starts, `opened` after, `closing` before
+it stops, `close` after. (`start`, taken on every rank of the job when it begins to count, stands
+in state.json.) Two readings tell whether the wall clock was set in between; the kernel's
+opinion tells how far from true time it may be; marks tell how the report's times lie to it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from typing import Any, Dict, List, Optional
+
+from . import files
+
+#: a range of this name, and a number, stands in the report where a clock was read
+MARK = "clusterprof:clock:"
+
+_NANOSECONDS = 0x2000  # STA_NANO: offset is in ns and not in µs
+_UNSYNCHRONISED = 0x0040  # STA_UNSYNC
+_ERROR = 5  # TIME_ERROR
+
+
+#: the first members of struct timex: modes, offset, freq, maxerror, esterror, status
+_TIMEX = "@Illlli"
+
+
+def kernel() -> Optional[Dict[str, Any]]:
+    """What the kernel thinks of its own wall clock (adjtimex, read only); None if it won't say.
+
+    `maxerror_ns` bounds the distance to true time as far as the time daemon is right, while
+    `synchronised`; without a daemon it means nothing.
+    """
+    import ctypes
+    import struct
+
+    timex = ctypes.create_string_buffer(512)  # zeros: with modes 0 nothing is set
+    try:
+        state = ctypes.CDLL(None).adjtimex(timex)
+    except (OSError, AttributeError):
+        return None
+    if state < 0:
+        return None
+    _, offset, frequency, most, estimated, status = struct.unpack_from(_TIMEX, timex)
+    return {
+        "offset_ns": offset if status & _NANOSECONDS else offset * 1000,
+        "maxerror_ns": most * 1000,
+        "esterror_ns": estimated * 1000,
+        "synchronised": state != _ERROR and not status & _UNSYNCHRONISED,
+        "frequency_ppm": frequency / 65536.0,
+    }
+
+
+def machine() -> str:
+    """What tells one running kernel from another: processes of one read one wall clock.
+
+    The boot's random number and the host name (virtual machines made of one snapshot share
+    the first).
+    """
+    try:
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+            boot = file.read().strip()
+    except OSError:
+        boot = ""
+    return "%s %s" % (boot, os.uname().nodename) if boot else ""
+
+
+def reading(event: str) -> Dict[str, Any]:
+    """Wall, monotonic and raw clock as nearly at once as Python can.
+
+    The wall clock was read between the two readings of the monotonic clock, `gap_ns` apart.
+    The kernel is asked where that costs no import: torch has imported ctypes.
+    """
+    before = time.monotonic_ns()
+    wall = time.time_ns()
+    after = time.monotonic_ns()
+    raw = time.clock_gettime_ns(time.CLOCK_MONOTONIC_RAW)
+    return {
+        "event": event, "wall_ns": wall, "monotonic_ns": before, "gap_ns": after - before,
+        "raw_ns": raw, "kernel": kernel() if "ctypes" in sys.modules else None,
+    }  # fmt: skip
+
+
+class Readings:
+    """One rank's readings, in memory."""
+
+    def __init__(self) -> None:
+        self.pending: List[Dict[str, Any]] = []
+
+    def take(self, event: str, *, mark: bool = False) -> None:
+        """Take a reading; with `mark` also put a range into the report that is being captured."""
+        now = reading(event)
+        if mark:
+            now["marks"] = marks(now["wall_ns"])
+        self.pending.append(now)
+
+    def new(self) -> List[Dict[str, Any]]:
+        """Those that were taken since this was last asked."""
+        pending, self.pending = self.pending, []
+        return pending
+
+
+def add(folder: str, readings: List[Dict[str, Any]]) -> None:
+    """Add readings to the clock.json of a rank's folder. Raises OSError, ValueError."""
+    path = os.path.join(folder, "clock.json")
+    earlier: Dict[str, Any] = {}
+    if os.path.exists(path):
+        with open(path, encoding="utf-8") as file:
+            earlier = json.load(file)
+    every = [*earlier.get("readings", []), *readings]
+    files.write_json(path, {"schema_version": 1, "machine": machine(), "readings": every})
+
+
+def marks(number: int) -> List[Dict[str, Any]]:
+    """Ranges in the report, each between two readings of the wall clock; [] where none can be.
+
+    Whatever the report's own times are, the range began after `before_ns` and ended before
+    `after_ns`. The first of its kind pays for what the profiler sets up, hence two of each.
+    """
+    torch = sys.modules.get("torch")
+    if torch is None:
+        return []
+    ways: List[Any] = [lambda name: torch.profiler.record_function(name)]
+    if torch.cuda.is_initialized():
+        ways.append(lambda name: torch.cuda.nvtx.range(name))
+    kept: List[Dict[str, Any]] = []
+    for way in (each for each in ways for _ in range(2)):
+        name = "%s%d" % (MARK, number + len(kept))
+        try:
+            around = way(name)
+            before = time.time_ns()
+            with around:
+                pass
+            kept.append({"name": name, "before_ns": before, "after_ns": time.time_ns()})
+        except Exception:  # a torch without this one, or one that is being torn down
+            pass
+    return kept

@@ -1,0 +1,79 @@
+"""JSON that somebody else has left: read within bounds, whatever it holds.
+
+Who reads one gets a value whose size, depth and text are harmless, or a ValueError; `fits` tells
+whether it has the form that was expected.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any, NoReturn, Union
+
+from . import files
+
+#: bytes; ten times the largest that we write (a measurement of the clocks of 10,000 hosts)
+MOST = 64 << 20
+
+#: an integer beyond it is no time, size or number of ours, and would not fit into 64 bits
+FARTHEST = 1 << 62
+
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
+
+
+def load(path: str, ours: bool = False) -> Any:
+    """The value in a JSON file; `ours`: only in one that nobody else wrote (`files.open_ours`).
+
+    Raises OSError, ValueError.
+    """
+    with files.open_ours(path) if ours else open(path, "rb") as file:
+        content = file.read(MOST + 1)
+    if len(content) > MOST:
+        raise ValueError("it is larger than %d MB" % (MOST >> 20))
+    return parse(content)
+
+
+def parse(text: Union[str, bytes]) -> Any:
+    """The value that `text` is. Raises ValueError, for nesting that no parser stands as well."""
+    plain = text.decode("utf-8") if isinstance(text, bytes) else text
+    try:
+        value = json.loads(plain, parse_constant=_refuse)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+    if _SURROGATE.search(plain):
+        # half a character can be printed nowhere; bytes of a file name that are no UTF-8 can
+        json.dumps(value, ensure_ascii=False).encode("utf-8", "surrogateescape")
+    return value
+
+
+def _refuse(constant: str) -> NoReturn:
+    raise ValueError("%s is no number of JSON" % constant)
+
+
+def fits(value: Any, form: Any) -> bool:
+    """Whether `value` has the form.
+
+    A form is a type (an int is one of 64 bits), None, a range of ints, a function that tells, a
+    tuple of forms of which one will do, `[form]` for a list of any length and `[form, form]` for
+    one of two, or `{key: form}` for an object that has these keys; `"key?"` need not be there.
+    """
+    if isinstance(form, tuple):
+        return any(fits(value, each) for each in form)
+    if isinstance(form, list):
+        forms = form if len(form) > 1 else form * len(value) if isinstance(value, list) else form
+        return isinstance(value, list) and len(value) == len(forms) and all(map(fits, value, forms))
+    if isinstance(form, dict):
+        return isinstance(value, dict) and all(
+            fits(value[name], each) if name in value else name != key
+            for key, each in form.items()
+            for name in [key.rstrip("?")]
+        )
+    if form is None or form is bool:
+        return value is None if form is None else isinstance(value, bool)
+    if isinstance(form, range):
+        return type(value) is int and value in form
+    if not isinstance(form, type):
+        return bool(form(value))
+    if isinstance(value, bool) or not isinstance(value, form):
+        return False
+    return not isinstance(value, int) or abs(value) < FARTHEST

@@ -1,0 +1,306 @@
+"""An exchange of datagrams between two hosts that bounds the offset of their wall clocks.
+
+A request leaves at t1 (the asker's clock) and arrives at t2 (the answerer's); the answer leaves
+at t3 and arrives at t4. Nothing arrives before it is sent: whatever the delays of the two ways,
+asker minus answerer lies within [t1 - t2, t4 - t3]. Many exchanges narrow that to the fastest
+request and the fastest answer.
+
+Both sides prove with every datagram that they know one secret; to everybody else the answerer
+is silent. Standard library only, since it also runs beside a rank.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+import select
+import socket
+import struct
+import time
+from typing import Any, Dict, List, NamedTuple, Optional, Tuple
+
+#: how long one measurement may take, and how long it waits for a first answer
+SECONDS = 0.3
+FIRST_ANSWER_S = 1.5
+EXCHANGES = 400
+#: two clocks drift apart by no more than this while they are measured (see align/clock/bounds.py)
+DRIFT_LIMIT_PPM = 150
+
+_MAC = 16
+_REQUEST = struct.Struct("!4sI")
+_ANSWER = struct.Struct("!4sIqq")
+_ASK, _SAY, _TELL, _HEARD, _WHO, _AM = b"clp?", b"clp!", b"clp>", b"clp<", b"clp-", b"clp+"
+_LARGEST = 8192
+#: Where hosts share a secret and no folder, the answerer listens on one of so many ports that
+#: follow from the secret, below those that systems give away by themselves.
+_MEETING_PORTS, _FIRST_PORT, _PORTS = 3, 20_000, 12_000
+#: SO_TIMESTAMPNS on Linux: the kernel stamps what arrives, before any process is woken for it
+_STAMPS = 35
+
+
+class Exchange(NamedTuple):
+    """One request and its answer: asker minus answerer in [low_ns, high_ns] at `at_ns`."""
+
+    #: the answerer's wall clock
+    at_ns: int
+    low_ns: int
+    high_ns: int
+
+
+def exchanged(sent: int, arrived: int, left: int, came: int) -> Exchange:
+    """The bound of one exchange: sent and came by the asker's clock, the others by the answerer's.
+
+    The answer tells of the moment it left: what the clocks may have drifted since the request
+    arrived is added.
+    """
+    slack = (left - arrived) * DRIFT_LIMIT_PPM // 1_000_000 + 1
+    return Exchange(arrived, sent - arrived, came - left + slack)
+
+
+def narrowed(exchanges: List[Exchange]) -> Exchange:
+    """Return what all exchanges together leave, at the time of the best of them.
+
+    Those before and after count with what the clocks may have drifted since. Raises ValueError
+    where they contradict each other: a clock was set in between.
+    """
+    best = min(exchanges, key=lambda each: each.high_ns - each.low_ns)
+    low, high = best.low_ns, best.high_ns
+    for each in exchanges:
+        slack = abs(each.at_ns - best.at_ns) * DRIFT_LIMIT_PPM // 1_000_000 + 1
+        low = max(low, each.low_ns - slack)
+        high = min(high, each.high_ns + slack)
+    if low > high:
+        raise ValueError("the exchanges contradict each other: a clock was set in between")
+    return Exchange(best.at_ns, low, high)
+
+
+def described(exchanges: List[Exchange]) -> Dict[str, Any]:
+    """The bound of a measurement as it stands in clock_probe.json. Raises ValueError."""
+    bound = narrowed(exchanges)
+    return {
+        "at_ns": bound.at_ns, "low_ns": bound.low_ns, "high_ns": bound.high_ns,
+        "round_trip_ns": min(each.high_ns - each.low_ns for each in exchanges),
+        "exchanges": len(exchanges),
+    }  # fmt: skip
+
+
+class Endpoint:
+    """A UDP socket on one address, whose datagrams carry a proof of the secret."""
+
+    def __init__(self, address: str, secret: bytes, port: int = 0) -> None:
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        self.socket = socket.socket(family, socket.SOCK_DGRAM)
+        self.secret = secret
+        try:
+            self.socket.bind((address, port))
+            self.socket.setblocking(False)
+            self.stamps = self._kernel_stamps()
+        except OSError:
+            self.socket.close()
+            raise
+
+    @property
+    def port(self) -> int:
+        """Where it listens."""
+        return int(self.socket.getsockname()[1])
+
+    def fileno(self) -> int:
+        """For select."""
+        return self.socket.fileno()
+
+    def close(self) -> None:
+        """Answer no more."""
+        self.socket.close()
+
+    def _kernel_stamps(self) -> bool:
+        """Whether the kernel's stamps and time.time_ns() are one clock, tried on ourselves.
+
+        They are not where a library shifts the clock of this process only.
+        """
+        try:
+            self.socket.setsockopt(socket.SOL_SOCKET, _STAMPS, 1)
+            before = time.time_ns()
+            self.socket.sendto(b"self", self.socket.getsockname())
+            if not select.select([self.socket], [], [], 0.2)[0]:
+                return False
+            _, ancillary, _, _ = self.socket.recvmsg(64, 64)
+            stamp = _stamp(ancillary)
+        except OSError:
+            return False
+        return stamp is not None and before <= stamp <= time.time_ns()
+
+    def send(self, body: bytes, to: Any) -> None:
+        """One datagram with its proof; one that cannot be sent is lost, as any may be."""
+        proof = hashlib.blake2b(body, key=self.secret, digest_size=_MAC).digest()
+        try:
+            self.socket.sendto(body + proof, to)
+        except OSError:
+            pass
+
+    def receive(self) -> Optional[Tuple[bytes, Any, int]]:
+        """A datagram with a proof, its sender and when it came (wall, ns); None for any other."""
+        try:
+            data, ancillary, _, sender = self.socket.recvmsg(_LARGEST, 64)
+        except OSError:
+            return None
+        now = time.time_ns()
+        body, proof = data[:-_MAC], data[-_MAC:]
+        wanted = hashlib.blake2b(body, key=self.secret, digest_size=_MAC).digest()
+        if not body or not hmac.compare_digest(proof, wanted):
+            return None
+        stamp = _stamp(ancillary) if self.stamps else None
+        # A stamp later than now: the clock was set back in between.
+        return body, sender, now if stamp is None or stamp > now else stamp
+
+    def wait(self, seconds: float) -> bool:
+        """Whether something came within so long."""
+        return bool(select.select([self.socket], [], [], max(0.0, seconds))[0])
+
+
+def _stamp(ancillary: List[Any]) -> Optional[int]:
+    for level, kind, data in ancillary:
+        if level == socket.SOL_SOCKET and kind == _STAMPS and len(data) >= 16:
+            seconds, rest = struct.unpack("@qq", data[:16])
+            return int(seconds * 1_000_000_000 + rest)
+    return None
+
+
+def answer(endpoint: Endpoint, machine: str = "") -> Optional[bytes]:
+    """Take one datagram and answer it; returns what an asker told (see `tell`), else None.
+
+    `machine` is what those are told that seek us.
+    """
+    came = endpoint.receive()
+    if came is None:
+        return None
+    body, sender, arrived = came
+    if body[:4] == _ASK and len(body) == _REQUEST.size:
+        number = _REQUEST.unpack(body)[1]
+        endpoint.send(_ANSWER.pack(_SAY, number, arrived, time.time_ns()), sender)
+    elif body[:4] == _TELL:
+        endpoint.send(_HEARD + body[4:12], sender)
+        return body[12:]
+    elif body[:4] == _WHO:
+        endpoint.send(_AM + body[4:12] + machine.encode(), sender)
+    return None
+
+
+def meeting_ports(secret: bytes) -> List[int]:
+    """Where an answerer is to be found by those that know `secret` and not its port."""
+    digests = [
+        hashlib.blake2b(b"port %d" % k, key=secret, digest_size=4).digest()
+        for k in range(_MEETING_PORTS)
+    ]
+    return [_FIRST_PORT + int.from_bytes(each, "big") % _PORTS for each in digests]
+
+
+def listen_for_seekers(secret: bytes, hosts: List[str]) -> Endpoint:
+    """An endpoint on the first meeting port that is free, towards `hosts`. Raises OSError."""
+    ways = [way for way in map(route_to, hosts) if way is not None]
+    outside = [way for way in ways if not way.startswith("127.") and way != "::1"]
+    address = (outside or ways or ["127.0.0.1"])[0]
+    problem = OSError("no meeting port")
+    for port in meeting_ports(secret):
+        try:
+            return Endpoint(address, secret, port)
+        except OSError as error:
+            problem = error
+    raise problem
+
+
+def seek(secret: bytes, hosts: List[str], seconds: float) -> Optional[Tuple[Any, str]]:
+    """The address of the answerer on one of `hosts`, and its machine; None if nobody answers."""
+    ways = []
+    for host in hosts:
+        here = route_to(host)
+        if here is not None:
+            ways.append((host, Endpoint(here, secret)))
+    mark = os.urandom(8)
+    deadline = time.monotonic() + seconds
+    try:
+        while ways and time.monotonic() < deadline:
+            for host, endpoint in ways:
+                for port in meeting_ports(secret):
+                    endpoint.send(_WHO + mark, (host, port))
+            until = min(deadline, time.monotonic() + 0.1)
+            while time.monotonic() < until:
+                pause = max(0.0, until - time.monotonic())
+                for endpoint in select.select([way for _, way in ways], [], [], pause)[0]:
+                    came = endpoint.receive()
+                    if came is not None and came[0][:12] == _AM + mark:
+                        return came[1][:2], came[0][12:].decode("utf-8", "replace")
+    finally:
+        for _, endpoint in ways:
+            endpoint.close()
+    return None
+
+
+def measure(
+    endpoint: Endpoint, to: Any, *, seconds: float = SECONDS, first_s: float = FIRST_ANSWER_S
+) -> List[Exchange]:
+    """Exchange datagrams with the answerer at `to` for some time; [] where it never answers."""
+    found: List[Exchange] = []
+    number = int.from_bytes(os.urandom(3), "big")
+    patience = time.monotonic() + first_s
+    end = None
+    while len(found) < EXCHANGES:
+        now = time.monotonic()
+        if (end is None and now > patience) or (end is not None and now > end):
+            break
+        number += 1
+        sent = time.time_ns()
+        endpoint.send(_REQUEST.pack(_ASK, number), to)
+        until = time.monotonic() + 0.1
+        while endpoint.wait(until - time.monotonic()):
+            came = endpoint.receive()
+            if came is None or came[0][:4] != _SAY or len(came[0]) != _ANSWER.size:
+                continue
+            _, said, arrived, left = _ANSWER.unpack(came[0])
+            if said != number:  # an answer that came too late
+                continue
+            found.append(exchanged(sent, arrived, left, came[2]))
+            end = end or time.monotonic() + seconds
+            break
+    return found
+
+
+def tell(endpoint: Endpoint, to: Any, words: bytes, seconds: float = 2.0) -> bool:
+    """Hand `words` (at most 8000 bytes) to the answerer; whether it has confirmed them."""
+    mark = os.urandom(8)
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        endpoint.send(_TELL + mark + words, to)
+        until = min(deadline, time.monotonic() + 0.1)
+        while endpoint.wait(until - time.monotonic()):
+            came = endpoint.receive()
+            if came is not None and came[0] == _HEARD + mark:
+                return True
+    return False
+
+
+def own_address(environ: Any) -> str:
+    """This host's address on the network that the job itself uses.
+
+    That is the one from which the job's master, or Slurm's launching node, is reached.
+    """
+    for host in (
+        environ.get("MASTER_ADDR"), environ.get("SLURM_LAUNCH_NODE_IPADDR"), socket.gethostname(),
+    ):  # fmt: skip
+        found = route_to(host) if host else None
+        if found is not None and not found.startswith("127.") and found != "::1":
+            return found
+    return "127.0.0.1"
+
+
+def route_to(host: str) -> Optional[str]:
+    """The local address from which `host` is reached; None where there is no way."""
+    try:
+        family, kind, protocol, _, target = socket.getaddrinfo(
+            host, 9, type=socket.SOCK_DGRAM
+        )[0]  # fmt: skip
+        with socket.socket(family, kind, protocol) as probe:
+            probe.connect(target)  # sends nothing: it only chooses the route
+            return str(probe.getsockname()[0])
+    except OSError:
+        return None

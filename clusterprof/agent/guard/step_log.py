@@ -1,0 +1,160 @@
+"""The step log of one rank: every step near the window, summaries of all others; at most 1 MB.
+
+`steps.csv` has the steps near the window, one a line; `pace.csv` the rest in blocks, with the
+quartiles of each. A block has a thousand steps, or those of a minute where they take longer; after
+every thousand blocks it may have twice as many, so that a job of weeks fits as well.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from typing import Iterable, List, Optional, Tuple
+
+from ..contracts import files
+
+#: So many steps before the window and after it are near it.
+NEAR = 500
+#: Together less than 1 MB: a step's line has 47 bytes, a block's 97 at most.
+MOST_STEPS = 5_000
+MOST_BLOCKS = 7_500
+
+BLOCK = 1_000
+BLOCK_NS = 60_000_000_000
+#: After so many blocks each may be twice as long.
+GRADE = 1_000
+
+STEPS = "step,begin_ns,end_ns\n"
+PACE = "first_step,count,begin_ns,end_ns,median_ns,q1_ns,q3_ns,longest_ns\n"
+
+#: Begin and end of a step by the monotonic clock, ns.
+Step = Tuple[int, int]
+Row = Tuple[int, ...]
+
+
+class StepLog:
+    """Steps come by `add` from one thread, are written by `write` from another."""
+
+    def __init__(self, folder: str, window: Tuple[int, int], wall_ns: int) -> None:
+        """`wall_ns`: what the wall clock is ahead of the monotonic one."""
+        self.folder = folder
+        self.near = range(max(0, window[0] - NEAR), window[1] + NEAR)
+        self.wall_ns = wall_ns
+        #: the number of the next step
+        self.count = 0
+        #: which log of this rank's it is: 2 for steps.2.csv
+        self.number = 0
+        self.steps: List[Row] = []
+        self.blocks: List[Row] = []
+        self._block: List[Step] = []
+        self._lock = threading.Lock()
+        #: rows of steps.csv and pace.csv that are in the file already; None: it is to be made
+        self._written: List[Optional[int]] = [None, None]
+        self._said = 0
+
+    def add(self, first: int, steps: Iterable[Step]) -> None:
+        """The steps from number `first` on."""
+        with self._lock:
+            if first != self.count:  # some were lost on the way
+                self._close()
+                self.count = first
+            for begin, end in steps:
+                if self.count in self.near and len(self.steps) < MOST_STEPS:
+                    self._close()
+                    self.steps.append((self.count, begin, end))
+                elif len(self.blocks) < MOST_BLOCKS:
+                    self._block.append((begin, end))
+                self.count += 1
+                if len(self._block) >= BLOCK << self._grade():
+                    self._close()
+
+    def anchor(self, wall_ns: int) -> None:
+        """All times, those written already too, are by this difference of the two clocks."""
+        with self._lock:
+            self.wall_ns, self._written = wall_ns, [None, None]
+
+    def claim(self) -> None:
+        """Make steps.csv, or steps.2.csv where another process of this rank has one.
+
+        Raises OSError.
+        """
+        while True:
+            self.number += 1
+            with contextlib.suppress(FileExistsError), open(self.path("steps"), "x") as file:
+                file.write(STEPS)
+                self._written[0] = 0
+                return
+
+    def path(self, name: str) -> str:
+        """`name.csv` or, beside steps.2.csv, `name.2.csv`."""
+        ending = ".%d.csv" % self.number if self.number > 1 else ".csv"
+        return os.path.join(self.folder, name + ending)
+
+    def write(self, *, all_of_it: bool = False) -> None:
+        """Bring to the files what is new: at most one operation where all steps are of one kind.
+
+        `all_of_it`: also a block that could still grow. Raises OSError.
+        """
+        with self._lock:
+            old = self._block[-1][1] - self._block[0][0] if self._block else 0
+            if all_of_it or old >= BLOCK_NS << self._grade():
+                self._close()
+            progress = self.count != self._said
+            kept, self._said = (list(self.steps), list(self.blocks)), self.count
+            written = self._written
+            self._written = [len(kept[place]) or written[place] for place in (0, 1)]
+            wall_ns = self.wall_ns
+        done = False
+        try:
+            for place, (name, head) in enumerate((("steps", STEPS), ("pace", PACE))):
+                rows, before = kept[place], written[place]
+                if len(rows) > (before or 0):
+                    text = "".join(line(row, wall_ns) for row in rows[before or 0 :])
+                    bring(self.path(name), head, text, append=before is not None)
+                    done = True
+            if progress and not done:  # a sign of life
+                os.utime(self.path("steps"))
+        except OSError:
+            with self._lock:  # what is in the files cannot be told: next time as a whole
+                self._written = [None, None]
+            raise
+
+    def _grade(self) -> int:
+        return len(self.blocks) // GRADE
+
+    def _close(self) -> None:
+        """Make a row of the steps that are in no row yet."""
+        steps, self._block = self._block, []
+        if steps:
+            self.blocks.append(summary(self.count - len(steps), steps))
+
+
+def bring(path: str, head: str, text: str, *, append: bool) -> None:
+    """Write a log whole, or its new lines only. Raises OSError."""
+    if not append:
+        files.write(path, head + text)
+        return
+    # Not made anew: a run directory that was deleted stays deleted.
+    with open(
+        os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC), "w", encoding="ascii"
+    ) as log:
+        log.write(text)
+
+
+def summary(first: int, steps: List[Step]) -> Row:
+    """One row of pace.csv: `steps` from number `first` on."""
+    took = sorted(end - begin for begin, end in steps)
+    count = len(took)
+    median = (took[(count - 1) // 2] + took[count // 2]) // 2
+    return (
+        first, count, steps[0][0], steps[-1][1],
+        median, took[count // 4], took[3 * count // 4], took[-1],
+    )  # fmt: skip
+
+
+def line(row: Row, wall_ns: int) -> str:
+    """A row as it is in its file, its two times by the wall clock."""
+    at = 1 if len(row) == 3 else 2
+    told = (*row[:at], row[at] + wall_ns, row[at + 1] + wall_ns, *row[at + 2 :])
+    return ",".join(map(str, told)) + "\n"

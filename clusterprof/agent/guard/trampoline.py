@@ -1,0 +1,78 @@
+"""The first thing that nsys starts: run the program in its own world, and tell how it ended.
+
+nsys puts /dev/null and two pipes in the streams' place and mixes its own words in; a program
+under a profiler must print what it prints, where it prints it. nsys has a TMPDIR of its own, the
+program must not. And nsys' own status is not always the program's (0 where its disk is full): we
+stay beside the program until it ends, outside of nsys, and tell the guard.
+
+Arguments: SOCKET UMASK TMPDIR[=VALUE] PROGRAM..., or --wait SOCKET PID.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+
+from ..contracts import descriptors, processes, variables
+
+#: For nsys' log; the program was not started.
+REFUSED = 75
+
+
+def main(argv: "list[str]") -> None:
+    """Ask the guard, start the program with its own streams and TMPDIR, wait for its end."""
+    import socket
+
+    if argv[0] == "--wait":
+        wait(argv[1], int(argv[2]))
+    address, umask, temporary, program = *argv[:3], argv[3:]
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as guard:
+        try:
+            guard.settimeout(10)
+            guard.connect(address)
+            guard.sendall(b"hello %d\n" % os.getpid())
+            given = descriptors.receive(guard)
+            actions = descriptors.placed(given)
+        except OSError:
+            # A guard that has given this nsys up runs the program elsewhere: it must not run twice.
+            sys.exit(REFUSED)
+        os.environ[variables.GIVEN] = ",".join(map(str, given))
+        os.umask(int(umask, 8))  # nsys sets it to 0: all that is written would be everybody's
+        name, has_one, value = temporary.partition("=")
+        if has_one:
+            os.environ[name] = value
+        else:
+            os.environ.pop(name, None)
+        # Not by fork: nsys has threads in here by now. In a process group of its own.
+        pid = os.posix_spawnp(
+            program[0], program, os.environ, file_actions=actions, setpgroup=0,
+            # Python ignores them, and the program would inherit it.
+            setsigdef=[signal.SIGPIPE, signal.SIGXFSZ],
+        )  # fmt: skip
+        guard.sendall(b"pid %d\n" % pid)
+    environ = {
+        name: value for name, value in os.environ.items()
+        if not name.startswith(variables.FOLLOWED)
+    }  # fmt: skip
+    # What nsys sends to what it started is not for us.
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1):
+        signal.signal(number, signal.SIG_IGN)
+    waiting = [*processes.part("trampoline"), "--wait", address, str(pid)]
+    os.execve(sys.executable, waiting, environ)
+
+
+def wait(address: str, pid: int) -> None:
+    """The program's end: tell the guard how, and end likewise. 128 + n stands for signal n."""
+    import socket
+
+    status = os.waitpid(pid, 0)[1]
+    code = os.WEXITSTATUS(status) if os.WIFEXITED(status) else 128 + os.WTERMSIG(status)
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as guard:
+            guard.settimeout(5)
+            guard.connect(address)
+            guard.sendall(b"ended %d\n" % code)
+    except OSError:
+        pass
+    sys.exit(code)

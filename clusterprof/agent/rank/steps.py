@@ -1,0 +1,258 @@
+"""Counting steps and logging when each began and ended, on every rank of the job.
+
+The hook runs once per optimizer step inside somebody's training loop: between two events
+(the window's ends, a flush) it takes a clock reading, appends it and compares two numbers.
+
+Steps are timed by the monotonic clock, which nobody sets, and written as wall-clock times by one
+and the same difference of the two: that of the moment when counting began or, in a rank that
+captures, when its window opened, since the report has the wall clock of that moment. A wall
+clock that is set during the run makes no step longer, shorter or negative.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+import weakref
+from _thread import get_ident
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Tuple
+
+from . import hooks
+
+if TYPE_CHECKING:
+    from ..guard.outbox import Outbox
+
+#: A step that ends this long after the last time hands the new ones to the writer.
+FLUSH_NS = 2_000_000_000
+
+#: A wall clock that was set by less is left as it is in the log: steps take milliseconds.
+SET_NS = 100_000
+
+#: So many steps of one other optimizer without one of the counted, or on one other thread without
+#: one on the counted: the program has moved on.
+GIVEN_UP = 16
+
+#: Optimizers beside the counted one that are remembered: a program may make new ones for ever.
+MOST_OTHERS = 4096
+
+
+class Other:
+    """What an optimizer beside the counted one has done since the counted one's last step."""
+
+    def __init__(self, optimizer: Any, at: int, alone: int, first_ns: int) -> None:
+        self.optimizer = weakref.ref(optimizer)
+        #: how many steps the counted one had made by then, and how many of them without this one
+        self.at = at
+        self.alone = alone
+        self.first_ns = first_ns
+        self.steps = 1
+
+
+class Counter:
+    """Counts steps by the boundaries between them; calls `at(count)` once `next_event` is reached.
+
+    A step is a step of the *first optimizer that stepped*: a program with two (a GAN, Muon
+    beside AdamW, one per parameter) steps each of them once per iteration. Two that take turns
+    (each makes several steps without the other) both count. Micro-batches of gradient
+    accumulation do not step the optimizer and so do not count.
+
+    The steps of one thread are counted, until it has ended or another one trains on without it.
+    `at` is called between two steps of the main loop: never inside autograd, where an optimizer
+    may step as well (see `between`).
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.enabled = False
+        #: the program counts by itself (`clusterprof.step()`, `--step-on`): optimizers do not
+        self.said = False
+        #: the count at which `at` is called next; -1 for never
+        self.next_event = -1
+        self.at: Optional[Callable[[int], None]] = None
+        #: called when the program counts by itself before any optimizer was imported
+        self.on_first: Optional[Callable[[], None]] = None
+        self.outbox: Optional[Outbox] = None
+        #: what is added to the monotonic clock's times in the log
+        self._wall = 0
+        self._begin = 0
+        #: (begin, end) by the monotonic clock of the steps that were not handed over yet
+        self._pending: List[Tuple[int, int]] = []
+        self._flush_at = 0
+        self._counted: Optional[weakref.ref[Any]] = None
+        #: steps of the counted optimizer, and those of them since another one stepped
+        self._own = 0
+        self._run = 0
+        self._others: Dict[int, Other] = {}
+        #: the one of them whose turn it is
+        self._turn: Optional[int] = None
+        #: whose steps are counted (`get_ident`), and how many came from elsewhere since
+        self._thread = 0
+        self._elsewhere = 0
+        #: `between` is called whenever a backward of the program returns
+        self._attends_backward = False
+
+    def begin(self, outbox: Optional[Outbox] = None) -> None:
+        """Start counting; step 0 begins now. `outbox` takes the log, without one there is none."""
+        self.outbox = outbox
+        self.enabled = True
+        self._wall = wall_minus_monotonic()
+        self._begin = time.monotonic_ns()
+        self._flush_at = self._begin + FLUSH_NS
+
+    def end(self) -> None:
+        """Stop counting: in a forked child, or at the program's end."""
+        self.enabled = False
+        self.outbox = None
+        self.next_event = -1
+
+    def optimizer_stepped(self, optimizer: Any, args: Any = (), kwargs: Any = None) -> None:
+        """Post hook of every torch optimizer's step."""
+        if get_ident() != self._thread and not self._moves_here():
+            return
+        if self._counted is not None and self._counted() is optimizer:
+            self._own += 1
+            self._run += 1
+            self._turn = None
+        elif not self._counts_too(optimizer):
+            return
+        if not self.said and self.enabled:
+            self.boundary()
+
+    def _counts_too(self, optimizer: Any) -> bool:
+        """Whether this step, not of the counted optimizer, is a step of the program all the same.
+
+        A second step without one of the counted shows a turn, if the counted one has stepped
+        twice without this one before: the turn's first step is then counted late, at its time.
+        """
+        if self._counted is None or self._counted() is None:
+            self._count(optimizer)
+            return True
+        me, run = id(optimizer), self._run
+        self._run = 0
+        other = self._others.get(me)
+        if other is not None and other.optimizer() is not optimizer:
+            other = None  # one that is gone had this address
+        if other is None or other.at != self._own:
+            if len(self._others) >= MOST_OTHERS:
+                self._others.clear()
+            alone = run if other is None else self._own - other.at
+            self._others[me] = Other(optimizer, self._own, alone, time.monotonic_ns())
+            return False
+        other.steps += 1
+        if other.steps >= GIVEN_UP:
+            self._count(optimizer)
+            return True
+        if other.alone < 2 or self._turn not in (None, me):
+            return False
+        if self._turn is None:
+            self._turn = me
+            if not self.said and self.enabled:
+                self._ended(other.first_ns)
+        return True
+
+    def _count(self, optimizer: Any) -> None:
+        """`optimizer` is the counted one from now on."""
+        self._counted = weakref.ref(optimizer)
+        self._own = self._run = 1
+        self._others.clear()
+        self._turn = None
+        if in_autograd():
+            self._attend_backward()
+
+    def _moves_here(self) -> bool:
+        """Whether the steps of this thread, which is not the counted one, are counted from now."""
+        self._elsewhere += 1
+        if self._elsewhere < GIVEN_UP and self._thread in sys._current_frames():
+            return False
+        self._thread = get_ident()
+        self._elsewhere = 0
+        self._counted = None
+        return True
+
+    def say(self) -> None:
+        """One step has ended, says the program itself: optimizers no longer count."""
+        if not self.enabled:
+            if self.on_first is None:
+                return
+            self.on_first()
+        self.said = True
+        if get_ident() == self._thread or self._moves_here():
+            self.boundary()
+
+    def boundary(self) -> None:
+        """One step ends and the next begins."""
+        now = time.monotonic_ns()
+        self._ended(now)
+        self._elsewhere = 0
+        if 0 <= self.next_event <= self.count or now >= self._flush_at:
+            self.between()
+
+    def _ended(self, now: int) -> None:
+        """A step has ended at `now`."""
+        self._pending.append((self._begin, now))
+        self._begin = now
+        self.count += 1
+
+    def between(self) -> None:
+        """Between two steps, or inside of autograd: whatever is due and may be done there."""
+        due = 0 <= self.next_event <= self.count and self.at is not None
+        if due and in_autograd():
+            self._attend_backward()
+            due = False
+        if due and self.at is not None:
+            self.next_event = -1
+            self.at(self.count)
+            # What the profiler's start or stop cost lies between two steps, in neither.
+            self._begin = time.monotonic_ns()
+        if due or time.monotonic_ns() >= self._flush_at:
+            self.flush()
+
+    def _attend_backward(self) -> None:
+        """An optimizer steps inside the backward: what is due is done when that has returned."""
+        if not self._attends_backward:
+            self._attends_backward = True
+            with contextlib.suppress(KeyError, AttributeError):
+                hooks.wrap(sys.modules["torch.autograd"], "backward", self.between)
+
+    def anchor(self) -> None:
+        """Let the log's times, those written already too, be of the wall clock as it is now."""
+        ahead = wall_minus_monotonic() - self._wall
+        if abs(ahead) < SET_NS:
+            return
+        self._wall += ahead
+        if self.outbox is not None:
+            self.outbox.say("anchor", wall_ns=self._wall)
+
+    def wall(self, monotonic_ns: int) -> int:
+        """A reading of the monotonic clock as the log would have it."""
+        return monotonic_ns + self._wall
+
+    def flush(self) -> None:
+        """Hand the new steps to the process that writes the log."""
+        pending, self._pending = self._pending, []
+        self._flush_at = time.monotonic_ns() + FLUSH_NS
+        if self.outbox is not None and pending:
+            self.outbox.steps(self.count - len(pending), pending)
+            self.outbox.look()
+
+
+def in_autograd() -> bool:
+    """Whether this is a thread, and a moment, of torch's backward."""
+    task = getattr(sys.modules.get("torch._C"), "_current_graph_task_id", None)
+    return task is not None and task() != -1
+
+
+def wall_minus_monotonic() -> int:
+    """What the wall clock is ahead of the monotonic one, ns; of three readings the closest."""
+    found = []
+    for _ in range(3):
+        before = time.monotonic_ns()
+        wall = time.time_ns()
+        after = time.monotonic_ns()
+        found.append((after - before, wall - (before + after) // 2))
+    return min(found)[1]
+
+
+#: This process's counter; `clusterprof.step()` speaks to it.
+counter = Counter()

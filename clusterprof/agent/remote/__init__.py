@@ -1,0 +1,1 @@
+"""What runs on a host for the ssh launcher and the clock probes."""

@@ -1,0 +1,302 @@
+"""A process beside each chosen rank that measures the hosts' clocks around the window.
+
+Not a thread of the training: it shares no interpreter lock with it, opens no port in it and
+cannot keep it waiting. The rank says when its window opens and closes with a datagram to a Unix
+socket that has no file (nothing of it is left, however its prober ends), heeds only its own user,
+and never answers. The prober of the reference rank answers on UDP, on the job's own network and
+to those that know a secret only; of every other machine one prober asks it for a third of a
+second, at both ends of the window. A prober ends with its rank, whatever happens.
+
+Address and secret stand in a file of the run directory that only its owner can read. Hosts that
+share no folder (`clusterprof ssh`) were given a secret, and each other's names, with the plan.
+
+Arguments: RUN RANK REFERENCE OWNER SOCKET.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import secrets
+import select
+import socket
+import struct
+import sys
+import time
+from typing import Any, Dict, List, Mapping, Optional, Tuple
+
+from ..contracts import clocks, exchange, files, processes, states
+from ..contracts.identity import Identity
+
+#: the Unix socket of this rank's prober, for the program that the guard runs under nsys: a name in
+#: the kernel's own list, where sockets without a file stand
+PROBE = "CLUSTERPROF_PROBE"
+#: who sent a datagram, as the kernel knows it: struct ucred
+_SENDER = struct.Struct("@iII")
+#: The reference rank's prober answers for so long after its own window closed.
+GRACE_S = 30.0
+#: ... and for so long after its rank has ended, unless somebody is asking.
+QUIET_S = 1.0
+
+
+# --- in the rank
+
+
+def wanted(plan: Mapping[str, Any], me: Identity, environ: Mapping[str, str]) -> bool:
+    """Whether the clocks of this job are to be measured: `--clock-probe`."""
+    mode = plan.get("clock_probe", "off")
+    alone = plan["selection"]["kind"] == "ranks" and len(plan["selection"]["ranks"]) < 2
+    return mode == "on" or (mode == "auto" and not alone and several_nodes(me, environ))
+
+
+def several_nodes(me: Identity, environ: Mapping[str, str]) -> bool:
+    """Whether the job's ranks live on more than one node, as far as the launcher says."""
+
+    def number(name: str) -> int:
+        text = environ.get(name, "")
+        return int(text) if text.isdigit() else 0
+
+    if number("SLURM_STEP_NUM_NODES") > 1 and environ.get("SLURM_STEP_ID"):
+        return True
+    here = {
+        "torchrun": "LOCAL_WORLD_SIZE", "mpirun": "OMPI_COMM_WORLD_LOCAL_SIZE",
+        "deepspeed": "LOCAL_SIZE",
+    }.get(me.source)  # fmt: skip
+    here_size = number(here) if here else 0
+    return 0 < here_size < (me.world_size or 0)
+
+
+def reference(selection: Mapping[str, Any]) -> int:
+    """The chosen rank whose clock the others are measured against: the lowest."""
+    return int(selection["ranks"][0]) if selection["kind"] == "ranks" else 0
+
+
+def start(plan: Mapping[str, Any], rank: int) -> None:
+    """Start the prober of this rank, and leave its socket's name in the environment.
+
+    It forks away from us at once, so that the program finds no child that it did not start.
+    """
+    name = "clusterprof-" + secrets.token_hex(16)
+    arguments = [
+        *processes.part("prober"), str(plan["run"]), str(rank),
+        str(reference(plan["selection"])), str(os.getpid()), name,
+    ]  # fmt: skip
+    nothing = [(os.POSIX_SPAWN_OPEN, number, os.devnull, os.O_RDWR, 0) for number in (0, 1, 2)]
+    # What makes nsys follow a process is not for this one.
+    environ = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("CUDA_INJECTION", "NVTX_INJECTION", "NSYS_", "QUADD_"))
+    }
+    child = os.posix_spawn(sys.executable, arguments, environ, file_actions=nothing)
+    if os.waitpid(child, 0)[1] == 0:
+        os.environ[PROBE] = name
+
+
+def say(event: str) -> None:
+    """Tell our prober that the window opens or closes; never waits, never fails."""
+    name = os.environ.get(PROBE)
+    if not name:
+        return
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as pipe:
+            pipe.setblocking(False)
+            pipe.sendto(event.encode(), "\0" + name)
+    except OSError:
+        pass
+
+
+# --- in the process of its own
+
+
+class Prober:
+    """One rank's prober, from its start to the end of its rank."""
+
+    def __init__(self, run: str, rank: int, against: int, owner: int, name: str) -> None:
+        self.run = run
+        self.rank = rank
+        self.against = against
+        self.owner = owner
+        self.pipe = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self.pipe.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+        self.pipe.bind("\0" + name)
+        self.pipe.setblocking(False)
+        self.meeting = meeting(os.environ)
+        self.bounds: List[Dict[str, Any]] = []
+        self.notes: List[str] = []
+
+    # -- the reference rank
+
+    def address_file(self) -> str:
+        """Where the reference rank's prober says how it is reached, to those who may read it."""
+        return os.path.join(states.rank_directory(self.run, self.against), "probe-address.json")
+
+    def answer(self) -> None:
+        """Answer all others until our rank has ended, or its window has been closed for long."""
+        if self.meeting is not None:
+            endpoint = exchange.listen_for_seekers(*self.meeting)
+            with contextlib.closing(endpoint):
+                self.serve(endpoint)
+            return
+        secret = secrets.token_bytes(32)
+        endpoint = exchange.Endpoint(exchange.own_address(os.environ), secret)
+        path = self.address_file()
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        host, port = endpoint.socket.getsockname()[:2]
+        told = {"address": host, "port": port, "secret": secret.hex(), "machine": clocks.machine()}
+        files.write_json(path, told, mode=0o600)
+        try:
+            self.serve(endpoint)
+        finally:
+            endpoint.close()
+            with contextlib.suppress(OSError):
+                os.unlink(path)
+
+    def serve(self, endpoint: exchange.Endpoint) -> None:
+        """The answering itself."""
+        until: Optional[float] = None
+        sources: List[Any] = [endpoint, self.pipe, self.owner]
+        while until is None or time.monotonic() < until:
+            pause = None if until is None else max(0.0, until - time.monotonic())
+            ready = select.select(sources, [], [], pause)[0]
+            if endpoint in ready:
+                exchange.answer(endpoint, clocks.machine())
+                if self.owner not in sources:
+                    until = time.monotonic() + QUIET_S
+            if self.pipe in ready and self.heard() == "close":
+                until = time.monotonic() + GRACE_S
+            if self.owner in ready:
+                sources.remove(self.owner)
+                until = time.monotonic() + QUIET_S
+
+    def heard(self) -> str:
+        """What our rank said; nothing, where it was not our own user."""
+        try:
+            said, sender, _, _ = self.pipe.recvmsg(64, socket.CMSG_SPACE(_SENDER.size))
+        except OSError:
+            return ""
+        users = [
+            _SENDER.unpack(data)[1]
+            for _, kind, data in sender
+            if kind == socket.SCM_CREDENTIALS and len(data) == _SENDER.size
+        ]
+        return said.decode("ascii", "replace") if users == [os.getuid()] else ""
+
+    # -- every other
+
+    def ask(self) -> None:
+        """Measure when the window opens and once more when it has closed; then we are done."""
+        mine = None
+        sources: List[Any] = [self.pipe, self.owner]
+        while True:
+            ready = select.select(sources, [], [])[0]
+            event = self.heard() if self.pipe in ready else ""
+            if event == "open":
+                mine = self.measure(event)
+            elif event == "close" or self.owner in ready:
+                if mine is not None and event == "close":
+                    self.measure(event, mine)
+                break
+        if self.bounds or self.notes:
+            path = os.path.join(states.rank_directory(self.run, self.rank), "probe.json")
+            whole = {"schema_version": 1, "bounds": self.bounds, "notes": self.notes}
+            files.write_json(path, whole)
+
+    def measure(
+        self, event: str, known: Optional[Dict[str, Any]] = None
+    ) -> Optional[Dict[str, Any]]:
+        """One measurement against the reference rank's prober, whose address this returns."""
+        told = known or self.find()
+        if told is None or (known is None and not self.claimed(told)):
+            return None
+        target = (told["address"], told["port"])
+        endpoint = exchange.Endpoint(
+            exchange.route_to(target[0]) or target[0], bytes.fromhex(told["secret"])
+        )
+        found = exchange.measure(endpoint, target)
+        endpoint.close()
+        if not found:
+            self.notes.append("rank %d's host did not answer at the window's %s (UDP %s:%d)"
+                              % (self.against, event, *target))  # fmt: skip
+            return told
+        try:
+            bound = exchange.described(found)
+        except ValueError as error:
+            self.notes.append("at the window's %s: %s" % (event, error))
+            return told
+        self.bounds.append({
+            "when": event, "rank": self.rank, "machine": clocks.machine(),
+            "other": self.against, "other_machine": told["machine"], **bound,
+        })  # fmt: skip
+        return told
+
+    def find(self) -> Optional[Dict[str, Any]]:
+        """The answerer's address; None where it has none (its rank never began)."""
+        deadline = time.monotonic() + exchange.FIRST_ANSWER_S
+        if self.meeting is not None:
+            found = exchange.seek(*self.meeting, exchange.FIRST_ANSWER_S)
+            if found is None:
+                self.notes.append(
+                    "rank %d's prober was not found on %s (UDP ports %s)"
+                    % (self.against, ", ".join(self.meeting[1]),
+                       ", ".join(map(str, exchange.meeting_ports(self.meeting[0]))))
+                )  # fmt: skip
+                return None
+            (address, port), machine = found
+            secret = self.meeting[0].hex()
+            return {"address": address, "port": port, "secret": secret, "machine": machine}
+        while True:
+            try:
+                with files.open_ours(self.address_file()) as file:
+                    return dict(json.load(file))
+            except (OSError, ValueError):
+                if time.monotonic() > deadline:
+                    self.notes.append("rank %d's prober was not found" % self.against)
+                    return None
+                time.sleep(0.1)
+
+    def claimed(self, told: Mapping[str, Any]) -> bool:
+        """Whether it is ours to measure: of each machine the first that comes, of its own none."""
+        machine = clocks.machine()
+        if not machine or machine == told["machine"]:
+            return False
+        name = hashlib.blake2b((told["secret"] + machine).encode(), digest_size=8).hexdigest()
+        folder = os.path.join(self.run, "probe")
+        try:
+            if os.path.isdir(self.run):
+                os.makedirs(folder, exist_ok=True)
+            os.close(os.open(os.path.join(folder, name), os.O_CREAT | os.O_EXCL | os.O_WRONLY))
+        except OSError:
+            return False
+        return True
+
+
+def meeting(environ: Mapping[str, str]) -> Optional[Tuple[bytes, List[str]]]:
+    """Secret and hosts of a job whose hosts share no folder, by the plan; None where they do."""
+    try:
+        with files.open_ours(environ["CLUSTERPROF_PLAN"]) as file:
+            told = json.load(file)["meeting"]
+        secret, hosts = bytes.fromhex(told["secret"]), [str(each) for each in told["hosts"]]
+    except (KeyError, OSError, TypeError, ValueError):
+        return None
+    master = environ.get("MASTER_ADDR")
+    return secret, list(dict.fromkeys([*([master] if master else []), *hosts]))
+
+
+def main(argv: List[str]) -> None:
+    """Leave our parent, and watch it: `RUN RANK REFERENCE OWNER SOCKET`."""
+    run, rank, against, owner, name = argv[0], int(argv[1]), int(argv[2]), int(argv[3]), argv[4]
+    os.closerange(3, 1024)  # what the rank left open is none of our business
+    watch = os.pidfd_open(owner)
+    prober = Prober(run, rank, against, watch, name)
+    if os.fork():
+        os._exit(0)
+    try:
+        if rank == against:
+            prober.answer()
+        else:
+            prober.ask()
+    except OSError:
+        pass  # the clocks stay unmeasured: nobody waits for us

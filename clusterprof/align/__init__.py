@@ -1,0 +1,1 @@
+"""Ranks against each other: calls matched, clocks aligned, collectives placed."""

@@ -1,0 +1,179 @@
+"""Bounds on clock offsets that hold by causality.
+
+In a synchronising collective no member ends before the last one has started. So for members
+i and j of one call, with offset o (a rank's clock minus the reference's):
+`end_i - o_i >= start_j - o_j`, hence `o_i - o_j <= end_i - start_j`. Every call of every pair
+gives such a bound, and bounds chain through ranks as distances do in a graph.
+
+Why it holds, whatever algorithm and protocol the library takes: a member of AllReduce,
+AllGather, ReduceScatter, AllToAll or Barrier returns data that depend on every other member's,
+and no member's data leave it before its own kernel runs. A Broadcast or Scatter only says so of
+the root's start, a Reduce or Gather only of the root's end, a Send and its Recv only of the
+Recv's end. What it takes: every member sends something (an empty AllToAll between two members
+would hold neither up), and the calls are matched rightly. Seen to hold in every call of all
+recordings of the tests, and in 12 000 calls on 2, 4 and 8 GPUs (rings; LL, LL128 and Simple;
+2 KB to 32 MB; each rank last): the least `end_i - start_j` was 4.0 µs. For gloo the span of a
+call on its worker thread stands for the kernel.
+
+Clocks drift. A bound taken at time t holds at time T to within the drift limit times |T - t|:
+the bounds are evaluated at a few times over the window, the drift they allow is narrowed, and
+that tightens them again. Assumes a constant drift within the window, of at most
+`DRIFT_LIMIT_PPM` between any two ranks, and time stamps good to `STAMP_ERROR_NS`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from clusterprof.align.clock.blocks import Block, Bools, Floats
+
+#: two crystals of 50 ppm each, and something for a clock that is being slewed
+DRIFT_LIMIT_PPM = 150.0
+#: the profilers' own error of a time stamp
+STAMP_ERROR_NS = 1_000.0
+#: times over the window at which the bounds are evaluated
+_TIMES = 9
+
+Index = npt.NDArray[np.intp]
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """Bounds of each rank's offset against the reference at `times`: arrays [times, ranks].
+
+    `drift_low`/`drift_high` [ranks] bound the drift (ns per ns). Infinite where nothing ties a
+    rank to the reference; `contradicted` [ranks] is true where the bounds contradict each other.
+    """
+
+    times: Floats
+    low: Floats
+    high: Floats
+    drift_low: Floats
+    drift_high: Floats
+    contradicted: Bools
+
+    @property
+    def consistent(self) -> bool:
+        """Whether there are clocks that obey all bounds, as far as can be seen."""
+        return not self.contradicted.any()
+
+
+def bound(blocks: Sequence[Block], ranks: int, reference: int, begin: float, end: float) -> Bounds:
+    """Bound every rank's offset over the window `begin`..`end` (ns, the blocks' own time)."""
+    times = np.linspace(begin, end, _TIMES)
+    high = np.full((_TIMES, ranks), np.inf)
+    low = np.full((_TIMES, ranks), -np.inf)
+    contradicted = np.zeros(ranks, dtype=bool)
+    edges = _Edges.of(blocks)
+    for k, time in enumerate(times):
+        high[k], below = edges.chain(ranks, reference, float(time))
+        low[k] = -below
+        contradicted |= low[k] > high[k]
+    limit = DRIFT_LIMIT_PPM * 1e-6
+    drift_low, drift_high = np.full(ranks, -limit), np.full(ranks, limit)
+    for i in range(_TIMES):
+        for j in range(i + 1, _TIMES):
+            gap = times[j] - times[i]
+            if gap > 0:
+                drift_high = np.minimum(drift_high, (high[j] - low[i]) / gap)
+                drift_low = np.maximum(drift_low, (low[j] - high[i]) / gap)
+    apart = times[:, None] - times[None, :]
+    for_high = np.maximum(apart[..., None] * drift_high, apart[..., None] * drift_low)
+    high = np.min(high[None] + for_high, axis=1)
+    for_low = np.minimum(apart[..., None] * drift_high, apart[..., None] * drift_low)
+    low = np.max(low[None] + for_low, axis=1)
+    contradicted |= (high < low).any(axis=0) | (drift_high < drift_low)
+    low[:, reference] = high[:, reference] = 0.0
+    drift_low[reference] = drift_high[reference] = 0.0
+    return Bounds(times, low, high, drift_low, drift_high, contradicted)
+
+
+@dataclass(frozen=True)
+class _Edges:
+    """All calls' bounds, not as pairs of members but through each call: linear in the rows.
+
+    `o_i - o_j <= end_i - start_j` over all i, j of a call is `o_i <= end_i + x` and
+    `x <= o_j - start_j` with one x for the call. Rows of one call stand together; `by_rank`
+    sorts them by rank, `ranks` and `firsts` are the ranks and where each begins in that order.
+    """
+
+    call: Index
+    first: Index
+    rank: Index
+    #: own end where held, else inf; own start where it holds others, else -inf
+    end: Floats
+    start: Floats
+    #: per call: when it was
+    at: Floats
+    by_rank: Index
+    ranks: Index
+    firsts: Index
+
+    @classmethod
+    def of(cls, blocks: Sequence[Block]) -> _Edges:
+        """Lay the blocks' calls in rows."""
+        call, rank, end, start, at = [], [], [], [], []
+        count = 0
+        for block in blocks:
+            there = ~np.isnan(block.start)
+            some = there.any(axis=1)
+            line, column = np.nonzero(there[some])
+            call.append(count + line)
+            rank.append(np.asarray(block.members)[column])
+            s, e = block.start[some][line, column], block.end[some][line, column]
+            end.append(np.where(block.held[some][line, column], e, np.inf))
+            start.append(np.where(block.holds[some][line, column], s, -np.inf))
+            at.append(np.nanmax(block.start[some], axis=1))
+            count += int(some.sum())
+        calls, members = _joined(call).astype(np.intp), _joined(rank).astype(np.intp)
+        by_rank = np.argsort(members, kind="stable")
+        ranks, firsts = np.unique(members[by_rank], return_index=True)
+        first = np.flatnonzero(np.diff(calls, prepend=-1))
+        return cls(
+            call=calls,
+            first=first,
+            rank=members,
+            end=_joined(end),
+            start=_joined(start),
+            at=_joined(at),
+            by_rank=by_rank,
+            ranks=ranks,
+            firsts=firsts,
+        )
+
+    def chain(self, ranks: int, reference: int, time: float) -> tuple[Floats, Floats]:
+        """Least bounds of `o_i - o_ref` and of `o_ref - o_i` at `time` (Bellman and Ford).
+
+        Stops early where they contradict each other: every distance on the way is a bound.
+        """
+        slack = DRIFT_LIMIT_PPM * 1e-6 * np.abs(self.at - time) + STAMP_ERROR_NS
+        end = self.end + slack[self.call]
+        up, down = np.full(ranks, np.inf), np.full(ranks, np.inf)
+        up[reference] = down[reference] = 0.0
+        if not len(self.call):
+            return up, down
+        for _ in range(ranks + 1):
+            more = np.minimum(up, self._step(up, -self.start, end, ranks))
+            less = np.minimum(down, self._step(down, end, -self.start, ranks))
+            settled = np.array_equal(more, up) and np.array_equal(less, down)
+            up, down = more, less
+            if settled or (up + down < 0).any():
+                break
+        return up, down
+
+    def _step(self, distance: Floats, there: Floats, on: Floats, ranks: int) -> Floats:
+        """One hop from every rank through every call to every rank."""
+        through = np.minimum.reduceat(distance[self.rank] + there, self.first)
+        reached = (through[self.call] + on)[self.by_rank]
+        out = np.full(ranks, np.inf)
+        out[self.ranks] = np.minimum.reduceat(reached, self.firsts)
+        return out
+
+
+def _joined(parts: Sequence[npt.NDArray[np.generic]]) -> Floats:
+    whole = np.concatenate(parts) if parts else np.empty(0)
+    return np.asarray(whole, dtype=np.float64)

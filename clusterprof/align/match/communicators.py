@@ -1,0 +1,238 @@
+"""Communicators of reports that name none, inferred from what their calls did.
+
+Exports of nsys before 2025 carry no communicator id, nor do traces of PyTorch before 2.3. What is
+left: every communicator of PyTorch has a CUDA stream of its own, and the members of one collective
+end together, whatever their clocks say: the difference of two members' ends is constant, that of
+strangers is not. How nearly together depends on the machine: to within tens of microseconds with
+NVLink, hundreds without. So the tolerance is learned from the streams that plainly wait for one
+another: their calls begin at all times and yet end together.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from clusterprof.align.match.calls import Calls, Ints, take
+from clusterprof.align.match.shift import Shift, find_shift
+
+#: the ends of one collective's members lie within this, or within this part of the call's length;
+#: one call in ten may not
+_END_SPREAD_NS = 50_000
+_END_SPREAD_FRAC = 0.25
+_MOST_CALLS_FRAC = 0.9
+#: more is learned from streams whose begins differ by so many times as much as their ends, up to
+#: this: the ends of an AllReduce of four V100s without NVLink differed by 100 to 400 µs
+_WAITS, _WIDEST_NS = 4.0, 1_000_000.0
+#: tolerances that are tried up to the widest
+_WIDER = 16
+#: with so few calls a constant difference may be chance: then the wall clocks must agree too
+_FEW_CALLS = 3
+_NEAR_NS = 1_000_000
+#: with more streams than these not all pairs are compared (their number grows with the square), and
+#: the tolerance is learned from so many
+_MANY_STREAMS, _TELLING_STREAMS = 128, 12
+
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Stream:
+    """The calls of one rank on one stream, and which rows of the rank's calls they are."""
+
+    rank: int
+    rows: Ints
+    calls: Calls
+
+
+@dataclass(frozen=True)
+class Partner:
+    """Two streams of two ranks that may belong to one communicator."""
+
+    a: int
+    b: int
+    shift: Shift
+    #: how far the ends of the shorter calls lie apart
+    spread_ns: float
+    confidence: float
+    #: the tolerance that it takes for the two to be members, and how far their begins lie apart
+    needs_ns: float = 0.0
+    begins_ns: float = 0.0
+
+
+def streams(calls: Calls, rows: Ints) -> list[Stream]:
+    """Split `rows` of one rank's calls by stream."""
+    return [
+        Stream(calls.rank, chosen, take(calls, chosen))
+        for stream in np.unique(calls.stream[rows])
+        for chosen in [rows[calls.stream[rows] == stream]]
+    ]
+
+
+def partner(
+    a: Stream,
+    b: Stream,
+    index_a: int,
+    index_b: int,
+    slack: float = 1.0,
+    tolerance_ns: float = _END_SPREAD_NS,
+) -> Partner | None:
+    """Return how well two streams go together; None if they cannot be of one communicator.
+
+    Ends may scatter by `slack` times what is seen among members, `tolerance_ns` or a part of the
+    call's length.
+    """
+    shift = find_shift(a.calls, b.calls)
+    if shift is None:
+        return None
+    first = max(0, -shift.by)
+    last = min(len(b.calls), len(a.calls) - shift.by)
+    one = take(a.calls, np.arange(first + shift.by, last + shift.by))
+    two = take(b.calls, np.arange(first, last))
+    timed = one.has & two.has
+    if not timed.any():
+        return None
+    length = np.minimum(one.end - one.start, two.end - two.start)[timed].astype(np.float64)
+    apart = _apart(one.end[timed], two.end[timed], length)
+    needs = _width(np.where(2 * np.abs(apart) > slack * _END_SPREAD_FRAC * length, apart, 0.0))
+    if needs > slack * tolerance_ns:
+        return None
+    begins = _width(_apart(one.start[timed], two.start[timed], length))
+    spread = _width(apart[length <= np.median(length)])
+    sure = 0.8 * shift.confidence
+    if len(apart) <= _FEW_CALLS:
+        if abs(int(np.median((one.end - two.end)[timed]))) > _NEAR_NS:
+            return None
+        sure /= 2
+    return Partner(index_a, index_b, shift, spread, sure, needs, begins)
+
+
+def _apart(a: Ints, b: Ints, length: Floats) -> Floats:
+    """How far the differences `a - b` are from constant, or from a constant drift (ns).
+
+    The shorter a call the better it tells.
+    """
+    apart = (a - b - (a[0] - b[0])).astype(np.float64)
+    weight = 1 / np.maximum(length, _END_SPREAD_NS / _END_SPREAD_FRAC)
+    order = np.argsort(apart, kind="stable")
+    half = np.searchsorted(np.cumsum(weight[order]), weight.sum() / 2)
+    rest: Floats = apart - apart[order[min(int(half), len(order) - 1)]]
+    if len(rest) >= 8:
+        time = (b - b[0]).astype(np.float64)
+        usual = np.abs(rest) <= np.quantile(np.abs(rest), _MOST_CALLS_FRAC)
+        line = np.polyfit(time[usual], rest[usual], 1, w=weight[usual])
+        straight = rest - np.polyval(line, time)
+        rest = straight if _width(straight) < _width(rest) else rest
+    return rest
+
+
+def _width(apart: Floats) -> float:
+    """Width of what holds all but one in ten of the deviations `apart` (ns)."""
+    return 2 * float(np.quantile(np.abs(apart), _MOST_CALLS_FRAC))
+
+
+def tolerance(pairs: Sequence[Partner]) -> float:
+    """Return by how much members' ends differ in this recording (ns), at least 50 µs."""
+    telling = [p.needs_ns for p in pairs if p.begins_ns >= _WAITS * p.needs_ns]
+    return max(_END_SPREAD_NS, *telling, 0.0)
+
+
+def infer(
+    nodes: Sequence[Stream], *, whole: bool = False
+) -> tuple[list[tuple[list[int], float]], float]:
+    """Group streams of different ranks into communicators: (indices into `nodes`, confidence).
+
+    `whole`: these are all collectives of all ranks of a job. Such a job's communicators connect its
+    ranks and divide them evenly: the tolerance is the least that makes them so. With very many
+    streams each is compared with one member of each group only. The second is the tolerance for
+    members' ends, as learned from these streams (ns).
+    """
+    pairs = _pairs(nodes[:_TELLING_STREAMS] if len(nodes) > _MANY_STREAMS else nodes)
+    most = tolerance(list(pairs.values()))
+    if len(nodes) > _MANY_STREAMS:
+        return _infer_many(nodes, most), most
+    found = _linked(nodes, pairs, most)
+    if not whole or _plausible(nodes, found):
+        return found, most
+    for wider in np.geomspace(most, _WIDEST_NS, _WIDER)[1:].tolist():
+        more = _linked(nodes, pairs, wider)
+        if _plausible(nodes, more):
+            return more, wider
+    return found, most
+
+
+def _plausible(nodes: Sequence[Stream], groups: Sequence[tuple[list[int], float]]) -> bool:
+    """Whether groups lead from each rank to each other one, those of a size dividing all evenly."""
+    parts: list[set[int]] = []
+    sizes = Counter(len(members) for members, _ in groups)
+    for members, _ in groups:
+        mine = {nodes[k].rank for k in members}
+        apart = [part for part in parts if not part & mine]
+        parts = [*apart, mine.union(*(part for part in parts if part & mine))]
+    world = sum(len(part) for part in parts)
+    return len(parts) <= 1 and all(count * size % world == 0 for size, count in sizes.items())
+
+
+def _linked(
+    nodes: Sequence[Stream], pairs: Mapping[tuple[int, int], Partner], most: float
+) -> list[tuple[list[int], float]]:
+    """Complete linkage, tightest pair first: each member must go together with each other one."""
+    pairs = {pair: found for pair, found in pairs.items() if found.needs_ns <= most}
+    group = {i: [i] for i in range(len(nodes))}
+    for i, j in sorted(pairs, key=lambda pair: pairs[pair].spread_ns):
+        one, other = group[i], group[j]
+        if one is other:
+            continue
+        ranks = [nodes[k].rank for k in one + other]
+        linked = all((min(k, m), max(k, m)) in pairs for k in one for m in other)
+        if linked and len(set(ranks)) == len(ranks):
+            one.extend(other)
+            for k in other:
+                group[k] = one
+    seen: list[tuple[list[int], float]] = []
+    for i, members in group.items():
+        if members[0] == i:
+            sure = [pairs[p].confidence for p in pairs if p[0] in members and p[1] in members]
+            ordered = sorted(members, key=lambda k: nodes[k].rank)
+            seen.append((ordered, min(sure, default=0.0)))
+    return seen
+
+
+def _pairs(nodes: Sequence[Stream]) -> dict[tuple[int, int], Partner]:
+    """Every two streams that may go together at the widest tolerance."""
+    return {
+        (i, j): found
+        for i in range(len(nodes))
+        for j in range(i + 1, len(nodes))
+        if nodes[i].rank != nodes[j].rank
+        and (found := partner(nodes[i], nodes[j], i, j, tolerance_ns=_WIDEST_NS)) is not None
+    }
+
+
+def _infer_many(nodes: Sequence[Stream], most: float) -> list[tuple[list[int], float]]:
+    """As `infer`: each stream joins the group whose first member it goes with most tightly."""
+    groups: list[list[int]] = []
+    sure: list[float] = []
+    for i, node in enumerate(nodes):
+        found = [
+            (pair.spread_ns, k, pair.confidence)
+            for k, members in enumerate(groups)
+            if all(nodes[m].rank != node.rank for m in members)
+            and (pair := partner(nodes[members[0]], node, members[0], i, tolerance_ns=most))
+            is not None
+        ]
+        if not found:
+            groups.append([i])
+            sure.append(1.0)
+            continue
+        _, k, confidence = min(found)
+        groups[k].append(i)
+        sure[k] = min(sure[k], 0.9 * confidence)
+    ordered = [sorted(members, key=lambda m: nodes[m].rank) for members in groups]
+    return [
+        (members, c if len(members) > 1 else 0.0) for members, c in zip(ordered, sure, strict=True)
+    ]

@@ -1,0 +1,193 @@
+"""What all ranks' hosts spend their time in alike: fetching, the interpreter lock, launching.
+
+A rank whose GPU starves in such a cause is no straggler for it unless its own host spends more
+time there than the others' do: one that resumed last after the capture's start starves in every
+fetch, the others' queues hide theirs, and yet all fetch equally slowly.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from clusterprof.analysis.groups.peers import median_of_others
+from clusterprof.analysis.model import host_activity, limits
+from clusterprof.analysis.model.dataset import Bools, Floats, Ints, Scene
+from clusterprof.analysis.model.intervals import Union, union
+from clusterprof.analysis.model.timeline import COMPUTE, Timeline
+
+_INPUT = r"(?i)^(data|input|batch|fetch|dataload)|dataloader|next_batch|get_batch"
+
+
+@dataclass(frozen=True)
+class Cause:
+    """One cause. `idle` [ranks, steps]: the GPU's time without work in it; `spent` the host's."""
+
+    where: list[Union]
+    idle: Floats
+    spent: Floats
+
+    def is_shared(self) -> bool:
+        """Whether the middle rank's host spends half as long there as the worst one's, or more."""
+        own = np.sort(self.spent.mean(axis=1))
+        return (
+            bool(len(own)) and float(own[(len(own) - 1) // 2]) >= limits.SHARED_FRAC * own[-1] > 0
+        )
+
+    def own(self) -> Floats:
+        """Idle time that is a rank's own doing: as far as its host spends more than the others'.
+
+        More in most of the steps, that is: in single ones now this rank's batch comes last and now
+        that one's.
+        """
+        total = self.idle.mean(axis=1)
+        if not self.spent.size:
+            return self.idle
+        more = self.spent - np.nan_to_num(median_of_others(self.spent))
+        steady = np.maximum(np.median(more, axis=1), 0.0)
+        part = np.divide(steady, total, out=np.zeros(len(total)), where=total > 0)
+        return np.asarray(self.idle * np.minimum(part, 1.0)[:, None])
+
+
+def per_step(scene: Scene, line: Timeline, each: np.ndarray) -> Floats:
+    """One rank's values by its steps as values by settled steps; 0 where it lacks one."""
+    out = np.zeros(len(scene.settled))
+    known = np.isin(line.step, scene.settled)
+    out[np.searchsorted(scene.settled, line.step[known])] = each[known]
+    return out
+
+
+def idle_gaps(line: Timeline) -> Union:
+    """When the rank's device had nothing to do, between the first and the last step's ends."""
+    start = np.r_[line.begin[0], line.busy.end]
+    end = np.r_[line.busy.start, line.end[-1]]
+    keep = (end > start) & (end > line.begin[0]) & (start < line.end[-1])
+    return union(
+        np.maximum(start[keep], line.begin[0]).astype(np.int64),
+        np.minimum(end[keep], line.end[-1]).astype(np.int64),
+    )
+
+
+def _filled(gaps: Union, spans: Union) -> Union:
+    """Gaps that `spans` fill by half or more, whole; of the others what they have in common.
+
+    A fetch is followed by the first launches: that gap is the fetch's.
+    """
+    most = 2 * spans.within(gaps.start, gaps.end) >= gaps.end - gaps.start
+    part = host_activity.both(union(gaps.start[~most], gaps.end[~most]), spans)
+    return union(np.r_[gaps.start[most], part.start], np.r_[gaps.end[most], part.end])
+
+
+def _cause(scene: Scene, gaps: list[Union], spans: list[Union]) -> Cause:
+    where = [_filled(g, s) for g, s in zip(gaps, spans, strict=True)]
+    shape = (len(scene.ranks), len(scene.settled))
+    idle, spent = np.zeros(shape), np.zeros(shape)
+    for k, line in enumerate(scene.timelines):
+        idle[k] = per_step(scene, line, where[k].within(line.begin, line.end))
+        until = np.r_[line.host_begin[1:], line.host_end[-1:]]
+        # a copy in the midst of it may have waited for the device: that is nobody's fetching
+        waited = host_activity.both(spans[k], host_activity.waits(scene, k))
+        own = spans[k].within(line.host_begin, until) - waited.within(line.host_begin, until)
+        spent[k] = per_step(scene, line, own)
+    return Cause(where, idle, spent)
+
+
+def locked(scene: Scene, gaps: list[Union]) -> Cause | None:
+    """Waiting for Python's interpreter lock, where the reports tell."""
+    spans = [host_activity.spans(t, "python", host_activity.GIL_WAIT) for t in scene.tables]
+    return _cause(scene, gaps, spans) if any(len(s.start) for s in spans) else None
+
+
+def collecting(scene: Scene, gaps: list[Union]) -> Cause | None:
+    """Python's garbage collector, where the agent has noted it."""
+    spans = [host_activity.spans(t, "python", host_activity.COLLECTING) for t in scene.tables]
+    return _cause(scene, gaps, spans) if any(len(s.start) for s in spans) else None
+
+
+def fetching(scene: Scene, gaps: list[Union]) -> Cause | None:
+    """Fetching the batch: ranges and operators named for it."""
+    spans = []
+    for tables in scene.tables:
+        ranges = host_activity.spans(tables, "range", _INPUT)
+        ops = host_activity.spans(tables, "op", r"(?i)dataloader")
+        spans.append(union(np.r_[ranges.start, ops.start], np.r_[ranges.end, ops.end]))
+    return _cause(scene, gaps, spans) if any(len(s.start) for s in spans) else None
+
+
+def launching(scene: Scene, gaps: list[Union], pace: Floats, *, long: bool = False) -> Cause:
+    """Gaps before kernels that were launched only after the GPU had run dry.
+
+    Short ones, which are the pace of launching, or `long` ones, in which hosts do something else.
+    """
+    where = []
+    for line, gap in zip(scene.timelines, gaps, strict=True):
+        late = _launched_after(line, gap.end, gap.start)
+        chosen = late & ((gap.end - gap.start > limits.LAUNCH_GAP_NS) == long)
+        where.append(union(gap.start[chosen], gap.end[chosen]))
+    return Cause(where, _idle(scene, where), np.nan_to_num(pace))
+
+
+def queued(scene: Scene, gaps: list[Union]) -> Cause:
+    """Gaps before kernels that had been launched before the GPU ran dry."""
+    where = []
+    for line, gap in zip(scene.timelines, gaps, strict=True):
+        last = gap.end >= (line.start[-1] if len(line.start) else 0)
+        ready = ~_launched_after(line, gap.end, gap.start) & ~last
+        chosen = ready & (gap.end - gap.start > limits.QUEUED_GAP_NS)
+        where.append(union(gap.start[chosen], gap.end[chosen]))
+    return Cause(where, _idle(scene, where), np.zeros((len(scene.ranks), len(scene.settled))))
+
+
+def _launched_after(line: Timeline, next_start: Ints, time: Ints) -> Bools:
+    """Whether the kernel that starts at `next_start` was launched after `time`."""
+    following = np.searchsorted(line.start, next_start)
+    known = following < len(line.start)
+    late = np.zeros(len(time), dtype=bool)
+    late[known] = line.launch_end[following[known]] > time[known]
+    return late
+
+
+def _idle(scene: Scene, where: list[Union]) -> Floats:
+    """How much of each settled step lies in the gaps `where`, [ranks, settled steps]."""
+    out = np.zeros((len(scene.ranks), len(scene.settled)))
+    for k, line in enumerate(scene.timelines):
+        out[k] = per_step(scene, line, where[k].within(line.begin, line.end))
+    return out
+
+
+def typical_kernel(scene: Scene) -> float:
+    """The median kernel's length, over ranks (ns)."""
+    middle = [
+        float(np.median((line.stop - line.start)[line.kind == COMPUTE]))
+        for line in scene.timelines
+        if (line.kind == COMPUTE).any()
+    ]
+    return float(np.median(middle)) if middle else 0.0
+
+
+def left(gaps: list[Union], taken: list[Union]) -> list[Union]:
+    """Gaps that do not touch what has been given to a cause."""
+    out = []
+    for gap, used in zip(gaps, taken, strict=True):
+        free = used.within(gap.start, gap.end) == 0
+        out.append(union(gap.start[free], gap.end[free]))
+    return out
+
+
+def innocent_idle(scene: Scene, pace: Floats) -> Floats:
+    """Idle time in causes that all hosts share alike, [ranks, settled steps]: nobody's own."""
+    out = np.zeros((len(scene.ranks), len(scene.settled)))
+    if len(scene.ranks) < 2 or not scene.settled:
+        return out
+    gaps = [idle_gaps(line) for line in scene.timelines]
+    for find in (locked, collecting, fetching):
+        cause = find(scene, gaps)
+        if cause is not None and cause.is_shared():
+            out += cause.idle - cause.own()
+            gaps = left(gaps, cause.where)
+    if 0 < typical_kernel(scene) <= limits.SHORT_KERNEL_NS:
+        cause = launching(scene, gaps, pace)
+        if cause.is_shared():
+            out += cause.idle - cause.own()
+    return out

@@ -1,0 +1,388 @@
+"""GPUs that idle on all ranks because hosts are slow: launches, synchronising calls, the GIL,
+input. A single rank's late host is a straggler and no matter of this file."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow.compute as pc
+
+from clusterprof.analysis.findings import causes, common_causes, savings
+from clusterprof.analysis.findings.finding import capture, finding, ms, operators, percent
+from clusterprof.analysis.model import host_activity, limits
+from clusterprof.analysis.model.dataset import Floats, Scene
+from clusterprof.analysis.model.intervals import Union, union
+from clusterprof.analysis.model.timeline import COMPUTE
+from clusterprof.results import Finding
+
+
+def find(scene: Scene, late_ns: float = 0.0) -> list[Finding]:
+    """Return `host.gil`, `host.gc`, `input.stall`, `host.sync`, `host.launch_bound`, `host.busy`,
+    `gpu.idle`.
+
+    Idle time is given to one cause only, in this order: waiting for the GIL, the garbage
+    collector, fetching input, a synchronising call, the pace of launching, anything else that
+    hosts do, and what no host is the cause of.
+    `late_ns`: what the stragglers found already cost a step.
+    """
+    if not scene.settled:
+        return []
+    gaps = [common_causes.idle_gaps(line) for line in scene.timelines]
+    found: list[Finding] = []
+    for cause in (_gil, _gc, _input, _sync, _launch, _busy, _queued):
+        one, gaps = cause(scene, gaps)
+        if one is not None:
+            found.append(one)
+    if any(f["code"] == "host.launch_bound" for f in found):
+        return found
+    others = [f for f in found if f["code"] != "host.busy"]
+    paced = _paced(scene, sum(f["cost_ns_per_step"] for f in others), late_ns)
+    seen = max((f["cost_ns_per_step"] for f in found if f["code"] == "host.busy"), default=0)
+    # two views of one thing: the larger one tells more
+    return [*others, paced] if paced and paced["cost_ns_per_step"] > seen else found
+
+
+Answer = tuple["Finding | None", "list[Union]"]
+
+
+def _gil(scene: Scene, gaps: list[Union]) -> Answer:
+    cause = common_causes.locked(scene, gaps)
+    if cause is None:
+        return None, gaps
+    cost = np.minimum(cause.idle.max(axis=0), scene.durations)
+    per_step = float(cost.mean())
+    if per_step < limits.LEAST_FRAC * scene.step_ns:
+        return None, gaps
+    of_rank = cause.idle.mean(axis=1)
+    worst = int(np.argmax(of_rank))
+    rank = scene.ranks[worst]
+    spent = cause.spent.mean(axis=1)
+    hit = [r for r, w in zip(scene.ranks, spent, strict=True) if w >= 0.3 * spent.max()]
+    made = finding(
+        scene,
+        "host.gil",
+        rank=rank,
+        ranks=hit,
+        cost=cost,
+        floor_ns=0.01 * scene.step_ns,
+        confidence=0.9,
+        summary=f"GPUs idle {ms(per_step)} of each step ({percent(per_step / scene.step_ns)}) "
+        f"while their host waits for Python's interpreter lock, rank {rank} worst",
+        evidence=_idle_evidence(scene, cause, "while waiting for the interpreter lock"),
+        advice="other Python threads hold the lock: move their work into processes, or into "
+        "native code that releases it",
+        follow_up=capture(scene, hit[:2], "--trace", "cuda,nvtx,python-gil", "--cpu-sampling"),
+    )
+    return made, common_causes.left(gaps, cause.where)
+
+
+def _gc(scene: Scene, gaps: list[Union]) -> Answer:
+    """Collectors that run on all ranks, each when it likes: the others wait for each of them."""
+    cause = common_causes.collecting(scene, gaps)
+    # one rank alone that collects is a straggler
+    if cause is None or not cause.is_shared():
+        return None, gaps
+    cost = np.minimum((cause.idle - cause.own()).max(axis=0), scene.durations)
+    per_step = float(cost.mean())
+    if per_step < limits.LEAST_FRAC * scene.step_ns:
+        return None, gaps
+    spent = cause.spent.mean(axis=1)
+    made = finding(
+        scene,
+        "host.gc",
+        rank=None,
+        ranks=[r for r, w in zip(scene.ranks, spent, strict=True) if w >= 0.5 * spent.max()],
+        cost=cost,
+        floor_ns=0.01 * scene.step_ns,
+        confidence=0.85,
+        summary=f"GPUs idle {ms(per_step)} of each step ({percent(per_step / scene.step_ns)}) "
+        "while Python's garbage collector runs, now on one rank and now on another",
+        evidence=_idle_evidence(scene, cause, "while the collector runs"),
+        advice=causes.COLLECT_TOGETHER,
+    )
+    return made, common_causes.left(gaps, cause.where)
+
+
+def _input(scene: Scene, gaps: list[Union]) -> Answer:
+    """All hosts fetch slowly; the last to have its batch sets the pace, the others wait for it."""
+    cause = common_causes.fetching(scene, gaps)
+    # one rank alone that fetches long is a straggler
+    if cause is None or not cause.is_shared():
+        return None, gaps
+    # what the worst rank alone is late by is a straggler's cost
+    cost = np.minimum((cause.idle - cause.own()).max(axis=0), scene.durations)
+    per_step = float(cost.mean())
+    if per_step < limits.LEAST_FRAC * scene.step_ns:
+        return None, gaps
+    spent = cause.spent.mean(axis=1)
+    hit = cost > 0.01 * scene.step_ns
+    often = f" (in {int(hit.sum())} of {len(hit)} settled steps)" if not hit.all() else ""
+    made = finding(
+        scene,
+        "input.stall",
+        rank=None,
+        ranks=[r for r, w in zip(scene.ranks, spent, strict=True) if w >= 0.5 * spent.max()],
+        cost=cost,
+        floor_ns=0.01 * scene.step_ns,
+        confidence=0.85,
+        summary=f"GPUs starve {ms(per_step)} of each step ({percent(per_step / scene.step_ns)}) "
+        f"while their hosts fetch the batch{often}",
+        evidence=_idle_evidence(scene, cause, "while the host fetches"),
+        advice="fetch ahead: more DataLoader workers, prefetch_factor, persistent_workers, or "
+        "cheaper preprocessing",
+    )
+    return made, common_causes.left(gaps, cause.where)
+
+
+def _idle_evidence(scene: Scene, cause: common_causes.Cause, what: str) -> list[dict[str, Any]]:
+    idle, spent = cause.idle.mean(axis=1), cause.spent.mean(axis=1)
+    return [
+        {
+            "rank": int(rank),
+            "steps": list(scene.settled),
+            "idle_ns_per_step": round(float(idle[k])),
+            "host_ns_per_step": round(float(spent[k])),
+            "what": f"{ms(float(idle[k]))} a step idle {what} ({ms(float(spent[k]))} of host time)",
+        }
+        for k, rank in enumerate(scene.ranks[:16])
+    ]
+
+
+def _sync(scene: Scene, gaps: list[Union]) -> Answer:
+    """A small copy to the host, waited for, and a GPU that starves until the next launch."""
+    after = []
+    count = 0
+    blocked: list[Floats] = []
+    for tables, line, gap in zip(scene.tables, scene.timelines, gaps, strict=True):
+        table = tables.activity
+        back = pc.fill_null(pc.equal(table["direction"], "device_to_host"), fill_value=False)
+        rows = np.flatnonzero(np.asarray(back.to_numpy(zero_copy_only=False), dtype=bool))
+        size = np.asarray(pc.fill_null(table["size_bytes"], 0).to_numpy())[rows]
+        rows = rows[size <= 4096]
+        syncs = host_activity.spans(tables, "cuda", r"(?i)(stream|device|event)synchronize|memcpy")
+        # the host waits from before the copy until its end, or longer
+        at = np.searchsorted(syncs.start, line.stop[rows], side="right") - 1
+        inside = np.zeros(len(rows), dtype=bool)
+        if len(syncs.start):
+            inside = (at >= 0) & (syncs.end[np.maximum(at, 0)] >= line.stop[rows])
+        rows, at = rows[inside], at[inside]
+        step = np.r_[line.step, -1][line.step_of[rows]]
+        within = np.isin(step, scene.settled)
+        rows, at = rows[within], at[within]
+        count += len(rows)
+        waited = np.bincount(
+            np.searchsorted(scene.settled, step[within]),
+            (syncs.end - syncs.start)[at] if len(at) else None,
+            len(scene.settled),
+        )
+        blocked.append(waited.astype(float))
+        follows = np.isin(gap.start, line.stop[rows])
+        after.append(union(gap.start[follows], gap.end[follows]))
+    if not count:
+        return None, gaps
+    each = [
+        common_causes.per_step(scene, line, a.within(line.begin, line.end))
+        for line, a in zip(scene.timelines, after, strict=True)
+    ]
+    cost = np.mean(each, axis=0)
+    waits = float(np.mean(blocked))
+    per_step = float(cost.mean())
+    calls = count / max(len(scene.ranks) * len(scene.settled), 1)
+    if waits < limits.LEAST_FRAC * scene.step_ns:
+        return None, gaps
+    made = finding(
+        scene,
+        "host.sync",
+        rank=None,
+        ranks=scene.ranks,
+        cost=cost,
+        confidence=0.85,
+        summary=f"the host waits for the GPU inside the step, {calls:.0f} time"
+        f"{'s' if round(calls) != 1 else ''} and {ms(waits)} a step; the GPU then starves "
+        f"{ms(per_step)} ({percent(per_step / scene.step_ns)})",
+        evidence=[
+            {
+                "ranks": list(scene.ranks),
+                "steps": list(scene.settled),
+                "host_wait_ns_per_step": round(waits),
+                "what": "a copy of a few bytes to the host, and a synchronising call around it "
+                "(.item() and its like)",
+            }
+        ],
+        advice="read losses and metrics every so many steps, or copy them with non_blocking=True "
+        "and look a step later",
+        follow_up=capture(scene, scene.ranks[:1], *operators(scene)),
+    )
+    return made, common_causes.left(gaps, after)
+
+
+def _launch(scene: Scene, gaps: list[Union]) -> Answer:
+    """Gaps on all ranks before kernels that were launched only after the GPU had run dry."""
+    if scene.on_host:
+        return None, gaps
+    cause = common_causes.launching(scene, gaps, host_activity.pace(scene))
+    # starving on most ranks; or on the one whose queue is empty, of short kernels on all
+    short = 0 < common_causes.typical_kernel(scene) <= limits.SHORT_KERNEL_NS and cause.is_shared()
+    short = short and not scene.pipelined
+    cost = cause.idle.max(axis=0) if short else np.median(cause.idle, axis=0)
+    cost = np.minimum(cost, scene.durations)
+    per_step = float(cost.mean())
+    share = per_step / scene.step_ns
+    if share < limits.LAUNCH_FRAC:
+        return None, gaps
+    count, typical = _kernels_per_step(scene), common_causes.typical_kernel(scene)
+    pace = float(np.median(cause.spent.mean(axis=1)))
+    made = finding(
+        scene,
+        "host.launch_bound",
+        rank=None,
+        ranks=scene.ranks,
+        cost=cost,
+        confidence=0.9,
+        summary=f"GPUs idle {ms(per_step)} of each step ({percent(share)}) until their next kernel "
+        f"is launched: {count} a step, {typical / 1e3:.1f} µs in the median, and {ms(pace)} for "
+        "the host",
+        evidence=_idle_evidence(scene, cause, "in gaps below 1 ms"),
+        advice="fewer, longer kernels: torch.compile, CUDA Graphs, fused optimizers "
+        "(fused=True), larger batches",
+    )
+    return made, gaps
+
+
+def _busy(scene: Scene, gaps: list[Union]) -> Answer:
+    """All GPUs idle together in long gaps that no other cause explains: their hosts are busy."""
+    if scene.pipelined or any(line.on_host for line in scene.timelines):
+        return None, gaps
+    cause = common_causes.launching(scene, gaps, host_activity.pace(scene), long=True)
+    # three in four ranks idle so long: what fewer do is a matter of those that are late
+    common = np.sort(cause.idle, axis=0)[len(scene.ranks) // 4]
+    cost = np.minimum(common, scene.durations)
+    per_step = float(cost.mean())
+    if per_step < limits.LAUNCH_FRAC * scene.step_ns:
+        return None, gaps
+    whose = "the hosts of all ranks launch" if len(scene.ranks) > 1 else "the host launches"
+    spent, name = causes.pause(scene, int(np.argmax(cause.idle.mean(axis=1))))
+    where = f" (in {name})" if name else ""
+    made = finding(
+        scene,
+        "host.busy",
+        rank=None,
+        ranks=scene.ranks,
+        cost=cost,
+        floor_ns=0.01 * scene.step_ns,
+        confidence=0.8,
+        summary=f"GPUs idle {ms(per_step)} of each step ({percent(per_step / scene.step_ns)}) "
+        f"because {whose} nothing for {ms(spent)}{where}",
+        evidence=_idle_evidence(scene, cause, "until the host launches again"),
+        advice="look at what the hosts do in that pause (logging, checks, checkpoints, sleeping) "
+        "and move it off the training thread, or let it run ahead: a launch need not wait for the "
+        "GPU",
+        follow_up=capture(scene, scene.ranks[:1], *operators(scene), "--cpu-sampling"),
+    )
+    return made, common_causes.left(gaps, cause.where)
+
+
+def _queued(scene: Scene, gaps: list[Union]) -> Answer:
+    """Gaps on all ranks before kernels that had been launched when the GPU ran dry."""
+    if any(line.on_host for line in scene.timelines):
+        return None, gaps
+    cause = common_causes.queued(scene, gaps)
+    cost = np.minimum(np.sort(cause.idle, axis=0)[len(scene.ranks) // 4], scene.durations)
+    per_step = float(cost.mean())
+    if per_step < limits.LAUNCH_FRAC * scene.step_ns:
+        return None, gaps
+    idle = float(np.nanmean(scene.account("idle_ns")))
+    made = finding(
+        scene,
+        "gpu.idle",
+        rank=None,
+        ranks=scene.ranks,
+        cost=cost,
+        floor_ns=0.01 * scene.step_ns,
+        confidence=0.8,
+        summary=f"GPUs idle {ms(idle)} of each {ms(scene.step_ns)} step "
+        f"({percent(idle / scene.step_ns)}), {ms(per_step)} of it although their next kernel had "
+        "been launched: it waits for something that the reports do not show",
+        evidence=_idle_evidence(scene, cause, "with the next kernel launched already"),
+        advice="look for what the reports lack: other processes on these GPUs (nvidia-smi), events "
+        "that the profiler dropped, host callbacks in streams, events of another process",
+    )
+    return made, common_causes.left(gaps, cause.where)
+
+
+def _kernels_per_step(scene: Scene) -> int:
+    kernels = [
+        int(((line.kind == COMPUTE) & (line.step_of >= 0)).sum()) // max(len(line.step), 1)
+        for line in scene.timelines
+    ]
+    return int(np.mean(kernels))
+
+
+def _paced(scene: Scene, already: float, late: float) -> Finding | None:
+    """All hosts need nearly the whole step, and no GPU does: those wait for each other's hosts.
+
+    Behind a collective that waits for the last host a GPU is not idle, and yet it has nothing to
+    do. Saved by faster hosts: the part of the step that the middle host needs beyond what the
+    busiest GPU does (computing, and copies and transfers that nothing hides). `already`: what
+    other findings of this file cost a step, `late` what stragglers do: the step without them.
+    """
+    if scene.pipelined or any(line.on_host for line in scene.timelines):
+        return None
+    pace = host_activity.pace(scene)
+    known = ~np.isnan(pace)
+    if len(scene.ranks) < 2 or not known.all(axis=1).any() or not known.any(axis=0).all():
+        return None
+    own = np.asarray([p[k].mean() for p, k in zip(pace, known, strict=True) if k.any()])
+    usual = float(np.median(own))
+    if usual < limits.PACING_FRAC * scene.step_ns or own.min() < limits.SHARED_FRAC * usual:
+        return None
+    work = savings.busy(scene, transfers=True)
+    if np.isnan(work).all():
+        return None
+    busy = float(np.nanmax(work))
+    # what the capture itself adds to the step is no host's own
+    step = min(scene.step_ns, scene.usual_step_ns or scene.step_ns)
+    saved = min(usual, step, scene.step_ns - late) - busy - already
+    share = saved / scene.step_ns
+    if share < limits.LAUNCH_FRAC:
+        return None
+    count = _kernels_per_step(scene)
+    middle = int(np.argsort(own)[len(own) // 2])
+    idle, name = causes.pause(scene, int(np.flatnonzero(known.any(axis=1))[middle]))
+    paused = idle >= limits.PAUSE_FRAC * usual
+    advice = (
+        "fewer, longer kernels and less Python between them: torch.compile, CUDA Graphs, "
+        "fused optimizers (fused=True), larger batches"
+    )
+    return finding(
+        scene,
+        "host.busy" if paused else "host.launch_bound",
+        rank=None,
+        ranks=scene.ranks,
+        cost=np.full(len(scene.settled), saved),
+        # an upper bound, from what hosts and GPUs need rather than from what was seen to idle
+        at_most="warning",
+        confidence=0.75,
+        summary=f"the hosts of all ranks set the pace: they need {ms(usual)} of each "
+        f"{ms(scene.step_ns)} step to launch {count} kernels"
+        + (f", {ms(idle)} of it without a launch" if paused else "")
+        + (f" (in {name})" if paused and name else "")
+        + f", the busiest GPU {ms(busy)}; faster hosts would save up to {ms(saved)} "
+        f"({percent(share)})",
+        evidence=[
+            {
+                "rank": int(rank),
+                "steps": list(scene.settled),
+                "host_ns_per_step": round(float(pace[k][known[k]].mean())),
+                "gpu_ns_per_step": round(float(work[k])),
+                "what": f"its host needs {ms(float(pace[k][known[k]].mean()))} a step, its GPU "
+                f"{ms(float(work[k]))}",
+            }
+            for k, rank in enumerate(scene.ranks[:16])
+            if known[k].any() and not np.isnan(work[k])
+        ],
+        advice=f"look at what the hosts do in that pause first; else {advice}"
+        if paused
+        else advice,
+    )

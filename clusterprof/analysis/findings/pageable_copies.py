@@ -1,0 +1,86 @@
+"""Input copied from pageable memory: slow, and the host waits for it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow.compute as pc
+
+from clusterprof.analysis.findings.finding import finding, ms, percent
+from clusterprof.analysis.model.dataset import Scene
+from clusterprof.analysis.model.intervals import union
+from clusterprof.results import Finding
+
+#: below this share of the step copies are not worth a word
+_LEAST_FRAC = 0.01
+
+
+def find(scene: Scene) -> list[Finding]:
+    """Return `input.pageable_copy` where exposed host-to-device copies are from pageable memory.
+
+    Cost: the exposed part of such copies per step, mean over the ranks that do it. Pinned
+    memory would make them about as many times faster as the bus is; all of it is the bound.
+    """
+    if not scene.settled:
+        return []
+    each = np.zeros((len(scene.ranks), len(scene.settled)))
+    volume = np.zeros_like(each)
+    for k, (tables, line) in enumerate(zip(scene.tables, scene.timelines, strict=True)):
+        table = tables.activity
+        wanted = pc.and_(
+            pc.fill_null(table["pageable"], fill_value=False),
+            pc.fill_null(pc.equal(table["direction"], "host_to_device"), fill_value=False),
+        )
+        rows = np.flatnonzero(np.asarray(wanted.to_numpy(zero_copy_only=False), dtype=bool))
+        if not len(rows):
+            continue
+        hidden = line.compute_or_communication
+        copies = union(
+            np.r_[hidden.start, line.start[rows]].astype(np.int64),
+            np.r_[hidden.end, line.stop[rows]].astype(np.int64),
+        )
+        exposed = copies.within(line.begin, line.end) - hidden.within(line.begin, line.end)
+        known = np.isin(line.step, scene.settled)
+        at = np.searchsorted(scene.settled, line.step[known])
+        each[k, at] = exposed[known]
+        size = np.asarray(pc.fill_null(table["size_bytes"], 0).to_numpy())[rows]
+        step = np.r_[line.step, -1][line.step_of[rows]]
+        inside = np.isin(step, scene.settled)
+        np.add.at(volume[k], np.searchsorted(scene.settled, step[inside]), size[inside])
+    doing = each.sum(axis=1) > 0
+    if not doing.any():
+        return []
+    cost = each[doing].mean(axis=0)
+    per_step = float(cost.mean())
+    share = per_step / scene.step_ns if scene.step_ns else 0.0
+    if share < _LEAST_FRAC:
+        return []
+    ranks = [r for r, d in zip(scene.ranks, doing, strict=True) if d]
+    size_mb = float(volume[doing].mean()) / 1e6
+    rate = size_mb / 1e3 / max(per_step / 1e9, 1e-12)
+    evidence = [
+        {
+            "rank": int(rank),
+            "steps": list(scene.settled),
+            "copy_ns_per_step": round(float(each[k].mean())),
+            "bytes_per_step": round(float(volume[k].mean())),
+            "what": f"{volume[k].mean() / 1e6:.1f} MB a step in {ms(each[k].mean())}",
+        }
+        for k, rank in enumerate(scene.ranks)
+        if doing[k]
+    ]
+    return [
+        finding(
+            scene,
+            "input.pageable_copy",
+            rank=None,
+            ranks=ranks,
+            cost=cost,
+            floor_ns=0.0,
+            confidence=0.95,
+            summary=f"the batch is copied from pageable memory: {size_mb:.0f} MB, {ms(per_step)} "
+            f"of each step ({percent(share)}), at {rate:.1f} GB/s",
+            evidence=evidence[:16],
+            advice="pin the batch (DataLoader(pin_memory=True)) and copy it with "
+            "to(device, non_blocking=True), so that it is several times faster and overlaps",
+        )
+    ]

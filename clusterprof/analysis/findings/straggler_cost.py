@@ -1,0 +1,195 @@
+"""How long each rank holds up the others, by its host and by its GPU.
+
+Late at a collective is not yet guilty. A rank that waits for a late one is late itself
+downstream; a rank that had to catch up arrives late a dozen times for one delay. So a rank's
+cost in a step is the least of three measures:
+
+- its lateness: over the collectives at which it arrives last, last minus next-to-last arrival;
+- its own excess over the others with which it communicates: idle time of its GPU (the host
+  had not launched), longer or more kernels, longer copies. Waiting inside a collective or a
+  receive is none of these: that is how blame passes on to the rank that caused it;
+- how long its own host and kernels stood on the critical path (`critical`): what nobody waited
+  for has cost nothing.
+
+The least of them is what the others would have saved: on recordings with a planted sleep
+of 20 ms it is 18 to 21 ms, where lateness alone adds up to 25 to 35 ms.
+
+Idle time in what all hosts do alike (`shared`: fetching input, the interpreter lock, launching
+short kernels) is nobody's excess.
+
+Three cases need more. Where the others' GPUs starve as well, their own hosts set the pace, and
+the rank that is behind stays behind without being any slower: there a host's excess is only
+what its pace exceeds theirs. In a pipeline ranks wait for each other by construction: there
+a late host counts only beyond the slowest other host's pace (per launch, since stages differ),
+and from a larger share of the step on. And work queued before the window can hide a host that is
+slower than its GPU for many steps: that one is found by its pace alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from clusterprof.align.clock import SHARED_CLOCK_NS
+from clusterprof.analysis.findings import common_causes, kernels, savings
+from clusterprof.analysis.groups.peers import Peers, peers
+from clusterprof.analysis.groups.stages import stages
+from clusterprof.analysis.model import critical_path, host_activity, limits
+from clusterprof.analysis.model.dataset import Floats, Ints, Scene
+
+
+@dataclass(frozen=True)
+class Blame:
+    """Per rank and settled step (arrays [ranks, steps], ns)."""
+
+    lateness: Floats
+    uncertainty: Floats
+    idle: Floats
+    compute: Floats
+    copy: Floats
+    pace: Floats
+    #: what the others would have saved; of a rank that is only behind (`_behind`), `stood`
+    cost: Floats
+    #: how long they stood behind it, whatever else would have held them up
+    stood: Floats
+    #: by how much the capture itself slows each host, [ranks]
+    slowed: Floats
+    #: the critical path
+    path: tuple[critical_path.Segment, ...]
+
+
+def lateness(scene: Scene) -> tuple[Floats, Floats]:
+    """Sum per rank and settled step of last minus next-to-last arrival, and its uncertainty.
+
+    A lateness within the clock's bound counts as nothing. The bound of one call is the lesser
+    of the two ranks' clock uncertainty and the call's own transfer time: its members end
+    together to within that, so that arrivals can be compared by durations, without a clock.
+    """
+    c = scene.collectives
+    shape = (len(scene.ranks), len(scene.settled))
+    total, doubt = np.zeros(shape), np.zeros(shape)
+    rows = np.flatnonzero(c.matched & c.synchronising & (c.rank == c.last_rank) & c.has)
+    if not scene.settled:
+        return total, doubt
+    if not len(rows):
+        return _late_sends(scene), doubt
+    # calls of one group share a kernel: they are late together, once
+    _, once = np.unique(np.stack([c.rank[rows], c.start[rows]]), axis=1, return_index=True)
+    rows = rows[once]
+    clock = _doubt(scene)[np.searchsorted(scene.ranks, c.rank[rows])]
+    bound = np.minimum(clock, c.end[rows] - c.start[rows])
+    late = np.where(c.lateness[rows] > bound, c.lateness[rows], 0)
+    column = np.searchsorted(scene.settled, c.step[rows])
+    known = np.isin(c.step[rows], scene.settled)
+    at = (np.searchsorted(scene.ranks, c.rank[rows])[known], column[known])
+    np.add.at(total, at, late[known])
+    np.maximum.at(doubt, at, np.where(late > 0, bound, 0)[known])
+    return np.maximum(total, _late_sends(scene)), doubt
+
+
+def _doubt(scene: Scene) -> Floats:
+    """How far each rank's arrivals may be off against any other rank's (ns)."""
+    if set(scene.ranks) <= set(scene.clock.shared):
+        return np.full(len(scene.ranks), float(SHARED_CLOCK_NS))
+    own = np.asarray([scene.clock.uncertainty(r) for r in scene.ranks], dtype=float)
+    return np.asarray(own + own.max())
+
+
+def _late_sends(scene: Scene) -> Floats:
+    """Per rank and settled step: how long receivers have waited for its Sends (ns)."""
+    c = scene.collectives
+    out = np.zeros((len(scene.ranks), len(scene.settled)))
+    rows = np.flatnonzero(
+        c.matched & c.has & (c.operation == "Recv") & np.isin(c.step, scene.settled)
+        & (c.last_rank != c.rank) & (c.last_rank >= 0)
+    )  # fmt: skip
+    bound = min(float(_doubt(scene).max(initial=0.0)), 200_000.0)
+    wait = np.where(c.wait[rows] > bound, c.wait[rows], 0)
+    sender = np.searchsorted(scene.ranks, c.last_rank[rows])
+    np.add.at(out, (sender, np.searchsorted(scene.settled, c.step[rows])), wait)
+    return out
+
+
+def weigh(scene: Scene) -> Blame:
+    """Measure lateness and excess of each rank in each settled step."""
+    late, doubt = lateness(scene)
+    stage = _stage_of(scene)
+    circle = peers(scene, stage)
+    pace = host_activity.pace(scene)
+    all_idle = scene.account("idle_ns")
+    idle, _ = circle.excess(all_idle - common_causes.innocent_idle(scene, pace))
+    idle = _no_more_than_pace(scene, idle, circle.excess(all_idle)[1], pace, circle)
+    copy, usual_copy = circle.excess(scene.account("exposed_copy_ns"))
+    # copies from pageable memory vary with the host; only a copy twice as long is the rank's own
+    copy = np.where((copy > usual_copy) & (not scene.pipelined), copy, 0.0)
+    compute = kernels.excess(scene, circle, stage)
+    found = critical_path.path(scene)
+    cost = np.minimum(late, idle + compute + copy)
+    if found:
+        # nobody can have cost more than it stood on what all waited for
+        cost = np.minimum(cost, critical_path.on_path(scene, found))
+    by_host = idle.sum(axis=1) >= (compute + copy).sum(axis=1)
+    saved = savings.of_the_job(scene, cost, pace, by_host)
+    slowed = savings.slowed(scene, pace)
+    return Blame(late, doubt, idle, compute, copy, pace, saved, cost, slowed, tuple(found))
+
+
+def steady(cost: Floats) -> np.ndarray:
+    """Ranks that cost something in nearly every step."""
+    if not cost.size:
+        return np.zeros(len(cost), dtype=bool)
+    part = (cost > 0.1 * cost.max(axis=1, keepdims=True)).mean(axis=1)
+    return np.asarray(part >= limits.STEADY_FRAC)
+
+
+def _no_more_than_pace(
+    scene: Scene, idle: Floats, usual_idle: Floats, pace: Floats, circle: Peers
+) -> Floats:
+    """Cap idle time where the others' own hosts would not have gone much faster (ns)."""
+    if np.isnan(pace).all():
+        return idle
+    own = mean(pace)
+    count = launches(scene)
+    out: Floats = idle.copy()
+    for k in range(len(own)):
+        total = float(idle[k].mean()) if idle.shape[1] else 0.0
+        starving = usual_idle[k].mean() >= limits.STARVING_FRAC * scene.step_ns if total else False
+        if not total or not (starving or scene.pipelined) or np.isnan(own[k]):
+            continue
+        # a stage of more layers has more to launch: hosts are compared by their pace per launch
+        scale = count[k] / np.maximum(count, 1.0) if scene.pipelined else np.ones(len(own))
+        others = own * np.maximum(scale, 1.0)
+        others = np.delete(others, k) if scene.pipelined else others[circle.others(k)]
+        others = others[~np.isnan(others)]
+        if not len(others):
+            continue
+        cap = own[k] - float(np.median(others))
+        if scene.pipelined:
+            durations = scene.account("duration_ns")[k]
+            cap = min(cap, float(np.nanmean(durations)) - float(others.max()))
+        out[k] *= min(1.0, max(cap, 0.0) / total)
+    return np.asarray(out)
+
+
+def launches(scene: Scene) -> Floats:
+    """How many kernels each rank launches in a settled step."""
+    steps = max(len(scene.settled), 1)
+    numbers = [np.r_[line.step, -1][line.step_of] for line in scene.timelines]
+    return np.asarray([np.isin(n, scene.settled).sum() / steps for n in numbers], dtype=float)
+
+
+def _stage_of(scene: Scene) -> Ints:
+    """Each rank's pipeline stage; all 0 where there is no pipeline."""
+    out = np.zeros(len(scene.ranks), dtype=np.int64)
+    seen = stages(scene) if scene.pipelined else None
+    for number, group in enumerate(seen.groups if seen else ()):
+        out[np.searchsorted(scene.ranks, group)] = number
+    return out
+
+
+def mean(values: Floats) -> Floats:
+    """Mean over steps, NaN where a rank has none."""
+    known = ~np.isnan(values)
+    mean = np.nansum(values, axis=1) / np.maximum(known.sum(axis=1), 1)
+    return np.asarray(np.where(known.any(axis=1), mean, np.nan))

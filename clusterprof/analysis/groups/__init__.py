@@ -1,0 +1,1 @@
+"""Which ranks belong together: communicators, stages, peers."""

@@ -1,0 +1,1 @@
+"""What each rank did when: timelines, steps, accounts, the critical path."""

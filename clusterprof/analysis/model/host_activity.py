@@ -1,0 +1,167 @@
+"""What each rank's host did in each step: its own pace, and what it waited in."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from clusterprof.analysis.model import limits
+from clusterprof.analysis.model.dataset import Floats, Scene
+from clusterprof.analysis.model.intervals import Union, union
+from clusterprof.analysis.model.timeline import Timeline
+from clusterprof.tables import GARBAGE, RankTables
+
+#: CUDA calls that wait for the device by their nature, and from which length on they do
+_WAITS = r"(?i)synchronize|memcpy|memset|cudafree|eventquery"
+
+
+def spans(tables: RankTables, kind: str, pattern: str = "", least_ns: int = 0) -> Union:
+    """Union of a rank's host calls of one kind whose name matches `pattern` (a regex)."""
+    table = _chosen(tables, kind, pattern)
+    start, end = table["start_ns"].to_numpy(), table["end_ns"].to_numpy()
+    long = end - start >= least_ns
+    return union(start[long], end[long])
+
+
+def _chosen(tables: RankTables, kind: str, pattern: str) -> pa.Table:
+    table = tables.host_calls
+    kept = table.filter(pc.equal(table["kind"], kind))
+    if pattern:
+        kept = kept.filter(pc.match_substring_regex(kept["name"].cast(pa.string()), pattern))
+    return kept
+
+
+def both(a: Union, b: Union) -> Union:
+    """The intersection of two unions."""
+    if not len(a.start) or not len(b.start):
+        return a if not len(a.start) else b
+    edges = np.sort(np.concatenate([a.start, a.end, b.start, b.end]))
+    begin, end = edges[:-1], edges[1:]
+    some = end > begin
+    begin, end = begin[some], end[some]
+    inside = (a.within(begin, end) == end - begin) & (b.within(begin, end) == end - begin)
+    return union(begin[inside], end[inside])
+
+
+def waited(tables: RankTables, line: Timeline) -> Union:
+    """When the host waited for the device: in long CUDA calls while the device was busy.
+
+    While the device is idle nobody can be waiting for it. On a rank without CUDA calls (gloo)
+    the host waits in its collectives, as far as it does not compute beside them.
+    """
+    if not pc.any(pc.equal(tables.host_calls["kind"], "cuda")).as_py():
+        return line.communication
+    waits = spans(tables, "cuda", _WAITS, least_ns=limits.WAITING_CALL_NS)
+    blocked = spans(tables, "cuda", least_ns=limits.BLOCKED_CALL_NS)
+    calls = union(
+        np.r_[waits.start, blocked.start].astype(np.int64),
+        np.r_[waits.end, blocked.end].astype(np.int64),
+    )
+    return both(calls, line.busy)
+
+
+def waits(scene: Scene, k: int) -> Union:
+    """`waited` of the k-th rank, worked out once."""
+    if ("waits", k) not in scene.known:
+        scene.known["waits", k] = waited(scene.tables[k], scene.timelines[k])
+    found: Union = scene.known["waits", k]
+    return found
+
+
+def pace(scene: Scene) -> Floats:
+    """What each settled step costs each host itself (ns), [ranks, steps].
+
+    From one step's host begin to the next one's, less the time it waited for the device.
+    """
+    out = np.full((len(scene.ranks), len(scene.settled)), np.nan)
+    wanted = np.asarray(scene.settled)
+    for k, (tables, line) in enumerate(zip(scene.tables, scene.timelines, strict=True)):
+        if not len(tables.host_calls) and not len(tables.activity):
+            continue
+        begin = line.host_begin
+        end = np.r_[begin[1:], line.host_end[-1:]]
+        own = end - begin - waits(scene, k).within(begin, end)
+        at = np.searchsorted(wanted, line.step)
+        known = np.isin(line.step, wanted)
+        out[k, at[known]] = own[known]
+    return out
+
+
+#: Python's garbage collector, as the agent notes it
+COLLECTING = f"^{GARBAGE}"
+#: how what the host does is called where that is collecting
+COLLECTOR = "the garbage collector"
+
+#: how nsys and others name a wait for Python's interpreter lock
+GIL_WAIT = r"(?i)wait.*gil"
+
+#: ranges that say where in the step the host is only by saying that it is in the step, and our own
+_STEP_RANGES = r"^(step\b|ProfilerStep|nccl|gloo|clusterprof:)"
+
+
+def _threads(tables: RankTables) -> pa.Array:
+    """Threads whose work the device waits for: they launch, or mark the program's ranges."""
+    table = tables.activity
+    launching = pc.drop_null(pc.unique(table["launch_thread"]))
+    if len(launching):
+        return launching
+    marks = tables.host_calls.filter(pc.equal(tables.host_calls["kind"], "range"))
+    return pc.unique(marks["thread"])
+
+
+def doing(tables: RankTables, begin: int, end: int) -> dict[str, object] | None:
+    """What the host was doing between two times: the innermost call that covers most of it.
+
+    Only calls of threads that launch work count. Returns name, kind and length, or None where
+    nothing covers half of the span.
+    """
+    table = tables.host_calls
+    start, stop = table["start_ns"].to_numpy(), table["end_ns"].to_numpy()
+    overlap = np.minimum(stop, end) - np.maximum(start, begin)
+    lock = np.asarray(pc.equal(table["kind"], "python").to_numpy(), dtype=bool) & (overlap > 0)
+    if lock.any():
+        # many short waits for the interpreter lock are one long one
+        waits = table.filter(pa.array(lock))
+        of_it = pc.match_substring_regex(waits["name"].cast(pa.string()), GIL_WAIT)
+        of_it = pc.and_(of_it, pc.is_in(waits["thread"], value_set=_threads(tables)))
+        total = int(overlap[lock][np.asarray(of_it.to_numpy(), dtype=bool)].sum())
+        if total * 2 >= end - begin:
+            return {"name": "waiting for the GIL", "kind": "python", "duration_ns": total}
+        collecting = pc.match_substring_regex(waits["name"].cast(pa.string()), COLLECTING)
+        total = int(overlap[lock][np.asarray(collecting.to_numpy(), dtype=bool)].sum())
+        if total * 2 >= end - begin:
+            return {"name": COLLECTOR, "kind": "python", "duration_ns": total}
+    enough = np.flatnonzero(overlap * 2 >= max(end - begin, 1))
+    if not len(enough):
+        return None
+    rows = table.take(pa.array(enough))
+    mine = pc.is_in(rows["thread"], value_set=_threads(tables))
+    named = pc.invert(pc.match_substring_regex(rows["name"].cast(pa.string()), _STEP_RANGES))
+    rows = rows.filter(pc.and_(mine, named))
+    if not rows.num_rows:
+        return None
+    length = rows["end_ns"].to_numpy() - rows["start_ns"].to_numpy()
+    best = int(np.argmin(length))
+    return {
+        "name": str(rows["name"][best].as_py()),
+        "kind": str(rows["kind"][best].as_py()),
+        "duration_ns": int(length[best]),
+    }
+
+
+def between(tables: RankTables, begin: int, end: int) -> dict[str, object] | None:
+    """Where the program is at a time of which no call or range tells: between which ranges."""
+    table = tables.host_calls
+    named = pc.invert(pc.match_substring_regex(table["name"].cast(pa.string()), _STEP_RANGES))
+    mine = pc.is_in(table["thread"], value_set=_threads(tables))
+    rows = table.filter(pc.and_(pc.and_(pc.equal(table["kind"], "range"), named), mine))
+    middle = (begin + end) // 2
+    start, stop = rows["start_ns"].to_numpy(), rows["end_ns"].to_numpy()
+    before, after = np.flatnonzero(stop <= middle), np.flatnonzero(start >= middle)
+    if not len(before) or not len(after):
+        return None
+    one = rows["name"][int(before[np.argmax(stop[before])])].as_py()
+    other = rows["name"][int(after[np.argmin(start[after])])].as_py()
+    name = f"between '{one}' and '{other}'"
+    return {"name": name, "kind": "between", "duration_ns": end - begin}

@@ -1,0 +1,166 @@
+"""One rank's device timeline, cut into steps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from clusterprof.analysis.model.intervals import Union, union
+from clusterprof.tables import RankTables
+
+Ints = npt.NDArray[np.int64]
+
+#: the number of the one step that stands for the whole window where a report has no steps
+WHOLE_WINDOW = 0
+#: a step at the window's edge with less than this part of the usual activities is a fragment
+_FRAGMENT = 0.5
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """One rank's activities as arrays (own wall clock, ns) and its steps on the device.
+
+    Step k begins at max(its host begin, end of the last activity launched before that begin):
+    work that was queued before belongs to the step before, and a GPU that starves at the
+    beginning of a step starves in that step. The steps follow each other without a gap; the last
+    ends at max(its host end, end of the last activity launched in it), or with that activity
+    where the host then drained the device: what follows is the capture's stop. `step_of` is for
+    each activity the index of the step that launched it, or -1.
+    """
+
+    rank: int
+    has_steps: bool
+    step: Ints
+    begin: Ints
+    end: Ints
+    host_begin: Ints
+    host_end: Ints
+    start: Ints
+    stop: Ints
+    launch: Ints
+    launch_end: Ints
+    kind: npt.NDArray[np.int64]
+    name: npt.NDArray[np.int64]
+    names: tuple[str, ...]
+    step_of: Ints
+    #: computes and communicates on CPU threads (gloo): there is no GPU
+    on_host: bool
+    compute: Union
+    communication: Union
+    compute_or_communication: Union
+    busy: Union
+
+
+#: codes of `Timeline.kind`
+KINDS = ("compute", "collective", "copy", "memset")
+COMPUTE, COLLECTIVE, COPY, MEMSET = range(4)
+
+
+def timeline(tables: RankTables) -> Timeline:
+    """Cut one rank's report into steps. Assumes that `steps` are the program's own, in order."""
+    table = tables.activity
+    start = table["start_ns"].to_numpy()
+    stop = table["end_ns"].to_numpy()
+    launch = pc.coalesce(table["launch_start_ns"], table["start_ns"]).to_numpy()
+    launch_end = pc.coalesce(table["launch_end_ns"], table["start_ns"]).to_numpy()
+    kind, _ = _codes(table["kind"], KINDS)
+    name, names = _codes(table["name"])
+    step, host_begin, host_end = _host_steps(tables, launch)
+    has_steps = bool(len(step))
+    if not has_steps:
+        first = min([tables.info.begin_ns or 2**62, *start[:1].tolist()])
+        last = max([tables.info.end_ns, *([int(stop.max())] if len(stop) else [])])
+        step = np.array([WHOLE_WINDOW], dtype=np.int64)
+        host_begin = np.array([min(first, last)], dtype=np.int64)
+        host_end = np.array([last], dtype=np.int64)
+    drained = _drain(tables, launch_end, stop)
+    if drained is not None and host_begin[-1] < drained < host_end[-1]:
+        host_end = np.r_[host_end[:-1], drained]
+    begin, end, step_of = _device_steps(host_begin, host_end, launch, stop)
+    working, talking = kind == COMPUTE, kind == COLLECTIVE
+    return Timeline(
+        rank=tables.rank, has_steps=has_steps, step=step, begin=begin, end=end,
+        host_begin=host_begin, host_end=host_end, start=start, stop=stop,
+        launch=launch, launch_end=launch_end, kind=kind, name=name, names=names, step_of=step_of,
+        on_host=tables.info.backend == "gloo" or not table["correlation"].null_count < len(start),
+        compute=union(start[working], stop[working]),
+        communication=union(start[talking], stop[talking]),
+        compute_or_communication=union(start[working | talking], stop[working | talking]),
+        busy=union(start, stop),
+    )  # fmt: skip
+
+
+def _codes(
+    column: pa.ChunkedArray, order: tuple[str, ...] | None = None
+) -> tuple[npt.NDArray[np.int64], tuple[str, ...]]:
+    """A dictionary column as integer codes and their names (in `order` where given)."""
+    whole = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+    if not pa.types.is_dictionary(whole.type):
+        whole = whole.dictionary_encode()
+    if isinstance(whole, pa.ChunkedArray):
+        whole = whole.unify_dictionaries().combine_chunks()
+    names = tuple(whole.dictionary.to_pylist())
+    codes = np.asarray(whole.indices.to_numpy(zero_copy_only=False), dtype=np.int64)
+    if order is None:
+        return codes, names
+    place = np.array([order.index(n) if n in order else len(order) for n in names] or [0])
+    return np.asarray(place[codes] if len(codes) else codes, dtype=np.int64), order
+
+
+def _host_steps(tables: RankTables, launch: Ints) -> tuple[Ints, Ints, Ints]:
+    """Steps of which the report holds something; fragments at the window's edges left out."""
+    table = tables.steps
+    step, begin, end = (table[c].to_numpy() for c in ("step", "begin_ns", "end_ns"))
+    if not len(step):
+        return step, begin, end
+    ordered = np.sort(launch)
+    count = np.searchsorted(ordered, np.r_[begin[1:], end[-1:]]) - np.searchsorted(ordered, begin)
+    inside = np.flatnonzero(count > 0)
+    if not len(inside):
+        return step[:0], begin[:0], end[:0]
+    first, last = inside[0], inside[-1]
+    usual = _FRAGMENT * float(np.median(count[first : last + 1]))
+    if last - first >= 2:
+        first += int(count[first] < usual)
+        last -= int(count[last] < usual)
+    chosen = slice(first, last + 1)
+    return step[chosen], begin[chosen], end[chosen]
+
+
+def _drain(tables: RankTables, launch_end: Ints, stop: Ints) -> int | None:
+    """When the host began to wait for an idle device with nothing launched behind it (ns).
+
+    A window's stop does so, and takes 10 ms and more after it; no step's time is that.
+    """
+    if not len(stop):
+        return None
+    calls = tables.host_calls
+    last = pa.scalar(int(launch_end.max()), pa.int64())
+    after = pc.and_(
+        pc.greater_equal(calls["start_ns"], last),
+        pc.greater_equal(calls["end_ns"], pa.scalar(int(stop.max()), pa.int64())),
+    )
+    named = pc.match_substring_regex(calls["name"].cast(pa.string()), r"(?i)devicesynchronize")
+    found = calls.filter(pc.and_(after, named))["start_ns"]
+    return int(pc.min(found).as_py()) if len(found) else None
+
+
+def _device_steps(
+    host_begin: Ints, host_end: Ints, launch: Ints, stop: Ints
+) -> tuple[Ints, Ints, Ints]:
+    order = np.argsort(launch, kind="stable")
+    launched, reach = launch[order], np.maximum.accumulate(stop[order]) if len(stop) else stop
+    before = np.searchsorted(launched, host_begin)
+    begin = host_begin.copy()
+    some = before > 0
+    begin[some] = np.maximum(host_begin[some], reach[before[some] - 1])
+    begin = np.maximum.accumulate(begin)
+    of = np.searchsorted(host_begin, launch, side="right") - 1
+    of[launch > host_end[-1]] = -1
+    mine = of == len(host_begin) - 1
+    last = max(int(host_end[-1]), int(stop[mine].max()) if mine.any() else 0, int(begin[-1]))
+    return begin, np.r_[begin[1:], last].astype(np.int64), of

@@ -1,0 +1,189 @@
+"""Collective calls on the CPU: gloo's spans in a Kineto trace.
+
+gloo runs an operation on one of its worker threads; the span's begin is the rank's arrival
+(assumes that a worker was free), and it ends with the operation. Spans do not name their
+process group. Every group has worker threads of its own (two), made when the group is made:
+where the trace shows two per group, the n-th pair by thread id belongs to the n-th group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import prod
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from clusterprof.ingest.columns import Ints, encoded, fill, nullable
+from clusterprof.ingest.kineto.nccl_kernels import DTYPE_BYTES
+from clusterprof.ingest.kineto.process_groups import ProcessGroup
+from clusterprof.ingest.kineto.trace_events import Trace
+from clusterprof.ingest.operations import operation
+
+UNFINISHED = "the operation had not ended when the capture did"
+
+_WORKER = "pt_gloo_runloop"
+_WORKERS_PER_GROUP = 2
+
+#: of the others an input is not what one rank gives or gets
+_SIZED = ("AllReduce", "AllGather", "Broadcast", "Reduce", "Send", "Recv", "Gather")
+
+#: the operator that hands an operation to gloo, by operation
+_ISSUED_BY = {
+    "c10d::allreduce_": "AllReduce",
+    "c10d::allreduce_coalesced_": "AllReduce",
+    "c10d::allgather_": "AllGather",
+    "c10d::_allgather_base_": "AllGather",
+    "c10d::reduce_scatter_": "ReduceScatter",
+    "c10d::_reduce_scatter_base_": "ReduceScatter",
+    "c10d::broadcast_": "Broadcast",
+    "c10d::reduce_": "Reduce",
+    "c10d::alltoall_": "AllToAll",
+    "c10d::alltoall_base_": "AllToAll",
+    "c10d::gather_": "Gather",
+    "c10d::scatter_": "Scatter",
+    "c10d::barrier": "Barrier",
+    "c10d::send": "Send",
+    "c10d::recv_": "Recv",
+}
+
+
+def places(trace: Trace, base: int) -> Ints:
+    """Return where gloo's spans stand among the annotations, in order of their begin."""
+    found = np.array(
+        [
+            place
+            for place in trace.spans["user_annotation"].args
+            if trace.names[trace.spans["user_annotation"].name[place]].startswith("gloo:")
+        ],
+        np.int64,
+    )
+    start, _ = trace.spans["user_annotation"].times(base)
+    return found[np.argsort(start[found], kind="stable")]
+
+
+def activity(trace: Trace, base: int) -> pa.Table:
+    """Return gloo's spans as activity of kind `collective`, by worker thread."""
+    spans = trace.spans["user_annotation"]
+    chosen = places(trace, base)
+    start, end = spans.times(base)
+    return fill(
+        "activity",
+        chosen.size,
+        {
+            "start_ns": start[chosen],
+            "end_ns": end[chosen],
+            "kind": "collective",
+            "name": encoded(spans.column("name")[chosen], trace.names),
+            "device": np.full(chosen.size, -1, np.int32),
+            "stream": spans.column("thread")[chosen],
+        },
+    )
+
+
+def read(trace: Trace, base: int, groups: Mapping[str, ProcessGroup]) -> tuple[pa.Table, list[str]]:
+    """Return gloo's operations in order of their begin over all threads, and warnings.
+
+    `stream` is the process group's number on this rank. An operation still running at the
+    end has a begin and no end.
+    """
+    spans = trace.spans["user_annotation"]
+    chosen = places(trace, base)
+    if not chosen.size:
+        return fill("collective_calls", 0, {}), []
+    start, end = (times[chosen] for times in spans.times(base))
+    operations = [operation(trace.names[code]) for code in spans.column("name")[chosen].tolist()]
+    args = [spans.args[place] for place in chosen.tolist()]
+    owners, lanes, warnings = _owners(trace, spans.column("thread")[chosen], groups)
+    issue, issue_end, issued = _issues(trace, base, operations, start)
+    sizes = np.array([_bytes(*pair) for pair in zip(operations, args, strict=True)], np.int64)
+    ended = np.array([_finished(each) for each in args], bool)
+    table = fill(
+        "collective_calls",
+        chosen.size,
+        {
+            "call": np.zeros(chosen.size, np.int32),
+            "operation": pa.array(operations),
+            "communicator": pa.array(
+                [each.communicator if each else None for each in owners], pa.string()
+            ),
+            "communicator_size": pa.array(
+                [len(each.ranks) if each else None for each in owners], pa.int32()
+            ),
+            "members": pa.array(
+                [list(each.ranks) if each else None for each in owners], pa.list_(pa.int32())
+            ),
+            "stream": lanes,
+            "message_bytes": nullable(sizes, sizes >= 0),
+            "issue_start_ns": nullable(issue, issued),
+            "issue_end_ns": nullable(issue_end, issued),
+            "start_ns": start,
+            "end_ns": nullable(end, ended),
+            "source": "gloo",
+            "reason": encoded(np.where(ended, -1, 0), [UNFINISHED]).cast(pa.string()),
+        },
+    )
+    return table, warnings
+
+
+def _finished(args: Mapping[str, Any]) -> bool:
+    return str(args.get("finished", True)).lower() != "false"
+
+
+def _owners(
+    trace: Trace, threads: Ints, groups: Mapping[str, ProcessGroup]
+) -> tuple[list[ProcessGroup | None], Ints, list[str]]:
+    """Return each operation's process group (None: unknown), its number, and warnings."""
+    listed = list(groups.values())
+    if len(listed) == 1:
+        return [listed[0]] * threads.size, np.zeros(threads.size, np.int64), []
+    named = {thread for thread, name in trace.threads.items() if _WORKER in name}
+    workers = np.array(sorted(named | set(threads.tolist())), np.int64)
+    if listed and workers.size == _WORKERS_PER_GROUP * len(listed):
+        lanes = np.searchsorted(workers, threads) // _WORKERS_PER_GROUP
+        return [listed[lane] for lane in lanes.tolist()], lanes, []
+    unknown = (
+        f"gloo does not say which of {len(listed)} process groups an operation is of, and the"
+        f" trace shows {workers.size} worker threads, not {_WORKERS_PER_GROUP} per group"
+        if listed
+        else "the trace lists no process groups: gloo's operations are taken as of one"
+    )
+    return [None] * threads.size, np.zeros(threads.size, np.int64), [unknown]
+
+
+def _issues(
+    trace: Trace, base: int, operations: list[str], start: Ints
+) -> tuple[Ints, Ints, np.ndarray[Any, np.dtype[np.bool_]]]:
+    """Return when each operation was handed over; unknown where numbers or order do not agree.
+
+    The n-th operator of a kind is taken for the n-th span of that kind.
+    """
+    spans = trace.spans["cpu_op"]
+    begin, end = spans.times(base)
+    codes = spans.column("name")
+    issue, until = np.zeros(start.size, np.int64), np.zeros(start.size, np.int64)
+    known = np.zeros(start.size, bool)
+    kinds = np.array(operations)
+    for kind in set(operations):
+        names = [name for name, each in _ISSUED_BY.items() if each == kind]
+        wanted = [place for place, name in enumerate(trace.names) if name in names]
+        handed = np.flatnonzero(np.isin(codes, wanted))
+        handed = handed[np.argsort(begin[handed], kind="stable")]
+        mine = np.flatnonzero(kinds == kind)
+        if handed.size == mine.size and (begin[handed] <= start[mine]).all():
+            issue[mine], until[mine], known[mine] = begin[handed], end[handed], True
+    return issue, until, known
+
+
+def _bytes(kind: str, args: Mapping[str, Any]) -> int:
+    """Return one rank's message in bytes, -1 where the trace has no shapes (record_shapes)."""
+    if kind not in _SIZED:
+        return -1
+    total = 0
+    for shape, name in zip(args.get("Input Dims", ()), args.get("Input type", ()), strict=False):
+        size = DTYPE_BYTES.get(str(name).lower())
+        if size is None or not isinstance(shape, list) or not all(type(n) is int for n in shape):
+            return -1
+        total += prod(shape) * size
+    return total if "Input Dims" in args else -1

@@ -1,0 +1,241 @@
+"""The events of a Kineto trace, a few megabytes at a time, as compact columns.
+
+A trace of 50 steps is 100 MB of JSON and ten times that as Python objects: it is parsed in pieces.
+"""
+
+from __future__ import annotations
+
+import gzip
+import lzma
+import re
+import zlib
+from array import array
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import orjson
+
+from clusterprof.errors import ReportError
+from clusterprof.ingest import kinds
+from clusterprof.ingest.columns import Ints
+from clusterprof.ingest.kineto.json_stream import NotAList, keys_of, pieces
+from clusterprof.ingest.nsys.database import unreadable
+from clusterprof.ingest.unpacking import opened
+
+#: microseconds, 127 years: what lies beyond is no time, nor fits 64 bits of nanoseconds
+_FARTHEST_US = 4e15
+
+#: the categories of complete events ("ph": "X") that are read
+CATEGORIES = (
+    "kernel", "gpu_memcpy", "gpu_memset", "cuda_runtime", "cuda_driver", "cpu_op",
+    "user_annotation", "python_function",
+)  # fmt: skip
+
+#: what these categories were called before 2022
+_FORMERLY = {
+    "Kernel": "kernel", "Memcpy": "gpu_memcpy", "Memset": "gpu_memset", "Runtime": "cuda_runtime",
+    "Operator": "cpu_op",
+}  # fmt: skip
+_STEP = "ProfilerStep#"
+_MOST_PROCESSES = 256
+#: threads that were named and not numbered then get numbers from here on
+_NAMED_THREADS = 1 << 40
+
+#: microseconds: Python functions (`with_stack=True`) that took less explain no wait, and are many
+_LEAST_FUNCTION_US = 20.0
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+(?=>)")
+
+
+@dataclass
+class Spans:
+    """The complete events of one category, in the file's order."""
+
+    ts: array[float] = field(default_factory=lambda: array("d"))
+    dur: array[float] = field(default_factory=lambda: array("d"))
+    thread: array[int] = field(default_factory=lambda: array("q"))
+    name: array[int] = field(default_factory=lambda: array("q"))
+    correlation: array[int] = field(default_factory=lambda: array("q"))
+    device: array[int] = field(default_factory=lambda: array("q"))
+    stream: array[int] = field(default_factory=lambda: array("q"))
+    size: array[int] = field(default_factory=lambda: array("q"))
+    #: place -> all arguments, for collectives only
+    args: dict[int, dict[str, Any]] = field(default_factory=dict)
+
+    def column(self, name: str) -> Ints:
+        """Return an integer column; -1 where an event does not have the argument."""
+        return _view(getattr(self, name))
+
+    def times(self, base_ns: int) -> tuple[Ints, Ints]:
+        """Return begin and end in wall-clock ns, exact to the nanosecond that was written.
+
+        `ts` is microseconds with three decimals: at 4e12 one double is 1 ns from the next, and
+        multiplied by 1000 it would be rounded once more. Whole and decimals apart are exact.
+        """
+        ts = _view(self.ts)
+        whole = np.floor(ts)
+        start = whole.astype(np.int64) * 1000 + np.rint((ts - whole) * 1000).astype(np.int64)
+        length = np.rint(_view(self.dur) * 1000).astype(np.int64)
+        return start + base_ns, start + base_ns + np.maximum(length, 0)
+
+
+def _view(values: array[Any]) -> npt.NDArray[Any]:
+    """Return the array's own memory; of an empty one, which has none, an empty column."""
+    return np.frombuffer(values, values.typecode) if values else np.empty(0, values.typecode)
+
+
+@dataclass
+class Trace:
+    """A whole trace: its metadata, and per category its spans."""
+
+    meta: dict[str, Any]
+    spans: dict[str, Spans]
+    names: list[str]
+    #: (thread id) -> name, of threads that the trace names
+    threads: dict[int, str]
+    #: number -> name of the Python functions, by which a function tells who called it
+    functions: dict[int, str] = field(default_factory=dict)
+    #: category -> number of events, of those that are not read
+    unread: Counter[str] = field(default_factory=Counter)
+    #: names of the processes
+    processes: set[str] = field(default_factory=set)
+
+
+def read(path: Path) -> Trace:
+    """Read a trace (`.json`, `.json.gz`, `.json.xz`).
+
+    Raises `ReportError` where the file is missing, empty, truncated, not JSON, or no trace.
+    """
+    trace = Trace({}, {category: Spans() for category in CATEGORIES}, [], {})
+    codes: dict[str, int] = {}
+    try:
+        if path.stat().st_size == 0:
+            raise ReportError(f"{path} is empty", "the profiler wrote nothing: record again")
+        with opened(path) as file:
+            for events in pieces(file, "traceEvents", trace.meta):
+                _take(events, trace, codes)
+        _check_times(trace)
+    except (EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile) as error:
+        raise _damaged(path, f"not a whole {path.suffix[1:]} file: {error}") from error
+    except orjson.JSONDecodeError as error:
+        raise _named(path) or _damaged(path, f"not whole JSON: {error}") from error
+    except OSError as error:
+        raise unreadable(path, error) from error
+    except NotAList as error:
+        raise kinds.by_keys(path, error.keys) or _no_trace(path, error) from error
+    except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
+        raise _damaged(path, f"not a Kineto trace: {type(error).__name__} {error}") from error
+    trace.names = list(codes)
+    return trace
+
+
+def _check_times(trace: Trace) -> None:
+    """Raise ValueError for a time that is none; times are added to others later."""
+    for spans in trace.spans.values():
+        for values in (spans.ts, spans.dur):
+            if values and not np.abs(np.frombuffer(values)).max() < _FARTHEST_US:
+                raise ValueError("an event lies more than a century from the trace's beginning")
+
+
+def _named(path: Path) -> ReportError | None:
+    """Return what JSON that cannot be parsed is, by the keys that it begins with."""
+    with opened(path) as file:
+        return kinds.by_keys(path, keys_of(file) or ())
+
+
+def _no_trace(path: Path, error: NotAList) -> ReportError:
+    found = f": {error}, but: {', '.join(error.keys[:6])}" if error.keys else f": {error}"
+    return _damaged(path, f"not a Kineto trace{found}")
+
+
+def _damaged(path: Path, why: str) -> ReportError:
+    return ReportError(
+        f"{path} cannot be read: {why}", "record or copy it again, and compare the sizes"
+    )
+
+
+def _take(events: list[dict[str, Any]], trace: Trace, codes: dict[str, int]) -> None:
+    """Add a piece's events to the columns."""
+    by_category: dict[str, list[dict[str, Any]]] = {category: [] for category in CATEGORIES}
+    for event in events:
+        if event.get("ph") == "X":
+            category = event.get("cat", "")
+            kept = by_category.get(category)
+            if kept is None:
+                kept = by_category.get(_now_called(category, event))
+            if kept is not None:
+                kept.append(event)
+            else:
+                trace.unread[category] += 1
+        elif event.get("name") == "thread_name" and isinstance(event.get("tid"), int):
+            trace.threads[event["tid"]] = event["args"]["name"]
+        elif event.get("name") == "process_name" and len(trace.processes) < _MOST_PROCESSES:
+            trace.processes.add(str(event["args"]["name"]))
+    by_category["python_function"] = _functions(by_category["python_function"], trace.functions)
+    for category, kept in by_category.items():
+        if kept:
+            _extend(trace.spans[category], kept, codes, category)
+
+
+def _now_called(category: str, event: dict[str, Any]) -> str:
+    """Return the category that an event of an older Kineto would have now."""
+    now = _FORMERLY.get(category, "")
+    return "user_annotation" if now == "cpu_op" and event["name"].startswith(_STEP) else now
+
+
+def _numbers(threads: list[Any]) -> array[int]:
+    """Return thread ids; of older traces those that are texts (`"4093687616"`, `"stream 7"`)."""
+    try:
+        return array("q", threads)
+    except TypeError:
+        return array("q", map(_number, threads))
+
+
+def _number(thread: Any) -> int:
+    if not isinstance(thread, str):
+        return int(thread)
+    return int(thread) if thread.isdecimal() else _NAMED_THREADS + zlib.crc32(thread.encode())
+
+
+def _functions(events: list[dict[str, Any]], known: dict[int, str]) -> list[dict[str, Any]]:
+    """Return the Python functions that took long, those of C with the function that called them.
+
+    A caller stands before what it calls, and took at least as long.
+    """
+    kept = [event for event in events if event.get("dur", 0) >= _LEAST_FUNCTION_US]
+    for event in kept:
+        args = event.get("args", {})
+        # the address of an object would make a name of its own of each
+        name = _ADDRESS.sub("", event["name"])
+        known[args.get("Python id", -1)] = name
+        caller = known.get(args.get("Python parent id") or -1)
+        event["name"] = f"{name} in {caller}" if name.startswith("<") and caller else name
+    return kept
+
+
+def _extend(
+    spans: Spans, events: list[dict[str, Any]], codes: dict[str, int], category: str
+) -> None:
+    first = len(spans.ts)
+    spans.ts.extend([event["ts"] for event in events])
+    spans.dur.extend([event.get("dur", 0) for event in events])
+    spans.thread.extend(_numbers([event["tid"] for event in events]))
+    spans.name.extend([codes.setdefault(event["name"], len(codes)) for event in events])
+    args = [event.get("args", {}) for event in events]
+    if category != "cpu_op":
+        spans.correlation.extend([each.get("correlation", -1) for each in args])
+        if category in ("kernel", "gpu_memcpy", "gpu_memset"):
+            spans.device.extend([each.get("device", -1) for each in args])
+            spans.stream.extend([each.get("stream", -1) for each in args])
+            spans.size.extend([each.get("bytes", -1) for each in args])
+    for place, (event, each) in enumerate(zip(events, args, strict=True), first):
+        if "Collective name" in each or event["name"].startswith("gloo:"):
+            spans.args[place] = {**each, **_state(event)}
+
+
+def _state(event: dict[str, Any]) -> dict[str, Any]:
+    """Return the mark of a span that was still open when the capture ended."""
+    return {"finished": event["finished"]} if "finished" in event else {}

@@ -1,0 +1,1 @@
+"""Reports of Nsight Systems as canonical tables."""

@@ -1,0 +1,220 @@
+"""An nsys report (`.nsys-rep`) through the installed nsys: `nsys export`, then its SQLite.
+
+Where the report has ranges of NCCL without payloads there (nsys before 2024.6 cannot export
+them), nsys is asked for its JSON too.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+
+from clusterprof.errors import ReportError
+from clusterprof.ingest.nsys import json_payloads, nccl_payload, sqlite
+from clusterprof.ingest.nsys.database import unreadable
+from clusterprof.ingest.nsys.nccl_payload import Payloads
+from clusterprof.ingest.nsys.nvtx import Ranges
+from clusterprof.nsys_installed import VARIABLE, every, importer
+from clusterprof.tables import RankTables
+
+#: nsys needs a third of a second for 100,000 kernels; after this it hangs.
+_DEADLINE_S = 1800
+
+#: what nsys leaves where it was stopped, or found no importer, before it made the report
+QDSTRM = ".qdstrm"
+
+#: bytes; with less left in the temporary folder, or less than the report's own size, whatever went
+#: wrong there is taken to have gone wrong for that
+_LEAST_ROOM = 1 << 20
+
+#: how nsys refuses the report of a newer one: 2022.4 (`2024@2@3@38-242334140272v0`), and 2023.4
+_NEWER = re.compile(
+    r"(?:Version number is invalid: |created in Nsight Systems version \()(\d{4}[@.\d]+)"
+)
+
+#: wanted where `nsys export --help` has them: NCCL's payloads, as bytes or at least as text
+_PAYLOAD_FLAGS = ("--include-blobs", "--include-json")
+
+
+def read(path: Path, nsys: Path | None = None, *, alone: bool = False) -> list[RankTables]:
+    """Read the ranks of a `.nsys-rep`, or of the `.qdstrm` that nsys leaves without its importer.
+
+    What is made of it lies in a temporary folder and is removed afterwards. `nsys` is the one that
+    made the report, which is taken where it is there; the others that are installed are tried
+    where that cannot read it.
+
+    Raises `ReportError` where the report is missing or empty, no nsys is installed, or the
+    export fails (most often: the report is of a newer nsys, or cut short).
+    """
+    try:
+        size = path.stat().st_size
+        with path.open("rb"):
+            pass
+    except OSError as error:
+        raise unreadable(path, error) from error
+    if size == 0:
+        raise ReportError(
+            f"{path} is empty", "nsys was killed before it wrote the report: record again"
+        )
+    found = every(nsys)
+    if not found:
+        raise ReportError(
+            f"{path} cannot be read without nsys, which is not installed on this host",
+            "install Nsight Systems (package nsight-systems), or export it on a host that has it:",
+            f"nsys export -t sqlite {path}",
+        )
+    with tempfile.TemporaryDirectory(prefix="clusterprof-") as folder:
+        try:
+            return _read(path, found, Path(folder), alone)
+        except ReportError as error:
+            if shutil.disk_usage(folder).free < max(_LEAST_ROOM, size):
+                raise _no_room(path, folder) from error
+            raise
+
+
+def _read(path: Path, found: Sequence[Path], folder: Path, alone: bool) -> list[RankTables]:
+    database = folder / f"{path.stem}.sqlite"
+    errors: list[ReportError] = []
+    for nsys in map(str, found):
+        try:
+            report = _imported(nsys, path, folder) if path.suffix == QDSTRM else path
+            _make(export_command(nsys, report, database), path, database)
+            break
+        except ReportError as error:
+            errors.append(error)
+    else:
+        tried = [f"tried: {', '.join(map(str, found))}"] if len(found) > 1 else []
+        raise ReportError(errors[0].what, *errors[0].details, *tried) from errors[0]
+    # A newer nsys may have left them out too, of a report that an older one made.
+    beside = JsonBeside(nsys, report, database.with_suffix(".json"))
+    ranks = sqlite.read(database, origin=path, elsewhere=beside, alone=alone)
+    return [tables.warned(*beside.warnings) for tables in ranks]
+
+
+def _imported(nsys: str, path: Path, folder: Path) -> Path:
+    """Return the report that nsys's importer makes of a `.qdstrm`."""
+    program = importer(Path(nsys))
+    if program is None:
+        raise ReportError(
+            f"{path} is not a report yet, and {nsys} has no importer to make one of it",
+            "import it where nsys was installed whole, and give what that makes:",
+            f"QdstrmImporter -i {path}",
+        )
+    report = folder / f"{path.stem}.nsys-rep"
+    _make([str(program), "-i", str(path.resolve()), "-o", str(report)], path, report)
+    return report
+
+
+def _no_room(path: Path, folder: str) -> ReportError:
+    return ReportError(
+        f"{path} cannot be exported: there is no room for it in {folder}",
+        "point TMPDIR to a file system with room for the exported report",
+    )
+
+
+@dataclass
+class JsonBeside:
+    """NCCL's payloads out of the report's JSON export, which is made when they are asked for."""
+
+    nsys: str
+    report: Path
+    target: Path
+    warnings: list[str] = field(default_factory=list)
+
+    def __call__(self, ranges: Ranges) -> Payloads:
+        """Return the payloads of `ranges`; none, and a warning, where they cannot be had.
+
+        What else the report holds is worth reading without them.
+        """
+        try:
+            if not self.target.exists():  # one of several ranks has asked before
+                command = export_command(self.nsys, self.report, self.target, "json")
+                _make(command, self.report, self.target)
+            return nccl_payload.decoded(json_payloads.read(self.target, ranges))
+        except ReportError as error:
+            why = "; ".join((error.what, *error.details[:1]))
+            self.warnings.append(f"NCCL's payloads were not read: {why}")
+            self.target.unlink(missing_ok=True)
+            return nccl_payload.nothing()
+
+
+def payload_flags(nsys: str) -> list[str]:
+    """Return the flags by which this nsys exports NVTX payloads to SQLite; none before 2024.6."""
+    understood = _export_help(nsys)
+    return [f"{flag}=true" for flag in _PAYLOAD_FLAGS if flag in understood][:1]
+
+
+def export_command(nsys: str, report: Path, target: Path, kind: str = "sqlite") -> list[str]:
+    """Return the command line that exports `report`, with the flags that this nsys has."""
+    return [
+        nsys,
+        "export",
+        f"--type={kind}",
+        "--force-overwrite=true",
+        *(payload_flags(nsys) if kind == "sqlite" else ()),
+        f"--output={target}",
+        # nsys resolves a leading dash as an option; an absolute path has none
+        str(report.resolve()),
+    ]
+
+
+@lru_cache(maxsize=8)
+def _export_help(nsys: str) -> str:
+    try:
+        asked = subprocess.run(
+            [nsys, "export", "--help"],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=60,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return asked.stdout + asked.stderr
+
+
+def _make(command: list[str], path: Path, target: Path) -> None:
+    """Run nsys or its importer, which makes `target` of the report `path`."""
+    try:
+        done = subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_DEADLINE_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise ReportError(
+            f"nsys did not finish the export of {path} within {_DEADLINE_S // 60} minutes"
+        ) from error
+    except OSError as error:
+        raise ReportError(f"{command[0]} cannot be started: {error.strerror}") from error
+    if done.returncode != 0 or not target.is_file() or target.stat().st_size == 0:
+        said = _first_line(done.stderr) or _first_line(done.stdout) or "nothing"
+        if recorded_by := _NEWER.search(done.stderr + done.stdout):
+            version = recorded_by[1].replace("@", ".")
+            raise ReportError(
+                f"{path} is of nsys {version}, which {command[0]} cannot read",
+                f"install that nsys or a newer one, or name one: {VARIABLE}=PATH",
+            )
+        raise ReportError(
+            f"nsys could not export {path} (exit status {done.returncode})",
+            f'nsys said: "{said}"',
+            "a report of a newer nsys needs that nsys; one cut short must be recorded or copied"
+            " again",
+        )
+
+
+def _first_line(text: str) -> str:
+    lines = (line.strip() for line in text.replace("\r", "\n").split("\n"))
+    return next((line for line in lines if line and "Exporting" not in line), "")

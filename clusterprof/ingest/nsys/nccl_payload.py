@@ -1,0 +1,207 @@
+"""What NCCL attaches to its NVTX ranges: communicator, message size, root, peer, ranks.
+
+nsys 2025 exports the raw bytes (`binaryData`, with `--include-blobs=true`) and the layout
+(`NVTX_PAYLOAD_SCHEMA_ENTRIES`); from 2024.6 `--include-json=true` gives `jsonText`; older
+exports have neither, and only `nsys export --type=json` has the bytes (`nsys_json`).
+Communicator ids are in the payload from NCCL 2.25.1 on.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import orjson
+import pyarrow as pa
+
+from clusterprof.ingest.columns import Bools, Ints
+from clusterprof.ingest.nsys.database import Export
+
+#: A payload begins with four words of eight bytes: version, schema id, size, offset.
+_HEADER = struct.Struct("<QQQQ")
+
+#: the entries' names in NCCL's schemas -> ours
+FIELDS = {
+    "NCCL communicator ID": "communicator",
+    "Message size [bytes]": "bytes",
+    "Root": "root",
+    "Peer rank": "peer",
+    "No. of ranks": "ranks",
+    "Rank": "rank",
+}
+
+#: NVTX payload entry types -> little-endian numpy types (nvToolsExtPayload.h)
+_TYPES = {
+    3: "<i2", 4: "<u2", 5: "<i4", 6: "<u4", 7: "<i8", 8: "<u8", 9: "<i8", 10: "<u8",
+    11: "<i1", 12: "<u1", 13: "<i2", 14: "<u2", 15: "<i4", 16: "<u4", 17: "<i8", 18: "<u8",
+    22: "<u8", 23: "<u8",
+}  # fmt: skip
+
+#: NCCL numbers its layouts itself, from NVTX's first static schema id on (nvToolsExtPayload.h)
+_FIRST_STATIC = 1 << 24
+#: For exports without their schemas, as measured on NCCL 2.21, 2.25 and 2.28: the number -> what
+#: follows the message size, where anything does (of a reduction its operator, which is not read).
+#: AllGather (4) and AllToAll (16) end with it. Before 2.25 no communicator stands before it.
+_FOLLOWED_BY = {5: "", 6: "root", 7: "", 8: "root", 9: "peer", 10: "peer", 17: "root", 18: "root"}
+_NOT_FOLLOWED = (4, 16)
+_COMMUNICATOR_INIT = 11
+
+Layout = tuple[tuple[str, int, str], ...]
+
+
+@dataclass(frozen=True)
+class Payloads:
+    """Decoded payloads by NVTX row: `row` ascending, and per field a value and its presence.
+
+    Communicator ids are the same 64 bits as int64.
+    """
+
+    row: Ints
+    values: dict[str, Ints]
+    present: dict[str, Bools]
+
+    def at(self, rows: Ints, name: str) -> tuple[Ints, Bools]:
+        """Return field `name` for NVTX rows `rows`, and where it is present."""
+        if name not in self.values or not self.row.size:
+            return np.zeros(rows.size, np.int64), np.zeros(rows.size, bool)
+        place = np.minimum(np.searchsorted(self.row, rows), self.row.size - 1)
+        present = (self.row[place] == rows) & self.present[name][place]
+        return np.where(present, self.values[name][place], 0), present
+
+
+@dataclass(frozen=True)
+class Bodies:
+    """Payloads as bytes, by NVTX row (ascending): `length[i]` of `content` from `begin[i]` on."""
+
+    row: Ints
+    schema: Ints
+    begin: Ints
+    length: Ints
+    content: npt.NDArray[np.uint8]
+
+
+def nothing() -> Payloads:
+    """Return no payload at all."""
+    return Payloads(np.empty(0, np.int64), {}, {})
+
+
+def read(export: Export, first_row: int, last_row: int) -> Payloads:
+    """Return the payloads of the NVTX rows `first_row` to `last_row` (the range that has NCCL)."""
+    limits = f"n.rowid BETWEEN {first_row} AND {last_row}"
+    if export.has("NVTX_EVENTS", "binaryData"):
+        table = export.arrow(
+            f"SELECT n.rowid AS row, CAST(n.binaryData AS BLOB) AS payload FROM {{0}} n"
+            f" WHERE n.binaryData IS NOT NULL AND {limits} ORDER BY n.rowid",
+            "NVTX_EVENTS",
+        )
+        if table.num_rows:
+            rows = table.column("row").to_numpy()
+            return decoded(_bodies(rows, table.column("payload")), _layouts(export))
+    if export.has("NVTX_EVENTS", "jsonText"):
+        return _from_json(export, limits)
+    return nothing()
+
+
+def _layouts(export: Export) -> dict[int, Layout]:
+    """Return schema id -> the fields we know, from the export's own description."""
+    entries = export.rows(
+        'SELECT "schemaId", name, coalesce("offset", 0), type FROM {0}',
+        "NVTX_PAYLOAD_SCHEMA_ENTRIES",
+    )
+    layouts: dict[int, Layout] = {}
+    for schema, name, offset, kind in entries:
+        if name in FIELDS and kind in _TYPES:
+            layouts[schema] = (*layouts.get(schema, ()), (FIELDS[name], offset, _TYPES[kind]))
+    return layouts
+
+
+def _bodies(rows: Ints, payloads: pa.ChunkedArray) -> Bodies:
+    """Return the payloads without the header that nsys puts before each in SQLite."""
+    blobs = payloads.cast(pa.binary()).combine_chunks()
+    if isinstance(blobs, pa.ChunkedArray):
+        blobs = pa.concat_arrays(blobs.chunks)
+    ends = np.frombuffer(blobs.buffers()[1], np.int32)[blobs.offset :][: len(blobs) + 1]
+    content = np.frombuffer(blobs.buffers()[2] or b"", np.uint8)
+    begin, length = ends[:-1].astype(np.int64), np.diff(ends).astype(np.int64)
+    whole = length > _HEADER.size
+    rows, begin, length = rows[whole], begin[whole], length[whole]
+    header = content[begin[:, None] + np.arange(_HEADER.size)].view("<u8")
+    schema, offset = header[:, 1].astype(np.int64), header[:, 3].astype(np.int64)
+    offset = np.clip(offset, 0, length)
+    return Bodies(rows, schema, begin + offset, length - offset, content)
+
+
+def decoded(bodies: Bodies, layouts: dict[int, Layout] | None = None) -> Payloads:
+    """Return what the bytes say, by `layouts` (schema id -> fields), else as NCCL's are known."""
+    rows = bodies.row.size
+    values = {name: np.zeros(rows, np.int64) for name in FIELDS.values()}
+    present = {name: np.zeros(rows, bool) for name in values}
+    kinds = np.stack([bodies.schema, bodies.length], axis=1)
+    for schema, length in np.unique(kinds, axis=0).tolist() if rows else ():
+        mine = np.flatnonzero((bodies.schema == schema) & (bodies.length == length))
+        body = bodies.content[bodies.begin[mine][:, None] + np.arange(length)]
+        for name, begin, kind in (layouts or {}).get(schema) or _known_layout(schema, length):
+            stop = begin + np.dtype(kind).itemsize
+            if stop <= length:
+                column = np.ascontiguousarray(body[:, begin:stop]).view(kind)[:, 0]
+                values[name][mine] = column.astype(np.int64)
+                present[name][mine] = True
+    return Payloads(bodies.row, values, present)
+
+
+def _known_layout(schema: int, length: int) -> Layout:
+    """Return the layout of one of NCCL's own schemas, by its number and its length in bytes.
+
+    A number that is not known is of a newer NCCL, which begins with communicator and size.
+    """
+    number = schema - _FIRST_STATIC
+    if number == _COMMUNICATOR_INIT:
+        known = ("communicator", 0, "<u8"), ("ranks", 8, "<i4"), ("rank", 12, "<i4")
+        return known if length == 24 else ()
+    followed = number in _FOLLOWED_BY
+    size_alone = length == (16 if followed else 8)
+    at = 0 if size_alone and (followed or number in _NOT_FOLLOWED) else 8
+    layout: Layout = (("bytes", at, "<u8"),)
+    if at:
+        layout = (("communicator", 0, "<u8"), *layout)
+    last = _FOLLOWED_BY.get(number, "")
+    return (*layout, (last, at + 8, "<i4")) if last else layout
+
+
+def _from_json(export: Export, limits: str) -> Payloads:
+    strings = export.has("NVTX_EVENTS", "jsonTextId")
+    text = "coalesce(n.jsonText, s.value)" if strings else "n.jsonText"
+    join = "LEFT JOIN {1} s ON s.id = n.jsonTextId" if strings else ""
+    found = export.rows(
+        f"SELECT n.rowid, {text} FROM {{0}} n {join}"
+        f" WHERE {text} IS NOT NULL AND {limits} ORDER BY n.rowid",
+        "NVTX_EVENTS",
+        "StringIds",
+    )
+    values = {name: np.zeros(len(found), np.int64) for name in FIELDS.values()}
+    present = {name: np.zeros(len(found), bool) for name in FIELDS.values()}
+    for place, (_, content) in enumerate(found):
+        for name, value in _numbers(content).items():
+            values[name][place] = value
+            present[name][place] = True
+    return Payloads(np.array([row for row, _ in found], np.int64), values, present)
+
+
+def _numbers(content: str) -> dict[str, int]:
+    """Return the fields that we know of one JSON payload; none where it is no JSON object."""
+    try:
+        payload = orjson.loads(content)
+    except orjson.JSONDecodeError:
+        return {}
+    found = {}
+    for name, value in payload.items() if isinstance(payload, dict) else ():
+        try:
+            # Some versions write large numbers as text, with separators or in hexadecimal.
+            number = int(value) if not isinstance(value, str) else int(value.replace(",", ""), 0)
+        except (ValueError, TypeError):
+            continue
+        if name in FIELDS:
+            found[FIELDS[name]] = (number + (1 << 63)) % (1 << 64) - (1 << 63)
+    return found

@@ -1,0 +1,369 @@
+"""Collective calls of one rank: NCCL's NVTX ranges joined to the kernels that they launched.
+
+A call is an NVTX range in NCCL's domain. Its kernel is the NCCL kernel whose launching CUDA
+call lies, on the same thread, inside that range; between `ncclGroupStart` and `ncclGroupEnd`
+nothing is launched, and the kernels of the whole group come from the outermost
+`ncclGroupEnd`. `ncclCommInit*` ranges are never taken as enclosing anything: nsys before
+2024 does not close them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from clusterprof.ingest.columns import Bools, Ints, encoded, fill, joined, matching, nullable
+from clusterprof.ingest.nsys import nccl_payload
+from clusterprof.ingest.nsys.activity import NcclKernels
+from clusterprof.ingest.nsys.database import Export
+from clusterprof.ingest.nsys.nccl_payload import Payloads
+from clusterprof.ingest.nsys.nvtx import Ranges
+from clusterprof.ingest.operations import NCCL_CALL, kernel_operation, operation
+
+#: the payloads of these ranges, out of another file
+Elsewhere = Callable[[Ranges], Payloads]
+
+NO_KERNEL = "no NCCL kernel was launched inside this call's range"
+NO_GROUP_END = "the capture ended before this group was launched"
+NO_CALL = "no NVTX range of NCCL launched this kernel"
+#: a group of sends and receives whose peers nobody knows
+EXCHANGE = "AllToAll"
+SHARED = "the group launched several kernels that cannot be told apart: their whole span is given"
+
+
+@dataclass(frozen=True)
+class Communicators:
+    """What `ncclCommInit*` said, where it lies in the capture: id -> (size, this rank in it)."""
+
+    known: dict[int, tuple[int, int]]
+
+    @property
+    def largest(self) -> int:
+        """The size of the largest; 0 where none is known."""
+        return max((size for size, _ in self.known.values()), default=0)
+
+    def world_rank(self, world_size: int | None) -> int | None:
+        """Return the rank in the communicator of all ranks, None where it is not known.
+
+        Assumes that a communicator as large as the world numbers its ranks as the world does
+        (PyTorch's default process group does).
+        """
+        if not self.known or self.largest != (world_size or self.largest):
+            return None
+        ranks = {rank for size, rank in self.known.values() if size == self.largest}
+        return ranks.pop() if len(ranks) == 1 else None
+
+
+@dataclass(frozen=True)
+class _Links:
+    """Which kernels belong to which calls: per call its kernels' span, stream and a reason."""
+
+    start: Ints
+    end: Ints
+    stream: Ints
+    found: Bools
+    shared: Bools
+    kernel_used: Bools
+
+
+def read(
+    export: Export,
+    ranges: Ranges,
+    kernels: NcclKernels,
+    epoch: int,
+    elsewhere: Elsewhere | None = None,
+) -> tuple[pa.Table, Communicators]:
+    """Return the COLLECTIVE_CALLS table of one process, and its communicators.
+
+    `ranges` are the NVTX ranges of that process. `elsewhere` has NCCL's payloads where this
+    export holds none. Calls without a kernel and kernels without a call stay in the table, each
+    with its reason.
+    """
+    ranges = _nccl_ranges(ranges)
+    order = np.lexsort((ranges.start, ranges.thread))
+    ranges = ranges.where(order)
+    is_call = ranges.named(matching(ranges.names, NCCL_CALL))
+    payloads = _payloads(export, ranges, elsewhere)
+    group, closing = _groups(
+        ranges,
+        ranges.named(matching(ranges.names, "^ncclGroupStart$")),
+        ranges.named(matching(ranges.names, "^ncclGroupEnd$")),
+    )
+    calls = np.flatnonzero(is_call)
+    names = np.array([operation(str(name)) for name in ranges.names.to_pylist()], object)
+    communicator, has_communicator = payloads.at(ranges.row[calls], "communicator")
+    kept, exchanges = _exchanges(names[ranges.name[calls]], group[calls], has_communicator)
+    calls, exchange = calls[kept], exchanges[kept]
+    communicator, has_communicator = communicator[kept], has_communicator[kept]
+    launcher = np.where(group[calls] >= 0, closing[calls], calls)
+    links = _link(ranges, launcher, np.where(has_communicator, communicator, 0), kernels)
+    communicators = _communicators(ranges, payloads)
+    operations = np.where(exchange, EXCHANGE, names[ranges.name[calls]])
+    table = _call_table(
+        ranges.where(calls),
+        operations,
+        group[calls],
+        launcher,
+        links,
+        payloads,
+        communicators,
+        epoch,
+    )
+    # a stream is a communicator's: one that otherwise only exchanges has done so before as well
+    only = np.setdiff1d(links.stream[exchange], links.stream[~exchange])
+    left = np.flatnonzero(~links.kernel_used)
+    orphans = _kernel_table(kernels, left, np.isin(kernels.stream[left], only), epoch)
+    return _numbered(table, orphans), communicators
+
+
+def _exchanges(
+    operations: npt.NDArray[np.object_], group: Ints, named: Bools
+) -> tuple[Bools, Bools]:
+    """Return which calls to keep, and which of them are a whole group that is an exchange.
+
+    Where no communicator is known nobody knows who sends to whom; but a group of sends and receives
+    (more than one of each, or it may be two neighbours of a pipeline) is one kernel that ends on no
+    member before all have come: PyTorch's all-to-all. Its first call stands for it.
+    """
+    keep, exchange = np.ones(group.size, bool), np.zeros(group.size, bool)
+    sends, receives = operations == "Send", operations == "Recv"
+    inside = group >= 0
+    if not inside.any() or named.any():
+        return keep, exchange
+    count = int(group.max()) + 1
+    sent, received, others = (
+        np.bincount(group[inside & each], minlength=count)
+        for each in (sends, receives, ~sends & ~receives)
+    )
+    whole = (sent > 0) & (received > 0) & (sent + received > 2) & (others == 0)
+    members = inside & whole[np.maximum(group, 0)]
+    first = np.zeros(group.size, bool)
+    first[np.unique(group, return_index=True)[1]] = True
+    return keep & (~members | first), members & first
+
+
+def _nccl_ranges(ranges: Ranges) -> Ranges:
+    """Return the ranges of NCCL's domain; by name where no domain is called so."""
+    named = ranges.in_domains("NCCL")
+    if named.any():
+        return ranges.where(named)
+    return ranges.where(ranges.named(matching(ranges.names, "^nccl[A-Z]")))
+
+
+def _payloads(export: Export, ranges: Ranges, elsewhere: Elsewhere | None) -> Payloads:
+    if not ranges.row.size:
+        return nccl_payload.nothing()
+    found = nccl_payload.read(export, int(ranges.row.min()), int(ranges.row.max()))
+    if found.row.size or elsewhere is None:
+        return found
+    return elsewhere(ranges)
+
+
+def _groups(ranges: Ranges, opens: Bools, closes: Bools) -> tuple[Ints, Ints]:
+    """Return for each range its group's number and the range that launches it.
+
+    Both are -1 outside groups; the launching range is -1 too where the outermost
+    `ncclGroupEnd` is not in the capture. `ranges` are sorted by thread, then begin. A thread
+    whose first event is a `ncclGroupEnd` was inside a group when the capture began.
+    """
+    size = ranges.thread.size
+    nothing = np.full(size, -1, np.int64)
+    if not size or not closes.any():
+        return nothing, nothing
+    delta = opens.astype(np.int64) - closes
+    begins = np.flatnonzero(np.r_[True, ranges.thread[1:] != ranges.thread[:-1]])
+    lengths = np.diff(np.r_[begins, size])
+    total = np.cumsum(delta)
+    depth = total - np.repeat(total[begins] - delta[begins], lengths)
+    lowest = np.minimum(np.minimum.reduceat(depth, begins), 0)
+    depth = depth - np.repeat(lowest, lengths)
+    before = depth - delta
+    first = opens & (before == 0)
+    first[begins] |= before[begins] > 0
+    number = np.cumsum(first) - 1
+    last = closes & (depth == 0)
+    closing_of = np.full(number[-1] + 1 if size else 0, -1, np.int64)
+    closing_of[number[last]] = np.flatnonzero(last)
+    inside = before > 0
+    group = np.where(inside, number, -1)
+    return group, np.where(inside, closing_of[np.maximum(number, 0)], -1)
+
+
+def _link(ranges: Ranges, launcher: Ints, communicator: Ints, kernels: NcclKernels) -> _Links:
+    """Find each call's kernels: those launched inside the range `launcher` (-1: no such range)."""
+    launchers = np.unique(launcher[launcher >= 0])
+    inside = _launched_in(ranges, launchers, kernels)
+    used = inside >= 0
+    calls = launcher.size
+    start, end, stream = (np.full(calls, -1, np.int64) for _ in range(3))
+    found, shared = np.zeros(calls, bool), np.zeros(calls, bool)
+    if not launchers.size:
+        return _Links(start, end, stream, found, shared, used)
+    place = np.where(launcher >= 0, np.searchsorted(launchers, launcher), 0)
+    # one kernel: all calls of that launcher have it
+    counts = np.bincount(inside[used], minlength=launchers.size)
+    kernel_of = np.full(launchers.size, -1, np.int64)
+    kernel_of[inside[used]] = np.flatnonzero(used)
+    found = (launcher >= 0) & (counts[place] > 0)
+    kernel = kernel_of[place[found]]
+    start[found], end[found] = kernels.start[kernel], kernels.end[kernel]
+    stream[found] = kernels.stream[kernel]
+    _split_groups(place, found, counts, inside, communicator, kernels, (start, end, stream, shared))
+    return _Links(start, end, stream, found, shared, used)
+
+
+def _launched_in(ranges: Ranges, launchers: Ints, kernels: NcclKernels) -> Ints:
+    """Return for each kernel the place in `launchers` of the range that launched it, or -1."""
+    if not launchers.size or not kernels.start.size:
+        return np.full(kernels.start.size, -1, np.int64)
+    low = min(int(ranges.start.min()), int(kernels.launch_start.min()))
+    span = max(int(ranges.start.max()), int(kernels.launch_start.max())) - low + 1
+    threads = np.unique(ranges.thread[launchers])
+    lane = np.searchsorted(threads, ranges.thread[launchers])
+    keys = lane * span + (ranges.start[launchers] - low)
+    theirs = np.minimum(np.searchsorted(threads, kernels.launch_thread), threads.size - 1)
+    wanted = theirs * span + (kernels.launch_start - low)
+    order = np.argsort(keys, kind="stable")
+    place = order[np.maximum(np.searchsorted(keys[order], wanted, side="right") - 1, 0)]
+    launcher = launchers[place]
+    until = ranges.end[launcher]
+    fits = (
+        (ranges.thread[launcher] == kernels.launch_thread)
+        & (ranges.start[launcher] <= kernels.launch_start)
+        & ((kernels.launch_start <= until) | (until < 0))
+    )
+    return np.where(fits, place, -1)
+
+
+def _split_groups(
+    place: Ints,
+    found: Bools,
+    counts: Ints,
+    inside: Ints,
+    communicator: Ints,
+    kernels: NcclKernels,
+    out: tuple[Ints, Ints, Ints, Bools],
+) -> None:
+    """Give the calls of groups with several kernels their own: by the communicator's stream.
+
+    A group launches one kernel per communicator, more where the operations differ; frameworks
+    keep one stream per communicator, which groups with a single kernel have shown. Such groups
+    are few (one Python step per group).
+    """
+    several = np.flatnonzero(counts > 1)
+    if not several.size:
+        return
+    start, end, stream, shared = out
+    single = found & (counts[place] == 1) & (communicator != 0)
+    owner = dict(zip(stream[single].tolist(), communicator[single].tolist(), strict=True))
+    for launcher in several.tolist():
+        mine = np.flatnonzero(inside == launcher)
+        owners = np.array([owner.get(lane, 0) for lane in kernels.stream[mine].tolist()])
+        members = np.flatnonzero(found & (place == launcher))
+        one = np.unique(communicator[members]).size == 1
+        for wanted in np.unique(communicator[members]).tolist():
+            theirs = members[communicator[members] == wanted]
+            chosen = mine if one else mine[owners == wanted]
+            if not chosen.size or wanted == 0:
+                chosen = mine
+                shared[theirs] = not one or np.unique(kernels.stream[mine]).size > 1
+            start[theirs], end[theirs] = kernels.start[chosen].min(), kernels.end[chosen].max()
+            stream[theirs] = kernels.stream[chosen[0]]
+
+
+def _communicators(ranges: Ranges, payloads: Payloads) -> Communicators:
+    is_init = ranges.named(matching(ranges.names, "^ncclComm(Init|Split|Shrink)"))
+    rows = ranges.row[is_init]
+    communicator, has_id = payloads.at(rows, "communicator")
+    size, has_size = payloads.at(rows, "ranks")
+    rank, has_rank = payloads.at(rows, "rank")
+    whole = has_id & has_size & has_rank
+    columns = (communicator[whole].tolist(), size[whole].tolist(), rank[whole].tolist())
+    return Communicators({cid: (n, r) for cid, n, r in zip(*columns, strict=True)})
+
+
+def _call_table(
+    calls: Ranges,
+    operations: npt.NDArray[np.object_],
+    group: Ints,
+    launcher: Ints,
+    links: _Links,
+    payloads: Payloads,
+    communicators: Communicators,
+    epoch: int,
+) -> pa.Table:
+    communicator, has_communicator = payloads.at(calls.row, "communicator")
+    bytes_, has_bytes = payloads.at(calls.row, "bytes")
+    root, has_root = payloads.at(calls.row, "root")
+    peer, has_peer = payloads.at(calls.row, "peer")
+    size = np.array([communicators.known.get(c, (-1, -1))[0] for c in communicator.tolist()], int)
+    reasons = np.select([links.found & links.shared, links.found, launcher < 0], [2, -1, 1], 0)
+    return fill(
+        "collective_calls",
+        calls.start.size,
+        {
+            "call": np.zeros(calls.start.size, np.int32),
+            "operation": pa.array(operations, pa.string()).dictionary_encode(),
+            "communicator": _hexadecimal(communicator, has_communicator),
+            "communicator_size": nullable(size.astype(np.int32), size > 0),
+            "stream": links.stream,
+            "message_bytes": nullable(bytes_, has_bytes),
+            "root": nullable(root.astype(np.int32), has_root),
+            "peer": nullable(peer.astype(np.int32), has_peer),
+            "group": nullable(group.astype(np.int32), group >= 0),
+            "issue_start_ns": calls.start + epoch,
+            "issue_end_ns": nullable(calls.end + epoch, calls.end >= calls.start),
+            "start_ns": nullable(links.start + epoch, links.found),
+            "end_ns": nullable(links.end + epoch, links.found),
+            "source": encoded(has_bytes.astype(np.int32), ["nvtx_name", "nvtx_payload"]),
+            "reason": encoded(reasons, [NO_KERNEL, NO_GROUP_END, SHARED]).cast(pa.string()),
+        },
+    )
+
+
+def _hexadecimal(values: Ints, present: Bools) -> pa.Array:
+    """Return communicator ids as NCCL prints them (`0x2be99ac413cc7b82`)."""
+    ids, codes = np.unique(values, return_inverse=True)
+    names = [f"{each % (1 << 64):#018x}" for each in ids.tolist()]
+    return encoded(np.where(present, codes, -1), names).cast(pa.string())
+
+
+def _kernel_table(kernels: NcclKernels, orphans: Ints, exchange: Bools, epoch: int) -> pa.Table:
+    """Return calls made from kernels that no NVTX range launched (`-t cuda` alone, graphs)."""
+    names = [kernel_operation(name) for name in kernels.names]
+    codes = kernels.name[orphans]
+    sent = np.array([name == "SendRecv" for name in names], bool)[codes] & exchange
+    launch = kernels.launch_start[orphans]
+    known = kernels.launch_thread[orphans] >= 0
+    return fill(
+        "collective_calls",
+        orphans.size,
+        {
+            "call": np.zeros(orphans.size, np.int32),
+            "operation": encoded(np.where(sent, len(names), codes), [*names, EXCHANGE]),
+            "stream": kernels.stream[orphans],
+            "issue_start_ns": nullable(launch + epoch, known),
+            "issue_end_ns": nullable(kernels.launch_end[orphans] + epoch, known),
+            "start_ns": kernels.start[orphans] + epoch,
+            "end_ns": kernels.end[orphans] + epoch,
+            "source": "kernel_name",
+            "reason": NO_CALL,
+        },
+    )
+
+
+def _numbered(calls: pa.Table, orphans: pa.Table) -> pa.Table:
+    """Return both in issue order (of a kernel without a launch: in order of its begin)."""
+    whole = joined("collective_calls", [calls, orphans], by="call")
+    issued = whole.column("issue_start_ns").to_numpy()
+    begun = whole.column("start_ns").to_numpy()
+    if whole.column("issue_start_ns").null_count:
+        issued = np.where(np.isnan(issued), begun, issued)
+    whole = whole.take(pa.array(np.argsort(issued, kind="stable")))
+    number = pa.array(np.arange(whole.num_rows, dtype=np.int32))
+    schema = whole.schema
+    return whole.set_column(0, schema.field("call"), number)

@@ -1,0 +1,197 @@
+"""Make an nsys SQLite export fit to share: what is needed to merge it stays, and nothing else.
+
+A report holds every environment variable of the profiled process, and of whatever else ran on the
+machine (keys, tokens, paths), all its arguments, what it printed, and the names of other users'
+processes. So the strings and facts that may stay are listed here, not those that must go; and
+what stays is searched for what looks like an assignment or a secret.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import shutil
+import sqlite3
+from collections.abc import Iterable
+from pathlib import Path
+
+from clusterprof import masking
+from clusterprof.agent.contracts import files
+from clusterprof.errors import ReportError
+from clusterprof.ingest.nsys.database import Export, unreadable
+from clusterprof.ingest.nsys.report_identity import WANTED
+
+#: Besides the rank's place: versions, which explain a recording and hold nothing private.
+KEPT = WANTED | {"CUDA_VERSION", "NCCL_VERSION", "GROUP_RANK", "LOCAL_WORLD_SIZE", "ROLE_RANK"}
+
+_REMOVED = "removed by clusterprof scrub"
+
+#: marks a copy as ours in SQLite's own field for that ("clsp")
+_MARK = 0x636C7370
+
+#: the tables of facts in which these names stay, of patterns of GLOB
+_FACTS = {
+    "META_DATA_CAPTURE": ("*ENVIRONMENT_VARIABLE",),
+    "META_DATA_EXPORT": ("EXPORT_PRODUCT_*", "EXPORT_SCHEMA_*"),
+    "EXPORT_META_DATA": ("EXPORT_PRODUCT_*", "EXPORT_SCHEMA_*"),
+    "TARGET_INFO_SYSTEM_ENV": ("Hostname", "DeviceEnvironment"),
+}
+
+#: columns by which events name what they are; a compiler wrote the symbols
+_NAMES = re.compile(r"(nameId|textId|schedulingDetailId|jsonTextId)", re.IGNORECASE)
+_SYMBOLS = re.compile(r"(shortName|demangledName|mangledName)", re.IGNORECASE)
+
+#: tables of events that only the profiled processes have
+_OF_THE_PROFILED = re.compile(r"NVTX_EVENTS|OSRT_API|CUPTI_ACTIVITY_KIND_\w+")
+
+#: `NAME=value` that is no measure (`step=7`, `lr=1e-3`) and no argument of a function's name
+_ASSIGNMENT = re.compile(
+    r"(?<![A-Za-z0-9_])([A-Za-z_][A-Za-z0-9_]*=)"
+    r"(?!(?:[-+]?[0-9.]+(?:e[-+]?[0-9]+)?|true|false|none)(?![^\s,;)\]}]))[^\s,;)\]}]+",
+    re.IGNORECASE,
+)
+
+
+def scrub(source: Path, target: Path) -> None:
+    """Write a copy of the SQLite export `source` to `target` with no more than a merge needs.
+
+    The copy is rebuilt, so that nothing is left in free pages. Raises ReportError where
+    `source` is no nsys export, or `target` cannot be written.
+    """
+    Export(source).close()
+    try:
+        with files.new(target, 0o600) as copy:
+            with source.open("rb") as file:
+                shutil.copyfileobj(file, copy)
+            copy.flush()
+            with contextlib.closing(sqlite3.connect(copy.name)) as database:
+                # Names of other processes need not be UTF-8.
+                database.text_factory = bytes
+                _clean(database)
+                database.execute(f"PRAGMA application_id = {_MARK}")
+                database.commit()
+                database.execute("VACUUM")
+    except OSError as error:
+        raise unreadable(target, error) from error
+    except sqlite3.Error as error:
+        raise ReportError(f"{source} cannot be scrubbed", f"sqlite said: {error}") from error
+
+
+def is_ours(path: Path) -> bool:
+    """Whether a file is a copy that `scrub` wrote."""
+    try:
+        with path.open("rb") as file:
+            head = file.read(72)
+    except OSError:
+        return False
+    return head.startswith(b"SQLite format 3\0") and head[68:] == _MARK.to_bytes(4, "big")
+
+
+def _clean(database: sqlite3.Connection) -> None:
+    found = database.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall()
+    columns = {}
+    for (name,) in found:
+        described = database.execute(f"PRAGMA table_info({_quoted(name.decode())})")
+        columns[name.decode()] = [row[1].decode() for row in described]
+    for table in columns.keys() & _FACTS.keys():
+        stays = " OR ".join("name GLOB ?" for _ in _FACTS[table])
+        database.execute(f"DELETE FROM {table} WHERE NOT ({stays})", _FACTS[table])
+        _keep_variables(database, table, "value", "name GLOB '*Environment*'")
+        _keep_variables(database, table, "value", "name GLOB '*ENVIRONMENT_VARIABLE'")
+    if "ProcessStreams" in columns:
+        database.execute("DELETE FROM ProcessStreams")
+    _forget_other_processes(database, columns)
+    _keep_named_strings(database, columns)
+    for table, names in columns.items():
+        if not table.startswith("ENUM_") and table not in _FACTS and table != "StringIds":
+            _mask(database, table, names)
+
+
+def _keep_variables(database: sqlite3.Connection, table: str, column: str, where: str) -> None:
+    """Of environments, one variable or NUL-separated ones, only those that may stay."""
+    rows = database.execute(f"SELECT rowid, {column} FROM {table} WHERE {where}").fetchall()
+    for row, value in rows:
+        kept = _variables(value)
+        if kept != value:
+            sql = f"UPDATE {table} SET {column} = CAST(? AS TEXT) WHERE rowid = ?"
+            database.execute(sql if kept else f"DELETE FROM {table} WHERE ? = '' AND rowid = ?",
+                             (kept or "", row))  # fmt: skip
+
+
+def _variables(value: object) -> bytes:
+    """The variables of `value` that may stay; "" where it has none, or is no text."""
+    if not isinstance(value, bytes):
+        return b""
+    lines = value.split(b"\0")
+    return b"\0".join(each for each in lines if _may_stay(each))
+
+
+def _may_stay(line: bytes) -> bool:
+    name, assigned, _ = line.partition(b"=")
+    return bool(assigned) and name.decode("ascii", "replace") in KEPT
+
+
+def _forget_other_processes(database: sqlite3.Connection, columns: dict[str, list[str]]) -> None:
+    """Names of processes and threads that the report is not about: other users' among them."""
+    asked = [
+        f"SELECT DISTINCT {column} & ~0xFFFFFF FROM {table}"
+        for table, names in columns.items()
+        for column in ("globalTid", "globalPid")
+        if column in names and _OF_THE_PROFILED.fullmatch(table)
+    ]
+    profiled = " UNION ".join(asked) or "SELECT 0"
+    for table, column in (("PROCESSES", "globalPid"), ("ThreadNames", "globalTid")):
+        if column in columns.get(table, []):
+            database.execute(f"DELETE FROM {table} WHERE {column} & ~0xFFFFFF NOT IN ({profiled})")
+
+
+def _keep_named_strings(database: sqlite3.Connection, columns: dict[str, list[str]]) -> None:
+    """Strings that events are named by; of the others only the variables that may stay."""
+    if "StringIds" not in columns:
+        return
+    names, symbols = (_ids(database, columns, wanted) for wanted in (_NAMES, _SYMBOLS))
+    for row, value in database.execute("SELECT id, value FROM StringIds").fetchall():
+        if b"\0" in (value or b"") or row not in names | symbols:
+            kept = _variables(value) or _REMOVED.encode()
+        else:
+            kept = value if row not in names else _masked(value)
+        if kept != value:
+            database.execute(
+                "UPDATE StringIds SET value = CAST(? AS TEXT) WHERE id = ?", (kept, row)
+            )
+
+
+def _ids(
+    database: sqlite3.Connection, columns: dict[str, list[str]], wanted: re.Pattern[str]
+) -> set[int]:
+    """The strings that the columns of such a name refer to."""
+    return {
+        row
+        for table, names in columns.items()
+        for column in names
+        if wanted.fullmatch(column)
+        for (row,) in database.execute(f"SELECT DISTINCT {column} FROM {_quoted(table)}")
+        if isinstance(row, int)
+    }
+
+
+def _mask(database: sqlite3.Connection, table: str, names: Iterable[str]) -> None:
+    """Mask what looks like an assignment or a secret in every text of a table."""
+    table = _quoted(table)
+    for column in map(_quoted, names):
+        sql = f"SELECT DISTINCT {column} FROM {table} WHERE typeof({column}) = 'text'"
+        for (value,) in database.execute(sql).fetchall():
+            if (masked := _masked(value)) != value:
+                change = f"UPDATE {table} SET {column} = CAST(? AS TEXT)"
+                database.execute(f"{change} WHERE {column} = CAST(? AS TEXT)", (masked, value))
+
+
+def _quoted(name: str) -> str:
+    """A table or column of whatever name, for SQL."""
+    return '"{}"'.format(name.replace('"', '""'))
+
+
+def _masked(value: bytes) -> bytes:
+    plain = value.decode("utf-8", "surrogateescape")
+    masked = masking.text(_ASSIGNMENT.sub(rf"\1{masking.MASK}", plain))
+    return masked.encode("utf-8", "surrogateescape")

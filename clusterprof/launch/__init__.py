@@ -1,0 +1,1 @@
+"""Running a job with profiled ranks: planned, started, watched, ended."""

@@ -1,0 +1,204 @@
+"""Running the launcher itself, in the foreground, as if we were not there."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from clusterprof.agent.contracts import descriptors
+from clusterprof.errors import LaunchError
+
+#: What a launcher is told through us; of others the kernel's own way is the right one.
+_HANDED_ON = (
+    signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2,
+)  # fmt: skip
+#: Those that end a launcher, in whichever way.
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+
+#: Called before a signal is handed on, with a function that says whether to wait no longer;
+#: returns the signals to hand on.
+Before = Callable[[int, Callable[[], bool]], Sequence[int]]
+
+
+class Foreground:
+    """One command that has our terminal, our streams and our signals."""
+
+    def __init__(
+        self, command: Sequence[str], added: Mapping[str, str], before: Before | None = None
+    ) -> None:
+        self.command = command
+        self.added = added
+        self.before = before
+        #: the signals to end that reached us while the command ran, in order
+        self.told_to_end: list[int] = []
+        self._arrived: list[int] = []
+        self._reader = -1
+
+    def run(self) -> int:
+        """Run it to its end; returns its status, 128 + n for signal n. Raises LaunchError."""
+        with self._listening() as listen_to_all, contextlib.closing(Witness()) as witness:
+            try:
+                # Every descriptor that it would have had (`<(...)`, `3>log`); ours have O_CLOEXEC.
+                job = subprocess.Popen(
+                    self.command, env={**os.environ, **self.added}, close_fds=False
+                )
+            except OSError as error:
+                raise LaunchError(f"{self.command[0]} could not be started", str(error)) from None
+            descriptors.release(descriptors.inherited())
+            listen_to_all()
+            # What came before there was a launcher has reached nobody but us and the witness.
+            self._listen(0)
+            early, self._arrived = self._arrived, []
+            for number in early:
+                self._hand_on(number, job)
+            while job.poll() is None:
+                # Its end wakes us; some parents leave SIGCHLD blocked: hence the second.
+                self._listen(1.0 if not self._arrived else 0)
+                while self._arrived and job.poll() is None:
+                    self._obey(self._arrived.pop(0), job, witness)
+        status = job.returncode
+        return status if status >= 0 else 128 - status
+
+    def _obey(self, number: int, job: subprocess.Popen[bytes], witness: Witness) -> None:
+        """Hand one signal on, unless the launcher has it from where we have it."""
+        if not witness.saw(number):
+            self._hand_on(number, job)
+        elif number in ENDING:
+            self.told_to_end.append(number)
+
+    def _hand_on(self, number: int, job: subprocess.Popen[bytes]) -> None:
+        if number in ENDING:
+            self.told_to_end.append(number)
+        numbers: Sequence[int] = [number]
+        if self.before is not None:
+            numbers = self.before(number, lambda: self._nobody_waits(job))
+        for place, each in enumerate(numbers):
+            if place:
+                time.sleep(0.1)  # two of a kind at once would be one
+            job.send_signal(each)
+
+    def _nobody_waits(self, job: subprocess.Popen[bytes]) -> bool:
+        """Whether the command has ended, or somebody has lost patience and signals again."""
+        self._listen(0.1)
+        return job.poll() is not None or any(each in ENDING for each in self._arrived)
+
+    def _listen(self, seconds: float) -> None:
+        """Wait for a signal, one of a child's end included."""
+        if select.select([self._reader], [], [], seconds)[0]:
+            told = os.read(self._reader, 512)
+            self._arrived += [number for number in told if number != signal.SIGCHLD]
+
+    @contextlib.contextmanager
+    def _listening(self) -> Iterator[Callable[[], None]]:
+        """Take the signals, each as a byte in a pipe.
+
+        Gives a function to call once the launcher has started: what nohup and `&` let us ignore
+        is for the launcher to ignore too, or not, and it inherits that.
+        """
+        self._reader, writer = os.pipe()
+        os.set_blocking(writer, False)
+        wakeup = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+        before: dict[int, Any] = {}
+
+        def listen(*numbers: int) -> None:
+            for number in numbers:
+                before[number] = signal.signal(number, lambda *_: None)
+
+        ignored = [each for each in _HANDED_ON if signal.getsignal(each) == signal.SIG_IGN]
+        try:
+            listen(signal.SIGCHLD, *(each for each in _HANDED_ON if each not in ignored))
+            yield lambda: listen(*ignored)
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+            signal.set_wakeup_fd(wakeup)
+            os.close(self._reader)
+            os.close(writer)
+
+
+#: What a witness runs. None of our names is in its command line, so that `pkill -f` of one of
+#: them, which does not reach the launcher, does not reach it either.
+_WITNESS = """
+import os, select, signal, sys
+reader, writer = os.pipe()
+os.set_blocking(writer, False)
+signal.set_wakeup_fd(writer)
+for number in map(int, sys.argv[1].split(",")):
+    signal.signal(number, lambda *_: None)
+os.write(1, b"\\0")
+while True:
+    ready = select.select([0, reader], [], [])[0]
+    if reader in ready:
+        os.write(1, os.read(reader, 64))
+    if 0 in ready and not os.read(0, 1):
+        break
+"""
+
+
+class Witness:
+    """A process beside the launcher that tells who a signal was for.
+
+    A terminal signals the whole process group, `kill` mostly one process, and nothing in a signal
+    says which. The launcher must have it once: torchrun leaves its workers behind at a second
+    SIGTERM while it ends them, srun and mpirun kill at a second SIGINT. What reaches the witness
+    has reached the launcher as well. It ends with us, whatever happens.
+    """
+
+    #: Between one process of a group and the next.
+    WITHIN_S = 0.2
+    #: A `timeout` signals its child and then the group: one signal, twice.
+    ONE_S = 0.5
+    READY_S = 2.0
+
+    def __init__(self) -> None:
+        self._seen: dict[int, float] = {}
+        self._process: subprocess.Popen[bytes] | None = None
+        numbers = ",".join(str(int(number)) for number in _HANDED_ON)
+        with contextlib.suppress(OSError):
+            self._process = subprocess.Popen(
+                [sys.executable, "-I", "-S", "-c", _WITNESS, numbers], bufsize=0,
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+            )  # fmt: skip
+            self._read(self.READY_S)
+
+    def close(self) -> None:
+        """End it."""
+        if self._process is None:
+            return
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                pipe.close()
+        try:
+            self._process.wait(1)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def saw(self, number: int) -> bool:
+        """Whether this signal, which has just reached us, has reached the whole group."""
+        deadline = time.monotonic() + self.WITHIN_S
+        while True:
+            if time.monotonic() - self._seen.get(number, -1e9) < self.ONE_S:
+                return True
+            left = deadline - time.monotonic()
+            if left <= 0 or not self._read(left):
+                return False
+
+    def _read(self, seconds: float) -> bool:
+        """Take in what it has told within `seconds`; false where it has told nothing."""
+        if self._process is None or self._process.stdout is None:
+            return False
+        pipe = self._process.stdout
+        if not select.select([pipe], [], [], seconds)[0]:
+            return False
+        told = os.read(pipe.fileno(), 64)
+        for number in told:
+            self._seen[number] = time.monotonic()
+        return bool(told)

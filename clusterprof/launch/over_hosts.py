@@ -1,0 +1,218 @@
+"""`clusterprof ssh --hosts A,B OPTIONS -- PROGRAM...`: torchrun on each host, reports brought home.
+
+All hosts are looked at before anything is started, since a training whose nodes are missing
+would only wait for them. Then each host's outcome stands apart.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import secrets
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any
+
+from clusterprof.collect import over_ssh
+from clusterprof.collect.over_ssh import RemoteHost, Running
+from clusterprof.console import command as show_command
+from clusterprof.console import say
+from clusterprof.errors import HostError
+from clusterprof.launch.planning import parser, planned
+from clusterprof.launch.rank_output import Prefixed
+from clusterprof.launch.request import LaunchPlan
+from clusterprof.launch.run_job import begin, conclude
+from clusterprof.launchers import ssh as launcher
+from clusterprof.launchers import ssh_config
+from clusterprof.launchers.job import Host, OverSsh
+from clusterprof.run_directory import RunDirectory
+
+_HANDED_ON = ("INT", "TERM", "HUP", "USR1", "USR2")
+
+
+def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
+    """Run the verb; returns the highest status of the hosts."""
+    if {"-h", "--help"} & set(own):
+        with_hosts = parser(verb)
+        launcher.add_options(with_hosts)
+        with_hosts.print_help()
+        return 0
+    arguments, plan = planned(verb, own, program)
+    if arguments.dry_run:
+        print(plan.shown())
+        return 0
+    there = plan.job.over_ssh
+    assert there is not None
+    hosts, plan = take_part(plan, there)
+    try:
+        return run_on(hosts, plan, arguments)
+    finally:
+        for each in hosts:
+            each.ssh.close()
+
+
+def take_part(plan: LaunchPlan, there: OverSsh) -> tuple[list[RemoteHost], LaunchPlan]:
+    """The hosts that can do the job, and the plan for them. Raises HostError for too few."""
+    nsys = plan.capture.agent.get("nsys", {}).get("path")
+    hosts, bad = over_ssh.look_at(there, nsys)
+    if len(hosts) < there.fewest:
+        for each in hosts:
+            each.ssh.close()
+        raise too_few(there, bad)
+    for host, why in bad.items():
+        say(f"{host.name} is left out: {why}")
+    for each in hosts:
+        if nsys and not each.found.nsys:
+            other = each.found.other_nsys
+            then = f"use {other}" if other else "train without nsys (or --profiler torch)"
+            say(f"{each.name} has no {nsys}: its ranks {then}")
+    for names in over_ssh.same_machine(hosts):
+        say(f"{' and '.join(names)} are one machine: each runs its torchrun there")
+    port = hosts[0].found.port
+    if there.port is not None and port != there.port:
+        say(f"port {there.port} is taken on {hosts[0].name}: the launchers meet at {port}")
+    there = launcher.without(there, list(bad), port)
+    for each, ranks in zip(hosts, launcher.ranks(there, plan.job.world_size), strict=True):
+        each.ranks = ranks
+    job = replace(plan.job, over_ssh=there, command=there.commands[0])
+    return hosts, replace(plan, job=job)
+
+
+def too_few(there: OverSsh, bad: Mapping[Host, str]) -> HostError:
+    """What is wrong, host by host."""
+    count = f"{len(bad)} of {len(there.hosts)} hosts"
+    return HostError(
+        f"{count} cannot take part, and nothing was started",
+        *(f"{host.name}: {why}" for host, why in bad.items()),
+        "mend that or leave the host out of --hosts"
+        + ("" if there.fewest < len(there.hosts) else "; --nnodes MIN:MAX goes on with fewer"),
+    )
+
+
+def run_on(hosts: list[RemoteHost], plan: LaunchPlan, arguments: argparse.Namespace) -> int:
+    """Run the job on its hosts, bring home what they have, merge."""
+    there = plan.job.over_ssh
+    assert there is not None
+    run, manifest = begin(plan, arguments)
+    running = Running(hosts)
+    with signals(running):
+        try:
+            deliver(hosts, plan)
+            manifest.update(there_is(hosts, there))
+            run.write_manifest(manifest)
+            for each, command in zip(hosts, there.commands, strict=True):
+                show_command(command, f"{each.name}: ")
+            with printing(there) as output:
+                status = running.run(there, output)
+        finally:
+            # Also where the run directory could not be written: nothing of ours stays anywhere.
+            over_ssh.gather(run, hosts, there.python, running.told_to_stop_again)
+        name_holes(run, hosts, plan)
+        for each in hosts:
+            tell(each)
+        manifest.update(there_is(hosts, there))
+    return conclude(plan, arguments, run, manifest, status, patience_s=0)
+
+
+def deliver(hosts: Sequence[RemoteHost], plan: LaunchPlan) -> None:
+    """Bring the agent and the plan to all hosts. Raises HostError for the first that fails."""
+    told = {**plan.for_agent(), "meeting": meeting(hosts, plan)}
+    with ThreadPoolExecutor(max_workers=min(32, len(hosts))) as pool:
+        list(pool.map(lambda each: over_ssh.deliver(each, told), hosts))
+
+
+def meeting(hosts: Sequence[RemoteHost], plan: LaunchPlan) -> dict[str, Any]:
+    """How the hosts' probers find each other: they see no common folder. Kept on the hosts only."""
+    there = plan.job.over_ssh
+    assert there is not None
+    names = [ssh_config.hostname(each.host.address, there.ssh_config) for each in hosts]
+    return {"secret": secrets.token_hex(32), "hosts": names}
+
+
+@contextlib.contextmanager
+def signals(running: Running) -> Iterator[None]:
+    """Hand our signals to the hosts; the second order to end ends them for good."""
+
+    def note(number: int, _frame: object) -> None:
+        running.orders.append(signal.Signals(number).name.removeprefix("SIG"))
+
+    numbers = [getattr(signal, f"SIG{name}") for name in _HANDED_ON]
+    before = {number: signal.signal(number, note) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def printing(there: OverSsh) -> Iterator[Callable[[str], tuple[Prefixed, Prefixed]]]:
+    """For each host, where its stdout and stderr go."""
+    lock = threading.Lock()
+    made: list[Prefixed] = []
+
+    def output(name: str) -> tuple[Prefixed, Prefixed]:
+        prefix = f"{name}: " if there.prefix else ""
+        pair = (
+            Prefixed(sys.stdout.buffer, prefix, lock), Prefixed(sys.stderr.buffer, prefix, lock)
+        )  # fmt: skip
+        made.extend(pair)
+        return pair
+
+    try:
+        yield output
+    finally:
+        for each in made:
+            each.finish()
+
+
+def name_holes(run: RunDirectory, hosts: Sequence[RemoteHost], plan: LaunchPlan) -> None:
+    """A rank whose host was lost says so, where the ranks of a host are known beforehand."""
+    chosen = plan.selection.expected(plan.job.world_size)
+    holes = {}
+    for host in hosts:
+        given = sorted(host.ranks or ()) if host.reason else []
+        for rank in given[:1] if chosen is None else given:
+            if chosen is None or rank in chosen:
+                holes[rank] = (host.name, host.reason)
+    over_ssh.name_holes(run, holes)
+
+
+def tell(each: RemoteHost) -> None:
+    """One line for a host that did not end well."""
+    if each.reason:
+        say(f"{each.name}: {each.reason}")
+    elif each.status:
+        say(f"{each.name}: torchrun ended with status {each.status}")
+
+
+def there_is(hosts: Sequence[RemoteHost], there: OverSsh) -> dict[str, Any]:
+    """What run.json says of the hosts: enough to fetch later what could not be fetched now."""
+    return {
+        "ssh": {
+            "config": str(there.ssh_config) if there.ssh_config else None,
+            "python": there.python,
+            "timeout_s": there.timeout_s,
+        },
+        "hosts": [
+            {
+                "name": each.name,
+                "address": each.host.address,
+                "user": each.host.user,
+                "port": each.host.port,
+                "hostname": each.found.host,
+                "status": each.status,
+                "reason": each.reason,
+                #: where its ranks' files still are; "" once they are here
+                "left": each.folder,
+                #: the ranks that it may bring (null: only they know), and what it has brought
+                "ranks": None if each.ranks is None else sorted(each.ranks),
+                "brought": sorted(each.brought),
+            }
+            for each in hosts
+        ],
+    }

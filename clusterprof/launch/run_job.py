@@ -1,0 +1,233 @@
+"""`clusterprof srun|torchrun|mpirun|run OPTIONS -- PROGRAM...`: run a job, collect, merge."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import datetime as dt
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from clusterprof import __version__, console, masking, nsys_installed, run_directory
+from clusterprof.collect import DELETED, FINISHING_S, PATIENCE_S, Outcome, collect_attempts
+from clusterprof.console import command as show_command
+from clusterprof.console import say
+from clusterprof.errors import ClusterprofError, RunDirectoryTaken
+from clusterprof.launch.bounded_wait import unless_still
+from clusterprof.launch.foreground import Foreground
+from clusterprof.launch.planning import PROFILE_FAILED, planned
+from clusterprof.launch.request import LaunchPlan
+from clusterprof.launch.stop import BeforeSrunKills, TimeLimit
+from clusterprof.launchers import executable
+from clusterprof.run_directory import RunDirectory
+
+#: What may still appear when the job was told to end, and its reports have been waited for.
+HASTY_S = 1.0
+
+#: so many runs of one job may begin in the same second
+TURNS = 100
+
+
+def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
+    """Run the verb; returns the job's own status."""
+    for turn in range(1, TURNS + 1):
+        arguments, plan = planned(verb, own, program, turn)
+        if arguments.dry_run:
+            print(plan.shown())
+            return 0
+        launcher = executable.find(plan.job.command[0])
+        try:
+            run, manifest = begin(plan, arguments)
+        except RunDirectoryTaken:
+            if plan.origins.get("run_dir") != "default" or turn == TURNS:
+                raise
+        else:
+            return launch(launcher, plan, arguments, run, manifest)
+    raise AssertionError
+
+
+def launch(
+    launcher: str,
+    plan: LaunchPlan,
+    arguments: argparse.Namespace,
+    run: RunDirectory,
+    manifest: dict[str, Any],
+) -> int:
+    """Run the job, then do what can be done with its reports; the job's status is the status."""
+    show_command(plan.job.command)
+    expected = plan.selection.expected(plan.job.world_size)
+    before = BeforeSrunKills(run, expected) if plan.job.launcher == "srun" else None
+    job = Foreground([launcher, *plan.job.command[1:]], plan.environment, before)
+    with contextlib.closing(TimeLimit(run, expected, arguments.time_margin)):
+        status = job.run()
+    # srun says how far its tasks are at one SIGINT, and goes on.
+    in_haste = bool(job.told_to_end) and status != 0
+    patience_s, finishing_s = PATIENCE_S, FINISHING_S
+    if plan.job.launcher == "srun":
+        # When srun ends, so has all that it started: nobody is left who could still write.
+        patience_s = finishing_s = HASTY_S if in_haste else PATIENCE_S
+    ended = unless_still(
+        lambda: conclude(
+            plan, arguments, run, manifest, status,
+            patience_s=patience_s, finishing_s=finishing_s, in_haste=in_haste,
+        ),
+        run.path,
+    )  # fmt: skip
+    if ended is None:
+        where = shortest(run.path)
+        say(f"{where} or the temporary folder stands still: what was captured is not collected")
+        say(f"once both answer: clusterprof collect {where}")
+    if ended is not None and ended >= 0:
+        return ended
+    # Not collected, or whoever collected was ended by a signal: the job was not.
+    return PROFILE_FAILED if arguments.strict and status == 0 else status
+
+
+def begin(plan: LaunchPlan, arguments: argparse.Namespace) -> tuple[RunDirectory, dict[str, Any]]:
+    """Make the run directory and say what is going to happen. Raises RunDirectoryError."""
+    run = run_directory.create(plan.run, force=arguments.force)
+    if (first := run_directory.first_start(plan.run, os.environ)) is not None:
+        say(f"this job was started over; what it captured before: clusterprof collect {first}")
+    manifest = first_manifest(plan)
+    run.write_plan(plan.for_agent())
+    run.write_manifest(manifest)
+    if (parent := run_directory.exposed(run.path)) is not None:
+        say(f"others may rename what is in {parent} (no sticky bit), this run directory too: ranks "
+            "then run without profiling, and reports may be lost; a safer place: --run-dir DIR"
+        )  # fmt: skip
+    for remark in (*plan.job.remarks, *plan.capture.remarks):
+        say(remark)
+    if plan.job.closed:
+        say(f"no rank will be seen: {plan.job.closed}")
+    say(f"capturing steps {plan.window} on ranks {plan.selection.text} with {plan.capture.name}, "
+        f"into {shortest(run.path)}")  # fmt: skip
+    return run, manifest
+
+
+def conclude(
+    plan: LaunchPlan,
+    arguments: argparse.Namespace,
+    run: RunDirectory,
+    manifest: dict[str, Any],
+    status: int,
+    *,
+    patience_s: float = PATIENCE_S,
+    finishing_s: float = FINISHING_S,
+    in_haste: bool = False,
+) -> int:
+    """The job has ended: do what can be done with its reports; returns the status to end with.
+
+    `in_haste`: we were told to end; merging is for later, it may take longer than we have.
+    """
+    manifest.update(ended=now_text(), exit_status=status)
+    nsys_installed.prefer(plan.capture.agent.get("nsys", {}).get("path"))
+    complete = False
+    try:
+        run, outcomes = collect_attempts(
+            run,
+            plan.selection.expected(plan.job.world_size),
+            patience_s=0 if plan.job.closed and not run.ranks() else patience_s,
+            finishing_s=finishing_s,
+        )
+        manifest["attempt"] = run.attempt
+        if plan.job.closed and not run.ranks():
+            outcomes = [Outcome(each.rank, each.state, plan.job.closed) for each in outcomes]
+        manifest["outcomes"] = [
+            {"rank": each.rank, "state": each.state, "reason": each.reason} for each in outcomes
+        ]
+        complete = tell(run, outcomes)
+        if run.path.is_dir():
+            run.write_manifest(manifest)
+        if arguments.no_merge or not any(each.report for each in outcomes):
+            pass
+        elif in_haste:
+            say(f"not merged, since we were told to end: clusterprof collect {shortest(run.path)}")
+        else:
+            from clusterprof.merge_run import merge_run, tell_results
+
+            made = merge_run(run, outcomes)
+            with console.harmless():
+                tell_results(made, run)
+    except ClusterprofError as error:
+        complete = False
+        if arguments.debug:
+            traceback.print_exc()
+        console.error(error)
+    except Exception as error:  # noqa: BLE001 - the job has ended, with a status of its own
+        complete = False
+        if arguments.debug:
+            traceback.print_exc()
+        console.error(
+            f"the reports could not be merged: {type(error).__name__}: {error}",
+            f"this is a fault of clusterprof; the reports are safe in {shortest(run.path)}",
+            f"show where: clusterprof merge --debug {shortest(run.path)}",
+        )
+    if arguments.strict and status == 0 and not complete:
+        return PROFILE_FAILED
+    return status
+
+
+def first_manifest(plan: LaunchPlan) -> dict[str, Any]:
+    """run.json as it stands before the job runs. Holds no environment but our own two variables."""
+    return {
+        "schema_version": run_directory.SCHEMA_VERSION,
+        "clusterprof": __version__,
+        "python": sys.version.split()[0],
+        "launcher": plan.job.launcher,
+        "argv": masking.words(plan.job.command),
+        "world_size": plan.job.world_size,
+        "selection": plan.selection.as_json(),
+        "window": [plan.window.first, plan.window.end],
+        "profiler": {
+            "name": plan.capture.name,
+            "version": plan.capture.version,
+            "path": plan.capture.agent.get("nsys", {}).get("path"),
+        },
+        "origins": dict(plan.origins),
+        "began": now_text(),
+        "ended": None,
+        "exit_status": None,
+    }
+
+
+def now_text() -> str:
+    """The time in UTC, ISO 8601."""
+    return dt.datetime.now(dt.timezone.utc).isoformat(timespec="milliseconds")
+
+
+def tell(run: RunDirectory, outcomes: Sequence[Outcome]) -> bool:
+    """Say what became of the chosen ranks in one line each; whether all reports are there."""
+    home = [each for each in outcomes if each.state == "collected"]
+    lost = [each for each in outcomes if each.state == "lost"]
+    say(f"{len(home)} of {len(outcomes)} reports in {shortest(run.path)}{of_attempt(run)}")
+    if not run.path.is_dir():
+        say(f"{shortest(run.path)} {DELETED}")
+    for each in lost:
+        where = f" on {each.host}" if each.host else ""
+        say(f"rank {each.rank} lost{where}: {each.reason}")
+    for each in home:
+        if each.reason:
+            say(f"rank {each.rank}: {each.reason}")
+    if run.path.is_dir() and not run.ranks():
+        say("no rank was seen: is the program Python, does it train with a torch optimizer (else "
+            "--step-on), do its scripts keep what is in PYTHONPATH, and do the nodes see this run "
+            "directory?")  # fmt: skip
+    return bool(home) and not lost
+
+
+def of_attempt(run: RunDirectory) -> str:
+    """Which attempt the reports are of, where the launcher has started its ranks over."""
+    others = len(run.attempts()) - 1
+    return f", of attempt {run.attempt} of {others + 1}" if others else ""
+
+
+def shortest(folder: Path) -> str:
+    """A path as one would type it here."""
+    try:
+        return str(folder.relative_to(Path.cwd()))
+    except ValueError:
+        return str(folder)

@@ -1,0 +1,169 @@
+"""From reports to results: what `merge`, `collect` and the launch verbs share."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Container, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from clusterprof import console
+from clusterprof.agent.contracts import files
+from clusterprof.collect import Outcome
+from clusterprof.console import say
+from clusterprof.run_directory import RunDirectory, writing
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from clusterprof.probe.measurement import Measurement
+    from clusterprof.results import CaptureCost, MissingRank, Results
+    from clusterprof.study import Study
+
+
+def merge_run(run: RunDirectory, outcomes: Sequence[Outcome]) -> Study:
+    """Merge the collected reports of a run and write what came of it into the run directory."""
+    from clusterprof.align.clock.readings import known_clocks
+    from clusterprof.errors import ReportError
+    from clusterprof.ingest import Source, find_sources, gather
+    from clusterprof.probe.run_clocks import clock_files, settle
+    from clusterprof.study import study
+
+    with writing(run.path):
+        probe = settle(run)
+    sources = [
+        Source(each.report, rank=each.rank, alone=True, steps=each.steps, beside=each.trace)
+        for each in outcomes
+        if each.report is not None
+    ]
+    if not sources:  # who shares a run may have put its reports, scrubbed, anywhere in it
+        with contextlib.suppress(ReportError):
+            sources = find_sources([run.path])
+    gathered = gather(sources)
+    there = {tables.rank for tables in gathered.ranks}
+    lost: list[MissingRank] = [
+        {"rank": each.rank, "source": str(run.rank(each.rank)), "reason": each.reason}
+        for each in outcomes
+        if each.report is None and each.rank not in there
+    ]
+    # A program that ended in its window, say: there is a report, and what is wrong with it.
+    said = [f"rank {each.rank}: {each.reason}" for each in outcomes if each.report and each.reason]
+    clocks = known_clocks(
+        gathered.ranks,
+        clock_files(run, [tables.rank for tables in gathered.ranks]),
+        probe.as_json() if probe else None,
+    )
+    made = study(
+        gathered.ranks,
+        missing=[*gathered.missing, *lost],
+        warnings=[*gathered.warnings, *said],
+        source=str(run.path),
+        clocks=clocks,
+        capture=measured_cost(run, outcomes),
+        launcher=run.read_manifest().get("launcher"),
+    )
+    save(made, run)
+    return made
+
+
+def measured_cost(run: RunDirectory, outcomes: Sequence[Outcome]) -> CaptureCost | None:
+    """What the capture cost, by the step logs of every rank; None where they do not tell."""
+    from clusterprof.analysis.model.capture_cost import capture_cost
+    from clusterprof.collect import newest_step_log
+    from clusterprof.errors import ReportError
+    from clusterprof.ingest.step_ranges import beside_log, read_log, read_pace
+
+    logs, pace = {}, {}
+    for rank in run.ranks():
+        log = newest_step_log(run.rank(rank))
+        if log is not None:
+            with contextlib.suppress(ReportError):  # a damaged log leaves one rank out
+                logs[rank] = read_log(log)
+                pace[rank] = read_pace(beside_log(log))
+    first, end = run.read_manifest()["window"]
+    return capture_cost(logs, {each.rank for each in outcomes if each.report}, first, end, pace)
+
+
+def merge_reports(
+    paths: Sequence[Path], told: Mapping[Path, int], clocks: Measurement | None = None
+) -> Study:
+    """Merge reports that clusterprof did not launch. Raises ReportError, MergeError.
+
+    `clocks` is what was measured of their hosts' clocks.
+    """
+    from clusterprof.align.clock.readings import known_clocks
+    from clusterprof.ingest import gather
+    from clusterprof.probe.report_clocks import clock_files
+    from clusterprof.study import study
+
+    gathered = gather(list(paths), ranks=told)
+    known = None
+    silent: list[str] = []
+    if clocks is not None:
+        files, silent = clock_files(gathered.ranks, clocks)
+        known = known_clocks(gathered.ranks, files, clocks.as_json())
+    return study(
+        gathered.ranks,
+        missing=gathered.missing,
+        warnings=[*gathered.warnings, *silent],
+        source=" ".join(map(str, paths)),
+        clocks=known,
+    )
+
+
+def save(made: Study, run: RunDirectory) -> None:
+    """Write results, tables and page into `run`. Raises RunDirectoryError."""
+    from clusterprof.report import html, results_json
+    from clusterprof.tables import SCHEMAS
+
+    with writing(run.merged):
+        run.merged.mkdir(exist_ok=True)
+        results_json.write(run.merged / "results.json", made.results)
+        merged = {"collectives": made.collectives, "accounts": made.accounts}
+        for name, table in merged.items():
+            write_table(table, run.merged / f"{name}.parquet")
+        for rank in made.ranks:
+            folder = run.path / "tables" / f"{rank.rank:05d}"
+            folder.mkdir(parents=True, exist_ok=True)
+            for name in SCHEMAS:
+                write_table(getattr(rank, name), folder / f"{name}.parquet")
+        _forget_others(run.path / "tables", {f"{rank.rank:05d}" for rank in made.ranks})
+        html.write(run.html, made.results, made.collectives, title=run.path.name)
+
+
+def _forget_others(tables: Path, kept: Container[str]) -> None:
+    """Remove the tables of an earlier merge whose ranks this one has not; nothing else."""
+    from clusterprof.tables import SCHEMAS
+
+    for folder in tables.iterdir() if tables.is_dir() else ():
+        if folder.name.isdigit() and folder.name not in kept and not folder.is_symlink():
+            for name in SCHEMAS:
+                (folder / f"{name}.parquet").unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                folder.rmdir()
+
+
+def write_table(table: pa.Table, target: Path) -> None:
+    """Write one table as Parquet, by rename. Raises OSError."""
+    import pyarrow.parquet as parquet
+
+    with files.new(target) as file:  # pyarrow opens no path whose bytes are not UTF-8
+        parquet.write_table(table, file)
+
+
+def tell_results(made: Study, run: RunDirectory) -> None:
+    """The verdict on stdout, and where the page is on stderr."""
+    print_verdict(made.results)
+    say(f"wrote {run.html}")
+
+
+def print_verdict(results: Results) -> None:
+    """The verdict as text on stdout, coloured where a person looks at it."""
+    import shutil
+
+    from clusterprof.report import text
+
+    width = max(60, min(100, shutil.get_terminal_size((100, 24)).columns))
+    page = text.render(results, colour=text.wants_colour(sys.stdout), width=width)
+    console.styled(page.rstrip("\n") + "\n", text.CODES)

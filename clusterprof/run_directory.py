@@ -1,0 +1,317 @@
+"""The run directory: the contract between launching and reading.
+
+    runs/<UTC stamp>-<job id or pid>/
+      run.json            schema version, argv, plan, versions, start and end, exit status
+      plan.json           what the agent in every rank reads
+      ranks/00008/        state.json, report.nsys-rep | trace.json.gz, steps.csv, clock.json, log
+      attempt-2/ranks/    the same of each later attempt, where the launcher started its ranks over
+      merged/             results.json, collectives and accounts as Parquet
+      report.html
+
+Files appear by rename, so what is there is whole.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime as dt
+import grp
+import os
+import pwd
+import re
+import shutil
+import stat
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+from clusterprof.agent.contracts import attempts, documents, files, states
+from clusterprof.errors import RunDirectoryError, RunDirectoryTaken
+
+SCHEMA_VERSION = 1
+
+
+def _is_time(value: object) -> bool:
+    try:
+        return dt.datetime.fromisoformat(str(value)).tzinfo is not None
+    except ValueError:
+        return False
+
+
+_RANKS = range(10_000_000)  # more than any job has
+#: the form of what is read of run.json
+_FORM = {
+    "window": [int, int],
+    "selection": {
+        "text": str, "kind": str, "ranks": [_RANKS], "pp": _RANKS[1:],
+        "world_size": (_RANKS[1:], None),
+    },
+    "world_size": (_RANKS[1:], None), "attempt": (_RANKS[1:], None),
+    "began": _is_time, "ended": (_is_time, None), "exit_status": (int, None),
+    "launcher": (str, None),
+    "profiler": {"path?": (str, None)}, "outcomes": [{"rank": _RANKS}],
+    "hosts": [{
+        "name": str, "address": str, "user": (str, None), "port": (int, None), "hostname": str,
+        "left": (str, None),
+    }],
+    "ssh": {"config": (str, None), "timeout_s": (int, float), "python": str},
+}  # fmt: skip
+_NUMBER = re.compile(r"[0-9]{1,9}")
+
+
+@dataclass(frozen=True)
+class RunDirectory:
+    """Paths and small files of one run."""
+
+    path: Path
+    #: whose ranks are meant: a launcher may have started them over (see `agent.attempts`)
+    attempt: int = 1
+
+    @property
+    def manifest(self) -> Path:
+        """run.json."""
+        return self.path / "run.json"
+
+    @property
+    def plan(self) -> Path:
+        """plan.json."""
+        return self.path / "plan.json"
+
+    @property
+    def merged(self) -> Path:
+        """The folder of what merging made."""
+        return self.path / "merged"
+
+    @property
+    def html(self) -> Path:
+        """report.html."""
+        return self.path / "report.html"
+
+    def rank(self, rank: int) -> Path:
+        """The folder of one rank."""
+        return Path(states.rank_directory(str(self.home), rank))
+
+    @property
+    def home(self) -> Path:
+        """The folder that the attempt's ranks write to."""
+        return Path(attempts.folder(str(self.path), self.attempt))
+
+    def attempts(self) -> list[RunDirectory]:
+        """The attempts that left anything, in order; the first always."""
+        later = sorted(
+            int(entry.name.partition("-")[2])
+            for entry in self.path.glob("attempt-*")
+            if _NUMBER.fullmatch(entry.name.partition("-")[2])
+        )
+        return [RunDirectory(self.path, attempt) for attempt in (1, *later)]
+
+    def ranks(self) -> list[int]:
+        """The ranks that left anything, in order."""
+        folder = self.home / "ranks"
+        if not folder.is_dir():
+            return []
+        names = (entry.name for entry in folder.iterdir())
+        return sorted(int(name) for name in names if _NUMBER.fullmatch(name))
+
+    def states(self) -> dict[int, dict[str, Any]]:
+        """Each rank's state; {} for one whose state cannot be read."""
+        return {rank: states.read(str(self.rank(rank))) for rank in self.ranks()}
+
+    def states_of(self, ranks: Iterable[int]) -> Iterator[tuple[int, dict[str, Any]]]:
+        """These ranks' states; those that have left none are left out."""
+        for rank in ranks:
+            state = states.read(str(self.rank(rank)))
+            if state:
+                yield rank, state
+
+    def read_manifest(self) -> dict[str, Any]:
+        """run.json. Raises RunDirectoryError where it is missing or of another schema."""
+        try:
+            manifest = documents.load(str(self.manifest))
+        except FileNotFoundError:
+            raise RunDirectoryError(
+                f"{self.path} is not a run directory: it has no run.json",
+                "for reports that clusterprof did not launch: clusterprof merge REPORT...",
+            ) from None
+        except (OSError, ValueError) as error:
+            raise RunDirectoryError(f"{self.manifest} cannot be read", str(error)) from None
+        if not isinstance(manifest, dict) or manifest.get("schema_version") != SCHEMA_VERSION:
+            raise RunDirectoryError(
+                f"{self.manifest} has another schema than this clusterprof's {SCHEMA_VERSION}",
+                "use the clusterprof that made it, or merge its reports: clusterprof merge FILES",
+            )
+        for key, form in _FORM.items():
+            if key in manifest and not documents.fits(manifest[key], form):
+                raise _damaged(self.manifest, f"its {key!r} cannot be understood")
+        return Manifest(manifest, self.manifest)
+
+    def write_manifest(self, manifest: Mapping[str, Any]) -> None:
+        """Write run.json by rename. Raises RunDirectoryError (no space, read-only)."""
+        with writing(self.manifest):
+            files.write_json(self.manifest, manifest, indent=2)
+
+    def write_plan(self, plan: Mapping[str, Any]) -> None:
+        """Write plan.json by rename. Raises RunDirectoryError."""
+        with writing(self.plan):
+            files.write_json(self.plan, plan, indent=1)
+
+
+class Manifest(dict[str, Any]):
+    """What run.json says; whatever it should say and does not is a RunDirectoryError."""
+
+    def __init__(self, content: Mapping[str, Any], path: Path) -> None:
+        super().__init__(content)
+        self.path = path
+
+    def __missing__(self, key: str) -> NoReturn:
+        raise _damaged(self.path, f"it does not say {key!r}")
+
+
+def _damaged(path: Path, why: str) -> RunDirectoryError:
+    return RunDirectoryError(
+        f"{path} is damaged: {why}", "merge the run's reports: clusterprof merge REPORT..."
+    )
+
+
+@contextlib.contextmanager
+def writing(path: Path, option: str = "--run-dir DIR") -> Iterator[None]:
+    """Turn what the file system says into an error with a next step, `option`."""
+    try:
+        yield
+    except OSError as error:
+        raise RunDirectoryError(
+            f"{path} cannot be written: {error.strerror or error}",
+            f"choose another place with {option}, or free space there",
+        ) from None
+
+
+def default_path(parent: Path, job: str | None, now: dt.datetime) -> Path:
+    """`<UTC stamp>-<job id or pid>` below `parent`."""
+    return parent / f"{now:%Y%m%dT%H%M%SZ}-{job or os.getpid()}"
+
+
+def started_over(path: Path, environ: Mapping[str, str]) -> Path:
+    """Where a batch job goes that Slurm has started over (preempted, requeued, a node lost).
+
+    It runs the same script again, with the same run directory: what the attempts before have left
+    there stays, and the training must not end because of it.
+    """
+    count = restarts(environ)
+    return path.with_name(f"{path.name}-restart{count}") if count and path.exists() else path
+
+
+def first_start(path: Path, environ: Mapping[str, str]) -> Path | None:
+    """The run directory of the job's first start, where `path` is that of a later one."""
+    name, mark, count = path.name.rpartition("-restart")
+    again = mark and count == str(restarts(environ))
+    return path.with_name(name) if again and path.with_name(name).exists() else None
+
+
+def restarts(environ: Mapping[str, str]) -> int:
+    """How often Slurm has started this batch job over."""
+    count = environ.get("SLURM_RESTART_COUNT", "0")
+    return int(count) if count.isdigit() else 0
+
+
+def exposed(path: Path) -> Path | None:
+    """The nearest folder above `path` in which others may put something else in its place.
+
+    Others may write there, and no sticky bit keeps them from renaming what is not theirs. A group
+    that has the user's own name is the user alone, as most Linux systems make one.
+    """
+    for folder in path.absolute().parents:
+        try:
+            there = folder.stat()
+        except OSError:
+            continue
+        mode = there.st_mode
+        if mode & stat.S_ISVTX:
+            continue
+        if mode & stat.S_IWOTH or (mode & stat.S_IWGRP and not _own_group(there.st_gid)):
+            return folder
+    return None
+
+
+def _own_group(group: int) -> bool:
+    if group == 0:
+        return True  # root's, who needs no permission
+    try:
+        return grp.getgrgid(group).gr_name == pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:
+        return False
+
+
+def check_free(path: Path, *, force: bool = False) -> bool:
+    """Whether an earlier run directory has to go for a new one to be made at `path`.
+
+    Raises RunDirectoryError where something is there that may not be replaced.
+    """
+    if not path.exists() or (path.is_dir() and not any(path.iterdir())):
+        return False
+    if _is_run(path) and force:
+        return True
+    raise RunDirectoryTaken(
+        f"the run directory {path} exists already",
+        "choose another with --run-dir DIR"
+        + (
+            ", or replace that run with --force"
+            if _is_run(path)
+            else " (it is not a run directory, so --force will not replace it)"
+        ),
+    )
+
+
+def _is_run(path: Path) -> bool:
+    """Whether it is a run directory, by what its run.json says: other tools have one too."""
+    try:
+        return "selection" in RunDirectory(path).read_manifest()
+    except RunDirectoryError:
+        return False
+
+
+def create(path: Path, *, force: bool = False) -> RunDirectory:
+    """Make a new run directory, for its owner only. Raises RunDirectoryError where one exists.
+
+    With `force` an earlier *run directory* of that name is removed; anything else never is.
+    """
+    path = path.absolute()
+    if check_free(path, force=force):
+        with writing(path):
+            shutil.rmtree(path)
+    with writing(path):
+        path.mkdir(parents=True, exist_ok=True)
+        path.chmod(0o700)
+        try:
+            (path / "ranks").mkdir()
+        except FileExistsError:  # another run was faster: this is how it is told apart
+            raise RunDirectoryTaken(
+                f"the run directory {path} exists already",
+                "choose another with --run-dir DIR",
+            ) from None
+    return RunDirectory(path)
+
+
+def opened(path: Path) -> RunDirectory:
+    """An existing run directory. Raises RunDirectoryError where there is none."""
+    if not path.is_dir():
+        raise RunDirectoryError(f"{path} is not a directory", "name a folder below runs/")
+    manifest = RunDirectory(path.absolute()).read_manifest()
+    _refuse_links(path)
+    return RunDirectory(path.absolute(), manifest.get("attempt") or 1)
+
+
+def _refuse_links(path: Path) -> None:
+    """Raise RunDirectoryError where a folder in it is a link: what is written there is elsewhere.
+
+    None of ours is; somebody who sends a run directory could choose where results are written.
+    """
+    for home in (path, *path.glob("attempt-*")):
+        for folder in (home, home / "ranks", home / "tables"):
+            with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+                for entry in os.scandir(folder):
+                    if entry.is_symlink() and entry.is_dir():
+                        raise RunDirectoryError(
+                            f"{entry.path} is a link to another folder",
+                            "a run directory has none: put the folder itself in its place",
+                        )

@@ -1,0 +1,341 @@
+"""Simulated jobs of every class with what must be said of each: the verdicts' proving ground.
+
+A case is drawn from its class and a seed alone. Every case has torn starts (50 to 190 ms),
+hosts of its own for each rank or two, clocks off by up to 50 ms and 50 ppm, and hosts and
+GPUs that differ by some percent, a network that is slower now and then, and small stalls of
+any host, because real ones have them.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from simulate.job import Cause, Job
+
+MS = 1_000_000
+_STRAGGLER = ("straggler.host", "straggler.gpu", "straggler.unprofiled")
+#: what a healthy job of a kind has by construction
+_BY_CONSTRUCTION = ("communication.exposed", "pipeline.bubble", "")
+
+
+@dataclass(frozen=True)
+class Case:
+    """A job, the ranks that are profiled (None: all), and what is true of it.
+
+    `codes` are the right top findings (the empty string: no finding above information), `ranks`
+    whom the finding may name (empty: no matter). `healthy`: nobody is a straggler.
+    """
+
+    kind: str
+    seed: int
+    job: Job
+    codes: tuple[str, ...]
+    ranks: tuple[int, ...] = ()
+    profiled: tuple[int, ...] | None = None
+    healthy: bool = False
+
+    @property
+    def truth(self) -> str:
+        """The truth in a few words."""
+        if self.healthy:
+            return "no straggler"
+        who = f" rank {self.ranks[0]}" if len(self.ranks) == 1 else ""
+        return f"{self.codes[0] or 'nothing'}{who}"
+
+
+def right(case: Case, findings: list[Any]) -> bool:
+    """Whether the top finding says what is true; of a healthy job that there is no straggler.
+
+    What the capture itself has caused is no finding about the job.
+    """
+    findings = [f for f in findings if f["code"] != "profiler.perturbation"]
+    loud = [f for f in findings if f["severity"] != "info"]
+    if case.healthy:
+        return (loud[0]["code"] if loud else "") in case.codes and not accused(findings)
+    if not findings:
+        return "" in case.codes
+    top = findings[0]
+    nobody = top["rank"] is None and not top["code"].startswith("straggler.")
+    return top["code"] in case.codes and (not case.ranks or nobody or top["rank"] in case.ranks)
+
+
+def accused(findings: list[Any]) -> bool:
+    """Whether somebody is called a straggler."""
+    return any(f["code"] in _STRAGGLER and f["severity"] != "info" for f in findings)
+
+
+def cases(kinds: list[str], seeds: Iterator[int] | range) -> Iterator[Case]:
+    """Every kind with every seed."""
+    for seed in seeds:
+        for kind in kinds:
+            # a stream of its own for each kind: adding one leaves the others as they are
+            rng = np.random.default_rng([seed, zlib.crc32(kind.encode())])
+            yield replace(KINDS[kind](_Draw(rng, kind, seed)), kind=kind, seed=seed)
+
+
+class _Draw:
+    """Random jobs around a rough estimate of their step."""
+
+    def __init__(self, rng: np.random.Generator, kind: str, seed: int) -> None:
+        self.rng, self.kind, self.seed = rng, kind, seed
+
+    def part(self, low: float, high: float) -> float:
+        return float(self.rng.uniform(low, high))
+
+    def one(self, *choices: Any) -> Any:
+        return choices[int(self.rng.integers(len(choices)))]
+
+    def job(self, shape: tuple[int, int, int], host: float, **more: Any) -> Job:
+        """A job whose hosts need the part `host` of its GPUs' step."""
+        dp, tp, pp = shape
+        layers = int(self.one(4, 6, 8)) * pp
+        kernels = int(self.rng.integers(3, 7))
+        job = Job(
+            dp=dp, tp=tp, pp=pp, layers=layers, kernels_per_layer=kernels,
+            layer_ns=int(self.part(0.6, 1.6) * MS), steps=int(self.rng.integers(5, 9)),
+            transfer_ns=int(self.part(0.08, 0.3) * MS), noise_frac=self.part(0.002, 0.02),
+            host_noise_frac=self.part(0.05, 0.3), host_pace_frac=self.part(0.0, 0.05),
+            tear_ns=int(self.part(50, 190) * MS), ranks_per_host=int(self.one(1, 1, 2)),
+            microbatches=int(self.one(4, 8)), one_f_one_b=bool(self.one(True, False)),
+            gpu_speed_frac=self.part(0.0, 0.015), network_noise_frac=self.part(0.0, 0.3),
+            hiccup_steps=30, hiccup_ns=int(self.part(0.2, 1.5) * MS),
+            copy_ns=int(self.part(0.2, 0.8) * MS), seed=int(self.rng.integers(1 << 30)),
+        )  # fmt: skip
+        job = replace(job, **more)
+        job = replace(job, launch_ns=int(host * gpu_ns(job) / launches(job)))
+        hosts = self.rng.integers(-50 * MS, 50 * MS, job.world)
+        drifts = self.rng.uniform(-50, 50, job.world)
+        at = np.arange(job.world) // job.ranks_per_host
+        return replace(
+            job,
+            offset_ns=tuple(int(t) for t in hosts[at]),
+            drift_ppm=tuple(float(d) for d in drifts[at]),
+        )
+
+    def data(self) -> tuple[int, int, int]:
+        return (int(self.one(2, 4, 8, 16)), 1, 1)
+
+    def shape(self, *choices: tuple[int, int, int]) -> tuple[int, int, int]:
+        return choices[int(self.rng.integers(len(choices)))]
+
+    def piped(self) -> tuple[int, int, int]:
+        return self.shape((1, 1, 4), (2, 1, 2), (2, 1, 4), (1, 2, 2))
+
+    def case(self, job: Job, *codes: str, ranks: tuple[int, ...] = (), **more: Any) -> Case:
+        return Case(self.kind, self.seed, job, codes, ranks, **more)
+
+    def healthy(self, job: Job) -> Case:
+        return self.case(job, *_BY_CONSTRUCTION, healthy=True)
+
+    def late(self, job: Job, kind: Any, extra: float, code: str, **more: Any) -> Case:
+        """One rank loses `extra` steps of its GPU's time."""
+        rank = int(self.rng.integers(job.world))
+        cause = Cause(kind, rank, int(extra * gpu_ns(job)), **more)
+        return self.case(replace(job, causes=(cause,)), code, ranks=(rank,))
+
+
+def launches(job: Job) -> int:
+    """Roughly how many kernels a rank launches in a step."""
+    layers = max(job.stage_layers) if job.stage_layers else job.layers // job.pp
+    per_layer = 2 * job.kernels_per_layer + (2 if job.tp > 1 else 0) + (2 if job.sharded else 0)
+    batches = job.microbatches if job.pp > 1 else 1
+    return layers * per_layer * batches + layers + 4 * batches
+
+
+def gpu_ns(job: Job) -> int:
+    """Roughly a rank's kernel time in a step."""
+    layers = max(job.stage_layers) if job.stage_layers else job.layers // job.pp
+    return 3 * job.layer_ns * layers + 400_000 + job.copy_ns
+
+
+def _healthy(shape: Callable[[_Draw], tuple[int, int, int]], **more: Any) -> Callable[..., Case]:
+    def draw(d: _Draw) -> Case:
+        job = d.job(shape(d), d.part(0.3, 0.75), **more)
+        return d.healthy(replace(job, synchronous=bool(d.one(True, False))))
+
+    return draw
+
+
+def _sync_host(d: _Draw) -> Case:
+    job = d.job(d.data(), d.part(0.3, 0.6), synchronous=True)
+    return d.late(job, "host", d.part(0.12, 0.8), "straggler.host")
+
+
+def _async_host(d: _Draw) -> Case:
+    """Slower than its GPU: at the latest when the queue has drained it holds up all."""
+    host = d.part(0.3, 0.6)
+    job = d.job(d.data(), host)
+    return d.late(job, "host", d.part(1.25, 2.0) - host, "straggler.host")
+
+
+def _hidden_host(d: _Draw) -> Case:
+    """Slower than the others, but not than its GPU: nobody waits for it, ever."""
+    host = d.part(0.3, 0.5)
+    made = d.late(d.job(d.data(), host), "host", d.part(0.7, 0.85) - host, "straggler.host")
+    return replace(made, codes=_BY_CONSTRUCTION, ranks=(), healthy=True)
+
+
+def _gpu(kind: str) -> Callable[[_Draw], Case]:
+    def draw(d: _Draw) -> Case:
+        return d.late(
+            d.job(d.data(), d.part(0.3, 0.7)), kind, d.part(0.08, 0.5), "straggler.gpu"
+        )  # fmt: skip
+
+    return draw
+
+
+def _now_and_then(d: _Draw) -> Case:
+    job = d.job(d.data(), d.part(0.3, 0.6), synchronous=True, steps=8)
+    count = int(d.one(1, 2, 3))
+    chosen = 7 + d.rng.permutation(7)[:count]
+    steps = tuple(sorted(int(s) for s in chosen))
+    return d.late(job, "host", d.part(0.6, 2.0), "straggler.host", steps=steps)
+
+
+def _launch_bound(d: _Draw) -> Case:
+    job = d.job(d.data(), 1.0, layer_ns=int(d.part(12_000, 25_000)), layers=24)
+    job = replace(job, launch_ns=int(d.part(25_000, 60_000)), copy_ns=20_000, latency_ns=8_000)
+    job = replace(job, transfer_ns=15_000, synchronous=bool(d.one(True, False)))
+    return d.case(job, "host.launch_bound")
+
+
+def _slow_hosts(d: _Draw) -> Case:
+    return d.case(d.job(d.data(), d.part(1.3, 2.0), synchronous=True), "host.launch_bound")
+
+
+def _jittery_hosts(d: _Draw) -> Case:
+    """Hosts that need about as long as their GPUs, each held up now and then: nobody's fault.
+
+    So seldom that hardly ever one host is held up in most of the window's steps: that one would
+    be late indeed.
+    """
+    job = d.job(d.data(), d.part(0.8, 1.3), steps=int(d.one(8, 12)))
+    pause = int(d.part(0.05, 0.3) * gpu_ns(job))
+    made = d.healthy(replace(job, hiccup_steps=int(d.one(4, 6, 8)), hiccup_ns=pause))
+    return replace(made, codes=(*made.codes, "host.launch_bound", "host.busy"))
+
+
+def _torn_slow_hosts(d: _Draw) -> Case:
+    """All hosts slower than their GPUs and none of them waiting for its device.
+
+    The one that resumed last after the capture's start stays behind the others' queues for the
+    whole window: it is last at every collective and no slower than the others. Either is right:
+    that the hosts set the pace, or its name.
+    """
+    job = d.job(d.data(), d.part(1.3, 2.0))
+    return d.case(job, "host.launch_bound", "straggler.host")
+
+
+def _starved(d: _Draw) -> Case:
+    host = d.part(0.3, 0.5)
+    job = d.job(d.data(), host, synchronous=bool(d.one(True, False)))
+    extra = d.part(1.3, 2.2) - host
+    causes = tuple(
+        Cause("input", r, int(extra * d.part(0.95, 1.05) * gpu_ns(job))) for r in range(job.world)
+    )
+    return d.case(replace(job, causes=causes), "input.stall")
+
+
+def _one_starved(d: _Draw) -> Case:
+    job = d.job(d.data(), d.part(0.3, 0.6), synchronous=True)
+    return d.late(job, "input", d.part(0.15, 0.8), "straggler.host")
+
+
+def _item(d: _Draw) -> Case:
+    job = d.job(d.data(), d.part(0.4, 0.8), item=True, transfer_ns=100_000)
+    return d.case(job, "host.sync")
+
+
+def _serial(d: _Draw) -> Case:
+    job = d.job(d.data(), d.part(0.3, 0.6), serial=True)
+    return d.case(replace(job, transfer_ns=int(0.3 * job.layer_ns)), "communication.exposed")
+
+
+def _bubble(d: _Draw) -> Case:
+    # tensor groups' own AllReduces must not cost more than the bubble
+    return d.case(d.job(d.piped(), d.part(0.3, 0.7), transfer_ns=40_000), "pipeline.bubble")
+
+
+def _imbalance(d: _Draw) -> Case:
+    dp, tp, pp = shape = d.piped()
+    usual, heavy = int(d.one(3, 4)), int(d.rng.integers(pp))
+    stage_layers = tuple(usual + (d.one(3, 5) if s == heavy else 0) for s in range(pp))
+    job = d.job(shape, d.part(0.3, 0.7), stage_layers=stage_layers, microbatches=8)
+    job = replace(job, transfer_ns=40_000)
+    ranks = tuple(range(heavy * dp * tp, (heavy + 1) * dp * tp))
+    return d.case(job, "pipeline.imbalance", ranks=ranks)
+
+
+def _tensor(d: _Draw) -> Case:
+    job = d.job(d.one((2, 2, 1), (2, 4, 1), (4, 2, 1)), d.part(0.3, 0.6), synchronous=True)
+    kind = str(d.one("host", "gpu_slow", "gpu_more"))
+    code = "straggler.host" if kind == "host" else "straggler.gpu"
+    return d.late(job, kind, d.part(0.15, 0.6), code)
+
+
+def _late_in_pipeline(d: _Draw) -> Case:
+    job = d.job(d.one((2, 1, 2), (2, 1, 4), (1, 1, 4)), d.part(0.3, 0.6), synchronous=True)
+    return d.late(job, "host", d.part(0.6, 1.5), "straggler.host")
+
+
+def _unprofiled(d: _Draw) -> Case:
+    job = d.job((int(d.one(4, 8)), 1, 1), d.part(0.3, 0.6), synchronous=True, steps=8)
+    made = d.late(job, "host", d.part(0.3, 0.8), "straggler.host")
+    others = [r for r in range(job.world) if r != made.ranks[0]]
+    kept = tuple(sorted(int(r) for r in d.rng.permutation(others)[: d.one(2, 3)]))
+    return replace(made, codes=("straggler.unprofiled",), ranks=(), profiled=kept)
+
+
+def _subset(d: _Draw) -> Case:
+    made = _sync_host(d)
+    others = [r for r in range(made.job.world) if r != made.ranks[0]]
+    kept = [made.ranks[0], *d.rng.permutation(others)[: max(1, len(others) // 2)]]
+    return replace(made, profiled=tuple(sorted(int(r) for r in kept)))
+
+
+def _gil(d: _Draw) -> Case:
+    job = d.job(d.data(), d.part(0.3, 0.5))
+    return d.case(
+        replace(job, gil_ns=int(d.part(1.2, 2.0) * gpu_ns(job) / launches(job))), "host.gil"
+    )
+
+
+def _pageable(d: _Draw) -> Case:
+    job = d.job(d.data(), d.part(0.3, 0.6), pageable=True)
+    return d.case(replace(job, copy_ns=int(d.part(3, 8) * MS)), "input.pageable_copy")
+
+
+#: the classes; each a function from a draw to a case
+KINDS: dict[str, Callable[[_Draw], Case]] = {
+    "healthy, data parallel": _healthy(_Draw.data),
+    "healthy, tensor parallel": _healthy(lambda d: d.shape((2, 2, 1), (2, 4, 1))),
+    "healthy, pipeline": _healthy(_Draw.piped),
+    "healthy, sharded": _healthy(_Draw.data, sharded=True),
+    "late host, synchronous": _sync_host,
+    "late host, asynchronous": _async_host,
+    "slow host with slack": _hidden_host,
+    "GPU with more work": _gpu("gpu_more"),
+    "slow GPU": _gpu("gpu_slow"),
+    "late host now and then": _now_and_then,
+    "launch bound": _launch_bound,
+    "all hosts slow, in step": _slow_hosts,
+    "all hosts slow, torn": _torn_slow_hosts,
+    "healthy, hosts that jitter": _jittery_hosts,
+    "input, all ranks": _starved,
+    "input, one rank": _one_starved,
+    ".item() each step": _item,
+    "serial AllReduce": _serial,
+    "pipeline bubble": _bubble,
+    "pipeline imbalance": _imbalance,
+    "late in tensor groups": _tensor,
+    "late in a pipeline": _late_in_pipeline,
+    "culprit not profiled": _unprofiled,
+    "subset with the culprit": _subset,
+    "interpreter lock": _gil,
+    "pageable copies": _pageable,
+}

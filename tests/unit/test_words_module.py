@@ -1,0 +1,101 @@
+"""How numbers are written for people."""
+
+from __future__ import annotations
+
+import doctest
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from clusterprof.agent.contracts import words
+
+
+def test_every_example_in_the_docstrings_is_true() -> None:
+    outcome = doctest.testmod(words)
+    assert outcome.attempted > 10
+    assert outcome.failed == 0
+
+
+@pytest.mark.parametrize(
+    ("ns", "text"),
+    [
+        (0, "0 ms"),
+        (999, "999 ns"),
+        (1_000, "1.0 µs"),
+        (99_949, "100 µs"),
+        (99_951, "0.100 ms"),
+        (999_499_999, "999 ms"),
+        (1_000_000_000, "1.00 s"),
+        (-8_240, "-8.2 µs"),
+        (400_000_000_000, "400 s"),
+    ],
+)
+def test_a_duration_takes_the_unit_of_its_size(ns: int, text: str) -> None:
+    assert words.duration(ns) == text
+
+
+@given(st.integers(min_value=1, max_value=10**12))
+def test_an_uncertainty_is_never_written_smaller_than_it_is(ns: int) -> None:
+    number, unit = words.bound(ns).removeprefix("±").split()
+    written = float(number) * {"µs": 1e3, "ms": 1e6, "s": 1e9}[unit]
+    assert written >= ns * (1 - 1e-9)
+    assert written <= ns * 1.1 + 1
+
+
+@given(st.integers(1, 10**11), st.integers(1, 10**10))
+def test_a_value_with_a_bound_contains_the_value_it_was_made_of(ns: int, uncertainty: int) -> None:
+    value, bound, _ = words.with_bound(ns, uncertainty).split()
+    bound = bound.removeprefix("±")
+    assert float(bound) * 1e6 >= uncertainty * (1 - 1e-9)
+    decimals = len(value.partition(".")[2])
+    assert decimals == len(bound.partition(".")[2])
+    assert abs(float(value) * 1e6 - ns) <= 0.5 * 10 ** (6 - decimals) * (1 + 1e-6)
+
+
+@pytest.mark.parametrize("fraction", [0.0, 0.5, 0.995, 0.9999, 1.0])
+def test_a_confidence_is_rounded_down(fraction: float) -> None:
+    assert int(words.confidence(fraction).rstrip("%")) <= fraction * 100
+    assert (words.confidence(fraction) == "100%") == (fraction == 1.0)
+
+
+@given(st.sets(st.integers(0, 600), max_size=40))
+def test_a_list_of_ranks_reads_back_as_the_same_ranks(ranks: set[int]) -> None:
+    read: set[int] = set()
+    for part in filter(None, words.numbers(ranks).split(",")):
+        span, _, stride = part.partition(":")
+        begin, _, end = span.partition("-")
+        read |= set(range(int(begin), int(end or begin) + 1, int(stride or 1)))
+    assert read == ranks
+
+
+def test_a_long_list_of_ranks_counts_what_it_leaves_out() -> None:
+    assert words.numbers([0, 1, 5, 9, 10, 11, 20], limit=2) == "0-1,5 and 4 more"
+
+
+def test_text_from_a_report_cannot_steer_a_terminal_or_turn_the_line() -> None:
+    assert words.plain("gpu\x1b[31m-07\n\u202egnp.exe\u2028") == "gpu?[31m-07??gnp.exe?"
+    assert words.plain("größe µs «x»") == "größe µs «x»"
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "expected"),
+    [
+        ("arrival_ns", 20_312_345, ("arrival", "20.3 ms")),
+        ("busy_frac", 0.5, ("busy", "50%")),
+        ("share_of_step", 0.25, ("share of step", "25%")),
+        ("copied_bytes", 33_554_432, ("copied", "33.6 MB")),
+        ("pageable", True, ("pageable", "yes")),
+        ("late_in", 12, ("late in", "12")),
+        ("steps", [7, 8, 9], ("steps", "7-9")),
+        ("lateness_ns", [1_000_000, 2_000_000], ("lateness", "1.00 ms, 2.00 ms")),
+        ("ratio", 1.23456, ("ratio", "1.23")),
+        ("ratio", float("nan"), ("ratio", "nan")),
+        ("source", None, ("source", "-")),
+        ("name", "a\x1bb", ("name", "a?b")),
+    ],
+)
+def test_evidence_is_written_by_the_unit_in_its_name(
+    name: str, value: object, expected: tuple[str, str]
+) -> None:
+    assert words.quantity(name, value) == expected
