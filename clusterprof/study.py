@@ -19,8 +19,8 @@ from clusterprof.analysis.findings.ranking import findings
 from clusterprof.analysis.findings.verdict import verdict
 from clusterprof.analysis.groups.topology import topology
 from clusterprof.analysis.model.accounts import accounts
-from clusterprof.analysis.model.dataset import Scene
-from clusterprof.analysis.model.steady_state import settled
+from clusterprof.analysis.model.dataset import Dataset
+from clusterprof.analysis.model.steady_state import steady_steps
 from clusterprof.analysis.model.timeline import timeline
 from clusterprof.errors import MergeError
 from clusterprof.results import (
@@ -82,26 +82,34 @@ def study(
     placed = place(without_beacons(matched, ordered, known.readings), clock)
     lines = [timeline(t) for t in ordered]
     account = accounts(lines, placed, clock)
-    scene = Scene(
-        ordered, lines, account, placed, clock, settled(lines, placed), source, capture, launcher
+    dataset = Dataset(
+        ordered,
+        lines,
+        account,
+        placed,
+        clock,
+        steady_steps(lines, placed),
+        source,
+        capture,
+        launcher,
     )
-    found, said = findings(scene)
-    found = profiler_bias.weigh(scene, found, capture)
+    found, said = findings(dataset)
+    found = profiler_bias.weigh(dataset, found, capture)
     results: Results = {
         "schema_version": SCHEMA_VERSION,
         "clusterprof_version": __version__,
         "ranks": [_rank(t) for t in ordered],
         "missing": missing,
         "clock": clock.entry(),
-        "steps": _steps(scene),
-        "collectives": _collectives(scene),
-        "topology": topology(scene),
+        "steps": _steps(dataset),
+        "collectives": _collectives(dataset),
+        "topology": topology(dataset),
         "capture": capture,
         "findings": found,
-        "verdict": verdict(scene, found),
+        "verdict": verdict(dataset, found),
         "warnings": [
             *dict.fromkeys((*warnings, *known.warnings)),
-            *_warnings(scene, warnings),
+            *_warnings(dataset, warnings),
             *_inferred(matched),
             *said,
         ],
@@ -138,13 +146,13 @@ def _rank(tables: RankTables) -> RankEntry:
     }
 
 
-def _steps(scene: Scene) -> list[StepEntry]:
+def _steps(dataset: Dataset) -> list[StepEntry]:
     entries: list[StepEntry] = []
     rows: dict[int, list[dict[str, Any]]] = {}
-    for row in scene.accounts.to_pylist():
+    for row in dataset.accounts.to_pylist():
         rows.setdefault(row["step"], []).append(row)
-    settled_steps = set(scene.settled)
-    for step in scene.steps:
+    settled_steps = set(dataset.steady_steps)
+    for step in dataset.steps:
         here = rows[step]
         ranks: list[RankAccount] = [
             {
@@ -171,9 +179,9 @@ def _steps(scene: Scene) -> list[StepEntry]:
     return entries
 
 
-def _collectives(scene: Scene) -> CollectivesEntry:
-    c = scene.collectives
-    state = np.asarray(scene.placed["state"].cast(pa.string()).to_pylist(), dtype=object)
+def _collectives(dataset: Dataset) -> CollectivesEntry:
+    c = dataset.collectives
+    state = np.asarray(dataset.placed["state"].cast(pa.string()).to_pylist(), dtype=object)
 
     def count(what: str) -> int:
         return len(np.unique(c.collective[state == what]))
@@ -182,15 +190,15 @@ def _collectives(scene: Scene) -> CollectivesEntry:
         "matched": count("matched"),
         "incomplete": count("incomplete"),
         "unmatched": count("unmatched"),
-        "by_operation": communication.by_operation(scene),
+        "by_operation": communication.by_operation(dataset),
     }
 
 
-def _warnings(scene: Scene, gathered: Sequence[str]) -> list[str]:
-    out = list(scene.clock.warnings)
+def _warnings(dataset: Dataset, gathered: Sequence[str]) -> list[str]:
+    out = list(dataset.clock.warnings)
     # each once, with the ranks that gave it
     said: dict[str, list[int]] = {}
-    for tables in scene.tables:
+    for tables in dataset.tables:
         for one in dict.fromkeys((*tables.info.warnings, *tables.warnings)):
             said.setdefault(one.removeprefix(f"rank {tables.rank}: "), []).append(tables.rank)
     # the reader's own lines begin with who gave them, in other words
@@ -199,7 +207,7 @@ def _warnings(scene: Scene, gathered: Sequence[str]) -> list[str]:
         who = f"rank {by[0]}" if len(by) == 1 else f"ranks {', '.join(map(str, by))}"
         if one not in known:
             out.append(f"{who}: {one}")
-    bare = [line.rank for line in scene.timelines if not line.has_steps]
+    bare = [line.rank for line in dataset.timelines if not line.has_steps]
     if bare:
         who = f"rank{'s' if len(bare) > 1 else ''} {', '.join(map(str, bare))}"
         out.append(

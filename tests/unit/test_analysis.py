@@ -366,8 +366,8 @@ def test_too_few_settled_steps_give_no_finding_and_say_how_many_more(steps: int)
     (capture,) = made.results["findings"]
     assert (capture["code"], capture["severity"]) == ("profiler.perturbation", "warning")
     assert f"lengthen the window by {4 - steps} steps" in capture["advice"]
-    assert "not enough settled steps" in made.results["verdict"]
-    (said,) = [w for w in made.results["warnings"] if "settled" in w]
+    assert "not enough steady-state steps" in made.results["verdict"]
+    (said,) = [w for w in made.results["warnings"] if "steady-state" in w]
     assert f"lengthen the window by {4 - steps} steps" in said
 
 

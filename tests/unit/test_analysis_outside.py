@@ -7,7 +7,7 @@ import pytest
 from simulate import Cause, Job, simulate
 
 from clusterprof.analysis.model import host_gaps
-from clusterprof.analysis.model.dataset import Scene
+from clusterprof.analysis.model.dataset import Dataset
 from clusterprof.analysis.model.timeline import timeline
 from clusterprof.results import CaptureCost, Finding
 from clusterprof.study import study
@@ -46,9 +46,9 @@ def test_steps_that_are_as_long_outside_leave_the_verdict() -> None:
     assert late_host(capture(usual_ms(), usual_ms())) == late_host(None)
 
 
-def nowhere_away(scene: Scene) -> np.ndarray:
+def nowhere_away(dataset: Dataset) -> np.ndarray:
     """As if what a host loses were lost in all of its calls, and not at one stretch."""
-    return np.full((len(scene.ranks), len(scene.settled)), 0.5 * MS)
+    return np.full((len(dataset.ranks), len(dataset.steady_steps)), 0.5 * MS)
 
 
 def test_a_host_that_is_late_inside_only_is_information(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -67,9 +67,9 @@ def test_the_longest_stretch_is_the_planted_sleep() -> None:
     made = study(simulate(job)[0])
     lines = [timeline(tables) for tables in made.ranks]
     steps = tuple(s["step"] for s in made.results["steps"] if s["settled"])
-    scene = Scene(made.ranks, lines, made.accounts, made.collectives, made.clock, steps, "")
-    assert 38 * MS < host_gaps.excess(scene, 1) < 42 * MS
-    assert host_gaps.excess(scene, 0) < 2 * MS
+    dataset = Dataset(made.ranks, lines, made.accounts, made.collectives, made.clock, steps, "")
+    assert 38 * MS < host_gaps.excess(dataset, 1) < 42 * MS
+    assert host_gaps.excess(dataset, 0) < 2 * MS
 
 
 @pytest.mark.parametrize(

@@ -75,7 +75,7 @@ def test_windows_that_share_no_step_settle_nothing_or_blame_nobody() -> None:
 def test_one_settled_step_is_not_enough_whatever_it_shows() -> None:
     results = study(simulate(replace(LATE, steps=2))[0]).results
     assert [f["code"] for f in results["findings"]] == ["profiler.perturbation"]
-    assert "not enough settled steps" in results["verdict"]
+    assert "not enough steady-state steps" in results["verdict"]
 
 
 def test_ranks_without_any_event_are_no_evidence() -> None:

@@ -93,7 +93,7 @@ def test_the_captures_stop_is_no_part_of_the_last_step() -> None:
     assert max(a["idle_ns"] for a in last["ranks"]) < 1 * MS
 
 
-def scene_of(ranks: list[RankTables]) -> critical_path.Scene:
+def scene_of(ranks: list[RankTables]) -> critical_path.Dataset:
     """All that a study looks at."""
     from clusterprof.align.clock import align
     from clusterprof.analysis.model.accounts import accounts
@@ -105,7 +105,7 @@ def scene_of(ranks: list[RankTables]) -> critical_path.Scene:
     placed = place(matched, clock)
     lines = [timeline(r) for r in ranks]
     account = accounts(lines, placed, clock)
-    return critical_path.Scene(ranks, lines, account, placed, clock, settled(lines, placed), "")
+    return critical_path.Dataset(ranks, lines, account, placed, clock, settled(lines, placed), "")
 
 
 @pytest.mark.parametrize(
@@ -118,31 +118,31 @@ def test_the_critical_path_runs_through_the_rank_that_holds_up_the_others(
     dp, tp, _ = shape
     causes = (Cause(kind, 2, 15 * MS),)  # type: ignore[arg-type]
     ranks, _ = simulate(Job(dp=dp, tp=tp, synchronous=True, causes=causes))
-    scene = scene_of(ranks)
-    path = critical_path.path(scene)
+    dataset = scene_of(ranks)
+    path = critical_path.path(dataset)
     # without a gap from the end to the begin, but for launch latencies
     whole = path[0].end - path[-1].begin
     assert sum(p.end - p.begin for p in path) == pytest.approx(whole, rel=0.05)
     assert all(a.begin >= b.end for a, b in itertools.pairwise(path))
-    own = critical_path.on_path(scene, path)
+    own = critical_path.on_path(dataset, path)
     assert int(np.argmax(own.mean(axis=1))) == 2
     mine = sum(p.end - p.begin for p in path if p.rank == 2 and p.what == what)
-    assert mine >= 15 * MS * len(scene.settled)
+    assert mine >= 15 * MS * len(dataset.steady_steps)
 
 
 def test_blame_follows_the_pipeline_to_the_stage_that_caused_it() -> None:
     ranks, _ = simulate(Job(pp=4, dp=1, layers=8, causes=(Cause("host", 1, 60 * MS),)))
-    scene = scene_of(ranks)
-    own = critical_path.on_path(scene, critical_path.path(scene))
+    dataset = scene_of(ranks)
+    own = critical_path.on_path(dataset, critical_path.path(dataset))
     assert int(np.argmax(own.mean(axis=1))) == 1
 
 
 def test_the_critical_path_never_stands_still() -> None:
     # a copy that the host waits for begins just after another wait: neither explains the other
     ranks, _ = simulate(Job(item=True, steps=4, causes=(Cause("host", 1, 15 * MS),)))
-    scene = scene_of([with_short_copies(tables) for tables in ranks])
-    path = critical_path.path(scene)
-    assert 4 * len(scene.settled) < len(path) <= sum(t.activity.num_rows for t in ranks)
+    dataset = scene_of([with_short_copies(tables) for tables in ranks])
+    path = critical_path.path(dataset)
+    assert 4 * len(dataset.steady_steps) < len(path) <= sum(t.activity.num_rows for t in ranks)
     assert all(a.begin >= b.end and b.end >= b.begin for a, b in itertools.pairwise(path))
 
 
@@ -153,8 +153,8 @@ def test_the_critical_path_ends_whatever_the_clocks_say() -> None:
         # each rank stands before the next, and the last before the first
         false = right.clock.offset_ns + off * np.array([0, 1, -1, 2])
         clock = replace(right.clock, offset_ns=false)
-        scene = replace(right, clock=clock, placed=place(match(ranks), clock))
-        path = critical_path.path(scene)
+        dataset = replace(right, clock=clock, placed=place(match(ranks), clock))
+        path = critical_path.path(dataset)
         assert len(path) <= 2 * sum(r.activity.num_rows for r in ranks)
         assert all(p.end >= p.begin for p in path)
 

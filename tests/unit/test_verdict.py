@@ -16,7 +16,7 @@ from simulate import Cause, Job, simulate
 from simulate.cases import KINDS, cases
 
 from clusterprof.analysis.findings.verdict import verdict
-from clusterprof.analysis.model.dataset import Scene
+from clusterprof.analysis.model.dataset import Dataset
 from clusterprof.report import html, text
 from clusterprof.results import Finding
 from clusterprof.study import study
@@ -25,14 +25,14 @@ from clusterprof.tables import RankTables
 MS = 1_000_000
 
 
-def scene(ranks: tuple[int, ...] = (0, 1)) -> Scene:
+def dataset(ranks: tuple[int, ...] = (0, 1)) -> Dataset:
     two = np.array([0, 1])
     calls = SimpleNamespace(
         rank=two, collective=two * 0, matched=two >= 0, synchronising=two < 0, step=two,
         last_rank=two, wait=two,
     )  # fmt: skip
-    made = SimpleNamespace(ranks=ranks, settled=(3, 4, 5), step_ns=40e6, collectives=calls)
-    return cast("Scene", made)
+    made = SimpleNamespace(ranks=ranks, steady_steps=(3, 4, 5), step_ns=40e6, collectives=calls)
+    return cast("Dataset", made)
 
 
 def finding(code: str, cost_ms: float, severity: str = "critical") -> Finding:
@@ -59,11 +59,11 @@ HOST, STALL = "straggler.host", "input.stall"
 def test_the_verdict_is_who_is_late_or_what_costs_far_more(
     findings: list[Finding], said: str
 ) -> None:
-    assert verdict(scene(), findings) == said
+    assert verdict(dataset(), findings) == said
 
 
 def test_of_one_rank_nobody_can_be_late() -> None:
-    assert verdict(scene((7,)), [finding(STALL, 30)]).startswith("only rank 7 has a report")
+    assert verdict(dataset((7,)), [finding(STALL, 30)]).startswith("only rank 7 has a report")
 
 
 def test_of_a_job_without_gpus_no_sentence_speaks_of_them() -> None:
@@ -113,14 +113,14 @@ def cut(tables: RankTables, steps: int) -> RankTables:
 def test_of_a_single_step_the_verdict_says_with_care_where_its_time_goes(steps: int) -> None:
     ranks, _ = simulate(Job(causes=(Cause("host", 2, 30 * MS),)))
     results = study([cut(tables, steps) for tables in ranks]).results
-    assert results["verdict"].startswith(f"not enough settled steps for a verdict ({steps - 1} of")
+    assert results["verdict"].startswith(f"not enough steady-state steps ({steps - 1} of")
     assert "is no evidence, but in it compute takes " in results["verdict"]
     assert not [f for f in results["findings"] if f["code"].startswith("straggler")]
 
 
 def test_of_a_window_without_steps_the_verdict_says_with_care_where_its_time_goes() -> None:
     verdict = study(simulate(Job(with_steps=False))[0]).results["verdict"]
-    assert verdict.startswith("not enough settled steps for a verdict (0 of 2); a window without ")
+    assert verdict.startswith("not enough steady-state steps (0 of 2); a window without ")
 
 
 def test_nobody_is_called_in_time_whom_nothing_can_be_compared_with() -> None:

@@ -8,7 +8,7 @@ import numpy as np
 
 from clusterprof.analysis.findings.finding import ms
 from clusterprof.analysis.model import host_activity
-from clusterprof.analysis.model.dataset import Scene, commonest
+from clusterprof.analysis.model.dataset import Dataset, commonest
 from clusterprof.analysis.model.intervals import union
 from clusterprof.analysis.model.timeline import COMPUTE
 
@@ -23,19 +23,19 @@ COLLECT_TOGETHER = (
 )
 
 
-def slow_host(scene: Scene, k: int, rank: int) -> tuple[str, str, list[dict[str, Any]]]:
+def slow_host(dataset: Dataset, k: int, rank: int) -> tuple[str, str, list[dict[str, Any]]]:
     """What a hidden slow host does in the longest time in which it launches nothing."""
-    line, tables = scene.timelines[k], scene.tables[k]
+    line, tables = dataset.timelines[k], dataset.tables[k]
     details: list[dict[str, Any]] = []
     names: list[str] = []
     launched = union(line.launch, line.launch_end)
     for at, step in enumerate(line.step):
-        if int(step) not in scene.settled:
+        if int(step) not in dataset.steady_steps:
             continue
         gap = longest_gap(launched, int(line.host_begin[at]), int(line.host_end[at]))
         did = host_activity.doing(tables, *gap)
         names += [str(did["name"])] if did else []
-        begin = int(scene.clock.align(rank, np.asarray([gap[0]], dtype=np.int64))[0])
+        begin = int(dataset.clock.align(rank, np.asarray([gap[0]], dtype=np.int64))[0])
         what = f"its host launches nothing for {ms(gap[1] - gap[0])}"
         details.append(
             {"rank": rank, "step": int(step), "time_ns": begin, "host": did, "what": what}
@@ -49,21 +49,21 @@ def slow_host(scene: Scene, k: int, rank: int) -> tuple[str, str, list[dict[str,
 
 
 def late_host(
-    scene: Scene, seen: Blame, k: int, rank: int
+    dataset: Dataset, seen: Blame, k: int, rank: int
 ) -> tuple[str, str, list[dict[str, Any]]]:
     """Why the host was late: what it did in the longest time its GPU had nothing to do."""
-    tables, line = scene.tables[k], scene.timelines[k]
+    tables, line = dataset.tables[k], dataset.timelines[k]
     details: list[dict[str, Any]] = []
     # weighed by how long: what a step without a pause spends its time in is no cause
     names: dict[str, int] = {}
     places: dict[str, int] = {}
-    for column, step in enumerate(scene.settled):
+    for column, step in enumerate(dataset.steady_steps):
         at = int(np.searchsorted(line.step, step))
         if seen.cost[k, column] <= 0 or at >= len(line.step) or line.step[at] != step:
             continue
         gap = longest_gap(line.busy, int(line.begin[at]), int(line.end[at]))
         did = host_activity.doing(tables, *gap)
-        begin = int(scene.clock.align(rank, np.asarray([gap[0]], dtype=np.int64))[0])
+        begin = int(dataset.clock.align(rank, np.asarray([gap[0]], dtype=np.int64))[0])
         what = f"its GPU has nothing to do for {ms(gap[1] - gap[0])}"
         if did is not None:
             names[str(did["name"])] = names.get(str(did["name"]), 0) + gap[1] - gap[0]
@@ -111,15 +111,15 @@ def late_host(
     return why, advice, details[:8]
 
 
-def pause(scene: Scene, k: int) -> tuple[float, str]:
+def pause(dataset: Dataset, k: int) -> tuple[float, str]:
     """The k-th rank's longest time without a launch in a step: its median (ns), and what it is in.
 
     The name is empty where no call or range of the report covers it.
     """
-    line, tables = scene.timelines[k], scene.tables[k]
+    line, tables = dataset.timelines[k], dataset.tables[k]
     launched = union(line.launch, line.launch_end)
     lengths, names = [], []
-    for at in np.flatnonzero(np.isin(line.step, scene.settled)):
+    for at in np.flatnonzero(np.isin(line.step, dataset.steady_steps)):
         gap = longest_gap(launched, int(line.host_begin[at]), int(line.host_end[at]))
         did = host_activity.doing(tables, *gap)
         lengths.append(gap[1] - gap[0])
@@ -140,21 +140,21 @@ def longest_gap(busy: Any, begin: int, end: int) -> tuple[int, int]:
     return int(ends[worst]), int(max(starts[worst], ends[worst]))
 
 
-def busy_gpu(scene: Scene, seen: Blame, k: int) -> tuple[str, str, list[dict[str, Any]]]:
+def busy_gpu(dataset: Dataset, seen: Blame, k: int) -> tuple[str, str, list[dict[str, Any]]]:
     """Which kernels the rank has more of, or longer, than its peers."""
-    line = scene.timelines[k]
+    line = dataset.timelines[k]
     per_name: dict[str, tuple[float, float]] = {}
-    for other, each in enumerate(scene.timelines):
+    for other, each in enumerate(dataset.timelines):
         step = np.r_[each.step, -1][each.step_of]
-        use = (each.kind == COMPUTE) & np.isin(step, scene.settled)
+        use = (each.kind == COMPUTE) & np.isin(step, dataset.steady_steps)
         size = len(each.names)
         time = np.bincount(each.name[use], each.stop[use] - each.start[use], size)
         count = np.bincount(each.name[use], minlength=size)
         for n, name in enumerate(each.names):
-            sign = 1.0 if other == k else -1.0 / max(len(scene.ranks) - 1, 1)
+            sign = 1.0 if other == k else -1.0 / max(len(dataset.ranks) - 1, 1)
             t, c = per_name.get(name, (0.0, 0.0))
             per_name[name] = (t + sign * float(time[n]), c + sign * float(count[n]))
-    steps = max(len(scene.settled), 1)
+    steps = max(len(dataset.steady_steps), 1)
     worst = max(per_name, key=lambda n: per_name[n][0]) if per_name else ""
     more_time, more_calls = per_name.get(worst, (0.0, 0.0))
     copying = seen.copy[k].sum() > seen.compute[k].sum()
@@ -163,7 +163,7 @@ def busy_gpu(scene: Scene, seen: Blame, k: int) -> tuple[str, str, list[dict[str
     elif more_calls / steps >= 0.5:
         why = "its GPU has more work than its peers'"
         advice = "balance the work between the ranks: samples of equal length, the same layers"
-    elif scene.on_host:
+    elif dataset.on_host:
         why = "its GPU is slower than its peers'"
         advice = "look at what else runs on that host, its clocks, and the cores it is bound to"
     else:

@@ -13,7 +13,7 @@ import numpy as np
 
 from clusterprof.analysis.groups.peers import median_of_others
 from clusterprof.analysis.model import host_activity, limits
-from clusterprof.analysis.model.dataset import Bools, Floats, Ints, Scene
+from clusterprof.analysis.model.dataset import Bools, Dataset, Floats, Ints
 from clusterprof.analysis.model.intervals import Union, union
 from clusterprof.analysis.model.timeline import COMPUTE, Timeline
 
@@ -50,11 +50,11 @@ class Cause:
         return np.asarray(self.idle * np.minimum(part, 1.0)[:, None])
 
 
-def per_step(scene: Scene, line: Timeline, each: np.ndarray) -> Floats:
+def per_step(dataset: Dataset, line: Timeline, each: np.ndarray) -> Floats:
     """One rank's values by its steps as values by settled steps; 0 where it lacks one."""
-    out = np.zeros(len(scene.settled))
-    known = np.isin(line.step, scene.settled)
-    out[np.searchsorted(scene.settled, line.step[known])] = each[known]
+    out = np.zeros(len(dataset.steady_steps))
+    known = np.isin(line.step, dataset.steady_steps)
+    out[np.searchsorted(dataset.steady_steps, line.step[known])] = each[known]
     return out
 
 
@@ -79,64 +79,66 @@ def _filled(gaps: Union, spans: Union) -> Union:
     return union(np.r_[gaps.start[most], part.start], np.r_[gaps.end[most], part.end])
 
 
-def _cause(scene: Scene, gaps: list[Union], spans: list[Union]) -> Cause:
+def _cause(dataset: Dataset, gaps: list[Union], spans: list[Union]) -> Cause:
     where = [_filled(g, s) for g, s in zip(gaps, spans, strict=True)]
-    shape = (len(scene.ranks), len(scene.settled))
+    shape = (len(dataset.ranks), len(dataset.steady_steps))
     idle, spent = np.zeros(shape), np.zeros(shape)
-    for k, line in enumerate(scene.timelines):
-        idle[k] = per_step(scene, line, where[k].within(line.begin, line.end))
+    for k, line in enumerate(dataset.timelines):
+        idle[k] = per_step(dataset, line, where[k].within(line.begin, line.end))
         until = np.r_[line.host_begin[1:], line.host_end[-1:]]
         # a copy in the midst of it may have waited for the device: that is nobody's fetching
-        waited = host_activity.both(spans[k], host_activity.waits(scene, k))
+        waited = host_activity.both(spans[k], host_activity.waits(dataset, k))
         own = spans[k].within(line.host_begin, until) - waited.within(line.host_begin, until)
-        spent[k] = per_step(scene, line, own)
+        spent[k] = per_step(dataset, line, own)
     return Cause(where, idle, spent)
 
 
-def locked(scene: Scene, gaps: list[Union]) -> Cause | None:
+def locked(dataset: Dataset, gaps: list[Union]) -> Cause | None:
     """Waiting for Python's interpreter lock, where the reports tell."""
-    spans = [host_activity.spans(t, "python", host_activity.GIL_WAIT) for t in scene.tables]
-    return _cause(scene, gaps, spans) if any(len(s.start) for s in spans) else None
+    spans = [host_activity.spans(t, "python", host_activity.GIL_WAIT) for t in dataset.tables]
+    return _cause(dataset, gaps, spans) if any(len(s.start) for s in spans) else None
 
 
-def collecting(scene: Scene, gaps: list[Union]) -> Cause | None:
+def collecting(dataset: Dataset, gaps: list[Union]) -> Cause | None:
     """Python's garbage collector, where the agent has noted it."""
-    spans = [host_activity.spans(t, "python", host_activity.COLLECTING) for t in scene.tables]
-    return _cause(scene, gaps, spans) if any(len(s.start) for s in spans) else None
+    spans = [host_activity.spans(t, "python", host_activity.COLLECTING) for t in dataset.tables]
+    return _cause(dataset, gaps, spans) if any(len(s.start) for s in spans) else None
 
 
-def fetching(scene: Scene, gaps: list[Union]) -> Cause | None:
+def fetching(dataset: Dataset, gaps: list[Union]) -> Cause | None:
     """Fetching the batch: ranges and operators named for it."""
     spans = []
-    for tables in scene.tables:
+    for tables in dataset.tables:
         ranges = host_activity.spans(tables, "range", _INPUT)
         ops = host_activity.spans(tables, "op", r"(?i)dataloader")
         spans.append(union(np.r_[ranges.start, ops.start], np.r_[ranges.end, ops.end]))
-    return _cause(scene, gaps, spans) if any(len(s.start) for s in spans) else None
+    return _cause(dataset, gaps, spans) if any(len(s.start) for s in spans) else None
 
 
-def launching(scene: Scene, gaps: list[Union], pace: Floats, *, long: bool = False) -> Cause:
+def launching(dataset: Dataset, gaps: list[Union], pace: Floats, *, long: bool = False) -> Cause:
     """Gaps before kernels that were launched only after the GPU had run dry.
 
     Short ones, which are the pace of launching, or `long` ones, in which hosts do something else.
     """
     where = []
-    for line, gap in zip(scene.timelines, gaps, strict=True):
+    for line, gap in zip(dataset.timelines, gaps, strict=True):
         late = _launched_after(line, gap.end, gap.start)
         chosen = late & ((gap.end - gap.start > limits.LAUNCH_GAP_NS) == long)
         where.append(union(gap.start[chosen], gap.end[chosen]))
-    return Cause(where, _idle(scene, where), np.nan_to_num(pace))
+    return Cause(where, _idle(dataset, where), np.nan_to_num(pace))
 
 
-def queued(scene: Scene, gaps: list[Union]) -> Cause:
+def queued(dataset: Dataset, gaps: list[Union]) -> Cause:
     """Gaps before kernels that had been launched before the GPU ran dry."""
     where = []
-    for line, gap in zip(scene.timelines, gaps, strict=True):
+    for line, gap in zip(dataset.timelines, gaps, strict=True):
         last = gap.end >= (line.start[-1] if len(line.start) else 0)
         ready = ~_launched_after(line, gap.end, gap.start) & ~last
         chosen = ready & (gap.end - gap.start > limits.QUEUED_GAP_NS)
         where.append(union(gap.start[chosen], gap.end[chosen]))
-    return Cause(where, _idle(scene, where), np.zeros((len(scene.ranks), len(scene.settled))))
+    return Cause(
+        where, _idle(dataset, where), np.zeros((len(dataset.ranks), len(dataset.steady_steps)))
+    )
 
 
 def _launched_after(line: Timeline, next_start: Ints, time: Ints) -> Bools:
@@ -148,19 +150,19 @@ def _launched_after(line: Timeline, next_start: Ints, time: Ints) -> Bools:
     return late
 
 
-def _idle(scene: Scene, where: list[Union]) -> Floats:
+def _idle(dataset: Dataset, where: list[Union]) -> Floats:
     """How much of each settled step lies in the gaps `where`, [ranks, settled steps]."""
-    out = np.zeros((len(scene.ranks), len(scene.settled)))
-    for k, line in enumerate(scene.timelines):
-        out[k] = per_step(scene, line, where[k].within(line.begin, line.end))
+    out = np.zeros((len(dataset.ranks), len(dataset.steady_steps)))
+    for k, line in enumerate(dataset.timelines):
+        out[k] = per_step(dataset, line, where[k].within(line.begin, line.end))
     return out
 
 
-def typical_kernel(scene: Scene) -> float:
+def typical_kernel(dataset: Dataset) -> float:
     """The median kernel's length, over ranks (ns)."""
     middle = [
         float(np.median((line.stop - line.start)[line.kind == COMPUTE]))
-        for line in scene.timelines
+        for line in dataset.timelines
         if (line.kind == COMPUTE).any()
     ]
     return float(np.median(middle)) if middle else 0.0
@@ -175,19 +177,19 @@ def left(gaps: list[Union], taken: list[Union]) -> list[Union]:
     return out
 
 
-def innocent_idle(scene: Scene, pace: Floats) -> Floats:
+def innocent_idle(dataset: Dataset, pace: Floats) -> Floats:
     """Idle time in causes that all hosts share alike, [ranks, settled steps]: nobody's own."""
-    out = np.zeros((len(scene.ranks), len(scene.settled)))
-    if len(scene.ranks) < 2 or not scene.settled:
+    out = np.zeros((len(dataset.ranks), len(dataset.steady_steps)))
+    if len(dataset.ranks) < 2 or not dataset.steady_steps:
         return out
-    gaps = [idle_gaps(line) for line in scene.timelines]
+    gaps = [idle_gaps(line) for line in dataset.timelines]
     for find in (locked, collecting, fetching):
-        cause = find(scene, gaps)
+        cause = find(dataset, gaps)
         if cause is not None and cause.is_shared():
             out += cause.idle - cause.own()
             gaps = left(gaps, cause.where)
-    if 0 < typical_kernel(scene) <= limits.SHORT_KERNEL_NS:
-        cause = launching(scene, gaps, pace)
+    if 0 < typical_kernel(dataset) <= limits.SHORT_KERNEL_NS:
+        cause = launching(dataset, gaps, pace)
         if cause.is_shared():
             out += cause.idle - cause.own()
     return out

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from clusterprof.analysis.model import limits
-from clusterprof.analysis.model.dataset import Scene
+from clusterprof.analysis.model.dataset import Dataset
 from clusterprof.results import Finding, Recurrence, Severity
 
 #: shares of the settled steps: from there on a finding is persistent
@@ -40,7 +40,7 @@ def recurrence(hit: int, of: int) -> Recurrence:
 
 
 def finding(
-    scene: Scene,
+    dataset: Dataset,
     code: str,
     *,
     rank: int | None,
@@ -63,12 +63,12 @@ def finding(
     the command that tells more, if any.
     """
     each = np.nan_to_num(np.asarray(cost, dtype=float))
-    if len(each) == len(scene.durations):
+    if len(each) == len(dataset.durations):
         # no step can cost more than it lasts
-        each = np.minimum(each, scene.durations)
+        each = np.minimum(each, dataset.durations)
     hit = np.flatnonzero(each > max(floor_ns, 0.0))
     per_step = float(each.mean()) if len(each) else 0.0
-    share = per_step / scene.step_ns if scene.step_ns else 0.0
+    share = per_step / dataset.step_ns if dataset.step_ns else 0.0
     level = severity(share)
     order: tuple[Severity, ...] = ("info", "warning", "critical")
     if at_most is not None and order.index(level) > order.index(at_most):
@@ -80,58 +80,58 @@ def finding(
         "severity": level,
         "rank": rank,
         "ranks": [int(r) for r in ranks],
-        "steps": [int(scene.settled[k]) for k in hit],
+        "steps": [int(dataset.steady_steps[k]) for k in hit],
         "recurrence": recurrence(len(hit), len(each)),
         "cost_ns_per_step": round(per_step),
         "share_of_step": round(share, 4),
         "uncertainty_ns": round(uncertainty_ns),
         "confidence": round(float(min(max(confidence, 0.0), 1.0)), 2),
-        "summary": _worded(scene, summary),
+        "summary": _worded(dataset, summary),
         "evidence": [
-            {**each, "what": _worded(scene, str(each["what"]))} if "what" in each else each
+            {**each, "what": _worded(dataset, str(each["what"]))} if "what" in each else each
             for each in evidence
         ],
-        "advice": _worded(scene, advice),
+        "advice": _worded(dataset, advice),
         "next": follow_up,
     }
 
 
-def _worded(scene: Scene, text: str) -> str:
+def _worded(dataset: Dataset, text: str) -> str:
     """Return a sentence about GPUs as it is; of a job without any, about what it computes on."""
-    if not scene.on_host:
+    if not dataset.on_host:
         return text
     return _GPU.sub(r"processor\1", text).replace("its kernels", "its operators")
 
 
-def capture(scene: Scene, ranks: Sequence[int], *options: str) -> str:
+def capture(dataset: Dataset, ranks: Sequence[int], *options: str) -> str:
     """The command line that captures `ranks` anew, with `options` that tell more.
 
     By the launcher that the run was started with; where nobody knows it, by the one that its hosts
     suggest. Empty where `options` are wanted and the profiler of the reports knows none of them.
     """
-    several = len({t.info.host for t in scene.tables}) > 1
-    launcher = scene.launcher or ("srun" if several else "torchrun")
-    known = [option for option in options if not _by_torch(scene)]
+    several = len({t.info.host for t in dataset.tables}) > 1
+    launcher = dataset.launcher or ("srun" if several else "torchrun")
+    known = [option for option in options if not _by_torch(dataset)]
     if options and not known:
         return ""
     chosen = ",".join(map(str, ranks))
     return shlex.join(["clusterprof", launcher, "--ranks", chosen, *known]) + " ... -- PROGRAM..."
 
 
-def operators(scene: Scene) -> tuple[str, str]:
+def operators(dataset: Dataset) -> tuple[str, str]:
     """The option that shows PyTorch's operators with the nsys of the reports.
 
     nsys 2025.3 marks them itself; 2024.2 refuses to be asked, and torch can do it.
     """
-    versions = [_NSYS.search(t.info.profiler) for t in scene.tables]
+    versions = [_NSYS.search(t.info.profiler) for t in dataset.tables]
     told = [(int(v[1]), int(v[2])) for v in versions if v is not None]
     by_nsys = len(told) == len(versions) and min(told, default=(0, 0)) >= _MARKS_OPERATORS
     return "--pytorch", "autograd-nvtx" if by_nsys else "emit-nvtx"
 
 
-def _by_torch(scene: Scene) -> bool:
+def _by_torch(dataset: Dataset) -> bool:
     """Whether the reports are torch.profiler's, which takes none of nsys' options."""
-    return all(t.info.profiler == "torch.profiler" for t in scene.tables)
+    return all(t.info.profiler == "torch.profiler" for t in dataset.tables)
 
 
 def ms(ns: float) -> str:

@@ -11,13 +11,13 @@ import pyarrow.compute as pc
 from clusterprof.analysis.findings import causes, common_causes, savings
 from clusterprof.analysis.findings.finding import capture, finding, ms, operators, percent
 from clusterprof.analysis.model import host_activity, limits
-from clusterprof.analysis.model.dataset import Floats, Scene
+from clusterprof.analysis.model.dataset import Dataset, Floats
 from clusterprof.analysis.model.intervals import Union, union
 from clusterprof.analysis.model.timeline import COMPUTE
 from clusterprof.results import Finding
 
 
-def find(scene: Scene, late_ns: float = 0.0) -> list[Finding]:
+def find(dataset: Dataset, late_ns: float = 0.0) -> list[Finding]:
     """Return `host.gil`, `host.gc`, `input.stall`, `host.sync`, `host.launch_bound`, `host.busy`,
     `gpu.idle`.
 
@@ -26,18 +26,18 @@ def find(scene: Scene, late_ns: float = 0.0) -> list[Finding]:
     hosts do, and what no host is the cause of.
     `late_ns`: what the stragglers found already cost a step.
     """
-    if not scene.settled:
+    if not dataset.steady_steps:
         return []
-    gaps = [common_causes.idle_gaps(line) for line in scene.timelines]
+    gaps = [common_causes.idle_gaps(line) for line in dataset.timelines]
     found: list[Finding] = []
     for cause in (_gil, _gc, _input, _sync, _launch, _busy, _queued):
-        one, gaps = cause(scene, gaps)
+        one, gaps = cause(dataset, gaps)
         if one is not None:
             found.append(one)
     if any(f["code"] == "host.launch_bound" for f in found):
         return found
     others = [f for f in found if f["code"] != "host.busy"]
-    paced = _paced(scene, sum(f["cost_ns_per_step"] for f in others), late_ns)
+    paced = _paced(dataset, sum(f["cost_ns_per_step"] for f in others), late_ns)
     seen = max((f["cost_ns_per_step"] for f in found if f["code"] == "host.busy"), default=0)
     # two views of one thing: the larger one tells more
     return [*others, paced] if paced and paced["cost_ns_per_step"] > seen else found
@@ -46,115 +46,115 @@ def find(scene: Scene, late_ns: float = 0.0) -> list[Finding]:
 Answer = tuple["Finding | None", "list[Union]"]
 
 
-def _gil(scene: Scene, gaps: list[Union]) -> Answer:
-    cause = common_causes.locked(scene, gaps)
+def _gil(dataset: Dataset, gaps: list[Union]) -> Answer:
+    cause = common_causes.locked(dataset, gaps)
     if cause is None:
         return None, gaps
-    cost = np.minimum(cause.idle.max(axis=0), scene.durations)
+    cost = np.minimum(cause.idle.max(axis=0), dataset.durations)
     per_step = float(cost.mean())
-    if per_step < limits.LEAST_FRAC * scene.step_ns:
+    if per_step < limits.LEAST_FRAC * dataset.step_ns:
         return None, gaps
     of_rank = cause.idle.mean(axis=1)
     worst = int(np.argmax(of_rank))
-    rank = scene.ranks[worst]
+    rank = dataset.ranks[worst]
     spent = cause.spent.mean(axis=1)
-    hit = [r for r, w in zip(scene.ranks, spent, strict=True) if w >= 0.3 * spent.max()]
+    hit = [r for r, w in zip(dataset.ranks, spent, strict=True) if w >= 0.3 * spent.max()]
     made = finding(
-        scene,
+        dataset,
         "host.gil",
         rank=rank,
         ranks=hit,
         cost=cost,
-        floor_ns=0.01 * scene.step_ns,
+        floor_ns=0.01 * dataset.step_ns,
         confidence=0.9,
-        summary=f"GPUs idle {ms(per_step)} of each step ({percent(per_step / scene.step_ns)}) "
+        summary=f"GPUs idle {ms(per_step)} of each step ({percent(per_step / dataset.step_ns)}) "
         f"while their host waits for Python's interpreter lock, rank {rank} worst",
-        evidence=_idle_evidence(scene, cause, "while waiting for the interpreter lock"),
+        evidence=_idle_evidence(dataset, cause, "while waiting for the interpreter lock"),
         advice="other Python threads hold the lock: move their work into processes, or into "
         "native code that releases it",
-        follow_up=capture(scene, hit[:2], "--trace", "cuda,nvtx,python-gil", "--cpu-sampling"),
+        follow_up=capture(dataset, hit[:2], "--trace", "cuda,nvtx,python-gil", "--cpu-sampling"),
     )
     return made, common_causes.left(gaps, cause.where)
 
 
-def _gc(scene: Scene, gaps: list[Union]) -> Answer:
+def _gc(dataset: Dataset, gaps: list[Union]) -> Answer:
     """Collectors that run on all ranks, each when it likes: the others wait for each of them."""
-    cause = common_causes.collecting(scene, gaps)
+    cause = common_causes.collecting(dataset, gaps)
     # one rank alone that collects is a straggler
     if cause is None or not cause.is_shared():
         return None, gaps
-    cost = np.minimum((cause.idle - cause.own()).max(axis=0), scene.durations)
+    cost = np.minimum((cause.idle - cause.own()).max(axis=0), dataset.durations)
     per_step = float(cost.mean())
-    if per_step < limits.LEAST_FRAC * scene.step_ns:
+    if per_step < limits.LEAST_FRAC * dataset.step_ns:
         return None, gaps
     spent = cause.spent.mean(axis=1)
     made = finding(
-        scene,
+        dataset,
         "host.gc",
         rank=None,
-        ranks=[r for r, w in zip(scene.ranks, spent, strict=True) if w >= 0.5 * spent.max()],
+        ranks=[r for r, w in zip(dataset.ranks, spent, strict=True) if w >= 0.5 * spent.max()],
         cost=cost,
-        floor_ns=0.01 * scene.step_ns,
+        floor_ns=0.01 * dataset.step_ns,
         confidence=0.85,
-        summary=f"GPUs idle {ms(per_step)} of each step ({percent(per_step / scene.step_ns)}) "
+        summary=f"GPUs idle {ms(per_step)} of each step ({percent(per_step / dataset.step_ns)}) "
         "while Python's garbage collector runs, now on one rank and now on another",
-        evidence=_idle_evidence(scene, cause, "while the collector runs"),
+        evidence=_idle_evidence(dataset, cause, "while the collector runs"),
         advice=causes.COLLECT_TOGETHER,
     )
     return made, common_causes.left(gaps, cause.where)
 
 
-def _input(scene: Scene, gaps: list[Union]) -> Answer:
+def _input(dataset: Dataset, gaps: list[Union]) -> Answer:
     """All hosts fetch slowly; the last to have its batch sets the pace, the others wait for it."""
-    cause = common_causes.fetching(scene, gaps)
+    cause = common_causes.fetching(dataset, gaps)
     # one rank alone that fetches long is a straggler
     if cause is None or not cause.is_shared():
         return None, gaps
     # what the worst rank alone is late by is a straggler's cost
-    cost = np.minimum((cause.idle - cause.own()).max(axis=0), scene.durations)
+    cost = np.minimum((cause.idle - cause.own()).max(axis=0), dataset.durations)
     per_step = float(cost.mean())
-    if per_step < limits.LEAST_FRAC * scene.step_ns:
+    if per_step < limits.LEAST_FRAC * dataset.step_ns:
         return None, gaps
     spent = cause.spent.mean(axis=1)
-    hit = cost > 0.01 * scene.step_ns
+    hit = cost > 0.01 * dataset.step_ns
     often = f" (in {int(hit.sum())} of {len(hit)} settled steps)" if not hit.all() else ""
     made = finding(
-        scene,
+        dataset,
         "input.stall",
         rank=None,
-        ranks=[r for r, w in zip(scene.ranks, spent, strict=True) if w >= 0.5 * spent.max()],
+        ranks=[r for r, w in zip(dataset.ranks, spent, strict=True) if w >= 0.5 * spent.max()],
         cost=cost,
-        floor_ns=0.01 * scene.step_ns,
+        floor_ns=0.01 * dataset.step_ns,
         confidence=0.85,
-        summary=f"GPUs starve {ms(per_step)} of each step ({percent(per_step / scene.step_ns)}) "
+        summary=f"GPUs starve {ms(per_step)} of each step ({percent(per_step / dataset.step_ns)}) "
         f"while their hosts fetch the batch{often}",
-        evidence=_idle_evidence(scene, cause, "while the host fetches"),
+        evidence=_idle_evidence(dataset, cause, "while the host fetches"),
         advice="fetch ahead: more DataLoader workers, prefetch_factor, persistent_workers, or "
         "cheaper preprocessing",
     )
     return made, common_causes.left(gaps, cause.where)
 
 
-def _idle_evidence(scene: Scene, cause: common_causes.Cause, what: str) -> list[dict[str, Any]]:
+def _idle_evidence(dataset: Dataset, cause: common_causes.Cause, what: str) -> list[dict[str, Any]]:
     idle, spent = cause.idle.mean(axis=1), cause.spent.mean(axis=1)
     return [
         {
             "rank": int(rank),
-            "steps": list(scene.settled),
+            "steps": list(dataset.steady_steps),
             "idle_ns_per_step": round(float(idle[k])),
             "host_ns_per_step": round(float(spent[k])),
             "what": f"{ms(float(idle[k]))} a step idle {what} ({ms(float(spent[k]))} of host time)",
         }
-        for k, rank in enumerate(scene.ranks[:16])
+        for k, rank in enumerate(dataset.ranks[:16])
     ]
 
 
-def _sync(scene: Scene, gaps: list[Union]) -> Answer:
+def _sync(dataset: Dataset, gaps: list[Union]) -> Answer:
     """A small copy to the host, waited for, and a GPU that starves until the next launch."""
     after = []
     count = 0
     blocked: list[Floats] = []
-    for tables, line, gap in zip(scene.tables, scene.timelines, gaps, strict=True):
+    for tables, line, gap in zip(dataset.tables, dataset.timelines, gaps, strict=True):
         table = tables.activity
         back = pc.fill_null(pc.equal(table["direction"], "device_to_host"), fill_value=False)
         rows = np.flatnonzero(np.asarray(back.to_numpy(zero_copy_only=False), dtype=bool))
@@ -168,13 +168,13 @@ def _sync(scene: Scene, gaps: list[Union]) -> Answer:
             inside = (at >= 0) & (syncs.end[np.maximum(at, 0)] >= line.stop[rows])
         rows, at = rows[inside], at[inside]
         step = np.r_[line.step, -1][line.step_of[rows]]
-        within = np.isin(step, scene.settled)
+        within = np.isin(step, dataset.steady_steps)
         rows, at = rows[within], at[within]
         count += len(rows)
         waited = np.bincount(
-            np.searchsorted(scene.settled, step[within]),
+            np.searchsorted(dataset.steady_steps, step[within]),
             (syncs.end - syncs.start)[at] if len(at) else None,
-            len(scene.settled),
+            len(dataset.steady_steps),
         )
         blocked.append(waited.astype(float))
         follows = np.isin(gap.start, line.stop[rows])
@@ -182,29 +182,29 @@ def _sync(scene: Scene, gaps: list[Union]) -> Answer:
     if not count:
         return None, gaps
     each = [
-        common_causes.per_step(scene, line, a.within(line.begin, line.end))
-        for line, a in zip(scene.timelines, after, strict=True)
+        common_causes.per_step(dataset, line, a.within(line.begin, line.end))
+        for line, a in zip(dataset.timelines, after, strict=True)
     ]
     cost = np.mean(each, axis=0)
     waits = float(np.mean(blocked))
     per_step = float(cost.mean())
-    calls = count / max(len(scene.ranks) * len(scene.settled), 1)
-    if waits < limits.LEAST_FRAC * scene.step_ns:
+    calls = count / max(len(dataset.ranks) * len(dataset.steady_steps), 1)
+    if waits < limits.LEAST_FRAC * dataset.step_ns:
         return None, gaps
     made = finding(
-        scene,
+        dataset,
         "host.sync",
         rank=None,
-        ranks=scene.ranks,
+        ranks=dataset.ranks,
         cost=cost,
         confidence=0.85,
         summary=f"the host waits for the GPU inside the step, {calls:.0f} time"
         f"{'s' if round(calls) != 1 else ''} and {ms(waits)} a step; the GPU then starves "
-        f"{ms(per_step)} ({percent(per_step / scene.step_ns)})",
+        f"{ms(per_step)} ({percent(per_step / dataset.step_ns)})",
         evidence=[
             {
-                "ranks": list(scene.ranks),
-                "steps": list(scene.settled),
+                "ranks": list(dataset.ranks),
+                "steps": list(dataset.steady_steps),
                 "host_wait_ns_per_step": round(waits),
                 "what": "a copy of a few bytes to the host, and a synchronising call around it "
                 "(.item() and its like)",
@@ -212,114 +212,116 @@ def _sync(scene: Scene, gaps: list[Union]) -> Answer:
         ],
         advice="read losses and metrics every so many steps, or copy them with non_blocking=True "
         "and look a step later",
-        follow_up=capture(scene, scene.ranks[:1], *operators(scene)),
+        follow_up=capture(dataset, dataset.ranks[:1], *operators(dataset)),
     )
     return made, common_causes.left(gaps, after)
 
 
-def _launch(scene: Scene, gaps: list[Union]) -> Answer:
+def _launch(dataset: Dataset, gaps: list[Union]) -> Answer:
     """Gaps on all ranks before kernels that were launched only after the GPU had run dry."""
-    if scene.on_host:
+    if dataset.on_host:
         return None, gaps
-    cause = common_causes.launching(scene, gaps, host_activity.pace(scene))
+    cause = common_causes.launching(dataset, gaps, host_activity.pace(dataset))
     # starving on most ranks; or on the one whose queue is empty, of short kernels on all
-    short = 0 < common_causes.typical_kernel(scene) <= limits.SHORT_KERNEL_NS and cause.is_shared()
-    short = short and not scene.pipelined
+    short = (
+        0 < common_causes.typical_kernel(dataset) <= limits.SHORT_KERNEL_NS and cause.is_shared()
+    )
+    short = short and not dataset.pipelined
     cost = cause.idle.max(axis=0) if short else np.median(cause.idle, axis=0)
-    cost = np.minimum(cost, scene.durations)
+    cost = np.minimum(cost, dataset.durations)
     per_step = float(cost.mean())
-    share = per_step / scene.step_ns
+    share = per_step / dataset.step_ns
     if share < limits.LAUNCH_FRAC:
         return None, gaps
-    count, typical = _kernels_per_step(scene), common_causes.typical_kernel(scene)
+    count, typical = _kernels_per_step(dataset), common_causes.typical_kernel(dataset)
     pace = float(np.median(cause.spent.mean(axis=1)))
     made = finding(
-        scene,
+        dataset,
         "host.launch_bound",
         rank=None,
-        ranks=scene.ranks,
+        ranks=dataset.ranks,
         cost=cost,
         confidence=0.9,
         summary=f"GPUs idle {ms(per_step)} of each step ({percent(share)}) until their next kernel "
         f"is launched: {count} a step, {typical / 1e3:.1f} µs in the median, and {ms(pace)} for "
         "the host",
-        evidence=_idle_evidence(scene, cause, "in gaps below 1 ms"),
+        evidence=_idle_evidence(dataset, cause, "in gaps below 1 ms"),
         advice="fewer, longer kernels: torch.compile, CUDA Graphs, fused optimizers "
         "(fused=True), larger batches",
     )
     return made, gaps
 
 
-def _busy(scene: Scene, gaps: list[Union]) -> Answer:
+def _busy(dataset: Dataset, gaps: list[Union]) -> Answer:
     """All GPUs idle together in long gaps that no other cause explains: their hosts are busy."""
-    if scene.pipelined or any(line.on_host for line in scene.timelines):
+    if dataset.pipelined or any(line.on_host for line in dataset.timelines):
         return None, gaps
-    cause = common_causes.launching(scene, gaps, host_activity.pace(scene), long=True)
+    cause = common_causes.launching(dataset, gaps, host_activity.pace(dataset), long=True)
     # three in four ranks idle so long: what fewer do is a matter of those that are late
-    common = np.sort(cause.idle, axis=0)[len(scene.ranks) // 4]
-    cost = np.minimum(common, scene.durations)
+    common = np.sort(cause.idle, axis=0)[len(dataset.ranks) // 4]
+    cost = np.minimum(common, dataset.durations)
     per_step = float(cost.mean())
-    if per_step < limits.LAUNCH_FRAC * scene.step_ns:
+    if per_step < limits.LAUNCH_FRAC * dataset.step_ns:
         return None, gaps
-    whose = "the hosts of all ranks launch" if len(scene.ranks) > 1 else "the host launches"
-    spent, name = causes.pause(scene, int(np.argmax(cause.idle.mean(axis=1))))
+    whose = "the hosts of all ranks launch" if len(dataset.ranks) > 1 else "the host launches"
+    spent, name = causes.pause(dataset, int(np.argmax(cause.idle.mean(axis=1))))
     where = f" (in {name})" if name else ""
     made = finding(
-        scene,
+        dataset,
         "host.busy",
         rank=None,
-        ranks=scene.ranks,
+        ranks=dataset.ranks,
         cost=cost,
-        floor_ns=0.01 * scene.step_ns,
+        floor_ns=0.01 * dataset.step_ns,
         confidence=0.8,
-        summary=f"GPUs idle {ms(per_step)} of each step ({percent(per_step / scene.step_ns)}) "
+        summary=f"GPUs idle {ms(per_step)} of each step ({percent(per_step / dataset.step_ns)}) "
         f"because {whose} nothing for {ms(spent)}{where}",
-        evidence=_idle_evidence(scene, cause, "until the host launches again"),
+        evidence=_idle_evidence(dataset, cause, "until the host launches again"),
         advice="look at what the hosts do in that pause (logging, checks, checkpoints, sleeping) "
         "and move it off the training thread, or let it run ahead: a launch need not wait for the "
         "GPU",
-        follow_up=capture(scene, scene.ranks[:1], *operators(scene), "--cpu-sampling"),
+        follow_up=capture(dataset, dataset.ranks[:1], *operators(dataset), "--cpu-sampling"),
     )
     return made, common_causes.left(gaps, cause.where)
 
 
-def _queued(scene: Scene, gaps: list[Union]) -> Answer:
+def _queued(dataset: Dataset, gaps: list[Union]) -> Answer:
     """Gaps on all ranks before kernels that had been launched when the GPU ran dry."""
-    if any(line.on_host for line in scene.timelines):
+    if any(line.on_host for line in dataset.timelines):
         return None, gaps
-    cause = common_causes.queued(scene, gaps)
-    cost = np.minimum(np.sort(cause.idle, axis=0)[len(scene.ranks) // 4], scene.durations)
+    cause = common_causes.queued(dataset, gaps)
+    cost = np.minimum(np.sort(cause.idle, axis=0)[len(dataset.ranks) // 4], dataset.durations)
     per_step = float(cost.mean())
-    if per_step < limits.LAUNCH_FRAC * scene.step_ns:
+    if per_step < limits.LAUNCH_FRAC * dataset.step_ns:
         return None, gaps
-    idle = float(np.nanmean(scene.account("idle_ns")))
+    idle = float(np.nanmean(dataset.account("idle_ns")))
     made = finding(
-        scene,
+        dataset,
         "gpu.idle",
         rank=None,
-        ranks=scene.ranks,
+        ranks=dataset.ranks,
         cost=cost,
-        floor_ns=0.01 * scene.step_ns,
+        floor_ns=0.01 * dataset.step_ns,
         confidence=0.8,
-        summary=f"GPUs idle {ms(idle)} of each {ms(scene.step_ns)} step "
-        f"({percent(idle / scene.step_ns)}), {ms(per_step)} of it although their next kernel had "
+        summary=f"GPUs idle {ms(idle)} of each {ms(dataset.step_ns)} step "
+        f"({percent(idle / dataset.step_ns)}), {ms(per_step)} of it although their next kernel had "
         "been launched: it waits for something that the reports do not show",
-        evidence=_idle_evidence(scene, cause, "with the next kernel launched already"),
+        evidence=_idle_evidence(dataset, cause, "with the next kernel launched already"),
         advice="look for what the reports lack: other processes on these GPUs (nvidia-smi), events "
         "that the profiler dropped, host callbacks in streams, events of another process",
     )
     return made, common_causes.left(gaps, cause.where)
 
 
-def _kernels_per_step(scene: Scene) -> int:
+def _kernels_per_step(dataset: Dataset) -> int:
     kernels = [
         int(((line.kind == COMPUTE) & (line.step_of >= 0)).sum()) // max(len(line.step), 1)
-        for line in scene.timelines
+        for line in dataset.timelines
     ]
     return int(np.mean(kernels))
 
 
-def _paced(scene: Scene, already: float, late: float) -> Finding | None:
+def _paced(dataset: Dataset, already: float, late: float) -> Finding | None:
     """All hosts need nearly the whole step, and no GPU does: those wait for each other's hosts.
 
     Behind a collective that waits for the last host a GPU is not idle, and yet it has nothing to
@@ -327,45 +329,45 @@ def _paced(scene: Scene, already: float, late: float) -> Finding | None:
     busiest GPU does (computing, and copies and transfers that nothing hides). `already`: what
     other findings of this file cost a step, `late` what stragglers do: the step without them.
     """
-    if scene.pipelined or any(line.on_host for line in scene.timelines):
+    if dataset.pipelined or any(line.on_host for line in dataset.timelines):
         return None
-    pace = host_activity.pace(scene)
+    pace = host_activity.pace(dataset)
     known = ~np.isnan(pace)
-    if len(scene.ranks) < 2 or not known.all(axis=1).any() or not known.any(axis=0).all():
+    if len(dataset.ranks) < 2 or not known.all(axis=1).any() or not known.any(axis=0).all():
         return None
     own = np.asarray([p[k].mean() for p, k in zip(pace, known, strict=True) if k.any()])
     usual = float(np.median(own))
-    if usual < limits.PACING_FRAC * scene.step_ns or own.min() < limits.SHARED_FRAC * usual:
+    if usual < limits.PACING_FRAC * dataset.step_ns or own.min() < limits.SHARED_FRAC * usual:
         return None
-    work = savings.busy(scene, transfers=True)
+    work = savings.busy(dataset, transfers=True)
     if np.isnan(work).all():
         return None
     busy = float(np.nanmax(work))
     # what the capture itself adds to the step is no host's own
-    step = min(scene.step_ns, scene.usual_step_ns or scene.step_ns)
-    saved = min(usual, step, scene.step_ns - late) - busy - already
-    share = saved / scene.step_ns
+    step = min(dataset.step_ns, dataset.usual_step_ns or dataset.step_ns)
+    saved = min(usual, step, dataset.step_ns - late) - busy - already
+    share = saved / dataset.step_ns
     if share < limits.LAUNCH_FRAC:
         return None
-    count = _kernels_per_step(scene)
+    count = _kernels_per_step(dataset)
     middle = int(np.argsort(own)[len(own) // 2])
-    idle, name = causes.pause(scene, int(np.flatnonzero(known.any(axis=1))[middle]))
+    idle, name = causes.pause(dataset, int(np.flatnonzero(known.any(axis=1))[middle]))
     paused = idle >= limits.PAUSE_FRAC * usual
     advice = (
         "fewer, longer kernels and less Python between them: torch.compile, CUDA Graphs, "
         "fused optimizers (fused=True), larger batches"
     )
     return finding(
-        scene,
+        dataset,
         "host.busy" if paused else "host.launch_bound",
         rank=None,
-        ranks=scene.ranks,
-        cost=np.full(len(scene.settled), saved),
+        ranks=dataset.ranks,
+        cost=np.full(len(dataset.steady_steps), saved),
         # an upper bound, from what hosts and GPUs need rather than from what was seen to idle
         at_most="warning",
         confidence=0.75,
         summary=f"the hosts of all ranks set the pace: they need {ms(usual)} of each "
-        f"{ms(scene.step_ns)} step to launch {count} kernels"
+        f"{ms(dataset.step_ns)} step to launch {count} kernels"
         + (f", {ms(idle)} of it without a launch" if paused else "")
         + (f" (in {name})" if paused and name else "")
         + f", the busiest GPU {ms(busy)}; faster hosts would save up to {ms(saved)} "
@@ -373,13 +375,13 @@ def _paced(scene: Scene, already: float, late: float) -> Finding | None:
         evidence=[
             {
                 "rank": int(rank),
-                "steps": list(scene.settled),
+                "steps": list(dataset.steady_steps),
                 "host_ns_per_step": round(float(pace[k][known[k]].mean())),
                 "gpu_ns_per_step": round(float(work[k])),
                 "what": f"its host needs {ms(float(pace[k][known[k]].mean()))} a step, its GPU "
                 f"{ms(float(work[k]))}",
             }
-            for k, rank in enumerate(scene.ranks[:16])
+            for k, rank in enumerate(dataset.ranks[:16])
             if known[k].any() and not np.isnan(work[k])
         ],
         advice=f"look at what the hosts do in that pause first; else {advice}"

@@ -16,7 +16,7 @@ import numpy as np
 
 from clusterprof.analysis.findings import savings
 from clusterprof.analysis.model import limits
-from clusterprof.analysis.model.dataset import Bools, Floats, Ints, Scene
+from clusterprof.analysis.model.dataset import Bools, Dataset, Floats, Ints
 
 #: ends of one collective differ by so much
 _END_SPREAD_NS = 50_000
@@ -34,39 +34,43 @@ class Together:
 
 
 def late(
-    scene: Scene, excess: Floats, alone: Floats, pace: Floats, by_host: Bools, least: float
+    dataset: Dataset, excess: Floats, alone: Floats, pace: Floats, by_host: Bools, least: float
 ) -> Together | None:
     """Return the ranks that are late together, or None.
 
     `excess` and `alone` [ranks, steps] are what each rank takes beyond its peers, and what it
     costs by itself; `least` the share of the step from which on a straggler is one.
     """
-    if scene.pipelined or not excess.size:
+    if dataset.pipelined or not excess.size:
         return None
     mean = excess.mean(axis=1)
     steady = (excess > 0.5 * mean[:, None]).mean(axis=1) >= limits.STEADY_FRAC
-    places = np.flatnonzero((mean >= least * scene.step_ns) & steady)
+    places = np.flatnonzero((mean >= least * dataset.step_ns) & steady)
     if len(places) < 2 or 2 * len(places) > len(mean):
         return None
-    cost = np.minimum(_lateness(scene, places), excess[places].max(axis=0))
+    cost = np.minimum(_lateness(dataset, places), excess[places].max(axis=0))
     others = np.delete(np.arange(len(mean)), places)
-    need = np.fmax(_mean(pace), savings.busy(scene))[others]
+    need = np.fmax(_mean(pace), savings.busy(dataset))[others]
     if np.isnan(need).all():
         return None
-    bound = max(scene.step_ns - float(np.nanmax(need)), 0.0)
+    bound = max(dataset.step_ns - float(np.nanmax(need)), 0.0)
     total = float(cost.mean())
     cost = cost * min(1.0, bound / total) if total else cost
-    enough = max(least * scene.step_ns, _MORE_THAN_ALONE * float(alone[places].mean(axis=1).max()))
+    enough = max(
+        least * dataset.step_ns, _MORE_THAN_ALONE * float(alone[places].mean(axis=1).max())
+    )
     return Together(places, cost, by_host[places]) if cost.mean() >= enough else None
 
 
-def _lateness(scene: Scene, places: Ints) -> Floats:
+def _lateness(dataset: Dataset, places: Ints) -> Floats:
     """By how much the last of `places` comes after the last other one, per settled step (ns)."""
-    c = scene.collectives
-    out = np.zeros(len(scene.settled))
-    rows = np.flatnonzero(c.synchronising & c.matched & c.has & np.isin(c.step, scene.settled))
+    c = dataset.collectives
+    out = np.zeros(len(dataset.steady_steps))
+    rows = np.flatnonzero(
+        c.synchronising & c.matched & c.has & np.isin(c.step, dataset.steady_steps)
+    )
     ids, of = np.unique(c.collective[rows], return_inverse=True)
-    mine = np.isin(c.rank[rows], np.asarray(scene.ranks)[places])
+    mine = np.isin(c.rank[rows], np.asarray(dataset.ranks)[places])
     length = (c.end - c.start)[rows].astype(float)
     shortest = {}
     for whose, chosen in (("late", mine), ("others", ~mine)):
@@ -77,7 +81,7 @@ def _lateness(scene: Scene, places: Ints) -> Floats:
     later = np.where(later > _END_SPREAD_NS, later, 0.0)
     step = np.zeros(len(ids), dtype=np.int64)
     step[of] = c.step[rows]
-    np.add.at(out, np.searchsorted(scene.settled, step), later)
+    np.add.at(out, np.searchsorted(dataset.steady_steps, step), later)
     return out
 
 
@@ -87,9 +91,9 @@ def _mean(values: Floats) -> Floats:
     return np.asarray(np.where(known.any(axis=1), mean, np.nan))
 
 
-def node(scene: Scene, places: Sequence[int]) -> str:
+def node(dataset: Dataset, places: Sequence[int]) -> str:
     """The host whose ranks with a report are just these, where there are others; else empty."""
-    hosts = [t.info.host for t in scene.tables]
+    hosts = [t.info.host for t in dataset.tables]
     of = {hosts[k] for k in places}
     if len(of) != 1 or len(set(hosts)) < 2:
         return ""

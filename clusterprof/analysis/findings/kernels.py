@@ -8,7 +8,7 @@ import numpy as np
 
 from clusterprof.analysis.groups.peers import Peers
 from clusterprof.analysis.model import limits
-from clusterprof.analysis.model.dataset import Bools, Floats, Ints, Scene
+from clusterprof.analysis.model.dataset import Bools, Dataset, Floats, Ints
 from clusterprof.analysis.model.timeline import COMPUTE, Timeline
 
 #: with more peers than these, only so many are compared with
@@ -31,12 +31,12 @@ class _Kernels:
     time: Floats
 
 
-def _read(scene: Scene, line: Timeline, code: dict[str, int]) -> _Kernels:
-    shape = (len(scene.settled), len(code))
+def _read(dataset: Dataset, line: Timeline, code: dict[str, int]) -> _Kernels:
+    shape = (len(dataset.steady_steps), len(code))
     number = np.r_[line.step, -1][line.step_of]
-    use = np.flatnonzero((line.kind == COMPUTE) & np.isin(number, scene.settled))
+    use = np.flatnonzero((line.kind == COMPUTE) & np.isin(number, dataset.steady_steps))
     name = np.asarray([code.get(n, 0) for n in line.names] or [0])[line.name[use]]
-    step = np.searchsorted(scene.settled, number[use])
+    step = np.searchsorted(dataset.steady_steps, number[use])
     length = line.stop[use] - line.start[use]
     group = step * shape[1] + name
     order = np.lexsort((line.launch[use], group))
@@ -54,7 +54,7 @@ def _read(scene: Scene, line: Timeline, code: dict[str, int]) -> _Kernels:
     )
 
 
-def excess(scene: Scene, circle: Peers, stage: Ints) -> Floats:
+def excess(dataset: Dataset, circle: Peers, stage: Ints) -> Floats:
     """Kernel time beyond the peers' (ns), [ranks, settled steps]: more calls, or slower ones.
 
     More calls of a name count with all the time they add. Of names with equal calls the same
@@ -67,14 +67,14 @@ def excess(scene: Scene, circle: Peers, stage: Ints) -> Floats:
     # of kernels only: a trace of many steps has a name for each of them, too
     names = sorted({
         line.names[n]
-        for line in scene.timelines
+        for line in dataset.timelines
         for n in np.unique(line.name[line.kind == COMPUTE]).tolist()
     })  # fmt: skip
     code = {n: k for k, n in enumerate(names)}
-    out = np.zeros((len(scene.ranks), len(scene.settled)))
-    if not names or not scene.settled:
+    out = np.zeros((len(dataset.ranks), len(dataset.steady_steps)))
+    if not names or not dataset.steady_steps:
         return out
-    seen = [_read(scene, line, code) for line in scene.timelines]
+    seen = [_read(dataset, line, code) for line in dataset.timelines]
     for k, mine in enumerate(seen):
         compared = circle.others(k)
         others = [seen[j] for j in compared[:_MOST_PEERS]]
@@ -85,7 +85,7 @@ def excess(scene: Scene, circle: Peers, stage: Ints) -> Floats:
             if (stage[compared] != stage[k]).any():
                 more = np.zeros_like(more)
             slow = np.median([_slower(mine, o) for o in others], axis=0)
-            if scene.timelines[k].on_host:
+            if dataset.timelines[k].on_host:
                 # cores that ranks share make any of them slow for a while
                 slow = np.minimum(slow, np.quantile(slow, 0.25))
             out[k] = more + slow

@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow.compute as pc
 
 from clusterprof.analysis.findings.finding import finding, ms, percent
-from clusterprof.analysis.model.dataset import Scene
+from clusterprof.analysis.model.dataset import Dataset
 from clusterprof.analysis.model.intervals import union
 from clusterprof.results import Finding
 
@@ -14,17 +14,17 @@ from clusterprof.results import Finding
 _LEAST_FRAC = 0.01
 
 
-def find(scene: Scene) -> list[Finding]:
+def find(dataset: Dataset) -> list[Finding]:
     """Return `input.pageable_copy` where exposed host-to-device copies are from pageable memory.
 
     Cost: the exposed part of such copies per step, mean over the ranks that do it. Pinned
     memory would make them about as many times faster as the bus is; all of it is the bound.
     """
-    if not scene.settled:
+    if not dataset.steady_steps:
         return []
-    each = np.zeros((len(scene.ranks), len(scene.settled)))
+    each = np.zeros((len(dataset.ranks), len(dataset.steady_steps)))
     volume = np.zeros_like(each)
-    for k, (tables, line) in enumerate(zip(scene.tables, scene.timelines, strict=True)):
+    for k, (tables, line) in enumerate(zip(dataset.tables, dataset.timelines, strict=True)):
         table = tables.activity
         wanted = pc.and_(
             pc.fill_null(table["pageable"], fill_value=False),
@@ -39,38 +39,38 @@ def find(scene: Scene) -> list[Finding]:
             np.r_[hidden.end, line.stop[rows]].astype(np.int64),
         )
         exposed = copies.within(line.begin, line.end) - hidden.within(line.begin, line.end)
-        known = np.isin(line.step, scene.settled)
-        at = np.searchsorted(scene.settled, line.step[known])
+        known = np.isin(line.step, dataset.steady_steps)
+        at = np.searchsorted(dataset.steady_steps, line.step[known])
         each[k, at] = exposed[known]
         size = np.asarray(pc.fill_null(table["size_bytes"], 0).to_numpy())[rows]
         step = np.r_[line.step, -1][line.step_of[rows]]
-        inside = np.isin(step, scene.settled)
-        np.add.at(volume[k], np.searchsorted(scene.settled, step[inside]), size[inside])
+        inside = np.isin(step, dataset.steady_steps)
+        np.add.at(volume[k], np.searchsorted(dataset.steady_steps, step[inside]), size[inside])
     doing = each.sum(axis=1) > 0
     if not doing.any():
         return []
     cost = each[doing].mean(axis=0)
     per_step = float(cost.mean())
-    share = per_step / scene.step_ns if scene.step_ns else 0.0
+    share = per_step / dataset.step_ns if dataset.step_ns else 0.0
     if share < _LEAST_FRAC:
         return []
-    ranks = [r for r, d in zip(scene.ranks, doing, strict=True) if d]
+    ranks = [r for r, d in zip(dataset.ranks, doing, strict=True) if d]
     size_mb = float(volume[doing].mean()) / 1e6
     rate = size_mb / 1e3 / max(per_step / 1e9, 1e-12)
     evidence = [
         {
             "rank": int(rank),
-            "steps": list(scene.settled),
+            "steps": list(dataset.steady_steps),
             "copy_ns_per_step": round(float(each[k].mean())),
             "bytes_per_step": round(float(volume[k].mean())),
             "what": f"{volume[k].mean() / 1e6:.1f} MB a step in {ms(each[k].mean())}",
         }
-        for k, rank in enumerate(scene.ranks)
+        for k, rank in enumerate(dataset.ranks)
         if doing[k]
     ]
     return [
         finding(
-            scene,
+            dataset,
             "input.pageable_copy",
             rank=None,
             ranks=ranks,

@@ -11,7 +11,7 @@ from clusterprof.analysis.findings.finding import finding, ms, percent
 from clusterprof.analysis.groups.schedule import Schedule, schedule
 from clusterprof.analysis.groups.stages import Stages, stages
 from clusterprof.analysis.model import limits
-from clusterprof.analysis.model.dataset import Floats, Ints, Scene
+from clusterprof.analysis.model.dataset import Dataset, Floats, Ints
 from clusterprof.analysis.model.intervals import union
 from clusterprof.results import Finding
 
@@ -19,64 +19,64 @@ from clusterprof.results import Finding
 _BEYOND = 1.3
 
 
-def waiting(scene: Scene) -> Floats:
+def waiting(dataset: Dataset) -> Floats:
     """Exposed time inside Sends and Recvs beyond the quickest of its size, [ranks, steps] (ns).
 
     A Recv that has been posted early waits inside its kernel: that is the bubble. A GPU that
     idles because its host has not posted anything is not counted here.
     """
-    c = scene.collectives
-    out = np.zeros((len(scene.ranks), len(scene.settled)))
+    c = dataset.collectives
+    out = np.zeros((len(dataset.ranks), len(dataset.steady_steps)))
     rows = np.flatnonzero(c.point_to_point & c.has)
     if not len(rows):
         return out
     quick = float(np.quantile((c.end - c.start)[rows], 0.1))
     for rank, mine in c.each_rank(rows):
-        k, line = scene.place[rank], scene.line(rank)
+        k, line = dataset.place[rank], dataset.line(rank)
         until = np.maximum(c.end[mine] - int(quick), c.start[mine])
         covered = union(
             np.r_[line.compute.start, c.start[mine]].astype(np.int64),
             np.r_[line.compute.end, until].astype(np.int64),
         )
         each = covered.within(line.begin, line.end) - line.compute.within(line.begin, line.end)
-        known = np.isin(line.step, scene.settled)
-        out[k, np.searchsorted(scene.settled, line.step[known])] = each[known]
+        known = np.isin(line.step, dataset.steady_steps)
+        out[k, np.searchsorted(dataset.steady_steps, line.step[known])] = each[known]
     return out
 
 
-def find(scene: Scene, late_ns: float = 0.0) -> list[Finding]:
+def find(dataset: Dataset, late_ns: float = 0.0) -> list[Finding]:
     """Return `pipeline.bubble` and `pipeline.imbalance`.
 
     `late_ns`: what the stragglers found already cost a step. Who waits for them, in whatever
     receive, waits for no bubble.
     """
-    if not scene.pipelined or not scene.settled:
+    if not dataset.pipelined or not dataset.steady_steps:
         return []
-    seen = stages(scene)
+    seen = stages(dataset)
     if seen is None or len(seen.groups) < 2:
         return []
-    uneven = _imbalance(scene, seen)
+    uneven = _imbalance(dataset, seen)
     # what waits only for a stage with more work is that one's matter
     already = float(uneven["cost_ns_per_step"]) if uneven else 0.0
-    found = [_bubble(scene, seen, already + late_ns), uneven]
+    found = [_bubble(dataset, seen, already + late_ns), uneven]
     return [f for f in found if f is not None]
 
 
-def _bubble(scene: Scene, seen: Stages, already: float) -> Finding | None:
-    waits = waiting(scene)
-    rows = [k for group in seen.groups for k in _places(scene, group)]
+def _bubble(dataset: Dataset, seen: Stages, already: float) -> Finding | None:
+    waits = waiting(dataset)
+    rows = [k for group in seen.groups for k in _places(dataset, group)]
     cost = np.maximum(waits[rows].mean(axis=0) - already, 0.0)
     per_step = float(cost.mean())
-    share = per_step / scene.step_ns
+    share = per_step / dataset.step_ns
     if share < limits.LEAST_FRAC:
         return None
-    plan = schedule(scene, seen)
-    per_stage = [float(waits[_places(scene, group)].mean()) for group in seen.groups]
+    plan = schedule(dataset, seen)
+    per_stage = [float(waits[_places(dataset, group)].mean()) for group in seen.groups]
     evidence = [
         {
             "stage": number,
             "ranks": list(group),
-            "steps": list(scene.settled),
+            "steps": list(dataset.steady_steps),
             "wait_ns_per_step": round(wait),
             "what": f"stage {number} waits {ms(wait)} a step",
         }
@@ -96,12 +96,12 @@ def _bubble(scene: Scene, seen: Stages, already: float) -> Finding | None:
             }
         )
     return finding(
-        scene,
+        dataset,
         "pipeline.bubble",
         rank=None,
         ranks=sorted(r for group in seen.groups for r in group),
         cost=cost,
-        floor_ns=0.01 * scene.step_ns,
+        floor_ns=0.01 * dataset.step_ns,
         confidence=0.85,
         summary=f"pipeline bubble: each rank waits {ms(per_step)} of each step ({percent(share)}) "
         "in receives" + (", beyond what is named already" if already else "") + f"; {_said(plan)}",
@@ -134,20 +134,20 @@ def _advice(plan: Schedule | None, share: float) -> str:
     )
 
 
-def _places(scene: Scene, group: Sequence[int]) -> Ints:
+def _places(dataset: Dataset, group: Sequence[int]) -> Ints:
     """Where the ranks of a stage stand among all ranks."""
-    return np.searchsorted(scene.ranks, group)
+    return np.searchsorted(dataset.ranks, group)
 
 
-def _imbalance(scene: Scene, seen: Stages) -> Finding | None:
+def _imbalance(dataset: Dataset, seen: Stages) -> Finding | None:
     """A stage with more to compute than the others: all wait for it, each microbatch anew.
 
     A stage's work is what all of its ranks have: more on one of them is that rank's matter.
     Saved by even stages: the part of its own time (computing, and idle until its host has
     launched, which takes longer with more layers too) that it has beyond the stages' mean.
     """
-    rows = [_places(scene, group) for group in seen.groups]
-    compute, idle = scene.account("compute_ns"), scene.account("idle_ns")
+    rows = [_places(dataset, group) for group in seen.groups]
+    compute, idle = dataset.account("compute_ns"), dataset.account("idle_ns")
     with warnings.catch_warnings():
         # a stage may lack a step on all of its ranks
         warnings.simplefilter("ignore", RuntimeWarning)
@@ -160,29 +160,29 @@ def _imbalance(scene: Scene, seen: Stages) -> Finding | None:
     if usual[most] - usual[least] < limits.UNEQUAL_FRAC * usual[most]:
         return None
     surplus = 1 - float(usual.mean()) / float(usual[most])
-    cost = np.minimum(np.nan_to_num(own[most]) * surplus, scene.durations)
+    cost = np.minimum(np.nan_to_num(own[most]) * surplus, dataset.durations)
     per_step = float(cost.mean())
-    if per_step < limits.LEAST_FRAC * scene.step_ns:
+    if per_step < limits.LEAST_FRAC * dataset.step_ns:
         return None
     heavy, light = seen.groups[most], f"stage {seen.numbers[least]}"
     named = f"rank{'s' if len(heavy) > 1 else ''} {', '.join(map(str, heavy[:8]))}"
     relieved = f"stage {seen.numbers[most]}"
     return finding(
-        scene,
+        dataset,
         "pipeline.imbalance",
         rank=heavy[0],
         ranks=heavy,
         cost=cost,
-        floor_ns=0.01 * scene.step_ns,
+        floor_ns=0.01 * dataset.step_ns,
         confidence=0.9,
         summary=f"pipeline {relieved} ({named}) computes {ms(float(usual[most]))} a step, {light} "
         f"{ms(float(usual[least]))}: relieve {relieved}; even stages would save up to "
-        f"{ms(per_step)} of each step ({percent(per_step / scene.step_ns)})",
+        f"{ms(per_step)} of each step ({percent(per_step / dataset.step_ns)})",
         evidence=[
             {
                 "stage": number,
                 "ranks": list(group),
-                "steps": list(scene.settled),
+                "steps": list(dataset.steady_steps),
                 "compute_ns_per_step": round(float(usual[k])),
                 "idle_ns_per_step": round(float(np.nanmean(own[k])) - float(usual[k])),
                 "what": f"stage {number} computes {ms(float(usual[k]))} a step",

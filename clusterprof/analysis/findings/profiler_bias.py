@@ -8,14 +8,14 @@ import numpy as np
 
 from clusterprof.analysis.findings.finding import ms
 from clusterprof.analysis.model import host_gaps
-from clusterprof.analysis.model.dataset import Scene
+from clusterprof.analysis.model.dataset import Dataset
 from clusterprof.results import CaptureCost, Finding
 
 #: a host that is away this part of its cost at one stretch is late by its own doing
 _AWAY_FRAC = 0.5
 
 
-def weigh(scene: Scene, found: Sequence[Finding], cost: CaptureCost | None) -> list[Finding]:
+def weigh(dataset: Dataset, found: Sequence[Finding], cost: CaptureCost | None) -> list[Finding]:
     """Return the findings; late hosts that the capture itself explains are information, and last.
 
     Tracing takes time of the hosts, of one more than of another. By the step logs, which go on
@@ -26,26 +26,26 @@ def weigh(scene: Scene, found: Sequence[Finding], cost: CaptureCost | None) -> l
     here where a run has no step logs outside its window. Assumes that the job does the same
     inside the window and around it.
     """
-    slower = _slower(scene, cost)
-    may_be = [_may_be(scene, f, slower) for f in found]
+    slower = _slower(dataset, cost)
+    may_be = [_may_be(dataset, f, slower) for f in found]
     explained = [_explained(f, slower) for f, may in zip(found, may_be, strict=True) if may]
     return [*(f for f, may in zip(found, may_be, strict=True) if not may), *explained]
 
 
-def _slower(scene: Scene, cost: CaptureCost | None) -> float:
+def _slower(dataset: Dataset, cost: CaptureCost | None) -> float:
     """How much longer the median settled step is than one outside the window (ns), 0 if not."""
-    if cost is None or not len(scene.durations):
+    if cost is None or not len(dataset.durations):
         return 0.0
     times = [cost["profiled"]["before_ns"], cost["profiled"]["after_ns"]]
     known = [ns for ns in times if ns is not None]
-    return max(0.0, float(np.median(scene.durations)) - max(known)) if known else 0.0
+    return max(0.0, float(np.median(dataset.durations)) - max(known)) if known else 0.0
 
 
-def _may_be(scene: Scene, found: Finding, slower: float) -> bool:
+def _may_be(dataset: Dataset, found: Finding, slower: float) -> bool:
     cost, rank = found["cost_ns_per_step"], found["rank"]
     if found["code"] != "straggler.host" or found["severity"] == "info" or rank is None:
         return False
-    return 0 < cost <= slower and host_gaps.excess(scene, rank) < _AWAY_FRAC * cost
+    return 0 < cost <= slower and host_gaps.excess(dataset, rank) < _AWAY_FRAC * cost
 
 
 def _explained(found: Finding, slower: float) -> Finding:

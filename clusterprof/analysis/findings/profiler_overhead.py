@@ -10,7 +10,7 @@ from clusterprof.align.clock import UNBOUNDED_NS
 from clusterprof.analysis.findings import savings
 from clusterprof.analysis.findings.finding import finding, ms, percent
 from clusterprof.analysis.model import host_activity, limits
-from clusterprof.analysis.model.dataset import LEAST_SETTLED, Scene
+from clusterprof.analysis.model.dataset import LEAST_STEADY, Dataset
 from clusterprof.results import CaptureCost, Finding, StepTimes
 
 #: the ranks' spread after the start is worth a word from this many usual steps on
@@ -27,49 +27,49 @@ _LENGTHEN = "too few settled steps are left: lengthen the window by {} steps or 
 Parts = tuple[list[str], list[dict[str, Any]]]
 
 
-def find(scene: Scene) -> list[Finding]:
+def find(dataset: Dataset) -> list[Finding]:
     """Return `profiler.perturbation`: what the capture did to the training, as far as measured.
 
-    Once: standing still at its start and stop (by the step logs of a run, `scene.capture`), and
+    Once: standing still at its start and stop (by the step logs of a run, `dataset.capture`), and
     how far the start tore the ranks apart (the spread of the aligned begins of the first step
     that all ranks have). In each step of the window: what it took longer than before. The settled
     steps leave the torn ones out, so its cost to them is 0; a host that the capture slows has
     had that taken off (`savings`). Information, unless it leaves no evidence at all.
     """
-    if not scene.ranks:
+    if not dataset.ranks:
         return []
     told, evidence = [], []
     for part in (_stalls, _longer_steps, _torn, _slowed):
-        said, shown = part(scene)
+        said, shown = part(dataset)
         told += said
         evidence += shown
-    void = len(scene.settled) < LEAST_SETTLED
+    void = len(dataset.steady_steps) < LEAST_STEADY
     if not told:
         return []
     return [
         finding(
-            scene,
+            dataset,
             "profiler.perturbation",
             rank=None,
-            ranks=scene.ranks,
-            cost=np.zeros(len(scene.settled)),
+            ranks=dataset.ranks,
+            cost=np.zeros(len(dataset.steady_steps)),
             confidence=0.9,
             at_most="info",
             at_least="warning" if void else "info",
             summary="the capture itself: " + "; ".join(told),
             evidence=evidence,
-            advice=_LENGTHEN.format(missing(scene)) if void else _NOTHING,
+            advice=_LENGTHEN.format(missing(dataset)) if void else _NOTHING,
         )
     ]
 
 
-def missing(scene: Scene) -> int:
+def missing(dataset: Dataset) -> int:
     """By how many steps a window must be longer to hold enough settled ones."""
-    return max(LEAST_SETTLED + 1 - len(scene.settled), 1)
+    return max(LEAST_STEADY + 1 - len(dataset.steady_steps), 1)
 
 
-def _stalls(scene: Scene) -> Parts:
-    cost = scene.capture
+def _stalls(dataset: Dataset) -> Parts:
+    cost = dataset.capture
     if cost is None:
         return [], []
     at = {"start": cost["stall_start_ns"], "stop": cost["stall_stop_ns"] or 0}
@@ -82,12 +82,12 @@ def _stalls(scene: Scene) -> Parts:
     return [f"a captured rank stood still {told}, once"], [{**shown, "what": what}]
 
 
-def _longer_steps(scene: Scene) -> Parts:
+def _longer_steps(dataset: Dataset) -> Parts:
     """Steps inside the window beside those before and after, captured ranks and others apart."""
-    if scene.capture is None:
-        return _longer_than_usual(scene)
+    if dataset.capture is None:
+        return _longer_than_usual(dataset)
     told, shown = [], []
-    for whose, times in _groups(scene.capture):
+    for whose, times in _groups(dataset.capture):
         outside = [t for t in (times["before_ns"], times["after_ns"]) if t is not None]
         inside = times["inside_ns"]
         if inside is None or not outside:
@@ -114,13 +114,13 @@ def _groups(cost: CaptureCost) -> list[tuple[str, StepTimes]]:
     return groups
 
 
-def _longer_than_usual(scene: Scene) -> Parts:
+def _longer_than_usual(dataset: Dataset) -> Parts:
     """The same where only the steps before the window are known.
 
     Medians inside, and before it the larger of median and mean: pauses now and then are the job's.
     """
-    usual = scene.usual_step_ns
-    inside = float(np.median(scene.durations)) if len(scene.durations) else 0.0
+    usual = dataset.usual_step_ns
+    inside = float(np.median(dataset.durations)) if len(dataset.durations) else 0.0
     more = inside - usual if usual else 0.0
     if not usual or more < limits.WARNING_FRAC * usual:
         return [], []
@@ -133,10 +133,10 @@ def _more(whose: str, more: float, usual: float) -> str:
     return f"each step of {whose} takes {ms(more)} ({percent(more / usual)}) longer inside it"
 
 
-def _torn(scene: Scene) -> Parts:
+def _torn(dataset: Dataset) -> Parts:
     """How far the start tore the ranks apart, and the steps that show start or stop."""
-    lines = [line for line in scene.timelines if line.has_steps]
-    known = [line for line in lines if scene.clock.uncertainty(line.rank) < UNBOUNDED_NS]
+    lines = [line for line in dataset.timelines if line.has_steps]
+    known = [line for line in lines if dataset.clock.uncertainty(line.rank) < UNBOUNDED_NS]
     if len(known) < 2:
         return [], []
     step = max(int(line.step[0]) for line in known)
@@ -145,13 +145,13 @@ def _torn(scene: Scene) -> Parts:
         at = int(np.searchsorted(line.step, step))
         if at < len(line.step):
             own = line.host_begin[at : at + 1]
-            begins.append((int(scene.clock.align(line.rank, own)[0]), line.rank))
+            begins.append((int(dataset.clock.align(line.rank, own)[0]), line.rank))
     if len(begins) < 2:
         return [], []
     (first, early), (last, late) = min(begins), max(begins)
-    if last - first < _LEAST_STEPS * scene.step_ns:
+    if last - first < _LEAST_STEPS * dataset.step_ns:
         return [], []
-    out = [str(s) for s in scene.steps if s not in scene.settled]
+    out = [str(s) for s in dataset.steps if s not in dataset.steady_steps]
     left = f"step{'s' if len(out) > 1 else ''} {', '.join(out)}" if out else "no step"
     verb = "are" if len(out) > 1 else "is"
     told = (
@@ -168,18 +168,22 @@ def _torn(scene: Scene) -> Parts:
     return [told], [shown]
 
 
-def _slowed(scene: Scene) -> Parts:
+def _slowed(dataset: Dataset) -> Parts:
     """Hosts that need longer inside the window than whole steps took before it."""
-    slow = savings.slowed(scene, host_activity.pace(scene)) if scene.settled else np.zeros(0)
+    slow = (
+        savings.slowed(dataset, host_activity.pace(dataset))
+        if dataset.steady_steps
+        else np.zeros(0)
+    )
     ranks = [k for k in np.argsort(-slow).tolist() if slow[k] > 0]
     if not ranks:
         return [], []
     worst = ranks[0]
-    who = f"rank {scene.ranks[worst]}'s host" + (" most" if len(ranks) > 1 else "")
+    who = f"rank {dataset.ranks[worst]}'s host" + (" most" if len(ranks) > 1 else "")
     told = f"it slows {who}, by {ms(float(slow[worst]))} a step, which no rank is blamed for"
     shown = [
         {
-            "rank": scene.ranks[k],
+            "rank": dataset.ranks[k],
             "slower_ns_per_step": round(float(slow[k])),
             "what": f"its host needs {ms(float(slow[k]))} a step more than whole steps took before",
         }

@@ -17,73 +17,75 @@ from clusterprof.analysis.findings.finding import capture, finding, ms, operator
 from clusterprof.analysis.findings.straggler_cost import Blame, launches, mean, steady, weigh
 from clusterprof.analysis.groups.peers import median_of_others
 from clusterprof.analysis.model import limits
-from clusterprof.analysis.model.dataset import Floats, Scene
+from clusterprof.analysis.model.dataset import Dataset, Floats
 from clusterprof.results import Finding
 
 #: what to do where a late host is no slower than the others
 _ALL_HOSTS = "the hosts of all ranks set the pace: see what they have in common first"
 
 
-def _behind(scene: Scene, seen: Blame, paced_ns: float) -> Blame:
+def _behind(dataset: Dataset, seen: Blame, paced_ns: float) -> Blame:
     """Have a host that the others wait for in nearly every step cost that wait.
 
     Hosts that are equally slow keep the order in which they resumed, and hurrying the last one
     alone saves little: that is said beside. It is named all the same where the others wait
     clearly longer for it than what all hosts do alike costs (`paced_ns`).
     """
-    if scene.pipelined:
+    if dataset.pipelined:
         return seen
     by_host = seen.idle.sum(axis=1) >= (seen.compute + seen.copy).sum(axis=1)
     stood, saved = seen.stood.mean(axis=1), seen.cost.mean(axis=1)
-    least = max(limits.BEHIND_TIMES * paced_ns, limits.BEHIND_FRAC * scene.step_ns)
+    least = max(limits.BEHIND_TIMES * paced_ns, limits.BEHIND_FRAC * dataset.step_ns)
     named = by_host & steady(seen.stood) & (seen.slowed == 0) & (stood > least)
     named &= saved < limits.SAVED_FRAC * stood
     return replace(seen, cost=np.where(named[:, None], seen.stood, seen.cost))
 
 
-def find(scene: Scene, weighed: Blame | None = None, paced_ns: float = np.inf) -> list[Finding]:
+def find(dataset: Dataset, weighed: Blame | None = None, paced_ns: float = np.inf) -> list[Finding]:
     """Return `straggler.host` and `straggler.gpu`, one finding per rank that is to blame.
 
     `weighed` is what `blame.weigh` gave, `paced_ns` what the hosts of all ranks cost a step by what
     they do alike.
     """
-    if len(scene.ranks) < 2 or not scene.step_ns:
+    if len(dataset.ranks) < 2 or not dataset.step_ns:
         return []
-    weighed = weighed or weigh(scene)
-    seen = _behind(scene, weighed, paced_ns)
+    weighed = weighed or weigh(dataset)
+    seen = _behind(dataset, weighed, paced_ns)
     saved = weighed.cost
     behind = (seen.cost != saved).any(axis=1)
-    least = limits.PIPELINE_STRAGGLER_FRAC if scene.pipelined else limits.STRAGGLER_FRAC
+    least = limits.PIPELINE_STRAGGLER_FRAC if dataset.pipelined else limits.STRAGGLER_FRAC
     out = []
-    for k, rank in enumerate(scene.ranks):
+    for k, rank in enumerate(dataset.ranks):
         cost = seen.cost[k]
-        share = float(cost.mean()) / scene.step_ns
-        peak = float(cost.max(initial=0.0)) / scene.step_ns
+        share = float(cost.mean()) / dataset.step_ns
+        peak = float(cost.max(initial=0.0)) / dataset.step_ns
         high = peak >= max(limits.PEAK_FRAC, 2 * least) and share >= limits.LEAST_FRAC
-        if (share >= least or high) and (behind[k] or not _by_chance(scene, seen, k)):
-            out.append(_finding(scene, seen, k, rank, float(saved[k].mean())))
+        if (share >= least or high) and (behind[k] or not _by_chance(dataset, seen, k)):
+            out.append(_finding(dataset, seen, k, rank, float(saved[k].mean())))
     excess = seen.idle + seen.compute + seen.copy
     by_host = seen.idle.sum(axis=1) >= (seen.compute + seen.copy).sum(axis=1)
-    joint = joint_stragglers.late(scene, excess, saved, seen.pace, by_host, least)
+    joint = joint_stragglers.late(dataset, excess, saved, seen.pace, by_host, least)
     if joint is not None:
-        named = {scene.ranks[k] for k in joint.places}
-        return [_joint(scene, replace(seen, cost=excess), joint)] + [
+        named = {dataset.ranks[k] for k in joint.places}
+        return [_joint(dataset, replace(seen, cost=excess), joint)] + [
             f for f in out if f["rank"] not in named
         ]
-    quiet = _hidden(scene, seen) or _only_behind(scene, seen, least)
-    return out or [*quiet, *_overlapped(scene, seen, {f["rank"] for f in quiet})]
+    quiet = _hidden(dataset, seen) or _only_behind(dataset, seen, least)
+    return out or [*quiet, *_overlapped(dataset, seen, {f["rank"] for f in quiet})]
 
 
-def _joint(scene: Scene, seen: Blame, joint: joint_stragglers.Together) -> Finding:
+def _joint(dataset: Dataset, seen: Blame, joint: joint_stragglers.Together) -> Finding:
     """Ranks that are late together; `seen` has each one's own excess for its cost."""
-    ranks = [scene.ranks[k] for k in joint.places]
+    ranks = [dataset.ranks[k] for k in joint.places]
     reasons: dict[str, list[int]] = {}
     advice: dict[str, None] = {}
     evidence: list[dict[str, Any]] = []
     for k, by_host in zip(joint.places.tolist(), joint.by_host, strict=True):
-        rank = scene.ranks[k]
+        rank = dataset.ranks[k]
         why, what, details = (
-            causes.late_host(scene, seen, k, rank) if by_host else causes.busy_gpu(scene, seen, k)
+            causes.late_host(dataset, seen, k, rank)
+            if by_host
+            else causes.busy_gpu(dataset, seen, k)
         )
         reasons.setdefault(why, []).append(rank)
         advice.setdefault(what)
@@ -95,23 +97,23 @@ def _joint(scene: Scene, seen: Blame, joint: joint_stragglers.Together) -> Findi
         + why
         for why, of in reasons.items()
     ]
-    node = joint_stragglers.node(scene, joint.places.tolist())
+    node = joint_stragglers.node(dataset, joint.places.tolist())
     where = f", all that were captured on {node}," if node else ""
     per_step = float(joint.cost.mean())
-    share = percent(per_step / scene.step_ns)
+    share = percent(per_step / dataset.step_ns)
     return finding(
-        scene,
-        "straggler.host" if scene.on_host or joint.by_host.mean() >= 0.5 else "straggler.gpu",
+        dataset,
+        "straggler.host" if dataset.on_host or joint.by_host.mean() >= 0.5 else "straggler.gpu",
         rank=None,
         ranks=ranks,
         cost=joint.cost,
         floor_ns=0.1 * float(joint.cost.max()),
         confidence=0.8,
         summary=f"ranks {_some(ranks)}{where} hold up the others together: {ms(per_step)} of each "
-        f"{ms(scene.step_ns)} step ({share}); {'; '.join(each)}",
+        f"{ms(dataset.step_ns)} step ({share}); {'; '.join(each)}",
         evidence=evidence[:32],
         advice="; ".join(list(advice)[:2]),
-        follow_up=_closer(scene, int(joint.places[0])),
+        follow_up=_closer(dataset, int(joint.places[0])),
     )
 
 
@@ -119,20 +121,20 @@ def _some(ranks: list[int]) -> str:
     return ", ".join(map(str, ranks[:8])) + (", …" if len(ranks) > 8 else "")
 
 
-def _only_behind(scene: Scene, seen: Blame, least: float) -> list[Finding]:
+def _only_behind(dataset: Dataset, seen: Blame, least: float) -> list[Finding]:
     """The rank that the others stand behind longest, where they would hardly be faster without."""
     stood = seen.stood.mean(axis=1)
     k = int(np.argmax(stood))
-    if stood[k] < least * scene.step_ns or seen.slowed[k]:
+    if stood[k] < least * dataset.step_ns or seen.slowed[k]:
         return []
-    rank, own = scene.ranks[k], mean(seen.pace)
+    rank, own = dataset.ranks[k], mean(seen.pace)
     others = np.delete(own, k)
     others = others[~np.isnan(others)]
-    if np.isnan(own[k]) or not len(others) or _by_chance(scene, seen, k):
+    if np.isnan(own[k]) or not len(others) or _by_chance(dataset, seen, k):
         return []
     return [
         finding(
-            scene,
+            dataset,
             "straggler.host",
             rank=rank,
             ranks=[rank],
@@ -142,27 +144,27 @@ def _only_behind(scene: Scene, seen: Blame, least: float) -> list[Finding]:
             summary=f"the others stand {ms(float(stood[k]))} of each step behind rank {rank}, but "
             f"would hardly be faster without: its host needs {ms(float(own[k]))} a step, the "
             f"slowest of theirs {ms(float(others.max()))}",
-            evidence=[*_compared(scene, seen, k), *_latest(scene, rank)],
+            evidence=[*_compared(dataset, seen, k), *_latest(dataset, rank)],
             advice=_ALL_HOSTS,
         )
     ]
 
 
-def _overlapped(scene: Scene, seen: Blame, said: set[int | None]) -> list[Finding]:
+def _overlapped(dataset: Dataset, seen: Blame, said: set[int | None]) -> list[Finding]:
     """The rank whose slower host comes last to collectives, by much, while the others compute."""
-    late, much = seen.lateness.mean(axis=1), limits.WARNING_FRAC * scene.step_ns
+    late, much = seen.lateness.mean(axis=1), limits.WARNING_FRAC * dataset.step_ns
     k = int(np.argmax(late))
-    idles = scene.account("idle_ns")
+    idles = dataset.account("idle_ns")
     slower, idle = _beyond_others(seen.pace, k), mean(idles)[k] - _beyond_others(idles, k)
-    if scene.pipelined or scene.ranks[k] in said or seen.slowed[k] or late[k] < much:
+    if dataset.pipelined or dataset.ranks[k] in said or seen.slowed[k] or late[k] < much:
         return []
     if not (slower >= much and steady(seen.lateness)[k]) or idle > 2 * much:
         return []
-    rank, own = scene.ranks[k], float(seen.cost[k].mean())
-    why, advice, details = causes.slow_host(scene, k, rank)
+    rank, own = dataset.ranks[k], float(seen.cost[k].mean())
+    why, advice, details = causes.slow_host(dataset, k, rank)
     return [
         finding(
-            scene,
+            dataset,
             "straggler.host",
             rank=rank,
             ranks=[rank],
@@ -171,7 +173,7 @@ def _overlapped(scene: Scene, seen: Blame, said: set[int | None]) -> list[Findin
             confidence=0.6,
             summary=f"rank {rank} comes last to collectives, by {ms(float(late[k]))} of each step "
             f"in all{why}; the others' compute hides all but {ms(own)} of it",
-            evidence=[*_latest(scene, rank), *details],
+            evidence=[*_latest(dataset, rank), *details],
             advice=advice,
         )
     ]
@@ -184,7 +186,7 @@ def _beyond_others(values: Floats, k: int) -> float:
     return float(own[k] - np.median(others)) if len(others) else float("nan")
 
 
-def _by_chance(scene: Scene, seen: Blame, k: int) -> bool:
+def _by_chance(dataset: Dataset, seen: Blame, k: int) -> bool:
     """Whether a host is late now and then only, and no slower than the others.
 
     One that is merely behind the others stays behind; where all hosts set the pace, now this one
@@ -192,99 +194,99 @@ def _by_chance(scene: Scene, seen: Blame, k: int) -> bool:
     """
     if seen.idle[k].sum() < (seen.compute[k] + seen.copy[k]).sum():
         return False
-    compared = _compared(scene, seen, k)
-    slower = not compared or not _no_slower(scene, compared[0])
-    if slower and compared and _paused_now_and_then(scene, seen, k):
+    compared = _compared(dataset, seen, k)
+    slower = not compared or not _no_slower(dataset, compared[0])
+    if slower and compared and _paused_now_and_then(dataset, seen, k):
         return True
     return not slower and not steady(seen.stood)[k]
 
 
-def _paused_now_and_then(scene: Scene, seen: Blame, k: int) -> bool:
+def _paused_now_and_then(dataset: Dataset, seen: Blame, k: int) -> bool:
     """Whether a host among hosts that set the pace is slower in few steps only, by no great pause.
 
     Any of them is held up now and then; which one it hits more often in so few steps is chance.
     """
-    least = limits.PACING_FRAC * scene.step_ns
-    hosts, gpus = np.delete(mean(seen.pace), k), savings.busy(scene)
-    if scene.pipelined or not np.nanmax(hosts, initial=0.0) >= least > np.nanmax(gpus):
+    least = limits.PACING_FRAC * dataset.step_ns
+    hosts, gpus = np.delete(mean(seen.pace), k), savings.busy(dataset)
+    if dataset.pipelined or not np.nanmax(hosts, initial=0.0) >= least > np.nanmax(gpus):
         return False
     more = seen.pace[k] - median_of_others(seen.pace)[k]
     more = more[~np.isnan(more)]
-    if not len(more) or more.max() >= limits.PAUSE_PEAK_FRAC * scene.step_ns:
+    if not len(more) or more.max() >= limits.PAUSE_PEAK_FRAC * dataset.step_ns:
         return False
     return float((more >= 0.5 * more.mean()).mean()) < limits.STEADY_FRAC
 
 
-def _no_slower(scene: Scene, compared: dict[str, Any]) -> bool:
+def _no_slower(dataset: Dataset, compared: dict[str, Any]) -> bool:
     """Whether the host's own pace is that of the others."""
-    return bool(compared["slower_ns"] < limits.LEAST_FRAC * scene.step_ns)
+    return bool(compared["slower_ns"] < limits.LEAST_FRAC * dataset.step_ns)
 
 
-def _hidden(scene: Scene, seen: Blame) -> list[Finding]:
+def _hidden(dataset: Dataset, seen: Blame) -> list[Finding]:
     """A host slower than its GPU that work queued before the window still hides."""
     # what the capture adds to a host's pace ends with it
-    own, count = mean(seen.pace) - seen.slowed, launches(scene)
+    own, count = mean(seen.pace) - seen.slowed, launches(dataset)
     out = []
-    for k, rank in enumerate(scene.ranks):
+    for k, rank in enumerate(dataset.ranks):
         # a stage of more layers has more to launch
-        scale = np.maximum(count[k] / np.maximum(count, 1.0), 1.0) if scene.pipelined else 1.0
+        scale = np.maximum(count[k] / np.maximum(count, 1.0), 1.0) if dataset.pipelined else 1.0
         others = np.delete(own * scale, k)
         others = others[~np.isnan(others)]
         if np.isnan(own[k]) or not len(others):
             continue
         usual = float(np.median(others))
-        if own[k] < max(limits.HIDDEN_STEP * scene.step_ns, limits.HIDDEN_PEERS * usual):
-            slower = own[k] - usual >= limits.SLACK_FRAC * scene.step_ns
-            late = float(seen.idle[k].mean()) >= limits.STRAGGLER_FRAC * scene.step_ns
+        if own[k] < max(limits.HIDDEN_STEP * dataset.step_ns, limits.HIDDEN_PEERS * usual):
+            slower = own[k] - usual >= limits.SLACK_FRAC * dataset.step_ns
+            late = float(seen.idle[k].mean()) >= limits.STRAGGLER_FRAC * dataset.step_ns
             if slower and not late and own[k] >= limits.SLACK_PEERS * usual:
-                out.append(_slack(scene, k, float(own[k]), usual))
+                out.append(_slack(dataset, k, float(own[k]), usual))
             continue
-        cost = np.full(len(scene.settled), own[k] - scene.step_ns)
-        why, advice, details = causes.slow_host(scene, k, rank)
+        cost = np.full(len(dataset.steady_steps), own[k] - dataset.step_ns)
+        why, advice, details = causes.slow_host(dataset, k, rank)
         out.append(
             finding(
-                scene,
+                dataset,
                 "straggler.host",
                 rank=rank,
                 ranks=[rank],
                 cost=cost,
                 confidence=0.75,
                 summary=f"rank {rank}'s host needs {ms(float(own[k]))} a step, the others' "
-                f"{ms(usual)}, the GPUs {ms(scene.step_ns)}{why}: work queued before the window "
+                f"{ms(usual)}, the GPUs {ms(dataset.step_ns)}{why}: work queued before the window "
                 f"hides it so far, then it costs {ms(float(cost[0]))} of each step",
                 evidence=details,
                 advice=advice,
-                follow_up=_closer(scene, k),
+                follow_up=_closer(dataset, k),
             )
         )
     return out
 
 
-def _slack(scene: Scene, k: int, own: float, usual: float) -> Finding:
+def _slack(dataset: Dataset, k: int, own: float, usual: float) -> Finding:
     """A host that is slower than the others, but not than its GPU: it costs nothing as yet."""
-    rank = scene.ranks[k]
-    why, advice, details = causes.slow_host(scene, k, rank)
+    rank = dataset.ranks[k]
+    why, advice, details = causes.slow_host(dataset, k, rank)
     return finding(
-        scene,
+        dataset,
         "straggler.host",
         rank=rank,
         ranks=[rank],
-        cost=np.zeros(len(scene.settled)),
+        cost=np.zeros(len(dataset.steady_steps)),
         at_most="info",
         confidence=0.6,
         summary=f"rank {rank}'s host needs {ms(own)} a step, the others' {ms(usual)}{why}; that "
-        f"still fits into the {ms(scene.step_ns)} step and holds up nobody",
+        f"still fits into the {ms(dataset.step_ns)} step and holds up nobody",
         evidence=details,
         advice=advice,
     )
 
 
-def _finding(scene: Scene, seen: Blame, k: int, rank: int, saved: float) -> Finding:
+def _finding(dataset: Dataset, seen: Blame, k: int, rank: int, saved: float) -> Finding:
     cost = seen.cost[k]
     idle, work = seen.idle[k].sum(), (seen.compute[k] + seen.copy[k]).sum()
     by_host = bool(idle >= work)
     per_step = float(cost.mean())
-    share = per_step / scene.step_ns
+    share = per_step / dataset.step_ns
     floor = 0.1 * float(cost.max())
     hit = cost > floor
     steadiness = float(hit.mean())
@@ -294,19 +296,19 @@ def _finding(scene: Scene, seen: Blame, k: int, rank: int, saved: float) -> Find
     )
     confidence = min(0.98, confidence + 0.05 * steadiness)
     why, advice, details = (
-        causes.late_host(scene, seen, k, rank) if by_host else causes.busy_gpu(scene, seen, k)
+        causes.late_host(dataset, seen, k, rank) if by_host else causes.busy_gpu(dataset, seen, k)
     )
     behind = False
     if by_host:
-        compared = _compared(scene, seen, k)
+        compared = _compared(dataset, seen, k)
         details = [*compared, *details]
         behind = bool(compared) and (
-            _no_slower(scene, compared[0]) or saved < limits.SAVED_FRAC * per_step
+            _no_slower(dataset, compared[0]) or saved < limits.SAVED_FRAC * per_step
         )
     if behind:
         # it resumed last, or a wait long ago left it behind: no fault of its own now
         confidence *= limits.INHERITED
-        won = ms(saved) if saved >= 0.01 * scene.step_ns else "nothing"
+        won = ms(saved) if saved >= 0.01 * dataset.step_ns else "nothing"
         why += (
             "; yet it is hardly slower than theirs, behind since before these steps, and to hurry "
             f"it alone would save {won}"
@@ -318,8 +320,8 @@ def _finding(scene: Scene, seen: Blame, k: int, rank: int, saved: float) -> Find
             f"; in {int(hit.sum())} of {len(hit)} settled steps, {ms(float(cost[hit].mean()))} each"
         )
     return finding(
-        scene,
-        "straggler.host" if by_host or scene.on_host else "straggler.gpu",
+        dataset,
+        "straggler.host" if by_host or dataset.on_host else "straggler.gpu",
         rank=rank,
         ranks=[rank],
         cost=cost,
@@ -327,20 +329,20 @@ def _finding(scene: Scene, seen: Blame, k: int, rank: int, saved: float) -> Find
         at_most="warning" if behind else None,
         uncertainty_ns=doubt,
         confidence=confidence,
-        summary=f"rank {rank} holds up the others: {ms(per_step)} of each {ms(scene.step_ns)} "
+        summary=f"rank {rank} holds up the others: {ms(per_step)} of each {ms(dataset.step_ns)} "
         f"step ({percent(share)}), {why}{often}",
         evidence=[
-            *_on_path(scene, seen, rank),
+            *_on_path(dataset, seen, rank),
             *_all_in_all(seen, k, rank),
-            *_latest(scene, rank),
+            *_latest(dataset, rank),
             *details,
         ],
         advice=advice,
-        follow_up=_closer(scene, k) if by_host else "",
+        follow_up=_closer(dataset, k) if by_host else "",
     )
 
 
-def _on_path(scene: Scene, seen: Blame, rank: int) -> list[dict[str, Any]]:
+def _on_path(dataset: Dataset, seen: Blame, rank: int) -> list[dict[str, Any]]:
     """How much of the critical path is this rank's, and what it does there."""
     parts = {"host": 0, "gpu": 0, "copy": 0, "transfer": 0}
     for piece in seen.path:
@@ -349,7 +351,7 @@ def _on_path(scene: Scene, seen: Blame, rank: int) -> list[dict[str, Any]]:
     whole = sum(p.end - p.begin for p in seen.path)
     if not whole or not any(parts.values()):
         return []
-    steps = len(scene.settled)
+    steps = len(dataset.steady_steps)
     said = {"host": "its host", "gpu": "its kernels", "copy": "its copies"}
     most = ", ".join(
         f"{said[k]} {ms(v / steps)}" for k, v in sorted(parts.items(), key=lambda p: -p[1])
@@ -358,7 +360,7 @@ def _on_path(scene: Scene, seen: Blame, rank: int) -> list[dict[str, Any]]:
     return [
         {
             "rank": rank,
-            "steps": list(scene.settled),
+            "steps": list(dataset.steady_steps),
             **{f"{k}_ns_per_step": round(v / steps) for k, v in parts.items()},
             "what": f"{percent(sum(parts.values()) / whole)} of the critical path is this rank's "
             f"({most} a step)",
@@ -366,14 +368,14 @@ def _on_path(scene: Scene, seen: Blame, rank: int) -> list[dict[str, Any]]:
     ]
 
 
-def _closer(scene: Scene, k: int) -> str:
+def _closer(dataset: Dataset, k: int) -> str:
     """The capture that tells what this rank's host does, beside one that is in time."""
     beside = 0 if k else 1
-    options = (*operators(scene), "--cpu-sampling")
-    return capture(scene, [scene.ranks[k], scene.ranks[beside]], *options)
+    options = (*operators(dataset), "--cpu-sampling")
+    return capture(dataset, [dataset.ranks[k], dataset.ranks[beside]], *options)
 
 
-def _compared(scene: Scene, seen: Blame, k: int) -> list[dict[str, Any]]:
+def _compared(dataset: Dataset, seen: Blame, k: int) -> list[dict[str, Any]]:
     """The late host's own pace beside the others'."""
     own = mean(seen.pace)
     others = np.delete(own, k)
@@ -383,11 +385,11 @@ def _compared(scene: Scene, seen: Blame, k: int) -> list[dict[str, Any]]:
     usual = float(np.median(others))
     what = f"its host needs {ms(float(own[k]))} a step of its own, the others' {ms(usual)}"
     slower = float(own[k]) - usual
-    if slower < limits.LEAST_FRAC * scene.step_ns:
+    if slower < limits.LEAST_FRAC * dataset.step_ns:
         what += ": it is not slower now, but behind since before the settled steps"
     return [
         {
-            "rank": scene.ranks[k],
+            "rank": dataset.ranks[k],
             "host_ns_per_step": round(float(own[k])),
             "slower_ns": round(slower),
             "what": what,
@@ -402,11 +404,11 @@ def _all_in_all(seen: Blame, k: int, rank: int) -> list[dict[str, Any]]:
     return [{"rank": rank, "late_ns_per_step": round(late), "what": what}] if late else []
 
 
-def _latest(scene: Scene, rank: int) -> list[dict[str, Any]]:
+def _latest(dataset: Dataset, rank: int) -> list[dict[str, Any]]:
     """The collective of each settled step at which the rank was latest."""
-    c = scene.collectives
+    c = dataset.collectives
     out = []
-    for step in scene.settled[:8]:
+    for step in dataset.steady_steps[:8]:
         mine = np.flatnonzero(
             (c.rank == rank) & (c.last_rank == rank) & (c.step == step) & c.synchronising
         )

@@ -36,7 +36,7 @@ from clusterprof.analysis.findings import common_causes, kernels, savings
 from clusterprof.analysis.groups.peers import Peers, peers
 from clusterprof.analysis.groups.stages import stages
 from clusterprof.analysis.model import critical_path, host_activity, limits
-from clusterprof.analysis.model.dataset import Floats, Ints, Scene
+from clusterprof.analysis.model.dataset import Dataset, Floats, Ints
 
 
 @dataclass(frozen=True)
@@ -59,79 +59,79 @@ class Blame:
     path: tuple[critical_path.Segment, ...]
 
 
-def lateness(scene: Scene) -> tuple[Floats, Floats]:
+def lateness(dataset: Dataset) -> tuple[Floats, Floats]:
     """Sum per rank and settled step of last minus next-to-last arrival, and its uncertainty.
 
     A lateness within the clock's bound counts as nothing. The bound of one call is the lesser
     of the two ranks' clock uncertainty and the call's own transfer time: its members end
     together to within that, so that arrivals can be compared by durations, without a clock.
     """
-    c = scene.collectives
-    shape = (len(scene.ranks), len(scene.settled))
+    c = dataset.collectives
+    shape = (len(dataset.ranks), len(dataset.steady_steps))
     total, doubt = np.zeros(shape), np.zeros(shape)
     rows = np.flatnonzero(c.matched & c.synchronising & (c.rank == c.last_rank) & c.has)
-    if not scene.settled:
+    if not dataset.steady_steps:
         return total, doubt
     if not len(rows):
-        return _late_sends(scene), doubt
+        return _late_sends(dataset), doubt
     # calls of one group share a kernel: they are late together, once
     _, once = np.unique(np.stack([c.rank[rows], c.start[rows]]), axis=1, return_index=True)
     rows = rows[once]
-    clock = _doubt(scene)[np.searchsorted(scene.ranks, c.rank[rows])]
+    clock = _doubt(dataset)[np.searchsorted(dataset.ranks, c.rank[rows])]
     bound = np.minimum(clock, c.end[rows] - c.start[rows])
     late = np.where(c.lateness[rows] > bound, c.lateness[rows], 0)
-    column = np.searchsorted(scene.settled, c.step[rows])
-    known = np.isin(c.step[rows], scene.settled)
-    at = (np.searchsorted(scene.ranks, c.rank[rows])[known], column[known])
+    column = np.searchsorted(dataset.steady_steps, c.step[rows])
+    known = np.isin(c.step[rows], dataset.steady_steps)
+    at = (np.searchsorted(dataset.ranks, c.rank[rows])[known], column[known])
     np.add.at(total, at, late[known])
     np.maximum.at(doubt, at, np.where(late > 0, bound, 0)[known])
-    return np.maximum(total, _late_sends(scene)), doubt
+    return np.maximum(total, _late_sends(dataset)), doubt
 
 
-def _doubt(scene: Scene) -> Floats:
+def _doubt(dataset: Dataset) -> Floats:
     """How far each rank's arrivals may be off against any other rank's (ns)."""
-    if set(scene.ranks) <= set(scene.clock.shared):
-        return np.full(len(scene.ranks), float(SHARED_CLOCK_NS))
-    own = np.asarray([scene.clock.uncertainty(r) for r in scene.ranks], dtype=float)
+    if set(dataset.ranks) <= set(dataset.clock.shared):
+        return np.full(len(dataset.ranks), float(SHARED_CLOCK_NS))
+    own = np.asarray([dataset.clock.uncertainty(r) for r in dataset.ranks], dtype=float)
     return np.asarray(own + own.max())
 
 
-def _late_sends(scene: Scene) -> Floats:
+def _late_sends(dataset: Dataset) -> Floats:
     """Per rank and settled step: how long receivers have waited for its Sends (ns)."""
-    c = scene.collectives
-    out = np.zeros((len(scene.ranks), len(scene.settled)))
+    c = dataset.collectives
+    out = np.zeros((len(dataset.ranks), len(dataset.steady_steps)))
     rows = np.flatnonzero(
-        c.matched & c.has & (c.operation == "Recv") & np.isin(c.step, scene.settled)
+        c.matched & c.has & (c.operation == "Recv") & np.isin(c.step, dataset.steady_steps)
         & (c.last_rank != c.rank) & (c.last_rank >= 0)
     )  # fmt: skip
-    bound = min(float(_doubt(scene).max(initial=0.0)), 200_000.0)
+    bound = min(float(_doubt(dataset).max(initial=0.0)), 200_000.0)
     wait = np.where(c.wait[rows] > bound, c.wait[rows], 0)
-    sender = np.searchsorted(scene.ranks, c.last_rank[rows])
-    np.add.at(out, (sender, np.searchsorted(scene.settled, c.step[rows])), wait)
+    sender = np.searchsorted(dataset.ranks, c.last_rank[rows])
+    np.add.at(out, (sender, np.searchsorted(dataset.steady_steps, c.step[rows])), wait)
     return out
 
 
-def weigh(scene: Scene) -> Blame:
+def weigh(dataset: Dataset) -> Blame:
     """Measure lateness and excess of each rank in each settled step."""
-    late, doubt = lateness(scene)
-    stage = _stage_of(scene)
-    circle = peers(scene, stage)
-    pace = host_activity.pace(scene)
-    all_idle = scene.account("idle_ns")
-    idle, _ = circle.excess(all_idle - common_causes.innocent_idle(scene, pace))
-    idle = _no_more_than_pace(scene, idle, circle.excess(all_idle)[1], pace, circle)
-    copy, usual_copy = circle.excess(scene.account("exposed_copy_ns"))
+    late, doubt = lateness(dataset)
+    stage = _stage_of(dataset)
+    circle = peers(dataset, stage)
+    pace = host_activity.pace(dataset)
+    all_idle = dataset.account("idle_ns")
+    idle, _ = circle.excess(all_idle - common_causes.innocent_idle(dataset, pace))
+    idle = _no_more_than_pace(dataset, idle, circle.excess(all_idle)[1], pace, circle)
+    copy, usual_copy = circle.excess(dataset.account("exposed_copy_ns"))
     # copies from pageable memory vary with the host; only a copy twice as long is the rank's own
-    copy = np.where((copy > usual_copy) & (not scene.pipelined), copy, 0.0)
-    compute = kernels.excess(scene, circle, stage)
-    found = critical_path.path(scene)
+    copy = np.where((copy > usual_copy) & (not dataset.pipelined), copy, 0.0)
+    compute = kernels.excess(dataset, circle, stage)
+    found = critical_path.path(dataset)
     cost = np.minimum(late, idle + compute + copy)
     if found:
         # nobody can have cost more than it stood on what all waited for
-        cost = np.minimum(cost, critical_path.on_path(scene, found))
+        cost = np.minimum(cost, critical_path.on_path(dataset, found))
     by_host = idle.sum(axis=1) >= (compute + copy).sum(axis=1)
-    saved = savings.of_the_job(scene, cost, pace, by_host)
-    slowed = savings.slowed(scene, pace)
+    saved = savings.of_the_job(dataset, cost, pace, by_host)
+    slowed = savings.slowed(dataset, pace)
     return Blame(late, doubt, idle, compute, copy, pace, saved, cost, slowed, tuple(found))
 
 
@@ -144,47 +144,51 @@ def steady(cost: Floats) -> np.ndarray:
 
 
 def _no_more_than_pace(
-    scene: Scene, idle: Floats, usual_idle: Floats, pace: Floats, circle: Peers
+    dataset: Dataset, idle: Floats, usual_idle: Floats, pace: Floats, circle: Peers
 ) -> Floats:
     """Cap idle time where the others' own hosts would not have gone much faster (ns)."""
     if np.isnan(pace).all():
         return idle
     own = mean(pace)
-    count = launches(scene)
+    count = launches(dataset)
     out: Floats = idle.copy()
     for k in range(len(own)):
         total = float(idle[k].mean()) if idle.shape[1] else 0.0
-        starving = usual_idle[k].mean() >= limits.STARVING_FRAC * scene.step_ns if total else False
-        if not total or not (starving or scene.pipelined) or np.isnan(own[k]):
+        starving = (
+            usual_idle[k].mean() >= limits.STARVING_FRAC * dataset.step_ns if total else False
+        )
+        if not total or not (starving or dataset.pipelined) or np.isnan(own[k]):
             continue
         # a stage of more layers has more to launch: hosts are compared by their pace per launch
-        scale = count[k] / np.maximum(count, 1.0) if scene.pipelined else np.ones(len(own))
+        scale = count[k] / np.maximum(count, 1.0) if dataset.pipelined else np.ones(len(own))
         others = own * np.maximum(scale, 1.0)
-        others = np.delete(others, k) if scene.pipelined else others[circle.others(k)]
+        others = np.delete(others, k) if dataset.pipelined else others[circle.others(k)]
         others = others[~np.isnan(others)]
         if not len(others):
             continue
         cap = own[k] - float(np.median(others))
-        if scene.pipelined:
-            durations = scene.account("duration_ns")[k]
+        if dataset.pipelined:
+            durations = dataset.account("duration_ns")[k]
             cap = min(cap, float(np.nanmean(durations)) - float(others.max()))
         out[k] *= min(1.0, max(cap, 0.0) / total)
     return np.asarray(out)
 
 
-def launches(scene: Scene) -> Floats:
+def launches(dataset: Dataset) -> Floats:
     """How many kernels each rank launches in a settled step."""
-    steps = max(len(scene.settled), 1)
-    numbers = [np.r_[line.step, -1][line.step_of] for line in scene.timelines]
-    return np.asarray([np.isin(n, scene.settled).sum() / steps for n in numbers], dtype=float)
+    steps = max(len(dataset.steady_steps), 1)
+    numbers = [np.r_[line.step, -1][line.step_of] for line in dataset.timelines]
+    return np.asarray(
+        [np.isin(n, dataset.steady_steps).sum() / steps for n in numbers], dtype=float
+    )
 
 
-def _stage_of(scene: Scene) -> Ints:
+def _stage_of(dataset: Dataset) -> Ints:
     """Each rank's pipeline stage; all 0 where there is no pipeline."""
-    out = np.zeros(len(scene.ranks), dtype=np.int64)
-    seen = stages(scene) if scene.pipelined else None
+    out = np.zeros(len(dataset.ranks), dtype=np.int64)
+    seen = stages(dataset) if dataset.pipelined else None
     for number, group in enumerate(seen.groups if seen else ()):
-        out[np.searchsorted(scene.ranks, group)] = number
+        out[np.searchsorted(dataset.ranks, group)] = number
     return out
 
 

@@ -7,7 +7,7 @@ import pyarrow.compute as pc
 
 from clusterprof.analysis.findings.finding import capture, finding, ms, percent
 from clusterprof.analysis.model import limits
-from clusterprof.analysis.model.dataset import Bools, Floats, Ints, Scene, parts
+from clusterprof.analysis.model.dataset import Bools, Dataset, Floats, Ints, parts
 from clusterprof.analysis.model.intervals import union
 from clusterprof.results import Finding
 
@@ -15,16 +15,16 @@ _LARGE_BYTES = 1 << 20
 _WAITED_FOR = ["AllReduce", "AllGather", "ReduceScatter", "AllToAll"]
 
 
-def hidden_wait(scene: Scene) -> Floats:
+def hidden_wait(dataset: Dataset) -> Floats:
     """How much longer than the quickest of its kind each row lasts after its last arrival (ns).
 
     Per row of the placed table; the last arrival is that of the *profiled* members. Zero where
     every rank of the world has a report. Kinds are communicator, operation, and large or small;
     the time of a large message goes with its size, that of a small one does not.
     """
-    c, world = scene.collectives, scene.world_size
+    c, world = dataset.collectives, dataset.world_size
     extra = np.zeros(len(c.rank))
-    if world is None or world <= len(scene.ranks):
+    if world is None or world <= len(dataset.ranks):
         return extra
     usable = c.has & ~c.point_to_point & (c.matched | (c.wait == 0))
     usable &= np.isin(c.operation.astype(str), _WAITED_FOR)
@@ -55,7 +55,7 @@ def hidden_wait(scene: Scene) -> Floats:
     return extra
 
 
-def find(scene: Scene) -> list[Finding]:
+def find(dataset: Dataset) -> list[Finding]:
     """Return `straggler.unprofiled` where profiled members wait for someone who has no report.
 
     Evidence: of calls of one communicator, operation and size, some take many times longer after
@@ -64,13 +64,13 @@ def find(scene: Scene) -> list[Finding]:
     confidence. It costs no more than what calls last beyond that, nor than what no compute hides,
     each moment once. Only where the world has ranks without a report.
     """
-    extra = hidden_wait(scene)
+    extra = hidden_wait(dataset)
     # in a pipeline everybody waits for the other stages, captured or not
-    if not scene.settled or not extra.any() or scene.pipelined:
+    if not dataset.steady_steps or not extra.any() or dataset.pipelined:
         return []
-    late = (extra > 0) & np.isin(scene.collectives.step, scene.settled)
-    names = dict.fromkeys(scene.collectives.communicator[late])
-    found = [_finding(scene, str(name), extra) for name in names]
+    late = (extra > 0) & np.isin(dataset.collectives.step, dataset.steady_steps)
+    names = dict.fromkeys(dataset.collectives.communicator[late])
+    found = [_finding(dataset, str(name), extra) for name in names]
     return [f for f in found if f is not None][:3]
 
 
@@ -81,18 +81,18 @@ def _who(ranks: list[int]) -> str:
     return f"ranks {some} wait together"
 
 
-def _finding(scene: Scene, communicator: str, extra: Floats) -> Finding | None:
-    c, world = scene.collectives, scene.world_size or 0
-    mine = (c.communicator == communicator) & np.isin(c.step, scene.settled)
+def _finding(dataset: Dataset, communicator: str, extra: Floats) -> Finding | None:
+    c, world = dataset.collectives, dataset.world_size or 0
+    mine = (c.communicator == communicator) & np.isin(c.step, dataset.steady_steps)
     ranks = sorted({int(r) for r in c.rank[mine]})
-    shape = (len(ranks), len(scene.settled))
+    shape = (len(ranks), len(dataset.steady_steps))
     proof, cost = np.zeros(shape), np.zeros(shape)
     for k, rank in enumerate(ranks):
         rows = np.flatnonzero(mine & (c.rank == rank) & c.has)
         begin = np.minimum(c.start[rows] + c.wait[rows], c.end[rows])
         waited = np.minimum(begin + extra[rows].astype(np.int64), c.end[rows])
-        compute = scene.line(rank).compute
-        for at, step in enumerate(scene.settled):
+        compute = dataset.line(rank).compute
+        for at, step in enumerate(dataset.steady_steps):
             # calls of several threads or of one group wait at once, and wait once; what compute
             # hides of a wait delays the calls behind it
             here = c.step[rows] == step
@@ -101,80 +101,81 @@ def _finding(scene: Scene, communicator: str, extra: Floats) -> Finding | None:
             hidden = compute.within(calls.start, calls.end)
             cost[k, at] = min(proof[k, at], float((calls.end - calls.start - hidden).sum()))
     # all members wait at once, or it is no one else's lateness
-    seen = proof.min(axis=0) > limits.WARNING_FRAC * scene.step_ns
-    together = np.where(seen, np.minimum(cost.min(axis=0), scene.durations), 0.0)
+    seen = proof.min(axis=0) > limits.WARNING_FRAC * dataset.step_ns
+    together = np.where(seen, np.minimum(cost.min(axis=0), dataset.durations), 0.0)
     per_step = float(together.mean())
     steady = float(seen.mean()) >= limits.STEADY_FRAC
-    if per_step < (limits.LEAST_FRAC if steady else limits.MUCH_FRAC) * scene.step_ns:
+    if per_step < (limits.LEAST_FRAC if steady else limits.MUCH_FRAC) * dataset.step_ns:
         return None
-    share = percent(per_step / scene.step_ns)
-    size = _size(scene, mine)
-    missing = _not_captured(scene, ranks, size, world)
+    share = percent(per_step / dataset.step_ns)
+    size = _size(dataset, mine)
+    missing = _not_captured(dataset, ranks, size, world)
     some = ",".join(map(str, missing[:16]))
     of = f"one of {size} in its communicator; " if size else ""
     return finding(
-        scene,
+        dataset,
         "straggler.unprofiled",
         rank=None,
         ranks=ranks,
         cost=together,
-        floor_ns=0.01 * scene.step_ns,
+        floor_ns=0.01 * dataset.step_ns,
         confidence=0.6,
         summary=f"{_who(ranks)}, up to {ms(per_step)} of each step ({share}), "
-        f"for a rank without a report ({of}the job has {world}, {len(scene.ranks)} were captured)",
+        f"for a rank without a report ({of}the job has {world}, "
+        f"{len(dataset.ranks)} were captured)",
         evidence=[
             {
                 "communicator": communicator,
                 "communicator_size": size,
                 "not_captured": missing[:64],
                 "ranks": ranks,
-                "steps": list(scene.settled),
+                "steps": list(dataset.steady_steps),
                 "what": f"{int((mine & (extra > 0)).sum()) // max(len(ranks), 1)} calls last far "
                 "longer after the last profiled arrival than their quickest do",
             }
         ],
         advice=f"capture the others: --ranks {some}{',…' if len(missing) > 16 else ''}",
-        follow_up=capture(scene, missing[:16]),
+        follow_up=capture(dataset, missing[:16]),
     )
 
 
-def others_without_report(scene: Scene, rows: Ints) -> list[int]:
+def others_without_report(dataset: Dataset, rows: Ints) -> list[int]:
     """Ranks without a report that take part in the collectives of `rows`, as far as can be told.
 
     Empty where all members of these communicators have a report.
     """
-    c, world = scene.collectives, scene.world_size
-    if world is None or world <= len(scene.ranks):
+    c, world = dataset.collectives, dataset.world_size
+    if world is None or world <= len(dataset.ranks):
         return []
     mine = np.zeros(len(c.rank), dtype=bool)
     mine[rows[c.communicator[rows] == c.communicator[rows[0]]]] = True
     ranks = sorted({int(r) for r in c.rank[mine]})
-    size = _size(scene, mine)
+    size = _size(dataset, mine)
     if c.point_to_point[rows].all() or (size is not None and size <= len(ranks)):
         return []
-    return _not_captured(scene, ranks, size, world)
+    return _not_captured(dataset, ranks, size, world)
 
 
-def _size(scene: Scene, mine: Bools) -> int | None:
+def _size(dataset: Dataset, mine: Bools) -> int | None:
     """The communicator's size, where the reports say it."""
-    calls = np.stack([scene.collectives.rank[mine], scene.collectives.call[mine]])
+    calls = np.stack([dataset.collectives.rank[mine], dataset.collectives.call[mine]])
     said: set[int] = set()
     for rank in np.unique(calls[0]):
-        table = scene.tables[scene.place[int(rank)]].collective_calls
+        table = dataset.tables[dataset.place[int(rank)]].collective_calls
         of = np.asarray(pc.fill_null(table["communicator_size"], 0).to_numpy())
         here = np.isin(np.asarray(table["call"].to_numpy()), calls[1][calls[0] == rank])
         said |= set(of[here].tolist()) - {0}
     return int(said.pop()) if len(said) == 1 else None
 
 
-def _not_captured(scene: Scene, ranks: list[int], size: int | None, world: int) -> list[int]:
+def _not_captured(dataset: Dataset, ranks: list[int], size: int | None, world: int) -> list[int]:
     """Members of the communicator that have no report, as far as can be told; else all without.
 
     Frameworks lay groups out evenly: a stride that fits the members with a report, and a first
     rank that is a multiple of the group's extent, give the others. Tried are the strides that
     divide the world into groups of this size, the smallest first.
     """
-    without = [r for r in range(world) if r not in scene.ranks]
+    without = [r for r in range(world) if r not in dataset.ranks]
     if size is None or size >= world or world % size:
         return without
     for stride in range(1, world // size + 1):
@@ -185,5 +186,5 @@ def _not_captured(scene: Scene, ranks: list[int], size: int | None, world: int) 
         if len(groups) == 1:
             block, offset = groups.pop()
             members = range(block * extent + offset, (block + 1) * extent, stride)
-            return [r for r in members if r not in scene.ranks] or without
+            return [r for r in members if r not in dataset.ranks] or without
     return without

@@ -11,7 +11,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from clusterprof.analysis.model.dataset import Floats, Ints, Scene
+from clusterprof.analysis.model.dataset import Dataset, Floats, Ints
 
 
 @dataclass(frozen=True)
@@ -64,16 +64,16 @@ def median_of_others(values: Floats) -> Floats:
     return np.where(count > 0, (middle[0] + middle[1]) / 2, np.nan)
 
 
-def peers(scene: Scene, stage: Ints) -> Peers:
+def peers(dataset: Dataset, stage: Ints) -> Peers:
     """Ranks that share a synchronising collective and the pipeline stage.
 
     In a pipeline, where that leaves a rank alone, all ranks, in what can be compared; all with
     all where nobody shares one.
     """
-    c, count = scene.collectives, len(scene.ranks)
+    c, count = dataset.collectives, len(dataset.ranks)
     rows = np.flatnonzero(c.synchronising & c.matched)
     codes, _ = c.communicators
-    place = np.searchsorted(scene.ranks, c.rank[rows])
+    place = np.searchsorted(dataset.ranks, c.rank[rows])
     pairs = np.unique(np.stack([place, codes[rows]], axis=1), axis=0)
     groups = _groups(pairs, count)
     circles: list[Ints] = []
@@ -90,7 +90,7 @@ def peers(scene: Scene, stage: Ints) -> Peers:
             circles.append(np.flatnonzero(member & (stage == stage[k])))
         of[k] = known[key]
     alone = np.asarray([len(circle) < 2 for circle in circles], dtype=bool)[of]
-    if scene.pipelined or alone.all():
+    if dataset.pipelined or alone.all():
         circles.append(np.arange(count))
         of[alone] = len(circles) - 1
     return Peers(tuple(circles), of)

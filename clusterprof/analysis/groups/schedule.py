@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from clusterprof.analysis.groups.stages import Stages, Traffic, traffic
-from clusterprof.analysis.model.dataset import Ints, Scene, commonest
+from clusterprof.analysis.model.dataset import Dataset, Ints, commonest
 
 #: so many of the steps must show a rank's order
 _MOST_STEPS = 0.8
@@ -56,14 +56,14 @@ class _Counts:
     ahead: int
 
 
-def schedule(scene: Scene, found: Stages) -> Schedule | None:
+def schedule(dataset: Dataset, found: Stages) -> Schedule | None:
     """The schedule that all ranks with a report agree on, or None: not recognised."""
-    seen = traffic(scene)
+    seen = traffic(dataset)
     depth = found.count
     if depth is None:
         # only where every call's other side has a report is the last stage seen the last one
-        others = seen.other[np.isin(seen.step, scene.settled)]
-        if not len(others) or not bool(np.isin(others, scene.ranks).all()):
+        others = seen.other[np.isin(seen.step, dataset.steady_steps)]
+        if not len(others) or not bool(np.isin(others, dataset.ranks).all()):
             return None
         depth = len(found.groups)
     if depth < 2:
@@ -72,18 +72,18 @@ def schedule(scene: Scene, found: Stages) -> Schedule | None:
         (stage, counts)
         for stage, group in zip(found.numbers, found.groups, strict=True)
         for rank in group
-        for counts in [_usual(scene, found, seen, rank, stage, depth)]
+        for counts in [_usual(dataset, found, seen, rank, stage, depth)]
     ]
     if not told or any(counts is None for _, counts in told):
         return None
     known = [(stage, counts) for stage, counts in told if counts is not None]
     if any(counts.around for _, counts in known):
         return _interleaved(known, depth)
-    return _plain(scene, found, known, depth)
+    return _plain(dataset, found, known, depth)
 
 
 def _usual(
-    scene: Scene, found: Stages, seen: Traffic, rank: int, stage: int, depth: int
+    dataset: Dataset, found: Stages, seen: Traffic, rank: int, stage: int, depth: int
 ) -> _Counts | None:
     """What most settled steps of a rank count; None where they differ or go elsewhere."""
     low, high = np.searchsorted(seen.rank, [rank, rank + 1])
@@ -92,7 +92,7 @@ def _usual(
     at = where[np.searchsorted(np.unique(other), other)]
     each = [
         _count(sends[step == s], at[step == s], stage, depth)
-        for s in scene.settled
+        for s in dataset.steady_steps
         if bool((step == s).any())
     ]
     whole = [counts for counts in each if counts is not None]
@@ -143,7 +143,7 @@ def _interleaved(known: list[tuple[int, _Counts]], depth: int) -> Schedule | Non
 
 
 def _plain(
-    scene: Scene, found: Stages, known: list[tuple[int, _Counts]], depth: int
+    dataset: Dataset, found: Stages, known: list[tuple[int, _Counts]], depth: int
 ) -> Schedule | None:
     counts = {c.forward for _, c in known} | {c.backward for _, c in known}
     if len(counts) != 1:
@@ -154,7 +154,7 @@ def _plain(
     all_first = all(c.ahead == count for _, c in known)
     # receives may be posted one microbatch ahead
     by_turns = all(abs(c.ahead - min(count, depth - stage)) <= 1 for stage, c in known)
-    if by_turns and not all_first and depth == 2 and not _whole_turns(scene, found):
+    if by_turns and not all_first and depth == 2 and not _whole_turns(dataset, found):
         return _between_two(count)
     if all_first:
         return Schedule("GPipe or 1F1B" if by_turns else "GPipe", depth, count)
@@ -173,18 +173,18 @@ def _between_two(messages: int) -> Schedule | None:
     return Schedule("interleaved 1F1B", 2, *fits[0])
 
 
-def _whole_turns(scene: Scene, found: Stages) -> bool:
+def _whole_turns(dataset: Dataset, found: Stages) -> bool:
     """Whether the last of two stages does a forward and a backward in its first turn too.
 
     Between two stages the interleaved schedule's messages may come in 1F1B's order; but its first
     turn is a forward only.
     """
-    seen, c = traffic(scene), scene.collectives
+    seen, c = traffic(dataset), dataset.collectives
     if found.numbers[-1] != 1 or found.count not in (None, 2):
         return False
     for rank in found.groups[-1]:
-        line = scene.line(rank)
-        for step in scene.settled:
+        line = dataset.line(rank)
+        for step in dataset.steady_steps:
             mine = seen.row[(seen.rank == rank) & (seen.step == step)]
             mine = mine[c.has[mine]]
             sends = c.operation[mine] == "Send"

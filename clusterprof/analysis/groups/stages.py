@@ -14,7 +14,7 @@ from functools import cached_property
 import numpy as np
 import pyarrow.compute as pc
 
-from clusterprof.analysis.model.dataset import Bools, Ints, Scene, parts
+from clusterprof.analysis.model.dataset import Bools, Dataset, Ints, parts
 
 #: no pipeline is deeper; an order that is longer goes round in a circle
 _DEEPEST = 1024
@@ -67,24 +67,24 @@ class Stages:
         return {rank: number for number, group in pairs for rank in group}
 
 
-def traffic(scene: Scene) -> Traffic:
+def traffic(dataset: Dataset) -> Traffic:
     """All Sends and Recvs of the study, worked out once."""
-    if "traffic" not in scene.known:
-        scene.known["traffic"] = _traffic(scene)
-    found: Traffic = scene.known["traffic"]
+    if "traffic" not in dataset.known:
+        dataset.known["traffic"] = _traffic(dataset)
+    found: Traffic = dataset.known["traffic"]
     return found
 
 
-def stages(scene: Scene) -> Stages | None:
+def stages(dataset: Dataset) -> Stages | None:
     """The pipeline's stages, worked out once; None where no pipeline is seen."""
-    if "stages" not in scene.known:
-        scene.known["stages"] = _stages(scene)
-    found: Stages | None = scene.known["stages"]
+    if "stages" not in dataset.known:
+        dataset.known["stages"] = _stages(dataset)
+    found: Stages | None = dataset.known["stages"]
     return found
 
 
-def _traffic(scene: Scene) -> Traffic:
-    c = scene.collectives
+def _traffic(dataset: Dataset) -> Traffic:
+    c = dataset.collectives
     # beside all-to-alls what has no kernel is part of one
     rows = np.flatnonzero(c.point_to_point & ~c.exchange & (c.has | ~c.exchange.any()))
     rows = rows[np.lexsort((rows, c.issue[rows], c.rank[rows]))]
@@ -94,28 +94,28 @@ def _traffic(scene: Scene) -> Traffic:
     one, two = pairs[0::2], pairs[1::2]
     if len(one) == len(two) and bool((c.collective[one] == c.collective[two]).all()):
         other[one], other[two] = c.rank[two], c.rank[one]
-    _from_peers(scene, rows, other)
+    _from_peers(dataset, rows, other)
     return Traffic(rows, c.rank[rows], c.step[rows], c.operation[rows] == "Send", other[rows])
 
 
-def _from_peers(scene: Scene, rows: Ints, other: Ints) -> None:
+def _from_peers(dataset: Dataset, rows: Ints, other: Ints) -> None:
     """Fill in `other` by the reports' own peers, where these are global ranks.
 
     Of a communicator of the whole world they are; of another one they are its own numbers,
     which only calls that were matched can tell.
     """
-    c = scene.collectives
+    c = dataset.collectives
     peer = np.full(len(c.rank), _UNKNOWN, dtype=np.int64)
     whole = np.zeros(len(c.rank), dtype=bool)
     for rank, mine in c.each_rank(rows):
-        table = scene.tables[scene.place[rank]].collective_calls
+        table = dataset.tables[dataset.place[rank]].collective_calls
         call = table["call"].to_numpy()
         order = np.argsort(call, kind="stable")
         at = order[np.searchsorted(call[order], c.call[mine])]
         peer[mine] = np.asarray(pc.fill_null(table["peer"], _UNKNOWN).to_numpy())[at]
         size = np.asarray(pc.fill_null(table["communicator_size"], 0).to_numpy())[at]
         listed = np.asarray(pc.is_valid(table["members"]).to_numpy(zero_copy_only=False))[at]
-        whole[mine] = listed | (size == (scene.world_size or -1))
+        whole[mine] = listed | (size == (dataset.world_size or -1))
     for these in parts(rows, c.communicators[0][rows]):
         told = these[(peer[these] >= 0) & (other[these] >= 0)]
         agree = len(told) > 0 and bool((peer[told] == other[told]).all())
@@ -124,16 +124,16 @@ def _from_peers(scene: Scene, rows: Ints, other: Ints) -> None:
             other[open_] = peer[open_]
 
 
-def _stages(scene: Scene) -> Stages | None:
-    seen = traffic(scene)
+def _stages(dataset: Dataset) -> Stages | None:
+    seen = traffic(dataset)
     first = seen.first()
     first = first[seen.other[first] >= 0]
     if not len(first):
         return None
-    return _laid_out(scene, seen, first) or _chained(seen, first)
+    return _laid_out(dataset, seen, first) or _chained(seen, first)
 
 
-def _laid_out(scene: Scene, seen: Traffic, first: Ints) -> Stages | None:
+def _laid_out(dataset: Dataset, seen: Traffic, first: Ints) -> Stages | None:
     """Stages where each is so many ranks behind the one before it, as frameworks lay them out.
 
     Believed only if one distance fits all ranks, divides the world, and puts exactly those ranks
@@ -141,7 +141,7 @@ def _laid_out(scene: Scene, seen: Traffic, first: Ints) -> Stages | None:
     """
     rank, sends, other = seen.rank[first], seen.sends[first], seen.other[first]
     apart = np.unique(np.where(sends, other - rank, rank - other))
-    world = scene.world_size
+    world = dataset.world_size
     if len(apart) != 1 or world is None or apart[0] <= 0 or world % int(apart[0]):
         return None
     size = int(apart[0])

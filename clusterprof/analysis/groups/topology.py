@@ -24,7 +24,7 @@ import pyarrow.compute as pc
 
 from clusterprof.agent.contracts.words import percent
 from clusterprof.analysis.groups.stages import Stages, stages, traffic
-from clusterprof.analysis.model.dataset import Bools, Floats, Ints, Scene, parts
+from clusterprof.analysis.model.dataset import Bools, Dataset, Floats, Ints, parts
 from clusterprof.results import GroupEntry, GroupKind, TopologyEntry
 
 #: calls before this part of a step's compute are of the forward
@@ -49,10 +49,10 @@ _LOOKED_AT = 8
 Answer = tuple[GroupKind, float, str]
 
 
-def topology(scene: Scene) -> TopologyEntry:
+def topology(dataset: Dataset) -> TopologyEntry:
     """Return the groups by kind and ranks, and the pipeline's stages in order."""
-    found = stages(scene)
-    groups = [*_pipelines(scene, found), *_collective_groups(scene, found)]
+    found = stages(dataset)
+    groups = [*_pipelines(dataset, found), *_collective_groups(dataset, found)]
     order = ["pipeline", "tensor", "expert", "data", "world", "unknown"]
     groups.sort(key=lambda g: (order.index(g["kind"]), g["ranks"], g["communicator"]))
     return {
@@ -67,28 +67,28 @@ def topology(scene: Scene) -> TopologyEntry:
     }
 
 
-def _pipelines(scene: Scene, found: Stages | None) -> list[GroupEntry]:
+def _pipelines(dataset: Dataset, found: Stages | None) -> list[GroupEntry]:
     """The chains of Sends and Recvs; where they form none, the communicators that hold them."""
-    c, seen = scene.collectives, traffic(scene)
+    c, seen = dataset.collectives, traffic(dataset)
     if not len(seen.row):
         return []
-    steps = _steps(scene)
+    steps = _steps(dataset)
     counted = np.isin(seen.step, steps)
     if found is None:
         return [
             _entry(
-                scene, name, rows, "unknown", 0.5,
+                dataset, name, rows, "unknown", 0.5,
                 "Sends and Recvs whose order has no beginning: a ring, or too few of their ranks "
                 "have a report", size=None,
             )
-            for name, rows in _by_communicator(scene, seen.row)
+            for name, rows in _by_communicator(dataset, seen.row)
         ]  # fmt: skip
     out = []
     for chain in found.pipelines:
         mine = np.isin(seen.rank, chain)
         names = list(dict.fromkeys(c.communicator[seen.row[mine]]))
         rows = seen.row[mine & counted]
-        sure = (0.95 if found.count else 0.8) * _matched(scene, seen.row[mine])
+        sure = (0.95 if found.count else 0.8) * _matched(dataset, seen.row[mine])
         order = ", ".join(str(found.of[r]) for r in chain)
         where = f"stage{'s' if len(chain) > 1 else ''} {order}"
         why = f"Sends and Recvs along a chain: {where}" + (
@@ -97,8 +97,8 @@ def _pipelines(scene: Scene, found: Stages | None) -> list[GroupEntry]:
             else " of those with a report"
         )
         name = names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
-        size = found.count or (len(chain) if _everyone(scene) else None)
-        out.append(_entry(scene, name, rows, "pipeline", sure, why, size=size, ranks=chain))
+        size = found.count or (len(chain) if _everyone(dataset) else None)
+        out.append(_entry(dataset, name, rows, "pipeline", sure, why, size=size, ranks=chain))
     return out
 
 
@@ -107,23 +107,23 @@ def _apart(found: Stages) -> str:
     return f"{ranks} rank{'s' if ranks > 1 else ''}"
 
 
-def _collective_groups(scene: Scene, found: Stages | None) -> list[GroupEntry]:
-    c = scene.collectives
+def _collective_groups(dataset: Dataset, found: Stages | None) -> list[GroupEntry]:
+    c = dataset.collectives
     uses = (np.flatnonzero(~c.point_to_point), np.flatnonzero(c.exchange))
-    sizes = _sizes(scene)
+    sizes = _sizes(dataset)
     out = []
-    for name, mine in (each for rows in uses for each in _by_communicator(scene, rows)):
+    for name, mine in (each for rows in uses for each in _by_communicator(dataset, rows)):
         ranks = np.unique(c.rank[mine])
-        size = len(ranks) if _everyone(scene) else sizes.get(name)
-        kind, sure, why = _told(scene, mine, ranks)
+        size = len(ranks) if _everyone(dataset) else sizes.get(name)
+        kind, sure, why = _told(dataset, mine, ranks)
         stage = {found.of.get(int(r)) for r in ranks} if found else set()
         if kind in ("data", "tensor") and len(stage) > 1:
             kind, sure = "unknown", 0.5
             why = f"its members are of several pipeline stages (as shared embeddings have): {why}"
-        if kind == "unknown" and size is not None and size == scene.world_size:
+        if kind == "unknown" and size is not None and size == dataset.world_size:
             kind, sure = "world", 0.9
-        sure *= _matched(scene, mine)
-        out.append(_entry(scene, name, mine, kind, sure, why, size=size))
+        sure *= _matched(dataset, mine)
+        out.append(_entry(dataset, name, mine, kind, sure, why, size=size))
     return _as_twins(out)
 
 
@@ -156,22 +156,22 @@ def _like(one: GroupEntry, other: GroupEntry) -> GroupEntry:
     return {**one, "kind": other["kind"], "confidence": sure, "why": why}
 
 
-def _told(scene: Scene, rows: Ints, ranks: Ints) -> Answer:
+def _told(dataset: Dataset, rows: Ints, ranks: Ints) -> Answer:
     """What a communicator's calls (`rows`) look like."""
-    c = scene.collectives
+    c = dataset.collectives
     largest = int(c.size[rows].max(initial=-1))
     if 0 <= largest < _LEAST_BYTES:
         return "unknown", 0.5, f"its messages are of {largest} bytes at most"
     some = ranks[:: max(len(ranks) // _LOOKED_AT, 1)][:_LOOKED_AT]
     rows = c.once(rows)
-    counted = np.isin(c.step[rows], _steps(scene)) & np.isin(c.rank[rows], some) & c.has[rows]
+    counted = np.isin(c.step[rows], _steps(dataset)) & np.isin(c.rank[rows], some) & c.has[rows]
     # an AllToAll's sizes differ between members, and reports of some kinds have none
     large = (c.size[rows] < 0) | (c.size[rows] >= _SMALL * largest) | c.exchange[rows]
     used = rows[counted & large & (c.operation[rows] != "Barrier")]
     if not len(used):
         return "unknown", 0.5, "it is not used in the steps that count"
-    place = _places(scene, used)
-    runs = _Runs(scene, used, place)
+    place = _places(dataset, used)
+    runs = _Runs(dataset, used, place)
     if runs.calls("AllToAll") >= 2:
         often = f"AllToAll {runs.often('AllToAll')} times a step"
         return "expert", 0.7, f"{often} (sequence parallel by heads looks alike)"
@@ -213,8 +213,8 @@ def _reduced(runs: _Runs, largest: int) -> Answer:
 class _Runs:
     """A communicator's calls in each step of each rank that is looked at."""
 
-    def __init__(self, scene: Scene, rows: Ints, place: Floats) -> None:
-        c = scene.collectives
+    def __init__(self, dataset: Dataset, rows: Ints, place: Floats) -> None:
+        c = dataset.collectives
         self.operation = c.label[rows]
         self.place = place
         both = np.stack([c.rank[rows], c.step[rows]])
@@ -254,15 +254,15 @@ class _Runs:
         return float(np.median((last - first)[known])) if known.any() else 0.0
 
 
-def _places(scene: Scene, rows: Ints) -> Floats:
+def _places(dataset: Dataset, rows: Ints) -> Floats:
     """How much of its step's compute is done when each call begins on the device, 0 to 1.
 
     Of time, where nothing computes.
     """
-    c = scene.collectives
+    c = dataset.collectives
     out = np.zeros(len(rows))
     for mine in parts(np.arange(len(rows)), c.rank[rows]):
-        line = scene.line(int(c.rank[rows[mine[0]]]))
+        line = dataset.line(int(c.rank[rows[mine[0]]]))
         at = np.searchsorted(line.step, c.step[rows[mine]])
         at = np.minimum(at, len(line.step) - 1)
         begin, end, start = line.begin[at], line.end[at], c.start[rows[mine]]
@@ -273,28 +273,28 @@ def _places(scene: Scene, rows: Ints) -> Floats:
     return out
 
 
-def _steps(scene: Scene) -> Sequence[int]:
+def _steps(dataset: Dataset) -> Sequence[int]:
     """Steps to look at: the settled ones, else all but the window's first."""
-    return scene.settled or scene.steps[1:] or scene.steps
+    return dataset.steady_steps or dataset.steps[1:] or dataset.steps
 
 
-def _everyone(scene: Scene) -> bool:
-    return scene.world_size == len(scene.ranks)
+def _everyone(dataset: Dataset) -> bool:
+    return dataset.world_size == len(dataset.ranks)
 
 
-def _by_communicator(scene: Scene, rows: Ints) -> list[tuple[str, Ints]]:
+def _by_communicator(dataset: Dataset, rows: Ints) -> list[tuple[str, Ints]]:
     """`rows` of the placed table by communicator, in one pass."""
-    codes, names = scene.collectives.communicators
+    codes, names = dataset.collectives.communicators
     return [(names[int(codes[part[0]])], part) for part in parts(rows, codes[rows])]
 
 
-def _sizes(scene: Scene) -> dict[str, int]:
+def _sizes(dataset: Dataset) -> dict[str, int]:
     """The true size of each communicator, where its calls say one and the same."""
     said: dict[str, set[int]] = {}
-    codes, names = scene.collectives.communicators
-    c = scene.collectives
-    for k, rank in enumerate(scene.ranks):
-        table = scene.tables[k].collective_calls
+    codes, names = dataset.collectives.communicators
+    c = dataset.collectives
+    for k, rank in enumerate(dataset.ranks):
+        table = dataset.tables[k].collective_calls
         size = np.asarray(pc.fill_null(table["communicator_size"], 0).to_numpy())
         if not size.any():
             continue
@@ -308,23 +308,23 @@ def _sizes(scene: Scene) -> dict[str, int]:
     return {name: sizes.pop() for name, sizes in said.items() if len(sizes) == 1}
 
 
-def _matched(scene: Scene, rows: Ints) -> float:
+def _matched(dataset: Dataset, rows: Ints) -> float:
     """How sure it is that these calls are one communicator's: 1 for ids, less for order alone."""
-    c = scene.collectives
+    c = dataset.collectives
     if not str(c.communicator[rows[0]]).startswith("inferred") or len(np.unique(c.rank[rows])) < 2:
         return 1.0
-    sure = np.asarray(pc.fill_null(scene.placed["confidence"], 0.0).to_numpy())[rows]
+    sure = np.asarray(pc.fill_null(dataset.placed["confidence"], 0.0).to_numpy())[rows]
     return max(float(np.median(sure)), 0.3)
 
 
 def _entry(
-    scene: Scene, name: str, rows: Ints, kind: GroupKind, sure: float, why: str, *,
+    dataset: Dataset, name: str, rows: Ints, kind: GroupKind, sure: float, why: str, *,
     size: int | None, ranks: Sequence[int] = (),
 ) -> GroupEntry:  # fmt: skip
-    c = scene.collectives
+    c = dataset.collectives
     members = list(ranks) or [int(r) for r in np.unique(c.rank[rows])]
-    inside = c.once(rows[np.isin(c.step[rows], _steps(scene))])
-    each = max(len(members) * len(_steps(scene)), 1)
+    inside = c.once(rows[np.isin(c.step[rows], _steps(dataset))])
+    each = max(len(members) * len(_steps(dataset)), 1)
     return {
         "kind": kind,
         "communicator": name,

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from clusterprof.analysis.model import host_activity
-from clusterprof.analysis.model.dataset import Floats, Ints, Scene
+from clusterprof.analysis.model.dataset import Dataset, Floats, Ints
 from clusterprof.analysis.model.intervals import union
 from clusterprof.analysis.model.timeline import COLLECTIVE, COMPUTE, Timeline
 
@@ -61,67 +61,67 @@ class _Rank:
     of_start: dict[int, int]
 
 
-def path(scene: Scene) -> list[Segment]:
+def path(dataset: Dataset) -> list[Segment]:
     """The critical path through the settled steps, last piece first; empty without any."""
-    if not scene.settled or len(scene.ranks) < 2:
+    if not dataset.steady_steps or len(dataset.ranks) < 2:
         return []
     known: dict[int, _Rank] = {}
-    edges = _edges(scene)
+    edges = _edges(dataset)
     if edges is None:
         return []
     begin, rank, end = edges
-    k = scene.place[rank]
-    at = _last_before(_known(scene, known, k), end + _STAMP_NS)
+    k = dataset.place[rank]
+    at = _last_before(_known(dataset, known, k), end + _STAMP_NS)
     out: list[Segment] = []
     now = end
     been: set[tuple[int, int]] = set()
     while at >= 0 and now > begin:
-        here = _known(scene, known, k)
+        here = _known(dataset, known, k)
         if (k, at) in been:
             # clocks that contradict each other lead in a circle: back in time on this rank
             at = _last_before(here, now - 1)
             if at >= 0:
-                out.append(Segment(scene.ranks[k], int(here.stop[at]), now, "host"))
+                out.append(Segment(dataset.ranks[k], int(here.stop[at]), now, "host"))
                 now, been = int(here.stop[at]), set()
             continue
         been.add((k, at))
-        k, at, until = _explain(scene, known, here, k, at, now, begin, out)
+        k, at, until = _explain(dataset, known, here, k, at, now, begin, out)
         if until < now:
             now, been = until, set()
     return out
 
 
-def _edges(scene: Scene) -> tuple[int, int, int] | None:
+def _edges(dataset: Dataset) -> tuple[int, int, int] | None:
     """When the first settled step begins, and on which rank the last one ends last, and when."""
-    first, last = scene.settled[0], scene.settled[-1]
+    first, last = dataset.steady_steps[0], dataset.steady_steps[-1]
     begins, ends = [], []
-    for line in scene.timelines:
+    for line in dataset.timelines:
         if first in line.step and last in line.step:
             a, b = np.searchsorted(line.step, [first, last])
             times = np.asarray([line.begin[a], line.end[b]], dtype=np.int64)
-            one, other = scene.clock.align(line.rank, times).tolist()
+            one, other = dataset.clock.align(line.rank, times).tolist()
             begins.append(one)
             ends.append((other, line.rank))
     return (min(begins), max(ends)[1], max(ends)[0]) if begins else None
 
 
-def _known(scene: Scene, known: dict[int, _Rank], k: int) -> _Rank:
+def _known(dataset: Dataset, known: dict[int, _Rank], k: int) -> _Rank:
     if k not in known:
-        known[k] = _read(scene, k)
+        known[k] = _read(dataset, k)
     return known[k]
 
 
-def _read(scene: Scene, k: int) -> _Rank:
-    line, rank = scene.timelines[k], scene.ranks[k]
-    start, stop = scene.clock.align(rank, line.start), scene.clock.align(rank, line.stop)
-    stream = scene.tables[k].activity["stream"].to_numpy()
+def _read(dataset: Dataset, k: int) -> _Rank:
+    line, rank = dataset.timelines[k], dataset.ranks[k]
+    start, stop = dataset.clock.align(rank, line.start), dataset.clock.align(rank, line.stop)
+    stream = dataset.tables[k].activity["stream"].to_numpy()
     order = np.lexsort((start, stream))
     before = np.full(len(start), -1, dtype=np.int64)
     same = stream[order][1:] == stream[order][:-1]
     before[order[1:][same]] = order[:-1][same]
     by_stop = np.argsort(stop, kind="stable")
-    waits = scene.clock.align(rank, host_activity.waits(scene, k).end)
-    c = scene.collectives
+    waits = dataset.clock.align(rank, host_activity.waits(dataset, k).end)
+    c = dataset.collectives
     mine = c.of(rank)
     mine = mine[c.has[mine] & c.matched[mine]]
     talking = np.flatnonzero(line.kind == COLLECTIVE)
@@ -130,7 +130,7 @@ def _read(scene: Scene, k: int) -> _Rank:
     mine = mine[np.argsort(c.last_arrival[mine], kind="stable")]
     rows = {int(t): int(row) for t, row in zip(c.aligned_start[mine], mine, strict=True)}
     return _Rank(
-        line, start, stop, scene.clock.align(rank, line.launch_end), before, by_stop,
+        line, start, stop, dataset.clock.align(rank, line.launch_end), before, by_stop,
         stop[by_stop], waits, rows, of_start,
     )  # fmt: skip
 
@@ -142,7 +142,7 @@ def _last_before(here: _Rank, time: int) -> int:
 
 
 def _explain(
-    scene: Scene, known: dict[int, _Rank], here: _Rank, k: int, at: int, now: int, begin: int,
+    dataset: Dataset, known: dict[int, _Rank], here: _Rank, k: int, at: int, now: int, begin: int,
     out: list[Segment],
 ) -> tuple[int, int, int]:  # fmt: skip
     """Add the piece that ends at `now` with activity `at`; where and when to go on from."""
@@ -150,26 +150,26 @@ def _explain(
     ended = int(here.stop[at])
     if now - ended > _BEHIND_NS:
         # nothing ran: whatever made the device wait was not on it
-        out.append(Segment(scene.ranks[k], ended, now, "host"))
+        out.append(Segment(dataset.ranks[k], ended, now, "host"))
         now = ended
     row = here.rows.get(int(here.start[at]), -1) if here.line.kind[at] == COLLECTIVE else -1
     start = min(int(here.start[at]), now)
-    late = _waited_for(scene, row) if row >= 0 else -1
+    late = _waited_for(dataset, row) if row >= 0 else -1
     if late < 0:
-        out.append(Segment(scene.ranks[k], start, now, what))
-        return (k, *_begun(here, scene.ranks[k], at, start, begin, out))
-    c = scene.collectives
+        out.append(Segment(dataset.ranks[k], start, now, what))
+        return (k, *_begun(here, dataset.ranks[k], at, start, begin, out))
+    c = dataset.collectives
     arrival = min(max(int(c.aligned_start[late]), start), now)
-    out.append(Segment(scene.ranks[k], arrival, now, what))
-    k = scene.place[int(c.rank[late])]
-    here = _known(scene, known, k)
+    out.append(Segment(dataset.ranks[k], arrival, now, what))
+    k = dataset.place[int(c.rank[late])]
+    here = _known(dataset, known, k)
     at = here.of_start.get(int(c.aligned_start[late]), -1)
     if at < 0:
         return k, -1, arrival
-    return (k, *_begun(here, scene.ranks[k], at, arrival, begin, out))
+    return (k, *_begun(here, dataset.ranks[k], at, arrival, begin, out))
 
 
-def _waited_for(scene: Scene, row: int) -> int:
+def _waited_for(dataset: Dataset, row: int) -> int:
     """The call of the same collective that this one waited for, or -1 if for none.
 
     Members end together: the one that came last has the shortest call, whatever the clocks say,
@@ -177,11 +177,11 @@ def _waited_for(scene: Scene, row: int) -> int:
     Send, a Send that waits is longer than its Recv.) Who went early, as the root of a small
     Broadcast does, was not waited for.
     """
-    c = scene.collectives
-    if "members" not in scene.known:
+    c = dataset.collectives
+    if "members" not in dataset.known:
         order = np.argsort(c.collective, kind="stable")
-        scene.known["members"] = (order, c.collective[order])
-    order, ids = scene.known["members"]
+        dataset.known["members"] = (order, c.collective[order])
+    order, ids = dataset.known["members"]
     first, last = np.searchsorted(ids, [c.collective[row], c.collective[row] + 1])
     rows = order[first:last]
     rows = rows[c.has[rows]]
@@ -218,13 +218,13 @@ def _begun(
 _WHAT = {COMPUTE: "gpu", COLLECTIVE: "transfer"}
 
 
-def on_path(scene: Scene, found: list[Segment]) -> Floats:
+def on_path(dataset: Dataset, found: list[Segment]) -> Floats:
     """How long each rank's own doing is on the path in each settled step, [ranks, steps] (ns).
 
     Its host, its kernels and its copies; not its transfers, which are everybody's.
     """
-    out = np.zeros((len(scene.ranks), len(scene.settled)))
-    for k, line in enumerate(scene.timelines):
+    out = np.zeros((len(dataset.ranks), len(dataset.steady_steps)))
+    for k, line in enumerate(dataset.timelines):
         mine = [s for s in found if s.rank == line.rank and s.what != "transfer"]
         if not mine:
             continue
@@ -232,8 +232,8 @@ def on_path(scene: Scene, found: list[Segment]) -> Floats:
             np.asarray([s.begin for s in mine], dtype=np.int64),
             np.asarray([s.end for s in mine], dtype=np.int64),
         )
-        begin = scene.clock.align(line.rank, line.begin)
-        each = covered.within(begin, scene.clock.align(line.rank, line.end))
-        inside = np.isin(line.step, scene.settled)
-        out[k, np.searchsorted(scene.settled, line.step[inside])] = each[inside]
+        begin = dataset.clock.align(line.rank, line.begin)
+        each = covered.within(begin, dataset.clock.align(line.rank, line.end))
+        inside = np.isin(line.step, dataset.steady_steps)
+        out[k, np.searchsorted(dataset.steady_steps, line.step[inside])] = each[inside]
     return out

@@ -26,7 +26,7 @@ Bools = npt.NDArray[np.bool_]
 #: so many Sends in one kernel are an all-to-all
 _MANY_SENDS = 3
 #: fewer settled steps than this are no evidence
-LEAST_SETTLED = 2
+LEAST_STEADY = 2
 
 
 @dataclass(frozen=True)
@@ -156,15 +156,15 @@ _HELD_BY = ("aligned_start_ns", "aligned_end_ns", "last_arrival_ns")
 
 
 @dataclass(frozen=True)
-class Scene:
-    """Everything of one study. `settled` are the steps that count as evidence, in order."""
+class Dataset:
+    """Everything of one study. `steady_steps` are the steps that count as evidence, in order."""
 
     tables: Sequence[RankTables]
     timelines: Sequence[Timeline]
     accounts: pa.Table
     placed: pa.Table
     clock: Clock
-    settled: tuple[int, ...]
+    steady_steps: tuple[int, ...]
     source: str
     #: what the capture cost by the step logs of all ranks, where there are any
     capture: CaptureCost | None = None
@@ -199,10 +199,13 @@ class Scene:
     def _matrix(self, values: Ints) -> Floats:
         rank, step = self.accounts["rank"].to_numpy(), self.accounts["step"].to_numpy()
         rows = np.searchsorted(self.ranks, rank)
-        out = np.full((len(self.ranks), len(self.settled)), np.nan)
-        if self.settled:
-            columns = np.searchsorted(self.settled, step)
-            known = np.asarray(self.settled)[np.minimum(columns, len(self.settled) - 1)] == step
+        out = np.full((len(self.ranks), len(self.steady_steps)), np.nan)
+        if self.steady_steps:
+            columns = np.searchsorted(self.steady_steps, step)
+            known = (
+                np.asarray(self.steady_steps)[np.minimum(columns, len(self.steady_steps) - 1)]
+                == step
+            )
             out[rows[known], columns[known]] = values[known]
         return out
 

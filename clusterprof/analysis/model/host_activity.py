@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from clusterprof.analysis.model import limits
-from clusterprof.analysis.model.dataset import Floats, Scene
+from clusterprof.analysis.model.dataset import Dataset, Floats
 from clusterprof.analysis.model.intervals import Union, union
 from clusterprof.analysis.model.timeline import Timeline
 from clusterprof.tables import GARBAGE, RankTables
@@ -61,27 +61,27 @@ def waited(tables: RankTables, line: Timeline) -> Union:
     return both(calls, line.busy)
 
 
-def waits(scene: Scene, k: int) -> Union:
+def waits(dataset: Dataset, k: int) -> Union:
     """`waited` of the k-th rank, worked out once."""
-    if ("waits", k) not in scene.known:
-        scene.known["waits", k] = waited(scene.tables[k], scene.timelines[k])
-    found: Union = scene.known["waits", k]
+    if ("waits", k) not in dataset.known:
+        dataset.known["waits", k] = waited(dataset.tables[k], dataset.timelines[k])
+    found: Union = dataset.known["waits", k]
     return found
 
 
-def pace(scene: Scene) -> Floats:
+def pace(dataset: Dataset) -> Floats:
     """What each settled step costs each host itself (ns), [ranks, steps].
 
     From one step's host begin to the next one's, less the time it waited for the device.
     """
-    out = np.full((len(scene.ranks), len(scene.settled)), np.nan)
-    wanted = np.asarray(scene.settled)
-    for k, (tables, line) in enumerate(zip(scene.tables, scene.timelines, strict=True)):
+    out = np.full((len(dataset.ranks), len(dataset.steady_steps)), np.nan)
+    wanted = np.asarray(dataset.steady_steps)
+    for k, (tables, line) in enumerate(zip(dataset.tables, dataset.timelines, strict=True)):
         if not len(tables.host_calls) and not len(tables.activity):
             continue
         begin = line.host_begin
         end = np.r_[begin[1:], line.host_end[-1:]]
-        own = end - begin - waits(scene, k).within(begin, end)
+        own = end - begin - waits(dataset, k).within(begin, end)
         at = np.searchsorted(wanted, line.step)
         known = np.isin(line.step, wanted)
         out[k, at[known]] = own[known]

@@ -11,19 +11,19 @@ from __future__ import annotations
 import numpy as np
 import pyarrow.compute as pc
 
-from clusterprof.analysis.model.dataset import Floats, Scene
+from clusterprof.analysis.model.dataset import Dataset, Floats
 from clusterprof.analysis.model.intervals import union
 
 
-def longest(scene: Scene) -> Floats:
+def longest(dataset: Dataset) -> Floats:
     """The longest time that each host is in no CUDA call and no operator, [ranks, steps] (ns).
 
     Of all threads that launch work together, since PyTorch's backward has its own. A stretch
     belongs to the step in which it ends. NaN where a report has no such calls in the step.
     """
-    out = np.full((len(scene.ranks), len(scene.settled)), np.nan)
-    wanted = np.asarray(scene.settled)
-    for k, (tables, line) in enumerate(zip(scene.tables, scene.timelines, strict=True)):
+    out = np.full((len(dataset.ranks), len(dataset.steady_steps)), np.nan)
+    wanted = np.asarray(dataset.steady_steps)
+    for k, (tables, line) in enumerate(zip(dataset.tables, dataset.timelines, strict=True)):
         calls = tables.host_calls
         threads = pc.unique(tables.activity["launch_thread"].drop_null())
         mine = calls.filter(
@@ -45,10 +45,10 @@ def longest(scene: Scene) -> Floats:
     return out
 
 
-def excess(scene: Scene, rank: int) -> float:
+def excess(dataset: Dataset, rank: int) -> float:
     """By how much a rank's longest stretch exceeds the others' median, mean over steps (ns)."""
-    stretches = longest(scene)
-    k = scene.ranks.index(rank)
+    stretches = longest(dataset)
+    k = dataset.ranks.index(rank)
     others = np.delete(stretches, k, axis=0)
     if not np.isfinite(stretches[k]).any() or not np.isfinite(others).any():
         return 0.0

@@ -13,7 +13,7 @@ from clusterprof.analysis.model.timeline import Timeline
 _APART = 2
 
 
-def settled(timelines: Sequence[Timeline], placed: pa.Table) -> tuple[int, ...]:
+def steady_steps(timelines: Sequence[Timeline], placed: pa.Table) -> tuple[int, ...]:
     """Return the settled steps, ascending.
 
     Starting a capture stalls each rank for another time: the ranks resume 50 to 190 ms apart,
