@@ -105,7 +105,7 @@ def test_a_rank_that_steps_less_often_ends_the_beacons_and_not_the_training(job:
     # Rank 3 steps in every second iteration only: its third step is the sixth of the others.
     done = job(
         """
-        from _clusterprof_agent import beacons
+        from _clusterprof_agent.rank import beacons
         beacons.PATIENCE_S = 3.0
         own = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1)
         for turn in range(8):

@@ -191,7 +191,7 @@ def test_of_a_prober_that_is_killed_nothing_is_left(run_command: Cli, workdir: P
     """What it writes into the run directory apart: that is settled with the run."""
     code = (
         "import os, signal, sys, time\n"
-        "from clusterprof.agent import prober\n"
+        "from clusterprof.agent.remote import prober\n"
         "plan = {'run': sys.argv[1], 'selection': {'kind': 'ranks', 'ranks': [0, 1]}}\n"
         "prober.start(plan, 0)\n"
         "address = sys.argv[1] + '/ranks/00000/probe-address.json'\n"
@@ -216,7 +216,7 @@ def test_of_a_prober_that_is_killed_nothing_is_left(run_command: Cli, workdir: P
 
 
 def test_the_machine_of_a_reading_is_this_one(run_command: Cli, workdir: Path) -> None:
-    code = "from clusterprof.agent import clocks; print(clocks.machine()); print(clocks.kernel())"
+    code = "from clusterprof.agent.contracts import clocks; print(clocks.machine()); print(clocks.kernel())"
     done = run_command([sys.executable, "-c", code])
     assert done.stdout.splitlines()[0].split()[1] == socket.gethostname()
     assert ("'maxerror_ns'" in done.stdout) == (os.uname().sysname == "Linux")

@@ -33,9 +33,10 @@ echo "dead: $(ls /dev/shm | grep -c ^NSys-)"
 """
 CLEAN = """
 import glob
-from clusterprof.agent import processes, profiler
+from clusterprof.agent import nsys
+from clusterprof.agent.contracts import processes
 processes.forget_dead_sessions()
-profiler.remove(glob.glob("/dev/shm/quadd-agent-*"))
+nsys.remove(glob.glob("/dev/shm/quadd-agent-*"))
 """
 
 

@@ -88,7 +88,7 @@ def test_a_launcher_that_is_killed_gives_its_signal(workdir: Path) -> None:
 def test_a_signal_that_comes_before_there_is_a_launcher_ends_it(workdir: Path) -> None:
     # Its whole group gets it, while the command is about to be started.
     early = (
-        "import os, sys; from clusterprof.cli import running;"
+        "import os, sys; from clusterprof.launch import foreground as running;"
         "close = running.contextlib.closing;"
         "running.contextlib.closing = lambda each: (os.killpg(0, 15), close(each))[1];"
         "sys.exit(running.Foreground(['sleep', '60'], {}).run())"
