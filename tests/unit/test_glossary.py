@@ -45,6 +45,9 @@ NAMES = {
     "sure": "what it holds", "together": "joint_stragglers", "told": "what it holds",
 }  # fmt: skip
 
+#: published keys of schema 1, which stay until there is a second: not words of ours to choose
+KEYS = {"settled"}
+
 #: what still has to be put into these words
 PENDING = {
     "agent", "align", "analysis", "cli", "collect", "doctor", "ingest", "launch", "launchers",
@@ -74,7 +77,7 @@ def _places() -> dict[str, list[Path]]:
     return found
 
 
-def _said(path: Path) -> Iterator[tuple[int, str, bool]]:
+def _texts(path: Path) -> Iterator[tuple[int, str, bool]]:
     """Each line, text of a file, and whether that is a name."""
     text = path.read_text(encoding="utf-8")
     if path.suffix != ".py":
@@ -90,7 +93,9 @@ def _said(path: Path) -> Iterator[tuple[int, str, bool]]:
 def offences(path: Path) -> list[str]:
     """What a file says in other words than the glossary's."""
     found = []
-    for line, text, is_name in _said(path):
+    for line, text, is_name in _texts(path):
+        if text.strip("\"'") in KEYS or (is_name and path.name == "results.py" and text in KEYS):
+            continue
         if is_name:
             name = text.strip("_").lower()
             if name in NAMES:
