@@ -216,7 +216,10 @@ def test_of_a_prober_that_is_killed_nothing_is_left(run_command: Cli, workdir: P
 
 
 def test_the_machine_of_a_reading_is_this_one(run_command: Cli, workdir: Path) -> None:
-    code = "from clusterprof.agent.contracts import clocks; print(clocks.machine()); print(clocks.kernel())"
+    code = (
+        "from clusterprof.agent.contracts import clocks\n"
+        "print(clocks.machine()); print(clocks.kernel())"
+    )
     done = run_command([sys.executable, "-c", code])
     assert done.stdout.splitlines()[0].split()[1] == socket.gethostname()
     assert ("'maxerror_ns'" in done.stdout) == (os.uname().sysname == "Linux")
