@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from clusterprof import console, run_directory
+from clusterprof.agent.contracts.states import State
 from clusterprof.collect import newest_step_log
 from clusterprof.launch.settings import path
 from clusterprof.ranks import Selection
@@ -26,8 +27,6 @@ WATCH_S = 2.0
 #: Step logs are written once a minute, and no sooner than a step ends.
 SILENT_S = 150.0
 
-#: States in which nothing more is to come from a rank's own processes.
-_ENDED = {"captured", "collected", "lost", "counted"}
 _NOT_SEEN = "not seen yet"
 
 
@@ -45,6 +44,12 @@ class RankStatus:
     silent_s: float | None
     reason: str
 
+    @property
+    def ended(self) -> bool:
+        """Whether nothing more comes from the rank's own processes."""
+        state = State.of({"state": self.state})
+        return state is not None and state.ended
+
 
 @dataclass(frozen=True)
 class Status:
@@ -61,9 +66,7 @@ class Status:
     def silent_s(self) -> float | None:
         """Since any rank that has not ended gave a sign of life; None where none is left."""
         alive = [
-            each.silent_s
-            for each in self.ranks
-            if each.silent_s is not None and each.state not in _ENDED
+            each.silent_s for each in self.ranks if each.silent_s is not None and not each.ended
         ]
         return min(alive, default=None)
 
@@ -209,7 +212,7 @@ def _headline(status: Status) -> str:
                 f", and has given no sign of life for {_age(silent)}; "
                 f"if the job is gone: clusterprof collect {status.run}"
             )
-        elif silent is None and any(each.state in _ENDED for each in status.ranks):
+        elif silent is None and any(each.ended for each in status.ranks):
             how += (
                 ", its ranks have ended; if the job is gone: "
                 f"clusterprof collect {status.run}"

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from clusterprof.agent.contracts import states
+from clusterprof.agent.contracts.states import State
 from clusterprof.agent.nsys import free_bytes
 from clusterprof.ranks import Selection
 from clusterprof.run_directory import RunDirectory
@@ -31,10 +32,10 @@ _STATE_B = 16384
 
 #: Why there is no report, by the state in which the rank was killed.
 _KILLED = {
-    "armed": "the program ended before it trained, or was killed before the window began",
-    "waiting": "killed before the window began",
-    "capturing": "killed inside the window",
-    "finishing": "killed while the report was being written",
+    State.ARMED: "the program ended before it trained, or was killed before the window began",
+    State.WAITING: "killed before the window began",
+    State.CAPTURING: "killed inside the window",
+    State.FINISHING: "killed while the report was being written",
 }
 
 
@@ -43,7 +44,8 @@ class Outcome:
     """One chosen rank's end."""
 
     rank: int
-    state: str
+    #: COLLECTED or LOST
+    state: State
     #: why there is no report, or why it is shorter than asked for; "" where all is well
     reason: str = ""
     host: str = ""
@@ -127,7 +129,7 @@ def collect(
     while True:
         if not run.path.is_dir():
             return [
-                Outcome(rank, "lost", f"the run directory {DELETED}")
+                Outcome(rank, State.LOST, f"the run directory {DELETED}")
                 for rank in sorted(expected or ())
             ]
         seen = run.states()
@@ -138,7 +140,7 @@ def collect(
             | {rank for rank, state in seen.items() if not state and reports_in(run.rank(rank))}
         )
         running = [rank for rank in chosen if not _ended(run, rank, seen.get(rank, {}))]
-        finishing = [rank for rank in running if seen.get(rank, {}).get("state") == "finishing"]
+        finishing = [rank for rank in running if State.of(seen.get(rank, {})) is State.FINISHING]
         patience = max(patience_s, finishing_s) if finishing and patience_s else patience_s
         if not running or time.monotonic() > begin + patience:
             break
@@ -151,12 +153,12 @@ def _ended(run: RunDirectory, rank: int, state: dict[str, Any]) -> bool:
 
     A shared filesystem may show a rank's state before its report.
     """
-    name = state.get("state")
-    if name in ("captured", "collected"):
-        return bool(reports_in(run.rank(rank)))
-    if name == "finishing":
+    found = State.of(state)
+    if found is State.FINISHING:
         return "report.nsys-rep" in [path.name for path in reports_in(run.rank(rank))]
-    return name in ("lost", "counted")
+    if found is None or found.has_report:
+        return found is not None and bool(reports_in(run.rank(rank)))
+    return found.ended
 
 
 def reports_in(folder: Path) -> list[Path]:
@@ -175,37 +177,39 @@ def _settle(run: RunDirectory, rank: int, state: dict[str, Any] | None, seen: li
     """The end of one rank; advances its state."""
     folder = run.rank(rank)
     if state is None:
-        return Outcome(rank, "lost", _never_seen(seen))
+        return Outcome(rank, State.LOST, _never_seen(seen))
     host = str(state.get("host", ""))
-    name = str(state.get("state", ""))
+    found = State.of(state)
     steps = newest_step_log(folder)
     reports = reports_in(folder)
-    late = name == "lost" and state.get("late")
+    late = found is State.LOST and state.get("late")
     # A report appears by rename: where it is, it is whole, even if the rank was killed after it.
-    if reports and (late or name in ("finishing", "captured", "collected") or not state):
+    if reports and (late or not state or (found is not None and found.has_captured)):
         reason = "its report appeared late" if late else str(state.get("reason", ""))
         if state:
-            _advance(folder, "collected", reason if late else None)
+            _advance(folder, State.COLLECTED, reason if late else None)
         beside = next((each for each in reports[1:] if each.name == _TRACE), None)
         return Outcome(
-            rank, "collected", reason, host, reports[0], beside, steps,
+            rank, State.COLLECTED, reason, host, reports[0], beside, steps,
             whole=bool(state.get("whole")),
         )  # fmt: skip
-    reason = str(state.get("reason") or _KILLED.get(name, "it did not capture"))
-    if name == "finishing" and state.get("reason"):
-        reason = f"{_KILLED[name]}, {reason}"
-    if name in _KILLED and _full(folder):
-        reason = f'no space left on {run.path}: the rank could say no more than "{name}"'
-    missing = name in ("captured", "collected")
+    killed = _KILLED.get(found) if found is not None else None
+    reason = str(state.get("reason") or killed or "it did not capture")
+    if found is State.FINISHING and state.get("reason"):
+        reason = f"{killed}, {reason}"
+    if killed and _full(folder):
+        reason = f'no space left on {run.path}: the rank could say no more than "{found}"'
+    missing = found is not None and found.has_report
     if missing:
         reason = (
             "its state says that there is a report, but none is to be seen; if the file system "
             f"is slow: clusterprof collect {run.path}"
         )
-    if name != "lost":
+    if found is not State.LOST:
         # A node that was cut off may yet bring its report.
-        _advance(folder, "lost", reason, late=missing or name in ("capturing", "finishing"))
-    return Outcome(rank, "lost", reason, host, steps=steps)
+        late = missing or found in (State.CAPTURING, State.FINISHING)
+        _advance(folder, State.LOST, reason, late=late)
+    return Outcome(rank, State.LOST, reason, host, steps=steps)
 
 
 def _full(folder: Path) -> bool:
@@ -216,7 +220,7 @@ def _full(folder: Path) -> bool:
         return False
 
 
-def _advance(folder: Path, state: str, reason: str | None = None, **facts: Any) -> None:
+def _advance(folder: Path, state: State, reason: str | None = None, **facts: Any) -> None:
     """Say it in the rank's folder, if that can be written: what we return is true anyway."""
     with contextlib.suppress(OSError):
         states.advance(str(folder), state, reason, **facts)

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from clusterprof.agent.contracts import files, states
+from clusterprof.agent.contracts.states import State
 from clusterprof.agent.remote import host as far_side
 from clusterprof.collect import answers
 from clusterprof.collect.answers import Found, Offered
@@ -476,8 +477,9 @@ def name_holes(run: RunDirectory, holes: Mapping[int, tuple[str, str]]) -> None:
     """Say in a rank's state why its host (`rank -> (host, reason)`) gave no report of it."""
     for rank, (host, reason) in holes.items():
         folder = run.rank(rank)
-        if states.read(str(folder)).get("state") in ("collected", "lost", "counted"):
+        state = State.of(states.read(str(folder)))
+        if state is not None and state.ended and state is not State.CAPTURED:
             continue
         if any((folder / name).is_file() for name in ("report.nsys-rep", "trace.json.gz")):
             continue
-        states.advance(str(folder), "lost", reason, host=host, chosen=True, rank=rank)
+        states.advance(str(folder), State.LOST, reason, host=host, chosen=True, rank=rank)

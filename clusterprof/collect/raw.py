@@ -10,6 +10,7 @@ from pathlib import Path
 
 from clusterprof import nsys_installed
 from clusterprof.agent.contracts import states
+from clusterprof.agent.contracts.states import State
 from clusterprof.agent.guard.report_transfer import RAW
 from clusterprof.run_directory import RunDirectory
 
@@ -58,6 +59,6 @@ def _import(importer: Path, folder: Path, patience_s: float) -> str:
             words = (done.stdout + done.stderr).strip().splitlines()
             return f"{importer} failed with status {done.returncode}: {words[-1] if words else ''}"
         made.replace(folder / "report.nsys-rep")
-    states.advance(str(folder), "collected", f"its report was made of {RAW} after the job")
+    states.advance(str(folder), State.COLLECTED, f"its report was made of {RAW} after the job")
     (folder / RAW).unlink(missing_ok=True)  # somebody else may be collecting too
     return ""

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from clusterprof import __version__, console, masking, nsys_installed, run_directory
+from clusterprof.agent.contracts.states import State
 from clusterprof.collect import DELETED, FINISHING_S, PATIENCE_S, Outcome, collect_attempts
 from clusterprof.console import command as show_command
 from clusterprof.console import say
@@ -201,8 +202,8 @@ def now_text() -> str:
 
 def tell(run: RunDirectory, outcomes: Sequence[Outcome]) -> bool:
     """Say what became of the chosen ranks in one line each; whether all reports are there."""
-    home = [each for each in outcomes if each.state == "collected"]
-    lost = [each for each in outcomes if each.state == "lost"]
+    home = [each for each in outcomes if each.state is State.COLLECTED]
+    lost = [each for each in outcomes if each.state is State.LOST]
     say(f"{len(home)} of {len(outcomes)} reports in {shortest(run.path)}{of_attempt(run)}")
     if not run.path.is_dir():
         say(f"{shortest(run.path)} {DELETED}")

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from clusterprof.agent.contracts import stop_request
+from clusterprof.agent.contracts.states import State
 from clusterprof.collect import reports_in
 from clusterprof.console import say
 from clusterprof.run_directory import RunDirectory
@@ -24,9 +25,6 @@ SAVING_S = 6.0
 _KILLS = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 #: ... and a second after two SIGINT within this.
 _TWICE_S = 1.0
-
-#: states in which a rank has no window open, nor will have one
-_CLOSED = ("finishing", "captured", "collected", "lost")
 
 
 class BeforeSrunKills:
@@ -85,8 +83,8 @@ def unsaved(run: RunDirectory, expected: Sequence[int] | None) -> list[int]:
     found = []
     run = run.attempts()[-1]
     for rank, state in run.states().items() if expected is None else run.states_of(expected):
-        name = state.get("state")
-        if name == "capturing" or (name == "finishing" and not is_home(run, rank)):
+        at = State.of(state)
+        if at is State.CAPTURING or (at is State.FINISHING and not is_home(run, rank)):
             found.append(rank)
     return found
 
@@ -144,7 +142,8 @@ class TimeLimit:
         """Whether no window is left to be closed."""
         seen = self.run.attempts()[-1].states()
         chosen = self.expected or [rank for rank in seen if seen[rank].get("chosen")]
-        return bool(chosen) and all(seen.get(rank, {}).get("state") in _CLOSED for rank in chosen)
+        found = [State.of(seen.get(rank, {})) for rank in chosen]
+        return bool(found) and all(each is not None and each.window_ended for each in found)
 
 
 def margin(limit_s: float | None) -> float:

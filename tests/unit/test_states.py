@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from clusterprof.agent.contracts import states
+from clusterprof.agent.contracts.states import State
+from clusterprof.agent.remote import host
 
 
 def test_states_move_forward_and_keep_their_history(tmp_path: Path) -> None:
@@ -60,3 +62,14 @@ def test_a_folder_that_cannot_be_written_is_an_os_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(OSError):
         states.advance(str(tmp_path / "file"), "armed")
+
+
+def test_what_runs_alone_on_a_host_knows_the_same_ended_states() -> None:
+    assert {state.value for state in State if state.ended} == set(host._ENDED)
+
+
+def test_a_state_is_its_word_wherever_it_is_written() -> None:
+    assert json.dumps([State.LOST]) == '["lost"]'
+    assert f"{State.LOST}, %s" % State.LOST == "lost, lost"
+    assert State.of({"state": "lost"}) is State.LOST
+    assert [State.of(odd) for odd in ({}, {"state": "new"}, {"state": []})] == [None] * 3

@@ -2,18 +2,71 @@
 
 from __future__ import annotations
 
+import enum
 import errno
 import os
 import time
-from typing import Any, Dict, Optional
+from typing import Any, Dict, Mapping, Optional
 
 from . import attempts, documents, files
 
-#: In order. A rank that is not chosen goes counting -> counted. `lost` is an end as well.
-STATES = (
-    "counting", "counted",
-    "armed", "waiting", "capturing", "finishing", "captured", "collected", "lost",
-)  # fmt: skip
+
+class State(str, enum.Enum):
+    """How far a rank has come, in order; `value` is the word in state.json."""
+
+    #: a rank that is not selected counts its steps
+    COUNTING = "counting"
+    COUNTED = "counted"
+    #: a selected rank: its profiler is set up, its program trains, the window is open, the report
+    #: is being written, the report is in the run directory, somebody has collected it
+    ARMED = "armed"
+    WAITING = "waiting"
+    CAPTURING = "capturing"
+    FINISHING = "finishing"
+    CAPTURED = "captured"
+    COLLECTED = "collected"
+    #: it ended without a report; `reason` says why
+    LOST = "lost"
+
+    def __str__(self) -> str:
+        return str(self.value)
+
+    @classmethod
+    def of(cls, state: Mapping[str, Any]) -> Optional[State]:
+        """The state that the content of a state.json gives; None where it gives none of these."""
+        try:
+            return cls(state.get("state"))
+        except ValueError:
+            return None
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing more comes from the rank's own processes."""
+        return self in (State.COUNTED, State.CAPTURED, State.COLLECTED, State.LOST)
+
+    @property
+    def has_report(self) -> bool:
+        """Whether the rank's report is in the run directory."""
+        return self in (State.CAPTURED, State.COLLECTED)
+
+    @property
+    def has_captured(self) -> bool:
+        """Whether its window was captured: the report is there, or being written."""
+        return self.has_report or self is State.FINISHING
+
+    @property
+    def window_ended(self) -> bool:
+        """Whether the rank has no window open, nor will have one."""
+        return self.has_captured or self is State.LOST
+
+    def may_become(self, other: State) -> bool:
+        """Whether `other` may follow: forward only, but a rank without a report may start over,
+        and its report may yet be found.
+        """
+        order = list(State)
+        restarts = self is State.LOST and other in (State.ARMED, State.COLLECTED)
+        return restarts or order.index(self) <= order.index(other)
+
 
 #: what is read of a state; whoever wrote something else there has written nothing
 _FORM = {
@@ -81,25 +134,23 @@ def advance(
     at_ns: Optional[int] = None,
     **facts: Any,
 ) -> bool:
-    """Move the rank's state forward and add `facts`; False where it was further on already.
+    """Move the rank to a `State` and add `facts`; False where it was further on already.
 
     A later attempt (a second interpreter in the same rank) may start over from `armed`
-    once the earlier one has ended without a report; what was lost may be `collected` when its
-    report is found after all. Of two reasons for one state the first stays. `at_ns`: when that was
-    (wall clock), by default now. Raises OSError if it cannot be written.
+    once the earlier one has ended without a report. Of two reasons for one state the first stays.
+    `at_ns`: when that was (wall clock), by default now. Raises OSError if it cannot be written.
     """
-    now = read(folder)
-    before = now.get("state")
-    if before in STATES and STATES.index(state) < STATES.index(before):
-        if before != "lost" or state not in ("armed", "collected"):
-            return False
-        if state == "armed":
-            now = {"attempt": now.get("attempt", 1) + 1}
+    now, new = read(folder), State(state)
+    before = State.of(now)
+    if before is not None and not before.may_become(new):
+        return False
+    if before is State.LOST and new is State.ARMED:
+        now = {"attempt": now.get("attempt", 1) + 1}
     make(folder)
-    now.update(facts, state=state)
+    now.update(facts, state=new)
     now.setdefault("host", os.uname().nodename)
-    now.setdefault("history", []).append([state, at_ns or time.time_ns()])
-    if reason is not None and (state != before or "reason" not in now):
+    now.setdefault("history", []).append([new, at_ns or time.time_ns()])
+    if reason is not None and (new is not before or "reason" not in now):
         now["reason"] = reason
     files.write_json(os.path.join(folder, "state.json"), now, indent=1)
     return True

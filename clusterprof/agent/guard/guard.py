@@ -29,6 +29,7 @@ from typing import Any, Dict, Iterator, List, Optional
 
 from .. import nsys as profiler
 from ..contracts import attempts, descriptors, messages, processes, states, variables
+from ..contracts.states import State
 from . import outbox, report_transfer, session
 
 FORWARDED = (
@@ -140,7 +141,7 @@ class Guard:
         self.session = session.Session(self.name, nsys, self.mode, self.home, most, self.outbox)
         if len(differs) > 1:  # the report has less in it than was asked for
             self.session.troubles += differs
-        self.outbox.state("armed", mode=self.mode, pid=os.getpid(), session=self.name,
+        self.outbox.state(State.ARMED, mode=self.mode, pid=os.getpid(), session=self.name,
                           nsys={"path": nsys["path"], "version": nsys["version"]})  # fmt: skip
         until = time.monotonic() + STARTING_S
         reason = None

@@ -20,6 +20,7 @@ from itertools import chain
 from typing import Any, Dict, Iterable, List, Optional, Tuple
 
 from ..contracts import messages, processes, variables
+from ..contracts.states import State
 
 #: A message: the length of its body, its kind, its body.
 HEAD = struct.Struct("<Ic")
@@ -60,7 +61,7 @@ class Outbox:
         body = json.dumps(dict(facts, do=do)).encode("ascii")
         self._send(JSON, body)
 
-    def state(self, state: Optional[str], reason: Optional[str] = None, **facts: Any) -> None:
+    def state(self, state: Optional[State], reason: Optional[str] = None, **facts: Any) -> None:
         """Advance the rank's state, or only add facts to what it is (None); see `states`."""
         self.say("state", state=state, reason=reason, at_ns=time.time_ns(), facts=facts)
 

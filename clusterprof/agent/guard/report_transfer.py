@@ -12,6 +12,7 @@ import time
 from typing import IO, Any, Callable, Dict, List, Optional, Sequence
 
 from ..contracts import attempts, files, messages, processes, states
+from ..contracts.states import State
 
 #: What was captured is in the run directory as nsys left it; `clusterprof collect` goes on.
 RAW = "report.qdstrm"
@@ -72,27 +73,28 @@ class Homecoming:
         if self.others and "program_pid" in was:
             shutil.rmtree(self.private, ignore_errors=True)
             return
-        before = was.get("state")
+        before = State.of(was)
         if not self.brought:
             self.leave_torn()
             self.rescue(max(0.2, patience_s - COPYING_S))
         problem = None if self.brought else self.bring()
         raw = self.left_raw() if problem is not None else None
         end = "" if status == 0 else " (the program ended with status %d)" % status
-        reasons, state = list(troubles), "lost"
-        if before == "lost":
+        reasons, state = list(troubles), State.LOST
+        if before is State.LOST:
             reasons = []  # the agent has said why
         elif problem is None:
-            state = "captured"
+            state = State.CAPTURED
             if reasons and was.get("reason"):
                 reasons.insert(0, was["reason"])  # why the window was cut stays beside what failed
-            if before == "capturing":
+            if before is State.CAPTURING:
                 reasons.append("the program ended inside the window" + end)
-            elif before == "finishing" and status > 128 and not ({"closed", "reason"} & set(was)):
+            killed = status > 128 and not {"closed", "reason"} & set(was)
+            if before is State.FINISHING and killed:
                 reasons.append("the program ended while its window was closed" + end)
         elif raw:
             reasons.append("%s; %s" % (self.import_trouble, raw))
-        elif not opened and before in ("armed", "waiting"):
+        elif not opened and before in (State.ARMED, State.WAITING):
             reasons.append("the program ended before the window began" + end)
         elif self.stays:
             reasons.append(problem)
@@ -236,7 +238,7 @@ class Homecoming:
             lines = []
         return lines[-1] if lines else "it said nothing"
 
-    def say(self, state: str, reason: Optional[str] = None, **facts: Any) -> bool:
+    def say(self, state: State, reason: Optional[str] = None, **facts: Any) -> bool:
         """Advance the state, and whether that could be written.
 
         A run directory that is gone or full must not hurt the program.

@@ -16,6 +16,7 @@ from typing import Any, Dict, Iterator, List, Optional
 
 from .. import nsys as profiler
 from ..contracts import processes, variables
+from ..contracts.states import State
 from . import size
 
 #: nsys starting on a starved machine fails now and then when several start at once (about 4%
@@ -199,7 +200,7 @@ class Session:
             return
         if time.monotonic() > self.ordered_at + ORDER_GRACE_S:
             self.stop()
-            self.outbox.state("finishing", "closed within a step: %s" % self.order())
+            self.outbox.state(State.FINISHING, "closed within a step: %s" % self.order())
 
     def tend(self) -> None:
         """While the training goes on: stop what grows too large, make the report, take it home.

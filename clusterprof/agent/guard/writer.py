@@ -28,6 +28,7 @@ from array import array
 from typing import Any, Callable, Deque, Dict, List, Optional
 
 from ..contracts import clocks, files, processes, states, stop_request
+from ..contracts.states import State
 from . import outbox, report_transfer, step_log
 
 #: How often the step log is written; the first time after a part of it that differs by rank.
@@ -190,10 +191,10 @@ class Writer:
         log = peer.log
 
         def advance() -> None:
-            if log is not None and state not in ("counting", "armed", "waiting"):
+            if log is not None and state not in (State.COUNTING, State.ARMED, State.WAITING):
                 with contextlib.suppress(OSError):
-                    log.write(all_of_it=state is None or state in ("counted", "lost"))
-            now = state or str(states.read(self.folder).get("state", "finishing"))
+                    log.write(all_of_it=state is None or state in (State.COUNTED, State.LOST))
+            now = state or State.of(states.read(self.folder)) or State.FINISHING
             states.advance(self.folder, now, reason, at_ns, **facts)
 
         self.later(advance)
@@ -238,10 +239,10 @@ class Writer:
                 pack(path, os.path.join(self.folder, "trace.json.gz"), peer)
             except OSError as error:
                 why = "the report could not be written: %s" % (error.strerror or error)
-                states.advance(self.folder, "lost", why)
+                states.advance(self.folder, State.LOST, why)
             else:
                 if facts is not None:
-                    states.advance(self.folder, "captured", None, **facts)
+                    states.advance(self.folder, State.CAPTURED, None, **facts)
             with contextlib.suppress(OSError):
                 os.unlink(path)
 
@@ -320,7 +321,7 @@ class Writer:
         at_ns = time.time_ns()
 
         def settle() -> None:
-            states.advance(self.folder, "lost", reason, at_ns)
+            states.advance(self.folder, State.LOST, reason, at_ns)
             if home is not None:
                 home.keep("log")
                 shutil.rmtree(home.private, ignore_errors=True)
@@ -364,9 +365,9 @@ class Writer:
         home = self.home
         if home is None:
             return
-        if states.read(self.folder).get("state") == "capturing":
+        if State.of(states.read(self.folder)) is State.CAPTURING:
             # Whoever collects waits for a rank that is finishing.
-            home.say("finishing", "the rank was killed inside the window")
+            home.say(State.FINISHING, "the rank was killed inside the window")
         until = time.monotonic() + WRITING_S
         while processes.of_session(self.session) and time.monotonic() < until:
             time.sleep(0.05)

@@ -18,6 +18,7 @@ from ..contracts import attempts, clocks, descriptors, states
 from ..contracts.identity import Identity, identify, is_starter
 from ..contracts.messages import complain
 from ..contracts.selection import chosen
+from ..contracts.states import State
 from ..contracts.variables import COUNTING, GIVEN, PLAN, PROFILED, WITHOUT_NSYS
 from . import hooks
 from .steps import counter
@@ -58,7 +59,8 @@ def has_its_report(run: str, rank: int, attempt: int) -> bool:
     """Whether this rank has captured already: in an earlier attempt, if it was the whole window."""
     for each in range(1, attempt + 1):
         before = states.read(states.rank_directory(attempts.folder(run, each), rank), ours=True)
-        if before.get("state") in ("finishing", "captured", "collected"):
+        state = State.of(before)
+        if state is not None and state.has_captured:
             if each == attempt or before.get("whole"):
                 return True
     return False
@@ -201,14 +203,14 @@ class Rank:
         if "SLURM_JOB_ID" in os.environ:  # srun may have made it: whoever called srun asks here
             facts["slurm_job"] = os.environ["SLURM_JOB_ID"]
         if not self.picked:
-            self.outbox.state("counting", **facts)
+            self.outbox.state(State.COUNTING, **facts)
             return
         if self.plan["profiler"] == "torch":
-            self.outbox.state("armed", **facts)
-        self.outbox.state("waiting", **facts)
+            self.outbox.state(State.ARMED, **facts)
+        self.outbox.state(State.WAITING, **facts)
         if self.refused:
             why = "the program runs under another profiler: %s; a rank can have one only"
-            self.outbox.state("lost", why % self.refused)
+            self.outbox.state(State.LOST, why % self.refused)
 
     def leave(self) -> None:
         """In a forked child: it is no rank, whatever it inherited."""
@@ -231,7 +233,7 @@ class Rank:
         if self.beacons is not None:
             self.beacons.write(self.outbox)
         if not self.picked:
-            self.outbox.state("counted", steps=counter.count)
+            self.outbox.state(State.COUNTED, steps=counter.count)
         counter.end()
         if self.guard:
             self.outbox.hand_over()

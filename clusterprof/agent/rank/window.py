@@ -11,6 +11,7 @@ import time
 from typing import Any, Dict, List, Optional
 
 from ..contracts import clocks
+from ..contracts.states import State
 from ..contracts.variables import PROFILED
 from ..guard import size
 from ..guard.outbox import Outbox
@@ -74,10 +75,10 @@ class Window:
         self.outbox.say("watch")
         order = self.outbox.wait("order", ORDER_S)
         if order is not None:
-            self.say("lost", "the window was not opened at step %d: %s" % (self.first, order))
+            self.say(State.LOST, "the window was not opened at step %d: %s" % (self.first, order))
             return False
         try:
-            self.say("capturing", step_begin=self.counter.count)
+            self.say(State.CAPTURING, step_begin=self.counter.count)
             self.clock.take("open")
             self.outbox.say("clock", readings=self.clock.new())
             self.counter.anchor()
@@ -89,7 +90,7 @@ class Window:
                 self.running.append(switch)
         except Exception as error:  # torch, CUDA and nsys raise what they like
             self.stop()
-            self.say("lost", "the window could not be opened at step %d: %s"
+            self.say(State.LOST, "the window could not be opened at step %d: %s"
                      % (self.first, first_line(error)))  # fmt: skip
             return False
         self.is_open = True
@@ -168,14 +169,14 @@ class Window:
         self.outbox.say("clock", readings=self.clock.new())
         self.outbox.say("file", name="gc.csv", text=self.garbage.text(self.counter))
         if problem is not None:
-            self.say("lost", "the window could not be closed: %s" % problem)
+            self.say(State.LOST, "the window could not be closed: %s" % problem)
             return
-        self.say("finishing", cut, step_end=self.counter.count, whole=whole)
+        self.say(State.FINISHING, cut, step_end=self.counter.count, whole=whole)
         for switch in self.switches:
             problem = self.quietly(switch.save) or problem
         self.say(None, closed=True)
         if problem is not None:
-            self.say("lost", "the report could not be written: %s" % problem)
+            self.say(State.LOST, "the report could not be written: %s" % problem)
 
     def stop(self) -> Optional[str]:
         """Stop what runs; what went wrong, or None. What another thread must stop runs on."""
@@ -197,7 +198,7 @@ class Window:
             self.close("the program ended after %d steps, inside the window %d:%d"
                        % (count, self.first, self.end))  # fmt: skip
         elif not self.was_open:
-            self.say("lost", "the program ended after %d steps, before the window %d:%d began"
+            self.say(State.LOST, "the program ended after %d steps, before the window %d:%d began"
                      % (count, self.first, self.end), steps=count)  # fmt: skip
         else:
             self.say(None, self.deprived(), steps=count)
@@ -231,7 +232,7 @@ class Window:
         # On CUDA the two exclude each other: both need CUPTI.
         return [nsys, profilers.EmitNvtx()] if self.plan.get("emit_nvtx") else [nsys]
 
-    def say(self, state: Optional[str], reason: Optional[str] = None, **facts: Any) -> None:
+    def say(self, state: Optional[State], reason: Optional[str] = None, **facts: Any) -> None:
         """Have the state advanced; None: as it is, with more facts."""
         self.outbox.state(state, reason, **facts)
 

@@ -34,6 +34,7 @@ GRACE_S = 40.0
 SETTLING_S = 2.0
 
 _HANDED_ON = ("TERM", "INT", "HUP", "QUIT", "USR1", "USR2", "KILL")
+#: as `State.ended` has them: this file is sent alone, and can import nothing of ours
 _ENDED = ("captured", "collected", "lost", "counted")
 
 
