@@ -61,12 +61,28 @@ def test_a_confidence_is_rounded_down(fraction: float) -> None:
 
 @given(st.sets(st.integers(0, 600), max_size=40))
 def test_a_list_of_ranks_reads_back_as_the_same_ranks(ranks: set[int]) -> None:
-    read: set[int] = set()
-    for part in filter(None, words.numbers(ranks).split(",")):
-        span, _, stride = part.partition(":")
-        begin, _, end = span.partition("-")
-        read |= set(range(int(begin), int(end or begin) + 1, int(stride or 1)))
-    assert read == ranks
+    in_a_sentence = words.ranks(ranks, None).partition(" ")[2].replace("–", "-").replace(" ", "")
+    for text in (words.numbers(ranks), in_a_sentence):
+        read: set[int] = set()
+        for part in filter(None, text.split(",")):
+            span, _, stride = part.partition(":")
+            begin, _, end = span.partition("-")
+            read |= set(range(int(begin), int(end or begin) + 1, int(stride or 1)))
+        assert read == ranks
+
+
+@given(st.lists(st.integers(0, 600), min_size=1, max_size=40), st.integers(1, 5))
+def test_what_a_list_leaves_out_is_counted(items: list[int], limit: int) -> None:
+    shown, _, left = words.listed(items, limit).removesuffix(" more").rpartition(" and ")
+    if len(items) > limit:
+        assert (shown.split(", "), int(left)) == (
+            [str(n) for n in items[:limit]],
+            len(items) - limit,
+        )
+    else:
+        assert words.listed(items, limit).replace(" and ", ", ").split(", ") == list(
+            map(str, items)
+        )
 
 
 def test_a_long_list_of_ranks_counts_what_it_leaves_out() -> None:

@@ -1,7 +1,8 @@
-"""How numbers are written for people: the only room where ns become ms and fractions %.
+"""How numbers are written for people: the only module where ns become ms and fractions %.
 
 An uncertainty is a bound, so it is always rounded up, and the value beside it gets as
-many decimals as the bound leaves meaningful. A confidence is rounded down.
+many decimals as the bound leaves meaningful. A confidence is rounded down. Lists of numbers come
+in two forms: `ranks` for a sentence, `numbers` for a command line.
 """
 
 from __future__ import annotations
@@ -25,6 +26,15 @@ def milliseconds(ns: float, decimals: int | None = None) -> str:
         decimals = _decimals(value)
     text = f"{value:.{decimals}f}"
     return text[1:] if text.startswith("-") and float(text) == 0 else text
+
+
+def ms(ns: float) -> str:
+    """`milliseconds` with the unit.
+
+    >>> ms(20_312_345)
+    '20.3 ms'
+    """
+    return f"{milliseconds(ns)} ms"
 
 
 def column_decimals(largest_ns: float) -> int:
@@ -52,6 +62,20 @@ def duration(ns: float) -> str:
     if size < 999_500_000:
         return f"{milliseconds(ns)} ms"
     return f"{ns / 1e9:.{_decimals(ns / 1e9)}f} s"
+
+
+def age(seconds: float | None) -> str:
+    """How long ago something was, in its largest unit of which at least two have passed.
+
+    >>> age(119), age(300), age(172_800), age(None)
+    ('119 s', '5 min', '2 d', '-')
+    """
+    if seconds is None:
+        return "-"
+    for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= 2 * length:
+            return f"{seconds / length:.0f} {unit}"
+    return f"{seconds:.0f} s"
 
 
 def bound(ns: float) -> str:
@@ -112,7 +136,7 @@ def confidence(fraction: float) -> str:
     return f"{math.floor(fraction * 100 + 1e-9)}%"
 
 
-def size(count: int | None) -> str:
+def size(count: float | None) -> str:
     """Bytes in decimal units, as bandwidths are given; an unknown size is `-`.
 
     >>> size(8), size(33_554_432), size(None)
@@ -122,12 +146,23 @@ def size(count: int | None) -> str:
         return "-"
     value = float(count)
     if abs(value) < 1000:
-        return f"{count} B"
+        return f"{count:.0f} B"
     for unit in ("kB", "MB", "GB", "TB", "PB"):
         value /= 1000
         if abs(value) < 999.5 or unit == "PB":
             return f"{value:.{_decimals(value, 2)}f} {unit}"
     raise AssertionError("the last unit takes everything")
+
+
+def ranks(values: Iterable[int], limit: int | None = 8) -> str:
+    """Ranks as a sentence names them; what follows `limit` parts is counted.
+
+    >>> ranks([3]), ranks([8, 0, 1, 2, 3]), ranks(range(0, 40, 8))
+    ('rank 3', 'ranks 0–3, 8', 'ranks 0–32:8')
+    """
+    parts = _parts(values)
+    noun = "rank" if len(parts) == 1 and parts[0][2] == 1 else "ranks"
+    return f"{noun} {_joined(parts, limit, '–', ', ')}"
 
 
 def numbers(values: Iterable[int], limit: int | None = None) -> str:
@@ -138,23 +173,19 @@ def numbers(values: Iterable[int], limit: int | None = None) -> str:
     >>> numbers([0, 1, 2, 3, 8]), numbers([0, 8, 16]), numbers([0, 8, 16, 24])
     ('0-3,8', '0,8,16', '0-24:8')
     """
-    rest = sorted(set(values))
-    parts: list[tuple[str, int]] = []
-    while rest:
-        taken = _progression(rest)
-        stride = rest[1] - rest[0] if taken > 1 else 1
-        if stride == 1 and taken > 1:
-            parts.append((f"{rest[0]}-{rest[taken - 1]}", taken))
-        elif stride > 1 and taken > 3:
-            parts.append((f"{rest[0]}-{rest[taken - 1]}:{stride}", taken))
-        else:
-            taken = 1
-            parts.append((str(rest[0]), 1))
-        rest = rest[taken:]
-    if limit is not None and len(parts) > limit:
-        left = sum(count for _, count in parts[limit:])
-        return ",".join(text for text, _ in parts[:limit]) + f" and {left} more"
-    return ",".join(text for text, _ in parts)
+    return _joined(_parts(values), limit, "-", ",")
+
+
+def listed(items: Iterable[object], limit: int | None = None, last: str = "and") -> str:
+    """Items of a sentence; what follows `limit` of them is counted.
+
+    >>> listed(["a"]), listed("ab"), listed("abc", last="or"), listed("abcde", limit=2)
+    ('a', 'a and b', 'a, b or c', 'a, b and 3 more')
+    """
+    texts = [str(item) for item in items]
+    if limit is not None and len(texts) > limit:
+        return f"{', '.join(texts[:limit])} and {len(texts) - limit} more"
+    return f" {last} ".join([", ".join(texts[:-1]), texts[-1]] if len(texts) > 1 else texts)
 
 
 def counted(count: int, noun: str, plural: str | None = None) -> str:
@@ -247,6 +278,27 @@ def _decimals(value: float, most: int = _FINEST_DECIMALS) -> int:
 def _ceil(value: float, decimals: int) -> float:
     scale = 10.0**decimals
     return max(1.0, math.ceil(value * scale - 1e-9)) / scale
+
+
+def _parts(values: Iterable[int]) -> list[tuple[str, str, int]]:
+    """Runs of equally spaced numbers: how each begins, how it ends, and how many it has."""
+    rest = sorted(set(values))
+    parts = []
+    while rest:
+        taken = _progression(rest)
+        stride = rest[1] - rest[0] if taken > 1 else 1
+        if taken < 2 or (stride > 1 and taken < 4):
+            taken = 1
+        end = f"{rest[taken - 1]}{f':{stride}' if stride > 1 else ''}" if taken > 1 else ""
+        parts.append((str(rest[0]), end, taken))
+        rest = rest[taken:]
+    return parts
+
+
+def _joined(parts: list[tuple[str, str, int]], limit: int | None, to: str, comma: str) -> str:
+    shown = comma.join(begin + (to + end if end else "") for begin, end, _ in parts[:limit])
+    left = 0 if limit is None else sum(count for _, _, count in parts[limit:])
+    return f"{shown} and {left} more" if left else shown
 
 
 def _progression(values: Sequence[int]) -> int:
