@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from clusterprof.console import say
-from clusterprof.doctor import cluster, places, table, this_host
-from clusterprof.doctor.check import BAD, Check
+from clusterprof.doctor import cluster, folders, table, this_host
+from clusterprof.doctor.table import BAD, Check
 from clusterprof.errors import UsageError
 from clusterprof.launch.settings import path
 
@@ -47,7 +47,7 @@ def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
         raise UsageError(
             f"doctor --local has no option {asked[0]}", "see clusterprof doctor --help"
         )
-    folder = places.existing(arguments.run_dir.absolute().parent)
+    folder = folders.existing(arguments.run_dir.absolute().parent)
     expected = [] if arguments.local or asked else cluster.nodes(os.environ)
     if asked or expected:
         if asked:

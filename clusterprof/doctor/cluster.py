@@ -12,17 +12,17 @@ import tempfile
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from clusterprof.doctor import places
-from clusterprof.doctor.check import BAD, Check, from_json
+from clusterprof.doctor import folders
+from clusterprof.doctor.table import BAD, Check, from_json
 from clusterprof.errors import LaunchError
 
-#: All in all, from the start of srun: below the ten seconds that were promised.
+#: From the start of srun: below the ten seconds that the README promises.
 PATIENCE_S = 8.5
 
-#: Numbers of Slurm's own steps (batch, interactive, extern): in those nobody started us on nodes.
+#: Numbers of Slurm's own steps (batch, interactive, extern): they run on the first node only.
 _SPECIAL_STEPS = 0xFFFFFFF0
 
 
@@ -31,13 +31,13 @@ class Answers:
     """What came back, node by node."""
 
     nodes: dict[str, list[Check]] = field(default_factory=dict)
-    #: nodes that have said all
+    #: nodes that have sent all of their checks
     done: set[str] = field(default_factory=set)
-    #: all nodes that were asked, in Slurm's words (n[1-4]), as the first that answers knows them
+    #: all nodes that were asked, as Slurm writes them (n[1-4]), from the first answer
     asked: str = ""
 
     def take(self, line: str) -> None:
-        """One line of one node; what is none of ours is nobody's."""
+        """One line of one node; a line that is not ours is ignored."""
         with contextlib.suppress(ValueError, KeyError, TypeError):
             fields = json.loads(line)
             host = str(fields["host"])
@@ -74,7 +74,7 @@ def _hostnames(names: str) -> list[str]:
 
 
 def line(asked: Sequence[str], expected: Sequence[str], arguments: Sequence[str]) -> list[str]:
-    """srun's command line: one task of ours on each node, beside whatever runs there."""
+    """srun's command line: one task of ours on each node, beside the job's own."""
     count = [f"--nodes={len(expected)}", f"--ntasks={len(expected)}"] if expected else []
     beside = ["--overlap"] if in_allocation(os.environ) else []
     return [
@@ -90,27 +90,27 @@ def ask(
     """Every node's checks. Raises LaunchError where there is no srun or no node answers at all.
 
     `asked` are srun's options that the user gave, or `expected` the nodes of this allocation.
-    With options there is no saying how long the queue is, nor how long Slurm waits for a node
-    before it gives it up: the time counts from the first answer.
+    With options neither the wait in the queue nor Slurm's own for a node that does not answer is
+    known: the time counts from the first answer.
     """
     if shutil.which("srun") is None:
-        raise LaunchError("srun was not found", "it runs the checks on the nodes: load Slurm")
+        raise LaunchError("srun was not found", "load Slurm: srun runs the checks on the nodes")
     probe = _probe(folder)
     try:
         where = [f"--probe={probe}"] if probe else [f"--run-dir={folder / 'run'}"]
         command = line(asked, expected, [*arguments, *where])
-        answers, said = _run(command, expected)
+        answers, srun_printed = _run(command, expected)
         if probe:
-            _check_seen(answers, probe)
+            _check_visible(answers, probe)
     finally:
         if probe:
             shutil.rmtree(probe, ignore_errors=True)
     if not answers.nodes:
-        raise LaunchError("no node answered", *(said[-3:] or ["srun said nothing"]))
+        raise LaunchError("no node answered", *(srun_printed[-3:] or ["srun printed nothing"]))
     expected = expected or _hostnames(answers.asked)
     for host in [*expected, *answers.nodes]:
         if host not in answers.done:
-            answers.nodes.setdefault(host, []).append(_silent(host, said))
+            answers.nodes.setdefault(host, []).append(_silent(host, srun_printed))
             answers.done.add(host)
     order = [*expected, *sorted(answers.nodes)]
     return {host: answers.nodes[host] for host in dict.fromkeys(order)}
@@ -120,21 +120,21 @@ def _probe(folder: Path) -> Path | None:
     """A folder where run directories are made, for all nodes to see; None where it cannot be."""
     try:
         probe = Path(tempfile.mkdtemp(prefix=".clusterprof-doctor-", dir=folder))
-        (probe / places.TOKEN).touch()
+        (probe / folders.TOKEN).touch()
     except OSError:
         return None
     return probe
 
 
-def _check_seen(answers: Answers, probe: Path) -> None:
-    """Whether this host sees what each node has written."""
+def _check_visible(answers: Answers, probe: Path) -> None:
+    """Add a bad check for each node whose files do not appear on this host."""
     for host, checks in answers.nodes.items():
         deadline = time.monotonic() + 1.0
         good = any(check.name == "run directories" and check.level != BAD for check in checks)
         while good and not (probe / host).exists():
             if time.monotonic() > deadline:
                 checks.append(
-                    Check("run directories", BAD, f"what it writes to {probe.parent} is not seen",
+                    Check("run directories", BAD, f"{probe.parent}: its files are not visible here",
                           "choose a folder that all nodes share with --run-dir")
                 )  # fmt: skip
                 break
@@ -142,25 +142,25 @@ def _check_seen(answers: Answers, probe: Path) -> None:
 
 
 def _run(command: Sequence[str], expected: Sequence[str]) -> tuple[Answers, list[str]]:
-    """Run srun until all has been said or the time is up; the answers, and srun's own words."""
-    answers, said = Answers(), list[str]()
+    """Run srun until all nodes have answered or the time is up; the answers, and srun's stderr."""
+    answers, printed = Answers(), list[str]()
     first = threading.Event()
     srun = subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         text=True, errors="replace", start_new_session=True,
     )  # fmt: skip
 
-    def hear() -> None:
+    def read_answers() -> None:
         assert srun.stdout is not None
         for each in srun.stdout:
             first.set()
             answers.take(each)
 
-    def overhear() -> None:
+    def read_stderr() -> None:
         assert srun.stderr is not None
-        said.extend(each.strip() for each in srun.stderr)
+        printed.extend(each.strip() for each in srun.stderr)
 
-    threads = [threading.Thread(target=each, daemon=True) for each in (hear, overhear)]
+    threads = [threading.Thread(target=each, daemon=True) for each in (read_answers, read_stderr)]
     for thread in threads:
         thread.start()
     try:
@@ -176,11 +176,11 @@ def _run(command: Sequence[str], expected: Sequence[str]) -> tuple[Answers, list
         _end(srun)
     for thread in threads:
         thread.join(0.5)
-    return answers, said
+    return answers, printed
 
 
 def _end(srun: subprocess.Popen[str]) -> None:
-    """srun ends by itself once its tasks have; one that waits for a silent node is made to."""
+    """Wait for srun; end it where it waits for a node that does not answer."""
     for stop in (None, srun.terminate, srun.kill):
         if stop:
             stop()
@@ -189,27 +189,24 @@ def _end(srun: subprocess.Popen[str]) -> None:
             return
 
 
-def _silent(host: str, said: Sequence[str]) -> Check:
-    """A node that has not said all; with what srun knows of it."""
-    words = [each for each in said if host in each or "execve" in each]
+def _silent(host: str, srun_printed: Sequence[str]) -> Check:
+    """A node whose answer is missing or incomplete; with what srun printed about it."""
+    lines = [each for each in srun_printed if host in each or "execve" in each]
     return Check(
-        "answer", BAD, words[0] if words else f"none within {PATIENCE_S:g} s",
-        f"is the node well (sinfo -R -n {host}), and does it have {sys.executable}?",
+        "answer", BAD, lines[0] if lines else f"none within {PATIENCE_S:g} s",
+        f"is the node up (sinfo -R -n {host}), and does it have {sys.executable}?",
     )  # fmt: skip
 
 
 def own_lines(host: str, checks: Sequence[Check]) -> list[str]:
     """What `--lines` prints: a line for each check, so that no line is too long for srun."""
-    lines = [json.dumps({"host": host, **_short(check).as_json()}) for check in checks]
+    short = [replace(each, found=each.found[:300], advice=each.advice[:300]) for each in checks]
+    lines = [json.dumps({"host": host, **check.as_json()}) for check in short]
     asked = os.environ.get("SLURM_STEP_NODELIST", "")
     return [*lines, json.dumps({"host": host, "done": True, "asked": asked})]
 
 
-def _short(check: Check) -> Check:
-    return Check(check.name, check.level, check.found[:300], check.advice[:300], check.amount)
-
-
 def leave(status: int) -> None:
-    """End now: a check that hangs in the kernel must not hold up the node's answer."""
+    """End now: a check that hangs in the kernel must not delay the node's answer."""
     sys.stdout.flush()
     os._exit(status)

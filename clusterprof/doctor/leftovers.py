@@ -1,4 +1,4 @@
-"""What runs that were killed have left on this host, and the command that clears it."""
+"""Other profilers on this host, and what killed runs have left, with the command that clears it."""
 
 from __future__ import annotations
 
@@ -7,73 +7,170 @@ import shlex
 import socket
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from clusterprof.agent.contracts.processes import is_unused
-from clusterprof.doctor.check import OK, WARN, Check
-from clusterprof.doctor.other_profilers import Process, abandoned, pids_text
-from clusterprof.doctor.places import SHARED_MEMORY
+from clusterprof.agent.contracts.words import counted
+from clusterprof.doctor.folders import SHARED_MEMORY
+from clusterprof.doctor.table import OK, WARN, Check
 
+#: Programs that may hold CUPTI or the GPU's counters.
+_PROFILERS = {
+    "nv-hostengine": "DCGM", "dcgm-exporter": "DCGM", "dcgmproftester": "DCGM",
+    "ncu": "Nsight Compute", "nv-nsight-cu-cli": "Nsight Compute", "nvprof": "nvprof",
+    "nsys": "nsys",
+}  # fmt: skip
 _DAY_S = 86400.0
-_RAW = ("report.nsys-rep", "report.qdstrm")
+_REPORTS = ("report.nsys-rep", "report.qdstrm")
 #: Where nsys puts some files whatever TMPDIR says.
 _FIXED = Path("/tmp")  # noqa: S108
 
+#: What was found, and the recommendation.
+Found = tuple[str, str]
+
+
+# -- processes -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Process:
+    """One line of the process table."""
+
+    pid: int
+    parent: int
+    argv: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        """The program's own name, without its folder."""
+        return self.argv[0].rpartition("/")[2] if self.argv else ""
+
+
+def process_table() -> list[Process]:
+    """All processes that are visible here; kernel threads and zombies have no command line."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit():
+            continue
+        try:
+            argv = (entry / "cmdline").read_bytes().rstrip(b"\0").split(b"\0")
+            fields = (entry / "stat").read_bytes().rpartition(b")")[2].split()
+        except OSError:  # it has ended meanwhile
+            continue
+        if argv != [b""] and len(fields) > 1:
+            words = tuple(map(os.fsdecode, argv))
+            found.append(Process(int(entry.name), int(fields[1]), words))
+    return found
+
+
+def abandoned(processes: Iterable[Process]) -> list[Process]:
+    """nsys' daemons without a session: each may keep a core busy.
+
+    One is a child of process 1, or of another process that adopts orphans; a session of ours
+    is then recognised by its name, which nsys' own command line has as well.
+    """
+    processes = list(processes)
+    held = {
+        word.partition("=")[2]
+        for each in processes
+        for word in each.argv
+        if word.startswith("--session-new=")
+    }
+    return [each for each in processes if _is_daemon(each) and _alone(each, held)]
+
+
+def _is_daemon(process: Process) -> bool:
+    return process.name == "nsys" and "--start-agent" in process.argv
+
+
+def _alone(daemon: Process, held: set[str]) -> bool:
+    names = [word.partition("=")[2] for word in daemon.argv if word.startswith("--session-name=")]
+    ours = [name for name in names if name.startswith("clusterprof-")]
+    return daemon.parent == 1 if not ours else ours[0] not in held
+
+
+def other_profilers(processes: list[Process]) -> Check:
+    """Programs that use CUPTI or the counters: two of them exclude each other."""
+    left = {each.pid for each in abandoned(processes)}
+    running: dict[str, list[int]] = {}
+    for each in processes:
+        kind = _PROFILERS.get(each.name)
+        asked = each.argv[1:2] == ("--version",) or "--help" in each.argv  # by another check
+        if kind and not asked and each.pid not in left:
+            running.setdefault(kind, []).append(each.pid)
+    if not running:
+        return Check("other profilers", OK, "none is running")
+    found = "; ".join(f"{kind} (pid {_some_pids(pids)})" for kind, pids in sorted(running.items()))
+    advice = []
+    if "DCGM" in running:
+        advice.append("if reports have no kernels, pause DCGM's profiling: dcgmi profile --pause")
+    if set(running) - {"DCGM"}:
+        advice.append("a process can have one profiler only: end the other one first")
+    return Check("other profilers", WARN, found, "; ".join(advice))
+
+
+def _some_pids(pids: Sequence[int]) -> str:
+    return ", ".join(map(str, sorted(pids)[:4])) + (", ..." if len(pids) > 4 else "")
+
+
+# -- what runs have left -------------------------------------------------------------------------
+
 
 def leftovers(processes: Sequence[Process]) -> Check:
-    """Daemons, folders, reports that did not come home, lists of sessions, files of nsys."""
+    """Daemons, folders, reports that were not collected, lists of sessions, files of nsys."""
     looks = (_daemons(processes), *_folders(), _sessions(processes), _settings())
-    seen = [each for each in looks if each]
-    if not seen:
+    found = [each for each in looks if each]
+    if not found:
         return Check("leftovers", OK, "none")
-    return Check(
-        "leftovers",
-        WARN,
-        "; ".join(found for found, _ in seen),
-        "; ".join(todo for _, todo in seen),
-    )
-
-
-#: What was found, and what to do about it.
-Found = tuple[str, str]
+    what, advice = ("; ".join(texts) for texts in zip(*found, strict=True))
+    return Check("leftovers", WARN, what, advice)
 
 
 def _daemons(processes: Sequence[Process]) -> Found | None:
     pids = [each.pid for each in abandoned(processes)]
     if not pids:
         return None
-    return f"{len(pids)} nsys daemons (pid {pids_text(pids)})", f"kill {' '.join(map(str, pids))}"
+    return (
+        f"{counted(len(pids), 'nsys daemon')} (pid {_some_pids(pids)})",
+        f"kill {' '.join(map(str, pids))}",
+    )
 
 
 def _folders() -> list[Found]:
-    """Private folders of ranks whose guard is gone: with a report that found no space, or not."""
-    dead = [path for path in _ours() if _is_dead(path)]
-    kept = [path for path in dead if any((path / name).is_file() for name in _RAW)]
+    """Temporary folders of ranks whose guard is gone: with a report in it, or without."""
+    dead = [path for path in _our_folders() if _is_dead(path)]
+    kept = [path for path in dead if any((path / name).is_file() for name in _REPORTS)]
     rest = [path for path in dead if path not in kept]
     found = []
     if kept:
         found.append((
-            f"{len(kept)} reports that did not come home, in {_some(kept)}",
+            f"{counted(len(kept), 'report')} not yet collected, in {_some(kept)}",
             "copy each to its rank's folder in the run directory, then clusterprof collect RUN",
         ))  # fmt: skip
     if rest:
-        found.append((f"{len(rest)} folders of ranks that were killed", f"rm -r {_some(rest)}"))
+        found.append((
+            f"{counted(len(rest), 'temporary folder')} of ranks that were killed",
+            f"rm -r {_some(rest)}",
+        ))  # fmt: skip
     return found
 
 
 def _sessions(processes: Sequence[Process]) -> Found | None:
-    """Memory of daemons and programs that are gone; nsys' list of sessions when none runs."""
-    shared = Path(SHARED_MEMORY)
-    numbered = [*shared.glob("quadd-agent-instance-*"), *shared.glob("sem.nsys_sem_*")]
+    """Memory of daemons and programs that have ended; nsys' list of sessions when none runs."""
+    memory = Path(SHARED_MEMORY)
+    numbered = [*memory.glob("quadd-agent-instance-*"), *memory.glob("sem.nsys_sem_*")]
     pids = {each.pid for each in processes}
     dead = [path for path in numbered if _number(path) not in pids]
     if not any(each.name == "nsys" for each in processes):
-        dead += [*shared.glob("NSys-*"), *shared.glob("quadd-create-agent-*")]
+        dead += [*memory.glob("NSys-*"), *memory.glob("quadd-create-agent-*")]
     mine = sorted(path for path in dead if _is_unused(path))
     if not mine:
         return None
-    return f"{len(mine)} files of an nsys that is gone, in {shared}", f"rm {_some(mine)}"
+    return f"{counted(len(mine), 'file')} of an nsys that has ended, in {memory}", (
+        f"rm {_some(mine)}"
+    )
 
 
 def _number(path: Path) -> int:
@@ -86,12 +183,12 @@ def _settings() -> Found | None:
     old = [path for path in _FIXED.glob("injection_config_*") if _is_mine(path) and _is_old(path)]
     if not old:
         return None
-    return f"{len(old)} old files injection_config_* of nsys in {_FIXED}", (
+    return f"{counted(len(old), 'old file')} injection_config_* of nsys in {_FIXED}", (
         f"find {_FIXED} -maxdepth 1 -name 'injection_config_*' -user $(id -u) -mtime +0 -delete"
     )
 
 
-def _ours() -> list[Path]:
+def _our_folders() -> list[Path]:
     """Our own temporary folders, and no other user's."""
     places = dict.fromkeys((Path(tempfile.gettempdir()), _FIXED))
     return [
@@ -103,7 +200,7 @@ def _ours() -> list[Path]:
 
 
 def _is_dead(folder: Path) -> bool:
-    """Whether nobody answers on the sockets in it; a folder without is dead after a day."""
+    """Whether no process answers on the sockets in it; a folder without is dead after a day."""
     sockets = [path for path in folder.glob("socket*") if path.is_socket()]
     if not sockets:
         return _is_old(folder)
@@ -118,7 +215,7 @@ def _answers(path: Path) -> bool:
                 asking.connect(os.fspath(path))
             except ConnectionRefusedError:
                 return False
-            except BlockingIOError:  # somebody is there, and busy
+            except BlockingIOError:  # there is a process, and it is busy
                 return True
             except OSError:  # the other kind of socket, or a name that is too long: take it as used
                 continue

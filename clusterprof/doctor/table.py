@@ -1,32 +1,63 @@
-"""What was found, in lines: nodes that agree share one."""
+"""What a check found, and the table of all nodes' checks: nodes that agree share a line."""
 
 from __future__ import annotations
 
 import textwrap
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from typing import Any
 
-from clusterprof.doctor.check import BAD, LEVELS, WARN, Check
+OK, WARN, BAD = "ok", "warn", "bad"
+LEVELS = (OK, WARN, BAD)
 
-#: What must be the same on all nodes, and why.
+#: What must be the same on all nodes, how bad a difference is, and what to do about it.
 _ALIKE = {
     "nsys": (BAD, "install one nsys on all nodes, or name one that all have with --nsys"),
     "gpu": (WARN, "nodes with other GPUs or drivers are slower or faster than their peers"),
     "python": (WARN, "start from an environment that all nodes share"),
-    "clock source": (WARN, "the nodes' timestamps cost differently"),
+    "clock source": (WARN, "reading the clock takes different time on these nodes"),
 }
 
 
 @dataclass(frozen=True)
+class Check:
+    """The result of one check on one host."""
+
+    name: str
+    #: ok; warn: something may be missing or slower; bad: a capture here would fail
+    level: str
+    found: str
+    #: the recommendation; "" where none is needed
+    advice: str = ""
+    #: of quantities that differ from host to host: larger is better, and the least is shown
+    amount: float | None = None
+
+    def as_json(self) -> dict[str, Any]:
+        """The fields as they are."""
+        return asdict(self)
+
+
+def from_json(fields: Mapping[str, Any]) -> Check:
+    """A check that another host has sent. Raises KeyError, ValueError for anything else."""
+    if fields["level"] not in LEVELS:
+        raise ValueError(fields["level"])
+    amount = fields["amount"]
+    return Check(
+        str(fields["name"]), fields["level"], str(fields["found"]), str(fields["advice"]),
+        None if amount is None else float(amount),
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
 class Line:
-    """One thing, as it was found on one or several nodes."""
+    """One check with the nodes that share its result."""
 
     check: Check
     nodes: tuple[str, ...]
 
 
 def lines(found: Mapping[str, Sequence[Check]]) -> list[Line]:
-    """The nodes' checks, those that are alike in one line each, in the checks' own order."""
+    """The nodes' checks, equal results in one line each, in the checks' own order."""
     names = dict.fromkeys(check.name for checks in found.values() for check in checks)
     return [each for name in names for each in _of_one_name(name, found)]
 
@@ -59,7 +90,7 @@ def _differing(line: Line) -> Line:
 
 
 def render(made: Sequence[Line], hosts: Sequence[str]) -> str:
-    """The table: level, what, where, what was found; what to do below."""
+    """The table: level, check, nodes, result; the recommendation below each."""
     many = len(hosts) > 1
     rows = [(each.check, _where(each.nodes, hosts) if many else "") for each in made]
     wide = max(len(check.name) for check, _ in rows)
@@ -67,17 +98,17 @@ def render(made: Sequence[Line], hosts: Sequence[str]) -> str:
     text = []
     for check, where in rows:
         start = f"{check.level:<4}  {check.name:<{wide}}  " + (f"{where:<{wider}}  " * many)
-        text += textwrap.wrap(
-            start + check.found, 110, subsequent_indent=" " * len(start),
-            break_long_words=False, break_on_hyphens=False,
-        )  # fmt: skip
+        text += _wrapped(start + check.found, " " * len(start))
         if check.advice:
             indent = " " * (8 + wide)
-            text += textwrap.wrap(
-                check.advice, 110, initial_indent=indent, subsequent_indent=indent,
-                break_long_words=False, break_on_hyphens=False,
-            )  # fmt: skip
+            text += _wrapped(indent + check.advice, indent)
     return "\n".join(text)
+
+
+def _wrapped(text: str, indent: str) -> list[str]:
+    return textwrap.wrap(
+        text, 110, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+    )
 
 
 def _where(nodes: Sequence[str], hosts: Sequence[str]) -> str:
@@ -87,9 +118,8 @@ def _where(nodes: Sequence[str], hosts: Sequence[str]) -> str:
 
 
 def verdict(made: Sequence[Line], hosts: Sequence[str]) -> str:
-    """The last line: how many of each."""
-    count = {level: sum(each.check.level == level for each in made) for level in LEVELS}
+    """The last line: how many lines are bad, and how many are warnings."""
+    bad, warnings = (sum(each.check.level == level for each in made) for level in (BAD, WARN))
     where = f"{len(hosts)} nodes" if len(hosts) > 1 else hosts[0]
-    if count[BAD]:
-        return f"{where}: {count[BAD]} bad, {count[WARN]} to look at"
-    return f"{where}: fit to be profiled" + (f", {count[WARN]} to look at" if count[WARN] else "")
+    and_warnings = f", {warnings} warning{'s' * (warnings > 1)}" if warnings else ""
+    return f"{where}: {f'{bad} bad' if bad else 'ready to profile'}{and_warnings}"

@@ -44,7 +44,9 @@ def test_an_nsys_that_does_not_run_is_bad_and_the_status_says_so(
     (workdir / "nsys").chmod(0o755)
     done = run_clusterprof(["doctor", "--nsys", workdir / "nsys"])
     assert done.returncode == 1, done
-    assert "bad   nsys" in done.stdout
+    assert [line.split()[:2] for line in done.stdout.splitlines() if line.startswith("bad")] == [
+        ["bad", "nsys"]
+    ]
     assert "1 bad" in done.stdout.splitlines()[-1]
 
 

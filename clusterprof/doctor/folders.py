@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import fcntl
 import os
-import socket
 import tempfile
 import time
 from pathlib import Path
 
-from clusterprof.doctor.check import BAD, OK, WARN, Check, size
+from clusterprof.agent.contracts.words import size
+from clusterprof.agent.nsys import free_bytes
+from clusterprof.doctor.table import BAD, OK, WARN, Check
 
 #: File systems that other hosts serve: nsys' data would cross the network while it is captured.
 _REMOTE = {
@@ -18,12 +19,12 @@ _REMOTE = {
 }  # fmt: skip
 #: Where nsys and the program, and NCCL, talk to each other.
 SHARED_MEMORY = "/dev/shm"  # noqa: S108
-#: A window of five steps has been seen to take some hundred MB of temporary data.
+#: Windows of five steps took some hundred MB of temporary data.
 ENOUGH_B = 2e9
 TOO_LITTLE_B = 2e8
 SHARED_MEMORY_B = 64e6
 
-#: How long a file of another node may take to be seen: clients of NFS look every few seconds.
+#: How long a file of another node may take to appear: clients of NFS look every few seconds.
 VISIBLE_S = 4.0
 TOKEN = "token"  # noqa: S105 - a file's name
 
@@ -37,7 +38,7 @@ def temporary_folder() -> Check:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         return Check(name, BAD, f"{folder}: no file can be made and locked: {error}", advice)
-    space = free(folder)
+    space = free_bytes(folder)
     kind = file_system(folder)
     found = f"{folder}, {kind}, {size(space)} free"
     if space < TOO_LITTLE_B:
@@ -58,23 +59,10 @@ def shared_memory() -> Check:
     except OSError as error:
         return Check(name, BAD, f"cannot be written: {error}",
                      "nsys needs it: in a container --ipc=host or a larger --shm-size")  # fmt: skip
-    space = free(folder)
+    space = free_bytes(folder)
     if space < SHARED_MEMORY_B:
         return Check(name, WARN, f"{size(space)} free", "nsys and NCCL need it: free some", space)
     return Check(name, OK, f"{size(space)} free", "", space)
-
-
-def loopback() -> Check:
-    """nsys' parts reach each other over 127.0.0.1."""
-    try:
-        with socket.create_server(("127.0.0.1", 0)) as server:
-            server.settimeout(2)
-            with socket.create_connection(server.getsockname(), timeout=2):
-                server.accept()[0].close()
-    except OSError as error:
-        return Check("loopback", BAD, f"127.0.0.1 does not answer: {error}",
-                     "nsys needs it: ip link set lo up")  # fmt: skip
-    return Check("loopback", OK, "up")
 
 
 def run_folder(parent: Path) -> Check:
@@ -85,7 +73,7 @@ def run_folder(parent: Path) -> Check:
     except OSError as error:
         return Check(name, BAD, f"{parent} cannot be written: {error.strerror}",
                      "choose another with --run-dir")  # fmt: skip
-    space = free(str(parent))
+    space = free_bytes(str(parent))
     level = WARN if space < TOO_LITTLE_B else OK
     advice = "free space there, or choose another with --run-dir" if level == WARN else ""
     return Check(name, level, f"{parent}, {file_system(str(parent))}, {size(space)} free", advice,
@@ -102,7 +90,7 @@ def probed_folder(probe: Path, host: str) -> Check:
             return Check(name, BAD, f"{probe.parent} is another folder on this node", advice)
         time.sleep(0.1)
     try:
-        (probe / host).write_text("seen\n")
+        (probe / host).touch()
     except OSError as error:
         return Check(name, BAD, f"{probe.parent} cannot be written: {error.strerror}", advice)
     return run_folder(probe.parent)
@@ -112,12 +100,6 @@ def existing(folder: Path) -> Path:
     """`folder`, or the nearest above it that is there."""
     folder = folder.absolute()
     return next(each for each in (folder, *folder.parents) if each.is_dir())
-
-
-def free(folder: str) -> int:
-    """Bytes that an ordinary user may still write."""
-    there = os.statvfs(folder)
-    return there.f_bavail * there.f_frsize
 
 
 def file_system(folder: str) -> str:
