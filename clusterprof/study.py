@@ -14,7 +14,7 @@ from clusterprof.align.clock import Clock, align
 from clusterprof.align.clock.readings import KnownClocks, of_one_report, without_beacons
 from clusterprof.align.match import match, numbered, tolerance
 from clusterprof.align.placing import place
-from clusterprof.analysis.findings import communication, profiler_bias
+from clusterprof.analysis.findings import communication
 from clusterprof.analysis.findings.ranking import findings
 from clusterprof.analysis.findings.verdict import verdict
 from clusterprof.analysis.groups.topology import topology
@@ -94,7 +94,6 @@ def study(
         launcher,
     )
     found, said = findings(dataset)
-    found = profiler_bias.weigh(dataset, found, capture)
     results: Results = {
         "schema_version": SCHEMA_VERSION,
         "clusterprof_version": __version__,

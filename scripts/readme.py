@@ -1,7 +1,8 @@
 """Fill the outputs in README.md with what the commands beside them really print.
 
-    python scripts/readme.py          rewrite README.md and docs/report.png
-    python scripts/readme.py --check  end with 1 if README.md says anything else
+    python scripts/readme.py            rewrite README.md, docs/report.png and docs/findings.md
+    python scripts/readme.py --check    end with 1 if README.md says anything else
+    python scripts/readme.py --findings write docs/findings.md only
 
 A block is a fenced one after a comment `<!-- output of: COMMAND -->`, or `<!-- first 9 lines of:
 COMMAND -->`; the command runs in the repository's root. The commands read recordings, so what they
@@ -21,6 +22,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 README = ROOT / "README.md"
 PICTURE = ROOT / "docs" / "report.png"
+FINDINGS = ROOT / "docs" / "findings.md"
 RECORDING = "tests/data/recordings/nsys-2025.3/ddp-host-straggler"
 
 _BLOCK = re.compile(
@@ -69,13 +71,24 @@ def take_picture() -> None:
         )  # fmt: skip
 
 
+def write_findings() -> None:
+    """docs/findings.md: every finding code, from the registry."""
+    from clusterprof.analysis.findings import registry
+
+    FINDINGS.write_text(registry.page(), encoding="utf-8")
+
+
 def main() -> int:
     """Rewrite, or check with --check."""
+    if "--findings" in sys.argv[1:]:
+        write_findings()
+        return 0
     text = README.read_text()
     now = filled(text)
     if "--check" in sys.argv[1:]:
         return 0 if now == text else 1
     README.write_text(now)
+    write_findings()
     take_picture()
     return 0
 

@@ -93,11 +93,11 @@ def test_the_captures_stop_is_no_part_of_the_last_step() -> None:
     assert max(a["idle_ns"] for a in last["ranks"]) < 1 * MS
 
 
-def scene_of(ranks: list[RankTables]) -> critical_path.Dataset:
+def dataset_of(ranks: list[RankTables]) -> critical_path.Dataset:
     """All that a study looks at."""
     from clusterprof.align.clock import align
     from clusterprof.analysis.model.accounts import accounts
-    from clusterprof.analysis.model.steady_state import settled
+    from clusterprof.analysis.model.steady_state import steady_steps
     from clusterprof.analysis.model.timeline import timeline
 
     matched = match(ranks)
@@ -105,7 +105,8 @@ def scene_of(ranks: list[RankTables]) -> critical_path.Dataset:
     placed = place(matched, clock)
     lines = [timeline(r) for r in ranks]
     account = accounts(lines, placed, clock)
-    return critical_path.Dataset(ranks, lines, account, placed, clock, settled(lines, placed), "")
+    steps = steady_steps(lines, placed)
+    return critical_path.Dataset(ranks, lines, account, placed, clock, steps, "")
 
 
 @pytest.mark.parametrize(
@@ -118,7 +119,7 @@ def test_the_critical_path_runs_through_the_rank_that_holds_up_the_others(
     dp, tp, _ = shape
     causes = (Cause(kind, 2, 15 * MS),)  # type: ignore[arg-type]
     ranks, _ = simulate(Job(dp=dp, tp=tp, synchronous=True, causes=causes))
-    dataset = scene_of(ranks)
+    dataset = dataset_of(ranks)
     path = critical_path.path(dataset)
     # without a gap from the end to the begin, but for launch latencies
     whole = path[0].end - path[-1].begin
@@ -132,7 +133,7 @@ def test_the_critical_path_runs_through_the_rank_that_holds_up_the_others(
 
 def test_blame_follows_the_pipeline_to_the_stage_that_caused_it() -> None:
     ranks, _ = simulate(Job(pp=4, dp=1, layers=8, causes=(Cause("host", 1, 60 * MS),)))
-    dataset = scene_of(ranks)
+    dataset = dataset_of(ranks)
     own = critical_path.on_path(dataset, critical_path.path(dataset))
     assert int(np.argmax(own.mean(axis=1))) == 1
 
@@ -140,7 +141,7 @@ def test_blame_follows_the_pipeline_to_the_stage_that_caused_it() -> None:
 def test_the_critical_path_never_stands_still() -> None:
     # a copy that the host waits for begins just after another wait: neither explains the other
     ranks, _ = simulate(Job(item=True, steps=4, causes=(Cause("host", 1, 15 * MS),)))
-    dataset = scene_of([with_short_copies(tables) for tables in ranks])
+    dataset = dataset_of([with_short_copies(tables) for tables in ranks])
     path = critical_path.path(dataset)
     assert 4 * len(dataset.steady_steps) < len(path) <= sum(t.activity.num_rows for t in ranks)
     assert all(a.begin >= b.end and b.end >= b.begin for a, b in itertools.pairwise(path))
@@ -148,7 +149,7 @@ def test_the_critical_path_never_stands_still() -> None:
 
 def test_the_critical_path_ends_whatever_the_clocks_say() -> None:
     ranks, _ = simulate(Job(layers=3, steps=4, causes=(Cause("host", 1, 15 * MS),)))
-    right = scene_of(ranks)
+    right = dataset_of(ranks)
     for off in (20_000, 300_000, 3 * MS, 40 * MS):
         # each rank stands before the next, and the last before the first
         false = right.clock.offset_ns + off * np.array([0, 1, -1, 2])
@@ -177,7 +178,7 @@ def with_short_copies(tables: RankTables) -> RankTables:
 def test_a_job_without_collectives_has_no_path_through_other_ranks() -> None:
     ranks, _ = simulate(Job())
     bare = [replace(r, collective_calls=r.collective_calls.slice(0, 0)) for r in ranks]
-    assert len({piece.rank for piece in critical_path.path(scene_of(bare))}) <= 1
+    assert len({piece.rank for piece in critical_path.path(dataset_of(bare))}) <= 1
 
 
 def test_a_cause_that_all_hosts_share_is_no_ones_lateness() -> None:

@@ -2,14 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
-from clusterprof.analysis.findings.finding import finding, ms, percent
+from clusterprof.analysis.findings.finding import Code, finding, ms, percent
 from clusterprof.analysis.findings.unprofiled import hidden_wait
 from clusterprof.analysis.model import limits
 from clusterprof.analysis.model.dataset import Dataset, Floats, Ints, parts
 from clusterprof.analysis.model.intervals import union
 from clusterprof.results import Finding, OperationEntry
+
+#: place among the modules of findings (`registry`)
+ORDER = 60
+
+CODES = (
+    Code(
+        "communication.exposed",
+        "Communication is not overlapped with compute",
+        "Part of the step is pure transfer: a collective runs while its GPU computes nothing. "
+        "Waiting for a late rank is not counted.",
+        "Some exposure is unavoidable at the end of the backward pass and in tensor-parallel "
+        "layers. Where a member of the communicator has no report, transfer and waiting cannot be "
+        "separated, and nothing is reported.",
+        "Start transfers earlier (gradient buckets, prefetching, async_op=True), send fewer and "
+        "larger messages, or shard over fewer ranks.",
+    ),
+)
 
 #: one finding each for so many operations and communicators at most
 _MOST = 3
@@ -110,20 +129,22 @@ def _per_step(dataset: Dataset, rows: Ints, line_of: dict[int, int]) -> Floats:
     return out
 
 
-def find(dataset: Dataset, unclear: frozenset[str] = frozenset()) -> list[Finding]:
+def find(dataset: Dataset, found: Sequence[Finding] = ()) -> list[Finding]:
     """Return `communication.exposed`, one per operation that costs enough.
 
-    `unclear` names communicators whose transfer cannot be told from waiting.
+    Not where members wait for an unprofiled rank: there transfer and waiting cannot be separated.
     """
     c = dataset.collectives
+    unprofiled = [f for f in found if f["code"] == "straggler.unprofiled"]
+    unclear = [str(e["communicator"]) for f in unprofiled for e in f["evidence"]]
     if not dataset.steady_steps:
         return []
     keys = _keys(dataset)
     line_of = {rank: k for k, rank in enumerate(dataset.ranks)}
-    found = []
+    costly = []
     for operation in dict.fromkeys(c.label[c.has & c.matched]):
         # tensor groups are many communicators of one kind: they are one finding
-        known = c.has & c.matched & ~np.isin(c.communicator.astype(str), list(unclear))
+        known = c.has & c.matched & ~np.isin(c.communicator.astype(str), unclear)
         rows = c.once(np.flatnonzero((c.label == operation) & known))
         if not len(rows):
             continue
@@ -132,11 +153,11 @@ def find(dataset: Dataset, unclear: frozenset[str] = frozenset()) -> list[Findin
         cost = np.where(steps > 0, np.nansum(each, axis=0) / np.maximum(steps, 1), np.nan)
         share = float(np.nan_to_num(cost).mean()) / dataset.step_ns
         if share >= limits.LEAST_FRAC:
-            found.append((share, operation, rows, cost, each))
-    found.sort(key=lambda f: -f[0])
+            costly.append((share, operation, rows, cost, each))
+    costly.sort(key=lambda c: -c[0])
     return [
         _finding(dataset, str(operation), rows, cost, each, keys)
-        for _, operation, rows, cost, each in found[:_MOST]
+        for _, operation, rows, cost, each in costly[:_MOST]
     ]
 
 

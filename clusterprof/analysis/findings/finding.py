@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,17 @@ _GPU = re.compile(r"\bGPU(s?)\b")
 _NSYS = re.compile(r"nsys (\d+)\.(\d+)")
 #: the first nsys seen to have --pytorch
 _MARKS_OPERATORS = (2025, 3)
+
+
+@dataclass(frozen=True)
+class Code:
+    """A finding code in words: what it means, when it is wrong, what to do in general."""
+
+    code: str
+    title: str
+    meaning: str
+    when_wrong: str
+    recommendation: str
 
 
 def severity(share: float) -> Severity:
@@ -144,3 +156,9 @@ def ms(ns: float) -> str:
 def percent(share: float) -> str:
     """A share as the text of percent."""
     return f"{100 * share:.0f}%"
+
+
+def straggler_ns(found: Sequence[Finding]) -> int:
+    """What the stragglers among `found` cost a step; information costs nothing."""
+    late = [f for f in found if f["code"].startswith("straggler.") and f["severity"] != "info"]
+    return sum(f["cost_ns_per_step"] for f in late)

@@ -3,44 +3,126 @@ input. A single rank's late host is a straggler and no matter of this file."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pyarrow.compute as pc
 
 from clusterprof.analysis.findings import causes, common_causes, savings
-from clusterprof.analysis.findings.finding import capture, finding, ms, operators, percent
+from clusterprof.analysis.findings.finding import (
+    Code,
+    capture,
+    finding,
+    ms,
+    operators,
+    percent,
+    straggler_ns,
+)
 from clusterprof.analysis.model import host_activity, limits
 from clusterprof.analysis.model.dataset import Dataset, Floats
 from clusterprof.analysis.model.intervals import Union, union
 from clusterprof.analysis.model.timeline import COMPUTE
 from clusterprof.results import Finding
 
+#: place among the modules of findings (`registry`)
+ORDER = 20
 
-def find(dataset: Dataset, late_ns: float = 0.0) -> list[Finding]:
+CODES = (
+    Code(
+        "host.gil",
+        "Hosts wait for Python's interpreter lock",
+        "GPUs idle while the thread that launches kernels waits for the GIL, which other Python "
+        "threads hold.",
+        "Only reports that trace the GIL show it (--trace python-gil); tracing it makes waits a "
+        "little longer.",
+        "Move the other threads' work into processes, or into native code that releases the GIL.",
+    ),
+    Code(
+        "host.gc",
+        "Python's garbage collector stops the ranks in turn",
+        "GPUs idle while the garbage collector runs, on one rank in this step and on another in "
+        "the next: all ranks wait for each of these runs.",
+        "On one rank alone it is the cause of a straggler.host instead.",
+        "Switch automatic collection off (gc.disable()) and collect at the same step on all ranks; "
+        "gc.freeze() after the set-up excludes long-lived objects.",
+    ),
+    Code(
+        "input.stall",
+        "GPUs idle while the hosts fetch the batch",
+        "The hosts of all ranks spend time in ranges or operators that fetch input while their "
+        "GPUs idle.",
+        "It goes by names (DataLoader, next_batch, data, fetch ...): input code without such a "
+        "range is reported as host.busy. One slow rank alone is a straggler.host.",
+        "Fetch ahead: more DataLoader workers, prefetch_factor, persistent_workers, or cheaper "
+        "preprocessing.",
+    ),
+    Code(
+        "host.sync",
+        "The host waits for the GPU inside the step",
+        "A small copy to the host with a synchronising call around it (.item(), .cpu(), printing a "
+        "loss) stops the host until the GPU has caught up; the GPU then idles until the next "
+        "launch.",
+        "The cost counts the GPU's idle time only: a wait that queued work covers costs nothing.",
+        "Read losses and metrics every N steps, or copy them with non_blocking=True and read them "
+        "one step later.",
+    ),
+    Code(
+        "host.launch_bound",
+        "Launch-bound: GPUs wait for kernel launches",
+        "Many short kernels, or slow hosts on all ranks: launching takes the hosts longer than the "
+        "GPUs need to run the kernels.",
+        "Tracing makes each launch some microseconds slower, so the cost is smaller without the "
+        "profiler. Where it follows from the hosts' own time it is an upper bound.",
+        "Launch fewer, longer kernels: torch.compile, CUDA Graphs, fused optimizers (fused=True), "
+        "larger batches.",
+    ),
+    Code(
+        "host.busy",
+        "GPUs idle while all hosts do something else",
+        "All GPUs idle at the same time in long gaps before kernels that were launched late, and "
+        "no other finding explains them.",
+        "A report shows only CUDA calls, NVTX ranges and sampled frames: the finding may not be "
+        "able to say what the hosts do.",
+        "Find the pause (logging, checks, checkpoints, sleeping) and move it off the training "
+        "thread, or let it run ahead of the GPU.",
+    ),
+    Code(
+        "gpu.idle",
+        "GPUs idle although their next kernel was launched",
+        "GPUs idle on all ranks before kernels that were already in the queue: what they wait for "
+        "is not in the reports.",
+        "Events that the profiler dropped look the same.",
+        "Look for other processes on these GPUs (nvidia-smi), dropped events, host callbacks in "
+        "streams, and events of another process.",
+    ),
+)
+
+
+def find(dataset: Dataset, found: Sequence[Finding] = ()) -> list[Finding]:
     """Return `host.gil`, `host.gc`, `input.stall`, `host.sync`, `host.launch_bound`, `host.busy`,
     `gpu.idle`.
 
     Idle time is given to one cause only, in this order: waiting for the GIL, the garbage
     collector, fetching input, a synchronising call, the pace of launching, anything else that
     hosts do, and what no host is the cause of.
-    `late_ns`: what the stragglers found already cost a step.
     """
     if not dataset.steady_steps:
         return []
+    late_ns = straggler_ns(found)
     gaps = [common_causes.idle_gaps(line) for line in dataset.timelines]
-    found: list[Finding] = []
+    made: list[Finding] = []
     for cause in (_gil, _gc, _input, _sync, _launch, _busy, _queued):
         one, gaps = cause(dataset, gaps)
         if one is not None:
-            found.append(one)
-    if any(f["code"] == "host.launch_bound" for f in found):
-        return found
-    others = [f for f in found if f["code"] != "host.busy"]
+            made.append(one)
+    if any(f["code"] == "host.launch_bound" for f in made):
+        return made
+    others = [f for f in made if f["code"] != "host.busy"]
     paced = _paced(dataset, sum(f["cost_ns_per_step"] for f in others), late_ns)
-    seen = max((f["cost_ns_per_step"] for f in found if f["code"] == "host.busy"), default=0)
+    seen = max((f["cost_ns_per_step"] for f in made if f["code"] == "host.busy"), default=0)
     # two views of one thing: the larger one tells more
-    return [*others, paced] if paced and paced["cost_ns_per_step"] > seen else found
+    return [*others, paced] if paced and paced["cost_ns_per_step"] > seen else made
 
 
 Answer = tuple["Finding | None", "list[Union]"]

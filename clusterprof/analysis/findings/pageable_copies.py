@@ -2,19 +2,36 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import pyarrow.compute as pc
 
-from clusterprof.analysis.findings.finding import finding, ms, percent
+from clusterprof.analysis.findings.finding import Code, finding, ms, percent
 from clusterprof.analysis.model.dataset import Dataset
 from clusterprof.analysis.model.intervals import union
 from clusterprof.results import Finding
+
+#: place among the modules of findings (`registry`)
+ORDER = 40
+
+CODES = (
+    Code(
+        "input.pageable_copy",
+        "The batch is copied from pageable memory",
+        "Copies from the host to the GPU come from memory that is not pinned: they are slow, and "
+        "the host waits for them. The cost is the part that overlaps with nothing.",
+        "The cost is an upper bound: pinned memory makes copies several times faster, not free.",
+        "Pin the batch (DataLoader(pin_memory=True)) and copy it with to(device, "
+        "non_blocking=True).",
+    ),
+)
 
 #: below this share of the step copies are not worth a word
 _LEAST_FRAC = 0.01
 
 
-def find(dataset: Dataset) -> list[Finding]:
+def find(dataset: Dataset, _found: Sequence[Finding] = ()) -> list[Finding]:
     """Return `input.pageable_copy` where exposed host-to-device copies are from pageable memory.
 
     Cost: the exposed part of such copies per step, mean over the ranks that do it. Pinned

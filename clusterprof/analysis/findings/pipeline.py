@@ -7,13 +7,38 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from clusterprof.analysis.findings.finding import finding, ms, percent
+from clusterprof.analysis.findings.finding import Code, finding, ms, percent, straggler_ns
 from clusterprof.analysis.groups.schedule import Schedule, schedule
 from clusterprof.analysis.groups.stages import Stages, stages
 from clusterprof.analysis.model import limits
 from clusterprof.analysis.model.dataset import Dataset, Floats, Ints
 from clusterprof.analysis.model.intervals import union
 from clusterprof.results import Finding
+
+#: place among the modules of findings (`registry`)
+ORDER = 30
+
+CODES = (
+    Code(
+        "pipeline.bubble",
+        "Pipeline stages wait for each other",
+        "Ranks of a pipeline wait in receives. Each schedule has an ideal bubble, which the "
+        "finding states where it recognises the schedule.",
+        "The ideal assumes stages of equal work and free transfers: a bubble near it is the price "
+        "of the schedule and no fault.",
+        "Use more microbatches per step or an interleaved schedule; beyond the ideal, look at the "
+        "stages' hosts and transfers.",
+    ),
+    Code(
+        "pipeline.imbalance",
+        "One pipeline stage computes more than the others",
+        "The ranks of one stage compute longer than those of the others, which wait for it in "
+        "each microbatch. The cost is its time beyond the stages' mean.",
+        "A layer is the smallest unit that can move, so the full saving may be out of reach. "
+        "Stages without a profiled rank are not compared.",
+        "Move layers from the slowest stage to the fastest, or give the slowest more ranks.",
+    ),
+)
 
 #: waiting so many times the ideal is more than a schedule's bubble
 _BEYOND = 1.3
@@ -44,11 +69,10 @@ def waiting(dataset: Dataset) -> Floats:
     return out
 
 
-def find(dataset: Dataset, late_ns: float = 0.0) -> list[Finding]:
+def find(dataset: Dataset, found: Sequence[Finding] = ()) -> list[Finding]:
     """Return `pipeline.bubble` and `pipeline.imbalance`.
 
-    `late_ns`: what the stragglers found already cost a step. Who waits for them, in whatever
-    receive, waits for no bubble.
+    Waiting for a straggler, in whatever receive, is no bubble.
     """
     if not dataset.pipelined or not dataset.steady_steps:
         return []
@@ -58,8 +82,8 @@ def find(dataset: Dataset, late_ns: float = 0.0) -> list[Finding]:
     uneven = _imbalance(dataset, seen)
     # what waits only for a stage with more work is that one's matter
     already = float(uneven["cost_ns_per_step"]) if uneven else 0.0
-    found = [_bubble(dataset, seen, already + late_ns), uneven]
-    return [f for f in found if f is not None]
+    both = [_bubble(dataset, seen, already + straggler_ns(found)), uneven]
+    return [f for f in both if f is not None]
 
 
 def _bubble(dataset: Dataset, seen: Stages, already: float) -> Finding | None:

@@ -2,19 +2,38 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from clusterprof.align.clock import UNBOUNDED_NS
 from clusterprof.analysis.findings import savings
-from clusterprof.analysis.findings.finding import finding, ms, percent
-from clusterprof.analysis.model import host_activity, limits
+from clusterprof.analysis.findings.finding import Code, finding, ms, percent
+from clusterprof.analysis.model import host_activity, host_gaps, limits
 from clusterprof.analysis.model.dataset import LEAST_STEADY, Dataset
 from clusterprof.results import CaptureCost, Finding, StepTimes
 
+#: place among the modules of findings (`registry`)
+ORDER = 90
+
+CODES = (
+    Code(
+        "profiler.perturbation",
+        "Profiler overhead",
+        "What profiling did to the training: stalls at its start and stop, ranks desynchronised "
+        "by the start, and steps that take longer inside the window.",
+        "It compares the window with the steps around it and assumes that the job does the same "
+        "in both.",
+        "No action: it ends with the window. If too few steady-state steps are left, use a longer "
+        "window (--steps).",
+    ),
+)
+
 #: the ranks' spread after the start is worth a word from this many usual steps on
 _LEAST_STEPS = 0.5
+#: a host that is away this part of its cost at one stretch is late by its own doing
+_AWAY_FRAC = 0.5
 #: a stall shorter than this is no stall
 _STALL_NS = 1_000_000
 
@@ -27,7 +46,7 @@ _LENGTHEN = "too few settled steps are left: lengthen the window by {} steps or 
 Parts = tuple[list[str], list[dict[str, Any]]]
 
 
-def find(dataset: Dataset) -> list[Finding]:
+def find(dataset: Dataset, _found: Sequence[Finding] = ()) -> list[Finding]:
     """Return `profiler.perturbation`: what the capture did to the training, as far as measured.
 
     Once: standing still at its start and stop (by the step logs of a run, `dataset.capture`), and
@@ -190,3 +209,54 @@ def _slowed(dataset: Dataset) -> Parts:
         for k in ranks[:16]
     ]
     return [told], shown
+
+
+def discounted(dataset: Dataset, found: Sequence[Finding]) -> list[Finding]:
+    """Return the findings; late hosts that the capture itself explains are information, and last.
+
+    Tracing takes time of the hosts, of one more than of another. By the step logs, which go on
+    outside the window, the settled steps are so much longer than the others: a host whose
+    lateness costs no more than that may be in time without a capture; but tracing never keeps a
+    host away at a stretch (`away`): one that is late by that is blamed. Medians are compared, so
+    that a step that is slow now and then, inside or outside, explains nothing; nor does anything
+    here where a run has no step logs outside its window. Assumes that the job does the same
+    inside the window and around it.
+    """
+    slower = _slower(dataset)
+    may_be = [_may_be(dataset, f, slower) for f in found]
+    explained = [_explained(f, slower) for f, may in zip(found, may_be, strict=True) if may]
+    return [*(f for f, may in zip(found, may_be, strict=True) if not may), *explained]
+
+
+def _slower(dataset: Dataset) -> float:
+    """How much longer the median settled step is than one outside the window (ns), 0 if not."""
+    cost = dataset.capture
+    if cost is None or not len(dataset.durations):
+        return 0.0
+    times = [cost["profiled"]["before_ns"], cost["profiled"]["after_ns"]]
+    known = [ns for ns in times if ns is not None]
+    return max(0.0, float(np.median(dataset.durations)) - max(known)) if known else 0.0
+
+
+def _may_be(dataset: Dataset, found: Finding, slower: float) -> bool:
+    cost, rank = found["cost_ns_per_step"], found["rank"]
+    if found["code"] != "straggler.host" or found["severity"] == "info" or rank is None:
+        return False
+    return 0 < cost <= slower and host_gaps.excess(dataset, rank) < _AWAY_FRAC * cost
+
+
+def _explained(found: Finding, slower: float) -> Finding:
+    """The finding as information, with the reason."""
+    what = (
+        f"outside the window steps are {ms(slower)} shorter: the capture itself may be what makes "
+        f"this host late"
+    )
+    return {
+        **found,
+        "severity": "info",
+        "confidence": round(0.5 * found["confidence"], 2),
+        "summary": f"{found['summary']}; but {what}",
+        "evidence": [*found["evidence"], {"slower_ns": round(slower), "what": what}],
+        "advice": "nothing yet: capture again with fewer ranks or less tracing "
+        "(--trace cuda) and see whether it is late again",
+    }

@@ -7,18 +7,48 @@ apart from one that costs the others time.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from clusterprof.analysis.findings import causes, joint_stragglers, savings
-from clusterprof.analysis.findings.finding import capture, finding, ms, operators, percent
+from clusterprof.analysis.findings import causes, host_bound, joint_stragglers, savings
+from clusterprof.analysis.findings.finding import Code, capture, finding, ms, operators, percent
 from clusterprof.analysis.findings.straggler_cost import Blame, launches, mean, steady, weigh
 from clusterprof.analysis.groups.peers import median_of_others
 from clusterprof.analysis.model import limits
 from clusterprof.analysis.model.dataset import Dataset, Floats
 from clusterprof.results import Finding
+
+#: place among the modules of findings (`registry`)
+ORDER = 10
+
+CODES = (
+    Code(
+        "straggler.host",
+        "A rank's host delays the other ranks",
+        "One rank (or several together) launches its kernels later than its peers, so the others "
+        "wait for it in collectives. The cost is what the job would save per step if that rank "
+        "were as fast as the others.",
+        "Tracing slows every host a little: a rank that is late only inside the window may be on "
+        "time without the profiler. Where all hosts are equally slow, the rank that resumed last "
+        "after the profiler's start stays last without being slower.",
+        "Look at what that host does before it launches kernels (data loading, logging, a "
+        "checkpoint, a busy core, swapping) and move it off the training thread.",
+    ),
+    Code(
+        "straggler.gpu",
+        "A rank's GPU delays the other ranks",
+        "One rank's kernels or copies take longer than those of its peers, or it runs more of "
+        "them, so the others wait for it in collectives.",
+        "Batches of different length look alike: more work is a matter of balance, the same work "
+        "done slower a matter of that GPU. Kernels that ran beside a collective are ignored.",
+        "More work: balance samples or layers between the ranks. Slower: check clocks, "
+        "temperature, throttling and other processes on that GPU (nvidia-smi -q -d "
+        "PERFORMANCE,CLOCK).",
+    ),
+)
 
 #: what to do where a late host is no slower than the others
 _ALL_HOSTS = "the hosts of all ranks set the pace: see what they have in common first"
@@ -41,15 +71,24 @@ def _behind(dataset: Dataset, seen: Blame, paced_ns: float) -> Blame:
     return replace(seen, cost=np.where(named[:, None], seen.stood, seen.cost))
 
 
-def find(dataset: Dataset, weighed: Blame | None = None, paced_ns: float = np.inf) -> list[Finding]:
-    """Return `straggler.host` and `straggler.gpu`, one finding per rank that is to blame.
+def find(dataset: Dataset, _found: Sequence[Finding] = ()) -> list[Finding]:
+    """Return `straggler.host` and `straggler.gpu`, one finding per rank that is to blame."""
+    return _stragglers(dataset, np.inf)
 
-    `weighed` is what `blame.weigh` gave, `paced_ns` what the hosts of all ranks cost a step by what
-    they do alike.
-    """
+
+def with_carried_lag(dataset: Dataset, found: Sequence[Finding]) -> list[Finding]:
+    """`found` with the stragglers looked at again, now that the cost of all hosts is known."""
+    own = {code.code for code in CODES}
+    hosts = {code.code for code in host_bound.CODES}
+    paced = max((f["cost_ns_per_step"] for f in found if f["code"] in hosts), default=0)
+    return [*_stragglers(dataset, float(paced)), *(f for f in found if f["code"] not in own)]
+
+
+def _stragglers(dataset: Dataset, paced_ns: float) -> list[Finding]:
+    """The findings; `paced_ns` is what the hosts of all ranks cost a step by what they do alike."""
     if len(dataset.ranks) < 2 or not dataset.step_ns:
         return []
-    weighed = weighed or weigh(dataset)
+    weighed = weigh(dataset)
     seen = _behind(dataset, weighed, paced_ns)
     saved = weighed.cost
     behind = (seen.cost != saved).any(axis=1)

@@ -112,7 +112,14 @@ def _late_sends(dataset: Dataset) -> Floats:
 
 
 def weigh(dataset: Dataset) -> Blame:
-    """Measure lateness and excess of each rank in each settled step."""
+    """Measure lateness and excess of each rank in each settled step, once."""
+    if "straggler cost" not in dataset.known:
+        dataset.known["straggler cost"] = _weigh(dataset)
+    cost: Blame = dataset.known["straggler cost"]
+    return cost
+
+
+def _weigh(dataset: Dataset) -> Blame:
     late, doubt = lateness(dataset)
     stage = _stage_of(dataset)
     circle = peers(dataset, stage)

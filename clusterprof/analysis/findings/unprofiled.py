@@ -2,14 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import pyarrow.compute as pc
 
-from clusterprof.analysis.findings.finding import capture, finding, ms, percent
+from clusterprof.analysis.findings.finding import Code, capture, finding, ms, percent
 from clusterprof.analysis.model import limits
-from clusterprof.analysis.model.dataset import Bools, Dataset, Floats, Ints, parts
+from clusterprof.analysis.model.dataset import Bools, Dataset, Floats, parts
 from clusterprof.analysis.model.intervals import union
 from clusterprof.results import Finding
+
+#: place among the modules of findings (`registry`)
+ORDER = 50
+
+CODES = (
+    Code(
+        "straggler.unprofiled",
+        "Profiled ranks wait for a rank without a report",
+        "Some calls of a communicator last many times longer than the quickest of their kind, on "
+        "all profiled members at once: the rank they wait for was not profiled.",
+        "It assumes that equal transfers take equally long: a congested network looks the same.",
+        "Profile the ranks that the finding names (--ranks), then look for straggler.host or "
+        "straggler.gpu.",
+    ),
+)
 
 _LARGE_BYTES = 1 << 20
 _WAITED_FOR = ["AllReduce", "AllGather", "ReduceScatter", "AllToAll"]
@@ -55,7 +72,7 @@ def hidden_wait(dataset: Dataset) -> Floats:
     return extra
 
 
-def find(dataset: Dataset) -> list[Finding]:
+def find(dataset: Dataset, _found: Sequence[Finding] = ()) -> list[Finding]:
     """Return `straggler.unprofiled` where profiled members wait for someone who has no report.
 
     Evidence: of calls of one communicator, operation and size, some take many times longer after
@@ -70,8 +87,8 @@ def find(dataset: Dataset) -> list[Finding]:
         return []
     late = (extra > 0) & np.isin(dataset.collectives.step, dataset.steady_steps)
     names = dict.fromkeys(dataset.collectives.communicator[late])
-    found = [_finding(dataset, str(name), extra) for name in names]
-    return [f for f in found if f is not None][:3]
+    waits = [_finding(dataset, str(name), extra) for name in names]
+    return [f for f in waits if f is not None][:3]
 
 
 def _who(ranks: list[int]) -> str:
@@ -137,23 +154,6 @@ def _finding(dataset: Dataset, communicator: str, extra: Floats) -> Finding | No
         advice=f"capture the others: --ranks {some}{',…' if len(missing) > 16 else ''}",
         follow_up=capture(dataset, missing[:16]),
     )
-
-
-def others_without_report(dataset: Dataset, rows: Ints) -> list[int]:
-    """Ranks without a report that take part in the collectives of `rows`, as far as can be told.
-
-    Empty where all members of these communicators have a report.
-    """
-    c, world = dataset.collectives, dataset.world_size
-    if world is None or world <= len(dataset.ranks):
-        return []
-    mine = np.zeros(len(c.rank), dtype=bool)
-    mine[rows[c.communicator[rows] == c.communicator[rows[0]]]] = True
-    ranks = sorted({int(r) for r in c.rank[mine]})
-    size = _size(dataset, mine)
-    if c.point_to_point[rows].all() or (size is not None and size <= len(ranks)):
-        return []
-    return _not_captured(dataset, ranks, size, world)
 
 
 def _size(dataset: Dataset, mine: Bools) -> int | None:

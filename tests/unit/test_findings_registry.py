@@ -1,0 +1,103 @@
+"""Every finding code is described once; a finding is added by one new file."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from simulate import Job, simulate
+from simulate.cases import KINDS, cases
+
+from clusterprof.analysis import findings
+from clusterprof.analysis.findings import registry
+from clusterprof.errors import UsageError
+from clusterprof.study import study
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def codes_in_the_source() -> set[str]:
+    """String literals of the package that look like the code of a finding."""
+    families = {code.partition(".")[0] for code in registry.CODES}
+    found = set()
+    for path in Path(findings.__file__).parent.glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                family, dot, name = node.value.partition(".")
+                if dot and family in families and name.replace("_", "").isalpha():
+                    found.add(node.value)
+    return found
+
+
+def test_every_code_in_the_source_is_described_and_every_described_one_is_used() -> None:
+    assert codes_in_the_source() == set(registry.CODES)
+    assert all(code == one.code for code, one in registry.CODES.items())
+
+
+def test_every_finding_of_a_simulated_job_carries_a_described_code() -> None:
+    carried = set()
+    for case in cases(list(KINDS), range(1)):
+        ranks, _ = simulate(case.job)
+        kept = [r for r in ranks if case.profiled is None or r.rank in case.profiled]
+        carried |= {f["code"] for f in study(kept).results["findings"]}
+    assert carried <= set(registry.CODES)
+    assert len(carried) >= 10
+
+
+@pytest.mark.parametrize("code", sorted(registry.CODES))
+def test_a_code_is_explained_in_full_sentences(code: str) -> None:
+    one = registry.CODES[code]
+    assert len(one.title) <= 60
+    for text in (one.meaning, one.when_wrong, one.recommendation):
+        assert text.endswith(".")
+        assert text in registry.explain(code)
+
+
+def test_a_code_that_does_not_exist_is_refused_with_those_that_do() -> None:
+    with pytest.raises(UsageError) as caught:
+        registry.explain("straggler.hots")
+    assert "straggler.host" in str(caught.value)
+
+
+def test_the_page_of_findings_is_what_the_registry_renders() -> None:
+    page = (ROOT / "docs" / "findings.md").read_text(encoding="utf-8")
+    assert page == registry.page(), "run: python scripts/readme.py --findings"
+
+
+NEW = """
+from clusterprof.analysis.findings.finding import Code, finding
+
+ORDER = 70
+CODES = (Code("host.made_up", "A title", "A meaning.", "Never wrong.", "Do nothing."),)
+
+
+def find(dataset, found):
+    cost = [float(len(found) + 1)] * len(dataset.steady_steps)
+    return [
+        finding(
+            dataset, "host.made_up", rank=None, ranks=dataset.ranks, cost=cost, confidence=0.5,
+            summary="Made up.", advice="Nothing.", evidence=[],
+        )
+    ]
+"""
+
+
+@pytest.fixture
+def added(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A finding module that is one new file."""
+    (tmp_path / "made_up.py").write_text(NEW)
+    monkeypatch.setattr(findings, "__path__", [*findings.__path__, str(tmp_path)])
+    registry.load()
+    yield
+    monkeypatch.undo()
+    registry.load()
+
+
+@pytest.mark.usefixtures("added")
+def test_a_new_file_is_a_new_finding_in_results_in_explain_and_on_the_page() -> None:
+    found = study(simulate(Job(steps=4))[0]).results["findings"]
+    assert "host.made_up" in [f["code"] for f in found]
+    assert "A meaning." in registry.explain("host.made_up")
+    assert "## host.made_up" in registry.page()
