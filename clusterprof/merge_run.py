@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from clusterprof import console
-from clusterprof.agent.contracts import files
+from clusterprof.agent.contracts import files, paths
 from clusterprof.collect import Outcome
 from clusterprof.console import say
 from clusterprof.run_directory import RunDirectory, writing
@@ -119,16 +119,16 @@ def save(made: Study, run: RunDirectory) -> None:
 
     with writing(run.merged):
         run.merged.mkdir(exist_ok=True)
-        results_json.write(run.merged / "results.json", made.results)
+        results_json.write(run.merged / paths.RESULTS, made.results)
         merged = {"collectives": made.collectives, "accounts": made.accounts}
         for name, table in merged.items():
             write_table(table, run.merged / f"{name}.parquet")
         for rank in made.ranks:
-            folder = run.path / "tables" / f"{rank.rank:05d}"
+            folder = run.path / paths.TABLES / f"{rank.rank:05d}"
             folder.mkdir(parents=True, exist_ok=True)
             for name in SCHEMAS:
                 write_table(getattr(rank, name), folder / f"{name}.parquet")
-        _forget_others(run.path / "tables", {f"{rank.rank:05d}" for rank in made.ranks})
+        _forget_others(run.path / paths.TABLES, {f"{rank.rank:05d}" for rank in made.ranks})
         html.write(run.html, made.results, made.collectives, title=run.path.name)
 
 

@@ -1,14 +1,6 @@
 """The run directory: the contract between launching and reading.
 
-    runs/<UTC stamp>-<job id or pid>/
-      run.json            schema version, argv, plan, versions, start and end, exit status
-      plan.json           what the agent in every rank reads
-      ranks/00008/        state.json, report.nsys-rep | trace.json.gz, steps.csv, clock.json, log
-      attempt-2/ranks/    the same of each later attempt, where the launcher started its ranks over
-      merged/             results.json, collectives and accounts as Parquet
-      report.html
-
-Files appear by rename, so what is there is whole.
+Its files are named in `agent.contracts.paths`. They appear by rename, so what is there is whole.
 """
 
 from __future__ import annotations
@@ -26,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from clusterprof.agent.contracts import attempts, documents, files, states
+from clusterprof.agent.contracts import documents, files, paths, states
 from clusterprof.errors import RunDirectoryError, RunDirectoryTaken
 
 SCHEMA_VERSION = 1
@@ -65,50 +57,46 @@ class RunDirectory:
     """Paths and small files of one run."""
 
     path: Path
-    #: whose ranks are meant: a launcher may have started them over (see `agent.attempts`)
+    #: whose ranks are meant: a launcher may have started them over (see `paths`)
     attempt: int = 1
 
     @property
     def manifest(self) -> Path:
         """run.json."""
-        return self.path / "run.json"
+        return self.path / paths.MANIFEST
 
     @property
     def plan(self) -> Path:
         """plan.json."""
-        return self.path / "plan.json"
+        return self.path / paths.PLAN
 
     @property
     def merged(self) -> Path:
         """The folder of what merging made."""
-        return self.path / "merged"
+        return self.path / paths.MERGED
 
     @property
     def html(self) -> Path:
         """report.html."""
-        return self.path / "report.html"
+        return self.path / paths.HTML
 
     def rank(self, rank: int) -> Path:
         """The folder of one rank."""
-        return Path(states.rank_directory(str(self.home), rank))
+        return Path(paths.rank_folder(str(self.home), rank))
 
     @property
     def home(self) -> Path:
         """The folder that the attempt's ranks write to."""
-        return Path(attempts.folder(str(self.path), self.attempt))
+        return Path(paths.attempt_folder(str(self.path), self.attempt))
 
     def attempts(self) -> list[RunDirectory]:
         """The attempts that left anything, in order; the first always."""
-        later = sorted(
-            int(entry.name.partition("-")[2])
-            for entry in self.path.glob("attempt-*")
-            if _NUMBER.fullmatch(entry.name.partition("-")[2])
-        )
-        return [RunDirectory(self.path, attempt) for attempt in (1, *later)]
+        found = {paths.attempt_number(entry.name) for entry in self.path.glob("attempt-*")}
+        return [RunDirectory(self.path, attempt) for attempt in sorted({1, *found} - {0})]
 
     def ranks(self) -> list[int]:
         """The ranks that left anything, in order."""
-        folder = self.home / "ranks"
+        folder = self.home / paths.RANKS
         if not folder.is_dir():
             return []
         names = (entry.name for entry in folder.iterdir())
@@ -283,7 +271,7 @@ def create(path: Path, *, force: bool = False) -> RunDirectory:
         path.mkdir(parents=True, exist_ok=True)
         path.chmod(0o700)
         try:
-            (path / "ranks").mkdir()
+            (path / paths.RANKS).mkdir()
         except FileExistsError:  # another run was faster: this is how it is told apart
             raise RunDirectoryTaken(
                 f"the run directory {path} exists already",
@@ -307,7 +295,7 @@ def _refuse_links(path: Path) -> None:
     None of ours is; somebody who sends a run directory could choose where results are written.
     """
     for home in (path, *path.glob("attempt-*")):
-        for folder in (home, home / "ranks", home / "tables"):
+        for folder in (home, home / paths.RANKS, home / paths.TABLES):
             with contextlib.suppress(FileNotFoundError, NotADirectoryError):
                 for entry in os.scandir(folder):
                     if entry.is_symlink() and entry.is_dir():

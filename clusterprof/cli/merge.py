@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from clusterprof import console, nsys_installed, run_directory
+from clusterprof.agent.contracts import paths
 from clusterprof.console import say
 from clusterprof.errors import ReportError, UsageError
 from clusterprof.launch.settings import check_free, path
@@ -94,7 +95,7 @@ def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
 
 def _is_run(folder: Path) -> bool:
     try:
-        return (folder / "run.json").is_file()
+        return (folder / paths.MANIFEST).is_file()
     except OSError:
         return False  # it may not be seen, which its reader says
 
@@ -116,7 +117,7 @@ def _is_output(folder: Path) -> bool:
     from clusterprof.report import results_json
 
     try:
-        results_json.read(run_directory.RunDirectory(folder).merged / "results.json")
+        results_json.read(run_directory.RunDirectory(folder).merged / paths.RESULTS)
     except ReportError:
         return False
     return True

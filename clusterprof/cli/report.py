@@ -6,6 +6,7 @@ import argparse
 from collections.abc import Sequence
 
 from clusterprof import console
+from clusterprof.agent.contracts import paths
 from clusterprof.errors import ReportError
 from clusterprof.launch.settings import path
 from clusterprof.run_directory import RunDirectory
@@ -25,7 +26,7 @@ def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
     parser.add_argument("--debug", action="store_true", help="show tracebacks")
     arguments = parser.parse_args(list(own))
     run = RunDirectory(arguments.run)
-    found = run.merged / "results.json"
+    found = run.merged / paths.RESULTS
     if not found.is_file():
         raise ReportError(
             f"{run.path} has not been merged: it has no merged/results.json",

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from clusterprof import console, run_directory
+from clusterprof.agent.contracts import paths
 from clusterprof.agent.contracts.states import State
 from clusterprof.collect import newest_step_log
 from clusterprof.launch.settings import path
@@ -147,7 +148,7 @@ def _logged(folder: Path) -> int | None:
     log = newest_step_log(folder)
     if log is None:
         return None
-    pace = log.with_name(log.name.replace("steps", "pace", 1))
+    pace = log.with_name(paths.beside_steps(log.name, paths.PACE))
     ends = [sum(_last_line(log, (0,), 1)), sum(_last_line(pace, (0, 1), 0))]
     return max(ends) or None
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from clusterprof.agent.contracts import states
+from clusterprof.agent.contracts import paths, states
 from clusterprof.agent.contracts.states import State
 from clusterprof.agent.nsys import free_bytes
 from clusterprof.ranks import Selection
@@ -20,9 +20,8 @@ PATIENCE_S = 3.0
 #: For a rank that says that its report is being written.
 FINISHING_S = 8.0
 
-_TRACE = "trace.json.gz"
 #: nsys' first, as it was written or as its (scrubbed) export; the trace is beside it, or alone.
-_REPORTS = ("report.nsys-rep", "report.sqlite", "report.sqlite.xz", _TRACE)
+_REPORTS = (paths.REPORT, "report.sqlite", "report.sqlite.xz", paths.TRACE)
 
 #: Of the run directory.
 DELETED = "was deleted while the job ran"
@@ -155,7 +154,7 @@ def _ended(run: RunDirectory, rank: int, state: dict[str, Any]) -> bool:
     """
     found = State.of(state)
     if found is State.FINISHING:
-        return "report.nsys-rep" in [path.name for path in reports_in(run.rank(rank))]
+        return paths.REPORT in [path.name for path in reports_in(run.rank(rank))]
     if found is None or found.has_report:
         return found is not None and bool(reports_in(run.rank(rank)))
     return found.ended
@@ -188,7 +187,7 @@ def _settle(run: RunDirectory, rank: int, state: dict[str, Any] | None, seen: li
         reason = "its report appeared late" if late else str(state.get("reason", ""))
         if state:
             _advance(folder, State.COLLECTED, reason if late else None)
-        beside = next((each for each in reports[1:] if each.name == _TRACE), None)
+        beside = next((each for each in reports[1:] if each.name == paths.TRACE), None)
         return Outcome(
             rank, State.COLLECTED, reason, host, reports[0], beside, steps,
             whole=bool(state.get("whole")),

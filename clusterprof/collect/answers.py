@@ -12,6 +12,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
+from clusterprof.agent.contracts import paths
 from clusterprof.errors import HostError
 
 #: Of one answer: a listing of some 25,000 files.
@@ -60,8 +61,8 @@ class Offered:
     @property
     def path(self) -> str:
         """Where it is, below our folder there and below the run directory here."""
-        attempt = f"attempt-{self.attempt}/" if self.attempt > 1 else ""
-        return f"{attempt}ranks/{self.rank:05d}/{self.name}"
+        folder = paths.rank_folder(paths.attempt_folder("", self.attempt), self.rank)
+        return f"{folder}/{self.name}"
 
 
 def plain(text: str, most: int = 200) -> str:
@@ -130,7 +131,7 @@ def offered(answer: bytes) -> tuple[list[Offered], list[str]] | None:
             f"it offers {size / 1e6:.0f} MB, and no more than {most / 1e6:.0f} are fetched "
             f"({FETCH_MB})"
         )
-    return sorted(files.values(), key=lambda each: each.name == "state.json"), problems
+    return sorted(files.values(), key=lambda each: each.name == paths.STATE), problems
 
 
 def _offered(entry: Any) -> Offered:

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from clusterprof.agent.contracts import files, states
+from clusterprof.agent.contracts import files, paths, states
 from clusterprof.agent.contracts.states import State
 from clusterprof.agent.remote import host as far_side
 from clusterprof.collect import answers
@@ -480,6 +480,6 @@ def name_holes(run: RunDirectory, holes: Mapping[int, tuple[str, str]]) -> None:
         state = State.of(states.read(str(folder)))
         if state is not None and state.ended and state is not State.CAPTURED:
             continue
-        if any((folder / name).is_file() for name in ("report.nsys-rep", "trace.json.gz")):
+        if any((folder / name).is_file() for name in (paths.REPORT, paths.TRACE)):
             continue
         states.advance(str(folder), State.LOST, reason, host=host, chosen=True, rank=rank)

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from clusterprof import nsys_installed
 from clusterprof.agent.contracts import states
+from clusterprof.agent.contracts.paths import RAW, REPORT
 from clusterprof.agent.contracts.states import State
-from clusterprof.agent.guard.report_transfer import RAW
 from clusterprof.run_directory import RunDirectory
 
 #: The importer takes some 7 µs for each range; one that takes longer than this hangs.
@@ -30,7 +30,7 @@ def finish(run: RunDirectory, *, patience_s: float = PATIENCE_S) -> Iterator[Mad
     """Make the reports of all ranks that have only a raw one, one after the other."""
     for rank in run.ranks():
         folder = run.rank(rank)
-        if (folder / RAW).is_file() and not (folder / "report.nsys-rep").exists():
+        if (folder / RAW).is_file() and not (folder / REPORT).exists():
             yield Made(rank, _made(folder, patience_s))
 
 
@@ -49,7 +49,7 @@ def _made(folder: Path, patience_s: float) -> str:
 def _import(importer: Path, folder: Path, patience_s: float) -> str:
     # The importer replaces nothing: it gets a folder of its own.
     with tempfile.TemporaryDirectory(prefix=".", dir=folder) as private:
-        made = Path(private, "report.nsys-rep")
+        made = Path(private, REPORT)
         command = [str(importer), "-i", str(folder / RAW), "-o", str(made)]
         done = subprocess.run(
             command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace",
@@ -58,7 +58,7 @@ def _import(importer: Path, folder: Path, patience_s: float) -> str:
         if done.returncode != 0 or not made.exists():
             words = (done.stdout + done.stderr).strip().splitlines()
             return f"{importer} failed with status {done.returncode}: {words[-1] if words else ''}"
-        made.replace(folder / "report.nsys-rep")
+        made.replace(folder / REPORT)
     states.advance(str(folder), State.COLLECTED, f"its report was made of {RAW} after the job")
     (folder / RAW).unlink(missing_ok=True)  # somebody else may be collecting too
     return ""

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from clusterprof.agent.contracts import paths
 from clusterprof.agent.contracts.processes import is_unused
 from clusterprof.agent.contracts.words import counted
 from clusterprof.doctor.folders import SHARED_MEMORY
@@ -23,7 +24,7 @@ _PROFILERS = {
     "nsys": "nsys",
 }  # fmt: skip
 _DAY_S = 86400.0
-_REPORTS = ("report.nsys-rep", "report.qdstrm")
+_REPORTS = (paths.REPORT, paths.RAW)
 #: Where nsys puts some files whatever TMPDIR says.
 _FIXED = Path("/tmp")  # noqa: S108
 

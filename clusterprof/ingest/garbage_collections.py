@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from clusterprof.agent.contracts import paths
 from clusterprof.ingest.columns import fill, joined
 from clusterprof.tables import GARBAGE, RankTables
 
@@ -18,8 +19,7 @@ _COLUMNS = ["begin_ns", "end_ns", "generation", "collected"]
 
 def beside_steps(steps: Path) -> Path:
     """Return where the collections of a step log's rank are: `gc.csv` beside `steps.csv`."""
-    before, _, after = steps.name.rpartition("steps")
-    return steps.with_name(f"{before}gc{after}")
+    return steps.with_name(paths.beside_steps(steps.name, paths.GARBAGE))
 
 
 def with_collections(tables: RankTables, path: Path) -> RankTables:

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from clusterprof.agent.contracts import paths
 from clusterprof.errors import ReportError
 from clusterprof.ingest import kinds
 from clusterprof.ingest.kineto.json_stream import keys_of
@@ -17,7 +18,7 @@ from clusterprof.ingest.unpacking import opened
 #: nsys before 2021.5 named it otherwise
 NSYS_REPORT = (".nsys-rep", ".qdrep")
 #: what nsys leaves where it does not make the report
-NSYS_RAW = (".qdstrm",)
+NSYS_RAW = (paths.QDSTRM,)
 NSYS_SQLITE = (".sqlite", ".sqlite.xz")
 KINETO = (".json", ".json.gz", ".json.xz")
 SUFFIXES = (*NSYS_REPORT, *NSYS_SQLITE, *KINETO, *NSYS_RAW)
@@ -25,10 +26,7 @@ SUFFIXES = (*NSYS_REPORT, *NSYS_SQLITE, *KINETO, *NSYS_RAW)
 #: one of these is a key of every Kineto trace, or it is a list of events
 _KINETO_MARKS = frozenset({"traceEvents", "schemaVersion", "deviceProperties", "["})
 #: JSON that stands in a run directory beside the reports
-OUR_OWN = frozenset({
-    "run.json", "plan.json", "state.json", "clock.json", "beacons.json", "probe.json",
-    "probe-address.json", "clock_probe.json", "results.json",
-})  # fmt: skip
+OUR_OWN = frozenset(paths.DOCUMENTS)
 #: bytes, packed or not; JSON that is larger is somebody's recording and no settings
 _NO_SETTINGS = 64 << 10
 
@@ -102,7 +100,7 @@ def _in_folder(folder: Path) -> list[Source]:
     try:
         found = _reports(folder)
         if not found:
-            parent = folder / "ranks" if (folder / "ranks").is_dir() else folder
+            parent = folder / paths.RANKS if (folder / paths.RANKS).is_dir() else folder
             below = sorted(each for each in parent.iterdir() if each.is_dir())
             found = [source for each in below for source in _reports_below(each)]
     except OSError as error:

@@ -8,17 +8,17 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from clusterprof.agent.contracts import documents
+from clusterprof.agent.contracts import documents, paths
 from clusterprof.probe.measurement import Measurement, joined, parsed, read
 from clusterprof.run_directory import RunDirectory
 
 #: what each rank wrote of its clocks, by what `clusterprof.align.clock.readings.parsed` calls it
-_FILES = {"clock": "clock.json", "state": "state.json", "beacons": "beacons.json"}
+_FILES = {"clock": paths.CLOCK, "state": paths.STATE, "beacons": paths.BEACONS}
 
 
 def probe_path(run: RunDirectory) -> Path:
     """clock_probe.json."""
-    return run.path / "clock_probe.json"
+    return run.path / paths.CLOCK_PROBE
 
 
 def settle(run: RunDirectory) -> Measurement | None:
@@ -32,13 +32,13 @@ def settle(run: RunDirectory) -> Measurement | None:
     found = [read(path)] if path.is_file() else []
     folders = [each.rank(rank) for each in run.attempts() for rank in each.ranks()]
     for folder in folders:
-        document = _json(folder / "probe.json")
+        document = _json(folder / paths.PROBE)
         if isinstance(document, dict):
             found.append(parsed({"method": "UDP beside the ranks", **document}))
         with contextlib.suppress(OSError):
-            (folder / "probe-address.json").unlink()
+            (folder / paths.PROBE_ADDRESS).unlink()
     for each in run.attempts():
-        shutil.rmtree(each.home / "probe", ignore_errors=True)
+        shutil.rmtree(each.home / paths.PROBED, ignore_errors=True)
     if not found:
         return None
     every = joined(found)

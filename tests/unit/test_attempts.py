@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from clusterprof import run_directory
-from clusterprof.agent.contracts import attempts, states
+from clusterprof.agent.contracts import paths, states
 from clusterprof.agent.rank import start
 from clusterprof.collect import collect_attempts
 from clusterprof.run_directory import RunDirectory
@@ -28,13 +28,13 @@ def rank_left(run: RunDirectory, attempt: int, rank: int, state: str, **facts: A
 
 
 def test_each_attempt_has_a_folder_and_all_belong_to_one_run(run: RunDirectory) -> None:
-    assert attempts.number({}) == 1
-    assert attempts.number({"TORCHELASTIC_RESTART_COUNT": "0"}) == 1
-    assert attempts.number({"TORCHELASTIC_RESTART_COUNT": "2"}) == 3
-    assert attempts.number({"TORCHELASTIC_RESTART_COUNT": "many"}) == 1
-    third = attempts.folder("/runs/x", 3)
-    assert (attempts.folder("/runs/x", 1), third) == ("/runs/x", "/runs/x/attempt-3")
-    assert attempts.root(third) == attempts.root("/runs/x") == "/runs/x"
+    assert paths.attempt_of({}) == 1
+    assert paths.attempt_of({"TORCHELASTIC_RESTART_COUNT": "0"}) == 1
+    assert paths.attempt_of({"TORCHELASTIC_RESTART_COUNT": "2"}) == 3
+    assert paths.attempt_of({"TORCHELASTIC_RESTART_COUNT": "many"}) == 1
+    third = paths.attempt_folder("/runs/x", 3)
+    assert (paths.attempt_folder("/runs/x", 1), third) == ("/runs/x", "/runs/x/attempt-3")
+    assert paths.run_of(third) == paths.run_of("/runs/x") == "/runs/x"
     rank_left(run, 3, 0, "waiting")
     (run.path / "attempt-of-mine").mkdir()
     assert [each.attempt for each in run.attempts()] == [1, 3]

@@ -137,7 +137,7 @@ def test_two_processes_of_one_rank_have_a_log_each(tmp_path: Path) -> None:
         log.write()
     assert read_log(tmp_path / "steps.csv").num_rows == 3
     assert read_log(tmp_path / "steps.2.csv").num_rows == 4
-    assert second.path("gc").endswith("gc.2.csv")
+    assert second.path("gc.csv").endswith("gc.2.csv")
 
 
 def test_a_clock_that_is_told_later_moves_all_times(tmp_path: Path) -> None:

@@ -8,13 +8,12 @@ opinion tells how far from true time it may be; marks tell how the report's time
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import time
 from typing import Any, Dict, List, Optional
 
-from . import files
+from . import documents, files, paths
 
 #: a range of this name, and a number, stands in the report where a clock was read
 MARK = "clusterprof:clock:"
@@ -105,11 +104,8 @@ class Readings:
 
 def add(folder: str, readings: List[Dict[str, Any]]) -> None:
     """Add readings to the clock.json of a rank's folder. Raises OSError, ValueError."""
-    path = os.path.join(folder, "clock.json")
-    earlier: Dict[str, Any] = {}
-    if os.path.exists(path):
-        with open(path, encoding="utf-8") as file:
-            earlier = json.load(file)
+    path = os.path.join(folder, paths.CLOCK)
+    earlier = documents.load(path) if os.path.exists(path) else {}
     every = [*earlier.get("readings", []), *readings]
     files.write_json(path, {"schema_version": 1, "machine": machine(), "readings": every})
 

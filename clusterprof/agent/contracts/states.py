@@ -8,7 +8,7 @@ import os
 import time
 from typing import Any, Dict, Mapping, Optional
 
-from . import attempts, documents, files
+from . import documents, files, paths
 
 
 class State(str, enum.Enum):
@@ -76,17 +76,12 @@ _FORM = {
 }  # fmt: skip
 
 
-def rank_directory(run: str, rank: int) -> str:
-    """The folder of `rank` in the run directory `run`."""
-    return os.path.join(run, "ranks", "%05d" % rank)
-
-
 def make(folder: str) -> None:
     """Make a rank's folder, but not the run directory: one that was deleted stays deleted.
 
     Nor in another user's that stands in its place: a report holds the environment. Raises OSError.
     """
-    run = attempts.root(os.path.dirname(os.path.dirname(os.path.abspath(folder))))
+    run = paths.run_of_rank(folder)
     if not os.path.isdir(run):
         raise FileNotFoundError(errno.ENOENT, "the run directory is gone", run)
     files.check_ours(os.stat(run), run)
@@ -103,7 +98,7 @@ def read_plan(path: str) -> Dict[str, Any]:
         raise ValueError("%s is no plan" % path)
     here = os.path.dirname(os.path.abspath(path))
     for folder in (plan["run"], here):
-        if os.path.isfile(os.path.join(folder, "run.json")):
+        if os.path.isfile(os.path.join(folder, paths.MANIFEST)):
             plan["run"] = folder
             break
     return plan
@@ -115,7 +110,7 @@ def read(folder: str, ours: bool = False) -> Dict[str, Any]:
     `ours`: another user's is none (`files.open_ours`), as everywhere where a rank obeys one.
     """
     try:
-        state = documents.load(os.path.join(folder, "state.json"), ours)
+        state = documents.load(os.path.join(folder, paths.STATE), ours)
     except (OSError, ValueError):
         return {}
     if not isinstance(state, dict):
@@ -152,5 +147,5 @@ def advance(
     now.setdefault("history", []).append([new, at_ns or time.time_ns()])
     if reason is not None and (new is not before or "reason" not in now):
         now["reason"] = reason
-    files.write_json(os.path.join(folder, "state.json"), now, indent=1)
+    files.write_json(os.path.join(folder, paths.STATE), now, indent=1)
     return True

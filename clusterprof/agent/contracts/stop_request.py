@@ -9,16 +9,15 @@ from __future__ import annotations
 import os
 from typing import Optional
 
-from . import attempts, files
+from . import files, paths
 
-NAME = "close"
 EVERY_S = 0.25
 
 
 def give(run: str, reason: str) -> None:
     """Order all windows of the run closed; the first reason stays. Raises OSError."""
     if read(run) is None:
-        files.write(os.path.join(run, NAME), reason + "\n")
+        files.write(os.path.join(run, paths.CLOSE), reason + "\n")
 
 
 def read(run: str) -> Optional[str]:
@@ -27,12 +26,12 @@ def read(run: str) -> Optional[str]:
     `run`: the run directory, or the folder of an attempt in it.
     """
     try:
-        run = attempts.root(run)
+        run = paths.run_of(run)
         # The listing first: NFS may remember for half a minute that a file is not there, but
         # asks the server whenever a folder is opened.
-        if NAME not in os.listdir(run):
+        if paths.CLOSE not in os.listdir(run):
             return None
-        with files.open_ours(os.path.join(run, NAME)) as file:
+        with files.open_ours(os.path.join(run, paths.CLOSE)) as file:
             return file.readline().decode().strip()
     except (OSError, ValueError):
         return None

@@ -28,7 +28,7 @@ import zlib
 from typing import Any, Dict, Iterator, List, Optional
 
 from .. import nsys as profiler
-from ..contracts import attempts, descriptors, messages, processes, states, variables
+from ..contracts import descriptors, messages, paths, processes, states, variables
 from ..contracts.states import State
 from . import outbox, report_transfer, session
 
@@ -74,7 +74,7 @@ class Guard:
         descriptors.fill_streams()
         self.mode = plan["window_by"]
         self.name = session_name(plan["run"], rank)
-        self.folder = states.rank_directory(plan["run"], rank)
+        self.folder = paths.rank_folder(plan["run"], rank)
         self.home: Optional[report_transfer.Homecoming] = None
         self.outbox = outbox.Outbox(None)
         self.session: Optional[session.Session] = None
@@ -410,7 +410,7 @@ def main(argv: List[str]) -> None:
     """Run as the guard of rank argv[1]; ends as the program ended."""
     try:
         plan = states.read_plan(argv[0])
-        plan["run"] = attempts.folder(plan["run"], attempts.number(os.environ))
+        plan["run"] = paths.attempt_folder(plan["run"], paths.attempt_of(os.environ))
         guard = Guard(plan, int(argv[1]), argv[2:])
     except Exception as error:  # it was there a moment ago: the program runs all the same
         messages.complain("rank %s runs without nsys: %s" % (argv[1], error))

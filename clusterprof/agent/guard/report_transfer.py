@@ -11,11 +11,8 @@ import subprocess
 import time
 from typing import IO, Any, Callable, Dict, List, Optional, Sequence
 
-from ..contracts import attempts, files, messages, processes, states
+from ..contracts import files, messages, paths, processes, states
 from ..contracts.states import State
-
-#: What was captured is in the run directory as nsys left it; `clusterprof collect` goes on.
-RAW = "report.qdstrm"
 
 #: The last bytes of every report that nsys has written to its end (docs/nsys.md).
 _END = b"[END]"
@@ -32,8 +29,11 @@ class Homecoming:
         self.private = private
         #: the rank's; only its writer comes near it (see `writer`)
         self.folder = folder
+        #: what nsys is told to write, the report that becomes of it, and what it may leave instead
         self.report = os.path.join(private, "report")
-        self.log = os.path.join(private, "log")
+        self.made = os.path.join(private, paths.REPORT)
+        self.raw = os.path.join(private, paths.RAW)
+        self.log = os.path.join(private, paths.LOG)
         #: nsys' importer on this node, None without one
         self.importer: Optional[str] = None
         #: the report is in the rank's folder already
@@ -103,7 +103,7 @@ class Homecoming:
         how = "nsys left a .qdstrm, its importer was called by hand" if self.rescued else None
         reason = "; ".join(reasons)
         told = self.say(state, reason or None, rescued=how, program_status=status)
-        self.keep("log")
+        self.keep(paths.LOG)
         if self.stays and not told:
             if self.deleted():
                 self.stays = False
@@ -115,37 +115,31 @@ class Homecoming:
 
     def deleted(self) -> bool:
         """Whether the run directory is gone from where it was: nobody would ever find a report."""
-        run = attempts.root(os.path.dirname(os.path.dirname(os.path.abspath(self.folder))))
+        run = paths.run_of_rank(self.folder)
         return not os.path.lexists(run) and os.path.isdir(os.path.dirname(run))
 
     def leave_torn(self) -> None:
         """Where nsys was ended while it wrote the report, go back to what it made it of."""
-        report, raw = self.report + ".nsys-rep", self.report + ".qdstrm"
-        if not self.torn or not os.path.exists(report) or ends_whole(report):
+        if not self.torn or not os.path.exists(self.made) or ends_whole(self.made):
             return
         with contextlib.suppress(OSError):
-            os.unlink(report)
+            os.unlink(self.made)
         self.import_trouble = "nsys did not write the report to its end"
         # nsys that makes the report by itself has the raw one under a name of its own.
         found = glob.glob(os.path.join(glob.escape(self.private), "nsys", "**", "*.qdstrm"),
                           recursive=True)  # fmt: skip
-        if len(found) == 1 and not os.path.exists(raw):
+        if len(found) == 1 and not os.path.exists(self.raw):
             with contextlib.suppress(OSError):
-                os.replace(found[0], raw)
+                os.replace(found[0], self.raw)
 
     def import_command(self) -> Optional[List[str]]:
         """Debian's nsys does not find its importer and leaves a .qdstrm: call it by hand.
 
         The report gets its name when it is whole: see `imported`.
         """
-        raw = self.report + ".qdstrm"
-        if (
-            not self.importer
-            or not os.path.exists(raw)
-            or os.path.exists(self.report + ".nsys-rep")
-        ):
+        if not self.importer or not os.path.exists(self.raw) or os.path.exists(self.made):
             return None
-        return [self.importer, "-i", raw, "-o", self.report + ".made.nsys-rep"]
+        return [self.importer, "-i", self.raw, "-o", self.report + ".made.nsys-rep"]
 
     def imported(self, status: int) -> bool:
         """The importer has ended: whether there is a report of it."""
@@ -153,7 +147,7 @@ class Homecoming:
         self.import_trouble = "nsys' importer %s" % processes.ended(status)
         if status == 0:
             with contextlib.suppress(OSError):
-                os.replace(self.report + ".made.nsys-rep", self.report + ".nsys-rep")
+                os.replace(self.report + ".made.nsys-rep", self.made)
                 self.rescued = True
         return self.rescued
 
@@ -161,10 +155,10 @@ class Homecoming:
         """Import what nsys left, if there is time; what is not imported is kept as it is."""
         if self.import_tried:
             return
-        if self.importer and os.path.exists(self.report + ".qdstrm"):
+        if self.importer and os.path.exists(self.raw):
             # Both are there: nsys was ended while it made the one of the other.
             with contextlib.suppress(OSError):
-                os.unlink(self.report + ".nsys-rep")
+                os.unlink(self.made)
         command = self.import_command()
         if command is None:
             return
@@ -183,26 +177,25 @@ class Homecoming:
 
     def bring(self) -> Optional[str]:
         """Copy the report to the rank's folder; what went wrong, or None."""
-        if not os.path.exists(self.report + ".nsys-rep"):
+        if not os.path.exists(self.made):
             return "nsys wrote no report"
-        problem = self.keep("report", ".nsys-rep")
+        problem = self.keep(paths.REPORT)
         self.brought = problem is None
         self.stays = problem is not None
         return problem
 
     def left_raw(self) -> Optional[str]:
         """Keep what nsys left of a report that was not made; in words, None where there is none."""
-        raw = self.report + ".qdstrm"
-        if self.stays or not os.path.exists(raw) or os.path.getsize(raw) == 0:
+        if self.stays or not os.path.exists(self.raw) or os.path.getsize(self.raw) == 0:
             return None
-        problem = self.keep("report", ".qdstrm")
+        problem = self.keep(paths.RAW)
         self.stays = problem is not None
-        return problem or "clusterprof collect makes the report of the %s that is kept" % RAW
+        return problem or "clusterprof collect makes the report of the %s that is kept" % paths.RAW
 
-    def keep(self, name: str, ending: str = "") -> Optional[str]:
+    def keep(self, name: str) -> Optional[str]:
         """Copy a private file to the rank's folder, by rename; what went wrong, or None."""
-        source = os.path.join(self.private, name + ending)
-        target = os.path.join(self.folder, name + ending)
+        source = os.path.join(self.private, name)
+        target = os.path.join(self.folder, name)
         here = "it stays on %s as %s" % (os.uname().nodename, source)
         try:
             states.make(self.folder)

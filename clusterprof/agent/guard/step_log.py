@@ -12,7 +12,7 @@ import os
 import threading
 from typing import Iterable, List, Optional, Tuple
 
-from ..contracts import files
+from ..contracts import files, paths
 
 #: So many steps before the window and after it are near it.
 NEAR = 500
@@ -81,15 +81,14 @@ class StepLog:
         """
         while True:
             self.number += 1
-            with contextlib.suppress(FileExistsError), open(self.path("steps"), "x") as file:
+            with contextlib.suppress(FileExistsError), open(self.path(paths.STEPS), "x") as file:
                 file.write(STEPS)
                 self._written[0] = 0
                 return
 
     def path(self, name: str) -> str:
-        """`name.csv` or, beside steps.2.csv, `name.2.csv`."""
-        ending = ".%d.csv" % self.number if self.number > 1 else ".csv"
-        return os.path.join(self.folder, name + ending)
+        """The file `name`, numbered as this log."""
+        return os.path.join(self.folder, paths.numbered(name, self.number))
 
     def write(self, *, all_of_it: bool = False) -> None:
         """Bring to the files what is new: at most one operation where all steps are of one kind.
@@ -107,14 +106,14 @@ class StepLog:
             wall_ns = self.wall_ns
         done = False
         try:
-            for place, (name, head) in enumerate((("steps", STEPS), ("pace", PACE))):
+            for place, (name, head) in enumerate(((paths.STEPS, STEPS), (paths.PACE, PACE))):
                 rows, before = kept[place], written[place]
                 if len(rows) > (before or 0):
                     text = "".join(line(row, wall_ns) for row in rows[before or 0 :])
                     bring(self.path(name), head, text, append=before is not None)
                     done = True
             if progress and not done:  # a sign of life
-                os.utime(self.path("steps"))
+                os.utime(self.path(paths.STEPS))
         except OSError:
             with self._lock:  # what is in the files cannot be told: next time as a whole
                 self._written = [None, None]

@@ -27,7 +27,7 @@ import time
 from array import array
 from typing import Any, Callable, Deque, Dict, List, Optional
 
-from ..contracts import clocks, files, processes, states, stop_request
+from ..contracts import clocks, files, paths, processes, states, stop_request
 from ..contracts.states import State
 from . import outbox, report_transfer, step_log
 
@@ -212,10 +212,9 @@ class Writer:
         """Write a file `name.csv`, numbered as the step log, or any other."""
 
         def write() -> None:
-            plain, ending = os.path.splitext(name)
             path = os.path.join(self.folder, name)
-            if ending == ".csv" and peer.log is not None:
-                path = peer.log.path(plain)
+            if peer.log is not None and name.endswith(".csv"):
+                path = peer.log.path(name)
             files.write(path, text)
 
         self.later(write)
@@ -236,7 +235,7 @@ class Writer:
         def bring() -> None:
             try:
                 states.make(self.folder)
-                pack(path, os.path.join(self.folder, "trace.json.gz"), peer)
+                pack(path, os.path.join(self.folder, paths.TRACE), peer)
             except OSError as error:
                 why = "the report could not be written: %s" % (error.strerror or error)
                 states.advance(self.folder, State.LOST, why)
@@ -323,7 +322,7 @@ class Writer:
         def settle() -> None:
             states.advance(self.folder, State.LOST, reason, at_ns)
             if home is not None:
-                home.keep("log")
+                home.keep(paths.LOG)
                 shutil.rmtree(home.private, ignore_errors=True)
 
         self.later(settle)

@@ -26,6 +26,7 @@ import sys
 import time
 from typing import Any, Dict, List, Optional
 
+from ..contracts import paths
 from ..guard.outbox import Outbox
 from .steps import Counter
 
@@ -73,7 +74,7 @@ class Beacons:
     def write(self, outbox: Outbox) -> None:
         """Have beacons.json written to the rank's folder."""
         if self.sent:
-            outbox.say("file", name="beacons.json", text=json.dumps(self.sent) + "\n")
+            outbox.say("file", name=paths.BEACONS, text=json.dumps(self.sent) + "\n")
 
     def agreed(self, event: str, count: int) -> Dict[str, Any]:
         """Agree with all other ranks, then issue; the facts, or the reason why not."""

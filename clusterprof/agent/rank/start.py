@@ -14,7 +14,7 @@ import sys
 from types import ModuleType
 from typing import Any, Dict, List, Optional
 
-from ..contracts import attempts, clocks, descriptors, states
+from ..contracts import clocks, descriptors, paths, states
 from ..contracts.identity import Identity, identify, is_starter
 from ..contracts.messages import complain
 from ..contracts.selection import chosen
@@ -39,9 +39,9 @@ def main() -> None:
     me = identify(environ, plan["identity"])
     if me is None:
         return
-    attempt = attempts.number(environ)
+    attempt = paths.attempt_of(environ)
     picked = chosen(plan["selection"], me) and not has_its_report(plan["run"], me.rank, attempt)
-    plan["run"] = attempts.folder(plan["run"], attempt)
+    plan["run"] = paths.attempt_folder(plan["run"], attempt)
     refused: Optional[str] = None
     if picked and PROFILED not in environ:
         from . import own_profilers
@@ -58,7 +58,7 @@ def main() -> None:
 def has_its_report(run: str, rank: int, attempt: int) -> bool:
     """Whether this rank has captured already: in an earlier attempt, if it was the whole window."""
     for each in range(1, attempt + 1):
-        before = states.read(states.rank_directory(attempts.folder(run, each), rank), ours=True)
+        before = states.read(paths.rank_folder(paths.attempt_folder(run, each), rank), ours=True)
         state = State.of(before)
         if state is not None and state.has_captured:
             if each == attempt or before.get("whole"):
@@ -93,7 +93,7 @@ class Rank:
         self.me = me
         self.picked = picked
         self.refused = refused
-        self.folder = states.rank_directory(plan["run"], me.rank)
+        self.folder = paths.rank_folder(plan["run"], me.rank)
         self.window: Any = None
         self.beacons: Any = None
         self.outbox: Any = None

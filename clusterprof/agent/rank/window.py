@@ -10,7 +10,7 @@ import sys
 import time
 from typing import Any, Dict, List, Optional
 
-from ..contracts import clocks
+from ..contracts import clocks, paths
 from ..contracts.states import State
 from ..contracts.variables import PROFILED
 from ..guard import size
@@ -167,7 +167,7 @@ class Window:
         self.quietly(lambda: self.clock.take("close"))
         tell_prober("close")
         self.outbox.say("clock", readings=self.clock.new())
-        self.outbox.say("file", name="gc.csv", text=self.garbage.text(self.counter))
+        self.outbox.say("file", name=paths.GARBAGE, text=self.garbage.text(self.counter))
         if problem is not None:
             self.say(State.LOST, "the window could not be closed: %s" % problem)
             return

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 import os
 import secrets
 import select
@@ -27,8 +26,9 @@ import sys
 import time
 from typing import Any, Dict, List, Mapping, Optional, Tuple
 
-from ..contracts import clocks, exchange, files, processes, states
+from ..contracts import clocks, documents, exchange, files, paths, processes
 from ..contracts.identity import Identity
+from ..contracts.variables import PLAN
 
 #: the Unix socket of this rank's prober, for the program that the guard runs under nsys: a name in
 #: the kernel's own list, where sockets without a file stand
@@ -131,7 +131,7 @@ class Prober:
 
     def address_file(self) -> str:
         """Where the reference rank's prober says how it is reached, to those who may read it."""
-        return os.path.join(states.rank_directory(self.run, self.against), "probe-address.json")
+        return os.path.join(paths.rank_folder(self.run, self.against), paths.PROBE_ADDRESS)
 
     def answer(self) -> None:
         """Answer all others until our rank has ended, or its window has been closed for long."""
@@ -200,7 +200,7 @@ class Prober:
                     self.measure(event, mine)
                 break
         if self.bounds or self.notes:
-            path = os.path.join(states.rank_directory(self.run, self.rank), "probe.json")
+            path = os.path.join(paths.rank_folder(self.run, self.rank), paths.PROBE)
             whole = {"schema_version": 1, "bounds": self.bounds, "notes": self.notes}
             files.write_json(path, whole)
 
@@ -249,8 +249,7 @@ class Prober:
             return {"address": address, "port": port, "secret": secret, "machine": machine}
         while True:
             try:
-                with files.open_ours(self.address_file()) as file:
-                    return dict(json.load(file))
+                return dict(documents.load(self.address_file(), ours=True))
             except (OSError, ValueError):
                 if time.monotonic() > deadline:
                     self.notes.append("rank %d's prober was not found" % self.against)
@@ -263,7 +262,7 @@ class Prober:
         if not machine or machine == told["machine"]:
             return False
         name = hashlib.blake2b((told["secret"] + machine).encode(), digest_size=8).hexdigest()
-        folder = os.path.join(self.run, "probe")
+        folder = os.path.join(self.run, paths.PROBED)
         try:
             if os.path.isdir(self.run):
                 os.makedirs(folder, exist_ok=True)
@@ -276,8 +275,7 @@ class Prober:
 def meeting(environ: Mapping[str, str]) -> Optional[Tuple[bytes, List[str]]]:
     """Secret and hosts of a job whose hosts share no folder, by the plan; None where they do."""
     try:
-        with files.open_ours(environ["CLUSTERPROF_PLAN"]) as file:
-            told = json.load(file)["meeting"]
+        told = documents.load(environ[PLAN], ours=True)["meeting"]
         secret, hosts = bytes.fromhex(told["secret"]), [str(each) for each in told["hosts"]]
     except (KeyError, OSError, TypeError, ValueError):
         return None

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 
+from clusterprof.agent.contracts.paths import QDSTRM
 from clusterprof.errors import ReportError
 from clusterprof.ingest.nsys import json_payloads, nccl_payload, sqlite
 from clusterprof.ingest.nsys.database import unreadable
@@ -25,9 +26,6 @@ from clusterprof.tables import RankTables
 
 #: nsys needs a third of a second for 100,000 kernels; after this it hangs.
 _DEADLINE_S = 1800
-
-#: what nsys leaves where it was stopped, or found no importer, before it made the report
-QDSTRM = ".qdstrm"
 
 #: bytes; with less left in the temporary folder, or less than the report's own size, whatever went
 #: wrong there is taken to have gone wrong for that

@@ -1,0 +1,103 @@
+"""The names of a run's files and folders, which stand in this module alone.
+
+    RUN/                  runs/<UTC stamp>-<job id or pid>
+      run.json            schema version, argv, selection, versions, start and end, exit status
+      plan.json           what the agent in every rank reads
+      close               a request to close all windows now, and why
+      ranks/00008/        what one rank leaves
+      attempt-2/ranks/    the same of each later attempt, where the launcher started its ranks over
+      probe/              which machines the probers measure, while they do
+      clock_probe.json    the clocks as they were measured
+      tables/00008/       canonical tables, Parquet
+      merged/             results.json, collectives and accounts as Parquet
+      report.html
+
+What the ranks of a later attempt leave (torchrun starts all ranks over when one has failed) is kept
+apart from what those before them left: a report that the writer of a killed rank still transfers,
+or a prober that still answers, belongs to another attempt, and a rank may have another number.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import Mapping
+
+MANIFEST = "run.json"
+PLAN = "plan.json"
+CLOSE = "close"
+RANKS = "ranks"
+PROBED = "probe"
+CLOCK_PROBE = "clock_probe.json"
+TABLES = "tables"
+MERGED = "merged"
+RESULTS = "results.json"
+HTML = "report.html"
+
+# -- in a rank's folder
+STATE = "state.json"
+#: of two reports of one window nsys' is read, with torch.profiler's trace beside it
+REPORT = "report.nsys-rep"
+TRACE = "trace.json.gz"
+#: what nsys leaves where it was stopped, or found no importer, before it made the report
+QDSTRM = ".qdstrm"
+RAW = "report" + QDSTRM
+#: what nsys printed
+LOG = "log"
+STEPS = "steps.csv"
+PACE = "pace.csv"
+GARBAGE = "gc.csv"
+CLOCK = "clock.json"
+BEACONS = "beacons.json"
+PROBE = "probe.json"
+PROBE_ADDRESS = "probe-address.json"
+
+#: JSON that is no report
+DOCUMENTS = (MANIFEST, PLAN, STATE, CLOCK, BEACONS, PROBE, PROBE_ADDRESS, CLOCK_PROBE, RESULTS)
+
+_ATTEMPT = re.compile(r"attempt-([1-9][0-9]{0,8})")
+
+
+def rank_folder(run: str, rank: int) -> str:
+    """The folder of `rank` in the run directory, or in the folder of an attempt."""
+    return os.path.join(run, RANKS, "%05d" % rank)
+
+
+def run_of_rank(folder: str) -> str:
+    """The run directory, from a rank's folder in any attempt."""
+    return run_of(os.path.dirname(os.path.dirname(os.path.abspath(folder))))
+
+
+def attempt_of(environ: Mapping[str, str]) -> int:
+    """Which attempt this process belongs to, from 1."""
+    count = environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    return int(count) + 1 if count.isdigit() else 1
+
+
+def attempt_folder(run: str, attempt: int) -> str:
+    """Where an attempt's ranks write: the run directory itself, `attempt-2` in it, and so on."""
+    return run if attempt == 1 else os.path.join(run, "attempt-%d" % attempt)
+
+
+def attempt_number(name: str) -> int:
+    """The number of the attempt whose folder has this name; 0 for any other folder."""
+    found = _ATTEMPT.fullmatch(name)
+    return int(found[1]) if found else 0
+
+
+def run_of(folder: str) -> str:
+    """The run directory, from itself or the folder of an attempt."""
+    before, name = os.path.split(folder)
+    return before if attempt_number(name) else folder
+
+
+def numbered(name: str, number: int) -> str:
+    """`steps.2.csv` for the log of a second process in one rank."""
+    stem, ending = os.path.splitext(name)
+    return name if number < 2 else "%s.%d%s" % (stem, number, ending)
+
+
+def beside_steps(steps: str, name: str) -> str:
+    """The name of the `pace.csv` or `gc.csv` of this step log: `pace.2.csv` for `steps.2.csv`."""
+    before, _, after = steps.rpartition("steps")
+    return before + os.path.splitext(name)[0] + after
