@@ -139,8 +139,15 @@ def test_every_make_target_that_contributing_names_exists() -> None:
 
 
 def test_every_verb_is_documented() -> None:
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert [verb for verb in VERBS if f"clusterprof {verb}" not in readme] == []
+    pages = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+    text = "\n".join(page.read_text(encoding="utf-8") for page in pages)
+    assert [verb for verb in VERBS if f"clusterprof {verb}" not in text] == []
+
+
+def test_the_readme_is_short_and_shows_the_command_first() -> None:
+    lines = (ROOT / "README.md").read_text(encoding="utf-8").splitlines()
+    assert len(lines) <= 100
+    assert any(line.startswith("clusterprof srun --ranks") for line in lines[:15])
 
 
 # --- what `make` installs
