@@ -86,6 +86,27 @@ def test_the_agent_imports_only_itself_and_the_standard_library(path: Path) -> N
             assert first in sys.stdlib_module_names or first in own, f"line {line} imports {name}"
 
 
+# --- the tree
+
+_MODULES = sorted(
+    path
+    for folder in ("clusterprof", "launchers")
+    for path in (ROOT / folder).rglob("*.py")
+    if not path.stem.startswith("__")  # Python's own names
+)
+
+
+def test_no_two_modules_have_one_name() -> None:
+    # A line of a stack trace, "host.py:72", says where one is.
+    names = [path.name for path in _MODULES]
+    assert sorted({name for name in names if names.count(name) > 1}) == []
+
+
+def test_few_modules_are_tiny() -> None:
+    tiny = [_named(path) for path in _MODULES if len(path.read_text().splitlines()) <= 40]
+    assert len(tiny) <= 10, tiny
+
+
 # --- documentation
 
 
