@@ -58,7 +58,7 @@ def straggler() -> Finding:
                     "time_ns": BEGIN + int(STEP_NS * (3.1 + number)) + 33 * MS,
                     "communicator": COMMUNICATOR,
                     "late_ns": 20_100_000,
-                    "what": "last at AllReduce, 20.1 ms after the next to last",
+                    "what": "last at AllReduce, 20.1 ms after the second-to-last",
                 }
                 for number in range(3)
             ),
@@ -67,7 +67,7 @@ def straggler() -> Finding:
                 "step": 7,
                 "idle_ns": 20_000_000,
                 "host": {"name": "clock_nanosleep", "kind": "os", "duration_ns": 20_110_000},
-                "what": "its GPU has nothing to do for 20.0 ms",
+                "what": "its GPU is idle for 20.0 ms",
             },
         ],
         "advice": "Look at what rank 2's host does between the optimizer and the forward: "
@@ -115,7 +115,7 @@ def steps(late: int | None) -> list[StepEntry]:
 
 
 def results(*, host: str = "gpu-07", operation: str = "AllReduce") -> Results:
-    """A study with a straggler, a second finding, a hole and a warning."""
+    """A study with a straggler, a second finding, a missing report and a warning."""
     return {
         "schema_version": 1,
         "clusterprof_version": "0.1.0",
@@ -191,7 +191,7 @@ def results(*, host: str = "gpu-07", operation: str = "AllReduce") -> Results:
             "stage_count": None,
         },
         "findings": [straggler(), pageable()],
-        "verdict": "rank 2 is late in every step: its host costs 20.3 ms of 61.6 ms (33%)",
+        "verdict": "Rank 2 delays the other ranks by 20.3 ms of each 61.6 ms step (33%).",
         "capture": {
             "stall_start_ns": 1_150_000_000,
             "stall_stop_ns": 62_000_000,
@@ -207,12 +207,12 @@ def results(*, host: str = "gpu-07", operation: str = "AllReduce") -> Results:
 
 
 def healthy() -> Results:
-    """The same job without the late rank and without anything to say about it."""
+    """The same job without the straggler and without findings."""
     made = results()
     made["findings"] = []
     made["missing"] = []
     made["warnings"] = []
-    made["verdict"] = "no stragglers: 4 ranks are together in 3 settled steps"
+    made["verdict"] = "No stragglers: 4 ranks, 3 steady-state steps."
     made["steps"] = steps(late=None)
     for step in made["steps"]:
         for entry in step["ranks"]:

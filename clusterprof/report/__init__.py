@@ -1,5 +1,5 @@
-"""Readers of the results: text for a terminal, results.json and one HTML page.
+"""Renderers of the results: text for a terminal, results.json and one HTML page.
 
 A renderer takes `Results` (and, for the timeline, the placed collectives) and gives
-text. None of them computes a verdict: what is said here was decided by the analysis.
+text. None of them reaches a conclusion of its own: the analysis has.
 """

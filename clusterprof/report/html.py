@@ -20,9 +20,18 @@ from typing import TYPE_CHECKING, Any
 
 from clusterprof.agent.contracts import files, words
 from clusterprof.report import phrases
-from clusterprof.report.averages import Average, averages, evidence_steps, worth_showing
-from clusterprof.report.precision import pair_bound_ns
-from clusterprof.results import Finding, RankAccount, Results
+from clusterprof.report.summary import (
+    Average,
+    average,
+    averages,
+    by_cost,
+    by_exposed,
+    evidence_steps,
+    is_measurable,
+    pair_bound_ns,
+    worth_showing,
+)
+from clusterprof.results import Finding, Results
 from clusterprof.run_directory import writing
 
 if TYPE_CHECKING:
@@ -34,8 +43,10 @@ if TYPE_CHECKING:
 _MOST_RANKS = 64
 _MOST_CLOCKS = 128
 _MOST_CELLS = 576
-_MOST_OPERATIONS = 40
+_MOST_ROWS = 40
 _MOST_EVIDENCE = 64
+#: near the beginning of every page
+_MARK = b'<meta name="generator" content="clusterprof">'
 
 
 def render(results: Results, collectives: pa.Table, *, title: str) -> str:
@@ -48,24 +59,25 @@ def render(results: Results, collectives: pa.Table, *, title: str) -> str:
     drawn = lanes.build(results, collectives)
     script = _part("report.js")
     begins = {step["step"]: step["begin_ns"] for step in results["steps"]}
+    clocks = {entry["rank"]: entry for entry in results["clock"]["ranks"]}
+    floor = pair_bound_ns(results)
     return _template().render(
         title=title,
-        verdict=results["verdict"],
-        version=results["clusterprof_version"],
-        schema_version=results["schema_version"],
+        results=results,
         style=_safe(_part("report.css")),
         script=_safe(script),
         script_hash=_fingerprint(script),
         tiles=_tiles(results),
-        holes=[phrases.hole(hole) for hole in results["missing"]],
-        holes_title=phrases.holes_title(results),
-        findings=[_finding(finding, begins) for finding in phrases.by_cost(results)],
+        findings=[(finding, _drawn(finding, begins)) for finding in by_cost(results)],
         account=_account(results),
         grid=_grid(results),
-        groups=_groups(results),
-        operations=_operations(results),
-        clock=_clock(results),
-        warnings=results["warnings"],
+        groups=results["topology"]["groups"],
+        operations=by_exposed(results),
+        clocks=[(entry, clocks.get(entry["rank"])) for entry in results["ranks"]],
+        floor=floor,
+        bound=words.bound(floor) if floor else "",
+        most_rows=_MOST_ROWS,
+        most_clocks=_MOST_CLOCKS,
         picture=lanes.picture(drawn) if drawn else None,
         timeline_notes=drawn.notes if drawn else [],
         data=_embedded(drawn) if drawn else None,
@@ -75,13 +87,9 @@ def render(results: Results, collectives: pa.Table, *, title: str) -> str:
 def write(path: Path, results: Results, collectives: pa.Table, *, title: str) -> None:
     """Write the page by rename; raises `RunDirectoryError` if it cannot be written."""
     page = render(results, collectives, title=title)
-    # A run directory's name may hold bytes that are no UTF-8.
+    # a run directory's name may hold bytes that are no UTF-8
     with writing(path, "--output"):
         files.write(path, page.encode(errors="backslashreplace"))
-
-
-#: near the beginning of every page
-_MARK = b'<meta name="generator" content="clusterprof">'
 
 
 def is_ours(path: Path) -> bool:
@@ -109,6 +117,7 @@ def _template() -> jinja2.Template:
         keep_trailing_newline=True,
         undefined=jinja2.StrictUndefined,
     )
+    environment.globals.update(words=words, phrases=phrases)
     return environment.from_string(_part("report.html.j2"))
 
 
@@ -141,70 +150,65 @@ def _embedded(drawn: Timeline) -> object:
 
 
 def _tiles(results: Results) -> list[dict[str, Any]]:
-    """The answer in four boxes: who, what it costs, how sure, and what was seen."""
-    findings = [finding for finding in phrases.by_cost(results) if finding["severity"] != "info"]
-    late = next((f for f in findings if f["code"].startswith("straggler.")), None)
-    top = late or (findings[0] if findings else None)
+    """The answer in four boxes: the straggler, what it costs, confidence and coverage."""
+    findings = [finding for finding in by_cost(results) if finding["severity"] != "info"]
+    straggler = next((f for f in findings if f["code"].startswith("straggler.")), None)
+    top = straggler or (findings[0] if findings else None)
+    floor = pair_bound_ns(results)
+    clocks = f"two ranks' times agree to {words.bound(floor)}" if floor else "one clock only"
+    confidence = words.confidence(top["confidence"]) if top else ""
     return [
-        _tile_who(results, late),
+        _tile_straggler(results, straggler),
         _tile_cost(results, top),
-        _tile_sure(results, top),
-        _seen(results),
+        _tile("Confidence", confidence, clocks)
+        if top
+        else _tile("Confidence", words.bound(floor) if floor else "-", "between two ranks' clocks"),
+        _tile_coverage(results),
     ]
 
 
-def _tile_who(results: Results, late: Finding | None) -> dict[str, Any]:
-    if late is not None:
-        who = phrases.whom(late) or "a rank not profiled"
-        return _tile("Late", who, f"{late['code']}, {phrases.recurrence(late)}", hurt=True)
+def _tile_straggler(results: Results, straggler: Finding | None) -> dict[str, Any]:
+    if straggler is not None:
+        who = phrases.whom(straggler) or "an unprofiled rank"
+        more = f"{straggler['code']}, {phrases.recurrence(straggler)}"
+        return _tile("Straggler", who, more, hurt=True)
     if len(results["ranks"]) < 2 or not results["collectives"]["matched"]:
-        return _tile("Late", "not known", "it takes collectives of two ranks and more to tell")
-    if not evidence_steps(results)[1]:
-        return _tile("Late", "not known", "no step is free of the capture's own start and stop")
-    return _tile("Late", "no rank", f"of the {len(results['ranks'])} seen")
+        why = "needs collectives of at least two profiled ranks"
+    elif not evidence_steps(results)[1]:
+        why = "no step is free of the profiler's own start and stop"
+    else:
+        return _tile("Straggler", "none", f"of {len(results['ranks'])} profiled ranks")
+    return _tile("Straggler", "cannot be determined", why)
 
 
 def _tile_cost(results: Results, top: Finding | None) -> dict[str, Any]:
-    if top is None or top["cost_ns_per_step"] <= top["uncertainty_ns"]:
+    if top is None or not is_measurable(top):
         floor = pair_bound_ns(results)
-        beyond = f"beyond what the clocks can tell ({words.bound(floor)})" if floor else "found"
+        beyond = f"beyond the clocks' uncertainty ({words.bound(floor)})" if floor else "found"
         return _tile("Cost per step", "none", beyond)
-    name = "Cost per step" if top["code"].startswith("straggler.") else "Largest cost per step"
-    value, _, bound = words.with_bound(top["cost_ns_per_step"], top["uncertainty_ns"]).partition(
-        " "
-    )
-    bound, _, _ = bound.rpartition("ms")
+    is_straggler = top["code"].startswith("straggler.")
+    cost = words.with_bound(top["cost_ns_per_step"], top["uncertainty_ns"])
+    value, _, bound = cost.removesuffix("ms").partition(" ")
     rows = averages(results)
     of = f" of {words.duration(sum(r.duration_ns for r in rows) / len(rows))}" if rows else ""
-    code = "" if top["code"].startswith("straggler.") else f", {top['code']}"
-    more = f"{words.percent(top['share_of_step'])} of a step{of}{code}"
-    return _tile(name, f"{value} ms", more, bound=bound.strip(), hurt=top["severity"] == "critical")
-
-
-def _tile_sure(results: Results, top: Finding | None) -> dict[str, Any]:
-    floor = pair_bound_ns(results)
-    clocks = f"two ranks' times agree to {words.bound(floor)}" if floor else "one clock only"
-    if top is None:
-        return _tile("How sure", words.bound(floor) if floor else "-", "between two ranks' clocks")
-    return _tile("How sure", words.confidence(top["confidence"]), clocks)
-
-
-def _seen(results: Results) -> dict[str, Any]:
-    steps, settled = evidence_steps(results)
-    seen = len(results["ranks"])
-    value = (
-        f"{seen} of {seen + len(results['missing'])} reports"
-        if results["missing"]
-        else (words.counted(seen, "rank"))
-    )
-    kind = "settled step" if settled else "unsettled step"
+    code = "" if is_straggler else f", {top['code']}"
     return _tile(
-        "Seen",
-        value,
-        f"{words.counted(len(steps), kind)}"
-        + (f": {words.numbers(steps, limit=4)}" if steps else ""),
-        hurt=bool(results["missing"]),
+        "Cost per step" if is_straggler else "Largest cost per step",
+        f"{value} ms",
+        f"{words.percent(top['share_of_step'])} of a step{of}{code}",
+        bound=bound.strip(),
+        hurt=top["severity"] == "critical",
     )
+
+
+def _tile_coverage(results: Results) -> dict[str, Any]:
+    steps, steady = evidence_steps(results)
+    profiled, missing = len(results["ranks"]), len(results["missing"])
+    more = words.counted(len(steps), "steady-state step" if steady else "step")
+    if steps:
+        more += f" ({words.spans(steps, limit=4)})" + ("" if steady else ", none in steady state")
+    value = f"{profiled} of {profiled + missing} reports" if missing else ""
+    return _tile("Coverage", value or words.counted(profiled, "rank"), more, hurt=bool(missing))
 
 
 def _tile(
@@ -213,35 +217,17 @@ def _tile(
     return {"name": name, "value": value, "more": more, "bound": bound, "hurt": hurt}
 
 
-def _finding(finding: Finding, begins: Mapping[int, int]) -> dict[str, Any]:
-    seen = finding["cost_ns_per_step"] > finding["uncertainty_ns"]
-    share = finding["share_of_step"] * 100 if seen else 0.0
-    facts = [f"{words.percent(finding['share_of_step'])} of a step"] if share else []
-    facts += [phrases.recurrence(finding), f"confidence {words.confidence(finding['confidence'])}"]
-    cost = phrases.cost(finding)
+def _drawn(finding: Finding, begins: Mapping[int, int]) -> dict[str, Any]:
+    """A finding's bar (its share of a step, and from where to where that may lie, in %)."""
+    share = finding["share_of_step"] * 100 if is_measurable(finding) else 0.0
+    half = share * finding["uncertainty_ns"] / finding["cost_ns_per_step"] if share else 0.0
+    # an uncertainty below 0.2% of a step is narrower than the mark for it
+    whisker = (_round(max(share - half, 0)), _round(min(share + half, 100))) if half > 0.2 else None
     return {
-        "severity": finding["severity"],
-        "code": finding["code"],
-        "whom": phrases.whom(finding),
-        "cost": cost.removesuffix(" per step"),
-        "per_step": cost.endswith(" per step"),
         "share": _round(min(share, 100)) if share else None,
-        "share_text": words.percent(finding["share_of_step"]),
-        "whisker": _whisker(finding, share),
-        "facts": ", ".join(facts),
-        "summary": finding["summary"],
-        "advice": finding["advice"],
-        "next": finding["next"],
+        "whisker": whisker,
         "evidence": _evidence(finding["evidence"], begins),
     }
-
-
-def _whisker(finding: Finding, share: float) -> tuple[float, float] | None:
-    """From where to where the share may lie, in % of a step; nothing where that is a hair."""
-    if not share:
-        return None
-    half = share * finding["uncertainty_ns"] / finding["cost_ns_per_step"]
-    return (_round(max(share - half, 0)), _round(min(share + half, 100))) if half > 0.2 else None
 
 
 def _evidence(
@@ -279,70 +265,77 @@ def _readable(line: Mapping[str, Any], begins: Mapping[int, int]) -> dict[str, A
     return out
 
 
-_PARTS = (
-    ("c", "compute", "compute"),
-    ("w", "wait", "exposed wait"),
-    ("t", "transfer", "exposed transfer"),
-    ("m", "copies", "exposed copies"),
-)
-
-
 def _account(results: Results) -> dict[str, Any] | None:
+    """Each rank's mean step, of so many ranks as the page can carry."""
     every = averages(results)
     if not every:
         return None
     rows = worth_showing(results, every, _MOST_RANKS)
     longest = max(row.duration_ns for row in every)
-    steps, settled = evidence_steps(results)
-    if settled:
-        lead = (
-            f"Means over {words.counted(len(steps), 'settled step')} ({words.numbers(steps, 6)}). "
-        )
-    else:
-        lead = "No step is free of the capture's own start and stop; means over all. "
-    lead += "Exposed is what no compute hides; the parts add up to the step."
+    steps, steady = evidence_steps(results)
     floor = pair_bound_ns(results)
-    late = _late(results)
+    stragglers = _stragglers(results)
     return {
-        "lead": lead,
-        "bound": words.bound(floor) if floor else "",
-        "rows": [_account_row(row, longest, floor, named=row.rank in late) for row in rows],
-        "left_out": _left_out(len(every) - len(rows), "rank"),
+        "steps": words.counted(len(steps), "steady-state step" if steady else "step"),
+        "which": words.spans(steps, 6),
+        "steady": steady,
+        "rows": [
+            {
+                "rank": row.rank,
+                "named": row.rank in stragglers,
+                "step": words.milliseconds(row.duration_ns, words.column_decimals(row.duration_ns)),
+                "cells": _cells(row, floor),
+                "bar": _bar(row, longest),
+            }
+            for row in rows
+        ],
+        "left_out": len(every) - len(rows),
     }
 
 
-def _account_row(row: Average, longest: float, floor: int, *, named: bool) -> dict[str, Any]:
-    values = [
-        ("compute", row.compute_ns),
-        ("wait", row.exposed_wait_ns),
-        ("transfer", row.exposed_transfer_ns),
-        ("copies", row.exposed_copy_ns),
-        ("idle", row.idle_ns),
+def _parts(row: Average) -> list[tuple[str, str, float]]:
+    """(tone, name, ns) of the parts of a step; the last one is what the others leave."""
+    return [
+        ("compute", "compute", row.compute_ns),
+        ("wait", "exposed wait", row.exposed_wait_ns),
+        ("transfer", "exposed transfer", row.exposed_transfer_ns),
+        ("copies", "exposed copies", row.exposed_copy_ns),
+        ("soft", "idle", row.idle_ns),
     ]
+
+
+def _cells(row: Average, floor: int) -> list[dict[str, Any]]:
     decimals = words.column_decimals(row.duration_ns)
     cells = []
-    for tone, ns in values:
+    for tone, _, ns in _parts(row):
         below = tone == "wait" and 0 < ns <= floor
         share = max(ns / row.duration_ns, 0) if row.duration_ns else 0.0
         cells.append(
             {
-                "tone": "soft" if tone == "idle" else tone,
-                # Compute is what one hopes for: the shade is for what costs.
+                "tone": tone,
+                # compute is what one hopes for: the shade is for what costs
                 "share": 0 if tone == "compute" or below else _round(share),
                 "ms": f"<{words.bound(floor)[1:]}" if below else words.milliseconds(ns, decimals),
                 "percent": "" if below else words.percent(share),
             }
         )
-    parts, total = _stack([ns for _, ns in values[:4]], row.duration_ns, longest)
-    return {
-        "rank": row.rank,
-        "named": named,
-        "step": words.milliseconds(row.duration_ns, decimals),
-        "cells": cells,
-        "parts": parts,
-        "total": total,
-        "label": _label([ns for _, ns in values], row.duration_ns),
-    }
+    return cells
+
+
+def _bar(row: Average, longest: float) -> dict[str, Any]:
+    """A stacked bar: (tone, left, width) of each part but idle, in % of the longest step."""
+    total = min(row.duration_ns / longest, 1) * 100 if longest else 0
+    every = [(t, name, ns / row.duration_ns) for t, name, ns in _parts(row) if row.duration_ns]
+    left, parts = 0.0, []
+    for tone, _, share in every[:-1]:
+        width = share * total
+        if width > 0:
+            # the style sheet knows these tones by their first letters, copies by m
+            parts.append(("m" if tone == "copies" else tone[0], _round(left), _round(width)))
+        left += width
+    shares = ", ".join(f"{name} {words.percent(share)}" for _, name, share in every if share)
+    label = f"{words.ms(row.duration_ns)}: {shares}"
+    return {"parts": parts, "total": _round(total), "label": label}
 
 
 def _grid(results: Results) -> dict[str, Any]:
@@ -356,151 +349,39 @@ def _grid(results: Results) -> dict[str, Any]:
         (a["duration_ns"] for step in steps if step["settled"] for a in step["ranks"]),
         default=max((a["duration_ns"] for step in steps for a in step["ranks"]), default=1),
     )
-    accounts = {(step["step"], a["rank"]): a for step in steps for a in step["ranks"]}
-    late = _late(results)
-    caption = f"ms per step; a full bar is {words.duration(longest)}, the longest settled step"
+    bars = {
+        (step["step"], a["rank"]): _bar(average(a["rank"], [a]), longest)
+        | {"steady": step["settled"], "ms": words.milliseconds(a["duration_ns"])}
+        for step in steps
+        for a in step["ranks"]
+        if a["rank"] in ranks
+    }
+    caption = f"ms per step; a full bar is {words.duration(longest)}, the longest steady-state step"
     if len(steps) < len(results["steps"]):
         caption += f"; the first {len(steps)} of {len(results['steps'])} steps"
+    stragglers = _stragglers(results)
     return {
         "caption": caption,
-        "steps": [{"number": step["step"], "settled": step["settled"]} for step in steps],
+        "steps": [{"number": step["step"], "steady": step["settled"]} for step in steps],
         "rows": [
             {
                 "rank": rank,
-                "named": rank in late,
-                "cells": [
-                    _cell(accounts[step["step"], rank], longest, settled=step["settled"])
-                    if (step["step"], rank) in accounts
-                    else None
-                    for step in steps
-                ],
+                "named": rank in stragglers,
+                "cells": [bars.get((step["step"], rank)) for step in steps],
             }
             for rank in ranks
         ],
     }
 
 
-def _cell(account: RankAccount, longest: float, *, settled: bool) -> dict[str, Any]:
-    wait = account["exposed_wait_ns"]
-    values = [
-        account["compute_ns"],
-        wait,
-        account["exposed_communication_ns"] - wait,
-        account["exposed_copy_ns"],
-    ]
-    parts, total = _stack(values, account["duration_ns"], longest)
-    return {
-        "settled": settled,
-        "parts": parts,
-        "total": total,
-        "ms": words.milliseconds(account["duration_ns"]),
-        "label": _label([*values, account["idle_ns"]], account["duration_ns"]),
-    }
-
-
-def _stack(
-    values: Sequence[float], duration: float, longest: float
-) -> tuple[list[tuple[str, float, float]], float]:
-    """(tone, left, width) of a stacked bar in % and its length; the rest of it is idle."""
-    total = min(duration / longest, 1) * 100 if longest else 0
-    left, parts = 0.0, []
-    for (tone, _, _), value in zip(_PARTS, values, strict=True):
-        width = value / duration * total if duration else 0
-        if width > 0:
-            parts.append((tone, _round(left), _round(width)))
-        left += width
-    return parts, _round(total)
-
-
-def _label(values: Sequence[float], duration: float) -> str:
-    names = [*(name for _, _, name in _PARTS), "idle"]
-    shares = [
-        f"{name} {words.percent(value / duration)}"
-        for name, value in zip(names, values, strict=True)
-        if duration and value
-    ]
-    return f"{words.milliseconds(duration)} ms: " + ", ".join(shares)
-
-
-def _groups(results: Results) -> dict[str, Any]:
-    entries = results["topology"]["groups"]
-    return {
-        "rows": [
-            {
-                "kind": entry["kind"],
-                "ranks": phrases.members(entry),
-                "communicator": words.communicator(entry["communicator"]),
-                "communicator_whole": entry["communicator"],
-                "calls": f"{entry['calls_per_step']:g}",
-                "confidence": words.confidence(entry["confidence"]),
-                "why": entry["why"],
-            }
-            for entry in entries[:_MOST_OPERATIONS]
-        ],
-        "left_out": _left_out(len(entries) - _MOST_OPERATIONS, "group"),
-    }
-
-
-def _operations(results: Results) -> dict[str, Any]:
-    counts = results["collectives"]
-    entries = sorted(counts["by_operation"], key=lambda entry: -entry["exposed_ns"])
-    floor = pair_bound_ns(results)
-    return {
-        "counts": phrases.collectives(results),
-        "bound": words.bound(floor) if floor else "",
-        "rows": [
-            {
-                "operation": entry["operation"],
-                "communicator": words.communicator(entry["communicator"]),
-                "communicator_whole": entry["communicator"],
-                "ranks": words.numbers(entry["ranks"], limit=4),
-                "cells": phrases.operation_cells(entry, floor),
-            }
-            for entry in entries[:_MOST_OPERATIONS]
-        ],
-        "left_out": _left_out(len(entries) - _MOST_OPERATIONS, "operation"),
-    }
-
-
-def _clock(results: Results) -> dict[str, Any]:
-    clocks = {entry["rank"]: entry for entry in results["clock"]["ranks"]}
-    reference = results["clock"]["reference_rank"]
-    rows = []
-    for entry in results["ranks"][:_MOST_CLOCKS]:
-        clock = clocks.get(entry["rank"])
-        rows.append(
-            {
-                "rank": entry["rank"],
-                "host": entry["host"] or "-",
-                "device": entry["device"] or "-",
-                "profiler": entry["profiler"],
-                "source": entry["source"],
-                "offset": "reference" if entry["rank"] == reference else phrases.offset(clock),
-                "uncertainty": words.bound(clock["uncertainty_ns"]) if clock else "-",
-                "drift": f"{clock['drift_ppm']:.3f}" if clock else "-",
-            }
-        )
-    lead = (
-        f"The clock is {phrases.clock(results)}. An uncertainty is a bound over the whole window."
-    )
-    if results["capture"] is not None:
-        lead += f" What the capture cost: {phrases.capture(results['capture'])}."
-    left_out = _left_out(len(results["ranks"]) - _MOST_CLOCKS, "rank")
-    return {"lead": lead, "rows": rows, "left_out": left_out}
-
-
-def _late(results: Results) -> set[int]:
-    """Ranks that are called late, alone or together."""
+def _stragglers(results: Results) -> set[int]:
+    """Ranks that are named as stragglers, alone or together."""
     return {
         rank
         for finding in results["findings"]
         if finding["code"] in ("straggler.host", "straggler.gpu") and finding["severity"] != "info"
         for rank in finding["ranks"]
     }
-
-
-def _left_out(count: int, noun: str) -> str:
-    return f"{words.counted(count, f'more {noun}')} in results.json." if count > 0 else ""
 
 
 def _round(value: float) -> float:

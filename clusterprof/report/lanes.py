@@ -2,7 +2,7 @@
 
 A lane is a rank, a row in it a communicator. A bar begins at the rank's arrival; it is
 wait until the last arrival and transfer after it. A rank is marked as late in a collective
-only where it came later than the next to last by more than the two clocks may err.
+only where it arrives after the second-to-last by more than the two clocks may err.
 """
 
 from __future__ import annotations
@@ -18,8 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from clusterprof.agent.contracts import words
-from clusterprof.report.averages import evidence_steps
-from clusterprof.report.precision import rank_uncertainties
+from clusterprof.report.summary import evidence_steps, rank_uncertainties
 from clusterprof.results import Results
 
 Numbers = npt.NDArray[np.int64]
@@ -56,7 +55,7 @@ class Groups:
     last: Numbers
     #: lane of the rank that came last by more than the clocks may err, -1 where none did
     late: Numbers
-    #: by how much the last came after the next to last, ns
+    #: by how much the last arrives after the second-to-last, ns
     margin: Numbers
     #: what the two clocks may err by, ns
     bound: Numbers
@@ -70,7 +69,7 @@ class Step:
     """A step's place in the timeline, ns on the reference rank's clock."""
 
     number: int | None
-    settled: bool
+    steady: bool
     begin: int
     end: int
 
@@ -155,7 +154,7 @@ def embedded(timeline: Timeline) -> dict[str, Any]:
         "steps": [
             {
                 "step": step.number,
-                "settled": step.settled,
+                "steady": step.steady,
                 "begin": (step.begin - zero) // UNIT_NS,
                 "end": (step.end - zero) // UNIT_NS,
             }
@@ -199,7 +198,7 @@ class Picture:
 
 _WIDTH, _GUTTER, _TOP, _ROW, _GAP = 1000, 72, 24, 15, 9
 #: how far apart two arrivals have to be in the picture for the last to be marked
-_SEEN = 3
+_VISIBLE = 3
 
 
 def picture(timeline: Timeline) -> Picture:
@@ -222,9 +221,9 @@ def picture(timeline: Timeline) -> Picture:
     y = np.array(tops)[calls.lane[shown]] + calls.row[shown] * _ROW
     alone = groups.alone[of] == 1
     late = (groups.late[of] == calls.lane[shown]) & (groups.last[of] >= step.begin)
-    late &= groups.margin[of] * scale >= _SEEN
+    late &= groups.margin[of] * scale >= _VISIBLE
     return Picture(
-        title="the capture" if step.number is None else f"step {step.number}",
+        title="the window" if step.number is None else f"step {step.number}",
         width=_WIDTH,
         height=tops[-1],
         gutter=_GUTTER,
@@ -312,7 +311,7 @@ def _steps(results: Results, placed: pa.Table) -> list[Step]:
     entries = sorted(results["steps"], key=lambda entry: entry["step"])
     entries = [step for step in entries if step.get("begin_ns") and step["begin_ns"] < final]
     if not entries:
-        return [Step(number=None, settled=True, begin=first, end=max(final, first + 1))]
+        return [Step(number=None, steady=True, begin=first, end=max(final, first + 1))]
     begins = [entry["begin_ns"] for entry in entries]
     ends = [*begins[1:], max(begins[-1] + entries[-1]["duration_ns"], begins[-1] + 1)]
     return [
@@ -368,7 +367,7 @@ def _arrange(
 def _lateness(
     results: Results, lanes: list[int], of: Numbers, lane: Numbers, start: Numbers, head: Numbers
 ) -> tuple[Numbers, Numbers, Numbers]:
-    """Who came last, by how much, and how sure; calls are sorted by collective and arrival."""
+    """Lane of the last rank, its margin and bound; calls are sorted by collective and arrival."""
     known = rank_uncertainties(results)
     uncertainty = np.array([known.get(rank, 0) for rank in lanes], np.int64)
     final = np.append(head[1:], len(of)) - 1
@@ -390,17 +389,17 @@ def _rows(lane: Numbers, communicator: Numbers) -> Numbers:
 def _within_limit(
     calls: Calls, groups: Groups, steps: list[Step], notes: list[str]
 ) -> tuple[Calls, Groups, list[Step]]:
-    """Drop whole steps until the page carries at most `MOST_CALLS`, unsettled ones first."""
+    """Keep whole steps, steady-state ones first, of at most `MOST_CALLS` calls."""
     if len(calls.of) <= MOST_CALLS:
         return calls, groups, steps
     per_step = np.bincount(groups.step[calls.of], minlength=len(steps))
     kept: list[int] = []
-    for index in sorted(range(len(steps)), key=lambda i: (not steps[i].settled, i)):
+    for index in sorted(range(len(steps)), key=lambda i: (not steps[i].steady, i)):
         if kept and per_step[[*kept, index]].sum() > MOST_CALLS:
             break
         kept.append(index)
     kept.sort()
-    numbers = words.numbers((steps[i].number or 0 for i in kept), limit=6)
+    numbers = words.spans((steps[i].number or 0 for i in kept), limit=6)
     notes.append(
         f"the timeline carries {words.counted(len(kept), 'step')} of {len(steps)}: {numbers}"
     )
@@ -430,7 +429,7 @@ def _selected(
 
 
 def _typical(results: Results, steps: Sequence[Step]) -> int:
-    """The settled step of median duration, of those in the costliest finding if it names any."""
+    """The evidence step of median duration, of those in the costliest finding if it names any."""
     evidence = set(evidence_steps(results)[0])
     named = set(results["findings"][0]["steps"]) if results["findings"] else set()
     wanted = evidence & named or evidence

@@ -170,7 +170,7 @@ def _sorted(results: Results) -> Results:
     ordered["ranks"] = sorted(results["ranks"], key=lambda entry: entry["rank"])
     ordered["missing"] = sorted(
         results["missing"],
-        key=lambda hole: (hole["rank"] is None, hole["rank"] or 0, hole["source"]),
+        key=lambda entry: (entry["rank"] is None, entry["rank"] or 0, entry["source"]),
     )
     ordered["clock"] = results["clock"].copy()
     ordered["clock"]["ranks"] = sorted(results["clock"]["ranks"], key=lambda entry: entry["rank"])

@@ -1,7 +1,7 @@
-"""The verdict for a terminal: the answer first, then what it rests on.
+"""The results for a terminal: the answer first, then what it rests on.
 
 Plain text of `width` columns; colour is SGR codes around words and never changes the
-layout. A number that is not larger than the clock's own error is not said.
+layout. A number that is not larger than the clock's own error is not given.
 """
 
 from __future__ import annotations
@@ -13,8 +13,15 @@ from typing import TextIO
 
 from clusterprof.agent.contracts import words
 from clusterprof.report import phrases
-from clusterprof.report.averages import Average, averages, evidence_steps, worth_showing
-from clusterprof.report.precision import pair_bound_ns
+from clusterprof.report.summary import (
+    Average,
+    averages,
+    by_cost,
+    by_exposed,
+    evidence_steps,
+    pair_bound_ns,
+    worth_showing,
+)
 from clusterprof.results import Finding, Results
 
 _SGR = {"critical": "1;31", "warning": "1;33", "info": "1;36", "strong": "1", "quiet": "2"}
@@ -22,6 +29,8 @@ _SGR = {"critical": "1;31", "warning": "1;33", "info": "1;36", "strong": "1", "q
 CODES = ["\x1b[0m", *(f"\x1b[{code}m" for code in _SGR.values())]
 _MOST_RANKS = 16
 _MOST_OPERATIONS = 8
+#: columns of the labels in front of what was measured
+_LABEL = 10
 
 
 def wants_colour(stream: TextIO) -> bool:
@@ -32,21 +41,21 @@ def wants_colour(stream: TextIO) -> bool:
 
 
 def render(results: Results, *, colour: bool = False, width: int = 100) -> str:
-    """The whole verdict, ending in a newline; the first line is its one sentence.
+    """The whole report, ending in a newline; the first line is the verdict.
 
     `width` columns are kept by all that follows down to 80; commands to copy and names that
     cannot be broken may be longer.
     """
     page = _Page(colour=colour, width=max(width, 40))
-    # One line however long it is: `head -1` of a log is the whole verdict.
+    # one line however long it is: `head -1` of a log is the whole verdict
     page.line(words.plain(results["verdict"]), style="strong")
     page.blank()
     _measured(page, results)
-    _holes(page, results)
     _findings(page, results)
     _account(page, results)
     _collectives(page, results)
-    _warnings(page, results["warnings"])
+    for warning in results["warnings"]:
+        page.sentence(words.plain(warning), 9, "warning", style="warning")
     return page.text()
 
 
@@ -98,30 +107,28 @@ class _Page:
 
 
 def _measured(page: _Page, results: Results) -> None:
-    page.sentence(phrases.ranks(results), indent=7, lead="ranks")
-    page.sentence(phrases.clock(results), indent=7, lead="clock")
+    page.sentence(phrases.ranks(results), _LABEL, "ranks")
+    page.sentence(phrases.clock(results), _LABEL, "clock")
     if results["topology"]["groups"]:
-        page.sentence(phrases.groups(results), indent=7, lead="groups")
+        page.sentence(phrases.groups(results), _LABEL, "groups")
     if results["capture"] is not None:
-        page.sentence(phrases.capture(results["capture"]), indent=7, lead="cost")
-
-
-def _holes(page: _Page, results: Results) -> None:
-    for hole in results["missing"]:
-        page.sentence(phrases.hole(hole), 7, "hole", style="warning")
+        page.sentence(phrases.capture(results["capture"]), _LABEL, "overhead")
+    for entry in results["missing"]:
+        page.sentence(phrases.missing(entry), _LABEL, "missing", style="warning")
     page.blank()
 
 
 def _findings(page: _Page, results: Results) -> None:
-    findings = phrases.by_cost(results)
-    if not findings:
-        page.line("findings  none")
-        page.blank()
-        return
-    page.line("findings, the costliest first")
+    findings = by_cost(results)
+    page.line("findings, the costliest first" if findings else "findings  none")
     page.blank()
     for number, finding in enumerate(findings, 1):
         _finding(page, number, finding, results["verdict"])
+        page.blank()
+    if findings:
+        page.line(
+            "what a finding means and when it is wrong: clusterprof explain CODE", style="quiet"
+        )
         page.blank()
 
 
@@ -130,40 +137,35 @@ def _finding(page: _Page, number: int, finding: Finding, verdict: str) -> None:
     severity = page.styled(finding["severity"], finding["severity"])
     code = page.styled(finding["code"], "strong")
     page.line(f"{number:>2}  {severity}  {code}" + (f"  {who}" if who else ""))
-    indent = 4
-    facts = [phrases.cost(finding)]
-    if finding["cost_ns_per_step"] > finding["uncertainty_ns"] and finding["share_of_step"] > 0:
-        facts.append(f"{words.percent(finding['share_of_step'])} of the step")
-    facts += [phrases.recurrence(finding), f"confidence {words.confidence(finding['confidence'])}"]
-    page.sentence(", ".join(facts), indent)
+    page.sentence(", ".join([phrases.cost(finding), *phrases.facts(finding)]), 4)
     if number > 1 or finding["summary"] != verdict:
-        page.sentence(words.plain(finding["summary"]), indent)
+        page.sentence(words.plain(finding["summary"]), 4)
     if finding["advice"]:
-        page.sentence(words.plain(finding["advice"]), indent + 8, " " * indent + "advice")
+        page.sentence(f"recommendation: {words.plain(finding['advice'])}", 4)
     if finding["next"]:
-        page.line(" " * indent + "next".ljust(8) + words.plain(finding["next"]))
+        page.line(f"    next: {words.plain(finding['next'])}")
 
 
 def _account(page: _Page, results: Results) -> None:
     rows = averages(results)
     if not rows:
         return
-    steps, settled = evidence_steps(results)
-    kind = "settled step" if settled else "step (none is settled: the capture itself shows)"
-    which = words.numbers(steps, limit=6)
-    page.sentence(f"where a {kind} goes, ms and share, mean over {which}")
+    steps, steady = evidence_steps(results)
+    which = f"{'steady-state steps' if steady else 'steps'} {words.spans(steps, limit=6)}"
+    if not steady:
+        which += ", none of which is free of the profiler's own start and stop"
+    page.sentence(f"step time breakdown: ms and share of the step, mean of {which}")
     floor = pair_bound_ns(results)
     shown = worth_showing(results, rows, _MOST_RANKS)
     header = ["rank", "step", "compute", "exposed", "waiting", "copies", "idle"]
-    table = [_account_row(row, floor) for row in shown]
-    page.table(header, table, left=0)
+    page.table(header, [_account_row(row, floor) for row in shown], left=0)
     if len(shown) < len(rows):
         page.sentence(
             f"{len(rows) - len(shown)} more ranks are in results.json and the HTML page", 2
         )
     page.sentence(
-        "exposed: communication that no compute hides; waiting: the part of it before the last "
-        "rank has arrived",
+        "exposed: communication not overlapped with compute; waiting: the part of it before the "
+        "last rank arrives",
         2,
         style="quiet",
     )
@@ -192,12 +194,12 @@ def _account_row(row: Average, floor: int) -> list[str]:
 def _collectives(page: _Page, results: Results) -> None:
     page.line(f"collectives  {phrases.collectives(results)}")
     floor = pair_bound_ns(results)
-    entries = sorted(results["collectives"]["by_operation"], key=lambda e: -e["exposed_ns"])
+    entries = by_exposed(results)
     rows = [
         [
             words.plain(entry["operation"]),
             words.communicator(entry["communicator"]),
-            words.numbers(entry["ranks"], limit=3),
+            words.spans(entry["ranks"], limit=3),
             *phrases.operation_cells(entry, floor),
         ]
         for entry in entries[:_MOST_OPERATIONS]
@@ -208,8 +210,3 @@ def _collectives(page: _Page, results: Results) -> None:
     if len(entries) > len(rows):
         page.sentence(f"and {len(entries) - len(rows)} more, with less exposed time", 2)
     page.blank()
-
-
-def _warnings(page: _Page, warnings: Sequence[str]) -> None:
-    for warning in warnings:
-        page.sentence(words.plain(warning), 9, "warning", style="warning")

@@ -1,7 +1,7 @@
 """The page in a real Chromium: nothing breaks out, nothing overflows, the timeline answers.
 
 A wrapper page opens the report in a frame of a given width, tries something and leaves
-what it saw as JSON in its own body, which the browser then dumps.
+what it found as JSON in its own body, which the browser then dumps.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ frame.addEventListener("load", async () => {{
   const page = frame.contentDocument, view = frame.contentWindow;
   const $ = (selector) => page.querySelector(selector);
   const style = (selector) => view.getComputedStyle($(selector));
-  let seen;
-  try {{ seen = await (async () => {{ {script} }})(); }}
-  catch (error) {{ seen = {{ error: String(error) }}; }}
+  let found;
+  try {{ found = await (async () => {{ {script} }})(); }}
+  catch (error) {{ found = {{ error: String(error) }}; }}
   frame.remove();
-  document.body.textContent = "<<" + JSON.stringify(seen) + ">>";
+  document.body.textContent = "<<" + JSON.stringify(found) + ">>";
 }});
 </script>"""
 
@@ -70,8 +70,9 @@ _DRIVER = """<script>
   await take();
   choose("2");
   await take();
-  const seen = {options, frames: frames.map((each) => frames.indexOf(each)), ink: frames[0].length};
-  document.body.textContent = "<<" + JSON.stringify(seen) + ">>";
+  const same = frames.map((each) => frames.indexOf(each));
+  const found = {options, frames: same, ink: frames[0].length};
+  document.body.textContent = "<<" + JSON.stringify(found) + ">>";
 })();
 </script>"""
 
@@ -115,11 +116,11 @@ def ask(browser: Callable[..., str], tmp_path: Path) -> Callable[..., Any]:
             "--virtual-time-budget=20000",
             "--dump-dom",
         )
-        found = re.search(r"&lt;&lt;(.*)&gt;&gt;", dumped, re.DOTALL)
-        assert found, dumped[:2000]
-        seen = json.loads(unescape(found[1]))
-        assert not (isinstance(seen, dict) and "error" in seen), seen
-        return seen
+        answer = re.search(r"&lt;&lt;(.*)&gt;&gt;", dumped, re.DOTALL)
+        assert answer, dumped[:2000]
+        found = json.loads(unescape(answer[1]))
+        assert not (isinstance(found, dict) and "error" in found), found
+        return found
 
     return run
 
@@ -155,36 +156,36 @@ def test_a_hostile_name_stays_text_in_the_timelines_tooltip(
 ) -> None:
     table = sample.collectives(operation=EVIL)
     html.write(tmp_path / "report.html", sample.results(), table, title="x")
-    seen = ask(
+    found = ask(
         """
         $("#canvas").dispatchEvent(new view.KeyboardEvent("keydown", {key: "ArrowRight"}));
         return {images: page.images.length, children: $("#tip").children.length,
                 title: $("#tip b").textContent, page: page.title};
         """
     )
-    assert seen["images"] == 0
-    assert seen["children"] == 2
-    assert seen["title"].startswith(EVIL + " on rank")
-    assert seen["page"] == "x: clusterprof"
+    assert found["images"] == 0
+    assert found["children"] == 2
+    assert found["title"].startswith(EVIL + " on rank")
+    assert found["page"] == "x: clusterprof"
 
 
 @pytest.mark.parametrize("width", [1280, 400])
 @pytest.mark.usefixtures("report")
 def test_the_page_never_scrolls_sideways(ask: Callable[..., Any], width: int) -> None:
-    seen = ask(
+    found = ask(
         """
         for (const each of page.querySelectorAll("details")) each.open = true;
         const out = [...page.querySelectorAll("main *")]
           .filter((each) => !each.closest(".box, svg, .unseen"))
           .filter((each) => each.getBoundingClientRect().right > view.innerWidth + 0.5)
           .map((each) => each.outerHTML.slice(0, 80));
-        return {room: view.innerWidth, taken: page.documentElement.scrollWidth, out};
+        return {width: view.innerWidth, taken: page.documentElement.scrollWidth, out};
         """,
         width=width,
     )
-    assert seen["room"] == width
-    assert seen["taken"] <= width
-    assert seen["out"] == []
+    assert found["width"] == width
+    assert found["taken"] <= width
+    assert found["out"] == []
 
 
 def test_long_names_do_not_widen_the_page(ask: Callable[..., Any], tmp_path: Path) -> None:
@@ -194,8 +195,8 @@ def test_long_names_do_not_widen_the_page(ask: Callable[..., Any], tmp_path: Pat
     results["warnings"] = ["w" * 300]
     table = sample.collectives(operation="O" * 300)
     html.write(tmp_path / "report.html", results, table, title="t" * 300)
-    seen = ask("return page.documentElement.scrollWidth", width=400)
-    assert seen <= 400
+    found = ask("return page.documentElement.scrollWidth", width=400)
+    assert found <= 400
 
 
 @pytest.mark.usefixtures("report")
@@ -205,7 +206,7 @@ def test_the_page_fetches_nothing(ask: Callable[..., Any]) -> None:
 
 @pytest.mark.usefixtures("report")
 def test_without_scripts_everything_is_there_but_the_interaction(ask: Callable[..., Any]) -> None:
-    seen = ask(
+    found = ask(
         """
         const bars = $(".still path.w").getBoundingClientRect().width;
         return {bars, still: style(".still").display,
@@ -214,10 +215,10 @@ def test_without_scripts_everything_is_there_but_the_interaction(ask: Callable[.
         """,
         attributes='sandbox="allow-same-origin"',
     )
-    assert seen["script"] == ""
-    assert seen["still"] == "block"
-    assert seen["bars"] > 100
-    assert [seen["canvas"], seen["tools"], seen["copy"]] == ["none", "none", "none"]
+    assert found["script"] == ""
+    assert found["still"] == "block"
+    assert found["bars"] > 100
+    assert [found["canvas"], found["tools"], found["copy"]] == ["none", "none", "none"]
 
 
 @pytest.mark.usefixtures("report")
@@ -225,7 +226,7 @@ def test_pointing_at_a_bar_tells_operation_bytes_wait_and_who_was_last(
     ask: Callable[..., Any],
 ) -> None:
     # In the typical step, half way into rank 0's long wait: its lane is the first.
-    seen = ask(
+    found = ask(
         """
         const canvas = $("#canvas"), box = canvas.getBoundingClientRect();
         const at = {clientX: box.left + box.width * 0.35, clientY: box.top + 32, bubbles: true};
@@ -238,10 +239,10 @@ def test_pointing_at_a_bar_tells_operation_bytes_wait_and_who_was_last(
         return {...shown, after: style("#tip").visibility};
         """
     )
-    tip = " ".join(seen["tip"].split())
-    assert seen["visible"] == "visible"
-    assert seen["after"] == "hidden"
-    assert seen["under"], "the tooltip must not hide the lanes"
+    tip = " ".join(found["tip"].split())
+    assert found["visible"] == "visible"
+    assert found["after"] == "hidden"
+    assert found["under"], "the tooltip must not hide the lanes"
     assert tip.startswith("AllReduce on rank 0 bytes 33.6 MB arrival in step 8")
     assert re.search(r"wait (19|20)\.\d{3} ms ±0\.0\d\d ms", tip)
     assert re.search(r"last rank 2, by \d+\.\d{3} ms", tip)
@@ -249,20 +250,20 @@ def test_pointing_at_a_bar_tells_operation_bytes_wait_and_who_was_last(
 
 @pytest.mark.usefixtures("report")
 def test_the_keyboard_walks_from_call_to_call_and_rank_to_rank(ask: Callable[..., Any]) -> None:
-    seen = ask(
+    found = ask(
         """
-        const said = [];
+        const texts = [];
         for (const key of ["ArrowRight", "ArrowDown", "ArrowRight"]) {
           $("#canvas").dispatchEvent(new view.KeyboardEvent("keydown", {key}));
-          said.push($("#said").textContent);
+          texts.push($("#announcement").textContent);
         }
-        return said;
+        return texts;
         """
     )
-    assert len(set(seen)) == 3
-    assert all(line.startswith("AllReduce on rank") for line in seen)
-    assert "number 24" in seen[1]
-    assert "number 25" in seen[2]
+    assert len(set(found)) == 3
+    assert all(line.startswith("AllReduce on rank") for line in found)
+    assert "number 24" in found[1]
+    assert "number 25" in found[2]
 
 
 def test_choosing_a_step_and_zooming_change_what_is_drawn(
@@ -275,12 +276,13 @@ def test_choosing_a_step_and_zooming_change_what_is_drawn(
     assert bare != source
     report.write_text(bare.replace("<head>", "<head>" + _PAINT) + _DRIVER)
     dumped = browser(report, "--virtual-time-budget=20000", "--dump-dom")
-    found = re.search(r"&lt;&lt;(.*)&gt;&gt;", dumped)
-    assert found
-    seen = json.loads(found[1])
-    assert seen["options"] == ["step 6 (not settled)", "step 7", "step 8", "step 9", "all steps"]
-    assert seen["frames"] == [0, 1, 2, 3, 0]
-    assert seen["ink"] > 5000
+    answer = re.search(r"&lt;&lt;(.*)&gt;&gt;", dumped)
+    assert answer
+    found = json.loads(answer[1])
+    assert [int(n) for o in found["options"] for n in re.findall(r"\d+", o)] == [6, 7, 8, 9]
+    assert len(found["options"]) == 5, "and all of them"
+    assert found["frames"] == [0, 1, 2, 3, 0]
+    assert found["ink"] > 5000
 
 
 @pytest.mark.usefixtures("report")

@@ -9,12 +9,13 @@ import pytest
 import report_sample as sample
 
 from clusterprof.report import text
+from clusterprof.results import Results
 
 
 def test_the_first_line_is_the_verdict() -> None:
     results = sample.results()
     assert text.render(results).splitlines()[0] == results["verdict"]
-    results["verdict"] = "rank 2 holds up the others " * 9 + "in every step"
+    results["verdict"] = "rank 2 delays the other ranks " * 9 + "in every step"
     assert text.render(results, width=80).splitlines()[0] == results["verdict"]
 
 
@@ -30,31 +31,40 @@ def test_findings_come_by_cost_with_uncertainty_share_recurrence_and_confidence(
     page = " ".join(text.render(results).split())
     assert page.index("1 critical straggler.host rank 2") < page.index("2 warning input.pageable_")
     assert (
-        "20.312 ±0.017 ms per step, 33% of the step, persistent (steps 7-9), confidence 97%" in page
+        "20.312 ±0.017 ms per step, 33% of the step, persistent (steps 7–9), confidence 97%" in page
     )
-    assert "advice Look at what rank 2's host does" in page
-    assert "next clusterprof compare runs/before runs/after" in page
+    for finding in results["findings"]:
+        assert finding["advice"] in page
+        assert finding["next"] in page
+    assert page.count("clusterprof explain") == 1
 
 
-def test_ranks_clock_and_holes_are_named() -> None:
-    page = " ".join(text.render(sample.results()).split())
-    assert "ranks 0-3 of 5 on gpu-07, NVIDIA H200, nsys 2025.3.2, 3 settled steps of 4" in page
-    assert "clock rank 0's; every other rank is known on it to ±8.4 µs" in page
-    assert "hole rank 4: wrote no report" in page
-    assert "warning rank 1: nsys said" in page
+def test_ranks_steps_clock_missing_reports_and_warnings_are_named() -> None:
+    page = text.render(sample.results())
+
+    def line(label: str) -> str:
+        (found,) = (line for line in page.splitlines() if line.startswith(label))
+        return found
+
+    for fact in ("0–3 of 5", "gpu-07", "NVIDIA H200", "nsys 2025.3.2", "3 of 4 steps", "(7–9)"):
+        assert fact in line("ranks ")
+    assert "rank 0 within ±8.4 µs" in line("clock ")
+    assert "rank 4: wrote no report" in line("missing ")
+    assert "rank 1: nsys said" in line("warning ")
 
 
-def test_the_table_has_the_means_over_settled_steps_only() -> None:
+def test_the_table_has_the_means_over_steady_state_steps_only() -> None:
     rows = re.findall(r"^ +(\d) +(62\.22) .*$", text.render(sample.results()), re.MULTILINE)
     assert [rank for rank, _ in rows] == ["0", "1", "2", "3"]
 
 
 def test_a_healthy_run_reads_as_a_clean_answer() -> None:
     page = text.render(sample.healthy())
-    assert page.startswith("no stragglers")
+    assert page.startswith(sample.healthy()["verdict"])
     assert "findings  none" in page
     assert "critical" not in page
-    assert "hole" not in page
+    assert "missing" not in page
+    assert "clusterprof explain" not in page
 
 
 def test_a_wait_below_the_clocks_uncertainty_is_not_given_as_a_number() -> None:
@@ -72,7 +82,7 @@ def test_a_cost_within_its_uncertainty_is_not_given_as_a_number() -> None:
     assert "33% of the step" not in page
 
 
-def test_a_summary_that_is_the_verdict_is_not_said_twice() -> None:
+def test_a_summary_that_is_the_verdict_is_given_once() -> None:
     results = sample.results()
     results["verdict"] = results["findings"][0]["summary"]
     assert " ".join(text.render(results).split()).count(results["verdict"]) == 1
@@ -92,24 +102,28 @@ def test_no_wait_is_bounded_by_more_than_its_calls_last() -> None:
     assert re.search(r"AllReduce .* 72\.0 ms +<40 ms +39\.0 ms", text.render(results))
 
 
-def test_without_a_settled_step_the_table_says_so() -> None:
+def test_without_a_steady_state_step_the_means_are_of_all_steps_and_the_page_tells() -> None:
     results = sample.results()
+    usual = text.render(results)
     for step in results["steps"]:
         step["settled"] = False
-    assert "none is settled" in text.render(results)
+    page = text.render(results)
+    assert "of steps 6–9, none of which" in page
+    assert "(7–9)" not in page
+    assert "steady-state steps 7–9" in usual
 
 
 def test_results_of_nothing_still_render() -> None:
     results = sample.healthy()
     results["ranks"], results["steps"], results["clock"]["ranks"] = [], [], []
     results["collectives"] = {"matched": 0, "incomplete": 0, "unmatched": 0, "by_operation": []}
-    results["verdict"] = "not enough data: no rank gave a report"
+    results["verdict"] = "cannot be determined: no rank has a report"
     page = text.render(results)
-    assert page.startswith("not enough data")
-    assert "none gave a report" in page
+    assert page.startswith(results["verdict"])
+    assert "step time breakdown" not in page
 
 
-def test_many_ranks_make_a_short_table_that_keeps_the_late_one() -> None:
+def test_many_ranks_make_a_short_table_that_keeps_the_straggler() -> None:
     results = sample.results()
     for step in results["steps"]:
         step["ranks"] = [sample.account(rank, late=rank == 97) for rank in range(128)]
@@ -159,15 +173,20 @@ def test_colour_is_for_terminals_that_did_not_decline_it(
     assert text.wants_colour(stream) is expected
 
 
-def test_the_groups_of_the_ranks_stand_in_one_line_with_what_is_not_seen_of_them() -> None:
+def test_the_groups_of_the_ranks_are_listed_with_how_many_of_their_ranks_are_unprofiled() -> None:
+    def groups(results: Results) -> str:
+        return " ".join(text.render(results).partition("\ngroups ")[2].partition("\n\n")[0].split())
+
     made = sample.results()
-    assert "groups data {0-3 of 5} (90%)\n" in text.render(made)
+    made["missing"], made["capture"] = [], None
+    assert groups(made) == "data {0–3 of 5} (90%)"
     (data,) = made["topology"]["groups"]
     chain = data | {"kind": "pipeline", "ranks": [0, 4], "size": 2, "confidence": 0.95}
     odd = data | {"kind": "unknown", "size": None, "confidence": 0.5}
     made["topology"]["groups"] = [chain, *[data] * 6, odd]  # type: ignore[list-item]
-    four = ", ".join(["{0-3 of 5}"] * 4)
-    assert f"groups pipeline {{0→4}} (95%); data {four} and 2 more" in text.render(made)
-    assert "(90%); unknown {0-3}\n" in text.render(made).replace("\n       ", " ")
+    four = ", ".join(["{0–3 of 5}"] * 4)
+    assert groups(made) == (
+        f"pipeline {{0→4}} (95%); data {four} and 2 more (90%); unknown {{0–3}}"
+    )
     made["topology"]["groups"] = []
     assert "groups" not in text.render(made)

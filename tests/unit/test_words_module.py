@@ -103,7 +103,7 @@ def test_text_from_a_report_cannot_steer_a_terminal_or_turn_the_line() -> None:
         ("copied_bytes", 33_554_432, ("copied", "33.6 MB")),
         ("pageable", True, ("pageable", "yes")),
         ("late_in", 12, ("late in", "12")),
-        ("steps", [7, 8, 9], ("steps", "7-9")),
+        ("steps", [7, 8, 9], ("steps", "7–9")),
         ("lateness_ns", [1_000_000, 2_000_000], ("lateness", "1.00 ms, 2.00 ms")),
         ("ratio", 1.23456, ("ratio", "1.23")),
         ("ratio", float("nan"), ("ratio", "nan")),

@@ -2,7 +2,7 @@
 
 An uncertainty is a bound, so it is always rounded up, and the value beside it gets as
 many decimals as the bound leaves meaningful. A confidence is rounded down. Lists of numbers come
-in two forms: `ranks` for a sentence, `numbers` for a command line.
+in two forms: `ranks` and `spans` for a sentence, `numbers` for a command line.
 """
 
 from __future__ import annotations
@@ -160,9 +160,17 @@ def ranks(values: Iterable[int], limit: int | None = 8) -> str:
     >>> ranks([3]), ranks([8, 0, 1, 2, 3]), ranks(range(0, 40, 8))
     ('rank 3', 'ranks 0–3, 8', 'ranks 0–32:8')
     """
-    parts = _parts(values)
-    noun = "rank" if len(parts) == 1 and parts[0][2] == 1 else "ranks"
-    return f"{noun} {_joined(parts, limit, '–', ', ')}"
+    every = set(values)
+    return f"rank{'' if len(every) == 1 else 's'} {spans(every, limit)}"
+
+
+def spans(values: Iterable[int], limit: int | None = None) -> str:
+    """Ranks or steps as a person reads them; what follows `limit` parts is counted.
+
+    >>> spans([0, 1, 2, 3, 8])
+    '0–3, 8'
+    """
+    return _joined(_parts(values), limit, "–", ", ")
 
 
 def numbers(values: Iterable[int], limit: int | None = None) -> str:
@@ -244,7 +252,7 @@ def quantity(name: str, value: object) -> tuple[str, str]:
         return label, _number(name, unit, value)
     if isinstance(value, (list, tuple)):
         if value and all(isinstance(item, int) and not isinstance(item, bool) for item in value):
-            return label, numbers(value) if not name.endswith("_ns") else _times(value)
+            return label, spans(value) if not name.endswith("_ns") else _times(value)
         return label, ", ".join(plain(str(item)) for item in value)
     return label, plain(str(value))
 

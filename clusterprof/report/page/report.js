@@ -32,7 +32,7 @@
   const data = JSON.parse(source.textContent);
   const context = canvas.getContext("2d");
   const tip = document.getElementById("tip");
-  const said = document.getElementById("said");
+  const announcement = document.getElementById("announcement");
   const chooser = document.getElementById("step");
   const holder = document.getElementById("drawing");
   const ROW = 16, GAP = 10, TOP = 26, LEAST = 20;
@@ -56,8 +56,8 @@
   let waiting = false;
 
   data.steps.forEach((step, index) => {
-    const name = step.step === null ? "the whole capture" : `step ${step.step}`;
-    chooser.add(new Option(name + (step.settled ? "" : " (not settled)"), String(index)));
+    const name = step.step === null ? "the whole window" : `step ${step.step}`;
+    chooser.add(new Option(name + (step.steady ? "" : " (not steady)"), String(index)));
   });
   if (data.steps.length > 1) chooser.add(new Option("all steps", "all"));
 
@@ -214,7 +214,7 @@
       rows.push(["transfer", ms(Math.max(data.length[call] - Math.max(data.wait[call], 0), 0))]);
       const late = data.late[group];
       rows.push(late < 0
-        ? ["last", "none beyond the clock"]
+        ? ["last", "none beyond the uncertainty"]
         : ["last", `rank ${data.lanes[late].rank}, by ${ms(data.margin[group])}`]);
     }
     if (data.communicators[data.communicator[group]]) {
@@ -237,8 +237,8 @@
         Object.assign(document.createElement("dd"), { textContent: value }));
     }
     tip.replaceChildren(Object.assign(document.createElement("b"), { textContent: title }), list);
-    const room = holder.clientWidth - tip.offsetWidth - 8;
-    tip.style.left = `${Math.max(8, Math.min(px + 16, room))}px`;
+    const widest = holder.clientWidth - tip.offsetWidth - 8;
+    tip.style.left = `${Math.max(8, Math.min(px + 16, widest))}px`;
     // Under a low drawing the tip hides no lane; in a tall one it stays near the pointer.
     const low = holder.offsetHeight < 320;
     tip.style.top = `${low ? holder.offsetHeight + 6 : Math.min(py + 18, holder.offsetHeight + 6)}px`;
@@ -353,7 +353,7 @@
     if (end[cursor] < view.lo || begin[cursor] > view.hi) look(begin[cursor] - span / 2, begin[cursor] + span / 2);
     const box = canvas.getBoundingClientRect(), around = holder.getBoundingClientRect();
     const down = tops[data.lane[cursor]] + data.row[cursor] * ROW + box.top - around.top;
-    said.textContent = show(cursor, Math.max(x(begin[cursor]), size.gutter), down);
+    announcement.textContent = show(cursor, Math.max(x(begin[cursor]), size.gutter), down);
   }
 
   new ResizeObserver(ask).observe(holder);

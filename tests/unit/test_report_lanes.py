@@ -9,7 +9,7 @@ import pytest
 import report_sample as sample
 
 from clusterprof.report import lanes
-from clusterprof.report.precision import pair_bound_ns
+from clusterprof.report.summary import pair_bound_ns
 
 
 def _built(table: pa.Table | None = None) -> lanes.Timeline:
@@ -31,9 +31,9 @@ def test_embedded_times_come_back_to_within_their_unit() -> None:
     assert spent == pytest.approx(true, rel=1e-3)
 
 
-def test_the_first_view_is_a_settled_step() -> None:
+def test_the_first_view_is_a_steady_state_step() -> None:
     built = _built()
-    assert built.steps[built.typical].settled
+    assert built.steps[built.typical].steady
     assert built.steps[built.typical].number in {7, 8, 9}
 
 
@@ -44,7 +44,7 @@ def test_the_straggler_is_the_late_rank_of_the_collective_it_delays() -> None:
     assert built.named == [2]
 
 
-def test_nobody_is_late_by_less_than_the_two_clocks_may_be_off() -> None:
+def test_no_rank_is_late_by_less_than_the_two_clocks_may_err() -> None:
     results, table = sample.results(), sample.collectives()
     for entry in results["clock"]["ranks"]:
         entry["uncertainty_ns"] = 30 * sample.MS
@@ -54,7 +54,7 @@ def test_nobody_is_late_by_less_than_the_two_clocks_may_be_off() -> None:
     assert pair_bound_ns(results) == 60 * sample.MS
 
 
-def test_a_collective_without_a_last_arrival_is_drawn_but_blames_no_one() -> None:
+def test_a_collective_without_a_last_arrival_is_drawn_and_marks_no_rank() -> None:
     built = _built(sample.without_match(sample.collectives(), 12))
     alone = built.groups.alone == 1
     assert built.groups.order[alone].tolist() == [12]
@@ -88,11 +88,11 @@ def test_each_communicator_of_a_rank_has_a_row_of_its_own() -> None:
     assert len(pairs) == 3
 
 
-def test_too_many_calls_are_left_out_by_whole_steps_and_said() -> None:
+def test_too_many_calls_are_left_out_by_whole_steps_with_a_note() -> None:
     built = _built(sample.collectives(calls_per_step=1000))
     assert len(built.calls.of) <= lanes.MOST_CALLS
     assert [step.number for step in built.steps] == [7, 8]
-    assert built.notes == ["the timeline carries 2 steps of 4: 7-8"]
+    assert built.notes == ["the timeline carries 2 steps of 4: 7–8"]
     assert set(built.groups.step.tolist()) == {0, 1}
 
 
@@ -103,7 +103,7 @@ def test_a_step_too_large_by_itself_keeps_its_longest_collectives() -> None:
     assert 2 in built.groups.late
 
 
-def test_many_ranks_keep_the_late_one_in_sight() -> None:
+def test_of_many_ranks_the_straggler_has_a_lane() -> None:
     results = sample.results()
     results["findings"][0]["rank"] = 111
     built = lanes.build(results, sample.collectives(ranks=200, calls_per_step=2, late=111))
@@ -120,10 +120,10 @@ def test_the_still_picture_stays_small_however_many_calls_there_are() -> None:
     assert 10_000 < size < 250_000
 
 
-def test_results_without_steps_show_the_whole_capture() -> None:
+def test_results_without_steps_show_the_whole_window() -> None:
     results = sample.results()
     results["steps"] = []
     built = lanes.build(results, sample.collectives())
     assert built is not None
     assert [step.number for step in built.steps] == [None]
-    assert lanes.picture(built).title == "the capture"
+    assert "step" not in lanes.picture(built).title
