@@ -27,11 +27,11 @@ def merge_run(run: RunDirectory, outcomes: Sequence[Outcome]) -> Study:
     from clusterprof.align.clock.readings import known_clocks
     from clusterprof.errors import ReportError
     from clusterprof.ingest import Source, find_sources, gather
-    from clusterprof.probe.run_clocks import clock_files, settle
+    from clusterprof.probe import clock_files
     from clusterprof.study import study
 
     with writing(run.path):
-        probe = settle(run)
+        probe = clock_files.gathered(run)
     sources = [
         Source(each.report, rank=each.rank, alone=True, steps=each.steps, beside=each.trace)
         for each in outcomes
@@ -51,7 +51,7 @@ def merge_run(run: RunDirectory, outcomes: Sequence[Outcome]) -> Study:
     said = [f"rank {each.rank}: {each.reason}" for each in outcomes if each.report and each.reason]
     clocks = known_clocks(
         gathered.ranks,
-        clock_files(run, [tables.rank for tables in gathered.ranks]),
+        clock_files.of_run(run, [tables.rank for tables in gathered.ranks]),
         probe.as_json() if probe else None,
     )
     made = study(
@@ -94,14 +94,14 @@ def merge_reports(
     """
     from clusterprof.align.clock.readings import known_clocks
     from clusterprof.ingest import gather
-    from clusterprof.probe.report_clocks import clock_files
+    from clusterprof.probe import clock_files
     from clusterprof.study import study
 
     gathered = gather(list(paths), ranks=told)
     known = None
     silent: list[str] = []
     if clocks is not None:
-        files, silent = clock_files(gathered.ranks, clocks)
+        files, silent = clock_files.of_reports(gathered.ranks, clocks)
         known = known_clocks(gathered.ranks, files, clocks.as_json())
     return study(
         gathered.ranks,

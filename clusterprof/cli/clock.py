@@ -83,20 +83,18 @@ def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
 
 
 def _measure(me: Identity, arguments: argparse.Namespace) -> Measurement | None:
-    if arguments.transport != "udp":
-        from clusterprof.probe import mpi
+    from clusterprof.probe import ping_pong
 
-        comm = mpi.world()
+    if arguments.transport != "udp":
+        comm = ping_pong.mpi_world(os.environ)
         if comm is not None:
-            return mpi.measure(comm, arguments.exchanges)
+            return ping_pong.over_mpi(comm, arguments.exchanges)
         if arguments.transport == "mpi":
             raise ClusterprofError(
                 "this is no MPI job, or mpi4py is not installed for it",
                 "start it with srun --mpi=pmix or mpirun, and: pip install 'clusterprof[mpi]'",
             )
-    from clusterprof.probe import sockets
-
-    return sockets.measure(me, arguments.meet, os.environ, arguments.timeout)
+    return ping_pong.over_udp(me, arguments.meet, os.environ, arguments.timeout)
 
 
 def _watched(timeout_s: float, rank: int) -> threading.Timer:

@@ -17,11 +17,11 @@ from clusterprof import run_directory
 from clusterprof.agent.contracts import documents, states
 from clusterprof.align.clock.readings import parsed
 from clusterprof.cli import collect, merge, status
-from clusterprof.errors import ClusterprofError, RunDirectoryError
+from clusterprof.errors import ClusterprofError, ReportError, RunDirectoryError
 from clusterprof.ingest import Gathered, gather, read_report
 from clusterprof.ingest.step_ranges import read_log
 from clusterprof.probe import measurement
-from clusterprof.probe.run_clocks import clock_files
+from clusterprof.probe.clock_files import of_run
 from clusterprof.study import study
 
 NESTED = "[" * 200_000
@@ -279,7 +279,7 @@ def test_a_rank_s_file_that_is_none_does_not_stop_the_merge_of_the_run(
     results = json.loads((run.merged / "results.json").read_text())
     assert 0 in [each["rank"] for each in results["ranks"]]
     assert status.main("status", [str(run.path), "--json"], None) == 0
-    assert set(clock_files(run, [0, 1])) == {0, 1}
+    assert set(of_run(run, [0, 1])) == {0, 1}
 
 
 @pytest.mark.parametrize(
@@ -326,7 +326,7 @@ def test_a_run_json_nested_without_end_is_said_to_be(tmp_path: Path) -> None:
 def test_a_measurement_of_clocks_nested_without_end_is_said_to_be_none(tmp_path: Path) -> None:
     path = tmp_path / "probe.json"
     path.write_text(NESTED)
-    with pytest.raises(ClusterprofError, match="is no measurement"):
+    with pytest.raises(ReportError, match=str(path)):
         measurement.read(path)
 
 

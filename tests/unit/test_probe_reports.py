@@ -15,8 +15,8 @@ from clusterprof.align.clock.readings import ANCHOR_NS, STAMP_NS, known_clocks
 from clusterprof.align.match import match
 from clusterprof.cli import merge
 from clusterprof.errors import MergeError, ReportError, UsageError
+from clusterprof.probe.clock_files import of_reports
 from clusterprof.probe.measurement import Bound, Measurement
-from clusterprof.probe.report_clocks import clock_files
 from clusterprof.study import study
 from clusterprof.tables import RankTables
 
@@ -26,7 +26,7 @@ OFFSETS = (0, 0, 7_400_000 * MS, 7_400_000 * MS)
 
 
 def on_hosts(*hosts: str, offsets: Sequence[int] = OFFSETS) -> list[RankTables]:
-    """A job's ranks on these hosts, whose collectives tie nobody to anybody."""
+    """A job's ranks on these hosts, whose collectives tie no rank to another."""
     ranks, _ = simulate(Job(offset_ns=tuple(offsets), tear_ns=0))
     alone = []
     for rank, host in zip(ranks, hosts, strict=True):
@@ -50,7 +50,7 @@ def measured(*hosts: str, offset: int = 0, at: int = 0, half: int = 20_000) -> M
 
 
 def clock(ranks: Sequence[RankTables], found: Measurement) -> Clock:
-    files, _ = clock_files(ranks, found)
+    files, _ = of_reports(ranks, found)
     return align(ranks, match(ranks), known_clocks(ranks, files, found.as_json()).bounds)
 
 
@@ -75,7 +75,7 @@ def test_a_measurement_of_an_hour_before_says_as_little_as_150_ppm_leave() -> No
 
 def test_a_report_s_host_may_be_called_with_its_domain_or_without() -> None:
     ranks = on_hosts("a.cluster.example", "a.cluster.example", "b", "b")
-    files, silent = clock_files(ranks, measured("a", "b.cluster.example"))
+    files, silent = of_reports(ranks, measured("a", "b.cluster.example"))
     machines = [files[rank]["clock"]["machine"] for rank in range(4)]
     assert machines == ["boot0 a", "boot0 a", "boot1 b.cluster.example", "boot1 b.cluster.example"]
     assert silent == []
@@ -83,32 +83,33 @@ def test_a_report_s_host_may_be_called_with_its_domain_or_without() -> None:
 
 def test_a_host_that_was_not_measured_is_named_with_its_reports_and_those_that_were() -> None:
     ranks = on_hosts("a", "a", "b", "c")
-    with pytest.raises(MergeError, match="the clock of host c was not measured") as caught:
-        clock_files(ranks, measured("a", "b"))
-    assert caught.value.details[0] == f"its reports: {ranks[3].info.source}"
-    assert caught.value.details[1] == "measured: a, b"
-    assert "clusterprof clock --output" in caught.value.details[2]
+    with pytest.raises(MergeError, match="host c ") as caught:
+        of_reports(ranks, measured("a", "b"))
+    reports, measured_hosts, how = caught.value.details
+    assert str(ranks[3].info.source) in reports
+    assert measured_hosts.endswith(": a, b")
+    assert "clusterprof clock --output" in how
 
 
-def test_a_short_name_that_two_hosts_have_is_nobody_s() -> None:
-    with pytest.raises(MergeError, match="host b was not measured"):
-        clock_files(on_hosts("a", "a", "b", "b"), measured("a", "b.one", "b.two"))
+def test_a_short_name_that_two_hosts_have_names_neither() -> None:
+    with pytest.raises(MergeError, match="host b "):
+        of_reports(on_hosts("a", "a", "b", "b"), measured("a", "b.one", "b.two"))
 
 
 def test_a_host_that_was_started_anew_between_the_measurements_is_refused() -> None:
     found = measured("a", "b")
     (bound,) = found.bounds
     again = replace(found, bounds=(bound, replace(bound, machine="boot9 b")))
-    with pytest.raises(MergeError, match="host b was measured as 2 machines"):
-        clock_files(on_hosts("a", "a", "b", "b"), again)
+    with pytest.raises(MergeError, match=r"host b .* 2 machines"):
+        of_reports(on_hosts("a", "a", "b", "b"), again)
 
 
 def test_a_report_without_a_host_costs_that_rank_its_clock_and_no_other() -> None:
     ranks = on_hosts("a", "", "b", "b")
     found = measured("a", "b", offset=OFFSETS[2], at=ranks[0].info.begin_ns)
-    files, silent = clock_files(ranks, found)
+    files, silent = of_reports(ranks, found)
     assert sorted(files) == [0, 2, 3]
-    assert silent[0].startswith("rank 1: the report does not say its host")
+    assert silent[0].startswith("rank 1: ")
     assert [clock(ranks, found).uncertainty(rank) >= UNBOUNDED_NS for rank in range(4)] == [
         False, True, False, False,
     ]  # fmt: skip
@@ -122,21 +123,21 @@ def test_a_rank_whose_host_s_clock_was_set_inside_the_run_is_named_in_the_result
         {"event": "close", "wall_ns": now + 1_000 * MS, "monotonic_ns": 997 * MS, "gap_ns": 100},
     ]
     clocks = known_clocks(ranks, {1: {"clock": {"machine": "boot n1", "readings": readings}}})
-    said = [each for each in study(ranks, clocks=clocks).results["warnings"] if "was set" in each]
-    assert len(said) == 1
-    assert said[0].startswith("rank 1: its host's wall clock was set by +3.000 ms")
+    warnings = study(ranks, clocks=clocks).results["warnings"]
+    (warning,) = [each for each in warnings if "+3.000 ms" in each]
+    assert warning.startswith("rank 1: ")
 
 
 def test_a_file_that_is_no_measurement_stops_the_merge(tmp_path: Path, recordings: Path) -> None:
     odd = tmp_path / "clock.json"
     odd.write_text("[]")
     reports = str(recordings / "nsys-2025.3" / "ddp")
-    with pytest.raises(ReportError, match="is no measurement of clocks"):
+    with pytest.raises(ReportError, match=str(odd)):
         merge.main("merge", [reports, "--clock", str(odd)], None)
 
 
 def test_a_run_directory_has_measurements_of_its_own(tmp_path: Path) -> None:
     (tmp_path / "run.json").write_text("{}")
-    with pytest.raises(UsageError, match="keeps measurements of its own") as caught:
+    with pytest.raises(UsageError, match=str(tmp_path)) as caught:
         merge.main("merge", [str(tmp_path), "--clock", "clock.json"], None)
     assert "clock_probe.json" in caught.value.details[0]

@@ -5,20 +5,24 @@ at t3 and arrives at t4. Nothing arrives before it is sent: whatever the delays 
 asker minus answerer lies within [t1 - t2, t4 - t3]. Many exchanges narrow that to the fastest
 request and the fastest answer.
 
-Both sides prove with every datagram that they know one secret; to everybody else the answerer
-is silent. Standard library only, since it also runs beside a rank.
+Both sides prove with every datagram that they know one secret; the answerer answers no other
+datagram. Standard library only, since it also runs beside a rank.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import hmac
 import os
+import secrets
 import select
 import socket
 import struct
 import time
-from typing import Any, Dict, List, NamedTuple, Optional, Tuple
+from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Tuple
+
+from . import clocks, documents, files
 
 #: how long one measurement may take, and how long it waits for a first answer
 SECONDS = 0.3
@@ -30,7 +34,9 @@ DRIFT_LIMIT_PPM = 150
 _MAC = 16
 _REQUEST = struct.Struct("!4sI")
 _ANSWER = struct.Struct("!4sIqq")
-_ASK, _SAY, _TELL, _HEARD, _WHO, _AM = b"clp?", b"clp!", b"clp>", b"clp<", b"clp-", b"clp+"
+_ASK, _REPLY = b"clp?", b"clp!"
+_DELIVER, _RECEIVED = b"clp>", b"clp<"
+_SEEK, _FOUND = b"clp-", b"clp+"
 _LARGEST = 8192
 #: Where hosts share a secret and no folder, the answerer listens on one of so many ports that
 #: follow from the secret, below those that systems give away by themselves.
@@ -51,8 +57,8 @@ class Exchange(NamedTuple):
 def exchanged(sent: int, arrived: int, left: int, came: int) -> Exchange:
     """The bound of one exchange: sent and came by the asker's clock, the others by the answerer's.
 
-    The answer tells of the moment it left: what the clocks may have drifted since the request
-    arrived is added.
+    The answer's times are of two moments: what the clocks may have drifted between them is
+    added.
     """
     slack = (left - arrived) * DRIFT_LIMIT_PPM // 1_000_000 + 1
     return Exchange(arrived, sent - arrived, came - left + slack)
@@ -75,14 +81,28 @@ def narrowed(exchanges: List[Exchange]) -> Exchange:
     return Exchange(best.at_ns, low, high)
 
 
-def described(exchanges: List[Exchange]) -> Dict[str, Any]:
-    """The bound of a measurement as it stands in clock_probe.json. Raises ValueError."""
+def described(rank: int, exchanges: List[Exchange]) -> Dict[str, Any]:
+    """A rank's bound as it stands in clock_probe.json. Raises ValueError as `narrowed` does."""
     bound = narrowed(exchanges)
     return {
+        "rank": rank, "machine": clocks.machine(),
         "at_ns": bound.at_ns, "low_ns": bound.low_ns, "high_ns": bound.high_ns,
         "round_trip_ns": min(each.high_ns - each.low_ns for each in exchanges),
         "exchanges": len(exchanges),
     }  # fmt: skip
+
+
+class Answerer(NamedTuple):
+    """Where an answerer is reached, the secret to prove, and its machine (`clocks.machine`)."""
+
+    address: str
+    port: int
+    secret: bytes
+    machine: str
+
+    def endpoint(self) -> "Endpoint":
+        """A socket of ours on the way to it. Raises OSError where there is no way."""
+        return Endpoint(route_to(self.address) or self.address, self.secret)
 
 
 class Endpoint:
@@ -92,6 +112,8 @@ class Endpoint:
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         self.socket = socket.socket(family, socket.SOCK_DGRAM)
         self.secret = secret
+        #: the file that says how to reach it, as long as it is open
+        self.announced_in = ""
         try:
             self.socket.bind((address, port))
             self.socket.setblocking(False)
@@ -100,18 +122,16 @@ class Endpoint:
             self.socket.close()
             raise
 
-    @property
-    def port(self) -> int:
-        """Where it listens."""
-        return int(self.socket.getsockname()[1])
-
     def fileno(self) -> int:
         """For select."""
         return self.socket.fileno()
 
     def close(self) -> None:
-        """Answer no more."""
+        """Close the socket, and remove its announcement."""
         self.socket.close()
+        if self.announced_in:
+            with contextlib.suppress(OSError):
+                os.unlink(self.announced_in)
 
     def _kernel_stamps(self) -> bool:
         """Whether the kernel's stamps and time.time_ns() are one clock, tried on ourselves.
@@ -133,10 +153,8 @@ class Endpoint:
     def send(self, body: bytes, to: Any) -> None:
         """One datagram with its proof; one that cannot be sent is lost, as any may be."""
         proof = hashlib.blake2b(body, key=self.secret, digest_size=_MAC).digest()
-        try:
+        with contextlib.suppress(OSError):
             self.socket.sendto(body + proof, to)
-        except OSError:
-            pass
 
     def receive(self) -> Optional[Tuple[bytes, Any, int]]:
         """A datagram with a proof, its sender and when it came (wall, ns); None for any other."""
@@ -157,6 +175,14 @@ class Endpoint:
         """Whether something came within so long."""
         return bool(select.select([self.socket], [], [], max(0.0, seconds))[0])
 
+    def received(self, seconds: float) -> Iterator[Tuple[bytes, Any, int]]:
+        """All datagrams with a proof that come within so long."""
+        until = time.monotonic() + seconds
+        while self.wait(until - time.monotonic()):
+            came = self.receive()
+            if came is not None:
+                yield came
+
 
 def _stamp(ancillary: List[Any]) -> Optional[int]:
     for level, kind, data in ancillary:
@@ -166,28 +192,60 @@ def _stamp(ancillary: List[Any]) -> Optional[int]:
     return None
 
 
-def answer(endpoint: Endpoint, machine: str = "") -> Optional[bytes]:
-    """Take one datagram and answer it; returns what an asker told (see `tell`), else None.
+def announce(path: str, address: str) -> Endpoint:
+    """An endpoint on `address`, announced in the file `path` that only its owner can read.
 
-    `machine` is what those are told that seek us.
+    Raises OSError.
     """
+    endpoint = Endpoint(address, secrets.token_bytes(32))
+    try:
+        host, port = endpoint.socket.getsockname()[:2]
+        files.write_json(
+            path,
+            {"address": host, "port": port, "secret": endpoint.secret.hex(),
+             "machine": clocks.machine()},
+            mode=0o600,
+        )  # fmt: skip
+    except OSError:
+        endpoint.close()
+        raise
+    endpoint.announced_in = path
+    return endpoint
+
+
+def announced(path: str, ours: bool) -> Answerer:
+    """The answerer that a file announces; `ours` as for `documents.load`.
+
+    Raises OSError, ValueError.
+    """
+    fields = documents.load(path, ours)
+    form = {"address": str, "port": range(1, 65536), "secret": str, "machine": str}
+    if not documents.fits(fields, form):
+        raise ValueError("%s announces no answerer" % path)
+    return Answerer(
+        fields["address"], fields["port"], bytes.fromhex(fields["secret"]), fields["machine"]
+    )
+
+
+def answer(endpoint: Endpoint) -> Optional[bytes]:
+    """Take one datagram and answer it; returns what an asker delivered (`deliver`), else None."""
     came = endpoint.receive()
     if came is None:
         return None
     body, sender, arrived = came
     if body[:4] == _ASK and len(body) == _REQUEST.size:
         number = _REQUEST.unpack(body)[1]
-        endpoint.send(_ANSWER.pack(_SAY, number, arrived, time.time_ns()), sender)
-    elif body[:4] == _TELL:
-        endpoint.send(_HEARD + body[4:12], sender)
+        endpoint.send(_ANSWER.pack(_REPLY, number, arrived, time.time_ns()), sender)
+    elif body[:4] == _DELIVER:
+        endpoint.send(_RECEIVED + body[4:12], sender)
         return body[12:]
-    elif body[:4] == _WHO:
-        endpoint.send(_AM + body[4:12] + machine.encode(), sender)
+    elif body[:4] == _SEEK:
+        endpoint.send(_FOUND + body[4:12] + clocks.machine().encode(), sender)
     return None
 
 
 def meeting_ports(secret: bytes) -> List[int]:
-    """Where an answerer is to be found by those that know `secret` and not its port."""
+    """The ports where those look for an answerer that know its secret and not its port."""
     digests = [
         hashlib.blake2b(b"port %d" % k, key=secret, digest_size=4).digest()
         for k in range(_MEETING_PORTS)
@@ -198,8 +256,7 @@ def meeting_ports(secret: bytes) -> List[int]:
 def listen_for_seekers(secret: bytes, hosts: List[str]) -> Endpoint:
     """An endpoint on the first meeting port that is free, towards `hosts`. Raises OSError."""
     ways = [way for way in map(route_to, hosts) if way is not None]
-    outside = [way for way in ways if not way.startswith("127.") and way != "::1"]
-    address = (outside or ways or ["127.0.0.1"])[0]
+    address = next((way for way in ways if not _is_loopback(way)), (ways or ["127.0.0.1"])[0])
     problem = OSError("no meeting port")
     for port in meeting_ports(secret):
         try:
@@ -209,8 +266,8 @@ def listen_for_seekers(secret: bytes, hosts: List[str]) -> Endpoint:
     raise problem
 
 
-def seek(secret: bytes, hosts: List[str], seconds: float) -> Optional[Tuple[Any, str]]:
-    """The address of the answerer on one of `hosts`, and its machine; None if nobody answers."""
+def seek(secret: bytes, hosts: List[str], seconds: float) -> Optional[Answerer]:
+    """The answerer on one of `hosts`; None where none answers within `seconds`."""
     ways = []
     for host in hosts:
         here = route_to(host)
@@ -222,14 +279,17 @@ def seek(secret: bytes, hosts: List[str], seconds: float) -> Optional[Tuple[Any,
         while ways and time.monotonic() < deadline:
             for host, endpoint in ways:
                 for port in meeting_ports(secret):
-                    endpoint.send(_WHO + mark, (host, port))
+                    endpoint.send(_SEEK + mark, (host, port))
             until = min(deadline, time.monotonic() + 0.1)
             while time.monotonic() < until:
                 pause = max(0.0, until - time.monotonic())
                 for endpoint in select.select([way for _, way in ways], [], [], pause)[0]:
                     came = endpoint.receive()
-                    if came is not None and came[0][:12] == _AM + mark:
-                        return came[1][:2], came[0][12:].decode("utf-8", "replace")
+                    if came is not None and came[0][:12] == _FOUND + mark:
+                        address, port = came[1][:2]
+                        return Answerer(
+                            address, port, secret, came[0][12:].decode("utf-8", "replace")
+                        )
     finally:
         for _, endpoint in ways:
             endpoint.close()
@@ -237,44 +297,37 @@ def seek(secret: bytes, hosts: List[str], seconds: float) -> Optional[Tuple[Any,
 
 
 def measure(
-    endpoint: Endpoint, to: Any, *, seconds: float = SECONDS, first_s: float = FIRST_ANSWER_S
+    endpoint: Endpoint, to: Answerer, *, seconds: float = SECONDS, first_s: float = FIRST_ANSWER_S
 ) -> List[Exchange]:
-    """Exchange datagrams with the answerer at `to` for some time; [] where it never answers."""
+    """Exchange datagrams with an answerer for `seconds`; [] where none comes within `first_s`."""
     found: List[Exchange] = []
     number = int.from_bytes(os.urandom(3), "big")
-    patience = time.monotonic() + first_s
-    end = None
-    while len(found) < EXCHANGES:
-        now = time.monotonic()
-        if (end is None and now > patience) or (end is not None and now > end):
-            break
+    deadline = time.monotonic() + first_s
+    while len(found) < EXCHANGES and time.monotonic() <= deadline:
         number += 1
         sent = time.time_ns()
-        endpoint.send(_REQUEST.pack(_ASK, number), to)
-        until = time.monotonic() + 0.1
-        while endpoint.wait(until - time.monotonic()):
-            came = endpoint.receive()
-            if came is None or came[0][:4] != _SAY or len(came[0]) != _ANSWER.size:
+        endpoint.send(_REQUEST.pack(_ASK, number), to[:2])
+        for body, _, came in endpoint.received(0.1):
+            if body[:4] != _REPLY or len(body) != _ANSWER.size:
                 continue
-            _, said, arrived, left = _ANSWER.unpack(came[0])
-            if said != number:  # an answer that came too late
+            _, replied_to, arrived, left = _ANSWER.unpack(body)
+            if replied_to != number:  # an answer that came too late
                 continue
-            found.append(exchanged(sent, arrived, left, came[2]))
-            end = end or time.monotonic() + seconds
+            if not found:
+                deadline = time.monotonic() + seconds
+            found.append(exchanged(sent, arrived, left, came))
             break
     return found
 
 
-def tell(endpoint: Endpoint, to: Any, words: bytes, seconds: float = 2.0) -> bool:
-    """Hand `words` (at most 8000 bytes) to the answerer; whether it has confirmed them."""
+def deliver(endpoint: Endpoint, to: Answerer, content: bytes, seconds: float = 2.0) -> bool:
+    """Hand `content` (at most 8000 bytes) to an answerer; whether it has confirmed it."""
     mark = os.urandom(8)
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
-        endpoint.send(_TELL + mark + words, to)
-        until = min(deadline, time.monotonic() + 0.1)
-        while endpoint.wait(until - time.monotonic()):
-            came = endpoint.receive()
-            if came is not None and came[0] == _HEARD + mark:
+        endpoint.send(_DELIVER + mark + content, to[:2])
+        for body, _, _ in endpoint.received(min(0.1, deadline - time.monotonic())):
+            if body == _RECEIVED + mark:
                 return True
     return False
 
@@ -288,9 +341,13 @@ def own_address(environ: Any) -> str:
         environ.get("MASTER_ADDR"), environ.get("SLURM_LAUNCH_NODE_IPADDR"), socket.gethostname(),
     ):  # fmt: skip
         found = route_to(host) if host else None
-        if found is not None and not found.startswith("127.") and found != "::1":
+        if found is not None and not _is_loopback(found):
             return found
     return "127.0.0.1"
+
+
+def _is_loopback(address: str) -> bool:
+    return address.startswith("127.") or address == "::1"
 
 
 def route_to(host: str) -> Optional[str]:

@@ -251,7 +251,7 @@ def tell_prober(event: str) -> None:
     if "CLUSTERPROF_PROBE" in os.environ:
         from ..remote import prober
 
-        prober.say(event)
+        prober.notify(event)
 
 
 def first_line(error: BaseException) -> str:

@@ -1,14 +1,14 @@
-"""A process beside each chosen rank that measures the hosts' clocks around the window.
+"""A process beside each profiled rank that measures the hosts' clocks around the window.
 
 Not a thread of the training: it shares no interpreter lock with it, opens no port in it and
-cannot keep it waiting. The rank says when its window opens and closes with a datagram to a Unix
-socket that has no file (nothing of it is left, however its prober ends), heeds only its own user,
-and never answers. The prober of the reference rank answers on UDP, on the job's own network and
-to those that know a secret only; of every other machine one prober asks it for a third of a
-second, at both ends of the window. A prober ends with its rank, whatever happens.
+cannot keep it waiting. The rank announces the opening and closing of its window by a datagram to
+a Unix socket that has no file (nothing of it is left, however the prober ends), which obeys its
+own user only and never answers. The prober of the reference rank answers on UDP, on the job's own
+network and only to those that know a secret; one prober of every other machine asks it for a third
+of a second, at both ends of the window. A prober ends with its rank, whatever happens.
 
 Address and secret stand in a file of the run directory that only its owner can read. Hosts that
-share no folder (`clusterprof ssh`) were given a secret, and each other's names, with the plan.
+share no folder (`clusterprof ssh`) get a secret, and each other's names, with the plan.
 
 Arguments: RUN RANK REFERENCE OWNER SOCKET.
 """
@@ -27,6 +27,7 @@ import time
 from typing import Any, Dict, List, Mapping, Optional, Tuple
 
 from ..contracts import clocks, documents, exchange, files, paths, processes
+from ..contracts.exchange import Answerer, Endpoint
 from ..contracts.identity import Identity
 from ..contracts.variables import PLAN
 
@@ -37,7 +38,7 @@ PROBE = "CLUSTERPROF_PROBE"
 _SENDER = struct.Struct("@iII")
 #: The reference rank's prober answers for so long after its own window closed.
 GRACE_S = 30.0
-#: ... and for so long after its rank has ended, unless somebody is asking.
+#: ... and for so long after its rank has ended, or after the last datagram that came since.
 QUIET_S = 1.0
 
 
@@ -69,7 +70,7 @@ def several_nodes(me: Identity, environ: Mapping[str, str]) -> bool:
 
 
 def reference(selection: Mapping[str, Any]) -> int:
-    """The chosen rank whose clock the others are measured against: the lowest."""
+    """The profiled rank whose clock the others are measured against: the lowest."""
     return int(selection["ranks"][0]) if selection["kind"] == "ranks" else 0
 
 
@@ -84,7 +85,7 @@ def start(plan: Mapping[str, Any], rank: int) -> None:
         str(reference(plan["selection"])), str(os.getpid()), name,
     ]  # fmt: skip
     nothing = [(os.POSIX_SPAWN_OPEN, number, os.devnull, os.O_RDWR, 0) for number in (0, 1, 2)]
-    # What makes nsys follow a process is not for this one.
+    # Without the variables that make nsys follow a process.
     environ = {
         name: value
         for name, value in os.environ.items()
@@ -95,17 +96,14 @@ def start(plan: Mapping[str, Any], rank: int) -> None:
         os.environ[PROBE] = name
 
 
-def say(event: str) -> None:
-    """Tell our prober that the window opens or closes; never waits, never fails."""
+def notify(event: str) -> None:
+    """Announce to our prober that the window opens or closes; never waits, never raises."""
     name = os.environ.get(PROBE)
     if not name:
         return
-    try:
-        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as pipe:
-            pipe.setblocking(False)
-            pipe.sendto(event.encode(), "\0" + name)
-    except OSError:
-        pass
+    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as pipe:
+        pipe.setblocking(False)
+        pipe.sendto(event.encode(), "\0" + name)
 
 
 # --- in the process of its own
@@ -130,31 +128,21 @@ class Prober:
     # -- the reference rank
 
     def address_file(self) -> str:
-        """Where the reference rank's prober says how it is reached, to those who may read it."""
+        """Where the reference rank's prober announces how it is reached."""
         return os.path.join(paths.rank_folder(self.run, self.against), paths.PROBE_ADDRESS)
 
     def answer(self) -> None:
-        """Answer all others until our rank has ended, or its window has been closed for long."""
+        """Answer all others until our rank has ended, or some time after its window has closed."""
         if self.meeting is not None:
             endpoint = exchange.listen_for_seekers(*self.meeting)
-            with contextlib.closing(endpoint):
-                self.serve(endpoint)
-            return
-        secret = secrets.token_bytes(32)
-        endpoint = exchange.Endpoint(exchange.own_address(os.environ), secret)
-        path = self.address_file()
-        os.makedirs(os.path.dirname(path), exist_ok=True)
-        host, port = endpoint.socket.getsockname()[:2]
-        told = {"address": host, "port": port, "secret": secret.hex(), "machine": clocks.machine()}
-        files.write_json(path, told, mode=0o600)
-        try:
+        else:
+            path = self.address_file()
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+            endpoint = exchange.announce(path, exchange.own_address(os.environ))
+        with contextlib.closing(endpoint):
             self.serve(endpoint)
-        finally:
-            endpoint.close()
-            with contextlib.suppress(OSError):
-                os.unlink(path)
 
-    def serve(self, endpoint: exchange.Endpoint) -> None:
+    def serve(self, endpoint: Endpoint) -> None:
         """The answering itself."""
         until: Optional[float] = None
         sources: List[Any] = [endpoint, self.pipe, self.owner]
@@ -162,106 +150,94 @@ class Prober:
             pause = None if until is None else max(0.0, until - time.monotonic())
             ready = select.select(sources, [], [], pause)[0]
             if endpoint in ready:
-                exchange.answer(endpoint, clocks.machine())
+                exchange.answer(endpoint)
                 if self.owner not in sources:
                     until = time.monotonic() + QUIET_S
-            if self.pipe in ready and self.heard() == "close":
+            if self.pipe in ready and self.event() == "close":
                 until = time.monotonic() + GRACE_S
             if self.owner in ready:
                 sources.remove(self.owner)
                 until = time.monotonic() + QUIET_S
 
-    def heard(self) -> str:
-        """What our rank said; nothing, where it was not our own user."""
+    def event(self) -> str:
+        """What our rank announced; "" for a datagram of another user."""
         try:
-            said, sender, _, _ = self.pipe.recvmsg(64, socket.CMSG_SPACE(_SENDER.size))
+            data, sender, _, _ = self.pipe.recvmsg(64, socket.CMSG_SPACE(_SENDER.size))
         except OSError:
             return ""
         users = [
-            _SENDER.unpack(data)[1]
-            for _, kind, data in sender
-            if kind == socket.SCM_CREDENTIALS and len(data) == _SENDER.size
+            _SENDER.unpack(credentials)[1]
+            for _, kind, credentials in sender
+            if kind == socket.SCM_CREDENTIALS and len(credentials) == _SENDER.size
         ]
-        return said.decode("ascii", "replace") if users == [os.getuid()] else ""
+        return data.decode("ascii", "replace") if users == [os.getuid()] else ""
 
     # -- every other
 
     def ask(self) -> None:
         """Measure when the window opens and once more when it has closed; then we are done."""
-        mine = None
+        answerer = None
         sources: List[Any] = [self.pipe, self.owner]
         while True:
             ready = select.select(sources, [], [])[0]
-            event = self.heard() if self.pipe in ready else ""
+            event = self.event() if self.pipe in ready else ""
             if event == "open":
-                mine = self.measure(event)
-            elif event == "close" or self.owner in ready:
-                if mine is not None and event == "close":
-                    self.measure(event, mine)
+                answerer = self.find()
+                if answerer is not None and not self.claimed(answerer):
+                    answerer = None
+            if event in ("open", "close") and answerer is not None:
+                self.measure(event, answerer)
+            if event == "close" or self.owner in ready:
                 break
         if self.bounds or self.notes:
             path = os.path.join(paths.rank_folder(self.run, self.rank), paths.PROBE)
             whole = {"schema_version": 1, "bounds": self.bounds, "notes": self.notes}
             files.write_json(path, whole)
 
-    def measure(
-        self, event: str, known: Optional[Dict[str, Any]] = None
-    ) -> Optional[Dict[str, Any]]:
-        """One measurement against the reference rank's prober, whose address this returns."""
-        told = known or self.find()
-        if told is None or (known is None and not self.claimed(told)):
-            return None
-        target = (told["address"], told["port"])
-        endpoint = exchange.Endpoint(
-            exchange.route_to(target[0]) or target[0], bytes.fromhex(told["secret"])
-        )
-        found = exchange.measure(endpoint, target)
-        endpoint.close()
+    def measure(self, event: str, answerer: Answerer) -> None:
+        """One measurement against the reference rank's prober."""
+        with contextlib.closing(answerer.endpoint()) as endpoint:
+            found = exchange.measure(endpoint, answerer)
         if not found:
             self.notes.append("rank %d's host did not answer at the window's %s (UDP %s:%d)"
-                              % (self.against, event, *target))  # fmt: skip
-            return told
+                              % (self.against, event, answerer.address, answerer.port))  # fmt: skip
+            return
         try:
-            bound = exchange.described(found)
+            bound = exchange.described(self.rank, found)
         except ValueError as error:
             self.notes.append("at the window's %s: %s" % (event, error))
-            return told
+            return
         self.bounds.append({
-            "when": event, "rank": self.rank, "machine": clocks.machine(),
-            "other": self.against, "other_machine": told["machine"], **bound,
+            "when": event, "other": self.against, "other_machine": answerer.machine, **bound,
         })  # fmt: skip
-        return told
 
-    def find(self) -> Optional[Dict[str, Any]]:
-        """The answerer's address; None where it has none (its rank never began)."""
-        deadline = time.monotonic() + exchange.FIRST_ANSWER_S
+    def find(self) -> Optional[Answerer]:
+        """The reference rank's prober; None where there is none (its rank never began)."""
         if self.meeting is not None:
             found = exchange.seek(*self.meeting, exchange.FIRST_ANSWER_S)
             if found is None:
-                self.notes.append(
-                    "rank %d's prober was not found on %s (UDP ports %s)"
-                    % (self.against, ", ".join(self.meeting[1]),
-                       ", ".join(map(str, exchange.meeting_ports(self.meeting[0]))))
-                )  # fmt: skip
-                return None
-            (address, port), machine = found
-            secret = self.meeting[0].hex()
-            return {"address": address, "port": port, "secret": secret, "machine": machine}
+                secret, hosts = self.meeting
+                ports = ", ".join(map(str, exchange.meeting_ports(secret)))
+                self.notes.append("rank %d's prober was not found on %s (UDP ports %s)"
+                                  % (self.against, ", ".join(hosts), ports))  # fmt: skip
+            return found
+        deadline = time.monotonic() + exchange.FIRST_ANSWER_S
         while True:
             try:
-                return dict(documents.load(self.address_file(), ours=True))
+                return exchange.announced(self.address_file(), ours=True)
             except (OSError, ValueError):
                 if time.monotonic() > deadline:
                     self.notes.append("rank %d's prober was not found" % self.against)
                     return None
                 time.sleep(0.1)
 
-    def claimed(self, told: Mapping[str, Any]) -> bool:
+    def claimed(self, answerer: Answerer) -> bool:
         """Whether it is ours to measure: of each machine the first that comes, of its own none."""
         machine = clocks.machine()
-        if not machine or machine == told["machine"]:
+        if not machine or machine == answerer.machine:
             return False
-        name = hashlib.blake2b((told["secret"] + machine).encode(), digest_size=8).hexdigest()
+        secret = answerer.secret.hex()
+        name = hashlib.blake2b((secret + machine).encode(), digest_size=8).hexdigest()
         folder = os.path.join(self.run, paths.PROBED)
         try:
             if os.path.isdir(self.run):
@@ -275,8 +251,8 @@ class Prober:
 def meeting(environ: Mapping[str, str]) -> Optional[Tuple[bytes, List[str]]]:
     """Secret and hosts of a job whose hosts share no folder, by the plan; None where they do."""
     try:
-        told = documents.load(environ[PLAN], ours=True)["meeting"]
-        secret, hosts = bytes.fromhex(told["secret"]), [str(each) for each in told["hosts"]]
+        given = documents.load(environ[PLAN], ours=True)["meeting"]
+        secret, hosts = bytes.fromhex(given["secret"]), [str(each) for each in given["hosts"]]
     except (KeyError, OSError, TypeError, ValueError):
         return None
     master = environ.get("MASTER_ADDR")
@@ -286,15 +262,13 @@ def meeting(environ: Mapping[str, str]) -> Optional[Tuple[bytes, List[str]]]:
 def main(argv: List[str]) -> None:
     """Leave our parent, and watch it: `RUN RANK REFERENCE OWNER SOCKET`."""
     run, rank, against, owner, name = argv[0], int(argv[1]), int(argv[2]), int(argv[3]), argv[4]
-    os.closerange(3, 1024)  # what the rank left open is none of our business
+    os.closerange(3, 1024)  # what the rank left open
     watch = os.pidfd_open(owner)
     prober = Prober(run, rank, against, watch, name)
     if os.fork():
         os._exit(0)
-    try:
+    with contextlib.suppress(OSError):  # the clocks stay unmeasured: no process waits for us
         if rank == against:
             prober.answer()
         else:
             prober.ask()
-    except OSError:
-        pass  # the clocks stay unmeasured: nobody waits for us

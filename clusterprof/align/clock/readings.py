@@ -262,7 +262,7 @@ def known_clocks(
     files: Mapping[int, Mapping[str, Any]],
     probe: object = None,
 ) -> KnownClocks:
-    """Return everything that a run's files tell of its clocks (see `clusterprof.probe.run_clocks`).
+    """Return everything that a run's files tell of its clocks (`clusterprof.probe.clock_files`).
 
     `files` has for each rank what `parsed` takes: `clock`, `state`, `beacons`; `probe` is
     clock_probe.json as parsed.

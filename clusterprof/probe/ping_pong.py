@@ -1,0 +1,199 @@
+"""A ping-pong between rank 0 and every other rank, which bounds the offsets of their wall clocks.
+
+Over MPI where the launcher brings it, on the fabric that the training uses, else over UDP. Over
+MPI rank 0 answers one rank after the other; those that wait for their turn sleep, since MPI's own
+waiting would keep their cores, and the answering rank's, busy. Over UDP rank 0 listens on the
+address by which the job itself would reach it, and answers only those who prove that they know a
+secret. It leaves address and secret in a file that only its owner can read, in a folder that all
+nodes see: whoever can read that file is the same user.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import struct
+import time
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from clusterprof.agent.contracts import clocks, exchange
+from clusterprof.agent.contracts.exchange import Answerer, Exchange
+from clusterprof.agent.contracts.identity import Identity
+from clusterprof.errors import ClusterprofError
+from clusterprof.probe.measurement import Measurement, parsed
+
+
+def _row(rank: int, found: list[Exchange]) -> dict[str, Any]:
+    """What a rank sends to rank 0: its bound, or a note where the exchanges leave none."""
+    try:
+        return exchange.described(rank, found)
+    except ValueError as error:
+        return {"rank": rank, "note": f"rank {rank}: {error}"}
+
+
+def _measurement(method: str, rows: Iterable[dict[str, Any]], notes: list[str]) -> Measurement:
+    """Rank 0's result: all ranks' bounds against its own clock."""
+    against = {"other": 0, "other_machine": clocks.machine()}
+    bounds, missing = [], []
+    for row in rows:
+        if "note" in row:
+            missing.append(str(row["note"]))
+        else:
+            bounds.append({**row, **against})
+    return parsed({"method": method, "bounds": bounds, "notes": [*missing, *notes]})
+
+
+# -- over MPI ------------------------------------------------------------------------------------
+
+_TIMES = struct.Struct("=qq")
+_TURN, _ASK, _ANSWER, _ROW, _END = 71, 72, 73, 74, 75
+#: what MPI's own launchers, and `srun --mpi=pmix`, set for a process that is a rank of theirs
+_SIGNS = ("PMIX_RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
+
+
+def mpi_world(environ: Mapping[str, str]) -> Any | None:
+    """MPI's communicator of all ranks; None where this is no MPI job, or mpi4py is missing.
+
+    mpi4py is not imported where no launcher speaks MPI: some MPIs abort then.
+    """
+    if not any(name in environ for name in _SIGNS):
+        return None
+    try:
+        from mpi4py import MPI
+    except (ImportError, RuntimeError):  # not installed; or it finds no MPI library
+        return None
+    return MPI.COMM_WORLD if MPI.COMM_WORLD.Get_size() > 1 else None
+
+
+def over_mpi(comm: Any, exchanges: int) -> Measurement | None:
+    """Measure every rank's wall clock against rank 0's; the result on rank 0, None elsewhere."""
+    rank, size = comm.Get_rank(), comm.Get_size()
+    if rank != 0:
+        comm.send(_row(rank, _ask_over_mpi(comm, exchanges)), dest=0, tag=_ROW)
+        _sleep_until(comm, _END)
+        return None
+    rows = [_answer_over_mpi(comm, peer, exchanges) for peer in range(1, size)]
+    for peer in range(1, size):
+        comm.Send(bytearray(1), dest=peer, tag=_END)
+    return _measurement("MPI", rows, [])
+
+
+def _answer_over_mpi(comm: Any, peer: int, exchanges: int) -> dict[str, Any]:
+    """Rank 0's part: give `peer` its turn, answer with the times, receive its row."""
+    comm.Send(bytearray(1), dest=peer, tag=_TURN)
+    question, times = bytearray(1), bytearray(_TIMES.size)
+    for _ in range(exchanges):
+        comm.Recv(question, source=peer, tag=_ASK)
+        arrived = time.time_ns()
+        _TIMES.pack_into(times, 0, arrived, time.time_ns())
+        comm.Send(times, dest=peer, tag=_ANSWER)
+    return dict(comm.recv(source=peer, tag=_ROW))
+
+
+def _ask_over_mpi(comm: Any, exchanges: int) -> list[Exchange]:
+    _sleep_until(comm, _TURN)
+    question, times = bytearray(1), bytearray(_TIMES.size)
+    found = []
+    for _ in range(exchanges):
+        sent = time.time_ns()
+        comm.Send(question, dest=0, tag=_ASK)
+        comm.Recv(times, source=0, tag=_ANSWER)
+        came = time.time_ns()
+        arrived, left = _TIMES.unpack(times)
+        found.append(exchange.exchanged(sent, arrived, left, came))
+    return found
+
+
+def _sleep_until(comm: Any, tag: int) -> None:
+    """Wait for a message of rank 0 without keeping a core busy."""
+    while not comm.Iprobe(source=0, tag=tag):
+        time.sleep(0.0005)
+    comm.Recv(bytearray(1), source=0, tag=tag)
+
+
+# -- over UDP ------------------------------------------------------------------------------------
+
+#: so often a rank looks for rank 0's file, which may appear late on other nodes
+_LOOK_EVERY_S = 0.05
+
+
+def over_udp(
+    me: Identity, meet: Path, environ: Mapping[str, str], timeout_s: float
+) -> Measurement | None:
+    """Measure every rank's wall clock against rank 0's; the result on rank 0, None elsewhere.
+
+    `meet` is a folder that all nodes see. Raises ClusterprofError where rank 0 cannot listen
+    there, or where a rank does not find or reach it within `timeout_s`.
+    """
+    path = meet / f".clusterprof-clock-{_job(environ)}"
+    if me.rank == 0:
+        return _answer_over_udp(path, me.world_size or 1, environ, timeout_s)
+    _ask_over_udp(me, path, timeout_s)
+    return None
+
+
+def _job(environ: Mapping[str, str]) -> str:
+    """What distinguishes this measurement from another of the same user in the same folder."""
+    names = ("SLURM_JOB_ID", "SLURM_STEP_ID", "TORCHELASTIC_RUN_ID", "PMIX_NAMESPACE")
+    words = [environ[name] for name in names if environ.get(name)]
+    kept = ("".join(c if c.isalnum() else "_" for c in word) for word in words)
+    return ".".join(kept) or "here"
+
+
+def _answer_over_udp(
+    path: Path, size: int, environ: Mapping[str, str], timeout_s: float
+) -> Measurement:
+    address = exchange.own_address(environ)
+    try:
+        endpoint = exchange.announce(str(path), address)
+    except OSError as error:
+        raise ClusterprofError(
+            f"rank 0 cannot listen on {address}, or cannot announce it in {path}",
+            error.strerror or str(error),
+            "name a folder that all nodes see and you may write: --meet DIR",
+        ) from None
+    rows: dict[int, dict[str, Any]] = {}
+    deadline = time.monotonic() + timeout_s
+    with contextlib.closing(endpoint):
+        while len(rows) < size - 1 and endpoint.wait(deadline - time.monotonic()):
+            delivered = exchange.answer(endpoint)
+            if delivered is not None:
+                row = json.loads(delivered)
+                rows[int(row["rank"])] = row
+        # A rank whose last confirmation was lost asks again: it has a moment for it.
+        until = time.monotonic() + 0.3
+        while endpoint.wait(until - time.monotonic()):
+            exchange.answer(endpoint)
+    silent = sorted(set(range(1, size)) - set(rows))
+    notes = [f"nothing came from rank {', '.join(map(str, silent))} in {timeout_s:g} s"]
+    return _measurement("UDP", [rows[rank] for rank in sorted(rows)], notes if silent else [])
+
+
+def _ask_over_udp(me: Identity, path: Path, timeout_s: float) -> None:
+    deadline = time.monotonic() + timeout_s
+    tried: Answerer | None = None
+    while time.monotonic() < deadline:
+        with contextlib.suppress(OSError, ValueError):
+            answerer = exchange.announced(str(path), ours=False)
+            # One that does not answer was left by a killed measurement: look again.
+            if answerer != tried:
+                tried = answerer
+                if _measured(me, answerer):
+                    return
+        time.sleep(_LOOK_EVERY_S)
+    where = f"{tried.address} UDP port {tried.port}" if tried else str(path)
+    raise ClusterprofError(
+        f"rank {me.rank} did not reach rank 0 within {timeout_s:g} s",
+        f"looked for: {where}",
+        "do the nodes see that folder (--meet DIR), and may they speak UDP to each other?",
+    )
+
+
+def _measured(me: Identity, answerer: Answerer) -> bool:
+    """Measure, and deliver the result to rank 0; False where it does not answer. Raises OSError."""
+    with contextlib.closing(answerer.endpoint()) as endpoint:
+        found = exchange.measure(endpoint, answerer)
+        row = json.dumps(_row(me.rank, found)).encode() if found else b""
+        return bool(row) and exchange.deliver(endpoint, answerer, row)
