@@ -1,23 +1,38 @@
-"""The launchers: one small module each, loaded when its verb is used.
+"""The launchers: one module each, which holds all of it. Its name is the verb.
 
-A launcher turns the user's own command line into a `launchers.job.Job`: what to run, how
-many ranks there will be, and which variables will tell a process its rank. It runs nothing.
+A launcher turns the user's own command line into a `Job`: what to run, how many ranks there will
+be, and which variables tell a process its rank. It runs nothing. What several need is in `support`.
 """
 
 from __future__ import annotations
 
+import argparse
 import importlib
+import os
+import pkgutil
 from collections.abc import Mapping, Sequence
 from typing import Protocol, cast
 
-from clusterprof.launchers.job import Job
+from clusterprof.launchers.support.job import Job
 
-#: verb -> module; `import clusterprof.launchers` loads none of them
-NAMES = ("srun", "torchrun", "mpirun", "ssh", "run")
+#: Folders with further launchers, separated as in PATH: modules as those here.
+VARIABLE = "CLUSTERPROF_LAUNCHERS"
+__path__ += [folder for folder in os.environ.get(VARIABLE, "").split(os.pathsep) if folder]
 
 
 class Launcher(Protocol):
     """What each module of this package provides."""
+
+    #: one line for `clusterprof --help`
+    SUMMARY: str
+    #: the program that gets the options which clusterprof does not know; "" for none
+    PASSES_OPTIONS_TO: str
+
+    def add_options(self, parser: argparse.ArgumentParser) -> None:
+        """Add the options that are neither clusterprof's in general nor the launcher's own.
+
+        Only of a launcher that has such options; its `job` finds them in `options`.
+        """
 
     def job(
         self,
@@ -33,6 +48,11 @@ class Launcher(Protocol):
         """
 
 
+def names() -> list[str]:
+    """The verbs of all launchers, by the files that there are: none of them is loaded."""
+    return [module.name for module in pkgutil.iter_modules(__path__) if not module.ispkg]
+
+
 def load(name: str) -> Launcher:
-    """The launcher called `name`, one of `NAMES`."""
-    return cast("Launcher", importlib.import_module(f"clusterprof.launchers.{name}"))
+    """The launcher called `name`, one of `names()`."""
+    return cast("Launcher", importlib.import_module(f"{__name__}.{name}"))

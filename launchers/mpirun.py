@@ -11,10 +11,9 @@ import subprocess
 from collections.abc import Mapping, Sequence
 
 from clusterprof.errors import UsageError
-from clusterprof.launchers import executable
-from clusterprof.launchers.job import Job
-from clusterprof.launchers.options import (
+from clusterprof.launchers.support.command_line import (
     closed,
+    find_program,
     further,
     say_unseen,
     starts_ranks_itself,
@@ -22,6 +21,10 @@ from clusterprof.launchers.options import (
     whole_number,
     whose_ranks,
 )
+from clusterprof.launchers.support.job import Job
+
+SUMMARY = "run a job under MPI's mpirun and profile some of its ranks"
+PASSES_OPTIONS_TO = "mpirun"
 
 #: What `mpirun --version` holds, and whose mpirun it then is.
 _SAYS = (
@@ -49,7 +52,7 @@ def job(
     added: Mapping[str, str],
 ) -> Job:
     """See `clusterprof.launchers.Launcher`. Raises LaunchError where there is no mpirun."""
-    kind = flavour(version(executable.find("mpirun")))
+    kind = flavour(version(find_program("mpirun")))
     size, told_by = world(options, program, kind)
     inner = starts_ranks_itself(program)
     carrying, command, remarks = carried(kind, options, program, environ, added)

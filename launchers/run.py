@@ -6,8 +6,16 @@ from collections.abc import Mapping, Sequence
 
 from clusterprof.agent.contracts.identity import ALONE
 from clusterprof.errors import UsageError
-from clusterprof.launchers.job import Job
-from clusterprof.launchers.options import closed, say_unseen, unseen_places, whose_ranks
+from clusterprof.launchers.support.command_line import (
+    closed,
+    say_unseen,
+    unseen_places,
+    whose_ranks,
+)
+from clusterprof.launchers.support.job import Job
+
+SUMMARY = "run a program as it is (accelerate, deepspeed, a script) and profile some of its ranks"
+PASSES_OPTIONS_TO = ""
 
 
 def job(

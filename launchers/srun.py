@@ -6,8 +6,7 @@ import itertools
 from collections.abc import Mapping, Sequence
 
 from clusterprof.errors import UsageError
-from clusterprof.launchers.job import Job
-from clusterprof.launchers.options import (
+from clusterprof.launchers.support.command_line import (
     PYTHON,
     closed,
     further,
@@ -18,6 +17,10 @@ from clusterprof.launchers.options import (
     whole_number,
     whose_ranks,
 )
+from clusterprof.launchers.support.job import Job
+
+SUMMARY = "run a job under Slurm's srun and profile some of its ranks"
+PASSES_OPTIONS_TO = "srun"
 
 _CARRY = (
     "PYTHONPATH=$1${PYTHONPATH:+:$PYTHONPATH} CLUSTERPROF_PLAN=$2; "

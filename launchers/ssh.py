@@ -7,6 +7,7 @@ here are torchrun's own.
 from __future__ import annotations
 
 import argparse
+import logging
 import os
 import re
 import shutil
@@ -14,11 +15,15 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
-from clusterprof.errors import UsageError
-from clusterprof.launchers import ssh_config, torchrun
-from clusterprof.launchers.job import Host, Job, OverSsh
-from clusterprof.launchers.options import PYTHON, last_value, whole_number
+from clusterprof.errors import HostError, LaunchError, UsageError
+from clusterprof.launchers import torchrun
+from clusterprof.launchers.support.command_line import PYTHON, last_value, whole_number
+from clusterprof.launchers.support.job import Host, Job, OverSsh
+
+SUMMARY = "run torchrun on several hosts over SSH and profile some of the ranks"
+PASSES_OPTIONS_TO = "torchrun"
 
 #: torchrun's own default.
 PORT = 29500
@@ -155,7 +160,7 @@ def meeting(there: OverSsh, rank: int) -> list[str]:
         return ours
     address = last_value(given, *_MASTER_ADDRESS)
     port = last_value(given, *_MASTER_PORT)
-    first = address or ssh_config.hostname(there.hosts[0].address, there.ssh_config)
+    first = address or hostname(there.hosts[0].address, there.ssh_config)
     if fixed and backend in (None, "static"):
         ours += [] if address else [f"--master-addr={first}"]
         return ours if port else [*ours, f"--master-port={there.port}"]
@@ -247,3 +252,39 @@ def default_python() -> str:
     )
     beside = Path(found).parent / "python" if found else Path(sys.executable)
     return str(beside) if os.access(beside, os.X_OK) else sys.executable
+
+
+def fabric() -> Any:
+    """The module fabric. Raises LaunchError where it is not installed."""
+    try:
+        import fabric as found
+    except ImportError as error:
+        raise LaunchError(
+            "clusterprof ssh needs Fabric, which is not installed here",
+            f"python said: {error}",
+            "pip install clusterprof[ssh]",
+        ) from None
+    # What goes wrong is said in our own words; paramiko would print its tracebacks besides.
+    logging.getLogger("paramiko").addHandler(logging.NullHandler())
+    return found
+
+
+def ssh_configuration(path: Path | None) -> Any:
+    """Fabric's configuration, with the user's ssh configuration, or with `path` instead.
+
+    Raises LaunchError (no Fabric), HostError (the file cannot be read).
+    """
+    made = fabric().Config(runtime_ssh_path=None if path is None else str(path), lazy=True)
+    try:
+        made.load_ssh_config()
+    except Exception as error:  # noqa: BLE001 - paramiko raises what it likes on a file it cannot parse
+        raise HostError(
+            f"the ssh configuration {path or '~/.ssh/config'} cannot be read",
+            str(error).split("\n")[0] or type(error).__name__,
+        ) from None
+    return made
+
+
+def hostname(name: str, path: Path | None) -> str:
+    """The address that the ssh configuration has for `name`. Raises LaunchError, HostError."""
+    return str(ssh_configuration(path).base_ssh_config.lookup(name).get("hostname", name))

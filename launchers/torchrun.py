@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from clusterprof.errors import UsageError
-from clusterprof.launchers.job import Job
-from clusterprof.launchers.options import PYTHON, closed, last_value, whole_number
+from clusterprof.launchers.support.command_line import PYTHON, closed, last_value, whole_number
+from clusterprof.launchers.support.job import Job
+
+SUMMARY = "run a job under PyTorch's torchrun and profile some of its ranks"
+PASSES_OPTIONS_TO = "torchrun"
 
 
 def job(

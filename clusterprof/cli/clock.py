@@ -12,9 +12,10 @@ from pathlib import Path
 
 from clusterprof import console, run_directory
 from clusterprof.agent.contracts.identity import Identity, identify
+from clusterprof.arguments import check_free, path
+from clusterprof.cli import verb_parser
 from clusterprof.console import say
 from clusterprof.errors import ClusterprofError, UsageError
-from clusterprof.launch.settings import check_free, path
 from clusterprof.probe.measurement import Bound, Measurement, drift, is_measurement, joined, read
 
 #: our own deadline has passed (as `timeout` says it)
@@ -24,17 +25,16 @@ _HOW = "srun -N4 --ntasks-per-node=1 clusterprof clock --output clock.json"
 
 def parser(verb: str) -> argparse.ArgumentParser:
     """The verb's options."""
-    this = argparse.ArgumentParser(
-        prog=f"clusterprof {verb}",
+    this = verb_parser(
+        verb,
+        "Measure every rank's wall clock against rank 0's by a ping-pong, over MPI where the "
+        f"launcher provides it, else over UDP. Run it inside a launcher, one task per node: "
+        f"`{_HOW}`, before a training and after it. With FILEs: combine earlier measurements, "
+        "which gives the drift.",
         usage=f"LAUNCHER clusterprof {verb} [OPTIONS]\n       clusterprof {verb} FILE...",
-        description="Measure every rank's wall clock against rank 0's by a ping-pong, over MPI "
-        "where the launcher brings it, else over UDP. Run it inside a launcher, one task a node: "
-        f"`{_HOW}`, before a training and after it. With FILEs: put earlier measurements "
-        "together, which tells the drift.",
-        allow_abbrev=False,
     )
     this.add_argument("files", nargs="*", type=path, metavar="FILE", help="earlier measurements")
-    this.add_argument("--output", type=path, metavar="FILE", help="write the measurement there")
+    this.add_argument("--output", type=path, metavar="FILE", help="write the measurement to FILE")
     this.add_argument("--force", action="store_true", help="replace what --output wrote before")
     this.add_argument("--json", action="store_true", help="print the measurement as JSON")
     this.add_argument(
@@ -42,16 +42,23 @@ def parser(verb: str) -> argparse.ArgumentParser:
         help="default: MPI where mpi4py is installed and the launcher speaks MPI, else UDP",
     )  # fmt: skip
     this.add_argument(
-        "--exchanges", type=int, default=400, metavar="N", help="with each rank (default 400)"
+        "--exchanges",
+        type=int,
+        default=400,
+        metavar="N",
+        help="ping-pongs with each rank (default 400)",
     )
     this.add_argument(
         "--meet", type=path, default=Path(), metavar="DIR",
-        help="UDP: a folder that all nodes see, to find rank 0 by (default: the current one)",
+        help="UDP: a folder that all nodes see, where rank 0 is found (default: the current one)",
     )  # fmt: skip
     this.add_argument(
-        "--timeout", type=float, default=30.0, metavar="S", help="give up after (default 30)"
+        "--timeout",
+        type=float,
+        default=30.0,
+        metavar="S",
+        help="give up after S seconds (default 30)",
     )
-    this.add_argument("--debug", action="store_true", help="show tracebacks")
     return this
 
 

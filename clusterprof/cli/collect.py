@@ -1,4 +1,4 @@
-"""`clusterprof collect RUN`: finish what was interrupted, with the holes named."""
+"""`clusterprof collect RUN`: finish a run that was interrupted."""
 
 from __future__ import annotations
 
@@ -9,35 +9,32 @@ from pathlib import Path
 from typing import Any
 
 from clusterprof import nsys_installed, run_directory
+from clusterprof.arguments import path
+from clusterprof.cli import verb_parser
 from clusterprof.collect import collect_attempts, expected
 from clusterprof.console import say
 from clusterprof.errors import ReportError, UsageError
 from clusterprof.launch.run_job import tell
-from clusterprof.launch.settings import path
 
 
 def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
-    """Settle the ranks of a run whose launch was cut off, merge and report."""
-    parser = argparse.ArgumentParser(
-        prog=f"clusterprof {verb}",
-        description="Settle the ranks of a run that was interrupted, merge its reports, report.",
-        allow_abbrev=False,
+    """Collect what an interrupted launch has left, merge, print the verdict."""
+    parser = verb_parser(
+        verb,
+        "Finish a run that was interrupted: collect its reports, name the missing ones, merge, "
+        "and print the verdict.",
+        run="a run directory",
     )
-    parser.add_argument("run", metavar="RUN", type=path, help="a run directory")
     parser.add_argument("--nsys", type=path, metavar="PATH", help="the nsys to use")
     parser.add_argument(
-        "-F",
-        "--ssh-config",
-        type=path,
-        metavar="FILE",
-        help="of a run over SSH: an ssh configuration instead of your own",
-    )
+        "-F", "--ssh-config", type=path, metavar="FILE",
+        help="for a run over SSH: an ssh configuration instead of your own",
+    )  # fmt: skip
     parser.add_argument(
         "--python", metavar="PATH",
-        help="of a run over SSH: the hosts' Python (default: the one beside torchrun here)",
+        help="for a run over SSH: the hosts' Python (default: the one next to torchrun here)",
     )  # fmt: skip
-    parser.add_argument("--no-merge", action="store_true", help="collect only")
-    parser.add_argument("--debug", action="store_true", help="show tracebacks")
+    parser.add_argument("--no-merge", action="store_true", help="only collect the reports")
     arguments = parser.parse_args(list(own))
     nsys_installed.prefer(arguments.nsys)
     run = run_directory.opened(arguments.run)
@@ -69,20 +66,20 @@ def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
     return 0
 
 
-def ssh(arguments: argparse.Namespace, told: Mapping[str, Any]) -> tuple[Path | None, str]:
+def ssh(arguments: argparse.Namespace, recorded: Mapping[str, Any]) -> tuple[Path | None, str]:
     """The ssh configuration and the hosts' Python, as the user says them.
 
-    Raises UsageError where run.json (`told`) has others: a run directory that somebody else made
-    could name a ProxyCommand, or any program of a host, so the user has to say that they are right.
+    Raises UsageError where run.json (`recorded`) has others: a run directory that somebody else
+    made could name a ProxyCommand, or any program of a host, so the user has to confirm them.
     """
     from clusterprof.launchers.ssh import default_python
 
     config, python = arguments.ssh_config, arguments.python or default_python()
     options = []
-    if told["config"] and config is None:
-        options.append(shlex.join(["-F", str(told["config"])]))
-    if told["python"] != python and not arguments.python:
-        options.append(shlex.join(["--python", str(told["python"])]))
+    if recorded["config"] and config is None:
+        options.append(shlex.join(["-F", str(recorded["config"])]))
+    if recorded["python"] != python and not arguments.python:
+        options.append(shlex.join(["--python", str(recorded["python"])]))
     if options:
         raise UsageError(
             f"the hosts of this run were reached with {' '.join(options)}",

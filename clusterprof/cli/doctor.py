@@ -1,4 +1,4 @@
-"""`clusterprof doctor [srun OPTION...]`: is this host, or every node, fit to be profiled?"""
+"""`clusterprof doctor [srun OPTION...]`: whether profiling can work on this host or all nodes."""
 
 from __future__ import annotations
 
@@ -8,31 +8,30 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from clusterprof.arguments import path
+from clusterprof.cli import verb_parser
 from clusterprof.console import say
 from clusterprof.doctor import cluster, folders, table, this_host
 from clusterprof.doctor.table import BAD, Check
 from clusterprof.errors import UsageError
-from clusterprof.launch.settings import path
 
 
 def parser(verb: str) -> argparse.ArgumentParser:
     """Options that are not here are srun's."""
-    this = argparse.ArgumentParser(
-        prog=f"clusterprof {verb}",
+    this = verb_parser(
+        verb,
+        "Check what profiling needs: on every node of the allocation that this runs in, on the "
+        "nodes that srun's options ask for (-N4 -p gpu), or else on this host. Ends with status 1 "
+        "where profiling would fail.",
         usage="clusterprof doctor [--json] [srun OPTION...]",
-        description="Check what a capture needs: on every node of the allocation that this is "
-        "run in, on the nodes that srun's options ask for (-N4 -p gpu), or else on this host. "
-        "Status 1 where a capture would fail.",
-        allow_abbrev=False,
     )
-    this.add_argument("--json", action="store_true", help="print all of it as JSON")
-    this.add_argument("--local", action="store_true", help="this host alone, in any case")
+    this.add_argument("--json", action="store_true", help="print JSON")
+    this.add_argument("--local", action="store_true", help="check only this host")
     this.add_argument("--nsys", metavar="PATH", type=path, help="the nsys to use")
     this.add_argument(
         "--run-dir", metavar="DIR", type=path, default=Path("runs/x"),
-        help="the run directory to be (default: in runs/)",
+        help="the planned run directory (default: in runs/)",
     )  # fmt: skip
-    this.add_argument("--debug", action="store_true", help="show tracebacks")
     this.add_argument("--lines", action="store_true", help=argparse.SUPPRESS)
     this.add_argument("--probe", type=path, help=argparse.SUPPRESS)
     return this

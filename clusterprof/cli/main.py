@@ -1,4 +1,4 @@
-"""`clusterprof VERB ...`: split the command line, find the verb, turn errors into words."""
+"""`clusterprof VERB ...`: split the command line, run the verb, print errors as messages."""
 
 from __future__ import annotations
 
@@ -10,58 +10,58 @@ import traceback
 from collections.abc import Sequence
 from types import ModuleType
 
-from clusterprof import __version__, console
+from clusterprof import __version__, console, launchers
 from clusterprof.errors import ClusterprofError
 
-#: verb -> (module, one line for --help)
+#: verb, as its module is called -> one line for --help. Each launcher is a verb too: `cli.launch`
 VERBS = {
-    "srun": ("launch.run_job", "run a job under Slurm's srun and capture chosen ranks"),
-    "torchrun": ("launch.run_job", "run a job under torchrun and capture chosen ranks"),
-    "mpirun": ("launch.run_job", "run a job under MPI's mpirun and capture chosen ranks"),
-    "ssh": (
-        "launch.over_hosts",
-        "run torchrun on each of --hosts over SSH and capture chosen ranks",
-    ),
-    "run": ("launch.run_job", "run a program as it stands: accelerate, deepspeed, a script"),
-    "sbatch": ("cli.sbatch", "submit a batch job with chosen ranks captured, and one that merges"),
-    "doctor": ("cli.doctor", "check that a capture can work, on every node of the allocation"),
-    "status": ("cli.status", "how far each rank of a run is, while it runs"),
-    "collect": ("cli.collect", "finish an interrupted run: settle its ranks, merge, report"),
-    "merge": ("cli.merge", "merge reports of several ranks and say who is late and why"),
-    "scrub": ("cli.scrub", "copy an nsys export without the environment it was taken in"),
-    "clock": ("cli.clock", "measure the nodes' clocks against each other, inside a launcher"),
-    "report": ("cli.report", "print the verdict of a merged run again, or write its page"),
+    "sbatch": "submit a batch job that profiles some of its ranks, and a job that merges",
+    "doctor": "check that profiling can work, on every node of the allocation",
+    "status": "show how far each rank of a run is, while the job runs",
+    "collect": "finish an interrupted run: collect its reports, merge, print the verdict",
+    "merge": "merge reports of several ranks; print which rank delays the others, and why",
+    "report": "print the verdict of a merged run",
+    "explain": "explain a finding: its meaning, when it is wrong, what is recommended",
+    "clock": "measure the clocks of the nodes against each other, inside a launcher",
+    "scrub": "copy an nsys export without environment variables, to share it",
 }
 
 _EPILOG = """\
-the whole of it:
+examples:
   clusterprof torchrun --ranks 0,2 --nproc-per-node 4 -- train.py
   clusterprof srun --ranks 0,8,16 -N2 --ntasks-per-node=8 --gpus-per-node=8 -- python train.py
-  clusterprof merge REPORT...        reports that clusterprof did not launch
+  clusterprof merge REPORT...        for reports that were recorded without clusterprof
 
-clusterprof VERB --help tells a verb's options.
+clusterprof VERB --help shows the options of a verb.
 """
+
+
+def verbs() -> list[str]:
+    """All verbs: the launchers, then what else there is to do."""
+    return [*(name for name in launchers.names() if name not in VERBS), *VERBS]
 
 
 def parser() -> argparse.ArgumentParser:
     """The parser of the verbs; each verb's own options are added when it is chosen."""
     top = argparse.ArgumentParser(
         prog="clusterprof",
-        description="Which rank holds up the others, why, and which communication is not hidden.",
+        description="Profile a few ranks of a distributed training. Names the ranks that delay "
+        "the others and the cause, and the communication that is not overlapped with compute.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
     top.add_argument("--version", action="version", version=f"clusterprof {__version__}")
-    verbs = top.add_subparsers(dest="verb", metavar="VERB", title="verbs")
-    for name, (_, line) in VERBS.items():
-        verbs.add_parser(name, help=line, add_help=False)
+    group = top.add_subparsers(dest="verb", metavar="VERB", title="verbs")
+    for name in verbs():
+        line = VERBS.get(name) or launchers.load(name).SUMMARY
+        group.add_parser(name, help=line, add_help=False)
     return top
 
 
 def verb_module(verb: str) -> ModuleType:
     """The module that runs `verb`."""
-    return importlib.import_module(f"clusterprof.{VERBS[verb][0]}")
+    return importlib.import_module(f"clusterprof.cli.{verb if verb in VERBS else 'launch'}")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -71,8 +71,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def run(words: Sequence[str]) -> int:
-    """Run one verb, and turn what goes wrong into words and a status."""
-    if not words or words[0] not in VERBS:
+    """Run one verb, and turn an error into a message and a status."""
+    if not words or words[0] not in verbs():
         parser().parse_args(words)
         parser().print_help()
         return 2
@@ -85,7 +85,7 @@ def run(words: Sequence[str]) -> int:
         sys.stdout.flush()
     except KeyboardInterrupt:
         return 130
-    except Exception as error:  # noqa: BLE001 - each becomes words and a status
+    except Exception as error:  # noqa: BLE001 - each becomes a message and a status
         if isinstance(error, console.Unwritable) and error.unread:
             return 0  # `clusterprof merge ... | head`: no error of ours
         if "--debug" in own:
@@ -95,8 +95,8 @@ def run(words: Sequence[str]) -> int:
             return error.exit_code
         console.error(
             f"{type(error).__name__}: {error}",
-            "this is a fault of clusterprof",
-            "add --debug to see where, and please report it",
+            "this is a bug in clusterprof",
+            "add --debug to see where it happened, and please report it",
         )
         return ClusterprofError.exit_code
     return status

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 
 from clusterprof import console, nsys_installed, run_directory
 from clusterprof.agent.contracts import paths
+from clusterprof.arguments import check_free, path
+from clusterprof.cli import verb_parser
 from clusterprof.console import say
 from clusterprof.errors import ReportError, UsageError
-from clusterprof.launch.settings import check_free, path
 
 if TYPE_CHECKING:
     from clusterprof.probe.measurement import Measurement
@@ -21,11 +22,10 @@ _SEVERITIES = ("info", "warning", "critical")
 
 def parser(verb: str) -> argparse.ArgumentParser:
     """The verb's options."""
-    this = argparse.ArgumentParser(
-        prog=f"clusterprof {verb}",
-        description="Put the reports of several ranks on one clock, match their collectives and "
-        "say which rank is late, why, and which communication is exposed.",
-        allow_abbrev=False,
+    this = verb_parser(
+        verb,
+        "Align the clocks of several ranks' reports, match their collectives and print which rank "
+        "delays the others, why, and which communication is exposed.",
     )
     this.add_argument(
         "paths", nargs="+", type=path, metavar="PATH",
@@ -34,23 +34,24 @@ def parser(verb: str) -> argparse.ArgumentParser:
     )  # fmt: skip
     this.add_argument(
         "--rank", action="append", default=[], metavar="FILE=N",
-        help="the rank of a report that does not name it itself; of one of several ranks the first",
+        help="the rank of a report that does not contain it (of several ranks: the first)",
     )  # fmt: skip
     this.add_argument(
         "--clock", action="append", default=[], type=path, metavar="FILE",
-        help="what `clusterprof clock --output FILE` measured of the reports' hosts, soon before "
-        "the window or after it (its bound grows by 9 ms a minute); may be given twice",
+        help="what `clusterprof clock --output FILE` measured on the hosts of the reports, soon "
+        "before or after the window (its bound grows by 9 ms per minute); may be repeated",
     )  # fmt: skip
     this.add_argument("--nsys", type=path, metavar="PATH", help="the nsys to read reports with")
     this.add_argument("--json", action="store_true", help="print results.json instead of text")
-    this.add_argument("--html", type=path, metavar="FILE", help="write the page there")
-    this.add_argument("--output", type=path, metavar="DIR", help="keep results, tables and page")
+    this.add_argument("--html", type=path, metavar="FILE", help="write the HTML report to FILE")
+    this.add_argument(
+        "--output", type=path, metavar="DIR", help="write results, tables and HTML report to DIR"
+    )
     this.add_argument("--force", action="store_true", help="replace what --output or --html wrote")
     this.add_argument(
         "--fail-on", choices=_SEVERITIES, metavar="SEVERITY",
-        help="end with 1 on a finding this severe: info, warning, critical",
+        help="end with status 1 on a finding of at least this severity: info, warning, critical",
     )  # fmt: skip
-    this.add_argument("--debug", action="store_true", help="show tracebacks")
     return this
 
 
@@ -77,7 +78,7 @@ def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
         made = merge_run.merge_run(run, collect(run, expected(run.read_manifest()), patience_s=0))
         say(f"wrote {run.html}")
     else:
-        ranks = _told_ranks(arguments.rank)
+        ranks = _given_ranks(arguments.rank)
         made = merge_run.merge_reports(arguments.paths, ranks, _measured(arguments.clock))
     if output is not None:
         merge_run.save(made, output)
@@ -123,15 +124,15 @@ def _is_output(folder: Path) -> bool:
     return True
 
 
-def _told_ranks(told: Sequence[str]) -> dict[Path, int]:
+def _given_ranks(given: Sequence[str]) -> dict[Path, int]:
     from clusterprof.tables import HIGHEST_RANK
 
     ranks = {}
-    for each in told:
+    for each in given:
         file, _, rank = each.rpartition("=")
         # isdigit() would let "²" through
         if not file or not rank.isdecimal() or int(rank) > HIGHEST_RANK:
-            raise UsageError(f"--rank {each!r} names no report and rank", "write --rank FILE=N")
+            raise UsageError(f"--rank {each!r} is not FILE=N", "write --rank FILE=N")
         ranks[path(file)] = int(rank)
     return ranks
 

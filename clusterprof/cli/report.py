@@ -1,29 +1,22 @@
-"""`clusterprof report RUN`: the verdict of a merged run again."""
+"""`clusterprof report RUN`: the verdict of a merged run."""
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 
 from clusterprof import console
 from clusterprof.agent.contracts import paths
+from clusterprof.cli import verb_parser
 from clusterprof.errors import ReportError
-from clusterprof.launch.settings import path
 from clusterprof.run_directory import RunDirectory
 
 
 def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
     """Print the verdict, or results.json, of a run that was merged before."""
-    parser = argparse.ArgumentParser(
-        prog=f"clusterprof {verb}",
-        description="Print the verdict of a merged run again.",
-        allow_abbrev=False,
-    )
-    parser.add_argument(
-        "run", metavar="RUN", type=path, help="a run directory, or merge's --output"
+    parser = verb_parser(
+        verb, "Print the verdict of a merged run.", run="a run directory, or merge's --output"
     )
     parser.add_argument("--json", action="store_true", help="print results.json instead of text")
-    parser.add_argument("--debug", action="store_true", help="show tracebacks")
     arguments = parser.parse_args(list(own))
     run = RunDirectory(arguments.run)
     found = run.merged / paths.RESULTS

@@ -12,7 +12,7 @@ from typing import Any
 from clusterprof.agent.contracts import paths, states
 from clusterprof.agent.contracts.states import State
 from clusterprof.agent.nsys import free_bytes
-from clusterprof.ranks import Selection
+from clusterprof.arguments import Selection
 from clusterprof.run_directory import RunDirectory
 
 #: A shared filesystem may show a file, and a guard may finish, a little after the launcher ended.

@@ -21,8 +21,8 @@ from typing import Any, NamedTuple
 from clusterprof.collect.answers import ANSWER_B, plain
 from clusterprof.collect.host_keys import HostKeyRefused, HostKeys
 from clusterprof.errors import HostError
-from clusterprof.launchers import ssh_config
-from clusterprof.launchers.job import Host
+from clusterprof.launchers import ssh
+from clusterprof.launchers.support.job import Host
 
 #: A host that answers nothing at all for so long is cut off, and its connection given up.
 _SILENCE_S = 60
@@ -65,11 +65,11 @@ class SshHost:
         self.timeout_s = timeout_s
         self.config_file = config_file
         self._sftp: Any = None
-        self.connection: Any = ssh_config.fabric().Connection(
+        self.connection: Any = ssh.fabric().Connection(
             host.address,
             user=host.user,
             port=host.port,
-            config=ssh_config.load(config_file),
+            config=ssh.ssh_configuration(config_file),
             connect_timeout=timeout_s,
             connect_kwargs={
                 "banner_timeout": timeout_s,

@@ -25,7 +25,7 @@ from clusterprof.collect import answers
 from clusterprof.collect.answers import Found, Offered
 from clusterprof.collect.connection import Answer, RemoteCommand, SshHost
 from clusterprof.errors import HostError, RunDirectoryError
-from clusterprof.launchers.job import Host, OverSsh
+from clusterprof.launchers.support.job import Host, OverSsh
 from clusterprof.run_directory import RunDirectory
 
 _AGENT = Path(far_side.__file__).resolve().parents[1]

@@ -19,7 +19,7 @@ from clusterprof.agent.nsys import MINIMUM
 from clusterprof.doctor import folders, leftovers
 from clusterprof.doctor.table import BAD, OK, WARN, Check
 from clusterprof.errors import ProfilerError
-from clusterprof.launch import nsys_capture
+from clusterprof.launch import profiling
 
 #: A file system that hangs, or an nsys that does not answer, is found out by this.
 PATIENCE_S = 6.0
@@ -107,7 +107,7 @@ def nsys_checks(wanted: Path | None) -> list[Check]:
     `wanted` is the one of --nsys.
     """
     try:
-        found = nsys_capture.find(wanted)
+        found = profiling.find(wanted)
     except ProfilerError as error:
         level = WARN if wanted is None and "not installed" in error.what else BAD
         advice = "load its module or name it with --nsys; torch.profiler captures without it"
@@ -120,7 +120,7 @@ def nsys_checks(wanted: Path | None) -> list[Check]:
     return [Check("nsys", OK, f"{found.version}, {found.path}"), _options(found), importer]
 
 
-def _options(found: nsys_capture.Nsys) -> Check:
+def _options(found: profiling.Nsys) -> Check:
     texts = {verb: found.help(verb) for verb in _NEEDED}
     missing = [
         f"{verb} {flag}"

@@ -1,4 +1,4 @@
-"""`clusterprof ssh --hosts A,B OPTIONS -- PROGRAM...`: torchrun on each host, reports brought home.
+"""Run torchrun on each host over SSH and fetch the reports.
 
 All hosts are looked at before anything is started, since a training whose nodes are missing
 would only wait for them. Then each host's outcome stands apart.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import re
 import secrets
 import signal
 import sys
@@ -15,36 +16,24 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import Any
+from typing import Any, BinaryIO
 
 from clusterprof.collect import over_ssh
 from clusterprof.collect.over_ssh import RemoteHost, Running
 from clusterprof.console import command as show_command
 from clusterprof.console import say
 from clusterprof.errors import HostError
-from clusterprof.launch.planning import parser, planned
-from clusterprof.launch.rank_output import Prefixed
-from clusterprof.launch.request import LaunchPlan
+from clusterprof.launch.planning import LaunchPlan
 from clusterprof.launch.run_job import begin, conclude
 from clusterprof.launchers import ssh as launcher
-from clusterprof.launchers import ssh_config
-from clusterprof.launchers.job import Host, OverSsh
+from clusterprof.launchers.support.job import Host, OverSsh
 from clusterprof.run_directory import RunDirectory
 
 _HANDED_ON = ("INT", "TERM", "HUP", "USR1", "USR2")
 
 
-def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
-    """Run the verb; returns the highest status of the hosts."""
-    if {"-h", "--help"} & set(own):
-        with_hosts = parser(verb)
-        launcher.add_options(with_hosts)
-        with_hosts.print_help()
-        return 0
-    arguments, plan = planned(verb, own, program)
-    if arguments.dry_run:
-        print(plan.shown())
-        return 0
+def run(plan: LaunchPlan, arguments: argparse.Namespace) -> int:
+    """Run the job on its hosts; returns the highest status of the hosts."""
     there = plan.job.over_ssh
     assert there is not None
     hosts, plan = take_part(plan, there)
@@ -129,7 +118,7 @@ def meeting(hosts: Sequence[RemoteHost], plan: LaunchPlan) -> dict[str, Any]:
     """How the hosts' probers find each other: they see no common folder. Kept on the hosts only."""
     there = plan.job.over_ssh
     assert there is not None
-    names = [ssh_config.hostname(each.host.address, there.ssh_config) for each in hosts]
+    names = [launcher.hostname(each.host.address, there.ssh_config) for each in hosts]
     return {"secret": secrets.token_hex(32), "hosts": names}
 
 
@@ -216,3 +205,58 @@ def there_is(hosts: Sequence[RemoteHost], there: OverSsh) -> dict[str, Any]:
             for each in hosts
         ],
     }
+
+
+#: A line with what ends it.
+_LINE = re.compile(rb"[^\r\n]*(?:\r\n|\r|\n)")
+#: A line that has no end by then is passed on in lines of this length.
+PIECE_B = 1 << 16
+
+
+class Prefixed:
+    """What one host prints, on its way to one of our streams.
+
+    Lines of different hosts never mix. A progress bar ends its lines with a carriage return:
+    that ends a line as well. A host cannot print a line that begins with another's name. With an
+    empty `prefix` the bytes pass as they come.
+    """
+
+    def __init__(self, stream: BinaryIO, prefix: str, lock: threading.Lock) -> None:
+        self._stream = stream
+        self._prefix = prefix.encode()
+        self._lock = lock
+        self._rest = bytearray()
+        self._returned = False
+
+    def __call__(self, data: bytes) -> None:
+        """Take bytes, and pass on what is a whole line by now."""
+        if not self._prefix:
+            self._pass(data)
+            return
+        if self._returned and data.startswith(b"\n"):  # the other half of a \r\n
+            self._pass(b"\n")
+            data = data[1:]
+        end = max(data.rfind(b"\n"), data.rfind(b"\r")) + 1
+        whole = b""
+        if end:
+            whole, self._rest = bytes(self._rest) + data[:end], bytearray()
+        self._rest += data[end:]
+        self._returned = not self._rest and whole.endswith(b"\r")
+        lines = _LINE.findall(whole)
+        while len(self._rest) >= PIECE_B:
+            lines.append(bytes(self._rest[:PIECE_B]) + b"\n")
+            del self._rest[:PIECE_B]
+        if lines:
+            self._pass(b"".join(self._prefix + line for line in lines))
+
+    def finish(self) -> None:
+        """Pass on a last line that has no end."""
+        if self._rest:
+            self._pass(self._prefix + bytes(self._rest) + b"\n")
+            self._rest.clear()
+
+    def _pass(self, data: bytes) -> None:
+        # Nobody may be reading any more (`| head`): the job goes on.
+        with self._lock, contextlib.suppress(OSError, ValueError):
+            self._stream.write(data)
+            self._stream.flush()

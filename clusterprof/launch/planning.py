@@ -1,21 +1,25 @@
-"""From a command line to a `LaunchPlan`: options, where each came from, what is refused."""
+"""A launch is a value before it is an action: `--dry-run`, the tests and the real run share it.
+
+From the options to a `LaunchPlan`: what is profiled, where each value came from, what is refused.
+"""
 
 from __future__ import annotations
 
 import argparse
 import datetime as dt
 import os
-from collections.abc import Sequence
-from dataclasses import replace
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from clusterprof import launchers, ranks, step_window
+from clusterprof import launchers, masking
 from clusterprof import run_directory as rundir
+from clusterprof.arguments import Selection, StepWindow, parse_ranks, parse_steps, path
 from clusterprof.errors import UsageError
-from clusterprof.launch.capture import PROFILERS, CaptureRequest, choose
-from clusterprof.launch.request import LaunchPlan, injected
-from clusterprof.launch.settings import Settings, path
+from clusterprof.launch.profiling import CapturePlan, CaptureRequest, choose
+from clusterprof.launchers.support.job import Job
 from clusterprof.run_directory import RunDirectory
 
 #: `--strict`: the training was fine, the profile was not.
@@ -28,124 +32,126 @@ MOST_STEPS = 200
 MOST_REPORT_MB = 1024
 
 
-def parser(verb: str) -> argparse.ArgumentParser:
-    """clusterprof's own options; whatever it does not know belongs to the launcher."""
-    this = argparse.ArgumentParser(
-        prog=f"clusterprof {verb}",
-        usage=f"clusterprof {verb} [--ranks R] [--steps A:B] [{verb} OPTION...] -- PROGRAM...",
-        description=f"Run PROGRAM under {verb} as it is, and capture a window of steps on chosen "
-        f"ranks. Options that are not listed here are {verb}'s and reach it as they stand.",
-        allow_abbrev=False,
-        add_help=False,
-    )
-    # Not -h: argparse would find it in a launcher's -hosts and -hostfile. See `planned`.
-    this.add_argument("--help", action="help", help="show this, as -h alone does")
-    what = this.add_argument_group("what to capture")
-    what.add_argument("--ranks", metavar="R", help=f"{ranks.GRAMMAR} (default 0)")
-    for name, of in (("pp", "pipeline"), ("tp", "tensor"), ("cp", "context"), ("dp", "data")):
-        what.add_argument(
-            f"--{name}", type=int, metavar="N", help=f"{of}-parallel size, for stages"
+#: Put first on PYTHONPATH: the sitecustomize in it starts the agent in every interpreter.
+INJECT = Path(__file__).resolve().parents[1] / "agent" / "inject"
+
+
+@dataclass(frozen=True)
+class LaunchPlan:
+    """Everything that will be run, decided."""
+
+    job: Job
+    environment: Mapping[str, str]
+    run: Path
+    selection: Selection
+    window: StepWindow
+    step_on: str | None
+    capture: CapturePlan
+    #: where each value came from: {"steps": "default"}
+    origins: Mapping[str, str]
+
+    def for_agent(self) -> dict[str, Any]:
+        """plan.json: what the agent in every rank reads."""
+        return {
+            "schema_version": 1,
+            "run": str(self.run),
+            "selection": self.selection.as_json(),
+            "identity": self.job.identity,
+            "window": [self.window.first, self.window.end],
+            "step_on": self.step_on,
+            **self.capture.agent,
+        }
+
+    def command_line(self) -> str:
+        """The command with its added environment, to be pasted into a shell; secrets masked."""
+        added = [f"{name}={shlex.quote(value)}" for name, value in self.environment.items()]
+        return " ".join([*added, shlex.join(masking.words(self.job.command))])
+
+    def command_lines(self) -> list[str]:
+        """What will run where: one line, or one for each host."""
+        there = self.job.over_ssh
+        if there is None:
+            return [self.command_line()]
+        variables = " ".join([*self.environment, *there.environment])
+        lines = [
+            f"{host.name}: cd {shlex.quote(there.folder)} && {shlex.join(masking.words(command))}"
+            for host, command in zip(there.hosts, there.commands, strict=True)
+        ]
+        lines.append(
+            f"with {variables} set; the agent and the reports are in a temporary folder of each "
+            "host, which is removed once the reports are here"
         )
-    what.add_argument(
-        "--steps", metavar="A:B", help="the window of steps, half open (default 10:15)"
-    )
-    what.add_argument("--step-on", metavar="MODULE:FUNCTION", help="a step ends when this returns")
-    how = this.add_argument_group("how to capture it")
-    how.add_argument("--profiler", choices=PROFILERS, help="default: nsys where it is, else torch")
-    how.add_argument("--nsys", metavar="PATH", help="the nsys to use")
-    how.add_argument("--trace", metavar="LIST", help="nsys --trace (default cuda,nvtx)")
-    how.add_argument(
-        "--nsys-arg", action="append", default=[], metavar="ARG", help="a further argument for nsys"
-    )
-    how.add_argument(
-        "--pytorch",
-        choices=("autograd-nvtx", "autograd-shapes-nvtx", "emit-nvtx"),
-        help="NVTX ranges for PyTorch's operators",
-    )
-    how.add_argument(
-        "--cpu-sampling",
-        action="store_true",
-        help="sample the CPU too (costs CPU time in the rank)",
-    )
-    how.add_argument(
-        "--window-by",
-        choices=("auto", "cuda", "session"),
-        default="auto",
-        help="session: nsys start and stop (default); cuda: cudaProfilerStart in the program",
-    )
-    clocks = this.add_argument_group("the ranks' clocks")
-    clocks.add_argument(
-        "--clock-probe",
-        choices=("auto", "on", "off"),
-        default="auto",
-        help="measure the hosts' clocks against each other around the window, from a process "
-        "beside each chosen rank (UDP between the nodes; default auto: where the chosen ranks "
-        "may be on several nodes)",
-    )
-    clocks.add_argument(
-        "--beacons",
-        type=int,
-        default=0,
-        metavar="N",
-        help="all ranks of the job send N tiny AllReduces at both ends of the window, for jobs "
-        "whose collectives are all large; the ranks agree on it first, and a rank that does not "
-        "come to the same step holds up the others for up to 30 s, once (default 0; 16 is plenty)",
-    )
-    limits = this.add_argument_group("how large it may become")
-    limits.add_argument(
-        "--max-steps", type=int, default=MOST_STEPS, metavar="N",
-        help=f"refuse a window of more steps (default {MOST_STEPS})",
-    )  # fmt: skip
-    limits.add_argument(
-        "--max-report-mb", type=int, default=MOST_REPORT_MB, metavar="M",
-        help="close a rank's window early once what it has captured takes M MB on its node "
-        f"(default {MOST_REPORT_MB}; 0: no limit)",
-    )  # fmt: skip
-    limits.add_argument(
-        "--time-margin", type=float, metavar="S",
-        help="close a window that is open S seconds before Slurm's time limit (default 60, or a "
-        "tenth of a shorter limit; 0: never)",
-    )  # fmt: skip
-    run = this.add_argument_group("the run")
-    run.add_argument(
-        "--run-dir", metavar="DIR", help="default runs/<UTC stamp>-<job or process id>"
-    )
-    run.add_argument("--force", action="store_true", help="replace an earlier run of that name")
-    run.add_argument("--dry-run", action="store_true", help="print exactly what would run")
-    run.add_argument("--no-merge", action="store_true", help="collect only; merge later")
-    run.add_argument(
-        "--strict", action="store_true", help=f"end with {PROFILE_FAILED} if a chosen rank is lost"
-    )
-    run.add_argument("--debug", action="store_true", help="show tracebacks")
-    return this
+        return lines
+
+    def shown(self) -> str:
+        """What `--dry-run` prints."""
+        expected = self.selection.expected(self.job.world_size)
+        which = self.selection.text
+        if expected is not None and self.selection.kind != "ranks":
+            which += f" ({','.join(map(str, expected))})"
+        world = f"{self.job.world_size} ranks" if self.job.world_size else "known to the ranks only"
+        rows = [
+            ("run directory", str(self.run), self.origins.get("run_dir", "default")),
+            ("world", world, self.job.told_by),
+            ("ranks", which, self.origins.get("ranks", "default")),
+            ("steps", str(self.window), self.origins.get("steps", "default")),
+            ("steps counted by", self.step_on or "torch optimizer steps",
+             self.origins.get("step_on", "default")),
+            ("profiler", f"{self.capture.name} {self.capture.version}", self.capture.because),
+        ]  # fmt: skip
+        width = max(len(value) for _, value, _ in rows)
+        lines = [f"{name:<17} {value:<{width}}  {origin}".rstrip() for name, value, origin in rows]
+        lines += ["", "will run:", *(f"  {line}" for line in self.command_lines())]
+        commands = self.capture.shown()
+        if commands:
+            lines += ["", "in each chosen rank, around the program:"]
+            lines += [f"  {shlex.join(command)}" for command in commands]
+        remarks = [*self.job.remarks, *([self.job.closed] if self.job.closed else [])]
+        if remarks:
+            lines += ["", "to know:", *(f"  {remark}" for remark in remarks)]
+        return "\n".join(lines)
 
 
-def planned(
-    verb: str, own: Sequence[str], program: Sequence[str] | None, turn: int = 1
-) -> tuple[argparse.Namespace, LaunchPlan]:
-    """Understand a command line; nothing is run. Raises UsageError, ProfilerError, LaunchError.
-
-    `turn`: 2 where the default run directory was taken the moment before, 3 where that one too.
-    """
-    words = ["--help" if word == "-h" else word for word in own]
-    arguments, launcher_options = parser(verb).parse_known_args(words)
-    if program is None:
-        raise UsageError(
-            "there is no -- before the program",
-            f"write: clusterprof {verb} [OPTIONS] -- {_guessed_program(own)}",
-        )
-    if not program:
-        raise UsageError(
-            "there is no program after --", f"write: clusterprof {verb} ... -- train.py"
-        )
-    return arguments, make_plan(verb, arguments, launcher_options, program, turn)
+def injected(environ: Mapping[str, str], plan_file: Path) -> dict[str, str]:
+    """The two variables that bring the agent into every interpreter of the job."""
+    before = environ.get("PYTHONPATH")
+    return {
+        "CLUSTERPROF_PLAN": str(plan_file),
+        "PYTHONPATH": f"{INJECT}:{before}" if before else str(INJECT),
+    }
 
 
-def _guessed_program(own: Sequence[str]) -> str:
-    for place, word in enumerate(own):
-        if word.endswith(".py") or word.startswith("python"):
-            return " ".join(own[place:])
-    return "python train.py"
+#: The settings that can be given by environment: option -> (variable, default).
+SETTINGS = {
+    "ranks": ("CLUSTERPROF_RANKS", "0"),
+    "steps": ("CLUSTERPROF_STEPS", "10:15"),
+    "profiler": ("CLUSTERPROF_PROFILER", "auto"),
+    "nsys": ("CLUSTERPROF_NSYS", None),
+    "run_dir": ("CLUSTERPROF_RUN_DIR", None),
+    "step_on": ("CLUSTERPROF_STEP_ON", None),
+}
+
+
+class Settings:
+    """The values in force, each with its origin."""
+
+    def __init__(self, arguments: argparse.Namespace, environ: Mapping[str, str] | None = None):
+        self._arguments = arguments
+        self._environ = os.environ if environ is None else environ
+        self.origins: dict[str, str] = {}
+
+    def get(self, name: str) -> str | None:
+        """The value of the setting `name` (a key of SETTINGS); remembers where it came from."""
+        variable, default = SETTINGS[name]
+        given = getattr(self._arguments, name)
+        if given is not None:
+            self.origins[name] = "--" + name.replace("_", "-")
+            return str(given)
+        if self._environ.get(variable):
+            self.origins[name] = variable
+            return self._environ[variable]
+        self.origins[name] = "default"
+        return default
 
 
 def make_plan(
@@ -157,10 +163,7 @@ def make_plan(
 ) -> LaunchPlan:
     """Decide everything; nothing is written or run. Raises UsageError, ProfilerError."""
     settings = Settings(arguments)
-    selection = ranks.parse(
-        str(settings.get("ranks")),
-        pp=arguments.pp, tp=arguments.tp, cp=arguments.cp, dp=arguments.dp,
-    )  # fmt: skip
+    selection = selected(arguments, settings)
     steps, step_on = checked_window(arguments, settings)
     nsys = settings.get("nsys")
     capture = choose(
@@ -203,11 +206,17 @@ def run_directory(settings: Settings, turn: int) -> Path:
     return folder if turn == 1 else folder.with_name(f"{folder.name}-{turn}")
 
 
+def selected(arguments: argparse.Namespace, settings: Settings) -> Selection:
+    """The ranks to profile. Raises UsageError."""
+    sizes = {name: getattr(arguments, name) for name in ("pp", "tp", "cp", "dp")}
+    return parse_ranks(str(settings.get("ranks")), **sizes)
+
+
 def checked_window(
     arguments: argparse.Namespace, settings: Settings
-) -> tuple[step_window.StepWindow, str | None]:
+) -> tuple[StepWindow, str | None]:
     """The window, and what ends a step (None: the optimizer's). Raises UsageError."""
-    steps = step_window.parse(str(settings.get("steps")))
+    steps = parse_steps(str(settings.get("steps")))
     most = arguments.max_steps
     if len(steps) > most:
         raise UsageError(

@@ -1,4 +1,4 @@
-"""`clusterprof srun|torchrun|mpirun|run OPTIONS -- PROGRAM...`: run a job, collect, merge."""
+"""Run a job under its launcher, collect the reports, merge them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import datetime as dt
 import os
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +20,9 @@ from clusterprof.console import say
 from clusterprof.errors import ClusterprofError, RunDirectoryTaken
 from clusterprof.launch.bounded_wait import unless_still
 from clusterprof.launch.foreground import Foreground
-from clusterprof.launch.planning import PROFILE_FAILED, planned
-from clusterprof.launch.request import LaunchPlan
+from clusterprof.launch.planning import PROFILE_FAILED, LaunchPlan
 from clusterprof.launch.stop import BeforeSrunKills, TimeLimit
-from clusterprof.launchers import executable
+from clusterprof.launchers.support.command_line import find_program
 from clusterprof.run_directory import RunDirectory
 
 #: What may still appear when the job was told to end, and its reports have been waited for.
@@ -33,21 +32,21 @@ HASTY_S = 1.0
 TURNS = 100
 
 
-def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
-    """Run the verb; returns the job's own status."""
-    for turn in range(1, TURNS + 1):
-        arguments, plan = planned(verb, own, program, turn)
-        if arguments.dry_run:
-            print(plan.shown())
-            return 0
-        launcher = executable.find(plan.job.command[0])
+def run(plan: LaunchPlan, arguments: argparse.Namespace, again: Callable[[int], LaunchPlan]) -> int:
+    """Run the job; returns its own status.
+
+    `again(turn)` plans once more, where the default run directory was taken a moment before.
+    """
+    for turn in range(2, TURNS + 2):
+        launcher = find_program(plan.job.command[0])
         try:
-            run, manifest = begin(plan, arguments)
+            directory, manifest = begin(plan, arguments)
         except RunDirectoryTaken:
-            if plan.origins.get("run_dir") != "default" or turn == TURNS:
+            if plan.origins.get("run_dir") != "default" or turn > TURNS:
                 raise
+            plan = again(turn)
         else:
-            return launch(launcher, plan, arguments, run, manifest)
+            return launch(launcher, plan, arguments, directory, manifest)
     raise AssertionError
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from lab.command import Completed
 from lab.job import CHOSEN, LOOP, Job
 
-from clusterprof.launch.request import INJECT
+from clusterprof.launch.planning import INJECT
 
 
 def test_a_rank_that_is_not_chosen_logs_its_steps_and_ends_as_it_ends(job: Job) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from lab.command import Completed
 
-from clusterprof.launch.request import INJECT
+from clusterprof.launch.planning import INJECT
 
 pytestmark = pytest.mark.needs_torch
 

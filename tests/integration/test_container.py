@@ -14,7 +14,7 @@ from lab.command import Completed
 from lab.endings import OPTIONS, PROGRAMS
 
 import clusterprof
-from clusterprof.launch.capture import CaptureRequest, choose
+from clusterprof.launch.profiling import CaptureRequest, choose
 
 AGENT = Path(clusterprof.__file__).parent / "agent"
 CHECKOUT = Path(clusterprof.__file__).resolve().parents[1]

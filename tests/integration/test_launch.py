@@ -13,10 +13,26 @@ from typing import Any
 import pytest
 from lab.command import Completed
 from lab.fakes import fake_nsys
+from lab.job import LOOP
 
 Cli = Callable[..., Completed]
 SECRET = b"hunter2-of-the-environment"
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "train.py"
+
+
+#: a launcher in one file: `clusterprof env NAME=VALUE... -- PROGRAM...`
+LAUNCHER = """
+from clusterprof.launchers.support.job import Job
+
+SUMMARY = "run a program with variables of its own"
+PASSES_OPTIONS_TO = "env"
+
+def job(options, program, environ, added):
+    return Job(
+        launcher="env", command=("env", *options, *program), world_size=1, told_by="env",
+        identity="environment",
+    )
+"""
 
 
 class Run:
@@ -55,6 +71,25 @@ def straggler(run: Run) -> dict[str, Any]:
     return next(
         finding for finding in run.results["findings"] if finding["code"].startswith("straggler.")
     )
+
+
+def test_a_launcher_is_one_file_in_a_folder_of_launchers(
+    run_clusterprof: Cli, workdir: Path
+) -> None:
+    (workdir / "own").mkdir()
+    (workdir / "own" / "env.py").write_text(LAUNCHER)
+    (workdir / "train.py").write_text(LOOP + "iterate(8)")
+    env = {"CLUSTERPROF_LAUNCHERS": str(workdir / "own")}
+    assert "variables of its own" in run_clusterprof(["--help"], env=env).stdout
+    line = ["env", "--profiler=torch", "--steps=2:4", "--run-dir=run", "--no-merge",
+            "RANK=0", "WORLD_SIZE=1", "--", "python", "train.py"]  # fmt: skip
+    dry = run_clusterprof([line[0], "--dry-run", *line[1:]], env=env)
+    assert "env RANK=0 WORLD_SIZE=1 python train.py" in dry.stdout
+    done = run_clusterprof(line, env=env)
+    assert done.returncode == 0, done
+    run = Run(workdir / "run")
+    assert (run.manifest["launcher"], run.state(0)["state"]) == ("env", "collected")
+    assert run_clusterprof(line).returncode == 2, "without the folder there is no such verb"
 
 
 def test_torchrun_names_the_slow_rank_of_a_real_training(

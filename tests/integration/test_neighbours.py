@@ -18,7 +18,7 @@ from users import ALICE, MALLORY, as_user
 from clusterprof.agent import nsys
 from clusterprof.agent.contracts import states, stop_request
 from clusterprof.agent.guard.report_transfer import Homecoming
-from clusterprof.launch.request import INJECT
+from clusterprof.launch.planning import INJECT
 
 pytestmark = pytest.mark.needs_root
 

@@ -29,7 +29,7 @@ from clusterprof.collect import connection, over_ssh
 from clusterprof.collect.connection import SshHost
 from clusterprof.collect.over_ssh import Running
 from clusterprof.errors import HostError
-from clusterprof.launchers.job import Host, OverSsh
+from clusterprof.launchers.support.job import Host, OverSsh
 
 Cli = Callable[..., Completed]
 pytestmark = [pytest.mark.needs_fabric, pytest.mark.needs_hosts]

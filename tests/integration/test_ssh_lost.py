@@ -21,7 +21,7 @@ from clusterprof import run_directory
 from clusterprof.collect import connection, over_ssh
 from clusterprof.collect.connection import SshHost
 from clusterprof.collect.over_ssh import RemoteHost, Running
-from clusterprof.launchers.job import Host, OverSsh
+from clusterprof.launchers.support.job import Host, OverSsh
 
 if TYPE_CHECKING:
     from typing_extensions import Self

@@ -10,7 +10,7 @@ from pathlib import Path
 from textwrap import dedent
 from typing import Any
 
-from clusterprof.launch.request import INJECT
+from clusterprof.launch.planning import INJECT
 from lab.command import Completed
 
 LOOP = """

@@ -9,11 +9,13 @@ from typing import Any, cast
 
 import pytest
 
-from clusterprof import merge_run, ranks, run_directory
+from clusterprof import merge_run, run_directory
 from clusterprof.agent.contracts import states
+from clusterprof.analysis.findings.registry import CODES
+from clusterprof.arguments import parse_ranks
 from clusterprof.cli import main
 from clusterprof.launch import run_job
-from clusterprof.launch.request import LaunchPlan
+from clusterprof.launch.planning import LaunchPlan
 
 
 def fault(*_: object, **__: object) -> None:
@@ -29,7 +31,7 @@ def test_a_fault_while_merging_keeps_the_job_s_status_and_says_where_the_reports
     plan = cast(
         "LaunchPlan",
         SimpleNamespace(
-            selection=ranks.parse("0"),
+            selection=parse_ranks("0"),
             job=SimpleNamespace(world_size=1, closed=""),
             capture=SimpleNamespace(agent={}),
         ),
@@ -57,3 +59,20 @@ def test_a_fault_of_a_verb_is_an_error_without_a_traceback(
     assert "Traceback" not in said
     assert main.main(["merge", "somewhere", "--debug"]) == 125
     assert "Traceback" in capsys.readouterr().err
+
+
+def test_every_finding_can_be_explained(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.main(["explain"]) == 0
+    listed = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
+    assert listed == sorted(CODES)
+    assert main.main(["explain", "straggler.host"]) == 0
+    shown, code = capsys.readouterr().out, CODES["straggler.host"]
+    for part in (code.title, code.meaning, code.when_wrong, code.recommendation):
+        assert part in shown
+
+
+def test_an_unknown_code_is_refused_with_those_near_it(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.main(["explain", "straggler.hots"]) == 2
+    refusal = capsys.readouterr().err
+    assert "straggler.host" in refusal
+    assert "clusterprof explain" in refusal

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 import tomllib
 
-from clusterprof.cli.main import VERBS
+from clusterprof import launchers
+from clusterprof.cli.main import verbs
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "clusterprof"
@@ -162,7 +163,12 @@ def test_every_make_target_that_contributing_names_exists() -> None:
 def test_every_verb_is_documented() -> None:
     pages = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
     text = "\n".join(page.read_text(encoding="utf-8") for page in pages)
-    assert [verb for verb in VERBS if f"clusterprof {verb}" not in text] == []
+    assert [verb for verb in verbs() if f"clusterprof {verb}" not in text] == []
+
+
+def test_every_launcher_has_a_section_in_the_documentation() -> None:
+    page = (ROOT / "docs" / "launchers.md").read_text(encoding="utf-8")
+    assert [name for name in launchers.names() if f"## {name}\n" not in page] == []
 
 
 def test_the_readme_is_short_and_shows_the_command_first() -> None:

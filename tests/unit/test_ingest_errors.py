@@ -279,7 +279,7 @@ def test_a_rank_that_the_job_does_not_have_is_said_to_be_none(recordings: Path) 
 def test_a_rank_that_is_no_number_of_a_rank_is_a_mistake_of_the_command_line(
     rank: str, tmp_path: Path
 ) -> None:
-    with pytest.raises(UsageError, match="names no report and rank"):
+    with pytest.raises(UsageError, match="FILE=N"):
         merge.main("merge", [str(tmp_path), "--rank", f"a.sqlite={rank}"], None)
 
 

@@ -6,8 +6,8 @@ import pytest
 
 from clusterprof.agent.contracts.identity import identify
 from clusterprof.errors import LaunchError, UsageError
-from clusterprof.launchers import executable, mpirun
-from clusterprof.launchers.job import Job
+from clusterprof.launchers import mpirun
+from clusterprof.launchers.support.job import Job
 
 ADDED = {"CLUSTERPROF_PLAN": "/runs/a b;c'd/plan.json", "PYTHONPATH": "/inject:/mine"}
 
@@ -29,7 +29,7 @@ def job(
     program: list[str] | None = None,
     environ: dict[str, str] | None = None,
 ) -> Job:
-    monkeypatch.setattr(executable, "find", lambda name: f"/bin/{name}")
+    monkeypatch.setattr(mpirun, "find_program", lambda name: f"/bin/{name}")
     monkeypatch.setattr(mpirun, "version", lambda program: SAYS[says])
     return mpirun.job(line, program or ["python", "train.py"], environ or {}, ADDED)
 

@@ -27,9 +27,9 @@ from clusterprof.collect.connection import Answer, command_line, reason
 from clusterprof.collect.host_keys import HostKeys, Known, decoded
 from clusterprof.collect.over_ssh import RemoteHost
 from clusterprof.errors import HostError, LaunchError, RunDirectoryError, UsageError
-from clusterprof.launch.rank_output import PIECE_B, Prefixed
-from clusterprof.launchers import ssh, ssh_config
-from clusterprof.launchers.job import Host, Job, OverSsh
+from clusterprof.launch.over_hosts import PIECE_B, Prefixed
+from clusterprof.launchers import ssh
+from clusterprof.launchers.support.job import Host, Job, OverSsh
 from clusterprof.run_directory import RunDirectory, create
 
 WORDS = [
@@ -50,7 +50,7 @@ WORDS = [
 
 @pytest.fixture(autouse=True)
 def addresses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ssh_config, "hostname", lambda name, path: f"{name}.address")
+    monkeypatch.setattr(ssh, "hostname", lambda name, path: f"{name}.address")
 
 
 def job(line: str, program: list[str] | None = None, **environ: str) -> Job:
@@ -181,7 +181,7 @@ def test_without_fabric_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(builtins, "__import__", without)
     with pytest.raises(LaunchError, match="needs Fabric") as caught:
-        ssh_config.fabric()
+        ssh.fabric()
     assert "pip install clusterprof[ssh]" in str(caught.value)
 
 

@@ -13,11 +13,10 @@ import pytest
 
 from clusterprof import run_directory
 from clusterprof.agent.contracts import states
+from clusterprof.arguments import check_free, parse_ranks
 from clusterprof.cli import merge
 from clusterprof.errors import UsageError
-from clusterprof.launch import settings
 from clusterprof.probe.measurement import Measurement, is_measurement
-from clusterprof.ranks import parse
 
 RECORDING = Path(__file__).parents[1] / "data" / "recordings" / "kineto" / "gloo"
 
@@ -34,7 +33,7 @@ def run(tmp_path: Path) -> run_directory.RunDirectory:
             "schema_version": 1,
             "launcher": "torchrun",
             "world_size": None,
-            "selection": parse("all").as_json(),
+            "selection": parse_ranks("all").as_json(),
             "window": [5, 10],
             "outcomes": [{"rank": rank, "state": "collected", "reason": ""} for rank in range(3)],
         }
@@ -137,9 +136,9 @@ def test_force_replaces_a_measurement_of_clocks_and_nothing_else(tmp_path: Path)
     ours, other = tmp_path / "clock.json", tmp_path / "package.json"
     Measurement((), "UDP").write(ours)
     other.write_text('{"name": "x"}')
-    settings.check_free(ours, True, is_measurement)
+    check_free(ours, True, is_measurement)
     with pytest.raises(UsageError, match="not what clusterprof writes"):
-        settings.check_free(other, True, is_measurement)
+        check_free(other, True, is_measurement)
 
 
 @pytest.mark.parametrize("where", ["the rank's folder", "its folder without a state", "one folder"])

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from clusterprof import ranks
 from clusterprof.agent.contracts.identity import Identity
 from clusterprof.agent.contracts.selection import chosen
+from clusterprof.arguments import Selection, parse_ranks
 from clusterprof.errors import UsageError
 
 
@@ -22,7 +22,7 @@ from clusterprof.errors import UsageError
     ],
 )
 def test_lists_and_ranges_name_their_ranks(text: str, expected: tuple[int, ...]) -> None:
-    assert ranks.parse(text).ranks == expected
+    assert parse_ranks(text).ranks == expected
 
 
 @pytest.mark.parametrize(
@@ -30,11 +30,11 @@ def test_lists_and_ranges_name_their_ranks(text: str, expected: tuple[int, ...])
 )
 def test_what_the_grammar_does_not_know_is_refused_with_a_hint(text: str) -> None:
     with pytest.raises(UsageError) as error:
-        ranks.parse(text)
+        parse_ranks(text)
     assert error.value.details
 
 
-def picked(selection: ranks.Selection, world: int, per_node: int) -> list[int]:
+def picked(selection: Selection, world: int, per_node: int) -> list[int]:
     return [
         rank
         for rank in range(world)
@@ -43,48 +43,48 @@ def picked(selection: ranks.Selection, world: int, per_node: int) -> list[int]:
 
 
 def test_all_takes_every_rank() -> None:
-    assert picked(ranks.parse("all"), 4, 2) == [0, 1, 2, 3]
+    assert picked(parse_ranks("all"), 4, 2) == [0, 1, 2, 3]
 
 
 def test_one_per_node_takes_local_rank_0() -> None:
-    assert picked(ranks.parse("one-per-node"), 8, 4) == [0, 4]
+    assert picked(parse_ranks("one-per-node"), 8, 4) == [0, 4]
 
 
 def test_stages_takes_the_first_rank_of_each_pipeline_stage() -> None:
-    selection = ranks.parse("stages", pp=4, tp=2)
+    selection = parse_ranks("stages", pp=4, tp=2)
     assert picked(selection, 16, 8) == [0, 4, 8, 12]
     assert selection.expected(16) == (0, 4, 8, 12)
 
 
 def test_stages_knows_the_world_from_all_its_sizes() -> None:
-    assert ranks.parse("stages", pp=2, tp=2, cp=1, dp=4).expected(None) == (0, 8)
+    assert parse_ranks("stages", pp=2, tp=2, cp=1, dp=4).expected(None) == (0, 8)
 
 
 def test_stages_without_pp_is_refused() -> None:
     with pytest.raises(UsageError, match="--ranks stages"):
-        ranks.parse("stages")
+        parse_ranks("stages")
 
 
 def test_stages_that_do_not_divide_the_world_are_refused() -> None:
     with pytest.raises(UsageError, match="3 equal pipeline stages"):
-        ranks.parse("stages", pp=3).check(8, "-n8")
+        parse_ranks("stages", pp=3).check(8, "-n8")
 
 
 def test_sizes_that_make_another_world_are_refused() -> None:
     with pytest.raises(UsageError, match="make 16 ranks, -n8 makes 8"):
-        ranks.parse("stages", pp=2, dp=8).check(8, "-n8")
+        parse_ranks("stages", pp=2, dp=8).check(8, "-n8")
 
 
 def test_a_rank_outside_of_a_known_world_is_refused_by_number() -> None:
     with pytest.raises(UsageError, match="rank 16") as error:
-        ranks.parse("0,16").check(16, "-N2 --ntasks-per-node=8")
+        parse_ranks("0,16").check(16, "-N2 --ntasks-per-node=8")
     assert "0 to 15" in str(error.value)
 
 
 def test_a_world_that_is_not_known_refuses_nothing() -> None:
-    ranks.parse("0,1000").check(None, "")
+    parse_ranks("0,1000").check(None, "")
 
 
 def test_a_selection_is_read_as_it_was_written() -> None:
-    for selection in (ranks.parse("0,8-15:2"), ranks.parse("stages", pp=4, dp=2)):
-        assert ranks.Selection.from_json(selection.as_json()) == selection
+    for selection in (parse_ranks("0,8-15:2"), parse_ranks("stages", pp=4, dp=2)):
+        assert Selection.from_json(selection.as_json()) == selection

@@ -10,15 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from clusterprof import ranks, run_directory
+from clusterprof import run_directory
 from clusterprof.agent.contracts import states
+from clusterprof.arguments import parse_ranks
 from clusterprof.collect import collect
 from clusterprof.errors import RunDirectoryError
 
 
 def made(path: Path) -> run_directory.RunDirectory:
     run = run_directory.create(path)
-    run.write_manifest({"schema_version": 1, "selection": ranks.parse("all").as_json()})
+    run.write_manifest({"schema_version": 1, "selection": parse_ranks("all").as_json()})
     return run
 
 

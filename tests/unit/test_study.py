@@ -140,13 +140,13 @@ def test_the_next_command_is_of_the_runs_launcher_and_has_flags_that_its_profile
 
 def test_what_the_next_command_of_a_late_host_names_exists() -> None:
     from clusterprof import launchers
-    from clusterprof.launch.planning import parser
+    from clusterprof.cli.launch import parser
 
     ranks, _ = simulate(Job(synchronous=True, causes=(Cause("host", 2, 20 * MS),)))
     (found, *_) = study(ranks).results["findings"]
     verb, *words = found["next"].removesuffix(" ... -- PROGRAM...").split()[1:]
-    assert verb in launchers.NAMES
-    _, unknown = parser(verb).parse_known_args(words)
+    assert verb in launchers.names()
+    _, unknown = parser(verb, "", verb).parse_known_args(words)
     assert unknown == []
 
 

@@ -8,7 +8,7 @@ from .identity import Identity
 
 
 def chosen(selection: Mapping[str, Any], identity: Identity) -> bool:
-    """Whether `selection` (see `clusterprof.ranks.Selection`) takes in the rank `identity`.
+    """Whether `selection` (see `clusterprof.arguments.Selection`) takes in the rank `identity`.
 
     `one-per-node` takes local rank 0 of every node. `stages` takes the first rank of every
     pipeline stage; with the pipeline as the slowest dimension (Megatron's order) a stage is

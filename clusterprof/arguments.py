@@ -1,21 +1,24 @@
-"""The grammar of `--ranks`: which ranks are captured.
+"""What arguments mean: `--ranks`, `--steps`, and the paths that a user names.
 
-    0,8,16          a list
+    0,8,16          a list of ranks
     0-63:8          a range with a stride, both ends included
     0,8-15:2        both together
     all             every rank
     one-per-node    local rank 0 of every node
     stages          rank 0 and the first rank of each pipeline stage (--pp, --tp, --cp, --dp)
 
-A selection is a value; who is chosen is decided inside each rank (`agent.contracts.selection`),
-since only the rank knows its place.
+A selection is a value; each rank decides whether it is in it (`agent.contracts.selection`), since
+only the rank knows its place.
 """
 
 from __future__ import annotations
 
+import argparse
+import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from clusterprof.agent.contracts.selection import stage_ranks
@@ -23,7 +26,7 @@ from clusterprof.errors import UsageError
 
 _PART = re.compile(r"(\d+)(?:-(\d+)(?::(\d+))?)?")
 
-GRAMMAR = "a list and ranges as in 0,8-15:2, or all, one-per-node, stages"
+RANKS_GRAMMAR = "a list and ranges as in 0,8-15:2, or all, one-per-node, stages"
 
 
 @dataclass(frozen=True)
@@ -91,7 +94,7 @@ class Selection:
             )
 
 
-def parse(
+def parse_ranks(
     text: str,
     *,
     pp: int | None = None,
@@ -114,7 +117,7 @@ def parse(
 def _range(part: str, whole: str) -> range:
     match = _PART.fullmatch(part)
     if match is None:
-        raise UsageError(f"--ranks {whole!r}: cannot read {part!r}", f"expected {GRAMMAR}")
+        raise UsageError(f"--ranks {whole!r}: cannot read {part!r}", f"expected {RANKS_GRAMMAR}")
     first = int(match[1])
     last = int(match[2]) if match[2] is not None else first
     stride = int(match[3]) if match[3] is not None else 1
@@ -140,3 +143,65 @@ def _stages(pp: int | None, tp: int | None, cp: int | None, dp: int | None) -> S
     # Only the data-parallel size closes the product: with it the world size is known here.
     size = pp * (tp or 1) * (cp or 1) * dp if dp is not None else None
     return Selection("stages", "stages", pp=pp, world_size=size)
+
+
+@dataclass(frozen=True)
+class StepWindow:
+    """Steps [first, end)."""
+
+    first: int
+    end: int
+
+    def __str__(self) -> str:
+        return f"{self.first}:{self.end}"
+
+    def __len__(self) -> int:
+        return self.end - self.first
+
+
+def parse_steps(text: str) -> StepWindow:
+    """Read `10:15`. Raises UsageError for anything else, an empty window, or one from step 0."""
+    match = re.fullmatch(r"\s*(\d+)\s*:\s*(\d+)\s*", text)
+    if match is None:
+        raise UsageError(
+            f"--steps {text!r} is no window of steps",
+            "expected FIRST:END, half open: 10:15 captures the five steps 10 to 14",
+        )
+    window = StepWindow(int(match[1]), int(match[2]))
+    if window.first < 1:
+        raise UsageError(
+            f"--steps {text}: the window begins at step 1 or later",
+            "in step 0 CUDA, NCCL and the allocator are still setting up: it shows nothing else",
+            f"try --steps 10:{10 + max(1, len(window))}",
+        )
+    if window.end <= window.first:
+        raise UsageError(
+            f"--steps {text} holds no step", f"try --steps {window.first}:{window.first + 5}"
+        )
+    return window
+
+
+def path(text: str) -> Path:
+    """A path argument, `~` expanded; an empty one (an unset variable) is none."""
+    if not text:
+        raise argparse.ArgumentTypeError("a path is empty")
+    try:
+        return Path(text).expanduser()
+    except RuntimeError:  # there is no such user: a file may be called so
+        return Path(text)
+
+
+def check_free(target: Path, force: bool, ours: Callable[[Path], bool]) -> None:
+    """Raise UsageError where something stands at `target` that may not be replaced.
+
+    `--force` replaces what clusterprof wrote, which `ours` tells by its content, and nothing else.
+    """
+    if not os.path.lexists(target):
+        return
+    if not force:
+        raise UsageError(f"{target} exists already", "replace it with --force")
+    if not ours(target):
+        raise UsageError(
+            f"{target} exists already, and is not what clusterprof writes there",
+            "--force replaces nothing else: choose another place, or remove it",
+        )

@@ -1,16 +1,34 @@
-"""Reading another program's options without knowing all of them."""
+"""Other programs: where they are, and reading their options without knowing all of them."""
 
 from __future__ import annotations
 
 import itertools
 import re
+import shutil
+import sys
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import PurePath
+from pathlib import Path, PurePath
 
 from clusterprof.agent.contracts.identity import STARTERS, TORCHRUN
 from clusterprof.agent.contracts.identity import program as run_by_python
+from clusterprof.errors import LaunchError
 
 PYTHON = re.compile(r"python[\d.]*")
+
+
+def find_program(name: str) -> str:
+    """The program: on PATH, or beside our own Python (an environment that is not activated).
+
+    Raises LaunchError where it is in neither.
+    """
+    found = shutil.which(name) or shutil.which(name, path=str(Path(sys.executable).parent))
+    if found is None:
+        raise LaunchError(
+            f"{name} was not found",
+            "looked in PATH and beside " + sys.executable,
+            "load its module, or activate the environment that has it",
+        )
+    return found
 
 
 def last_value(options: Sequence[str], *names: str) -> str | None:

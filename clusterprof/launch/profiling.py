@@ -1,23 +1,26 @@
-"""Nsight Systems: find it, ask it what it can do, and write the command lines for the ranks.
+"""The profilers: which one captures, and everything that the ranks must know to use it.
 
-What a version understands is read off its own `--help`, never assumed from its number.
+What a version of nsys understands is read off its own `--help`, never assumed from its number.
 Sources: the nsys user guide (docs.nvidia.com/nsight-systems/UserGuide), and measurements
-that `docs/nsys.md` gives.
+that `docs/nsys.md` gives. torch.profiler (Kineto) is the default where there is no nsys.
 """
 
 from __future__ import annotations
 
 import re
 import subprocess
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from clusterprof.agent.nsys import MINIMUM
-from clusterprof.errors import ProfilerError
-from clusterprof.launch.capture import CapturePlan, CaptureRequest
+from clusterprof.errors import ProfilerError, UsageError
 from clusterprof.nsys_installed import importer, installed
 
+PROFILERS = ("auto", "nsys", "torch")
+#: `--pytorch`
+PYTORCH = ("autograd-nvtx", "autograd-shapes-nvtx", "emit-nvtx")
 #: Without OS runtime tracing: it costs 4 to 5 s at the window's end on a GPU rank.
 TRACE_CUDA = "cuda,nvtx"
 TRACE_CPU = "nvtx,osrt"
@@ -26,6 +29,70 @@ _INSTALL = (
     "install Nsight Systems (package nsight-systems; module load nsight-systems on many clusters)",
     "or name one with --nsys PATH, or capture with --profiler torch",
 )
+
+
+@dataclass(frozen=True)
+class CaptureRequest:
+    """What the user asked of the profiler."""
+
+    profiler: str = "auto"
+    #: `--nsys`: an nsys other than the one that would be found
+    nsys: Path | None = None
+    trace: str | None = None
+    nsys_args: tuple[str, ...] = ()
+    pytorch: str | None = None
+    cpu_sampling: bool = False
+    #: how nsys' window opens: session (nsys start), cuda (cudaProfilerStart), auto (session)
+    window_by: str = "auto"
+
+
+@dataclass(frozen=True)
+class CapturePlan:
+    """A profiler, ready to be used by the agent in every chosen rank."""
+
+    name: str
+    version: str
+    #: why this one: shown by --dry-run
+    because: str
+    #: what the agent reads (JSON)
+    agent: dict[str, Any] = field(default_factory=dict)
+    #: what the user should know before it runs
+    remarks: tuple[str, ...] = ()
+
+    def shown(self) -> list[list[str]]:
+        """The profiler's own command lines in a chosen rank, as argv lists."""
+        nsys = self.agent.get("nsys")
+        if not nsys:
+            return []
+        by_cuda = self.agent["window_by"] == "cuda"
+        verbs = ["profile"] if by_cuda else ["launch", "start", "stop"]
+        trace = nsys["trace"]["gpu"]
+        return [
+            [nsys["path"], *(word.replace("{trace}", trace) for word in nsys[verb])]
+            for verb in verbs
+        ]
+
+
+def choose(request: CaptureRequest) -> CapturePlan:
+    """The profiler that `--profiler` names; with `auto` nsys where it is, else torch.profiler.
+
+    Raises ProfilerError where the named one cannot be had, UsageError for an unknown name.
+    """
+    if request.profiler == "nsys":
+        return _with_nsys(request, "--profiler nsys")
+    if request.profiler == "torch":
+        return _with_torch(request, "--profiler torch")
+    if request.profiler != "auto":
+        raise UsageError(
+            f"--profiler {request.profiler}: there is no such profiler",
+            f"choose one of {', '.join(PROFILERS)}",
+        )
+    try:
+        return _with_nsys(request, "auto: nsys is installed here")
+    except ProfilerError as error:
+        if request.nsys is not None or request.nsys_args or request.trace or request.pytorch:
+            raise  # these say that nsys is meant
+        return _with_torch(request, f"auto: {error.what}")
 
 
 @dataclass(frozen=True)
@@ -90,7 +157,7 @@ def find(wanted: Path | None = None) -> Nsys:
     return nsys
 
 
-def plan(request: CaptureRequest, because: str) -> CapturePlan:
+def _with_nsys(request: CaptureRequest, because: str) -> CapturePlan:
     """The nsys part of a launch. Raises ProfilerError (missing, too old, refuses a flag)."""
     nsys = find(request.nsys)
     _check_trace(nsys, request.trace)
@@ -173,3 +240,24 @@ def _extra(nsys: Nsys, request: CaptureRequest) -> tuple[list[str], list[str], l
     ]
     for_launch = [flag for flag in flags if flag not in for_start]
     return flags, for_launch, for_start
+
+
+def _with_torch(request: CaptureRequest, because: str) -> CapturePlan:
+    """Nothing has to be found: the program brings its own torch.
+
+    Raises UsageError for a request that only nsys can meet.
+    """
+    only_nsys = {
+        "--trace": request.trace,
+        "--nsys-arg": request.nsys_args,
+        "--nsys": request.nsys,
+        "--pytorch": request.pytorch,
+        "--cpu-sampling": request.cpu_sampling,
+    }
+    for option, value in only_nsys.items():
+        if value:
+            raise UsageError(
+                f"{option} is nsys' and the profiler is torch",
+                "leave it out, or choose --profiler nsys",
+            )
+    return CapturePlan("torch", "the program's own", because, {"profiler": "torch"})

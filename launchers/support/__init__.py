@@ -1,0 +1,1 @@
+"""What launchers share: the job that each makes, and reading the words of another program."""
