@@ -31,7 +31,7 @@ def train(outbox: Outbox, monkeypatch: pytest.MonkeyPatch, *, own: bool) -> list
     monkeypatch.setattr(profilers, "uses_cuda", lambda: True)
     monkeypatch.setattr(profilers, "drain", lambda: None)
     monkeypatch.setattr(
-        profiling.NsysSession, "ask", lambda self, word: asked.append(word) or "ok"
+        profilers.NsysSession, "ask", lambda self, word: asked.append(word) or "ok"
     )  # fmt: skip
     monkeypatch.setenv(PROFILED, "session:/nowhere")
     counter = Counter()

@@ -221,7 +221,7 @@ class Window:
         mode, _, address = os.environ.get(PROFILED, "").partition(":")
         if not mode:
             return [profilers.TorchProfiler(self.outbox, alone=True)]
-        nsys: Any = profiling.NsysSession(address)
+        nsys: Any = profilers.NsysSession(address)
         if mode == "cuda":
             nsys = profilers.CudaProfiler(address)
         if "torch" not in sys.modules:
