@@ -162,7 +162,7 @@ def _no_more_than_pace(
     for k in range(len(own)):
         total = float(idle[k].mean()) if idle.shape[1] else 0.0
         starving = (
-            usual_idle[k].mean() >= limits.STARVING_FRAC * dataset.step_ns if total else False
+            usual_idle[k].mean() >= limits.USUAL_IDLE_FRAC * dataset.step_ns if total else False
         )
         if not total or not (starving or dataset.pipelined) or np.isnan(own[k]):
             continue

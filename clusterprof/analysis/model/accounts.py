@@ -48,13 +48,10 @@ def accounts(timelines: Sequence[Timeline], placed: pa.Table, clock: Clock) -> p
     ranks = np.asarray(placed["rank"].to_numpy())
     start = np.asarray(pc.fill_null(placed["start_ns"], 0).to_numpy())
     wait = np.asarray(pc.fill_null(placed["wait_ns"], 0).to_numpy())
-    parts = [
-        _rank(line, start[ranks == line.rank], wait[ranks == line.rank], clock)
-        for line in timelines
-    ]
-    if not parts:
-        return ACCOUNTS.empty_table()
-    return pa.concat_tables(parts)
+    each = ((line, ranks == line.rank) for line in timelines)
+    return pa.concat_tables(
+        [ACCOUNTS.empty_table(), *(_rank(line, start[m], wait[m], clock) for line, m in each)]
+    )
 
 
 def _rank(line: Timeline, start: np.ndarray, wait: np.ndarray, clock: Clock) -> pa.Table:

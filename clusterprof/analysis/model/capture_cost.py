@@ -1,4 +1,4 @@
-"""What the capture cost the training, from the step logs that every rank of the job writes."""
+"""What profiling cost the training, from the step logs that every rank of the job writes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from clusterprof.results import CaptureCost, StepTimes
 
 #: Steps before the window that are compared: enough for a median, late enough to have warmed up.
 _BEFORE = 20
-#: Steps after the window that are not: the queues fill up again, and nsys is still writing.
+#: Steps after the window that are left out: queues fill up again, and nsys is still writing.
 _RECOVERY = 8
 #: Fewer steps than this make no median.
 _ENOUGH = 3
@@ -32,21 +32,20 @@ def capture_cost(
     """Compare the ranks' steps before, inside and after the window [first, end).
 
     `logs` are STEPS tables by rank, of the steps near the window; `pace` summarises the others
-    (see `read_pace`); `profiled` the ranks that were captured.
-    None where no captured rank logged the window's first step. The stalls are the longest of any
-    captured rank, taken between two steps of its log, where the agent puts the profiler's start
+    (see `read_pace`); `profiled` the ranks with a profiler.
+    None where no profiled rank logged the window's first step. The stalls are the longest of any
+    profiled rank, taken between two steps of its log, where the agent puts the profiler's start
     and stop. Assumption: a step is what the host sees, so single steps of a host that runs ahead
     of its GPU vary; the median over ranks and steps does not.
     """
-    captured = {rank: log for rank, log in logs.items() if rank in profiled}
-    starts = [gap for log in captured.values() if (gap := _gap(log, first)) is not None]
+    with_profiler = [log for rank, log in logs.items() if rank in profiled]
+    starts = [gap for log in with_profiler if (gap := _gap(log, first)) is not None]
     if not starts:
         return None
-    stops = [gap for log in captured.values() if (gap := _gap(log, end)) is not None]
-    blocks = [pace.get(rank, {}) if pace else {} for rank in logs]
-    known = list(zip(logs, logs.values(), blocks, strict=True))
-    ours = [(log, block) for rank, log, block in known if rank in profiled]
-    others = [(log, block) for rank, log, block in known if rank not in profiled]
+    stops = [gap for log in with_profiler if (gap := _gap(log, end)) is not None]
+    known = {rank: (log, pace.get(rank, {}) if pace else {}) for rank, log in logs.items()}
+    ours = [both for rank, both in known.items() if rank in profiled]
+    others = [both for rank, both in known.items() if rank not in profiled]
     return {
         "stall_start_ns": max(starts),
         "stall_stop_ns": max(stops, default=None),
@@ -67,7 +66,7 @@ def _gap(log: pa.Table, step: int) -> int | None:
 
 
 def _times(logs: list[tuple[pa.Table, Pace]], first: int, end: int) -> StepTimes:
-    # The window's first step is torn by the capture's start: it is never evidence.
+    # the profiler's start shows in the window's first step, which is never evidence
     return {
         "before_ns": _median(logs, max(1, first - _BEFORE), first),
         "inside_ns": _median(logs, first + 1, end),

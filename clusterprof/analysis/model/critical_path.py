@@ -1,4 +1,4 @@
-"""The critical path: from the end of the last settled step back to what everything waited for.
+"""The critical path: from the end of the last steady-state step back to what it waited for.
 
 One walk back in time over all ranks. What ended last is explained by what it waited for:
 
@@ -7,11 +7,10 @@ One walk back in time over all ranks. What ended last is explained by what it wa
   host last waited for its device, and on with what the device did then;
 - any other kernel: what ended just before it, on its own stream if that was busy until then.
 
-So a rank that waits hands the blame on, through communicators and pipeline stages, to the one
-that caused it. What is not on the path can have cost nothing: the lateness of a rank that
-others would have waited for anyway is slack. Assumes that a kernel depends on what ended just
-before it, since reports do not hold the events that streams wait for; and that a host without
-a wait for its device since then was busy with its own.
+So the walk leads from a rank that waits, through communicators and pipeline stages, to the rank
+that caused the wait. What is not on the path has cost nothing: it is slack. Assumes that a
+kernel depends on what ended just before it, since reports do not hold the events that streams
+wait for; and that a host without a wait for its device since then was busy with its own.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from clusterprof.analysis.model.intervals import union
 from clusterprof.analysis.model.timeline import COLLECTIVE, COMPUTE, Timeline
 
 #: a kernel follows its stream's last one this closely if it waited for nothing else
-_BEHIND_NS = 20_000
+_FOLLOWS_NS = 20_000
 #: time stamps of one device may overlap by so much
 _STAMP_NS = 2_000
 
@@ -46,7 +45,7 @@ class Segment:
 
 @dataclass
 class _Rank:
-    """One rank's activities on the reference clock, and how to go back from each."""
+    """One rank's activities on the reference clock, and how to go back from each one."""
 
     line: Timeline
     start: Ints
@@ -62,7 +61,7 @@ class _Rank:
 
 
 def path(dataset: Dataset) -> list[Segment]:
-    """The critical path through the settled steps, last piece first; empty without any."""
+    """The critical path through the steady-state steps, last piece first; empty without any."""
     if not dataset.steady_steps or len(dataset.ranks) < 2:
         return []
     known: dict[int, _Rank] = {}
@@ -92,7 +91,7 @@ def path(dataset: Dataset) -> list[Segment]:
 
 
 def _edges(dataset: Dataset) -> tuple[int, int, int] | None:
-    """When the first settled step begins, and on which rank the last one ends last, and when."""
+    """When the steady state begins, and on which rank it ends last, and when."""
     first, last = dataset.steady_steps[0], dataset.steady_steps[-1]
     begins, ends = [], []
     for line in dataset.timelines:
@@ -124,8 +123,8 @@ def _read(dataset: Dataset, k: int) -> _Rank:
     c = dataset.collectives
     mine = c.of(rank)
     mine = mine[c.has[mine] & c.matched[mine]]
-    talking = np.flatnonzero(line.kind == COLLECTIVE)
-    of_start = {int(t): int(i) for t, i in zip(start[talking], talking, strict=True)}
+    collective = np.flatnonzero(line.kind == COLLECTIVE)
+    of_start = {int(t): int(i) for t, i in zip(start[collective], collective, strict=True)}
     # calls of one group share a kernel: the one that waited longest explains it
     mine = mine[np.argsort(c.last_arrival[mine], kind="stable")]
     rows = {int(t): int(row) for t, row in zip(c.aligned_start[mine], mine, strict=True)}
@@ -148,7 +147,7 @@ def _explain(
     """Add the piece that ends at `now` with activity `at`; where and when to go on from."""
     what = _WHAT.get(int(here.line.kind[at]), "copy")
     ended = int(here.stop[at])
-    if now - ended > _BEHIND_NS:
+    if now - ended > _FOLLOWS_NS:
         # nothing ran: whatever made the device wait was not on it
         out.append(Segment(dataset.ranks[k], ended, now, "host"))
         now = ended
@@ -174,14 +173,11 @@ def _waited_for(dataset: Dataset, row: int) -> int:
 
     Members end together: the one that came last has the shortest call, whatever the clocks say,
     and the others waited for as long as theirs are longer. (A Recv that waits is longer than its
-    Send, a Send that waits is longer than its Recv.) Who went early, as the root of a small
-    Broadcast does, was not waited for.
+    Send, a Send that waits is longer than its Recv.) A member that left early, as the root
+    of a small Broadcast does, was not waited for.
     """
     c = dataset.collectives
-    if "members" not in dataset.known:
-        order = np.argsort(c.collective, kind="stable")
-        dataset.known["members"] = (order, c.collective[order])
-    order, ids = dataset.known["members"]
+    order, ids = c.by_collective
     first, last = np.searchsorted(ids, [c.collective[row], c.collective[row] + 1])
     rows = order[first:last]
     rows = rows[c.has[rows]]
@@ -190,7 +186,7 @@ def _waited_for(dataset: Dataset, row: int) -> int:
     length = (c.end - c.start)[rows]
     shortest = int(np.argmin(length))
     waited = int(c.end[row] - c.start[row]) - int(length[shortest])
-    return int(rows[shortest]) if waited > _BEHIND_NS else -1
+    return int(rows[shortest]) if waited > _FOLLOWS_NS else -1
 
 
 def _begun(
@@ -198,7 +194,7 @@ def _begun(
 ) -> tuple[int, int]:
     """Why activity `at` began when it did: the activity before it, or its host."""
     own = int(here.before[at])
-    if own < 0 or here.stop[own] > start + _STAMP_NS or start - here.stop[own] > _BEHIND_NS:
+    if own < 0 or here.stop[own] > start + _STAMP_NS or start - here.stop[own] > _FOLLOWS_NS:
         own = _last_before(here, start + _STAMP_NS)
         if own == at or (own >= 0 and here.start[own] >= start):
             own = _last_before(here, start - 1)
@@ -211,7 +207,7 @@ def _begun(
     if until <= begin:
         return -1, begin
     # a synchronising call may return some microseconds before the device's own time stamp
-    back = _last_before(here, until + _BEHIND_NS)
+    back = _last_before(here, until + _FOLLOWS_NS)
     return (back if here.start[back] < until else _last_before(here, until)), until
 
 
@@ -219,9 +215,9 @@ _WHAT = {COMPUTE: "gpu", COLLECTIVE: "transfer"}
 
 
 def on_path(dataset: Dataset, found: list[Segment]) -> Floats:
-    """How long each rank's own doing is on the path in each settled step, [ranks, steps] (ns).
+    """How long each rank is on the path in each steady-state step, [ranks, steps] (ns).
 
-    Its host, its kernels and its copies; not its transfers, which are everybody's.
+    With its host, kernels and copies; not with transfers, which need all members.
     """
     out = np.zeros((len(dataset.ranks), len(dataset.steady_steps)))
     for k, line in enumerate(dataset.timelines):

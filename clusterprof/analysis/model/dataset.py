@@ -1,9 +1,9 @@
-"""All that the verdicts look at: timelines, accounts and placed collectives, as arrays."""
+"""All that the findings rest on: timelines, accounts and placed collectives, as arrays."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeVar
@@ -25,7 +25,7 @@ Bools = npt.NDArray[np.bool_]
 
 #: so many Sends in one kernel are an all-to-all
 _MANY_SENDS = 3
-#: fewer settled steps than this are no evidence
+#: fewer steady-state steps than this are no evidence
 LEAST_STEADY = 2
 
 
@@ -114,6 +114,12 @@ class Collectives:
         return np.where(self.exchange, "AllToAll", self.operation).astype(object)
 
     @cached_property
+    def by_collective(self) -> tuple[Ints, Ints]:
+        """All rows by collective, and the collective of each in that order."""
+        order = np.argsort(self.collective, kind="stable")
+        return order, self.collective[order]
+
+    @cached_property
     def by_rank(self) -> tuple[Ints, Ints]:
         """All rows by rank, and the rank of each in that order."""
         order = np.argsort(self.rank, kind="stable")
@@ -121,11 +127,11 @@ class Collectives:
 
 
 def _held(table: pa.Table, role: npt.NDArray[np.object_]) -> Bools:
-    """Rows of Broadcasts, Reduces and their like whose rank waited for the last to come, and its.
+    """Rows of Broadcasts, Reduces and the like that waited for the last arrival, or are it.
 
-    Such a call may let members go early: the root of a small Broadcast, which is in nobody's
-    way, goes at once. Those behind the late one in the ring cannot, and wait as in any
-    collective: they have come before it and end after it has.
+    Such a call may let members leave early: the root of a small Broadcast leaves at once. Those
+    behind the last one in the ring cannot, and wait as in any collective: they arrive before
+    its arrival and end after it.
     """
     out = np.zeros(len(role), dtype=bool)
     valid = np.asarray(pc.is_valid(table["last_arrival_ns"]).to_numpy())
@@ -151,7 +157,7 @@ def parts(rows: Ints, keys: npt.NDArray[Any]) -> list[Ints]:
     return [split[k] for k in np.argsort(first, kind="stable")]
 
 
-#: when a member of a call came and ended, and when the last one came
+#: when a member of a call arrives and ends, and when the last one arrives
 _HELD_BY = ("aligned_start_ns", "aligned_end_ns", "last_arrival_ns")
 
 
@@ -166,15 +172,22 @@ class Dataset:
     clock: Clock
     steady_steps: tuple[int, ...]
     source: str
-    #: what the capture cost by the step logs of all ranks, where there are any
+    #: what profiling cost by the step logs of all ranks, where there are any
     capture: CaptureCost | None = None
     #: what started the run, where its manifest says so
     launcher: str | None = None
 
     @cached_property
     def known(self) -> dict[Any, Any]:
-        """What has been worked out already and takes long, by name (and place of the rank)."""
+        """Results that take long to compute, by name (and place of the rank)."""
         return {}
+
+    def cached(self, key: Hashable, compute: Callable[[], T]) -> T:
+        """What `compute` returns, computed once for each `key`."""
+        if key not in self.known:
+            self.known[key] = compute()
+        result: T = self.known[key]
+        return result
 
     @cached_property
     def ranks(self) -> tuple[int, ...]:
@@ -189,45 +202,36 @@ class Dataset:
     @cached_property
     def world_size(self) -> int | None:
         """The job's world size, where all reports that state one agree."""
-        said = {t.info.world_size for t in self.tables if t.info.world_size}
-        return said.pop() if len(said) == 1 else None
+        sizes = {t.info.world_size for t in self.tables if t.info.world_size}
+        return sizes.pop() if len(sizes) == 1 else None
 
     def account(self, name: str) -> Floats:
-        """A column of the accounts as [ranks, settled steps]; NaN where a rank lacks the step."""
-        return self._matrix(self.accounts[name].to_numpy())
-
-    def _matrix(self, values: Ints) -> Floats:
-        rank, step = self.accounts["rank"].to_numpy(), self.accounts["step"].to_numpy()
-        rows = np.searchsorted(self.ranks, rank)
+        """A column of the accounts, [ranks, steady-state steps]; NaN where a rank lacks one."""
+        rank, step, values = (self.accounts[c].to_numpy() for c in ("rank", "step", name))
+        known = np.isin(step, self.steady_steps)
+        rows = np.searchsorted(self.ranks, rank[known])
         out = np.full((len(self.ranks), len(self.steady_steps)), np.nan)
-        if self.steady_steps:
-            columns = np.searchsorted(self.steady_steps, step)
-            known = (
-                np.asarray(self.steady_steps)[np.minimum(columns, len(self.steady_steps) - 1)]
-                == step
-            )
-            out[rows[known], columns[known]] = values[known]
+        out[rows, np.searchsorted(self.steady_steps, step[known])] = values[known]
         return out
 
     @cached_property
     def step_ns(self) -> float:
-        """The settled steps' mean duration, each step's being the median over ranks (ns).
+        """The steady-state steps' mean duration, each step's being the median over ranks (ns).
 
-        A mean, as every cost is: a share is a sum over the settled steps of the one, divided by
-        the sum of the other, also where steps differ.
+        A mean, as every cost is, so that a share is a ratio of sums also where steps differ.
         """
         each = self.durations
         return float(each.mean()) if len(each) else 0.0
 
     @cached_property
     def usual_step_ns(self) -> int | None:
-        """What a step took before the capture, by the step logs: the median over ranks."""
-        said = [t.info.usual_step_ns for t in self.tables if t.info.usual_step_ns]
-        return int(np.median(said)) if said else None
+        """What a step took before the window, by the step logs: the median over ranks."""
+        usual = [t.info.usual_step_ns for t in self.tables if t.info.usual_step_ns]
+        return int(np.median(usual)) if usual else None
 
     @cached_property
     def durations(self) -> Floats:
-        """Each settled step's duration: the median over ranks (ns)."""
+        """Each steady-state step's duration: the median over ranks (ns)."""
         durations = self.account("duration_ns")
         if not durations.size or np.isnan(durations).all():
             return np.zeros(0)
@@ -269,7 +273,7 @@ class Dataset:
 
     @cached_property
     def on_host(self) -> bool:
-        """Whether all ranks compute on their processors: there is no GPU to speak of."""
+        """Whether all ranks compute on their processors: there is no GPU."""
         return bool(self.timelines) and all(line.on_host for line in self.timelines)
 
     @cached_property

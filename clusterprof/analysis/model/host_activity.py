@@ -1,4 +1,4 @@
-"""What each rank's host did in each step: its own pace, and what it waited in."""
+"""What each rank's host did in each step: its own pace, and the calls it waited in."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pyarrow.compute as pc
 
 from clusterprof.analysis.model import limits
 from clusterprof.analysis.model.dataset import Dataset, Floats
-from clusterprof.analysis.model.intervals import Union, union
+from clusterprof.analysis.model.intervals import Intervals, union
 from clusterprof.analysis.model.timeline import Timeline
 from clusterprof.tables import GARBAGE, RankTables
 
@@ -16,8 +16,8 @@ from clusterprof.tables import GARBAGE, RankTables
 _WAITS = r"(?i)synchronize|memcpy|memset|cudafree|eventquery"
 
 
-def spans(tables: RankTables, kind: str, pattern: str = "", least_ns: int = 0) -> Union:
-    """Union of a rank's host calls of one kind whose name matches `pattern` (a regex)."""
+def spans(tables: RankTables, kind: str, pattern: str = "", least_ns: int = 0) -> Intervals:
+    """A rank's host calls of one kind, of those whose name matches `pattern` (a regex)."""
     table = _chosen(tables, kind, pattern)
     start, end = table["start_ns"].to_numpy(), table["end_ns"].to_numpy()
     long = end - start >= least_ns
@@ -32,8 +32,8 @@ def _chosen(tables: RankTables, kind: str, pattern: str) -> pa.Table:
     return kept
 
 
-def both(a: Union, b: Union) -> Union:
-    """The intersection of two unions."""
+def both(a: Intervals, b: Intervals) -> Intervals:
+    """The intersection of two sets of intervals."""
     if not len(a.start) or not len(b.start):
         return a if not len(a.start) else b
     edges = np.sort(np.concatenate([a.start, a.end, b.start, b.end]))
@@ -44,10 +44,10 @@ def both(a: Union, b: Union) -> Union:
     return union(begin[inside], end[inside])
 
 
-def waited(tables: RankTables, line: Timeline) -> Union:
+def waited(tables: RankTables, line: Timeline) -> Intervals:
     """When the host waited for the device: in long CUDA calls while the device was busy.
 
-    While the device is idle nobody can be waiting for it. On a rank without CUDA calls (gloo)
+    While the device is idle no host can be waiting for it. On a rank without CUDA calls (gloo)
     the host waits in its collectives, as far as it does not compute beside them.
     """
     if not pc.any(pc.equal(tables.host_calls["kind"], "cuda")).as_py():
@@ -61,16 +61,13 @@ def waited(tables: RankTables, line: Timeline) -> Union:
     return both(calls, line.busy)
 
 
-def waits(dataset: Dataset, k: int) -> Union:
-    """`waited` of the k-th rank, worked out once."""
-    if ("waits", k) not in dataset.known:
-        dataset.known["waits", k] = waited(dataset.tables[k], dataset.timelines[k])
-    found: Union = dataset.known["waits", k]
-    return found
+def waits(dataset: Dataset, k: int) -> Intervals:
+    """`waited` of the k-th rank, computed once."""
+    return dataset.cached(("waits", k), lambda: waited(dataset.tables[k], dataset.timelines[k]))
 
 
 def pace(dataset: Dataset) -> Floats:
-    """What each settled step costs each host itself (ns), [ranks, steps].
+    """What each steady-state step costs each host itself (ns), [ranks, steps].
 
     From one step's host begin to the next one's, less the time it waited for the device.
     """
@@ -90,13 +87,13 @@ def pace(dataset: Dataset) -> Floats:
 
 #: Python's garbage collector, as the agent notes it
 COLLECTING = f"^{GARBAGE}"
-#: how what the host does is called where that is collecting
+#: the name of what the host does there
 COLLECTOR = "the garbage collector"
 
-#: how nsys and others name a wait for Python's interpreter lock
+#: the names that nsys and others give a wait for Python's interpreter lock
 GIL_WAIT = r"(?i)wait.*gil"
 
-#: ranges that say where in the step the host is only by saying that it is in the step, and our own
+#: ranges of whole steps, of communication, and our own: they do not tell what the program does
 _STEP_RANGES = r"^(step\b|ProfilerStep|nccl|gloo|clusterprof:)"
 
 
@@ -151,7 +148,7 @@ def doing(tables: RankTables, begin: int, end: int) -> dict[str, object] | None:
 
 
 def between(tables: RankTables, begin: int, end: int) -> dict[str, object] | None:
-    """Where the program is at a time of which no call or range tells: between which ranges."""
+    """Between which ranges the program is at a time that no call or range covers."""
     table = tables.host_calls
     named = pc.invert(pc.match_substring_regex(table["name"].cast(pa.string()), _STEP_RANGES))
     mine = pc.is_in(table["thread"], value_set=_threads(tables))

@@ -1,4 +1,4 @@
-"""Unions of time intervals, and how much of a span they cover. No loop over intervals."""
+"""Sets of time intervals, and how much of a span they cover. No loop over intervals."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Ints = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
-class Union:
+class Intervals:
     """Disjoint intervals in order, and the length covered before each of them (ns)."""
 
     start: Ints
@@ -32,13 +32,13 @@ class Union:
         return self.covered(end) - self.covered(begin)
 
 
-def union(start: Ints, end: Ints) -> Union:
+def union(start: Ints, end: Ints) -> Intervals:
     """Return the union of intervals that may overlap and stand in any order."""
     keep = end > start
     start, end = start[keep], end[keep]
     if not len(start):
         empty = np.zeros(0, dtype=np.int64)
-        return Union(empty, empty, empty)
+        return Intervals(empty, empty, empty)
     order = np.argsort(start, kind="stable")
     start, reach = start[order], np.maximum.accumulate(end[order])
     fresh = np.r_[True, start[1:] > reach[:-1]]
@@ -46,4 +46,8 @@ def union(start: Ints, end: Ints) -> Union:
     last = np.r_[first[1:], len(start)] - 1
     begin, stop = start[first], reach[last]
     before = np.r_[0, np.cumsum(stop - begin)[:-1]]
-    return Union(begin, stop, before.astype(np.int64))
+    return Intervals(begin, stop, before.astype(np.int64))
+
+
+#: the name until all users say Intervals
+Union = Intervals

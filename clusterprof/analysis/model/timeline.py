@@ -9,7 +9,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from clusterprof.analysis.model.intervals import Union, union
+from clusterprof.analysis.model.intervals import Intervals, union
 from clusterprof.tables import RankTables
 
 Ints = npt.NDArray[np.int64]
@@ -25,10 +25,10 @@ class Timeline:
     """One rank's activities as arrays (own wall clock, ns) and its steps on the device.
 
     Step k begins at max(its host begin, end of the last activity launched before that begin):
-    work that was queued before belongs to the step before, and a GPU that starves at the
-    beginning of a step starves in that step. The steps follow each other without a gap; the last
+    work that was queued before belongs to the step before, and a GPU that idles at the
+    beginning of a step idles in that step. The steps follow each other without a gap; the last
     ends at max(its host end, end of the last activity launched in it), or with that activity
-    where the host then drained the device: what follows is the capture's stop. `step_of` is for
+    where the host then drained the device: what follows is the profiler's stop. `step_of` is for
     each activity the index of the step that launched it, or -1.
     """
 
@@ -49,10 +49,10 @@ class Timeline:
     step_of: Ints
     #: computes and communicates on CPU threads (gloo): there is no GPU
     on_host: bool
-    compute: Union
-    communication: Union
-    compute_or_communication: Union
-    busy: Union
+    compute: Intervals
+    communication: Intervals
+    compute_or_communication: Intervals
+    busy: Intervals
 
 
 #: codes of `Timeline.kind`
@@ -81,15 +81,16 @@ def timeline(tables: RankTables) -> Timeline:
     if drained is not None and host_begin[-1] < drained < host_end[-1]:
         host_end = np.r_[host_end[:-1], drained]
     begin, end, step_of = _device_steps(host_begin, host_end, launch, stop)
-    working, talking = kind == COMPUTE, kind == COLLECTIVE
+    computes, communicates = kind == COMPUTE, kind == COLLECTIVE
+    either = computes | communicates
     return Timeline(
         rank=tables.rank, has_steps=has_steps, step=step, begin=begin, end=end,
         host_begin=host_begin, host_end=host_end, start=start, stop=stop,
         launch=launch, launch_end=launch_end, kind=kind, name=name, names=names, step_of=step_of,
         on_host=tables.info.backend == "gloo" or not table["correlation"].null_count < len(start),
-        compute=union(start[working], stop[working]),
-        communication=union(start[talking], stop[talking]),
-        compute_or_communication=union(start[working | talking], stop[working | talking]),
+        compute=union(start[computes], stop[computes]),
+        communication=union(start[communicates], stop[communicates]),
+        compute_or_communication=union(start[either], stop[either]),
         busy=union(start, stop),
     )  # fmt: skip
 
