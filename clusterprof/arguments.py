@@ -7,7 +7,7 @@
     one-per-node    local rank 0 of every node
     stages          rank 0 and the first rank of each pipeline stage (--pp, --tp, --cp, --dp)
 
-A selection is a value; each rank decides whether it is in it (`agent.contracts.selection`), since
+A selection is a value; each rank decides whether it is in it (`agent.contracts.plan`), since
 only the rank knows its place.
 """
 
@@ -16,12 +16,11 @@ from __future__ import annotations
 import argparse
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from clusterprof.agent.contracts.selection import stage_ranks
+from clusterprof.agent.contracts import plan
 from clusterprof.errors import UsageError
 
 _PART = re.compile(r"(\d+)(?:-(\d+)(?::(\d+))?)?")
@@ -29,31 +28,10 @@ _PART = re.compile(r"(\d+)(?:-(\d+)(?::(\d+))?)?")
 RANKS_GRAMMAR = "a list and ranges as in 0,8-15:2, or all, one-per-node, stages"
 
 
-@dataclass(frozen=True)
-class Selection:
+class Selection(plan.Selection):
     """The ranks to capture, as a value that travels to every rank."""
 
-    text: str
-    kind: str
-    ranks: tuple[int, ...] = ()
-    pp: int = 1
-    #: known from --tp, --cp and --dp, or None: the ranks themselves know it
-    world_size: int | None = None
-
-    def as_json(self) -> dict[str, object]:
-        """What the agent reads."""
-        return {
-            "text": self.text,
-            "kind": self.kind,
-            "ranks": list(self.ranks),
-            "pp": self.pp,
-            "world_size": self.world_size,
-        }
-
-    @classmethod
-    def from_json(cls, told: Mapping[str, Any]) -> Selection:
-        """What `as_json` wrote, as run.json keeps it."""
-        return cls(told["text"], told["kind"], tuple(told["ranks"]), told["pp"], told["world_size"])
+    __slots__ = ()
 
     def expected(self, world_size: int | None) -> tuple[int, ...] | None:
         """The ranks captured in a world of `world_size`; None where only the ranks know."""
@@ -65,7 +43,7 @@ class Selection:
         if self.kind == "all":
             return tuple(range(size))
         if self.kind == "stages":
-            return tuple(stage_ranks(self.as_json(), size))
+            return tuple(self.stage_ranks(size))
         return None
 
     def check(self, world_size: int | None, told_by: str) -> None:

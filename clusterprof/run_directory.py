@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from clusterprof.agent.contracts import documents, files, paths, states
+from clusterprof.agent.contracts.plan import Plan
 from clusterprof.errors import RunDirectoryError, RunDirectoryTaken
 
 SCHEMA_VERSION = 1
@@ -139,10 +140,10 @@ class RunDirectory:
         with writing(self.manifest):
             files.write_json(self.manifest, manifest, indent=2)
 
-    def write_plan(self, plan: Mapping[str, Any]) -> None:
+    def write_plan(self, plan: Plan) -> None:
         """Write plan.json by rename. Raises RunDirectoryError."""
         with writing(self.plan):
-            files.write_json(self.plan, plan, indent=1)
+            files.write_json(self.plan, plan.to_json(), indent=1)
 
 
 class Manifest(dict[str, Any]):

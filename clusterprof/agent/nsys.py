@@ -18,6 +18,7 @@ import tempfile
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 from .contracts import processes
+from .contracts.plan import NsysPlan
 
 #: The oldest that the tests run against: year and number.
 MINIMUM = (2022, 4)
@@ -45,23 +46,22 @@ ANSWER_S = 4.0
 LEAST_FREE_B = 64_000_000
 
 
-def here(told: Dict[str, Any], mode: str) -> Tuple[Dict[str, Any], List[str]]:
+def here(told: NsysPlan, mode: str) -> Tuple[NsysPlan, List[str]]:
     """The plan's `nsys` as it holds on this node, and what is different here, in words.
 
     `mode` says how the window opens (session, cuda). Raises OSError where none is usable.
     """
-    path = found(told["path"])
+    path = found(told.path)
     if path is None:
-        raise OSError("%s is not on this node" % told["path"])
+        raise OSError("%s is not on this node" % told.path)
     version = version_of(path)
-    if path == told["path"] and version == told["version"]:
+    if path == told.path and version == told.version:
         return told, []
-    fitted = dict(told, path=path, version=version, importer=importer(path))
+    fitted = told._replace(path=path, version=version, importer=importer(path))
     differs = []
-    if version != told["version"]:
-        differs.append("nsys is %s here, %s where it was launched" % (version, told["version"]))
-        verbs = ["profile"] if mode == "cuda" else ["launch", "start"]
-        unknown = fit(fitted, verbs)
+    if version != told.version:
+        differs.append("nsys is %s here, %s where it was launched" % (version, told.version))
+        fitted, unknown = fit(fitted, [verb for verb in told.verbs(mode) if verb != "stop"])
         if unknown:
             differs.append("it has no %s: left out" % ", ".join(unknown))
     return fitted, differs
@@ -101,18 +101,18 @@ def importer(path: str) -> Optional[str]:
     return None
 
 
-def fit(nsys: Dict[str, Any], verbs: List[str]) -> List[str]:
-    """Make the verbs' arguments ones that this nsys knows; returns what had to be left out.
+def fit(nsys: NsysPlan, verbs: List[str]) -> Tuple[NsysPlan, List[str]]:
+    """The verbs' arguments as this nsys knows them, and what had to be left out.
 
     A flag that another verb of this version has is given to that one.
     """
-    helps = {verb: ask([nsys["path"], verb, "--help"]) for verb in verbs}
+    helps = {verb: ask([nsys.path, verb, "--help"]) for verb in verbs}
     if not all(helps.values()):
-        return []
-    words = {verb: list(nsys[verb]) for verb in verbs}
+        return nsys, []
+    words: Dict[str, Any] = {verb: list(getattr(nsys, verb)) for verb in verbs}
     left_out = []
     for verb in verbs:
-        for word in nsys[verb]:
+        for word in getattr(nsys, verb):
             name = word.split("=", 1)[0]
             if not name.startswith("--") or offers(helps[verb], name):
                 continue
@@ -122,14 +122,12 @@ def fit(nsys: Dict[str, Any], verbs: List[str]) -> List[str]:
                 words[other[0]].append(word)
             else:
                 left_out.append(name)
-    nsys.update(words)
     trace = {}
-    for kind, names in nsys["trace"].items():
+    for kind, names in nsys.trace.items():
         known = [name for name in names.split(",") if offers(helps[verbs[0]], name)]
         left_out += ["--trace=" + name for name in names.split(",") if name not in known]
         trace[kind] = ",".join(known) or "none"
-    nsys["trace"] = trace
-    return sorted(set(left_out))
+    return nsys._replace(trace=trace, **words), sorted(set(left_out))
 
 
 def offers(help_text: str, name: str) -> bool:

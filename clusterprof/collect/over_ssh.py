@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from clusterprof.agent.contracts import files, paths, states
+from clusterprof.agent.contracts.plan import Plan
 from clusterprof.agent.contracts.states import State
 from clusterprof.agent.remote import host as far_side
 from clusterprof.collect import answers
@@ -148,7 +149,7 @@ def same_machine(hosts: Sequence[RemoteHost]) -> list[list[str]]:
 # -- running -------------------------------------------------------------------------------------
 
 
-def deliver(each: RemoteHost, plan: Mapping[str, Any]) -> None:
+def deliver(each: RemoteHost, plan: Plan) -> None:
     """Make our folder there, for its owner only, with the agent and the plan. Raises HostError."""
     folder = f"{each.found.temporary}/clusterprof-{secrets.token_hex(8)}"
     sftp = each.ssh.sftp()
@@ -162,8 +163,8 @@ def deliver(each: RemoteHost, plan: Mapping[str, Any]) -> None:
             with sftp.open(f"{each.folder}/agent/{path.relative_to(_AGENT)}", "wb") as file:
                 file.set_pipelined(True)
                 file.write(path.read_bytes())
-        with sftp.open(f"{each.folder}/plan.json", "wb") as file:
-            file.write(json.dumps({**plan, "run": each.folder}, indent=1).encode())
+        with sftp.open(f"{each.folder}/{paths.PLAN}", "wb") as file:
+            file.write(json.dumps(plan._replace(run=each.folder).to_json(), indent=1).encode())
 
 
 @contextlib.contextmanager

@@ -185,8 +185,7 @@ def decide(
     told = launcher_options(this, arguments, settings)
     selection = planning.selected(arguments, settings)
     planning.checked_window(arguments, settings)
-    planning.clock_evidence(arguments)
-    planning.limits(arguments)
+    planning.check_limits(arguments)
 
     options = list(options)
     name, words = fitting(arguments.template, program)

@@ -18,6 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any, BinaryIO
 
+from clusterprof.agent.contracts.plan import Meeting
 from clusterprof.collect import over_ssh
 from clusterprof.collect.over_ssh import RemoteHost, Running
 from clusterprof.console import command as show_command
@@ -46,7 +47,7 @@ def run(plan: LaunchPlan, arguments: argparse.Namespace) -> int:
 
 def take_part(plan: LaunchPlan, there: OverSsh) -> tuple[list[RemoteHost], LaunchPlan]:
     """The hosts that can do the job, and the plan for them. Raises HostError for too few."""
-    nsys = plan.capture.agent.get("nsys", {}).get("path")
+    nsys = plan.capture.nsys.path if plan.capture.nsys else None
     hosts, bad = over_ssh.look_at(there, nsys)
     if len(hosts) < there.fewest:
         for each in hosts:
@@ -109,17 +110,17 @@ def run_on(hosts: list[RemoteHost], plan: LaunchPlan, arguments: argparse.Namesp
 
 def deliver(hosts: Sequence[RemoteHost], plan: LaunchPlan) -> None:
     """Bring the agent and the plan to all hosts. Raises HostError for the first that fails."""
-    told = {**plan.for_agent(), "meeting": meeting(hosts, plan)}
+    told = plan.for_agent()._replace(meeting=meeting(hosts, plan))
     with ThreadPoolExecutor(max_workers=min(32, len(hosts))) as pool:
         list(pool.map(lambda each: over_ssh.deliver(each, told), hosts))
 
 
-def meeting(hosts: Sequence[RemoteHost], plan: LaunchPlan) -> dict[str, Any]:
+def meeting(hosts: Sequence[RemoteHost], plan: LaunchPlan) -> Meeting:
     """How the hosts' probers find each other: they see no common folder. Kept on the hosts only."""
     there = plan.job.over_ssh
     assert there is not None
     names = [launcher.hostname(each.host.address, there.ssh_config) for each in hosts]
-    return {"secret": secrets.token_hex(32), "hosts": names}
+    return Meeting(secrets.token_hex(32), tuple(names))
 
 
 @contextlib.contextmanager

@@ -10,12 +10,12 @@ import datetime as dt
 import os
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from clusterprof import launchers, masking
 from clusterprof import run_directory as rundir
+from clusterprof.agent.contracts.plan import Plan
 from clusterprof.arguments import Selection, StepWindow, parse_ranks, parse_steps, path
 from clusterprof.errors import UsageError
 from clusterprof.launch.profiling import CapturePlan, CaptureRequest, choose
@@ -49,18 +49,26 @@ class LaunchPlan:
     capture: CapturePlan
     #: where each value came from: {"steps": "default"}
     origins: Mapping[str, str]
+    clock_probe: str = "off"
+    beacons: int = 0
+    max_report_mb: int = 0
 
-    def for_agent(self) -> dict[str, Any]:
+    def for_agent(self) -> Plan:
         """plan.json: what the agent in every rank reads."""
-        return {
-            "schema_version": 1,
-            "run": str(self.run),
-            "selection": self.selection.as_json(),
-            "identity": self.job.identity,
-            "window": [self.window.first, self.window.end],
-            "step_on": self.step_on,
-            **self.capture.agent,
-        }
+        return Plan(
+            str(self.run),
+            self.selection,
+            (self.window.first, self.window.end),
+            self.capture.name,
+            self.job.identity,
+            self.step_on,
+            self.capture.window_by,
+            self.capture.emit_nvtx,
+            self.capture.nsys,
+            self.clock_probe,
+            self.beacons,
+            self.max_report_mb,
+        )
 
     def command_line(self) -> str:
         """The command with its added environment, to be pasted into a shell; secrets masked."""
@@ -177,9 +185,7 @@ def make_plan(
             window_by=arguments.window_by,
         )
     )
-    capture = replace(
-        capture, agent={**capture.agent, **clock_evidence(arguments), **limits(arguments)}
-    )
+    check_limits(arguments)
     folder = run_directory(settings, turn)
     environment = injected(os.environ, RunDirectory(folder).plan)
     job = launchers.load(verb).job(options, program, os.environ, environment)
@@ -193,6 +199,9 @@ def make_plan(
         step_on,
         capture,
         settings.origins,
+        arguments.clock_probe,
+        arguments.beacons,
+        arguments.max_report_mb,
     )
 
 
@@ -234,19 +243,13 @@ def checked_window(
     return steps, step_on
 
 
-def limits(arguments: argparse.Namespace) -> dict[str, Any]:
-    """How much a rank may capture. Raises UsageError."""
+def check_limits(arguments: argparse.Namespace) -> None:
+    """How much a rank may capture, and how many beacons it sends. Raises UsageError."""
     if arguments.max_report_mb < 0:
         raise UsageError(
             f"--max-report-mb {arguments.max_report_mb}: 0 or more", "0 means no limit"
         )
-    return {"max_report_mb": arguments.max_report_mb}
-
-
-def clock_evidence(arguments: argparse.Namespace) -> dict[str, Any]:
-    """What the agents do for the clocks' sake. Raises UsageError."""
     if not 0 <= arguments.beacons <= MOST_BEACONS:
         raise UsageError(
             f"--beacons {arguments.beacons}: from 0 to {MOST_BEACONS}", "16 are plenty"
         )
-    return {"clock_probe": arguments.clock_probe, "beacons": arguments.beacons}

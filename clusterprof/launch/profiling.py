@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import re
 import subprocess
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
+from clusterprof.agent.contracts.plan import NsysPlan
 from clusterprof.agent.nsys import MINIMUM
 from clusterprof.errors import ProfilerError, UsageError
 from clusterprof.nsys_installed import importer, installed
@@ -54,22 +54,20 @@ class CapturePlan:
     version: str
     #: why this one: shown by --dry-run
     because: str
-    #: what the agent reads (JSON)
-    agent: dict[str, Any] = field(default_factory=dict)
     #: what the user should know before it runs
     remarks: tuple[str, ...] = ()
+    nsys: NsysPlan | None = None
+    #: how nsys' window opens: session or cuda
+    window_by: str = "session"
+    emit_nvtx: bool = False
 
     def shown(self) -> list[list[str]]:
         """The profiler's own command lines in a chosen rank, as argv lists."""
-        nsys = self.agent.get("nsys")
-        if not nsys:
+        if self.nsys is None:
             return []
-        by_cuda = self.agent["window_by"] == "cuda"
-        verbs = ["profile"] if by_cuda else ["launch", "start", "stop"]
-        trace = nsys["trace"]["gpu"]
         return [
-            [nsys["path"], *(word.replace("{trace}", trace) for word in nsys[verb])]
-            for verb in verbs
+            [self.nsys.path, *(word.replace("{trace}", self.nsys.trace["gpu"]) for word in words)]
+            for words in (getattr(self.nsys, verb) for verb in self.nsys.verbs(self.window_by))
         ]
 
 
@@ -164,45 +162,39 @@ def _with_nsys(request: CaptureRequest, because: str) -> CapturePlan:
     sampling = "process-tree" if request.cpu_sampling else "none"
     collecting = [f"--sample={sampling}", f"--cpuctxsw={sampling}", "--force-overwrite=true"]
     for_profile, for_launch, for_start = _extra(nsys, request)
-    agent = {
-        "profiler": "nsys",
-        # A session by default: nsys' own stop then runs beside the training (docs/nsys.md).
-        "window_by": "cuda" if request.window_by == "cuda" else "session",
-        "emit_nvtx": request.pytorch == "emit-nvtx",
-        "nsys": {
-            "path": str(nsys.path),
-            "version": nsys.version,
-            "importer": str(nsys.importer) if nsys.importer else None,
-            "trace": {"gpu": request.trace or TRACE_CUDA, "cpu": request.trace or TRACE_CPU},
-            "profile": [
-                "profile",
-                "--trace={trace}",
-                *collecting,
-                "--capture-range=cudaProfilerApi",
-                # Every other value ends the program at the window's end, or the launcher's
-                # view of it: see docs/nsys.md.
-                "--capture-range-end=stop",
-                "--session-new={session}",
-                "--output={output}",
-                *for_profile,
-            ],
-            "launch": [
-                "launch",
-                "--session-new={session}",
-                "--trace={trace}",
-                *for_launch,
-            ],
-            "start": ["start", "--session={session}", *collecting, "--output={output}", *for_start],
-            "stop": ["stop", "--session={session}"],
-        },
-    }
+    commands = NsysPlan(
+        str(nsys.path),
+        nsys.version,
+        str(nsys.importer) if nsys.importer else None,
+        {"gpu": request.trace or TRACE_CUDA, "cpu": request.trace or TRACE_CPU},
+        profile=[
+            "profile",
+            "--trace={trace}",
+            *collecting,
+            "--capture-range=cudaProfilerApi",
+            # Every other value ends the program at the window's end, or the launcher's
+            # view of it: see docs/nsys.md.
+            "--capture-range-end=stop",
+            "--session-new={session}",
+            "--output={output}",
+            *for_profile,
+        ],
+        launch=["launch", "--session-new={session}", "--trace={trace}", *for_launch],
+        start=["start", "--session={session}", *collecting, "--output={output}", *for_start],
+        stop=["stop", "--session={session}"],
+    )
     remarks = []
     if request.cpu_sampling:
         remarks.append(
             "CPU sampling takes CPU time from every chosen rank and slows the end of the window; "
             "it needs kernel.perf_event_paranoid <= 2"
         )
-    return CapturePlan("nsys", nsys.version, because, agent, tuple(remarks))
+    return CapturePlan(
+        "nsys", nsys.version, because, tuple(remarks), commands,
+        # A session by default: nsys' own stop then runs beside the training (docs/nsys.md).
+        window_by="cuda" if request.window_by == "cuda" else "session",
+        emit_nvtx=request.pytorch == "emit-nvtx",
+    )  # fmt: skip
 
 
 def _check_trace(nsys: Nsys, trace: str | None) -> None:
@@ -260,4 +252,4 @@ def _with_torch(request: CaptureRequest, because: str) -> CapturePlan:
                 f"{option} is nsys' and the profiler is torch",
                 "leave it out, or choose --profiler nsys",
             )
-    return CapturePlan("torch", "the program's own", because, {"profiler": "torch"})
+    return CapturePlan("torch", "the program's own", because)

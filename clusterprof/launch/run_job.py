@@ -124,7 +124,7 @@ def conclude(
     `in_haste`: we were told to end; merging is for later, it may take longer than we have.
     """
     manifest.update(ended=now_text(), exit_status=status)
-    nsys_installed.prefer(plan.capture.agent.get("nsys", {}).get("path"))
+    nsys_installed.prefer(plan.capture.nsys.path if plan.capture.nsys else None)
     complete = False
     try:
         run, outcomes = collect_attempts(
@@ -180,12 +180,12 @@ def first_manifest(plan: LaunchPlan) -> dict[str, Any]:
         "launcher": plan.job.launcher,
         "argv": masking.words(plan.job.command),
         "world_size": plan.job.world_size,
-        "selection": plan.selection.as_json(),
+        "selection": plan.selection._asdict(),
         "window": [plan.window.first, plan.window.end],
         "profiler": {
             "name": plan.capture.name,
             "version": plan.capture.version,
-            "path": plan.capture.agent.get("nsys", {}).get("path"),
+            "path": plan.capture.nsys.path if plan.capture.nsys else None,
         },
         "origins": dict(plan.origins),
         "began": now_text(),

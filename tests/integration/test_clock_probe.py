@@ -191,7 +191,8 @@ def test_of_a_prober_that_is_killed_nothing_is_left(run_command: Cli, workdir: P
     code = (
         "import os, signal, sys, time\n"
         "from clusterprof.agent.remote import prober\n"
-        "plan = {'run': sys.argv[1], 'selection': {'kind': 'ranks', 'ranks': [0, 1]}}\n"
+        "from clusterprof.agent.contracts.plan import Plan, Selection\n"
+        "plan = Plan(sys.argv[1], Selection('0,1', 'ranks', (0, 1)), (2, 4), 'torch')\n"
         "prober.start(plan, 0)\n"
         "address = sys.argv[1] + '/ranks/00000/probe-address.json'\n"
         "while not os.path.exists(address):\n"

@@ -14,6 +14,7 @@ from lab.command import Completed
 from lab.endings import OPTIONS, PROGRAMS
 
 import clusterprof
+from clusterprof.agent.contracts.plan import Plan, Selection
 from clusterprof.launch.profiling import CaptureRequest, choose
 
 AGENT = Path(clusterprof.__file__).parent / "agent"
@@ -67,12 +68,11 @@ class Container:
         for folder in (run, run / "ranks"):
             folder.chmod(0o777)
         window = OPTIONS[OPTIONS.index("--steps") + 1].split(":")
-        plan = {
-            "schema_version": 1, "run": str(run), "identity": "torchrun",
-            "selection": {"kind": "ranks", "ranks": [3]}, "window": list(map(int, window)),
-            "step_on": "loop:step", **choose(CaptureRequest(profiler="nsys")).agent,
-        }  # fmt: skip
-        (run / "plan.json").write_text(json.dumps(plan))
+        plan = Plan(
+            str(run), Selection("3", "ranks", (3,)), (int(window[0]), int(window[1])), "nsys",
+            "torchrun", "loop:step", nsys=choose(CaptureRequest(profiler="nsys")).nsys,
+        )  # fmt: skip
+        (run / "plan.json").write_text(json.dumps(plan.to_json()))
         (run / "run.json").write_text("{}")
         # One that every user may run, which that of the tests need not be.
         python = shutil.which("python3", path="/usr/local/bin:/usr/bin:/bin")

@@ -12,7 +12,7 @@ from lab import command
 from lab.command import Completed
 from lab.endings import OPTIONS, PROGRAMS, Running, state, words
 
-from clusterprof.agent.guard import guard
+from clusterprof.agent.contracts import processes
 
 pytestmark = [pytest.mark.needs_nsys, pytest.mark.needs_slurm]
 
@@ -88,9 +88,7 @@ def test_a_run_directory_that_is_gone_before_the_ranks_start_is_named_by_them(
 def test_a_plan_that_is_gone_when_the_guard_starts_keeps_no_program_from_running(
     run_command: Callable[..., Completed], workdir: Path
 ) -> None:
-    done = run_command(
-        ["python", "-I", "-S", guard.__file__, workdir / "plan.json", "8", "sh", "-c", "exit 3"]
-    )
+    done = run_command([*processes.part("guard"), workdir / "plan.json", "8", "sh", "-c", "exit 3"])
     assert (done.returncode, done.stdout) == (3, "")
     assert done.stderr.startswith("clusterprof: rank 8 runs without nsys: ")
     assert len(done.stderr.splitlines()) == 1

@@ -16,7 +16,9 @@ from lab.command import Completed
 from users import ALICE, MALLORY, as_user
 
 from clusterprof.agent import nsys
+from clusterprof.agent.contracts import plan as plans
 from clusterprof.agent.contracts import states, stop_request
+from clusterprof.agent.contracts.plan import Plan, Selection
 from clusterprof.agent.guard.report_transfer import Homecoming
 from clusterprof.launch.planning import INJECT
 
@@ -115,7 +117,8 @@ def in_its_place(folder: Path) -> Path:
     (folder / "run.json").write_text("{}")
     (folder / "close").write_text("now\n")
     (rank / "state.json").write_text(json.dumps({"state": "captured"}))
-    (folder / "plan.json").write_text(json.dumps({"run": str(folder)}))
+    plan = Plan(str(folder), Selection("all", "all"), (2, 4), "torch")
+    (folder / "plan.json").write_text(json.dumps(plan.to_json()))
     for path in (folder, *folder.rglob("*")):
         path.chmod(0o755 if path.is_dir() else 0o644)
     return folder / "plan.json"
@@ -128,7 +131,7 @@ def test_plans_states_and_orders_are_believed_from_the_same_user_and_from_root(
     plan = node / "run" / "plan.json"
 
     def obey() -> None:
-        assert states.read_plan(str(plan))["run"] == str(plan.parent)
+        assert plans.read(str(plan)).run == str(plan.parent)
         assert states.read(str(plan.parent / "ranks" / "00000"), ours=True) == {"state": "captured"}
         assert stop_request.read(str(plan.parent)) == "now"
 
@@ -142,7 +145,7 @@ def test_plans_states_and_orders_of_another_user_are_not_believed(node: Path, wh
 
     def obey() -> None:
         with pytest.raises(PermissionError, match="another user's"):
-            states.read_plan(str(plan))
+            plans.read(str(plan))
         assert states.read(str(plan.parent / "ranks" / "00000"), ours=True) == {}
         assert stop_request.read(str(plan.parent)) is None
 

@@ -33,7 +33,7 @@ def test_a_fault_while_merging_keeps_the_job_s_status_and_says_where_the_reports
         SimpleNamespace(
             selection=parse_ranks("0"),
             job=SimpleNamespace(world_size=1, closed=""),
-            capture=SimpleNamespace(agent={}),
+            capture=SimpleNamespace(nsys=None),
         ),
     )
     arguments = argparse.Namespace(no_merge=False, debug=False, strict=False)

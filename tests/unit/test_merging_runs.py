@@ -33,7 +33,7 @@ def run(tmp_path: Path) -> run_directory.RunDirectory:
             "schema_version": 1,
             "launcher": "torchrun",
             "world_size": None,
-            "selection": parse_ranks("all").as_json(),
+            "selection": parse_ranks("all")._asdict(),
             "window": [5, 10],
             "outcomes": [{"rank": rank, "state": "collected", "reason": ""} for rank in range(3)],
         }

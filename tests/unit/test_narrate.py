@@ -32,7 +32,7 @@ def run(tmp_path: Path) -> run_directory.RunDirectory:
         {
             "schema_version": 1, "began": "2026-01-01T00:00:00+00:00", "window": [5, 10],
             "ended": "2026-01-01T00:01:00+00:00", "exit_status": 3, "world_size": 1,
-            "selection": parse_ranks("0").as_json(), "launcher": "srun",
+            "selection": parse_ranks("0")._asdict(), "launcher": "srun",
         }
     )  # fmt: skip
     states.make(str(run.rank(0)))

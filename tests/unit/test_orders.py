@@ -10,6 +10,7 @@ import pytest
 
 from clusterprof.agent import nsys as profiler
 from clusterprof.agent.contracts import states, stop_request
+from clusterprof.agent.contracts.plan import NsysPlan, Plan, Selection
 from clusterprof.agent.guard import report_transfer, session, size
 from clusterprof.agent.guard.outbox import Outbox
 from clusterprof.agent.rank import window
@@ -46,7 +47,7 @@ def armed(
     """A window of the steps 2 to 19 that looks at each step."""
     monkeypatch.setattr(size, "EVERY_NS", 0)
     switch, counter = Switch(), Counter()
-    made = window.Window({"window": [2, 20], "profiler": "torch"}, outbox, counter)
+    made = window.Window(Plan("", Selection("all", "all"), (2, 20), "torch"), outbox, counter)
     monkeypatch.setattr(made, "make_switches", lambda: [switch])
     counter.begin()
     return counter, switch
@@ -119,10 +120,8 @@ def test_a_session_whose_step_does_not_end_after_the_order_is_stopped_inside_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(profiler.tempfile, "gettempdir", lambda: str(tmp_path))
-    nsys = {
-        "path": "nsys", "version": "2022.4", "trace": {"cpu": "nvtx", "gpu": "cuda"},
-        "stop": ["stop"],
-    }  # fmt: skip
+    trace = {"cpu": "nvtx", "gpu": "cuda"}
+    nsys = NsysPlan("nsys", "2022.4", None, trace, [], [], [], ["stop"])
     home = report_transfer.Homecoming(str(tmp_path), str(rank_folder))
     made = session.Session("s", nsys, "session", home, 0, outbox)
     stopped: list[list[str]] = []

@@ -13,6 +13,7 @@ from types import ModuleType
 import pytest
 
 from clusterprof.agent.contracts import states
+from clusterprof.agent.contracts.plan import Plan, Selection
 from clusterprof.agent.contracts.variables import PROFILED
 from clusterprof.agent.guard.outbox import Outbox
 from clusterprof.agent.rank import own_profilers, profilers, window
@@ -35,7 +36,7 @@ def train(outbox: Outbox, monkeypatch: pytest.MonkeyPatch, *, own: bool) -> list
     )  # fmt: skip
     monkeypatch.setenv(PROFILED, "session:/nowhere")
     counter = Counter()
-    made = window.Window({"window": [2, 6], "profiler": "nsys"}, outbox, counter)
+    made = window.Window(Plan("", Selection("all", "all"), (2, 6), "nsys"), outbox, counter)
     counter.begin()
     for step in range(8):
         if own and step == 3:

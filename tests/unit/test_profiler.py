@@ -5,18 +5,18 @@ from __future__ import annotations
 import os
 import stat
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from clusterprof.agent import nsys
+from clusterprof.agent.contracts.plan import NsysPlan
 
-TOLD: dict[str, Any] = {
-    "path": "/bin/sh", "version": "2025.3.2.4", "importer": None,
-    "trace": {"gpu": "cuda,nvtx,nccl", "cpu": "nvtx,osrt"},
-    "launch": ["launch", "--session-new={session}", "--trace={trace}", "--pytorch=autograd-nvtx"],
-    "start": ["start", "--session={session}", "--output={output}", "--gpu-metrics=0", "-y=1"],
-}  # fmt: skip
+TOLD = NsysPlan(
+    "/bin/sh", "2025.3.2.4", None, {"gpu": "cuda,nvtx,nccl", "cpu": "nvtx,osrt"}, ["profile"],
+    ["launch", "--session-new={session}", "--trace={trace}", "--pytorch=autograd-nvtx"],
+    ["start", "--session={session}", "--output={output}", "--gpu-metrics=0", "-y=1"],
+    ["stop", "--session={session}"],
+)  # fmt: skip
 
 
 def answers(monkeypatch: pytest.MonkeyPatch, **said: str) -> None:
@@ -42,14 +42,14 @@ def test_another_version_is_told_what_it_knows_and_by_the_verb_that_knows_it(
         start="--session= --output=",
     )  # fmt: skip
     fitted, differs = nsys.here(TOLD, "session")
-    assert fitted["launch"] == [*TOLD["launch"][:3], "--gpu-metrics=0"]
-    assert fitted["start"] == [*TOLD["start"][:3], "-y=1"]
-    assert fitted["trace"] == {"gpu": "cuda,nvtx", "cpu": "nvtx,osrt"}
+    assert fitted.launch == [*TOLD.launch[:3], "--gpu-metrics=0"]
+    assert fitted.start == [*TOLD.start[:3], "-y=1"]
+    assert fitted.trace == {"gpu": "cuda,nvtx", "cpu": "nvtx,osrt"}
     assert differs == [
         "nsys is 2023.4.4.54 here, 2025.3.2.4 where it was launched",
         "it has no --pytorch, --trace=nccl: left out",
     ]
-    assert TOLD["launch"][3] == "--pytorch=autograd-nvtx"
+    assert TOLD.launch[3] == "--pytorch=autograd-nvtx"
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,7 @@ def test_a_node_without_that_path_uses_the_nsys_it_has(
     (tmp_path / "nsys").touch(0o755)
     assert nsys.found("/opt/elsewhere/nsys") == str(tmp_path / "nsys")
     with pytest.raises(OSError, match="/opt/elsewhere/other is not on this node"):
-        nsys.here({**TOLD, "path": "/opt/elsewhere/other"}, "session")
+        nsys.here(TOLD._replace(path="/opt/elsewhere/other"), "session")
 
 
 @pytest.fixture

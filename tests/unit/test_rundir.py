@@ -19,7 +19,7 @@ from clusterprof.errors import RunDirectoryError
 
 def made(path: Path) -> run_directory.RunDirectory:
     run = run_directory.create(path)
-    run.write_manifest({"schema_version": 1, "selection": parse_ranks("all").as_json()})
+    run.write_manifest({"schema_version": 1, "selection": parse_ranks("all")._asdict()})
     return run
 
 

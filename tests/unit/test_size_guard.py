@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from clusterprof.agent import nsys as profiler
+from clusterprof.agent.contracts.plan import NsysPlan, Plan, Selection
 from clusterprof.agent.guard import report_transfer, session, size
 from clusterprof.agent.guard.outbox import Outbox
 from clusterprof.agent.rank import window
@@ -54,7 +55,7 @@ def armed(outbox: Outbox, rank_folder: Path, monkeypatch: pytest.MonkeyPatch) ->
 
     def make(most: int, beacons: Any = None) -> tuple[window.Window, Counter, Switch]:
         switch, counter = Switch(), Counter()
-        plan = {"window": [2, 20], "max_report_mb": most, "profiler": "torch"}
+        plan = Plan("", Selection("all", "all"), (2, 20), "torch", max_report_mb=most)
         made = window.Window(plan, outbox, counter, beacons)
         monkeypatch.setattr(made, "make_switches", lambda: [switch])
         counter.begin()
@@ -153,10 +154,8 @@ def made_session(
 ) -> tuple[session.Session, list[list[str]]]:
     """A session that is collecting 6 MB, and what it starts."""
     monkeypatch.setattr(profiler.tempfile, "gettempdir", lambda: str(folder))
-    nsys = {
-        "path": "nsys", "version": "2022.4", "trace": {"cpu": "nvtx", "gpu": "cuda"},
-        "stop": ["stop"],
-    }  # fmt: skip
+    trace = {"cpu": "nvtx", "gpu": "cuda"}
+    nsys = NsysPlan("nsys", "2022.4", None, trace, [], [], [], ["stop"])
     home = report_transfer.Homecoming(str(folder), str(folder / "rank"))
     made = session.Session("s", nsys, "session", home, most, Outbox(None))
     spawned: list[list[str]] = []

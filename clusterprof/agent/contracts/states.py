@@ -88,22 +88,6 @@ def make(folder: str) -> None:
     os.makedirs(folder, exist_ok=True)
 
 
-def read_plan(path: str) -> Dict[str, Any]:
-    """plan.json, with the run directory as it is named here. Raises OSError, ValueError.
-
-    A container may have the run directory at another place than the launching host.
-    """
-    plan: Dict[str, Any] = documents.load(path, ours=True)
-    if not documents.fits(plan, {"run": str}):
-        raise ValueError("%s is no plan" % path)
-    here = os.path.dirname(os.path.abspath(path))
-    for folder in (plan["run"], here):
-        if os.path.isfile(os.path.join(folder, paths.MANIFEST)):
-            plan["run"] = folder
-            break
-    return plan
-
-
 def read(folder: str, ours: bool = False) -> Dict[str, Any]:
     """The state in a rank's folder, without what is not of its form; {} where there is none.
 

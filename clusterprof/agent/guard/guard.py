@@ -25,10 +25,12 @@ import sys
 import tempfile
 import time
 import zlib
-from typing import Any, Dict, Iterator, List, Optional
+from typing import Any, Iterator, List, Optional
 
 from .. import nsys as profiler
-from ..contracts import descriptors, messages, paths, processes, states, variables
+from ..contracts import descriptors, messages, paths, processes, variables
+from ..contracts import plan as plans
+from ..contracts.plan import Plan
 from ..contracts.states import State
 from . import outbox, report_transfer, session
 
@@ -57,7 +59,7 @@ LONGEST_FOLDER = 107 - 26 - 21
 MB = 1_000_000
 
 
-def become(plan: Dict[str, Any], plan_path: str, rank: int, program: List[str]) -> None:
+def become(plan_path: str, rank: int, program: List[str]) -> None:
     """Replace this process by a guard over `program`. Raises OSError if that is not possible."""
     os.execv(sys.executable, [*processes.part("guard"), plan_path, str(rank), *program])
 
@@ -65,16 +67,16 @@ def become(plan: Dict[str, Any], plan_path: str, rank: int, program: List[str]) 
 class Guard:
     """One chosen rank's nsys."""
 
-    def __init__(self, plan: Dict[str, Any], rank: int, program: List[str]) -> None:
+    def __init__(self, plan: Plan, rank: int, program: List[str]) -> None:
         self.plan = plan
         self.rank = rank
         self.program = program
         #: the descriptors that it is to have
         self.given = descriptors.inherited()
         descriptors.fill_streams()
-        self.mode = plan["window_by"]
-        self.name = session_name(plan["run"], rank)
-        self.folder = paths.rank_folder(plan["run"], rank)
+        self.mode = plan.window_by
+        self.name = session_name(plan.run, rank)
+        self.folder = paths.rank_folder(plan.run, rank)
         self.home: Optional[report_transfer.Homecoming] = None
         self.outbox = outbox.Outbox(None)
         self.session: Optional[session.Session] = None
@@ -121,10 +123,11 @@ class Guard:
         """Start the program under nsys; returns why not, None where it runs."""
         self.outbox = outbox.start()
         self.outbox.say(
-            "guard", run=os.path.abspath(self.plan["run"]), folder=os.path.abspath(self.folder)
+            "guard", run=os.path.abspath(self.plan.run), folder=os.path.abspath(self.folder)
         )
-        told = self.plan["nsys"]
-        nsys, differs = profiler.here(told, self.mode)
+        if self.plan.nsys is None:
+            return "the plan is for another profiler"
+        nsys, differs = profiler.here(self.plan.nsys, self.mode)
         folder = profiler.temporary(LONGEST_FOLDER)
         free = profiler.free_bytes(folder)
         if free < profiler.LEAST_FREE_B:
@@ -132,17 +135,17 @@ class Guard:
         self.home = report_transfer.Homecoming(
             tempfile.mkdtemp(prefix="clusterprof-", dir=folder), self.folder
         )
-        self.home.importer = nsys["importer"]
+        self.home.importer = nsys.importer
         self.outbox.say(
-            "keep", private=self.home.private, session=self.name, importer=nsys["importer"]
+            "keep", private=self.home.private, session=self.name, importer=nsys.importer
         )
         processes.adopt_orphans()
-        most = int(self.plan.get("max_report_mb", 0)) * MB
+        most = self.plan.max_report_mb * MB
         self.session = session.Session(self.name, nsys, self.mode, self.home, most, self.outbox)
         if len(differs) > 1:  # the report has less in it than was asked for
             self.session.troubles += differs
         self.outbox.state(State.ARMED, mode=self.mode, pid=os.getpid(), session=self.name,
-                          nsys={"path": nsys["path"], "version": nsys["version"]})  # fmt: skip
+                          nsys={"path": nsys.path, "version": nsys.version})  # fmt: skip
         until = time.monotonic() + STARTING_S
         reason = None
         for attempt in range(STARTS):
@@ -409,9 +412,7 @@ def listening(path: str) -> Iterator[socket.socket]:
 def main(argv: List[str]) -> None:
     """Run as the guard of rank argv[1]; ends as the program ended."""
     try:
-        plan = states.read_plan(argv[0])
-        plan["run"] = paths.attempt_folder(plan["run"], paths.attempt_of(os.environ))
-        guard = Guard(plan, int(argv[1]), argv[2:])
+        guard = Guard(plans.read(argv[0]).of_attempt(os.environ), int(argv[1]), argv[2:])
     except Exception as error:  # it was there a moment ago: the program runs all the same
         messages.complain("rank %s runs without nsys: %s" % (argv[1], error))
         os.environ[variables.PROFILED] = variables.WITHOUT_NSYS

@@ -16,6 +16,7 @@ from typing import Any, Dict, Iterator, List, Optional
 
 from .. import nsys as profiler
 from ..contracts import processes, variables
+from ..contracts.plan import NsysPlan
 from ..contracts.states import State
 from . import size
 
@@ -52,7 +53,7 @@ class Session:
     """nsys and its session for one rank, `name` on this node."""
 
     def __init__(
-        self, name: str, nsys: Dict[str, Any], mode: str, home: Any, most: int, outbox: Any
+        self, name: str, nsys: NsysPlan, mode: str, home: Any, most: int, outbox: Any
     ) -> None:
         self.name = name
         self.nsys = nsys
@@ -60,11 +61,11 @@ class Session:
         self.home = home
         #: bytes that the capture may take on this node; 0 for any
         self.most = most
-        self.scratch = profiler.scratch(home.private, nsys["version"])
+        self.scratch = profiler.scratch(home.private, nsys.version)
         self.values = {
             "output": home.report,
             "session": name,
-            "trace": nsys["trace"]["gpu" if sees_a_gpu() else "cpu"],
+            "trace": nsys.trace["gpu" if sees_a_gpu() else "cpu"],
         }
         self.files = size.NsysFiles(home.private, self.processes)
         self.child: Optional[subprocess.Popen[bytes]] = None
@@ -97,7 +98,7 @@ class Session:
         os.umask(umask)
         verb = "profile" if self.mode == "cuda" else "launch"
         command = [
-            *(self.nsys["path"], *filled(self.nsys[verb], self.values)),
+            *self.command(verb),
             *(*processes.part("trampoline"), address),
             *(oct(umask), given("TMPDIR"), *program),
         ]
@@ -287,8 +288,8 @@ class Session:
     # -- nsys' own command lines -------------------------------------------------------------
 
     def command(self, verb: str) -> List[str]:
-        """`nsys start` or `nsys stop` on our session."""
-        return [self.nsys["path"], *filled(self.nsys[verb], self.values)]
+        """nsys with the plan's arguments for `verb`, on our session."""
+        return [self.nsys.path, *filled(getattr(self.nsys, verb), self.values)]
 
     def environment(self) -> Dict[str, str]:
         """Ours, with a TMPDIR of the session's own."""

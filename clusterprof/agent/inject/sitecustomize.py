@@ -30,7 +30,8 @@ def _start_agent() -> None:
         try:
             from _clusterprof_agent.contracts.messages import complain
 
-            complain("this process runs without profiling: %r" % (error,))
+            said = error if isinstance(error, (OSError, ValueError)) else repr(error)
+            complain("this process runs without profiling: %s" % (said,))
         except Exception:
             pass
 

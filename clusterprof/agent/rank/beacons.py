@@ -24,7 +24,7 @@ import json
 import os
 import sys
 import time
-from typing import Any, Dict, List, Optional
+from typing import Any, Dict, List, Optional, Tuple
 
 from ..contracts import paths
 from ..guard.outbox import Outbox
@@ -46,7 +46,7 @@ class Beacons:
         self.sent: List[Dict[str, Any]] = []
         self.given_up = False
 
-    def attend(self, window: List[int], counter: Counter) -> None:
+    def attend(self, window: Tuple[int, int], counter: Counter) -> None:
         """Take part at the window's ends in a rank that captures nothing itself."""
         first, end = window
 

@@ -15,9 +15,10 @@ from types import ModuleType
 from typing import Any, Dict, List, Optional
 
 from ..contracts import clocks, descriptors, paths, states
+from ..contracts import plan as plans
 from ..contracts.identity import Identity, identify, is_starter
 from ..contracts.messages import complain
-from ..contracts.selection import chosen
+from ..contracts.plan import Plan
 from ..contracts.states import State
 from ..contracts.variables import COUNTING, GIVEN, PLAN, PROFILED, WITHOUT_NSYS
 from . import hooks
@@ -35,23 +36,23 @@ def main() -> None:
     if is_worker(line) or is_starter(line):
         return
     plan_path = environ[PLAN]
-    plan = states.read_plan(plan_path)
-    me = identify(environ, plan["identity"])
+    plan = plans.read(plan_path)
+    me = identify(environ, plan.identity)
     if me is None:
         return
     attempt = paths.attempt_of(environ)
-    picked = chosen(plan["selection"], me) and not has_its_report(plan["run"], me.rank, attempt)
-    plan["run"] = paths.attempt_folder(plan["run"], attempt)
+    picked = plan.selection.includes(me) and not has_its_report(plan.run, me.rank, attempt)
+    plan = plan.of_attempt(environ)
     refused: Optional[str] = None
     if picked and PROFILED not in environ:
         from . import own_profilers
 
         refused = own_profilers.above(environ)
-        if refused is None and plan["profiler"] == "nsys":
+        if refused is None and plan.profiler == "nsys":
             from ..guard import guard
 
             start_prober(plan, me)
-            guard.become(plan, plan_path, me.rank, [sys.executable, *line[1:]])
+            guard.become(plan_path, me.rank, [sys.executable, *line[1:]])
     Rank(plan, me, picked, refused).wait_for_the_program()
 
 
@@ -86,14 +87,14 @@ class Rank:
     """The agent's part in one rank: count its steps and, where it is chosen, open its window."""
 
     def __init__(
-        self, plan: Dict[str, Any], me: Identity, picked: bool, refused: Optional[str] = None
+        self, plan: Plan, me: Identity, picked: bool, refused: Optional[str] = None
     ) -> None:
         """`refused`: another profiler that is at work here, for which ours is left out."""
         self.plan = plan
         self.me = me
         self.picked = picked
         self.refused = refused
-        self.folder = paths.rank_folder(plan["run"], me.rank)
+        self.folder = paths.rank_folder(plan.run, me.rank)
         self.window: Any = None
         self.beacons: Any = None
         self.outbox: Any = None
@@ -107,8 +108,8 @@ class Rank:
             # torch.profiler speaks on the training's stderr unless told before its import.
             os.environ.setdefault("KINETO_LOG_LEVEL", "99")
         actions: Dict[str, hooks.Action] = {"torch.optim.optimizer": self.count_optimizer_steps}
-        if self.plan.get("step_on"):
-            module, _, function = self.plan["step_on"].partition(":")
+        if self.plan.step_on:
+            module, _, function = self.plan.step_on.partition(":")
             actions = {module: lambda found: self.count_calls(found, function)}
         counter.on_first = self.begin
         hooks.after_import(actions)
@@ -129,7 +130,7 @@ class Rank:
         try:
             hooks.wrap(module, function, counter.say)
         except AttributeError as error:
-            complain("--step-on %s: %s; no step will be counted" % (self.plan["step_on"], error))
+            complain("--step-on %s: %s; no step will be counted" % (self.plan.step_on, error))
             return
         self.begin()
 
@@ -156,14 +157,14 @@ class Rank:
         self.outbox = self.open_outbox()
         counter.begin(self.outbox)
         self.outbox.say(
-            "begin", run=os.path.abspath(self.plan["run"]), folder=os.path.abspath(self.folder),
-            window=self.plan["window"], wall_ns=counter.wall(0),
+            "begin", run=os.path.abspath(self.plan.run), folder=os.path.abspath(self.folder),
+            window=self.plan.window, wall_ns=counter.wall(0),
         )  # fmt: skip
         self.say_who_we_are()
-        if self.plan.get("beacons"):
+        if self.plan.beacons:
             from .beacons import Beacons
 
-            self.beacons = Beacons(self.plan["beacons"], self.me.world_size)
+            self.beacons = Beacons(self.plan.beacons, self.me.world_size)
         if self.picked and PROFILED not in os.environ:
             start_prober(self.plan, self.me)
         if self.guard:
@@ -177,7 +178,7 @@ class Rank:
             self.window = Window(self.plan, self.outbox, counter, self.beacons)
             hooks.after_import({"torch.autograd.profiler": kineto.watch})
         elif self.beacons is not None:
-            self.beacons.attend(self.plan["window"], counter)
+            self.beacons.attend(self.plan.window, counter)
         atexit.register(self.finish)
 
     def open_outbox(self) -> Any:
@@ -205,7 +206,7 @@ class Rank:
         if not self.picked:
             self.outbox.state(State.COUNTING, **facts)
             return
-        if self.plan["profiler"] == "torch":
+        if self.plan.profiler == "torch":
             self.outbox.state(State.ARMED, **facts)
         self.outbox.state(State.WAITING, **facts)
         if self.refused:
@@ -241,9 +242,9 @@ class Rank:
             self.outbox.finish()
 
 
-def start_prober(plan: Dict[str, Any], me: Identity) -> None:
+def start_prober(plan: Plan, me: Identity) -> None:
     """Have the hosts' clocks measured, where that was asked for; see `prober`."""
-    if plan.get("clock_probe", "off") == "off":
+    if plan.clock_probe == "off":
         return
     from ..remote import prober
 

@@ -8,9 +8,10 @@ from __future__ import annotations
 import os
 import sys
 import time
-from typing import Any, Dict, List, Optional
+from typing import Any, List, Optional
 
 from ..contracts import clocks, paths
+from ..contracts.plan import Plan
 from ..contracts.states import State
 from ..contracts.variables import PROFILED
 from ..guard import size
@@ -25,10 +26,8 @@ ORDER_S = 0.25
 class Window:
     """One rank's capture of the steps [first, end)."""
 
-    def __init__(
-        self, plan: Dict[str, Any], outbox: Outbox, counter: Counter, beacons: Any = None
-    ) -> None:
-        self.first, self.end = plan["window"]
+    def __init__(self, plan: Plan, outbox: Outbox, counter: Counter, beacons: Any = None) -> None:
+        self.first, self.end = plan.window
         self.outbox = outbox
         self.counter = counter
         self.beacons = beacons
@@ -37,7 +36,7 @@ class Window:
         self.switches: List[Any] = []
         self.plan = plan
         #: close early beyond so many bytes; 0 for no limit
-        self.most = int(plan.get("max_report_mb", 0)) * size.MB
+        self.most = plan.max_report_mb * size.MB
         self.looks = size.Looks(self.first, 0)
         self.is_open = False
         self.was_open = False
@@ -230,7 +229,7 @@ class Window:
             # Without CUDA nsys sees neither gloo nor the operators: torch.profiler does.
             return [nsys, profilers.TorchProfiler(self.outbox, alone=False)]
         # On CUDA the two exclude each other: both need CUPTI.
-        return [nsys, profilers.EmitNvtx()] if self.plan.get("emit_nvtx") else [nsys]
+        return [nsys, profilers.EmitNvtx()] if self.plan.emit_nvtx else [nsys]
 
     def say(self, state: Optional[State], reason: Optional[str] = None, **facts: Any) -> None:
         """Have the state advanced; None: as it is, with more facts."""

@@ -26,9 +26,11 @@ import sys
 import time
 from typing import Any, Dict, List, Mapping, Optional, Tuple
 
-from ..contracts import clocks, documents, exchange, files, paths, processes
+from ..contracts import clocks, exchange, files, paths, processes
+from ..contracts import plan as plans
 from ..contracts.exchange import Answerer, Endpoint
 from ..contracts.identity import Identity
+from ..contracts.plan import Plan, Selection
 from ..contracts.variables import PLAN
 
 #: the Unix socket of this rank's prober, for the program that the guard runs under nsys: a name in
@@ -45,10 +47,10 @@ QUIET_S = 1.0
 # --- in the rank
 
 
-def wanted(plan: Mapping[str, Any], me: Identity, environ: Mapping[str, str]) -> bool:
+def wanted(plan: Plan, me: Identity, environ: Mapping[str, str]) -> bool:
     """Whether the clocks of this job are to be measured: `--clock-probe`."""
-    mode = plan.get("clock_probe", "off")
-    alone = plan["selection"]["kind"] == "ranks" and len(plan["selection"]["ranks"]) < 2
+    mode = plan.clock_probe
+    alone = plan.selection.kind == "ranks" and len(plan.selection.ranks) < 2
     return mode == "on" or (mode == "auto" and not alone and several_nodes(me, environ))
 
 
@@ -69,20 +71,20 @@ def several_nodes(me: Identity, environ: Mapping[str, str]) -> bool:
     return 0 < here_size < (me.world_size or 0)
 
 
-def reference(selection: Mapping[str, Any]) -> int:
+def reference(selection: Selection) -> int:
     """The profiled rank whose clock the others are measured against: the lowest."""
-    return int(selection["ranks"][0]) if selection["kind"] == "ranks" else 0
+    return selection.ranks[0] if selection.kind == "ranks" else 0
 
 
-def start(plan: Mapping[str, Any], rank: int) -> None:
+def start(plan: Plan, rank: int) -> None:
     """Start the prober of this rank, and leave its socket's name in the environment.
 
     It forks away from us at once, so that the program finds no child that it did not start.
     """
     name = "clusterprof-" + secrets.token_hex(16)
     arguments = [
-        *processes.part("prober"), str(plan["run"]), str(rank),
-        str(reference(plan["selection"])), str(os.getpid()), name,
+        *processes.part("prober"), plan.run, str(rank),
+        str(reference(plan.selection)), str(os.getpid()), name,
     ]  # fmt: skip
     nothing = [(os.POSIX_SPAWN_OPEN, number, os.devnull, os.O_RDWR, 0) for number in (0, 1, 2)]
     # Without the variables that make nsys follow a process.
@@ -251,12 +253,14 @@ class Prober:
 def meeting(environ: Mapping[str, str]) -> Optional[Tuple[bytes, List[str]]]:
     """Secret and hosts of a job whose hosts share no folder, by the plan; None where they do."""
     try:
-        given = documents.load(environ[PLAN], ours=True)["meeting"]
-        secret, hosts = bytes.fromhex(given["secret"]), [str(each) for each in given["hosts"]]
-    except (KeyError, OSError, TypeError, ValueError):
+        given = plans.read(environ[PLAN]).meeting
+        secret = bytes.fromhex(given.secret) if given else b""
+    except (KeyError, OSError, ValueError):
+        return None
+    if given is None:
         return None
     master = environ.get("MASTER_ADDR")
-    return secret, list(dict.fromkeys([*([master] if master else []), *hosts]))
+    return secret, list(dict.fromkeys([*([master] if master else []), *given.hosts]))
 
 
 def main(argv: List[str]) -> None:

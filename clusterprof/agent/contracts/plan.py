@@ -1,0 +1,190 @@
+"""plan.json: what every rank is told, written by the launching host and checked where it is read.
+
+Named tuples: every interpreter of the job reads this, and importing dataclasses takes one 7 ms.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Tuple, Type, TypeVar
+
+from . import documents, paths
+from .identity import Identity
+
+SCHEMA_VERSION = 1
+
+_RANKS = range(10_000_000)  # more than any job has
+_Selection = TypeVar("_Selection", bound="Selection")
+
+
+class Selection(NamedTuple):
+    """Which ranks are profiled: decided in each rank, where its place in the job is known."""
+
+    #: as the user wrote it
+    text: str
+    kind: str
+    ranks: Tuple[int, ...] = ()
+    #: pipeline stages
+    pp: int = 1
+    #: known from --tp, --cp and --dp, or None: the ranks themselves know it
+    world_size: Optional[int] = None
+
+    @classmethod
+    def from_json(cls: Type[_Selection], content: Mapping[str, Any]) -> _Selection:
+        """What stands in plan.json and run.json, of the form that was checked."""
+        known = {name: value for name, value in content.items() if name in cls._fields}
+        return cls(**{"text": "", **known, "ranks": tuple(content.get("ranks", ()))})
+
+    def includes(self, identity: Identity) -> bool:
+        """Whether this rank is selected. `one-per-node` is local rank 0 of every node."""
+        if self.kind == "all":
+            return True
+        if self.kind == "one-per-node":
+            return identity.local_rank == 0
+        if self.kind == "stages":
+            return identity.rank in self.stage_ranks(identity.world_size)
+        return identity.rank in self.ranks
+
+    def stage_ranks(self, world_size: Optional[int]) -> List[int]:
+        """The first rank of each pipeline stage, rank 0 among them; [0] if the sizes do not fit.
+
+        With the pipeline as the slowest dimension (Megatron's order) a stage is
+        `world size / pp` consecutive ranks.
+        """
+        size = self.world_size or world_size
+        return list(range(0, size, size // self.pp)) if size and size % self.pp == 0 else [0]
+
+
+class NsysPlan(NamedTuple):
+    """The launching host's nsys, and its verbs' arguments; a rank fills in {session} and so on."""
+
+    path: str
+    version: str
+    importer: Optional[str]
+    #: what --trace is for a rank that sees a GPU ("gpu"), and for others ("cpu")
+    trace: Dict[str, str]
+    #: the arguments by which the window opens: with cudaProfilerStart, or by a session's start
+    profile: List[str]
+    launch: List[str]
+    start: List[str]
+    stop: List[str]
+
+    def verbs(self, window_by: str) -> List[str]:
+        """The verbs that are used where the window opens so."""
+        return ["profile"] if window_by == "cuda" else ["launch", "start", "stop"]
+
+
+class Meeting(NamedTuple):
+    """How the probers of hosts that share no folder find each other; kept on these hosts only."""
+
+    #: in hexadecimal digits
+    secret: str
+    hosts: Tuple[str, ...]
+
+
+class Plan(NamedTuple):
+    """What the agent does in the ranks of one job."""
+
+    #: the run directory; in a rank the folder of its attempt
+    run: str
+    selection: Selection
+    #: steps [first, end)
+    window: Tuple[int, int]
+    #: nsys or torch
+    profiler: str
+    #: the launcher whose variables say a process's rank; None for any
+    identity: Optional[str] = None
+    #: `module:function` that ends a step; None for the optimizer's
+    step_on: Optional[str] = None
+    #: how nsys' window opens: session or cuda
+    window_by: str = "session"
+    emit_nvtx: bool = False
+    nsys: Optional[NsysPlan] = None
+    #: off, on, or auto: where the job has several nodes
+    clock_probe: str = "off"
+    #: how many AllReduces at each end of the window
+    beacons: int = 0
+    #: a window closes early beyond it; 0 for no limit
+    max_report_mb: int = 0
+    meeting: Optional[Meeting] = None
+
+    @classmethod
+    def from_json(cls, content: Any) -> Plan:
+        """The plan that a parsed plan.json holds. Raises ValueError with what is wrong in it."""
+        version: Any = content.get("schema_version", 1) if isinstance(content, dict) else None
+        if not documents.fits(version, int):
+            raise ValueError("it is no plan of clusterprof")
+        if version > SCHEMA_VERSION:
+            raise ValueError("it is of version %d, and this agent reads version %d: both must come "
+                             "from one clusterprof" % (version, SCHEMA_VERSION))  # fmt: skip
+        for name, form in _FORM.items():
+            if not documents.fits(content, {name: form}):
+                key = name.rstrip("?")
+                found = "%.60r" % (content[key],) if key in content else "missing"
+                raise ValueError("its %r is %s" % (key, found))
+        if content["profiler"] == "nsys" and not content.get("nsys"):
+            raise ValueError("its 'nsys' is missing")
+        part = {name: value for name, value in content.items() if name in cls._fields}
+        part["selection"] = Selection.from_json(content["selection"])
+        part["window"] = tuple(content["window"])
+        if part.get("nsys"):
+            part["nsys"] = NsysPlan(**{name: content["nsys"][name] for name in NsysPlan._fields})
+        if part.get("meeting"):
+            secret, hosts = content["meeting"]["secret"], content["meeting"]["hosts"]
+            part["meeting"] = Meeting(secret, tuple(hosts))
+        return cls(**part)
+
+    def to_json(self) -> Dict[str, Any]:
+        """What plan.json holds; a part that there is not is left out."""
+        content: Dict[str, Any] = {"schema_version": SCHEMA_VERSION, **self._asdict()}
+        for name in ("selection", "nsys", "meeting"):
+            part = content.pop(name)
+            if part is not None:
+                content[name] = part._asdict()
+        return content
+
+    def of_attempt(self, environ: Mapping[str, str]) -> Plan:
+        """The plan for a rank: `run` is the folder that its attempt writes to."""
+        return self._replace(run=paths.attempt_folder(self.run, paths.attempt_of(environ)))
+
+
+def read(path: str) -> Plan:
+    """plan.json, with the run directory as it is named here. Raises OSError, ValueError.
+
+    A container may have the run directory at another place than the launching host.
+    """
+    try:
+        plan = Plan.from_json(documents.load(path, ours=True))
+    except ValueError as error:
+        raise ValueError("%s cannot be used: %s" % (path, error)) from None
+    for folder in (plan.run, os.path.dirname(os.path.abspath(path))):
+        if os.path.isfile(os.path.join(folder, paths.MANIFEST)):
+            return plan._replace(run=folder)
+    return plan
+
+
+def _is_window(value: Any) -> bool:
+    return documents.fits(value, [int, int]) and 0 <= value[0] < value[1]
+
+
+_FORM: Dict[str, Any] = {
+    "run": str,
+    "selection": {
+        "kind": ("ranks", "all", "one-per-node", "stages").__contains__,
+        "ranks?": [_RANKS], "pp?": _RANKS[1:], "world_size?": (_RANKS[1:], None), "text?": str,
+    },
+    "window": _is_window,
+    "profiler": ("nsys", "torch").__contains__,
+    "identity?": (str, None),
+    "step_on?": (str, None),
+    "window_by?": ("session", "cuda").__contains__,
+    "emit_nvtx?": bool,
+    "nsys?": (None, {
+        "path": str, "version": str, "importer": (str, None), "trace": {"gpu": str, "cpu": str},
+        "profile": [str], "launch": [str], "start": [str], "stop": [str],
+    }),
+    "clock_probe?": ("off", "on", "auto").__contains__,
+    "beacons?": range(1 << 20),
+    "max_report_mb?": range(1 << 40),
+    "meeting?": (None, {"secret": str, "hosts": [str]}),
+}  # fmt: skip
