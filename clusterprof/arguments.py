@@ -46,7 +46,7 @@ class Selection(plan.Selection):
             return tuple(self.stage_ranks(size))
         return None
 
-    def check(self, world_size: int | None, told_by: str) -> None:
+    def check(self, world_size: int | None, size_source: str) -> None:
         """Raise UsageError where a chosen rank lies outside of a world whose size is known."""
         size = world_size
         if size is None:
@@ -55,19 +55,19 @@ class Selection(plan.Selection):
         if outside:
             raise UsageError(
                 f"rank {outside[0]} of --ranks {self.text} is outside of the world",
-                f"{told_by} makes {size} ranks: 0 to {size - 1}",
+                f"{size_source} makes {size} ranks: 0 to {size - 1}",
                 f"choose below {size}, or use --ranks one-per-node",
             )
         if self.kind != "stages":
             return
         if self.world_size not in (None, size):
             raise UsageError(
-                f"--pp, --tp, --cp and --dp make {self.world_size} ranks, {told_by} makes {size}",
+                f"--pp, --tp, --cp, --dp make {self.world_size} ranks, {size_source} makes {size}",
                 "their product must be the world size",
             )
         if size % self.pp:
             raise UsageError(
-                f"{size} ranks ({told_by}) cannot be cut into {self.pp} equal pipeline stages",
+                f"{size} ranks ({size_source}) cannot be cut into {self.pp} equal pipeline stages",
                 "give the --pp that the training itself uses",
             )
 

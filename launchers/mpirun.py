@@ -1,7 +1,7 @@
 """MPI's mpirun: Open MPI, or one of Hydra's family (MPICH, Intel MPI, MVAPICH).
 
-They take our two variables to the ranks of other hosts in different ways, and several may be
-installed beside each other, so mpirun itself is asked which one it is.
+They pass our two variables to the ranks on other hosts in different ways, and several may be
+installed side by side, so mpirun itself is asked which one it is.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from clusterprof.launchers.support.command_line import (
     closed,
     find_program,
     further,
-    say_unseen,
+    mount_remark,
     starts_ranks_itself,
-    unseen_places,
+    unmounted_folders,
     whole_number,
     whose_ranks,
 )
@@ -26,7 +26,7 @@ from clusterprof.launchers.support.job import Job
 SUMMARY = "run a job under MPI's mpirun and profile some of its ranks"
 PASSES_OPTIONS_TO = "mpirun"
 
-#: What `mpirun --version` holds, and whose mpirun it then is.
+#: text in the output of `mpirun --version` -> the family
 _SAYS = (
     ("(Open MPI)", "openmpi"),
     ("(OpenRTE)", "openmpi"),  # Debian's, by its true name mpirun.openmpi
@@ -53,22 +53,22 @@ def job(
 ) -> Job:
     """See `clusterprof.launchers.Launcher`. Raises LaunchError where there is no mpirun."""
     kind = flavour(version(find_program("mpirun")))
-    size, told_by = world(options, program, kind)
+    size, size_source = world(options, program, kind)
     inner = starts_ranks_itself(program)
     carrying, command, remarks = carried(kind, options, program, environ, added)
     return Job(
         launcher="mpirun",
         command=("mpirun", *carrying, *options, *command),
         world_size=None if inner else size,
-        told_by="" if inner else told_by,
+        size_source="" if inner else size_source,
         identity=whose_ranks(program, "mpirun"),
-        remarks=(*say_unseen(unseen_places((), program, added)), *remarks),
+        remarks=(*mount_remark(unmounted_folders((), program, added)), *remarks),
         closed=closed(program),
     )
 
 
 def version(program: str) -> str:
-    """What `mpirun --version` says; "" where it says nothing."""
+    """The output of `mpirun --version`; "" where it fails."""
     try:
         done = subprocess.run(
             [program, "--version"], stdin=subprocess.DEVNULL, capture_output=True, text=True,
@@ -79,9 +79,9 @@ def version(program: str) -> str:
     return done.stdout + done.stderr
 
 
-def flavour(said: str) -> str:
+def flavour(version_text: str) -> str:
     """`openmpi`, `hydra`, or "" for an mpirun that is neither."""
-    return next((kind for sign, kind in _SAYS if sign in said), "")
+    return next((kind for sign, kind in _SAYS if sign in version_text), "")
 
 
 def world(options: Sequence[str], program: Sequence[str], kind: str) -> tuple[int | None, str]:
@@ -114,15 +114,15 @@ def carried(
     environ: Mapping[str, str],
     added: Mapping[str, str],
 ) -> tuple[list[str], list[str], list[str]]:
-    """How our variables reach every rank: options for mpirun, the program's words, remarks."""
+    """How our variables reach every rank: mpirun options, the program's words, remarks."""
     own = given_value(options, "PYTHONPATH")
     why = ""
     if not kind:
         why = "this mpirun is neither Open MPI nor of Hydra's family"
     elif own is not None:
-        why = "mpirun is given a PYTHONPATH of its own"
+        why = "the mpirun options set PYTHONPATH"
     elif kind == "openmpi" and _lists_environment(options, environ):
-        why = f"Open MPI takes no -x beside {_ENVIRONMENT_LIST}"
+        why = f"Open MPI refuses -x together with {_ENVIRONMENT_LIST}"
     if not why:
         if kind == "openmpi":
             missing = [name for name in added if not _passed_on(options, name)]
@@ -131,15 +131,15 @@ def carried(
         return words, list(program), []
     if ":" in program:
         raise UsageError(
-            f"several programs with : need mpirun to carry clusterprof's variables, and {why}",
-            "leave that out, or start one program that decides by its rank",
+            f"for several programs (:) mpirun must pass clusterprof's variables on, but {why}",
+            "leave that out, or start one program that branches on its rank",
         )
     values = dict(added)
     if own:
         # The injected folder stands first: what follows is what the user asked for.
         values["PYTHONPATH"] = f"{values['PYTHONPATH'].split(':', 1)[0]}:{own}"
     words = ["env", *(f"{name}={value}" for name, value in values.items())]
-    return [], [*words, *program], [f"{why}: env carries clusterprof's variables"]
+    return [], [*words, *program], [f"{why}: env sets clusterprof's variables"]
 
 
 def given_value(options: Sequence[str], name: str) -> str | None:

@@ -1,4 +1,4 @@
-"""A program as it stands: `accelerate launch`, `deepspeed`, a script, or the only rank itself."""
+"""A program as it is: `accelerate launch`, `deepspeed`, a script, or the only rank itself."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from clusterprof.agent.contracts.identity import ALONE
 from clusterprof.errors import UsageError
 from clusterprof.launchers.support.command_line import (
     closed,
-    say_unseen,
-    unseen_places,
+    mount_remark,
+    unmounted_folders,
     whose_ranks,
 )
 from clusterprof.launchers.support.job import Job
@@ -28,15 +28,15 @@ def job(
     if options:
         raise UsageError(
             f"run has no option {options[0]}",
-            "the program's own stand behind it: clusterprof run --ranks 0 -- accelerate launch ...",
+            "options of the program follow it: clusterprof run --ranks 0 -- accelerate launch ...",
         )
     return Job(
         launcher="run",
         command=tuple(program),
-        # Whatever starts processes says how many only to them.
+        # What starts the processes tells their number to them alone.
         world_size=None,
-        told_by="",
+        size_source="",
         identity=whose_ranks(program, ALONE),
-        remarks=tuple(say_unseen(unseen_places((), program, added))),
+        remarks=tuple(mount_remark(unmounted_folders((), program, added))),
         closed=closed(program),
     )

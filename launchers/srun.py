@@ -1,4 +1,4 @@
-"""Slurm's srun: one task is one rank, unless the program is torchrun or one of its kind."""
+"""Slurm's srun: one task is one rank, unless the program is torchrun or similar."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from clusterprof.launchers.support.command_line import (
     closed,
     further,
     last_value,
-    say_unseen,
+    mount_remark,
     starts_ranks_itself,
-    unseen_places,
+    unmounted_folders,
     whole_number,
     whose_ranks,
 )
@@ -35,23 +35,23 @@ def job(
     added: Mapping[str, str],
 ) -> Job:
     """See `clusterprof.launchers.Launcher`."""
-    size, told_by = ranks(options, program, environ)
-    remarks = say_unseen(unseen_places(options, program, added))
+    size, size_source = ranks(options, program, environ)
+    remarks = mount_remark(unmounted_folders(options, program, added))
     command, carries = list(program), False
     if any(not environment_passes(part, environ) for part in components(options, program)):
         if ":" in program or "--multi-prog" in options:
             raise UsageError(
-                "srun's --export keeps clusterprof's variables from several programs",
-                "add to it: ALL, without a PYTHONPATH= of its own",
+                "srun --export withholds clusterprof's variables from several programs",
+                "add ALL to it, and no PYTHONPATH=",
             )
-        # srun hands over only what --export names: carry our two variables in the command.
+        # srun passes only what --export names: set our two variables in the command.
         command, carries = [*carrier(added), *program], True
-        remarks.append("srun's --export keeps clusterprof's variables back: sh carries them")
+        remarks.append("srun --export withholds clusterprof's variables: sh sets them")
     return Job(
         launcher="srun",
         command=("srun", *options, *command),
         world_size=size,
-        told_by=told_by,
+        size_source=size_source,
         identity=whose_ranks(program, "srun"),
         remarks=tuple(remarks),
         closed=closed(program),
@@ -72,7 +72,7 @@ def ranks(
     if not PYTHON.fullmatch(program[0].rsplit("/", 1)[-1]) and one_task_a_node(options, environ):
         # A script that srun starts once on each node may well end in a torchrun.
         return None, ""
-    return sum(sizes), " : ".join(told for _, told in parts)
+    return sum(sizes), " : ".join(source for _, source in parts)
 
 
 def components(options: Sequence[str], program: Sequence[str]) -> list[list[str]]:
@@ -93,7 +93,7 @@ def components(options: Sequence[str], program: Sequence[str]) -> list[list[str]
 
 
 def one_task_a_node(options: Sequence[str], environ: Mapping[str, str]) -> bool:
-    """Whether the options say so: as one starts a launcher of one's own on each node."""
+    """Whether the options start one task on each node, as for another launcher there."""
     per_node = last_value(options, "--ntasks-per-node")
     if per_node is not None:
         return per_node == "1"
@@ -124,22 +124,22 @@ def world(options: Sequence[str], environ: Mapping[str, str]) -> tuple[int | Non
 
 
 def environment_passes(options: Sequence[str], environ: Mapping[str, str]) -> bool:
-    """Whether srun hands the whole environment, with our variables, to the tasks."""
+    """Whether srun passes the whole environment, with our variables, to the tasks."""
     named = exported(options, environ)
     return "ALL" in named and not any(each.startswith("PYTHONPATH=") for each in named)
 
 
 def exported(options: Sequence[str], environ: Mapping[str, str]) -> list[str]:
     """What --export names."""
-    told = last_value(options, "--export") or environ.get("SLURM_EXPORT_ENV") or "ALL"
-    return told.split(",")
+    names = last_value(options, "--export") or environ.get("SLURM_EXPORT_ENV") or "ALL"
+    return names.split(",")
 
 
 def carrier(added: Mapping[str, str]) -> list[str]:
     """A program that puts our two variables into a task's environment and becomes what follows.
 
-    Its script is always the same; our folder comes to stand before whatever PYTHONPATH srun has
-    given the task (which of two it gives depends on its version).
+    Its script is always the same; our folder comes before whatever PYTHONPATH srun gives the task
+    (which of two it gives depends on its version).
     """
     inject = added["PYTHONPATH"].split(":", 1)[0]
     return ["/bin/sh", "-c", _CARRY, "clusterprof", inject, added["CLUSTERPROF_PLAN"]]

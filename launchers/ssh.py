@@ -1,7 +1,6 @@
-"""torchrun on each of `--hosts`, over SSH: for machines that have no scheduler.
+"""torchrun on each of `--hosts`, over SSH: for machines without a scheduler.
 
-Every host gets the same torchrun command but for its node rank. Options that are not listed
-here are torchrun's own.
+Every host gets the same torchrun command except for its node rank.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ _NAME = re.compile(
     r"(?::(?P<port>\d{1,5}))?"
 )
 
-#: What differs from host to host, so that the user cannot say it.
+#: What clusterprof sets for each host.
 _OURS = ("--node-rank", "--node_rank", "--standalone")
 
 _NODES = ("--nnodes",)
@@ -52,17 +51,23 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "-F", "--ssh-config", metavar="FILE", help="an ssh configuration instead of your own"
     )
     hosts.add_argument(
-        "--chdir", metavar="DIR", help="run there (default: the folder you are in, on every host)"
+        "--chdir",
+        metavar="DIR",
+        help="the working directory on every host (default: the current one)",
     )
     hosts.add_argument(
-        "--python", metavar="PATH", help="the hosts' Python (default: the one beside torchrun here)"
+        "--python",
+        metavar="PATH",
+        help="the hosts' Python (default: that next to torchrun here)",
     )
     hosts.add_argument(
         "--env", action="append", default=[], metavar="NAME[=VALUE]",
-        help="a variable for the program; nothing else of this environment goes along",
+        help="a variable for the program; nothing else of this environment is sent",
     )  # fmt: skip
     hosts.add_argument(
-        "--no-prefix", action="store_true", help="do not put the host before each line of output"
+        "--no-prefix",
+        action="store_true",
+        help="print no host names before lines of output",
     )
     hosts.add_argument(
         "--connect-timeout", type=float, default=CONNECT_TIMEOUT_S, metavar="S",
@@ -84,7 +89,7 @@ def job(
     try:
         own, theirs = parser.parse_known_args(list(options))
     except argparse.ArgumentError as error:
-        raise UsageError(str(error), "clusterprof ssh --help tells its options") from None
+        raise UsageError(str(error), "its options: clusterprof ssh --help") from None
     if not own.hosts:
         raise UsageError(
             "there are no hosts",
@@ -93,7 +98,8 @@ def job(
     for option in theirs:
         if option.partition("=")[0] in _OURS:
             raise UsageError(
-                f"{option} cannot be given: each host gets its own", "leave it out, see --dry-run"
+                f"{option} cannot be given: clusterprof sets it on each host",
+                "leave it out, see --dry-run",
             )
     hosts = tuple(read_host(part) for part in own.hosts.split(","))
     if len({host.name for host in hosts}) < len(hosts):
@@ -125,7 +131,7 @@ def job(
         launcher="ssh",
         command=there.commands[0],
         world_size=inner.world_size,
-        told_by=inner.told_by,
+        size_source=inner.size_source,
         identity="torchrun",
         closed=inner.closed,
         over_ssh=there,
@@ -135,9 +141,9 @@ def job(
 def commands(there: OverSsh) -> tuple[tuple[str, ...], ...]:
     """What each host runs.
 
-    A fixed number of nodes meets at the first host, each with its node rank, so that the ranks
-    lie in the order of `--hosts`. A range (`--nnodes 2:4`) takes torchrun's own rendezvous,
-    where the order of arrival decides.
+    A fixed number of nodes meets at the first host, each with its node rank, so that ranks follow
+    the order of `--hosts`. With a range (`--nnodes 2:4`) torchrun's own rendezvous decides, by the
+    order of arrival.
     """
     start = (there.python, "-m", "torch.distributed.run")
     last = []
@@ -195,7 +201,7 @@ def read_host(text: str) -> Host:
     # ssh takes a name with a leading dash for an option; so might what a ProxyCommand starts.
     if match is None or text.strip().startswith("-") or (match["address"] or "").startswith("-"):
         raise UsageError(
-            f"--hosts: {text!r} is no host", "expected [USER@]HOST[:PORT], separated by commas"
+            f"--hosts: {text!r} is not a host", "expected [USER@]HOST[:PORT], separated by commas"
         )
     port = whole_number(match["port"])
     if port is not None and not 0 < port < 65536:
@@ -205,16 +211,16 @@ def read_host(text: str) -> Host:
 
 def fewest_nodes(options: Sequence[str], hosts: int) -> int:
     """The least number of hosts that will do. Raises UsageError where --nnodes does not fit."""
-    told = last_value(options, *_NODES)
-    if told is None:
+    nodes = last_value(options, *_NODES)
+    if nodes is None:
         return hosts
-    least, _, most = told.partition(":")
+    least, _, most = nodes.partition(":")
     low, high = whole_number(least), whole_number(most or least)
     if low is None or high is None or not 1 <= low <= high:
-        raise UsageError(f"--nnodes {told} is neither a number nor a range", "write 4, or 2:4")
+        raise UsageError(f"--nnodes {nodes} is neither a number nor a range", "write 4, or 2:4")
     if not low <= hosts <= high:
         raise UsageError(
-            f"--nnodes {told} does not fit {hosts} hosts", "each host of --hosts is one node"
+            f"--nnodes {nodes} does not fit {hosts} hosts", "each host of --hosts is one node"
         )
     return low
 
@@ -225,7 +231,7 @@ def is_range(options: Sequence[str]) -> bool:
 
 
 def script(options: Sequence[str], program: Sequence[str]) -> str | None:
-    """The Python file that the program is, None where its words do not tell."""
+    """The Python file that the program is; None where its words do not show it."""
     if "-m" in options or "--module" in options:
         return None
     words = program[1:] if PYTHON.fullmatch(Path(program[0]).name) else program
@@ -233,20 +239,20 @@ def script(options: Sequence[str], program: Sequence[str]) -> str | None:
 
 
 def chosen_environment(given: Sequence[str], environ: Mapping[str, str]) -> dict[str, str]:
-    """`--env NAME` takes the value of here, `--env NAME=VALUE` says one. Raises UsageError."""
+    """Variables by `--env NAME` (its value here) and `--env NAME=VALUE`. Raises UsageError."""
     chosen = {}
     for text in given:
-        name, told, value = text.partition("=")
+        name, given_value, value = text.partition("=")
         if not name or "\0" in text:
             raise UsageError(f"--env {text!r} names no variable", "write --env NAME or NAME=VALUE")
-        if not told and name not in environ:
+        if not given_value and name not in environ:
             raise UsageError(f"--env {name}: it is not set here", f"write --env {name}=VALUE")
-        chosen[name] = value if told else environ[name]
+        chosen[name] = value if given_value else environ[name]
     return chosen
 
 
 def default_python() -> str:
-    """The Python beside the torchrun that would run here; else our own."""
+    """The Python next to the torchrun that would run here; else our own."""
     found = shutil.which("torchrun") or shutil.which(
         "torchrun", path=str(Path(sys.executable).parent)
     )
@@ -264,7 +270,7 @@ def fabric() -> Any:
             f"python said: {error}",
             "pip install clusterprof[ssh]",
         ) from None
-    # What goes wrong is said in our own words; paramiko would print its tracebacks besides.
+    # Errors are printed by us; paramiko would print its tracebacks as well.
     logging.getLogger("paramiko").addHandler(logging.NullHandler())
     return found
 

@@ -19,7 +19,7 @@ def job(
     added: Mapping[str, str],
 ) -> Job:
     """See `clusterprof.launchers.Launcher`."""
-    size, told_by = world(options, environ)
+    size, size_source = world(options, environ)
     options = list(options)
     if PYTHON.fullmatch(program[0].rsplit("/", 1)[-1]) and "--no-python" not in options:
         # `-- python train.py`, as one writes it for srun: torchrun would put a python before it.
@@ -33,7 +33,7 @@ def job(
         launcher="torchrun",
         command=("torchrun", *options, *program),
         world_size=size,
-        told_by=told_by,
+        size_source=size_source,
         identity="torchrun",
         closed=closed(program),
     )
@@ -48,7 +48,7 @@ def world(options: Sequence[str], environ: Mapping[str, str]) -> tuple[int | Non
     nodes, each = whole_number(given_nodes or "1"), whole_number(given_each or "1")
     if nodes is None or each is None:  # elastic (1:4), or one worker for each GPU
         return None, ""
-    told_by = [f"--nproc-per-node={each}"] if given_each else ["torchrun's default"]
+    size_source = [f"--nproc-per-node={each}"] if given_each else ["torchrun's default"]
     if given_nodes:
-        told_by.insert(0, f"--nnodes={nodes}")
-    return nodes * each, " ".join(told_by)
+        size_source.insert(0, f"--nnodes={nodes}")
+    return nodes * each, " ".join(size_source)

@@ -14,7 +14,7 @@ from clusterprof.cli import verb_parser
 from clusterprof.collect import collect_attempts, expected
 from clusterprof.console import say
 from clusterprof.errors import ReportError, UsageError
-from clusterprof.launch.run_job import tell
+from clusterprof.launch.run_job import print_outcomes
 
 
 def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
@@ -53,7 +53,7 @@ def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
     if run.attempt != manifest.get("attempt", 1):
         manifest["attempt"] = run.attempt
         run.write_manifest(manifest)
-    tell(run, outcomes)
+    print_outcomes(run, outcomes)
     if not any(each.report for each in outcomes):
         raise ReportError(
             f"no report was captured in {run.path}",

@@ -1,7 +1,7 @@
-"""Doing what touches a file system, and ending in time where that stands still.
+"""Run what uses a file system, and end in time if that file system stalls.
 
-Whoever waits for a file system that stands still cannot be ended, not even by SIGKILL: so it is
-another process that waits.
+A process that waits for a stalled file system cannot be ended, not even by SIGKILL: so another
+process waits.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 
-#: A file system that has not answered for so long stands still. A job ends at most 10 s later
-#: than without us.
-STILL_S = 7.0
+#: A file system that has not answered for so long is stalled. A job ends at most 10 s later than
+#: without us.
+STALLED_S = 7.0
 #: how long the task may take before the file systems are asked, and between two questions
 ASK_S = 1.0
 
@@ -27,8 +27,8 @@ _PR_SET_PDEATHSIG = 1
 _FAULT = 125
 
 
-def unless_still(task: Callable[[], int], folder: Path) -> int | None:
-    """The status that `task` gives; None where `folder`, or TMPDIR, stands still meanwhile.
+def unless_stalled(task: Callable[[], int], folder: Path) -> int | None:
+    """The status that `task` returns; None where `folder` or TMPDIR stalls meanwhile.
 
     The task runs and prints in a process of its own, which ends with us.
     """
@@ -36,7 +36,7 @@ def unless_still(task: Callable[[], int], folder: Path) -> int | None:
     doing = _Apart(task)
     while not doing.ends_within(ASK_S):
         asking = _Apart(lambda: _ask(places))
-        until = time.monotonic() + STILL_S
+        until = time.monotonic() + STALLED_S
         while not (asking.ends_within(0.05) or doing.ends_within(0.05)):
             if time.monotonic() > until:
                 return None
@@ -44,7 +44,7 @@ def unless_still(task: Callable[[], int], folder: Path) -> int | None:
 
 
 def _ask(places: tuple[Path, ...]) -> int:
-    """A change of a folder's times is a write, and harmless; reading alone may go on."""
+    """Set the times of the folders: a harmless write; reads may still work on a stalled one."""
     for place in places:
         with contextlib.suppress(OSError):
             os.utime(place)
@@ -72,7 +72,7 @@ class _Apart:
                 os._exit(status)
 
     def ends_within(self, seconds: float) -> bool:
-        """Whether it has ended, looked at for so long."""
+        """Whether it ends within `seconds`."""
         until = time.monotonic() + seconds
         while self.status is None:
             pid, status = os.waitpid(self._pid, os.WNOHANG)

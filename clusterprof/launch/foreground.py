@@ -1,4 +1,4 @@
-"""Running the launcher itself, in the foreground, as if we were not there."""
+"""Run the launcher in the foreground, with our terminal, streams and signals."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from typing import Any
 from clusterprof.agent.contracts import descriptors
 from clusterprof.errors import LaunchError
 
-#: What a launcher is told through us; of others the kernel's own way is the right one.
+#: Signals that are handed on to the launcher; the kernel delivers the others as usual.
 _HANDED_ON = (
     signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2,
 )  # fmt: skip
-#: Those that end a launcher, in whichever way.
+#: Those that end a launcher.
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
-#: Called before a signal is handed on, with a function that says whether to wait no longer;
+#: Called before a signal is handed on, with a function that returns whether to stop waiting;
 #: returns the signals to hand on.
 Before = Callable[[int, Callable[[], bool]], Sequence[int]]
 
@@ -36,8 +36,8 @@ class Foreground:
         self.command = command
         self.added = added
         self.before = before
-        #: the signals to end that reached us while the command ran, in order
-        self.told_to_end: list[int] = []
+        #: the signals of ENDING that reached us while the command ran, in order
+        self.end_signals: list[int] = []
         self._arrived: list[int] = []
         self._reader = -1
 
@@ -45,7 +45,7 @@ class Foreground:
         """Run it to its end; returns its status, 128 + n for signal n. Raises LaunchError."""
         with self._listening() as listen_to_all, contextlib.closing(Witness()) as witness:
             try:
-                # Every descriptor that it would have had (`<(...)`, `3>log`); ours have O_CLOEXEC.
+                # With every descriptor that it would have (`<(...)`, `3>log`); ours have O_CLOEXEC.
                 job = subprocess.Popen(
                     self.command, env={**os.environ, **self.added}, close_fds=False
                 )
@@ -53,7 +53,7 @@ class Foreground:
                 raise LaunchError(f"{self.command[0]} could not be started", str(error)) from None
             descriptors.release(descriptors.inherited())
             listen_to_all()
-            # What came before there was a launcher has reached nobody but us and the witness.
+            # What came before the launcher started has reached only us and the witness.
             self._listen(0)
             early, self._arrived = self._arrived, []
             for number in early:
@@ -62,45 +62,45 @@ class Foreground:
                 # Its end wakes us; some parents leave SIGCHLD blocked: hence the second.
                 self._listen(1.0 if not self._arrived else 0)
                 while self._arrived and job.poll() is None:
-                    self._obey(self._arrived.pop(0), job, witness)
+                    self._forward(self._arrived.pop(0), job, witness)
         status = job.returncode
         return status if status >= 0 else 128 - status
 
-    def _obey(self, number: int, job: subprocess.Popen[bytes], witness: Witness) -> None:
-        """Hand one signal on, unless the launcher has it from where we have it."""
-        if not witness.saw(number):
+    def _forward(self, number: int, job: subprocess.Popen[bytes], witness: Witness) -> None:
+        """Hand one signal on, unless its sender has sent it to the launcher as well."""
+        if not witness.received(number):
             self._hand_on(number, job)
         elif number in ENDING:
-            self.told_to_end.append(number)
+            self.end_signals.append(number)
 
     def _hand_on(self, number: int, job: subprocess.Popen[bytes]) -> None:
         if number in ENDING:
-            self.told_to_end.append(number)
+            self.end_signals.append(number)
         numbers: Sequence[int] = [number]
         if self.before is not None:
-            numbers = self.before(number, lambda: self._nobody_waits(job))
+            numbers = self.before(number, lambda: self._stop_waiting(job))
         for place, each in enumerate(numbers):
             if place:
                 time.sleep(0.1)  # two of a kind at once would be one
             job.send_signal(each)
 
-    def _nobody_waits(self, job: subprocess.Popen[bytes]) -> bool:
-        """Whether the command has ended, or somebody has lost patience and signals again."""
+    def _stop_waiting(self, job: subprocess.Popen[bytes]) -> bool:
+        """Whether the command has ended, or another signal to end has arrived."""
         self._listen(0.1)
         return job.poll() is not None or any(each in ENDING for each in self._arrived)
 
     def _listen(self, seconds: float) -> None:
         """Wait for a signal, one of a child's end included."""
         if select.select([self._reader], [], [], seconds)[0]:
-            told = os.read(self._reader, 512)
-            self._arrived += [number for number in told if number != signal.SIGCHLD]
+            numbers = os.read(self._reader, 512)
+            self._arrived += [number for number in numbers if number != signal.SIGCHLD]
 
     @contextlib.contextmanager
     def _listening(self) -> Iterator[Callable[[], None]]:
         """Take the signals, each as a byte in a pipe.
 
-        Gives a function to call once the launcher has started: what nohup and `&` let us ignore
-        is for the launcher to ignore too, or not, and it inherits that.
+        Yields a function to call once the launcher has started: it takes the signals that nohup
+        and `&` have us ignore, which the launcher must inherit as ignored.
         """
         self._reader, writer = os.pipe()
         os.set_blocking(writer, False)
@@ -123,8 +123,8 @@ class Foreground:
             os.close(writer)
 
 
-#: What a witness runs. None of our names is in its command line, so that `pkill -f` of one of
-#: them, which does not reach the launcher, does not reach it either.
+#: What a witness runs. Its command line holds none of our names: a `pkill -f` of one of them does
+#: not reach the launcher, and must not reach the witness either.
 _WITNESS = """
 import os, select, signal, sys
 reader, writer = os.pipe()
@@ -143,22 +143,22 @@ while True:
 
 
 class Witness:
-    """A process beside the launcher that tells who a signal was for.
+    """A process next to the launcher that shows whether a signal went to the whole process group.
 
-    A terminal signals the whole process group, `kill` mostly one process, and nothing in a signal
-    says which. The launcher must have it once: torchrun leaves its workers behind at a second
-    SIGTERM while it ends them, srun and mpirun kill at a second SIGINT. What reaches the witness
-    has reached the launcher as well. It ends with us, whatever happens.
+    A terminal signals the group, `kill` mostly one process, and a signal does not say which. The
+    launcher must get it once: torchrun leaves its workers behind at a second SIGTERM while it ends
+    them, srun and mpirun kill at a second SIGINT. What reaches the witness has reached the
+    launcher as well. The witness always ends with us.
     """
 
-    #: Between one process of a group and the next.
+    #: seconds between the signal to one process of a group and to the next
     WITHIN_S = 0.2
-    #: A `timeout` signals its child and then the group: one signal, twice.
+    #: seconds in which two are one signal: `timeout` signals its child and then the group
     ONE_S = 0.5
     READY_S = 2.0
 
     def __init__(self) -> None:
-        self._seen: dict[int, float] = {}
+        self._received_at: dict[int, float] = {}
         self._process: subprocess.Popen[bytes] | None = None
         numbers = ",".join(str(int(number)) for number in _HANDED_ON)
         with contextlib.suppress(OSError):
@@ -181,24 +181,24 @@ class Witness:
             self._process.kill()
             self._process.wait()
 
-    def saw(self, number: int) -> bool:
-        """Whether this signal, which has just reached us, has reached the whole group."""
+    def received(self, number: int) -> bool:
+        """Whether this signal, which has just reached us, was sent to the whole group."""
         deadline = time.monotonic() + self.WITHIN_S
         while True:
-            if time.monotonic() - self._seen.get(number, -1e9) < self.ONE_S:
+            if time.monotonic() - self._received_at.get(number, -1e9) < self.ONE_S:
                 return True
             left = deadline - time.monotonic()
             if left <= 0 or not self._read(left):
                 return False
 
     def _read(self, seconds: float) -> bool:
-        """Take in what it has told within `seconds`; false where it has told nothing."""
+        """Read the signals that it reports within `seconds`; whether there were any."""
         if self._process is None or self._process.stdout is None:
             return False
         pipe = self._process.stdout
         if not select.select([pipe], [], [], seconds)[0]:
             return False
-        told = os.read(pipe.fileno(), 64)
-        for number in told:
-            self._seen[number] = time.monotonic()
-        return bool(told)
+        numbers = os.read(pipe.fileno(), 64)
+        for number in numbers:
+            self._received_at[number] = time.monotonic()
+        return bool(numbers)

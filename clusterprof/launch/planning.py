@@ -100,7 +100,7 @@ class LaunchPlan:
         world = f"{self.job.world_size} ranks" if self.job.world_size else "known to the ranks only"
         rows = [
             ("run directory", str(self.run), self.origins.get("run_dir", "default")),
-            ("world", world, self.job.told_by),
+            ("world", world, self.job.size_source),
             ("ranks", which, self.origins.get("ranks", "default")),
             ("steps", str(self.window), self.origins.get("steps", "default")),
             ("steps counted by", self.step_on or "torch optimizer steps",
@@ -189,7 +189,7 @@ def make_plan(
     folder = run_directory(settings, turn)
     environment = injected(os.environ, RunDirectory(folder).plan)
     job = launchers.load(verb).job(options, program, os.environ, environment)
-    selection.check(job.world_size, job.told_by)
+    selection.check(job.world_size, job.size_source)
     return LaunchPlan(
         job,
         {} if job.carries else environment,

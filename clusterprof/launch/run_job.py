@@ -18,17 +18,17 @@ from clusterprof.collect import DELETED, FINISHING_S, PATIENCE_S, Outcome, colle
 from clusterprof.console import command as show_command
 from clusterprof.console import say
 from clusterprof.errors import ClusterprofError, RunDirectoryTaken
-from clusterprof.launch.bounded_wait import unless_still
+from clusterprof.launch.bounded_wait import unless_stalled
 from clusterprof.launch.foreground import Foreground
 from clusterprof.launch.planning import PROFILE_FAILED, LaunchPlan
 from clusterprof.launch.stop import BeforeSrunKills, TimeLimit
 from clusterprof.launchers.support.command_line import find_program
 from clusterprof.run_directory import RunDirectory
 
-#: What may still appear when the job was told to end, and its reports have been waited for.
+#: seconds for late files of a job that got a signal to end: its reports were waited for before
 HASTY_S = 1.0
 
-#: so many runs of one job may begin in the same second
+#: how many runs of one job may begin in the same second
 TURNS = 100
 
 
@@ -57,20 +57,20 @@ def launch(
     run: RunDirectory,
     manifest: dict[str, Any],
 ) -> int:
-    """Run the job, then do what can be done with its reports; the job's status is the status."""
+    """Run the job, then collect and merge its reports; returns the job's status."""
     show_command(plan.job.command)
     expected = plan.selection.expected(plan.job.world_size)
     before = BeforeSrunKills(run, expected) if plan.job.launcher == "srun" else None
     job = Foreground([launcher, *plan.job.command[1:]], plan.environment, before)
     with contextlib.closing(TimeLimit(run, expected, arguments.time_margin)):
         status = job.run()
-    # srun says how far its tasks are at one SIGINT, and goes on.
-    in_haste = bool(job.told_to_end) and status != 0
+    # At a single SIGINT srun prints how far its tasks are, and continues: status 0.
+    in_haste = bool(job.end_signals) and status != 0
     patience_s, finishing_s = PATIENCE_S, FINISHING_S
     if plan.job.launcher == "srun":
-        # When srun ends, so has all that it started: nobody is left who could still write.
+        # When srun has ended, so has all that it started: no process is left that could write.
         patience_s = finishing_s = HASTY_S if in_haste else PATIENCE_S
-    ended = unless_still(
+    ended = unless_stalled(
         lambda: conclude(
             plan, arguments, run, manifest, status,
             patience_s=patience_s, finishing_s=finishing_s, in_haste=in_haste,
@@ -79,31 +79,31 @@ def launch(
     )  # fmt: skip
     if ended is None:
         where = shortest(run.path)
-        say(f"{where} or the temporary folder stands still: what was captured is not collected")
-        say(f"once both answer: clusterprof collect {where}")
+        say(f"{where} or the temporary folder is stalled: the reports were not collected")
+        say(f"once both respond: clusterprof collect {where}")
     if ended is not None and ended >= 0:
         return ended
-    # Not collected, or whoever collected was ended by a signal: the job was not.
+    # Not collected, or the collecting process was ended by a signal; the job was not.
     return PROFILE_FAILED if arguments.strict and status == 0 else status
 
 
 def begin(plan: LaunchPlan, arguments: argparse.Namespace) -> tuple[RunDirectory, dict[str, Any]]:
-    """Make the run directory and say what is going to happen. Raises RunDirectoryError."""
+    """Make the run directory and print what will be profiled. Raises RunDirectoryError."""
     run = run_directory.create(plan.run, force=arguments.force)
     if (first := run_directory.first_start(plan.run, os.environ)) is not None:
-        say(f"this job was started over; what it captured before: clusterprof collect {first}")
+        say(f"this job was restarted; reports of its first start: clusterprof collect {first}")
     manifest = first_manifest(plan)
     run.write_plan(plan.for_agent())
     run.write_manifest(manifest)
     if (parent := run_directory.exposed(run.path)) is not None:
-        say(f"others may rename what is in {parent} (no sticky bit), this run directory too: ranks "
-            "then run without profiling, and reports may be lost; a safer place: --run-dir DIR"
-        )  # fmt: skip
+        say(f"other users can rename what is in {parent} (no sticky bit), this run directory "
+            "included: ranks then run unprofiled, and reports may be lost; choose another place "
+            "with --run-dir DIR")  # fmt: skip
     for remark in (*plan.job.remarks, *plan.capture.remarks):
         say(remark)
     if plan.job.closed:
-        say(f"no rank will be seen: {plan.job.closed}")
-    say(f"capturing steps {plan.window} on ranks {plan.selection.text} with {plan.capture.name}, "
+        say(f"no rank can be profiled: {plan.job.closed}")
+    say(f"profiling steps {plan.window} on ranks {plan.selection.text} with {plan.capture.name}, "
         f"into {shortest(run.path)}")  # fmt: skip
     return run, manifest
 
@@ -119,9 +119,9 @@ def conclude(
     finishing_s: float = FINISHING_S,
     in_haste: bool = False,
 ) -> int:
-    """The job has ended: do what can be done with its reports; returns the status to end with.
+    """Collect and merge the reports of a job that has ended; returns the status to end with.
 
-    `in_haste`: we were told to end; merging is for later, it may take longer than we have.
+    `in_haste`: we got a signal to end; merging may take longer than we have, and is for later.
     """
     manifest.update(ended=now_text(), exit_status=status)
     nsys_installed.prefer(plan.capture.nsys.path if plan.capture.nsys else None)
@@ -139,13 +139,13 @@ def conclude(
         manifest["outcomes"] = [
             {"rank": each.rank, "state": each.state, "reason": each.reason} for each in outcomes
         ]
-        complete = tell(run, outcomes)
+        complete = print_outcomes(run, outcomes)
         if run.path.is_dir():
             run.write_manifest(manifest)
         if arguments.no_merge or not any(each.report for each in outcomes):
             pass
         elif in_haste:
-            say(f"not merged, since we were told to end: clusterprof collect {shortest(run.path)}")
+            say(f"not merged, because of the signal: clusterprof collect {shortest(run.path)}")
         else:
             from clusterprof.merge_run import merge_run, tell_results
 
@@ -157,14 +157,14 @@ def conclude(
         if arguments.debug:
             traceback.print_exc()
         console.error(error)
-    except Exception as error:  # noqa: BLE001 - the job has ended, with a status of its own
+    except Exception as error:  # noqa: BLE001 - the job has ended with its own status
         complete = False
         if arguments.debug:
             traceback.print_exc()
         console.error(
             f"the reports could not be merged: {type(error).__name__}: {error}",
-            f"this is a fault of clusterprof; the reports are safe in {shortest(run.path)}",
-            f"show where: clusterprof merge --debug {shortest(run.path)}",
+            f"this is a bug in clusterprof; the reports are in {shortest(run.path)}",
+            f"to see where: clusterprof merge --debug {shortest(run.path)}",
         )
     if arguments.strict and status == 0 and not complete:
         return PROFILE_FAILED
@@ -199,28 +199,28 @@ def now_text() -> str:
     return dt.datetime.now(dt.timezone.utc).isoformat(timespec="milliseconds")
 
 
-def tell(run: RunDirectory, outcomes: Sequence[Outcome]) -> bool:
-    """Say what became of the chosen ranks in one line each; whether all reports are there."""
-    home = [each for each in outcomes if each.state is State.COLLECTED]
+def print_outcomes(run: RunDirectory, outcomes: Sequence[Outcome]) -> bool:
+    """Print one line per missing or incomplete report; returns whether all reports are there."""
+    collected = [each for each in outcomes if each.state is State.COLLECTED]
     lost = [each for each in outcomes if each.state is State.LOST]
-    say(f"{len(home)} of {len(outcomes)} reports in {shortest(run.path)}{of_attempt(run)}")
+    say(f"{len(collected)} of {len(outcomes)} reports in {shortest(run.path)}{of_attempt(run)}")
     if not run.path.is_dir():
         say(f"{shortest(run.path)} {DELETED}")
     for each in lost:
         where = f" on {each.host}" if each.host else ""
         say(f"rank {each.rank} lost{where}: {each.reason}")
-    for each in home:
+    for each in collected:
         if each.reason:
             say(f"rank {each.rank}: {each.reason}")
     if run.path.is_dir() and not run.ranks():
-        say("no rank was seen: is the program Python, does it train with a torch optimizer (else "
-            "--step-on), do its scripts keep what is in PYTHONPATH, and do the nodes see this run "
-            "directory?")  # fmt: skip
-    return bool(home) and not lost
+        say("no rank reported in: is the program Python, does it train with a torch optimizer "
+            "(else --step-on), do its scripts keep PYTHONPATH, and is this run directory visible "
+            "on the nodes?")  # fmt: skip
+    return bool(collected) and not lost
 
 
 def of_attempt(run: RunDirectory) -> str:
-    """Which attempt the reports are of, where the launcher has started its ranks over."""
+    """Which attempt the reports are of, where the launcher has restarted its ranks."""
     others = len(run.attempts()) - 1
     return f", of attempt {run.attempt} of {others + 1}" if others else ""
 

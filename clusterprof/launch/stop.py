@@ -1,4 +1,4 @@
-"""Having reports saved while the job still runs: before a launcher kills, before its time is up."""
+"""Save reports while the job still runs: before srun kills its tasks, before the time limit."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from clusterprof.agent.contracts import stop_request
+from clusterprof.agent.contracts import stop_request, words
 from clusterprof.agent.contracts.states import State
 from clusterprof.collect import reports_in
 from clusterprof.console import say
 from clusterprof.run_directory import RunDirectory
 
-#: How long a signal may wait for the reports. A job that is told to end ends at most 10 s later
-#: than without us; what is left is for the launcher's own end and the collecting.
+#: How long a signal may wait for the reports. A job that gets a signal ends at most 10 s later than
+#: without us; the rest of them is for the launcher's own end and for collecting.
 SAVING_S = 6.0
 
 #: srun sends SIGKILL to all tasks, at once, when it gets one of these (Slurm 22.05) ...
@@ -28,11 +28,10 @@ _TWICE_S = 1.0
 
 
 class BeforeSrunKills:
-    """The signals that make srun kill its tasks wait until the reports are saved.
+    """Signals that make srun kill its tasks wait until the reports are saved.
 
-    The tasks then end exactly as srun alone would have ended them, with its status and words, a
-    few seconds later. Nothing is sent to them before: a program must not see a SIGTERM that it
-    would not have seen.
+    The tasks then end exactly as under srun alone, with its status and messages, a few seconds
+    later. They get no signal that srun would not have sent them.
     """
 
     def __init__(self, run: RunDirectory, expected: Iterable[int] | None) -> None:
@@ -48,7 +47,7 @@ class BeforeSrunKills:
             self._interrupted_at = time.monotonic()
             if not second:
                 return numbers
-            numbers = [number, number]  # by the time we are done, the first is forgotten
+            numbers = [number, number]  # by then srun has forgotten the first
         elif number not in _KILLS:
             return numbers
         name = signal.Signals(number).name
@@ -63,14 +62,14 @@ def save(
     enough: Callable[[], bool],
     within_s: float = SAVING_S,
 ) -> None:
-    """Have all open windows closed, and wait until their reports are home.
+    """Close all open windows, and wait until their reports are in the run directory.
 
-    Not longer than `within_s`, nor after `enough()`, which waits a little itself.
+    Waits at most `within_s`, and no longer than until `enough()`, which sleeps a little itself.
     """
     left = unsaved(run, expected)
     if not left:
         return
-    say(f"{reason}: {len(left)} reports are being saved, for {within_s:g} s at most")
+    say(f"{reason}: saving {words.counted(len(left), 'report')}, at most {within_s:g} s")
     with contextlib.suppress(OSError):
         stop_request.give(str(run.path), reason)
     deadline = time.monotonic() + within_s
@@ -84,21 +83,21 @@ def unsaved(run: RunDirectory, expected: Sequence[int] | None) -> list[int]:
     run = run.attempts()[-1]
     for rank, state in run.states().items() if expected is None else run.states_of(expected):
         at = State.of(state)
-        if at is State.CAPTURING or (at is State.FINISHING and not is_home(run, rank)):
+        if at is State.CAPTURING or (at is State.FINISHING and not report_arrived(run, rank)):
             found.append(rank)
     return found
 
 
-def is_home(run: RunDirectory, rank: int) -> bool:
+def report_arrived(run: RunDirectory, rank: int) -> bool:
     """Whether nsys' report is in the run directory."""
     return any(path.suffix == ".nsys-rep" for path in reports_in(run.rank(rank)))
 
 
 class TimeLimit:
-    """Has the windows closed when the job's time limit nears.
+    """Closes the windows shortly before the job's time limit.
 
-    Slurm's limit ends in SIGKILL, KillWait after a SIGTERM, and a report that is being written
-    then is lost. Slurm is asked now and then how much is left, since a limit can be changed.
+    At the limit Slurm sends SIGTERM and, KillWait later, SIGKILL: a report that is being written
+    then is lost. Slurm is asked repeatedly how much time is left, since a limit can be changed.
     """
 
     def __init__(
@@ -119,18 +118,18 @@ class TimeLimit:
     def _watch(self) -> None:
         job: str | None = None
         wait_s = 1.0
-        while not self._over.wait(wait_s) and not self._through():
+        while not self._over.wait(wait_s) and not self._all_closed():
             job = job or slurm_job(self.run, self.expected)
-            told = None if job is None else time_left(job)
-            if told is None:  # not yet, or not now
+            answer = None if job is None else time_left(job)
+            if answer is None:  # not yet, or not now
                 wait_s = min(2 * wait_s, 60.0)
                 continue
-            left_s, limit_s = told
+            left_s, limit_s = answer
             if left_s is None:
                 return
             margin_s = margin(limit_s) if self.margin_s is None else self.margin_s
             if left_s <= margin_s:
-                say(f"the job's time limit is {left_s:.0f} s away: windows are closed")
+                say(f"closing the windows: the job's time limit is in {left_s:.0f} s")
                 with contextlib.suppress(OSError):
                     stop_request.give(str(self.run.path), "the job's time limit is near")
                 return
@@ -138,19 +137,19 @@ class TimeLimit:
             often = 60.0 if unsaved(self.run, self.expected) else 300.0
             wait_s = min(max((left_s - margin_s) / 2, 1.0), often)
 
-    def _through(self) -> bool:
-        """Whether no window is left to be closed."""
-        seen = self.run.attempts()[-1].states()
-        chosen = self.expected or [rank for rank in seen if seen[rank].get("chosen")]
-        found = [State.of(seen.get(rank, {})) for rank in chosen]
+    def _all_closed(self) -> bool:
+        """Whether no window is open, nor will be."""
+        states = self.run.attempts()[-1].states()
+        chosen = self.expected or [rank for rank in states if states[rank].get("chosen")]
+        found = [State.of(states.get(rank, {})) for rank in chosen]
         return bool(found) and all(each is not None and each.window_ended for each in found)
 
 
 def margin(limit_s: float | None) -> float:
     """How long before the limit a window is closed: a minute, or a tenth of a short limit.
 
-    Stopping has taken up to 9 s and importing a report of the largest size allowed half a minute,
-    both beside the training; Slurm itself looks at limits every 30 s, and never early.
+    Measured: stopping takes up to 9 s, importing a report of the largest size half a minute, both
+    while the training runs. Slurm checks limits every 30 s, and never early.
     """
     return 60.0 if limit_s is None else min(60.0, limit_s / 10)
 
@@ -161,9 +160,9 @@ def slurm_job(run: RunDirectory, expected: Sequence[int] | None) -> str | None:
     if inside:
         return inside
     for rank in expected or run.ranks()[:1]:
-        told: Any = dict(run.states_of([rank])).get(rank, {}).get("slurm_job")
-        if isinstance(told, str) and told.isdigit():
-            return told
+        job: Any = dict(run.states_of([rank])).get(rank, {}).get("slurm_job")
+        if isinstance(job, str) and job.isdigit():
+            return job
     return None
 
 
@@ -179,10 +178,10 @@ def time_left(job: str) -> tuple[float | None, float | None] | None:
         )  # fmt: skip
     except (OSError, subprocess.TimeoutExpired):
         return None
-    words = asked.stdout.split()
-    if asked.returncode != 0 or len(words) != 2:
+    fields = asked.stdout.split()
+    if asked.returncode != 0 or len(fields) != 2:
         return None
-    return seconds(words[0]), seconds(words[1])
+    return seconds(fields[0]), seconds(fields[1])
 
 
 def seconds(text: str) -> float | None:

@@ -53,7 +53,7 @@ def _short_with_value(option: str, name: str) -> bool:
 
 
 def further(program: Sequence[str]) -> Iterator[list[str]]:
-    """What stands behind each `:` of a command line for several programs."""
+    """The words behind each `:` of a command line for several programs."""
     words = list(program)
     while ":" in words:
         words = words[words.index(":") + 1 :]
@@ -66,7 +66,7 @@ def whole_number(value: str | None) -> int | None:
 
 
 def starts_ranks_itself(program: Sequence[str]) -> bool:
-    """Whether `program` is torchrun or one of its kind: behind it, only its workers are ranks."""
+    """Whether `program` is torchrun or a similar launcher: then only its workers are ranks."""
     return starter(program) in STARTERS
 
 
@@ -96,10 +96,10 @@ def starter(program: Sequence[str]) -> str:
 CONTAINERS = ("apptainer", "singularity", "docker", "podman", "enroot", "charliecloud", "ch-run")
 
 
-def unseen_places(
+def unmounted_folders(
     options: Sequence[str], program: Sequence[str], added: Mapping[str, str]
 ) -> list[str]:
-    """What a rank in a container needs to see and may not: the agent's folder, the run directory.
+    """What a rank in a container needs and may not see: the agent's folder, the run directory.
 
     Empty where there is no container, or where --container-mounts shows both under their names.
     """
@@ -111,37 +111,37 @@ def unseen_places(
     needed = [inject.parent, PurePath(added["CLUSTERPROF_PLAN"]).parent]
     shown = []
     for mount in (last_value(options, "--container-mounts") or "").split(","):
-        outside, _, inside = mount.partition(":")
-        if outside and inside.split(":")[0] in ("", outside):
-            shown.append(PurePath(outside))
+        host_path, _, inside = mount.partition(":")
+        if host_path and inside.split(":")[0] in ("", host_path):
+            shown.append(PurePath(host_path))
     return [str(place) for place in needed if not any(map(place.is_relative_to, shown))]
 
 
-def say_unseen(places: Sequence[str]) -> list[str]:
-    """The remark on what `unseen_places` found."""
+def mount_remark(places: Sequence[str]) -> list[str]:
+    """The remark on what `unmounted_folders` found."""
     if not places:
         return []
     remark = (
         f"in the container the ranks must see {' and '.join(places)} under the same name (pyxis "
-        "keeps only the last --container-mounts: add to yours), and the environment's PYTHONPATH "
-        "and CLUSTERPROF_PLAN; else they train uncaptured"
+        "keeps only the last --container-mounts: add to yours) and the variables PYTHONPATH and "
+        "CLUSTERPROF_PLAN; otherwise they train unprofiled"
     )
     return [remark]
 
 
 def closed(program: Sequence[str]) -> str:
-    """Why the agent cannot get into this program's Python, "" where no word of it says so.
+    """Why the agent cannot be loaded by this program's Python; "" where no word of it says so.
 
-    It comes by PYTHONPATH and sitecustomize, which some of Python's own options turn off.
+    PYTHONPATH and sitecustomize load it, which some of Python's own options turn off.
     """
     for place, word in enumerate(program):
         if word.startswith("PYTHONPATH="):
-            return "the program is given a PYTHONPATH without ours (append :$PYTHONPATH to it)"
+            return "the command sets PYTHONPATH without what loads the agent: append :$PYTHONPATH"
         if PYTHON.fullmatch(word.rsplit("/", 1)[-1]):
             flags = itertools.takewhile(_is_flag, program[place + 1 :])
             found = next((each for flag in flags for each in flag if each in "IES"), "")
             what = "sitecustomize" if found == "S" else "PYTHONPATH"
-            return f"python -{found} reads no {what}, by which clusterprof comes" if found else ""
+            return f"python -{found} ignores {what}, which loads the agent" if found else ""
         if word.endswith((".py", ".sh")):
             break  # what follows are its own arguments
     return ""

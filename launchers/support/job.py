@@ -53,7 +53,7 @@ class Job:
     #: None where only the ranks will know
     world_size: int | None
     #: what says so: `-n4`, `--nproc-per-node=4`; "" where nothing does
-    told_by: str
+    size_source: str
     #: whose variables tell a process its rank: `srun`, `torchrun`
     identity: str
     remarks: tuple[str, ...] = ()

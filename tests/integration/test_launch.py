@@ -29,7 +29,7 @@ PASSES_OPTIONS_TO = "env"
 
 def job(options, program, environ, added):
     return Job(
-        launcher="env", command=("env", *options, *program), world_size=1, told_by="env",
+        launcher="env", command=("env", *options, *program), world_size=1, size_source="env",
         identity="environment",
     )
 """

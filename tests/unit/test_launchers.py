@@ -150,10 +150,10 @@ def test_several_programs_without_the_environment_are_refused(line: str, program
 @pytest.mark.parametrize(
     ("program", "why"),
     [
-        ("python -I train.py", "python -I reads no PYTHONPATH"),
-        ("env A=1 python3 -u -Es train.py", "python -E reads no PYTHONPATH"),
-        ("/env/bin/python -S -m train", "python -S reads no sitecustomize"),
-        ("env PYTHONPATH=/theirs python train.py", "without ours"),
+        ("python -I train.py", "python -I ignores PYTHONPATH"),
+        ("env A=1 python3 -u -Es train.py", "python -E ignores PYTHONPATH"),
+        ("/env/bin/python -S -m train", "python -S ignores sitecustomize"),
+        ("env PYTHONPATH=/theirs python train.py", "append :$PYTHONPATH"),
         ("python -P -s -Wignore -m train -I", ""),
         ("python train.py -I", ""),
         ("./run.sh -I", ""),

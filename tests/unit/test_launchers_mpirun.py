@@ -43,7 +43,7 @@ def test_open_mpi_passes_our_two_names_on_and_no_value_is_on_the_command_line(
     assert made.command == (
         "mpirun", "-x", "CLUSTERPROF_PLAN", "-x", "PYTHONPATH", *line, "python", "train.py",
     )  # fmt: skip
-    assert (made.world_size, made.told_by, made.identity) == (4, "-np 4", "mpirun")
+    assert (made.world_size, made.size_source, made.identity) == (4, "-np 4", "mpirun")
 
 
 @pytest.mark.parametrize("says", ["mpich", "intel"])
@@ -85,13 +85,13 @@ def test_where_mpirun_cannot_carry_our_variables_env_does_and_says_why(
         "mpirun", *line, "env", f"CLUSTERPROF_PLAN={ADDED['CLUSTERPROF_PLAN']}",
         f"PYTHONPATH={path}", "python", "train.py",
     )  # fmt: skip
-    assert "env carries" in made.remarks[0]
+    assert "env sets" in made.remarks[0]
 
 
 def test_several_programs_are_one_world(monkeypatch: pytest.MonkeyPatch) -> None:
     program = ["python", "a.py", ":", "-np", "3", "python", "b.py", ":", "-n", "1", "python", "c"]
     made = job(monkeypatch, "openmpi5", ["-np", "2"], program)
-    assert (made.world_size, made.told_by) == (6, "-np 2 : -np 3 : -n 1")
+    assert (made.world_size, made.size_source) == (6, "-np 2 : -np 3 : -n 1")
     assert made.command[-len(program) :] == tuple(program)
     with pytest.raises(UsageError, match="several programs"):
         job(monkeypatch, "other", ["-np", "2"], program)

@@ -74,7 +74,7 @@ def test_each_host_gets_the_same_line_but_for_its_node_rank() -> None:
         (*start, "--node-rank=0", *rest), (*start, "--node-rank=1", *rest),
     )  # fmt: skip
     assert (made.world_size, made.identity) == (16, "torchrun")
-    assert made.told_by == "--nnodes=2 --nproc-per-node=8"
+    assert made.size_source == "--nnodes=2 --nproc-per-node=8"
 
 
 def test_what_the_user_says_of_the_meeting_is_not_said_again() -> None:
@@ -145,8 +145,8 @@ def test_what_is_no_host_is_refused(text: str) -> None:
     [
         ("--nproc-per-node 2", "there are no hosts"),
         ("--hosts a,a", "names a host twice"),
-        ("--hosts a,b --node-rank=1", "each host gets its own"),
-        ("--hosts a --standalone", "each host gets its own"),
+        ("--hosts a,b --node-rank=1", "cannot be given"),
+        ("--hosts a --standalone", "cannot be given"),
         ("--hosts a,b --nnodes 3", "does not fit 2 hosts"),
         ("--hosts a,b --nnodes 1:x", "neither a number nor a range"),
         ("--hosts a --env NOT_SET_HERE", "it is not set here"),
