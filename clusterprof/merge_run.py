@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 def merge_run(run: RunDirectory, outcomes: Sequence[Outcome]) -> Study:
     """Merge the collected reports of a run and write what came of it into the run directory."""
-    from clusterprof.align.clock.readings import known_clocks
+    from clusterprof.align.clock.measured import known_clocks
     from clusterprof.errors import ReportError
     from clusterprof.ingest import Source, find_sources, gather
     from clusterprof.probe import clock_files
@@ -92,7 +92,7 @@ def merge_reports(
 
     `clocks` is what was measured of their hosts' clocks.
     """
-    from clusterprof.align.clock.readings import known_clocks
+    from clusterprof.align.clock.measured import known_clocks
     from clusterprof.ingest import gather
     from clusterprof.probe import clock_files
     from clusterprof.study import study

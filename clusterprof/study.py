@@ -11,7 +11,8 @@ import pyarrow as pa
 
 from clusterprof import __version__
 from clusterprof.align.clock import Clock, align
-from clusterprof.align.clock.readings import KnownClocks, of_one_report, without_beacons
+from clusterprof.align.clock.measured import KnownClocks, of_one_report
+from clusterprof.align.clock.readings import without_beacons
 from clusterprof.align.match import match, numbered, tolerance
 from clusterprof.align.placing import place
 from clusterprof.analysis.findings import communication

@@ -1,6 +1,6 @@
 """What is known of the ranks' clocks, for merging: of a run, and of reports with no agent's files.
 
-Both are arguments for `clusterprof.align.clock.readings.known_clocks`.
+Both are arguments for `clusterprof.align.clock.measured.known_clocks`.
 """
 
 from __future__ import annotations

@@ -135,11 +135,11 @@ def test_one_rank_is_its_own_reference() -> None:
     assert clock.align(1, times).tolist() == times.tolist()
 
 
-def test_ranks_without_a_common_collective_are_unbounded_and_it_is_said() -> None:
+def test_ranks_without_a_common_collective_are_unbounded_and_a_warning_names_them() -> None:
     ranks, _ = simulate(Job(dp=2, tp=2))
     clock = aligned([ranks[0], ranks[3]])
     assert clock.uncertainty(3) == UNBOUNDED_NS
-    assert any("rank 3" in w and "nothing bounds" in w for w in clock.warnings)
+    assert any("rank 3" in w for w in clock.warnings)
     assert clock.offset_ns.tolist() == [0, 0]
 
 
@@ -170,12 +170,12 @@ def test_the_clock_of_the_results_is_the_clock_that_aligns() -> None:
     entry = clock.entry()
     for row in entry["ranks"]:
         times = np.array([at, at + 100 * MS], dtype=np.int64)
-        said = (
+        expected = (
             times
             - row["offset_ns"]
             - np.rint(row["drift_ppm"] * 1e-6 * (times - entry["middle_ns"])).astype(np.int64)
         )
-        assert clock.align(row["rank"], times).tolist() == said.tolist()
+        assert clock.align(row["rank"], times).tolist() == expected.tolist()
 
 
 #: recordings, and what 19 of 20 errors have to stay below (ns): steady clocks, drifting clocks
@@ -196,7 +196,7 @@ def test_on_recordings_with_planted_clocks_the_bound_holds_and_the_error_is_smal
     true = gather([recordings / folder]).ranks
     at, rng = middle(true), np.random.default_rng(7)
     for drifting, limit in zip((False, True), RECORDINGS[folder], strict=True):
-        seen = []
+        found = []
         for _ in range(4):
             offset = rng.integers(-50 * MS, 50 * MS, len(true)).tolist()
             drift = (rng.uniform(-50, 50, len(true)) * drifting).tolist()
@@ -204,8 +204,8 @@ def test_on_recordings_with_planted_clocks_the_bound_holds_and_the_error_is_smal
             clock = aligned(unnamed(wrong))
             for rank, error in errors(clock, true, offset, drift, at).items():
                 assert error.max() <= clock.uncertainty(rank) < 500_000
-                seen.append(error[4])
-        assert np.quantile(seen, 0.95) <= limit
+                found.append(error[4])
+        assert np.quantile(found, 0.95) <= limit
 
 
 @pytest.mark.parametrize("folder", ["kineto/gloo", *RECORDINGS])
@@ -232,15 +232,15 @@ def test_ranks_of_one_host_are_taken_to_read_one_clock_and_the_bound_is_no_small
 ) -> None:
     ranks = gather([recordings / "nsys-2025.3/ddp"]).ranks
     named, alone = aligned(ranks), aligned(unnamed(ranks))
-    assert named.shared == (0, 1, 2, 3)
+    assert named.same_clock == (0, 1, 2, 3)
     assert named.offset_ns.tolist() == [0] * 4
-    assert alone.shared == ()
+    assert alone.same_clock == ()
     assert np.abs(named.uncertainty_ns - alone.uncertainty_ns).max() < 2_000
 
 
-def test_a_host_name_shared_by_chance_does_not_hide_another_clock(recordings: Path) -> None:
+def test_two_hosts_of_one_name_do_not_hide_another_clock(recordings: Path) -> None:
     ranks = list(gather([recordings / "nsys-2025.3/ddp"]).ranks)
     ranks[2] = with_clock(ranks[2], 25_000, 0.0, middle(ranks))
     clock = aligned(ranks)
-    assert clock.shared == (0, 1, 3)
+    assert clock.same_clock == (0, 1, 3)
     assert clock.offset_ns[2] == pytest.approx(25_000, abs=2_000)

@@ -10,8 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from clusterprof.align.clock.blocks import Block
-from clusterprof.align.clock.bounds import bound
-from clusterprof.align.clock.contradictions import contradicting
+from clusterprof.align.clock.bounds import bound, contradicting
 
 MS = 1_000_000.0
 
@@ -29,7 +28,7 @@ def calls(
 ) -> Block:
     """A communicator's calls over 200 ms: any arrivals, any delay of each member after the last.
 
-    With `root` (a position in `members`) a Broadcast: the others wait for it and for nobody else.
+    With `root` (a position in `members`) a Broadcast: the others wait for it alone.
     """
     n = len(members)
     begin = np.sort(rng.uniform(0, 200 * MS, count))[:, None]
@@ -48,7 +47,7 @@ def calls(
         mine, slope = offset[list(members)], drift[list(members)] * 1e-6
         return np.asarray(true + mine + slope * (true - 100 * MS))
 
-    return Block(members, read(start), read(end), holds, held)
+    return Block.plain(members, read(start), read(end), holds, held)
 
 
 offsets = st.lists(st.floats(-1e6, 1e6), min_size=4, max_size=4)

@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
-from clusterprof.align.clock.blocks import Block
+from clusterprof.align.clock.blocks import ALL_REDUCE, AT_ONCE, ON_HOST, SHARDED, Block, blocks
 from clusterprof.align.clock.estimates import combine, estimate
-from clusterprof.align.clock.rings import (
-    ON_HOST,
-    OPERATIONS,
-    RAMP_OF_FEW,
-    lasting,
-    pattern,
-    shapes,
-    shown,
-)
+from clusterprof.align.match import match
 
 MS = 1_000_000.0
 US = 1_000.0
@@ -31,7 +24,7 @@ def ring(
     last: list[int],
     transfer_ns: float = 260 * US,
     sort: int = 0,
-    kind: str = "AllGather",
+    kind: int = SHARDED,
     drift_ppm: float = 0.0,
     apart_ms: float = 5.0,
     pattern: np.ndarray | None = None,
@@ -44,8 +37,8 @@ def ring(
     start[np.arange(count), last] += MS
     end = start.max(axis=1, keepdims=True) + transfer_ns + rng.uniform(0, 400.0, (count, n))
     if pattern is not None:
-        away = (np.arange(n)[None, :] - np.asarray(last)[:, None]) % n
-        end = end + transfer_ns * pattern[away]
+        distance = (np.arange(n)[None, :] - np.asarray(last)[:, None]) % n
+        end = end + transfer_ns * pattern[distance]
     slope = np.zeros(n)
     slope[-1] = drift_ppm * 1e-6
 
@@ -55,21 +48,15 @@ def ring(
     both = np.ones((count, n), dtype=bool)
     return Block(
         tuple(range(n)), read(start), read(end), both, both, np.full(count, sort),
-        np.full(count, OPERATIONS[kind]),
+        np.full(count, kind), np.zeros(count, dtype=bool),
     )  # fmt: skip
 
 
 def joined(one: Block, other: Block) -> Block:
     """All calls of two blocks of the same members."""
-    return Block(
-        one.members,
-        np.concatenate([one.start, other.start]),
-        np.concatenate([one.end, other.end]),
-        np.concatenate([one.holds, other.holds]),
-        np.concatenate([one.held, other.held]),
-        np.concatenate([one.sorts, other.sorts]),
-        np.concatenate([one.rings, other.rings]),
-    )
+    arrays = [field.name for field in fields(Block)[1:]]
+    both = {name: np.concatenate([getattr(one, name), getattr(other, name)]) for name in arrays}
+    return Block(one.members, **both)
 
 
 def offsets(block: Block) -> np.ndarray:
@@ -105,7 +92,7 @@ def test_one_odd_call_among_many_changes_nothing() -> None:
     block = ring([0.0, 5 * US], last=[0] * 20, transfer_ns=12 * US)
     end = block.end.copy()
     end[7, 1] += 300 * US
-    odd = Block(block.members, block.start, end, block.holds, block.held)
+    odd = Block.plain(block.members, block.start, end, block.holds, block.held)
     assert offsets(odd)[1] == pytest.approx(5 * US, abs=US)
 
 
@@ -118,7 +105,7 @@ def test_of_calls_between_processors_those_count_whose_ends_agree(seed: int) -> 
     # in six calls of ten some member's thread waited for a core, one rank's longer than the others'
     waited = np.arange(len(end)) % 10 < 6
     end[waited] += rng.exponential([200 * US, 400 * US, 3 * MS], (waited.sum(), 3))
-    host = replace(block, end=end, ring=np.full(len(end), ON_HOST))
+    host = replace(block, end=end, kind=np.full(len(end), ON_HOST))
     plain = np.median(end - end[:, :1], axis=0)
     assert np.abs(offsets(host) - true).max() < 0.6 * np.abs(plain - true).max()
 
@@ -143,7 +130,7 @@ def test_a_member_without_the_others_calls_does_not_take_them_along() -> None:
     block = ring([0.0, 5 * US, 9 * US], last=[0] * 10, transfer_ns=12 * US)
     start, end = block.start.copy(), block.end.copy()
     start[:, 2] = end[:, 2] = np.nan
-    found = estimate(Block(block.members, start, end, block.holds, block.held), 0.0)
+    found = estimate(Block.plain(block.members, start, end, block.holds, block.held), 0.0)
     assert found is not None
     assert found.members == (0, 1)
     every = combine([found], 3, 0)
@@ -162,7 +149,7 @@ def pair(offset: float, delay: float, *, both_ways: bool) -> Block:
     shift = np.array([0.0, offset])
     holds = np.zeros(start.shape, dtype=bool)
     holds[rows, way] = True
-    return Block((0, 1), start + shift, end + shift, holds, ~holds)
+    return Block.plain((0, 1), start + shift, end + shift, holds, ~holds)
 
 
 def test_sends_both_ways_give_the_offset_whatever_their_delay() -> None:
@@ -173,7 +160,7 @@ def test_sends_both_ways_give_the_offset_whatever_their_delay() -> None:
 
 
 def test_two_members_that_lack_a_call_are_no_pair_of_sends() -> None:
-    block = ring([0.0, 40 * US], last=[0, 1] * 10, transfer_ns=100 * US, kind="AllReduce")
+    block = ring([0.0, 40 * US], last=[0, 1] * 10, transfer_ns=100 * US, kind=ALL_REDUCE)
     holds, held = block.holds.copy(), block.held.copy()
     start, end = block.start.copy(), block.end.copy()
     start[3, 1] = end[3, 1] = np.nan
@@ -207,26 +194,10 @@ def test_an_exchange_of_all_with_all_knows_less_than_a_send() -> None:
     assert crowded.covariance[0, 0] > 4 * alone.covariance[0, 0]
 
 
-def test_four_members_of_an_allreduce_of_two_megabytes_end_as_four_gpus_did() -> None:
-    sizes = np.array([4_096, 524_288, 2_254_336, 8_388_608, 33_554_432, -1])
-    one = np.full(len(sizes), OPERATIONS["AllReduce"])
-    ramp = shapes(one, 4, sizes)
-    assert ramp.tolist() == [1, 1, RAMP_OF_FEW, 1, 1, 1]
-    assert shapes(one, 2, sizes).tolist() == shapes(one, 8, sizes).tolist() == one.tolist()
-    measured = np.array([2.85, 1.66, -0.48, -3.81]) / 37
-    block = ring([0.0] * 4, last=[2] * 12, transfer_ns=37 * US, pattern=measured, kind="AllReduce")
-    told = replace(block, ring=np.full(len(block.start), RAMP_OF_FEW))
-    assert np.abs(offsets(told)).max() < 1.5 * US < np.abs(offsets(block)).max()
-
-
 def test_a_very_long_allreduce_of_few_shows_no_more_than_a_long_one() -> None:
-    transfers = np.array([100 * US, 400 * US, 1_600 * US])
-    one = np.full(3, OPERATIONS["AllReduce"])
-    assert lasting(one, 4, transfers).tolist() == [100 * US, 400 * US, 400 * US]
-    assert lasting(one, 8, transfers).tolist() == transfers.tolist()
     measured = np.array([0.0182, 0.0055, -0.0105, -0.0132])  # four H200s, 368 MB in 1.6 ms
     block = ring([0.0] * 4, last=[0] * 10, transfer_ns=1_600 * US, pattern=measured,
-                 kind="AllReduce")  # fmt: skip
+                 kind=ALL_REDUCE)  # fmt: skip
     assert np.abs(offsets(block)).max() < 32 * US
 
 
@@ -242,29 +213,27 @@ def test_communicators_are_weighed_by_how_well_they_know() -> None:
     assert np.abs(combine(found, 3, 0).offset - true).max() < 3 * US
 
 
-@pytest.mark.parametrize("operation", [*OPERATIONS.values(), 0, -1])
-@pytest.mark.parametrize("members", [2, 3, 4, 8, 16])
-def test_a_rings_pattern_has_a_mean_of_zero_and_its_peak_at_the_last(
-    operation: int, members: int
-) -> None:
-    shape = pattern(operation, members)
-    assert shape.sum() == pytest.approx(0, abs=1e-12)
-    assert shape.argmax() == 0
-    assert (shape.max() > 0) == (operation in OPERATIONS.values())
+@pytest.mark.parametrize("members", [2, 4, 16])
+def test_of_calls_that_show_no_wave_the_mean_of_the_ends_counts(members: int) -> None:
+    block = ring([0.0] * members, last=[1] * 12, transfer_ns=37 * US, kind=AT_ONCE)
+    assert np.abs(offsets(block)).max() < US
 
 
-def test_a_small_allreduce_of_few_shows_no_wave_and_one_of_unknown_size_all_of_it() -> None:
-    sizes = np.array([4_096, 12_582_912, 18_954_240, 33_554_432, 300_000_000, -1])
-    one = np.full(len(sizes), OPERATIONS["AllReduce"])
-    few = shown(one, 4, sizes)
-    assert few.tolist() == [0.0, 0.0, pytest.approx(0.304, abs=1e-3), 1.0, 1.0, 1.0]
-    assert shown(one, 8, sizes).tolist() == [0.0, 1.0, 1.0, 1.0, 1.0, 1.0]
-    assert shown(np.full(len(sizes), OPERATIONS["AllGather"]), 4, sizes).tolist() == [1.0] * 6
+def test_only_a_large_allreduce_shows_a_wave() -> None:
+    from simulate import Job, simulate
 
+    ranks, _ = simulate(Job(steps=2))
+    table = match(ranks)
 
-def test_beyond_one_host_a_ring_is_alike_in_both_directions() -> None:
-    shape = pattern(OPERATIONS["AllGather"], 16)
-    assert shape[1:] == pytest.approx(shape[:0:-1])
+    def kinds(size: int | None) -> set[int]:
+        at = table.schema.get_field_index("message_bytes")
+        sizes = pa.array([size] * table.num_rows, pa.int64())
+        sized = table.set_column(at, table.schema.field(at), sizes)
+        found = blocks(sized, (0, 1, 2, 3), np.zeros(4, dtype=np.int64))
+        return {int(kind) for block in found for kind in block.kind}
+
+    assert kinds(12_582_912) == {AT_ONCE}
+    assert kinds(33_554_432) == kinds(None) == {ALL_REDUCE}
 
 
 def test_eight_members_that_end_as_eight_gpus_did_are_told_to_20_us() -> None:
@@ -272,5 +241,5 @@ def test_eight_members_that_end_as_eight_gpus_did_are_told_to_20_us() -> None:
     block = ring([0.0] * 8, last=[5] * 12, transfer_ns=710 * US, pattern=measured)
     assert np.abs(offsets(block)).max() < 20 * US
     ramp = np.array([16.3, 12.8, 7.9, 3.0, -2.2, -7.5, -12.6, -17.8]) / 100
-    block = ring([0.0] * 8, last=[5] * 12, transfer_ns=206 * US, pattern=ramp, kind="AllReduce")
+    block = ring([0.0] * 8, last=[5] * 12, transfer_ns=206 * US, pattern=ramp, kind=ALL_REDUCE)
     assert np.abs(offsets(block)).max() < 20 * US

@@ -7,6 +7,7 @@ import json
 import logging
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -313,7 +314,7 @@ def test_marks_that_are_none_say_nothing_of_a_clock() -> None:
     mark = {"name": "clusterprof:clock:1", "before_ns": 1, "after_ns": 2}
     odd = [{**mark, "name": []}, {**mark, "before_ns": 2**70}, {**mark, "after_ns": True}, 7]
     found = parsed({"readings": [{**whole, "marks": [*odd, mark]}, {**whole, "gap_ns": 2**62}]})
-    assert [reading["marks"] for reading in found.readings] == [[mark]]
+    assert [[asdict(each) for each in reading.marks] for reading in found.readings] == [[mark]]
 
 
 def test_a_run_json_nested_without_end_is_said_to_be(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from clusterprof.align.clock import alignment
 from clusterprof.ingest import gather
 from clusterprof.study import Study, study
 
@@ -103,7 +104,7 @@ def test_ranks_of_one_report_have_one_clock_without_any_collective(joined: Joine
     results = merged(joined("ddp", kernels, calls)).results
     assert results["collectives"]["matched"] == 0
     clock = results["clock"]
-    assert clock["method"] == "wall clock, refined by one report's clock"
+    assert clock["method"] == alignment.BY_REPORT
     assert max(each["uncertainty_ns"] for each in clock["ranks"]) < 100_000
 
 

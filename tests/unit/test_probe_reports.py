@@ -10,8 +10,9 @@ import pyarrow as pa
 import pytest
 from simulate import Job, simulate
 
-from clusterprof.align.clock import UNBOUNDED_NS, Clock, align
-from clusterprof.align.clock.readings import ANCHOR_NS, STAMP_NS, known_clocks
+from clusterprof.align.clock import UNBOUNDED_NS, Clock, align, alignment
+from clusterprof.align.clock.measured import known_clocks
+from clusterprof.align.clock.readings import ANCHOR_NS, STAMP_NS
 from clusterprof.align.match import match
 from clusterprof.cli import merge
 from clusterprof.errors import MergeError, ReportError, UsageError
@@ -54,7 +55,9 @@ def clock(ranks: Sequence[RankTables], found: Measurement) -> Clock:
     return align(ranks, match(ranks), known_clocks(ranks, files, found.as_json()).bounds)
 
 
-def test_hosts_that_no_collective_ties_are_put_on_one_clock_with_the_measurement_s_bound() -> None:
+def test_hosts_that_no_collective_connects_are_put_on_one_clock_with_the_measurement_s_bound() -> (
+    None
+):
     ranks = on_hosts("a", "a", "b", "b")
     at = ranks[0].info.begin_ns
     found = clock(ranks, measured("a", "b", offset=OFFSETS[2], at=at))
@@ -63,7 +66,7 @@ def test_hosts_that_no_collective_ties_are_put_on_one_clock_with_the_measurement
     for rank in (1, 2, 3):
         assert abs(int(found.offset_ns[rank]) - OFFSETS[rank]) <= found.uncertainty(rank)
         assert found.uncertainty(rank) <= 2 * bound
-    assert found.method == "wall clock, refined by measuring the hosts' clocks"
+    assert found.method == alignment.BY_PROBE
 
 
 def test_a_measurement_of_an_hour_before_says_as_little_as_150_ppm_leave() -> None:

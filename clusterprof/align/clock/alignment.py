@@ -3,35 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from clusterprof.align.clock.blocks import Block, Floats, bases, blocks
-from clusterprof.align.clock.bounds import Bounds, bound
-from clusterprof.align.clock.concurrent_copies import delays
-from clusterprof.align.clock.contradictions import contradicting
+from clusterprof.agent.contracts import words
+from clusterprof.align.clock.blocks import Block, Bools, Floats, Ints, bases, blocks
+from clusterprof.align.clock.bounds import Bounds, bound, contradicting
 from clusterprof.align.clock.estimates import Combined, Estimate, combine, estimate
+from clusterprof.align.clock.measured import PairBound, as_blocks
 from clusterprof.align.clock.model import UNBOUNDED_NS, Clock
-from clusterprof.align.clock.readings import ANCHOR_NS, PairBound, as_blocks
+from clusterprof.align.clock.readings import ANCHOR_NS
 from clusterprof.tables import RankTables
 
-Ints = npt.NDArray[np.int64]
-_WALL = "wall clock"
-_BY_CALLS = "collectives (causality bounds, latency-bound ends)"
-_BY_PROBE = "measuring the hosts' clocks"
-_BY_REPORT = "one report's clock"
-_METHOD = f"{_WALL}, refined by {_BY_CALLS}"
-_DISBELIEVED = (
-    "what was measured of the hosts' clocks contradicts the collectives (a clock that was set, or "
-    "shifted for one process): it is left out"
+#: what the offsets rest on, as `Clock.method` says it
+BY_WALL_CLOCKS = "host wall clocks only"
+BY_CALLS = "collective timing"
+BY_PROBE = "measured host clocks"
+BY_REPORT = "the clock of a shared report"
+_MEASUREMENTS_REJECTED = (
+    "the measurements of the hosts' clocks contradict the collectives (a clock that was set, or "
+    "shifted for one process) and are ignored"
 )
 _CONTRADICTION = (
     "the ranks' collectives contradict each other in time (a clock that jumped, a drift beyond "
-    "150 ppm, or a wrong match): nothing bounds the clocks, and nobody is called late"
+    "150 ppm, or a wrong match): the clocks cannot be bounded, so stragglers cannot be determined"
 )
 #: an offset of zero on one host is contradicted by an estimate this many errors away
 _ERRORS = 4.0
@@ -42,56 +40,74 @@ _THIRDS = 3.0
 def align(
     ranks: Sequence[RankTables], matched: pa.Table, measured: Sequence[PairBound] = ()
 ) -> Clock:
-    """Put all ranks on the clock of the lowest rank that a collective or a measurement ties.
+    """Put all ranks on the clock of the lowest rank that a collective or a measurement connects.
 
-    `matched` has the schema `clusterprof.merge.MATCHED`; `measured` are bounds from outside of
-    the reports (see `readings`). Where the two contradict each other the collectives are
-    believed, and a warning says so. Measurements that rest on an assumption count only for ranks
-    that nothing else bounds, and a warning names those. A rank that no chain of either ties to
+    `matched` has the schema `clusterprof.align.match.MATCHED`; `measured` are bounds from outside
+    of the reports (see `measured`). Where the two contradict each other the measurements are
+    ignored, with a warning. Measurements that rest on an assumption count only for ranks that
+    nothing else bounds, and a warning names those. A rank that no chain of either connects with
     the reference keeps its wall clock, with `UNBOUNDED_NS` and a warning.
     """
     proven = [each for each in measured if not each.assumed]
-    clock = _believing(ranks, matched, proven)
-    loose = _loose(clock)
-    if len(proven) == len(measured) or not loose:
+    clock = _consistent(ranks, matched, proven)
+    unbounded = _unbounded(clock)
+    if len(proven) == len(measured) or not unbounded:
         return clock
-    # better an assumption that is named than nothing at all, and only for those who need it
-    known = set(clock.ranks) - loose
+    # a named assumption is better than nothing, and only for those who need it
+    known = set(clock.ranks) - unbounded
     more = [e for e in measured if not e.assumed or not {e.rank, e.other} <= known]
-    assuming = _believing(ranks, matched, more)
-    resting = loose - _loose(assuming)
+    assuming = _consistent(ranks, matched, more)
+    resting = unbounded - _unbounded(assuming)
     if not resting:
         return clock
-    return replace(
-        assuming, warnings=(*assuming.warnings, _resting(sorted(resting))), assumed=tuple(resting)
+    warning = (
+        f"{words.ranks(resting)}: the clock's bound assumes that a report is within "
+        f"{ANCHOR_NS // 1000} µs of its host's clock (the report has no marks): likely, no proof"
     )
+    return replace(assuming, warnings=(*assuming.warnings, warning), assumed=tuple(resting))
 
 
-def _loose(clock: Clock) -> set[int]:
-    """The ranks that nothing bounds."""
+def _unbounded(clock: Clock) -> set[int]:
     free = clock.uncertainty_ns >= UNBOUNDED_NS
     return {rank for rank, is_free in zip(clock.ranks, free, strict=True) if is_free}
 
 
-def _resting(ranks: Sequence[int]) -> str:
-    who = f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
-    return (
-        f"{who}: the clock's bound assumes that a report is within {ANCHOR_NS // 1000} µs of its "
-        "host's clock (no mark in the report tells): it is likely and no proof"
-    )
-
-
-def _believing(
+def _consistent(
     ranks: Sequence[RankTables], matched: pa.Table, measured: Sequence[PairBound]
 ) -> Clock:
-    """As `align`, of whatever kind the measurements are."""
+    """As `align`; without `measured` where those make the bounds contradict each other."""
     clock, consistent = _aligned(ranks, matched, measured)
     if consistent or not measured:
         return clock
-    without, also_not = _aligned(ranks, matched, ())
-    if not also_not:
+    without, also_consistent = _aligned(ranks, matched, ())
+    if not also_consistent:
         return clock
-    return replace(without, warnings=(*without.warnings, _DISBELIEVED))
+    return replace(without, warnings=(*without.warnings, _MEASUREMENTS_REJECTED))
+
+
+@dataclass(frozen=True)
+class _Ranks:
+    """The ranks to align, by index, and the time axes that the arithmetic is done on."""
+
+    numbers: tuple[int, ...]
+    #: each rank's own origin of time (see `blocks.bases`), ns
+    base: Ints
+    #: the index of the reference rank
+    reference: int
+    #: the middle of the reference's window (its wall clock), and half the longest rank's window
+    middle: int
+    half: float
+    #: on the reference's host; and without any call
+    same_host: Bools
+    no_call: Bools
+
+    def named(self, which: Bools) -> tuple[int, ...]:
+        """The ranks' numbers of a mask."""
+        return tuple(self.numbers[k] for k in np.flatnonzero(which))
+
+    def others(self) -> Bools:
+        """All but the reference."""
+        return np.asarray(np.arange(len(self.numbers)) != self.reference, dtype=np.bool_)
 
 
 def _aligned(
@@ -100,49 +116,47 @@ def _aligned(
     """The clock, and whether what it rests on agrees with itself."""
     numbers = tuple(sorted(t.rank for t in ranks))
     if not numbers:
-        return Clock(0, 0, _WALL, (), *_nothing(0)), True
+        nothing = np.zeros(0, dtype=np.int64)
+        return Clock(0, 0, BY_WALL_CLOCKS, (), nothing, np.zeros(0), nothing), True
     base = bases(matched, numbers)
     no_call = base == 0
     begins = {t.rank: t.info.begin_ns for t in ranks}
-    for each in measured:
-        for rank in (each.rank, each.other):
-            if rank in begins and no_call[numbers.index(rank)]:
-                base[numbers.index(rank)] = begins[rank]
-    found = blocks(matched, numbers, base, delays(matched, ranks))
-    odd = contradicting(found, len(numbers))
-    # one bad clock is left out and the others are told; if most are bad nobody knows which
+    for rank in {r for each in measured for r in (each.rank, each.other)} & begins.keys():
+        if no_call[numbers.index(rank)]:
+            base[numbers.index(rank)] = begins[rank]
+    calls = blocks(matched, numbers, base)
+    odd = contradicting(calls, len(numbers))
+    # without one bad clock the others can be aligned; if most are bad, which ones is unknown
     odd = odd if len(odd) < len(numbers) / 2 else []
-    found = _without(found, odd)
-    calls = len(found)
-    found += _without(as_blocks(measured, numbers, base), odd)
-    tied = sorted({m for b in found for m in b.members})
-    reference = tied[0] if tied else 0
-    middle, half = _window(ranks, numbers, base, reference)
+    calls = _without(calls, odd)
+    pairs = _without(as_blocks(measured, numbers, base), odd)
+    members = {m for b in (*calls, *pairs) for m in b.members}
+    reference = min(members, default=0)
     hosts = {t.rank: t.info.host for t in ranks}
-    same = np.asarray([bool(hosts[r]) and hosts[r] == hosts[numbers[reference]] for r in numbers])
-    if not found:
-        offset, drift, uncertainty = _nothing(len(numbers))
-        uncertainty[:] = UNBOUNDED_NS
-        uncertainty[reference] = 0
-        warnings = _untied([r for k, r in enumerate(numbers) if k != reference])
-        one = tuple(numbers[k] for k in np.flatnonzero(same))
-        clock = Clock(
-            numbers[reference], middle, _WALL, numbers, offset, drift, uncertainty, warnings, one
-        )
-        return clock, True
-    rough = _rough(found, len(numbers), reference)
-    clock, consistent = _refined(
-        numbers, base, found, calls, rough, reference, middle, half, same, no_call
-    )
+    there = hosts[numbers[reference]]
+    same_host = np.asarray([bool(there) and hosts[r] == there for r in numbers])
+    middle, half = _window(ranks, numbers, base, reference)
+    who = _Ranks(numbers, base, reference, middle, half, same_host, no_call)
+    if not members:
+        return _by_wall_clocks(who), True
+    clock, consistent = _refined(who, calls, pairs)
+    warnings = clock.warnings
     if odd:
-        clock = replace(clock, warnings=(_jumped([numbers[k] for k in odd]), *clock.warnings))
-    if measured:
-        shared = [each.source == "report" for each in measured]
-        how = (
-            [_BY_CALLS] * bool(calls) + [_BY_REPORT] * any(shared) + [_BY_PROBE] * (not all(shared))
+        warning = (
+            f"{words.ranks(numbers[k] for k in odd)}: excluded from the clock alignment, because "
+            "the times contradict those of the other ranks' collectives (a clock that jumped, a "
+            "drift beyond 150 ppm, or a wrong match)"
         )
-        clock = replace(clock, method=f"{_WALL}, refined by {' and by '.join(how)}")
-    return clock, consistent
+        warnings = (warning, *warnings)
+    return replace(clock, method=_method(calls, measured), warnings=warnings), consistent
+
+
+def _method(calls: Sequence[Block], measured: Sequence[PairBound]) -> str:
+    if not measured:
+        return BY_CALLS
+    one_report = [each.source == "report" for each in measured]
+    parts = [(BY_CALLS, bool(calls)), (BY_REPORT, any(one_report))]
+    return words.listed(n for n, used in [*parts, (BY_PROBE, not all(one_report))] if used)
 
 
 def _without(found: list[Block], odd: Sequence[int]) -> list[Block]:
@@ -151,18 +165,6 @@ def _without(found: list[Block], odd: Sequence[int]) -> list[Block]:
         return found
     left = [np.flatnonzero(~np.isin(b.members, odd)) for b in found]
     return [b.of(some) for b, some in zip(found, left, strict=True) if len(some) >= 2]
-
-
-def _jumped(ranks: Sequence[int]) -> str:
-    who = f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
-    return (
-        f"{who}: the times contradict those of the other ranks' collectives (a clock that jumped, "
-        "a drift beyond 150 ppm, or a wrong match): left out of the clock"
-    )
-
-
-def _nothing(count: int) -> tuple[Ints, Floats, Ints]:
-    return np.zeros(count, dtype=np.int64), np.zeros(count), np.zeros(count, dtype=np.int64)
 
 
 def _window(
@@ -178,14 +180,79 @@ def _window(
 
 
 def _span(tables: RankTables) -> tuple[int, int]:
-    """First and last thing that ran on the device; without any, the capture's own limits."""
+    """Begin and end of what ran on the device; without any, the capture's own limits."""
     if not tables.activity.num_rows:
         return tables.info.begin_ns, tables.info.end_ns
     ends = pc.max(tables.activity["end_ns"]).as_py()
     return int(pc.min(tables.activity["start_ns"]).as_py()), int(ends)
 
 
-def _rough(found: list[Block], ranks: int, reference: int) -> Floats:
+def _by_wall_clocks(who: _Ranks) -> Clock:
+    """The clock of ranks that nothing connects."""
+    none, others = np.zeros(len(who.numbers), dtype=np.int64), who.others()
+    return Clock(
+        reference_rank=who.numbers[who.reference],
+        middle_ns=who.middle,
+        method=BY_WALL_CLOCKS,
+        ranks=who.numbers,
+        offset_ns=none,
+        drift_ppm=none.astype(np.float64),
+        uncertainty_ns=np.where(others, UNBOUNDED_NS, 0),
+        warnings=_unbounded_warning(who.named(others)),
+        same_clock=who.named(who.same_host),
+    )
+
+
+def _unbounded_warning(ranks: Sequence[int]) -> tuple[str, ...]:
+    if not ranks:
+        return ()
+    warning = (
+        f"{words.ranks(ranks)}: the clock offset to the reference rank is unbounded (no chain of "
+        "collectives that can be matched without knowing it): the wall clock is taken as it is, "
+        "and who was late cannot be determined"
+    )
+    return (warning,)
+
+
+def _refined(who: _Ranks, calls: Sequence[Block], pairs: Sequence[Block]) -> tuple[Clock, bool]:
+    """The clock from calls and measured pairs, and whether its bounds are consistent."""
+    count, reference = len(who.numbers), who.reference
+    first = _first_offsets((*calls, *pairs), count, reference)
+    moved = [b.moved(first) for b in calls]
+    centre = float(who.middle - who.base[reference])
+    # a measurement may lie long before or after the window, which is what the bound is for
+    begin = min([float(np.nanmin(b.start)) for b in moved] + [centre - who.half])
+    end = max([float(np.nanmax(b.end)) for b in moved] + [centre + who.half])
+    moved += [b.moved(first) for b in pairs]
+    limits = bound(moved, count, reference, begin, end)
+    best = combine(_estimates(moved, centre), count, reference)
+    offset, drift = _weighed(best, limits, centre), best.drift
+    # what `offset` is where the wall clocks agree: ranks of one host read one clock
+    equal = (who.base[reference] - who.base).astype(np.float64) - first
+    same = who.same_host & _fits(equal, best, limits)
+    offset, drift = np.where(same, equal, offset), np.where(same, 0.0, drift)
+    offset, drift = _inside(offset, drift, limits, centre)
+    uncertainty = _uncertainty(offset, drift, limits, centre)
+    warnings = _unbounded_warning(who.named(uncertainty >= UNBOUNDED_NS))
+    if not limits.consistent:
+        warnings += (_CONTRADICTION,)
+        uncertainty = np.where(who.others(), UNBOUNDED_NS, 0)
+    unbounded = (uncertainty >= UNBOUNDED_NS) & who.others()
+    clock = Clock(
+        reference_rank=who.numbers[reference],
+        middle_ns=who.middle,
+        method=BY_CALLS,
+        ranks=who.numbers,
+        offset_ns=_of_wall_clocks(who, first + offset, drift, unbounded),
+        drift_ppm=np.round(drift * 1e6, 6),
+        uncertainty_ns=uncertainty,
+        warnings=warnings,
+        same_clock=who.named(same & limits.consistent),
+    )
+    return clock, limits.consistent
+
+
+def _first_offsets(found: Sequence[Block], ranks: int, reference: int) -> Floats:
     """Offsets of the ranks' bases good enough to put all calls on one time axis (ns).
 
     From the calls themselves and not from the wall clocks, which may be an hour apart.
@@ -193,61 +260,21 @@ def _rough(found: list[Block], ranks: int, reference: int) -> Floats:
     offset = combine(_estimates(found, 0.0), ranks, reference).offset
     if np.isnan(offset).any():
         # one-way traffic only: causality's own bounds are finite on one side at least
-        raw = bound(found, ranks, reference, 0.0, 0.0)
-        low, high = raw.low[0], raw.high[0]
+        limits = bound(found, ranks, reference, 0.0, 0.0)
+        low, high = limits.low[0], limits.high[0]
+        middle = np.where(np.isfinite(high), high, np.where(np.isfinite(low), low, 0.0))
         closed = np.isfinite(low) & np.isfinite(high)
-        middle = np.full(ranks, np.nan)
         middle[closed] = (low[closed] + high[closed]) / 2
-        one = np.where(np.isfinite(high), high, np.where(np.isfinite(low), low, 0.0))
-        middle = np.where(np.isnan(middle), one, middle)
         offset = np.where(np.isnan(offset), middle, offset)
     return np.asarray(offset)
 
 
-def _estimates(found: list[Block], middle: float) -> list[Estimate]:
+def _estimates(found: Sequence[Block], middle: float) -> list[Estimate]:
     return [e for b in found if (e := estimate(b, middle)) is not None]
 
 
-def _refined(
-    numbers: tuple[int, ...],
-    base: Ints,
-    found: list[Block],
-    calls: int,
-    rough: Floats,
-    reference: int,
-    middle: int,
-    half: float,
-    same_host: npt.NDArray[np.bool_],
-    no_call: npt.NDArray[np.bool_],
-) -> tuple[Clock, bool]:
-    moved = [b.moved(rough) for b in found]
-    centre = float(middle - base[reference])
-    # a measurement may lie long before or after the window, which is what the bound is for
-    first = min([float(np.nanmin(b.start)) for b in moved[:calls]] + [centre - half])
-    last = max([float(np.nanmax(b.end)) for b in moved[:calls]] + [centre + half])
-    limits = bound(moved, len(numbers), reference, first, last)
-    best = combine(_estimates(moved, centre), len(numbers), reference)
-    offset, drift = _weighed(best, limits, centre), best.drift
-    # what `offset` is where the wall clocks agree: ranks of one host read one clock
-    equal = (base[reference] - base).astype(np.float64) - rough
-    shared = same_host & _fits(equal, best, limits)
-    offset, drift = np.where(shared, equal, offset), np.where(shared, 0.0, drift)
-    offset, drift = _inside(offset, drift, limits, centre)
-    uncertainty = _uncertainty(offset, drift, limits, centre)
-    open_ended = [numbers[k] for k in np.flatnonzero(uncertainty >= UNBOUNDED_NS)]
-    warnings = _untied(open_ended)
-    if not limits.consistent:
-        warnings += (_CONTRADICTION,)
-        uncertainty = np.where(np.arange(len(numbers)) == reference, 0, UNBOUNDED_NS)
-    one = tuple(numbers[k] for k in np.flatnonzero(shared & limits.consistent))
-    clock = _as_clock(
-        numbers, base, rough, reference, middle, offset, drift, uncertainty, warnings, one, no_call
-    )
-    return clock, limits.consistent
-
-
-def _fits(equal: Floats, best: Combined, limits: Bounds) -> npt.NDArray[np.bool_]:
-    """Whether nothing in the data speaks against one clock: the offset `equal`, no drift.
+def _fits(equal: Floats, best: Combined, limits: Bounds) -> Bools:
+    """Whether nothing in the data contradicts one clock: the offset `equal`, no drift.
 
     Neither the bounds at any time of the window, nor the estimate by more than its own error
     leaves open. That two ranks of one host read one clock is likely and no proof, because each
@@ -266,34 +293,31 @@ def _fits(equal: Floats, best: Combined, limits: Bounds) -> npt.NDArray[np.bool_
 
 
 def _weighed(best: Combined, limits: Bounds, centre: float) -> Floats:
-    """The estimate and the bounds' middle, by how well each knows.
+    """The mean of the estimate and the bounds' middle, weighed by their errors.
 
-    That counts where ends say little (between processors): the middle is what the fastest calls
+    The middle counts where ends show little (between processors): it is what the fastest calls
     of either side leave, and the bound is shortest from there.
     """
-    low = np.array([np.interp(centre, limits.times, column) for column in limits.low.T])
-    high = np.array([np.interp(centre, limits.times, column) for column in limits.high.T])
+    low, high = limits.at(centre)
     closed = np.isfinite(low) & np.isfinite(high) & np.isfinite(best.error)
     error = np.where(closed, best.error, 0.0)
-    middle, doubt = np.zeros(len(low)), np.ones(len(low))
+    middle, middle_error = np.zeros(len(low)), np.ones(len(low))
     middle[closed] = (low[closed] + high[closed]) / 2
-    doubt[closed] = np.maximum((high[closed] - low[closed]) / 2 / _THIRDS, 1.0)
-    share = error**2 / (error**2 + doubt**2)
+    middle_error[closed] = np.maximum((high[closed] - low[closed]) / 2 / _THIRDS, 1.0)
+    share = error**2 / (error**2 + middle_error**2)
     return np.asarray(best.offset + np.where(closed, share * (middle - best.offset), 0.0))
 
 
 def _inside(offset: Floats, drift: Floats, limits: Bounds, centre: float) -> tuple[Floats, Floats]:
     """Move each estimate into its bounds; where there is none, take the bounds' middle."""
-    low = np.array([np.interp(centre, limits.times, column) for column in limits.low.T])
-    high = np.array([np.interp(centre, limits.times, column) for column in limits.high.T])
+    low, high = limits.at(centre)
     closed = np.isfinite(low) & np.isfinite(high)
     middle = np.zeros(len(low))
     middle[closed] = (low[closed] + high[closed]) / 2
     offset = np.where(np.isnan(offset), middle, offset)
     inside = np.clip(offset, np.minimum(low, high), np.maximum(low, high))
-    offset = np.where(closed, inside, offset)
     drift = np.clip(np.nan_to_num(drift), limits.drift_low, limits.drift_high)
-    return offset, drift
+    return np.where(closed, inside, offset), drift
 
 
 def _uncertainty(offset: Floats, drift: Floats, limits: Bounds, centre: float) -> Ints:
@@ -310,49 +334,10 @@ def _uncertainty(offset: Floats, drift: Floats, limits: Bounds, centre: float) -
     )
 
 
-def _as_clock(
-    numbers: tuple[int, ...],
-    base: Ints,
-    rough: Floats,
-    reference: int,
-    middle: int,
-    offset: Floats,
-    drift: Floats,
-    uncertainty: Ints,
-    warnings: tuple[str, ...],
-    shared: tuple[int, ...],
-    no_call: npt.NDArray[np.bool_],
-) -> Clock:
-    """Turn offsets of bases into offsets of wall clocks.
-
-    So far: base-relative time minus (rough + offset) is time since the reference's base.
-    """
-    whole = base - base[reference] + np.rint(rough + offset).astype(np.int64)
-    whole -= whole[reference]
+def _of_wall_clocks(who: _Ranks, offset: Floats, drift: Floats, unbounded: Bools) -> Ints:
+    """Offsets of wall clocks (ns) from those of times relative to the ranks' bases."""
+    whole = who.base - who.base[who.reference] + np.rint(offset).astype(np.int64)
+    whole -= whole[who.reference]
     # the drift counts from `middle` on the rank's own clock, which may be an hour off
     whole = whole - np.rint(drift * whole).astype(np.int64)
-    loose = uncertainty >= UNBOUNDED_NS
-    loose[reference] = False
-    whole = np.where(loose & no_call, 0, whole)
-    return Clock(
-        reference_rank=numbers[reference],
-        middle_ns=middle,
-        method=_METHOD,
-        ranks=numbers,
-        offset_ns=whole.astype(np.int64),
-        drift_ppm=np.round(drift * 1e6, 6),
-        uncertainty_ns=uncertainty,
-        warnings=warnings,
-        shared=shared,
-    )
-
-
-def _untied(ranks: Sequence[int]) -> tuple[str, ...]:
-    if not ranks:
-        return ()
-    who = f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
-    text = (
-        f"{who}: nothing bounds the clock against the reference rank (no chain of collectives that "
-        "can be matched without it): wall clock only, nothing is said about who was late"
-    )
-    return (text,)
+    return np.where(unbounded & who.no_call, 0, whole)

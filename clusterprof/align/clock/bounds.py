@@ -10,7 +10,7 @@ AllGather, ReduceScatter, AllToAll or Barrier returns data that depend on every 
 and no member's data leave it before its own kernel runs. A Broadcast or Scatter only says so of
 the root's start, a Reduce or Gather only of the root's end, a Send and its Recv only of the
 Recv's end. What it takes: every member sends something (an empty AllToAll between two members
-would hold neither up), and the calls are matched rightly. Seen to hold in every call of all
+would delay neither), and the calls are matched rightly. Seen to hold in every call of all
 recordings of the tests, and in 12 000 calls on 2, 4 and 8 GPUs (rings; LL, LL128 and Simple;
 2 KB to 32 MB; each rank last): the least `end_i - start_j` was 4.0 µs. For gloo the span of a
 call on its worker thread stands for the kernel.
@@ -29,7 +29,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from clusterprof.align.clock.blocks import Block, Bools, Floats
+from clusterprof.align.clock.blocks import Block, Bools, Floats, Index
 
 #: two crystals of 50 ppm each, and something for a clock that is being slewed
 DRIFT_LIMIT_PPM = 150.0
@@ -37,16 +37,17 @@ DRIFT_LIMIT_PPM = 150.0
 STAMP_ERROR_NS = 1_000.0
 #: times over the window at which the bounds are evaluated
 _TIMES = 9
-
-Index = npt.NDArray[np.intp]
+#: in a larger communicator each member is compared with so many only
+_MOST_COMPARED = 32
 
 
 @dataclass(frozen=True)
 class Bounds:
     """Bounds of each rank's offset against the reference at `times`: arrays [times, ranks].
 
-    `drift_low`/`drift_high` [ranks] bound the drift (ns per ns). Infinite where nothing ties a
-    rank to the reference; `contradicted` [ranks] is true where the bounds contradict each other.
+    `drift_low`/`drift_high` [ranks] bound the drift (ns per ns). Infinite where no chain of calls
+    connects a rank with the reference; `contradicted` [ranks] is true where the bounds contradict
+    each other.
     """
 
     times: Floats
@@ -58,8 +59,13 @@ class Bounds:
 
     @property
     def consistent(self) -> bool:
-        """Whether there are clocks that obey all bounds, as far as can be seen."""
+        """Whether there are clocks that obey all bounds, as far as the bounds show."""
         return not self.contradicted.any()
+
+    def at(self, time: float) -> tuple[Floats, Floats]:
+        """Return the least and the greatest offset of each rank at one time (ns)."""
+        low = np.array([np.interp(time, self.times, column) for column in self.low.T])
+        return low, np.array([np.interp(time, self.times, column) for column in self.high.T])
 
 
 def bound(blocks: Sequence[Block], ranks: int, reference: int, begin: float, end: float) -> Bounds:
@@ -159,9 +165,9 @@ class _Edges:
         for _ in range(ranks + 1):
             more = np.minimum(up, self._step(up, -self.start, end, ranks))
             less = np.minimum(down, self._step(down, end, -self.start, ranks))
-            settled = np.array_equal(more, up) and np.array_equal(less, down)
+            unchanged = np.array_equal(more, up) and np.array_equal(less, down)
             up, down = more, less
-            if settled or (up + down < 0).any():
+            if unchanged or (up + down < 0).any():
                 break
         return up, down
 
@@ -177,3 +183,39 @@ class _Edges:
 def _joined(parts: Sequence[npt.NDArray[np.generic]]) -> Floats:
     whole = np.concatenate(parts) if parts else np.empty(0)
     return np.asarray(whole, dtype=np.float64)
+
+
+def contradicting(blocks: Sequence[Block], ranks: int) -> list[int]:
+    """Return the fewest ranks (greedily) without which no two ranks contradict each other.
+
+    Two members of one communicator contradict each other if no offset, with any drift within the
+    limit, obeys both sides of what their calls say: a clock jumped, or calls are matched wrongly.
+    One rank that contradicts many is the culprit; the others' clocks can be aligned without it.
+    """
+    against = np.zeros((ranks, ranks), dtype=bool)
+    for block in blocks:
+        members = np.asarray(block.members)
+        count = min(len(members), _MOST_COMPARED)
+        for one in np.linspace(0, len(members) - 1, count).astype(np.intp):
+            bad = members[_contradicts(block, int(one))]
+            against[members[one], bad] = against[bad, members[one]] = True
+    out = []
+    while against.any():
+        worst = int(against.sum(axis=0).argmax())
+        against[worst] = against[:, worst] = False
+        out.append(worst)
+    return sorted(out)
+
+
+def _contradicts(block: Block, one: int) -> Bools:
+    """Which members contradict `one`: the two bounds of their offset cross."""
+    at = np.nanmax(block.start, axis=1)
+    middle = (np.nanmin(at) + np.nanmax(at)) / 2
+    slack = (DRIFT_LIMIT_PPM * 1e-6 * np.abs(at - middle) + STAMP_ERROR_NS)[:, None]
+    end = np.where(block.held & ~np.isnan(block.end), block.end, np.inf) + slack
+    start = np.where(block.holds & ~np.isnan(block.start), block.start, -np.inf)
+    above = (end - start[:, [one]]).min(axis=0)
+    below = (end[:, [one]] - start).min(axis=0)
+    crossed = above + below < 0
+    crossed[one] = False
+    return np.asarray(crossed, dtype=np.bool_)

@@ -9,12 +9,12 @@ import numpy.typing as npt
 
 from clusterprof.results import ClockEntry, RankClock
 
-#: the uncertainty of a rank that nothing ties to the reference rank: an hour. It stands for
-#: "unbounded" (a warning says so); whatever is smaller than the uncertainty is never said.
+#: the uncertainty of a rank that nothing connects with the reference rank: an hour. It stands for
+#: "unbounded" (a warning says so); nothing smaller than the uncertainty is ever reported
 UNBOUNDED_NS = 3_600_000_000_000
 
-#: two ranks that read one clock agree to within this: five times the most that the reports of one
-#: host were seen apart (4 µs, over 24 recordings by nsys and torch.profiler). Likely, no proof
+#: two ranks that read one clock agree to within this: five times the largest difference between the
+#: reports of one host (4 µs, over 24 recordings by nsys and torch.profiler). Likely, no proof
 SHARED_CLOCK_NS = 20_000
 
 
@@ -34,9 +34,9 @@ class Clock:
     drift_ppm: npt.NDArray[np.float64]
     uncertainty_ns: npt.NDArray[np.int64]
     warnings: tuple[str, ...] = ()
-    #: ranks that, as far as can be told, read the reference rank's own clock: one host, and
-    #: nothing in the data against an offset of zero
-    shared: tuple[int, ...] = ()
+    #: ranks that very likely read the reference rank's own clock: one host, and nothing in the
+    #: data against an offset of zero
+    same_clock: tuple[int, ...] = ()
     #: ranks whose bound rests on an assumption (see `readings`), and is no guarantee
     assumed: tuple[int, ...] = ()
 
@@ -52,16 +52,6 @@ class Clock:
     def uncertainty(self, rank: int) -> int:
         """Return the bound on the error of this rank's aligned times (ns)."""
         return int(self.uncertainty_ns[self.ranks.index(rank)])
-
-    def doubt(self, a: int, b: int) -> int:
-        """Return how far a difference of two ranks' aligned times may be off (ns).
-
-        Ranks of one host read one clock: between them only the time stamps' own error counts.
-        That is weaker than the bound (host names may repeat), and good enough to call one late.
-        """
-        if a in self.shared and b in self.shared:
-            return SHARED_CLOCK_NS
-        return self.uncertainty(a) + self.uncertainty(b)
 
     def entry(self) -> ClockEntry:
         """Return the clock as it stands in results.json."""

@@ -90,7 +90,7 @@ def lateness(dataset: Dataset) -> tuple[Floats, Floats]:
 
 def _doubt(dataset: Dataset) -> Floats:
     """How far each rank's arrivals may be off against any other rank's (ns)."""
-    if set(dataset.ranks) <= set(dataset.clock.shared):
+    if set(dataset.ranks) <= set(dataset.clock.same_clock):
         return np.full(len(dataset.ranks), float(SHARED_CLOCK_NS))
     own = np.asarray([dataset.clock.uncertainty(r) for r in dataset.ranks], dtype=float)
     return np.asarray(own + own.max())

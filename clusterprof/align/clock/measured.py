@@ -1,0 +1,193 @@
+"""Bounds on ranks' clocks from outside of the collectives: measurements, one machine, one report.
+
+An offset is a rank's clock minus another's, ns; a clock is here the one that a *report's* times are
+in. Three sources, each with what it rests on:
+
+- `machine`: two processes under one running kernel read one wall clock;
+- `probe`: an exchange of messages. A request sent at t1 (rank's clock) and received at t2 (other
+  clock), answered at t3, received at t4: no message arrives before it is sent, hence the other
+  clock is ahead by at most t2 - t1 and at least t3 - t4, whatever the two ways' delays (Cristian,
+  NTP). Assumes nothing of the network;
+- `report`: nsys puts all processes of one session on one time axis.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from clusterprof.align.clock.blocks import Block, Ints
+from clusterprof.align.clock.readings import (
+    APART_NS,
+    STAMP_NS,
+    RankReadings,
+    anchor,
+    has_integers,
+    items,
+    parsed,
+    stepped,
+    stretched,
+    warnings,
+)
+from clusterprof.tables import RankTables
+
+#: of 65 collectives of two H200s in one report of nsys 2025.3 four fifths ended within 11 µs of
+#: each other; some five times that, for drivers that have not been measured
+ONE_REPORT_NS = 50_000
+
+
+@dataclass(frozen=True)
+class PairBound:
+    """At `at_ns` (the other's clock), clock(rank) - clock(other) lies in [low_ns, high_ns]."""
+
+    rank: int
+    other: int
+    at_ns: int
+    low_ns: int
+    high_ns: int
+    #: `machine`, `probe` or `report`
+    source: str
+    #: rests on how far a report without marks is from its host's clock (`readings.ANCHOR_NS`)
+    assumed: bool = False
+
+
+@dataclass(frozen=True)
+class KnownClocks:
+    """What a run's files contain about its clocks, besides its reports."""
+
+    bounds: tuple[PairBound, ...] = ()
+    warnings: tuple[str, ...] = ()
+    readings: Mapping[int, RankReadings] = field(default_factory=dict)
+    #: ranks whose report's times cannot be used, and why
+    unusable: Mapping[int, str] = field(default_factory=dict)
+
+
+def known_clocks(
+    ranks: Sequence[RankTables], files: Mapping[int, Mapping[str, Any]], probe: object = None
+) -> KnownClocks:
+    """Return all that a run's files contain about its clocks (see `clusterprof.probe.clock_files`).
+
+    `files` has for each rank what `readings.parsed` takes: `clock`, `state`, `beacons`; `probe` is
+    clock_probe.json as parsed.
+    """
+    readings, unusable = {}, {}
+    for tables in ranks:
+        mine = parsed(**files.get(tables.rank, {"clock": None}))
+        readings[tables.rank] = replace(mine, anchor=anchor(tables.host_calls, mine.readings))
+        more = stretched(tables.host_calls, mine.readings)
+        if more is not None:
+            unusable[tables.rank] = (
+                f"its report's times are stretched by {more / 1e9:+.3f} s: the host's wall clock "
+                "was set inside the window"
+            )
+    bounds = tuple(pair_bounds(readings, probe))
+    return KnownClocks(bounds, tuple(warnings(readings)), readings, unusable)
+
+
+def of_one_report(ranks: Sequence[RankTables]) -> tuple[PairBound, ...]:
+    """Return that ranks out of one report (`nsys profile torchrun …`) have one clock.
+
+    They differ by how well each GPU's times were brought to the report's axis (`ONE_REPORT_NS`). A
+    rank whose report gives no origin of its times gets no bound.
+    """
+    firsts: dict[tuple[str, int], RankTables] = {}
+    found = []
+    for tables in ranks:
+        info = tables.info
+        first = firsts.setdefault((str(info.source), info.epoch_ns), tables)
+        if first is not tables and info.epoch_ns:
+            found += [
+                PairBound(tables.rank, first.rank, at, -ONE_REPORT_NS, ONE_REPORT_NS, "report")
+                for at in (info.begin_ns, info.end_ns)
+            ]
+    return tuple(found)
+
+
+def pair_bounds(readings: Mapping[int, RankReadings], probe: object = None) -> list[PairBound]:
+    """Return every bound that readings and probe give on pairs of these ranks.
+
+    `probe` is clock_probe.json as parsed. Bounds are for the *reports'* times: they include what is
+    unknown of each report's distance to the wall clock. Ranks whose clock was set are left out.
+    """
+    sound = {rank: mine for rank, mine in readings.items() if stepped(mine.readings) is None}
+    machines: dict[str, list[int]] = {}
+    for rank, mine in sorted(sound.items()):
+        if mine.machine:
+            machines.setdefault(mine.machine, []).append(rank)
+    return [*_one_machine(sound, machines), *_probed(sound, machines, probe)]
+
+
+def _pair(
+    readings: Mapping[int, RankReadings], rank: int, other: int, at: int, source: str,
+    low: int = 0, high: int = 0,
+) -> PairBound:  # fmt: skip
+    """The bound of two reports whose hosts' wall clocks differ by `low` to `high` (ns)."""
+    # report + a = wall and report' + a' = wall', hence report - report' = wall - wall' + a' - a
+    mine, others = readings[rank], readings[other]
+    return PairBound(
+        rank, other, at,
+        low + others.anchors[0] - mine.anchors[1], high + others.anchors[1] - mine.anchors[0],
+        source, mine.anchor is None or others.anchor is None,
+    )  # fmt: skip
+
+
+def _one_machine(
+    readings: Mapping[int, RankReadings], machines: Mapping[str, Sequence[int]]
+) -> list[PairBound]:
+    """Ranks of one machine, each against its machine's first: one wall clock, two reports.
+
+    The bound is the same at all times of the run; it is given at each reading of the first.
+    """
+    return [
+        _pair(readings, rank, first, each.wall_ns, "machine")
+        for first, *others in machines.values()
+        for rank in others
+        for each in readings[first].readings
+        if each.event != "start"
+    ]
+
+
+def _probed(
+    readings: Mapping[int, RankReadings], machines: Mapping[str, Sequence[int]], probe: object
+) -> list[PairBound]:
+    """The probe's bounds between machines, given to the first rank on each of them."""
+    out = []
+    for row in items(probe.get("bounds")) if isinstance(probe, Mapping) else ():
+        if not isinstance(row, Mapping) or not has_integers(row, "at_ns", "low_ns", "high_ns"):
+            continue
+        first, second = (str(row.get(name, "")) for name in ("machine", "other_machine"))
+        possible = -APART_NS <= row["low_ns"] <= row["high_ns"] <= APART_NS
+        if possible and first != second and {first, second} <= machines.keys():
+            low, high = row["low_ns"] - STAMP_NS, row["high_ns"] + STAMP_NS
+            pair = (machines[first][0], machines[second][0])
+            out.append(_pair(readings, *pair, row["at_ns"], "probe", low, high))
+    return out
+
+
+def as_blocks(bounds: Iterable[PairBound], ranks: Sequence[int], base: Ints) -> list[Block]:
+    """Return the bounds as calls of two ranks, for `bounds` and `estimates`.
+
+    A bound of half-width h is that of a collective of two in which both ranks were busy for h
+    after the last arrival, and ended in the middle of what is possible. `base` is each rank's own
+    origin of time (see `blocks.bases`); ranks that are not in `ranks` are left out.
+    """
+    index = {rank: k for k, rank in enumerate(ranks)}
+    groups: dict[tuple[int, int, str], list[PairBound]] = {}
+    for each in bounds:
+        if each.rank in index and each.other in index:
+            groups.setdefault((each.rank, each.other, each.source), []).append(each)
+    out = []
+    for (rank, other, _), rows in groups.items():
+        i, j = index[rank], index[other]
+        at = np.array([row.at_ns for row in rows], dtype=np.int64) - base[j]
+        low = np.array([row.low_ns for row in rows], dtype=np.int64) + base[j] - base[i]
+        high = np.array([row.high_ns for row in rows], dtype=np.int64) + base[j] - base[i]
+        middle, half = low + (high - low) // 2, (high - low + 1) // 2
+        start = np.stack([at + middle, at], axis=1).astype(np.float64)
+        end = np.stack([at + middle + half, at + half], axis=1).astype(np.float64)
+        both = np.ones(start.shape, dtype=bool)
+        out.append(Block.plain((i, j), start, end, both, both))
+    return out
