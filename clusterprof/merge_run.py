@@ -72,7 +72,7 @@ def measured_cost(run: RunDirectory, outcomes: Sequence[Outcome]) -> CaptureCost
     from clusterprof.analysis.model.capture_cost import capture_cost
     from clusterprof.collect import newest_step_log
     from clusterprof.errors import ReportError
-    from clusterprof.ingest.step_ranges import beside_log, read_log, read_pace
+    from clusterprof.ingest.rank_logs import beside_log, read_log, read_pace
 
     logs, pace = {}, {}
     for rank in run.ranks():
@@ -80,7 +80,7 @@ def measured_cost(run: RunDirectory, outcomes: Sequence[Outcome]) -> CaptureCost
         if log is not None:
             with contextlib.suppress(ReportError):  # a damaged log leaves one rank out
                 logs[rank] = read_log(log)
-                pace[rank] = read_pace(beside_log(log))
+                pace[rank] = read_pace(beside_log(log, paths.PACE))
     first, end = run.read_manifest()["window"]
     return capture_cost(logs, {each.rank for each in outcomes if each.report}, first, end, pace)
 

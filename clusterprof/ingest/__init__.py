@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from clusterprof.ingest.assembler import read_report
-from clusterprof.ingest.combined import combine
+from clusterprof.ingest.assembler import combine
 from clusterprof.ingest.gathered import Gathered, gather
+from clusterprof.ingest.reports import read_report
 from clusterprof.ingest.sources import Source, find_sources
 
 __all__ = ["Gathered", "Source", "combine", "find_sources", "gather", "read_report"]

@@ -1,183 +1,155 @@
-"""One report of whatever format as canonical tables, with the rank and steps it belongs to."""
+"""From a `Recording`, whatever format it is of, to one rank's canonical tables."""
 
 from __future__ import annotations
 
-import stat
 from dataclasses import replace
-from pathlib import Path
 
-from clusterprof.errors import ClusterprofError, ReportError
-from clusterprof.ingest import kinds
-from clusterprof.ingest.checks import checked
-from clusterprof.ingest.garbage_collections import beside_steps, with_collections
-from clusterprof.ingest.nsys.database import unreadable
-from clusterprof.ingest.sources import (
-    KINETO,
-    NSYS_RAW,
-    NSYS_REPORT,
-    NSYS_SQLITE,
-    SUFFIXES,
-    fresh_export,
-    stem_of,
-    suffix_of,
-)
-from clusterprof.ingest.step_ranges import read_log, usual_step
-from clusterprof.tables import RankTables
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from clusterprof.ingest.recording import Calls, Recording, Work, encoded, fill, joined, nullable
+from clusterprof.ingest.report_steps import from_ends, from_ranges
+from clusterprof.tables import RankTables, ReportInfo
 
 
-def read_report(
-    path: Path,
-    *,
-    rank: int | None = None,
-    steps: Path | None = None,
-    nsys: Path | None = None,
-) -> RankTables:
-    """Return the canonical tables of one rank's report: see `read_ranks`. Raises `ReportError`."""
-    (only,) = read_ranks(path, rank=rank, steps=steps, nsys=nsys, alone=True)
-    if isinstance(only, ReportError):
-        raise only
-    return only
-
-
-def read_ranks(
-    path: Path,
-    *,
-    rank: int | None = None,
-    steps: Path | None = None,
-    nsys: Path | None = None,
-    alone: bool = False,
-) -> list[RankTables | ReportError]:
-    """Return the canonical tables of each rank in a report, or what is wrong with that rank.
-
-    `path` is an nsys report (`.nsys-rep`, through the installed nsys), its SQLite export
-    (`.sqlite`, `.sqlite.xz`) or a Kineto trace (`.json`, plain or packed). `rank` is what a
-    manifest or the user says; None: the report itself must say. Of a report of several ranks (nsys
-    around what starts them) it is the first one's, unless the report is known to be of one
-    (`alone`). `steps` is a step log that
-    overrides the steps found in the report. `nsys` exports a `.nsys-rep` where it is there, else
-    the installed one. Raises `ReportError`.
-    """
-    try:
-        found = _read(path, nsys, alone)
-        if len(found) == 1:
-            return [_checked(found[0], steps, rank)]
-        told = [None if rank is None else rank + place for place in range(len(found))]
-        return [_attempt(tables, steps, mine) for tables, mine in zip(found, told, strict=True)]
-    except MemoryError as error:
-        raise ReportError(f"{path} does not fit into memory") from error
-    except ClusterprofError:
-        raise
-    except Exception as error:
-        # Whatever a stranger's file does to a reader, it costs that file's rank and no other.
-        raise ReportError(
-            f"{path} cannot be read: its content is not as its profiler writes it",
-            f"{type(error).__name__}: {error}",
-            "record or copy it again; if the profiler itself wrote it so, please report it"
-            " with what --debug shows",
-        ) from error
-
-
-def _attempt(tables: RankTables, steps: Path | None, rank: int | None) -> RankTables | ReportError:
-    """Check one of several ranks, of which one that is odd costs no other."""
-    try:
-        return _checked(tables, steps, rank)
-    except ReportError as error:
-        one = tables.info.rank if rank is None else rank
-        return ReportError(f"rank {one} of {error.what}", *error.details)
-
-
-def _checked(tables: RankTables, steps: Path | None, rank: int | None) -> RankTables:
-    if steps is not None:
-        info = tables.info
-        inside = read_log(steps, info.begin_ns, info.end_ns)
-        info = replace(info, usual_step_ns=usual_step(read_log(steps), info.begin_ns))
-        tables = replace(tables, info=info, steps=inside)
-        tables = with_collections(tables, beside_steps(steps))
-    return checked(tables, rank)
-
-
-def _read(path: Path, nsys: Path | None, alone: bool) -> list[RankTables]:
-    # The readers are imported when used: a Kineto trace needs no SQLite driver.
-    _check_regular(path)
-    suffix = suffix_of(path)
-    if suffix in NSYS_SQLITE:
-        return _read_export(path, nsys, alone)
-    if suffix in NSYS_REPORT:
-        exports = (path.with_suffix(each) for each in NSYS_SQLITE)
-        chosen = fresh_export([path, *(each for each in exports if each.is_file())])
-        if chosen != path:
-            return _read_export(chosen, nsys, alone)
-    if suffix in (*NSYS_REPORT, *NSYS_RAW):
-        from clusterprof.ingest.nsys.export import read as read_nsys
-
-        return read_nsys(path, nsys, alone=alone)
-    if suffix in KINETO:
-        from clusterprof.ingest.kineto.trace import read as read_trace
-
-        return [read_trace(path)]
-    if kinds.suffix_of_foreign(path):
-        raise kinds.by_name(path)
-    raise ReportError(
-        f"{path} is no report that clusterprof knows",
-        f"it reads: {', '.join('*' + each for each in SUFFIXES)}",
+def assemble(recording: Recording) -> RankTables:
+    """Return the tables of a recording, which must have work or calls. The rank may be None."""
+    activity = joined("activity", map(_work, recording.work), by="start_ns")
+    calls = joined("host_calls", map(_calls, recording.calls), by="start_ns")
+    events = [table for table in (activity, calls) if table.num_rows]
+    begin = min(table["start_ns"][0].as_py() for table in events)
+    end = max(int(table["end_ns"].to_numpy().max()) for table in events)
+    epoch = recording.epoch_ns
+    info = ReportInfo(
+        source=recording.source,
+        profiler=recording.profiler,
+        rank=recording.rank,
+        world_size=recording.world_size,
+        local_rank=recording.local_rank,
+        host=recording.host,
+        device=_device(recording),
+        job=recording.job,
+        epoch_ns=epoch,
+        begin_ns=begin + epoch,
+        end_ns=end + epoch,
+        backend=recording.backend,
+        warnings=tuple(recording.warnings),
+    )
+    return RankTables(
+        info,
+        activity=_on_wall_clock(activity, epoch),
+        collective_calls=_on_wall_clock(_numbered(recording.collectives), epoch),
+        steps=_on_wall_clock(_steps(recording, begin), epoch),
+        host_calls=_on_wall_clock(calls, epoch),
+        warnings=info.warnings,
     )
 
 
-def _check_regular(path: Path) -> None:
-    """Raise `ReportError` for what is not there, may not be seen, or could be waited for for ever.
+def _work(work: Work) -> pa.Table:
+    call, correlation, size = work.launched, work.correlation, work.size
+    return fill(
+        "activity",
+        work.start.size,
+        {
+            "start_ns": work.start,
+            "end_ns": work.end,
+            "kind": work.kind,
+            "name": work.name,
+            "device": work.device.astype(np.int32),
+            "stream": work.stream,
+            "correlation": None if correlation is None else nullable(correlation, correlation > 0),
+            "launch_start_ns": nullable(call.start, call.known),
+            "launch_end_ns": nullable(call.end, call.known),
+            "launch_thread": nullable(call.thread, call.thread >= 0),
+            "size_bytes": None if size is None else nullable(size, size >= 0),
+            "direction": work.direction,
+            "pageable": work.pageable,
+        },
+    )
 
-    Opening a pipe that nobody writes to does not return.
+
+def _calls(calls: Calls) -> pa.Table:
+    ids = calls.correlation
+    return fill(
+        "host_calls",
+        calls.start.size,
+        {
+            "start_ns": calls.start,
+            "end_ns": calls.end,
+            "kind": calls.kind,
+            "name": encoded(calls.name, calls.names),
+            "thread": calls.thread,
+            "correlation": None if ids is None else nullable(ids, ids > 0),
+        },
+    )
+
+
+def _steps(recording: Recording, begin: int) -> pa.Table:
+    """Return the steps that ranges mark; without any, those that end with the optimizer."""
+    marked = from_ranges(recording.marks, recording.marked_by)
+    return marked if marked.num_rows else from_ends(recording.step_ends, begin)
+
+
+def _numbered(calls: pa.Table) -> pa.Table:
+    number = pa.array(np.arange(calls.num_rows, dtype=np.int32))
+    return calls.set_column(0, calls.schema.field("call"), number)
+
+
+def _on_wall_clock(table: pa.Table, epoch_ns: int) -> pa.Table:
+    for place, field in enumerate(table.schema):
+        if field.name.endswith("_ns"):
+            shifted = pc.add(table.column(place), pa.scalar(epoch_ns, pa.int64()))
+            table = table.set_column(place, field, shifted)
+    return table
+
+
+def _device(recording: Recording) -> str:
+    """Return the name of the GPU that did most of the work."""
+    names = recording.devices
+    devices, counts = np.unique(
+        np.concatenate([work.device for work in recording.work]), return_counts=True
+    )
+    if not devices.size or not names:
+        return ""
+    most = max(int(devices[counts.argmax()]), 0)
+    return names.get(most, next(iter(names.values())))
+
+
+def combine(nsys: RankTables, kineto: RankTables) -> RankTables:
+    """Return one rank's tables from an nsys report and a Kineto trace of the same window.
+
+    On a CPU-only rank nsys records neither operators nor gloo: activity and collectives come
+    from Kineto where nsys has none, OS calls always from nsys, the host's other calls from
+    whichever report gave the activity. Both clocks are the host's wall clock.
     """
-    try:
-        mode = path.stat().st_mode
-        if stat.S_ISDIR(mode):
-            next(path.iterdir(), None)
-    except OSError as error:
-        raise unreadable(path, error) from error
-    if not stat.S_ISREG(mode):
-        what = "a folder" if stat.S_ISDIR(mode) else "no regular file (a pipe or a device)"
-        raise ReportError(f"{path} is {what}, not a report", "copy the report into a file")
+    has_calls = nsys.collective_calls.num_rows > 0
+    first, second = (nsys, kineto) if nsys.activity.num_rows else (kineto, nsys)
+    parts = [_of_the_system(first.host_calls, False), _of_the_system(nsys.host_calls, True)]
+    warnings = tuple(dict.fromkeys((*nsys.warnings, *kineto.warnings)))
+    info = replace(
+        nsys.info,
+        profiler=f"{nsys.info.profiler} + {kineto.info.profiler}",
+        rank=nsys.info.rank if nsys.info.rank is not None else kineto.info.rank,
+        world_size=nsys.info.world_size or kineto.info.world_size,
+        host=nsys.info.host or kineto.info.host,
+        device=nsys.info.device or kineto.info.device,
+        begin_ns=min(nsys.info.begin_ns, kineto.info.begin_ns),
+        end_ns=max(nsys.info.end_ns, kineto.info.end_ns),
+        backend=nsys.info.backend or kineto.info.backend,
+        warnings=warnings,
+    )
+    return RankTables(
+        info=info,
+        activity=first.activity,
+        collective_calls=(nsys if has_calls else kineto).collective_calls,
+        steps=first.steps if first.steps.num_rows else second.steps,
+        host_calls=joined("host_calls", parts, by="start_ns"),
+        warnings=warnings,
+    )
 
 
-def _read_export(path: Path, nsys: Path | None, alone: bool) -> list[RankTables]:
-    """Return the ranks of an export, or of the report beside it where the export is no good.
-
-    `nsys stats` leaves an export without NCCL's payloads beside each report that it looks at, and
-    one that is cut short where it is stopped.
-    """
-    from clusterprof.ingest.nsys.sqlite import read as read_sqlite
-
-    forms = [path.with_name(stem_of(path) + suffix) for suffix in NSYS_REPORT]
-    report = next((each for each in forms if each.is_file()), forms[0])
-    try:
-        ranks = read_sqlite(path, alone=alone)
-    except ReportError as damaged:
-        if not report.is_file():
-            raise
-        return _read_beside(report, nsys, alone, damaged)
-    sources = {
-        source
-        for tables in ranks
-        for source in tables.collective_calls.column("source").unique().to_pylist()
-    }
-    if "nvtx_name" not in sources or "nvtx_payload" in sources or not report.is_file():
-        return ranks
-    try:
-        return _read_beside(report, nsys, alone)
-    except ReportError:
-        return ranks  # the export was good enough for everything else
-
-
-def _read_beside(
-    report: Path, nsys: Path | None, alone: bool, damaged: ReportError | None = None
-) -> list[RankTables]:
-    from clusterprof.ingest.nsys.export import read as read_nsys
-
-    try:
-        ranks = read_nsys(report, nsys, alone=alone)
-    except ReportError as error:
-        raise damaged or error from error
-    if damaged is None:
-        return ranks
-    instead = f"{damaged.what}: the report beside it was read instead"
-    return [tables.warned(instead) for tables in ranks]
+def _of_the_system(calls: pa.Table, wanted: bool) -> pa.Table:
+    """Return the calls of the OS runtime, or (`wanted` is false) all others."""
+    is_os = pc.equal(calls.column("kind").cast(pa.string()), "os")
+    return calls.filter(is_os if wanted else pc.invert(is_os))

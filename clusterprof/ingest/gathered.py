@@ -14,9 +14,9 @@ from multiprocessing import get_context
 from pathlib import Path
 
 from clusterprof.errors import ClusterprofError, MergeError, ReportError
-from clusterprof.ingest.assembler import read_ranks, read_report
+from clusterprof.ingest.assembler import combine
 from clusterprof.ingest.checks import RankUnknown, checked
-from clusterprof.ingest.combined import combine
+from clusterprof.ingest.reports import read_ranks, read_report
 from clusterprof.ingest.sources import KINETO, Source, find_sources, resolved, stem_of, suffix_of
 from clusterprof.results import MissingRank
 from clusterprof.tables import RankTables

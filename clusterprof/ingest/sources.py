@@ -10,10 +10,9 @@ from pathlib import Path
 
 from clusterprof.agent.contracts import paths
 from clusterprof.errors import ReportError
-from clusterprof.ingest import kinds
+from clusterprof.ingest import other_tools
 from clusterprof.ingest.kineto.json_stream import keys_of
-from clusterprof.ingest.nsys.database import unreadable
-from clusterprof.ingest.unpacking import opened
+from clusterprof.ingest.opening import opened, unreadable
 
 #: nsys before 2021.5 named it otherwise
 NSYS_REPORT = (".nsys-rep", ".qdrep")
@@ -134,7 +133,7 @@ def _is_report(path: Path) -> bool:
     if path.is_dir():
         return False
     if suffix_of(path) not in KINETO:
-        return bool(suffix_of(path)) or bool(kinds.suffix_of_foreign(path))
+        return bool(suffix_of(path)) or bool(other_tools.suffix_of_foreign(path))
     # A link to a report that is gone is a rank that is missing, and said to be; so is a pipe.
     return not path.is_file() or (path.name not in OUR_OWN and _is_trace(path))
 
@@ -144,7 +143,7 @@ def _is_trace(path: Path) -> bool:
     try:
         with opened(path) as file:
             keys = keys_of(file)
-        if keys and (_KINETO_MARKS & {*keys} or kinds.by_keys(path, keys)):
+        if keys and (_KINETO_MARKS & {*keys} or other_tools.by_keys(path, keys)):
             return True
         return path.stat().st_size == 0 or path.stat().st_size >= _NO_SETTINGS
     except (ReportError, OSError, EOFError, lzma.LZMAError, zlib.error):

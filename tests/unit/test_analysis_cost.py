@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 
 from clusterprof.analysis.model.capture_cost import capture_cost
-from clusterprof.ingest.step_ranges import steps_table
+from clusterprof.ingest.report_steps import steps_table
 from clusterprof.report.phrases import capture
 
 MS = 1_000_000

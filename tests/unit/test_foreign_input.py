@@ -20,7 +20,7 @@ from seeds import content, span, sqlite, trace
 from clusterprof.errors import ReportError, UsageError
 from clusterprof.ingest import find_sources, gather, read_report
 from clusterprof.ingest.kineto.json_stream import NotAList, pieces
-from clusterprof.ingest.unpacking import VARIABLE, opened
+from clusterprof.ingest.opening import VARIABLE, opened
 
 
 def streamed(text: bytes, piece: int, monkeypatch: pytest.MonkeyPatch) -> tuple[list[Any], Any]:

@@ -14,7 +14,7 @@ from simulate import Cause, Job, simulate
 
 from clusterprof.agent.rank.garbage_collector import LONG_NS, Pauses
 from clusterprof.agent.rank.steps import Counter
-from clusterprof.ingest.garbage_collections import beside_steps, with_collections
+from clusterprof.ingest.rank_logs import beside_log, with_collections
 from clusterprof.results import Finding
 from clusterprof.study import study
 from clusterprof.tables import HOST_CALLS, RankTables
@@ -134,7 +134,7 @@ def test_ranks_that_collect_by_turns_are_all_told_and_none_is_blamed(tmp_path: P
 
 @pytest.mark.parametrize(
     "content",
-    ["", "step,begin_ns\n1,2\n", "begin_ns,end_ns,generation,collected\n5,x,2,1\n",
+    ["", "step,begin_ns\n1,2\n", "begin_ns,end_ns,generation,collected\n5,x,2,1\n6,7,2,1\n",
      "begin_ns,end_ns,generation,collected\n9,5,2,1\n", "\x00\n"],
 )  # fmt: skip
 def test_a_damaged_list_is_left_out_with_a_warning(tmp_path: Path, content: str) -> None:
@@ -143,7 +143,8 @@ def test_a_damaged_list_is_left_out_with_a_warning(tmp_path: Path, content: str)
     path.write_text(content)
     made = with_collections(tables, path)
     assert made.host_calls == tables.host_calls
-    assert "gc.csv is damaged and was left out" in made.warnings[-1]
+    assert len(made.warnings) == len(tables.warnings) + 1
+    assert str(path) in made.warnings[-1]
     assert with_collections(tables, tmp_path / "gc.9.csv") is tables
 
 
@@ -152,4 +153,4 @@ def test_a_damaged_list_is_left_out_with_a_warning(tmp_path: Path, content: str)
     [("steps.csv", "gc.csv"), ("steps.2.csv", "gc.2.csv"), ("rank0.steps.csv", "rank0.gc.csv")],
 )
 def test_collections_lie_beside_their_step_log(steps: str, collections: str) -> None:
-    assert beside_steps(Path("steps") / steps) == Path("steps") / collections
+    assert beside_log(Path("steps") / steps, "gc") == Path("steps") / collections

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 
 from clusterprof.ingest.nsys import nccl_ranges
 from clusterprof.ingest.nsys.activity import NcclKernels
 from clusterprof.ingest.nsys.nvtx import Ranges
+from clusterprof.ingest.recording import Launched
 
 THREAD = 7
 
@@ -22,6 +22,9 @@ class Payloads:
 
     def has(self, table: str, *columns: str) -> bool:
         return columns == ("jsonText",)
+
+    def text(self, table: str, column: str, reference: str) -> tuple[str, str]:
+        return f"n.{column}", ""
 
     def rows(self, sql: str, *tables: str) -> list[tuple[Any, ...]]:
         return sorted(self.by_row.items())
@@ -48,26 +51,25 @@ def capture(
         domain=np.full(len(events), 3),
         row=np.arange(len(events)),
         name=np.array([names.index(event[0]) for event in events], np.int64),
-        names=pa.array(names),
+        names=names,
         domains={(1, 3): "NCCL"},
     )
-    said = {
+    payloads = {
         row: f'{{"NCCL communicator ID": {communicator}, "Message size [bytes]": 8}}'
         for row, (*_, communicator) in enumerate(events)
         if communicator
     }
     columns = np.array(kernels, np.int64).reshape(-1, 4).T
+    known = np.full(len(kernels), True)
     launched = NcclKernels(
         start=columns[1],
         end=columns[2],
         stream=columns[3],
-        launch_start=columns[0],
-        launch_end=columns[0] + 1,
-        launch_thread=np.full(len(kernels), thread),
+        launched=Launched(columns[0], columns[0] + 1, np.full(len(kernels), thread), known),
         name=np.zeros(len(kernels), np.int64),
-        names=(kernel_name,),
+        names=[kernel_name],
     )
-    table, _ = nccl_ranges.read(Payloads(said), ranges, launched, epoch=1000)  # type: ignore[arg-type]
+    table, _ = nccl_ranges.read(Payloads(payloads), ranges, launched)  # type: ignore[arg-type]
     rows: list[dict[str, Any]] = table.to_pylist()
     return rows
 
@@ -82,7 +84,7 @@ def test_a_call_has_the_kernel_launched_inside_its_range() -> None:
         [(35, 300, 400, 5), (15, 100, 200, 5)],
     )
     assert [row["operation"] for row in rows] == ["AllReduce", "AllGather"]
-    assert spans(rows) == [(1100, 1200), (1300, 1400)]
+    assert spans(rows) == [(100, 200), (300, 400)]
     assert [row["communicator"] for row in rows] == ["0x0000000000000001"] * 2
 
 
@@ -92,7 +94,7 @@ def test_a_kernel_launched_on_another_thread_is_not_the_call_s() -> None:
         ("nvtx_payload", nccl_ranges.NO_KERNEL),
         ("kernel_name", nccl_ranges.NO_CALL),
     ]
-    assert spans(rows) == [(None, None), (1100, 1200)]
+    assert spans(rows) == [(None, None), (100, 200)]
 
 
 def test_calls_of_a_group_share_the_kernel_that_the_outermost_end_launched() -> None:
@@ -110,13 +112,13 @@ def test_calls_of_a_group_share_the_kernel_that_the_outermost_end_launched() -> 
         kernel_name="ncclDevKernel_SendRecv",
     )
     assert [row["operation"] for row in rows] == ["Send", "Recv", "AllReduce"]
-    assert spans(rows) == [(1100, 1200), (1100, 1200), (1300, 1400)]
+    assert spans(rows) == [(100, 200), (100, 200), (300, 400)]
     assert [row["group"] for row in rows] == [0, 0, None]
 
 
 def test_a_capture_that_begins_inside_a_group_still_finds_its_kernel() -> None:
     rows = capture([("ncclSend", 12, 13, 1), ("ncclGroupEnd", 20, 30, 0)], [(25, 100, 200, 5)])
-    assert spans(rows) == [(1100, 1200)]
+    assert spans(rows) == [(100, 200)]
     assert rows[0]["group"] == 0
 
 
@@ -131,7 +133,7 @@ def test_a_group_that_the_capture_cuts_off_says_why_it_has_no_kernel() -> None:
         ],
         [(5, 100, 200, 5)],
     )
-    assert spans(rows) == [(1100, 1200), (None, None)]
+    assert spans(rows) == [(100, 200), (None, None)]
     assert rows[1]["reason"] == nccl_ranges.NO_GROUP_END
 
 
@@ -148,7 +150,7 @@ def test_in_a_group_of_two_communicators_each_call_has_the_kernel_on_its_stream(
         [(1, 50, 60, 40), (3, 70, 80, 41), (22, 100, 200, 41), (24, 300, 400, 40)],
     )
     assert [row["stream"] for row in rows] == [40, 41, 40, 41]
-    assert spans(rows)[2:] == [(1300, 1400), (1100, 1200)]
+    assert spans(rows)[2:] == [(300, 400), (100, 200)]
     assert [row["reason"] for row in rows] == [None] * 4
 
 
@@ -162,8 +164,8 @@ def test_kernels_of_a_group_that_cannot_be_told_apart_are_given_as_one_span() ->
         ],
         [(22, 100, 200, 41), (24, 300, 400, 40)],
     )
-    assert spans(rows) == [(1100, 1400)] * 2
-    assert [row["reason"] for row in rows] == [nccl_ranges.SHARED] * 2
+    assert spans(rows) == [(100, 400)] * 2
+    assert [row["reason"] for row in rows] == [nccl_ranges.UNCLEAR] * 2
 
 
 def test_several_kernels_of_one_communicator_are_one_span_without_a_doubt() -> None:
@@ -176,13 +178,13 @@ def test_several_kernels_of_one_communicator_are_one_span_without_a_doubt() -> N
         ],
         [(22, 100, 200, 40), (24, 300, 400, 40)],
     )
-    assert spans(rows) == [(1100, 1400)] * 2
+    assert spans(rows) == [(100, 400)] * 2
     assert [row["reason"] for row in rows] == [None, None]
 
 
 def test_a_call_cut_off_by_the_end_of_the_capture_keeps_its_kernel() -> None:
     rows = capture([("ncclAllReduce", 10, -1, 1)], [(15, 100, 200, 5)])
-    assert spans(rows) == [(1100, 1200)]
+    assert spans(rows) == [(100, 200)]
     assert rows[0]["issue_end_ns"] is None
 
 
@@ -229,7 +231,7 @@ def test_a_group_of_sends_and_receives_without_payloads_is_one_all_to_all() -> N
         kernel_name=SENT,
     )
     assert [row["operation"] for row in rows] == ["AllToAll"] * 3
-    assert spans(rows) == [(1020, 1090), (1120, 1190), (1220, 1290)]
+    assert spans(rows) == [(20, 90), (120, 190), (220, 290)]
 
 
 def test_a_send_and_a_receive_between_neighbours_are_two_calls() -> None:

@@ -7,12 +7,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
 import pytest
 
 from clusterprof.errors import ReportError
-from clusterprof.ingest.nsys import json_payloads, nccl_payload
-from clusterprof.ingest.nsys.nvtx import Ranges, process_of, thread_of
+from clusterprof.ingest.nsys import nccl_payloads
+from clusterprof.ingest.nsys.nccl_payloads import Payloads, read_json
+from clusterprof.ingest.nsys.nvtx import Ranges
+from clusterprof.ingest.nsys.schema import process_of, thread_of
 
 FOLDER = Path(__file__).parents[1] / "data" / "nsys-json"
 #: what the program that was recorded asked of NCCL: bytes, and root or peer
@@ -50,14 +51,13 @@ def ranges_of(path: Path) -> Ranges:
         domain=np.array([int(each["DomainId"]) for each in spans]),
         row=1000 - np.arange(len(spans)),
         name=np.zeros(len(spans), np.int64),
-        names=pa.array(["any"]),
+        names=["any"],
         domains={(int(process_of(tid[:1])[0]), 1): "NCCL"},
     )
 
 
-def said(bodies: nccl_payload.Bodies) -> list[tuple[int | None, int | None, object]]:
+def decoded(payloads: Payloads) -> list[tuple[int | None, int | None, object]]:
     """Communicator, bytes, and root or peer of each payload, in the order of the rows."""
-    payloads = nccl_payload.decoded(bodies)
 
     def at(name: str, place: int) -> int | None:
         there = bool(payloads.present[name][place])
@@ -81,14 +81,14 @@ def test_every_payload_says_what_was_asked_of_nccl(version: str, communicator: i
         for name, asked in ASKED.items()
         if version == "2.28" or name not in SINCE_2_28
     ]
-    assert said(json_payloads.read(path, ranges_of(path))) == expected
+    assert decoded(read_json(path, ranges_of(path))) == expected
 
 
 def test_the_order_of_the_ranges_is_theirs_and_not_the_file_s() -> None:
     path = recording("2.28")
-    bodies = json_payloads.read(path, ranges_of(path))
-    assert (np.diff(bodies.row) > 0).all()
-    assert bodies.row.size == len(ASKED)
+    payloads = read_json(path, ranges_of(path))
+    assert (np.diff(payloads.row) > 0).all()
+    assert payloads.row.size == len(ASKED)
 
 
 @pytest.mark.parametrize("size", [1, 100, 1000])
@@ -96,9 +96,9 @@ def test_events_that_a_piece_of_the_file_cuts_in_two_are_read(
     size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = recording("2.28")
-    whole = said(json_payloads.read(path, ranges_of(path)))
-    monkeypatch.setattr(json_payloads, "_PIECE", size)
-    assert said(json_payloads.read(path, ranges_of(path))) == whole
+    whole = decoded(read_json(path, ranges_of(path)))
+    monkeypatch.setattr(nccl_payloads, "_PIECE", size)
+    assert decoded(read_json(path, ranges_of(path))) == whole
 
 
 @pytest.mark.parametrize("name", ["start", "process", "thread", "domain"])
@@ -106,7 +106,7 @@ def test_a_payload_of_another_thread_or_domain_is_no_one_s(name: str) -> None:
     path = recording("2.28")
     ranges = ranges_of(path)
     other = replace(ranges, **{name: getattr(ranges, name) + 1})
-    assert json_payloads.read(path, other).row.size == 0
+    assert read_json(path, other).row.size == 0
 
 
 @pytest.mark.parametrize(
@@ -121,5 +121,5 @@ def test_a_payload_of_another_thread_or_domain_is_no_one_s(name: str) -> None:
 def test_what_nsys_does_not_write_is_one_clear_error(line: bytes, tmp_path: Path) -> None:
     path = tmp_path / "odd.json"
     path.write_bytes(line)
-    with pytest.raises(ReportError, match="not as nsys writes JSON"):
-        json_payloads.read(path, ranges_of(recording("2.28")))
+    with pytest.raises(ReportError, match=str(path)):
+        read_json(path, ranges_of(recording("2.28")))

@@ -9,7 +9,9 @@ import pytest
 
 from clusterprof.errors import ReportError
 from clusterprof.ingest.operations import kernel_operation, operation
-from clusterprof.ingest.step_ranges import from_ranges, read_log, steps_table, usual_step
+from clusterprof.ingest.rank_logs import read_log, usual_step
+from clusterprof.ingest.recording import Calls
+from clusterprof.ingest.report_steps import from_ranges, steps_table
 
 
 def steps_of(*names: str, threads: list[int] | None = None) -> list[int]:
@@ -18,7 +20,7 @@ def steps_of(*names: str, threads: list[int] | None = None) -> list[int]:
     codes = np.array([kinds.index(name) for name in names], np.int64)
     begin = 1000 + 20 * np.arange(len(names))
     thread = np.array(threads or [1] * len(names))
-    table = from_ranges(kinds, codes, begin, begin + 10, thread, "nvtx")
+    table = from_ranges(Calls("range", begin, begin + 10, thread, codes, kinds), "nvtx")
     steps: list[int] = table["step"].to_pylist()
     return steps
 
@@ -50,7 +52,8 @@ def test_ranges_of_another_thread_do_not_double_the_steps() -> None:
 def test_a_step_that_was_never_closed_is_no_step() -> None:
     names = ["step 1", "step 2"]
     begin = np.array([10, 30], np.int64)
-    table = from_ranges(names, np.array([0, 1]), begin, np.array([20, -1]), begin * 0, "nvtx")
+    ranges = Calls("range", begin, np.array([20, -1]), begin * 0, np.array([0, 1]), names)
+    table = from_ranges(ranges, "nvtx")
     assert table["step"].to_pylist() == [1]
 
 
@@ -69,19 +72,19 @@ def test_a_last_line_cut_short_by_a_kill_is_left_out(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "where"),
     [
-        ("", "is not a step log"),
-        ("a,b\n1,2\n", "is not a step log"),
-        (f"{HEADER}1,10,20\nx,20,30\n2,30,40\n", "damaged at line 3"),
-        (f"{HEADER}1,20,10\n2,30,40\n", "step 1 ends before it begins"),
-        ("\xff\xfe", "is not a step log"),
+        ("", "step,begin_ns,end_ns"),
+        ("a,b\n1,2\n", "step,begin_ns,end_ns"),
+        (f"{HEADER}1,10,20\nx,20,30\n2,30,40\n", "line 3"),
+        (f"{HEADER}1,20,10\n2,30,40\n", "line 2"),
+        ("\xff\xfe", "steps.csv"),
     ],
 )
-def test_a_bad_step_log_is_a_clear_error(tmp_path: Path, text: str, said: str) -> None:
+def test_a_bad_step_log_is_a_clear_error(tmp_path: Path, text: str, where: str) -> None:
     path = tmp_path / "steps.csv"
     path.write_bytes(text.encode("latin-1"))
-    with pytest.raises(ReportError, match=said):
+    with pytest.raises(ReportError, match=where):
         read_log(path, 0, 100)
 
 

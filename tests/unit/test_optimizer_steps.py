@@ -15,7 +15,7 @@ from simulate import Job, simulate
 
 from clusterprof.align.match import numbered
 from clusterprof.ingest import read_report
-from clusterprof.ingest.nsys.optimizer_steps import from_kernels, updates
+from clusterprof.ingest.report_steps import ends_of_updates, from_ends, updates
 from clusterprof.study import study
 from clusterprof.tables import RankTables
 
@@ -30,14 +30,14 @@ def kernels(*steps: tuple[int, int]) -> tuple[np.ndarray, np.ndarray, np.ndarray
 
 
 def test_a_step_ends_with_the_last_launch_of_its_update() -> None:
-    steps = from_kernels(*kernels((40, 6), (40, 6), (40, 6), (25, 0)), begin_ns=-7)
+    steps = from_ends(ends_of_updates(*kernels((40, 6), (40, 6), (40, 6), (25, 0))), -7)
     assert steps["end_ns"].to_pylist() == [455_000, 915_000, 1_375_000]
     assert steps["begin_ns"].to_pylist() == [-7, 455_000, 915_000]
     assert steps["step"].to_pylist() == [0, 1, 2]
 
 
 def test_a_window_may_begin_and_end_within_an_update() -> None:
-    steps = from_kernels(*kernels((0, 2), (40, 6), (40, 6), (40, 3)), begin_ns=0)
+    steps = from_ends(ends_of_updates(*kernels((0, 2), (40, 6), (40, 6), (40, 3))), 0)
     assert steps.num_rows == 4
 
 
@@ -53,7 +53,7 @@ def test_a_window_may_begin_and_end_within_an_update() -> None:
     ids=["two steps", "no update", "updates only", "two models by turns", "two lengths by turns"],
 )
 def test_what_has_no_rhythm_gives_no_steps(trained: list[tuple[int, int]]) -> None:
-    assert from_kernels(*kernels(*trained), begin_ns=0).num_rows == 0
+    assert ends_of_updates(*kernels(*trained)).size == 0
 
 
 def test_a_copy_of_many_tensors_is_no_update() -> None:
@@ -63,7 +63,7 @@ def test_a_copy_of_many_tensors_is_no_update() -> None:
         metadata + "UnaryOpFunctor<c10::BFloat16>, at::native::Sqrt<float>>(T1, T2, T3...)",
         "void cutlass::Kernel2<cutlass_80_tensorop_bf16>(T1::Params)",
     ]
-    assert updates(pa.array(names)).tolist() == [False, True, False]
+    assert updates(names).tolist() == [False, True, False]
 
 
 def without_marks(recording: Path, folder: Path) -> Path:

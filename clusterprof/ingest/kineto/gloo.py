@@ -15,11 +15,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from clusterprof.ingest.columns import Ints, encoded, fill, nullable
-from clusterprof.ingest.kineto.nccl_kernels import DTYPE_BYTES
-from clusterprof.ingest.kineto.process_groups import ProcessGroup
+from clusterprof.ingest.kineto.nccl_kernels import DTYPE_BYTES, ProcessGroup, member_columns
 from clusterprof.ingest.kineto.trace_events import Trace
 from clusterprof.ingest.operations import operation
+from clusterprof.ingest.recording import Bools, Ints, Work, encoded, fill, not_launched, nullable
 
 UNFINISHED = "the operation had not ended when the capture did"
 
@@ -29,97 +28,77 @@ _WORKERS_PER_GROUP = 2
 #: of the others an input is not what one rank gives or gets
 _SIZED = ("AllReduce", "AllGather", "Broadcast", "Reduce", "Send", "Recv", "Gather")
 
-#: the operator that hands an operation to gloo, by operation
+#: operation -> how the operators that hand it to gloo are named
 _ISSUED_BY = {
-    "c10d::allreduce_": "AllReduce",
-    "c10d::allreduce_coalesced_": "AllReduce",
-    "c10d::allgather_": "AllGather",
-    "c10d::_allgather_base_": "AllGather",
-    "c10d::reduce_scatter_": "ReduceScatter",
-    "c10d::_reduce_scatter_base_": "ReduceScatter",
-    "c10d::broadcast_": "Broadcast",
-    "c10d::reduce_": "Reduce",
-    "c10d::alltoall_": "AllToAll",
-    "c10d::alltoall_base_": "AllToAll",
-    "c10d::gather_": "Gather",
-    "c10d::scatter_": "Scatter",
-    "c10d::barrier": "Barrier",
-    "c10d::send": "Send",
-    "c10d::recv_": "Recv",
+    "AllReduce": ("allreduce_", "allreduce_coalesced_"),
+    "AllGather": ("allgather_", "_allgather_base_"),
+    "ReduceScatter": ("reduce_scatter_", "_reduce_scatter_base_"),
+    "Broadcast": ("broadcast_",),
+    "Reduce": ("reduce_",),
+    "AllToAll": ("alltoall_", "alltoall_base_"),
+    "Gather": ("gather_",),
+    "Scatter": ("scatter_",),
+    "Barrier": ("barrier",),
+    "Send": ("send",),
+    "Recv": ("recv_",),
 }
 
 
-def places(trace: Trace, base: int) -> Ints:
-    """Return where gloo's spans stand among the annotations, in order of their begin."""
-    found = np.array(
-        [
-            place
-            for place in trace.spans["user_annotation"].args
-            if trace.names[trace.spans["user_annotation"].name[place]].startswith("gloo:")
-        ],
-        np.int64,
-    )
-    start, _ = trace.spans["user_annotation"].times(base)
-    return found[np.argsort(start[found], kind="stable")]
+def _spans(trace: Trace) -> Ints:
+    """Return where gloo's spans are among the annotations, in order of their begin."""
+    spans = trace.spans["user_annotation"]
+    is_gloo = [name.startswith("gloo:") for name in trace.names]
+    found = np.array([place for place in spans.args if is_gloo[spans.name[place]]], np.int64)
+    return found[np.argsort(spans.start[found], kind="stable")]
 
 
-def activity(trace: Trace, base: int) -> pa.Table:
+def activity(trace: Trace) -> Work:
     """Return gloo's spans as activity of kind `collective`, by worker thread."""
     spans = trace.spans["user_annotation"]
-    chosen = places(trace, base)
-    start, end = spans.times(base)
-    return fill(
-        "activity",
-        chosen.size,
-        {
-            "start_ns": start[chosen],
-            "end_ns": end[chosen],
-            "kind": "collective",
-            "name": encoded(spans.column("name")[chosen], trace.names),
-            "device": np.full(chosen.size, -1, np.int32),
-            "stream": spans.column("thread")[chosen],
-        },
+    chosen = _spans(trace)
+    return Work(
+        start=spans.start[chosen],
+        end=spans.end[chosen],
+        kind="collective",
+        name=encoded(spans.column("name")[chosen], trace.names),
+        device=np.full(chosen.size, -1, np.int64),
+        stream=spans.column("thread")[chosen],
+        launched=not_launched(chosen.size),
     )
 
 
-def read(trace: Trace, base: int, groups: Mapping[str, ProcessGroup]) -> tuple[pa.Table, list[str]]:
+def read(trace: Trace, groups: Mapping[str, ProcessGroup]) -> tuple[pa.Table, list[str]]:
     """Return gloo's operations in order of their begin over all threads, and warnings.
 
     `stream` is the process group's number on this rank. An operation still running at the
     end has a begin and no end.
     """
     spans = trace.spans["user_annotation"]
-    chosen = places(trace, base)
+    chosen = _spans(trace)
     if not chosen.size:
         return fill("collective_calls", 0, {}), []
-    start, end = (times[chosen] for times in spans.times(base))
+    start = spans.start[chosen]
     operations = [operation(trace.names[code]) for code in spans.column("name")[chosen].tolist()]
     args = [spans.args[place] for place in chosen.tolist()]
     owners, lanes, warnings = _owners(trace, spans.column("thread")[chosen], groups)
-    issue, issue_end, issued = _issues(trace, base, operations, start)
+    issue, issue_end, issued = _issues(trace, operations, start)
     sizes = np.array([_bytes(*pair) for pair in zip(operations, args, strict=True)], np.int64)
     ended = np.array([_finished(each) for each in args], bool)
     table = fill(
         "collective_calls",
         chosen.size,
         {
-            "call": np.zeros(chosen.size, np.int32),
+            **member_columns(owners),
             "operation": pa.array(operations),
-            "communicator": pa.array(
-                [each.communicator if each else None for each in owners], pa.string()
-            ),
             "communicator_size": pa.array(
                 [len(each.ranks) if each else None for each in owners], pa.int32()
-            ),
-            "members": pa.array(
-                [list(each.ranks) if each else None for each in owners], pa.list_(pa.int32())
             ),
             "stream": lanes,
             "message_bytes": nullable(sizes, sizes >= 0),
             "issue_start_ns": nullable(issue, issued),
             "issue_end_ns": nullable(issue_end, issued),
             "start_ns": start,
-            "end_ns": nullable(end, ended),
+            "end_ns": nullable(spans.end[chosen], ended),
             "source": "gloo",
             "reason": encoded(np.where(ended, -1, 0), [UNFINISHED]).cast(pa.string()),
         },
@@ -152,27 +131,23 @@ def _owners(
     return [None] * threads.size, np.zeros(threads.size, np.int64), [unknown]
 
 
-def _issues(
-    trace: Trace, base: int, operations: list[str], start: Ints
-) -> tuple[Ints, Ints, np.ndarray[Any, np.dtype[np.bool_]]]:
+def _issues(trace: Trace, operations: list[str], start: Ints) -> tuple[Ints, Ints, Bools]:
     """Return when each operation was handed over; unknown where numbers or order do not agree.
 
     The n-th operator of a kind is taken for the n-th span of that kind.
     """
     spans = trace.spans["cpu_op"]
-    begin, end = spans.times(base)
-    codes = spans.column("name")
     issue, until = np.zeros(start.size, np.int64), np.zeros(start.size, np.int64)
     known = np.zeros(start.size, bool)
     kinds = np.array(operations)
     for kind in set(operations):
-        names = [name for name, each in _ISSUED_BY.items() if each == kind]
+        names = [f"c10d::{name}" for name in _ISSUED_BY.get(kind, ())]
         wanted = [place for place, name in enumerate(trace.names) if name in names]
-        handed = np.flatnonzero(np.isin(codes, wanted))
-        handed = handed[np.argsort(begin[handed], kind="stable")]
+        handed = np.flatnonzero(np.isin(spans.column("name"), wanted))
+        handed = handed[np.argsort(spans.start[handed], kind="stable")]
         mine = np.flatnonzero(kinds == kind)
-        if handed.size == mine.size and (begin[handed] <= start[mine]).all():
-            issue[mine], until[mine], known[mine] = begin[handed], end[handed], True
+        if handed.size == mine.size and (spans.start[handed] <= start[mine]).all():
+            issue[mine], until[mine], known[mine] = spans.start[handed], spans.end[handed], True
     return issue, until, known
 
 

@@ -1,20 +1,21 @@
-"""Collective calls from a Kineto trace's NCCL kernels, and from the operators that launch them."""
+"""Collective calls from a Kineto trace's NCCL kernels, and from the operators that launch them.
+
+And its process groups, by which those of gloo's operations are named as well.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
 
-from clusterprof.ingest.columns import Ints, encoded, fill, matching, nullable
-from clusterprof.ingest.kineto.launches import launches
-from clusterprof.ingest.kineto.operators import Operator, operators
-from clusterprof.ingest.kineto.process_groups import ProcessGroup, listed
 from clusterprof.ingest.kineto.trace_events import Trace
 from clusterprof.ingest.operations import NCCL_KERNEL, kernel_operation, operation
+from clusterprof.ingest.recording import Calls, Ints, Launched, encoded, fill, nullable
 
 #: bytes of one element, by the names that torch gives its types in traces
 DTYPE_BYTES = {
@@ -27,65 +28,162 @@ DTYPE_BYTES = {
 }  # fmt: skip
 
 
-def read(trace: Trace, base: int, groups: Mapping[str, ProcessGroup]) -> tuple[pa.Table, list[str]]:
+#: from the outside in, as PyTorch nests them: `c10d_functional::all_to_all_single` around
+#: `c10d::alltoall_base_` around `record_param_comms` around `nccl:all_to_all`. The inner says more.
+_NESTED = (r"^_?c10d_functional::", r"^c10d::", r"^record_param_comms$", r"^nccl:")
+
+
+@dataclass(frozen=True)
+class Operator:
+    """The operator of torch.distributed around a launch: its name ("": none) and arguments."""
+
+    name: str = ""
+    #: of `record_param_comms`, from PyTorch 2.2 on: `Collective name` and its like
+    args: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class ProcessGroup:
+    """One process group that this rank belongs to, with the global ranks of its members."""
+
+    name: str
+    ranks: tuple[int, ...]
+
+    @property
+    def communicator(self) -> str:
+        """Its id, equal on all members: name and ranks (`1[0-3,8]`), for names are counted."""
+        return f"{self.name}[{_abridged(self.ranks)}]"
+
+
+def process_groups(distributed: dict[str, Any]) -> dict[str, ProcessGroup]:
+    """Return name -> group from a trace's `distributedInfo`, in order of creation."""
+    groups = {}
+    for entry in distributed.get("pg_config") or ():
+        if isinstance(entry, dict) and "pg_name" in entry:
+            name = str(entry["pg_name"])
+            groups[name] = ProcessGroup(name, listed(entry.get("ranks", ())))
+    return groups
+
+
+def listed(ranks: object) -> tuple[int, ...]:
+    """Return the ranks of a list, or of its text; none where Kineto cut it short with dots.
+
+    Half a list would name another group.
+    """
+    text = str(ranks)
+    return () if "..." in text else tuple(int(rank) for rank in re.findall(r"\d+", text))
+
+
+def _abridged(ranks: Sequence[int]) -> str:
+    """Return `0-3,8` for 0, 1, 2, 3, 8."""
+    spans: list[list[int]] = []
+    for rank in sorted(ranks):
+        if spans and rank == spans[-1][1] + 1:
+            spans[-1][1] = rank
+        else:
+            spans.append([rank, rank])
+    return ",".join(str(low) if low == high else f"{low}-{high}" for low, high in spans)
+
+
+def read(
+    trace: Trace, cuda: Calls, groups: Mapping[str, ProcessGroup]
+) -> tuple[pa.Table, list[str]]:
     """Return the calls in order of their launch, and warnings.
 
-    What a kernel does not say itself (before PyTorch 2.3 it says nothing) is taken from the
-    operator around its launch (see `operators`), and where it was launched before the window, from
-    the other kernels of its stream. `message_bytes` is one rank's count times the type's size, as
-    NCCL counts it: of a gather's or scatter's two sizes the smaller.
+    What a kernel does not name itself (before PyTorch 2.3 it names nothing) is taken from the
+    operator around its launch, and where it was launched before the window, from the other kernels
+    of its stream. `message_bytes` is one rank's count times the type's size, as NCCL counts it: of
+    a gather's or scatter's two sizes the smaller.
     """
     spans = trace.spans["kernel"]
-    codes = spans.column("name")
-    if not codes.size:
-        return fill("collective_calls", 0, {}), []
-    is_nccl = matching(pa.array(trace.names, pa.string()), NCCL_KERNEL)[codes]
-    start, end = spans.times(base)
-    issue, issue_end, thread, known = launches(trace, spans.column("correlation"), base)
-    order = np.flatnonzero(is_nccl)
-    order = order[np.argsort(np.where(known, issue, start)[order], kind="stable")]
-    around = operators(trace, base, thread[order], issue[order], known[order])
+    launched = cuda.launching(spans.column("correlation"))
+    order = np.flatnonzero(trace.named("kernel", NCCL_KERNEL))
+    issued = np.where(launched.known, launched.start, spans.start)
+    order = order[np.argsort(issued[order], kind="stable")]
+    launched = launched.at(order)
+    around = _operators(trace, launched)
     args = [
         spans.args.get(place) or each.args
         for place, each in zip(order.tolist(), around, strict=True)
     ]
-    names = [trace.names[code] for code in codes[order].tolist()]
+    names = [trace.names[code] for code in spans.column("name")[order].tolist()]
     stream = spans.column("stream")[order]
     members = _of_stream([_group(each, groups) for each in args], stream.tolist())
     members_count = _of_stream([_count(each, "Group size") for each in args], stream.tolist())
-    operation = _operations(
-        [_said(*each) for each in zip(args, around, strict=True)], names, stream
-    )
+    stated = [_stated(*each) for each in zip(args, around, strict=True)]
+    operations = _operations(stated, names, stream)
     sizes = np.array([_bytes(each) for each in args], np.int64)
     peers = np.array([_peer(*each) for each in zip(args, around, strict=True)], np.int32)
+    described = [bool(each or op.name) for each, op in zip(args, around, strict=True)]
     table = fill(
         "collective_calls",
         order.size,
         {
-            "call": np.zeros(order.size, np.int32),
-            "operation": pa.array(operation),
-            "communicator": pa.array(
-                [each.communicator if each else None for each in members], pa.string()
-            ),
+            **member_columns(members),
+            "operation": pa.array(operations, pa.string()),
             "communicator_size": pa.array(members_count, pa.int32()),
-            "members": pa.array(
-                [list(each.ranks) if each and each.ranks else None for each in members],
-                pa.list_(pa.int32()),
-            ),
             "stream": stream,
             "message_bytes": nullable(sizes, sizes >= 0),
             "peer": nullable(peers, peers >= 0),
-            "issue_start_ns": nullable(issue[order], known[order]),
-            "issue_end_ns": nullable(issue_end[order], known[order]),
-            "start_ns": start[order],
-            "end_ns": end[order],
-            "source": encoded(
-                np.array([bool(a or o.name) for a, o in zip(args, around, strict=True)], np.int32),
-                ["kernel_name", "kineto"],
-            ),
+            "issue_start_ns": nullable(launched.start, launched.known),
+            "issue_end_ns": nullable(launched.end, launched.known),
+            "start_ns": spans.start[order],
+            "end_ns": spans.end[order],
+            "source": encoded(np.array(described, np.int32), ["kernel_name", "kineto"]),
         },
     )
-    return table, _warnings(members, operation)
+    return table, _warnings(members, operations)
+
+
+def member_columns(groups: Sequence[ProcessGroup | None]) -> dict[str, pa.Array]:
+    """Return the columns that name the process group of each call; null where it is unknown."""
+    ids = [each.communicator if each else None for each in groups]
+    ranks = [list(each.ranks) if each and each.ranks else None for each in groups]
+    return {
+        "communicator": pa.array(ids, pa.string()),
+        "members": pa.array(ranks, pa.list_(pa.int32())),
+    }
+
+
+def _operators(trace: Trace, launched: Launched) -> list[Operator]:
+    """Return the operator in which each launch lies (by its thread and time, ns)."""
+    rows = len(launched.start)
+    names, args = [""] * rows, [{}] * rows  # type: list[str], list[Mapping[str, Any]]
+    for pattern in _NESTED:
+        for category in ("cpu_op", "user_annotation"):
+            spans = trace.spans[category]
+            places = np.flatnonzero(trace.named(category, pattern))
+            of = spans.column("thread")[places]
+            at = _around(
+                spans.start[places], spans.end[places], of, launched.thread, launched.start
+            )
+            for k in np.flatnonzero(launched.known & (at >= 0)).tolist():
+                row = int(places[at[k]])
+                name = trace.names[spans.name[row]]
+                if operation(name) != "Unknown":
+                    names[k] = name
+                if "Collective name" in spans.args.get(row, ()):
+                    args[k] = spans.args[row]
+    return [Operator(*each) for each in zip(names, args, strict=True)]
+
+
+def _around(begin: Ints, end: Ints, of: Ints, thread: Ints, time: Ints) -> Ints:
+    """Return for each time the place of the span of its thread that is around it, else -1."""
+    found = np.full(len(time), -1, np.int64)
+    for one in np.unique(thread):
+        rows = np.flatnonzero(of == one)
+        rows = rows[np.lexsort((-end[rows], begin[rows]))]
+        if not rows.size:
+            continue
+        mine = np.flatnonzero(thread == one)
+        last = np.searchsorted(begin[rows], time[mine], side="right") - 1
+        # the one that began last, or where that has ended the one that reaches farthest
+        reach = np.maximum.accumulate(end[rows])
+        farthest = np.searchsorted(reach, reach, side="left")
+        for at in (farthest[last], last):
+            inside = (last >= 0) & (end[rows][at] >= time[mine])
+            found[mine[inside]] = rows[at[inside]]
+    return found
 
 
 def _warnings(members: Sequence[ProcessGroup | None], operation: Sequence[str]) -> list[str]:
@@ -107,38 +205,38 @@ def _warnings(members: Sequence[ProcessGroup | None], operation: Sequence[str]) 
 _T = TypeVar("_T")
 
 
-def _of_stream(said: list[_T | None], stream: Sequence[int]) -> list[_T | None]:
-    """Return `said` with what is missing filled in where all others of the stream say the same."""
+def _of_stream(stated: list[_T | None], stream: Sequence[int]) -> list[_T | None]:
+    """Return `stated`, with what is missing filled in where all others of the stream agree."""
     of: dict[int, set[_T]] = {}
-    for each, number in zip(said, stream, strict=True):
+    for each, number in zip(stated, stream, strict=True):
         if each is not None:
             of.setdefault(number, set()).add(each)
     only = {number: next(iter(values)) for number, values in of.items() if len(values) == 1}
-    return [only.get(number) if e is None else e for e, number in zip(said, stream, strict=True)]
+    return [only.get(number) if e is None else e for e, number in zip(stated, stream, strict=True)]
 
 
-def _operations(said: Sequence[str], names: Sequence[str], stream: Ints) -> list[str]:
-    """Return the operations: as said, else as all kernels of that name and stream, else by name.
+def _operations(stated: Sequence[str], names: Sequence[str], stream: Ints) -> list[str]:
+    """Return the operations: as stated, else as all kernels of that name and stream, else by name.
 
-    NCCL before 2.19 has builds that do everything in a kernel named SendRecv: a name is believed
-    where nobody says otherwise of the same name.
+    NCCL before 2.19 has builds that do everything in a kernel named SendRecv: a name counts where
+    no other kernel of the same name states another operation.
     """
     of: dict[object, set[str]] = {}
     keys = list(zip(names, stream.tolist(), strict=True))
-    for each, key in zip(said, keys, strict=True):
+    for each, key in zip(stated, keys, strict=True):
         if each != "Unknown":
             of.setdefault(key, set()).add(each)
             of.setdefault(key[0], set()).add(each)
     out = []
-    for each, key in zip(said, keys, strict=True):
+    for each, key in zip(stated, keys, strict=True):
         known = of.get(key) or of.get(key[0]) or {kernel_operation(key[0])}
         out.append(each if each != "Unknown" else min(known) if len(known) == 1 else "Unknown")
     return out
 
 
-def _said(args: Mapping[str, Any], around: Operator) -> str:
-    said = operation(str(args.get("Collective name", "")))
-    return said if said != "Unknown" else operation(around.name)
+def _stated(args: Mapping[str, Any], around: Operator) -> str:
+    found = operation(str(args.get("Collective name", "")))
+    return found if found != "Unknown" else operation(around.name)
 
 
 #: how c10d names its operators for sends and receives: `nccl:send 0->1`, `nccl:recv 1<-0`

@@ -12,6 +12,7 @@ import zlib
 from array import array
 from collections import Counter
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +21,10 @@ import numpy.typing as npt
 import orjson
 
 from clusterprof.errors import ReportError
-from clusterprof.ingest import kinds
-from clusterprof.ingest.columns import Ints
+from clusterprof.ingest import other_tools
 from clusterprof.ingest.kineto.json_stream import NotAList, keys_of, pieces
-from clusterprof.ingest.nsys.database import unreadable
-from clusterprof.ingest.unpacking import opened
+from clusterprof.ingest.opening import opened, unreadable
+from clusterprof.ingest.recording import Bools, Calls, Ints, matching, with_names
 
 #: microseconds, 127 years: what lies beyond is no time, nor fits 64 bits of nanoseconds
 _FARTHEST_US = 4e15
@@ -69,17 +69,24 @@ class Spans:
         """Return an integer column; -1 where an event does not have the argument."""
         return _view(getattr(self, name))
 
-    def times(self, base_ns: int) -> tuple[Ints, Ints]:
-        """Return begin and end in wall-clock ns, exact to the nanosecond that was written.
+    @cached_property
+    def start(self) -> Ints:
+        """Begin in ns since the trace's zero, exact to the nanosecond that was written.
 
         `ts` is microseconds with three decimals: at 4e12 one double is 1 ns from the next, and
         multiplied by 1000 it would be rounded once more. Whole and decimals apart are exact.
         """
         ts = _view(self.ts)
         whole = np.floor(ts)
-        start = whole.astype(np.int64) * 1000 + np.rint((ts - whole) * 1000).astype(np.int64)
+        start: Ints = whole.astype(np.int64) * 1000 + np.rint((ts - whole) * 1000).astype(np.int64)
+        return start
+
+    @cached_property
+    def end(self) -> Ints:
+        """End in ns since the trace's zero, no earlier than the begin."""
         length = np.rint(_view(self.dur) * 1000).astype(np.int64)
-        return start + base_ns, start + base_ns + np.maximum(length, 0)
+        end: Ints = self.start + np.maximum(length, 0)
+        return end
 
 
 def _view(values: array[Any]) -> npt.NDArray[Any]:
@@ -94,7 +101,7 @@ class Trace:
     meta: dict[str, Any]
     spans: dict[str, Spans]
     names: list[str]
-    #: (thread id) -> name, of threads that the trace names
+    #: thread id -> name, of threads that the trace names
     threads: dict[int, str]
     #: number -> name of the Python functions, by which a function tells who called it
     functions: dict[int, str] = field(default_factory=dict)
@@ -102,6 +109,18 @@ class Trace:
     unread: Counter[str] = field(default_factory=Counter)
     #: names of the processes
     processes: set[str] = field(default_factory=set)
+
+    def named(self, category: str, pattern: str) -> Bools:
+        """Return for each span of a category whether its name matches a regular expression."""
+        return with_names(matching(self.names, pattern), self.spans[category].column("name"))
+
+    def calls(self, kind: str, *categories: str) -> Calls:
+        """Return the spans of some categories as calls of the host."""
+        spans = [self.spans[category] for category in categories]
+        start, end = (np.concatenate([getattr(s, n) for s in spans]) for n in ("start", "end"))
+        thread, name = (np.concatenate([s.column(n) for s in spans]) for n in ("thread", "name"))
+        ids = np.concatenate([s.column("correlation") for s in spans]) if kind == "cuda" else None
+        return Calls(kind, start, end, thread, name, self.names, ids)
 
 
 def read(path: Path) -> Trace:
@@ -125,7 +144,7 @@ def read(path: Path) -> Trace:
     except OSError as error:
         raise unreadable(path, error) from error
     except NotAList as error:
-        raise kinds.by_keys(path, error.keys) or _no_trace(path, error) from error
+        raise other_tools.by_keys(path, error.keys) or _no_trace(path, error) from error
     except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
         raise _damaged(path, f"not a Kineto trace: {type(error).__name__} {error}") from error
     trace.names = list(codes)
@@ -143,7 +162,7 @@ def _check_times(trace: Trace) -> None:
 def _named(path: Path) -> ReportError | None:
     """Return what JSON that cannot be parsed is, by the keys that it begins with."""
     with opened(path) as file:
-        return kinds.by_keys(path, keys_of(file) or ())
+        return other_tools.by_keys(path, keys_of(file) or ())
 
 
 def _no_trace(path: Path, error: NotAList) -> ReportError:

@@ -1,16 +1,12 @@
-"""An open nsys SQLite export: which tables it has, and their columns as numpy or Arrow.
-
-nsys leaves out a table that has no rows, renames tables between versions (`..._V2`), adds
-columns, and since 2025.6 does not sort the rows: nothing here relies on any of that.
-"""
+"""An open nsys SQLite export: which tables it has, and their columns as numpy or Arrow."""
 
 from __future__ import annotations
 
 import os
-import re
 import sqlite3
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -19,13 +15,12 @@ import numpy as np
 import pyarrow as pa
 
 from clusterprof.errors import ReportError
-from clusterprof.ingest.columns import Ints, ints
+from clusterprof.ingest.nsys import schema
+from clusterprof.ingest.nsys.schema import Table
+from clusterprof.ingest.opening import FARTHEST, unreadable
+from clusterprof.ingest.recording import Ints, ints
 
 _MAGIC = b"SQLite format 3\x00"
-#: ns; a time beyond it is none, and would not fit into 64 bits once it is added to another
-FARTHEST = 1 << 62
-#: `CUPTI_ACTIVITY_KIND_KERNEL_V3` is the third form of `CUPTI_ACTIVITY_KIND_KERNEL`
-_VERSIONED = re.compile(r"^(?P<name>.+)_V(?P<version>[0-9]{1,4})$")
 #: seconds for all small queries together, which take milliseconds
 _PATIENCE_S = 300
 #: steps of SQLite's between two looks at the clock
@@ -64,7 +59,7 @@ class Export:
         except ReportError:
             self._small.close()
             raise
-        if "StringIds" not in self.tables:
+        if schema.STRINGS not in self.tables:
             self._small.close()
             raise ReportError(
                 f"{self.origin} is an SQLite database but not an nsys export",
@@ -90,7 +85,7 @@ class Export:
             "SELECT name FROM sqlite_master WHERE type = 'table' AND sql NOT LIKE 'CREATE VIRTUAL%'"
         )
         for (name,) in listed:
-            match = _VERSIONED.match(name)
+            match = schema.VERSIONED.match(name)
             logical, version = (match["name"], int(match["version"])) if match else (name, 1)
             if logical not in newest or newest[logical][0] < version:
                 newest[logical] = (version, name)
@@ -153,24 +148,41 @@ class Export:
         except (adbc_driver_manager.Error, pa.ArrowInvalid, OSError) as error:
             raise self._damaged(str(error).partition("\n")[0]) from error
 
-    def numbers(self, table: str, columns: Sequence[str], where: str = "") -> dict[str, Ints]:
-        """Return integer columns of a table; -1 where a value, the column or the table is missing.
+    def numbers(
+        self, table: Table, process: int | None = None, columns: Sequence[str] = ()
+    ) -> dict[str, Ints]:
+        """Return the numbers of a table (or only `columns`) that are of `process` (None: of all).
 
-        The driver guesses a column's type from its first rows, and NULLs guess wrong: they
-        become -1 in SQL, which no time, id or size that is read here can be.
+        -1 where a value, the column or the table is missing: the driver guesses a column's type
+        from its first rows, and NULLs guess wrong. No time, id or size that is read here is -1.
         """
-        if table not in self.tables:
+        columns = columns or table.columns
+        if table.name not in self.tables:
             return {name: np.empty(0, np.int64) for name in columns}
-        there = self.columns(table)
+        there = self.columns(table.name)
         chosen = [
             f'"{name}"' if name == "start" and name in there
             else f'coalesce("{name}", -1) AS "{name}"' if name in there
             else f'-1 AS "{name}"'
             for name in columns
         ]  # fmt: skip
-        condition = f" WHERE {where}" if where else ""
-        result = self.arrow(f"SELECT {', '.join(chosen)} FROM {{0}}{condition}", table)
+        condition = "" if process is None else f" WHERE {schema.of_process(table.owner, process)}"
+        result = self.arrow(f"SELECT {', '.join(chosen)} FROM {{0}}{condition}", table.name)
         return {name: self.integers(result, name) for name in columns}
+
+    def spans(self, table: Table, process: int | None) -> dict[str, Ints]:
+        """Return the `numbers` of those rows that do not end before they begin."""
+        raw = self.numbers(table, process)
+        whole = raw["end"] >= raw["start"]
+        return raw if whole.all() else {name: values[whole] for name, values in raw.items()}
+
+    def text(self, table: str, column: str, reference: str) -> tuple[str, str]:
+        """Return SQL for a text that stands in `column` of `table` (as `n`) or, by `reference`,
+        among the strings (`{1}`): the expression, and the join that it needs.
+        """
+        if not self.has(table, reference):
+            return f"n.{column}", ""
+        return f"coalesce(n.{column}, s.value)", f"LEFT JOIN {{1}} s ON s.id = n.{reference}"
 
     def integers(self, result: pa.Table, name: str) -> Ints:
         """Return a column that must be whole numbers, of times such as can be added to others.
@@ -187,10 +199,17 @@ class Export:
             raise self._damaged(f"a {name} lies more than a century from the report's beginning")
         return values
 
-    def strings(self) -> dict[int, str]:
-        """Return the table of strings that `nameId`, `shortName` and `textId` point into."""
-        rows = self.rows("SELECT id, value FROM {0}", "StringIds")
+    @cached_property
+    def strings(self) -> Mapping[int, str]:
+        """The table of strings that `nameId`, `shortName` and `textId` point into."""
+        rows = self.rows("SELECT id, value FROM {0}", schema.STRINGS)
         return {int(key): str(value) for key, value in rows}
+
+    def names(self, ids: Ints) -> tuple[Ints, list[str]]:
+        """Return codes and names for string ids: `names[codes[i]]` is the string of `ids[i]`."""
+        present = np.unique(ids)
+        names = [self.strings.get(int(each), "") for each in present]
+        return np.searchsorted(present, ids), names
 
     def _damaged(self, why: str) -> ReportError:
         return ReportError(
@@ -220,14 +239,3 @@ def _check_file(path: Path, origin: Path) -> None:
     whole = (65536 if page == 1 else page) * int.from_bytes(header[28:32], "big")
     if len(header) < 100 or size < whole:
         raise ReportError(f"{origin} is truncated: {size} of {whole} bytes", again)
-
-
-def unreadable(path: Path, error: OSError) -> ReportError:
-    """Return the `ReportError` for a file that the system does not let us read."""
-    if isinstance(error, FileNotFoundError):
-        return ReportError(f"{path} does not exist", "check the path")
-    if isinstance(error, IsADirectoryError):
-        return ReportError(f"{path} is a directory, not a report")
-    if isinstance(error, PermissionError):
-        return ReportError(f"{path} cannot be read: permission denied", f"try: chmod +r {path}")
-    return ReportError(f"{path} cannot be read: {error.strerror or error}")

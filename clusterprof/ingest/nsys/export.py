@@ -11,18 +11,18 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 
 from clusterprof.agent.contracts.paths import QDSTRM
 from clusterprof.errors import ReportError
-from clusterprof.ingest.nsys import json_payloads, nccl_payload, sqlite
-from clusterprof.ingest.nsys.database import unreadable
-from clusterprof.ingest.nsys.nccl_payload import Payloads
+from clusterprof.ingest.nsys import nccl_payloads, sqlite
+from clusterprof.ingest.nsys.nccl_payloads import Payloads
 from clusterprof.ingest.nsys.nvtx import Ranges
+from clusterprof.ingest.opening import unreadable
+from clusterprof.ingest.recording import Recording
 from clusterprof.nsys_installed import VARIABLE, every, importer
-from clusterprof.tables import RankTables
 
 #: nsys needs a third of a second for 100,000 kernels; after this it hangs.
 _DEADLINE_S = 1800
@@ -40,7 +40,7 @@ _NEWER = re.compile(
 _PAYLOAD_FLAGS = ("--include-blobs", "--include-json")
 
 
-def read(path: Path, nsys: Path | None = None, *, alone: bool = False) -> list[RankTables]:
+def read(path: Path, nsys: Path | None = None, *, alone: bool = False) -> list[Recording]:
     """Read the ranks of a `.nsys-rep`, or of the `.qdstrm` that nsys leaves without its importer.
 
     What is made of it lies in a temporary folder and is removed afterwards. `nsys` is the one that
@@ -76,7 +76,7 @@ def read(path: Path, nsys: Path | None = None, *, alone: bool = False) -> list[R
             raise
 
 
-def _read(path: Path, found: Sequence[Path], folder: Path, alone: bool) -> list[RankTables]:
+def _read(path: Path, found: Sequence[Path], folder: Path, alone: bool) -> list[Recording]:
     database = folder / f"{path.stem}.sqlite"
     errors: list[ReportError] = []
     for nsys in map(str, found):
@@ -92,7 +92,7 @@ def _read(path: Path, found: Sequence[Path], folder: Path, alone: bool) -> list[
     # A newer nsys may have left them out too, of a report that an older one made.
     beside = JsonBeside(nsys, report, database.with_suffix(".json"))
     ranks = sqlite.read(database, origin=path, elsewhere=beside, alone=alone)
-    return [tables.warned(*beside.warnings) for tables in ranks]
+    return [replace(each, warnings=[*each.warnings, *beside.warnings]) for each in ranks]
 
 
 def _imported(nsys: str, path: Path, folder: Path) -> Path:
@@ -134,12 +134,12 @@ class JsonBeside:
             if not self.target.exists():  # one of several ranks has asked before
                 command = export_command(self.nsys, self.report, self.target, "json")
                 _make(command, self.report, self.target)
-            return nccl_payload.decoded(json_payloads.read(self.target, ranges))
+            return nccl_payloads.read_json(self.target, ranges)
         except ReportError as error:
             why = "; ".join((error.what, *error.details[:1]))
             self.warnings.append(f"NCCL's payloads were not read: {why}")
             self.target.unlink(missing_ok=True)
-            return nccl_payload.nothing()
+            return nccl_payloads.nothing()
 
 
 def payload_flags(nsys: str) -> list[str]:

@@ -15,14 +15,15 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from clusterprof.ingest.columns import Bools, Ints, encoded, fill, joined, matching, nullable
-from clusterprof.ingest.nsys import nccl_payload
+from clusterprof.ingest.nsys import nccl_payloads, schema
 from clusterprof.ingest.nsys.activity import NcclKernels
 from clusterprof.ingest.nsys.database import Export
-from clusterprof.ingest.nsys.nccl_payload import Payloads
+from clusterprof.ingest.nsys.nccl_payloads import Payloads
 from clusterprof.ingest.nsys.nvtx import Ranges
 from clusterprof.ingest.operations import NCCL_CALL, kernel_operation, operation
+from clusterprof.ingest.recording import Bools, Ints, encoded, fill, joined, nullable
 
 #: the payloads of these ranges, out of another file
 Elsewhere = Callable[[Ranges], Payloads]
@@ -30,9 +31,9 @@ Elsewhere = Callable[[Ranges], Payloads]
 NO_KERNEL = "no NCCL kernel was launched inside this call's range"
 NO_GROUP_END = "the capture ended before this group was launched"
 NO_CALL = "no NVTX range of NCCL launched this kernel"
-#: a group of sends and receives whose peers nobody knows
+#: a group of sends and receives whose peers are unknown
 EXCHANGE = "AllToAll"
-SHARED = "the group launched several kernels that cannot be told apart: their whole span is given"
+UNCLEAR = "several kernels of the group cannot be separated: their whole span is given"
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,7 @@ class _Links:
     end: Ints
     stream: Ints
     found: Bools
-    shared: Bools
+    unclear: Bools
     kernel_used: Bools
 
 
@@ -74,7 +75,6 @@ def read(
     export: Export,
     ranges: Ranges,
     kernels: NcclKernels,
-    epoch: int,
     elsewhere: Elsewhere | None = None,
 ) -> tuple[pa.Table, Communicators]:
     """Return the COLLECTIVE_CALLS table of one process, and its communicators.
@@ -84,17 +84,14 @@ def read(
     with its reason.
     """
     ranges = _nccl_ranges(ranges)
-    order = np.lexsort((ranges.start, ranges.thread))
-    ranges = ranges.where(order)
-    is_call = ranges.named(matching(ranges.names, NCCL_CALL))
+    ranges = ranges.where(np.lexsort((ranges.start, ranges.thread)))
+    is_call = ranges.named(NCCL_CALL)
     payloads = _payloads(export, ranges, elsewhere)
     group, closing = _groups(
-        ranges,
-        ranges.named(matching(ranges.names, "^ncclGroupStart$")),
-        ranges.named(matching(ranges.names, "^ncclGroupEnd$")),
+        ranges, ranges.named("^ncclGroupStart$"), ranges.named("^ncclGroupEnd$")
     )
     calls = np.flatnonzero(is_call)
-    names = np.array([operation(str(name)) for name in ranges.names.to_pylist()], object)
+    names = np.array([operation(name) for name in ranges.names], object)
     communicator, has_communicator = payloads.at(ranges.row[calls], "communicator")
     kept, exchanges = _exchanges(names[ranges.name[calls]], group[calls], has_communicator)
     calls, exchange = calls[kept], exchanges[kept]
@@ -104,20 +101,13 @@ def read(
     communicators = _communicators(ranges, payloads)
     operations = np.where(exchange, EXCHANGE, names[ranges.name[calls]])
     table = _call_table(
-        ranges.where(calls),
-        operations,
-        group[calls],
-        launcher,
-        links,
-        payloads,
-        communicators,
-        epoch,
+        ranges.where(calls), operations, group[calls], launcher, links, payloads, communicators
     )
     # a stream is a communicator's: one that otherwise only exchanges has done so before as well
     only = np.setdiff1d(links.stream[exchange], links.stream[~exchange])
     left = np.flatnonzero(~links.kernel_used)
-    orphans = _kernel_table(kernels, left, np.isin(kernels.stream[left], only), epoch)
-    return _numbered(table, orphans), communicators
+    orphans = _kernel_table(kernels, left, np.isin(kernels.stream[left], only))
+    return _in_order(table, orphans), communicators
 
 
 def _exchanges(
@@ -125,7 +115,7 @@ def _exchanges(
 ) -> tuple[Bools, Bools]:
     """Return which calls to keep, and which of them are a whole group that is an exchange.
 
-    Where no communicator is known nobody knows who sends to whom; but a group of sends and receives
+    Where no communicator is known, who sends to whom is unknown; but a group of sends and receives
     (more than one of each, or it may be two neighbours of a pipeline) is one kernel that ends on no
     member before all have come: PyTorch's all-to-all. Its first call stands for it.
     """
@@ -148,16 +138,16 @@ def _exchanges(
 
 def _nccl_ranges(ranges: Ranges) -> Ranges:
     """Return the ranges of NCCL's domain; by name where no domain is called so."""
-    named = ranges.in_domains("NCCL")
+    named = ranges.in_domains(schema.NCCL_DOMAIN)
     if named.any():
         return ranges.where(named)
-    return ranges.where(ranges.named(matching(ranges.names, "^nccl[A-Z]")))
+    return ranges.where(ranges.named("^nccl[A-Z]"))
 
 
 def _payloads(export: Export, ranges: Ranges, elsewhere: Elsewhere | None) -> Payloads:
     if not ranges.row.size:
-        return nccl_payload.nothing()
-    found = nccl_payload.read(export, int(ranges.row.min()), int(ranges.row.max()))
+        return nccl_payloads.nothing()
+    found = nccl_payloads.read(export, int(ranges.row.min()), int(ranges.row.max()))
     if found.row.size or elsewhere is None:
         return found
     return elsewhere(ranges)
@@ -200,9 +190,9 @@ def _link(ranges: Ranges, launcher: Ints, communicator: Ints, kernels: NcclKerne
     used = inside >= 0
     calls = launcher.size
     start, end, stream = (np.full(calls, -1, np.int64) for _ in range(3))
-    found, shared = np.zeros(calls, bool), np.zeros(calls, bool)
+    found, unclear = np.zeros(calls, bool), np.zeros(calls, bool)
     if not launchers.size:
-        return _Links(start, end, stream, found, shared, used)
+        return _Links(start, end, stream, found, unclear, used)
     place = np.where(launcher >= 0, np.searchsorted(launchers, launcher), 0)
     # one kernel: all calls of that launcher have it
     counts = np.bincount(inside[used], minlength=launchers.size)
@@ -212,29 +202,32 @@ def _link(ranges: Ranges, launcher: Ints, communicator: Ints, kernels: NcclKerne
     kernel = kernel_of[place[found]]
     start[found], end[found] = kernels.start[kernel], kernels.end[kernel]
     stream[found] = kernels.stream[kernel]
-    _split_groups(place, found, counts, inside, communicator, kernels, (start, end, stream, shared))
-    return _Links(start, end, stream, found, shared, used)
+    _split_groups(
+        place, found, counts, inside, communicator, kernels, (start, end, stream, unclear)
+    )
+    return _Links(start, end, stream, found, unclear, used)
 
 
 def _launched_in(ranges: Ranges, launchers: Ints, kernels: NcclKernels) -> Ints:
     """Return for each kernel the place in `launchers` of the range that launched it, or -1."""
     if not launchers.size or not kernels.start.size:
         return np.full(kernels.start.size, -1, np.int64)
-    low = min(int(ranges.start.min()), int(kernels.launch_start.min()))
-    span = max(int(ranges.start.max()), int(kernels.launch_start.max())) - low + 1
+    launched = kernels.launched
+    low = min(int(ranges.start.min()), int(launched.start.min()))
+    span = max(int(ranges.start.max()), int(launched.start.max())) - low + 1
     threads = np.unique(ranges.thread[launchers])
     lane = np.searchsorted(threads, ranges.thread[launchers])
     keys = lane * span + (ranges.start[launchers] - low)
-    theirs = np.minimum(np.searchsorted(threads, kernels.launch_thread), threads.size - 1)
-    wanted = theirs * span + (kernels.launch_start - low)
+    theirs = np.minimum(np.searchsorted(threads, launched.thread), threads.size - 1)
+    wanted = theirs * span + (launched.start - low)
     order = np.argsort(keys, kind="stable")
     place = order[np.maximum(np.searchsorted(keys[order], wanted, side="right") - 1, 0)]
     launcher = launchers[place]
     until = ranges.end[launcher]
     fits = (
-        (ranges.thread[launcher] == kernels.launch_thread)
-        & (ranges.start[launcher] <= kernels.launch_start)
-        & ((kernels.launch_start <= until) | (until < 0))
+        (ranges.thread[launcher] == launched.thread)
+        & (ranges.start[launcher] <= launched.start)
+        & ((launched.start <= until) | (until < 0))
     )
     return np.where(fits, place, -1)
 
@@ -257,7 +250,7 @@ def _split_groups(
     several = np.flatnonzero(counts > 1)
     if not several.size:
         return
-    start, end, stream, shared = out
+    start, end, stream, unclear = out
     single = found & (counts[place] == 1) & (communicator != 0)
     owner = dict(zip(stream[single].tolist(), communicator[single].tolist(), strict=True))
     for launcher in several.tolist():
@@ -270,13 +263,13 @@ def _split_groups(
             chosen = mine if one else mine[owners == wanted]
             if not chosen.size or wanted == 0:
                 chosen = mine
-                shared[theirs] = not one or np.unique(kernels.stream[mine]).size > 1
+                unclear[theirs] = not one or np.unique(kernels.stream[mine]).size > 1
             start[theirs], end[theirs] = kernels.start[chosen].min(), kernels.end[chosen].max()
             stream[theirs] = kernels.stream[chosen[0]]
 
 
 def _communicators(ranges: Ranges, payloads: Payloads) -> Communicators:
-    is_init = ranges.named(matching(ranges.names, "^ncclComm(Init|Split|Shrink)"))
+    is_init = ranges.named("^ncclComm(Init|Split|Shrink)")
     rows = ranges.row[is_init]
     communicator, has_id = payloads.at(rows, "communicator")
     size, has_size = payloads.at(rows, "ranks")
@@ -294,19 +287,17 @@ def _call_table(
     links: _Links,
     payloads: Payloads,
     communicators: Communicators,
-    epoch: int,
 ) -> pa.Table:
     communicator, has_communicator = payloads.at(calls.row, "communicator")
     bytes_, has_bytes = payloads.at(calls.row, "bytes")
     root, has_root = payloads.at(calls.row, "root")
     peer, has_peer = payloads.at(calls.row, "peer")
     size = np.array([communicators.known.get(c, (-1, -1))[0] for c in communicator.tolist()], int)
-    reasons = np.select([links.found & links.shared, links.found, launcher < 0], [2, -1, 1], 0)
+    reasons = np.select([links.found & links.unclear, links.found, launcher < 0], [2, -1, 1], 0)
     return fill(
         "collective_calls",
         calls.start.size,
         {
-            "call": np.zeros(calls.start.size, np.int32),
             "operation": pa.array(operations, pa.string()).dictionary_encode(),
             "communicator": _hexadecimal(communicator, has_communicator),
             "communicator_size": nullable(size.astype(np.int32), size > 0),
@@ -315,12 +306,12 @@ def _call_table(
             "root": nullable(root.astype(np.int32), has_root),
             "peer": nullable(peer.astype(np.int32), has_peer),
             "group": nullable(group.astype(np.int32), group >= 0),
-            "issue_start_ns": calls.start + epoch,
-            "issue_end_ns": nullable(calls.end + epoch, calls.end >= calls.start),
-            "start_ns": nullable(links.start + epoch, links.found),
-            "end_ns": nullable(links.end + epoch, links.found),
+            "issue_start_ns": calls.start,
+            "issue_end_ns": nullable(calls.end, calls.end >= calls.start),
+            "start_ns": nullable(links.start, links.found),
+            "end_ns": nullable(links.end, links.found),
             "source": encoded(has_bytes.astype(np.int32), ["nvtx_name", "nvtx_payload"]),
-            "reason": encoded(reasons, [NO_KERNEL, NO_GROUP_END, SHARED]).cast(pa.string()),
+            "reason": encoded(reasons, [NO_KERNEL, NO_GROUP_END, UNCLEAR]).cast(pa.string()),
         },
     )
 
@@ -332,38 +323,31 @@ def _hexadecimal(values: Ints, present: Bools) -> pa.Array:
     return encoded(np.where(present, codes, -1), names).cast(pa.string())
 
 
-def _kernel_table(kernels: NcclKernels, orphans: Ints, exchange: Bools, epoch: int) -> pa.Table:
+def _kernel_table(kernels: NcclKernels, orphans: Ints, exchange: Bools) -> pa.Table:
     """Return calls made from kernels that no NVTX range launched (`-t cuda` alone, graphs)."""
     names = [kernel_operation(name) for name in kernels.names]
     codes = kernels.name[orphans]
     sent = np.array([name == "SendRecv" for name in names], bool)[codes] & exchange
-    launch = kernels.launch_start[orphans]
-    known = kernels.launch_thread[orphans] >= 0
+    launched = kernels.launched
+    known = launched.known[orphans]
     return fill(
         "collective_calls",
         orphans.size,
         {
-            "call": np.zeros(orphans.size, np.int32),
             "operation": encoded(np.where(sent, len(names), codes), [*names, EXCHANGE]),
             "stream": kernels.stream[orphans],
-            "issue_start_ns": nullable(launch + epoch, known),
-            "issue_end_ns": nullable(kernels.launch_end[orphans] + epoch, known),
-            "start_ns": kernels.start[orphans] + epoch,
-            "end_ns": kernels.end[orphans] + epoch,
+            "issue_start_ns": nullable(launched.start[orphans], known),
+            "issue_end_ns": nullable(launched.end[orphans], known),
+            "start_ns": kernels.start[orphans],
+            "end_ns": kernels.end[orphans],
             "source": "kernel_name",
             "reason": NO_CALL,
         },
     )
 
 
-def _numbered(calls: pa.Table, orphans: pa.Table) -> pa.Table:
+def _in_order(calls: pa.Table, orphans: pa.Table) -> pa.Table:
     """Return both in issue order (of a kernel without a launch: in order of its begin)."""
-    whole = joined("collective_calls", [calls, orphans], by="call")
-    issued = whole.column("issue_start_ns").to_numpy()
-    begun = whole.column("start_ns").to_numpy()
-    if whole.column("issue_start_ns").null_count:
-        issued = np.where(np.isnan(issued), begun, issued)
-    whole = whole.take(pa.array(np.argsort(issued, kind="stable")))
-    number = pa.array(np.arange(whole.num_rows, dtype=np.int32))
-    schema = whole.schema
-    return whole.set_column(0, schema.field("call"), number)
+    whole = joined("collective_calls", [calls, orphans])
+    issued = pc.coalesce(whole.column("issue_start_ns"), whole.column("start_ns")).to_numpy()
+    return whole.take(pa.array(np.argsort(issued, kind="stable")))

@@ -3,36 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TypeVar
 
 import numpy as np
 import pyarrow as pa
 
-from clusterprof.ingest.columns import Bools, Ints
+from clusterprof.ingest.nsys import schema
 from clusterprof.ingest.nsys.database import Export
-
-PUSH_POP_RANGE, START_END_RANGE, DOMAIN_CREATE = 59, 60, 75
-
-#: `globalTid` is 8 bits of hardware, 8 of VM, 24 of process and 24 of thread id
-_THREAD_BITS = 24
-_MASK = (1 << _THREAD_BITS) - 1
-
-_Numbers = TypeVar("_Numbers", Ints, int)
-
-
-def process_of(global_id: _Numbers) -> _Numbers:
-    """Return the process ids inside nsys's `globalTid` or `globalPid`."""
-    return (global_id >> _THREAD_BITS) & _MASK
-
-
-def of_process(column: str, process: int | None) -> str:
-    """Return the SQL condition that the global id in `column` is of `process`; none for None."""
-    return "" if process is None else f'("{column}" >> {_THREAD_BITS}) & {_MASK} = {process}'
-
-
-def thread_of(global_id: Ints) -> Ints:
-    """Return the thread ids inside nsys's `globalTid`."""
-    return global_id & _MASK
+from clusterprof.ingest.recording import Bools, Ints, matching, with_names
 
 
 @dataclass(frozen=True)
@@ -50,7 +27,7 @@ class Ranges:
     domain: Ints
     row: Ints
     name: Ints
-    names: pa.Array
+    names: list[str]
     #: (process, domain id) -> the domain's name; ids are per process
     domains: dict[tuple[int, int], str]
 
@@ -80,64 +57,53 @@ class Ranges:
                 found |= (self.process == process) & (self.domain == domain)
         return found
 
-    def named(self, of_name: Bools) -> Bools:
-        """Return for each range what `of_name` says of its name (one value per name)."""
-        if not of_name.size:
-            return np.zeros(self.start.size, bool)
-        chosen: Bools = of_name[self.name]
-        return chosen
+    def named(self, pattern: str) -> Bools:
+        """Return for each range whether its name has the regular expression `pattern` in it."""
+        return with_names(matching(self.names, pattern), self.name)
 
 
 def read(export: Export) -> Ranges:
     """Return all NVTX ranges of the report, of every process."""
-    if not export.has("NVTX_EVENTS", "start", "end", "eventType", "globalTid"):
-        nothing = np.empty(0, np.int64)
-        no_names = pa.array([], pa.string())
-        return Ranges(nothing, nothing, nothing, nothing, nothing, nothing, nothing, no_names, {})
-    there = export.columns("NVTX_EVENTS")
-    domain = 'coalesce(n."domainId", 0)' if "domainId" in there else "0"
-    text = "coalesce(n.text, s.value, '')" if "textId" in there else "coalesce(n.text, '')"
-    join = "LEFT JOIN {1} s ON s.id = n.textId" if "textId" in there else ""
+    if not export.has(schema.NVTX, "start", "end", "eventType", "globalTid"):
+        none = np.empty(0, np.int64)
+        return Ranges(none, none, none, none, none, none, none, [], {})
+    domain = 'coalesce(n."domainId", 0)' if export.has(schema.NVTX, "domainId") else "0"
+    text, join = export.text(schema.NVTX, "text", "textId")
     result = export.arrow(
         f'SELECT n.rowid AS row, n.start AS start, coalesce(n."end", -1) AS "end",'
         f' n."globalTid" AS tid, {domain} AS domain,'
-        f" CAST({text} AS BLOB) AS name FROM {{0}} n {join}"
-        f' WHERE n."eventType" IN ({PUSH_POP_RANGE}, {START_END_RANGE}) AND n.start IS NOT NULL'
-        f" ORDER BY n.start",
-        "NVTX_EVENTS",
-        "StringIds",
+        f" CAST(coalesce({text}, '') AS BLOB) AS name FROM {{0}} n {join}"
+        f' WHERE n."eventType" IN ({schema.PUSH_POP_RANGE}, {schema.START_END_RANGE})'
+        f" AND n.start IS NOT NULL ORDER BY n.start",
+        schema.NVTX,
+        schema.STRINGS,
     )
     name = result.column("name").cast(pa.binary()).combine_chunks().dictionary_encode()
     if isinstance(name, pa.ChunkedArray):
         name = name.combine_chunks()
-    # A program may name its ranges in any encoding.
-    names = [each.decode(errors="replace") for each in name.dictionary.to_pylist()]
     tid = export.integers(result, "tid")
     return Ranges(
         start=export.integers(result, "start"),
         end=export.integers(result, "end"),
-        process=process_of(tid),
-        thread=thread_of(tid),
+        process=schema.process_of(tid),
+        thread=schema.thread_of(tid),
         domain=export.integers(result, "domain"),
         row=export.integers(result, "row"),
         name=name.indices.to_numpy(zero_copy_only=False).astype(np.int64),
-        names=pa.array(names, pa.string()),
-        domains=_domains(export, there),
+        # A program may name its ranges in any encoding.
+        names=[each.decode(errors="replace") for each in name.dictionary.to_pylist()],
+        domains=_domains(export),
     )
 
 
-def _domains(export: Export, there: frozenset[str]) -> dict[tuple[int, int], str]:
-    if "domainId" not in there:
+def _domains(export: Export) -> dict[tuple[int, int], str]:
+    if not export.has(schema.NVTX, "domainId"):
         return {}
-    text = "coalesce(n.text, s.value, '')" if "textId" in there else "n.text"
-    join = "LEFT JOIN {1} s ON s.id = n.textId" if "textId" in there else ""
+    text, join = export.text(schema.NVTX, "text", "textId")
     created = export.rows(
-        f'SELECT n."globalTid", n."domainId", {text} FROM {{0}} n {join}'
-        f' WHERE n."eventType" = {DOMAIN_CREATE}',
-        "NVTX_EVENTS",
-        "StringIds",
+        f'SELECT n."globalTid", coalesce(n."domainId", 0), {text} FROM {{0}} n {join}'
+        f' WHERE n."eventType" = {schema.DOMAIN_CREATE}',
+        schema.NVTX,
+        schema.STRINGS,
     )
-    return {
-        ((tid >> _THREAD_BITS) & _MASK, int(domain or 0)): str(name)
-        for tid, domain, name in created
-    }
+    return {(schema.process_of(tid), int(domain)): str(name) for tid, domain, name in created}

@@ -18,8 +18,9 @@ from pathlib import Path
 from clusterprof import masking
 from clusterprof.agent.contracts import files
 from clusterprof.errors import ReportError
-from clusterprof.ingest.nsys.database import Export, unreadable
-from clusterprof.ingest.nsys.report_identity import WANTED
+from clusterprof.ingest.nsys.database import Export
+from clusterprof.ingest.nsys.ranks_of_report import WANTED
+from clusterprof.ingest.opening import unreadable
 
 #: Besides the rank's place: versions, which explain a recording and hold nothing private.
 KEPT = WANTED | {"CUDA_VERSION", "NCCL_VERSION", "GROUP_RANK", "LOCAL_WORLD_SIZE", "ROLE_RANK"}

@@ -1,4 +1,7 @@
-"""Packed files, unpacked within bounds: a kilobyte of gzip or xz may hold a gigabyte."""
+"""Opening a report's files: regular ones only, unpacked within bounds, errors by their cause.
+
+A kilobyte of gzip or xz may hold a gigabyte.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ import io
 import lzma
 import os
 import re
+import stat
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
@@ -14,6 +18,9 @@ from clusterprof.errors import ReportError, UsageError
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
+
+#: ns; a time beyond it is none, and would not fit into 64 bits once it is added to another
+FARTHEST = 1 << 62
 
 #: how many bytes a packed report may hold, in place of what follows from its size: `8G`
 VARIABLE = "CLUSTERPROF_MAX_UNPACKED"
@@ -29,12 +36,14 @@ _UNITS = {"": 0, "k": 10, "K": 10, "M": 20, "G": 30, "T": 40}
 
 def most(path: Path) -> int:
     """Return how many bytes may be unpacked of `path`. Raises UsageError, OSError."""
-    said = os.environ.get(VARIABLE)
-    if not said:
+    given = os.environ.get(VARIABLE)
+    if not given:
         return max(_HARMLESS, _RATIO * path.stat().st_size)
-    match = _SIZE.fullmatch(said.strip())
+    match = _SIZE.fullmatch(given.strip())
     if match is None:
-        raise UsageError(f"{VARIABLE}={said!r} is no size", "write bytes, or for instance 500M, 8G")
+        raise UsageError(
+            f"{VARIABLE}={given!r} is no size", "write bytes, or for instance 500M, 8G"
+        )
     return int(match[1]) << _UNITS[match[2]]
 
 
@@ -78,3 +87,30 @@ class _Unpacked(io.RawIOBase):
 
 def _megabytes(size: int) -> str:
     return f"{size / 1e6:.1f}" if size < 10_000_000 else f"{size / 1e6:.0f}"
+
+
+def check_regular(path: Path) -> None:
+    """Raise `ReportError` unless `path` is a regular file that can be seen.
+
+    Opening a pipe to which no process writes does not return.
+    """
+    try:
+        mode = path.stat().st_mode
+        if stat.S_ISDIR(mode):
+            next(path.iterdir(), None)
+    except OSError as error:
+        raise unreadable(path, error) from error
+    if not stat.S_ISREG(mode):
+        what = "a folder" if stat.S_ISDIR(mode) else "no regular file (a pipe or a device)"
+        raise ReportError(f"{path} is {what}, not a report", "copy the report into a file")
+
+
+def unreadable(path: Path, error: OSError) -> ReportError:
+    """Return the `ReportError` for a file that the system does not let us read."""
+    if isinstance(error, FileNotFoundError):
+        return ReportError(f"{path} does not exist", "check the path")
+    if isinstance(error, IsADirectoryError):
+        return ReportError(f"{path} is a directory, not a report")
+    if isinstance(error, PermissionError):
+        return ReportError(f"{path} cannot be read: permission denied", f"try: chmod +r {path}")
+    return ReportError(f"{path} cannot be read: {error.strerror or error}")

@@ -1,23 +1,36 @@
 """What NCCL attaches to its NVTX ranges: communicator, message size, root, peer, ranks.
 
 nsys 2025 exports the raw bytes (`binaryData`, with `--include-blobs=true`) and the layout
-(`NVTX_PAYLOAD_SCHEMA_ENTRIES`); from 2024.6 `--include-json=true` gives `jsonText`; older
-exports have neither, and only `nsys export --type=json` has the bytes (`nsys_json`).
+(`NVTX_PAYLOAD_SCHEMA_ENTRIES`); from 2024.6 `--include-json=true` gives `jsonText`; nsys 2022.4 to
+2024.5 put the bytes only into `nsys export --type=json`, without their layout (`read_json`).
 Communicator ids are in the payload from NCCL 2.25.1 on.
 """
 
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
+from array import array
+from binascii import a2b_base64
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import orjson
 import pyarrow as pa
 
-from clusterprof.ingest.columns import Bools, Ints
+from clusterprof.errors import ReportError
+from clusterprof.ingest.nsys import schema
 from clusterprof.ingest.nsys.database import Export
+from clusterprof.ingest.nsys.nvtx import Ranges
+from clusterprof.ingest.opening import unreadable
+from clusterprof.ingest.recording import Bools, Ints, ints
+
+#: bytes of a JSON export that are read at once
+_PIECE = 8 << 20
+_MARK = b'"BinaryData"'
 
 #: A payload begins with four words of eight bytes: version, schema id, size, offset.
 _HEADER = struct.Struct("<QQQQ")
@@ -90,16 +103,16 @@ def nothing() -> Payloads:
 def read(export: Export, first_row: int, last_row: int) -> Payloads:
     """Return the payloads of the NVTX rows `first_row` to `last_row` (the range that has NCCL)."""
     limits = f"n.rowid BETWEEN {first_row} AND {last_row}"
-    if export.has("NVTX_EVENTS", "binaryData"):
+    if export.has(schema.NVTX, "binaryData"):
         table = export.arrow(
             f"SELECT n.rowid AS row, CAST(n.binaryData AS BLOB) AS payload FROM {{0}} n"
             f" WHERE n.binaryData IS NOT NULL AND {limits} ORDER BY n.rowid",
-            "NVTX_EVENTS",
+            schema.NVTX,
         )
         if table.num_rows:
             rows = table.column("row").to_numpy()
             return decoded(_bodies(rows, table.column("payload")), _layouts(export))
-    if export.has("NVTX_EVENTS", "jsonText"):
+    if export.has(schema.NVTX, "jsonText"):
         return _from_json(export, limits)
     return nothing()
 
@@ -108,12 +121,12 @@ def _layouts(export: Export) -> dict[int, Layout]:
     """Return schema id -> the fields we know, from the export's own description."""
     entries = export.rows(
         'SELECT "schemaId", name, coalesce("offset", 0), type FROM {0}',
-        "NVTX_PAYLOAD_SCHEMA_ENTRIES",
+        schema.PAYLOAD_ENTRIES,
     )
     layouts: dict[int, Layout] = {}
-    for schema, name, offset, kind in entries:
+    for number, name, offset, kind in entries:
         if name in FIELDS and kind in _TYPES:
-            layouts[schema] = (*layouts.get(schema, ()), (FIELDS[name], offset, _TYPES[kind]))
+            layouts[number] = (*layouts.get(number, ()), (FIELDS[name], offset, _TYPES[kind]))
     return layouts
 
 
@@ -128,9 +141,8 @@ def _bodies(rows: Ints, payloads: pa.ChunkedArray) -> Bodies:
     whole = length > _HEADER.size
     rows, begin, length = rows[whole], begin[whole], length[whole]
     header = content[begin[:, None] + np.arange(_HEADER.size)].view("<u8")
-    schema, offset = header[:, 1].astype(np.int64), header[:, 3].astype(np.int64)
-    offset = np.clip(offset, 0, length)
-    return Bodies(rows, schema, begin + offset, length - offset, content)
+    offset = np.clip(header[:, 3].astype(np.int64), 0, length)
+    return Bodies(rows, header[:, 1].astype(np.int64), begin + offset, length - offset, content)
 
 
 def decoded(bodies: Bodies, layouts: dict[int, Layout] | None = None) -> Payloads:
@@ -139,10 +151,10 @@ def decoded(bodies: Bodies, layouts: dict[int, Layout] | None = None) -> Payload
     values = {name: np.zeros(rows, np.int64) for name in FIELDS.values()}
     present = {name: np.zeros(rows, bool) for name in values}
     kinds = np.stack([bodies.schema, bodies.length], axis=1)
-    for schema, length in np.unique(kinds, axis=0).tolist() if rows else ():
-        mine = np.flatnonzero((bodies.schema == schema) & (bodies.length == length))
+    for number, length in np.unique(kinds, axis=0).tolist() if rows else ():
+        mine = np.flatnonzero((bodies.schema == number) & (bodies.length == length))
         body = bodies.content[bodies.begin[mine][:, None] + np.arange(length)]
-        for name, begin, kind in (layouts or {}).get(schema) or _known_layout(schema, length):
+        for name, begin, kind in (layouts or {}).get(number) or _known_layout(number, length):
             stop = begin + np.dtype(kind).itemsize
             if stop <= length:
                 column = np.ascontiguousarray(body[:, begin:stop]).view(kind)[:, 0]
@@ -151,12 +163,12 @@ def decoded(bodies: Bodies, layouts: dict[int, Layout] | None = None) -> Payload
     return Payloads(bodies.row, values, present)
 
 
-def _known_layout(schema: int, length: int) -> Layout:
+def _known_layout(schema_id: int, length: int) -> Layout:
     """Return the layout of one of NCCL's own schemas, by its number and its length in bytes.
 
     A number that is not known is of a newer NCCL, which begins with communicator and size.
     """
-    number = schema - _FIRST_STATIC
+    number = schema_id - _FIRST_STATIC
     if number == _COMMUNICATOR_INIT:
         known = ("communicator", 0, "<u8"), ("ranks", 8, "<i4"), ("rank", 12, "<i4")
         return known if length == 24 else ()
@@ -171,14 +183,12 @@ def _known_layout(schema: int, length: int) -> Layout:
 
 
 def _from_json(export: Export, limits: str) -> Payloads:
-    strings = export.has("NVTX_EVENTS", "jsonTextId")
-    text = "coalesce(n.jsonText, s.value)" if strings else "n.jsonText"
-    join = "LEFT JOIN {1} s ON s.id = n.jsonTextId" if strings else ""
+    text, join = export.text(schema.NVTX, "jsonText", "jsonTextId")
     found = export.rows(
         f"SELECT n.rowid, {text} FROM {{0}} n {join}"
         f" WHERE {text} IS NOT NULL AND {limits} ORDER BY n.rowid",
-        "NVTX_EVENTS",
-        "StringIds",
+        schema.NVTX,
+        schema.STRINGS,
     )
     values = {name: np.zeros(len(found), np.int64) for name in FIELDS.values()}
     present = {name: np.zeros(len(found), bool) for name in FIELDS.values()}
@@ -203,5 +213,92 @@ def _numbers(content: str) -> dict[str, int]:
         except (ValueError, TypeError):
             continue
         if name in FIELDS:
-            found[FIELDS[name]] = (number + (1 << 63)) % (1 << 64) - (1 << 63)
+            found[FIELDS[name]] = _signed(number)
     return found
+
+
+@dataclass
+class _JsonPayloads:
+    """The payloads of a JSON export in the file's order."""
+
+    start: array[int] = field(default_factory=lambda: array("q"))
+    tid: array[int] = field(default_factory=lambda: array("q"))
+    domain: array[int] = field(default_factory=lambda: array("q"))
+    schema: array[int] = field(default_factory=lambda: array("q"))
+    length: array[int] = field(default_factory=lambda: array("q"))
+    content: bytearray = field(default_factory=bytearray)
+
+    def add(self, lines: list[bytes]) -> None:
+        """Add the events of these lines."""
+        events = [each["NvtxEvent"] for each in orjson.loads(b"[" + b",".join(lines) + b"]")]
+        first = [each["Payload"]["BinaryData"][0] for each in events]
+        bodies = [a2b_base64(each["Data"]) for each in first]
+        # A number that is 0 is left out.
+        self.start.extend([int(each.get("Timestamp", 0)) for each in events])
+        self.tid.extend([_signed(each.get("GlobalTid", 0)) for each in events])
+        self.domain.extend([_signed(each.get("DomainId", 0)) for each in events])
+        self.schema.extend([_signed(each.get("SchemaId", 0)) for each in first])
+        self.length.extend([len(each) for each in bodies])
+        self.content += b"".join(bodies)
+
+
+def _signed(number: Any) -> int:
+    """Return the 64 bits of a number as the signed one that SQLite has for it."""
+    return (int(number) + (1 << 63)) % (1 << 64) - (1 << 63)
+
+
+def read_json(path: Path, ranges: Ranges) -> Payloads:
+    """Return the payloads of `ranges` in the JSON export `path` of the same report.
+
+    One event a line, some 230 bytes, of which a payload is `"Payload":{"BinaryData":[{"SchemaId":
+    "16777221","Data":"base64"}]}`: only lines with one are parsed. It belongs to the range of its
+    thread and domain that begins when it does. Raises `ReportError` where the file cannot be read
+    or is no such export.
+    """
+    found = _JsonPayloads()
+    try:
+        for lines in _lines(path):
+            found.add(lines)
+    except OSError as error:
+        raise unreadable(path, error) from error
+    except (KeyError, IndexError, TypeError, ValueError) as error:
+        raise ReportError(
+            f"{path} is not as nsys writes JSON: {type(error).__name__} {error}"
+        ) from error
+    return decoded(_of_ranges(found, ranges))
+
+
+def _lines(path: Path) -> Iterator[list[bytes]]:
+    """Yield the lines that have a payload, of a piece of the file at a time."""
+    rest = b""
+    with path.open("rb") as file:
+        while piece := file.read(_PIECE):
+            *lines, rest = (rest + piece).split(b"\n")
+            yield [line for line in lines if _MARK in line]
+    if _MARK in rest:
+        yield [rest]
+
+
+def _of_ranges(found: _JsonPayloads, ranges: Ranges) -> Bodies:
+    """Return the payloads that belong to one of `ranges`, by its NVTX row."""
+    tid = np.array(found.tid, np.int64)
+    length = np.array(found.length, np.int64)
+    keys = ["start", "process", "thread", "domain"]
+    theirs = pa.table(
+        {
+            "start": np.array(found.start, np.int64),
+            "process": schema.process_of(tid),
+            "thread": schema.thread_of(tid),
+            "domain": np.array(found.domain, np.int64),
+            "place": np.arange(tid.size),
+        }
+    )
+    mine = pa.table({name: getattr(ranges, name) for name in (*keys, "row")})
+    both = mine.join(theirs, keys, join_type="inner")
+    row, once = np.unique(ints(both, "row"), return_index=True)
+    place: Ints = ints(both, "place")[once]
+    begin = np.cumsum(length) - length
+    content = np.frombuffer(found.content, np.uint8)
+    return Bodies(
+        row, np.array(found.schema, np.int64)[place], begin[place], length[place], content
+    )

@@ -1,0 +1,228 @@
+"""Which ranks an nsys report is of: their processes, ranks, job and host, by the report itself.
+
+A report holds every child of the profiled program. Started on a rank it holds that rank and its
+helpers (DataLoader workers, compilers); started on what starts ranks (`nsys profile torchrun ...`)
+it holds all ranks of that host.
+
+It holds the whole environment of the profiled process as well, secrets included. Only the
+variables of `clusterprof.agent.contracts.identity` and the rendezvous below are looked at, and of
+the rendezvous only a fingerprint is kept.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from clusterprof.agent.contracts.identity import LAUNCHERS, Identity, identify
+from clusterprof.ingest.nsys import activity, schema
+from clusterprof.ingest.nsys.database import Export
+from clusterprof.ingest.nsys.nccl_ranges import Communicators
+from clusterprof.ingest.nsys.nvtx import Ranges
+from clusterprof.ingest.recording import Ints, with_names
+from clusterprof.ingest.report_steps import names_steps
+
+#: Equal on every rank of one job, different between jobs. SLURM_STEP_ID is not among them:
+#: a job is often started as one step per node. A heterogeneous job has one id per component,
+#: and the first of them everywhere.
+JOB_VARIABLES = (
+    "SLURM_JOB_ID_HET_GROUP_0",
+    "SLURM_JOB_ID",
+    "TORCHELASTIC_RUN_ID",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+    "OMPI_MCA_ess_base_jobid",
+    "PMIX_NAMESPACE",
+    "PMI_JOBID",
+    "LSB_JOBID",
+    "PBS_JOBID",
+)
+
+#: all that is ever looked at in the environment of a report
+WANTED = frozenset(JOB_VARIABLES).union(
+    *(
+        {each.rank, each.world_size, each.local_rank, *each.requires} - {""}
+        for each in LAUNCHERS
+    )
+)  # fmt: skip
+
+
+#: a process with less than this part of the kernels of the busiest is a helper, not a rank
+_LEAST_WORK = 0.1
+
+_INNER = frozenset(launcher.name for launcher in LAUNCHERS if launcher.inner)
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where a report comes from; each field None or empty where the report does not say."""
+
+    identity: Identity | None
+    job: str | None
+    host: str
+    profiler: str
+    #: id -> name of the host's GPUs
+    devices: dict[int, str]
+
+
+def origin(export: Export) -> Origin:
+    """Return who this report is about."""
+    environ = environment(export)
+    system = dict(export.rows("SELECT name, value FROM {0} WHERE name = 'Hostname'", schema.SYSTEM))
+    gpus = export.rows("SELECT id, name FROM {0}", schema.GPUS)
+    return Origin(
+        identity=identify(environ),
+        job=fingerprint(environ),
+        host=str(system.get("Hostname", "")),
+        profiler=_profiler(export),
+        devices={number: str(name) for number, name in gpus},
+    )
+
+
+def environment(export: Export) -> dict[str, str]:
+    """Return the rank and rendezvous variables of the profiled process, and no others.
+
+    nsys 2023 and later list them in META_DATA_CAPTURE, 2022 keeps one NUL-separated string in
+    TARGET_INFO_SYSTEM_ENV, and some exports have it only among the strings.
+    """
+    lines = [
+        str(value)
+        for (value,) in export.rows(
+            "SELECT value FROM {0} WHERE name = 'PROCESS_0:ENVIRONMENT_VARIABLE'",
+            schema.CAPTURE,
+        )
+    ]
+    if lines:
+        return _wanted(line.replace('="', "=", 1).removesuffix('"') for line in lines)
+    for sql, table in (
+        ("SELECT value FROM {0} WHERE name = 'DeviceEnvironment'", schema.SYSTEM),
+        ("SELECT value FROM {0} WHERE instr(CAST(value AS BLOB), x'00')", schema.STRINGS),
+    ):
+        found = [_wanted(str(value).split("\0")) for (value,) in export.rows(sql, table)]
+        ranks = {identify(environ) for environ in found} - {None}
+        if len(ranks) == 1:
+            return next(environ for environ in found if identify(environ) is not None)
+    return {}
+
+
+def _wanted(lines: Iterable[str]) -> dict[str, str]:
+    pairs = (line.partition("=") for line in lines)
+    return {name: value for name, _, value in pairs if name in WANTED}
+
+
+def fingerprint(environ: Mapping[str, str]) -> str | None:
+    """Return an opaque name for the job, equal on all its ranks; None where nothing names it."""
+    named = [(name, environ[name]) for name in JOB_VARIABLES if environ.get(name)]
+    if named and named[0][0] == "SLURM_JOB_ID_HET_GROUP_0":
+        named = [pair for pair in named if pair[0] != "SLURM_JOB_ID"]
+    # torchrun's run id is "none" unless somebody gave one: alone it names no job
+    if not any(name != "TORCHELASTIC_RUN_ID" or value != "none" for name, value in named):
+        return None
+    text = "\0".join(f"{name}={value}" for name, value in named)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _profiler(export: Export) -> str:
+    for table in schema.EXPORTED_BY:
+        sql = "SELECT value FROM {0} WHERE name = 'EXPORT_PRODUCT_VERSION'"
+        for (version,) in export.rows(sql, table):
+            return f"nsys {str(version).removesuffix('.0')}"
+    return "nsys"
+
+
+def rank_processes(
+    export: Export, ranges: Ranges, who: Identity | None, *, alone: bool
+) -> list[int | None]:
+    """Return the processes that are ranks, in the order of their GPUs, then of their ids.
+
+    Those that use NCCL; where none does, those that keep a GPU each busy; on a CPU those that mark
+    steps. `who` is what the profiled command's environment says: one that is a rank itself has no
+    other ranks among its children, nor has one of which it is known (`alone`). A list of None
+    where no process does anything.
+    """
+    work = activity.kernels_by_process(export)
+    for found in (_communicating(work, ranges), _computing(work), _stepping(work, ranges)):
+        if found:
+            ordered = sorted(found, key=lambda process: (_device(work, process), process))
+            # a rank's children come after it
+            return [min(found)] if alone or _is_rank(who) else list(ordered)
+    return [_busiest(export, ranges)]
+
+
+def _is_rank(who: Identity | None) -> bool:
+    return who is not None and who.source in _INNER and (who.world_size or 1) > 1
+
+
+def _communicating(work: Sequence[activity.Kernels], ranges: Ranges) -> set[int]:
+    calls = ranges.named("^nccl[A-Z]")
+    return {each.process for each in work if each.nccl} | set(ranges.process[calls].tolist())
+
+
+def _computing(work: Sequence[activity.Kernels]) -> set[int]:
+    """The busiest process of each GPU."""
+    most = max((each.kernels for each in work), default=0)
+    of_device: dict[int, activity.Kernels] = {}
+    for each in sorted(work, key=lambda one: (-one.kernels, one.process)):
+        of_device.setdefault(each.device, each)
+    return {each.process for each in of_device.values() if each.kernels >= _LEAST_WORK * most}
+
+
+def _stepping(work: Sequence[activity.Kernels], ranges: Ranges) -> set[int]:
+    if work:
+        return set()
+    steps = with_names(names_steps(ranges.names), ranges.name)
+    return set(ranges.process[steps].tolist())
+
+
+def _device(work: Sequence[activity.Kernels], process: int) -> int:
+    mine = [each for each in work if each.process == process]
+    return max(mine, key=lambda each: each.kernels).device if mine else -1
+
+
+def _busiest(export: Export, ranges: Ranges) -> int | None:
+    """Return the process with most GPU work, else most ranges, else most OS calls."""
+    for processes in _events(export, ranges):
+        if processes.size:
+            known, counts = np.unique(processes, return_counts=True)
+            return int(known[np.argmax(counts)])
+    return None
+
+
+def _events(export: Export, ranges: Ranges) -> Iterator[Ints]:
+    """Yield the processes of events of one kind after the other, one element an event."""
+    tables = (schema.KERNEL, schema.GRAPH, schema.MEMCPY, schema.RUNTIME, None, schema.OS_RUNTIME)
+    for table in tables:
+        if table is None:
+            yield ranges.process
+        elif export.has(table.name, table.owner):
+            yield schema.process_of(export.numbers(table, columns=[table.owner])[table.owner])
+
+
+def numbered(
+    communicators: Sequence[Communicators],
+    who: Identity | None,
+    processes: Sequence[int | None],
+) -> tuple[list[int], int | None, list[str]]:
+    """Return the ranks of several processes, their world's size, and warnings.
+
+    `communicators` are each one's, known where they were made inside of the window. Where they do
+    not name the ranks, these are counted in the processes' order, on from those of the nodes before
+    where the environment names the node.
+    """
+    count = len(communicators)
+    sizes = {each.largest for each in communicators}
+    world = max(sizes) if len(sizes) == 1 and max(sizes) >= count else None
+    known = [rank for each in communicators if (rank := each.world_rank(world)) is not None]
+    if world is not None and len(set(known)) == count:
+        return known, world, []
+    first = who.rank * count if who is not None else 0
+    ranks = list(range(first, first + count))
+    each = ", ".join(f"process {p} as rank {r}" for p, r in zip(processes, ranks, strict=True))
+    doubt = (
+        "the report holds several ranks and does not name them: they are numbered in the order of"
+        f" their GPUs, else of their process ids ({each}); give the first with --rank FILE=FIRST"
+    )
+    return ranks, world, [doubt]

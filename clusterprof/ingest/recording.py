@@ -1,0 +1,214 @@
+"""What a reader finds in a report of one rank, in columns: the seam between formats and tables.
+
+Every reader fills a `Recording`, and `clusterprof.ingest.assembler` makes the canonical tables of
+it. A new column of a format is read by that format's reader into the field here that it belongs to.
+All times are ns since the report's own zero (`Recording.epoch_ns`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from clusterprof.tables import SCHEMAS
+
+Ints = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
+
+#: what a column may be given as: an array, a constant, or null throughout
+Column: TypeAlias = "pa.Array | pa.ChunkedArray | npt.NDArray[Any] | Sequence[object] | str | None"
+
+
+class Launched(NamedTuple):
+    """Begin, end and thread of the call that launched each piece of work; -1 where none is known.
+
+    `known` says where, since a report's times may be negative.
+    """
+
+    start: Ints
+    end: Ints
+    thread: Ints
+    known: Bools
+
+    def at(self, places: Ints) -> Launched:
+        """Return the calls of the work at these places."""
+        return Launched(
+            self.start[places], self.end[places], self.thread[places], self.known[places]
+        )
+
+
+def not_launched(size: int) -> Launched:
+    """Return that no launching call is known of so many pieces of work."""
+    none = np.full(size, -1, np.int64)
+    return Launched(none, none, none, none >= 0)
+
+
+@dataclass(frozen=True)
+class Work:
+    """Work of a device (on a CPU-only rank: of its threads), one element per span."""
+
+    start: Ints
+    end: Ints
+    #: `compute`, `collective`, `copy` or `memset`
+    kind: Column
+    name: Column
+    #: -1 for the CPU
+    device: Ints
+    #: the CUDA stream, or the thread
+    stream: Ints
+    launched: Launched
+    #: 0 or less: none
+    correlation: Ints | None = None
+    #: bytes; negative: unknown
+    size: Ints | None = None
+    direction: Column = None
+    pageable: Column = None
+
+
+@dataclass(frozen=True)
+class Calls:
+    """Calls of a host's threads, of one kind or several; `names[name[i]]` is the name of call i."""
+
+    kind: Column
+    start: Ints
+    #: negative: still open when the capture ended (only in `Recording.marks`)
+    end: Ints
+    thread: Ints
+    name: Ints
+    names: Sequence[str]
+    #: of CUDA calls; 0 or less: none
+    correlation: Ints | None = None
+
+    @cached_property
+    def _by_correlation(self) -> tuple[Ints, Ints]:
+        ids = np.zeros(0, np.int64) if self.correlation is None else self.correlation
+        # An id may be on a runtime call and on the driver call inside it: the outer comes first.
+        order = np.lexsort((self.start, ids)) if ids.size else ids
+        return order, ids[order]
+
+    def launching(self, correlation: Ints) -> Launched:
+        """Return the call that has each correlation id."""
+        order, ids = self._by_correlation
+        if not ids.size:
+            return not_launched(correlation.size)
+        nearest = np.minimum(np.searchsorted(ids, correlation), ids.size - 1)
+        known = (ids[nearest] == correlation) & (correlation > 0)
+        call = order[nearest]
+        return Launched(
+            np.where(known, self.start[call], -1),
+            np.where(known, self.end[call], -1),
+            np.where(known, self.thread[call], -1),
+            known,
+        )
+
+
+@dataclass(frozen=True)
+class Recording:
+    """One rank's part of a report, as its reader found it."""
+
+    source: Path
+    profiler: str
+    #: added to the report's own times it makes wall-clock times
+    epoch_ns: int
+    work: Sequence[Work]
+    calls: Sequence[Calls]
+    #: COLLECTIVE_CALLS, with the report's own times, in the order of their issue
+    collectives: pa.Table
+    #: ranges that may be named as steps, and what the source of such steps is called
+    marks: Calls
+    marked_by: str
+    #: where steps end if no range marks any: the ends of the optimizer's updates
+    step_ends: Ints
+    rank: int | None = None
+    world_size: int | None = None
+    local_rank: int | None = None
+    host: str = ""
+    job: str | None = None
+    backend: str = ""
+    #: id -> name of the host's GPUs
+    devices: Mapping[int, str] = field(default_factory=dict)
+    warnings: Sequence[str] = ()
+
+    @property
+    def has_events(self) -> bool:
+        """Whether anything was recorded."""
+        return any(work.start.size for work in self.work) or any(
+            calls.start.size for calls in self.calls
+        )
+
+
+def nullable(values: npt.NDArray[Any], valid: Bools) -> pa.Array:
+    """Return `values` as an Arrow array that is null where `valid` is false."""
+    return pa.array(values, mask=~valid)
+
+
+def encoded(codes: npt.NDArray[Any], names: Sequence[str]) -> pa.DictionaryArray:
+    """Return a name column: `names[codes[i]]`, null where the code is negative."""
+    small = codes.astype(np.int32, copy=False)
+    indices = pa.array(small, mask=small < 0)
+    return pa.DictionaryArray.from_arrays(indices, pa.array(list(names), pa.string()))
+
+
+def fill(table: str, rows: int, columns: Mapping[str, Column]) -> pa.Table:
+    """Return a table of the schema `table` with `rows` rows; columns not given are null."""
+    schema = SCHEMAS[table]
+    unknown = set(columns) - set(schema.names)
+    if unknown:
+        raise KeyError(f"{table} has no column {sorted(unknown)}")
+    arrays = [_column(columns.get(each.name), each.type, rows) for each in schema]
+    return pa.Table.from_arrays(arrays, schema=schema)
+
+
+def _column(value: Column, kind: pa.DataType, rows: int) -> pa.Array | pa.ChunkedArray:
+    if value is None:
+        return pa.nulls(rows, kind)
+    if isinstance(value, str):
+        return _constant(value, kind, rows)
+    if isinstance(value, (pa.Array, pa.ChunkedArray)):
+        return value if value.type == kind else value.cast(kind)
+    return pa.array(value, kind)
+
+
+def _constant(value: str, kind: pa.DataType, rows: int) -> pa.Array:
+    if pa.types.is_dictionary(kind):
+        return encoded(np.zeros(rows, np.int32), [value])
+    return pa.repeat(pa.scalar(value, kind), rows)
+
+
+def joined(table: str, parts: Iterable[pa.Table], by: str = "") -> pa.Table:
+    """Return the rows of all `parts` (of one schema) in one chunk, sorted by the column `by`."""
+    whole = pa.concat_tables([SCHEMAS[table].empty_table(), *parts])
+    whole = whole.unify_dictionaries().combine_chunks()
+    keys = whole.column(by).to_numpy() if by else np.empty(0)
+    if keys.size and not (keys[1:] >= keys[:-1]).all():
+        whole = whole.take(pa.array(np.argsort(keys, kind="stable")))
+    return whole
+
+
+def ints(table: pa.Table, name: str) -> Ints:
+    """Return the column `name`, which must have no nulls, as int64."""
+    column = table.column(name)
+    if column.null_count:
+        raise ValueError(f"column {name} has nulls")
+    values: Ints = column.to_numpy()
+    return values.astype(np.int64, copy=False)
+
+
+def matching(names: Sequence[str] | pa.Array, pattern: str) -> Bools:
+    """Return for each of `names` whether the regular expression `pattern` is found in it."""
+    texts = names if isinstance(names, pa.Array) else pa.array(names, pa.string())
+    found: Bools = pc.match_substring_regex(texts, pattern).to_numpy(zero_copy_only=False)
+    return found.astype(np.bool_)
+
+
+def with_names(matches: Bools, codes: Ints) -> Bools:
+    """Return for each code what `matches` has for its name; nothing where there are no names."""
+    return matches[codes] if matches.size else np.zeros(codes.size, bool)
