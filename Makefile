@@ -5,6 +5,7 @@
 # TORCH_INDEX_URL  a package index that has torch for this machine; without one pip's own choice
 #                  is taken, which on Linux may bring gigabytes of CUDA libraries along. PyTorch's
 #                  index of CPU builds: TORCH_INDEX_URL=https://download.pytorch.org/whl/cpu
+# JOBS             how many tests run side by side (make test: 4, of which two use nsys)
 # ARGS             further arguments for pytest: make test ARGS='-k clock -x'
 # TRUTH            make truth: a further folder of recordings with its truth.json
 # LARGE            make bench: a folder with two large reports to merge
@@ -18,6 +19,7 @@ MAKEFLAGS += --no-print-directory
 PYTHON ?= python3
 VENV ?= .venv
 TORCH_INDEX_URL ?=
+JOBS ?= 4
 ARGS ?=
 LARGE ?=
 TRUTH ?=
@@ -63,7 +65,7 @@ parts: ## install the real parts the tests use (Slurm, nsys, Chromium; root, Deb
 
 .PHONY: test
 test: $(READY) parts ## run all tests, on real parts
-	@$(BIN)/python -m pytest --durations=15 --durations-min=1 $(ARGS)
+	@$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup --durations=15 --durations-min=1 $(ARGS)
 
 .PHONY: unit
 unit: $(READY) ## run the unit tests only: seconds, no processes, nothing to install

@@ -15,11 +15,13 @@ import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from lab import cluster, command, faults, hosts, leftovers
 from lab.command import Completed
 from lab.parts import PARTS
+from lab.processors import Share
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -27,6 +29,7 @@ ROOT = Path(__file__).resolve().parent.parent
 _FIXTURES = {"slurm": "slurm", "slurm_state": "slurm", "ssh_hosts": "hosts"}
 _session = pytest.StashKey[str]()
 _folders = pytest.StashKey[list[Path]]()
+_share = pytest.StashKey[Share]()
 _left_out = pytest.StashKey["Counter[str]"]()
 _left_over = pytest.StashKey[list[str]]()
 
@@ -38,12 +41,22 @@ def _all_required() -> bool:
     )
 
 
+def _is_worker(config: pytest.Config) -> bool:
+    return hasattr(config, "workerinput")
+
+
 def pytest_configure(config: pytest.Config) -> None:
     for part in PARTS:
         config.addinivalue_line("markers", f"{part.marker}: the test needs {part.what}")
-    config.stash[_session] = os.environ[leftovers.MARK] = uuid.uuid4().hex
-    # Short, because sockets go there too; torchrun and others leave things behind.
-    command.scratch = Path(tempfile.mkdtemp(prefix="clusterprof-tests-"))
+    if _is_worker(config):  # of pytest-xdist: the session is the controller's
+        command.scratch = Path(config.workerinput["scratch"])
+        command.scratch.mkdir()
+    else:
+        os.environ[leftovers.MARK] = uuid.uuid4().hex
+        # Short, because sockets go there too; torchrun and others leave things behind.
+        command.scratch = Path(tempfile.mkdtemp(prefix="clusterprof-tests-"))
+    config.stash[_session] = session = os.environ[leftovers.MARK]
+    config.stash[_share] = Share(session, command.scratch.name if _is_worker(config) else "main")
     config.stash[_folders] = [command.scratch]
     config.stash[_left_out] = Counter()
     config.stash[_left_over] = []
@@ -65,6 +78,24 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             config.stash[_left_out][f"{part.what}: {reason}"] += len(needing)
             for item in needing:
                 item.add_marker(pytest.mark.skip(reason=f"needs {part.what}: {reason}"))
+    if _is_worker(config):
+        from lab import lanes  # where there is no pytest-xdist nobody gets here
+
+        lanes.write(items, command.scratch.with_name(f"lanes-{command.scratch.name}"))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    if config.getvalue("dist") != "loadgroup":
+        return None
+    from lab.lanes import Lanes
+
+    return Lanes(config, log, command.scratch)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    item.config.stash[_share].weigh(urgent=item.get_closest_marker("needs_nsys") is not None)
 
 
 def _refuse_skip(report: pytest.TestReport | pytest.CollectReport) -> None:
@@ -89,8 +120,32 @@ def pytest_make_collect_report() -> Iterator[None]:
     return report
 
 
-def pytest_sessionfinish(session: pytest.Session) -> None:
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """The controller of pytest-xdist is about to start a worker."""
+    node.workerinput["scratch"] = str(command.scratch / node.gateway.id)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any, error: object) -> None:
+    """A worker has ended; one that crashed tells nothing, and counts as a failure of its own."""
+    stash, told = node.config.stash, getattr(node, "workeroutput", {})
+    stash[_folders].extend(map(Path, told.get("folders", ())))
+    stash[_left_out] |= Counter(told.get("left_out", {}))  # all workers collect all tests
+
+
+# The last wrapper: within that of the closing summary, around the one that ends the workers.
+@pytest.hookimpl(wrapper=True, trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> Iterator[None]:
+    yield
     stash = session.config.stash
+    if _is_worker(session.config):
+        session.config.workeroutput["folders"] = list(map(str, stash[_folders]))
+        session.config.workeroutput["left_out"] = dict(stash[_left_out])
+        return
+    cluster.remove_orphans(Path(tempfile.gettempdir()))
+    hosts.remove_orphans(Path(tempfile.gettempdir()))
+    stash[_share].close()
     left = leftovers.settle(stash[_session], stash[_folders])
     if left:
         leftovers.end(left, stash[_session], stash[_folders])

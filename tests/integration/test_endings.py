@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from lab import command
 from lab.command import Completed
-from lab.endings import OPTIONS, PROGRAMS, Running, state, words
+from lab.endings import OPTIONS, PROGRAMS, Running, outcomes, state, window, words
 
 Cli = Callable[..., Completed]
 
@@ -28,22 +28,22 @@ class Ending:
     at: int
     status: int
     state: str
-    reason: str
+    window: str
 
 
 ENDINGS = [
-    Ending("exit", 5, 3, "lost", "before the window 10:20 began"),
-    Ending("exit", 15, 3, "collected", "inside the window 10:20"),
-    Ending("exit", 20, 3, "collected", ""),
-    Ending("raise", 15, 1, "collected", "inside the window 10:20"),
-    Ending("_exit", 5, 4, "lost", "before the window began"),
-    Ending("_exit", 15, 4, "collected", "inside the window"),
-    Ending("_exit", 25, 4, "collected", ""),
-    Ending("segv", 15, 139, "collected", "inside the window"),
-    Ending("kill", 5, 137, "lost", "before the window began"),
-    Ending("kill", 15, 137, "collected", "inside the window"),
-    Ending("kill", 25, 137, "collected", ""),
-    Ending("none", 0, 0, "collected", ""),
+    Ending("exit", 5, 3, "lost", "before"),
+    Ending("exit", 15, 3, "collected", "inside"),
+    Ending("exit", 20, 3, "collected", "whole"),
+    Ending("raise", 15, 1, "collected", "inside"),
+    Ending("_exit", 5, 4, "lost", "before"),
+    Ending("_exit", 15, 4, "collected", "inside"),
+    Ending("_exit", 25, 4, "collected", "whole"),
+    Ending("segv", 15, 139, "collected", "inside"),
+    Ending("kill", 5, 137, "lost", "before"),
+    Ending("kill", 15, 137, "collected", "inside"),
+    Ending("kill", 25, 137, "collected", "whole"),
+    Ending("none", 0, 0, "collected", "whole"),
 ]
 
 
@@ -67,14 +67,13 @@ def test_a_rank_ends_as_it_would_have_ended(
     found = state(workdir / "run")
     when = f"{ending.how} after step {ending.at}" if ending.at else "ends by itself"
     fault(when, plain.returncode, done.returncode, done.seconds - plain.seconds, found)
-    assert found["state"] == ending.state, (found, done)
-    if ending.reason:
-        assert ending.reason in found["reason"], found
-    else:
-        assert "reason" not in found
+    assert (found["state"], window(found)) == (ending.state, ending.window), (found, done)
+    # Why there is no more, and that it is for the program's own end.
+    assert found["program_status"] == ending.status, found
+    assert ("reason" in found) == (ending.window != "whole"), found
     report = workdir / "run/ranks/00000/report.nsys-rep"
     assert report.exists() == (ending.state == "collected")
-    assert f"{int(report.exists())} of 1 reports" in done.stderr
+    assert outcomes(workdir / "run") == {0: ending.state}
 
 
 def test_a_cancelled_job_keeps_its_report(workdir: Path, slurm: dict[str, str]) -> None:
@@ -84,7 +83,7 @@ def test_a_cancelled_job_keeps_its_report(workdir: Path, slurm: dict[str, str]) 
     command.run(["scancel", running.job()], env=slurm)
     assert running.ends() == 143, running.said()
     assert state(running.run)["state"] == "collected", running.said()
-    assert "inside the window" in state(running.run)["reason"]
+    assert window(state(running.run)) == "inside"
 
 
 def test_a_rank_that_hangs_after_its_window_has_its_report_home_already(

@@ -16,8 +16,7 @@ from typing import Any
 
 import pytest
 from lab import command
-from lab.command import Completed
-from lab.endings import OPTIONS, PROGRAMS, state, words
+from lab.endings import OPTIONS, PROGRAMS, state, window, words
 
 pytestmark = [pytest.mark.needs_nsys, pytest.mark.needs_slurm]
 
@@ -48,11 +47,8 @@ class Batch:
         self.job = done.strip()
         assert self.job.isdigit(), done
 
-    def try_to(self, *argv: str | Path) -> Completed:
-        return command.run(list(argv), env=self.slurm, timeout=30)
-
     def call(self, *argv: str | Path) -> str:
-        done = self.try_to(*argv)
+        done = command.run(list(argv), env=self.slurm, timeout=30)
         assert done.returncode == 0, done
         return done.stdout
 
@@ -84,30 +80,25 @@ def ours(*program: str) -> list[str]:
 class Ending:
     what: str
     command: tuple[str, ...]
-    reason: str = "inside the window"
     state: str = "collected"
+    #: in the reason, where it is not that the program ended inside the window
+    reason: str = ""
 
     def bring(self, batch: Batch) -> None:
         """Bring it upon a job."""
         line = [word.replace("{}", batch.job) for word in self.command]
-        # scontrol itself reads the clock for `now`, and refuses a time that has become the past
-        # before the answer: now and then on a loaded machine.
-        for wait_s in (0.2, 1.0, 3.0):
-            done = batch.try_to(*line, *([] if batch.job in line[-1] else [batch.job]))
-            if done.returncode == 0 or "Invalid time" not in done.stderr:
-                break
-            time.sleep(wait_s)
-        assert done.returncode == 0, done
+        batch.call(*line, *([] if batch.job in line[-1] else [batch.job]))
 
 
 ENDINGS = [
-    Ending("a time limit", ("scontrol", "update", "EndTime=now", "JobId={}")),
+    # `now` is refused where the next second begins before the controller has it.
+    Ending("a time limit", ("scontrol", "update", "EndTime=now+10", "JobId={}")),
     Ending("scancel", ("scancel",)),
     Ending("scancel -s TERM", ("scancel", "-sTERM")),
     Ending("scancel -s INT", ("scancel", "-sINT")),
     Ending("scancel -s USR1", ("scancel", "-sUSR1")),
-    Ending("scancel --full -s TERM", ("scancel", "--full", "-sTERM"), "killed inside", "lost"),
-    Ending("scancel --batch -s TERM", ("scancel", "--batch", "-sTERM"), "was sent SIGTERM"),
+    Ending("scancel --full -s TERM", ("scancel", "--full", "-sTERM"), "lost"),
+    Ending("scancel --batch -s TERM", ("scancel", "--batch", "-sTERM"), reason="SIGTERM"),
 ]
 
 
@@ -142,7 +133,8 @@ def test_batch_jobs_end_as_they_would_have_ended(
         fault(f"sbatch: {ending.what}", alone[1], with_us[1], added_s, found)
         as_it_was = alone == with_us and words(mine.said()) == words(plain.said())
         as_it_was = as_it_was and added_s < 10
-        if not as_it_was or found["state"] != ending.state or ending.reason not in reason:
+        captured = (found["state"], window(found)) == (ending.state, "inside")
+        if not as_it_was or not captured or ending.reason not in reason:
             wrong.append((ending.what, alone, with_us, found["state"], reason))
             print(ending.what, plain.said(), mine.said(), sep="\n---\n")
     assert not wrong
@@ -177,13 +169,10 @@ def test_a_job_that_starts_over_keeps_what_its_first_start_captured(
     again = batch.folder / "run-restart1"
     assert (state(again)["state"], state(again).get("reason")) == ("collected", None)
     fault(f"sbatch: {by}, and started over", 0, 0, 0.0, state(batch.run))
-    assert (
-        "inside the window" in state(batch.run)["reason"] or "SIGTERM" in state(batch.run)["reason"]
-    )
+    assert (window(state(batch.run)), "reason" in state(batch.run)) == ("inside", True)
     assert f"clusterprof collect {batch.run}" in batch.said()
     done = command.run(command.clusterprof(["collect", "--no-merge", batch.run]))
     assert done.returncode == 0, done
-    assert "1 of 1 reports" in done.stderr
     assert (state(batch.run)["state"], state(again)["state"]) == ("collected", "collected")
 
 
@@ -203,8 +192,10 @@ def test_a_window_is_closed_when_the_time_limit_nears_and_the_training_goes_on(
     assert {"rank 0 is warned", "rank 0 ends"} <= set(words(batch.said()))
     found = state(batch.run)
     assert found["state"] == "collected", batch.said()
-    assert found["reason"].endswith("of 10:200: the job's time limit is near"), found
-    assert found["reason"].startswith("closed at step "), found
+    assert window(found) == "inside"
+    assert "time limit" in found["reason"], found
+    # Between two steps, or within one where a machine is so busy that it takes a second.
+    assert found.get("step_end", 11) < 200, found
 
 
 def test_two_runs_that_one_job_starts_at_once_do_not_meet(

@@ -15,6 +15,8 @@ from lab.command import Completed
 from lab.fakes import fake_nsys
 from lab.job import LOOP
 
+pytestmark = pytest.mark.needs_torch
+
 Cli = Callable[..., Completed]
 SECRET = b"hunter2-of-the-environment"
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "train.py"

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -69,9 +69,11 @@ def report(record: Record) -> Path:
     return record(3)
 
 
-def test_a_report_is_exported_and_read_without_leaving_anything(report: Path) -> None:
+def test_a_report_is_exported_and_read_without_leaving_anything(
+    report: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     before = sorted(report.parent.iterdir())
-    temporary = set(Path(os.environ.get("TMPDIR", "/tmp")).glob("clusterprof-*"))
     ranks = read_report(report)
     assert ranks.info.source == report
     assert (ranks.rank, ranks.info.world_size, ranks.info.local_rank) == (3, 4, 3)
@@ -79,7 +81,7 @@ def test_a_report_is_exported_and_read_without_leaving_anything(report: Path) ->
     assert {"send", "recv"} <= set(ranks.host_calls["name"].to_pylist())
     assert ranks.info.job is not None
     assert sorted(report.parent.iterdir()) == before
-    assert set(Path(os.environ.get("TMPDIR", "/tmp")).glob("clusterprof-*")) == temporary
+    assert list(tmp_path.glob("clusterprof-*")) == []
 
 
 def test_the_report_s_environment_is_not_kept(report: Path) -> None:

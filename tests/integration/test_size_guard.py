@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 from lab.command import Completed
 
+pytestmark = pytest.mark.needs_torch
+
 Cli = Callable[..., Completed]
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "train.py"
 

@@ -17,6 +17,8 @@ import pytest
 from lab import command
 from lab.command import Completed
 
+pytestmark = pytest.mark.needs_torch
+
 Cli = Callable[..., Completed]
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "train.py"
 LINE = ["torchrun", "--ranks", "0", "--steps", "3:6", "--profiler=torch", "--run-dir=run",

@@ -26,6 +26,22 @@ def state(run: Path, rank: int = 0) -> dict[str, Any]:
     return found
 
 
+def outcomes(run: Path) -> dict[int, str]:
+    """The state of each chosen rank when its run had ended, as run.json has it."""
+    manifest = json.loads((run / "run.json").read_text())
+    return {each["rank"]: each["state"] for each in manifest["outcomes"]}
+
+
+def window(found: Mapping[str, Any]) -> str:
+    """By a rank's state: its program ended "before" the window or "inside" it, or it is "whole".
+
+    "inside" is as well one that was closed early, and one that nsys did not open.
+    """
+    if found.get("whole"):
+        return "whole"
+    return "inside" if "capturing" in dict(found["history"]) else "before"
+
+
 def words(text: str) -> list[str]:
     """What the program itself printed, whatever the order of its ranks."""
     return sorted(line for line in text.splitlines() if line.startswith("rank "))
@@ -147,9 +163,9 @@ class Running:
         return listed[0]
 
     def nsys(self) -> list[int]:
-        """The nsys processes of this run's session."""
+        """The nsys processes of rank 0's session, whose name no other run has."""
         found = subprocess.run(
-            ["pgrep", "-f", f"session-n[a-z]*=clusterprof-{self.run.name}-"],
+            ["pgrep", "-f", f"session-n[a-z]*={self.state()['session']}"],
             capture_output=True, text=True, check=False,
         )  # fmt: skip
         return [int(pid) for pid in found.stdout.split()]

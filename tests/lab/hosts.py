@@ -51,6 +51,11 @@ class Hosts:
         return int(block.partition("Port ")[2].split()[0])
 
 
+def remove_orphans(parent: Path) -> list[Path]:
+    """Take down the hosts below `parent` whose test session is gone; returns their folders."""
+    return cluster.remove_orphans(parent, PREFIX, SCRIPT, VARIABLE)
+
+
 def up() -> Hosts:
     """Start three hosts in a new folder.
 
@@ -58,7 +63,7 @@ def up() -> Hosts:
         RuntimeError: they did not come up; the message holds the ends of their logs.
     """
     parent = Path(tempfile.gettempdir())
-    cluster.remove_orphans(parent, PREFIX, SCRIPT, VARIABLE)
+    remove_orphans(parent)
     folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent))
     (folder / "owner").write_text(f"{os.getpid()} {cluster.birth(os.getpid())}\n")
     state = folder / "state"
