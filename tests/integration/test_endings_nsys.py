@@ -114,7 +114,10 @@ def of_session(name: str) -> list[tuple[int, list[str]]]:
 
 
 def test_an_nsys_that_does_not_start_the_program_is_done_without(workdir: Path, job: Job) -> None:
-    killed = '"$real" "$@" & until pgrep -P $! >/dev/null; do :; done; kill -KILL $!; exit 137'
+    # As soon as it is nsys, long before it starts anything.
+    killed = (
+        '"$real" "$@" & while [ /proc/$!/exe -ef /proc/$$/exe ]; do :; done; kill -9 $!; exit 137'
+    )
     fake = faulty_nsys(workdir / "nsys", nsys(), {
         (0, "launch"): killed, (1, "launch"): "exit 0", (2, "launch"): "kill -SEGV $$",
         (3, "launch"): HANG,

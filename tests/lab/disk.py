@@ -30,9 +30,9 @@ class Disk:
         """Let it stand still: whoever changes anything there waits, and cannot be killed."""
         self._do(f"fsfreeze -f {self.place}; sleep {min(seconds, MOST_S)}")
 
-    def slow(self, seconds: float) -> None:
-        """Let a change take a second: it moves for a hundredth of a second at a time."""
-        every = f"fsfreeze -f {self.place}; sleep 1; fsfreeze -u {self.place}; sleep 0.01"
+    def slow(self, seconds: float, change_s: float = 1) -> None:
+        """Let a change take `change_s`: it moves for a hundredth of a second at a time."""
+        every = f"fsfreeze -f {self.place}; sleep {change_s}; fsfreeze -u {self.place}; sleep 0.01"
         self._do(f"end=$((SECONDS + {seconds:.0f})); while [ $SECONDS -lt $end ]; do {every}; done")
 
     def _do(self, script: str) -> None:

@@ -13,27 +13,27 @@ from typing import Any
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
-#: How many lanes the tests have that need a real nsys. They wait more than they compute, but of
-#: several nsys that start at once some fail, and their ranks have seconds to end in.
-_NSYS_LANES = 2
+#: How many lanes the tests have by what they need; the first counts.
+_LANES = {
+    # They wait more than they compute, but of several nsys that start at once some fail, and their
+    # ranks have seconds to end in.
+    "needs_nsys": 2,
+    # Several ranks that each load torch: all processors for some seconds.
+    "needs_torch": 2,
+}
 
 
 def lanes(items: list[pytest.Item]) -> dict[str, str]:
-    """The lane of each test by its id; "" for none. A file's tests share their fixtures."""
-    with_nsys = Counter(each.path for each in items if each.get_closest_marker("needs_nsys"))
-    taken = [0] * _NSYS_LANES
-    nsys = {}
-    for path, count in with_nsys.most_common():
-        lane = taken.index(min(taken))
-        taken[lane] += count
-        nsys[path] = f"nsys {lane}"
-    found = {}
-    for item in items:
-        if item.get_closest_marker("needs_nsys"):
-            found[item.nodeid] = nsys[item.path]
-        else:
-            # A training takes all processors for its seconds: one at a time.
-            found[item.nodeid] = "training" if item.get_closest_marker("needs_torch") else ""
+    """The lane of each test by its id; "" for none. The tests of a file share their fixtures."""
+    found = dict.fromkeys((item.nodeid for item in items), "")
+    for need, count in reversed(_LANES.items()):
+        needing = [item for item in items if item.get_closest_marker(need)]
+        taken = [0] * count
+        lane = {}
+        for path, tests in Counter(item.path for item in needing).most_common():
+            lane[path] = taken.index(min(taken))
+            taken[lane[path]] += tests
+        found.update((item.nodeid, f"{need} {lane[item.path]}") for item in needing)
     return found
 
 
