@@ -1,8 +1,8 @@
-"""The nsys of this node: where it is, which version, what it is told and where it may write.
+"""Nsight Systems: where it is, which version, what it offers, and its command lines.
 
-The plan was written for the nsys of the launching host. A node may have another one, have it at
-another place (a container has), or have none: what differs is found out by `nsys --version`,
-which takes 12 ms, and flags that this one does not know are left out and said.
+What a version understands is read off its own `--help`, never assumed from its number. A node may
+have another nsys than the launching host for which the plan was made, have it at another place (a
+container has), or have none: flags that this one does not know are left out, and named.
 """
 
 from __future__ import annotations
@@ -15,10 +15,13 @@ import shutil
 import stat
 import subprocess
 import tempfile
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple, Union
 
 from .contracts import processes
 from .contracts.plan import NsysPlan
+
+#: Names an nsys for launching and reading alike.
+VARIABLE = "CLUSTERPROF_NSYS"
 
 #: The oldest that the tests run against: year and number.
 MINIMUM = (2022, 4)
@@ -38,32 +41,120 @@ _IMPORTERS = (
 #: Where nsys keeps what its sessions share, below the temporary folder.
 _INSIDE = ("nvidia", "nsight_systems")
 
-#: How long a question may take that has no effect.
+#: How long a question that has no effect may take: the start of a rank, and other hosts.
 ANSWER_S = 4.0
+PATIENCE_S = 60.0
 
 #: Below this nothing is captured: a program whose records find no space on the disk that they
 #: are mapped from is ended by SIGBUS.
 LEAST_FREE_B = 64_000_000
 
 
-def here(told: NsysPlan, mode: str) -> Tuple[NsysPlan, List[str]]:
-    """The plan's `nsys` as it holds on this node, and what is different here, in words.
+class Nsys:
+    """One nsys that is installed here. `version` is "" where nobody has asked it."""
 
-    `mode` says how the window opens (session, cuda). Raises OSError where none is usable.
+    def __init__(self, path: str, version: str = "", patience_s: float = PATIENCE_S) -> None:
+        self.path = path
+        self.version = version
+        self.patience_s = patience_s
+        self._help: Dict[str, str] = {}
+
+    def checked(self) -> Nsys:
+        """With its version, 2022.4.2.1. Raises OSError where it does not run, or is too old."""
+        answer = ask([self.path, "--version"], self.patience_s)
+        match = re.search(r"(\d{4})\.(\d+)(?:\.\d+)*", answer)
+        if match is None:
+            printed = answer.strip().split("\n")[0] or "nothing"
+            raise OSError("%s does not run on this node: it printed: %s" % (self.path, printed))
+        if (int(match[1]), int(match[2])) < MINIMUM:
+            raise OSError("%s is nsys %s, which is too old: clusterprof needs %d.%d or newer"
+                          % (self.path, match[0], *MINIMUM))  # fmt: skip
+        return Nsys(self.path, match[0], self.patience_s)
+
+    @property
+    def importer(self) -> Optional[str]:
+        """QdstrmImporter, which Debian's nsys does not find by itself; None without one."""
+        places = {
+            "real": os.path.dirname(os.path.realpath(self.path)),
+            "here": os.path.dirname(self.path),
+        }
+        for pattern in _IMPORTERS:
+            candidate = os.path.normpath(pattern.format(**places))
+            if os.access(candidate, os.X_OK):
+                return candidate
+        return None
+
+    def help(self, verb: str) -> str:
+        """What `nsys VERB --help` prints; "" for a verb that it does not have."""
+        if verb not in self._help:
+            self._help[verb] = ask([self.path, verb, "--help"], self.patience_s)
+        return self._help[verb]
+
+    def offers(self, verb: str, name: str) -> bool:
+        """Whether the verb's help names this flag (`--trace`, `--trace=cuda`) or value."""
+        word = re.escape(name.split("=", 1)[0])
+        return re.search(r"(?<![\w-])%s(?![\w-])" % word, self.help(verb)) is not None
+
+    def payload_flags(self) -> List[str]:
+        """How it exports NVTX payloads to SQLite, as bytes or else as text; [] before 2024.6."""
+        flags = ("--include-blobs", "--include-json")
+        return [flag + "=true" for flag in flags if self.offers("export", flag)][:1]
+
+    def export_command(self, report: str, target: str, kind: str = "sqlite") -> List[str]:
+        """The command line that exports `report`, with the flags that this nsys has."""
+        return [
+            self.path, "export", "--type=" + kind, "--force-overwrite=true",
+            *(self.payload_flags() if kind == "sqlite" else ()), "--output=" + target,
+            # nsys takes a leading dash for an option; an absolute path has none
+            os.path.realpath(report),
+        ]  # fmt: skip
+
+    def fitted(self, plan: NsysPlan, verbs: List[str]) -> Tuple[NsysPlan, List[str]]:
+        """The verbs' arguments as this nsys knows them, and what had to be left out.
+
+        A flag that another verb of this version has is given to that one.
+        """
+        if not all(self.help(verb) for verb in verbs):
+            return plan, []
+        words: Dict[str, Any] = {verb: list(getattr(plan, verb)) for verb in verbs}
+        left_out = []
+        for verb in verbs:
+            for word in getattr(plan, verb):
+                if not word.startswith("--") or self.offers(verb, word):
+                    continue
+                words[verb].remove(word)
+                other = [each for each in verbs if self.offers(each, word)]
+                if other:
+                    words[other[0]].append(word)
+                else:
+                    left_out.append(word.split("=", 1)[0])
+        trace = {}
+        for kind, names in plan.trace.items():
+            known = [name for name in names.split(",") if self.offers(verbs[0], name)]
+            left_out += ["--trace=" + name for name in names.split(",") if name not in known]
+            trace[kind] = ",".join(known) or "none"
+        return plan._replace(trace=trace, **words), sorted(set(left_out))
+
+
+def here(plan: NsysPlan, window_by: str) -> Tuple[NsysPlan, List[str]]:
+    """The plan's nsys as it is on this node, and what differs here, in words.
+
+    Raises OSError where none is usable.
     """
-    path = found(told.path)
+    path = found(plan.path)
     if path is None:
-        raise OSError("%s is not on this node" % told.path)
-    version = version_of(path)
-    if path == told.path and version == told.version:
-        return told, []
-    fitted = told._replace(path=path, version=version, importer=importer(path))
-    differs = []
-    if version != told.version:
-        differs.append("nsys is %s here, %s where it was launched" % (version, told.version))
-        fitted, unknown = fit(fitted, [verb for verb in told.verbs(mode) if verb != "stop"])
-        if unknown:
-            differs.append("it has no %s: left out" % ", ".join(unknown))
+        raise OSError("%s is not on this node" % plan.path)
+    nsys = Nsys(path, patience_s=ANSWER_S).checked()
+    if (path, nsys.version) == (plan.path, plan.version):
+        return plan, []
+    fitted = plan._replace(path=path, version=nsys.version, importer=nsys.importer)
+    if nsys.version == plan.version:
+        return fitted, []
+    differs = ["nsys is %s here, %s where it was launched" % (nsys.version, plan.version)]
+    verbs = [verb for verb in plan.verbs(window_by) if verb != "stop"]
+    fitted, unknown = nsys.fitted(fitted, verbs)
+    if unknown:
+        differs.append("it has no %s: left out" % ", ".join(unknown))
     return fitted, differs
 
 
@@ -71,76 +162,42 @@ def found(wanted: str) -> Optional[str]:
     """The nsys at the path `wanted`, or else the one that this node has; None without one."""
     if os.path.isfile(wanted) and os.access(wanted, os.X_OK):
         return wanted
-    on_path = shutil.which(os.path.basename(wanted))
-    if on_path:
-        return on_path
+    return shutil.which(os.path.basename(wanted)) or next(_in_places(), None)
+
+
+def installed(named: Optional[Union[str, "os.PathLike[str]"]] = None) -> List[Nsys]:
+    """All that are found, each once, in order of choice: `named`, by CLUSTERPROF_NSYS, on PATH."""
+    wanted = (named, os.environ.get(VARIABLE), "nsys")
+    candidates = [shutil.which(os.fspath(each)) for each in wanted if each]
+    paths: Dict[str, str] = {}
+    for path in [*candidates, *_in_places()]:
+        if path:
+            paths.setdefault(os.path.realpath(path), path)
+    return [Nsys(path) for path in paths.values()]
+
+
+def _in_places() -> Iterator[str]:
     # The newest first: installers put the version into the folder's name.
-    installed = [path for place in PLACES for path in glob.glob("/" + place)]
-    return max((path for path in installed if os.access(path, os.X_OK)), default=None)
+    paths = [path for place in PLACES for path in glob.glob("/" + place)]
+    return iter(sorted((path for path in paths if os.access(path, os.X_OK)), reverse=True))
 
 
-def version_of(path: str) -> str:
-    """2022.4.2.1. Raises OSError where it does not run, or is too old."""
-    said = ask([path, "--version"])
-    match = re.search(r"(\d{4})\.(\d+)(?:\.\d+)*", said)
-    if match is None:
-        raise OSError("%s does not run on this node: it said: %s"
-                      % (path, said.strip().split("\n")[0] or "nothing"))  # fmt: skip
-    if (int(match[1]), int(match[2])) < MINIMUM:
-        raise OSError("%s is nsys %s on this node, which is too old" % (path, match[0]))
-    return match[0]
+def prefer(nsys: Optional[Union[str, "os.PathLike[str]"]]) -> None:
+    """Let `nsys`, which the user named, be the first choice of this process from now on.
 
-
-def importer(path: str) -> Optional[str]:
-    """QdstrmImporter, which Debian's nsys does not find by itself; None without one."""
-    places = {"real": os.path.dirname(os.path.realpath(path)), "here": os.path.dirname(path)}
-    for pattern in _IMPORTERS:
-        candidate = os.path.normpath(pattern.format(**places))
-        if os.access(candidate, os.X_OK):
-            return candidate
-    return None
-
-
-def fit(nsys: NsysPlan, verbs: List[str]) -> Tuple[NsysPlan, List[str]]:
-    """The verbs' arguments as this nsys knows them, and what had to be left out.
-
-    A flag that another verb of this version has is given to that one.
+    Only a user names one: what a run directory or a report says that it was made by is never
+    executed, since whoever sent it could have written anything there.
     """
-    helps = {verb: ask([nsys.path, verb, "--help"]) for verb in verbs}
-    if not all(helps.values()):
-        return nsys, []
-    words: Dict[str, Any] = {verb: list(getattr(nsys, verb)) for verb in verbs}
-    left_out = []
-    for verb in verbs:
-        for word in getattr(nsys, verb):
-            name = word.split("=", 1)[0]
-            if not name.startswith("--") or offers(helps[verb], name):
-                continue
-            words[verb].remove(word)
-            other = [each for each in verbs if offers(helps[each], name)]
-            if other:
-                words[other[0]].append(word)
-            else:
-                left_out.append(name)
-    trace = {}
-    for kind, names in nsys.trace.items():
-        known = [name for name in names.split(",") if offers(helps[verbs[0]], name)]
-        left_out += ["--trace=" + name for name in names.split(",") if name not in known]
-        trace[kind] = ",".join(known) or "none"
-    return nsys._replace(trace=trace, **words), sorted(set(left_out))
+    if nsys is not None:
+        os.environ[VARIABLE] = os.fspath(nsys)
 
 
-def offers(help_text: str, name: str) -> bool:
-    """Whether a help text names this flag or value."""
-    return re.search(r"(?<![\w-])%s(?![\w-])" % re.escape(name), help_text) is not None
-
-
-def ask(command: List[str]) -> str:
+def ask(command: List[str], patience_s: float) -> str:
     """Run a question that has no effect; its stdout and stderr, "" where it does not answer."""
     try:
         done = subprocess.run(
             command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-            timeout=ANSWER_S,
+            timeout=patience_s,
         )  # fmt: skip
     except (OSError, subprocess.TimeoutExpired):
         return ""

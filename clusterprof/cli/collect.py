@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from clusterprof import nsys_installed, run_directory
+from clusterprof import run_directory
+from clusterprof.agent import nsys
 from clusterprof.arguments import path
 from clusterprof.cli import verb_parser
 from clusterprof.collect import collect_attempts, expected
@@ -36,7 +37,7 @@ def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
     )  # fmt: skip
     parser.add_argument("--no-merge", action="store_true", help="only collect the reports")
     arguments = parser.parse_args(list(own))
-    nsys_installed.prefer(arguments.nsys)
+    nsys.prefer(arguments.nsys)
     run = run_directory.opened(arguments.run)
     manifest = run.read_manifest()
     if any(host["left"] for host in manifest.get("hosts", [])):

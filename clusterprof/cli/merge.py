@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from clusterprof import console, nsys_installed, run_directory
+from clusterprof import console, run_directory
+from clusterprof.agent import nsys
 from clusterprof.agent.contracts import paths
 from clusterprof.arguments import check_free, path
 from clusterprof.cli import verb_parser
@@ -58,7 +59,7 @@ def parser(verb: str) -> argparse.ArgumentParser:
 def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
     """Merge and print; 0, or 1 where a finding is as severe as --fail-on."""
     arguments = parser(verb).parse_args([*own, *(program or ())])
-    nsys_installed.prefer(arguments.nsys)
+    nsys.prefer(arguments.nsys)
     from clusterprof import merge_run
     from clusterprof.report import html, results_json
 

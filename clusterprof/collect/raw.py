@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from clusterprof import nsys_installed
+from clusterprof.agent import nsys
 from clusterprof.agent.contracts import states
 from clusterprof.agent.contracts.paths import RAW, REPORT
 from clusterprof.agent.contracts.states import State
@@ -35,7 +35,7 @@ def finish(run: RunDirectory, *, patience_s: float = PATIENCE_S) -> Iterator[Mad
 
 
 def _made(folder: Path, patience_s: float) -> str:
-    importer = next(filter(None, map(nsys_installed.importer, nsys_installed.every())), None)
+    importer = next(filter(None, (each.importer for each in nsys.installed())), None)
     if importer is None:
         return (
             f"there is no QdstrmImporter here for {folder / RAW}: name an nsys that has one: --nsys"
@@ -46,11 +46,11 @@ def _made(folder: Path, patience_s: float) -> str:
         return f"the report could not be made of {folder / RAW}: {error}"
 
 
-def _import(importer: Path, folder: Path, patience_s: float) -> str:
+def _import(importer: str, folder: Path, patience_s: float) -> str:
     # The importer replaces nothing: it gets a folder of its own.
     with tempfile.TemporaryDirectory(prefix=".", dir=folder) as private:
         made = Path(private, REPORT)
-        command = [str(importer), "-i", str(folder / RAW), "-o", str(made)]
+        command = [importer, "-i", str(folder / RAW), "-o", str(made)]
         done = subprocess.run(
             command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace",
             timeout=patience_s, check=False,

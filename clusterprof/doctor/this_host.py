@@ -15,7 +15,7 @@ from pathlib import Path
 from clusterprof import __version__
 from clusterprof.agent.contracts import clocks
 from clusterprof.agent.contracts.words import counted
-from clusterprof.agent.nsys import MINIMUM
+from clusterprof.agent.nsys import MINIMUM, Nsys
 from clusterprof.doctor import folders, leftovers
 from clusterprof.doctor.table import BAD, OK, WARN, Check
 from clusterprof.errors import ProfilerError
@@ -112,7 +112,7 @@ def nsys_checks(wanted: Path | None) -> list[Check]:
         level = WARN if wanted is None and "not installed" in error.what else BAD
         advice = "load its module or name it with --nsys; torch.profiler captures without it"
         return [Check("nsys", level, error.what, advice)]
-    importer = Check("nsys importer", OK, str(found.importer))
+    importer = Check("nsys importer", OK, found.importer or "")
     if found.importer is None:
         importer = Check("nsys importer", WARN, "there is no QdstrmImporter beside nsys",
                          "install all of Nsight Systems, not only its target part: without the "
@@ -120,23 +120,18 @@ def nsys_checks(wanted: Path | None) -> list[Check]:
     return [Check("nsys", OK, f"{found.version}, {found.path}"), _options(found), importer]
 
 
-def _options(found: profiling.Nsys) -> Check:
-    texts = {verb: found.help(verb) for verb in _NEEDED}
+def _options(found: Nsys) -> Check:
     missing = [
         f"{verb} {flag}"
         for verb, flags in _NEEDED.items()
         for flag in flags
-        if not _has(texts[verb], flag)
+        if not found.offers(verb, flag)
     ]
     if missing:
         return Check("nsys flags", BAD, f"{found.version} has no {', '.join(missing)}",
                      f"install nsys {MINIMUM[0]}.{MINIMUM[1]} or newer")  # fmt: skip
-    here = [flag for flag in _OPTIONAL if _has(texts["profile"], flag)]
+    here = [flag for flag in _OPTIONAL if found.offers("profile", flag)]
     return Check("nsys flags", OK, f"all that are needed; optional: {', '.join(here) or 'none'}")
-
-
-def _has(text: str, flag: str) -> bool:
-    return re.search(rf"(?<![\w-]){re.escape(flag)}(?![\w-])", text) is not None
 
 
 def python() -> Check:

@@ -7,16 +7,12 @@ that `docs/nsys.md` gives. torch.profiler (Kineto) is the default where there is
 
 from __future__ import annotations
 
-import re
-import subprocess
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 
 from clusterprof.agent.contracts.plan import NsysPlan
-from clusterprof.agent.nsys import MINIMUM
+from clusterprof.agent.nsys import Nsys, installed
 from clusterprof.errors import ProfilerError, UsageError
-from clusterprof.nsys_installed import importer, installed
 
 PROFILERS = ("auto", "nsys", "torch")
 #: `--pytorch`
@@ -93,66 +89,18 @@ def choose(request: CaptureRequest) -> CapturePlan:
         return _with_torch(request, f"auto: {error.what}")
 
 
-@dataclass(frozen=True)
-class Nsys:
-    """One installed nsys."""
-
-    path: Path
-    version: str
-
-    @property
-    def release(self) -> tuple[int, int]:
-        """Year and number, (2025, 3)."""
-        year, number, *_ = self.version.split(".")
-        return int(year), int(number)
-
-    @cached_property
-    def importer(self) -> Path | None:
-        """QdstrmImporter, which Debian's nsys does not find by itself."""
-        return importer(self.path)
-
-    def help(self, verb: str) -> str:
-        """What `nsys VERB --help` says; "" for a verb that it does not have."""
-        return _ask([str(self.path), verb, "--help"])
-
-    def understands(self, verb: str, flag: str) -> bool:
-        """Whether `nsys VERB` has this long flag, by its own help."""
-        name = re.escape(flag.split("=", 1)[0])
-        return re.search(rf"(?<![\w-]){name}(?![\w-])", self.help(verb)) is not None
-
-
-def _ask(command: list[str]) -> str:
-    """Run a question that has no effect; its stdout and stderr, "" where it cannot be run."""
-    try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, errors="replace", timeout=30, check=False
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-    return done.stdout + done.stderr
-
-
 def find(wanted: Path | None = None) -> Nsys:
     """The nsys named, or on PATH, or where installers put it.
 
     Raises ProfilerError where there is none, it does not run, or it is too old.
     """
-    path = str(wanted) if wanted is not None else installed()
-    if path is None:
+    found = [Nsys(str(wanted))] if wanted is not None else installed()
+    if not found:
         raise ProfilerError("nsys is not installed on this host", *_INSTALL)
-    answer = _ask([str(path), "--version"])
-    match = re.search(r"(\d{4}\.\d+(?:\.\d+)*)", answer)
-    if match is None:
-        said = answer.strip().split("\n")[0] or "nothing"
-        raise ProfilerError(f"{path} is no nsys that runs", f'it said: "{said}"', *_INSTALL)
-    nsys = Nsys(Path(path), match[1])
-    if nsys.release < MINIMUM:
-        raise ProfilerError(
-            f"nsys {nsys.version} ({path}) is too old",
-            f"clusterprof needs {MINIMUM[0]}.{MINIMUM[1]} or newer",
-            *_INSTALL,
-        )
-    return nsys
+    try:
+        return found[0].checked()
+    except OSError as error:
+        raise ProfilerError(str(error), *_INSTALL) from None
 
 
 def _with_nsys(request: CaptureRequest, because: str) -> CapturePlan:
@@ -163,9 +111,9 @@ def _with_nsys(request: CaptureRequest, because: str) -> CapturePlan:
     collecting = [f"--sample={sampling}", f"--cpuctxsw={sampling}", "--force-overwrite=true"]
     for_profile, for_launch, for_start = _extra(nsys, request)
     commands = NsysPlan(
-        str(nsys.path),
+        nsys.path,
         nsys.version,
-        str(nsys.importer) if nsys.importer else None,
+        nsys.importer,
         {"gpu": request.trace or TRACE_CUDA, "cpu": request.trace or TRACE_CPU},
         profile=[
             "profile",
@@ -201,9 +149,8 @@ def _check_trace(nsys: Nsys, trace: str | None) -> None:
     """Refuse a --trace value that this nsys does not list, before a job is started for nothing."""
     if trace is None:
         return
-    offered = nsys.help("profile")
     for name in trace.split(","):
-        if not re.search(rf"(?<![\w-]){re.escape(name)}(?![\w-])", offered):
+        if not nsys.offers("profile", name):
             hint = " (NCCL comes through nvtx there)" if name == "nccl" else ""
             raise ProfilerError(
                 f"nsys {nsys.version} has no --trace={name}{hint}",
@@ -215,21 +162,19 @@ def _extra(nsys: Nsys, request: CaptureRequest) -> tuple[list[str], list[str], l
     """The user's own flags, each for the verbs that understand it: profile, launch, start."""
     flags = list(request.nsys_args)
     if request.pytorch and request.pytorch != "emit-nvtx":
-        if not nsys.understands("profile", "--pytorch"):
+        if not nsys.offers("profile", "--pytorch"):
             raise ProfilerError(
                 f"nsys {nsys.version} has no --pytorch",
                 "use --pytorch emit-nvtx, which asks torch itself, or a newer nsys",
             )
         flags.append(f"--pytorch={request.pytorch}")
     for flag in flags:
-        if flag.startswith("--") and not nsys.understands("profile", flag):
+        if flag.startswith("--") and not nsys.offers("profile", flag):
             raise ProfilerError(
                 f"nsys {nsys.version} has no flag {flag.split('=', 1)[0]}",
                 f"it was given with --nsys-arg; see: {nsys.path} profile --help",
             )
-    for_start = [
-        flag for flag in flags if flag.startswith("--") and nsys.understands("start", flag)
-    ]
+    for_start = [flag for flag in flags if flag.startswith("--") and nsys.offers("start", flag)]
     for_launch = [flag for flag in flags if flag not in for_start]
     return flags, for_launch, for_start
 

@@ -12,7 +12,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from clusterprof import __version__, console, masking, nsys_installed, run_directory
+from clusterprof import __version__, console, masking, run_directory
+from clusterprof.agent import nsys
 from clusterprof.agent.contracts.states import State
 from clusterprof.collect import DELETED, FINISHING_S, PATIENCE_S, Outcome, collect_attempts
 from clusterprof.console import command as show_command
@@ -124,7 +125,7 @@ def conclude(
     `in_haste`: we got a signal to end; merging may take longer than we have, and is for later.
     """
     manifest.update(ended=now_text(), exit_status=status)
-    nsys_installed.prefer(plan.capture.nsys.path if plan.capture.nsys else None)
+    nsys.prefer(plan.capture.nsys.path if plan.capture.nsys else None)
     complete = False
     try:
         run, outcomes = collect_attempts(

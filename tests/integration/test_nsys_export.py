@@ -11,11 +11,10 @@ from pathlib import Path
 import pytest
 from lab.command import Completed
 
+from clusterprof.agent.nsys import Nsys, installed
 from clusterprof.errors import ReportError
 from clusterprof.ingest import gather, read_report
 from clusterprof.ingest.nsys import export as nsys_export
-from clusterprof.ingest.nsys.export import export_command, payload_flags
-from clusterprof.nsys_installed import every, installed
 from clusterprof.tables import RankTables
 
 pytestmark = pytest.mark.needs_nsys
@@ -114,10 +113,9 @@ def test_a_truncated_report_gives_nsys_s_own_first_line(report: Path, tmp_path: 
 
 
 def test_only_flags_that_this_nsys_has_are_given_to_it(run_command: Run, tmp_path: Path) -> None:
-    nsys = installed()
-    assert nsys is not None
-    asked = run_command([nsys, "export", "--help"])
-    command = export_command(str(nsys), tmp_path / "a.nsys-rep", tmp_path / "a.sqlite")
+    nsys = installed()[0]
+    asked = run_command([nsys.path, "export", "--help"])
+    command = nsys.export_command(str(tmp_path / "a.nsys-rep"), str(tmp_path / "a.sqlite"))
     flags = [word.partition("=")[0] for word in command[2:] if word.startswith("--")]
     assert {"--type", "--force-overwrite", "--output"} <= set(flags)
     assert all(flag in asked.stdout + asked.stderr for flag in flags)
@@ -181,7 +179,7 @@ def test_payloads_that_cannot_be_had_are_a_warning_and_no_lost_rank(
     nsys = program(tmp_path, full)
     ranks = read_report(nccl_report, nsys=nsys)
     assert [call[0] for call in called(ranks)] == [call[0] for call in CALLS]
-    if not payload_flags(str(nsys)):
+    if not Nsys(str(nsys)).payload_flags():
         (warning,) = ranks.warnings
         assert warning.startswith("NCCL's payloads were not read: nsys could not export")
         assert "No space left on device" in warning
@@ -190,7 +188,7 @@ def test_payloads_that_cannot_be_had_are_a_warning_and_no_lost_rank(
 def program(folder: Path, *lines: str) -> Path:
     """The installed nsys as a program of its own, which these lines of a shell go before."""
     path = folder / "nsys"
-    path.write_text("\n".join(("#!/bin/sh", *lines, f'exec "{installed()}" "$@"', "")))
+    path.write_text("\n".join(("#!/bin/sh", *lines, f'exec "{installed()[0].path}" "$@"', "")))
     path.chmod(0o755)
     return path
 
@@ -207,7 +205,7 @@ def test_a_report_of_a_newer_nsys_says_of_which(
     words: str, report: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     nsys = program(tmp_path, REFUSES.format(words))
-    monkeypatch.setattr(nsys_export, "every", lambda named: [nsys])
+    monkeypatch.setattr(nsys_export, "installed", lambda named: [Nsys(str(nsys))])
     with pytest.raises(ReportError, match=r"is of nsys 2024\.2\.3\.38, which") as caught:
         read_report(report)
     assert "CLUSTERPROF_NSYS=PATH" in caught.value.details[0]
@@ -218,7 +216,8 @@ def test_where_one_nsys_cannot_read_a_report_another_that_is_installed_does(
 ) -> None:
     old = program(tmp_path, REFUSES.format(NEWER[0]))
     assert read_report(report, nsys=old).rank == 3
-    assert [old, *every()] == every(old)
+    chosen = [each.path for each in installed(old)]
+    assert chosen == [str(old), *(each.path for each in installed())]
 
 
 def test_a_full_temporary_folder_is_what_is_said_to_be_wrong(
@@ -227,7 +226,7 @@ def test_a_full_temporary_folder_is_what_is_said_to_be_wrong(
     # nsys 2022.4 ends with 0 and leaves an empty file.
     empty = 'for word; do case "$word" in --output=*) : >"${word#*=}"; exit 0 ;; esac; done'
     full = program(tmp_path, empty)
-    monkeypatch.setattr(nsys_export, "every", lambda named: [full])
+    monkeypatch.setattr(nsys_export, "installed", lambda named: [Nsys(str(full))])
     monkeypatch.setattr(nsys_export, "_LEAST_ROOM", 1 << 60)
     with pytest.raises(ReportError, match="no room for it in") as caught:
         read_report(report)
@@ -271,7 +270,7 @@ def test_without_its_importer_what_nsys_left_is_said_to_need_it(
 ) -> None:
     left = tmp_path / "rank0.qdstrm"
     left.write_bytes(b"content")
-    monkeypatch.setattr(nsys_export, "importer", lambda nsys: None)
+    monkeypatch.setattr(Nsys, "importer", None)
     with pytest.raises(ReportError, match="has no importer") as caught:
         read_report(left)
     assert caught.value.details[1] == f"QdstrmImporter -i {left}"

@@ -22,7 +22,7 @@ TOLD = NsysPlan(
 def answers(monkeypatch: pytest.MonkeyPatch, **said: str) -> None:
     """Have nsys say `said` to --version, and to the --help of its verbs."""
     monkeypatch.setattr(
-        nsys, "ask", lambda command: said.get(command[1].lstrip("-"), "unrecognised")
+        nsys, "ask", lambda command, patience_s: said.get(command[1].lstrip("-"), "unrecognised")
     )
 
 
@@ -54,7 +54,11 @@ def test_another_version_is_told_what_it_knows_and_by_the_verb_that_knows_it(
 
 @pytest.mark.parametrize(
     ("said", "wanted"),
-    [("version 2021.5.1.77", "too old"), ("", "it said: nothing"), ("no such library", "library")],
+    [
+        ("version 2021.5.1.77", "too old"),
+        ("", "it printed: nothing"),
+        ("no such library", "library"),
+    ],
 )
 def test_an_nsys_that_cannot_be_used_is_named(
     monkeypatch: pytest.MonkeyPatch, said: str, wanted: str

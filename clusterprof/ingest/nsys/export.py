@@ -16,13 +16,13 @@ from functools import lru_cache
 from pathlib import Path
 
 from clusterprof.agent.contracts.paths import QDSTRM
+from clusterprof.agent.nsys import VARIABLE, Nsys, installed
 from clusterprof.errors import ReportError
 from clusterprof.ingest.nsys import nccl_payloads, sqlite
 from clusterprof.ingest.nsys.nccl_payloads import Payloads
 from clusterprof.ingest.nsys.nvtx import Ranges
 from clusterprof.ingest.opening import unreadable
 from clusterprof.ingest.recording import Recording
-from clusterprof.nsys_installed import VARIABLE, every, importer
 
 #: nsys needs a third of a second for 100,000 kernels; after this it hangs.
 _DEADLINE_S = 1800
@@ -35,9 +35,6 @@ _LEAST_ROOM = 1 << 20
 _NEWER = re.compile(
     r"(?:Version number is invalid: |created in Nsight Systems version \()(\d{4}[@.\d]+)"
 )
-
-#: wanted where `nsys export --help` has them: NCCL's payloads, as bytes or at least as text
-_PAYLOAD_FLAGS = ("--include-blobs", "--include-json")
 
 
 def read(path: Path, nsys: Path | None = None, *, alone: bool = False) -> list[Recording]:
@@ -60,7 +57,7 @@ def read(path: Path, nsys: Path | None = None, *, alone: bool = False) -> list[R
         raise ReportError(
             f"{path} is empty", "nsys was killed before it wrote the report: record again"
         )
-    found = every(nsys)
+    found = [_known(each.path) for each in installed(nsys)]
     if not found:
         raise ReportError(
             f"{path} cannot be read without nsys, which is not installed on this host",
@@ -76,18 +73,24 @@ def read(path: Path, nsys: Path | None = None, *, alone: bool = False) -> list[R
             raise
 
 
-def _read(path: Path, found: Sequence[Path], folder: Path, alone: bool) -> list[Recording]:
+@lru_cache(maxsize=8)
+def _known(nsys: str) -> Nsys:
+    """One value for all reports: it is asked only once what it offers."""
+    return Nsys(nsys)
+
+
+def _read(path: Path, found: Sequence[Nsys], folder: Path, alone: bool) -> list[Recording]:
     database = folder / f"{path.stem}.sqlite"
     errors: list[ReportError] = []
-    for nsys in map(str, found):
+    for nsys in found:
         try:
             report = _imported(nsys, path, folder) if path.suffix == QDSTRM else path
-            _make(export_command(nsys, report, database), path, database)
+            _make(nsys.export_command(str(report), str(database)), path, database)
             break
         except ReportError as error:
             errors.append(error)
     else:
-        tried = [f"tried: {', '.join(map(str, found))}"] if len(found) > 1 else []
+        tried = [f"tried: {', '.join(each.path for each in found)}"] if len(found) > 1 else []
         raise ReportError(errors[0].what, *errors[0].details, *tried) from errors[0]
     # A newer nsys may have left them out too, of a report that an older one made.
     beside = JsonBeside(nsys, report, database.with_suffix(".json"))
@@ -95,17 +98,17 @@ def _read(path: Path, found: Sequence[Path], folder: Path, alone: bool) -> list[
     return [replace(each, warnings=[*each.warnings, *beside.warnings]) for each in ranks]
 
 
-def _imported(nsys: str, path: Path, folder: Path) -> Path:
+def _imported(nsys: Nsys, path: Path, folder: Path) -> Path:
     """Return the report that nsys's importer makes of a `.qdstrm`."""
-    program = importer(Path(nsys))
+    program = nsys.importer
     if program is None:
         raise ReportError(
-            f"{path} is not a report yet, and {nsys} has no importer to make one of it",
+            f"{path} is not a report yet, and {nsys.path} has no importer to make one of it",
             "import it where nsys was installed whole, and give what that makes:",
             f"QdstrmImporter -i {path}",
         )
     report = folder / f"{path.stem}.nsys-rep"
-    _make([str(program), "-i", str(path.resolve()), "-o", str(report)], path, report)
+    _make([program, "-i", str(path.resolve()), "-o", str(report)], path, report)
     return report
 
 
@@ -120,7 +123,7 @@ def _no_room(path: Path, folder: str) -> ReportError:
 class JsonBeside:
     """NCCL's payloads out of the report's JSON export, which is made when they are asked for."""
 
-    nsys: str
+    nsys: Nsys
     report: Path
     target: Path
     warnings: list[str] = field(default_factory=list)
@@ -132,7 +135,7 @@ class JsonBeside:
         """
         try:
             if not self.target.exists():  # one of several ranks has asked before
-                command = export_command(self.nsys, self.report, self.target, "json")
+                command = self.nsys.export_command(str(self.report), str(self.target), "json")
                 _make(command, self.report, self.target)
             return nccl_payloads.read_json(self.target, ranges)
         except ReportError as error:
@@ -140,43 +143,6 @@ class JsonBeside:
             self.warnings.append(f"NCCL's payloads were not read: {why}")
             self.target.unlink(missing_ok=True)
             return nccl_payloads.nothing()
-
-
-def payload_flags(nsys: str) -> list[str]:
-    """Return the flags by which this nsys exports NVTX payloads to SQLite; none before 2024.6."""
-    understood = _export_help(nsys)
-    return [f"{flag}=true" for flag in _PAYLOAD_FLAGS if flag in understood][:1]
-
-
-def export_command(nsys: str, report: Path, target: Path, kind: str = "sqlite") -> list[str]:
-    """Return the command line that exports `report`, with the flags that this nsys has."""
-    return [
-        nsys,
-        "export",
-        f"--type={kind}",
-        "--force-overwrite=true",
-        *(payload_flags(nsys) if kind == "sqlite" else ()),
-        f"--output={target}",
-        # nsys resolves a leading dash as an option; an absolute path has none
-        str(report.resolve()),
-    ]
-
-
-@lru_cache(maxsize=8)
-def _export_help(nsys: str) -> str:
-    try:
-        asked = subprocess.run(
-            [nsys, "export", "--help"],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=60,
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-    return asked.stdout + asked.stderr
 
 
 def _make(command: list[str], path: Path, target: Path) -> None:
