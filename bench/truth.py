@@ -1,4 +1,4 @@
-"""`make truth`: what is true of recordings and simulated jobs, and what clusterprof says of them.
+"""`make truth`: what is true of recordings and simulated jobs, and what clusterprof finds.
 
 Prints two tables, of clocks and of verdicts. Exits with 1 when fewer than 95% of the verdicts are
 right, or more than 1% of the healthy jobs have a straggler. The rules were made looking at
@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from simulate import simulate
-from simulate.cases import KINDS, Case, accused, cases, right
+from simulate.cases import KINDS, Case, cases, right, straggler_named
 
 from clusterprof.errors import ClusterprofError
 from clusterprof.ingest import gather
@@ -33,12 +33,12 @@ _RIGHT_FRAC, _FALSE_FRAC = 0.95, 0.01
 
 @dataclass(frozen=True)
 class Row:
-    """One recording or simulated job: its truth and what was said."""
+    """One recording or simulated job: its truth and the verdict."""
 
     kind: str
     name: str
     truth: str
-    said: str
+    found: str
     right: bool
     healthy: bool
     false_straggler: bool
@@ -117,12 +117,14 @@ def _truth(case: Case) -> str:
 
 
 def _row(kind: str, name: str, case: Case, found: list[Any], good: bool) -> Row:
-    said = "nothing"
-    # an information costs nothing and changes no verdict, unless it is all there is to say
+    top = "nothing"
+    # an information costs nothing and changes no verdict, unless it is all there is
     if found and (found[0]["severity"] != "info" or "" not in case.codes):
         rank = "" if found[0]["rank"] is None else f" rank {found[0]['rank']}"
-        said = f"{found[0]['code']}{rank} {found[0]['cost_ns_per_step'] / 1e6:.1f} ms"
-    return Row(kind, name, _truth(case), said, good, case.healthy, case.healthy and accused(found))
+        top = f"{found[0]['code']}{rank} {found[0]['cost_ns_per_step'] / 1e6:.1f} ms"
+    return Row(
+        kind, name, _truth(case), top, good, case.healthy, case.healthy and straggler_named(found)
+    )
 
 
 def _print(recorded: list[Row], simulated: list[Row], first: int, seconds: float) -> int:
@@ -130,9 +132,9 @@ def _print(recorded: list[Row], simulated: list[Row], first: int, seconds: float
     wide = max(len(row.name) for row in recorded)
     for row in recorded:
         mark = "right" if row.right else "WRONG"
-        print(f"  {mark}  {row.name:{wide}}  {row.truth}  |  {row.said}")
-    seen = "seen while the rules were made" if first < _HELD_OUT else "held out"
-    print(f"\nVerdicts, simulated jobs (seeds from {first} on: {seen})")
+        print(f"  {mark}  {row.name:{wide}}  {row.truth}  |  {row.found}")
+    kind = "known while the rules were made" if first < _HELD_OUT else "held out"
+    print(f"\nVerdicts, simulated jobs (seeds from {first} on: {kind})")
     for kind in dict.fromkeys(row.kind for row in simulated):
         mine = [row for row in simulated if row.kind == kind]
         false = f", {sum(row.false_straggler for row in mine)} false" if mine[0].healthy else ""
@@ -140,7 +142,7 @@ def _print(recorded: list[Row], simulated: list[Row], first: int, seconds: float
         print(f"  {sum(row.right for row in mine):3} of {len(mine):3}  {kind:26}  {truth}{false}")
     for row in simulated:
         if not row.right:
-            print(f"  WRONG  {row.kind}, seed {row.name}: {row.truth}  |  {row.said}")
+            print(f"  WRONG  {row.kind}, seed {row.name}: {row.truth}  |  {row.found}")
     every = [*recorded, *simulated]
     good, healthy = sum(row.right for row in every), [row for row in every if row.healthy]
     false_ones = sum(row.false_straggler for row in healthy)

@@ -56,7 +56,7 @@ def right(case: Case, findings: list[Any]) -> bool:
     findings = [f for f in findings if f["code"] != "profiler.perturbation"]
     loud = [f for f in findings if f["severity"] != "info"]
     if case.healthy:
-        return (loud[0]["code"] if loud else "") in case.codes and not accused(findings)
+        return (loud[0]["code"] if loud else "") in case.codes and not straggler_named(findings)
     if not findings:
         return "" in case.codes
     top = findings[0]
@@ -64,7 +64,7 @@ def right(case: Case, findings: list[Any]) -> bool:
     return top["code"] in case.codes and (not case.ranks or nobody or top["rank"] in case.ranks)
 
 
-def accused(findings: list[Any]) -> bool:
+def straggler_named(findings: list[Any]) -> bool:
     """Whether somebody is called a straggler."""
     return any(f["code"] in _STRAGGLER and f["severity"] != "info" for f in findings)
 

@@ -14,40 +14,49 @@ MS = 1_000_000
 JOB = Job(synchronous=True, steps=7, host_noise_frac=0.1, hiccup_steps=30, hiccup_ns=MS // 2)
 
 
-def blamed(job: Job) -> list[Finding]:
+def stragglers(job: Job) -> list[Finding]:
     findings = study(simulate(job)[0]).results["findings"]
     return [f for f in findings if f["code"].startswith("straggler.")]
 
 
+def hosts_in(found: Finding, rank: int) -> set[str]:
+    """What a rank's host was in, by the evidence."""
+    rows = [row for row in found["evidence"] if row["rank"] == rank and row.get("host")]
+    return {row["host"]["name"] for row in rows}
+
+
 def test_two_ranks_that_are_equally_late_are_named_with_what_both_cost() -> None:
-    (found,) = blamed(replace(JOB, causes=(Cause("host", 1, 15 * MS), Cause("host", 3, 15 * MS))))
+    (found,) = stragglers(
+        replace(JOB, causes=(Cause("host", 1, 15 * MS), Cause("host", 3, 15 * MS)))
+    )
     assert (found["code"], found["rank"], found["ranks"]) == ("straggler.host", None, [1, 3])
     assert found["cost_ns_per_step"] == pytest.approx(15 * MS, rel=0.1)
-    assert "of each its host launches late (in clock_nanosleep)" in found["summary"]
+    assert hosts_in(found, 1) == hosts_in(found, 3) == {"clock_nanosleep"}
 
 
-def test_a_slow_host_and_a_slow_gpu_are_told_apart_in_one_finding() -> None:
+def test_a_slow_host_and_a_slow_gpu_have_their_own_causes_in_one_finding() -> None:
     causes = (Cause("host", 1, 10 * MS), Cause("gpu_slow", 3, 10 * MS))
-    (found,) = blamed(replace(JOB, causes=causes))
+    (found,) = stragglers(replace(JOB, causes=causes))
     assert found["ranks"] == [1, 3]
-    assert "of rank 1 its host launches late" in found["summary"]
-    assert "of rank 3 its GPU is slower" in found["summary"]
+    assert hosts_in(found, 1) == {"clock_nanosleep"}
+    assert hosts_in(found, 3) == set()
+    assert [row["rank"] for row in found["evidence"] if "kernel" in row] == [3]
 
 
 def test_all_ranks_of_one_slow_node_are_named_with_the_node() -> None:
     slow = tuple(Cause("host", rank, 12 * MS) for rank in (4, 5, 6, 7))
-    (found,) = blamed(replace(JOB, dp=16, ranks_per_host=4, causes=slow))
+    (found,) = stragglers(replace(JOB, dp=16, ranks_per_host=4, causes=slow))
     assert found["ranks"] == [4, 5, 6, 7]
-    assert "all that were captured on node1," in found["summary"]
+    assert "node1" in found["summary"]
     assert found["cost_ns_per_step"] == pytest.approx(12 * MS, rel=0.1)
 
 
 def test_one_that_is_much_later_than_the_other_is_named_alone() -> None:
-    found = blamed(replace(JOB, causes=(Cause("host", 1, 20 * MS), Cause("host", 3, 3 * MS))))
+    found = stragglers(replace(JOB, causes=(Cause("host", 1, 20 * MS), Cause("host", 3, 3 * MS))))
     assert [f["rank"] for f in found] == [1]
 
 
 @pytest.mark.parametrize("late", [(), (0, 1, 2), (0, 1, 2, 3)])
 def test_more_than_half_of_the_ranks_are_not_late_together(late: tuple[int, ...]) -> None:
     causes = tuple(Cause("host", rank, 15 * MS) for rank in late)
-    assert not [f for f in blamed(replace(JOB, causes=causes)) if len(f["ranks"]) > 1]
+    assert not [f for f in stragglers(replace(JOB, causes=causes)) if len(f["ranks"]) > 1]

@@ -1,4 +1,4 @@
-"""What is true is said: every recording, and a few held-out simulated jobs of every class."""
+"""What is true is found: every recording, and a few held-out simulated jobs of every class."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from simulate import Cause, Job, simulate
-from simulate.cases import KINDS, Case, accused, cases, right
+from simulate.cases import KINDS, Case, cases, right, straggler_named
 
 from clusterprof.align.match import match
 from clusterprof.align.placing import place
@@ -53,11 +53,11 @@ def test_the_top_finding_of_a_recording_is_what_is_true_of_it(name: str) -> None
         low, high = what["cost_ms"]
         assert low * MS <= findings[0]["cost_ns_per_step"] <= high * MS
     if case.healthy:
-        assert not accused(findings)
+        assert not straggler_named(findings)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_of_each_class_a_job_that_no_rule_was_made_on_is_judged_right(kind: str) -> None:
+def test_of_each_class_a_held_out_job_is_judged_right(kind: str) -> None:
     (case,) = cases([kind], range(7001, 7002))
     ranks, _ = simulate(case.job)
     if case.profiled is not None:
@@ -72,21 +72,21 @@ def test_no_finding_costs_more_than_the_step() -> None:
             assert 0 <= f["share_of_step"] <= 1, (name, f["code"])
 
 
-def test_an_intermittent_straggler_says_what_it_costs_where_it_happens() -> None:
+def test_an_intermittent_straggler_has_its_steps_and_what_it_costs_in_each() -> None:
     (top, *_) = found(gather([RECORDINGS / "nsys-2025.3" / "ddp-intermittent"]).ranks)
     assert (top["recurrence"], top["steps"]) == ("intermittent", [22, 25])
-    assert "in 2 of 7 settled steps, 55.1 ms each" in top["summary"]
+    assert "2 of 7 steady-state steps, 55.1 ms each" in top["summary"]
 
 
-def test_the_stage_with_more_layers_is_to_be_relieved_and_its_host_is_no_straggler() -> None:
+def test_the_stage_with_more_layers_is_a_finding_and_its_host_is_no_straggler() -> None:
     results = study(gather([RECORDINGS / "nsys-2025.3" / "pipeline-imbalance"]).ranks).results
     top = results["findings"][0]
     assert (top["code"], top["rank"], top["ranks"]) == ("pipeline.imbalance", 3, [3])
-    assert "relieve stage 3" in results["verdict"]
-    assert results["verdict"].startswith("no stragglers; ")
+    assert "tage 3 " in results["verdict"]
+    assert not straggler_named(results["findings"])
 
 
-def test_the_captures_stop_is_no_part_of_the_last_step() -> None:
+def test_the_profilers_stop_is_no_part_of_the_last_step() -> None:
     # the device was drained and the capture stopped, 10 ms, inside the last step's own range
     results = study(gather([RECORDINGS / "nsys-2025.3" / "ddp-host-hidden"]).ranks).results
     last = [s for s in results["steps"] if s["settled"]][-1]
@@ -113,7 +113,7 @@ def dataset_of(ranks: list[RankTables]) -> critical_path.Dataset:
     ("kind", "what"), [("host", "host"), ("gpu_more", "gpu"), ("gpu_slow", "gpu")]
 )
 @pytest.mark.parametrize("shape", [(4, 1, 1), (2, 2, 1)])
-def test_the_critical_path_runs_through_the_rank_that_holds_up_the_others(
+def test_the_critical_path_runs_through_the_straggler(
     kind: str, what: str, shape: tuple[int, int, int]
 ) -> None:
     dp, tp, _ = shape
@@ -131,14 +131,14 @@ def test_the_critical_path_runs_through_the_rank_that_holds_up_the_others(
     assert mine >= 15 * MS * len(dataset.steady_steps)
 
 
-def test_blame_follows_the_pipeline_to_the_stage_that_caused_it() -> None:
+def test_the_path_follows_the_pipeline_to_the_stage_that_caused_the_delay() -> None:
     ranks, _ = simulate(Job(pp=4, dp=1, layers=8, causes=(Cause("host", 1, 60 * MS),)))
     dataset = dataset_of(ranks)
     own = critical_path.on_path(dataset, critical_path.path(dataset))
     assert int(np.argmax(own.mean(axis=1))) == 1
 
 
-def test_the_critical_path_never_stands_still() -> None:
+def test_the_critical_path_always_goes_back_in_time() -> None:
     # a copy that the host waits for begins just after another wait: neither explains the other
     ranks, _ = simulate(Job(item=True, steps=4, causes=(Cause("host", 1, 15 * MS),)))
     dataset = dataset_of([with_short_copies(tables) for tables in ranks])
@@ -147,7 +147,7 @@ def test_the_critical_path_never_stands_still() -> None:
     assert all(a.begin >= b.end and b.end >= b.begin for a, b in itertools.pairwise(path))
 
 
-def test_the_critical_path_ends_whatever_the_clocks_say() -> None:
+def test_the_critical_path_ends_with_wrong_clocks_too() -> None:
     ranks, _ = simulate(Job(layers=3, steps=4, causes=(Cause("host", 1, 15 * MS),)))
     right = dataset_of(ranks)
     for off in (20_000, 300_000, 3 * MS, 40 * MS):
@@ -181,22 +181,22 @@ def test_a_job_without_collectives_has_no_path_through_other_ranks() -> None:
     assert len({piece.rank for piece in critical_path.path(dataset_of(bare))}) <= 1
 
 
-def test_a_cause_that_all_hosts_share_is_no_ones_lateness() -> None:
-    # torn apart by 150 ms, all fetch slowly alike: only the last one's GPU starves
+def test_a_cause_that_all_hosts_have_makes_no_straggler() -> None:
+    # desynchronised by 150 ms, all fetch slowly alike: only the last one's GPU idles
     every = tuple(Cause("input", rank, 60 * MS) for rank in range(4))
     findings = found(simulate(Job(tear_ns=150 * MS, steps=6, seed=4, causes=every))[0])
     assert findings[0]["code"] == "input.stall"
-    assert not accused(findings)
+    assert not straggler_named(findings)
 
 
-def test_the_late_rank_without_a_report_is_looked_for_in_its_own_communicator() -> None:
+def test_an_unprofiled_straggler_is_looked_for_in_its_own_communicator() -> None:
     job = Job(dp=4, tp=2, steps=8, synchronous=True, causes=(Cause("host", 6, 25 * MS),))
     ranks, _ = simulate(job)
     # ranks 0, 2, 4, 6 are one data group; 6 and its tensor partner 7 have no report
     findings = found([r for r in ranks if r.rank in (0, 2, 4)])
     top = findings[0]
     assert (top["code"], top["ranks"]) == ("straggler.unprofiled", [0, 2, 4])
-    assert "one of 4 in its communicator" in top["summary"]
+    assert (top["evidence"][0]["communicator_size"], top["evidence"][0]["not_captured"]) == (4, [6])
     assert "--ranks 6" in top["advice"]
 
 
@@ -230,7 +230,7 @@ def test_hundreds_of_ranks_are_studied_in_seconds() -> None:
 
 
 @pytest.mark.parametrize("name", ["compile", "ddp", "graph-node", "loader-stall"])
-def test_any_ranks_of_a_healthy_recording_blame_nobody_profiled_or_not(name: str) -> None:
+def test_of_any_ranks_of_a_healthy_recording_none_is_a_straggler(name: str) -> None:
     ranks = gather([RECORDINGS / "nsys-2025.3" / name]).ranks
     for kept in itertools.combinations(ranks, 2):
-        assert not accused(found(list(kept))), [r.rank for r in kept]
+        assert not straggler_named(found(list(kept))), [r.rank for r in kept]

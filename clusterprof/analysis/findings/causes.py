@@ -2,119 +2,160 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from clusterprof.analysis.findings.finding import ms
+from clusterprof.agent.contracts.words import ms
+from clusterprof.analysis.findings.finding import Evidence, named
 from clusterprof.analysis.model import host_activity
 from clusterprof.analysis.model.dataset import Dataset, commonest
 from clusterprof.analysis.model.intervals import union
 from clusterprof.analysis.model.timeline import COMPUTE
 
 if TYPE_CHECKING:
-    from clusterprof.analysis.findings.straggler_cost import Blame
+    from clusterprof.analysis.findings.straggler_cost import StragglerCost
 
 
 #: what to do about collections that come at another step on each rank
 COLLECT_TOGETHER = (
-    "switch the automatic collector off (gc.disable()) and collect at the same step on all ranks "
-    "(gc.collect() every so many steps); gc.freeze() after the set-up leaves long-lived objects out"
+    "switch automatic collection off (gc.disable()) and collect at the same step on all ranks "
+    "(gc.collect() every N steps); gc.freeze() after the set-up excludes long-lived objects"
 )
+#: a cause has so many rows of evidence at most
+_MOST_ROWS = 8
+_SLOW_GPU = (
+    "look at that GPU's clocks, temperature and throttling (nvidia-smi -q -d PERFORMANCE,CLOCK) "
+    "and at other processes on it"
+)
+_SLOW_HOST = "look at what else runs on that host, its clocks, and the cores it is bound to"
 
 
-def slow_host(dataset: Dataset, k: int, rank: int) -> tuple[str, str, list[dict[str, Any]]]:
-    """What a hidden slow host does in the longest time in which it launches nothing."""
-    line, tables = dataset.timelines[k], dataset.tables[k]
-    details: list[dict[str, Any]] = []
-    names: list[str] = []
+@dataclass(frozen=True)
+class Reason:
+    """Why a rank is late (a clause without a full stop, or empty), what to do, what shows it."""
+
+    why: str
+    advice: str
+    evidence: Evidence
+
+
+def _blocked(activity: dict[str, Any] | None) -> str:
+    """What a host is in, as a clause; empty where no call or range covers it."""
+    if activity is None:
+        return ""
+    name = named(activity["name"])
+    call = activity["kind"] in ("os", "cuda")
+    return f"its host blocks in {name}" if call else f"its host is in '{name}'"
+
+
+def slow_host(dataset: Dataset, k: int) -> Reason:
+    """What a slow host does in the longest time in which it launches nothing."""
+    line, tables, rank = dataset.timelines[k], dataset.tables[k], dataset.ranks[k]
+    rows: Evidence = []
+    clauses: list[str] = []
     launched = union(line.launch, line.launch_end)
-    for at, step in enumerate(line.step):
-        if int(step) not in dataset.steady_steps:
-            continue
+    for at in np.flatnonzero(np.isin(line.step, dataset.steady_steps)):
         gap = longest_gap(launched, int(line.host_begin[at]), int(line.host_end[at]))
-        did = host_activity.doing(tables, *gap)
-        names += [str(did["name"])] if did else []
-        begin = int(dataset.clock.align(rank, np.asarray([gap[0]], dtype=np.int64))[0])
+        activity = host_activity.doing(tables, *gap)
+        clauses += [_blocked(activity)] if activity else []
         what = f"its host launches nothing for {ms(gap[1] - gap[0])}"
-        details.append(
-            {"rank": rank, "step": int(step), "time_ns": begin, "host": did, "what": what}
-        )
-    why = f" (in {commonest(names)})" if names else ""
+        time = _aligned(dataset, rank, gap[0])
+        step = int(line.step[at])
+        rows.append({"rank": rank, "step": step, "time_ns": time, "host": activity, "what": what})
     advice = (
         f"look at what rank {rank}'s host does between its launches, and move it off the "
         "training thread"
     )
-    return why, advice, details[:8]
+    return Reason(commonest(clauses) if clauses else "", advice, rows[:_MOST_ROWS])
 
 
-def late_host(
-    dataset: Dataset, seen: Blame, k: int, rank: int
-) -> tuple[str, str, list[dict[str, Any]]]:
-    """Why the host was late: what it did in the longest time its GPU had nothing to do."""
-    tables, line = dataset.tables[k], dataset.timelines[k]
-    details: list[dict[str, Any]] = []
-    # weighed by how long: what a step without a pause spends its time in is no cause
-    names: dict[str, int] = {}
-    places: dict[str, int] = {}
+def _aligned(dataset: Dataset, rank: int, time_ns: int) -> int:
+    return int(dataset.clock.align(rank, np.asarray([time_ns], dtype=np.int64))[0])
+
+
+def late_host(dataset: Dataset, of: StragglerCost, k: int) -> Reason:
+    """Why the host was late: what it did in the longest time its GPU idled in each step."""
+    tables, line, rank = dataset.tables[k], dataset.timelines[k], dataset.ranks[k]
+    rows: Evidence = []
+    # idle time by what the host was in, and by where between ranges it was: what a step without a
+    # pause spends its time in is no cause
+    inside: dict[str, int] = {}
+    between: dict[str, int] = {}
+    verbs: dict[str, str] = {}
     for column, step in enumerate(dataset.steady_steps):
         at = int(np.searchsorted(line.step, step))
-        if seen.cost[k, column] <= 0 or at >= len(line.step) or line.step[at] != step:
+        if of.cost[k, column] <= 0 or at >= len(line.step) or line.step[at] != step:
             continue
         gap = longest_gap(line.busy, int(line.begin[at]), int(line.end[at]))
-        did = host_activity.doing(tables, *gap)
-        begin = int(dataset.clock.align(rank, np.asarray([gap[0]], dtype=np.int64))[0])
-        what = f"its GPU has nothing to do for {ms(gap[1] - gap[0])}"
-        if did is not None:
-            names[str(did["name"])] = names.get(str(did["name"]), 0) + gap[1] - gap[0]
-            what += f" while its host is in {did['name']}"
+        idle = gap[1] - gap[0]
+        activity = host_activity.doing(tables, *gap)
+        if activity is not None:
+            where, place = inside, _blocked(activity)
         else:
-            did = host_activity.between(tables, *gap)
-            if did is not None:
-                places[str(did["name"])] = places.get(str(did["name"]), 0) + gap[1] - gap[0]
-                what += f" while its host is in no call or range, {did['name']}"
-            else:
-                what += " while its host is in no call or range that the report knows"
-        details.append(
+            activity = host_activity.between(tables, *gap)
+            where, place = between, "its host is in no call or range"
+        if activity is not None:
+            name = str(activity["name"])
+            where[name] = where.get(name, 0) + idle
+            verbs[name] = place
+            place += "" if where is inside else f", {name}"
+        rows.append(
             {
                 "rank": rank,
                 "step": int(step),
-                "time_ns": begin,
-                "idle_ns": gap[1] - gap[0],
-                "host": did,
-                "what": what,
+                "time_ns": _aligned(dataset, rank, gap[0]),
+                "idle_ns": idle,
+                "host": activity,
+                "what": f"its GPU idles for {ms(idle)} while {place}",
             }
         )
-    why = "its host launches late"
     advice = (
-        f"look at what rank {rank}'s host does before it launches (data loading, logging, a "
-        "busy core, checkpointing) and move it off the training thread"
+        f"look at what rank {rank}'s host does before it launches kernels (data loading, logging, "
+        "a busy core, checkpointing) and move it off the training thread"
     )
-    if max(names.values(), default=0) >= max(places.values(), default=1):
-        most = max(names, key=lambda n: names[n])
-        why += " (waiting for the GIL)" if "GIL" in most else f" (in {most})"
-        if most == host_activity.COLLECTOR:
-            ran = [d for d in details if d["host"] and d["host"]["name"] == most]
-            worst = max(ran, key=lambda d: int(d["host"]["duration_ns"]))
-            spent = ms(worst["host"]["duration_ns"])
-            why = f"the garbage collector ran {spent} in step {worst['step']}"
-            advice = COLLECT_TOGETHER
-        if "GIL" in most:
-            advice = (
-                f"other Python threads keep rank {rank}'s main thread from launching: move "
-                "their work to processes"
-            )
-    elif places:
-        why += f" (in code of its own, {max(places, key=lambda n: places[n])})"
-    elif any(detail["host"] is None for detail in details):
-        why += " (in no CUDA call and no NVTX range)"
-    return why, advice, details[:8]
+    if max(inside.values(), default=0) >= max(between.values(), default=1):
+        most = max(inside, key=lambda name: inside[name])
+        return _inside(most, verbs[most], rank, rows, advice)
+    why = "its kernels are launched late"
+    if between:
+        place = max(between, key=lambda name: between[name])
+        why = f"its host runs its own code {_named_between(place)}"
+    elif any(row["host"] is None for row in rows):
+        why = "its host is in no CUDA call or NVTX range before launching kernels"
+    return Reason(why, advice, rows[:_MOST_ROWS])
+
+
+def _named_between(place: str) -> str:
+    """`between 'a' and 'b'`, both names short enough that a sentence holds them."""
+    first, _, second = place.removeprefix("between '").removesuffix("'").partition("' and '")
+    return "between " + " and ".join(
+        f"'{name if len(name) <= 24 else name[:23] + '…'}'" for name in (first, second)
+    )
+
+
+def _inside(most: str, clause: str, rank: int, rows: Evidence, advice: str) -> Reason:
+    """The reason where the host was in `most` for longest."""
+    why = f"{clause} before launching kernels"
+    if most == host_activity.COLLECTOR:
+        runs = [row for row in rows if row["host"] and row["host"]["name"] == most]
+        worst = max(runs, key=lambda row: int(row["host"]["duration_ns"]))
+        spent = ms(worst["host"]["duration_ns"])
+        why, advice = f"the garbage collector ran {spent} in step {worst['step']}", COLLECT_TOGETHER
+    elif "GIL" in most:
+        why = "its host waits for the GIL before launching kernels"
+        advice = (
+            f"other Python threads keep rank {rank}'s main thread from launching: move their work "
+            "into processes"
+        )
+    return Reason(why, advice, rows[:_MOST_ROWS])
 
 
 def pause(dataset: Dataset, k: int) -> tuple[float, str]:
     """The k-th rank's longest time without a launch in a step: its median (ns), and what it is in.
 
-    The name is empty where no call or range of the report covers it.
+    The name is empty where no call or range in the report covers it.
     """
     line, tables = dataset.timelines[k], dataset.tables[k]
     launched = union(line.launch, line.launch_end)
@@ -140,44 +181,36 @@ def longest_gap(busy: Any, begin: int, end: int) -> tuple[int, int]:
     return int(ends[worst]), int(max(starts[worst], ends[worst]))
 
 
-def busy_gpu(dataset: Dataset, seen: Blame, k: int) -> tuple[str, str, list[dict[str, Any]]]:
+def busy_gpu(dataset: Dataset, of: StragglerCost, k: int) -> Reason:
     """Which kernels the rank has more of, or longer, than its peers."""
-    line = dataset.timelines[k]
     per_name: dict[str, tuple[float, float]] = {}
-    for other, each in enumerate(dataset.timelines):
-        step = np.r_[each.step, -1][each.step_of]
-        use = (each.kind == COMPUTE) & np.isin(step, dataset.steady_steps)
-        size = len(each.names)
-        time = np.bincount(each.name[use], each.stop[use] - each.start[use], size)
-        count = np.bincount(each.name[use], minlength=size)
-        for n, name in enumerate(each.names):
-            sign = 1.0 if other == k else -1.0 / max(len(dataset.ranks) - 1, 1)
+    for other, line in enumerate(dataset.timelines):
+        step = np.r_[line.step, -1][line.step_of]
+        use = (line.kind == COMPUTE) & np.isin(step, dataset.steady_steps)
+        size = len(line.names)
+        time = np.bincount(line.name[use], line.stop[use] - line.start[use], size)
+        count = np.bincount(line.name[use], minlength=size)
+        sign = 1.0 if other == k else -1.0 / max(len(dataset.ranks) - 1, 1)
+        for n, name in enumerate(line.names):
             t, c = per_name.get(name, (0.0, 0.0))
             per_name[name] = (t + sign * float(time[n]), c + sign * float(count[n]))
     steps = max(len(dataset.steady_steps), 1)
     worst = max(per_name, key=lambda n: per_name[n][0]) if per_name else ""
-    more_time, more_calls = per_name.get(worst, (0.0, 0.0))
-    copying = seen.copy[k].sum() > seen.compute[k].sum()
-    if copying:
+    more_ns, more_calls = (total / steps for total in per_name.get(worst, (0.0, 0.0)))
+    why, advice = "its GPU is slower than its peers'", _SLOW_GPU
+    if of.copy[k].sum() > of.compute[k].sum():
         why, advice = "its copies take longer", "look at what it copies, and from which memory"
-    elif more_calls / steps >= 0.5:
+    elif more_calls >= 0.5:
         why = "its GPU has more work than its peers'"
         advice = "balance the work between the ranks: samples of equal length, the same layers"
     elif dataset.on_host:
-        why = "its GPU is slower than its peers'"
-        advice = "look at what else runs on that host, its clocks, and the cores it is bound to"
-    else:
-        why = "its GPU is slower than its peers'"
-        advice = (
-            "look at that GPU's clocks, temperature and throttling (nvidia-smi -q -d "
-            "PERFORMANCE,CLOCK) and at who else uses it"
-        )
-    detail = {
-        "rank": line.rank,
+        advice = _SLOW_HOST
+    row = {
+        "rank": dataset.ranks[k],
         "kernel": worst,
-        "more_ns_per_step": round(more_time / steps),
-        "more_calls_per_step": round(more_calls / steps, 1),
-        "what": f"{ms(more_time / steps)} a step more in {worst[:80]}"
-        + (f", {more_calls / steps:+.0f} calls" if more_calls / steps >= 0.5 else ""),
+        "more_ns_per_step": round(more_ns),
+        "more_calls_per_step": round(more_calls, 1),
+        "what": f"{ms(more_ns)} per step more in {worst[:80]}"
+        + (f", {more_calls:+.0f} calls" if more_calls >= 0.5 else ""),
     }
-    return why, advice, [detail]
+    return Reason(why, advice, [row])

@@ -1,8 +1,8 @@
 """What all ranks' hosts spend their time in alike: fetching, the interpreter lock, launching.
 
-A rank whose GPU starves in such a cause is no straggler for it unless its own host spends more
-time there than the others' do: one that resumed last after the capture's start starves in every
-fetch, the others' queues hide theirs, and yet all fetch equally slowly.
+A rank whose GPU idles in such a cause is no straggler for it unless its own host spends more time
+there than the others' do: one that resumed last after the profiler's start idles in every fetch,
+the others' queues cover theirs, and yet all fetch equally slowly.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from clusterprof.analysis.findings.finding import by_steady_step
 from clusterprof.analysis.groups.peers import median_of_others
 from clusterprof.analysis.model import host_activity, limits
 from clusterprof.analysis.model.dataset import Bools, Dataset, Floats, Ints
@@ -28,7 +29,7 @@ class Cause:
     idle: Floats
     spent: Floats
 
-    def is_shared(self) -> bool:
+    def is_common(self) -> bool:
         """Whether the middle rank's host spends half as long there as the worst one's, or more."""
         own = np.sort(self.spent.mean(axis=1))
         return (
@@ -36,11 +37,7 @@ class Cause:
         )
 
     def own(self) -> Floats:
-        """Idle time that is a rank's own doing: as far as its host spends more than the others'.
-
-        More in most of the steps, that is: in single ones now this rank's batch comes last and now
-        that one's.
-        """
+        """Idle time that is a rank's own: as far as its host spends more there in most steps."""
         total = self.idle.mean(axis=1)
         if not self.spent.size:
             return self.idle
@@ -50,16 +47,8 @@ class Cause:
         return np.asarray(self.idle * np.minimum(part, 1.0)[:, None])
 
 
-def per_step(dataset: Dataset, line: Timeline, each: np.ndarray) -> Floats:
-    """One rank's values by its steps as values by settled steps; 0 where it lacks one."""
-    out = np.zeros(len(dataset.steady_steps))
-    known = np.isin(line.step, dataset.steady_steps)
-    out[np.searchsorted(dataset.steady_steps, line.step[known])] = each[known]
-    return out
-
-
 def idle_gaps(line: Timeline) -> Union:
-    """When the rank's device had nothing to do, between the first and the last step's ends."""
+    """When the rank's device idled, between the first step's begin and the last one's end."""
     start = np.r_[line.begin[0], line.busy.end]
     end = np.r_[line.busy.start, line.end[-1]]
     keep = (end > start) & (end > line.begin[0]) & (start < line.end[-1])
@@ -72,7 +61,7 @@ def idle_gaps(line: Timeline) -> Union:
 def _filled(gaps: Union, spans: Union) -> Union:
     """Gaps that `spans` fill by half or more, whole; of the others what they have in common.
 
-    A fetch is followed by the first launches: that gap is the fetch's.
+    A fetch is followed by the first launches: that gap belongs to the fetch.
     """
     most = 2 * spans.within(gaps.start, gaps.end) >= gaps.end - gaps.start
     part = host_activity.both(union(gaps.start[~most], gaps.end[~most]), spans)
@@ -84,23 +73,23 @@ def _cause(dataset: Dataset, gaps: list[Union], spans: list[Union]) -> Cause:
     shape = (len(dataset.ranks), len(dataset.steady_steps))
     idle, spent = np.zeros(shape), np.zeros(shape)
     for k, line in enumerate(dataset.timelines):
-        idle[k] = per_step(dataset, line, where[k].within(line.begin, line.end))
+        idle[k] = by_steady_step(dataset, line, where[k].within(line.begin, line.end))
         until = np.r_[line.host_begin[1:], line.host_end[-1:]]
-        # a copy in the midst of it may have waited for the device: that is nobody's fetching
+        # a copy inside it may have waited for the device, which is no fetching
         waited = host_activity.both(spans[k], host_activity.waits(dataset, k))
         own = spans[k].within(line.host_begin, until) - waited.within(line.host_begin, until)
-        spent[k] = per_step(dataset, line, own)
+        spent[k] = by_steady_step(dataset, line, own)
     return Cause(where, idle, spent)
 
 
 def locked(dataset: Dataset, gaps: list[Union]) -> Cause | None:
-    """Waiting for Python's interpreter lock, where the reports tell."""
+    """Waiting for Python's interpreter lock, where the reports have it."""
     spans = [host_activity.spans(t, "python", host_activity.GIL_WAIT) for t in dataset.tables]
     return _cause(dataset, gaps, spans) if any(len(s.start) for s in spans) else None
 
 
 def collecting(dataset: Dataset, gaps: list[Union]) -> Cause | None:
-    """Python's garbage collector, where the agent has noted it."""
+    """Python's garbage collector, where the agent recorded it."""
     spans = [host_activity.spans(t, "python", host_activity.COLLECTING) for t in dataset.tables]
     return _cause(dataset, gaps, spans) if any(len(s.start) for s in spans) else None
 
@@ -118,7 +107,7 @@ def fetching(dataset: Dataset, gaps: list[Union]) -> Cause | None:
 def launching(dataset: Dataset, gaps: list[Union], pace: Floats, *, long: bool = False) -> Cause:
     """Gaps before kernels that were launched only after the GPU had run dry.
 
-    Short ones, which are the pace of launching, or `long` ones, in which hosts do something else.
+    Short ones, as launching itself makes them, or `long` ones, in which hosts do something else.
     """
     where = []
     for line, gap in zip(dataset.timelines, gaps, strict=True):
@@ -151,10 +140,10 @@ def _launched_after(line: Timeline, next_start: Ints, time: Ints) -> Bools:
 
 
 def _idle(dataset: Dataset, where: list[Union]) -> Floats:
-    """How much of each settled step lies in the gaps `where`, [ranks, settled steps]."""
+    """How much of each steady-state step lies in the gaps `where`, [ranks, steps] (ns)."""
     out = np.zeros((len(dataset.ranks), len(dataset.steady_steps)))
     for k, line in enumerate(dataset.timelines):
-        out[k] = per_step(dataset, line, where[k].within(line.begin, line.end))
+        out[k] = by_steady_step(dataset, line, where[k].within(line.begin, line.end))
     return out
 
 
@@ -169,7 +158,7 @@ def typical_kernel(dataset: Dataset) -> float:
 
 
 def left(gaps: list[Union], taken: list[Union]) -> list[Union]:
-    """Gaps that do not touch what has been given to a cause."""
+    """Gaps that do not touch those taken by a cause."""
     out = []
     for gap, used in zip(gaps, taken, strict=True):
         free = used.within(gap.start, gap.end) == 0
@@ -177,19 +166,19 @@ def left(gaps: list[Union], taken: list[Union]) -> list[Union]:
     return out
 
 
-def innocent_idle(dataset: Dataset, pace: Floats) -> Floats:
-    """Idle time in causes that all hosts share alike, [ranks, settled steps]: nobody's own."""
+def common_idle(dataset: Dataset, pace: Floats) -> Floats:
+    """Idle time in causes that all hosts have alike, [ranks, steady-state steps] (ns)."""
     out = np.zeros((len(dataset.ranks), len(dataset.steady_steps)))
     if len(dataset.ranks) < 2 or not dataset.steady_steps:
         return out
     gaps = [idle_gaps(line) for line in dataset.timelines]
     for find in (locked, collecting, fetching):
         cause = find(dataset, gaps)
-        if cause is not None and cause.is_shared():
+        if cause is not None and cause.is_common():
             out += cause.idle - cause.own()
             gaps = left(gaps, cause.where)
     if 0 < typical_kernel(dataset) <= limits.SHORT_KERNEL_NS:
         cause = launching(dataset, gaps, pace)
-        if cause.is_shared():
+        if cause.is_common():
             out += cause.idle - cause.own()
     return out

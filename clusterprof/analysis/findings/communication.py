@@ -1,4 +1,4 @@
-"""Communication that no compute hides: the transfer itself, not the waiting for a late rank."""
+"""Exposed communication: the transfer itself, not the waiting for a late rank."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from clusterprof.analysis.findings.finding import Code, finding, ms, percent
+from clusterprof.agent.contracts.words import counted, percent
+from clusterprof.analysis.findings.finding import Code, Evidence, by_steady_step, finding, of_step
 from clusterprof.analysis.findings.unprofiled import hidden_wait
 from clusterprof.analysis.model import limits
 from clusterprof.analysis.model.dataset import Dataset, Floats, Ints, parts
@@ -36,15 +37,21 @@ _SMALL_BYTES = 1 << 20
 
 
 def exposed_transfer(dataset: Dataset) -> Floats:
-    """Per row of the placed table: the part of its transfer that its rank's compute hides not."""
+    """Per row of the placed table: the exposed part of its transfer (ns)."""
+    c = dataset.collectives
+    waits = c.wait + hidden_wait(dataset).astype(np.int64)
+    return _exposed(dataset, np.minimum(c.start + waits, c.end))
+
+
+def _exposed(dataset: Dataset, begin: Ints) -> Floats:
+    """Per row of the placed table: how much from `begin` to its end is without compute (ns)."""
     c = dataset.collectives
     out = np.zeros(len(c.rank))
-    waits = hidden_wait(dataset).astype(np.int64)
     for line in dataset.timelines:
         mine = c.of(line.rank)
         mine = mine[c.has[mine]]
-        begin = np.minimum(c.start[mine] + c.wait[mine] + waits[mine], c.end[mine])
-        out[mine] = c.end[mine] - begin - line.compute.within(begin, c.end[mine])
+        covered = line.compute.within(begin[mine], c.end[mine])
+        out[mine] = c.end[mine] - begin[mine] - covered
     return out
 
 
@@ -62,7 +69,7 @@ def by_operation(dataset: Dataset) -> list[OperationEntry]:
     the ranks; `message_bytes` the sum of one rank's messages.
     """
     c = dataset.collectives
-    exposed = _exposed_all(dataset)
+    exposed = _exposed(dataset, c.start)
     keys = _keys(dataset)
     out: list[OperationEntry] = []
     matched = np.flatnonzero(c.matched)
@@ -100,32 +107,20 @@ def _bytes(dataset: Dataset, rows: Ints, ranks: int) -> int:
     return int(np.maximum(c.size[sent], 0).sum() // ranks)
 
 
-def _exposed_all(dataset: Dataset) -> Floats:
-    c = dataset.collectives
-    out = np.zeros(len(c.rank))
-    for line in dataset.timelines:
-        mine = c.of(line.rank)
-        mine = mine[c.has[mine]]
-        out[mine] = c.end[mine] - c.start[mine] - line.compute.within(c.start[mine], c.end[mine])
-    return out
-
-
-def _per_step(dataset: Dataset, rows: Ints, line_of: dict[int, int]) -> Floats:
-    """Exposed transfer of `rows` as [ranks, settled steps], overlaps counted once (ns)."""
+def _per_step(dataset: Dataset, rows: Ints) -> Floats:
+    """Exposed transfer of `rows` as [ranks, steady-state steps], overlaps counted once (ns)."""
     c = dataset.collectives
     out = np.full((len(dataset.ranks), len(dataset.steady_steps)), np.nan)
     waits = hidden_wait(dataset).astype(np.int64)
     for rank, mine in c.each_rank(rows):
-        line = dataset.timelines[line_of[rank]]
+        line = dataset.line(rank)
         begin = np.minimum(c.start[mine] + c.wait[mine] + waits[mine], c.end[mine])
         covered = union(
             np.r_[line.compute.start, begin].astype(np.int64),
             np.r_[line.compute.end, c.end[mine]].astype(np.int64),
         )
         each = covered.within(line.begin, line.end) - line.compute.within(line.begin, line.end)
-        known = np.isin(line.step, dataset.steady_steps)
-        at = np.searchsorted(dataset.steady_steps, line.step[known])
-        out[line_of[rank], at] = each[known]
+        out[dataset.place[rank]] = by_steady_step(dataset, line, each, np.nan)
     return out
 
 
@@ -140,7 +135,6 @@ def find(dataset: Dataset, found: Sequence[Finding] = ()) -> list[Finding]:
     if not dataset.steady_steps:
         return []
     keys = _keys(dataset)
-    line_of = {rank: k for k, rank in enumerate(dataset.ranks)}
     costly = []
     for operation in dict.fromkeys(c.label[c.has & c.matched]):
         # tensor groups are many communicators of one kind: they are one finding
@@ -148,7 +142,7 @@ def find(dataset: Dataset, found: Sequence[Finding] = ()) -> list[Finding]:
         rows = c.once(np.flatnonzero((c.label == operation) & known))
         if not len(rows):
             continue
-        each = _per_step(dataset, rows, line_of)
+        each = _per_step(dataset, rows)
         steps = (~np.isnan(each)).sum(axis=0)
         cost = np.where(steps > 0, np.nansum(each, axis=0) / np.maximum(steps, 1), np.nan)
         share = float(np.nan_to_num(cost).mean()) / dataset.step_ns
@@ -170,44 +164,44 @@ def _finding(
     ranks = sorted({int(r) for r in c.rank[rows]})
     per_rank = max(len(ranks) * len(dataset.steady_steps), 1)
     calls = len(inside) / per_rank
-    sizes = c.size[inside]
-    small = float((sizes[sizes >= 0] < _SMALL_BYTES).mean()) if (sizes >= 0).any() else 0.0
+    sizes = c.size[inside][c.size[inside] >= 0]
+    small = float((sizes < _SMALL_BYTES).mean()) if len(sizes) else 0.0
+    exposed = _exposed(dataset, c.start)
     length = float((c.end - c.start)[inside].sum())
-    hidden = 1.0 - float(_exposed_all(dataset)[inside].sum()) / max(length, 1.0)
-    each_exposed = _exposed_all(dataset)
+    overlapped = 1.0 - float(exposed[inside].sum()) / max(length, 1.0)
     by_key = parts(rows, keys[rows].astype(str))
-    by_key.sort(key=lambda part: -float(each_exposed[part].sum()))
-    top = [str(keys[part[0]]) for part in by_key]
-    evidence = [
-        {
-            "operation": operation,
-            "communicator": key.split("\0")[1],
-            "ranks": sorted({int(r) for r in c.rank[rows][keys[rows] == key]}),
-            "steps": [int(s) for s in dataset.steady_steps],
-            "exposed_ns_per_step": round(
-                float(exposed_transfer(dataset)[inside][keys[inside] == key].sum()) / per_rank
-            ),
-            "what": f"{operation} on {key.split(chr(0))[1]}",
-        }
-        for key in top[:4]
-    ]
+    by_key.sort(key=lambda part: -float(exposed[part].sum()))
+    transfer = exposed_transfer(dataset)
+    evidence: Evidence = []
+    for part in by_key[:4]:
+        here = part[np.isin(c.step[part], dataset.steady_steps)]
+        name = str(c.communicator[part[0]])
+        evidence.append(
+            {
+                "operation": operation,
+                "communicator": name,
+                "ranks": sorted({int(r) for r in c.rank[part]}),
+                "steps": list(dataset.steady_steps),
+                "exposed_ns_per_step": round(float(transfer[here].sum()) / per_rank),
+                "what": f"{operation} on {name}",
+            }
+        )
     return finding(
         dataset,
         "communication.exposed",
-        rank=None,
         ranks=ranks,
         cost=cost,
         floor_ns=0.01 * dataset.step_ns,
         confidence=0.9 if float(np.nanstd(each)) < per_step else 0.7,
-        summary=f"{ms(per_step)} of each step ({percent(per_step / dataset.step_ns)}) is "
-        f"{operation} that no compute hides ({calls:.0f} calls a step, "
-        f"{percent(hidden)} of their time is hidden)",
+        summary=f"Exposed {operation} takes {of_step(dataset, per_step)}: no compute overlaps it. "
+        f"{counted(round(calls), 'call')} per step, {percent(overlapped)} of their time "
+        "overlapped.",
         evidence=evidence,
-        advice=_advice(operation, calls, small, hidden),
+        advice=_advice(operation, calls, small, overlapped),
     )
 
 
-def _advice(operation: str, calls: float, small: float, hidden: float) -> str:
+def _advice(operation: str, calls: float, small: float, overlapped: float) -> str:
     if operation in ("Send", "Recv", "SendRecv"):
         return (
             "post receives early and send asynchronously (isend/irecv, batch_isend_irecv), with "
@@ -223,9 +217,9 @@ def _advice(operation: str, calls: float, small: float, hidden: float) -> str:
             "prefetch the next layer's parameters (FSDP forward_prefetch, backward_prefetch) or "
             "shard over fewer ranks"
         )
-    if hidden < 0.2:
+    if overlapped < 0.2:
         return (
-            "nothing runs beside it: start it while the backward still computes "
+            "no compute runs during it: start it while the backward pass still computes "
             "(DistributedDataParallel buckets, async_op=True), or overlap tensor parallel parts"
         )
     return "smaller buckets start earlier: try bucket_cap_mb, and gradient_as_bucket_view"

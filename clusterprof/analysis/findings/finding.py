@@ -10,16 +10,24 @@ from typing import Any
 
 import numpy as np
 
+from clusterprof.agent.contracts import words
 from clusterprof.analysis.model import limits
-from clusterprof.analysis.model.dataset import Dataset
+from clusterprof.analysis.model.dataset import Dataset, Floats
+from clusterprof.analysis.model.timeline import Timeline
 from clusterprof.results import Finding, Recurrence, Severity
 
-#: shares of the settled steps: from there on a finding is persistent
+#: share of the steady-state steps from which on a finding is persistent
 _PERSISTENT_FRAC = 0.75
+#: a sentence of the verdict's first line is at most this long, and a name in it
+SENTENCE_LENGTH, _NAME_LENGTH = 100, 40
 _GPU = re.compile(r"\bGPU(s?)\b")
 _NSYS = re.compile(r"nsys (\d+)\.(\d+)")
-#: the first nsys seen to have --pytorch
+#: the first nsys that has --pytorch
 _MARKS_OPERATORS = (2025, 3)
+_LEVELS: tuple[Severity, ...] = ("info", "warning", "critical")
+_SENTENCE_END = re.compile(r"(?<=[.!?]) (?=[A-Z0-9])")
+
+Evidence = list[dict[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -35,17 +43,11 @@ class Code:
 
 def severity(share: float) -> Severity:
     """Critical from 15 % of the step on, a warning from 5 %, else information."""
-    return (
-        "critical"
-        if share >= limits.CRITICAL_FRAC
-        else "warning"
-        if share >= limits.WARNING_FRAC
-        else "info"
-    )
+    return _LEVELS[(share >= limits.WARNING_FRAC) + (share >= limits.CRITICAL_FRAC)]
 
 
 def recurrence(hit: int, of: int) -> Recurrence:
-    """How often in the settled steps: three in four is persistent, a single one is once."""
+    """How often in the steady-state steps: three in four is persistent, a single one is once."""
     if hit >= _PERSISTENT_FRAC * of:
         return "persistent"
     return "once" if hit <= 1 else "intermittent"
@@ -55,24 +57,24 @@ def finding(
     dataset: Dataset,
     code: str,
     *,
-    rank: int | None,
     ranks: Sequence[int],
     cost: Sequence[float] | np.ndarray,
     summary: str,
     advice: str,
-    evidence: list[dict[str, Any]],
+    evidence: Evidence,
     confidence: float,
+    rank: int | None = None,
     uncertainty_ns: float = 0.0,
     floor_ns: float = 0.0,
-    at_most: Severity | None = None,
+    at_most: Severity = "critical",
     at_least: Severity = "info",
     follow_up: str = "",
 ) -> Finding:
-    """Make a finding from its cost in each settled step (ns).
+    """Make a finding from its cost in each steady-state step (ns).
 
-    `floor_ns` is what a step must cost to count as one of the finding's; `at_most` caps the
-    severity of what no one is to blame for, `at_least` is what it has in any case. `follow_up` is
-    the command that tells more, if any.
+    `floor_ns` is what a step must cost to count as one of the finding's; the severity lies between
+    `at_least` and `at_most`; `follow_up` is the command that shows more, if any. The summary's
+    first sentence must make sense alone: it may become the verdict.
     """
     each = np.nan_to_num(np.asarray(cost, dtype=float))
     if len(each) == len(dataset.durations):
@@ -81,15 +83,10 @@ def finding(
     hit = np.flatnonzero(each > max(floor_ns, 0.0))
     per_step = float(each.mean()) if len(each) else 0.0
     share = per_step / dataset.step_ns if dataset.step_ns else 0.0
-    level = severity(share)
-    order: tuple[Severity, ...] = ("info", "warning", "critical")
-    if at_most is not None and order.index(level) > order.index(at_most):
-        level = at_most
-    if order.index(level) < order.index(at_least):
-        level = at_least
+    level = min(severity(share), at_most, key=_LEVELS.index)
     return {
         "code": code,
-        "severity": level,
+        "severity": max(level, at_least, key=_LEVELS.index),
         "rank": rank,
         "ranks": [int(r) for r in ranks],
         "steps": [int(dataset.steady_steps[k]) for k in hit],
@@ -100,8 +97,8 @@ def finding(
         "confidence": round(float(min(max(confidence, 0.0), 1.0)), 2),
         "summary": _worded(dataset, summary),
         "evidence": [
-            {**each, "what": _worded(dataset, str(each["what"]))} if "what" in each else each
-            for each in evidence
+            {**row, "what": _worded(dataset, str(row["what"]))} if "what" in row else row
+            for row in evidence
         ],
         "advice": _worded(dataset, advice),
         "next": follow_up,
@@ -109,53 +106,65 @@ def finding(
 
 
 def _worded(dataset: Dataset, text: str) -> str:
-    """Return a sentence about GPUs as it is; of a job without any, about what it computes on."""
+    """A sentence about GPUs as it is; for a job without any, about what it computes on."""
     if not dataset.on_host:
         return text
     return _GPU.sub(r"processor\1", text).replace("its kernels", "its operators")
 
 
-def capture(dataset: Dataset, ranks: Sequence[int], *options: str) -> str:
-    """The command line that captures `ranks` anew, with `options` that tell more.
+def sentences(text: str, most: int) -> str:
+    """The first `most` sentences of a summary, each without what is in parentheses if too long."""
+    kept = _SENTENCE_END.split(text)[:most]
+    return " ".join(
+        one if len(one) <= SENTENCE_LENGTH else re.sub(r" \([^()]*\)(?=\.$)", "", one)
+        for one in kept
+    )
 
-    By the launcher that the run was started with; where nobody knows it, by the one that its hosts
-    suggest. Empty where `options` are wanted and the profiler of the reports knows none of them.
+
+def named(name: object) -> str:
+    """A name from a report (a call, a range, a host), short enough for a sentence."""
+    text = words.plain(str(name))
+    return text if len(text) <= _NAME_LENGTH else text[: _NAME_LENGTH - 1] + "…"
+
+
+def of_step(dataset: Dataset, ns: float) -> str:
+    """A cost as text: `16.9 ms of each step (35%)`."""
+    return f"{words.ms(ns)} of each step ({words.percent(ns / dataset.step_ns)})"
+
+
+def by_steady_step(
+    dataset: Dataset, line: Timeline, each: np.ndarray, missing: float = 0
+) -> Floats:
+    """One rank's values by its own steps as values by steady-state steps."""
+    out = np.full(len(dataset.steady_steps), float(missing))
+    known = np.isin(line.step, dataset.steady_steps)
+    out[np.searchsorted(dataset.steady_steps, line.step[known])] = each[known]
+    return out
+
+
+def capture(dataset: Dataset, ranks: Sequence[int], *options: str) -> str:
+    """The command line that profiles `ranks` again, with `options` that show more.
+
+    With the launcher of the run; where that is unknown, the one that its hosts suggest. Empty
+    where `options` are wanted and the profiler of the reports has none of them.
     """
     several = len({t.info.host for t in dataset.tables}) > 1
     launcher = dataset.launcher or ("srun" if several else "torchrun")
-    known = [option for option in options if not _by_torch(dataset)]
-    if options and not known:
+    if options and all(t.info.profiler == "torch.profiler" for t in dataset.tables):
         return ""
-    chosen = ",".join(map(str, ranks))
-    return shlex.join(["clusterprof", launcher, "--ranks", chosen, *known]) + " ... -- PROGRAM..."
+    argv = ["clusterprof", launcher, "--ranks", ",".join(map(str, ranks)), *options]
+    return shlex.join(argv) + " ... -- PROGRAM..."
 
 
 def operators(dataset: Dataset) -> tuple[str, str]:
     """The option that shows PyTorch's operators with the nsys of the reports.
 
-    nsys 2025.3 marks them itself; 2024.2 refuses to be asked, and torch can do it.
+    nsys 2025.3 marks them itself; 2024.2 refuses the option, and torch can do it.
     """
-    versions = [_NSYS.search(t.info.profiler) for t in dataset.tables]
-    told = [(int(v[1]), int(v[2])) for v in versions if v is not None]
-    by_nsys = len(told) == len(versions) and min(told, default=(0, 0)) >= _MARKS_OPERATORS
+    matches = [_NSYS.search(t.info.profiler) for t in dataset.tables]
+    versions = [(int(m[1]), int(m[2])) if m else (0, 0) for m in matches]
+    by_nsys = min(versions, default=(0, 0)) >= _MARKS_OPERATORS
     return "--pytorch", "autograd-nvtx" if by_nsys else "emit-nvtx"
-
-
-def _by_torch(dataset: Dataset) -> bool:
-    """Whether the reports are torch.profiler's, which takes none of nsys' options."""
-    return all(t.info.profiler == "torch.profiler" for t in dataset.tables)
-
-
-def ms(ns: float) -> str:
-    """Nanoseconds as the text of milliseconds, in three or so digits."""
-    value = ns / 1e6
-    digits = 0 if abs(value) >= 100 else 1 if abs(value) >= 10 else 2
-    return f"{value:.{digits}f} ms"
-
-
-def percent(share: float) -> str:
-    """A share as the text of percent."""
-    return f"{100 * share:.0f}%"
 
 
 def straggler_ns(found: Sequence[Finding]) -> int:

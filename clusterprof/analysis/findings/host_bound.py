@@ -1,22 +1,26 @@
 """GPUs that idle on all ranks because hosts are slow: launches, synchronising calls, the GIL,
-input. A single rank's late host is a straggler and no matter of this file."""
+input. A single rank's slow host is a straggler and not found here."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 import pyarrow.compute as pc
 
+from clusterprof.agent.contracts.words import duration, ms, percent
 from clusterprof.analysis.findings import causes, common_causes, savings
+from clusterprof.analysis.findings.common_causes import Cause
 from clusterprof.analysis.findings.finding import (
     Code,
+    Evidence,
+    by_steady_step,
     capture,
     finding,
-    ms,
+    named,
+    of_step,
     operators,
-    percent,
     straggler_ns,
 )
 from clusterprof.analysis.model import host_activity, limits
@@ -82,8 +86,8 @@ CODES = (
         "GPUs idle while all hosts do something else",
         "All GPUs idle at the same time in long gaps before kernels that were launched late, and "
         "no other finding explains them.",
-        "A report shows only CUDA calls, NVTX ranges and sampled frames: the finding may not be "
-        "able to say what the hosts do.",
+        "Reports show CUDA calls, system calls, operators and NVTX ranges only: what the hosts do "
+        "may remain unknown.",
         "Find the pause (logging, checks, checkpoints, sleeping) and move it off the training "
         "thread, or let it run ahead of the GPU.",
     ),
@@ -99,125 +103,97 @@ CODES = (
 )
 
 
+_FEWER_LAUNCHES = "torch.compile, CUDA Graphs, fused optimizers (fused=True), larger batches"
+_GIL_OPTIONS = ("--trace", "cuda,nvtx,python-gil", "--cpu-sampling")
+#: a copy of at most so many bytes to the host is a value that the program reads
+_VALUE_BYTES = 4096
+
+
+@dataclass(frozen=True)
+class _Measured:
+    """Idle time of one cause: `cost` [steady-state steps] (ns), and what is particular to it."""
+
+    cause: Cause
+    cost: Floats
+    ranks: Sequence[int]
+    rank: int | None = None
+    #: what the summary says beside the cost
+    details: dict[str, str] = field(default_factory=dict)
+    #: in place of each rank's idle time
+    evidence: Evidence | None = None
+
+
+@dataclass(frozen=True)
+class _Rule:
+    """A cause of idle GPUs: how it is measured, from which cost on it is a finding, its words."""
+
+    code: str
+    measure: Callable[[Dataset, list[Union]], _Measured | None]
+    #: shares of the step: the least cost, and what a step must cost to be one of the finding's
+    least_frac: float
+    floor_frac: float
+    confidence: float
+    #: `cost` and `idle` are filled in, and the measure's own details
+    summary: str
+    advice: str
+    #: what the GPUs idle for, in the evidence
+    what: str = ""
+    #: whether the idle time is given to this cause, so that no later one counts it
+    takes: bool = True
+    #: the command that shows more
+    recapture: Callable[[Dataset, Sequence[int]], str] = lambda _dataset, _ranks: ""
+
+
 def find(dataset: Dataset, found: Sequence[Finding] = ()) -> list[Finding]:
     """Return `host.gil`, `host.gc`, `input.stall`, `host.sync`, `host.launch_bound`, `host.busy`,
     `gpu.idle`.
 
-    Idle time is given to one cause only, in this order: waiting for the GIL, the garbage
-    collector, fetching input, a synchronising call, the pace of launching, anything else that
-    hosts do, and what no host is the cause of.
+    Idle time is given to one cause only, in the order of the rules.
     """
-    if not dataset.steady_steps:
+    if not dataset.step_ns:
         return []
-    late_ns = straggler_ns(found)
     gaps = [common_causes.idle_gaps(line) for line in dataset.timelines]
     made: list[Finding] = []
-    for cause in (_gil, _gc, _input, _sync, _launch, _busy, _queued):
-        one, gaps = cause(dataset, gaps)
-        if one is not None:
-            made.append(one)
+    for rule in _RULES:
+        measured = rule.measure(dataset, gaps)
+        cost = float(measured.cost.mean()) if measured else 0.0
+        if measured is None or cost / dataset.step_ns < rule.least_frac:
+            continue
+        made.append(_finding(dataset, rule, measured))
+        if rule.takes:
+            gaps = common_causes.left(gaps, measured.cause.where)
     if any(f["code"] == "host.launch_bound" for f in made):
         return made
     others = [f for f in made if f["code"] != "host.busy"]
-    paced = _paced(dataset, sum(f["cost_ns_per_step"] for f in others), late_ns)
-    seen = max((f["cost_ns_per_step"] for f in made if f["code"] == "host.busy"), default=0)
-    # two views of one thing: the larger one tells more
-    return [*others, paced] if paced and paced["cost_ns_per_step"] > seen else made
+    known = sum(f["cost_ns_per_step"] for f in others)
+    paced = _host_bound(dataset, known, straggler_ns(found))
+    busy = max((f["cost_ns_per_step"] for f in made if f["code"] == "host.busy"), default=0)
+    # two views of one thing: the larger one explains more
+    return [*others, paced] if paced and paced["cost_ns_per_step"] > busy else made
 
 
-Answer = tuple["Finding | None", "list[Union]"]
-
-
-def _gil(dataset: Dataset, gaps: list[Union]) -> Answer:
-    cause = common_causes.locked(dataset, gaps)
-    if cause is None:
-        return None, gaps
-    cost = np.minimum(cause.idle.max(axis=0), dataset.durations)
-    per_step = float(cost.mean())
-    if per_step < limits.LEAST_FRAC * dataset.step_ns:
-        return None, gaps
-    of_rank = cause.idle.mean(axis=1)
-    worst = int(np.argmax(of_rank))
-    rank = dataset.ranks[worst]
-    spent = cause.spent.mean(axis=1)
-    hit = [r for r, w in zip(dataset.ranks, spent, strict=True) if w >= 0.3 * spent.max()]
-    made = finding(
+def _finding(dataset: Dataset, rule: _Rule, measured: _Measured) -> Finding:
+    cost = float(measured.cost.mean())
+    return finding(
         dataset,
-        "host.gil",
-        rank=rank,
-        ranks=hit,
-        cost=cost,
-        floor_ns=0.01 * dataset.step_ns,
-        confidence=0.9,
-        summary=f"GPUs idle {ms(per_step)} of each step ({percent(per_step / dataset.step_ns)}) "
-        f"while their host waits for Python's interpreter lock, rank {rank} worst",
-        evidence=_idle_evidence(dataset, cause, "while waiting for the interpreter lock"),
-        advice="other Python threads hold the lock: move their work into processes, or into "
-        "native code that releases it",
-        follow_up=capture(dataset, hit[:2], "--trace", "cuda,nvtx,python-gil", "--cpu-sampling"),
+        rule.code,
+        rank=measured.rank,
+        ranks=measured.ranks,
+        cost=measured.cost,
+        floor_ns=rule.floor_frac * dataset.step_ns,
+        confidence=rule.confidence,
+        summary=rule.summary.format(
+            cost=of_step(dataset, cost),
+            idle=f"{ms(cost)} ({percent(cost / dataset.step_ns)})",
+            **measured.details,
+        ),
+        evidence=measured.evidence or _idle_evidence(dataset, measured.cause, rule.what),
+        advice=rule.advice,
+        follow_up=rule.recapture(dataset, measured.ranks),
     )
-    return made, common_causes.left(gaps, cause.where)
 
 
-def _gc(dataset: Dataset, gaps: list[Union]) -> Answer:
-    """Collectors that run on all ranks, each when it likes: the others wait for each of them."""
-    cause = common_causes.collecting(dataset, gaps)
-    # one rank alone that collects is a straggler
-    if cause is None or not cause.is_shared():
-        return None, gaps
-    cost = np.minimum((cause.idle - cause.own()).max(axis=0), dataset.durations)
-    per_step = float(cost.mean())
-    if per_step < limits.LEAST_FRAC * dataset.step_ns:
-        return None, gaps
-    spent = cause.spent.mean(axis=1)
-    made = finding(
-        dataset,
-        "host.gc",
-        rank=None,
-        ranks=[r for r, w in zip(dataset.ranks, spent, strict=True) if w >= 0.5 * spent.max()],
-        cost=cost,
-        floor_ns=0.01 * dataset.step_ns,
-        confidence=0.85,
-        summary=f"GPUs idle {ms(per_step)} of each step ({percent(per_step / dataset.step_ns)}) "
-        "while Python's garbage collector runs, now on one rank and now on another",
-        evidence=_idle_evidence(dataset, cause, "while the collector runs"),
-        advice=causes.COLLECT_TOGETHER,
-    )
-    return made, common_causes.left(gaps, cause.where)
-
-
-def _input(dataset: Dataset, gaps: list[Union]) -> Answer:
-    """All hosts fetch slowly; the last to have its batch sets the pace, the others wait for it."""
-    cause = common_causes.fetching(dataset, gaps)
-    # one rank alone that fetches long is a straggler
-    if cause is None or not cause.is_shared():
-        return None, gaps
-    # what the worst rank alone is late by is a straggler's cost
-    cost = np.minimum((cause.idle - cause.own()).max(axis=0), dataset.durations)
-    per_step = float(cost.mean())
-    if per_step < limits.LEAST_FRAC * dataset.step_ns:
-        return None, gaps
-    spent = cause.spent.mean(axis=1)
-    hit = cost > 0.01 * dataset.step_ns
-    often = f" (in {int(hit.sum())} of {len(hit)} settled steps)" if not hit.all() else ""
-    made = finding(
-        dataset,
-        "input.stall",
-        rank=None,
-        ranks=[r for r, w in zip(dataset.ranks, spent, strict=True) if w >= 0.5 * spent.max()],
-        cost=cost,
-        floor_ns=0.01 * dataset.step_ns,
-        confidence=0.85,
-        summary=f"GPUs starve {ms(per_step)} of each step ({percent(per_step / dataset.step_ns)}) "
-        f"while their hosts fetch the batch{often}",
-        evidence=_idle_evidence(dataset, cause, "while the host fetches"),
-        advice="fetch ahead: more DataLoader workers, prefetch_factor, persistent_workers, or "
-        "cheaper preprocessing",
-    )
-    return made, common_causes.left(gaps, cause.where)
-
-
-def _idle_evidence(dataset: Dataset, cause: common_causes.Cause, what: str) -> list[dict[str, Any]]:
+def _idle_evidence(dataset: Dataset, cause: Cause, what: str) -> Evidence:
     idle, spent = cause.idle.mean(axis=1), cause.spent.mean(axis=1)
     return [
         {
@@ -225,174 +201,197 @@ def _idle_evidence(dataset: Dataset, cause: common_causes.Cause, what: str) -> l
             "steps": list(dataset.steady_steps),
             "idle_ns_per_step": round(float(idle[k])),
             "host_ns_per_step": round(float(spent[k])),
-            "what": f"{ms(float(idle[k]))} a step idle {what} ({ms(float(spent[k]))} of host time)",
+            "what": f"{ms(float(idle[k]))} idle per step {what} ({ms(float(spent[k]))} of host "
+            "time)",
         }
         for k, rank in enumerate(dataset.ranks[:16])
     ]
 
 
-def _sync(dataset: Dataset, gaps: list[Union]) -> Answer:
-    """A small copy to the host, waited for, and a GPU that starves until the next launch."""
+def _spending(dataset: Dataset, cause: Cause, part: float) -> list[int]:
+    """Ranks whose host spends this part of the worst one's time there, or more."""
+    spent = cause.spent.mean(axis=1)
+    return [r for r, ns in zip(dataset.ranks, spent, strict=True) if ns >= part * spent.max()]
+
+
+def _gil(dataset: Dataset, gaps: list[Union]) -> _Measured | None:
+    cause = common_causes.locked(dataset, gaps)
+    if cause is None:
+        return None
+    cost = np.minimum(cause.idle.max(axis=0), dataset.durations)
+    worst = dataset.ranks[int(np.argmax(cause.idle.mean(axis=1)))]
+    ranks = _spending(dataset, cause, 0.3)
+    return _Measured(cause, cost, ranks, worst, {"worst": f"rank {worst}"})
+
+
+def _in_turn(dataset: Dataset, cause: Cause | None) -> _Measured | None:
+    """A cause that hosts have alike; what the worst alone has more of is a straggler's cost."""
+    if cause is None or not cause.is_common():
+        return None
+    cost = np.minimum((cause.idle - cause.own()).max(axis=0), dataset.durations)
+    hit = cost > 0.01 * dataset.step_ns
+    often = "" if hit.all() else f" (in {int(hit.sum())} of {len(hit)} steady-state steps)"
+    return _Measured(cause, cost, _spending(dataset, cause, 0.5), None, {"often": often})
+
+
+def _gc(dataset: Dataset, gaps: list[Union]) -> _Measured | None:
+    return _in_turn(dataset, common_causes.collecting(dataset, gaps))
+
+
+def _input(dataset: Dataset, gaps: list[Union]) -> _Measured | None:
+    """All hosts fetch slowly; the last to have its batch delays the others."""
+    return _in_turn(dataset, common_causes.fetching(dataset, gaps))
+
+
+def _sync(dataset: Dataset, gaps: list[Union]) -> _Measured | None:
+    """A small copy to the host, waited for, and a GPU that idles until the next launch."""
+    shape = (len(dataset.ranks), len(dataset.steady_steps))
+    idle, waited, calls = np.zeros(shape), np.zeros(shape), 0
     after = []
-    count = 0
-    blocked: list[Floats] = []
-    for tables, line, gap in zip(dataset.tables, dataset.timelines, gaps, strict=True):
-        table = tables.activity
-        back = pc.fill_null(pc.equal(table["direction"], "device_to_host"), fill_value=False)
-        rows = np.flatnonzero(np.asarray(back.to_numpy(zero_copy_only=False), dtype=bool))
-        size = np.asarray(pc.fill_null(table["size_bytes"], 0).to_numpy())[rows]
-        rows = rows[size <= 4096]
-        syncs = host_activity.spans(tables, "cuda", r"(?i)(stream|device|event)synchronize|memcpy")
-        # the host waits from before the copy until its end, or longer
-        at = np.searchsorted(syncs.start, line.stop[rows], side="right") - 1
-        inside = np.zeros(len(rows), dtype=bool)
-        if len(syncs.start):
-            inside = (at >= 0) & (syncs.end[np.maximum(at, 0)] >= line.stop[rows])
-        rows, at = rows[inside], at[inside]
-        step = np.r_[line.step, -1][line.step_of[rows]]
-        within = np.isin(step, dataset.steady_steps)
-        rows, at = rows[within], at[within]
-        count += len(rows)
-        waited = np.bincount(
-            np.searchsorted(dataset.steady_steps, step[within]),
-            (syncs.end - syncs.start)[at] if len(at) else None,
-            len(dataset.steady_steps),
-        )
-        blocked.append(waited.astype(float))
+    for k, (line, gap) in enumerate(zip(dataset.timelines, gaps, strict=True)):
+        rows, wait_ns = _waited_copies(dataset, k)
+        step = line.step[line.step_of[rows]]
+        np.add.at(waited[k], np.searchsorted(dataset.steady_steps, step), wait_ns)
+        calls += len(rows)
         follows = np.isin(gap.start, line.stop[rows])
         after.append(union(gap.start[follows], gap.end[follows]))
-    if not count:
-        return None, gaps
-    each = [
-        common_causes.per_step(dataset, line, a.within(line.begin, line.end))
-        for line, a in zip(dataset.timelines, after, strict=True)
-    ]
-    cost = np.mean(each, axis=0)
-    waits = float(np.mean(blocked))
-    per_step = float(cost.mean())
-    calls = count / max(len(dataset.ranks) * len(dataset.steady_steps), 1)
-    if waits < limits.LEAST_FRAC * dataset.step_ns:
-        return None, gaps
-    made = finding(
-        dataset,
-        "host.sync",
-        rank=None,
-        ranks=dataset.ranks,
-        cost=cost,
-        confidence=0.85,
-        summary=f"the host waits for the GPU inside the step, {calls:.0f} time"
-        f"{'s' if round(calls) != 1 else ''} and {ms(waits)} a step; the GPU then starves "
-        f"{ms(per_step)} ({percent(per_step / dataset.step_ns)})",
-        evidence=[
-            {
-                "ranks": list(dataset.ranks),
-                "steps": list(dataset.steady_steps),
-                "host_wait_ns_per_step": round(waits),
-                "what": "a copy of a few bytes to the host, and a synchronising call around it "
-                "(.item() and its like)",
-            }
-        ],
-        advice="read losses and metrics every so many steps, or copy them with non_blocking=True "
-        "and look a step later",
-        follow_up=capture(dataset, dataset.ranks[:1], *operators(dataset)),
-    )
-    return made, common_causes.left(gaps, after)
+        idle[k] = by_steady_step(dataset, line, after[k].within(line.begin, line.end))
+    waits = float(waited.mean())
+    if not calls or waits < limits.LEAST_FRAC * dataset.step_ns:
+        return None
+    each = calls / waited.size
+    often = f"{each:.0f} time{'s' if round(each) != 1 else ''}"
+    row = {
+        "ranks": list(dataset.ranks),
+        "steps": list(dataset.steady_steps),
+        "host_wait_ns_per_step": round(waits),
+        "what": "a copy of a few bytes to the host inside a synchronising call (.item() and "
+        "similar)",
+    }
+    details = {"often": often, "waits": ms(waits)}
+    cause = Cause(after, idle, waited)
+    return _Measured(cause, idle.mean(axis=0), dataset.ranks, None, details, [row])
 
 
-def _launch(dataset: Dataset, gaps: list[Union]) -> Answer:
+def _waited_copies(dataset: Dataset, k: int) -> tuple[np.ndarray, np.ndarray]:
+    """Rows of small copies to the host in steady-state steps, and how long its host waited (ns)."""
+    tables, line = dataset.tables[k], dataset.timelines[k]
+    table = tables.activity
+    back = pc.fill_null(pc.equal(table["direction"], "device_to_host"), fill_value=False)
+    size = np.asarray(pc.fill_null(table["size_bytes"], 0).to_numpy())
+    step = np.r_[line.step, -1][line.step_of]
+    small = np.asarray(back.to_numpy(zero_copy_only=False), dtype=bool) & (size <= _VALUE_BYTES)
+    rows = np.flatnonzero(small & np.isin(step, dataset.steady_steps))
+    syncs = host_activity.spans(tables, "cuda", r"(?i)(stream|device|event)synchronize|memcpy")
+    if not len(syncs.start):
+        return rows[:0], np.zeros(0)
+    # the host waits from before the copy until its end, or longer
+    at = np.searchsorted(syncs.start, line.stop[rows], side="right") - 1
+    inside = (at >= 0) & (syncs.end[np.maximum(at, 0)] >= line.stop[rows])
+    return rows[inside], (syncs.end - syncs.start)[at[inside]]
+
+
+def _launch(dataset: Dataset, gaps: list[Union]) -> _Measured | None:
     """Gaps on all ranks before kernels that were launched only after the GPU had run dry."""
     if dataset.on_host:
-        return None, gaps
+        return None
     cause = common_causes.launching(dataset, gaps, host_activity.pace(dataset))
-    # starving on most ranks; or on the one whose queue is empty, of short kernels on all
-    short = (
-        0 < common_causes.typical_kernel(dataset) <= limits.SHORT_KERNEL_NS and cause.is_shared()
-    )
-    short = short and not dataset.pipelined
-    cost = cause.idle.max(axis=0) if short else np.median(cause.idle, axis=0)
-    cost = np.minimum(cost, dataset.durations)
-    per_step = float(cost.mean())
-    share = per_step / dataset.step_ns
-    if share < limits.LAUNCH_FRAC:
-        return None, gaps
-    count, typical = _kernels_per_step(dataset), common_causes.typical_kernel(dataset)
-    pace = float(np.median(cause.spent.mean(axis=1)))
-    made = finding(
-        dataset,
-        "host.launch_bound",
-        rank=None,
-        ranks=dataset.ranks,
-        cost=cost,
-        confidence=0.9,
-        summary=f"GPUs idle {ms(per_step)} of each step ({percent(share)}) until their next kernel "
-        f"is launched: {count} a step, {typical / 1e3:.1f} µs in the median, and {ms(pace)} for "
-        "the host",
-        evidence=_idle_evidence(dataset, cause, "in gaps below 1 ms"),
-        advice="fewer, longer kernels: torch.compile, CUDA Graphs, fused optimizers "
-        "(fused=True), larger batches",
-    )
-    return made, gaps
+    typical = common_causes.typical_kernel(dataset)
+    # idle on most ranks; or on the one whose queue is empty, of short kernels on all
+    short = 0 < typical <= limits.SHORT_KERNEL_NS and cause.is_common() and not dataset.pipelined
+    idle = cause.idle.max(axis=0) if short else np.median(cause.idle, axis=0)
+    details = {
+        "count": str(_kernels_per_step(dataset)),
+        "typical": duration(typical),
+        "host": ms(float(np.median(cause.spent.mean(axis=1)))),
+    }
+    cost = np.minimum(idle, dataset.durations)
+    return _Measured(cause, cost, dataset.ranks, None, details)
 
 
-def _busy(dataset: Dataset, gaps: list[Union]) -> Answer:
+def _most_ranks(dataset: Dataset, cause: Cause) -> Floats:
+    """How long three in four ranks idle: what fewer do is a matter of the stragglers."""
+    idle = np.sort(cause.idle, axis=0)[len(dataset.ranks) // 4]
+    return np.asarray(np.minimum(idle, dataset.durations))
+
+
+def _busy(dataset: Dataset, gaps: list[Union]) -> _Measured | None:
     """All GPUs idle together in long gaps that no other cause explains: their hosts are busy."""
     if dataset.pipelined or any(line.on_host for line in dataset.timelines):
-        return None, gaps
+        return None
     cause = common_causes.launching(dataset, gaps, host_activity.pace(dataset), long=True)
-    # three in four ranks idle so long: what fewer do is a matter of those that are late
-    common = np.sort(cause.idle, axis=0)[len(dataset.ranks) // 4]
-    cost = np.minimum(common, dataset.durations)
-    per_step = float(cost.mean())
-    if per_step < limits.LAUNCH_FRAC * dataset.step_ns:
-        return None, gaps
-    whose = "the hosts of all ranks launch" if len(dataset.ranks) > 1 else "the host launches"
-    spent, name = causes.pause(dataset, int(np.argmax(cause.idle.mean(axis=1))))
-    where = f" (in {name})" if name else ""
-    made = finding(
-        dataset,
-        "host.busy",
-        rank=None,
-        ranks=dataset.ranks,
-        cost=cost,
-        floor_ns=0.01 * dataset.step_ns,
-        confidence=0.8,
-        summary=f"GPUs idle {ms(per_step)} of each step ({percent(per_step / dataset.step_ns)}) "
-        f"because {whose} nothing for {ms(spent)}{where}",
-        evidence=_idle_evidence(dataset, cause, "until the host launches again"),
-        advice="look at what the hosts do in that pause (logging, checks, checkpoints, sleeping) "
-        "and move it off the training thread, or let it run ahead: a launch need not wait for the "
-        "GPU",
-        follow_up=capture(dataset, dataset.ranks[:1], *operators(dataset), "--cpu-sampling"),
-    )
-    return made, common_causes.left(gaps, cause.where)
+    pause, name = causes.pause(dataset, int(np.argmax(cause.idle.mean(axis=1))))
+    details = {
+        "hosts": "all hosts launch" if len(dataset.ranks) > 1 else "the host launches",
+        "pause": ms(pause),
+        "where": f" (in {named(name)})" if name else "",
+    }
+    return _Measured(cause, _most_ranks(dataset, cause), dataset.ranks, None, details)
 
 
-def _queued(dataset: Dataset, gaps: list[Union]) -> Answer:
+def _queued(dataset: Dataset, gaps: list[Union]) -> _Measured | None:
     """Gaps on all ranks before kernels that had been launched when the GPU ran dry."""
     if any(line.on_host for line in dataset.timelines):
-        return None, gaps
+        return None
     cause = common_causes.queued(dataset, gaps)
-    cost = np.minimum(np.sort(cause.idle, axis=0)[len(dataset.ranks) // 4], dataset.durations)
-    per_step = float(cost.mean())
-    if per_step < limits.LAUNCH_FRAC * dataset.step_ns:
-        return None, gaps
-    idle = float(np.nanmean(dataset.account("idle_ns")))
-    made = finding(
-        dataset,
-        "gpu.idle",
-        rank=None,
-        ranks=dataset.ranks,
-        cost=cost,
-        floor_ns=0.01 * dataset.step_ns,
-        confidence=0.8,
-        summary=f"GPUs idle {ms(idle)} of each {ms(dataset.step_ns)} step "
-        f"({percent(idle / dataset.step_ns)}), {ms(per_step)} of it although their next kernel had "
-        "been launched: it waits for something that the reports do not show",
-        evidence=_idle_evidence(dataset, cause, "with the next kernel launched already"),
-        advice="look for what the reports lack: other processes on these GPUs (nvidia-smi), events "
-        "that the profiler dropped, host callbacks in streams, events of another process",
-    )
-    return made, common_causes.left(gaps, cause.where)
+    idle = of_step(dataset, float(np.nanmean(dataset.account("idle_ns"))))
+    return _Measured(cause, _most_ranks(dataset, cause), dataset.ranks, None, {"all": idle})
+
+
+_RULES = (
+    _Rule(
+        "host.gil", _gil, limits.LEAST_FRAC, 0.01, 0.9,
+        "GPUs idle {cost} while their hosts wait for Python's GIL (worst: {worst}).",
+        "other Python threads hold the lock: move their work into processes, or into native code "
+        "that releases it",
+        "while waiting for the interpreter lock",
+        recapture=lambda d, r: capture(d, r[:2], *_GIL_OPTIONS),
+    ),
+    _Rule(
+        "host.gc", _gc, limits.LEAST_FRAC, 0.01, 0.85,
+        "GPUs idle {cost} while Python's garbage collector runs on one rank after another.",
+        causes.COLLECT_TOGETHER,
+        "while the collector runs",
+    ),
+    _Rule(
+        "input.stall", _input, limits.LEAST_FRAC, 0.01, 0.85,
+        "GPUs idle {cost} while their hosts fetch the batch{often}.",
+        "fetch ahead: more DataLoader workers, prefetch_factor, persistent_workers, or cheaper "
+        "preprocessing",
+        "while the host fetches",
+    ),
+    _Rule(
+        "host.sync", _sync, 0.0, 0.0, 0.85,
+        "The host waits for the GPU {often} per step ({waits}); the GPU then idles {idle}.",
+        "read losses and metrics every N steps, or copy them with non_blocking=True and read them "
+        "one step later",
+        recapture=lambda d, r: capture(d, r[:1], *operators(d)),
+    ),
+    _Rule(
+        "host.launch_bound", _launch, limits.LAUNCH_FRAC, 0.0, 0.9,
+        "Launch-bound: GPUs idle {cost} waiting for kernel launches ({count} kernels per step, "
+        "median {typical}; launching them takes the host {host}).",
+        f"launch fewer, longer kernels: {_FEWER_LAUNCHES}",
+        "in gaps below 1 ms",
+        takes=False,
+    ),
+    _Rule(
+        "host.busy", _busy, limits.LAUNCH_FRAC, 0.01, 0.8,
+        "GPUs idle {cost}: {hosts} nothing for {pause}{where}.",
+        "find what the hosts do in that pause (logging, checks, checkpoints, sleeping) and move it "
+        "off the training thread, or let it run ahead: a launch need not wait for the GPU",
+        "until the host launches again",
+        recapture=lambda d, r: capture(d, r[:1], *operators(d), "--cpu-sampling"),
+    ),
+    _Rule(
+        "gpu.idle", _queued, limits.LAUNCH_FRAC, 0.01, 0.8,
+        "GPUs idle {all}, {idle} of it after their next kernel was launched. What they wait for is "
+        "not in the reports.",
+        "look for what the reports lack: other processes on these GPUs (nvidia-smi), events that "
+        "the profiler dropped, host callbacks in streams, events of another process",
+        "with the next kernel launched already",
+    ),
+)  # fmt: skip
 
 
 def _kernels_per_step(dataset: Dataset) -> int:
@@ -403,13 +402,13 @@ def _kernels_per_step(dataset: Dataset) -> int:
     return int(np.mean(kernels))
 
 
-def _paced(dataset: Dataset, already: float, late: float) -> Finding | None:
-    """All hosts need nearly the whole step, and no GPU does: those wait for each other's hosts.
+def _host_bound(dataset: Dataset, already: float, late: float) -> Finding | None:
+    """All hosts need nearly the whole step and no GPU does: GPUs wait for each other's hosts.
 
-    Behind a collective that waits for the last host a GPU is not idle, and yet it has nothing to
-    do. Saved by faster hosts: the part of the step that the middle host needs beyond what the
-    busiest GPU does (computing, and copies and transfers that nothing hides). `already`: what
-    other findings of this file cost a step, `late` what stragglers do: the step without them.
+    Behind a collective that waits for the last host a GPU does not count as idle. Saved by faster
+    hosts: the part of the step that the middle host needs beyond what the busiest GPU does
+    (compute, exposed copies and transfers). `already`: what other findings of this file cost a
+    step, `late` what stragglers do (ns).
     """
     if dataset.pipelined or any(line.on_host for line in dataset.timelines):
         return None
@@ -417,7 +416,10 @@ def _paced(dataset: Dataset, already: float, late: float) -> Finding | None:
     known = ~np.isnan(pace)
     if len(dataset.ranks) < 2 or not known.all(axis=1).any() or not known.any(axis=0).all():
         return None
-    own = np.asarray([p[k].mean() for p, k in zip(pace, known, strict=True) if k.any()])
+    hosts = np.asarray(
+        [p[k].mean() if k.any() else np.nan for p, k in zip(pace, known, strict=True)]
+    )
+    own = hosts[~np.isnan(hosts)]
     usual = float(np.median(own))
     if usual < limits.PACING_FRAC * dataset.step_ns or own.min() < limits.SHARED_FRAC * usual:
         return None
@@ -425,46 +427,39 @@ def _paced(dataset: Dataset, already: float, late: float) -> Finding | None:
     if np.isnan(work).all():
         return None
     busy = float(np.nanmax(work))
-    # what the capture itself adds to the step is no host's own
+    # what the profiler adds to the step is not the hosts' own
     step = min(dataset.step_ns, dataset.usual_step_ns or dataset.step_ns)
     saved = min(usual, step, dataset.step_ns - late) - busy - already
-    share = saved / dataset.step_ns
-    if share < limits.LAUNCH_FRAC:
+    if saved / dataset.step_ns < limits.LAUNCH_FRAC:
         return None
-    count = _kernels_per_step(dataset)
-    middle = int(np.argsort(own)[len(own) // 2])
-    idle, name = causes.pause(dataset, int(np.flatnonzero(known.any(axis=1))[middle]))
+    middle = np.argsort(own)[len(own) // 2]
+    idle, name = causes.pause(dataset, int(np.flatnonzero(~np.isnan(hosts))[middle]))
     paused = idle >= limits.PAUSE_FRAC * usual
-    advice = (
-        "fewer, longer kernels and less Python between them: torch.compile, CUDA Graphs, "
-        "fused optimizers (fused=True), larger batches"
-    )
+    where = f" (in {named(name)})" if name else ""
+    advice = f"launch fewer, longer kernels with less Python between them: {_FEWER_LAUNCHES}"
     return finding(
         dataset,
         "host.busy" if paused else "host.launch_bound",
-        rank=None,
         ranks=dataset.ranks,
         cost=np.full(len(dataset.steady_steps), saved),
-        # an upper bound, from what hosts and GPUs need rather than from what was seen to idle
+        # an upper bound, from what hosts and GPUs need rather than from measured idle time
         at_most="warning",
         confidence=0.75,
-        summary=f"the hosts of all ranks set the pace: they need {ms(usual)} of each "
-        f"{ms(dataset.step_ns)} step to launch {count} kernels"
-        + (f", {ms(idle)} of it without a launch" if paused else "")
-        + (f" (in {name})" if paused and name else "")
-        + f", the busiest GPU {ms(busy)}; faster hosts would save up to {ms(saved)} "
-        f"({percent(share)})",
+        summary=f"Host-bound: all hosts need {ms(usual)} of each {ms(dataset.step_ns)} step, the "
+        f"busiest GPU {ms(busy)}. Faster hosts would save up to {of_step(dataset, saved)}. Each "
+        f"host launches {_kernels_per_step(dataset)} kernels per step"
+        + (f" and pauses for {ms(idle)}{where}." if paused else "."),
         evidence=[
             {
                 "rank": int(rank),
                 "steps": list(dataset.steady_steps),
-                "host_ns_per_step": round(float(pace[k][known[k]].mean())),
+                "host_ns_per_step": round(float(hosts[k])),
                 "gpu_ns_per_step": round(float(work[k])),
-                "what": f"its host needs {ms(float(pace[k][known[k]].mean()))} a step, its GPU "
+                "what": f"its host needs {ms(float(hosts[k]))} per step, its GPU "
                 f"{ms(float(work[k]))}",
             }
             for k, rank in enumerate(dataset.ranks[:16])
-            if known[k].any() and not np.isnan(work[k])
+            if not np.isnan(hosts[k] + work[k])
         ],
         advice=f"look at what the hosts do in that pause first; else {advice}"
         if paused

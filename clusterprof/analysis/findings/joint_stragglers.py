@@ -1,10 +1,10 @@
 """Ranks that are late together: the ranks of one slow node, or two with one cause each.
 
 Of two ranks that are equally late neither would save anything alone, and each one's lateness
-beyond the next to last is nothing. So ranks whose own excess stands out in most steps are weighed
+beyond the second-to-last is nothing. So ranks whose own excess stands out in most steps are weighed
 as one: by how much the last of them comes after the last of all others. Members of a collective
 end together, so that this is the difference of the shortest calls of both, whatever the clocks
-say. At most half of the ranks can be late; beyond that it is the others who are early.
+say. At most half of the ranks can be late; beyond that it is the others that are early.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ _MORE_THAN_ALONE = 1.5
 
 
 @dataclass(frozen=True)
-class Together:
-    """Places of the late ranks, and what they cost the others in each settled step (ns)."""
+class Joint:
+    """Places of the late ranks, and what they cost the others in each steady-state step (ns)."""
 
     places: Ints
     cost: Floats
@@ -35,7 +35,7 @@ class Together:
 
 def late(
     dataset: Dataset, excess: Floats, alone: Floats, pace: Floats, by_host: Bools, least: float
-) -> Together | None:
+) -> Joint | None:
     """Return the ranks that are late together, or None.
 
     `excess` and `alone` [ranks, steps] are what each rank takes beyond its peers, and what it
@@ -50,7 +50,7 @@ def late(
         return None
     cost = np.minimum(_lateness(dataset, places), excess[places].max(axis=0))
     others = np.delete(np.arange(len(mean)), places)
-    need = np.fmax(_mean(pace), savings.busy(dataset))[others]
+    need = np.fmax(savings.mean(pace), savings.busy(dataset))[others]
     if np.isnan(need).all():
         return None
     bound = max(dataset.step_ns - float(np.nanmax(need)), 0.0)
@@ -59,11 +59,11 @@ def late(
     enough = max(
         least * dataset.step_ns, _MORE_THAN_ALONE * float(alone[places].mean(axis=1).max())
     )
-    return Together(places, cost, by_host[places]) if cost.mean() >= enough else None
+    return Joint(places, cost, by_host[places]) if cost.mean() >= enough else None
 
 
 def _lateness(dataset: Dataset, places: Ints) -> Floats:
-    """By how much the last of `places` comes after the last other one, per settled step (ns)."""
+    """By how much the last of `places` comes after the last other rank in each step (ns)."""
     c = dataset.collectives
     out = np.zeros(len(dataset.steady_steps))
     rows = np.flatnonzero(
@@ -83,12 +83,6 @@ def _lateness(dataset: Dataset, places: Ints) -> Floats:
     step[of] = c.step[rows]
     np.add.at(out, np.searchsorted(dataset.steady_steps, step), later)
     return out
-
-
-def _mean(values: Floats) -> Floats:
-    known = ~np.isnan(values)
-    mean = np.nansum(values, axis=1) / np.maximum(known.sum(axis=1), 1)
-    return np.asarray(np.where(known.any(axis=1), mean, np.nan))
 
 
 def node(dataset: Dataset, places: Sequence[int]) -> str:

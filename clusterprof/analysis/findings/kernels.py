@@ -17,10 +17,10 @@ _MOST_PEERS = 8
 
 @dataclass(frozen=True)
 class _Kernels:
-    """One rank's kernels in the settled steps.
+    """One rank's kernels in the steady-state steps.
 
     `key` numbers (step, name, how many-th of its name in the step): the same kernel of the same
-    program has the same key on all ranks. `clean`: ran beside no collective.
+    program has the same key on all ranks. `clean`: overlapped with no collective.
     """
 
     key: Ints
@@ -55,12 +55,12 @@ def _read(dataset: Dataset, line: Timeline, code: dict[str, int]) -> _Kernels:
 
 
 def excess(dataset: Dataset, circle: Peers, stage: Ints) -> Floats:
-    """Kernel time beyond the peers' (ns), [ranks, settled steps]: more calls, or slower ones.
+    """Kernel time beyond the peers' (ns), [ranks, steady-state steps]: more calls, or slower ones.
 
     More calls of a name count with all the time they add. Of names with equal calls the same
-    kernels are compared one by one, and only those that ran beside no collective on either
-    rank: a rank that waits inside a collective slows its own kernels, and must not make the one
-    that it waits for look quick, or itself slow. `circle` says whom to compare.
+    kernels are compared one by one, and only those that overlapped with no collective on either
+    rank: waiting inside a collective slows a rank's own kernels, which says nothing of its GPU.
+    `circle` says whom to compare.
     Between pipeline stages (`stage` [ranks]) only speed is compared: a stage that has more to do
     is not slow.
     """
@@ -74,10 +74,10 @@ def excess(dataset: Dataset, circle: Peers, stage: Ints) -> Floats:
     out = np.zeros((len(dataset.ranks), len(dataset.steady_steps)))
     if not names or not dataset.steady_steps:
         return out
-    seen = [_read(dataset, line, code) for line in dataset.timelines]
-    for k, mine in enumerate(seen):
+    read = [_read(dataset, line, code) for line in dataset.timelines]
+    for k, mine in enumerate(read):
         compared = circle.others(k)
-        others = [seen[j] for j in compared[:_MOST_PEERS]]
+        others = [read[j] for j in compared[:_MOST_PEERS]]
         if others:
             calls = np.median([o.calls for o in others], axis=0)
             time = np.median([o.time for o in others], axis=0)

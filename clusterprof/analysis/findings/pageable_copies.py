@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 import pyarrow.compute as pc
 
-from clusterprof.analysis.findings.finding import Code, finding, ms, percent
+from clusterprof.agent.contracts.words import ms, size
+from clusterprof.analysis.findings.finding import Code, by_steady_step, finding, of_step
 from clusterprof.analysis.model.dataset import Dataset
 from clusterprof.analysis.model.intervals import union
 from clusterprof.results import Finding
@@ -27,7 +28,7 @@ CODES = (
     ),
 )
 
-#: below this share of the step copies are not worth a word
+#: below this share of the step copies are not reported
 _LEAST_FRAC = 0.01
 
 
@@ -50,37 +51,34 @@ def find(dataset: Dataset, _found: Sequence[Finding] = ()) -> list[Finding]:
         rows = np.flatnonzero(np.asarray(wanted.to_numpy(zero_copy_only=False), dtype=bool))
         if not len(rows):
             continue
-        hidden = line.compute_or_communication
+        working = line.compute_or_communication
         copies = union(
-            np.r_[hidden.start, line.start[rows]].astype(np.int64),
-            np.r_[hidden.end, line.stop[rows]].astype(np.int64),
+            np.r_[working.start, line.start[rows]].astype(np.int64),
+            np.r_[working.end, line.stop[rows]].astype(np.int64),
         )
-        exposed = copies.within(line.begin, line.end) - hidden.within(line.begin, line.end)
-        known = np.isin(line.step, dataset.steady_steps)
-        at = np.searchsorted(dataset.steady_steps, line.step[known])
-        each[k, at] = exposed[known]
-        size = np.asarray(pc.fill_null(table["size_bytes"], 0).to_numpy())[rows]
+        exposed = copies.within(line.begin, line.end) - working.within(line.begin, line.end)
+        each[k] = by_steady_step(dataset, line, exposed)
+        count = np.asarray(pc.fill_null(table["size_bytes"], 0).to_numpy())[rows]
         step = np.r_[line.step, -1][line.step_of[rows]]
         inside = np.isin(step, dataset.steady_steps)
-        np.add.at(volume[k], np.searchsorted(dataset.steady_steps, step[inside]), size[inside])
+        np.add.at(volume[k], np.searchsorted(dataset.steady_steps, step[inside]), count[inside])
     doing = each.sum(axis=1) > 0
     if not doing.any():
         return []
     cost = each[doing].mean(axis=0)
     per_step = float(cost.mean())
-    share = per_step / dataset.step_ns if dataset.step_ns else 0.0
-    if share < _LEAST_FRAC:
+    if not dataset.step_ns or per_step / dataset.step_ns < _LEAST_FRAC:
         return []
     ranks = [r for r, d in zip(dataset.ranks, doing, strict=True) if d]
-    size_mb = float(volume[doing].mean()) / 1e6
-    rate = size_mb / 1e3 / max(per_step / 1e9, 1e-12)
+    copied = float(volume[doing].mean())
+    rate = size(copied / max(per_step / 1e9, 1e-12))
     evidence = [
         {
             "rank": int(rank),
             "steps": list(dataset.steady_steps),
             "copy_ns_per_step": round(float(each[k].mean())),
             "bytes_per_step": round(float(volume[k].mean())),
-            "what": f"{volume[k].mean() / 1e6:.1f} MB a step in {ms(each[k].mean())}",
+            "what": f"{size(float(volume[k].mean()))} per step in {ms(each[k].mean())}",
         }
         for k, rank in enumerate(dataset.ranks)
         if doing[k]
@@ -89,15 +87,13 @@ def find(dataset: Dataset, _found: Sequence[Finding] = ()) -> list[Finding]:
         finding(
             dataset,
             "input.pageable_copy",
-            rank=None,
             ranks=ranks,
             cost=cost,
-            floor_ns=0.0,
             confidence=0.95,
-            summary=f"the batch is copied from pageable memory: {size_mb:.0f} MB, {ms(per_step)} "
-            f"of each step ({percent(share)}), at {rate:.1f} GB/s",
+            summary=f"Copying the batch from pageable memory takes {of_step(dataset, per_step)}. "
+            f"It is {size(copied)} per step, at {rate}/s.",
             evidence=evidence[:16],
             advice="pin the batch (DataLoader(pin_memory=True)) and copy it with "
-            "to(device, non_blocking=True), so that it is several times faster and overlaps",
+            "to(device, non_blocking=True): several times faster, and overlapped",
         )
     ]

@@ -7,7 +7,14 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from clusterprof.analysis.findings.finding import Code, finding, ms, percent, straggler_ns
+from clusterprof.agent.contracts.words import ms, percent
+from clusterprof.analysis.findings.finding import (
+    Code,
+    by_steady_step,
+    finding,
+    of_step,
+    straggler_ns,
+)
 from clusterprof.analysis.groups.schedule import Schedule, schedule
 from clusterprof.analysis.groups.stages import Stages, stages
 from clusterprof.analysis.model import limits
@@ -40,7 +47,7 @@ CODES = (
     ),
 )
 
-#: waiting so many times the ideal is more than a schedule's bubble
+#: waiting this many times the ideal is more than a schedule's bubble
 _BEYOND = 1.3
 
 
@@ -57,15 +64,14 @@ def waiting(dataset: Dataset) -> Floats:
         return out
     quick = float(np.quantile((c.end - c.start)[rows], 0.1))
     for rank, mine in c.each_rank(rows):
-        k, line = dataset.place[rank], dataset.line(rank)
+        line = dataset.line(rank)
         until = np.maximum(c.end[mine] - int(quick), c.start[mine])
         covered = union(
             np.r_[line.compute.start, c.start[mine]].astype(np.int64),
             np.r_[line.compute.end, until].astype(np.int64),
         )
         each = covered.within(line.begin, line.end) - line.compute.within(line.begin, line.end)
-        known = np.isin(line.step, dataset.steady_steps)
-        out[k, np.searchsorted(dataset.steady_steps, line.step[known])] = each[known]
+        out[dataset.place[rank]] = by_steady_step(dataset, line, each)
     return out
 
 
@@ -76,38 +82,40 @@ def find(dataset: Dataset, found: Sequence[Finding] = ()) -> list[Finding]:
     """
     if not dataset.pipelined or not dataset.steady_steps:
         return []
-    seen = stages(dataset)
-    if seen is None or len(seen.groups) < 2:
+    known = stages(dataset)
+    if known is None or len(known.groups) < 2:
         return []
-    uneven = _imbalance(dataset, seen)
-    # what waits only for a stage with more work is that one's matter
+    uneven = _imbalance(dataset, known)
+    # waiting for a stage with more work is the imbalance's cost
     already = float(uneven["cost_ns_per_step"]) if uneven else 0.0
-    both = [_bubble(dataset, seen, already + straggler_ns(found)), uneven]
+    both = [_bubble(dataset, known, already + straggler_ns(found)), uneven]
     return [f for f in both if f is not None]
 
 
-def _bubble(dataset: Dataset, seen: Stages, already: float) -> Finding | None:
+def _bubble(dataset: Dataset, known: Stages, already: float) -> Finding | None:
     waits = waiting(dataset)
-    rows = [k for group in seen.groups for k in _places(dataset, group)]
+    rows = [k for group in known.groups for k in _places(dataset, group)]
     cost = np.maximum(waits[rows].mean(axis=0) - already, 0.0)
     per_step = float(cost.mean())
     share = per_step / dataset.step_ns
     if share < limits.LEAST_FRAC:
         return None
-    plan = schedule(dataset, seen)
-    per_stage = [float(waits[_places(dataset, group)].mean()) for group in seen.groups]
+    plan = schedule(dataset, known)
+    per_stage = [float(waits[_places(dataset, group)].mean()) for group in known.groups]
     evidence = [
         {
             "stage": number,
             "ranks": list(group),
             "steps": list(dataset.steady_steps),
             "wait_ns_per_step": round(wait),
-            "what": f"stage {number} waits {ms(wait)} a step",
+            "what": f"stage {number} waits {ms(wait)} per step",
         }
-        for number, group, wait in zip(seen.numbers, seen.groups, per_stage, strict=True)
+        for number, group, wait in zip(known.numbers, known.groups, per_stage, strict=True)
     ]
     if plan is None:
-        evidence.append({"schedule": None, "what": "the order of its messages is no known one"})
+        evidence.append(
+            {"schedule": None, "what": "the order of its messages matches no known schedule"}
+        )
     else:
         evidence.append(
             {
@@ -116,31 +124,31 @@ def _bubble(dataset: Dataset, seen: Stages, already: float) -> Finding | None:
                 "microbatches": plan.microbatches,
                 "chunks": plan.chunks,
                 "ideal_share": round(plan.ideal, 4),
-                "what": f"the order of its messages is that of {plan.name}",
+                "what": f"the order of its messages matches {plan.name}",
             }
         )
     return finding(
         dataset,
         "pipeline.bubble",
-        rank=None,
-        ranks=sorted(r for group in seen.groups for r in group),
+        ranks=sorted(r for group in known.groups for r in group),
         cost=cost,
         floor_ns=0.01 * dataset.step_ns,
         confidence=0.85,
-        summary=f"pipeline bubble: each rank waits {ms(per_step)} of each step ({percent(share)}) "
-        "in receives" + (", beyond what is named already" if already else "") + f"; {_said(plan)}",
+        summary=f"Pipeline bubble: each rank waits {of_step(dataset, per_step)} in receives. "
+        f"{_ideal(plan)}"
+        + (" Waiting that other findings explain is not included." if already else ""),
         evidence=evidence,
         advice=_advice(plan, share),
     )
 
 
-def _said(plan: Schedule | None) -> str:
+def _ideal(plan: Schedule | None) -> str:
     if plan is None:
-        return "its schedule is not recognised"
+        return "Its schedule is not recognised."
     chunks = f" in {plan.chunks} chunks each" if plan.chunks > 1 else ""
     return (
-        f"the ideal of its schedule ({plan.name}, {plan.microbatches} microbatches over "
-        f"{plan.stages} stages{chunks}) is {percent(plan.ideal)}"
+        f"The ideal of its schedule ({plan.name}, {plan.microbatches} microbatches over "
+        f"{plan.stages} stages{chunks}) is {percent(plan.ideal)}."
     )
 
 
@@ -153,24 +161,24 @@ def _advice(plan: Schedule | None, share: float) -> str:
     if share < _BEYOND * plan.ideal:
         return more
     return (
-        more + "; beyond the ideal, stages wait for each other's hosts or transfers: larger "
-        "microbatches, fewer launches"
+        more + "; beyond the ideal, stages wait for each other's hosts or transfers: use larger "
+        "microbatches and fewer launches"
     )
 
 
 def _places(dataset: Dataset, group: Sequence[int]) -> Ints:
-    """Where the ranks of a stage stand among all ranks."""
+    """The places of a stage's ranks among all ranks."""
     return np.searchsorted(dataset.ranks, group)
 
 
-def _imbalance(dataset: Dataset, seen: Stages) -> Finding | None:
-    """A stage with more to compute than the others: all wait for it, each microbatch anew.
+def _imbalance(dataset: Dataset, known: Stages) -> Finding | None:
+    """A stage that computes more than the others, which wait for it in each microbatch.
 
-    A stage's work is what all of its ranks have: more on one of them is that rank's matter.
-    Saved by even stages: the part of its own time (computing, and idle until its host has
-    launched, which takes longer with more layers too) that it has beyond the stages' mean.
+    A stage's work is what all of its ranks have; more on one of them is that rank's own.
+    Saved by equal stages: the part of its own time (computing, and idle until its host has
+    launched, which takes longer with more layers too) beyond the stages' mean.
     """
-    rows = [_places(dataset, group) for group in seen.groups]
+    rows = [_places(dataset, group) for group in known.groups]
     compute, idle = dataset.account("compute_ns"), dataset.account("idle_ns")
     with warnings.catch_warnings():
         # a stage may lack a step on all of its ranks
@@ -188,9 +196,8 @@ def _imbalance(dataset: Dataset, seen: Stages) -> Finding | None:
     per_step = float(cost.mean())
     if per_step < limits.LEAST_FRAC * dataset.step_ns:
         return None
-    heavy, light = seen.groups[most], f"stage {seen.numbers[least]}"
-    named = f"rank{'s' if len(heavy) > 1 else ''} {', '.join(map(str, heavy[:8]))}"
-    relieved = f"stage {seen.numbers[most]}"
+    heavy = known.groups[most]
+    slow, fast = (f"stage {known.numbers[at]}" for at in (most, least))
     return finding(
         dataset,
         "pipeline.imbalance",
@@ -199,9 +206,8 @@ def _imbalance(dataset: Dataset, seen: Stages) -> Finding | None:
         cost=cost,
         floor_ns=0.01 * dataset.step_ns,
         confidence=0.9,
-        summary=f"pipeline {relieved} ({named}) computes {ms(float(usual[most]))} a step, {light} "
-        f"{ms(float(usual[least]))}: relieve {relieved}; even stages would save up to "
-        f"{ms(per_step)} of each step ({percent(per_step / dataset.step_ns)})",
+        summary=f"{slow.capitalize()} computes {ms(float(usual[most]))} per step, {fast} "
+        f"{ms(float(usual[least]))}. Equal stages would save up to {of_step(dataset, per_step)}.",
         evidence=[
             {
                 "stage": number,
@@ -209,9 +215,9 @@ def _imbalance(dataset: Dataset, seen: Stages) -> Finding | None:
                 "steps": list(dataset.steady_steps),
                 "compute_ns_per_step": round(float(usual[k])),
                 "idle_ns_per_step": round(float(np.nanmean(own[k])) - float(usual[k])),
-                "what": f"stage {number} computes {ms(float(usual[k]))} a step",
+                "what": f"stage {number} computes {ms(float(usual[k]))} per step",
             }
-            for k, (number, group) in enumerate(zip(seen.numbers, seen.groups, strict=True))
+            for k, (number, group) in enumerate(zip(known.numbers, known.groups, strict=True))
         ],
-        advice=f"move layers from {relieved} to {light}, or give {relieved} more ranks",
+        advice=f"move layers from {slow} to {fast}, or give {slow} more ranks",
     )

@@ -1,15 +1,15 @@
-"""What the profiler itself has caused: told apart from the job's own costs."""
+"""Profiler overhead: what the profiler itself caused, kept apart from the job's own costs."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from clusterprof.agent.contracts.words import counted, ms, percent
 from clusterprof.align.clock import UNBOUNDED_NS
 from clusterprof.analysis.findings import savings
-from clusterprof.analysis.findings.finding import Code, finding, ms, percent
+from clusterprof.analysis.findings.finding import Code, Evidence, finding
 from clusterprof.analysis.model import host_activity, host_gaps, limits
 from clusterprof.analysis.model.dataset import LEAST_STEADY, Dataset
 from clusterprof.results import CaptureCost, Finding, StepTimes
@@ -30,60 +30,57 @@ CODES = (
     ),
 )
 
-#: the ranks' spread after the start is worth a word from this many usual steps on
+#: the ranks' spread after the start is reported from this many usual steps on
 _LEAST_STEPS = 0.5
-#: a host that is away this part of its cost at one stretch is late by its own doing
-_AWAY_FRAC = 0.5
-#: a stall shorter than this is no stall
+#: the longest stretch in no call that explains this part of a host's cost is the host's own
+_GAP_FRAC = 0.5
+#: a stall shorter than this is not reported
 _STALL_NS = 1_000_000
 
-_NOTHING = (
-    "nothing to do: this is not the job's own doing, and ends with the window; a longer window "
-    "makes the settled part larger"
+_NO_ACTION = (
+    "no action: the job does not cause this, and it ends with the window; a longer window has a "
+    "larger steady-state part"
 )
-_LENGTHEN = "too few settled steps are left: lengthen the window by {} steps or more (--steps)"
+_LENGTHEN = "too few steady-state steps are left: lengthen the window by {} steps or more (--steps)"
 
-Parts = tuple[list[str], list[dict[str, Any]]]
+#: sentences, and the evidence for them
+Parts = tuple[list[str], Evidence]
 
 
 def find(dataset: Dataset, _found: Sequence[Finding] = ()) -> list[Finding]:
-    """Return `profiler.perturbation`: what the capture did to the training, as far as measured.
+    """Return `profiler.perturbation`: what the profiler did to the training, as far as measured.
 
-    Once: standing still at its start and stop (by the step logs of a run, `dataset.capture`), and
-    how far the start tore the ranks apart (the spread of the aligned begins of the first step
-    that all ranks have). In each step of the window: what it took longer than before. The settled
-    steps leave the torn ones out, so its cost to them is 0; a host that the capture slows has
-    had that taken off (`savings`). Information, unless it leaves no evidence at all.
+    Once: stalls at its start and stop (by the step logs of a run, `dataset.capture`), and how far
+    the start desynchronised the ranks (the spread of the aligned begins of the first step that all
+    ranks have). In each step of the window: what it took longer than before. The steady-state
+    steps exclude the desynchronised ones, so its cost to them is 0; the overhead on a host is
+    subtracted from its cost (`savings`). Information, unless too few steps are left.
     """
     if not dataset.ranks:
         return []
-    told, evidence = [], []
-    for part in (_stalls, _longer_steps, _torn, _slowed):
-        said, shown = part(dataset)
-        told += said
-        evidence += shown
-    void = len(dataset.steady_steps) < LEAST_STEADY
-    if not told:
+    parts = [part(dataset) for part in (_stalls, _longer_steps, _desynchronised, _slower_hosts)]
+    texts = [text for some, _ in parts for text in some]
+    too_few = len(dataset.steady_steps) < LEAST_STEADY
+    if not texts:
         return []
     return [
         finding(
             dataset,
             "profiler.perturbation",
-            rank=None,
             ranks=dataset.ranks,
             cost=np.zeros(len(dataset.steady_steps)),
             confidence=0.9,
             at_most="info",
-            at_least="warning" if void else "info",
-            summary="the capture itself: " + "; ".join(told),
-            evidence=evidence,
-            advice=_LENGTHEN.format(missing(dataset)) if void else _NOTHING,
+            at_least="warning" if too_few else "info",
+            summary="Profiler overhead: " + "; ".join(texts) + ".",
+            evidence=[row for _, rows in parts for row in rows],
+            advice=_LENGTHEN.format(missing(dataset)) if too_few else _NO_ACTION,
         )
     ]
 
 
 def missing(dataset: Dataset) -> int:
-    """By how many steps a window must be longer to hold enough settled ones."""
+    """By how many steps a window must be longer to hold enough steady-state ones."""
     return max(LEAST_STEADY + 1 - len(dataset.steady_steps), 1)
 
 
@@ -95,65 +92,68 @@ def _stalls(dataset: Dataset) -> Parts:
     long = {when: ns for when, ns in at.items() if ns >= _STALL_NS}
     if not long:
         return [], []
-    told = " and ".join(f"{ms(ns)} at its {when}" for when, ns in long.items())
-    shown = {f"stall_{when}_ns": ns for when, ns in long.items()}
-    what = "the longest standstill of a captured rank, once; all others wait for it"
-    return [f"a captured rank stood still {told}, once"], [{**shown, "what": what}]
+    text = " and ".join(f"{ns / 1e6:.0f} ms at its {when}" for when, ns in long.items())
+    what = "the longest stall of a profiled rank, once; all other ranks wait for it"
+    row = {**{f"stall_{when}_ns": ns for when, ns in long.items()}, "what": what}
+    return [f"a profiled rank stalled once for {text}"], [row]
 
 
 def _longer_steps(dataset: Dataset) -> Parts:
-    """Steps inside the window beside those before and after, captured ranks and others apart."""
+    """Steps inside the window and around it, of profiled ranks and of others."""
     if dataset.capture is None:
         return _longer_than_usual(dataset)
-    told, shown = [], []
+    texts, rows = [], []
     for whose, times in _groups(dataset.capture):
-        outside = [t for t in (times["before_ns"], times["after_ns"]) if t is not None]
+        around = [t for t in (times["before_ns"], times["after_ns"]) if t is not None]
         inside = times["inside_ns"]
-        if inside is None or not outside:
+        if inside is None or not around:
             continue
-        usual = min(outside)
-        more = inside - usual
-        shown.append(
+        usual = min(around)
+        rows.append(
             {
                 "whose": whose,
                 **{name: ns for name, ns in times.items() if ns is not None},
-                "more_ns_per_step": more,
+                "more_ns_per_step": inside - usual,
                 "what": f"steps of {whose}: {ms(inside)} inside the window, {ms(usual)} outside",
             }
         )
-        if more >= limits.LEAST_FRAC * usual:
-            told.append(_more(whose, more, usual))
-    return told, shown
+        if inside - usual >= limits.LEAST_FRAC * usual:
+            texts.append(_longer(whose, inside - usual, usual))
+    return texts, rows
 
 
-def _groups(cost: CaptureCost) -> list[tuple[str, StepTimes]]:
-    groups = [("captured ranks", cost["profiled"])]
+def _groups(cost: CaptureCost) -> Iterator[tuple[str, StepTimes]]:
+    yield "profiled ranks", cost["profiled"]
     if cost["unprofiled"] is not None:
-        groups.append(("the other ranks", cost["unprofiled"]))
-    return groups
+        yield "unprofiled ranks", cost["unprofiled"]
 
 
 def _longer_than_usual(dataset: Dataset) -> Parts:
     """The same where only the steps before the window are known.
 
-    Medians inside, and before it the larger of median and mean: pauses now and then are the job's.
+    The median inside, and before it the larger of median and mean: pauses in some steps are the
+    job's.
     """
     usual = dataset.usual_step_ns
     inside = float(np.median(dataset.durations)) if len(dataset.durations) else 0.0
     more = inside - usual if usual else 0.0
     if not usual or more < limits.WARNING_FRAC * usual:
         return [], []
-    shown = {"before_ns": usual, "inside_ns": round(inside), "more_ns_per_step": round(more)}
-    what = f"steps take {ms(inside)} inside the window, {ms(usual)} before it"
-    return [_more("captured ranks", more, usual)], [{**shown, "what": what}]
+    row = {
+        "before_ns": usual,
+        "inside_ns": round(inside),
+        "more_ns_per_step": round(more),
+        "what": f"steps take {ms(inside)} inside the window, {ms(usual)} before it",
+    }
+    return [_longer("profiled ranks", more, usual)], [row]
 
 
-def _more(whose: str, more: float, usual: float) -> str:
-    return f"each step of {whose} takes {ms(more)} ({percent(more / usual)}) longer inside it"
+def _longer(whose: str, more: float, usual: float) -> str:
+    return f"each step of {whose} takes {ms(more)} ({percent(more / usual)}) longer in the window"
 
 
-def _torn(dataset: Dataset) -> Parts:
-    """How far the start tore the ranks apart, and the steps that show start or stop."""
+def _desynchronised(dataset: Dataset) -> Parts:
+    """How far the start desynchronised the ranks, and the steps that show start or stop."""
     lines = [line for line in dataset.timelines if line.has_steps]
     known = [line for line in lines if dataset.clock.uncertainty(line.rank) < UNBOUNDED_NS]
     if len(known) < 2:
@@ -170,93 +170,92 @@ def _torn(dataset: Dataset) -> Parts:
     (first, early), (last, late) = min(begins), max(begins)
     if last - first < _LEAST_STEPS * dataset.step_ns:
         return [], []
-    out = [str(s) for s in dataset.steps if s not in dataset.steady_steps]
-    left = f"step{'s' if len(out) > 1 else ''} {', '.join(out)}" if out else "no step"
-    verb = "are" if len(out) > 1 else "is"
-    told = (
-        f"starting it tore the ranks {ms(last - first)} apart; {left} {verb} left out of the "
-        "evidence"
+    out = len(dataset.steps) - len(dataset.steady_steps)
+    text = (
+        f"its start desynchronised the ranks by {ms(last - first)}; {counted(out, 'step')} of "
+        f"{len(dataset.steps)} excluded from findings"
     )
-    shown = {
+    row = {
         "step": step,
         "rank": late,
         "time_ns": last,
         "spread_ns": last - first,
+        "excluded_steps": [s for s in dataset.steps if s not in dataset.steady_steps],
         "what": f"rank {early} begins step {step} first, rank {late} last",
     }
-    return [told], [shown]
+    return [text], [row]
 
 
-def _slowed(dataset: Dataset) -> Parts:
+def _slower_hosts(dataset: Dataset) -> Parts:
     """Hosts that need longer inside the window than whole steps took before it."""
-    slow = (
-        savings.slowed(dataset, host_activity.pace(dataset))
-        if dataset.steady_steps
-        else np.zeros(0)
-    )
-    ranks = [k for k in np.argsort(-slow).tolist() if slow[k] > 0]
-    if not ranks:
+    if not dataset.steady_steps:
         return [], []
-    worst = ranks[0]
-    who = f"rank {dataset.ranks[worst]}'s host" + (" most" if len(ranks) > 1 else "")
-    told = f"it slows {who}, by {ms(float(slow[worst]))} a step, which no rank is blamed for"
-    shown = [
+    slower = savings.profiler_overhead(dataset, host_activity.pace(dataset))
+    places = [k for k in np.argsort(-slower).tolist() if slower[k] > 0]
+    if not places:
+        return [], []
+    most = " most" if len(places) > 1 else ""
+    text = (
+        f"it slows rank {dataset.ranks[places[0]]}'s host{most}, by {ms(slower[places[0]])} per "
+        "step, excluded from findings"
+    )
+    rows = [
         {
             "rank": dataset.ranks[k],
-            "slower_ns_per_step": round(float(slow[k])),
-            "what": f"its host needs {ms(float(slow[k]))} a step more than whole steps took before",
+            "slower_ns_per_step": round(float(slower[k])),
+            "what": f"its host needs {ms(slower[k])} per step more than whole steps took before",
         }
-        for k in ranks[:16]
+        for k in places[:16]
     ]
-    return [told], shown
+    return [text], rows
 
 
 def discounted(dataset: Dataset, found: Sequence[Finding]) -> list[Finding]:
-    """Return the findings; late hosts that the capture itself explains are information, and last.
+    """The findings, with late hosts that profiler overhead may explain as information, and last.
 
-    Tracing takes time of the hosts, of one more than of another. By the step logs, which go on
-    outside the window, the settled steps are so much longer than the others: a host whose
-    lateness costs no more than that may be in time without a capture; but tracing never keeps a
-    host away at a stretch (`away`): one that is late by that is blamed. Medians are compared, so
-    that a step that is slow now and then, inside or outside, explains nothing; nor does anything
-    here where a run has no step logs outside its window. Assumes that the job does the same
-    inside the window and around it.
+    Tracing slows hosts, one more than another. By the step logs, which go on outside the window,
+    the steady-state steps are so much longer than the others: a host whose lateness costs no more
+    than that may be on time without the profiler. But tracing never makes one long stretch without
+    a call (`host_gaps`): a host that is late by that stays a straggler. Medians are compared, so
+    that single slow steps explain nothing; nor is anything explained where a run has no step logs
+    outside its window. Assumes that the job does the same inside the window and around it.
     """
-    slower = _slower(dataset)
-    may_be = [_may_be(dataset, f, slower) for f in found]
-    explained = [_explained(f, slower) for f, may in zip(found, may_be, strict=True) if may]
-    return [*(f for f, may in zip(found, may_be, strict=True) if not may), *explained]
+    slower = _slower_steps(dataset)
+    kept: list[Finding] = []
+    explained: list[Finding] = []
+    for one in found:
+        if _may_be_overhead(dataset, one, slower):
+            explained.append(_as_overhead(one, slower))
+        else:
+            kept.append(one)
+    return [*kept, *explained]
 
 
-def _slower(dataset: Dataset) -> float:
-    """How much longer the median settled step is than one outside the window (ns), 0 if not."""
-    cost = dataset.capture
-    if cost is None or not len(dataset.durations):
+def _slower_steps(dataset: Dataset) -> float:
+    """How much longer the median steady-state step is than one outside the window (ns), or 0."""
+    if dataset.capture is None or not len(dataset.durations):
         return 0.0
-    times = [cost["profiled"]["before_ns"], cost["profiled"]["after_ns"]]
-    known = [ns for ns in times if ns is not None]
+    times = dataset.capture["profiled"]
+    known = [ns for ns in (times["before_ns"], times["after_ns"]) if ns is not None]
     return max(0.0, float(np.median(dataset.durations)) - max(known)) if known else 0.0
 
 
-def _may_be(dataset: Dataset, found: Finding, slower: float) -> bool:
+def _may_be_overhead(dataset: Dataset, found: Finding, slower: float) -> bool:
     cost, rank = found["cost_ns_per_step"], found["rank"]
     if found["code"] != "straggler.host" or found["severity"] == "info" or rank is None:
         return False
-    return 0 < cost <= slower and host_gaps.excess(dataset, rank) < _AWAY_FRAC * cost
+    return 0 < cost <= slower and host_gaps.excess(dataset, rank) < _GAP_FRAC * cost
 
 
-def _explained(found: Finding, slower: float) -> Finding:
+def _as_overhead(found: Finding, slower: float) -> Finding:
     """The finding as information, with the reason."""
-    what = (
-        f"outside the window steps are {ms(slower)} shorter: the capture itself may be what makes "
-        f"this host late"
-    )
+    what = f"outside the window steps are {ms(slower)} shorter: it may be profiler overhead"
     return {
         **found,
         "severity": "info",
         "confidence": round(0.5 * found["confidence"], 2),
-        "summary": f"{found['summary']}; but {what}",
+        "summary": f"{found['summary']} But {what}.",
         "evidence": [*found["evidence"], {"slower_ns": round(slower), "what": what}],
-        "advice": "nothing yet: capture again with fewer ranks or less tracing "
-        "(--trace cuda) and see whether it is late again",
+        "advice": "no action yet: profile again with fewer ranks or less tracing (--trace cuda) "
+        "and see whether it is late again",
     }

@@ -1,9 +1,8 @@
-"""What would have been saved at most, had a late rank not been late.
+"""What fixing a straggler would save at most.
 
-Two limits that lateness does not know. Without the late rank the others' own hosts and GPUs set the
-pace: where these need nearly the whole step, little is won by hurrying one of them. And the job ran
-before the capture: a host that needs longer inside the window than whole steps took before it is
-slowed by the profiler, which no training pays.
+Lateness ignores two limits. Without the straggler the others' own hosts and GPUs remain: where
+these need nearly the whole step, fixing one rank saves little. And a host that needs longer inside
+the window than whole steps took before it is slowed by the profiler, not by the job.
 """
 
 from __future__ import annotations
@@ -15,18 +14,18 @@ from clusterprof.analysis.model.dataset import Bools, Dataset, Floats
 
 
 def at_most(dataset: Dataset, pace: Floats, by_host: Bools) -> Floats:
-    """Upper bound of what each rank costs a step, over the settled steps' mean (ns), [ranks].
+    """Upper bound of what each rank costs a step, over the steady-state steps' mean (ns), [ranks].
 
-    `pace` [ranks, steps] is what each host needs itself (`host.pace`), `by_host` whether the rank
-    is late for its host: then the next host or GPU in line takes its place. A GPU's lateness is
-    bounded by what the others' hosts need on average, since queues even that out, and their GPUs.
-    Infinite where nothing is known. Not for pipelines, whose stages wait for each other by
-    construction.
+    `pace` [ranks, steps] is what each host needs itself (`host_activity.pace`), `by_host` whether
+    the rank is late by its host: then the next host or GPU in line takes its place. A GPU's
+    lateness is bounded by what the others' hosts need on average, since queues even that out, and
+    their GPUs. Infinite where nothing is known, and in pipelines, whose stages wait for each other
+    by construction.
     """
     out = np.full(len(pace), np.inf)
     if dataset.pipelined or not pace.size:
         return out
-    hosts, gpus = _mean(pace), busy(dataset)
+    hosts, gpus = mean(pace), busy(dataset)
     known = ~np.isnan(hosts)
     if known.sum() < 2:
         return out
@@ -36,11 +35,10 @@ def at_most(dataset: Dataset, pace: Floats, by_host: Bools) -> Floats:
 
 
 def busy(dataset: Dataset, *, transfers: bool = False) -> Floats:
-    """What each GPU does a step without waiting (ns), median over the settled steps, [ranks].
+    """What each GPU does a step without waiting (ns), median over the steady-state steps, [ranks].
 
-    Computing and the copies that nothing hides: who waits for a late rank may have had its
-    transfers hidden otherwise, so that these count only where `transfers` says so. NaN where a
-    rank lacks all steps.
+    Compute and exposed copies. Transfers count only with `transfers`: those of a rank that waits
+    for a late one might have been overlapped otherwise. NaN where a rank lacks all steps.
     """
     work = dataset.account("compute_ns") + dataset.account("exposed_copy_ns")
     if transfers:
@@ -69,12 +67,12 @@ def _mean_of_others(values: Floats) -> Floats:
     return mean
 
 
-def slowed(dataset: Dataset, pace: Floats) -> Floats:
+def profiler_overhead(dataset: Dataset, pace: Floats) -> Floats:
     """How much longer each host needs inside the window than whole steps took before it (ns).
 
-    [ranks]; 0 where that is too little to tell from chance, or no step log says it. Of mean and
-    median the smaller is taken inside and the larger before: pauses now and then are no slowing.
-    Nor is what keeps a host away at one stretch longer than the others (`away`): that is its own.
+    [ranks]; 0 where it may be chance, or where no step log has it. Of mean and median the smaller
+    is taken inside and the larger before: pauses in some steps are no overhead. Nor is a single
+    stretch in which a host is in no call for longer than the others (`host_gaps`).
     """
     out = np.zeros(len(pace))
     for k, tables in enumerate(dataset.tables):
@@ -94,26 +92,29 @@ def _own_stretches(dataset: Dataset) -> Floats:
     known = np.isfinite(stretches)
     if not known.any():
         return np.zeros(len(stretches))
-    return np.nan_to_num(np.maximum(_mean(stretches) - float(np.median(stretches[known])), 0.0))
+    return np.nan_to_num(np.maximum(mean(stretches) - float(np.median(stretches[known])), 0.0))
 
 
-def of_the_job(dataset: Dataset, cost: Floats, pace: Floats, by_host: Bools) -> Floats:
-    """`cost` [ranks, steps] without what the others' pace or the capture itself would have cost.
+def of_the_job(
+    dataset: Dataset, cost: Floats, pace: Floats, by_host: Bools, overhead: Floats
+) -> Floats:
+    """`cost` [ranks, steps] without what the others' pace or the profiler would have cost.
 
-    Each rank's steps are scaled alike. What the capture costs is taken off a host's lateness, but
-    for what the steps before the window leave room for.
+    Each rank's steps are scaled alike. The profiler's overhead is taken off a host's lateness,
+    except for what the steps before the window leave room for.
     """
     bound = at_most(dataset, pace, by_host)
-    own, slow = cost.mean(axis=1) if cost.size else np.zeros(len(cost)), slowed(dataset, pace)
-    for k in np.flatnonzero((slow > 0) & by_host).tolist():
+    own = cost.mean(axis=1) if cost.size else np.zeros(len(cost))
+    for k in np.flatnonzero((overhead > 0) & by_host).tolist():
         usual = float(dataset.tables[k].info.usual_step_ns or 0)
         room = bound[k] - dataset.step_ns + usual
-        bound[k] = min(bound[k], max(own[k] - slow[k], room, 0.0))
+        bound[k] = min(bound[k], max(own[k] - overhead[k], room, 0.0))
     part = np.divide(bound, own, out=np.ones(len(own)), where=(own > 0) & (bound < own))
     return np.asarray(cost * part[:, None])
 
 
-def _mean(values: Floats) -> Floats:
+def mean(values: Floats) -> Floats:
+    """Mean over steps, NaN where a rank has none."""
     known = ~np.isnan(values)
     mean = np.nansum(values, axis=1) / np.maximum(known.sum(axis=1), 1)
     return np.asarray(np.where(known.any(axis=1), mean, np.nan))

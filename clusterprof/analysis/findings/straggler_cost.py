@@ -1,47 +1,47 @@
-"""How long each rank holds up the others, by its host and by its GPU.
+"""How long each rank delays the others, by its host and by its GPU.
 
-Late at a collective is not yet guilty. A rank that waits for a late one is late itself
+Being late at a collective is not enough. A rank that waits for a late one is late itself
 downstream; a rank that had to catch up arrives late a dozen times for one delay. So a rank's
 cost in a step is the least of three measures:
 
-- its lateness: over the collectives at which it arrives last, last minus next-to-last arrival;
+- its lateness: over the collectives at which it arrives last, last minus second-to-last arrival;
 - its own excess over the others with which it communicates: idle time of its GPU (the host
   had not launched), longer or more kernels, longer copies. Waiting inside a collective or a
-  receive is none of these: that is how blame passes on to the rank that caused it;
-- how long its own host and kernels stood on the critical path (`critical`): what nobody waited
-  for has cost nothing.
+  receive is none of these: that passes the delay on to the rank that caused it;
+- its own host's and kernels' time on the critical path: what no rank waited for costs nothing.
 
 The least of them is what the others would have saved: on recordings with a planted sleep
 of 20 ms it is 18 to 21 ms, where lateness alone adds up to 25 to 35 ms.
 
-Idle time in what all hosts do alike (`shared`: fetching input, the interpreter lock, launching
-short kernels) is nobody's excess.
+Idle time in what all hosts do alike (`common_causes`: fetching input, the interpreter lock,
+launching short kernels) is no rank's excess.
 
-Three cases need more. Where the others' GPUs starve as well, their own hosts set the pace, and
-the rank that is behind stays behind without being any slower: there a host's excess is only
-what its pace exceeds theirs. In a pipeline ranks wait for each other by construction: there
-a late host counts only beyond the slowest other host's pace (per launch, since stages differ),
-and from a larger share of the step on. And work queued before the window can hide a host that is
+Three cases need more. Where the others' GPUs idle as well, their own hosts are slow, and the
+rank that is behind stays behind without being any slower: there a host's excess is only what
+its pace exceeds theirs. In a pipeline ranks wait for each other by construction: there a late
+host counts only beyond the slowest other host's pace (per launch, since stages differ), and
+from a larger share of the step on. And work queued before the window can cover a host that is
 slower than its GPU for many steps: that one is found by its pace alone.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from clusterprof.align.clock import SHARED_CLOCK_NS
 from clusterprof.analysis.findings import common_causes, kernels, savings
+from clusterprof.analysis.findings.savings import mean
 from clusterprof.analysis.groups.peers import Peers, peers
 from clusterprof.analysis.groups.stages import stages
 from clusterprof.analysis.model import critical_path, host_activity, limits
-from clusterprof.analysis.model.dataset import Dataset, Floats, Ints
+from clusterprof.analysis.model.dataset import Bools, Dataset, Floats, Ints
 
 
 @dataclass(frozen=True)
-class Blame:
-    """Per rank and settled step (arrays [ranks, steps], ns)."""
+class StragglerCost:
+    """Per rank and steady-state step (arrays [ranks, steps], ns)."""
 
     lateness: Floats
     uncertainty: Floats
@@ -49,18 +49,28 @@ class Blame:
     compute: Floats
     copy: Floats
     pace: Floats
-    #: what the others would have saved; of a rank that is only behind (`_behind`), `stood`
+    #: what the others would have saved; of a host that only carries a lag, `wait_caused`
     cost: Floats
-    #: how long they stood behind it, whatever else would have held them up
-    stood: Floats
-    #: by how much the capture itself slows each host, [ranks]
-    slowed: Floats
+    #: how long they waited for it, whatever else would have delayed them
+    wait_caused: Floats
+    #: by how much the profiler slows each host, [ranks]
+    profiler_overhead: Floats
     #: the critical path
     path: tuple[critical_path.Segment, ...]
 
+    @property
+    def work(self) -> Floats:
+        """What each GPU has more of than its peers: kernels and copies."""
+        return self.compute + self.copy
+
+    @property
+    def by_host(self) -> Bools:
+        """Ranks that are late by their host rather than by their GPU, [ranks]."""
+        return np.asarray(self.idle.sum(axis=1) >= self.work.sum(axis=1))
+
 
 def lateness(dataset: Dataset) -> tuple[Floats, Floats]:
-    """Sum per rank and settled step of last minus next-to-last arrival, and its uncertainty.
+    """Sum per rank and steady-state step of last minus second-to-last arrival, and its uncertainty.
 
     A lateness within the clock's bound counts as nothing. The bound of one call is the lesser
     of the two ranks' clock uncertainty and the call's own transfer time: its members end
@@ -77,7 +87,7 @@ def lateness(dataset: Dataset) -> tuple[Floats, Floats]:
     # calls of one group share a kernel: they are late together, once
     _, once = np.unique(np.stack([c.rank[rows], c.start[rows]]), axis=1, return_index=True)
     rows = rows[once]
-    clock = _doubt(dataset)[np.searchsorted(dataset.ranks, c.rank[rows])]
+    clock = _clock_error(dataset)[np.searchsorted(dataset.ranks, c.rank[rows])]
     bound = np.minimum(clock, c.end[rows] - c.start[rows])
     late = np.where(c.lateness[rows] > bound, c.lateness[rows], 0)
     column = np.searchsorted(dataset.steady_steps, c.step[rows])
@@ -88,8 +98,8 @@ def lateness(dataset: Dataset) -> tuple[Floats, Floats]:
     return np.maximum(total, _late_sends(dataset)), doubt
 
 
-def _doubt(dataset: Dataset) -> Floats:
-    """How far each rank's arrivals may be off against any other rank's (ns)."""
+def _clock_error(dataset: Dataset) -> Floats:
+    """By how much each rank's arrivals may be off against any other rank's (ns)."""
     if set(dataset.ranks) <= set(dataset.clock.same_clock):
         return np.full(len(dataset.ranks), float(SHARED_CLOCK_NS))
     own = np.asarray([dataset.clock.uncertainty(r) for r in dataset.ranks], dtype=float)
@@ -97,35 +107,35 @@ def _doubt(dataset: Dataset) -> Floats:
 
 
 def _late_sends(dataset: Dataset) -> Floats:
-    """Per rank and settled step: how long receivers have waited for its Sends (ns)."""
+    """Per rank and steady-state step: how long receivers have waited for its Sends (ns)."""
     c = dataset.collectives
     out = np.zeros((len(dataset.ranks), len(dataset.steady_steps)))
     rows = np.flatnonzero(
         c.matched & c.has & (c.operation == "Recv") & np.isin(c.step, dataset.steady_steps)
         & (c.last_rank != c.rank) & (c.last_rank >= 0)
     )  # fmt: skip
-    bound = min(float(_doubt(dataset).max(initial=0.0)), 200_000.0)
+    bound = min(float(_clock_error(dataset).max(initial=0.0)), 200_000.0)
     wait = np.where(c.wait[rows] > bound, c.wait[rows], 0)
     sender = np.searchsorted(dataset.ranks, c.last_rank[rows])
     np.add.at(out, (sender, np.searchsorted(dataset.steady_steps, c.step[rows])), wait)
     return out
 
 
-def weigh(dataset: Dataset) -> Blame:
-    """Measure lateness and excess of each rank in each settled step, once."""
+def straggler_cost(dataset: Dataset) -> StragglerCost:
+    """Measure lateness and excess of each rank in each steady-state step, once."""
     if "straggler cost" not in dataset.known:
-        dataset.known["straggler cost"] = _weigh(dataset)
-    cost: Blame = dataset.known["straggler cost"]
+        dataset.known["straggler cost"] = _measured(dataset)
+    cost: StragglerCost = dataset.known["straggler cost"]
     return cost
 
 
-def _weigh(dataset: Dataset) -> Blame:
+def _measured(dataset: Dataset) -> StragglerCost:
     late, doubt = lateness(dataset)
     stage = _stage_of(dataset)
     circle = peers(dataset, stage)
     pace = host_activity.pace(dataset)
     all_idle = dataset.account("idle_ns")
-    idle, _ = circle.excess(all_idle - common_causes.innocent_idle(dataset, pace))
+    idle, _ = circle.excess(all_idle - common_causes.common_idle(dataset, pace))
     idle = _no_more_than_pace(dataset, idle, circle.excess(all_idle)[1], pace, circle)
     copy, usual_copy = circle.excess(dataset.account("exposed_copy_ns"))
     # copies from pageable memory vary with the host; only a copy twice as long is the rank's own
@@ -134,12 +144,14 @@ def _weigh(dataset: Dataset) -> Blame:
     found = critical_path.path(dataset)
     cost = np.minimum(late, idle + compute + copy)
     if found:
-        # nobody can have cost more than it stood on what all waited for
+        # no rank costs more than its part of the critical path
         cost = np.minimum(cost, critical_path.on_path(dataset, found))
-    by_host = idle.sum(axis=1) >= (compute + copy).sum(axis=1)
-    saved = savings.of_the_job(dataset, cost, pace, by_host)
-    slowed = savings.slowed(dataset, pace)
-    return Blame(late, doubt, idle, compute, copy, pace, saved, cost, slowed, tuple(found))
+    overhead = savings.profiler_overhead(dataset, pace)
+    every = StragglerCost(
+        late, doubt, idle, compute, copy, pace, cost, cost, overhead, tuple(found)
+    )
+    saved = savings.of_the_job(dataset, cost, pace, every.by_host, overhead)
+    return replace(every, cost=saved)
 
 
 def steady(cost: Floats) -> np.ndarray:
@@ -161,10 +173,8 @@ def _no_more_than_pace(
     out: Floats = idle.copy()
     for k in range(len(own)):
         total = float(idle[k].mean()) if idle.shape[1] else 0.0
-        starving = (
-            usual_idle[k].mean() >= limits.USUAL_IDLE_FRAC * dataset.step_ns if total else False
-        )
-        if not total or not (starving or dataset.pipelined) or np.isnan(own[k]):
+        idling = usual_idle[k].mean() >= limits.USUAL_IDLE_FRAC * dataset.step_ns if total else False
+        if not total or not (idling or dataset.pipelined) or np.isnan(own[k]):
             continue
         # a stage of more layers has more to launch: hosts are compared by their pace per launch
         scale = count[k] / np.maximum(count, 1.0) if dataset.pipelined else np.ones(len(own))
@@ -182,7 +192,7 @@ def _no_more_than_pace(
 
 
 def launches(dataset: Dataset) -> Floats:
-    """How many kernels each rank launches in a settled step."""
+    """How many kernels each rank launches in a steady-state step."""
     steps = max(len(dataset.steady_steps), 1)
     numbers = [np.r_[line.step, -1][line.step_of] for line in dataset.timelines]
     return np.asarray(
@@ -193,14 +203,7 @@ def launches(dataset: Dataset) -> Floats:
 def _stage_of(dataset: Dataset) -> Ints:
     """Each rank's pipeline stage; all 0 where there is no pipeline."""
     out = np.zeros(len(dataset.ranks), dtype=np.int64)
-    seen = stages(dataset) if dataset.pipelined else None
-    for number, group in enumerate(seen.groups if seen else ()):
+    known = stages(dataset) if dataset.pipelined else None
+    for number, group in enumerate(known.groups if known else ()):
         out[np.searchsorted(dataset.ranks, group)] = number
     return out
-
-
-def mean(values: Floats) -> Floats:
-    """Mean over steps, NaN where a rank has none."""
-    known = ~np.isnan(values)
-    mean = np.nansum(values, axis=1) / np.maximum(known.sum(axis=1), 1)
-    return np.asarray(np.where(known.any(axis=1), mean, np.nan))

@@ -1,4 +1,4 @@
-"""A late rank that nobody profiled: all profiled members wait for it together."""
+"""A straggler that was not profiled: all profiled members of a communicator wait for it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 import pyarrow.compute as pc
 
-from clusterprof.analysis.findings.finding import Code, capture, finding, ms, percent
+from clusterprof.agent.contracts.words import ranks as rank_list
+from clusterprof.analysis.findings.finding import Code, capture, finding, of_step
 from clusterprof.analysis.model import limits
 from clusterprof.analysis.model.dataset import Bools, Dataset, Floats, parts
 from clusterprof.analysis.model.intervals import union
@@ -57,8 +58,8 @@ def hidden_wait(dataset: Dataset) -> Floats:
         if len(np.unique(c.collective[rows])) < limits.LEAST_CALLS:
             continue
         rate = np.sort(transfer[rows] / scale[rows])
-        # without sizes, small and large stand in one heap: of it only what goes beyond the upper
-        # quarter can be more than a large message
+        # without sizes small and large messages cannot be separated: only what exceeds the upper
+        # quartile is more than a large message
         quick = 1 if (c.size[rows] >= 0).all() else 3 * len(rate) // 4
         usual = rate[quick] * scale[rows]
         if not large[rows[0]]:
@@ -73,29 +74,22 @@ def hidden_wait(dataset: Dataset) -> Floats:
 
 
 def find(dataset: Dataset, _found: Sequence[Finding] = ()) -> list[Finding]:
-    """Return `straggler.unprofiled` where profiled members wait for someone who has no report.
+    """Return `straggler.unprofiled` where profiled members wait for an unprofiled rank.
 
     Evidence: of calls of one communicator, operation and size, some take many times longer after
     the last *profiled* arrival than the quickest ones, on every profiled member at once. Assumes
     that equal transfers take equally long; a congested network looks alike, hence the modest
-    confidence. It costs no more than what calls last beyond that, nor than what no compute hides,
-    each moment once. Only where the world has ranks without a report.
+    confidence. It costs no more than what calls last beyond that, nor than what is exposed, each
+    moment once. Only where the world has ranks without a report.
     """
     extra = hidden_wait(dataset)
-    # in a pipeline everybody waits for the other stages, captured or not
+    # in a pipeline all ranks wait for the other stages, profiled or not
     if not dataset.steady_steps or not extra.any() or dataset.pipelined:
         return []
     late = (extra > 0) & np.isin(dataset.collectives.step, dataset.steady_steps)
     names = dict.fromkeys(dataset.collectives.communicator[late])
     waits = [_finding(dataset, str(name), extra) for name in names]
     return [f for f in waits if f is not None][:3]
-
-
-def _who(ranks: list[int]) -> str:
-    if len(ranks) == 1:
-        return f"rank {ranks[0]} waits"
-    some = ", ".join(map(str, ranks[:8])) + (", …" if len(ranks) > 8 else "")
-    return f"ranks {some} wait together"
 
 
 def _finding(dataset: Dataset, communicator: str, extra: Floats) -> Finding | None:
@@ -110,36 +104,34 @@ def _finding(dataset: Dataset, communicator: str, extra: Floats) -> Finding | No
         waited = np.minimum(begin + extra[rows].astype(np.int64), c.end[rows])
         compute = dataset.line(rank).compute
         for at, step in enumerate(dataset.steady_steps):
-            # calls of several threads or of one group wait at once, and wait once; what compute
-            # hides of a wait delays the calls behind it
+            # calls of several threads or of one group wait at once, and count once; the
+            # overlapped part of a wait delays the calls behind it
             here = c.step[rows] == step
             waits, calls = union(begin[here], waited[here]), union(begin[here], c.end[rows][here])
             proof[k, at] = float((waits.end - waits.start).sum())
-            hidden = compute.within(calls.start, calls.end)
-            cost[k, at] = min(proof[k, at], float((calls.end - calls.start - hidden).sum()))
-    # all members wait at once, or it is no one else's lateness
-    seen = proof.min(axis=0) > limits.WARNING_FRAC * dataset.step_ns
-    together = np.where(seen, np.minimum(cost.min(axis=0), dataset.durations), 0.0)
-    per_step = float(together.mean())
-    steady = float(seen.mean()) >= limits.STEADY_FRAC
+            covered = compute.within(calls.start, calls.end)
+            cost[k, at] = min(proof[k, at], float((calls.end - calls.start - covered).sum()))
+    # all members wait at once, or no other rank is late
+    hit = proof.min(axis=0) > limits.WARNING_FRAC * dataset.step_ns
+    joint = np.where(hit, np.minimum(cost.min(axis=0), dataset.durations), 0.0)
+    per_step = float(joint.mean())
+    steady = float(hit.mean()) >= limits.STEADY_FRAC
     if per_step < (limits.LEAST_FRAC if steady else limits.MUCH_FRAC) * dataset.step_ns:
         return None
-    share = percent(per_step / dataset.step_ns)
     size = _size(dataset, mine)
     missing = _not_captured(dataset, ranks, size, world)
-    some = ",".join(map(str, missing[:16]))
-    of = f"one of {size} in its communicator; " if size else ""
+    some = ",".join(map(str, missing[:16])) + (",…" if len(missing) > 16 else "")
+    who = rank_list(ranks, 4).capitalize() + (" waits" if len(ranks) == 1 else " wait together")
+    of = f"It is one of {size} in its communicator" if size else "It is not known which one it is"
     return finding(
         dataset,
         "straggler.unprofiled",
-        rank=None,
         ranks=ranks,
-        cost=together,
+        cost=joint,
         floor_ns=0.01 * dataset.step_ns,
         confidence=0.6,
-        summary=f"{_who(ranks)}, up to {ms(per_step)} of each step ({share}), "
-        f"for a rank without a report ({of}the job has {world}, "
-        f"{len(dataset.ranks)} were captured)",
+        summary=f"{who} up to {of_step(dataset, per_step)} for an unprofiled rank. {of}; "
+        f"the job has {world} ranks, {len(dataset.ranks)} of them profiled.",
         evidence=[
             {
                 "communicator": communicator,
@@ -148,28 +140,28 @@ def _finding(dataset: Dataset, communicator: str, extra: Floats) -> Finding | No
                 "ranks": ranks,
                 "steps": list(dataset.steady_steps),
                 "what": f"{int((mine & (extra > 0)).sum()) // max(len(ranks), 1)} calls last far "
-                "longer after the last profiled arrival than their quickest do",
+                "longer after the last profiled arrival than the quickest of their kind",
             }
         ],
-        advice=f"capture the others: --ranks {some}{',…' if len(missing) > 16 else ''}",
+        advice=f"profile the other ranks: --ranks {some}",
         follow_up=capture(dataset, missing[:16]),
     )
 
 
 def _size(dataset: Dataset, mine: Bools) -> int | None:
-    """The communicator's size, where the reports say it."""
+    """The communicator's size, where the reports have it."""
     calls = np.stack([dataset.collectives.rank[mine], dataset.collectives.call[mine]])
-    said: set[int] = set()
+    sizes: set[int] = set()
     for rank in np.unique(calls[0]):
         table = dataset.tables[dataset.place[int(rank)]].collective_calls
         of = np.asarray(pc.fill_null(table["communicator_size"], 0).to_numpy())
         here = np.isin(np.asarray(table["call"].to_numpy()), calls[1][calls[0] == rank])
-        said |= set(of[here].tolist()) - {0}
-    return int(said.pop()) if len(said) == 1 else None
+        sizes |= set(of[here].tolist()) - {0}
+    return int(sizes.pop()) if len(sizes) == 1 else None
 
 
 def _not_captured(dataset: Dataset, ranks: list[int], size: int | None, world: int) -> list[int]:
-    """Members of the communicator that have no report, as far as can be told; else all without.
+    """Unprofiled members of the communicator, as far as known; else all unprofiled ranks.
 
     Frameworks lay groups out evenly: a stride that fits the members with a report, and a first
     rank that is a multiple of the group's extent, give the others. Tried are the strides that

@@ -1,4 +1,4 @@
-"""The verdict's first line."""
+"""The verdict's first line: at most two sentences of at most `SENTENCE_LENGTH` characters."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ from collections.abc import Sequence
 import numpy as np
 import pyarrow.compute as pc
 
-from clusterprof.analysis.findings.finding import ms, percent
+from clusterprof.agent.contracts.words import ms
+from clusterprof.agent.contracts.words import ranks as rank_list
+from clusterprof.analysis.findings.finding import sentences
+from clusterprof.analysis.findings.straggler import overlapped
 from clusterprof.analysis.model import limits
 from clusterprof.analysis.model.dataset import LEAST_STEADY, Dataset
 from clusterprof.results import Finding
@@ -16,74 +19,71 @@ from clusterprof.results import Finding
 _LEADS_FRAC = 0.5
 #: the parts of a step's account, as a single step is described by them
 _PARTS = {
-    "compute_ns": "compute takes",
+    "compute_ns": "compute",
     "exposed_communication_ns": "exposed communication",
-    "exposed_copy_ns": "exposed copies",
-    "idle_ns": "idle time",
+    "exposed_copy_ns": "copies",
+    "idle_ns": "idle",
 }
 
 
 def verdict(dataset: Dataset, findings: Sequence[Finding]) -> str:
-    """One sentence: who holds up the others; else that nobody does, and what costs most."""
+    """Who delays the other ranks and why; else that no rank does, and what costs most."""
     if not dataset.ranks:
-        return "nothing to say: no report could be read"
+        return "No report could be read."
     if len(dataset.steady_steps) < LEAST_STEADY:
-        few = f"not enough steady-state steps ({len(dataset.steady_steps)} of {LEAST_STEADY})"
-        return f"{few}{_glimpse(dataset)}"
-    blamed = [f for f in findings if f["code"].startswith("straggler.") and f["severity"] != "info"]
+        few = f"Not enough steady-state steps ({len(dataset.steady_steps)} of {LEAST_STEADY})."
+        return f"{few}{_single_step(dataset)}"
     costly = [f for f in findings if f["severity"] != "info"]
-    if blamed:
-        most = costly[0]
-        if blamed[0]["cost_ns_per_step"] >= _LEADS_FRAC * most["cost_ns_per_step"]:
-            return blamed[0]["summary"]
-        # who is late is asked first, but not where something else costs many times as much
-        return f"{most['summary']}; beside that {blamed[0]['summary']}"
-    quiet = [f for f in findings if f["code"] == "straggler.host" and "comes last" in f["summary"]]
-    start = f"no straggler that costs much: {quiet[0]['summary']}" if quiet else _nobody(dataset)
+    stragglers = [f for f in costly if f["code"].startswith("straggler.")]
+    if stragglers:
+        first, most = stragglers[0], costly[0]
+        if first["cost_ns_per_step"] >= _LEADS_FRAC * most["cost_ns_per_step"]:
+            return sentences(first["summary"], 2)
+        # the straggler comes first, but not where something else costs many times as much
+        also = sentences(first["summary"], 1)
+        return f"{sentences(most['summary'], 1)} Also, {also[0].lower()}{also[1:]}"
+    quiet = next((f for f in findings if overlapped(f)), None)
+    start = sentences(quiet["summary"], 1) if quiet else _no_straggler(dataset)
     if costly:
-        return f"{start}; {costly[0]['summary']}"
-    steps = f"{len(dataset.steady_steps)} settled steps"
-    return f"{start}, and nothing else stands out in {steps} of {ms(dataset.step_ns)}"
+        return f"{start or 'No stragglers.'} {sentences(costly[0]['summary'], 1)}"
+    steps = f"in {len(dataset.steady_steps)} steady-state steps of {ms(dataset.step_ns)}."
+    return f"{start} No other findings {steps}" if start else f"No findings {steps}"
 
 
-def _nobody(dataset: Dataset) -> str:
-    """That nobody is late, as far as the ranks can be compared; and who comes last all the same."""
+def _no_straggler(dataset: Dataset) -> str:
+    """Why no straggler is named, as far as ranks can be compared; empty where there is none."""
     if len(dataset.ranks) < 2:
-        return f"only rank {dataset.ranks[0]} has a report, so nobody can be called late"
+        return f"Only rank {dataset.ranks[0]} was profiled, so stragglers cannot be determined."
     apart = incomparable(dataset)
     if len(apart) > len(dataset.ranks) - 2:
-        return (
-            "stragglers cannot be determined: no collectives of these ranks match those of "
-            "another rank with a report"
-        )
+        return "Stragglers cannot be determined: no collectives of these ranks match."
     if apart:
-        others = f"rank{'s' if len(apart) > 1 else ''} {', '.join(map(str, apart[:8]))}"
         return (
-            f"no stragglers among {len(dataset.ranks) - len(apart)} ranks; {others} cannot be "
-            "compared, because their collectives match no other rank's"
+            f"No stragglers among {len(dataset.ranks) - len(apart)} ranks; cannot be determined "
+            f"for {rank_list(apart, 2)} (no matched collectives)."
         )
     last = always_last(dataset)
     if last is None:
-        return "no stragglers"
+        return ""
     rank, wait = last
     return (
-        f"rank {rank} comes last to nearly all collectives and the others wait {ms(wait)} of each "
-        f"{ms(dataset.step_ns)} step for it, but hurrying it alone would save little"
+        f"The other ranks wait {ms(wait)} of each {ms(dataset.step_ns)} step for rank {rank}, but "
+        "fixing it saves little."
     )
 
 
 def incomparable(dataset: Dataset) -> list[int]:
-    """Ranks that nothing ties to another rank's: no matched call, or no bound of the clock."""
+    """Ranks without a collective that is matched with another rank's."""
     c = dataset.collectives
     several = c.matched & (np.bincount(c.collective, minlength=1)[c.collective] > 1)
-    tied = set(np.unique(c.rank[several]).tolist())
-    return [rank for rank in dataset.ranks if rank not in tied]
+    matched = set(np.unique(c.rank[several]).tolist())
+    return [rank for rank in dataset.ranks if rank not in matched]
 
 
 def always_last(dataset: Dataset) -> tuple[int, float] | None:
-    """The rank that comes last wherever others wait, and how long they wait a step (ns).
+    """The rank that arrives last wherever others wait, and how long they wait per step (ns).
 
-    None where no single one does, or where they wait for less than a good third of the step.
+    None where no single one does, or where they wait for less than `limits.WAITED_FRAC` of it.
     """
     c = dataset.collectives
     rows = np.flatnonzero(c.matched & c.synchronising & np.isin(c.step, dataset.steady_steps))
@@ -98,8 +98,8 @@ def always_last(dataset: Dataset) -> tuple[int, float] | None:
     return dataset.ranks[k], wait
 
 
-def _glimpse(dataset: Dataset) -> str:
-    """Where the time of a single step goes: no evidence, but better than nothing; else empty."""
+def _single_step(dataset: Dataset) -> str:
+    """Where the time of a single step goes, which is no evidence; empty where none is known."""
     if not dataset.steps:
         return ""
     step = (*dataset.steps[-1:], *dataset.steady_steps)[-1]
@@ -107,10 +107,10 @@ def _glimpse(dataset: Dataset) -> str:
     whole = pc.sum(rows["duration_ns"]).as_py()
     if not whole:
         return ""
-    said = [
-        f"{what} {percent(pc.sum(rows[name]).as_py() / whole)}" for name, what in _PARTS.items()
+    parts = [
+        f"{what} {100 * pc.sum(rows[name]).as_py() / whole:.0f}%" for name, what in _PARTS.items()
     ]
     typical = ms(float(np.median(rows["duration_ns"].to_numpy())))
     stepped = any(line.has_steps for line in dataset.timelines)
-    what = "one step" if stepped else "a window without steps"
-    return f"; {what} of {typical} is no evidence, but in it {', '.join(said)}"
+    what = "One step" if stepped else "The window"
+    return f" {what} ({typical}, no evidence): {', '.join(parts)}."
