@@ -56,7 +56,8 @@ def test_it_is_told_as_one_operation_of_an_expert_group_and_makes_no_pipeline(ke
     assert results["topology"]["stages"] == []
     found = [f for f in results["findings"] if f["code"] == "communication.exposed"]
     assert len(found) == 1
-    assert "is AllToAll that no compute hides (5 calls a step" in found[0]["summary"]
+    assert [row["operation"] for row in found[0]["evidence"]] == ["AllToAll"]
+    assert "5 calls per step" in found[0]["summary"]
     (entry,) = results["collectives"]["by_operation"]
     assert (entry["operation"], entry["calls"]) == ("AllToAll", 5 * 6)
 

@@ -379,7 +379,10 @@ def test_what_python_was_in_is_said_to_be_why_its_rank_is_late(
             ]
         (tmp_path / f"rank{rank}.json").write_text(json.dumps(content))
     results = study(gather([tmp_path]).ranks).results
-    assert "its host launches late (in <built-in function sleep>)" in results["verdict"]
+    (top, *_) = results["findings"]
+    assert (top["code"], top["rank"]) == ("straggler.host", 1)
+    hosts = {row["host"]["name"] for row in top["evidence"] if row.get("host")}
+    assert hosts == {"<built-in function sleep>"}
 
 
 def trace_of(recordings: Path, rank: int) -> Path:

@@ -173,7 +173,9 @@ def _no_more_than_pace(
     out: Floats = idle.copy()
     for k in range(len(own)):
         total = float(idle[k].mean()) if idle.shape[1] else 0.0
-        idling = usual_idle[k].mean() >= limits.USUAL_IDLE_FRAC * dataset.step_ns if total else False
+        idling = (
+            usual_idle[k].mean() >= limits.USUAL_IDLE_FRAC * dataset.step_ns if total else False
+        )
         if not total or not (idling or dataset.pipelined) or np.isnan(own[k]):
             continue
         # a stage of more layers has more to launch: hosts are compared by their pace per launch
