@@ -15,7 +15,7 @@ GroupKind = Literal["pipeline", "tensor", "expert", "data", "world", "unknown"]
 
 
 class RankEntry(TypedDict):
-    """One rank that gave a report. A rank without one is a warning and stands in `missing`."""
+    """One rank with a report. A rank without one is in `missing`, and a warning."""
 
     rank: int
     host: str
@@ -26,7 +26,7 @@ class RankEntry(TypedDict):
 
 
 class MissingRank(TypedDict):
-    """A hole: a rank that should have given a report, and why it did not."""
+    """A missing report: the rank that it should be of, and why there is none."""
 
     rank: int | None
     source: str
@@ -49,7 +49,7 @@ class ClockEntry(TypedDict):
     middle_ns: int
     method: str
     ranks: list[RankClock]
-    #: the ranks whose bound rests on an assumption (a warning says which), and is no guarantee
+    #: the ranks whose bound rests on an assumption (a warning says which) and is not guaranteed
     assumed: list[int]
 
 
@@ -62,7 +62,7 @@ class RankAccount(TypedDict):
     exposed_communication_ns: int
     exposed_copy_ns: int
     idle_ns: int
-    #: union of all collectives, hidden or not
+    #: union of all collectives, exposed or overlapped
     communication_ns: int
     #: the part of the exposed communication that is waiting for a later rank
     exposed_wait_ns: int
@@ -104,10 +104,10 @@ class CollectivesEntry(TypedDict):
 
 
 class GroupEntry(TypedDict):
-    """One communicator, or one pipeline: its members with a report, and what it looks like.
+    """One communicator, or one pipeline: its profiled members, and what it is for.
 
-    A pipeline's ranks stand in the order of its stages. `size` is the true number of members,
-    None where nothing says it.
+    A pipeline's ranks are in the order of its stages. `size` is the true number of members,
+    None where it is unknown.
     """
 
     kind: GroupKind
@@ -121,7 +121,7 @@ class GroupEntry(TypedDict):
 
 
 class StageEntry(TypedDict):
-    """One pipeline stage and its ranks with a report."""
+    """One pipeline stage and its profiled ranks."""
 
     stage: int
     ranks: list[int]
@@ -136,7 +136,7 @@ class TopologyEntry(TypedDict):
 
 
 class Finding(TypedDict):
-    """One verdict, with its cost, how sure it is, what shows it and what to do about it."""
+    """One finding, with its cost, confidence, evidence and recommendation."""
 
     code: str
     severity: Severity
@@ -163,13 +163,13 @@ class StepTimes(TypedDict):
 
 
 class CaptureCost(TypedDict):
-    """What the capture cost the training, by the step logs of all ranks."""
+    """What profiling cost the training, by the step logs of all ranks."""
 
-    #: the longest standstill of a captured rank when the capture started, and when it stopped
+    #: the longest stall of a profiled rank when the profiler started, and when it stopped
     stall_start_ns: int
     stall_stop_ns: int | None
     profiled: StepTimes
-    #: the ranks of the job that were not captured; None where all were
+    #: the ranks of the job that were not profiled; None where all were
     unprofiled: StepTimes | None
 
 
@@ -184,9 +184,9 @@ class Results(TypedDict):
     steps: list[StepEntry]
     collectives: CollectivesEntry
     topology: TopologyEntry
-    #: None where the reports are of no run of clusterprof's own
+    #: None where the reports are not of a run of clusterprof
     capture: CaptureCost | None
     findings: list[Finding]
-    #: one sentence: the verdict's first line
+    #: the first line of the text report
     verdict: str
     warnings: list[str]

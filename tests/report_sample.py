@@ -184,7 +184,7 @@ def results(*, host: str = "gpu-07", operation: str = "AllReduce") -> Results:
                     "operations": [operation, "Broadcast"],
                     "calls_per_step": 12.0,
                     "confidence": 0.9,
-                    "why": f"{operation} 9 times a step, from 30% of its compute on",
+                    "why": f"{operation} 9 times per step, from 30% of its compute on",
                 }
             ],
             "stages": [],

@@ -1,6 +1,6 @@
-"""Simulated jobs of every class with what must be said of each: the verdicts' proving ground.
+"""Simulated jobs of every class, with the findings that each must have.
 
-A case is drawn from its class and a seed alone. Every case has torn starts (50 to 190 ms),
+A case is drawn from its class and a seed alone. Every case has ranks that start 50 to 190 ms apart,
 hosts of its own for each rank or two, clocks off by up to 50 ms and 50 ppm, and hosts and
 GPUs that differ by some percent, a network that is slower now and then, and small stalls of
 any host, because real ones have them.
@@ -28,7 +28,7 @@ class Case:
     """A job, the ranks that are profiled (None: all), and what is true of it.
 
     `codes` are the right top findings (the empty string: no finding above information), `ranks`
-    whom the finding may name (empty: no matter). `healthy`: nobody is a straggler.
+    which it may name (empty: any). `healthy`: no rank is a straggler.
     """
 
     kind: str
@@ -49,9 +49,9 @@ class Case:
 
 
 def right(case: Case, findings: list[Any]) -> bool:
-    """Whether the top finding says what is true; of a healthy job that there is no straggler.
+    """Whether the top finding is true; of a healthy job, whether there is no straggler.
 
-    What the capture itself has caused is no finding about the job.
+    What profiling has caused is no finding about the job.
     """
     findings = [f for f in findings if f["code"] != "profiler.perturbation"]
     loud = [f for f in findings if f["severity"] != "info"]
@@ -60,12 +60,12 @@ def right(case: Case, findings: list[Any]) -> bool:
     if not findings:
         return "" in case.codes
     top = findings[0]
-    nobody = top["rank"] is None and not top["code"].startswith("straggler.")
-    return top["code"] in case.codes and (not case.ranks or nobody or top["rank"] in case.ranks)
+    unnamed = top["rank"] is None and not top["code"].startswith("straggler.")
+    return top["code"] in case.codes and (not case.ranks or unnamed or top["rank"] in case.ranks)
 
 
 def straggler_named(findings: list[Any]) -> bool:
-    """Whether somebody is called a straggler."""
+    """Whether a rank is named as a straggler."""
     return any(f["code"] in _STRAGGLER and f["severity"] != "info" for f in findings)
 
 
@@ -167,14 +167,14 @@ def _sync_host(d: _Draw) -> Case:
 
 
 def _async_host(d: _Draw) -> Case:
-    """Slower than its GPU: at the latest when the queue has drained it holds up all."""
+    """Slower than its GPU: at the latest when the queue has drained it delays all ranks."""
     host = d.part(0.3, 0.6)
     job = d.job(d.data(), host)
     return d.late(job, "host", d.part(1.25, 2.0) - host, "straggler.host")
 
 
 def _hidden_host(d: _Draw) -> Case:
-    """Slower than the others, but not than its GPU: nobody waits for it, ever."""
+    """Slower than the others, but not than its GPU: no rank ever waits for it."""
     host = d.part(0.3, 0.5)
     made = d.late(d.job(d.data(), host), "host", d.part(0.7, 0.85) - host, "straggler.host")
     return replace(made, codes=_BY_CONSTRUCTION, ranks=(), healthy=True)
@@ -209,10 +209,10 @@ def _slow_hosts(d: _Draw) -> Case:
 
 
 def _jittery_hosts(d: _Draw) -> Case:
-    """Hosts that need about as long as their GPUs, each held up now and then: nobody's fault.
+    """Hosts that need about as long as their GPUs, each paused now and then: no straggler.
 
-    So seldom that hardly ever one host is held up in most of the window's steps: that one would
-    be late indeed.
+    So seldom that hardly ever one host pauses in most of the window's steps: that one would
+    be a straggler indeed.
     """
     job = d.job(d.data(), d.part(0.8, 1.3), steps=int(d.one(8, 12)))
     pause = int(d.part(0.05, 0.3) * gpu_ns(job))
@@ -220,18 +220,18 @@ def _jittery_hosts(d: _Draw) -> Case:
     return replace(made, codes=(*made.codes, "host.launch_bound", "host.busy"))
 
 
-def _torn_slow_hosts(d: _Draw) -> Case:
+def _staggered_slow_hosts(d: _Draw) -> Case:
     """All hosts slower than their GPUs and none of them waiting for its device.
 
-    The one that resumed last after the capture's start stays behind the others' queues for the
+    The one that resumed last after the profiler's start stays behind the others' queues for the
     whole window: it is last at every collective and no slower than the others. Either is right:
-    that the hosts set the pace, or its name.
+    host-bound, or its name.
     """
     job = d.job(d.data(), d.part(1.3, 2.0))
     return d.case(job, "host.launch_bound", "straggler.host")
 
 
-def _starved(d: _Draw) -> Case:
+def _input_bound(d: _Draw) -> Case:
     host = d.part(0.3, 0.5)
     job = d.job(d.data(), host, synchronous=bool(d.one(True, False)))
     extra = d.part(1.3, 2.2) - host
@@ -241,7 +241,7 @@ def _starved(d: _Draw) -> Case:
     return d.case(replace(job, causes=causes), "input.stall")
 
 
-def _one_starved(d: _Draw) -> Case:
+def _one_input_bound(d: _Draw) -> Case:
     job = d.job(d.data(), d.part(0.3, 0.6), synchronous=True)
     return d.late(job, "input", d.part(0.15, 0.8), "straggler.host")
 
@@ -324,10 +324,10 @@ KINDS: dict[str, Callable[[_Draw], Case]] = {
     "late host now and then": _now_and_then,
     "launch bound": _launch_bound,
     "all hosts slow, in step": _slow_hosts,
-    "all hosts slow, torn": _torn_slow_hosts,
+    "all hosts slow, torn": _staggered_slow_hosts,
     "healthy, hosts that jitter": _jittery_hosts,
-    "input, all ranks": _starved,
-    "input, one rank": _one_starved,
+    "input, all ranks": _input_bound,
+    "input, one rank": _one_input_bound,
     ".item() each step": _item,
     "serial AllReduce": _serial,
     "pipeline bubble": _bubble,

@@ -145,8 +145,8 @@ class Machine:
         self.host[ranks] = np.maximum(begin + 5_000, until)
         self._host_call(ranks, begin, self.host[ranks], "cuda", name)
 
-    def wait_for_room(self, ranks: Ints, until: Ints) -> None:
-        """Let the hosts' next launch block until there is room in the queue."""
+    def wait_for_queue(self, ranks: Ints, until: Ints) -> None:
+        """Let the hosts' next launch block until the queue is no longer full."""
         begin = self.host[ranks].copy()
         self.host[ranks] = np.maximum(begin, until)
         late = self.host[ranks] - begin > 1_500_000

@@ -31,12 +31,12 @@ def simulate(job: Job) -> tuple[list[RankTables], Truth]:
     middle = int((machine.steps[0]["begin"].min() + machine.steps[-1]["end"].max()) // 2)
     offset = job.offset_ns or (0,) * job.world
     drift = job.drift_ppm or (0.0,) * job.world
-    seen = [
+    columns = [
         _by_rank(blocks, job.world)
         for blocks in (machine.activities, machine.calls, machine.host_calls)
     ]
     tables = [
-        _tables(job, machine, rank, [rows[rank] for rows in seen], offset, drift, middle)
+        _tables(job, machine, rank, [rows[rank] for rows in columns], offset, drift, middle)
         for rank in range(job.world)
     ]
     groups = training.groups()
@@ -77,7 +77,7 @@ def _by_rank(blocks: Sequence[dict[str, Any]], world: int) -> list[Rows]:
 
 
 def _tables(
-    job: Job, machine: Machine, rank: int, seen: list[Rows], offsets: Sequence[int],
+    job: Job, machine: Machine, rank: int, columns: list[Rows], offsets: Sequence[int],
     drifts: Sequence[float], middle: int,
 ) -> RankTables:  # fmt: skip
     offset, drift = offsets[rank], drifts[rank]
@@ -85,7 +85,7 @@ def _tables(
     def wall(rows: Rows, name: str) -> list[int]:
         return list(_wall([r[name] for r in rows], offset, drift, middle).tolist())
 
-    activities, calls, host_calls = seen
+    activities, calls, host_calls = columns
     calls = calls[job.lost_calls[rank] if job.lost_calls else 0 :]
     copies = [r["kind"] == "copy" for r in activities]
     activity = _table(

@@ -61,7 +61,7 @@ class Training:
         job, machine = self.job, self.machine
         everyone = machine.everyone()
         if len(self.finished) >= job.ahead_steps:
-            machine.wait_for_room(everyone, self.finished[-job.ahead_steps])
+            machine.wait_for_queue(everyone, self.finished[-job.ahead_steps])
         begin = machine.host.copy()
         self._input(number)
         self._planted_kernels(number)
@@ -192,11 +192,11 @@ class Training:
     def _pipeline(self, number: int) -> Ints:
         """All stages' forwards and backwards, each in its stage's own order."""
         job = self.job
-        orders = [self._order(s) for s in range(job.pp)]
+        pending = [self._order(s) for s in range(job.pp)]
         done: Ints = self.machine.free[COMPUTE_STREAM].copy()
         sent: dict[_Turn, Ints] = {}
-        while any(orders):
-            for s, order in enumerate(orders):
+        while any(pending):
+            for s, order in enumerate(pending):
                 while order and self._ready(order[0], sent):
                     self._microbatch(number, s, order.pop(0), sent, done)
         return done

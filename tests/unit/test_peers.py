@@ -25,7 +25,7 @@ def test_the_median_of_the_others_is_the_one_of_all_rows_but_ones_own(values: np
             np.testing.assert_equal(found[k, step], expected)
 
 
-def test_a_rank_with_nobody_to_compare_it_with_has_no_excess() -> None:
+def test_a_rank_without_peers_has_no_excess() -> None:
     circle = Peers((np.array([0, 1]), np.array([2])), np.array([0, 0, 1]))
     more, usual = circle.excess(np.array([[3.0], [1.0], [9.0]]))
     assert more.tolist() == [[2.0], [0.0], [0.0]]

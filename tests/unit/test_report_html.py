@@ -312,7 +312,7 @@ def test_the_groups_have_a_table_with_the_reason_for_each_and_names_that_stay_te
     page = html.render(made, sample.collectives(), title="x")
     assert '<h3 id="groups">Groups</h3>' in page
     assert "0–3 of 5" in page
-    assert "&lt;b&gt;AllReduce&lt;/b&gt; 9 times a step" in page
+    assert "&lt;b&gt;AllReduce&lt;/b&gt; 9 times per step" in page
     assert "<b>AllReduce</b>" not in page
     made["topology"]["groups"] = []
     assert 'id="groups"' not in html.render(made, sample.collectives(), title="x")

@@ -1,4 +1,4 @@
-"""A pipeline's schedule is told from the order of its messages, or is said to be unknown."""
+"""A pipeline's schedule follows from the order of its messages, or is unknown."""
 
 from __future__ import annotations
 
@@ -38,28 +38,28 @@ def test_the_schedule_is_named_and_a_balanced_pipeline_comes_near_its_ideal(
     job: Job, name: str, ideal: float
 ) -> None:
     found = bubble(job)
-    said = found["evidence"][-1]
-    assert (said["schedule"], said["chunks"]) == (name, job.chunks)
-    assert said["microbatches"] == job.microbatches
-    assert said["ideal_share"] == pytest.approx(ideal, abs=1e-4)
+    shown = found["evidence"][-1]
+    assert (shown["schedule"], shown["chunks"]) == (name, job.chunks)
+    assert shown["microbatches"] == job.microbatches
+    assert shown["ideal_share"] == pytest.approx(ideal, abs=1e-4)
     assert found["share_of_step"] == pytest.approx(ideal, rel=0.25)
 
 
 def test_of_a_subset_of_the_stages_the_schedule_is_that_of_the_whole_pipeline() -> None:
-    said = bubble(replace(PIPE, one_f_one_b=True), 0, 2)["evidence"][-1]
-    assert (said["schedule"], said["stages"], said["microbatches"]) == ("1F1B", 4, 8)
+    shown = bubble(replace(PIPE, one_f_one_b=True), 0, 2)["evidence"][-1]
+    assert (shown["schedule"], shown["stages"], shown["microbatches"]) == ("1F1B", 4, 8)
 
 
 @pytest.mark.parametrize(("chunks", "microbatches"), [(2, 8), (3, 4)])
 def test_two_stages_that_interleave_are_not_taken_for_1f1b(chunks: int, microbatches: int) -> None:
     # between two stages the messages come in the same order
     job = replace(PIPE, pp=2, layers=4 * chunks, chunks=chunks, microbatches=microbatches)
-    said = bubble(job)["evidence"][-1]
-    assert (said["schedule"], said["chunks"]) == ("interleaved 1F1B", chunks)
-    assert said["microbatches"] == microbatches
+    shown = bubble(job)["evidence"][-1]
+    assert (shown["schedule"], shown["chunks"]) == ("interleaved 1F1B", chunks)
+    assert shown["microbatches"] == microbatches
 
 
-def test_where_the_messages_fit_two_numbers_of_chunks_the_schedule_is_not_said() -> None:
+def test_where_the_messages_fit_two_numbers_of_chunks_the_schedule_is_unknown() -> None:
     # 30 messages: ten microbatches in two chunks, or six in three
     found = bubble(replace(PIPE, pp=2, layers=8, chunks=2, microbatches=10))
     assert [row["schedule"] for row in found["evidence"] if "schedule" in row] == [None]
@@ -79,5 +79,9 @@ def test_the_schedule_of_a_recording_is_the_one_that_its_program_ran(
 ) -> None:
     results = study(gather([recordings / folder]).ranks).results
     (found,) = [f for f in results["findings"] if f["code"] == "pipeline.bubble"]
-    said = found["evidence"][-1]
-    assert (said["schedule"], said["stages"], said["microbatches"]) == (name, stages, microbatches)
+    shown = found["evidence"][-1]
+    assert (shown["schedule"], shown["stages"], shown["microbatches"]) == (
+        name,
+        stages,
+        microbatches,
+    )

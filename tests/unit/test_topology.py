@@ -1,4 +1,4 @@
-"""The groups of a job are told from what its communicators do, whichever ranks were captured."""
+"""The groups of a job follow from what its communicators do, whichever ranks are profiled."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from clusterprof.tables import RankTables
 SMALL = Job(layers=4, kernels_per_layer=2, launch_ns=60_000, microbatches=4, steps=4)
 
 
-def told(results: Results) -> set[tuple[str, tuple[int, ...]]]:
+def groups_of(results: Results) -> set[tuple[str, tuple[int, ...]]]:
     return {(g["kind"], tuple(g["ranks"])) for g in results["topology"]["groups"]}
 
 
 def planted(groups: dict[str, tuple[int, ...]], kept: set[int]) -> set[tuple[str, tuple[int, ...]]]:
-    """The planted groups as far as they have a member among the ranks that were captured."""
-    seen = {
+    """The planted groups as far as they have a member among the profiled ranks."""
+    profiled = {
         (name.rstrip("0123456789"), tuple(r for r in ranks if r in kept))
         for name, ranks in groups.items()
     }
-    return {(kind, ranks) for kind, ranks in seen if ranks}
+    return {(kind, ranks) for kind, ranks in profiled if ranks}
 
 
 @settings(
@@ -55,7 +55,7 @@ def test_the_groups_are_the_planted_ones_whatever_the_ranks_order_and_selection(
     order = data.draw(st.permutations(ranks))
     kept = order[: data.draw(st.integers(1, len(order)))]
     results = study(kept).results
-    assert told(results) == planted(truth.groups, {r.rank for r in kept})
+    assert groups_of(results) == planted(truth.groups, {r.rank for r in kept})
     for group in results["topology"]["groups"]:
         assert group["size"] == {"data": dp, "tensor": tp, "pipeline": pp}[group["kind"]]
         assert group["why"]
@@ -94,11 +94,11 @@ def test_two_of_four_of_a_tensor_group_are_that_groups_with_its_true_size() -> N
     assert [g["ranks"] for g in only(results, "data")] == [[1], [3]]
 
 
-def test_reports_without_communicator_ids_give_the_same_groups_and_are_less_sure() -> None:
+def test_reports_without_communicator_ids_give_the_same_groups_with_less_confidence() -> None:
     job = replace(SMALL, dp=2, tp=2, communicator_ids=False)
     ranks, truth = simulate(job)
     results = study(ranks).results
-    assert told(results) == planted(truth.groups, {0, 1, 2, 3})
+    assert groups_of(results) == planted(truth.groups, {0, 1, 2, 3})
     with_ids = study(simulate(replace(job, communicator_ids=True))[0]).results
     for kind in ("data", "tensor"):
         for one, other in zip(only(results, kind), only(with_ids, kind), strict=True):
@@ -159,18 +159,18 @@ def _renamed(tables: RankTables, begin: str, name: str) -> RankTables:
         ("nsys-2025.3/fsdp-long", {("data", (0, 1, 2, 3))}),
         ("nsys-2025.3/graph-node", {("data", (0, 1, 2, 3))}),
         ("nsys-2025.3/pipeline-1f1b", {("pipeline", (0, 1, 2, 3))}),
-        # rank 3's extra work hides where its group's calls stand; the other group's tell
+        # rank 3's extra work hides where its group's calls are; the other group's show it
         (
             "nsys-2025.3/tensor-gpu-straggler",
             {("tensor", (0, 1)), ("tensor", (2, 3)), ("data", (0, 2)), ("data", (1, 3))},
         ),
         ("nsys-2024.2/pipeline", {("pipeline", (0, 2)), ("data", (0,)), ("data", (2,))}),
         ("kineto/pipeline", {("pipeline", (0, 2)), ("data", (0,)), ("data", (2,))}),
-        # forty bytes a step say nothing of what they are for
+        # forty bytes per step do not show what they are for
         ("kineto/gloo", {("data", (0, 1, 2)), ("unknown", (0, 1))}),
     ],
 )
 def test_the_groups_of_a_recording_are_what_its_program_made(
     recordings: Path, folder: str, groups: set[tuple[str, tuple[int, ...]]]
 ) -> None:
-    assert told(study(gather([recordings / folder]).ranks).results) == groups
+    assert groups_of(study(gather([recordings / folder]).ranks).results) == groups

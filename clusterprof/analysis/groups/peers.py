@@ -1,4 +1,4 @@
-"""Who is to be compared with whom, and what is usual among the others.
+"""Which ranks are compared with each other, and what is usual among the others.
 
 Groups of thousands of ranks have millions of pairs: ranks with the same peers share one array of
 them, and what is usual among all but one is read off one sorted column.
@@ -16,9 +16,9 @@ from clusterprof.analysis.model.dataset import Dataset, Floats, Ints
 
 @dataclass(frozen=True)
 class Peers:
-    """For each rank with a report the places of those that do the same work, itself included.
+    """For each profiled rank the places of those that do the same work, itself included.
 
-    An empty array: there is nobody to compare it with.
+    `circles[of[k]]` are those of the k-th rank; it alone has no rank to be compared with.
     """
 
     circles: tuple[Ints, ...]
@@ -68,7 +68,7 @@ def peers(dataset: Dataset, stage: Ints) -> Peers:
     """Ranks that share a synchronising collective and the pipeline stage.
 
     In a pipeline, where that leaves a rank alone, all ranks, in what can be compared; all with
-    all where nobody shares one.
+    all where no two ranks share one.
     """
     c, count = dataset.collectives, len(dataset.ranks)
     rows = np.flatnonzero(c.synchronising & c.matched)

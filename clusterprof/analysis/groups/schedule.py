@@ -18,7 +18,7 @@ import numpy as np
 from clusterprof.analysis.groups.stages import Stages, Traffic, traffic
 from clusterprof.analysis.model.dataset import Dataset, Ints, commonest
 
-#: so many of the steps must show a rank's order
+#: in this part of the steps a rank must have the same order
 _MOST_STEPS = 0.8
 #: a forward alone is a third of a microbatch's work, or a quarter where it is done twice
 _WHOLE = 0.6
@@ -57,37 +57,37 @@ class _Counts:
 
 
 def schedule(dataset: Dataset, found: Stages) -> Schedule | None:
-    """The schedule that all ranks with a report agree on, or None: not recognised."""
-    seen = traffic(dataset)
+    """The schedule that all profiled ranks agree on, or None: not recognised."""
+    sent = traffic(dataset)
     depth = found.count
     if depth is None:
-        # only where every call's other side has a report is the last stage seen the last one
-        others = seen.other[np.isin(seen.step, dataset.steady_steps)]
+        # only where every call's other side is profiled is the last profiled stage the last one
+        others = sent.other[np.isin(sent.step, dataset.steady_steps)]
         if not len(others) or not bool(np.isin(others, dataset.ranks).all()):
             return None
         depth = len(found.groups)
     if depth < 2:
         return None
-    told = [
+    counted = [
         (stage, counts)
         for stage, group in zip(found.numbers, found.groups, strict=True)
         for rank in group
-        for counts in [_usual(dataset, found, seen, rank, stage, depth)]
+        for counts in [_usual(dataset, found, sent, rank, stage, depth)]
     ]
-    if not told or any(counts is None for _, counts in told):
+    known = [(stage, counts) for stage, counts in counted if counts is not None]
+    if not known or len(known) < len(counted):
         return None
-    known = [(stage, counts) for stage, counts in told if counts is not None]
     if any(counts.around for _, counts in known):
         return _interleaved(known, depth)
     return _plain(dataset, found, known, depth)
 
 
 def _usual(
-    dataset: Dataset, found: Stages, seen: Traffic, rank: int, stage: int, depth: int
+    dataset: Dataset, found: Stages, sent: Traffic, rank: int, stage: int, depth: int
 ) -> _Counts | None:
-    """What most settled steps of a rank count; None where they differ or go elsewhere."""
-    low, high = np.searchsorted(seen.rank, [rank, rank + 1])
-    step, sends, other = (a[low:high] for a in (seen.step, seen.sends, seen.other))
+    """What most steady-state steps of a rank count; None where they differ or go elsewhere."""
+    low, high = np.searchsorted(sent.rank, [rank, rank + 1])
+    step, sends, other = (a[low:high] for a in (sent.step, sent.sends, sent.other))
     where = np.asarray([_stage(found, int(o)) for o in np.unique(other)], dtype=np.int64)
     at = where[np.searchsorted(np.unique(other), other)]
     each = [
@@ -103,7 +103,7 @@ def _usual(
 
 
 def _stage(found: Stages, rank: int) -> int:
-    """The stage of a rank, also of one without a report where the lay-out tells; else -1."""
+    """The stage of a rank, also of an unprofiled one where the lay-out gives it; else -1."""
     known = found.of.get(rank)
     if known is None and found.count is not None and found.world and rank >= 0:
         known = rank // (found.world // found.count)
@@ -129,12 +129,11 @@ def _count(sends: np.ndarray, at: Ints, stage: int, depth: int) -> _Counts | Non
 
 def _interleaved(known: list[tuple[int, _Counts]], depth: int) -> Schedule | None:
     """Of v chunks each microbatch passes v times from stage to stage, and v - 1 times around."""
-    said = {
-        (c.forward, c.around) for stage, c in known if stage in (0, depth - 1)
-    }  # the others do not see how often it goes around
-    if len(said) != 1:
+    # only the first and last stage send around
+    ends = {(c.forward, c.around) for stage, c in known if stage in (0, depth - 1)}
+    if len(ends) != 1:
         return None
-    forward, around = said.pop()
+    forward, around = ends.pop()
     count = forward - around
     even = all(c.forward == forward and c.backward == forward for _, c in known)
     if count < 1 or forward % count or not even:
@@ -179,13 +178,13 @@ def _whole_turns(dataset: Dataset, found: Stages) -> bool:
     Between two stages the interleaved schedule's messages may come in 1F1B's order; but its first
     turn is a forward only.
     """
-    seen, c = traffic(dataset), dataset.collectives
+    sent, c = traffic(dataset), dataset.collectives
     if found.numbers[-1] != 1 or found.count not in (None, 2):
         return False
     for rank in found.groups[-1]:
         line = dataset.line(rank)
         for step in dataset.steady_steps:
-            mine = seen.row[(seen.rank == rank) & (seen.step == step)]
+            mine = sent.row[(sent.rank == rank) & (sent.step == step)]
             mine = mine[c.has[mine]]
             sends = c.operation[mine] == "Send"
             turns = np.flatnonzero(sends[1:] & ~sends[:-1])

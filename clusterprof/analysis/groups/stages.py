@@ -1,4 +1,4 @@
-"""Who sends to whom: the stages of a pipeline in their order, and its pipelines.
+"""Which rank sends to which: the stages of a pipeline in their order, and its pipelines.
 
 Read off the first point-to-point call of each rank in each step: a rank of the first stage begins
 with a Send, every other one with a Recv from the stage before it. Assumes that ranks which only
@@ -14,7 +14,7 @@ from functools import cached_property
 import numpy as np
 import pyarrow.compute as pc
 
-from clusterprof.analysis.model.dataset import Bools, Dataset, Ints, parts
+from clusterprof.analysis.model.dataset import Bools, Dataset, Ints, connected, parts
 
 #: no pipeline is deeper; an order that is longer goes round in a circle
 _DEEPEST = 1024
@@ -46,9 +46,9 @@ class Traffic:
 
 @dataclass(frozen=True)
 class Stages:
-    """The stages seen, first one first: `groups[k]` are ranks of stage `numbers[k]` of `count`.
+    """The profiled stages in order: `groups[k]` are ranks of stage `numbers[k]` of `count`.
 
-    `count` is None, and `numbers` only count on, where ranks without a report leave open how
+    `count` is None, and `numbers` only count on, where unprofiled ranks leave open how
     deep the pipeline is. `pipelines` are the ranks that hand each other activations, each
     pipeline in the order of its stages.
     """
@@ -62,25 +62,19 @@ class Stages:
 
     @cached_property
     def of(self) -> dict[int, int]:
-        """The stage number of each rank that has a report and takes part."""
+        """The stage number of each profiled rank that takes part."""
         pairs = zip(self.numbers, self.groups, strict=True)
         return {rank: number for number, group in pairs for rank in group}
 
 
 def traffic(dataset: Dataset) -> Traffic:
-    """All Sends and Recvs of the study, worked out once."""
-    if "traffic" not in dataset.known:
-        dataset.known["traffic"] = _traffic(dataset)
-    found: Traffic = dataset.known["traffic"]
-    return found
+    """All Sends and Recvs, computed once."""
+    return dataset.cached("traffic", lambda: _traffic(dataset))
 
 
 def stages(dataset: Dataset) -> Stages | None:
-    """The pipeline's stages, worked out once; None where no pipeline is seen."""
-    if "stages" not in dataset.known:
-        dataset.known["stages"] = _stages(dataset)
-    found: Stages | None = dataset.known["stages"]
-    return found
+    """The pipeline's stages, computed once; None where there is no pipeline."""
+    return dataset.cached("stages", lambda: _stages(dataset))
 
 
 def _traffic(dataset: Dataset) -> Traffic:
@@ -108,38 +102,35 @@ def _from_peers(dataset: Dataset, rows: Ints, other: Ints) -> None:
     peer = np.full(len(c.rank), _UNKNOWN, dtype=np.int64)
     whole = np.zeros(len(c.rank), dtype=bool)
     for rank, mine in c.each_rank(rows):
-        table = dataset.tables[dataset.place[rank]].collective_calls
-        call = table["call"].to_numpy()
-        order = np.argsort(call, kind="stable")
-        at = order[np.searchsorted(call[order], c.call[mine])]
-        peer[mine] = np.asarray(pc.fill_null(table["peer"], _UNKNOWN).to_numpy())[at]
-        size = np.asarray(pc.fill_null(table["communicator_size"], 0).to_numpy())[at]
-        listed = np.asarray(pc.is_valid(table["members"]).to_numpy(zero_copy_only=False))[at]
+        calls = dataset.issued(rank, mine, "peer", "communicator_size", "members")
+        peer[mine] = pc.fill_null(calls["peer"], _UNKNOWN).to_numpy()
+        size = pc.fill_null(calls["communicator_size"], 0).to_numpy()
+        listed = pc.is_valid(calls["members"]).to_numpy()
         whole[mine] = listed | (size == (dataset.world_size or -1))
     for these in parts(rows, c.communicators[0][rows]):
-        told = these[(peer[these] >= 0) & (other[these] >= 0)]
-        agree = len(told) > 0 and bool((peer[told] == other[told]).all())
-        if agree or (len(told) == 0 and bool(whole[these].all())):
+        known = these[(peer[these] >= 0) & (other[these] >= 0)]
+        agree = len(known) > 0 and bool((peer[known] == other[known]).all())
+        if agree or (len(known) == 0 and bool(whole[these].all())):
             open_ = these[other[these] < 0]
             other[open_] = peer[open_]
 
 
 def _stages(dataset: Dataset) -> Stages | None:
-    seen = traffic(dataset)
-    first = seen.first()
-    first = first[seen.other[first] >= 0]
+    sent = traffic(dataset)
+    first = sent.first()
+    first = first[sent.other[first] >= 0]
     if not len(first):
         return None
-    return _laid_out(dataset, seen, first) or _chained(seen, first)
+    return _laid_out(dataset, sent, first) or _chained(sent, first)
 
 
-def _laid_out(dataset: Dataset, seen: Traffic, first: Ints) -> Stages | None:
+def _laid_out(dataset: Dataset, sent: Traffic, first: Ints) -> Stages | None:
     """Stages where each is so many ranks behind the one before it, as frameworks lay them out.
 
     Believed only if one distance fits all ranks, divides the world, and puts exactly those ranks
     into the first stage that begin with a Send.
     """
-    rank, sends, other = seen.rank[first], seen.sends[first], seen.other[first]
+    rank, sends, other = sent.rank[first], sent.sends[first], sent.other[first]
     apart = np.unique(np.where(sends, other - rank, rank - other))
     world = dataset.world_size
     if len(apart) != 1 or world is None or apart[0] <= 0 or world % int(apart[0]):
@@ -154,12 +145,12 @@ def _laid_out(dataset: Dataset, seen: Traffic, first: Ints) -> Stages | None:
     return Stages(tuple(groups.values()), tuple(groups), world // size, tuple(chains), world)
 
 
-def _chained(seen: Traffic, first: Ints) -> Stages | None:
+def _chained(sent: Traffic, first: Ints) -> Stages | None:
     """Stages by the chain of matched calls: one more than the stage that is received from."""
-    known = np.unique(seen.rank)
-    into = first[~seen.sends[first] & np.isin(seen.other[first], known)]
-    edges = np.unique(np.stack([seen.other[into], seen.rank[into]], axis=1), axis=0)
-    taking_part = np.unique(seen.rank[first])
+    known = np.unique(sent.rank)
+    into = first[~sent.sends[first] & np.isin(sent.other[first], known)]
+    edges = np.unique(np.stack([sent.other[into], sent.rank[into]], axis=1), axis=0)
+    taking_part = np.unique(sent.rank[first])
     depth = np.where(np.isin(known, edges[:, 1]), _UNKNOWN, 0)
     depth[~np.isin(known, taking_part)] = _UNKNOWN
     before, after = np.searchsorted(known, edges[:, 0]), np.searchsorted(known, edges[:, 1])
@@ -181,16 +172,7 @@ def _chained(seen: Traffic, first: Ints) -> Stages | None:
 
 def _components(known: Ints, depth: Ints, edges: Ints) -> tuple[tuple[int, ...], ...]:
     """Ranks that are connected by `edges`, each set in the order of `depth`."""
-    label = np.arange(len(known))
-    before, after = np.searchsorted(known, edges[:, 0]), np.searchsorted(known, edges[:, 1])
-    for _ in range(len(known)):
-        least = np.minimum(label[before], label[after])
-        lower = label.copy()
-        np.minimum.at(lower, before, least)
-        np.minimum.at(lower, after, least)
-        if bool((lower == label).all()):
-            break
-        label = lower
+    label = connected(known, edges[:, 0], edges[:, 1])
     taking_part = depth >= 0
     out = []
     for one in np.unique(label[taking_part]):

@@ -146,6 +146,19 @@ def _held(table: pa.Table, role: npt.NDArray[np.object_]) -> Bools:
     return out
 
 
+def connected(nodes: Ints, one: Ints, other: Ints) -> Ints:
+    """For each of `nodes` (ascending) the least place of any that edges `one`-`other` lead to."""
+    label = np.arange(len(nodes))
+    one, other = np.searchsorted(nodes, one), np.searchsorted(nodes, other)
+    while True:
+        least, lower = np.minimum(label[one], label[other]), label.copy()
+        np.minimum.at(lower, one, least)
+        np.minimum.at(lower, other, least)
+        if (lower == label).all():
+            return label
+        label = lower
+
+
 def parts(rows: Ints, keys: npt.NDArray[Any]) -> list[Ints]:
     """`rows` in parts of equal `keys`, the parts in the order of their first rows."""
     if not len(rows):
@@ -280,6 +293,14 @@ class Dataset:
     def place(self) -> dict[int, int]:
         """Where each rank stands among all ranks with a report."""
         return {rank: k for k, rank in enumerate(self.ranks)}
+
+    def issued(self, rank: int, rows: Ints, *columns: str) -> pa.Table:
+        """Columns of a rank's `collective_calls` for each of `rows` (its) of the placed table."""
+        table = self.tables[self.place[rank]].collective_calls
+        call = table["call"].to_numpy()
+        order = np.argsort(call, kind="stable")
+        at = order[np.searchsorted(call[order], self.collectives.call[rows])]
+        return table.select(columns).take(pa.array(at))
 
     def line(self, rank: int) -> Timeline:
         """One rank's timeline."""

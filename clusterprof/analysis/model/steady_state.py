@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import pyarrow as pa
 
+from clusterprof.analysis.model.dataset import connected
 from clusterprof.analysis.model.timeline import Timeline
 
 #: steps; profilers of one window begin in one step, or in the next
@@ -69,23 +70,18 @@ def _synchronised(placed: pa.Table, start: int) -> int:
     usable = (role != "none") & (step >= 0)
     if not usable.any():
         return start
-    count, ranks = len(_groups(rank[usable], collective[usable])), np.unique(rank[usable])
+    count, ranks = _components(rank[usable], collective[usable]), np.unique(rank[usable])
     for last in np.unique(step[usable & (step >= start)]):
         upto = usable & (step <= last)
-        connected = len(_groups(rank[upto], collective[upto])) <= count
-        if connected and np.isin(ranks, rank[upto]).all():
+        whole = _components(rank[upto], collective[upto]) <= count
+        if whole and np.isin(ranks, rank[upto]).all():
             return int(last)
     return start
 
 
-def _groups(rank: np.ndarray, collective: np.ndarray) -> list[set[int]]:
-    """Ranks connected by common collectives."""
+def _components(rank: np.ndarray, collective: np.ndarray) -> int:
+    """How many sets of ranks there are that no collective connects with each other."""
     order = np.lexsort((rank, collective))
-    _, first = np.unique(collective[order], return_index=True)
-    members = {tuple(part.tolist()) for part in np.split(rank[order], first[1:])}
-    groups: list[set[int]] = []
-    for part in members:
-        mine = set(part)
-        apart = [g for g in groups if not g & mine]
-        groups = [*apart, mine.union(*(g for g in groups if g & mine))]
-    return groups
+    same = collective[order][1:] == collective[order][:-1]
+    one, other = rank[order][:-1][same], rank[order][1:][same]
+    return len(np.unique(connected(np.unique(rank), one, other)))
