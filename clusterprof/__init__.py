@@ -1,4 +1,4 @@
-"""clusterprof: which rank holds up the others, why, and which communication is not hidden."""
+"""clusterprof: which rank delays the others, why, and which communication is exposed."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from clusterprof.agent.contracts import plan
+from clusterprof.agent.contracts import plan, words
 from clusterprof.errors import UsageError
 
 _PART = re.compile(r"(\d+)(?:-(\d+)(?::(\d+))?)?")
@@ -29,12 +29,12 @@ RANKS_GRAMMAR = "a list and ranges as in 0,8-15:2, or all, one-per-node, stages"
 
 
 class Selection(plan.Selection):
-    """The ranks to capture, as a value that travels to every rank."""
+    """The ranks to profile, as a value that is sent to every rank."""
 
     __slots__ = ()
 
     def expected(self, world_size: int | None) -> tuple[int, ...] | None:
-        """The ranks captured in a world of `world_size`; None where only the ranks know."""
+        """The ranks to profile of `world_size` ranks; None where only the ranks know."""
         if self.kind == "ranks":
             return self.ranks
         size = self.world_size or world_size
@@ -47,16 +47,16 @@ class Selection(plan.Selection):
         return None
 
     def check(self, world_size: int | None, size_source: str) -> None:
-        """Raise UsageError where a chosen rank lies outside of a world whose size is known."""
+        """Raise UsageError where a rank to profile does not exist in a world of known size."""
         size = world_size
         if size is None:
             return
-        outside = [rank for rank in self.ranks if rank >= size]
-        if outside:
+        missing = [rank for rank in self.ranks if rank >= size]
+        if missing:
             raise UsageError(
-                f"rank {outside[0]} of --ranks {self.text} is outside of the world",
-                f"{size_source} makes {size} ranks: 0 to {size - 1}",
-                f"choose below {size}, or use --ranks one-per-node",
+                f"no such rank: {missing[0]}; the job has ranks 0–{size - 1}",
+                f"--ranks {self.text}, and {size_source} makes {words.counted(size, 'rank')}",
+                f"choose ranks below {size}, or use --ranks one-per-node",
             )
         if self.kind != "stages":
             return
@@ -67,7 +67,7 @@ class Selection(plan.Selection):
             )
         if size % self.pp:
             raise UsageError(
-                f"{size} ranks ({size_source}) cannot be cut into {self.pp} equal pipeline stages",
+                f"{size} ranks ({size_source}) do not divide into {self.pp} equal pipeline stages",
                 "give the --pp that the training itself uses",
             )
 
@@ -105,7 +105,7 @@ def _range(part: str, whole: str) -> range:
             "a range goes upwards and its stride is 1 or more: 0-63:8",
         )
     if last - first > 10_000_000:
-        raise UsageError(f"--ranks {whole!r}: {part!r} is larger than any world", "see --ranks all")
+        raise UsageError(f"--ranks {whole!r}: {part!r} is too large", "all ranks: --ranks all")
     return range(first, last + 1, stride)
 
 
@@ -142,25 +142,25 @@ def parse_steps(text: str) -> StepWindow:
     match = re.fullmatch(r"\s*(\d+)\s*:\s*(\d+)\s*", text)
     if match is None:
         raise UsageError(
-            f"--steps {text!r} is no window of steps",
-            "expected FIRST:END, half open: 10:15 captures the five steps 10 to 14",
+            f"--steps {text!r} is not a window of steps",
+            "expected FIRST:END: 10:15 profiles the five steps 10 to 14",
         )
     window = StepWindow(int(match[1]), int(match[2]))
     if window.first < 1:
         raise UsageError(
-            f"--steps {text}: the window begins at step 1 or later",
-            "in step 0 CUDA, NCCL and the allocator are still setting up: it shows nothing else",
+            f"--steps {text}: the window must begin at step 1 or later",
+            "in step 0 CUDA, NCCL and the allocator are still being set up",
             f"try --steps 10:{10 + max(1, len(window))}",
         )
     if window.end <= window.first:
         raise UsageError(
-            f"--steps {text} holds no step", f"try --steps {window.first}:{window.first + 5}"
+            f"--steps {text} contains no step", f"try --steps {window.first}:{window.first + 5}"
         )
     return window
 
 
 def path(text: str) -> Path:
-    """A path argument, `~` expanded; an empty one (an unset variable) is none."""
+    """A path argument, `~` expanded; an empty one (an unset variable) is refused."""
     if not text:
         raise argparse.ArgumentTypeError("a path is empty")
     try:
@@ -170,9 +170,9 @@ def path(text: str) -> Path:
 
 
 def check_free(target: Path, force: bool, ours: Callable[[Path], bool]) -> None:
-    """Raise UsageError where something stands at `target` that may not be replaced.
+    """Raise UsageError where `target` exists and may not be replaced.
 
-    `--force` replaces what clusterprof wrote, which `ours` tells by its content, and nothing else.
+    `--force` replaces only what clusterprof wrote, which `ours` recognises by its content.
     """
     if not os.path.lexists(target):
         return
@@ -180,6 +180,6 @@ def check_free(target: Path, force: bool, ours: Callable[[Path], bool]) -> None:
         raise UsageError(f"{target} exists already", "replace it with --force")
     if not ours(target):
         raise UsageError(
-            f"{target} exists already, and is not what clusterprof writes there",
-            "--force replaces nothing else: choose another place, or remove it",
+            f"{target} exists already, and was not written by clusterprof",
+            "--force does not replace it: choose another place, or remove it",
         )

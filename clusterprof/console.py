@@ -1,7 +1,7 @@
-"""What clusterprof prints: narration on stderr, so that stdout carries results only.
+"""What clusterprof prints: messages on stderr, so that stdout has results only.
 
-All of it passes through here, where it loses what a terminal would obey. Narration never fails:
-the job that it tells of comes first. Results may, for those whose whole purpose they are.
+All of it loses here what would control a terminal. Printing a message never fails, since the job
+comes first; printing a result may (`Unwritable`).
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ from clusterprof.errors import ClusterprofError
 
 
 def say(line: str) -> None:
-    """One line of narration."""
+    """Print one message."""
     _write(f"clusterprof: {line}\n")
 
 
 def error(what: object, *more: str) -> None:
-    """What went wrong, and more of it in lines below."""
+    """Print an error, with details in the lines below."""
     say("\n  ".join([f"error: {what}", *more]))
 
 
 def command(argv: Sequence[str], prefix: str = "") -> None:
-    """A command that is about to run, to be pasted; what looks like a secret is masked."""
+    """Print a command that is about to run, to be pasted; secrets are masked."""
     _write(f"+ {prefix}{shlex.join(masking.words(argv))}\n")
 
 
 def _write(text: str) -> None:
-    """In one piece: lines of two processes must not mix."""
+    """Write it in one piece: lines of two processes must not mix."""
     sys.stderr.write(text)
     sys.stderr.flush()
 
@@ -54,7 +54,7 @@ class Unwritable(ClusterprofError):  # noqa: N818 - it says what is the matter
 
     def __init__(self, error: OSError) -> None:
         super().__init__("stdout cannot be written", error.strerror or str(error))
-        #: nobody reads any more (`| head`)
+        #: the reader is gone (`| head`)
         self.unread = error.errno == errno.EPIPE
 
 
@@ -63,7 +63,7 @@ def _writing() -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        # At its end Python would try once more to write what could not be written.
+        # When it exits, Python would try again to write what could not be written.
         null = os.open(os.devnull, os.O_WRONLY)
         os.dup2(null, 1)
         os.close(null)
@@ -71,22 +71,22 @@ def _writing() -> Iterator[None]:
 
 
 class _Shown:
-    """A stream of text that loses what a terminal would obey; bytes pass as they are."""
+    """A text stream that removes what would control a terminal; bytes pass unchanged."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
 
     def write(self, text: str) -> int:
-        """Write it, neutral. Raises Unwritable."""
+        """Write it without control characters. Raises Unwritable."""
         return self.as_it_is(messages.neutral(text))
 
     def as_it_is(self, text: str) -> int:
-        """Write it as it is: of our own making, with our own codes. Raises Unwritable."""
+        """Write our own text with our own control codes. Raises Unwritable."""
         with _writing():
             return self._stream.write(text)
 
     def flush(self) -> None:
-        """Write what is held back. Raises Unwritable."""
+        """Write the buffer. Raises Unwritable."""
         with _writing():
             self._stream.flush()
 
@@ -95,23 +95,23 @@ class _Shown:
 
 
 class _Quiet(_Shown):
-    """The same of the real stderr: writing never fails, and nothing waits to be written later."""
+    """The same for the real stderr: writing never fails, and nothing is buffered."""
 
     def write(self, text: str) -> int:
         messages.write(2, text)
         return len(text)
 
     def flush(self) -> None:
-        """Nothing is held back."""
+        """Nothing is buffered."""
 
     @property
     def buffer(self) -> io.RawIOBase:
-        """The same for bytes, which may fail: it holds nothing back either."""
+        """The same for bytes, unbuffered; writing may fail."""
         return io.FileIO(2, "w", closefd=False)
 
 
 def styled(page: str, codes: Iterable[str]) -> None:
-    """A result on stdout in which these codes, which are ours, are obeyed and no others."""
+    """Print a result on stdout; of all control codes only `codes`, our own, are kept."""
     parts = re.split(f"({'|'.join(map(re.escape, codes))})", page)
     shown = "".join(messages.neutral(part) if n % 2 == 0 else part for n, part in enumerate(parts))
     stream = sys.stdout
@@ -121,10 +121,10 @@ def styled(page: str, codes: Iterable[str]) -> None:
 
 @contextlib.contextmanager
 def streams() -> Iterator[None]:
-    """Our own streams in the place of Python's, for all that is printed.
+    """Replace Python's streams by our own.
 
-    Descriptors 0 to 2 that are closed are taken first: the next file that anybody opens would be
-    the stream, and get our words. They stay closed for whatever we start (O_CLOEXEC).
+    Closed descriptors 0 to 2 are occupied first: the next file that is opened would become the
+    stream and get our messages. They stay closed for what we start (O_CLOEXEC).
     """
     descriptors.fill_streams()
     before = sys.stdout, sys.stderr
@@ -143,7 +143,7 @@ def streams() -> Iterator[None]:
 
 
 def _any_name(stream: object) -> None:
-    """Let a stream take file names whose bytes are no text: as they are, or else as escapes."""
+    """Let a stream take file names that are not valid text: as they are, or else escaped."""
     if isinstance(stream, io.TextIOWrapper):
         utf8 = stream.encoding.lower().replace("-", "") == "utf8"
         stream.reconfigure(errors="surrogateescape" if utf8 else "backslashreplace")
@@ -151,7 +151,7 @@ def _any_name(stream: object) -> None:
 
 @contextlib.contextmanager
 def harmless() -> Iterator[None]:
-    """Whatever becomes of a result that is printed in here, it is no failure of the verb's."""
+    """A result that cannot be printed in here is no failure of the verb."""
     try:
         yield
     except Unwritable as error:

@@ -1,4 +1,4 @@
-"""From reports to results: what `merge`, `collect` and the launch verbs share."""
+"""From reports to results, for `merge`, `collect` and the launching verbs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def merge_run(run: RunDirectory, outcomes: Sequence[Outcome]) -> Study:
-    """Merge the collected reports of a run and write what came of it into the run directory."""
+    """Merge the collected reports of a run and write the results into the run directory."""
     from clusterprof.align.clock.measured import known_clocks
     from clusterprof.errors import ReportError
     from clusterprof.ingest import Source, find_sources, gather
@@ -47,8 +47,10 @@ def merge_run(run: RunDirectory, outcomes: Sequence[Outcome]) -> Study:
         for each in outcomes
         if each.report is None and each.rank not in there
     ]
-    # A program that ended in its window, say: there is a report, and what is wrong with it.
-    said = [f"rank {each.rank}: {each.reason}" for each in outcomes if each.report and each.reason]
+    # There is a report although something went wrong: the program ended inside the window, say.
+    incomplete = [
+        f"rank {each.rank}: {each.reason}" for each in outcomes if each.report and each.reason
+    ]
     clocks = known_clocks(
         gathered.ranks,
         clock_files.of_run(run, [tables.rank for tables in gathered.ranks]),
@@ -57,7 +59,7 @@ def merge_run(run: RunDirectory, outcomes: Sequence[Outcome]) -> Study:
     made = study(
         gathered.ranks,
         missing=[*gathered.missing, *lost],
-        warnings=[*gathered.warnings, *said],
+        warnings=[*gathered.warnings, *incomplete],
         source=str(run.path),
         clocks=clocks,
         capture=measured_cost(run, outcomes),
@@ -86,7 +88,7 @@ def measured_cost(run: RunDirectory, outcomes: Sequence[Outcome]) -> CaptureCost
 
 
 def merge_reports(
-    paths: Sequence[Path], told: Mapping[Path, int], clocks: Measurement | None = None
+    paths: Sequence[Path], ranks: Mapping[Path, int], clocks: Measurement | None = None
 ) -> Study:
     """Merge reports that clusterprof did not launch. Raises ReportError, MergeError.
 
@@ -97,7 +99,7 @@ def merge_reports(
     from clusterprof.probe import clock_files
     from clusterprof.study import study
 
-    gathered = gather(list(paths), ranks=told)
+    gathered = gather(list(paths), ranks=ranks)
     known = None
     silent: list[str] = []
     if clocks is not None:

@@ -1,7 +1,7 @@
-"""Slurm batch scripts: a template's marked block, filled with the words of one command line.
+"""Slurm batch jobs: fill a template's marked block from one command line, submit it and its merge.
 
-The templates run as they are; a script made of one differs from it in the block alone. Words
-reach the script quoted for bash, so that none of them is ever read as a command.
+The templates run as they are; a script made of one differs from it in the block alone. Words are
+quoted for bash, so that none of them is ever read as a command.
 """
 
 from __future__ import annotations
@@ -45,18 +45,18 @@ ONE_TASK = "one-task-per-gpu"
 TORCHRUN = "torchrun-per-node"
 MERGE = "merge"
 
-#: What the batch job's own `clusterprof srun` is not told: the script says it in another way.
+#: options that the batch job's own `clusterprof srun` does not get: the script has its own way
 _NOT_FOR_THE_JOB = {
     "help", "run_dir", "dry_run", "no_merge", "debug", "template", "srun_arg", "merge_arg",
 }  # fmt: skip
 
-#: sbatch's options that say where a job may run and on whose account: the merge job's as well.
-_SHARED = (
+#: sbatch's options on where a job may run and on whose account: the merge job gets them too
+_MERGE_TOO = (
     ("-A", "--account"), ("-p", "--partition"), ("-q", "--qos"), ("-M", "--clusters"),
     ("-D", "--chdir"), ("--reservation",), ("--export",),
 )  # fmt: skip
 
-#: sbatch's options that take no value, or one only after `=`.
+#: sbatch's options that take no value, or only one after `=`
 _NO_VALUE = {
     "--contiguous", "--disable-stdout-job-summary", "--exclusive", "--get-user-env", "--help",
     "--hold", "--ignore-pbs", "--kill-on-invalid-dep", "--nice", "--no-kill", "--no-requeue",
@@ -163,7 +163,7 @@ class Submission:
         return ["sbatch", "--parsable", f"--dependency=afterany:{job}", *(self.merge_options or ())]
 
     def shown(self) -> str:
-        """What `--dry-run` prints: to be pasted, with the job's id in the place of JOBID."""
+        """What `--dry-run` prints: to be pasted, with the job's id instead of JOBID."""
         parts = [_pasted(["sbatch", "--parsable", *self.options], self.script)]
         if self.merge_options is not None:
             parts.append(_pasted(self.merge_line("JOBID"), self.merge_script("JOBID")))
@@ -178,11 +178,11 @@ def decide(
 ) -> Submission:
     """Understand a command line; nothing is written or run. Raises UsageError, RunDirectoryError.
 
-    Whatever can be found wrong is found now, and not after a night in the queue.
+    Errors are found here, not after hours in the queue.
     """
     refuse_strays(options)
     settings = Settings(arguments)
-    told = launcher_options(this, arguments, settings)
+    launching = launcher_options(this, arguments, settings)
     selection = planning.selected(arguments, settings)
     planning.checked_window(arguments, settings)
     planning.check_limits(arguments)
@@ -199,36 +199,35 @@ def decide(
 
     array = last_value(options, "-a", "--array") is not None
     run, run_text = run_directory(arguments, settings, array)
-    # The tasks of an array end each at its own time: each merges by itself, in its own job.
+    # The tasks of an array end at different times: each merges in its own job.
     merging = not arguments.no_merge and not array
     if arguments.no_merge or merging:
-        told.append("--no-merge")
+        launching.append("--no-merge")
     script = chosen.fill(
         {
             "clusterprof": bash_array(_clusterprof()),
             "run": run_text,
-            "options": bash_array(told),
+            "options": bash_array(launching),
             "srun_options": bash_array(arguments.srun_arg),
             "program": bash_array(words),
             "folder": quoted(clusterprof.__path__[0]),
         }
     )
-    merge_options = (*shared(options), *arguments.merge_arg) if merging else None
+    merge_options = (*merge_options_of(options), *arguments.merge_arg) if merging else None
     by_job = settings.origins["run_dir"] == "default"
     return Submission(tuple(options), script, run, by_job, merge_options)
 
 
 def refuse_strays(options: Sequence[str]) -> None:
-    """A word that belongs to no option would be sbatch's script, in the place of ours."""
+    """Raise UsageError for a word that sbatch would take for the script, instead of ours."""
     for place, word in enumerate(options):
         if word.split("=")[0] == "--wrap":
-            raise UsageError("--wrap and a program after -- exclude each other", "leave out --wrap")
+            raise UsageError("--wrap excludes a program after --", "leave out --wrap")
         before = options[place - 1] if place else ""
         if not word.startswith("-") and not _takes_next(before):
             raise UsageError(
-                f"{word!r} belongs to no option",
-                "sbatch's options stand before --, the program after it: "
-                f"clusterprof sbatch ... -- {word}",
+                f"{word!r} is neither an option nor the value of one",
+                f"options go before --, the program after it: clusterprof sbatch ... -- {word}",
             )
 
 
@@ -243,10 +242,9 @@ def _takes_next(option: str) -> bool:
 def launcher_options(
     this: argparse.ArgumentParser, arguments: argparse.Namespace, settings: Settings
 ) -> list[str]:
-    """What was asked of clusterprof, as options of the job's own `clusterprof srun`.
+    """The given options of clusterprof, as options of the job's own `clusterprof srun`.
 
-    Also what CLUSTERPROF_* ask here: the job may have another environment, and its script
-    shall tell the whole.
+    Those given by CLUSTERPROF_* are written out: the job may have another environment.
     """
     words = []
     for action in this._actions:
@@ -272,15 +270,15 @@ def launcher_options(
 def fitting(wanted: str | None, program: Sequence[str]) -> tuple[str, list[str]]:
     """The template's name, and the program as it takes it: without the word `torchrun`."""
     words = list(program)
-    behind = words
+    inner = words
     if words[0].rsplit("/", 1)[-1] == "torchrun":
-        behind = words[1:]
+        inner = words[1:]
     elif words[1:3] in (["-m", "torch.distributed.run"], ["-m", "torch.distributed.launch"]):
-        behind = words[3:]
-    name = wanted or (TORCHRUN if behind is not words else ONE_TASK)
-    if name == TORCHRUN and not behind:
+        inner = words[3:]
+    name = wanted or (TORCHRUN if inner is not words else ONE_TASK)
+    if name == TORCHRUN and not inner:
         raise UsageError("torchrun has no program", "write: clusterprof sbatch ... -- train.py")
-    return name, (behind if name == TORCHRUN else words)
+    return name, (inner if name == TORCHRUN else words)
 
 
 def run_directory(
@@ -294,33 +292,33 @@ def run_directory(
         return stem, quoted(stem) + "$SLURM_JOB_ID"
     if array:
         raise UsageError(
-            "the tasks of an array need a run directory each", "leave out --run-dir with --array"
+            "each task of an array needs its own run directory", "leave out --run-dir with --array"
         )
     folder = path(wanted).absolute()
     rundir.check_free(folder, force=arguments.force)
     return str(folder), quoted(str(folder))
 
 
-def shared(options: Sequence[str]) -> list[str]:
-    """Of sbatch's options those that the merge job needs too."""
-    found = [(names[-1], last_value(options, *names)) for names in _SHARED]
+def merge_options_of(options: Sequence[str]) -> list[str]:
+    """Those of sbatch's options that the merge job needs too."""
+    found = [(names[-1], last_value(options, *names)) for names in _MERGE_TOO]
     return [f"{name}={value}" for name, value in found if value is not None]
 
 
 def submit(submission: Submission, *, quiet: bool) -> int:
-    """Hand both jobs to Slurm. Raises LaunchError where there is no s
+    """Submit both jobs to Slurm. Raises LaunchError where there is no s
 
     With `quiet` (the user's own --parsable) stdout has the job's id alone, as sbatch's would.
     """
     status, job = sbatch(["sbatch", "--parsable", *submission.options], submission.script)
-    if not job:  # --test-only, or a refusal, which sbatch has told
+    if not job:  # --test-only, or a refusal, which sbatch has printed
         return status
     run = submission.run_of(job)
     lines = [f"job {job}"]
     if submission.merge_options is not None:
         failed, merge = sbatch(submission.merge_line(job), submission.merge_script(job))
         if failed or not merge:
-            # The training is queued, which is what matters: this status is sbatch's for it.
+            # The training is queued: the status returned is sbatch's for it.
             say(f"the merge job was refused; once job {job} has ended: "
                 f"{shlex.join(['clusterprof', 'collect', run])}")  # fmt: skip
         else:
@@ -344,16 +342,16 @@ def sbatch(command: Sequence[str], script: str) -> tuple[int, str]:
         )
     except OSError as error:
         raise LaunchError("sbatch could not be started", str(error)) from None
-    said = done.stdout.decode(errors="replace")
-    identity = said.strip().split(";")[0]
+    output = done.stdout.decode(errors="replace")
+    identity = output.strip().split(";")[0]
     if not identity.isdigit():
-        sys.stderr.write(said)
+        sys.stderr.write(output)
         identity = ""
     return done.returncode, identity
 
 
 def _clusterprof() -> list[str]:
-    """This very clusterprof, which the job may not have on its PATH."""
+    """This clusterprof, which the job may not have on its PATH."""
     beside = Path(sys.executable).parent / "clusterprof"
     return [str(beside)] if beside.is_file() else [sys.executable, "-m", "clusterprof"]
 

@@ -1,7 +1,7 @@
 """Run torchrun on each host over SSH and fetch the reports.
 
-All hosts are looked at before anything is started, since a training whose nodes are missing
-would only wait for them. Then each host's outcome stands apart.
+All hosts are checked before anything is started, since a training would wait for missing nodes.
+After that the hosts' outcomes are independent.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any, BinaryIO
 
+from clusterprof.agent.contracts import words
 from clusterprof.agent.contracts.plan import Meeting
 from clusterprof.collect import over_ssh
 from clusterprof.collect.over_ssh import RemoteHost, Running
@@ -37,7 +38,7 @@ def run(plan: LaunchPlan, arguments: argparse.Namespace) -> int:
     """Run the job on its hosts; returns the highest status of the hosts."""
     there = plan.job.over_ssh
     assert there is not None
-    hosts, plan = take_part(plan, there)
+    hosts, plan = usable_hosts(plan, there)
     try:
         return run_on(hosts, plan, arguments)
     finally:
@@ -45,7 +46,7 @@ def run(plan: LaunchPlan, arguments: argparse.Namespace) -> int:
             each.ssh.close()
 
 
-def take_part(plan: LaunchPlan, there: OverSsh) -> tuple[list[RemoteHost], LaunchPlan]:
+def usable_hosts(plan: LaunchPlan, there: OverSsh) -> tuple[list[RemoteHost], LaunchPlan]:
     """The hosts that can do the job, and the plan for them. Raises HostError for too few."""
     nsys = plan.capture.nsys.path if plan.capture.nsys else None
     hosts, bad = over_ssh.look_at(there, nsys)
@@ -61,10 +62,10 @@ def take_part(plan: LaunchPlan, there: OverSsh) -> tuple[list[RemoteHost], Launc
             then = f"use {other}" if other else "train without nsys (or --profiler torch)"
             say(f"{each.name} has no {nsys}: its ranks {then}")
     for names in over_ssh.same_machine(hosts):
-        say(f"{' and '.join(names)} are one machine: each runs its torchrun there")
+        say(f"{words.listed(names)} are one machine: it runs a torchrun for each")
     port = hosts[0].found.port
     if there.port is not None and port != there.port:
-        say(f"port {there.port} is taken on {hosts[0].name}: the launchers meet at {port}")
+        say(f"port {there.port} is in use on {hosts[0].name}: rendezvous at port {port}")
     there = launcher.without(there, list(bad), port)
     for each, ranks in zip(hosts, launcher.ranks(there, plan.job.world_size), strict=True):
         each.ranks = ranks
@@ -73,18 +74,18 @@ def take_part(plan: LaunchPlan, there: OverSsh) -> tuple[list[RemoteHost], Launc
 
 
 def too_few(there: OverSsh, bad: Mapping[Host, str]) -> HostError:
-    """What is wrong, host by host."""
+    """The error for too few hosts: what is wrong on each."""
     count = f"{len(bad)} of {len(there.hosts)} hosts"
     return HostError(
-        f"{count} cannot take part, and nothing was started",
+        f"{count} cannot be used, nothing was started",
         *(f"{host.name}: {why}" for host, why in bad.items()),
-        "mend that or leave the host out of --hosts"
-        + ("" if there.fewest < len(there.hosts) else "; --nnodes MIN:MAX goes on with fewer"),
+        "fix that or leave the host out of --hosts"
+        + ("" if there.fewest < len(there.hosts) else "; --nnodes MIN:MAX continues with fewer"),
     )
 
 
 def run_on(hosts: list[RemoteHost], plan: LaunchPlan, arguments: argparse.Namespace) -> int:
-    """Run the job on its hosts, bring home what they have, merge."""
+    """Run the job on its hosts, fetch the reports, merge."""
     there = plan.job.over_ssh
     assert there is not None
     run, manifest = begin(plan, arguments)
@@ -92,31 +93,31 @@ def run_on(hosts: list[RemoteHost], plan: LaunchPlan, arguments: argparse.Namesp
     with signals(running):
         try:
             deliver(hosts, plan)
-            manifest.update(there_is(hosts, there))
+            manifest.update(hosts_record(hosts, there))
             run.write_manifest(manifest)
             for each, command in zip(hosts, there.commands, strict=True):
                 show_command(command, f"{each.name}: ")
             with printing(there) as output:
                 status = running.run(there, output)
         finally:
-            # Also where the run directory could not be written: nothing of ours stays anywhere.
+            # Also if the run directory could not be written: nothing of ours remains on a host.
             over_ssh.gather(run, hosts, there.python, running.told_to_stop_again)
-        name_holes(run, hosts, plan)
+        record_lost_ranks(run, hosts, plan)
         for each in hosts:
-            tell(each)
-        manifest.update(there_is(hosts, there))
+            print_outcome(each)
+        manifest.update(hosts_record(hosts, there))
     return conclude(plan, arguments, run, manifest, status, patience_s=0)
 
 
 def deliver(hosts: Sequence[RemoteHost], plan: LaunchPlan) -> None:
-    """Bring the agent and the plan to all hosts. Raises HostError for the first that fails."""
-    told = plan.for_agent()._replace(meeting=meeting(hosts, plan))
+    """Copy the agent and the plan to all hosts. Raises HostError for the first that fails."""
+    for_agent = plan.for_agent()._replace(meeting=meeting(hosts, plan))
     with ThreadPoolExecutor(max_workers=min(32, len(hosts))) as pool:
-        list(pool.map(lambda each: over_ssh.deliver(each, told), hosts))
+        list(pool.map(lambda each: over_ssh.deliver(each, for_agent), hosts))
 
 
 def meeting(hosts: Sequence[RemoteHost], plan: LaunchPlan) -> Meeting:
-    """How the hosts' probers find each other: they see no common folder. Kept on the hosts only."""
+    """How the hosts' probers find each other without a common folder. Kept on the hosts only."""
     there = plan.job.over_ssh
     assert there is not None
     names = [launcher.hostname(each.host.address, there.ssh_config) for each in hosts]
@@ -125,7 +126,7 @@ def meeting(hosts: Sequence[RemoteHost], plan: LaunchPlan) -> Meeting:
 
 @contextlib.contextmanager
 def signals(running: Running) -> Iterator[None]:
-    """Hand our signals to the hosts; the second order to end ends them for good."""
+    """Forward our signals to the hosts; a second signal to end kills the job there."""
 
     def note(number: int, _frame: object) -> None:
         running.orders.append(signal.Signals(number).name.removeprefix("SIG"))
@@ -160,28 +161,28 @@ def printing(there: OverSsh) -> Iterator[Callable[[str], tuple[Prefixed, Prefixe
             each.finish()
 
 
-def name_holes(run: RunDirectory, hosts: Sequence[RemoteHost], plan: LaunchPlan) -> None:
-    """A rank whose host was lost says so, where the ranks of a host are known beforehand."""
+def record_lost_ranks(run: RunDirectory, hosts: Sequence[RemoteHost], plan: LaunchPlan) -> None:
+    """Record why ranks of a lost host have no report, where the ranks of each host are known."""
     chosen = plan.selection.expected(plan.job.world_size)
-    holes = {}
+    missing = {}
     for host in hosts:
         given = sorted(host.ranks or ()) if host.reason else []
         for rank in given[:1] if chosen is None else given:
             if chosen is None or rank in chosen:
-                holes[rank] = (host.name, host.reason)
-    over_ssh.name_holes(run, holes)
+                missing[rank] = (host.name, host.reason)
+    over_ssh.name_holes(run, missing)
 
 
-def tell(each: RemoteHost) -> None:
-    """One line for a host that did not end well."""
+def print_outcome(each: RemoteHost) -> None:
+    """Print one line for a host that did not end well."""
     if each.reason:
         say(f"{each.name}: {each.reason}")
     elif each.status:
         say(f"{each.name}: torchrun ended with status {each.status}")
 
 
-def there_is(hosts: Sequence[RemoteHost], there: OverSsh) -> dict[str, Any]:
-    """What run.json says of the hosts: enough to fetch later what could not be fetched now."""
+def hosts_record(hosts: Sequence[RemoteHost], there: OverSsh) -> dict[str, Any]:
+    """The hosts for run.json: enough to fetch later what could not be fetched now."""
     return {
         "ssh": {
             "config": str(there.ssh_config) if there.ssh_config else None,
@@ -199,7 +200,7 @@ def there_is(hosts: Sequence[RemoteHost], there: OverSsh) -> dict[str, Any]:
                 "reason": each.reason,
                 #: where its ranks' files still are; "" once they are here
                 "left": each.folder,
-                #: the ranks that it may bring (null: only they know), and what it has brought
+                #: the ranks that may run there (null: unknown), and those whose files were fetched
                 "ranks": None if each.ranks is None else sorted(each.ranks),
                 "brought": sorted(each.brought),
             }
@@ -208,18 +209,18 @@ def there_is(hosts: Sequence[RemoteHost], there: OverSsh) -> dict[str, Any]:
     }
 
 
-#: A line with what ends it.
+#: a line with its end
 _LINE = re.compile(rb"[^\r\n]*(?:\r\n|\r|\n)")
-#: A line that has no end by then is passed on in lines of this length.
+#: A longer line is passed on in pieces of this length.
 PIECE_B = 1 << 16
 
 
 class Prefixed:
-    """What one host prints, on its way to one of our streams.
+    """Passes what one host prints to one of our streams, each line behind `prefix`.
 
-    Lines of different hosts never mix. A progress bar ends its lines with a carriage return:
-    that ends a line as well. A host cannot print a line that begins with another's name. With an
-    empty `prefix` the bytes pass as they come.
+    Lines of different hosts never mix. A carriage return ends a line as well (progress bars). A
+    host cannot print a line that begins with another's name. With an empty `prefix` the bytes pass
+    unchanged.
     """
 
     def __init__(self, stream: BinaryIO, prefix: str, lock: threading.Lock) -> None:
@@ -257,7 +258,7 @@ class Prefixed:
             self._rest.clear()
 
     def _pass(self, data: bytes) -> None:
-        # Nobody may be reading any more (`| head`): the job goes on.
+        # The reader may be gone (`| head`): the job continues.
         with self._lock, contextlib.suppress(OSError, ValueError):
             self._stream.write(data)
             self._stream.flush()

@@ -24,14 +24,12 @@ from clusterprof.run_directory import RunDirectory
 
 #: `--strict`: the training was fine, the profile was not.
 PROFILE_FAILED = 123
-#: `--beacons`: beyond it they would be a load of their own
+#: `--beacons`: more would slow the job
 MOST_BEACONS = 1000
-#: `--max-steps`: five steps show what there is to see; hundreds make reports that nothing opens
+#: `--max-steps`: five to ten steps are enough; no tool opens reports of hundreds
 MOST_STEPS = 200
-#: `--max-report-mb`: millions of events; a torch trace takes four times its size to be written
+#: `--max-report-mb`: millions of events; writing a torch trace takes four times its size
 MOST_REPORT_MB = 1024
-
-
 #: Put first on PYTHONPATH: the sitecustomize in it starts the agent in every interpreter.
 INJECT = Path(__file__).resolve().parents[1] / "agent" / "inject"
 
@@ -86,8 +84,8 @@ class LaunchPlan:
             for host, command in zip(there.hosts, there.commands, strict=True)
         ]
         lines.append(
-            f"with {variables} set; the agent and the reports are in a temporary folder of each "
-            "host, which is removed once the reports are here"
+            f"with {variables} set; the agent and the reports are in a temporary folder on each "
+            "host, which is removed once the reports are fetched"
         )
         return lines
 
@@ -97,7 +95,7 @@ class LaunchPlan:
         which = self.selection.text
         if expected is not None and self.selection.kind != "ranks":
             which += f" ({','.join(map(str, expected))})"
-        world = f"{self.job.world_size} ranks" if self.job.world_size else "known to the ranks only"
+        world = f"{self.job.world_size} ranks" if self.job.world_size else "known only to the ranks"
         rows = [
             ("run directory", str(self.run), self.origins.get("run_dir", "default")),
             ("world", world, self.job.size_source),
@@ -112,16 +110,16 @@ class LaunchPlan:
         lines += ["", "will run:", *(f"  {line}" for line in self.command_lines())]
         commands = self.capture.shown()
         if commands:
-            lines += ["", "in each chosen rank, around the program:"]
+            lines += ["", "around the program in each profiled rank:"]
             lines += [f"  {shlex.join(command)}" for command in commands]
         remarks = [*self.job.remarks, *([self.job.closed] if self.job.closed else [])]
         if remarks:
-            lines += ["", "to know:", *(f"  {remark}" for remark in remarks)]
+            lines += ["", "notes:", *(f"  {remark}" for remark in remarks)]
         return "\n".join(lines)
 
 
 def injected(environ: Mapping[str, str], plan_file: Path) -> dict[str, str]:
-    """The two variables that bring the agent into every interpreter of the job."""
+    """The two variables that load the agent in every interpreter of the job."""
     before = environ.get("PYTHONPATH")
     return {
         "CLUSTERPROF_PLAN": str(plan_file),
@@ -206,7 +204,7 @@ def make_plan(
 
 
 def run_directory(settings: Settings, turn: int) -> Path:
-    """Where the run goes. Two runs that one job starts in the same second are told apart."""
+    """The run directory, a different one for each of several runs in the same second (`turn`)."""
     wanted = settings.get("run_dir")
     if wanted:
         return rundir.started_over(path(wanted).absolute(), os.environ)
@@ -229,15 +227,15 @@ def checked_window(
     most = arguments.max_steps
     if len(steps) > most:
         raise UsageError(
-            f"--steps {steps} holds {len(steps)} steps, more than --max-steps {most}",
-            "a report grows with every step, and five to ten show what there is to see: "
+            f"--steps {steps} has {len(steps)} steps, more than --max-steps {most}",
+            "a report grows with every step, and five to ten steps are enough: "
             f"try --steps {steps.first}:{steps.first + 10}",
-            f"if you mean it: --max-steps {len(steps)}",
+            f"to profile them all: --max-steps {len(steps)}",
         )
     step_on = settings.get("step_on")
     if step_on is not None and not all(step_on.partition(":")):
         raise UsageError(
-            f"--step-on {step_on!r} names no function",
+            f"--step-on {step_on!r} is not a function",
             "write module:function or module:Class.method",
         )
     return steps, step_on
@@ -247,9 +245,9 @@ def check_limits(arguments: argparse.Namespace) -> None:
     """How much a rank may capture, and how many beacons it sends. Raises UsageError."""
     if arguments.max_report_mb < 0:
         raise UsageError(
-            f"--max-report-mb {arguments.max_report_mb}: 0 or more", "0 means no limit"
+            f"--max-report-mb {arguments.max_report_mb} is negative", "0 means no limit"
         )
     if not 0 <= arguments.beacons <= MOST_BEACONS:
         raise UsageError(
-            f"--beacons {arguments.beacons}: from 0 to {MOST_BEACONS}", "16 are plenty"
+            f"--beacons {arguments.beacons} is not between 0 and {MOST_BEACONS}", "16 are enough"
         )

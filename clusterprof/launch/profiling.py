@@ -23,7 +23,7 @@ TRACE_CPU = "nvtx,osrt"
 
 _INSTALL = (
     "install Nsight Systems (package nsight-systems; module load nsight-systems on many clusters)",
-    "or name one with --nsys PATH, or capture with --profiler torch",
+    "or name one with --nsys PATH, or use --profiler torch",
 )
 
 
@@ -44,7 +44,7 @@ class CaptureRequest:
 
 @dataclass(frozen=True)
 class CapturePlan:
-    """A profiler, ready to be used by the agent in every chosen rank."""
+    """A profiler, ready to be used by the agent in every profiled rank."""
 
     name: str
     version: str
@@ -58,7 +58,7 @@ class CapturePlan:
     emit_nvtx: bool = False
 
     def shown(self) -> list[list[str]]:
-        """The profiler's own command lines in a chosen rank, as argv lists."""
+        """The profiler's command lines in a profiled rank, as argv lists."""
         if self.nsys is None:
             return []
         return [
@@ -78,14 +78,14 @@ def choose(request: CaptureRequest) -> CapturePlan:
         return _with_torch(request, "--profiler torch")
     if request.profiler != "auto":
         raise UsageError(
-            f"--profiler {request.profiler}: there is no such profiler",
+            f"--profiler {request.profiler} does not exist",
             f"choose one of {', '.join(PROFILERS)}",
         )
     try:
         return _with_nsys(request, "auto: nsys is installed here")
     except ProfilerError as error:
         if request.nsys is not None or request.nsys_args or request.trace or request.pytorch:
-            raise  # these say that nsys is meant
+            raise  # these options require nsys
         return _with_torch(request, f"auto: {error.what}")
 
 
@@ -134,7 +134,7 @@ def _with_nsys(request: CaptureRequest, because: str) -> CapturePlan:
     remarks = []
     if request.cpu_sampling:
         remarks.append(
-            "CPU sampling takes CPU time from every chosen rank and slows the end of the window; "
+            "CPU sampling takes CPU time on every profiled rank and slows the end of the window; "
             "it needs kernel.perf_event_paranoid <= 2"
         )
     return CapturePlan(
@@ -146,12 +146,12 @@ def _with_nsys(request: CaptureRequest, because: str) -> CapturePlan:
 
 
 def _check_trace(nsys: Nsys, trace: str | None) -> None:
-    """Refuse a --trace value that this nsys does not list, before a job is started for nothing."""
+    """Raise ProfilerError for a --trace value that this nsys does not list."""
     if trace is None:
         return
     for name in trace.split(","):
         if not nsys.offers("profile", name):
-            hint = " (NCCL comes through nvtx there)" if name == "nccl" else ""
+            hint = " (it traces NCCL with nvtx)" if name == "nccl" else ""
             raise ProfilerError(
                 f"nsys {nsys.version} has no --trace={name}{hint}",
                 f"see: {nsys.path} profile --help",
@@ -165,7 +165,7 @@ def _extra(nsys: Nsys, request: CaptureRequest) -> tuple[list[str], list[str], l
         if not nsys.offers("profile", "--pytorch"):
             raise ProfilerError(
                 f"nsys {nsys.version} has no --pytorch",
-                "use --pytorch emit-nvtx, which asks torch itself, or a newer nsys",
+                "use --pytorch emit-nvtx, which torch itself provides, or a newer nsys",
             )
         flags.append(f"--pytorch={request.pytorch}")
     for flag in flags:
@@ -194,7 +194,7 @@ def _with_torch(request: CaptureRequest, because: str) -> CapturePlan:
     for option, value in only_nsys.items():
         if value:
             raise UsageError(
-                f"{option} is nsys' and the profiler is torch",
+                f"{option} is for nsys, and the profiler is torch",
                 "leave it out, or choose --profiler nsys",
             )
     return CapturePlan("torch", "the program's own", because)

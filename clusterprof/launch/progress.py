@@ -16,7 +16,8 @@ from clusterprof.collect import newest_step_log
 from clusterprof.run_directory import RunDirectory
 
 SCHEMA_VERSION = 1
-#: Step logs are written once a minute, and no sooner than a step ends.
+#: Without an update for so long a rank may be gone: step logs are written once a minute, at the
+#: end of a step.
 SILENT_S = 150.0
 
 _NOT_SEEN = "not seen yet"
@@ -24,7 +25,7 @@ _NOT_SEEN = "not seen yet"
 
 @dataclass(frozen=True)
 class RankStatus:
-    """One rank, as its files tell it."""
+    """One rank, according to its files."""
 
     rank: int
     chosen: bool
@@ -32,7 +33,7 @@ class RankStatus:
     #: steps that had ended when the log was last written, a minute ago at most; None before that
     steps: int | None
     host: str
-    #: since a file of this rank was last written, by the clock of the file system's server
+    #: seconds since a file of this rank was last written, by the clock of the file server
     silent_s: float | None
     reason: str
 
@@ -56,7 +57,7 @@ class Status:
 
     @property
     def silent_s(self) -> float | None:
-        """Since any rank that has not ended gave a sign of life; None where none is left."""
+        """Seconds since the last update by a rank that has not ended; None where all have."""
         alive = [
             each.silent_s for each in self.ranks if each.silent_s is not None and not each.ended
         ]
@@ -82,13 +83,13 @@ def look(run: RunDirectory) -> Status:
     expected = set(selection.expected(manifest.get("world_size")) or ())
     if manifest.get("ended") is None:
         run = run.attempts()[-1]
-    seen = run.states()
+    states = run.states()
     first, end = manifest["window"]
     return Status(
         run.path, manifest["began"], manifest.get("ended"), manifest.get("exit_status"),
         StepWindow(first, end),
-        [_rank(run, rank, seen.get(rank, {}), rank in expected)
-         for rank in sorted(expected | set(seen))],
+        [_rank(run, rank, states.get(rank, {}), rank in expected)
+         for rank in sorted(expected | set(states))],
     )  # fmt: skip
 
 
@@ -107,7 +108,7 @@ def _rank(run: RunDirectory, rank: int, state: dict[str, Any], expected: bool) -
 
 
 def _logged(folder: Path) -> int | None:
-    """Steps in the rank's newest log, the summaries beside it included."""
+    """Steps in the rank's newest log and its summaries."""
     log = newest_step_log(folder)
     if log is None:
         return None

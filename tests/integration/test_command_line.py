@@ -40,8 +40,7 @@ def test_a_rank_outside_of_the_world_is_refused_before_the_job_starts(
             ["srun", "--ranks", "0,9", "-n4", "--profiler=torch", "--", "python", "t.py"]
         )
     )
-    assert "rank 9" in said
-    assert "0 to 3" in said
+    assert "no such rank: 9; the job has ranks 0–3" in said
     assert list(workdir.iterdir()) == []
 
 
@@ -49,10 +48,10 @@ def test_a_rank_outside_of_the_world_is_refused_before_the_job_starts(
     ("options", "words"),
     [
         (["--ranks", "a"], "--ranks"),
-        (["--steps", "5:5"], "holds no step"),
-        (["--step-on", "train"], "names no function"),
+        (["--steps", "5:5"], "5:5"),
+        (["--step-on", "train"], "train"),
         (["--ranks", "stages"], "--pp"),
-        (["--profiler", "torch", "--trace", "cuda"], "--trace is nsys'"),
+        (["--profiler", "torch", "--trace", "cuda"], "--trace"),
     ],
 )
 def test_what_cannot_be_understood_is_refused_with_a_hint(

@@ -146,7 +146,7 @@ def test_all_that_is_wrong_with_the_hosts_is_said_before_anything_is_started(
     done = run_clusterprof(line)
     assert done.returncode == 255, done
     for said in (
-        "6 of 6 hosts cannot take part, and nothing was started",
+        "6 of 6 hosts cannot be used, nothing was started",
         f"h1: it has no train.py in {workdir}",
         "h2: its host key is not the one in known_hosts",
         "h3: its host key is not in known_hosts",

@@ -43,7 +43,8 @@ def going_on(workdir: Path) -> Iterator[Path]:
             stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True,
         )  # fmt: skip
     deadline = time.monotonic() + 60
-    while not list(workdir.glob("run/ranks/00000/trace.json.gz")):
+    state = workdir / "run/ranks/00000/state.json"
+    while not state.exists() or json.loads(state.read_text())["state"] != "captured":
         assert time.monotonic() < deadline, (workdir / "output").read_text()
         time.sleep(0.1)
     yield workdir / "run"
@@ -84,9 +85,9 @@ def test_a_run_that_goes_on_is_told_rank_by_rank_and_not_touched(
     headline, _, header, row, rest = text.stdout.splitlines()
     assert "began" in headline
     assert "window 3:6" in headline
-    assert header.split() == ["rank", "state", "steps", "window", "host", "heard"]
+    assert header.split() == ["rank", "state", "steps", "window", "host", "last", "update"]
     assert row.split()[:2] == ["0", "captured"]
-    assert rest.startswith("and 1 that are not chosen: 1 counting")
+    assert rest.startswith("and 1 unprofiled rank: 1 counting")
     assert (found["ended"], found["window"]) == (None, [3, 6])
     first, second = found["ranks"]
     assert (first["chosen"], first["steps"] >= 6) == (True, True)

@@ -107,7 +107,7 @@ def test_force_replaces_a_page_of_ours_and_nothing_else(tmp_path: Path, reports:
     (tmp_path / "dangling").symlink_to(tmp_path / "absent")
     for target in (reports[0], tmp_path / "own.html", tmp_path, tmp_path / "dangling", "/dev/null"):
         before = os.lstat(target)
-        with pytest.raises(UsageError, match="not what clusterprof writes"):
+        with pytest.raises(UsageError, match="not written by clusterprof"):
             merge.main("merge", [*reports, "--html", str(target), "--force"], None)
         assert os.lstat(target).st_ino == before.st_ino
 
@@ -127,7 +127,7 @@ def test_force_writes_into_an_output_of_ours_and_leaves_no_stale_tables(
     home = tmp_path / "home"
     home.mkdir()
     (home / "report.html").write_text("mine")
-    with pytest.raises(UsageError, match="not what clusterprof writes"):
+    with pytest.raises(UsageError, match="not written by clusterprof"):
         merge.main("merge", [*reports, "--output", str(home), "--force"], None)
     assert os.listdir(home) == ["report.html"]
 
@@ -137,7 +137,7 @@ def test_force_replaces_a_measurement_of_clocks_and_nothing_else(tmp_path: Path)
     Measurement((), "UDP").write(ours)
     other.write_text('{"name": "x"}')
     check_free(ours, True, is_measurement)
-    with pytest.raises(UsageError, match="not what clusterprof writes"):
+    with pytest.raises(UsageError, match="not written by clusterprof"):
         check_free(other, True, is_measurement)
 
 

@@ -77,9 +77,9 @@ def test_sizes_that_make_another_world_are_refused() -> None:
 
 
 def test_a_rank_outside_of_a_known_world_is_refused_by_number() -> None:
-    with pytest.raises(UsageError, match="rank 16") as error:
+    with pytest.raises(UsageError, match="no such rank: 16") as error:
         parse_ranks("0,16").check(16, "-N2 --ntasks-per-node=8")
-    assert "0 to 15" in str(error.value)
+    assert "0–15" in str(error.value)
 
 
 def test_a_world_that_is_not_known_refuses_nothing() -> None:
