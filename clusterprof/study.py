@@ -10,13 +10,14 @@ import numpy as np
 import pyarrow as pa
 
 from clusterprof import __version__
+from clusterprof.agent.contracts.words import ranks as rank_list
 from clusterprof.align.clock import Clock, align
 from clusterprof.align.clock.measured import KnownClocks, of_one_report
 from clusterprof.align.clock.readings import without_beacons
 from clusterprof.align.match import match, numbered, tolerance
 from clusterprof.align.placing import place
 from clusterprof.analysis.findings import communication
-from clusterprof.analysis.findings.ranking import findings
+from clusterprof.analysis.findings.registry import all_findings
 from clusterprof.analysis.findings.verdict import verdict
 from clusterprof.analysis.groups.topology import topology
 from clusterprof.analysis.model.accounts import accounts
@@ -60,12 +61,12 @@ def study(
     capture: CaptureCost | None = None,
     launcher: str | None = None,
 ) -> Study:
-    """Put the ranks on one clock, match their collectives and say who is late and why.
+    """Align the ranks' clocks, match their collectives, and find stragglers and other costs.
 
-    `missing` are the holes and `warnings` the readers' own, both passed on; `source` is what the
-    user named (for the `next` commands); `clocks` is what is known of them beside the
-    reports, `capture` what the step logs say that the capture cost, `launcher` what the run was
-    started with. Raises MergeError if a rank comes twice.
+    `missing` are the missing reports and `warnings` the readers' own, both passed on; `source` is
+    what the user named; `clocks` is what is known of them besides the reports, `capture` the
+    profiler's overhead by the step logs, `launcher` what the run was started with. Raises
+    MergeError if a rank comes twice.
     """
     ordered = tuple(sorted(ranks, key=lambda t: t.rank))
     numbers = [t.rank for t in ordered]
@@ -94,7 +95,7 @@ def study(
         capture,
         launcher,
     )
-    found, said = findings(dataset)
+    found, too_few = all_findings(dataset)
     results: Results = {
         "schema_version": SCHEMA_VERSION,
         "clusterprof_version": __version__,
@@ -111,7 +112,7 @@ def study(
             *dict.fromkeys((*warnings, *known.warnings)),
             *_warnings(dataset, warnings),
             *_inferred(matched),
-            *said,
+            *too_few,
         ],
     }
     return Study(results, placed, account, clock, ordered)
@@ -151,26 +152,15 @@ def _steps(dataset: Dataset) -> list[StepEntry]:
     rows: dict[int, list[dict[str, Any]]] = {}
     for row in dataset.accounts.to_pylist():
         rows.setdefault(row["step"], []).append(row)
-    settled_steps = set(dataset.steady_steps)
+    steady = set(dataset.steady_steps)
+    names = list(RankAccount.__annotations__)
     for step in dataset.steps:
         here = rows[step]
-        ranks: list[RankAccount] = [
-            {
-                "rank": r["rank"],
-                "duration_ns": r["duration_ns"],
-                "compute_ns": r["compute_ns"],
-                "exposed_communication_ns": r["exposed_communication_ns"],
-                "exposed_copy_ns": r["exposed_copy_ns"],
-                "idle_ns": r["idle_ns"],
-                "communication_ns": r["communication_ns"],
-                "exposed_wait_ns": r["exposed_wait_ns"],
-            }
-            for r in here
-        ]
+        ranks: Any = [{name: row[name] for name in names} for row in here]
         entries.append(
             {
                 "step": step,
-                "settled": step in settled_steps,
+                "settled": step in steady,
                 "begin_ns": min(r["aligned_begin_ns"] for r in here),
                 "duration_ns": int(np.median([r["duration_ns"] for r in here])),
                 "ranks": ranks,
@@ -197,21 +187,18 @@ def _collectives(dataset: Dataset) -> CollectivesEntry:
 def _warnings(dataset: Dataset, gathered: Sequence[str]) -> list[str]:
     out = list(dataset.clock.warnings)
     # each once, with the ranks that gave it
-    said: dict[str, list[int]] = {}
+    of_ranks: dict[str, list[int]] = {}
     for tables in dataset.tables:
-        for one in dict.fromkeys((*tables.info.warnings, *tables.warnings)):
-            said.setdefault(one.removeprefix(f"rank {tables.rank}: "), []).append(tables.rank)
-    # the reader's own lines begin with who gave them, in other words
+        for text in dict.fromkeys((*tables.info.warnings, *tables.warnings)):
+            own = text.removeprefix(f"rank {tables.rank}: ")
+            of_ranks.setdefault(own, []).append(tables.rank)
+    # the reader's own lines begin with the ranks in another form
     known = {line.partition(": ")[2] for line in gathered}
-    for one, by in said.items():
-        who = f"rank {by[0]}" if len(by) == 1 else f"ranks {', '.join(map(str, by))}"
-        if one not in known:
-            out.append(f"{who}: {one}")
+    out += [f"{rank_list(by, None)}: {text}" for text, by in of_ranks.items() if text not in known]
     bare = [line.rank for line in dataset.timelines if not line.has_steps]
     if bare:
-        who = f"rank{'s' if len(bare) > 1 else ''} {', '.join(map(str, bare))}"
         out.append(
-            f"{who}: the report has no steps; the whole window counts as one (mark steps with NVTX "
-            "ranges named 'step N', or launch with clusterprof)"
+            f"{rank_list(bare, None)}: the report has no steps; the whole window counts as one "
+            "(mark steps with NVTX ranges named 'step N', or launch with clusterprof)"
         )
     return list(dict.fromkeys(out))

@@ -168,10 +168,8 @@ def test_a_warning_that_was_gathered_already_is_not_repeated() -> None:
     assert [w for w in results["warnings"] if "driver" in w] == [
         "ranks 0, 1, 2, 3: the driver is old"
     ]
-    results = study(warned).results
-    assert [w for w in results["warnings"] if "driver" in w] == [
-        "ranks 0, 1, 2, 3: the driver is old"
-    ]
+    (warning,) = [w for w in study(warned).results["warnings"] if "driver" in w]
+    assert "0–3" in warning
 
 
 def test_results_hold_plain_numbers_only() -> None:

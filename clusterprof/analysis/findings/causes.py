@@ -41,10 +41,8 @@ class Reason:
     evidence: Evidence
 
 
-def _blocked(activity: dict[str, Any] | None) -> str:
-    """What a host is in, as a clause; empty where no call or range covers it."""
-    if activity is None:
-        return ""
+def _blocked(activity: dict[str, Any]) -> str:
+    """What a host is in, as a clause."""
     name = named(activity["name"])
     call = activity["kind"] in ("os", "cuda")
     return f"its host blocks in {name}" if call else f"its host is in '{name}'"

@@ -9,7 +9,7 @@ import pyarrow.compute as pc
 
 from clusterprof.agent.contracts.words import ms, size
 from clusterprof.analysis.findings.finding import Code, by_steady_step, finding, of_step
-from clusterprof.analysis.model.dataset import Dataset
+from clusterprof.analysis.model.dataset import Dataset, Floats
 from clusterprof.analysis.model.intervals import union
 from clusterprof.results import Finding
 
@@ -38,36 +38,15 @@ def find(dataset: Dataset, _found: Sequence[Finding] = ()) -> list[Finding]:
     Cost: the exposed part of such copies per step, mean over the ranks that do it. Pinned
     memory would make them about as many times faster as the bus is; all of it is the bound.
     """
-    if not dataset.steady_steps:
+    if not dataset.step_ns:
         return []
-    each = np.zeros((len(dataset.ranks), len(dataset.steady_steps)))
-    volume = np.zeros_like(each)
-    for k, (tables, line) in enumerate(zip(dataset.tables, dataset.timelines, strict=True)):
-        table = tables.activity
-        wanted = pc.and_(
-            pc.fill_null(table["pageable"], fill_value=False),
-            pc.fill_null(pc.equal(table["direction"], "host_to_device"), fill_value=False),
-        )
-        rows = np.flatnonzero(np.asarray(wanted.to_numpy(zero_copy_only=False), dtype=bool))
-        if not len(rows):
-            continue
-        working = line.compute_or_communication
-        copies = union(
-            np.r_[working.start, line.start[rows]].astype(np.int64),
-            np.r_[working.end, line.stop[rows]].astype(np.int64),
-        )
-        exposed = copies.within(line.begin, line.end) - working.within(line.begin, line.end)
-        each[k] = by_steady_step(dataset, line, exposed)
-        count = np.asarray(pc.fill_null(table["size_bytes"], 0).to_numpy())[rows]
-        step = np.r_[line.step, -1][line.step_of[rows]]
-        inside = np.isin(step, dataset.steady_steps)
-        np.add.at(volume[k], np.searchsorted(dataset.steady_steps, step[inside]), count[inside])
+    each, volume = _copies(dataset)
     doing = each.sum(axis=1) > 0
     if not doing.any():
         return []
     cost = each[doing].mean(axis=0)
     per_step = float(cost.mean())
-    if not dataset.step_ns or per_step / dataset.step_ns < _LEAST_FRAC:
+    if per_step / dataset.step_ns < _LEAST_FRAC:
         return []
     ranks = [r for r, d in zip(dataset.ranks, doing, strict=True) if d]
     copied = float(volume[doing].mean())
@@ -97,3 +76,30 @@ def find(dataset: Dataset, _found: Sequence[Finding] = ()) -> list[Finding]:
             "to(device, non_blocking=True): several times faster, and overlapped",
         )
     ]
+
+
+def _copies(dataset: Dataset) -> tuple[Floats, Floats]:
+    """Exposed copies from pageable memory (ns), and their bytes: [ranks, steady-state steps]."""
+    each = np.zeros((len(dataset.ranks), len(dataset.steady_steps)))
+    volume = np.zeros_like(each)
+    for k, (tables, line) in enumerate(zip(dataset.tables, dataset.timelines, strict=True)):
+        table = tables.activity
+        wanted = pc.and_(
+            pc.fill_null(table["pageable"], fill_value=False),
+            pc.fill_null(pc.equal(table["direction"], "host_to_device"), fill_value=False),
+        )
+        rows = np.flatnonzero(np.asarray(wanted.to_numpy(zero_copy_only=False), dtype=bool))
+        if not len(rows):
+            continue
+        working = line.compute_or_communication
+        copies = union(
+            np.r_[working.start, line.start[rows]].astype(np.int64),
+            np.r_[working.end, line.stop[rows]].astype(np.int64),
+        )
+        exposed = copies.within(line.begin, line.end) - working.within(line.begin, line.end)
+        each[k] = by_steady_step(dataset, line, exposed)
+        count = np.asarray(pc.fill_null(table["size_bytes"], 0).to_numpy())[rows]
+        step = np.r_[line.step, -1][line.step_of[rows]]
+        inside = np.isin(step, dataset.steady_steps)
+        np.add.at(volume[k], np.searchsorted(dataset.steady_steps, step[inside]), count[inside])
+    return each, volume

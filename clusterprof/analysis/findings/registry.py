@@ -1,8 +1,8 @@
-"""All finding modules of this package, and the codes that their findings carry.
+"""All finding modules of this package, the codes that their findings carry, and all findings.
 
 A module of this package is a finding module if it has `CODES` (what its findings are called),
 `ORDER` (its place: those of lower ORDER run first) and `find(dataset, found)`, which returns its
-findings; `found` are those of the modules before it. Nothing else names the modules: the ranking,
+findings; `found` are those of the modules before it. Nothing else lists the modules: the study,
 `clusterprof explain` and `docs/findings.md` all read them here.
 """
 
@@ -14,8 +14,9 @@ from importlib import import_module
 from typing import Any, Protocol
 
 from clusterprof.analysis import findings
+from clusterprof.analysis.findings import profiler_overhead, straggler
 from clusterprof.analysis.findings.finding import Code
-from clusterprof.analysis.model.dataset import Dataset
+from clusterprof.analysis.model.dataset import LEAST_STEADY, Dataset
 from clusterprof.errors import UsageError
 from clusterprof.results import Finding
 
@@ -45,6 +46,29 @@ def load() -> None:
     CODES.update({code.code: code for module in MODULES for code in module.CODES})
 
 
+def all_findings(dataset: Dataset) -> tuple[list[Finding], list[str]]:
+    """Return the findings of all modules, sorted by cost per step, and warnings.
+
+    With too few steady-state steps there is only the profiler's overhead, and a warning says by how
+    much to lengthen the window: a guess would name whom the profiler's start has made late.
+    """
+    if not dataset.ranks:
+        return [], []
+    if len(dataset.steady_steps) < LEAST_STEADY:
+        warning = (
+            f"not enough steady-state steps ({len(dataset.steady_steps)}; the first step of a "
+            "window shows the profiler's start): lengthen the window by "
+            f"{profiler_overhead.missing(dataset)} steps or more (--steps)"
+        )
+        return profiler_overhead.find(dataset), [warning]
+    found: list[Finding] = []
+    for module in MODULES:
+        found += module.find(dataset, found)
+    found = straggler.with_carried_lag(dataset, found)
+    found.sort(key=lambda f: -f["cost_ns_per_step"])
+    return profiler_overhead.discounted(dataset, found), []
+
+
 def explain(code: str) -> str:
     """Describe a finding code in full. Raises UsageError for a code that does not exist."""
     if code not in CODES:
@@ -52,7 +76,7 @@ def explain(code: str) -> str:
     one = CODES[code]
     return (
         f"{one.code}: {one.title}\n\n{one.meaning}\n\nWhen it is wrong: {one.when_wrong}\n\n"
-        f"Recommendation: {one.recommendation}\n"
+        f"Recommendation: {one.recommendation}"
     )
 
 

@@ -38,7 +38,7 @@ def busy(dataset: Dataset, *, transfers: bool = False) -> Floats:
     """What each GPU does a step without waiting (ns), median over the steady-state steps, [ranks].
 
     Compute and exposed copies. Transfers count only with `transfers`: those of a rank that waits
-    for a late one might have been overlapped otherwise. NaN where a rank lacks all steps.
+    for a straggler might have been overlapped otherwise. NaN where a rank lacks all steps.
     """
     work = dataset.account("compute_ns") + dataset.account("exposed_copy_ns")
     if transfers:
@@ -101,14 +101,14 @@ def of_the_job(
     """`cost` [ranks, steps] without what the others' pace or the profiler would have cost.
 
     Each rank's steps are scaled alike. The profiler's overhead is taken off a host's lateness,
-    except for what the steps before the window leave room for.
+    but not below what the steps before the window allow.
     """
     bound = at_most(dataset, pace, by_host)
     own = cost.mean(axis=1) if cost.size else np.zeros(len(cost))
     for k in np.flatnonzero((overhead > 0) & by_host).tolist():
         usual = float(dataset.tables[k].info.usual_step_ns or 0)
-        room = bound[k] - dataset.step_ns + usual
-        bound[k] = min(bound[k], max(own[k] - overhead[k], room, 0.0))
+        limit = bound[k] - dataset.step_ns + usual
+        bound[k] = min(bound[k], max(own[k] - overhead[k], limit, 0.0))
     part = np.divide(bound, own, out=np.ones(len(own)), where=(own > 0) & (bound < own))
     return np.asarray(cost * part[:, None])
 

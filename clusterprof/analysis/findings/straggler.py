@@ -124,9 +124,9 @@ def _straggler(dataset: Dataset, of: StragglerCost, k: int, saved: float) -> Fin
     idle, work = of.idle[k].sum(), of.work[k].sum()
     per_step, floor = float(cost.mean()), 0.1 * float(cost.max())
     hit = cost > floor
-    doubt = float(of.uncertainty[k].max(initial=0.0))
+    error = float(of.uncertainty[k].max(initial=0.0))
     confidence = 0.6 + 0.3 * max(idle, work) / max(idle + work, 1.0)
-    confidence *= 1.0 if per_step > 3 * doubt else 0.7
+    confidence *= 1.0 if per_step > 3 * error else 0.7
     confidence = min(0.98, confidence + 0.05 * float(hit.mean()))
     reason = (causes.late_host if by_host else causes.busy_gpu)(dataset, of, k)
     compared = _compared(dataset, of, k) if by_host else []
@@ -156,7 +156,7 @@ def _straggler(dataset: Dataset, of: StragglerCost, k: int, saved: float) -> Fin
         cost=cost,
         floor_ns=floor,
         at_most="warning" if carried else "critical",
-        uncertainty_ns=doubt,
+        uncertainty_ns=error,
         confidence=confidence,
         summary=" ".join(parts),
         evidence=[

@@ -1,6 +1,6 @@
 """How long each rank delays the others, by its host and by its GPU.
 
-Being late at a collective is not enough. A rank that waits for a late one is late itself
+Being late at a collective is not enough. A rank that waits for a straggler is late itself
 downstream; a rank that had to catch up arrives late a dozen times for one delay. So a rank's
 cost in a step is the least of three measures:
 
@@ -78,12 +78,12 @@ def lateness(dataset: Dataset) -> tuple[Floats, Floats]:
     """
     c = dataset.collectives
     shape = (len(dataset.ranks), len(dataset.steady_steps))
-    total, doubt = np.zeros(shape), np.zeros(shape)
+    total, error = np.zeros(shape), np.zeros(shape)
     rows = np.flatnonzero(c.matched & c.synchronising & (c.rank == c.last_rank) & c.has)
     if not dataset.steady_steps:
-        return total, doubt
+        return total, error
     if not len(rows):
-        return _late_sends(dataset), doubt
+        return _late_sends(dataset), error
     # calls of one group share a kernel: they are late together, once
     _, once = np.unique(np.stack([c.rank[rows], c.start[rows]]), axis=1, return_index=True)
     rows = rows[once]
@@ -94,8 +94,8 @@ def lateness(dataset: Dataset) -> tuple[Floats, Floats]:
     known = np.isin(c.step[rows], dataset.steady_steps)
     at = (np.searchsorted(dataset.ranks, c.rank[rows])[known], column[known])
     np.add.at(total, at, late[known])
-    np.maximum.at(doubt, at, np.where(late > 0, bound, 0)[known])
-    return np.maximum(total, _late_sends(dataset)), doubt
+    np.maximum.at(error, at, np.where(late > 0, bound, 0)[known])
+    return np.maximum(total, _late_sends(dataset)), error
 
 
 def _clock_error(dataset: Dataset) -> Floats:
@@ -130,7 +130,7 @@ def straggler_cost(dataset: Dataset) -> StragglerCost:
 
 
 def _measured(dataset: Dataset) -> StragglerCost:
-    late, doubt = lateness(dataset)
+    late, error = lateness(dataset)
     stage = _stage_of(dataset)
     circle = peers(dataset, stage)
     pace = host_activity.pace(dataset)
@@ -148,7 +148,7 @@ def _measured(dataset: Dataset) -> StragglerCost:
         cost = np.minimum(cost, critical_path.on_path(dataset, found))
     overhead = savings.profiler_overhead(dataset, pace)
     every = StragglerCost(
-        late, doubt, idle, compute, copy, pace, cost, cost, overhead, tuple(found)
+        late, error, idle, compute, copy, pace, cost, cost, overhead, tuple(found)
     )
     saved = savings.of_the_job(dataset, cost, pace, every.by_host, overhead)
     return replace(every, cost=saved)
