@@ -15,7 +15,7 @@ from clusterprof.tables import RankTables
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 
-#: stands for "the report does not say" in integer arrays
+#: stands for "not in the report" in integer arrays
 UNKNOWN = -1
 
 #: operations whose member cannot end before every member has started, because each member's
@@ -50,7 +50,7 @@ class Calls:
     end: Ints
     has: Bools
     step: Ints
-    #: the step where somebody marked it, else -1: what may say which call is which
+    #: the step where the program numbered it, else -1: what may show which call is which
     marked: Ints
     source: npt.NDArray[np.object_]
     reason: npt.NDArray[np.object_]
@@ -82,15 +82,15 @@ def steps_of(tables: RankTables, times: Ints) -> Ints:
 
 
 def _marked(tables: RankTables) -> bool:
-    """Whether somebody numbered the steps. Those found by the optimizer's work count from 0 in each
-    report; once they are numbered alike it is by the very matches that they would confirm.
+    """Whether the program numbered the steps. Those found by the optimizer's work count from 0 in
+    each report; once they are numbered alike it is by the very matches that they would confirm.
     """
     sources = tables.steps["source"].cast(pa.string())
     return bool(len(sources)) and sources[0].as_py() != "optimizer"
 
 
 def _issued(issue: Ints, start: Ints, stream: Ints, steps: Ints) -> Ints:
-    """Return when each call was issued (ns); where the report does not say (0), by its stream.
+    """Return when each call was issued (ns); where that is unknown (0), by its stream.
 
     A stream runs in the order of issue: a call was issued before the next one on its stream, and
     one with none before it that is known, before the window and its steps. Where the report knows
@@ -128,7 +128,7 @@ def read(tables: RankTables) -> Calls:
     )
     communicator = _objects(
         [
-            # a process group's name ("1") may mean other ranks elsewhere: the members tell
+            # a process group's name ("1") may mean other ranks elsewhere: its members identify it
             name if name is None or m is None or "[" in name else f"{name}{list(m)}"
             for name, m in zip(table["communicator"].to_pylist(), members, strict=True)
         ]

@@ -3,8 +3,8 @@
 Exports of nsys before 2025 carry no communicator id, nor do traces of PyTorch before 2.3. What is
 left: every communicator of PyTorch has a CUDA stream of its own, and the members of one collective
 end together, whatever their clocks say: the difference of two members' ends is constant, that of
-strangers is not. How nearly together depends on the machine: to within tens of microseconds with
-NVLink, hundreds without. So the tolerance is learned from the streams that plainly wait for one
+other streams is not. How nearly together depends on the machine: within tens of microseconds with
+NVLink, hundreds without. So the tolerance is learned from the streams that clearly wait for one
 another: their calls begin at all times and yet end together.
 """
 
@@ -38,6 +38,8 @@ _NEAR_NS = 1_000_000
 _MANY_STREAMS, _TELLING_STREAMS = 128, 12
 
 Floats = npt.NDArray[np.float64]
+#: indices into some streams, and the confidence that those are one communicator
+Group = tuple[list[int], float]
 
 
 @dataclass(frozen=True)
@@ -50,11 +52,9 @@ class Stream:
 
 
 @dataclass(frozen=True)
-class Partner:
-    """Two streams of two ranks that may belong to one communicator."""
+class Fit:
+    """How two streams of two ranks go together that may belong to one communicator."""
 
-    a: int
-    b: int
     shift: Shift
     #: how far the ends of the shorter calls lie apart
     spread_ns: float
@@ -66,55 +66,46 @@ class Partner:
 
 def streams(calls: Calls, rows: Ints) -> list[Stream]:
     """Split `rows` of one rank's calls by stream."""
-    return [
-        Stream(calls.rank, chosen, take(calls, chosen))
-        for stream in np.unique(calls.stream[rows])
-        for chosen in [rows[calls.stream[rows] == stream]]
-    ]
+    parts = [rows[calls.stream[rows] == stream] for stream in np.unique(calls.stream[rows])]
+    return [Stream(calls.rank, part, take(calls, part)) for part in parts]
 
 
-def partner(
-    a: Stream,
-    b: Stream,
-    index_a: int,
-    index_b: int,
-    slack: float = 1.0,
-    tolerance_ns: float = _END_SPREAD_NS,
-) -> Partner | None:
+def fit(
+    a: Stream, b: Stream, slack: float = 1.0, tolerance_ns: float = _END_SPREAD_NS
+) -> Fit | None:
     """Return how well two streams go together; None if they cannot be of one communicator.
 
-    Ends may scatter by `slack` times what is seen among members, `tolerance_ns` or a part of the
+    Ends may scatter by `slack` times what is usual among members, `tolerance_ns` or a part of the
     call's length.
     """
     shift = find_shift(a.calls, b.calls)
     if shift is None:
         return None
-    first = max(0, -shift.by)
-    last = min(len(b.calls), len(a.calls) - shift.by)
-    one = take(a.calls, np.arange(first + shift.by, last + shift.by))
-    two = take(b.calls, np.arange(first, last))
-    timed = one.has & two.has
+    in_a, in_b = shift.overlap(len(a.calls), len(b.calls))
+    timed = a.calls.has[in_a] & b.calls.has[in_b]
     if not timed.any():
         return None
-    length = np.minimum(one.end - one.start, two.end - two.start)[timed].astype(np.float64)
-    apart = _apart(one.end[timed], two.end[timed], length)
+    start_a, end_a = a.calls.start[in_a][timed], a.calls.end[in_a][timed]
+    start_b, end_b = b.calls.start[in_b][timed], b.calls.end[in_b][timed]
+    length = np.minimum(end_a - start_a, end_b - start_b).astype(np.float64)
+    apart = _apart(end_a, end_b, length)
     needs = _width(np.where(2 * np.abs(apart) > slack * _END_SPREAD_FRAC * length, apart, 0.0))
     if needs > slack * tolerance_ns:
         return None
-    begins = _width(_apart(one.start[timed], two.start[timed], length))
+    begins = _width(_apart(start_a, start_b, length))
     spread = _width(apart[length <= np.median(length)])
-    sure = 0.8 * shift.confidence
+    confidence = 0.8 * shift.confidence
     if len(apart) <= _FEW_CALLS:
-        if abs(int(np.median((one.end - two.end)[timed]))) > _NEAR_NS:
+        if abs(int(np.median(end_a - end_b))) > _NEAR_NS:
             return None
-        sure /= 2
-    return Partner(index_a, index_b, shift, spread, sure, needs, begins)
+        confidence /= 2
+    return Fit(shift, spread, confidence, needs, begins)
 
 
 def _apart(a: Ints, b: Ints, length: Floats) -> Floats:
     """How far the differences `a - b` are from constant, or from a constant drift (ns).
 
-    The shorter a call the better it tells.
+    The shorter a call the more exact.
     """
     apart = (a - b - (a[0] - b[0])).astype(np.float64)
     weight = 1 / np.maximum(length, _END_SPREAD_NS / _END_SPREAD_FRAC)
@@ -135,16 +126,14 @@ def _width(apart: Floats) -> float:
     return 2 * float(np.quantile(np.abs(apart), _MOST_CALLS_FRAC))
 
 
-def tolerance(pairs: Sequence[Partner]) -> float:
+def tolerance(pairs: Sequence[Fit]) -> float:
     """Return by how much members' ends differ in this recording (ns), at least 50 µs."""
     telling = [p.needs_ns for p in pairs if p.begins_ns >= _WAITS * p.needs_ns]
     return max(_END_SPREAD_NS, *telling, 0.0)
 
 
-def infer(
-    nodes: Sequence[Stream], *, whole: bool = False
-) -> tuple[list[tuple[list[int], float]], float]:
-    """Group streams of different ranks into communicators: (indices into `nodes`, confidence).
+def infer(nodes: Sequence[Stream], *, whole: bool = False) -> tuple[list[Group], float]:
+    """Group streams of different ranks into communicators: indices into `nodes`, confidence.
 
     `whole`: these are all collectives of all ranks of a job. Such a job's communicators connect its
     ranks and divide them evenly: the tolerance is the least that makes them so. With very many
@@ -165,7 +154,7 @@ def infer(
     return found, most
 
 
-def _plausible(nodes: Sequence[Stream], groups: Sequence[tuple[list[int], float]]) -> bool:
+def _plausible(nodes: Sequence[Stream], groups: Sequence[Group]) -> bool:
     """Whether groups lead from each rank to each other one, those of a size dividing all evenly."""
     parts: list[set[int]] = []
     sizes = Counter(len(members) for members, _ in groups)
@@ -178,8 +167,8 @@ def _plausible(nodes: Sequence[Stream], groups: Sequence[tuple[list[int], float]
 
 
 def _linked(
-    nodes: Sequence[Stream], pairs: Mapping[tuple[int, int], Partner], most: float
-) -> list[tuple[list[int], float]]:
+    nodes: Sequence[Stream], pairs: Mapping[tuple[int, int], Fit], most: float
+) -> list[Group]:
     """Complete linkage, tightest pair first: each member must go together with each other one."""
     pairs = {pair: found for pair, found in pairs.items() if found.needs_ns <= most}
     group = {i: [i] for i in range(len(nodes))}
@@ -193,46 +182,39 @@ def _linked(
             one.extend(other)
             for k in other:
                 group[k] = one
-    seen: list[tuple[list[int], float]] = []
+    out: list[Group] = []
     for i, members in group.items():
         if members[0] == i:
-            sure = [pairs[p].confidence for p in pairs if p[0] in members and p[1] in members]
-            ordered = sorted(members, key=lambda k: nodes[k].rank)
-            seen.append((ordered, min(sure, default=0.0)))
-    return seen
+            each = [pairs[p].confidence for p in pairs if p[0] in members and p[1] in members]
+            out.append((sorted(members, key=lambda k: nodes[k].rank), min(each, default=0.0)))
+    return out
 
 
-def _pairs(nodes: Sequence[Stream]) -> dict[tuple[int, int], Partner]:
+def _pairs(nodes: Sequence[Stream]) -> dict[tuple[int, int], Fit]:
     """Every two streams that may go together at the widest tolerance."""
     return {
         (i, j): found
         for i in range(len(nodes))
         for j in range(i + 1, len(nodes))
         if nodes[i].rank != nodes[j].rank
-        and (found := partner(nodes[i], nodes[j], i, j, tolerance_ns=_WIDEST_NS)) is not None
+        and (found := fit(nodes[i], nodes[j], tolerance_ns=_WIDEST_NS)) is not None
     }
 
 
-def _infer_many(nodes: Sequence[Stream], most: float) -> list[tuple[list[int], float]]:
+def _infer_many(nodes: Sequence[Stream], most: float) -> list[Group]:
     """As `infer`: each stream joins the group whose first member it goes with most tightly."""
-    groups: list[list[int]] = []
-    sure: list[float] = []
+    groups: list[Group] = []
     for i, node in enumerate(nodes):
         found = [
             (pair.spread_ns, k, pair.confidence)
-            for k, members in enumerate(groups)
+            for k, (members, _) in enumerate(groups)
             if all(nodes[m].rank != node.rank for m in members)
-            and (pair := partner(nodes[members[0]], node, members[0], i, tolerance_ns=most))
-            is not None
+            and (pair := fit(nodes[members[0]], node, tolerance_ns=most)) is not None
         ]
-        if not found:
-            groups.append([i])
-            sure.append(1.0)
-            continue
-        _, k, confidence = min(found)
-        groups[k].append(i)
-        sure[k] = min(sure[k], 0.9 * confidence)
-    ordered = [sorted(members, key=lambda m: nodes[m].rank) for members in groups]
-    return [
-        (members, c if len(members) > 1 else 0.0) for members, c in zip(ordered, sure, strict=True)
-    ]
+        if found:
+            _, k, confidence = min(found)
+            groups[k] = ([*groups[k][0], i], min(groups[k][1], 0.9 * confidence))
+        else:
+            groups.append(([i], 1.0))
+    ordered = [(sorted(members, key=lambda m: nodes[m].rank), c) for members, c in groups]
+    return [(members, c if len(members) > 1 else 0.0) for members, c in ordered]

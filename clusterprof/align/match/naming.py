@@ -2,7 +2,7 @@
 
 nsys has NCCL's own id where its export holds the payload, torch.profiler the process group's name
 and ranks, and other reports have none. Where one job's reports are of several kinds, what a rank's
-calls did tells which of the others' communicators they are of: operations and sizes agree in order,
+calls did shows which of the others' communicators they are of: operations and sizes agree in order,
 and the members of one collective end together, whatever their clocks say (see `communicators`).
 """
 
@@ -15,15 +15,15 @@ from dataclasses import replace
 import numpy as np
 
 from clusterprof.align.match.calls import POINT_TO_POINT, Bools, Calls, Ints, take
-from clusterprof.align.match.communicators import Stream, partner, streams
+from clusterprof.align.match.communicators import Stream, fit, streams
 
 #: (name of a communicator, its stream or `_WHOLE`) -> its members' calls
 Known = dict[tuple[str, int], list[Stream]]
 _WHOLE = -1
 
-#: ends may scatter by more than among strangers to each other: there are few to choose from
+#: ends may scatter by more than where all communicators are inferred: there are few to choose from
 _SLACK = 2.0
-#: members of a communicator that a stranger's calls are compared with
+#: members of a communicator that the calls of a rank under another name are compared with
 _COMPARED = 3
 #: comparisons of which each takes a millisecond; with more of them names are left as they are
 _MOST = 5_000
@@ -37,12 +37,12 @@ def kind(name: object) -> str:
 
 
 def named_alike(calls: Sequence[Calls]) -> tuple[list[Calls], dict[str, float]]:
-    """Return the calls with the names that most ranks' reports use, and how sure the others' are.
+    """Return the calls under the names of most ranks' reports, and the inferred names' confidence.
 
-    Only collectives tell. Sends and receives go along with them where they have one name; where
-    any do not, none keeps a name, and they are paired by time. A communicator that goes together
-    with none of the others' keeps its name, and all do where there are too many. Names that nobody
-    had to infer are not in the second.
+    Only collectives are compared. Sends and receives go along with them where they have one name;
+    where any do not, none keeps a name, and they are paired by time. A communicator that goes
+    together with none of the others' keeps its name, and all do where there are too many. Names
+    that did not have to be inferred are not in the second.
     """
     kinds = {c.rank: usual_kind(c.communicator.tolist()) for c in calls if len(c)}
     counted = Counter(each for each in kinds.values() if each)
@@ -50,17 +50,17 @@ def named_alike(calls: Sequence[Calls]) -> tuple[list[Calls], dict[str, float]]:
         return list(calls), {}
     leading = max(counted, key=lambda each: (counted[each], each == "nccl"))
     known = _known([c for c in calls if kinds.get(c.rank) == leading])
-    strangers = [c for c in calls if kinds.get(c.rank, leading) != leading]
-    if sum(len(set(c.stream.tolist())) for c in strangers) * len(known) > _MOST:
+    others = [c for c in calls if kinds.get(c.rank, leading) != leading]
+    if sum(len(set(c.stream.tolist())) for c in others) * len(known) > _MOST:
         return list(calls), {}
-    sure: dict[str, float] = {}
-    renamed = {c.rank: _adopted(c, known, sure) for c in strangers}
+    confidence: dict[str, float] = {}
+    renamed = {c.rank: _adopted(c, known, confidence) for c in others}
     alike = [renamed.get(c.rank, c) for c in calls]
     named = {name for name, _ in known}
     if all(set(c.communicator[_directed(c)].tolist()) <= named for c in renamed.values()):
-        return alike, sure
+        return alike, confidence
     # sends that have no name on one side are paired by time, which takes none on the other
-    return [_without(c, _directed(c)) for c in alike], sure
+    return [_without(c, _directed(c)) for c in alike], confidence
 
 
 def usual_kind(names: Sequence[object]) -> str:
@@ -106,41 +106,41 @@ def _stream(calls: Calls, rows: Ints) -> Stream:
     return Stream(calls.rank, rows, take(calls, rows))
 
 
-def _adopted(calls: Calls, known: Known, sure: dict[str, float]) -> Calls:
+def _adopted(calls: Calls, known: Known, confidence: dict[str, float]) -> Calls:
     """Return one rank's calls under the names of `known` that they go together with."""
     own = _collectives(calls)
     nameless = own.pop(None, np.empty(0, np.int64))
     whole = {key: members for key, members in known.items() if key[1] == _WHOLE}
-    found = _assigned([_stream(calls, rows) for rows in own.values()], whole, sure)
+    found = _assigned([_stream(calls, rows) for rows in own.values()], whole, confidence)
     names = calls.communicator.copy()
     for k, (name, _) in found.items():
         # with the sends and receives under that name
         names[calls.communicator == list(own)[k]] = name
     if len(nameless):
-        for rows, name in _nameless(calls, nameless, known, whole, sure):
+        for rows, name in _nameless(calls, nameless, known, whole, confidence):
             names[rows] = name
     return replace(calls, communicator=names)
 
 
 def _nameless(
-    calls: Calls, rows: Ints, known: Known, whole: Known, sure: dict[str, float]
+    calls: Calls, rows: Ints, known: Known, whole: Known, confidence: dict[str, float]
 ) -> list[tuple[Ints, str]]:
-    """Calls without a name: all of one communicator, or each stream of one, or of half a one."""
-    at_once = _assigned([_stream(calls, rows)], whole, sure)
+    """Calls without a name: all of one communicator, or each stream of one or of half of one."""
+    at_once = _assigned([_stream(calls, rows)], whole, confidence)
     if at_once:
         return [(rows, at_once[0][0])]
     several = {name for name, stream in known if stream != _WHOLE}
     parts = streams(calls, rows)
     single = {key: known[key] for key in known if (key[1] != _WHOLE) == (key[0] in several)}
-    found = _assigned(parts, single, sure)
-    # half a communicator's calls would put all the others' out of order
+    found = _assigned(parts, single, confidence)
+    # half of a communicator's calls would put all the others' out of order
     there = set(found.values())
     missing = {name for name, stream in single if (name, stream) not in there}
     return [(parts[k].rows, name) for k, (name, _) in found.items() if name not in missing]
 
 
 def _assigned(
-    parts: Sequence[Stream], known: Known, sure: dict[str, float]
+    parts: Sequence[Stream], known: Known, confidence: dict[str, float]
 ) -> dict[int, tuple[str, int]]:
     """Return place in `parts` -> the one of `known` that it goes with best; each is taken once."""
     fits = [
@@ -153,17 +153,17 @@ def _assigned(
     for _, doubt, key, k in sorted(fits):
         if k not in found and key not in found.values():
             found[k] = key
-            sure[key[0]] = min(sure.get(key[0], 1.0), 1.0 - doubt)
+            confidence[key[0]] = min(confidence.get(key[0], 1.0), 1.0 - doubt)
     return found
 
 
 def _fit(part: Stream, members: Sequence[Stream]) -> tuple[float, float] | None:
-    """How far apart the ends lie (ns) and how unsure that is, at worst; None if they are strangers.
+    """How far apart the ends lie (ns) and 1 - confidence, at worst; None if they do not fit.
 
     Compared are the first members and the last, not all: they agree among themselves.
     """
     some = [*members[: _COMPARED - 1], *members[_COMPARED - 1 :][-1:]]
-    found = [partner(each, part, 0, 1, _SLACK) for each in some]
+    found = [fit(each, part, _SLACK) for each in some]
     pairs = [each for each in found if each is not None]
     if len(pairs) < len(found):
         return None

@@ -1,9 +1,9 @@
 """One number for one step on all ranks, where the reports did not number them, or not alike.
 
 Steps found by the optimizer's work (`source` is `optimizer`) count from 0 in each report, and
-one report may begin a step later than another: their numbers say nothing across ranks. Numbers
-that somebody gave may differ as well: a rank that takes six warm-up steps first has its step 20
-when the others have their 14. The collectives, matched without any steps, tell.
+one report may begin a step later than another: their numbers mean nothing across ranks. Numbers
+that the program gave may differ as well: a rank that takes six warm-up steps first has its step 20
+when the others have their 14. The collectives, matched without any steps, show which are the same.
 """
 
 from __future__ import annotations
@@ -16,16 +16,17 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from clusterprof.agent.contracts import words
 from clusterprof.align.match.calls import UNKNOWN, Ints, steps_of
 from clusterprof.align.match.matching import match
-from clusterprof.align.match.shift import DRIFT_LIMIT_PPM, SURE
+from clusterprof.align.match.shift import CERTAIN, DRIFT_LIMIT_PPM
 from clusterprof.tables import RankTables, empty
 
-#: this part of the collectives that two ranks share must say the same
+#: this part of the collectives that two ranks share must show the same
 _AGREE_FRAC = 0.6
 #: so many steps have a rhythm; members of one collective on one host end within this
-_FEW, _TOGETHER_NS = 3, 10_000.0
-#: steps; the same step of two ranks ends within less, and of what calls and one clock say as well
+_FEW, _ONE_END_NS = 3, 10_000.0
+#: in steps: ends of the same step on two ranks differ by less, and so do the calls and one clock
 _BESIDE = 0.75
 
 
@@ -49,7 +50,7 @@ def numbered(ranks: Sequence[RankTables]) -> list[RankTables]:
     for r in ranks:
         step[rank == r.rank] = steps_of(r, issue[rank == r.rank])
     added = _added(ranks, own, rank, collective, step)
-    if len(own) == len(ranks):  # nobody has numbers of his own: count from 0
+    if len(own) == len(ranks):  # no rank has numbers from its program: count from 0
         least = min(int(r.steps["step"][0].as_py()) + added[r.rank] for r in ranks)
         added = {number: by - least for number, by in added.items()}
     return [_moved(r, added[r.rank]) if r.rank in own else r for r in ranks]
@@ -58,8 +59,8 @@ def numbered(ranks: Sequence[RankTables]) -> list[RankTables]:
 def _recounted(ranks: Sequence[RankTables]) -> list[RankTables]:
     """Return ranks that all are numbered with the numbers that most of them have.
 
-    Looked at only where one rank's steps lie more than a step beside another's of the same number.
-    Then, without any numbers, the calls say which steps are the same: sure of their rhythm, or by
+    Checked only where one rank's steps lie more than a step beside another's of the same number.
+    Then, without any numbers, the calls show which steps are the same: by a certain match, or by
     the clock that ranks of one host share.
     """
     stepping = [r for r in ranks if r.steps.num_rows]
@@ -73,51 +74,49 @@ def _recounted(ranks: Sequence[RankTables]) -> list[RankTables]:
     base = next(r for r in stepping if near[r.rank] == most)
     matched = match([replace(r, steps=empty("steps")) for r in ranks])
     rank, collective = (matched[name].to_numpy() for name in ("rank", "collective"))
-    sure = matched["confidence"].to_numpy() >= SURE
+    certain = matched["confidence"].to_numpy() >= CERTAIN
     issue = pc.fill_null(matched["issue_start_ns"], 0).to_numpy()
     step = np.full(len(rank), UNKNOWN, dtype=np.int64)
     for r in stepping:
-        here = (rank == r.rank) & (sure | (bool(r.info.host) and r.info.host == base.info.host))
+        here = (rank == r.rank) & (certain | (bool(r.info.host) and r.info.host == base.info.host))
         step[here] = steps_of(r, issue[here])
     out = []
     for r in ranks:
         by = 0
         if r.rank in lead and r is not base:
-            told = _by_calls(r.rank, {base.rank: 0}, rank, collective, step)
-            by = _believed(r, base, lead[base.rank] - lead[r.rank], told)
-        out.append(_moved(r, by).warned(_said(r, by, base)) if by else r)
+            by_calls = _by_calls(r.rank, {base.rank: 0}, rank, collective, step)
+            by = _chosen(r, base, lead[base.rank] - lead[r.rank], by_calls)
+        out.append(_moved(r, by).warned(_warning(r, by, base)) if by else r)
     return out
 
 
-def _believed(
-    tables: RankTables, base: RankTables, by_clock: float, told: tuple[int] | None
-) -> int:
-    """What to add to a rank's numbers, of what its calls and its host's clock say.
+def _chosen(tables: RankTables, base: RankTables, by_clock: float, by_calls: int | None) -> int:
+    """What to add to a rank's numbers, by its calls and by its host's clock.
 
-    Ranks of one host share its clock: what calls say against it is chance, as where the windows
-    have nothing in common.
+    Ranks of one host share its clock: where the calls contradict it that is chance, as where the
+    windows have nothing in common.
     """
-    shared = bool(base.info.host) and tables.info.host == base.info.host and np.isfinite(by_clock)
-    if told is not None and not (shared and abs(told[0] - by_clock) > _BESIDE):
-        return told[0]
+    one_clock = bool(base.info.host) and tables.info.host == base.info.host
+    one_clock = one_clock and bool(np.isfinite(by_clock))
+    if by_calls is not None and not (one_clock and abs(by_calls - by_clock) > _BESIDE):
+        return by_calls
     steps = max(_ends(tables)[1].size, _ends(base)[1].size)
-    return round(by_clock) if shared and abs(by_clock) > steps - 1 else 0
+    return round(by_clock) if one_clock and abs(by_clock) > steps - 1 else 0
 
 
-def _said(tables: RankTables, by: int, base: RankTables) -> str:
-    """What a user is told of a rank whose steps are `by` behind what it counts."""
+def _warning(tables: RankTables, by: int, base: RankTables) -> str:
+    """The warning about a rank whose steps are `by` behind what it counts."""
     mine, theirs = tables.steps["step"].to_numpy() + by, base.steps["step"].to_numpy()
-    both = len(np.intersect1d(mine, theirs))
-    how = f"{abs(by)} {'ahead of' if by < 0 else 'behind'}"
-    shared = f"{both} step{'s' if both != 1 else ''}"
+    common = len(np.intersect1d(mine, theirs))
+    overlap = (
+        f"{words.counted(common, 'step')} in common with rank {base.rank}'s"
+        if common
+        else "no step in common with the others'"
+    )
     return (
-        f"it counts steps {how} the others, as a rank does that takes steps of its own first: its "
-        f"step {mine[0] - by} is their {mine[0]}, and is called so; its window has "
-        + (
-            f"{shared} in common with rank {base.rank}'s"
-            if both
-            else "no step in common with theirs"
-        )
+        f"its step numbers are {abs(by)} {'ahead of' if by < 0 else 'behind'} those of the other "
+        f"ranks (warm-up steps of its own?): its step {mine[0] - by} is renumbered as {mine[0]}, "
+        f"and so on; its window has {overlap}"
     )
 
 
@@ -144,7 +143,7 @@ def _ends_alike(one: tuple[Ints, Ints], other: tuple[Ints, Ints]) -> bool:
     limit = DRIFT_LIMIT_PPM * 1e-6
     slope = np.clip(np.polyfit(when, apart - apart[0], 1)[0], -limit, limit)
     rest = apart - apart[0] - slope * when
-    return float(np.quantile(np.abs(rest - np.median(rest)), 0.8)) < _TOGETHER_NS
+    return float(np.quantile(np.abs(rest - np.median(rest)), 0.8)) < _ONE_END_NS
 
 
 def _ends(tables: RankTables) -> tuple[Ints, Ints]:
@@ -182,30 +181,31 @@ def _added(
         known[min(own)] = 0
     added = dict(known)
     while left := [r for r in own if r not in added]:
-        found = {r: by for r in left if (by := _by_calls(r, added, rank, collective, step))}
+        found = {
+            r: by for r in left if (by := _by_calls(r, added, rank, collective, step)) is not None
+        }
         if not found:
             break
-        added |= {r: by[0] for r, by in found.items()}
+        added |= found
     return {r: added.get(r, 0) for r in {*own, *added}}
 
 
 def _by_calls(
     one: int, added: dict[int, int], rank: Ints, collective: Ints, step: Ints
-) -> tuple[int] | None:
-    """What the collectives that `one` shares with numbered ranks say; None where they disagree."""
-    said: list[Ints] = []
+) -> int | None:
+    """What to add by the collectives shared with numbered ranks; None if they disagree."""
     mine = np.flatnonzero((rank == one) & (step != UNKNOWN))
     order = mine[np.argsort(collective[mine], kind="stable")]
+    votes: list[Ints] = [np.zeros(0, dtype=np.int64)]
     for other, by in added.items():
         theirs = np.flatnonzero((rank == other) & (step != UNKNOWN))
         _, a, b = np.intersect1d(collective[order], collective[theirs], return_indices=True)
-        said.append(step[theirs[b]] + by - step[order[a]])
-    votes = np.concatenate(said) if said else np.zeros(0, dtype=np.int64)
-    if not len(votes):
+        votes.append(step[theirs[b]] + by - step[order[a]])
+    values, counts = np.unique(np.concatenate(votes), return_counts=True)
+    if not len(values):
         return None
-    values, counts = np.unique(votes, return_counts=True)
     best = int(np.argmax(counts))
-    return (int(values[best]),) if counts[best] >= _AGREE_FRAC * len(votes) else None
+    return int(values[best]) if counts[best] >= _AGREE_FRAC * counts.sum() else None
 
 
 def _moved(tables: RankTables, by: int) -> RankTables:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from clusterprof.align.match.calls import UNKNOWN, Calls, Ints, take
-from clusterprof.align.match.communicators import Partner, Stream, streams
-from clusterprof.align.match.rough_clocks import RoughClocks
-from clusterprof.align.match.rows import Rows
-from clusterprof.align.match.shift import SURE, find_shift
+from clusterprof.align.match.communicators import Fit, Stream, streams
+from clusterprof.align.match.matched import MatchedRows
+from clusterprof.align.match.shift import CERTAIN, KnownOffsets, find_shift
 
 #: a waiting Recv ends together with its Send: to within this the two are taken for a pair
 _ENDS_NS = 50_000
@@ -56,121 +55,125 @@ def _imbalance(calls: Sequence[Calls], peer: Sequence[Ints]) -> int:
     return missing
 
 
+@dataclass(frozen=True)
+class _OneWay:
+    """The Sends (rows) of `a` to `b`, and the Recvs of `b` from `a`."""
+
+    a: Calls
+    send: Ints
+    b: Calls
+    recv: Ints
+
+
 def pair_by_id(
-    rows: Rows,
+    rows: MatchedRows,
     name: str,
     calls: Sequence[Calls],
     picked: Sequence[Ints],
     world: int | None,
-    clocks: RoughClocks,
+    clocks: KnownOffsets,
 ) -> None:
     """Pair the point-to-point calls of one communicator, in order, by sender and receiver."""
-    unsure = []
     chosen = [take(c, p) for c, p in zip(calls, picked, strict=True)]
-    there = sorted(c.rank for c in chosen)
-    peer = peers(chosen, there, world)
+    peer = peers(chosen, sorted(c.rank for c in chosen), world)
     at = {c.rank: i for i, c in enumerate(chosen)}
+    undecided = []
     for i, c in enumerate(chosen):
-        for other in np.unique(peer[i]):
+        for other in np.unique(peer[i]).tolist():
             towards = peer[i] == other
-            if int(other) not in at:
+            if other not in at:
                 why = f"the other side, rank {other}, has no report"
-                rows.alone(calls[i], picked[i][towards], name, why)
+                rows.unmatched(calls[i], picked[i][towards], name, why)
                 continue
-            if (c.rank, int(other)) != tuple(sorted((c.rank, int(other)))):
+            if c.rank > other:
                 continue
-            j = at[int(other)]
+            j = at[other]
             back = peer[j] == c.rank
             ways = ((i, j, towards, back), (j, i, back, towards))
             # an all-to-all has each rank send to itself too: that is one way
             for one, two, first, second in ways[: 1 if i == j else 2]:
                 send = picked[one][first & (chosen[one].operation == "Send")]
                 recv = picked[two][second & (chosen[two].operation == "Recv")]
-                each = (calls[one], send, calls[two], recv)
-                if not _pair(rows, name, *each, clocks):
-                    unsure.append(each)
-    for each in unsure:
-        _pair(rows, name, *each, clocks, final=True)
+                way = _OneWay(calls[one], send, calls[two], recv)
+                if not _pair(rows, name, way, clocks):
+                    undecided.append(way)
+    for way in undecided:
+        _pair(rows, name, way, clocks, final=True)
 
 
 def _pair(
-    rows: Rows,
-    name: str,
-    a: Calls,
-    send: Ints,
-    b: Calls,
-    recv: Ints,
-    clocks: RoughClocks,
-    *,
-    final: bool = False,
+    rows: MatchedRows, name: str, way: _OneWay, clocks: KnownOffsets, *, final: bool = False
 ) -> bool:
-    """Pair one direction; False, and nothing is done, where other pairs may yet settle it."""
+    """Pair one direction; False, and nothing is done, where other pairs may yet decide it."""
+    a, send, b, recv = way.a, way.send, way.b, way.recv
     if not len(send) and not len(recv):
         return True
     expected = clocks.between(a.rank, b.rank)
     shift = find_shift(take(a, send), take(b, recv), directed=True, expected_ns=expected)
     if shift is None:
-        rows.alone(a, send, name, f"no order of calls fits those of rank {b.rank}")
-        rows.alone(b, recv, name, f"no order of calls fits those of rank {a.rank}")
+        rows.unmatched(a, send, name, f"no order of calls fits those of rank {b.rank}")
+        rows.unmatched(b, recv, name, f"no order of calls fits those of rank {a.rank}")
         return True
-    if shift.confidence >= SURE:
-        clocks.tell(a.rank, b.rank, shift.offset_ns)
+    if shift.confidence >= CERTAIN:
+        clocks.add(a.rank, b.rank, shift.offset_ns)
     elif expected is None and not final:
         return False
-    by = shift.by
-    first, last = max(0, -by), min(len(recv), len(send) - by)
-    rows.pairs(name, a, send[first + by : last + by], b, recv[first:last], shift.confidence)
-    outside = np.r_[send[: first + by], send[last + by :]].astype(np.int64)
-    rows.alone(a, outside, name, f"outside the window of rank {b.rank}")
-    outside = np.r_[recv[:first], recv[last:]].astype(np.int64)
-    rows.alone(b, outside, name, f"outside the window of rank {a.rank}")
+    in_a, in_b = shift.overlap(len(send), len(recv))
+    rows.pairs(name, a, send[in_a], b, recv[in_b], shift.confidence)
+    _not_in_both_windows(rows, name, way, in_a, in_b)
     return True
 
 
-def pair_by_time(rows: Rows, calls: Sequence[Calls], picked: Sequence[Ints]) -> None:
+def _not_in_both_windows(
+    rows: MatchedRows, name: str, way: _OneWay, in_a: slice, in_b: slice
+) -> None:
+    """Add what stands beside no call of the other side."""
+    for calls, mine, inside, other in (
+        (way.a, way.send, in_a, way.b.rank), (way.b, way.recv, in_b, way.a.rank)
+    ):  # fmt: skip
+        rest = np.delete(mine, inside)
+        rows.unmatched(calls, rest, name, f"not within the window of rank {other}")
+
+
+def pair_by_time(rows: MatchedRows, calls: Sequence[Calls], picked: Sequence[Ints]) -> None:
     """Pair Sends and Recvs of reports without ids: mirrored sequences first, then ends."""
     nodes = [s for c, p in zip(calls, picked, strict=True) for s in streams(c, p)]
     by_rank = {c.rank: c for c in calls}
-    found: list[Partner] = []
-    for i, a in enumerate(nodes):
-        for j in range(i + 1, len(nodes)):
-            if nodes[j].rank != a.rank:
-                mirrored = _mirrored(a, nodes[j], i, j)
-                if mirrored is not None:
-                    found.append(mirrored)
+    found = {
+        (i, j): mirrored
+        for i, a in enumerate(nodes)
+        for j in range(i + 1, len(nodes))
+        if nodes[j].rank != a.rank and (mirrored := _mirrored(a, nodes[j])) is not None
+    }
     taken: set[int] = set()
-    for p in sorted(found, key=lambda f: f.spread_ns):
-        if p.a in taken or p.b in taken:
+    for (i, j), pair in sorted(found.items(), key=lambda each: each[1].spread_ns):
+        if i in taken or j in taken:
             continue
-        taken |= {p.a, p.b}
-        a, b = nodes[p.a], nodes[p.b]
-        first = max(0, -p.shift.by)
-        last = min(len(b.rows), len(a.rows) - p.shift.by)
-        in_a, in_b = a.rows[first + p.shift.by : last + p.shift.by], b.rows[first:last]
-        _rows_of_pair(rows, by_rank[a.rank], in_a, by_rank[b.rank], in_b, p.confidence)
-        left = np.r_[a.rows[: first + p.shift.by], a.rows[last + p.shift.by :]].astype(np.int64)
-        rows.alone(by_rank[a.rank], left, "inferred", f"outside the window of rank {b.rank}")
-        left = np.r_[b.rows[:first], b.rows[last:]].astype(np.int64)
-        rows.alone(by_rank[b.rank], left, "inferred", f"outside the window of rank {a.rank}")
-    rest = [nodes[k] for k in range(len(nodes)) if k not in taken]
-    _by_ends(rows, by_rank, rest)
+        taken |= {i, j}
+        one, two = nodes[i], nodes[j]
+        a, b = by_rank[one.rank], by_rank[two.rank]
+        in_a, in_b = pair.shift.overlap(len(one.rows), len(two.rows))
+        first, second = one.rows[in_a], two.rows[in_b]
+        out = a.operation[first] == "Send"
+        name = _name(a.rank, b.rank)
+        rows.pairs(name, a, first[out], b, second[out], pair.confidence)
+        rows.pairs(name, b, second[~out], a, first[~out], pair.confidence)
+        _not_in_both_windows(rows, "inferred", _OneWay(a, one.rows, b, two.rows), in_a, in_b)
+    _by_ends(rows, by_rank, [nodes[k] for k in range(len(nodes)) if k not in taken])
 
 
-def _mirrored(a: Stream, b: Stream, index_a: int, index_b: int) -> Partner | None:
+def _mirrored(a: Stream, b: Stream) -> Fit | None:
     """Return how well each Send of one stream goes with a Recv of the other; None if not at all.
 
     A Recv ends when its Send has ended, a dozen microseconds later where the receiver was
     waiting, never before. So over both directions the least times from a Send's end to its
-    Recv's end add up to next to nothing, whatever the clocks say; of strangers they do not.
+    Recv's end add up to next to nothing, whatever the clocks say; of other streams they do not.
     """
-    turned = take(b.calls, np.arange(len(b.calls)))
     operation = np.where(b.calls.operation == "Send", "Recv", "Send").astype(object)
-    turned = replace(turned, operation=operation)
-    shift = find_shift(a.calls, turned)
+    shift = find_shift(a.calls, replace(b.calls, operation=operation))
     if shift is None:
         return None
-    first, last = max(0, -shift.by), min(len(b.rows), len(a.rows) - shift.by)
-    in_a, in_b = slice(first + shift.by, last + shift.by), slice(first, last)
+    in_a, in_b = shift.overlap(len(a.rows), len(b.rows))
     timed = a.calls.has[in_a] & b.calls.has[in_b]
     later = (b.calls.end[in_b] - a.calls.end[in_a])[timed]
     out = a.calls.operation[in_a][timed] == "Send"
@@ -181,19 +184,14 @@ def _mirrored(a: Stream, b: Stream, index_a: int, index_b: int) -> Partner | Non
     at_once = float(np.r_[there - there.min() < _ENDS_NS, back - back.min() < _ENDS_NS].mean())
     if not -_ENDS_NS < closing < 2 * _ENDS_NS or at_once < 0.2:
         return None
-    return Partner(index_a, index_b, shift, float(abs(closing)), 0.8 * shift.confidence)
+    return Fit(shift, float(abs(closing)), 0.8 * shift.confidence)
 
 
-def _rows_of_pair(
-    rows: Rows, a: Calls, in_a: Ints, b: Calls, in_b: Ints, confidence: float
-) -> None:
-    name = f"inferred:{min(a.rank, b.rank)},{max(a.rank, b.rank)}"
-    out = a.operation[in_a] == "Send"
-    rows.pairs(name, a, in_a[out], b, in_b[out], confidence)
-    rows.pairs(name, b, in_b[~out], a, in_a[~out], confidence)
+def _name(a: int, b: int) -> str:
+    return f"inferred:{min(a, b)},{max(a, b)}"
 
 
-def _by_ends(rows: Rows, calls: dict[int, Calls], nodes: list[Stream]) -> None:
+def _by_ends(rows: MatchedRows, calls: dict[int, Calls], nodes: list[Stream]) -> None:
     """Pair what is left where a Send and a Recv of two ranks end together, mutually nearest."""
     if not nodes:
         return
@@ -215,11 +213,10 @@ def _by_ends(rows: Rows, calls: dict[int, Calls], nodes: list[Stream]) -> None:
     paired = np.flatnonzero(sends & (mate >= 0))
     for a, b in sorted({(int(rank[k]), int(rank[mate[k]])) for k in paired}):
         of = paired[(rank[paired] == a) & (rank[mate[paired]] == b)]
-        name = f"inferred:{min(a, b)},{max(a, b)}"
-        rows.pairs(name, calls[a], row[of], calls[b], row[mate[of]], 0.5)
+        rows.pairs(_name(a, b), calls[a], row[of], calls[b], row[mate[of]], 0.5)
     for a in sorted(calls):
-        lonely = row[(rank == a) & (mate < 0)]
-        rows.alone(calls[a], lonely, "inferred", "no other rank's call ends with it")
+        left = row[(rank == a) & (mate < 0)]
+        rows.unmatched(calls[a], left, "inferred", "no other rank's call ends with it")
 
 
 def _nearest(values: Ints, among: Ints) -> Ints:

@@ -1,14 +1,14 @@
 """By how many calls two ranks' windows are displaced against each other.
 
 NCCL reports carry no sequence number, so the k-th call of one rank need not be the k-th of
-another: a window may begin a call later. A displacement is believed only if operations and
-message sizes agree all along and if *one* clock offset explains all times (no member of a
-synchronising collective ends before the last has started). Steps, where both ranks have them,
-settle what is left open; where they do not, the rhythm does: members of one collective end
-together, to within tens of microseconds, so rightly placed calls differ by a constant, while the
-training's own unevenness shows where they are a step apart. In 177 of 180 pairs of ranks and
-communicators of recordings whose steps were hidden the right displacement was the most regular
-one, as a rule a hundred times; the three were sends that did not wait.
+another: a window may begin a call later. A displacement is accepted only if operations and message
+sizes agree all along and if *one* clock offset explains all times (no member of a synchronising
+collective ends before the last has started). Where several are left, steps decide, if both ranks
+have them; else the rhythm does: members of one collective end together, to within tens of
+microseconds, so rightly placed calls differ by a constant, while the training's own unevenness
+shows where they are a step apart. In 177 of 180 pairs of ranks and communicators of recordings
+whose steps were hidden the right displacement was the most regular one, as a rule a hundred times;
+the three were sends that did not wait.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ _REACH = 512
 _REGULAR, _FINEST_NS, _FEW = 3.0, 3_000.0, 3
 #: of directed calls this part was waited for: a Recv that waits ends as soon as its Send
 _WAITED = 0.25
-#: from this confidence on a displacement tells how the clocks lie
-SURE = 0.9
-#: what a match is worth that the wall clocks had to decide
+#: from this confidence on a displacement determines the clock offset
+CERTAIN = 0.9
+#: the confidence in a match that the wall clocks had to decide
 BY_WALL_CLOCK = 0.5
 
 
@@ -45,6 +45,35 @@ class Shift:
     by: int
     confidence: float
     offset_ns: int
+
+    def overlap(self, a: int, b: int) -> tuple[slice, slice]:
+        """Return which of `a` and of `b` calls stand side by side."""
+        return _slices(a, b, self.by)
+
+
+class KnownOffsets:
+    """Rough clock offsets between pairs of ranks, carried on through chains of ranks."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, dict[int, int]] = {}
+
+    def add(self, a: int, b: int, offset_ns: int) -> None:
+        """Note that a's clock is ahead of b's by about `offset_ns`; the first value is kept."""
+        if b not in self._known.get(a, {}):
+            self._known.setdefault(a, {})[b] = offset_ns
+            self._known.setdefault(b, {})[a] = -offset_ns
+
+    def between(self, a: int, b: int) -> int | None:
+        """Return by how much a's clock is ahead of b's (ns); None where no chain leads there."""
+        reached = {a: 0}
+        waiting = [a]
+        while waiting and b not in reached:
+            rank = waiting.pop(0)
+            for other, ahead in self._known.get(rank, {}).items():
+                if other not in reached:
+                    reached[other] = reached[rank] + ahead
+                    waiting.append(other)
+        return reached.get(b)
 
 
 @dataclass(frozen=True)
@@ -75,8 +104,8 @@ def _alike(a: npt.NDArray[Any], b: npt.NDArray[Any], unknown: object) -> Bools:
     return np.asarray((a == b) | (a == unknown) | (b == unknown), dtype=np.bool_)
 
 
-def _slices(a: Calls, b: Calls, by: int) -> tuple[slice, slice]:
-    first, last = max(0, -by), min(len(b), len(a) - by)
+def _slices(a: int, b: int, by: int) -> tuple[slice, slice]:
+    first, last = max(0, -by), min(b, a - by)
     return slice(first + by, last + by), slice(first, last)
 
 
@@ -84,9 +113,9 @@ def _try(a: Calls, b: Calls, by: int, directed: bool) -> _Trial:
     """Weigh one displacement of b against a.
 
     `directed`: a's Sends against b's Recvs. A Send may end long before its Recv begins (NCCL
-    buffers it), so there only sizes and steps speak, and that no Recv ends before its Send.
+    buffers it), so there only sizes and steps count, and that no Recv ends before its Send.
     """
-    in_a, in_b = _slices(a, b, by)
+    in_a, in_b = _slices(len(a), len(b), by)
     overlap = in_b.stop - in_b.start
     if overlap <= 0:
         return _Trial(by, 0, 0, 0.0, 0.0, -1, 0, 0)
@@ -113,7 +142,7 @@ def _try(a: Calls, b: Calls, by: int, directed: bool) -> _Trial:
 
 
 def _by_steps(a: Calls, b: Calls) -> int | None:
-    """The displacement that the steps say, or None: where the first common step begins."""
+    """The displacement by the steps, or None: where the first common step begins."""
     common = np.intersect1d(a.marked[a.marked != UNKNOWN], b.marked[b.marked != UNKNOWN])
     for step in common:
         in_a, in_b = np.flatnonzero(a.marked == step), np.flatnonzero(b.marked == step)
@@ -127,25 +156,25 @@ def find_shift(
 ) -> Shift | None:
     """Return how `b` is displaced against `a`, or None if no displacement explains the two.
 
-    `expected_ns` is a's clock minus b's where other calls have told it, to a few milliseconds.
+    `expected_ns` is a's clock minus b's where other calls determine it, to a few milliseconds.
     Confidence: 1.0 where steps agree, 0.9 where only one displacement is possible, or regular,
     0.8 where the expected offset had to decide between several, 0.5 where the wall clocks or the
-    greatest overlap had to: that says nothing new of the clocks.
+    greatest overlap had to: that adds nothing about the clocks.
     """
     if not len(a) or not len(b):
         return None
-    said = _by_steps(a, b)
-    if said is not None:
-        trial = _try(a, b, said, directed)
+    by_steps = _by_steps(a, b)
+    if by_steps is not None:
+        trial = _try(a, b, by_steps, directed)
         if trial.possible and trial.steps > 0.99:
-            return Shift(said, 1.0 if trial.agreement == 1.0 else 0.8, trial.offset_ns)
-    around = 0 if said is None else said
+            return Shift(by_steps, 1.0 if trial.agreement == 1.0 else 0.8, trial.offset_ns)
+    around = by_steps or 0
     low = max(1 - len(b), min(around, len(a) - len(b)) - _REACH)
     high = min(len(a) - 1, max(around, len(a) - len(b)) + _REACH)
     shorter = min(len(a), len(b))
     trials = [_try(a, b, by, directed) for by in range(low, high + 1)]
     possible = [t for t in trials if t.possible and t.overlap * 4 >= shorter]
-    # the calls whose kernels the capture's end cut off agree with anything: times must speak
+    # calls without a kernel (the capture ended before it) agree with anything: times must decide
     most = max((t.timed for t in possible), default=0)
     possible = [t for t in possible if t.timed * 4 >= most]
     if not possible:
@@ -166,7 +195,7 @@ def find_shift(
 
 
 def _regular(a: Calls, b: Calls, trials: list[_Trial], directed: bool) -> _Trial | None:
-    """The one trial in whose rhythm the calls fit; None where none stands out."""
+    """The one trial in whose rhythm the calls fit; None where several fit as well."""
     known = [(_unevenness(a, b, t.by, directed), t) for t in trials if t.timed >= _FEW]
     if not known or len(known) < len(trials):
         return None
@@ -178,7 +207,7 @@ def _regular(a: Calls, b: Calls, trials: list[_Trial], directed: bool) -> _Trial
 
 def _unevenness(a: Calls, b: Calls, by: int, directed: bool) -> float:
     """By how much the ends of calls side by side do not differ by a constant (and a drift), ns."""
-    in_a, in_b = _slices(a, b, by)
+    in_a, in_b = _slices(len(a), len(b), by)
     timed = a.has[in_a] & b.has[in_b]
     if not directed:
         timed &= np.isin(a.operation[in_a].astype(str), list(SYNCHRONISING))
