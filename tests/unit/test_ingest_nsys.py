@@ -14,7 +14,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
+from clusterprof.agent.contracts import identity
+from clusterprof.agent.remote import prober
 from clusterprof.ingest import read_report
+from clusterprof.ingest.nsys.scrubbing import scrub
 from clusterprof.tables import SCHEMAS, RankTables
 
 Copy = Callable[..., Path]
@@ -390,6 +393,28 @@ def test_the_rank_is_found_in_one_string_of_all_variables(changed: Copy) -> None
     for statement in (among_strings, of_the_system):
         info = read_report(changed(no_environment, statement)).info
         assert (info.rank, info.world_size) == (2, 8)
+
+
+def test_one_new_row_has_a_launcher_s_ranks_known_live_and_in_a_report_and_its_scrubbed_copy(
+    changed: Copy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    row = identity.Launcher("prun", "PRUN_RANK", "PRUN_SIZE", "PRUN_LOCAL", local_size="PRUN_HERE")
+    environ = {"PRUN_RANK": "3", "PRUN_SIZE": "8", "PRUN_LOCAL": "1", "PRUN_HERE": "2"}
+    text = "x'" + "\0".join(f"{n}={v}" for n, v in environ.items()).encode().hex() + "'"
+    report = changed(
+        "DELETE FROM META_DATA_CAPTURE WHERE name LIKE '%ENVIRONMENT%'",
+        "INSERT INTO TARGET_INFO_SYSTEM_ENV"
+        f" VALUES (0, '', 'DeviceEnvironment', 610, CAST({text} AS TEXT))",
+    )
+    assert identity.identify(environ) is None
+    monkeypatch.setattr(identity, "LAUNCHERS", (row, *identity.LAUNCHERS))
+    me = identity.identify(environ, "prun")
+    assert me == (3, 8, 1, "prun")
+    assert prober.several_nodes(me, environ)
+    scrub(report, tmp_path / "scrubbed.sqlite")
+    for path in (report, tmp_path / "scrubbed.sqlite"):
+        info = read_report(path).info
+        assert (info.rank, info.world_size, info.local_rank) == (3, 8, 1)
 
 
 def test_no_environment_value_but_rank_and_size_is_kept(changed: Copy) -> None:

@@ -22,6 +22,14 @@ class Launcher(NamedTuple):
     requires: Tuple[str, ...] = ()
     #: it starts ranks inside of another launcher's tasks, whose variables they inherit
     inner: bool = False
+    #: how many ranks there are on this node; "" where it does not say
+    local_size: str = ""
+
+    @property
+    def variables(self) -> List[str]:
+        """All that this module looks at."""
+        names = (self.rank, self.world_size, self.local_rank, self.local_size, *self.requires)
+        return [name for name in names if name]
 
 
 class Identity(NamedTuple):
@@ -33,13 +41,16 @@ class Identity(NamedTuple):
     source: str
 
 
-#: Inner launchers first. RANK alone is also set by hand in many scripts, so it comes last.
-LAUNCHERS = (
-    Launcher("torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK", ("TORCHELASTIC_RUN_ID",), inner=True),
+#: One row is all that a new launcher's ranks need to be known, live and in a report. Inner
+#: launchers first. RANK alone is also set by hand in many scripts, so it comes last.
+LAUNCHERS: Tuple[Launcher, ...] = (
+    Launcher("torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK", ("TORCHELASTIC_RUN_ID",), inner=True,
+             local_size="LOCAL_WORLD_SIZE"),
     Launcher("deepspeed", "RANK", "WORLD_SIZE", "LOCAL_RANK", ("CROSS_RANK", "LOCAL_SIZE"),
-             inner=True),
+             inner=True, local_size="LOCAL_SIZE"),
     Launcher(
-        "mpirun", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"
+        "mpirun", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK",
+        local_size="OMPI_COMM_WORLD_LOCAL_SIZE",
     ),
     Launcher("srun", "SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", ("SLURM_STEP_ID",)),
     # MPICH, Intel MPI and their kin.
@@ -113,3 +124,9 @@ def identify(environ: Mapping[str, str], source: Optional[str] = None) -> Option
             launcher.name,
         )
     return Identity(0, 1, 0, ALONE) if source == ALONE else None
+
+
+def local_size(me: Identity, environ: Mapping[str, str]) -> int:
+    """How many ranks this process's launcher has started on this node; 0 where it is not known."""
+    sizes = [_number(environ, each.local_size) for each in LAUNCHERS if each.name == me.source]
+    return max((size for size in sizes if size is not None), default=0)

@@ -29,7 +29,7 @@ from typing import Any, Dict, List, Mapping, Optional, Tuple
 from ..contracts import clocks, exchange, files, paths, processes
 from ..contracts import plan as plans
 from ..contracts.exchange import Answerer, Endpoint
-from ..contracts.identity import Identity
+from ..contracts.identity import Identity, local_size
 from ..contracts.plan import Plan, Selection
 from ..contracts.variables import PLAN
 
@@ -56,19 +56,10 @@ def wanted(plan: Plan, me: Identity, environ: Mapping[str, str]) -> bool:
 
 def several_nodes(me: Identity, environ: Mapping[str, str]) -> bool:
     """Whether the job's ranks live on more than one node, as far as the launcher says."""
-
-    def number(name: str) -> int:
-        text = environ.get(name, "")
-        return int(text) if text.isdigit() else 0
-
-    if number("SLURM_STEP_NUM_NODES") > 1 and environ.get("SLURM_STEP_ID"):
+    nodes = environ.get("SLURM_STEP_NUM_NODES", "")
+    if nodes.isdigit() and int(nodes) > 1 and environ.get("SLURM_STEP_ID"):
         return True
-    here = {
-        "torchrun": "LOCAL_WORLD_SIZE", "mpirun": "OMPI_COMM_WORLD_LOCAL_SIZE",
-        "deepspeed": "LOCAL_SIZE",
-    }.get(me.source)  # fmt: skip
-    here_size = number(here) if here else 0
-    return 0 < here_size < (me.world_size or 0)
+    return 0 < local_size(me, environ) < (me.world_size or 0)
 
 
 def reference(selection: Selection) -> int:

@@ -17,7 +17,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from clusterprof.agent.contracts.identity import LAUNCHERS, Identity, identify
+from clusterprof.agent.contracts import identity as identities
+from clusterprof.agent.contracts.identity import Identity, identify
 from clusterprof.ingest.nsys import activity, schema
 from clusterprof.ingest.nsys.database import Export
 from clusterprof.ingest.nsys.nccl_ranges import Communicators
@@ -41,19 +42,14 @@ JOB_VARIABLES = (
     "PBS_JOBID",
 )
 
-#: all that is ever looked at in the environment of a report
-WANTED = frozenset(JOB_VARIABLES).union(
-    *(
-        {each.rank, each.world_size, each.local_rank, *each.requires} - {""}
-        for each in LAUNCHERS
-    )
-)  # fmt: skip
+
+def wanted() -> frozenset[str]:
+    """All variables that are ever looked at in the environment of a report."""
+    return frozenset(JOB_VARIABLES).union(*(each.variables for each in identities.LAUNCHERS))
 
 
 #: a process with less than this part of the kernels of the busiest is a helper, not a rank
 _LEAST_WORK = 0.1
-
-_INNER = frozenset(launcher.name for launcher in LAUNCHERS if launcher.inner)
 
 
 @dataclass(frozen=True)
@@ -109,8 +105,9 @@ def environment(export: Export) -> dict[str, str]:
 
 
 def _wanted(lines: Iterable[str]) -> dict[str, str]:
+    names = wanted()
     pairs = (line.partition("=") for line in lines)
-    return {name: value for name, _, value in pairs if name in WANTED}
+    return {name: value for name, _, value in pairs if name in names}
 
 
 def fingerprint(environ: Mapping[str, str]) -> str | None:
@@ -153,7 +150,8 @@ def rank_processes(
 
 
 def _is_rank(who: Identity | None) -> bool:
-    return who is not None and who.source in _INNER and (who.world_size or 1) > 1
+    inner = {launcher.name for launcher in identities.LAUNCHERS if launcher.inner}
+    return who is not None and who.source in inner and (who.world_size or 1) > 1
 
 
 def _communicating(work: Sequence[activity.Kernels], ranges: Ranges) -> set[int]:

@@ -19,11 +19,11 @@ from clusterprof import masking
 from clusterprof.agent.contracts import files
 from clusterprof.errors import ReportError
 from clusterprof.ingest.nsys.database import Export
-from clusterprof.ingest.nsys.ranks_of_report import WANTED
+from clusterprof.ingest.nsys.ranks_of_report import wanted
 from clusterprof.ingest.opening import unreadable
 
 #: Besides the rank's place: versions, which explain a recording and hold nothing private.
-KEPT = WANTED | {"CUDA_VERSION", "NCCL_VERSION", "GROUP_RANK", "LOCAL_WORLD_SIZE", "ROLE_RANK"}
+_KEPT = {"CUDA_VERSION", "NCCL_VERSION", "GROUP_RANK", "LOCAL_WORLD_SIZE", "ROLE_RANK"}
 
 _REMOVED = "removed by clusterprof scrub"
 
@@ -123,13 +123,9 @@ def _variables(value: object) -> bytes:
     """The variables of `value` that may stay; "" where it has none, or is no text."""
     if not isinstance(value, bytes):
         return b""
-    lines = value.split(b"\0")
-    return b"\0".join(each for each in lines if _may_stay(each))
-
-
-def _may_stay(line: bytes) -> bool:
-    name, assigned, _ = line.partition(b"=")
-    return bool(assigned) and name.decode("ascii", "replace") in KEPT
+    kept = {name.encode() for name in wanted() | _KEPT}
+    lines = (line.partition(b"=") for line in value.split(b"\0"))
+    return b"\0".join(b"".join(line) for line in lines if line[1] and line[0] in kept)
 
 
 def _forget_other_processes(database: sqlite3.Connection, columns: dict[str, list[str]]) -> None:
