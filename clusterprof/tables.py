@@ -8,7 +8,7 @@ them. Units are in the column names.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -132,7 +132,7 @@ class ReportInfo:
     begin_ns: int = 0
     end_ns: int = 0
     backend: str = ""
-    #: what a step took before the capture, by the step log; None where none says it
+    #: what a step took before the capture, by the step log; None without one
     usual_step_ns: int | None = None
     warnings: tuple[str, ...] = ()
 
@@ -146,12 +146,15 @@ class RankTables:
     collective_calls: pa.Table
     steps: pa.Table
     host_calls: pa.Table
-    warnings: tuple[str, ...] = field(default=())
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What is odd about the report."""
+        return self.info.warnings
 
     def warned(self, *warnings: str) -> RankTables:
-        """These tables with more to say."""
-        said = (*self.warnings, *warnings)
-        return replace(self, warnings=said, info=replace(self.info, warnings=said))
+        """These tables with further warnings."""
+        return replace(self, info=replace(self.info, warnings=(*self.warnings, *warnings)))
 
     @property
     def rank(self) -> int:

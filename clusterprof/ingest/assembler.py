@@ -42,7 +42,6 @@ def assemble(recording: Recording) -> RankTables:
         collective_calls=_on_wall_clock(_numbered(recording.collectives), epoch),
         steps=_on_wall_clock(_steps(recording, begin), epoch),
         host_calls=_on_wall_clock(calls, epoch),
-        warnings=info.warnings,
     )
 
 
@@ -126,7 +125,6 @@ def combine(nsys: RankTables, kineto: RankTables) -> RankTables:
     has_calls = nsys.collective_calls.num_rows > 0
     first, second = (nsys, kineto) if nsys.activity.num_rows else (kineto, nsys)
     parts = [_of_the_system(first.host_calls, False), _of_the_system(nsys.host_calls, True)]
-    warnings = tuple(dict.fromkeys((*nsys.warnings, *kineto.warnings)))
     info = replace(
         nsys.info,
         profiler=f"{nsys.info.profiler} + {kineto.info.profiler}",
@@ -137,7 +135,7 @@ def combine(nsys: RankTables, kineto: RankTables) -> RankTables:
         begin_ns=min(nsys.info.begin_ns, kineto.info.begin_ns),
         end_ns=max(nsys.info.end_ns, kineto.info.end_ns),
         backend=nsys.info.backend or kineto.info.backend,
-        warnings=warnings,
+        warnings=tuple(dict.fromkeys((*nsys.warnings, *kineto.warnings))),
     )
     return RankTables(
         info=info,
@@ -145,7 +143,6 @@ def combine(nsys: RankTables, kineto: RankTables) -> RankTables:
         collective_calls=(nsys if has_calls else kineto).collective_calls,
         steps=first.steps if first.steps.num_rows else second.steps,
         host_calls=joined("host_calls", parts, by="start_ns"),
-        warnings=warnings,
     )
 
 

@@ -24,56 +24,53 @@ _LONGEST_NS = 1 << 53
 _LARGEST = 1 << 50
 #: step numbers and message counts are used as list places and in products
 _HIGHEST_STEP = 1 << 40
-#: a rank that says more says it to nobody; nsys' own diagnostics may be tens of thousands
+#: of a rank, with the characters of each; nsys' own diagnostics may be tens of thousands
 _MOST_WARNINGS, _LONGEST_WARNING = 50, 1000
 
 
-class RankUnknown(ReportError):  # noqa: N818 - it says what is the matter
-    """A report does not say which rank it is."""
+class RankUnknown(ReportError):  # noqa: N818 - a state, not a fault
+    """A report does not name its rank."""
 
 
 def checked(tables: RankTables, rank: int | None) -> RankTables:
-    """Return `tables` as those of `rank` (None: the report's own), with whatever contradicts it
-    said among the warnings. Raises ReportError for a rank, time or size that can be none.
+    """Return `tables` as those of `rank` (None: the report's own), with a warning of whatever
+    contradicts it. Raises ReportError for a rank, time or size that is impossible.
     """
     for name in SCHEMAS:
         _check_columns(tables.info, name, getattr(tables, name))
     tables = _sized(tables)
     info = _identified(tables.info, rank)
-    warnings = _few((*tables.warnings, *info.warnings[len(tables.info.warnings) :]))
-    return replace(tables, info=replace(info, warnings=_few(info.warnings)), warnings=warnings)
+    return replace(tables, info=replace(info, warnings=_few(info.warnings)))
 
 
-def _identified(info: ReportInfo, told: int | None) -> ReportInfo:
-    """Return `info` with its rank; what the report itself says is a claim until it is checked."""
+def _identified(info: ReportInfo, given: int | None) -> ReportInfo:
+    """Return `info` with its rank; what the report itself states is a claim until it is checked."""
     rank, world, local = info.rank, info.world_size, info.local_rank
     odd = []
     if rank is not None and not _is_rank(rank):
-        if told is None:
-            raise ReportError(
-                f"{info.source} says that its rank is {_shown(rank)}, which is none",
-                f"say which it is: --rank {info.source}=N",
-            )
-        odd.append(f"it says that its rank is {_shown(rank)}, which is none")
+        wrong = f"gives its rank as {_shown(rank)}, which is not a rank"
+        if given is None:
+            raise ReportError(f"{info.source} {wrong}", f"give it: --rank {info.source}=N")
+        odd.append(f"the report {wrong}")
         rank = None
     if world is not None and not (_is_rank(world) and world > 0):
-        odd.append(f"it says that its job has {_shown(world)} ranks: that is left out")
+        odd.append(f"the report gives the job {_shown(world)} ranks, which is left out")
         world = None
     if local is not None and not _is_rank(local):
         local = None
-    if rank is None and told is None:
+    if rank is None and given is None:
         raise RankUnknown(
-            f"{info.source} does not say which rank it is",
+            f"{info.source} does not name its rank",
             "looked for RANK, SLURM_PROCID, OMPI_COMM_WORLD_RANK, ... in its environment, for its"
             " rank in NCCL's communicators, and for distributedInfo in a trace",
-            f"say it: --rank {info.source}=N",
+            f"give it: --rank {info.source}=N",
         )
-    if told is not None and told != rank:
-        if world is not None and told >= world:
-            odd.append(f"{info.source} says its job has {world} ranks, from 0: no rank {told}")
+    if given is not None and given != rank:
+        if world is not None and given >= world:
+            odd.append(f"no rank {given}: by {info.source} its job has ranks 0 to {world - 1}")
         if rank is not None:
-            odd.append(f"{info.source} says it is rank {rank}, and is taken as rank {told} as told")
-        rank = told
+            odd.append(f"{info.source} is of rank {rank} by itself, and read as rank {given}")
+        rank = given
     return replace(
         info, rank=rank, world_size=world, local_rank=local, warnings=(*info.warnings, *odd)
     )
@@ -109,7 +106,7 @@ def _check_columns(info: ReportInfo, name: str, table: pa.Table) -> None:
 
 
 def _limit(column: str) -> tuple[int, int] | None:
-    """The least and the most that a column may hold; None for one that nobody calculates with."""
+    """The least and the most that a column may hold; None for one that is in no sum."""
     if column.endswith("_ns"):
         return -_LONGEST_NS, _FARTHEST_NS
     return {"step": (0, _HIGHEST_STEP), "communicator_size": (0, HIGHEST_RANK)}.get(column)
@@ -124,11 +121,9 @@ def _sized(tables: RankTables) -> RankTables:
         if count := pc.sum(odd).as_py():
             place = table.schema.get_field_index(column)
             kept = pc.if_else(odd, pa.scalar(None, pa.int64()), sizes)
-            said = f"{count} sizes of more than a petabyte, or less than none, were left out"
-            tables = replace(
-                tables,
-                **{name: table.set_column(place, table.schema.field(place), kept)},
-                warnings=(*tables.warnings, said),
+            changed = table.set_column(place, table.schema.field(place), kept)
+            tables = replace(tables, **{name: changed}).warned(
+                f"{count} sizes of more than a petabyte, or less than none, were left out"
             )
     return tables
 

@@ -1,4 +1,4 @@
-"""Many reports at once: in parallel, a bad one as a hole beside the good ones."""
+"""Many reports at once, in parallel; one that cannot be read is a missing report."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from itertools import pairwise
 from multiprocessing import get_context
 from pathlib import Path
 
+from clusterprof.agent.contracts import words
 from clusterprof.errors import ClusterprofError, MergeError, ReportError
 from clusterprof.ingest.assembler import combine
 from clusterprof.ingest.checks import RankUnknown, checked
@@ -30,16 +31,16 @@ _WORTH_PROCESSES = 8 << 20
 _APART_NS = 5_000_000_000
 
 
-#: what a reading process hands back; of an exception its lines and trace, which pickling loses
-_Packed = RankTables | tuple[type[ClusterprofError], tuple[str, ...], str]
+#: of one source: its ranks, and the stack traces of the errors among them, which pickling loses
 _Rank = RankTables | ClusterprofError
+_Outcome = tuple[list[_Rank], list[str]]
 
 _LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Gathered:
-    """All ranks that gave a readable report, by rank, and the holes."""
+    """All ranks that gave a readable report, by rank, and the missing reports."""
 
     ranks: list[RankTables]
     missing: list[MissingRank]
@@ -54,18 +55,17 @@ def gather(
 ) -> Gathered:
     """Read all reports in `paths`: files, folders, or sources that a run directory names.
 
-    `ranks` says which rank a report is, for reports that do not say it themselves. Whatever
-    is wrong with one report becomes a `MissingRank` and a warning, and the others go on.
-    Raises `ReportError` where no report can be read at all, `MergeError` where one rank
-    comes twice or the reports are of different jobs.
+    `ranks` maps reports that do not name their rank to it. Whatever is wrong with one report
+    becomes a `MissingRank` and a warning, and the others go on. Raises `ReportError` where no
+    report can be read at all, `MergeError` where one rank comes twice or the reports are of
+    different jobs.
     """
-    sources = [_told(source, ranks or {}) for source in find_sources(paths)]
+    sources = _ranked(find_sources(paths), ranks or {})
     if not sources:
         raise ReportError("no reports were given", "name files or folders of reports")
-    _check_told(sources, ranks or {})
     outcomes = _read_all(sources, workers or min(os.cpu_count() or 1, _MOST_WORKERS))
     if len(sources) == 1 and isinstance(outcomes[0][0], RankUnknown):
-        outcomes = [_alone(sources[0], outcomes[0])]
+        outcomes = [_only(sources[0]) or outcomes[0]]
     found: list[RankTables] = []
     missing: list[MissingRank] = []
     errors: list[ClusterprofError] = []
@@ -76,61 +76,54 @@ def gather(
             else:
                 errors.append(outcome)
                 rank = source.rank if len(ranks_of) == 1 else None
-                hole = MissingRank(rank=rank, source=str(source.path), reason=outcome.what)
-                missing.append(hole)
+                missing.append(MissingRank(rank=rank, source=str(source.path), reason=outcome.what))
     if not found:
-        raise _nothing(errors)
+        raise _none_readable(errors)
     found.sort(key=lambda tables: tables.rank)
     _check_once(found)
     _check_one_job(found)
-    holes = [str(error).replace("\n ", ";") for error in errors]
-    return Gathered(found, missing, [*holes, *_common_warnings(found)])
+    unread = [str(error).replace("\n ", ";") for error in errors]
+    return Gathered(found, missing, [*unread, *_common_warnings(found)])
 
 
-def _alone(source: Source, said: list[_Rank]) -> list[_Rank]:
-    """Return the only report as rank 0, if it communicates with nobody; else what was said."""
+def _only(source: Source) -> list[_Rank]:
+    """Return the only report as rank 0, if it communicates with no other; else nothing."""
     match _attempt(replace(source, rank=0)):
         case [RankTables() as tables] if not tables.collective_calls.num_rows:
-            taken = "the report does not say which rank it is: it is taken as rank 0, the only one"
-            return [replace(tables, warnings=(*tables.warnings, taken))]
-    return said
+            return [tables.warned("the report does not name its rank: the only one is rank 0")]
+    return []
 
 
-def _told(source: Source, ranks: Mapping[Path, int]) -> Source:
-    """Return the source with the rank that the user gave for this file or another form of it."""
-    mine = {_report_key(source.path)}
-    if source.beside is not None:
-        mine.add(_report_key(source.beside))
-    for path, rank in ranks.items():
-        if _report_key(path) in mine:
-            return replace(source, rank=rank)
-    return source
+def _ranked(sources: Sequence[Source], ranks: Mapping[Path, int]) -> list[Source]:
+    """Return the sources with the ranks that the user gave for files, or other forms of them.
+
+    Raises `ReportError` for a rank of a file that is not among the reports.
+    """
+    given = {_report_key(path): (path, rank) for path, rank in ranks.items()}
+    used, found = set(), []
+    for source in sources:
+        keys = [_report_key(path) for path in (source.path, source.beside) if path is not None]
+        for key in (key for key in keys if key in given):
+            source = replace(source, rank=given[key][1])
+            used.add(key)
+        found.append(source)
+    for path, rank in (given[key] for key in given if key not in used):
+        raise ReportError(
+            f"rank {rank} was given for {path}, which is not among the reports",
+            f"the reports: {', '.join(str(source.path) for source in sources[:8])}",
+        )
+    return found
 
 
 def _report_key(path: Path) -> Path:
     return resolved(path).parent / stem_of(path)
 
 
-def _check_told(sources: Sequence[Source], ranks: Mapping[Path, int]) -> None:
-    known = {
-        _report_key(path)
-        for source in sources
-        for path in (source.path, source.beside)
-        if path is not None
-    }
-    for path, rank in ranks.items():
-        if _report_key(path) not in known:
-            raise ReportError(
-                f"rank {rank} was given for {path}, which is not among the reports",
-                f"the reports: {', '.join(str(source.path) for source in sources[:8])}",
-            )
-
-
 def read_source(source: Source) -> Sequence[_Rank]:
-    """Return the ranks of one source, with the Kineto trace beside it worked in."""
+    """Return the ranks of one source, combined with the Kineto trace beside it."""
     ranks = read_ranks(source.path, rank=source.rank, steps=source.steps, alone=source.alone)
     tables = ranks[0]
-    if source.beside is None or isinstance(tables, ReportError):
+    if source.beside is None or isinstance(tables, ClusterprofError):
         return ranks
     if len(ranks) > 1:
         left_out = "the trace beside the report of several ranks was left out"
@@ -142,24 +135,19 @@ def read_source(source: Source) -> Sequence[_Rank]:
     return [checked(combine(tables, beside), tables.rank)]
 
 
-def _attempt(source: Source) -> Sequence[_Rank]:
+def _attempt(source: Source) -> list[_Rank]:
     """Read one source; what is wrong with it is a value, so that it stops no other."""
     try:
-        return read_source(source)
+        return [*read_source(source)]
     except ClusterprofError as error:
         return [error]
 
 
-def _attempt_apart(source: Source) -> list[_Packed]:
+def _attempt_apart(source: Source) -> _Outcome:
     """Read one source in a thread or process of its own."""
-    return [_packed(outcome) for outcome in _attempt(source)]
-
-
-def _packed(outcome: _Rank) -> _Packed:
-    if isinstance(outcome, ClusterprofError):
-        where = "".join(traceback.format_exception(outcome))
-        return type(outcome), (outcome.what, *outcome.details), where
-    return outcome
+    ranks = _attempt(source)
+    errors = [each for each in ranks if isinstance(each, ClusterprofError)]
+    return ranks, ["".join(traceback.format_exception(error)) for error in errors]
 
 
 def _read_all(sources: Sequence[Source], workers: int) -> list[list[_Rank]]:
@@ -170,7 +158,7 @@ def _read_all(sources: Sequence[Source], workers: int) -> list[list[_Rank]]:
     objects under that lock, some 0.3 s for each megabyte of packed trace.
     """
     if len(sources) == 1 or workers == 1:
-        return [_unpacked(source, _attempt_apart(source)) for source in sources]
+        return [_logged(_attempt_apart(source)) for source in sources]
     traces = [source for source in sources if _parses_json(source)]
     packed = sum(_size(source.beside or source.path) for source in traces)
     apart = min(workers, len(traces)) if packed > _WORTH_PROCESSES else 1
@@ -179,7 +167,7 @@ def _read_all(sources: Sequence[Source], workers: int) -> list[list[_Rank]]:
     with threads:
         try:
             futures = [_submit(source, threads, processes) for source in sources]
-            return [_unpacked(*pair) for pair in zip(sources, map(_result, futures), strict=True)]
+            return [_result(*pair) for pair in zip(sources, futures, strict=True)]
         finally:
             if processes is not None:
                 processes.shutdown(cancel_futures=True)
@@ -198,45 +186,37 @@ def _size(path: Path) -> int:
     return size // 12 if path.suffix == ".json" else size
 
 
-def _submit(source: Source, threads: Executor, processes: Executor | None) -> Future[list[_Packed]]:
+def _submit(source: Source, threads: Executor, processes: Executor | None) -> Future[_Outcome]:
     executor = processes if processes is not None and _parses_json(source) else threads
     return executor.submit(_attempt_apart, source)
 
 
-def _result(future: Future[list[_Packed]]) -> list[_Packed] | None:
-    """Return what was read; None where the reading process was killed."""
+def _result(source: Source, future: Future[_Outcome]) -> list[_Rank]:
+    """Return what was read; an error where the reading process was killed."""
     try:
-        return future.result()
+        return _logged(future.result())
     except BrokenProcessPool:
-        return None
-
-
-def _unpacked(source: Source, outcomes: list[_Packed] | None) -> list[_Rank]:
-    if outcomes is None:
         killed = ReportError(
             f"{source.path} could not be read: its reading process was killed",
             "most often by the kernel for want of memory: read fewer reports at once",
         )
         return [killed]
-    return [_rank(outcome) for outcome in outcomes]
 
 
-def _rank(outcome: _Packed) -> _Rank:
-    if isinstance(outcome, RankTables):
-        return outcome
-    kind, lines, where = outcome
-    _LOG.debug("%s", where)
-    return kind(*lines)
+def _logged(outcome: _Outcome) -> list[_Rank]:
+    ranks, traces = outcome
+    for trace in traces:
+        _LOG.debug("%s", trace)
+    return ranks
 
 
-def _nothing(errors: Sequence[ClusterprofError]) -> ClusterprofError:
+def _none_readable(errors: Sequence[ClusterprofError]) -> ClusterprofError:
     if len(errors) == 1:
         return errors[0]
-    advice = dict.fromkeys(error.details[-1] for error in errors[:1] if error.details)
     return ReportError(
         f"none of the {len(errors)} reports can be read",
         *(error.what for error in errors[:8]),
-        *advice,
+        *errors[0].details[-1:],
     )
 
 
@@ -313,24 +293,18 @@ def _strangers(found: Sequence[RankTables], windows: Mapping[int, int]) -> bool:
 
 def _common_warnings(found: Sequence[RankTables]) -> list[str]:
     """Return each warning once, with the ranks that gave it."""
-    said: dict[str, list[int]] = {}
+    by: dict[str, list[int]] = {}
     for tables in found:
         for warning in dict.fromkeys(tables.warnings):
-            said.setdefault(warning, []).append(tables.rank)
-    lines = []
-    for warning, by in said.items():
-        who = f"rank {by[0]}" if len(by) == 1 else f"ranks {', '.join(map(str, by))}"
-        lines.append(f"{who}: {warning}")
+            by.setdefault(warning, []).append(tables.rank)
+    lines = [f"{words.ranks(ranks)}: {warning}" for warning, ranks in by.items()]
     lines += _unlike(found)
-    apart = _windows(found)
-    if len(set(apart.values())) > 1:
-        late = [
-            str(rank) for rank, window in sorted(apart.items()) if window != apart[found[0].rank]
-        ]
-        who = f"rank {late[0]} lies" if len(late) == 1 else f"ranks {', '.join(late)} lies"
+    windows = _windows(found)
+    first = found[0].rank
+    if late := [rank for rank, window in sorted(windows.items()) if window != windows[first]]:
         lines.append(
-            f"the capture of {who} more than 5 s from rank {found[0].rank}'s: another window, or a"
-            " host's clock that is far off"
+            f"the window of {words.ranks(late)} is more than 5 s from rank {first}'s: another"
+            " window, or a host's clock that is far off"
         )
     return lines
 
@@ -347,6 +321,6 @@ def _unlike(found: Sequence[RankTables]) -> list[str]:
         return []
     most = max(kinds, key=lambda kind: (bool(kind), len(kinds[kind])))
     others = sorted(rank for kind, ranks in kinds.items() if kind != most for rank in ranks)
-    who = f"rank {others[0]}" if len(others) == 1 else f"ranks {', '.join(map(str, others))}"
-    how = "their collectives are matched with the others' by order and times"
-    return [f"{who}: communicators are named otherwise than in most reports, or not at all: {how}"]
+    odd = "communicators are named otherwise than in most reports, or not at all"
+    matched = "their collectives are matched with the other ranks' by order and times"
+    return [f"{words.ranks(others)}: {odd}: {matched}"]

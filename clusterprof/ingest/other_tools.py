@@ -67,7 +67,7 @@ FOREIGN = {
 
 
 def by_keys(path: Path, keys: Collection[str]) -> ReportError | None:
-    """Return what JSON with these keys at its top is; None where none of them tells."""
+    """Return the error for JSON with these keys at its top; None where they are of no tool."""
     for marks, what, instead in _KEYS:
         if marks <= set(keys):
             return ReportError(f"{path} is {what}", instead)
@@ -75,7 +75,7 @@ def by_keys(path: Path, keys: Collection[str]) -> ReportError | None:
 
 
 def by_events(path: Path, categories: Mapping[str, int], processes: Collection[str]) -> ReportError:
-    """Return what a trace is of whose events none is one of torch.profiler's that are read."""
+    """Return the error for a trace without any event of torch.profiler that is read."""
     if unread := accelerators(categories):
         return accelerator_error(path, unread)
     for mark, what, instead in _PROCESSES:
@@ -100,9 +100,9 @@ def accelerators(categories: Mapping[str, int]) -> dict[str, int]:
 
 def accelerator_error(path: Path, unread: Mapping[str, int]) -> ReportError:
     """Return the error for a trace whose rank computed on a device that is not read."""
-    said = ", ".join(f"{count} events of {device}" for device, count in unread.items())
+    counts = ", ".join(f"{count} events of {device}" for device, count in unread.items())
     return ReportError(
-        f"{path} is of a rank that computes on a device whose work is not read: {said}",
+        f"{path} is of a rank that computes on a device whose work is not read: {counts}",
         next((_ADVICE[device] for device in unread if device in _ADVICE), _INSTEAD),
     )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import logging
+import re
 import time
 from collections.abc import Callable
 from dataclasses import asdict
@@ -44,15 +45,15 @@ def beside_a_good_one(tmp_path: Path, write: Callable[[Path], object]) -> Gather
 def test_a_trace_s_rank_that_is_none_costs_that_trace_alone(tmp_path: Path, rank: Any) -> None:
     found = beside_a_good_one(tmp_path, lambda at: trace(at / "rank1.json", content(rank)))
     assert [tables.rank for tables in found.ranks] == [0]
-    (hole,) = found.missing
-    assert "says that its rank is" in hole["reason"] or "not as its profiler" in hole["reason"]
+    (missing,) = found.missing
+    assert missing["source"] == str(tmp_path / "rank1.json")
 
 
 def test_a_rank_that_is_none_can_be_told(tmp_path: Path) -> None:
     path = trace(tmp_path / "odd.json", content("zero"))
     tables = read_report(path, rank=1)
     assert tables.rank == 1
-    assert "says that its rank is 'zero'" in tables.info.warnings[-1]
+    assert "'zero'" in tables.warnings[-1]
 
 
 @pytest.mark.parametrize("size", [[2], "2", -2, 0, 2**40, 2.5], ids=repr)
@@ -61,7 +62,8 @@ def test_a_world_size_that_is_none_is_left_out_with_a_warning(tmp_path: Path, si
         tmp_path, lambda at: trace(at / "rank1.json", content(1, world_size=size))
     )
     assert [tables.info.world_size for tables in found.ranks] == [2, None]
-    assert any("ranks: that is left out" in each for each in found.ranks[1].info.warnings)
+    shown = repr(size)
+    assert any(shown in each for each in found.ranks[1].warnings)
 
 
 ODD_EVENTS: dict[str, dict[str, Any]] = {
@@ -174,7 +176,8 @@ def test_diagnostics_by_the_thousand_are_named_once_and_counted(
     )
     tables = read_report(sqlite(tmp_path / "r.sqlite", recordings, sql))
     assert len(tables.warnings) <= 51
-    assert "further warnings" in tables.warnings[-1]
+    assert len(set(tables.warnings)) == len(tables.warnings) == 51
+    assert re.search(r"199[0-9]{2}", tables.warnings[-1])
 
 
 @pytest.mark.timeout(60)

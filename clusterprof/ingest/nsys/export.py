@@ -29,7 +29,7 @@ _DEADLINE_S = 1800
 
 #: bytes; with less left in the temporary folder, or less than the report's own size, whatever went
 #: wrong there is taken to have gone wrong for that
-_LEAST_ROOM = 1 << 20
+_LEAST_FREE = 1 << 20
 
 #: how nsys refuses the report of a newer one: 2022.4 (`2024@2@3@38-242334140272v0`), and 2023.4
 _NEWER = re.compile(
@@ -68,8 +68,8 @@ def read(path: Path, nsys: Path | None = None, *, alone: bool = False) -> list[R
         try:
             return _read(path, found, Path(folder), alone)
         except ReportError as error:
-            if shutil.disk_usage(folder).free < max(_LEAST_ROOM, size):
-                raise _no_room(path, folder) from error
+            if shutil.disk_usage(folder).free < max(_LEAST_FREE, size):
+                raise _disk_full(path, folder) from error
             raise
 
 
@@ -112,10 +112,10 @@ def _imported(nsys: Nsys, path: Path, folder: Path) -> Path:
     return report
 
 
-def _no_room(path: Path, folder: str) -> ReportError:
+def _disk_full(path: Path, folder: str) -> ReportError:
     return ReportError(
-        f"{path} cannot be exported: there is no room for it in {folder}",
-        "point TMPDIR to a file system with room for the exported report",
+        f"{path} cannot be exported: the disk of {folder} is full",
+        "point TMPDIR to a file system with enough space for the exported report",
     )
 
 
@@ -164,7 +164,7 @@ def _make(command: list[str], path: Path, target: Path) -> None:
     except OSError as error:
         raise ReportError(f"{command[0]} cannot be started: {error.strerror}") from error
     if done.returncode != 0 or not target.is_file() or target.stat().st_size == 0:
-        said = _first_line(done.stderr) or _first_line(done.stdout) or "nothing"
+        printed = _first_line(done.stderr) or _first_line(done.stdout) or "nothing"
         if recorded_by := _NEWER.search(done.stderr + done.stdout):
             version = recorded_by[1].replace("@", ".")
             raise ReportError(
@@ -173,7 +173,7 @@ def _make(command: list[str], path: Path, target: Path) -> None:
             )
         raise ReportError(
             f"nsys could not export {path} (exit status {done.returncode})",
-            f'nsys said: "{said}"',
+            f'nsys printed: "{printed}"',
             "a report of a newer nsys needs that nsys; one cut short must be recorded or copied"
             " again",
         )
