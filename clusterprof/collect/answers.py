@@ -1,7 +1,7 @@
-"""What a host says: the one place where it is read, into typed values or a HostError.
+"""A host's answers: the one place where they are read, into typed values or a HostError.
 
-A host runs what it likes. It may answer with anything, without end, and for others; none of that
-may be more than this host's own failure, and nothing of it reaches a terminal as it stands.
+A host may run any program. It may answer with anything, without end, and for other hosts; none of
+that may be more than this host's own failure, and nothing of it reaches a terminal unescaped.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from typing import Any
 from clusterprof.agent.contracts import paths
 from clusterprof.errors import HostError
 
-#: Of one answer: a listing of some 25,000 files.
+#: The longest answer, in bytes: a listing of some 25,000 files.
 ANSWER_B = 4 << 20
-#: Of all files that one host may bring; 64 GB, while a capture ends at 1 GB a rank by default.
+#: Limit of all files from one host; 64 GB, while a capture ends at 1 GB per rank by default.
 FETCH_MB = "CLUSTERPROF_MAX_FETCH_MB"
 _FETCH_MB = 64_000
 
-#: Of a word that is passed on: Linux has no longer path.
+#: The longest text that is passed on, in characters: Linux has no longer path.
 _WORD = 4096
 #: `00008/state.json`, and of later attempts `attempt-2/00008/state.json`: written in one way only.
 _PATH = re.compile(
@@ -30,12 +30,16 @@ _PATH = re.compile(
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
+#: why nothing is fetched from a host
+UNLISTED = "it could not list its ranks' files"
+
+
 @dataclass(frozen=True)
 class Found:
-    """What a host says of itself: see `clusterprof.agent.remote.host.look`."""
+    """A host's description of itself: see `clusterprof.agent.remote.host.look`."""
 
     host: str
-    #: what tells one running kernel from another; "" where nothing does
+    #: what distinguishes one running kernel from another; "" where unknown
     machine: str = ""
     temporary: str = ""
     #: whether these are there
@@ -66,7 +70,7 @@ class Offered:
 
 
 def plain(text: str, most: int = 200) -> str:
-    """Somebody else's words, for one line of a terminal: nothing in them moves the cursor."""
+    """A text from another host for one line of a terminal: nothing in it moves the cursor."""
     short = text if len(text) <= most else text[:most] + "..."
     return "".join(each if each.isprintable() else ascii(each)[1:-1] for each in short)
 
@@ -80,14 +84,14 @@ def last_line(answer: bytes) -> Any:
 
 
 def found(answer: bytes, port: int | None) -> Found | None:
-    """What a host says of itself; None where that is no answer of ours. Raises HostError.
+    """A host's description of itself; None where the answer is none. Raises HostError.
 
-    `port` is the one that was asked for: another may be free, and none where none was asked for.
+    `port` is the one that was requested, if any: the host may offer another that is free.
     """
-    told = last_line(answer)
-    if not isinstance(told, dict):
+    document = last_line(answer)
+    if not isinstance(document, dict):
         return None
-    fields = _Fields(told)
+    fields = _Fields(document)
     made = Found(
         host=fields.word("host"),
         machine=fields.word("machine", empty=True),
@@ -95,28 +99,28 @@ def found(answer: bytes, port: int | None) -> Found | None:
         folder=fields.flag("folder"),
         program=fields.flag("program"),
         nsys=fields.flag("nsys"),
-        other_nsys=None if told.get("other_nsys") is None else fields.word("other_nsys"),
+        other_nsys=None if document.get("other_nsys") is None else fields.word("other_nsys"),
         port=None if port is None else fields.number("port", 1, 65535),
     )
     if not made.temporary.startswith("/"):
-        raise fields.odd("temporary")
+        raise fields.invalid("temporary")
     return made
 
 
 def offered(answer: bytes) -> tuple[list[Offered], list[str]] | None:
     """The files that a host has for us, states last, and what is wrong with the others.
 
-    States speak of the other files: those are here by then. None while the host's job still runs.
-    Raises HostError where it is no listing, or one of more than we take.
+    States refer to the other files, which are here by then. None while the host's job still runs.
+    Raises HostError where the answer is no listing, or one of more than the limit.
     """
-    told = last_line(answer)
-    if told == "running":
+    document = last_line(answer)
+    if document == "running":
         return None
-    if not isinstance(told, list):
-        raise HostError("it could not say what its ranks left")
+    if not isinstance(document, list):
+        raise HostError(UNLISTED)
     files: dict[str, Offered] = {}
     problems = []
-    for entry in told:
+    for entry in document:
         try:
             each = _offered(entry)
         except HostError as error:
@@ -128,8 +132,8 @@ def offered(answer: bytes) -> tuple[list[Offered], list[str]] | None:
     size = sum(each.size for each in files.values())
     if size > most:
         raise HostError(
-            f"it offers {size / 1e6:.0f} MB, and no more than {most / 1e6:.0f} are fetched "
-            f"({FETCH_MB})"
+            f"it offers {size / 1e6:.0f} MB, but at most {most / 1e6:.0f} MB are fetched: "
+            f"set {FETCH_MB} to allow more"
         )
     return sorted(files.values(), key=lambda each: each.name == paths.STATE), problems
 
@@ -137,15 +141,15 @@ def offered(answer: bytes) -> tuple[list[Offered], list[str]] | None:
 def _offered(entry: Any) -> Offered:
     """One line of a listing. Raises HostError."""
     if not isinstance(entry, dict):
-        raise HostError(f"it offers {_shown(entry)}, which is no file")
+        raise HostError(f"it offers {_shown(entry)}, which is not a file")
     path = entry.get("path")
     match = _PATH.fullmatch(path) if isinstance(path, str) else None
     if match is None:
-        raise HostError(f"it offers a file of an unknown name: {_shown(path)}")
+        raise HostError(f"it offers a file with an unknown name: {_shown(path)}")
     fields = _Fields(entry, f" of {path}")
     sha256 = fields.word("sha256")
     if not _SHA256.fullmatch(sha256):
-        raise fields.odd("sha256")
+        raise fields.invalid("sha256")
     return Offered(
         int(match[1] or 1), int(match[2]), match[3], fields.number("size", 0, 1 << 50), sha256
     )
@@ -159,41 +163,41 @@ def _shown(value: Any) -> str:
 
 
 def most_bytes() -> int:
-    """How much one host may bring. Raises HostError where the variable is no number."""
-    told = os.environ.get(FETCH_MB, str(_FETCH_MB))
-    if not re.fullmatch("[0-9]{1,9}", told):
-        raise HostError(f"{FETCH_MB}={plain(told, 40)} is no number of megabytes")
-    return int(told) * 1_000_000
+    """How much is fetched from one host. Raises HostError where the variable is no number."""
+    given = os.environ.get(FETCH_MB, str(_FETCH_MB))
+    if not re.fullmatch("[0-9]{1,9}", given):
+        raise HostError(f"{FETCH_MB}={plain(given, 40)} is not a number of megabytes")
+    return int(given) * 1_000_000
 
 
 @dataclass(frozen=True)
 class _Fields:
     """The members of a JSON object, each of the type that it should have. Raise HostError."""
 
-    told: dict[str, Any]
+    document: dict[str, Any]
     whose: str = ""
 
-    def odd(self, name: str) -> HostError:
-        given = _shown(self.told[name]) if name in self.told else "missing"
-        return HostError(f"its answer cannot be used: {name}{self.whose} is {given}")
+    def invalid(self, name: str) -> HostError:
+        given = _shown(self.document[name]) if name in self.document else "missing"
+        return HostError(f"its answer is invalid: {name}{self.whose} is {given}")
 
     def flag(self, name: str) -> bool:
-        value = self.told.get(name)
+        value = self.document.get(name)
         if not isinstance(value, bool):
-            raise self.odd(name)
+            raise self.invalid(name)
         return value
 
     def number(self, name: str, least: int, most: int) -> int:
-        value = self.told.get(name)
-        # True is an int, too.
+        value = self.document.get(name)
+        # A bool is an int as well.
         if type(value) is not int or not least <= value <= most:
-            raise self.odd(name)
+            raise self.invalid(name)
         return value
 
     def word(self, name: str, *, empty: bool = False) -> str:
-        value = self.told.get(name)
+        value = self.document.get(name)
         if not isinstance(value, str) or not (value or empty) or len(value) > _WORD:
-            raise self.odd(name)
+            raise self.invalid(name)
         if not value.isprintable():
-            raise self.odd(name)
+            raise self.invalid(name)
         return value

@@ -1,4 +1,4 @@
-"""One SSH connection through Fabric: host keys checked, nothing asked, no shell built by hand.
+"""One SSH connection through Fabric: host keys checked, no prompts, no shell line built by hand.
 
 Fabric accepts any host key; here one that OpenSSH would not accept is an error, on gateways as
 well: see `host_keys`. A password or a passphrase is never asked for: what `ssh -o
@@ -24,24 +24,24 @@ from clusterprof.errors import HostError
 from clusterprof.launchers import ssh
 from clusterprof.launchers.support.job import Host
 
-#: A host that answers nothing at all for so long is cut off, and its connection given up.
+#: A host that answers nothing for so long is cut off, and its connection closed.
 _SILENCE_S = 60
-#: Whatever else it is asked must be answered within this.
+#: Every other request must be answered within this.
 _PATIENCE_S = 2 * _SILENCE_S
-#: It is asked so often.
+#: How often a keepalive is sent.
 _ASK_EVERY_S = 10
 
 #: Sends a file behind a line that says where it begins.
 _SEND = 'echo "$1" && exec cat <"$2"'
-#: Bytes that are taken at once.
+#: Bytes that are read at once.
 _PART_B = 1 << 18
 
-#: To whom bytes that arrive on stdout and on stderr are handed.
+#: What receives the bytes of stdout or stderr as they arrive.
 Sink = Callable[[bytes], object]
 
 
 class Answer(NamedTuple):
-    """What a short command on a host left."""
+    """How a short command on a host ended, and what it printed."""
 
     status: int
     stdout: bytes
@@ -49,10 +49,10 @@ class Answer(NamedTuple):
 
 
 def command_line(argv: Sequence[str]) -> bytes:
-    """The one place where words become a line for a remote shell, which sshd always puts between.
+    """The one place where arguments become a line for the shell that sshd always starts.
 
     Quoted for POSIX shells. Only our own helper's command goes this way: the user's program
-    travels as JSON, which no shell ever sees.
+    travels as JSON, which no shell reads.
     """
     return os.fsencode(shlex.join(argv))
 
@@ -83,10 +83,10 @@ class SshHost:
     # -- the connection ---------------------------------------------------------------------
 
     def open(self) -> None:
-        """Connect, if that is not done. Raises HostError with what is wrong in words."""
+        """Connect, if that is not done. Raises HostError with what is wrong."""
         if self.connected:
             return
-        with self.explained(10 * self.timeout_s):  # which holds for each part of it
+        with self.explained(10 * self.timeout_s):  # timeout_s is for each part of it
             each = self.connection
             while each is not None and not isinstance(each, str):
                 keys = HostKeys(each, self.config_file)
@@ -98,7 +98,7 @@ class SshHost:
 
     @property
     def connected(self) -> bool:
-        """Whether there is a connection, and nothing is known of its end."""
+        """Whether there is a connection that has not ended, as far as is known."""
         return bool(self.connection.is_connected)
 
     def close(self) -> None:
@@ -109,10 +109,10 @@ class SshHost:
 
     @contextlib.contextmanager
     def explained(self, within_s: float = 0.0) -> Iterator[None]:
-        """Turn whatever goes wrong on the way to this host into a HostError.
+        """Turn any failure on the way to this host into a HostError.
 
-        For most of its questions paramiko waits for an answer for ever: the connection is closed
-        under one that takes too long.
+        For most requests paramiko waits for an answer without a limit: after `within_s` seconds
+        the connection is closed under it.
         """
         late = threading.Event()
 
@@ -129,10 +129,10 @@ class SshHost:
         except HostError:
             raise
         except Exception as error:  # noqa: BLE001 - sockets, paramiko, cryptography: see `reason`
-            said = reason(error, self.timeout_s)
+            what = reason(error, self.timeout_s)
             if late.is_set():
-                said = f"no answer within {within_s:g} s"
-            raise HostError(f"{self.name}: {said}") from None
+                what = f"no answer within {within_s:g} s"
+            raise HostError(f"{self.name}: {what}") from None
         finally:
             watch.cancel()
 
@@ -153,7 +153,7 @@ class SshHost:
         else:
             command.close()
         if out.over or err.over:
-            raise HostError(f"{self.name}: it answers with more than {ANSWER_B >> 20} MB")
+            raise HostError(f"{self.name}: its answer is longer than {ANSWER_B >> 20} MB")
         if not ended:
             raise HostError(f"{self.name}: no answer within {within_s:g} s to {argv[0]}")
         return Answer(command.status(), bytes(out.data), bytes(err.data))
@@ -170,10 +170,10 @@ class SshHost:
         return RemoteCommand(channel, stdout, stderr)
 
     def read(self, path: str, most: int) -> Iterator[bytes]:
-        """A file's content there, and no more than `most` bytes, whatever comes. Raises HostError.
+        """A file's content there, and at most `most` bytes, whatever comes. Raises HostError.
 
-        By `cat`, whose output waits for us: paramiko's SFTP asks ahead from a thread of its own,
-        which dies with a traceback when the connection does.
+        By `cat`, whose output is read at our pace: paramiko's SFTP prefetches from a thread of its
+        own, which ends with a traceback when the connection does.
         """
         mark = secrets.token_hex(16)
         self.open()
@@ -196,11 +196,11 @@ class SshHost:
                 data = b""
 
     def _part(self, channel: Any) -> bytes:
-        """What comes next; b"" at the end of the command, and HostError at the connection's."""
+        """The next bytes; b"" at the end of the command. Raises HostError at the connection's."""
         with self.explained():
             data = bytes(channel.recv(_PART_B))  # tens of kB at least, where there are so many
             if not data and channel.status_event.wait(_SILENCE_S) and channel.exit_status < 0:
-                self.close()  # paramiko may not say yet that it is not connected
+                self.close()  # paramiko may still report it as connected
                 raise EOFError
             return data
 
@@ -210,7 +210,7 @@ class SshHost:
         if self._sftp is not None and not self._sftp.get_channel().closed:
             return self._sftp
         try:
-            # Fabric's own would be the first one for ever, its connection lost or not.
+            # Fabric would keep its first client, also when its connection is lost.
             self._sftp = self.connection.client.open_sftp()
         except Exception as error:  # noqa: BLE001 - as above
             raise HostError(f"{self.name}: its sshd offers no SFTP ({first_line(error)})") from None
@@ -218,14 +218,14 @@ class SshHost:
 
 
 class Bounded:
-    """Takes in an answer, and of one that is too long no more than that it is."""
+    """Collects an answer; of one that is too long it notes only that it is."""
 
     def __init__(self) -> None:
         self.data = bytearray()
         self.over = False
 
     def __call__(self, data: bytes) -> None:
-        """Take bytes."""
+        """Add bytes."""
         self.over = self.over or len(self.data) + len(data) > ANSWER_B
         if not self.over:
             self.data += data
@@ -236,7 +236,7 @@ class RemoteCommand:
 
     def __init__(self, channel: Any, stdout: Sink, stderr: Sink) -> None:
         self._channel = channel
-        channel.settimeout(_ASK_EVERY_S)  # who takes nothing is not waited for
+        channel.settimeout(_ASK_EVERY_S)  # for a host that reads nothing
         self._pumps = [
             threading.Thread(target=_pump, args=pair, daemon=True)
             for pair in ((channel.recv, stdout), (channel.recv_stderr, stderr))
@@ -245,7 +245,7 @@ class RemoteCommand:
             pump.start()
 
     def write(self, data: bytes) -> bool:
-        """Hand bytes to its stdin; False where nobody takes them any more."""
+        """Write bytes to its stdin; False where they are not accepted any more."""
         try:
             self._channel.sendall(data)
         except (OSError, EOFError):
@@ -268,7 +268,7 @@ class RemoteCommand:
             pump.join(max(0.0, until - time.monotonic()))
 
     def status(self) -> int:
-        """Its exit status; 255 where the connection ended first, or it is none, as ssh has it."""
+        """Its exit status; 255 (as of ssh) where the connection ended first or it is invalid."""
         self.drain(2)
         status = int(self._channel.exit_status)
         self.close()
@@ -280,7 +280,7 @@ class RemoteCommand:
         return bool(self._channel.exit_status < 0)
 
     def close(self) -> None:
-        """Give it up."""
+        """Close its channel."""
         with contextlib.suppress(OSError, EOFError):
             self._channel.close()
 
@@ -290,7 +290,7 @@ def _pump(receive: Callable[[int], bytes], sink: Sink) -> None:
         while True:
             try:
                 data = receive(1 << 16)
-            except TimeoutError:  # nothing was said for a while
+            except TimeoutError:  # no output for a while
                 continue
             if not data:
                 return
@@ -298,29 +298,29 @@ def _pump(receive: Callable[[int], bytes], sink: Sink) -> None:
 
 
 def keep_watch(transport: Any) -> None:
-    """Notice a host that is cut off within a minute, and not when TCP gives up after fifteen.
+    """Notice a host that is cut off within a minute; TCP alone takes fifteen.
 
-    TCP knows a dead network, but not a machine that hangs with its kernel alive, nor a gateway
-    that takes bytes and hands none on: as OpenSSH's ServerAliveInterval does, sshd is asked.
+    TCP notices a dead network, but not a machine that hangs with its kernel alive, nor a gateway
+    that takes bytes and forwards none: sshd is asked, as by OpenSSH's ServerAliveInterval.
     """
     threading.Thread(target=_watch, args=(transport,), daemon=True).start()
-    with contextlib.suppress(OSError, AttributeError):  # through a gateway it is no socket
+    with contextlib.suppress(OSError, AttributeError):  # through a gateway it is not a socket
         transport.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _SILENCE_S * 1000)
 
 
 def _watch(transport: Any) -> None:
-    """Ask again and again; end the connection when there is no answer."""
+    """Send keepalives; end the connection when one is not answered."""
     while transport.is_active():
         answered = threading.Event()
-        threading.Thread(target=_ask_for_life, args=(transport, answered), daemon=True).start()
+        threading.Thread(target=_send_keepalive, args=(transport, answered), daemon=True).start()
         if not answered.wait(_SILENCE_S):
             transport.close()
             return
         time.sleep(_ASK_EVERY_S)
 
 
-def _ask_for_life(transport: Any, answered: threading.Event) -> None:
-    # A refusal is an answer; so is the connection's own end, which others will notice.
+def _send_keepalive(transport: Any, answered: threading.Event) -> None:
+    # A refusal is an answer; the connection's own end is noticed elsewhere.
     with contextlib.suppress(Exception):
         transport.global_request("keepalive@openssh.com")
     answered.set()
@@ -331,27 +331,27 @@ def reason(error: Exception, timeout_s: float) -> str:
     import paramiko
     from paramiko.ssh_exception import NoValidConnectionsError
 
-    said = first_line(error)
+    what = first_line(error)
     if isinstance(error, HostKeyRefused):
         return str(error)
     if isinstance(error, paramiko.PasswordRequiredException):
         return "the private key is locked: ssh-add it (a passphrase is never asked for)"
     if isinstance(error, paramiko.AuthenticationException):
-        return "it accepts none of our keys (a password is never asked for)"
+        return "it accepts none of your keys (a password is never asked for)"
     if isinstance(error, NoValidConnectionsError):
-        said = "; ".join(sorted({first_line(each) for each in error.errors.values()}))
-        return f"it cannot be reached: {said}"
+        what = "; ".join(sorted({first_line(each) for each in error.errors.values()}))
+        return f"it cannot be reached: {what}"
     if isinstance(error, socket.gaierror):
-        return f"its name is not known: {error.strerror}"
-    # paramiko's words for a server that took the connection and then said nothing
-    silent = "banner" in said or said == "No existing session"
-    if isinstance(error, TimeoutError) or "timed out" in said.lower() or silent:
+        return f"its name cannot be resolved: {error.strerror}"
+    # paramiko's message for a server that accepted the connection and then sent nothing
+    silent = "banner" in what or what == "No existing session"
+    if isinstance(error, TimeoutError) or "timed out" in what.lower() or silent:
         return f"no answer within {timeout_s:g} s"
     if isinstance(error, EOFError):
         return "it closed the connection"
-    return f"it cannot be reached: {said}"
+    return f"it cannot be reached: {what}"
 
 
 def first_line(error: BaseException) -> str:
-    """An exception in one line; the other side may have written it."""
+    """An exception in one line; its text may come from the other side."""
     return plain(str(error).strip().split("\n")[0]) or type(error).__name__

@@ -1,10 +1,10 @@
-"""Whether a host is the one that is meant: its key, checked as OpenSSH checks it.
+"""A host's key, checked as OpenSSH checks it.
 
-Neither Fabric nor paramiko can be asked: one accepts every key, the other knows neither markers nor
-patterns, and fails on one line that it cannot read. OpenSSH itself says which files count for a
-host (`ssh -G`), which of their lines speak of it (`ssh-keygen -F`: names, patterns, hashes,
-markers), and what a revocation list holds (`ssh-keygen -Q`); what is left is to compare keys. A
-certificate is never asked of a host, so `@cert-authority` lines accept nothing.
+Neither Fabric nor paramiko does: one accepts every key, the other knows neither markers nor
+patterns, and fails on one line that it cannot read. OpenSSH itself gives the files that apply to a
+host (`ssh -G`), their lines for it (`ssh-keygen -F`: names, patterns, hashes, markers), and the
+content of a revocation list (`ssh-keygen -Q`); what is left is to compare keys. A certificate is
+never requested from a host, so `@cert-authority` lines accept nothing.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from clusterprof.collect.answers import plain
 from clusterprof.errors import HostError
 
 _SSH_PORT = 22
-#: Either answers within milliseconds; a `Match exec` of the user's may take its time.
+#: Either answers within milliseconds; a `Match exec` of the user's may take longer.
 _PATIENCE_S = 30
 #: How a revocation list in OpenSSH's own format begins; any other is a list of keys.
 _KRL = b"SSHKRL\n\0"
 
 
-class HostKeyRefused(Exception):  # noqa: N818 - it says what happened
-    """Why a host's key is not accepted, in words."""
+class HostKeyRefused(Exception):  # noqa: N818 - it names what happened
+    """Why a host's key is not accepted."""
 
 
 @dataclass
 class Known:
-    """What the known_hosts files say of one name: keys as they travel, by their type."""
+    """The entries of the known_hosts files for one name: keys in wire format, by their type."""
 
     keys: dict[bytes, str] = field(default_factory=dict)
     revoked: set[bytes] = field(default_factory=set)
@@ -41,7 +41,7 @@ class Known:
     authority: bool = False
 
     def read(self, lines: str) -> None:
-        """Take in what `ssh-keygen -F` printed; a line that holds no key says nothing."""
+        """Add the output of `ssh-keygen -F`; a line that holds no key is ignored."""
         for line in lines.splitlines():
             words = line.split()
             marker = words.pop(0) if words and words[0].startswith("@") else ""
@@ -57,24 +57,24 @@ class Known:
 
 
 class HostKeys:
-    """The keys of one host, as a policy that paramiko asks, since it is given no keys itself."""
+    """The keys of one host, as a policy that paramiko calls, since it is given no keys itself."""
 
     def __init__(self, connection: Any, config: Path | None) -> None:
         """Look them up for a Fabric connection. Raises HostKeyRefused where that cannot be done."""
         name, port = str(connection.host).lower(), int(connection.port)
-        told = settings(connection, config)
-        alias = told.get("hostkeyalias")
+        options = settings(connection, config)
+        alias = options.get("hostkeyalias")
         # As OpenSSH: a key without a port is accepted where there is none for that port.
         names = [name] if port == _SSH_PORT else [f"[{name}]:{port}", name]
         self.name = alias or names[0]
-        paths = f"{told.get('userknownhostsfile', '')} {told.get('globalknownhostsfile', '')}"
+        paths = f"{options.get('userknownhostsfile', '')} {options.get('globalknownhostsfile', '')}"
         self.known = []
         for each in [alias] if alias else names:
             known = Known()
             for path in paths.split():
                 known.read(lines_for(each, path))
             self.known.append(known)
-        revoked = told.get("revokedhostkeys", "none")
+        revoked = options.get("revokedhostkeys", "none")
         self.revoked = None if revoked == "none" else Path(revoked).expanduser()
 
     def missing_host_key(self, _client: Any, _name: str, key: Any) -> None:
@@ -98,15 +98,15 @@ class HostKeys:
         if any(known.authority for known in self.known):
             raise HostKeyRefused(
                 f"its host key is not in known_hosts as {self.name}: a @cert-authority is, but "
-                "certificates are not known here (add its own key: ssh-keyscan)"
+                "certificates are not supported (add its own key: ssh-keyscan)"
             )
         raise HostKeyRefused(
-            f"its host key is not in known_hosts as {self.name}: connect once with ssh, and look "
-            "at the key"
+            f"its host key is not in known_hosts as {self.name}: connect once with ssh, and check "
+            "the key"
         )
 
     def transport(self, sock: Any, **options: Any) -> Any:
-        """A paramiko transport that asks first for a key of a type that is known, as OpenSSH."""
+        """A paramiko transport that prefers key types that are known, as OpenSSH does."""
         import paramiko
 
         made = paramiko.Transport(sock, **options)
@@ -120,25 +120,24 @@ class HostKeys:
 
 
 def settings(connection: Any, config: Path | None) -> dict[str, str]:
-    """What OpenSSH's configuration says of a host, by lower-case keyword; the first value counts.
+    """A host's options in OpenSSH's configuration, by lower-case keyword; the first value counts.
 
-    With all of its Include and Match, which paramiko does not know. Raises HostKeyRefused.
+    With all of its Include and Match, which paramiko does not support. Raises HostKeyRefused.
     """
     options = ["-F", str(config)] if config else []
     options += ["-p", str(connection.port), "-l", str(connection.user)]
     asked = run(["ssh", "-G", *options, "--", str(connection.original_host)])
     if asked.returncode != 0:
-        said = asked.stderr.decode(errors="replace").strip().rpartition("\n")[2]
-        raise HostKeyRefused(f"ssh does not accept its configuration: {plain(said)}")
-    told: dict[str, str] = {}
+        raise HostKeyRefused(f"ssh does not accept its configuration: {last_line(asked.stderr)}")
+    found: dict[str, str] = {}
     for line in asked.stdout.decode(errors="surrogateescape").splitlines():
         keyword, _, value = line.partition(" ")
-        told.setdefault(keyword.lower(), value)
-    return told
+        found.setdefault(keyword.lower(), value)
+    return found
 
 
 def lines_for(name: str, path: str) -> str:
-    """The lines of a known_hosts file that speak of `name`; "" where there is no such file."""
+    """The lines of a known_hosts file for `name`; "" where there is no such file."""
     file = Path(path).expanduser()
     if path == "none" or not file.is_file():
         return ""
@@ -146,7 +145,7 @@ def lines_for(name: str, path: str) -> str:
 
 
 def check_revoked(path: Path, key: bytes, line: str) -> None:
-    """RevokedHostKeys. Raises HostKeyRefused also for every key where the list cannot be read."""
+    """RevokedHostKeys. Raises HostKeyRefused, for every key where the list cannot be read."""
     try:
         content = path.read_bytes()
     except OSError as error:
@@ -154,14 +153,13 @@ def check_revoked(path: Path, key: bytes, line: str) -> None:
     if content.startswith(_KRL):
         asked = run(["ssh-keygen", "-Q", "-f", str(path), "/dev/stdin"], line.encode())
         if asked.returncode not in (0, 1):
-            said = asked.stderr.decode(errors="replace").strip().rpartition("\n")[2]
-            raise _unreadable(path, plain(said))
+            raise _unreadable(path, last_line(asked.stderr))
         revoked = asked.returncode == 1
     else:
         lines = [each.split() for each in content.decode(errors="replace").splitlines()]
         keys = [decoded(words[:2]) for words in lines if words and not words[0].startswith("#")]
         if None in keys:
-            raise _unreadable(path, "not every line is a key")
+            raise _unreadable(path, "a line of it is not a key")
         revoked = key in keys
     if revoked:
         raise HostKeyRefused(f"its host key is revoked by {path}")
@@ -171,8 +169,13 @@ def _unreadable(path: Path, why: str) -> HostKeyRefused:
     return HostKeyRefused(f"RevokedHostKeys {path} cannot be read, so no key is accepted: {why}")
 
 
+def last_line(stderr: bytes) -> str:
+    """The last line that a program of OpenSSH's has printed."""
+    return plain(stderr.decode(errors="replace").strip().rpartition("\n")[2])
+
+
 def decoded(words: Sequence[str]) -> bytes | None:
-    """A key from its type and its base64 text; None where that is none."""
+    """A key from its type and its base64 text; None where these are not a key."""
     if len(words) < 2:
         return None
     try:
@@ -184,7 +187,7 @@ def decoded(words: Sequence[str]) -> bytes | None:
 
 
 def run(command: list[str], stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
-    """One of OpenSSH's programs. Raises HostError where it is not there, or does not end."""
+    """Run a program of OpenSSH's. Raises HostError where it is missing, or does not end."""
     try:
         return subprocess.run(
             command, input=stdin, capture_output=True, timeout=_PATIENCE_S, check=False

@@ -1,6 +1,7 @@
-"""A job over SSH: look at every host first, run it on all, bring home what each rank left.
+"""A job over SSH: check every host first, run it on all, fetch each rank's files.
 
-Each host's outcome stands apart: one that is lost is a hole with its reason, the others go on.
+Each host's outcome is its own: the reports of a lost host are missing with a reason, the others
+go on.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from typing import Any
 from clusterprof.agent.contracts import files, paths, states
 from clusterprof.agent.contracts.plan import Plan
 from clusterprof.agent.contracts.states import State
+from clusterprof.agent.contracts.words import ranks as named_ranks
 from clusterprof.agent.remote import host as far_side
 from clusterprof.collect import answers
 from clusterprof.collect.answers import Found, Offered
@@ -34,13 +36,13 @@ _AGENT = Path(far_side.__file__).resolve().parents[1]
 #: A rank may be finishing its report a little after its launcher has ended.
 PATIENCE_S = 3.0
 
-#: A host that was told to kill its job has done so by then.
+#: So long after it is asked to kill its job a host has done so.
 KILLED_S = 15.0
 
-#: Isolated and without site packages: our helper must start whatever is installed there.
+#: Isolated and without site packages: our helper starts whatever is installed there.
 HELPER = ("-I", "-S", "-")
 
-#: Our folder on a host: no other is asked for, or taken away.
+#: Our folder on a host: no other is listed or removed.
 _FOLDER = re.compile(r"/.*/clusterprof-[0-9a-f]{16}")
 
 _TO_STOP = ("TERM", "INT", "HUP")
@@ -53,21 +55,21 @@ def helper() -> bytes:
 
 @dataclass
 class RemoteHost:
-    """One host of a run, and what became of it."""
+    """One host of a run, and its outcome."""
 
     host: Host
     ssh: SshHost
-    #: what it said of itself
+    #: its description of itself
     found: Found
     #: our temporary folder there, once it is made
     folder: str = ""
-    #: those that the launchers give it; None where only they will know
+    #: those that its launcher starts; None where only that knows
     ranks: frozenset[int] | None = None
-    #: whose files it has brought, as (attempt, rank)
+    #: whose files were fetched from it, as (attempt, rank)
     brought: set[tuple[int, int]] = field(default_factory=set)
     command: RemoteCommand | None = None
     status: int | None = None
-    #: what was lost with it; "" where nothing was
+    #: why something of it is missing; "" where nothing is
     reason: str = ""
 
     @property
@@ -76,7 +78,7 @@ class RemoteHost:
         return self.host.name
 
     def ask(self, verb: str, *words: str, python: str, within_s: float = 30) -> Answer:
-        """Have our helper, which travels along, do `verb` there. Raises HostError."""
+        """Have our helper, which is sent with the request, do `verb`. Raises HostError."""
         return self.ssh.ask([python, *HELPER, verb, *words], helper(), within_s=within_s)
 
 
@@ -84,23 +86,21 @@ class RemoteHost:
 
 
 def look_at(there: OverSsh, nsys: str | None) -> tuple[list[RemoteHost], dict[Host, str]]:
-    """Reach all hosts at once and see whether each could run its part.
+    """Connect to all hosts at once and check whether each can run its part. Changes nothing there.
 
-    Returns those that can, in order, and what is wrong with the others. Nothing is changed there.
+    Returns those that can, in order, and what is wrong with the others.
     """
     with ThreadPoolExecutor(max_workers=min(64, len(there.hosts))) as pool:
-        seen = list(pool.map(lambda host: _look(host, there, nsys), there.hosts))
-    good = [each for each in seen if isinstance(each, RemoteHost)]
+        results = list(pool.map(lambda host: _look(host, there, nsys), there.hosts))
+    good = [each for each in results if isinstance(each, RemoteHost)]
     bad = {
-        host: each
-        for host, each in zip(there.hosts, seen, strict=True)
-        if not isinstance(each, RemoteHost)
+        host: each for host, each in zip(there.hosts, results, strict=True) if isinstance(each, str)
     }
     return good, bad
 
 
 def _look(host: Host, there: OverSsh, nsys: str | None) -> RemoteHost | str:
-    """A host that can do its part, or what is wrong with it."""
+    """A host that can run its part, or what is wrong with it."""
     ssh = SshHost(host, there.ssh_config, there.timeout_s)
     request = {
         "folder": there.folder, "program": there.script, "nsys": nsys, "port": there.port,
@@ -114,31 +114,22 @@ def _look(host: Host, there: OverSsh, nsys: str | None) -> RemoteHost | str:
         )
         found = answers.found(answer.stdout, there.port) if answer.status == 0 else None
         if found is None:
-            said = (answer.stderr.decode(errors="replace").strip() or "nothing").split("\n")[-1]
-            ssh.close()
-            return (
-                f"{there.python} does not run there (it said: {answers.plain(said)}): --python PATH"
-            )
+            printed = (answer.stderr.decode(errors="replace").strip() or "nothing").split("\n")[-1]
+            raise HostError(f"{there.python} does not run there (it printed: "
+                            f"{answers.plain(printed)}): --python PATH")  # fmt: skip
+        if not found.folder:
+            raise HostError(f"it has no folder {there.folder}: --chdir DIR")
+        if not found.program:
+            raise HostError(f"it has no {there.script} in {there.folder}")
         ssh.sftp()
     except HostError as error:
         ssh.close()
         return error.what.removeprefix(f"{host.name}: ")
-    missing = [
-        what
-        for what, is_there in (
-            (f"it has no folder {there.folder}: --chdir DIR", found.folder),
-            (f"it has no {there.script} in {there.folder}", found.program),
-        )
-        if not is_there
-    ]
-    if missing:
-        ssh.close()
-        return missing[0]
     return RemoteHost(host, ssh, found)
 
 
 def same_machine(hosts: Sequence[RemoteHost]) -> list[list[str]]:
-    """The names of hosts that are one and the same, by what they say of themselves."""
+    """The names of hosts that are the same machine, by their descriptions."""
     names: dict[str, list[str]] = {}
     for each in hosts:
         if each.found.machine:
@@ -169,7 +160,7 @@ def deliver(each: RemoteHost, plan: Plan) -> None:
 
 @contextlib.contextmanager
 def writable(each: RemoteHost, folder: str) -> Iterator[None]:
-    """SFTP says of a full disk no more than «Failure»: say what was being done there."""
+    """Name the folder that could not be written: SFTP's message for a full disk is «Failure»."""
     try:
         yield
     except OSError as error:
@@ -190,20 +181,20 @@ class Running:
 
     def __init__(self, hosts: Sequence[RemoteHost]) -> None:
         self.hosts = hosts
-        #: signals to hand on, by name: a signal handler may only append
-        self.orders: list[str] = []
+        #: signals to forward, by name: a signal handler may only append
+        self.signals: list[str] = []
         self._stops = 0
         self._patience = float("inf")
 
     def run(self, there: OverSsh, output: Output) -> int:
         """Start every host's command and wait for all; returns the highest status."""
         for each, argv in zip(self.hosts, there.commands, strict=True):
-            if any(order in _TO_STOP for order in self.orders):
-                each.status, each.reason = 143, "told to end before it began"
+            if self.asked_to_end():
+                each.status, each.reason = 143, "clusterprof was asked to end before it began"
             else:
                 start(each, there, argv, output)
         while any(each.status is None for each in self.hosts):
-            self.obey()
+            self.forward_signals()
             if time.monotonic() > self._patience:
                 self.give_up()
             for each in self.hosts:
@@ -211,10 +202,10 @@ class Running:
                     look_after(each, 0.5 / len(self.hosts))
         return max(each.status or 0 for each in self.hosts)
 
-    def obey(self) -> None:
-        """Hand signals on; the second order to end is the last."""
-        while self.orders:
-            name = self.orders.pop(0)
+    def forward_signals(self) -> None:
+        """Forward signals to the hosts; the second one that ends the job kills it."""
+        while self.signals:
+            name = self.signals.pop(0)
             if name in _TO_STOP:
                 self._stops += 1
                 if self._stops > 1:
@@ -225,19 +216,19 @@ class Running:
                     each.command.write(f"{name}\n".encode())
 
     def give_up(self) -> None:
-        """Wait no longer for hosts that do not do what they are told."""
+        """Wait no longer for hosts that do not end their job."""
         for each in self.hosts:
             if each.command is not None and each.status is None:
                 each.command.close()
-                each.status, each.reason = 255, "it did not end when it was told to"
+                each.status, each.reason = 255, "it did not end when asked to"
 
-    def told_to_stop_again(self) -> bool:
-        """Whether an order to end came after the job had ended: while its reports were fetched."""
-        return any(order in _TO_STOP for order in self.orders)
+    def asked_to_end(self) -> bool:
+        """Whether a signal to end has come that was not forwarded: no job runs that could get it."""
+        return any(name in _TO_STOP for name in self.signals)
 
 
 def start(each: RemoteHost, there: OverSsh, argv: Sequence[str], output: Output) -> None:
-    """Start one host's command. Where that fails it is lost, and the others are not."""
+    """Start one host's command. Where that fails, this host is lost and no other."""
     request = {
         "argv": list(argv), "folder": there.folder, "environment": dict(there.environment)
     }  # fmt: skip
@@ -252,7 +243,7 @@ def start(each: RemoteHost, there: OverSsh, argv: Sequence[str], output: Output)
     taken = each.command.write(json.dumps(request).encode() + b"\n")
     if not taken and not each.command.wait(1):
         each.command.close()
-        each.status, each.reason = 255, "it does not take its command"
+        each.status, each.reason = 255, "it does not accept its command"
 
 
 def look_after(each: RemoteHost, seconds: float) -> None:
@@ -269,7 +260,7 @@ def look_after(each: RemoteHost, seconds: float) -> None:
         )
 
 
-# -- bringing home -------------------------------------------------------------------------------
+# -- fetching ------------------------------------------------------------------------------------
 
 
 def gather(
@@ -278,44 +269,44 @@ def gather(
     python: str,
     stop: Callable[[], bool] = lambda: False,
 ) -> None:
-    """Bring every host's rank folders into `run` and take our folder there away.
+    """Fetch every host's rank folders into `run` and remove our folder there.
 
-    All hosts say first what they have, so that none is believed of a rank that another has; then
-    one after another brings it. A host whose files cannot all be brought keeps them, and its
-    `reason` says where they are.
+    All hosts list their files first, since a rank that two of them offer is fetched from neither;
+    then one after another is fetched. A host whose files cannot all be fetched keeps them, and its
+    `reason` says where they are. No file is fetched once `stop()`.
     """
     asked = [each for each in hosts if each.folder]
     if not asked:
         return
     with ThreadPoolExecutor(max_workers=min(32, len(asked))) as pool:
-        listings = list(pool.map(lambda each: _once_more(each, stop, _ask, run, python), asked))
+        listings = list(pool.map(lambda each: _retried(each, stop, _ask, run, python), asked))
     claims = Counter(claim for each in hosts for claim in each.brought)
     claims.update(claim for each in listings for claim in each.claims)
     for each, listing in zip(asked, listings, strict=True):
         problems = listing.problems
         if not problems or listing.files:
-            wanted, refused = _believed(each, listing, claims)
+            wanted, refused = _accepted(each, listing, claims)
             problems = [*problems, *refused]
-            fetched = _once_more(each, stop, _bring, run, python, wanted, stop, not problems)
+            fetched = _retried(each, stop, _bring, run, python, wanted, stop, not problems)
             problems = [*fetched.problems, *problems]
         if not problems:
             each.folder = ""
             continue
         before = f"{each.reason}; " if each.reason else ""
         each.reason = (
-            f"{before}{'; '.join(problems[:3])}; what its ranks left stays in "
-            f"{each.name}:{each.folder} (clusterprof collect {run.path})"
+            f"{before}{'; '.join(problems[:3])}; its ranks' files are still in "
+            f"{each.name}:{each.folder} (fetch them with: clusterprof collect {run.path})"
         )
 
 
 def gather_left(
     run: RunDirectory, manifest: dict[str, Any], config: Path | None, python: str
 ) -> list[RemoteHost]:
-    """Bring what an interrupted run left on its hosts; run.json's `hosts` say what and where.
+    """Fetch what an interrupted run left on its hosts, by `hosts` of its run.json.
 
-    Returns the hosts that were asked; `manifest` says afterwards what is still left. `config` and
+    Returns the hosts that had files; `manifest` says afterwards what is still left. `config` and
     `python` are the user's, never run.json's: both are or name programs that are executed.
-    Raises RunDirectoryError where `manifest` does not say it as ours do.
+    Raises RunDirectoryError where `manifest` names no hosts as ours do.
     """
     try:
         timeout_s = min(float(manifest["ssh"]["timeout_s"]), 3600.0)
@@ -358,7 +349,7 @@ def _text(value: Any) -> str:
 
 @dataclass
 class Listing:
-    """What a host has for us, or what became of it."""
+    """The files that a host has for us, and what went wrong."""
 
     files: list[Offered] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
@@ -369,10 +360,10 @@ class Listing:
         return {(file.attempt, file.rank) for file in self.files}
 
 
-def _believed(
+def _accepted(
     each: RemoteHost, listing: Listing, claims: Mapping[tuple[int, int], int]
 ) -> tuple[list[Offered], list[str]]:
-    """The files that this host may bring, and why it may not bring the others."""
+    """The files that are fetched from this host, and why the others are not."""
     foreign = {rank for _, rank in listing.claims if each.ranks and rank not in each.ranks}
     contested = {
         claim
@@ -380,9 +371,9 @@ def _believed(
         if claims[claim] > 1 + (claim in each.brought) and each.ranks is None
     }
     problems = [
-        f"it offers files of rank {_some(which)}, {why}"
+        f"it offers files of {named_ranks(which)}, {why}"
         for which, why in (
-            (foreign, "which the job did not give it"),
+            (foreign, "which do not run on it"),
             ({rank for _, rank in contested}, "which another host offers as well"),
         )
         if which
@@ -395,13 +386,7 @@ def _believed(
     return good, problems
 
 
-def _some(ranks: set[int]) -> str:
-    """The first few ranks, in words."""
-    shown = ", ".join(map(str, sorted(ranks)[:5]))
-    return shown if len(ranks) <= 5 else f"{shown} and {len(ranks) - 5} others"
-
-
-def _once_more(
+def _retried(
     each: RemoteHost, stop: Callable[[], bool], act: Callable[..., Listing], *arguments: Any
 ) -> Listing:
     """`act`, and once more over a new connection if the first was lost meanwhile."""
@@ -425,14 +410,14 @@ def _explained(
 
 
 def _ask(each: RemoteHost, _run: RunDirectory, python: str) -> Listing:
-    """What this host has for us. Raises HostError."""
+    """The files that this host has for us. Raises HostError."""
     answer = each.ask("list", each.folder, str(PATIENCE_S), python=python, within_s=600)
     if answer.status != 0:
-        raise HostError("it could not say what its ranks left")
-    told = answers.offered(answer.stdout)
-    if told is None:
-        raise HostError("its job still runs there")
-    return Listing(*told)
+        raise HostError(answers.UNLISTED)
+    offer = answers.offered(answer.stdout)
+    if offer is None:
+        raise HostError("its job still runs")
+    return Listing(*offer)
 
 
 def _bring(
@@ -443,13 +428,13 @@ def _bring(
     stop: Callable[[], bool],
     all_there_is: bool,
 ) -> Listing:
-    """Bring these files, and take the folder there away if they are all. Raises HostError."""
+    """Fetch these files, and remove the folder there if these are all. Raises HostError."""
     problems = []
     for file in wanted:
         if stop():
-            return Listing(problems=["told to end while the reports were fetched"])
+            return Listing(problems=["clusterprof was asked to end while the reports were fetched"])
         if not _fetch(run, each, file):
-            problems.append(f"{file.path} did not arrive whole")
+            problems.append(f"{file.path} arrived incomplete")
     if all_there_is and not problems:
         each.ask("remove", each.folder, python=python)
     return Listing(problems=problems)
@@ -459,9 +444,9 @@ def _fetch(run: RunDirectory, each: RemoteHost, offered: Offered) -> bool:
     """One file, by rename and only if it is the one that was offered. Raises HostError, OSError."""
     folder = replace(run, attempt=offered.attempt).rank(offered.rank)
     folder.mkdir(parents=True, exist_ok=True)
-    target, told = folder / offered.name, (offered.size, offered.sha256)
+    target, wanted = folder / offered.name, (offered.size, offered.sha256)
     each.brought.add((offered.attempt, offered.rank))
-    if target.is_file() and far_side.checksum(str(target)) == told:
+    if target.is_file() and far_side.checksum(str(target)) == wanted:
         return True  # it came before the connection was lost
     size, digest = 0, hashlib.sha256()
     with contextlib.suppress(ValueError), files.new(target) as file:
@@ -469,14 +454,14 @@ def _fetch(run: RunDirectory, each: RemoteHost, offered: Offered) -> bool:
             file.write(part)
             digest.update(part)
             size += len(part)
-        if (size, digest.hexdigest()) != told:
+        if (size, digest.hexdigest()) != wanted:
             raise ValueError(offered)  # nothing is left of it
-    return (size, digest.hexdigest()) == told
+    return (size, digest.hexdigest()) == wanted
 
 
-def name_holes(run: RunDirectory, holes: Mapping[int, tuple[str, str]]) -> None:
-    """Say in a rank's state why its host (`rank -> (host, reason)`) gave no report of it."""
-    for rank, (host, reason) in holes.items():
+def name_missing(run: RunDirectory, missing: Mapping[int, tuple[str, str]]) -> None:
+    """Note in a rank's state why there is no report from its host: `rank -> (host, reason)`."""
+    for rank, (host, reason) in missing.items():
         folder = run.rank(rank)
         state = State.of(states.read(str(folder)))
         if state is not None and state.ended and state is not State.CAPTURED:

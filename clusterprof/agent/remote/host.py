@@ -1,13 +1,13 @@
-"""What `clusterprof ssh` runs on each host. Standard library only, like all of the agent.
+"""What `clusterprof ssh` runs on each host, piped to Python: this one file, standard library only.
 
-    python -I -S - look REQUEST < host.py      before anything is copied: what is here?
+    python -I -S - look REQUEST < host.py      describe this host, before anything is copied
     python -I -S host.py run FOLDER            run one host's launcher until it, or we, must end
-    python -I -S host.py list FOLDER SECONDS   what the ranks left, with checksums
-    python -I -S host.py remove FOLDER         take our temporary folder away
+    python -I -S host.py list FOLDER SECONDS   list the ranks' files, with checksums
+    python -I -S host.py remove FOLDER         remove our temporary folder
 
 `run` reads its command as one line of JSON from stdin, and after it the names of signals to
-hand on. The end of stdin is the end of the connection, whatever became of clusterprof or the
-network: then the launcher is ended too, so that nothing lives on unattended.
+forward. The end of stdin is the end of the connection, whatever its cause: then the launcher is
+ended too, so that nothing goes on running unattended.
 """
 
 from __future__ import annotations
@@ -30,11 +30,12 @@ from typing import Any, Dict, List, Optional
 
 #: Longer than the 30 s in which torchrun ends its own workers.
 GRACE_S = 40.0
-#: For what is still being written once the launcher was made to end.
+#: For what is still being written once the launcher was ended.
 SETTLING_S = 2.0
 
-_HANDED_ON = ("TERM", "INT", "HUP", "QUIT", "USR1", "USR2", "KILL")
+_FORWARDED = ("TERM", "INT", "HUP", "QUIT", "USR1", "USR2", "KILL")
 #: as `State.ended` has them: this file is sent alone, and can import nothing of ours
+#: as `State.ended` has it, which cannot be imported where this file is piped to Python
 _ENDED = ("captured", "collected", "lost", "counted")
 
 
@@ -42,7 +43,7 @@ _ENDED = ("captured", "collected", "lost", "counted")
 
 
 def look(request: Dict[str, Any]) -> Dict[str, Any]:
-    """What a launch needs to know of this host. Changes nothing."""
+    """What a launch needs to know of this host (read by `collect.answers`). Changes nothing."""
     folder = request["folder"]
     program, nsys = request.get("program"), request.get("nsys")
     return {
@@ -58,7 +59,7 @@ def look(request: Dict[str, Any]) -> Dict[str, Any]:
 
 
 def machine() -> str:
-    """What tells one running kernel from another, as far as it can be told: see `clocks`."""
+    """What distinguishes running kernels, "" where unknown; as `clocks.machine`."""
     with contextlib.suppress(OSError), open("/proc/sys/kernel/random/boot_id") as file:
         return "%s %s" % (file.read().strip(), socket.gethostname())
     return ""
@@ -86,10 +87,11 @@ class Runner:
         self.folder = folder
         self.pid = 0
         self.status: Optional[int] = None
-        #: when it must be gone at last; set by the first order to end
+        #: when it is killed (monotonic); set by the first signal to end
         self.deadline: Optional[float] = None
-        self.orders = b""
-        self.listening = True
+        #: bytes of stdin that are not handled yet, and whether more may come
+        self.input = b""
+        self.connected = True
 
     def run(self) -> int:
         """Run what the first line of stdin says; returns its status, 128 + n for signal n."""
@@ -97,7 +99,7 @@ class Runner:
         adopt_orphans()
         lock = open(os.path.join(self.folder, "running"), "w")  # held to our end
         fcntl.flock(lock, fcntl.LOCK_EX)
-        for name in _HANDED_ON[:-1]:
+        for name in _FORWARDED[:-1]:
             signal.signal(getattr(signal, "SIG" + name), self.on_signal)
         try:
             child = subprocess.Popen(
@@ -110,7 +112,7 @@ class Runner:
             return 126 if isinstance(error, PermissionError) else 127
         self.pid = child.pid
         while self.status is None:
-            self.obey(0.1)
+            self.handle_input(0.1)
             self.reap()
             if self.deadline is not None and time.monotonic() > self.deadline:
                 kill(descendants(os.getpid()))
@@ -120,13 +122,13 @@ class Runner:
         return self.status if self.status >= 0 else 128 - self.status
 
     def first_line(self) -> bytes:
-        """The request; what follows it stays for `obey`."""
-        while b"\n" not in self.orders:
+        """The request; what follows it stays for `handle_input`."""
+        while b"\n" not in self.input:
             part = os.read(0, 1 << 16)
             if not part:
                 raise SystemExit("clusterprof: the connection ended before the command came")
-            self.orders += part
-        line, _, self.orders = self.orders.partition(b"\n")
+            self.input += part
+        line, _, self.input = self.input.partition(b"\n")
         return line
 
     def environment(self, given: Dict[str, str]) -> Dict[str, str]:
@@ -139,29 +141,29 @@ class Runner:
         environ["CLUSTERPROF_PLAN"] = os.path.join(self.folder, "plan.json")
         return environ
 
-    def obey(self, seconds: float) -> None:
-        """Do what stdin says within `seconds`."""
-        if not self.listening:
+    def handle_input(self, seconds: float) -> None:
+        """Forward the signals that stdin names within `seconds`."""
+        if not self.connected:
             time.sleep(seconds)
             return
-        if not self.orders and select.select([0], [], [], seconds)[0]:
+        if not self.input and select.select([0], [], [], seconds)[0]:
             part = os.read(0, 4096)
             if not part:
-                self.listening = False
+                self.connected = False
                 part = b"TERM\n"
-            self.orders += part
-        while b"\n" in self.orders:
-            line, _, self.orders = self.orders.partition(b"\n")
+            self.input += part
+        while b"\n" in self.input:
+            line, _, self.input = self.input.partition(b"\n")
             name = line.decode("ascii", "replace").strip()
-            if name in _HANDED_ON:
-                self.hand_on(name)
+            if name in _FORWARDED:
+                self.forward(name)
 
     def on_signal(self, number: int, frame: Any) -> None:
         """A signal to us is the launcher's."""
-        self.hand_on(signal.Signals(number).name[3:])
+        self.forward(signal.Signals(number).name[3:])
 
-    def hand_on(self, name: str) -> None:
-        """Send a signal to the launcher; an order to end also sets a limit."""
+    def forward(self, name: str) -> None:
+        """Send a signal to the launcher; one that ends it also sets a deadline."""
         if name == "KILL":
             self.deadline = time.monotonic()
             return
@@ -172,7 +174,7 @@ class Runner:
                 os.kill(self.pid, getattr(signal, "SIG" + name))
 
     def reap(self) -> None:
-        """Take leave of every child that has ended, adopted ones too."""
+        """Wait for every child that has ended, adopted ones too."""
         with contextlib.suppress(ChildProcessError):
             while True:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -184,7 +186,7 @@ class Runner:
                     )
 
     def end_the_rest(self) -> None:
-        """The launcher was made to end: what it left behind must not live on."""
+        """The launcher was ended by us: end what it left running as well."""
         until = time.monotonic() + SETTLING_S
         while descendants(os.getpid()) and time.monotonic() < until:
             time.sleep(0.05)
@@ -194,14 +196,14 @@ class Runner:
 
 
 def in_the_child() -> None:
-    """Signals as a shell would leave them, and one to end should we be killed."""
-    for name in _HANDED_ON[:-1]:
+    """Default signal handlers, as a shell leaves them, and SIGTERM should we be killed."""
+    for name in _FORWARDED[:-1]:
         signal.signal(getattr(signal, "SIG" + name), signal.SIG_DFL)
     control(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
 
 
 def adopt_orphans() -> None:
-    """Become the parent of whatever loses its own below us (Linux), so that it can be found."""
+    """Become the parent of processes below us whose own has ended (Linux), to find them."""
     control(36, 1)  # PR_SET_CHILD_SUBREAPER
 
 
@@ -259,7 +261,7 @@ def listing(folder: str, seconds: float) -> List[Dict[str, Any]]:
 
 def listed(ranks: str, attempt: str, until: float) -> List[Dict[str, Any]]:
     """The files of one attempt; waits for its ranks `until` (monotonic seconds)."""
-    while not all_ended(ranks) and time.monotonic() < until:
+    while not all_ranks_ended(ranks) and time.monotonic() < until:
         time.sleep(0.1)
     found = []
     for here, _, names in os.walk(ranks):
@@ -289,8 +291,8 @@ def still_running(folder: str, seconds: float) -> bool:
     return True
 
 
-def all_ended(ranks: str) -> bool:
-    """Whether every rank that began here has come to an end."""
+def all_ranks_ended(ranks: str) -> bool:
+    """Whether every rank that began here has ended."""
     for name in os.listdir(ranks) if os.path.isdir(ranks) else []:
         try:
             with open(os.path.join(ranks, name, "state.json"), encoding="utf-8") as file:
@@ -328,7 +330,7 @@ def main(argv: List[str]) -> None:
     elif verb == "run":
         sys.exit(Runner(what).run())
     elif verb == "list":
-        # A connection that was lost leaves a job that is being ended: wait for that.
+        # After a lost connection the job is still being ended: wait for that.
         if still_running(what, GRACE_S + 2 * SETTLING_S):
             print(json.dumps("running"))
         else:

@@ -1,0 +1,230 @@
+"""The outcome of each profiled rank: its report, or why it is missing."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from clusterprof.agent.contracts import paths, states
+from clusterprof.agent.contracts.states import State
+from clusterprof.agent.contracts.words import ranks as named_ranks
+from clusterprof.agent.nsys import free_bytes
+from clusterprof.run_directory import RunDirectory
+
+#: A shared filesystem may show a file, and a guard may finish, a little after the launcher ended.
+PATIENCE_S = 3.0
+#: For a rank whose state is FINISHING: its report is being written.
+FINISHING_S = 8.0
+
+#: nsys' first, as it was written or as its (scrubbed) export; the trace is beside it, or alone.
+_REPORTS = (paths.REPORT, "report.sqlite", "report.sqlite.xz", paths.TRACE)
+
+#: Of the run directory.
+DELETED = "was deleted while the job ran"
+
+#: A state has some kB.
+_STATE_B = 16384
+
+#: Why there is no report, by the state in which the rank was killed.
+_KILLED = {
+    State.ARMED: "the program ended before it trained, or was killed before the window began",
+    State.WAITING: "killed before the window began",
+    State.CAPTURING: "killed inside the window",
+    State.FINISHING: "killed while the report was being written",
+}
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How one profiled rank ended."""
+
+    rank: int
+    #: COLLECTED or LOST
+    state: State
+    #: why there is no report, or why it is shorter than requested; "" for a whole report
+    reason: str = ""
+    host: str = ""
+    report: Path | None = None
+    #: a torch.profiler trace of the same window beside an nsys report
+    trace: Path | None = None
+    steps: Path | None = None
+    #: the report has all of the window that the program ran
+    whole: bool = False
+
+
+def collect_attempts(
+    run: RunDirectory,
+    expected: Iterable[int] | None,
+    *,
+    patience_s: float = PATIENCE_S,
+    finishing_s: float = FINISHING_S,
+) -> tuple[RunDirectory, list[Outcome]]:
+    """The outcomes in the attempt that is to be merged, and that attempt.
+
+    An elastic launcher starts all ranks over when one has failed. Reports of two attempts do not
+    belong together: the attempt with most whole windows is taken, then that with most reports,
+    then the last. The reason of a rank that has a report in another attempt only names that.
+    """
+    expected = None if expected is None else list(expected)
+    every = run.attempts()
+    outcomes = []
+    for each in every:
+        # Only in the last attempt may something still be written.
+        waits = (patience_s, finishing_s) if each is every[-1] else (0, 0)
+        outcomes.append(collect(each, expected, patience_s=waits[0], finishing_s=waits[1]))
+
+    def worth(place: int) -> tuple[int, int, int]:
+        reports = [one for one in outcomes[place] if one.report]
+        return sum(one.whole for one in reports), len(reports), place
+
+    best = max(range(len(every)), key=worth)
+    elsewhere = {
+        one.rank: attempt.attempt
+        for attempt, of_attempt in zip(every, outcomes, strict=True)
+        for one in of_attempt
+        if one.report
+    }
+    return every[best], [
+        replace(one, reason=f"{one.reason}; attempt {elsewhere[one.rank]} has a report of it")
+        if one.report is None and one.rank in elsewhere
+        else one
+        for one in outcomes[best]
+    ]
+
+
+def collect(
+    run: RunDirectory,
+    expected: Iterable[int] | None,
+    *,
+    patience_s: float = PATIENCE_S,
+    finishing_s: float = FINISHING_S,
+) -> list[Outcome]:
+    """The outcome of every profiled rank of a job that has ended, by the files in `run`.
+
+    `expected` are the ranks to profile; None where only the ranks know: then those whose states
+    say so. Each is COLLECTED or LOST afterwards, on disk as well.
+    """
+    begin = time.monotonic()
+    while True:
+        if not run.path.is_dir():
+            return [
+                Outcome(rank, State.LOST, f"the run directory {DELETED}")
+                for rank in sorted(expected or ())
+            ]
+        found = run.states()
+        profiled = sorted(
+            set(expected or ())
+            | {rank for rank, state in found.items() if state.get("chosen")}
+            # who shares a run may leave out all but the reports
+            | {rank for rank, state in found.items() if not state and reports_in(run.rank(rank))}
+        )
+        running = [rank for rank in profiled if not _ended(run.rank(rank), found.get(rank, {}))]
+        finishing = [rank for rank in running if State.of(found.get(rank, {})) is State.FINISHING]
+        patience = max(patience_s, finishing_s) if finishing and patience_s else patience_s
+        if not running or time.monotonic() > begin + patience:
+            break
+        time.sleep(0.1)
+    return [_outcome(run, rank, found.get(rank), list(found)) for rank in profiled]
+
+
+def _ended(folder: Path, content: dict[str, Any]) -> bool:
+    """Whether a rank needs no more waiting: it may be killed once its report is here.
+
+    A shared filesystem may show a rank's state before its report.
+    """
+    state = State.of(content)
+    if state is State.FINISHING:
+        return paths.REPORT in [path.name for path in reports_in(folder)]
+    if state is None or state.has_report:
+        return state is not None and bool(reports_in(folder))
+    return state.ended
+
+
+def reports_in(folder: Path) -> list[Path]:
+    """The reports in a rank's folder, nsys' first.
+
+    The folder is listed, since NFS may remember for half a minute that a file was not there.
+    """
+    try:
+        here = [path for path in folder.iterdir() if path.name in _REPORTS and path.stat().st_size]
+        return sorted(here, key=lambda path: _REPORTS.index(path.name))
+    except OSError:
+        return []
+
+
+def _outcome(
+    run: RunDirectory, rank: int, content: dict[str, Any] | None, present: list[int]
+) -> Outcome:
+    """The outcome of one rank, by the content of its state.json; advances its state.
+
+    `content` is None for a rank without a folder; those that have one are `present`.
+    """
+    if content is None:
+        return Outcome(rank, State.LOST, _no_such_rank(present))
+    folder = run.rank(rank)
+    state, host = State.of(content), str(content.get("host", ""))
+    steps, reports = newest_step_log(folder), reports_in(folder)
+    late = state is State.LOST and bool(content.get("late"))
+    # A report appears by rename: where it is, it is whole, even if the rank was killed after it.
+    if reports and (late or not content or (state is not None and state.has_captured)):
+        reason = "its report appeared late" if late else str(content.get("reason", ""))
+        if content:
+            _advance(folder, State.COLLECTED, reason if late else None)
+        trace = next((each for each in reports[1:] if each.name == paths.TRACE), None)
+        return Outcome(
+            rank, State.COLLECTED, reason, host, reports[0], trace, steps,
+            whole=bool(content.get("whole")),
+        )  # fmt: skip
+    reason = _lost(run, folder, state, str(content.get("reason") or ""))
+    if state is not State.LOST:
+        # A node that was cut off may yet deliver its report.
+        may_appear = state in (State.CAPTURING, State.FINISHING, State.CAPTURED, State.COLLECTED)
+        _advance(folder, State.LOST, reason, late=may_appear)
+    return Outcome(rank, State.LOST, reason, host, steps=steps)
+
+
+def _lost(run: RunDirectory, folder: Path, state: State | None, reason: str) -> str:
+    """Why a rank has no report, by its last state and the reason given there."""
+    if state is not None and state.has_report:
+        return (
+            "its state says that there is a report, but there is none; if the file system "
+            f"is slow: clusterprof collect {run.path}"
+        )
+    killed = _KILLED.get(state) if state is not None else None
+    if killed and _full(folder):
+        return f'no space left on {run.path}: "{state}" was the last state that could be written'
+    if state is State.FINISHING and reason:
+        return f"{killed}, {reason}"
+    return reason or killed or "it did not capture"
+
+
+def _full(folder: Path) -> bool:
+    """Whether there is no space for another state."""
+    try:
+        return free_bytes(str(folder)) < _STATE_B
+    except OSError:
+        return False
+
+
+def _advance(folder: Path, state: State, reason: str | None = None, **facts: Any) -> None:
+    """Advance the state on disk, if that can be written: the outcome holds without it."""
+    with contextlib.suppress(OSError):
+        states.advance(str(folder), state, reason, **facts)
+
+
+def _no_such_rank(present: list[int]) -> str:
+    if not present:
+        return "no rank reported in"
+    if present == list(range(len(present))):
+        return f"no such rank: the job has {named_ranks(present)}"
+    return f"it did not report in; reported in: {named_ranks(present)}"
+
+
+def newest_step_log(folder: Path) -> Path | None:
+    """The newest step log in a rank's folder: of the last process that kept one."""
+    logs = sorted(folder.glob("steps*.csv"), key=lambda path: path.stat().st_mtime_ns)
+    return logs[-1] if logs else None
