@@ -1,7 +1,7 @@
-"""Every error that clusterprof stops with: what happened, where, and what to do next.
+"""The errors that end clusterprof: what happened, where, and what to do next.
 
-One class per kind of failure, each with the exit code that the command line ends with
-(see "exit codes" in the README). A class that ends here is shown without a traceback.
+One class per kind of failure, each with its exit status ("exit codes" in the documentation).
+They are shown without a traceback.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from collections.abc import Sequence
 
 
 class ClusterprofError(Exception):
-    """Base of all errors that a user is meant to read.
+    """Base of all errors that a user reads.
 
     `what` is one lower-case sentence without a full stop; `details` are further lines
-    (where it was looked for, what a tool said); the last one says what to do next.
+    (where, what a tool printed), the last of which is the next step.
     """
 
     exit_code = 125
@@ -28,7 +28,7 @@ class ClusterprofError(Exception):
 
 
 class UsageError(ClusterprofError):
-    """The command line, a selection of ranks or a window of steps cannot be understood."""
+    """The command line, a selection of ranks or a window of steps is invalid."""
 
     exit_code = 2
 
@@ -51,8 +51,8 @@ class RunDirectoryError(ClusterprofError):
     exit_code = 5
 
 
-class RunDirectoryTaken(RunDirectoryError):  # noqa: N818 - it says what is the matter
-    """Something is at the place of a new run directory already."""
+class RunDirectoryTaken(RunDirectoryError):  # noqa: N818 - it names what happened
+    """The path of a new run directory exists already."""
 
 
 class ProfilerError(ClusterprofError):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from clusterprof import console
 from clusterprof.agent.contracts import files, paths
-from clusterprof.collect import Outcome
+from clusterprof.collect.outcomes import Outcome
 from clusterprof.console import say
 from clusterprof.run_directory import RunDirectory, writing
 
@@ -63,7 +63,7 @@ def merge_run(run: RunDirectory, outcomes: Sequence[Outcome]) -> Study:
         source=str(run.path),
         clocks=clocks,
         capture=measured_cost(run, outcomes),
-        launcher=run.read_manifest().get("launcher"),
+        launcher=run.read_manifest().launcher,
     )
     save(made, run)
     return made
@@ -72,7 +72,7 @@ def merge_run(run: RunDirectory, outcomes: Sequence[Outcome]) -> Study:
 def measured_cost(run: RunDirectory, outcomes: Sequence[Outcome]) -> CaptureCost | None:
     """What the capture cost, by the step logs of every rank; None where they do not tell."""
     from clusterprof.analysis.model.capture_cost import capture_cost
-    from clusterprof.collect import newest_step_log
+    from clusterprof.collect.outcomes import newest_step_log
     from clusterprof.errors import ReportError
     from clusterprof.ingest.rank_logs import beside_log, read_log, read_pace
 
@@ -83,8 +83,9 @@ def measured_cost(run: RunDirectory, outcomes: Sequence[Outcome]) -> CaptureCost
             with contextlib.suppress(ReportError):  # a damaged log leaves one rank out
                 logs[rank] = read_log(log)
                 pace[rank] = read_pace(beside_log(log, paths.PACE))
-    first, end = run.read_manifest()["window"]
-    return capture_cost(logs, {each.rank for each in outcomes if each.report}, first, end, pace)
+    window = run.read_manifest().window
+    reported = {each.rank for each in outcomes if each.report}
+    return capture_cost(logs, reported, window.first, window.end, pace)
 
 
 def merge_reports(

@@ -1,6 +1,7 @@
 """The run directory: the contract between launching and reading.
 
 Its files are named in `agent.contracts.paths`. They appear by rename, so what is there is whole.
+A run directory that was received from others decides nothing that is executed.
 """
 
 from __future__ import annotations
@@ -16,10 +17,11 @@ import stat
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NamedTuple
 
 from clusterprof.agent.contracts import documents, files, paths, states
 from clusterprof.agent.contracts.plan import Plan
+from clusterprof.arguments import Selection, StepWindow
 from clusterprof.errors import RunDirectoryError, RunDirectoryTaken
 
 SCHEMA_VERSION = 1
@@ -33,7 +35,7 @@ def _is_time(value: object) -> bool:
 
 
 _RANKS = range(10_000_000)  # more than any job has
-#: the form of what is read of run.json
+#: the form of those members of run.json that are read
 _FORM = {
     "window": [int, int],
     "selection": {
@@ -53,12 +55,125 @@ _FORM = {
 _NUMBER = re.compile(r"[0-9]{1,9}")
 
 
+class SshRecord(NamedTuple):
+    """How the hosts of a run were reached: data to compare, never to execute."""
+
+    config: str | None
+    timeout_s: float
+    python: str
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """run.json, checked when it is read: `content` may have members that are not known here.
+
+    A property whose member is missing raises RunDirectoryError, unless its type has None.
+    """
+
+    path: Path
+    content: dict[str, Any]
+
+    @classmethod
+    def read(cls, path: Path) -> Manifest:
+        """Raises RunDirectoryError where the file is missing, damaged or of another schema."""
+        try:
+            content = documents.load(str(path))
+        except FileNotFoundError:
+            raise RunDirectoryError(
+                f"{path.parent} is not a run directory: it has no run.json",
+                "for reports that clusterprof did not launch: clusterprof merge REPORT...",
+            ) from None
+        except (OSError, ValueError) as error:
+            raise RunDirectoryError(f"{path} cannot be read", str(error)) from None
+        if not isinstance(content, dict) or content.get("schema_version") != SCHEMA_VERSION:
+            raise RunDirectoryError(
+                f"{path} has another schema than this clusterprof's {SCHEMA_VERSION}",
+                "use the clusterprof that made it, or merge its reports: clusterprof merge FILES",
+            )
+        found = cls(path, content)
+        for key, form in _FORM.items():
+            if key in content and not documents.fits(content[key], form):
+                raise found.damaged(f"{key!r} is invalid")
+        return found
+
+    def damaged(self, why: str) -> RunDirectoryError:
+        """The error to raise for a manifest that cannot be used."""
+        return RunDirectoryError(
+            f"{self.path} is damaged: {why}", "merge the run's reports: clusterprof merge REPORT..."
+        )
+
+    def _member(self, key: str) -> Any:
+        if key not in self.content:
+            raise self.damaged(f"{key!r} is missing")
+        return self.content[key]
+
+    @property
+    def selection(self) -> Selection:
+        """The ranks to profile."""
+        return Selection.from_json(self._member("selection"))
+
+    @property
+    def window(self) -> StepWindow:
+        """The steps to profile."""
+        return StepWindow(*self._member("window"))
+
+    @property
+    def world_size(self) -> int | None:
+        """How many ranks the job has; None where only the ranks knew."""
+        return self.content.get("world_size")
+
+    @property
+    def launcher(self) -> str | None:
+        """The verb that launched the job."""
+        return self.content.get("launcher")
+
+    @property
+    def began(self) -> str:
+        """When the job was launched, ISO 8601."""
+        return str(self._member("began"))
+
+    @property
+    def ended(self) -> str | None:
+        """When the job ended, ISO 8601; None while it runs, and where the launch was killed."""
+        return self.content.get("ended")
+
+    @property
+    def exit_status(self) -> int | None:
+        """The job's status; None while it runs."""
+        return self.content.get("exit_status")
+
+    @property
+    def attempt(self) -> int:
+        """The attempt whose reports are merged."""
+        return self.content.get("attempt") or 1
+
+    @property
+    def hosts(self) -> list[dict[str, Any]]:
+        """The hosts of a run over SSH, as `collect.over_ssh` writes them."""
+        return list(self.content.get("hosts", []))
+
+    @property
+    def ssh(self) -> SshRecord:
+        """How these were reached."""
+        record = self._member("ssh")
+        return SshRecord(record["config"], float(record["timeout_s"]), record["python"])
+
+    def expected_ranks(self) -> list[int] | None:
+        """The ranks that the run was to profile; None where only the ranks knew.
+
+        With those that had an outcome before: one whose folder was deleted since is missing.
+        """
+        found = set(self.selection.expected(self.world_size) or ())
+        found.update(each["rank"] for each in self.content.get("outcomes", []))
+        return sorted(found) or None
+
+
 @dataclass(frozen=True)
 class RunDirectory:
     """Paths and small files of one run."""
 
     path: Path
-    #: whose ranks are meant: a launcher may have started them over (see `paths`)
+    #: of a job whose launcher has started its ranks over (see `paths`)
     attempt: int = 1
 
     @property
@@ -114,31 +229,14 @@ class RunDirectory:
             if state:
                 yield rank, state
 
-    def read_manifest(self) -> dict[str, Any]:
-        """run.json. Raises RunDirectoryError where it is missing or of another schema."""
-        try:
-            manifest = documents.load(str(self.manifest))
-        except FileNotFoundError:
-            raise RunDirectoryError(
-                f"{self.path} is not a run directory: it has no run.json",
-                "for reports that clusterprof did not launch: clusterprof merge REPORT...",
-            ) from None
-        except (OSError, ValueError) as error:
-            raise RunDirectoryError(f"{self.manifest} cannot be read", str(error)) from None
-        if not isinstance(manifest, dict) or manifest.get("schema_version") != SCHEMA_VERSION:
-            raise RunDirectoryError(
-                f"{self.manifest} has another schema than this clusterprof's {SCHEMA_VERSION}",
-                "use the clusterprof that made it, or merge its reports: clusterprof merge FILES",
-            )
-        for key, form in _FORM.items():
-            if key in manifest and not documents.fits(manifest[key], form):
-                raise _damaged(self.manifest, f"its {key!r} cannot be understood")
-        return Manifest(manifest, self.manifest)
+    def read_manifest(self) -> Manifest:
+        """run.json. Raises RunDirectoryError: see `Manifest.read`."""
+        return Manifest.read(self.manifest)
 
-    def write_manifest(self, manifest: Mapping[str, Any]) -> None:
+    def write_manifest(self, content: Mapping[str, Any]) -> None:
         """Write run.json by rename. Raises RunDirectoryError (no space, read-only)."""
         with writing(self.manifest):
-            files.write_json(self.manifest, manifest, indent=2)
+            files.write_json(self.manifest, content, indent=2)
 
     def write_plan(self, plan: Plan) -> None:
         """Write plan.json by rename. Raises RunDirectoryError."""
@@ -146,26 +244,9 @@ class RunDirectory:
             files.write_json(self.plan, plan.to_json(), indent=1)
 
 
-class Manifest(dict[str, Any]):
-    """What run.json says; whatever it should say and does not is a RunDirectoryError."""
-
-    def __init__(self, content: Mapping[str, Any], path: Path) -> None:
-        super().__init__(content)
-        self.path = path
-
-    def __missing__(self, key: str) -> NoReturn:
-        raise _damaged(self.path, f"it does not say {key!r}")
-
-
-def _damaged(path: Path, why: str) -> RunDirectoryError:
-    return RunDirectoryError(
-        f"{path} is damaged: {why}", "merge the run's reports: clusterprof merge REPORT..."
-    )
-
-
 @contextlib.contextmanager
 def writing(path: Path, option: str = "--run-dir DIR") -> Iterator[None]:
-    """Turn what the file system says into an error with a next step, `option`."""
+    """Turn an error of the file system into one with a next step, `option`."""
     try:
         yield
     except OSError as error:
@@ -181,10 +262,10 @@ def default_path(parent: Path, job: str | None, now: dt.datetime) -> Path:
 
 
 def started_over(path: Path, environ: Mapping[str, str]) -> Path:
-    """Where a batch job goes that Slurm has started over (preempted, requeued, a node lost).
+    """The run directory of a batch job that Slurm has started over (preempted, requeued).
 
-    It runs the same script again, with the same run directory: what the attempts before have left
-    there stays, and the training must not end because of it.
+    It runs the same script again, with the same run directory: the files of its first start stay
+    there, and the training must not end because of them.
     """
     count = restarts(environ)
     return path.with_name(f"{path.name}-restart{count}") if count and path.exists() else path
@@ -204,9 +285,9 @@ def restarts(environ: Mapping[str, str]) -> int:
 
 
 def exposed(path: Path) -> Path | None:
-    """The nearest folder above `path` in which others may put something else in its place.
+    """The nearest folder above `path` in which other users may replace it.
 
-    Others may write there, and no sticky bit keeps them from renaming what is not theirs. A group
+    They may write there, and no sticky bit keeps them from renaming what is not theirs. A group
     that has the user's own name is the user alone, as most Linux systems make one.
     """
     for folder in path.absolute().parents:
@@ -224,7 +305,7 @@ def exposed(path: Path) -> Path | None:
 
 def _own_group(group: int) -> bool:
     if group == 0:
-        return True  # root's, who needs no permission
+        return True  # root needs no permission
     try:
         return grp.getgrgid(group).gr_name == pwd.getpwuid(os.getuid()).pw_name
     except KeyError:
@@ -252,9 +333,9 @@ def check_free(path: Path, *, force: bool = False) -> bool:
 
 
 def _is_run(path: Path) -> bool:
-    """Whether it is a run directory, by what its run.json says: other tools have one too."""
+    """Whether it is a run directory, by the members of its run.json: other tools have one too."""
     try:
-        return "selection" in RunDirectory(path).read_manifest()
+        return "selection" in RunDirectory(path).read_manifest().content
     except RunDirectoryError:
         return False
 
@@ -273,7 +354,7 @@ def create(path: Path, *, force: bool = False) -> RunDirectory:
         path.chmod(0o700)
         try:
             (path / paths.RANKS).mkdir()
-        except FileExistsError:  # another run was faster: this is how it is told apart
+        except FileExistsError:  # another run was faster
             raise RunDirectoryTaken(
                 f"the run directory {path} exists already",
                 "choose another with --run-dir DIR",
@@ -287,13 +368,13 @@ def opened(path: Path) -> RunDirectory:
         raise RunDirectoryError(f"{path} is not a directory", "name a folder below runs/")
     manifest = RunDirectory(path.absolute()).read_manifest()
     _refuse_links(path)
-    return RunDirectory(path.absolute(), manifest.get("attempt") or 1)
+    return RunDirectory(path.absolute(), manifest.attempt)
 
 
 def _refuse_links(path: Path) -> None:
-    """Raise RunDirectoryError where a folder in it is a link: what is written there is elsewhere.
+    """Raise RunDirectoryError where a folder in it is a link: files would be written elsewhere.
 
-    None of ours is; somebody who sends a run directory could choose where results are written.
+    None of ours is; the sender of a run directory could choose where results are written.
     """
     for home in (path, *path.glob("attempt-*")):
         for folder in (home, home / paths.RANKS, home / paths.TABLES):

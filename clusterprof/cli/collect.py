@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import argparse
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from clusterprof import run_directory
 from clusterprof.agent import nsys
 from clusterprof.arguments import path
 from clusterprof.cli import verb_parser
-from clusterprof.collect import collect_attempts, expected
+from clusterprof.collect.outcomes import collect_attempts
 from clusterprof.console import say
 from clusterprof.errors import ReportError, UsageError
 from clusterprof.launch.run_job import print_outcomes
+from clusterprof.run_directory import SshRecord
 
 
 def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
@@ -40,20 +40,20 @@ def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
     nsys.prefer(arguments.nsys)
     run = run_directory.opened(arguments.run)
     manifest = run.read_manifest()
-    if any(host["left"] for host in manifest.get("hosts", [])):
+    if any(host["left"] for host in manifest.hosts):
         from clusterprof.collect.over_ssh import gather_left
 
-        for host in gather_left(run, manifest, *ssh(arguments, manifest["ssh"])):
+        for host in gather_left(run, manifest, *ssh(arguments, manifest.ssh)):
             say(f"{host.name}: {host.reason or 'its reports are here'}")
-        run.write_manifest(manifest)
+        run.write_manifest(manifest.content)
     from clusterprof.collect import raw
 
     for made in (made for each in run.attempts() for made in raw.finish(each)):
         say(f"rank {made.rank}: {made.problem or 'its report is made'}")
-    run, outcomes = collect_attempts(run, expected(manifest), patience_s=0)
-    if run.attempt != manifest.get("attempt", 1):
-        manifest["attempt"] = run.attempt
-        run.write_manifest(manifest)
+    run, outcomes = collect_attempts(run, manifest.expected_ranks(), patience_s=0)
+    if run.attempt != manifest.attempt:
+        manifest.content["attempt"] = run.attempt
+        run.write_manifest(manifest.content)
     print_outcomes(run, outcomes)
     if not any(each.report for each in outcomes):
         raise ReportError(
@@ -67,7 +67,7 @@ def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
     return 0
 
 
-def ssh(arguments: argparse.Namespace, recorded: Mapping[str, Any]) -> tuple[Path | None, str]:
+def ssh(arguments: argparse.Namespace, recorded: SshRecord) -> tuple[Path | None, str]:
     """The ssh configuration and the hosts' Python, as the user says them.
 
     Raises UsageError where run.json (`recorded`) has others: a run directory that somebody else
@@ -77,10 +77,10 @@ def ssh(arguments: argparse.Namespace, recorded: Mapping[str, Any]) -> tuple[Pat
 
     config, python = arguments.ssh_config, arguments.python or default_python()
     options = []
-    if recorded["config"] and config is None:
-        options.append(shlex.join(["-F", str(recorded["config"])]))
-    if recorded["python"] != python and not arguments.python:
-        options.append(shlex.join(["--python", str(recorded["python"])]))
+    if recorded.config and config is None:
+        options.append(shlex.join(["-F", recorded.config]))
+    if recorded.python != python and not arguments.python:
+        options.append(shlex.join(["--python", recorded.python]))
     if options:
         raise UsageError(
             f"the hosts of this run were reached with {' '.join(options)}",

@@ -68,7 +68,7 @@ def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
     output = _output(arguments)
     only = arguments.paths[0] if len(arguments.paths) == 1 else None
     if only is not None and _is_run(only):
-        from clusterprof.collect import collect, expected
+        from clusterprof.collect.outcomes import collect
 
         if arguments.clock:
             raise UsageError(
@@ -76,7 +76,8 @@ def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
                 f"put it there: clusterprof clock FILE... --output {only / 'clock_probe.json'}",
             )
         run = run_directory.opened(only)
-        made = merge_run.merge_run(run, collect(run, expected(run.read_manifest()), patience_s=0))
+        ranks_of_run = run.read_manifest().expected_ranks()
+        made = merge_run.merge_run(run, collect(run, ranks_of_run, patience_s=0))
         say(f"wrote {run.html}")
     else:
         ranks = _given_ranks(arguments.rank)

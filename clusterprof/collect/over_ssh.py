@@ -29,7 +29,7 @@ from clusterprof.collect.answers import Found, Offered
 from clusterprof.collect.connection import Answer, RemoteCommand, SshHost
 from clusterprof.errors import HostError, RunDirectoryError
 from clusterprof.launchers.support.job import Host, OverSsh
-from clusterprof.run_directory import RunDirectory
+from clusterprof.run_directory import Manifest, RunDirectory
 
 _AGENT = Path(far_side.__file__).resolve().parents[1]
 
@@ -77,6 +77,19 @@ class RemoteHost:
         """As the user wrote it."""
         return self.host.name
 
+    def as_json(self) -> dict[str, Any]:
+        """Its entry in run.json: enough to fetch later what could not be fetched now."""
+        return {
+            "name": self.name, "address": self.host.address, "user": self.host.user,
+            "port": self.host.port, "hostname": self.found.host,
+            "status": self.status, "reason": self.reason,
+            # where its ranks' files still are, "" once they are here; its ranks, null where only
+            # they know; and the ranks whose files were fetched
+            "left": self.folder,
+            "ranks": None if self.ranks is None else sorted(self.ranks),
+            "brought": sorted(self.brought),
+        }  # fmt: skip
+
     def ask(self, verb: str, *words: str, python: str, within_s: float = 30) -> Answer:
         """Have our helper, which is sent with the request, do `verb`. Raises HostError."""
         return self.ssh.ask([python, *HELPER, verb, *words], helper(), within_s=within_s)
@@ -102,30 +115,33 @@ def look_at(there: OverSsh, nsys: str | None) -> tuple[list[RemoteHost], dict[Ho
 def _look(host: Host, there: OverSsh, nsys: str | None) -> RemoteHost | str:
     """A host that can run its part, or what is wrong with it."""
     ssh = SshHost(host, there.ssh_config, there.timeout_s)
-    request = {
-        "folder": there.folder, "program": there.script, "nsys": nsys, "port": there.port,
-    }  # fmt: skip
     try:
-        ssh.open()
-        answer = ssh.ask(
-            [there.python, *HELPER, "look", json.dumps(request)],
-            helper(),
-            within_s=there.timeout_s,
-        )
-        found = answers.found(answer.stdout, there.port) if answer.status == 0 else None
-        if found is None:
-            printed = (answer.stderr.decode(errors="replace").strip() or "nothing").split("\n")[-1]
-            raise HostError(f"{there.python} does not run there (it printed: "
-                            f"{answers.plain(printed)}): --python PATH")  # fmt: skip
-        if not found.folder:
-            raise HostError(f"it has no folder {there.folder}: --chdir DIR")
-        if not found.program:
-            raise HostError(f"it has no {there.script} in {there.folder}")
-        ssh.sftp()
+        return RemoteHost(host, ssh, _described(ssh, there, nsys))
     except HostError as error:
         ssh.close()
         return error.what.removeprefix(f"{host.name}: ")
-    return RemoteHost(host, ssh, found)
+
+
+def _described(ssh: SshHost, there: OverSsh, nsys: str | None) -> Found:
+    """The description of a host that can run its part. Raises HostError for one that cannot."""
+    request = {
+        "folder": there.folder, "program": there.script, "nsys": nsys, "port": there.port,
+    }  # fmt: skip
+    command = [there.python, *HELPER, "look", json.dumps(request)]
+    answer = ssh.ask(command, helper(), within_s=there.timeout_s)
+    found = answers.found(answer.stdout, there.port) if answer.status == 0 else None
+    if found is None:
+        printed = answer.stderr.decode(errors="replace").strip() or "nothing"
+        raise HostError(
+            f"{there.python} does not run there (it printed: "
+            f"{answers.plain(printed.splitlines()[-1])}): --python PATH"
+        )
+    if not found.folder:
+        raise HostError(f"it has no folder {there.folder}: --chdir DIR")
+    if not found.program:
+        raise HostError(f"it has no {there.script} in {there.folder}")
+    ssh.sftp()
+    return found
 
 
 def same_machine(hosts: Sequence[RemoteHost]) -> list[list[str]]:
@@ -223,7 +239,7 @@ class Running:
                 each.status, each.reason = 255, "it did not end when asked to"
 
     def asked_to_end(self) -> bool:
-        """Whether a signal to end has come that was not forwarded: no job runs that could get it."""
+        """Whether a signal to end has come that was not forwarded, since no job runs."""
         return any(name in _TO_STOP for name in self.signals)
 
 
@@ -300,7 +316,7 @@ def gather(
 
 
 def gather_left(
-    run: RunDirectory, manifest: dict[str, Any], config: Path | None, python: str
+    run: RunDirectory, manifest: Manifest, config: Path | None, python: str
 ) -> list[RemoteHost]:
     """Fetch what an interrupted run left on its hosts, by `hosts` of its run.json.
 
@@ -309,16 +325,17 @@ def gather_left(
     Raises RunDirectoryError where `manifest` names no hosts as ours do.
     """
     try:
-        timeout_s = min(float(manifest["ssh"]["timeout_s"]), 3600.0)
-        hosts = [_left(entry, config, timeout_s) for entry in manifest["hosts"]]
+        timeout_s = min(manifest.ssh.timeout_s, 3600.0)
+        hosts = [_left(entry, config, timeout_s) for entry in manifest.hosts]
     except (KeyError, TypeError, ValueError) as error:
+        why = answers.plain(f"{type(error).__name__}: {error}")
         raise RunDirectoryError(
-            f"{run.manifest} does not say which hosts have its reports",
-            answers.plain(f"{type(error).__name__}: {error}"),
+            f"{run.manifest} is damaged: its hosts are invalid ({why})",
+            f"copy the hosts' files below {run.path} yourself, then: clusterprof merge {run.path}",
         ) from None
     asked = [each for each in hosts if each.folder]
     gather(run, hosts, python)
-    for each, entry in zip(hosts, manifest["hosts"], strict=True):
+    for each, entry in zip(hosts, manifest.hosts, strict=True):
         each.ssh.close()
         entry.update(left=each.folder, brought=sorted(each.brought))
         if each in asked:
@@ -330,21 +347,17 @@ def _left(entry: Mapping[str, Any], config: Path | None, timeout_s: float) -> Re
     """A host as run.json has it. Raises KeyError, TypeError, ValueError."""
     host = Host(entry["name"], entry["address"], entry["user"], entry["port"])
     folder = entry["left"]
-    words = [host.name, host.address, host.user or "", entry["hostname"], folder]
-    if any(word.startswith("-") or not word.isprintable() for word in map(_text, words)):
-        raise ValueError(host.name)
+    for text in (host.name, host.address, host.user or "", entry["hostname"], folder):
+        if not isinstance(text, str):
+            raise TypeError(f"{type(text).__name__} is not a text")
+        if text.startswith("-") or not text.isprintable():
+            raise ValueError(text)
     if folder and not _FOLDER.fullmatch(folder):
         raise ValueError(folder)
     each = RemoteHost(host, SshHost(host, config, timeout_s), Found(entry["hostname"]), folder)
     each.ranks = None if entry.get("ranks") is None else frozenset(map(int, entry["ranks"]))
     each.brought = {(int(attempt), int(rank)) for attempt, rank in entry.get("brought", [])}
     return each
-
-
-def _text(value: Any) -> str:
-    if not isinstance(value, str):
-        raise TypeError(f"{type(value).__name__} is no text")
-    return value
 
 
 @dataclass

@@ -101,7 +101,7 @@ def run_on(hosts: list[RemoteHost], plan: LaunchPlan, arguments: argparse.Namesp
                 status = running.run(there, output)
         finally:
             # Also if the run directory could not be written: nothing of ours remains on a host.
-            over_ssh.gather(run, hosts, there.python, running.told_to_stop_again)
+            over_ssh.gather(run, hosts, there.python, running.asked_to_end)
         record_lost_ranks(run, hosts, plan)
         for each in hosts:
             print_outcome(each)
@@ -129,7 +129,7 @@ def signals(running: Running) -> Iterator[None]:
     """Forward our signals to the hosts; a second signal to end kills the job there."""
 
     def note(number: int, _frame: object) -> None:
-        running.orders.append(signal.Signals(number).name.removeprefix("SIG"))
+        running.signals.append(signal.Signals(number).name.removeprefix("SIG"))
 
     numbers = [getattr(signal, f"SIG{name}") for name in _HANDED_ON]
     before = {number: signal.signal(number, note) for number in numbers}
@@ -170,7 +170,7 @@ def record_lost_ranks(run: RunDirectory, hosts: Sequence[RemoteHost], plan: Laun
         for rank in given[:1] if chosen is None else given:
             if chosen is None or rank in chosen:
                 missing[rank] = (host.name, host.reason)
-    over_ssh.name_holes(run, missing)
+    over_ssh.name_missing(run, missing)
 
 
 def print_outcome(each: RemoteHost) -> None:
@@ -189,23 +189,7 @@ def hosts_record(hosts: Sequence[RemoteHost], there: OverSsh) -> dict[str, Any]:
             "python": there.python,
             "timeout_s": there.timeout_s,
         },
-        "hosts": [
-            {
-                "name": each.name,
-                "address": each.host.address,
-                "user": each.host.user,
-                "port": each.host.port,
-                "hostname": each.found.host,
-                "status": each.status,
-                "reason": each.reason,
-                #: where its ranks' files still are; "" once they are here
-                "left": each.folder,
-                #: the ranks that may run there (null: unknown), and those whose files were fetched
-                "ranks": None if each.ranks is None else sorted(each.ranks),
-                "brought": sorted(each.brought),
-            }
-            for each in hosts
-        ],
+        "hosts": [each.as_json() for each in hosts],
     }
 
 

@@ -11,8 +11,8 @@ from typing import Any
 
 from clusterprof.agent.contracts import paths
 from clusterprof.agent.contracts.states import State
-from clusterprof.arguments import Selection, StepWindow
-from clusterprof.collect import newest_step_log
+from clusterprof.arguments import StepWindow
+from clusterprof.collect.outcomes import newest_step_log
 from clusterprof.run_directory import RunDirectory
 
 SCHEMA_VERSION = 1
@@ -79,15 +79,12 @@ class Status:
 def look(run: RunDirectory) -> Status:
     """Read the run directory as it is now. Raises RunDirectoryError where it is none."""
     manifest = run.read_manifest()
-    selection = Selection.from_json(manifest["selection"])
-    expected = set(selection.expected(manifest.get("world_size")) or ())
-    if manifest.get("ended") is None:
+    expected = set(manifest.selection.expected(manifest.world_size) or ())
+    if manifest.ended is None:
         run = run.attempts()[-1]
     states = run.states()
-    first, end = manifest["window"]
     return Status(
-        run.path, manifest["began"], manifest.get("ended"), manifest.get("exit_status"),
-        StepWindow(first, end),
+        run.path, manifest.began, manifest.ended, manifest.exit_status, manifest.window,
         [_rank(run, rank, states.get(rank, {}), rank in expected)
          for rank in sorted(expected | set(states))],
     )  # fmt: skip

@@ -13,7 +13,7 @@ from typing import Any
 
 from clusterprof.agent.contracts import stop_request, words
 from clusterprof.agent.contracts.states import State
-from clusterprof.collect import reports_in
+from clusterprof.collect.outcomes import reports_in
 from clusterprof.console import say
 from clusterprof.run_directory import RunDirectory
 

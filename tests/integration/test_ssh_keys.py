@@ -44,7 +44,7 @@ CASES = {
     ),
     "only malformed lines": Case("NAME ssh-ed25519\nNAME KEY==x\n@bogus NAME KEY\n", UNKNOWN),
     "a certificate authority beside": Case("@cert-authority * OTHER\n" + GOOD),
-    "a certificate authority alone": Case("@cert-authority NAME KEY\n", "certificates are not"),
+    "a certificate authority alone": Case("@cert-authority NAME KEY\n", "@cert-authority"),
     "revoked": Case(GOOD + "@revoked * KEY\n", REVOKED),
     "revoked, and the key after it": Case("@revoked NAME KEY\n" + GOOD, REVOKED),
     "revoked for another host": Case("@revoked other KEY\n" + GOOD),
@@ -150,5 +150,5 @@ def test_without_openssh_no_key_is_accepted(
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     ssh = SshHost(Host("h1", "h1"), ssh_hosts.config, 20)
-    with pytest.raises(HostError, match="host keys cannot be checked: ssh is not installed here"):
+    with pytest.raises(HostError, match="host keys cannot be checked: ssh "):
         ssh.open()

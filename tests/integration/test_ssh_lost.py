@@ -22,6 +22,7 @@ from clusterprof.collect import connection, over_ssh
 from clusterprof.collect.connection import SshHost
 from clusterprof.collect.over_ssh import RemoteHost, Running
 from clusterprof.launchers.support.job import Host, OverSsh
+from clusterprof.run_directory import Manifest
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -117,13 +118,14 @@ def test_a_host_that_hangs_is_given_up_and_the_others_go_on(
         assert job.run() == 255
         first, second = job.hosts
         assert (first.status, second.status) == (255, 0)
-        assert first.reason == "the connection was lost while the job ran"
+        assert "connection was lost" in first.reason
         assert second.reason == ""
         assert time.monotonic() - begin < 20
         run = run_directory.create(tmp_path / "run")
         over_ssh.gather(run, job.hosts, job.there.python)
         assert "no answer within 6 s" in first.reason
-        assert f"stays in h1:{first.folder} (clusterprof collect" in first.reason
+        assert f"h1:{first.folder} " in first.reason
+        assert f"clusterprof collect {run.path}" in first.reason
         assert second.folder == "", "h2's files are here"
         way.flows.set()
         way.cut()
@@ -156,8 +158,8 @@ def test_a_connection_lost_for_good_leaves_the_rest_there_and_says_where(
         (each,) = job.hosts
         way.remaining, way.for_good = 600_000, True
         over_ssh.gather(run, job.hosts, job.there.python)
-        assert "it cannot be reached" in each.reason
-        assert f"stays in h1:{each.folder} (clusterprof collect {run.path})" in each.reason
+        assert f"h1:{each.folder} " in each.reason
+        assert f"clusterprof collect {run.path}" in each.reason
         here = sorted(path.name for path in run.rank(0).iterdir())
         assert here == ["part0", "part1"], "whole files only"
     manifest: dict[str, Any] = {
@@ -167,7 +169,7 @@ def test_a_connection_lost_for_good_leaves_the_rest_there_and_says_where(
              "left": each.folder}
         ],
     }  # fmt: skip
-    over_ssh.gather_left(run, manifest, ssh_hosts.config, job.there.python)
+    over_ssh.gather_left(run, Manifest(run.manifest, manifest), ssh_hosts.config, job.there.python)
     assert manifest["hosts"][0]["left"] == ""
     assert len(list(run.rank(0).iterdir())) == 5
 
@@ -197,7 +199,7 @@ def test_a_host_without_space_or_python_or_named_twice_is_said_and_nothing_stays
     assert "h1 and root@h1 are one machine" in done.stderr
     done = run_clusterprof([*line, "--force", "--python=/no/such/python", *rest])
     assert done.returncode == 255, done
-    assert done.stderr.count("/no/such/python does not run there (it said: ") == 3, done
+    assert done.stderr.count(": /no/such/python ") == 3, done
     for host in ("h1", "h2"):
         assert folders(ssh_hosts, host) <= before
 

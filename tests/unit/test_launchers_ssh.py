@@ -30,7 +30,7 @@ from clusterprof.errors import HostError, LaunchError, RunDirectoryError, UsageE
 from clusterprof.launch.over_hosts import PIECE_B, Prefixed
 from clusterprof.launchers import ssh
 from clusterprof.launchers.support.job import Host, Job, OverSsh
-from clusterprof.run_directory import RunDirectory, create
+from clusterprof.run_directory import Manifest, RunDirectory, create
 
 WORDS = [
     "a b",
@@ -304,8 +304,9 @@ def test_a_file_that_does_not_arrive_whole_is_not_taken_and_stays_there(tmp_path
     run = create(tmp_path / "run")
     files = {"00001/state.json": b"{}", "00001/trace.json.gz": b"abc"}
     each, fake = fetched(run, files, **{"00001/trace.json.gz": {"sha256": "0" * 64}})
-    assert "00001/trace.json.gz did not arrive whole" in each.reason
-    assert "stays in h1:/tmp/clusterprof-1" in each.reason
+    assert "00001/trace.json.gz" in each.reason
+    assert "h1:/tmp/clusterprof-1 " in each.reason
+    assert f"clusterprof collect {run.path}" in each.reason
     assert sorted(path.name for path in run.rank(1).iterdir()) == ["state.json"]
     assert fake.asked == ["list"]
 
@@ -316,7 +317,7 @@ def test_a_file_that_does_not_arrive_whole_is_not_taken_and_stays_there(tmp_path
 def test_a_host_cannot_have_a_file_written_where_none_belongs(tmp_path: Path, path: str) -> None:
     run = create(tmp_path / "run")
     each, _ = fetched(run, {path: b"x"})
-    assert "a file of an unknown name" in each.reason
+    assert repr(path) in each.reason
     assert [entry.name for entry in (tmp_path / "run" / "ranks").iterdir()] == []
     assert [entry.name for entry in tmp_path.iterdir()] == ["run"]
 
@@ -332,7 +333,7 @@ def test_a_file_has_one_name_only(path: str) -> None:
     assert told is not None
     files, (problem,) = told
     assert files == []
-    assert problem.startswith("it offers a file of an unknown name")
+    assert "unknown name" in problem
     assert problem.isprintable()
 
 
@@ -385,7 +386,7 @@ def test_what_a_host_says_of_a_file_is_typed_or_refused() -> None:
     for name, answer in lies.ANSWERS.items():
         told, said = read(answers.offered, answer)
         if told is None:
-            assert said == "it could not say what its ranks left", name
+            assert said == answers.UNLISTED, name
         else:
             assert told[0] == [], name
             assert len(told[1]) >= 1, name
@@ -444,9 +445,7 @@ def test_a_host_brings_no_more_than_the_limit_which_is_named(
     monkeypatch.setenv("CLUSTERPROF_MAX_FETCH_MB", "1")
     run = create(tmp_path / "run")
     each, _ = fetched(run, {"00001/a": b"", "00001/b": b""}, **{"00001/a": {"size": 2_000_000}})
-    assert (
-        "it offers 2 MB, and no more than 1 are fetched (CLUSTERPROF_MAX_FETCH_MB)" in each.reason
-    )
+    assert all(each_fact in each.reason for each_fact in ("2 MB", "1 MB", answers.FETCH_MB))
     assert not run.rank(1).exists()
 
 
@@ -465,9 +464,7 @@ def test_a_host_brings_its_own_ranks_only(tmp_path: Path) -> None:
     first.ranks, second.ranks = frozenset([0, 1]), frozenset([2, 3])
     over_ssh.gather(run, [first, second], "python")
     assert first.reason == ""
-    assert second.reason.startswith(
-        "it offers files of rank 0, 1, 7, 8, 9 and 1 others, which the job did not give it; "
-    )
+    assert "ranks 0–1, 7–10" in second.reason
     assert run.ranks() == [0, 2, 3]
     assert (run.rank(0) / "log").read_bytes() == b"a"
 
@@ -482,14 +479,14 @@ def test_where_only_torchrun_knows_the_ranks_none_is_taken_that_two_hosts_offer(
         {"00002/log": b"c"},
     )
     over_ssh.gather(run, hosts, "python")
-    contested = "it offers files of rank 0, which another host offers as well"
-    assert [each.reason.partition(";")[0] for each in hosts] == [contested, contested, ""]
+    assert ["another host" in each.reason for each in hosts] == [True, True, False]
+    assert ["rank 0," in each.reason for each in hosts] == [True, True, False]
     assert run.ranks() == [1, 2]
     assert (run.path / "attempt-2/ranks/00001/log").read_bytes() == b"a"
     # A host that brought its own before keeps it, whatever another says afterwards.
     late = hosts_with({"00002/log": b"x"})[0]
     over_ssh.gather(run, [*hosts, late], "python")
-    assert late.reason.startswith("it offers files of rank 2, which another host")
+    assert "rank 2, which another host" in late.reason
     assert (run.rank(2) / "log").read_bytes() == b"c"
 
 
@@ -509,8 +506,9 @@ def test_a_run_directory_that_says_odd_things_of_its_hosts_is_refused(
     tmp_path: Path, odd: dict[str, Any]
 ) -> None:
     run = create(tmp_path / "run")
-    manifest = {"ssh": {"timeout_s": 1}, "hosts": [{**LEFT, **odd}]}
-    with pytest.raises(RunDirectoryError, match="does not say which hosts have its reports"):
+    ssh_record = {"config": None, "timeout_s": 1, "python": "python"}
+    manifest = Manifest(run.manifest, {"ssh": ssh_record, "hosts": [{**LEFT, **odd}]})
+    with pytest.raises(RunDirectoryError, match="hosts are invalid"):
         over_ssh.gather_left(run, manifest, None, "python")
 
 
@@ -537,7 +535,7 @@ def test_a_lost_host_is_the_reason_of_its_ranks_and_of_no_others(tmp_path: Path)
     run = create(tmp_path / "run")
     (run.rank(1)).mkdir()
     (run.rank(1) / "trace.json.gz").write_bytes(b"abc")
-    over_ssh.name_holes(run, {0: ("h1", "it was cut off"), 1: ("h1", "it was cut off")})
+    over_ssh.name_missing(run, {0: ("h1", "it was cut off"), 1: ("h1", "it was cut off")})
     states = run.states()
     assert (states[0]["state"], states[0]["reason"]) == ("lost", "it was cut off")
     assert states[1] == {}, "its report is here"

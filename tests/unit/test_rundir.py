@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import stat
+from collections.abc import Iterable
 from datetime import datetime, timezone
 from pathlib import Path
 
@@ -12,9 +13,10 @@ import pytest
 
 from clusterprof import run_directory
 from clusterprof.agent.contracts import states
+from clusterprof.agent.contracts.states import State
 from clusterprof.arguments import parse_ranks
-from clusterprof.collect import collect
-from clusterprof.errors import RunDirectoryError
+from clusterprof.collect.outcomes import DELETED, collect
+from clusterprof.errors import RunDirectoryError, RunDirectoryTaken
 
 
 def made(path: Path) -> run_directory.RunDirectory:
@@ -35,7 +37,7 @@ def test_the_name_carries_the_time_and_the_job() -> None:
 
 def test_a_directory_that_exists_is_not_written_into(tmp_path: Path) -> None:
     made(tmp_path / "run")
-    with pytest.raises(RunDirectoryError, match="exists already") as error:
+    with pytest.raises(RunDirectoryTaken, match=str(tmp_path / "run")) as error:
         run_directory.create(tmp_path / "run")
     assert "--force" in str(error.value)
 
@@ -47,23 +49,23 @@ def test_force_replaces_a_run_but_never_anything_else(tmp_path: Path) -> None:
     home = tmp_path / "home"
     home.mkdir()
     (home / "thesis.tex").write_text("years")
-    with pytest.raises(RunDirectoryError, match="exists already"):
+    with pytest.raises(RunDirectoryTaken):
         run_directory.create(home, force=True)
     # Other tools have a run.json too.
     (home / "run.json").write_text('{"schema_version": 1}')
-    with pytest.raises(RunDirectoryError, match="not a run directory"):
+    with pytest.raises(RunDirectoryTaken):
         run_directory.create(home, force=True)
     assert (home / "thesis.tex").exists()
 
 
 def test_an_empty_directory_is_taken(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
-    assert made(tmp_path / "run").read_manifest()["schema_version"] == 1
+    assert made(tmp_path / "run").read_manifest().selection.kind == "all"
 
 
 def test_a_place_that_cannot_be_written_is_said(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(RunDirectoryError, match="cannot be written"):
+    with pytest.raises(RunDirectoryError, match=str(tmp_path / "file" / "run")):
         run_directory.create(tmp_path / "file" / "run")
 
 
@@ -76,7 +78,7 @@ def test_a_manifest_that_is_none_is_refused(tmp_path: Path, content: str) -> Non
 
 
 def test_a_folder_without_a_manifest_is_no_run(tmp_path: Path) -> None:
-    with pytest.raises(RunDirectoryError, match="not a run directory"):
+    with pytest.raises(RunDirectoryError, match=r"run\.json"):
         run_directory.opened(tmp_path)
 
 
@@ -98,23 +100,26 @@ def test_a_captured_report_is_collected(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("state", "reason"),
+    ("state", "reason", "may_appear"),
     [
-        ("waiting", "killed before the window began"),
-        ("capturing", "killed inside the window"),
-        ("finishing", "killed while the report was being written"),
-        ("captured", "its state says that there is a report, but none is to be seen"),
+        ("waiting", "before the window", False),
+        ("capturing", "inside the window", True),
+        ("finishing", "being written", True),
+        ("captured", "clusterprof collect ", True),
     ],
 )
 def test_a_rank_that_was_killed_is_lost_with_the_reason(
-    tmp_path: Path, state: str, reason: str
+    tmp_path: Path, state: str, reason: str, may_appear: bool
 ) -> None:
     run = made(tmp_path / "run")
     rank(run, 0, "captured", b"report")
     rank(run, 5, state)
     outcomes = collect(run, [0, 5], patience_s=0)
-    assert [each.state for each in outcomes] == ["collected", "lost"]
-    assert outcomes[1].reason.startswith(reason)
+    assert [each.state for each in outcomes] == [State.COLLECTED, State.LOST]
+    assert reason in outcomes[1].reason
+    left = states.read(str(run.rank(5)))
+    assert (left["state"], left["reason"]) == ("lost", outcomes[1].reason)
+    assert left["late"] is may_appear
 
 
 def test_an_empty_report_is_no_report(tmp_path: Path) -> None:
@@ -123,12 +128,16 @@ def test_an_empty_report_is_no_report(tmp_path: Path) -> None:
     assert collect(run, [0], patience_s=0)[0].state == "lost"
 
 
-def test_a_chosen_rank_that_never_came_is_named_with_those_that_did(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("present", "named"), [(range(4), "ranks 0–3"), ([0, 2], "ranks 0, 2")])
+def test_a_rank_that_never_reported_in_is_lost_and_those_that_did_are_named(
+    tmp_path: Path, present: Iterable[int], named: str
+) -> None:
     run = made(tmp_path / "run")
-    for number in range(4):
+    for number in present:
         states.advance(str(run.rank(number)), "counting", chosen=False)
     (outcome,) = collect(run, [9], patience_s=0)
-    assert outcome.reason == "it was never seen: the job had ranks 0 to 3"
+    assert (outcome.rank, outcome.state) == (9, State.LOST)
+    assert outcome.reason.endswith(named)
 
 
 def test_a_step_log_of_a_later_attempt_is_the_one_that_counts(tmp_path: Path) -> None:
@@ -152,7 +161,9 @@ def test_a_report_that_appears_after_its_rank_was_given_up_is_collected_then(
     assert [each.state for each in collect(run, [0], patience_s=0)] == ["lost"]
     (run.rank(0) / "report.nsys-rep").write_bytes(b"report")
     (outcome,) = collect(run, [0], patience_s=0)
-    assert (outcome.state, outcome.reason) == ("collected", "its report appeared late")
+    assert outcome.state is State.COLLECTED
+    assert outcome.report == run.rank(0) / "report.nsys-rep"
+    assert outcome.reason == states.read(str(run.rank(0)))["reason"] != ""
     assert states.read(str(run.rank(0)))["state"] == "collected"
 
 
@@ -165,11 +176,12 @@ def test_a_report_that_its_rank_gave_up_is_not_collected(tmp_path: Path) -> None
 def test_a_rank_makes_no_run_directory_anew(tmp_path: Path) -> None:
     run = made(tmp_path / "run")
     shutil.rmtree(run.path)
-    with pytest.raises(OSError, match="the run directory is gone"):
+    with pytest.raises(FileNotFoundError):
         states.advance(str(run.rank(0)), "waiting")
     assert not run.path.exists()
     (outcome,) = collect(run, [0], patience_s=0)
-    assert outcome.reason == "the run directory was deleted while the job ran"
+    assert (outcome.state, outcome.report) == (State.LOST, None)
+    assert DELETED in outcome.reason
 
 
 @pytest.mark.parametrize(
@@ -199,7 +211,7 @@ def test_a_run_directory_leads_nowhere_else(tmp_path: Path, name: str) -> None:
     (run.path / name).parent.mkdir(exist_ok=True)
     run_directory.opened(run.path)
     (run.path / name).symlink_to(tmp_path / "home")
-    with pytest.raises(RunDirectoryError, match="is a link to another folder"):
+    with pytest.raises(RunDirectoryError, match=str(run.path / name)):
         run_directory.opened(run.path)
 
 
