@@ -187,7 +187,7 @@ def test_hosts_that_share_no_folder_find_the_reference_rank_and_measure_their_cl
 
 
 def test_of_a_prober_that_is_killed_nothing_is_left(run_command: Cli, workdir: Path) -> None:
-    """What it writes into the run directory apart: that is settled with the run."""
+    """What it writes into the run directory apart: that is removed with the run."""
     code = (
         "import os, signal, sys, time\n"
         "from clusterprof.agent.remote import prober\n"

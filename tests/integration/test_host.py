@@ -50,9 +50,9 @@ def output(process: subprocess.Popen[bytes]) -> tuple[bytes, bytes]:
 )
 def test_the_status_is_the_program_s(tmp_path: Path, argv: list[str], status: int) -> None:
     process = start(tmp_path, argv)
-    _, said = output(process)
-    assert process.returncode == status, said
-    assert b"Traceback" not in said
+    _, printed = output(process)
+    assert process.returncode == status, printed
+    assert b"Traceback" not in printed
 
 
 def test_the_program_gets_the_agent_before_its_own_path(tmp_path: Path) -> None:

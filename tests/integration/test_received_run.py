@@ -42,10 +42,10 @@ def executed(tmp_path: Path) -> Path:
     return tmp_path / "executed"
 
 
-def received(folder: Path, told: dict[str, Any], state: dict[str, Any], name: str) -> Path:
+def received(folder: Path, recorded: dict[str, Any], state: dict[str, Any], name: str) -> Path:
     rank = folder / "ranks" / "00000"
     rank.mkdir(parents=True)
-    (folder / "run.json").write_text(json.dumps(told))
+    (folder / "run.json").write_text(json.dumps(recorded))
     (rank / "state.json").write_text(json.dumps({"chosen": True, **state}))
     (rank / name).write_bytes(b"something")
     return folder
@@ -55,9 +55,9 @@ def received(folder: Path, told: dict[str, Any], state: dict[str, Any], name: st
 def test_the_nsys_that_a_run_directory_names_is_not_executed(
     tmp_path: Path, traps: Path, executed: Path, verb: str, run_clusterprof: Cli
 ) -> None:
-    told = manifest(profiler={"name": "nsys", "version": "2022.4", "path": str(traps)})
+    recorded = manifest(profiler={"name": "nsys", "version": "2022.4", "path": str(traps)})
     state = {"state": "captured", "nsys": {"path": str(traps)}}
-    run = received(tmp_path / "run", told, state, "report.nsys-rep")
+    run = received(tmp_path / "run", recorded, state, "report.nsys-rep")
     done = run_clusterprof([verb, run])
     assert done.returncode == 3, done
     assert not executed.exists(), executed.read_text()
@@ -66,9 +66,9 @@ def test_the_nsys_that_a_run_directory_names_is_not_executed(
 def test_the_importer_beside_the_nsys_that_a_run_directory_names_is_not_executed(
     tmp_path: Path, traps: Path, executed: Path, run_clusterprof: Cli
 ) -> None:
-    told = manifest(profiler={"name": "nsys", "version": "2022.4", "path": str(traps)})
+    recorded = manifest(profiler={"name": "nsys", "version": "2022.4", "path": str(traps)})
     state = {"state": "lost", "reason": "x", "nsys": {"path": str(traps)}}
-    run = received(tmp_path / "run", told, state, "report.qdstrm")
+    run = received(tmp_path / "run", recorded, state, "report.qdstrm")
     done = run_clusterprof(["collect", run])
     assert "rank 0:" in done.stderr, done
     assert not executed.exists(), executed.read_text()
@@ -98,8 +98,8 @@ def test_a_run_directory_chooses_neither_ssh_configuration_nor_program_of_a_host
         "name": "h1", "address": "h1", "user": None, "port": None, "hostname": "h1",
         "status": 1, "reason": "lost", "left": "/tmp/clusterprof-0123456789abcdef",
     }  # fmt: skip
-    told = manifest(ssh=ssh, hosts=[host])
-    run = received(tmp_path / "run", told, {"state": "captured"}, "report.nsys-rep")
+    recorded = manifest(ssh=ssh, hosts=[host])
+    run = received(tmp_path / "run", recorded, {"state": "captured"}, "report.nsys-rep")
     config.write_text(f"Host *\n  ProxyCommand {traps}\n")
     done = run_clusterprof(["collect", run])
     assert done.returncode == 2, done

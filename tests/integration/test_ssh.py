@@ -231,7 +231,7 @@ def test_when_clusterprof_is_killed_the_hosts_end_by_themselves_and_collect_fini
 ) -> None:
     training.kill()
     assert soon(lambda: not guests(ssh_hosts), 40), guests(ssh_hosts)
-    assert len(left_on(ssh_hosts)) == 2, "nobody was there to fetch the states"
+    assert len(left_on(ssh_hosts)) == 2, "no process has fetched the states"
     assert [path.stat().st_mode & 0o777 for path in left_on(ssh_hosts)] == [0o700, 0o700]
     refused = run_clusterprof(["collect", "run"])
     assert f"clusterprof collect -F {ssh_hosts.config} run" in refused.stderr, refused

@@ -121,17 +121,17 @@ def test_the_keys_that_ssh_accepts_are_accepted_and_no_others(
              "true"],
             stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False,
         )  # fmt: skip
-        said = ""
+        refusal = ""
         ssh = SshHost(Host("h1", "h1"), config, 20)
         with contextlib.closing(ssh):
             try:
                 ssh.open()
             except HostError as error:
-                said = error.what
-        if (said == "") != (true.returncode == 0) or case.says not in said:
-            wrong.append((name, said, true.returncode, true.stderr))
-        if not case.says and said:
-            wrong.append((name, said, "it should be accepted", ""))
+                refusal = error.what
+        if (refusal == "") != (true.returncode == 0) or case.says not in refusal:
+            wrong.append((name, refusal, true.returncode, true.stderr))
+        if not case.says and refusal:
+            wrong.append((name, refusal, "it should be accepted", ""))
     assert wrong == []
 
 

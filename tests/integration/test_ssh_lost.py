@@ -176,7 +176,7 @@ def test_a_connection_lost_for_good_leaves_the_rest_there_and_says_where(
 
 @pytest.fixture
 def full(ssh_hosts: Hosts) -> Iterator[None]:
-    """h2's temporary folder, as h2 sees it, is on a disk with room for next to nothing."""
+    """h2's temporary folder, as h2 sees it, is on a disk with 32 kB."""
     inside = ["nsenter", "-t", (ssh_hosts.state / "h2.pid").read_text().strip(), "-m"]
     folder = ssh_hosts.state / "scratch"
     subprocess.run([*inside, "mount", "-t", "tmpfs", "-o", "size=32k", "tmpfs", folder], check=True)

@@ -20,7 +20,7 @@ def run(tmp_path: Path) -> RunDirectory:
 
 
 def rank_left(run: RunDirectory, attempt: int, rank: int, state: str, **facts: Any) -> None:
-    """A chosen rank's folder in one attempt; with a report where its state says so."""
+    """A profiled rank's folder in one attempt; with a report where its state says so."""
     folder = RunDirectory(run.path, attempt).rank(rank)
     states.advance(str(folder), state, chosen=True, **facts)
     if state in ("finishing", "captured"):

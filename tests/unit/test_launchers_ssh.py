@@ -141,7 +141,7 @@ def test_what_is_no_host_is_refused(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "said"),
+    ("line", "message"),
     [
         ("--nproc-per-node 2", "there are no hosts"),
         ("--hosts a,a", "names a host twice"),
@@ -154,8 +154,8 @@ def test_what_is_no_host_is_refused(text: str) -> None:
         ("--hosts a --connect-timeout soon", "invalid float"),
     ],
 )
-def test_a_line_that_cannot_work_is_refused(line: str, said: str) -> None:
-    with pytest.raises(UsageError, match=said):
+def test_a_line_that_cannot_work_is_refused(line: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
         job(line)
 
 
@@ -219,13 +219,13 @@ def test_a_line_without_an_end_is_passed_on_in_pieces_and_in_linear_time() -> No
 def test_no_line_of_a_host_begins_with_the_name_of_another(size: int) -> None:
     stream = io.BytesIO()
     out = Prefixed(stream, "h1: ", threading.Lock())
-    said = b"\nh2: a\rh2: b\r\nh2: c\r\r\n\n\rh2: d\x1b[1mbold\x0bh2: e\n\r"
-    for start in range(0, len(said), size):
-        out(said[start : start + size])
+    message = b"\nh2: a\rh2: b\r\nh2: c\r\r\n\n\rh2: d\x1b[1mbold\x0bh2: e\n\r"
+    for start in range(0, len(message), size):
+        out(message[start : start + size])
     out.finish()
     lines = re.split(rb"\r\n|\r|\n", stream.getvalue().removesuffix(b"\r"))
     assert all(line.startswith(b"h1: ") for line in lines)
-    assert stream.getvalue().replace(b"h1: ", b"") == said, "all else as the job wrote it"
+    assert stream.getvalue().replace(b"h1: ", b"") == message, "all else as the job wrote it"
 
 
 def test_without_a_prefix_bytes_pass_as_they_come() -> None:
@@ -237,7 +237,7 @@ def test_without_a_prefix_bytes_pass_as_they_come() -> None:
     assert stream.getvalue() == b"half a line\xff"
 
 
-def test_output_that_nobody_reads_stops_nothing() -> None:
+def test_output_that_no_process_reads_stops_nothing() -> None:
     stream = io.BytesIO()
     stream.close()
     Prefixed(stream, "h1: ", threading.Lock())(b"line\n")
@@ -247,11 +247,11 @@ def test_output_that_nobody_reads_stops_nothing() -> None:
 
 
 class FakeSsh:
-    """A host that offers `files`, and of each what `told` says instead of the truth."""
+    """A host that offers `files`, and of each what `claims` says instead of the truth."""
 
-    def __init__(self, files: dict[str, bytes], told: dict[str, dict[str, Any]]) -> None:
+    def __init__(self, files: dict[str, bytes], claims: dict[str, dict[str, Any]]) -> None:
         self.files = files
-        self.told = told
+        self.claims = claims
         self.asked: list[str] = []
         self.timeout_s = 1.0
         self.connected = True
@@ -264,7 +264,7 @@ class FakeSsh:
                 "path": path,
                 "size": len(data),
                 "sha256": hashlib.sha256(data).hexdigest(),
-                **self.told.get(path, {}),
+                **self.claims.get(path, {}),
             }
             for path, data in self.files.items()
         ]
@@ -276,9 +276,9 @@ class FakeSsh:
 
 
 def fetched(
-    run: RunDirectory, files: dict[str, bytes], **told: dict[str, Any]
+    run: RunDirectory, files: dict[str, bytes], **claims: dict[str, Any]
 ) -> tuple[RemoteHost, FakeSsh]:
-    fake = FakeSsh(files, {path.replace("_at_", "/"): what for path, what in told.items()})
+    fake = FakeSsh(files, {path.replace("_at_", "/"): what for path, what in claims.items()})
     each = RemoteHost(Host("h1", "h1"), fake, Found("h1"), "/tmp/clusterprof-1")  # type: ignore[arg-type]
     over_ssh.gather(run, [each], "python")
     return each, fake
@@ -329,9 +329,9 @@ def test_a_host_cannot_have_a_file_written_where_none_belongs(tmp_path: Path, pa
 )  # fmt: skip
 def test_a_file_has_one_name_only(path: str) -> None:
     listing = [{"path": path, "size": 1, "sha256": "0" * 64}]
-    told = answers.offered(json.dumps(listing).encode())
-    assert told is not None
-    files, (problem,) = told
+    claims = answers.offered(json.dumps(listing).encode())
+    assert claims is not None
+    files, (problem,) = claims
     assert files == []
     assert "unknown name" in problem
     assert problem.isprintable()
@@ -354,14 +354,14 @@ def read(function: Callable[..., Any], answer: bytes, *more: Any) -> tuple[Any, 
 def test_what_a_host_says_of_itself_is_typed_or_refused() -> None:
     assert answers.found(b"hello\n" + json.dumps(LOOK).encode() + b"\n", 29500) == Found(**LOOK)  # type: ignore[arg-type]
     for name, answer in lies.ANSWERS.items():
-        value, said = read(answers.found, answer, 29500)
+        value, message = read(answers.found, answer, 29500)
         assert value is None, name
-        assert said.isprintable(), name
+        assert message.isprintable(), name
     accepted = []
     for what, answered in lies.changed(LOOK):
-        value, said = read(answers.found, json.dumps(answered).encode(), 29500)
-        assert said.isprintable(), what
-        assert len(said) < 200, what
+        value, message = read(answers.found, json.dumps(answered).encode(), 29500)
+        assert message.isprintable(), what
+        assert len(message) < 200, what
         if value is not None:
             accepted.append(what)
     # another value of the same type may be the truth
@@ -375,21 +375,21 @@ def test_what_a_host_says_of_a_file_is_typed_or_refused() -> None:
     entry = {"path": "00001/log", "size": 1, "sha256": "0" * 64}
     accepted = []
     for what, answered in lies.changed(entry):
-        told = answers.offered(json.dumps([answered, entry]).encode())
-        assert told is not None
-        files, problems = told
+        claims = answers.offered(json.dumps([answered, entry]).encode())
+        assert claims is not None
+        files, problems = claims
         assert files[-1].sha256 == "0" * 64
         assert all(len(each) < 200 and each.isprintable() for each in problems), what
         if not problems:
             accepted.append(what)
     assert accepted == [], "two files of one name are none"
     for name, answer in lies.ANSWERS.items():
-        told, said = read(answers.offered, answer)
-        if told is None:
-            assert said == answers.UNLISTED, name
+        claims, message = read(answers.offered, answer)
+        if claims is None:
+            assert message == answers.UNLISTED, name
         else:
-            assert told[0] == [], name
-            assert len(told[1]) >= 1, name
+            assert claims[0] == [], name
+            assert len(claims[1]) >= 1, name
 
 
 _TEXT = strategies.text(max_size=20)
@@ -406,8 +406,8 @@ _JSON = strategies.recursive(
 @given(_JSON.map(lambda value: json.dumps(value).encode()) | strategies.binary())
 def test_an_answer_is_read_or_refused_whatever_it_is(answer: bytes) -> None:
     for function, more in ((answers.found, [29500]), (answers.offered, [])):
-        _, said = read(function, answer, *more)
-        assert said.isprintable()
+        _, message = read(function, answer, *more)
+        assert message.isprintable()
 
 
 @settings(deadline=None)
@@ -542,7 +542,7 @@ def test_a_lost_host_is_the_reason_of_its_ranks_and_of_no_others(tmp_path: Path)
 
 
 @pytest.mark.parametrize(
-    ("error", "said"),
+    ("error", "message"),
     [
         (TimeoutError("timed out"), "no answer within 3 s"),
         (EOFError(), "closed the connection"),
@@ -551,9 +551,9 @@ def test_a_lost_host_is_the_reason_of_its_ranks_and_of_no_others(tmp_path: Path)
     ],
 )
 @pytest.mark.needs_fabric
-def test_what_goes_wrong_on_the_way_is_said_in_one_line(error: Exception, said: str) -> None:
+def test_what_goes_wrong_on_the_way_is_said_in_one_line(error: Exception, message: str) -> None:
     text = reason(error, 3)
-    assert said in text
+    assert message in text
     assert "\n" not in text
 
 
