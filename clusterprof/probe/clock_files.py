@@ -11,8 +11,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from clusterprof.agent.contracts import documents, paths
-from clusterprof.agent.contracts.words import numbers
+from clusterprof.agent.contracts import documents, paths, words
 from clusterprof.errors import MergeError
 from clusterprof.probe.measurement import Measurement, joined, parsed, read
 from clusterprof.run_directory import RunDirectory
@@ -88,7 +87,7 @@ def of_reports(
         files[tables.rank] = {"clock": {"machine": machine, "readings": [reading]}}
     if not unnamed:
         return files, []
-    who = f"rank{'s' if len(unnamed) > 1 else ''} {numbers(unnamed)}"
+    who = words.ranks(unnamed)
     return files, [f"{who}: the report does not name its host, so its clock is not measured"]
 
 

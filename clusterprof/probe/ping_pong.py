@@ -18,7 +18,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from clusterprof.agent.contracts import clocks, exchange
+from clusterprof.agent.contracts import clocks, exchange, words
 from clusterprof.agent.contracts.exchange import Answerer, Exchange
 from clusterprof.agent.contracts.identity import Identity
 from clusterprof.errors import ClusterprofError
@@ -167,7 +167,7 @@ def _answer_over_udp(
         while endpoint.wait(until - time.monotonic()):
             exchange.answer(endpoint)
     silent = sorted(set(range(1, size)) - set(rows))
-    notes = [f"nothing came from rank {', '.join(map(str, silent))} in {timeout_s:g} s"]
+    notes = [f"no answer from {words.ranks(silent)} within {timeout_s:g} s"]
     return _measurement("UDP", [rows[rank] for rank in sorted(rows)], notes if silent else [])
 
 

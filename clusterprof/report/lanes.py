@@ -97,12 +97,8 @@ def build(results: Results, collectives: pa.Table) -> Timeline | None:
     `collectives` is the placed table: one row per collective and rank with
     `aligned_start_ns`, `aligned_end_ns` and `last_arrival_ns`.
     """
-    placed = collectives.filter(
-        pc.and_(
-            pc.is_valid(collectives["aligned_start_ns"]),
-            pc.is_valid(collectives["aligned_end_ns"]),
-        )
-    )
+    has_times = (pc.is_valid(collectives[f"aligned_{edge}_ns"]) for edge in ("start", "end"))
+    placed = collectives.filter(pc.and_(*has_times))
     notes = []
     if placed.num_rows < collectives.num_rows:
         lost = collectives.num_rows - placed.num_rows
@@ -133,6 +129,10 @@ def build(results: Results, collectives: pa.Table) -> Timeline | None:
     )
 
 
+#: columns of the collectives that the page gets unchanged
+_AS_IS = ("operation", "communicator", "state", "order", "confidence", "late", "alone")
+
+
 def embedded(timeline: Timeline) -> dict[str, Any]:
     """The timeline as compact plain data: times in units of `UNIT_NS` after the first begin.
 
@@ -161,17 +161,11 @@ def embedded(timeline: Timeline) -> dict[str, Any]:
             for step in timeline.steps
         ],
         "typical": timeline.typical,
-        "operation": groups.operation.tolist(),
-        "communicator": groups.communicator.tolist(),
-        "state": groups.state.tolist(),
+        **{name: getattr(groups, name).tolist() for name in _AS_IS},
         "bytes": groups.message_bytes.tolist(),
-        "order": groups.order.tolist(),
-        "confidence": groups.confidence.tolist(),
         "last": np.diff(last, prepend=0).tolist(),
-        "late": groups.late.tolist(),
         "margin": (groups.margin // UNIT_NS).tolist(),
         "bound": (-(-groups.bound // UNIT_NS)).tolist(),
-        "alone": groups.alone.tolist(),
         "members": np.bincount(calls.of, minlength=len(last)).tolist(),
         "lane": calls.lane.tolist(),
         "row": calls.row.tolist(),

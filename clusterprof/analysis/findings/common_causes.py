@@ -15,7 +15,7 @@ from clusterprof.analysis.findings.finding import by_steady_step
 from clusterprof.analysis.groups.peers import median_of_others
 from clusterprof.analysis.model import host_activity, limits
 from clusterprof.analysis.model.dataset import Bools, Dataset, Floats, Ints
-from clusterprof.analysis.model.intervals import Union, union
+from clusterprof.analysis.model.intervals import Intervals, union
 from clusterprof.analysis.model.timeline import COMPUTE, Timeline
 
 _INPUT = r"(?i)^(data|input|batch|fetch|dataload)|dataloader|next_batch|get_batch"
@@ -25,7 +25,7 @@ _INPUT = r"(?i)^(data|input|batch|fetch|dataload)|dataloader|next_batch|get_batc
 class Cause:
     """One cause. `idle` [ranks, steps]: the GPU's time without work in it; `spent` the host's."""
 
-    where: list[Union]
+    where: list[Intervals]
     idle: Floats
     spent: Floats
 
@@ -47,7 +47,7 @@ class Cause:
         return np.asarray(self.idle * np.minimum(part, 1.0)[:, None])
 
 
-def idle_gaps(line: Timeline) -> Union:
+def idle_gaps(line: Timeline) -> Intervals:
     """When the rank's device idled, between the first step's begin and the last one's end."""
     start = np.r_[line.begin[0], line.busy.end]
     end = np.r_[line.busy.start, line.end[-1]]
@@ -58,7 +58,7 @@ def idle_gaps(line: Timeline) -> Union:
     )
 
 
-def _filled(gaps: Union, spans: Union) -> Union:
+def _filled(gaps: Intervals, spans: Intervals) -> Intervals:
     """Gaps that `spans` fill by half or more, whole; of the others what they have in common.
 
     A fetch is followed by the first launches: that gap belongs to the fetch.
@@ -68,7 +68,7 @@ def _filled(gaps: Union, spans: Union) -> Union:
     return union(np.r_[gaps.start[most], part.start], np.r_[gaps.end[most], part.end])
 
 
-def _cause(dataset: Dataset, gaps: list[Union], spans: list[Union]) -> Cause:
+def _cause(dataset: Dataset, gaps: list[Intervals], spans: list[Intervals]) -> Cause:
     where = [_filled(g, s) for g, s in zip(gaps, spans, strict=True)]
     shape = (len(dataset.ranks), len(dataset.steady_steps))
     idle, spent = np.zeros(shape), np.zeros(shape)
@@ -82,19 +82,19 @@ def _cause(dataset: Dataset, gaps: list[Union], spans: list[Union]) -> Cause:
     return Cause(where, idle, spent)
 
 
-def locked(dataset: Dataset, gaps: list[Union]) -> Cause | None:
+def locked(dataset: Dataset, gaps: list[Intervals]) -> Cause | None:
     """Waiting for Python's interpreter lock, where the reports have it."""
     spans = [host_activity.spans(t, "python", host_activity.GIL_WAIT) for t in dataset.tables]
     return _cause(dataset, gaps, spans) if any(len(s.start) for s in spans) else None
 
 
-def collecting(dataset: Dataset, gaps: list[Union]) -> Cause | None:
+def collecting(dataset: Dataset, gaps: list[Intervals]) -> Cause | None:
     """Python's garbage collector, where the agent recorded it."""
     spans = [host_activity.spans(t, "python", host_activity.COLLECTING) for t in dataset.tables]
     return _cause(dataset, gaps, spans) if any(len(s.start) for s in spans) else None
 
 
-def fetching(dataset: Dataset, gaps: list[Union]) -> Cause | None:
+def fetching(dataset: Dataset, gaps: list[Intervals]) -> Cause | None:
     """Fetching the batch: ranges and operators named for it."""
     spans = []
     for tables in dataset.tables:
@@ -104,7 +104,9 @@ def fetching(dataset: Dataset, gaps: list[Union]) -> Cause | None:
     return _cause(dataset, gaps, spans) if any(len(s.start) for s in spans) else None
 
 
-def launching(dataset: Dataset, gaps: list[Union], pace: Floats, *, long: bool = False) -> Cause:
+def launching(
+    dataset: Dataset, gaps: list[Intervals], pace: Floats, *, long: bool = False
+) -> Cause:
     """Gaps before kernels that were launched only after the GPU had run dry.
 
     Short ones, as launching itself makes them, or `long` ones, in which hosts do something else.
@@ -117,7 +119,7 @@ def launching(dataset: Dataset, gaps: list[Union], pace: Floats, *, long: bool =
     return Cause(where, _idle(dataset, where), np.nan_to_num(pace))
 
 
-def queued(dataset: Dataset, gaps: list[Union]) -> Cause:
+def queued(dataset: Dataset, gaps: list[Intervals]) -> Cause:
     """Gaps before kernels that had been launched before the GPU ran dry."""
     where = []
     for line, gap in zip(dataset.timelines, gaps, strict=True):
@@ -139,7 +141,7 @@ def _launched_after(line: Timeline, next_start: Ints, time: Ints) -> Bools:
     return late
 
 
-def _idle(dataset: Dataset, where: list[Union]) -> Floats:
+def _idle(dataset: Dataset, where: list[Intervals]) -> Floats:
     """How much of each steady-state step lies in the gaps `where`, [ranks, steps] (ns)."""
     out = np.zeros((len(dataset.ranks), len(dataset.steady_steps)))
     for k, line in enumerate(dataset.timelines):
@@ -157,7 +159,7 @@ def typical_kernel(dataset: Dataset) -> float:
     return float(np.median(middle)) if middle else 0.0
 
 
-def left(gaps: list[Union], taken: list[Union]) -> list[Union]:
+def left(gaps: list[Intervals], taken: list[Intervals]) -> list[Intervals]:
     """Gaps that do not touch those taken by a cause."""
     out = []
     for gap, used in zip(gaps, taken, strict=True):

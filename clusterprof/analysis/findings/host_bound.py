@@ -25,7 +25,7 @@ from clusterprof.analysis.findings.finding import (
 )
 from clusterprof.analysis.model import host_activity, limits
 from clusterprof.analysis.model.dataset import Dataset, Floats
-from clusterprof.analysis.model.intervals import Union, union
+from clusterprof.analysis.model.intervals import Intervals, union
 from clusterprof.analysis.model.timeline import COMPUTE
 from clusterprof.results import Finding
 
@@ -128,7 +128,7 @@ class _Rule:
     """A cause of idle GPUs: how it is measured, from which cost on it is a finding, its words."""
 
     code: str
-    measure: Callable[[Dataset, list[Union]], _Measured | None]
+    measure: Callable[[Dataset, list[Intervals]], _Measured | None]
     #: shares of the step: the least cost, and what a step must cost to be one of the finding's
     least_frac: float
     floor_frac: float
@@ -214,7 +214,7 @@ def _spending(dataset: Dataset, cause: Cause, part: float) -> list[int]:
     return [r for r, ns in zip(dataset.ranks, spent, strict=True) if ns >= part * spent.max()]
 
 
-def _gil(dataset: Dataset, gaps: list[Union]) -> _Measured | None:
+def _gil(dataset: Dataset, gaps: list[Intervals]) -> _Measured | None:
     cause = common_causes.locked(dataset, gaps)
     if cause is None:
         return None
@@ -234,16 +234,16 @@ def _in_turn(dataset: Dataset, cause: Cause | None) -> _Measured | None:
     return _Measured(cause, cost, _spending(dataset, cause, 0.5), None, {"often": often})
 
 
-def _gc(dataset: Dataset, gaps: list[Union]) -> _Measured | None:
+def _gc(dataset: Dataset, gaps: list[Intervals]) -> _Measured | None:
     return _in_turn(dataset, common_causes.collecting(dataset, gaps))
 
 
-def _input(dataset: Dataset, gaps: list[Union]) -> _Measured | None:
+def _input(dataset: Dataset, gaps: list[Intervals]) -> _Measured | None:
     """All hosts fetch slowly; the last to have its batch delays the others."""
     return _in_turn(dataset, common_causes.fetching(dataset, gaps))
 
 
-def _sync(dataset: Dataset, gaps: list[Union]) -> _Measured | None:
+def _sync(dataset: Dataset, gaps: list[Intervals]) -> _Measured | None:
     """A small copy to the host, waited for, and a GPU that idles until the next launch."""
     shape = (len(dataset.ranks), len(dataset.steady_steps))
     idle, waited, calls = np.zeros(shape), np.zeros(shape), 0
@@ -291,7 +291,7 @@ def _waited_copies(dataset: Dataset, k: int) -> tuple[np.ndarray, np.ndarray]:
     return rows[inside], (syncs.end - syncs.start)[at[inside]]
 
 
-def _launch(dataset: Dataset, gaps: list[Union]) -> _Measured | None:
+def _launch(dataset: Dataset, gaps: list[Intervals]) -> _Measured | None:
     """Gaps on all ranks before kernels that were launched only after the GPU had run dry."""
     if dataset.on_host:
         return None
@@ -315,7 +315,7 @@ def _most_ranks(dataset: Dataset, cause: Cause) -> Floats:
     return np.asarray(np.minimum(idle, dataset.durations))
 
 
-def _busy(dataset: Dataset, gaps: list[Union]) -> _Measured | None:
+def _busy(dataset: Dataset, gaps: list[Intervals]) -> _Measured | None:
     """All GPUs idle together in long gaps that no other cause explains: their hosts are busy."""
     if dataset.pipelined or any(line.on_host for line in dataset.timelines):
         return None
@@ -329,7 +329,7 @@ def _busy(dataset: Dataset, gaps: list[Union]) -> _Measured | None:
     return _Measured(cause, _most_ranks(dataset, cause), dataset.ranks, None, details)
 
 
-def _queued(dataset: Dataset, gaps: list[Union]) -> _Measured | None:
+def _queued(dataset: Dataset, gaps: list[Intervals]) -> _Measured | None:
     """Gaps on all ranks before kernels that had been launched when the GPU ran dry."""
     if any(line.on_host for line in dataset.timelines):
         return None

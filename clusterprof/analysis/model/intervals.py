@@ -47,7 +47,3 @@ def union(start: Ints, end: Ints) -> Intervals:
     begin, stop = start[first], reach[last]
     before = np.r_[0, np.cumsum(stop - begin)[:-1]]
     return Intervals(begin, stop, before.astype(np.int64))
-
-
-#: the name until all users say Intervals
-Union = Intervals
