@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import argparse
 
-from clusterprof.arguments import path
-
 
 def verb_parser(
     verb: str,
@@ -29,6 +27,8 @@ def verb_parser(
     names = ["-h", "--help"] if short_help else ["--help"]
     this.add_argument(*names, action="help", help="show this help")
     if run:
+        from clusterprof.arguments import path
+
         this.add_argument("run", metavar="RUN", type=path, help=run)
     this.add_argument("--debug", action="store_true", help="show tracebacks")
     return this

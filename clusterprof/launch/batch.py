@@ -306,7 +306,7 @@ def merge_options_of(options: Sequence[str]) -> list[str]:
 
 
 def submit(submission: Submission, *, quiet: bool) -> int:
-    """Submit both jobs to Slurm. Raises LaunchError where there is no s
+    """Submit both jobs to Slurm. Raises LaunchError where there is no sbatch.
 
     With `quiet` (the user's own --parsable) stdout has the job's id alone, as sbatch's would.
     """

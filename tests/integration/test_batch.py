@@ -192,7 +192,7 @@ def test_with_parsable_stdout_is_the_jobs_id_as_sbatchs_would_be(
 @pytest.mark.parametrize(
     ("line", "facts"),
     [
-        (["-N2", "--ntasks-per-node=2", "--ranks", "4", "--", "x"], ("--ranks 4", "rank 4")),
+        (["-N2", "--ntasks-per-node=2", "--ranks", "4", "--", "x"], ("--ranks 4", "rank: 4")),
         (["--steps", "5:500", "--", "x"], ("5:500", "--max-steps 200")),
         (["train.py", "--", "x"], ("train.py", " -- ")),
         (["-N2", "train.py", "--", "x"], ("train.py", " -- ")),

@@ -109,7 +109,7 @@ def test_torchrun_names_the_slow_rank_of_a_real_training(
     assert "2 of 2 reports" in done.stderr
     found = straggler(run)
     assert (found["code"], found["rank"]) == ("straggler.host", 2), done
-    assert "rank 2 holds up the others" in done.stdout, done
+    assert "rank 2" in done.stdout.lower(), done
     assert run.results["collectives"]["matched"] > 0
     assert "rank 2" in run.text("report.html")
     again = run_clusterprof(["report", "run"])
