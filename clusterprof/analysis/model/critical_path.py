@@ -64,18 +64,17 @@ def path(dataset: Dataset) -> list[Segment]:
     """The critical path through the steady-state steps, last piece first; empty without any."""
     if not dataset.steady_steps or len(dataset.ranks) < 2:
         return []
-    known: dict[int, _Rank] = {}
     edges = _edges(dataset)
     if edges is None:
         return []
     begin, rank, end = edges
     k = dataset.place[rank]
-    at = _last_before(_known(dataset, known, k), end + _STAMP_NS)
+    at = _last_before(_rank(dataset, k), end + _STAMP_NS)
     out: list[Segment] = []
     now = end
     been: set[tuple[int, int]] = set()
     while at >= 0 and now > begin:
-        here = _known(dataset, known, k)
+        here = _rank(dataset, k)
         if (k, at) in been:
             # clocks that contradict each other lead in a circle: back in time on this rank
             at = _last_before(here, now - 1)
@@ -84,7 +83,7 @@ def path(dataset: Dataset) -> list[Segment]:
                 now, been = int(here.stop[at]), set()
             continue
         been.add((k, at))
-        k, at, until = _explain(dataset, known, here, k, at, now, begin, out)
+        k, at, until = _explain(dataset, here, k, at, now, begin, out)
         if until < now:
             now, been = until, set()
     return out
@@ -104,10 +103,8 @@ def _edges(dataset: Dataset) -> tuple[int, int, int] | None:
     return (min(begins), max(ends)[1], max(ends)[0]) if begins else None
 
 
-def _known(dataset: Dataset, known: dict[int, _Rank], k: int) -> _Rank:
-    if k not in known:
-        known[k] = _read(dataset, k)
-    return known[k]
+def _rank(dataset: Dataset, k: int) -> _Rank:
+    return dataset.cached(("critical path", k), lambda: _read(dataset, k))
 
 
 def _read(dataset: Dataset, k: int) -> _Rank:
@@ -141,9 +138,8 @@ def _last_before(here: _Rank, time: int) -> int:
 
 
 def _explain(
-    dataset: Dataset, known: dict[int, _Rank], here: _Rank, k: int, at: int, now: int, begin: int,
-    out: list[Segment],
-) -> tuple[int, int, int]:  # fmt: skip
+    dataset: Dataset, here: _Rank, k: int, at: int, now: int, begin: int, out: list[Segment]
+) -> tuple[int, int, int]:
     """Add the piece that ends at `now` with activity `at`; where and when to go on from."""
     what = _WHAT.get(int(here.line.kind[at]), "copy")
     ended = int(here.stop[at])
@@ -161,7 +157,7 @@ def _explain(
     arrival = min(max(int(c.aligned_start[late]), start), now)
     out.append(Segment(dataset.ranks[k], arrival, now, what))
     k = dataset.place[int(c.rank[late])]
-    here = _known(dataset, known, k)
+    here = _rank(dataset, k)
     at = here.of_start.get(int(c.aligned_start[late]), -1)
     if at < 0:
         return k, -1, arrival
