@@ -14,6 +14,7 @@ import stat
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
+from clusterprof.agent.contracts import words
 from clusterprof.errors import ReportError, UsageError
 
 if TYPE_CHECKING:
@@ -78,15 +79,11 @@ class _Unpacked(io.RawIOBase):
         self.left -= count
         if self.left < 0:
             raise ReportError(
-                f"{self.path} holds more than {_megabytes(self.most)} MB, packed into"
-                f" {_megabytes(self.path.stat().st_size)} MB: no report packs so well",
+                f"{self.path} holds more than {words.size(self.most)}, packed into"
+                f" {words.size(self.path.stat().st_size)}: no report packs so well",
                 f"if it is one: {VARIABLE}=8G, or how much it may be",
             )
         return count
-
-
-def _megabytes(size: int) -> str:
-    return f"{size / 1e6:.1f}" if size < 10_000_000 else f"{size / 1e6:.0f}"
 
 
 def check_regular(path: Path) -> None:
