@@ -38,7 +38,7 @@ _PROGRAM = _HERE / "programs" / "window.py"
 
 #: the window; before it the slow first steps, and an early capture where one is made
 FIRST, END = 40, 60
-SETTLED = 8
+WARMED_UP = 8
 EARLY_ENDS = 30
 #: how long the training goes on after the window: longer than nsys writes beside it
 AFTER_S = 6.0
@@ -139,7 +139,7 @@ def main() -> int:
     try:
         for number in range(arguments.rounds):
             for way in chosen:
-                measure_or_say(bench, way, rows[way.name], gpus, deadline, number)
+                measure_or_explain(bench, way, rows[way.name], gpus, deadline, number)
     except KeyboardInterrupt:
         print("interrupted: what there is", file=sys.stderr)
     heading = about(bench, version)
@@ -183,13 +183,15 @@ def look(arguments: argparse.Namespace) -> tuple[int, str | None, str]:
         if arguments.nsys:
             raise CannotMeasureError(f"--nsys {arguments.nsys} is no program that can be run")
         return gpus, None, "no nsys"
-    said = subprocess.run([nsys, "--version"], capture_output=True, text=True, check=False)
-    if said.returncode != 0:
-        raise CannotMeasureError(f"{nsys} does not run: {last_line(said.stderr + said.stdout)}")
-    return gpus, str(Path(nsys).absolute()), "nsys " + said.stdout.split()[-1].split("-")[0]
+    version = subprocess.run([nsys, "--version"], capture_output=True, text=True, check=False)
+    if version.returncode != 0:
+        raise CannotMeasureError(
+            f"{nsys} does not run: {last_line(version.stderr + version.stdout)}"
+        )
+    return gpus, str(Path(nsys).absolute()), "nsys " + version.stdout.split()[-1].split("-")[0]
 
 
-def measure_or_say(
+def measure_or_explain(
     bench: Bench, way: Way, row: Row, gpus: int, deadline: float, number: int
 ) -> None:
     """One run of one way; whatever goes wrong is the row's, and the next goes on."""
@@ -237,7 +239,7 @@ class Bench:
                 self.add(row, log["ends"])
             reports = found_reports(folder)
             if way.needs_nsys and not reports:
-                raise CannotMeasureError(f"no report was written: {said(folder)}")
+                raise CannotMeasureError(f"no report was written: {last_output(folder)}")
             if row.name == "no profiler" and not self.step_s:
                 self.step_s = statistics.median(row.before)
             # The first run is shorter than the others by some steps.
@@ -279,7 +281,7 @@ class Bench:
             "PATH": f"{torchrun(folder).parent}:{os.environ.get('PATH', os.defpath)}",
             "OMP_NUM_THREADS": "1",
         }
-        with (folder / "said").open("wb") as out:
+        with (folder / "output").open("wb") as out:
             process = subprocess.Popen(
                 command, env=environ, stdin=subprocess.DEVNULL, stdout=out, stderr=out,
                 start_new_session=True,
@@ -287,13 +289,13 @@ class Bench:
             try:
                 status = process.wait(150)
             except subprocess.TimeoutExpired:
-                raise CannotMeasureError(f"it hung: {said(folder)}") from None
+                raise CannotMeasureError(f"it hung: {last_output(folder)}") from None
             finally:
                 if process.poll() is None:
                     os.killpg(process.pid, signal.SIGKILL)
                     process.wait()
         if status != 0:
-            raise CannotMeasureError(f"it ended with {status}: {said(folder)}")
+            raise CannotMeasureError(f"it ended with {status}: {last_output(folder)}")
 
     def logs(self, folder: Path) -> list[dict[str, list[int]]]:
         """What each rank wrote."""
@@ -301,7 +303,7 @@ class Bench:
         for rank in range(self.ranks):
             path = folder / f"{rank}.json"
             if not path.exists():
-                raise CannotMeasureError(f"rank {rank} wrote nothing: {said(folder)}")
+                raise CannotMeasureError(f"rank {rank} wrote nothing: {last_output(folder)}")
             logs.append(json.loads(path.read_text()))
         return logs
 
@@ -317,7 +319,7 @@ class Bench:
         row.inside.append(inside)
         row.after.append(after)
         middle = (FIRST + END) // 2
-        row.early.append(excess(steps, SETTLED, EARLY_ENDS, before))
+        row.early.append(excess(steps, WARMED_UP, EARLY_ENDS, before))
         row.start.append(
             excess(steps, EARLY_ENDS, FIRST, before) + excess(steps, FIRST, middle, inside)
         )
@@ -366,16 +368,16 @@ def found_reports(folder: Path) -> list[Path]:
     return found or list(folder.glob("report-*.qdstrm"))
 
 
-def said(folder: Path) -> str:
+def last_output(folder: Path) -> str:
     """The last line that a run printed; more of it goes to stderr."""
-    text = (folder / "said").read_text(errors="replace")
+    text = (folder / "output").read_text(errors="replace")
     print(*(f"  | {line}" for line in text.splitlines()[-8:]), sep="\n", file=sys.stderr)
     return last_line(text)
 
 
 def last_line(text: str) -> str:
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return lines[-1] if lines else "it said nothing"
+    return lines[-1] if lines else "it version nothing"
 
 
 def about(bench: Bench, version: str) -> str:

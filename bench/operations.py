@@ -39,12 +39,12 @@ class Watch:
         events = 0
         while True:
             try:
-                told = os.read(self.descriptor, 65536)
+                data = os.read(self.descriptor, 65536)
             except BlockingIOError:
                 return events
             at = 0
-            while at < len(told):
-                at += _HEAD.size + _HEAD.unpack_from(told, at)[3]
+            while at < len(data):
+                at += _HEAD.size + _HEAD.unpack_from(data, at)[3]
                 events += 1
 
 

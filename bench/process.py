@@ -60,11 +60,11 @@ def run(
         peak = watch.stop() if watch is not None else 0
         out.seek(0)
         err.seek(0)
-        said = Measured(seconds, peak, out.read(), err.read())
+        done = Measured(seconds, peak, out.read(), err.read())
     if status != 0:
-        last = (said.stderr.strip().splitlines() or ["it said nothing"])[-1]
+        last = (done.stderr.strip().splitlines() or ["no output"])[-1]
         raise Failed(f"{Path(argv[0]).name} {argv[1]} ended with {status}: {last}")
-    return said
+    return done
 
 
 class _Watch:

@@ -3,7 +3,7 @@
 Prints two tables, of clocks and of verdicts. Exits with 1 when fewer than 95% of the verdicts are
 right, or more than 1% of the healthy jobs have a straggler. The rules were made looking at
 the seeds below `_HELD_OUT` and at most of the recordings; the simulated jobs of the table are of
-seeds that nobody looked at. See README.md beside this file for the format of `truth.json`.
+seeds that no rule was made on. See README.md beside this file for the format of `truth.json`.
 """
 
 from __future__ import annotations

@@ -2,15 +2,15 @@
 
 The recordings are of ranks that share one host's clock, so the true offset between any two is
 zero. Here their ranks get clocks that are wrong in a known way (up to 50 ms off at the window's
-middle and up to 50 ppm fast or slow), their host names are blanked (nobody may conclude that they
+middle and up to 50 ppm fast or slow), their host names are blanked (nothing may suggest that they
 share a clock), and the collectives have to find it out. Each is also tried with the offsets
-alone, as of hosts whose daemons keep the frequency, and with both where the reports tell no steps:
+alone, as of hosts whose daemons keep the frequency, and with both where the reports have no steps:
 then the ranks' windows have to be placed against each other too. An error is the distance of an
 aligned time from the reference rank's, for each other rank, at nine times from the first matched
 collective to the last: it is collectives whose times are compared. The window begins long before
 the first (the ranks resume up to 200 ms apart), and there a drift goes on unseen: the worst error
-anywhere in the window stands beside, and the bound has to hold there too. Of ranks that nothing
-bounds nothing is claimed: they are counted and have no error.
+anywhere in the window stands beside, and the bound has to hold there too. Ranks that nothing
+bounds are counted and have no error.
 
 The plain methods beside ours: `wall` takes the reports' own clocks as they are; `ends` takes the
 median difference of the ends of all collectives that a rank shares with the reference rank.
@@ -40,7 +40,7 @@ from clusterprof.ingest import gather
 from clusterprof.tables import RankTables, empty
 
 _MS = 1_000_000
-#: what is planted, and what is said of it
+#: what is planted, and its title
 _PLANTED = {
     "steady": "Offsets up to 50 ms",
     "drifting": "Offsets up to 50 ms and drifts up to 50 ppm",
@@ -49,7 +49,7 @@ _PLANTED = {
 _OFFSET_NS, _DRIFT_PPM = 50 * _MS, 50.0
 #: planted clocks per recording
 _TRIALS = 8
-#: seeds of the simulated jobs that nobody looked at
+#: seeds of the simulated jobs that no rule was made on
 _HELD_OUT = 1000
 _TO_REACH_NS = {"small": 2_000, "large": 20_000}
 _LATENCY_BOUND_NS = 30_000
@@ -93,7 +93,7 @@ class ClockRow:
 
     kind: str
     name: str
-    #: `small`: latency-bound calls tie all ranks; `large`: only large ones do; `host`: gloo
+    #: `small`: latency-bound calls connect all ranks; `large`: only large ones do; `host`: gloo
     calls: str
     #: a key of `_PLANTED`
     planted: str
@@ -138,9 +138,9 @@ def _ringed(ranks: Sequence[RankTables], seed: int) -> list[RankTables]:
     matched["length"] = matched["end_ns"] - matched["start_ns"]
     calls = matched.groupby("collective")
     last = matched.loc[calls["start_ns"].idxmax()].set_index("collective")["rank"]
-    away = (matched["rank"] - matched["collective"].map(last)) % len(_ENDS)
+    distance = (matched["rank"] - matched["collective"].map(last)) % len(_ENDS)
     factor = np.random.default_rng(seed).uniform(*_ENDS_FACTOR)
-    shift = factor * _ENDS[away] * calls["length"].transform("min")
+    shift = factor * _ENDS[distance] * calls["length"].transform("min")
     out = []
     for tables in ranks:
         mine = matched["rank"] == tables.rank
@@ -161,11 +161,11 @@ def table(folders: Sequence[Path], simulated: int = 4, seed: int = _HELD_OUT) ->
 def recordings_of(folder: Path) -> list[Path]:
     """Return the folders at or below `folder` that hold the reports of two ranks or more.
 
-    Left out are those of which `folder`'s truth.json says that their ranks share no clock.
+    Left out are those whose ranks share no clock, according to `folder`'s truth.json.
     """
     truth = folder / "truth.json"
-    said = json.loads(truth.read_text())["recordings"] if truth.is_file() else {}
-    apart = {folder / name for name, what in said.items() if not what.get("shared_clock", True)}
+    known = json.loads(truth.read_text())["recordings"] if truth.is_file() else {}
+    apart = {folder / name for name, what in known.items() if not what.get("shared_clock", True)}
     every = sorted({p.parent for p in folder.rglob("rank*") if _is_report(p)} - apart)
     return [p for p in every if sum(_is_report(f) for f in p.iterdir()) > 1]
 
@@ -183,7 +183,7 @@ def _of_recording(path: Path) -> Iterator[ClockRow]:
     except ClusterprofError as error:
         print(f"{path}: {error.what}", file=sys.stderr)
         return
-    if not _tied(match(ranks)).num_rows:
+    if not _complete(match(ranks)).num_rows:
         print(f"{path}: no collective that several ranks have", file=sys.stderr)
     else:
         for planted in _PLANTED:
@@ -203,13 +203,13 @@ def _row(
     for true in jobs:
         at, numbers = middle(true), [t.rank for t in true]
         whole, span = _whole(true), _span(match(true))
-        seen = [replace(t, steps=empty("steps")) for t in true] if planted == "no steps" else true
+        shown = [replace(t, steps=empty("steps")) for t in true] if planted == "no steps" else true
         for _ in range(trials):
             offset = rng.integers(-_OFFSET_NS, _OFFSET_NS, len(true)).tolist()
             drift = rng.uniform(-_DRIFT_PPM, _DRIFT_PPM, len(true)) * (planted != "steady")
             wrong = [
                 with_clock(_unnamed(t), o, d, at)
-                for t, o, d in zip(seen, offset, drift, strict=True)
+                for t, o, d in zip(shown, offset, drift, strict=True)
             ]
             matched = match(wrong)
             clock = align(wrong, matched)
@@ -257,11 +257,11 @@ def _whole(true: Sequence[RankTables]) -> tuple[int, int]:
 
 def _span(matched: pa.Table) -> tuple[int, int]:
     """End of the first and of the last collective that all its members have."""
-    ends = _tied(matched)["end_ns"]
+    ends = _complete(matched)["end_ns"]
     return int(pc.min(ends).as_py()), int(pc.max(ends).as_py())
 
 
-def _tied(matched: pa.Table) -> pa.Table:
+def _complete(matched: pa.Table) -> pa.Table:
     return matched.filter(pc.equal(matched["state"].cast(pa.string()), "matched"))
 
 
