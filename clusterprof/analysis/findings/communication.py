@@ -7,11 +7,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from clusterprof.agent.contracts.words import counted, percent
-from clusterprof.analysis.findings.finding import Code, Evidence, by_steady_step, finding, of_step
+from clusterprof.analysis.findings.finding import Code, Evidence, exposed_by_step, finding, of_step
 from clusterprof.analysis.findings.unprofiled import hidden_wait
 from clusterprof.analysis.model import limits
 from clusterprof.analysis.model.dataset import Dataset, Floats, Ints, parts
-from clusterprof.analysis.model.intervals import union
 from clusterprof.results import Finding, OperationEntry
 
 #: place among the modules of findings (`registry`)
@@ -115,12 +114,9 @@ def _per_step(dataset: Dataset, rows: Ints) -> Floats:
     for rank, mine in c.each_rank(rows):
         line = dataset.line(rank)
         begin = np.minimum(c.start[mine] + c.wait[mine] + waits[mine], c.end[mine])
-        covered = union(
-            np.r_[line.compute.start, begin].astype(np.int64),
-            np.r_[line.compute.end, c.end[mine]].astype(np.int64),
+        out[dataset.place[rank]] = exposed_by_step(
+            dataset, line, line.compute, begin, c.end[mine], np.nan
         )
-        each = covered.within(line.begin, line.end) - line.compute.within(line.begin, line.end)
-        out[dataset.place[rank]] = by_steady_step(dataset, line, each, np.nan)
     return out
 
 

@@ -12,7 +12,8 @@ import numpy as np
 
 from clusterprof.agent.contracts import words
 from clusterprof.analysis.model import limits
-from clusterprof.analysis.model.dataset import Dataset, Floats
+from clusterprof.analysis.model.dataset import Dataset, Floats, Ints
+from clusterprof.analysis.model.intervals import Intervals, union
 from clusterprof.analysis.model.timeline import Timeline
 from clusterprof.results import Finding, Recurrence, Severity
 
@@ -140,6 +141,15 @@ def by_steady_step(
     known = np.isin(line.step, dataset.steady_steps)
     out[np.searchsorted(dataset.steady_steps, line.step[known])] = each[known]
     return out
+
+
+def exposed_by_step(
+    dataset: Dataset, line: Timeline, work: Intervals, start: Ints, end: Ints, missing: float = 0
+) -> Floats:
+    """How much of the spans does not overlap with `work`, by steady-state step (ns)."""
+    both = union(np.r_[work.start, start].astype(np.int64), np.r_[work.end, end].astype(np.int64))
+    each = both.within(line.begin, line.end) - work.within(line.begin, line.end)
+    return by_steady_step(dataset, line, each, missing)
 
 
 def capture(dataset: Dataset, ranks: Sequence[int], *options: str) -> str:

@@ -449,19 +449,23 @@ def _host_bound(dataset: Dataset, already: float, late: float) -> Finding | None
         f"busiest GPU {ms(busy)}. Faster hosts would save up to {of_step(dataset, saved)}. Each "
         f"host launches {_kernels_per_step(dataset)} kernels per step"
         + (f" and pauses for {ms(idle)}{where}." if paused else "."),
-        evidence=[
-            {
-                "rank": int(rank),
-                "steps": list(dataset.steady_steps),
-                "host_ns_per_step": round(float(hosts[k])),
-                "gpu_ns_per_step": round(float(work[k])),
-                "what": f"its host needs {ms(float(hosts[k]))} per step, its GPU "
-                f"{ms(float(work[k]))}",
-            }
-            for k, rank in enumerate(dataset.ranks[:16])
-            if not np.isnan(hosts[k] + work[k])
-        ],
+        evidence=_pace_evidence(dataset, hosts, work),
         advice=f"look at what the hosts do in that pause first; else {advice}"
         if paused
         else advice,
     )
+
+
+def _pace_evidence(dataset: Dataset, hosts: Floats, work: Floats) -> Evidence:
+    """What each rank's host and GPU need per step."""
+    return [
+        {
+            "rank": int(rank),
+            "steps": list(dataset.steady_steps),
+            "host_ns_per_step": round(float(hosts[k])),
+            "gpu_ns_per_step": round(float(work[k])),
+            "what": f"its host needs {ms(float(hosts[k]))} per step, its GPU {ms(float(work[k]))}",
+        }
+        for k, rank in enumerate(dataset.ranks[:16])
+        if not np.isnan(hosts[k] + work[k])
+    ]

@@ -8,9 +8,8 @@ import numpy as np
 import pyarrow.compute as pc
 
 from clusterprof.agent.contracts.words import ms, size
-from clusterprof.analysis.findings.finding import Code, by_steady_step, finding, of_step
+from clusterprof.analysis.findings.finding import Code, exposed_by_step, finding, of_step
 from clusterprof.analysis.model.dataset import Dataset, Floats
-from clusterprof.analysis.model.intervals import union
 from clusterprof.results import Finding
 
 #: place among the modules of findings (`registry`)
@@ -91,13 +90,8 @@ def _copies(dataset: Dataset) -> tuple[Floats, Floats]:
         rows = np.flatnonzero(np.asarray(wanted.to_numpy(zero_copy_only=False), dtype=bool))
         if not len(rows):
             continue
-        working = line.compute_or_communication
-        copies = union(
-            np.r_[working.start, line.start[rows]].astype(np.int64),
-            np.r_[working.end, line.stop[rows]].astype(np.int64),
-        )
-        exposed = copies.within(line.begin, line.end) - working.within(line.begin, line.end)
-        each[k] = by_steady_step(dataset, line, exposed)
+        work = line.compute_or_communication
+        each[k] = exposed_by_step(dataset, line, work, line.start[rows], line.stop[rows])
         count = np.asarray(pc.fill_null(table["size_bytes"], 0).to_numpy())[rows]
         step = np.r_[line.step, -1][line.step_of[rows]]
         inside = np.isin(step, dataset.steady_steps)

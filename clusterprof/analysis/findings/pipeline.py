@@ -10,7 +10,7 @@ import numpy as np
 from clusterprof.agent.contracts.words import ms, percent
 from clusterprof.analysis.findings.finding import (
     Code,
-    by_steady_step,
+    exposed_by_step,
     finding,
     of_step,
     straggler_ns,
@@ -19,7 +19,6 @@ from clusterprof.analysis.groups.schedule import Schedule, schedule
 from clusterprof.analysis.groups.stages import Stages, stages
 from clusterprof.analysis.model import limits
 from clusterprof.analysis.model.dataset import Dataset, Floats, Ints
-from clusterprof.analysis.model.intervals import union
 from clusterprof.results import Finding
 
 #: place among the modules of findings (`registry`)
@@ -66,12 +65,9 @@ def waiting(dataset: Dataset) -> Floats:
     for rank, mine in c.each_rank(rows):
         line = dataset.line(rank)
         until = np.maximum(c.end[mine] - int(quick), c.start[mine])
-        covered = union(
-            np.r_[line.compute.start, c.start[mine]].astype(np.int64),
-            np.r_[line.compute.end, until].astype(np.int64),
+        out[dataset.place[rank]] = exposed_by_step(
+            dataset, line, line.compute, c.start[mine], until
         )
-        each = covered.within(line.begin, line.end) - line.compute.within(line.begin, line.end)
-        out[dataset.place[rank]] = by_steady_step(dataset, line, each)
     return out
 
 

@@ -92,10 +92,9 @@ def find(dataset: Dataset, _found: Sequence[Finding] = ()) -> list[Finding]:
     return [f for f in waits if f is not None][:3]
 
 
-def _finding(dataset: Dataset, communicator: str, extra: Floats) -> Finding | None:
-    c, world = dataset.collectives, dataset.world_size or 0
-    mine = (c.communicator == communicator) & np.isin(c.step, dataset.steady_steps)
-    ranks = sorted({int(r) for r in c.rank[mine]})
+def _waits(dataset: Dataset, mine: Bools, ranks: list[int], extra: Floats) -> tuple[Floats, Floats]:
+    """How long each rank waits in the calls `mine`, and the exposed part: [ranks, steps] (ns)."""
+    c = dataset.collectives
     shape = (len(ranks), len(dataset.steady_steps))
     proof, cost = np.zeros(shape), np.zeros(shape)
     for k, rank in enumerate(ranks):
@@ -111,6 +110,14 @@ def _finding(dataset: Dataset, communicator: str, extra: Floats) -> Finding | No
             proof[k, at] = float((waits.end - waits.start).sum())
             covered = compute.within(calls.start, calls.end)
             cost[k, at] = min(proof[k, at], float((calls.end - calls.start - covered).sum()))
+    return proof, cost
+
+
+def _finding(dataset: Dataset, communicator: str, extra: Floats) -> Finding | None:
+    c, world = dataset.collectives, dataset.world_size or 0
+    mine = (c.communicator == communicator) & np.isin(c.step, dataset.steady_steps)
+    ranks = sorted({int(r) for r in c.rank[mine]})
+    proof, cost = _waits(dataset, mine, ranks, extra)
     # all members wait at once, or no other rank is late
     hit = proof.min(axis=0) > limits.WARNING_FRAC * dataset.step_ns
     joint = np.where(hit, np.minimum(cost.min(axis=0), dataset.durations), 0.0)
