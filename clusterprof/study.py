@@ -189,7 +189,7 @@ def _warnings(dataset: Dataset, gathered: Sequence[str]) -> list[str]:
     # each once, with the ranks that gave it
     of_ranks: dict[str, list[int]] = {}
     for tables in dataset.tables:
-        for text in dict.fromkeys((*tables.info.warnings, *tables.warnings)):
+        for text in dict.fromkeys(tables.warnings):
             own = text.removeprefix(f"rank {tables.rank}: ")
             of_ranks.setdefault(own, []).append(tables.rank)
     # the reader's own lines begin with the ranks in another form

@@ -163,7 +163,7 @@ def test_a_share_is_of_the_mean_step_however_uneven_the_steps_are() -> None:
 
 def test_a_warning_that_was_gathered_already_is_not_repeated() -> None:
     ranks, _ = simulate(Job())
-    warned = [replace(r, warnings=("the driver is old",)) for r in ranks]
+    warned = [r.warned("the driver is old") for r in ranks]
     results = study(warned, (), ["ranks 0, 1, 2, 3: the driver is old"]).results
     assert [w for w in results["warnings"] if "driver" in w] == [
         "ranks 0, 1, 2, 3: the driver is old"
