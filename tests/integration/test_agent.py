@@ -190,7 +190,7 @@ def test_a_plan_that_cannot_be_read_costs_one_line_and_nothing_else(job: Job) ->
     assert (done.returncode, done.stdout) == (0, "done\n")
     assert len(done.stderr.splitlines()) == 1
     assert done.stderr.startswith("clusterprof: ")
-    assert "FileNotFoundError" in done.stderr
+    assert "/nowhere/plan.json" in done.stderr
 
 
 def test_a_process_that_is_no_rank_leaves_nothing(job: Job) -> None:

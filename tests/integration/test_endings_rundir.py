@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from lab import command
 from lab.command import Completed
-from lab.endings import OPTIONS, PROGRAMS, Running, state, words
+from lab.endings import ADDED_S, OPTIONS, PROGRAMS, Running, outcomes, state, words
 
 from clusterprof.agent.contracts import processes
 
@@ -59,10 +59,9 @@ def test_a_run_directory_that_is_deleted_hurts_nobody_and_is_named(
     said = running.said()
     fault(f"run directory deleted after step {at}", 0, status, added_s, GONE)
     assert status == 0, said
-    assert added_s < 10, said
+    assert added_s < ADDED_S, said
     assert [line for line in words(said) if line != "rank 0 waits"] == WORDS
-    assert "0 of 1 reports in run" in said
-    assert "run was deleted while the job ran" in said
+    assert "run was deleted" in said
     assert "Traceback" not in said
     assert "error" not in said
     assert not running.run.exists()
@@ -80,8 +79,10 @@ def test_a_run_directory_that_is_gone_before_the_ranks_start_is_named_by_them(
     )
     assert done.returncode == 0, done
     assert words(done.stdout) == WORDS
-    assert "this process runs without profiling" in done.stderr
-    assert "run was deleted while the job ran" in done.stderr
+    # Each rank and clusterprof itself: a line each.
+    named = [line for line in done.stderr.splitlines() if line.startswith("clusterprof: ")]
+    assert len(named) >= 3, done
+    assert "run was deleted" in done.stderr
     assert "Traceback" not in done.stderr
 
 
@@ -90,7 +91,8 @@ def test_a_plan_that_is_gone_when_the_guard_starts_keeps_no_program_from_running
 ) -> None:
     done = run_command([*processes.part("guard"), workdir / "plan.json", "8", "sh", "-c", "exit 3"])
     assert (done.returncode, done.stdout) == (3, "")
-    assert done.stderr.startswith("clusterprof: rank 8 runs without nsys: ")
+    assert done.stderr.startswith("clusterprof: rank 8 ")
+    assert "nsys" in done.stderr
     assert len(done.stderr.splitlines()) == 1
 
 
@@ -102,9 +104,8 @@ def test_a_run_directory_that_the_ranks_cannot_write_hurts_nobody(
     assert running.ends() == 0, running.said()
     said = running.said()
     assert words(said) == WORDS
-    assert "the run directory cannot be written: " in said
-    assert "0 of 1 reports in run" in said
-    assert "do the nodes see this run directory" in said
+    assert "cannot be written" in said
+    assert outcomes(running.run) == {0: "lost"}
     assert "Traceback" not in said
     assert not running.left()
 
@@ -130,7 +131,7 @@ def test_a_report_that_a_shared_filesystem_shows_late_is_waited_for(
     running = slow_filesystem(workdir, slurm, 1.0)
     shutil.copytree(workdir / "node", workdir / "run/ranks", dirs_exist_ok=True)
     assert running.ends() == 0, running.said()
-    assert "1 of 1 reports in run" in running.said()
+    assert outcomes(running.run) == {0: "collected"}
     assert state(running.run)["state"] == "collected"
 
 
@@ -139,14 +140,15 @@ def test_a_report_that_appears_too_late_is_found_afterwards(
 ) -> None:
     running = slow_filesystem(workdir, slurm, 0)
     assert running.ends() == 0, running.said()
-    assert "0 of 1 reports in run" in running.said()
-    assert "if the file system is slow: clusterprof collect" in running.said()
+    assert outcomes(running.run) == {0: "lost"}
+    assert state(running.run)["late"]
+    assert "clusterprof collect" in running.said()
     report = workdir / "run/ranks/00000/report.nsys-rep"
     shutil.copy(workdir / "node/00000/report.nsys-rep", report)
     done = run_clusterprof(["collect", "--no-merge", "run"])
     assert done.returncode == 0, done
-    assert "1 of 1 reports in run" in done.stderr
-    assert "rank 0: its report appeared late" in done.stderr
+    assert state(running.run)["state"] == "collected"
+    assert "rank 0: " in done.stderr
 
 
 def test_a_file_in_the_place_of_the_run_directory_is_named_before_the_job_begins(

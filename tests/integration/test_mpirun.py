@@ -11,6 +11,7 @@ from textwrap import dedent
 
 import pytest
 from lab.command import Completed
+from lab.endings import outcomes, state, window
 from lab.hosts import Hosts
 from lab.parts import find
 
@@ -34,7 +35,7 @@ def test_under_open_mpi_the_chosen_ranks_of_a_training_leave_their_nsys_reports(
     run = workdir / "the run's dir"
     assert done.returncode == 0, done
     assert "8 steps on 3 ranks" in done.stdout
-    assert "2 of 2 reports" in done.stderr, done
+    assert outcomes(run) == {0: "collected", 2: "collected"}, done
     reports = sorted(path.parent.name for path in run.glob("ranks/*/report.nsys-rep"))
     assert reports == ["00000", "00002"]
     steps = {
@@ -66,7 +67,7 @@ def test_mpich_is_known_by_what_it_says_of_itself(run_clusterprof: Cli, workdir:
     )  # fmt: skip
     assert done.returncode == 0, done
     assert "+ mpirun -genv CLUSTERPROF_PLAN" in done.stderr
-    assert "1 of 1 reports" in done.stderr, done
+    assert outcomes(workdir / "run") == {1: "collected"}, done
     state = json.loads((workdir / "run/ranks/00001/state.json").read_text())
     assert (state["world_size"], state["local_rank"]) == (2, 1)
 
@@ -101,7 +102,7 @@ def test_status_streams_and_words_are_those_of_mpirun_alone(
     assert done.returncode == plain.returncode == 3, done
     assert sorted(done.stdout.splitlines()) == sorted(plain.stdout.splitlines())
     assert {"error 0", "error 1"} <= set(done.stderr.splitlines())
-    assert "0 of 1 reports" in done.stderr
+    assert outcomes(workdir / "run") == {1: "lost"}
 
 
 @pytest.mark.needs_openmpi
@@ -133,8 +134,8 @@ def test_a_rank_that_open_mpi_kills_for_a_peer_s_failure_leaves_its_report(
         env=OPEN_MPI, timeout=110,
     )  # fmt: skip
     assert done.returncode == 3, done
-    assert "1 of 1 reports" in done.stderr, done
-    assert "rank 0: the rank was killed inside the window" in done.stderr
+    assert outcomes(workdir / "run") == {0: "collected"}, done
+    assert window(state(workdir / "run")) == "inside"
     assert (workdir / "run/ranks/00000/report.nsys-rep").stat().st_size > 0
 
 
@@ -193,7 +194,7 @@ def test_open_mpi_takes_the_agent_to_the_ranks_of_another_node(
     hosts = {line.split()[1]: line.split()[2] for line in done.stdout.splitlines()}
     assert sorted(hosts) == ["0", "1", "2", "3"]
     assert hosts["0"] != hosts["3"]
-    assert "2 of 2 reports" in done.stderr, done
+    assert outcomes(workdir / "run") == {0: "collected", 3: "collected"}, done
     for rank in range(4):
         told = json.loads((workdir / f"run/ranks/{rank:05d}/state.json").read_text())
         assert (told["host"], told["world_size"]) == (hosts[str(rank)], 4)
@@ -214,7 +215,7 @@ def test_open_mpi_over_ssh_ends_with_the_failing_rank_s_status_and_leaves_the_ot
         env=OPEN_MPI, timeout=100,
     )  # fmt: skip
     assert done.returncode == 3, done
-    assert "1 of 1 reports" in done.stderr, done
+    assert outcomes(workdir / "run") == {0: "collected"}, done
     told = [
         json.loads((workdir / f"run/ranks/0000{rank}/state.json").read_text()) for rank in (0, 1)
     ]
@@ -232,7 +233,7 @@ def test_a_rank_that_fails_under_mpich_gives_its_status_and_the_others_go_on_on_
     (workdir / "inside").unlink()
     done = two_nodes([*MPIRUN, "--ranks", "0", "--steps=3:9", "--", *line[2:]], PATH=path)
     assert done.returncode == plain.returncode == 3, done
-    assert "1 of 1 reports" in done.stderr, done
+    assert outcomes(workdir / "run") == {0: "collected"}, done
     hosts = [
         json.loads((workdir / f"run/ranks/{rank:05d}/state.json").read_text())["host"]
         for rank in range(4)
@@ -250,7 +251,6 @@ def test_a_dry_run_shows_the_line_and_leaves_nothing(run_clusterprof: Cli, workd
     assert done.returncode == 0, done
     line = "mpirun -x CLUSTERPROF_PLAN -x PYTHONPATH -np 4 -hostfile 'some hosts' python train.py"
     assert line in done.stdout, done
-    assert "4 ranks" in done.stdout
     assert list(workdir.iterdir()) == []
 
 
@@ -262,5 +262,9 @@ def test_a_rank_outside_of_the_world_of_mpirun_is_refused(
         ["mpirun", "--ranks", "0,4", "-np", "4", "--", "python", "train.py"], env=OPEN_MPI
     )
     assert done.returncode == 2
+<<<<<<< HEAD
     assert "no such rank: 4; the job has ranks 0–3" in done.stderr
     assert "-np 4 makes 4 ranks" in done.stderr
+=======
+    assert all(fact in done.stderr for fact in ("rank 4", "--ranks 0,4", "-np 4"))
+>>>>>>> 5aa6950 (Tests: endings are told by states and outcomes, not by sentences)

@@ -35,14 +35,12 @@ def test_a_window_that_becomes_too_large_is_closed_early_and_its_report_is_whole
     assert done.returncode == 0, done
     assert "200 steps on 1 ranks" in done.stdout
     told = state(workdir / "run")
-    match = re.fullmatch(
-        r"closed at step (\d+) of 3:190: the report reached (\d+) MB", told["reason"]
-    )
-    assert match, told
     assert told["state"] == "collected"
-    assert told["step_end"] == int(match[1]) < 190
-    assert int(match[2]) >= 5
-    assert "closed at step" in done.stderr
+    assert 3 < told["step_end"] < 190
+    (reached,) = re.findall(r"\b(\d+) MB", told["reason"])
+    assert int(reached) >= 5
+    assert str(told["step_end"]) in told["reason"]
+    assert told["reason"] in done.stderr
     results = json.loads((workdir / "run" / "merged" / "results.json").read_text())
     assert results["steps"], "the part that was captured has whole steps"
 

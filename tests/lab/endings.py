@@ -19,6 +19,10 @@ PROGRAMS = Path(__file__).resolve().parent / "programs"
 #: for `programs/ending.py`: twenty milliseconds a step, a window from step 10 to 20
 OPTIONS = ["--ranks", "0", "--steps", "10:20", "--step-on", "loop:step", "--profiler=nsys"]
 
+#: What a job may take longer to end with clusterprof. A rank has 9.2 s (`guard.BUDGET_S`); the rest
+#: is for clusterprof's own start and end on a machine that is busy with other things.
+ADDED_S = 15
+
 
 def state(run: Path, rank: int = 0) -> dict[str, Any]:
     """A rank's state.json. Raises OSError, ValueError."""
