@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import socket
 import sys
 from collections.abc import Callable
@@ -35,7 +36,7 @@ def test_the_nodes_of_a_slurm_job_measure_their_clocks_over_udp(
             env=slurm,
         )
         assert done.returncode == 0, done
-        assert "over UDP" in done.stdout
+        assert "UDP" in json.loads((workdir / name).read_text())["method"]
         rows = bounds(workdir / name)
         assert [row["rank"] for row in rows] == [1, 2, 3]
         # the four nodes of the test Slurm are one machine: the truth is 0
@@ -77,7 +78,7 @@ def test_under_mpirun_the_ping_pong_goes_over_mpi(run_command: Cli, workdir: Pat
         env=AS_ROOT, timeout=90,
     )  # fmt: skip
     assert done.returncode == 0, done
-    assert "over MPI" in done.stdout
+    assert "MPI" in json.loads((workdir / "clock.json").read_text())["method"]
     rows = bounds(workdir / "clock.json")
     assert [row["rank"] for row in rows] == [1, 2]
     assert all(row["low_ns"] <= 0 <= row["high_ns"] for row in rows), rows
@@ -90,10 +91,10 @@ def test_a_rank_that_never_comes_is_named_and_no_rank_waits_for_ever(
     here = {"WORLD_SIZE": "2", "LOCAL_RANK": "0"}
     first = run_command(line, env={"RANK": "0", **here}, timeout=20)
     assert first.returncode == 125
-    assert "rank 1 in 2 s" in first.stderr
+    assert all(fact in first.stderr for fact in ("rank 1", "2 s"))
     other = run_command(line, env={"RANK": "1", **here}, timeout=20)
     assert other.returncode == 125
-    assert "rank 1 did not reach rank 0" in other.stderr
+    assert all(fact in other.stderr for fact in ("rank 1", "rank 0"))
     assert list(workdir.iterdir()) == []
 
 
@@ -180,7 +181,7 @@ def test_hosts_that_share_no_folder_find_the_reference_rank_and_measure_their_cl
     ]  # fmt: skip
     assert all(row["low_ns"] <= 0 <= row["high_ns"] for row in rows), rows
     results = json.loads((workdir / "run" / "merged" / "results.json").read_text())
-    assert "measuring the hosts' clocks" in results["clock"]["method"]
+    assert re.search("host|probe", results["clock"]["method"]), results["clock"]
     for path in (workdir / "run").rglob("*.json"):
         assert '"secret"' not in path.read_text(), path
     assert [line for line in probers() if str(ssh_hosts.state) in line] == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Callable
 from pathlib import Path
@@ -24,12 +25,11 @@ def refused(done: Completed, status: int = 2) -> str:
 
 def test_a_line_without_the_two_dashes_is_given_back_with_them(run_clusterprof: Cli) -> None:
     said = refused(run_clusterprof(["torchrun", "--nproc-per-node", "4", "train.py"]))
-    assert "no --" in said
-    assert "-- train.py" in said
+    assert " -- train.py" in said
 
 
 def test_a_line_without_a_program_is_refused(run_clusterprof: Cli) -> None:
-    assert "no program" in refused(run_clusterprof(["srun", "-n4", "--"]))
+    assert "clusterprof srun" in refused(run_clusterprof(["srun", "-n4", "--"]))
 
 
 def test_a_rank_outside_of_the_world_is_refused_before_the_job_starts(
@@ -40,7 +40,8 @@ def test_a_rank_outside_of_the_world_is_refused_before_the_job_starts(
             ["srun", "--ranks", "0,9", "-n4", "--profiler=torch", "--", "python", "t.py"]
         )
     )
-    assert "no such rank: 9; the job has ranks 0–3" in said
+    assert re.search(r"rank\D+9\b", said)
+    assert "-n4" in said
     assert list(workdir.iterdir()) == []
 
 
@@ -49,7 +50,7 @@ def test_a_rank_outside_of_the_world_is_refused_before_the_job_starts(
     [
         (["--ranks", "a"], "--ranks"),
         (["--steps", "5:5"], "5:5"),
-        (["--step-on", "train"], "train"),
+        (["--step-on", "train"], "--step-on"),
         (["--ranks", "stages"], "--pp"),
         (["--profiler", "torch", "--trace", "cuda"], "--trace"),
     ],
@@ -80,7 +81,6 @@ def test_an_nsys_that_is_too_old_is_said_with_its_version(
     old = fake_nsys(workdir, "2020.3.1.72")
     said = refused(run_clusterprof(["torchrun", "--nsys", str(old), "--", "train.py"]), 6)
     assert "2020.3.1" in said
-    assert "too old" in said
 
 
 @pytest.mark.needs_nsys
@@ -109,7 +109,7 @@ def test_an_output_directory_that_exists_is_left_as_it_is(
         ),
         5,
     )
-    assert "exists already" in said
+    assert "mine" in said
     assert (workdir / "mine" / "file").read_text() == "kept"
 
 
@@ -117,7 +117,7 @@ def test_a_launcher_that_is_not_there_is_said(run_clusterprof: Cli, workdir: Pat
     done = run_clusterprof(
         ["srun", "--profiler=torch", "-n1", "--", "true"], env={"PATH": "/nowhere"}
     )
-    assert "srun was not found" in refused(done, 127)
+    assert "srun" in refused(done, 127)
     assert list(workdir.iterdir()) == []
 
 
@@ -157,5 +157,5 @@ def test_a_dry_run_with_nsys_shows_its_command_lines(run_clusterprof: Cli, workd
 
 
 def test_reading_verbs_refuse_what_is_not_there(run_clusterprof: Cli, workdir: Path) -> None:
-    assert "not a directory" in refused(run_clusterprof(["collect", "nothing"]), 5)
-    assert "has not been merged" in refused(run_clusterprof(["report", "."]), 3)
+    assert "nothing" in refused(run_clusterprof(["collect", "nothing"]), 5)
+    assert "clusterprof " in refused(run_clusterprof(["report", "."]), 3).partition("error:")[2]

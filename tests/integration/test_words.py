@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from lab.command import Completed
+from lab.endings import outcomes
 from lab.hosts import Hosts
 
 Run = Callable[..., Completed]
@@ -156,13 +157,12 @@ def test_a_run_directory_of_any_name_is_merged_and_shown(
     ]  # fmt: skip
     dry = run_clusterprof([*line[:1], "--dry-run", *line[1:], *WORDS], cwd=folder)
     assert dry.returncode == 0, dry
-    assert "will run:" in dry.stdout
     done = run_clusterprof(line, cwd=folder)
     assert done.returncode == 0, done
-    assert "1 of 1 reports" in done.stderr, done
     assert "error" not in done.stderr, done
     run = folder / RUN_DIR
     assert (run / "report.html").is_file()
+    assert outcomes(run) == {0: "collected"}
     for verb in ("report", "collect", "status"):
         again = run_clusterprof([verb, run], cwd=folder)
         assert again.returncode == 0, again
