@@ -25,6 +25,7 @@ from lab.command import Completed
 from lab.hosts import Hosts
 
 from clusterprof import run_directory
+from clusterprof.agent.contracts.plan import Plan, Selection
 from clusterprof.collect import connection, over_ssh
 from clusterprof.collect.connection import SshHost
 from clusterprof.collect.over_ssh import Running
@@ -32,6 +33,7 @@ from clusterprof.errors import HostError
 from clusterprof.launchers.support.job import Host, OverSsh
 
 Cli = Callable[..., Completed]
+PLAN = Plan(run="", selection=Selection("all", "all"), window=(1, 2), profiler="torch")
 pytestmark = [pytest.mark.needs_fabric, pytest.mark.needs_hosts]
 
 #: Answers `look` and `list` with the file of that name beside it, where there is one, and with
@@ -54,6 +56,14 @@ echo '{"state": "captured", "chosen": true}' >ranks/0000$rank/state.json
 echo log >ranks/0000$rank/log
 ln -s /etc/passwd ranks/0000$rank/link
 exit 7
+"""
+
+#: A rank that no interrupt ends, from when it says so.
+DEAF = """
+import signal, time
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+print("deaf", flush=True)
+time.sleep(60)
 """
 
 
@@ -99,7 +109,7 @@ def test_whatever_a_host_says_of_its_files_is_its_own_failure(liar: Liar, tmp_pa
     (first, second), bad = over_ssh.look_at(there, None)
     assert bad == {}
     for each in (first, second):
-        over_ssh.deliver(each, {"run": ""})
+        over_ssh.deliver(each, PLAN)
     folders = first.folder, second.folder
     entry = {"path": "00001/log", "size": 1, "sha256": hashlib.sha256(b"x").hexdigest()}
     odd = dict(lies.ANSWERS) | {
@@ -218,17 +228,21 @@ def test_a_host_that_does_not_end_its_job_is_given_up_at_the_second_signal(
 ) -> None:
     monkeypatch.setattr(over_ssh, "KILLED_S", 2)
     (liar.hosts.local("h2") / "python-run").write_text("")
-    there = replace(
-        job(liar), commands=((str(liar.python), "-c", "import time; time.sleep(60)"),) * 2
-    )
+    there = replace(job(liar), commands=((str(liar.python), "-c", DEAF),) * 2)
     hosts, bad = over_ssh.look_at(there, None)
     assert bad == {}
     for each in hosts:
-        over_ssh.deliver(each, {"run": ""})
+        over_ssh.deliver(each, PLAN)
     running = Running(hosts)
-    threading.Timer(1.5, lambda: running.signals.extend(["INT", "INT"])).start()
-    begin = time.monotonic()
     printed = bytearray()
+
+    def interrupt() -> None:
+        while b"deaf" not in printed:
+            time.sleep(0.05)
+        running.signals.extend(["INT", "INT"])
+
+    threading.Thread(target=interrupt, daemon=True).start()
+    begin = time.monotonic()
     assert running.run(there, lambda name: (printed.extend, printed.extend)) == 255
     assert time.monotonic() - begin < 30
     first, second = hosts

@@ -18,6 +18,7 @@ from lab.hosts import Hosts
 from lab.proxy import Proxy, proxy
 
 from clusterprof import run_directory
+from clusterprof.agent.contracts.plan import Plan, Selection
 from clusterprof.collect import connection, over_ssh
 from clusterprof.collect.connection import SshHost
 from clusterprof.collect.over_ssh import RemoteHost, Running
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 Cli = Callable[..., Completed]
+PLAN = Plan(run="", selection=Selection("all", "all"), window=(1, 2), profiler="torch")
 pytestmark = [pytest.mark.needs_fabric, pytest.mark.needs_hosts]
 
 #: Writes what `gather` fetches, as ranks do: 1 MB in four files of its run directory.
@@ -81,7 +83,7 @@ class Job:
         self.hosts, bad = over_ssh.look_at(self.there, None)
         assert bad == {}
         for each in self.hosts:
-            over_ssh.deliver(each, {"run": ""})
+            over_ssh.deliver(each, PLAN)
         self.printed = bytearray()
 
     def run(self) -> int:
