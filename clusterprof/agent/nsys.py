@@ -51,7 +51,7 @@ LEAST_FREE_B = 64_000_000
 
 
 class Nsys:
-    """One nsys that is installed here. `version` is "" where nobody has asked it."""
+    """One nsys that is installed here. `version` is "" where it was not asked."""
 
     def __init__(self, path: str, version: str = "", patience_s: float = PATIENCE_S) -> None:
         self.path = path
@@ -274,7 +274,7 @@ def free_bytes(folder: str) -> int:
     return there.f_bavail * there.f_frsize
 
 
-def litter(pid: int) -> List[str]:
+def temporary_files(pid: int) -> List[str]:
     """The files that nsys makes outside of its TMPDIR for the program `pid` and leaves there.
 
     By the environment that nsys gives the program, read before the program has it.
@@ -298,7 +298,7 @@ def litter(pid: int) -> List[str]:
 
 
 def remove(files: List[str]) -> None:
-    """Remove what `litter` named, where it is ours and still there."""
+    """Remove what `temporary_files` named, where it is ours and still there."""
     for path in files:
         if path.startswith("/dev/shm/"):
             processes.remove_unused(path)

@@ -19,7 +19,7 @@ from clusterprof.agent import nsys
 from clusterprof.agent.contracts import plan as plans
 from clusterprof.agent.contracts import states, stop_request
 from clusterprof.agent.contracts.plan import Plan, Selection
-from clusterprof.agent.guard.report_transfer import Homecoming
+from clusterprof.agent.guard.report_transfer import ReportTransfer
 from clusterprof.launch.planning import INJECT
 
 pytestmark = pytest.mark.needs_root
@@ -192,7 +192,7 @@ def test_no_report_is_brought_into_another_user_s_run_directory(node: Path) -> N
     def bring() -> None:
         private = node / "private"
         private.mkdir(0o700)
-        home = Homecoming(str(private), str(run / "ranks" / "00000"))
+        home = ReportTransfer(str(private), str(run / "ranks" / "00000"))
         Path(home.report + ".nsys-rep").write_bytes(b"the environment")
         assert "another user's" in str(home.bring())
 

@@ -10,29 +10,29 @@ from pathlib import Path
 import pytest
 
 from clusterprof.agent.contracts import states
-from clusterprof.agent.guard.report_transfer import Homecoming
+from clusterprof.agent.guard.report_transfer import ReportTransfer
 
 WHOLE = b"NVIDIA Tegra Profiler Report" + bytes(100) + b"U3w[END]"
 
 
 @pytest.fixture
-def home(tmp_path: Path) -> Homecoming:
+def home(tmp_path: Path) -> ReportTransfer:
     folder = tmp_path / "ranks" / "00000"
     folder.mkdir(parents=True)
     private = tmp_path / "private"
     (private / "nsys" / "nvidia").mkdir(parents=True)
-    made = Homecoming(str(private), str(folder))
+    made = ReportTransfer(str(private), str(folder))
     states.advance(str(folder), "finishing")
     return made
 
 
-def state(home: Homecoming) -> dict[str, str]:
+def state(home: ReportTransfer) -> dict[str, str]:
     found: dict[str, str] = json.loads(Path(home.folder, "state.json").read_text())
     return found
 
 
 def test_a_report_that_nsys_was_ended_over_goes_back_to_what_it_was_made_of(
-    home: Homecoming,
+    home: ReportTransfer,
 ) -> None:
     Path(home.report + ".nsys-rep").write_bytes(WHOLE[:60])
     Path(home.private, "nsys", "nsys-report-087b.qdstrm").write_bytes(b"raw")
@@ -47,7 +47,7 @@ def test_a_report_that_nsys_was_ended_over_goes_back_to_what_it_was_made_of(
 @pytest.mark.parametrize(
     ("content", "torn"), [(WHOLE, True), (WHOLE, False), (b"of another version", False)]
 )
-def test_a_report_that_is_whole_comes_home(home: Homecoming, content: bytes, torn: bool) -> None:
+def test_a_whole_report_is_transferred(home: ReportTransfer, content: bytes, torn: bool) -> None:
     Path(home.report + ".nsys-rep").write_bytes(content)
     home.torn = torn
     home.settle(0, 1.0, opened=True, troubles=["nsys is another one here"])
@@ -63,7 +63,7 @@ def test_a_report_that_is_whole_comes_home(home: Homecoming, content: bytes, tor
     ],
 )
 def test_a_program_that_a_signal_ends_while_its_window_is_closed_is_said_to(
-    home: Homecoming, said: str | None, reason: str
+    home: ReportTransfer, said: str | None, reason: str
 ) -> None:
     if said:
         states.advance(home.folder, "finishing", said)
@@ -72,7 +72,7 @@ def test_a_program_that_a_signal_ends_while_its_window_is_closed_is_said_to(
     assert (state(home)["state"], state(home)["reason"]) == ("captured", reason)
 
 
-def test_why_a_window_was_cut_stays_beside_what_then_went_wrong(home: Homecoming) -> None:
+def test_why_a_window_was_cut_stays_beside_what_then_went_wrong(home: ReportTransfer) -> None:
     # A signal to the whole group ends the program and races with its `nsys stop`.
     states.advance(home.folder, "finishing", "cut")
     Path(home.report + ".nsys-rep").write_bytes(WHOLE)
@@ -80,7 +80,7 @@ def test_why_a_window_was_cut_stays_beside_what_then_went_wrong(home: Homecoming
     assert state(home)["reason"] == "cut; nsys stop ended with status 1"
 
 
-def test_a_program_that_ends_after_its_window_ends_as_it_ends(home: Homecoming) -> None:
+def test_a_program_that_ends_after_its_window_ends_as_it_ends(home: ReportTransfer) -> None:
     states.advance(home.folder, "finishing", closed=True)
     Path(home.report + ".nsys-rep").write_bytes(WHOLE)
     home.settle(139, 1.0, opened=True)
@@ -93,7 +93,7 @@ def test_the_report_of_a_run_directory_that_was_deleted_is_deleted_and_that_is_s
     # It holds the environment of the program, and nobody would know of it.
     (tmp_path / "run" / "ranks" / "00007").mkdir(parents=True)
     (tmp_path / "private").mkdir()
-    home = Homecoming(str(tmp_path / "private"), str(tmp_path / "run/ranks/00007"))
+    home = ReportTransfer(str(tmp_path / "private"), str(tmp_path / "run/ranks/00007"))
     Path(home.report + ".nsys-rep").write_bytes(WHOLE)
     shutil.rmtree(tmp_path / "run")
     home.settle(0, 1.0, opened=True)
@@ -107,7 +107,7 @@ def test_a_report_that_stays_on_its_node_is_said_where_no_state_can_say_it(
 ) -> None:
     # The file system of the run directory is gone: it may come back.
     (tmp_path / "private").mkdir()
-    home = Homecoming(str(tmp_path / "private"), str(tmp_path / "gone/run/ranks/00007"))
+    home = ReportTransfer(str(tmp_path / "private"), str(tmp_path / "gone/run/ranks/00007"))
     Path(home.report + ".nsys-rep").write_bytes(WHOLE)
     home.settle(0, 1.0, opened=True)
     assert Path(home.report + ".nsys-rep").read_bytes() == WHOLE

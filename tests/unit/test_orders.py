@@ -65,7 +65,7 @@ def test_an_ordered_window_closes_between_two_steps_and_says_why(
     steps(counter, 5)
     assert switch.events == ["start"]
     stop_request.give(str(rank_folder.parents[1]), WHY)
-    outbox.told.pop("order", None)
+    outbox.answers.pop("order", None)
     while outbox.look().get("order") is None:
         time.sleep(0.01)
     steps(counter, 30)
@@ -109,7 +109,7 @@ def test_an_order_that_comes_later_is_seen_until_nobody_asks(
     deadline = time.monotonic() + 20
     while outbox.look()["order"] is None and time.monotonic() < deadline:
         time.sleep(0.01)
-    assert outbox.told["order"] == WHY
+    assert outbox.answers["order"] == WHY
 
 
 def test_a_session_whose_step_does_not_end_after_the_order_is_stopped_inside_it(
@@ -122,7 +122,7 @@ def test_a_session_whose_step_does_not_end_after_the_order_is_stopped_inside_it(
     monkeypatch.setattr(profiler.tempfile, "gettempdir", lambda: str(tmp_path))
     trace = {"cpu": "nvtx", "gpu": "cuda"}
     nsys = NsysPlan("nsys", "2022.4", None, trace, [], [], [], ["stop"])
-    home = report_transfer.Homecoming(str(tmp_path), str(rank_folder))
+    home = report_transfer.ReportTransfer(str(tmp_path), str(rank_folder))
     made = session.Session("s", nsys, "session", home, 0, outbox)
     stopped: list[list[str]] = []
     monkeypatch.setattr(made, "spawn", lambda command: stopped.append(command))
@@ -130,7 +130,7 @@ def test_a_session_whose_step_does_not_end_after_the_order_is_stopped_inside_it(
     made.opened = True
     made.obey()
     assert (stopped, made.order()) == ([], ""), "nobody ordered it"
-    outbox.told["order"] = WHY
+    outbox.answers["order"] = WHY
     made.obey()
     assert (stopped, made.order()) == ([], WHY), "the agent closes it between two steps, if it can"
     made.ordered_at -= 2 * session.ORDER_GRACE_S

@@ -144,7 +144,7 @@ def test_a_session_s_shared_memory_and_growth_count(tmp_path: Path) -> None:
         with mmap.mmap(-1, 24 << 20, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as taken:
             taken.write(b"x" * len(taken))
             parts = files.parts()
-    assert 1_000_000 <= parts["shared"] < 100_000_000
+    assert 1_000_000 <= parts["shared_memory"] < 100_000_000
     assert parts["memory"] > 12 << 20
     assert files.bytes() == sum(files.parts().values())
 
@@ -156,7 +156,7 @@ def made_session(
     monkeypatch.setattr(profiler.tempfile, "gettempdir", lambda: str(folder))
     trace = {"cpu": "nvtx", "gpu": "cuda"}
     nsys = NsysPlan("nsys", "2022.4", None, trace, [], [], [], ["stop"])
-    home = report_transfer.Homecoming(str(folder), str(folder / "rank"))
+    home = report_transfer.ReportTransfer(str(folder), str(folder / "rank"))
     made = session.Session("s", nsys, "session", home, most, Outbox(None))
     spawned: list[list[str]] = []
 

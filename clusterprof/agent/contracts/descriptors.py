@@ -88,9 +88,9 @@ def receive(connection: socket.socket) -> Dict[int, int]:
     Raises OSError where the sender has sent nothing, or we can open no more.
     """
     text, found = b"", array.array("i")
-    room = socket.CMSG_SPACE(_AT_ONCE * _NUMBER.itemsize)
+    space = socket.CMSG_SPACE(_AT_ONCE * _NUMBER.itemsize)
     while not text.endswith(b"ok\n"):
-        some, more, flags, _ = connection.recvmsg(4096, room, socket.MSG_CMSG_CLOEXEC)
+        some, more, flags, _ = connection.recvmsg(4096, space, socket.MSG_CMSG_CLOEXEC)
         for level, kind, data in more:
             if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
                 found.frombytes(data[: len(data) - len(data) % _NUMBER.itemsize])

@@ -22,7 +22,7 @@ _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 
 def load(path: str, ours: bool = False) -> Any:
-    """The value in a JSON file; `ours`: only in one that nobody else wrote (`files.open_ours`).
+    """The value in a JSON file; `ours`: only in one that no other user wrote (`files.open_ours`).
 
     Raises OSError, ValueError.
     """

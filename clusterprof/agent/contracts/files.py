@@ -1,8 +1,8 @@
-"""The one way in which clusterprof writes a file: whole or not at all, and through nobody's link.
+"""The one way in which clusterprof writes a file: whole or not at all, through no link.
 
 A file is written beside its place under a random name that did not exist before (no link is
-followed, nobody can be waiting there), is its owner's alone until it is complete, and then takes
-its name by rename. Several writers of one path do not disturb each other: the last one stays.
+followed, none can be waiting there), is its owner's alone until it is complete, and then takes its
+name by rename. Several writers of one path do not disturb each other: the last one stays.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import IO, Any, Iterator, Optional, Union
 Path = Union[str, "os.PathLike[str]"]
 
 #: the kernel's number for a user who has none here
-_NOBODY = 65534
+_UNMAPPED = 65534
 
 #: how the name of an unfinished file ends: who lists a folder leaves it out
 UNFINISHED = ".tmp"
@@ -66,14 +66,14 @@ def _for_its_owner(path: str, flags: int) -> int:
 
 
 def open_ours(path: Path) -> IO[bytes]:
-    """Open a file that nobody else wrote, for reading. Raises OSError, for another user's as well.
+    """Open a file that no other user wrote, for reading. Raises OSError, also for another user's.
 
     For what a rank does as it is told: whoever may write to the parent of a run directory can put
     another one in its place. Believed are our own files, root's, and those of the owner of this
     module, who decides anyhow what we do: so a rank that is root in a container believes the user
     whose clusterprof it runs. Where user ids are mapped (rootless containers), the user's own
-    files are ours there as well; those of everybody who has no number there are nobody's, and so
-    are root's on a file system that squashes it: nobody is believed only by nobody.
+    files are ours there as well; those of users who have no number there are the unmapped user's,
+    and so are root's on a file system that squashes it: only the unmapped user believes those.
     """
     file = open(path, "rb", opener=_not_through_a_link)
     try:
@@ -87,7 +87,7 @@ def open_ours(path: Path) -> IO[bytes]:
 def check_ours(found: os.stat_result, path: Path) -> None:
     """Raise PermissionError where a file is another user's: see `open_ours`."""
     owner = found.st_uid
-    if owner != os.geteuid() and (owner == _NOBODY or owner not in (0, os.stat(__file__).st_uid)):
+    if owner != os.geteuid() and (owner == _UNMAPPED or owner not in (0, os.stat(__file__).st_uid)):
         raise PermissionError(errno.EPERM, "it is another user's (%d)" % owner, os.fspath(path))
 
 

@@ -20,7 +20,7 @@ _OBEYED = [
 #: as JSON escapes them, so that JSON remains the same JSON
 _SHOWN = {code: "\\u%04x" % code for code in _OBEYED}
 
-#: what a write may get us: a pipe that nobody reads, a file that may grow no further
+#: what a write may get us: a pipe that no process reads, a file that may grow no further
 _OF_A_WRITE: Set[int] = {signal.SIGPIPE, signal.SIGXFSZ}
 
 

@@ -165,7 +165,7 @@ def end_own_nsys(session: str, patience_s: float = 0.5) -> None:
 
 
 def forget_dead_sessions() -> None:
-    """Remove nsys' list of sessions where nobody is left to be in it.
+    """Remove nsys' list of sessions where no process is left to be in it.
 
     nsys keeps its sessions in /dev/shm; one that was killed stays there, and can refuse every
     later start on the node ("Connection refused", "Agent launcher failed"). Left alone while
@@ -179,7 +179,7 @@ def forget_dead_sessions() -> None:
 
 
 def remove_unused(path: str) -> None:
-    """Remove a file of nsys' in /dev/shm, where it is ours and nobody's any more."""
+    """Remove a file of nsys' in /dev/shm, where it is ours and no process uses it."""
     with contextlib.suppress(OSError):
         if is_unused(path):
             os.unlink(path)
@@ -190,17 +190,17 @@ def is_unused(path: str) -> bool:
 
     A container may share /dev/shm and not the process ids: what /proc does not show may live, and
     a file that is named by a process id be another process'. The kernel grants a lease for reading
-    only where nobody has the file open for writing, and a mapping counts (fcntl(2)). Where it
+    only where no process has the file open for writing, and a mapping counts (fcntl(2)). Where it
     knows no leases, /proc is believed where it shows all processes. Raises OSError.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
-        return os.fstat(descriptor).st_uid == os.getuid() and _nobody_writes(descriptor)
+        return os.fstat(descriptor).st_uid == os.getuid() and _has_no_writer(descriptor)
     finally:
         os.close(descriptor)
 
 
-def _nobody_writes(descriptor: int) -> bool:
+def _has_no_writer(descriptor: int) -> bool:
     try:
         # Whoever opens it meanwhile has us signalled: not by SIGIO, which would end us.
         fcntl.fcntl(descriptor, fcntl.F_SETSIG, signal.SIGURG)

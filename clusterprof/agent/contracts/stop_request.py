@@ -1,7 +1,7 @@
 """The one order that a running job may be given: close your windows now, and save what you have.
 
 It is a file in the run directory, `close`, with the reason in it. While a rank has its window open
-its writer looks for it: a file system that hangs must hold up nobody's training.
+its writer looks for it: a file system that hangs must not delay the training.
 """
 
 from __future__ import annotations

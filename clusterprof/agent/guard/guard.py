@@ -1,4 +1,4 @@
-"""The process that a chosen rank becomes: nsys under it, the program under nsys.
+"""The process that a profiled rank becomes: nsys under it, the program under nsys.
 
 The launcher (srun, torchrun) sees one process, which ends when the program has ended *and*
 the report is safe. In between, this process
@@ -65,7 +65,7 @@ def become(plan_path: str, rank: int, program: List[str]) -> None:
 
 
 class Guard:
-    """One chosen rank's nsys."""
+    """One profiled rank's nsys."""
 
     def __init__(self, plan: Plan, rank: int, program: List[str]) -> None:
         self.plan = plan
@@ -77,7 +77,7 @@ class Guard:
         self.mode = plan.window_by
         self.name = session_name(plan.run, rank)
         self.folder = paths.rank_folder(plan.run, rank)
-        self.home: Optional[report_transfer.Homecoming] = None
+        self.home: Optional[report_transfer.ReportTransfer] = None
         self.outbox = outbox.Outbox(None)
         self.session: Optional[session.Session] = None
         self.listener: Optional[socket.socket] = None
@@ -98,7 +98,7 @@ class Guard:
         #: open for as long as we live: the program sees it when we are killed
         self.watchers: List[socket.socket] = []
         #: what nsys leaves outside of its folder
-        self.litter: List[str] = []
+        self.temporary_files: List[str] = []
 
     # -- the whole life ---------------------------------------------------------------------
 
@@ -132,7 +132,7 @@ class Guard:
         free = profiler.free_bytes(folder)
         if free < profiler.LEAST_FREE_B:
             return session.no_space(folder, free)
-        self.home = report_transfer.Homecoming(
+        self.home = report_transfer.ReportTransfer(
             tempfile.mkdtemp(prefix="clusterprof-", dir=folder), self.folder
         )
         self.home.importer = nsys.importer
@@ -273,15 +273,15 @@ class Guard:
         for last in (
             self.session.end,
             lambda: self.settle(status, max(self.left(), 0.0) + SETTLING_S),
-            lambda: profiler.remove(self.litter),
+            lambda: profiler.remove(self.temporary_files),
         ):  # fmt: skip
             with contextlib.suppress(Exception):  # the program's own status is what counts
                 last()
 
     def settle(self, status: int, patience_s: float) -> None:
-        """What nsys left becomes a report, and comes home by our writer: see `writer`.
+        """What nsys left becomes a report, and is transferred by our writer: see `writer`.
 
-        Where the run directory stands still the writer is left to it; see `outbox` for how soon.
+        A writer that waits for a run directory that does not answer is left: see `outbox` for when.
         """
         assert self.session is not None
         assert self.home is not None
@@ -319,11 +319,11 @@ class Guard:
         words = connection.recv(64).decode("ascii", "replace").split()
         if words[:1] == ["hello"]:
             self.trampoline_pid = int(words[1])
-            self.litter += profiler.litter(self.trampoline_pid)
+            self.temporary_files += profiler.temporary_files(self.trampoline_pid)
             descriptors.send(connection, self.given)
             self.program_pid = int(connection.recv(64).split()[1])
             descriptors.release(self.given)
-            self.litter.append("/dev/shm/sem.nsys_sem_%d" % self.program_pid)
+            self.temporary_files.append("/dev/shm/sem.nsys_sem_%d" % self.program_pid)
             self.starting_s = time.monotonic() - self.began
             for pending in self.pending:
                 self.forward(pending)
@@ -386,7 +386,7 @@ class Guard:
         """Say so, and leave nothing of nsys."""
         self.outbox.say("give_up", reason=reason + "; the program ran without nsys")
         self.outbox.hand_over()
-        profiler.remove(self.litter)
+        profiler.remove(self.temporary_files)
 
 
 def session_name(run: str, rank: int) -> str:
@@ -402,7 +402,7 @@ def session_name(run: str, rank: int) -> str:
 
 @contextlib.contextmanager
 def listening(path: str) -> Iterator[socket.socket]:
-    """A Unix socket in our private (0700) folder: nobody else reaches it."""
+    """A Unix socket in our private (0700) folder: no other user reaches it."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
         listener.bind(path)
         listener.listen(4)

@@ -1,6 +1,6 @@
 """The rank's end of its writer: whatever is to be written is handed to another process.
 
-A thread that waits for a file system that stands still cannot be ended, not even by SIGKILL, and
+A thread that waits for a file system that does not answer cannot be ended, not even by SIGKILL, and
 keeps its process: so the training's process opens no file of ours at all. It only hands messages
 to a socket, and never waits for that either; what does not fit stays in memory, up to a bound.
 """
@@ -50,7 +50,7 @@ class Outbox:
         self.waiting = bytearray()
         self.answered = bytearray()
         #: the latest answer of each kind
-        self.told: Dict[str, Any] = {}
+        self.answers: Dict[str, Any] = {}
         #: which file our descriptor is: a program may close it, and open another in its place
         self._file = self._number()
         if connection is not None:
@@ -86,17 +86,17 @@ class Outbox:
             self.close()
         for kind, body in frames(self.answered):
             if kind == JSON:
-                self.told.update(json.loads(body))
-        if "trouble" in self.told:
-            messages.complain(self.told.pop("trouble"))
-        return self.told
+                self.answers.update(json.loads(body))
+        if "trouble" in self.answers:
+            messages.complain(self.answers.pop("trouble"))
+        return self.answers
 
     def wait(self, name: str, seconds: float, in_all: float = 0.0) -> Any:
         """The answer `name`; None where the writer says nothing more for `seconds`."""
         began = last = time.monotonic()
         self.look()
-        while name not in self.told:
-            before = dict(self.told)
+        while name not in self.answers:
+            before = dict(self.answers)
             now = time.monotonic()
             left = min(last + seconds, began + max(seconds, in_all)) - now
             if self.connection is None or left <= 0:
@@ -106,7 +106,7 @@ class Outbox:
             poll.poll(left * 1000)
             if self.look() != before:
                 last = time.monotonic()
-        return self.told.pop(name, None)
+        return self.answers.pop(name, None)
 
     def share(self) -> Optional[socket.socket]:
         """A socket by which another process speaks to the same writer; None if that fails."""
@@ -180,7 +180,7 @@ class Outbox:
             self.close()
 
 
-def shared(address: str) -> Optional[Outbox]:
+def of_guard(address: str) -> Optional[Outbox]:
     """The guard's writer for the program that it guards; None where it does not answer."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as guard:
         try:

@@ -1,4 +1,4 @@
-"""The end of a rank under nsys: its report comes home, or its state says why not."""
+"""The end of a rank under nsys: its report is transferred, or its state says why not."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ COPYING_S = 1.0
 _CHUNK = 8 << 20
 
 
-class Homecoming:
+class ReportTransfer:
     """What nsys left in a private folder on the node, on its way to the rank's folder."""
 
     def __init__(self, private: str, folder: str) -> None:
@@ -102,9 +102,9 @@ class Homecoming:
             reasons.append("%s; nsys said: %s" % (problem, self.last_words()))
         how = "nsys left a .qdstrm, its importer was called by hand" if self.rescued else None
         reason = "; ".join(reasons)
-        told = self.say(state, reason or None, rescued=how, program_status=status)
+        advanced = self.say(state, reason or None, rescued=how, program_status=status)
         self.keep(paths.LOG)
-        if self.stays and not told:
+        if self.stays and not advanced:
             if self.deleted():
                 self.stays = False
                 reason = "the run directory was deleted while the job ran, and its report with it"
@@ -114,7 +114,7 @@ class Homecoming:
         )
 
     def deleted(self) -> bool:
-        """Whether the run directory is gone from where it was: nobody would ever find a report."""
+        """Whether the run directory is gone: no report in it would ever be found."""
         run = paths.run_of_rank(self.folder)
         return not os.path.lexists(run) and os.path.isdir(os.path.dirname(run))
 
@@ -236,9 +236,9 @@ class Homecoming:
 
         A run directory that is gone or full must not hurt the program.
         """
-        told: Dict[str, Any] = {name: fact for name, fact in facts.items() if fact is not None}
+        known: Dict[str, Any] = {name: fact for name, fact in facts.items() if fact is not None}
         try:
-            states.advance(self.folder, state, reason, **told)
+            states.advance(self.folder, state, reason, **known)
         except OSError:
             return False
         self.got_on()

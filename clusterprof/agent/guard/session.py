@@ -20,7 +20,7 @@ from ..contracts.plan import NsysPlan
 from ..contracts.states import State
 from . import size
 
-#: nsys starting on a starved machine fails now and then when several start at once (about 4%
+#: nsys starting on an overloaded machine fails now and then when several start at once (about 4%
 #: at eight): a lock on each node keeps their starts this far apart. One that is held longer than
 #: all of a node's ranks would need is held by a process that hangs.
 START_GAP_S = 0.3
@@ -133,7 +133,7 @@ class Session:
         """Whether anything of `pids` (see `processes`) could still write the report.
 
         A killed nsys leaves its daemon, which writes the report when the program ends; without
-        the daemon `nsys stop` has nobody to wait for.
+        the daemon `nsys stop` has no process to wait for.
         """
         if self.importing is not None and not self.home.import_ended:
             return True  # it may have ended since we looked: its report is not named yet

@@ -31,7 +31,7 @@ class NsysFiles:
         `files`: what the session has below its own TMPDIR, where nsys streams into
         `nsys-report-*.qdstrm` and the program puts what it records into `nvidia/nsight_systems/
         quadd_session_*` (measured with 2022.4, 2023.4 and 2024.2). `elsewhere`: what its
-        processes hold open for writing besides, deleted files too; `shared`: the same in
+        processes hold open for writing besides, deleted files too; `shared_memory`: the same in
         /dev/shm; `memory`: the growth of its processes since `begin`, for versions that keep
         records in memory until they stop.
         """
@@ -39,16 +39,16 @@ class NsysFiles:
             self.pids = self.nsys_pids()  # reads all of /proc: once
         files: Dict[Tuple[int, int], int] = {}
         elsewhere: Dict[Tuple[int, int], int] = {}
-        shared: Dict[Tuple[int, int], int] = {}
+        shared_memory: Dict[Tuple[int, int], int] = {}
         for path in tree(self.private):
             note(files, path)
         for path, target in opened(self.pids):
-            note(shared if target.startswith(("/dev/shm/", "/memfd:")) else elsewhere, path)
+            note(shared_memory if target.startswith(("/dev/shm/", "/memfd:")) else elsewhere, path)
         for known in files:
             elsewhere.pop(known, None)
         return {
             "files": sum(files.values()), "elsewhere": sum(elsewhere.values()),
-            "shared": sum(shared.values()), "memory": self.growth(),
+            "shared_memory": sum(shared_memory.values()), "memory": self.growth(),
         }  # fmt: skip
 
     def begin(self) -> None:

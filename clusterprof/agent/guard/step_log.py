@@ -51,7 +51,7 @@ class StepLog:
         self._lock = threading.Lock()
         #: rows of steps.csv and pace.csv that are in the file already; None: it is to be made
         self._written: List[Optional[int]] = [None, None]
-        self._said = 0
+        self._count_written = 0
 
     def add(self, first: int, steps: Iterable[Step]) -> None:
         """The steps from number `first` on."""
@@ -99,8 +99,8 @@ class StepLog:
             old = self._block[-1][1] - self._block[0][0] if self._block else 0
             if all_of_it or old >= BLOCK_NS << self._grade():
                 self._close()
-            progress = self.count != self._said
-            kept, self._said = (list(self.steps), list(self.blocks)), self.count
+            progress = self.count != self._count_written
+            kept, self._count_written = (list(self.steps), list(self.blocks)), self.count
             written = self._written
             self._written = [len(kept[place]) or written[place] for place in (0, 1)]
             wall_ns = self.wall_ns
@@ -112,10 +112,10 @@ class StepLog:
                     text = "".join(line(row, wall_ns) for row in rows[before or 0 :])
                     bring(self.path(name), head, text, append=before is not None)
                     done = True
-            if progress and not done:  # a sign of life
+            if progress and not done:  # the file's time shows that the rank runs
                 os.utime(self.path(paths.STEPS))
         except OSError:
-            with self._lock:  # what is in the files cannot be told: next time as a whole
+            with self._lock:  # what is in the files cannot be cells: next time as a whole
                 self._written = [None, None]
             raise
 
@@ -155,5 +155,5 @@ def summary(first: int, steps: List[Step]) -> Row:
 def line(row: Row, wall_ns: int) -> str:
     """A row as it is in its file, its two times by the wall clock."""
     at = 1 if len(row) == 3 else 2
-    told = (*row[:at], row[at] + wall_ns, row[at + 1] + wall_ns, *row[at + 2 :])
-    return ",".join(map(str, told)) + "\n"
+    cells = (*row[:at], row[at] + wall_ns, row[at + 1] + wall_ns, *row[at + 2 :])
+    return ",".join(map(str, cells)) + "\n"

@@ -2,7 +2,7 @@
 
 The rank hands it messages (see `outbox`): steps, states, the clock's readings, a trace to take
 home. One thread listens and keeps what it hears, within bounds; another does all file operations,
-one after the other, and may stand still as long as it likes. The step log is written once a
+one after the other, and may wait for any of them. The step log is written once a
 minute, a state at once. It lives until the rank has ended, however it ended, and all is written.
 
 Arguments: FD PID.
@@ -34,7 +34,7 @@ from . import outbox, report_transfer, step_log
 #: How often the step log is written; the first time after a part of it that differs by rank.
 LOG_S = 60.0
 
-#: How long it goes on after the rank's end where the file system stands still.
+#: How long it goes on after the rank's end where the file system does not answer.
 LINGER_S = 300.0
 
 #: Beside the training, and yet soon.
@@ -45,7 +45,7 @@ WRITING_S = 20.0
 IMPORT_S = 30.0
 
 _CHUNK = 1 << 20
-#: Room for one file descriptor beside a message.
+#: Space for one file descriptor beside a message.
 _BESIDE = socket.CMSG_SPACE(4)
 
 
@@ -55,12 +55,12 @@ class Peer:
     def __init__(self, connection: socket.socket) -> None:
         self.connection = connection
         connection.setblocking(True)
-        self.heard = bytearray()
+        self.buffer = bytearray()
         self.log: Optional[step_log.StepLog] = None
 
-    def answer(self, **told: Any) -> None:
+    def answer(self, **values: Any) -> None:
         """Tell the process something, if it is still there and reads."""
-        body = json.dumps(told).encode("ascii")
+        body = json.dumps(values).encode("ascii")
         with contextlib.suppress(OSError):
             message = outbox.HEAD.pack(len(body), outbox.JSON) + body
             self.connection.send(message, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
@@ -85,10 +85,10 @@ class Writer:
         #: folders that were made for the rank
         self.made: List[str] = []
         #: what the rank's nsys has on this node, while its guard lives or until it is home
-        self.home: Optional[report_transfer.Homecoming] = None
+        self.home: Optional[report_transfer.ReportTransfer] = None
         self.session = ""
 
-    # -- what is heard -----------------------------------------------------------------------
+    # -- messages ----------------------------------------------------------------------------
 
     def attend(self, connection: socket.socket) -> None:
         """Listen to one more process."""
@@ -96,7 +96,7 @@ class Writer:
         self.poll.register(connection, select.POLLIN)
 
     def serve(self) -> None:
-        """Until nobody is left to listen to, and all is written or `LINGER_S` has passed."""
+        """Until no process is left to listen to, and all is written or `LINGER_S` has passed."""
         threading.Thread(target=self.work, daemon=True).start()
         while self.peers:
             for descriptor, _ in self.poll.poll(1000 * self.pause_s()):
@@ -109,7 +109,7 @@ class Writer:
             self.changed.wait_for(lambda: not self.jobs and not self.busy, LINGER_S)
 
     def pause_s(self) -> float:
-        """How long there is nothing to do unless somebody speaks."""
+        """How long to wait for the next message."""
         due = min(self.log_at - time.monotonic(), LOG_S)
         return stop_request.EVERY_S if self.watching else max(0.1, due)
 
@@ -140,8 +140,8 @@ class Writer:
             self.attend(socket.socket(fileno=array("i", descriptor)[0]))
         if not piece:
             self.forget(peer)
-        peer.heard += piece
-        for kind, body in outbox.frames(peer.heard):
+        peer.buffer += piece
+        for kind, body in outbox.frames(peer.buffer):
             if kind == outbox.STEPS:
                 all_of_it = array("q", body)
                 if peer.log is not None:
@@ -278,7 +278,7 @@ class Writer:
         Also where the guard is killed: a launcher that ends its ranks gives them less time than
         nsys needs to write (Open MPI: half a second).
         """
-        self.home = report_transfer.Homecoming(private, self.folder)
+        self.home = report_transfer.ReportTransfer(private, self.folder)
         self.home.importer, self.session = importer, session
 
     def do_bring(self, peer: Peer) -> None:
@@ -300,7 +300,7 @@ class Writer:
         troubles: List[str],
         known: Dict[str, Any],
     ) -> None:
-        """The program has ended: see `Homecoming.settle`; `known` are the guard's members of it."""
+        """The program has ended: `ReportTransfer.settle`; `known` are the guard's members of it."""
         home, self.home = self.home, None
 
         def settle() -> None:
@@ -344,7 +344,7 @@ class Writer:
                 self.changed.wait_for(lambda: bool(self.jobs))
                 job = self.jobs.popleft()
                 self.busy = True
-            # A run directory that is gone, full or read-only hurts nobody.
+            # A run directory that is gone, full or read-only hurts no training.
             with contextlib.suppress(Exception):
                 job()
 

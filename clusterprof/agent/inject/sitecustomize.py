@@ -30,8 +30,8 @@ def _start_agent() -> None:
         try:
             from _clusterprof_agent.contracts.messages import complain
 
-            said = error if isinstance(error, (OSError, ValueError)) else repr(error)
-            complain("this process runs without profiling: %s" % (said,))
+            reason = error if isinstance(error, (OSError, ValueError)) else repr(error)
+            complain("this process runs without profiling: %s" % (reason,))
         except Exception:
             pass
 

@@ -15,7 +15,7 @@ first, over the key-value store that torch.distributed itself uses, with a deadl
   too, by the collective that comes next.
 
 A rank that never comes (another count of steps, an interpreter without the agent) costs the
-others the patience, once: after a "no" nobody tries again.
+others the patience, once: after a "no" no rank tries again.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from ..contracts import paths
 from ..guard.outbox import Outbox
 from .steps import Counter
 
-#: Opening nsys' window takes a chosen rank up to 15 s, and the others wait for it here.
+#: Opening nsys' window takes a profiled rank up to 15 s, and the others wait for it here.
 PATIENCE_S = 30.0
 #: A message of 13 bytes is no training's: readers know a beacon by it.
 MESSAGE_BYTES = 13
@@ -119,7 +119,7 @@ class Beacons:
 
 
 class Vote:
-    """An agreement of all ranks over the store: everybody, or nobody."""
+    """An agreement of all ranks over the store: every rank, or none."""
 
     def __init__(self, store: Any, key: str, size: int) -> None:
         self.store = store

@@ -57,5 +57,5 @@ def holder(folder: str) -> Optional[int]:
 
 
 def _name(folder: str) -> str:
-    told = hashlib.sha256(os.fsencode(os.path.abspath(folder))).hexdigest()[:32]
-    return "\0clusterprof-%d-%s" % (os.getuid(), told)
+    digest = hashlib.sha256(os.fsencode(os.path.abspath(folder))).hexdigest()[:32]
+    return "\0clusterprof-%d-%s" % (os.getuid(), digest)

@@ -13,7 +13,7 @@ from typing import Any, Dict, List, Tuple
 
 from .steps import Counter
 
-#: A shorter collection holds up nobody; of the youngest generation there are thousands.
+#: A shorter collection delays no rank; of the youngest generation there are thousands.
 LONG_NS = 20_000
 #: More are not kept: a program that collects so often says so in the first of them.
 MOST = 100_000
@@ -48,7 +48,7 @@ class Pauses:
     def text(self, counter: Counter) -> str:
         """What gc.csv holds, with the times of the step log beside it.
 
-        An empty list is written too: it says that the collector was not to blame.
+        An empty list is written too: it says that the collector was not the cause.
         """
         lines = [
             "%d,%d,%d,%d\n" % (counter.wall(begin), counter.wall(end), generation, collected)

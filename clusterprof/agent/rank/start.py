@@ -1,7 +1,7 @@
 """What an interpreter in the job does first: find out whether it is a rank, and which part it has.
 
 Most interpreters are no rank (torchrun itself, DataLoader workers, a helper script) and leave
-at once. A chosen rank becomes the guard of an nsys (see `guard`). Every rank waits for the
+at once. A profiled rank becomes the guard of an nsys (see `guard`). Every rank waits for the
 import of torch's optimizers, and only then counts: an interpreter that never trains costs
 nothing and claims nothing.
 """
@@ -186,7 +186,7 @@ class Rank:
         from ..guard import outbox
 
         try:
-            found = (outbox.shared(self.guard) if self.guard else None) or outbox.start()
+            found = (outbox.of_guard(self.guard) if self.guard else None) or outbox.start()
         except OSError as error:
             complain("nothing is written of this rank: %s" % error)
             return outbox.Outbox(None)

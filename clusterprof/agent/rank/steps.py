@@ -3,7 +3,7 @@
 The hook runs once per optimizer step inside somebody's training loop: between two events
 (the window's ends, a flush) it takes a clock reading, appends it and compares two numbers.
 
-Steps are timed by the monotonic clock, which nobody sets, and written as wall-clock times by one
+Steps are timed by the monotonic clock, which is never set, and written as wall-clock times by one
 and the same difference of the two: that of the moment when counting began or, in a rank that
 captures, when its window opened, since the report has the wall clock of that moment. A wall
 clock that is set during the run makes no step longer, shorter or negative.
@@ -66,7 +66,7 @@ class Counter:
         self.count = 0
         self.enabled = False
         #: the program counts by itself (`clusterprof.step()`, `--step-on`): optimizers do not
-        self.said = False
+        self.counts_itself = False
         #: the count at which `at` is called next; -1 for never
         self.next_event = -1
         self.at: Optional[Callable[[int], None]] = None
@@ -116,7 +116,7 @@ class Counter:
             self._turn = None
         elif not self._counts_too(optimizer):
             return
-        if not self.said and self.enabled:
+        if not self.counts_itself and self.enabled:
             self.boundary()
 
     def _counts_too(self, optimizer: Any) -> bool:
@@ -147,7 +147,7 @@ class Counter:
             return False
         if self._turn is None:
             self._turn = me
-            if not self.said and self.enabled:
+            if not self.counts_itself and self.enabled:
                 self._ended(other.first_ns)
         return True
 
@@ -176,7 +176,7 @@ class Counter:
             if self.on_first is None:
                 return
             self.on_first()
-        self.said = True
+        self.counts_itself = True
         if get_ident() == self._thread or self._moves_here():
             self.boundary()
 

@@ -134,7 +134,7 @@ class Window:
         return any(what in switch.excludes for switch in self.switches)
 
     def ask(self, what: Optional[str]) -> None:
-        """Raises RuntimeError where `what` the program itself has on leaves no room for ours."""
+        """Raises RuntimeError where `what` the program itself has on excludes ours."""
         if self.excludes(what):
             raise RuntimeError("the program's own %s is on; choose other steps with --steps" % what)
 
