@@ -28,7 +28,7 @@ def _required(name: str, kind: pa.DataType) -> pa.Field:
 
 #: What ran on the device (GPU streams; on a CPU-only rank, the threads that compute and
 #: communicate). `kind` is `compute`, `collective`, `copy` or `memset`. `launch_*` is the
-#: host call that put it there, null where the report does not say.
+#: host call that put it there, null where the report does not name it.
 ACTIVITY = pa.schema(
     [
         _required("start_ns", pa.int64()),
@@ -123,7 +123,7 @@ class ReportInfo:
     local_rank: int | None = None
     host: str = ""
     device: str = ""
-    #: an opaque fingerprint of the job (rendezvous, job id); None where the report does not say.
+    #: an opaque fingerprint of the job (rendezvous, job id); None where there is none.
     #: Two reports with two fingerprints are of two jobs.
     job: str | None = None
     #: what was added to the report's own times to make wall-clock times

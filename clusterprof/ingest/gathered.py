@@ -227,7 +227,7 @@ def _check_once(found: Sequence[RankTables]) -> None:
                 f"rank {one.rank} has two reports",
                 f"one: {one.info.source}",
                 f"other: {other.info.source}",
-                "leave one out, or say which rank it is: --rank FILE=N",
+                "leave one out, or give its rank: --rank FILE=N",
             )
 
 
@@ -236,7 +236,7 @@ def _check_one_job(found: Sequence[RankTables]) -> None:
     _refuse_groups(found, "different jobs", lambda tables: tables.info.job)
     _refuse_groups(found, "jobs of different world sizes", lambda tables: tables.info.world_size)
     windows = _windows(found)
-    if len(set(windows.values())) > 1 and _strangers(found, windows):
+    if len(set(windows.values())) > 1 and _of_other_jobs(found, windows):
         _refuse_groups(found, "captures of different times", lambda each: windows[each.rank])
 
 
@@ -268,12 +268,12 @@ def _windows(found: Sequence[RankTables]) -> dict[int, int]:
     return windows
 
 
-def _strangers(found: Sequence[RankTables], windows: Mapping[int, int]) -> bool:
+def _of_other_jobs(found: Sequence[RankTables], windows: Mapping[int, int]) -> bool:
     """Return whether captures of different times are of different jobs.
 
     A communicator of NCCL's in common proves one job: a host's clock may be far off. (Names of
-    process groups are alike in all jobs.) Without one they are strangers where every rank has
-    such communicators, or where one host's clock tells both times.
+    process groups are alike in all jobs.) Without one the jobs differ where every rank has
+    such communicators, or where one host's clock gave both times.
     """
     owned: dict[str, int] = {}
     hosts: dict[str, set[int]] = {}

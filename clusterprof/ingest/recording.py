@@ -30,7 +30,7 @@ Column: TypeAlias = "pa.Array | pa.ChunkedArray | npt.NDArray[Any] | Sequence[ob
 class Launched(NamedTuple):
     """Begin, end and thread of the call that launched each piece of work; -1 where none is known.
 
-    `known` says where, since a report's times may be negative.
+    `known` is true where one is, since a report's times may be negative.
     """
 
     start: Ints

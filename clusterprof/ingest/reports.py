@@ -68,7 +68,7 @@ def read_ranks(
     except ClusterprofError:
         raise
     except Exception as error:
-        # Whatever a stranger's file does to a reader, it costs that file's rank and no other.
+        # Whatever a foreign file does to a reader, it costs that file's rank and no other.
         raise ReportError(
             f"{path} cannot be read: its content is not as its profiler writes it",
             f"{type(error).__name__}: {error}",

@@ -24,7 +24,7 @@ SUFFIXES = (*NSYS_REPORT, *NSYS_SQLITE, *KINETO, *NSYS_RAW)
 
 #: one of these is a key of every Kineto trace, or it is a list of events
 _KINETO_MARKS = frozenset({"traceEvents", "schemaVersion", "deviceProperties", "["})
-#: JSON that stands in a run directory beside the reports
+#: JSON that lies in a run directory beside the reports
 OUR_OWN = frozenset(paths.DOCUMENTS)
 #: bytes, packed or not; JSON that is larger is somebody's recording and no settings
 _NO_SETTINGS = 64 << 10
@@ -38,7 +38,7 @@ class Source:
     """A report, of one rank as a rule: where it lies, and what is known about it."""
 
     path: Path
-    #: the rank as the manifest has it or the user says it; None: the report itself must say
+    #: the rank by the manifest or the user; None: the report itself must name it
     rank: int | None = None
     #: a manifest knows that it is of one rank; else an nsys report may hold several
     alone: bool = False
@@ -88,7 +88,7 @@ def resolved(path: Path) -> Path:
 
 
 def _is_folder(path: Path) -> bool:
-    """Whether it is a folder; False too where it cannot be seen, which its reader says."""
+    """Whether it is a folder; False too where it cannot be seen, which its reader reports."""
     try:
         return path.is_dir()
     except OSError:
@@ -134,7 +134,7 @@ def _is_report(path: Path) -> bool:
         return False
     if suffix_of(path) not in KINETO:
         return bool(suffix_of(path)) or bool(other_tools.suffix_of_foreign(path))
-    # A link to a report that is gone is a rank that is missing, and said to be; so is a pipe.
+    # A link to a report that is gone is a missing report, and so is a pipe.
     return not path.is_file() or (path.name not in OUR_OWN and _is_trace(path))
 
 
@@ -147,7 +147,7 @@ def _is_trace(path: Path) -> bool:
             return True
         return path.stat().st_size == 0 or path.stat().st_size >= _NO_SETTINGS
     except (ReportError, OSError, EOFError, lzma.LZMAError, zlib.error):
-        return True  # the reader says what is wrong with it
+        return True  # the reader reports what is wrong with it
 
 
 def _one_report(group: list[Path]) -> list[Source]:

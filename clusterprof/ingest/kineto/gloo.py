@@ -123,7 +123,7 @@ def _owners(
         lanes = np.searchsorted(workers, threads) // _WORKERS_PER_GROUP
         return [listed[lane] for lane in lanes.tolist()], lanes, []
     unknown = (
-        f"gloo does not say which of {len(listed)} process groups an operation is of, and the"
+        f"gloo does not name which of {len(listed)} process groups an operation is of, and the"
         f" trace shows {workers.size} worker threads, not {_WORKERS_PER_GROUP} per group"
         if listed
         else "the trace lists no process groups: gloo's operations are taken as of one"

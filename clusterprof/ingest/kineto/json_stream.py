@@ -20,7 +20,7 @@ import orjson
 
 #: bytes that are parsed at once: as Python objects they are ten times that
 _PIECE = 1 << 19
-#: bytes of one element, and of all that stands before or after the list
+#: bytes of one element, and of all that is before or after the list
 _LONGEST = 16 << 20
 #: where a piece's end is looked for
 _TAIL = 1 << 16
@@ -35,7 +35,7 @@ _STEP = np.zeros(256, np.int32)
 _STEP[list(b"{[")], _STEP[list(b"}]")] = 1, -1
 
 
-class NotAList(ValueError):  # noqa: N818 - it says what is the matter
+class NotAList(ValueError):  # noqa: N818 - a state, not a fault
     """The JSON has no list of that name; `keys` are those at its top, as far as it was read."""
 
     def __init__(self, what: str, keys: tuple[str, ...] = ()) -> None:
@@ -76,7 +76,7 @@ def pieces(file: IO[bytes], key: str, rest: dict[str, Any]) -> Iterator[list[Any
         text += source.read(max(_PIECE, len(text)))
     tail = text[found.closing + 1 :] + source.read(_LONGEST)
     if not source.ended and source.read(1):
-        raise ValueError(f"more than {_LONGEST >> 20} MB stand behind the list")
+        raise ValueError(f"more than {_LONGEST >> 20} MB follow the list")
     if head.before is None:
         _parsed(b"[]" + tail)
         return
@@ -96,7 +96,7 @@ def keys_of(file: IO[bytes]) -> tuple[str, ...] | None:
 
 @dataclass(frozen=True)
 class Structure:
-    """Where quotes, braces and commas of a text stand, and what they mean."""
+    """Where quotes, braces and commas of a text are, and what they mean."""
 
     #: of each byte that is one of `"{}[],`
     place: npt.NDArray[np.intp]
@@ -137,7 +137,7 @@ def structure(text: bytes) -> Structure:
 
 
 def _escaped(content: npt.NDArray[np.uint8], quotes: npt.NDArray[np.intp]) -> npt.NDArray[np.bool_]:
-    """Return for each quote whether an odd number of backslashes stands before it."""
+    """Return for each quote whether an odd number of backslashes precedes it."""
     odd = np.zeros(quotes.size, np.bool_)
     running = quotes > 0
     back = quotes - 1
@@ -177,7 +177,7 @@ class _Text:
 
 @dataclass(frozen=True)
 class _Head:
-    """What stands before the list, as an object (None: nothing), and its text from there on."""
+    """What precedes the list, as an object (None: nothing), and its text from there on."""
 
     before: bytes | None
     after: bytes

@@ -29,7 +29,7 @@ DTYPE_BYTES = {
 
 
 #: from the outside in, as PyTorch nests them: `c10d_functional::all_to_all_single` around
-#: `c10d::alltoall_base_` around `record_param_comms` around `nccl:all_to_all`. The inner says more.
+#: `c10d::alltoall_base_` around `record_param_comms` around `nccl:all_to_all`. The inner wins.
 _NESTED = (r"^_?c10d_functional::", r"^c10d::", r"^record_param_comms$", r"^nccl:")
 
 

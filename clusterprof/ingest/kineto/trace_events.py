@@ -103,7 +103,7 @@ class Trace:
     names: list[str]
     #: thread id -> name, of threads that the trace names
     threads: dict[int, str]
-    #: number -> name of the Python functions, by which a function tells who called it
+    #: number -> name of the Python functions, by which a function refers to its caller
     functions: dict[int, str] = field(default_factory=dict)
     #: category -> number of events, of those that are not read
     unread: Counter[str] = field(default_factory=Counter)
@@ -222,7 +222,7 @@ def _number(thread: Any) -> int:
 def _functions(events: list[dict[str, Any]], known: dict[int, str]) -> list[dict[str, Any]]:
     """Return the Python functions that took long, those of C with the function that called them.
 
-    A caller stands before what it calls, and took at least as long.
+    A caller comes before what it calls, and took at least as long.
     """
     kept = [event for event in events if event.get("dur", 0) >= _LEAST_FUNCTION_US]
     for event in kept:

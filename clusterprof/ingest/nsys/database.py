@@ -118,7 +118,7 @@ class Export:
         return frozenset(row[1] for row in described)
 
     def rows(self, sql: str, *tables: str) -> list[tuple[Any, ...]]:
-        """Return the rows of a small query, in which `{0}`, `{1}` stand for `tables`.
+        """Return the rows of a small query, with `tables` for `{0}`, `{1}`.
 
         Empty where one of the tables is not in this export.
         """
@@ -177,7 +177,7 @@ class Export:
         return raw if whole.all() else {name: values[whole] for name, values in raw.items()}
 
     def text(self, table: str, column: str, reference: str) -> tuple[str, str]:
-        """Return SQL for a text that stands in `column` of `table` (as `n`) or, by `reference`,
+        """Return SQL for a text that is in `column` of `table` (as `n`) or, by `reference`,
         among the strings (`{1}`): the expression, and the join that it needs.
         """
         if not self.has(table, reference):
@@ -214,7 +214,7 @@ class Export:
     def _damaged(self, why: str) -> ReportError:
         return ReportError(
             f"{self.origin} cannot be read: the database is truncated or damaged",
-            f"sqlite said: {why}",
+            f"sqlite printed: {why}",
             "export or copy it again, and compare the sizes",
         )
 

@@ -56,7 +56,7 @@ _TYPES = {
 _FIRST_STATIC = 1 << 24
 #: For exports without their schemas, as measured on NCCL 2.21, 2.25 and 2.28: the number -> what
 #: follows the message size, where anything does (of a reduction its operator, which is not read).
-#: AllGather (4) and AllToAll (16) end with it. Before 2.25 no communicator stands before it.
+#: AllGather (4) and AllToAll (16) end with it. Before 2.25 no communicator precedes it.
 _FOLLOWED_BY = {5: "", 6: "root", 7: "", 8: "root", 9: "peer", 10: "peer", 17: "root", 18: "root"}
 _NOT_FOLLOWED = (4, 16)
 _COMMUNICATOR_INIT = 11
@@ -146,7 +146,7 @@ def _bodies(rows: Ints, payloads: pa.ChunkedArray) -> Bodies:
 
 
 def decoded(bodies: Bodies, layouts: dict[int, Layout] | None = None) -> Payloads:
-    """Return what the bytes say, by `layouts` (schema id -> fields), else as NCCL's are known."""
+    """Return what the bytes hold, by `layouts` (schema id -> fields), else as NCCL's are known."""
     rows = bodies.row.size
     values = {name: np.zeros(rows, np.int64) for name in FIELDS.values()}
     present = {name: np.zeros(rows, bool) for name in values}

@@ -38,7 +38,7 @@ UNCLEAR = "several kernels of the group cannot be separated: their whole span is
 
 @dataclass(frozen=True)
 class Communicators:
-    """What `ncclCommInit*` said, where it lies in the capture: id -> (size, this rank in it)."""
+    """What `ncclCommInit*` in the capture was given: id -> (size, this rank in it)."""
 
     known: dict[int, tuple[int, int]]
 
@@ -117,7 +117,7 @@ def _exchanges(
 
     Where no communicator is known, who sends to whom is unknown; but a group of sends and receives
     (more than one of each, or it may be two neighbours of a pipeline) is one kernel that ends on no
-    member before all have come: PyTorch's all-to-all. Its first call stands for it.
+    member before all have come: PyTorch's all-to-all. Its first call represents it.
     """
     keep, exchange = np.ones(group.size, bool), np.zeros(group.size, bool)
     sends, receives = operations == "Send", operations == "Recv"

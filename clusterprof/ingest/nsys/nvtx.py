@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pyarrow as pa
@@ -33,17 +33,8 @@ class Ranges:
 
     def where(self, chosen: Bools | Ints) -> Ranges:
         """Return the ranges for which `chosen` is true, or those at the places `chosen`."""
-        return Ranges(
-            self.start[chosen],
-            self.end[chosen],
-            self.process[chosen],
-            self.thread[chosen],
-            self.domain[chosen],
-            self.row[chosen],
-            self.name[chosen],
-            self.names,
-            self.domains,
-        )
+        columns = ("start", "end", "process", "thread", "domain", "row", "name")
+        return replace(self, **{each: getattr(self, each)[chosen] for each in columns})
 
     def of_process(self, process: int) -> Ranges:
         """Return the ranges of one process."""

@@ -54,7 +54,7 @@ _LEAST_WORK = 0.1
 
 @dataclass(frozen=True)
 class Origin:
-    """Where a report comes from; each field None or empty where the report does not say."""
+    """Where a report comes from; each field None or empty where the report does not name it."""
 
     identity: Identity | None
     job: str | None
@@ -136,7 +136,7 @@ def rank_processes(
     """Return the processes that are ranks, in the order of their GPUs, then of their ids.
 
     Those that use NCCL; where none does, those that keep a GPU each busy; on a CPU those that mark
-    steps. `who` is what the profiled command's environment says: one that is a rank itself has no
+    steps. `who` is by the profiled command's environment: one that is a rank itself has no
     other ranks among its children, nor has one of which it is known (`alone`). A list of None
     where no process does anything.
     """

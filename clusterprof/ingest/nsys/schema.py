@@ -16,7 +16,7 @@ from clusterprof.ingest.recording import Ints
 
 @dataclass(frozen=True)
 class Table:
-    """A table of events: its name, the global id that says whose a row is, the numbers read."""
+    """A table of events: its name, the global id of what a row belongs to, the numbers read."""
 
     name: str
     owner: str

@@ -75,7 +75,7 @@ def scrub(source: Path, target: Path) -> None:
     except OSError as error:
         raise unreadable(target, error) from error
     except sqlite3.Error as error:
-        raise ReportError(f"{source} cannot be scrubbed", f"sqlite said: {error}") from error
+        raise ReportError(f"{source} cannot be scrubbed", f"sqlite printed: {error}") from error
 
 
 def is_ours(path: Path) -> bool:
