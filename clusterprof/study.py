@@ -43,7 +43,7 @@ class Study:
     """Results, and the tables that they rest on."""
 
     results: Results
-    #: schema `clusterprof.merge.PLACED`
+    #: schema `clusterprof.align.match.PLACED`
     collectives: pa.Table
     #: schema `clusterprof.analysis.model.accounts.ACCOUNTS`
     accounts: pa.Table

@@ -2,7 +2,7 @@
 
 All times are integers in nanoseconds on the *rank's own wall clock* (for nsys
 `utcEpochNs + start`, for Kineto `baseTimeNanoseconds + ts`). Aligned times, on the
-reference rank's clock, are added beside them by `clusterprof.merge`, never instead of
+reference rank's clock, are added beside them by `clusterprof.align`, never instead of
 them. Units are in the column names.
 """
 
