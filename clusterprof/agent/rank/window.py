@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 import time
-from typing import Any, List, Optional
+from typing import Any, Callable, List, Optional
 
 from ..contracts import clocks, paths
 from ..contracts.plan import Plan
@@ -16,7 +17,7 @@ from ..contracts.states import State
 from ..contracts.variables import PROFILED
 from ..guard import size
 from ..guard.outbox import Outbox
-from . import garbage_collector, own_profilers, threads
+from . import garbage_collector, own_profilers
 from .steps import Counter
 
 #: How long a window that opens waits for word whether it was ordered closed already.
@@ -42,7 +43,7 @@ class Window:
         self.was_open = False
         #: the switches that are on
         self.running: List[Any] = []
-        self.thread_end: Optional[threads.AtEnd] = None
+        self.thread_end: Optional[AtEnd] = None
         counter.next_event = self.first
         counter.at = self.at
         if os.environ.get(PROFILED, "").startswith("cuda:"):
@@ -93,7 +94,7 @@ class Window:
                      % (self.first, first_line(error)))  # fmt: skip
             return False
         self.is_open = True
-        self.thread_end = threads.AtEnd(self.thread_ends)
+        self.thread_end = AtEnd(self.thread_ends)
         own_profilers.kineto.comes = self.give_way
         self.looks = size.Looks(self.first, time.monotonic_ns())
         self.quietly(lambda: self.clock.take("opened", mark=True))
@@ -257,3 +258,30 @@ def first_line(error: BaseException) -> str:
     """An exception in one line."""
     text = str(error).strip().split("\n")[0]
     return text or error.__class__.__name__
+
+
+class AtEnd:
+    """Calls `act` when the thread that made it ends, on that thread.
+
+    torch's profilers live on one thread, and end the program on any other.
+
+    Not the main thread's end, which is atexit's; and a thread that the interpreter leaves behind
+    never ends.
+    """
+
+    def __init__(self, act: Callable[[], None]) -> None:
+        self._local = threading.local()
+        self._local.last = _Last(act)
+
+
+class _Last:
+    """Local to a thread, and so deleted by it when it ends."""
+
+    def __init__(self, act: Callable[[], None]) -> None:
+        self.act = act
+        self.pid = os.getpid()
+
+    def __del__(self) -> None:
+        # A forked child has one thread, and main's things are deleted with the interpreter.
+        if os.getpid() == self.pid and threading.current_thread() is not threading.main_thread():
+            self.act()
