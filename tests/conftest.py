@@ -7,7 +7,9 @@ nothing may be missing (`CI=true` or `CLUSTERPROF_TESTS_REQUIRE_ALL=1`) a skip i
 
 from __future__ import annotations
 
+import contextlib
 import os
+import random
 import shutil
 import socket
 import tempfile
@@ -217,10 +219,16 @@ def slurm_state(request: pytest.FixtureRequest) -> Iterator[Path]:
 
 
 def free_port() -> int:
-    """A TCP port that nobody listens on just now."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
+    """A TCP port that nobody listens on, and that no other program is given before it is used.
+
+    Below the ephemeral ports, of which tests that run beside this one take many, and above those
+    of `slurm.sh` and `hosts.sh`.
+    """
+    for port in random.sample(range(31_100, 32_700), 200):
+        with socket.socket() as listener, contextlib.suppress(OSError):
+            listener.bind(("0.0.0.0", port))
+            return port
+    raise RuntimeError("no free port")
 
 
 @pytest.fixture
