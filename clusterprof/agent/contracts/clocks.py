@@ -1,9 +1,9 @@
-"""clock.json: what this host's clocks said when counting began and around the window.
+"""clock.json: readings of this host's clocks around the window.
 
 A list of readings, in order: `open` before the profiler starts, `opened` after, `closing` before
-it stops, `close` after. (`start`, taken on every rank of the job when it begins to count, stands
-in state.json.) Two readings tell whether the wall clock was set in between; the kernel's
-opinion tells how far from true time it may be; marks tell how the report's times lie to it.
+it stops, `close` after. (`start`, taken on every rank of the job when it begins to count, is
+in state.json.) Two readings show whether the wall clock was set in between; the kernel's estimate
+bounds its distance from true time; marks relate the report's times to it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _TIMEX = "@Illlli"
 
 
 def kernel() -> Optional[Dict[str, Any]]:
-    """What the kernel thinks of its own wall clock (adjtimex, read only); None if it won't say.
+    """The kernel's estimate of its wall clock's error (adjtimex, read only); None without one.
 
     `maxerror_ns` bounds the distance to true time as far as the time daemon is right, while
     `synchronised`; without a daemon it means nothing.
@@ -54,7 +54,7 @@ def kernel() -> Optional[Dict[str, Any]]:
 
 
 def machine() -> str:
-    """What tells one running kernel from another: processes of one read one wall clock.
+    """What distinguishes running kernels: processes of one kernel read one wall clock.
 
     The boot's random number and the host name (virtual machines made of one snapshot share
     the first).
@@ -71,7 +71,7 @@ def reading(event: str) -> Dict[str, Any]:
     """Wall, monotonic and raw clock as nearly at once as Python can.
 
     The wall clock was read between the two readings of the monotonic clock, `gap_ns` apart.
-    The kernel is asked where that costs no import: torch has imported ctypes.
+    With the kernel's estimate where that costs no import: torch has imported ctypes.
     """
     before = time.monotonic_ns()
     wall = time.time_ns()
@@ -97,7 +97,7 @@ class Readings:
         self.pending.append(now)
 
     def new(self) -> List[Dict[str, Any]]:
-        """Those that were taken since this was last asked."""
+        """Those that were taken since the last call."""
         pending, self.pending = self.pending, []
         return pending
 
@@ -114,7 +114,7 @@ def marks(number: int) -> List[Dict[str, Any]]:
     """Ranges in the report, each between two readings of the wall clock; [] where none can be.
 
     Whatever the report's own times are, the range began after `before_ns` and ended before
-    `after_ns`. The first of its kind pays for what the profiler sets up, hence two of each.
+    `after_ns`. The first of its kind includes the profiler's set-up, hence two of each.
     """
     torch = sys.modules.get("torch")
     if torch is None:
