@@ -7,10 +7,12 @@ be, and which variables tell a process its rank. It runs nothing. What several n
 from __future__ import annotations
 
 import argparse
-import importlib
+import ast
+import importlib.util
 import os
 import pkgutil
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Protocol, cast
 
 from clusterprof.launchers.support.job import Job
@@ -51,6 +53,17 @@ class Launcher(Protocol):
 def names() -> list[str]:
     """The verbs of all launchers, by the files that there are: none of them is loaded."""
     return [module.name for module in pkgutil.iter_modules(__path__) if not module.ispkg]
+
+
+def summary(name: str) -> str:
+    """The launcher's SUMMARY, read off its file: `clusterprof --help` loads none of them."""
+    spec = importlib.util.find_spec(f"{__name__}.{name}")
+    assert spec is not None
+    assert spec.origin is not None
+    for node in ast.parse(Path(spec.origin).read_bytes()).body:
+        if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "SUMMARY":
+            return str(ast.literal_eval(node.value))
+    return ""
 
 
 def load(name: str) -> Launcher:

@@ -54,7 +54,7 @@ def parser() -> argparse.ArgumentParser:
     top.add_argument("--version", action="version", version=f"clusterprof {__version__}")
     group = top.add_subparsers(dest="verb", metavar="VERB", title="verbs")
     for name in verbs():
-        line = VERBS.get(name) or launchers.load(name).SUMMARY
+        line = VERBS.get(name) or launchers.summary(name)
         group.add_parser(name, help=line, add_help=False)
     return top
 
