@@ -98,7 +98,7 @@ def test_reports_are_merged_with_a_measurement_of_their_hosts_or_told_that_it_is
     line = ["merge", "rank0.sqlite", "rank1.sqlite", "--json", "--clock"]
     merged = run_clusterprof([*line, "clock.json"])
     assert merged.returncode == 0, merged
-    assert "measuring the hosts' clocks" in json.loads(merged.stdout)["clock"]["method"]
+    assert "measured" in json.loads(merged.stdout)["clock"]["method"]
     refused = run_clusterprof([*line, "others.json"])
     assert refused.returncode == 4
     assert "the clock of host vm was not measured" in refused.stderr
