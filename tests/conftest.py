@@ -81,7 +81,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             for item in needing:
                 item.add_marker(pytest.mark.skip(reason=f"needs {part.what}: {reason}"))
     if _is_worker(config):
-        from lab import lanes  # where there is no pytest-xdist nobody gets here
+        from lab import lanes  # where there is no pytest-xdist no one gets here
 
         lanes.write(items, command.scratch.with_name(f"lanes-{command.scratch.name}"))
 
@@ -131,9 +131,9 @@ def pytest_configure_node(node: Any) -> None:
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any, error: object) -> None:
     """A worker has ended; one that crashed tells nothing, and counts as a failure of its own."""
-    stash, told = node.config.stash, getattr(node, "workeroutput", {})
-    stash[_folders].extend(map(Path, told.get("folders", ())))
-    stash[_left_out] |= Counter(told.get("left_out", {}))  # all workers collect all tests
+    stash, stated = node.config.stash, getattr(node, "workeroutput", {})
+    stash[_folders].extend(map(Path, stated.get("folders", ())))
+    stash[_left_out] |= Counter(stated.get("left_out", {}))  # all workers collect all tests
 
 
 # The last wrapper: within that of the closing summary, around the one that ends the workers.
@@ -219,7 +219,7 @@ def slurm_state(request: pytest.FixtureRequest) -> Iterator[Path]:
 
 
 def free_port() -> int:
-    """A TCP port that nobody listens on, and that no other program is given before it is used.
+    """A TCP port that no one listens on, and that no other program is given before it is used.
 
     Below the ephemeral ports, of which tests that run beside this one take many, and above those
     of `slurm.sh` and `hosts.sh`.
@@ -235,7 +235,7 @@ def free_port() -> int:
 def slurm(slurm_state: Path) -> Iterator[dict[str, str]]:
     """A running Slurm of four nodes (n1 to n4, 8 processors each): the environment to use it.
 
-    After the test its jobs are cancelled, so that none holds up the next test.
+    After the test its jobs are cancelled, so that none delays the next test.
     """
     # Two labs on one machine count their jobs alike: a port made of the job's number would be the
     # same in both, and their jobs would meet.

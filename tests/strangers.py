@@ -63,15 +63,15 @@ def trace(
         elif call is None:
             add("kernel", row["name"], *span, **where)
         else:
-            told = _told(call, tables) if arguments and known else {}
-            own = told if arguments == "kernel" else {}
+            stated = _stated(call, tables) if arguments and known else {}
+            own = stated if arguments == "kernel" else {}
             name = (kernels or {}).get(call["operation"], KERNEL)
             add("kernel", name, *span, **where, **own)
             operator, annotation = _CALLS[call["operation"]]
             around = (launch - _ROUND_NS, launched + _ROUND_NS, 1)
             if known:
                 add("cpu_op", f"c10d::{operator}", *around)
-                add("cpu_op", "record_param_comms", *around, **told)
+                add("cpu_op", "record_param_comms", *around, **stated)
                 add("user_annotation", f"nccl:{annotation}", *around)
         if known:
             correlation = where["correlation"]
@@ -91,7 +91,7 @@ def trace(
     return path
 
 
-def _told(call: Mapping[str, Any], tables: RankTables) -> dict[str, Any]:
+def _stated(call: Mapping[str, Any], tables: RankTables) -> dict[str, Any]:
     """The arguments by which PyTorch since 2.2 tells a collective."""
     world = range(tables.info.world_size or 1)
     return {

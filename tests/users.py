@@ -1,4 +1,4 @@
-"""Other users of the same machine, for tests that run as root: two who are nobody special."""
+"""Other users of the same machine, for tests that run as root: two who are no one special."""
 
 from __future__ import annotations
 

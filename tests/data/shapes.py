@@ -1,4 +1,4 @@
-"""The program behind recordings of parallel shapes in which nobody marks a step.
+"""The program behind recordings of parallel shapes in which no step is marked.
 
     clusterprof torchrun --ranks all --steps 15:20 --nproc-per-node 4 -- tests/data/shapes.py tp
 
@@ -278,7 +278,7 @@ class Job:
 
         self.iterate = iterate
 
-    def hold_up(self) -> None:
+    def delay(self) -> None:
         """The planted cause, before each step; `tokens` is in the model."""
         if self.rank != self.a.who:
             return
@@ -296,7 +296,7 @@ class Job:
         times = []
         for _ in range(self.a.it):
             begin = time.perf_counter()
-            self.hold_up()
+            self.delay()
             self.iterate()
             self.optimizer.step()
             self.optimizer.zero_grad()

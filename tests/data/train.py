@@ -170,7 +170,7 @@ class Job:
         )  # fmt: skip
         yield from loader
 
-    def hold_up(self, step: int) -> None:
+    def delay(self, step: int) -> None:
         """The planted cause."""
         chosen = not self.a.slow_steps or step in map(int, self.a.slow_steps.split(","))
         if self.rank != self.a.slow_rank or not chosen:
@@ -194,7 +194,7 @@ class Job:
             with nvtx.range(f"step {step}"):
                 with nvtx.range("data"):
                     batch = next(feed).to(self.device, non_blocking=True)
-                self.hold_up(step)
+                self.delay(step)
                 with nvtx.range("forward and backward"):
                     self.iterate(batch)
                 with nvtx.range("optimizer"):

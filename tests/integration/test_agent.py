@@ -100,7 +100,7 @@ if __name__ == "__main__":
     assert sorted(path.name for path in job.rank.iterdir()) == ["state.json", "steps.csv"]
 
 
-def test_a_chosen_rank_leaves_a_trace_of_its_window(job: Job) -> None:
+def test_a_profiled_rank_leaves_a_trace_of_its_window(job: Job) -> None:
     done = job(LOOP + "iterate(6); print('trained')", selection=CHOSEN)
     assert (done.returncode, done.stdout, done.stderr) == (0, "trained\n", "")
     assert job.state["state"] == "captured"

@@ -25,8 +25,8 @@ def wait_for(run_command: Run, slurm: dict[str, str]) -> Callable[[str], str]:
     def wait(job: str, seconds: float = 60) -> str:
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
-            told = run_command(["scontrol", "--oneliner", "show", "job", job], env=slurm)
-            state = told.stdout.partition("JobState=")[2].split(" ")[0]
+            stated = run_command(["scontrol", "--oneliner", "show", "job", job], env=slurm)
+            state = stated.stdout.partition("JobState=")[2].split(" ")[0]
             if state not in ("PENDING", "RUNNING", "COMPLETING", "CONFIGURING"):
                 return state
             time.sleep(0.2)
@@ -84,9 +84,9 @@ def test_the_template_of_a_torchrun_on_each_node_runs_and_another_job_merges_it(
         env={**slurm, "CLUSTERPROF_PROFILER": "torch"},
     )  # fmt: skip
     ended = wait_for(done.stdout.strip())
-    said = (project / "out").read_text()
-    assert ended == "COMPLETED", said
-    assert "18 steps on 2 ranks" in said
+    printed_text = (project / "out").read_text()
+    assert ended == "COMPLETED", printed_text
+    assert "18 steps on 2 ranks" in printed_text
     (run,) = (project / "runs").iterdir()
     assert states(run) == {0: "collected", 1: "collected"}
     assert ranks_in(run) == [0, 1]
@@ -128,15 +128,15 @@ def test_sbatch_submits_the_program_as_it_was_written_and_a_job_that_merges(
         env=slurm, cwd=folder,
     )  # fmt: skip
     assert done.returncode == 0, done
-    told = printed(done)
-    ended = wait_for(told["job"])
+    stated = printed(done)
+    ended = wait_for(stated["job"])
     assert ended == "COMPLETED", [each.read_text() for each in folder.glob("out*")]
     for rank in (0, 1):
         assert json.loads((folder / f"{rank}.json").read_text()) == AWKWARD
-    run = Path(told["run"])
+    run = Path(stated["run"])
     assert run.parent == folder / "runs"
-    assert run.name.endswith("-" + told["job"])
-    assert wait_for(told["merge"]) == "COMPLETED"
+    assert run.name.endswith("-" + stated["job"])
+    assert wait_for(stated["merge"]) == "COMPLETED"
     assert states(run) == {0: "collected", 1: "collected"}
     assert json.loads((run / "merged" / "results.json").read_text())["collectives"]["matched"] > 0
 
@@ -155,14 +155,14 @@ def test_the_merge_job_finishes_a_run_whose_job_was_cancelled(
         env=slurm,
     )  # fmt: skip
     assert done.returncode == 0, done
-    told = printed(done)
+    stated = printed(done)
     deadline = time.monotonic() + 60
     trace = workdir / "here" / "ranks" / "00000" / "trace.json.gz"
     while not trace.exists() and time.monotonic() < deadline:
         time.sleep(0.2)
-    assert run_command(["scancel", told["job"]], env=slurm).returncode == 0
-    assert wait_for(told["job"]) == "CANCELLED"
-    assert wait_for(told["merge"]) == "COMPLETED", (workdir / f"out{told['merge']}").read_text()
+    assert run_command(["scancel", stated["job"]], env=slurm).returncode == 0
+    assert wait_for(stated["job"]) == "CANCELLED"
+    assert wait_for(stated["merge"]) == "COMPLETED", (workdir / f"out{stated['merge']}").read_text()
     assert states(workdir / "here") == {0: "collected"}
     assert (workdir / "here" / "report.html").exists()
 
@@ -280,8 +280,8 @@ def test_a_job_that_is_started_over_has_another_run_directory_and_both_are_merge
     text = shown(run_clusterprof, "--run-dir=here", "-N1", "--", "true")
     (workdir / "job").write_text(script_of(text, teller))
     again = {"SLURM_JOB_ID": "7", "SLURM_RESTART_COUNT": "1"}
-    said = run_command(["bash", "job"], env=again).stdout.splitlines()
-    assert said[:3] == ["srun", "--run-dir", f"{workdir}/here-restart1"]
+    printed_text = run_command(["bash", "job"], env=again).stdout.splitlines()
+    assert printed_text[:3] == ["srun", "--run-dir", f"{workdir}/here-restart1"]
     (workdir / "here-restart1").mkdir()
     done = run_command(
         ["bash", SLURM / "merge.sbatch", "here"], env={"PATH": f"{teller.parent}:/usr/bin:/bin"}
@@ -308,11 +308,11 @@ def test_the_container_template_has_one_list_of_mounts_with_what_the_rank_needs(
         ["bash", "job"], env={"SLURM_JOB_ID": "7", "CONTAINER_MOUNTS": "/data:/data,/my set:/b"}
     )
     assert done.returncode == 0, done
-    said: list[Any] = done.stdout.splitlines()
-    (mounts,) = [line for line in said if line.startswith("--container-mounts=")]
+    printed_text: list[Any] = done.stdout.splitlines()
+    (mounts,) = [line for line in printed_text if line.startswith("--container-mounts=")]
     package = str(ROOT / "clusterprof")
     assert mounts.partition("=")[2].split(",") == [
         "/data:/data", "/my set:/b", f"{workdir}:{workdir}", f"{package}:{package}:ro",
         f"{workdir}/runs:{workdir}/runs",
     ]  # fmt: skip
-    assert said[-3:] == ["--", "python", "a b.py"]
+    assert printed_text[-3:] == ["--", "python", "a b.py"]

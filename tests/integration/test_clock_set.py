@@ -92,10 +92,10 @@ def test_a_clock_set_before_the_window_is_said_and_changes_no_step_and_no_verdic
     for rank in results["clock"]["ranks"]:
         assert abs(rank["offset_ns"]) <= rank["uncertainty_ns"] < HOUR_NS / 10
     # by an hour, to within what the reading itself took
-    said = [
+    printed = [
         each for each in results["warnings"] if re.search(r"was set by \+3(599999|600000)\.", each)
     ]
-    assert len(said) == 2, results["warnings"]
+    assert len(printed) == 2, results["warnings"]
 
 
 def test_a_clock_set_inside_the_window_leaves_no_report_that_is_believed(

@@ -24,8 +24,8 @@ def refused(done: Completed, status: int = 2) -> str:
 
 
 def test_a_line_without_the_two_dashes_is_given_back_with_them(run_clusterprof: Cli) -> None:
-    said = refused(run_clusterprof(["torchrun", "--nproc-per-node", "4", "train.py"]))
-    assert " -- train.py" in said
+    printed = refused(run_clusterprof(["torchrun", "--nproc-per-node", "4", "train.py"]))
+    assert " -- train.py" in printed
 
 
 def test_a_line_without_a_program_is_refused(run_clusterprof: Cli) -> None:
@@ -35,13 +35,13 @@ def test_a_line_without_a_program_is_refused(run_clusterprof: Cli) -> None:
 def test_a_rank_outside_of_the_world_is_refused_before_the_job_starts(
     run_clusterprof: Cli, workdir: Path
 ) -> None:
-    said = refused(
+    printed = refused(
         run_clusterprof(
             ["srun", "--ranks", "0,9", "-n4", "--profiler=torch", "--", "python", "t.py"]
         )
     )
-    assert re.search(r"rank\D+9\b", said)
-    assert "-n4" in said
+    assert re.search(r"rank\D+9\b", printed)
+    assert "-n4" in printed
     assert list(workdir.iterdir()) == []
 
 
@@ -58,29 +58,29 @@ def test_a_rank_outside_of_the_world_is_refused_before_the_job_starts(
 def test_what_cannot_be_understood_is_refused_with_a_hint(
     run_clusterprof: Cli, workdir: Path, options: list[str], words: str
 ) -> None:
-    said = refused(run_clusterprof(["torchrun", *options, "--", "train.py"]))
-    assert words in said
-    assert len(said.splitlines()) >= 2
+    printed = refused(run_clusterprof(["torchrun", *options, "--", "train.py"]))
+    assert words in printed
+    assert len(printed.splitlines()) >= 2
     assert list(workdir.iterdir()) == []
 
 
 def test_an_nsys_that_is_missing_is_said_with_what_to_do(
     run_clusterprof: Cli, workdir: Path
 ) -> None:
-    said = refused(
+    printed = refused(
         run_clusterprof(["torchrun", "--profiler=nsys", "--nsys", "/none/nsys", "--", "train.py"]),
         6,
     )
-    assert "/none/nsys" in said
-    assert "--profiler torch" in said
+    assert "/none/nsys" in printed
+    assert "--profiler torch" in printed
 
 
 def test_an_nsys_that_is_too_old_is_said_with_its_version(
     run_clusterprof: Cli, workdir: Path, tmp_path: Path
 ) -> None:
     old = fake_nsys(workdir, "2020.3.1.72")
-    said = refused(run_clusterprof(["torchrun", "--nsys", str(old), "--", "train.py"]), 6)
-    assert "2020.3.1" in said
+    printed = refused(run_clusterprof(["torchrun", "--nsys", str(old), "--", "train.py"]), 6)
+    assert "2020.3.1" in printed
 
 
 @pytest.mark.needs_nsys
@@ -103,13 +103,13 @@ def test_an_output_directory_that_exists_is_left_as_it_is(
 ) -> None:
     (workdir / "mine").mkdir()
     (workdir / "mine" / "file").write_text("kept")
-    said = refused(
+    printed = refused(
         run_clusterprof(
             ["torchrun", "--profiler=torch", "--run-dir=mine", "--force", "--", "train.py"]
         ),
         5,
     )
-    assert "mine" in said
+    assert "mine" in printed
     assert (workdir / "mine" / "file").read_text() == "kept"
 
 

@@ -19,10 +19,10 @@ from clusterprof.launch.profiling import CaptureRequest, choose
 
 AGENT = Path(clusterprof.__file__).parent / "agent"
 CHECKOUT = Path(clusterprof.__file__).resolve().parents[1]
-NOBODY = "65534"
+NO_ONE = "65534"
 
 #: In mount namespaces of its own: no checkout, the agent read-only at another place, the run
-#: directory too; then as nobody, with an empty environment but for what follows.
+#: directory too; then as no one, with an empty environment but for what follows.
 INSIDE = """
 set -e
 hidden=$1 agent=$2 run=$3 shm=$4 place=$5
@@ -101,7 +101,7 @@ def test_a_rank_in_a_container_needs_one_plain_folder_and_the_run_directory(
     assert done.stderr == ""
     assert found["state"] == "captured", found
     report = container.place / "launched/ranks/00003/report.nsys-rep"
-    assert report.stat().st_uid == int(NOBODY)
+    assert report.stat().st_uid == int(NO_ONE)
     steps = (container.place / "launched/ranks/00003/steps.csv").read_text()
     assert len(steps.splitlines()) == 31
 

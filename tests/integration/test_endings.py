@@ -81,8 +81,8 @@ def test_a_cancelled_job_keeps_its_report(workdir: Path, slurm: dict[str, str]) 
     running.wait_for("capturing")
     time.sleep(0.5)
     command.run(["scancel", running.job()], env=slurm)
-    assert running.ends() == 143, running.said()
-    assert state(running.run)["state"] == "collected", running.said()
+    assert running.ends() == 143, running.printed()
+    assert state(running.run)["state"] == "collected", running.printed()
     assert window(state(running.run)) == "inside"
 
 
@@ -95,10 +95,10 @@ def test_a_rank_that_hangs_after_its_window_has_its_report_home_already(
     deadline = time.monotonic() + 20
     while not report.exists() and time.monotonic() < deadline:
         time.sleep(0.1)
-    assert report.exists(), running.said()
+    assert report.exists(), running.printed()
     command.run(["scancel", running.job()], env=slurm)
-    assert running.ends() == 143, running.said()
-    assert state(running.run)["state"] == "collected", running.said()
+    assert running.ends() == 143, running.printed()
+    assert state(running.run)["state"] == "collected", running.printed()
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGHUP])
@@ -109,8 +109,8 @@ def test_an_nsys_that_is_killed_takes_nothing_of_the_program_along(
     running.wait_for("capturing")
     for pid in running.nsys():
         os.kill(pid, number)
-    assert running.ends() == 3, running.said()
-    assert words(running.said()) == ["rank 0 begins", "rank 1 begins", "rank 1 ends"]
+    assert running.ends() == 3, running.printed()
+    assert words(running.printed()) == ["rank 0 begins", "rank 1 begins", "rank 1 ends"]
     assert state(running.run)["state"] in ("collected", "lost")
     assert not running.nsys()
 
@@ -123,7 +123,7 @@ def test_a_guard_that_is_killed_takes_its_program_along(
     time.sleep(0.3)
     program, guard = state(running.run)["program_pid"], state(running.run)["pid"]
     os.kill(guard, signal.SIGKILL)
-    assert running.ends() == 137, running.said()
+    assert running.ends() == 137, running.printed()
     deadline = time.monotonic() + 5
     while Path(f"/proc/{program}").exists() and time.monotonic() < deadline:
         time.sleep(0.05)

@@ -52,23 +52,25 @@ class Batch:
         assert done.returncode == 0, done
         return done.stdout
 
-    def told(self, name: str) -> str:
+    def stated(self, name: str) -> str:
         """What Slurm says of the job."""
         text = self.call("scontrol", "--oneliner", "show", "job", self.job)
         return text.partition(f" {name}=")[2].split(" ")[0]
 
-    def said(self) -> str:
+    def printed(self) -> str:
         return (self.folder / "out").read_text() if (self.folder / "out").exists() else ""
 
     def wait_until_it_hangs(self) -> None:
         ready = {"rank 0 hangs", "rank 1 ends"}
-        until(lambda: ready <= set(words(self.said())), lambda: f"it never hung: {self.said()}")
+        until(lambda: ready <= set(words(self.printed())), lambda: f"it never hung: {self.said()}")
 
     def end(self) -> tuple[str, str]:
         """Its last state and exit status, by Slurm."""
         going = ("PENDING", "RUNNING", "COMPLETING", "CONFIGURING", "PREEMPTED")
-        until(lambda: self.told("JobState") not in going, lambda: f"it did not end: {self.said()}")
-        return self.told("JobState"), self.told("ExitCode")
+        until(
+            lambda: self.stated("JobState") not in going, lambda: f"it did not end: {self.said()}"
+        )
+        return self.stated("JobState"), self.stated("ExitCode")
 
 
 def ours(*program: str) -> list[str]:
@@ -131,12 +133,12 @@ def test_batch_jobs_end_as_they_would_have_ended(
         found = state(mine.run)
         reason = found.get("reason", "")
         fault(f"sbatch: {ending.what}", alone[1], with_us[1], added_s, found)
-        as_it_was = alone == with_us and words(mine.said()) == words(plain.said())
+        as_it_was = alone == with_us and words(mine.printed()) == words(plain.printed())
         as_it_was = as_it_was and added_s < ADDED_S
         captured = (found["state"], window(found)) == (ending.state, "inside")
         if not as_it_was or not captured or ending.reason not in reason:
             wrong.append((ending.what, alone, with_us, found["state"], reason))
-            print(ending.what, plain.said(), mine.said(), sep="\n---\n")
+            print(ending.what, plain.printed(), mine.printed(), sep="\n---\n")
     assert not wrong
 
 
@@ -149,7 +151,7 @@ exec python {shlex.quote(str(PROGRAMS / "ending.py"))} "$@"
 
 def started_over(batch: Batch) -> None:
     """Slurm starts a job over after two minutes: it is asked to do so now."""
-    until(lambda: batch.told("JobState") == "PENDING", batch.said)
+    until(lambda: batch.stated("JobState") == "PENDING", batch.printed)
     batch.call("scontrol", "update", f"JobId={batch.job}", "StartTime=now")
 
 
@@ -165,12 +167,12 @@ def test_a_job_that_starts_over_keeps_what_its_first_start_captured(
         batch.call("srun", "--partition=urgent", "--nodes=4", "--exclusive", "true")
     started_over(batch)
     ended = batch.end()
-    assert ended == ("COMPLETED", "0:0"), batch.said()
+    assert ended == ("COMPLETED", "0:0"), batch.printed()
     again = batch.folder / "run-restart1"
     assert (state(again)["state"], state(again).get("reason")) == ("collected", None)
     fault(f"sbatch: {by}, and started over", 0, 0, 0.0, state(batch.run))
     assert (window(state(batch.run)), "reason" in state(batch.run)) == ("inside", True)
-    assert f"clusterprof collect {batch.run}" in batch.said()
+    assert f"clusterprof collect {batch.run}" in batch.printed()
     done = command.run(command.clusterprof(["collect", "--no-merge", batch.run]))
     assert done.returncode == 0, done
     assert (state(batch.run)["state"], state(again)["state"]) == ("collected", "collected")
@@ -186,12 +188,12 @@ def test_a_window_is_closed_when_the_time_limit_nears_and_the_training_goes_on(
     )  # fmt: skip
     batch = Batch(slurm, workdir / "job", line, "--time=1")
     begun = {"rank 0 begins", "rank 1 begins"}  # from then on they handle the signal
-    until(lambda: begun <= set(words(batch.said())), batch.said)
+    until(lambda: begun <= set(words(batch.printed())), batch.printed)
     batch.call("scancel", "--signal=USR1", batch.job)
-    assert batch.end() == ("COMPLETED", "0:0"), batch.said()
-    assert {"rank 0 is warned", "rank 0 ends"} <= set(words(batch.said()))
+    assert batch.end() == ("COMPLETED", "0:0"), batch.printed()
+    assert {"rank 0 is warned", "rank 0 ends"} <= set(words(batch.printed()))
     found = state(batch.run)
-    assert found["state"] == "collected", batch.said()
+    assert found["state"] == "collected", batch.printed()
     assert "time limit" in found["reason"], found
     # Between two steps, or within one where a machine is so busy that it takes a second.
     assert found.get("step_end", 11) < 200, found
@@ -205,10 +207,10 @@ def test_two_runs_that_one_job_starts_at_once_do_not_meet(
     )
     both = f"{shlex.join(line)} & {shlex.join(line)} & wait -n && wait -n"
     batch = Batch(slurm, workdir / "job", ["bash", "-c", both])
-    assert batch.end() == ("COMPLETED", "0:0"), batch.said()
+    assert batch.end() == ("COMPLETED", "0:0"), batch.printed()
     runs = sorted((batch.folder / "runs").iterdir())
-    assert len(runs) == 2, batch.said()
-    assert [state(run)["state"] for run in runs] == ["collected", "collected"], batch.said()
+    assert len(runs) == 2, batch.printed()
+    assert [state(run)["state"] for run in runs] == ["collected", "collected"], batch.printed()
     assert [json.loads((run / "run.json").read_text())["exit_status"] for run in runs] == [0, 0]
     sessions = {state(run)["session"] for run in runs}
     assert len(sessions) == 2

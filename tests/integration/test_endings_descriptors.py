@@ -1,4 +1,4 @@
-"""A chosen rank has the streams and descriptors that its launcher gave it, under nsys as well."""
+"""A profiled rank has the streams and descriptors that its launcher gave it, under nsys as well."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def test_a_program_under_nsys_has_the_stderr_that_it_would_have_had(
     compare(workdir, fault, f"a rank with {redirected}", program, redirected, LOOK="1")
 
 
-def test_nobody_waits_for_us_at_the_end_of_a_program_s_pipe(
+def test_no_one_waits_for_us_at_the_end_of_a_program_s_pipe(
     program: str, workdir: Path, fault: Fault
 ) -> None:
     # It closes its end, and waits for its reader to see that.

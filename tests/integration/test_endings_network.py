@@ -33,21 +33,21 @@ def test_a_node_that_is_cut_off_ends_its_job_as_it_would_have(
         (each.run.parent / "go").touch()
     plain, status = plain_short.ends(60), ours_short.ends(60)
     fault("a node is cut off for 4 s", plain, status, 0.0, ours_short.state())
-    assert status == plain == 0, ours_short.said()
-    assert words(ours_short.said()) == words(plain_short.said())
-    assert ours_short.state()["state"] == "collected", ours_short.said()
+    assert status == plain == 0, ours_short.printed()
+    assert words(ours_short.printed()) == words(plain_short.printed())
+    assert ours_short.state()["state"] == "collected", ours_short.printed()
     assert outcomes(ours_short.run) == {0: "collected"}
 
     plain = plain_long.ends(60)
     began = time.monotonic()
     status = ours_long.ends(60)
     added_s = time.monotonic() - began
-    said = ours_long.said()
+    printed = ours_long.printed()
     fault("a node is cut off for good", plain, status, added_s, ours_long.state())
-    assert status == plain, said
-    assert words(said) == words(plain_long.said())
+    assert status == plain, printed
+    assert words(printed) == words(plain_long.printed())
     assert added_s < ADDED_S
-    assert ours_long.state()["state"] == "lost", said
+    assert ours_long.state()["state"] == "lost", printed
     assert outcomes(ours_long.run) == {0: "lost"}
     # What runs there still knows nothing of it; what was captured comes home after all.
     for node in ("n3", "n4"):

@@ -213,10 +213,10 @@ def test_a_real_nsys_that_is_killed_takes_nothing_of_the_program_along(
         for pid, line in of_session(running.state(rank)["session"]):
             if line[0].endswith("nsys") and any(word in line for word in which):
                 os.kill(pid, signal.SIGKILL)
-    assert running.ends() == plain.returncode, running.said()
+    assert running.ends() == plain.returncode, running.printed()
     added = time.monotonic() - began - plain.seconds
     assert added < ADDED_S
-    assert words(running.said()) == words(plain.stdout)
+    assert words(running.printed()) == words(plain.stdout)
     for rank, _, _, what in kills:
         found = running.state(rank)
         fault(what, plain.returncode, plain.returncode, added, found)
@@ -262,5 +262,5 @@ def test_nodes_with_another_nsys_or_none_do_what_they_can_and_say_it(
 
 def version() -> str:
     """The real one's."""
-    said = command.run([nsys(), "--version"]).stdout
-    return re.findall(r"\d{4}[.\d]+", said)[0]
+    printed = command.run([nsys(), "--version"]).stdout
+    return re.findall(r"\d{4}[.\d]+", printed)[0]

@@ -84,18 +84,20 @@ def check(
         status = each.ends()
         took.append((status if status >= 0 else 128 - status, time.monotonic() - began))
     (expected, alone), (status, seconds) = took
-    said = ours.said()
+    printed = ours.printed()
     fault(f"{launcher[0]}: {ending}", expected, status, seconds - alone, ours.state())
-    assert status == expected or {status, expected} <= ending.statuses, said
-    assert seconds - alone < ADDED_S, said
-    assert words(said) == words(plain.said()), said
+    assert status == expected or {status, expected} <= ending.statuses, printed
+    assert seconds - alone < ADDED_S, printed
+    assert words(printed) == words(plain.printed()), printed
     found = ours.state()
     where = "before" if ending.at < 10 else "inside" if ending.at < 20 else "whole"
-    assert (found["state"], ending.reason in found.get("reason", "")) == (ending.state, True), said
+    assert (found["state"], ending.reason in found.get("reason", "")) == (ending.state, True), (
+        printed
+    )
     # A window that was closed for a signal ends between two steps, and is whole so far.
-    assert ending.reason or window(found) == where, said
+    assert ending.reason or window(found) == where, printed
     assert ("reason" in found) == (where != "whole"), found
-    assert outcomes(ours.run) == {0: ending.state}, said
+    assert outcomes(ours.run) == {0: ending.state}, printed
     assert not ours.left()
 
 
@@ -146,9 +148,9 @@ def test_a_torch_profiler_too_is_closed_between_two_steps_before_srun_kills(
     running = Running(argv, slurm, workdir / "out")
     running.wait_for("capturing")
     running.process.send_signal(TERM)
-    assert running.ends() == 137, running.said()
+    assert running.ends() == 137, running.printed()
     found = running.state()
-    assert found["state"] == "collected", running.said()
+    assert found["state"] == "collected", running.printed()
     assert 5 < found["step_end"] < 200, found
     assert all(fact in found["reason"] for fact in (str(found["step_end"]), "5:200", "SIGTERM"))
     assert (running.run / "ranks/00000/trace.json.gz").stat().st_size
@@ -163,10 +165,10 @@ def test_one_interrupt_ends_no_srun(workdir: Path, slurm: dict[str, str]) -> Non
     running = Running(argv, slurm, workdir / "out")
     running.wait_until(running.waits, "waiting")
     running.process.send_signal(INT)
-    running.wait_until(lambda: "one more within 1 sec to abort" in running.said(), "told")
+    running.wait_until(lambda: "one more within 1 sec to abort" in running.printed(), "told")
     (workdir / "go").touch()
-    assert running.ends() == 0, running.said()
-    assert running.state().get("whole"), running.said()
+    assert running.ends() == 0, running.printed()
+    assert running.state().get("whole"), running.printed()
     assert outcomes(running.run) == {0: "collected"}
 
 

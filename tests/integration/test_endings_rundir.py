@@ -40,14 +40,14 @@ def job(workdir: Path, slurm: dict[str, str], *program: str | Path) -> Running:
 
 
 @pytest.mark.parametrize("at", [5, 15, 25])
-def test_a_run_directory_that_is_deleted_hurts_nobody_and_is_named(
+def test_a_run_directory_that_is_deleted_hurts_no_one_and_is_named(
     at: int, workdir: Path, slurm: dict[str, str], slurm_state: Path, fault: Callable[..., None]
 ) -> None:
     # What was killed as a whole, in other tests, may have left some.
     reports = "*/clusterprof-*/report*"
     before = set((slurm_state / "local").glob(reports))
     running = job(workdir, slurm, "python", PROGRAMS / "ending.py", "wait", str(at))
-    running.wait_until(lambda: "rank 0 waits" in running.said(), "waiting")
+    running.wait_until(lambda: "rank 0 waits" in running.printed(), "waiting")
     if at > 20:
         home = running.run / "ranks/00000/report.nsys-rep"
         running.wait_until(home.exists, "home")
@@ -56,17 +56,17 @@ def test_a_run_directory_that_is_deleted_hurts_nobody_and_is_named(
     began = time.monotonic()
     status = running.ends()
     added_s = time.monotonic() - began - 0.02 * (30 - at)
-    said = running.said()
+    printed = running.printed()
     fault(f"run directory deleted after step {at}", 0, status, added_s, GONE)
-    assert status == 0, said
-    assert added_s < ADDED_S, said
-    assert [line for line in words(said) if line != "rank 0 waits"] == WORDS
-    assert "run was deleted" in said
-    assert "Traceback" not in said
-    assert "error" not in said
+    assert status == 0, printed
+    assert added_s < ADDED_S, printed
+    assert [line for line in words(printed) if line != "rank 0 waits"] == WORDS
+    assert "run was deleted" in printed
+    assert "Traceback" not in printed
+    assert "error" not in printed
     assert not running.run.exists()
     assert not running.left()
-    # A report holds the environment, and nobody would look for it there.
+    # A report holds the environment, and no one would look for it there.
     assert set((slurm_state / "local").glob(reports)) <= before
 
 
@@ -96,17 +96,17 @@ def test_a_plan_that_is_gone_when_the_guard_starts_keeps_no_program_from_running
     assert len(done.stderr.splitlines()) == 1
 
 
-def test_a_run_directory_that_the_ranks_cannot_write_hurts_nobody(
+def test_a_run_directory_that_the_ranks_cannot_write_hurts_no_one(
     workdir: Path, slurm: dict[str, str]
 ) -> None:
     mounts = 'mount --bind "$run" "$run"; mount -o remount,bind,ro "$run"'
     running = job(workdir, slurm, *own_mounts(mounts))
-    assert running.ends() == 0, running.said()
-    said = running.said()
-    assert words(said) == WORDS
-    assert "cannot be written" in said
+    assert running.ends() == 0, running.printed()
+    printed = running.printed()
+    assert words(printed) == WORDS
+    assert "cannot be written" in printed
     assert outcomes(running.run) == {0: "lost"}
-    assert "Traceback" not in said
+    assert "Traceback" not in printed
     assert not running.left()
 
 
@@ -116,7 +116,7 @@ def slow_filesystem(workdir: Path, slurm: dict[str, str], wait_s: float) -> Runn
     there.mkdir()
     running = job(workdir, slurm, *own_mounts(f'mount --bind "{there}" "$run/ranks"'))
     report = there / "00000/report.nsys-rep"
-    running.wait_until(lambda: "rank 0 ends" in running.said() and report.exists(), "done")
+    running.wait_until(lambda: "rank 0 ends" in running.printed() and report.exists(), "done")
     running.wait_until(lambda: '"captured"' in (report.parent / "state.json").read_text(), "home")
     here = workdir / "run/ranks/00000"
     here.mkdir()
@@ -130,7 +130,7 @@ def test_a_report_that_a_shared_filesystem_shows_late_is_waited_for(
 ) -> None:
     running = slow_filesystem(workdir, slurm, 1.0)
     shutil.copytree(workdir / "node", workdir / "run/ranks", dirs_exist_ok=True)
-    assert running.ends() == 0, running.said()
+    assert running.ends() == 0, running.printed()
     assert outcomes(running.run) == {0: "collected"}
     assert state(running.run)["state"] == "collected"
 
@@ -139,10 +139,10 @@ def test_a_report_that_appears_too_late_is_found_afterwards(
     run_clusterprof: Callable[..., Completed], workdir: Path, slurm: dict[str, str]
 ) -> None:
     running = slow_filesystem(workdir, slurm, 0)
-    assert running.ends() == 0, running.said()
+    assert running.ends() == 0, running.printed()
     assert outcomes(running.run) == {0: "lost"}
     assert state(running.run)["late"]
-    assert "clusterprof collect" in running.said()
+    assert "clusterprof collect" in running.printed()
     report = workdir / "run/ranks/00000/report.nsys-rep"
     shutil.copy(workdir / "node/00000/report.nsys-rep", report)
     done = run_clusterprof(["collect", "--no-merge", "run"])

@@ -1,4 +1,4 @@
-"""File systems that stand still or are very slow: the run directory's, and the node's own.
+"""File systems that are stalled or are very slow: the run directory's, and the node's own.
 
 No step of any rank waits for them outside the window, and every rank ends in time.
 """
@@ -67,22 +67,22 @@ class Job:
         marks = [self.workdir / f"{rank}.json" for rank in (0, 1)]
         self.running.wait_until(lambda: all(mark.exists() for mark in marks), "at its end")
         self.running.wait_until(lambda: not alive(mpirun), "without tasks")
-        return time.monotonic() - max(self.told(rank)["ended"] for rank in (0, 1))
+        return time.monotonic() - max(self.stated(rank)["ended"] for rank in (0, 1))
 
-    def told(self, rank: int) -> dict[str, float]:
-        told: dict[str, float] = json.loads((self.workdir / f"{rank}.json").read_text())
-        return told
+    def stated(self, rank: int) -> dict[str, float]:
+        stated: dict[str, float] = json.loads((self.workdir / f"{rank}.json").read_text())
+        return stated
 
     def check(self, what: str, added_s: float, fault: Fault) -> None:
-        """It ended as it would have, and no step was held up."""
-        assert self.running.ends(60) == 0, self.running.said()
+        """It ended as it would have, and no step was delayed."""
+        assert self.running.ends(60) == 0, self.running.printed()
         found = self.running.state()
         fault(what, 0, 0, added_s, found)
-        assert words(self.running.said()) == WORDS
-        assert "Traceback" not in self.running.said()
-        assert added_s < ADDED_S, self.running.said()
+        assert words(self.running.printed()) == WORDS
+        assert "Traceback" not in self.running.printed()
+        assert added_s < ADDED_S, self.running.printed()
         # Where the writer is as late as whoever collects, either has the last word.
-        assert found["state"] in ("captured", "collected"), self.running.said()
+        assert found["state"] in ("captured", "collected"), self.running.printed()
 
 
 def alive(process: Path) -> bool:
@@ -92,7 +92,7 @@ def alive(process: Path) -> bool:
         return False
 
 
-def test_no_rank_waits_for_a_run_directory_that_stands_still(
+def test_no_rank_waits_for_a_run_directory_that_is_stalled(
     still: Disk, workdir: Path, fault: Fault
 ) -> None:
     # Past the window, until after the end of both ranks; the step log is due meanwhile.
@@ -104,11 +104,11 @@ def test_no_rank_waits_for_a_run_directory_that_stands_still(
     added_s = job.tasks_end()
     assert still.still, "the disk moves again: it was no test"
     still.thaw()
-    job.check("the run directory stands still after the window", added_s, fault)
-    assert max(job.told(rank)["longest_ns"] for rank in (0, 1)) < LONGEST_NS
+    job.check("the run directory is stalled after the window", added_s, fault)
+    assert max(job.stated(rank)["longest_ns"] for rank in (0, 1)) < LONGEST_NS
 
 
-def test_ranks_that_start_while_the_run_directory_stands_still_train_all_the_same(
+def test_ranks_that_start_while_the_run_directory_is_stalled_train_all_the_same(
     still: Disk, workdir: Path, fault: Fault
 ) -> None:
     job = Job(workdir, still.place / "run", 60, held=True)
@@ -118,11 +118,11 @@ def test_ranks_that_start_while_the_run_directory_stands_still_train_all_the_sam
     added_s = job.tasks_end()
     assert still.still, "the disk moves again: it was no test"
     still.thaw()
-    job.check("the run directory stands still when the ranks start", added_s, fault)
-    assert job.told(1)["longest_ns"] < LONGEST_NS, "rank 1 has no window"
+    job.check("the run directory is stalled when the ranks start", added_s, fault)
+    assert job.stated(1)["longest_ns"] < LONGEST_NS, "rank 1 has no window"
 
 
-def test_a_window_that_opens_and_closes_while_the_run_directory_stands_still(
+def test_a_window_that_opens_and_closes_while_the_run_directory_is_stalled(
     still: Disk, workdir: Path, fault: Fault
 ) -> None:
     job = Job(workdir, still.place / "run", 150, "--steps=60:70")
@@ -131,11 +131,11 @@ def test_a_window_that_opens_and_closes_while_the_run_directory_stands_still(
     added_s = job.tasks_end()
     assert still.still, "the disk moves again: it was no test"
     still.thaw()
-    job.check("the run directory stands still over the window", added_s, fault)
-    assert job.told(1)["longest_ns"] < LONGEST_NS, "rank 1 has no window"
+    job.check("the run directory is stalled over the window", added_s, fault)
+    assert job.stated(1)["longest_ns"] < LONGEST_NS, "rank 1 has no window"
 
 
-def test_a_very_slow_run_directory_is_waited_for_by_nobody(
+def test_a_very_slow_run_directory_is_waited_for_by_no_one(
     still: Disk, workdir: Path, fault: Fault
 ) -> None:
     job = Job(workdir, still.place / "run", 150, "--steps=60:70")
@@ -145,11 +145,11 @@ def test_a_very_slow_run_directory_is_waited_for_by_nobody(
     assert still.still
     still.thaw()
     job.check("a run directory that takes a second for each change", added_s, fault)
-    assert job.told(1)["longest_ns"] < LONGEST_NS
+    assert job.stated(1)["longest_ns"] < LONGEST_NS
 
 
 @pytest.mark.parametrize("how", ["still", "slow"])
-def test_a_temporary_folder_that_stands_still_or_is_slow_holds_up_no_unprofiled_rank(
+def test_a_temporary_folder_that_is_stalled_or_is_slow_delays_no_unprofiled_rank(
     how: str, still: Disk, workdir: Path, fault: Fault
 ) -> None:
     temporary = still.place / "tmp"
@@ -165,12 +165,12 @@ def test_a_temporary_folder_that_stands_still_or_is_slow_holds_up_no_unprofiled_
         still.slow(60, change_s=0.25)
     added_s = job.tasks_end()
     still.thaw()
-    what = "stands still" if how == "still" else "takes 0.25 s for each change"
+    what = "is stalled" if how == "still" else "takes 0.25 s for each change"
     job.check(f"TMPDIR {what}, torch.profiler", added_s, fault)
-    assert job.told(1)["longest_ns"] < LONGEST_NS
+    assert job.stated(1)["longest_ns"] < LONGEST_NS
 
 
-def test_clusterprof_ends_with_its_job_where_the_run_directory_stands_still(
+def test_clusterprof_ends_with_its_job_where_the_run_directory_is_stalled(
     still: Disk, workdir: Path, fault: Fault
 ) -> None:
     # Long enough that it still runs when the report is home.
@@ -181,12 +181,12 @@ def test_clusterprof_ends_with_its_job_where_the_run_directory_stands_still(
     still.freeze(30)
     # The rank's own end and ours: each is allowed what it may take longer.
     status = job.running.ends(2 * ADDED_S + 15)
-    added_s = time.monotonic() - max(job.told(rank)["ended"] for rank in (0, 1))
+    added_s = time.monotonic() - max(job.stated(rank)["ended"] for rank in (0, 1))
     assert still.still, "the disk moves again: it was no test"
-    said = job.running.said()
-    fault("clusterprof itself, the run directory stands still", 0, status, added_s, {})
-    assert status == 0, said
-    assert added_s < 2 * ADDED_S, said
-    assert "clusterprof collect" in said
+    printed = job.running.printed()
+    fault("clusterprof itself, the run directory is stalled", 0, status, added_s, {})
+    assert status == 0, printed
+    assert added_s < 2 * ADDED_S, printed
+    assert "clusterprof collect" in printed
     still.thaw()
     assert not job.running.left(20)

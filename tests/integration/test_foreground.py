@@ -35,12 +35,12 @@ sys.exit(7)
 def started(workdir: Path, *before: str, how: str = "own") -> Running:
     argv = [*before, sys.executable, "-c", OURS, sys.executable, "-c", LAUNCHER, how]
     running = Running(argv, {}, workdir / "out")
-    running.wait_until(lambda: "ready" in running.said(), "ready")
+    running.wait_until(lambda: "ready" in running.printed(), "ready")
     return running
 
 
 def got(running: Running) -> list[str]:
-    return [line.split()[1] for line in running.said().splitlines() if line.startswith("got ")]
+    return [line.split()[1] for line in running.printed().splitlines() if line.startswith("got ")]
 
 
 @pytest.mark.parametrize("to", ["process", "group"])
@@ -55,7 +55,7 @@ def test_the_launcher_gets_each_signal_once_whoever_it_was_sent_to(to: str, work
         if to == "group":
             running.settle(0.6)  # handed on as well, it would come later than the first
     send(running.process.pid, signal.SIGUSR2)
-    assert running.ends() == 7, running.said()
+    assert running.ends() == 7, running.printed()
     assert got(running) == expected
     assert not running.left()
 
@@ -67,13 +67,13 @@ def test_a_signal_to_us_and_then_to_the_group_is_one(workdir: Path) -> None:
     os.killpg(running.process.pid, signal.SIGTERM)
     running.settle(0.8)
     running.process.send_signal(signal.SIGUSR2)
-    assert running.ends() == 7, running.said()
+    assert running.ends() == 7, running.printed()
     assert got(running) == ["TERM"]
 
 
 def test_what_we_are_told_to_ignore_the_launcher_ignores(workdir: Path) -> None:
     running = started(workdir, "nohup", how="as it is")
-    assert "ignored True yes" in running.said()
+    assert "ignored True yes" in running.printed()
     running.process.send_signal(signal.SIGUSR2)
     assert running.ends() == 7
 

@@ -53,8 +53,8 @@ def test_an_error_comes_back_from_a_process_with_all_its_lines(
     bad.write_bytes(b"garbage")
     found = gather([recordings / "kineto" / "gloo", bad], workers=2)
     assert [ranks.rank for ranks in found.ranks] == [0, 1, 2]
-    (hole,) = found.missing
-    assert "not a whole gz file" in hole["reason"]
+    (lost,) = found.missing
+    assert "not a whole gz file" in lost["reason"]
     assert "compare the sizes" in found.warnings[0]
 
 
@@ -138,12 +138,12 @@ def test_a_verdict_has_the_same_words_in_every_process(
         path.write_text("".join(f"{part}sleep{k}" for k, part in enumerate(parts)).removesuffix(
             f"sleep{len(parts) - 1}"
         ))  # fmt: skip
-    said = {
+    printed = {
         run_clusterprof(["merge", tmp_path], env={"PYTHONHASHSEED": str(seed)}).stdout
         for seed in range(1, 5)
     }
-    assert len(said) == 1, said
-    assert "(in sleep" in said.pop()
+    assert len(printed) == 1, printed
+    assert "(in sleep" in printed.pop()
 
 
 #: reads one trace and prints the most memory that it took, MB

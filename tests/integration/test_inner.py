@@ -93,9 +93,9 @@ def test_the_workers_on_each_node_are_the_ranks(
     reports = sorted(path.parent.name for path in run.glob("ranks/*/report.nsys-rep"))
     assert reports == ["00000", "00003"]
     for rank in range(4):
-        told = state(run, rank)
-        assert (told["world_size"], told["local_rank"]) == (4, rank % 2)
-        assert told["identity"] == "torchrun"
+        stated = state(run, rank)
+        assert (stated["world_size"], stated["local_rank"]) == (4, rank % 2)
+        assert stated["identity"] == "torchrun"
 
 
 #: Started as they stand, and how many ranks there are then.

@@ -70,7 +70,7 @@ class Run:
 
 
 def straggler(run: Run) -> dict[str, Any]:
-    """The first finding that blames a rank."""
+    """The first finding that names a rank."""
     return next(
         finding for finding in run.results["findings"] if finding["code"].startswith("straggler.")
     )
@@ -169,11 +169,11 @@ def test_the_program_keeps_its_streams_status_and_umask_under_nsys_and_beside_it
     assert words == [" ".join(each.split()[3:]) for each in sorted(plain.stdout.splitlines())], done
     assert "rank 0: slurmstepd" in done.stdout, "a rank that is not chosen is srun's own child"
     assert {"error 0", "error 1"} <= set(done.stderr.splitlines())
-    told = Run(workdir / "run").state(1)
-    assert (told["state"], window(told), told["program_status"]) == ("lost", "before", 3)
+    stated = Run(workdir / "run").state(1)
+    assert (stated["state"], window(stated), stated["program_status"]) == ("lost", "before", 3)
 
 
-def test_a_chosen_rank_whose_nsys_does_not_start_trains_without_it(
+def test_a_profiled_rank_whose_nsys_does_not_start_trains_without_it(
     run_clusterprof: Cli, workdir: Path, slurm: dict[str, str]
 ) -> None:
     broken = fake_nsys(workdir, "2024.5.1.1")
@@ -193,7 +193,7 @@ def test_a_chosen_rank_whose_nsys_does_not_start_trains_without_it(
     assert outcomes(run.path) == {0: "lost"}
 
 
-def test_a_lost_rank_is_a_hole_and_strict_says_so_in_the_status(
+def test_a_lost_rank_is_a_missing_report_and_strict_says_so_in_the_status(
     run_clusterprof: Cli, workdir: Path
 ) -> None:
     done = run_clusterprof(
@@ -206,14 +206,14 @@ def test_a_lost_rank_is_a_hole_and_strict_says_so_in_the_status(
     assert outcomes(run.path) == {0: "collected", 1: "collected", 2: "lost", 3: "lost"}
     assert [rank for rank in range(4) if f"rank {rank}" in done.stderr] == [0, 1, 2, 3]
     assert (window(run.state(0)), run.state(0)["step_end"]) == ("inside", 8)
-    assert [hole["rank"] for hole in run.results["missing"]] == [2, 3]
+    assert [lost["rank"] for lost in run.results["missing"]] == [2, 3]
     assert [rank["rank"] for rank in run.results["ranks"]] == [0, 1]
     assert run.manifest["exit_status"] == 0
 
 
 @pytest.fixture
 def small_disk(workdir: Path) -> Iterator[Path]:
-    """A file system with room for a few states and no trace."""
+    """A file system with space for a few states and no trace."""
     disk = workdir / "disk"
     disk.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=96k", "tmpfs", disk], check=True)

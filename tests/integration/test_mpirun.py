@@ -25,7 +25,7 @@ OPEN_MPI = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"
 @pytest.mark.needs_openmpi
 @pytest.mark.needs_nsys
 @pytest.mark.needs_torch
-def test_under_open_mpi_the_chosen_ranks_of_a_training_leave_their_nsys_reports(
+def test_under_open_mpi_the_profiled_ranks_of_a_training_leave_their_nsys_reports(
     run_clusterprof: Cli, workdir: Path
 ) -> None:
     done = run_clusterprof(
@@ -197,8 +197,8 @@ def test_open_mpi_takes_the_agent_to_the_ranks_of_another_node(
     assert hosts["0"] != hosts["3"]
     assert outcomes(workdir / "run") == {0: "collected", 3: "collected"}, done
     for rank in range(4):
-        told = json.loads((workdir / f"run/ranks/{rank:05d}/state.json").read_text())
-        assert (told["host"], told["world_size"]) == (hosts[str(rank)], 4)
+        stated = json.loads((workdir / f"run/ranks/{rank:05d}/state.json").read_text())
+        assert (stated["host"], stated["world_size"]) == (hosts[str(rank)], 4)
 
 
 @pytest.mark.needs_openmpi
@@ -217,10 +217,10 @@ def test_open_mpi_over_ssh_ends_with_the_failing_rank_s_status_and_leaves_the_ot
     )  # fmt: skip
     assert done.returncode == 3, done
     assert outcomes(workdir / "run") == {0: "collected"}, done
-    told = [
+    stated = [
         json.loads((workdir / f"run/ranks/0000{rank}/state.json").read_text()) for rank in (0, 1)
     ]
-    assert [each["host"] for each in told] == ["h1", "h2"]
+    assert [each["host"] for each in stated] == ["h1", "h2"]
 
 
 @pytest.mark.needs_mpich

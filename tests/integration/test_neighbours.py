@@ -29,7 +29,7 @@ LOCK = "SessionManager-2022.4.2.1.lock"
 
 @pytest.fixture
 def node() -> Iterator[Path]:
-    """A temporary folder of the node, as /tmp is: everybody may write, nobody remove another's."""
+    """A temporary folder of the node, as /tmp is: everybody may write, no one remove another's."""
     # pytest's own folders are root's alone.
     folder = Path(tempfile.mkdtemp(dir="/tmp"))
     folder.chmod(0o1777)

@@ -34,13 +34,13 @@ def test_a_window_that_becomes_too_large_is_closed_early_and_its_report_is_whole
     )  # fmt: skip
     assert done.returncode == 0, done
     assert "200 steps on 1 ranks" in done.stdout
-    told = state(workdir / "run")
-    assert told["state"] == "collected"
-    assert 3 < told["step_end"] < 190
-    (reached,) = re.findall(r"\b(\d+) MB", told["reason"])
+    stated = state(workdir / "run")
+    assert stated["state"] == "collected"
+    assert 3 < stated["step_end"] < 190
+    (reached,) = re.findall(r"\b(\d+) MB", stated["reason"])
     assert int(reached) >= 5
-    assert str(told["step_end"]) in told["reason"]
-    assert told["reason"] in done.stderr
+    assert str(stated["step_end"]) in stated["reason"]
+    assert stated["reason"] in done.stderr
     results = json.loads((workdir / "run" / "merged" / "results.json").read_text())
     assert results["steps"], "the part that was captured has whole steps"
 
@@ -54,5 +54,5 @@ def test_without_a_limit_the_window_is_as_long_as_asked(
         timeout=100,
     )  # fmt: skip
     assert done.returncode == 0, done
-    told = state(workdir / "run")
-    assert (told["state"], told["step_end"], told.get("reason")) == ("collected", 60, None)
+    stated = state(workdir / "run")
+    assert (stated["state"], stated["step_end"], stated.get("reason")) == ("collected", 60, None)

@@ -43,7 +43,7 @@ def both(
     """The same line under srun alone, and under ours; `--` divides the two halves of ours."""
     place = line.index("--")
     plain = run_command(["srun", *line[:place], *line[place + 1 :]], env=env)
-    # A rank that imports what is to be counted ends its run at once, and nobody waits for it.
+    # A rank that imports what is to be counted ends its run at once, and no one waits for it.
     ours = ["srun", "--ranks", "0", "--profiler=torch", "--step-on", "loop:step", "--run-dir",
             "run", *line]  # fmt: skip
     return plain, run_clusterprof(ours, env=env)
@@ -77,9 +77,9 @@ def test_the_program_sees_and_says_what_it_would_without_us(
     assert ours.returncode == plain.returncode, (plain, ours)
     assert sorted(ours.stdout.splitlines()) == sorted(plain.stdout.splitlines())
     assert "Traceback" not in ours.stderr
-    for said in plain.stderr.splitlines():
-        if "job" not in said:  # Slurm numbers its jobs
-            assert said in ours.stderr, ours
+    for printed in plain.stderr.splitlines():
+        if "job" not in printed:  # Slurm numbers its jobs
+            assert printed in ours.stderr, ours
 
 
 @pytest.mark.parametrize("export", ["ALL,PYTHONPATH=sub", "PYTHONPATH=sub,PATH"])
@@ -116,11 +116,13 @@ def test_a_rank_that_we_cannot_get_into_is_lost_with_the_reason(
         env=slurm,
     )
     assert done.returncode == 0, done
-    # Before the job starts, and of each chosen rank at its end.
+    # Before the job starts, and of each profiled rank at its end.
     assert outcomes(project / "run") == {0: "lost"}
-    said = [line for line in done.stderr.splitlines() if f"python {flag}" in line and why in line]
-    assert len(said) >= 2, done
-    assert "rank 0" in said[-1]
+    printed = [
+        line for line in done.stderr.splitlines() if f"python {flag}" in line and why in line
+    ]
+    assert len(printed) >= 2, done
+    assert "rank 0" in printed[-1]
 
 
 def test_an_environment_s_own_python_and_sitecustomize_are_what_they_were(

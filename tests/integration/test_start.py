@@ -1,4 +1,4 @@
-"""What loads when: nobody should wait for pandas to be told how to spell an option."""
+"""What loads when: no one should wait for pandas to be told how to spell an option."""
 
 from __future__ import annotations
 
@@ -83,13 +83,13 @@ def _interpreters(oldest: int = 10) -> Iterator[Path]:
     folders += sorted(
         (Path(os.environ.get("PYENV_ROOT", "/nonexistent")) / "versions").glob("*/bin")
     )
-    seen = {sys.version_info[:2]}
+    observed = {sys.version_info[:2]}
     for minor in range(oldest, 15):
         for folder in folders:
             program = folder / f"python3.{minor}"
             # pyenv's shims name versions that are not chosen here, and only complain.
-            if program.is_file() and folder.name != "shims" and (3, minor) not in seen:
-                seen.add((3, minor))
+            if program.is_file() and folder.name != "shims" and (3, minor) not in observed:
+                observed.add((3, minor))
                 yield program
 
 

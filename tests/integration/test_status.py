@@ -71,7 +71,7 @@ def everything(folder: Path) -> dict[str, tuple[int, int]]:
     }
 
 
-def told(run_clusterprof: Cli, run: Path) -> dict[str, Any]:
+def stated(run_clusterprof: Cli, run: Path) -> dict[str, Any]:
     done = run_clusterprof(["status", "--json", run])
     assert done.returncode == 0, done
     read: dict[str, Any] = json.loads(done.stdout)
@@ -83,7 +83,7 @@ def test_a_run_that_goes_on_is_told_rank_by_rank_and_not_touched(
 ) -> None:
     before = everything(going_on)
     text = run_clusterprof(["status", going_on])
-    found = told(run_clusterprof, going_on)
+    found = stated(run_clusterprof, going_on)
     run_clusterprof(["status", "--all", going_on])
     # The ranks are waiting: whatever changed now would have been changed by us.
     assert everything(going_on) == before
@@ -138,9 +138,9 @@ def test_an_interrupted_run_says_how_to_finish_it(
     assert {"capturing", "13", "4", "of", "5", "n7", "2", "h"} <= set(rows[1])
     # Half written, by a rank that was killed: the rest is told all the same.
     (rank / "state.json").write_text('{"state": "cap')
-    assert told(run_clusterprof, run)["ranks"][1]["steps"] == 13
+    assert stated(run_clusterprof, run)["ranks"][1]["steps"] == 13
     shutil.rmtree(run / "ranks")
-    gone = told(run_clusterprof, run)["ranks"]
+    gone = stated(run_clusterprof, run)["ranks"]
     assert [(each["rank"], each["steps"]) for each in gone] == [(1, None), (3, None)]
     assert {each["state"] for each in gone}.isdisjoint(each.value for each in State)
 

@@ -124,10 +124,10 @@ def test_the_installed_package_is_the_wheels_and_not_the_source_tree(
 
 def test_the_installed_command_answers(python: Path, run_command: Run, workdir: Path) -> None:
     program = python.parent / "clusterprof"
-    told = run_command([program, "--version"])
-    assert told.returncode == 0, told
+    stated = run_command([program, "--version"])
+    assert stated.returncode == 0, stated
     asked = run_command([python, "-c", "import clusterprof; print(clusterprof.__version__)"])
-    assert asked.stdout.strip() in told.stdout
+    assert asked.stdout.strip() in stated.stdout
     helped = run_command([program, "--help"])
     assert helped.returncode == 0, helped
     assert "torchrun" in helped.stdout

@@ -30,7 +30,7 @@ FOLDER = b'it\'s; a "$HOME" `id` *\n\xfcber-\xff folder'.decode(errors="surrogat
 RUN_DIR = b"the 'run' $(id);\t\"\xe9\"".decode(errors="surrogateescape")
 
 #: Each rank writes what it got into a file: several ranks share one stdout. A rank that imports
-#: what is to be counted ends its run at once, and nobody waits for it.
+#: what is to be counted ends its run at once, and no one waits for it.
 TELL = """\
 import os, sys
 import loop
@@ -55,7 +55,7 @@ def folder(workdir: Path) -> Iterator[Path]:
     shutil.rmtree(made)
 
 
-def told(folder: Path) -> dict[str, tuple[list[bytes], bytes, bytes | None]]:
+def stated(folder: Path) -> dict[str, tuple[list[bytes], bytes, bytes | None]]:
     return {path.name: ast.literal_eval(path.read_text()) for path in folder.glob("told-*")}
 
 
@@ -91,7 +91,7 @@ def test_words_reach_each_rank_of_a_launcher_as_they_stand(
         env={**slurm, **OPEN_MPI, "GIVEN": GIVEN}, cwd=folder,
     )  # fmt: skip
     assert done.returncode == 0, done
-    assert told(folder) == expected(folder, 2), done
+    assert stated(folder) == expected(folder, 2), done
     assert "Traceback" not in done.stderr
     assert (folder / RUN_DIR / "run.json").is_file()
 
@@ -107,7 +107,7 @@ def test_words_reach_the_programs_of_srun_multi_prog_as_they_stand(
         env={**slurm, "GIVEN": GIVEN}, cwd=folder,
     )  # fmt: skip
     assert done.returncode == 0, done
-    words = {name: each[0] for name, each in told(folder).items()}
+    words = {name: each[0] for name, each in stated(folder).items()}
     assert words == {"told-0": [b"a b"], "told-1": [b"1", b"*"]}
 
 
@@ -123,7 +123,7 @@ def test_words_reach_the_ranks_of_ssh_as_they_stand(
         env={"GIVEN": GIVEN}, cwd=folder,
     )  # fmt: skip
     assert done.returncode == 0, done
-    assert told(folder) == expected(folder, 2), done
+    assert stated(folder) == expected(folder, 2), done
     assert (folder / RUN_DIR / "run.json").is_file()
 
 
@@ -139,10 +139,10 @@ def test_words_reach_the_ranks_of_a_batch_job_as_they_stand(
     deadline = time.monotonic() + 40
     manifest = folder / RUN_DIR / "run.json"
     while time.monotonic() < deadline:
-        if len(told(folder)) == 2 and '"ended": "' in manifest.read_text():
+        if len(stated(folder)) == 2 and '"ended": "' in manifest.read_text():
             break
         time.sleep(0.2)
-    assert told(folder) == expected(folder, 2), (folder / "out").read_bytes()
+    assert stated(folder) == expected(folder, 2), (folder / "out").read_bytes()
 
 
 @pytest.mark.needs_nsys

@@ -40,19 +40,19 @@ def script(
     `further` words follow the verb; `settings` are environment names of the script.
     """
     # Output goes to a file, not a pipe: the daemons inherit it, and a pipe would never close.
-    with tempfile.TemporaryFile("w+") as said:
+    with tempfile.TemporaryFile("w+") as printed:
         done = subprocess.run(
             [path, verb, *further],
             env={**os.environ, **settings, variable: str(state)},
             stdin=subprocess.DEVNULL,
-            stdout=said,
-            stderr=said,
+            stdout=printed,
+            stderr=printed,
             text=True,
             timeout=90,
             check=False,
         )
-        said.seek(0)
-        return subprocess.CompletedProcess(done.args, done.returncode, said.read(), "")
+        printed.seek(0)
+        return subprocess.CompletedProcess(done.args, done.returncode, printed.read(), "")
 
 
 def remove_orphans(

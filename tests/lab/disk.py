@@ -1,4 +1,4 @@
-"""A small disk of its own that stands still for a while, or is very slow.
+"""A small disk of its own that is stalled for a while, or is very slow.
 
 Only this disk: a file that is mounted as ext4. Whatever becomes of the test, it moves again: a
 process of its own sees to that.
@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-#: A disk never stands still for longer than this.
+#: A disk never is stalled for longer than this.
 MOST_S = 30
 
 
@@ -27,7 +27,7 @@ class Disk:
         self.process: subprocess.Popen[bytes] | None = None
 
     def freeze(self, seconds: float) -> None:
-        """Let it stand still: whoever changes anything there waits, and cannot be killed."""
+        """Let it are stalled: whoever changes anything there waits, and cannot be killed."""
         self._do(f"fsfreeze -f {self.place}; sleep {min(seconds, MOST_S)}")
 
     def slow(self, seconds: float, change_s: float = 1) -> None:
@@ -46,7 +46,7 @@ class Disk:
 
     @property
     def still(self) -> bool:
-        """Whether it is still to stand still, or be slow, for some time."""
+        """Whether it is still to are stalled, or be slow, for some time."""
         return self.process is not None and self.process.poll() is None
 
     def thaw(self) -> None:

@@ -31,7 +31,7 @@ def state(run: Path, rank: int = 0) -> dict[str, Any]:
 
 
 def outcomes(run: Path) -> dict[int, str]:
-    """The state of each chosen rank when its run had ended, as run.json has it."""
+    """The state of each profiled rank when its run had ended, as run.json has it."""
     manifest = json.loads((run / "run.json").read_text())
     return {each["rank"]: each["state"] for each in manifest["outcomes"]}
 
@@ -113,7 +113,7 @@ class Running:
             os.killpg(self.process.pid, signal.SIGKILL)
             raise AssertionError(f"it did not end: {self.said()}") from None
 
-    def said(self) -> str:
+    def printed(self) -> str:
         """What it has printed by now."""
         return self.output.read_text(errors="replace")
 
@@ -152,13 +152,13 @@ class Running:
 
     def hangs(self) -> bool:
         """Whether `programs/ending.py` does nothing any more (`hang`)."""
-        said = self.said()
-        return "rank 0 hangs" in said and "rank 1 ends" in said
+        printed = self.printed()
+        return "rank 0 hangs" in printed and "rank 1 ends" in printed
 
     def waits(self) -> bool:
         """Whether `programs/ending.py` waits until it may go on (`wait`)."""
-        said = self.said()
-        return "rank 0 waits" in said and "rank 1 ends" in said
+        printed = self.printed()
+        return "rank 0 waits" in printed and "rank 1 ends" in printed
 
     def job(self) -> str:
         """The only job there is, by its Slurm id."""

@@ -37,7 +37,7 @@ def faulty_nsys(folder: Path, real: Path, faults: Mapping[tuple[int, str], str])
 
 
 def faulty_importer(folder: Path, real: Path, faults: Mapping[int, str]) -> Path:
-    """The QdstrmImporter `real` beside that nsys, but for what the rank has here."""
+    """The QdstrmImporter `real` next to that nsys, but for what the rank has here."""
     return _script(folder / "host-linux-x64/QdstrmImporter", _faulty(real, "", {
         f"{rank}:*": lines for rank, lines in faults.items()
     }))  # fmt: skip

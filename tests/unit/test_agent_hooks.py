@@ -30,11 +30,11 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def test_the_action_runs_once_after_the_import_and_leaves_no_finder(package: str) -> None:
-    seen: list[ModuleType] = []
-    hooks.after_import({package: seen.append})
+    observed: list[ModuleType] = []
+    hooks.after_import({package: observed.append})
     module = importlib.import_module(package)
     importlib.import_module(package)
-    assert seen == [module]
+    assert observed == [module]
     assert not any(isinstance(finder, hooks.AfterImport) for finder in sys.meta_path)
 
 
@@ -48,9 +48,9 @@ def test_the_module_keeps_its_own_loader(package: str) -> None:
 
 def test_a_module_that_is_there_already_is_acted_on_at_once(package: str) -> None:
     module = importlib.import_module(package)
-    seen: list[ModuleType] = []
-    hooks.after_import({package: seen.append})
-    assert seen == [module]
+    observed: list[ModuleType] = []
+    hooks.after_import({package: observed.append})
+    assert observed == [module]
 
 
 def test_a_module_that_does_not_exist_stays_an_import_error(package: str) -> None:

@@ -84,7 +84,7 @@ def test_ours_is_not_the_program_s() -> None:
 
 
 @pytest.mark.parametrize(
-    ("environ", "said"),
+    ("environ", "printed"),
     [
         ({}, None),
         ({"CUDA_INJECTION64_PATH": ""}, None),
@@ -94,10 +94,10 @@ def test_ours_is_not_the_program_s() -> None:
     ],
 )
 def test_a_profiler_around_the_program_is_seen_in_its_environment(
-    environ: dict[str, str], said: str | None
+    environ: dict[str, str], printed: str | None
 ) -> None:
     found = own_profilers.above(environ)
-    assert found is None if said is None else said in str(found)
+    assert found is None if printed is None else printed in str(found)
 
 
 def test_a_rank_is_claimed_once() -> None:

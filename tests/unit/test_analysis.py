@@ -175,10 +175,10 @@ def test_where_all_hosts_are_slow_the_one_that_stays_behind_costs_nothing() -> N
     assert results["findings"][0] is paced
     assert len([row for row in paced["evidence"] if row["host_ns_per_step"] > 1 * MS]) == 4
     assert "28.2 ms (in clock_nanosleep)" in paced["summary"]
-    behind = only(results, "straggler.host")
-    assert behind["severity"] == "info"
-    assert behind["cost_ns_per_step"] < 0.1 * MS
-    (row,) = [row for row in behind["evidence"] if "slower_ns" in row]
+    carried = only(results, "straggler.host")
+    assert carried["severity"] == "info"
+    assert carried["cost_ns_per_step"] < 0.1 * MS
+    (row,) = [row for row in carried["evidence"] if "slower_ns" in row]
     assert row["slower_ns"] < 0.02 * row["host_ns_per_step"]
     assert leading(results) not in STRAGGLERS
 
@@ -214,14 +214,14 @@ def test_a_late_host_costs_no_more_than_the_next_host_leaves_to_be_won() -> None
 def test_among_slow_hosts_only_a_great_pause_in_few_steps_is_a_finding(
     pause_ms: int, named: bool
 ) -> None:
-    # 53 launches of 0.55 ms, the GPU needs 24 ms; rank 0 is held up in three steps of eleven
+    # 53 launches of 0.55 ms, the GPU needs 24 ms; rank 0 is delayed in three steps of eleven
     job = Job(dp=2, layers=6, launch_ns=660_000, steps=12, tear_ns=20 * MS)
     rare = (Cause("host", 0, pause_ms * MS, (8, 9, 13)), Cause("host", 1, pause_ms * MS, (11,)))
     assert bool(stragglers(studied(replace(job, causes=rare)).results)) is named
 
 
 #: rank 2's host takes longer for every launch, as under a profiler, and never pauses
-SLOWED = Job(
+SLOW_LAUNCHES = Job(
     layers=4, launch_ns=560_000, host_pace_frac=0.45, host_noise_frac=0.1, steps=8, seed=2,
     tear_ns=20 * MS,
 )  # fmt: skip
@@ -233,7 +233,7 @@ def before(ranks: list[RankTables], usual: int) -> list[RankTables]:
 
 
 def test_a_host_that_the_profiler_slows_is_no_straggler() -> None:
-    ranks, _ = simulate(SLOWED)
+    ranks, _ = simulate(SLOW_LAUNCHES)
     assert stragglers(study(ranks).results) == [("straggler.host", 2)]
     assert stragglers(study(before(ranks, 24 * MS)).results) == [("straggler.host", 2)]
     assert stragglers(study(before(ranks, 16 * MS)).results) == []
@@ -357,7 +357,9 @@ def test_profiler_overhead_is_reported_and_is_no_cost_of_the_job() -> None:
 
 
 def test_a_host_that_the_profiler_slows_is_named_as_profiler_overhead() -> None:
-    found = only(study(before(simulate(SLOWED)[0], 16 * MS)).results, "profiler.perturbation")
+    found = only(
+        study(before(simulate(SLOW_LAUNCHES)[0], 16 * MS)).results, "profiler.perturbation"
+    )
     slower = {
         r["rank"]: r["slower_ns_per_step"]
         for r in found["evidence"]

@@ -1,4 +1,4 @@
-"""What the command line does with what nobody thought of."""
+"""What the command line does with what no one thought of."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from clusterprof.launch.planning import LaunchPlan
 
 
 def fault(*_: object, **__: object) -> None:
-    raise RuntimeError("nobody thought of this")
+    raise RuntimeError("not thought of")
 
 
 def test_a_fault_while_merging_keeps_the_job_s_status_and_says_where_the_reports_are(
@@ -40,10 +40,10 @@ def test_a_fault_while_merging_keeps_the_job_s_status_and_says_where_the_reports
     manifest: dict[str, Any] = {"schema_version": 1}
     monkeypatch.setattr(merge_run, "merge_run", fault)
     assert run_job.conclude(plan, arguments, run, manifest, 7) == 7
-    said = capsys.readouterr().err
-    assert "nobody thought of this" in said
-    assert str(run.path) in said
-    assert "Traceback" not in said
+    printed = capsys.readouterr().err
+    assert "not thought of" in printed
+    assert str(run.path) in printed
+    assert "Traceback" not in printed
     arguments.strict = True
     assert run_job.conclude(plan, arguments, run, manifest, 0) == 123
 
@@ -53,10 +53,10 @@ def test_a_fault_of_a_verb_is_an_error_without_a_traceback(
 ) -> None:
     monkeypatch.setattr(main, "verb_module", lambda verb: SimpleNamespace(main=fault))
     assert main.main(["merge", "somewhere"]) == 125
-    said = capsys.readouterr().err
-    assert "nobody thought of this" in said
-    assert "--debug" in said
-    assert "Traceback" not in said
+    printed = capsys.readouterr().err
+    assert "not thought of" in printed
+    assert "--debug" in printed
+    assert "Traceback" not in printed
     assert main.main(["merge", "somewhere", "--debug"]) == 125
     assert "Traceback" in capsys.readouterr().err
 

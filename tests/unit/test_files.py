@@ -1,4 +1,4 @@
-"""Files are written whole or not at all, and through nobody's link."""
+"""Files are written whole or not at all, and through no one's link."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_a_file_is_its_owner_s_alone_until_it_is_complete(tmp_path: Path, umask:
     assert mode(tmp_path / "file") == 0o600
 
 
-def test_reading_the_umask_changes_it_for_nobody(umask: None) -> None:
+def test_reading_the_umask_changes_it_for_no_one(umask: None) -> None:
     assert files.umask() == 0o027
     assert os.umask(0o027) == 0o027
 
@@ -73,7 +73,7 @@ def test_a_failure_leaves_what_was_there_and_nothing_else(tmp_path: Path) -> Non
 def test_a_link_waiting_under_the_temporary_name_is_not_followed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Nobody can guess the name; here it is known, as if somebody had.
+    # No one can guess the name; here it is known, as if somebody had.
     monkeypatch.setattr(os, "urandom", lambda size: b"0" * size)
     with files.new(tmp_path / "file") as file:
         waiting = Path(file.name)

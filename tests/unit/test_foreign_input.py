@@ -99,7 +99,7 @@ def test_a_bomb_of_gzip_or_xz_is_named_with_the_limit_and_how_to_raise_it(
         opened(tmp_path / "b.json.gz")
 
 
-def test_a_bomb_is_a_hole_beside_the_others(tmp_path: Path) -> None:
+def test_a_bomb_is_a_missing_report_beside_the_others(tmp_path: Path) -> None:
     trace(tmp_path / "rank0.json", content(0))
     (tmp_path / "rank1.sqlite.xz").write_bytes(lzma.compress(b" " * (70 << 20), preset=0))
     found = gather([tmp_path])
@@ -198,7 +198,7 @@ def test_kineto_of_2020_is_read_as_today_s(tmp_path: Path) -> None:
     assert old.steps["step"].to_pylist() == now.steps["step"].to_pylist()
 
 
-def test_the_only_report_that_communicates_with_nobody_is_of_rank_0(tmp_path: Path) -> None:
+def test_the_only_report_that_communicates_with_no_one_is_of_rank_0(tmp_path: Path) -> None:
     path = trace(tmp_path / "old.json", of_2020())  # type: ignore[arg-type]
     (tables,) = gather([path]).ranks
     assert tables.rank == 0
@@ -238,9 +238,9 @@ def test_json_of_another_tool_is_named_for_what_it_is(tmp_path: Path, name: str)
     trace(tmp_path / "rank0.json", content(0))
     path = trace(tmp_path / "rank1.json", found)
     result = gather([tmp_path])
-    (hole,) = result.missing
-    assert expected in hole["reason"]
-    assert hole["source"] == str(path)
+    (lost,) = result.missing
+    assert expected in lost["reason"]
+    assert lost["source"] == str(path)
     with pytest.raises(ReportError) as caught:
         read_report(path, rank=1)
     assert caught.value.details
@@ -278,5 +278,5 @@ def test_a_file_of_another_tool_beside_reports_is_named(tmp_path: Path, name: st
     write(tmp_path / name)
     with zipfile.ZipFile(tmp_path / "code.zip", "w") as file:
         file.writestr("train.py", "pass")
-    (hole,) = gather([tmp_path]).missing
-    assert expected in hole["reason"]
+    (lost,) = gather([tmp_path]).missing
+    assert expected in lost["reason"]

@@ -121,13 +121,13 @@ def test_a_rank_that_collects_is_late_for_its_collector(tmp_path: Path) -> None:
     assert "gc.freeze()" in found["advice"]
 
 
-def test_ranks_that_collect_by_turns_are_all_told_and_none_is_blamed(tmp_path: Path) -> None:
+def test_ranks_that_collect_by_turns_are_all_told_and_none_is_named(tmp_path: Path) -> None:
     causes = tuple(Cause("host", rank, 30 * MS, (7 + rank,)) for rank in range(4))
     results = study(collecting(tmp_path, replace(JOB, causes=causes))).results
     found = results["findings"][0]
     assert (found["code"], found["rank"]) == ("host.gc", None)
     assert found["ranks"] == [0, 1, 2, 3]
-    # four of five settled steps
+    # four of five steady-state steps
     assert found["cost_ns_per_step"] == pytest.approx(24 * MS, rel=0.15)
     assert not [f for f in results["findings"] if f["code"].startswith("straggler")]
 

@@ -56,17 +56,17 @@ def test_a_whole_report_is_transferred(home: ReportTransfer, content: bytes, tor
 
 
 @pytest.mark.parametrize(
-    ("said", "reason"),
+    ("printed", "reason"),
     [
         (None, "the program ended while its window was closed (the program ended with status 139)"),
         ("the rank was killed inside the window", "the rank was killed inside the window"),
     ],
 )
 def test_a_program_that_a_signal_ends_while_its_window_is_closed_is_said_to(
-    home: ReportTransfer, said: str | None, reason: str
+    home: ReportTransfer, printed: str | None, reason: str
 ) -> None:
-    if said:
-        states.advance(home.folder, "finishing", said)
+    if printed:
+        states.advance(home.folder, "finishing", printed)
     Path(home.report + ".nsys-rep").write_bytes(WHOLE)
     home.settle(139, 1.0, opened=True)
     assert (state(home)["state"], state(home)["reason"]) == ("captured", reason)
@@ -90,7 +90,7 @@ def test_a_program_that_ends_after_its_window_ends_as_it_ends(home: ReportTransf
 def test_the_report_of_a_run_directory_that_was_deleted_is_deleted_and_that_is_said(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    # It holds the environment of the program, and nobody would know of it.
+    # It holds the environment of the program, and no one would know of it.
     (tmp_path / "run" / "ranks" / "00007").mkdir(parents=True)
     (tmp_path / "private").mkdir()
     home = ReportTransfer(str(tmp_path / "private"), str(tmp_path / "run/ranks/00007"))
@@ -98,8 +98,8 @@ def test_the_report_of_a_run_directory_that_was_deleted_is_deleted_and_that_is_s
     shutil.rmtree(tmp_path / "run")
     home.settle(0, 1.0, opened=True)
     assert os.listdir(tmp_path) == []
-    told = "rank 7: the run directory was deleted while the job ran, and its report with it"
-    assert capfd.readouterr().err == f"clusterprof: {told}\n"
+    stated = "rank 7: the run directory was deleted while the job ran, and its report with it"
+    assert capfd.readouterr().err == f"clusterprof: {stated}\n"
 
 
 def test_a_report_that_stays_on_its_node_is_said_where_no_state_can_say_it(
@@ -111,6 +111,6 @@ def test_a_report_that_stays_on_its_node_is_said_where_no_state_can_say_it(
     Path(home.report + ".nsys-rep").write_bytes(WHOLE)
     home.settle(0, 1.0, opened=True)
     assert Path(home.report + ".nsys-rep").read_bytes() == WHOLE
-    said = capfd.readouterr().err
-    assert said.count("\n") == 1
-    assert f"it stays on {os.uname().nodename} as {home.report}.nsys-rep" in said
+    printed = capfd.readouterr().err
+    assert printed.count("\n") == 1
+    assert f"it stays on {os.uname().nodename} as {home.report}.nsys-rep" in printed

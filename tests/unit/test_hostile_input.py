@@ -150,7 +150,7 @@ def test_a_cell_that_is_none_costs_its_own_rank_at_most(
     assert found.ranks[0].rank == 0
     results = study(found.ranks, missing=found.missing, warnings=found.warnings).results
     assert {each["rank"] for each in results["ranks"]} <= {0, 1}
-    assert all(str(bad) in hole["reason"] for hole in found.missing)
+    assert all(str(bad) in lost["reason"] for lost in found.missing)
 
 
 def test_a_range_whose_name_is_latin_1_is_read_with_all_others(

@@ -190,7 +190,7 @@ def test_a_pipe_is_said_to_be_one_and_not_waited_for(tmp_path: Path, suffix: str
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
-def test_what_is_in_the_way_of_one_rank_s_report_is_a_hole_beside_the_others(
+def test_what_is_in_the_way_of_one_rank_s_report_is_a_missing_report_beside_the_others(
     tmp_path: Path, suffix: str, recordings: Path
 ) -> None:
     shutil.copy(recordings / "nsys-2025.3" / "ddp" / "rank0.sqlite.xz", tmp_path)
@@ -200,13 +200,13 @@ def test_what_is_in_the_way_of_one_rank_s_report_is_a_hole_beside_the_others(
     (tmp_path / f"folder{suffix}").mkdir()
     found = gather([tmp_path])
     assert [tables.rank for tables in found.ranks] == [0]
-    assert sorted(Path(hole["source"]).name for hole in found.missing) == [
+    assert sorted(Path(lost["source"]).name for lost in found.missing) == [
         f"gone{suffix}", f"loop{suffix}", f"pipe{suffix}",
     ]  # fmt: skip
-    assert all(hole["source"] in hole["reason"] for hole in found.missing)
+    assert all(lost["source"] in lost["reason"] for lost in found.missing)
 
 
-def test_a_folder_below_that_may_not_be_listed_is_a_hole_beside_the_others(
+def test_a_folder_below_that_may_not_be_listed_is_a_missing_report_beside_the_others(
     tmp_path: Path, recordings: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for rank in range(2):
@@ -222,7 +222,7 @@ def test_a_folder_below_that_may_not_be_listed_is_a_hole_beside_the_others(
     monkeypatch.setattr(Path, "iterdir", refuse)
     found = gather([tmp_path])
     assert [tables.rank for tables in found.ranks] == [0]
-    assert [hole["reason"] for hole in found.missing] == [
+    assert [lost["reason"] for lost in found.missing] == [
         f"{tmp_path}/node1 cannot be read: permission denied"
     ]
 
@@ -291,8 +291,8 @@ def test_an_unset_variable_is_not_the_current_folder(capsys: pytest.CaptureFixtu
 
 
 def test_a_user_that_there_is_not_is_a_file_that_there_is_not() -> None:
-    with pytest.raises(ReportError, match=r"~nobody-of-this-name/a\.sqlite does not exist"):
-        merge.main("merge", ["~nobody-of-this-name/a.sqlite"], None)
+    with pytest.raises(ReportError, match=r"~no-such-user/a\.sqlite does not exist"):
+        merge.main("merge", ["~no-such-user/a.sqlite"], None)
 
 
 def test_without_nsys_the_error_has_the_command_for_another_host(
@@ -322,7 +322,7 @@ def test_a_newer_export_beside_the_report_is_read_instead(tmp_path: Path, record
     assert read_report(report).rank == 0
 
 
-def test_no_room_to_unpack_names_the_way_out(
+def test_no_space_to_unpack_names_the_way_out(
     recordings: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*arguments: object) -> None:

@@ -61,26 +61,28 @@ def test_the_rank_is_the_report_s_whatever_the_files_are_called(ddp: Path, tmp_p
     assert names == ["d.sqlite", "rank2.sqlite", "a 'quoted' one.sqlite", "?#%41 b.sqlite"]
 
 
-def test_a_bad_report_is_a_hole_and_the_others_go_on(ddp: Path, tmp_path: Path) -> None:
+def test_a_bad_report_is_a_missing_report_and_the_others_go_on(ddp: Path, tmp_path: Path) -> None:
     for rank in range(4):
         shutil.copy(ddp / f"rank{rank}.sqlite.xz", tmp_path)
     broken = tmp_path / "rank2.sqlite.xz"
     broken.write_bytes(broken.read_bytes()[:5000])
     gathered = gather([tmp_path])
     assert [ranks.rank for ranks in gathered.ranks] == [0, 1, 3]
-    (hole,) = gathered.missing
-    assert hole["source"] == str(broken)
-    assert "not a whole xz file" in hole["reason"]
+    (gap,) = gathered.missing
+    assert gap["source"] == str(broken)
+    assert "not a whole xz file" in gap["reason"]
     assert any(str(broken) in warning for warning in gathered.warnings)
 
 
-def test_a_source_s_rank_names_the_hole(ddp: Path, tmp_path: Path) -> None:
+def test_a_source_s_rank_names_the_missing_report(ddp: Path, tmp_path: Path) -> None:
     lost = tmp_path / "report.sqlite"
     gathered = gather([Source(ddp / "rank0.sqlite.xz", rank=0), Source(lost, rank=7)])
-    assert [(hole["rank"], hole["source"]) for hole in gathered.missing] == [(7, str(lost))]
+    assert [(gap["rank"], gap["source"]) for gap in gathered.missing] == [(7, str(lost))]
 
 
-def test_a_fault_of_the_reader_is_a_hole_too(ddp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fault_of_the_reader_is_a_missing_report_too(
+    ddp: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from clusterprof.ingest.nsys import sqlite
 
     real = sqlite.read

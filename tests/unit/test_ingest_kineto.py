@@ -148,13 +148,13 @@ def test_gloo_s_messages_are_those_of_the_model(gloo: list[RankTables]) -> None:
 
 
 def test_the_ranks_call_in_the_same_order(gloo: list[RankTables]) -> None:
-    orders = []
+    sequences = []
     for ranks in gloo:
         calls = ranks.collective_calls
         of_all = calls.filter(pc.equal(calls["communicator"], "0[0-2]"))
-        orders.append(column(of_all, "operation"))
+        sequences.append(column(of_all, "operation"))
         assert column(calls, "call") == list(range(calls.num_rows))
-    assert orders[0] == orders[1] == orders[2]
+    assert sequences[0] == sequences[1] == sequences[2]
 
 
 def test_the_rank_that_sleeps_arrives_last_and_waits_least(gloo: list[RankTables]) -> None:

@@ -19,7 +19,7 @@ from clusterprof.study import Study, study
 _STRINGS = {"nameId", "shortName", "demangledName", "mangledName", "textId"}
 _TIMES = {"start", "end", "timestamp"}
 _EVENTS = ("CUPTI_ACTIVITY_KIND_%", "NVTX_EVENTS", "OSRT_API", "DIAGNOSTIC_EVENT")
-_NOBODY = "DELETE FROM META_DATA_CAPTURE WHERE name = 'PROCESS_0:ENVIRONMENT_VARIABLE'"
+_UNNAMED = "DELETE FROM META_DATA_CAPTURE WHERE name = 'PROCESS_0:ENVIRONMENT_VARIABLE'"
 
 Joined = Callable[..., Path]
 
@@ -39,7 +39,7 @@ def joined(tmp_path_factory: pytest.TempPathFactory, recordings: Path) -> Joined
         with closing(sqlite3.connect(whole)) as database:
             for place, part in enumerate(parts[1:], 1):
                 _add(database, part, place * 10_000_000)
-            for statement in (_NOBODY, *statements):
+            for statement in (_UNNAMED, *statements):
                 database.execute(statement)
             database.commit()
         return whole
@@ -173,8 +173,8 @@ def test_a_rank_whose_times_are_none_costs_no_other_rank_of_its_report(joined: J
     far = "UPDATE CUPTI_ACTIVITY_KIND_KERNEL SET start = -(1 << 61) WHERE deviceId = 1"
     gathered = gather([joined("ddp", far)])
     assert [tables.rank for tables in gathered.ranks] == [0, 2, 3]
-    (hole,) = gathered.missing
-    assert hole["reason"].startswith("rank 1 of ")
+    (lost,) = gathered.missing
+    assert lost["reason"].startswith("rank 1 of ")
 
 
 def test_a_rank_s_helpers_are_no_ranks(joined: Joined) -> None:

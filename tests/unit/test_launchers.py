@@ -225,8 +225,8 @@ def test_what_a_container_must_show_is_said_and_never_mounted_by_us(
     added = {"CLUSTERPROF_PLAN": "/runs/1/plan.json", "PYTHONPATH": "/site/agent/inject:/mine"}
     made = launchers.load("srun").job(line.split(), program.split(), {}, added)
     assert made.command == ("srun", *line.split(), *program.split()), "nothing is added"
-    said = [remark.partition(" must see ")[2].partition(" under ")[0] for remark in made.remarks]
-    assert said == ([needed] if needed else [])
+    printed = [remark.partition(" must see ")[2].partition(" under ")[0] for remark in made.remarks]
+    assert printed == ([needed] if needed else [])
 
 
 def test_a_program_as_it_stands_is_run_so_and_options_before_it_are_refused() -> None:

@@ -48,21 +48,21 @@ def test_results_are_harmless(
     verb: str, form: str, run: run_directory.RunDirectory, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main.main([verb, str(run.path), *(["--json"] if form == "json" else [])]) == 0
-    said = capsys.readouterr().out
-    assert harmless(said)
+    printed = capsys.readouterr().out
+    assert harmless(printed)
     if form == "json":
-        assert HOSTILE in {each["host"] for each in json.loads(said)["ranks"]}
+        assert HOSTILE in {each["host"] for each in json.loads(printed)["ranks"]}
     elif verb == "status":
-        assert SHOWN in said
+        assert SHOWN in printed
 
 
 def test_narration_and_errors_are_harmless(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main.main(["merge", str(tmp_path / HOSTILE)]) == 3
-    said = capsys.readouterr().err
-    assert SHOWN in said
-    assert harmless(said)
+    printed = capsys.readouterr().err
+    assert SHOWN in printed
+    assert harmless(printed)
 
 
 def test_what_argparse_says_is_harmless(capsys: pytest.CaptureFixture[str]) -> None:
@@ -78,7 +78,7 @@ def test_our_own_colours_are_obeyed_and_no_others(
 ) -> None:
     monkeypatch.setattr("clusterprof.report.text.wants_colour", lambda stream: True)
     assert main.main(["report", str(run.path)]) == 0
-    said = capsys.readouterr().out
-    assert said.startswith("\x1b[1m")
-    assert harmless(said.replace("\x1b[", ""))
-    assert "\x1b[2J" not in said
+    printed = capsys.readouterr().out
+    assert printed.startswith("\x1b[1m")
+    assert harmless(printed.replace("\x1b[", ""))
+    assert "\x1b[2J" not in printed

@@ -1,4 +1,4 @@
-"""Steps that nobody marked: where the optimizer's kernels end them, and one number on all ranks."""
+"""Steps that no one marked: where the optimizer's kernels end them, and one number on all ranks."""
 
 from __future__ import annotations
 

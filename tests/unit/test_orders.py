@@ -99,7 +99,7 @@ def test_the_first_reason_stays_and_a_run_directory_that_is_gone_gives_no_order(
         stop_request.give(str(tmp_path / "gone"), WHY)
 
 
-def test_an_order_that_comes_later_is_seen_until_nobody_asks(
+def test_an_order_that_comes_later_is_seen_until_no_one_asks(
     outbox: Outbox, rank_folder: Path, written: Callable[[], None]
 ) -> None:
     outbox.say("watch")
@@ -129,7 +129,7 @@ def test_a_session_whose_step_does_not_end_after_the_order_is_stopped_inside_it(
     outbox.state("capturing")
     made.opened = True
     made.obey()
-    assert (stopped, made.order()) == ([], ""), "nobody ordered it"
+    assert (stopped, made.order()) == ([], ""), "no one asked"
     outbox.answers["order"] = WHY
     made.obey()
     assert (stopped, made.order()) == ([], WHY), "the agent closes it between two steps, if it can"

@@ -1,4 +1,4 @@
-"""What a rank hands to its writer, and what it does where nobody takes it."""
+"""What a rank hands to its writer, and what it does where no one takes it."""
 
 from __future__ import annotations
 
@@ -138,9 +138,9 @@ def test_a_run_directory_that_cannot_be_written_is_said_once(
     outbox.say("begin", run="/proc/none", folder="/proc/none/ranks/00003", window=[1, 2], wall_ns=0)
     outbox.state("counting")
     written()
-    said = capfd.readouterr().err
-    assert said.startswith("clusterprof: the run directory cannot be written: ")
-    assert len(said.splitlines()) == 1
+    printed = capfd.readouterr().err
+    assert printed.startswith("clusterprof: the run directory cannot be written: ")
+    assert len(printed.splitlines()) == 1
 
 
 def test_a_descriptor_that_has_become_the_program_s_is_left_alone(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 from clusterprof.agent import nsys
 from clusterprof.agent.contracts.plan import NsysPlan
 
-TOLD = NsysPlan(
+STATED = NsysPlan(
     "/bin/sh", "2025.3.2.4", None, {"gpu": "cuda,nvtx,nccl", "cpu": "nvtx,osrt"}, ["profile"],
     ["launch", "--session-new={session}", "--trace={trace}", "--pytorch=autograd-nvtx"],
     ["start", "--session={session}", "--output={output}", "--gpu-metrics=0", "-y=1"],
@@ -19,10 +19,10 @@ TOLD = NsysPlan(
 )  # fmt: skip
 
 
-def answers(monkeypatch: pytest.MonkeyPatch, **said: str) -> None:
+def answers(monkeypatch: pytest.MonkeyPatch, **printed: str) -> None:
     """Have nsys say `said` to --version, and to the --help of its verbs."""
     monkeypatch.setattr(
-        nsys, "ask", lambda command, patience_s: said.get(command[1].lstrip("-"), "unrecognised")
+        nsys, "ask", lambda command, patience_s: printed.get(command[1].lstrip("-"), "unrecognised")
     )
 
 
@@ -30,7 +30,7 @@ def test_the_launching_host_s_version_is_told_what_was_planned(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     answers(monkeypatch, version="NVIDIA Nsight Systems version 2025.3.2.4-36243v0")
-    assert nsys.here(TOLD, "session") == (TOLD, [])
+    assert nsys.here(STATED, "session") == (STATED, [])
 
 
 def test_another_version_is_told_what_it_knows_and_by_the_verb_that_knows_it(
@@ -41,19 +41,19 @@ def test_another_version_is_told_what_it_knows_and_by_the_verb_that_knows_it(
         launch="--session-new= --trace= cuda nvtx osrt --gpu-metrics=",
         start="--session= --output=",
     )  # fmt: skip
-    fitted, differs = nsys.here(TOLD, "session")
-    assert fitted.launch == [*TOLD.launch[:3], "--gpu-metrics=0"]
-    assert fitted.start == [*TOLD.start[:3], "-y=1"]
+    fitted, differs = nsys.here(STATED, "session")
+    assert fitted.launch == [*STATED.launch[:3], "--gpu-metrics=0"]
+    assert fitted.start == [*STATED.start[:3], "-y=1"]
     assert fitted.trace == {"gpu": "cuda,nvtx", "cpu": "nvtx,osrt"}
     assert differs == [
         "nsys is 2023.4.4.54 here, 2025.3.2.4 where it was launched",
         "it has no --pytorch, --trace=nccl: left out",
     ]
-    assert TOLD.launch[3] == "--pytorch=autograd-nvtx"
+    assert STATED.launch[3] == "--pytorch=autograd-nvtx"
 
 
 @pytest.mark.parametrize(
-    ("said", "wanted"),
+    ("printed", "wanted"),
     [
         ("version 2021.5.1.77", "too old"),
         ("", "it printed: nothing"),
@@ -61,11 +61,11 @@ def test_another_version_is_told_what_it_knows_and_by_the_verb_that_knows_it(
     ],
 )
 def test_an_nsys_that_cannot_be_used_is_named(
-    monkeypatch: pytest.MonkeyPatch, said: str, wanted: str
+    monkeypatch: pytest.MonkeyPatch, printed: str, wanted: str
 ) -> None:
-    answers(monkeypatch, version=said)
+    answers(monkeypatch, version=printed)
     with pytest.raises(OSError, match=wanted):
-        nsys.here(TOLD, "session")
+        nsys.here(STATED, "session")
 
 
 def test_a_node_without_that_path_uses_the_nsys_it_has(
@@ -77,7 +77,7 @@ def test_a_node_without_that_path_uses_the_nsys_it_has(
     (tmp_path / "nsys").touch(0o755)
     assert nsys.found("/opt/elsewhere/nsys") == str(tmp_path / "nsys")
     with pytest.raises(OSError, match="/opt/elsewhere/other is not on this node"):
-        nsys.here(TOLD._replace(path="/opt/elsewhere/other"), "session")
+        nsys.here(STATED._replace(path="/opt/elsewhere/other"), "session")
 
 
 @pytest.fixture
@@ -117,7 +117,7 @@ def test_a_lock_that_another_user_keeps_from_us_is_replaced_by_one_for_all_of_ou
     assert str(os.getuid()) in lock.resolve().name
 
 
-def test_a_folder_whose_name_leaves_no_room_for_a_socket_is_not_used(
+def test_a_folder_whose_name_leaves_no_space_for_a_socket_is_not_used(
     node: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert nsys.temporary(len(str(node))) == str(node)

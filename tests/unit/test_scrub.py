@@ -107,12 +107,12 @@ def test_nothing_private_is_left_and_all_that_a_merge_needs(export: Path, tmp_pa
 def test_the_unfinished_copy_is_its_owner_s_alone(
     export: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seen = []
+    observed = []
     connect = sqlite3.connect
 
     def looked_at(path: str, **more: bool) -> sqlite3.Connection:
         if not more:  # the others are of the reader
-            seen.append(stat.S_IMODE(os.stat(path).st_mode))
+            observed.append(stat.S_IMODE(os.stat(path).st_mode))
         return connect(path, **more)  # type: ignore[call-overload,no-any-return]
 
     monkeypatch.setattr("clusterprof.ingest.nsys.scrubbing.sqlite3.connect", looked_at)
@@ -121,7 +121,7 @@ def test_the_unfinished_copy_is_its_owner_s_alone(
         scrub(export, tmp_path / "clean.sqlite")
     finally:
         os.umask(before)
-    assert seen == [0o600]
+    assert observed == [0o600]
     assert stat.S_IMODE((tmp_path / "clean.sqlite").stat().st_mode) == 0o600
     assert not [path for path in tmp_path.iterdir() if path.name.endswith(files.UNFINISHED)]
 

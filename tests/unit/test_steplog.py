@@ -98,7 +98,7 @@ def test_slow_steps_are_told_once_a_minute(tmp_path: Path) -> None:
     assert read_pace(tmp_path / "pace.csv")["count"].tolist() == [60]
 
 
-def test_nothing_new_is_no_operation_and_no_sign_of_life(tmp_path: Path) -> None:
+def test_nothing_new_is_no_operation_and_no_update(tmp_path: Path) -> None:
     log = log_of(tmp_path)
     log.add(0, alike(5))
     log.write(all_of_it=True)

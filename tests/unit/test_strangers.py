@@ -50,11 +50,11 @@ def test_a_kernel_does_what_the_operator_around_its_launch_says(tmp_path: Path) 
     assert set(operations(ranks[0])) == {"AllGather", "ReduceScatter"}
 
 
-@pytest.mark.parametrize("told", ["kernel", "operator"])
+@pytest.mark.parametrize("stated", ["kernel", "operator"])
 def test_the_arguments_of_a_kernel_or_of_its_operator_tell_the_group(
-    tmp_path: Path, told: str
+    tmp_path: Path, stated: str
 ) -> None:
-    calls = read(SCATTERED, tmp_path, arguments=told)[1].collective_calls
+    calls = read(SCATTERED, tmp_path, arguments=stated)[1].collective_calls
     assert set(calls["communicator"].to_pylist()) == {"0[0-3]"}
     assert set(calls["message_bytes"].to_pylist()) == {4096}
     assert set(calls["operation"].cast(pa.string()).to_pylist()) == {"AllReduce"}
@@ -107,8 +107,8 @@ def test_ends_that_scatter_by_hundreds_of_microseconds_are_those_of_one_group(
     assert set(rows["communicator"].to_pylist()) == {"inferred:0,1,2,3"}
     assert rows.num_rows > 0.8 * found.collectives.num_rows
     assert "rank 2 " in found.results["verdict"].lower()
-    said = [w for w in found.results["warnings"] if "end within" in w]
-    assert len(said) == 1
+    printed = [w for w in found.results["warnings"] if "end within" in w]
+    assert len(printed) == 1
     assert max(found.clock.uncertainty_ns) < 5_000_000
 
 
@@ -124,13 +124,13 @@ def test_ranks_that_never_wait_for_one_another_are_no_group(tmp_path: Path) -> N
 def test_all_ranks_of_a_job_that_only_end_together_roughly_are_one_group(
     tmp_path: Path, small: bool
 ) -> None:
-    # nobody sleeps: begins differ no more than ends do
+    # no one sleeps: begins differ no more than ends do
     ranks = read(replace(SCATTERED, dp=8, small_calls=small), tmp_path, cut=1)
     table = match(ranks)
     assert set(table["communicator"].to_pylist()) == {"inferred:0,1,2,3,4,5,6,7"}
     most = max(tables.collective_calls.num_rows for tables in ranks)
     assert pc.count_distinct(table["collective"]).as_py() == most
-    # of a part of the job nobody can know
+    # of a part of the job no one can know
     some = set(match(ranks[:3])["communicator"].to_pylist())
     assert small or len(some) > 1
 

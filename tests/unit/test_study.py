@@ -46,7 +46,7 @@ def test_the_planted_straggler_is_named_with_its_host_and_its_20_ms(recordings: 
     assert (found["code"], found["rank"], found["severity"]) == ("straggler.host", 2, "critical")
     assert found["recurrence"] == "persistent"
     assert found["steps"] == [7, 8, 9]
-    # the first settled step was shortened by what had been queued before the sleep
+    # the first steady-state step was shortened by what had been queued before the sleep
     assert 15 * MS <= found["cost_ns_per_step"] <= 21 * MS
     assert results["verdict"] == sentences(found["summary"], 2)
     assert re.search(r"Rank 2 .* 1\d\.\d ms of each 4\d\.\d ms step \(3\d%\)", results["verdict"])

@@ -177,7 +177,7 @@ def test_no_rank_is_said_to_be_on_time_that_cannot_be_compared() -> None:
 
 
 def test_a_rank_for_which_all_others_wait_half_of_the_step_is_named() -> None:
-    # all hosts set the pace alike; the one that resumed last stays last
+    # all hosts are alike; the one that resumed last stays last
     causes = tuple(Cause("host", rank, 60 * MS) for rank in range(4))
     results = study(simulate(Job(steps=6, causes=causes))[0]).results
     assert re.match(r".* wait 4\d\.\d ms of each 71\.\d ms step for rank 3\b", results["verdict"])

@@ -24,6 +24,6 @@ for count in range(1, int(sys.argv[1]) + 1):
     longest = max(longest, time.monotonic_ns() - began)
     if count % 10 == 0:
         pathlib.Path(f"at.{rank}.{count}").touch()
-told = {"longest_ns": longest, "ended": time.monotonic()}
-pathlib.Path(f"{rank}.json").write_text(json.dumps(told))
+stated = {"longest_ns": longest, "ended": time.monotonic()}
+pathlib.Path(f"{rank}.json").write_text(json.dumps(stated))
 print(f"rank {rank} ends\n", end="", flush=True)
