@@ -1,4 +1,4 @@
-"""The test session's share of the processors: a busy machine must not take them from a rank that has seconds.
+"""The test session's share of the processors, so that a busy machine takes none from a rank.
 
 Where root may (the `cpu` controller of cgroup v1), the session counts for more than the machine's
 other programs, and in it a test with a real nsys for more than the others: from a program's end on
