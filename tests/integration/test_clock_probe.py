@@ -113,7 +113,7 @@ def probers() -> list[str]:
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             try:
-                words = (entry / "cmdline").read_bytes().decode().split("\0")
+                words = (entry / "cmdline").read_bytes().decode(errors="replace").split("\0")
             except OSError:
                 continue
             if "prober" in words:
@@ -200,7 +200,7 @@ def test_of_a_prober_that_is_killed_nothing_is_left(run_command: Cli, workdir: P
         "    time.sleep(0.01)\n"
         "for entry in filter(str.isdigit, os.listdir('/proc')):\n"
         "    try:\n"
-        "        words = open('/proc/%s/cmdline' % entry).read().split('\\0')\n"
+        "        words = open('/proc/%s/cmdline' % entry, errors='replace').read().split('\\0')\n"
         "    except OSError:\n"
         "        continue\n"
         "    if sys.argv[1] in words and 'prober' in words:\n"

@@ -179,7 +179,7 @@ def test_a_parent_that_others_may_write_without_a_sticky_bit_is_warned_of(
             ["run", "--profiler=torch", f"--run-dir={parent / 'run'}", "--", "true"]
         )
         assert done.returncode == 0, done
-        assert (f"others may rename what is in {parent}" in done.stderr) == warned, done
+        assert (f" {parent} (no sticky bit)" in done.stderr) == warned, done
 
 
 def test_no_report_is_brought_into_another_user_s_run_directory(node: Path) -> None:

@@ -21,7 +21,7 @@ OPTIONS = ["--ranks", "0", "--steps", "10:20", "--step-on", "loop:step", "--prof
 
 #: What a job may take longer to end with clusterprof. A rank has 9.2 s (`guard.BUDGET_S`); the rest
 #: is for clusterprof's own start and end on a machine that is busy with other things.
-ADDED_S = 15
+ADDED_S = 12
 
 
 def state(run: Path, rank: int = 0) -> dict[str, Any]:

@@ -17,9 +17,9 @@ from xdist.scheduler import LoadScopeScheduling
 _LANES = {
     # They wait more than they compute, but of several nsys that start at once some fail, and their
     # ranks have seconds to end in.
-    "needs_nsys": 2,
+    "needs_nsys": 1,
     # Several ranks that each load torch: all processors for some seconds.
-    "needs_torch": 2,
+    "needs_torch": 1,
 }
 
 
