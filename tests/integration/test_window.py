@@ -190,8 +190,14 @@ for steps in (3, 3):
 
 
 def test_a_program_that_runs_under_another_profiler_is_left_to_it(job: Job) -> None:
-    done = job(LOOP + "iterate(6)", selection=CHOSEN, profiler="nsys",
-               environ={"CUDA_INJECTION64_PATH": "/opt/tool/lib/libtool.so"})  # fmt: skip
+    nsys = {
+        "path": "nsys", "version": "2025.3", "importer": None, "trace": {"cpu": "", "gpu": ""},
+        "profile": [], "launch": [], "start": [], "stop": [],
+    }  # fmt: skip
+    done = job(
+        LOOP + "iterate(6)", selection=CHOSEN, profiler="nsys", nsys=nsys, window_by="session",
+        environ={"CUDA_INJECTION64_PATH": "/opt/tool/lib/libtool.so"},
+    )  # fmt: skip
     assert (done.returncode, done.stderr) == (0, ""), done
     assert job.state["state"] == "lost"
     assert "/opt/tool/lib/libtool.so (CUDA_INJECTION64_PATH)" in job.state["reason"]
