@@ -77,12 +77,13 @@ def test_two_hosts_train_and_one_of_them_has_no_nsys(
         (folder / nsys.name).unlink()
     run = workdir / "run"
     assert done.returncode == 0, done
-    assert "h1: 8 steps on 2 ranks" in done.stdout
-    assert "1 of 2 reports" in done.stderr, done
-    assert f"h2 has no {nsys}" in done.stderr
+    assert re.search("^h1: 8 steps ", done.stdout, re.MULTILINE), done
+    assert any("h2" in line and str(nsys) in line for line in done.stderr.splitlines()), done
     assert (run / "ranks/00000/report.nsys-rep").stat().st_size > 0
     assert (state(run, 0)["host"], state(run, 1)["host"]) == ("h1", "h2")
-    assert "nsys could not be started" in state(run, 1)["reason"]
+    assert "nsys" in state(run, 1)["reason"]
+    results = json.loads((run / "merged/results.json").read_text())
+    assert [each["rank"] for each in results["missing"]] == [1]
     logs = {
         log.parent.name: len(log.read_text().splitlines()) for log in run.glob("ranks/*/steps*.csv")
     }
@@ -145,17 +146,16 @@ def test_all_that_is_wrong_with_the_hosts_is_said_before_anything_is_started(
     ]  # fmt: skip
     done = run_clusterprof(line)
     assert done.returncode == 255, done
-    for problem in (
-        "6 of 6 hosts",
-        f"h1: it has no train.py in {workdir}",
-        "h2: its host key is not the one in known_hosts",
-        "h3: its host key is not in known_hosts",
-        f"root@127.0.0.1:{closed}: it cannot be reached",
-        "Connection refused",
-        f"127.0.0.1:{silent_port}: no answer within 3 s",
-        "no.such.host.invalid: ",
+    for host, facts in (
+        ("h1", ("train.py", str(workdir))),
+        ("h2", ("known_hosts", "ssh-keygen -R")),
+        ("h3", ("known_hosts as ",)),
+        (f"root@127.0.0.1:{closed}", ("Connection refused",)),
+        (f"127.0.0.1:{silent_port}", (" 3 s",)),
+        ("no.such.host.invalid", ()),
     ):
-        assert problem in done.stderr, done
+        (line,) = re.findall(rf"^ +{re.escape(host)}: (.+)", done.stderr, re.MULTILINE)
+        assert all(fact in line for fact in facts), done
     assert "Traceback" not in done.stderr
     assert done.seconds < 12
     assert not (workdir / "run").exists()
@@ -171,9 +171,9 @@ def test_a_smaller_nnodes_goes_on_without_the_host_that_is_not_there(
          "--profiler=torch", "--run-dir=run", "--nproc-per-node", "1", "--", "fails.py"]
     )  # fmt: skip
     assert done.returncode == 1, done  # torchrun's own for any failing worker
-    assert "127.0.0.1:1 is left out: it cannot be reached" in done.stderr
+    assert "127.0.0.1:1 " in done.stderr
     assert "h2: here" in done.stdout
-    assert "h2: torchrun ended with status 1" in done.stderr
+    assert re.search("h2: .* 1$", done.stderr, re.MULTILINE), done
     assert "exitcode  : 3" in done.stderr
     assert (left_on(ssh_hosts), guests(ssh_hosts)) == ([], [])
 
@@ -222,8 +222,9 @@ def test_sigterm_ends_the_training_on_every_host_and_nothing_stays(
     run = workdir / "run"
     assert {state(run, rank)["host"] for rank in (0, 1)} == {"h1", "h2"}
     assert {state(run, rank)["state"] for rank in (0, 1)} == {"lost"}
-    assert "h1: torchrun ended with status 1" in (workdir / "stderr").read_text()
-    assert "rank 0 lost on h1: " in (workdir / "stderr").read_text()
+    printed = (workdir / "stderr").read_text()
+    assert re.search("h1: .* 1$", printed, re.MULTILINE), printed
+    assert re.search("rank 0 .*h1: ", printed), printed
 
 
 def test_when_clusterprof_is_killed_the_hosts_end_by_themselves_and_collect_finishes(
@@ -236,6 +237,7 @@ def test_when_clusterprof_is_killed_the_hosts_end_by_themselves_and_collect_fini
     refused = run_clusterprof(["collect", "run"])
     assert f"clusterprof collect -F {ssh_hosts.config} run" in refused.stderr, refused
     done = run_clusterprof(["collect", "-F", ssh_hosts.config, "run"])
-    assert "h1: its reports are here" in done.stderr, done
-    assert "rank 1 lost on h2: " in done.stderr
+    assert all(f"{host}: " in done.stderr for host in ("h1", "h2")), done
+    assert {state(workdir / "run", rank)["state"] for rank in (0, 1)} == {"lost"}
+    assert all(each["left"] == "" for each in json.loads(Path("run/run.json").read_text())["hosts"])
     assert left_on(ssh_hosts) == []

@@ -16,9 +16,10 @@ from clusterprof.launchers.support.job import Host
 
 pytestmark = [pytest.mark.needs_fabric, pytest.mark.needs_hosts]
 
-UNKNOWN = "its host key is not in known_hosts"
-CHANGED = "its host key is not the one in known_hosts"
-REVOKED = "its host key is marked as revoked"
+#: what a refusal names: the name that was looked up, the next command, the entry that counts
+UNKNOWN = "known_hosts as "
+CHANGED = "ssh-keygen -R"
+REVOKED = "revoked in known_hosts"
 
 
 @dataclass(frozen=True)
@@ -65,15 +66,15 @@ CASES = {
     "the system's file": Case("", more="GlobalKnownHostsFile FOLDER/good"),
     "the system's file revokes": Case(GOOD, REVOKED, "GlobalKnownHostsFile FOLDER/revokes"),
     "the user's file is none": Case(GOOD, UNKNOWN, "UserKnownHostsFile none"),
-    "a list of revoked keys": Case(GOOD, "is revoked by", "RevokedHostKeys FOLDER/list"),
+    "a list of revoked keys": Case(GOOD, "revoked by FOLDER/list", "RevokedHostKeys FOLDER/list"),
     "a list of others": Case(GOOD, more="RevokedHostKeys FOLDER/others"),
-    "a list that is none": Case(GOOD, "cannot be read", "RevokedHostKeys FOLDER/good"),
-    "a list that is missing": Case(GOOD, "cannot be read", "RevokedHostKeys FOLDER/missing"),
+    "a list that is none": Case(GOOD, " FOLDER/good ", "RevokedHostKeys FOLDER/good"),
+    "a list that is missing": Case(GOOD, " FOLDER/missing ", "RevokedHostKeys FOLDER/missing"),
     "no list": Case(GOOD, more="RevokedHostKeys none"),
-    "a revocation list": Case(GOOD, "is revoked by", "RevokedHostKeys FOLDER/krl"),
+    "a revocation list": Case(GOOD, "revoked by FOLDER/krl", "RevokedHostKeys FOLDER/krl"),
     "a revocation list of others": Case(GOOD, more="RevokedHostKeys FOLDER/krl-of-others"),
-    "half a revocation list": Case(GOOD, "cannot be read", "RevokedHostKeys FOLDER/krl-half"),
-    "a list in an included file": Case(GOOD, "is revoked by", "Include FOLDER/included"),
+    "half a revocation list": Case(GOOD, " FOLDER/krl-half ", "RevokedHostKeys FOLDER/krl-half"),
+    "a list in an included file": Case(GOOD, "revoked by FOLDER/list", "Include FOLDER/included"),
 }  # fmt: skip
 
 
@@ -121,14 +122,14 @@ def test_the_keys_that_ssh_accepts_are_accepted_and_no_others(
              "true"],
             stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False,
         )  # fmt: skip
-        refusal = ""
+        refusal, says = "", case.says.replace("FOLDER", str(folder))
         ssh = SshHost(Host("h1", "h1"), config, 20)
         with contextlib.closing(ssh):
             try:
                 ssh.open()
             except HostError as error:
                 refusal = error.what
-        if (refusal == "") != (true.returncode == 0) or case.says not in refusal:
+        if (refusal == "") != (true.returncode == 0) or says not in refusal:
             wrong.append((name, refusal, true.returncode, true.stderr))
         if not case.says and refusal:
             wrong.append((name, refusal, "it should be accepted", ""))
@@ -150,5 +151,5 @@ def test_without_openssh_no_key_is_accepted(
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     ssh = SshHost(Host("h1", "h1"), ssh_hosts.config, 20)
-    with pytest.raises(HostError, match="host keys cannot be checked: ssh "):
+    with pytest.raises(HostError, match=r"host keys .* ssh .*openssh-client"):
         ssh.open()

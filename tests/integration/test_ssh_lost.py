@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import subprocess
 import threading
 import time
@@ -120,12 +121,14 @@ def test_a_host_that_hangs_is_given_up_and_the_others_go_on(
         assert job.run() == 255
         first, second = job.hosts
         assert (first.status, second.status) == (255, 0)
-        assert "connection was lost" in first.reason
+        assert first.reason
+        assert first.command is not None
+        assert first.command.lost
         assert second.reason == ""
         assert time.monotonic() - begin < 20
         run = run_directory.create(tmp_path / "run")
         over_ssh.gather(run, job.hosts, job.there.python)
-        assert "no answer within 6 s" in first.reason
+        assert " 6 s" in first.reason
         assert f"h1:{first.folder} " in first.reason
         assert f"clusterprof collect {run.path}" in first.reason
         assert second.folder == "", "h2's files are here"
@@ -196,9 +199,11 @@ def test_a_host_without_space_or_python_or_named_twice_is_said_and_nothing_stays
     rest = ["--run-dir=run", "--nproc-per-node", "1", "--", "train.py"]
     done = run_clusterprof([*line, *rest])
     assert done.returncode == 255, done
-    assert "h2: " in done.stderr
-    assert "cannot be written (Failure): is no space left there?" in done.stderr, done
-    assert "h1 and root@h1 are one machine" in done.stderr
+    (full_disk,) = re.findall("h2: .*TMPDIR.*", done.stderr)
+    assert f"{ssh_hosts.state}/scratch/clusterprof-" in full_disk, done
+    assert "(Failure)" in full_disk, done
+    printed = [set(each.split()) for each in done.stderr.splitlines()]
+    assert any({"h1", "root@h1"} <= words for words in printed), done
     done = run_clusterprof([*line, "--force", "--python=/no/such/python", *rest])
     assert done.returncode == 255, done
     assert done.stderr.count(": /no/such/python ") == 3, done

@@ -141,21 +141,21 @@ def test_what_is_no_host_is_refused(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "message"),
+    ("line", "named"),
     [
-        ("--nproc-per-node 2", "there are no hosts"),
-        ("--hosts a,a", "names a host twice"),
-        ("--hosts a,b --node-rank=1", "cannot be given"),
-        ("--hosts a --standalone", "cannot be given"),
-        ("--hosts a,b --nnodes 3", "does not fit 2 hosts"),
-        ("--hosts a,b --nnodes 1:x", "neither a number nor a range"),
-        ("--hosts a --env NOT_SET_HERE", "it is not set here"),
-        ("--hosts a --env =x", "names no variable"),
-        ("--hosts a --connect-timeout soon", "invalid float"),
+        ("--nproc-per-node 2", "--hosts a,b"),
+        ("--hosts a,a", "--hosts a,a"),
+        ("--hosts a,b --node-rank=1", "--node-rank=1"),
+        ("--hosts a --standalone", "--standalone"),
+        ("--hosts a,b --nnodes 3", "--nnodes 3 .* 2 hosts"),
+        ("--hosts a,b --nnodes 1:x", "--nnodes 1:x"),
+        ("--hosts a --env NOT_SET_HERE", "--env NOT_SET_HERE=VALUE"),
+        ("--hosts a --env =x", "--env '=x'"),
+        ("--hosts a --connect-timeout soon", "--connect-timeout: .*soon"),
     ],
 )
-def test_a_line_that_cannot_work_is_refused(line: str, message: str) -> None:
-    with pytest.raises(UsageError, match=message):
+def test_a_line_that_cannot_work_is_refused(line: str, named: str) -> None:
+    with pytest.raises(UsageError, match=named):
         job(line)
 
 
@@ -486,7 +486,7 @@ def test_where_only_torchrun_knows_the_ranks_none_is_taken_that_two_hosts_offer(
     # A host that brought its own before keeps it, whatever another says afterwards.
     late = hosts_with({"00002/log": b"x"})[0]
     over_ssh.gather(run, [*hosts, late], "python")
-    assert "rank 2, which another host" in late.reason
+    assert re.search("rank 2, .*another host", late.reason)
     assert (run.rank(2) / "log").read_bytes() == b"c"
 
 
@@ -544,10 +544,10 @@ def test_a_lost_host_is_the_reason_of_its_ranks_and_of_no_others(tmp_path: Path)
 @pytest.mark.parametrize(
     ("error", "message"),
     [
-        (TimeoutError("timed out"), "no answer within 3 s"),
+        (TimeoutError("timed out"), " 3 s"),
         (EOFError(), "closed the connection"),
-        (OSError(113, "No route to host"), "No route to host"),
-        (ValueError("something\nlong"), "it cannot be reached: something"),
+        (OSError(113, "No route"), "No route"),
+        (ValueError("something\nlong"), ": something"),
     ],
 )
 @pytest.mark.needs_fabric
