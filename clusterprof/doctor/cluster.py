@@ -57,19 +57,15 @@ def in_allocation(environ: Mapping[str, str]) -> bool:
 
 def nodes(environ: Mapping[str, str]) -> list[str]:
     """The nodes of this allocation; [] outside of one."""
-    if not in_allocation(environ):
-        return []
-    return _hostnames(environ.get("SLURM_JOB_NODELIST", ""))
+    return _hostnames(environ.get("SLURM_JOB_NODELIST", "")) if in_allocation(environ) else []
 
 
 def _hostnames(names: str) -> list[str]:
     """Slurm's n[1-4] as n1, n2, n3, n4."""
     if not names:
         return []
-    done = subprocess.run(
-        ["scontrol", "show", "hostnames", names],
-        capture_output=True, text=True, timeout=5, check=False,
-    )  # fmt: skip
+    command = ["scontrol", "show", "hostnames", names]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=5, check=False)
     return done.stdout.split()
 
 
@@ -130,53 +126,45 @@ def _check_visible(answers: Answers, probe: Path) -> None:
     """Add a bad check for each node whose files do not appear on this host."""
     for host, checks in answers.nodes.items():
         deadline = time.monotonic() + 1.0
-        good = any(check.name == "run directories" and check.level != BAD for check in checks)
+        good = any(check.name == folders.RUNS and check.level != BAD for check in checks)
         while good and not (probe / host).exists():
             if time.monotonic() > deadline:
-                checks.append(
-                    Check("run directories", BAD, f"{probe.parent}: its files are not visible here",
-                          "choose a folder that all nodes share with --run-dir")
-                )  # fmt: skip
+                found = f"{probe.parent}: its files are not visible here"
+                checks.append(Check(folders.RUNS, BAD, found, folders.SHARE))
                 break
             time.sleep(0.05)
 
 
 def _run(command: Sequence[str], expected: Sequence[str]) -> tuple[Answers, list[str]]:
     """Run srun until all nodes have answered or the time is up; the answers, and srun's stderr."""
-    answers, printed = Answers(), list[str]()
-    first = threading.Event()
-    srun = subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        text=True, errors="replace", start_new_session=True,
-    )  # fmt: skip
+    answers, first = Answers(), threading.Event()
+    with os.fdopen(os.memfd_create("stderr"), "w+", errors="replace") as stderr:
+        srun = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=stderr,
+            text=True, errors="replace", start_new_session=True,
+        )  # fmt: skip
 
-    def read_answers() -> None:
-        assert srun.stdout is not None
-        for each in srun.stdout:
-            first.set()
-            answers.take(each)
+        def read_answers() -> None:
+            assert srun.stdout is not None
+            for each in srun.stdout:
+                first.set()
+                answers.take(each)
 
-    def read_stderr() -> None:
-        assert srun.stderr is not None
-        printed.extend(each.strip() for each in srun.stderr)
-
-    threads = [threading.Thread(target=each, daemon=True) for each in (read_answers, read_stderr)]
-    for thread in threads:
-        thread.start()
-    try:
-        if not expected:
-            while srun.poll() is None and not first.wait(0.1):
+        reader = threading.Thread(target=read_answers, daemon=True)
+        reader.start()
+        try:
+            while not expected and srun.poll() is None and not first.wait(0.1):
                 pass  # in the queue
-        deadline = time.monotonic() + PATIENCE_S
-        while srun.poll() is None and time.monotonic() < deadline:
-            if expected and answers.done >= set(expected):
-                break
-            time.sleep(0.02)
-    finally:
-        _end(srun)
-    for thread in threads:
-        thread.join(0.5)
-    return answers, printed
+            deadline = time.monotonic() + PATIENCE_S
+            while srun.poll() is None and time.monotonic() < deadline:
+                if expected and answers.done >= set(expected):
+                    break
+                time.sleep(0.02)
+        finally:
+            _end(srun)
+        reader.join(0.5)
+        stderr.seek(0)
+        return answers, [each.strip() for each in stderr]
 
 
 def _end(srun: subprocess.Popen[str]) -> None:

@@ -28,6 +28,10 @@ SHARED_MEMORY_B = 64e6
 VISIBLE_S = 4.0
 TOKEN = "token"  # noqa: S105 - a file's name
 
+#: the check of the folder that all nodes must see, and what to do where they do not
+RUNS = "run directories"
+SHARE = "choose a folder that all nodes share with --run-dir"
+
 
 def temporary_folder() -> Check:
     """Where nsys keeps what it captures until the report is made."""
@@ -38,61 +42,55 @@ def temporary_folder() -> Check:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         return Check(name, BAD, f"{folder}: no file can be made and locked: {error}", advice)
-    space = free_bytes(folder)
-    kind = file_system(folder)
-    found = f"{folder}, {kind}, {size(space)} free"
+    space, kind = free_bytes(folder), file_system(folder)
+    level, then = OK, ""
     if space < TOO_LITTLE_B:
-        return Check(name, BAD, found, f"free space there, or {advice}", space)
-    if kind in _REMOTE:
-        return Check(name, WARN, found, advice, space)
-    if space < ENOUGH_B:
-        return Check(name, WARN, found, f"enough for a short window only; {advice}", space)
-    return Check(name, OK, found, "", space)
+        level, then = BAD, f"free space there, or {advice}"
+    elif kind in _REMOTE:
+        level, then = WARN, advice
+    elif space < ENOUGH_B:
+        level, then = WARN, f"enough for a short window only; {advice}"
+    return Check(name, level, f"{folder}, {kind}, {size(space)} free", then, space)
 
 
 def shared_memory() -> Check:
     """nsys and the program talk through /dev/shm."""
-    name = folder = SHARED_MEMORY
     try:
-        with tempfile.NamedTemporaryFile(dir=folder, prefix="clusterprof-doctor-"):
-            pass
+        with tempfile.NamedTemporaryFile(dir=SHARED_MEMORY, prefix="clusterprof-doctor-"):
+            space = free_bytes(SHARED_MEMORY)
     except OSError as error:
-        return Check(name, BAD, f"cannot be written: {error}",
+        return Check(SHARED_MEMORY, BAD, f"cannot be written: {error}",
                      "nsys needs it: in a container --ipc=host or a larger --shm-size")  # fmt: skip
-    space = free_bytes(folder)
-    if space < SHARED_MEMORY_B:
-        return Check(name, WARN, f"{size(space)} free", "nsys and NCCL need it: free some", space)
-    return Check(name, OK, f"{size(space)} free", "", space)
+    few = space < SHARED_MEMORY_B
+    advice = "nsys and NCCL need it: free some" if few else ""
+    return Check(SHARED_MEMORY, WARN if few else OK, f"{size(space)} free", advice, space)
 
 
 def run_folder(parent: Path) -> Check:
     """Whether run directories can be made below `parent`, as this host sees it."""
-    name = "run directories"
     try:
         Path(tempfile.mkdtemp(prefix=".clusterprof-doctor-", dir=parent)).rmdir()
     except OSError as error:
-        return Check(name, BAD, f"{parent} cannot be written: {error.strerror}",
+        return Check(RUNS, BAD, f"{parent} cannot be written: {error.strerror}",
                      "choose another with --run-dir")  # fmt: skip
-    space = free_bytes(str(parent))
-    level = WARN if space < TOO_LITTLE_B else OK
-    advice = "free space there, or choose another with --run-dir" if level == WARN else ""
-    return Check(name, level, f"{parent}, {file_system(str(parent))}, {size(space)} free", advice,
-                 space)  # fmt: skip
+    space, kind = free_bytes(str(parent)), file_system(str(parent))
+    few = space < TOO_LITTLE_B
+    advice = "free space there, or choose another with --run-dir" if few else ""
+    found = f"{parent}, {kind}, {size(space)} free"
+    return Check(RUNS, WARN if few else OK, found, advice, space)
 
 
 def probed_folder(probe: Path, host: str) -> Check:
     """Whether this node sees a file that another one has just written, and can write beside it."""
-    name = "run directories"
-    advice = "choose a folder that all nodes share with --run-dir"
     deadline = time.monotonic() + VISIBLE_S
     while not (probe / TOKEN).exists():
         if time.monotonic() > deadline:
-            return Check(name, BAD, f"{probe.parent} is another folder on this node", advice)
+            return Check(RUNS, BAD, f"{probe.parent} is another folder on this node", SHARE)
         time.sleep(0.1)
     try:
         (probe / host).touch()
     except OSError as error:
-        return Check(name, BAD, f"{probe.parent} cannot be written: {error.strerror}", advice)
+        return Check(RUNS, BAD, f"{probe.parent} cannot be written: {error.strerror}", SHARE)
     return run_folder(probe.parent)
 
 

@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from clusterprof.agent.contracts.words import counted
+
 OK, WARN, BAD = "ok", "warn", "bad"
 LEVELS = (OK, WARN, BAD)
 
@@ -33,7 +35,7 @@ class Check:
     amount: float | None = None
 
     def as_json(self) -> dict[str, Any]:
-        """The fields as they are."""
+        """What `from_json` reads."""
         return asdict(self)
 
 
@@ -58,35 +60,28 @@ class Line:
 
 def lines(found: Mapping[str, Sequence[Check]]) -> list[Line]:
     """The nodes' checks, equal results in one line each, in the checks' own order."""
-    names = dict.fromkeys(check.name for checks in found.values() for check in checks)
-    return [each for name in names for each in _of_one_name(name, found)]
-
-
-def _of_one_name(name: str, found: Mapping[str, Sequence[Check]]) -> list[Line]:
-    groups: dict[tuple[str, str], list[tuple[str, Check]]] = {}
+    groups: dict[str, dict[tuple[str, str], list[tuple[str, Check]]]] = {}
     for host, checks in found.items():
         for check in checks:
-            if check.name == name:
-                # Quantities differ from node to node: they are alike as long as their level is.
-                what = "" if check.amount is not None else check.found
-                groups.setdefault((check.level, what), []).append((host, check))
-    made = []
-    for members in groups.values():
-        least = min((check for _, check in members), key=lambda check: check.amount or 0.0)
-        if least.amount is not None and len(members) > 1:
-            least = replace(least, found=f"{least.found} at worst")
-        made.append(Line(least, tuple(host for host, _ in members)))
-    if len(groups) > 1 and name in _ALIKE:
-        made = [_differing(each) for each in made]
-    return made
+            # Quantities differ from node to node: they are alike as long as their level is.
+            alike = check.level, "" if check.amount is not None else check.found
+            groups.setdefault(check.name, {}).setdefault(alike, []).append((host, check))
+    return [
+        _line(members, differ=len(results) > 1)
+        for results in groups.values()
+        for members in results.values()
+    ]
 
 
-def _differing(line: Line) -> Line:
-    level, advice = _ALIKE[line.check.name]
-    worst = max(level, line.check.level, key=LEVELS.index)
-    return replace(line, check=replace(
-        line.check, level=worst, advice=f"the nodes differ: {line.check.advice or advice}"
-    ))  # fmt: skip
+def _line(members: Sequence[tuple[str, Check]], *, differ: bool) -> Line:
+    least = min((check for _, check in members), key=lambda check: check.amount or 0.0)
+    if least.amount is not None and len(members) > 1:
+        least = replace(least, found=f"{least.found} at worst")
+    if differ and least.name in _ALIKE:
+        level, advice = _ALIKE[least.name]
+        worst = max(level, least.level, key=LEVELS.index)
+        least = replace(least, level=worst, advice=f"the nodes differ: {least.advice or advice}")
+    return Line(least, tuple(host for host, _ in members))
 
 
 def render(made: Sequence[Line], hosts: Sequence[str]) -> str:
@@ -121,5 +116,5 @@ def verdict(made: Sequence[Line], hosts: Sequence[str]) -> str:
     """The last line: how many lines are bad, and how many are warnings."""
     bad, warnings = (sum(each.check.level == level for each in made) for level in (BAD, WARN))
     where = f"{len(hosts)} nodes" if len(hosts) > 1 else hosts[0]
-    and_warnings = f", {warnings} warning{'s' * (warnings > 1)}" if warnings else ""
+    and_warnings = f", {counted(warnings, 'warning')}" if warnings else ""
     return f"{where}: {f'{bad} bad' if bad else 'ready to profile'}{and_warnings}"

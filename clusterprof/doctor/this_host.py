@@ -15,7 +15,7 @@ from pathlib import Path
 from clusterprof import __version__
 from clusterprof.agent.contracts import clocks
 from clusterprof.agent.contracts.words import counted
-from clusterprof.agent.nsys import MINIMUM, Nsys
+from clusterprof.agent.nsys import MINIMUM
 from clusterprof.doctor import folders, leftovers
 from clusterprof.doctor.table import BAD, OK, WARN, Check
 from clusterprof.errors import ProfilerError
@@ -76,18 +76,19 @@ def name() -> str:
 def look(todo: Sequence[tuple[str, Look]], patience_s: float = PATIENCE_S) -> Iterator[Check]:
     """Do all checks side by side; yields the results in the order given, within `patience_s`."""
     results: dict[str, list[Check]] = {}
-    threads = []
-    for title, check in todo:
-        thread = threading.Thread(target=_one, args=(title, check, results), daemon=True)
+    threads = [
+        (title, threading.Thread(target=_one, args=(title, check, results), daemon=True))
+        for title, check in todo
+    ]
+    for _, thread in threads:
         thread.start()
-        threads.append((title, thread))
     deadline = time.monotonic() + patience_s
     for title, thread in threads:
         thread.join(max(0.0, deadline - time.monotonic()))
+        late = f"no answer within {patience_s:g} s"
         yield from results.get(title) or [
-            Check(title, BAD, f"no answer within {patience_s:g} s",
-                  "does a file system hang on that host?")
-        ]  # fmt: skip
+            Check(title, BAD, late, "does a file system hang on that host?")
+        ]
 
 
 def _one(title: str, check: Look, results: dict[str, list[Check]]) -> None:
@@ -117,21 +118,18 @@ def nsys_checks(wanted: Path | None) -> list[Check]:
         importer = Check("nsys importer", WARN, "there is no QdstrmImporter beside nsys",
                          "install all of Nsight Systems, not only its target part: without the "
                          "importer, reports may stay .qdstrm")  # fmt: skip
-    return [Check("nsys", OK, f"{found.version}, {found.path}"), _options(found), importer]
-
-
-def _options(found: Nsys) -> Check:
     missing = [
         f"{verb} {flag}"
         for verb, flags in _NEEDED.items()
         for flag in flags
         if not found.offers(verb, flag)
     ]
-    if missing:
-        return Check("nsys flags", BAD, f"{found.version} has no {', '.join(missing)}",
-                     f"install nsys {MINIMUM[0]}.{MINIMUM[1]} or newer")  # fmt: skip
     here = [flag for flag in _OPTIONAL if found.offers("profile", flag)]
-    return Check("nsys flags", OK, f"all that are needed; optional: {', '.join(here) or 'none'}")
+    options = Check("nsys flags", OK, f"all that are needed; optional: {', '.join(here) or 'none'}")
+    if missing:
+        options = Check("nsys flags", BAD, f"{found.version} has no {', '.join(missing)}",
+                        f"install nsys {MINIMUM[0]}.{MINIMUM[1]} or newer")  # fmt: skip
+    return [Check("nsys", OK, f"{found.version}, {found.path}"), options, importer]
 
 
 def python() -> Check:
