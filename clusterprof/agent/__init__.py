@@ -1,6 +1,6 @@
 """What runs inside a rank. Standard library only; torch only once the program has imported it.
 
-In a rank this package is loaded by path under the name `_clusterprof_agent` (see
-`inject/sitecustomize.py`), so that it works in a container or virtual environment in
-which clusterprof is not installed. It therefore imports nothing but itself.
+`inject/sitecustomize.py` and `__main__.py` name this folder `_clusterprof_agent`, wherever it lies:
+containers, virtual environments and hosts that are reached over SSH have it without the rest of
+clusterprof. It therefore imports nothing but itself, and nothing stands in this file.
 """

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from clusterprof.agent.contracts import stop_request, words
+from clusterprof.agent.contracts import states, words
 from clusterprof.agent.contracts.states import State
 from clusterprof.collect.outcomes import reports_in
 from clusterprof.console import say
@@ -71,7 +71,7 @@ def save(
         return
     say(f"{reason}: saving {words.counted(len(left), 'report')}, at most {within_s:g} s")
     with contextlib.suppress(OSError):
-        stop_request.give(str(run.path), reason)
+        states.request_stop(str(run.path), reason)
     deadline = time.monotonic() + within_s
     while unsaved(run, left) and time.monotonic() < deadline and not enough():
         pass
@@ -131,7 +131,7 @@ class TimeLimit:
             if left_s <= margin_s:
                 say(f"closing the windows: the job's time limit is in {left_s:.0f} s")
                 with contextlib.suppress(OSError):
-                    stop_request.give(str(self.run.path), "the job's time limit is near")
+                    states.request_stop(str(self.run.path), "the job's time limit is near")
                 return
             # Half of what is left, so that a limit that is changed meanwhile is seen in time.
             often = 60.0 if unsaved(self.run, self.expected) else 300.0

@@ -17,7 +17,7 @@ from users import ALICE, MALLORY, as_user
 
 from clusterprof.agent import nsys
 from clusterprof.agent.contracts import plan as plans
-from clusterprof.agent.contracts import states, stop_request
+from clusterprof.agent.contracts import states
 from clusterprof.agent.contracts.plan import Plan, Selection
 from clusterprof.agent.guard.report_transfer import ReportTransfer
 from clusterprof.launch.planning import INJECT
@@ -133,7 +133,7 @@ def test_plans_states_and_orders_are_believed_from_the_same_user_and_from_root(
     def obey() -> None:
         assert plans.read(str(plan)).run == str(plan.parent)
         assert states.read(str(plan.parent / "ranks" / "00000"), ours=True) == {"state": "captured"}
-        assert stop_request.read(str(plan.parent)) == "now"
+        assert states.stop_requested(str(plan.parent)) == "now"
 
     as_user(who, lambda: in_its_place(plan.parent))
     as_user(ALICE, obey)
@@ -147,7 +147,7 @@ def test_plans_states_and_orders_of_another_user_are_not_believed(node: Path, wh
         with pytest.raises(PermissionError, match="another user's"):
             plans.read(str(plan))
         assert states.read(str(plan.parent / "ranks" / "00000"), ours=True) == {}
-        assert stop_request.read(str(plan.parent)) is None
+        assert states.stop_requested(str(plan.parent)) is None
 
     as_user(who, lambda: in_its_place(plan.parent))
     as_user(ALICE, obey)

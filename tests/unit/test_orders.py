@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from clusterprof.agent import nsys as profiler
-from clusterprof.agent.contracts import states, stop_request
+from clusterprof.agent.contracts import states
 from clusterprof.agent.contracts.plan import NsysPlan, Plan, Selection
 from clusterprof.agent.guard import report_transfer, session, size
 from clusterprof.agent.guard.outbox import Outbox
@@ -64,7 +64,7 @@ def test_an_ordered_window_closes_between_two_steps_and_says_why(
     counter, switch = armed
     steps(counter, 5)
     assert switch.events == ["start"]
-    stop_request.give(str(rank_folder.parents[1]), WHY)
+    states.request_stop(str(rank_folder.parents[1]), WHY)
     outbox.answers.pop("order", None)
     while outbox.look().get("order") is None:
         time.sleep(0.01)
@@ -78,7 +78,7 @@ def test_a_window_whose_time_comes_after_the_order_is_not_opened(
     armed: tuple[Counter, Switch], rank_folder: Path, written: Callable[[], None]
 ) -> None:
     counter, switch = armed
-    stop_request.give(str(rank_folder.parents[1]), WHY)
+    states.request_stop(str(rank_folder.parents[1]), WHY)
     steps(counter, 30)
     assert switch.events == []
     written()
@@ -91,12 +91,12 @@ def test_a_window_whose_time_comes_after_the_order_is_not_opened(
 def test_the_first_reason_stays_and_a_run_directory_that_is_gone_gives_no_order(
     tmp_path: Path,
 ) -> None:
-    stop_request.give(str(tmp_path), WHY)
-    stop_request.give(str(tmp_path), "another")
-    assert stop_request.read(str(tmp_path)) == WHY
-    assert stop_request.read(str(tmp_path / "gone")) is None
+    states.request_stop(str(tmp_path), WHY)
+    states.request_stop(str(tmp_path), "another")
+    assert states.stop_requested(str(tmp_path)) == WHY
+    assert states.stop_requested(str(tmp_path / "gone")) is None
     with pytest.raises(OSError, match="gone"):
-        stop_request.give(str(tmp_path / "gone"), WHY)
+        states.request_stop(str(tmp_path / "gone"), WHY)
 
 
 def test_an_order_that_comes_later_is_seen_until_no_one_asks(
@@ -105,7 +105,7 @@ def test_an_order_that_comes_later_is_seen_until_no_one_asks(
     outbox.say("watch")
     written()
     assert outbox.look()["order"] is None
-    stop_request.give(str(rank_folder.parents[1]), WHY)
+    states.request_stop(str(rank_folder.parents[1]), WHY)
     deadline = time.monotonic() + 20
     while outbox.look()["order"] is None and time.monotonic() < deadline:
         time.sleep(0.01)

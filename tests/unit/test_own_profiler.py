@@ -13,8 +13,8 @@ from types import ModuleType
 import pytest
 
 from clusterprof.agent.contracts import states
+from clusterprof.agent.contracts.identity import PROFILED
 from clusterprof.agent.contracts.plan import Plan, Selection
-from clusterprof.agent.contracts.variables import PROFILED
 from clusterprof.agent.guard.outbox import Outbox
 from clusterprof.agent.rank import own_profilers, profilers, window
 from clusterprof.agent.rank.steps import Counter

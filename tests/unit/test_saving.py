@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from clusterprof import run_directory
-from clusterprof.agent.contracts import states, stop_request
+from clusterprof.agent.contracts import states
 from clusterprof.launch import stop
 from clusterprof.launch.stop import BeforeSrunKills
 from clusterprof.run_directory import RunDirectory
@@ -44,7 +44,7 @@ def test_srun_gets_its_signal_once_the_reports_are_home_and_the_ranks_are_told_w
     looks = []
 
     def enough() -> bool:
-        looks.append(stop_request.read(str(run.path)))
+        looks.append(states.stop_requested(str(run.path)))
         rank_is(run, 0, "finishing", report=len(looks) == 3)
         return False
 
@@ -61,7 +61,7 @@ def test_somebody_who_signals_again_does_not_wait(run: RunDirectory) -> None:
 def test_where_nothing_is_to_be_saved_no_signal_waits(run: RunDirectory, state: str) -> None:
     rank_is(run, 0, state)
     assert BeforeSrunKills(run, [0])(signal.SIGHUP, pytest.fail) == [signal.SIGHUP]
-    assert stop_request.read(str(run.path)) is None
+    assert states.stop_requested(str(run.path)) is None
 
 
 def test_the_second_interrupt_within_a_second_is_the_one_that_kills(run: RunDirectory) -> None:

@@ -1,4 +1,4 @@
-"""Which rank is this? One table of environment variables per launcher, in this one file.
+"""Which rank is this? One table of environment variables per launcher, and those of our own.
 
 A rank is what the rank says it is: its own environment decides, never the place of a file
 in a list. The inner launcher wins (torchrun's workers inherit SLURM_PROCID from the agent
@@ -9,6 +9,19 @@ from __future__ import annotations
 
 import os
 from typing import List, Mapping, NamedTuple, Optional, Tuple
+
+#: Where plan.json is; without it an interpreter is none of ours.
+PLAN = "CLUSTERPROF_PLAN"
+#: The process that counts for this rank; its children inherit it and stay out of the way.
+COUNTING = "CLUSTERPROF_COUNTING"
+#: For the program under nsys: how the window opens, and where the guard listens; `none:` where
+#: nsys could not start it.
+PROFILED = "CLUSTERPROF_PROFILED"
+WITHOUT_NSYS = "none:"
+#: What makes nsys follow a process: it is not to follow those that we start beside the program.
+FOLLOWED = ("LD_PRELOAD", "QUADD_", "NSYS_", "CUDA_INJECTION", "NVTX_INJECTION")
+#: For the program under nsys: the descriptors that it was given, as `0,1,2`; the others are nsys'.
+GIVEN = "CLUSTERPROF_GIVEN"
 
 
 class Launcher(NamedTuple):

@@ -28,7 +28,7 @@ import zlib
 from typing import Any, Iterator, List, Optional
 
 from .. import nsys as profiler
-from ..contracts import descriptors, messages, paths, processes, variables
+from ..contracts import descriptors, identity, messages, paths, processes
 from ..contracts import plan as plans
 from ..contracts.plan import Plan
 from ..contracts.states import State
@@ -379,7 +379,7 @@ class Guard:
                 signal.signal(number, signal.SIG_DFL)
         for pending in self.pending:
             os.kill(os.getpid(), pending)
-        os.environ[variables.PROFILED] = variables.WITHOUT_NSYS
+        os.environ[identity.PROFILED] = identity.WITHOUT_NSYS
         os.execvp(self.program[0], self.program)
 
     def give_up(self, reason: str) -> None:
@@ -415,7 +415,7 @@ def main(argv: List[str]) -> None:
         guard = Guard(plans.read(argv[0]).of_attempt(os.environ), int(argv[1]), argv[2:])
     except Exception as error:  # it was there a moment ago: the program runs all the same
         messages.complain("rank %s runs without nsys: %s" % (argv[1], error))
-        os.environ[variables.PROFILED] = variables.WITHOUT_NSYS
+        os.environ[identity.PROFILED] = identity.WITHOUT_NSYS
         os.execvp(argv[2], argv[2:])
     status = guard.run()
     if 128 < status < 128 + signal.NSIG:

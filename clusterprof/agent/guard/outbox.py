@@ -19,7 +19,7 @@ from array import array
 from itertools import chain
 from typing import Any, Dict, Iterable, List, Optional, Tuple
 
-from ..contracts import messages, processes, variables
+from ..contracts import identity, messages, processes
 from ..contracts.states import State
 
 #: A message: the length of its body, its kind, its body.
@@ -218,7 +218,7 @@ def start() -> Outbox:
         # What makes nsys follow a process is not for this one.
         environ = {
             name: value for name, value in os.environ.items()
-            if not name.startswith(variables.FOLLOWED)
+            if not name.startswith(identity.FOLLOWED)
         }  # fmt: skip
         arguments = [*processes.part("writer"), str(theirs.fileno()), str(os.getpid())]
         command = [*processes.isolated(), "-c", _FORK, *arguments]

@@ -15,7 +15,7 @@ import time
 from typing import Any, Dict, Iterator, List, Optional
 
 from .. import nsys as profiler
-from ..contracts import processes, variables
+from ..contracts import identity, processes
 from ..contracts.plan import NsysPlan
 from ..contracts.states import State
 from . import size
@@ -103,7 +103,7 @@ class Session:
             *(oct(umask), given("TMPDIR"), *program),
         ]
         environment = self.environment()
-        environment[variables.PROFILED] = "%s:%s" % (self.mode, address)
+        environment[identity.PROFILED] = "%s:%s" % (self.mode, address)
         # nsys ignores ranges whose names are not registered strings unless it is told not to.
         environment.setdefault("NSYS_NVTX_PROFILER_REGISTER_ONLY", "0")
         with one_at_a_time(), open(self.home.log, "ab") as log:

@@ -14,7 +14,7 @@ import os
 import signal
 import sys
 
-from ..contracts import descriptors, processes, variables
+from ..contracts import descriptors, identity, processes
 
 #: For nsys' log; the program was not started.
 REFUSED = 75
@@ -37,7 +37,7 @@ def main(argv: "list[str]") -> None:
         except OSError:
             # A guard that has given this nsys up runs the program elsewhere: it must not run twice.
             sys.exit(REFUSED)
-        os.environ[variables.GIVEN] = ",".join(map(str, given))
+        os.environ[identity.GIVEN] = ",".join(map(str, given))
         os.umask(int(umask, 8))  # nsys sets it to 0: all that is written would be everybody's
         name, has_one, value = temporary.partition("=")
         if has_one:
@@ -53,7 +53,7 @@ def main(argv: "list[str]") -> None:
         guard.sendall(b"pid %d\n" % pid)
     environ = {
         name: value for name, value in os.environ.items()
-        if not name.startswith(variables.FOLLOWED)
+        if not name.startswith(identity.FOLLOWED)
     }  # fmt: skip
     # What nsys sends to what it started is not for us.
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1):

@@ -27,7 +27,7 @@ import time
 from array import array
 from typing import Any, Callable, Deque, Dict, List, Optional
 
-from ..contracts import clocks, files, paths, processes, states, stop_request
+from ..contracts import clocks, files, paths, processes, states
 from ..contracts.states import State
 from . import outbox, report_transfer, step_log
 
@@ -111,7 +111,7 @@ class Writer:
     def pause_s(self) -> float:
         """How long to wait for the next message."""
         due = min(self.log_at - time.monotonic(), LOG_S)
-        return stop_request.EVERY_S if self.watching else max(0.1, due)
+        return states.LOOK_S if self.watching else max(0.1, due)
 
     def tend(self) -> None:
         """Whatever is due."""
@@ -350,7 +350,7 @@ class Writer:
 
     def look(self) -> None:
         """Look for the order to close the window."""
-        reason = stop_request.read(self.run)
+        reason = states.stop_requested(self.run)
         for peer in self.watching:
             peer.answer(order=reason)
 

@@ -11,18 +11,10 @@ def _start_agent() -> None:
     if "CLUSTERPROF_PLAN" not in os.environ:
         return
     try:
-        from importlib.util import module_from_spec, spec_from_file_location
+        from types import ModuleType
 
-        folder = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-        name = "_clusterprof_agent"
-        spec = spec_from_file_location(
-            name, os.path.join(folder, "__init__.py"), submodule_search_locations=[folder]
-        )
-        assert spec is not None
-        assert spec.loader is not None
-        package = module_from_spec(spec)
-        sys.modules[name] = package
-        spec.loader.exec_module(package)
+        package = sys.modules["_clusterprof_agent"] = ModuleType("_clusterprof_agent")
+        package.__path__ = [os.path.dirname(os.path.dirname(os.path.abspath(__file__)))]
         from _clusterprof_agent.rank import start
 
         start.main()

@@ -1,21 +1,18 @@
-"""The things that can start and stop a capture from inside the program.
-
-Each has `start()`, `stop()` and `save()`, called between two steps on the training's thread,
-and raises what went wrong; `size()` says whether to stop early, and `excludes` which profilers of
-the program's own it cannot be open beside (see `others`).
-"""
+"""What starts and stops a capture from inside the program, on the training's thread."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import socket
 import sys
 import tempfile
 import threading
 import warnings
-from typing import Any, Iterator
+from typing import Any, Iterator, Tuple
 
+from ..contracts import descriptors
 from ..guard import size
 from ..guard.outbox import Outbox
 from . import own_profilers
@@ -51,51 +48,26 @@ def quiet() -> Iterator[None]:
         yield
 
 
-def on_its_thread(thread: int) -> None:
-    """Raises others.OtherThreadError."""
-    if threading.get_native_id() != thread:
-        raise own_profilers.OtherThreadError(
-            "torch's profiler was started on another thread, which alone can stop it"
-        )
+class Switch:
+    """What starts and stops a capture. Called between two steps, raises what went wrong."""
 
-
-class CudaProfiler:
-    """nsys waits for cudaProfilerStart and -Stop (`--capture-range=cudaProfilerApi`)."""
-
-    excludes = ()
-
-    def __init__(self, address: str) -> None:
-        self.guard = NsysSession(address)
+    #: the profilers of the program's own that it cannot be open beside (see `own_profilers`)
+    excludes: Tuple[str, ...] = ()
 
     def size(self) -> int:
-        """Bytes that nsys has on the node's disk by now."""
-        return self.guard.size()
-
-    def start(self) -> None:
-        """Begin the range that nsys waits for."""
-        ours = own_profilers.cuda_range()
-        if ours is None or not uses_cuda():
-            raise RuntimeError("CUDA is not initialised in this process: nothing could be captured")
-        drain()
-        torch().cuda.check_error(ours.start())
-
-    def stop(self) -> None:
-        """End the range; nsys writes its report while the training goes on."""
-        drain()
-        ours = own_profilers.cuda_range()
-        assert ours is not None
-        torch().cuda.check_error(ours.stop())
+        """Bytes by now, to stop early by; 0 where they are in another switch's report."""
+        return 0
 
     def save(self) -> None:
-        """The guard brings the report home."""
+        """Write the report, where it is not the guard that transfers it."""
 
 
-class NsysSession:
-    """The guard starts and stops a named nsys session."""
+class NsysSession(Switch):
+    """The guard starts and stops a named nsys session.
 
-    #: nsys has CUPTI from the program's start to its end, whether a window is open or not: to
-    #: close one gives the program's own profiler nothing (see `Window.deprived`)
-    excludes = ()
+    nsys has CUPTI from the program's start to its end, whether a window is open or not: to close
+    one gives the program's own profiler nothing (see `Window.deprived`).
+    """
 
     def __init__(self, address: str) -> None:
         self.address = address
@@ -116,25 +88,49 @@ class NsysSession:
         """Bytes that nsys has on the node's disk by now."""
         return int(self.ask("size"))
 
-    def save(self) -> None:
-        """The guard brings the report home."""
-
     def ask(self, request: str) -> str:
         """One word to the guard; its answer."""
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as guard:
-            guard.settimeout(20)
-            guard.connect(self.address)
-            guard.sendall(request.encode() + b"\n")
-            return guard.recv(256).decode("utf-8", "replace").strip()
+            return _ask(guard, self.address, request, 20)
 
 
-class EmitNvtx:
-    """`--pytorch emit-nvtx`: an NVTX range around every operator, by torch itself."""
+class CudaProfiler(NsysSession):
+    """nsys waits for cudaProfilerStart and -Stop (`--capture-range=cudaProfilerApi`)."""
+
+    def start(self) -> None:
+        """Begin the range that nsys waits for."""
+        ours = own_profilers.cuda_range()
+        if ours is None or not uses_cuda():
+            raise RuntimeError("CUDA is not initialised in this process: nothing could be captured")
+        drain()
+        torch().cuda.check_error(ours.start())
+
+    def stop(self) -> None:
+        """End the range; nsys writes its report while the training goes on."""
+        drain()
+        ours = own_profilers.cuda_range()
+        assert ours is not None
+        torch().cuda.check_error(ours.stop())
+
+
+class Torchs(Switch):
+    """One of torch's own, which lives on the thread that started it."""
 
     excludes = (own_profilers.TORCH, own_profilers.NVTX)
+    thread = 0
 
-    def __init__(self) -> None:
-        self.context: Any = None
+    def on_its_thread(self) -> None:
+        """Raises own_profilers.OtherThreadError."""
+        if threading.get_native_id() != self.thread:
+            raise own_profilers.OtherThreadError(
+                "torch's profiler was started on another thread, which alone can stop it"
+            )
+
+
+class EmitNvtx(Torchs):
+    """`--pytorch emit-nvtx`: an NVTX range around every operator, by torch itself."""
+
+    context: Any = None
 
     def start(self) -> None:
         """From now on every operator pushes and pops a range."""
@@ -143,31 +139,23 @@ class EmitNvtx:
         with own_profilers.kineto.ours():
             self.context.__enter__()
 
-    def size(self) -> int:
-        """The ranges are in nsys' report."""
-        return 0
-
     def stop(self) -> None:
         """No more ranges."""
-        on_its_thread(self.thread)
+        self.on_its_thread()
         with own_profilers.kineto.ours():
             self.context.__exit__(None, None, None)
 
-    def save(self) -> None:
-        """The ranges are in nsys' report."""
 
-
-class TorchProfiler:
+class TorchProfiler(Torchs):
     """torch.profiler over the window: the embedded default where there is no nsys."""
 
-    excludes = (own_profilers.TORCH, own_profilers.NVTX)
+    profile: Any = None
+    memory_before = 0
 
     def __init__(self, outbox: Outbox, *, alone: bool) -> None:
         """`alone`: its trace is the rank's report; nsys makes another otherwise."""
         self.outbox = outbox
         self.alone = alone
-        self.profile: Any = None
-        self.memory_before = 0
 
     def start(self) -> None:
         """CPU always, CUDA where the program uses it."""
@@ -195,17 +183,17 @@ class TorchProfiler:
 
     def stop(self) -> None:
         """End the trace with whole steps in it."""
-        on_its_thread(self.thread)
+        self.on_its_thread()
         drain()
         with quiet(), own_profilers.kineto.ours():
             self.profile.stop()
 
     def save(self) -> None:
-        """Write the trace to the node's own disk; it is packed and taken home beside the training.
+        """Write the trace to the node's own disk; the writer packs and transfers it.
 
         Only where that disk has just let another process make a folder: see `outbox`.
         """
-        on_its_thread(self.thread)
+        self.on_its_thread()
         folder = self.outbox.wait("folder", FOLDER_S)
         if folder is None:
             raise RuntimeError("%s does not answer" % tempfile.gettempdir())
@@ -214,6 +202,40 @@ class TorchProfiler:
             self.profile.export_chrome_trace(path)
         self.profile = None
         self.outbox.say("trace", path=path, facts={} if self.alone else None)
+
+
+def _ask(guard: socket.socket, address: str, request: str, patience_s: float) -> str:
+    """One word to the guard; its answer. Raises OSError."""
+    guard.settimeout(patience_s)
+    guard.connect(address)
+    guard.sendall(request.encode() + b"\n")
+    return guard.recv(256).decode("utf-8", "replace").strip()
+
+
+def end_with_the_guard(address: str) -> None:
+    """From now on the program ends when the guard is gone, as it would if it were the rank itself.
+
+    A launcher that loses patience kills the process that it knows, which is the guard: the program
+    runs in a session of its own and would live on, holding its GPU.
+    """
+    guard, pid = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM), os.getpid()
+    try:
+        if _ask(guard, address, "watch", 5) != "ok":
+            return
+        guard.settimeout(None)
+        descriptors.hide([guard.fileno()])
+    except OSError:
+        return  # a guard that does not answer is no reason to end
+
+    def wait() -> None:
+        try:
+            gone = guard.recv(1) == b""
+        except OSError:
+            gone = True
+        if gone and os.getpid() == pid:
+            os.kill(pid, signal.SIGKILL)
+
+    threading.Thread(target=wait, daemon=True).start()
 
 
 _spared = False

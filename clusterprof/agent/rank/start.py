@@ -14,13 +14,12 @@ import sys
 from types import ModuleType
 from typing import Any, Dict, List, Optional
 
-from ..contracts import clocks, descriptors, paths, states
+from ..contracts import clocks, descriptors, identity, paths, states
 from ..contracts import plan as plans
-from ..contracts.identity import Identity, identify, is_starter
+from ..contracts.identity import COUNTING, GIVEN, PLAN, PROFILED, WITHOUT_NSYS, Identity
 from ..contracts.messages import complain
 from ..contracts.plan import Plan
 from ..contracts.states import State
-from ..contracts.variables import COUNTING, GIVEN, PLAN, PROFILED, WITHOUT_NSYS
 from . import hooks
 from .steps import counter
 
@@ -33,11 +32,11 @@ def main() -> None:
         descriptors.hide(n for n in descriptors.open_ones() if str(n) not in given)
     if environ.get(COUNTING, str(os.getpid())) != str(os.getpid()):
         return
-    if is_worker(line) or is_starter(line):
+    if is_worker(line) or identity.is_starter(line):
         return
     plan_path = environ[PLAN]
     plan = plans.read(plan_path)
-    me = identify(environ, plan.identity)
+    me = identity.identify(environ, plan.identity)
     if me is None:
         return
     attempt = paths.attempt_of(environ)
@@ -168,7 +167,7 @@ class Rank:
         if self.picked and PROFILED not in os.environ:
             start_prober(self.plan, self.me)
         if self.guard:
-            from .die_with_guard import end_with_the_guard
+            from .profilers import end_with_the_guard
 
             end_with_the_guard(self.guard)
         if self.picked and os.environ.get(PROFILED) != WITHOUT_NSYS and not self.refused:

@@ -12,9 +12,9 @@ import time
 from typing import Any, Callable, List, Optional
 
 from ..contracts import clocks, paths
+from ..contracts.identity import PROFILED
 from ..contracts.plan import Plan
 from ..contracts.states import State
-from ..contracts.variables import PROFILED
 from ..guard import size
 from ..guard.outbox import Outbox
 from . import garbage_collector, own_profilers

@@ -29,9 +29,8 @@ from typing import Any, Dict, List, Mapping, Optional, Tuple
 from ..contracts import clocks, exchange, files, paths, processes
 from ..contracts import plan as plans
 from ..contracts.exchange import Answerer, Endpoint
-from ..contracts.identity import Identity, local_size
+from ..contracts.identity import PLAN, Identity, local_size
 from ..contracts.plan import Plan, Selection
-from ..contracts.variables import PLAN
 
 #: the Unix socket of this rank's prober, for the program that the guard runs under nsys: a name in
 #: the kernel's own list, where sockets without a file stand
