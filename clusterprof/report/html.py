@@ -19,18 +19,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from clusterprof.agent.contracts import files, words
-from clusterprof.report import phrases
-from clusterprof.report.summary import (
-    Average,
-    average,
-    averages,
-    by_cost,
-    by_exposed,
-    evidence_steps,
-    is_measurable,
-    pair_bound_ns,
-    worth_showing,
-)
+from clusterprof.report import summary
+from clusterprof.report.summary import Average
 from clusterprof.results import Finding, Results
 from clusterprof.run_directory import writing
 
@@ -38,9 +28,8 @@ if TYPE_CHECKING:
     import jinja2
     import pyarrow as pa
 
-    from clusterprof.report.lanes import Timeline
-
 _MOST_RANKS = 64
+_MOST_STEPS = 48
 _MOST_CLOCKS = 128
 _MOST_CELLS = 576
 _MOST_ROWS = 40
@@ -60,19 +49,19 @@ def render(results: Results, collectives: pa.Table, *, title: str) -> str:
     script = _part("report.js")
     begins = {step["step"]: step["begin_ns"] for step in results["steps"]}
     clocks = {entry["rank"]: entry for entry in results["clock"]["ranks"]}
-    floor = pair_bound_ns(results)
+    floor = summary.pair_bound_ns(results)
     return _template().render(
         title=title,
         results=results,
-        style=_safe(_part("report.css")),
-        script=_safe(script),
-        script_hash=_fingerprint(script),
+        style=_part("report.css"),
+        script=script,
+        # what the page's policy allows to run: this script and no other
+        script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
         tiles=_tiles(results),
-        findings=[(finding, _drawn(finding, begins)) for finding in by_cost(results)],
+        findings=[(finding, _drawn(finding, begins)) for finding in summary.by_cost(results)],
         account=_account(results),
-        grid=_grid(results),
         groups=results["topology"]["groups"],
-        operations=by_exposed(results),
+        operations=summary.by_exposed(results),
         clocks=[(entry, clocks.get(entry["rank"])) for entry in results["ranks"]],
         floor=floor,
         bound=words.bound(floor) if floor else "",
@@ -80,7 +69,7 @@ def render(results: Results, collectives: pa.Table, *, title: str) -> str:
         most_clocks=_MOST_CLOCKS,
         picture=lanes.picture(drawn) if drawn else None,
         timeline_notes=drawn.notes if drawn else [],
-        data=_embedded(drawn) if drawn else None,
+        data=lanes.embedded(drawn) if drawn else None,
     )
 
 
@@ -117,80 +106,59 @@ def _template() -> jinja2.Template:
         keep_trailing_newline=True,
         undefined=jinja2.StrictUndefined,
     )
-    environment.globals.update(words=words, phrases=phrases)
+    environment.globals.update(words=words, summary=summary)
+    environment.policies["json.dumps_kwargs"] = {"separators": (",", ":")}
     return environment.from_string(_part("report.html.j2"))
 
 
 def _shown(value: object) -> object:
-    """Every text that the template puts out passes here; our own parts are marked as safe."""
+    """Every text that the template puts out passes here, but for what it marks as safe."""
     return words.plain(value) if type(value) is str else value
-
-
-def _safe(text: str) -> object:
-    from markupsafe import Markup
-
-    return Markup(text)  # noqa: S704  (our own files, and JSON that _embedded has made safe)
-
-
-def _fingerprint(script: str) -> str:
-    """What the page's policy allows to run: this script and no other."""
-    return "sha256-" + base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-
-
-def _embedded(drawn: Timeline) -> object:
-    """JSON that no HTML parser can take for markup, whatever names it holds."""
-    import orjson
-
-    from clusterprof.report import lanes
-
-    text = orjson.dumps(lanes.embedded(drawn)).decode()
-    for character in "<>&\u2028\u2029":
-        text = text.replace(character, f"\\u{ord(character):04x}")
-    return _safe(text)
 
 
 def _tiles(results: Results) -> list[dict[str, Any]]:
     """The answer in four boxes: the straggler, what it costs, confidence and coverage."""
-    findings = [finding for finding in by_cost(results) if finding["severity"] != "info"]
+    findings = [each for each in summary.by_cost(results) if each["severity"] != "info"]
     straggler = next((f for f in findings if f["code"].startswith("straggler.")), None)
     top = straggler or (findings[0] if findings else None)
-    floor = pair_bound_ns(results)
-    clocks = f"two ranks' times agree to {words.bound(floor)}" if floor else "one clock only"
-    confidence = words.confidence(top["confidence"]) if top else ""
+    floor = summary.pair_bound_ns(results)
+    bound = words.bound(floor) if floor else ""
+    if top is not None:
+        clocks = f"two ranks' times agree to {bound}" if floor else "one clock only"
+        confidence = _tile("Confidence", words.confidence(top["confidence"]), clocks)
+    else:
+        confidence = _tile("Confidence", bound or "-", "between two ranks' clocks")
     return [
         _tile_straggler(results, straggler),
-        _tile_cost(results, top),
-        _tile("Confidence", confidence, clocks)
-        if top
-        else _tile("Confidence", words.bound(floor) if floor else "-", "between two ranks' clocks"),
+        _tile_cost(results, top, bound),
+        confidence,
         _tile_coverage(results),
     ]
 
 
 def _tile_straggler(results: Results, straggler: Finding | None) -> dict[str, Any]:
     if straggler is not None:
-        who = phrases.whom(straggler) or "an unprofiled rank"
-        more = f"{straggler['code']}, {phrases.recurrence(straggler)}"
+        who = summary.whom(straggler) or "an unprofiled rank"
+        more = f"{straggler['code']}, {summary.recurrence(straggler)}"
         return _tile("Straggler", who, more, hurt=True)
     if len(results["ranks"]) < 2 or not results["collectives"]["matched"]:
         why = "needs collectives of at least two profiled ranks"
-    elif not evidence_steps(results)[1]:
+    elif not summary.evidence_steps(results)[1]:
         why = "no step is free of the profiler's own start and stop"
     else:
         return _tile("Straggler", "none", f"of {len(results['ranks'])} profiled ranks")
     return _tile("Straggler", "cannot be determined", why)
 
 
-def _tile_cost(results: Results, top: Finding | None) -> dict[str, Any]:
-    if top is None or not is_measurable(top):
-        floor = pair_bound_ns(results)
-        beyond = f"beyond the clocks' uncertainty ({words.bound(floor)})" if floor else "found"
+def _tile_cost(results: Results, top: Finding | None, floor: str) -> dict[str, Any]:
+    if top is None or not summary.is_measurable(top):
+        beyond = f"beyond the clocks' uncertainty ({floor})" if floor else "found"
         return _tile("Cost per step", "none", beyond)
     is_straggler = top["code"].startswith("straggler.")
     cost = words.with_bound(top["cost_ns_per_step"], top["uncertainty_ns"])
     value, _, bound = cost.removesuffix("ms").partition(" ")
-    rows = averages(results)
-    of = f" of {words.duration(sum(r.duration_ns for r in rows) / len(rows))}" if rows else ""
+    durations = [row.duration_ns for row in summary.averages(results)]
+    of = f" of {words.duration(sum(durations) / len(durations))}" if durations else ""
     code = "" if is_straggler else f", {top['code']}"
     return _tile(
         "Cost per step" if is_straggler else "Largest cost per step",
@@ -202,7 +170,7 @@ def _tile_cost(results: Results, top: Finding | None) -> dict[str, Any]:
 
 
 def _tile_coverage(results: Results) -> dict[str, Any]:
-    steps, steady = evidence_steps(results)
+    steps, steady = summary.evidence_steps(results)
     profiled, missing = len(results["ranks"]), len(results["missing"])
     more = words.counted(len(steps), "steady-state step" if steady else "step")
     if steps:
@@ -219,7 +187,7 @@ def _tile(
 
 def _drawn(finding: Finding, begins: Mapping[int, int]) -> dict[str, Any]:
     """A finding's bar (its share of a step, and from where to where that may lie, in %)."""
-    share = finding["share_of_step"] * 100 if is_measurable(finding) else 0.0
+    share = finding["share_of_step"] * 100 if summary.is_measurable(finding) else 0.0
     half = share * finding["uncertainty_ns"] / finding["cost_ns_per_step"] if share else 0.0
     # an uncertainty below 0.2% of a step is narrower than the mark for it
     whisker = (_round(max(share - half, 0)), _round(min(share + half, 100))) if half > 0.2 else None
@@ -266,18 +234,30 @@ def _readable(line: Mapping[str, Any], begins: Mapping[int, int]) -> dict[str, A
 
 
 def _account(results: Results) -> dict[str, Any] | None:
-    """Each rank's mean step, of so many ranks as the page can carry."""
-    every = averages(results)
+    """Each rank's mean step and steps, of so many ranks and steps as the page can carry."""
+    every = summary.averages(results)
     if not every:
         return None
-    rows = worth_showing(results, every, _MOST_RANKS)
+    rows = summary.worth_showing(results, every, _MOST_RANKS)
     longest = max(row.duration_ns for row in every)
-    steps, steady = evidence_steps(results)
-    floor = pair_bound_ns(results)
-    stragglers = _stragglers(results)
+    evidence, steady = summary.evidence_steps(results)
+    floor = summary.pair_bound_ns(results)
+    stragglers = summary.stragglers(results)
+    steps = results["steps"][: min(max(4, _MOST_CELLS // len(rows)), _MOST_STEPS)]
+    accounts = [(step, account) for step in steps for account in step["ranks"]]
+    settled = [account["duration_ns"] for step, account in accounts if step["settled"]]
+    widest = max(settled or (account["duration_ns"] for _, account in accounts), default=1)
+    cells = {
+        (step["step"], account["rank"]): _bar(summary.average(account["rank"], [account]), widest)
+        | {"steady": step["settled"], "ms": words.milliseconds(account["duration_ns"])}
+        for step, account in accounts
+    }
+    caption = f"ms per step; a full bar is {words.duration(widest)}, the longest steady-state step"
+    if len(steps) < len(results["steps"]):
+        caption += f"; the first {len(steps)} of {len(results['steps'])} steps"
     return {
-        "steps": words.counted(len(steps), "steady-state step" if steady else "step"),
-        "which": words.spans(steps, 6),
+        "which": words.spans(evidence, 6),
+        "count": words.counted(len(evidence), "steady-state step"),
         "steady": steady,
         "rows": [
             {
@@ -286,10 +266,13 @@ def _account(results: Results) -> dict[str, Any] | None:
                 "step": words.milliseconds(row.duration_ns, words.column_decimals(row.duration_ns)),
                 "cells": _cells(row, floor),
                 "bar": _bar(row, longest),
+                "steps": [cells.get((step["step"], row.rank)) for step in steps],
             }
             for row in rows
         ],
         "left_out": len(every) - len(rows),
+        "caption": caption,
+        "steps": [{"number": step["step"], "steady": step["settled"]} for step in steps],
     }
 
 
@@ -305,20 +288,13 @@ def _parts(row: Average) -> list[tuple[str, str, float]]:
 
 
 def _cells(row: Average, floor: int) -> list[dict[str, Any]]:
-    decimals = words.column_decimals(row.duration_ns)
     cells = []
     for tone, _, ns in _parts(row):
-        below = tone == "wait" and 0 < ns <= floor
-        share = max(ns / row.duration_ns, 0) if row.duration_ns else 0.0
-        cells.append(
-            {
-                "tone": tone,
-                # compute is what one hopes for: the shade is for what costs
-                "share": 0 if tone == "compute" or below else _round(share),
-                "ms": f"<{words.bound(floor)[1:]}" if below else words.milliseconds(ns, decimals),
-                "percent": "" if below else words.percent(share),
-            }
-        )
+        ms, percent = summary.part_cells(row, ns, floor if tone == "wait" else 0)
+        # compute is what one hopes for: the shade is for what costs
+        shaded = percent and tone != "compute" and row.duration_ns
+        share = _round(max(ns / row.duration_ns, 0)) if shaded else 0
+        cells.append({"tone": tone, "share": share, "ms": ms, "percent": percent})
     return cells
 
 
@@ -336,52 +312,6 @@ def _bar(row: Average, longest: float) -> dict[str, Any]:
     shares = ", ".join(f"{name} {words.percent(share)}" for _, name, share in every if share)
     label = f"{words.ms(row.duration_ns)}: {shares}"
     return {"parts": parts, "total": _round(total), "label": label}
-
-
-def _grid(results: Results) -> dict[str, Any]:
-    """The account of each rank and step, of so many steps as the page can carry."""
-    present = {account["rank"] for step in results["steps"] for account in step["ranks"]}
-    rows = worth_showing(results, averages(results), _MOST_RANKS)
-    ranks = [row.rank for row in rows if row.rank in present]
-    most = max(4, _MOST_CELLS // max(len(ranks), 1))
-    steps = results["steps"][: min(most, 48)]
-    longest = max(
-        (a["duration_ns"] for step in steps if step["settled"] for a in step["ranks"]),
-        default=max((a["duration_ns"] for step in steps for a in step["ranks"]), default=1),
-    )
-    bars = {
-        (step["step"], a["rank"]): _bar(average(a["rank"], [a]), longest)
-        | {"steady": step["settled"], "ms": words.milliseconds(a["duration_ns"])}
-        for step in steps
-        for a in step["ranks"]
-        if a["rank"] in ranks
-    }
-    caption = f"ms per step; a full bar is {words.duration(longest)}, the longest steady-state step"
-    if len(steps) < len(results["steps"]):
-        caption += f"; the first {len(steps)} of {len(results['steps'])} steps"
-    stragglers = _stragglers(results)
-    return {
-        "caption": caption,
-        "steps": [{"number": step["step"], "steady": step["settled"]} for step in steps],
-        "rows": [
-            {
-                "rank": rank,
-                "named": rank in stragglers,
-                "cells": [bars.get((step["step"], rank)) for step in steps],
-            }
-            for rank in ranks
-        ],
-    }
-
-
-def _stragglers(results: Results) -> set[int]:
-    """Ranks that are named as stragglers, alone or together."""
-    return {
-        rank
-        for finding in results["findings"]
-        if finding["code"] in ("straggler.host", "straggler.gpu") and finding["severity"] != "info"
-        for rank in finding["ranks"]
-    }
 
 
 def _round(value: float) -> float:

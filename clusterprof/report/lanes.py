@@ -18,10 +18,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from clusterprof.agent.contracts import words
-from clusterprof.report.summary import evidence_steps, rank_uncertainties
+from clusterprof.report.summary import evidence_steps, rank_uncertainties, stragglers
 from clusterprof.results import Results
 
 Numbers = npt.NDArray[np.int64]
+Reals = npt.NDArray[np.float64]
 
 #: calls that one page carries: some 20 bytes each
 MOST_CALLS = 8_000
@@ -61,7 +62,6 @@ class Groups:
     bound: Numbers
     #: 1 where it could not be matched, so that wait and transfer are not known
     alone: Numbers
-    step: Numbers
 
 
 @dataclass(frozen=True)
@@ -101,28 +101,44 @@ def build(results: Results, collectives: pa.Table) -> Timeline | None:
     placed = collectives.filter(pc.and_(*has_times))
     notes = []
     if placed.num_rows < collectives.num_rows:
-        lost = collectives.num_rows - placed.num_rows
-        notes.append(
-            f"{words.counted(lost, 'call')} without a kernel in the report cannot be drawn"
-        )
+        lost = words.counted(collectives.num_rows - placed.num_rows, "call")
+        notes.append(f"{lost} without a kernel in the report cannot be drawn")
     if placed.num_rows == 0:
         return None
-    lanes = _lanes(results, placed, notes)
+    named = stragglers(results)
+    lanes = _lanes(named, placed, notes)
     placed = placed.filter(pc.is_in(placed["rank"], pa.array(lanes, placed["rank"].type)))
-    steps = _steps(results, placed)
-    calls, groups, names = _arrange(results, placed, lanes, steps)
-    calls, groups, steps = _within_limit(calls, groups, steps, notes)
-    rows = np.zeros(len(lanes), np.int64)
-    np.maximum.at(rows, calls.lane, calls.row + 1)
+    placed, steps = _within_limit(placed, _steps(results, placed), notes)
+    of, last = _numbered(placed)
+    placed = placed.take(pa.array(np.lexsort((_integers(placed["aligned_start_ns"]), of))))
+    of = np.sort(of)
+    lane = np.searchsorted(np.array(lanes), _integers(placed["rank"]))
+    coded = {name: _coded(placed[name]) for name in ("operation", "communicator", "state")}
+    row = _rows(lane, coded["communicator"][0])
+    start, end = (_integers(placed[f"aligned_{edge}_ns"]) for edge in ("start", "end"))
+    head = np.searchsorted(of, np.arange(len(last)))
+    alone = np.asarray(pc.is_null(placed["wait_ns"])).astype(np.int64)[head]
+    late, margin, bound = _lateness(results, lanes, of, lane, start, head)
+    confidence = np.asarray(pc.fill_null(placed["confidence"].cast(pa.float64()), -0.01))
     return Timeline(
         ranks=lanes,
-        rows=[max(1, int(count)) for count in rows],
-        named=[lanes.index(rank) for rank in _stragglers(results) if rank in lanes],
-        operations=names[0],
-        communicators=names[1],
-        states=names[2],
-        calls=calls,
-        groups=groups,
+        rows=[int(row[lane == each].max(initial=0)) + 1 for each in range(len(lanes))],
+        named=[lanes.index(rank) for rank in named if rank in lanes],
+        operations=coded["operation"][1],
+        communicators=coded["communicator"][1],
+        states=coded["state"][1],
+        calls=Calls(of, lane, row, start, end),
+        groups=Groups(
+            **{name: codes[head] for name, (codes, _) in coded.items()},
+            message_bytes=_integers(placed["message_bytes"], -1)[head],
+            order=_integers(placed["order"], -1)[head],
+            confidence=np.floor(confidence * 100 + 1e-9).astype(np.int64)[head],
+            last=last,
+            late=np.where(alone == 1, -1, late),
+            margin=margin,
+            bound=bound,
+            alone=alone,
+        ),
         steps=steps,
         typical=_typical(results, steps),
         notes=notes,
@@ -174,89 +190,79 @@ def embedded(timeline: Timeline) -> dict[str, Any]:
     }
 
 
-@dataclass(frozen=True)
-class Picture:
-    """One step as paths of an SVG of `width` x `height`; one path a tone."""
-
-    title: str
-    width: int
-    height: int
-    gutter: int
-    lanes: list[dict[str, Any]]
-    ticks: list[tuple[float, str]]
-    wait: str
-    transfer: str
-    alone: str
-    late: str
-
-
 _WIDTH, _GUTTER, _TOP, _ROW, _GAP = 1000, 72, 24, 15, 9
 #: how far apart two arrivals have to be in the picture for the last to be marked
 _VISIBLE = 3
 
 
-def picture(timeline: Timeline) -> Picture:
-    """The typical step as a still picture, for paper and for browsers without scripts."""
+def picture(timeline: Timeline) -> dict[str, Any]:
+    """The typical step as a still picture, for paper and for browsers without scripts.
+
+    An SVG of `width` x `height` with one path a tone: `wait`, `transfer`, `alone`, `late`.
+    """
     step = timeline.steps[timeline.typical]
     calls, groups = timeline.calls, timeline.groups
-    tops = [_TOP]
-    for rows in timeline.rows:
-        tops.append(tops[-1] + rows * _ROW + _GAP)
+    heights = [rows * _ROW for rows in timeline.rows]
+    tops = np.cumsum([_TOP, *(height + _GAP for height in heights)])
     shown = (calls.end > step.begin) & (calls.start < step.end)
     scale = (_WIDTH - _GUTTER - 4) / max(step.end - step.begin, 1)
 
-    def across(times: Numbers) -> npt.NDArray[np.float64]:
+    def across(times: Numbers) -> Reals:
         inside = np.clip(times, step.begin, step.end) - step.begin
         return np.asarray(_GUTTER + inside * scale, np.float64)
 
     of = calls.of[shown]
     last = np.clip(groups.last[of], calls.start[shown], calls.end[shown])
     start, turn, end = across(calls.start[shown]), across(last), across(calls.end[shown])
-    y = np.array(tops)[calls.lane[shown]] + calls.row[shown] * _ROW
+    y = tops[calls.lane[shown]] + calls.row[shown] * _ROW
     alone = groups.alone[of] == 1
     late = (groups.late[of] == calls.lane[shown]) & (groups.last[of] >= step.begin)
     late &= groups.margin[of] * scale >= _VISIBLE
-    return Picture(
-        title="the window" if step.number is None else f"step {step.number}",
-        width=_WIDTH,
-        height=tops[-1],
-        gutter=_GUTTER,
-        lanes=[
+    return {
+        "title": "the window" if step.number is None else f"step {step.number}",
+        "width": _WIDTH,
+        "height": tops[-1],
+        "gutter": _GUTTER,
+        "lanes": [
             {
                 "rank": rank,
                 "top": tops[lane],
-                "middle": tops[lane] + timeline.rows[lane] * _ROW / 2,
-                "height": timeline.rows[lane] * _ROW,
+                "middle": tops[lane] + heights[lane] / 2,
+                "height": heights[lane],
                 "named": lane in timeline.named,
             }
             for lane, rank in enumerate(timeline.ranks)
         ],
-        ticks=_ticks(step.end - step.begin, scale),
-        wait=_bars(start[~alone], turn[~alone], y[~alone]),
-        transfer=_bars(turn[~alone], end[~alone], y[~alone]),
-        alone=_bars(start[alone], end[alone], y[alone]),
-        late=_marks(turn[late], y[late]),
-    )
+        "ticks": _ticks(step.end - step.begin, scale),
+        "wait": _bars(start[~alone], turn[~alone], y[~alone]),
+        "transfer": _bars(turn[~alone], end[~alone], y[~alone]),
+        "alone": _bars(start[alone], end[alone], y[alone]),
+        "late": _marks(turn[late], y[late]),
+    }
 
 
-def _bars(left: npt.NDArray[np.float64], right: npt.NDArray[np.float64], y: Numbers) -> str:
+def _bars(left: Reals, right: Reals, y: Numbers) -> str:
     """One path of rectangles; those narrower than half a unit share one per half unit."""
     real = right - left > 0.02
     left, right, y = left[real], right[real], y[real]
     narrow = right - left < 0.5
     key = np.where(narrow, np.floor(left * 2).astype(np.int64), -1 - np.arange(len(left)))
-    _, first = np.unique(np.stack([key, y]), axis=1, return_index=True)
     width = np.maximum(right - left, 0.5)
     return "".join(
-        f"M{left[i]:.1f} {y[i]}h{width[i]:.1f}v{_ROW - 2}h-{width[i]:.1f}z" for i in np.sort(first)
+        f"M{left[i]:.1f} {y[i]}h{width[i]:.1f}v{_ROW - 2}h-{width[i]:.1f}z" for i in _first(key, y)
     )
 
 
-def _marks(x: npt.NDArray[np.float64], y: Numbers) -> str:
+def _marks(x: Reals, y: Numbers) -> str:
     """Triangles that point at a late arrival from above its bar, one per unit."""
-    key = np.stack([np.floor(x).astype(np.int64), y])
-    _, first = np.unique(key, axis=1, return_index=True)
-    return "".join(f"M{x[i]:.1f} {y[i] + 3}l-4 -7h8z" for i in np.sort(first))
+    key = np.floor(x).astype(np.int64)
+    return "".join(f"M{x[i]:.1f} {y[i] + 3}l-4 -7h8z" for i in _first(key, y))
+
+
+def _first(*keys: Numbers) -> Numbers:
+    """Where each combination of the keys comes first, in order."""
+    _, first = np.unique(np.stack(keys), axis=1, return_index=True)
+    return np.sort(first)
 
 
 def _ticks(span_ns: int, scale: float) -> list[tuple[float, str]]:
@@ -272,26 +278,16 @@ def _ticks(span_ns: int, scale: float) -> list[tuple[float, str]]:
     ]
 
 
-def _lanes(results: Results, placed: pa.Table, notes: list[str]) -> list[int]:
+def _lanes(stragglers: Sequence[int], placed: pa.Table, notes: list[str]) -> list[int]:
     """The ranks that get a lane: all, or those that findings name and an even choice."""
     ranks = sorted(pc.unique(placed["rank"]).to_pylist())
     if len(ranks) <= MOST_LANES:
         return ranks
-    named = [rank for rank in _stragglers(results) if rank in ranks][: MOST_LANES // 2]
+    named = [rank for rank in stragglers if rank in ranks][: MOST_LANES // 2]
     others = [rank for rank in ranks if rank not in named]
     even = np.linspace(0, len(others) - 1, MOST_LANES - len(named)).round().astype(int)
     notes.append(f"{MOST_LANES} of {len(ranks)} ranks have a lane, those that findings name first")
     return sorted({*named, *(others[i] for i in even)})
-
-
-def _stragglers(results: Results) -> list[int]:
-    """Ranks that a straggler finding names, the costliest first."""
-    found = [
-        finding["rank"]
-        for finding in results["findings"]
-        if finding["code"].startswith("straggler.") and finding["severity"] != "info"
-    ]
-    return list(dict.fromkeys(rank for rank in found if rank is not None))
 
 
 def _steps(results: Results, placed: pa.Table) -> list[Step]:
@@ -307,55 +303,21 @@ def _steps(results: Results, placed: pa.Table) -> list[Step]:
     if not entries:
         return [Step(number=None, steady=True, begin=first, end=max(final, first + 1))]
     begins = [entry["begin_ns"] for entry in entries]
-    ends = [*begins[1:], max(begins[-1] + entries[-1]["duration_ns"], begins[-1] + 1)]
+    ends = [*begins[1:], begins[-1] + entries[-1]["duration_ns"]]
     return [
         Step(entry["step"], entry["settled"], begin, max(end, begin + 1))
         for entry, begin, end in zip(entries, begins, ends, strict=True)
     ]
 
 
-def _arrange(
-    results: Results, placed: pa.Table, lanes: list[int], steps: list[Step]
-) -> tuple[Calls, Groups, tuple[list[str], list[str], list[str]]]:
-    """Calls and collectives as arrays, numbered by last arrival."""
-    start, end = _integers(placed["aligned_start_ns"]), _integers(placed["aligned_end_ns"])
-    last = _integers(pc.coalesce(placed["last_arrival_ns"], placed["aligned_start_ns"]))
+def _numbered(placed: pa.Table) -> tuple[Numbers, Numbers]:
+    """Each call's collective, numbered by their last arrivals; and those, ns."""
+    arrival = _integers(pc.coalesce(placed["last_arrival_ns"], placed["aligned_start_ns"]))
     _, of = np.unique(_integers(placed["collective"]), return_inverse=True)
-    count = int(of.max()) + 1
-    known = np.full(count, np.iinfo(np.int64).min)
-    np.maximum.at(known, of, last)
-    turn = np.empty(count, np.int64)
-    turn[np.argsort(known, kind="stable")] = np.arange(count)
-    of = turn[of]
-    order = np.lexsort((start, of))
-    of, start, end = of[order], start[order], end[order]
-    placed = placed.take(pa.array(order))
-    lane = np.searchsorted(np.array(lanes), _integers(placed["rank"]))
-    operation, operations = _coded(placed["operation"])
-    communicator, communicators = _coded(placed["communicator"])
-    state, states = _coded(placed["state"])
-    head = np.searchsorted(of, np.arange(count))
-    alone = _integers(pc.cast(pc.is_null(placed["wait_ns"]), pa.int64()))[head]
-    late, margin, bound = _lateness(results, lanes, of, lane, start, head)
-    begins = np.array([step.begin for step in steps])
-    last = np.sort(known)
-    calls = Calls(of, lane, _rows(lane, communicator), start, end)
-    confidence = pc.fill_null(placed["confidence"].cast(pa.float64()), -0.01)
-    groups = Groups(
-        operation=operation[head],
-        communicator=communicator[head],
-        state=state[head],
-        message_bytes=_integers(placed["message_bytes"], -1)[head],
-        order=_integers(placed["order"], -1)[head],
-        confidence=np.floor(np.asarray(confidence) * 100 + 1e-9).astype(np.int64)[head],
-        last=last,
-        late=np.where(alone == 1, -1, late),
-        margin=margin,
-        bound=bound,
-        alone=alone,
-        step=np.maximum(np.searchsorted(begins, last, side="right") - 1, 0),
-    )
-    return calls, groups, (operations, communicators, states)
+    last = np.full(int(of.max()) + 1, np.iinfo(np.int64).min)
+    np.maximum.at(last, of, arrival)
+    by_arrival = np.argsort(last, kind="stable")
+    return np.argsort(by_arrival)[of], last[by_arrival]
 
 
 def _lateness(
@@ -381,45 +343,34 @@ def _rows(lane: Numbers, communicator: Numbers) -> Numbers:
 
 
 def _within_limit(
-    calls: Calls, groups: Groups, steps: list[Step], notes: list[str]
-) -> tuple[Calls, Groups, list[Step]]:
+    placed: pa.Table, steps: list[Step], notes: list[str]
+) -> tuple[pa.Table, list[Step]]:
     """Keep whole steps, steady-state ones first, of at most `MOST_CALLS` calls."""
-    if len(calls.of) <= MOST_CALLS:
-        return calls, groups, steps
-    per_step = np.bincount(groups.step[calls.of], minlength=len(steps))
+    if placed.num_rows <= MOST_CALLS:
+        return placed, steps
+    of, last = _numbered(placed)
+    begins = np.array([each.begin for each in steps])
+    step = np.maximum(np.searchsorted(begins, last, side="right") - 1, 0)
+    per_step = np.bincount(step[of], minlength=len(steps))
     kept: list[int] = []
-    for index in sorted(range(len(steps)), key=lambda i: (not steps[i].steady, i)):
+    for index in sorted(np.flatnonzero(per_step).tolist(), key=lambda i: (not steps[i].steady, i)):
         if kept and per_step[[*kept, index]].sum() > MOST_CALLS:
             break
         kept.append(index)
     kept.sort()
     numbers = words.spans((steps[i].number or 0 for i in kept), limit=6)
-    notes.append(
-        f"the timeline carries {words.counted(len(kept), 'step')} of {len(steps)}: {numbers}"
-    )
-    keep = np.isin(groups.step, kept)
-    members = np.bincount(calls.of, minlength=len(keep))
-    longest = np.zeros(len(keep), np.int64)
-    np.maximum.at(longest, calls.of, calls.end - calls.start)
-    by_length = np.argsort(np.where(keep, -longest, 1), kind="stable")
-    fits = np.cumsum(members[by_length]) <= MOST_CALLS
-    if fits.sum() < keep.sum():
-        left = int(keep.sum() - fits.sum())
-        notes.append(f"its {left:,} shortest collectives are not drawn")
-        keep &= np.isin(np.arange(len(keep)), by_length[fits])
-    return _selected(calls, groups, keep, kept, steps)
-
-
-def _selected(
-    calls: Calls, groups: Groups, keep: npt.NDArray[np.bool_], kept: list[int], steps: list[Step]
-) -> tuple[Calls, Groups, list[Step]]:
-    renumbered = np.cumsum(keep) - 1
-    mine = keep[calls.of]
-    chosen = {name: values[mine] for name, values in vars(calls).items()}
-    chosen["of"] = renumbered[chosen["of"]]
-    fewer = {name: values[keep] for name, values in vars(groups).items()}
-    fewer["step"] = np.searchsorted(np.array(kept), fewer["step"])
-    return Calls(**chosen), Groups(**fewer), [steps[i] for i in kept]
+    some = words.counted(len(kept), "step")
+    notes.append(f"the timeline carries {some} of {len(steps)}: {numbers}")
+    keep = np.isin(step, kept)
+    length = np.zeros(len(keep), np.int64)
+    spent = pc.subtract(placed["aligned_end_ns"], placed["aligned_start_ns"])
+    np.maximum.at(length, of, _integers(spent))
+    longest = np.argsort(np.where(keep, -length, 1), kind="stable")
+    fits = longest[np.cumsum(np.bincount(of)[longest]) <= MOST_CALLS]
+    if len(fits) < keep.sum():
+        notes.append(f"its {int(keep.sum()) - len(fits):,} shortest collectives are not drawn")
+        keep &= np.isin(np.arange(len(keep)), fits)
+    return placed.filter(pa.array(keep[of])), [steps[i] for i in kept]
 
 
 def _typical(results: Results, steps: Sequence[Step]) -> int:
@@ -439,7 +390,5 @@ def _integers(column: pa.ChunkedArray, missing: int = 0) -> Numbers:
 def _coded(column: pa.ChunkedArray) -> tuple[Numbers, list[str]]:
     """Codes and their texts, fit to be shown; a missing text is empty."""
     encoded = pc.fill_null(column.cast(pa.string()), "").combine_chunks().dictionary_encode()
-    if isinstance(encoded, pa.ChunkedArray):
-        encoded = encoded.combine_chunks()
     texts = [words.plain(text) for text in encoded.dictionary.to_pylist()]
     return np.asarray(encoded.indices, np.int64), texts

@@ -6,8 +6,8 @@ the place in the file; keys that this version does not know are kept.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
+from collections.abc import Iterator
+from operator import itemgetter
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, cast, get_args, get_origin, get_type_hints, is_typeddict
@@ -16,6 +16,8 @@ from clusterprof.agent.contracts import files
 from clusterprof.errors import ReportError
 from clusterprof.results import SCHEMA_VERSION, Results
 from clusterprof.run_directory import writing
+
+_MERGE_AGAIN = "write it again with clusterprof merge RUN"
 
 
 def dumps(results: Results) -> bytes:
@@ -69,123 +71,86 @@ def read(path: Path) -> Results:
     try:
         loaded = orjson.loads(content)
     except orjson.JSONDecodeError as error:
-        raise ReportError(
-            f"{path.name} is not JSON" if content.strip() else f"{path.name} is empty",
-            f"where: {path.absolute()}, line {error.lineno}: {error.msg}",
-            "next: write it again with clusterprof merge RUN",
-        ) from error
-    _check_version(path, loaded)
-    _check(path, loaded, Results, "")
+        what = "is not JSON" if content.strip() else "is empty"
+        raise _refused(path, what, f", line {error.lineno}: {error.msg}") from error
+    version = loaded.get("schema_version") if isinstance(loaded, dict) else None
+    if version is None:
+        advice = "give the results.json of a run, or a run directory"
+        raise _refused(path, "holds no results of clusterprof", " has no schema_version", advice)
+    if version != SCHEMA_VERSION or isinstance(version, bool):
+        what = f"has schema version {version!r}, this clusterprof reads {SCHEMA_VERSION}"
+        advice = "read it with the clusterprof that wrote it, or merge the run again"
+        raise _refused(path, what, "", advice)
+    for what, found in _differences(loaded, Results, ""):
+        raise _refused(path, what, found)
     return cast("Results", loaded)
 
 
-def _check_version(path: Path, loaded: object) -> None:
-    version = loaded.get("schema_version") if isinstance(loaded, dict) else None
-    if version is None:
-        raise ReportError(
-            f"{path.name} holds no results of clusterprof",
-            f"where: {path.absolute()} has no schema_version",
-            "next: give the results.json of a run, or a run directory",
-        )
-    if version != SCHEMA_VERSION or isinstance(version, bool):
-        raise ReportError(
-            f"{path.name} has schema version {version!r}, this clusterprof reads {SCHEMA_VERSION}",
-            f"where: {path.absolute()}",
-            "next: read it with the clusterprof that wrote it, or merge the run again",
-        )
+def _refused(path: Path, what: str, found: str, advice: str = _MERGE_AGAIN) -> ReportError:
+    return ReportError(f"{path.name} {what}", f"where: {path.absolute()}{found}", f"next: {advice}")
 
 
-def _check(path: Path, value: object, expected: Any, place: str) -> None:
-    """Walk `value` along the types of the contract; the first difference is an error."""
-    origin = get_origin(expected)
-    if expected is Any:
+#: the JSON types of the contract's: how each is called, and what orjson makes of it
+_KINDS: dict[Any, tuple[str, tuple[type, ...]]] = {
+    int: ("a whole number", (int,)),
+    float: ("a number", (int, float)),
+    bool: ("true or false", (bool,)),
+    str: ("a text", (str,)),
+    list: ("a list", (list,)),
+    dict: ("an object", (dict,)),
+}
+
+
+def _differences(value: Any, expected: Any, place: str) -> Iterator[tuple[str, str]]:
+    """Walk `value` along the types of the contract: what differs, and what is there instead."""
+    kind = dict if is_typeddict(expected) else get_origin(expected) or expected
+    inner = [each for each in get_args(expected) if each is not NoneType]
+    if kind is Any:
         return
-    if is_typeddict(expected):
-        _check_dict(path, value, expected, place)
-    elif origin is list:
-        if not isinstance(value, list):
-            raise _differs(path, place, "a list", value)
+    if kind in (Union, UnionType):
+        if value is not None:
+            yield from _differences(value, inner[0], place)
+        return
+    fits = value in inner if kind is Literal else type(value) in _KINDS[kind][1]
+    if not fits:
+        called = "one of " + ", ".join(inner) if kind is Literal else _KINDS[kind][0]
+        shown = repr(value)
+        shown = shown if len(shown) < 60 else shown[:57] + "..."
+        yield f"is damaged: {place or 'the whole'} should be {called}", f" has {shown}"
+    elif is_typeddict(expected):
+        for key, of_key in get_type_hints(expected).items():
+            name = f"{place}.{key}" if place else key
+            if key in value:
+                yield from _differences(value[key], of_key, name)
+            else:
+                yield f"is not complete: {name} is missing", ""
+    elif kind is list:
         for index, item in enumerate(value):
-            _check(path, item, get_args(expected)[0], f"{place}[{index}]")
-    elif origin is Literal:
-        if value not in get_args(expected):
-            raise _differs(path, place, "one of " + ", ".join(get_args(expected)), value)
-    elif origin in (Union, UnionType):
-        if value is not None or NoneType not in get_args(expected):
-            _check(path, value, next(t for t in get_args(expected) if t is not NoneType), place)
-    elif not _IS[origin or expected](value):
-        raise _differs(path, place, _CALLED[origin or expected], value)
-
-
-def _check_dict(path: Path, value: object, expected: Any, place: str) -> None:
-    if not isinstance(value, dict):
-        raise _differs(path, place, "an object", value)
-    for key, kind in get_type_hints(expected).items():
-        inner = f"{place}.{key}" if place else key
-        if key not in value:
-            raise ReportError(
-                f"{path.name} is not complete: {inner} is missing",
-                f"where: {path.absolute()}",
-                "next: write it again with clusterprof merge RUN",
-            )
-        _check(path, value[key], kind, inner)
-
-
-def _differs(path: Path, place: str, expected: str, value: object) -> ReportError:
-    shown = repr(value)
-    return ReportError(
-        f"{path.name} is damaged: {place or 'the whole'} should be {expected}",
-        f"where: {path.absolute()} has {shown if len(shown) < 60 else shown[:57] + '...'}",
-        "next: write it again with clusterprof merge RUN",
-    )
-
-
-def _is_integer(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _is_number(value: object) -> bool:
-    return _is_integer(value) or (isinstance(value, float) and math.isfinite(value))
-
-
-_IS: dict[Any, Callable[[object], bool]] = {
-    int: _is_integer,
-    float: _is_number,
-    bool: lambda value: isinstance(value, bool),
-    str: lambda value: isinstance(value, str),
-    dict: lambda value: isinstance(value, dict),
-}
-_CALLED: dict[Any, str] = {
-    int: "a whole number",
-    float: "a number",
-    bool: "true or false",
-    str: "a text",
-    dict: "an object",
-}
+            yield from _differences(item, inner[0], f"{place}[{index}]")
 
 
 def _sorted(results: Results) -> Results:
     """A copy with every list in the order that the contract gives it."""
-    ordered = results.copy()
-    ordered["ranks"] = sorted(results["ranks"], key=lambda entry: entry["rank"])
-    ordered["missing"] = sorted(
-        results["missing"],
-        key=lambda entry: (entry["rank"] is None, entry["rank"] or 0, entry["source"]),
-    )
-    ordered["clock"] = results["clock"].copy()
-    ordered["clock"]["ranks"] = sorted(results["clock"]["ranks"], key=lambda entry: entry["rank"])
-    ordered["steps"] = []
-    for step in sorted(results["steps"], key=lambda entry: entry["step"]):
-        copied = step.copy()
-        copied["ranks"] = sorted(step["ranks"], key=lambda account: account["rank"])
-        ordered["steps"].append(copied)
-    ordered["collectives"] = results["collectives"].copy()
-    ordered["collectives"]["by_operation"] = sorted(
-        results["collectives"]["by_operation"],
-        key=lambda entry: (-entry["exposed_ns"], entry["operation"], entry["communicator"]),
-    )
-    ordered["findings"] = sorted(
-        results["findings"],
-        key=lambda finding: (-finding["cost_ns_per_step"], finding["code"], finding["ranks"]),
-    )
-    return ordered
+    rank = itemgetter("rank")
+    collectives = results["collectives"]
+    return results | {
+        "ranks": sorted(results["ranks"], key=rank),
+        "missing": sorted(
+            results["missing"], key=lambda e: (e["rank"] is None, e["rank"] or 0, e["source"])
+        ),
+        "clock": results["clock"] | {"ranks": sorted(results["clock"]["ranks"], key=rank)},
+        "steps": [
+            step | {"ranks": sorted(step["ranks"], key=rank)}
+            for step in sorted(results["steps"], key=itemgetter("step"))
+        ],
+        "collectives": collectives
+        | {
+            "by_operation": sorted(
+                collectives["by_operation"],
+                key=lambda e: (-e["exposed_ns"], e["operation"], e["communicator"]),
+            )
+        },
+        "findings": sorted(
+            results["findings"], key=lambda f: (-f["cost_ns_per_step"], f["code"], f["ranks"])
+        ),
+    }

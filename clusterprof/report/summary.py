@@ -1,51 +1,55 @@
-"""What every renderer shows beside the findings: mean accounts, and what the clocks can tell."""
+"""What the terminal and the page share, so that both say the same: means, bounds and phrases."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from itertools import chain
 
-from clusterprof.results import Finding, OperationEntry, RankAccount, Results
+from clusterprof.agent.contracts import words
+from clusterprof.results import (
+    CaptureCost,
+    Finding,
+    GroupEntry,
+    MissingRank,
+    OperationEntry,
+    RankAccount,
+    RankClock,
+    Results,
+)
+
+#: so many groups of one kind are listed in a line
+_MOST_GROUPS = 4
+
+
+# --- numbers
 
 
 @dataclass(frozen=True)
 class Average:
-    """Means over steps, ns; the five parts after `duration_ns` add up to it.
-
-    `exposed_wait_ns` and `exposed_transfer_ns` are the two halves of the exposed
-    communication: waiting for a later rank, and what follows the last arrival.
-    """
+    """A rank's means over some steps, ns; the parts are those of `RankAccount`."""
 
     rank: int
     duration_ns: float
     compute_ns: float
+    exposed_communication_ns: float
     exposed_wait_ns: float
-    exposed_transfer_ns: float
     exposed_copy_ns: float
     idle_ns: float
 
     @property
-    def exposed_communication_ns(self) -> float:
-        """Both halves: communication that is not overlapped with compute."""
-        return self.exposed_wait_ns + self.exposed_transfer_ns
+    def exposed_transfer_ns(self) -> float:
+        """The exposed communication after the last rank's arrival."""
+        return self.exposed_communication_ns - self.exposed_wait_ns
 
 
 def average(rank: int, accounts: Sequence[RankAccount]) -> Average:
     """The mean of a rank's accounts of some steps."""
 
-    def mean(*keys: str) -> float:
-        return sum(a[key] for a in accounts for key in keys) / len(accounts)  # type: ignore[literal-required]
+    def mean(key: str) -> float:
+        return sum(account[key] for account in accounts) / len(accounts)  # type: ignore[literal-required]
 
-    wait = mean("exposed_wait_ns")
-    return Average(
-        rank=rank,
-        duration_ns=mean("duration_ns"),
-        compute_ns=mean("compute_ns"),
-        exposed_wait_ns=wait,
-        exposed_transfer_ns=mean("exposed_communication_ns") - wait,
-        exposed_copy_ns=mean("exposed_copy_ns"),
-        idle_ns=mean("idle_ns"),
-    )
+    return Average(rank, *(mean(field.name) for field in fields(Average)[1:]))
 
 
 def evidence_steps(results: Results) -> tuple[list[int], bool]:
@@ -75,18 +79,25 @@ def worth_showing(results: Results, rows: list[Average], most: int) -> list[Aver
         return rows
     named = {rank for finding in results["findings"] for rank in finding["ranks"][:4]}
     named |= {finding["rank"] for finding in results["findings"] if finding["rank"] is not None}
-    chosen = sorted(named & {row.rank for row in rows})[:most]
     by_wait = sorted(rows, key=lambda row: row.exposed_wait_ns)
-    for pair in zip(by_wait, reversed(by_wait), strict=True):
-        for row in pair:
-            if len(chosen) < most and row.rank not in chosen:
-                chosen.append(row.rank)
-    return [row for row in rows if row.rank in set(chosen)]
+    extremes = chain.from_iterable(zip(by_wait, reversed(by_wait), strict=True))
+    first = sorted(named & {row.rank for row in rows})
+    chosen = list(dict.fromkeys([*first, *(row.rank for row in extremes)]))[:most]
+    return [row for row in rows if row.rank in chosen]
 
 
 def by_cost(results: Results) -> list[Finding]:
     """The findings, the costliest first."""
     return sorted(results["findings"], key=lambda finding: -finding["cost_ns_per_step"])
+
+
+def stragglers(results: Results) -> list[int]:
+    """The ranks that findings name as stragglers, alone or together, the costliest first."""
+    found = [f for f in results["findings"] if f["code"] in ("straggler.host", "straggler.gpu")]
+    ranks = [
+        rank for finding in found if finding["severity"] != "info" for rank in finding["ranks"]
+    ]
+    return list(dict.fromkeys(ranks))
 
 
 def by_exposed(results: Results) -> list[OperationEntry]:
@@ -111,3 +122,174 @@ def pair_bound_ns(results: Results) -> int:
 def is_measurable(finding: Finding) -> bool:
     """Whether the cost is larger than what the clocks may err by."""
     return finding["cost_ns_per_step"] > finding["uncertainty_ns"]
+
+
+# --- the table cells
+
+
+def below(bound_ns: float) -> str:
+    """A time of which is known only that it is shorter than this."""
+    return f"<{words.bound(bound_ns)[1:]}"
+
+
+def part_cells(row: Average, ns: float, floor_ns: int = 0) -> tuple[str, str]:
+    """A part of a step: ms, and its share; a time up to `floor_ns` is a bound without a share."""
+    if 0 < ns <= floor_ns:
+        return below(floor_ns), ""
+    share = words.percent(ns / row.duration_ns) if row.duration_ns else "-"
+    return words.milliseconds(ns, words.column_decimals(row.duration_ns)), share
+
+
+def operation_cells(entry: OperationEntry, floor_ns: int) -> list[str]:
+    """Calls, bytes, exposed, wait and transfer; a wait below the clocks' error is a bound."""
+    # no call can wait longer than it lasts, however large the clocks' error
+    floor = min(floor_ns * entry["calls"], entry["wait_ns"] + entry["transfer_ns"])
+    measurable = entry["wait_ns"] == 0 or entry["wait_ns"] > floor_ns * entry["calls"]
+    return [
+        f"{entry['calls']:,}",
+        # a report without sizes adds up to 0, which is not a size
+        words.size(entry["message_bytes"] or None),
+        words.duration(entry["exposed_ns"]),
+        words.duration(entry["wait_ns"]) if measurable else below(floor),
+        words.duration(entry["transfer_ns"]),
+    ]
+
+
+# --- phrases
+
+
+def ranks(results: Results) -> str:
+    """Which ranks were profiled, of how many, where and with what, in which steps."""
+    entries = results["ranks"]
+    if not entries:
+        return "no rank has a report"
+
+    def distinct(key: str) -> list[str]:
+        return sorted({words.plain(entry[key]) for entry in entries} - {""})  # type: ignore[literal-required]
+
+    world = max(entry["world_size"] or 0 for entry in entries)
+    text = words.spans((entry["rank"] for entry in entries), limit=12)
+    text += f" of {world}" if world else ""
+    hosts = distinct("host")
+    if hosts:
+        text += f" on {hosts[0]}" if len(hosts) == 1 else f" on {len(hosts)} hosts"
+    return ", ".join(
+        [text, *distinct("device"), words.listed(distinct("profiler")), steps(results)]
+    )
+
+
+def steps(results: Results) -> str:
+    """How many steps the numbers rest on."""
+    evidence, steady = evidence_steps(results)
+    if not evidence:
+        return "no steps"
+    if not steady:
+        return f"{words.counted(len(evidence), 'step')}, none in steady state"
+    every = words.counted(len(results["steps"]), "step")
+    return f"{len(evidence)} of {every} in steady state ({words.spans(evidence, limit=6)})"
+
+
+def clock(results: Results) -> str:
+    """Which rank's clock is used, and how far any other rank's aligned times may be off."""
+    entry = results["clock"]
+    bounds = [c["uncertainty_ns"] for c in entry["ranks"] if c["rank"] != entry["reference_rank"]]
+    if not bounds:
+        return f"rank {entry['reference_rank']}'s own (no other rank to align)"
+    method = f" ({words.plain(entry['method'])})" if entry["method"] else ""
+    within = words.bound(max(bounds))
+    return f"aligned to rank {entry['reference_rank']} within {within}{method}"
+
+
+def capture(cost: CaptureCost) -> str:
+    """How long profiling stalled the training, and its steps before, inside and after."""
+    stall = (
+        f"profiled ranks stalled for up to {words.duration(cost['stall_start_ns'])} at the start"
+    )
+    if cost["stall_stop_ns"] is not None:
+        stall += f", {words.duration(cost['stall_stop_ns'])} at the stop"
+    parts = [stall]
+    for whose, times in (("profiled", cost["profiled"]), ("unprofiled", cost["unprofiled"])):
+        medians = {when: times and times[f"{when}_ns"] for when in ("before", "inside", "after")}  # type: ignore[literal-required]
+        known = [f"{words.ms(ns)} {when}" for when, ns in medians.items() if ns is not None]
+        if known:
+            parts.append(f"{whose} ranks: steps of " + ", ".join(known))
+    return "; ".join(parts)
+
+
+def groups(results: Results) -> str:
+    """Which groups the ranks form, by kind; nothing where there is no communicator."""
+    kinds: dict[str, list[GroupEntry]] = {}
+    for entry in results["topology"]["groups"]:
+        kinds.setdefault(entry["kind"], []).append(entry)
+    parts = []
+    for kind, entries in kinds.items():
+        listed = ", ".join("{" + members(entry) + "}" for entry in entries[:_MOST_GROUPS])
+        more = f" and {len(entries) - _MOST_GROUPS} more" if len(entries) > _MOST_GROUPS else ""
+        confidence = words.confidence(min(entry["confidence"] for entry in entries))
+        parts.append(f"{kind} {listed}{more}" + ("" if kind == "unknown" else f" ({confidence})"))
+    return "; ".join(parts)
+
+
+def members(entry: GroupEntry) -> str:
+    """A group's profiled ranks, a pipeline's in order, and of how many where some are not."""
+    if entry["kind"] == "pipeline":
+        text = "→".join(map(str, entry["ranks"][:8])) + ("→…" if len(entry["ranks"]) > 8 else "")
+    else:
+        text = words.spans(entry["ranks"], limit=4)
+    unprofiled = entry["size"] is not None and entry["size"] > len(entry["ranks"])
+    return f"{text} of {entry['size']}" if unprofiled else text
+
+
+def offset(entry: RankClock | None) -> str:
+    """A clock's offset with its sign; one smaller than its own bound is not a number."""
+    if entry is None:
+        return "-"
+    if abs(entry["offset_ns"]) <= entry["uncertainty_ns"]:
+        return "none measurable"
+    sign = "+" if entry["offset_ns"] > 0 else ""
+    return sign + words.duration(entry["offset_ns"])
+
+
+def missing(entry: MissingRank) -> str:
+    """A rank without a report, and why."""
+    name = "a rank" if entry["rank"] is None else f"rank {entry['rank']}"
+    source = f" ({words.plain(entry['source'])})" if entry["source"] else ""
+    return f"{name}: {words.plain(entry['reason'])}{source}"
+
+
+def whom(finding: Finding) -> str:
+    """The rank or ranks that a finding names, or nothing."""
+    named = finding["ranks"] if finding["rank"] is None else [finding["rank"]]
+    return words.ranks(named) if named else ""
+
+
+def cost(finding: Finding) -> str:
+    """The cost per step with its uncertainty, or that there is none to be measured."""
+    if finding["cost_ns_per_step"] <= 0:
+        return "no cost of its own"
+    if not is_measurable(finding):
+        return f"cost per step within the uncertainty ({words.bound(finding['uncertainty_ns'])})"
+    return f"{words.with_bound(finding['cost_ns_per_step'], finding['uncertainty_ns'])} per step"
+
+
+def facts(finding: Finding) -> list[str]:
+    """Its share of the step, if that can be measured, its recurrence and its confidence."""
+    known = is_measurable(finding) and finding["share_of_step"] > 0
+    share = [f"{words.percent(finding['share_of_step'])} of the step"] if known else []
+    return [*share, recurrence(finding), f"confidence {words.confidence(finding['confidence'])}"]
+
+
+def recurrence(finding: Finding) -> str:
+    """How often it recurs, and in which steps."""
+    numbers = finding["steps"]
+    if not numbers:
+        return finding["recurrence"]
+    noun = "step" if len(set(numbers)) == 1 else "steps"
+    return f"{finding['recurrence']} ({noun} {words.spans(numbers, limit=6)})"
+
+
+def collectives(results: Results) -> str:
+    """How many collectives were matched over all their profiled members."""
+    count = results["collectives"]
+    known = f"{count['matched']:,} matched, {count['incomplete']:,} incomplete"
+    return f"{known}, {count['unmatched']:,} unmatched"

@@ -12,16 +12,8 @@ from collections.abc import Iterable, Sequence
 from typing import TextIO
 
 from clusterprof.agent.contracts import words
-from clusterprof.report import phrases
-from clusterprof.report.summary import (
-    Average,
-    averages,
-    by_cost,
-    by_exposed,
-    evidence_steps,
-    pair_bound_ns,
-    worth_showing,
-)
+from clusterprof.report import summary
+from clusterprof.report.summary import Average
 from clusterprof.results import Finding, Results
 
 _SGR = {"critical": "1;31", "warning": "1;33", "info": "1;36", "strong": "1", "quiet": "2"}
@@ -49,39 +41,34 @@ def render(results: Results, *, colour: bool = False, width: int = 100) -> str:
     page = _Page(colour=colour, width=max(width, 40))
     # one line however long it is: `head -1` of a log is the whole verdict
     page.line(words.plain(results["verdict"]), style="strong")
-    page.blank()
     _measured(page, results)
     _findings(page, results)
     _account(page, results)
     _collectives(page, results)
+    page.paragraph()
     for warning in results["warnings"]:
         page.sentence(words.plain(warning), 9, "warning", style="warning")
     return page.text()
 
 
 class _Page:
-    """Lines so far, and the two things that every line depends on."""
+    """Paragraphs of lines so far, and the two things that every line depends on."""
 
     def __init__(self, *, colour: bool, width: int) -> None:
         self._colour = colour
-        self.width = width
-        self._lines: list[str] = []
+        self._width = width
+        self._paragraphs: list[list[str]] = [[]]
 
-    def blank(self) -> None:
-        if self._lines and self._lines[-1]:
-            self._lines.append("")
+    def paragraph(self) -> None:
+        self._paragraphs.append([])
 
     def line(self, text: str, style: str = "") -> None:
-        self._lines.append(self.styled(text.rstrip(), style))
+        self._paragraphs[-1].append(self.styled(text.rstrip(), style))
 
     def sentence(self, text: str, indent: int = 0, lead: str = "", style: str = "") -> None:
-        """A wrapped paragraph; `lead` fills the indentation of its first line."""
-        wrapped = textwrap.wrap(
-            text,
-            max(self.width - indent, 20),
-            break_long_words=False,
-            break_on_hyphens=False,
-        )
+        """Wrapped text; `lead` fills the indentation of its first line."""
+        width = max(self._width - indent, 20)
+        wrapped = textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False)
         for number, part in enumerate(wrapped or [""]):
             margin = (lead if number == 0 else "").ljust(indent)
             self.line(margin + self.styled(part, style))
@@ -91,8 +78,8 @@ class _Page:
 
     def table(self, header: Sequence[str], rows: Iterable[Sequence[str]], left: int) -> None:
         """Columns as wide as their widest cell; the first `left` are set to the left."""
-        body = [list(header), *map(list, rows)]
-        widths = [max(len(row[column]) for row in body) for column in range(len(header))]
+        body = [header, *rows]
+        widths = [max(map(len, column)) for column in zip(*body, strict=True)]
         for number, row in enumerate(body):
             cells = [
                 cell.ljust(wide) if column < left else cell.rjust(wide)
@@ -101,43 +88,40 @@ class _Page:
             self.line("  " + "  ".join(cells), style="quiet" if number == 0 else "")
 
     def text(self) -> str:
-        while self._lines and not self._lines[-1]:
-            self._lines.pop()
-        return "\n".join(self._lines) + "\n"
+        return "\n\n".join("\n".join(lines) for lines in self._paragraphs if lines) + "\n"
 
 
 def _measured(page: _Page, results: Results) -> None:
-    page.sentence(phrases.ranks(results), _LABEL, "ranks")
-    page.sentence(phrases.clock(results), _LABEL, "clock")
+    page.paragraph()
+    page.sentence(summary.ranks(results), _LABEL, "ranks")
+    page.sentence(summary.clock(results), _LABEL, "clock")
     if results["topology"]["groups"]:
-        page.sentence(phrases.groups(results), _LABEL, "groups")
+        page.sentence(summary.groups(results), _LABEL, "groups")
     if results["capture"] is not None:
-        page.sentence(phrases.capture(results["capture"]), _LABEL, "overhead")
+        page.sentence(summary.capture(results["capture"]), _LABEL, "overhead")
     for entry in results["missing"]:
-        page.sentence(phrases.missing(entry), _LABEL, "missing", style="warning")
-    page.blank()
+        page.sentence(summary.missing(entry), _LABEL, "missing", style="warning")
 
 
 def _findings(page: _Page, results: Results) -> None:
-    findings = by_cost(results)
+    findings = summary.by_cost(results)
+    page.paragraph()
     page.line("findings, the costliest first" if findings else "findings  none")
-    page.blank()
     for number, finding in enumerate(findings, 1):
+        page.paragraph()
         _finding(page, number, finding, results["verdict"])
-        page.blank()
+    page.paragraph()
     if findings:
-        page.line(
-            "what a finding means and when it is wrong: clusterprof explain CODE", style="quiet"
-        )
-        page.blank()
+        explain = "what a finding means and when it is wrong: clusterprof explain CODE"
+        page.line(explain, style="quiet")
 
 
 def _finding(page: _Page, number: int, finding: Finding, verdict: str) -> None:
-    who = phrases.whom(finding)
+    who = summary.whom(finding)
     severity = page.styled(finding["severity"], finding["severity"])
     code = page.styled(finding["code"], "strong")
     page.line(f"{number:>2}  {severity}  {code}" + (f"  {who}" if who else ""))
-    page.sentence(", ".join([phrases.cost(finding), *phrases.facts(finding)]), 4)
+    page.sentence(", ".join([summary.cost(finding), *summary.facts(finding)]), 4)
     if number > 1 or finding["summary"] != verdict:
         page.sentence(words.plain(finding["summary"]), 4)
     if finding["advice"]:
@@ -147,60 +131,53 @@ def _finding(page: _Page, number: int, finding: Finding, verdict: str) -> None:
 
 
 def _account(page: _Page, results: Results) -> None:
-    rows = averages(results)
+    rows = summary.averages(results)
     if not rows:
         return
-    steps, steady = evidence_steps(results)
+    page.paragraph()
+    steps, steady = summary.evidence_steps(results)
     which = f"{'steady-state steps' if steady else 'steps'} {words.spans(steps, limit=6)}"
     if not steady:
         which += ", none of which is free of the profiler's own start and stop"
     page.sentence(f"step time breakdown: ms and share of the step, mean of {which}")
-    floor = pair_bound_ns(results)
-    shown = worth_showing(results, rows, _MOST_RANKS)
+    floor = summary.pair_bound_ns(results)
+    shown = summary.worth_showing(results, rows, _MOST_RANKS)
     header = ["rank", "step", "compute", "exposed", "waiting", "copies", "idle"]
     page.table(header, [_account_row(row, floor) for row in shown], left=0)
     if len(shown) < len(rows):
-        page.sentence(
-            f"{len(rows) - len(shown)} more ranks are in results.json and the HTML page", 2
-        )
+        left_out = f"{len(rows) - len(shown)} more ranks are in results.json and the HTML page"
+        page.sentence(left_out, 2)
     page.sentence(
         "exposed: communication not overlapped with compute; waiting: the part of it before the "
         "last rank arrives",
         2,
         style="quiet",
     )
-    page.blank()
 
 
 def _account_row(row: Average, floor: int) -> list[str]:
-    decimals = words.column_decimals(row.duration_ns)
-
-    def cell(ns: float) -> str:
-        share = words.percent(ns / row.duration_ns) if row.duration_ns else "-"
-        return f"{words.milliseconds(ns, decimals)} {share:>5}"
-
-    tiny = 0 < row.exposed_wait_ns <= floor
-    return [
-        str(row.rank),
-        words.milliseconds(row.duration_ns, decimals),
-        cell(row.compute_ns),
-        cell(row.exposed_communication_ns),
-        f"<{words.bound(floor)[1:]}" if tiny else cell(row.exposed_wait_ns),
-        cell(row.exposed_copy_ns),
-        cell(row.idle_ns),
+    parts = [
+        summary.part_cells(row, row.compute_ns),
+        summary.part_cells(row, row.exposed_communication_ns),
+        summary.part_cells(row, row.exposed_wait_ns, floor),
+        summary.part_cells(row, row.exposed_copy_ns),
+        summary.part_cells(row, row.idle_ns),
     ]
+    step = words.milliseconds(row.duration_ns, words.column_decimals(row.duration_ns))
+    return [str(row.rank), step, *(f"{ms} {share:>5}" if share else ms for ms, share in parts)]
 
 
 def _collectives(page: _Page, results: Results) -> None:
-    page.line(f"collectives  {phrases.collectives(results)}")
-    floor = pair_bound_ns(results)
-    entries = by_exposed(results)
+    page.paragraph()
+    page.line(f"collectives  {summary.collectives(results)}")
+    floor = summary.pair_bound_ns(results)
+    entries = summary.by_exposed(results)
     rows = [
         [
             words.plain(entry["operation"]),
             words.communicator(entry["communicator"]),
             words.spans(entry["ranks"], limit=3),
-            *phrases.operation_cells(entry, floor),
+            *summary.operation_cells(entry, floor),
         ]
         for entry in entries[:_MOST_OPERATIONS]
     ]
@@ -209,4 +186,3 @@ def _collectives(page: _Page, results: Results) -> None:
         page.table([*header, "exposed", "wait", "transfer"], rows, left=3)
     if len(entries) > len(rows):
         page.sentence(f"and {len(entries) - len(rows)} more, with less exposed time", 2)
-    page.blank()

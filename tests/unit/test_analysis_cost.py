@@ -7,7 +7,7 @@ import pyarrow as pa
 
 from clusterprof.analysis.model.capture_cost import capture_cost
 from clusterprof.ingest.report_steps import steps_table
-from clusterprof.report.phrases import capture
+from clusterprof.report.summary import capture
 
 MS = 1_000_000
 
