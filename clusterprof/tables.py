@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pyarrow as pa
 
-_NAME = pa.dictionary(pa.int32(), pa.string())
+#: the type of columns with few different strings
+NAME = pa.dictionary(pa.int32(), pa.string())
 
 #: the tables' ranks have 32 bits, far beyond any job
 HIGHEST_RANK = 2**31 - 1
@@ -22,7 +23,8 @@ HIGHEST_RANK = 2**31 - 1
 GARBAGE = "garbage collection"
 
 
-def _required(name: str, kind: pa.DataType) -> pa.Field:
+def required(name: str, kind: pa.DataType) -> pa.Field:
+    """Return a field without nulls."""
     return pa.field(name, kind, nullable=False)
 
 
@@ -31,19 +33,19 @@ def _required(name: str, kind: pa.DataType) -> pa.Field:
 #: host call that put it there, null where the report does not name it.
 ACTIVITY = pa.schema(
     [
-        _required("start_ns", pa.int64()),
-        _required("end_ns", pa.int64()),
-        _required("kind", _NAME),
-        _required("name", _NAME),
-        _required("device", pa.int32()),
-        _required("stream", pa.int64()),
+        required("start_ns", pa.int64()),
+        required("end_ns", pa.int64()),
+        required("kind", NAME),
+        required("name", NAME),
+        required("device", pa.int32()),
+        required("stream", pa.int64()),
         pa.field("correlation", pa.int64()),
         pa.field("launch_start_ns", pa.int64()),
         pa.field("launch_end_ns", pa.int64()),
         pa.field("launch_thread", pa.int64()),
         pa.field("size_bytes", pa.int64()),
         #: copies only: `host_to_device`, `device_to_host`, `device_to_device`, `peer`, `other`
-        pa.field("direction", _NAME),
+        pa.field("direction", NAME),
         #: copies only: host memory is pageable (true), pinned (false), unknown (null)
         pa.field("pageable", pa.bool_()),
     ]
@@ -54,16 +56,16 @@ ACTIVITY = pa.schema(
 #: `reason` where none was found. Calls of one NCCL group share one kernel and one `group`.
 COLLECTIVE_CALLS = pa.schema(
     [
-        _required("call", pa.int32()),
+        required("call", pa.int32()),
         #: AllReduce, AllGather, ReduceScatter, Broadcast, Reduce, AllToAll, Gather, Scatter,
         #: Barrier, Send, Recv, SendRecv (a group of both), Unknown
-        _required("operation", _NAME),
+        required("operation", NAME),
         #: the communicator's or process group's id as the report gives it; null if it does not
         pa.field("communicator", pa.string()),
         pa.field("communicator_size", pa.int32()),
         #: global ranks of the members where the report lists them (Kineto), else null
         pa.field("members", pa.list_(pa.int32())),
-        _required("stream", pa.int64()),
+        required("stream", pa.int64()),
         pa.field("message_bytes", pa.int64()),
         #: Broadcast and Reduce: root, Send and Recv: the other side, in the communicator's ranks
         pa.field("root", pa.int32()),
@@ -74,7 +76,7 @@ COLLECTIVE_CALLS = pa.schema(
         pa.field("start_ns", pa.int64()),
         pa.field("end_ns", pa.int64()),
         #: nvtx_payload, nvtx_name, kernel_name, kineto, gloo
-        _required("source", _NAME),
+        required("source", NAME),
         pa.field("reason", pa.string()),
     ]
 )
@@ -82,10 +84,10 @@ COLLECTIVE_CALLS = pa.schema(
 #: Steps as the host saw them. `source` is `steplog`, `nvtx`, `profiler` or `optimizer`.
 STEPS = pa.schema(
     [
-        _required("step", pa.int64()),
-        _required("begin_ns", pa.int64()),
-        _required("end_ns", pa.int64()),
-        _required("source", _NAME),
+        required("step", pa.int64()),
+        required("begin_ns", pa.int64()),
+        required("end_ns", pa.int64()),
+        required("source", NAME),
     ]
 )
 
@@ -94,11 +96,11 @@ STEPS = pa.schema(
 #: annotations) or `op` (torch ops).
 HOST_CALLS = pa.schema(
     [
-        _required("start_ns", pa.int64()),
-        _required("end_ns", pa.int64()),
-        _required("kind", _NAME),
-        _required("name", _NAME),
-        _required("thread", pa.int64()),
+        required("start_ns", pa.int64()),
+        required("end_ns", pa.int64()),
+        required("kind", NAME),
+        required("name", NAME),
+        required("thread", pa.int64()),
         pa.field("correlation", pa.int64()),
     ]
 )

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from simulate import Cause, Job, simulate
 
@@ -42,6 +43,23 @@ def test_each_call_is_matched_once_also_the_one_from_a_rank_to_itself() -> None:
     pairs = set(zip(table["rank"].to_pylist(), table["call"].to_pylist(), strict=True))
     assert len(pairs) == table.num_rows
     assert set(table["state"].cast(pa.string()).to_pylist()) == {"matched"}
+
+
+@pytest.mark.parametrize(("lacking", "other"), [(0, 3), (3, 0)])
+def test_calls_to_a_rank_whose_own_calls_the_report_lacks_are_kept(
+    lacking: int, other: int
+) -> None:
+    """Whichever of the two has the higher number."""
+    ranks = [exchanging(r) for r in simulate(JOB)[0]]
+    calls = ranks[lacking].collective_calls
+    left = calls.filter(pc.not_equal(calls["peer"], other))
+    left = left.set_column(0, calls.schema.field(0), pa.array(range(len(left)), pa.int32()))
+    ranks[lacking] = replace(ranks[lacking], collective_calls=left)
+    table = match(ranks)
+    assert table.num_rows == sum(r.collective_calls.num_rows for r in ranks)
+    alone = table.filter(pc.equal(table["state"].cast(pa.string()), "unmatched"))
+    assert set(alone["rank"].to_pylist()) == {other}
+    assert alone.num_rows == calls.num_rows - left.num_rows
 
 
 @pytest.mark.parametrize("kept", [4, 2])

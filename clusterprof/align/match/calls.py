@@ -3,27 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
+from clusterprof.align.columns import Bools, Ints, Objects, integers, texts, timed
 from clusterprof.tables import RankTables
-
-Ints = npt.NDArray[np.int64]
-Bools = npt.NDArray[np.bool_]
 
 #: stands for "not in the report" in integer arrays
 UNKNOWN = -1
 
 #: operations whose member cannot end before every member has started, because each member's
 #: output depends on each member's input
-SYNCHRONISING = frozenset({"AllReduce", "AllGather", "ReduceScatter", "AllToAll", "Barrier"})
+SYNCHRONISING = ("AllReduce", "AllGather", "ReduceScatter", "AllToAll", "Barrier")
 #: operations whose message size may differ between the members of one call
-UNEVEN = frozenset({"AllToAll", "Gather", "Scatter", "SendRecv", "Barrier"})
-POINT_TO_POINT = frozenset({"Send", "Recv"})
+_UNEVEN = ("AllToAll", "Gather", "Scatter", "SendRecv", "Barrier")
+_POINT_TO_POINT = ("Send", "Recv")
 
 
 @dataclass(frozen=True)
@@ -35,11 +32,11 @@ class Calls:
 
     rank: int
     call: Ints
-    operation: npt.NDArray[np.object_]
+    operation: Objects
     #: communicator id (with its members where listed), None where the report has none
-    communicator: npt.NDArray[np.object_]
+    communicator: Objects
     #: global ranks of the communicator, None where not listed
-    members: npt.NDArray[np.object_]
+    members: Objects
     stream: Ints
     size: Ints
     root: Ints
@@ -52,41 +49,89 @@ class Calls:
     step: Ints
     #: the step where the program numbered it, else -1: what may show which call is which
     marked: Ints
-    source: npt.NDArray[np.object_]
-    reason: npt.NDArray[np.object_]
+    source: Objects
+    reason: Objects
 
     def __len__(self) -> int:
         return len(self.call)
 
+    def take(self, rows: Ints | Bools) -> Calls:
+        """Return the calls of `rows` (indices or a mask), in that order."""
+        names = [name for name in self.__dataclass_fields__ if name != "rank"]
+        return Calls(rank=self.rank, **{name: getattr(self, name)[rows] for name in names})
 
-def _ints(table: pa.Table, name: str, missing: int = UNKNOWN) -> Ints:
-    column = pc.fill_null(table[name], pa.scalar(missing, table.schema.field(name).type))
-    return np.asarray(column.to_numpy(), dtype=np.int64)
+    @property
+    def every(self) -> Part:
+        """The part with all calls."""
+        return Part(self, np.arange(len(self)))
+
+    @cached_property
+    def synchronising(self) -> Bools:
+        """Which calls no member can end before all have started."""
+        return np.isin(self.operation, SYNCHRONISING)
+
+    @cached_property
+    def directed(self) -> Bools:
+        """Which calls are sends and receives."""
+        return np.isin(self.operation, _POINT_TO_POINT)
 
 
-def _objects(values: list[Any]) -> npt.NDArray[np.object_]:
-    out = np.empty(len(values), dtype=object)
-    out[:] = values
-    return out
+@dataclass(frozen=True)
+class Part:
+    """Some calls (`rows`) of one rank: of one communicator, stream or direction."""
+
+    whole: Calls
+    rows: Ints
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @property
+    def rank(self) -> int:
+        """The rank whose calls they are."""
+        return self.whole.rank
+
+    @cached_property
+    def calls(self) -> Calls:
+        """The calls themselves."""
+        return self.whole.take(self.rows)
+
+    def some(self, which: Bools | Ints | slice) -> Part:
+        """Return the part of some of its rows."""
+        return Part(self.whole, self.rows[which])
+
+    def split(self) -> tuple[Part, Part]:
+        """Return the collectives, and the sends and receives."""
+        directed = self.whole.directed[self.rows]
+        return self.some(~directed), self.some(directed)
+
+    def by(self, name: str) -> dict[Any, Part]:
+        """Return the rows of each value of a column of `Calls`, in order of appearance."""
+        values = getattr(self.whole, name)[self.rows]
+        return {value: self.some(values == value) for value in dict.fromkeys(values.tolist())}
+
+    def streams(self) -> list[Part]:
+        """Return the rows of each stream."""
+        return [part for _, part in sorted(self.by("stream").items())]
 
 
 def steps_of(tables: RankTables, times: Ints) -> Ints:
     """Return the step in whose host range each of `times` (ns, the rank's clock) lies, or -1."""
     if not tables.steps.num_rows or not len(times):
         return np.full(len(times), UNKNOWN, dtype=np.int64)
-    begin, end = _ints(tables.steps, "begin_ns"), _ints(tables.steps, "end_ns")
-    number = _ints(tables.steps, "step")
+    begin, end, number = (integers(tables.steps, n) for n in ("begin_ns", "end_ns", "step"))
     at = np.searchsorted(begin, times, side="right") - 1
     inside = (at >= 0) & (times <= end[np.maximum(at, 0)])
     return np.where(inside, number[np.maximum(at, 0)], UNKNOWN)
 
 
-def _marked(tables: RankTables) -> bool:
-    """Whether the program numbered the steps. Those found by the optimizer's work count from 0 in
-    each report; once they are numbered alike it is by the very matches that they would confirm.
+def is_counted(tables: RankTables) -> bool:
+    """Return whether the steps were found by the optimizer's work, and not numbered by the program.
+
+    Those count from 0 in each report; once they are numbered alike it is by the very matches that
+    they would confirm.
     """
-    sources = tables.steps["source"].cast(pa.string())
-    return bool(len(sources)) and sources[0].as_py() != "optimizer"
+    return bool(tables.steps.num_rows) and tables.steps["source"][0].as_py() == "optimizer"
 
 
 def _issued(issue: Ints, start: Ints, stream: Ints, steps: Ints) -> Ints:
@@ -97,14 +142,14 @@ def _issued(issue: Ints, start: Ints, stream: Ints, steps: Ints) -> Ints:
     of none (gloo) the start is all there is.
     """
     known = issue > 0
-    if not known.any() or known.all():
-        return np.where(known, issue, start)
-    before = int(min([issue[known].min(), *steps[:1]])) - 1
     out = np.where(known, issue, start)
+    if not known.any() or known.all():
+        return out
+    before = int(min([issue[known].min(), *steps[:1]])) - 1
     for one in np.unique(stream[~known]):
         rows = np.flatnonzero(stream == one)
         rows = rows[np.argsort(start[rows], kind="stable")]
-        later = np.minimum.accumulate(np.where(known, issue, out)[rows][::-1])[::-1]
+        later = np.minimum.accumulate(out[rows][::-1])[::-1]
         head = np.cumsum(known[rows]) == 0
         out[rows] = np.where(
             known[rows], out[rows], np.where(head, np.minimum(later, before), later)
@@ -115,55 +160,37 @@ def _issued(issue: Ints, start: Ints, stream: Ints, steps: Ints) -> Ints:
 def read(tables: RankTables) -> Calls:
     """Return the collective calls of one rank, sorted by issue (by start where not issued)."""
     table = tables.collective_calls
-    start, end = _ints(table, "start_ns", 0), _ints(table, "end_ns", 0)
-    has = np.asarray(
-        pc.and_(pc.is_valid(table["start_ns"]), pc.is_valid(table["end_ns"])).to_numpy()
-    )
-    stream = _ints(table, "stream")
+    start, stream = integers(table, "start_ns"), integers(table, "stream")
     issue = _issued(
-        _ints(table, "issue_start_ns", 0), start, stream, _ints(tables.steps, "begin_ns")
+        integers(table, "issue_start_ns"), start, stream, integers(tables.steps, "begin_ns")
     )
-    members = _objects(
-        [None if m is None else tuple(sorted(m)) for m in table["members"].to_pylist()]
-    )
-    communicator = _objects(
-        [
-            # a process group's name ("1") may mean other ranks elsewhere: its members identify it
-            name if name is None or m is None or "[" in name else f"{name}{list(m)}"
-            for name, m in zip(table["communicator"].to_pylist(), members, strict=True)
-        ]
-    )
-    operation = _objects(table["operation"].cast(pa.string()).to_pylist())
-    size = _ints(table, "message_bytes")
-    size = np.where(np.isin(operation.astype(str), list(UNEVEN)), UNKNOWN, size)
     order = np.lexsort((start, issue))
-    step = steps_of(tables, issue)
-    whole = Calls(
+    table, issue = table.take(pa.array(order)), issue[order]
+    members, communicator = np.full((2, len(issue)), None, dtype=object)
+    for k, (name, listed) in enumerate(
+        zip(table["communicator"].to_pylist(), table["members"].to_pylist(), strict=True)
+    ):
+        members[k] = None if listed is None else tuple(sorted(listed))
+        # a process group's name ("1") may mean other ranks elsewhere: its members identify it
+        plain = name is None or listed is None or "[" in name
+        communicator[k] = name if plain else f"{name}{sorted(listed)}"
+    operation, step = texts(table, "operation"), steps_of(tables, issue)
+    numbers = {
+        name: integers(table, name, UNKNOWN) for name in ("call", "stream", "root", "peer", "group")
+    }
+    return Calls(
         rank=tables.rank,
-        call=_ints(table, "call"),
         operation=operation,
         communicator=communicator,
         members=members,
-        stream=stream,
-        size=size,
-        root=_ints(table, "root"),
-        peer=_ints(table, "peer"),
-        group=_ints(table, "group"),
+        size=np.where(np.isin(operation, _UNEVEN), UNKNOWN, integers(table, "message_bytes", -1)),
         issue=issue,
-        start=start,
-        end=end,
-        has=has,
+        start=integers(table, "start_ns"),
+        end=integers(table, "end_ns"),
+        has=timed(table),
         step=step,
-        marked=step if _marked(tables) else np.full(len(issue), UNKNOWN),
-        source=_objects(table["source"].cast(pa.string()).to_pylist()),
-        reason=_objects(table["reason"].to_pylist()),
+        marked=np.full(len(step), UNKNOWN) if is_counted(tables) else step,
+        source=texts(table, "source"),
+        reason=texts(table, "reason"),
+        **numbers,
     )
-    return take(whole, order)
-
-
-def take(calls: Calls, rows: Ints | Bools) -> Calls:
-    """Return the calls of `rows` (indices or a mask), in that order."""
-    fields = {
-        name: getattr(calls, name)[rows] for name in calls.__dataclass_fields__ if name != "rank"
-    }
-    return Calls(rank=calls.rank, **fields)

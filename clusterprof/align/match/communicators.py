@@ -15,9 +15,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
-from clusterprof.align.match.calls import Calls, Ints, take
+from clusterprof.align.columns import Floats, Ints
+from clusterprof.align.match.calls import Part
 from clusterprof.align.match.shift import Shift, find_shift
 
 #: the ends of one collective's members lie within this, or within this part of the call's length;
@@ -37,18 +37,8 @@ _NEAR_NS = 1_000_000
 #: the tolerance is learned from so many
 _MANY_STREAMS, _TELLING_STREAMS = 128, 12
 
-Floats = npt.NDArray[np.float64]
 #: indices into some streams, and the confidence that those are one communicator
 Group = tuple[list[int], float]
-
-
-@dataclass(frozen=True)
-class Stream:
-    """The calls of one rank on one stream, and which rows of the rank's calls they are."""
-
-    rank: int
-    rows: Ints
-    calls: Calls
 
 
 @dataclass(frozen=True)
@@ -64,15 +54,7 @@ class Fit:
     begins_ns: float = 0.0
 
 
-def streams(calls: Calls, rows: Ints) -> list[Stream]:
-    """Split `rows` of one rank's calls by stream."""
-    parts = [rows[calls.stream[rows] == stream] for stream in np.unique(calls.stream[rows])]
-    return [Stream(calls.rank, part, take(calls, part)) for part in parts]
-
-
-def fit(
-    a: Stream, b: Stream, slack: float = 1.0, tolerance_ns: float = _END_SPREAD_NS
-) -> Fit | None:
+def fit(a: Part, b: Part, slack: float = 1.0, tolerance_ns: float = _END_SPREAD_NS) -> Fit | None:
     """Return how well two streams go together; None if they cannot be of one communicator.
 
     Ends may scatter by `slack` times what is usual among members, `tolerance_ns` or a part of the
@@ -81,12 +63,14 @@ def fit(
     shift = find_shift(a.calls, b.calls)
     if shift is None:
         return None
-    in_a, in_b = shift.overlap(len(a.calls), len(b.calls))
+    in_a, in_b = shift.overlap(a, b)
     timed = a.calls.has[in_a] & b.calls.has[in_b]
     if not timed.any():
         return None
-    start_a, end_a = a.calls.start[in_a][timed], a.calls.end[in_a][timed]
-    start_b, end_b = b.calls.start[in_b][timed], b.calls.end[in_b][timed]
+    (start_a, end_a), (start_b, end_b) = (
+        (part.calls.start[inside][timed], part.calls.end[inside][timed])
+        for part, inside in ((a, in_a), (b, in_b))
+    )
     length = np.minimum(end_a - start_a, end_b - start_b).astype(np.float64)
     apart = _apart(end_a, end_b, length)
     needs = _width(np.where(2 * np.abs(apart) > slack * _END_SPREAD_FRAC * length, apart, 0.0))
@@ -126,13 +110,7 @@ def _width(apart: Floats) -> float:
     return 2 * float(np.quantile(np.abs(apart), _MOST_CALLS_FRAC))
 
 
-def tolerance(pairs: Sequence[Fit]) -> float:
-    """Return by how much members' ends differ in this recording (ns), at least 50 µs."""
-    telling = [p.needs_ns for p in pairs if p.begins_ns >= _WAITS * p.needs_ns]
-    return max(_END_SPREAD_NS, *telling, 0.0)
-
-
-def infer(nodes: Sequence[Stream], *, whole: bool = False) -> tuple[list[Group], float]:
+def infer(nodes: Sequence[Part], *, whole: bool = False) -> tuple[list[Group], float]:
     """Group streams of different ranks into communicators: indices into `nodes`, confidence.
 
     `whole`: these are all collectives of all ranks of a job. Such a job's communicators connect its
@@ -140,21 +118,21 @@ def infer(nodes: Sequence[Stream], *, whole: bool = False) -> tuple[list[Group],
     streams each is compared with one member of each group only. The second is the tolerance for
     members' ends, as learned from these streams (ns).
     """
-    pairs = _pairs(nodes[:_TELLING_STREAMS] if len(nodes) > _MANY_STREAMS else nodes)
-    most = tolerance(list(pairs.values()))
-    if len(nodes) > _MANY_STREAMS:
+    many = len(nodes) > _MANY_STREAMS
+    pairs = _pairs(nodes[:_TELLING_STREAMS] if many else nodes)
+    telling = [p.needs_ns for p in pairs.values() if p.begins_ns >= _WAITS * p.needs_ns]
+    most = max(_END_SPREAD_NS, *telling, 0.0)
+    if many:
         return _infer_many(nodes, most), most
-    found = _linked(nodes, pairs, most)
-    if not whole or _plausible(nodes, found):
-        return found, most
-    for wider in np.geomspace(most, _WIDEST_NS, _WIDER)[1:].tolist():
-        more = _linked(nodes, pairs, wider)
-        if _plausible(nodes, more):
-            return more, wider
-    return found, most
+    widths = [most, *np.geomspace(most, _WIDEST_NS, _WIDER)[1:].tolist()] if whole else [most]
+    tried = ((_linked(nodes, pairs, width), width) for width in widths)
+    first = next(tried)
+    if not whole or _plausible(nodes, first[0]):
+        return first
+    return next((more for more in tried if _plausible(nodes, more[0])), first)
 
 
-def _plausible(nodes: Sequence[Stream], groups: Sequence[Group]) -> bool:
+def _plausible(nodes: Sequence[Part], groups: Sequence[Group]) -> bool:
     """Whether groups lead from each rank to each other one, those of a size dividing all evenly."""
     parts: list[set[int]] = []
     sizes = Counter(len(members) for members, _ in groups)
@@ -167,7 +145,7 @@ def _plausible(nodes: Sequence[Stream], groups: Sequence[Group]) -> bool:
 
 
 def _linked(
-    nodes: Sequence[Stream], pairs: Mapping[tuple[int, int], Fit], most: float
+    nodes: Sequence[Part], pairs: Mapping[tuple[int, int], Fit], most: float
 ) -> list[Group]:
     """Complete linkage, tightest pair first: each member must go together with each other one."""
     pairs = {pair: found for pair, found in pairs.items() if found.needs_ns <= most}
@@ -190,7 +168,7 @@ def _linked(
     return out
 
 
-def _pairs(nodes: Sequence[Stream]) -> dict[tuple[int, int], Fit]:
+def _pairs(nodes: Sequence[Part]) -> dict[tuple[int, int], Fit]:
     """Every two streams that may go together at the widest tolerance."""
     return {
         (i, j): found
@@ -201,7 +179,7 @@ def _pairs(nodes: Sequence[Stream]) -> dict[tuple[int, int], Fit]:
     }
 
 
-def _infer_many(nodes: Sequence[Stream], most: float) -> list[Group]:
+def _infer_many(nodes: Sequence[Part], most: float) -> list[Group]:
     """As `infer`: each stream joins the group whose first member it goes with most tightly."""
     groups: list[Group] = []
     for i, node in enumerate(nodes):

@@ -12,13 +12,12 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
-import numpy as np
-
-from clusterprof.align.match.calls import POINT_TO_POINT, Bools, Calls, Ints, take
-from clusterprof.align.match.communicators import Stream, fit, streams
+from clusterprof.align.columns import Bools
+from clusterprof.align.match.calls import Calls, Part
+from clusterprof.align.match.communicators import fit
 
 #: (name of a communicator, its stream or `_WHOLE`) -> its members' calls
-Known = dict[tuple[str, int], list[Stream]]
+Known = dict[tuple[str, int], list[Part]]
 _WHOLE = -1
 
 #: ends may scatter by more than where all communicators are inferred: there are few to choose from
@@ -57,10 +56,10 @@ def named_alike(calls: Sequence[Calls]) -> tuple[list[Calls], dict[str, float]]:
     renamed = {c.rank: _adopted(c, known, confidence) for c in others}
     alike = [renamed.get(c.rank, c) for c in calls]
     named = {name for name, _ in known}
-    if all(set(c.communicator[_directed(c)].tolist()) <= named for c in renamed.values()):
+    if all(set(c.communicator[c.directed].tolist()) <= named for c in renamed.values()):
         return alike, confidence
     # sends that have no name on one side are paired by time, which takes none on the other
-    return [_without(c, _directed(c)) for c in alike], confidence
+    return [_without(c, c.directed) for c in alike], confidence
 
 
 def usual_kind(names: Sequence[object]) -> str:
@@ -71,76 +70,65 @@ def usual_kind(names: Sequence[object]) -> str:
     return max(counted, key=lambda each: (counted[each], each)) if counted else ""
 
 
-def _directed(calls: Calls) -> Bools:
-    return np.isin(calls.operation.astype(str), list(POINT_TO_POINT))
-
-
 def _without(calls: Calls, rows: Bools) -> Calls:
     names = calls.communicator.copy()
     names[rows] = None
     return replace(calls, communicator=names)
 
 
-def _collectives(calls: Calls) -> dict[object, Ints]:
-    """The rows of a rank's collectives by the name of their communicator."""
-    rows = np.flatnonzero(~_directed(calls))
-    names = calls.communicator[rows].tolist()
-    return {name: rows[[each == name for each in names]] for name in dict.fromkeys(names)}
+def _collectives(calls: Calls) -> dict[str | None, Part]:
+    """A rank's collectives by the name of their communicator."""
+    return calls.every.split()[0].by("communicator")
 
 
 def _known(calls: Sequence[Calls]) -> Known:
     """Every communicator's members, as a whole; and by stream, where it has several."""
     known: Known = {}
     for c in calls:
-        for name, rows in _collectives(c).items():
+        for name, part in _collectives(c).items():
             if name is not None:
-                parts = streams(c, rows)
-                known.setdefault((str(name), _WHOLE), []).append(_stream(c, rows))
-                for part in parts if len(parts) > 1 else ():
-                    stream = int(part.calls.stream[0])
-                    known.setdefault((str(name), stream), []).append(part)
+                known.setdefault((name, _WHOLE), []).append(part)
+                streams = part.by("stream")
+                for stream in sorted(streams) if len(streams) > 1 else ():
+                    known.setdefault((name, stream), []).append(streams[stream])
     return known
-
-
-def _stream(calls: Calls, rows: Ints) -> Stream:
-    return Stream(calls.rank, rows, take(calls, rows))
 
 
 def _adopted(calls: Calls, known: Known, confidence: dict[str, float]) -> Calls:
     """Return one rank's calls under the names of `known` that they go together with."""
     own = _collectives(calls)
-    nameless = own.pop(None, np.empty(0, np.int64))
+    nameless = own.pop(None, None)
     whole = {key: members for key, members in known.items() if key[1] == _WHOLE}
-    found = _assigned([_stream(calls, rows) for rows in own.values()], whole, confidence)
+    found = _assigned(list(own.values()), whole, confidence)
     names = calls.communicator.copy()
     for k, (name, _) in found.items():
         # with the sends and receives under that name
         names[calls.communicator == list(own)[k]] = name
-    if len(nameless):
-        for rows, name in _nameless(calls, nameless, known, whole, confidence):
-            names[rows] = name
+    if nameless is not None:
+        for part, name in _nameless(nameless, known, whole, confidence):
+            names[part.rows] = name
     return replace(calls, communicator=names)
 
 
 def _nameless(
-    calls: Calls, rows: Ints, known: Known, whole: Known, confidence: dict[str, float]
-) -> list[tuple[Ints, str]]:
+    part: Part, known: Known, whole: Known, confidence: dict[str, float]
+) -> list[tuple[Part, str]]:
     """Calls without a name: all of one communicator, or each stream of one or of half of one."""
-    at_once = _assigned([_stream(calls, rows)], whole, confidence)
+    at_once = _assigned([part], whole, confidence)
     if at_once:
-        return [(rows, at_once[0][0])]
+        return [(part, at_once[0][0])]
     several = {name for name, stream in known if stream != _WHOLE}
-    parts = streams(calls, rows)
+    parts = part.streams()
     single = {key: known[key] for key in known if (key[1] != _WHOLE) == (key[0] in several)}
     found = _assigned(parts, single, confidence)
     # half of a communicator's calls would put all the others' out of order
     there = set(found.values())
     missing = {name for name, stream in single if (name, stream) not in there}
-    return [(parts[k].rows, name) for k, (name, _) in found.items() if name not in missing]
+    return [(parts[k], name) for k, (name, _) in found.items() if name not in missing]
 
 
 def _assigned(
-    parts: Sequence[Stream], known: Known, confidence: dict[str, float]
+    parts: Sequence[Part], known: Known, confidence: dict[str, float]
 ) -> dict[int, tuple[str, int]]:
     """Return place in `parts` -> the one of `known` that it goes with best; each is taken once."""
     fits = [
@@ -157,7 +145,7 @@ def _assigned(
     return found
 
 
-def _fit(part: Stream, members: Sequence[Stream]) -> tuple[float, float] | None:
+def _fit(part: Part, members: Sequence[Part]) -> tuple[float, float] | None:
     """How far apart the ends lie (ns) and 1 - confidence, at worst; None if they do not fit.
 
     Compared are the first members and the last, not all: they agree among themselves.

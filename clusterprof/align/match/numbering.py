@@ -9,7 +9,7 @@ when the others have their 14. The collectives, matched without any steps, show 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -17,9 +17,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from clusterprof.agent.contracts import words
-from clusterprof.align.match.calls import UNKNOWN, Ints, steps_of
+from clusterprof.align.columns import Ints, integers, rows_by
+from clusterprof.align.match.calls import UNKNOWN, is_counted, steps_of
 from clusterprof.align.match.matching import match
-from clusterprof.align.match.shift import CERTAIN, DRIFT_LIMIT_PPM
+from clusterprof.align.match.shift import CERTAIN, unevenness
 from clusterprof.tables import RankTables, empty
 
 #: this part of the collectives that two ranks share must show the same
@@ -37,23 +38,39 @@ def numbered(ranks: Sequence[RankTables]) -> list[RankTables]:
     by how much. A rank that shares no collective with any other keeps its own count: nothing is
     compared.
     """
-    own = {r.rank: r for r in ranks if _is_counted(r)}
+    own = [r.rank for r in ranks if is_counted(r)]
     if len(ranks) < 2:
         return list(ranks)
     if not own:
         return _recounted(ranks)
-    matched = match([replace(r, steps=empty("steps")) if r.rank in own else r for r in ranks])
-    rank = matched["rank"].to_numpy()
-    collective = matched["collective"].to_numpy()
-    issue = pc.fill_null(matched["issue_start_ns"], 0).to_numpy()
-    step = np.full(len(rank), UNKNOWN, dtype=np.int64)
-    for r in ranks:
-        step[rank == r.rank] = steps_of(r, issue[rank == r.rank])
-    added = _added(ranks, own, rank, collective, step)
+    calls = _in_steps(ranks, own)
+    known = {r.rank: 0 for r in ranks if r.rank not in own and r.steps.num_rows} or {min(own): 0}
+    added = dict.fromkeys(own, 0) | known
+    # from rank to rank through common collectives
+    while found := _by_calls(calls, known, set(own) - set(known)):
+        known |= found
+    added |= known
     if len(own) == len(ranks):  # no rank has numbers from its program: count from 0
         least = min(int(r.steps["step"][0].as_py()) + added[r.rank] for r in ranks)
         added = {number: by - least for number, by in added.items()}
     return [_moved(r, added[r.rank]) if r.rank in own else r for r in ranks]
+
+
+def _in_steps(ranks: Sequence[RankTables], bare: Collection[int]) -> pa.Table:
+    """Matched calls of all ranks: rank, collective, confidence, and the step of the rank.
+
+    The steps of the ranks `bare` are not used for the matching.
+    """
+    matched = match([replace(r, steps=empty("steps")) if r.rank in bare else r for r in ranks])
+    issue, rows = integers(matched, "issue_start_ns"), rows_by(integers(matched, "rank"))
+    step = np.full(len(issue), UNKNOWN, dtype=np.int64)
+    for r in ranks:
+        if r.rank in rows:
+            step[rows[r.rank]] = steps_of(r, issue[rows[r.rank]])
+    calls = matched.select(["rank", "collective", "confidence"]).append_column(
+        "step", pa.array(step)
+    )
+    return calls.filter(step != UNKNOWN)
 
 
 def _recounted(ranks: Sequence[RankTables]) -> list[RankTables]:
@@ -72,20 +89,16 @@ def _recounted(ranks: Sequence[RankTables]) -> list[RankTables]:
     near = {rank: round(each) if np.isfinite(each) else None for rank, each in lead.items()}
     most = Counter(near.values()).most_common(1)[0][0]
     base = next(r for r in stepping if near[r.rank] == most)
-    matched = match([replace(r, steps=empty("steps")) for r in ranks])
-    rank, collective = (matched[name].to_numpy() for name in ("rank", "collective"))
-    certain = matched["confidence"].to_numpy() >= CERTAIN
-    issue = pc.fill_null(matched["issue_start_ns"], 0).to_numpy()
-    step = np.full(len(rank), UNKNOWN, dtype=np.int64)
-    for r in stepping:
-        here = (rank == r.rank) & (certain | (bool(r.info.host) and r.info.host == base.info.host))
-        step[here] = steps_of(r, issue[here])
+    calls = _in_steps(ranks, [r.rank for r in ranks])
+    neighbours = [r.rank for r in ranks if r.info.host and r.info.host == base.info.host]
+    certain = calls["confidence"].to_numpy() >= CERTAIN
+    calls = calls.filter(certain | np.isin(integers(calls, "rank"), neighbours))
+    by_calls = _by_calls(calls, {base.rank: 0}, set(lead) - {base.rank})
     out = []
     for r in ranks:
         by = 0
         if r.rank in lead and r is not base:
-            by_calls = _by_calls(r.rank, {base.rank: 0}, rank, collective, step)
-            by = _chosen(r, base, lead[base.rank] - lead[r.rank], by_calls)
+            by = _chosen(r, base, lead[base.rank] - lead[r.rank], by_calls.get(r.rank))
         out.append(_moved(r, by).warned(_warning(r, by, base)) if by else r)
     return out
 
@@ -140,10 +153,7 @@ def _ends_alike(one: tuple[Ints, Ints], other: tuple[Ints, Ints]) -> bool:
     if len(a) < _FEW:
         return False
     apart, when = (one[1][a] - other[1][b]).astype(float), (one[1][a] - one[1][a[0]]).astype(float)
-    limit = DRIFT_LIMIT_PPM * 1e-6
-    slope = np.clip(np.polyfit(when, apart - apart[0], 1)[0], -limit, limit)
-    rest = apart - apart[0] - slope * when
-    return float(np.quantile(np.abs(rest - np.median(rest)), 0.8)) < _ONE_END_NS
+    return unevenness(apart - apart[0], when) < _ONE_END_NS
 
 
 def _ends(tables: RankTables) -> tuple[Ints, Ints]:
@@ -152,8 +162,8 @@ def _ends(tables: RankTables) -> tuple[Ints, Ints]:
     On the device all ranks are in one step at once; their hosts run ahead by several steps.
     """
     calls = tables.collective_calls
-    end = pc.fill_null(calls["end_ns"], 0).to_numpy()
-    of = steps_of(tables, pc.fill_null(calls["issue_start_ns"], 0).to_numpy())
+    end = integers(calls, "end_ns")
+    of = steps_of(tables, integers(calls, "issue_start_ns"))
     timed = (end > 0) & (of != UNKNOWN)
     if not timed.any():
         return tables.steps["step"].to_numpy(), tables.steps["end_ns"].to_numpy()
@@ -163,49 +173,25 @@ def _ends(tables: RankTables) -> tuple[Ints, Ints]:
     return number, last
 
 
-def _is_counted(tables: RankTables) -> bool:
-    sources = tables.steps["source"].cast(pa.string())
-    return bool(len(sources)) and sources[0].as_py() == "optimizer"
+def _by_calls(calls: pa.Table, known: Mapping[int, int], wanted: Collection[int]) -> dict[int, int]:
+    """What to add to the steps of the ranks `wanted`, by collectives that they share with `known`.
 
-
-def _added(
-    ranks: Sequence[RankTables],
-    own: dict[int, RankTables],
-    rank: Ints,
-    collective: Ints,
-    step: Ints,
-) -> dict[int, int]:
-    """What to add to each rank's numbers, from rank to rank through common collectives."""
-    known = {r.rank: 0 for r in ranks if r.rank not in own and r.steps.num_rows}
-    if not known:
-        known[min(own)] = 0
-    added = dict(known)
-    while left := [r for r in own if r not in added]:
-        found = {
-            r: by for r in left if (by := _by_calls(r, added, rank, collective, step)) is not None
-        }
-        if not found:
-            break
-        added |= found
-    return {r: added.get(r, 0) for r in {*own, *added}}
-
-
-def _by_calls(
-    one: int, added: dict[int, int], rank: Ints, collective: Ints, step: Ints
-) -> int | None:
-    """What to add by the collectives shared with numbered ranks; None if they disagree."""
-    mine = np.flatnonzero((rank == one) & (step != UNKNOWN))
-    order = mine[np.argsort(collective[mine], kind="stable")]
-    votes: list[Ints] = [np.zeros(0, dtype=np.int64)]
-    for other, by in added.items():
-        theirs = np.flatnonzero((rank == other) & (step != UNKNOWN))
-        _, a, b = np.intersect1d(collective[order], collective[theirs], return_indices=True)
-        votes.append(step[theirs[b]] + by - step[order[a]])
-    values, counts = np.unique(np.concatenate(votes), return_counts=True)
-    if not len(values):
-        return None
-    best = int(np.argmax(counts))
-    return int(values[best]) if counts[best] >= _AGREE_FRAC * counts.sum() else None
+    `calls` as of `_in_steps`; `known` has what is added to a rank's. Ranks whose collectives
+    disagree are left out.
+    """
+    rank, collective, step = (integers(calls, name) for name in ("rank", "collective", "step"))
+    mine, theirs = (np.isin(rank, list(ranks)) for ranks in (wanted, known))
+    number = step + np.array([known.get(r, 0) for r in rank.tolist()], dtype=np.int64)
+    numbers = pa.table({"collective": collective[theirs], "number": number[theirs]})
+    numbers = numbers.group_by(["collective", "number"]).aggregate([([], "count_all")])
+    own = pa.table({"rank": rank[mine], "collective": collective[mine], "step": step[mine]})
+    votes = own.join(numbers, "collective", join_type="inner")
+    votes = votes.append_column("by", pc.subtract(votes["number"], votes["step"]))
+    counted: dict[int, Counter[int]] = {}
+    for vote in votes.group_by(["rank", "by"]).aggregate([("count_all", "sum")]).to_pylist():
+        counted.setdefault(vote["rank"], Counter())[vote["by"]] = vote["count_all_sum"]
+    best = {r: max(sorted(each), key=each.__getitem__) for r, each in counted.items()}
+    return {r: by for r, by in best.items() if counted[r][by] >= _AGREE_FRAC * counted[r].total()}
 
 
 def _moved(tables: RankTables, by: int) -> RankTables:

@@ -3,142 +3,127 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
-from clusterprof.align.match.calls import UNKNOWN, Calls, Ints, take
-from clusterprof.align.match.communicators import Fit, Stream, streams
+from clusterprof.align.columns import Ints
+from clusterprof.align.match.calls import UNKNOWN, Part
+from clusterprof.align.match.communicators import Fit
 from clusterprof.align.match.matched import MatchedRows
-from clusterprof.align.match.shift import CERTAIN, KnownOffsets, find_shift
+from clusterprof.align.match.shift import CERTAIN, KnownOffsets, Shift, find_shift
 
 #: a waiting Recv ends together with its Send: to within this the two are taken for a pair
 _ENDS_NS = 50_000
 
 
-def peers(calls: Sequence[Calls], members: list[int], world_size: int | None) -> list[Ints]:
-    """Return each rank's peers as global ranks.
+def _peers(parts: Sequence[Part], world_size: int | None) -> list[Ints]:
+    """Each rank's peers as global ranks.
 
     Reports give the peer as the communicator's own rank. Where the communicator spans the
     world that is the global rank; where all its members have a report it is the place among
     them. Which of the two holds is read off the counts: Sends and Recvs must balance.
     """
-    as_global = [c.peer for c in calls]
-    if all(m is not None for c in calls for m in c.members[:1]) and len(calls[0].members):
-        listed = np.asarray(calls[0].members[0], dtype=np.int64)
-        if len(listed):
-            # Kineto: the list of ranks and, beside it, peers that are global already
-            return as_global
-    place = np.asarray(members, dtype=np.int64)
+    as_global = [part.calls.peer for part in parts]
+    # Kineto gives the list of ranks and, beside it, peers that are global already
+    if len(parts) == world_size or all(part.calls.members[0] for part in parts):
+        return as_global
+    ranks = np.asarray([part.rank for part in parts], dtype=np.int64)
     as_place = [
-        np.where((p >= 0) & (p < len(place)), place[np.clip(p, 0, len(place) - 1)], UNKNOWN)
+        np.where((p >= 0) & (p < len(ranks)), ranks[np.clip(p, 0, len(ranks) - 1)], UNKNOWN)
         for p in as_global
     ]
-    if world_size is not None and len(members) == world_size:
-        return as_global
-    return min((as_global, as_place), key=lambda peer: _imbalance(calls, peer))
+    return min((as_global, as_place), key=lambda peer: _imbalance(parts, peer))
 
 
-def _imbalance(calls: Sequence[Calls], peer: Sequence[Ints]) -> int:
+def _imbalance(parts: Sequence[Part], peer: Sequence[Ints]) -> int:
     """How many Sends and Recvs between ranks with a report would lack their other side."""
-    at = {c.rank: i for i, c in enumerate(calls)}
+    at = {part.rank: i for i, part in enumerate(parts)}
     missing = 0
-    for i, c in enumerate(calls):
-        for other in np.unique(peer[i]):
-            sends = int(((c.operation == "Send") & (peer[i] == other)).sum())
-            if int(other) == c.rank or int(other) not in at:
-                missing += sends
-                continue
-            j = at[int(other)]
-            back = (calls[j].operation == "Recv") & (peer[j] == c.rank)
-            missing += abs(sends - int(back.sum()))
+    for i, part in enumerate(parts):
+        for other in np.unique(peer[i]).tolist():
+            sends = int(((part.calls.operation == "Send") & (peer[i] == other)).sum())
+            back = 0
+            if other != part.rank and other in at:
+                theirs = parts[at[other]].calls.operation == "Recv"
+                back = int((theirs & (peer[at[other]] == part.rank)).sum())
+            missing += abs(sends - back)
     return missing
 
 
-@dataclass(frozen=True)
-class _OneWay:
-    """The Sends (rows) of `a` to `b`, and the Recvs of `b` from `a`."""
-
-    a: Calls
-    send: Ints
-    b: Calls
-    recv: Ints
-
-
 def pair_by_id(
-    rows: MatchedRows,
-    name: str,
-    calls: Sequence[Calls],
-    picked: Sequence[Ints],
-    world: int | None,
-    clocks: KnownOffsets,
+    rows: MatchedRows, name: str, parts: Sequence[Part], world: int | None, clocks: KnownOffsets
 ) -> None:
-    """Pair the point-to-point calls of one communicator, in order, by sender and receiver."""
-    chosen = [take(c, p) for c, p in zip(calls, picked, strict=True)]
-    peer = peers(chosen, sorted(c.rank for c in chosen), world)
-    at = {c.rank: i for i, c in enumerate(chosen)}
+    """Pair the point-to-point calls of one communicator, in order, by sender and receiver.
+
+    `parts` are by rank, each with calls; `world` is the number of the job's ranks.
+    """
+    with_peer = {
+        (part.rank, other): part.some(peer == other)
+        for part, peer in zip(parts, _peers(parts, world), strict=True)
+        for other in np.unique(peer).tolist()
+    }
+    of = {part.rank: part for part in parts}
     undecided = []
-    for i, c in enumerate(chosen):
-        for other in np.unique(peer[i]).tolist():
-            towards = peer[i] == other
-            if other not in at:
-                why = f"the other side, rank {other}, has no report"
-                rows.unmatched(calls[i], picked[i][towards], name, why)
-                continue
-            if c.rank > other:
-                continue
-            j = at[other]
-            back = peer[j] == c.rank
-            ways = ((i, j, towards, back), (j, i, back, towards))
-            # an all-to-all has each rank send to itself too: that is one way
-            for one, two, first, second in ways[: 1 if i == j else 2]:
-                send = picked[one][first & (chosen[one].operation == "Send")]
-                recv = picked[two][second & (chosen[two].operation == "Recv")]
-                way = _OneWay(calls[one], send, calls[two], recv)
-                if not _pair(rows, name, way, clocks):
-                    undecided.append(way)
-    for way in undecided:
-        _pair(rows, name, way, clocks, final=True)
+    for (rank, other), mine in with_peer.items():
+        if other not in of:
+            rows.unmatched(mine, name, f"the other side, rank {other}, has no report")
+            continue
+        if rank > other and (other, rank) in with_peer:
+            continue
+        theirs = with_peer.get((other, rank), of[other].some(slice(0)))
+        # an all-to-all has each rank send to itself too: that is one way
+        for a, b in [(mine, theirs), (theirs, mine)][: 1 if rank == other else 2]:
+            way = _of(a, "Send"), _of(b, "Recv")
+            if not _pair(rows, name, *way, clocks):
+                undecided.append(way)
+    for send, recv in undecided:
+        _pair(rows, name, send, recv, clocks, final=True)
+
+
+def _of(part: Part, operation: str) -> Part:
+    return part.some(part.whole.operation[part.rows] == operation)
 
 
 def _pair(
-    rows: MatchedRows, name: str, way: _OneWay, clocks: KnownOffsets, *, final: bool = False
+    rows: MatchedRows,
+    name: str,
+    send: Part,
+    recv: Part,
+    clocks: KnownOffsets,
+    *,
+    final: bool = False,
 ) -> bool:
     """Pair one direction; False, and nothing is done, where other pairs may yet decide it."""
-    a, send, b, recv = way.a, way.send, way.b, way.recv
     if not len(send) and not len(recv):
         return True
-    expected = clocks.between(a.rank, b.rank)
-    shift = find_shift(take(a, send), take(b, recv), directed=True, expected_ns=expected)
+    expected = clocks.between(send.rank, recv.rank)
+    shift = find_shift(send.calls, recv.calls, directed=True, expected_ns=expected)
     if shift is None:
-        rows.unmatched(a, send, name, f"no order of calls fits those of rank {b.rank}")
-        rows.unmatched(b, recv, name, f"no order of calls fits those of rank {a.rank}")
+        for mine, other in ((send, recv), (recv, send)):
+            rows.unmatched(mine, name, f"no order of calls fits those of rank {other.rank}")
         return True
     if shift.confidence >= CERTAIN:
-        clocks.add(a.rank, b.rank, shift.offset_ns)
+        clocks.add(send.rank, recv.rank, shift.offset_ns)
     elif expected is None and not final:
         return False
-    in_a, in_b = shift.overlap(len(send), len(recv))
-    rows.pairs(name, a, send[in_a], b, recv[in_b], shift.confidence)
-    _not_in_both_windows(rows, name, way, in_a, in_b)
+    in_send, in_recv = shift.overlap(send, recv)
+    rows.pairs(name, send.some(in_send), recv.some(in_recv), shift.confidence)
+    _not_in_both_windows(rows, name, send, recv, shift)
     return True
 
 
-def _not_in_both_windows(
-    rows: MatchedRows, name: str, way: _OneWay, in_a: slice, in_b: slice
-) -> None:
+def _not_in_both_windows(rows: MatchedRows, name: str, a: Part, b: Part, shift: Shift) -> None:
     """Add what stands beside no call of the other side."""
-    for calls, mine, inside, other in (
-        (way.a, way.send, in_a, way.b.rank), (way.b, way.recv, in_b, way.a.rank)
-    ):  # fmt: skip
-        rest = np.delete(mine, inside)
-        rows.unmatched(calls, rest, name, f"not within the window of rank {other}")
+    in_a, in_b = shift.overlap(a, b)
+    for mine, inside, other in ((a, in_a, b), (b, in_b, a)):
+        rest = replace(mine, rows=np.delete(mine.rows, inside))
+        rows.unmatched(rest, name, f"not within the window of rank {other.rank}")
 
 
-def pair_by_time(rows: MatchedRows, calls: Sequence[Calls], picked: Sequence[Ints]) -> None:
+def pair_by_time(rows: MatchedRows, parts: Sequence[Part]) -> None:
     """Pair Sends and Recvs of reports without ids: mirrored sequences first, then ends."""
-    nodes = [s for c, p in zip(calls, picked, strict=True) for s in streams(c, p)]
-    by_rank = {c.rank: c for c in calls}
+    nodes = [stream for part in parts for stream in part.streams()]
     found = {
         (i, j): mirrored
         for i, a in enumerate(nodes)
@@ -150,19 +135,18 @@ def pair_by_time(rows: MatchedRows, calls: Sequence[Calls], picked: Sequence[Int
         if i in taken or j in taken:
             continue
         taken |= {i, j}
-        one, two = nodes[i], nodes[j]
-        a, b = by_rank[one.rank], by_rank[two.rank]
-        in_a, in_b = pair.shift.overlap(len(one.rows), len(two.rows))
-        first, second = one.rows[in_a], two.rows[in_b]
-        out = a.operation[first] == "Send"
+        a, b = nodes[i], nodes[j]
+        in_a, in_b = pair.shift.overlap(a, b)
+        first, second = a.some(in_a), b.some(in_b)
+        out = first.whole.operation[first.rows] == "Send"
         name = _name(a.rank, b.rank)
-        rows.pairs(name, a, first[out], b, second[out], pair.confidence)
-        rows.pairs(name, b, second[~out], a, first[~out], pair.confidence)
-        _not_in_both_windows(rows, "inferred", _OneWay(a, one.rows, b, two.rows), in_a, in_b)
-    _by_ends(rows, by_rank, [nodes[k] for k in range(len(nodes)) if k not in taken])
+        rows.pairs(name, first.some(out), second.some(out), pair.confidence)
+        rows.pairs(name, second.some(~out), first.some(~out), pair.confidence)
+        _not_in_both_windows(rows, "inferred", a, b, pair.shift)
+    _by_ends(rows, parts, [node for k, node in enumerate(nodes) if k not in taken])
 
 
-def _mirrored(a: Stream, b: Stream) -> Fit | None:
+def _mirrored(a: Part, b: Part) -> Fit | None:
     """Return how well each Send of one stream goes with a Recv of the other; None if not at all.
 
     A Recv ends when its Send has ended, a dozen microseconds later where the receiver was
@@ -173,7 +157,7 @@ def _mirrored(a: Stream, b: Stream) -> Fit | None:
     shift = find_shift(a.calls, replace(b.calls, operation=operation))
     if shift is None:
         return None
-    in_a, in_b = shift.overlap(len(a.rows), len(b.rows))
+    in_a, in_b = shift.overlap(a, b)
     timed = a.calls.has[in_a] & b.calls.has[in_b]
     later = (b.calls.end[in_b] - a.calls.end[in_a])[timed]
     out = a.calls.operation[in_a][timed] == "Send"
@@ -191,11 +175,11 @@ def _name(a: int, b: int) -> str:
     return f"inferred:{min(a, b)},{max(a, b)}"
 
 
-def _by_ends(rows: MatchedRows, calls: dict[int, Calls], nodes: list[Stream]) -> None:
+def _by_ends(rows: MatchedRows, parts: Sequence[Part], nodes: Sequence[Part]) -> None:
     """Pair what is left where a Send and a Recv of two ranks end together, mutually nearest."""
     if not nodes:
         return
-    rank = np.concatenate([np.full(len(n.rows), n.rank) for n in nodes])
+    rank = np.concatenate([np.full(len(n), n.rank) for n in nodes])
     row = np.concatenate([n.rows for n in nodes])
     end = np.concatenate([n.calls.end for n in nodes])
     has = np.concatenate([n.calls.has for n in nodes])
@@ -204,25 +188,24 @@ def _by_ends(rows: MatchedRows, calls: dict[int, Calls], nodes: list[Stream]) ->
     mate = np.full(len(rank), UNKNOWN, dtype=np.int64)
     if len(send) and len(recv):
         one, two = _nearest(end[send], end[recv]), _nearest(end[recv], end[send])
-        mutual = two[one] == np.arange(len(send))
-        close = np.abs(end[send] - end[recv[one]]) <= _ENDS_NS
-        apart = rank[send] != rank[recv[one]]
-        good = mutual & close & apart
-        mate[send[good]] = recv[one[good]]
-        mate[recv[one[good]]] = send[good]
+        good = two[one] == np.arange(len(send))
+        good &= np.abs(end[send] - end[recv[one]]) <= _ENDS_NS
+        good &= rank[send] != rank[recv[one]]
+        mate[send[good]], mate[recv[one[good]]] = recv[one[good]], send[good]
+    of = {part.rank: part.whole for part in parts}
     paired = np.flatnonzero(sends & (mate >= 0))
     for a, b in sorted({(int(rank[k]), int(rank[mate[k]])) for k in paired}):
-        of = paired[(rank[paired] == a) & (rank[mate[paired]] == b)]
-        rows.pairs(_name(a, b), calls[a], row[of], calls[b], row[mate[of]], 0.5)
-    for a in sorted(calls):
-        left = row[(rank == a) & (mate < 0)]
-        rows.unmatched(calls[a], left, "inferred", "no other rank's call ends with it")
+        these = paired[(rank[paired] == a) & (rank[mate[paired]] == b)]
+        rows.pairs(_name(a, b), Part(of[a], row[these]), Part(of[b], row[mate[these]]), 0.5)
+    for a, calls in of.items():
+        left = Part(calls, row[(rank == a) & (mate < 0)])
+        rows.unmatched(left, "inferred", "no other rank's call ends with it")
 
 
 def _nearest(values: Ints, among: Ints) -> Ints:
+    """Which of `among` (indices) is nearest to each value."""
     order = np.argsort(among)
-    at = np.clip(np.searchsorted(among[order], values), 1, max(1, len(among) - 1))
-    if len(among) == 1:
-        return np.zeros(len(values), dtype=np.int64)
-    left, right = among[order[at - 1]], among[order[at]]
-    return np.asarray(order[np.where(values - left <= right - values, at - 1, at)])
+    right = np.searchsorted(among[order], values).clip(max=len(among) - 1)
+    left = np.maximum(right - 1, 0)
+    nearer = values - among[order[left]] <= among[order[right]] - values
+    return np.asarray(order[np.where(nearer, left, right)])

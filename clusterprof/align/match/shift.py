@@ -19,12 +19,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from clusterprof.align.match.calls import SYNCHRONISING, UNKNOWN, Bools, Calls
+from clusterprof.align.columns import (
+    BY_WALL_CLOCK,
+    DRIFT_LIMIT_PPM,
+    STAMP_ERROR_NS,
+    Bools,
+    Floats,
+    Ints,
+)
+from clusterprof.align.match.calls import UNKNOWN, Calls, Part
 
-#: two clocks differ in rate by no more than this (crystals are good to 50 ppm each)
-DRIFT_LIMIT_PPM = 150.0
-#: a profiler's own error of a time stamp
-STAMP_ERROR_NS = 1_000
 #: displacements that are tried where neither lengths nor steps say
 _REACH = 512
 #: one that is more regular than all others by this factor is the right one; what is more regular
@@ -34,8 +38,6 @@ _REGULAR, _FINEST_NS, _FEW = 3.0, 3_000.0, 3
 _WAITED = 0.25
 #: from this confidence on a displacement determines the clock offset
 CERTAIN = 0.9
-#: the confidence in a match that the wall clocks had to decide
-BY_WALL_CLOCK = 0.5
 
 
 @dataclass(frozen=True)
@@ -46,99 +48,96 @@ class Shift:
     confidence: float
     offset_ns: int
 
-    def overlap(self, a: int, b: int) -> tuple[slice, slice]:
-        """Return which of `a` and of `b` calls stand side by side."""
-        return _slices(a, b, self.by)
+    def overlap(self, a: Part | Calls, b: Part | Calls) -> tuple[slice, slice]:
+        """Return which of the calls `a` and `b` stand side by side."""
+        first, last = max(0, -self.by), min(len(b), len(a) - self.by)
+        return slice(first + self.by, last + self.by), slice(first, last)
 
 
 class KnownOffsets:
     """Rough clock offsets between pairs of ranks, carried on through chains of ranks."""
 
     def __init__(self) -> None:
-        self._known: dict[int, dict[int, int]] = {}
+        #: a rank -> one nearer to the chain's end, and how far its clock is ahead of that one's
+        self._next: dict[int, tuple[int, int]] = {}
 
     def add(self, a: int, b: int, offset_ns: int) -> None:
         """Note that a's clock is ahead of b's by about `offset_ns`; the first value is kept."""
-        if b not in self._known.get(a, {}):
-            self._known.setdefault(a, {})[b] = offset_ns
-            self._known.setdefault(b, {})[a] = -offset_ns
+        (end_a, ahead_a), (end_b, ahead_b) = self._end(a), self._end(b)
+        if end_a != end_b:
+            self._next[end_b] = end_a, ahead_a - ahead_b - offset_ns
 
     def between(self, a: int, b: int) -> int | None:
         """Return by how much a's clock is ahead of b's (ns); None where no chain leads there."""
-        reached = {a: 0}
-        waiting = [a]
-        while waiting and b not in reached:
-            rank = waiting.pop(0)
-            for other, ahead in self._known.get(rank, {}).items():
-                if other not in reached:
-                    reached[other] = reached[rank] + ahead
-                    waiting.append(other)
-        return reached.get(b)
+        (end_a, ahead_a), (end_b, ahead_b) = self._end(a), self._end(b)
+        return ahead_a - ahead_b if end_a == end_b else None
+
+    def _end(self, rank: int) -> tuple[int, int]:
+        """The rank where the chain ends, and by how much the rank's clock is ahead of its."""
+        ahead = 0
+        while rank in self._next:
+            rank, more = self._next[rank]
+            ahead += more
+        return rank, ahead
 
 
 @dataclass(frozen=True)
-class _Trial:
-    by: int
-    overlap: int
+class _Trial(Shift):
+    """A displacement that is possible; its confidence is not known yet."""
+
+    overlapping: int
     #: calls side by side that have times on both
     timed: int
+    #: parts of the calls side by side that agree in kind, and in step (-1: steps are unknown)
     agreement: float
     steps: float
-    margin_ns: int
-    offset_ns: int
-    span_ns: int
-
-    @property
-    def possible(self) -> bool:
-        slack = DRIFT_LIMIT_PPM * 1e-6 * self.span_ns + 2 * STAMP_ERROR_NS
-        steps_fit = self.steps < 0 or self.steps >= 0.5
-        return self.agreement >= 0.9 and self.margin_ns >= -slack and steps_fit
 
 
-def agree(a: Calls, b: Calls) -> Bools:
+def agree(
+    a: Calls, in_a: Ints | slice, b: Calls, in_b: Ints | slice, *, sizes_only: bool = False
+) -> Bools:
     """Return for calls side by side whether operation and size (where known) are the same."""
-    return _alike(a.operation, b.operation, "Unknown") & _alike(a.size, b.size, UNKNOWN)
+    same = _alike(a.size[in_a], b.size[in_b], UNKNOWN)
+    return same if sizes_only else same & _alike(a.operation[in_a], b.operation[in_b], "Unknown")
 
 
 def _alike(a: npt.NDArray[Any], b: npt.NDArray[Any], unknown: object) -> Bools:
     return np.asarray((a == b) | (a == unknown) | (b == unknown), dtype=np.bool_)
 
 
-def _slices(a: int, b: int, by: int) -> tuple[slice, slice]:
-    first, last = max(0, -by), min(b, a - by)
-    return slice(first + by, last + by), slice(first, last)
-
-
-def _try(a: Calls, b: Calls, by: int, directed: bool) -> _Trial:
-    """Weigh one displacement of b against a.
+def _try(a: Calls, b: Calls, by: int, directed: bool) -> _Trial | None:
+    """Weigh one displacement of b against a; None if it is impossible.
 
     `directed`: a's Sends against b's Recvs. A Send may end long before its Recv begins (NCCL
     buffers it), so there only sizes and steps count, and that no Recv ends before its Send.
     """
-    in_a, in_b = _slices(len(a), len(b), by)
-    overlap = in_b.stop - in_b.start
-    if overlap <= 0:
-        return _Trial(by, 0, 0, 0.0, 0.0, -1, 0, 0)
-    same = _alike(a.size[in_a], b.size[in_b], UNKNOWN)
-    timed = a.has[in_a] & b.has[in_b]
-    if not directed:
-        same &= _alike(a.operation[in_a], b.operation[in_b], "Unknown")
-        timed &= np.isin(a.operation[in_a].astype(str), list(SYNCHRONISING))
+    in_a, in_b = Shift(by, 0.0, 0).overlap(a, b)
+    agreement = float(agree(a, in_a, b, in_b, sizes_only=directed).mean())
     steps_a, steps_b = a.marked[in_a], b.marked[in_b]
     labelled = (steps_a != UNKNOWN) & (steps_b != UNKNOWN)
     steps = float((steps_a == steps_b)[labelled].mean()) if labelled.any() else -1.0
-    count, agreement = int(timed.sum()), float(same.mean())
-    if not count:
-        return _Trial(by, overlap, 0, agreement, steps, 0, 0, 0)
-    if directed:
+    if agreement < 0.9 or 0 <= steps < 0.5:
+        return None
+    timed = _timed(a, in_a, b, in_b, directed)
+    count, offset = int(timed.sum()), 0
+    if count:
+        end_a, end_b = a.end[in_a][timed], b.end[in_b][timed]
         # the shortest time from a Send's end to its Recv's end is next to nothing
-        offset = int((a.end[in_a] - b.end[in_b])[timed].max())
-        return _Trial(by, overlap, count, agreement, steps, 0, offset, 0)
-    upper = int((a.end[in_a] - b.start[in_b])[timed].min())
-    lower = int((a.start[in_a] - b.end[in_b])[timed].max())
-    span = int(np.ptp(b.start[in_b][timed]))
-    margin, offset = upper - lower, (upper + lower) // 2
-    return _Trial(by, overlap, count, agreement, steps, margin, offset, span)
+        offset = int((end_a - end_b).max())
+    if count and not directed:
+        start_a, start_b = a.start[in_a][timed], b.start[in_b][timed]
+        upper, lower = int((end_a - start_b).min()), int((start_a - end_b).max())
+        slack = DRIFT_LIMIT_PPM * 1e-6 * int(np.ptp(start_b)) + 2 * STAMP_ERROR_NS
+        if upper - lower < -slack:
+            return None
+        offset = (upper + lower) // 2
+    return _Trial(by, 0.0, offset, len(timed), count, agreement, steps)
+
+
+def _timed(a: Calls, in_a: slice, b: Calls, in_b: slice, directed: bool) -> Bools:
+    """Which calls side by side have times that show how the clocks differ."""
+    timed = a.has[in_a] & b.has[in_b]
+    return timed if directed else timed & a.synchronising[in_a]
 
 
 def _by_steps(a: Calls, b: Calls) -> int | None:
@@ -166,25 +165,25 @@ def find_shift(
     by_steps = _by_steps(a, b)
     if by_steps is not None:
         trial = _try(a, b, by_steps, directed)
-        if trial.possible and trial.steps > 0.99:
+        if trial is not None and trial.steps > 0.99:
             return Shift(by_steps, 1.0 if trial.agreement == 1.0 else 0.8, trial.offset_ns)
     around = by_steps or 0
-    low = max(1 - len(b), min(around, len(a) - len(b)) - _REACH)
-    high = min(len(a) - 1, max(around, len(a) - len(b)) + _REACH)
     shorter = min(len(a), len(b))
-    trials = [_try(a, b, by, directed) for by in range(low, high + 1)]
-    possible = [t for t in trials if t.possible and t.overlap * 4 >= shorter]
+    least = -(-shorter // 4)
+    low = max(least - len(b), min(around, len(a) - len(b)) - _REACH)
+    high = min(len(a) - least, max(around, len(a) - len(b)) + _REACH)
+    trials = (_try(a, b, by, directed) for by in range(low, high + 1))
+    possible = [trial for trial in trials if trial is not None]
     # calls without a kernel (the capture ended before it) agree with anything: times must decide
     most = max((t.timed for t in possible), default=0)
     possible = [t for t in possible if t.timed * 4 >= most]
     if not possible:
         return None
-    with_steps = max(t.steps for t in possible)
-    if with_steps > 0.5:
-        best = max(possible, key=lambda t: (t.steps, t.overlap))
+    best = max(possible, key=lambda t: (t.steps, t.overlapping))
+    if best.steps > 0.5:
         return Shift(best.by, 0.9, best.offset_ns)
-    wide = [t for t in possible if t.overlap * 2 >= shorter and t.timed * 2 >= most]
-    if len(wide) == 1 and wide[0].overlap > 2:
+    wide = [t for t in possible if t.overlapping * 2 >= shorter and t.timed * 2 >= most]
+    if len(wide) == 1 and wide[0].overlapping > 2:
         return Shift(wide[0].by, 0.9, wide[0].offset_ns)
     regular = _regular(a, b, wide, directed)
     if regular is not None:
@@ -196,7 +195,7 @@ def find_shift(
 
 def _regular(a: Calls, b: Calls, trials: list[_Trial], directed: bool) -> _Trial | None:
     """The one trial in whose rhythm the calls fit; None where several fit as well."""
-    known = [(_unevenness(a, b, t.by, directed), t) for t in trials if t.timed >= _FEW]
+    known = [(_unevenness(a, b, t, directed), t) for t in trials if t.timed >= _FEW]
     if not known or len(known) < len(trials):
         return None
     known.sort(key=lambda each: each[0])
@@ -205,19 +204,19 @@ def _regular(a: Calls, b: Calls, trials: list[_Trial], directed: bool) -> _Trial
     return known[0][1]
 
 
-def _unevenness(a: Calls, b: Calls, by: int, directed: bool) -> float:
+def _unevenness(a: Calls, b: Calls, trial: _Trial, directed: bool) -> float:
     """By how much the ends of calls side by side do not differ by a constant (and a drift), ns."""
-    in_a, in_b = _slices(len(a), len(b), by)
-    timed = a.has[in_a] & b.has[in_b]
-    if not directed:
-        timed &= np.isin(a.operation[in_a].astype(str), list(SYNCHRONISING))
-    apart = (a.end[in_a] - b.end[in_b])[timed]
-    apart = (apart - apart[0]).astype(np.float64)
+    in_a, in_b = trial.overlap(a, b)
+    timed = _timed(a, in_a, b, in_b, directed)
+    apart, time = (a.end[in_a] - b.end[in_b])[timed], b.end[in_b][timed]
     if directed:
-        return float(np.quantile(apart.max() - apart, _WAITED))
-    time = b.end[in_b][timed]
-    time = (time - time[0]).astype(np.float64)
-    time -= time.mean()
+        return float(np.quantile((apart.max() - apart).astype(np.float64), _WAITED))
+    return unevenness((apart - apart[0]).astype(np.float64), (time - time[0]).astype(np.float64))
+
+
+def unevenness(apart: Floats, time: Floats) -> float:
+    """By how much differences of two clocks' times are not a constant and a drift, ns."""
+    time = time - time.mean()
     slope = (time * apart).sum() / max(float((time * time).sum()), 1.0)
     limit = DRIFT_LIMIT_PPM * 1e-6
     rest = apart - min(max(slope, -limit), limit) * time
@@ -227,8 +226,7 @@ def _unevenness(a: Calls, b: Calls, by: int, directed: bool) -> float:
 def _nearest(possible: list[_Trial], expected_ns: int) -> Shift:
     """The trial whose clocks are nearest to what is expected, if by less than a second."""
     near = [t for t in possible if abs(t.offset_ns - expected_ns) < 1_000_000_000]
+    best = max(possible, key=lambda t: t.overlapping)
     if near:
         best = min(near, key=lambda t: abs(t.offset_ns - expected_ns))
-    else:
-        best = max(possible, key=lambda t: t.overlap)
     return Shift(best.by, BY_WALL_CLOCK, best.offset_ns)
