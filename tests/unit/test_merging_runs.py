@@ -100,15 +100,17 @@ def reports(tmp_path: Path) -> list[str]:
 def test_force_replaces_a_page_of_ours_and_nothing_else(tmp_path: Path, reports: list[str]) -> None:
     page = str(tmp_path / "page.html")
     assert merge.main("merge", [*reports, "--html", page], None) == 0
-    with pytest.raises(UsageError, match="exists already"):
+    with pytest.raises(UsageError, match="--force") as caught:
         merge.main("merge", [*reports, "--html", page], None)
+    assert page in str(caught.value)
     assert merge.main("merge", [*reports, "--html", page, "--force"], None) == 0
     (tmp_path / "own.html").write_text("<!DOCTYPE html><p>years of work")
     (tmp_path / "dangling").symlink_to(tmp_path / "absent")
     for target in (reports[0], tmp_path / "own.html", tmp_path, tmp_path / "dangling", "/dev/null"):
         before = os.lstat(target)
-        with pytest.raises(UsageError, match="not written by clusterprof"):
+        with pytest.raises(UsageError) as caught:
             merge.main("merge", [*reports, "--html", str(target), "--force"], None)
+        assert str(target) in str(caught.value)
         assert os.lstat(target).st_ino == before.st_ino
 
 
@@ -127,8 +129,9 @@ def test_force_writes_into_an_output_of_ours_and_leaves_no_stale_tables(
     home = tmp_path / "home"
     home.mkdir()
     (home / "report.html").write_text("mine")
-    with pytest.raises(UsageError, match="not written by clusterprof"):
+    with pytest.raises(UsageError) as caught:
         merge.main("merge", [*reports, "--output", str(home), "--force"], None)
+    assert str(home) in str(caught.value)
     assert os.listdir(home) == ["report.html"]
 
 
@@ -137,8 +140,9 @@ def test_force_replaces_a_measurement_of_clocks_and_nothing_else(tmp_path: Path)
     Measurement((), "UDP").write(ours)
     other.write_text('{"name": "x"}')
     check_free(ours, True, is_measurement)
-    with pytest.raises(UsageError, match="not written by clusterprof"):
+    with pytest.raises(UsageError) as caught:
         check_free(other, True, is_measurement)
+    assert str(other) in str(caught.value)
 
 
 @pytest.mark.parametrize("where", ["the rank's folder", "its folder without a state", "one folder"])

@@ -79,7 +79,8 @@ def test_calls_without_a_kernel_are_counted_not_drawn() -> None:
         table = table.set_column(column, table.field(name), pc.if_else(here, None, table[name]))
     built = _built(table)
     assert len(built.calls.of) == table.num_rows - 4
-    assert built.notes == ["4 calls without a kernel in the report cannot be drawn"]
+    (note,) = built.notes
+    assert note.startswith("4 calls ")
 
 
 def test_no_collectives_give_no_timeline() -> None:
@@ -100,7 +101,8 @@ def test_too_many_calls_are_left_out_by_whole_steps_with_a_note() -> None:
     built = _built(sample.collectives(calls_per_step=1000))
     assert len(built.calls.of) <= lanes.MOST_CALLS
     assert [step.number for step in built.steps] == [7, 8]
-    assert built.notes == ["the timeline carries 2 steps of 4: 7–8"]
+    (note,) = built.notes
+    assert "2 steps of 4: 7–8" in note
     begins, ends = ([getattr(step, edge) for step in built.steps] for edge in ("begin", "end"))
     assert begins[0] <= built.groups.last.min()
     assert built.groups.last.max() <= ends[1]
@@ -110,7 +112,9 @@ def test_too_many_calls_are_left_out_by_whole_steps_with_a_note() -> None:
 def test_a_step_too_large_by_itself_keeps_its_longest_collectives() -> None:
     built = _built(sample.collectives(calls_per_step=4000))
     assert len(built.calls.of) <= lanes.MOST_CALLS
-    assert "shortest collectives are not drawn" in built.notes[-1]
+    left_out = 4000 - len(built.groups.last)
+    assert 0 < left_out < 4000
+    assert f"{left_out:,} shortest" in built.notes[-1]
     assert 2 in built.groups.late
 
 
@@ -122,7 +126,7 @@ def test_of_many_ranks_the_straggler_has_a_lane() -> None:
     assert len(built.ranks) == lanes.MOST_LANES
     assert 111 in built.ranks
     assert built.ranks == sorted(built.ranks)
-    assert "48 of 200 ranks have a lane" in built.notes[0]
+    assert "48 of 200 ranks" in built.notes[0]
 
 
 def test_the_still_picture_stays_small_however_many_calls_there_are() -> None:

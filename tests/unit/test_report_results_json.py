@@ -45,7 +45,7 @@ def test_nothing_is_left_beside_the_file(tmp_path: Path) -> None:
 
 
 def test_a_place_that_cannot_be_written_is_an_error_that_names_it(tmp_path: Path) -> None:
-    with pytest.raises(RunDirectoryError, match="cannot be written") as caught:
+    with pytest.raises(RunDirectoryError) as caught:
         results_json.write(tmp_path / "absent" / "results.json", sample.results())
     assert str(tmp_path / "absent") in str(caught.value)
     (tmp_path / "file").write_text("")
@@ -54,31 +54,30 @@ def test_a_place_that_cannot_be_written_is_an_error_that_names_it(tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    ("content", "message"),
+    ("content", "fact"),
     [
-        (b"", "results.json is empty"),
-        (b"{", "is not JSON"),
-        (b"[]", "holds no results of clusterprof"),
-        (b"{}", "holds no results of clusterprof"),
-        (b'{"schema_version": 2}', "has schema version 2, this clusterprof reads 1"),
-        (b'{"schema_version": "1"}', "has schema version '1', this clusterprof reads 1"),
-        (b'{"schema_version": 1}', "is not complete: clusterprof_version is missing"),
+        (b"", "empty"),
+        (b"{", "not JSON"),
+        (b"[]", "no schema_version"),
+        (b"{}", "no schema_version"),
+        (b'{"schema_version": 2}', "schema version 2, "),
+        (b'{"schema_version": "1"}', "schema version '1', "),
+        (b'{"schema_version": 1}', "clusterprof_version"),
     ],
 )
-def test_what_is_not_a_results_json_is_refused(
-    content: bytes, message: str, tmp_path: Path
-) -> None:
+def test_what_is_not_a_results_json_is_refused(content: bytes, fact: str, tmp_path: Path) -> None:
     path = tmp_path / "results.json"
     path.write_bytes(content)
-    with pytest.raises(ReportError, match=message) as caught:
+    with pytest.raises(ReportError, match=fact) as caught:
         results_json.read(path)
     assert str(path) in str(caught.value)
     assert "next: " in str(caught.value)
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ReportError, match="cannot read"):
+    with pytest.raises(ReportError) as caught:
         results_json.read(tmp_path / "results.json")
+    assert str(tmp_path / "results.json") in str(caught.value)
 
 
 def _damaged(path: list[str | int], value: Any) -> bytes:
@@ -91,24 +90,29 @@ def _damaged(path: list[str | int], value: Any) -> bytes:
 
 
 @pytest.mark.parametrize(
-    ("path", "value", "message"),
+    ("path", "value", "place", "kind"),
     [
-        (["steps", 1, "duration_ns"], "61", r"steps\[1\].duration_ns should be a whole number"),
-        (["steps", 0, "ranks"], {}, r"steps\[0\].ranks should be a list"),
-        (["findings", 0, "severity"], "bad", r"findings\[0\].severity should be one of critical"),
-        (["findings", 0, "confidence"], True, r"confidence should be a number"),
-        (["findings", 0, "evidence", 0], 1, r"evidence\[0\] should be an object"),
-        (["clock"], None, "clock should be an object"),
-        (["ranks", 0, "world_size"], 1.5, "world_size should be a whole number"),
+        (["steps", 1, "duration_ns"], "61", "steps[1].duration_ns", "whole number"),
+        (["steps", 0, "ranks"], {}, "steps[0].ranks", "list"),
+        (["findings", 0, "severity"], "bad", "findings[0].severity", "critical, warning, info"),
+        (["findings", 0, "confidence"], True, "findings[0].confidence", "number"),
+        (["findings", 0, "evidence", 0], 1, "findings[0].evidence[0]", "object"),
+        (["clock"], None, "clock", "object"),
+        (["ranks", 0, "world_size"], 1.5, "ranks[0].world_size", "whole number"),
     ],
 )
 def test_damage_is_refused_with_its_place(
-    path: list[str | int], value: Any, message: str, tmp_path: Path
+    path: list[str | int], value: Any, place: str, kind: str, tmp_path: Path
 ) -> None:
     file = tmp_path / "results.json"
     file.write_bytes(_damaged(path, value))
-    with pytest.raises(ReportError, match=message):
+    with pytest.raises(ReportError) as caught:
         results_json.read(file)
+    text = str(caught.value)
+    assert f" {place} " in text
+    assert kind in text
+    assert str(file) in text
+    assert repr(value) in text
 
 
 def test_keys_of_a_later_minor_version_are_kept(tmp_path: Path) -> None:

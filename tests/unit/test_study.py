@@ -49,7 +49,7 @@ def test_the_planted_straggler_is_named_with_its_host_and_its_20_ms(recordings: 
     # the first steady-state step was shortened by what had been queued before the sleep
     assert 15 * MS <= found["cost_ns_per_step"] <= 21 * MS
     assert results["verdict"] == sentences(found["summary"], 2)
-    assert re.search(r"Rank 2 .* 1\d\.\d ms of each 4\d\.\d ms step \(3\d%\)", results["verdict"])
+    assert re.match(r"Rank 2 .* 1\d\.\d ms .* 4\d\.\d ms .*\(3\d%\)", results["verdict"])
     assert "clock_nanosleep" in results["verdict"]
     assert [c for c in codes(results) if c.startswith("straggler")] == ["straggler.host"]
     assert results["collectives"]["matched"] == 52
@@ -164,10 +164,9 @@ def test_a_share_is_of_the_mean_step_however_uneven_the_steps_are() -> None:
 def test_a_warning_that_was_gathered_already_is_not_repeated() -> None:
     ranks, _ = simulate(Job())
     warned = [r.warned("the driver is old") for r in ranks]
-    results = study(warned, (), ["ranks 0, 1, 2, 3: the driver is old"]).results
-    assert [w for w in results["warnings"] if "driver" in w] == [
-        "ranks 0, 1, 2, 3: the driver is old"
-    ]
+    gathered = "ranks 0, 1, 2, 3: the driver is old"
+    results = study(warned, (), [gathered]).results
+    assert [w for w in results["warnings"] if "driver" in w] == [gathered]
     (warning,) = [w for w in study(warned).results["warnings"] if "driver" in w]
     assert "0–3" in warning
 
@@ -213,8 +212,8 @@ def test_one_rank_twice_is_refused_with_both_files_named() -> None:
     ranks, _ = simulate(Job())
     with pytest.raises(MergeError) as caught:
         study([ranks[0], ranks[1], ranks[1]])
-    assert "rank 1 has more than one report" in str(caught.value)
-    assert "rank1.sqlite" in str(caught.value)
+    assert "rank 1 " in str(caught.value)
+    assert str(caught.value).count("rank1.sqlite") == 2
 
 
 def test_no_report_at_all_is_an_answer() -> None:

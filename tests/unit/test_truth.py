@@ -75,7 +75,8 @@ def test_no_finding_costs_more_than_the_step() -> None:
 def test_an_intermittent_straggler_has_its_steps_and_what_it_costs_in_each() -> None:
     (top, *_) = found(gather([RECORDINGS / "nsys-2025.3" / "ddp-intermittent"]).ranks)
     assert (top["recurrence"], top["steps"]) == ("intermittent", [22, 25])
-    assert "2 of 7 steady-state steps, 55.1 ms each" in top["summary"]
+    assert "2 of 7 " in top["summary"]
+    assert "55.1 ms" in top["summary"]
 
 
 def test_the_stage_with_more_layers_is_a_finding_and_its_host_is_no_straggler() -> None:

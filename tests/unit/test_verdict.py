@@ -75,7 +75,7 @@ def test_the_verdict_is_the_straggler_or_what_costs_far_more(
 
 def test_of_one_rank_the_verdict_names_it_and_what_costs_most() -> None:
     line = verdict(dataset((7,)), [finding(STALL, 30)])
-    assert line.startswith("Only rank 7 was profiled")
+    assert "only rank 7 " in line.lower()
     assert line.endswith(f"Of {STALL}.")
 
 
@@ -98,9 +98,10 @@ def test_the_first_line_is_two_sentences_of_a_hundred_characters_at_most() -> No
 
 
 def test_a_sentence_that_is_too_long_loses_its_parenthesis_and_names_are_cut() -> None:
-    long = f"GPUs idle 19.1 ms of each step waiting for launches ({'x' * 80}). Second one."
-    assert sentences(long, 1) == "GPUs idle 19.1 ms of each step waiting for launches."
-    assert sentences("A first (in y). A second. A third.", 2) == "A first (in y). A second."
+    first = "GPUs idle 19.1 ms of each step waiting for launches"
+    assert sentences(f"{first} ({'x' * 80}). Second one.", 1) == f"{first}."
+    three = ["A first (in y).", "A second.", "A third."]
+    assert sentences(" ".join(three), 2) == " ".join(three[:2])
     assert len(named("n" * 500)) <= 40
 
 
@@ -173,14 +174,14 @@ def test_no_rank_is_said_to_be_on_time_that_cannot_be_compared() -> None:
     bare = [replace(r, collective_calls=r.collective_calls.slice(0, 0)) for r in ranks]
     assert "cannot be determined" in study(bare).results["verdict"]
     one = study([*ranks[:3], bare[3]]).results["verdict"]
-    assert re.search("3 ranks; cannot be determined for rank 3 ", one)
+    assert re.search(r"\b3 ranks; cannot be determined\b.* rank 3 ", one)
 
 
 def test_a_rank_for_which_all_others_wait_half_of_the_step_is_named() -> None:
     # all hosts are alike; the one that resumed last stays last
     causes = tuple(Cause("host", rank, 60 * MS) for rank in range(4))
     results = study(simulate(Job(steps=6, causes=causes))[0]).results
-    assert re.match(r".* wait 4\d\.\d ms of each 71\.\d ms step for rank 3\b", results["verdict"])
+    assert re.match(r".* 4\d\.\d ms .* 71\.\d ms .*\brank 3\b", results["verdict"])
 
 
 def test_a_rank_that_is_late_while_the_others_compute_costs_little_and_is_named() -> None:
