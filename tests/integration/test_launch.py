@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -235,7 +237,7 @@ def test_a_full_disk_loses_the_report_and_nothing_of_the_training(
     assert done.returncode == 0, done
     assert "8 steps on 1 ranks" in done.stdout
     assert "rank 0" in done.stderr
-    assert re.search(f"no space left.*{small_disk}", done.stderr, re.IGNORECASE)
+    assert os.strerror(errno.ENOSPC).lower() in done.stderr.lower()
     assert not list((small_disk / "run").glob("ranks/*/trace*"))
     assert "Traceback" not in done.stderr
 
