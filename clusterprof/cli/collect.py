@@ -11,7 +11,7 @@ from clusterprof import run_directory
 from clusterprof.agent import nsys
 from clusterprof.arguments import path
 from clusterprof.cli import verb_parser
-from clusterprof.collect.outcomes import collect_attempts
+from clusterprof.collect.outcomes import collect_attempts, import_raw
 from clusterprof.console import say
 from clusterprof.errors import ReportError, UsageError
 from clusterprof.launch.run_job import print_outcomes
@@ -46,10 +46,9 @@ def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
         for host in gather_left(run, manifest, *ssh(arguments, manifest.ssh)):
             say(f"{host.name}: {host.reason or 'its reports are here'}")
         run.write_manifest(manifest.content)
-    from clusterprof.collect import raw
-
-    for made in (made for each in run.attempts() for made in raw.finish(each)):
-        say(f"rank {made.rank}: {made.problem or 'its report is made'}")
+    for each in run.attempts():
+        for rank, problem in import_raw(each):
+            say(f"rank {rank}: {problem or 'its report is made'}")
     run, outcomes = collect_attempts(run, manifest.expected_ranks(), patience_s=0)
     if run.attempt != manifest.attempt:
         manifest.content["attempt"] = run.attempt

@@ -9,10 +9,11 @@ from __future__ import annotations
 import json
 import os
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from clusterprof.agent.contracts import paths
+from clusterprof.agent.contracts import documents, paths
 from clusterprof.errors import HostError
 
 #: The longest answer, in bytes: a listing of some 25,000 files.
@@ -27,11 +28,26 @@ _WORD = 4096
 _PATH = re.compile(
     r"(?:attempt-([2-9]|[1-9][0-9]{1,5})/)?([0-9]{5}|[1-9][0-9]{5,8})/([A-Za-z0-9_][A-Za-z0-9._-]{0,99})"
 )
-_SHA256 = re.compile(r"[0-9a-f]{64}")
-
 
 #: why nothing is fetched from a host
 UNLISTED = "it could not list its ranks' files"
+
+
+def is_word(value: Any) -> bool:
+    """Whether it is a text, not empty, that moves no cursor and is no longer than any path."""
+    return isinstance(value, str) and 0 < len(value) <= _WORD and value.isprintable()
+
+
+#: the members of a host's description of itself, and of a file that it offers
+_FOUND = {
+    "host": is_word, "machine": (lambda value: value == "", is_word),
+    "temporary": lambda value: is_word(value) and value.startswith("/"),
+    "folder": bool, "program": bool, "nsys": bool, "other_nsys": (None, is_word),
+}  # fmt: skip
+_OFFERED = {
+    "size": range((1 << 50) + 1),
+    "sha256": lambda value: isinstance(value, str) and re.fullmatch("[0-9a-f]{64}", value),
+}
 
 
 @dataclass(frozen=True)
@@ -83,6 +99,15 @@ def last_line(answer: bytes) -> Any:
         return None
 
 
+def unfit(document: Mapping[str, Any], form: Mapping[str, Any], whose: str = "") -> str:
+    """Which member does not have its form (`documents.fits`), and what it is; "" where all have."""
+    for name, each in form.items():
+        if not documents.fits(document.get(name), each):
+            given = _shown(document[name]) if name in document else "missing"
+            return f"{name}{whose} is {given}"
+    return ""
+
+
 def found(answer: bytes, port: int | None) -> Found | None:
     """A host's description of itself; None where the answer is none. Raises HostError.
 
@@ -91,20 +116,11 @@ def found(answer: bytes, port: int | None) -> Found | None:
     document = last_line(answer)
     if not isinstance(document, dict):
         return None
-    fields = _Fields(document)
-    made = Found(
-        host=fields.word("host"),
-        machine=fields.word("machine", empty=True),
-        temporary=fields.word("temporary"),
-        folder=fields.flag("folder"),
-        program=fields.flag("program"),
-        nsys=fields.flag("nsys"),
-        other_nsys=None if document.get("other_nsys") is None else fields.word("other_nsys"),
-        port=None if port is None else fields.number("port", 1, 65535),
-    )
-    if not made.temporary.startswith("/"):
-        raise fields.invalid("temporary")
-    return made
+    form = _FOUND if port is None else {**_FOUND, "port": range(1, 65536)}
+    if wrong := unfit(document, form):
+        raise HostError(f"its answer is invalid: {wrong}")
+    members: dict[str, Any] = {name: document.get(name) for name in form}
+    return Found(**members)
 
 
 def offered(answer: bytes) -> tuple[list[Offered], list[str]] | None:
@@ -146,13 +162,9 @@ def _offered(entry: Any) -> Offered:
     match = _PATH.fullmatch(path) if isinstance(path, str) else None
     if match is None:
         raise HostError(f"it offers a file with an unknown name: {_shown(path)}")
-    fields = _Fields(entry, f" of {path}")
-    sha256 = fields.word("sha256")
-    if not _SHA256.fullmatch(sha256):
-        raise fields.invalid("sha256")
-    return Offered(
-        int(match[1] or 1), int(match[2]), match[3], fields.number("size", 0, 1 << 50), sha256
-    )
+    if wrong := unfit(entry, _OFFERED, f" of {path}"):
+        raise HostError(f"its answer is invalid: {wrong}")
+    return Offered(int(match[1] or 1), int(match[2]), match[3], entry["size"], entry["sha256"])
 
 
 def _shown(value: Any) -> str:
@@ -168,36 +180,3 @@ def most_bytes() -> int:
     if not re.fullmatch("[0-9]{1,9}", given):
         raise HostError(f"{FETCH_MB}={plain(given, 40)} is not a number of megabytes")
     return int(given) * 1_000_000
-
-
-@dataclass(frozen=True)
-class _Fields:
-    """The members of a JSON object, each of the type that it should have. Raise HostError."""
-
-    document: dict[str, Any]
-    whose: str = ""
-
-    def invalid(self, name: str) -> HostError:
-        given = _shown(self.document[name]) if name in self.document else "missing"
-        return HostError(f"its answer is invalid: {name}{self.whose} is {given}")
-
-    def flag(self, name: str) -> bool:
-        value = self.document.get(name)
-        if not isinstance(value, bool):
-            raise self.invalid(name)
-        return value
-
-    def number(self, name: str, least: int, most: int) -> int:
-        value = self.document.get(name)
-        # A bool is an int as well.
-        if type(value) is not int or not least <= value <= most:
-            raise self.invalid(name)
-        return value
-
-    def word(self, name: str, *, empty: bool = False) -> str:
-        value = self.document.get(name)
-        if not isinstance(value, str) or not (value or empty) or len(value) > _WORD:
-            raise self.invalid(name)
-        if not value.isprintable():
-            raise self.invalid(name)
-        return value

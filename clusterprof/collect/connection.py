@@ -64,7 +64,6 @@ class SshHost:
         self.name = host.name
         self.timeout_s = timeout_s
         self.config_file = config_file
-        self._sftp: Any = None
         self.connection: Any = ssh.fabric().Connection(
             host.address,
             user=host.user,
@@ -121,9 +120,7 @@ class SshHost:
             self.close()
 
         within_s = max(within_s, _PATIENCE_S)
-        watch = threading.Timer(within_s, give_up)
-        watch.daemon = True
-        watch.start()
+        limit = _timer(within_s, give_up)
         try:
             yield
         except HostError:
@@ -134,7 +131,7 @@ class SshHost:
                 what = f"no answer within {within_s:g} s"
             raise HostError(f"{self.name}: {what}") from None
         finally:
-            watch.cancel()
+            limit.cancel()
 
     # -- commands ---------------------------------------------------------------------------
 
@@ -145,18 +142,16 @@ class SshHost:
         command.write(stdin)
         command.end_of_input()
         until = time.monotonic() + within_s
-        ended = command.wait(0.1)
-        while not (ended or out.over or err.over or time.monotonic() > until):
-            ended = command.wait(0.1)
-        if ended:
-            command.drain(2)
-        else:
-            command.close()
+        while not (ended := command.wait(0.1)) and not (out.over or err.over):
+            if time.monotonic() > until:
+                break
+        status = command.status() if ended else 255
+        command.close()
         if out.over or err.over:
             raise HostError(f"{self.name}: its answer is longer than {ANSWER_B >> 20} MB")
         if not ended:
             raise HostError(f"{self.name}: no answer within {within_s:g} s to {argv[0]}")
-        return Answer(command.status(), bytes(out.data), bytes(err.data))
+        return Answer(status, bytes(out.data), bytes(err.data))
 
     def start(self, argv: Sequence[str], stdout: Sink, stderr: Sink) -> RemoteCommand:
         """Start a command; what it prints goes to the two sinks, each from a thread of its own.
@@ -205,16 +200,12 @@ class SshHost:
             return data
 
     def sftp(self) -> Any:
-        """Paramiko's SFTP client. Raises HostError where sshd offers none."""
+        """A new SFTP client of paramiko's. Raises HostError where sshd offers none."""
         self.open()
-        if self._sftp is not None and not self._sftp.get_channel().closed:
-            return self._sftp
         try:
-            # Fabric would keep its first client, also when its connection is lost.
-            self._sftp = self.connection.client.open_sftp()
+            return self.connection.client.open_sftp()
         except Exception as error:  # noqa: BLE001 - as above
             raise HostError(f"{self.name}: its sshd offers no SFTP ({first_line(error)})") from None
-        return self._sftp
 
 
 class Bounded:
@@ -303,27 +294,26 @@ def keep_watch(transport: Any) -> None:
     TCP notices a dead network, but not a machine that hangs with its kernel alive, nor a gateway
     that takes bytes and forwards none: sshd is asked, as by OpenSSH's ServerAliveInterval.
     """
-    threading.Thread(target=_watch, args=(transport,), daemon=True).start()
+
+    def watch() -> None:
+        while transport.is_active():
+            limit = _timer(_SILENCE_S, transport.close)
+            # A refusal is an answer; the connection's own end is noticed elsewhere.
+            with contextlib.suppress(Exception):
+                transport.global_request("keepalive@openssh.com")
+            limit.cancel()
+            time.sleep(_ASK_EVERY_S)
+
+    threading.Thread(target=watch, daemon=True).start()
     with contextlib.suppress(OSError, AttributeError):  # through a gateway it is not a socket
         transport.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _SILENCE_S * 1000)
 
 
-def _watch(transport: Any) -> None:
-    """Send keepalives; end the connection when one is not answered."""
-    while transport.is_active():
-        answered = threading.Event()
-        threading.Thread(target=_send_keepalive, args=(transport, answered), daemon=True).start()
-        if not answered.wait(_SILENCE_S):
-            transport.close()
-            return
-        time.sleep(_ASK_EVERY_S)
-
-
-def _send_keepalive(transport: Any, answered: threading.Event) -> None:
-    # A refusal is an answer; the connection's own end is noticed elsewhere.
-    with contextlib.suppress(Exception):
-        transport.global_request("keepalive@openssh.com")
-    answered.set()
+def _timer(seconds: float, act: Callable[[], object]) -> threading.Timer:
+    timer = threading.Timer(seconds, act)
+    timer.daemon = True
+    timer.start()
+    return timer
 
 
 def reason(error: Exception, timeout_s: float) -> str:

@@ -77,12 +77,9 @@ class HostKeys:
         revoked = options.get("revokedhostkeys", "none")
         self.revoked = None if revoked == "none" else Path(revoked).expanduser()
 
-    def missing_host_key(self, _client: Any, _name: str, key: Any) -> None:
+    def missing_host_key(self, _client: Any, _name: str, shown: Any) -> None:
         """Accept the key that a host has shown, or raise HostKeyRefused."""
-        self.check(key.asbytes(), f"{key.get_name()} {key.get_base64()}")
-
-    def check(self, key: bytes, line: str) -> None:
-        """Accept a key, which is `line` as text. Raises HostKeyRefused."""
+        key, line = shown.asbytes(), f"{shown.get_name()} {shown.get_base64()}"
         if self.revoked is not None:
             check_revoked(self.revoked, key, line)
         for known in self.known:
@@ -192,9 +189,7 @@ def run(command: list[str], stdin: bytes = b"") -> subprocess.CompletedProcess[b
         return subprocess.run(
             command, input=stdin, capture_output=True, timeout=_PATIENCE_S, check=False
         )
-    except FileNotFoundError:
-        raise HostError(
-            f"host keys cannot be checked: {command[0]} is not installed here (openssh-client)"
-        ) from None
     except (OSError, subprocess.TimeoutExpired, ValueError) as error:
-        raise HostError(f"host keys cannot be checked: {command[0]}: {plain(str(error))}") from None
+        missing = isinstance(error, FileNotFoundError)
+        why = " is not installed here (openssh-client)" if missing else f": {plain(str(error))}"
+        raise HostError(f"host keys cannot be checked: {command[0]}{why}") from None

@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import contextlib
+import subprocess
+import tempfile
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from clusterprof.agent import nsys
 from clusterprof.agent.contracts import paths, states
 from clusterprof.agent.contracts.states import State
 from clusterprof.agent.contracts.words import ranks as named_ranks
-from clusterprof.agent.nsys import free_bytes
 from clusterprof.run_directory import RunDirectory
 
 #: A shared filesystem may show a file, and a guard may finish, a little after the launcher ended.
 PATIENCE_S = 3.0
 #: For a rank whose state is FINISHING: its report is being written.
 FINISHING_S = 8.0
+#: The importer takes some 7 µs for each range; one that takes longer than this hangs.
+IMPORT_S = 900.0
 
 #: nsys' first, as it was written or as its (scrubbed) export; the trace is beside it, or alone.
 _REPORTS = (paths.REPORT, "report.sqlite", "report.sqlite.xz", paths.TRACE)
@@ -70,27 +74,24 @@ def collect_attempts(
     then the last. The reason of a rank that has a report in another attempt only names that.
     """
     expected = None if expected is None else list(expected)
-    every = run.attempts()
-    outcomes = []
-    for each in every:
+    attempts, outcomes = run.attempts(), []
+    for each in attempts:
         # Only in the last attempt may something still be written.
-        waits = (patience_s, finishing_s) if each is every[-1] else (0, 0)
-        outcomes.append(collect(each, expected, patience_s=waits[0], finishing_s=waits[1]))
-
-    def worth(place: int) -> tuple[int, int, int]:
-        reports = [one for one in outcomes[place] if one.report]
-        return sum(one.whole for one in reports), len(reports), place
-
-    best = max(range(len(every)), key=worth)
+        patience = patience_s if each is attempts[-1] else 0
+        outcomes.append(collect(each, expected, patience_s=patience, finishing_s=finishing_s))
+    with_report = [{one.rank for one in found if one.report} for found in outcomes]
+    _, _, best = max(
+        (sum(one.whole for one in found), len(ranks), place)
+        for place, (found, ranks) in enumerate(zip(outcomes, with_report, strict=True))
+    )
     elsewhere = {
-        one.rank: attempt.attempt
-        for attempt, of_attempt in zip(every, outcomes, strict=True)
-        for one in of_attempt
-        if one.report
+        rank: each.attempt
+        for each, ranks in zip(attempts, with_report, strict=True)
+        for rank in ranks - with_report[best]
     }
-    return every[best], [
+    return attempts[best], [
         replace(one, reason=f"{one.reason}; attempt {elsewhere[one.rank]} has a report of it")
-        if one.report is None and one.rank in elsewhere
+        if one.rank in elsewhere
         else one
         for one in outcomes[best]
     ]
@@ -111,10 +112,8 @@ def collect(
     begin = time.monotonic()
     while True:
         if not run.path.is_dir():
-            return [
-                Outcome(rank, State.LOST, f"the run directory {DELETED}")
-                for rank in sorted(expected or ())
-            ]
+            gone = f"the run directory {DELETED}"
+            return [Outcome(rank, State.LOST, gone) for rank in sorted(expected or ())]
         found = run.states()
         profiled = sorted(
             set(expected or ())
@@ -123,7 +122,7 @@ def collect(
             | {rank for rank, state in found.items() if not state and reports_in(run.rank(rank))}
         )
         running = [rank for rank in profiled if not _ended(run.rank(rank), found.get(rank, {}))]
-        finishing = [rank for rank in running if State.of(found.get(rank, {})) is State.FINISHING]
+        finishing = any(State.of(found.get(rank, {})) is State.FINISHING for rank in running)
         patience = max(patience_s, finishing_s) if finishing and patience_s else patience_s
         if not running or time.monotonic() > begin + patience:
             break
@@ -175,10 +174,8 @@ def _outcome(
         if content:
             _advance(folder, State.COLLECTED, reason if late else None)
         trace = next((each for each in reports[1:] if each.name == paths.TRACE), None)
-        return Outcome(
-            rank, State.COLLECTED, reason, host, reports[0], trace, steps,
-            whole=bool(content.get("whole")),
-        )  # fmt: skip
+        whole = bool(content.get("whole"))
+        return Outcome(rank, State.COLLECTED, reason, host, reports[0], trace, steps, whole)
     reason = _lost(run, folder, state, str(content.get("reason") or ""))
     if state is not State.LOST:
         # A node that was cut off may yet deliver its report.
@@ -205,7 +202,7 @@ def _lost(run: RunDirectory, folder: Path, state: State | None, reason: str) -> 
 def _full(folder: Path) -> bool:
     """Whether there is no space for another state."""
     try:
-        return free_bytes(str(folder)) < _STATE_B
+        return nsys.free_bytes(str(folder)) < _STATE_B
     except OSError:
         return False
 
@@ -228,3 +225,44 @@ def newest_step_log(folder: Path) -> Path | None:
     """The newest step log in a rank's folder: of the last process that kept one."""
     logs = sorted(folder.glob("steps*.csv"), key=lambda path: path.stat().st_mtime_ns)
     return logs[-1] if logs else None
+
+
+# -- reports that nsys left raw ------------------------------------------------------------------
+
+
+def import_raw(run: RunDirectory, *, patience_s: float = IMPORT_S) -> Iterator[tuple[int, str]]:
+    """Have nsys' importer make the reports of all ranks that have only a raw one, in turn.
+
+    Yields rank and problem; "" where it is a report now.
+    """
+    for rank in run.ranks():
+        folder = run.rank(rank)
+        if (folder / paths.RAW).is_file() and not (folder / paths.REPORT).exists():
+            try:
+                yield rank, _import(folder, patience_s)
+            except (OSError, subprocess.TimeoutExpired) as error:
+                yield rank, f"the report could not be made of {folder / paths.RAW}: {error}"
+
+
+def _import(folder: Path, patience_s: float) -> str:
+    raw = folder / paths.RAW
+    importer = next(filter(None, (each.importer for each in nsys.installed())), None)
+    if importer is None:
+        return f"there is no QdstrmImporter here for {raw}: name an nsys that has one: --nsys"
+    # The importer replaces nothing: it gets a folder of its own.
+    with tempfile.TemporaryDirectory(prefix=".", dir=folder) as private:
+        made = Path(private, paths.REPORT)
+        done = subprocess.run(
+            [importer, "-i", str(raw), "-o", str(made)], stdin=subprocess.DEVNULL,
+            capture_output=True, text=True, errors="replace", timeout=patience_s, check=False,
+        )  # fmt: skip
+        if done.returncode != 0 or not made.exists():
+            printed = (done.stdout + done.stderr).strip().splitlines()
+            last = printed[-1] if printed else ""
+            return f"{importer} failed with status {done.returncode}: {last}"
+        made.replace(folder / paths.REPORT)
+    states.advance(
+        str(folder), State.COLLECTED, f"its report was made of {paths.RAW} after the job"
+    )
+    raw.unlink(missing_ok=True)  # somebody else may be collecting too
+    return ""

@@ -7,13 +7,14 @@ go on.
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import json
 import re
 import secrets
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -39,18 +40,10 @@ PATIENCE_S = 3.0
 #: So long after it is asked to kill its job a host has done so.
 KILLED_S = 15.0
 
-#: Isolated and without site packages: our helper starts whatever is installed there.
-HELPER = ("-I", "-S", "-")
-
 #: Our folder on a host: no other is listed or removed.
 _FOLDER = re.compile(r"/.*/clusterprof-[0-9a-f]{16}")
 
 _TO_STOP = ("TERM", "INT", "HUP")
-
-
-def helper() -> bytes:
-    """The program that `python -I -S -` reads from stdin on a host."""
-    return Path(far_side.__file__).read_bytes()
 
 
 @dataclass
@@ -90,9 +83,15 @@ class RemoteHost:
             "brought": sorted(self.brought),
         }  # fmt: skip
 
+    def without_name(self, error: HostError) -> str:
+        """What is wrong, for a list in which each host is named."""
+        return error.what.removeprefix(f"{self.name}: ")
+
     def ask(self, verb: str, *words: str, python: str, within_s: float = 30) -> Answer:
         """Have our helper, which is sent with the request, do `verb`. Raises HostError."""
-        return self.ssh.ask([python, *HELPER, verb, *words], helper(), within_s=within_s)
+        program = Path(far_side.__file__).read_bytes()
+        # Isolated and without site packages: it starts whatever is installed there.
+        return self.ssh.ask([python, "-I", "-S", "-", verb, *words], program, within_s=within_s)
 
 
 # -- before anything is started ------------------------------------------------------------------
@@ -114,34 +113,34 @@ def look_at(there: OverSsh, nsys: str | None) -> tuple[list[RemoteHost], dict[Ho
 
 def _look(host: Host, there: OverSsh, nsys: str | None) -> RemoteHost | str:
     """A host that can run its part, or what is wrong with it."""
-    ssh = SshHost(host, there.ssh_config, there.timeout_s)
+    each = RemoteHost(host, SshHost(host, there.ssh_config, there.timeout_s), Found(host.name))
     try:
-        return RemoteHost(host, ssh, _described(ssh, there, nsys))
+        wrong = _missing(each, there, nsys)
     except HostError as error:
-        ssh.close()
-        return error.what.removeprefix(f"{host.name}: ")
+        wrong = each.without_name(error)
+    if wrong:
+        each.ssh.close()
+    return wrong or each
 
 
-def _described(ssh: SshHost, there: OverSsh, nsys: str | None) -> Found:
-    """The description of a host that can run its part. Raises HostError for one that cannot."""
-    request = {
+def _missing(each: RemoteHost, there: OverSsh, nsys: str | None) -> str:
+    """Let a host describe itself; what it lacks for its part, or "". Raises HostError."""
+    request = json.dumps({
         "folder": there.folder, "program": there.script, "nsys": nsys, "port": there.port,
-    }  # fmt: skip
-    command = [there.python, *HELPER, "look", json.dumps(request)]
-    answer = ssh.ask(command, helper(), within_s=there.timeout_s)
+    })  # fmt: skip
+    answer = each.ask("look", request, python=there.python, within_s=there.timeout_s)
     found = answers.found(answer.stdout, there.port) if answer.status == 0 else None
     if found is None:
         printed = answer.stderr.decode(errors="replace").strip() or "nothing"
-        raise HostError(
-            f"{there.python} does not run there (it printed: "
-            f"{answers.plain(printed.splitlines()[-1])}): --python PATH"
-        )
+        last = answers.plain(printed.splitlines()[-1])
+        return f"{there.python} does not run there (it printed: {last}): --python PATH"
+    each.found = found
     if not found.folder:
-        raise HostError(f"it has no folder {there.folder}: --chdir DIR")
+        return f"it has no folder {there.folder}: --chdir DIR"
     if not found.program:
-        raise HostError(f"it has no {there.script} in {there.folder}")
-    ssh.sftp()
-    return found
+        return f"it has no {there.script} in {there.folder}"
+    each.ssh.sftp().close()
+    return ""
 
 
 def same_machine(hosts: Sequence[RemoteHost]) -> list[list[str]]:
@@ -159,33 +158,28 @@ def same_machine(hosts: Sequence[RemoteHost]) -> list[list[str]]:
 def deliver(each: RemoteHost, plan: Plan) -> None:
     """Make our folder there, for its owner only, with the agent and the plan. Raises HostError."""
     folder = f"{each.found.temporary}/clusterprof-{secrets.token_hex(8)}"
+    modules = sorted(_AGENT.rglob("*.py"))
+    contents = {f"agent/{path.relative_to(_AGENT)}": path.read_bytes() for path in modules}
+    contents[paths.PLAN] = json.dumps(plan._replace(run=folder).to_json(), indent=1).encode()
     sftp = each.ssh.sftp()
-    with each.ssh.explained(), writable(each, folder):
-        sftp.mkdir(folder, 0o700)
-        each.folder = folder
-        sftp.mkdir(f"{each.folder}/agent", 0o700)
-        for path in sorted({path.parent for path in _AGENT.rglob("*.py")} - {_AGENT}):
-            sftp.mkdir(f"{each.folder}/agent/{path.relative_to(_AGENT)}", 0o700)
-        for path in sorted(_AGENT.rglob("*.py")):
-            with sftp.open(f"{each.folder}/agent/{path.relative_to(_AGENT)}", "wb") as file:
-                file.set_pipelined(True)
-                file.write(path.read_bytes())
-        with sftp.open(f"{each.folder}/{paths.PLAN}", "wb") as file:
-            file.write(json.dumps(plan._replace(run=each.folder).to_json(), indent=1).encode())
-
-
-@contextlib.contextmanager
-def writable(each: RemoteHost, folder: str) -> Iterator[None]:
-    """Name the folder that could not be written: SFTP's message for a full disk is «Failure»."""
-    try:
-        yield
-    except OSError as error:
-        if not each.ssh.connected:
-            raise
-        raise HostError(
-            f"{each.name}: {folder} cannot be written ({error}): is no space left there? "
-            "the login's TMPDIR on that host says where it is"
-        ) from None
+    with each.ssh.explained():
+        try:
+            sftp.mkdir(folder, 0o700)
+            each.folder = folder
+            for name in sorted({str(up) for each in contents for up in Path(each).parents} - {"."}):
+                sftp.mkdir(f"{folder}/{name}", 0o700)
+            for name, content in contents.items():
+                with sftp.open(f"{folder}/{name}", "wb") as file:
+                    file.set_pipelined(True)
+                    file.write(content)
+        except OSError as error:
+            if not each.ssh.connected:
+                raise
+            # SFTP's message for a full disk is «Failure».
+            raise HostError(
+                f"{each.name}: {folder} cannot be written ({error}): is no space left there? "
+                "the login's TMPDIR on that host says where it is"
+            ) from None
 
 
 #: Where a host's stdout and stderr go.
@@ -248,13 +242,12 @@ def start(each: RemoteHost, there: OverSsh, argv: Sequence[str], output: Output)
     request = {
         "argv": list(argv), "folder": there.folder, "environment": dict(there.environment)
     }  # fmt: skip
+    helper_there = f"{each.folder}/agent/remote/host.py"
+    command = [there.python, "-I", "-S", helper_there, "run", each.folder]
     try:
-        each.command = each.ssh.start(
-            [there.python, "-I", "-S", f"{each.folder}/agent/remote/host.py", "run", each.folder],
-            *output(each.name),
-        )
+        each.command = each.ssh.start(command, *output(each.name))
     except HostError as error:
-        each.status, each.reason = 255, error.what.removeprefix(f"{each.name}: ")
+        each.status, each.reason = 255, each.without_name(error)
         return
     taken = each.command.write(json.dumps(request).encode() + b"\n")
     if not taken and not each.command.wait(1):
@@ -269,11 +262,10 @@ def look_after(each: RemoteHost, seconds: float) -> None:
         return
     lost = each.command.lost
     each.status = each.command.status()
-    if lost:
-        still = each.ssh.connected
-        each.reason = (
-            "our helper there was killed" if still else "the connection was lost while the job ran"
-        )
+    if lost and each.ssh.connected:
+        each.reason = "our helper there was killed"
+    elif lost:
+        each.reason = "the connection was lost while the job ran"
 
 
 # -- fetching ------------------------------------------------------------------------------------
@@ -295,7 +287,9 @@ def gather(
     if not asked:
         return
     with ThreadPoolExecutor(max_workers=min(32, len(asked))) as pool:
-        listings = list(pool.map(lambda each: _retried(each, stop, _ask, run, python), asked))
+        listings = list(
+            pool.map(lambda each: _retried(each, run, stop, lambda: _listed(each, python)), asked)
+        )
     claims = Counter(claim for each in hosts for claim in each.brought)
     claims.update(claim for each in listings for claim in each.claims)
     for each, listing in zip(asked, listings, strict=True):
@@ -303,8 +297,8 @@ def gather(
         if not problems or listing.files:
             wanted, refused = _accepted(each, listing, claims)
             problems = [*problems, *refused]
-            fetched = _retried(each, stop, _bring, run, python, wanted, stop, not problems)
-            problems = [*fetched.problems, *problems]
+            fetch = functools.partial(_bring, each, run, python, wanted, stop, not problems)
+            problems = [*_retried(each, run, stop, fetch).problems, *problems]
         if not problems:
             each.folder = ""
             continue
@@ -324,15 +318,14 @@ def gather_left(
     `python` are the user's, never run.json's: both are or name programs that are executed.
     Raises RunDirectoryError where `manifest` names no hosts as ours do.
     """
-    try:
-        timeout_s = min(manifest.ssh.timeout_s, 3600.0)
-        hosts = [_left(entry, config, timeout_s) for entry in manifest.hosts]
-    except (KeyError, TypeError, ValueError) as error:
-        why = answers.plain(f"{type(error).__name__}: {error}")
+    wrong = next(filter(None, (answers.unfit(entry, _LEFT) for entry in manifest.hosts)), "")
+    if wrong:
         raise RunDirectoryError(
-            f"{run.manifest} is damaged: its hosts are invalid ({why})",
+            f"{run.manifest} is damaged: its hosts are invalid ({wrong})",
             f"copy the hosts' files below {run.path} yourself, then: clusterprof merge {run.path}",
-        ) from None
+        )
+    timeout_s = min(manifest.ssh.timeout_s, 3600.0)
+    hosts = [_left(entry, config, timeout_s) for entry in manifest.hosts]
     asked = [each for each in hosts if each.folder]
     gather(run, hosts, python)
     for each, entry in zip(hosts, manifest.hosts, strict=True):
@@ -343,21 +336,27 @@ def gather_left(
     return asked
 
 
+def _is_name(value: Any) -> bool:
+    """Whether it is a text that neither ssh nor a ProxyCommand takes for an option."""
+    return isinstance(value, str) and value.isprintable() and not value.startswith("-")
+
+
+#: a host of run.json, as `RemoteHost.as_json` writes it
+_LEFT = {
+    "name": _is_name, "address": _is_name, "user": (None, _is_name), "port": (None, int),
+    "hostname": _is_name,
+    "left": lambda value: value == "" or (_is_name(value) and _FOLDER.fullmatch(value)),
+    "ranks": (None, [int]), "brought": (None, [[int, int]]),
+}  # fmt: skip
+
+
 def _left(entry: Mapping[str, Any], config: Path | None, timeout_s: float) -> RemoteHost:
-    """A host as run.json has it. Raises KeyError, TypeError, ValueError."""
-    host = Host(entry["name"], entry["address"], entry["user"], entry["port"])
-    folder = entry["left"]
-    for text in (host.name, host.address, host.user or "", entry["hostname"], folder):
-        if not isinstance(text, str):
-            raise TypeError(f"{type(text).__name__} is not a text")
-        if text.startswith("-") or not text.isprintable():
-            raise ValueError(text)
-    if folder and not _FOLDER.fullmatch(folder):
-        raise ValueError(folder)
-    each = RemoteHost(host, SshHost(host, config, timeout_s), Found(entry["hostname"]), folder)
-    each.ranks = None if entry.get("ranks") is None else frozenset(map(int, entry["ranks"]))
-    each.brought = {(int(attempt), int(rank)) for attempt, rank in entry.get("brought", [])}
-    return each
+    """A host as run.json has it."""
+    host = Host(entry["name"], entry["address"], entry.get("user"), entry.get("port"))
+    ssh, found = SshHost(host, config, timeout_s), Found(entry["hostname"])
+    ranks = None if entry.get("ranks") is None else frozenset(entry["ranks"])
+    brought = {(attempt, rank) for attempt, rank in entry.get("brought") or ()}
+    return RemoteHost(host, ssh, found, entry["left"], ranks, brought)
 
 
 @dataclass
@@ -400,29 +399,25 @@ def _accepted(
 
 
 def _retried(
-    each: RemoteHost, stop: Callable[[], bool], act: Callable[..., Listing], *arguments: Any
+    each: RemoteHost, run: RunDirectory, stop: Callable[[], bool], act: Callable[[], Listing]
 ) -> Listing:
-    """`act`, and once more over a new connection if the first was lost meanwhile."""
-    was_there = each.ssh.connected
-    done = _explained(each, act, *arguments)
-    if done.problems and was_there and not each.ssh.connected and not stop():
-        done = _explained(each, act, *arguments)
-    return done
+    """What `act` gives, or what went wrong there or here.
+
+    Once more over a new connection, if the first was lost meanwhile.
+    """
+    while True:
+        was_there = each.ssh.connected
+        try:
+            done = act()
+        except HostError as error:
+            done = Listing(problems=[each.without_name(error)])
+        except OSError as error:
+            done = Listing(problems=[f"{run.path} cannot be written: {error.strerror or error}"])
+        if not done.problems or not was_there or each.ssh.connected or stop():
+            return done
 
 
-def _explained(
-    each: RemoteHost, act: Callable[..., Listing], run: RunDirectory, *rest: Any
-) -> Listing:
-    """What `act` gives, or what went wrong there or here."""
-    try:
-        return act(each, run, *rest)
-    except HostError as error:
-        return Listing(problems=[error.what.removeprefix(f"{each.name}: ")])
-    except OSError as error:
-        return Listing(problems=[f"{run.path} cannot be written: {error.strerror or error}"])
-
-
-def _ask(each: RemoteHost, _run: RunDirectory, python: str) -> Listing:
+def _listed(each: RemoteHost, python: str) -> Listing:
     """The files that this host has for us. Raises HostError."""
     answer = each.ask("list", each.folder, str(PATIENCE_S), python=python, within_s=600)
     if answer.status != 0:

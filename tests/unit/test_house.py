@@ -214,7 +214,7 @@ _WRITERS = {
     "agent/remote/prober.py": "a claim: O_EXCL",
     "console.py": "descriptors 1 and 2",
     "collect/over_ssh.py": "in a folder of the host's that no other user sees (mkdir 0700)",
-    "collect/raw.py": "out of a folder of its own (mkdtemp)",
+    "collect/outcomes.py": "out of a folder of its own (mkdtemp)",
     "doctor/cluster.py": "in a folder of its own (mkdtemp)",
     "doctor/folders.py": "in a folder of its own (mkdtemp)",
     "ingest/nsys/sqlite.py": "in a folder of its own (mkdtemp)",
