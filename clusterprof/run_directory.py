@@ -67,11 +67,19 @@ class SshRecord(NamedTuple):
 class Manifest:
     """run.json, checked when it is read: `content` may have members that are not known here.
 
-    A property whose member is missing raises RunDirectoryError, unless its type has None.
+    A property whose member is missing raises RunDirectoryError.
     """
 
     path: Path
     content: dict[str, Any]
+    #: how many ranks the job has; None where only the ranks knew
+    world_size: int | None = None
+    #: the verb that launched the job
+    launcher: str | None = None
+    #: when the job ended, ISO 8601; None while it runs, and where the launch was killed
+    ended: str | None = None
+    #: the job's status; None while it runs
+    exit_status: int | None = None
 
     @classmethod
     def read(cls, path: Path) -> Manifest:
@@ -90,7 +98,8 @@ class Manifest:
                 f"{path} has another schema than this clusterprof's {SCHEMA_VERSION}",
                 "use the clusterprof that made it, or merge its reports: clusterprof merge FILES",
             )
-        found = cls(path, content)
+        optional = ("world_size", "launcher", "ended", "exit_status")
+        found = cls(path, content, *map(content.get, optional))
         for key, form in _FORM.items():
             if key in content and not documents.fits(content[key], form):
                 raise found.damaged(f"{key!r} is invalid")
@@ -118,29 +127,9 @@ class Manifest:
         return StepWindow(*self._member("window"))
 
     @property
-    def world_size(self) -> int | None:
-        """How many ranks the job has; None where only the ranks knew."""
-        return self.content.get("world_size")
-
-    @property
-    def launcher(self) -> str | None:
-        """The verb that launched the job."""
-        return self.content.get("launcher")
-
-    @property
     def began(self) -> str:
         """When the job was launched, ISO 8601."""
         return str(self._member("began"))
-
-    @property
-    def ended(self) -> str | None:
-        """When the job ended, ISO 8601; None while it runs, and where the launch was killed."""
-        return self.content.get("ended")
-
-    @property
-    def exit_status(self) -> int | None:
-        """The job's status; None while it runs."""
-        return self.content.get("exit_status")
 
     @property
     def attempt(self) -> int:
@@ -291,23 +280,18 @@ def exposed(path: Path) -> Path | None:
     that has the user's own name is the user alone, as most Linux systems make one.
     """
     for folder in path.absolute().parents:
-        try:
+        with contextlib.suppress(OSError):
             there = folder.stat()
-        except OSError:
-            continue
-        mode = there.st_mode
-        if mode & stat.S_ISVTX:
-            continue
-        if mode & stat.S_IWOTH or (mode & stat.S_IWGRP and not _own_group(there.st_gid)):
-            return folder
+            others = there.st_mode & stat.S_IWOTH
+            group = there.st_mode & stat.S_IWGRP and not _own_group(there.st_gid)
+            if (others or group) and not there.st_mode & stat.S_ISVTX:
+                return folder
     return None
 
 
 def _own_group(group: int) -> bool:
-    if group == 0:
-        return True  # root needs no permission
-    try:
-        return grp.getgrgid(group).gr_name == pwd.getpwuid(os.getuid()).pw_name
+    try:  # root needs no permission
+        return group == 0 or grp.getgrgid(group).gr_name == pwd.getpwuid(os.getuid()).pw_name
     except KeyError:
         return False
 
@@ -319,25 +303,22 @@ def check_free(path: Path, *, force: bool = False) -> bool:
     """
     if not path.exists() or (path.is_dir() and not any(path.iterdir())):
         return False
-    if _is_run(path) and force:
-        return True
-    raise RunDirectoryTaken(
-        f"the run directory {path} exists already",
-        "choose another with --run-dir DIR"
-        + (
-            ", or replace that run with --force"
-            if _is_run(path)
-            else " (it is not a run directory, so --force will not replace it)"
-        ),
-    )
-
-
-def _is_run(path: Path) -> bool:
-    """Whether it is a run directory, by the members of its run.json: other tools have one too."""
     try:
-        return "selection" in RunDirectory(path).read_manifest().content
+        # By a member of its run.json: other tools have one too.
+        is_run = "selection" in RunDirectory(path).read_manifest().content
     except RunDirectoryError:
-        return False
+        is_run = False
+    if not is_run:
+        raise _taken(path, " (it is not a run directory, so --force will not replace it)")
+    if not force:
+        raise _taken(path, ", or replace that run with --force")
+    return True
+
+
+def _taken(path: Path, more: str = "") -> RunDirectoryTaken:
+    return RunDirectoryTaken(
+        f"the run directory {path} exists already", f"choose another with --run-dir DIR{more}"
+    )
 
 
 def create(path: Path, *, force: bool = False) -> RunDirectory:
@@ -346,36 +327,25 @@ def create(path: Path, *, force: bool = False) -> RunDirectory:
     With `force` an earlier *run directory* of that name is removed; anything else never is.
     """
     path = path.absolute()
-    if check_free(path, force=force):
-        with writing(path):
-            shutil.rmtree(path)
+    replaced = check_free(path, force=force)
     with writing(path):
+        if replaced:
+            shutil.rmtree(path)
         path.mkdir(parents=True, exist_ok=True)
         path.chmod(0o700)
         try:
             (path / paths.RANKS).mkdir()
         except FileExistsError:  # another run was faster
-            raise RunDirectoryTaken(
-                f"the run directory {path} exists already",
-                "choose another with --run-dir DIR",
-            ) from None
+            raise _taken(path) from None
     return RunDirectory(path)
 
 
 def opened(path: Path) -> RunDirectory:
-    """An existing run directory. Raises RunDirectoryError where there is none."""
+    """An existing run directory. Raises RunDirectoryError for none, or one with links."""
     if not path.is_dir():
         raise RunDirectoryError(f"{path} is not a directory", "name a folder below runs/")
     manifest = RunDirectory(path.absolute()).read_manifest()
-    _refuse_links(path)
-    return RunDirectory(path.absolute(), manifest.attempt)
-
-
-def _refuse_links(path: Path) -> None:
-    """Raise RunDirectoryError where a folder in it is a link: files would be written elsewhere.
-
-    None of ours is; the sender of a run directory could choose where results are written.
-    """
+    # None of ours is a link: files would be written elsewhere, where its sender chose.
     for home in (path, *path.glob("attempt-*")):
         for folder in (home, home / paths.RANKS, home / paths.TABLES):
             with contextlib.suppress(FileNotFoundError, NotADirectoryError):
@@ -385,3 +355,4 @@ def _refuse_links(path: Path) -> None:
                             f"{entry.path} is a link to another folder",
                             "a run directory has none: put the folder itself in its place",
                         )
+    return RunDirectory(path.absolute(), manifest.attempt)

@@ -177,4 +177,7 @@ def _drift(bounds: Sequence[Bound]) -> str:
     if len(bounds) < 2:
         return ""
     found = drift(bounds)
-    return f"{found.ppm:+.3f} ±{found.uncertainty_ppm:.3f} ppm" if found else "not constant"
+    if found is None:
+        return "not constant"
+    middle, half = (found.low_ppm + found.high_ppm) / 2, (found.high_ppm - found.low_ppm) / 2
+    return f"{middle:+.3f} ±{half:.3f} ppm"

@@ -20,8 +20,6 @@ from clusterprof.tables import RankTables
 #: what each rank wrote of its clocks, by what `clusterprof.align.clock.readings.parsed` calls it
 _FILES = {"clock": paths.CLOCK, "state": paths.STATE, "beacons": paths.BEACONS}
 
-_HOW = "measure all hosts at once: srun -N4 --ntasks-per-node=1 clusterprof clock --output FILE"
-
 
 def gathered(run: RunDirectory) -> Measurement | None:
     """Gather the probers' measurements into clock_probe.json; None where nothing was measured.
@@ -74,7 +72,10 @@ def of_reports(
     was measured. A report without a host name is left out, with a warning. Raises MergeError for a
     host that was not measured, or was measured as two machines.
     """
-    machines = _machines(found)
+    machines: dict[str, set[str]] = {}  # that were measured, by their host names
+    for bound in found.bounds:
+        for machine in (bound.machine, bound.other_machine):
+            machines.setdefault(machine.rpartition(" ")[2], set()).add(machine)
     files: dict[int, dict[str, Any]] = {}
     unnamed = []
     for tables in ranks:
@@ -91,26 +92,20 @@ def of_reports(
     return files, [f"{who}: the report does not name its host, so its clock is not measured"]
 
 
-def _machines(found: Measurement) -> dict[str, set[str]]:
-    """Return host name -> the machines that were measured under it."""
-    machines: dict[str, set[str]] = {}
-    for bound in found.bounds:
-        for machine in (bound.machine, bound.other_machine):
-            machines.setdefault(machine.rpartition(" ")[2], set()).add(machine)
-    return machines
-
-
 def _machine(host: str, ranks: Sequence[RankTables], machines: dict[str, set[str]]) -> str:
-    """Return the machine called `host`; of a name with its domain the one without will do."""
-    names = [host] if host in machines else []
-    names = names or [each for each in machines if _short(each) == _short(host)]
+    """The machine called `host`; of a name with its domain the one without will do."""
+    short = host.partition(".")[0]
+    names = [host] if host in machines else [
+        each for each in machines if each.partition(".")[0] == short
+    ]  # fmt: skip
     if len(names) != 1:
         reports = [str(each.info.source) for each in ranks if each.info.host == host]
         raise MergeError(
             f"the clock of host {host} was not measured",
             f"its reports: {', '.join(reports)}",
             f"measured: {', '.join(sorted(machines)) or 'none'}",
-            _HOW,
+            "measure all hosts at once: "
+            "srun -N4 --ntasks-per-node=1 clusterprof clock --output FILE",
         )
     (name,) = names
     if len(machines[name]) > 1:
@@ -120,7 +115,3 @@ def _machine(host: str, ranks: Sequence[RankTables], machines: dict[str, set[str
             "leave out the measurement that does not belong to this training",
         )
     return next(iter(machines[name]))
-
-
-def _short(host: str) -> str:
-    return host.partition(".")[0]

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from clusterprof.agent.contracts import documents, files
 from clusterprof.errors import ReportError
 
 SCHEMA_VERSION = 1
-_NUMBERS = ("rank", "other", "at_ns", "low_ns", "high_ns", "round_trip_ns", "exchanges")
+_NUMBERS = dict.fromkeys(
+    ("rank", "other", "at_ns", "low_ns", "high_ns", "round_trip_ns", "exchanges"), int
+)
 _WORDS = ("when", "machine", "other_machine")
 
 
@@ -56,7 +58,7 @@ class Measurement:
 
     bounds: tuple[Bound, ...]
     method: str
-    notes: tuple[str, ...] = field(default=())
+    notes: tuple[str, ...] = ()
 
     def as_json(self) -> dict[str, Any]:
         """clock_probe.json."""
@@ -72,22 +74,11 @@ class Measurement:
         files.write_json(path, self.as_json(), indent=1)
 
 
-@dataclass(frozen=True)
-class Drift:
-    """How fast a rank's clock gains on the other's, from two of its bounds; ppm."""
+class Drift(NamedTuple):
+    """How fast a rank's clock gains on the other's, from two of its bounds: at least, at most."""
 
     low_ppm: float
     high_ppm: float
-
-    @property
-    def ppm(self) -> float:
-        """The middle of what is possible."""
-        return (self.low_ppm + self.high_ppm) / 2
-
-    @property
-    def uncertainty_ppm(self) -> float:
-        """How far the truth can be from the middle."""
-        return (self.high_ppm - self.low_ppm) / 2
 
 
 def drift(bounds: Sequence[Bound]) -> Drift | None:
@@ -112,10 +103,9 @@ def drift(bounds: Sequence[Bound]) -> Drift | None:
 def joined(measurements: Iterable[Measurement]) -> Measurement:
     """Several measurements, one after the other, as one: that is what tells a drift."""
     every = list(measurements)
-    methods = list(dict.fromkeys(each.method for each in every if each.method))
     return Measurement(
         tuple(bound for each in every for bound in each.bounds),
-        ", ".join(methods),
+        ", ".join(dict.fromkeys(each.method for each in every if each.method)),
         tuple(dict.fromkeys(note for each in every for note in each.notes)),
     )
 
@@ -150,14 +140,12 @@ def parsed(found: Mapping[str, Any]) -> Measurement:
     """What a document holds; rows that are none, or contradict themselves, become notes."""
     bounds, notes = [], [str(each) for each in _list(found.get("notes"))]
     for row in _list(found.get("bounds")):
-        if isinstance(row, Mapping) and all(type(row.get(name)) is int for name in _NUMBERS):
-            values: dict[str, Any] = {name: row[name] for name in _NUMBERS}
-            values.update((name, str(row.get(name) or "")) for name in _WORDS)
-            bound = Bound(**values)
-            if bound.low_ns <= bound.high_ns:
-                bounds.append(bound)
-                continue
-        notes.append("a row of the measurement could not be understood and is left out")
+        if documents.fits(row, _NUMBERS) and row["low_ns"] <= row["high_ns"]:
+            members: dict[str, Any] = {name: row[name] for name in _NUMBERS}
+            members.update((name, str(row.get(name) or "")) for name in _WORDS)
+            bounds.append(Bound(**members))
+        else:
+            notes.append("a row of the measurement could not be understood and is left out")
     return Measurement(tuple(bounds), str(found.get("method") or ""), tuple(notes))
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import struct
 import time
 from collections.abc import Iterable, Mapping
@@ -33,15 +34,11 @@ def _row(rank: int, found: list[Exchange]) -> dict[str, Any]:
         return {"rank": rank, "note": f"rank {rank}: {error}"}
 
 
-def _measurement(method: str, rows: Iterable[dict[str, Any]], notes: list[str]) -> Measurement:
+def _measurement(method: str, rows: list[dict[str, Any]], notes: Iterable[str] = ()) -> Measurement:
     """Rank 0's result: all ranks' bounds against its own clock."""
     against = {"other": 0, "other_machine": clocks.machine()}
-    bounds, missing = [], []
-    for row in rows:
-        if "note" in row:
-            missing.append(str(row["note"]))
-        else:
-            bounds.append({**row, **against})
+    bounds = [{**row, **against} for row in rows if "note" not in row]
+    missing = [str(row["note"]) for row in rows if "note" in row]
     return parsed({"method": method, "bounds": bounds, "notes": [*missing, *notes]})
 
 
@@ -77,7 +74,7 @@ def over_mpi(comm: Any, exchanges: int) -> Measurement | None:
     rows = [_answer_over_mpi(comm, peer, exchanges) for peer in range(1, size)]
     for peer in range(1, size):
         comm.Send(bytearray(1), dest=peer, tag=_END)
-    return _measurement("MPI", rows, [])
+    return _measurement("MPI", rows)
 
 
 def _answer_over_mpi(comm: Any, peer: int, exchanges: int) -> dict[str, Any]:
@@ -137,9 +134,8 @@ def over_udp(
 def _job(environ: Mapping[str, str]) -> str:
     """What distinguishes this measurement from another of the same user in the same folder."""
     names = ("SLURM_JOB_ID", "SLURM_STEP_ID", "TORCHELASTIC_RUN_ID", "PMIX_NAMESPACE")
-    words = [environ[name] for name in names if environ.get(name)]
-    kept = ("".join(c if c.isalnum() else "_" for c in word) for word in words)
-    return ".".join(kept) or "here"
+    given = [environ[name] for name in names if environ.get(name)]
+    return ".".join(re.sub(r"\W", "_", word) for word in given) or "here"
 
 
 def _answer_over_udp(
