@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from clusterprof.agent.contracts import files, paths, states
 from clusterprof.agent.contracts.plan import Plan
@@ -103,12 +103,10 @@ def look_at(there: OverSsh, nsys: str | None) -> tuple[list[RemoteHost], dict[Ho
     Returns those that can, in order, and what is wrong with the others.
     """
     with ThreadPoolExecutor(max_workers=min(64, len(there.hosts))) as pool:
-        results = list(pool.map(lambda host: _look(host, there, nsys), there.hosts))
-    good = [each for each in results if isinstance(each, RemoteHost)]
-    bad = {
-        host: each for host, each in zip(there.hosts, results, strict=True) if isinstance(each, str)
-    }
-    return good, bad
+        looked = pool.map(lambda host: _look(host, there, nsys), there.hosts)
+        results = dict(zip(there.hosts, looked, strict=True))
+    good = [each for each in results.values() if isinstance(each, RemoteHost)]
+    return good, {host: wrong for host, wrong in results.items() if isinstance(wrong, str)}
 
 
 def _look(host: Host, there: OverSsh, nsys: str | None) -> RemoteHost | str:
@@ -139,7 +137,7 @@ def _missing(each: RemoteHost, there: OverSsh, nsys: str | None) -> str:
         return f"it has no folder {there.folder}: --chdir DIR"
     if not found.program:
         return f"it has no {there.script} in {there.folder}"
-    each.ssh.sftp().close()
+    each.ssh.sftp()
     return ""
 
 
@@ -203,16 +201,19 @@ class Running:
                 each.status, each.reason = 143, "clusterprof was asked to end before it began"
             else:
                 start(each, there, argv, output)
-        while any(each.status is None for each in self.hosts):
-            self.forward_signals()
-            if time.monotonic() > self._patience:
-                self.give_up()
-            for each in self.hosts:
-                if each.status is None:
-                    look_after(each, 0.5 / len(self.hosts))
+        while running := [
+            (each, each.command) for each in self.hosts if each.command and each.status is None
+        ]:
+            self.forward_signals([command for _, command in running])
+            for each, command in running:
+                if time.monotonic() > self._patience:
+                    command.close()
+                    each.status, each.reason = 255, "it did not end when asked to"
+                elif command.wait(0.5 / len(self.hosts)):
+                    note_end(each, command)
         return max(each.status or 0 for each in self.hosts)
 
-    def forward_signals(self) -> None:
+    def forward_signals(self, commands: Sequence[RemoteCommand]) -> None:
         """Forward signals to the hosts; the second one that ends the job kills it."""
         while self.signals:
             name = self.signals.pop(0)
@@ -221,16 +222,8 @@ class Running:
                 if self._stops > 1:
                     name = "KILL"
                     self._patience = min(self._patience, time.monotonic() + KILLED_S)
-            for each in self.hosts:
-                if each.command is not None and each.status is None:
-                    each.command.write(f"{name}\n".encode())
-
-    def give_up(self) -> None:
-        """Wait no longer for hosts that do not end their job."""
-        for each in self.hosts:
-            if each.command is not None and each.status is None:
-                each.command.close()
-                each.status, each.reason = 255, "it did not end when asked to"
+            for command in commands:
+                command.write(f"{name}\n".encode())
 
     def asked_to_end(self) -> bool:
         """Whether a signal to end has come that was not forwarded, since no job runs."""
@@ -255,13 +248,10 @@ def start(each: RemoteHost, there: OverSsh, argv: Sequence[str], output: Output)
         each.status, each.reason = 255, "it does not accept its command"
 
 
-def look_after(each: RemoteHost, seconds: float) -> None:
-    """Note how one host's command ended, if it has."""
-    assert each.command is not None
-    if not each.command.wait(seconds):
-        return
-    lost = each.command.lost
-    each.status = each.command.status()
+def note_end(each: RemoteHost, command: RemoteCommand) -> None:
+    """Note how one host's command ended."""
+    lost = command.lost
+    each.status = command.status()
     if lost and each.ssh.connected:
         each.reason = "our helper there was killed"
     elif lost:
@@ -286,19 +276,17 @@ def gather(
     asked = [each for each in hosts if each.folder]
     if not asked:
         return
+    transfer = _Transfer(run, python, stop)
     with ThreadPoolExecutor(max_workers=min(32, len(asked))) as pool:
-        listings = list(
-            pool.map(lambda each: _retried(each, run, stop, lambda: _listed(each, python)), asked)
-        )
+        listings = list(pool.map(lambda each: transfer.retried(each, transfer.listed), asked))
     claims = Counter(claim for each in hosts for claim in each.brought)
     claims.update(claim for each in listings for claim in each.claims)
     for each, listing in zip(asked, listings, strict=True):
         problems = listing.problems
         if not problems or listing.files:
-            wanted, refused = _accepted(each, listing, claims)
-            problems = [*problems, *refused]
-            fetch = functools.partial(_bring, each, run, python, wanted, stop, not problems)
-            problems = [*_retried(each, run, stop, fetch).problems, *problems]
+            wanted = _accepted(each, listing, claims)
+            fetched = transfer.retried(each, functools.partial(transfer.fetched, wanted=wanted))
+            problems = [*fetched.problems, *wanted.problems]
         if not problems:
             each.folder = ""
             continue
@@ -372,9 +360,7 @@ class Listing:
         return {(file.attempt, file.rank) for file in self.files}
 
 
-def _accepted(
-    each: RemoteHost, listing: Listing, claims: Mapping[tuple[int, int], int]
-) -> tuple[list[Offered], list[str]]:
+def _accepted(each: RemoteHost, listing: Listing, claims: Mapping[tuple[int, int], int]) -> Listing:
     """The files that are fetched from this host, and why the others are not."""
     foreign = {rank for _, rank in listing.claims if each.ranks and rank not in each.ranks}
     contested = {
@@ -395,76 +381,80 @@ def _accepted(
         for file in listing.files
         if file.rank not in foreign and (file.attempt, file.rank) not in contested
     ]
-    return good, problems
+    return Listing(good, [*listing.problems, *problems])
 
 
-def _retried(
-    each: RemoteHost, run: RunDirectory, stop: Callable[[], bool], act: Callable[[], Listing]
-) -> Listing:
-    """What `act` gives, or what went wrong there or here.
+class _Transfer(NamedTuple):
+    """How files come from the hosts into the run directory."""
 
-    Once more over a new connection, if the first was lost meanwhile.
-    """
-    while True:
-        was_there = each.ssh.connected
-        try:
-            done = act()
-        except HostError as error:
-            done = Listing(problems=[each.without_name(error)])
-        except OSError as error:
-            done = Listing(problems=[f"{run.path} cannot be written: {error.strerror or error}"])
-        if not done.problems or not was_there or each.ssh.connected or stop():
-            return done
+    run: RunDirectory
+    #: the hosts' Python
+    python: str
+    stop: Callable[[], bool]
 
+    def retried(self, each: RemoteHost, act: Callable[[RemoteHost], Listing]) -> Listing:
+        """What `act` gives, or what went wrong there or here.
 
-def _listed(each: RemoteHost, python: str) -> Listing:
-    """The files that this host has for us. Raises HostError."""
-    answer = each.ask("list", each.folder, str(PATIENCE_S), python=python, within_s=600)
-    if answer.status != 0:
-        raise HostError(answers.UNLISTED)
-    offer = answers.offered(answer.stdout)
-    if offer is None:
-        raise HostError("its job still runs")
-    return Listing(*offer)
+        Once more over a new connection, if the first was lost meanwhile.
+        """
+        done = Listing()
+        for _ in range(2):
+            was_there = each.ssh.connected
+            try:
+                done = act(each)
+            except HostError as error:
+                done = Listing(problems=[each.without_name(error)])
+            except OSError as error:
+                why = error.strerror or error
+                done = Listing(problems=[f"{self.run.path} cannot be written: {why}"])
+            if not done.problems or not was_there or each.ssh.connected or self.stop():
+                break
+        return done
 
+    def listed(self, each: RemoteHost) -> Listing:
+        """The files that this host has for us. Raises HostError."""
+        answer = each.ask("list", each.folder, str(PATIENCE_S), python=self.python, within_s=600)
+        if answer.status != 0:
+            raise HostError(answers.UNLISTED)
+        offer = answers.offered(answer.stdout)
+        if offer is None:
+            raise HostError("its job still runs")
+        return Listing(*offer)
 
-def _bring(
-    each: RemoteHost,
-    run: RunDirectory,
-    python: str,
-    wanted: Sequence[Offered],
-    stop: Callable[[], bool],
-    all_there_is: bool,
-) -> Listing:
-    """Fetch these files, and remove the folder there if these are all. Raises HostError."""
-    problems = []
-    for file in wanted:
-        if stop():
-            return Listing(problems=["clusterprof was asked to end while the reports were fetched"])
-        if not _fetch(run, each, file):
-            problems.append(f"{file.path} arrived incomplete")
-    if all_there_is and not problems:
-        each.ask("remove", each.folder, python=python)
-    return Listing(problems=problems)
+    def fetched(self, each: RemoteHost, wanted: Listing) -> Listing:
+        """Fetch these files, and remove the folder there if these are all. Raises HostError."""
+        problems = []
+        for file in wanted.files:
+            if self.stop():
+                asked_to_end = "clusterprof was asked to end while the reports were fetched"
+                return Listing(problems=[asked_to_end])
+            if not self.fetch(each, file):
+                problems.append(f"{file.path} arrived incomplete")
+        if not wanted.problems and not problems:
+            each.ask("remove", each.folder, python=self.python)
+        return Listing(problems=problems)
 
+    def fetch(self, each: RemoteHost, offered: Offered) -> bool:
+        """One file, by rename and only if it is the one that was offered.
 
-def _fetch(run: RunDirectory, each: RemoteHost, offered: Offered) -> bool:
-    """One file, by rename and only if it is the one that was offered. Raises HostError, OSError."""
-    folder = replace(run, attempt=offered.attempt).rank(offered.rank)
-    folder.mkdir(parents=True, exist_ok=True)
-    target, wanted = folder / offered.name, (offered.size, offered.sha256)
-    each.brought.add((offered.attempt, offered.rank))
-    if target.is_file() and far_side.checksum(str(target)) == wanted:
-        return True  # it came before the connection was lost
-    size, digest = 0, hashlib.sha256()
-    with contextlib.suppress(ValueError), files.new(target) as file:
-        for part in each.ssh.read(f"{each.folder}/{offered.path}", offered.size):
-            file.write(part)
-            digest.update(part)
-            size += len(part)
-        if (size, digest.hexdigest()) != wanted:
-            raise ValueError(offered)  # nothing is left of it
-    return (size, digest.hexdigest()) == wanted
+        Raises HostError, OSError.
+        """
+        folder = replace(self.run, attempt=offered.attempt).rank(offered.rank)
+        folder.mkdir(parents=True, exist_ok=True)
+        target, wanted = folder / offered.name, (offered.size, offered.sha256)
+        each.brought.add((offered.attempt, offered.rank))
+        if target.is_file() and far_side.checksum(str(target)) == wanted:
+            return True  # it came before the connection was lost
+        digest = hashlib.sha256()
+        whole = False
+        with contextlib.suppress(ValueError), files.new(target) as file:
+            for part in each.ssh.read(f"{each.folder}/{offered.path}", offered.size):
+                file.write(part)
+                digest.update(part)
+            whole = (file.tell(), digest.hexdigest()) == wanted
+            if not whole:
+                raise ValueError(offered)  # nothing is left of it
+        return whole
 
 
 def name_missing(run: RunDirectory, missing: Mapping[int, tuple[str, str]]) -> None:
