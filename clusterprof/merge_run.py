@@ -27,11 +27,11 @@ def merge_run(run: RunDirectory, outcomes: Sequence[Outcome]) -> Study:
     from clusterprof.align.clock.measured import known_clocks
     from clusterprof.errors import ReportError
     from clusterprof.ingest import Source, find_sources, gather
-    from clusterprof.probe import clock_files
+    from clusterprof.probe import measurement
     from clusterprof.study import study
 
     with writing(run.path):
-        probe = clock_files.gathered(run)
+        probe = measurement.gathered(run)
     sources = [
         Source(each.report, rank=each.rank, alone=True, steps=each.steps, beside=each.trace)
         for each in outcomes
@@ -53,7 +53,7 @@ def merge_run(run: RunDirectory, outcomes: Sequence[Outcome]) -> Study:
     ]
     clocks = known_clocks(
         gathered.ranks,
-        clock_files.of_run(run, [tables.rank for tables in gathered.ranks]),
+        measurement.of_run(run, [tables.rank for tables in gathered.ranks]),
         probe.as_json() if probe else None,
     )
     made = study(
@@ -97,14 +97,14 @@ def merge_reports(
     """
     from clusterprof.align.clock.measured import known_clocks
     from clusterprof.ingest import gather
-    from clusterprof.probe import clock_files
+    from clusterprof.probe import measurement
     from clusterprof.study import study
 
     gathered = gather(list(paths), ranks=ranks)
     known = None
     silent: list[str] = []
     if clocks is not None:
-        files, silent = clock_files.of_reports(gathered.ranks, clocks)
+        files, silent = measurement.of_reports(gathered.ranks, clocks)
         known = known_clocks(gathered.ranks, files, clocks.as_json())
     return study(
         gathered.ranks,

@@ -11,7 +11,7 @@ from pathlib import Path
 from clusterprof.arguments import path
 from clusterprof.cli import verb_parser
 from clusterprof.console import say
-from clusterprof.doctor import cluster, folders, table, this_host
+from clusterprof.doctor import cluster, table, this_host
 from clusterprof.doctor.table import BAD, Check
 from clusterprof.errors import UsageError
 
@@ -46,7 +46,7 @@ def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
         raise UsageError(
             f"doctor --local has no option {asked[0]}", "see clusterprof doctor --help"
         )
-    folder = folders.existing(arguments.run_dir.absolute().parent)
+    folder = this_host.existing(arguments.run_dir.absolute().parent)
     expected = [] if arguments.local or asked else cluster.nodes(os.environ)
     if asked or expected:
         if asked:

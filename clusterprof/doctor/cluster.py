@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from clusterprof.doctor import folders
+from clusterprof.doctor import this_host
 from clusterprof.doctor.table import BAD, Check, from_json
 from clusterprof.errors import LaunchError
 
@@ -116,7 +116,7 @@ def _probe(folder: Path) -> Path | None:
     """A folder where run directories are made, for all nodes to see; None where it cannot be."""
     try:
         probe = Path(tempfile.mkdtemp(prefix=".clusterprof-doctor-", dir=folder))
-        (probe / folders.TOKEN).touch()
+        (probe / this_host.TOKEN).touch()
     except OSError:
         return None
     return probe
@@ -126,11 +126,11 @@ def _check_visible(answers: Answers, probe: Path) -> None:
     """Add a bad check for each node whose files do not appear on this host."""
     for host, checks in answers.nodes.items():
         deadline = time.monotonic() + 1.0
-        good = any(check.name == folders.RUNS and check.level != BAD for check in checks)
+        good = any(check.name == this_host.RUNS and check.level != BAD for check in checks)
         while good and not (probe / host).exists():
             if time.monotonic() > deadline:
                 found = f"{probe.parent}: its files are not visible here"
-                checks.append(Check(folders.RUNS, BAD, found, folders.SHARE))
+                checks.append(Check(this_host.RUNS, BAD, found, this_host.SHARE))
                 break
             time.sleep(0.05)
 

@@ -15,7 +15,6 @@ from pathlib import Path
 
 from clusterprof.agent.contracts import paths, processes
 from clusterprof.agent.contracts.words import counted
-from clusterprof.doctor.folders import SHARED_MEMORY
 from clusterprof.doctor.table import OK, WARN, Check
 
 #: Programs that may hold CUPTI or the GPU's counters.
@@ -26,6 +25,8 @@ _PROFILERS = {
 }  # fmt: skip
 _DAY_S = 86400.0
 _REPORTS = (paths.REPORT, paths.RAW)
+#: Where nsys and the program, and NCCL, talk to each other.
+SHARED_MEMORY = "/dev/shm"  # noqa: S108
 #: Where nsys puts some files whatever TMPDIR says.
 _FIXED = Path("/tmp")  # noqa: S108
 #: Settings that nsys writes for each program and never removes.

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import importlib.metadata
 import os
 import platform
 import re
 import socket
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -14,9 +16,9 @@ from pathlib import Path
 
 from clusterprof import __version__
 from clusterprof.agent.contracts import clocks
-from clusterprof.agent.contracts.words import counted
-from clusterprof.agent.nsys import MINIMUM
-from clusterprof.doctor import folders, leftovers
+from clusterprof.agent.contracts.words import counted, size
+from clusterprof.agent.nsys import MINIMUM, free_bytes
+from clusterprof.doctor import leftovers
 from clusterprof.doctor.table import BAD, OK, WARN, Check
 from clusterprof.errors import ProfilerError
 from clusterprof.launch import profiling
@@ -39,6 +41,24 @@ _PARANOID = Path("/proc/sys/kernel/perf_event_paranoid")
 #: Read without a call into the kernel, in some 20 ns.
 _FAST = {"tsc", "kvm-clock", "arch_sys_counter", "hyperv_clocksource_tsc_page", "timebase"}
 
+#: File systems that other hosts serve: nsys' data would cross the network while it is captured.
+_REMOTE = {
+    "nfs", "nfs4", "lustre", "gpfs", "beegfs", "cifs", "smb3", "ceph", "9p", "pvfs2", "wekafs",
+    "afs", "fuse.sshfs", "fuse.glusterfs", "fuse.ceph-fuse", "orangefs",
+}  # fmt: skip
+#: Windows of five steps took some hundred MB of temporary data.
+ENOUGH_B = 2e9
+TOO_LITTLE_B = 2e8
+SHARED_MEMORY_B = 64e6
+
+#: How long a file of another node may take to appear: clients of NFS look every few seconds.
+VISIBLE_S = 4.0
+TOKEN = "token"  # noqa: S105 - a file's name
+
+#: the check of the folder that all nodes must see, and what to do where they do not
+RUNS = "run directories"
+SHARE = "choose a folder that all nodes share with --run-dir"
+
 Look = Callable[[], "Check | list[Check]"]
 
 
@@ -53,12 +73,12 @@ def checks(nsys: Path | None, folder: Path, probe: Path | None) -> list[tuple[st
         ("nsys", lambda: nsys_checks(nsys)),
         ("gpu", driver),
         ("other profilers", lambda: leftovers.other_profilers(table())),
-        ("temporary folder", folders.temporary_folder),
-        (folders.SHARED_MEMORY, folders.shared_memory),
+        ("temporary folder", temporary_folder),
+        (leftovers.SHARED_MEMORY, shared_memory),
         ("loopback", loopback),
         (
             "run directories",
-            lambda: folders.probed_folder(probe, name()) if probe else folders.run_folder(folder),
+            lambda: probed_folder(probe, name()) if probe else run_folder(folder),
         ),
         ("clock source", clock_source),
         ("clock", clock_error),
@@ -211,3 +231,85 @@ def cpu_sampling() -> Check:
         return Check("cpu sampling", OK, found)
     return Check("cpu sampling", WARN, found,
                  "only --cpu-sampling needs it: sysctl kernel.perf_event_paranoid=2")  # fmt: skip
+
+
+# -- the folders that a capture writes to --------------------------------------------------------
+
+
+def temporary_folder() -> Check:
+    """Where nsys keeps what it captures until the report is made."""
+    name, folder = "temporary folder", tempfile.gettempdir()
+    advice = "set TMPDIR to a folder on the node's own disk, the same for all ranks of a node"
+    try:
+        with tempfile.NamedTemporaryFile(dir=folder, prefix="clusterprof-doctor-") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        return Check(name, BAD, f"{folder}: no file can be made and locked: {error}", advice)
+    space, kind = free_bytes(folder), file_system(folder)
+    level, then = OK, ""
+    if space < TOO_LITTLE_B:
+        level, then = BAD, f"free space there, or {advice}"
+    elif kind in _REMOTE:
+        level, then = WARN, advice
+    elif space < ENOUGH_B:
+        level, then = WARN, f"enough for a short window only; {advice}"
+    return Check(name, level, f"{folder}, {kind}, {size(space)} free", then, space)
+
+
+def shared_memory() -> Check:
+    """nsys and the program talk through /dev/shm."""
+    try:
+        with tempfile.NamedTemporaryFile(dir=leftovers.SHARED_MEMORY, prefix="clusterprof-doctor-"):
+            space = free_bytes(leftovers.SHARED_MEMORY)
+    except OSError as error:
+        return Check(leftovers.SHARED_MEMORY, BAD, f"cannot be written: {error}",
+                     "nsys needs it: in a container --ipc=host or a larger --shm-size")  # fmt: skip
+    few = space < SHARED_MEMORY_B
+    advice = "nsys and NCCL need it: free some" if few else ""
+    return Check(leftovers.SHARED_MEMORY, WARN if few else OK, f"{size(space)} free", advice, space)
+
+
+def run_folder(parent: Path) -> Check:
+    """Whether run directories can be made below `parent`, as this host sees it."""
+    try:
+        Path(tempfile.mkdtemp(prefix=".clusterprof-doctor-", dir=parent)).rmdir()
+    except OSError as error:
+        return Check(RUNS, BAD, f"{parent} cannot be written: {error.strerror}",
+                     "choose another with --run-dir")  # fmt: skip
+    space, kind = free_bytes(str(parent)), file_system(str(parent))
+    few = space < TOO_LITTLE_B
+    advice = "free space there, or choose another with --run-dir" if few else ""
+    found = f"{parent}, {kind}, {size(space)} free"
+    return Check(RUNS, WARN if few else OK, found, advice, space)
+
+
+def probed_folder(probe: Path, host: str) -> Check:
+    """Whether this node sees a file that another one has just written, and can write beside it."""
+    deadline = time.monotonic() + VISIBLE_S
+    while not (probe / TOKEN).exists():
+        if time.monotonic() > deadline:
+            return Check(RUNS, BAD, f"{probe.parent} is another folder on this node", SHARE)
+        time.sleep(0.1)
+    try:
+        (probe / host).touch()
+    except OSError as error:
+        return Check(RUNS, BAD, f"{probe.parent} cannot be written: {error.strerror}", SHARE)
+    return run_folder(probe.parent)
+
+
+def existing(folder: Path) -> Path:
+    """`folder`, or the nearest above it that is there."""
+    folder = folder.absolute()
+    return next(each for each in (folder, *folder.parents) if each.is_dir())
+
+
+def file_system(folder: str) -> str:
+    """The type of the file system that holds `folder`: xfs, tmpfs, nfs4."""
+    device = Path(folder).stat().st_dev
+    wanted = f"{os.major(device)}:{os.minor(device)}"
+    with Path("/proc/self/mountinfo").open(encoding="utf-8", errors="replace") as file:
+        for line in file:
+            before, _, after = line.partition(" - ")
+            if before.split()[2] == wanted:
+                return after.split()[0]
+    return "unknown file system"

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from clusterprof.agent.contracts import clocks
-from clusterprof.doctor import cluster, folders, leftovers, table, this_host
+from clusterprof.doctor import cluster, leftovers, table, this_host
 from clusterprof.doctor.leftovers import Process
 from clusterprof.doctor.table import BAD, OK, WARN, Check, from_json
 
@@ -149,9 +149,9 @@ def test_what_nsys_left_in_shared_memory_and_tmp_is_named_with_the_command_that_
 def test_the_temporary_folder_needs_space_on_the_nodes_own_disk(
     monkeypatch: pytest.MonkeyPatch, free: float, kind: str, level: str
 ) -> None:
-    monkeypatch.setattr(folders, "free_bytes", lambda folder: free)
-    monkeypatch.setattr(folders, "file_system", lambda folder: kind)
-    found = folders.temporary_folder()
+    monkeypatch.setattr(this_host, "free_bytes", lambda folder: free)
+    monkeypatch.setattr(this_host, "file_system", lambda folder: kind)
+    found = this_host.temporary_folder()
     assert found.level == level
     assert bool(found.advice) == (level != OK)
 
@@ -160,8 +160,8 @@ def test_a_temporary_folder_that_cannot_lock_is_bad(monkeypatch: pytest.MonkeyPa
     def refuses(*_: object) -> None:
         raise OSError(37, "No locks available")
 
-    monkeypatch.setattr(folders.fcntl, "flock", refuses)
-    found = folders.temporary_folder()
+    monkeypatch.setattr(this_host.fcntl, "flock", refuses)
+    found = this_host.temporary_folder()
     assert found.level == BAD
     assert "No locks available" in found.found
 
@@ -169,14 +169,14 @@ def test_a_temporary_folder_that_cannot_lock_is_bad(monkeypatch: pytest.MonkeyPa
 def test_a_folder_that_another_node_cannot_see_is_bad(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(folders, "VISIBLE_S", 0.2)
+    monkeypatch.setattr(this_host, "VISIBLE_S", 0.2)
     probe = tmp_path / "probe"
-    found = folders.probed_folder(probe, "n1")
+    found = this_host.probed_folder(probe, "n1")
     assert (found.level, str(tmp_path) in found.found) == (BAD, True)
     assert "--run-dir" in found.advice
     probe.mkdir()
-    (probe / folders.TOKEN).touch()
-    assert folders.probed_folder(probe, "n1").level == OK
+    (probe / this_host.TOKEN).touch()
+    assert this_host.probed_folder(probe, "n1").level == OK
     assert (probe / "n1").exists()
 
 

@@ -23,7 +23,6 @@ from clusterprof.errors import ClusterprofError, ReportError, RunDirectoryError
 from clusterprof.ingest import Gathered, gather, read_report
 from clusterprof.ingest.rank_logs import read_log
 from clusterprof.probe import measurement
-from clusterprof.probe.clock_files import of_run
 from clusterprof.study import study
 
 NESTED = "[" * 200_000
@@ -283,7 +282,7 @@ def test_a_rank_s_file_that_is_none_does_not_stop_the_merge_of_the_run(
     results = json.loads((run.merged / "results.json").read_text())
     assert 0 in [each["rank"] for each in results["ranks"]]
     assert status.main("status", [str(run.path), "--json"], None) == 0
-    assert set(of_run(run, [0, 1])) == {0, 1}
+    assert set(measurement.of_run(run, [0, 1])) == {0, 1}
 
 
 @pytest.mark.parametrize(

@@ -216,7 +216,7 @@ _WRITERS = {
     "collect/over_ssh.py": "in a folder of the host's that no other user sees (mkdir 0700)",
     "collect/outcomes.py": "out of a folder of its own (mkdtemp)",
     "doctor/cluster.py": "in a folder of its own (mkdtemp)",
-    "doctor/folders.py": "in a folder of its own (mkdtemp)",
+    "doctor/this_host.py": "in a folder of its own (mkdtemp)",
     "ingest/nsys/sqlite.py": "in a folder of its own (mkdtemp)",
 }
 _WRITING = {"write_text", "write_bytes", "touch", "rename", "symlink_to", "hardlink_to"}

@@ -16,8 +16,7 @@ from clusterprof.align.clock.readings import ANCHOR_NS, STAMP_NS
 from clusterprof.align.match import match
 from clusterprof.cli import merge
 from clusterprof.errors import MergeError, ReportError, UsageError
-from clusterprof.probe.clock_files import of_reports
-from clusterprof.probe.measurement import Bound, Measurement
+from clusterprof.probe.measurement import Bound, Measurement, of_reports
 from clusterprof.study import study
 from clusterprof.tables import RankTables
 

@@ -68,7 +68,7 @@ class KnownClocks:
 def known_clocks(
     ranks: Sequence[RankTables], files: Mapping[int, Mapping[str, Any]], probe: object = None
 ) -> KnownClocks:
-    """Return all that a run's files contain about its clocks (see `clusterprof.probe.clock_files`).
+    """Return all that a run's files contain about its clocks (see `clusterprof.probe.measurement`).
 
     `files` has for each rank what `readings.parsed` takes: `clock`, `state`, `beacons`; `probe` is
     clock_probe.json as parsed.
