@@ -47,7 +47,8 @@ def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
             f"doctor --local has no option {asked[0]}", "see clusterprof doctor --help"
         )
     folder = this_host.existing(arguments.run_dir.absolute().parent)
-    expected = [] if arguments.local or asked else cluster.nodes(os.environ)
+    here = not arguments.local and not asked and cluster.in_allocation(os.environ)
+    expected = cluster.hostnames(os.environ.get("SLURM_JOB_NODELIST", "")) if here else []
     if asked or expected:
         if asked:
             say("waiting for the nodes that srun is asked for")

@@ -64,22 +64,14 @@ class SshHost:
         self.name = host.name
         self.timeout_s = timeout_s
         self.config_file = config_file
+        limits = ("banner_timeout", "auth_timeout", "channel_timeout")
         self.connection: Any = ssh.fabric().Connection(
-            host.address,
-            user=host.user,
-            port=host.port,
+            host.address, user=host.user, port=host.port, connect_timeout=timeout_s,
             config=ssh.ssh_configuration(config_file),
-            connect_timeout=timeout_s,
-            connect_kwargs={
-                "banner_timeout": timeout_s,
-                "auth_timeout": timeout_s,
-                "channel_timeout": timeout_s,
-            },
-        )
+            connect_kwargs=dict.fromkeys(limits, timeout_s),
+        )  # fmt: skip
         if self.connection.ssh_config.get("identitiesonly") == "yes":  # Fabric does not know it
             self.connection.connect_kwargs.update(allow_agent=False, look_for_keys=False)
-
-    # -- the connection ---------------------------------------------------------------------
 
     def open(self) -> None:
         """Connect, if that is not done. Raises HostError with what is wrong."""
@@ -126,21 +118,17 @@ class SshHost:
         except HostError:
             raise
         except Exception as error:  # noqa: BLE001 - sockets, paramiko, cryptography: see `reason`
-            what = reason(error, self.timeout_s)
-            if late.is_set():
-                what = f"no answer within {within_s:g} s"
+            silent = f"no answer within {within_s:g} s"
+            what = silent if late.is_set() else reason(error, self.timeout_s)
             raise HostError(f"{self.name}: {what}") from None
         finally:
             limit.cancel()
-
-    # -- commands ---------------------------------------------------------------------------
 
     def ask(self, argv: Sequence[str], stdin: bytes = b"", *, within_s: float = 30.0) -> Answer:
         """Run a short command to its end. Raises HostError, also of too long an answer."""
         out, err = Bounded(), Bounded()
         command = self.start(argv, out, err)
-        command.write(stdin)
-        command.end_of_input()
+        command.write(stdin, last=True)
         until = time.monotonic() + within_s
         while not (ended := command.wait(0.1)) and not (out.over or err.over):
             if time.monotonic() > until:
@@ -235,32 +223,24 @@ class RemoteCommand:
         for pump in self._pumps:
             pump.start()
 
-    def write(self, data: bytes) -> bool:
+    def write(self, data: bytes, *, last: bool = False) -> bool:
         """Write bytes to its stdin; False where they are not accepted any more."""
-        try:
-            self._channel.sendall(data)
-        except (OSError, EOFError):
-            return False
-        return True
-
-    def end_of_input(self) -> None:
-        """Close its stdin."""
         with contextlib.suppress(OSError, EOFError):
-            self._channel.shutdown_write()
+            self._channel.sendall(data)
+            if last:
+                self._channel.shutdown_write()
+            return True
+        return False
 
     def wait(self, seconds: float) -> bool:
         """Whether it has ended within `seconds`, or its connection has."""
         return bool(self._channel.status_event.wait(seconds))
 
-    def drain(self, seconds: float) -> None:
-        """Wait for the rest of its output; something that it left running may hold it open."""
-        until = time.monotonic() + seconds
-        for pump in self._pumps:
-            pump.join(max(0.0, until - time.monotonic()))
-
     def status(self) -> int:
         """Its exit status; 255 (as of ssh) where the connection ended first or it is invalid."""
-        self.drain(2)
+        until = time.monotonic() + 2  # for its output: what it left running may hold that open
+        for pump in self._pumps:
+            pump.join(max(0.0, until - time.monotonic()))
         status = int(self._channel.exit_status)
         self.close()
         return status if 0 <= status <= 255 else 255
@@ -321,24 +301,27 @@ def reason(error: Exception, timeout_s: float) -> str:
     import paramiko
     from paramiko.ssh_exception import NoValidConnectionsError
 
-    what = first_line(error)
     if isinstance(error, HostKeyRefused):
         return str(error)
     if isinstance(error, paramiko.PasswordRequiredException):
         return "the private key is locked: ssh-add it (a passphrase is never asked for)"
     if isinstance(error, paramiko.AuthenticationException):
         return "it accepts none of your keys (a password is never asked for)"
-    if isinstance(error, NoValidConnectionsError):
-        what = "; ".join(sorted({first_line(each) for each in error.errors.values()}))
-        return f"it cannot be reached: {what}"
     if isinstance(error, socket.gaierror):
         return f"its name cannot be resolved: {error.strerror}"
-    # paramiko's message for a server that accepted the connection and then sent nothing
-    silent = "banner" in what or what == "No existing session"
-    if isinstance(error, TimeoutError) or "timed out" in what.lower() or silent:
-        return f"no answer within {timeout_s:g} s"
     if isinstance(error, EOFError):
         return "it closed the connection"
+    what = first_line(error)
+    if isinstance(error, NoValidConnectionsError):
+        what = "; ".join(sorted({first_line(each) for each in error.errors.values()}))
+    # paramiko's message for a server that accepted the connection and then sent nothing
+    elif (
+        isinstance(error, TimeoutError)
+        or "timed out" in what.lower()
+        or "banner" in what
+        or what == "No existing session"
+    ):
+        return f"no answer within {timeout_s:g} s"
     return f"it cannot be reached: {what}"
 
 

@@ -55,12 +55,7 @@ def in_allocation(environ: Mapping[str, str]) -> bool:
     return "SLURM_JOB_ID" in environ and not (step.isdigit() and int(step) < _SPECIAL_STEPS)
 
 
-def nodes(environ: Mapping[str, str]) -> list[str]:
-    """The nodes of this allocation; [] outside of one."""
-    return _hostnames(environ.get("SLURM_JOB_NODELIST", "")) if in_allocation(environ) else []
-
-
-def _hostnames(names: str) -> list[str]:
+def hostnames(names: str) -> list[str]:
     """Slurm's n[1-4] as n1, n2, n3, n4."""
     if not names:
         return []
@@ -69,57 +64,44 @@ def _hostnames(names: str) -> list[str]:
     return done.stdout.split()
 
 
-def line(asked: Sequence[str], expected: Sequence[str], arguments: Sequence[str]) -> list[str]:
-    """srun's command line: one task of ours on each node, beside the job's own."""
+def ask(
+    asked: Sequence[str], expected: Sequence[str], folder: Path, arguments: Sequence[str]
+) -> dict[str, list[Check]]:
+    """Every node's checks, by one task of ours on each, beside the job's own.
+
+    `asked` are srun's options that the user gave, or `expected` the nodes of this allocation.
+    With options neither the wait in the queue nor Slurm's own for a node that does not answer is
+    known: the time counts from the first answer. Raises LaunchError where there is no srun or no
+    node answers at all.
+    """
+    if shutil.which("srun") is None:
+        raise LaunchError("srun was not found", "load Slurm: srun runs the checks on the nodes")
     count = [f"--nodes={len(expected)}", f"--ntasks={len(expected)}"] if expected else []
     beside = ["--overlap"] if in_allocation(os.environ) else []
-    return [
+    command = [
         "srun", *beside, *count, *asked, "--ntasks-per-node=1", "--export=ALL",
         "--kill-on-bad-exit=0", "--input=none",
         sys.executable, "-m", "clusterprof", "doctor", "--local", "--lines", *arguments,
     ]  # fmt: skip
-
-
-def ask(
-    asked: Sequence[str], expected: Sequence[str], folder: Path, arguments: Sequence[str]
-) -> dict[str, list[Check]]:
-    """Every node's checks. Raises LaunchError where there is no srun or no node answers at all.
-
-    `asked` are srun's options that the user gave, or `expected` the nodes of this allocation.
-    With options neither the wait in the queue nor Slurm's own for a node that does not answer is
-    known: the time counts from the first answer.
-    """
-    if shutil.which("srun") is None:
-        raise LaunchError("srun was not found", "load Slurm: srun runs the checks on the nodes")
-    probe = _probe(folder)
-    try:
-        where = [f"--probe={probe}"] if probe else [f"--run-dir={folder / 'run'}"]
-        command = line(asked, expected, [*arguments, *where])
-        answers, srun_printed = _run(command, expected)
-        if probe:
+    with contextlib.ExitStack() as stack:
+        try:
+            # A folder where run directories are made, for all nodes to see.
+            probe = Path(stack.enter_context(tempfile.TemporaryDirectory(
+                prefix=".clusterprof-doctor-", dir=folder, ignore_cleanup_errors=True
+            )))  # fmt: skip
+            (probe / this_host.TOKEN).touch()
+        except OSError:
+            answers, srun_printed = _run([*command, f"--run-dir={folder / 'run'}"], expected)
+        else:
+            answers, srun_printed = _run([*command, f"--probe={probe}"], expected)
             _check_visible(answers, probe)
-    finally:
-        if probe:
-            shutil.rmtree(probe, ignore_errors=True)
     if not answers.nodes:
         raise LaunchError("no node answered", *(srun_printed[-3:] or ["srun printed nothing"]))
-    expected = expected or _hostnames(answers.asked)
-    for host in [*expected, *answers.nodes]:
+    order = list(dict.fromkeys([*(expected or hostnames(answers.asked)), *sorted(answers.nodes)]))
+    for host in order:
         if host not in answers.done:
             answers.nodes.setdefault(host, []).append(_silent(host, srun_printed))
-            answers.done.add(host)
-    order = [*expected, *sorted(answers.nodes)]
-    return {host: answers.nodes[host] for host in dict.fromkeys(order)}
-
-
-def _probe(folder: Path) -> Path | None:
-    """A folder where run directories are made, for all nodes to see; None where it cannot be."""
-    try:
-        probe = Path(tempfile.mkdtemp(prefix=".clusterprof-doctor-", dir=folder))
-        (probe / this_host.TOKEN).touch()
-    except OSError:
-        return None
-    return probe
+    return {host: answers.nodes[host] for host in order}
 
 
 def _check_visible(answers: Answers, probe: Path) -> None:
@@ -169,9 +151,8 @@ def _run(command: Sequence[str], expected: Sequence[str]) -> tuple[Answers, list
 
 def _end(srun: subprocess.Popen[str]) -> None:
     """Wait for srun; end it where it waits for a node that does not answer."""
-    for stop in (None, srun.terminate, srun.kill):
-        if stop:
-            stop()
+    for stop in (srun.poll, srun.terminate, srun.kill):
+        stop()
         with contextlib.suppress(subprocess.TimeoutExpired):
             srun.wait(0.4)
             return

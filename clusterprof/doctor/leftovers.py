@@ -211,5 +211,4 @@ def _mine(paths: Iterable[Path]) -> Iterator[Path]:
 
 
 def _some(paths: Sequence[Path]) -> str:
-    shown = shlex.join(map(str, paths[:4]))
-    return shown + (" ..." if len(paths) > 4 else "")
+    return shlex.join(map(str, paths[:4])) + (" ..." if len(paths) > 4 else "")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -90,20 +91,17 @@ def render(made: Sequence[Line], hosts: Sequence[str]) -> str:
     rows = [(each.check, _where(each.nodes, hosts) if many else "") for each in made]
     wide = max(len(check.name) for check, _ in rows)
     wider = max(len(where) for _, where in rows)
+    wrapped = functools.partial(
+        textwrap.wrap, width=110, break_long_words=False, break_on_hyphens=False
+    )
     text = []
     for check, where in rows:
         start = f"{check.level:<4}  {check.name:<{wide}}  " + (f"{where:<{wider}}  " * many)
-        text += _wrapped(start + check.found, " " * len(start))
+        text += wrapped(start + check.found, subsequent_indent=" " * len(start))
         if check.advice:
             indent = " " * (8 + wide)
-            text += _wrapped(indent + check.advice, indent)
+            text += wrapped(indent + check.advice, subsequent_indent=indent)
     return "\n".join(text)
-
-
-def _wrapped(text: str, indent: str) -> list[str]:
-    return textwrap.wrap(
-        text, 110, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
-    )
 
 
 def _where(nodes: Sequence[str], hosts: Sequence[str]) -> str:
