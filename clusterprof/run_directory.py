@@ -152,9 +152,8 @@ class Manifest:
 
         With those that had an outcome before: one whose folder was deleted since is missing.
         """
-        found = set(self.selection.expected(self.world_size) or ())
-        found.update(each["rank"] for each in self.content.get("outcomes", []))
-        return sorted(found) or None
+        before = {each["rank"] for each in self.content.get("outcomes", [])}
+        return sorted(before.union(self.selection.expected(self.world_size) or ())) or None
 
 
 @dataclass(frozen=True)
@@ -202,9 +201,7 @@ class RunDirectory:
     def ranks(self) -> list[int]:
         """The ranks that left anything, in order."""
         folder = self.home / paths.RANKS
-        if not folder.is_dir():
-            return []
-        names = (entry.name for entry in folder.iterdir())
+        names = [entry.name for entry in folder.iterdir()] if folder.is_dir() else []
         return sorted(int(name) for name in names if _NUMBER.fullmatch(name))
 
     def states(self) -> dict[int, dict[str, Any]]:
@@ -214,8 +211,7 @@ class RunDirectory:
     def states_of(self, ranks: Iterable[int]) -> Iterator[tuple[int, dict[str, Any]]]:
         """These ranks' states; those that have left none are left out."""
         for rank in ranks:
-            state = states.read(str(self.rank(rank)))
-            if state:
+            if state := states.read(str(self.rank(rank))):
                 yield rank, state
 
     def read_manifest(self) -> Manifest:

@@ -126,20 +126,20 @@ class SshHost:
 
     def ask(self, argv: Sequence[str], stdin: bytes = b"", *, within_s: float = 30.0) -> Answer:
         """Run a short command to its end. Raises HostError, also of too long an answer."""
-        out, err = Bounded(), Bounded()
-        command = self.start(argv, out, err)
+        out, err = bytearray(), bytearray()
+        command = self.start(argv, _bounded(out), _bounded(err))
         command.write(stdin, last=True)
         until = time.monotonic() + within_s
-        while not (ended := command.wait(0.1)) and not (out.over or err.over):
+        while not (ended := command.wait(0.1)) and max(len(out), len(err)) <= ANSWER_B:
             if time.monotonic() > until:
                 break
         status = command.status() if ended else 255
         command.close()
-        if out.over or err.over:
+        if max(len(out), len(err)) > ANSWER_B:
             raise HostError(f"{self.name}: its answer is longer than {ANSWER_B >> 20} MB")
         if not ended:
             raise HostError(f"{self.name}: no answer within {within_s:g} s to {argv[0]}")
-        return Answer(status, bytes(out.data), bytes(err.data))
+        return Answer(status, bytes(out), bytes(err))
 
     def start(self, argv: Sequence[str], stdout: Sink, stderr: Sink) -> RemoteCommand:
         """Start a command; what it prints goes to the two sinks, each from a thread of its own.
@@ -196,18 +196,9 @@ class SshHost:
             raise HostError(f"{self.name}: its sshd offers no SFTP ({first_line(error)})") from None
 
 
-class Bounded:
-    """Collects an answer; of one that is too long it notes only that it is."""
-
-    def __init__(self) -> None:
-        self.data = bytearray()
-        self.over = False
-
-    def __call__(self, data: bytes) -> None:
-        """Add bytes."""
-        self.over = self.over or len(self.data) + len(data) > ANSWER_B
-        if not self.over:
-            self.data += data
+def _bounded(answer: bytearray) -> Sink:
+    """Collects an answer; of one that is too long no more than shows that it is."""
+    return lambda data: answer.extend(data) if len(answer) <= ANSWER_B else None
 
 
 class RemoteCommand:

@@ -68,11 +68,13 @@ class HostKeys:
         names = [name] if port == _SSH_PORT else [f"[{name}]:{port}", name]
         self.name = alias or names[0]
         paths = f"{options.get('userknownhostsfile', '')} {options.get('globalknownhostsfile', '')}"
+        files = [Path(path).expanduser() for path in paths.split() if path != "none"]
         self.known = []
         for each in [alias] if alias else names:
             known = Known()
-            for path in paths.split():
-                known.read(lines_for(each, path))
+            for file in filter(Path.is_file, files):
+                found = run(["ssh-keygen", "-F", each, "-f", str(file)])
+                known.read(found.stdout.decode(errors="replace"))
             self.known.append(known)
         revoked = options.get("revokedhostkeys", "none")
         self.revoked = None if revoked == "none" else Path(revoked).expanduser()
@@ -131,14 +133,6 @@ def settings(connection: Any, config: Path | None) -> dict[str, str]:
         keyword, _, value = line.partition(" ")
         found.setdefault(keyword.lower(), value)
     return found
-
-
-def lines_for(name: str, path: str) -> str:
-    """The lines of a known_hosts file for `name`; "" where there is no such file."""
-    file = Path(path).expanduser()
-    if path == "none" or not file.is_file():
-        return ""
-    return run(["ssh-keygen", "-F", name, "-f", str(file)]).stdout.decode(errors="replace")
 
 
 def check_revoked(path: Path, key: bytes, line: str) -> None:

@@ -192,19 +192,13 @@ def _lost(run: RunDirectory, folder: Path, state: State | None, reason: str) -> 
             f"is slow: clusterprof collect {run.path}"
         )
     killed = _KILLED.get(state) if state is not None else None
-    if killed and _full(folder):
-        return f'no space left on {run.path}: "{state}" was the last state that could be written'
+    with contextlib.suppress(OSError):
+        if killed and nsys.free_bytes(str(folder)) < _STATE_B:
+            last = f'"{state}" was the last state that could be written'
+            return f"no space left on {run.path}: {last}"
     if state is State.FINISHING and reason:
         return f"{killed}, {reason}"
     return reason or killed or "it did not capture"
-
-
-def _full(folder: Path) -> bool:
-    """Whether there is no space for another state."""
-    try:
-        return nsys.free_bytes(str(folder)) < _STATE_B
-    except OSError:
-        return False
 
 
 def _advance(folder: Path, state: State, reason: str | None = None, **facts: Any) -> None:
@@ -225,9 +219,6 @@ def newest_step_log(folder: Path) -> Path | None:
     """The newest step log in a rank's folder: of the last process that kept one."""
     logs = sorted(folder.glob("steps*.csv"), key=lambda path: path.stat().st_mtime_ns)
     return logs[-1] if logs else None
-
-
-# -- reports that nsys left raw ------------------------------------------------------------------
 
 
 def import_raw(run: RunDirectory, *, patience_s: float = IMPORT_S) -> Iterator[tuple[int, str]]:

@@ -143,11 +143,9 @@ def _missing(each: RemoteHost, there: OverSsh, nsys: str | None) -> str:
 
 def same_machine(hosts: Sequence[RemoteHost]) -> list[list[str]]:
     """The names of hosts that are the same machine, by their descriptions."""
-    names: dict[str, list[str]] = {}
-    for each in hosts:
-        if each.found.machine:
-            names.setdefault(each.found.machine, []).append(each.name)
-    return [same for same in names.values() if len(same) > 1]
+    machines = dict.fromkeys(each.found.machine for each in hosts if each.found.machine)
+    names = [[each.name for each in hosts if each.found.machine == one] for one in machines]
+    return [same for same in names if len(same) > 1]
 
 
 # -- running -------------------------------------------------------------------------------------
@@ -368,19 +366,12 @@ def _accepted(each: RemoteHost, listing: Listing, claims: Mapping[tuple[int, int
         for claim in listing.claims
         if claims[claim] > 1 + (claim in each.brought) and each.ranks is None
     }
-    problems = [
-        f"it offers files of {named_ranks(which)}, {why}"
-        for which, why in (
-            (foreign, "which do not run on it"),
-            ({rank for _, rank in contested}, "which another host offers as well"),
-        )
-        if which
-    ]
-    good = [
-        file
-        for file in listing.files
-        if file.rank not in foreign and (file.attempt, file.rank) not in contested
-    ]
+    refused = (foreign, "which do not run on it"), (
+        {rank for _, rank in contested}, "which another host offers as well"
+    )  # fmt: skip
+    problems = [f"it offers files of {named_ranks(them)}, {why}" for them, why in refused if them]
+    claimed = {claim for claim in listing.claims if claim[1] not in foreign} - contested
+    good = [file for file in listing.files if (file.attempt, file.rank) in claimed]
     return Listing(good, [*listing.problems, *problems])
 
 

@@ -33,9 +33,6 @@ _FIXED = Path("/tmp")  # noqa: S108
 _SETTINGS = "injection_config_*"
 
 
-# -- processes -----------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Process:
     """One line of the process table."""
@@ -107,9 +104,6 @@ def other_profilers(table: Sequence[Process]) -> Check:
 
 def _some_pids(pids: Sequence[int]) -> str:
     return ", ".join(map(str, sorted(pids)[:4])) + (", ..." if len(pids) > 4 else "")
-
-
-# -- what runs have left -------------------------------------------------------------------------
 
 
 def leftovers(table: Sequence[Process]) -> Check:

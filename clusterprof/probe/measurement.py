@@ -165,9 +165,6 @@ def _list(value: object) -> list[Any]:
     return value if isinstance(value, list) else []
 
 
-# -- of a run, and of reports -------------------------------------------------------------------
-
-
 def gathered(run: RunDirectory) -> Measurement | None:
     """Gather the probers' measurements into clock_probe.json; None where nothing was measured.
 
