@@ -11,11 +11,11 @@ import ast
 import importlib.util
 import os
 import pkgutil
-from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Protocol, cast
 
-from clusterprof.launchers.support.job import Job
+from clusterprof.launchers.support.job import CommandLine, Job
 
 #: Folders with further launchers, separated as in PATH: modules as those here.
 VARIABLE = "CLUSTERPROF_LAUNCHERS"
@@ -33,20 +33,13 @@ class Launcher(Protocol):
     def add_options(self, parser: argparse.ArgumentParser) -> None:
         """Add the options that are neither clusterprof's in general nor the launcher's own.
 
-        Only of a launcher that has such options; its `job` finds them in `options`.
+        Only of a launcher that has such options; its `job` finds them in `line.options`.
         """
 
-    def job(
-        self,
-        options: Sequence[str],
-        program: Sequence[str],
-        environ: Mapping[str, str],
-        added: Mapping[str, str],
-    ) -> Job:
+    def job(self, line: CommandLine) -> Job:
         """The job that `LAUNCHER options... program...` starts.
 
-        `options` are the launcher's own, verbatim; `added` is the environment that must reach
-        every rank. Raises UsageError where the two cannot work together.
+        Raises UsageError where the two cannot work together.
         """
 
 
@@ -69,3 +62,10 @@ def summary(name: str) -> str:
 def load(name: str) -> Launcher:
     """The launcher called `name`, one of `names()`."""
     return cast("Launcher", importlib.import_module(f"{__name__}.{name}"))
+
+
+def job(name: str, line: CommandLine) -> Job:
+    """What the launcher called `name` makes of a command line. Raises UsageError, LaunchError."""
+    from clusterprof.launchers.support.command_line import closed
+
+    return replace(load(name).job(line), closed=closed(line.program))

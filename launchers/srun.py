@@ -7,55 +7,51 @@ from collections.abc import Mapping, Sequence
 
 from clusterprof.errors import UsageError
 from clusterprof.launchers.support.command_line import (
-    PYTHON,
-    closed,
     further,
+    is_python,
     last_value,
-    mount_remark,
+    mount_remarks,
     starts_ranks_itself,
-    unmounted_folders,
     whole_number,
     whose_ranks,
 )
-from clusterprof.launchers.support.job import Job
+from clusterprof.launchers.support.job import CommandLine, Job
 
 SUMMARY = "run a job under Slurm's srun and profile some of its ranks"
 PASSES_OPTIONS_TO = "srun"
 
+#: Puts our two variables into a task's environment and becomes what follows. It is always the same;
+#: our folder comes before whatever PYTHONPATH srun gives the task (which of two it gives depends
+#: on its version).
 _CARRY = (
     "PYTHONPATH=$1${PYTHONPATH:+:$PYTHONPATH} CLUSTERPROF_PLAN=$2; "
     'export PYTHONPATH CLUSTERPROF_PLAN; shift 2; exec "$@"'
 )
 
 
-def job(
-    options: Sequence[str],
-    program: Sequence[str],
-    environ: Mapping[str, str],
-    added: Mapping[str, str],
-) -> Job:
+def job(line: CommandLine) -> Job:
     """See `clusterprof.launchers.Launcher`."""
+    options, program, environ, added = line.options, line.program, line.environ, line.added
     size, size_source = ranks(options, program, environ)
-    remarks = mount_remark(unmounted_folders(options, program, added))
-    command, carries = list(program), False
-    if any(not environment_passes(part, environ) for part in components(options, program)):
+    remarks, carrier = mount_remarks(line), []
+    if not all(environment_passes(part, environ) for part in components(options, program)):
         if ":" in program or "--multi-prog" in options:
             raise UsageError(
                 "srun --export withholds clusterprof's variables from several programs",
                 "add ALL to it, and no PYTHONPATH=",
             )
         # srun passes only what --export names: set our two variables in the command.
-        command, carries = [*carrier(added), *program], True
-        remarks.append("srun --export withholds clusterprof's variables: sh sets them")
+        inject = added["PYTHONPATH"].split(":", 1)[0]
+        carrier = ["/bin/sh", "-c", _CARRY, "clusterprof", inject, added["CLUSTERPROF_PLAN"]]
+        remarks += ("srun --export withholds clusterprof's variables: sh sets them",)
     return Job(
         launcher="srun",
-        command=("srun", *options, *command),
+        command=("srun", *options, *carrier, *program),
         world_size=size,
         size_source=size_source,
         identity=whose_ranks(program, "srun"),
-        remarks=tuple(remarks),
-        closed=closed(program),
-        carries=carries,
+        remarks=remarks,
+        carries=bool(carrier),
     )
 
 
@@ -69,7 +65,7 @@ def ranks(
     sizes = [size for size, _ in parts if size is not None]
     if len(sizes) < len(parts):
         return None, ""
-    if not PYTHON.fullmatch(program[0].rsplit("/", 1)[-1]) and one_task_a_node(options, environ):
+    if not is_python(program[0]) and one_task_a_node(options, environ):
         # A script that srun starts once on each node may well end in a torchrun.
         return None, ""
     return sum(sizes), " : ".join(source for _, source in parts)
@@ -79,14 +75,13 @@ def components(options: Sequence[str], program: Sequence[str]) -> list[list[str]
     """The options of each component of a heterogeneous job: `-n1 -- A : -n2 B` has two."""
     parts = [list(options)]
     for words in further(program):
-        before = ["", *words]
         # The program is the first word that is no option, nor may be the value of one.
         own = itertools.takewhile(
             lambda pair: pair[1].startswith("-") or pair[0].startswith("-"),
-            zip(before, words, strict=False),
+            itertools.pairwise(["", *words]),
         )
         named = [word for _, word in own]
-        if named and PYTHON.fullmatch(named[-1].rsplit("/", 1)[-1]):
+        if named and is_python(named[-1]):
             named.pop()
         parts.append(named)
     return parts
@@ -109,37 +104,23 @@ def world(options: Sequence[str], environ: Mapping[str, str]) -> tuple[int | Non
     tasks = whole_number(last_value(options, "-n", "--ntasks"))
     if tasks is not None:
         return tasks, f"-n{tasks}"
-    nodes = whole_number(last_value(options, "-N", "--nodes"))
+    given_nodes = last_value(options, "-N", "--nodes")
     per_node = whole_number(last_value(options, "--ntasks-per-node"))
-    if nodes is None:
-        nodes = whole_number(environ.get("SLURM_NNODES"))
     if per_node is not None:
-        return (
-            (nodes * per_node, f"-N{nodes} --ntasks-per-node={per_node}") if nodes else (None, "")
-        )
+        nodes = whole_number(given_nodes)
+        if nodes is None:
+            nodes = whole_number(environ.get("SLURM_NNODES"))
+        if not nodes:
+            return None, ""
+        return nodes * per_node, f"-N{nodes} --ntasks-per-node={per_node}"
     inherited = whole_number(environ.get("SLURM_NTASKS"))
-    if inherited is not None and last_value(options, "-N", "--nodes") is None:
+    if inherited is not None and given_nodes is None:
         return inherited, "SLURM_NTASKS"
     return None, ""
 
 
 def environment_passes(options: Sequence[str], environ: Mapping[str, str]) -> bool:
     """Whether srun passes the whole environment, with our variables, to the tasks."""
-    named = exported(options, environ)
-    return "ALL" in named and not any(each.startswith("PYTHONPATH=") for each in named)
-
-
-def exported(options: Sequence[str], environ: Mapping[str, str]) -> list[str]:
-    """What --export names."""
     names = last_value(options, "--export") or environ.get("SLURM_EXPORT_ENV") or "ALL"
-    return names.split(",")
-
-
-def carrier(added: Mapping[str, str]) -> list[str]:
-    """A program that puts our two variables into a task's environment and becomes what follows.
-
-    Its script is always the same; our folder comes before whatever PYTHONPATH srun gives the task
-    (which of two it gives depends on its version).
-    """
-    inject = added["PYTHONPATH"].split(":", 1)[0]
-    return ["/bin/sh", "-c", _CARRY, "clusterprof", inject, added["CLUSTERPROF_PLAN"]]
+    named = names.split(",")
+    return "ALL" in named and not any(each.startswith("PYTHONPATH=") for each in named)

@@ -18,8 +18,8 @@ from typing import Any
 
 from clusterprof.errors import HostError, LaunchError, UsageError
 from clusterprof.launchers import torchrun
-from clusterprof.launchers.support.command_line import PYTHON, last_value, whole_number
-from clusterprof.launchers.support.job import Host, Job, OverSsh
+from clusterprof.launchers.support.command_line import is_python, last_value, whole_number
+from clusterprof.launchers.support.job import CommandLine, Host, Job, OverSsh
 
 SUMMARY = "run torchrun on several hosts over SSH and profile some of the ranks"
 PASSES_OPTIONS_TO = "torchrun"
@@ -45,49 +45,27 @@ _MASTER_PORT = ("--master-port", "--master_port")
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """The options of `clusterprof ssh` that are neither clusterprof's in general nor torchrun's."""
-    hosts = parser.add_argument_group("the hosts")
-    hosts.add_argument("--hosts", metavar="A,B,...", help="each [USER@]HOST[:PORT]")
-    hosts.add_argument(
-        "-F", "--ssh-config", metavar="FILE", help="an ssh configuration instead of your own"
-    )
-    hosts.add_argument(
-        "--chdir",
-        metavar="DIR",
-        help="the working directory on every host (default: the current one)",
-    )
-    hosts.add_argument(
-        "--python",
-        metavar="PATH",
-        help="the hosts' Python (default: that next to torchrun here)",
-    )
-    hosts.add_argument(
-        "--env", action="append", default=[], metavar="NAME[=VALUE]",
-        help="a variable for the program; nothing else of this environment is sent",
-    )  # fmt: skip
-    hosts.add_argument(
-        "--no-prefix",
-        action="store_true",
-        help="print no host names before lines of output",
-    )
-    hosts.add_argument(
-        "--connect-timeout", type=float, default=CONNECT_TIMEOUT_S, metavar="S",
-        help=f"how long a host may take to answer (default {CONNECT_TIMEOUT_S:g} s)",
-    )  # fmt: skip
+    add = parser.add_argument_group("the hosts").add_argument
+    add("--hosts", metavar="A,B,...", help="each [USER@]HOST[:PORT]")
+    add("-F", "--ssh-config", metavar="FILE", help="an ssh configuration instead of your own")
+    add("--chdir", metavar="DIR", help="the working directory on every host (default: the current "
+        "one)")  # fmt: skip
+    add("--python", metavar="PATH", help="the hosts' Python (default: that next to torchrun here)")
+    add("--env", action="append", default=[], metavar="NAME[=VALUE]",
+        help="a variable for the program; nothing else of this environment is sent")  # fmt: skip
+    add("--no-prefix", action="store_true", help="print no host names before lines of output")
+    add("--connect-timeout", type=float, default=CONNECT_TIMEOUT_S, metavar="S",
+        help=f"how long a host may take to answer (default {CONNECT_TIMEOUT_S:g} s)")  # fmt: skip
 
 
-def job(
-    options: Sequence[str],
-    program: Sequence[str],
-    environ: Mapping[str, str],
-    added: Mapping[str, str],
-) -> Job:
+def job(line: CommandLine) -> Job:
     """See `clusterprof.launchers.Launcher`. Raises UsageError, LaunchError (no Fabric)."""
     parser = argparse.ArgumentParser(
         prog="clusterprof ssh", allow_abbrev=False, add_help=False, exit_on_error=False
     )
     add_options(parser)
     try:
-        own, theirs = parser.parse_known_args(list(options))
+        own, theirs = parser.parse_known_args(list(line.options))
     except argparse.ArgumentError as error:
         raise UsageError(str(error), "its options: clusterprof ssh --help") from None
     if not own.hosts:
@@ -105,13 +83,13 @@ def job(
     if len({host.name for host in hosts}) < len(hosts):
         raise UsageError(f"--hosts {own.hosts} names a host twice", "each host runs one torchrun")
     fewest = fewest_nodes(theirs, len(hosts))
-    python = own.python or default_python()
-    if PYTHON.fullmatch(program[0]):
+    python, program = own.python or default_python(), line.program
+    if is_python(program[0]) and "/" not in program[0]:
         program = [python, *program[1:]]  # the hosts' PATH need not have the one that is meant
     if last_value(theirs, *_NODES) is None:
         theirs = [f"--nnodes={len(hosts)}", *theirs]
-    environment = chosen_environment(own.env, environ)
-    inner = torchrun.job(theirs, program, environment, added)
+    environment = chosen_environment(own.env, line.environ)
+    inner = torchrun.job(CommandLine(theirs, program, environment, line.added))
     there = OverSsh(
         hosts=hosts,
         options=inner.command[1 : -len(program)],
@@ -127,15 +105,7 @@ def job(
         port=None if last_value(theirs, *_ENDPOINT, *_MASTER_PORT) else PORT,
     )
     there = replace(there, commands=commands(there))
-    return Job(
-        launcher="ssh",
-        command=there.commands[0],
-        world_size=inner.world_size,
-        size_source=inner.size_source,
-        identity="torchrun",
-        closed=inner.closed,
-        over_ssh=there,
-    )
+    return replace(inner, launcher="ssh", command=there.commands[0], over_ssh=there)
 
 
 def commands(there: OverSsh) -> tuple[tuple[str, ...], ...]:
@@ -158,14 +128,13 @@ def commands(there: OverSsh) -> tuple[tuple[str, ...], ...]:
 
 def meeting(there: OverSsh, rank: int) -> list[str]:
     """The options by which one host's torchrun finds the others."""
-    given = there.options
-    fixed = not is_range(given)
-    backend = last_value(given, *_BACKEND)
+    fixed = not is_range(there.options)
     ours = [f"--node-rank={rank}"] if fixed else []
-    if last_value(given, *_ENDPOINT):
+    if last_value(there.options, *_ENDPOINT):
         return ours
-    address = last_value(given, *_MASTER_ADDRESS)
-    port = last_value(given, *_MASTER_PORT)
+    backend = last_value(there.options, *_BACKEND)
+    address = last_value(there.options, *_MASTER_ADDRESS)
+    port = last_value(there.options, *_MASTER_PORT)
     first = address or hostname(there.hosts[0].address, there.ssh_config)
     if fixed and backend in (None, "static"):
         ours += [] if address else [f"--master-addr={first}"]
@@ -234,7 +203,7 @@ def script(options: Sequence[str], program: Sequence[str]) -> str | None:
     """The Python file that the program is; None where its words do not show it."""
     if "-m" in options or "--module" in options:
         return None
-    words = program[1:] if PYTHON.fullmatch(Path(program[0]).name) else program
+    words = program[1:] if is_python(program[0]) else program
     return words[0] if words and words[0].endswith(".py") else None
 
 

@@ -19,7 +19,7 @@ from clusterprof.agent.contracts.plan import Plan
 from clusterprof.arguments import Selection, StepWindow, parse_ranks, parse_steps, path
 from clusterprof.errors import UsageError
 from clusterprof.launch.profiling import CapturePlan, CaptureRequest, choose
-from clusterprof.launchers.support.job import Job
+from clusterprof.launchers.support.job import CommandLine, Job
 from clusterprof.run_directory import RunDirectory
 
 #: `--strict`: the training was fine, the profile was not.
@@ -186,7 +186,7 @@ def make_plan(
     check_limits(arguments)
     folder = run_directory(settings, turn)
     environment = injected(os.environ, RunDirectory(folder).plan)
-    job = launchers.load(verb).job(options, program, os.environ, environment)
+    job = launchers.job(verb, CommandLine(options, program, os.environ, environment))
     selection.check(job.world_size, job.size_source)
     return LaunchPlan(
         job,

@@ -6,14 +6,16 @@ import itertools
 import re
 import shutil
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePath
 
 from clusterprof.agent.contracts.identity import STARTERS, TORCHRUN
 from clusterprof.agent.contracts.identity import program as run_by_python
 from clusterprof.errors import LaunchError
+from clusterprof.launchers.support.job import CommandLine
 
-PYTHON = re.compile(r"python[\d.]*")
+#: Programs that run what follows inside of a container.
+CONTAINERS = ("apptainer", "singularity", "docker", "podman", "enroot", "charliecloud", "ch-run")
 
 
 def find_program(name: str) -> str:
@@ -43,13 +45,9 @@ def last_value(options: Sequence[str], *names: str) -> str | None:
                 found = options[place + 1]
             elif name.startswith("--") and option.startswith(name + "="):
                 found = option[len(name) + 1 :]
-            elif _short_with_value(option, name):
+            elif not name.startswith("--") and option.startswith(name) and option != name:
                 found = option[2:].removeprefix("=")
     return found
-
-
-def _short_with_value(option: str, name: str) -> bool:
-    return not name.startswith("--") and option.startswith(name) and len(option) > len(name)
 
 
 def further(program: Sequence[str]) -> Iterator[list[str]]:
@@ -63,6 +61,16 @@ def further(program: Sequence[str]) -> Iterator[list[str]]:
 def whole_number(value: str | None) -> int | None:
     """`value` as a number; None where it is none (`gpu`, `1:4`, `2-4`)."""
     return int(value) if value is not None and value.isdigit() else None
+
+
+def file_name(word: str) -> str:
+    """A program's name without its folder."""
+    return word.rsplit("/", 1)[-1]
+
+
+def is_python(word: str) -> bool:
+    """Whether a word of a command line is a Python interpreter."""
+    return re.fullmatch(r"python[\d.]*", file_name(word)) is not None
 
 
 def starts_ranks_itself(program: Sequence[str]) -> bool:
@@ -82,51 +90,37 @@ def starter(program: Sequence[str]) -> str:
     arguments of a script: `python train.py --strategy deepspeed` is a rank.
     """
     for place, word in enumerate(program):
-        name = word.rsplit("/", 1)[-1]
-        if name in STARTERS:
-            return name
-        if PYTHON.fullmatch(name):
+        if file_name(word) in STARTERS:
+            return file_name(word)
+        if is_python(word):
             return run_by_python(list(program[place:]))
-        if name.endswith((".py", ".sh")):
+        if word.endswith((".py", ".sh")):
             break
     return ""
 
 
-#: Programs that run what follows inside of a container.
-CONTAINERS = ("apptainer", "singularity", "docker", "podman", "enroot", "charliecloud", "ch-run")
-
-
-def unmounted_folders(
-    options: Sequence[str], program: Sequence[str], added: Mapping[str, str]
-) -> list[str]:
+def mount_remarks(line: CommandLine) -> tuple[str, ...]:
     """What a rank in a container needs and may not see: the agent's folder, the run directory.
 
     Empty where there is no container, or where --container-mounts shows both under their names.
     """
-    first = program[0].rsplit("/", 1)[-1]
-    image = any(option.partition("=")[0] == "--container-image" for option in options)
-    if not image and first not in CONTAINERS:
-        return []
-    inject = PurePath(added["PYTHONPATH"].split(":", 1)[0])
-    needed = [inject.parent, PurePath(added["CLUSTERPROF_PLAN"]).parent]
+    image = any(option.partition("=")[0] == "--container-image" for option in line.options)
+    if not image and file_name(line.program[0]) not in CONTAINERS:
+        return ()
+    inject = PurePath(line.added["PYTHONPATH"].split(":", 1)[0])
+    needed = [inject.parent, PurePath(line.added["CLUSTERPROF_PLAN"]).parent]
     shown = []
-    for mount in (last_value(options, "--container-mounts") or "").split(","):
+    for mount in (last_value(line.options, "--container-mounts") or "").split(","):
         host_path, _, inside = mount.partition(":")
         if host_path and inside.split(":")[0] in ("", host_path):
             shown.append(PurePath(host_path))
-    return [str(place) for place in needed if not any(map(place.is_relative_to, shown))]
-
-
-def mount_remark(places: Sequence[str]) -> list[str]:
-    """The remark on what `unmounted_folders` found."""
-    if not places:
-        return []
+    hidden = [str(place) for place in needed if not any(map(place.is_relative_to, shown))]
     remark = (
-        f"in the container the ranks must see {' and '.join(places)} under the same name (pyxis "
+        f"in the container the ranks must see {' and '.join(hidden)} under the same name (pyxis "
         "keeps only the last --container-mounts: add to yours) and the variables PYTHONPATH and "
         "CLUSTERPROF_PLAN; otherwise they train unprofiled"
     )
-    return [remark]
+    return (remark,) if hidden else ()
 
 
 def closed(program: Sequence[str]) -> str:
@@ -137,16 +131,14 @@ def closed(program: Sequence[str]) -> str:
     for place, word in enumerate(program):
         if word.startswith("PYTHONPATH="):
             return "the command sets PYTHONPATH without what loads the agent: append :$PYTHONPATH"
-        if PYTHON.fullmatch(word.rsplit("/", 1)[-1]):
-            flags = itertools.takewhile(_is_flag, program[place + 1 :])
+        if is_python(word):
+            # Words that Python takes as letters without a value: -u, -Bs.
+            flags = itertools.takewhile(
+                re.compile(r"-[bBdEhiIOPqsSuvVx?]+").fullmatch, program[place + 1 :]
+            )
             found = next((each for flag in flags for each in flag if each in "IES"), "")
             what = "sitecustomize" if found == "S" else "PYTHONPATH"
             return f"python -{found} ignores {what}, which loads the agent" if found else ""
         if word.endswith((".py", ".sh")):
             break  # what follows are its own arguments
     return ""
-
-
-def _is_flag(word: str) -> bool:
-    """Whether Python takes this word as letters without a value: -u, -Bs."""
-    return re.fullmatch(r"-[bBdEhiIOPqsSuvVx?]+", word) is not None

@@ -1,10 +1,22 @@
-"""What a launcher makes of a command line: the types that every launcher fills."""
+"""What a launcher is given, and what it makes of it: the types that every launcher uses."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+
+@dataclass(frozen=True)
+class CommandLine:
+    """`clusterprof LAUNCHER options... -- program...`, without clusterprof's own options."""
+
+    #: the launcher's own, verbatim
+    options: Sequence[str]
+    program: Sequence[str]
+    environ: Mapping[str, str]
+    #: the environment that must reach every rank
+    added: Mapping[str, str]
 
 
 @dataclass(frozen=True)
@@ -57,7 +69,7 @@ class Job:
     #: whose variables tell a process its rank: `srun`, `torchrun`
     identity: str
     remarks: tuple[str, ...] = ()
-    #: why the agent will not get into the program's Python, as far as its words tell; "" if it will
+    #: why the agent cannot be loaded by the program's Python, by its words (set for all launchers)
     closed: str = ""
     #: the command itself puts our two variables into every rank; the launcher must not have them
     carries: bool = False

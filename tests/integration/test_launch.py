@@ -33,10 +33,10 @@ from clusterprof.launchers.support.job import Job
 SUMMARY = "run a program with variables of its own"
 PASSES_OPTIONS_TO = "env"
 
-def job(options, program, environ, added):
+def job(line):
     return Job(
-        launcher="env", command=("env", *options, *program), world_size=1, size_source="env",
-        identity="environment",
+        launcher="env", command=("env", *line.options, *line.program), world_size=1,
+        size_source="env", identity="environment",
     )
 """
 

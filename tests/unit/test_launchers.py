@@ -6,7 +6,7 @@ import pytest
 
 from clusterprof import launchers
 from clusterprof.errors import UsageError
-from clusterprof.launchers.support.job import Job
+from clusterprof.launchers.support.job import CommandLine, Job
 
 ADDED = {"CLUSTERPROF_PLAN": "/runs/a b/plan.json", "PYTHONPATH": "/inject"}
 
@@ -14,7 +14,7 @@ ADDED = {"CLUSTERPROF_PLAN": "/runs/a b/plan.json", "PYTHONPATH": "/inject"}
 def job(
     name: str, line: str, program: str = "python train.py", environ: dict[str, str] | None = None
 ) -> Job:
-    return launchers.load(name).job(line.split(), program.split(), environ or {}, ADDED)
+    return launchers.job(name, CommandLine(line.split(), program.split(), environ or {}, ADDED))
 
 
 def test_srun_gets_its_own_options_verbatim_and_nothing_else() -> None:
@@ -223,7 +223,7 @@ def test_what_a_container_must_show_is_said_and_never_mounted_by_us(
     line: str, program: str, needed: str
 ) -> None:
     added = {"CLUSTERPROF_PLAN": "/runs/1/plan.json", "PYTHONPATH": "/site/agent/inject:/mine"}
-    made = launchers.load("srun").job(line.split(), program.split(), {}, added)
+    made = launchers.job("srun", CommandLine(line.split(), program.split(), {}, added))
     assert made.command == ("srun", *line.split(), *program.split()), "nothing is added"
     printed = [remark.partition(" must see ")[2].partition(" under ")[0] for remark in made.remarks]
     assert printed == ([needed] if needed else [])

@@ -7,7 +7,7 @@ import pytest
 from clusterprof.agent.contracts.identity import identify
 from clusterprof.errors import LaunchError, UsageError
 from clusterprof.launchers import mpirun
-from clusterprof.launchers.support.job import Job
+from clusterprof.launchers.support.job import CommandLine, Job
 
 ADDED = {"CLUSTERPROF_PLAN": "/runs/a b;c'd/plan.json", "PYTHONPATH": "/inject:/mine"}
 
@@ -31,7 +31,7 @@ def job(
 ) -> Job:
     monkeypatch.setattr(mpirun, "find_program", lambda name: f"/bin/{name}")
     monkeypatch.setattr(mpirun, "version", lambda program: SAYS[says])
-    return mpirun.job(line, program or ["python", "train.py"], environ or {}, ADDED)
+    return mpirun.job(CommandLine(line, program or ["python", "train.py"], environ or {}, ADDED))
 
 
 @pytest.mark.parametrize("says", ["openmpi5", "openmpi4", "debian"])
@@ -136,7 +136,7 @@ def test_without_mpirun_the_error_says_where_it_was_looked_for(
     monkeypatch.setenv("PATH", "/nowhere")
     monkeypatch.setattr("sys.executable", "/nowhere/python")
     with pytest.raises(LaunchError, match="mpirun was not found"):
-        mpirun.job(["-n", "2"], ["python", "train.py"], {}, ADDED)
+        mpirun.job(CommandLine(["-n", "2"], ["python", "train.py"], {}, ADDED))
 
 
 def test_the_ranks_of_both_families_know_their_place() -> None:

@@ -29,7 +29,7 @@ from clusterprof.collect.over_ssh import RemoteHost
 from clusterprof.errors import HostError, LaunchError, RunDirectoryError, UsageError
 from clusterprof.launch.over_hosts import PIECE_B, Prefixed
 from clusterprof.launchers import ssh
-from clusterprof.launchers.support.job import Host, Job, OverSsh
+from clusterprof.launchers.support.job import CommandLine, Host, Job, OverSsh
 from clusterprof.run_directory import Manifest, RunDirectory, create
 
 WORDS = [
@@ -55,7 +55,7 @@ def addresses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def job(line: str, program: list[str] | None = None, **environ: str) -> Job:
     words = ["--python", "/env/bin/python", *shlex.split(line)]
-    return ssh.job(words, program or ["train.py", "--lr", "1"], environ, {})
+    return ssh.job(CommandLine(words, program or ["train.py", "--lr", "1"], environ, {}))
 
 
 def remote(made: Job) -> OverSsh:
