@@ -105,6 +105,12 @@ class Manifest:
                 raise found.damaged(f"{key!r} is invalid")
         return found
 
+    def record(self, **members: Any) -> None:
+        """Add members and write the file by rename. Raises RunDirectoryError (no space)."""
+        self.content.update(members)
+        with writing(self.path):
+            files.write_json(self.path, self.content, indent=2)
+
     def damaged(self, why: str) -> RunDirectoryError:
         """The error to raise for a manifest that cannot be used."""
         return RunDirectoryError(
@@ -218,10 +224,11 @@ class RunDirectory:
         """run.json. Raises RunDirectoryError: see `Manifest.read`."""
         return Manifest.read(self.manifest)
 
-    def write_manifest(self, content: Mapping[str, Any]) -> None:
-        """Write run.json by rename. Raises RunDirectoryError (no space, read-only)."""
-        with writing(self.manifest):
-            files.write_json(self.manifest, content, indent=2)
+    def write_manifest(self, content: Mapping[str, Any]) -> Manifest:
+        """Write run.json, whose members `Manifest.record` adds to. Raises RunDirectoryError."""
+        made = Manifest(self.manifest, {})
+        made.record(**content)
+        return made
 
     def write_plan(self, plan: Plan) -> None:
         """Write plan.json by rename. Raises RunDirectoryError."""

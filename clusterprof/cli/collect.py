@@ -45,14 +45,13 @@ def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
 
         for host in gather_left(run, manifest, *ssh(arguments, manifest.ssh)):
             say(f"{host.name}: {host.reason or 'its reports are here'}")
-        run.write_manifest(manifest.content)
+        manifest.record()
     for each in run.attempts():
         for rank, problem in import_raw(each):
             say(f"rank {rank}: {problem or 'its report is made'}")
     run, outcomes = collect_attempts(run, manifest.expected_ranks(), patience_s=0)
     if run.attempt != manifest.attempt:
-        manifest.content["attempt"] = run.attempt
-        run.write_manifest(manifest.content)
+        manifest.record(attempt=run.attempt)
     print_outcomes(run, outcomes)
     if not any(each.report for each in outcomes):
         raise ReportError(

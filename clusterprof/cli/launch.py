@@ -9,7 +9,14 @@ from clusterprof import launchers
 from clusterprof.arguments import RANKS_GRAMMAR
 from clusterprof.cli import verb_parser
 from clusterprof.errors import UsageError
-from clusterprof.launch.planning import MOST_REPORT_MB, MOST_STEPS, PROFILE_FAILED, make_plan
+from clusterprof.launch.planning import (
+    MOST_REPORT_MB,
+    MOST_STEPS,
+    PROFILE_FAILED,
+    LaunchPlan,
+    make_plan,
+    settle,
+)
 from clusterprof.launch.profiling import PROFILERS, PYTORCH
 
 
@@ -24,7 +31,12 @@ def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
         launcher.add_options(this)
     arguments, options = this.parse_known_args(words)
     command = given_program(verb, own, program)
-    plan = make_plan(verb, arguments, options, command)
+    origins = settle(arguments)
+
+    def planned(turn: int = 1) -> LaunchPlan:
+        return make_plan(verb, arguments, origins, options, command, turn)
+
+    plan = planned()
     if arguments.dry_run:
         print(plan.shown())
         return 0
@@ -34,9 +46,7 @@ def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
         return over_hosts.run(plan, arguments)
     from clusterprof.launch import run_job
 
-    return run_job.run(
-        plan, arguments, lambda turn: make_plan(verb, arguments, options, command, turn)
-    )
+    return run_job.run(plan, arguments, planned)
 
 
 def given_program(verb: str, own: Sequence[str], program: Sequence[str] | None) -> Sequence[str]:

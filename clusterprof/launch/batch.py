@@ -18,15 +18,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import clusterprof
-from clusterprof import console
-from clusterprof import run_directory as rundir
+from clusterprof import console, run_directory
 from clusterprof.arguments import path
 from clusterprof.console import say
 from clusterprof.errors import LaunchError, UsageError
-from clusterprof.launch import planning
-from clusterprof.launch.planning import SETTINGS, Settings
+from clusterprof.launch.planning import SETTINGS, checked, settle
 from clusterprof.launchers import srun
 from clusterprof.launchers.support.command_line import (
+    file_name,
     find_program,
     last_value,
     starts_ranks_itself,
@@ -34,16 +33,15 @@ from clusterprof.launchers.support.command_line import (
 
 BEGIN = "# >>> filled in by `clusterprof sbatch` >>>"
 END = "# <<< filled in by `clusterprof sbatch` <<<"
-SUFFIX = ".sbatch"
-
-#: `slurm/` of the source tree, which a wheel holds inside the package.
-_PACKAGE = Path(__file__).resolve().parents[1]
-_FOLDERS = (_PACKAGE / "slurm", _PACKAGE.parent / "slurm")
-
-
 ONE_TASK = "one-task-per-gpu"
 TORCHRUN = "torchrun-per-node"
-MERGE = "merge"
+
+_PACKAGE = Path(__file__).resolve().parents[1]
+#: a wheel holds `slurm/` of the source tree inside the package
+_TEMPLATES = next(
+    (folder for folder in (_PACKAGE / "slurm", _PACKAGE.parent / "slurm") if folder.is_dir()),
+    _PACKAGE,
+)
 
 #: options that the batch job's own `clusterprof srun` does not get: the script has its own way
 _NOT_FOR_THE_JOB = {
@@ -67,59 +65,40 @@ _NO_VALUE = {
 _NO_VALUE_LETTERS = "hHkOQsuvVW"
 
 
-@dataclass(frozen=True)
-class Template:
-    """One batch script with a block to fill."""
-
-    name: str
-    text: str
-
-    def fill(self, values: Mapping[str, str]) -> str:
-        """The script with `values` (bash, see `bash_array`, `quoted`) assigned in its block.
-
-        A value whose variable the block does not assign is left out. Raises UsageError for a
-        template without a block.
-        """
-        before, block, after = self._parts()
-        lines = []
-        for line in block.splitlines():
-            name = line.partition("=")[0]
-            lines.append(f"{name}={values[name]}" if name in values else line)
-        return "\n".join([before + BEGIN, *lines, END + after])
-
-    def _parts(self) -> tuple[str, str, str]:
-        before, begin, rest = self.text.partition(BEGIN + "\n")
-        block, end, after = rest.partition(END)
-        if not begin or not end:
-            raise UsageError(
-                f"the template {self.name} has no block to fill",
-                f'it needs a line "{BEGIN}"',
-                f'and a line "{END}", with program=(...) between them',
-            )
-        return before, block, after
-
-
 def templates() -> list[str]:
     """The names of the templates that come with clusterprof."""
-    return sorted(path.stem for path in _folder().glob(f"*{SUFFIX}"))
+    return sorted(path.stem for path in _TEMPLATES.glob("*.sbatch"))
 
 
-def template(wanted: str) -> Template:
-    """A template by its name, or a file. Raises UsageError where there is neither."""
-    path = _folder() / f"{wanted}{SUFFIX}"
-    if "/" in wanted or not path.is_file():
-        path = Path(wanted).expanduser()
+def filled(template: str, values: Mapping[str, str]) -> str:
+    """The script of a template, by its name or a file, with `values` assigned in its block.
+
+    They are bash, see `bash_array` and `quoted`; those that the block does not assign are left out.
+    Raises UsageError where there is no such template, or it has no block.
+    """
+    file = _TEMPLATES / f"{template}.sbatch"
+    if "/" in template or not file.is_file():
+        file = Path(template).expanduser()
     try:
-        return Template(wanted, path.read_text(encoding="utf-8", errors="surrogateescape"))
+        text = file.read_text(encoding="utf-8", errors="surrogateescape")
     except OSError as error:
         raise UsageError(
-            f"there is no batch template {wanted}: {error.strerror}",
+            f"there is no batch template {template}: {error.strerror}",
             f"name a file, or one of {', '.join(templates())}",
         ) from None
-
-
-def _folder() -> Path:
-    return next((folder for folder in _FOLDERS if folder.is_dir()), _FOLDERS[0])
+    before, begin, rest = text.partition(BEGIN + "\n")
+    block, end, after = rest.partition(END)
+    if not begin or not end:
+        raise UsageError(
+            f"the template {template} has no block to fill",
+            f'it needs a line "{BEGIN}"',
+            f'and a line "{END}", with program=(...) between them',
+        )
+    lines = []
+    for line in block.splitlines():
+        name = line.partition("=")[0]
+        lines.append(f"{name}={values[name]}" if name in values else line)
+    return "\n".join([before + BEGIN, *lines, END + after])
 
 
 def quoted(word: str) -> str:
@@ -152,21 +131,17 @@ class Submission:
         """The run directory of the job with this id."""
         return self.run + job if self.named_by_job else self.run
 
-    def merge_script(self, job: str) -> str:
-        """The dependent job's script."""
-        return template(MERGE).fill(
-            {"clusterprof": bash_array(_clusterprof()), "runs": bash_array([self.run_of(job)])}
-        )
-
-    def merge_line(self, job: str) -> list[str]:
-        """The dependent job's command line."""
-        return ["sbatch", "--parsable", f"--dependency=afterany:{job}", *(self.merge_options or ())]
+    def merge(self, job: str) -> tuple[list[str], str]:
+        """The command line and the script of the job that merges."""
+        line = ["sbatch", "--parsable", f"--dependency=afterany:{job}", *(self.merge_options or ())]
+        runs = bash_array([self.run_of(job)])
+        return line, filled("merge", {"clusterprof": bash_array(_clusterprof()), "runs": runs})
 
     def shown(self) -> str:
         """What `--dry-run` prints: to be pasted, with the job's id instead of JOBID."""
         parts = [_pasted(["sbatch", "--parsable", *self.options], self.script)]
         if self.merge_options is not None:
-            parts.append(_pasted(self.merge_line("JOBID"), self.merge_script("JOBID")))
+            parts.append(_pasted(*self.merge("JOBID")))
         return "\n".join(parts)
 
 
@@ -181,15 +156,12 @@ def decide(
     Errors are found here, not after hours in the queue.
     """
     refuse_strays(options)
-    settings = Settings(arguments)
-    launching = launcher_options(this, arguments, settings)
-    selection = planning.selected(arguments, settings)
-    planning.checked_window(arguments, settings)
-    planning.check_limits(arguments)
+    origins = settle(arguments)
+    launching = launcher_options(this, arguments, origins)
+    selection, _ = checked(arguments)
 
     options = list(options)
     name, words = fitting(arguments.template, program)
-    chosen = template(name)
     inner = starts_ranks_itself(program)
     if name == ONE_TASK:
         if inner and last_value(options, "-n", "--ntasks", "--ntasks-per-node") is None:
@@ -198,23 +170,28 @@ def decide(
             selection.check(*srun.ranks(options, program, {}))
 
     array = last_value(options, "-a", "--array") is not None
-    run, run_text = run_directory(arguments, settings, array)
+    by_job = arguments.run_dir is None
+    run = run_path(arguments, array)
     # The tasks of an array end at different times: each merges in its own job.
     merging = not arguments.no_merge and not array
     if arguments.no_merge or merging:
         launching.append("--no-merge")
-    script = chosen.fill(
+    script = filled(
+        name,
         {
             "clusterprof": bash_array(_clusterprof()),
-            "run": run_text,
+            "run": quoted(run) + ("$SLURM_JOB_ID" if by_job else ""),
             "options": bash_array(launching),
             "srun_options": bash_array(arguments.srun_arg),
             "program": bash_array(words),
             "folder": quoted(clusterprof.__path__[0]),
-        }
+        },
     )
-    merge_options = (*merge_options_of(options), *arguments.merge_arg) if merging else None
-    by_job = settings.origins["run_dir"] == "default"
+    merge_options = None
+    if merging:
+        given = [(names[-1], last_value(options, *names)) for names in _MERGE_TOO]
+        too = [f"{name}={value}" for name, value in given if value is not None]
+        merge_options = (*too, *arguments.merge_arg)
     return Submission(tuple(options), script, run, by_job, merge_options)
 
 
@@ -240,38 +217,29 @@ def _takes_next(option: str) -> bool:
 
 
 def launcher_options(
-    this: argparse.ArgumentParser, arguments: argparse.Namespace, settings: Settings
+    this: argparse.ArgumentParser, arguments: argparse.Namespace, origins: Mapping[str, str]
 ) -> list[str]:
     """The given options of clusterprof, as options of the job's own `clusterprof srun`.
 
-    Those given by CLUSTERPROF_* are written out: the job may have another environment.
+    Settings are written out, since the job may have another environment; not the default profiler.
     """
     words = []
     for action in this._actions:
-        name = action.dest
-        if name in _NOT_FOR_THE_JOB:
-            continue
-        value = getattr(arguments, name)
+        name, value, default = action.dest, getattr(arguments, action.dest, None), action.default
         if name in SETTINGS:
-            value = settings.get(name)
-            if value is None or (settings.origins[name] == "default" and name == "profiler"):
-                continue
-        elif value == action.default:
+            default = value if name == "profiler" and origins[name] == "default" else None
+        if name in _NOT_FOR_THE_JOB or value == default:
             continue
         flag = action.option_strings[-1]
-        if value is True:
-            words.append(flag)
-        else:
-            each = value if isinstance(value, list) else [value]
-            words += [f"{flag}={one}" for one in each]
+        each = value if isinstance(value, list) else [value]
+        words += [flag] if value is True else [f"{flag}={one}" for one in each]
     return words
 
 
 def fitting(wanted: str | None, program: Sequence[str]) -> tuple[str, list[str]]:
     """The template's name, and the program as it takes it: without the word `torchrun`."""
-    words = list(program)
-    inner = words
-    if words[0].rsplit("/", 1)[-1] == "torchrun":
+    words = inner = list(program)
+    if file_name(words[0]) == "torchrun":
         inner = words[1:]
     elif words[1:3] in (["-m", "torch.distributed.run"], ["-m", "torch.distributed.launch"]):
         inner = words[3:]
@@ -281,28 +249,21 @@ def fitting(wanted: str | None, program: Sequence[str]) -> tuple[str, list[str]]
     return name, (inner if name == TORCHRUN else words)
 
 
-def run_directory(
-    arguments: argparse.Namespace, settings: Settings, array: bool
-) -> tuple[str, str]:
-    """The run directory, and the bash text that makes it in the job. Raises RunDirectoryError."""
-    wanted = settings.get("run_dir")
-    if wanted is None:
+def run_path(arguments: argparse.Namespace, array: bool) -> str:
+    """The run directory, without the job's id at its end where that names it.
+
+    Raises RunDirectoryError.
+    """
+    if arguments.run_dir is None:
         now = dt.datetime.now(dt.timezone.utc)
-        stem = str(rundir.default_path(Path("runs"), "-", now).absolute())[:-1]
-        return stem, quoted(stem) + "$SLURM_JOB_ID"
+        return str(run_directory.default_path(Path("runs"), "-", now).absolute())[:-1]
     if array:
         raise UsageError(
             "each task of an array needs its own run directory", "leave out --run-dir with --array"
         )
-    folder = path(wanted).absolute()
-    rundir.check_free(folder, force=arguments.force)
-    return str(folder), quoted(str(folder))
-
-
-def merge_options_of(options: Sequence[str]) -> list[str]:
-    """Those of sbatch's options that the merge job needs too."""
-    found = [(names[-1], last_value(options, *names)) for names in _MERGE_TOO]
-    return [f"{name}={value}" for name, value in found if value is not None]
+    folder = path(arguments.run_dir).absolute()
+    run_directory.check_free(folder, force=arguments.force)
+    return str(folder)
 
 
 def submit(submission: Submission, *, quiet: bool) -> int:
@@ -316,7 +277,7 @@ def submit(submission: Submission, *, quiet: bool) -> int:
     run = submission.run_of(job)
     lines = [f"job {job}"]
     if submission.merge_options is not None:
-        failed, merge = sbatch(submission.merge_line(job), submission.merge_script(job))
+        failed, merge = sbatch(*submission.merge(job))
         if failed or not merge:
             # The training is queued: the status returned is sbatch's for it.
             say(f"the merge job was refused; once job {job} has ended: "

@@ -13,7 +13,7 @@ import secrets
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any, BinaryIO
@@ -28,32 +28,37 @@ from clusterprof.errors import HostError
 from clusterprof.launch.planning import LaunchPlan
 from clusterprof.launch.run_job import begin, conclude
 from clusterprof.launchers import ssh as launcher
-from clusterprof.launchers.support.job import Host, OverSsh
-from clusterprof.run_directory import RunDirectory
+from clusterprof.launchers.support.job import OverSsh
 
 _HANDED_ON = ("INT", "TERM", "HUP", "USR1", "USR2")
 
 
 def run(plan: LaunchPlan, arguments: argparse.Namespace) -> int:
     """Run the job on its hosts; returns the highest status of the hosts."""
-    there = plan.job.over_ssh
-    assert there is not None
-    hosts, plan = usable_hosts(plan, there)
+    assert plan.job.over_ssh is not None
+    hosts, there = usable_hosts(plan, plan.job.over_ssh)
+    job = replace(plan.job, over_ssh=there, command=there.commands[0])
     try:
-        return run_on(hosts, plan, arguments)
+        return run_on(hosts, there, replace(plan, job=job), arguments)
     finally:
         for each in hosts:
             each.ssh.close()
 
 
-def usable_hosts(plan: LaunchPlan, there: OverSsh) -> tuple[list[RemoteHost], LaunchPlan]:
-    """The hosts that can do the job, and the plan for them. Raises HostError for too few."""
+def usable_hosts(plan: LaunchPlan, there: OverSsh) -> tuple[list[RemoteHost], OverSsh]:
+    """The hosts that can do the job, and the job on them. Raises HostError for too few."""
     nsys = plan.capture.nsys.path if plan.capture.nsys else None
     hosts, bad = over_ssh.look_at(there, nsys)
     if len(hosts) < there.fewest:
         for each in hosts:
             each.ssh.close()
-        raise too_few(there, bad)
+        fixed = there.fewest == len(there.hosts)
+        raise HostError(
+            f"{len(bad)} of {len(there.hosts)} hosts cannot be used, nothing was started",
+            *(f"{host.name}: {why}" for host, why in bad.items()),
+            "fix that or leave the host out of --hosts"
+            + ("; --nnodes MIN:MAX continues with fewer" if fixed else ""),
+        )
     for host, why in bad.items():
         say(f"{host.name} is left out: {why}")
     for each in hosts:
@@ -69,32 +74,19 @@ def usable_hosts(plan: LaunchPlan, there: OverSsh) -> tuple[list[RemoteHost], La
     there = launcher.without(there, list(bad), port)
     for each, ranks in zip(hosts, launcher.ranks(there, plan.job.world_size), strict=True):
         each.ranks = ranks
-    job = replace(plan.job, over_ssh=there, command=there.commands[0])
-    return hosts, replace(plan, job=job)
+    return hosts, there
 
 
-def too_few(there: OverSsh, bad: Mapping[Host, str]) -> HostError:
-    """The error for too few hosts: what is wrong on each."""
-    count = f"{len(bad)} of {len(there.hosts)} hosts"
-    return HostError(
-        f"{count} cannot be used, nothing was started",
-        *(f"{host.name}: {why}" for host, why in bad.items()),
-        "fix that or leave the host out of --hosts"
-        + ("" if there.fewest < len(there.hosts) else "; --nnodes MIN:MAX continues with fewer"),
-    )
-
-
-def run_on(hosts: list[RemoteHost], plan: LaunchPlan, arguments: argparse.Namespace) -> int:
+def run_on(
+    hosts: list[RemoteHost], there: OverSsh, plan: LaunchPlan, arguments: argparse.Namespace
+) -> int:
     """Run the job on its hosts, fetch the reports, merge."""
-    there = plan.job.over_ssh
-    assert there is not None
     run, manifest = begin(plan, arguments)
     running = Running(hosts)
     with signals(running):
         try:
-            deliver(hosts, plan)
-            manifest.update(hosts_record(hosts, there))
-            run.write_manifest(manifest)
+            deliver(hosts, there, plan)
+            manifest.record(**members(hosts, there))
             for each, command in zip(hosts, there.commands, strict=True):
                 show_command(command, f"{each.name}: ")
             with printing(there) as output:
@@ -102,26 +94,47 @@ def run_on(hosts: list[RemoteHost], plan: LaunchPlan, arguments: argparse.Namesp
         finally:
             # Also if the run directory could not be written: nothing of ours remains on a host.
             over_ssh.gather(run, hosts, there.python, running.asked_to_end)
-        record_lost_ranks(run, hosts, plan)
+        over_ssh.name_missing(run, lost_ranks(hosts, plan))
         for each in hosts:
-            print_outcome(each)
-        manifest.update(hosts_record(hosts, there))
+            if each.reason:
+                say(f"{each.name}: {each.reason}")
+            elif each.status:
+                say(f"{each.name}: torchrun ended with status {each.status}")
+        manifest.content.update(members(hosts, there))
     return conclude(plan, arguments, run, manifest, status, patience_s=0)
 
 
-def deliver(hosts: Sequence[RemoteHost], plan: LaunchPlan) -> None:
-    """Copy the agent and the plan to all hosts. Raises HostError for the first that fails."""
-    for_agent = plan.for_agent()._replace(meeting=meeting(hosts, plan))
+def deliver(hosts: Sequence[RemoteHost], there: OverSsh, plan: LaunchPlan) -> None:
+    """Copy the agent and the plan to all hosts. Raises HostError for the first that fails.
+
+    The plan says how the hosts' probers find each other without a common folder; it is kept on the
+    hosts only.
+    """
+    names = [launcher.hostname(each.host.address, there.ssh_config) for each in hosts]
+    for_agent = plan.for_agent._replace(meeting=Meeting(secrets.token_hex(32), tuple(names)))
     with ThreadPoolExecutor(max_workers=min(32, len(hosts))) as pool:
         list(pool.map(lambda each: over_ssh.deliver(each, for_agent), hosts))
 
 
-def meeting(hosts: Sequence[RemoteHost], plan: LaunchPlan) -> Meeting:
-    """How the hosts' probers find each other without a common folder. Kept on the hosts only."""
-    there = plan.job.over_ssh
-    assert there is not None
-    names = [launcher.hostname(each.host.address, there.ssh_config) for each in hosts]
-    return Meeting(secrets.token_hex(32), tuple(names))
+def members(hosts: Sequence[RemoteHost], there: OverSsh) -> dict[str, Any]:
+    """What run.json says of the hosts: enough to fetch later what could not be fetched now."""
+    config = str(there.ssh_config) if there.ssh_config else None
+    return {
+        "ssh": {"config": config, "python": there.python, "timeout_s": there.timeout_s},
+        "hosts": [each.as_json() for each in hosts],
+    }
+
+
+def lost_ranks(hosts: Sequence[RemoteHost], plan: LaunchPlan) -> dict[int, tuple[str, str]]:
+    """Ranks of a lost host that have no report: the host and why, where its ranks are known."""
+    expected = plan.expected
+    missing = {}
+    for host in hosts:
+        given = sorted(host.ranks or ()) if host.reason else []
+        for rank in given[:1] if expected is None else given:
+            if expected is None or rank in expected:
+                missing[rank] = (host.name, host.reason)
+    return missing
 
 
 @contextlib.contextmanager
@@ -148,49 +161,15 @@ def printing(there: OverSsh) -> Iterator[Callable[[str], tuple[Prefixed, Prefixe
 
     def output(name: str) -> tuple[Prefixed, Prefixed]:
         prefix = f"{name}: " if there.prefix else ""
-        pair = (
-            Prefixed(sys.stdout.buffer, prefix, lock), Prefixed(sys.stderr.buffer, prefix, lock)
-        )  # fmt: skip
-        made.extend(pair)
-        return pair
+        out, err = (Prefixed(stream.buffer, prefix, lock) for stream in (sys.stdout, sys.stderr))
+        made.extend((out, err))
+        return out, err
 
     try:
         yield output
     finally:
         for each in made:
             each.finish()
-
-
-def record_lost_ranks(run: RunDirectory, hosts: Sequence[RemoteHost], plan: LaunchPlan) -> None:
-    """Record why ranks of a lost host have no report, where the ranks of each host are known."""
-    chosen = plan.selection.expected(plan.job.world_size)
-    missing = {}
-    for host in hosts:
-        given = sorted(host.ranks or ()) if host.reason else []
-        for rank in given[:1] if chosen is None else given:
-            if chosen is None or rank in chosen:
-                missing[rank] = (host.name, host.reason)
-    over_ssh.name_missing(run, missing)
-
-
-def print_outcome(each: RemoteHost) -> None:
-    """Print one line for a host that did not end well."""
-    if each.reason:
-        say(f"{each.name}: {each.reason}")
-    elif each.status:
-        say(f"{each.name}: torchrun ended with status {each.status}")
-
-
-def hosts_record(hosts: Sequence[RemoteHost], there: OverSsh) -> dict[str, Any]:
-    """The hosts for run.json: enough to fetch later what could not be fetched now."""
-    return {
-        "ssh": {
-            "config": str(there.ssh_config) if there.ssh_config else None,
-            "python": there.python,
-            "timeout_s": there.timeout_s,
-        },
-        "hosts": [each.as_json() for each in hosts],
-    }
 
 
 #: a line with its end
@@ -202,9 +181,8 @@ PIECE_B = 1 << 16
 class Prefixed:
     """Passes what one host prints to one of our streams, each line behind `prefix`.
 
-    Lines of different hosts never mix. A carriage return ends a line as well (progress bars). A
-    host cannot print a line that begins with another's name. With an empty `prefix` the bytes pass
-    unchanged.
+    Lines of different hosts never mix, and no host can print a line that begins with another's
+    name. A carriage return ends a line too (progress bars). With no `prefix` bytes pass unchanged.
     """
 
     def __init__(self, stream: BinaryIO, prefix: str, lock: threading.Lock) -> None:

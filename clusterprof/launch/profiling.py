@@ -7,11 +7,14 @@ that `docs/nsys.md` gives. torch.profiler (Kineto) is the default where there is
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 from clusterprof.agent.contracts.plan import NsysPlan
 from clusterprof.agent.nsys import Nsys, installed
+from clusterprof.arguments import path
 from clusterprof.errors import ProfilerError, UsageError
 
 PROFILERS = ("auto", "nsys", "torch")
@@ -29,17 +32,22 @@ _INSTALL = (
 
 @dataclass(frozen=True)
 class CaptureRequest:
-    """What the user asked of the profiler."""
+    """What the user asked of the profiler, by the options of these names."""
 
     profiler: str = "auto"
-    #: `--nsys`: an nsys other than the one that would be found
-    nsys: Path | None = None
+    #: an nsys other than the one that would be found
+    nsys: str | None = None
     trace: str | None = None
-    nsys_args: tuple[str, ...] = ()
+    nsys_arg: Sequence[str] = ()
     pytorch: str | None = None
     cpu_sampling: bool = False
     #: how nsys' window opens: session (nsys start), cuda (cudaProfilerStart), auto (session)
     window_by: str = "auto"
+
+    @classmethod
+    def of(cls, arguments: argparse.Namespace) -> CaptureRequest:
+        """What the options of these names say."""
+        return cls(**{each.name: getattr(arguments, each.name) for each in fields(cls)})
 
 
 @dataclass(frozen=True)
@@ -72,19 +80,19 @@ def choose(request: CaptureRequest) -> CapturePlan:
 
     Raises ProfilerError where the named one cannot be had, UsageError for an unknown name.
     """
-    if request.profiler == "nsys":
-        return _with_nsys(request, "--profiler nsys")
-    if request.profiler == "torch":
-        return _with_torch(request, "--profiler torch")
-    if request.profiler != "auto":
+    if request.profiler not in PROFILERS:
         raise UsageError(
             f"--profiler {request.profiler} does not exist",
             f"choose one of {', '.join(PROFILERS)}",
         )
+    if request.profiler == "torch":
+        return _with_torch(request, "--profiler torch")
+    if request.profiler == "nsys":
+        return _with_nsys(request, "--profiler nsys")
     try:
         return _with_nsys(request, "auto: nsys is installed here")
     except ProfilerError as error:
-        if request.nsys is not None or request.nsys_args or request.trace or request.pytorch:
+        if request.nsys or request.nsys_arg or request.trace or request.pytorch:
             raise  # these options require nsys
         return _with_torch(request, f"auto: {error.what}")
 
@@ -105,62 +113,46 @@ def find(wanted: Path | None = None) -> Nsys:
 
 def _with_nsys(request: CaptureRequest, because: str) -> CapturePlan:
     """The nsys part of a launch. Raises ProfilerError (missing, too old, refuses a flag)."""
-    nsys = find(request.nsys)
-    _check_trace(nsys, request.trace)
-    sampling = "process-tree" if request.cpu_sampling else "none"
-    collecting = [f"--sample={sampling}", f"--cpuctxsw={sampling}", "--force-overwrite=true"]
-    for_profile, for_launch, for_start = _extra(nsys, request)
-    commands = NsysPlan(
-        nsys.path,
-        nsys.version,
-        nsys.importer,
-        {"gpu": request.trace or TRACE_CUDA, "cpu": request.trace or TRACE_CPU},
-        profile=[
-            "profile",
-            "--trace={trace}",
-            *collecting,
-            "--capture-range=cudaProfilerApi",
-            # Every other value ends the program at the window's end, or the launcher's
-            # view of it: see docs/nsys.md.
-            "--capture-range-end=stop",
-            "--session-new={session}",
-            "--output={output}",
-            *for_profile,
-        ],
-        launch=["launch", "--session-new={session}", "--trace={trace}", *for_launch],
-        start=["start", "--session={session}", *collecting, "--output={output}", *for_start],
-        stop=["stop", "--session={session}"],
-    )
-    remarks = []
-    if request.cpu_sampling:
-        remarks.append(
-            "CPU sampling takes CPU time on every profiled rank and slows the end of the window; "
-            "it needs kernel.perf_event_paranoid <= 2"
-        )
-    return CapturePlan(
-        "nsys", nsys.version, because, tuple(remarks), commands,
-        # A session by default: nsys' own stop then runs beside the training (docs/nsys.md).
-        window_by="cuda" if request.window_by == "cuda" else "session",
-        emit_nvtx=request.pytorch == "emit-nvtx",
-    )  # fmt: skip
-
-
-def _check_trace(nsys: Nsys, trace: str | None) -> None:
-    """Raise ProfilerError for a --trace value that this nsys does not list."""
-    if trace is None:
-        return
-    for name in trace.split(","):
+    nsys = find(path(request.nsys) if request.nsys else None)
+    for name in request.trace.split(",") if request.trace is not None else ():
         if not nsys.offers("profile", name):
             hint = " (it traces NCCL with nvtx)" if name == "nccl" else ""
             raise ProfilerError(
                 f"nsys {nsys.version} has no --trace={name}{hint}",
                 f"see: {nsys.path} profile --help",
             )
+    flags = _flags(nsys, request)
+    for_start = [flag for flag in flags if flag.startswith("--") and nsys.offers("start", flag)]
+    for_launch = [flag for flag in flags if flag not in for_start]
+    sampling = "process-tree" if request.cpu_sampling else "none"
+    collecting = [f"--sample={sampling}", f"--cpuctxsw={sampling}", "--force-overwrite=true"]
+    commands = NsysPlan(
+        nsys.path, nsys.version, nsys.importer,
+        {"gpu": request.trace or TRACE_CUDA, "cpu": request.trace or TRACE_CPU},
+        # Every other --capture-range-end ends the program at the window's end, or the launcher's
+        # view of it: see docs/nsys.md.
+        profile=["profile", "--trace={trace}", *collecting, "--capture-range=cudaProfilerApi",
+                 "--capture-range-end=stop", "--session-new={session}", "--output={output}",
+                 *flags],
+        launch=["launch", "--session-new={session}", "--trace={trace}", *for_launch],
+        start=["start", "--session={session}", *collecting, "--output={output}", *for_start],
+        stop=["stop", "--session={session}"],
+    )  # fmt: skip
+    remark = (
+        "CPU sampling takes CPU time on every profiled rank and slows the end of the window; "
+        "it needs kernel.perf_event_paranoid <= 2"
+    )
+    return CapturePlan(
+        "nsys", nsys.version, because, (remark,) if request.cpu_sampling else (), commands,
+        # A session by default: nsys' own stop then runs beside the training (docs/nsys.md).
+        window_by="cuda" if request.window_by == "cuda" else "session",
+        emit_nvtx=request.pytorch == "emit-nvtx",
+    )  # fmt: skip
 
 
-def _extra(nsys: Nsys, request: CaptureRequest) -> tuple[list[str], list[str], list[str]]:
-    """The user's own flags, each for the verbs that understand it: profile, launch, start."""
-    flags = list(request.nsys_args)
+def _flags(nsys: Nsys, request: CaptureRequest) -> list[str]:
+    """The user's own flags. Raises ProfilerError for one that this nsys does not know."""
+    flags = list(request.nsys_arg)
     if request.pytorch and request.pytorch != "emit-nvtx":
         if not nsys.offers("profile", "--pytorch"):
             raise ProfilerError(
@@ -174,9 +166,7 @@ def _extra(nsys: Nsys, request: CaptureRequest) -> tuple[list[str], list[str], l
                 f"nsys {nsys.version} has no flag {flag.split('=', 1)[0]}",
                 f"it was given with --nsys-arg; see: {nsys.path} profile --help",
             )
-    for_start = [flag for flag in flags if flag.startswith("--") and nsys.offers("start", flag)]
-    for_launch = [flag for flag in flags if flag not in for_start]
-    return flags, for_launch, for_start
+    return flags
 
 
 def _with_torch(request: CaptureRequest, because: str) -> CapturePlan:
@@ -184,17 +174,10 @@ def _with_torch(request: CaptureRequest, because: str) -> CapturePlan:
 
     Raises UsageError for a request that only nsys can meet.
     """
-    only_nsys = {
-        "--trace": request.trace,
-        "--nsys-arg": request.nsys_args,
-        "--nsys": request.nsys,
-        "--pytorch": request.pytorch,
-        "--cpu-sampling": request.cpu_sampling,
-    }
-    for option, value in only_nsys.items():
-        if value:
+    for name in ("trace", "nsys_arg", "nsys", "pytorch", "cpu_sampling"):
+        if getattr(request, name):
             raise UsageError(
-                f"{option} is for nsys, and the profiler is torch",
+                f"--{name.replace('_', '-')} is for nsys, and the profiler is torch",
                 "leave it out, or choose --profiler nsys",
             )
     return CapturePlan("torch", "the program's own", because)

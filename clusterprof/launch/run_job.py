@@ -30,7 +30,7 @@ from clusterprof.launch.foreground import Foreground
 from clusterprof.launch.planning import PROFILE_FAILED, LaunchPlan
 from clusterprof.launch.stop import BeforeSrunKills, TimeLimit
 from clusterprof.launchers.support.command_line import find_program
-from clusterprof.run_directory import RunDirectory
+from clusterprof.run_directory import Manifest, RunDirectory
 
 #: seconds for late files of a job that got a signal to end: its reports were waited for before
 HASTY_S = 1.0
@@ -39,22 +39,24 @@ HASTY_S = 1.0
 TURNS = 100
 
 
-def run(plan: LaunchPlan, arguments: argparse.Namespace, again: Callable[[int], LaunchPlan]) -> int:
+def run(
+    plan: LaunchPlan,
+    arguments: argparse.Namespace,
+    again: Callable[[int], LaunchPlan],
+    turn: int = 1,
+) -> int:
     """Run the job; returns its own status.
 
     `again(turn)` plans once more, where the default run directory was taken a moment before.
     """
-    for turn in range(2, TURNS + 2):
-        launcher = find_program(plan.job.command[0])
-        try:
-            directory, manifest = begin(plan, arguments)
-        except RunDirectoryTaken:
-            if plan.origins.get("run_dir") != "default" or turn > TURNS:
-                raise
-            plan = again(turn)
-        else:
-            return launch(launcher, plan, arguments, directory, manifest)
-    raise AssertionError
+    launcher = find_program(plan.job.command[0])
+    try:
+        directory, manifest = begin(plan, arguments)
+    except RunDirectoryTaken:
+        if plan.origins["run_dir"] != "default" or turn >= TURNS:
+            raise
+        return run(again(turn + 1), arguments, again, turn + 1)
+    return launch(launcher, plan, arguments, directory, manifest)
 
 
 def launch(
@@ -62,19 +64,19 @@ def launch(
     plan: LaunchPlan,
     arguments: argparse.Namespace,
     run: RunDirectory,
-    manifest: dict[str, Any],
+    manifest: Manifest,
 ) -> int:
     """Run the job, then collect and merge its reports; returns the job's status."""
     show_command(plan.job.command)
-    expected = plan.selection.expected(plan.job.world_size)
-    before = BeforeSrunKills(run, expected) if plan.job.launcher == "srun" else None
+    srun = plan.job.launcher == "srun"
+    before = BeforeSrunKills(run, plan.expected) if srun else None
     job = Foreground([launcher, *plan.job.command[1:]], plan.environment, before)
-    with contextlib.closing(TimeLimit(run, expected, arguments.time_margin)):
+    with contextlib.closing(TimeLimit(run, plan.expected, arguments.time_margin)):
         status = job.run()
     # At a single SIGINT srun prints how far its tasks are, and continues: status 0.
     in_haste = bool(job.end_signals) and status != 0
     patience_s, finishing_s = PATIENCE_S, FINISHING_S
-    if plan.job.launcher == "srun":
+    if srun:
         # When srun has ended, so has all that it started: no process is left that could write.
         patience_s = finishing_s = HASTY_S if in_haste else PATIENCE_S
     ended = unless_stalled(
@@ -94,14 +96,13 @@ def launch(
     return PROFILE_FAILED if arguments.strict and status == 0 else status
 
 
-def begin(plan: LaunchPlan, arguments: argparse.Namespace) -> tuple[RunDirectory, dict[str, Any]]:
+def begin(plan: LaunchPlan, arguments: argparse.Namespace) -> tuple[RunDirectory, Manifest]:
     """Make the run directory and print what will be profiled. Raises RunDirectoryError."""
     run = run_directory.create(plan.run, force=arguments.force)
     if (first := run_directory.first_start(plan.run, os.environ)) is not None:
         say(f"this job was restarted; reports of its first start: clusterprof collect {first}")
-    manifest = first_manifest(plan)
-    run.write_plan(plan.for_agent())
-    run.write_manifest(manifest)
+    run.write_plan(plan.for_agent)
+    manifest = run.write_manifest(first_members(plan))
     if (parent := run_directory.exposed(run.path)) is not None:
         say(f"other users can rename what is in {parent} (no sticky bit), this run directory "
             "included: ranks then run unprofiled, and reports may be lost; choose another place "
@@ -119,7 +120,7 @@ def conclude(
     plan: LaunchPlan,
     arguments: argparse.Namespace,
     run: RunDirectory,
-    manifest: dict[str, Any],
+    manifest: Manifest,
     status: int,
     *,
     patience_s: float = PATIENCE_S,
@@ -130,25 +131,23 @@ def conclude(
 
     `in_haste`: we got a signal to end; merging may take longer than we have, and is for later.
     """
-    manifest.update(ended=now_text(), exit_status=status)
+    ended = now_text()
     nsys.prefer(plan.capture.nsys.path if plan.capture.nsys else None)
     complete = False
     try:
+        if plan.job.closed and not run.ranks():
+            patience_s = 0
         run, outcomes = collect_attempts(
-            run,
-            plan.selection.expected(plan.job.world_size),
-            patience_s=0 if plan.job.closed and not run.ranks() else patience_s,
-            finishing_s=finishing_s,
+            run, plan.expected, patience_s=patience_s, finishing_s=finishing_s
         )
-        manifest["attempt"] = run.attempt
         if plan.job.closed and not run.ranks():
             outcomes = [Outcome(each.rank, each.state, plan.job.closed) for each in outcomes]
-        manifest["outcomes"] = [
-            {"rank": each.rank, "state": each.state, "reason": each.reason} for each in outcomes
-        ]
         complete = print_outcomes(run, outcomes)
         if run.path.is_dir():
-            run.write_manifest(manifest)
+            shown = [
+                {"rank": each.rank, "state": each.state, "reason": each.reason} for each in outcomes
+            ]
+            manifest.record(ended=ended, exit_status=status, attempt=run.attempt, outcomes=shown)
         if arguments.no_merge or not any(each.report for each in outcomes):
             pass
         elif in_haste:
@@ -159,26 +158,24 @@ def conclude(
             made = merge_run(run, outcomes)
             with console.harmless():
                 tell_results(made, run)
-    except ClusterprofError as error:
-        complete = False
-        if arguments.debug:
-            traceback.print_exc()
-        console.error(error)
     except Exception as error:  # noqa: BLE001 - the job has ended with its own status
         complete = False
         if arguments.debug:
             traceback.print_exc()
-        console.error(
-            f"the reports could not be merged: {type(error).__name__}: {error}",
-            f"this is a bug in clusterprof; the reports are in {shortest(run.path)}",
-            f"to see where: clusterprof merge --debug {shortest(run.path)}",
-        )
+        if isinstance(error, ClusterprofError):
+            console.error(error)
+        else:
+            console.error(
+                f"the reports could not be merged: {type(error).__name__}: {error}",
+                f"this is a bug in clusterprof; the reports are in {shortest(run.path)}",
+                f"to see where: clusterprof merge --debug {shortest(run.path)}",
+            )
     if arguments.strict and status == 0 and not complete:
         return PROFILE_FAILED
     return status
 
 
-def first_manifest(plan: LaunchPlan) -> dict[str, Any]:
+def first_members(plan: LaunchPlan) -> dict[str, Any]:
     """run.json as it stands before the job runs. Holds no environment but our own two variables."""
     return {
         "schema_version": run_directory.SCHEMA_VERSION,
@@ -210,7 +207,9 @@ def print_outcomes(run: RunDirectory, outcomes: Sequence[Outcome]) -> bool:
     """Print one line per missing or incomplete report; returns whether all reports are there."""
     collected = [each for each in outcomes if each.state is State.COLLECTED]
     lost = [each for each in outcomes if each.state is State.LOST]
-    say(f"{len(collected)} of {len(outcomes)} reports in {shortest(run.path)}{of_attempt(run)}")
+    attempts = len(run.attempts())
+    of_attempt = f", of attempt {run.attempt} of {attempts}" if attempts > 1 else ""
+    say(f"{len(collected)} of {len(outcomes)} reports in {shortest(run.path)}{of_attempt}")
     if not run.path.is_dir():
         say(f"{shortest(run.path)} {DELETED}")
     for each in lost:
@@ -224,12 +223,6 @@ def print_outcomes(run: RunDirectory, outcomes: Sequence[Outcome]) -> bool:
             "(else --step-on), do its scripts keep PYTHONPATH, and is this run directory visible "
             "on the nodes?")  # fmt: skip
     return bool(collected) and not lost
-
-
-def of_attempt(run: RunDirectory) -> str:
-    """Which attempt the reports are of, where the launcher has restarted its ranks."""
-    others = len(run.attempts()) - 1
-    return f", of attempt {run.attempt} of {others + 1}" if others else ""
 
 
 def shortest(folder: Path) -> str:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import cast
 
 import pytest
 
 from clusterprof import merge_run, run_directory
 from clusterprof.agent.contracts import states
 from clusterprof.analysis.findings.registry import CODES
-from clusterprof.arguments import parse_ranks
 from clusterprof.cli import main
 from clusterprof.launch import run_job
 from clusterprof.launch.planning import LaunchPlan
@@ -31,13 +30,13 @@ def test_a_fault_while_merging_keeps_the_job_s_status_and_says_where_the_reports
     plan = cast(
         "LaunchPlan",
         SimpleNamespace(
-            selection=parse_ranks("0"),
-            job=SimpleNamespace(world_size=1, closed=""),
+            expected=(0,),
+            job=SimpleNamespace(closed=""),
             capture=SimpleNamespace(nsys=None),
         ),
     )
     arguments = argparse.Namespace(no_merge=False, debug=False, strict=False)
-    manifest: dict[str, Any] = {"schema_version": 1}
+    manifest = run.write_manifest({"schema_version": 1})
     monkeypatch.setattr(merge_run, "merge_run", fault)
     assert run_job.conclude(plan, arguments, run, manifest, 7) == 7
     printed = capsys.readouterr().err
