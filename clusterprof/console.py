@@ -13,7 +13,7 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import TextIO, cast
 
 from clusterprof import masking
@@ -40,6 +40,14 @@ def _write(text: str) -> None:
     """Write it in one piece: lines of two processes must not mix."""
     sys.stderr.write(text)
     sys.stderr.flush()
+
+
+def table(rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> list[str]:
+    """The lines of a table; the columns `right` end at one place, the others begin at one."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    signs = [">" if place in right else "<" for place in range(len(widths))]
+    forms = [f"{{:{sign}{width}}}" for sign, width in zip(signs, widths, strict=True)]
+    return ["  ".join(forms).format(*row).rstrip() for row in rows]
 
 
 def json(document: bytes) -> None:

@@ -23,8 +23,8 @@ _LATE = 124
 _HOW = "srun -N4 --ntasks-per-node=1 clusterprof clock --output clock.json"
 
 
-def parser(verb: str) -> argparse.ArgumentParser:
-    """The verb's options."""
+def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
+    """Measure, or put measurements together; 0, or the error's own status."""
     this = verb_parser(
         verb,
         "Measure every rank's wall clock against rank 0's by a ping-pong, over MPI where the "
@@ -33,42 +33,26 @@ def parser(verb: str) -> argparse.ArgumentParser:
         "which gives the drift.",
         usage=f"LAUNCHER clusterprof {verb} [OPTIONS]\n       clusterprof {verb} FILE...",
     )
-    this.add_argument("files", nargs="*", type=path, metavar="FILE", help="earlier measurements")
-    this.add_argument("--output", type=path, metavar="FILE", help="write the measurement to FILE")
-    this.add_argument("--force", action="store_true", help="replace what --output wrote before")
-    this.add_argument("--json", action="store_true", help="print the measurement as JSON")
-    this.add_argument(
-        "--transport", choices=("auto", "mpi", "udp"), default="auto",
-        help="default: MPI where mpi4py is installed and the launcher speaks MPI, else UDP",
-    )  # fmt: skip
-    this.add_argument(
-        "--exchanges",
-        type=int,
-        default=400,
-        metavar="N",
-        help="ping-pongs with each rank (default 400)",
-    )
-    this.add_argument(
-        "--meet", type=path, default=Path(), metavar="DIR",
-        help="UDP: a folder that all nodes see, where rank 0 is found (default: the current one)",
-    )  # fmt: skip
-    this.add_argument(
-        "--timeout",
-        type=float,
-        default=30.0,
-        metavar="S",
-        help="give up after S seconds (default 30)",
-    )
-    return this
-
-
-def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
-    """Measure, or put measurements together; 0, or the error's own status."""
-    arguments = parser(verb).parse_args([*own, *(program or ())])
+    add = this.add_argument
+    add("files", nargs="*", type=path, metavar="FILE", help="earlier measurements")
+    add("--output", type=path, metavar="FILE", help="write the measurement to FILE")
+    add("--force", action="store_true", help="replace what --output wrote before")
+    add("--json", action="store_true", help="print the measurement as JSON")
+    add("--transport", choices=("auto", "mpi", "udp"), default="auto",
+        help="default: MPI where mpi4py is installed and the launcher speaks MPI, else "
+        "UDP")  # fmt: skip
+    add("--exchanges", type=int, default=400, metavar="N",
+        help="ping-pongs with each rank (default 400)")  # fmt: skip
+    add("--meet", type=path, default=Path(), metavar="DIR",
+        help="UDP: a folder that all nodes see, where rank 0 is found (default: the current "
+        "one)")  # fmt: skip
+    add("--timeout", type=float, default=30.0, metavar="S",
+        help="give up after S seconds (default 30)")  # fmt: skip
+    arguments = this.parse_args([*own, *(program or ())])
     if arguments.exchanges < 1 or not arguments.timeout > 0:
         raise UsageError("--exchanges and --timeout are positive", "leave them out: 400 and 30")
     if arguments.files:
-        return tell(joined(read(each) for each in arguments.files), arguments)
+        return print_measurement(joined(read(each) for each in arguments.files), arguments)
     me = identify(os.environ)
     if me is None or (me.world_size or 1) < 2:
         raise UsageError(
@@ -84,9 +68,7 @@ def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
     finally:
         watch.cancel()
         signal.setitimer(signal.ITIMER_REAL, 0)
-    if found is None:
-        return 0
-    return tell(found, arguments)
+    return 0 if found is None else print_measurement(found, arguments)
 
 
 def _measure(me: Identity, arguments: argparse.Namespace) -> Measurement | None:
@@ -122,12 +104,12 @@ def _watched(timeout_s: float, rank: int) -> threading.Timer:
 
 
 def refuse_existing(arguments: argparse.Namespace) -> None:
-    """Before any work. Raises UsageError."""
+    """Raise UsageError where --output may not be written."""
     if arguments.output:
         check_free(arguments.output, arguments.force, is_measurement)
 
 
-def tell(found: Measurement, arguments: argparse.Namespace) -> int:
+def print_measurement(found: Measurement, arguments: argparse.Namespace) -> int:
     """Write and print what was measured."""
     refuse_existing(arguments)
     if not found.bounds:
@@ -138,46 +120,33 @@ def tell(found: Measurement, arguments: argparse.Namespace) -> int:
         say(f"wrote {arguments.output}")
     for note in found.notes:
         say(note)
-    if arguments.json:
-        print(json.dumps(found.as_json(), indent=1))
-    else:
-        print(table(found))
+    print(json.dumps(found.as_json(), indent=1) if arguments.json else shown(found))
     return 0
 
 
-def table(found: Measurement) -> str:
+def shown(found: Measurement) -> str:
     """One line for each rank: its last offset, its bound, and its drift where it was seen twice."""
     by_rank: dict[tuple[int, str], list[Bound]] = {}
     for bound in found.bounds:
         by_rank.setdefault((bound.rank, bound.machine), []).append(bound)
-    rows = [("rank", "host", "offset", "bound", "round trip", "drift")]
+    rows = []
     for _, bounds in sorted(by_rank.items()):
         last = max(bounds, key=lambda each: each.at_ns)
         best = min(each.round_trip_ns for each in bounds)
+        changes = ""
+        if len(bounds) > 1:
+            changes = "not constant"
+            if found_drift := drift(bounds):
+                low, high = found_drift.low_ppm, found_drift.high_ppm
+                changes = f"{(low + high) / 2:+.3f} ±{(high - low) / 2:.3f} ppm"
         rows.append(
             (str(last.rank), last.host, f"{last.offset_ns / 1e3:+.1f} µs",
-             f"±{last.uncertainty_ns / 1e3:.1f} µs", f"{best / 1e3:.1f} µs", _drift(bounds))
+             f"±{last.uncertainty_ns / 1e3:.1f} µs", f"{best / 1e3:.1f} µs", changes)
         )  # fmt: skip
-    if all(row[5] == "" for row in rows[1:]):
-        rows = [(*row[:5], "") for row in rows]
-    widths = [max(len(row[k]) for row in rows) for k in range(6)]
-    lines = [
-        "  ".join(
-            cell.ljust(width) if k == 1 else cell.rjust(width)
-            for k, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in rows
-    ]
+    names = ("rank", "host", "offset", "bound", "round trip", "drift")
+    if not any(row[5] for row in rows):
+        names = (*names[:5], "")
+    lines = console.table([names, *rows], right=(0, 2, 3, 4, 5))
     first = found.bounds[0]
     host = first.other_machine.rpartition(" ")[2]
     return "\n".join([*lines, f"against rank {first.other} on {host}, over {found.method}"])
-
-
-def _drift(bounds: Sequence[Bound]) -> str:
-    if len(bounds) < 2:
-        return ""
-    found = drift(bounds)
-    if found is None:
-        return "not constant"
-    middle, half = (found.low_ppm + found.high_ppm) / 2, (found.high_ppm - found.low_ppm) / 2
-    return f"{middle:+.3f} ±{half:.3f} ppm"

@@ -26,16 +26,14 @@ def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
         "and print the verdict.",
         run="a run directory",
     )
-    parser.add_argument("--nsys", type=path, metavar="PATH", help="the nsys to use")
-    parser.add_argument(
-        "-F", "--ssh-config", type=path, metavar="FILE",
-        help="for a run over SSH: an ssh configuration instead of your own",
-    )  # fmt: skip
-    parser.add_argument(
-        "--python", metavar="PATH",
-        help="for a run over SSH: the hosts' Python (default: the one next to torchrun here)",
-    )  # fmt: skip
-    parser.add_argument("--no-merge", action="store_true", help="only collect the reports")
+    add = parser.add_argument
+    add("--nsys", type=path, metavar="PATH", help="the nsys to use")
+    add("-F", "--ssh-config", type=path, metavar="FILE",
+        help="for a run over SSH: an ssh configuration instead of your own")  # fmt: skip
+    add("--python", metavar="PATH",
+        help="for a run over SSH: the hosts' Python (default: the one next to torchrun "
+        "here)")  # fmt: skip
+    add("--no-merge", action="store_true", help="only collect the reports")
     arguments = parser.parse_args(list(own))
     nsys.prefer(arguments.nsys)
     run = run_directory.opened(arguments.run)

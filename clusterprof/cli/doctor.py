@@ -12,12 +12,12 @@ from clusterprof.arguments import path
 from clusterprof.cli import verb_parser
 from clusterprof.console import say
 from clusterprof.doctor import cluster, table, this_host
-from clusterprof.doctor.table import BAD, Check
+from clusterprof.doctor.table import BAD
 from clusterprof.errors import UsageError
 
 
-def parser(verb: str) -> argparse.ArgumentParser:
-    """Options that are not here are srun's."""
+def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
+    """Look, and print what was found; 1 where something is bad. Unknown options are srun's."""
     this = verb_parser(
         verb,
         "Check what profiling needs: on every node of the allocation that this runs in, on the "
@@ -25,21 +25,15 @@ def parser(verb: str) -> argparse.ArgumentParser:
         "where profiling would fail.",
         usage="clusterprof doctor [--json] [srun OPTION...]",
     )
-    this.add_argument("--json", action="store_true", help="print JSON")
-    this.add_argument("--local", action="store_true", help="check only this host")
-    this.add_argument("--nsys", metavar="PATH", type=path, help="the nsys to use")
-    this.add_argument(
-        "--run-dir", metavar="DIR", type=path, default=Path("runs/x"),
-        help="the planned run directory (default: in runs/)",
-    )  # fmt: skip
-    this.add_argument("--lines", action="store_true", help=argparse.SUPPRESS)
-    this.add_argument("--probe", type=path, help=argparse.SUPPRESS)
-    return this
-
-
-def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
-    """Look, and print what was found; 1 where something is bad."""
-    arguments, asked = parser(verb).parse_known_args(list(own))
+    add = this.add_argument
+    add("--json", action="store_true", help="print JSON")
+    add("--local", action="store_true", help="check only this host")
+    add("--nsys", metavar="PATH", type=path, help="the nsys to use")
+    add("--run-dir", metavar="DIR", type=path, default=Path("runs/x"),
+        help="the planned run directory (default: in runs/)")  # fmt: skip
+    add("--lines", action="store_true", help=argparse.SUPPRESS)
+    add("--probe", type=path, help=argparse.SUPPRESS)
+    arguments, asked = this.parse_known_args(list(own))
     if program is not None:
         raise UsageError("doctor runs no program", "leave out -- and what follows it")
     if arguments.local and asked:
@@ -63,24 +57,15 @@ def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
     lines = table.lines(found)
     bad = any(line.check.level == BAD for line in lines)
     if arguments.json:
-        print(json.dumps(as_json(found, lines, fit=not bad), indent=1), flush=True)
+        nodes = [
+            {"host": name, "checks": [check.as_json() for check in checks]}
+            for name, checks in found.items()
+        ]
+        shown = [{**line.check.as_json(), "nodes": list(line.nodes)} for line in lines]
+        document = {"schema_version": 1, "fit": not bad, "nodes": nodes, "lines": shown}
+        print(json.dumps(document, indent=1), flush=True)
     else:
         hosts = list(found)
         print(f"{table.render(lines, hosts)}\n\n{table.verdict(lines, hosts)}", flush=True)
     cluster.leave(int(bad))
     return int(bad)
-
-
-def as_json(
-    found: dict[str, list[Check]], lines: Sequence[table.Line], *, fit: bool
-) -> dict[str, object]:
-    """Each node's own checks, and the lines of the table."""
-    return {
-        "schema_version": 1,
-        "fit": fit,
-        "nodes": [
-            {"host": name, "checks": [check.as_json() for check in checks]}
-            for name, checks in found.items()
-        ],
-        "lines": [{**line.check.as_json(), "nodes": list(line.nodes)} for line in lines],
-    }

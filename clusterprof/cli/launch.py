@@ -9,14 +9,7 @@ from clusterprof import launchers
 from clusterprof.arguments import RANKS_GRAMMAR
 from clusterprof.cli import verb_parser
 from clusterprof.errors import UsageError
-from clusterprof.launch.planning import (
-    MOST_REPORT_MB,
-    MOST_STEPS,
-    PROFILE_FAILED,
-    LaunchPlan,
-    make_plan,
-    settle,
-)
+from clusterprof.launch import planning
 from clusterprof.launch.profiling import PROFILERS, PYTORCH
 
 
@@ -31,10 +24,10 @@ def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
         launcher.add_options(this)
     arguments, options = this.parse_known_args(words)
     command = given_program(verb, own, program)
-    origins = settle(arguments)
+    origins = planning.settle(arguments)
 
-    def planned(turn: int = 1) -> LaunchPlan:
-        return make_plan(verb, arguments, origins, options, command, turn)
+    def planned(turn: int = 1) -> planning.LaunchPlan:
+        return planning.make_plan(verb, arguments, origins, options, command, turn)
 
     plan = planned()
     if arguments.dry_run:
@@ -53,116 +46,75 @@ def given_program(verb: str, own: Sequence[str], program: Sequence[str] | None) 
     """The program behind `--`. Raises UsageError where there is none."""
     if program:
         return program
+    usage = f"write: clusterprof {verb} [OPTIONS] --"
     if program is not None:
-        raise UsageError(
-            "there is no program after --", f"write: clusterprof {verb} [OPTIONS] -- train.py"
-        )
-    meant = next(
-        (at for at, word in enumerate(own) if word.endswith(".py") or word.startswith("python")),
-        len(own),
-    )
-    raise UsageError(
-        "there is no -- before the program",
-        f"write: clusterprof {verb} [OPTIONS] -- {' '.join(own[meant:]) or 'python train.py'}",
-    )
+        raise UsageError("there is no program after --", f"{usage} train.py")
+    meant = list(own)
+    while meant and not (meant[0].endswith(".py") or meant[0].startswith("python")):
+        meant.pop(0)
+    meant = meant or ["python", "train.py"]
+    raise UsageError("there is no -- before the program", f"{usage} {' '.join(meant)}")
 
 
 def parser(verb: str, summary: str, passes_to: str) -> argparse.ArgumentParser:
     """The options of all launching verbs; unknown ones are for the program `passes_to`."""
     other = f"[{passes_to} OPTION...] " if passes_to else ""
     unknown = f" Unknown options are passed to {passes_to} unchanged." if passes_to else ""
-    this = verb_parser(
-        verb,
-        summary + unknown,
-        usage=f"clusterprof {verb} [--ranks R] [--steps A:B] {other}-- PROGRAM...",
-        short_help=False,
-    )
-    _what(this.add_argument_group("what to profile"))
-    _how(this.add_argument_group("how to profile it"))
-    _clocks(this.add_argument_group("clock alignment"))
-    _limits(this.add_argument_group("limits"))
-    _run(this.add_argument_group("the run"))
+    usage = f"clusterprof {verb} [--ranks R] [--steps A:B] {other}-- PROGRAM..."
+    this = verb_parser(verb, summary + unknown, usage=usage, short_help=False)
+    _add_profiling(this)
+    _add_running(this)
     return this
 
 
-def _what(group: argparse._ArgumentGroup) -> None:
-    group.add_argument(
-        "--ranks", metavar="R", help=f"the ranks to profile: {RANKS_GRAMMAR} (default 0)"
-    )
+def _add_profiling(this: argparse.ArgumentParser) -> None:
+    add = this.add_argument_group("what to profile").add_argument
+    add("--ranks", metavar="R", help=f"the ranks to profile: {RANKS_GRAMMAR} (default 0)")
     for name, of in (("pp", "pipeline"), ("tp", "tensor"), ("cp", "context"), ("dp", "data")):
-        group.add_argument(
-            f"--{name}", type=int, metavar="N", help=f"{of}-parallel size, for --ranks stages"
-        )
-    group.add_argument("--steps", metavar="A:B", help="the window: steps A to B-1 (default 10:15)")
-    group.add_argument(
-        "--step-on", metavar="MODULE:FUNCTION",
-        help="a step ends when this function returns (default: the optimizer's step)",
-    )  # fmt: skip
+        add(f"--{name}", type=int, metavar="N", help=f"{of}-parallel size, for --ranks stages")
+    add("--steps", metavar="A:B", help="the window: steps A to B-1 (default 10:15)")
+    add("--step-on", metavar="MODULE:FUNCTION",
+        help="a step ends when this function returns (default: the optimizer's step)")  # fmt: skip
 
-
-def _how(group: argparse._ArgumentGroup) -> None:
-    group.add_argument(
-        "--profiler", choices=PROFILERS, help="default: nsys where it is installed, else torch"
-    )
-    group.add_argument("--nsys", metavar="PATH", help="the nsys to use")
-    group.add_argument("--trace", metavar="LIST", help="nsys --trace (default cuda,nvtx)")
-    group.add_argument(
-        "--nsys-arg", action="append", default=[], metavar="ARG",
-        help="a further argument for nsys; may be repeated",
-    )  # fmt: skip
-    group.add_argument("--pytorch", choices=PYTORCH, help="NVTX ranges for PyTorch's operators")
-    group.add_argument(
-        "--cpu-sampling",
-        action="store_true",
-        help="sample the CPU too (takes CPU time of the rank)",
-    )
-    group.add_argument(
-        "--window-by", choices=("auto", "cuda", "session"), default="auto",
+    add = this.add_argument_group("how to profile it").add_argument
+    add("--profiler", choices=PROFILERS, help="default: nsys where it is installed, else torch")
+    add("--nsys", metavar="PATH", help="the nsys to use")
+    add("--trace", metavar="LIST", help="nsys --trace (default cuda,nvtx)")
+    add("--nsys-arg", action="append", default=[], metavar="ARG",
+        help="a further argument for nsys; may be repeated")  # fmt: skip
+    add("--pytorch", choices=PYTORCH, help="NVTX ranges for PyTorch's operators")
+    add("--cpu-sampling", action="store_true",
+        help="sample the CPU too (takes CPU time of the rank)")  # fmt: skip
+    add("--window-by", choices=("auto", "cuda", "session"), default="auto",
         help="how nsys opens the window. session: nsys start and stop (default); cuda: "
-        "cudaProfilerStart in the program",
-    )  # fmt: skip
+        "cudaProfilerStart in the program")  # fmt: skip
 
-
-def _clocks(group: argparse._ArgumentGroup) -> None:
-    group.add_argument(
-        "--clock-probe", choices=("auto", "on", "off"), default="auto",
+    add = this.add_argument_group("clock alignment").add_argument
+    add("--clock-probe", choices=("auto", "on", "off"), default="auto",
         help="measure the clocks of the hosts against each other around the window, by a process "
         "next to each profiled rank (UDP between nodes; default auto: on where the profiled ranks "
-        "may be on several nodes)",
-    )  # fmt: skip
-    group.add_argument(
-        "--beacons", type=int, default=0, metavar="N",
+        "may be on several nodes)")  # fmt: skip
+    add("--beacons", type=int, default=0, metavar="N",
         help="all ranks send N tiny AllReduces before and after the window, for jobs with large "
         "collectives only. All ranks agree on it first; a rank that does not reach the same step "
-        "delays the other ranks once, by up to 30 s (default 0; 16 are enough)",
-    )  # fmt: skip
+        "delays the other ranks once, by up to 30 s (default 0; 16 are enough)")  # fmt: skip
 
 
-def _limits(group: argparse._ArgumentGroup) -> None:
-    group.add_argument(
-        "--max-steps", type=int, default=MOST_STEPS, metavar="N",
-        help=f"refuse a window of more steps (default {MOST_STEPS})",
-    )  # fmt: skip
-    group.add_argument(
-        "--max-report-mb", type=int, default=MOST_REPORT_MB, metavar="M",
+def _add_running(this: argparse.ArgumentParser) -> None:
+    add = this.add_argument_group("limits").add_argument
+    add("--max-steps", type=int, default=planning.MOST_STEPS, metavar="N",
+        help=f"refuse a window of more steps (default {planning.MOST_STEPS})")  # fmt: skip
+    add("--max-report-mb", type=int, default=planning.MOST_REPORT_MB, metavar="M",
         help="close a rank's window early once its profile takes M MB on its node "
-        f"(default {MOST_REPORT_MB}; 0: no limit)",
-    )  # fmt: skip
-    group.add_argument(
-        "--time-margin", type=float, metavar="S",
+        f"(default {planning.MOST_REPORT_MB}; 0: no limit)")  # fmt: skip
+    add("--time-margin", type=float, metavar="S",
         help="close an open window S seconds before Slurm's time limit (default 60, or a tenth "
-        "of a shorter limit; 0: never)",
-    )  # fmt: skip
+        "of a shorter limit; 0: never)")  # fmt: skip
 
-
-def _run(group: argparse._ArgumentGroup) -> None:
-    group.add_argument(
-        "--run-dir", metavar="DIR", help="default runs/<UTC stamp>-<job or process id>"
-    )
-    group.add_argument("--force", action="store_true", help="replace an earlier run in DIR")
-    group.add_argument("--dry-run", action="store_true", help="only print what would run")
-    group.add_argument("--no-merge", action="store_true", help="only collect the reports")
-    group.add_argument(
-        "--strict", action="store_true",
-        help=f"end with status {PROFILE_FAILED} if a report is missing",
-    )  # fmt: skip
+    add = this.add_argument_group("the run").add_argument
+    add("--run-dir", metavar="DIR", help="default runs/<UTC stamp>-<job or process id>")
+    add("--force", action="store_true", help="replace an earlier run in DIR")
+    add("--dry-run", action="store_true", help="only print what would run")
+    add("--no-merge", action="store_true", help="only collect the reports")
+    add("--strict", action="store_true",
+        help=f"end with status {planning.PROFILE_FAILED} if a report is missing")  # fmt: skip

@@ -78,8 +78,11 @@ def run(words: Sequence[str]) -> int:
         return 2
     verb, rest = words[0], words[1:]
     own, program = split(rest)
-    if "--debug" in own:
-        _show_debug()
+    debug = "--debug" in own
+    if debug:  # what our own modules log reaches stderr: where one rank's reader failed
+        log = logging.getLogger("clusterprof")
+        log.addHandler(logging.StreamHandler())
+        log.setLevel(logging.DEBUG)
     try:
         status = int(verb_module(verb).main(verb, own, program))
         sys.stdout.flush()
@@ -88,7 +91,7 @@ def run(words: Sequence[str]) -> int:
     except Exception as error:  # noqa: BLE001 - each becomes a message and a status
         if isinstance(error, console.Unwritable) and error.unread:
             return 0  # `clusterprof merge ... | head`: no error of ours
-        if "--debug" in own:
+        if debug:
             traceback.print_exc()
         if isinstance(error, ClusterprofError):
             console.error(error)
@@ -100,13 +103,6 @@ def run(words: Sequence[str]) -> int:
         )
         return ClusterprofError.exit_code
     return status
-
-
-def _show_debug() -> None:
-    """Let what our own modules say for --debug reach stderr: where one rank's reader failed."""
-    log = logging.getLogger("clusterprof")
-    log.addHandler(logging.StreamHandler())
-    log.setLevel(logging.DEBUG)
 
 
 def split(words: Sequence[str]) -> tuple[list[str], list[str] | None]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from clusterprof import console, run_directory
 from clusterprof.agent import nsys
@@ -14,9 +13,6 @@ from clusterprof.arguments import check_free, path
 from clusterprof.cli import verb_parser
 from clusterprof.console import say
 from clusterprof.errors import ReportError, UsageError
-
-if TYPE_CHECKING:
-    from clusterprof.probe.measurement import Measurement
 
 _SEVERITIES = ("info", "warning", "critical")
 
@@ -28,31 +24,25 @@ def parser(verb: str) -> argparse.ArgumentParser:
         "Align the clocks of several ranks' reports, match their collectives and print which rank "
         "delays the others, why, and which communication is exposed.",
     )
-    this.add_argument(
-        "paths", nargs="+", type=path, metavar="PATH",
+    add = this.add_argument
+    add("paths", nargs="+", type=path, metavar="PATH",
         help="a run directory, a folder of reports, or reports: .nsys-rep, .qdrep, .sqlite(.xz), "
-        "Kineto .json(.gz, .xz)",
-    )  # fmt: skip
-    this.add_argument(
-        "--rank", action="append", default=[], metavar="FILE=N",
-        help="the rank of a report that does not contain it (of several ranks: the first)",
-    )  # fmt: skip
-    this.add_argument(
-        "--clock", action="append", default=[], type=path, metavar="FILE",
+        "Kineto .json(.gz, .xz)")  # fmt: skip
+    add("--rank", action="append", default=[], metavar="FILE=N",
+        help="the rank of a report that does not contain it (of several ranks: the "
+        "first)")  # fmt: skip
+    add("--clock", action="append", default=[], type=path, metavar="FILE",
         help="what `clusterprof clock --output FILE` measured on the hosts of the reports, soon "
-        "before or after the window (its bound grows by 9 ms per minute); may be repeated",
-    )  # fmt: skip
-    this.add_argument("--nsys", type=path, metavar="PATH", help="the nsys to read reports with")
-    this.add_argument("--json", action="store_true", help="print results.json instead of text")
-    this.add_argument("--html", type=path, metavar="FILE", help="write the HTML report to FILE")
-    this.add_argument(
-        "--output", type=path, metavar="DIR", help="write results, tables and HTML report to DIR"
-    )
-    this.add_argument("--force", action="store_true", help="replace what --output or --html wrote")
-    this.add_argument(
-        "--fail-on", choices=_SEVERITIES, metavar="SEVERITY",
-        help="end with status 1 on a finding of at least this severity: info, warning, critical",
-    )  # fmt: skip
+        "before or after the window (its bound grows by 9 ms per minute); may be "
+        "repeated")  # fmt: skip
+    add("--nsys", type=path, metavar="PATH", help="the nsys to read reports with")
+    add("--json", action="store_true", help="print results.json instead of text")
+    add("--html", type=path, metavar="FILE", help="write the HTML report to FILE")
+    add("--output", type=path, metavar="DIR", help="write results, tables and HTML report to DIR")
+    add("--force", action="store_true", help="replace what --output or --html wrote")
+    add("--fail-on", choices=_SEVERITIES, metavar="SEVERITY",
+        help="end with status 1 on a finding of at least this severity: info, warning, "
+        "critical")  # fmt: skip
     return this
 
 
@@ -66,8 +56,8 @@ def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
     if arguments.html:
         check_free(arguments.html, arguments.force, html.is_ours)
     output = _output(arguments)
-    only = arguments.paths[0] if len(arguments.paths) == 1 else None
-    if only is not None and _is_run(only):
+    only = arguments.paths[0]
+    if len(arguments.paths) == 1 and _is_run(only):
         from clusterprof.collect.outcomes import collect
 
         if arguments.clock:
@@ -80,8 +70,12 @@ def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
         made = merge_run.merge_run(run, collect(run, ranks_of_run, patience_s=0))
         say(f"wrote {run.html}")
     else:
+        from clusterprof.probe import measurement
+
         ranks = _given_ranks(arguments.rank)
-        made = merge_run.merge_reports(arguments.paths, ranks, _measured(arguments.clock))
+        clocks = [measurement.read(each) for each in arguments.clock]
+        joined = measurement.joined(clocks) if clocks else None
+        made = merge_run.merge_reports(arguments.paths, ranks, joined)
     if output is not None:
         merge_run.save(made, output)
         say(f"wrote {output.html}")
@@ -93,7 +87,8 @@ def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
         console.json(results_json.dumps(made.results))
     else:
         merge_run.print_verdict(made.results)
-    return _status(made.results["findings"], arguments.fail_on)
+    failing = _SEVERITIES[_SEVERITIES.index(arguments.fail_on) :] if arguments.fail_on else ()
+    return int(any(each["severity"] in failing for each in made.results["findings"]))
 
 
 def _is_run(folder: Path) -> bool:
@@ -137,20 +132,3 @@ def _given_ranks(given: Sequence[str]) -> dict[Path, int]:
             raise UsageError(f"--rank {each!r} is not FILE=N", "write --rank FILE=N")
         ranks[path(file)] = int(rank)
     return ranks
-
-
-def _measured(files: Sequence[Path]) -> Measurement | None:
-    """What the files of --clock say together; None without one. Raises ReportError."""
-    if not files:
-        return None
-    from clusterprof.probe.measurement import joined, read
-
-    return joined(read(each) for each in files)
-
-
-def _status(findings: Sequence[object], fail_on: str | None) -> int:
-    if fail_on is None:
-        return 0
-    limit = _SEVERITIES.index(fail_on)
-    found = any(_SEVERITIES.index(each["severity"]) >= limit for each in findings)  # type: ignore[index]
-    return 1 if found else 0

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 
 from clusterprof.cli import launch
 from clusterprof.launch import batch
 
 
-def parser(verb: str) -> argparse.ArgumentParser:
-    """The launching verbs' options, and what only a submission has."""
+def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
+    """Submit, and print the ids of the jobs and the run directory; returns sbatch's own status."""
     this = launch.parser(
         verb,
         "Submit PROGRAM as a batch job and profile some of its ranks; a second job merges the "
@@ -18,27 +17,14 @@ def parser(verb: str) -> argparse.ArgumentParser:
         "srun, one task per rank, or a torchrun command, one per node.",
         "sbatch",
     )
-    job = this.add_argument_group("the batch job")
-    job.add_argument(
-        "--template",
-        metavar="NAME|FILE",
+    add = this.add_argument_group("the batch job").add_argument
+    add("--template", metavar="NAME|FILE",
         help=f"the script to fill: {', '.join(batch.templates())}, or a file with the same marked "
-        f"block (default {batch.ONE_TASK}, for torchrun {batch.TORCHRUN})",
-    )
-    job.add_argument(
-        "--srun-arg", action="append", default=[], metavar="ARG",
-        help="a further argument for srun inside the job",
-    )  # fmt: skip
-    job.add_argument(
-        "--merge-arg", action="append", default=[], metavar="ARG",
-        help="a further argument for sbatch, for the merge job only",
-    )  # fmt: skip
-    return this
-
-
-def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
-    """Submit, and print the ids of the jobs and the run directory; returns sbatch's own status."""
-    this = parser(verb)
+        f"block (default {batch.ONE_TASK}, for torchrun {batch.TORCHRUN})")  # fmt: skip
+    add("--srun-arg", action="append", default=[], metavar="ARG",
+        help="a further argument for srun inside the job")  # fmt: skip
+    add("--merge-arg", action="append", default=[], metavar="ARG",
+        help="a further argument for sbatch, for the merge job only")  # fmt: skip
     arguments, options = this.parse_known_args(list(own))
     submission = batch.decide(this, arguments, options, launch.given_program(verb, own, program))
     if arguments.dry_run:

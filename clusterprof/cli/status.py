@@ -20,11 +20,8 @@ WATCH_S = 2.0
 
 def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
     """Print how far the run is; with --watch until it has ended."""
-    parser = verb_parser(
-        verb,
-        "How far the ranks of a run are, from what they have written so far.",
-        run="a run directory",
-    )
+    what = "How far the ranks of a run are, from what they have written so far."
+    parser = verb_parser(verb, what, run="a run directory")
     parser.add_argument("--all", action="store_true", help="unprofiled ranks as well")
     parser.add_argument("--json", action="store_true", help="print JSON, once")
     parser.add_argument("--watch", action="store_true", help="repeat until the run has ended")
@@ -50,7 +47,11 @@ def render(status: Status, *, everyone: bool) -> str:
     others = [each for each in status.ranks if not each.chosen]
     lines = [_headline(status), "", *(_table(shown, status.window) if shown else ())]
     if others and not everyone:
-        lines.append(_summary(others))
+        states = Counter(each.state for each in others)
+        counts = ", ".join(f"{count} {state}" for state, count in states.most_common())
+        steps = [each.steps for each in others if each.steps is not None]
+        reached = f", {min(steps)} to {max(steps)} steps" if steps else ""
+        lines.append(f"and {words.counted(len(others), 'unprofiled rank')}: {counts}{reached}")
     if not status.ranks:
         lines.append("no rank has reported in yet")
     return "\n".join(lines)
@@ -65,8 +66,7 @@ def _table(ranks: Sequence[RankStatus], window: StepWindow) -> list[str]:
         )
         for each in ranks
     ]  # fmt: skip
-    wide = [*(max(map(len, column)) for column in list(zip(*rows, strict=True))[:-1]), 0]
-    return ["  ".join(map(str.ljust, row, wide)).rstrip() for row in rows]
+    return console.table(rows)
 
 
 def _headline(status: Status) -> str:
@@ -91,12 +91,3 @@ def _place(steps: int | None, window: StepWindow) -> str:
     if steps < window.end:
         return f"step {steps - window.first + 1} of {len(window)}"
     return "past"
-
-
-def _summary(unprofiled: Sequence[RankStatus]) -> str:
-    """The unprofiled ranks, in one line."""
-    states = Counter(each.state for each in unprofiled)
-    counts = ", ".join(f"{count} {state}" for state, count in states.most_common())
-    steps = [each.steps for each in unprofiled if each.steps is not None]
-    reached = f", {min(steps)} to {max(steps)} steps" if steps else ""
-    return f"and {words.counted(len(unprofiled), 'unprofiled rank')}: {counts}{reached}"
