@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import datetime as dt
+import itertools
 import os
 import re
 import shlex
@@ -120,12 +121,13 @@ def bash_array(words: Sequence[str]) -> str:
 class Submission:
     """Everything that will be submitted, decided."""
 
-    options: tuple[str, ...]
+    options: Sequence[str]
     script: str
     #: the run directory, or what stands before the job's id in its name
     run: str
     named_by_job: bool
-    merge_options: tuple[str, ...] | None
+    #: None where each task merges in its own job
+    merge_options: Sequence[str] | None
 
     def run_of(self, job: str) -> str:
         """The run directory of the job with this id."""
@@ -139,10 +141,16 @@ class Submission:
 
     def shown(self) -> str:
         """What `--dry-run` prints: to be pasted, with the job's id instead of JOBID."""
-        parts = [_pasted(["sbatch", "--parsable", *self.options], self.script)]
+        jobs = [(["sbatch", "--parsable", *self.options], self.script)]
         if self.merge_options is not None:
-            parts.append(_pasted(*self.merge("JOBID")))
-        return "\n".join(parts)
+            jobs.append(self.merge("JOBID"))
+        lines = []
+        for command, script in jobs:
+            mark = "SCRIPT"
+            while mark in script.split("\n"):
+                mark += "_"
+            lines.append(f"{shlex.join(command)} <<'{mark}'\n{script.rstrip()}\n{mark}")
+        return "\n".join(lines)
 
 
 def decide(
@@ -162,12 +170,10 @@ def decide(
 
     options = list(options)
     name, words = fitting(arguments.template, program)
-    inner = starts_ranks_itself(program)
-    if name == ONE_TASK:
-        if inner and last_value(options, "-n", "--ntasks", "--ntasks-per-node") is None:
-            options.append("--ntasks-per-node=1")
-        if not inner:
-            selection.check(*srun.ranks(options, program, {}))
+    if name == ONE_TASK and not starts_ranks_itself(program):
+        selection.check(*srun.ranks(options, program, {}))
+    elif name == ONE_TASK and last_value(options, "-n", "--ntasks", "--ntasks-per-node") is None:
+        options.append("--ntasks-per-node=1")
 
     array = last_value(options, "-a", "--array") is not None
     by_job = arguments.run_dir is None
@@ -189,31 +195,27 @@ def decide(
     )
     merge_options = None
     if merging:
-        given = [(names[-1], last_value(options, *names)) for names in _MERGE_TOO]
-        too = [f"{name}={value}" for name, value in given if value is not None]
-        merge_options = (*too, *arguments.merge_arg)
-    return Submission(tuple(options), script, run, by_job, merge_options)
+        given = {names[-1]: last_value(options, *names) for names in _MERGE_TOO}
+        merge_options = [f"{name}={value}" for name, value in given.items() if value is not None]
+        merge_options += arguments.merge_arg
+    return Submission(options, script, run, by_job, merge_options)
 
 
 def refuse_strays(options: Sequence[str]) -> None:
     """Raise UsageError for a word that sbatch would take for the script, instead of ours."""
-    for place, word in enumerate(options):
+    for before, word in itertools.pairwise(["", *options]):
         if word.split("=")[0] == "--wrap":
             raise UsageError("--wrap excludes a program after --", "leave out --wrap")
-        before = options[place - 1] if place else ""
-        if not word.startswith("-") and not _takes_next(before):
+        # Whether sbatch may read the word as the value of the option before it.
+        letters = before[1:].lstrip(_NO_VALUE_LETTERS) if before.startswith("-") else ""
+        is_value = len(letters) == 1
+        if before.startswith("--"):
+            is_value = "=" not in before and before not in _NO_VALUE
+        if not word.startswith("-") and not is_value:
             raise UsageError(
                 f"{word!r} is neither an option nor the value of one",
                 f"options go before --, the program after it: clusterprof sbatch ... -- {word}",
             )
-
-
-def _takes_next(option: str) -> bool:
-    """Whether sbatch may read the next word as the value of this one."""
-    if option.startswith("--"):
-        return "=" not in option and option not in _NO_VALUE
-    letters = option[1:].lstrip(_NO_VALUE_LETTERS) if option.startswith("-") else ""
-    return len(letters) == 1
 
 
 def launcher_options(
@@ -280,8 +282,8 @@ def submit(submission: Submission, *, quiet: bool) -> int:
         failed, merge = sbatch(*submission.merge(job))
         if failed or not merge:
             # The training is queued: the status returned is sbatch's for it.
-            say(f"the merge job was refused; once job {job} has ended: "
-                f"{shlex.join(['clusterprof', 'collect', run])}")  # fmt: skip
+            collect = shlex.join(["clusterprof", "collect", run])
+            say(f"the merge job was refused; once job {job} has ended: {collect}")
         else:
             lines.append(f"merge {merge}")
     arrayed = last_value(submission.options, "-a", "--array") is not None
@@ -315,11 +317,3 @@ def _clusterprof() -> list[str]:
     """This clusterprof, which the job may not have on its PATH."""
     beside = Path(sys.executable).parent / "clusterprof"
     return [str(beside)] if beside.is_file() else [sys.executable, "-m", "clusterprof"]
-
-
-def _pasted(command: Sequence[str], script: str) -> str:
-    """A command and its stdin, as a shell takes them."""
-    mark = "SCRIPT"
-    while mark in script.split("\n"):
-        mark += "_"
-    return f"{shlex.join(command)} <<'{mark}'\n{script.rstrip()}\n{mark}"

@@ -15,12 +15,10 @@ from typing import Any
 from clusterprof.agent.contracts import descriptors
 from clusterprof.errors import LaunchError
 
-#: Signals that are handed on to the launcher; the kernel delivers the others as usual.
-_HANDED_ON = (
-    signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2,
-)  # fmt: skip
-#: Those that end a launcher.
+#: Signals that end a launcher.
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+#: Those that are handed on to it; the kernel delivers the others as usual.
+_HANDED_ON = (*ENDING, signal.SIGUSR1, signal.SIGUSR2)
 
 #: Called before a signal is handed on, with a function that returns whether to stop waiting;
 #: returns the signals to hand on.
@@ -62,20 +60,18 @@ class Foreground:
                 # Its end wakes us; some parents leave SIGCHLD blocked: hence the second.
                 self._listen(1.0 if not self._arrived else 0)
                 while self._arrived and job.poll() is None:
-                    self._forward(self._arrived.pop(0), job, witness)
+                    number = self._arrived.pop(0)
+                    # Not where its sender has sent it to the launcher as well.
+                    self._hand_on(number, None if witness.received(number) else job)
         status = job.returncode
         return status if status >= 0 else 128 - status
 
-    def _forward(self, number: int, job: subprocess.Popen[bytes], witness: Witness) -> None:
-        """Hand one signal on, unless its sender has sent it to the launcher as well."""
-        if not witness.received(number):
-            self._hand_on(number, job)
-        elif number in ENDING:
-            self.end_signals.append(number)
-
-    def _hand_on(self, number: int, job: subprocess.Popen[bytes]) -> None:
+    def _hand_on(self, number: int, job: subprocess.Popen[bytes] | None) -> None:
+        """Note a signal, and hand it on to `job`."""
         if number in ENDING:
             self.end_signals.append(number)
+        if job is None:
+            return
         numbers: Sequence[int] = [number]
         if self.before is not None:
             numbers = self.before(number, lambda: self._stop_waiting(job))
@@ -172,9 +168,8 @@ class Witness:
         """End it."""
         if self._process is None:
             return
-        for pipe in (self._process.stdin, self._process.stdout):
-            if pipe is not None:
-                pipe.close()
+        for pipe in filter(None, (self._process.stdin, self._process.stdout)):
+            pipe.close()
         try:
             self._process.wait(1)
         except subprocess.TimeoutExpired:
@@ -199,6 +194,5 @@ class Witness:
         if not select.select([pipe], [], [], seconds)[0]:
             return False
         numbers = os.read(pipe.fileno(), 64)
-        for number in numbers:
-            self._received_at[number] = time.monotonic()
+        self._received_at.update(dict.fromkeys(numbers, time.monotonic()))
         return bool(numbers)

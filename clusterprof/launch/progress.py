@@ -20,8 +20,6 @@ SCHEMA_VERSION = 1
 #: end of a step.
 SILENT_S = 150.0
 
-_NOT_SEEN = "not seen yet"
-
 
 @dataclass(frozen=True)
 class RankStatus:
@@ -58,22 +56,14 @@ class Status:
     @property
     def silent_s(self) -> float | None:
         """Seconds since the last update by a rank that has not ended; None where all have."""
-        alive = [
-            each.silent_s for each in self.ranks if each.silent_s is not None and not each.ended
-        ]
-        return min(alive, default=None)
+        alive = [each.silent_s for each in self.ranks if not each.ended]
+        return min((each for each in alive if each is not None), default=None)
 
     def as_json(self) -> dict[str, Any]:
         """What `--json` prints."""
-        return {
-            "schema_version": SCHEMA_VERSION,
-            "run": str(self.run),
-            "began": self.began,
-            "ended": self.ended,
-            "exit_status": self.exit_status,
-            "window": [self.window.first, self.window.end],
-            "ranks": [asdict(each) for each in self.ranks],
-        }
+        content = {**asdict(self), "run": str(self.run)}
+        content["window"] = [self.window.first, self.window.end]
+        return {"schema_version": SCHEMA_VERSION, **content}
 
 
 def look(run: RunDirectory) -> Status:
@@ -93,13 +83,16 @@ def look(run: RunDirectory) -> Status:
 def _rank(run: RunDirectory, rank: int, state: dict[str, Any], expected: bool) -> RankStatus:
     folder = run.rank(rank)
     steps = state.get("steps")
+    newest = None
+    with contextlib.suppress(OSError):
+        newest = max((each.stat().st_mtime for each in folder.iterdir()), default=None)
     return RankStatus(
         rank=rank,
         chosen=bool(state.get("chosen", expected)),
-        state=str(state.get("state", _NOT_SEEN)),
+        state=str(state.get("state", "not seen yet")),
         steps=steps if isinstance(steps, int) else _logged(folder),
         host=str(state.get("host", "")),
-        silent_s=_silence(folder),
+        silent_s=None if newest is None else max(0.0, round(time.time() - newest, 1)),
         reason=str(state.get("reason", "")),
     )
 
@@ -123,11 +116,3 @@ def _last_line(log: Path, columns: Sequence[int], more: int) -> list[int]:
         cells = whole.rpartition(b"\n")[2].split(b",")
         return [*(int(cells[column]) for column in columns), more]
     return []
-
-
-def _silence(folder: Path) -> float | None:
-    """Seconds since the newest of the rank's files was written; None where it has none."""
-    newest = None
-    with contextlib.suppress(OSError):
-        newest = max((each.stat().st_mtime for each in folder.iterdir()), default=None)
-    return None if newest is None else max(0.0, round(time.time() - newest, 1))

@@ -8,8 +8,7 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 from clusterprof.agent.contracts import states, words
 from clusterprof.agent.contracts.states import State
@@ -34,18 +33,17 @@ class BeforeSrunKills:
     later. They get no signal that srun would not have sent them.
     """
 
-    def __init__(self, run: RunDirectory, expected: Iterable[int] | None) -> None:
+    def __init__(self, run: RunDirectory, expected: Sequence[int] | None) -> None:
         self.run = run
-        self.expected = None if expected is None else list(expected)
+        self.expected = expected
         self._interrupted_at = -1e9
 
     def __call__(self, number: int, enough: Callable[[], bool]) -> Sequence[int]:
         """See `clusterprof.launch.foreground.Before`."""
         numbers = [number]
         if number == signal.SIGINT:
-            second = time.monotonic() - self._interrupted_at < _TWICE_S
-            self._interrupted_at = time.monotonic()
-            if not second:
+            before, self._interrupted_at = self._interrupted_at, time.monotonic()
+            if self._interrupted_at - before >= _TWICE_S:
                 return numbers
             numbers = [number, number]  # by then srun has forgotten the first
         elif number not in _KILLS:
@@ -56,12 +54,9 @@ class BeforeSrunKills:
 
 
 def save(
-    run: RunDirectory,
-    expected: Sequence[int] | None,
-    reason: str,
-    enough: Callable[[], bool],
+    run: RunDirectory, expected: Sequence[int] | None, reason: str, enough: Callable[[], bool],
     within_s: float = SAVING_S,
-) -> None:
+) -> None:  # fmt: skip
     """Close all open windows, and wait until their reports are in the run directory.
 
     Waits at most `within_s`, and no longer than until `enough()`, which sleeps a little itself.
@@ -77,20 +72,23 @@ def save(
         pass
 
 
+def _request(run: RunDirectory, reason: str) -> None:
+    with contextlib.suppress(OSError):
+        states.request_stop(str(run.path), reason)
+
+
 def unsaved(run: RunDirectory, expected: Sequence[int] | None) -> list[int]:
-    """The ranks whose window is open, or whose report is being written."""
+    """The ranks whose window is open, or whose report is not yet in the run directory."""
     found = []
     run = run.attempts()[-1]
     for rank, state in run.states().items() if expected is None else run.states_of(expected):
         at = State.of(state)
-        if at is State.CAPTURING or (at is State.FINISHING and not report_arrived(run, rank)):
+        if at is State.CAPTURING or (
+            at is State.FINISHING
+            and not any(path.suffix == ".nsys-rep" for path in reports_in(run.rank(rank)))
+        ):
             found.append(rank)
     return found
-
-
-def report_arrived(run: RunDirectory, rank: int) -> bool:
-    """Whether nsys' report is in the run directory."""
-    return any(path.suffix == ".nsys-rep" for path in reports_in(run.rank(rank)))
 
 
 class TimeLimit:
@@ -130,8 +128,7 @@ class TimeLimit:
             margin_s = margin(limit_s) if self.margin_s is None else self.margin_s
             if left_s <= margin_s:
                 say(f"closing the windows: the job's time limit is in {left_s:.0f} s")
-                with contextlib.suppress(OSError):
-                    states.request_stop(str(self.run.path), "the job's time limit is near")
+                _request(self.run, "the job's time limit is near")
                 return
             # Half of what is left, so that a limit that is changed meanwhile is seen in time.
             often = 60.0 if unsaved(self.run, self.expected) else 300.0
@@ -156,11 +153,10 @@ def margin(limit_s: float | None) -> float:
 
 def slurm_job(run: RunDirectory, expected: Sequence[int] | None) -> str | None:
     """The Slurm job that this runs in, or that srun has made; None where there is none (yet)."""
-    inside = os.environ.get("SLURM_JOB_ID")
-    if inside:
+    if inside := os.environ.get("SLURM_JOB_ID"):
         return inside
-    for rank in expected or run.ranks()[:1]:
-        job: Any = dict(run.states_of([rank])).get(rank, {}).get("slurm_job")
+    for _, state in run.states_of(expected or run.ranks()[:1]):
+        job = state.get("slurm_job")
         if isinstance(job, str) and job.isdigit():
             return job
     return None
