@@ -11,7 +11,7 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -35,12 +35,6 @@ _NAME = re.compile(
 
 #: What clusterprof sets for each host.
 _OURS = ("--node-rank", "--node_rank", "--standalone")
-
-_NODES = ("--nnodes",)
-_ENDPOINT = ("--rdzv-endpoint", "--rdzv_endpoint")
-_BACKEND = ("--rdzv-backend", "--rdzv_backend")
-_MASTER_ADDRESS = ("--master-addr", "--master_addr")
-_MASTER_PORT = ("--master-port", "--master_port")
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -86,7 +80,7 @@ def job(line: CommandLine) -> Job:
     python, program = own.python or default_python(), line.program
     if is_python(program[0]) and "/" not in program[0]:
         program = [python, *program[1:]]  # the hosts' PATH need not have the one that is meant
-    if last_value(theirs, *_NODES) is None:
+    if given(theirs, "nnodes") is None:
         theirs = [f"--nnodes={len(hosts)}", *theirs]
     environment = chosen_environment(own.env, line.environ)
     inner = torchrun.job(CommandLine(theirs, program, environment, line.added))
@@ -102,10 +96,16 @@ def job(line: CommandLine) -> Job:
         timeout_s=own.connect_timeout,
         prefix=not own.no_prefix,
         fewest=fewest,
-        port=None if last_value(theirs, *_ENDPOINT, *_MASTER_PORT) else PORT,
+        port=None,
     )
-    there = replace(there, commands=commands(there))
+    port = None if given(theirs, "rdzv-endpoint") or given(theirs, "master-port") else PORT
+    there = without(there, (), port)
     return replace(inner, launcher="ssh", command=there.commands[0], over_ssh=there)
+
+
+def given(options: Sequence[str], name: str) -> str | None:
+    """The value that torchrun's options give to one of them; None where they do not."""
+    return last_value(options, f"--{name}", f"--{name.replace('-', '_')}")
 
 
 def commands(there: OverSsh) -> tuple[tuple[str, ...], ...]:
@@ -130,11 +130,10 @@ def meeting(there: OverSsh, rank: int) -> list[str]:
     """The options by which one host's torchrun finds the others."""
     fixed = not is_range(there.options)
     ours = [f"--node-rank={rank}"] if fixed else []
-    if last_value(there.options, *_ENDPOINT):
+    if given(there.options, "rdzv-endpoint"):
         return ours
-    backend = last_value(there.options, *_BACKEND)
-    address = last_value(there.options, *_MASTER_ADDRESS)
-    port = last_value(there.options, *_MASTER_PORT)
+    names = ("rdzv-backend", "master-addr", "master-port")
+    backend, address, port = (given(there.options, name) for name in names)
     first = address or hostname(there.hosts[0].address, there.ssh_config)
     if fixed and backend in (None, "static"):
         ours += [] if address else [f"--master-addr={first}"]
@@ -150,14 +149,14 @@ def ranks(there: OverSsh, world_size: int | None) -> list[frozenset[int] | None]
     They lie in the order of `--hosts` where each launcher has its node rank: a rendezvous other
     than the static one gives them as it likes.
     """
-    backend = last_value(there.options, *_BACKEND) or there.environment.get("PET_RDZV_BACKEND")
+    backend = given(there.options, "rdzv-backend") or there.environment.get("PET_RDZV_BACKEND")
     if not world_size or is_range(there.options) or backend not in (None, "static"):
         return [None] * len(there.hosts)
     each = world_size // len(there.hosts)
     return [frozenset(range(place, place + each)) for place in range(0, world_size, each)]
 
 
-def without(there: OverSsh, lost: Sequence[Host], port: int | None) -> OverSsh:
+def without(there: OverSsh, lost: Collection[Host], port: int | None) -> OverSsh:
     """The same job on the hosts that are left, its launchers meeting at `port`."""
     left = tuple(host for host in there.hosts if host not in lost)
     there = replace(there, hosts=left, port=port)
@@ -166,21 +165,22 @@ def without(there: OverSsh, lost: Sequence[Host], port: int | None) -> OverSsh:
 
 def read_host(text: str) -> Host:
     """One of `--hosts`. Raises UsageError."""
-    match = _NAME.fullmatch(text.strip())
+    text, shown = text.strip(), repr(text)
+    match = _NAME.fullmatch(text)
     # ssh takes a name with a leading dash for an option; so might what a ProxyCommand starts.
-    if match is None or text.strip().startswith("-") or (match["address"] or "").startswith("-"):
+    if match is None or text.startswith("-") or (match["address"] or "").startswith("-"):
         raise UsageError(
-            f"--hosts: {text!r} is not a host", "expected [USER@]HOST[:PORT], separated by commas"
+            f"--hosts: {shown} is not a host", "expected [USER@]HOST[:PORT], separated by commas"
         )
     port = whole_number(match["port"])
     if port is not None and not 0 < port < 65536:
-        raise UsageError(f"--hosts: {text!r} has no port between 1 and 65535")
-    return Host(text.strip(), match["bracketed"] or match["address"], match["user"], port)
+        raise UsageError(f"--hosts: {shown} has no port between 1 and 65535")
+    return Host(text, match["bracketed"] or match["address"], match["user"], port)
 
 
 def fewest_nodes(options: Sequence[str], hosts: int) -> int:
     """The least number of hosts that will do. Raises UsageError where --nnodes does not fit."""
-    nodes = last_value(options, *_NODES)
+    nodes = given(options, "nnodes")
     if nodes is None:
         return hosts
     least, _, most = nodes.partition(":")
@@ -196,7 +196,7 @@ def fewest_nodes(options: Sequence[str], hosts: int) -> int:
 
 def is_range(options: Sequence[str]) -> bool:
     """Whether `--nnodes` is MIN:MAX."""
-    return ":" in (last_value(options, *_NODES) or "")
+    return ":" in (given(options, "nnodes") or "")
 
 
 def script(options: Sequence[str], program: Sequence[str]) -> str | None:
@@ -222,11 +222,10 @@ def chosen_environment(given: Sequence[str], environ: Mapping[str, str]) -> dict
 
 def default_python() -> str:
     """The Python next to the torchrun that would run here; else our own."""
-    found = shutil.which("torchrun") or shutil.which(
-        "torchrun", path=str(Path(sys.executable).parent)
-    )
-    beside = Path(found).parent / "python" if found else Path(sys.executable)
-    return str(beside) if os.access(beside, os.X_OK) else sys.executable
+    own = Path(sys.executable)
+    found = shutil.which("torchrun") or shutil.which("torchrun", path=str(own.parent))
+    beside = str(Path(found or own).parent / "python")
+    return beside if found and os.access(beside, os.X_OK) else sys.executable
 
 
 def fabric() -> Any:
