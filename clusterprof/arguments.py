@@ -14,6 +14,7 @@ only the rank knows its place.
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import re
 from collections.abc import Callable
@@ -38,17 +39,12 @@ class Selection(plan.Selection):
         if self.kind == "ranks":
             return self.ranks
         size = self.world_size or world_size
-        if size is None:
+        if size is None or self.kind not in ("all", "stages"):
             return None
-        if self.kind == "all":
-            return tuple(range(size))
-        if self.kind == "stages":
-            return tuple(self.stage_ranks(size))
-        return None
+        return tuple(range(size) if self.kind == "all" else self.stage_ranks(size))
 
-    def check(self, world_size: int | None, size_source: str) -> None:
+    def check(self, size: int | None, size_source: str) -> None:
         """Raise UsageError where a rank to profile does not exist in a world of known size."""
-        size = world_size
         if size is None:
             return
         missing = [rank for rank in self.ranks if rank >= size]
@@ -58,34 +54,28 @@ class Selection(plan.Selection):
                 f"--ranks {self.text}, and {size_source} makes {words.counted(size, 'rank')}",
                 f"choose ranks below {size}, or use --ranks one-per-node",
             )
-        if self.kind != "stages":
-            return
-        if self.world_size not in (None, size):
+        if self.kind == "stages" and self.world_size not in (None, size):
             raise UsageError(
                 f"--pp, --tp, --cp, --dp make {self.world_size} ranks, {size_source} makes {size}",
                 "their product must be the world size",
             )
-        if size % self.pp:
+        if self.kind == "stages" and size % self.pp:
             raise UsageError(
                 f"{size} ranks ({size_source}) do not divide into {self.pp} equal pipeline stages",
                 "give the --pp that the training itself uses",
             )
 
 
-def parse_ranks(
-    text: str,
-    *,
-    pp: int | None = None,
-    tp: int | None = None,
-    cp: int | None = None,
-    dp: int | None = None,
-) -> Selection:
-    """Read a `--ranks` argument. Raises UsageError for one that the grammar does not know."""
+def parse_ranks(text: str, **sizes: int | None) -> Selection:
+    """Read a `--ranks` argument, with the parallel `sizes` pp, tp, cp and dp of stages.
+
+    Raises UsageError for one that the grammar does not know.
+    """
     plain = text.strip()
     if plain in ("all", "one-per-node"):
         return Selection(plain, plain)
     if plain == "stages":
-        return _stages(pp, tp, cp, dp)
+        return _stages(**sizes)
     chosen: set[int] = set()
     for part in plain.split(","):
         chosen.update(_range(part.strip(), text))
@@ -97,8 +87,7 @@ def _range(part: str, whole: str) -> range:
     if match is None:
         raise UsageError(f"--ranks {whole!r}: cannot read {part!r}", f"expected {RANKS_GRAMMAR}")
     first = int(match[1])
-    last = int(match[2]) if match[2] is not None else first
-    stride = int(match[3]) if match[3] is not None else 1
+    last, stride = int(match[2] or first), int(match[3] or 1)
     if last < first or stride == 0:
         raise UsageError(
             f"--ranks {whole!r}: {part!r} is empty",
@@ -109,17 +98,18 @@ def _range(part: str, whole: str) -> range:
     return range(first, last + 1, stride)
 
 
-def _stages(pp: int | None, tp: int | None, cp: int | None, dp: int | None) -> Selection:
+def _stages(pp: int | None = None, **others: int | None) -> Selection:
     if pp is None:
         raise UsageError(
             "--ranks stages needs the number of pipeline stages",
             "add --pp N (and --tp, --cp, --dp)",
         )
-    for name, value in (("--pp", pp), ("--tp", tp), ("--cp", cp), ("--dp", dp)):
+    for name, value in {"pp": pp, **others}.items():
         if value is not None and value < 1:
-            raise UsageError(f"{name} {value}: a parallel size is 1 or more")
+            raise UsageError(f"--{name} {value}: a parallel size is 1 or more")
     # Only the data-parallel size closes the product: with it the world size is known here.
-    size = pp * (tp or 1) * (cp or 1) * dp if dp is not None else None
+    known = others.get("dp") is not None
+    size = math.prod((pp, *filter(None, others.values()))) if known else None
     return Selection("stages", "stages", pp=pp, world_size=size)
 
 

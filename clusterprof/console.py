@@ -79,22 +79,23 @@ def _writing() -> Iterator[None]:
 
 
 class _Shown:
-    """A text stream that removes what would control a terminal; bytes pass unchanged."""
+    """A text stream that removes what would control a terminal; bytes pass unchanged.
+
+    Raises Unwritable where it cannot be written.
+    """
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
 
     def write(self, text: str) -> int:
-        """Write it without control characters. Raises Unwritable."""
         return self.as_it_is(messages.neutral(text))
 
     def as_it_is(self, text: str) -> int:
-        """Write our own text with our own control codes. Raises Unwritable."""
+        """Write our own text, with our own control codes."""
         with _writing():
             return self._stream.write(text)
 
     def flush(self) -> None:
-        """Write the buffer. Raises Unwritable."""
         with _writing():
             self._stream.flush()
 
