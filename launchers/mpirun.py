@@ -33,11 +33,7 @@ _SAYS = (
     ("Intel(R) MPI Library", "hydra"),
 )
 
-_COUNTS = {
-    "openmpi": ("-n", "--n", "-np", "--np", "-c"),
-    "hydra": ("-n", "-np"),
-    "": ("-n", "-np"),
-}
+_COUNTS = {"openmpi": ("-n", "--n", "-np", "--np", "-c"), "hydra": ("-n", "-np"), "": ("-n", "-np")}
 
 #: Open MPI 4 refuses -x beside this, in whichever way it is set.
 _ENVIRONMENT_LIST = "mca_base_env_list"

@@ -82,8 +82,7 @@ def choose(request: CaptureRequest) -> CapturePlan:
     """
     if request.profiler not in PROFILERS:
         raise UsageError(
-            f"--profiler {request.profiler} does not exist",
-            f"choose one of {', '.join(PROFILERS)}",
+            f"--profiler {request.profiler} does not exist", f"choose one of {', '.join(PROFILERS)}"
         )
     if request.profiler == "torch":
         return _with_torch(request, "--profiler torch")

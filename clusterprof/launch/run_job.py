@@ -15,13 +15,7 @@ from typing import Any
 from clusterprof import __version__, console, masking, run_directory
 from clusterprof.agent import nsys
 from clusterprof.agent.contracts.states import State
-from clusterprof.collect.outcomes import (
-    DELETED,
-    FINISHING_S,
-    PATIENCE_S,
-    Outcome,
-    collect_attempts,
-)
+from clusterprof.collect.outcomes import DELETED, FINISHING_S, PATIENCE_S, Outcome, collect_attempts
 from clusterprof.console import command as show_command
 from clusterprof.console import say
 from clusterprof.errors import ClusterprofError, RunDirectoryTaken
