@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import re
 import shutil
 import stat
 import sys
@@ -144,8 +146,9 @@ def test_plans_states_and_orders_of_another_user_are_not_believed(node: Path, wh
     plan = node / "run" / "plan.json"
 
     def obey() -> None:
-        with pytest.raises(PermissionError, match="another user's"):
+        with pytest.raises(PermissionError) as error:
             plans.read(str(plan))
+        assert (error.value.errno, error.value.filename) == (errno.EPERM, str(plan))
         assert states.read(str(plan.parent / "ranks" / "00000"), ours=True) == {}
         assert states.stop_requested(str(plan.parent)) is None
 
@@ -163,8 +166,8 @@ def test_a_rank_that_finds_another_user_s_plan_runs_as_without_us(
     environ["PYTHONPATH"] = str(INJECT)
     done = run_command([sys.executable, "-c", "print('trained')"], env=environ)
     assert (done.returncode, done.stdout) == (0, "trained\n"), done
-    assert "runs without profiling" in done.stderr
-    assert "another user's" in done.stderr
+    assert f"({MALLORY})" in done.stderr, "whose plan it is"
+    assert str(node / "run" / "plan.json") in done.stderr
 
 
 def test_a_parent_that_others_may_write_without_a_sticky_bit_is_warned_of(
@@ -179,7 +182,8 @@ def test_a_parent_that_others_may_write_without_a_sticky_bit_is_warned_of(
             ["run", "--profiler=torch", f"--run-dir={parent / 'run'}", "--", "true"]
         )
         assert done.returncode == 0, done
-        assert (f" {parent} (no sticky bit)" in done.stderr) == warned, done
+        named = re.search(rf"{parent}(?!/)", done.stderr)
+        assert bool(named) == warned, done
 
 
 def test_no_report_is_brought_into_another_user_s_run_directory(node: Path) -> None:
@@ -194,7 +198,7 @@ def test_no_report_is_brought_into_another_user_s_run_directory(node: Path) -> N
         private.mkdir(0o700)
         home = ReportTransfer(str(private), str(run / "ranks" / "00000"))
         Path(home.report + ".nsys-rep").write_bytes(b"the environment")
-        assert "another user's" in str(home.bring())
+        assert f"({MALLORY})" in str(home.bring())
 
     as_user(MALLORY, plant)
     as_user(ALICE, bring)

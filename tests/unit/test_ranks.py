@@ -67,17 +67,17 @@ def test_stages_without_pp_is_refused() -> None:
 
 
 def test_stages_that_do_not_divide_the_world_are_refused() -> None:
-    with pytest.raises(UsageError, match="3 equal pipeline stages"):
+    with pytest.raises(UsageError, match=r"\b8\b.*-n8.*\b3\b"):
         parse_ranks("stages", pp=3).check(8, "-n8")
 
 
 def test_sizes_that_make_another_world_are_refused() -> None:
-    with pytest.raises(UsageError, match="make 16 ranks, -n8 makes 8"):
+    with pytest.raises(UsageError, match=r"\b16\b.*-n8.*\b8\b"):
         parse_ranks("stages", pp=2, dp=8).check(8, "-n8")
 
 
 def test_a_rank_outside_of_a_known_world_is_refused_by_number() -> None:
-    with pytest.raises(UsageError, match="no such rank: 16") as error:
+    with pytest.raises(UsageError, match=r"\b16\b") as error:
         parse_ranks("0,16").check(16, "-N2 --ntasks-per-node=8")
     assert "0–15" in str(error.value)
 

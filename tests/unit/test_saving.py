@@ -49,7 +49,7 @@ def test_srun_gets_its_signal_once_the_reports_are_home_and_the_ranks_are_told_w
         return False
 
     assert BeforeSrunKills(run, [0])(signal.SIGTERM, enough) == [signal.SIGTERM]
-    assert looks == ["clusterprof was sent SIGTERM"] * 3
+    assert ["SIGTERM" in str(reason) for reason in looks] == [True] * 3
 
 
 def test_somebody_who_signals_again_does_not_wait(run: RunDirectory) -> None:

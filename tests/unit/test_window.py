@@ -21,5 +21,6 @@ def test_what_is_no_window_is_refused_with_a_hint(text: str) -> None:
 
 
 def test_a_window_from_step_0_is_refused_since_it_shows_the_start_up_only() -> None:
-    with pytest.raises(UsageError, match="step 1 or later"):
+    with pytest.raises(UsageError, match="0:5") as error:
         parse_steps("0:5")
+    assert "--steps 10:15" in error.value.details[-1]
