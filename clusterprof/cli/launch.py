@@ -36,10 +36,10 @@ def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
     if plan.job.over_ssh is not None:
         from clusterprof.launch import over_hosts
 
-        return over_hosts.run(plan, arguments)
+        return over_hosts.run(plan)
     from clusterprof.launch import run_job
 
-    return run_job.run(plan, arguments, planned)
+    return run_job.run(plan, planned)
 
 
 def given_program(verb: str, own: Sequence[str], program: Sequence[str] | None) -> Sequence[str]:

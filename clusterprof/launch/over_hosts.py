@@ -6,7 +6,6 @@ After that the hosts' outcomes are independent.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import re
 import secrets
@@ -33,13 +32,13 @@ from clusterprof.launchers.support.job import OverSsh
 _HANDED_ON = ("INT", "TERM", "HUP", "USR1", "USR2")
 
 
-def run(plan: LaunchPlan, arguments: argparse.Namespace) -> int:
+def run(plan: LaunchPlan) -> int:
     """Run the job on its hosts; returns the highest status of the hosts."""
     assert plan.job.over_ssh is not None
     hosts, there = usable_hosts(plan, plan.job.over_ssh)
     job = replace(plan.job, over_ssh=there, command=there.commands[0])
     try:
-        return run_on(hosts, there, replace(plan, job=job), arguments)
+        return run_on(hosts, there, replace(plan, job=job))
     finally:
         for each in hosts:
             each.ssh.close()
@@ -77,11 +76,9 @@ def usable_hosts(plan: LaunchPlan, there: OverSsh) -> tuple[list[RemoteHost], Ov
     return hosts, there
 
 
-def run_on(
-    hosts: list[RemoteHost], there: OverSsh, plan: LaunchPlan, arguments: argparse.Namespace
-) -> int:
+def run_on(hosts: list[RemoteHost], there: OverSsh, plan: LaunchPlan) -> int:
     """Run the job on its hosts, fetch the reports, merge."""
-    run, manifest = begin(plan, arguments)
+    run, manifest = begin(plan)
     running = Running(hosts)
     with signals(running):
         try:
@@ -101,7 +98,7 @@ def run_on(
             elif each.status:
                 say(f"{each.name}: torchrun ended with status {each.status}")
         manifest.content.update(members(hosts, there))
-    return conclude(plan, arguments, run, manifest, status, patience_s=0)
+    return conclude(plan, run, manifest, status, patience_s=0)
 
 
 def deliver(hosts: Sequence[RemoteHost], there: OverSsh, plan: LaunchPlan) -> None:
@@ -161,7 +158,7 @@ def printing(there: OverSsh) -> Iterator[Callable[[str], tuple[Prefixed, Prefixe
 
     def output(name: str) -> tuple[Prefixed, Prefixed]:
         prefix = f"{name}: " if there.prefix else ""
-        out, err = (Prefixed(stream.buffer, prefix, lock) for stream in (sys.stdout, sys.stderr))
+        out, err = (Prefixed(each.buffer, prefix, lock) for each in (sys.stdout, sys.stderr))
         made.extend((out, err))
         return out, err
 

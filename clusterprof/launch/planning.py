@@ -47,6 +47,8 @@ class LaunchPlan:
     origins: Mapping[str, str]
     #: plan.json: what the agent in every rank reads
     for_agent: Plan
+    #: clusterprof's own options
+    arguments: argparse.Namespace
 
     @property
     def expected(self) -> tuple[int, ...] | None:
@@ -154,7 +156,7 @@ def make_plan(
         arguments.clock_probe, arguments.beacons, arguments.max_report_mb,
     )  # fmt: skip
     added = {} if job.carries else environment
-    return LaunchPlan(job, added, folder, selection, window, capture, origins, for_agent)
+    return LaunchPlan(job, added, folder, selection, window, capture, origins, for_agent, arguments)
 
 
 def checked(arguments: argparse.Namespace) -> tuple[Selection, StepWindow]:

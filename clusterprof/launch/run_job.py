@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import datetime as dt
 import os
@@ -33,39 +32,28 @@ HASTY_S = 1.0
 TURNS = 100
 
 
-def run(
-    plan: LaunchPlan,
-    arguments: argparse.Namespace,
-    again: Callable[[int], LaunchPlan],
-    turn: int = 1,
-) -> int:
+def run(plan: LaunchPlan, again: Callable[[int], LaunchPlan], turn: int = 1) -> int:
     """Run the job; returns its own status.
 
     `again(turn)` plans once more, where the default run directory was taken a moment before.
     """
     launcher = find_program(plan.job.command[0])
     try:
-        directory, manifest = begin(plan, arguments)
+        directory, manifest = begin(plan)
     except RunDirectoryTaken:
         if plan.origins["run_dir"] != "default" or turn >= TURNS:
             raise
-        return run(again(turn + 1), arguments, again, turn + 1)
-    return launch(launcher, plan, arguments, directory, manifest)
+        return run(again(turn + 1), again, turn + 1)
+    return launch(launcher, plan, directory, manifest)
 
 
-def launch(
-    launcher: str,
-    plan: LaunchPlan,
-    arguments: argparse.Namespace,
-    run: RunDirectory,
-    manifest: Manifest,
-) -> int:
+def launch(launcher: str, plan: LaunchPlan, run: RunDirectory, manifest: Manifest) -> int:
     """Run the job, then collect and merge its reports; returns the job's status."""
     show_command(plan.job.command)
     srun = plan.job.launcher == "srun"
     before = BeforeSrunKills(run, plan.expected) if srun else None
     job = Foreground([launcher, *plan.job.command[1:]], plan.environment, before)
-    with contextlib.closing(TimeLimit(run, plan.expected, arguments.time_margin)):
+    with contextlib.closing(TimeLimit(run, plan.expected, plan.arguments.time_margin)):
         status = job.run()
     # At a single SIGINT srun prints how far its tasks are, and continues: status 0.
     in_haste = bool(job.end_signals) and status != 0
@@ -74,25 +62,21 @@ def launch(
         # When srun has ended, so has all that it started: no process is left that could write.
         patience_s = finishing_s = HASTY_S if in_haste else PATIENCE_S
     ended = unless_stalled(
-        lambda: conclude(
-            plan, arguments, run, manifest, status,
-            patience_s=patience_s, finishing_s=finishing_s, in_haste=in_haste,
-        ),
-        run.path,
-    )  # fmt: skip
+        lambda: conclude(plan, run, manifest, status, patience_s, finishing_s, in_haste), run.path
+    )
     if ended is None:
         where = shortest(run.path)
         say(f"{where} or the temporary folder is stalled: the reports were not collected")
         say(f"once both respond: clusterprof collect {where}")
-    if ended is not None and ended >= 0:
+    elif ended >= 0:
         return ended
     # Not collected, or the collecting process was ended by a signal; the job was not.
-    return PROFILE_FAILED if arguments.strict and status == 0 else status
+    return PROFILE_FAILED if plan.arguments.strict and status == 0 else status
 
 
-def begin(plan: LaunchPlan, arguments: argparse.Namespace) -> tuple[RunDirectory, Manifest]:
+def begin(plan: LaunchPlan) -> tuple[RunDirectory, Manifest]:
     """Make the run directory and print what will be profiled. Raises RunDirectoryError."""
-    run = run_directory.create(plan.run, force=arguments.force)
+    run = run_directory.create(plan.run, force=plan.arguments.force)
     if (first := run_directory.first_start(plan.run, os.environ)) is not None:
         say(f"this job was restarted; reports of its first start: clusterprof collect {first}")
     run.write_plan(plan.for_agent)
@@ -111,16 +95,9 @@ def begin(plan: LaunchPlan, arguments: argparse.Namespace) -> tuple[RunDirectory
 
 
 def conclude(
-    plan: LaunchPlan,
-    arguments: argparse.Namespace,
-    run: RunDirectory,
-    manifest: Manifest,
-    status: int,
-    *,
-    patience_s: float = PATIENCE_S,
-    finishing_s: float = FINISHING_S,
-    in_haste: bool = False,
-) -> int:
+    plan: LaunchPlan, run: RunDirectory, manifest: Manifest, status: int,
+    patience_s: float = PATIENCE_S, finishing_s: float = FINISHING_S, in_haste: bool = False,
+) -> int:  # fmt: skip
     """Collect and merge the reports of a job that has ended; returns the status to end with.
 
     `in_haste`: we got a signal to end; merging may take longer than we have, and is for later.
@@ -142,7 +119,7 @@ def conclude(
                 {"rank": each.rank, "state": each.state, "reason": each.reason} for each in outcomes
             ]
             manifest.record(ended=ended, exit_status=status, attempt=run.attempt, outcomes=shown)
-        if arguments.no_merge or not any(each.report for each in outcomes):
+        if plan.arguments.no_merge or not any(each.report for each in outcomes):
             pass
         elif in_haste:
             say(f"not merged, because of the signal: clusterprof collect {shortest(run.path)}")
@@ -154,7 +131,7 @@ def conclude(
                 tell_results(made, run)
     except Exception as error:  # noqa: BLE001 - the job has ended with its own status
         complete = False
-        if arguments.debug:
+        if plan.arguments.debug:
             traceback.print_exc()
         if isinstance(error, ClusterprofError):
             console.error(error)
@@ -164,7 +141,7 @@ def conclude(
                 f"this is a bug in clusterprof; the reports are in {shortest(run.path)}",
                 f"to see where: clusterprof merge --debug {shortest(run.path)}",
             )
-    if arguments.strict and status == 0 and not complete:
+    if plan.arguments.strict and status == 0 and not complete:
         return PROFILE_FAILED
     return status
 
@@ -207,8 +184,7 @@ def print_outcomes(run: RunDirectory, outcomes: Sequence[Outcome]) -> bool:
     if not run.path.is_dir():
         say(f"{shortest(run.path)} {DELETED}")
     for each in lost:
-        where = f" on {each.host}" if each.host else ""
-        say(f"rank {each.rank} lost{where}: {each.reason}")
+        say(f"rank {each.rank} lost{f' on {each.host}' if each.host else ''}: {each.reason}")
     for each in collected:
         if each.reason:
             say(f"rank {each.rank}: {each.reason}")
@@ -221,7 +197,5 @@ def print_outcomes(run: RunDirectory, outcomes: Sequence[Outcome]) -> bool:
 
 def shortest(folder: Path) -> str:
     """A path as one would type it here."""
-    try:
-        return str(folder.relative_to(Path.cwd()))
-    except ValueError:
-        return str(folder)
+    here = Path.cwd()
+    return str(folder.relative_to(here) if folder.is_relative_to(here) else folder)

@@ -27,24 +27,25 @@ def test_a_fault_while_merging_keeps_the_job_s_status_and_says_where_the_reports
     run = run_directory.create(tmp_path / "run")
     states.advance(str(run.rank(0)), "captured", chosen=True)
     (run.rank(0) / "report.nsys-rep").write_bytes(b"report")
+    arguments = argparse.Namespace(no_merge=False, debug=False, strict=False)
     plan = cast(
         "LaunchPlan",
         SimpleNamespace(
+            arguments=arguments,
             expected=(0,),
             job=SimpleNamespace(closed=""),
             capture=SimpleNamespace(nsys=None),
         ),
     )
-    arguments = argparse.Namespace(no_merge=False, debug=False, strict=False)
     manifest = run.write_manifest({"schema_version": 1})
     monkeypatch.setattr(merge_run, "merge_run", fault)
-    assert run_job.conclude(plan, arguments, run, manifest, 7) == 7
+    assert run_job.conclude(plan, run, manifest, 7) == 7
     printed = capsys.readouterr().err
     assert "not thought of" in printed
     assert str(run.path) in printed
     assert "Traceback" not in printed
     arguments.strict = True
-    assert run_job.conclude(plan, arguments, run, manifest, 0) == 123
+    assert run_job.conclude(plan, run, manifest, 0) == 123
 
 
 def test_a_fault_of_a_verb_is_an_error_without_a_traceback(

@@ -184,7 +184,7 @@ def test_torchrun_takes_a_python_before_the_script_as_well() -> None:
 
 
 def test_torchrun_m_with_a_python_is_refused() -> None:
-    with pytest.raises(UsageError, match="-m .* python"):
+    with pytest.raises(UsageError, match=r"-m .* python"):
         job("torchrun", "-m", "python train.py")
 
 
@@ -235,5 +235,5 @@ def test_a_program_as_it_stands_is_run_so_and_options_before_it_are_refused() ->
     assert (made.identity, made.world_size) == ("run", None)
     assert job("run", "", "bash launch.sh").identity == "run"
     assert job("run", "", "python -m torch.distributed.run train.py").identity == "torchrun"
-    with pytest.raises(UsageError, match=" -n2\\b"):
+    with pytest.raises(UsageError, match=r" -n2\b"):
         job("run", "-n2", "python train.py")

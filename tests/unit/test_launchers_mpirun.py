@@ -135,7 +135,7 @@ def test_without_mpirun_the_error_says_where_it_was_looked_for(
 ) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
     monkeypatch.setattr("sys.executable", "/nowhere/python")
-    with pytest.raises(LaunchError, match="^mpirun (.|\n)*/nowhere/python"):
+    with pytest.raises(LaunchError, match=r"^mpirun (.|\n)*/nowhere/python"):
         mpirun.job(CommandLine(["-n", "2"], ["python", "train.py"], {}, ADDED))
 
 
