@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -41,27 +41,23 @@ def merge_run(run: RunDirectory, outcomes: Sequence[Outcome]) -> Study:
         with contextlib.suppress(ReportError):
             sources = find_sources([run.path])
     gathered = gather(sources)
-    there = {tables.rank for tables in gathered.ranks}
-    lost: list[MissingRank] = [
-        {"rank": each.rank, "source": str(run.rank(each.rank)), "reason": each.reason}
-        for each in outcomes
-        if each.report is None and each.rank not in there
-    ]
-    # There is a report although something went wrong: the program ended inside the window, say.
-    incomplete = [
-        f"rank {each.rank}: {each.reason}" for each in outcomes if each.report and each.reason
-    ]
-    clocks = known_clocks(
-        gathered.ranks,
-        measurement.of_run(run, [tables.rank for tables in gathered.ranks]),
-        probe.as_json() if probe else None,
-    )
+    there = [tables.rank for tables in gathered.ranks]
+    lost: list[MissingRank] = []
+    # A report may be there although something went wrong: the program ended inside the window, say.
+    incomplete = []
+    for each in outcomes:
+        if each.report and each.reason:
+            incomplete.append(f"rank {each.rank}: {each.reason}")
+        elif not each.report and each.rank not in there:
+            source = str(run.rank(each.rank))
+            lost.append({"rank": each.rank, "source": source, "reason": each.reason})
+    measured = measurement.of_run(run, there)
     made = study(
         gathered.ranks,
         missing=[*gathered.missing, *lost],
         warnings=[*gathered.warnings, *incomplete],
         source=str(run.path),
-        clocks=clocks,
+        clocks=known_clocks(gathered.ranks, measured, probe.as_json() if probe else None),
         capture=measured_cost(run, outcomes),
         launcher=run.read_manifest().launcher,
     )
@@ -104,8 +100,8 @@ def merge_reports(
     known = None
     silent: list[str] = []
     if clocks is not None:
-        files, silent = measurement.of_reports(gathered.ranks, clocks)
-        known = known_clocks(gathered.ranks, files, clocks.as_json())
+        measured, silent = measurement.of_reports(gathered.ranks, clocks)
+        known = known_clocks(gathered.ranks, measured, clocks.as_json())
     return study(
         gathered.ranks,
         missing=gathered.missing,
@@ -123,28 +119,22 @@ def save(made: Study, run: RunDirectory) -> None:
     with writing(run.merged):
         run.merged.mkdir(exist_ok=True)
         results_json.write(run.merged / paths.RESULTS, made.results)
-        merged = {"collectives": made.collectives, "accounts": made.accounts}
-        for name, table in merged.items():
-            write_table(table, run.merged / f"{name}.parquet")
-        for rank in made.ranks:
-            folder = run.path / paths.TABLES / f"{rank.rank:05d}"
-            folder.mkdir(parents=True, exist_ok=True)
+        for name in ("collectives", "accounts"):
+            write_table(getattr(made, name), run.merged / f"{name}.parquet")
+        tables = run.path / paths.TABLES
+        kept = [f"{rank.rank:05d}" for rank in made.ranks]
+        for rank, folder in zip(made.ranks, kept, strict=True):
+            (tables / folder).mkdir(parents=True, exist_ok=True)
             for name in SCHEMAS:
-                write_table(getattr(rank, name), folder / f"{name}.parquet")
-        _forget_others(run.path / paths.TABLES, {f"{rank.rank:05d}" for rank in made.ranks})
+                write_table(getattr(rank, name), tables / folder / f"{name}.parquet")
+        # Of an earlier merge's other ranks our tables are removed, and nothing else.
+        for old in tables.iterdir() if tables.is_dir() else ():
+            if old.name.isdigit() and old.name not in kept and not old.is_symlink():
+                for name in SCHEMAS:
+                    (old / f"{name}.parquet").unlink(missing_ok=True)
+                with contextlib.suppress(OSError):
+                    old.rmdir()
         html.write(run.html, made.results, made.collectives, title=run.path.name)
-
-
-def _forget_others(tables: Path, kept: Container[str]) -> None:
-    """Remove the tables of an earlier merge whose ranks this one has not; nothing else."""
-    from clusterprof.tables import SCHEMAS
-
-    for folder in tables.iterdir() if tables.is_dir() else ():
-        if folder.name.isdigit() and folder.name not in kept and not folder.is_symlink():
-            for name in SCHEMAS:
-                (folder / f"{name}.parquet").unlink(missing_ok=True)
-            with contextlib.suppress(OSError):
-                folder.rmdir()
 
 
 def write_table(table: pa.Table, target: Path) -> None:

@@ -21,11 +21,9 @@ from clusterprof.run_directory import SshRecord
 def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
     """Collect what an interrupted launch has left, merge, print the verdict."""
     parser = verb_parser(
-        verb,
-        "Finish a run that was interrupted: collect its reports, name the missing ones, merge, "
-        "and print the verdict.",
-        run="a run directory",
-    )
+        verb, "Finish a run that was interrupted: collect its reports, name the missing ones, "
+        "merge, and print the verdict.", run="a run directory",
+    )  # fmt: skip
     add = parser.add_argument
     add("--nsys", type=path, metavar="PATH", help="the nsys to use")
     add("-F", "--ssh-config", type=path, metavar="FILE",
@@ -72,15 +70,13 @@ def ssh(arguments: argparse.Namespace, recorded: SshRecord) -> tuple[Path | None
     from clusterprof.launchers.ssh import default_python
 
     config, python = arguments.ssh_config, arguments.python or default_python()
-    options = []
-    if recorded.config and config is None:
-        options.append(shlex.join(["-F", recorded.config]))
+    options = ["-F", recorded.config] if recorded.config and config is None else []
     if recorded.python != python and not arguments.python:
-        options.append(shlex.join(["--python", recorded.python]))
+        options += ["--python", recorded.python]
     if options:
         raise UsageError(
-            f"the hosts of this run were reached with {' '.join(options)}",
+            f"the hosts of this run were reached with {shlex.join(options)}",
             "a run directory may not choose what is executed; if these are right, say so:",
-            f"clusterprof collect {' '.join(options)} {shlex.quote(str(arguments.run))}",
+            f"clusterprof collect {shlex.join([*options, str(arguments.run)])}",
         )
     return config, python
