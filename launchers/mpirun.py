@@ -11,14 +11,7 @@ import subprocess
 from collections.abc import Sequence
 
 from clusterprof.errors import UsageError
-from clusterprof.launchers.support.command_line import (
-    find_program,
-    further,
-    mount_remarks,
-    starts_ranks_itself,
-    whole_number,
-    whose_ranks,
-)
+from clusterprof.launchers.support import command_line
 from clusterprof.launchers.support.job import CommandLine, Job
 
 SUMMARY = "run a job under MPI's mpirun and profile some of its ranks"
@@ -41,18 +34,14 @@ _ENVIRONMENT_LIST = "mca_base_env_list"
 
 def job(line: CommandLine) -> Job:
     """See `clusterprof.launchers.Launcher`. Raises LaunchError where there is no mpirun."""
-    kind = flavour(version(find_program("mpirun")))
-    size, size_source = None, ""
-    if not starts_ranks_itself(line.program):
-        size, size_source = world(line.options, line.program, kind)
+    kind = flavour(version(command_line.find_program("mpirun")))
     carrying, command, remarks = carried(kind, line)
     return Job(
-        launcher="mpirun",
-        command=("mpirun", *carrying, *line.options, *command),
-        world_size=size,
-        size_source=size_source,
-        identity=whose_ranks(line.program, "mpirun"),
-        remarks=(*mount_remarks(line), *remarks),
+        "mpirun",
+        ("mpirun", *carrying, *line.options, *command),
+        *world(line.options, line.program, kind),
+        identity=command_line.whose_ranks(line.program, "mpirun"),
+        remarks=(*command_line.mount_remarks(line), *remarks),
     )
 
 
@@ -79,11 +68,13 @@ def world(options: Sequence[str], program: Sequence[str], kind: str) -> tuple[in
     `-n 2 A : -n 4 B` is six ranks: what follows a `:` are options again, up to the program.
     mpirun knows no `-n4` and no `=`.
     """
+    if command_line.starts_ranks_itself(program):
+        return None, ""
     size, sources = 0, []
-    for words in (list(options), *further(program)):
+    for words in (list(options), *command_line.further(program)):
         given = (pair for pair in itertools.pairwise(words) if pair[0] in _COUNTS[kind])
         name, value = next(given, ("", ""))
-        if (count := whole_number(value)) is None:
+        if (count := command_line.whole_number(value)) is None:
             return None, ""
         size += count
         sources.append(f"{name} {count}")

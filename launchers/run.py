@@ -18,12 +18,6 @@ def job(line: CommandLine) -> Job:
             f"run has no option {line.options[0]}",
             "options of the program follow it: clusterprof run --ranks 0 -- accelerate launch ...",
         )
-    return Job(
-        launcher="run",
-        command=tuple(line.program),
-        # What starts the processes tells their number to them alone.
-        world_size=None,
-        size_source="",
-        identity=whose_ranks(line.program, ALONE),
-        remarks=mount_remarks(line),
-    )
+    identity = whose_ranks(line.program, ALONE)
+    # What starts the processes tells their number to them alone: the world's size is not known.
+    return Job("run", tuple(line.program), None, "", identity, mount_remarks(line))

@@ -6,15 +6,7 @@ import itertools
 from collections.abc import Mapping, Sequence
 
 from clusterprof.errors import UsageError
-from clusterprof.launchers.support.command_line import (
-    further,
-    is_python,
-    last_value,
-    mount_remarks,
-    starts_ranks_itself,
-    whole_number,
-    whose_ranks,
-)
+from clusterprof.launchers.support import command_line
 from clusterprof.launchers.support.job import CommandLine, Job
 
 SUMMARY = "run a job under Slurm's srun and profile some of its ranks"
@@ -32,8 +24,7 @@ _CARRY = (
 def job(line: CommandLine) -> Job:
     """See `clusterprof.launchers.Launcher`."""
     options, program, environ, added = line.options, line.program, line.environ, line.added
-    size, size_source = ranks(options, program, environ)
-    remarks, carrier = mount_remarks(line), []
+    remarks, carrier = command_line.mount_remarks(line), []
     if not all(environment_passes(part, environ) for part in components(options, program)):
         if ":" in program or "--multi-prog" in options:
             raise UsageError(
@@ -45,11 +36,10 @@ def job(line: CommandLine) -> Job:
         carrier = ["/bin/sh", "-c", _CARRY, "clusterprof", inject, added["CLUSTERPROF_PLAN"]]
         remarks += ("srun --export withholds clusterprof's variables: sh sets them",)
     return Job(
-        launcher="srun",
-        command=("srun", *options, *carrier, *program),
-        world_size=size,
-        size_source=size_source,
-        identity=whose_ranks(program, "srun"),
+        "srun",
+        ("srun", *options, *carrier, *program),
+        *ranks(options, program, environ),
+        identity=command_line.whose_ranks(program, "srun"),
         remarks=remarks,
         carries=bool(carrier),
     )
@@ -59,13 +49,13 @@ def ranks(
     options: Sequence[str], program: Sequence[str], environ: Mapping[str, str]
 ) -> tuple[int | None, str]:
     """How many ranks there will be and what says so; (None, "") where that cannot be told here."""
-    if starts_ranks_itself(program):
+    if command_line.starts_ranks_itself(program):
         return None, ""
     parts = [world(part, environ) for part in components(options, program)]
     sizes = [size for size, _ in parts if size is not None]
     if len(sizes) < len(parts):
         return None, ""
-    if not is_python(program[0]) and one_task_a_node(options, environ):
+    if not command_line.is_python(program[0]) and one_task_a_node(options, environ):
         # A script that srun starts once on each node may well end in a torchrun.
         return None, ""
     return sum(sizes), " : ".join(source for _, source in parts)
@@ -74,14 +64,14 @@ def ranks(
 def components(options: Sequence[str], program: Sequence[str]) -> list[list[str]]:
     """The options of each component of a heterogeneous job: `-n1 -- A : -n2 B` has two."""
     parts = [list(options)]
-    for words in further(program):
+    for words in command_line.further(program):
         # The program is the first word that is no option, nor may be the value of one.
         own = itertools.takewhile(
             lambda pair: pair[1].startswith("-") or pair[0].startswith("-"),
             itertools.pairwise(["", *words]),
         )
         named = [word for _, word in own]
-        if named and is_python(named[-1]):
+        if named and command_line.is_python(named[-1]):
             named.pop()
         parts.append(named)
     return parts
@@ -89,11 +79,11 @@ def components(options: Sequence[str], program: Sequence[str]) -> list[list[str]
 
 def one_task_a_node(options: Sequence[str], environ: Mapping[str, str]) -> bool:
     """Whether the options start one task on each node, as for another launcher there."""
-    per_node = last_value(options, "--ntasks-per-node")
+    per_node = command_line.last_value(options, "--ntasks-per-node")
     if per_node is not None:
         return per_node == "1"
-    tasks = last_value(options, "-n", "--ntasks")
-    nodes = last_value(options, "-N", "--nodes") or environ.get("SLURM_NNODES")
+    tasks = command_line.last_value(options, "-n", "--ntasks")
+    nodes = command_line.last_value(options, "-N", "--nodes") or environ.get("SLURM_NNODES")
     return tasks is not None and tasks == nodes
 
 
@@ -101,19 +91,19 @@ def world(options: Sequence[str], environ: Mapping[str, str]) -> tuple[int | Non
     """How many tasks there will be and what says so; (None, "") where only srun knows."""
     if ":" in options:  # a heterogeneous job: each component has its own numbers
         return None, ""
-    tasks = whole_number(last_value(options, "-n", "--ntasks"))
+    tasks = command_line.whole_number(command_line.last_value(options, "-n", "--ntasks"))
     if tasks is not None:
         return tasks, f"-n{tasks}"
-    given_nodes = last_value(options, "-N", "--nodes")
-    per_node = whole_number(last_value(options, "--ntasks-per-node"))
+    given_nodes = command_line.last_value(options, "-N", "--nodes")
+    per_node = command_line.whole_number(command_line.last_value(options, "--ntasks-per-node"))
     if per_node is not None:
-        nodes = whole_number(given_nodes)
+        nodes = command_line.whole_number(given_nodes)
         if nodes is None:
-            nodes = whole_number(environ.get("SLURM_NNODES"))
+            nodes = command_line.whole_number(environ.get("SLURM_NNODES"))
         if not nodes:
             return None, ""
         return nodes * per_node, f"-N{nodes} --ntasks-per-node={per_node}"
-    inherited = whole_number(environ.get("SLURM_NTASKS"))
+    inherited = command_line.whole_number(environ.get("SLURM_NTASKS"))
     if inherited is not None and given_nodes is None:
         return inherited, "SLURM_NTASKS"
     return None, ""
@@ -121,6 +111,6 @@ def world(options: Sequence[str], environ: Mapping[str, str]) -> tuple[int | Non
 
 def environment_passes(options: Sequence[str], environ: Mapping[str, str]) -> bool:
     """Whether srun passes the whole environment, with our variables, to the tasks."""
-    names = last_value(options, "--export") or environ.get("SLURM_EXPORT_ENV") or "ALL"
+    names = command_line.last_value(options, "--export") or environ.get("SLURM_EXPORT_ENV") or "ALL"
     named = names.split(",")
     return "ALL" in named and not any(each.startswith("PYTHONPATH=") for each in named)

@@ -15,7 +15,6 @@ PASSES_OPTIONS_TO = "torchrun"
 def job(line: CommandLine) -> Job:
     """See `clusterprof.launchers.Launcher`."""
     options = list(line.options)
-    size, size_source = world(options, line.environ)
     if is_python(line.program[0]) and "--no-python" not in options:
         # `-- python train.py`, as one writes it for srun: torchrun would put a python before it.
         if "-m" in options or "--module" in options:
@@ -24,8 +23,8 @@ def job(line: CommandLine) -> Job:
                 "write: clusterprof torchrun -m ... -- package.module arguments",
             )
         options.append("--no-python")
-    command = ("torchrun", *options, *line.program)
-    return Job("torchrun", command, size, size_source, identity="torchrun")
+    size = world(line.options, line.environ)
+    return Job("torchrun", ("torchrun", *options, *line.program), *size, identity="torchrun")
 
 
 def world(options: Sequence[str], environ: Mapping[str, str]) -> tuple[int | None, str]:

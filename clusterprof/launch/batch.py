@@ -25,12 +25,7 @@ from clusterprof.console import say
 from clusterprof.errors import LaunchError, UsageError
 from clusterprof.launch.planning import SETTINGS, checked, settle
 from clusterprof.launchers import srun
-from clusterprof.launchers.support.command_line import (
-    file_name,
-    find_program,
-    last_value,
-    starts_ranks_itself,
-)
+from clusterprof.launchers.support import command_line
 
 BEGIN = "# >>> filled in by `clusterprof sbatch` >>>"
 END = "# <<< filled in by `clusterprof sbatch` <<<"
@@ -170,12 +165,15 @@ def decide(
 
     options = list(options)
     name, words = fitting(arguments.template, program)
-    if name == ONE_TASK and not starts_ranks_itself(program):
+    if name == ONE_TASK and not command_line.starts_ranks_itself(program):
         selection.check(*srun.ranks(options, program, {}))
-    elif name == ONE_TASK and last_value(options, "-n", "--ntasks", "--ntasks-per-node") is None:
+    elif (
+        name == ONE_TASK
+        and command_line.last_value(options, "-n", "--ntasks", "--ntasks-per-node") is None
+    ):
         options.append("--ntasks-per-node=1")
 
-    array = last_value(options, "-a", "--array") is not None
+    array = command_line.last_value(options, "-a", "--array") is not None
     by_job = arguments.run_dir is None
     run = run_path(arguments, array)
     # The tasks of an array end at different times: each merges in its own job.
@@ -195,7 +193,7 @@ def decide(
     )
     merge_options = None
     if merging:
-        given = {names[-1]: last_value(options, *names) for names in _MERGE_TOO}
+        given = {names[-1]: command_line.last_value(options, *names) for names in _MERGE_TOO}
         merge_options = [f"{name}={value}" for name, value in given.items() if value is not None]
         merge_options += arguments.merge_arg
     return Submission(options, script, run, by_job, merge_options)
@@ -241,7 +239,7 @@ def launcher_options(
 def fitting(wanted: str | None, program: Sequence[str]) -> tuple[str, list[str]]:
     """The template's name, and the program as it takes it: without the word `torchrun`."""
     words = inner = list(program)
-    if file_name(words[0]) == "torchrun":
+    if command_line.file_name(words[0]) == "torchrun":
         inner = words[1:]
     elif words[1:3] in (["-m", "torch.distributed.run"], ["-m", "torch.distributed.launch"]):
         inner = words[3:]
@@ -286,7 +284,7 @@ def submit(submission: Submission, *, quiet: bool) -> int:
             say(f"the merge job was refused; once job {job} has ended: {collect}")
         else:
             lines.append(f"merge {merge}")
-    arrayed = last_value(submission.options, "-a", "--array") is not None
+    arrayed = command_line.last_value(submission.options, "-a", "--array") is not None
     lines.append(f"run {submission.run}JOBID" if arrayed else f"run {run}")
     if quiet:
         for line in lines[1:]:
@@ -298,7 +296,7 @@ def submit(submission: Submission, *, quiet: bool) -> int:
 
 def sbatch(command: Sequence[str], script: str) -> tuple[int, str]:
     """Submit a script by sbatch's stdin; its status and the job's id, "" where there is none."""
-    program = find_program("sbatch")
+    program = command_line.find_program("sbatch")
     try:
         done = subprocess.run(
             [program, *command[1:]], input=os.fsencode(script), stdout=subprocess.PIPE, check=False

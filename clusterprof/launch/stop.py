@@ -65,8 +65,7 @@ def save(
     if not left:
         return
     say(f"{reason}: saving {words.counted(len(left), 'report')}, at most {within_s:g} s")
-    with contextlib.suppress(OSError):
-        states.request_stop(str(run.path), reason)
+    _request(run, reason)
     deadline = time.monotonic() + within_s
     while unsaved(run, left) and time.monotonic() < deadline and not enough():
         pass
@@ -83,10 +82,9 @@ def unsaved(run: RunDirectory, expected: Sequence[int] | None) -> list[int]:
     run = run.attempts()[-1]
     for rank, state in run.states().items() if expected is None else run.states_of(expected):
         at = State.of(state)
-        if at is State.CAPTURING or (
-            at is State.FINISHING
-            and not any(path.suffix == ".nsys-rep" for path in reports_in(run.rank(rank)))
-        ):
+        if at is State.FINISHING:
+            reports = [each for each in reports_in(run.rank(rank)) if each.suffix == ".nsys-rep"]
+        if at is State.CAPTURING or (at is State.FINISHING and not reports):
             found.append(rank)
     return found
 

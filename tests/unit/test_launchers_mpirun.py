@@ -7,6 +7,7 @@ import pytest
 from clusterprof.agent.contracts.identity import identify
 from clusterprof.errors import LaunchError, UsageError
 from clusterprof.launchers import mpirun
+from clusterprof.launchers.support import command_line
 from clusterprof.launchers.support.job import CommandLine, Job
 
 ADDED = {"CLUSTERPROF_PLAN": "/runs/a b;c'd/plan.json", "PYTHONPATH": "/inject:/mine"}
@@ -29,7 +30,7 @@ def job(
     program: list[str] | None = None,
     environ: dict[str, str] | None = None,
 ) -> Job:
-    monkeypatch.setattr(mpirun, "find_program", lambda name: f"/bin/{name}")
+    monkeypatch.setattr(command_line, "find_program", lambda name: f"/bin/{name}")
     monkeypatch.setattr(mpirun, "version", lambda program: SAYS[says])
     return mpirun.job(CommandLine(line, program or ["python", "train.py"], environ or {}, ADDED))
 
