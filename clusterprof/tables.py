@@ -138,6 +138,10 @@ class ReportInfo:
     usual_step_ns: int | None = None
     warnings: tuple[str, ...] = ()
 
+    def warned(self, *warnings: str) -> ReportInfo:
+        """This with further warnings."""
+        return replace(self, warnings=(*self.warnings, *warnings))
+
 
 @dataclass(frozen=True)
 class RankTables:
@@ -156,7 +160,7 @@ class RankTables:
 
     def warned(self, *warnings: str) -> RankTables:
         """These tables with further warnings."""
-        return replace(self, info=replace(self.info, warnings=(*self.warnings, *warnings)))
+        return replace(self, info=self.info.warned(*warnings))
 
     @property
     def rank(self) -> int:

@@ -1,71 +1,57 @@
-"""From a `Recording`, whatever format it is of, to one rank's canonical tables."""
+"""From a `Recording`, whatever format it is of, to one rank's canonical tables, checked.
+
+Behind this point a rank is a number that no other table overflows on, its times lie so near to
+each other that sums and differences of them are exact, and its warnings are few: one rank's odd
+report can then cost that rank alone.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from clusterprof.ingest.recording import Calls, Recording, Work, encoded, fill, joined, nullable
+from clusterprof.errors import ReportError
+from clusterprof.ingest.recording import Calls, Ints, Recording, encoded, fill, joined, nullable
 from clusterprof.ingest.report_steps import from_ends, from_ranges
-from clusterprof.tables import RankTables, ReportInfo
+from clusterprof.tables import HIGHEST_RANK, SCHEMAS, RankTables, ReportInfo
+
+#: ns, 2116: the difference of any two times from 1970 on fits into 64 bits
+_FARTHEST_NS = 1 << 62
+#: ns, 104 days: a double holds every nanosecond of it; captures last seconds
+_LONGEST_NS = 1 << 53
+#: bytes, a petabyte: of more than any memory, and a million of them fit into 64 bits
+_LARGEST = 1 << 50
+#: step numbers and message counts are used as list places and in products
+_HIGHEST_STEP = 1 << 40
+#: of a rank, with the characters of each; nsys' own diagnostics may be tens of thousands
+_MOST_WARNINGS, _LONGEST_WARNING = 50, 1000
+
+
+class RankUnknown(ReportError):  # noqa: N818 - a state, not a fault
+    """A report does not name its rank."""
 
 
 def assemble(recording: Recording) -> RankTables:
     """Return the tables of a recording, which must have work or calls. The rank may be None."""
-    activity = joined("activity", map(_work, recording.work), by="start_ns")
+    activity = joined("activity", recording.work, by="start_ns")
     calls = joined("host_calls", map(_calls, recording.calls), by="start_ns")
     events = [table for table in (activity, calls) if table.num_rows]
     begin = min(table["start_ns"][0].as_py() for table in events)
     end = max(int(table["end_ns"].to_numpy().max()) for table in events)
-    epoch = recording.epoch_ns
-    info = ReportInfo(
-        source=recording.source,
-        profiler=recording.profiler,
-        rank=recording.rank,
-        world_size=recording.world_size,
-        local_rank=recording.local_rank,
-        host=recording.host,
-        device=_device(recording),
-        job=recording.job,
-        epoch_ns=epoch,
-        begin_ns=begin + epoch,
-        end_ns=end + epoch,
-        backend=recording.backend,
-        warnings=tuple(recording.warnings),
-    )
-    return RankTables(
-        info,
-        activity=_on_wall_clock(activity, epoch),
-        collective_calls=_on_wall_clock(_numbered(recording.collectives), epoch),
-        steps=_on_wall_clock(_steps(recording, begin), epoch),
-        host_calls=_on_wall_clock(calls, epoch),
-    )
-
-
-def _work(work: Work) -> pa.Table:
-    call, correlation, size = work.launched, work.correlation, work.size
-    return fill(
-        "activity",
-        work.start.size,
-        {
-            "start_ns": work.start,
-            "end_ns": work.end,
-            "kind": work.kind,
-            "name": work.name,
-            "device": work.device.astype(np.int32),
-            "stream": work.stream,
-            "correlation": None if correlation is None else nullable(correlation, correlation > 0),
-            "launch_start_ns": nullable(call.start, call.known),
-            "launch_end_ns": nullable(call.end, call.known),
-            "launch_thread": nullable(call.thread, call.thread >= 0),
-            "size_bytes": None if size is None else nullable(size, size >= 0),
-            "direction": work.direction,
-            "pageable": work.pageable,
-        },
-    )
+    steps = from_ranges(recording.marks, recording.marked_by)
+    if not steps.num_rows:
+        steps = from_ends(recording.step_ends, begin)
+    number = pa.array(np.arange(recording.collectives.num_rows, dtype=np.int32))
+    collectives = recording.collectives.set_column(0, SCHEMAS["collective_calls"][0], number)
+    epoch = recording.info.epoch_ns
+    device = _device(activity["device"].to_numpy(), recording.devices)
+    info = replace(recording.info, device=device, begin_ns=begin + epoch, end_ns=end + epoch)
+    tables = (_on_wall_clock(each, epoch) for each in (activity, collectives, steps, calls))
+    return RankTables(info, *tables)
 
 
 def _calls(calls: Calls) -> pa.Table:
@@ -84,17 +70,6 @@ def _calls(calls: Calls) -> pa.Table:
     )
 
 
-def _steps(recording: Recording, begin: int) -> pa.Table:
-    """Return the steps that ranges mark; without any, those that end with the optimizer."""
-    marked = from_ranges(recording.marks, recording.marked_by)
-    return marked if marked.num_rows else from_ends(recording.step_ends, begin)
-
-
-def _numbered(calls: pa.Table) -> pa.Table:
-    number = pa.array(np.arange(calls.num_rows, dtype=np.int32))
-    return calls.set_column(0, calls.schema.field("call"), number)
-
-
 def _on_wall_clock(table: pa.Table, epoch_ns: int) -> pa.Table:
     for place, field in enumerate(table.schema):
         if field.name.endswith("_ns"):
@@ -103,16 +78,12 @@ def _on_wall_clock(table: pa.Table, epoch_ns: int) -> pa.Table:
     return table
 
 
-def _device(recording: Recording) -> str:
+def _device(devices: Ints, names: Mapping[int, str]) -> str:
     """Return the name of the GPU that did most of the work."""
-    names = recording.devices
-    devices, counts = np.unique(
-        np.concatenate([work.device for work in recording.work]), return_counts=True
-    )
-    if not devices.size or not names:
+    known, counts = np.unique(devices, return_counts=True)
+    if not known.size or not names:
         return ""
-    most = max(int(devices[counts.argmax()]), 0)
-    return names.get(most, next(iter(names.values())))
+    return names.get(max(int(known[counts.argmax()]), 0), next(iter(names.values())))
 
 
 def combine(nsys: RankTables, kineto: RankTables) -> RankTables:
@@ -122,31 +93,126 @@ def combine(nsys: RankTables, kineto: RankTables) -> RankTables:
     from Kineto where nsys has none, OS calls always from nsys, the host's other calls from
     whichever report gave the activity. Both clocks are the host's wall clock.
     """
-    has_calls = nsys.collective_calls.num_rows > 0
     first, second = (nsys, kineto) if nsys.activity.num_rows else (kineto, nsys)
-    parts = [_of_the_system(first.host_calls, False), _of_the_system(nsys.host_calls, True)]
+    communicating = nsys if nsys.collective_calls.num_rows else kineto
+    one, other = nsys.info, kineto.info
     info = replace(
-        nsys.info,
-        profiler=f"{nsys.info.profiler} + {kineto.info.profiler}",
-        rank=nsys.info.rank if nsys.info.rank is not None else kineto.info.rank,
-        world_size=nsys.info.world_size or kineto.info.world_size,
-        host=nsys.info.host or kineto.info.host,
-        device=nsys.info.device or kineto.info.device,
-        begin_ns=min(nsys.info.begin_ns, kineto.info.begin_ns),
-        end_ns=max(nsys.info.end_ns, kineto.info.end_ns),
-        backend=nsys.info.backend or kineto.info.backend,
-        warnings=tuple(dict.fromkeys((*nsys.warnings, *kineto.warnings))),
+        one,
+        profiler=f"{one.profiler} + {other.profiler}",
+        rank=one.rank if one.rank is not None else other.rank,
+        world_size=one.world_size or other.world_size,
+        host=one.host or other.host,
+        device=one.device or other.device,
+        begin_ns=min(one.begin_ns, other.begin_ns),
+        end_ns=max(one.end_ns, other.end_ns),
+        backend=one.backend or other.backend,
+        warnings=tuple(dict.fromkeys((*one.warnings, *other.warnings))),
     )
+    is_os = [pc.equal(each.host_calls["kind"].cast(pa.string()), "os") for each in (first, nsys)]
+    calls = [first.host_calls.filter(pc.invert(is_os[0])), nsys.host_calls.filter(is_os[1])]
     return RankTables(
         info=info,
         activity=first.activity,
-        collective_calls=(nsys if has_calls else kineto).collective_calls,
+        collective_calls=communicating.collective_calls,
         steps=first.steps if first.steps.num_rows else second.steps,
-        host_calls=joined("host_calls", parts, by="start_ns"),
+        host_calls=joined("host_calls", calls, by="start_ns"),
     )
 
 
-def _of_the_system(calls: pa.Table, wanted: bool) -> pa.Table:
-    """Return the calls of the OS runtime, or (`wanted` is false) all others."""
-    is_os = pc.equal(calls.column("kind").cast(pa.string()), "os")
-    return calls.filter(is_os if wanted else pc.invert(is_os))
+def checked(tables: RankTables, rank: int | None) -> RankTables:
+    """Return `tables` as those of `rank` (None: the report's own), with a warning of whatever
+    contradicts it. Raises ReportError for a rank, time or size that is impossible.
+    """
+    for name in SCHEMAS:
+        _check_columns(tables.info, name, getattr(tables, name))
+    tables = _sized(tables)
+    info = _identified(tables.info, rank)
+    return replace(tables, info=replace(info, warnings=_few(info.warnings)))
+
+
+def _identified(info: ReportInfo, given: int | None) -> ReportInfo:
+    """Return `info` with its rank; what the report itself states is a claim until it is checked."""
+    rank, world, local = info.rank, info.world_size, info.local_rank
+    odd = []
+    if rank is not None and not _is_rank(rank):
+        wrong = f"gives its rank as {_shown(rank)}, which is not a rank"
+        if given is None:
+            raise ReportError(f"{info.source} {wrong}", f"give it: --rank {info.source}=N")
+        odd.append(f"the report {wrong}")
+        rank = None
+    if world is not None and not (_is_rank(world) and world > 0):
+        odd.append(f"the report gives the job {_shown(world)} ranks, which is left out")
+        world = None
+    if local is not None and not _is_rank(local):
+        local = None
+    if rank is None and given is None:
+        raise RankUnknown(
+            f"{info.source} does not name its rank",
+            "looked for RANK, SLURM_PROCID, OMPI_COMM_WORLD_RANK, ... in its environment, for its"
+            " rank in NCCL's communicators, and for distributedInfo in a trace",
+            f"give it: --rank {info.source}=N",
+        )
+    if given is not None and given != rank:
+        if world is not None and given >= world:
+            odd.append(f"no rank {given}: by {info.source} its job has ranks 0 to {world - 1}")
+        if rank is not None:
+            odd.append(f"{info.source} is of rank {rank} by itself, and read as rank {given}")
+        rank = given
+    return replace(
+        info, rank=rank, world_size=world, local_rank=local, warnings=(*info.warnings, *odd)
+    )
+
+
+def _is_rank(value: object) -> bool:
+    return type(value) is int and 0 <= value <= HIGHEST_RANK
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 40 else f"{text[:37]}..."
+
+
+def _check_columns(info: ReportInfo, name: str, table: pa.Table) -> None:
+    limits = {"step": (0, _HIGHEST_STEP), "communicator_size": (0, HIGHEST_RANK)}
+    # a time lies near the others of its report
+    near = (
+        max(-_LONGEST_NS, info.begin_ns - _LONGEST_NS),
+        min(_FARTHEST_NS, info.begin_ns + _LONGEST_NS),
+    )
+    for column in table.schema.names:
+        first, last = near if column.endswith("_ns") else limits.get(column, (None, None))
+        if first is None or last is None or not table.num_rows:
+            continue
+        low, high = pc.min_max(table[column]).as_py().values()
+        if low is not None and (low < first or high > last):
+            raise ReportError(
+                f"{info.source} cannot be read: {low if low < first else high} is no {column} of"
+                f" {name}",
+                "record or copy it again; if the profiler itself wrote it so, please report it",
+            )
+
+
+def _sized(tables: RankTables) -> RankTables:
+    """Return `tables` without the sizes that can be none: they are added up."""
+    for name, column in (("activity", "size_bytes"), ("collective_calls", "message_bytes")):
+        table = getattr(tables, name)
+        sizes = table[column]
+        odd = pc.fill_null(pc.or_(pc.less(sizes, 0), pc.greater(sizes, _LARGEST)), False)
+        if count := pc.sum(odd).as_py():
+            place = table.schema.get_field_index(column)
+            kept = pc.if_else(odd, pa.scalar(None, pa.int64()), sizes)
+            changed = table.set_column(place, table.schema.field(place), kept)
+            tables = replace(tables, **{name: changed}).warned(
+                f"{count} sizes of more than a petabyte, or less than none, were left out"
+            )
+    return tables
+
+
+def _few(warnings: Sequence[str]) -> tuple[str, ...]:
+    kept = [
+        each if len(each) <= _LONGEST_WARNING else f"{each[:_LONGEST_WARNING]}..."
+        for each in dict.fromkeys(warnings)
+    ]
+    if (more := len(kept) - _MOST_WARNINGS) > 0:
+        kept[_MOST_WARNINGS:] = [f"and {more} further warnings of this report"]
+    return tuple(kept)

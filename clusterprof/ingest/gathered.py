@@ -15,8 +15,7 @@ from pathlib import Path
 
 from clusterprof.agent.contracts import words
 from clusterprof.errors import ClusterprofError, MergeError, ReportError
-from clusterprof.ingest.assembler import combine
-from clusterprof.ingest.checks import RankUnknown, checked
+from clusterprof.ingest.assembler import RankUnknown, checked, combine
 from clusterprof.ingest.reports import read_ranks, read_report
 from clusterprof.ingest.sources import KINETO, Source, find_sources, resolved, stem_of, suffix_of
 from clusterprof.results import MissingRank

@@ -2,15 +2,14 @@
 
 Every reader fills a `Recording`, and `clusterprof.ingest.assembler` makes the canonical tables of
 it. A new column of a format is read by that format's reader into the field here that it belongs to.
-All times are ns since the report's own zero (`Recording.epoch_ns`).
+All times are ns since the report's own zero (`ReportInfo.epoch_ns`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from functools import cached_property
-from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -18,7 +17,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from clusterprof.tables import SCHEMAS
+from clusterprof.tables import SCHEMAS, ReportInfo
 
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
@@ -40,37 +39,13 @@ class Launched(NamedTuple):
 
     def at(self, places: Ints) -> Launched:
         """Return the calls of the work at these places."""
-        return Launched(
-            self.start[places], self.end[places], self.thread[places], self.known[places]
-        )
+        return Launched._make(column[places] for column in self)
 
 
 def not_launched(size: int) -> Launched:
     """Return that no launching call is known of so many pieces of work."""
     none = np.full(size, -1, np.int64)
     return Launched(none, none, none, none >= 0)
-
-
-@dataclass(frozen=True)
-class Work:
-    """Work of a device (on a CPU-only rank: of its threads), one element per span."""
-
-    start: Ints
-    end: Ints
-    #: `compute`, `collective`, `copy` or `memset`
-    kind: Column
-    name: Column
-    #: -1 for the CPU
-    device: Ints
-    #: the CUDA stream, or the thread
-    stream: Ints
-    launched: Launched
-    #: 0 or less: none
-    correlation: Ints | None = None
-    #: bytes; negative: unknown
-    size: Ints | None = None
-    direction: Column = None
-    pageable: Column = None
 
 
 @dataclass(frozen=True)
@@ -102,47 +77,68 @@ class Calls:
         nearest = np.minimum(np.searchsorted(ids, correlation), ids.size - 1)
         known = (ids[nearest] == correlation) & (correlation > 0)
         call = order[nearest]
-        return Launched(
-            np.where(known, self.start[call], -1),
-            np.where(known, self.end[call], -1),
-            np.where(known, self.thread[call], -1),
-            known,
-        )
+        columns = (self.start, self.end, self.thread)
+        return Launched._make([*(np.where(known, each[call], -1) for each in columns), known])
 
 
 @dataclass(frozen=True)
 class Recording:
     """One rank's part of a report, as its reader found it."""
 
-    source: Path
-    profiler: str
-    #: added to the report's own times it makes wall-clock times
-    epoch_ns: int
-    work: Sequence[Work]
+    #: without device, begin and end, which the assembler adds
+    info: ReportInfo
+    #: ACTIVITY: see `activity`
+    work: Sequence[pa.Table]
     calls: Sequence[Calls]
-    #: COLLECTIVE_CALLS, with the report's own times, in the order of their issue
+    #: COLLECTIVE_CALLS, in the order of their issue
     collectives: pa.Table
     #: ranges that may be named as steps, and what the source of such steps is called
     marks: Calls
     marked_by: str
     #: where steps end if no range marks any: the ends of the optimizer's updates
     step_ends: Ints
-    rank: int | None = None
-    world_size: int | None = None
-    local_rank: int | None = None
-    host: str = ""
-    job: str | None = None
-    backend: str = ""
     #: id -> name of the host's GPUs
-    devices: Mapping[int, str] = field(default_factory=dict)
-    warnings: Sequence[str] = ()
+    devices: Mapping[int, str]
+
+    def warned(self, *warnings: str) -> Recording:
+        """This recording with further warnings."""
+        return replace(self, info=self.info.warned(*warnings))
 
     @property
     def has_events(self) -> bool:
         """Whether anything was recorded."""
-        return any(work.start.size for work in self.work) or any(
+        return any(work.num_rows for work in self.work) or any(
             calls.start.size for calls in self.calls
         )
+
+
+def activity(
+    start: Ints,
+    end: Ints,
+    device: Ints,
+    stream: Ints,
+    launched: Launched,
+    *,
+    correlation: Ints | None = None,
+    size: Ints | None = None,
+    **more: Column,
+) -> pa.Table:
+    """Return the ACTIVITY table of work of a device (-1: of the CPU, whose streams are threads).
+
+    Ids of 0 or less and negative sizes are none. `more` are `kind`, `name` and further columns.
+    """
+    columns: dict[str, Column] = {
+        "start_ns": start,
+        "end_ns": end,
+        "device": device.astype(np.int32),
+        "stream": stream,
+        "correlation": None if correlation is None else nullable(correlation, correlation > 0),
+        "launch_start_ns": nullable(launched.start, launched.known),
+        "launch_end_ns": nullable(launched.end, launched.known),
+        "launch_thread": nullable(launched.thread, launched.thread >= 0),
+        "size_bytes": None if size is None else nullable(size, size >= 0),
+    }
+    return fill("activity", start.size, columns | more)
 
 
 def nullable(values: npt.NDArray[Any], valid: Bools) -> pa.Array:
@@ -171,16 +167,11 @@ def _column(value: Column, kind: pa.DataType, rows: int) -> pa.Array | pa.Chunke
     if value is None:
         return pa.nulls(rows, kind)
     if isinstance(value, str):
-        return _constant(value, kind, rows)
+        dictionary = pa.types.is_dictionary(kind)
+        return encoded(np.zeros(rows, np.int32), [value]) if dictionary else pa.repeat(value, rows)
     if isinstance(value, (pa.Array, pa.ChunkedArray)):
         return value if value.type == kind else value.cast(kind)
     return pa.array(value, kind)
-
-
-def _constant(value: str, kind: pa.DataType, rows: int) -> pa.Array:
-    if pa.types.is_dictionary(kind):
-        return encoded(np.zeros(rows, np.int32), [value])
-    return pa.repeat(pa.scalar(value, kind), rows)
 
 
 def joined(table: str, parts: Iterable[pa.Table], by: str = "") -> pa.Table:

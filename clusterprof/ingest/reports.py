@@ -8,8 +8,7 @@ from pathlib import Path
 from clusterprof.agent.contracts import paths
 from clusterprof.errors import ClusterprofError, ReportError
 from clusterprof.ingest import other_tools
-from clusterprof.ingest.assembler import assemble
-from clusterprof.ingest.checks import checked
+from clusterprof.ingest.assembler import assemble, checked
 from clusterprof.ingest.opening import check_regular
 from clusterprof.ingest.rank_logs import beside_log, read_log, usual_step, with_collections
 from clusterprof.ingest.recording import Recording
@@ -84,7 +83,7 @@ def _attempt(
     try:
         return _tables(recording, steps, rank)
     except ReportError as error:
-        one = recording.rank if rank is None else rank
+        one = recording.info.rank if rank is None else rank
         return ReportError(f"rank {one} of {error.what}", *error.details)
 
 
@@ -167,4 +166,4 @@ def _read_beside(
     if damaged is None:
         return recordings
     instead = f"{damaged.what}: the report beside it was read instead"
-    return [replace(each, warnings=[*each.warnings, instead]) for each in recordings]
+    return [each.warned(instead) for each in recordings]

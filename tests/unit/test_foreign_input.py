@@ -19,7 +19,7 @@ from seeds import content, span, sqlite, trace
 
 from clusterprof.errors import ReportError, UsageError
 from clusterprof.ingest import find_sources, gather, read_report
-from clusterprof.ingest.checks import RankUnknown
+from clusterprof.ingest.assembler import RankUnknown
 from clusterprof.ingest.kineto.json_stream import NotAList, pieces
 from clusterprof.ingest.opening import VARIABLE, opened
 

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 import pytest
 
 from clusterprof.ingest import gather, read_report
-from clusterprof.ingest.checks import RankUnknown
+from clusterprof.ingest.assembler import RankUnknown
 from clusterprof.ingest.kineto.nccl_kernels import ProcessGroup
 from clusterprof.study import study
 from clusterprof.tables import SCHEMAS, RankTables

@@ -15,10 +15,11 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from clusterprof.ingest import recording
 from clusterprof.ingest.kineto.nccl_kernels import DTYPE_BYTES, ProcessGroup, member_columns
 from clusterprof.ingest.kineto.trace_events import Trace
 from clusterprof.ingest.operations import operation
-from clusterprof.ingest.recording import Bools, Ints, Work, encoded, fill, not_launched, nullable
+from clusterprof.ingest.recording import Bools, Ints, encoded, fill, not_launched, nullable
 
 UNFINISHED = "the operation had not ended when the capture did"
 
@@ -52,19 +53,15 @@ def _spans(trace: Trace) -> Ints:
     return found[np.argsort(spans.start[found], kind="stable")]
 
 
-def activity(trace: Trace) -> Work:
+def activity(trace: Trace) -> pa.Table:
     """Return gloo's spans as activity of kind `collective`, by worker thread."""
     spans = trace.spans["user_annotation"]
     chosen = _spans(trace)
-    return Work(
-        start=spans.start[chosen],
-        end=spans.end[chosen],
-        kind="collective",
-        name=encoded(spans.column("name")[chosen], trace.names),
-        device=np.full(chosen.size, -1, np.int64),
-        stream=spans.column("thread")[chosen],
-        launched=not_launched(chosen.size),
-    )
+    none = not_launched(chosen.size)
+    name = encoded(spans.column("name")[chosen], trace.names)
+    lanes = (none.start, spans.column("thread")[chosen])
+    times = (spans.start[chosen], spans.end[chosen])
+    return recording.activity(*times, *lanes, none, kind="collective", name=name)
 
 
 def read(trace: Trace, groups: Mapping[str, ProcessGroup]) -> tuple[pa.Table, list[str]]:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from clusterprof.ingest import other_tools
 from clusterprof.ingest.kineto import gloo, nccl_kernels, trace_events
@@ -13,15 +13,16 @@ from clusterprof.ingest.kineto.trace_events import Trace
 from clusterprof.ingest.operations import NCCL_KERNEL
 from clusterprof.ingest.recording import (
     Calls,
+    Column,
     Ints,
     Recording,
-    Work,
+    activity,
     encoded,
     joined,
     not_launched,
     nullable,
-    with_names,
 )
+from clusterprof.tables import ReportInfo
 
 #: Spans of torch operators that are no work of this rank's: they hand a collective over or wait
 #: for it, or wait for the data loader. On a CPU-only rank they do not count as compute.
@@ -50,38 +51,39 @@ def read(path: Path) -> Recording:
         raise other_tools.accelerator_error(path, unread)
     calls = {kind: trace.calls(kind, *from_) for kind, from_ in _HOST_CALLS.items()}
     job = trace.meta.get("distributedInfo")
-    job = job if isinstance(job, dict) else {}
+    if not isinstance(job, dict):
+        job = {}
     groups = nccl_kernels.process_groups(job)
     on_gpu, gpu_warnings = nccl_kernels.read(trace, calls["cuda"], groups)
     on_cpu, cpu_warnings = gloo.read(trace, groups)
     devices = trace.meta.get("deviceProperties", ())
-    recording = Recording(
+    not_read = (f"{count} events of {device} are not read" for device, count in unread.items())
+    info = ReportInfo(
         source=path,
         profiler="torch.profiler",
         epoch_ns=int(trace.meta.get("baseTimeNanoseconds", 0)),
+        rank=job.get("rank"),
+        world_size=job.get("world_size"),
+        host=str(trace.meta.get("host_name", "")),
+        backend=str(job.get("backend", "")),
+        warnings=(*gpu_warnings, *cpu_warnings, *not_read),
+    )
+    recording = Recording(
+        info=info,
         work=_work(trace, calls["cuda"]),
         calls=list(calls.values()),
         collectives=joined("collective_calls", [on_gpu, on_cpu]),
         marks=calls["range"],
         marked_by="profiler" if _marked_by_profiler(trace) else "nvtx",
         step_ends=_step_ends(trace),
-        rank=job.get("rank"),
-        world_size=job.get("world_size"),
-        host=str(trace.meta.get("host_name", "")),
-        backend=str(job.get("backend", "")),
         devices={each.get("id"): str(each.get("name", "")) for each in devices},
-        warnings=[
-            *gpu_warnings,
-            *cpu_warnings,
-            *(f"{count} events of {device} are not read" for device, count in unread.items()),
-        ],
     )
     if not recording.has_events:
         raise other_tools.by_events(path, trace.unread, trace.processes)
     return recording
 
 
-def _work(trace: Trace, cuda: Calls) -> list[Work]:
+def _work(trace: Trace, cuda: Calls) -> list[pa.Table]:
     """Return GPU work; where the trace has none, the work of the CPU's threads."""
     is_nccl = trace.named("kernel", NCCL_KERNEL).astype(np.int32)
     kinds = encoded(is_nccl, ["compute", "collective"])
@@ -91,35 +93,34 @@ def _work(trace: Trace, cuda: Calls) -> list[Work]:
         _copies(trace, cuda),
         _on_gpu(trace, "gpu_memset", cuda, kind="memset", name="memset"),
     ]
-    if any(each.start.size for each in work):
+    if any(each.num_rows for each in work):
         return work
     return [_cpu_compute(trace), gloo.activity(trace)]
 
 
-def _on_gpu(trace: Trace, category: str, cuda: Calls, **more: Any) -> Work:
+def _on_gpu(trace: Trace, category: str, cuda: Calls, **more: Column) -> pa.Table:
     spans = trace.spans[category]
     correlation = spans.column("correlation")
-    return Work(
-        start=spans.start,
-        end=spans.end,
-        device=spans.column("device"),
-        stream=spans.column("stream"),
+    return activity(
+        spans.start,
+        spans.end,
+        spans.column("device"),
+        spans.column("stream"),
+        cuda.launching(correlation),
         correlation=correlation,
-        launched=cuda.launching(correlation),
         size=None if category == "kernel" else spans.column("size"),
         **more,
     )
 
 
-def _copies(trace: Trace, cuda: Calls) -> Work:
+def _copies(trace: Trace, cuda: Calls) -> pa.Table:
     """Return the copies; `Memcpy HtoD (Pageable -> Device)` names direction and memory."""
     names, codes = trace.names, trace.spans["gpu_memcpy"].column("name")
     words = [name.split(" ") if name.startswith("Memcpy") else [] for name in names]
     directions = [
         _COPY_DIRECTIONS.get(each[1], "other") if len(each) > 1 else "other" for each in words
     ]
-    pageable = np.array(["Pageable" in name for name in names], bool)
-    pinned = np.array(["Pinned" in name for name in names], bool)
+    pageable, pinned = (trace.named("gpu_memcpy", each) for each in ("Pageable", "Pinned"))
     return _on_gpu(
         trace,
         "gpu_memcpy",
@@ -127,11 +128,11 @@ def _copies(trace: Trace, cuda: Calls) -> Work:
         kind="copy",
         name=encoded(codes, [f"memcpy {direction}" for direction in directions]),
         direction=encoded(codes, directions),
-        pageable=nullable(with_names(pageable, codes), with_names(pageable | pinned, codes)),
+        pageable=nullable(pageable, pageable | pinned),
     )
 
 
-def _cpu_compute(trace: Trace) -> Work:
+def _cpu_compute(trace: Trace) -> pa.Table:
     """Return what the CPU's threads computed: outermost operators, waits inside them cut out.
 
     Outermost and not innermost: most of an operator's time is its own (`aten::addmm` spends it
@@ -157,14 +158,15 @@ def _cpu_compute(trace: Trace) -> Work:
     begins, ends, owner = begins[first], ends[last], owner[first]
     kept = ends > begins
     begins, ends, owner = begins[kept], ends[kept], owner[kept]
-    return Work(
-        start=begins,
-        end=ends,
+    none = not_launched(begins.size)
+    return activity(
+        begins,
+        ends,
+        none.start,
+        thread[owner],
+        none._replace(thread=thread[owner]),
         kind="compute",
         name=encoded(spans.column("name")[owner], trace.names),
-        device=np.full(begins.size, -1, np.int64),
-        stream=thread[owner],
-        launched=not_launched(begins.size)._replace(thread=thread[owner]),
     )
 
 

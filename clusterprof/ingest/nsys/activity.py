@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
+from clusterprof.ingest import recording
 from clusterprof.ingest.nsys import schema
 from clusterprof.ingest.nsys.database import Export
 from clusterprof.ingest.operations import NCCL_KERNEL
@@ -16,7 +17,6 @@ from clusterprof.ingest.recording import (
     Column,
     Ints,
     Launched,
-    Work,
     encoded,
     matching,
     nullable,
@@ -41,7 +41,8 @@ class NcclKernels:
 class Activity:
     """The work of one process: kernels, graphs, copies and memsets, and what follows from it."""
 
-    work: list[Work]
+    #: ACTIVITY
+    work: list[pa.Table]
     nccl: NcclKernels
     #: where the optimizer's kernels show that steps end
     step_ends: Ints
@@ -108,33 +109,32 @@ def read(export: Export, process: int | None, cuda: Calls) -> Activity:
             names,
         ),
         step_ends=ends_of_updates(launched.start[ours], launched.end[ours], update),
-        kernels=kernels.start.size,
-        graphs=graphs.start.size,
+        kernels=kernels.num_rows,
+        graphs=graphs.num_rows,
     )
 
 
-def _work(raw: Mapping[str, Ints], launched: Launched, **more: Any) -> Work:
-    return Work(
-        start=raw["start"],
-        end=raw["end"],
-        device=raw["deviceId"],
-        stream=raw["streamId"],
+def _work(raw: Mapping[str, Ints], launched: Launched, **more: Column) -> pa.Table:
+    return recording.activity(
+        raw["start"],
+        raw["end"],
+        raw["deviceId"],
+        raw["streamId"],
+        launched,
         correlation=raw["correlationId"],
-        launched=launched,
         size=raw.get("bytes"),
         **more,
     )
 
 
 def _simple(
-    export: Export, process: int | None, cuda: Calls, table: schema.Table, kind: str,
-    name: Column,
-) -> Work:  # fmt: skip
+    export: Export, process: int | None, cuda: Calls, table: schema.Table, kind: str, name: str
+) -> pa.Table:
     raw = export.spans(table, process)
     return _work(raw, cuda.launching(raw["correlationId"]), kind=kind, name=name)
 
 
-def _copies(export: Export, process: int | None, cuda: Calls) -> Work:
+def _copies(export: Export, process: int | None, cuda: Calls) -> pa.Table:
     raw = export.spans(schema.MEMCPY, process)
     direction_of = np.zeros(64, np.int32)
     direction_of[list(schema.DIRECTION_OF_KIND)] = list(schema.DIRECTION_OF_KIND.values())

@@ -11,7 +11,7 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 
@@ -95,7 +95,7 @@ def _read(path: Path, found: Sequence[Nsys], folder: Path, alone: bool) -> list[
     # A newer nsys may have left them out too, of a report that an older one made.
     beside = JsonBeside(nsys, report, database.with_suffix(".json"))
     ranks = sqlite.read(database, origin=path, elsewhere=beside, alone=alone)
-    return [replace(each, warnings=[*each.warnings, *beside.warnings]) for each in ranks]
+    return [each.warned(*beside.warnings) for each in ranks]
 
 
 def _imported(nsys: Nsys, path: Path, folder: Path) -> Path:

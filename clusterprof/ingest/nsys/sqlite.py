@@ -23,6 +23,7 @@ from clusterprof.ingest.nsys.nccl_ranges import Communicators, Elsewhere
 from clusterprof.ingest.nsys.nvtx import Ranges
 from clusterprof.ingest.opening import opened, unreadable
 from clusterprof.ingest.recording import Calls, Recording, encoded
+from clusterprof.tables import ReportInfo
 
 #: nsys gives these of every capture window; they mean nothing for this one
 _BOILERPLATE = re.compile(
@@ -88,17 +89,11 @@ def _read(export: Export, elsewhere: Elsewhere | None, alone: bool) -> list[Reco
     # the environment is of the command that started them all: it names none of them
     communicators = [each for _, each in read]
     ranks, world, doubts = ranks_of_report.numbered(communicators, who, processes)
-    several = [
-        replace(
-            recording,
-            rank=rank,
-            world_size=world,
-            local_rank=local_rank,
-            warnings=[*recording.warnings, *doubts],
-        )
-        for local_rank, (recording, rank) in enumerate(zip(recordings, ranks, strict=True))
-    ]
-    return sorted(several, key=lambda recording: recording.rank or 0)
+    several = []
+    for local, (recording, rank) in enumerate(zip(recordings, ranks, strict=True)):
+        info = replace(recording.info, rank=rank, world_size=world, local_rank=local)
+        several.append(replace(recording, info=info).warned(*doubts))
+    return sorted(several, key=lambda recording: recording.info.rank or 0)
 
 
 def _read_process(
@@ -116,29 +111,32 @@ def _read_process(
     epoch, warnings = _epoch(export)
     who = ranks_of_report.origin(export)
     world = who.identity.world_size if who.identity else None
-    marks = ranges.where(~ranges.in_domains(schema.NCCL_DOMAIN, schema.GIL_DOMAIN))
-    recording = Recording(
+    info = ReportInfo(
         source=export.origin,
         profiler=who.profiler,
         epoch_ns=epoch,
-        work=work.work,
-        calls=[cuda, _os_calls(export, process), _range_calls(ranges)],
-        collectives=collectives,
-        marks=Calls("range", marks.start, marks.end, marks.thread, marks.name, marks.names),
-        marked_by="nvtx",
-        step_ends=work.step_ends,
         rank=who.identity.rank if who.identity else communicators.world_rank(world),
         world_size=world,
         local_rank=who.identity.local_rank if who.identity else None,
         host=who.host,
         job=who.job,
         backend="nccl" if collectives.num_rows else "",
-        devices=who.devices,
-        warnings=[
+        warnings=(
             *warnings,
             *_gpu_warnings(work, export),
             *_diagnostics(export, process, [each for each in processes if each != process]),
-        ],
+        ),
+    )
+    marks = ranges.where(~ranges.in_domains(schema.NCCL_DOMAIN, schema.GIL_DOMAIN))
+    recording = Recording(
+        info=info,
+        work=work.work,
+        calls=[cuda, _os_calls(export, process), _range_calls(ranges)],
+        collectives=collectives,
+        marks=Calls("range", marks.start, marks.end, marks.thread, marks.name, marks.names),
+        marked_by="nvtx",
+        step_ends=work.step_ends,
+        devices=who.devices,
     )
     if not recording.has_events:
         raise ReportError(
