@@ -17,6 +17,8 @@ class ClusterprofError(Exception):
     """
 
     exit_code = 125
+    #: its stack trace, where it comes from another process
+    trace = ""
 
     def __init__(self, what: str, *details: str) -> None:
         super().__init__(what)

@@ -6,7 +6,7 @@ import logging
 import os
 import traceback
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -30,9 +30,8 @@ _WORTH_PROCESSES = 8 << 20
 _APART_NS = 5_000_000_000
 
 
-#: of one source: its ranks, and the stack traces of the errors among them, which pickling loses
+#: what is read of one rank
 _Rank = RankTables | ClusterprofError
-_Outcome = tuple[list[_Rank], list[str]]
 
 _LOG = logging.getLogger(__name__)
 
@@ -76,13 +75,14 @@ def gather(
                 errors.append(outcome)
                 rank = source.rank if len(ranks_of) == 1 else None
                 missing.append(MissingRank(rank=rank, source=str(source.path), reason=outcome.what))
+    for error in errors:
+        _LOG.debug("%s", error.trace)
     if not found:
         raise _none_readable(errors)
     found.sort(key=lambda tables: tables.rank)
-    _check_once(found)
-    _check_one_job(found)
+    windows = _check_one_job(found)
     unread = [str(error).replace("\n ", ";") for error in errors]
-    return Gathered(found, missing, [*unread, *_common_warnings(found)])
+    return Gathered(found, missing, [*unread, *_common_warnings(found, windows)])
 
 
 def _only(source: Source) -> list[_Rank]:
@@ -137,16 +137,13 @@ def read_source(source: Source) -> Sequence[_Rank]:
 def _attempt(source: Source) -> list[_Rank]:
     """Read one source; what is wrong with it is a value, so that it stops no other."""
     try:
-        return [*read_source(source)]
+        ranks = [*read_source(source)]
     except ClusterprofError as error:
-        return [error]
-
-
-def _attempt_apart(source: Source) -> _Outcome:
-    """Read one source in a thread or process of its own."""
-    ranks = _attempt(source)
-    errors = [each for each in ranks if isinstance(each, ClusterprofError)]
-    return ranks, ["".join(traceback.format_exception(error)) for error in errors]
+        ranks = [error]
+    for each in ranks:
+        if isinstance(each, ClusterprofError):
+            each.trace = "".join(traceback.format_exception(each))
+    return ranks
 
 
 def _read_all(sources: Sequence[Source], workers: int) -> list[list[_Rank]]:
@@ -157,7 +154,7 @@ def _read_all(sources: Sequence[Source], workers: int) -> list[list[_Rank]]:
     objects under that lock, some 0.3 s for each megabyte of packed trace.
     """
     if len(sources) == 1 or workers == 1:
-        return [_logged(_attempt_apart(source)) for source in sources]
+        return [_attempt(source) for source in sources]
     traces = [source for source in sources if _parses_json(source)]
     packed = sum(_size(source.beside or source.path) for source in traces)
     apart = min(workers, len(traces)) if packed > _WORTH_PROCESSES else 1
@@ -165,7 +162,10 @@ def _read_all(sources: Sequence[Source], workers: int) -> list[list[_Rank]]:
     processes = ProcessPoolExecutor(apart, get_context("spawn")) if apart > 1 else None
     with threads:
         try:
-            futures = [_submit(source, threads, processes) for source in sources]
+            futures = [
+                (processes if processes and _parses_json(each) else threads).submit(_attempt, each)
+                for each in sources
+            ]
             return [_result(*pair) for pair in zip(sources, futures, strict=True)]
         finally:
             if processes is not None:
@@ -179,34 +179,21 @@ def _parses_json(source: Source) -> bool:
 def _size(path: Path) -> int:
     """Return the file's size in bytes as if it were packed; 0 where it cannot be seen."""
     try:
-        size = path.stat().st_size
+        return path.stat().st_size // (12 if path.suffix == ".json" else 1)
     except OSError:
         return 0
-    return size // 12 if path.suffix == ".json" else size
 
 
-def _submit(source: Source, threads: Executor, processes: Executor | None) -> Future[_Outcome]:
-    executor = processes if processes is not None and _parses_json(source) else threads
-    return executor.submit(_attempt_apart, source)
-
-
-def _result(source: Source, future: Future[_Outcome]) -> list[_Rank]:
+def _result(source: Source, future: Future[list[_Rank]]) -> list[_Rank]:
     """Return what was read; an error where the reading process was killed."""
     try:
-        return _logged(future.result())
+        return future.result()
     except BrokenProcessPool:
         killed = ReportError(
             f"{source.path} could not be read: its reading process was killed",
             "most often by the kernel for want of memory: read fewer reports at once",
         )
         return [killed]
-
-
-def _logged(outcome: _Outcome) -> list[_Rank]:
-    ranks, traces = outcome
-    for trace in traces:
-        _LOG.debug("%s", trace)
-    return ranks
 
 
 def _none_readable(errors: Sequence[ClusterprofError]) -> ClusterprofError:
@@ -219,7 +206,12 @@ def _none_readable(errors: Sequence[ClusterprofError]) -> ClusterprofError:
     )
 
 
-def _check_once(found: Sequence[RankTables]) -> None:
+def _check_one_job(found: Sequence[RankTables]) -> dict[int, int]:
+    """Return the window of each rank.
+
+    Raises `MergeError` where a rank comes twice, or where the reports name different jobs, worlds,
+    or far-apart windows.
+    """
     for one, other in pairwise(found):
         if one.rank == other.rank:
             raise MergeError(
@@ -228,31 +220,25 @@ def _check_once(found: Sequence[RankTables]) -> None:
                 f"other: {other.info.source}",
                 "leave one out, or give its rank: --rank FILE=N",
             )
-
-
-def _check_one_job(found: Sequence[RankTables]) -> None:
-    """Raise `MergeError` where the reports name different jobs, worlds, or far-apart windows."""
     _refuse_groups(found, "different jobs", lambda tables: tables.info.job)
     _refuse_groups(found, "jobs of different world sizes", lambda tables: tables.info.world_size)
     windows = _windows(found)
     if len(set(windows.values())) > 1 and _of_other_jobs(found, windows):
         _refuse_groups(found, "captures of different times", lambda each: windows[each.rank])
+    return windows
 
 
 def _refuse_groups(
     found: Sequence[RankTables], what: str, key: Callable[[RankTables], Hashable]
 ) -> None:
-    groups: dict[Hashable, list[RankTables]] = {}
+    groups: dict[Hashable, list[str]] = {}
     for tables in found:
-        if key(tables) is not None:
-            groups.setdefault(key(tables), []).append(tables)
-    if len(groups) < 2:
-        return
-    lines = []
-    for number, group in enumerate(groups.values(), 1):
-        files = ", ".join(f"{tables.info.source} (rank {tables.rank})" for tables in group)
-        lines.append(f"job {number}: {files}")
-    raise MergeError(f"the reports are of {what}", *lines, "give the reports of one job at a time")
+        if (job := key(tables)) is not None:
+            groups.setdefault(job, []).append(f"{tables.info.source} (rank {tables.rank})")
+    if len(groups) > 1:
+        lines = (f"job {n}: {', '.join(files)}" for n, files in enumerate(groups.values(), 1))
+        next_step = "give the reports of one job at a time"
+        raise MergeError(f"the reports are of {what}", *lines, next_step)
 
 
 def _windows(found: Sequence[RankTables]) -> dict[int, int]:
@@ -290,7 +276,7 @@ def _of_other_jobs(found: Sequence[RankTables], windows: Mapping[int, int]) -> b
     return one_clock or not silent
 
 
-def _common_warnings(found: Sequence[RankTables]) -> list[str]:
+def _common_warnings(found: Sequence[RankTables], windows: Mapping[int, int]) -> list[str]:
     """Return each warning once, with the ranks that gave it."""
     by: dict[str, list[int]] = {}
     for tables in found:
@@ -298,7 +284,6 @@ def _common_warnings(found: Sequence[RankTables]) -> list[str]:
             by.setdefault(warning, []).append(tables.rank)
     lines = [f"{words.ranks(ranks)}: {warning}" for warning, ranks in by.items()]
     lines += _unlike(found)
-    windows = _windows(found)
     first = found[0].rank
     if late := [rank for rank, window in sorted(windows.items()) if window != windows[first]]:
         lines.append(
@@ -312,7 +297,7 @@ def _unlike(found: Sequence[RankTables]) -> list[str]:
     """Return a warning of ranks whose reports name communicators otherwise than most, or not."""
     kinds: dict[str, list[int]] = {}
     for tables in found:
-        names = tables.collective_calls.column("communicator").drop_null()
+        names = tables.collective_calls["communicator"].drop_null()
         if tables.collective_calls.num_rows:
             kind = "" if not len(names) else "0x" if str(names[0]).startswith("0x") else "group"
             kinds.setdefault(kind, []).append(tables.rank)

@@ -131,39 +131,27 @@ def _read_export(path: Path, nsys: Path | None, alone: bool) -> list[Recording]:
     `nsys stats` leaves an export without NCCL's payloads beside each report that it looks at, and
     one that is cut short where it is stopped.
     """
+    from clusterprof.ingest.nsys.export import read as read_nsys
     from clusterprof.ingest.nsys.sqlite import read as read_sqlite
 
     forms = [path.with_name(stem_of(path) + suffix) for suffix in NSYS_REPORT]
-    report = next((each for each in forms if each.is_file()), forms[0])
+    report = next((each for each in forms if each.is_file()), None)
     try:
         recordings = read_sqlite(path, alone=alone)
     except ReportError as damaged:
-        if not report.is_file():
+        if report is None:
             raise
-        return _read_beside(report, nsys, alone, damaged)
-    sources = {
-        source
-        for recording in recordings
-        for source in recording.collectives.column("source").unique().to_pylist()
-    }
-    if "nvtx_name" not in sources or "nvtx_payload" in sources or not report.is_file():
+        try:
+            recordings = read_nsys(report, nsys, alone=alone)
+        except ReportError as error:
+            raise damaged from error
+        instead = f"{damaged.what}: the report beside it was read instead"
+        return [each.warned(instead) for each in recordings]
+    columns = (recording.collectives["source"] for recording in recordings)
+    sources = {source for column in columns for source in column.unique().to_pylist()}
+    if report is None or "nvtx_name" not in sources or "nvtx_payload" in sources:
         return recordings
     try:
-        return _read_beside(report, nsys, alone)
+        return read_nsys(report, nsys, alone=alone)
     except ReportError:
         return recordings  # the export was good enough for everything else
-
-
-def _read_beside(
-    report: Path, nsys: Path | None, alone: bool, damaged: ReportError | None = None
-) -> list[Recording]:
-    from clusterprof.ingest.nsys.export import read as read_nsys
-
-    try:
-        recordings = read_nsys(report, nsys, alone=alone)
-    except ReportError as error:
-        raise damaged or error from error
-    if damaged is None:
-        return recordings
-    instead = f"{damaged.what}: the report beside it was read instead"
-    return [each.warned(instead) for each in recordings]

@@ -48,8 +48,9 @@ _ISSUED_BY = {
 def _spans(trace: Trace) -> Ints:
     """Return where gloo's spans are among the annotations, in order of their begin."""
     spans = trace.spans["user_annotation"]
+    codes = spans.column("name")
     is_gloo = [name.startswith("gloo:") for name in trace.names]
-    found = np.array([place for place in spans.args if is_gloo[spans.name[place]]], np.int64)
+    found = np.array([place for place in spans.args if is_gloo[codes[place]]], np.int64)
     return found[np.argsort(spans.start[found], kind="stable")]
 
 

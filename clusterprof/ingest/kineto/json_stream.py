@@ -28,7 +28,7 @@ _TAIL = 1 << 16
 _BETWEEN = re.compile(rb"\}\s*,\s*(?=\{)")
 _KEY = re.compile(rb'"((?:[^"\\]|\\.){1,80})"\s*:')
 
-_QUOTE, _BACKSLASH, _COMMA, _COLON = b'"\\,:'
+_QUOTE, _COMMA = b'",'
 _STRUCTURAL = np.zeros(256, np.bool_)
 _STRUCTURAL[list(b'"{}[],')] = True
 _STEP = np.zeros(256, np.int32)
@@ -51,16 +51,17 @@ def pieces(file: IO[bytes], key: str, rest: dict[str, Any]) -> Iterator[list[Any
     ValueError for an element larger than 16 MB, and what reading `file` raises.
     """
     source = _Text(file)
-    head = _head(source, key)
-    if head.before is not None:
-        rest.update(_parsed(head.before))
-    text = head.after
+    before, text = _head(source, key)
+    if before is not None:
+        rest.update(_parsed(before))
     while True:
-        ends = _guessed(text) if not source.ended else None
-        if ends is None:
+        ends = None if source.ended else _guessed(text)
+        if ends is not None:
+            elements, text = ends
+            yield elements
+        else:
             found = structure(text)
             if found.closing is not None:
-                yield _parsed(b"[" + text[: found.closing] + b"]")
                 break
             if source.ended:
                 _parsed(b"[" + text)  # raises: the file ends inside of the list
@@ -70,18 +71,15 @@ def pieces(file: IO[bytes], key: str, rest: dict[str, Any]) -> Iterator[list[Any
                 text = text[found.comma + 1 :]
             elif len(text) > _LONGEST:
                 raise ValueError(f"one element is larger than {_LONGEST >> 20} MB")
-        else:
-            elements, text = ends
-            yield elements
         text += source.read(max(_PIECE, len(text)))
+    yield _parsed(b"[" + text[: found.closing] + b"]")
     tail = text[found.closing + 1 :] + source.read(_LONGEST)
     if not source.ended and source.read(1):
         raise ValueError(f"more than {_LONGEST >> 20} MB follow the list")
-    if head.before is None:
+    if before is None:
         _parsed(b"[]" + tail)
-        return
-    tail = tail.lstrip()
-    rest.update(_parsed(b"{" + tail[1:] if tail[:1] == b"," else b"{" + tail))
+    else:
+        rest.update(_parsed(b"{" + tail.lstrip().removeprefix(b",")))
 
 
 def keys_of(file: IO[bytes]) -> tuple[str, ...] | None:
@@ -117,13 +115,13 @@ class Structure:
 
 def structure(text: bytes) -> Structure:
     """Find the structure of a text that begins outside of strings."""
-    content = np.frombuffer(text, np.uint8)
+    # an escaped quote is none: each pair of a backslash and what it escapes goes, from the left
+    plain = text.replace(b"\\\\", b"  ").replace(b'\\"', b"  ")
+    content = np.frombuffer(plain, np.uint8)
     place = np.flatnonzero(_STRUCTURAL[content])
     what = content[place]
-    quote = what == _QUOTE
-    quote[quote] = ~_escaped(content, place[quote])
     # behind an odd number of quotes is the inside of a string
-    quoted = np.cumsum(quote, dtype=np.int32) % 2 == 1
+    quoted = np.cumsum(what == _QUOTE, dtype=np.int32) % 2 == 1
     depth = np.cumsum(np.where(quoted, 0, _STEP[what]), dtype=np.int32)
     closing = np.flatnonzero(depth < 0)
     commas = np.flatnonzero((what == _COMMA) & (depth == 0) & ~quoted)
@@ -136,19 +134,6 @@ def structure(text: bytes) -> Structure:
     )
 
 
-def _escaped(content: npt.NDArray[np.uint8], quotes: npt.NDArray[np.intp]) -> npt.NDArray[np.bool_]:
-    """Return for each quote whether an odd number of backslashes precedes it."""
-    odd = np.zeros(quotes.size, np.bool_)
-    running = quotes > 0
-    back = quotes - 1
-    while running.any():
-        running &= content[np.maximum(back, 0)] == _BACKSLASH
-        odd ^= running
-        back = back - 1
-        running &= back >= 0
-    return odd
-
-
 class _Text:
     """A file's text as UTF-8, whichever Unicode it is written in."""
 
@@ -156,14 +141,14 @@ class _Text:
         self.file = file
         self.ended = False
         self.start = file.read(4)
-        self.decoder: codecs.IncrementalDecoder | None = None
+        mark, wide = self.start[:2], ""
         if self.start.startswith(codecs.BOM_UTF8):
             self.start = self.start[3:]
-        elif self.start[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
-            self.decoder = codecs.getincrementaldecoder("utf-16")("replace")
-        elif b"\0" in self.start[:2]:
-            wide = "utf-16-be" if self.start[:1] == b"\0" else "utf-16-le"
-            self.decoder = codecs.getincrementaldecoder(wide)("replace")
+        elif mark in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
+            wide = "utf-16"
+        elif b"\0" in mark:
+            wide = "utf-16-be" if mark[:1] == b"\0" else "utf-16-le"
+        self.decoder = codecs.getincrementaldecoder(wide)("replace") if wide else None
 
     def read(self, size: int) -> bytes:
         """Return some `size` bytes, fewer only at the end."""
@@ -175,25 +160,18 @@ class _Text:
         return found
 
 
-@dataclass(frozen=True)
-class _Head:
-    """What precedes the list, as an object (None: nothing), and its text from there on."""
-
-    before: bytes | None
-    after: bytes
-
-
-def _head(source: _Text, key: str) -> _Head:
+def _head(source: _Text, key: str) -> tuple[bytes | None, bytes]:
+    """Return what precedes the list, as an object (None: nothing), and its text from there on."""
     text = source.read(_PIECE).lstrip()
     if text[:1] == b"[":
-        return _Head(None, text[1:])
+        return None, text[1:]
     begins = re.compile(rb'"%s"\s*:\s*\[' % re.escape(key.encode()))
     while True:
         found = structure(text)
         for match in begins.finditer(text):
             if found.at(match.start()) == 1:
                 before = text[: match.start()].rstrip().removesuffix(b",")
-                return _Head(before + b"}", text[match.end() :])
+                return before + b"}", text[match.end() :]
         if source.ended or len(text) > _LONGEST:
             break
         text += source.read(max(_PIECE, len(text)))

@@ -6,9 +6,9 @@ And its process groups, by which those of gloo's operations are named as well.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -33,13 +33,12 @@ DTYPE_BYTES = {
 _NESTED = (r"^_?c10d_functional::", r"^c10d::", r"^record_param_comms$", r"^nccl:")
 
 
-@dataclass(frozen=True)
-class Operator:
+class Operator(NamedTuple):
     """The operator of torch.distributed around a launch: its name ("": none) and arguments."""
 
-    name: str = ""
+    name: str
     #: of `record_param_comms`, from PyTorch 2.2 on: `Collective name` and its like
-    args: Mapping[str, Any] = field(default_factory=dict)
+    args: Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -111,7 +110,7 @@ def read(
     members = _of_stream([_group(each, groups) for each in args], stream.tolist())
     members_count = _of_stream([_count(each, "Group size") for each in args], stream.tolist())
     stated = [_stated(*each) for each in zip(args, around, strict=True)]
-    operations = _operations(stated, names, stream)
+    operations = _operations(stated, names, stream.tolist())
     sizes = np.array([_bytes(each) for each in args], np.int64)
     peers = np.array([_peer(*each) for each in zip(args, around, strict=True)], np.int32)
     described = [bool(each or op.name) for each, op in zip(args, around, strict=True)]
@@ -151,7 +150,7 @@ def _operators(trace: Trace, launched: Launched) -> list[Operator]:
     names, args = [""] * rows, [{}] * rows  # type: list[str], list[Mapping[str, Any]]
     for pattern in _NESTED:
         for category in ("cpu_op", "user_annotation"):
-            spans = trace.spans[category]
+            spans, codes = trace.spans[category], trace.spans[category].column("name")
             places = np.flatnonzero(trace.named(category, pattern))
             of = spans.column("thread")[places]
             at = _around(
@@ -159,7 +158,7 @@ def _operators(trace: Trace, launched: Launched) -> list[Operator]:
             )
             for k in np.flatnonzero(launched.known & (at >= 0)).tolist():
                 row = int(places[at[k]])
-                name = trace.names[spans.name[row]]
+                name = trace.names[codes[row]]
                 if operation(name) != "Unknown":
                     names[k] = name
                 if "Collective name" in spans.args.get(row, ()):
@@ -187,56 +186,56 @@ def _around(begin: Ints, end: Ints, of: Ints, thread: Ints, time: Ints) -> Ints:
 
 
 def _warnings(members: Sequence[ProcessGroup | None], operation: Sequence[str]) -> list[str]:
-    out = []
     silent, unknown = sum(not each for each in members), operation.count("Unknown")
-    if silent:
-        out.append(
-            f"{silent} of {len(members)} NCCL kernels do not name their process group (PyTorch"
-            " before 2.3 does not record it)"
-        )
-    if unknown:
-        out.append(
-            f"the operation of {unknown} of {len(members)} NCCL kernels cannot be determined:"
-            " launched before the window, by a kernel that does several operations"
-        )
-    return out
+    lines = {
+        f"{silent} of {len(members)} NCCL kernels do not name their process group (PyTorch"
+        " before 2.3 does not record it)": silent,
+        f"the operation of {unknown} of {len(members)} NCCL kernels cannot be determined:"
+        " launched before the window, by a kernel that does several operations": unknown,
+    }
+    return [line for line, count in lines.items() if count]
 
 
 _T = TypeVar("_T")
+_K = TypeVar("_K")
 
 
 def _of_stream(stated: list[_T | None], stream: Sequence[int]) -> list[_T | None]:
     """Return `stated`, with what is missing filled in where all others of the stream agree."""
-    of: dict[int, set[_T]] = {}
-    for each, number in zip(stated, stream, strict=True):
-        if each is not None:
-            of.setdefault(number, set()).add(each)
+    of = _by(stream, stated)
     only = {number: next(iter(values)) for number, values in of.items() if len(values) == 1}
     return [only.get(number) if e is None else e for e, number in zip(stated, stream, strict=True)]
 
 
-def _operations(stated: Sequence[str], names: Sequence[str], stream: Ints) -> list[str]:
+def _operations(
+    stated: Sequence[str | None], names: Sequence[str], stream: Sequence[int]
+) -> list[str]:
     """Return the operations: as stated, else as all kernels of that name and stream, else by name.
 
     NCCL before 2.19 has builds that do everything in a kernel named SendRecv: a name counts where
     no other kernel of the same name states another operation.
     """
-    of: dict[object, set[str]] = {}
-    keys = list(zip(names, stream.tolist(), strict=True))
-    for each, key in zip(stated, keys, strict=True):
-        if each != "Unknown":
-            of.setdefault(key, set()).add(each)
-            of.setdefault(key[0], set()).add(each)
+    keys = list(zip(names, stream, strict=True))
+    by_stream, by_name = _by(keys, stated), _by(names, stated)
     out = []
     for each, key in zip(stated, keys, strict=True):
-        known = of.get(key) or of.get(key[0]) or {kernel_operation(key[0])}
-        out.append(each if each != "Unknown" else min(known) if len(known) == 1 else "Unknown")
+        known = by_stream.get(key) or by_name.get(key[0]) or {kernel_operation(key[0])}
+        out.append(each or (min(known) if len(known) == 1 else "Unknown"))
     return out
 
 
-def _stated(args: Mapping[str, Any], around: Operator) -> str:
-    found = operation(str(args.get("Collective name", "")))
-    return found if found != "Unknown" else operation(around.name)
+def _by(keys: Iterable[_K], values: Iterable[_T | None]) -> dict[_K, set[_T]]:
+    """Return what is stated of each key."""
+    of: dict[_K, set[_T]] = {}
+    for key, value in zip(keys, values, strict=True):
+        if value is not None:
+            of.setdefault(key, set()).add(value)
+    return of
+
+
+def _stated(args: Mapping[str, Any], around: Operator) -> str | None:
+    names = (str(args.get("Collective name", "")), around.name)
+    return next((found for name in names if (found := operation(name)) != "Unknown"), None)
 
 
 #: how c10d names its operators for sends and receives: `nccl:send 0->1`, `nccl:recv 1<-0`

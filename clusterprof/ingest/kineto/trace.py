@@ -47,7 +47,7 @@ def read(path: Path) -> Recording:
     """
     trace = trace_events.read(path)
     unread = other_tools.accelerators(trace.unread)
-    if unread and not trace.spans["kernel"].ts:
+    if unread and not trace.spans["kernel"].start.size:
         raise other_tools.accelerator_error(path, unread)
     calls = {kind: trace.calls(kind, *from_) for kind, from_ in _HOST_CALLS.items()}
     job = trace.meta.get("distributedInfo")
@@ -108,7 +108,7 @@ def _on_gpu(trace: Trace, category: str, cuda: Calls, **more: Column) -> pa.Tabl
         spans.column("stream"),
         cuda.launching(correlation),
         correlation=correlation,
-        size=None if category == "kernel" else spans.column("size"),
+        size=None if category == "kernel" else spans.column("bytes"),
         **more,
     )
 

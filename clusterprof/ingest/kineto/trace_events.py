@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import orjson
 
 from clusterprof.errors import ReportError
@@ -29,11 +28,15 @@ from clusterprof.ingest.recording import Bools, Calls, Ints, matching, with_name
 #: microseconds, 127 years: what lies beyond is no time, nor fits 64 bits of nanoseconds
 _FARTHEST_US = 4e15
 
-#: the categories of complete events ("ph": "X") that are read
-CATEGORIES = (
-    "kernel", "gpu_memcpy", "gpu_memset", "cuda_runtime", "cuda_driver", "cpu_op",
-    "user_annotation", "python_function",
-)  # fmt: skip
+_OF_DEVICE = ("correlation", "device", "stream", "bytes")
+#: the categories of complete events ("ph": "X") that are read, each with the numbers read of its
+#: arguments
+CATEGORIES = {
+    "kernel": _OF_DEVICE, "gpu_memcpy": _OF_DEVICE, "gpu_memset": _OF_DEVICE,
+    "cuda_runtime": ("correlation",), "cuda_driver": ("correlation",), "cpu_op": (),
+    "user_annotation": ("correlation",), "python_function": ("correlation",),
+}  # fmt: skip
+_COLUMNS = {"ts": "d", "dur": "d"} | dict.fromkeys(("thread", "name", *_OF_DEVICE), "q")
 
 #: what these categories were called before 2022
 _FORMERLY = {
@@ -52,22 +55,18 @@ _ADDRESS = re.compile(r" at 0x[0-9a-f]+(?=>)")
 
 @dataclass
 class Spans:
-    """The complete events of one category, in the file's order."""
+    """The complete events of one category, in the file's order; -1 for a missing argument."""
 
-    ts: array[float] = field(default_factory=lambda: array("d"))
-    dur: array[float] = field(default_factory=lambda: array("d"))
-    thread: array[int] = field(default_factory=lambda: array("q"))
-    name: array[int] = field(default_factory=lambda: array("q"))
-    correlation: array[int] = field(default_factory=lambda: array("q"))
-    device: array[int] = field(default_factory=lambda: array("q"))
-    stream: array[int] = field(default_factory=lambda: array("q"))
-    size: array[int] = field(default_factory=lambda: array("q"))
+    arrays: dict[str, array[Any]] = field(
+        default_factory=lambda: {name: array(kind) for name, kind in _COLUMNS.items()}
+    )
     #: place -> all arguments, for collectives only
     args: dict[int, dict[str, Any]] = field(default_factory=dict)
 
     def column(self, name: str) -> Ints:
-        """Return an integer column; -1 where an event does not have the argument."""
-        return _view(getattr(self, name))
+        """Return a column in its own memory; an empty one has none."""
+        values = self.arrays[name]
+        return np.frombuffer(values, values.typecode) if values else np.empty(0, values.typecode)
 
     @cached_property
     def start(self) -> Ints:
@@ -76,7 +75,7 @@ class Spans:
         `ts` is microseconds with three decimals: at 4e12 one double is 1 ns from the next, and
         multiplied by 1000 it would be rounded once more. Whole and decimals apart are exact.
         """
-        ts = _view(self.ts)
+        ts = self.column("ts")
         whole = np.floor(ts)
         start: Ints = whole.astype(np.int64) * 1000 + np.rint((ts - whole) * 1000).astype(np.int64)
         return start
@@ -84,14 +83,9 @@ class Spans:
     @cached_property
     def end(self) -> Ints:
         """End in ns since the trace's zero, no earlier than the begin."""
-        length = np.rint(_view(self.dur) * 1000).astype(np.int64)
+        length = np.rint(self.column("dur") * 1000).astype(np.int64)
         end: Ints = self.start + np.maximum(length, 0)
         return end
-
-
-def _view(values: array[Any]) -> npt.NDArray[Any]:
-    """Return the array's own memory; of an empty one, which has none, an empty column."""
-    return np.frombuffer(values, values.typecode) if values else np.empty(0, values.typecode)
 
 
 @dataclass
@@ -154,8 +148,8 @@ def read(path: Path) -> Trace:
 def _check_times(trace: Trace) -> None:
     """Raise ValueError for a time that is none; times are added to others later."""
     for spans in trace.spans.values():
-        for values in (spans.ts, spans.dur):
-            if values and not np.abs(np.frombuffer(values)).max() < _FARTHEST_US:
+        for values in (spans.column("ts"), spans.column("dur")):
+            if values.size and not np.abs(values).max() < _FARTHEST_US:
                 raise ValueError("an event lies more than a century from the trace's beginning")
 
 
@@ -238,23 +232,17 @@ def _functions(events: list[dict[str, Any]], known: dict[int, str]) -> list[dict
 def _extend(
     spans: Spans, events: list[dict[str, Any]], codes: dict[str, int], category: str
 ) -> None:
-    first = len(spans.ts)
-    spans.ts.extend([event["ts"] for event in events])
-    spans.dur.extend([event.get("dur", 0) for event in events])
-    spans.thread.extend(_numbers([event["tid"] for event in events]))
-    spans.name.extend([codes.setdefault(event["name"], len(codes)) for event in events])
+    arrays = spans.arrays
+    first = len(arrays["ts"])
+    arrays["ts"].extend([event["ts"] for event in events])
+    arrays["dur"].extend([event.get("dur", 0) for event in events])
+    arrays["thread"].extend(_numbers([event["tid"] for event in events]))
+    arrays["name"].extend([codes.setdefault(event["name"], len(codes)) for event in events])
     args = [event.get("args", {}) for event in events]
-    if category != "cpu_op":
-        spans.correlation.extend([each.get("correlation", -1) for each in args])
-        if category in ("kernel", "gpu_memcpy", "gpu_memset"):
-            spans.device.extend([each.get("device", -1) for each in args])
-            spans.stream.extend([each.get("stream", -1) for each in args])
-            spans.size.extend([each.get("bytes", -1) for each in args])
+    for name in CATEGORIES[category]:
+        arrays[name].extend([each.get(name, -1) for each in args])
     for place, (event, each) in enumerate(zip(events, args, strict=True), first):
         if "Collective name" in each or event["name"].startswith("gloo:"):
-            spans.args[place] = {**each, **_state(event)}
-
-
-def _state(event: dict[str, Any]) -> dict[str, Any]:
-    """Return the mark of a span that was still open when the capture ended."""
-    return {"finished": event["finished"]} if "finished" in event else {}
+            # the mark of a span that was still open when the capture ended
+            ended = {"finished": event["finished"]} if "finished" in event else {}
+            spans.args[place] = {**each, **ended}

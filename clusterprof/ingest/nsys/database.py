@@ -6,6 +6,7 @@ import os
 import sqlite3
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -49,34 +50,24 @@ class Export:
         self._small.text_factory = lambda raw: raw.decode("utf-8", "replace")
         until = time.monotonic() + _PATIENCE_S
         self._small.set_progress_handler(lambda: time.monotonic() > until, _BETWEEN_LOOKS)
+        self._open = ExitStack()
+        self._open.callback(self._small.close)
+        self._uri = uri
+        self._large: Any = None
         try:
             self._small.execute("PRAGMA trusted_schema = OFF")
             self.tables = self._find_tables()
-            self._refuse_programs()
+            self._check_tables()
         except sqlite3.Error as error:
-            self._small.close()
+            self.close()
             raise self._damaged(str(error)) from error
         except ReportError:
-            self._small.close()
+            self.close()
             raise
-        if schema.STRINGS not in self.tables:
-            self._small.close()
-            raise ReportError(
-                f"{self.origin} is an SQLite database but not an nsys export",
-                f"its tables: {', '.join(sorted(self.tables)[:6]) or 'none'}",
-                "make one with: nsys export -t sqlite REPORT.nsys-rep",
-            )
-        self._uri = uri
-        self._connection: Any = None
 
     def close(self) -> None:
-        """Close both connections."""
-        self._small.close()
-        if self._connection is not None:
-            connection, database = self._connection
-            connection.close()
-            database.close()
-            self._connection = None
+        """Close all connections."""
+        self._open.close()
 
     def _find_tables(self) -> dict[str, str]:
         """Return logical name -> name in this file; of several versions the newest."""
@@ -91,8 +82,10 @@ class Export:
                 newest[logical] = (version, name)
         return {logical: name for logical, (_, name) in newest.items()}
 
-    def _refuse_programs(self) -> None:
-        """Raise `ReportError` for what makes SQLite compute what it gives, or do more than read."""
+    def _check_tables(self) -> None:
+        """Raise `ReportError` for what makes SQLite compute what it gives, or do more than read,
+        and without the table that every export of nsys has.
+        """
         computed = self._small.execute(
             "SELECT m.name, c.name FROM sqlite_master m, pragma_table_xinfo(m.name) c"
             " WHERE m.type = 'table' AND (c.hidden > 1 OR length(c.dflt_value) > ?)",
@@ -106,6 +99,12 @@ class Export:
             raise ReportError(
                 f"{self.origin} is not as nsys writes it: its table {found[0]} {what} {found[1]}",
                 "export the report again: nsys export -t sqlite REPORT.nsys-rep",
+            )
+        if schema.STRINGS not in self.tables:
+            raise ReportError(
+                f"{self.origin} is an SQLite database but not an nsys export",
+                f"its tables: {', '.join(sorted(self.tables)[:6]) or 'none'}",
+                "make one with: nsys export -t sqlite REPORT.nsys-rep",
             )
 
     def has(self, table: str, *columns: str) -> bool:
@@ -137,10 +136,11 @@ class Export:
 
         names = [f'"{self.tables[table]}"' for table in tables]
         try:
-            if self._connection is None:
-                database = adbc_driver_sqlite.connect(self._uri)
-                self._connection = adbc_driver_manager.AdbcConnection(database), database
-            with adbc_driver_manager.AdbcStatement(self._connection[0]) as statement:
+            if self._large is None:
+                database = self._open.enter_context(adbc_driver_sqlite.connect(self._uri))
+                connection = adbc_driver_manager.AdbcConnection(database)
+                self._large = self._open.enter_context(connection)
+            with adbc_driver_manager.AdbcStatement(self._large) as statement:
                 statement.set_options(**{"adbc.sqlite.query.batch_rows": "65536"})
                 statement.set_sql_query(sql.format(*names))
                 stream, _ = statement.execute_query()

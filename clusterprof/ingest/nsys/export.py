@@ -69,7 +69,10 @@ def read(path: Path, nsys: Path | None = None, *, alone: bool = False) -> list[R
             return _read(path, found, Path(folder), alone)
         except ReportError as error:
             if shutil.disk_usage(folder).free < max(_LEAST_FREE, size):
-                raise _disk_full(path, folder) from error
+                raise ReportError(
+                    f"{path} cannot be exported: the disk of {folder} is full",
+                    "point TMPDIR to a file system with enough space for the exported report",
+                ) from error
             raise
 
 
@@ -110,13 +113,6 @@ def _imported(nsys: Nsys, path: Path, folder: Path) -> Path:
     report = folder / f"{path.stem}.nsys-rep"
     _make([program, "-i", str(path.resolve()), "-o", str(report)], path, report)
     return report
-
-
-def _disk_full(path: Path, folder: str) -> ReportError:
-    return ReportError(
-        f"{path} cannot be exported: the disk of {folder} is full",
-        "point TMPDIR to a file system with enough space for the exported report",
-    )
 
 
 @dataclass

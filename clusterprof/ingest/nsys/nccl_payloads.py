@@ -8,11 +8,9 @@ Communicator ids are in the payload from NCCL 2.25.1 on.
 
 from __future__ import annotations
 
-import struct
-from array import array
 from binascii import a2b_base64
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +31,7 @@ _PIECE = 8 << 20
 _MARK = b'"BinaryData"'
 
 #: A payload begins with four words of eight bytes: version, schema id, size, offset.
-_HEADER = struct.Struct("<QQQQ")
+_HEADER_BYTES = 32
 
 #: the entries' names in NCCL's schemas -> ours
 FIELDS = {
@@ -66,7 +64,7 @@ Layout = tuple[tuple[str, int, str], ...]
 
 @dataclass(frozen=True)
 class Payloads:
-    """Decoded payloads by NVTX row: `row` ascending, and per field a value and its presence.
+    """Decoded payloads by NVTX row: `row` ascending, and per field its values and their presence.
 
     Communicator ids are the same 64 bits as int64.
     """
@@ -75,9 +73,16 @@ class Payloads:
     values: dict[str, Ints]
     present: dict[str, Bools]
 
+    @classmethod
+    def of(cls, row: Ints) -> Payloads:
+        """Return payloads of these rows in which every field is still missing."""
+        names = FIELDS.values()
+        values = {name: np.zeros(row.size, np.int64) for name in names}
+        return cls(row, values, {name: np.zeros(row.size, bool) for name in names})
+
     def at(self, rows: Ints, name: str) -> tuple[Ints, Bools]:
         """Return field `name` for NVTX rows `rows`, and where it is present."""
-        if name not in self.values or not self.row.size:
+        if not self.row.size:
             return np.zeros(rows.size, np.int64), np.zeros(rows.size, bool)
         place = np.minimum(np.searchsorted(self.row, rows), self.row.size - 1)
         present = (self.row[place] == rows) & self.present[name][place]
@@ -97,7 +102,7 @@ class Bodies:
 
 def nothing() -> Payloads:
     """Return no payload at all."""
-    return Payloads(np.empty(0, np.int64), {}, {})
+    return Payloads.of(np.empty(0, np.int64))
 
 
 def read(export: Export, first_row: int, last_row: int) -> Payloads:
@@ -132,35 +137,36 @@ def _layouts(export: Export) -> dict[int, Layout]:
 
 def _bodies(rows: Ints, payloads: pa.ChunkedArray) -> Bodies:
     """Return the payloads without the header that nsys puts before each in SQLite."""
-    blobs = payloads.cast(pa.binary()).combine_chunks()
-    if isinstance(blobs, pa.ChunkedArray):
-        blobs = pa.concat_arrays(blobs.chunks)
-    ends = np.frombuffer(blobs.buffers()[1], np.int32)[blobs.offset :][: len(blobs) + 1]
-    content = np.frombuffer(blobs.buffers()[2] or b"", np.uint8)
-    begin, length = ends[:-1].astype(np.int64), np.diff(ends).astype(np.int64)
-    whole = length > _HEADER.size
+    begin, length, content = _places(payloads)
+    whole = length > _HEADER_BYTES
     rows, begin, length = rows[whole], begin[whole], length[whole]
-    header = content[begin[:, None] + np.arange(_HEADER.size)].view("<u8")
+    header = content[begin[:, None] + np.arange(_HEADER_BYTES)].view("<u8")
     offset = np.clip(header[:, 3].astype(np.int64), 0, length)
     return Bodies(rows, header[:, 1].astype(np.int64), begin + offset, length - offset, content)
 
 
-def decoded(bodies: Bodies, layouts: dict[int, Layout] | None = None) -> Payloads:
+def _places(payloads: pa.ChunkedArray) -> tuple[Ints, Ints, npt.NDArray[np.uint8]]:
+    """Return where each payload begins in their content, its length, and the content."""
+    blobs = payloads.cast(pa.binary()).combine_chunks()
+    ends = np.frombuffer(blobs.buffers()[1], np.int32)[blobs.offset :][: len(blobs) + 1]
+    content = np.frombuffer(blobs.buffers()[2] or b"", np.uint8)
+    return ends[:-1].astype(np.int64), np.diff(ends).astype(np.int64), content
+
+
+def decoded(bodies: Bodies, layouts: Mapping[int, Layout] | None = None) -> Payloads:
     """Return what the bytes hold, by `layouts` (schema id -> fields), else as NCCL's are known."""
-    rows = bodies.row.size
-    values = {name: np.zeros(rows, np.int64) for name in FIELDS.values()}
-    present = {name: np.zeros(rows, bool) for name in values}
+    found = Payloads.of(bodies.row)
     kinds = np.stack([bodies.schema, bodies.length], axis=1)
-    for number, length in np.unique(kinds, axis=0).tolist() if rows else ():
+    for number, length in np.unique(kinds, axis=0).tolist() if bodies.row.size else ():
         mine = np.flatnonzero((bodies.schema == number) & (bodies.length == length))
         body = bodies.content[bodies.begin[mine][:, None] + np.arange(length)]
         for name, begin, kind in (layouts or {}).get(number) or _known_layout(number, length):
             stop = begin + np.dtype(kind).itemsize
             if stop <= length:
                 column = np.ascontiguousarray(body[:, begin:stop]).view(kind)[:, 0]
-                values[name][mine] = column.astype(np.int64)
-                present[name][mine] = True
-    return Payloads(bodies.row, values, present)
+                found.values[name][mine] = column.astype(np.int64)
+                found.present[name][mine] = True
+    return found
 
 
 def _known_layout(schema_id: int, length: int) -> Layout:
@@ -190,13 +196,12 @@ def _from_json(export: Export, limits: str) -> Payloads:
         schema.NVTX,
         schema.STRINGS,
     )
-    values = {name: np.zeros(len(found), np.int64) for name in FIELDS.values()}
-    present = {name: np.zeros(len(found), bool) for name in FIELDS.values()}
+    payloads = Payloads.of(np.array([row for row, _ in found], np.int64))
     for place, (_, content) in enumerate(found):
         for name, value in _numbers(content).items():
-            values[name][place] = value
-            present[name][place] = True
-    return Payloads(np.array([row for row, _ in found], np.int64), values, present)
+            payloads.values[name][place] = value
+            payloads.present[name][place] = True
+    return payloads
 
 
 def _numbers(content: str) -> dict[str, int]:
@@ -217,31 +222,6 @@ def _numbers(content: str) -> dict[str, int]:
     return found
 
 
-@dataclass
-class _JsonPayloads:
-    """The payloads of a JSON export in the file's order."""
-
-    start: array[int] = field(default_factory=lambda: array("q"))
-    tid: array[int] = field(default_factory=lambda: array("q"))
-    domain: array[int] = field(default_factory=lambda: array("q"))
-    schema: array[int] = field(default_factory=lambda: array("q"))
-    length: array[int] = field(default_factory=lambda: array("q"))
-    content: bytearray = field(default_factory=bytearray)
-
-    def add(self, lines: list[bytes]) -> None:
-        """Add the events of these lines."""
-        events = [each["NvtxEvent"] for each in orjson.loads(b"[" + b",".join(lines) + b"]")]
-        first = [each["Payload"]["BinaryData"][0] for each in events]
-        bodies = [a2b_base64(each["Data"]) for each in first]
-        # A number that is 0 is left out.
-        self.start.extend([int(each.get("Timestamp", 0)) for each in events])
-        self.tid.extend([_signed(each.get("GlobalTid", 0)) for each in events])
-        self.domain.extend([_signed(each.get("DomainId", 0)) for each in events])
-        self.schema.extend([_signed(each.get("SchemaId", 0)) for each in first])
-        self.length.extend([len(each) for each in bodies])
-        self.content += b"".join(bodies)
-
-
 def _signed(number: Any) -> int:
     """Return the 64 bits of a number as the signed one that SQLite has for it."""
     return (int(number) + (1 << 63)) % (1 << 64) - (1 << 63)
@@ -255,17 +235,21 @@ def read_json(path: Path, ranges: Ranges) -> Payloads:
     thread and domain that begins when it does. Raises `ReportError` where the file cannot be read
     or is no such export.
     """
-    found = _JsonPayloads()
     try:
-        for lines in _lines(path):
-            found.add(lines)
+        found = pa.concat_tables([_events([]), *map(_events, _lines(path))])
     except OSError as error:
         raise unreadable(path, error) from error
     except (KeyError, IndexError, TypeError, ValueError) as error:
         raise ReportError(
             f"{path} is not as nsys writes JSON: {type(error).__name__} {error}"
         ) from error
-    return decoded(_of_ranges(found, ranges))
+    keys = ["start", "process", "thread", "domain"]
+    mine = pa.table({name: getattr(ranges, name) for name in (*keys, "row")})
+    theirs = found.select(keys).append_column("place", pa.array(np.arange(found.num_rows)))
+    both = mine.join(theirs, keys, join_type="inner")
+    row, once = np.unique(ints(both, "row"), return_index=True)
+    chosen = found.take(pa.array(ints(both, "place")[once]))
+    return decoded(Bodies(row, ints(chosen, "schema"), *_places(chosen["body"])))
 
 
 def _lines(path: Path) -> Iterator[list[bytes]]:
@@ -279,26 +263,23 @@ def _lines(path: Path) -> Iterator[list[bytes]]:
         yield [rest]
 
 
-def _of_ranges(found: _JsonPayloads, ranges: Ranges) -> Bodies:
-    """Return the payloads that belong to one of `ranges`, by its NVTX row."""
-    tid = np.array(found.tid, np.int64)
-    length = np.array(found.length, np.int64)
-    keys = ["start", "process", "thread", "domain"]
-    theirs = pa.table(
+def _events(lines: list[bytes]) -> pa.Table:
+    """Return the payloads in these lines: whose they are, their schema's id, and their bytes."""
+    events = [each["NvtxEvent"] for each in orjson.loads(b"[" + b",".join(lines) + b"]")]
+    payloads = [each["Payload"]["BinaryData"][0] for each in events]
+
+    def numbers(found: list[Any], name: str) -> Ints:
+        # A number that is 0 is left out.
+        return np.array([_signed(each.get(name, 0)) for each in found], np.int64)
+
+    tid = numbers(events, "GlobalTid")
+    return pa.table(
         {
-            "start": np.array(found.start, np.int64),
+            "start": numbers(events, "Timestamp"),
             "process": schema.process_of(tid),
             "thread": schema.thread_of(tid),
-            "domain": np.array(found.domain, np.int64),
-            "place": np.arange(tid.size),
+            "domain": numbers(events, "DomainId"),
+            "schema": numbers(payloads, "SchemaId"),
+            "body": pa.array([a2b_base64(each["Data"]) for each in payloads], pa.binary()),
         }
-    )
-    mine = pa.table({name: getattr(ranges, name) for name in (*keys, "row")})
-    both = mine.join(theirs, keys, join_type="inner")
-    row, once = np.unique(ints(both, "row"), return_index=True)
-    place: Ints = ints(both, "place")[once]
-    begin = np.cumsum(length) - length
-    content = np.frombuffer(found.content, np.uint8)
-    return Bodies(
-        row, np.array(found.schema, np.int64)[place], begin[place], length[place], content
     )

@@ -61,14 +61,13 @@ class Communicators:
 
 @dataclass(frozen=True)
 class _Links:
-    """Which kernels belong to which calls: per call its kernels' span, stream and a reason."""
+    """Per call its kernels' span and stream, whether it has any, and whether they are unclear."""
 
     start: Ints
     end: Ints
     stream: Ints
     found: Bools
     unclear: Bools
-    kernel_used: Bools
 
 
 def read(
@@ -83,21 +82,21 @@ def read(
     export holds none. Calls without a kernel and kernels without a call stay in the table, each
     with its reason.
     """
-    ranges = _nccl_ranges(ranges)
+    in_domain = ranges.in_domains(schema.NCCL_DOMAIN)
+    ranges = ranges.where(in_domain if in_domain.any() else ranges.named("^nccl[A-Z]"))
     ranges = ranges.where(np.lexsort((ranges.start, ranges.thread)))
-    is_call = ranges.named(NCCL_CALL)
     payloads = _payloads(export, ranges, elsewhere)
-    group, closing = _groups(
-        ranges, ranges.named("^ncclGroupStart$"), ranges.named("^ncclGroupEnd$")
-    )
-    calls = np.flatnonzero(is_call)
+    group, closing = _groups(ranges)
+    calls = np.flatnonzero(ranges.named(NCCL_CALL))
     names = np.array([operation(name) for name in ranges.names], object)
-    communicator, has_communicator = payloads.at(ranges.row[calls], "communicator")
-    kept, exchanges = _exchanges(names[ranges.name[calls]], group[calls], has_communicator)
+    _, named = payloads.at(ranges.row[calls], "communicator")
+    kept, exchanges = _exchanges(names[ranges.name[calls]], group[calls], named)
     calls, exchange = calls[kept], exchanges[kept]
-    communicator, has_communicator = communicator[kept], has_communicator[kept]
     launcher = np.where(group[calls] >= 0, closing[calls], calls)
-    links = _link(ranges, launcher, np.where(has_communicator, communicator, 0), kernels)
+    inside = _launched_in(ranges, launcher, kernels)
+    # 0 where there is none
+    communicator, _ = payloads.at(ranges.row[calls], "communicator")
+    links = _link(launcher, inside, communicator, kernels)
     communicators = _communicators(ranges, payloads)
     operations = np.where(exchange, EXCHANGE, names[ranges.name[calls]])
     table = _call_table(
@@ -105,7 +104,7 @@ def read(
     )
     # a stream is a communicator's: one that otherwise only exchanges has done so before as well
     only = np.setdiff1d(links.stream[exchange], links.stream[~exchange])
-    left = np.flatnonzero(~links.kernel_used)
+    left = np.flatnonzero(inside < 0)
     orphans = _kernel_table(kernels, left, np.isin(kernels.stream[left], only))
     return _in_order(table, orphans), communicators
 
@@ -136,14 +135,6 @@ def _exchanges(
     return keep & (~members | first), members & first
 
 
-def _nccl_ranges(ranges: Ranges) -> Ranges:
-    """Return the ranges of NCCL's domain; by name where no domain is called so."""
-    named = ranges.in_domains(schema.NCCL_DOMAIN)
-    if named.any():
-        return ranges.where(named)
-    return ranges.where(ranges.named("^nccl[A-Z]"))
-
-
 def _payloads(export: Export, ranges: Ranges, elsewhere: Elsewhere | None) -> Payloads:
     if not ranges.row.size:
         return nccl_payloads.nothing()
@@ -153,7 +144,7 @@ def _payloads(export: Export, ranges: Ranges, elsewhere: Elsewhere | None) -> Pa
     return elsewhere(ranges)
 
 
-def _groups(ranges: Ranges, opens: Bools, closes: Bools) -> tuple[Ints, Ints]:
+def _groups(ranges: Ranges) -> tuple[Ints, Ints]:
     """Return for each range its group's number and the range that launches it.
 
     Both are -1 outside groups; the launching range is -1 too where the outermost
@@ -162,7 +153,8 @@ def _groups(ranges: Ranges, opens: Bools, closes: Bools) -> tuple[Ints, Ints]:
     """
     size = ranges.thread.size
     nothing = np.full(size, -1, np.int64)
-    if not size or not closes.any():
+    opens, closes = ranges.named("^ncclGroupStart$"), ranges.named("^ncclGroupEnd$")
+    if not closes.any():
         return nothing, nothing
     delta = opens.astype(np.int64) - closes
     begins = np.flatnonzero(np.r_[True, ranges.thread[1:] != ranges.thread[:-1]])
@@ -176,106 +168,79 @@ def _groups(ranges: Ranges, opens: Bools, closes: Bools) -> tuple[Ints, Ints]:
     first[begins] |= before[begins] > 0
     number = np.cumsum(first) - 1
     last = closes & (depth == 0)
-    closing_of = np.full(number[-1] + 1 if size else 0, -1, np.int64)
+    closing_of = np.full(number[-1] + 1, -1, np.int64)
     closing_of[number[last]] = np.flatnonzero(last)
     inside = before > 0
     group = np.where(inside, number, -1)
     return group, np.where(inside, closing_of[np.maximum(number, 0)], -1)
 
 
-def _link(ranges: Ranges, launcher: Ints, communicator: Ints, kernels: NcclKernels) -> _Links:
-    """Find each call's kernels: those launched inside the range `launcher` (-1: no such range)."""
+def _launched_in(ranges: Ranges, launcher: Ints, kernels: NcclKernels) -> Ints:
+    """Return for each kernel which range of `launcher` launched it, or -1."""
     launchers = np.unique(launcher[launcher >= 0])
-    inside = _launched_in(ranges, launchers, kernels)
-    used = inside >= 0
-    calls = launcher.size
-    start, end, stream = (np.full(calls, -1, np.int64) for _ in range(3))
-    found, unclear = np.zeros(calls, bool), np.zeros(calls, bool)
-    if not launchers.size:
-        return _Links(start, end, stream, found, unclear, used)
-    place = np.where(launcher >= 0, np.searchsorted(launchers, launcher), 0)
-    # one kernel: all calls of that launcher have it
-    counts = np.bincount(inside[used], minlength=launchers.size)
-    kernel_of = np.full(launchers.size, -1, np.int64)
-    kernel_of[inside[used]] = np.flatnonzero(used)
-    found = (launcher >= 0) & (counts[place] > 0)
-    kernel = kernel_of[place[found]]
-    start[found], end[found] = kernels.start[kernel], kernels.end[kernel]
-    stream[found] = kernels.stream[kernel]
-    _split_groups(
-        place, found, counts, inside, communicator, kernels, (start, end, stream, unclear)
-    )
-    return _Links(start, end, stream, found, unclear, used)
-
-
-def _launched_in(ranges: Ranges, launchers: Ints, kernels: NcclKernels) -> Ints:
-    """Return for each kernel the place in `launchers` of the range that launched it, or -1."""
     if not launchers.size or not kernels.start.size:
         return np.full(kernels.start.size, -1, np.int64)
-    launched = kernels.launched
+    launched, mine = kernels.launched, ranges.where(launchers)
+    # One axis for all threads: the times of a thread after all those of the thread before it.
     low = min(int(ranges.start.min()), int(launched.start.min()))
     span = max(int(ranges.start.max()), int(launched.start.max())) - low + 1
-    threads = np.unique(ranges.thread[launchers])
-    lane = np.searchsorted(threads, ranges.thread[launchers])
-    keys = lane * span + (ranges.start[launchers] - low)
+    threads = np.unique(mine.thread)
+    keys = np.searchsorted(threads, mine.thread) * span + (mine.start - low)
     theirs = np.minimum(np.searchsorted(threads, launched.thread), threads.size - 1)
     wanted = theirs * span + (launched.start - low)
     order = np.argsort(keys, kind="stable")
     place = order[np.maximum(np.searchsorted(keys[order], wanted, side="right") - 1, 0)]
-    launcher = launchers[place]
-    until = ranges.end[launcher]
+    until = mine.end[place]
     fits = (
-        (ranges.thread[launcher] == launched.thread)
-        & (ranges.start[launcher] <= launched.start)
+        (mine.thread[place] == launched.thread)
+        & (mine.start[place] <= launched.start)
         & ((launched.start <= until) | (until < 0))
     )
-    return np.where(fits, place, -1)
+    return np.where(fits, launchers[place], -1)
 
 
-def _split_groups(
-    place: Ints,
-    found: Bools,
-    counts: Ints,
-    inside: Ints,
-    communicator: Ints,
-    kernels: NcclKernels,
-    out: tuple[Ints, Ints, Ints, Bools],
-) -> None:
-    """Give the calls of groups with several kernels their own: by the communicator's stream.
+def _link(launcher: Ints, inside: Ints, communicator: Ints, kernels: NcclKernels) -> _Links:
+    """Find each call's kernels: those launched `inside` the range `launcher` (-1: no such range).
 
-    A group launches one kernel per communicator, more where the operations differ; frameworks
-    keep one stream per communicator, which groups with a single kernel have shown. Such groups
-    are few (one Python step per group).
+    All calls of a range have its one kernel. A group launches one kernel per communicator, more
+    where the operations differ: its calls have those on their communicator's stream, since
+    frameworks keep one stream per communicator, which groups with a single kernel have shown. Such
+    groups are few (one Python step per group).
     """
-    several = np.flatnonzero(counts > 1)
-    if not several.size:
-        return
-    start, end, stream, unclear = out
-    single = found & (counts[place] == 1) & (communicator != 0)
+    used = inside >= 0
+    launching, counts = np.unique(inside[used], return_counts=True)
+    # the last of each range's kernels; the last element is of calls whose range launched none
+    last = np.full(int(max(launcher.max(initial=0), inside.max(initial=0))) + 2, -1)
+    last[inside[used]] = np.flatnonzero(used)
+    kernel = last[launcher]
+    columns = (kernels.start, kernels.end, kernels.stream)
+    start, end, stream = (np.r_[each, -1][kernel] for each in columns)
+    found, unclear = kernel >= 0, np.zeros(kernel.size, bool)
+    several = launching[counts > 1]
+    single = found & ~np.isin(launcher, several) & (communicator != 0)
     owner = dict(zip(stream[single].tolist(), communicator[single].tolist(), strict=True))
-    for launcher in several.tolist():
-        mine = np.flatnonzero(inside == launcher)
+    for each in several.tolist():
+        mine = np.flatnonzero(inside == each)
         owners = np.array([owner.get(lane, 0) for lane in kernels.stream[mine].tolist()])
-        members = np.flatnonzero(found & (place == launcher))
-        one = np.unique(communicator[members]).size == 1
-        for wanted in np.unique(communicator[members]).tolist():
+        members = np.flatnonzero(launcher == each)
+        ids = np.unique(communicator[members]).tolist()
+        for wanted in ids:
             theirs = members[communicator[members] == wanted]
-            chosen = mine if one else mine[owners == wanted]
+            chosen = mine if len(ids) == 1 else mine[owners == wanted]
             if not chosen.size or wanted == 0:
                 chosen = mine
-                unclear[theirs] = not one or np.unique(kernels.stream[mine]).size > 1
+                unclear[theirs] = len(ids) > 1 or np.unique(kernels.stream[mine]).size > 1
             start[theirs], end[theirs] = kernels.start[chosen].min(), kernels.end[chosen].max()
             stream[theirs] = kernels.stream[chosen[0]]
+    return _Links(start, end, stream, found, unclear)
 
 
 def _communicators(ranges: Ranges, payloads: Payloads) -> Communicators:
     is_init = ranges.named("^ncclComm(Init|Split|Shrink)")
     rows = ranges.row[is_init]
-    communicator, has_id = payloads.at(rows, "communicator")
-    size, has_size = payloads.at(rows, "ranks")
-    rank, has_rank = payloads.at(rows, "rank")
-    whole = has_id & has_size & has_rank
-    columns = (communicator[whole].tolist(), size[whole].tolist(), rank[whole].tolist())
+    fields = [payloads.at(rows, name) for name in ("communicator", "ranks", "rank")]
+    whole = np.logical_and.reduce([present for _, present in fields])
+    columns = [values[whole].tolist() for values, _ in fields]
     return Communicators({cid: (n, r) for cid, n, r in zip(*columns, strict=True)})
 
 
@@ -288,10 +253,10 @@ def _call_table(
     payloads: Payloads,
     communicators: Communicators,
 ) -> pa.Table:
-    communicator, has_communicator = payloads.at(calls.row, "communicator")
-    bytes_, has_bytes = payloads.at(calls.row, "bytes")
-    root, has_root = payloads.at(calls.row, "root")
-    peer, has_peer = payloads.at(calls.row, "peer")
+    names = ("communicator", "bytes", "root", "peer")
+    (communicator, has_communicator), (bytes_, has_bytes), (root, has_root), (peer, has_peer) = (
+        payloads.at(calls.row, name) for name in names
+    )
     size = np.array([communicators.known.get(c, (-1, -1))[0] for c in communicator.tolist()], int)
     reasons = np.select([links.found & links.unclear, links.found, launcher < 0], [2, -1, 1], 0)
     return fill(
@@ -328,16 +293,15 @@ def _kernel_table(kernels: NcclKernels, orphans: Ints, exchange: Bools) -> pa.Ta
     names = [kernel_operation(name) for name in kernels.names]
     codes = kernels.name[orphans]
     sent = np.array([name == "SendRecv" for name in names], bool)[codes] & exchange
-    launched = kernels.launched
-    known = launched.known[orphans]
+    launched = kernels.launched.at(orphans)
     return fill(
         "collective_calls",
         orphans.size,
         {
             "operation": encoded(np.where(sent, len(names), codes), [*names, EXCHANGE]),
             "stream": kernels.stream[orphans],
-            "issue_start_ns": nullable(launched.start[orphans], known),
-            "issue_end_ns": nullable(launched.end[orphans], known),
+            "issue_start_ns": nullable(launched.start, launched.known),
+            "issue_end_ns": nullable(launched.end, launched.known),
             "start_ns": kernels.start[orphans],
             "end_ns": kernels.end[orphans],
             "source": "kernel_name",

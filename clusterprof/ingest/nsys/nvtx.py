@@ -70,8 +70,6 @@ def read(export: Export) -> Ranges:
         schema.STRINGS,
     )
     name = result.column("name").cast(pa.binary()).combine_chunks().dictionary_encode()
-    if isinstance(name, pa.ChunkedArray):
-        name = name.combine_chunks()
     tid = export.integers(result, "tid")
     return Ranges(
         start=export.integers(result, "start"),

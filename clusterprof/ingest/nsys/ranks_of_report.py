@@ -12,8 +12,7 @@ the rendezvous only a fingerprint is kept.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -23,8 +22,9 @@ from clusterprof.ingest.nsys import activity, schema
 from clusterprof.ingest.nsys.database import Export
 from clusterprof.ingest.nsys.nccl_ranges import Communicators
 from clusterprof.ingest.nsys.nvtx import Ranges
-from clusterprof.ingest.recording import Ints, with_names
+from clusterprof.ingest.recording import with_names
 from clusterprof.ingest.report_steps import names_steps
+from clusterprof.tables import ReportInfo
 
 #: Equal on every rank of one job, different between jobs. SLURM_STEP_ID is not among them:
 #: a job is often started as one step per node. A heterogeneous job has one id per component,
@@ -52,30 +52,26 @@ def wanted() -> frozenset[str]:
 _LEAST_WORK = 0.1
 
 
-@dataclass(frozen=True)
-class Origin:
-    """Where a report comes from; each field None or empty where the report does not name it."""
-
-    identity: Identity | None
-    job: str | None
-    host: str
-    profiler: str
-    #: id -> name of the host's GPUs
-    devices: dict[int, str]
-
-
-def origin(export: Export) -> Origin:
-    """Return who this report is about."""
+def origin(export: Export) -> tuple[ReportInfo, Identity | None]:
+    """Return whom the profiled command's environment names, and all else the report is about."""
     environ = environment(export)
+    who = identify(environ)
     system = dict(export.rows("SELECT name, value FROM {0} WHERE name = 'Hostname'", schema.SYSTEM))
-    gpus = export.rows("SELECT id, name FROM {0}", schema.GPUS)
-    return Origin(
-        identity=identify(environ),
-        job=fingerprint(environ),
-        host=str(system.get("Hostname", "")),
+    epochs = export.rows('SELECT "utcEpochNs" FROM {0}', schema.SESSION_START)
+    epoch = next((int(each) for (each,) in epochs if each), 0)
+    untimed = "the report does not state when it was recorded: only collectives can align it"
+    info = ReportInfo(
+        source=export.origin,
         profiler=_profiler(export),
-        devices={number: str(name) for number, name in gpus},
+        rank=who.rank if who else None,
+        world_size=who.world_size if who else None,
+        local_rank=who.local_rank if who else None,
+        host=str(system.get("Hostname", "")),
+        job=fingerprint(environ),
+        epoch_ns=epoch,
+        warnings=() if epoch else (untimed,),
     )
+    return info, who
 
 
 def environment(export: Export) -> dict[str, str]:
@@ -141,22 +137,20 @@ def rank_processes(
     where no process does anything.
     """
     work = activity.kernels_by_process(export)
-    for found in (_communicating(work, ranges), _computing(work), _stepping(work, ranges)):
+    calls = ranges.process[ranges.named("^nccl[A-Z]")]
+    steps = ranges.process[with_names(names_steps(ranges.names), ranges.name)]
+    inner = {launcher.name for launcher in identities.LAUNCHERS if launcher.inner}
+    is_rank = who is not None and who.source in inner and (who.world_size or 1) > 1
+    for found in (
+        {each.process for each in work if each.nccl} | set(calls.tolist()),
+        _computing(work),
+        set() if work else set(steps.tolist()),
+    ):
         if found:
             ordered = sorted(found, key=lambda process: (_device(work, process), process))
             # a rank's children come after it
-            return [min(found)] if alone or _is_rank(who) else list(ordered)
+            return [min(found)] if alone or is_rank else list(ordered)
     return [_busiest(export, ranges)]
-
-
-def _is_rank(who: Identity | None) -> bool:
-    inner = {launcher.name for launcher in identities.LAUNCHERS if launcher.inner}
-    return who is not None and who.source in inner and (who.world_size or 1) > 1
-
-
-def _communicating(work: Sequence[activity.Kernels], ranges: Ranges) -> set[int]:
-    calls = ranges.named("^nccl[A-Z]")
-    return {each.process for each in work if each.nccl} | set(ranges.process[calls].tolist())
 
 
 def _computing(work: Sequence[activity.Kernels]) -> set[int]:
@@ -168,13 +162,6 @@ def _computing(work: Sequence[activity.Kernels]) -> set[int]:
     return {each.process for each in of_device.values() if each.kernels >= _LEAST_WORK * most}
 
 
-def _stepping(work: Sequence[activity.Kernels], ranges: Ranges) -> set[int]:
-    if work:
-        return set()
-    steps = with_names(names_steps(ranges.names), ranges.name)
-    return set(ranges.process[steps].tolist())
-
-
 def _device(work: Sequence[activity.Kernels], process: int) -> int:
     mine = [each for each in work if each.process == process]
     return max(mine, key=lambda each: each.kernels).device if mine else -1
@@ -182,21 +169,18 @@ def _device(work: Sequence[activity.Kernels], process: int) -> int:
 
 def _busiest(export: Export, ranges: Ranges) -> int | None:
     """Return the process with most GPU work, else most ranges, else most OS calls."""
-    for processes in _events(export, ranges):
+    tables = (schema.KERNEL, schema.GRAPH, schema.MEMCPY, schema.RUNTIME, None, schema.OS_RUNTIME)
+    for table in tables:
+        if table is None:
+            processes = ranges.process
+        elif export.has(table.name, table.owner):
+            processes = schema.process_of(export.numbers(table, columns=[table.owner])[table.owner])
+        else:
+            continue
         if processes.size:
             known, counts = np.unique(processes, return_counts=True)
             return int(known[np.argmax(counts)])
     return None
-
-
-def _events(export: Export, ranges: Ranges) -> Iterator[Ints]:
-    """Yield the processes of events of one kind after the other, one element an event."""
-    tables = (schema.KERNEL, schema.GRAPH, schema.MEMCPY, schema.RUNTIME, None, schema.OS_RUNTIME)
-    for table in tables:
-        if table is None:
-            yield ranges.process
-        elif export.has(table.name, table.owner):
-            yield schema.process_of(export.numbers(table, columns=[table.owner])[table.owner])
 
 
 def numbered(

@@ -14,7 +14,6 @@ from pathlib import Path
 
 import numpy as np
 
-from clusterprof.agent.contracts.identity import identify
 from clusterprof.errors import ReportError
 from clusterprof.ingest.nsys import activity, nccl_ranges, nvtx, ranks_of_report, schema
 from clusterprof.ingest.nsys.activity import Activity
@@ -80,9 +79,9 @@ def _unpacked(path: Path) -> Iterator[Path]:
 
 def _read(export: Export, elsewhere: Elsewhere | None, alone: bool) -> list[Recording]:
     ranges = nvtx.read(export)
-    who = identify(ranks_of_report.environment(export))
+    info, who = ranks_of_report.origin(export)
     processes = ranks_of_report.rank_processes(export, ranges, who, alone=alone)
-    read = [_read_process(export, each, processes, ranges, elsewhere) for each in processes]
+    read = [_read_process(export, info, each, processes, ranges, elsewhere) for each in processes]
     recordings = [recording for recording, _ in read]
     if len(read) == 1:
         return recordings
@@ -98,6 +97,7 @@ def _read(export: Export, elsewhere: Elsewhere | None, alone: bool) -> list[Reco
 
 def _read_process(
     export: Export,
+    info: ReportInfo,
     process: int | None,
     processes: Sequence[int | None],
     ranges: Ranges,
@@ -108,25 +108,13 @@ def _read_process(
     cuda = _cuda_calls(export, process)
     work = activity.read(export, process, cuda)
     collectives, communicators = nccl_ranges.read(export, ranges, work.nccl, elsewhere)
-    epoch, warnings = _epoch(export)
-    who = ranks_of_report.origin(export)
-    world = who.identity.world_size if who.identity else None
-    info = ReportInfo(
-        source=export.origin,
-        profiler=who.profiler,
-        epoch_ns=epoch,
-        rank=who.identity.rank if who.identity else communicators.world_rank(world),
-        world_size=world,
-        local_rank=who.identity.local_rank if who.identity else None,
-        host=who.host,
-        job=who.job,
+    others = [each for each in processes if each != process]
+    info = replace(
+        info.warned(*_gpu_warnings(work, export), *_diagnostics(export, process, others)),
+        rank=communicators.world_rank(None) if info.rank is None else info.rank,
         backend="nccl" if collectives.num_rows else "",
-        warnings=(
-            *warnings,
-            *_gpu_warnings(work, export),
-            *_diagnostics(export, process, [each for each in processes if each != process]),
-        ),
     )
+    gpus = export.rows("SELECT id, name FROM {0}", schema.GPUS)
     marks = ranges.where(~ranges.in_domains(schema.NCCL_DOMAIN, schema.GIL_DOMAIN))
     recording = Recording(
         info=info,
@@ -136,7 +124,7 @@ def _read_process(
         marks=Calls("range", marks.start, marks.end, marks.thread, marks.name, marks.names),
         marked_by="nvtx",
         step_ends=work.step_ends,
-        devices=who.devices,
+        devices={number: str(name) for number, name in gpus},
     )
     if not recording.has_events:
         raise ReportError(
@@ -145,15 +133,6 @@ def _read_process(
             "record again with: clusterprof ... --steps FIRST:END inside the run",
         )
     return recording, communicators
-
-
-def _epoch(export: Export) -> tuple[int, list[str]]:
-    """Return the wall-clock time of the report's time 0, in ns."""
-    for (epoch,) in export.rows('SELECT "utcEpochNs" FROM {0}', schema.SESSION_START):
-        if epoch:
-            return int(epoch), []
-    missing = "the report does not state when it was recorded: only collectives can align it"
-    return 0, [missing]
 
 
 def _cuda_calls(export: Export, process: int | None) -> Calls:
