@@ -4,37 +4,25 @@ from __future__ import annotations
 
 import re
 
-#: keys are lower case without separators: `ncclAllReduce`, `all_reduce`, `_allgather_base`
-_OPERATIONS = {
-    "allreduce": "AllReduce",
-    "allreducesparse": "AllReduce",
-    "allreducecoalesced": "AllReduce",
-    "allgather": "AllGather",
-    "allgatherbase": "AllGather",
-    "allgatherv": "AllGather",
-    "allgathercoalesced": "AllGather",
-    "allgatherintotensor": "AllGather",
-    "allgatherintotensorcoalesced": "AllGather",
-    "reducescatter": "ReduceScatter",
-    "reducescatterbase": "ReduceScatter",
-    "reducescattertensor": "ReduceScatter",
-    "reducescattertensorcoalesced": "ReduceScatter",
-    "broadcast": "Broadcast",
-    "bcast": "Broadcast",
-    "broadcastoop": "Broadcast",
-    "reduce": "Reduce",
-    "reduceoop": "Reduce",
-    "alltoall": "AllToAll",
-    "alltoallv": "AllToAll",
-    "alltoallbase": "AllToAll",
-    "gather": "Gather",
-    "scatter": "Scatter",
-    "barrier": "Barrier",
-    "send": "Send",
-    "recv": "Recv",
-    "recvanysource": "Recv",
-    "sendrecv": "SendRecv",
+#: operation -> what it is called, in lower case and without separators: `ncclAllReduce`,
+#: `all_reduce`, `_allgather_base`
+_NAMES = {
+    "AllReduce": "allreduce allreducesparse allreducecoalesced",
+    "AllGather": "allgather allgatherbase allgatherv allgathercoalesced allgatherintotensor"
+    " allgatherintotensorcoalesced",
+    "ReduceScatter": "reducescatter reducescatterbase reducescattertensor"
+    " reducescattertensorcoalesced",
+    "Broadcast": "broadcast bcast broadcastoop",
+    "Reduce": "reduce reduceoop",
+    "AllToAll": "alltoall alltoallv alltoallbase",
+    "Gather": "gather",
+    "Scatter": "scatter",
+    "Barrier": "barrier",
+    "Send": "send",
+    "Recv": "recv recvanysource",
+    "SendRecv": "sendrecv",
 }
+_OPERATIONS = {name: operation for operation, names in _NAMES.items() for name in names.split()}
 
 #: NCCL's own host calls that are collectives; `ncclGroupStart`, `ncclCommInitRank` are not
 NCCL_CALL = r"^nccl(AllReduce|AllGatherV?|ReduceScatter|Broadcast|Bcast|Reduce|AllToAllv?|AlltoAllv?|Gather|Scatter|Send|Recv)$"  # fmt: skip # noqa: E501
@@ -63,8 +51,5 @@ def kernel_operation(name: str) -> str:
     >>> kernel_operation("ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096ul>)")
     'SendRecv'
     """
-    for word in re.split(r"[^A-Za-z]+", name)[1:]:
-        found = _OPERATIONS.get(word.lower())
-        if found is not None:
-            return found
-    return "Unknown"
+    words = (word.lower() for word in re.split(r"[^A-Za-z]+", name)[1:])
+    return next((_OPERATIONS[word] for word in words if word in _OPERATIONS), "Unknown")

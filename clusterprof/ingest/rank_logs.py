@@ -100,10 +100,8 @@ def with_collections(tables: RankTables, path: Path) -> RankTables:
 def _thread(tables: RankTables) -> int:
     """The thread that launches most, or has most calls; 0 where there is none."""
     for column in (tables.activity["launch_thread"], tables.host_calls["thread"]):
-        counted = pc.value_counts(pc.drop_null(column.combine_chunks()))
-        if len(counted):
-            counts = counted.field("counts").to_numpy()
-            return int(counted.field("values")[int(np.argmax(counts))].as_py())
+        if counted := pc.value_counts(column.drop_null()).to_pylist():
+            return int(max(counted, key=lambda each: each["counts"])["values"])
     return 0
 
 
@@ -129,11 +127,9 @@ def _read(path: Path, columns: Sequence[str]) -> Ints:
     rows = [_row(path, number, line, columns) for number, line in enumerate(lines[1:], 2) if line]
     if rows and rows[-1] is None:
         rows.pop()
-    whole = [row for row in rows if row is not None]
-    if len(whole) != len(rows):
-        place = rows.index(None) + 2
-        raise ReportError(f"{path} is damaged at line {place}", "expected integers")
-    return np.array(whole, np.int64).reshape(-1, len(columns))
+    if None in rows:
+        raise ReportError(f"{path} is damaged at line {rows.index(None) + 2}", "expected integers")
+    return np.array(rows, np.int64).reshape(-1, len(columns))
 
 
 def _row(path: Path, number: int, line: list[str], columns: Sequence[str]) -> list[int] | None:
@@ -141,12 +137,8 @@ def _row(path: Path, number: int, line: list[str], columns: Sequence[str]) -> li
         row = [int(line[place]) for place in range(len(columns))]
     except (ValueError, IndexError):
         return None
-    begin, end = columns.index("begin_ns"), columns.index("end_ns")
-    wrong = ""
     if max(map(abs, row)) > FARTHEST:
-        wrong = "a number is too large"
-    elif row[end] < row[begin]:
-        wrong = "its end is before its begin"
-    if wrong:
-        raise ReportError(f"{path} is damaged at line {number}: {wrong}")
+        raise ReportError(f"{path} is damaged at line {number}: a number is too large")
+    if row[columns.index("end_ns")] < row[columns.index("begin_ns")]:
+        raise ReportError(f"{path} is damaged at line {number}: its end is before its begin")
     return row

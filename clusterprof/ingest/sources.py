@@ -5,7 +5,7 @@ from __future__ import annotations
 import lzma
 import zlib
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from clusterprof.agent.contracts import paths
@@ -56,8 +56,7 @@ def suffix_of(path: Path) -> str:
 
 def stem_of(path: Path) -> str:
     """Return the name without its report suffix (`rank0` of `rank0.sqlite.xz`)."""
-    suffix = suffix_of(path)
-    return path.name.removesuffix(suffix) if suffix else path.name
+    return path.name.removesuffix(suffix_of(path))
 
 
 def find_sources(paths: Iterable[Path | Source]) -> list[Source]:
@@ -153,23 +152,22 @@ def _is_trace(path: Path) -> bool:
 def _one_report(group: list[Path]) -> list[Source]:
     """Return the source of files that are one report in several forms."""
     by_suffix = {suffix_of(path): path for path in group}
-    traces = [by_suffix[suffix] for suffix in KINETO if suffix in by_suffix]
-    nsys = [by_suffix[suffix] for suffix in (*NSYS_SQLITE, *NSYS_REPORT) if suffix in by_suffix]
-    nsys = nsys or [by_suffix[suffix] for suffix in NSYS_RAW if suffix in by_suffix]
+
+    def of(*kinds: str) -> list[Path]:
+        return [by_suffix[suffix] for suffix in kinds if suffix in by_suffix]
+
+    traces, nsys = of(*KINETO), of(*NSYS_SQLITE, *NSYS_REPORT) or of(*NSYS_RAW)
     if not nsys:
         return [Source(path) for path in traces[:1] or group]
-    source = Source(fresh_export(nsys))
-    return [replace(source, beside=traces[0]) if traces else source]
+    return [Source(fresh_export(nsys), beside=traces[0] if traces else None)]
 
 
 def fresh_export(forms: list[Path]) -> Path:
     """Return which form of one nsys report to read: an export, unless the report is newer."""
     there = [path for path in forms if path.is_file()] or forms[:1]
-    report = next((path for path in there if suffix_of(path) not in NSYS_SQLITE), None)
     exports = [path for path in there if suffix_of(path) in NSYS_SQLITE]
-    if report is None:
-        return exports[0]
-    if not exports:
-        return report
-    recorded = report.stat().st_mtime_ns
-    return next((path for path in exports if path.stat().st_mtime_ns >= recorded), report)
+    reports = [path for path in there if path not in exports]
+    if not exports or not reports:
+        return (exports or reports)[0]
+    recorded = reports[0].stat().st_mtime_ns
+    return next((path for path in exports if path.stat().st_mtime_ns >= recorded), reports[0])

@@ -134,11 +134,15 @@ def read(path: Path) -> Trace:
     except (EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile) as error:
         raise _damaged(path, f"not a whole {path.suffix[1:]} file: {error}") from error
     except orjson.JSONDecodeError as error:
-        raise _named(path) or _damaged(path, f"not whole JSON: {error}") from error
+        with opened(path) as file:
+            named = other_tools.by_keys(path, keys_of(file) or ())
+        raise named or _damaged(path, f"not whole JSON: {error}") from error
     except OSError as error:
         raise unreadable(path, error) from error
     except NotAList as error:
-        raise other_tools.by_keys(path, error.keys) or _no_trace(path, error) from error
+        found = f", but: {', '.join(error.keys[:6])}" if error.keys else ""
+        no_trace = _damaged(path, f"not a Kineto trace: {error}{found}")
+        raise other_tools.by_keys(path, error.keys) or no_trace from error
     except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
         raise _damaged(path, f"not a Kineto trace: {type(error).__name__} {error}") from error
     trace.names = list(codes)
@@ -151,17 +155,6 @@ def _check_times(trace: Trace) -> None:
         for values in (spans.column("ts"), spans.column("dur")):
             if values.size and not np.abs(values).max() < _FARTHEST_US:
                 raise ValueError("an event lies more than a century from the trace's beginning")
-
-
-def _named(path: Path) -> ReportError | None:
-    """Return what JSON that cannot be parsed is, by the keys that it begins with."""
-    with opened(path) as file:
-        return other_tools.by_keys(path, keys_of(file) or ())
-
-
-def _no_trace(path: Path, error: NotAList) -> ReportError:
-    found = f": {error}, but: {', '.join(error.keys[:6])}" if error.keys else f": {error}"
-    return _damaged(path, f"not a Kineto trace{found}")
 
 
 def _damaged(path: Path, why: str) -> ReportError:

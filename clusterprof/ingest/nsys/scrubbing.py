@@ -97,8 +97,7 @@ def _clean(database: sqlite3.Connection) -> None:
     for table in columns.keys() & _FACTS.keys():
         stays = " OR ".join("name GLOB ?" for _ in _FACTS[table])
         database.execute(f"DELETE FROM {table} WHERE NOT ({stays})", _FACTS[table])
-        _keep_variables(database, table, "value", "name GLOB '*Environment*'")
-        _keep_variables(database, table, "value", "name GLOB '*ENVIRONMENT_VARIABLE'")
+        _keep_variables(database, table)
     if "ProcessStreams" in columns:
         database.execute("DELETE FROM ProcessStreams")
     _forget_other_processes(database, columns)
@@ -108,15 +107,19 @@ def _clean(database: sqlite3.Connection) -> None:
             _mask(database, table, names)
 
 
-def _keep_variables(database: sqlite3.Connection, table: str, column: str, where: str) -> None:
+def _keep_variables(database: sqlite3.Connection, table: str) -> None:
     """Of environments, one variable or NUL-separated ones, only those that may stay."""
-    rows = database.execute(f"SELECT rowid, {column} FROM {table} WHERE {where}").fetchall()
-    for row, value in rows:
+    asked = (
+        f"SELECT rowid, value FROM {table}"
+        " WHERE name GLOB '*Environment*' OR name GLOB '*ENVIRONMENT_VARIABLE'"
+    )
+    for row, value in database.execute(asked).fetchall():
         kept = _variables(value)
-        if kept != value:
-            sql = f"UPDATE {table} SET {column} = CAST(? AS TEXT) WHERE rowid = ?"
-            database.execute(sql if kept else f"DELETE FROM {table} WHERE ? = '' AND rowid = ?",
-                             (kept or "", row))  # fmt: skip
+        if kept and kept != value:
+            change = f"UPDATE {table} SET value = CAST(? AS TEXT) WHERE rowid = ?"
+            database.execute(change, (kept, row))
+        elif kept != value:
+            database.execute(f"DELETE FROM {table} WHERE rowid = ?", (row,))
 
 
 def _variables(value: object) -> bytes:
