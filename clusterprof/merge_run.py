@@ -70,7 +70,7 @@ def measured_cost(run: RunDirectory, outcomes: Sequence[Outcome]) -> CaptureCost
     from clusterprof.analysis.model.capture_cost import capture_cost
     from clusterprof.collect.outcomes import newest_step_log
     from clusterprof.errors import ReportError
-    from clusterprof.ingest.rank_logs import beside_log, read_log, read_pace
+    from clusterprof.ingest.rank_steps import beside_log, read_log, read_pace
 
     logs, pace = {}, {}
     for rank in run.ranks():

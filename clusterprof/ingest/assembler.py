@@ -15,8 +15,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from clusterprof.errors import ReportError
+from clusterprof.ingest.rank_steps import from_ends, from_ranges
 from clusterprof.ingest.recording import Calls, Ints, Recording, encoded, fill, joined, nullable
-from clusterprof.ingest.report_steps import from_ends, from_ranges
 from clusterprof.tables import HIGHEST_RANK, SCHEMAS, RankTables, ReportInfo
 
 #: ns, 2116: the difference of any two times from 1970 on fits into 64 bits

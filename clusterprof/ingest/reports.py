@@ -10,7 +10,7 @@ from clusterprof.errors import ClusterprofError, ReportError
 from clusterprof.ingest import other_tools
 from clusterprof.ingest.assembler import assemble, checked
 from clusterprof.ingest.opening import check_regular
-from clusterprof.ingest.rank_logs import beside_log, read_log, usual_step, with_collections
+from clusterprof.ingest.rank_steps import beside_log, read_log, usual_step, with_collections
 from clusterprof.ingest.recording import Recording
 from clusterprof.ingest.sources import (
     KINETO,

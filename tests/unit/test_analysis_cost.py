@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 
 from clusterprof.analysis.model.capture_cost import capture_cost
-from clusterprof.ingest.report_steps import steps_table
+from clusterprof.ingest.rank_steps import steps_table
 from clusterprof.report.summary import capture
 
 MS = 1_000_000

@@ -14,7 +14,7 @@ from simulate import Cause, Job, simulate
 
 from clusterprof.agent.rank.garbage_collector import LONG_NS, Pauses
 from clusterprof.agent.rank.steps import Counter
-from clusterprof.ingest.rank_logs import beside_log, with_collections
+from clusterprof.ingest.rank_steps import beside_log, with_collections
 from clusterprof.results import Finding
 from clusterprof.study import study
 from clusterprof.tables import HOST_CALLS, RankTables

@@ -21,7 +21,7 @@ from clusterprof.align.clock.readings import parsed
 from clusterprof.cli import collect, merge, status
 from clusterprof.errors import ClusterprofError, ReportError, RunDirectoryError
 from clusterprof.ingest import Gathered, gather, read_report
-from clusterprof.ingest.rank_logs import read_log
+from clusterprof.ingest.rank_steps import read_log
 from clusterprof.probe import measurement
 from clusterprof.study import study
 

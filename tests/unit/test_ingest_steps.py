@@ -9,9 +9,8 @@ import pytest
 
 from clusterprof.errors import ReportError
 from clusterprof.ingest.operations import kernel_operation, operation
-from clusterprof.ingest.rank_logs import read_log, usual_step
+from clusterprof.ingest.rank_steps import from_ranges, read_log, steps_table, usual_step
 from clusterprof.ingest.recording import Calls
-from clusterprof.ingest.report_steps import from_ranges, steps_table
 
 
 def steps_of(*names: str, threads: list[int] | None = None) -> list[int]:

@@ -15,7 +15,7 @@ from simulate import Job, simulate
 
 from clusterprof.align.match import numbered
 from clusterprof.ingest import read_report
-from clusterprof.ingest.report_steps import ends_of_updates, from_ends, updates
+from clusterprof.ingest.rank_steps import ends_of_updates, from_ends, updates
 from clusterprof.study import study
 from clusterprof.tables import RankTables
 

@@ -8,7 +8,7 @@ import pytest
 
 from clusterprof.agent.guard import step_log
 from clusterprof.agent.guard.step_log import BLOCK, MOST_BLOCKS, NEAR, StepLog
-from clusterprof.ingest.rank_logs import read_log, read_pace
+from clusterprof.ingest.rank_steps import read_log, read_pace
 
 MS = 1_000_000
 NOW = 1_780_000_000_000_000_000

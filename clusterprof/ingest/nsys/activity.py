@@ -12,6 +12,7 @@ from clusterprof.ingest import recording
 from clusterprof.ingest.nsys import schema
 from clusterprof.ingest.nsys.database import Export
 from clusterprof.ingest.operations import NCCL_KERNEL
+from clusterprof.ingest.rank_steps import ends_of_updates, updates
 from clusterprof.ingest.recording import (
     Calls,
     Column,
@@ -22,7 +23,6 @@ from clusterprof.ingest.recording import (
     nullable,
     with_names,
 )
-from clusterprof.ingest.report_steps import ends_of_updates, updates
 
 
 @dataclass(frozen=True)

@@ -22,8 +22,8 @@ from clusterprof.ingest.nsys import activity, schema
 from clusterprof.ingest.nsys.database import Export
 from clusterprof.ingest.nsys.nccl_ranges import Communicators
 from clusterprof.ingest.nsys.nvtx import Ranges
+from clusterprof.ingest.rank_steps import names_steps
 from clusterprof.ingest.recording import with_names
-from clusterprof.ingest.report_steps import names_steps
 from clusterprof.tables import ReportInfo
 
 #: Equal on every rank of one job, different between jobs. SLURM_STEP_ID is not among them:
