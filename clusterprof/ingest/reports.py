@@ -25,15 +25,9 @@ from clusterprof.ingest.sources import (
 from clusterprof.tables import RankTables
 
 
-def read_report(
-    path: Path,
-    *,
-    rank: int | None = None,
-    steps: Path | None = None,
-    nsys: Path | None = None,
-) -> RankTables:
+def read_report(path: Path, *, rank: int | None = None, steps: Path | None = None) -> RankTables:
     """Return the canonical tables of one rank's report: see `read_ranks`. Raises `ReportError`."""
-    (only,) = read_ranks(path, rank=rank, steps=steps, nsys=nsys, alone=True)
+    (only,) = read_ranks(path, rank=rank, steps=steps, alone=True)
     if isinstance(only, ReportError):
         raise only
     return only
@@ -44,7 +38,6 @@ def read_ranks(
     *,
     rank: int | None = None,
     steps: Path | None = None,
-    nsys: Path | None = None,
     alone: bool = False,
 ) -> list[RankTables | ReportError]:
     """Return the canonical tables of each rank in a report, or what is wrong with that rank.
@@ -53,11 +46,11 @@ def read_ranks(
     (`.sqlite`, `.sqlite.xz`) or a Kineto trace (`.json`, plain or packed). `rank` is what a
     manifest or the user gives; None: the report itself must name it. Of a report of several ranks
     (nsys around what starts them) it is the first one's, unless the report is known to be of one
-    (`alone`). `steps` is a step log that overrides the steps found in the report. `nsys` exports a
-    `.nsys-rep` where it is there, else the installed one. Raises `ReportError`.
+    (`alone`). `steps` is a step log that overrides the steps found in the report. Raises
+    `ReportError`.
     """
     try:
-        found = _read(path, nsys, alone)
+        found = _read(path, alone)
         if len(found) == 1:
             return [_tables(found[0], steps, rank)]
         ranks = [None if rank is None else rank + place for place in range(len(found))]
@@ -98,21 +91,21 @@ def _tables(recording: Recording, steps: Path | None, rank: int | None) -> RankT
     return checked(tables, rank)
 
 
-def _read(path: Path, nsys: Path | None, alone: bool) -> list[Recording]:
+def _read(path: Path, alone: bool) -> list[Recording]:
     # The readers are imported when used: a Kineto trace needs no SQLite driver.
     check_regular(path)
     suffix = suffix_of(path)
     if suffix in NSYS_SQLITE:
-        return _read_export(path, nsys, alone)
+        return _read_export(path, alone)
     if suffix in NSYS_REPORT:
         exports = (path.with_suffix(each) for each in NSYS_SQLITE)
         chosen = fresh_export([path, *(each for each in exports if each.is_file())])
         if chosen != path:
-            return _read_export(chosen, nsys, alone)
+            return _read_export(chosen, alone)
     if suffix in (*NSYS_REPORT, *NSYS_RAW):
         from clusterprof.ingest.nsys.export import read as read_nsys
 
-        return read_nsys(path, nsys, alone=alone)
+        return read_nsys(path, alone=alone)
     if suffix in KINETO:
         from clusterprof.ingest.kineto.trace import read as read_trace
 
@@ -125,7 +118,7 @@ def _read(path: Path, nsys: Path | None, alone: bool) -> list[Recording]:
     )
 
 
-def _read_export(path: Path, nsys: Path | None, alone: bool) -> list[Recording]:
+def _read_export(path: Path, alone: bool) -> list[Recording]:
     """Return the ranks of an export, or of the report beside it where the export is no good.
 
     `nsys stats` leaves an export without NCCL's payloads beside each report that it looks at, and
@@ -142,7 +135,7 @@ def _read_export(path: Path, nsys: Path | None, alone: bool) -> list[Recording]:
         if report is None:
             raise
         try:
-            recordings = read_nsys(report, nsys, alone=alone)
+            recordings = read_nsys(report, alone=alone)
         except ReportError as error:
             raise damaged from error
         instead = f"{damaged.what}: the report beside it was read instead"
@@ -152,6 +145,6 @@ def _read_export(path: Path, nsys: Path | None, alone: bool) -> list[Recording]:
     if report is None or "nvtx_name" not in sources or "nvtx_payload" in sources:
         return recordings
     try:
-        return read_nsys(report, nsys, alone=alone)
+        return read_nsys(report, alone=alone)
     except ReportError:
         return recordings  # the export was good enough for everything else

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from lab.command import Completed
 
-from clusterprof.agent.nsys import Nsys, installed
+from clusterprof.agent.nsys import VARIABLE, Nsys, installed
 from clusterprof.errors import ReportError
 from clusterprof.ingest import gather, read_report
 from clusterprof.ingest.nsys import export as nsys_export
@@ -173,11 +173,12 @@ def test_an_export_without_payloads_beside_its_report_is_not_all_that_is_read(
 
 
 def test_payloads_that_cannot_be_had_are_a_warning_and_no_lost_rank(
-    nccl_report: Path, tmp_path: Path
+    nccl_report: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     full = 'case "$*" in *--type=json*) echo "No space left on device" >&2; exit 1 ;; esac'
     nsys = program(tmp_path, full)
-    ranks = read_report(nccl_report, nsys=nsys)
+    monkeypatch.setenv(VARIABLE, str(nsys))
+    ranks = read_report(nccl_report)
     assert [call[0] for call in called(ranks)] == [call[0] for call in CALLS]
     if not Nsys(str(nsys)).payload_flags():
         (warning,) = ranks.warnings
@@ -205,19 +206,20 @@ def test_a_report_of_a_newer_nsys_says_of_which(
     words: str, report: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     nsys = program(tmp_path, REFUSES.format(words))
-    monkeypatch.setattr(nsys_export, "installed", lambda named: [Nsys(str(nsys))])
+    monkeypatch.setattr(nsys_export, "installed", lambda: [Nsys(str(nsys))])
     with pytest.raises(ReportError, match=r"is of nsys 2024\.2\.3\.38, which") as caught:
         read_report(report)
     assert "CLUSTERPROF_NSYS=PATH" in caught.value.details[0]
 
 
 def test_where_one_nsys_cannot_read_a_report_another_that_is_installed_does(
-    report: Path, tmp_path: Path
+    report: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     old = program(tmp_path, REFUSES.format(NEWER[0]))
-    assert read_report(report, nsys=old).rank == 3
-    chosen = [each.path for each in installed(old)]
-    assert chosen == [str(old), *(each.path for each in installed())]
+    others = [each.path for each in installed()]
+    monkeypatch.setenv(VARIABLE, str(old))
+    assert [each.path for each in installed()] == [str(old), *others]
+    assert read_report(report).rank == 3
 
 
 def test_a_full_temporary_folder_is_what_is_said_to_be_wrong(
@@ -226,7 +228,7 @@ def test_a_full_temporary_folder_is_what_is_said_to_be_wrong(
     # nsys 2022.4 ends with 0 and leaves an empty file.
     empty = 'for word; do case "$word" in --output=*) : >"${word#*=}"; exit 0 ;; esac; done'
     full = program(tmp_path, empty)
-    monkeypatch.setattr(nsys_export, "installed", lambda named: [Nsys(str(full))])
+    monkeypatch.setattr(nsys_export, "installed", lambda: [Nsys(str(full))])
     monkeypatch.setattr(nsys_export, "_LEAST_FREE", 1 << 60)
     with pytest.raises(ReportError, match=str(report)) as caught:
         read_report(report)

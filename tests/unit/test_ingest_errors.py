@@ -300,7 +300,7 @@ def test_without_nsys_the_error_has_the_command_for_another_host(
 ) -> None:
     report = tmp_path / "rank0.nsys-rep"
     report.write_bytes(b"NVIDIA Tegra Profiler Report")
-    monkeypatch.setattr(nsys_export, "installed", lambda named: [])
+    monkeypatch.setattr(nsys_export, "installed", list)
     with pytest.raises(ReportError, match="without nsys") as caught:
         read_report(report)
     assert caught.value.details[-1] == f"nsys export -t sqlite {report}"

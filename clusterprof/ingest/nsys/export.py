@@ -37,12 +37,15 @@ _NEWER = re.compile(
 )
 
 
-def read(path: Path, nsys: Path | None = None, *, alone: bool = False) -> list[Recording]:
+#: one value for all reports: it is asked only once what it offers
+_known = lru_cache(maxsize=8)(Nsys)
+
+
+def read(path: Path, *, alone: bool = False) -> list[Recording]:
     """Read the ranks of a `.nsys-rep`, or of the `.qdstrm` that nsys leaves without its importer.
 
-    What is made of it lies in a temporary folder and is removed afterwards. `nsys` is the one that
-    made the report, which is taken where it is there; the others that are installed are tried
-    where that cannot read it.
+    What is made of it lies in a temporary folder and is removed afterwards. Each installed nsys is
+    tried until one can read it.
 
     Raises `ReportError` where the report is missing or empty, no nsys is installed, or the
     export fails (most often: the report is of a newer nsys, or cut short).
@@ -57,7 +60,7 @@ def read(path: Path, nsys: Path | None = None, *, alone: bool = False) -> list[R
         raise ReportError(
             f"{path} is empty", "nsys was killed before it wrote the report: record again"
         )
-    found = [_known(each.path) for each in installed(nsys)]
+    found = [_known(each.path) for each in installed()]
     if not found:
         raise ReportError(
             f"{path} cannot be read without nsys, which is not installed on this host",
@@ -74,12 +77,6 @@ def read(path: Path, nsys: Path | None = None, *, alone: bool = False) -> list[R
                     "point TMPDIR to a file system with enough space for the exported report",
                 ) from error
             raise
-
-
-@lru_cache(maxsize=8)
-def _known(nsys: str) -> Nsys:
-    """One value for all reports: it is asked only once what it offers."""
-    return Nsys(nsys)
 
 
 def _read(path: Path, found: Sequence[Nsys], folder: Path, alone: bool) -> list[Recording]:
@@ -160,7 +157,8 @@ def _make(command: list[str], path: Path, target: Path) -> None:
     except OSError as error:
         raise ReportError(f"{command[0]} cannot be started: {error.strerror}") from error
     if done.returncode != 0 or not target.is_file() or target.stat().st_size == 0:
-        printed = _first_line(done.stderr) or _first_line(done.stdout) or "nothing"
+        lines = f"{done.stderr}\n{done.stdout}".replace("\r", "\n").split("\n")
+        printed = (line for line in map(str.strip, lines) if line and "Exporting" not in line)
         if recorded_by := _NEWER.search(done.stderr + done.stdout):
             version = recorded_by[1].replace("@", ".")
             raise ReportError(
@@ -169,12 +167,7 @@ def _make(command: list[str], path: Path, target: Path) -> None:
             )
         raise ReportError(
             f"nsys could not export {path} (exit status {done.returncode})",
-            f'nsys printed: "{printed}"',
+            f'nsys printed: "{next(printed, "nothing")}"',
             "a report of a newer nsys needs that nsys; one cut short must be recorded or copied"
             " again",
         )
-
-
-def _first_line(text: str) -> str:
-    lines = (line.strip() for line in text.replace("\r", "\n").split("\n"))
-    return next((line for line in lines if line and "Exporting" not in line), "")

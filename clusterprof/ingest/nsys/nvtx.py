@@ -58,8 +58,15 @@ def read(export: Export) -> Ranges:
     if not export.has(schema.NVTX, "start", "end", "eventType", "globalTid"):
         none = np.empty(0, np.int64)
         return Ranges(none, none, none, none, none, none, none, [], {})
-    domain = 'coalesce(n."domainId", 0)' if export.has(schema.NVTX, "domainId") else "0"
+    has_domains = export.has(schema.NVTX, "domainId")
+    domain = 'coalesce(n."domainId", 0)' if has_domains else "0"
     text, join = export.text(schema.NVTX, "text", "textId")
+    created = export.rows(
+        f'SELECT n."globalTid", {domain}, {text} FROM {{0}} n {join}'
+        f' WHERE {int(has_domains)} AND n."eventType" = {schema.DOMAIN_CREATE}',
+        schema.NVTX,
+        schema.STRINGS,
+    )
     result = export.arrow(
         f'SELECT n.rowid AS row, n.start AS start, coalesce(n."end", -1) AS "end",'
         f' n."globalTid" AS tid, {domain} AS domain,'
@@ -81,18 +88,5 @@ def read(export: Export) -> Ranges:
         name=name.indices.to_numpy(zero_copy_only=False).astype(np.int64),
         # A program may name its ranges in any encoding.
         names=[each.decode(errors="replace") for each in name.dictionary.to_pylist()],
-        domains=_domains(export),
+        domains={(schema.process_of(tid), int(each)): str(name) for tid, each, name in created},
     )
-
-
-def _domains(export: Export) -> dict[tuple[int, int], str]:
-    if not export.has(schema.NVTX, "domainId"):
-        return {}
-    text, join = export.text(schema.NVTX, "text", "textId")
-    created = export.rows(
-        f'SELECT n."globalTid", coalesce(n."domainId", 0), {text} FROM {{0}} n {join}'
-        f' WHERE n."eventType" = {schema.DOMAIN_CREATE}',
-        schema.NVTX,
-        schema.STRINGS,
-    )
-    return {(schema.process_of(tid), int(domain)): str(name) for tid, domain, name in created}

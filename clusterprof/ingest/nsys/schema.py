@@ -84,6 +84,6 @@ def thread_of(global_id: Ints) -> Ints:
     return global_id & _MASK
 
 
-def of_process(column: str, process: int | None) -> str:
-    """Return the SQL condition that the global id in `column` is of `process`; none for None."""
-    return "" if process is None else f'("{column}" >> {_THREAD_BITS}) & {_MASK} = {process}'
+def of_process(column: str, process: int) -> str:
+    """Return the SQL condition that the global id in `column` is of `process`."""
+    return f'("{column}" >> {_THREAD_BITS}) & {_MASK} = {process}'
