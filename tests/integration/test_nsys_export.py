@@ -106,7 +106,7 @@ def test_reports_with_quotes_and_spaces_in_their_names_are_read_together(
 def test_a_truncated_report_gives_nsys_s_own_first_line(report: Path, tmp_path: Path) -> None:
     cut = tmp_path / "cut.nsys-rep"
     cut.write_bytes(report.read_bytes()[:50_000])
-    with pytest.raises(ReportError, match="nsys could not export") as caught:
+    with pytest.raises(ReportError, match="exit status") as caught:
         read_report(cut)
     assert caught.value.details[0].startswith('nsys printed: "')
     assert list(tmp_path.iterdir()) == [cut]
@@ -172,18 +172,21 @@ def test_an_export_without_payloads_beside_its_report_is_not_all_that_is_read(
     assert {call[-1] for call in alone} == {"nvtx_name"}
 
 
+FULL = "No space left on device"
+
+
 def test_payloads_that_cannot_be_had_are_a_warning_and_no_lost_rank(
     nccl_report: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    full = 'case "$*" in *--type=json*) echo "No space left on device" >&2; exit 1 ;; esac'
+    full = f'case "$*" in *--type=json*) echo "{FULL}" >&2; exit 1 ;; esac'
     nsys = program(tmp_path, full)
     monkeypatch.setenv(VARIABLE, str(nsys))
     ranks = read_report(nccl_report)
     assert [call[0] for call in called(ranks)] == [call[0] for call in CALLS]
     if not Nsys(str(nsys)).payload_flags():
         (warning,) = ranks.warnings
-        assert warning.startswith("NCCL's payloads were not read: nsys could not export")
-        assert "No space left on device" in warning
+        assert str(nccl_report) in warning
+        assert FULL in warning
 
 
 def program(folder: Path, *lines: str) -> Path:
@@ -207,7 +210,7 @@ def test_a_report_of_a_newer_nsys_says_of_which(
 ) -> None:
     nsys = program(tmp_path, REFUSES.format(words))
     monkeypatch.setattr(nsys_export, "installed", lambda: [Nsys(str(nsys))])
-    with pytest.raises(ReportError, match=r"is of nsys 2024\.2\.3\.38, which") as caught:
+    with pytest.raises(ReportError, match=r"2024\.2\.3\.38") as caught:
         read_report(report)
     assert "CLUSTERPROF_NSYS=PATH" in caught.value.details[0]
 
@@ -245,7 +248,7 @@ def test_an_export_that_was_cut_short_does_not_stand_in_the_way_of_its_report(
     (ranks,) = gather([tmp_path]).ranks
     assert ranks.rank == 3
     assert f"{export} is truncated" in ranks.warnings[0]
-    assert ranks.warnings[0].endswith("the report beside it was read instead")
+    assert ranks.info.source == tmp_path / "rank3.nsys-rep"
 
 
 def test_what_nsys_left_without_making_the_report_is_imported(

@@ -222,9 +222,10 @@ def test_a_folder_below_that_may_not_be_listed_is_a_missing_report_beside_the_ot
     monkeypatch.setattr(Path, "iterdir", refuse)
     found = gather([tmp_path])
     assert [tables.rank for tables in found.ranks] == [0]
-    assert [lost["reason"] for lost in found.missing] == [
-        f"{tmp_path}/node1 cannot be read: permission denied"
-    ]
+    (lost,) = found.missing
+    assert lost["source"] == str(tmp_path / "node1")
+    assert lost["source"] in lost["reason"]
+    assert "permission denied" in lost["reason"]
 
 
 def refuse_opening(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -285,14 +286,15 @@ def test_a_rank_that_is_no_number_of_a_rank_is_a_mistake_of_the_command_line(
 
 
 def test_an_unset_variable_is_not_the_current_folder(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
+    with pytest.raises(SystemExit, match="2"):
         merge.main("merge", [""], None)
-    assert "a path is empty" in capsys.readouterr().err
+    assert "PATH" in capsys.readouterr().err.splitlines()[-1]
 
 
 def test_a_user_that_there_is_not_is_a_file_that_there_is_not() -> None:
-    with pytest.raises(ReportError, match=r"~no-such-user/a\.sqlite does not exist"):
+    with pytest.raises(ReportError, match="does not exist") as caught:
         merge.main("merge", ["~no-such-user/a.sqlite"], None)
+    assert caught.value.what.startswith("~no-such-user/a.sqlite ")
 
 
 def test_without_nsys_the_error_has_the_command_for_another_host(
@@ -338,9 +340,12 @@ def test_no_space_to_unpack_names_the_way_out(
 def test_one_report_that_is_bad_is_an_error_and_not_an_empty_merge(tmp_path: Path) -> None:
     path = tmp_path / "rank0.sqlite"
     path.write_bytes(b"")
-    with pytest.raises(ReportError, match="is empty"):
+    with pytest.raises(ReportError, match="is empty") as alone:
         gather([path])
     (tmp_path / "rank1.sqlite").write_bytes(b"")
-    with pytest.raises(ReportError, match="none of the 2 reports can be read") as caught:
+    with pytest.raises(ReportError, match="2 reports") as caught:
         gather([tmp_path])
-    assert caught.value.details[-1] == "export or copy it again, and compare the sizes"
+    *files, advice = caught.value.details
+    assert files[0] == alone.value.what
+    assert str(tmp_path / "rank1.sqlite") in files[1]
+    assert advice == alone.value.details[-1]

@@ -6,9 +6,10 @@ import gzip
 import json
 import lzma
 import os
+import re
 import shutil
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
 
@@ -70,7 +71,7 @@ def test_a_bad_report_is_a_missing_report_and_the_others_go_on(ddp: Path, tmp_pa
     assert [ranks.rank for ranks in gathered.ranks] == [0, 1, 3]
     (gap,) = gathered.missing
     assert gap["source"] == str(broken)
-    assert "not a whole xz file" in gap["reason"]
+    assert str(broken) in gap["reason"]
     assert any(str(broken) in warning for warning in gathered.warnings)
 
 
@@ -100,7 +101,7 @@ def test_a_fault_of_the_reader_is_a_missing_report_too(
 
 def test_one_rank_twice_is_refused_with_both_files_named(ddp: Path, straggler: Path) -> None:
     one, other = ddp / "rank1.sqlite.xz", straggler / "rank1.sqlite.xz"
-    with pytest.raises(MergeError, match="rank 1 has two reports") as caught:
+    with pytest.raises(MergeError, match="rank 1 ") as caught:
         gather([one, other])
     assert str(one) in str(caught.value)
     assert str(other) in str(caught.value)
@@ -133,12 +134,19 @@ def test_reports_of_worlds_of_different_size_are_refused(
         gather([ddp / "rank0.sqlite.xz", changed(1, size)])
 
 
+def windows_apart(warnings: Sequence[str]) -> list[tuple[int, int]]:
+    """Return the ranks of windows that are too far apart: which, and from whose."""
+    named = (re.findall(r"rank (\d+)", warning) for warning in warnings if " 5 s " in warning)
+    return [(int(rank), int(other)) for rank, other in named]
+
+
 def test_two_recordings_of_one_rendezvous_are_told_apart_by_time_and_communicator(
     ddp: Path, straggler: Path
 ) -> None:
     # Both ran with torchrun's defaults: nothing in their environment differs.
-    with pytest.raises(MergeError, match="captures of different times"):
+    with pytest.raises(MergeError, match="different times") as caught:
         gather([ddp / "rank0.sqlite.xz", straggler / "rank1.sqlite.xz"])
+    assert [str(folder) in caught.value.details[k] for k, folder in enumerate((ddp, straggler))]
 
 
 def test_one_host_s_clock_tells_two_runs_apart_where_a_report_names_no_communicator(
@@ -146,8 +154,9 @@ def test_one_host_s_clock_tells_two_runs_apart_where_a_report_names_no_communica
 ) -> None:
     # Both are of one host, and exports of nsys 2024.2 name none.
     other = recordings / "nsys-2024.2" / "pipeline" / "rank2.sqlite.xz"
-    with pytest.raises(MergeError, match="captures of different times"):
+    with pytest.raises(MergeError, match="different times") as caught:
         gather([ddp / "rank0.sqlite.xz", ddp / "rank1.sqlite.xz", other])
+    assert [str(other) in line for line in caught.value.details[:2]].count(True) == 1
 
 
 def test_a_process_group_of_the_same_name_is_no_proof_of_one_job(
@@ -164,9 +173,10 @@ def test_a_process_group_of_the_same_name_is_no_proof_of_one_job(
     one = tmp_path / "rank0.json"
     one.write_text(json.dumps(first))
     gathered = gather([one, other])
-    assert any("a host's clock that is far off" in warning for warning in gathered.warnings)
+    assert [ranks.rank for ranks in gathered.ranks] == [0, 1]
+    assert windows_apart(gathered.warnings) == [(1, 0)]
     one.write_text(json.dumps({**first, "host_name": "n1"}))
-    with pytest.raises(MergeError, match="captures of different times"):
+    with pytest.raises(MergeError, match="different times"):
         gather([one, other])
 
 
@@ -176,7 +186,7 @@ def test_a_clock_that_is_far_off_is_a_warning_where_the_communicator_is_shared(
     late = "UPDATE TARGET_INFO_SESSION_START_TIME SET utcEpochNs = utcEpochNs + 3600000000000"
     gathered = gather([ddp / "rank0.sqlite.xz", changed(1, late)])
     assert [ranks.rank for ranks in gathered.ranks] == [0, 1]
-    assert any("a host's clock that is far off" in warning for warning in gathered.warnings)
+    assert windows_apart(gathered.warnings) == [(1, 0)]
 
 
 def test_a_rank_told_for_the_report_holds_for_its_export(
@@ -188,8 +198,10 @@ def test_a_rank_told_for_the_report_holds_for_its_export(
 
 
 def test_a_rank_told_for_a_file_that_is_not_there_is_refused(ddp: Path) -> None:
-    with pytest.raises(ReportError, match="rank 5 was given for"):
+    with pytest.raises(ReportError, match="rank 5 ") as caught:
         gather([ddp], ranks={ddp / "rank9.sqlite": 5})
+    assert str(ddp / "rank9.sqlite") in caught.value.what
+    assert str(ddp / "rank0.sqlite.xz") in caught.value.details[0]
 
 
 def test_a_warning_of_several_ranks_is_said_once(recordings: Path) -> None:
@@ -204,7 +216,7 @@ def test_a_report_that_names_no_communicators_beside_others_that_do_is_said(
     bare = changed(2, "UPDATE NVTX_EVENTS SET binaryData = NULL")
     gathered = gather([ddp / "rank0.sqlite.xz", ddp / "rank1.sqlite.xz", bare])
     (warning,) = gathered.warnings
-    assert warning.startswith("rank 2: communicators are named otherwise than in most reports")
+    assert warning.startswith("rank 2: communicators ")
     assert gather([ddp]).warnings == []
 
 
