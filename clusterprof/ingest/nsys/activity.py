@@ -95,47 +95,34 @@ def read(export: Export, process: int | None, cuda: Calls) -> Activity:
     update = with_names(updates(full_names), full)[ours]
     nccl = np.flatnonzero(is_nccl)
     nccl = nccl[np.argsort(raw["start"][nccl], kind="stable")]
-    graphs = _simple(export, process, cuda, schema.GRAPH, "compute", "CUDA graph")
-    copies = _copies(export, process, cuda)
-    memsets = _simple(export, process, cuda, schema.MEMSET, "memset", "memset")
+    begin, end, stream = (raw[name][nccl] for name in ("start", "end", "streamId"))
+    graphs, copies, memsets = (
+        export.spans(table, process) for table in (schema.GRAPH, schema.MEMCPY, schema.MEMSET)
+    )
     return Activity(
-        work=[kernels, graphs, copies, memsets],
-        nccl=NcclKernels(
-            raw["start"][nccl],
-            raw["end"][nccl],
-            raw["streamId"][nccl],
-            launched.at(nccl),
-            codes[nccl],
-            names,
-        ),
+        work=[
+            kernels,
+            _work(graphs, cuda, kind="compute", name="CUDA graph"),
+            _copies(copies, cuda),
+            _work(memsets, cuda, kind="memset", name="memset"),
+        ],
+        nccl=NcclKernels(begin, end, stream, launched.at(nccl), codes[nccl], names),
         step_ends=ends_of_updates(launched.start[ours], launched.end[ours], update),
         kernels=kernels.num_rows,
-        graphs=graphs.num_rows,
+        graphs=graphs["start"].size,
     )
 
 
-def _work(raw: Mapping[str, Ints], launched: Launched, **more: Column) -> pa.Table:
+def _work(raw: Mapping[str, Ints], launching: Launched | Calls, **more: Column) -> pa.Table:
+    ids, device, stream = (raw[name] for name in ("correlationId", "deviceId", "streamId"))
+    launched = launching.launching(ids) if isinstance(launching, Calls) else launching
+    begin, end, size = raw["start"], raw["end"], raw.get("bytes")
     return recording.activity(
-        raw["start"],
-        raw["end"],
-        raw["deviceId"],
-        raw["streamId"],
-        launched,
-        correlation=raw["correlationId"],
-        size=raw.get("bytes"),
-        **more,
+        begin, end, device, stream, launched, correlation=ids, size=size, **more
     )
 
 
-def _simple(
-    export: Export, process: int | None, cuda: Calls, table: schema.Table, kind: str, name: str
-) -> pa.Table:
-    raw = export.spans(table, process)
-    return _work(raw, cuda.launching(raw["correlationId"]), kind=kind, name=name)
-
-
-def _copies(export: Export, process: int | None, cuda: Calls) -> pa.Table:
-    raw = export.spans(schema.MEMCPY, process)
+def _copies(raw: Mapping[str, Ints], cuda: Calls) -> pa.Table:
     direction_of = np.zeros(64, np.int32)
     direction_of[list(schema.DIRECTION_OF_KIND)] = list(schema.DIRECTION_OF_KIND.values())
     direction = direction_of[np.clip(raw["copyKind"], 0, 63)]
@@ -143,7 +130,7 @@ def _copies(export: Export, process: int | None, cuda: Calls) -> pa.Table:
     known = (host_memory == schema.PAGEABLE) | (host_memory == schema.PINNED)
     return _work(
         raw,
-        cuda.launching(raw["correlationId"]),
+        cuda,
         kind="copy",
         name=encoded(direction, [f"memcpy {each}" for each in schema.DIRECTIONS]),
         direction=encoded(direction, schema.DIRECTIONS),

@@ -61,12 +61,6 @@ def read(export: Export) -> Ranges:
     has_domains = export.has(schema.NVTX, "domainId")
     domain = 'coalesce(n."domainId", 0)' if has_domains else "0"
     text, join = export.text(schema.NVTX, "text", "textId")
-    created = export.rows(
-        f'SELECT n."globalTid", {domain}, {text} FROM {{0}} n {join}'
-        f' WHERE {int(has_domains)} AND n."eventType" = {schema.DOMAIN_CREATE}',
-        schema.NVTX,
-        schema.STRINGS,
-    )
     result = export.arrow(
         f'SELECT n.rowid AS row, n.start AS start, coalesce(n."end", -1) AS "end",'
         f' n."globalTid" AS tid, {domain} AS domain,'
@@ -77,14 +71,22 @@ def read(export: Export) -> Ranges:
         schema.STRINGS,
     )
     name = result.column("name").cast(pa.binary()).combine_chunks().dictionary_encode()
-    tid = export.integers(result, "tid")
+    tid, start, end, of_domain, row = (
+        export.integers(result, each) for each in ("tid", "start", "end", "domain", "row")
+    )
+    created = export.rows(
+        f'SELECT n."globalTid", {domain}, {text} FROM {{0}} n {join}'
+        f' WHERE {int(has_domains)} AND n."eventType" = {schema.DOMAIN_CREATE}',
+        schema.NVTX,
+        schema.STRINGS,
+    )
     return Ranges(
-        start=export.integers(result, "start"),
-        end=export.integers(result, "end"),
+        start=start,
+        end=end,
         process=schema.process_of(tid),
         thread=schema.thread_of(tid),
-        domain=export.integers(result, "domain"),
-        row=export.integers(result, "row"),
+        domain=of_domain,
+        row=row,
         name=name.indices.to_numpy(zero_copy_only=False).astype(np.int64),
         # A program may name its ranges in any encoding.
         names=[each.decode(errors="replace") for each in name.dictionary.to_pylist()],

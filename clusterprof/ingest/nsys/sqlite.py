@@ -62,18 +62,16 @@ def _unpacked(path: Path) -> Iterator[Path]:
             with opened(path) as packed, database.open("wb") as whole:
                 shutil.copyfileobj(packed, whole, 1 << 20)
         except (lzma.LZMAError, EOFError) as error:
-            empty = path.stat().st_size == 0
-            raise ReportError(
-                f"{path} is empty" if empty else f"{path} is not a whole xz file: {error}",
-                "export or copy it again, and compare the sizes",
-            ) from error
+            damage = "empty" if path.stat().st_size == 0 else f"not a whole xz file: {error}"
+            again = "export or copy it again, and compare the sizes"
+            raise ReportError(f"{path} is {damage}", again) from error
         except OSError as error:
-            if error.errno in _DISK_FULL:
-                raise ReportError(
-                    f"{path} cannot be unpacked into {folder}: {error.strerror}",
-                    "point TMPDIR to a file system with enough space for the unpacked report",
-                ) from error
-            raise unreadable(path, error) from error
+            if error.errno not in _DISK_FULL:
+                raise unreadable(path, error) from error
+            raise ReportError(
+                f"{path} cannot be unpacked into {folder}: {error.strerror}",
+                "point TMPDIR to a file system with enough space for the unpacked report",
+            ) from error
         yield database
 
 
@@ -105,7 +103,7 @@ def _read_process(
 ) -> tuple[Recording, Communicators]:
     if process is not None:
         ranges = ranges.of_process(process)
-    cuda = _cuda_calls(export, process)
+    cuda, of_the_system = _calls(export, process)
     work = activity.read(export, process, cuda)
     collectives, communicators = nccl_ranges.read(export, ranges, work.nccl, elsewhere)
     others = [each for each in processes if each != process]
@@ -119,7 +117,7 @@ def _read_process(
     recording = Recording(
         info=info,
         work=work.work,
-        calls=[cuda, _os_calls(export, process), _range_calls(ranges)],
+        calls=[cuda, of_the_system, _range_calls(ranges)],
         collectives=collectives,
         marks=Calls("range", marks.start, marks.end, marks.thread, marks.name, marks.names),
         marked_by="nvtx",
@@ -135,20 +133,18 @@ def _read_process(
     return recording, communicators
 
 
-def _cuda_calls(export: Export, process: int | None) -> Calls:
+def _calls(export: Export, process: int | None) -> tuple[Calls, Calls]:
+    """Return the calls of CUDA and of the OS runtime."""
     raw = export.spans(schema.RUNTIME, process)
     codes, names = export.names(raw["nameId"])
     plain = [schema.API_VERSION.sub("", name) for name in names]
-    thread = schema.thread_of(raw["globalTid"])
-    return Calls("cuda", raw["start"], raw["end"], thread, codes, plain, raw["correlationId"])
-
-
-def _os_calls(export: Export, process: int | None) -> Calls:
+    times = (raw["start"], raw["end"], schema.thread_of(raw["globalTid"]))
+    cuda = Calls("cuda", *times, codes, plain, raw["correlationId"])
     raw = export.numbers(schema.OS_RUNTIME, process)
     # An end equal to the start is nsys's own mark ("... profiling started"), no call.
     raw = {name: values[raw["end"] > raw["start"]] for name, values in raw.items()}
-    thread = schema.thread_of(raw["globalTid"])
-    return Calls("os", raw["start"], raw["end"], thread, *export.names(raw["nameId"]))
+    times = (raw["start"], raw["end"], schema.thread_of(raw["globalTid"]))
+    return cuda, Calls("os", *times, *export.names(raw["nameId"]))
 
 
 def _range_calls(ranges: Ranges) -> Calls:
