@@ -80,6 +80,8 @@ class Manifest:
     ended: str | None = None
     #: the job's status; None while it runs
     exit_status: int | None = None
+    #: the attempt whose reports are merged
+    attempt: int = 1
 
     @classmethod
     def read(cls, path: Path) -> Manifest:
@@ -99,7 +101,8 @@ class Manifest:
                 "use the clusterprof that made it, or merge its reports: clusterprof merge FILES",
             )
         optional = ("world_size", "launcher", "ended", "exit_status")
-        found = cls(path, content, *map(content.get, optional))
+        members = {name: content.get(name) for name in optional}
+        found = cls(path, content, **members, attempt=content.get("attempt") or 1)
         for key, form in _FORM.items():
             if key in content and not documents.fits(content[key], form):
                 raise found.damaged(f"{key!r} is invalid")
@@ -136,11 +139,6 @@ class Manifest:
     def began(self) -> str:
         """When the job was launched, ISO 8601."""
         return str(self._member("began"))
-
-    @property
-    def attempt(self) -> int:
-        """The attempt whose reports are merged."""
-        return self.content.get("attempt") or 1
 
     @property
     def hosts(self) -> list[dict[str, Any]]:

@@ -91,6 +91,11 @@ def plain(text: str, most: int = 200) -> str:
     return "".join(each if each.isprintable() else ascii(each)[1:-1] for each in short)
 
 
+def last_printed(stderr: bytes) -> str:
+    """The last line that a program printed, for a line of a terminal; "" for nothing."""
+    return plain(stderr.decode(errors="replace").strip().rpartition("\n")[2])
+
+
 def last_line(answer: bytes) -> Any:
     """The JSON in an answer's last line, since a login shell may greet before it; else None."""
     try:

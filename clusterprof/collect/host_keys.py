@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from clusterprof.collect.answers import plain
+from clusterprof.collect.answers import last_printed, plain
 from clusterprof.errors import HostError
 
 _SSH_PORT = 22
@@ -127,7 +127,7 @@ def settings(connection: Any, config: Path | None) -> dict[str, str]:
     options += ["-p", str(connection.port), "-l", str(connection.user)]
     asked = run(["ssh", "-G", *options, "--", str(connection.original_host)])
     if asked.returncode != 0:
-        raise HostKeyRefused(f"ssh does not accept its configuration: {last_line(asked.stderr)}")
+        raise HostKeyRefused(f"ssh does not accept its configuration: {last_printed(asked.stderr)}")
     found: dict[str, str] = {}
     for line in asked.stdout.decode(errors="surrogateescape").splitlines():
         keyword, _, value = line.partition(" ")
@@ -144,7 +144,7 @@ def check_revoked(path: Path, key: bytes, line: str) -> None:
     if content.startswith(_KRL):
         asked = run(["ssh-keygen", "-Q", "-f", str(path), "/dev/stdin"], line.encode())
         if asked.returncode not in (0, 1):
-            raise _unreadable(path, last_line(asked.stderr))
+            raise _unreadable(path, last_printed(asked.stderr))
         revoked = asked.returncode == 1
     else:
         lines = [each.split() for each in content.decode(errors="replace").splitlines()]
@@ -158,11 +158,6 @@ def check_revoked(path: Path, key: bytes, line: str) -> None:
 
 def _unreadable(path: Path, why: str) -> HostKeyRefused:
     return HostKeyRefused(f"RevokedHostKeys {path} cannot be read, so no key is accepted: {why}")
-
-
-def last_line(stderr: bytes) -> str:
-    """The last line that a program of OpenSSH's has printed."""
-    return plain(stderr.decode(errors="replace").strip().rpartition("\n")[2])
 
 
 def decoded(words: Sequence[str]) -> bytes | None:

@@ -129,9 +129,8 @@ def _missing(each: RemoteHost, there: OverSsh, nsys: str | None) -> str:
     answer = each.ask("look", request, python=there.python, within_s=there.timeout_s)
     found = answers.found(answer.stdout, there.port) if answer.status == 0 else None
     if found is None:
-        printed = answer.stderr.decode(errors="replace").strip() or "nothing"
-        last = answers.plain(printed.splitlines()[-1])
-        return f"{there.python} does not run there (it printed: {last}): --python PATH"
+        printed = answers.last_printed(answer.stderr) or "nothing"
+        return f"{there.python} does not run there (it printed: {printed}): --python PATH"
     each.found = found
     if not found.folder:
         return f"it has no folder {there.folder}: --chdir DIR"

@@ -100,7 +100,12 @@ def ask(
     order = list(dict.fromkeys([*(expected or hostnames(answers.asked)), *sorted(answers.nodes)]))
     for host in order:
         if host not in answers.done:
-            answers.nodes.setdefault(host, []).append(_silent(host, srun_printed))
+            lines = [each for each in srun_printed if host in each or "execve" in each]
+            late = Check(
+                "answer", BAD, lines[0] if lines else f"none within {PATIENCE_S:g} s",
+                f"is the node up (sinfo -R -n {host}), and does it have {sys.executable}?",
+            )  # fmt: skip
+            answers.nodes.setdefault(host, []).append(late)
     return {host: answers.nodes[host] for host in order}
 
 
@@ -156,15 +161,6 @@ def _end(srun: subprocess.Popen[str]) -> None:
         with contextlib.suppress(subprocess.TimeoutExpired):
             srun.wait(0.4)
             return
-
-
-def _silent(host: str, srun_printed: Sequence[str]) -> Check:
-    """A node whose answer is missing or incomplete; with what srun printed about it."""
-    lines = [each for each in srun_printed if host in each or "execve" in each]
-    return Check(
-        "answer", BAD, lines[0] if lines else f"none within {PATIENCE_S:g} s",
-        f"is the node up (sinfo -R -n {host}), and does it have {sys.executable}?",
-    )  # fmt: skip
 
 
 def own_lines(host: str, checks: Sequence[Check]) -> list[str]:

@@ -76,10 +76,7 @@ def checks(nsys: Path | None, folder: Path, probe: Path | None) -> list[tuple[st
         ("temporary folder", temporary_folder),
         (leftovers.SHARED_MEMORY, shared_memory),
         ("loopback", loopback),
-        (
-            "run directories",
-            lambda: probed_folder(probe, name()) if probe else run_folder(folder),
-        ),
+        (RUNS, lambda: probed_folder(probe, name()) if probe else run_folder(folder)),
         ("clock source", clock_source),
         ("clock", clock_error),
         ("cpu sampling", cpu_sampling),

@@ -124,18 +124,14 @@ def over_udp(
     `meet` is a folder that all nodes see. Raises ClusterprofError where rank 0 cannot listen
     there, or where a rank does not find or reach it within `timeout_s`.
     """
-    path = meet / f".clusterprof-clock-{_job(environ)}"
+    # What distinguishes this measurement from another of the same user in the same folder.
+    names = ("SLURM_JOB_ID", "SLURM_STEP_ID", "TORCHELASTIC_RUN_ID", "PMIX_NAMESPACE")
+    given = [re.sub(r"\W", "_", environ[name]) for name in names if environ.get(name)]
+    path = meet / f".clusterprof-clock-{'.'.join(given) or 'here'}"
     if me.rank == 0:
         return _answer_over_udp(path, me.world_size or 1, environ, timeout_s)
     _ask_over_udp(me, path, timeout_s)
     return None
-
-
-def _job(environ: Mapping[str, str]) -> str:
-    """What distinguishes this measurement from another of the same user in the same folder."""
-    names = ("SLURM_JOB_ID", "SLURM_STEP_ID", "TORCHELASTIC_RUN_ID", "PMIX_NAMESPACE")
-    given = [environ[name] for name in names if environ.get(name)]
-    return ".".join(re.sub(r"\W", "_", word) for word in given) or "here"
 
 
 def _answer_over_udp(
@@ -162,9 +158,10 @@ def _answer_over_udp(
         until = time.monotonic() + 0.3
         while endpoint.wait(until - time.monotonic()):
             exchange.answer(endpoint)
-    silent = sorted(set(range(1, size)) - set(rows))
-    notes = [f"no answer from {words.ranks(silent)} within {timeout_s:g} s"]
-    return _measurement("UDP", [rows[rank] for rank in sorted(rows)], notes if silent else [])
+    notes = []
+    if silent := set(range(1, size)) - set(rows):
+        notes = [f"no answer from {words.ranks(silent)} within {timeout_s:g} s"]
+    return _measurement("UDP", [rows[rank] for rank in sorted(rows)], notes)
 
 
 def _ask_over_udp(me: Identity, path: Path, timeout_s: float) -> None:
