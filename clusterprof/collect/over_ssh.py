@@ -165,7 +165,8 @@ def deliver(each: RemoteHost, plan: Plan) -> None:
                 sftp.mkdir(f"{folder}/{name}", 0o700)
             for name, content in contents.items():
                 with sftp.open(f"{folder}/{name}", "wb") as file:
-                    file.set_pipelined(True)
+                    # paramiko drops the errors of pipelined writes; the last one, the plan's, tells
+                    file.set_pipelined(name != paths.PLAN)
                     file.write(content)
         except OSError as error:
             if not each.ssh.connected:
