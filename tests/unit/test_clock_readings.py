@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from clusterprof.agent.contracts import clocks
+from clusterprof.agent.contracts import clocks, exchange
 from clusterprof.agent.contracts.exchange import (
     Answerer,
     Endpoint,
@@ -205,12 +205,15 @@ def test_exchanges_around_a_step_of_the_clock_are_refused() -> None:
         narrowed([Exchange(NOW, -10, 10), Exchange(NOW + 1000, 5_000, 5_020)])
 
 
-def test_datagrams_without_the_secret_are_not_answered() -> None:
+def test_datagrams_without_the_secret_are_not_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exchange, "SECONDS", 0.05)
     server, friend = Endpoint("127.0.0.1", b"s" * 32), Endpoint("127.0.0.1", b"s" * 32)
     stranger = Endpoint("127.0.0.1", b"x" * 32)
     try:
         target = Answerer("127.0.0.1", server.socket.getsockname()[1], server.secret, "")
-        assert measure(stranger, target, first_s=0.05) == []
+        with monkeypatch.context() as shorter:
+            shorter.setattr(exchange, "FIRST_ANSWER_S", 0.05)
+            assert measure(stranger, target) == []
         for _ in range(8):
             if server.wait(0.05):
                 assert answer(server) is None
@@ -226,7 +229,7 @@ def test_datagrams_without_the_secret_are_not_answered() -> None:
 
         thread = threading.Thread(target=serve)
         thread.start()
-        found = measure(friend, target, seconds=0.05)
+        found = measure(friend, target)
         stop.set()
         thread.join()
         bound = narrowed(found)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import doctest
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,10 +9,60 @@ from hypothesis import strategies as st
 from clusterprof.agent.contracts import words
 
 
-def test_every_example_in_the_docstrings_is_true() -> None:
-    outcome = doctest.testmod(words)
-    assert outcome.attempted > 10
-    assert outcome.failed == 0
+@pytest.mark.parametrize(
+    ("written", "expected"),
+    [
+        (words.milliseconds(20_312_345), "20.3"),
+        (words.milliseconds(4_062_118_000), "4062"),
+        (words.milliseconds(1_234), "0.001"),
+        (words.ms(20_312_345), "20.3 ms"),
+        (words.column_decimals(61_000_000), 2),
+        (words.column_decimals(4_062_118_000), 0),
+        (words.duration(8_240), "8.2 µs"),
+        (words.duration(20_312_345), "20.3 ms"),
+        (words.duration(4_062_118_000), "4.06 s"),
+        (words.age(119), "119 s"),
+        (words.age(300), "5 min"),
+        (words.age(172_800), "2 d"),
+        (words.age(None), "-"),
+        (words.bound(8_241), "±8.3 µs"),
+        (words.bound(123_456), "±0.13 ms"),
+        (words.bound(0), "±0 µs"),
+        (words.with_bound(20_312_345, 8_241), "20.312 ±0.009 ms"),
+        (words.with_bound(20_312_345, 1_500_000), "20.3 ±1.5 ms"),
+        (words.with_bound(20_312_345, 0), "20.3 ms"),
+        (words.percent(0.334), "33%"),
+        (words.percent(0.0321), "3.2%"),
+        (words.percent(0.0002), "<0.1%"),
+        (words.percent(0.0), "0%"),
+        (words.confidence(0.996), "99%"),
+        (words.confidence(1.0), "100%"),
+        (words.confidence(0.57), "57%"),
+        (words.size(8), "8 B"),
+        (words.size(33_554_432), "33.6 MB"),
+        (words.size(None), "-"),
+        (words.size(10**19), "10000 PB"),
+        (words.ranks([3]), "rank 3"),
+        (words.ranks([8, 0, 1, 2, 3]), "ranks 0–3, 8"),
+        (words.ranks(range(0, 40, 8)), "ranks 0–32:8"),
+        (words.spans([0, 1, 2, 3, 8]), "0–3, 8"),
+        (words.numbers([0, 1, 2, 3, 8]), "0-3,8"),
+        (words.numbers([0, 8, 16]), "0,8,16"),
+        (words.numbers([0, 8, 16, 24]), "0-24:8"),
+        (words.listed(["a"]), "a"),
+        (words.listed("ab"), "a and b"),
+        (words.listed("abc", last="or"), "a, b or c"),
+        (words.listed("abcde", limit=2), "a, b and 3 more"),
+        (words.counted(1, "rank"), "1 rank"),
+        (words.counted(1200, "call"), "1,200 calls"),
+        (words.communicator("0x55e1a2b3c4d5e6f7"), "…c4d5e6f7"),
+        (words.communicator("dp"), "dp"),
+        (words.communicator("inferred:0,1"), "inferred"),
+        (words.quantity("exposed_ns_per_step", 1_407_584), ("exposed per step", "1.41 ms")),
+    ],
+)
+def test_numbers_as_they_are_written(written: object, expected: object) -> None:
+    assert written == expected
 
 
 @pytest.mark.parametrize(

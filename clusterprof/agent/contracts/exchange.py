@@ -57,8 +57,7 @@ class Exchange(NamedTuple):
 def exchanged(sent: int, arrived: int, left: int, came: int) -> Exchange:
     """The bound of one exchange: sent and came by the asker's clock, the others by the answerer's.
 
-    The answer's times are of two moments: what the clocks may have drifted between them is
-    added.
+    With what the clocks may have drifted between the answer's two times.
     """
     slack = (left - arrived) * DRIFT_LIMIT_PPM // 1_000_000 + 1
     return Exchange(arrived, sent - arrived, came - left + slack)
@@ -93,7 +92,7 @@ def described(rank: int, exchanges: List[Exchange]) -> Dict[str, Any]:
 
 
 class Answerer(NamedTuple):
-    """Where an answerer is reached, the secret to prove, and its machine (`clocks.machine`)."""
+    """Where an answerer is reached, its secret, and its machine (`clocks.machine`)."""
 
     address: str
     port: int
@@ -152,9 +151,8 @@ class Endpoint:
 
     def send(self, body: bytes, to: Any) -> None:
         """One datagram with its proof; one that cannot be sent is lost, as any may be."""
-        proof = hashlib.blake2b(body, key=self.secret, digest_size=_MAC).digest()
         with contextlib.suppress(OSError):
-            self.socket.sendto(body + proof, to)
+            self.socket.sendto(body + self._proof(body), to)
 
     def receive(self) -> Optional[Tuple[bytes, Any, int]]:
         """A datagram with a proof, its sender and when it came (wall, ns); None for any other."""
@@ -164,24 +162,27 @@ class Endpoint:
             return None
         now = time.time_ns()
         body, proof = data[:-_MAC], data[-_MAC:]
-        wanted = hashlib.blake2b(body, key=self.secret, digest_size=_MAC).digest()
-        if not body or not hmac.compare_digest(proof, wanted):
+        if not body or not hmac.compare_digest(proof, self._proof(body)):
             return None
         stamp = _stamp(ancillary) if self.stamps else None
         # A stamp later than now: the clock was set back in between.
         return body, sender, now if stamp is None or stamp > now else stamp
 
+    def _proof(self, body: bytes) -> bytes:
+        return hashlib.blake2b(body, key=self.secret, digest_size=_MAC).digest()
+
     def wait(self, seconds: float) -> bool:
         """Whether something came within so long."""
         return bool(select.select([self.socket], [], [], max(0.0, seconds))[0])
 
-    def received(self, seconds: float) -> Iterator[Tuple[bytes, Any, int]]:
-        """All datagrams with a proof that come within so long."""
-        until = time.monotonic() + seconds
-        while self.wait(until - time.monotonic()):
-            came = self.receive()
-            if came is not None:
-                yield came
+
+def _received(endpoints: List[Endpoint], until: float) -> Iterator[Tuple[bytes, Any, int]]:
+    """All datagrams with a proof that come until then, by the monotonic clock."""
+    while True:
+        ready = select.select(endpoints, [], [], max(0.0, until - time.monotonic()))[0]
+        yield from filter(None, [endpoint.receive() for endpoint in ready])
+        if not ready or time.monotonic() > until:
+            return
 
 
 def _stamp(ancillary: List[Any]) -> Optional[int]:
@@ -222,9 +223,8 @@ def announced(path: str, ours: bool) -> Answerer:
     form = {"address": str, "port": range(1, 65536), "secret": str, "machine": str}
     if not documents.fits(fields, form):
         raise ValueError("%s announces no answerer" % path)
-    return Answerer(
-        fields["address"], fields["port"], bytes.fromhex(fields["secret"]), fields["machine"]
-    )
+    known = {name: fields[name] for name in form}
+    return Answerer(**{**known, "secret": bytes.fromhex(known["secret"])})
 
 
 def answer(endpoint: Endpoint) -> Optional[bytes]:
@@ -255,8 +255,7 @@ def meeting_ports(secret: bytes) -> List[int]:
 
 def listen_for_seekers(secret: bytes, hosts: List[str]) -> Endpoint:
     """An endpoint on the first meeting port that is free, towards `hosts`. Raises OSError."""
-    ways = [way for way in map(route_to, hosts) if way is not None]
-    address = next((way for way in ways if not _is_loopback(way)), (ways or ["127.0.0.1"])[0])
+    address = _address_towards(hosts)
     problem = OSError("no meeting port")
     for port in meeting_ports(secret):
         try:
@@ -268,11 +267,8 @@ def listen_for_seekers(secret: bytes, hosts: List[str]) -> Endpoint:
 
 def seek(secret: bytes, hosts: List[str], seconds: float) -> Optional[Answerer]:
     """The answerer on one of `hosts`; None where none answers within `seconds`."""
-    ways = []
-    for host in hosts:
-        here = route_to(host)
-        if here is not None:
-            ways.append((host, Endpoint(here, secret)))
+    routes = [(host, route_to(host)) for host in hosts]
+    ways = [(host, Endpoint(here, secret)) for host, here in routes if here is not None]
     mark = os.urandom(8)
     deadline = time.monotonic() + seconds
     try:
@@ -281,40 +277,33 @@ def seek(secret: bytes, hosts: List[str], seconds: float) -> Optional[Answerer]:
                 for port in meeting_ports(secret):
                     endpoint.send(_SEEK + mark, (host, port))
             until = min(deadline, time.monotonic() + 0.1)
-            while time.monotonic() < until:
-                pause = max(0.0, until - time.monotonic())
-                for endpoint in select.select([way for _, way in ways], [], [], pause)[0]:
-                    came = endpoint.receive()
-                    if came is not None and came[0][:12] == _FOUND + mark:
-                        address, port = came[1][:2]
-                        return Answerer(
-                            address, port, secret, came[0][12:].decode("utf-8", "replace")
-                        )
+            for body, sender, _ in _received([way for _, way in ways], until):
+                if body[:12] == _FOUND + mark:
+                    machine = body[12:].decode("utf-8", "replace")
+                    return Answerer(sender[0], sender[1], secret, machine)
     finally:
         for _, endpoint in ways:
             endpoint.close()
     return None
 
 
-def measure(
-    endpoint: Endpoint, to: Answerer, *, seconds: float = SECONDS, first_s: float = FIRST_ANSWER_S
-) -> List[Exchange]:
-    """Exchange datagrams with an answerer for `seconds`; [] where none comes within `first_s`."""
+def measure(endpoint: Endpoint, to: Answerer) -> List[Exchange]:
+    """Exchange datagrams with an answerer for `SECONDS`; [] if none comes in `FIRST_ANSWER_S`."""
     found: List[Exchange] = []
     number = int.from_bytes(os.urandom(3), "big")
-    deadline = time.monotonic() + first_s
+    deadline = time.monotonic() + FIRST_ANSWER_S
     while len(found) < EXCHANGES and time.monotonic() <= deadline:
         number += 1
         sent = time.time_ns()
         endpoint.send(_REQUEST.pack(_ASK, number), to[:2])
-        for body, _, came in endpoint.received(0.1):
+        for body, _, came in _received([endpoint], time.monotonic() + 0.1):
             if body[:4] != _REPLY or len(body) != _ANSWER.size:
                 continue
             _, replied_to, arrived, left = _ANSWER.unpack(body)
             if replied_to != number:  # an answer that came too late
                 continue
             if not found:
-                deadline = time.monotonic() + seconds
+                deadline = time.monotonic() + SECONDS
             found.append(exchanged(sent, arrived, left, came))
             break
     return found
@@ -326,9 +315,9 @@ def deliver(endpoint: Endpoint, to: Answerer, content: bytes, seconds: float = 2
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         endpoint.send(_DELIVER + mark + content, to[:2])
-        for body, _, _ in endpoint.received(min(0.1, deadline - time.monotonic())):
-            if body == _RECEIVED + mark:
-                return True
+        answers = _received([endpoint], min(deadline, time.monotonic() + 0.1))
+        if any(body == _RECEIVED + mark for body, _, _ in answers):
+            return True
     return False
 
 
@@ -337,26 +326,22 @@ def own_address(environ: Any) -> str:
 
     That is the one from which the job's master, or Slurm's launching node, is reached.
     """
-    for host in (
-        environ.get("MASTER_ADDR"), environ.get("SLURM_LAUNCH_NODE_IPADDR"), socket.gethostname(),
-    ):  # fmt: skip
-        found = route_to(host) if host else None
-        if found is not None and not _is_loopback(found):
-            return found
-    return "127.0.0.1"
+    named = [environ.get("MASTER_ADDR"), environ.get("SLURM_LAUNCH_NODE_IPADDR")]
+    return _address_towards([*filter(None, named), socket.gethostname()])
 
 
-def _is_loopback(address: str) -> bool:
-    return address.startswith("127.") or address == "::1"
+def _address_towards(hosts: List[str]) -> str:
+    """The address from which the first of `hosts` that is another machine is reached."""
+    ways = [way for way in map(route_to, hosts) if way is not None]
+    others = [way for way in ways if not way.startswith("127.") and way != "::1"]
+    return [*others, *ways, "127.0.0.1"][0]
 
 
 def route_to(host: str) -> Optional[str]:
     """The local address from which `host` is reached; None where there is no way."""
     try:
-        family, kind, protocol, _, target = socket.getaddrinfo(
-            host, 9, type=socket.SOCK_DGRAM
-        )[0]  # fmt: skip
-        with socket.socket(family, kind, protocol) as probe:
+        *kind, _, target = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(*kind) as probe:
             probe.connect(target)  # sends nothing: it only chooses the route
             return str(probe.getsockname()[0])
     except OSError:

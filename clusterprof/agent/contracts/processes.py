@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import time
-from typing import List, Optional, Tuple
+from typing import Iterator, List, Optional, Tuple
 
 _PR_SET_CHILD_SUBREAPER = 36
 
@@ -36,63 +36,48 @@ def adopt_orphans() -> bool:
         return False
 
 
-def _stat(pid: int) -> Optional[Tuple[str, int]]:
-    """State letter and parent of a process; None where there is none."""
+def _fields(pid: int) -> List[str]:
+    """/proc/PID/stat behind the program's name: state letter, parent, ...; [] where it is gone."""
     try:
         with open("/proc/%d/stat" % pid, encoding="ascii", errors="replace") as file:
-            fields = file.read().rpartition(")")[2].split()
+            return file.read().rpartition(")")[2].split()
     except OSError:
-        return None
-    return fields[0], int(fields[1])
+        return []
 
 
 def work(pid: int) -> Tuple[str, int]:
     """State letter, and the CPU time that the process has taken (in ticks); X where it is gone."""
-    try:
-        with open("/proc/%d/stat" % pid, encoding="ascii", errors="replace") as file:
-            fields = file.read().rpartition(")")[2].split()
-    except OSError:
-        return "X", 0
-    return fields[0], int(fields[11]) + int(fields[12])
+    fields = _fields(pid)
+    return (fields[0], int(fields[11]) + int(fields[12])) if fields else ("X", 0)
 
 
 def running(pid: int) -> bool:
     """Whether the process is there and has not ended (a zombie has)."""
-    found = _stat(pid)
-    if found is None:  # gone, or we may open no file more: what cannot be told still runs
-        return _answers(pid)
-    return found[0] not in "ZX"
-
-
-def _answers(pid: int) -> bool:
-    try:
+    fields = _fields(pid)
+    if fields:
+        return fields[0] not in "ZX"
+    try:  # gone, or we may open no file more: what cannot be determined still runs
         os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
+    except OSError as error:
+        return not isinstance(error, ProcessLookupError)
     return True
 
 
 def parent(pid: int) -> Optional[int]:
     """The process's parent; None where the process is gone."""
-    found = _stat(pid)
-    return found[1] if found else None
+    fields = _fields(pid)
+    return int(fields[1]) if fields else None
 
 
 def status_of(pid: int) -> Optional[int]:
-    """The exit status of an ended child of ours, 128 + n for signal n; None if it has not ended.
-
-    Also None where it is no child of ours (yet).
-    """
+    """An ended child's exit status, 128 + n for signal n; None for others, and if it runs."""
     try:
         ended, status = os.waitpid(pid, os.WNOHANG)
     except ChildProcessError:
         return None
     if ended == 0:
         return None
-    code = os.WEXITSTATUS(status) if os.WIFEXITED(status) else -os.WTERMSIG(status)
-    return code if code >= 0 else 128 - code
+    return os.WEXITSTATUS(status) if os.WIFEXITED(status) else 128 + os.WTERMSIG(status)
 
 
 def ended(status: int) -> str:
@@ -100,31 +85,27 @@ def ended(status: int) -> str:
     return "ended with status %d" % status if status >= 0 else "was killed by signal %d" % -status
 
 
-def own_nsys() -> List[int]:
-    """The nsys processes that are children of ours: our session's daemon, launcher and tee."""
-    pids = [int(entry) for entry in os.listdir("/proc") if entry.isdigit()]
-    return [pid for pid in pids if parent(pid) == os.getpid() and _is_nsys(pid)]
+def of_session(session: str, children: bool = False) -> List[int]:
+    """The running nsys processes that work for this session, whoever their parent is by now.
+
+    `children`: and those that are children of ours, as our session's launcher and tee are.
+    """
+    return [
+        pid
+        for pid, line in _running_nsys()
+        if session.encode() in line or (children and parent(pid) == os.getpid())
+    ]
 
 
-def of_session(session: str) -> List[int]:
-    """The nsys processes that work for this session, whoever their parent is by now."""
-    found = []
-    for entry in os.listdir("/proc"):
-        if not entry.isdigit() or not _is_nsys(int(entry)) or not running(int(entry)):
-            continue
-        with contextlib.suppress(OSError), open("/proc/%s/cmdline" % entry, "rb") as file:
-            if session.encode() in file.read():
-                found.append(int(entry))
-    return found
-
-
-def _is_nsys(pid: int) -> bool:
-    try:
-        with open("/proc/%d/cmdline" % pid, "rb") as file:
-            program = file.read().split(b"\0")[0]
-    except OSError:
-        return False
-    return program.split(b"/")[-1].split(b" ")[0] in _NSYS
+def _running_nsys() -> Iterator[Tuple[int, bytes]]:
+    """Each running process of nsys, with its command line."""
+    for pid in [int(entry) for entry in os.listdir("/proc") if entry.isdigit()]:
+        line = b""
+        with contextlib.suppress(OSError), open("/proc/%d/cmdline" % pid, "rb") as file:
+            line = file.read()
+        program = line.split(b"\0")[0].split(b"/")[-1].split(b" ")[0]
+        if program in _NSYS and running(pid):
+            yield pid, line
 
 
 def isolated() -> List[str]:
@@ -151,11 +132,11 @@ def end_group(child: "subprocess.Popen[bytes]") -> None:
 def end_own_nsys(session: str, patience_s: float = 0.5) -> None:
     """End what is left of our nsys: TERM, then KILL; what the program left is not touched.
 
-    A daemon that spins or is stopped does not hear the first; what a killed one was waiting for
-    is ours only then.
+    A daemon that spins or is stopped ignores the first; what a killed one was waiting for becomes
+    our child only then.
     """
     for number in (signal.SIGTERM, signal.SIGKILL, signal.SIGKILL):
-        left = [pid for pid in {*own_nsys(), *of_session(session)} if running(pid)]
+        left = of_session(session, children=True)
         for pid in left:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, number)
@@ -171,8 +152,7 @@ def forget_dead_sessions() -> None:
     later start on the node ("Connection refused", "Agent launcher failed"). Left alone while
     any nsys of this user runs, or anybody has it open.
     """
-    pids = [int(entry) for entry in os.listdir("/proc") if entry.isdigit()]
-    if any(_is_nsys(pid) and running(pid) and _shares_memory(pid) for pid in pids):
+    if any(_shares_memory(pid) for pid, _ in _running_nsys()):
         return
     for path in glob.glob("/dev/shm/NSys-*"):
         remove_unused(path)
@@ -195,13 +175,8 @@ def is_unused(path: str) -> bool:
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
-        return os.fstat(descriptor).st_uid == os.getuid() and _has_no_writer(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _has_no_writer(descriptor: int) -> bool:
-    try:
+        if os.fstat(descriptor).st_uid != os.getuid():
+            return False
         # Whoever opens it meanwhile has us signalled: not by SIGIO, which would end us.
         fcntl.fcntl(descriptor, fcntl.F_SETSIG, signal.SIGURG)
         fcntl.fcntl(descriptor, fcntl.F_SETLEASE, fcntl.F_RDLCK)
@@ -209,6 +184,8 @@ def _has_no_writer(descriptor: int) -> bool:
         if error.errno == errno.EAGAIN:
             return False
         return os.readlink("/proc/self/ns/pid") == _FIRST_PID_NAMESPACE
+    finally:
+        os.close(descriptor)
     return True
 
 

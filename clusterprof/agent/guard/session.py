@@ -126,8 +126,7 @@ class Session:
 
     def processes(self) -> List[int]:
         """The processes of this session's nsys that are at work."""
-        found = {*processes.own_nsys(), *processes.of_session(self.name)}
-        return sorted(pid for pid in found if processes.running(pid))
+        return processes.of_session(self.name, children=True)
 
     def at_work(self, pids: List[int]) -> bool:
         """Whether anything of `pids` (see `processes`) could still write the report.
