@@ -67,39 +67,22 @@ def machine() -> str:
     return "%s %s" % (boot, os.uname().nodename) if boot else ""
 
 
-def reading(event: str) -> Dict[str, Any]:
+def reading(event: str, mark: bool = False) -> Dict[str, Any]:
     """Wall, monotonic and raw clock as nearly at once as Python can.
 
     The wall clock was read between the two readings of the monotonic clock, `gap_ns` apart.
-    With the kernel's estimate where that costs no import: torch has imported ctypes.
+    With the kernel's estimate where that costs no import: torch has imported ctypes. With `mark`
+    also put ranges into the report that is being captured.
     """
     before = time.monotonic_ns()
     wall = time.time_ns()
     after = time.monotonic_ns()
     raw = time.clock_gettime_ns(time.CLOCK_MONOTONIC_RAW)
-    return {
+    now = {
         "event": event, "wall_ns": wall, "monotonic_ns": before, "gap_ns": after - before,
         "raw_ns": raw, "kernel": kernel() if "ctypes" in sys.modules else None,
     }  # fmt: skip
-
-
-class Readings:
-    """One rank's readings, in memory."""
-
-    def __init__(self) -> None:
-        self.pending: List[Dict[str, Any]] = []
-
-    def take(self, event: str, *, mark: bool = False) -> None:
-        """Take a reading; with `mark` also put a range into the report that is being captured."""
-        now = reading(event)
-        if mark:
-            now["marks"] = marks(now["wall_ns"])
-        self.pending.append(now)
-
-    def new(self) -> List[Dict[str, Any]]:
-        """Those that were taken since the last call."""
-        pending, self.pending = self.pending, []
-        return pending
+    return {**now, "marks": marks(wall)} if mark else now
 
 
 def add(folder: str, readings: List[Dict[str, Any]]) -> None:

@@ -5,9 +5,9 @@ clocks lie. Every rank of the job must take part, or those that do would wait fo
 training's next collective would meet a beacon. So nothing is issued on trust: the ranks agree
 first, over the key-value store that torch.distributed itself uses, with a deadline.
 
-- A rank that comes to a window's end leaves there what it knows: its count of steps, the number
-  of collectives it has issued on the default group, the group's size and backend. The first
-  rank's word is the measure; one that differs decides "no".
+- A rank that comes to a window's end writes there its count of steps, the number of collectives
+  it has issued on the default group, the group's size and backend. One that differs from the
+  first rank decides "no".
 - The last rank to arrive decides "go", one whose patience ends decides "no"; whichever is written
   first stands for all (compare_set is atomic). "go" therefore means that every rank stands
   between the same two steps with the same number of collectives behind it, and none left earlier.
@@ -37,18 +37,17 @@ MESSAGE_BYTES = 13
 
 
 class Beacons:
-    """One rank's beacons; `send` never raises, and never waits for longer than `patience_s`."""
+    """One rank's beacons; `send` never raises, and never waits for longer than `PATIENCE_S`."""
 
     def __init__(self, number: int, world_size: Optional[int]) -> None:
         self.number = number
         self.world_size = world_size
-        self.patience_s = PATIENCE_S
         self.sent: List[Dict[str, Any]] = []
         self.given_up = False
 
     def attend(self, window: Tuple[int, int], counter: Counter) -> None:
         """Take part at the window's ends in a rank that captures nothing itself."""
-        first, end = window
+        counter.next_event, end = window
 
         def at(count: int) -> None:
             opening = count < end
@@ -56,7 +55,6 @@ class Beacons:
             if opening and not self.given_up:
                 counter.next_event = end
 
-        counter.next_event = first
         counter.at = at
 
     def send(self, event: str, count: int) -> None:
@@ -93,23 +91,21 @@ class Beacons:
             facts = "%d steps, %d collectives on %d ranks of %s" % (
                 count, sequence, group.size(), dist.get_backend(),
             )  # fmt: skip
-        verdict = vote.hold(facts, problem, self.patience_s)
+        verdict = vote.hold(facts, problem, PATIENCE_S)
         if verdict != "go":
             return {"reason": verdict, "facts": facts}
         begin = time.time_ns()
         issue(dist, self.number)
-        return {
-            "begin_ns": begin, "end_ns": time.time_ns(), "number": self.number, "facts": facts,
-        }  # fmt: skip
+        end = time.time_ns()
+        return {"begin_ns": begin, "end_ns": end, "number": self.number, "facts": facts}
 
     def unwilling(self, dist: Any, group: Any) -> Optional[str]:
         """Why this rank cannot take part; None where it can."""
         if group.size() < 2:
             return "the job has one rank"
         if self.world_size not in (None, group.size()):
-            return "the default group has %d of the job's %d ranks" % (
-                group.size(), self.world_size,
-            )  # fmt: skip
+            sizes = group.size(), self.world_size
+            return "the default group has %d of the job's %d ranks" % sizes
         if dist.get_backend() not in ("nccl", "gloo"):
             return "the backend %s has not been tried" % dist.get_backend()
         cuda = sys.modules["torch"].cuda

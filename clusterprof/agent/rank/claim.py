@@ -1,7 +1,7 @@
 """Which program of a task is its rank: the first that trains, for as long as it runs.
 
-A task may start several at once. The claim is a Unix socket of the abstract kind: it has no file,
-is taken by one, and goes with its process. Who cannot take it learns from it who has it.
+A task may start several at once. The claim is an abstract Unix socket: it has no file, one process
+holds it until it ends, and who connects to it learns which.
 """
 
 from __future__ import annotations
@@ -18,9 +18,7 @@ _held: Optional[socket.socket] = None
 
 
 def take(folder: str) -> Optional[int]:
-    """Claim the rank with this folder: None where that is done, the process that has it (0 for
-    one that cannot be seen) where it is another's.
-    """
+    """Claim the rank with this folder; returns the process that has it already, see `holder`."""
     global _held
     mine = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
@@ -42,7 +40,10 @@ def release() -> None:
 
 
 def holder(folder: str) -> Optional[int]:
-    """The process that has claimed the rank with this folder; None for none, or another user's."""
+    """The process that has claimed the rank with this folder.
+
+    0 for one that cannot be determined, None for none, or another user's.
+    """
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asking:
         asking.setblocking(False)
         try:

@@ -1,8 +1,7 @@
 """When Python's garbage collector ran inside the window: no profiler sees it.
 
-A collection holds the interpreter: the rank launches nothing meanwhile, and the others wait. Noted
-are those that took long enough to matter; what that costs is two readings of the clock and two
-comparisons for each collection, and nothing outside the window.
+A collection holds the interpreter: the rank launches nothing meanwhile, and the others wait. The
+cost is two readings of the clock for each collection, and nothing outside the window.
 """
 
 from __future__ import annotations
@@ -41,17 +40,14 @@ class Pauses:
         if phase == "start":
             self._begin = now
         elif self._begin and now - self._begin >= LONG_NS and len(self.kept) < MOST:
-            self.kept.append(
-                (self._begin, now, info.get("generation", -1), info.get("collected", 0))
-            )
+            what = info.get("generation", -1), info.get("collected", 0)
+            self.kept.append((self._begin, now, *what))
 
     def text(self, counter: Counter) -> str:
         """What gc.csv holds, with the times of the step log beside it.
 
         An empty list is written too: it says that the collector was not the cause.
         """
-        lines = [
-            "%d,%d,%d,%d\n" % (counter.wall(begin), counter.wall(end), generation, collected)
-            for begin, end, generation, collected in self.kept
-        ]
+        at = counter.wall
+        lines = ["%d,%d,%d,%d\n" % (at(begin), at(end), *rest) for begin, end, *rest in self.kept]
         return "begin_ns,end_ns,generation,collected\n" + "".join(lines)

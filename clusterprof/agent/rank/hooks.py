@@ -1,8 +1,10 @@
-"""Act when a module has been imported, without importing it: the way into the user's program."""
+"""The ways into the user's program: act when it has imported a module, or has called a function."""
 
 from __future__ import annotations
 
+import functools
 import importlib.util
+import operator
 import sys
 from types import ModuleType
 from typing import Any, Callable, Dict, Optional
@@ -11,7 +13,7 @@ Action = Callable[[ModuleType], None]
 
 
 class AfterImport:
-    """A finder that finds nothing itself: it lets the others find and acts after the import."""
+    """A finder that lets the others find, and acts after the import."""
 
     def __init__(self, actions: Dict[str, Action]) -> None:
         self.actions = actions
@@ -60,13 +62,10 @@ class _Acting:
 
 def after_import(actions: Dict[str, Action]) -> None:
     """Run each action once its module has been imported, at once where it already is."""
-    waiting = {}
-    for name, action in actions.items():
-        module = sys.modules.get(name)
-        if module is not None:
-            action(module)
-        else:
-            waiting[name] = action
+    waiting = {name: act for name, act in actions.items() if sys.modules.get(name) is None}
+    for name, act in actions.items():
+        if name not in waiting:
+            act(sys.modules[name])
     if waiting:
         sys.meta_path.insert(0, AfterImport(waiting))
 
@@ -77,16 +76,12 @@ def wrap(
     after: Optional[Callable[[], None]],
     before: Optional[Callable[[], None]] = None,
 ) -> None:
-    """Call `after` whenever the function `dotted` of `module` returns (`Trainer.step`, `step`).
+    """Call `after` whenever the function `dotted` of `module` returns, and `before` before it.
 
-    `before` is called before it.
-
-    Raises AttributeError where the module has no such function.
+    `dotted` is `Trainer.step` or `step`. Raises AttributeError where the module has none.
     """
-    *outer, name = dotted.split(".")
-    owner: Any = module
-    for part in outer:
-        owner = getattr(owner, part)
+    outer, _, name = dotted.rpartition(".")
+    owner: Any = operator.attrgetter(outer)(module) if outer else module
     function = getattr(owner, name)
 
     def stepping(*args: Any, **kwargs: Any) -> Any:
@@ -97,8 +92,44 @@ def wrap(
             after()
         return result
 
-    stepping.__dict__.update(getattr(function, "__dict__", {}))
-    for attribute in ("__name__", "__qualname__", "__doc__", "__module__"):
-        setattr(stepping, attribute, getattr(function, attribute, None))
-    stepping.__wrapped__ = function  # type: ignore[attr-defined]
-    setattr(owner, name, stepping)
+    setattr(owner, name, functools.update_wrapper(stepping, function))
+
+
+class _Stepped(ModuleType):
+    """Setting an attribute counts: of a module the compiler does not ask how that is done."""
+
+
+def after_step(stepped: Callable[[Any], None]) -> Callable[[Any, Any, Any], None]:
+    """A post hook of optimizers that calls `stepped(optimizer)`, in compiled programs as well.
+
+    A program that compiles its optimizer has torch.compile trace the hook with the step. What it
+    finds there is one attribute that is set, of which it makes one instruction behind the compiled
+    step, and no break. The setting, at each run of that step, is what counts.
+    """
+    target: Any = _Stepped("clusterprof_stepped")
+
+    def step_post_hook(optimizer: Any, args: Any, kwargs: Any) -> None:
+        if _compiling():
+            target.optimizer = optimizer
+        else:
+            stepped(optimizer)
+
+    def compiler_can_be_asked(module: ModuleType) -> None:
+        global _compiling
+        _compiling = getattr(module, "is_dynamo_compiling", _never)
+
+    def compiler_is_there(dynamo: ModuleType) -> None:
+        # Nothing below it is to be compiled either.
+        count = dynamo.disable(lambda module, name, optimizer: stepped(optimizer))
+        _Stepped.__setattr__ = count  # type: ignore[method-assign]
+
+    after_import({"torch.compiler": compiler_can_be_asked, "torch._dynamo": compiler_is_there})
+    return step_post_hook
+
+
+def _never() -> bool:
+    return False
+
+
+#: torch's `is_dynamo_compiling`, which is true for the compiler alone
+_compiling: Callable[[], bool] = _never

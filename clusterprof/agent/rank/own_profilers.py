@@ -10,7 +10,7 @@ import contextlib
 import sys
 import threading
 from types import ModuleType
-from typing import Any, Callable, Iterator, Mapping, Optional
+from typing import Any, Callable, Iterator, Mapping, NamedTuple, Optional
 
 from . import hooks
 
@@ -68,27 +68,11 @@ class Kineto:
             self.program = None
 
 
-class CudaRange:
-    """cudaProfilerStart and -Stop, with which our window opens where nsys waits for them.
+class CudaRange(NamedTuple):
+    """cudaProfilerStart and -Stop, with which our window opens where nsys waits for them."""
 
-    nsys takes the first pair for its window, and no other. A program that has such calls itself
-    has them without any effect, as where no profiler listens.
-    """
-
-    def __init__(self, cudart: Any) -> None:
-        """`cudart`: torch's, whose two functions the program finds from now on as no-ops."""
-        self.start = cudart.cudaProfilerStart
-        self.stop = cudart.cudaProfilerStop
-        #: whether the program has called one of them
-        self.asked = False
-        success = getattr(getattr(cudart, "cudaError", None), "success", 0)
-
-        def held_back() -> Any:
-            """cudaProfilerStart or -Stop of the program, while clusterprof has the range."""
-            self.asked = True
-            return success
-
-        cudart.cudaProfilerStart = cudart.cudaProfilerStop = held_back
+    start: Callable[[], Any]
+    stop: Callable[[], Any]
 
 
 def above(environ: Mapping[str, str]) -> Optional[str]:
@@ -96,9 +80,7 @@ def above(environ: Mapping[str, str]) -> Optional[str]:
     if "NSYS_PROFILING_SESSION_ID" in environ or "QUADD_INJECTION_CONFIG" in environ:
         return "an nsys that was started around it"
     injected = environ.get("CUDA_INJECTION64_PATH")
-    if injected:
-        return "%s (CUDA_INJECTION64_PATH)" % injected
-    return None
+    return "%s (CUDA_INJECTION64_PATH)" % injected if injected else None
 
 
 #: This process's; it sees nothing until `watch`.
@@ -107,9 +89,15 @@ _cuda_range: Optional[CudaRange] = None
 
 
 def cuda_range() -> Optional[CudaRange]:
-    """This process's range for nsys, ours from the first call on; None without a CUDA torch."""
+    """This process's range for nsys, ours from the first call on; None without a CUDA torch.
+
+    nsys takes the first pair of calls for its window, and no other. A program that has such calls
+    itself has them without any effect from then on, as where no profiler listens.
+    """
     global _cuda_range
     cudart = getattr(sys.modules.get("torch._C"), "_cudart", None)
     if _cuda_range is None and cudart is not None:
-        _cuda_range = CudaRange(cudart)
+        _cuda_range = CudaRange(cudart.cudaProfilerStart, cudart.cudaProfilerStop)
+        success = getattr(getattr(cudart, "cudaError", None), "success", 0)
+        cudart.cudaProfilerStart = cudart.cudaProfilerStop = lambda: success
     return _cuda_range

@@ -1,9 +1,8 @@
 """What an interpreter in the job does first: find out whether it is a rank, and which part it has.
 
 Most interpreters are no rank (torchrun itself, DataLoader workers, a helper script) and leave
-at once. A profiled rank becomes the guard of an nsys (see `guard`). Every rank waits for the
-import of torch's optimizers, and only then counts: an interpreter that never trains costs
-nothing and claims nothing.
+at once. A profiled rank becomes the guard of an nsys. Every rank counts only from the import of
+torch's optimizers on: an interpreter that never trains costs nothing and claims nothing.
 """
 
 from __future__ import annotations
@@ -60,19 +59,17 @@ def has_its_report(run: str, rank: int, attempt: int) -> bool:
     for each in range(1, attempt + 1):
         before = states.read(paths.rank_folder(paths.attempt_folder(run, each), rank), ours=True)
         state = State.of(before)
-        if state is not None and state.has_captured:
-            if each == attempt or before.get("whole"):
-                return True
+        if state and state.has_captured and (each == attempt or before.get("whole")):
+            return True
     return False
 
 
 def command_line() -> List[str]:
     """This interpreter's whole command line, as it was started."""
-    line = getattr(sys, "orig_argv", None)  # Python 3.10
-    if line is None:
-        with open("/proc/self/cmdline", "rb") as file:
-            line = [os.fsdecode(part) for part in file.read().split(b"\0")[:-1]]
-    return list(line)
+    if hasattr(sys, "orig_argv"):  # Python 3.10
+        return list(sys.orig_argv)
+    with open("/proc/self/cmdline", "rb") as file:
+        return [os.fsdecode(part) for part in file.read().split(b"\0")[:-1]]
 
 
 def is_worker(line: List[str]) -> bool:
@@ -83,11 +80,9 @@ def is_worker(line: List[str]) -> bool:
 
 
 class Rank:
-    """The agent's part in one rank: count its steps and, where it is chosen, open its window."""
+    """The agent's part in one rank: count its steps and, where it is profiled, open its window."""
 
-    def __init__(
-        self, plan: Plan, me: Identity, picked: bool, refused: Optional[str] = None
-    ) -> None:
+    def __init__(self, plan: Plan, me: Identity, picked: bool, refused: Optional[str]) -> None:
         """`refused`: another profiler that is at work here, for which ours is left out."""
         self.plan = plan
         self.me = me
@@ -119,9 +114,7 @@ class Rank:
         if register is None:
             complain("this torch has no optimizer hooks (2.0 has): use --step-on module:function")
             return
-        from . import compiled
-
-        register(compiled.hook(counter.optimizer_stepped))
+        register(hooks.after_step(counter.optimizer_stepped))
         self.begin()
 
     def count_calls(self, module: ModuleType, function: str) -> None:
@@ -133,15 +126,11 @@ class Rank:
             return
         self.begin()
 
+    @descriptors.no_streams()
     def begin(self) -> None:
-        """This process is the rank's: say so, open the step log, arm the window."""
+        """This process is the rank's: claim it, open the step log, arm the window."""
         if counter.enabled:
             return
-        with descriptors.no_streams():
-            self.take_part()
-
-    def take_part(self) -> None:
-        """See `begin`."""
         self.pid = os.getpid()
         os.environ[COUNTING] = str(self.pid)
         from . import claim
@@ -159,7 +148,7 @@ class Rank:
             "begin", run=os.path.abspath(self.plan.run), folder=os.path.abspath(self.folder),
             window=self.plan.window, wall_ns=counter.wall(0),
         )  # fmt: skip
-        self.say_who_we_are()
+        self.first_state()
         if self.plan.beacons:
             from .beacons import Beacons
 
@@ -192,7 +181,7 @@ class Rank:
         descriptors.hide([found.connection.fileno()] if found.connection else [])
         return found
 
-    def say_who_we_are(self) -> None:
+    def first_state(self) -> None:
         """The rank's first state, with its place in the job."""
         facts: Dict[str, Any] = {
             "rank": self.me.rank, "world_size": self.me.world_size,

@@ -40,12 +40,12 @@ MOST_OTHERS = 4096
 class Other:
     """What an optimizer beside the counted one has done since the counted one's last step."""
 
-    def __init__(self, optimizer: Any, at: int, alone: int, first_ns: int) -> None:
+    def __init__(self, optimizer: Any, at: int, alone: int) -> None:
         self.optimizer = weakref.ref(optimizer)
         #: how many steps the counted one had made by then, and how many of them without this one
         self.at = at
         self.alone = alone
-        self.first_ns = first_ns
+        self.first_ns = time.monotonic_ns()
         self.steps = 1
 
 
@@ -89,7 +89,6 @@ class Counter:
         #: whose steps are counted (`get_ident`), and how many came from elsewhere since
         self._thread = 0
         self._elsewhere = 0
-        #: `between` is called whenever a backward of the program returns
         self._attends_backward = False
 
     def begin(self, outbox: Optional[Outbox] = None) -> None:
@@ -102,9 +101,7 @@ class Counter:
 
     def end(self) -> None:
         """Stop counting: in a forked child, or at the program's end."""
-        self.enabled = False
-        self.outbox = None
-        self.next_event = -1
+        self.enabled, self.outbox, self.next_event = False, None, -1
 
     def optimizer_stepped(self, optimizer: Any, args: Any = (), kwargs: Any = None) -> None:
         """Post hook of every torch optimizer's step."""
@@ -137,7 +134,7 @@ class Counter:
             if len(self._others) >= MOST_OTHERS:
                 self._others.clear()
             alone = run if other is None else self._own - other.at
-            self._others[me] = Other(optimizer, self._own, alone, time.monotonic_ns())
+            self._others[me] = Other(optimizer, self._own, alone)
             return False
         other.steps += 1
         if other.steps >= GIVEN_UP:
@@ -157,8 +154,7 @@ class Counter:
         self._own = self._run = 1
         self._others.clear()
         self._turn = None
-        if in_autograd():
-            self._attend_backward()
+        self._in_autograd()
 
     def _moves_here(self) -> bool:
         """Whether the steps of this thread, which is not the counted one, are counted from now."""
@@ -196,9 +192,8 @@ class Counter:
 
     def between(self) -> None:
         """Between two steps, or inside of autograd: whatever is due and may be done there."""
-        due = 0 <= self.next_event <= self.count and self.at is not None
-        if due and in_autograd():
-            self._attend_backward()
+        due = self.at is not None and 0 <= self.next_event <= self.count
+        if due and self._in_autograd():
             due = False
         if due and self.at is not None:
             self.next_event = -1
@@ -208,21 +203,24 @@ class Counter:
         if due or time.monotonic_ns() >= self._flush_at:
             self.flush()
 
-    def _attend_backward(self) -> None:
-        """An optimizer steps inside the backward: what is due is done when that has returned."""
+    def _in_autograd(self) -> bool:
+        """Whether an optimizer steps inside of torch's backward: `between` is called after it."""
+        task = getattr(sys.modules.get("torch._C"), "_current_graph_task_id", None)
+        if task is None or task() == -1:
+            return False
         if not self._attends_backward:
             self._attends_backward = True
             with contextlib.suppress(KeyError, AttributeError):
                 hooks.wrap(sys.modules["torch.autograd"], "backward", self.between)
+        return True
 
     def anchor(self) -> None:
         """Let the log's times, those written already too, be of the wall clock as it is now."""
-        ahead = wall_minus_monotonic() - self._wall
-        if abs(ahead) < SET_NS:
-            return
-        self._wall += ahead
-        if self.outbox is not None:
-            self.outbox.say("anchor", wall_ns=self._wall)
+        wall = wall_minus_monotonic()
+        if abs(wall - self._wall) >= SET_NS:
+            self._wall = wall
+            if self.outbox is not None:
+                self.outbox.say("anchor", wall_ns=wall)
 
     def wall(self, monotonic_ns: int) -> int:
         """A reading of the monotonic clock as the log would have it."""
@@ -237,19 +235,11 @@ class Counter:
             self.outbox.look()
 
 
-def in_autograd() -> bool:
-    """Whether this is a thread, and a moment, of torch's backward."""
-    task = getattr(sys.modules.get("torch._C"), "_current_graph_task_id", None)
-    return task is not None and task() != -1
-
-
 def wall_minus_monotonic() -> int:
     """What the wall clock is ahead of the monotonic one, ns; of three readings the closest."""
     found = []
     for _ in range(3):
-        before = time.monotonic_ns()
-        wall = time.time_ns()
-        after = time.monotonic_ns()
+        before, wall, after = time.monotonic_ns(), time.time_ns(), time.monotonic_ns()
         found.append((after - before, wall - (before + after) // 2))
     return min(found)[1]
 

@@ -5,11 +5,12 @@ Whatever goes wrong in here is written to the rank's state, and the training goe
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import threading
 import time
-from typing import Any, Callable, List, Optional
+from typing import Any, Callable, Dict, List, Optional
 
 from ..contracts import clocks, paths
 from ..contracts.identity import PROFILED
@@ -28,22 +29,22 @@ class Window:
     """One rank's capture of the steps [first, end)."""
 
     def __init__(self, plan: Plan, outbox: Outbox, counter: Counter, beacons: Any = None) -> None:
+        self.plan = plan
         self.first, self.end = plan.window
         self.outbox = outbox
         self.counter = counter
         self.beacons = beacons
-        self.clock = clocks.Readings()
+        #: the clocks' readings that the writer has not yet
+        self.readings: List[Dict[str, Any]] = []
         self.garbage = garbage_collector.Pauses()
-        self.switches: List[Any] = []
-        self.plan = plan
-        #: close early beyond so many bytes; 0 for no limit
-        self.most = plan.max_report_mb * size.MB
         self.looks = size.Looks(self.first, 0)
-        self.is_open = False
-        self.was_open = False
+        self.switches: List[Any] = []
         #: the switches that are on
         self.running: List[Any] = []
-        self.thread_end: Optional[AtEnd] = None
+        self.is_open = False
+        self.was_open = False
+        #: holds an `_AtEnd` of the thread that opened the window, which alone can close it
+        self.local = threading.local()
         counter.next_event = self.first
         counter.at = self.at
         if os.environ.get(PROFILED, "").startswith("cuda:"):
@@ -56,50 +57,53 @@ class Window:
             if self.beacons is not None:
                 # Also where the window is lost: all ranks send beacons, or none can.
                 self.beacons.send("open", count)
-            if opened or self.beacons is not None:
-                self.counter.next_event = self.end
-            if opened:
-                self.counter.next_event = min(self.end, count + 1)
-            return
-        if count < self.end:
+            self.counter.next_event = min(self.end, count + 1) if opened else self.afterwards()
+        elif count < self.end:
             self.counter.next_event = self.look(count) if self.is_open else self.afterwards()
-            return
-        if self.beacons is not None:
-            self.beacons.send("close", count)
-        if self.is_open:
-            self.close(None, whole=True)
+        else:
+            if self.beacons is not None:
+                self.beacons.send("close", count)
+            if self.is_open:
+                self.close(None, whole=True)
 
     def open(self) -> bool:
-        """Start capturing; False where that failed (said in the state)."""
+        """Start capturing; False where that failed (its state says why)."""
         self.was_open = True
         self.outbox.say("watch")
         order = self.outbox.wait("order", ORDER_S)
         if order is not None:
-            self.say(State.LOST, "the window was not opened at step %d: %s" % (self.first, order))
+            self.lost("the window was not opened at step %d: %s" % (self.first, order))
             return False
         try:
-            self.say(State.CAPTURING, step_begin=self.counter.count)
-            self.clock.take("open")
-            self.outbox.say("clock", readings=self.clock.new())
+            self.outbox.state(State.CAPTURING, step_begin=self.counter.count)
+            self.readings.append(clocks.reading("open"))
+            self.hand_over_readings()
             self.counter.anchor()
             tell_prober("open")
             self.switches = self.make_switches()
-            self.ask(own_profilers.kineto.program)
+            own = own_profilers.kineto.program
+            if self.excludes(own):
+                return self.not_opened("the program's own %s is on; choose other steps with --steps"
+                                       % own)  # fmt: skip
             for switch in self.switches:
                 switch.start()
                 self.running.append(switch)
         except Exception as error:  # torch, CUDA and nsys raise what they like
             self.stop()
-            self.say(State.LOST, "the window could not be opened at step %d: %s"
-                     % (self.first, first_line(error)))  # fmt: skip
-            return False
+            return self.not_opened(first_line(error))
         self.is_open = True
-        self.thread_end = AtEnd(self.thread_ends)
+        self.local.at_end = _AtEnd(self.thread_ends)
         own_profilers.kineto.comes = self.give_way
         self.looks = size.Looks(self.first, time.monotonic_ns())
-        self.quietly(lambda: self.clock.take("opened", mark=True))
+        with contextlib.suppress(Exception):
+            self.readings.append(clocks.reading("opened", mark=True))
         self.garbage.start()
         return True
+
+    def not_opened(self, why: str) -> bool:
+        """There will be no report; False."""
+        self.lost("the window could not be opened at step %d: %s" % (self.first, why))
+        return False
 
     def look(self, count: int) -> int:
         """Inside the window: close it if it has become too large, or if that was ordered.
@@ -107,43 +111,30 @@ class Window:
         Returns the count to come back at.
         """
         held = 0
-        ordered = self.outbox.look().get("order")
+        why = self.outbox.look().get("order")
         for switch in self.switches:
-            try:
+            with contextlib.suppress(Exception):  # what cannot be measured cannot be limited
                 held += switch.size()
-            except Exception:  # what cannot be measured cannot be limited
-                pass
-        if ordered:
-            why = ordered
-        elif 0 < self.most < held:
+        if not why and 0 < self.plan.max_report_mb * size.MB < held:
             why = "the report reached %d MB" % (held // size.MB)
-        else:
-            again = self.looks.next(count, time.monotonic_ns())
-            return again if again < self.end else int(self.end)
-        self.close(
-            "closed at step %d of %d:%d: %s" % (count, self.first, self.end, why), whole=True
-        )
+        if not why:
+            return min(self.looks.next(count, time.monotonic_ns()), self.end)
+        self.close_early(why)
         return self.afterwards()
 
     def afterwards(self) -> int:
         """The count to come back at once the window is closed early."""
         # The other ranks' beacons wait for ours at the window's end.
-        return int(self.end) if self.beacons is not None else -1
+        return self.end if self.beacons is not None else -1
 
     def excludes(self, what: Optional[str]) -> bool:
         """Whether `what` the program itself has on, or begins, cannot be beside our window."""
         return any(what in switch.excludes for switch in self.switches)
 
-    def ask(self, what: Optional[str]) -> None:
-        """Raises RuntimeError where `what` the program itself has on excludes ours."""
-        if self.excludes(what):
-            raise RuntimeError("the program's own %s is on; choose other steps with --steps" % what)
-
     def give_way(self, what: str) -> None:
         """The program's own profiler is about to begin: ours ends first."""
         if self.is_open and self.excludes(what):
-            self.close("closed at step %d of %d:%d: the program's own %s began"
-                       % (self.counter.count, self.first, self.end, what), whole=True)  # fmt: skip
+            self.close_early("the program's own %s began" % what)
 
     def thread_ends(self) -> None:
         """The thread that opened the window ends: it alone can close it."""
@@ -151,6 +142,11 @@ class Window:
             self.close("the thread that trained ended after %d steps, inside the window %d:%d"
                        % (self.counter.count, self.first, self.end))  # fmt: skip
         self.stop()
+
+    def close_early(self, why: str) -> None:
+        """Stop capturing between two steps, all of them whole."""
+        where = (self.counter.count, self.first, self.end)
+        self.close("closed at step %d of %d:%d: %s" % (*where, why), whole=True)
 
     def close(self, cut: Optional[str], *, whole: bool = False) -> None:
         """Stop capturing; `cut` says why before the window's end, None at its end.
@@ -162,21 +158,26 @@ class Window:
         self.outbox.say("ignore")
         self.counter.flush()
         self.garbage.stop()
-        self.quietly(lambda: self.clock.take("closing", mark=True))
+        with contextlib.suppress(Exception):
+            self.readings.append(clocks.reading("closing", mark=True))
         problem = self.stop()
-        self.quietly(lambda: self.clock.take("close"))
+        with contextlib.suppress(Exception):
+            self.readings.append(clocks.reading("close"))
         tell_prober("close")
-        self.outbox.say("clock", readings=self.clock.new())
+        self.hand_over_readings()
         self.outbox.say("file", name=paths.GARBAGE, text=self.garbage.text(self.counter))
         if problem is not None:
-            self.say(State.LOST, "the window could not be closed: %s" % problem)
+            self.lost("the window could not be closed: %s" % problem)
             return
-        self.say(State.FINISHING, cut, step_end=self.counter.count, whole=whole)
+        self.outbox.state(State.FINISHING, cut, step_end=self.counter.count, whole=whole)
         for switch in self.switches:
-            problem = self.quietly(switch.save) or problem
-        self.say(None, closed=True)
+            try:
+                switch.save()
+            except Exception as error:
+                problem = first_line(error)
+        self.outbox.state(None, closed=True)
         if problem is not None:
-            self.say(State.LOST, "the report could not be written: %s" % problem)
+            self.lost("the report could not be written: %s" % problem)
 
     def stop(self) -> Optional[str]:
         """Stop what runs; what went wrong, or None. What another thread must stop runs on."""
@@ -192,16 +193,16 @@ class Window:
         return problem
 
     def finish(self) -> None:
-        """The program ends: close what is open, and say how far it came."""
+        """The program ends: close what is open, and record how far it came."""
         count = self.counter.count
+        where = (count, self.first, self.end)
         if self.is_open:
-            self.close("the program ended after %d steps, inside the window %d:%d"
-                       % (count, self.first, self.end))  # fmt: skip
+            self.close("the program ended after %d steps, inside the window %d:%d" % where)
         elif not self.was_open:
-            self.say(State.LOST, "the program ended after %d steps, before the window %d:%d began"
-                     % (count, self.first, self.end), steps=count)  # fmt: skip
+            self.lost("the program ended after %d steps, before the window %d:%d began" % where,
+                      steps=count)  # fmt: skip
         else:
-            self.say(None, self.deprived(), steps=count)
+            self.outbox.state(None, self.deprived(), steps=count)
         self.stop()
 
     @staticmethod
@@ -221,9 +222,7 @@ class Window:
         mode, _, address = os.environ.get(PROFILED, "").partition(":")
         if not mode:
             return [profilers.TorchProfiler(self.outbox, alone=True)]
-        nsys: Any = profilers.NsysSession(address)
-        if mode == "cuda":
-            nsys = profilers.CudaProfiler(address)
+        nsys = (profilers.CudaProfiler if mode == "cuda" else profilers.NsysSession)(address)
         if "torch" not in sys.modules:
             return [nsys]
         if not profilers.uses_cuda():
@@ -232,18 +231,14 @@ class Window:
         # On CUDA the two exclude each other: both need CUPTI.
         return [nsys, profilers.EmitNvtx()] if self.plan.emit_nvtx else [nsys]
 
-    def say(self, state: Optional[State], reason: Optional[str] = None, **facts: Any) -> None:
-        """Have the state advanced; None: as it is, with more facts."""
-        self.outbox.state(state, reason, **facts)
+    def lost(self, why: str, **facts: Any) -> None:
+        """Have the state say that there is no report, and why."""
+        self.outbox.state(State.LOST, why, **facts)
 
-    @staticmethod
-    def quietly(action: Any) -> Optional[str]:
-        """Run `action`; returns what went wrong instead of raising it."""
-        try:
-            action()
-        except Exception as error:
-            return first_line(error)
-        return None
+    def hand_over_readings(self) -> None:
+        """Have the clocks' readings since the last time written."""
+        readings, self.readings = self.readings, []
+        self.outbox.say("clock", readings=readings)
 
 
 def tell_prober(event: str) -> None:
@@ -256,26 +251,15 @@ def tell_prober(event: str) -> None:
 
 def first_line(error: BaseException) -> str:
     """An exception in one line."""
-    text = str(error).strip().split("\n")[0]
-    return text or error.__class__.__name__
+    return str(error).strip().split("\n")[0] or error.__class__.__name__
 
 
-class AtEnd:
-    """Calls `act` when the thread that made it ends, on that thread.
+class _AtEnd:
+    """Local to a thread, and so deleted by it when it ends: then it calls `act`, on that thread.
 
-    torch's profilers live on one thread, and end the program on any other.
-
-    Not the main thread's end, which is atexit's; and a thread that the interpreter leaves behind
-    never ends.
+    torch's profilers live on one thread, and end the program on any other. Not the main thread's
+    end, which is atexit's; and a thread that the interpreter leaves behind never ends.
     """
-
-    def __init__(self, act: Callable[[], None]) -> None:
-        self._local = threading.local()
-        self._local.last = _Last(act)
-
-
-class _Last:
-    """Local to a thread, and so deleted by it when it ends."""
 
     def __init__(self, act: Callable[[], None]) -> None:
         self.act = act
