@@ -121,7 +121,6 @@ def test_a_rank_that_steps_less_often_ends_the_beacons_and_not_the_training(job:
     assert done.stdout.count("trained") == 4
     reasons = {rank: job.beacons(rank)[0]["reason"] for rank in range(4)}
     assert len(set(reasons.values())) == 1, reasons
-    assert "step" in reasons[0]
     assert all(len(job.beacons(rank)) == 1 for rank in range(4))
 
 

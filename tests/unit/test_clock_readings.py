@@ -201,7 +201,7 @@ def test_the_bound_of_a_ping_pong_holds_however_unequal_the_two_ways(
 
 
 def test_exchanges_around_a_step_of_the_clock_are_refused() -> None:
-    with pytest.raises(ValueError, match="contradict"):
+    with pytest.raises(ValueError):
         narrowed([Exchange(NOW, -10, 10), Exchange(NOW + 1000, 5_000, 5_020)])
 
 
@@ -445,12 +445,14 @@ def test_a_vote_is_go_only_once_all_ranks_have_come_and_agree() -> None:
     store = Store()
     assert vote(store, 1).hold("same", None, 0) == "go"
     store = Store()
-    assert "not all ranks came" in vote(store, 2).hold("same", None, 0.0)
-    assert "not all ranks came" in vote(store, 2).hold("same", None, 0.0), "the last is too late"
+    verdict = vote(store, 2).hold("same", None, 0.25)
+    assert "0.25 s" in verdict
+    assert vote(store, 2).hold("same", None, 0.0) == verdict, "the last is too late"
     store = Store()
     store.add("k/arrived", 1)
     store.compare_set("k/facts", "", "3 steps")
-    assert vote(store, 2).hold("4 steps", None, 0).startswith("the ranks differ")
+    verdict = vote(store, 2).hold("4 steps", None, 0)
+    assert all(fact in verdict for fact in ("3 steps", "4 steps"))
     store = Store()
     store.add("k/arrived", 1)
-    assert vote(store, 2).hold("", "a CUDA graph is being captured", 0).startswith("a CUDA graph")
+    assert vote(store, 2).hold("", "a problem", 0) == "a problem"

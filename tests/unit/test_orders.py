@@ -71,7 +71,9 @@ def test_an_ordered_window_closes_between_two_steps_and_says_why(
     steps(counter, 30)
     assert switch.events == ["start", "stop", "save"]
     written()
-    assert states.read(str(rank_folder))["reason"] == f"closed at step 6 of 2:20: {WHY}"
+    found = states.read(str(rank_folder))
+    assert found["step_end"] == 6
+    assert all(fact in found["reason"] for fact in ("6", "2:20", WHY))
 
 
 def test_a_window_whose_time_comes_after_the_order_is_not_opened(
@@ -83,9 +85,8 @@ def test_a_window_whose_time_comes_after_the_order_is_not_opened(
     assert switch.events == []
     written()
     found = states.read(str(rank_folder))
-    assert (found["state"], found["reason"]) == (
-        "lost", f"the window was not opened at step 2: {WHY}"
-    )  # fmt: skip
+    assert (found["state"], "step_begin" in found) == ("lost", False)
+    assert all(fact in found["reason"] for fact in ("2", WHY))
 
 
 def test_the_first_reason_stays_and_a_run_directory_that_is_gone_gives_no_order(
@@ -139,4 +140,4 @@ def test_a_session_whose_step_does_not_end_after_the_order_is_stopped_inside_it(
     assert stopped == [["nsys", "stop"]]
     written()
     found = states.read(str(rank_folder))
-    assert (found["state"], found["reason"]) == ("finishing", f"closed within a step: {WHY}")
+    assert (found["state"], WHY in found["reason"]) == ("finishing", True)

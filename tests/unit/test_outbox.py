@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import json
 import os
@@ -128,8 +129,7 @@ def test_a_trace_that_cannot_be_taken_home_is_lost_with_the_reason(
     outbox.say("trace", path=str(rank_folder / "none"), facts={})
     written()
     found = states.read(str(rank_folder))
-    assert found["state"] == "lost"
-    assert found["reason"] == "the report could not be written: No such file or directory"
+    assert (found["state"], os.strerror(errno.ENOENT) in found["reason"]) == ("lost", True)
 
 
 def test_a_run_directory_that_cannot_be_written_is_said_once(
@@ -139,7 +139,8 @@ def test_a_run_directory_that_cannot_be_written_is_said_once(
     outbox.state("counting")
     written()
     printed = capfd.readouterr().err
-    assert printed.startswith("clusterprof: the run directory cannot be written: ")
+    assert printed.startswith("clusterprof: ")
+    assert "/proc/none" in printed
     assert len(printed.splitlines()) == 1
 
 

@@ -54,8 +54,7 @@ def test_nsys_keeps_its_window_and_the_result_says_what_the_program_s_own_trace_
     written()
     found = states.read(str(rank_folder))
     assert found["step_end"] == 6
-    assert "torch.profiler saw no GPU beside nsys" in found["reason"]
-    assert "--profiler torch" in found["reason"]
+    assert all(fact in found["reason"] for fact in ("torch.profiler", "--profiler torch"))
 
 
 def test_without_a_profiler_of_its_own_nothing_is_said(

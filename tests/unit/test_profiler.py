@@ -76,7 +76,7 @@ def test_a_node_without_that_path_uses_the_nsys_it_has(
     assert nsys.found("/opt/elsewhere/nsys") is None
     (tmp_path / "nsys").touch(0o755)
     assert nsys.found("/opt/elsewhere/nsys") == str(tmp_path / "nsys")
-    with pytest.raises(OSError, match="/opt/elsewhere/other is not on this node"):
+    with pytest.raises(OSError, match="/opt/elsewhere/other"):
         nsys.here(STATED._replace(path="/opt/elsewhere/other"), "session")
 
 

@@ -1,9 +1,9 @@
 """clock.json: readings of this host's clocks around the window.
 
-A list of readings, in order: `open` before the profiler starts, `opened` after, `closing` before
-it stops, `close` after. (`start`, taken on every rank of the job when it begins to count, is
-in state.json.) Two readings show whether the wall clock was set in between; the kernel's estimate
-bounds its distance from true time; marks relate the report's times to it.
+A list of readings: `open` before the profiler starts, `opened` after, `closing` before it stops,
+`close` after. (`start`, of every rank when it begins to count, is in state.json.) Two readings show
+whether the wall clock was set in between; the kernel's estimate bounds its distance from true time;
+marks relate the report's times to it.
 """
 
 from __future__ import annotations
@@ -23,10 +23,6 @@ _UNSYNCHRONISED = 0x0040  # STA_UNSYNC
 _ERROR = 5  # TIME_ERROR
 
 
-#: the first members of struct timex: modes, offset, freq, maxerror, esterror, status
-_TIMEX = "@Illlli"
-
-
 def kernel() -> Optional[Dict[str, Any]]:
     """The kernel's estimate of its wall clock's error (adjtimex, read only); None without one.
 
@@ -43,7 +39,8 @@ def kernel() -> Optional[Dict[str, Any]]:
         return None
     if state < 0:
         return None
-    _, offset, frequency, most, estimated, status = struct.unpack_from(_TIMEX, timex)
+    # the first members of struct timex: modes, offset, freq, maxerror, esterror, status
+    _, offset, frequency, most, estimated, status = struct.unpack_from("@Illlli", timex)
     return {
         "offset_ns": offset if status & _NANOSECONDS else offset * 1000,
         "maxerror_ns": most * 1000,
@@ -54,17 +51,15 @@ def kernel() -> Optional[Dict[str, Any]]:
 
 
 def machine() -> str:
-    """What distinguishes running kernels: processes of one kernel read one wall clock.
+    """What distinguishes running kernels, whose processes read one wall clock; "" if unknown.
 
-    The boot's random number and the host name (virtual machines made of one snapshot share
-    the first).
+    The boot's random number, which virtual machines of one snapshot share, and the host name.
     """
     try:
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
-            boot = file.read().strip()
+            return "%s %s" % (file.read().strip(), os.uname().nodename)
     except OSError:
-        boot = ""
-    return "%s %s" % (boot, os.uname().nodename) if boot else ""
+        return ""
 
 
 def reading(event: str, mark: bool = False) -> Dict[str, Any]:

@@ -17,7 +17,6 @@ from typing import Any, Dict, Iterable, Iterator, List, Tuple
 
 #: in one message; the kernel takes 253
 _AT_ONCE = 200
-_NUMBER = array.array("i")
 
 
 def inherited() -> List[int]:
@@ -29,11 +28,9 @@ def open_ones() -> List[int]:
     """All that are open, in order."""
     found = []
     for each in sorted(map(int, os.listdir("/proc/self/fd"))):
-        try:
+        with contextlib.suppress(OSError):  # the listing's own
             os.fstat(each)
-        except OSError:  # the listing's own
-            continue
-        found.append(each)
+            found.append(each)
     return found
 
 
@@ -42,13 +39,11 @@ def fill_streams() -> List[int]:
 
     Returns those; they are closed again in whatever is started from here (O_CLOEXEC).
     """
-    filled: List[int] = []
-    while True:
-        null = os.open(os.devnull, os.O_RDWR)
-        if null > 2:
-            os.close(null)
-            return filled
-        filled.append(null)
+    filled = [os.open(os.devnull, os.O_RDWR)]
+    while filled[-1] <= 2:
+        filled.append(os.open(os.devnull, os.O_RDWR))
+    os.close(filled.pop())
+    return filled
 
 
 @contextlib.contextmanager
@@ -63,10 +58,7 @@ def no_streams() -> Iterator[None]:
 
 
 def release(given: List[int]) -> None:
-    """Close those of them that are no streams, now that somebody else has them.
-
-    Whoever waits for the end of the program's pipe must not wait for us.
-    """
+    """Close all but the streams, once another process has them: no reader may wait for us."""
     for each in given:
         if each > 2:
             os.close(each)
@@ -75,10 +67,9 @@ def release(given: List[int]) -> None:
 def send(connection: socket.socket, descriptors: List[int]) -> None:
     """Send them with their numbers, a line for each message, and a line `ok`. Raises OSError."""
     for place in range(0, len(descriptors), _AT_ONCE):
-        some = descriptors[place : place + _AT_ONCE]
+        some = array.array("i", descriptors[place : place + _AT_ONCE])
         line = ",".join(map(str, some)).encode() + b"\n"
-        ours = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", some))]
-        connection.sendmsg([line], ours)
+        connection.sendmsg([line], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, some)])
     connection.sendall(b"ok\n")
 
 
@@ -88,12 +79,12 @@ def receive(connection: socket.socket) -> Dict[int, int]:
     Raises OSError where the sender has sent nothing, or we can open no more.
     """
     text, found = b"", array.array("i")
-    space = socket.CMSG_SPACE(_AT_ONCE * _NUMBER.itemsize)
+    space = socket.CMSG_SPACE(_AT_ONCE * found.itemsize)
     while not text.endswith(b"ok\n"):
         some, more, flags, _ = connection.recvmsg(4096, space, socket.MSG_CMSG_CLOEXEC)
         for level, kind, data in more:
             if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
-                found.frombytes(data[: len(data) - len(data) % _NUMBER.itemsize])
+                found.frombytes(data[: len(data) - len(data) % found.itemsize])
         if not some or flags & socket.MSG_CTRUNC:
             raise OSError(errno.EPROTO, "the descriptors did not come")
         text += some
@@ -131,21 +122,20 @@ def hide(numbers: Iterable[int]) -> None:
     does) would hang at its end, where nsys waits for threads that it can no longer wake; and what
     the program opens in their place would get what is ours. Raises OSError for one not open.
     """
-    for each in numbers:
-        now = os.fstat(each)
-        _hidden[each] = now.st_dev, now.st_ino
+    _hidden.update((each, _file(each)) for each in numbers)
     os.close, os.closerange = _close_one, _close_some
+
+
+def _file(number: int) -> Tuple[int, int]:
+    found = os.fstat(number)
+    return found.st_dev, found.st_ino
 
 
 def _is_hidden(number: int) -> bool:
     """Whether it is (still) one of those; its number may be the program's by now."""
-    if number not in _hidden:
-        return False
-    try:
-        now = os.fstat(number)
-    except OSError:
-        return False
-    return _hidden[number] == (now.st_dev, now.st_ino)
+    with contextlib.suppress(OSError):
+        return number in _hidden and _hidden[number] == _file(number)
+    return False
 
 
 def _close_one(fd: int) -> None:

@@ -1,7 +1,5 @@
-"""JSON that somebody else has left: read within bounds, whatever it holds.
-
-Who reads one gets a value whose size, depth and text are harmless, or a ValueError; `fits` tells
-whether it has the form that was expected.
+"""JSON that somebody else has left, whatever it holds: a value whose size, depth and text are
+harmless, or a ValueError; `fits` says whether it has the form that was expected.
 """
 
 from __future__ import annotations
@@ -53,27 +51,28 @@ def _refuse(constant: str) -> NoReturn:
 def fits(value: Any, form: Any) -> bool:
     """Whether `value` has the form.
 
-    A form is a type (an int is one of 64 bits), None, a range of ints, a function that tells, a
+    A form is a type (an int is one of 64 bits), None, a range of ints, a function that decides, a
     tuple of forms of which one will do, `[form]` for a list of any length and `[form, form]` for
     one of two, or `{key: form}` for an object that has these keys; `"key?"` need not be there.
     """
     if isinstance(form, tuple):
         return any(fits(value, each) for each in form)
     if isinstance(form, list):
-        forms = form if len(form) > 1 else form * len(value) if isinstance(value, list) else form
-        return isinstance(value, list) and len(value) == len(forms) and all(map(fits, value, forms))
+        if not isinstance(value, list) or len(form) not in (1, len(value)):
+            return False
+        return all(map(fits, value, form * len(value)))
     if isinstance(form, dict):
         return isinstance(value, dict) and all(
             fits(value[name], each) if name in value else name != key
             for key, each in form.items()
             for name in [key.rstrip("?")]
         )
-    if form is None or form is bool:
-        return value is None if form is None else isinstance(value, bool)
+    if form is None:
+        return value is None
     if isinstance(form, range):
         return type(value) is int and value in form
     if not isinstance(form, type):
         return bool(form(value))
-    if isinstance(value, bool) or not isinstance(value, form):
-        return False
-    return not isinstance(value, int) or abs(value) < FARTHEST
+    if form is bool or isinstance(value, bool):
+        return isinstance(value, bool) and form is bool
+    return isinstance(value, form) and not (isinstance(value, int) and abs(value) >= FARTHEST)

@@ -3,10 +3,8 @@
 A request leaves at t1 (the asker's clock) and arrives at t2 (the answerer's); the answer leaves
 at t3 and arrives at t4. Nothing arrives before it is sent: whatever the delays of the two ways,
 asker minus answerer lies within [t1 - t2, t4 - t3]. Many exchanges narrow that to the fastest
-request and the fastest answer.
-
-Both sides prove with every datagram that they know one secret; the answerer answers no other
-datagram. Standard library only, since it also runs beside a rank.
+request and the fastest answer. Both sides prove with every datagram that they know one secret; no
+other datagram is answered.
 """
 
 from __future__ import annotations
@@ -66,8 +64,8 @@ def exchanged(sent: int, arrived: int, left: int, came: int) -> Exchange:
 def narrowed(exchanges: List[Exchange]) -> Exchange:
     """Return what all exchanges together leave, at the time of the best of them.
 
-    Those before and after count with what the clocks may have drifted since. Raises ValueError
-    where they contradict each other: a clock was set in between.
+    Each counts with what the clocks may have drifted between the two. Raises ValueError where they
+    contradict each other: a clock was set in between.
     """
     best = min(exchanges, key=lambda each: each.high_ns - each.low_ns)
     low, high = best.low_ns, best.high_ns
@@ -201,12 +199,8 @@ def announce(path: str, address: str) -> Endpoint:
     endpoint = Endpoint(address, secrets.token_bytes(32))
     try:
         host, port = endpoint.socket.getsockname()[:2]
-        files.write_json(
-            path,
-            {"address": host, "port": port, "secret": endpoint.secret.hex(),
-             "machine": clocks.machine()},
-            mode=0o600,
-        )  # fmt: skip
+        fields = {"address": host, "port": port, "secret": endpoint.secret.hex()}
+        files.write_json(path, {**fields, "machine": clocks.machine()}, mode=0o600)
     except OSError:
         endpoint.close()
         raise
@@ -256,13 +250,11 @@ def meeting_ports(secret: bytes) -> List[int]:
 def listen_for_seekers(secret: bytes, hosts: List[str]) -> Endpoint:
     """An endpoint on the first meeting port that is free, towards `hosts`. Raises OSError."""
     address = _address_towards(hosts)
-    problem = OSError("no meeting port")
-    for port in meeting_ports(secret):
-        try:
+    *ports, last = meeting_ports(secret)
+    for port in ports:
+        with contextlib.suppress(OSError):
             return Endpoint(address, secret, port)
-        except OSError as error:
-            problem = error
-    raise problem
+    return Endpoint(address, secret, last)
 
 
 def seek(secret: bytes, hosts: List[str], seconds: float) -> Optional[Answerer]:

@@ -1,8 +1,8 @@
 """The one way in which clusterprof writes a file: whole or not at all, through no link.
 
 A file is written beside its place under a random name that did not exist before (no link is
-followed, none can be waiting there), is its owner's alone until it is complete, and then takes its
-name by rename. Several writers of one path do not disturb each other: the last one stays.
+followed), is its owner's alone until it is complete, and then takes its name by rename. Of several
+writers of one path the last one stays.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ def write_json(
 def new(path: Path, mode: Optional[int] = None) -> Iterator[IO[bytes]]:
     """A file open for writing, which is `path` once the block has ended without an exception.
 
-    A writer that wants a path takes the file's `name`: it exists, empty and 0600, and is to be
-    written in place. The permissions are `mode` in the end, by default what the umask leaves.
-    Raises OSError; then, and with every exception of the block, `path` is as it was before.
+    A writer that wants a path takes the file's `name`, which is to be written in place. The
+    permissions are `mode` in the end, by default what the umask leaves. Raises OSError; then, and
+    with every exception of the block, `path` is as it was before.
     """
     folder, name = os.path.split(os.path.abspath(os.fspath(path)))
     # A name may have 255 bytes, and the longest is one of ours as well.
@@ -68,19 +68,17 @@ def _for_its_owner(path: str, flags: int) -> int:
 def open_ours(path: Path) -> IO[bytes]:
     """Open a file that no other user wrote, for reading. Raises OSError, also for another user's.
 
-    For what a rank does as it is told: whoever may write to the parent of a run directory can put
-    another one in its place. Believed are our own files, root's, and those of the owner of this
-    module, who decides anyhow what we do: so a rank that is root in a container believes the user
-    whose clusterprof it runs. Where user ids are mapped (rootless containers), the user's own
-    files are ours there as well; those of users who have no number there are the unmapped user's,
-    and so are root's on a file system that squashes it: only the unmapped user believes those.
+    For what a rank obeys: whoever may write to the parent of a run directory can put another one
+    in its place. Believed are our own files, root's, and those of the owner of this module, who
+    decides anyhow what we do: so a rank that is root in a container believes the user whose
+    clusterprof it runs. Where user ids are mapped (rootless containers), users who have no number
+    there, and root on a file system that squashes it, are the unmapped user, who alone believes
+    their files.
     """
-    file = open(path, "rb", opener=_not_through_a_link)
-    try:
+    with contextlib.ExitStack() as stack:
+        file = stack.enter_context(open(path, "rb", opener=_not_through_a_link))
         check_ours(os.fstat(file.fileno()), path)
-    except OSError:
-        file.close()
-        raise
+        stack.pop_all()
     return file
 
 

@@ -1,8 +1,7 @@
 """Which rank is this? One table of environment variables per launcher, and those of our own.
 
-A rank is what the rank says it is: its own environment decides, never the place of a file
-in a list. The inner launcher wins (torchrun's workers inherit SLURM_PROCID from the agent
-that started them, and it is not their rank).
+A rank's own environment decides, never the place of a file in a list. The inner launcher wins:
+torchrun's workers inherit SLURM_PROCID from the agent that started them, which is not their rank.
 """
 
 from __future__ import annotations
@@ -120,22 +119,17 @@ def _number(environ: Mapping[str, str], name: str) -> Optional[int]:
 def identify(environ: Mapping[str, str], source: Optional[str] = None) -> Optional[Identity]:
     """Return the place that `environ` gives a process, or None where it gives none.
 
-    `source` restricts the answer to one launcher's variables, and those of what may start ranks
-    inside of it (a script may end in torchrun). Under `srun torchrun ...`, where the source is
-    torchrun itself, the srun task has a SLURM_PROCID but is no rank.
+    `source` restricts the answer to one launcher's variables, and those of inner launchers (a
+    script may end in torchrun): of `srun torchrun ...` the source is torchrun, and the srun task,
+    which has a SLURM_PROCID, is no rank.
     """
     for launcher in LAUNCHERS:
         if source not in (None, ALONE, launcher.name) and not launcher.inner:
             continue
         rank = _number(environ, launcher.rank)
-        if rank is None or any(name not in environ for name in launcher.requires):
-            continue
-        return Identity(
-            rank,
-            _number(environ, launcher.world_size),
-            _number(environ, launcher.local_rank),
-            launcher.name,
-        )
+        if rank is not None and environ.keys() >= set(launcher.requires):
+            world_size = _number(environ, launcher.world_size)
+            return Identity(rank, world_size, _number(environ, launcher.local_rank), launcher.name)
     return Identity(0, 1, 0, ALONE) if source == ALONE else None
 
 

@@ -30,14 +30,13 @@ def neutral(text: str) -> str:
 
 
 def complain(what: str) -> None:
-    """One line on the stderr of a rank, from its agent or guard.
+    """One line on the stderr of a rank, from its agent or guard; never raises.
 
-    Never raises, and leaves nothing behind: neither bytes in the program's buffer, which would
-    fail at its end, nor in a file that has the descriptor of a stderr that was closed.
+    Nothing stays in the program's buffer, whose flush at its end would fail, nor gets into a file
+    that has the descriptor of a closed stderr.
     """
-    if sys.__stderr__ is None or sys.__stderr__.closed:
-        return
-    write(2, "clusterprof: %s\n" % what)
+    if sys.__stderr__ is not None and not sys.__stderr__.closed:
+        write(2, "clusterprof: %s\n" % what)
 
 
 def write(descriptor: int, text: str) -> None:

@@ -12,9 +12,9 @@
       merged/             results.json, collectives and accounts as Parquet
       report.html
 
-What the ranks of a later attempt leave (torchrun starts all ranks over when one has failed) is kept
-apart from what those before them left: a report that the writer of a killed rank still transfers,
-or a prober that still answers, belongs to another attempt, and a rank may have another number.
+Later attempts (torchrun starts all ranks over when one has failed) are kept apart: a report that
+the writer of a killed rank still transfers, or a prober that still answers, belongs to another
+attempt, and a rank may have another number.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""plan.json: what every rank is told, written by the launching host and checked where it is read.
+"""plan.json: what the agent does in every rank; checked where it is read.
 
 Named tuples: every interpreter of the job reads this, and importing dataclasses takes one 7 ms.
 """
@@ -26,7 +26,7 @@ class Selection(NamedTuple):
     ranks: Tuple[int, ...] = ()
     #: pipeline stages
     pp: int = 1
-    #: known from --tp, --cp and --dp, or None: the ranks themselves know it
+    #: known from --tp, --cp and --dp, or None: each rank knows it
     world_size: Optional[int] = None
 
     @classmethod
@@ -111,9 +111,9 @@ class Plan(NamedTuple):
     @classmethod
     def from_json(cls, content: Any) -> Plan:
         """The plan that a parsed plan.json holds. Raises ValueError with what is wrong in it."""
-        version: Any = content.get("schema_version", 1) if isinstance(content, dict) else None
-        if not documents.fits(version, int):
+        if not documents.fits(content, {"schema_version?": int}):
             raise ValueError("it is no plan of clusterprof")
+        version = content.get("schema_version", 1)
         if version > SCHEMA_VERSION:
             raise ValueError("it is of version %d, and this agent reads version %d: both must come "
                              "from one clusterprof" % (version, SCHEMA_VERSION))  # fmt: skip
@@ -128,10 +128,9 @@ class Plan(NamedTuple):
         part["selection"] = Selection.from_json(content["selection"])
         part["window"] = tuple(content["window"])
         if part.get("nsys"):
-            part["nsys"] = NsysPlan(**{name: content["nsys"][name] for name in NsysPlan._fields})
+            part["nsys"] = NsysPlan(**{name: part["nsys"][name] for name in NsysPlan._fields})
         if part.get("meeting"):
-            secret, hosts = content["meeting"]["secret"], content["meeting"]["hosts"]
-            part["meeting"] = Meeting(secret, tuple(hosts))
+            part["meeting"] = Meeting(part["meeting"]["secret"], tuple(part["meeting"]["hosts"]))
         return cls(**part)
 
     def to_json(self) -> Dict[str, Any]:

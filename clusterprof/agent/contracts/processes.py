@@ -168,8 +168,7 @@ def remove_unused(path: str) -> None:
 def is_unused(path: str) -> bool:
     """Whether a file is this user's and no process has it open for writing, in any container.
 
-    A container may share /dev/shm and not the process ids: what /proc does not show may live, and
-    a file that is named by a process id be another process'. The kernel grants a lease for reading
+    A container may share /dev/shm and not the process ids. The kernel grants a lease for reading
     only where no process has the file open for writing, and a mapping counts (fcntl(2)). Where it
     knows no leases, /proc is believed where it shows all processes. Raises OSError.
     """

@@ -1,8 +1,7 @@
-"""state.json: how far a rank's capture has come. States only move forward.
+"""state.json: how far a rank's capture has come; it only moves forward. And the request to stop.
 
-And the one order that a running job may be given: close your windows now, and save what you have.
-It is a file in the run directory, `close`, with the reason in it. While a rank has its window open
-its writer looks for it: a file system that hangs must not delay the training.
+The request to close all windows now is a file in the run directory, `close`, with the reason in it.
+While a rank's window is open its writer looks for it: no file system may delay the training.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from typing import Any, Dict, Mapping, Optional
 
 from . import documents, files, paths
 
-#: How often a writer looks for the order.
+#: How often a writer looks for the request.
 LOOK_S = 0.25
 
 
@@ -68,15 +67,13 @@ class State(str, enum.Enum):
         return self.has_captured or self is State.LOST
 
     def may_become(self, other: State) -> bool:
-        """Whether `other` may follow: forward only, but a rank without a report may start over,
-        and its report may yet be found.
-        """
+        """Whether `other` may follow: it comes later, or a lost rank starts over or is found."""
         order = list(State)
         restarts = self is State.LOST and other in (State.ARMED, State.COLLECTED)
         return restarts or order.index(self) <= order.index(other)
 
 
-#: what is read of a state; whoever wrote something else there has written nothing
+#: what is read of a state; a value of another form is left out
 _FORM = {
     "state": str, "reason": str, "host": str, "machine": str,
     "chosen": bool, "whole": bool, "late": bool,
@@ -85,9 +82,8 @@ _FORM = {
 
 
 def make(folder: str) -> None:
-    """Make a rank's folder, but not the run directory: one that was deleted stays deleted.
-
-    Nor in another user's that stands in its place: a report holds the environment. Raises OSError.
+    """Make a rank's folder, but neither a run directory that was deleted, nor in another user's:
+    a report holds the environment. Raises OSError.
     """
     run = paths.run_of_rank(folder)
     if not os.path.isdir(run):
@@ -115,17 +111,13 @@ def read(folder: str, ours: bool = False) -> Dict[str, Any]:
 
 
 def advance(
-    folder: str,
-    state: str,
-    reason: Optional[str] = None,
-    at_ns: Optional[int] = None,
-    **facts: Any,
+    folder: str, state: str, reason: Optional[str] = None, at_ns: Optional[int] = None, **facts: Any
 ) -> bool:
     """Move the rank to a `State` and add `facts`; False where it was further on already.
 
-    A later attempt (a second interpreter in the same rank) may start over from `armed`
-    once the earlier one has ended without a report. Of two reasons for one state the first stays.
-    `at_ns`: when that was (wall clock), by default now. Raises OSError if it cannot be written.
+    A second interpreter in the same rank may start over from `armed` once the first has ended
+    without a report. Of two reasons for one state the first stays. `at_ns`: when that was (wall
+    clock), by default now. Raises OSError.
     """
     now, new = read(folder), State(state)
     before = State.of(now)
@@ -144,13 +136,13 @@ def advance(
 
 
 def request_stop(run: str, reason: str) -> None:
-    """Order all windows of the run closed; the first reason stays. Raises OSError."""
+    """Have all windows of the run closed; the first reason stays. Raises OSError."""
     if stop_requested(run) is None:
         files.write(os.path.join(run, paths.CLOSE), reason + "\n")
 
 
 def stop_requested(run: str) -> Optional[str]:
-    """The order's reason; None where none was given by us, or the run directory cannot be read.
+    """The request's reason; None where none is ours, or the run directory cannot be read.
 
     `run`: the run directory, or the folder of an attempt in it.
     """

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import threading
+import warnings
 from types import ModuleType
 from typing import Any, Callable, Iterator, Mapping, NamedTuple, Optional
 
@@ -36,10 +37,12 @@ class Kineto:
 
     @contextlib.contextmanager
     def ours(self) -> Iterator[None]:
-        """What is started and stopped in here is not the program's."""
+        """What is started and stopped in here is not the program's, nor are its warnings."""
         self._ours = threading.get_ident()
         try:
-            yield
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                yield
         finally:
             self._ours = None
 

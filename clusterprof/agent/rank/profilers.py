@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import socket
 import sys
 import tempfile
 import threading
-import warnings
-from typing import Any, Iterator, Tuple
+from typing import Any, Tuple
 
 from ..contracts import descriptors
 from ..guard import size
@@ -23,10 +21,9 @@ FOLDER_S = 1.0
 
 def torch() -> Any:
     """The program's own torch; RuntimeError where it has not imported one."""
-    module = sys.modules.get("torch")
-    if module is None:
+    if "torch" not in sys.modules:
         raise RuntimeError("the program has not imported torch")
-    return module
+    return sys.modules["torch"]
 
 
 def uses_cuda() -> bool:
@@ -38,14 +35,6 @@ def drain() -> None:
     """Let the queued work of the GPU end, so that the window holds whole steps and no others."""
     if uses_cuda():
         torch().cuda.synchronize()
-
-
-@contextlib.contextmanager
-def quiet() -> Iterator[None]:
-    """The profiler's warnings are not the training's: keep them off its stderr."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
 
 
 class Switch:
@@ -166,7 +155,7 @@ class TorchProfiler(Torchs):
         drain()
         spare_children()
         self.thread = threading.get_native_id()
-        with quiet(), own_profilers.kineto.ours():
+        with own_profilers.kineto.ours():
             self.profile = profiler.profile(activities=activities)
             self.profile.start()
         self.outbox.say("folder")
@@ -185,7 +174,7 @@ class TorchProfiler(Torchs):
         """End the trace with whole steps in it."""
         self.on_its_thread()
         drain()
-        with quiet(), own_profilers.kineto.ours():
+        with own_profilers.kineto.ours():
             self.profile.stop()
 
     def save(self) -> None:
@@ -198,7 +187,7 @@ class TorchProfiler(Torchs):
         if folder is None:
             raise RuntimeError("%s does not answer" % tempfile.gettempdir())
         path = os.path.join(folder, "trace.json")
-        with quiet():
+        with own_profilers.kineto.ours():
             self.profile.export_chrome_trace(path)
         self.profile = None
         self.outbox.say("trace", path=path, facts={} if self.alone else None)
@@ -244,10 +233,10 @@ _spared = False
 def spare_children() -> None:
     """Let children that the program forks from now on end, whether in the window or after it.
 
-    A process that has profiled with Kineto runs a thread for it. A forked child has not that
-    thread, and its end by exit() waits for it for ever, in a destructor of libkineto. Such a
-    child ends by _exit() instead, with its own status, after all that Python does at its end and
-    with its C streams flushed; the destructors of C++ libraries are left out.
+    Kineto has run a thread in this process. A forked child lacks it, and its exit() waits for it
+    for ever, in a destructor of libkineto. Such a child ends by _exit() instead, with its own
+    status, after all that Python does at its end and with its C streams flushed; the destructors of
+    C++ libraries are left out.
     """
     global _spared
     if _spared or sys.platform != "linux":
