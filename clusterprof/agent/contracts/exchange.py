@@ -44,9 +44,8 @@ _STAMPS = 35
 
 
 class Exchange(NamedTuple):
-    """One request and its answer: asker minus answerer in [low_ns, high_ns] at `at_ns`."""
+    """Asker minus answerer is in [low_ns, high_ns] at `at_ns` of the answerer's wall clock."""
 
-    #: the answerer's wall clock
     at_ns: int
     low_ns: int
     high_ns: int
@@ -97,7 +96,7 @@ class Answerer(NamedTuple):
     secret: bytes
     machine: str
 
-    def endpoint(self) -> "Endpoint":
+    def endpoint(self) -> Endpoint:
         """A socket of ours on the way to it. Raises OSError where there is no way."""
         return Endpoint(route_to(self.address) or self.address, self.secret)
 
@@ -240,10 +239,8 @@ def answer(endpoint: Endpoint) -> Optional[bytes]:
 
 def meeting_ports(secret: bytes) -> List[int]:
     """The ports where those look for an answerer that know its secret and not its port."""
-    digests = [
-        hashlib.blake2b(b"port %d" % k, key=secret, digest_size=4).digest()
-        for k in range(_MEETING_PORTS)
-    ]
+    names = [b"port %d" % k for k in range(_MEETING_PORTS)]
+    digests = [hashlib.blake2b(each, key=secret, digest_size=4).digest() for each in names]
     return [_FIRST_PORT + int.from_bytes(each, "big") % _PORTS for each in digests]
 
 
@@ -314,10 +311,7 @@ def deliver(endpoint: Endpoint, to: Answerer, content: bytes, seconds: float = 2
 
 
 def own_address(environ: Any) -> str:
-    """This host's address on the network that the job itself uses.
-
-    That is the one from which the job's master, or Slurm's launching node, is reached.
-    """
+    """This host's address towards the job's master, or Slurm's launching node."""
     named = [environ.get("MASTER_ADDR"), environ.get("SLURM_LAUNCH_NODE_IPADDR")]
     return _address_towards([*filter(None, named), socket.gethostname()])
 

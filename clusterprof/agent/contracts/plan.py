@@ -46,10 +46,9 @@ class Selection(NamedTuple):
         return identity.rank in self.ranks
 
     def stage_ranks(self, world_size: Optional[int]) -> List[int]:
-        """The first rank of each pipeline stage, rank 0 among them; [0] if the sizes do not fit.
+        """The first rank of each pipeline stage; [0] if the sizes do not fit.
 
-        With the pipeline as the slowest dimension (Megatron's order) a stage is
-        `world size / pp` consecutive ranks.
+        The pipeline is the slowest dimension (Megatron's order): a stage is consecutive ranks.
         """
         size = self.world_size or world_size
         return list(range(0, size, size // self.pp)) if size and size % self.pp == 0 else [0]

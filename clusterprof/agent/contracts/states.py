@@ -41,10 +41,8 @@ class State(str, enum.Enum):
     @classmethod
     def of(cls, state: Mapping[str, Any]) -> Optional[State]:
         """The state that the content of a state.json gives; None where it gives none of these."""
-        try:
-            return cls(state.get("state"))
-        except ValueError:
-            return None
+        word = state.get("state")
+        return next((each for each in cls if each.value == word), None)
 
     @property
     def ended(self) -> bool:

@@ -47,9 +47,8 @@ class _Acting:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._loader, name)
 
-    def create_module(self, spec: Any) -> Optional[ModuleType]:
-        module: Optional[ModuleType] = self._loader.create_module(spec)
-        return module
+    def create_module(self, spec: Any) -> Any:
+        return self._loader.create_module(spec)
 
     def exec_module(self, module: ModuleType) -> None:
         # The module must look as if we had never been there: inspect and pickle ask its loader.

@@ -111,20 +111,17 @@ class Torchs(Switch):
     def on_its_thread(self) -> None:
         """Raises own_profilers.OtherThreadError."""
         if threading.get_native_id() != self.thread:
-            raise own_profilers.OtherThreadError(
-                "torch's profiler was started on another thread, which alone can stop it"
-            )
+            why = "torch's profiler was started on another thread, which alone can stop it"
+            raise own_profilers.OtherThreadError(why)
 
 
 class EmitNvtx(Torchs):
     """`--pytorch emit-nvtx`: an NVTX range around every operator, by torch itself."""
 
-    context: Any = None
-
     def start(self) -> None:
         """From now on every operator pushes and pops a range."""
         self.thread = threading.get_native_id()
-        self.context = torch().autograd.profiler.emit_nvtx()
+        self.context: Any = torch().autograd.profiler.emit_nvtx()
         with own_profilers.kineto.ours():
             self.context.__enter__()
 
@@ -138,7 +135,6 @@ class EmitNvtx(Torchs):
 class TorchProfiler(Torchs):
     """torch.profiler over the window: the embedded default where there is no nsys."""
 
-    profile: Any = None
     memory_before = 0
 
     def __init__(self, outbox: Outbox, *, alone: bool) -> None:
@@ -149,24 +145,22 @@ class TorchProfiler(Torchs):
     def start(self) -> None:
         """CPU always, CUDA where the program uses it."""
         profiler = torch().profiler
-        activities = [profiler.ProfilerActivity.CPU]
-        if uses_cuda():
-            activities.append(profiler.ProfilerActivity.CUDA)
+        kinds = profiler.ProfilerActivity
+        activities = [kinds.CPU, kinds.CUDA] if uses_cuda() else [kinds.CPU]
         drain()
         spare_children()
         self.thread = threading.get_native_id()
         with own_profilers.kineto.ours():
-            self.profile = profiler.profile(activities=activities)
+            self.profile: Any = profiler.profile(activities=activities)
             self.profile.start()
         self.outbox.say("folder")
         self.memory_before = size.memory()
 
     def size(self) -> int:
-        """About the bytes of the trace before it is packed.
+        """About the bytes of the trace before it is packed: the growth of the process.
 
-        By the growth of the process since the start, which was 1.0 to 1.4 times those; the
-        trace takes four times as much memory when it is written. Memory that the program itself
-        takes in the window is counted too.
+        That was 1.0 to 1.4 times those; the trace takes four times as much memory when it is
+        written. What the program itself takes in the window is counted too.
         """
         return max(0, size.memory() - self.memory_before)
 
@@ -239,7 +233,7 @@ def spare_children() -> None:
     C++ libraries are left out.
     """
     global _spared
-    if _spared or sys.platform != "linux":
+    if _spared:
         return
     import ctypes
 
@@ -248,10 +242,6 @@ def spare_children() -> None:
     if on_exit is None or flush is None or end is None:
         return  # not glibc
 
-    def in_child() -> None:
-        # The last one registered is called first, with the status.
-        on_exit(end, None)
-        on_exit(flush, None)
-
-    os.register_at_fork(after_in_child=in_child)
+    # The last one registered is called first, with the status.
+    os.register_at_fork(after_in_child=lambda: (on_exit(end, None), on_exit(flush, None)))
     _spared = True

@@ -3,10 +3,9 @@
 The hook runs once per optimizer step inside somebody's training loop: between two events
 (the window's ends, a flush) it takes a clock reading, appends it and compares two numbers.
 
-Steps are timed by the monotonic clock, which is never set, and written as wall-clock times by one
-and the same difference of the two: that of the moment when counting began or, in a rank that
-captures, when its window opened, since the report has the wall clock of that moment. A wall
-clock that is set during the run makes no step longer, shorter or negative.
+Steps are timed by the monotonic clock and written as wall-clock times by one difference of the two:
+that of the moment when counting began or, in a rank that captures, when its window opened, as in
+the report. A wall clock that is set during the run makes no step longer, shorter or negative.
 """
 
 from __future__ import annotations
@@ -55,11 +54,10 @@ class Counter:
     A step is a step of the *first optimizer that stepped*: a program with two (a GAN, Muon
     beside AdamW, one per parameter) steps each of them once per iteration. Two that take turns
     (each makes several steps without the other) both count. Micro-batches of gradient
-    accumulation do not step the optimizer and so do not count.
+    accumulation do not count.
 
     The steps of one thread are counted, until it has ended or another one trains on without it.
-    `at` is called between two steps of the main loop: never inside autograd, where an optimizer
-    may step as well (see `between`).
+    `at` is called between two steps of the main loop: never inside autograd (see `between`).
     """
 
     def __init__(self) -> None:
