@@ -102,7 +102,7 @@ class CudaProfiler(NsysSession):
         torch().cuda.check_error(ours.stop())
 
 
-class Torchs(Switch):
+class OfOneThread(Switch):
     """One of torch's own, which lives on the thread that started it."""
 
     excludes = (own_profilers.TORCH, own_profilers.NVTX)
@@ -115,7 +115,7 @@ class Torchs(Switch):
             raise own_profilers.OtherThreadError(why)
 
 
-class EmitNvtx(Torchs):
+class EmitNvtx(OfOneThread):
     """`--pytorch emit-nvtx`: an NVTX range around every operator, by torch itself."""
 
     def start(self) -> None:
@@ -132,7 +132,7 @@ class EmitNvtx(Torchs):
             self.context.__exit__(None, None, None)
 
 
-class TorchProfiler(Torchs):
+class TorchProfiler(OfOneThread):
     """torch.profiler over the window: the embedded default where there is no nsys."""
 
     memory_before = 0
