@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from lab import command
 from lab.command import Completed
-from lab.endings import ADDED_S, PROGRAMS, state
+from lab.endings import PROGRAMS, allowed_s, state
 from lab.fakes import fake_nsys
 
 pytestmark = pytest.mark.needs_nsys
@@ -75,7 +75,7 @@ def compare(
     fault(what, plain.returncode, done.returncode, done.seconds - plain.seconds, found)
     assert done.returncode == plain.returncode == 4, (plain, done, found)
     assert done.stdout == plain.stdout, (plain, done)
-    assert done.seconds - plain.seconds < ADDED_S, done
+    assert done.seconds - plain.seconds < allowed_s(), done
     assert found["state"] == "collected", (found, done)
     return done
 

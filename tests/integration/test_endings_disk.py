@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from lab import command
 from lab.command import Completed
-from lab.endings import ADDED_S, OPTIONS, PROGRAMS, state, window
+from lab.endings import OPTIONS, PROGRAMS, allowed_s, state, window
 
 #: Open MPI will not start as root unless it is told to.
 OPEN_MPI = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
@@ -58,7 +58,7 @@ def ends_alike(
     assert done.returncode == plain.returncode == 3, done
     assert done.stdout == plain.stdout == "rank 0 ends\n"
     assert "Traceback" not in done.stderr
-    assert done.seconds - plain.seconds < ADDED_S
+    assert done.seconds - plain.seconds < allowed_s()
     found = state(run_directory)
     fault(what, plain.returncode, done.returncode, done.seconds - plain.seconds, found)
     return done, found

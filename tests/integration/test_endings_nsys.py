@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 from lab import command
 from lab.command import Completed
-from lab.endings import ADDED_S, OPTIONS, PROGRAMS, Running, outcomes, state, words
+from lab.endings import OPTIONS, PROGRAMS, Running, allowed_s, outcomes, state, words
 from lab.fakes import faulty_importer, faulty_nsys
 
 Cli = Callable[..., Completed]
@@ -84,7 +84,7 @@ class Job:
         added = done.seconds - self.plain.seconds
         assert done.returncode == self.plain.returncode, done
         assert words(done.stdout) == words(self.plain.stdout), done
-        assert added < ADDED_S, done
+        assert added < allowed_s(), done
         states = {rank: wanted for rank, (_, wanted, _) in expected.items()}
         assert outcomes(workdir / "run") == states, done
         for rank, (what, wanted, facts) in expected.items():
@@ -215,7 +215,7 @@ def test_a_real_nsys_that_is_killed_takes_nothing_of_the_program_along(
                 os.kill(pid, signal.SIGKILL)
     assert running.ends() == plain.returncode, running.printed()
     added = time.monotonic() - began - plain.seconds
-    assert added < ADDED_S
+    assert added < allowed_s()
     assert words(running.printed()) == words(plain.stdout)
     for rank, _, _, what in kills:
         found = running.state(rank)

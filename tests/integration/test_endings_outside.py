@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from lab import command
-from lab.endings import ADDED_S, OPTIONS, PROGRAMS, Running, outcomes, window, words
+from lab.endings import OPTIONS, PROGRAMS, Running, allowed_s, outcomes, window, words
 
 INT, TERM, HUP = signal.SIGINT, signal.SIGTERM, signal.SIGHUP
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "train.py"
@@ -87,7 +87,7 @@ def check(
     printed = ours.printed()
     fault(f"{launcher[0]}: {ending}", expected, status, seconds - alone, ours.state())
     assert status == expected or {status, expected} <= ending.statuses, printed
-    assert seconds - alone < ADDED_S, printed
+    assert seconds - alone < allowed_s(), printed
     assert words(printed) == words(plain.printed()), printed
     found = ours.state()
     where = "before" if ending.at < 10 else "inside" if ending.at < 20 else "whole"

@@ -34,7 +34,7 @@ def test_a_writer_that_does_not_read_is_never_waited_for_and_takes_bounded_memor
         began = time.monotonic()
         outbox.steps(number * len(steps), steps)
         longest = max(longest, time.monotonic() - began)
-    assert longest < 1
+    assert longest < outboxes.QUIET_S  # what a rank waits where it does wait
     assert len(outbox.waiting) < MOST_B + 16 * len(steps) + 100
     theirs.close()
 
