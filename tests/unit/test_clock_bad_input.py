@@ -120,8 +120,10 @@ def test_a_reference_whose_clock_jumps_is_left_out_and_another_takes_its_place()
 def test_the_same_rank_twice_is_refused_with_both_files_named() -> None:
     ranks = job()
     again = replace(ranks[1], info=replace(ranks[1].info, source=Path("other.sqlite")))
-    with pytest.raises(MergeError, match="rank 1 has more than one report"):
+    with pytest.raises(MergeError, match=r"rank 1\b") as caught:
         study([*ranks, again])
+    for each in (ranks[1], again):
+        assert str(each.info.source) in str(caught.value)
 
 
 def test_calls_that_end_before_they_start_are_not_believed() -> None:

@@ -90,7 +90,8 @@ def test_a_call_lost_in_the_middle_leaves_calls_unmatched_and_never_misaligns() 
     assert found["unmatched"] > 0
     assert found["matched"] >= 4 * 20
     reasons = [r for r in table["reason"].to_pylist() if r]
-    assert all("order and times do not fit" in r for r in reasons)
+    assert len(reasons) >= found["unmatched"]
+    assert all(r.endswith("rank 2") for r in reasons)
 
 
 def test_tensor_and_data_groups_are_distinguished_without_ids() -> None:
@@ -149,7 +150,8 @@ def test_a_send_to_a_rank_without_a_report_says_so() -> None:
     ranks, _ = simulate(Job(dp=2, pp=2))
     rows = match(ranks[:3]).to_pandas()
     lonely = rows[(rows["rank"] == 1) & rows["operation"].isin(["Send", "Recv"])]
-    assert set(lonely["reason"]) == {"the other side, rank 3, has no report"}
+    (reason,) = set(lonely["reason"])
+    assert "rank 3" in reason
 
 
 def without_kernels(tables: RankTables, gone: slice) -> RankTables:
@@ -178,7 +180,8 @@ def test_a_call_without_a_kernel_leaves_its_collective_incomplete() -> None:
     ranks[1] = without_kernels(ranks[1], slice(10, 11))
     table = match(ranks)
     assert states(table)["incomplete"] == 4
-    assert "no device kernel on rank 1" in table["reason"].to_pylist()
+    (reason,) = {each for each in table["reason"].to_pylist() if each}
+    assert "rank 1" in reason
 
 
 def test_no_rank_and_no_call_give_an_empty_table() -> None:
