@@ -143,8 +143,7 @@ def _identified(info: ReportInfo, given: int | None) -> ReportInfo:
     if world is not None and not (_is_rank(world) and world > 0):
         odd.append(f"the report gives the job {_shown(world)} ranks, which is left out")
         world = None
-    if local is not None and not _is_rank(local):
-        local = None
+    local = local if _is_rank(local) else None
     if rank is None and given is None:
         raise RankUnknown(
             f"{info.source} does not name its rank",

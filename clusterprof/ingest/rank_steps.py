@@ -159,8 +159,7 @@ def read_log(path: Path, begin_ns: int | None = None, end_ns: int | None = None)
     """
     table = _read(path, STEP_COLUMNS)
     if begin_ns is not None and end_ns is not None:
-        inside = (table[:, 2] > begin_ns) & (table[:, 2] <= end_ns + _SLACK_NS)
-        table = table[inside]
+        table = table[(table[:, 2] > begin_ns) & (table[:, 2] <= end_ns + _SLACK_NS)]
     table = table[np.argsort(table[:, 1], kind="stable")]
     return steps_table(table[:, 0], table[:, 1], table[:, 2], "steplog")
 
@@ -203,17 +202,14 @@ def with_collections(tables: RankTables, path: Path) -> RankTables:
     except ReportError as error:
         return tables.warned(f"{error.what}: it was left out")
     names = [f"{GARBAGE} (generation {g})" for g in rows[:, 2].tolist()]
-    calls = fill(
-        "host_calls",
-        len(rows),
-        {
-            "start_ns": rows[:, 0],
-            "end_ns": rows[:, 1],
-            "kind": "python",
-            "name": pa.array(names, pa.string()),
-            "thread": np.full(len(rows), _thread(tables), dtype=np.int64),
-        },
-    )
+    columns = {
+        "start_ns": rows[:, 0],
+        "end_ns": rows[:, 1],
+        "kind": "python",
+        "name": pa.array(names, pa.string()),
+        "thread": np.full(len(rows), _thread(tables), dtype=np.int64),
+    }
+    calls = fill("host_calls", len(rows), columns)
     return replace(tables, host_calls=joined("host_calls", [tables.host_calls, calls], "start_ns"))
 
 

@@ -107,9 +107,7 @@ class Recording:
     @property
     def has_events(self) -> bool:
         """Whether anything was recorded."""
-        return any(work.num_rows for work in self.work) or any(
-            calls.start.size for calls in self.calls
-        )
+        return any(work.num_rows for work in self.work) or any(c.start.size for c in self.calls)
 
 
 def activity(

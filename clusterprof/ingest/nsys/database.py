@@ -33,11 +33,9 @@ _LONGEST_DEFAULT = 64
 class Export:
     """One nsys export, opened for reading only (nothing is ever written beside it); to be closed.
 
-    What is read of it is what its file holds: an export whose columns are computed, which nsys
-    never writes, is refused, since a kilobyte of those can be any number of gigabytes.
-
-    Raises `ReportError` where the file is no SQLite database, is cut short, or holds no
-    nsys tables. `origin` is the path that messages name (the `.xz` or `.nsys-rep`).
+    An export whose columns are computed, which nsys never writes, is refused, since a kilobyte of
+    those can be any number of gigabytes. Raises `ReportError` for that, and where the file is no
+    SQLite database, is cut short, or holds no nsys tables. `origin` is the path that messages name.
     """
 
     def __init__(self, path: Path, origin: Path | None = None) -> None:
@@ -78,7 +76,7 @@ class Export:
         for (name,) in listed:
             match = schema.VERSIONED.match(name)
             logical, version = (match["name"], int(match["version"])) if match else (name, 1)
-            if logical not in newest or newest[logical][0] < version:
+            if newest.get(logical, (-1, ""))[0] < version:
                 newest[logical] = (version, name)
         return {logical: name for logical, (_, name) in newest.items()}
 

@@ -26,7 +26,6 @@ from clusterprof.ingest.recording import Recording
 
 #: nsys needs a third of a second for 100,000 kernels; after this it hangs.
 _DEADLINE_S = 1800
-
 #: bytes; with less left in the temporary folder, or less than the report's own size, whatever went
 #: wrong there is taken to have gone wrong for that
 _LEAST_FREE = 1 << 20
@@ -47,8 +46,8 @@ def read(path: Path, *, alone: bool = False) -> list[Recording]:
     What is made of it lies in a temporary folder and is removed afterwards. Each installed nsys is
     tried until one can read it.
 
-    Raises `ReportError` where the report is missing or empty, no nsys is installed, or the
-    export fails (most often: the report is of a newer nsys, or cut short).
+    Raises `ReportError` where the report is missing or empty, no nsys is installed, or the export
+    fails (most often: the report is of a newer nsys, or cut short).
     """
     try:
         size = path.stat().st_size

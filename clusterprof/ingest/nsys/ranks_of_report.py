@@ -1,12 +1,10 @@
 """Which ranks an nsys report is of: their processes, ranks, job and host, by the report itself.
 
-A report holds every child of the profiled program. Started on a rank it holds that rank and its
-helpers (DataLoader workers, compilers); started on what starts ranks (`nsys profile torchrun ...`)
-it holds all ranks of that host.
-
-It holds the whole environment of the profiled process as well, secrets included. Only the
-variables of `clusterprof.agent.contracts.identity` and the rendezvous below are looked at, and of
-the rendezvous only a fingerprint is kept.
+A report holds every child of the profiled program: of a rank its helpers (DataLoader workers,
+compilers), of what starts ranks (`nsys profile torchrun ...`) all ranks of that host. It holds the
+whole environment as well, secrets included: only the variables of
+`clusterprof.agent.contracts.identity` and the rendezvous below are looked at, and of the rendezvous
+only a fingerprint is kept.
 """
 
 from __future__ import annotations
@@ -80,29 +78,22 @@ def environment(export: Export) -> dict[str, str]:
     nsys 2023 and later list them in META_DATA_CAPTURE, 2022 keeps one NUL-separated string in
     TARGET_INFO_SYSTEM_ENV, and some exports have it only among the strings.
     """
-    lines = [
-        str(value)
-        for (value,) in export.rows(
-            "SELECT value FROM {0} WHERE name = 'PROCESS_0:ENVIRONMENT_VARIABLE'",
-            schema.CAPTURE,
-        )
-    ]
-    if lines:
+    listed = "SELECT value FROM {0} WHERE name = 'PROCESS_0:ENVIRONMENT_VARIABLE'"
+    if lines := [str(value) for (value,) in export.rows(listed, schema.CAPTURE)]:
         return _wanted(line.replace('="', "=", 1).removesuffix('"') for line in lines)
     for sql, table in (
         ("SELECT value FROM {0} WHERE name = 'DeviceEnvironment'", schema.SYSTEM),
         ("SELECT value FROM {0} WHERE instr(CAST(value AS BLOB), x'00')", schema.STRINGS),
     ):
         found = [_wanted(str(value).split("\0")) for (value,) in export.rows(sql, table)]
-        ranks = {identify(environ) for environ in found} - {None}
-        if len(ranks) == 1:
-            return next(environ for environ in found if identify(environ) is not None)
+        of_ranks = [environ for environ in found if identify(environ) is not None]
+        if len({identify(environ) for environ in of_ranks}) == 1:
+            return of_ranks[0]
     return {}
 
 
 def _wanted(lines: Iterable[str]) -> dict[str, str]:
-    names = wanted()
-    pairs = (line.partition("=") for line in lines)
+    names, pairs = wanted(), (line.partition("=") for line in lines)
     return {name: value for name, _, value in pairs if name in names}
 
 

@@ -42,8 +42,8 @@ def read(
     NCCL's payloads where the export has NCCL's ranges without them. `alone`: the report is known
     to be of one rank, whatever else its children do.
 
-    Raises `ReportError` where the file is missing, empty, truncated, not SQLite, no nsys
-    export, or without a single event. The rank is None where a report of one does not name it.
+    Raises `ReportError` where the file is missing, empty, truncated, no nsys export, or without a
+    single event. The rank is None where a report of one does not name it.
     """
     origin = origin or path
     with _unpacked(path) as database, closing(Export(database, origin)) as export:
@@ -113,11 +113,14 @@ def _read_process(
         backend="nccl" if collectives.num_rows else "",
     )
     gpus = export.rows("SELECT id, name FROM {0}", schema.GPUS)
+    closed = ranges.where(ranges.end >= ranges.start)
+    gil = encoded(closed.in_domains(schema.GIL_DOMAIN).astype(np.int32), ["range", "python"])
+    in_ranges = Calls(gil, closed.start, closed.end, closed.thread, closed.name, closed.names)
     marks = ranges.where(~ranges.in_domains(schema.NCCL_DOMAIN, schema.GIL_DOMAIN))
     recording = Recording(
         info=info,
         work=work.work,
-        calls=[cuda, of_the_system, _range_calls(ranges)],
+        calls=[cuda, of_the_system, in_ranges],
         collectives=collectives,
         marks=Calls("range", marks.start, marks.end, marks.thread, marks.name, marks.names),
         marked_by="nvtx",
@@ -145,13 +148,6 @@ def _calls(export: Export, process: int | None) -> tuple[Calls, Calls]:
     raw = {name: values[raw["end"] > raw["start"]] for name, values in raw.items()}
     times = (raw["start"], raw["end"], schema.thread_of(raw["globalTid"]))
     return cuda, Calls("os", *times, *export.names(raw["nameId"]))
-
-
-def _range_calls(ranges: Ranges) -> Calls:
-    ranges = ranges.where(ranges.end >= ranges.start)
-    gil = ranges.in_domains(schema.GIL_DOMAIN).astype(np.int32)
-    kind = encoded(gil, ["range", "python"])
-    return Calls(kind, ranges.start, ranges.end, ranges.thread, ranges.name, ranges.names)
 
 
 def _gpu_warnings(work: Activity, export: Export) -> list[str]:
