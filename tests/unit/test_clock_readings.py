@@ -437,22 +437,24 @@ class Store:
         return all(key in self.values for key in keys)
 
 
-def vote(store: Store, size: int) -> agent_beacons.Vote:
-    return agent_beacons.Vote(store, "k", size)
+def vote(
+    store: Store, size: int, facts: str, problem: str | None = None, patience_s: float = 0.0
+) -> str:
+    return agent_beacons.agree(store, "k", size, facts, problem, patience_s)
 
 
 def test_a_vote_is_go_only_once_all_ranks_have_come_and_agree() -> None:
     store = Store()
-    assert vote(store, 1).hold("same", None, 0) == "go"
+    assert vote(store, 1, "same") == "go"
     store = Store()
-    verdict = vote(store, 2).hold("same", None, 0.25)
+    verdict = vote(store, 2, "same", patience_s=0.25)
     assert "0.25 s" in verdict
-    assert vote(store, 2).hold("same", None, 0.0) == verdict, "the last is too late"
+    assert vote(store, 2, "same") == verdict, "the last is too late"
     store = Store()
     store.add("k/arrived", 1)
     store.compare_set("k/facts", "", "3 steps")
-    verdict = vote(store, 2).hold("4 steps", None, 0)
+    verdict = vote(store, 2, "4 steps")
     assert all(fact in verdict for fact in ("3 steps", "4 steps"))
     store = Store()
     store.add("k/arrived", 1)
-    assert vote(store, 2).hold("", "a problem", 0) == "a problem"
+    assert vote(store, 2, "", "a problem") == "a problem"

@@ -83,7 +83,7 @@ class Beacons:
         c10d = dist.distributed_c10d
         group, store = c10d._get_default_group(), c10d._get_default_store()
         attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-        vote = Vote(store, "clusterprof/beacons/%s/%s" % (attempt, event), group.size())
+        key = "clusterprof/beacons/%s/%s" % (attempt, event)
         problem = self.unwilling(dist, group)
         facts = ""
         if problem is None:
@@ -91,7 +91,7 @@ class Beacons:
             facts = "%d steps, %d collectives on %d ranks of %s" % (
                 count, sequence, group.size(), dist.get_backend(),
             )  # fmt: skip
-        verdict = vote.hold(facts, problem, PATIENCE_S)
+        verdict = agree(store, key, group.size(), facts, problem, PATIENCE_S)
         if verdict != "go":
             return {"reason": verdict, "facts": facts}
         begin = time.time_ns()
@@ -114,40 +114,34 @@ class Beacons:
         return None
 
 
-class Vote:
-    """An agreement of all ranks over the store: every rank, or none."""
+def agree(
+    store: Any, key: str, size: int, facts: str, problem: Optional[str], patience_s: float
+) -> str:
+    """Return "go" or, the same on every rank, why not; `problem`: why this rank cannot take part.
 
-    def __init__(self, store: Any, key: str, size: int) -> None:
-        self.store = store
-        self.key = key
-        self.size = size
-        #: not to overrun the store with the questions of thousands of ranks
-        self.pause_s = max(0.002, size * 20e-6)
+    `facts` are the same on all `size` ranks, or they do not agree.
+    """
 
-    def hold(self, facts: str, problem: Optional[str], patience_s: float) -> str:
-        """Return "go" or, the same on every rank, why not."""
-        if problem is None:
-            measure = self.first(self.key + "/facts", facts)
-            if measure != facts:
-                problem = "the ranks differ: %s here, %s there" % (facts, measure)
-        if problem is not None:
-            return self.first(self.key + "/verdict", problem)
-        if self.store.add(self.key + "/arrived", 1) == self.size:
-            return self.first(self.key + "/verdict", "go")
-        deadline = time.monotonic() + patience_s
-        # Asked for again and again, not waited for: a waiting call would hold the store's lock,
-        # which torch's own watchdogs need.
-        while not self.store.check([self.key + "/verdict"]):
-            if time.monotonic() > deadline:
-                late = "not all ranks came to this step within %g s" % patience_s
-                return self.first(self.key + "/verdict", late)
-            time.sleep(self.pause_s)
-        return self.first(self.key + "/verdict", "?")
-
-    def first(self, key: str, value: str) -> str:
-        """Write `value` unless somebody was first; returns what stands there."""
-        found = self.store.compare_set(key, "", value)
+    def first(name: str, value: str) -> str:
+        """Write `value` unless another rank was first; returns what stands there."""
+        found = store.compare_set(key + name, "", value)
         return found.decode() if isinstance(found, bytes) else str(found)
+
+    if problem is None:
+        measure = first("/facts", facts)
+        if measure != facts:
+            problem = "the ranks differ: %s here, %s there" % (facts, measure)
+    if problem is not None:
+        return first("/verdict", problem)
+    if store.add(key + "/arrived", 1) == size:
+        return first("/verdict", "go")
+    deadline = time.monotonic() + patience_s
+    # Asked for again and again, not waited for: a waiting call would hold the store's lock,
+    # which torch's own watchdogs need.
+    while not store.check([key + "/verdict"]) and time.monotonic() <= deadline:
+        # not to overrun the store with the questions of thousands of ranks
+        time.sleep(max(0.002, size * 20e-6))
+    return first("/verdict", "not all ranks came to this step within %g s" % patience_s)
 
 
 def device_of(dist: Any) -> Any:
