@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -36,6 +37,17 @@ def test_the_action_runs_once_after_the_import_and_leaves_no_finder(package: str
     importlib.import_module(package)
     assert observed == [module]
     assert not any(isinstance(finder, hooks.AfterImport) for finder in sys.meta_path)
+
+
+def test_looking_for_the_module_before_its_import_changes_nothing(
+    package: str,
+) -> None:
+    observed: list[ModuleType] = []
+    hooks.after_import({package: observed.append})
+    assert importlib.util.find_spec(package) is not None
+    assert importlib.util.find_spec(package) is not None
+    assert observed == []
+    assert [importlib.import_module(package)] == observed
 
 
 def test_the_module_keeps_its_own_loader(package: str) -> None:

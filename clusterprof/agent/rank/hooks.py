@@ -30,11 +30,18 @@ class AfterImport:
             self._asking = False
         if spec is None or spec.loader is None or not hasattr(spec.loader, "exec_module"):
             return None
-        acting: Any = _Acting(spec.loader, self.actions.pop(fullname))
+        # Whoever asks for a spec need not import the module.
+        acting: Any = _Acting(spec.loader, lambda module: self.act(fullname, module))
         spec.loader = acting
+        return spec
+
+    def act(self, name: str, module: ModuleType) -> None:
+        """The module `name` has been imported; the last one ends the finding."""
+        action = self.actions.pop(name, None)
         if not self.actions and self in sys.meta_path:
             sys.meta_path.remove(self)
-        return spec
+        if action is not None:
+            action(module)
 
 
 class _Acting:
