@@ -10,6 +10,7 @@ import pyarrow.compute as pc
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
+Index = npt.NDArray[np.intp]
 Objects = npt.NDArray[np.object_]
 
 #: two clocks differ in rate by no more: crystals of 50 ppm each, and one that is being slewed

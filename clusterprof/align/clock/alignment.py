@@ -10,12 +10,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from clusterprof.agent.contracts import words
-from clusterprof.align.clock.blocks import Block, Bools, Floats, Ints, bases, blocks
-from clusterprof.align.clock.bounds import Bounds, bound, contradicting
+from clusterprof.align.clock.blocks import Block, bases, blocks
+from clusterprof.align.clock.bounds import Bounds, bound, contradicting, middle_of
 from clusterprof.align.clock.estimates import Combined, Estimate, combine, estimate
 from clusterprof.align.clock.measured import PairBound, as_blocks
 from clusterprof.align.clock.model import UNBOUNDED_NS, Clock
 from clusterprof.align.clock.readings import ANCHOR_NS
+from clusterprof.align.columns import Bools, Floats, Ints
 from clusterprof.tables import RankTables
 
 #: what the offsets rest on, as `Clock.method` says it
@@ -68,8 +69,7 @@ def align(
 
 
 def _unbounded(clock: Clock) -> set[int]:
-    free = clock.uncertainty_ns >= UNBOUNDED_NS
-    return {rank for rank, is_free in zip(clock.ranks, free, strict=True) if is_free}
+    return set(np.asarray(clock.ranks)[clock.uncertainty_ns >= UNBOUNDED_NS].tolist())
 
 
 def _consistent(
@@ -114,30 +114,32 @@ def _aligned(
     ranks: Sequence[RankTables], matched: pa.Table, measured: Sequence[PairBound]
 ) -> tuple[Clock, bool]:
     """The clock, and whether what it rests on agrees with itself."""
-    numbers = tuple(sorted(t.rank for t in ranks))
+    tables = sorted(ranks, key=lambda t: t.rank)
+    numbers = tuple(t.rank for t in tables)
     if not numbers:
         nothing = np.zeros(0, dtype=np.int64)
         return Clock(0, 0, BY_WALL_CLOCKS, (), nothing, np.zeros(0), nothing), True
     base = bases(matched, numbers)
     no_call = base == 0
-    begins = {t.rank: t.info.begin_ns for t in ranks}
-    for rank in {r for each in measured for r in (each.rank, each.other)} & begins.keys():
-        if no_call[numbers.index(rank)]:
-            base[numbers.index(rank)] = begins[rank]
+    of_measured = [rank for each in measured for rank in (each.rank, each.other)]
+    begins = np.array([t.info.begin_ns for t in tables])
+    base = np.where(no_call & np.isin(numbers, of_measured), begins, base)
     calls = blocks(matched, numbers, base)
     odd = contradicting(calls, len(numbers))
     # without one bad clock the others can be aligned; if most are bad, which ones is unknown
     odd = odd if len(odd) < len(numbers) / 2 else []
     calls = _without(calls, odd)
     pairs = _without(as_blocks(measured, numbers, base), odd)
-    members = {m for b in (*calls, *pairs) for m in b.members}
-    reference = min(members, default=0)
-    hosts = {t.rank: t.info.host for t in ranks}
-    there = hosts[numbers[reference]]
-    same_host = np.asarray([bool(there) and hosts[r] == there for r in numbers])
-    middle, half = _window(ranks, numbers, base, reference)
-    who = _Ranks(numbers, base, reference, middle, half, same_host, no_call)
-    if not members:
+    reference = min((m for b in (*calls, *pairs) for m in b.members), default=0)
+    host = tables[reference].info.host
+    same_host = np.array([bool(host) and t.info.host == host for t in tables])
+    spans = [_span(t) for t in tables]
+    begin, end = spans[reference]
+    if end <= begin:
+        begin = end = int(base[reference])
+    half = max(0, end - begin, *(last - first for first, last in spans)) / 2
+    who = _Ranks(numbers, base, reference, (begin + end) // 2, half, same_host, no_call)
+    if not calls and not pairs:
         return _by_wall_clocks(who), True
     clock, consistent = _refined(who, calls, pairs)
     warnings = clock.warnings
@@ -165,18 +167,6 @@ def _without(found: list[Block], odd: Sequence[int]) -> list[Block]:
         return found
     left = [np.flatnonzero(~np.isin(b.members, odd)) for b in found]
     return [b.of(some) for b, some in zip(found, left, strict=True) if len(some) >= 2]
-
-
-def _window(
-    ranks: Sequence[RankTables], numbers: tuple[int, ...], base: Ints, reference: int
-) -> tuple[int, float]:
-    """Middle of the reference's window (its wall clock), and half the longest rank's window."""
-    spans = {t.rank: _span(t) for t in ranks}
-    begin, end = spans[numbers[reference]]
-    if end <= begin:
-        begin = end = int(base[reference])
-    longest = max(last - first for first, last in spans.values())
-    return (begin + end) // 2, max(longest, end - begin, 0) / 2
 
 
 def _span(tables: RankTables) -> tuple[int, int]:
@@ -262,10 +252,8 @@ def _first_offsets(found: Sequence[Block], ranks: int, reference: int) -> Floats
         # one-way traffic only: causality's own bounds are finite on one side at least
         limits = bound(found, ranks, reference, 0.0, 0.0)
         low, high = limits.low[0], limits.high[0]
-        middle = np.where(np.isfinite(high), high, np.where(np.isfinite(low), low, 0.0))
-        closed = np.isfinite(low) & np.isfinite(high)
-        middle[closed] = (low[closed] + high[closed]) / 2
-        offset = np.where(np.isnan(offset), middle, offset)
+        for guess in (middle_of(low, high), high, low, np.zeros(ranks)):
+            offset = np.where(np.isfinite(offset), offset, guess)
     return np.asarray(offset)
 
 
@@ -299,25 +287,21 @@ def _weighed(best: Combined, limits: Bounds, centre: float) -> Floats:
     of either side leave, and the bound is shortest from there.
     """
     low, high = limits.at(centre)
-    closed = np.isfinite(low) & np.isfinite(high) & np.isfinite(best.error)
-    error = np.where(closed, best.error, 0.0)
-    middle, middle_error = np.zeros(len(low)), np.ones(len(low))
-    middle[closed] = (low[closed] + high[closed]) / 2
-    middle_error[closed] = np.maximum((high[closed] - low[closed]) / 2 / _THIRDS, 1.0)
-    share = error**2 / (error**2 + middle_error**2)
-    return np.asarray(best.offset + np.where(closed, share * (middle - best.offset), 0.0))
+    with np.errstate(invalid="ignore"):
+        middle_error = np.maximum((high - low) / 2 / _THIRDS, 1.0)
+        share = best.error**2 / (best.error**2 + middle_error**2)
+        both = best.offset + share * (middle_of(low, high) - best.offset)
+    return np.where(np.isfinite(both), both, best.offset)
 
 
 def _inside(offset: Floats, drift: Floats, limits: Bounds, centre: float) -> tuple[Floats, Floats]:
     """Move each estimate into its bounds; where there is none, take the bounds' middle."""
     low, high = limits.at(centre)
-    closed = np.isfinite(low) & np.isfinite(high)
-    middle = np.zeros(len(low))
-    middle[closed] = (low[closed] + high[closed]) / 2
-    offset = np.where(np.isnan(offset), middle, offset)
+    middle = middle_of(low, high)
+    offset = np.where(np.isnan(offset), np.nan_to_num(middle), offset)
     inside = np.clip(offset, np.minimum(low, high), np.maximum(low, high))
     drift = np.clip(np.nan_to_num(drift), limits.drift_low, limits.drift_high)
-    return np.where(closed, inside, offset), drift
+    return np.where(np.isnan(middle), offset, inside), drift
 
 
 def _uncertainty(offset: Floats, drift: Floats, limits: Bounds, centre: float) -> Ints:
@@ -325,13 +309,10 @@ def _uncertainty(offset: Floats, drift: Floats, limits: Bounds, centre: float) -
 
     Truth and estimate are both lines over time, so their distance is greatest at an end.
     """
-    worst = np.zeros(len(offset))
-    for k in (0, -1):
-        line = offset + drift * (limits.times[k] - centre)
-        worst = np.maximum(worst, np.maximum(limits.high[k] - line, line - limits.low[k]))
-    return np.asarray(
-        np.minimum(np.ceil(np.nan_to_num(worst, posinf=UNBOUNDED_NS)), UNBOUNDED_NS), dtype=np.int64
-    )
+    ends = [0, -1]
+    line = offset + drift * (limits.times[ends, None] - centre)
+    apart = np.maximum(limits.high[ends] - line, line - limits.low[ends]).max(axis=0, initial=0.0)
+    return np.asarray(np.ceil(np.minimum(apart, UNBOUNDED_NS)), dtype=np.int64)
 
 
 def _of_wall_clocks(who: _Ranks, offset: Floats, drift: Floats, unbounded: Bools) -> Ints:

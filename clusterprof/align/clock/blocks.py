@@ -4,14 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-#: a match of this confidence or less was decided by the wall clocks (`match.shift`)
-BY_WALL_CLOCK = 0.5
+from clusterprof.align.columns import (
+    BY_WALL_CLOCK,
+    Bools,
+    Floats,
+    Index,
+    Ints,
+    Objects,
+    integers,
+    rows_by,
+    texts,
+)
+
 #: how the members of a call end (`Block.kind`; see `estimates`): on a processor (gloo), together,
 #: or in a wave around a ring
 ON_HOST, AT_ONCE, ALL_REDUCE, SHARDED = -1, 0, 1, 2
@@ -19,11 +30,6 @@ _KINDS = {"AllReduce": ALL_REDUCE, "AllGather": SHARDED, "ReduceScatter": SHARDE
 #: the members of a smaller AllReduce end together, bytes: seen to at 12.6 MB, a third of a large
 #: one's wave at 19 MB, all of it from 33.6 MB on
 _WAVE_FROM_BYTES = 16 << 20
-
-Floats = npt.NDArray[np.float64]
-Bools = npt.NDArray[np.bool_]
-Ints = npt.NDArray[np.int64]
-Index = npt.NDArray[np.intp]
 
 
 @dataclass(frozen=True)
@@ -84,12 +90,10 @@ def bases(matched: pa.Table, ranks: tuple[int, ...]) -> Ints:
     Times of 10^18 ns do not fit a double to the nanosecond; differences to a base do. Zero for
     a rank without any call.
     """
-    start = np.asarray(pc.fill_null(matched["start_ns"], 0).to_numpy())
-    at = np.searchsorted(ranks, matched["rank"].to_numpy())
-    has = start > 0
+    start, at = integers(matched, "start_ns"), np.searchsorted(ranks, integers(matched, "rank"))
     most = np.iinfo(np.int64).max
     first = np.full(len(ranks), most)
-    np.minimum.at(first, at[has], start[has])
+    np.minimum.at(first, at[start > 0], start[start > 0])
     return np.where(first < most, first, 0)
 
 
@@ -102,24 +106,41 @@ def blocks(matched: pa.Table, ranks: tuple[int, ...], base: Ints) -> list[Block]
     table = matched.filter(_usable(matched))
     if not table.num_rows:
         return []
-    rank = np.searchsorted(ranks, table["rank"].to_numpy())
-    _, call = np.unique(table["collective"].to_numpy(), return_inverse=True)
-    sort, kind = _sorts(table)
-    rows = _Rows(
-        rank=rank,
-        call=call,
-        start=(table["start_ns"].to_numpy() - base[rank]).astype(np.float64),
-        end=(table["end_ns"].to_numpy() - base[rank]).astype(np.float64),
-        role=_codes(table["role"], {"both": 0, "source": 1, "sink": 2}),
-        sort=sort,
-        kind=kind,
-        crowded=_crowded(table),
+    rank = np.searchsorted(ranks, integers(table, "rank"))
+    _, call = np.unique(integers(table, "collective"), return_inverse=True)
+    start, end = (
+        (integers(table, name) - base[rank]).astype(np.float64) for name in ("start_ns", "end_ns")
     )
-    return [
-        rows.block(some)
-        for some in _groups(table, call, rank, rows.role)
-        if (rank[some] != rank[some[0]]).any()
-    ]
+    role = texts(table, "role")
+    sort, kind = _sorts(table)
+    crowded = _crowded(table)
+    out = []
+    for rows in _groups(table, call, rank, role):
+        members, column = np.unique(rank[rows], return_inverse=True)
+        calls, line = np.unique(call[rows], return_inverse=True)
+        if len(members) < 2:
+            continue
+
+        out.append(
+            Block(
+                members=tuple(members.tolist()),
+                start=_filled(start[rows], np.nan, line, column),
+                end=_filled(end[rows], np.nan, line, column),
+                holds=_filled(role[rows] != "sink", False, line, column),
+                held=_filled(role[rows] != "source", False, line, column),
+                sort=_filled(sort[rows], -1, line),
+                kind=_filled(kind[rows], -1, line),
+                crowded=np.isin(calls, call[rows][crowded[rows]]),
+            )
+        )
+    return out
+
+
+def _filled(values: npt.NDArray[Any], missing: float, *at: Index) -> Any:
+    """An array with the values at these places and `missing` elsewhere."""
+    filled = np.full([each.max() + 1 for each in at], missing, dtype=values.dtype)
+    filled[at] = values
+    return filled
 
 
 def _usable(matched: pa.Table) -> pa.ChunkedArray:
@@ -139,32 +160,21 @@ def _usable(matched: pa.Table) -> pa.ChunkedArray:
     return pc.fill_null(usable, False)
 
 
-def _codes(column: pa.ChunkedArray, codes: dict[str, int]) -> Ints:
-    out = np.full(len(column), -1, dtype=np.int64)
-    names = column.cast(pa.string())
-    for name, code in codes.items():
-        out[np.asarray(pc.equal(names, name).to_numpy(), dtype=np.bool_)] = code
-    return out
-
-
 def _sorts(table: pa.Table) -> tuple[Ints, Ints]:
     """Per row: a number for operation and size (-1: size unknown), and how its members end."""
-    size = np.asarray(pc.fill_null(table["message_bytes"], -1).to_numpy())
-    names = table["operation"].cast(pa.string()).to_numpy(zero_copy_only=False).astype(str)
+    size, names = integers(table, "message_bytes", -1), texts(table, "operation").astype(str)
     names = np.where(names == "Recv", "Send", names)  # two ends of one call
     operations, operation = np.unique(names, return_inverse=True)
     _, number = np.unique(np.stack([operation, size]), axis=1, return_inverse=True)
     kind = np.array([_KINDS.get(name, AT_ONCE) for name in operations])[operation]
     kind[(kind == ALL_REDUCE) & (size >= 0) & (size < _WAVE_FROM_BYTES)] = AT_ONCE
-    host = np.asarray(pc.equal(table["source"].cast(pa.string()), "gloo").to_numpy())
-    kind[host.astype(np.bool_)] = ON_HOST
+    kind[texts(table, "source") == "gloo"] = ON_HOST
     return np.where(size < 0, -1, np.ravel(number)).astype(np.int64), kind
 
 
 def _crowded(table: pa.Table) -> Bools:
     """Per row: whether its kernel carries more than two calls."""
-    names = ("rank", "start_ns", "end_ns")
-    kernel = np.stack([np.asarray(table[name].to_numpy(), dtype=np.int64) for name in names])
+    kernel = np.stack([integers(table, name) for name in ("rank", "start_ns", "end_ns")])
     order = np.lexsort(kernel)
     first = np.r_[True, (np.diff(kernel[:, order], axis=1) != 0).any(axis=0)]
     number = np.cumsum(first) - 1
@@ -173,51 +183,15 @@ def _crowded(table: pa.Table) -> Bools:
     return out
 
 
-def _groups(table: pa.Table, call: Index, rank: Index, role: Ints) -> Iterator[Index]:
+def _groups(table: pa.Table, call: Index, rank: Index, role: Objects) -> Iterator[Index]:
     """Rows of each block: by communicator, and where data go one way also by the pair."""
-    name = np.asarray(
-        table["communicator"].combine_chunks().dictionary_encode().indices.to_numpy(False)
-    )
-    low = np.full(call.max() + 1, np.iinfo(np.intp).max, dtype=np.intp)
-    high = np.full(call.max() + 1, -1, dtype=np.intp)
+    name = table["communicator"].combine_chunks().dictionary_encode().indices.to_numpy()
+    low, high = np.full(call.max() + 1, np.iinfo(np.int64).max), np.full(call.max() + 1, -1)
     one_way = np.zeros(call.max() + 1, dtype=bool)
     np.minimum.at(low, call, rank)
     np.maximum.at(high, call, rank)
-    one_way[call[role != 0]] = True
+    one_way[call[role != "both"]] = True
     pair = one_way[call]
     key = np.stack([name, np.where(pair, low[call], -1), np.where(pair, high[call], -1)])
     _, group = np.unique(key, axis=1, return_inverse=True)
-    group = np.ravel(group)
-    order = np.argsort(group, kind="stable")
-    yield from np.split(order, np.flatnonzero(np.diff(group[order])) + 1)
-
-
-@dataclass(frozen=True)
-class _Rows:
-    """The usable rows of matched calls, as columns."""
-
-    rank: Index
-    call: Index
-    start: Floats
-    end: Floats
-    role: Ints
-    sort: Ints
-    kind: Ints
-    crowded: Bools
-
-    def block(self, rows: Index) -> Block:
-        """The block of some rows (indices)."""
-        members, column = np.unique(self.rank[rows], return_inverse=True)
-        calls, line = np.unique(self.call[rows], return_inverse=True)
-        shape = (len(calls), len(members))
-        start, end = np.full((2, *shape), np.nan)
-        holds, held = np.zeros((2, *shape), dtype=bool)
-        start[line, column], end[line, column] = self.start[rows], self.end[rows]
-        holds[line, column] = self.role[rows] != 2
-        held[line, column] = self.role[rows] != 1
-        sort, kind = np.full((2, len(calls)), -1, dtype=np.int64)
-        sort[line], kind[line] = self.sort[rows], self.kind[rows]
-        crowded = np.zeros(len(calls), dtype=bool)
-        crowded[line[self.crowded[rows]]] = True
-        numbers = tuple(int(m) for m in members)
-        return Block(numbers, start, end, holds, held, sort, kind, crowded)
+    yield from rows_by(np.ravel(group)).values()

@@ -27,14 +27,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
-from clusterprof.align.clock.blocks import Block, Bools, Floats, Index
+from clusterprof.align.clock.blocks import Block
+from clusterprof.align.columns import DRIFT_LIMIT_PPM, STAMP_ERROR_NS, Bools, Floats
 
-#: two crystals of 50 ppm each, and something for a clock that is being slewed
-DRIFT_LIMIT_PPM = 150.0
-#: the profilers' own error of a time stamp
-STAMP_ERROR_NS = 1_000.0
 #: times over the window at which the bounds are evaluated
 _TIMES = 9
 #: in a larger communicator each member is compared with so many only
@@ -68,121 +64,81 @@ class Bounds:
         return low, np.array([np.interp(time, self.times, column) for column in self.high.T])
 
 
+def middle_of(low: Floats, high: Floats) -> Floats:
+    """Return the middle between two bounds; NaN where one of them is infinite."""
+    with np.errstate(invalid="ignore"):
+        middle = (low + high) / 2
+    return np.where(np.isfinite(middle), middle, np.nan)
+
+
 def bound(blocks: Sequence[Block], ranks: int, reference: int, begin: float, end: float) -> Bounds:
     """Bound every rank's offset over the window `begin`..`end` (ns, the blocks' own time)."""
     times = np.linspace(begin, end, _TIMES)
-    high = np.full((_TIMES, ranks), np.inf)
-    low = np.full((_TIMES, ranks), -np.inf)
-    contradicted = np.zeros(ranks, dtype=bool)
-    edges = _Edges.of(blocks)
-    for k, time in enumerate(times):
-        high[k], below = edges.chain(ranks, reference, float(time))
-        low[k] = -below
-        contradicted |= low[k] > high[k]
+    edges = _Edges(blocks)
+    chains = np.array([edges.chain(ranks, reference, time) for time in times.tolist()])
+    high, low = chains[:, 0], -chains[:, 1]
+    contradicted = (low > high).any(axis=0)
     limit = DRIFT_LIMIT_PPM * 1e-6
     drift_low, drift_high = np.full(ranks, -limit), np.full(ranks, limit)
-    for i in range(_TIMES):
-        for j in range(i + 1, _TIMES):
-            gap = times[j] - times[i]
-            if gap > 0:
-                drift_high = np.minimum(drift_high, (high[j] - low[i]) / gap)
-                drift_low = np.maximum(drift_low, (low[j] - high[i]) / gap)
-    apart = times[:, None] - times[None, :]
-    for_high = np.maximum(apart[..., None] * drift_high, apart[..., None] * drift_low)
-    high = np.min(high[None] + for_high, axis=1)
-    for_low = np.minimum(apart[..., None] * drift_high, apart[..., None] * drift_low)
-    low = np.max(low[None] + for_low, axis=1)
+    if end > begin:
+        i, j = np.triu_indices(_TIMES, 1)
+        gap = (times[j] - times[i])[:, None]
+        drift_high = np.minimum(drift_high, ((high[j] - low[i]) / gap).min(axis=0))
+        drift_low = np.maximum(drift_low, ((low[j] - high[i]) / gap).max(axis=0))
+    apart = (times[:, None] - times[None, :])[..., None]
+    high = np.min(high + np.maximum(apart * drift_high, apart * drift_low), axis=1)
+    low = np.max(low + np.minimum(apart * drift_high, apart * drift_low), axis=1)
     contradicted |= (high < low).any(axis=0) | (drift_high < drift_low)
     low[:, reference] = high[:, reference] = 0.0
     drift_low[reference] = drift_high[reference] = 0.0
     return Bounds(times, low, high, drift_low, drift_high, contradicted)
 
 
-@dataclass(frozen=True)
 class _Edges:
     """All calls' bounds, not as pairs of members but through each call: linear in the rows.
 
     `o_i - o_j <= end_i - start_j` over all i, j of a call is `o_i <= end_i + x` and
-    `x <= o_j - start_j` with one x for the call. Rows of one call stand together; `by_rank`
-    sorts them by rank, `ranks` and `firsts` are the ranks and where each begins in that order.
+    `x <= o_j - start_j` with one x for the call. A row is a member of a call.
     """
 
-    call: Index
-    first: Index
-    rank: Index
-    #: own end where held, else inf; own start where it holds others, else -inf
-    end: Floats
-    start: Floats
-    #: per call: when it was
-    at: Floats
-    by_rank: Index
-    ranks: Index
-    firsts: Index
-
-    @classmethod
-    def of(cls, blocks: Sequence[Block]) -> _Edges:
-        """Lay the blocks' calls in rows."""
-        call, rank, end, start, at = [], [], [], [], []
-        count = 0
+    def __init__(self, blocks: Sequence[Block]) -> None:
+        parts, self._calls = [np.empty((5, 0))], 0
         for block in blocks:
-            there = ~np.isnan(block.start)
-            some = there.any(axis=1)
-            line, column = np.nonzero(there[some])
-            call.append(count + line)
-            rank.append(np.asarray(block.members)[column])
-            s, e = block.start[some][line, column], block.end[some][line, column]
-            end.append(np.where(block.held[some][line, column], e, np.inf))
-            start.append(np.where(block.holds[some][line, column], s, -np.inf))
-            at.append(np.nanmax(block.start[some], axis=1))
-            count += int(some.sum())
-        calls, members = _joined(call).astype(np.intp), _joined(rank).astype(np.intp)
-        by_rank = np.argsort(members, kind="stable")
-        ranks, firsts = np.unique(members[by_rank], return_index=True)
-        first = np.flatnonzero(np.diff(calls, prepend=-1))
-        return cls(
-            call=calls,
-            first=first,
-            rank=members,
-            end=_joined(end),
-            start=_joined(start),
-            at=_joined(at),
-            by_rank=by_rank,
-            ranks=ranks,
-            firsts=firsts,
-        )
+            line, column = there = np.nonzero(~np.isnan(block.start))
+            at = np.where(np.isnan(block.start), -np.inf, block.start).max(axis=1)
+            # no bound comes from the end where not held, from the start where it holds no other
+            end = np.where(block.held[there], block.end[there], np.inf)
+            start = np.where(block.holds[there], block.start[there], -np.inf)
+            rank = np.asarray(block.members)[column]
+            parts.append(np.stack([self._calls + line, rank, end, start, at[line]]))
+            self._calls += len(block.start)
+        call, rank, self._end, self._start, self._at = np.concatenate(parts, axis=1)
+        self._call, self._rank = call.astype(np.intp), rank.astype(np.intp)
 
     def chain(self, ranks: int, reference: int, time: float) -> tuple[Floats, Floats]:
         """Least bounds of `o_i - o_ref` and of `o_ref - o_i` at `time` (Bellman and Ford).
 
         Stops early where they contradict each other: every distance on the way is a bound.
         """
-        slack = DRIFT_LIMIT_PPM * 1e-6 * np.abs(self.at - time) + STAMP_ERROR_NS
-        end = self.end + slack[self.call]
-        up, down = np.full(ranks, np.inf), np.full(ranks, np.inf)
+        slack = DRIFT_LIMIT_PPM * 1e-6 * np.abs(self._at - time) + STAMP_ERROR_NS
+        end = self._end + slack
+        up, down = np.full((2, ranks), np.inf)
         up[reference] = down[reference] = 0.0
-        if not len(self.call):
-            return up, down
         for _ in range(ranks + 1):
-            more = np.minimum(up, self._step(up, -self.start, end, ranks))
-            less = np.minimum(down, self._step(down, end, -self.start, ranks))
+            more = np.minimum(up, self._step(up, -self._start, end))
+            less = np.minimum(down, self._step(down, end, -self._start))
             unchanged = np.array_equal(more, up) and np.array_equal(less, down)
             up, down = more, less
             if unchanged or (up + down < 0).any():
                 break
         return up, down
 
-    def _step(self, distance: Floats, there: Floats, on: Floats, ranks: int) -> Floats:
+    def _step(self, distance: Floats, there: Floats, on: Floats) -> Floats:
         """One hop from every rank through every call to every rank."""
-        through = np.minimum.reduceat(distance[self.rank] + there, self.first)
-        reached = (through[self.call] + on)[self.by_rank]
-        out = np.full(ranks, np.inf)
-        out[self.ranks] = np.minimum.reduceat(reached, self.firsts)
+        through, out = np.full(self._calls, np.inf), np.full(len(distance), np.inf)
+        np.minimum.at(through, self._call, distance[self._rank] + there)
+        np.minimum.at(out, self._rank, through[self._call] + on)
         return out
-
-
-def _joined(parts: Sequence[npt.NDArray[np.generic]]) -> Floats:
-    whole = np.concatenate(parts) if parts else np.empty(0)
-    return np.asarray(whole, dtype=np.float64)
 
 
 def contradicting(blocks: Sequence[Block], ranks: int) -> list[int]:

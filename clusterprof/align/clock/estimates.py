@@ -20,17 +20,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from clusterprof.align.clock.blocks import (
-    ALL_REDUCE,
-    AT_ONCE,
-    ON_HOST,
-    SHARDED,
-    Block,
-    Bools,
-    Floats,
-    Index,
-    Ints,
-)
+from clusterprof.align.clock.blocks import ALL_REDUCE, AT_ONCE, ON_HOST, SHARDED, Block
+from clusterprof.align.columns import Bools, Floats, Index
 
 #: scatter of one call's ends: the time stamps' own, a part of the transfer (where it is clear who
 #: came last, and where it is not), and a part of what it took more than the shortest call alike
@@ -115,7 +106,7 @@ def estimate(block: Block, middle: float) -> Estimate | None:
         return None
     on_host = bool((whole.kind == ON_HOST).any())
     transfer, last, clear = _arrivals(whole)
-    shortest = _least(_sorted(whole, transfer), transfer)
+    shortest = _shortest(whole, transfer)
     growing = _growing(whole, transfer)
     if on_host:
         noise, bias = np.full(len(transfer), _LOOSE_NS), np.ones(len(transfer))
@@ -157,18 +148,13 @@ def _arrivals(block: Block) -> tuple[Floats, Index, Bools]:
     return two[:, 0], length.argmin(axis=1), clear
 
 
-def _sorted(block: Block, transfer: Floats) -> Ints:
-    """Alike calls; those of unknown size are alike if they take about as long."""
+def _shortest(block: Block, transfer: Floats) -> Floats:
+    """The shortest transfer of each call's like; calls of unknown size are by their length."""
     classes = np.floor(np.log(np.maximum(transfer, 1.0)) / np.log(1.5)).astype(np.int64)
-    return np.where(block.sort < 0, -1 - classes, block.sort)
-
-
-def _least(sort: Ints, transfer: Floats) -> Floats:
-    """The shortest transfer of each call's like."""
-    _, kind = np.unique(sort, return_inverse=True)
-    shortest = np.full(kind.max() + 1, np.inf)
-    np.minimum.at(shortest, np.ravel(kind), transfer)
-    return np.asarray(shortest[np.ravel(kind)])
+    _, alike = np.unique(np.where(block.sort < 0, -1 - classes, block.sort), return_inverse=True)
+    shortest = np.full(alike.max() + 1, np.inf)
+    np.minimum.at(shortest, alike, transfer)
+    return np.asarray(shortest[alike])
 
 
 def _growing(block: Block, transfer: Floats) -> Floats:

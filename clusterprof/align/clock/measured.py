@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from clusterprof.align.clock.blocks import Block, Ints
+from clusterprof.align.clock.blocks import Block
 from clusterprof.align.clock.readings import (
     APART_NS,
     STAMP_NS,
@@ -32,6 +32,7 @@ from clusterprof.align.clock.readings import (
     stretched,
     warnings,
 )
+from clusterprof.align.columns import Ints
 from clusterprof.tables import RankTables
 
 #: of 65 collectives of two H200s in one report of nsys 2025.3 four fifths ended within 11 µs of

@@ -17,8 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from clusterprof.align.clock.blocks import Bools
-from clusterprof.align.clock.bounds import DRIFT_LIMIT_PPM
+from clusterprof.align.columns import DRIFT_LIMIT_PPM, Bools
 from clusterprof.tables import RankTables
 
 #: the agent's own names, repeated: this package does not load what runs inside a rank
