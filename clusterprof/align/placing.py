@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
+from clusterprof.align.columns import integers, rows_by, texts, timed
 from clusterprof.align.match.matched import PLACED
 
 if TYPE_CHECKING:
@@ -23,30 +23,18 @@ def place(matched: pa.Table, clock: Clock) -> pa.Table:
     transfer is what follows the last arrival. Assumes that all members that matter have a
     report: the arrival of one that has none counts as transfer here.
     """
-    collective = matched["collective"].to_numpy()
-    rank = matched["rank"].to_numpy()
-    has = np.asarray(
-        pc.and_(pc.is_valid(matched["start_ns"]), pc.is_valid(matched["end_ns"])).to_numpy()
-    )
-    start = np.asarray(pc.fill_null(matched["start_ns"], 0).to_numpy()).copy()
-    end = np.asarray(pc.fill_null(matched["end_ns"], 0).to_numpy()).copy()
-    for one in np.unique(rank):
-        at = rank == one
-        start[at], end[at] = clock.align(int(one), start[at]), clock.align(int(one), end[at])
-    whole = np.asarray(pc.equal(matched["state"].cast(pa.string()), "matched").to_numpy()) & has
+    collective, rank = integers(matched, "collective"), integers(matched, "rank")
+    has = timed(matched)
+    start, end = integers(matched, "start_ns").copy(), integers(matched, "end_ns").copy()
+    for one, at in rows_by(rank).items():
+        start[at], end[at] = clock.align(one, start[at]), clock.align(one, end[at])
+    whole = (texts(matched, "state") == "matched") & has
     columns = _arrivals(collective, rank, start, end, whole)
-    added = {
-        "aligned_start_ns": pa.array(start, pa.int64(), mask=~has),
-        "aligned_end_ns": pa.array(end, pa.int64(), mask=~has),
-        **{
-            name: pa.array(values, PLACED.field(name).type, mask=~whole)
-            for name, values in columns.items()
-        },
-    }
-    table = matched
-    for name in PLACED.names[len(matched.schema) :]:
-        table = table.append_column(PLACED.field(name), added[name])
-    return table
+    columns |= {"aligned_start_ns": start, "aligned_end_ns": end}
+    for field in list(PLACED)[len(matched.schema) :]:
+        mask = ~has if field.name.startswith("aligned_") else ~whole
+        matched = matched.append_column(field, pa.array(columns[field.name], field.type, mask=mask))
+    return matched
 
 
 def _arrivals(
@@ -61,17 +49,16 @@ def _arrivals(
     if not len(rows):
         return out
     order = rows[np.lexsort((start[rows], collective[rows]))]
-    ids, first = np.unique(collective[order], return_index=True)
-    last = np.r_[first[1:], len(order)] - 1
-    size = last - first + 1
-    late = order[last]
-    before = order[np.maximum(last - 1, first)]
-    of = np.repeat(np.arange(len(ids)), size)
-    arrival = start[late][of]
-    out["last_arrival_ns"][order] = arrival
+    _, first, of, size = np.unique(
+        collective[order], return_index=True, return_inverse=True, return_counts=True
+    )
+    last = first + size - 1
+    late, before = order[last], order[np.maximum(last - 1, first)]
+    out["last_arrival_ns"][order] = start[late][of]
     out["last_rank"][order] = rank[late][of]
     out["lateness_ns"][order] = (start[late] - start[before])[of]
-    wait = np.minimum(arrival - start[order], end[order] - start[order])
+    length = end[order] - start[order]
+    wait = np.minimum(start[late][of] - start[order], length)
     out["wait_ns"][order] = wait
-    out["transfer_ns"][order] = end[order] - start[order] - wait
+    out["transfer_ns"][order] = length - wait
     return out

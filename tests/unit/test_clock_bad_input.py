@@ -59,6 +59,14 @@ def test_no_collective_at_all_leaves_the_wall_clocks_and_a_warning() -> None:
     assert any("ranks 1–3" in w for w in clock.warnings)
 
 
+def test_a_rank_that_nothing_connects_keeps_its_wall_clock_though_it_has_calls() -> None:
+    ranks = job()
+    alone = pa.array(["0x9"] * ranks[3].collective_calls.num_rows)
+    clock = aligned([*ranks[:3], edited(ranks[3], communicator=alone)])
+    assert (clock.offset_ns[3], clock.drift_ppm[3]) == (0, 0.0)
+    assert clock.uncertainty(3) == UNBOUNDED_NS > clock.uncertainty(2)
+
+
 def test_communicators_of_one_tie_nothing() -> None:
     ranks = [
         edited(r, communicator=pa.array([f"0x{r.rank}"] * r.collective_calls.num_rows))

@@ -32,6 +32,11 @@ _CONTRADICTION = (
     "the ranks' collectives contradict each other in time (a clock that jumped, a drift beyond "
     "150 ppm, or a wrong match): the clocks cannot be bounded, so stragglers cannot be determined"
 )
+_UNBOUNDED = (
+    "the clock offset to the reference rank is unbounded (no chain of collectives that can be "
+    "matched without knowing it): the wall clock is taken as it is, and who was late cannot be "
+    "determined"
+)
 #: an offset of zero on one host is contradicted by an estimate this many errors away
 _ERRORS = 4.0
 #: the bounds' half-width is so many standard errors of their middle
@@ -97,17 +102,12 @@ class _Ranks:
     #: the middle of the reference's window (its wall clock), and half the longest rank's window
     middle: int
     half: float
-    #: on the reference's host; and without any call
+    #: on the reference's host
     same_host: Bools
-    no_call: Bools
 
     def named(self, which: Bools) -> tuple[int, ...]:
         """The ranks' numbers of a mask."""
         return tuple(self.numbers[k] for k in np.flatnonzero(which))
-
-    def others(self) -> Bools:
-        """All but the reference."""
-        return np.asarray(np.arange(len(self.numbers)) != self.reference, dtype=np.bool_)
 
 
 def _aligned(
@@ -120,10 +120,9 @@ def _aligned(
         nothing = np.zeros(0, dtype=np.int64)
         return Clock(0, 0, BY_WALL_CLOCKS, (), nothing, np.zeros(0), nothing), True
     base = bases(matched, numbers)
-    no_call = base == 0
     of_measured = [rank for each in measured for rank in (each.rank, each.other)]
     begins = np.array([t.info.begin_ns for t in tables])
-    base = np.where(no_call & np.isin(numbers, of_measured), begins, base)
+    base = np.where((base == 0) & np.isin(numbers, of_measured), begins, base)
     calls = blocks(matched, numbers, base)
     odd = contradicting(calls, len(numbers))
     # without one bad clock the others can be aligned; if most are bad, which ones is unknown
@@ -138,9 +137,7 @@ def _aligned(
     if end <= begin:
         begin = end = int(base[reference])
     half = max(0, end - begin, *(last - first for first, last in spans)) / 2
-    who = _Ranks(numbers, base, reference, (begin + end) // 2, half, same_host, no_call)
-    if not calls and not pairs:
-        return _by_wall_clocks(who), True
+    who = _Ranks(numbers, base, reference, (begin + end) // 2, half, same_host)
     clock, consistent = _refined(who, calls, pairs)
     warnings = clock.warnings
     if odd:
@@ -150,7 +147,8 @@ def _aligned(
             "drift beyond 150 ppm, or a wrong match)"
         )
         warnings = (warning, *warnings)
-    return replace(clock, method=_method(calls, measured), warnings=warnings), consistent
+    method = _method(calls, measured) if calls or pairs else BY_WALL_CLOCKS
+    return replace(clock, method=method, warnings=warnings), consistent
 
 
 def _method(calls: Sequence[Block], measured: Sequence[PairBound]) -> str:
@@ -177,33 +175,6 @@ def _span(tables: RankTables) -> tuple[int, int]:
     return int(pc.min(tables.activity["start_ns"]).as_py()), int(ends)
 
 
-def _by_wall_clocks(who: _Ranks) -> Clock:
-    """The clock of ranks that nothing connects."""
-    none, others = np.zeros(len(who.numbers), dtype=np.int64), who.others()
-    return Clock(
-        reference_rank=who.numbers[who.reference],
-        middle_ns=who.middle,
-        method=BY_WALL_CLOCKS,
-        ranks=who.numbers,
-        offset_ns=none,
-        drift_ppm=none.astype(np.float64),
-        uncertainty_ns=np.where(others, UNBOUNDED_NS, 0),
-        warnings=_unbounded_warning(who.named(others)),
-        same_clock=who.named(who.same_host),
-    )
-
-
-def _unbounded_warning(ranks: Sequence[int]) -> tuple[str, ...]:
-    if not ranks:
-        return ()
-    warning = (
-        f"{words.ranks(ranks)}: the clock offset to the reference rank is unbounded (no chain of "
-        "collectives that can be matched without knowing it): the wall clock is taken as it is, "
-        "and who was late cannot be determined"
-    )
-    return (warning,)
-
-
 def _refined(who: _Ranks, calls: Sequence[Block], pairs: Sequence[Block]) -> tuple[Clock, bool]:
     """The clock from calls and measured pairs, and whether its bounds are consistent."""
     count, reference = len(who.numbers), who.reference
@@ -223,17 +194,20 @@ def _refined(who: _Ranks, calls: Sequence[Block], pairs: Sequence[Block]) -> tup
     offset, drift = np.where(same, equal, offset), np.where(same, 0.0, drift)
     offset, drift = _inside(offset, drift, limits, centre)
     uncertainty = _uncertainty(offset, drift, limits, centre)
-    warnings = _unbounded_warning(who.named(uncertainty >= UNBOUNDED_NS))
+    warnings: tuple[str, ...] = ()
+    if (uncertainty >= UNBOUNDED_NS).any():
+        free = words.ranks(who.named(uncertainty >= UNBOUNDED_NS))
+        warnings = (f"{free}: {_UNBOUNDED}",)
     if not limits.consistent:
         warnings += (_CONTRADICTION,)
-        uncertainty = np.where(who.others(), UNBOUNDED_NS, 0)
-    unbounded = (uncertainty >= UNBOUNDED_NS) & who.others()
+        uncertainty = np.where(np.arange(count) != reference, UNBOUNDED_NS, 0)
+    nothing = np.isinf(limits.low[0]) & np.isinf(limits.high[0])
     clock = Clock(
         reference_rank=who.numbers[reference],
         middle_ns=who.middle,
         method=BY_CALLS,
         ranks=who.numbers,
-        offset_ns=_of_wall_clocks(who, first + offset, drift, unbounded),
+        offset_ns=np.where(nothing, 0, _of_wall_clocks(who, first + offset, drift)),
         drift_ppm=np.round(drift * 1e6, 6),
         uncertainty_ns=uncertainty,
         warnings=warnings,
@@ -315,10 +289,9 @@ def _uncertainty(offset: Floats, drift: Floats, limits: Bounds, centre: float) -
     return np.asarray(np.ceil(np.minimum(apart, UNBOUNDED_NS)), dtype=np.int64)
 
 
-def _of_wall_clocks(who: _Ranks, offset: Floats, drift: Floats, unbounded: Bools) -> Ints:
+def _of_wall_clocks(who: _Ranks, offset: Floats, drift: Floats) -> Ints:
     """Offsets of wall clocks (ns) from those of times relative to the ranks' bases."""
     whole = who.base - who.base[who.reference] + np.rint(offset).astype(np.int64)
     whole -= whole[who.reference]
     # the drift counts from `middle` on the rank's own clock, which may be an hour off
-    whole = whole - np.rint(drift * whole).astype(np.int64)
-    return np.where(unbounded & who.no_call, 0, whole)
+    return np.asarray(whole - np.rint(drift * whole).astype(np.int64), dtype=np.int64)

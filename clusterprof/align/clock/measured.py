@@ -25,9 +25,8 @@ from clusterprof.align.clock.readings import (
     STAMP_NS,
     RankReadings,
     anchor,
-    has_integers,
-    items,
     parsed,
+    rows,
     stepped,
     stretched,
     warnings,
@@ -113,58 +112,37 @@ def pair_bounds(readings: Mapping[int, RankReadings], probe: object = None) -> l
     `probe` is clock_probe.json as parsed. Bounds are for the *reports'* times: they include what is
     unknown of each report's distance to the wall clock. Ranks whose clock was set are left out.
     """
-    sound = {rank: mine for rank, mine in readings.items() if stepped(mine.readings) is None}
+    sound = {rank: mine for rank, mine in sorted(readings.items()) if not stepped(mine.readings)}
     machines: dict[str, list[int]] = {}
-    for rank, mine in sorted(sound.items()):
+    for rank, mine in sound.items():
         if mine.machine:
             machines.setdefault(mine.machine, []).append(rank)
-    return [*_one_machine(sound, machines), *_probed(sound, machines, probe)]
-
-
-def _pair(
-    readings: Mapping[int, RankReadings], rank: int, other: int, at: int, source: str,
-    low: int = 0, high: int = 0,
-) -> PairBound:  # fmt: skip
-    """The bound of two reports whose hosts' wall clocks differ by `low` to `high` (ns)."""
-    # report + a = wall and report' + a' = wall', hence report - report' = wall - wall' + a' - a
-    mine, others = readings[rank], readings[other]
-    return PairBound(
-        rank, other, at,
-        low + others.anchors[0] - mine.anchors[1], high + others.anchors[1] - mine.anchors[0],
-        source, mine.anchor is None or others.anchor is None,
-    )  # fmt: skip
-
-
-def _one_machine(
-    readings: Mapping[int, RankReadings], machines: Mapping[str, Sequence[int]]
-) -> list[PairBound]:
-    """Ranks of one machine, each against its machine's first: one wall clock, two reports.
-
-    The bound is the same at all times of the run; it is given at each reading of the first.
-    """
-    return [
-        _pair(readings, rank, first, each.wall_ns, "machine")
+    # a machine's ranks against its first, at each reading of that one: one wall clock, always
+    found = [
+        (rank, first, each.wall_ns, 0, 0, "machine")
         for first, *others in machines.values()
         for rank in others
-        for each in readings[first].readings
+        for each in sound[first].readings
         if each.event != "start"
     ]
-
-
-def _probed(
-    readings: Mapping[int, RankReadings], machines: Mapping[str, Sequence[int]], probe: object
-) -> list[PairBound]:
-    """The probe's bounds between machines, given to the first rank on each of them."""
+    measured = probe.get("bounds") if isinstance(probe, Mapping) else None
+    for row in rows(measured, "at_ns", "low_ns", "high_ns"):
+        one, two = (str(row.get(name, "")) for name in ("machine", "other_machine"))
+        low, high = row["low_ns"], row["high_ns"]
+        possible = one != two and {one, two} <= machines.keys()
+        if possible and -APART_NS <= low <= high <= APART_NS:
+            first, second = machines[one][0], machines[two][0]
+            found.append((first, second, row["at_ns"], low - STAMP_NS, high + STAMP_NS, "probe"))
     out = []
-    for row in items(probe.get("bounds")) if isinstance(probe, Mapping) else ():
-        if not isinstance(row, Mapping) or not has_integers(row, "at_ns", "low_ns", "high_ns"):
-            continue
-        first, second = (str(row.get(name, "")) for name in ("machine", "other_machine"))
-        possible = -APART_NS <= row["low_ns"] <= row["high_ns"] <= APART_NS
-        if possible and first != second and {first, second} <= machines.keys():
-            low, high = row["low_ns"] - STAMP_NS, row["high_ns"] + STAMP_NS
-            pair = (machines[first][0], machines[second][0])
-            out.append(_pair(readings, *pair, row["at_ns"], "probe", low, high))
+    for rank, other, at, low, high, source in found:
+        # report + a = wall and report' + a' = wall', hence report - report' = wall - wall' + a' - a
+        mine, theirs = sound[rank], sound[other]
+        low, high = (
+            low + theirs.anchors[0] - mine.anchors[1],
+            high + theirs.anchors[1] - mine.anchors[0],
+        )
+        assumed = mine.anchor is None or theirs.anchor is None
+        out.append(PairBound(rank, other, at, low, high, source, assumed))
     return out
 
 
@@ -181,11 +159,11 @@ def as_blocks(bounds: Iterable[PairBound], ranks: Sequence[int], base: Ints) -> 
         if each.rank in index and each.other in index:
             groups.setdefault((each.rank, each.other, each.source), []).append(each)
     out = []
-    for (rank, other, _), rows in groups.items():
+    for (rank, other, _), some in groups.items():
         i, j = index[rank], index[other]
-        at = np.array([row.at_ns for row in rows], dtype=np.int64) - base[j]
-        low = np.array([row.low_ns for row in rows], dtype=np.int64) + base[j] - base[i]
-        high = np.array([row.high_ns for row in rows], dtype=np.int64) + base[j] - base[i]
+        times = [(row.at_ns, row.low_ns, row.high_ns) for row in some]
+        at, low, high = np.array(times, dtype=np.int64).T
+        at, low, high = at - base[j], low + base[j] - base[i], high + base[j] - base[i]
         middle, half = low + (high - low) // 2, (high - low + 1) // 2
         start = np.stack([at + middle, at], axis=1).astype(np.float64)
         end = np.stack([at + middle + half, at + half], axis=1).astype(np.float64)

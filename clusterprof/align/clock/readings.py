@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from clusterprof.align.columns import DRIFT_LIMIT_PPM, Bools
+from clusterprof.align.columns import DRIFT_LIMIT_PPM, Bools, integers, texts
 from clusterprof.tables import RankTables
 
 #: the agent's own names, repeated: this package does not load what runs inside a rank
@@ -84,37 +84,34 @@ def parsed(clock: object, state: object = None, beacons: object = None) -> RankR
     """Read a rank's clock.json, state.json and beacons.json; what is not understood is left out."""
     known = clock if isinstance(clock, Mapping) else {}
     of_state = state if isinstance(state, Mapping) else {}
+    written = known.get("readings")
+    written = [of_state.get("clock"), *(written if isinstance(written, list) else ())]
     readings = tuple(
         Reading(
-            str(row.get("event", "")), row["wall_ns"], row["monotonic_ns"], row["gap_ns"],
+            str(row.get("event", "")),
+            row["wall_ns"],
+            row["monotonic_ns"],
+            row["gap_ns"],
             tuple(
                 Mark(each["name"], each["before_ns"], each["after_ns"])
-                for each in _rows(row.get("marks"), "before_ns", "after_ns")
+                for each in rows(row.get("marks"), "before_ns", "after_ns")
                 if isinstance(each.get("name"), str)
             ),
         )
-        for row in _rows(
-            [of_state.get("clock"), *items(known.get("readings"))],
-            "wall_ns", "monotonic_ns", "gap_ns",
-        )
-    )  # fmt: skip
-    sent = tuple((e["begin_ns"], e["end_ns"]) for e in _rows(beacons, "begin_ns", "end_ns"))
+        for row in rows(written, "wall_ns", "monotonic_ns", "gap_ns")
+    )
+    sent = tuple((e["begin_ns"], e["end_ns"]) for e in rows(beacons, "begin_ns", "end_ns"))
     return RankReadings(str(known.get("machine") or of_state.get("machine") or ""), readings, sent)
 
 
-def _rows(values: object, *names: str) -> list[Mapping[str, Any]]:
-    """The objects of a list that have possible times of these names."""
-    return [e for e in items(values) if isinstance(e, Mapping) and has_integers(e, *names)]
-
-
-def items(value: object) -> list[Any]:
-    """Return a JSON list; an empty one for anything else."""
-    return value if isinstance(value, list) else []
-
-
-def has_integers(row: Mapping[str, Any], *names: str) -> bool:
-    """Return whether all these are integers of a possible size."""
-    return all(type(row.get(name)) is int and abs(row[name]) < FARTHEST_NS for name in names)
+def rows(values: object, *names: str) -> list[Mapping[str, Any]]:
+    """Return the objects of a JSON list in which all these are integers of a possible size."""
+    return [
+        row
+        for row in (values if isinstance(values, list) else ())
+        if isinstance(row, Mapping)
+        and all(type(row.get(name)) is int and abs(row[name]) < FARTHEST_NS for name in names)
+    ]
 
 
 def stepped(readings: Sequence[Reading]) -> tuple[int, int] | None:
@@ -124,15 +121,12 @@ def stepped(readings: Sequence[Reading]) -> tuple[int, int] | None:
     minus monotonic time is constant unless somebody sets the clock (a daemon that slews moves
     both), and each reading knows it to within its gap.
     """
-    found: tuple[int, int] | None = None
-    for one, following in pairwise(readings):
-        low = following.apart_ns[0] - one.apart_ns[1]
-        high = following.apart_ns[1] - one.apart_ns[0]
-        if (low > STEP_NS or high < -STEP_NS) and (
-            found is None or abs(low + high) > abs(sum(found))
-        ):
-            found = (low, high)
-    return found
+    jumps = [
+        (following.apart_ns[0] - one.apart_ns[1], following.apart_ns[1] - one.apart_ns[0])
+        for one, following in pairwise(readings)
+    ]
+    steps = [(low, high) for low, high in jumps if low > STEP_NS or high < -STEP_NS]
+    return max(steps, key=lambda step: abs(sum(step)), default=None)
 
 
 def _marked_calls(host_calls: pa.Table) -> list[dict[str, Any]]:
@@ -206,26 +200,24 @@ def is_beacon(calls: pa.Table, mine: RankReadings) -> Bools:
     issued = pc.coalesce(calls["issue_start_ns"], calls["start_ns"])
     at = np.asarray(pc.fill_null(issued, 0).to_numpy(), dtype=np.int64)
     low, high = mine.anchors
-    inside = np.zeros(len(at), dtype=bool)
+    size = integers(calls, "message_bytes", -1)
+    inside = np.full(len(at), stepped(mine.readings) is not None) & (size >= 0)
     for begin, end in mine.beacons:
         inside |= (at + high >= begin) & (at + low <= end)
-    if stepped(mine.readings) is not None:
-        inside |= np.asarray(pc.is_valid(calls["message_bytes"]).to_numpy(), dtype=np.bool_)
-    size = np.asarray(pc.fill_null(calls["message_bytes"], BEACON_BYTES).to_numpy())
-    kind = np.asarray(pc.equal(calls["operation"].cast(pa.string()), "AllReduce").to_numpy(False))
-    return np.asarray(inside & kind & (size == BEACON_BYTES), dtype=np.bool_)
+    theirs = (texts(calls, "operation") == "AllReduce") & np.isin(size, (-1, BEACON_BYTES))
+    return np.asarray(inside & theirs, dtype=np.bool_)
 
 
 def without_beacons(
     matched: pa.Table, ranks: Sequence[RankTables], readings: Mapping[int, RankReadings]
 ) -> pa.Table:
     """Return matched calls (schema MATCHED) without the beacons, which are no cost of the job."""
-    rank, call = matched["rank"].to_numpy(), matched["call"].to_numpy()
+    rank, call = integers(matched, "rank"), integers(matched, "call")
     theirs = np.zeros(len(rank), dtype=bool)
     for tables in ranks:
         mine = readings.get(tables.rank)
         if mine is not None and mine.beacons:
             beacons = np.flatnonzero(is_beacon(tables.collective_calls, mine))
             theirs |= (rank == tables.rank) & np.isin(call, beacons)
-    collective = matched["collective"].to_numpy()
+    collective = integers(matched, "collective")
     return matched.filter(pa.array(~np.isin(collective, collective[theirs])))
