@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -56,7 +57,6 @@ _CROWD_FRAC = 0.15
 _SORT_NS = 1_500.0
 #: of more calls than this, the most telling
 _MOST_CALLS = 400
-_ROUNDS = 4
 #: clocks that drift do so by about this, and one in five does; a drift less likely than `_CUT` is
 #: taken to be none
 _DRIFT_PPM = 30.0
@@ -198,23 +198,16 @@ def _fitted(
     if not loose:
         return _robust(design, apart, noise, prior)
     odd = ((apart - np.median(apart, axis=0)) ** 2).mean(axis=1) / noise**2
-    return _robust(design, apart, noise, prior, odd, rounds=5 * _ROUNDS)
+    return _robust(design, apart, noise, prior, odd, rounds=20)
 
 
 def _robust(
-    design: Floats,
-    values: Floats,
-    noise: Floats,
-    prior: Floats,
-    odd: Floats | None = None,
-    *,
-    rounds: int = _ROUNDS,
+    design: Floats, values: Floats, noise: Floats, prior: Floats, odd: Any = 0.0, rounds: int = 4
 ) -> tuple[Floats, Floats]:
     """Ridge regression by reweighting, odd rows less: the first two coefficients, covariance.
 
     `odd` (squared residuals in units of `noise`) is where it begins: nowhere odd by default.
     """
-    odd = np.zeros(len(noise)) if odd is None else odd
     for _ in range(rounds):
         weight = 1 / noise**2 / (1 + odd / 4)
         normal = design.T @ (weight[:, None] * design) + prior
@@ -238,8 +231,8 @@ def _from_pairs(block: Block, middle: float) -> Estimate | None:
     waited = there & (longer >= 0)
     if not ((out & waited).any() and (back & waited).any()):
         waited = there
-    if not ((out & waited).any() and (back & waited).any()):
-        return None
+        if not ((out & waited).any() and (back & waited).any()):
+            return None
     later = block.end[:, 1] - block.end[:, 0]
     # the least delay is the truest: a message that was delayed on its way shows little
     delay = np.where(out, later, -later)
@@ -247,41 +240,29 @@ def _from_pairs(block: Block, middle: float) -> Estimate | None:
     time = (block.end.mean(axis=1) - middle) / _MS
     crowd = _CROWD_FRAC * np.nanmin(np.where(there[:, None], length, 0.0), axis=1) * block.crowded
     noise = _STAMP_NS + _DISTURBED_FRAC * np.maximum(delay - usual, 0.0) + crowd
+    # sorts of messages differ a little in delay; each may go one way only (activations there,
+    # gradients back), and shows nothing alone
     sort = np.ravel(np.unique(block.sort, return_inverse=True)[1])
-    some = np.flatnonzero(waited)
-    way = np.where(out, 1.0, -1.0)[some]
-    value, covariance = _one_way(time[some], later[some], noise[some], way, sort[some])
-    offsets = value * np.array([-0.5, 0.5])
-    # the delays of the two directions need not be equal to the last microsecond
-    covariance = covariance + np.diag([(1_000.0 + float(np.median(crowd[some]))) ** 2, 0.0])
-    return Estimate(block.members, offsets[0], offsets[1], covariance / 2)
-
-
-def _one_way(
-    time: Floats, later: Floats, noise: Floats, way: Floats, sort: Index
-) -> tuple[Floats, Floats]:
-    """Offset and drift of a pair, with an unknown delay that sorts of messages differ in a little.
-
-    Each sort may go one way only (activations there, gradients back): alone it shows nothing.
-    """
-    sorts = way[:, None] * (sort[:, None] == np.arange(sort.max() + 1)[None, :])
-    design = np.concatenate([np.stack([np.ones(len(time)), time, way], axis=1), sorts], axis=1)
+    way = np.where(out, 1.0, -1.0)[:, None]
+    sorts = way * (sort[:, None] == np.arange(sort.max() + 1)[None, :])
+    ones = np.ones((len(time), 1))
+    design = np.concatenate([ones, time[:, None], way, sorts], axis=1)[waited]
     of_sorts = np.full(sorts.shape[1], 1 / _SORT_NS**2)
     prior = np.diag(np.concatenate([[1e-18, 1 / _EVEN_PPM**2, 1e-18], of_sorts]))
-    return _robust(design, later[:, None], noise, prior)
+    value, covariance = _robust(design, later[waited, None], noise[waited], prior)
+    offsets = value * np.array([-0.5, 0.5])
+    # the delays of the two directions need not be equal to the last microsecond
+    covariance = covariance + np.diag([(1_000.0 + float(np.median(crowd[waited]))) ** 2, 0.0])
+    return Estimate(block.members, offsets[0], offsets[1], covariance / 2)
 
 
 def combine(estimates: Sequence[Estimate], ranks: int, reference: int) -> Combined:
     """Put all blocks' estimates together: drifts first, then offsets given the drifts."""
-    offset, drift = np.full(ranks, np.nan), np.full(ranks, np.nan)
-    error = np.full(ranks, np.inf)
     reached = _reached([e.members for e in estimates], ranks, reference)
-    offset[reached] = drift[reached] = error[reached] = 0.0
+    offset, drift, raw = np.tile(np.where(reached, 0.0, np.nan), (3, 1))
+    error, drift_error = np.tile(np.where(reached, 0.0, np.inf), (2, 1))
     solve = np.flatnonzero(reached & (np.arange(ranks) != reference))
     used = [e for e in estimates if reached[list(e.members)].all()]
-    drift_error, raw = error.copy(), drift.copy()
-    if not len(solve):
-        return Combined(offset, drift, error, drift_error, raw)
     of_drift = [(e.members, e.drift, float(e.covariance[1, 1])) for e in used]
     slope, slope_error = _joined(of_drift, ranks, solve, 0.0)
     drift_error[solve], raw[solve] = slope_error * 1e-6, slope * 1e-6

@@ -175,22 +175,22 @@ def read(tables: RankTables) -> Calls:
         plain = name is None or listed is None or "[" in name
         communicator[k] = name if plain else f"{name}{sorted(listed)}"
     operation, step = texts(table, "operation"), steps_of(tables, issue)
-    numbers = {
-        name: integers(table, name, UNKNOWN) for name in ("call", "stream", "root", "peer", "group")
+    columns: dict[str, Any] = {
+        **{n: integers(table, n, UNKNOWN) for n in ("call", "stream", "root", "peer", "group")},
+        **{n: texts(table, n) for n in ("operation", "source", "reason")},
+        "size": np.where(
+            np.isin(operation, _UNEVEN), UNKNOWN, integers(table, "message_bytes", -1)
+        ),
+        "start": integers(table, "start_ns"),
+        "end": integers(table, "end_ns"),
+        "marked": np.full(len(step), UNKNOWN) if is_counted(tables) else step,
     }
     return Calls(
         rank=tables.rank,
-        operation=operation,
         communicator=communicator,
         members=members,
-        size=np.where(np.isin(operation, _UNEVEN), UNKNOWN, integers(table, "message_bytes", -1)),
         issue=issue,
-        start=integers(table, "start_ns"),
-        end=integers(table, "end_ns"),
         has=timed(table),
         step=step,
-        marked=np.full(len(step), UNKNOWN) if is_counted(tables) else step,
-        source=texts(table, "source"),
-        reason=texts(table, "reason"),
-        **numbers,
+        **columns,
     )

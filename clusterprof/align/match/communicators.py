@@ -152,14 +152,11 @@ def _linked(
     group = {i: [i] for i in range(len(nodes))}
     for i, j in sorted(pairs, key=lambda pair: pairs[pair].spread_ns):
         one, other = group[i], group[j]
-        if one is other:
-            continue
-        ranks = [nodes[k].rank for k in one + other]
+        ranks = {nodes[k].rank for k in one + other}
         linked = all((min(k, m), max(k, m)) in pairs for k in one for m in other)
-        if linked and len(set(ranks)) == len(ranks):
+        if one is not other and linked and len(ranks) == len(one) + len(other):
             one.extend(other)
-            for k in other:
-                group[k] = one
+            group |= dict.fromkeys(other, one)
     out: list[Group] = []
     for i, members in group.items():
         if members[0] == i:
@@ -194,5 +191,7 @@ def _infer_many(nodes: Sequence[Part], most: float) -> list[Group]:
             groups[k] = ([*groups[k][0], i], min(groups[k][1], 0.9 * confidence))
         else:
             groups.append(([i], 1.0))
-    ordered = [(sorted(members, key=lambda m: nodes[m].rank), c) for members, c in groups]
-    return [(members, c if len(members) > 1 else 0.0) for members, c in ordered]
+    return [
+        (sorted(members, key=lambda m: nodes[m].rank), c if len(members) > 1 else 0.0)
+        for members, c in groups
+    ]

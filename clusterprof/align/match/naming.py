@@ -28,13 +28,6 @@ _COMPARED = 3
 _MOST = 5_000
 
 
-def kind(name: object) -> str:
-    """Return `nccl` for NCCL's id, `group` for a process group's name, empty for no name."""
-    if name is None:
-        return ""
-    return "nccl" if str(name).startswith("0x") else "group"
-
-
 def named_alike(calls: Sequence[Calls]) -> tuple[list[Calls], dict[str, float]]:
     """Return the calls under the names of most ranks' reports, and the inferred names' confidence.
 
@@ -43,7 +36,7 @@ def named_alike(calls: Sequence[Calls]) -> tuple[list[Calls], dict[str, float]]:
     together with none of the others' keeps its name, and all do where there are too many. Names
     that did not have to be inferred are not in the second.
     """
-    kinds = {c.rank: usual_kind(c.communicator.tolist()) for c in calls if len(c)}
+    kinds = {c.rank: _usual_kind(c.communicator.tolist()) for c in calls if len(c)}
     counted = Counter(each for each in kinds.values() if each)
     if len(set(kinds.values())) < 2:
         return list(calls), {}
@@ -62,12 +55,11 @@ def named_alike(calls: Sequence[Calls]) -> tuple[list[Calls], dict[str, float]]:
     return [_without(c, c.directed) for c in alike], confidence
 
 
-def usual_kind(names: Sequence[object]) -> str:
-    """Return the kind that most of a rank's names are of."""
-    counted: Counter[str] = Counter()
-    for name, count in Counter(names).items():
-        counted[kind(name)] += count
-    return max(counted, key=lambda each: (counted[each], each)) if counted else ""
+def _usual_kind(names: Sequence[str | None]) -> str:
+    """What most of a rank's names are: NCCL's ids, names of process groups, or none (empty)."""
+    kinds = ("" if n is None else "nccl" if n.startswith("0x") else "group" for n in names)
+    counted = Counter(kinds)
+    return max(counted, key=lambda each: (counted[each], each))
 
 
 def _without(calls: Calls, rows: Bools) -> Calls:
