@@ -81,7 +81,9 @@ class MatchedRows:
         self._next += count
         return np.arange(self._next - count, self._next)
 
-    def _add(self, part: Part, name: str, collective: Ints, order: Ints, **found: Any) -> None:
+    def _add(
+        self, part: Part, name: str, collective: Ints, order: Ints, found: dict[str, Any]
+    ) -> None:
         """Add calls with what was found: by column of MATCHED an array, or one value for all."""
         if len(part):
             names = np.asarray(name, dtype=object)
@@ -91,28 +93,19 @@ class MatchedRows:
     def unmatched(self, part: Part, name: str, reason: str) -> None:
         """Add calls that are matched with no other rank's, with the reason."""
         own = part.whole.reason[part.rows]
-        self._add(
-            part,
-            name,
-            self._fresh(len(part)),
-            np.arange(len(part)),
-            state="unmatched",
-            reason=np.where(own == None, reason, own),  # noqa: E711  (elementwise)
-            confidence=0.0,
-            role="none",
-        )
+        reasons = np.where(own == None, reason, own)  # noqa: E711  (elementwise)
+        found = {"state": "unmatched", "reason": reasons, "confidence": 0.0, "role": "none"}
+        self._add(part, name, self._fresh(len(part)), np.arange(len(part)), found)
 
     def pairs(self, name: str, send: Part, recv: Part, confidence: float) -> None:
         """Add Sends with the Recvs of another rank, one to one."""
         fresh, order = self._fresh(len(send)), np.arange(len(send))
         whole = send.whole.has[send.rows] & recv.whole.has[recv.rows]
-        found = {
-            "state": np.where(whole, "matched", "incomplete"),
-            "reason": np.where(whole, None, "one side has no device kernel"),  # type: ignore[call-overload]
-            "confidence": confidence,
-        }
-        self._add(send, name, fresh, order, role="source", **found)
-        self._add(recv, name, fresh, order, role="sink", **found)
+        state = np.where(whole, "matched", "incomplete")
+        reason = np.where(whole, None, "one side has no device kernel")  # type: ignore[call-overload]
+        for part, role in ((send, "source"), (recv, "sink")):
+            found = {"state": state, "reason": reason, "confidence": confidence, "role": role}
+            self._add(part, name, fresh, order, found)
 
     def collectives(
         self,
@@ -144,16 +137,8 @@ class MatchedRows:
         for part, o in zip(parts, order, strict=True):
             role = _roles(part, roots)
             role[state[o] == "unmatched"] = "none"
-            self._add(
-                part,
-                name,
-                fresh[o],
-                o,
-                state=state[o],
-                reason=reason[o],
-                confidence=confidence,
-                role=role,
-            )
+            found = {"state": state[o], "reason": reason[o], "confidence": confidence, "role": role}
+            self._add(part, name, fresh[o], o, found)
 
     def table(self) -> pa.Table:
         """Return everything collected so far, schema `MATCHED`, sorted by collective and rank."""
