@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 from pathlib import Path
 
@@ -41,7 +42,7 @@ def test_a_report_that_nsys_was_ended_over_goes_back_to_what_it_was_made_of(
     assert not Path(home.folder, "report.nsys-rep").exists()
     assert Path(home.folder, "report.qdstrm").read_bytes() == b"raw"
     assert state(home)["state"] == "lost"
-    assert "did not write the report to its end; clusterprof collect" in state(home)["reason"]
+    assert all(fact in state(home)["reason"] for fact in ("report.qdstrm", "clusterprof collect"))
 
 
 @pytest.mark.parametrize(
@@ -56,20 +57,17 @@ def test_a_whole_report_is_transferred(home: ReportTransfer, content: bytes, tor
 
 
 @pytest.mark.parametrize(
-    ("printed", "reason"),
-    [
-        (None, "the program ended while its window was closed (the program ended with status 139)"),
-        ("the rank was killed inside the window", "the rank was killed inside the window"),
-    ],
+    ("known", "stated"), [(None, r".*\b139\b.*"), ("killed inside", "killed inside")]
 )
 def test_a_program_that_a_signal_ends_while_its_window_is_closed_is_said_to(
-    home: ReportTransfer, printed: str | None, reason: str
+    home: ReportTransfer, known: str | None, stated: str
 ) -> None:
-    if printed:
-        states.advance(home.folder, "finishing", printed)
+    if known:
+        states.advance(home.folder, "finishing", known)
     Path(home.report + ".nsys-rep").write_bytes(WHOLE)
     home.settle(139, 1.0, opened=True)
-    assert (state(home)["state"], state(home)["reason"]) == ("captured", reason)
+    assert state(home)["state"] == "captured"
+    assert re.fullmatch(stated, state(home)["reason"])
 
 
 def test_why_a_window_was_cut_stays_beside_what_then_went_wrong(home: ReportTransfer) -> None:
@@ -98,8 +96,10 @@ def test_the_report_of_a_run_directory_that_was_deleted_is_deleted_and_that_is_s
     shutil.rmtree(tmp_path / "run")
     home.settle(0, 1.0, opened=True)
     assert os.listdir(tmp_path) == []
-    stated = "rank 7: the run directory was deleted while the job ran, and its report with it"
-    assert capfd.readouterr().err == f"clusterprof: {stated}\n"
+    printed = capfd.readouterr().err
+    assert printed.count("\n") == 1
+    assert printed.startswith("clusterprof: rank 7: ")
+    assert "deleted" in printed
 
 
 def test_a_report_that_stays_on_its_node_is_said_where_no_state_can_say_it(
@@ -113,4 +113,4 @@ def test_a_report_that_stays_on_its_node_is_said_where_no_state_can_say_it(
     assert Path(home.report + ".nsys-rep").read_bytes() == WHOLE
     printed = capfd.readouterr().err
     assert printed.count("\n") == 1
-    assert f"it stays on {os.uname().nodename} as {home.report}.nsys-rep" in printed
+    assert {os.uname().nodename, f"{home.report}.nsys-rep"} <= set(printed.split())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import stat
 from pathlib import Path
 
@@ -45,10 +46,9 @@ def test_another_version_is_told_what_it_knows_and_by_the_verb_that_knows_it(
     assert fitted.launch == [*STATED.launch[:3], "--gpu-metrics=0"]
     assert fitted.start == [*STATED.start[:3], "-y=1"]
     assert fitted.trace == {"gpu": "cuda,nvtx", "cpu": "nvtx,osrt"}
-    assert differs == [
-        "nsys is 2023.4.4.54 here, 2025.3.2.4 where it was launched",
-        "it has no --pytorch, --trace=nccl: left out",
-    ]
+    versions, left_out = differs
+    assert re.findall(r"[\d.]{5,}", versions) == ["2023.4.4.54", "2025.3.2.4"]
+    assert re.findall(r"--[\w=-]+", left_out) == ["--pytorch", "--trace=nccl"]
     assert STATED.launch[3] == "--pytorch=autograd-nvtx"
 
 
