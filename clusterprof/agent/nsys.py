@@ -32,14 +32,13 @@ PLACES = (
     "opt/nvidia/nsight-systems-cli/*/bin/nsys",
     "usr/local/cuda*/bin/nsys",
 )
-_IMPORTERS = (
-    "{real}/../host-linux-x64/QdstrmImporter",
-    "{here}/../host-linux-x64/QdstrmImporter",
-    "/usr/lib/nsight-systems/host-linux-x64/QdstrmImporter",
-)
+_IMPORTER = "host-linux-x64/QdstrmImporter"
 
 #: Where nsys keeps what its sessions share, below the temporary folder.
 _INSIDE = ("nvidia", "nsight_systems")
+
+#: Variables that name files outside of it.
+_CONFIGS = ("QUADD_INJECTION_CONFIG", "QUADD_OS_RUNTIME_CONFIG")
 
 #: How long a question that has no effect may take: the start of a rank, and other hosts.
 ANSWER_S = 4.0
@@ -74,15 +73,10 @@ class Nsys:
     @property
     def importer(self) -> Optional[str]:
         """QdstrmImporter, which Debian's nsys does not find by itself; None without one."""
-        places = {
-            "real": os.path.dirname(os.path.realpath(self.path)),
-            "here": os.path.dirname(self.path),
-        }
-        for pattern in _IMPORTERS:
-            candidate = os.path.normpath(pattern.format(**places))
-            if os.access(candidate, os.X_OK):
-                return candidate
-        return None
+        beside = (os.path.dirname(os.path.realpath(self.path)), os.path.dirname(self.path))
+        near = [os.path.normpath(os.path.join(each, "..", _IMPORTER)) for each in beside]
+        places = (*near, os.path.join("/usr/lib/nsight-systems", _IMPORTER))
+        return next((each for each in places if os.access(each, os.X_OK)), None)
 
     def help(self, verb: str) -> str:
         """What `nsys VERB --help` prints; "" for a verb that it does not have."""
@@ -117,7 +111,7 @@ class Nsys:
         if not all(self.help(verb) for verb in verbs):
             return plan, []
         words: Dict[str, Any] = {verb: list(getattr(plan, verb)) for verb in verbs}
-        left_out = []
+        left_out, trace = [], {}
         for verb in verbs:
             for word in getattr(plan, verb):
                 if not word.startswith("--") or self.offers(verb, word):
@@ -128,7 +122,6 @@ class Nsys:
                     words[other[0]].append(word)
                 else:
                     left_out.append(word.split("=", 1)[0])
-        trace = {}
         for kind, names in plan.trace.items():
             known = [name for name in names.split(",") if self.offers(verbs[0], name)]
             left_out += ["--trace=" + name for name in names.split(",") if name not in known]
@@ -137,19 +130,14 @@ class Nsys:
 
 
 def here(plan: NsysPlan, window_by: str) -> Tuple[NsysPlan, List[str]]:
-    """The plan's nsys as it is on this node, and what differs here, in words.
-
-    Raises OSError where none is usable.
-    """
+    """The plan's nsys as it is on this node, and what differs here. Raises OSError without one."""
     path = found(plan.path)
     if path is None:
         raise OSError("%s is not on this node" % plan.path)
     nsys = Nsys(path, patience_s=ANSWER_S).checked()
-    if (path, nsys.version) == (plan.path, plan.version):
-        return plan, []
     fitted = plan._replace(path=path, version=nsys.version, importer=nsys.importer)
     if nsys.version == plan.version:
-        return fitted, []
+        return (plan if path == plan.path else fitted), []
     differs = ["nsys is %s here, %s where it was launched" % (nsys.version, plan.version)]
     verbs = [verb for verb in plan.verbs(window_by) if verb != "stop"]
     fitted, unknown = nsys.fitted(fitted, verbs)
@@ -169,11 +157,10 @@ def installed(named: Optional[Union[str, "os.PathLike[str]"]] = None) -> List[Ns
     """All that are found, each once, in order of choice: `named`, by CLUSTERPROF_NSYS, on PATH."""
     wanted = (named, os.environ.get(VARIABLE), "nsys")
     candidates = [shutil.which(os.fspath(each)) for each in wanted if each]
-    paths: Dict[str, str] = {}
-    for path in [*candidates, *_in_places()]:
-        if path:
-            paths.setdefault(os.path.realpath(path), path)
-    return [Nsys(path) for path in paths.values()]
+    paths: Dict[str, Nsys] = {}
+    for path in filter(None, [*candidates, *_in_places()]):
+        paths.setdefault(os.path.realpath(path), Nsys(path))
+    return list(paths.values())
 
 
 def _in_places() -> Iterator[str]:
@@ -225,9 +212,8 @@ def scratch(private: str, version: str) -> str:
         # With another mode than 0777, which nsys gives them itself, the program records nothing.
         os.makedirs(os.path.join(folder, *_INSIDE))
         # Where another user has made that one so that we cannot, ours are at least together.
-        for inside, name, owner in (
-            (_INSIDE, lock, None), ((), "clusterprof-%d-%s" % (os.getuid(), lock), os.getuid())
-        ):  # fmt: skip
+        ours = ((), "clusterprof-%d-%s" % (os.getuid(), lock), os.getuid())
+        for inside, name, owner in ((_INSIDE, lock, None), ours):
             with contextlib.suppress(OSError):
                 # A link to nothing has nsys try for ever.
                 make_lock(node, inside, name, owner)
@@ -245,25 +231,22 @@ def make_lock(node: str, inside: Sequence[str], name: str, owner: Optional[int])
     folders, and another user's link would make a file of ours that all may write wherever it
     points to. Raises OSError where something else is there, or a lock that is not `owner`'s.
     """
-    here = os.open(node, os.O_DIRECTORY | os.O_CLOEXEC)
+    flags = os.O_NOFOLLOW | os.O_CLOEXEC
+    opened = [os.open(node, os.O_DIRECTORY | os.O_CLOEXEC)]
     try:
         for part in inside:
             with contextlib.suppress(FileExistsError):
-                os.mkdir(part, 0o777, dir_fd=here)
-            above = here
-            here = os.open(part, os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=above)
-            os.close(above)
-        how = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+                os.mkdir(part, 0o777, dir_fd=opened[-1])
+            opened.append(os.open(part, flags | os.O_DIRECTORY, dir_fd=opened[-1]))
+        here, flags = opened[-1], flags | os.O_RDWR | os.O_NONBLOCK
         try:
-            lock = os.open(name, how | os.O_CREAT | os.O_EXCL, 0o666, dir_fd=here)
+            opened.append(os.open(name, flags | os.O_CREAT | os.O_EXCL, 0o666, dir_fd=here))
         except FileExistsError:
-            lock = os.open(name, how, dir_fd=here)
-        try:
-            there = os.fstat(lock)
-        finally:
-            os.close(lock)
+            opened.append(os.open(name, flags, dir_fd=here))
+        there = os.fstat(opened[-1])
     finally:
-        os.close(here)
+        for each in opened:
+            os.close(each)
     if not stat.S_ISREG(there.st_mode) or owner not in (None, there.st_uid):
         raise OSError("%s in %s is not a lock of nsys" % (name, node))
 
@@ -279,29 +262,20 @@ def temporary_files(pid: int) -> List[str]:
 
     By the environment that nsys gives the program, read before the program has it.
     """
-    try:
-        with open("/proc/%d/environ" % pid, "rb") as file:
-            environ = [entry.partition(b"=") for entry in file.read().split(b"\0")]
-    except OSError:
-        return []
-    values = {os.fsdecode(name): os.fsdecode(value) for name, _, value in environ}
-    files = [
-        values[name]
-        for name in ("QUADD_INJECTION_CONFIG", "QUADD_OS_RUNTIME_CONFIG")
-        if values.get(name, "").startswith("/tmp/injection_config_")
-    ]
+    entries: List[str] = []
+    with contextlib.suppress(OSError), open("/proc/%d/environ" % pid, "rb") as file:
+        entries = os.fsdecode(file.read()).split("\0")
+    values = dict(entry.split("=", 1) for entry in entries if "=" in entry)
+    configs = [values.get(name, "") for name in _CONFIGS]
+    files = [each for each in configs if each.startswith("/tmp/injection_config_")]
     daemon = values.get("QUADD_AGENT_PID", "")
     if daemon.isdigit():
         files.append("/dev/shm/quadd-agent-instance-" + daemon)
-    files.append("/dev/shm/sem.nsys_sem_%d" % pid)
-    return files
+    return [*files, "/dev/shm/sem.nsys_sem_%d" % pid]
 
 
 def remove(files: List[str]) -> None:
     """Remove what `temporary_files` named, where it is ours and still there."""
     for path in files:
-        if path.startswith("/dev/shm/"):
-            processes.remove_unused(path)
-            continue
         with contextlib.suppress(OSError):
-            os.unlink(path)
+            (processes.remove_unused if path.startswith("/dev/shm/") else os.unlink)(path)

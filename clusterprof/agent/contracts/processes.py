@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import time
-from typing import Iterator, List, Optional, Tuple
+from typing import Dict, Iterator, List, Optional, Tuple
 
 _PR_SET_CHILD_SUBREAPER = 36
 
@@ -119,6 +119,25 @@ def part(name: str) -> List[str]:
     """The command line of a process of the agent's own (see `__main__`), without its arguments."""
     folder = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     return [*isolated(), folder, name]
+
+
+def environment_without(prefixes: Tuple[str, ...]) -> Dict[str, str]:
+    """Our environment, but for the variables that begin with one of these."""
+    return {name: value for name, value in os.environ.items() if not name.startswith(prefixes)}
+
+
+def start_beside(command: List[str], without: Tuple[str, ...]) -> int:
+    """Start a process that forks away from us at once; returns how its first part ended.
+
+    It has no streams, and no variables that begin with one of `without`. Raises OSError.
+    """
+    nothing = [(os.POSIX_SPAWN_OPEN, number, os.devnull, os.O_RDWR, 0) for number in (0, 1, 2)]
+    child = os.posix_spawn(
+        command[0], command, environment_without(without), file_actions=nothing
+    )  # fmt: skip
+    with contextlib.suppress(ChildProcessError):  # SIGCHLD may be ignored
+        return os.waitpid(child, 0)[1]
+    return 0
 
 
 def end_group(child: "subprocess.Popen[bytes]") -> None:

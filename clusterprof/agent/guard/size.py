@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
 from typing import Callable, Dict, Iterator, List, Tuple
@@ -9,6 +10,9 @@ from typing import Callable, Dict, Iterator, List, Tuple
 #: How often it is looked at: it takes 0.2 ms, the first time a few (measured, nsys 2022.4).
 EVERY_NS = 500_000_000
 MB = 1_000_000
+
+#: Bytes by the identity of a file, so that one that is found twice counts once.
+_Held = Dict[Tuple[int, int], int]
 
 
 class NsysFiles:
@@ -21,74 +25,56 @@ class NsysFiles:
         #: anonymous memory of each of nsys' processes when it was first looked at
         self.before: Dict[int, int] = {}
 
-    def bytes(self) -> int:
-        """All that it holds: files, shared memory, and how much its processes have grown."""
-        return sum(self.parts().values())
-
-    def parts(self) -> Dict[str, int]:
-        """Bytes by where they are.
-
-        `files`: what the session has below its own TMPDIR, where nsys streams into
-        `nsys-report-*.qdstrm` and the program puts what it records into `nvidia/nsight_systems/
-        quadd_session_*` (measured with 2022.4, 2023.4 and 2024.2). `elsewhere`: what its
-        processes hold open for writing besides, deleted files too; `shared_memory`: the same in
-        /dev/shm; `memory`: the growth of its processes since `begin`, for versions that keep
-        records in memory until they stop.
-        """
-        if not self.pids:
-            self.pids = self.nsys_pids()  # reads all of /proc: once
-        files: Dict[Tuple[int, int], int] = {}
-        elsewhere: Dict[Tuple[int, int], int] = {}
-        shared_memory: Dict[Tuple[int, int], int] = {}
-        for path in tree(self.private):
-            note(files, path)
-        for path, target in opened(self.pids):
-            note(shared_memory if target.startswith(("/dev/shm/", "/memfd:")) else elsewhere, path)
-        for known in files:
-            elsewhere.pop(known, None)
-        return {
-            "files": sum(files.values()), "elsewhere": sum(elsewhere.values()),
-            "shared_memory": sum(shared_memory.values()), "memory": self.growth(),
-        }  # fmt: skip
-
     def begin(self) -> None:
         """The session starts to collect: what its processes are now is not its records."""
         self.pids = self.nsys_pids()
         self.before = {pid: anonymous(pid) for pid in self.pids}
 
-    def growth(self) -> int:
-        """Bytes of memory of their own that nsys' processes have taken since `begin`."""
-        return sum(
-            max(0, anonymous(pid) - before) for pid, before in self.before.items()
-        )  # fmt: skip
+    def bytes(self) -> int:
+        """All that it holds: files, shared memory, and how much its processes have grown.
+
+        Files are those of `written`, and what its processes hold open for writing besides, deleted
+        ones and those in /dev/shm too. Memory counts from `begin` on, for versions that keep
+        records there until they stop.
+        """
+        if not self.pids:
+            self.pids = self.nsys_pids()  # reads all of /proc: once
+        held = self._in_its_folder()
+        for path in opened(self.pids):
+            note(held, path)
+        grown = [anonymous(pid) - before for pid, before in self.before.items()]
+        return sum(held.values()) + sum(max(0, each) for each in grown)
+
+    def written(self) -> int:
+        """Bytes below its own TMPDIR.
+
+        There nsys streams into `nsys-report-*.qdstrm` and the program puts what it records into
+        `nvidia/nsight_systems/quadd_session_*` (measured with 2022.4, 2023.4 and 2024.2).
+        """
+        return sum(self._in_its_folder().values())
+
+    def _in_its_folder(self) -> _Held:
+        held: _Held = {}
+        for at, _, names in os.walk(self.private):
+            for name in names:
+                note(held, os.path.join(at, name))
+        return held
 
 
-def tree(folder: str) -> Iterator[str]:
-    """All files below `folder`; links are not followed."""
-    for at, _, names in os.walk(folder):
-        for name in names:
-            yield os.path.join(at, name)
-
-
-def opened(pids: List[int]) -> Iterator[Tuple[str, str]]:
-    """What these processes hold open for writing: the way to it in /proc, and its name."""
+def opened(pids: List[int]) -> Iterator[str]:
+    """The ways in /proc to the files that these processes hold open for writing."""
     for pid in pids:
         folder = "/proc/%d/fd" % pid
-        try:
-            names = os.listdir(folder)
-        except OSError:
-            continue
-        for name in names:
-            path = os.path.join(folder, name)
-            try:
-                if os.lstat(path).st_mode & stat.S_IWUSR:
-                    yield path, os.readlink(path)
-            except OSError:
-                continue
+        with contextlib.suppress(OSError):
+            for name in os.listdir(folder):
+                path = os.path.join(folder, name)
+                with contextlib.suppress(OSError):
+                    if os.lstat(path).st_mode & stat.S_IWUSR:
+                        yield path
 
 
-def note(held: Dict[Tuple[int, int], int], path: str) -> None:
-    """Add a file's blocks under its identity, so that one that is found twice counts once."""
+def note(held: _Held, path: str) -> None:
+    """Add a file's blocks under its identity."""
     try:
         # One in the tree may be a link to what others share; one in /proc is always a link.
         found = os.stat(path) if path.startswith("/proc/") else os.lstat(path)
@@ -101,13 +87,10 @@ def note(held: Dict[Tuple[int, int], int], path: str) -> None:
 
 def anonymous(pid: int) -> int:
     """Bytes of memory that are the process's own and no file's; 0 where it is gone."""
-    try:
-        with open("/proc/%d/status" % pid, encoding="ascii", errors="replace") as file:
-            for line in file:
-                if line.startswith("RssAnon:"):
-                    return int(line.split()[1]) * 1024
-    except (OSError, ValueError):
-        pass
+    with contextlib.suppress(OSError, ValueError), open("/proc/%d/status" % pid, "rb") as file:
+        for line in file:
+            if line.startswith(b"RssAnon:"):
+                return int(line.split()[1]) * 1024
     return 0
 
 

@@ -107,15 +107,20 @@ class StepLog:
         done = False
         try:
             for place, (name, head) in enumerate(((paths.STEPS, STEPS), (paths.PACE, PACE))):
-                rows, before = kept[place], written[place]
-                if len(rows) > (before or 0):
-                    text = "".join(line(row, wall_ns) for row in rows[before or 0 :])
-                    bring(self.path(name), head, text, append=before is not None)
-                    done = True
+                before = written[place] or 0
+                lines = [line(row, wall_ns) for row in kept[place][before:]]
+                if lines and written[place] is None:
+                    files.write(self.path(name), head + "".join(lines))
+                elif lines:
+                    # Not made anew: a run directory that was deleted stays deleted.
+                    log = os.open(self.path(name), os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+                    with open(log, "w", encoding="ascii") as file:
+                        file.writelines(lines)
+                done = done or bool(lines)
             if progress and not done:  # the file's time shows that the rank runs
                 os.utime(self.path(paths.STEPS))
         except OSError:
-            with self._lock:  # what is in the files cannot be cells: next time as a whole
+            with self._lock:  # what is in the files cannot be known: next time as a whole
                 self._written = [None, None]
             raise
 
@@ -127,18 +132,6 @@ class StepLog:
         steps, self._block = self._block, []
         if steps:
             self.blocks.append(summary(self.count - len(steps), steps))
-
-
-def bring(path: str, head: str, text: str, *, append: bool) -> None:
-    """Write a log whole, or its new lines only. Raises OSError."""
-    if not append:
-        files.write(path, head + text)
-        return
-    # Not made anew: a run directory that was deleted stays deleted.
-    with open(
-        os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC), "w", encoding="ascii"
-    ) as log:
-        log.write(text)
 
 
 def summary(first: int, steps: List[Step]) -> Row:

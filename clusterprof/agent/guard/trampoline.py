@@ -10,8 +10,10 @@ Arguments: SOCKET UMASK TMPDIR[=VALUE] PROGRAM..., or --wait SOCKET PID.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
+import socket
 import sys
 
 from ..contracts import descriptors, identity, processes
@@ -22,8 +24,6 @@ REFUSED = 75
 
 def main(argv: "list[str]") -> None:
     """Ask the guard, start the program with its own streams and TMPDIR, wait for its end."""
-    import socket
-
     if argv[0] == "--wait":
         wait(argv[1], int(argv[2]))
     address, umask, temporary, program = *argv[:3], argv[3:]
@@ -39,11 +39,9 @@ def main(argv: "list[str]") -> None:
             sys.exit(REFUSED)
         os.environ[identity.GIVEN] = ",".join(map(str, given))
         os.umask(int(umask, 8))  # nsys sets it to 0: all that is written would be everybody's
-        name, has_one, value = temporary.partition("=")
-        if has_one:
-            os.environ[name] = value
-        else:
-            os.environ.pop(name, None)
+        os.environ.pop("TMPDIR", None)
+        if "=" in temporary:
+            os.environ["TMPDIR"] = temporary.partition("=")[2]
         # Not by fork: nsys has threads in here by now. In a process group of its own.
         pid = os.posix_spawnp(
             program[0], program, os.environ, file_actions=actions, setpgroup=0,
@@ -51,28 +49,19 @@ def main(argv: "list[str]") -> None:
             setsigdef=[signal.SIGPIPE, signal.SIGXFSZ],
         )  # fmt: skip
         guard.sendall(b"pid %d\n" % pid)
-    environ = {
-        name: value for name, value in os.environ.items()
-        if not name.startswith(identity.FOLLOWED)
-    }  # fmt: skip
     # What nsys sends to what it started is not for us.
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)
     waiting = [*processes.part("trampoline"), "--wait", address, str(pid)]
-    os.execve(sys.executable, waiting, environ)
+    os.execve(sys.executable, waiting, processes.environment_without(identity.FOLLOWED))
 
 
 def wait(address: str, pid: int) -> None:
     """The program's end: tell the guard how, and end likewise. 128 + n stands for signal n."""
-    import socket
-
     status = os.waitpid(pid, 0)[1]
     code = os.WEXITSTATUS(status) if os.WIFEXITED(status) else 128 + os.WTERMSIG(status)
-    try:
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as guard:
-            guard.settimeout(5)
-            guard.connect(address)
-            guard.sendall(b"ended %d\n" % code)
-    except OSError:
-        pass
+    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as guard:
+        guard.settimeout(5)
+        guard.connect(address)
+        guard.sendall(b"ended %d\n" % code)
     sys.exit(code)

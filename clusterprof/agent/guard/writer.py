@@ -1,21 +1,22 @@
 """The process that writes one rank's files, so that the rank never waits for a file system.
 
-The rank hands it messages (see `outbox`): steps, states, the clock's readings, a trace to take
-home. One thread listens and keeps what it hears, within bounds; another does all file operations,
-one after the other, and may wait for any of them. The step log is written once a
-minute, a state at once. It lives until the rank has ended, however it ended, and all is written.
+The rank sends it messages (see `outbox`): steps, states, the clock's readings, a trace to
+transfer. One thread receives and keeps them, within bounds; another does all file operations, one
+after the other, and may wait for any of them. The step log is written once a minute, a state at
+once. It lives until the rank has ended, however it ended, and all is written.
 
 Arguments: FD PID.
 """
 
 from __future__ import annotations
 
-import collections
 import contextlib
+import functools
 import gzip
 import json
 import math
 import os
+import queue
 import random
 import select
 import shutil
@@ -25,7 +26,7 @@ import tempfile
 import threading
 import time
 from array import array
-from typing import Any, Callable, Deque, Dict, List, Optional
+from typing import Any, Callable, Dict, List, Optional
 
 from ..contracts import clocks, files, paths, processes, states
 from ..contracts.states import State
@@ -33,20 +34,17 @@ from . import outbox, report_transfer, step_log
 
 #: How often the step log is written; the first time after a part of it that differs by rank.
 LOG_S = 60.0
-
 #: How long it goes on after the rank's end where the file system does not answer.
 LINGER_S = 300.0
-
 #: Beside the training, and yet soon.
 NICE = 10
-
 #: A guard was killed: how long nsys may take to write, and its importer after it.
 WRITING_S = 20.0
 IMPORT_S = 30.0
 
 _CHUNK = 1 << 20
-#: Space for one file descriptor beside a message.
-_BESIDE = socket.CMSG_SPACE(4)
+#: Messages that are handled when they are received; all others wait for the file operations before.
+_AT_ONCE = ("begin", "watch", "ignore")
 
 
 class Peer:
@@ -59,81 +57,72 @@ class Peer:
         self.log: Optional[step_log.StepLog] = None
 
     def answer(self, **values: Any) -> None:
-        """Tell the process something, if it is still there and reads."""
-        body = json.dumps(values).encode("ascii")
+        """Send the process an answer, if it is still there and reads."""
         with contextlib.suppress(OSError):
-            message = outbox.HEAD.pack(len(body), outbox.JSON) + body
-            self.connection.send(message, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+            self.connection.send(outbox.message(values), socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
 
 
 class Writer:
-    """All file operations of one rank, in the order in which they were asked for."""
+    """All file operations of one rank, in the order in which they were asked for.
+
+    The method `do_NAME` handles the message NAME; its arguments are the message's members.
+    """
 
     def __init__(self, first: socket.socket, pid: int) -> None:
         self.pid = pid
         self.peers: Dict[int, Peer] = {}
         self.poll = select.poll()
         self.attend(first)
-        self.jobs: Deque[Callable[[], None]] = collections.deque()
-        self.changed = threading.Condition()
-        self.busy = False
-        self.folder = ""
-        self.run = ""
+        self.jobs: "queue.Queue[Callable[[], None]]" = queue.Queue()
+        self.folder = self.run = ""
         self.log_at = math.inf
         #: who waits for the order to close the window
         self.watching: List[Peer] = []
         #: folders that were made for the rank
         self.made: List[str] = []
-        #: what the rank's nsys has on this node, while its guard lives or until it is home
-        self.home: Optional[report_transfer.ReportTransfer] = None
+        #: what the rank's nsys has on this node, while its guard lives or until it is transferred
+        self.transfer: Optional[report_transfer.ReportTransfer] = None
         self.session = ""
 
-    # -- messages ----------------------------------------------------------------------------
+    # -- the receiving thread ----------------------------------------------------------------
 
     def attend(self, connection: socket.socket) -> None:
-        """Listen to one more process."""
+        """Receive from one more process."""
         self.peers[connection.fileno()] = Peer(connection)
         self.poll.register(connection, select.POLLIN)
 
     def serve(self) -> None:
-        """Until no process is left to listen to, and all is written or `LINGER_S` has passed."""
+        """Until no process is left to receive from, and all is written or `LINGER_S` has passed."""
         threading.Thread(target=self.work, daemon=True).start()
         while self.peers:
-            for descriptor, _ in self.poll.poll(1000 * self.pause_s()):
-                self.hear(self.peers[descriptor])
+            due_s = max(0.1, min(self.log_at - time.monotonic(), LOG_S))
+            pause_s = states.LOOK_S if self.watching else due_s
+            for descriptor, _ in self.poll.poll(1000 * pause_s):
+                self.receive(self.peers[descriptor])
             self.tend()
-        if self.home is not None:
-            self.later(self.take_over)
-        self.later(self.clean)
-        with self.changed:
-            self.changed.wait_for(lambda: not self.jobs and not self.busy, LINGER_S)
-
-    def pause_s(self) -> float:
-        """How long to wait for the next message."""
-        due = min(self.log_at - time.monotonic(), LOG_S)
-        return states.LOOK_S if self.watching else max(0.1, due)
+        self.jobs.put(self.take_over)
+        self.jobs.put(self.clean)
+        with self.jobs.all_tasks_done:
+            self.jobs.all_tasks_done.wait_for(lambda: not self.jobs.unfinished_tasks, LINGER_S)
 
     def tend(self) -> None:
         """Whatever is due."""
         now = time.monotonic()
-        if self.watching and not self.jobs and not self.busy:
-            self.later(self.look)
+        if self.watching and not self.jobs.unfinished_tasks:
+            self.jobs.put(self.look)
         if now >= self.log_at:
             self.log_at = now + LOG_S
             for peer in self.peers.values():
                 if peer.log is not None:
-                    self.later(peer.log.write)
-            with contextlib.suppress(PermissionError):
-                try:  # a child of the rank's may hold the socket
-                    os.kill(self.pid, 0)
-                except ProcessLookupError:
-                    for peer in list(self.peers.values()):
-                        self.forget(peer)
+                    self.jobs.put(peer.log.write)
+            if not processes.running(self.pid):  # a child of the rank's may hold the socket
+                for peer in list(self.peers.values()):
+                    self.forget(peer)
 
-    def hear(self, peer: Peer) -> None:
-        """One piece of what a process says."""
+    def receive(self, peer: Peer) -> None:
+        """One piece of what a process sends."""
         try:
-            piece, beside, _, _ = peer.connection.recvmsg(1 << 18, _BESIDE)
+            piece, beside, _, _ = peer.connection.recvmsg(1 << 18, socket.CMSG_SPACE(4))
         except OSError:
             piece, beside = b"", []
         for _, _, descriptor in beside:  # a guard's program has something to write as well
@@ -142,62 +131,73 @@ class Writer:
             self.forget(peer)
         peer.buffer += piece
         for kind, body in outbox.frames(peer.buffer):
-            if kind == outbox.STEPS:
-                all_of_it = array("q", body)
-                if peer.log is not None:
-                    pairs = range(1, len(all_of_it), 2)
-                    peer.log.add(all_of_it[0], [(all_of_it[i], all_of_it[i + 1]) for i in pairs])
-            else:
-                facts = json.loads(body)
-                getattr(self, "do_" + facts.pop("do"))(peer, **facts)
+            if kind == outbox.JSON:
+                members = json.loads(body)
+                name = members.pop("do")
+                handle = functools.partial(getattr(self, "do_" + name), peer, **members)
+                if name in _AT_ONCE:
+                    handle()
+                else:
+                    self.jobs.put(handle)
+            elif kind == outbox.STEPS and peer.log is not None:
+                first, *times = array("q", body)
+                peer.log.add(first, zip(times[::2], times[1::2]))  # noqa: B905 - Python 3.8
 
     def forget(self, peer: Peer) -> None:
-        """A process that has ended says nothing more."""
+        """A process that has ended sends nothing more."""
         self.poll.unregister(peer.connection)
         del self.peers[peer.connection.fileno()]
         peer.connection.close()
         self.do_ignore(peer)
         if peer.log is not None:
-            self.later(lambda log=peer.log: log.write(all_of_it=True))  # type: ignore[misc]
-
-    # -- what is asked for -------------------------------------------------------------------
+            self.jobs.put(functools.partial(peer.log.write, all_of_it=True))
 
     def do_begin(self, peer: Peer, run: str, folder: str, window: List[int], wall_ns: int) -> None:
         """Make the rank's folder and its step log."""
         self.run, self.folder = run, folder
-        log = peer.log = step_log.StepLog(self.folder, (window[0], window[1]), wall_ns)
+        peer.log = step_log.StepLog(folder, (window[0], window[1]), wall_ns)
         # The ranks of a job begin together, and are not to write together.
         self.log_at = time.monotonic() + LOG_S * random.uniform(0.2, 1)
+        self.jobs.put(functools.partial(self.make, peer, peer.log))
 
-        def make() -> None:
-            try:
-                states.make(self.folder)
-                log.claim()
-            except OSError as error:
-                peer.answer(trouble="the run directory cannot be written: %s" % error)
-                raise
+    def do_watch(self, peer: Peer) -> None:
+        """Look for the order to close the window from now on, and answer what was seen."""
+        self.watching.append(peer)
+        self.jobs.put(self.look)
 
-        self.later(make)
+    def do_ignore(self, peer: Peer) -> None:
+        """Look for it no more."""
+        self.watching = [each for each in self.watching if each is not peer]
+
+    # -- the working thread ------------------------------------------------------------------
+
+    def work(self) -> None:
+        """Do one job after the other, waiting for file systems."""
+        while True:
+            job = self.jobs.get()
+            # A run directory that is gone, full or read-only hurts no training.
+            with contextlib.suppress(Exception):
+                job()
+            self.jobs.task_done()
+
+    def make(self, peer: Peer, log: step_log.StepLog) -> None:
+        """See `do_begin`."""
+        try:
+            states.make(self.folder)
+            log.claim()
+        except OSError as error:
+            peer.answer(trouble="the run directory cannot be written: %s" % error)
 
     def do_state(
-        self,
-        peer: Peer,
-        state: Optional[str],
-        reason: Optional[str],
-        at_ns: int,
+        self, peer: Peer, state: Optional[str], reason: Optional[str], at_ns: int,
         facts: Dict[str, Any],
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Advance the rank's state (None: as it is), the steps until then before it."""
-        log = peer.log
-
-        def advance() -> None:
-            if log is not None and state not in (State.COUNTING, State.ARMED, State.WAITING):
-                with contextlib.suppress(OSError):
-                    log.write(all_of_it=state is None or state in (State.COUNTED, State.LOST))
-            now = state or State.of(states.read(self.folder)) or State.FINISHING
-            states.advance(self.folder, now, reason, at_ns, **facts)
-
-        self.later(advance)
+        if peer.log is not None and state not in (State.COUNTING, State.ARMED, State.WAITING):
+            with contextlib.suppress(OSError):
+                peer.log.write(all_of_it=state in (None, State.COUNTED, State.LOST))
+        now = state or State.of(states.read(self.folder)) or State.FINISHING
+        states.advance(self.folder, now, reason, at_ns, **facts)
 
     def do_anchor(self, peer: Peer, wall_ns: int) -> None:
         """The log's times are by this difference of wall and monotonic clock."""
@@ -206,147 +206,43 @@ class Writer:
 
     def do_clock(self, peer: Peer, readings: List[Dict[str, Any]]) -> None:
         """Add to clock.json."""
-        self.later(lambda: clocks.add(self.folder, readings))
+        clocks.add(self.folder, readings)
 
     def do_file(self, peer: Peer, name: str, text: str) -> None:
         """Write a file `name.csv`, numbered as the step log, or any other."""
-
-        def write() -> None:
-            path = os.path.join(self.folder, name)
-            if peer.log is not None and name.endswith(".csv"):
-                path = peer.log.path(name)
-            files.write(path, text)
-
-        self.later(write)
+        log = peer.log if name.endswith(".csv") else None
+        files.write(log.path(name) if log else os.path.join(self.folder, name), text)
 
     def do_folder(self, peer: Peer) -> None:
         """Make a folder on the node for the rank to write to."""
-
-        def make() -> None:
-            folder = tempfile.mkdtemp(prefix="clusterprof-")
-            self.made.append(folder)
-            peer.answer(folder=folder)
-
-        self.later(make)
+        self.made.append(tempfile.mkdtemp(prefix="clusterprof-"))
+        peer.answer(folder=self.made[-1])
 
     def do_trace(self, peer: Peer, path: str, facts: Optional[Dict[str, Any]]) -> None:
-        """Pack a trace that lies on the node and take it home; `facts` of `captured`, if it is."""
+        """Compress a trace that lies on the node into the rank's folder.
 
-        def bring() -> None:
-            try:
-                states.make(self.folder)
-                pack(path, os.path.join(self.folder, paths.TRACE), peer)
-            except OSError as error:
-                why = "the report could not be written: %s" % (error.strerror or error)
-                states.advance(self.folder, State.LOST, why)
-            else:
-                if facts is not None:
-                    states.advance(self.folder, State.CAPTURED, None, **facts)
+        `facts` of `captured`; None where there is more to come.
+        """
+        try:
+            states.make(self.folder)
+            pack(path, os.path.join(self.folder, paths.TRACE), peer)
+        except OSError as error:
+            why = "the report could not be written: %s" % (error.strerror or error)
+            states.advance(self.folder, State.LOST, why)
+        else:
+            if facts is not None:
+                states.advance(self.folder, State.CAPTURED, None, **facts)
+        finally:
             with contextlib.suppress(OSError):
                 os.unlink(path)
 
-        self.later(bring)
-
-    def do_watch(self, peer: Peer) -> None:
-        """Look for the order to close the window from now on, and say what was seen."""
-        self.watching.append(peer)
-        self.later(self.look)
-
-    def do_ignore(self, peer: Peer) -> None:
-        """Look for it no more."""
-        self.watching = [each for each in self.watching if each is not peer]
-
     def do_finish(self, peer: Peer) -> None:
-        """Write all there is, and say when that is done."""
+        """Write all there is, and answer when that is done."""
         if peer.log is not None:
-            self.later(lambda log=peer.log: log.write(all_of_it=True))  # type: ignore[misc]
-        self.later(self.clean)
-        self.later(lambda: peer.answer(finished=True))
-
-    def do_nothing(self, peer: Peer) -> None:
-        """A message that goes along with a socket."""
-
-    # ... by a guard
-
-    def do_guard(self, peer: Peer, run: str, folder: str) -> None:
-        """This is the guard of a rank under nsys."""
-        self.run, self.folder = run, folder
-
-    def do_keep(self, peer: Peer, private: str, session: str, importer: Optional[str]) -> None:
-        """What this session of nsys leaves in the folder `private` is to come home.
-
-        Also where the guard is killed: a launcher that ends its ranks gives them less time than
-        nsys needs to write (Open MPI: half a second).
-        """
-        self.home = report_transfer.ReportTransfer(private, self.folder)
-        self.home.importer, self.session = importer, session
-
-    def do_bring(self, peer: Peer) -> None:
-        """Take the report home while the training goes on."""
-        home = self.home
-
-        def bring() -> None:
-            if home is not None:
-                peer.answer(brought=home.bring() is None)
-
-        self.later(bring)
-
-    def do_settle(
-        self,
-        peer: Peer,
-        status: int,
-        patience_s: float,
-        opened: bool,
-        troubles: List[str],
-        known: Dict[str, Any],
-    ) -> None:
-        """The program has ended: `ReportTransfer.settle`; `known` are the guard's members of it."""
-        home, self.home = self.home, None
-
-        def settle() -> None:
-            try:
-                if home is not None:
-                    vars(home).update(known)
-                    home.got_on = lambda: peer.answer(at=time.monotonic_ns())
-                    home.settle(status, patience_s, opened=opened, troubles=troubles)
-            finally:
-                peer.answer(settled=True)
-
-        self.later(settle)
-
-    def do_give_up(self, peer: Peer, reason: str) -> None:
-        """The program runs without nsys."""
-        home, self.home = self.home, None
-        at_ns = time.time_ns()
-
-        def settle() -> None:
-            states.advance(self.folder, State.LOST, reason, at_ns)
-            if home is not None:
-                home.keep(paths.LOG)
-                shutil.rmtree(home.private, ignore_errors=True)
-
-        self.later(settle)
-
-    # -- what is done, in the working thread ---------------------------------------------------
-
-    def later(self, job: Callable[[], None]) -> None:
-        """Do this when all before it is done."""
-        with self.changed:
-            self.jobs.append(job)
-            self.changed.notify_all()
-
-    def work(self) -> None:
-        """The thread that waits for file systems."""
-        while True:
-            with self.changed:
-                self.busy = False
-                self.changed.notify_all()
-                self.changed.wait_for(lambda: bool(self.jobs))
-                job = self.jobs.popleft()
-                self.busy = True
-            # A run directory that is gone, full or read-only hurts no training.
-            with contextlib.suppress(Exception):
-                job()
+            with contextlib.suppress(OSError):
+                peer.log.write(all_of_it=True)
+        self.clean()
+        peer.answer(finished=True)
 
     def look(self) -> None:
         """Look for the order to close the window."""
@@ -359,31 +255,64 @@ class Writer:
         while self.made:
             shutil.rmtree(self.made.pop(), ignore_errors=True)
 
+    def do_guard(self, peer: Peer, run: str, folder: str) -> None:
+        """This is the guard of a rank under nsys."""
+        self.run, self.folder = run, folder
+
+    def do_keep(self, peer: Peer, private: str, session: str, importer: Optional[str]) -> None:
+        """What this session of nsys leaves in the folder `private` is to be transferred.
+
+        Also where the guard is killed: a launcher that ends its ranks gives them less time than
+        nsys needs to write (Open MPI: half a second).
+        """
+        self.transfer = report_transfer.ReportTransfer(private, self.folder, importer)
+        self.session = session
+
+    def do_bring(self, peer: Peer) -> None:
+        """Transfer the report while the training goes on."""
+        if self.transfer is not None:
+            peer.answer(brought=self.transfer.bring() is None)
+
+    def do_settle(self, peer: Peer, known: Dict[str, Any], **ending: Any) -> None:
+        """The program has ended: `ReportTransfer.settle`; `known` are the guard's members of it."""
+        transfer, self.transfer = self.transfer, None
+        try:
+            if transfer is not None:
+                vars(transfer).update(known)
+                transfer.got_on = lambda: peer.answer(at=time.monotonic_ns())
+                transfer.settle(**ending)
+        finally:
+            peer.answer(settled=True)
+
+    def do_give_up(self, peer: Peer) -> None:
+        """The program runs without nsys: keep what nsys printed, and nothing else."""
+        transfer, self.transfer = self.transfer, None
+        if transfer is not None:
+            transfer.keep(paths.LOG)
+            shutil.rmtree(transfer.private, ignore_errors=True)
+
     def take_over(self) -> None:
-        """The guard was killed, and the program with it: wait for nsys, bring its report home."""
-        home = self.home
-        if home is None:
+        """The guard was killed, and the program with it: wait for nsys, transfer its report."""
+        if self.transfer is None:
             return
         if State.of(states.read(self.folder)) is State.CAPTURING:
-            # Whoever collects waits for a rank that is finishing.
-            home.say(State.FINISHING, "the rank was killed inside the window")
+            with contextlib.suppress(OSError):  # whoever collects waits for a rank that finishes
+                states.advance(
+                    self.folder, State.FINISHING, "the rank was killed inside the window"
+                )
         until = time.monotonic() + WRITING_S
         while processes.of_session(self.session) and time.monotonic() < until:
             time.sleep(0.05)
-        for pid in processes.of_session(self.session):
-            os.kill(pid, signal.SIGKILL)
-        home.settle(128 + signal.SIGKILL, IMPORT_S, opened=True)
+        processes.end_own_nsys(self.session)
+        self.transfer.settle(128 + signal.SIGKILL, IMPORT_S, opened=True)
 
 
 def pack(source: str, target: str, peer: Peer) -> None:
-    """Compress a file, by rename; says each piece. Raises OSError."""
+    """Compress a file, by rename; answers after each piece. Raises OSError."""
     with open(source, "rb") as plain, files.new(target) as written:
         # Level 1: 6 takes four times as long for a tenth of the size.
         with gzip.GzipFile("", "wb", 1, written) as packed:
-            while True:
-                piece = plain.read(_CHUNK)
-                if not piece:
-                    break
+            for piece in iter(lambda: plain.read(_CHUNK), b""):
                 packed.write(piece)
                 peer.answer(packed=plain.tell())
 

@@ -16,6 +16,7 @@ import contextlib
 import fcntl
 import hashlib
 import json
+import math
 import os
 import select
 import shutil
@@ -34,7 +35,6 @@ GRACE_S = 40.0
 SETTLING_S = 2.0
 
 _FORWARDED = ("TERM", "INT", "HUP", "QUIT", "USR1", "USR2", "KILL")
-#: as `State.ended` has them: this file is sent alone, and can import nothing of ours
 #: as `State.ended` has it, which cannot be imported where this file is piped to Python
 _ENDED = ("captured", "collected", "lost", "counted")
 
@@ -70,9 +70,7 @@ def free_port(wanted: Optional[int]) -> Optional[int]:
     if wanted is None:
         return None
     for port in (wanted, 0):
-        with contextlib.suppress(OSError), socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(("", port))
+        with contextlib.suppress(OSError), socket.create_server(("", port)) as probe:
             return int(probe.getsockname()[1])
     return wanted
 
@@ -88,15 +86,20 @@ class Runner:
         self.pid = 0
         self.status: Optional[int] = None
         #: when it is killed (monotonic); set by the first signal to end
-        self.deadline: Optional[float] = None
-        #: bytes of stdin that are not handled yet, and whether more may come
+        self.deadline = math.inf
+        #: bytes of stdin that are no whole line yet, and whether more may come
         self.input = b""
         self.connected = True
 
     def run(self) -> int:
         """Run what the first line of stdin says; returns its status, 128 + n for signal n."""
-        request = json.loads(self.first_line())
-        adopt_orphans()
+        lines: List[str] = []
+        while self.connected and not lines:
+            lines = self.lines(GRACE_S)
+        if not self.connected:
+            raise SystemExit("clusterprof: the connection ended before the command came")
+        request = json.loads(lines.pop(0))
+        control(36, 1)  # PR_SET_CHILD_SUBREAPER: to find what loses its parent below us
         lock = open(os.path.join(self.folder, "running"), "w")  # held to our end
         fcntl.flock(lock, fcntl.LOCK_EX)
         for name in _FORWARDED[:-1]:
@@ -112,51 +115,35 @@ class Runner:
             return 126 if isinstance(error, PermissionError) else 127
         self.pid = child.pid
         while self.status is None:
-            self.handle_input(0.1)
+            for name in lines or self.lines(0.1):
+                self.forward(name)
+            lines = []
             self.reap()
-            if self.deadline is not None and time.monotonic() > self.deadline:
+            if time.monotonic() > self.deadline:
                 kill(descendants(os.getpid()))
-        if self.deadline is not None:
+        if self.deadline < math.inf:
             self.end_the_rest()
         child.returncode = self.status  # reaped by ourselves
         return self.status if self.status >= 0 else 128 - self.status
 
-    def first_line(self) -> bytes:
-        """The request; what follows it stays for `handle_input`."""
-        while b"\n" not in self.input:
+    def lines(self, seconds: float) -> List[str]:
+        """What comes on stdin within `seconds`; TERM at its end, and nothing from then on."""
+        if not self.connected:
+            time.sleep(seconds)
+        elif select.select([0], [], [], seconds)[0]:
             part = os.read(0, 1 << 16)
-            if not part:
-                raise SystemExit("clusterprof: the connection ended before the command came")
-            self.input += part
-        line, _, self.input = self.input.partition(b"\n")
-        return line
+            self.connected = bool(part)
+            self.input += part or b"\nTERM\n"
+        *lines, self.input = self.input.split(b"\n")
+        return [line.decode("utf-8", "replace").strip() for line in lines]
 
     def environment(self, given: Dict[str, str]) -> Dict[str, str]:
         """This host's own, what the user asked for, and the two variables of the agent."""
-        environ = dict(os.environ)
-        environ.update(given)
-        before = environ.get("PYTHONPATH")
+        environ = {**os.environ, **given}
         inject = os.path.join(self.folder, "agent", "inject")
-        environ["PYTHONPATH"] = inject + ":" + before if before else inject
+        environ["PYTHONPATH"] = ":".join(filter(None, [inject, environ.get("PYTHONPATH")]))
         environ["CLUSTERPROF_PLAN"] = os.path.join(self.folder, "plan.json")
         return environ
-
-    def handle_input(self, seconds: float) -> None:
-        """Forward the signals that stdin names within `seconds`."""
-        if not self.connected:
-            time.sleep(seconds)
-            return
-        if not self.input and select.select([0], [], [], seconds)[0]:
-            part = os.read(0, 4096)
-            if not part:
-                self.connected = False
-                part = b"TERM\n"
-            self.input += part
-        while b"\n" in self.input:
-            line, _, self.input = self.input.partition(b"\n")
-            name = line.decode("ascii", "replace").strip()
-            if name in _FORWARDED:
-                self.forward(name)
 
     def on_signal(self, number: int, frame: Any) -> None:
         """A signal to us is the launcher's."""
@@ -166,10 +153,9 @@ class Runner:
         """Send a signal to the launcher; one that ends it also sets a deadline."""
         if name == "KILL":
             self.deadline = time.monotonic()
-            return
-        if name in ("TERM", "INT", "HUP", "QUIT") and self.deadline is None:
-            self.deadline = time.monotonic() + GRACE_S
-        if self.pid and self.status is None:
+        elif name in ("TERM", "INT", "HUP", "QUIT"):
+            self.deadline = min(self.deadline, time.monotonic() + GRACE_S)
+        if name in _FORWARDED[:-1] and self.pid and self.status is None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, getattr(signal, "SIG" + name))
 
@@ -181,9 +167,8 @@ class Runner:
                 if pid == 0:
                     return
                 if pid == self.pid:
-                    self.status = (
-                        -os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
-                    )
+                    killed = os.WIFSIGNALED(status)
+                    self.status = -os.WTERMSIG(status) if killed else os.WEXITSTATUS(status)
 
     def end_the_rest(self) -> None:
         """The launcher was ended by us: end what it left running as well."""
@@ -202,11 +187,6 @@ def in_the_child() -> None:
     control(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
 
 
-def adopt_orphans() -> None:
-    """Become the parent of processes below us whose own has ended (Linux), to find them."""
-    control(36, 1)  # PR_SET_CHILD_SUBREAPER
-
-
 def control(option: int, value: int) -> None:
     """The system call prctl, where there is one."""
     import ctypes
@@ -218,27 +198,19 @@ def control(option: int, value: int) -> None:
 def descendants(pid: int) -> List[int]:
     """All living processes below `pid`."""
     children: Dict[int, List[int]] = {}
-    for entry in os.listdir("/proc"):
-        if not entry.isdigit():
-            continue
-        try:
-            with open("/proc/%s/stat" % entry, encoding="utf-8", errors="replace") as file:
-                fields = file.read().rpartition(")")[2].split()
-        except OSError:
-            continue
-        if fields[0] != "Z":
-            children.setdefault(int(fields[1]), []).append(int(entry))
-    found: List[int] = []
-    waiting = [pid]
-    while waiting:
-        below = children.get(waiting.pop(), [])
-        found += below
-        waiting += below
-    return found
+    for entry in filter(str.isdigit, os.listdir("/proc")):
+        with contextlib.suppress(OSError), open("/proc/%s/stat" % entry, "rb") as file:
+            state, parent = file.read().rpartition(b")")[2].split()[:2]
+            if state != b"Z":
+                children.setdefault(int(parent), []).append(int(entry))
+    found = [pid]
+    for each in found:
+        found += children.get(each, [])
+    return found[1:]
 
 
 def kill(pids: List[int]) -> None:
-    """End these for good."""
+    """Kill these."""
     for pid in pids:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(pid, signal.SIGKILL)
@@ -255,24 +227,16 @@ def listing(folder: str, seconds: float) -> List[Dict[str, Any]]:
     until = time.monotonic() + seconds
     found = []
     for attempt in ["", *sorted(name for name in os.listdir(folder) if "attempt-" in name)]:
-        found += listed(os.path.join(folder, attempt, "ranks"), attempt, until)
-    return found
-
-
-def listed(ranks: str, attempt: str, until: float) -> List[Dict[str, Any]]:
-    """The files of one attempt; waits for its ranks `until` (monotonic seconds)."""
-    while not all_ranks_ended(ranks) and time.monotonic() < until:
-        time.sleep(0.1)
-    found = []
-    for here, _, names in os.walk(ranks):
-        for name in sorted(names):
-            path = os.path.join(here, name)
-            # Regular files only, and none that is still being written beside its place.
-            if name.endswith(".tmp") or not stat.S_ISREG(os.lstat(path).st_mode):
-                continue
-            size, digest = checksum(path)
-            shown = os.path.join(attempt, os.path.relpath(path, ranks))
-            found.append({"path": shown, "size": size, "sha256": digest})
+        ranks = os.path.join(folder, attempt, "ranks")
+        while not all_ranks_ended(ranks) and time.monotonic() < until:
+            time.sleep(0.1)
+        for here, _, names in os.walk(ranks):
+            for path in [os.path.join(here, name) for name in sorted(names)]:
+                # Regular files only, and none that is still being written beside its place.
+                if stat.S_ISREG(os.lstat(path).st_mode) and not path.endswith(".tmp"):
+                    size, digest = checksum(path)
+                    shown = os.path.join(attempt, os.path.relpath(path, ranks))
+                    found.append({"path": shown, "size": size, "sha256": digest})
     return found
 
 
@@ -294,13 +258,10 @@ def still_running(folder: str, seconds: float) -> bool:
 def all_ranks_ended(ranks: str) -> bool:
     """Whether every rank that began here has ended."""
     for name in os.listdir(ranks) if os.path.isdir(ranks) else []:
-        try:
-            with open(os.path.join(ranks, name, "state.json"), encoding="utf-8") as file:
-                state = json.load(file).get("state")
-        except (OSError, ValueError):
-            continue
-        if state not in _ENDED:
-            return False
+        path = os.path.join(ranks, name, "state.json")
+        with contextlib.suppress(OSError, ValueError), open(path, encoding="utf-8") as file:
+            if json.load(file).get("state") not in _ENDED:
+                return False
     return True
 
 
@@ -308,12 +269,10 @@ def checksum(path: str) -> "tuple[int, str]":
     """A file's size and SHA-256, by what is read."""
     digest, size = hashlib.sha256(), 0
     with open(path, "rb") as file:
-        while True:
-            part = file.read(1 << 20)
-            if not part:
-                return size, digest.hexdigest()
+        for part in iter(lambda: file.read(1 << 20), b""):
             size += len(part)
             digest.update(part)
+    return size, digest.hexdigest()
 
 
 def remove(folder: str) -> None:

@@ -17,26 +17,28 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import math
 import os
 import secrets
 import select
 import socket
 import struct
-import sys
 import time
 from typing import Any, Dict, List, Mapping, Optional, Tuple
 
 from ..contracts import clocks, exchange, files, paths, processes
 from ..contracts import plan as plans
-from ..contracts.exchange import Answerer, Endpoint
-from ..contracts.identity import PLAN, Identity, local_size
-from ..contracts.plan import Plan, Selection
+from ..contracts.exchange import Answerer
+from ..contracts.identity import FOLLOWED, PLAN, Identity, local_size
+from ..contracts.plan import Plan
 
 #: the Unix socket of this rank's prober, for the program that the guard runs under nsys: a name in
 #: the kernel's own list, where sockets without a file stand
 PROBE = "CLUSTERPROF_PROBE"
 #: who sent a datagram, as the kernel knows it: struct ucred
 _SENDER = struct.Struct("@iII")
+#: What makes nsys follow a process. LD_PRELOAD stays: it may set the clock of the rank.
+_FOLLOWED = tuple(name for name in FOLLOWED if name != "LD_PRELOAD")
 #: The reference rank's prober answers for so long after its own window closed.
 GRACE_S = 30.0
 #: ... and for so long after its rank has ended, or after the last datagram that came since.
@@ -61,30 +63,18 @@ def several_nodes(me: Identity, environ: Mapping[str, str]) -> bool:
     return 0 < local_size(me, environ) < (me.world_size or 0)
 
 
-def reference(selection: Selection) -> int:
-    """The profiled rank whose clock the others are measured against: the lowest."""
-    return selection.ranks[0] if selection.kind == "ranks" else 0
-
-
 def start(plan: Plan, rank: int) -> None:
     """Start the prober of this rank, and leave its socket's name in the environment.
 
     It forks away from us at once, so that the program finds no child that it did not start.
     """
     name = "clusterprof-" + secrets.token_hex(16)
+    # Clocks are measured against the lowest profiled rank's.
+    reference = plan.selection.ranks[0] if plan.selection.kind == "ranks" else 0
     arguments = [
-        *processes.part("prober"), plan.run, str(rank),
-        str(reference(plan.selection)), str(os.getpid()), name,
+        *processes.part("prober"), plan.run, str(rank), str(reference), str(os.getpid()), name,
     ]  # fmt: skip
-    nothing = [(os.POSIX_SPAWN_OPEN, number, os.devnull, os.O_RDWR, 0) for number in (0, 1, 2)]
-    # Without the variables that make nsys follow a process.
-    environ = {
-        name: value
-        for name, value in os.environ.items()
-        if not name.startswith(("CUDA_INJECTION", "NVTX_INJECTION", "NSYS_", "QUADD_"))
-    }
-    child = os.posix_spawn(sys.executable, arguments, environ, file_actions=nothing)
-    if os.waitpid(child, 0)[1] == 0:
+    if processes.start_beside(arguments, _FOLLOWED) == 0:
         os.environ[PROBE] = name
 
 
@@ -117,39 +107,33 @@ class Prober:
         self.bounds: List[Dict[str, Any]] = []
         self.notes: List[str] = []
 
-    # -- the reference rank
-
-    def address_file(self) -> str:
-        """Where the reference rank's prober announces how it is reached."""
+    def announcement(self) -> str:
+        """The file in which the reference rank's prober says how it is reached."""
         return os.path.join(paths.rank_folder(self.run, self.against), paths.PROBE_ADDRESS)
 
     def answer(self) -> None:
         """Answer all others until our rank has ended, or some time after its window has closed."""
+        path = self.announcement()
         if self.meeting is not None:
             endpoint = exchange.listen_for_seekers(*self.meeting)
         else:
-            path = self.address_file()
             os.makedirs(os.path.dirname(path), exist_ok=True)
             endpoint = exchange.announce(path, exchange.own_address(os.environ))
-        with contextlib.closing(endpoint):
-            self.serve(endpoint)
-
-    def serve(self, endpoint: Endpoint) -> None:
-        """The answering itself."""
-        until: Optional[float] = None
+        until = math.inf
         sources: List[Any] = [endpoint, self.pipe, self.owner]
-        while until is None or time.monotonic() < until:
-            pause = None if until is None else max(0.0, until - time.monotonic())
-            ready = select.select(sources, [], [], pause)[0]
-            if endpoint in ready:
-                exchange.answer(endpoint)
-                if self.owner not in sources:
+        with contextlib.closing(endpoint):
+            while time.monotonic() < until:
+                pause = None if until == math.inf else max(0.0, until - time.monotonic())
+                ready = select.select(sources, [], [], pause)[0]
+                if endpoint in ready:
+                    exchange.answer(endpoint)
+                    if self.owner not in sources:
+                        until = time.monotonic() + QUIET_S
+                if self.pipe in ready and self.event() == "close":
+                    until = time.monotonic() + GRACE_S
+                if self.owner in ready:
+                    sources.remove(self.owner)
                     until = time.monotonic() + QUIET_S
-            if self.pipe in ready and self.event() == "close":
-                until = time.monotonic() + GRACE_S
-            if self.owner in ready:
-                sources.remove(self.owner)
-                until = time.monotonic() + QUIET_S
 
     def event(self) -> str:
         """What our rank announced; "" for a datagram of another user."""
@@ -164,13 +148,11 @@ class Prober:
         ]
         return data.decode("ascii", "replace") if users == [os.getuid()] else ""
 
-    # -- every other
-
     def ask(self) -> None:
         """Measure when the window opens and once more when it has closed; then we are done."""
-        answerer = None
+        answerer, ended = None, False
         sources: List[Any] = [self.pipe, self.owner]
-        while True:
+        while not ended:
             ready = select.select(sources, [], [])[0]
             event = self.event() if self.pipe in ready else ""
             if event == "open":
@@ -179,8 +161,7 @@ class Prober:
                     answerer = None
             if event in ("open", "close") and answerer is not None:
                 self.measure(event, answerer)
-            if event == "close" or self.owner in ready:
-                break
+            ended = event == "close" or self.owner in ready
         if self.bounds or self.notes:
             path = os.path.join(paths.rank_folder(self.run, self.rank), paths.PROBE)
             whole = {"schema_version": 1, "bounds": self.bounds, "notes": self.notes}
@@ -196,12 +177,10 @@ class Prober:
             return
         try:
             bound = exchange.described(self.rank, found)
+            bound.update(when=event, other=self.against, other_machine=answerer.machine)
+            self.bounds.append(bound)
         except ValueError as error:
             self.notes.append("at the window's %s: %s" % (event, error))
-            return
-        self.bounds.append({
-            "when": event, "other": self.against, "other_machine": answerer.machine, **bound,
-        })  # fmt: skip
 
     def find(self) -> Optional[Answerer]:
         """The reference rank's prober; None where there is none (its rank never began)."""
@@ -216,7 +195,7 @@ class Prober:
         deadline = time.monotonic() + exchange.FIRST_ANSWER_S
         while True:
             try:
-                return exchange.announced(self.address_file(), ours=True)
+                return exchange.announced(self.announcement(), ours=True)
             except (OSError, ValueError):
                 if time.monotonic() > deadline:
                     self.notes.append("rank %d's prober was not found" % self.against)
@@ -228,41 +207,34 @@ class Prober:
         machine = clocks.machine()
         if not machine or machine == answerer.machine:
             return False
-        secret = answerer.secret.hex()
-        name = hashlib.blake2b((secret + machine).encode(), digest_size=8).hexdigest()
+        about = (answerer.secret.hex() + machine).encode()
+        name = hashlib.blake2b(about, digest_size=8).hexdigest()
         folder = os.path.join(self.run, paths.PROBED)
-        try:
+        with contextlib.suppress(OSError):
             if os.path.isdir(self.run):
                 os.makedirs(folder, exist_ok=True)
             os.close(os.open(os.path.join(folder, name), os.O_CREAT | os.O_EXCL | os.O_WRONLY))
-        except OSError:
-            return False
-        return True
+            return True
+        return False
 
 
 def meeting(environ: Mapping[str, str]) -> Optional[Tuple[bytes, List[str]]]:
     """Secret and hosts of a job whose hosts share no folder, by the plan; None where they do."""
-    try:
+    with contextlib.suppress(KeyError, OSError, ValueError):
         given = plans.read(environ[PLAN]).meeting
-        secret = bytes.fromhex(given.secret) if given else b""
-    except (KeyError, OSError, ValueError):
-        return None
-    if given is None:
-        return None
-    master = environ.get("MASTER_ADDR")
-    return secret, list(dict.fromkeys([*([master] if master else []), *given.hosts]))
+        if given is not None:
+            hosts = dict.fromkeys([environ.get("MASTER_ADDR", ""), *given.hosts])
+            return bytes.fromhex(given.secret), [host for host in hosts if host]
+    return None
 
 
 def main(argv: List[str]) -> None:
     """Leave our parent, and watch it: `RUN RANK REFERENCE OWNER SOCKET`."""
-    run, rank, against, owner, name = argv[0], int(argv[1]), int(argv[2]), int(argv[3]), argv[4]
+    run, name = argv[0], argv[4]
+    rank, against, owner = map(int, argv[1:4])
     os.closerange(3, 1024)  # what the rank left open
-    watch = os.pidfd_open(owner)
-    prober = Prober(run, rank, against, watch, name)
+    prober = Prober(run, rank, against, os.pidfd_open(owner), name)
     if os.fork():
         os._exit(0)
     with contextlib.suppress(OSError):  # the clocks stay unmeasured: no process waits for us
-        if rank == against:
-            prober.answer()
-        else:
-            prober.ask()
+        (prober.answer if rank == against else prober.ask)()
