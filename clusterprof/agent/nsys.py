@@ -22,10 +22,8 @@ from .contracts.plan import NsysPlan
 
 #: Names an nsys for launching and reading alike.
 VARIABLE = "CLUSTERPROF_NSYS"
-
 #: The oldest that the tests run against: year and number.
 MINIMUM = (2022, 4)
-
 #: Where installers put nsys, below /.
 PLACES = (
     "opt/nvidia/nsight-systems/*/bin/nsys",
@@ -33,17 +31,11 @@ PLACES = (
     "usr/local/cuda*/bin/nsys",
 )
 _IMPORTER = "host-linux-x64/QdstrmImporter"
-
 #: Where nsys keeps what its sessions share, below the temporary folder.
 _INSIDE = ("nvidia", "nsight_systems")
-
-#: Variables that name files outside of it.
-_CONFIGS = ("QUADD_INJECTION_CONFIG", "QUADD_OS_RUNTIME_CONFIG")
-
 #: How long a question that has no effect may take: the start of a rank, and other hosts.
 ANSWER_S = 4.0
 PATIENCE_S = 60.0
-
 #: Below this nothing is captured: a program whose records find no space on the disk that they
 #: are mapped from is ended by SIGBUS.
 LEAST_FREE_B = 64_000_000
@@ -104,10 +96,7 @@ class Nsys:
         ]  # fmt: skip
 
     def fitted(self, plan: NsysPlan, verbs: List[str]) -> Tuple[NsysPlan, List[str]]:
-        """The verbs' arguments as this nsys knows them, and what had to be left out.
-
-        A flag that another verb of this version has is given to that one.
-        """
+        """The verbs' arguments, each by a verb that has it here, and those that no verb has."""
         if not all(self.help(verb) for verb in verbs):
             return plan, []
         words: Dict[str, Any] = {verb: list(getattr(plan, verb)) for verb in verbs}
@@ -148,9 +137,8 @@ def here(plan: NsysPlan, window_by: str) -> Tuple[NsysPlan, List[str]]:
 
 def found(wanted: str) -> Optional[str]:
     """The nsys at the path `wanted`, or else the one that this node has; None without one."""
-    if os.path.isfile(wanted) and os.access(wanted, os.X_OK):
-        return wanted
-    return shutil.which(os.path.basename(wanted)) or next(_in_places(), None)
+    there = shutil.which(wanted) or shutil.which(os.path.basename(wanted))
+    return there or next(_in_places(), None)
 
 
 def installed(named: Optional[Union[str, "os.PathLike[str]"]] = None) -> List[Nsys]:
@@ -227,9 +215,9 @@ def scratch(private: str, version: str) -> str:
 def make_lock(node: str, inside: Sequence[str], name: str, owner: Optional[int]) -> None:
     """See to it that the empty file `name` is there, below `node`, that all may write.
 
-    What stands there already is neither changed nor followed: everybody may write to these
-    folders, and another user's link would make a file of ours that all may write wherever it
-    points to. Raises OSError where something else is there, or a lock that is not `owner`'s.
+    What stands there already is neither changed nor followed: another user's link would make a
+    file of ours that all may write wherever it points to. Raises OSError where something else is
+    there, or a lock that is not `owner`'s.
     """
     flags = os.O_NOFOLLOW | os.O_CLOEXEC
     opened = [os.open(node, os.O_DIRECTORY | os.O_CLOEXEC)]
@@ -258,16 +246,13 @@ def free_bytes(folder: str) -> int:
 
 
 def temporary_files(pid: int) -> List[str]:
-    """The files that nsys makes outside of its TMPDIR for the program `pid` and leaves there.
-
-    By the environment that nsys gives the program, read before the program has it.
-    """
+    """What nsys makes outside of its TMPDIR and leaves there, by the environment it gives `pid`."""
     entries: List[str] = []
     with contextlib.suppress(OSError), open("/proc/%d/environ" % pid, "rb") as file:
         entries = os.fsdecode(file.read()).split("\0")
     values = dict(entry.split("=", 1) for entry in entries if "=" in entry)
-    configs = [values.get(name, "") for name in _CONFIGS]
-    files = [each for each in configs if each.startswith("/tmp/injection_config_")]
+    configs = map(values.get, ("QUADD_INJECTION_CONFIG", "QUADD_OS_RUNTIME_CONFIG"))
+    files = [each for each in configs if each and each.startswith("/tmp/injection_config_")]
     daemon = values.get("QUADD_AGENT_PID", "")
     if daemon.isdigit():
         files.append("/dev/shm/quadd-agent-instance-" + daemon)

@@ -4,8 +4,7 @@ The launcher (srun, torchrun) sees one process, which ends when the program has 
 the report is safe. In between, this process
 
 - forwards the launcher's signals to the program and never to nsys, which would lose its report;
-- starts and stops the nsys session when the agent in the program asks for it, so that nsys
-  writes its report beside the training;
+- starts and stops the nsys session for the agent in the program: nsys writes beside the training;
 - makes the report of a `.qdstrm` that nsys left behind, and has it transferred;
 - ends with the program's own status, and runs the program without nsys if nsys fails to.
 
@@ -32,26 +31,22 @@ from ..contracts import plan as plans
 from ..contracts.plan import Plan
 from ..contracts.states import State
 from . import outbox, size
-from .report_transfer import COPYING_S, ReportTransfer
+from .report_transfer import ReportTransfer
 from .session import Session, no_space
 
 FORWARDED = (
     signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGQUIT,
 )  # fmt: skip
-
 #: How often nsys is started (one that was killed leaves things behind over which the next one
 #: fails, once), and how long that may take altogether: the program waits for it.
 STARTS = 2
 STARTING_S = 6.0
-
 #: All in all a rank may take so much longer than without us: what nsys' start took is not there
 #: at its end, when nsys writes; and then we ourselves transfer the report.
 BUDGET_S = 9.2
 SETTLING_S = 0.9
-
 #: How often nsys is looked at once the program has ended.
 LOOK_S = 0.2
-
 #: A socket's name may have 107 bytes: ours and nsys' own (`/nsys/0123-4567-89ab-cdef`) are in
 #: a private folder (`/clusterprof-01234567`) in this one.
 LONGEST_FOLDER = 107 - 26 - 21
@@ -65,17 +60,16 @@ def become(plan_path: str, rank: int, program: List[str]) -> None:
 class Guard:
     """One profiled rank's nsys."""
 
-    #: made by `begin`, before nsys is started
+    #: made by `begin` and `start`, before nsys is started
     transfer: ReportTransfer
     session: Session
-    #: where the trampoline and the agent in the program reach us
     listener: socket.socket
 
     def __init__(self, plan: Plan, rank: int, program: List[str]) -> None:
         self.plan = plan
         self.rank = rank
         self.program = program
-        #: the descriptors that it is to have
+        #: its descriptors
         self.given = descriptors.inherited()
         descriptors.fill_streams()
         self.outbox = outbox.Outbox(None)
@@ -88,12 +82,10 @@ class Guard:
         #: when the program ended, and when nsys was looked at since
         self.ended_at: Optional[float] = None
         self.looked_at = 0.0
-        #: nsys ended while the program ran: its status is not the program's
         self.nsys_left_early = False
         self.pending: List[int] = []
         #: open for as long as we live: the program sees it when we are killed
         self.watchers: List[socket.socket] = []
-        #: what nsys leaves outside of its folder
         self.temporary_files: List[str] = []
 
     def run(self) -> int:
@@ -144,20 +136,19 @@ class Guard:
         self.transfer = ReportTransfer(private, rank_folder, nsys.importer)
         self.outbox.say("keep", private=private, session=name, importer=nsys.importer)
         processes.adopt_orphans()
-        self.session = Session(
-            name, nsys, self.plan.window_by, self.transfer, self.plan.max_report_mb * size.MB,
-            self.outbox,
-        )  # fmt: skip
+        mode, most = self.plan.window_by, self.plan.max_report_mb * size.MB
+        self.session = Session(name, nsys, mode, self.transfer, most, self.outbox)
         if len(differs) > 1:  # the report has less in it than was asked for
             self.session.troubles += differs
-        self.outbox.state(State.ARMED, mode=self.plan.window_by, pid=os.getpid(), session=name,
+        self.outbox.state(State.ARMED, mode=mode, pid=os.getpid(), session=name,
                           nsys={"path": nsys.path, "version": nsys.version})  # fmt: skip
         until = time.monotonic() + STARTING_S
-        reason = self.start(0, until)
-        for attempt in range(1, STARTS):
-            if reason is not None and time.monotonic() <= until:
-                processes.forget_dead_sessions()
-                reason = self.start(attempt, until)
+        reason: Optional[str] = None
+        for attempt in range(STARTS):
+            reason = self.start(attempt, until)
+            if reason is None or time.monotonic() > until:
+                break
+            processes.forget_dead_sessions()
         return "; ".join([reason, *differs]) if reason else None
 
     def start(self, attempt: int, until: float) -> Optional[str]:
@@ -211,8 +202,8 @@ class Guard:
     def program_status(self) -> int:
         """How the program ended, as a launcher would see it: 128 + n for signal n.
 
-        The trampoline tells. Where it was killed the program is our child, as all orphans below
-        us (see `processes.adopt_orphans`), and nsys' own status is the last resort.
+        By the trampoline. Where that was killed the program is our child (`adopt_orphans`), and
+        nsys' own status is the last resort.
         """
         nsys = self.session.child.poll()
         if nsys is None:
@@ -230,14 +221,10 @@ class Guard:
         return nsys if nsys is not None and nsys >= 0 else 1
 
     def settle(self, status: int, patience_s: float) -> None:
-        """What nsys left becomes a report, and is transferred by our writer: see `writer`.
-
-        A writer that waits for a run directory that does not answer is left: see `outbox` for when.
-        """
+        """Have our writer transfer what nsys left; one that its file system holds is left alone."""
         deadline = time.monotonic() + patience_s
         if not self.outbox.look().get("brought"):
-            self.transfer.leave_torn()
-            self.transfer.rescue(max(0.2, patience_s - COPYING_S))
+            self.transfer.rescue(patience_s)
         left_s = max(0.2, deadline - time.monotonic())
         # A program that is the rank asks to be watched.
         self.transfer.others = not self.watchers
@@ -257,10 +244,7 @@ class Guard:
                 self.answer(connection)
 
     def answer(self, connection: socket.socket) -> None:
-        """One request of the trampoline (`hello PID`) or the agent (`start`, `size`, ...).
-
-        Once the trampoline may start the program it sends `pid PID`, and at its end `ended STATUS`.
-        """
+        """One request of the trampoline (`hello PID`, `ended STATUS`) or the agent (`start`...)."""
         request, *words = connection.recv(64).decode("ascii", "replace").split()
         if request == "hello":
             self.temporary_files += profiler.temporary_files(int(words[0]))

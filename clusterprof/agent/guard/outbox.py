@@ -7,6 +7,7 @@ to a socket, and never waits for that either; what does not fit stays in memory,
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import select
@@ -26,14 +27,11 @@ JSON, STEPS, PEER = b"J", b"S", b"P"
 
 #: More is not kept for a writer that does not read: steps are left out then.
 MOST_B = 4_000_000
-
 #: How long a rank waits at its end for what is still to be written: without a sign of progress,
-#: and in all.
+#: in all, and until the writer has taken it, where a guard waits for the rest.
 QUIET_S = 4.0
 FINISH_S = 8.0
-#: ... until the writer has taken it, where a guard waits for the rest.
 TAKE_S = 1.0
-
 #: The writer forks away at once, so that the program finds no child that it did not start.
 _FORK = "import os, sys\nif os.fork(): os._exit(0)\nos.execv(sys.argv[1], sys.argv[1:])"
 
@@ -47,15 +45,13 @@ def message(values: Dict[str, Any]) -> bytes:
 def frames(buffer: bytearray) -> List[Tuple[bytes, bytes]]:
     """Take the whole messages off the beginning of `buffer`: kind and body."""
     found = []
-    at = 0
-    while len(buffer) >= at + HEAD.size:
-        size, kind = HEAD.unpack_from(buffer, at)
-        end = at + HEAD.size + size
+    while len(buffer) >= HEAD.size:
+        size, kind = HEAD.unpack_from(buffer)
+        end = HEAD.size + size
         if len(buffer) < end:
             break
-        found.append((kind, bytes(buffer[end - size : end])))
-        at = end
-    del buffer[:at]
+        found.append((kind, bytes(buffer[HEAD.size : end])))
+        del buffer[:end]
     return found
 
 
@@ -91,7 +87,6 @@ class Outbox:
     def look(self) -> Dict[str, Any]:
         """What the writer has answered by now."""
         self._push()
-        self._check()
         try:
             while self.connection is not None:
                 piece = self.connection.recv(65536)
@@ -172,11 +167,11 @@ class Outbox:
             self._push()
 
     def _number(self) -> Optional[Tuple[int, int]]:
-        try:
-            found = os.fstat(self.connection.fileno()) if self.connection is not None else None
-        except OSError:
-            return None
-        return (found.st_dev, found.st_ino) if found is not None else None
+        with contextlib.suppress(OSError):
+            if self.connection is not None:
+                found = os.fstat(self.connection.fileno())
+                return found.st_dev, found.st_ino
+        return None
 
     def _check(self) -> None:
         """Leave our descriptor alone where it is the program's by now."""

@@ -17,7 +17,6 @@ from ..contracts.states import State
 
 #: The last bytes of every report that nsys has written to its end (docs/nsys.md).
 _END = b"[END]"
-
 #: What is left of the time for an import to copy what it did not make a report of.
 COPYING_S = 1.0
 _CHUNK = 8 << 20
@@ -72,8 +71,7 @@ class ReportTransfer:
             shutil.rmtree(self.private, ignore_errors=True)
             return
         if not self.brought:
-            self.leave_torn()
-            self.rescue(max(0.2, patience_s - COPYING_S))
+            self.rescue(patience_s)
         problem = None if self.brought else self.bring()
         facts: Dict[str, Any] = {"program_status": status}
         if self.rescued:
@@ -102,7 +100,11 @@ class ReportTransfer:
     ) -> List[str]:  # fmt: skip
         """What the state says of the report, by the state that `was` before; keeps a raw one."""
         before = State.of(was)
-        raw = self.left_raw() if problem is not None else None
+        raw = None
+        if problem and not self.stays and os.path.exists(self.raw) and os.path.getsize(self.raw):
+            raw = self.keep(paths.RAW)
+            self.stays = raw is not None
+            raw = raw or "clusterprof collect makes the report of the %s that is kept" % paths.RAW
         end = "" if status == 0 else " (the program ended with status %d)" % status
         if before is State.LOST:
             return []  # the agent has given its reason
@@ -139,10 +141,7 @@ class ReportTransfer:
                 os.replace(found[0], self.raw)
 
     def import_command(self) -> Optional[List[str]]:
-        """How to make the report, once; None where there is no need to, or no way.
-
-        Debian's nsys does not find its importer and leaves a .qdstrm. See `imported`.
-        """
+        """Once, how to import what Debian's nsys leaves, which does not find its importer."""
         needed = os.path.exists(self.raw) and not os.path.exists(self.made)
         if self.import_tried or not self.importer or not needed:
             return None
@@ -159,6 +158,7 @@ class ReportTransfer:
 
     def rescue(self, patience_s: float) -> None:
         """Import what nsys left, if there is time; what is not imported is kept as it is."""
+        self.leave_torn()
         if self.import_tried:
             return
         with contextlib.suppress(OSError, subprocess.TimeoutExpired), open(self.log, "ab") as log:
@@ -168,7 +168,8 @@ class ReportTransfer:
             if command:
                 done = subprocess.run(
                     command, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-                    env=dict(os.environ, TMPDIR=self.private), timeout=patience_s,
+                    env=dict(os.environ, TMPDIR=self.private),
+                    timeout=max(0.2, patience_s - COPYING_S),
                 )  # fmt: skip
                 self.imported(done.returncode)
 
@@ -179,14 +180,6 @@ class ReportTransfer:
         problem = self.keep(paths.REPORT)
         self.brought, self.stays = problem is None, problem is not None
         return problem
-
-    def left_raw(self) -> Optional[str]:
-        """Keep what nsys left of a report that was not made; in words, None where there is none."""
-        if self.stays or not os.path.exists(self.raw) or os.path.getsize(self.raw) == 0:
-            return None
-        problem = self.keep(paths.RAW)
-        self.stays = problem is not None
-        return problem or "clusterprof collect makes the report of the %s that is kept" % paths.RAW
 
     def keep(self, name: str) -> Optional[str]:
         """Copy a private file to the rank's folder, by rename; what went wrong, or None."""

@@ -1,7 +1,6 @@
 """One session of nsys: launched over the program, started, stopped, watched and ended.
 
-What the guard does with nsys. Nothing in here waits for nsys longer than it says, and whatever
-nsys does not do is kept as a trouble, for the rank's state.
+Nothing in here waits for nsys longer than it says, and what nsys does not do is kept as a trouble.
 """
 
 from __future__ import annotations
@@ -30,21 +29,17 @@ from .report_transfer import ReportTransfer
 #: all of a node's ranks would need is held by a process that hangs.
 START_GAP_S = 0.3
 LOCK_S = 5.0
-
 #: The agent waits for nsys' start between two steps: a hanging one must not hang the training.
 START_TIMEOUT_S = 6
-
 #: An order to close the window is the agent's, between two steps; this long after it, ours.
 ORDER_GRACE_S = 1.0
 #: An `nsys stop` that fails is tried once more.
 STOPS = 2
-
 #: An nsys that has not run for so long after its program's end hangs, and one that has run for so
 #: long and written nothing spins.
 IDLE_S = 3.0
 WAITING_TICKS = 10
 SPINNING_S = 4.0
-
 #: A shared disk that is full may have space again.
 BRING_AGAIN_S = 10.0
 #: A session whose stop has not ended after so long is ended once it has so many times its limit.
@@ -86,7 +81,7 @@ class Session:
         self.stops: List["subprocess.Popen[bytes]"] = []
         self.importing: Optional["subprocess.Popen[bytes]"] = None
         self.stopped_at = 0.0
-        #: CPU time and bytes of nsys when they last grew, and when that was (see `hangs`)
+        #: CPU time and bytes of nsys when they last grew, and when that was
         self.taken, self.written = -WAITING_TICKS - 1, -1
         self.ran_at = self.wrote_at = 0.0
         #: when a report that could not be transferred is tried again
@@ -103,7 +98,7 @@ class Session:
         environment = {"NSYS_NVTX_PROFILER_REGISTER_ONLY": "0", **os.environ}
         environment[identity.PROFILED] = "%s:%s" % (self.mode, address)
         with one_at_a_time():
-            self.child = self.popen([*self.command(verb), *trampoline], environment)
+            self.child = self.spawn([*self.command(verb), *trampoline], program=environment)
             time.sleep(START_GAP_S)
 
     def note(self, trouble: str) -> None:
@@ -132,8 +127,7 @@ class Session:
     def at_work(self, pids: List[int]) -> bool:
         """Whether anything of `pids` (see `processes`) could still write the report.
 
-        A killed nsys leaves its daemon, which writes the report when the program ends; without
-        the daemon `nsys stop` has no process to wait for.
+        The daemon of a killed nsys does, when the program ends; without it no `nsys stop` does.
         """
         # An import may have ended since we looked: its report has no name yet.
         return self.importing is not None or bool({*pids} - {each.pid for each in self.stops})
@@ -193,10 +187,7 @@ class Session:
             self.outbox.state(State.FINISHING, "closed within a step: %s" % order)
 
     def tend(self) -> None:
-        """While the training goes on: stop what grows too large, make the report, transfer it.
-
-        What is transferred early is safe from whatever ends the job later.
-        """
+        """While the training goes on: stop what grows too large, make the report, transfer it."""
         if self.look_at and time.monotonic_ns() >= self.look_at:
             self.look_at = time.monotonic_ns() + size.EVERY_NS
             self.limit()
@@ -222,9 +213,7 @@ class Session:
             self.importing = None
 
     def limit(self) -> None:
-        """The agent closes a window that has become too large, but between two steps only: a
-        step that does not end, or a stop that does not, must not fill the disk meanwhile.
-        """
+        """A step that does not end, or a stop, must not fill the disk: else the agent stops it."""
         held, free, trouble = self.files.bytes(), profiler.free_bytes(self.scratch), ""
         if not self.stops:
             # What was captured is written a second time when the report is made.
@@ -256,23 +245,17 @@ class Session:
             arguments = [argument.replace("{%s}" % name, value) for argument in arguments]
         return [self.nsys.path, *arguments]
 
-    def spawn(self, command: List[str], nice: int = 0) -> "subprocess.Popen[bytes]":
-        """Start a helper of nsys.
-
-        In our own folder: nsys cannot be in one whose name is no UTF-8, and the program's may be.
-        """
-        folder = self.transfer.private if os.path.isabs(command[0]) else None
-        return self.popen(command, os.environ, folder, nice)
-
-    def popen(
-        self, command: List[str], environment: Mapping[str, str], folder: Optional[str] = None,
-        nice: int = 0,
-    ) -> "subprocess.Popen[bytes]":  # fmt: skip
-        """Start a process with a TMPDIR of the session's own, whose output goes to the log."""
+    def spawn(
+        self, command: List[str], nice: int = 0, program: Optional[Mapping[str, str]] = None
+    ) -> "subprocess.Popen[bytes]":
+        """Start nsys over the program, whose environment is `program`, or a helper of it."""
+        # A helper is in our own folder: nsys cannot be in one whose name is no UTF-8.
+        ours = program is None and os.path.isabs(command[0])
         with open(self.transfer.log, "ab") as log:
             return subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=folder,
-                env={**environment, "TMPDIR": self.scratch}, start_new_session=True,
+                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
+                env={**(program or os.environ), "TMPDIR": self.scratch},
+                cwd=self.transfer.private if ours else None,
                 preexec_fn=functools.partial(os.nice, nice) if nice else None,
             )  # fmt: skip
 

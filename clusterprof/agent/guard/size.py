@@ -11,9 +11,6 @@ from typing import Callable, Dict, Iterator, List, Tuple
 EVERY_NS = 500_000_000
 MB = 1_000_000
 
-#: Bytes by the identity of a file, so that one that is found twice counts once.
-_Held = Dict[Tuple[int, int], int]
-
 
 class NsysFiles:
     """What one session of nsys holds on this node by now."""
@@ -33,9 +30,8 @@ class NsysFiles:
     def bytes(self) -> int:
         """All that it holds: files, shared memory, and how much its processes have grown.
 
-        Files are those of `written`, and what its processes hold open for writing besides, deleted
-        ones and those in /dev/shm too. Memory counts from `begin` on, for versions that keep
-        records there until they stop.
+        Files: those of `written`, and what its processes hold open for writing, deleted or not.
+        Memory: since `begin`, for versions that keep records there until they stop.
         """
         if not self.pids:
             self.pids = self.nsys_pids()  # reads all of /proc: once
@@ -53,8 +49,8 @@ class NsysFiles:
         """
         return sum(self._in_its_folder().values())
 
-    def _in_its_folder(self) -> _Held:
-        held: _Held = {}
+    def _in_its_folder(self) -> Dict[Tuple[int, int], int]:
+        held: Dict[Tuple[int, int], int] = {}
         for at, _, names in os.walk(self.private):
             for name in names:
                 note(held, os.path.join(at, name))
@@ -73,8 +69,8 @@ def opened(pids: List[int]) -> Iterator[str]:
                         yield path
 
 
-def note(held: _Held, path: str) -> None:
-    """Add a file's blocks under its identity."""
+def note(held: Dict[Tuple[int, int], int], path: str) -> None:
+    """Add a file's bytes under its identity, so that one that is found twice counts once."""
     try:
         # One in the tree may be a link to what others share; one in /proc is always a link.
         found = os.stat(path) if path.startswith("/proc/") else os.lstat(path)

@@ -19,15 +19,12 @@ NEAR = 500
 #: Together less than 1 MB: a step's line has 47 bytes, a block's 97 at most.
 MOST_STEPS = 5_000
 MOST_BLOCKS = 7_500
-
 BLOCK = 1_000
 BLOCK_NS = 60_000_000_000
 #: After so many blocks each may be twice as long.
 GRADE = 1_000
-
 STEPS = "step,begin_ns,end_ns\n"
 PACE = "first_step,count,begin_ns,end_ns,median_ns,q1_ns,q3_ns,longest_ns\n"
-
 #: Begin and end of a step by the monotonic clock, ns.
 Step = Tuple[int, int]
 Row = Tuple[int, ...]
@@ -66,7 +63,7 @@ class StepLog:
                 elif len(self.blocks) < MOST_BLOCKS:
                     self._block.append((begin, end))
                 self.count += 1
-                if len(self._block) >= BLOCK << self._grade():
+                if len(self._block) >= BLOCK << len(self.blocks) // GRADE:
                     self._close()
 
     def anchor(self, wall_ns: int) -> None:
@@ -75,10 +72,7 @@ class StepLog:
             self.wall_ns, self._written = wall_ns, [None, None]
 
     def claim(self) -> None:
-        """Make steps.csv, or steps.2.csv where another process of this rank has one.
-
-        Raises OSError.
-        """
+        """Make steps.csv, or steps.2.csv where this rank has one already. Raises OSError."""
         while True:
             self.number += 1
             with contextlib.suppress(FileExistsError), open(self.path(paths.STEPS), "x") as file:
@@ -97,7 +91,7 @@ class StepLog:
         """
         with self._lock:
             old = self._block[-1][1] - self._block[0][0] if self._block else 0
-            if all_of_it or old >= BLOCK_NS << self._grade():
+            if all_of_it or old >= BLOCK_NS << len(self.blocks) // GRADE:
                 self._close()
             progress = self.count != self._count_written
             kept, self._count_written = (list(self.steps), list(self.blocks)), self.count
@@ -123,9 +117,6 @@ class StepLog:
             with self._lock:  # what is in the files cannot be known: next time as a whole
                 self._written = [None, None]
             raise
-
-    def _grade(self) -> int:
-        return len(self.blocks) // GRADE
 
     def _close(self) -> None:
         """Make a row of the steps that are in no row yet."""

@@ -1,9 +1,8 @@
 """The first thing that nsys starts: run the program in its own world, and tell how it ended.
 
-nsys puts /dev/null and two pipes in the streams' place and mixes its own words in; a program
-under a profiler must print what it prints, where it prints it. nsys has a TMPDIR of its own, the
-program must not. And nsys' own status is not always the program's (0 where its disk is full): we
-stay beside the program until it ends, outside of nsys, and tell the guard.
+nsys puts /dev/null and two pipes in the streams' place and prints in between; a program under a
+profiler must print what it prints, where it prints it, and have its own TMPDIR. nsys' own status is
+not always the program's (0 where its disk is full): we stay beside the program until it ends.
 
 Arguments: SOCKET UMASK TMPDIR[=VALUE] PROGRAM..., or --wait SOCKET PID.
 """

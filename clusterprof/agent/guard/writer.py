@@ -1,9 +1,8 @@
 """The process that writes one rank's files, so that the rank never waits for a file system.
 
-The rank sends it messages (see `outbox`): steps, states, the clock's readings, a trace to
-transfer. One thread receives and keeps them, within bounds; another does all file operations, one
-after the other, and may wait for any of them. The step log is written once a minute, a state at
-once. It lives until the rank has ended, however it ended, and all is written.
+The rank sends it messages (see `outbox`). One thread receives and keeps them, within bounds; the
+other does all file operations, one after the other, and may wait for any of them. The step log is
+written once a minute, a state at once. It lives until the rank has ended and all is written.
 
 Arguments: FD PID.
 """
@@ -32,7 +31,7 @@ from ..contracts import clocks, files, paths, processes, states
 from ..contracts.states import State
 from . import outbox, report_transfer, step_log
 
-#: How often the step log is written; the first time after a part of it that differs by rank.
+#: How often the step log is written, the first time after a part of it that differs by rank.
 LOG_S = 60.0
 #: How long it goes on after the rank's end where the file system does not answer.
 LINGER_S = 300.0
@@ -41,7 +40,6 @@ NICE = 10
 #: A guard was killed: how long nsys may take to write, and its importer after it.
 WRITING_S = 20.0
 IMPORT_S = 30.0
-
 _CHUNK = 1 << 20
 #: Messages that are handled when they are received; all others wait for the file operations before.
 _AT_ONCE = ("begin", "watch", "ignore")
@@ -161,7 +159,7 @@ class Writer:
         self.jobs.put(functools.partial(self.make, peer, peer.log))
 
     def do_watch(self, peer: Peer) -> None:
-        """Look for the order to close the window from now on, and answer what was seen."""
+        """Look for the order to close the window from now on, and answer it."""
         self.watching.append(peer)
         self.jobs.put(self.look)
 
@@ -219,10 +217,7 @@ class Writer:
         peer.answer(folder=self.made[-1])
 
     def do_trace(self, peer: Peer, path: str, facts: Optional[Dict[str, Any]]) -> None:
-        """Compress a trace that lies on the node into the rank's folder.
-
-        `facts` of `captured`; None where there is more to come.
-        """
+        """Transfer a trace from the node; with `facts`, the rank has captured then."""
         try:
             states.make(self.folder)
             pack(path, os.path.join(self.folder, paths.TRACE), peer)

@@ -5,9 +5,8 @@
     python -I -S host.py list FOLDER SECONDS   list the ranks' files, with checksums
     python -I -S host.py remove FOLDER         remove our temporary folder
 
-`run` reads its command as one line of JSON from stdin, and after it the names of signals to
-forward. The end of stdin is the end of the connection, whatever its cause: then the launcher is
-ended too, so that nothing goes on running unattended.
+`run` reads its command as one line of JSON from stdin, then names of signals to forward. The end of
+stdin is the end of the connection: the launcher is ended too, so that nothing runs unattended.
 """
 
 from __future__ import annotations
@@ -33,13 +32,9 @@ from typing import Any, Dict, List, Optional
 GRACE_S = 40.0
 #: For what is still being written once the launcher was ended.
 SETTLING_S = 2.0
-
 _FORWARDED = ("TERM", "INT", "HUP", "QUIT", "USR1", "USR2", "KILL")
 #: as `State.ended` has it, which cannot be imported where this file is piped to Python
 _ENDED = ("captured", "collected", "lost", "counted")
-
-
-# -- look -----------------------------------------------------------------------------------
 
 
 def look(request: Dict[str, Any]) -> Dict[str, Any]:
@@ -70,12 +65,11 @@ def free_port(wanted: Optional[int]) -> Optional[int]:
     if wanted is None:
         return None
     for port in (wanted, 0):
-        with contextlib.suppress(OSError), socket.create_server(("", port)) as probe:
+        with contextlib.suppress(OSError), socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(("", port))
             return int(probe.getsockname()[1])
     return wanted
-
-
-# -- run ------------------------------------------------------------------------------------
 
 
 class Runner:
@@ -103,7 +97,8 @@ class Runner:
         lock = open(os.path.join(self.folder, "running"), "w")  # held to our end
         fcntl.flock(lock, fcntl.LOCK_EX)
         for name in _FORWARDED[:-1]:
-            signal.signal(getattr(signal, "SIG" + name), self.on_signal)
+            number = getattr(signal, "SIG" + name)
+            signal.signal(number, lambda each, _: self.forward(signal.Signals(each).name[3:]))
         try:
             child = subprocess.Popen(
                 request["argv"], cwd=request["folder"], stdin=subprocess.DEVNULL,
@@ -120,9 +115,14 @@ class Runner:
             lines = []
             self.reap()
             if time.monotonic() > self.deadline:
-                kill(descendants(os.getpid()))
-        if self.deadline < math.inf:
-            self.end_the_rest()
+                kill_descendants()
+        if self.deadline < math.inf:  # ended by us: end what it left running as well
+            until = time.monotonic() + SETTLING_S
+            while descendants() and time.monotonic() < until:
+                time.sleep(0.05)
+                self.reap()
+            kill_descendants()
+            self.reap()
         child.returncode = self.status  # reaped by ourselves
         return self.status if self.status >= 0 else 128 - self.status
 
@@ -145,10 +145,6 @@ class Runner:
         environ["CLUSTERPROF_PLAN"] = os.path.join(self.folder, "plan.json")
         return environ
 
-    def on_signal(self, number: int, frame: Any) -> None:
-        """A signal to us is the launcher's."""
-        self.forward(signal.Signals(number).name[3:])
-
     def forward(self, name: str) -> None:
         """Send a signal to the launcher; one that ends it also sets a deadline."""
         if name == "KILL":
@@ -170,15 +166,6 @@ class Runner:
                     killed = os.WIFSIGNALED(status)
                     self.status = -os.WTERMSIG(status) if killed else os.WEXITSTATUS(status)
 
-    def end_the_rest(self) -> None:
-        """The launcher was ended by us: end what it left running as well."""
-        until = time.monotonic() + SETTLING_S
-        while descendants(os.getpid()) and time.monotonic() < until:
-            time.sleep(0.05)
-            self.reap()
-        kill(descendants(os.getpid()))
-        self.reap()
-
 
 def in_the_child() -> None:
     """Default signal handlers, as a shell leaves them, and SIGTERM should we be killed."""
@@ -195,28 +182,25 @@ def control(option: int, value: int) -> None:
         ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
 
 
-def descendants(pid: int) -> List[int]:
-    """All living processes below `pid`."""
+def descendants() -> List[int]:
+    """All living processes below this one."""
     children: Dict[int, List[int]] = {}
     for entry in filter(str.isdigit, os.listdir("/proc")):
         with contextlib.suppress(OSError), open("/proc/%s/stat" % entry, "rb") as file:
             state, parent = file.read().rpartition(b")")[2].split()[:2]
             if state != b"Z":
                 children.setdefault(int(parent), []).append(int(entry))
-    found = [pid]
+    found = [os.getpid()]
     for each in found:
         found += children.get(each, [])
     return found[1:]
 
 
-def kill(pids: List[int]) -> None:
-    """Kill these."""
-    for pid in pids:
+def kill_descendants() -> None:
+    """Kill all of them, once."""
+    for pid in descendants():
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(pid, signal.SIGKILL)
-
-
-# -- list, remove -----------------------------------------------------------------------------
 
 
 def listing(folder: str, seconds: float) -> List[Dict[str, Any]]:
@@ -243,16 +227,14 @@ def listing(folder: str, seconds: float) -> List[Dict[str, Any]]:
 def still_running(folder: str, seconds: float) -> bool:
     """Whether a `run` in `folder` outlasts `seconds`: it holds a lock as long as it lives."""
     until = time.monotonic() + seconds
-    try:
-        with open(os.path.join(folder, "running")) as lock:
-            while time.monotonic() <= until:
-                with contextlib.suppress(BlockingIOError):
-                    fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-                    return False
-                time.sleep(0.1)
-    except OSError:  # it never began
-        return False
-    return True
+    with contextlib.suppress(OSError), open(os.path.join(folder, "running")) as lock:
+        while time.monotonic() <= until:
+            with contextlib.suppress(BlockingIOError):
+                fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                return False
+            time.sleep(0.1)
+        return True
+    return False  # it never began
 
 
 def all_ranks_ended(ranks: str) -> bool:
@@ -290,10 +272,8 @@ def main(argv: List[str]) -> None:
         sys.exit(Runner(what).run())
     elif verb == "list":
         # After a lost connection the job is still being ended: wait for that.
-        if still_running(what, GRACE_S + 2 * SETTLING_S):
-            print(json.dumps("running"))
-        else:
-            print(json.dumps(listing(what, float(argv[2]))))
+        running = still_running(what, GRACE_S + 2 * SETTLING_S)
+        print(json.dumps("running" if running else listing(what, float(argv[2]))))
     elif verb == "remove":
         remove(what)
 

@@ -1,14 +1,12 @@
 """A process beside each profiled rank that measures the hosts' clocks around the window.
 
-Not a thread of the training: it shares no interpreter lock with it, opens no port in it and
-cannot keep it waiting. The rank announces the opening and closing of its window by a datagram to
-a Unix socket that has no file (nothing of it is left, however the prober ends), which obeys its
-own user only and never answers. The prober of the reference rank answers on UDP, on the job's own
-network and only to those that know a secret; one prober of every other machine asks it for a third
-of a second, at both ends of the window. A prober ends with its rank, whatever happens.
-
-Address and secret stand in a file of the run directory that only its owner can read. Hosts that
-share no folder (`clusterprof ssh`) get a secret, and each other's names, with the plan.
+Not a thread of the training: it shares no interpreter lock with it, opens no port in it and cannot
+keep it waiting. The rank announces the opening and closing of its window by a datagram to a Unix
+socket without a file, which obeys its own user only and never answers. The reference rank's prober
+answers on UDP, on the job's own network and only to those that know a secret; one prober of every
+other machine asks it for a third of a second, at both ends of the window. A prober ends with its
+rank. Address and secret stand in a file of the run directory that only its owner can read. Hosts
+that share no folder (`clusterprof ssh`) get a secret, and each other's names, with the plan.
 
 Arguments: RUN RANK REFERENCE OWNER SOCKET.
 """
@@ -32,8 +30,7 @@ from ..contracts.exchange import Answerer
 from ..contracts.identity import FOLLOWED, PLAN, Identity, local_size
 from ..contracts.plan import Plan
 
-#: the Unix socket of this rank's prober, for the program that the guard runs under nsys: a name in
-#: the kernel's own list, where sockets without a file stand
+#: the Unix socket of this rank's prober, a name in the kernel's own list of those without a file
 PROBE = "CLUSTERPROF_PROBE"
 #: who sent a datagram, as the kernel knows it: struct ucred
 _SENDER = struct.Struct("@iII")
@@ -45,9 +42,6 @@ GRACE_S = 30.0
 QUIET_S = 1.0
 
 
-# --- in the rank
-
-
 def wanted(plan: Plan, me: Identity, environ: Mapping[str, str]) -> bool:
     """Whether the clocks of this job are to be measured: `--clock-probe`."""
     mode = plan.clock_probe
@@ -57,17 +51,13 @@ def wanted(plan: Plan, me: Identity, environ: Mapping[str, str]) -> bool:
 
 def several_nodes(me: Identity, environ: Mapping[str, str]) -> bool:
     """Whether the job's ranks live on more than one node, as far as the launcher says."""
-    nodes = environ.get("SLURM_STEP_NUM_NODES", "")
-    if nodes.isdigit() and int(nodes) > 1 and environ.get("SLURM_STEP_ID"):
-        return True
-    return 0 < local_size(me, environ) < (me.world_size or 0)
+    nodes = environ.get("SLURM_STEP_NUM_NODES", "") if environ.get("SLURM_STEP_ID") else ""
+    several = nodes.isdigit() and int(nodes) > 1
+    return several or 0 < local_size(me, environ) < (me.world_size or 0)
 
 
 def start(plan: Plan, rank: int) -> None:
-    """Start the prober of this rank, and leave its socket's name in the environment.
-
-    It forks away from us at once, so that the program finds no child that it did not start.
-    """
+    """Start the prober of this rank, and leave its socket's name in the environment."""
     name = "clusterprof-" + secrets.token_hex(16)
     # Clocks are measured against the lowest profiled rank's.
     reference = plan.selection.ranks[0] if plan.selection.kind == "ranks" else 0
@@ -80,15 +70,10 @@ def start(plan: Plan, rank: int) -> None:
 
 def notify(event: str) -> None:
     """Announce to our prober that the window opens or closes; never waits, never raises."""
-    name = os.environ.get(PROBE)
-    if not name:
-        return
+    address = "\0" + os.environ.get(PROBE, "")
     with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as pipe:
         pipe.setblocking(False)
-        pipe.sendto(event.encode(), "\0" + name)
-
-
-# --- in the process of its own
+        pipe.sendto(event.encode(), address)
 
 
 class Prober:
@@ -104,21 +89,18 @@ class Prober:
         self.pipe.bind("\0" + name)
         self.pipe.setblocking(False)
         self.meeting = meeting(os.environ)
+        #: the file in which the reference rank's prober writes how it is reached
+        self.address_file = os.path.join(paths.rank_folder(run, against), paths.PROBE_ADDRESS)
         self.bounds: List[Dict[str, Any]] = []
         self.notes: List[str] = []
 
-    def announcement(self) -> str:
-        """The file in which the reference rank's prober says how it is reached."""
-        return os.path.join(paths.rank_folder(self.run, self.against), paths.PROBE_ADDRESS)
-
     def answer(self) -> None:
         """Answer all others until our rank has ended, or some time after its window has closed."""
-        path = self.announcement()
         if self.meeting is not None:
             endpoint = exchange.listen_for_seekers(*self.meeting)
         else:
-            os.makedirs(os.path.dirname(path), exist_ok=True)
-            endpoint = exchange.announce(path, exchange.own_address(os.environ))
+            os.makedirs(os.path.dirname(self.address_file), exist_ok=True)
+            endpoint = exchange.announce(self.address_file, exchange.own_address(os.environ))
         until = math.inf
         sources: List[Any] = [endpoint, self.pipe, self.owner]
         with contextlib.closing(endpoint):
@@ -156,16 +138,16 @@ class Prober:
             ready = select.select(sources, [], [])[0]
             event = self.event() if self.pipe in ready else ""
             if event == "open":
-                answerer = self.find()
-                if answerer is not None and not self.claimed(answerer):
-                    answerer = None
+                found = self.find()
+                answerer = found if found is not None and self.claims(found) else None
             if event in ("open", "close") and answerer is not None:
                 self.measure(event, answerer)
             ended = event == "close" or self.owner in ready
         if self.bounds or self.notes:
-            path = os.path.join(paths.rank_folder(self.run, self.rank), paths.PROBE)
-            whole = {"schema_version": 1, "bounds": self.bounds, "notes": self.notes}
-            files.write_json(path, whole)
+            files.write_json(
+                os.path.join(paths.rank_folder(self.run, self.rank), paths.PROBE),
+                {"schema_version": 1, "bounds": self.bounds, "notes": self.notes},
+            )
 
     def measure(self, event: str, answerer: Answerer) -> None:
         """One measurement against the reference rank's prober."""
@@ -195,14 +177,14 @@ class Prober:
         deadline = time.monotonic() + exchange.FIRST_ANSWER_S
         while True:
             try:
-                return exchange.announced(self.announcement(), ours=True)
+                return exchange.announced(self.address_file, ours=True)
             except (OSError, ValueError):
                 if time.monotonic() > deadline:
                     self.notes.append("rank %d's prober was not found" % self.against)
                     return None
                 time.sleep(0.1)
 
-    def claimed(self, answerer: Answerer) -> bool:
+    def claims(self, answerer: Answerer) -> bool:
         """Whether it is ours to measure: of each machine the first that comes, of its own none."""
         machine = clocks.machine()
         if not machine or machine == answerer.machine:
@@ -229,7 +211,7 @@ def meeting(environ: Mapping[str, str]) -> Optional[Tuple[bytes, List[str]]]:
 
 
 def main(argv: List[str]) -> None:
-    """Leave our parent, and watch it: `RUN RANK REFERENCE OWNER SOCKET`."""
+    """Leave our parent, and watch it."""
     run, name = argv[0], argv[4]
     rank, against, owner = map(int, argv[1:4])
     os.closerange(3, 1024)  # what the rank left open
