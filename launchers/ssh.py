@@ -116,10 +116,8 @@ def commands(there: OverSsh) -> tuple[tuple[str, ...], ...]:
     order of arrival.
     """
     start = (there.python, "-m", "torch.distributed.run")
-    last = []
-    if is_range(there.options):
-        # torchrun waits half a minute for more hosts than there are; of two values it takes this.
-        last = [f"--nnodes={there.fewest}:{len(there.hosts)}"]
+    # torchrun waits half a minute for more hosts than there are; of two values it takes the last.
+    last = [f"--nnodes={there.fewest}:{len(there.hosts)}"] if is_range(there.options) else []
     return tuple(
         (*start, *meeting(there, rank), *there.options, *last, *there.program)
         for rank in range(len(there.hosts))

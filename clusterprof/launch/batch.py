@@ -98,9 +98,7 @@ def filled(template: str, values: Mapping[str, str]) -> str:
 
 
 def quoted(word: str) -> str:
-    """`word` for bash. Control characters are written as escapes: sbatch refuses a script with
-    carriage returns, and a script's line stays a line.
-    """
+    """`word` for bash, its control characters as escapes: sbatch refuses carriage returns."""
     if not re.search(r"[\x00-\x1f\x7f]", word):
         return shlex.quote(word)
     escaped = word.replace("\\", "\\\\").replace("'", "\\'")

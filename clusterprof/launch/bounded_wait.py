@@ -33,22 +33,22 @@ def unless_stalled(task: Callable[[], int], folder: Path) -> int | None:
     The task runs and prints in a process of its own, which ends with us.
     """
     places = (folder, Path(tempfile.gettempdir()))
+
+    def ask() -> int:
+        # Setting a folder's times is a harmless write; reads may still work on a stalled one.
+        for place in places:
+            with contextlib.suppress(OSError):
+                os.utime(place)
+        return 0
+
     doing = _Apart(task)
     while not doing.ends_within(ASK_S):
-        asking = _Apart(lambda: _ask(places))
+        asking = _Apart(ask)
         until = time.monotonic() + STALLED_S
         while not (asking.ends_within(0.05) or doing.ends_within(0.05)):
             if time.monotonic() > until:
                 return None
     return doing.status
-
-
-def _ask(places: tuple[Path, ...]) -> int:
-    """Set the times of the folders: a harmless write; reads may still work on a stalled one."""
-    for place in places:
-        with contextlib.suppress(OSError):
-            os.utime(place)
-    return 0
 
 
 class _Apart:
