@@ -191,10 +191,8 @@ def _logged(folder: Path) -> int | None:
 
 def _last_line(log: Path, columns: Sequence[int], more: int) -> list[int]:
     """These columns of the last whole line, and `more`; nothing where there is none."""
-    with contextlib.suppress(OSError, ValueError, IndexError):
-        with log.open("rb") as file:
-            file.seek(max(0, log.stat().st_size - 256))
-            whole = file.read().rpartition(b"\n")[0]
-        cells = whole.rpartition(b"\n")[2].split(b",")
+    with contextlib.suppress(OSError, ValueError, IndexError), log.open("rb") as file:
+        file.seek(max(0, log.stat().st_size - 256))
+        cells = file.read().rpartition(b"\n")[0].rpartition(b"\n")[2].split(b",")
         return [*(int(cells[column]) for column in columns), more]
     return []

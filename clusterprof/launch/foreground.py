@@ -42,11 +42,10 @@ class Foreground:
     def run(self) -> int:
         """Run it to its end; returns its status, 128 + n for signal n. Raises LaunchError."""
         with self._listening() as listen_to_all, contextlib.closing(Witness()) as witness:
+            environ = {**os.environ, **self.added}
             try:
                 # With every descriptor that it would have (`<(...)`, `3>log`); ours have O_CLOEXEC.
-                job = subprocess.Popen(
-                    self.command, env={**os.environ, **self.added}, close_fds=False
-                )
+                job = subprocess.Popen(self.command, env=environ, close_fds=False)
             except OSError as error:
                 raise LaunchError(f"{self.command[0]} could not be started", str(error)) from None
             descriptors.release(descriptors.inherited())

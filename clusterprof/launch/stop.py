@@ -48,30 +48,19 @@ class BeforeSrunKills:
             numbers = [number, number]  # by then srun has forgotten the first
         elif number not in _KILLS:
             return numbers
-        name = signal.Signals(number).name
-        save(self.run, self.expected, f"clusterprof was sent {name}", enough)
+        # No longer than SAVING_S, nor than until `enough()`, which sleeps a little itself.
+        if left := unsaved(self.run, self.expected):
+            reason = f"clusterprof was sent {signal.Signals(number).name}"
+            say(f"{reason}: saving {words.counted(len(left), 'report')}, at most {SAVING_S:g} s")
+            _request(self.run, reason)
+            deadline = time.monotonic() + SAVING_S
+            while unsaved(self.run, left) and time.monotonic() < deadline and not enough():
+                pass
         return numbers
 
 
-def save(
-    run: RunDirectory, expected: Sequence[int] | None, reason: str, enough: Callable[[], bool],
-    within_s: float = SAVING_S,
-) -> None:  # fmt: skip
-    """Close all open windows, and wait until their reports are in the run directory.
-
-    Waits at most `within_s`, and no longer than until `enough()`, which sleeps a little itself.
-    """
-    left = unsaved(run, expected)
-    if not left:
-        return
-    say(f"{reason}: saving {words.counted(len(left), 'report')}, at most {within_s:g} s")
-    _request(run, reason)
-    deadline = time.monotonic() + within_s
-    while unsaved(run, left) and time.monotonic() < deadline and not enough():
-        pass
-
-
 def _request(run: RunDirectory, reason: str) -> None:
+    """Have the ranks close all open windows."""
     with contextlib.suppress(OSError):
         states.request_stop(str(run.path), reason)
 
