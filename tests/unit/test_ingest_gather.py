@@ -146,7 +146,8 @@ def test_two_recordings_of_one_rendezvous_are_told_apart_by_time_and_communicato
     # Both ran with torchrun's defaults: nothing in their environment differs.
     with pytest.raises(MergeError, match="different times") as caught:
         gather([ddp / "rank0.sqlite.xz", straggler / "rank1.sqlite.xz"])
-    assert [str(folder) in caught.value.details[k] for k, folder in enumerate((ddp, straggler))]
+    for folder, detail in zip((ddp, straggler), caught.value.details[:2], strict=True):
+        assert str(folder) in detail
 
 
 def test_one_host_s_clock_tells_two_runs_apart_where_a_report_names_no_communicator(
