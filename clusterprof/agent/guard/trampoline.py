@@ -17,8 +17,7 @@ import sys
 
 from ..contracts import descriptors, identity, processes
 
-#: For nsys' log; the program was not started.
-REFUSED = 75
+REFUSED = 75  # for nsys' log: the program was not started
 
 
 def main(argv: "list[str]") -> None:

@@ -61,10 +61,7 @@ class Peer:
 
 
 class Writer:
-    """All file operations of one rank, in the order in which they were asked for.
-
-    The method `do_NAME` handles the message NAME; its arguments are the message's members.
-    """
+    """All file operations of one rank, in order; `do_NAME` gets the members of a message NAME."""
 
     def __init__(self, first: socket.socket, pid: int) -> None:
         self.pid = pid
@@ -255,11 +252,7 @@ class Writer:
         self.run, self.folder = run, folder
 
     def do_keep(self, peer: Peer, private: str, session: str, importer: Optional[str]) -> None:
-        """What this session of nsys leaves in the folder `private` is to be transferred.
-
-        Also where the guard is killed: a launcher that ends its ranks gives them less time than
-        nsys needs to write (Open MPI: half a second).
-        """
+        """Transfer what nsys leaves in `private`, of a killed guard too (Open MPI: in 0.5 s)."""
         self.transfer = report_transfer.ReportTransfer(private, self.folder, importer)
         self.session = session
 

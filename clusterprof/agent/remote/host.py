@@ -204,10 +204,7 @@ def kill_descendants() -> None:
 
 
 def listing(folder: str, seconds: float) -> List[Dict[str, Any]]:
-    """Every file of the ranks: its path, size and SHA-256; waits for ranks that are not done.
-
-    Paths are `00008/state.json` and, of later attempts, `attempt-2/00008/state.json`.
-    """
+    """Every file of the ranks, as `attempt-2/00008/log`, its size and SHA-256; waits for ranks."""
     until = time.monotonic() + seconds
     found = []
     for attempt in ["", *sorted(name for name in os.listdir(folder) if "attempt-" in name)]:

@@ -32,8 +32,7 @@ from ..contracts.plan import Plan
 
 #: the Unix socket of this rank's prober, a name in the kernel's own list of those without a file
 PROBE = "CLUSTERPROF_PROBE"
-#: who sent a datagram, as the kernel knows it: struct ucred
-_SENDER = struct.Struct("@iII")
+_SENDER = struct.Struct("@iII")  # struct ucred: who sent a datagram, as the kernel knows it
 #: What makes nsys follow a process. LD_PRELOAD stays: it may set the clock of the rank.
 _FOLLOWED = tuple(name for name in FOLLOWED if name != "LD_PRELOAD")
 #: The reference rank's prober answers for so long after its own window closed.
