@@ -141,7 +141,7 @@ class Experts(nn.Module):
 
 def options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("mode", choices=("accum", "conv", "item", "tp", "inter", "moe"))
+    parser.add_argument("mode", choices=("accum", "conv", "ddp", "item", "tp", "inter", "moe"))
     parser.add_argument("--it", type=int, default=34, help="iterations")
     parser.add_argument("--cause", default="", choices=("", "busy", "gc", "gpu", "tokens"))
     parser.add_argument("--who", type=int, default=-1, help="the rank with the cause")
@@ -211,6 +211,11 @@ class Job:
             made.float().logsumexp(1).mean().backward()
 
         self.iterate = iterate
+
+    def make_ddp(self) -> None:
+        """Data parallel: `item` without its waits."""
+        self.wrap()
+        self.iterate = self.forward_and_backward
 
     def make_item(self) -> None:
         """Data parallel; the host looks at every parameter's largest gradient."""

@@ -52,7 +52,9 @@ class Samples(torch.utils.data.Dataset):
 
 def options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--mode", default="ddp", choices=("ddp", "fsdp", "graph", "pipeline"))
+    parser.add_argument(
+        "--mode", default="ddp", choices=("ddp", "fsdp", "graph", "pipeline", "serial")
+    )
     parser.add_argument("--iterations", type=int, default=40)
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument(
@@ -63,8 +65,16 @@ def options() -> argparse.Namespace:
     parser.add_argument("--microbatches", type=int, default=8)
     parser.add_argument("--compile", action="store_true")
     parser.add_argument("--workers", type=int, default=-1, help="DataLoader workers; -1: none")
-    parser.add_argument("--item-ms", type=float, default=0.0)
-    parser.add_argument("--slow-rank", type=int, default=-1)
+    parser.add_argument("--item-ms", type=float, default=0.0, help="what an item costs a worker")
+    parser.add_argument("--item-rank", type=int, default=-1, help="of this rank only; -1: of all")
+    parser.add_argument("--pageable", action="store_true", help="the batch is in pageable memory")
+    parser.add_argument(
+        "--uncaptured", action="store_true", help="graph: the very same work without the graph"
+    )
+    parser.add_argument(
+        "--item", action="store_true", help="ddp, fsdp, serial: each step ends with loss.item()"
+    )
+    parser.add_argument("--slow-rank", default="", help="the rank with the cause, or all")
     parser.add_argument("--slow-kind", default="host", choices=("host", "gpu", "gc"))
     parser.add_argument("--slow-steps", default="", help="only in these steps: 22,25")
     parser.add_argument("--slow-ms", type=float, default=20.0)
@@ -83,7 +93,7 @@ class Job:
         torch.manual_seed(0)
         self.big = torch.randn(8192, 8192, device=self.device, dtype=torch.bfloat16)
         self.batch = torch.randn(
-            self.a.batch, 1024, self.a.dim, dtype=torch.bfloat16, pin_memory=True
+            self.a.batch, 1024, self.a.dim, dtype=torch.bfloat16, pin_memory=not self.a.pageable
         )
         layers = self.a.layers
         if self.a.stage_layers:
@@ -110,8 +120,21 @@ class Job:
         self.optimizer = torch.optim.AdamW(self.wrapped.parameters(), lr=1e-4)
         self.iterate = self.eager
 
+    def make_serial(self) -> None:
+        """Data parallel by one AllReduce for each parameter after the backward."""
+        self.wrapped = self.model
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4)
+
+        def iterate(batch: torch.Tensor) -> None:
+            self.eager(batch)
+            for parameter in self.model.parameters():
+                dist.all_reduce(parameter.grad)
+
+        self.iterate = iterate
+
     def eager(self, batch: torch.Tensor) -> None:
-        self.wrapped(batch).float().square().mean().backward()
+        self.loss = self.wrapped(batch).float().square().mean()
+        self.loss.backward()
 
     def make_graph(self) -> None:
         """Forward, backward and the AllReduce of all gradients in one CUDA graph."""
@@ -130,6 +153,14 @@ class Job:
                 whole()
                 self.optimizer.zero_grad(set_to_none=False)
         torch.cuda.current_stream().wait_stream(side)
+
+        def eager(batch: torch.Tensor) -> None:
+            self.static.copy_(batch)
+            whole()
+
+        if self.a.uncaptured:
+            self.iterate = eager
+            return
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             whole()
@@ -164,8 +195,9 @@ class Job:
         if self.a.workers < 0:
             while True:
                 yield self.batch
+        slow = self.a.item_rank in (-1, self.rank)
         loader = torch.utils.data.DataLoader(
-            Samples(self.a.dim, self.a.item_ms), batch_size=self.a.batch * 2,
+            Samples(self.a.dim, self.a.item_ms if slow else 0.0), batch_size=self.a.batch * 2,
             num_workers=self.a.workers, pin_memory=True,
         )  # fmt: skip
         yield from loader
@@ -173,7 +205,7 @@ class Job:
     def delay(self, step: int) -> None:
         """The planted cause."""
         chosen = not self.a.slow_steps or step in map(int, self.a.slow_steps.split(","))
-        if self.rank != self.a.slow_rank or not chosen:
+        if self.a.slow_rank not in ("all", str(self.rank)) or not chosen:
             return
         if self.a.slow_kind == "host":
             time.sleep(self.a.slow_ms / 1e3)
@@ -193,13 +225,15 @@ class Job:
             begin = time.perf_counter()
             with nvtx.range(f"step {step}"):
                 with nvtx.range("data"):
-                    batch = next(feed).to(self.device, non_blocking=True)
+                    batch = next(feed).to(self.device, non_blocking=not self.a.pageable)
                 self.delay(step)
                 with nvtx.range("forward and backward"):
                     self.iterate(batch)
                 with nvtx.range("optimizer"):
                     self.optimizer.step()
                     self.optimizer.zero_grad(set_to_none=self.a.mode != "graph")
+                if self.a.item:
+                    self.loss.item()
             times.append(1e3 * (time.perf_counter() - begin))
         torch.cuda.synchronize()
         middle = sorted(times[8:])[len(times[8:]) // 2]
