@@ -239,6 +239,7 @@ class Job:
         middle = sorted(times[8:])[len(times[8:]) // 2]
         print(f"rank {self.rank}: {middle:.1f} ms a step", flush=True)
         dist.barrier()
+        del self.iterate  # NCCL waits for a captured graph's end before it destroys a communicator
         dist.destroy_process_group()
 
 
