@@ -1,9 +1,10 @@
 """`make truth`: what is true of recordings and simulated jobs, and what clusterprof finds.
 
-Prints two tables, of clocks and of verdicts. Exits with 1 when fewer than 95% of the verdicts are
-right, or more than 1% of the healthy jobs have a straggler. The rules were made looking at
-the seeds below `_HELD_OUT` and at most of the recordings; the simulated jobs of the table are of
-seeds that no rule was made on. See README.md beside this file for the format of `truth.json`.
+Prints tables of clocks, of verdicts, and of savings stated and measured. Exits with 1 when fewer
+than 95% of the verdicts are right, or more than 1% of the healthy jobs have a straggler. The
+rules were made looking at the seeds below `_HELD_OUT` and at most of the recordings; the
+simulated jobs of the table are of seeds that no rule was made on. See README.md beside this file
+for the format of `truth.json`.
 """
 
 from __future__ import annotations
@@ -11,24 +12,50 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import json
+import shutil
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from simulate import simulate
 from simulate.cases import KINDS, Case, cases, right, straggler_named
 
+from clusterprof import run_directory
+from clusterprof.collect.outcomes import collect
 from clusterprof.errors import ClusterprofError
 from clusterprof.ingest import gather
+from clusterprof.merge_run import merge_run
+from clusterprof.results import Results
 from clusterprof.study import study
 
 _RECORDINGS = Path(__file__).resolve().parent.parent / "tests" / "data" / "recordings"
 #: simulated jobs of seeds from here on were not looked at while the rules were made
 _HELD_OUT = 1000
 _RIGHT_FRAC, _FALSE_FRAC = 0.95, 0.01
+#: a stated saving is near the measured one within this part of it, or this part of the step
+_NEAR_SAVED_FRAC, _NEAR_STEP_FRAC = 0.10, 0.02
+
+
+@dataclass(frozen=True)
+class Saving:
+    """What the program without the cause saves, measured, and what the finding states."""
+
+    name: str
+    code: str
+    step_ms: float
+    measured_ms: float
+    spread_ms: float
+    stated_ms: float
+
+    @property
+    def near(self) -> bool:
+        """Whether what is stated is near what was measured."""
+        most = max(_NEAR_SAVED_FRAC * self.measured_ms, _NEAR_STEP_FRAC * self.step_ms)
+        return abs(self.stated_ms - self.measured_ms) <= most
 
 
 @dataclass(frozen=True)
@@ -42,10 +69,11 @@ class Row:
     right: bool
     healthy: bool
     false_straggler: bool
+    savings: tuple[Saving, ...] = ()
 
 
 def main() -> int:
-    """Print both tables."""
+    """Print all tables."""
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument(
         "--folder", type=Path, action="append", default=[], help="further recordings"
@@ -55,11 +83,11 @@ def main() -> int:
     parser.add_argument("--first-seed", type=int, default=_HELD_OUT)
     parser.add_argument("--no-clocks", action="store_true", help="the verdicts only")
     options = parser.parse_args()
-    folders = [(_RECORDINGS, _RECORDINGS / "truth.json")]
+    folders = [(_RECORDINGS, _RECORDINGS / name) for name in ("truth.json", "pairs.json")]
     folders += [(folder, options.truth or folder / "truth.json") for folder in options.folder]
     if not options.no_clocks and importlib.util.find_spec("truth_clock"):
         clock = importlib.import_module("truth_clock")
-        print(clock.table([folder for folder, _ in folders]))
+        print(clock.table(list(dict.fromkeys(folder for folder, _ in folders))))
         print()
     begin = time.monotonic()
     recorded = [row for folder, truth in folders for row in of_recordings(folder, truth)]
@@ -80,15 +108,36 @@ def of_recordings(folder: Path, truth: Path) -> Iterator[Row]:
             healthy=what.get("healthy", False),
         )  # fmt: skip
         try:
-            gathered = gather([folder / name])
-            results = study(gathered.ranks, gathered.missing, gathered.warnings).results
+            results = _studied(folder / name)
         except ClusterprofError as error:
             yield Row(
                 "recording", name, _truth(case), f"error: {error}", False, case.healthy, False
             )
             continue
         good = _recorded_right(case, results["findings"], what.get("cost_ms"))
-        yield _row("recording", name, case, results["findings"], good)
+        row = _row("recording", name, case, results["findings"], good)
+        yield replace(row, savings=tuple(_savings(name, what, results["findings"])))
+
+
+def _studied(path: Path) -> Results:
+    """Return the results of a folder of reports, or of a copy of a run directory."""
+    if not (path / "run.json").is_file():
+        gathered = gather([path])
+        return study(gathered.ranks, gathered.missing, gathered.warnings).results
+    with tempfile.TemporaryDirectory() as place:
+        run = run_directory.opened(shutil.copytree(path, Path(place) / path.name))
+        outcomes = collect(run, run.read_manifest().expected_ranks(), patience_s=0)
+        return merge_run(run, outcomes).results
+
+
+def _savings(name: str, what: dict[str, Any], found: list[Any]) -> Iterator[Saving]:
+    for pair in (what, *what.get("also", ())):
+        if "saved_of" in pair:
+            stated = sum(f["cost_ns_per_step"] for f in found if f["code"] == pair["saved_of"])
+            yield Saving(
+                name, pair["saved_of"], what["step_ms"], pair["saved_ms"],
+                pair["saved_spread_ms"], stated / 1e6,
+            )  # fmt: skip
 
 
 def _recorded_right(case: Case, found: list[Any], cost_ms: Sequence[float] | None) -> bool:
@@ -133,6 +182,7 @@ def _print(recorded: list[Row], simulated: list[Row], first: int, seconds: float
     for row in recorded:
         mark = "right" if row.right else "WRONG"
         print(f"  {mark}  {row.name:{wide}}  {row.truth}  |  {row.found}")
+    _print_savings([saving for row in recorded for saving in row.savings])
     kind = "known while the rules were made" if first < _HELD_OUT else "held out"
     print(f"\nVerdicts, simulated jobs (seeds from {first} on: {kind})")
     for kind in dict.fromkeys(row.kind for row in simulated):
@@ -153,6 +203,21 @@ def _print(recorded: list[Row], simulated: list[Row], first: int, seconds: float
     )
     enough = good >= _RIGHT_FRAC * len(every)
     return 0 if enough and false_ones <= _FALSE_FRAC * len(healthy) else 1
+
+
+def _print_savings(savings: list[Saving]) -> None:
+    print("\nSavings in ms per step: measured without the cause (± spread), stated; of steps of")
+    for each in savings:
+        mark = "near" if each.near else "FAR "
+        print(
+            f"  {mark}  {each.name:22}  {each.measured_ms:6.2f} ±{each.spread_ms:5.2f}  "
+            f"{each.stated_ms:6.2f}  {each.step_ms:6.2f}  {each.code}"
+        )
+    near = sum(each.near for each in savings)
+    print(
+        f"  {near} of {len(savings)} within {_NEAR_SAVED_FRAC:.0%} of the saving or "
+        f"{_NEAR_STEP_FRAC:.0%} of the step"
+    )
 
 
 if __name__ == "__main__":

@@ -36,8 +36,16 @@ def test_every_recording_has_its_truth_written_beside_it() -> None:
         for pattern in ("*.sqlite.xz", "*.json.gz", "*.json.xz")
         for f in RECORDINGS.rglob(pattern)
     }
-    named = set(TRUTH)
-    assert named == folders
+    runs = {str(f.parent.relative_to(RECORDINGS)) for f in RECORDINGS.rglob("run.json")}
+    reports = {f"{run}/ranks/{rank:05}" for run in runs for rank in (0, 1)}
+    assert reports < folders
+    assert set(TRUTH) == folders - reports
+    pairs = json.loads((RECORDINGS / "pairs.json").read_text())["recordings"]
+    assert set(pairs) == runs
+    for what in pairs.values():
+        assert what["codes"]
+        assert 0 < what["saved_ms"] < what["step_ms"]
+        assert what["saved_spread_ms"] > 0
 
 
 @pytest.mark.parametrize("name", sorted(TRUTH))
