@@ -179,3 +179,12 @@ def _components(known: Ints, depth: Ints, edges: Ints) -> tuple[tuple[int, ...],
         at = np.flatnonzero((label == one) & taking_part)
         out.append(tuple(known[at[np.argsort(depth[at], kind="stable")]].tolist()))
     return tuple(out)
+
+
+def stage_of(dataset: Dataset) -> Ints:
+    """Each rank's pipeline stage; all 0 where there is no pipeline."""
+    out = np.zeros(len(dataset.ranks), dtype=np.int64)
+    known = stages(dataset) if dataset.pipelined else None
+    for number, group in enumerate(known.groups if known else ()):
+        out[np.searchsorted(dataset.ranks, group)] = number
+    return out

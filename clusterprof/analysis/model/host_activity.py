@@ -50,15 +50,20 @@ def waited(tables: RankTables, line: Timeline) -> Intervals:
     While the device is idle no host can be waiting for it. On a rank without CUDA calls (gloo)
     the host waits in its collectives, as far as it does not compute beside them.
     """
+    calls = wait_calls(tables, line)
+    return calls if calls is line.communication else both(calls, line.busy)
+
+
+def wait_calls(tables: RankTables, line: Timeline) -> Intervals:
+    """Calls in which the host may have waited for the device; on gloo its collectives."""
     if not pc.any(pc.equal(tables.host_calls["kind"], "cuda")).as_py():
         return line.communication
     waits = spans(tables, "cuda", _WAITS, least_ns=limits.WAITING_CALL_NS)
     blocked = spans(tables, "cuda", least_ns=limits.BLOCKED_CALL_NS)
-    calls = union(
+    return union(
         np.r_[waits.start, blocked.start].astype(np.int64),
         np.r_[waits.end, blocked.end].astype(np.int64),
     )
-    return both(calls, line.busy)
 
 
 def waits(dataset: Dataset, k: int) -> Intervals:

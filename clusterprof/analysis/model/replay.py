@@ -1,0 +1,126 @@
+"""The job as a graph that replays: its hosts, its kernels and its collectives, with their lengths.
+
+Moments and what each waits for:
+
+- a host's moments (launches, waits, steps) follow each other, with the host's own time between;
+- a kernel starts after its launch, after the kernel before it on its stream, and after what
+  its stream waits for; it ends when it has run;
+- a collective's members end a transfer after the last of them has started, a Recv after its Send;
+- a host's wait ends with the kernel that it waited for.
+
+Each edge has the length that was recorded, so that a replay of unchanged lengths gives the
+recording again. Reports do not hold what streams wait for: it is assumed that a collective waits
+for all kernels that its program launched before it on the stream that computes (PyTorch does
+so), where the recording does not contradict; and that a kernel which starts without another
+reason right after a kernel of another stream ended has waited for that one. What neither explains
+stays as it was recorded, and is counted as unexplained.
+
+Runs of kernels that only wait for their stream and their launches are one edge each: in a queue
+the end of the i-th is the later of (a) the stream's earlier end plus all running times and (b) the
+latest over j of launch j plus the running times from j on (Lindley 1952).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from clusterprof.analysis.model.dataset import Bools, Ints
+from clusterprof.analysis.model.graph import NEVER, Graph, running_maximum, running_sum
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """What a what-if changes, each [n] or [n, what-ifs] (ns)."""
+
+    #: each host moment: the host's own time since the moment before it
+    own: Ints
+    #: each activity: how long it runs, of a collective without its waiting
+    run: Ints
+
+
+@dataclass(frozen=True)
+class Replay:
+    """A job's graph, and where each length is from. Times on the reference rank's clock (ns)."""
+
+    graph: Graph
+    lengths: Lengths
+    #: of each edge: the place of its length among `_values`, and what is added to it
+    pick: Ints
+    plus: Ints
+    #: host moments: place of the rank, of the steady step, and whether a wait ended there
+    host_rank: Ints
+    host_step: Ints
+    host_root: Bools
+    #: activities: the moment of the launch, place of the rank, of the step, row in its own table
+    launch_moment: Ints
+    rank: Ints
+    step: Ints
+    row: Ints
+    kind: Ints
+    #: whether it is a member of a collective that waits for the others
+    together: Bools
+    #: the length from the activity before it on its stream, and from its launch
+    before: Ints
+    latency: Ints
+    #: where a run of activities begins that wait for nothing else, and the run's number
+    fresh: Bools
+    part: Ints
+    #: moments before the window: when they were, and which one stands for each a round later
+    first: Ints
+    first_ns: Ints
+    again: Ints
+    #: moments at which each rank's steps begin, and the last ends, [ranks, steps + 1]
+    marks: Ints
+    #: when each moment was
+    recorded: Ints
+    #: what no recorded length explains, of each activity (ns)
+    unexplained: Ints
+
+    def _values(self, lengths: Lengths) -> Ints:
+        own, run = lengths.own, lengths.run
+        two = own.ndim == 2 or run.ndim == 2
+        if two:
+            width = max(own.shape[1] if own.ndim == 2 else 1, run.shape[1] if run.ndim == 2 else 1)
+            own = np.broadcast_to(own if own.ndim == 2 else own[:, None], (len(own), width))
+            run = np.broadcast_to(run if run.ndim == 2 else run[:, None], (len(run), width))
+
+        def column(values: Ints) -> Ints:
+            return values[:, None] if two else values
+
+        since = running_sum(own, self.host_root)
+        queue = running_sum(run + column(self.before), self.fresh)
+        launched = since[self.launch_moment] + column(self.latency)
+        starved = running_maximum(launched + run - queue, self.part) + queue
+        return np.concatenate([queue, starved, since, run, np.zeros_like(run[:1])])
+
+    def times(self, lengths: Lengths, begin: Ints | None = None) -> Ints:
+        """Return all moments' times with these lengths, [moments] or [moments, what-ifs]."""
+        values = self._values(lengths)
+        plus = self.plus if values.ndim == 1 else self.plus[:, None]
+        length = values[self.pick] + plus
+        known = np.full((self.graph.moments, *values.shape[1:]), NEVER)
+        start = self.first_ns if begin is None else begin
+        known[self.first] = start if start.ndim == values.ndim else start[:, None]
+        return self.graph.times(length, known)
+
+    def pace(self, lengths: Lengths, rounds: int = 4, settle: int = 2) -> np.ndarray:
+        """Return the mean step (ns), [what-ifs], where the window's steps come again and again.
+
+        The window is replayed `rounds` times, each from where the one before has left hosts and
+        queues; the first `settle` do not count.
+        """
+        begin, ends = None, []
+        last = self.marks[:, -1]
+        for _ in range(rounds):
+            times = self.times(lengths, begin)
+            ends.append(times[last])
+            later = np.maximum(self.again, 0)
+            moved = times[later]
+            lost = self.again < 0
+            moved[lost] = NEVER
+            begin = moved
+        steps = max(self.marks.shape[1] - 1, 1)
+        took = (ends[-1] - ends[settle - 1]).mean(axis=0) / ((rounds - settle) * steps)
+        return np.asarray(took, dtype=float)
