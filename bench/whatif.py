@@ -2,9 +2,9 @@
 
     PYTHONPATH=. python bench/whatif.py FILE.parquet
 
-FILE has the columns dp_rank, stage, rank, step, optype, start_ts and duration (seconds), seq_id, mc,
-mb_id, gmc: an operation's type, its place in its stream, its model chunk in the stage and in the
-model, and its microbatch. Definitions: "Understanding Stragglers in Large Model Training Using
+FILE has the columns dp_rank, stage, rank, step, optype, start_ts and duration (seconds), seq_id,
+mc, mb_id, gmc: an operation's type, its place in its stream, its model chunk in the stage and in
+the model, and its microbatch. Definitions: "Understanding Stragglers in Large Model Training Using
 What-if Analysis", Lin et al., OSDI 2025. The graph and its replay are clusterprof's own.
 """
 
@@ -66,7 +66,9 @@ def _groups(ops: pd.DataFrame) -> pd.Series:
     key = pd.Series(np.arange(len(ops)).astype(str), ops.index)
     for optype, alike in _TOGETHER.items():
         mine = ops[ops["optype"] == optype]
-        key[mine.index] = optype + mine[["step", "seq_id", *alike]].astype(str).agg("/".join, axis=1)
+        key[mine.index] = optype + mine[["step", "seq_id", *alike]].astype(str).agg(
+            "/".join, axis=1
+        )
     last = int(ops["stage"].max())
     for send, receive in _PAIRS.items():
         onward = 1 if send.startswith("forward") else -1
@@ -133,7 +135,7 @@ def _chained(ops: pd.DataFrame, by: list[str]) -> tuple[np.ndarray, np.ndarray]:
 def _in_order(
     one: pd.DataFrame, other: pd.DataFrame, ops: pd.DataFrame, way: str, *, receives: bool
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The n-th receive with the n-th compute that needs one, the n-th such compute with its send."""
+    """The n-th receive with the n-th compute that needs one, or such a compute with its send."""
     chunks = int(ops["gmc"].max())
     idle = (0 if way == "forward" else chunks) if receives else (chunks if way == "forward" else 0)
     if receives:

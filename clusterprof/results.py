@@ -146,6 +146,9 @@ class Finding(TypedDict):
     recurrence: Recurrence
     cost_ns_per_step: int
     share_of_step: float
+    #: by how much a step of the job without the profiler would be shorter without the cause
+    saved_ns_per_step: int
+    saved_uncertainty_ns: int
     uncertainty_ns: int
     confidence: float
     summary: str

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from clusterprof.agent.contracts.words import ms
 from clusterprof.analysis.findings.finding import Evidence, named
 from clusterprof.analysis.model import host_activity
-from clusterprof.analysis.model.dataset import Dataset, commonest
+from clusterprof.analysis.model.dataset import Dataset, Floats, commonest
 from clusterprof.analysis.model.intervals import union
-from clusterprof.analysis.model.timeline import COMPUTE
-
-if TYPE_CHECKING:
-    from clusterprof.analysis.findings.straggler_cost import StragglerCost
-
+from clusterprof.analysis.model.timeline import COLLECTIVE
 
 #: what to do about collections that come at another step on each rank
 COLLECT_TOGETHER = (
@@ -73,8 +69,11 @@ def _aligned(dataset: Dataset, rank: int, time_ns: int) -> int:
     return int(dataset.clock.align(rank, np.asarray([time_ns], dtype=np.int64))[0])
 
 
-def late_host(dataset: Dataset, of: StragglerCost, k: int) -> Reason:
-    """Why the host was late: what it did in the longest time its GPU idled in each step."""
+def late_host(dataset: Dataset, k: int, each: Floats) -> Reason:
+    """Why the host was late: what it did in the longest time its GPU idled in each step.
+
+    `each` is by how much it was late in each steady-state step (ns).
+    """
     tables, line, rank = dataset.tables[k], dataset.timelines[k], dataset.ranks[k]
     rows: Evidence = []
     # idle time by what the host was in, and by where between ranges it was: what a step without a
@@ -84,7 +83,7 @@ def late_host(dataset: Dataset, of: StragglerCost, k: int) -> Reason:
     verbs: dict[str, str] = {}
     for column, step in enumerate(dataset.steady_steps):
         at = int(np.searchsorted(line.step, step))
-        if of.cost[k, column] <= 0 or at >= len(line.step) or line.step[at] != step:
+        if each[column] <= 0 or at >= len(line.step) or line.step[at] != step:
             continue
         gap = longest_gap(line.busy, int(line.begin[at]), int(line.end[at]))
         idle = gap[1] - gap[0]
@@ -179,12 +178,12 @@ def longest_gap(busy: Any, begin: int, end: int) -> tuple[int, int]:
     return int(ends[worst]), int(max(starts[worst], ends[worst]))
 
 
-def busy_gpu(dataset: Dataset, of: StragglerCost, k: int) -> Reason:
+def busy_gpu(dataset: Dataset, k: int, _each: Floats) -> Reason:
     """Which kernels the rank has more of, or longer, than its peers."""
     per_name: dict[str, tuple[float, float]] = {}
     for other, line in enumerate(dataset.timelines):
         step = np.r_[line.step, -1][line.step_of]
-        use = (line.kind == COMPUTE) & np.isin(step, dataset.steady_steps)
+        use = (line.kind != COLLECTIVE) & np.isin(step, dataset.steady_steps)
         size = len(line.names)
         time = np.bincount(line.name[use], line.stop[use] - line.start[use], size)
         count = np.bincount(line.name[use], minlength=size)
@@ -196,7 +195,7 @@ def busy_gpu(dataset: Dataset, of: StragglerCost, k: int) -> Reason:
     worst = max(per_name, key=lambda n: per_name[n][0]) if per_name else ""
     more_ns, more_calls = (total / steps for total in per_name.get(worst, (0.0, 0.0)))
     why, advice = "its GPU is slower than its peers'", _SLOW_GPU
-    if of.copy[k].sum() > of.compute[k].sum():
+    if any(word in worst.lower() for word in ("memcpy", "memset")):
         why, advice = "its copies take longer", "look at what it copies, and from which memory"
     elif more_calls >= 0.5:
         why = "its GPU has more work than its peers'"

@@ -15,6 +15,7 @@ from clusterprof.analysis.model import limits
 from clusterprof.analysis.model.dataset import Dataset, Floats, Ints
 from clusterprof.analysis.model.intervals import Intervals, union
 from clusterprof.analysis.model.timeline import Timeline
+from clusterprof.analysis.model.what_if import Saved
 from clusterprof.results import Finding, Recurrence, Severity
 
 #: share of the steady-state steps from which on a finding is persistent
@@ -70,12 +71,14 @@ def finding(
     at_most: Severity = "critical",
     at_least: Severity = "info",
     follow_up: str = "",
+    saved: Saved | None = None,
 ) -> Finding:
     """Make a finding from its cost in each steady-state step (ns).
 
     `floor_ns` is what a step must cost to count as one of the finding's; the severity lies between
     `at_least` and `at_most`; `follow_up` is the command that shows more, if any. The summary's
-    first sentence must make sense alone: it may become the verdict.
+    first sentence must make sense alone: it may become the verdict. `saved` is the what-if behind
+    it: without one, its repair is taken to save its cost.
     """
     each = np.nan_to_num(np.asarray(cost, dtype=float))
     if len(each) == len(dataset.durations):
@@ -84,7 +87,9 @@ def finding(
     hit = np.flatnonzero(each > max(floor_ns, 0.0))
     per_step = float(each.mean()) if len(each) else 0.0
     share = per_step / dataset.step_ns if dataset.step_ns else 0.0
-    level = min(severity(share), at_most, key=_LEVELS.index)
+    saved_ns, unsure_ns = (saved.ns, saved.uncertainty_ns) if saved else (per_step, uncertainty_ns)
+    worth = max(share, saved.most_ns / dataset.step_ns) if saved and dataset.step_ns else share
+    level = min(severity(worth), at_most, key=_LEVELS.index)
     return {
         "code": code,
         "severity": max(level, at_least, key=_LEVELS.index),
@@ -94,6 +99,8 @@ def finding(
         "recurrence": recurrence(len(hit), len(each)),
         "cost_ns_per_step": round(per_step),
         "share_of_step": round(share, 4),
+        "saved_ns_per_step": round(saved_ns),
+        "saved_uncertainty_ns": round(unsure_ns),
         "uncertainty_ns": round(uncertainty_ns),
         "confidence": round(float(min(max(confidence, 0.0), 1.0)), 2),
         "summary": _worded(dataset, summary),

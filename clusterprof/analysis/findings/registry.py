@@ -14,7 +14,7 @@ from importlib import import_module
 from typing import Any, Protocol
 
 from clusterprof.analysis import findings
-from clusterprof.analysis.findings import profiler_overhead, straggler
+from clusterprof.analysis.findings import profiler_overhead
 from clusterprof.analysis.findings.finding import Code
 from clusterprof.analysis.model.dataset import LEAST_STEADY, Dataset
 from clusterprof.errors import UsageError
@@ -64,7 +64,6 @@ def all_findings(dataset: Dataset) -> tuple[list[Finding], list[str]]:
     found: list[Finding] = []
     for module in MODULES:
         found += module.find(dataset, found)
-    found = straggler.with_carried_lag(dataset, found)
     found.sort(key=lambda f: -f["cost_ns_per_step"])
     return profiler_overhead.discounted(dataset, found), []
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from clusterprof.analysis.model.dataset import Bools, Ints
 
@@ -45,7 +44,7 @@ class Graph:
         [moments] or [moments, what-ifs] has the times of moments that wait for nothing, and
         NEVER for all others, or the least time of a moment that also waits.
         """
-        out = known.copy()
+        out: Ints = known.copy()
         ordered = length[self.edge]
         for low, high, one, other in zip(
             self.level[:-1], self.level[1:], self.first[:-1], self.first[1:], strict=True
@@ -108,7 +107,7 @@ def _ranges(low: Ints, count: Ints) -> Ints:
     """All of `low[i]` to `low[i] + count[i]`, one range after the other."""
     total = int(count.sum())
     shift = np.repeat(low - np.r_[0, np.cumsum(count)[:-1]], count)
-    return np.arange(total) + shift
+    return np.asarray(np.arange(total) + shift)
 
 
 def running_maximum(values: Ints, part: Ints) -> Ints:
@@ -119,8 +118,7 @@ def running_maximum(values: Ints, part: Ints) -> Ints:
     step = int(values.max() - low) + 1
     raised = (values - low) + step * (part if values.ndim == 1 else part[:, None])
     highest = np.maximum.accumulate(raised, axis=0)
-    back: npt.NDArray[np.int64] = highest - step * (part if values.ndim == 1 else part[:, None])
-    return back + low
+    return np.asarray(highest - step * (part if values.ndim == 1 else part[:, None]) + low)
 
 
 def running_sum(values: Ints, fresh: Bools) -> Ints:

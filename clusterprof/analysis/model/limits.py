@@ -13,7 +13,7 @@ CRITICAL_FRAC = 0.15
 WARNING_FRAC = 0.05
 LEAST_FRAC = 0.02
 #: a straggler needs twice what chance gives: a wrong name costs more trust than a missed 3%
-STRAGGLER_FRAC = 0.04
+STRAGGLER_FRAC = 0.03
 #: in a pipeline every host's jitter makes some stage wait: of three recordings of a balanced
 #: pipeline the irregular hosts alone make up to 10%
 PIPELINE_STRAGGLER_FRAC = 0.15

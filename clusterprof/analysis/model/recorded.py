@@ -8,7 +8,7 @@ import numpy as np
 
 from clusterprof.analysis.model import host_activity
 from clusterprof.analysis.model.dataset import Bools, Collectives, Dataset, Ints
-from clusterprof.analysis.model.graph import graph
+from clusterprof.analysis.model.graph import NEVER, graph
 from clusterprof.analysis.model.replay import Lengths, Replay
 from clusterprof.analysis.model.timeline import COLLECTIVE, COMPUTE
 
@@ -61,14 +61,13 @@ class _Device(NamedTuple):
 class _Report:
     """One rank's report on the reference clock, around the steady-state steps."""
 
-    def __init__(self, dataset: Dataset, k: int) -> None:
+    def __init__(self, dataset: Dataset, k: int, steps: Ints) -> None:
         line, rank = dataset.timelines[k], dataset.ranks[k]
 
         def aligned(times: Ints) -> Ints:
             return np.asarray(dataset.clock.align(rank, times), dtype=np.int64)
 
-        steady = dataset.steady_steps
-        a, b = np.searchsorted(line.step, [steady[0], steady[-1]])
+        a, b = np.searchsorted(line.step, steps[[0, -1]])
         self.begins = aligned(np.r_[line.host_begin, line.host_end[-1:]])[a : b + 2]
         self.start, self.stop = aligned(line.start), aligned(line.stop)
         issue, issued = aligned(line.launch), aligned(line.launch_end)
@@ -127,24 +126,27 @@ class _Report:
         usual = latency[launch > ready + _REACTS_NS]
         # an idle device begins at once: whatever takes longer waits for something else
         least = int(np.quantile(usual, _PROMPT)) if len(usual) else _LAUNCH_NS
-        after = np.minimum(start[waiting] - self.stop[other], _FOLLOWS_NS)
-        ready = np.maximum(before + _FOLLOWS_NS, launch + least)
-        ready[waiting] = np.maximum(ready[waiting], self.stop[other] + after)
+        queued, launched = before + _FOLLOWS_NS, launch + least
+        behind = np.full(n, NEVER)
+        np.maximum.at(behind, waiting, self.stop[other] + _FOLLOWS_NS)
+        ready = np.maximum.reduce([queued, launched, behind])
         late = np.flatnonzero(start - ready > _REACTS_NS // 2)
         by = self._ended_by(start[late])
-        found = (by >= 0) & (self.stop[by] > ready[late] - _FOLLOWS_NS) if len(late) else late > 0
-        found &= start[late] - self.stop[by] <= _REACTS_NS if len(late) else True
+        found = (by >= 0) & (self.stop[by] > ready[late] - 2 * _FOLLOWS_NS)
+        found &= start[late] - self.stop[by] <= _REACTS_NS
         late, by = late[found], by[found]
-        ready[late] = start[late]
         unexplained = np.maximum(start - ready, 0)
+        unexplained[late] = 0
         unexplained[unexplained <= _REACTS_NS // 2] = 0
         # what is left of an activity's delay is on the edge that comes last
-        by_launch = launch + least >= before + _FOLLOWS_NS
-        explained = np.isin(np.arange(n), late)
-        held = np.isin(np.arange(n), waiting[after < _FOLLOWS_NS]) if len(waiting) else explained
-        loose = explained | held
-        follow = np.where(by_launch | loose, np.minimum(follow, _FOLLOWS_NS), follow)
-        latency = np.where(~by_launch | loose, np.minimum(latency, least), latency)
+        explained = np.zeros(n, dtype=bool)
+        explained[late] = True
+        last = np.argmax(np.stack([queued, launched, behind]), axis=0)
+        follow = np.where((last == 0) & ~explained, follow, np.minimum(follow, _FOLLOWS_NS))
+        latency = np.where((last == 1) & ~explained, latency, np.minimum(latency, least))
+        after = start[waiting] - self.stop[other]
+        loose = (last[waiting] != 2) | explained[waiting]
+        after[loose] = np.minimum(after[loose], _FOLLOWS_NS)
         step = np.searchsorted(self.begins, launch, side="right") - 1
         return _Device(
             row, step, stream, start, stop, previous, follow, latency, unexplained,
@@ -189,13 +191,23 @@ def replay(dataset: Dataset) -> Replay | None:
 
 
 def _replay(dataset: Dataset) -> Replay | None:
-    steady = np.asarray(dataset.steady_steps)
+    steps = _longest_run(dataset)
+    chosen = [k for k, line in enumerate(dataset.timelines) if np.isin(steps, line.step).all()]
+    if not len(steps) or not chosen:
+        return None
+    reports = [_Report(dataset, k, steps) for k in chosen]
+    return _Joined(dataset, steps, chosen, reports).made()
+
+
+def _longest_run(dataset: Dataset) -> Ints:
+    """The longest run of steady-state steps with no other step of any rank between them."""
+    steady = np.asarray(dataset.steady_steps, dtype=np.int64)
     if not len(steady):
-        return None
-    chosen = [k for k, line in enumerate(dataset.timelines) if np.isin(steady, line.step).all()]
-    if not chosen:
-        return None
-    return _Joined(dataset, chosen, [_Report(dataset, k) for k in chosen]).made()
+        return steady
+    every = np.asarray(dataset.steps)
+    apart = np.diff(np.searchsorted(every, steady)) > 1
+    runs = np.split(steady, np.flatnonzero(apart) + 1)
+    return max(runs, key=len)
 
 
 class _Calls(NamedTuple):
@@ -233,8 +245,11 @@ class _Joined:
     the window, the streams' begins, the collectives' last arrivals, and the steps' ends.
     """
 
-    def __init__(self, dataset: Dataset, chosen: list[int], reports: list[_Report]) -> None:
+    def __init__(
+        self, dataset: Dataset, steps: Ints, chosen: list[int], reports: list[_Report]
+    ) -> None:
         self.dataset, self.chosen, self.reports = dataset, chosen, reports
+        self.steps = steps
         hosts, devices = [r.host for r in reports], [r.device for r in reports]
         self.hosts, self.devices = hosts, devices
         self.host_first = np.cumsum([0, *(len(h.at) for h in hosts)])
@@ -251,10 +266,11 @@ class _Joined:
         self.start = self._all([d.start for d in devices])
         self.stop = self._all([d.stop for d in devices])
         self.at = self._all([h.at for h in hosts])
+        #: when each collective's last member starts
+        self.arrival_ns = _NONE
         self.calls = self._calls()
         self.marks = self.arrivals + int(self.calls.number.max(initial=-1)) + 1
-        self.steps = len(dataset.steady_steps)
-        self.moments = self.marks + len(reports) * (self.steps + 1)
+        self.moments = self.marks + len(reports) * (len(steps) + 1)
         #: places of lengths: queued and starved ends, hosts' time, running time, none
         self.starved, self.since = self.n, 2 * self.n
         self.running = self.since + self.n_host
@@ -306,19 +322,20 @@ class _Joined:
         count = int(number.max(initial=-1)) + 1
         arrival = np.full(count, -(2**62), dtype=np.int64)
         np.maximum.at(arrival, number[gates], self.start[member[gates]])
-        transfer = self.stop[member] - arrival[number]
+        # calls of one group share a kernel, which ends a transfer after the last of them can begin
+        latest = np.full(self.n, -(2**62), dtype=np.int64)
+        np.maximum.at(latest, member, arrival[number])
+        transfer = self.stop[member] - latest[member]
         # a member that has left before the last one came did not wait for it
         held = gates & (transfer >= -_REACTS_NS)
         held &= ~((c.operation[rows] == "Send") & self._eager(c, rows, member, number, arrival))
         self.arrival_ns = arrival
         return _Calls(member, number, gates, held, transfer)
 
-    def _eager(
-        self, c: Collectives, rows: Ints, member: Ints, number: Ints, arrival: Ints
-    ) -> bool:
-        """Whether Sends end without waiting for their Recvs: none is seen to wait for a late one."""
-        late = arrival[number] - self.start[member] > _REACTS_NS
-        late = np.flatnonzero(late & (c.operation[rows] == "Send"))
+    def _eager(self, c: Collectives, rows: Ints, member: Ints, number: Ints, arrival: Ints) -> bool:
+        """Whether Sends end without waiting for their Recvs: none was seen to wait for one."""
+        waited = arrival[number] - self.start[member] > _REACTS_NS
+        late = np.flatnonzero(waited & (c.operation[rows] == "Send"))
         left = self.stop[member[late]] < arrival[number[late]] - _REACTS_NS
         return not len(late) or bool(left.mean() > _CONTRADICTED)
 
@@ -352,9 +369,7 @@ class _Joined:
         fresh[1:] |= joins[:-1] | (root_of[launch][1:] != root_of[launch][:-1])
         part = np.cumsum(fresh) - 1
         run = self.stop - self.start
-        transfer = np.full(n, 2**62, dtype=np.int64)
-        np.minimum.at(transfer, calls.member[calls.held], calls.transfer[calls.held])
-        run = np.where(held_up, transfer, run)
+        run[calls.member[calls.held]] = calls.transfer[calls.held]
 
         edges = _Edges()
         wakes = np.flatnonzero(woken >= 0)
@@ -378,10 +393,7 @@ class _Joined:
         edges.add(self.starts + calls.member[gate], self.arrivals + calls.number[gate], self.none)
         held = np.flatnonzero(calls.held)
         member = calls.member[held]
-        edges.add(
-            self.arrivals + calls.number[held], self.ends + member, self.running + member,
-            calls.transfer[held] - run[member],
-        )  # fmt: skip
+        edges.add(self.arrivals + calls.number[held], self.ends + member, self.running + member)
         ends = self._step_ends(edges, marks, launch)
         first, first_ns, again = self._begins(marks, launch)
         plain = np.flatnonzero(~joins)
@@ -398,6 +410,7 @@ class _Joined:
         host_sizes = [len(h.at) for h in hosts]
         return Replay(
             graph=graph(self.moments, source, target),
+            steps=self.steps,
             lengths=Lengths(own, run),
             pick=pick, plus=plus, host_root=root, launch_moment=launch,
             host_rank=np.repeat(self.chosen, host_sizes),

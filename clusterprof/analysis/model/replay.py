@@ -45,11 +45,13 @@ class Replay:
     """A job's graph, and where each length is from. Times on the reference rank's clock (ns)."""
 
     graph: Graph
+    #: the steady-state steps that it replays, one after the other
+    steps: Ints
     lengths: Lengths
     #: of each edge: the place of its length among `_values`, and what is added to it
     pick: Ints
     plus: Ints
-    #: host moments: place of the rank, of the steady step, and whether a wait ended there
+    #: host moments: place of the rank, of the step, and whether a wait ended there
     host_rank: Ints
     host_step: Ints
     host_root: Bools

@@ -20,7 +20,7 @@ import numpy as np
 
 from clusterprof.analysis.groups.peers import Peers, peers
 from clusterprof.analysis.groups.stages import stage_of
-from clusterprof.analysis.model.dataset import Bools, Dataset, Floats, Ints
+from clusterprof.analysis.model.dataset import Dataset, Floats, Ints
 from clusterprof.analysis.model.recorded import replay
 from clusterprof.analysis.model.replay import Lengths, Replay
 from clusterprof.analysis.model.timeline import COLLECTIVE
@@ -69,7 +69,7 @@ class WhatIfs:
         self.dataset, self.job = dataset, job
         self.peers: Peers = peers(dataset, stage_of(dataset))
         self.stage = stage_of(dataset)
-        self.step_of_host = np.clip(job.host_step, 0, len(dataset.steady_steps) - 1)
+        self.step_of_host = np.clip(job.host_step, 0, len(job.steps) - 1)
         #: activities that are no member of a collective, in the order of their launches
         work = np.flatnonzero(~job.together & (job.kind != COLLECTIVE))
         self.work = work[np.argsort(job.launch_moment[work], kind="stable")]
@@ -104,7 +104,9 @@ class WhatIfs:
 
         def lengths(ns: int) -> Lengths:
             own = self.job.lengths.own
-            return replace(self.job.lengths, own=np.where(own > 0, np.maximum(own - ns, own // 5), own))
+            return replace(
+                self.job.lengths, own=np.where(own > 0, np.maximum(own - ns, own // 5), own)
+            )
 
         def pace(ns: int) -> float:
             return float(self.job.pace(lengths(ns), _ROUNDS, _SETTLE))
@@ -118,7 +120,11 @@ class WhatIfs:
 
     def _each(self, lengths: Lengths) -> Floats:
         times = self.job.times(lengths)
-        return np.asarray(np.diff(times[self.job.marks], axis=1).mean(axis=0), dtype=float)
+        each = np.diff(times[self.job.marks], axis=1).mean(axis=0)
+        # a steady-state step apart from the others is taken to be as long as they are
+        out = np.full(len(self.dataset.steady_steps), each.mean())
+        out[np.searchsorted(self.dataset.steady_steps, self.job.steps)] = each
+        return out
 
     def saved(self, lengths: Lengths, base: Lengths | None = None) -> Saved:
         """What `lengths` saves against `base` (the job's own, where none is given)."""
@@ -132,7 +138,7 @@ class WhatIfs:
 
     def excess(self, part: Part) -> Floats:
         """How much more than its middle peer each rank takes a step, [ranks, steps] (ns)."""
-        job, shape = self.job, (len(self.dataset.ranks), len(self.dataset.steady_steps))
+        job, shape = self.job, (len(self.dataset.ranks), len(self.job.steps))
         total = np.full(shape, np.nan)
         known = np.unique(job.host_rank)
         total[known] = 0.0
@@ -141,7 +147,10 @@ class WhatIfs:
         else:
             rows = self.work
             np.add.at(total, (job.rank[rows], job.step[rows]), self.base.run[rows])
-        return self.peers.excess(total)[0]
+        out = np.zeros((len(total), len(self.dataset.steady_steps)))
+        place = np.searchsorted(self.dataset.steady_steps, job.steps)
+        out[:, place] = self.peers.excess(total)[0]
+        return out
 
     def like_peers(self, lengths: Lengths, ranks: Sequence[int], part: Part) -> Lengths:
         """`lengths` with each of `ranks` (places) as fast as its middle peer, in one part.
@@ -163,7 +172,7 @@ class WhatIfs:
                 continue
             rows = {int(q): chosen[rank[chosen] == q] for q in (k, *others[:_MOST_PEERS])}
             alike = len(others) and (self.stage[others] == self.stage[k]).any()
-            for s in range(len(self.dataset.steady_steps)):
+            for s in range(len(self.job.steps)):
                 here = {q: r[step[r] == s] for q, r in rows.items()}
                 total = {q: int(source[r].sum()) for q, r in here.items() if q != k}
                 peer = sorted(total, key=lambda q: total[q])[(len(total) - 1) // 2]
@@ -195,14 +204,14 @@ def _as_long(mine: Ints, my_phase: Ints, its: Ints, its_phase: Ints) -> Ints:
 
 
 def cut(values: Ints, total: int) -> Ints:
-    """The greatest of `values` cut down to one level, so that all add up to `total`; or scaled up."""
+    """`values` that add up to `total`: the greatest cut down to one level, or all scaled up."""
     have = int(values.sum())
     if have <= total:
-        return values * total // have if have else values
+        return np.asarray(values * total // have) if have else values
     order = np.sort(values)[::-1]
     level = (total - (have - np.cumsum(order))) // np.arange(1, len(order) + 1)
     fits = np.flatnonzero(level >= np.r_[order[1:], 0])
-    return np.minimum(values, max(int(level[fits[0]]) if len(fits) else 0, 0))
+    return np.asarray(np.minimum(values, max(int(level[fits[0]]) if len(fits) else 0, 0)))
 
 
 def what_ifs(dataset: Dataset) -> WhatIfs | None:
