@@ -22,7 +22,7 @@ from clusterprof.analysis.model.graph import NEVER, Graph, graph
 
 _PAIRS = {"forward-send": "forward-recv", "backward-send": "backward-recv"}
 #: operations that the ranks of a group do together, and what is alike among the group's members
-_TOGETHER = {
+_JOINT = {
     "params-all-gather": ["stage", "mc"],
     "grads-reduce-scatter": ["stage", "mc"],
     "layernorm-grads-all-reduce": ["stage"],
@@ -64,7 +64,7 @@ def read(path: Path) -> pd.DataFrame:
 def _groups(ops: pd.DataFrame) -> pd.Series:
     """One number for all operations that happen together on several ranks."""
     key = pd.Series(np.arange(len(ops)).astype(str), ops.index)
-    for optype, alike in _TOGETHER.items():
+    for optype, alike in _JOINT.items():
         mine = ops[ops["optype"] == optype]
         key[mine.index] = optype + mine[["step", "seq_id", *alike]].astype(str).agg(
             "/".join, axis=1
@@ -106,7 +106,7 @@ def _dependencies(ops: pd.DataFrame) -> list[tuple[np.ndarray, np.ndarray]]:
     """Pairs (before, after) of operations of one rank and step."""
     rank = ["step", "rank"]
     kind = ops["optype"]
-    compute, collective = kind.isin(_COMPUTE), kind.isin(_TOGETHER)
+    compute, collective = kind.isin(_COMPUTE), kind.isin(_JOINT)
     pairs = [_chained(ops[compute], rank), _chained(ops[collective], rank)]
     pairs += [_chained(ops[kind == k], rank) for pair in _PAIRS.items() for k in pair]
     last = ops[kind == "backward-compute"].drop_duplicates(rank, keep="last")

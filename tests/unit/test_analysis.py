@@ -163,11 +163,12 @@ def test_a_slow_host_with_slack_left_is_information_and_costs_nothing() -> None:
     made = studied(Job(layers=8, launch_ns=80_000, causes=(Cause("host", 1, 20 * MS),)))
     assert stragglers(made.results) == []
     found = only(made.results, "straggler.host")
-    assert (found["rank"], found["severity"], found["cost_ns_per_step"]) == (1, "info", 0)
+    assert (found["rank"], found["severity"]) == (1, "info")
+    assert found["saved_ns_per_step"] < 0.01 * MS
     assert leading(made.results) not in STRAGGLERS
 
 
-def test_where_all_hosts_are_slow_the_one_that_stays_behind_costs_nothing() -> None:
+def test_where_all_hosts_are_slow_the_one_that_stays_behind_is_no_straggler() -> None:
     # all hosts are slow alike; the one that resumed last stays behind the others
     every = tuple(Cause("host", r, 28 * MS) for r in range(4))
     results = studied(Job(layers=8, launch_ns=206_000, causes=every)).results
@@ -175,11 +176,7 @@ def test_where_all_hosts_are_slow_the_one_that_stays_behind_costs_nothing() -> N
     assert results["findings"][0] is paced
     assert len([row for row in paced["evidence"] if row["host_ns_per_step"] > 1 * MS]) == 4
     assert "28.2 ms (in clock_nanosleep)" in paced["summary"]
-    carried = only(results, "straggler.host")
-    assert carried["severity"] == "info"
-    assert carried["cost_ns_per_step"] < 0.1 * MS
-    (row,) = [row for row in carried["evidence"] if "slower_ns" in row]
-    assert row["slower_ns"] < 0.02 * row["host_ns_per_step"]
+    assert stragglers(results) == []
     assert leading(results) not in STRAGGLERS
 
 

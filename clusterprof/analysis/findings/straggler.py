@@ -58,7 +58,7 @@ _WEIGHED = 6
 #: and so many stragglers are named at most
 _NAMED = 8
 #: late together: worth so many times what the best of them saves alone
-_TOGETHER = 1.5
+_JOINT = 1.5
 #: one that is late in some steps only stands out if it takes so many times what any other takes
 _OUTSTANDING = 2.0
 
@@ -100,9 +100,9 @@ def _stragglers(dataset: Dataset) -> Iterator[Straggler]:
     while left:
         tried = [_tried(job, lengths, places, part, excess[part]) for places, part in left]
         best = max(tried, key=lambda one: one.saved.most_ns)
-        for places, part in _together(dataset, excess):
+        for places, part in _joint(dataset, excess):
             joint = _tried(job, lengths, places, part, excess[part])
-            if joint.saved.most_ns > _TOGETHER * max(best.saved.most_ns, least / _TOGETHER):
+            if joint.saved.most_ns > _JOINT * max(best.saved.most_ns, least / _JOINT):
                 best = joint
         if best.saved.most_ns < least:
             return
@@ -131,7 +131,7 @@ def _steady(excess: Floats) -> bool:
     return bool((excess > 0.5 * excess.mean()).mean() >= limits.STEADY_FRAC)
 
 
-def _together(dataset: Dataset, excess: dict[Part, Floats]) -> list[tuple[tuple[int, ...], Part]]:
+def _joint(dataset: Dataset, excess: dict[Part, Floats]) -> list[tuple[tuple[int, ...], Part]]:
     """Ranks that may be late together: those that take about as long as the longest, by part."""
     out: list[tuple[tuple[int, ...], Part]] = []
     for part, more in excess.items():

@@ -127,9 +127,9 @@ class _Report:
         # an idle device begins at once: whatever takes longer waits for something else
         least = int(np.quantile(usual, _PROMPT)) if len(usual) else _LAUNCH_NS
         queued, launched = before + _FOLLOWS_NS, launch + least
-        behind = np.full(n, NEVER)
-        np.maximum.at(behind, waiting, self.stop[other] + _FOLLOWS_NS)
-        ready = np.maximum.reduce([queued, launched, behind])
+        after_stream = np.full(n, NEVER)
+        np.maximum.at(after_stream, waiting, self.stop[other] + _FOLLOWS_NS)
+        ready = np.maximum.reduce([queued, launched, after_stream])
         late = np.flatnonzero(start - ready > _REACTS_NS // 2)
         by = self._ended_by(start[late])
         found = (by >= 0) & (self.stop[by] > ready[late] - 2 * _FOLLOWS_NS)
@@ -141,7 +141,7 @@ class _Report:
         # what is left of an activity's delay is on the edge that comes last
         explained = np.zeros(n, dtype=bool)
         explained[late] = True
-        last = np.argmax(np.stack([queued, launched, behind]), axis=0)
+        last = np.argmax(np.stack([queued, launched, after_stream]), axis=0)
         follow = np.where((last == 0) & ~explained, follow, np.minimum(follow, _FOLLOWS_NS))
         latency = np.where((last == 1) & ~explained, latency, np.minimum(latency, least))
         after = start[waiting] - self.stop[other]
@@ -272,7 +272,7 @@ class _Joined:
         self.marks = self.arrivals + int(self.calls.number.max(initial=-1)) + 1
         self.moments = self.marks + len(reports) * (len(steps) + 1)
         #: places of lengths: queued and starved ends, hosts' time, running time, none
-        self.starved, self.since = self.n, 2 * self.n
+        self.launched, self.since = self.n, 2 * self.n
         self.running = self.since + self.n_host
         self.none = self.running + self.n
 
@@ -363,8 +363,8 @@ class _Joined:
         latency = self._all([d.latency for d in devices])
         joins = np.zeros(n, dtype=bool)
         joins[calls.member] = joins[waiting] = True
-        held_up = np.zeros(n, dtype=bool)
-        held_up[calls.member[calls.held]] = True
+        joined = np.zeros(n, dtype=bool)
+        joined[calls.member[calls.held]] = True
         fresh = (previous < 0) | joins
         fresh[1:] |= joins[:-1] | (root_of[launch][1:] != root_of[launch][:-1])
         part = np.cumsum(fresh) - 1
@@ -387,7 +387,7 @@ class _Joined:
         )  # fmt: skip
         known = other >= 0
         edges.add(other[known], self.starts + waiting[known], self.none, after[known])
-        alone = np.flatnonzero(joins & ~held_up)
+        alone = np.flatnonzero(joins & ~joined)
         edges.add(self.starts + alone, self.ends + alone, self.running + alone)
         gate = np.flatnonzero(calls.gates)
         edges.add(self.starts + calls.member[gate], self.arrivals + calls.number[gate], self.none)
@@ -404,7 +404,7 @@ class _Joined:
         needed[prior_of[plain]] = True
         plain = plain[needed[self.ends + plain]]
         edges.add(prior_of[plain], self.ends + plain, plain)
-        edges.add(root_of[launch[plain]], self.ends + plain, self.starved + plain)
+        edges.add(root_of[launch[plain]], self.ends + plain, self.launched + plain)
         source, target, pick, plus = edges.columns()
         sizes = [len(d.row) for d in devices]
         host_sizes = [len(h.at) for h in hosts]
@@ -421,7 +421,7 @@ class _Joined:
             step=self._all([d.step for d in devices]), kind=self._all([
                 r.kind[d.row] for r, d in zip(self.reports, devices, strict=True)
             ]),
-            together=held_up, before=follow, latency=latency, fresh=fresh, part=part,
+            joined=joined, before=follow, latency=latency, fresh=fresh, part=part,
             first=first, first_ns=first_ns, again=again, marks=ends, recorded=self._recorded(),
             unexplained=self._all([d.unexplained for d in devices]),
         )  # fmt: skip

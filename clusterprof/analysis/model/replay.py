@@ -62,7 +62,7 @@ class Replay:
     row: Ints
     kind: Ints
     #: whether it is a member of a collective that waits for the others
-    together: Bools
+    joined: Bools
     #: the length from the activity before it on its stream, and from its launch
     before: Ints
     latency: Ints
@@ -94,8 +94,8 @@ class Replay:
         since = running_sum(own, self.host_root)
         queue = running_sum(run + column(self.before), self.fresh)
         launched = since[self.launch_moment] + column(self.latency)
-        starved = running_maximum(launched + run - queue, self.part) + queue
-        return np.concatenate([queue, starved, since, run, np.zeros_like(run[:1])])
+        launched_end = running_maximum(launched + run - queue, self.part) + queue
+        return np.concatenate([queue, launched_end, since, run, np.zeros_like(run[:1])])
 
     def times(self, lengths: Lengths, begin: Ints | None = None) -> Ints:
         """Return all moments' times with these lengths, [moments] or [moments, what-ifs]."""

@@ -69,9 +69,14 @@ class WhatIfs:
         self.dataset, self.job = dataset, job
         self.peers: Peers = peers(dataset, stage_of(dataset))
         self.stage = stage_of(dataset)
+        places = range(len(dataset.ranks))
+        #: ranks that are compared with other stages only
+        self.alone = np.asarray(
+            [not (self.stage[self.peers.others(k)] == self.stage[k]).any() for k in places]
+        )
         self.step_of_host = np.clip(job.host_step, 0, len(job.steps) - 1)
         #: activities that are no member of a collective, in the order of their launches
-        work = np.flatnonzero(~job.together & (job.kind != COLLECTIVE))
+        work = np.flatnonzero(~job.joined & (job.kind != COLLECTIVE))
         self.work = work[np.argsort(job.launch_moment[work], kind="stable")]
         self.host_phase, self.phase = self._phases()
         usual = dataset.usual_step_ns
@@ -147,9 +152,12 @@ class WhatIfs:
         else:
             rows = self.work
             np.add.at(total, (job.rank[rows], job.step[rows]), self.base.run[rows])
+        # a rank that is its stage's only one is compared by what each launch takes
+        count = np.maximum(np.bincount(job.host_rank, minlength=len(total)), 1)[:, None]
+        each = self.peers.excess(total / count)[0] * count
+        mine = np.where(self.alone[:, None], each, self.peers.excess(total)[0])
         out = np.zeros((len(total), len(self.dataset.steady_steps)))
-        place = np.searchsorted(self.dataset.steady_steps, job.steps)
-        out[:, place] = self.peers.excess(total)[0]
+        out[:, np.searchsorted(self.dataset.steady_steps, job.steps)] = mine
         return out
 
     def like_peers(self, lengths: Lengths, ranks: Sequence[int], part: Part) -> Lengths:
@@ -171,13 +179,12 @@ class WhatIfs:
             if not len(others):
                 continue
             rows = {int(q): chosen[rank[chosen] == q] for q in (k, *others[:_MOST_PEERS])}
-            alike = len(others) and (self.stage[others] == self.stage[k]).any()
             for s in range(len(self.job.steps)):
                 here = {q: r[step[r] == s] for q, r in rows.items()}
                 total = {q: int(source[r].sum()) for q, r in here.items() if q != k}
                 peer = sorted(total, key=lambda q: total[q])[(len(total) - 1) // 2]
                 mine, its = here[k], here[peer]
-                if alike:
+                if not self.alone[k]:
                     values[mine] = _as_long(source[mine], phase[mine], source[its], phase[its])
                 elif len(its):
                     # another stage has another number of launches: as long for each of them
@@ -193,7 +200,7 @@ def _as_long(mine: Ints, my_phase: Ints, its: Ints, its_phase: Ints) -> Ints:
     """`mine` with the sums of `its`, phase by phase; element by element where they are alike."""
     if len(mine) == len(its) and (my_phase == its_phase).all():
         return its
-    out = mine.copy()
+    out: Ints = mine.copy()
     for phase in np.unique(my_phase).tolist():
         here, there = my_phase == phase, its_phase == phase
         if here.sum() == there.sum():
@@ -207,7 +214,7 @@ def cut(values: Ints, total: int) -> Ints:
     """`values` that add up to `total`: the greatest cut down to one level, or all scaled up."""
     have = int(values.sum())
     if have <= total:
-        return np.asarray(values * total // have) if have else values
+        return np.asarray(values * total // max(have, 1))
     order = np.sort(values)[::-1]
     level = (total - (have - np.cumsum(order))) // np.arange(1, len(order) + 1)
     fits = np.flatnonzero(level >= np.r_[order[1:], 0])
