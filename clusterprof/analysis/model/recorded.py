@@ -271,7 +271,7 @@ class _Joined:
         self.calls = self._calls()
         self.marks = self.arrivals + int(self.calls.number.max(initial=-1)) + 1
         self.moments = self.marks + len(reports) * (len(steps) + 1)
-        #: places of lengths: queued and starved ends, hosts' time, running time, none
+        #: places of lengths: queued and launched ends, hosts' time, running time, none
         self.launched, self.since = self.n, 2 * self.n
         self.running = self.since + self.n_host
         self.none = self.running + self.n
