@@ -1,13 +1,14 @@
-"""The form of `results.json`, schema version 1: the contract between analysis and every reader.
+"""The form of `results.json`, schema version 2: the contract between analysis and every reader.
 
-Times are integers in nanoseconds. `docs/design.md` has the definitions behind each number.
+Times are integers in nanoseconds. `docs/design.md` has the definitions behind each number, and
+what version 2 has that version 1 had not.
 """
 
 from __future__ import annotations
 
 from typing import Any, Literal, TypedDict
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 Severity = Literal["critical", "warning", "info"]
 Recurrence = Literal["persistent", "intermittent", "once"]
@@ -146,8 +147,10 @@ class Finding(TypedDict):
     recurrence: Recurrence
     cost_ns_per_step: int
     share_of_step: float
-    #: by how much a step of the job without the profiler would be shorter without the cause
+    #: by how much a step would be shorter without the cause, once the stragglers above it are
+    #: repaired: a step of the job without the profiler, where its step logs tell that
     saved_ns_per_step: int
+    #: half-width: what the window alone and the same steps again and again differ by
     saved_uncertainty_ns: int
     uncertainty_ns: int
     confidence: float

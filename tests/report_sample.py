@@ -46,6 +46,8 @@ def straggler() -> Finding:
         "recurrence": "persistent",
         "cost_ns_per_step": 20_312_345,
         "share_of_step": 0.333,
+        "saved_ns_per_step": 17_870_000,
+        "saved_uncertainty_ns": 1_130_000,
         "uncertainty_ns": 16_481,
         "confidence": 0.97,
         "summary": "Rank 2 arrives last in 35 of 36 collectives; its GPU is idle for 21 ms "
@@ -87,6 +89,8 @@ def pageable() -> Finding:
         "recurrence": "persistent",
         "cost_ns_per_step": 6_012_000,
         "share_of_step": 0.0985,
+        "saved_ns_per_step": 2_950_000,
+        "saved_uncertainty_ns": 210_000,
         "uncertainty_ns": 0,
         "confidence": 0.9,
         "summary": "Every rank copies 33.6 MB a step from pageable memory and computes nothing "
@@ -117,7 +121,7 @@ def steps(late: int | None) -> list[StepEntry]:
 def results(*, host: str = "gpu-07", operation: str = "AllReduce") -> Results:
     """A study with a straggler, a second finding, a missing report and a warning."""
     return {
-        "schema_version": 1,
+        "schema_version": 2,
         "clusterprof_version": "0.1.0",
         "ranks": [
             {

@@ -60,9 +60,10 @@ def test_a_place_that_cannot_be_written_is_an_error_that_names_it(tmp_path: Path
         (b"{", "not JSON"),
         (b"[]", "no schema_version"),
         (b"{}", "no schema_version"),
-        (b'{"schema_version": 2}', "schema version 2, "),
+        (b'{"schema_version": 1}', "schema version 1, "),
+        (b'{"schema_version": 3}', "schema version 3, "),
         (b'{"schema_version": "1"}', "schema version '1', "),
-        (b'{"schema_version": 1}', "clusterprof_version"),
+        (b'{"schema_version": 2}', "clusterprof_version"),
     ],
 )
 def test_what_is_not_a_results_json_is_refused(content: bytes, fact: str, tmp_path: Path) -> None:
