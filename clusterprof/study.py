@@ -68,40 +68,17 @@ def study(
     profiler's overhead by the step logs, `launcher` what the run was started with. Raises
     MergeError if a rank comes twice.
     """
-    ordered = tuple(sorted(ranks, key=lambda t: t.rank))
-    numbers = [t.rank for t in ordered]
-    twice = sorted({r for r in numbers if numbers.count(r) > 1})
-    if twice:
-        files = [str(t.info.source) for t in ordered if t.rank == twice[0]]
-        raise MergeError(
-            f"rank {twice[0]} has more than one report", *files, "merge only one of them"
-        )
     known = clocks or KnownClocks()
-    missing = [*missing, *(_unusable(t, known) for t in ordered if t.rank in known.unusable)]
-    ordered = tuple(numbered([t for t in ordered if t.rank not in known.unusable]))
-    matched = match(ordered)
-    clock = align(ordered, matched, (*known.bounds, *of_one_report(ordered)))
-    placed = place(without_beacons(matched, ordered, known.readings), clock)
-    lines = [timeline(t) for t in ordered]
-    account = accounts(lines, placed, clock)
-    dataset = Dataset(
-        ordered,
-        lines,
-        account,
-        placed,
-        clock,
-        steady_steps(lines, placed),
-        source,
-        capture,
-        launcher,
-    )
+    unusable = sorted((t for t in ranks if t.rank in known.unusable), key=lambda t: t.rank)
+    missing = [*missing, *(_unusable(t, known) for t in unusable)]
+    dataset = dataset_of(ranks, known, source=source, capture=capture, launcher=launcher)
     found, too_few = all_findings(dataset)
     results: Results = {
         "schema_version": SCHEMA_VERSION,
         "clusterprof_version": __version__,
-        "ranks": [_rank(t) for t in ordered],
+        "ranks": [_rank(t) for t in dataset.tables],
         "missing": missing,
-        "clock": clock.entry(),
+        "clock": dataset.clock.entry(),
         "steps": _steps(dataset),
         "collectives": _collectives(dataset),
         "topology": topology(dataset),
@@ -111,15 +88,42 @@ def study(
         "warnings": [
             *dict.fromkeys((*warnings, *known.warnings)),
             *_warnings(dataset, warnings),
-            *_inferred(matched),
+            *_inferred(dataset.placed),
             *too_few,
         ],
     }
-    return Study(results, placed, account, clock, ordered)
+    tables = tuple(dataset.tables)
+    return Study(results, dataset.placed, dataset.accounts, dataset.clock, tables)
 
 
-def _inferred(matched: pa.Table) -> list[str]:
-    within = tolerance(matched)
+def dataset_of(
+    ranks: Sequence[RankTables],
+    clocks: KnownClocks | None = None,
+    *,
+    source: str = "",
+    capture: CaptureCost | None = None,
+    launcher: str | None = None,
+) -> Dataset:
+    """Align the ranks' clocks and match their collectives. Arguments as for `study`."""
+    ordered, known = tuple(sorted(ranks, key=lambda t: t.rank)), clocks or KnownClocks()
+    numbers = [t.rank for t in ordered]
+    twice = sorted({r for r in numbers if numbers.count(r) > 1})
+    if twice:
+        files = [str(t.info.source) for t in ordered if t.rank == twice[0]]
+        raise MergeError(
+            f"rank {twice[0]} has more than one report", *files, "merge only one of them"
+        )
+    ordered = tuple(numbered([t for t in ordered if t.rank not in known.unusable]))
+    matched = match(ordered)
+    clock = align(ordered, matched, (*known.bounds, *of_one_report(ordered)))
+    placed = place(without_beacons(matched, ordered, known.readings), clock)
+    lines = [timeline(t) for t in ordered]
+    account, steady = accounts(lines, placed, clock), steady_steps(lines, placed)
+    return Dataset(ordered, lines, account, placed, clock, steady, source, capture, launcher)
+
+
+def _inferred(placed: pa.Table) -> list[str]:
+    within = tolerance(placed)
     if within is None:
         return []
     text = (
