@@ -80,6 +80,7 @@ class _Report:
         inside = (self.launch >= self.begins[0]) & (self.launch < self.begins[-1])
         row = np.flatnonzero(inside)
         self.row = row[np.lexsort((self.start[row], self.stream[row]))]
+        self.row_by_launch = row[np.argsort(self.launch[row], kind="stable")]
         #: launched before the window, in the order of their launches
         early = np.flatnonzero(self.launch < self.begins[0])
         self.early = early[np.argsort(self.launch[early], kind="stable")]
@@ -98,6 +99,12 @@ class _Report:
         inside = (begin >= self.begins[0]) & (end <= self.begins[-1])
         begin, end = begin[inside], end[inside]
         by = self._ended_by(end + _STAMP_NS)
+        # a copy from pageable memory may end a little after the call that makes it
+        at = np.minimum(np.searchsorted(self.launch[self.row_by_launch], begin), len(self.row) - 1)
+        copy = self.row_by_launch[at]
+        made = (self.launch[copy] == begin) & (self.start[copy] < end)
+        made &= np.abs(self.stop[copy] - end) <= _REACTS_NS
+        by = np.where(made, copy, by)
         # a call that no activity's end explains has cost the host its own time
         waited = (by >= 0) & (self.stop[by] > begin) & (self.launch[by] < end)
         begin, end, by = begin[waited], end[waited], by[waited]
@@ -271,10 +278,12 @@ class _Joined:
         self.calls = self._calls()
         self.marks = self.arrivals + int(self.calls.number.max(initial=-1)) + 1
         self.moments = self.marks + len(reports) * (len(steps) + 1)
-        #: places of lengths: queued and launched ends, hosts' time, running time, none
+        #: places of lengths: queued and launched ends, hosts' time, running time, wakes,
+        #: none
         self.launched, self.since = self.n, 2 * self.n
         self.running = self.since + self.n_host
-        self.none = self.running + self.n
+        self.waking = self.running + self.n
+        self.none = self.waking + self.n_host
 
     @staticmethod
     def _all(parts: list[Ints], offset: Ints | None = None) -> Ints:
@@ -374,7 +383,9 @@ class _Joined:
         edges = _Edges()
         wakes = np.flatnonzero(woken >= 0)
         ended = self._recorded()[woken[wakes]]
-        edges.add(woken[wakes], wakes, self.none, np.maximum(self.at[wakes] - ended, 0))
+        after_wait = np.zeros(self.n_host, dtype=np.int64)
+        after_wait[wakes] = np.maximum(self.at[wakes] - ended, -_REACTS_NS)
+        edges.add(woken[wakes], wakes, self.waking + wakes)
         edges.add(root_of[wakes - 1], wakes, self.since + wakes - 1)
         inner = np.unique(marks[:, 1:])
         inner = inner[~root[inner]]
@@ -411,7 +422,8 @@ class _Joined:
         return Replay(
             graph=graph(self.moments, source, target),
             steps=self.steps,
-            lengths=Lengths(own, run),
+            lengths=Lengths(own, run, after_wait),
+
             pick=pick, plus=plus, host_root=root, launch_moment=launch,
             host_rank=np.repeat(self.chosen, host_sizes),
             host_step=np.concatenate([

@@ -38,6 +38,8 @@ class Lengths:
     own: Ints
     #: each activity: how long it runs, of a collective without its waiting
     run: Ints
+    #: each host moment at which a wait ends: how long after what it waited for; NEVER: no wait
+    woken: Ints
 
 
 @dataclass(frozen=True)
@@ -81,21 +83,21 @@ class Replay:
     unexplained: Ints
 
     def _values(self, lengths: Lengths) -> Ints:
-        own, run = lengths.own, lengths.run
-        two = own.ndim == 2 or run.ndim == 2
-        if two:
-            width = max(own.shape[1] if own.ndim == 2 else 1, run.shape[1] if run.ndim == 2 else 1)
-            own = np.broadcast_to(own if own.ndim == 2 else own[:, None], (len(own), width))
-            run = np.broadcast_to(run if run.ndim == 2 else run[:, None], (len(run), width))
+        own, run, woken = lengths.own, lengths.run, lengths.woken
+        width = max(v.shape[1] if v.ndim == 2 else 0 for v in (own, run, woken))
 
         def column(values: Ints) -> Ints:
-            return values[:, None] if two else values
+            return values[:, None] if width and values.ndim == 1 else values
 
+        if width:
+            own, run, woken = (
+                np.broadcast_to(column(v), (len(v), width)) for v in (own, run, woken)
+            )
         since = running_sum(own, self.host_root)
         queue = running_sum(run + column(self.before), self.fresh)
         launched = since[self.launch_moment] + column(self.latency)
         launched_end = running_maximum(launched + run - queue, self.part) + queue
-        return np.concatenate([queue, launched_end, since, run, np.zeros_like(run[:1])])
+        return np.concatenate([queue, launched_end, since, run, woken, np.zeros_like(own[:1])])
 
     def times(self, lengths: Lengths, begin: Ints | None = None) -> Ints:
         """Return all moments' times with these lengths, [moments] or [moments, what-ifs]."""
