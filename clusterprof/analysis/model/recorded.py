@@ -77,12 +77,13 @@ class _Report:
         self.stream = np.asarray(table["stream"].to_numpy(), dtype=np.int64)
         self.by_stop = np.argsort(self.stop, kind="stable")
         self.stops = self.stop[self.by_stop]
-        inside = (self.launch >= self.begins[0]) & (self.launch < self.begins[-1])
+        # a launch that ends as a step begins is of the step before
+        inside = (self.launch > self.begins[0]) & (self.launch <= self.begins[-1])
         row = np.flatnonzero(inside)
         self.row = row[np.lexsort((self.start[row], self.stream[row]))]
         self.row_by_launch = row[np.argsort(self.launch[row], kind="stable")]
         #: launched before the window, in the order of their launches
-        early = np.flatnonzero(self.launch < self.begins[0])
+        early = np.flatnonzero(self.launch <= self.begins[0])
         self.early = early[np.argsort(self.launch[early], kind="stable")]
         calls = host_activity.wait_calls(dataset.tables[k], line)
         self.waits = aligned(calls.start), aligned(calls.end)
@@ -110,7 +111,7 @@ class _Report:
         begin, end, by = begin[waited], end[waited], by[waited]
         parts = [self.begins, self.launch[self.row], begin, end]
         at = np.concatenate(parts)
-        kind = np.repeat([1, 3, 2, 0], [len(p) for p in parts])
+        kind = np.repeat([2, 1, 3, 0], [len(p) for p in parts])
         order = np.lexsort((kind, at))
         place = np.empty_like(order)
         place[order] = np.arange(len(order))
@@ -154,7 +155,7 @@ class _Report:
         after = start[waiting] - self.stop[other]
         loose = (last[waiting] != 2) | explained[waiting]
         after[loose] = np.minimum(after[loose], _FOLLOWS_NS)
-        step = np.searchsorted(self.begins, launch, side="right") - 1
+        step = np.searchsorted(self.begins, launch) - 1
         return _Device(
             row, step, stream, start, stop, previous, follow, latency, unexplained,
             np.r_[waiting, late], np.r_[other, by], np.r_[after, start[late] - self.stop[by]],

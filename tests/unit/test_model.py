@@ -1,0 +1,199 @@
+"""The model behind every saving, against known truths: plain loops, and recordings as they were."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from simulate import simulate
+from simulate.cases import KINDS, cases
+
+from clusterprof.analysis.model import recorded
+from clusterprof.analysis.model.dataset import Dataset, Ints
+from clusterprof.analysis.model.graph import NEVER, graph, running_maximum, running_sum
+from clusterprof.analysis.model.replay import Lengths, Replay
+from clusterprof.analysis.model.what_if import cut
+from clusterprof.ingest import gather
+from clusterprof.study import dataset_of
+
+RECORDINGS = Path(__file__).resolve().parent.parent / "data" / "recordings"
+NAMES = sorted(
+    {
+        str(file.parent.relative_to(RECORDINGS))
+        for pattern in ("*.sqlite.xz", "*.json.gz", "*.json.xz")
+        for file in RECORDINGS.rglob(pattern)
+    }
+)
+#: time stamps of one device may overlap by so much
+STAMP_NS = 2_000
+
+
+def longest(
+    moments: int, edges: list[tuple[int, int, int]], known: dict[int, int]
+) -> dict[int, int]:
+    """Each moment's time by relaxing every edge until nothing changes; without NEVER ones."""
+    out = dict(known)
+    for _ in range(moments + 1):
+        for source, target, length in edges:
+            if source in out:
+                out[target] = max(out.get(target, NEVER), out[source] + length)
+    return out
+
+
+def times(moments: int, edges: list[tuple[int, int, int]], known: dict[int, int]) -> Ints:
+    source, target, length = (np.asarray([e[k] for e in edges], dtype=np.int64) for k in range(3))
+    begin = np.full(moments, NEVER)
+    for moment, at in known.items():
+        begin[moment] = at
+    return graph(moments, source, target).times(length, begin)
+
+
+def test_a_moment_is_as_late_as_the_latest_that_it_waits_for() -> None:
+    edges = [(0, 2, 5), (1, 2, 1), (2, 3, 4), (0, 3, 7), (2, 4, -3)]
+    assert times(5, edges, {0: 10, 1: 100}).tolist() == [10, 100, 101, 105, 98]
+
+
+def test_a_known_time_of_a_moment_that_also_waits_is_its_least() -> None:
+    assert times(3, [(0, 1, 5), (0, 2, 5)], {0: 0, 1: 3, 2: 9}).tolist() == [0, 5, 9]
+
+
+def test_a_moment_that_waits_for_an_unknown_one_has_no_time() -> None:
+    assert times(3, [(0, 1, 5), (1, 2, 5)], {}).max() < NEVER // 2
+
+
+def test_without_edges_only_the_known_moments_have_times() -> None:
+    assert times(2, [], {1: 4}).tolist() == [NEVER, 4]
+    assert times(0, [], {}).tolist() == []
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_random_graphs_have_the_times_of_their_longest_ways(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    moments = int(rng.integers(2, 60))
+    # moments in no order that their numbers tell, with edges that come twice
+    order = rng.permutation(moments)
+    pairs = rng.integers(0, moments, (int(rng.integers(1, 200)), 2))
+    pairs = np.sort(pairs[pairs[:, 0] != pairs[:, 1]], axis=1)
+    source, target = order[pairs[:, 0]], order[pairs[:, 1]]
+    length = rng.integers(-50, 1000, (len(pairs), 3))
+    known = np.full((moments, 3), NEVER)
+    known[np.setdiff1d(np.arange(moments), target)] = rng.integers(0, 9999, 3)
+    known[rng.integers(0, moments)] = 5_000
+
+    made = graph(moments, source, target)
+    assert not len(made.circular)
+    found = made.times(length, known)
+    for what in range(3):
+        edges = list(zip(source.tolist(), target.tolist(), length[:, what].tolist(), strict=True))
+        begin = {m: int(at) for m, at in enumerate(known[:, what]) if at != NEVER}
+        assert longest(moments, edges, begin) == dict(enumerate(found[:, what].tolist()))
+        assert (made.times(length[:, what], known[:, what]) == found[:, what]).all()
+
+
+def test_moments_on_a_circle_and_behind_it_are_listed_and_all_others_have_times() -> None:
+    # 1 -> 2 -> 3 -> 1 is a circle, 4 behind it, 5 not
+    edges = [(0, 1, 1), (1, 2, 1), (2, 3, 1), (3, 1, 1), (3, 4, 1), (0, 5, 7), (6, 6, 2)]
+    source, target, length = (np.asarray([e[k] for e in edges]) for k in range(3))
+    made = graph(7, source, target)
+    assert made.circular.tolist() == [1, 2, 3, 4, 6]
+    known = np.full(7, NEVER)
+    known[0] = 0
+    assert made.times(length, known)[[0, 5]].tolist() == [0, 7]
+
+
+@pytest.mark.parametrize("shape", [(40,), (40, 3)])
+def test_running_maximum_and_sum_are_those_of_a_loop_over_each_part(shape: tuple[int, ...]) -> None:
+    rng = np.random.default_rng(len(shape))
+    values = rng.integers(-1000, 1000, shape)
+    part = np.sort(rng.integers(0, 9, shape[0]))
+    fresh = np.r_[True, part[1:] != part[:-1]]
+    highest, total = running_maximum(values, part), running_sum(values, fresh)
+    for begin, end in zip(*_parts(fresh), strict=True):
+        for k in range(begin, end):
+            assert (highest[k] == values[begin : k + 1].max(axis=0)).all()
+            assert (total[k] == values[begin : k + 1].sum(axis=0)).all()
+
+
+def _parts(fresh: np.ndarray) -> tuple[list[int], list[int]]:
+    begins = np.flatnonzero(fresh).tolist()
+    return begins, [*begins[1:], len(fresh)]
+
+
+def test_running_maximum_and_sum_of_nothing_are_nothing() -> None:
+    none = np.zeros(0, dtype=np.int64)
+    assert not len(running_maximum(none, none))
+    assert not len(running_sum(none, none > 0))
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_lengths_are_cut_to_a_sum_the_greatest_first(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    values = rng.integers(0, 1000, int(rng.integers(1, 30)))
+    for total in (0, int(values.sum()) // 3, int(values.sum())):
+        less = cut(values, total)
+        assert (less <= values).all()
+        assert total - len(values) < less.sum() <= total
+        lower = less < values
+        # what was cut is as long as the rest at least
+        assert not lower.any() or less[lower].min() >= less[~lower].max(initial=0) - 1
+
+
+def exact(dataset: Dataset) -> Replay:
+    """The replay, which with unchanged lengths must be the recording."""
+    job = recorded.replay(dataset)
+    assert job is not None
+    assert not len(job.graph.circular)
+    times = job.times(job.lengths)
+    reached = (times > NEVER // 2) & (job.recorded != 0)
+    # all moments that others wait for: what a queue's kernels are in between is not asked
+    assert reached.mean() > 0.05
+    assert np.abs(times - job.recorded)[reached].max() <= STAMP_NS
+    steps = np.diff(times[job.marks], axis=1)
+    at = np.searchsorted(dataset.steady_steps, job.steps)
+    of = np.unique(job.host_rank)
+    assert np.abs(steps - dataset.account("duration_ns")[of][:, at]).max() <= 0.01 * steps.mean()
+    return job
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_replay_of_unchanged_lengths_is_the_recording(name: str) -> None:
+    exact(dataset_of(gather([RECORDINGS / name]).ranks))
+
+
+def simulated(kind: str, seed: int = 7003) -> Dataset:
+    (case,) = cases([kind], range(seed, seed + 1))
+    ranks, _ = simulate(case.job)
+    return dataset_of([t for t in ranks if case.profiled is None or t.rank in case.profiled])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_replay_of_unchanged_lengths_is_the_simulated_job(kind: str) -> None:
+    job = exact(simulated(kind))
+    # the simulator has no waiting that the graph lacks
+    whole = np.diff(job.times(job.lengths)[job.marks], axis=1).sum()
+    assert job.unexplained.sum() <= 0.001 * whole
+
+
+def test_what_ifs_side_by_side_are_those_one_after_the_other() -> None:
+    job = exact(simulated("late in tensor groups"))
+    rng = np.random.default_rng(0)
+    own, run = (
+        np.stack([values * part // 100 for part in rng.integers(50, 150, 3)], axis=1)
+        for values in (job.lengths.own, job.lengths.run)
+    )
+    both = job.times(Lengths(own, run))
+    for what in range(3):
+        assert (job.times(Lengths(own[:, what], run[:, what])) == both[:, what]).all()
+    # one of both may be the same in all what-ifs
+    assert (
+        job.times(Lengths(own, job.lengths.run))[:, 1]
+        == job.times(Lengths(own[:, 1], job.lengths.run))
+    ).all()
+
+
+def test_the_long_run_of_a_steady_job_has_the_windows_pace() -> None:
+    for kind in ("healthy, data parallel", "healthy, pipeline", "late host, synchronous"):
+        dataset = simulated(kind)
+        job = exact(dataset)
+        assert job.pace(job.lengths) == pytest.approx(dataset.step_ns, rel=0.02), kind
