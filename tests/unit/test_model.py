@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,7 @@ from simulate.cases import KINDS, cases
 from clusterprof.analysis.model import recorded
 from clusterprof.analysis.model.dataset import Dataset, Ints
 from clusterprof.analysis.model.graph import NEVER, graph, running_maximum, running_sum
-from clusterprof.analysis.model.replay import Lengths, Replay
+from clusterprof.analysis.model.replay import Replay
 from clusterprof.analysis.model.what_if import cut
 from clusterprof.ingest import gather
 from clusterprof.study import dataset_of
@@ -182,14 +183,13 @@ def test_what_ifs_side_by_side_are_those_one_after_the_other() -> None:
         np.stack([values * part // 100 for part in rng.integers(50, 150, 3)], axis=1)
         for values in (job.lengths.own, job.lengths.run)
     )
-    both = job.times(Lengths(own, run))
+    both = job.times(replace(job.lengths, own=own, run=run))
     for what in range(3):
-        assert (job.times(Lengths(own[:, what], run[:, what])) == both[:, what]).all()
+        one = replace(job.lengths, own=own[:, what], run=run[:, what])
+        assert (job.times(one) == both[:, what]).all()
     # one of both may be the same in all what-ifs
-    assert (
-        job.times(Lengths(own, job.lengths.run))[:, 1]
-        == job.times(Lengths(own[:, 1], job.lengths.run))
-    ).all()
+    hosts = job.times(replace(job.lengths, own=own))
+    assert (hosts[:, 1] == job.times(replace(job.lengths, own=own[:, 1]))).all()
 
 
 def test_the_long_run_of_a_steady_job_has_the_windows_pace() -> None:
