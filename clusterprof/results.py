@@ -160,6 +160,45 @@ class Finding(TypedDict):
     next: str
 
 
+class PathPart(TypedDict):
+    """What one kind of activity takes on the critical path, per step."""
+
+    what: Literal["host", "compute", "communication", "copy", "idle"]
+    path_ns: int
+    #: what it takes per rank, on the path or not: the mean over the profiled ranks
+    mean_ns: int
+    #: profiled ranks x max(path_ns - mean_ns, 0): GPU time lost to its imbalance (Scalasca)
+    imbalance_gpu_ns: int
+
+
+class PathRank(TypedDict):
+    """How long the critical path runs through one rank per step, by what binds it."""
+
+    rank: int
+    host_ns: int
+    compute_ns: int
+    communication_ns: int
+    copy_ns: int
+    idle_ns: int
+
+
+class CriticalPath(TypedDict):
+    """What the end of the last step waited for, over all profiled ranks, per step (ns).
+
+    Walked backwards over the replayed graph; the parts add up to `step_ns`, and so do the ranks.
+    """
+
+    #: the replayed steps: the longest run of steady-state steps without a gap
+    steps: list[int]
+    step_ns: int
+    #: the replay is of the job as it runs without the profiler
+    without_profiler: bool
+    parts: list[PathPart]
+    ranks: list[PathRank]
+    #: the part of "idle" that no recorded length explains; the rest are latencies
+    unexplained_ns: int
+
+
 class StepTimes(TypedDict):
     """Median step durations over some ranks; None where there were too few steps."""
 

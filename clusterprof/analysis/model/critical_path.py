@@ -1,16 +1,11 @@
-"""The critical path: from the end of the last steady-state step back to what it waited for.
+"""The critical path over all ranks: what the end of the last step waited for, moment by moment.
 
-One walk back in time over all ranks. What ended last is explained by what it waited for:
+Walked backwards over the replay's graph: from each moment to the one that it waited for longest.
+What is on the path makes the steps as long as they are; all else is slack. The lengths are the
+what-ifs' base: those of the job without the profiler where its step logs tell them.
 
-- a collective (or receive) that waited for another rank: on with that rank's call;
-- a kernel that was launched only after the device had run dry: the host, back to where that
-  host last waited for its device, and on with what the device did then;
-- any other kernel: what ended just before it, on its own stream if that was busy until then.
-
-So the walk leads from a rank that waits, through communicators and pipeline stages, to the rank
-that caused the wait. What is not on the path has cost nothing: it is slack. Assumes that a
-kernel depends on what ended just before it, since reports do not hold the events that streams
-wait for; and that a host without a wait for its device since then was busy with its own.
+Imbalance as in Scalasca (Böhme et al., Scalable critical-path based performance analysis, IPDPS
+2012): what an activity takes on the path beyond its mean over ranks is lost on every rank.
 """
 
 from __future__ import annotations
@@ -19,213 +14,147 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from clusterprof.analysis.model import host_activity
-from clusterprof.analysis.model.dataset import Dataset, Floats, Ints
-from clusterprof.analysis.model.intervals import union
-from clusterprof.analysis.model.timeline import COLLECTIVE, COMPUTE, Timeline
+from clusterprof.analysis.model.dataset import Dataset, Ints
+from clusterprof.analysis.model.graph import ranges
+from clusterprof.analysis.model.recorded import REACTS_NS
+from clusterprof.analysis.model.replay import Lengths, Replay
+from clusterprof.analysis.model.what_if import what_ifs
+from clusterprof.results import CriticalPath
 
-#: a kernel follows its stream's last one this closely if it waited for nothing else
-_FOLLOWS_NS = 20_000
-#: time stamps of one device may overlap by so much
-_STAMP_NS = 2_000
+#: what binds a piece of the path: codes of `Pieces.what`
+WHAT = ("host", "compute", "communication", "copy", "idle")
+HOST, COMPUTE, COMMUNICATION, COPY, IDLE = range(5)
+#: by the codes of `timeline.KINDS`
+OF_KIND = np.asarray([COMPUTE, COMMUNICATION, COPY, COPY, COPY], dtype=np.int64)
 
 
 @dataclass(frozen=True)
-class Segment:
-    """A piece of the path: `what` is `host`, `gpu` (kernels), `copy` or `transfer`.
+class Pieces:
+    """The path from the first step's begin to the last one's end, in order and without a gap.
 
-    Times in ns on the reference rank's clock.
+    Places of ranks, what binds each piece, and how long (ns); `unexplained` is how much of that
+    no recorded length explains. On the device's steps: what was queued before is not part of it.
     """
 
-    rank: int
     begin: int
-    end: int
-    what: str
+    rank: Ints
+    what: Ints
+    length: Ints
+    unexplained: Ints
 
 
-@dataclass
-class _Rank:
-    """One rank's activities on the reference clock, and how to go back from each one."""
-
-    line: Timeline
-    start: Ints
-    stop: Ints
-    launched: Ints
-    before: Ints
-    by_stop: Ints
-    stops: Ints
-    waits: Ints
-    #: by aligned start: the row of the placed table, the activity of a collective
-    rows: dict[int, int]
-    of_start: dict[int, int]
-
-
-def path(dataset: Dataset) -> list[Segment]:
-    """The critical path through the steady-state steps, last piece first; empty without any."""
-    if not dataset.steady_steps or len(dataset.ranks) < 2:
-        return []
-    edges = _edges(dataset)
-    if edges is None:
-        return []
-    begin, rank, end = edges
-    k = dataset.place[rank]
-    at = _last_before(_rank(dataset, k), end + _STAMP_NS)
-    out: list[Segment] = []
-    now = end
-    been: set[tuple[int, int]] = set()
-    while at >= 0 and now > begin:
-        here = _rank(dataset, k)
-        if (k, at) in been:
-            # clocks that contradict each other lead in a circle: back in time on this rank
-            at = _last_before(here, now - 1)
-            if at >= 0:
-                out.append(Segment(dataset.ranks[k], int(here.stop[at]), now, "host"))
-                now, been = int(here.stop[at]), set()
-            continue
-        been.add((k, at))
-        k, at, until = _explain(dataset, here, k, at, now, begin, out)
-        if until < now:
-            now, been = until, set()
-    return out
+def path(job: Replay, lengths: Lengths) -> Pieces:
+    """Walk the path through the job's steps with these lengths ([n] each)."""
+    times = job.times(lengths)
+    values = job.values(lengths)
+    source, edge = job.graph.binding(values[job.pick] + job.plus, times)
+    at = int(job.marks[np.argmax(times[job.marks[:, -1]]), -1])
+    moments = []
+    while edge[at] >= 0:
+        moments.append(at)
+        at = int(source[at])
+    reached = np.asarray(moments[::-1], dtype=np.int64)
+    rank, what, length, unexplained = _pieces(job, lengths, values, reached, edge[reached])
+    end = times[at] + np.cumsum(length)
+    begin = int(times[job.marks[:, 0]].max())
+    length = np.minimum(length, end - begin)
+    inside = end > begin
+    unexplained = np.clip(unexplained, 0, np.maximum(length, 0))
+    return Pieces(begin, rank[inside], what[inside], length[inside], unexplained[inside])
 
 
-def _edges(dataset: Dataset) -> tuple[int, int, int] | None:
-    """When the steady state begins, and on which rank it ends last, and when."""
-    first, last = dataset.steady_steps[0], dataset.steady_steps[-1]
-    begins, ends = [], []
-    for line in dataset.timelines:
-        if first in line.step and last in line.step:
-            a, b = np.searchsorted(line.step, [first, last])
-            times = np.asarray([line.begin[a], line.end[b]], dtype=np.int64)
-            one, other = dataset.clock.align(line.rank, times).tolist()
-            begins.append(one)
-            ends.append((other, line.rank))
-    return (min(begins), max(ends)[1], max(ends)[0]) if begins else None
+def _pieces(
+    job: Replay, lengths: Lengths, values: Ints, reached: Ints, edge: Ints
+) -> tuple[Ints, Ints, Ints, Ints]:
+    """Each edge's parts in order: the host's time, a gap, an activity, and those queued behind it.
 
-
-def _rank(dataset: Dataset, k: int) -> _Rank:
-    return dataset.cached(("critical path", k), lambda: _read(dataset, k))
-
-
-def _read(dataset: Dataset, k: int) -> _Rank:
-    line, rank = dataset.timelines[k], dataset.ranks[k]
-    start, stop = dataset.clock.align(rank, line.start), dataset.clock.align(rank, line.stop)
-    stream = dataset.tables[k].activity["stream"].to_numpy()
-    order = np.lexsort((start, stream))
-    before = np.full(len(start), -1, dtype=np.int64)
-    same = stream[order][1:] == stream[order][:-1]
-    before[order[1:][same]] = order[:-1][same]
-    by_stop = np.argsort(stop, kind="stable")
-    waits = dataset.clock.align(rank, host_activity.waits(dataset, k).end)
-    c = dataset.collectives
-    mine = c.of(rank)
-    mine = mine[c.has[mine] & c.matched[mine]]
-    collective = np.flatnonzero(line.kind == COLLECTIVE)
-    of_start = {int(t): int(i) for t, i in zip(start[collective], collective, strict=True)}
-    # calls of one group share a kernel: the one that waited longest explains it
-    mine = mine[np.argsort(c.last_arrival[mine], kind="stable")]
-    rows = {int(t): int(row) for t, row in zip(c.aligned_start[mine], mine, strict=True)}
-    return _Rank(
-        line, start, stop, dataset.clock.align(rank, line.launch_end), before, by_stop,
-        stop[by_stop], waits, rows, of_start,
-    )  # fmt: skip
-
-
-def _last_before(here: _Rank, time: int) -> int:
-    """The activity that ended last by `time`, or -1."""
-    at = int(np.searchsorted(here.stops, time, side="right")) - 1
-    return int(here.by_stop[at]) if at >= 0 else -1
-
-
-def _explain(
-    dataset: Dataset, here: _Rank, k: int, at: int, now: int, begin: int, out: list[Segment]
-) -> tuple[int, int, int]:
-    """Add the piece that ends at `now` with activity `at`; where and when to go on from."""
-    what = _WHAT.get(int(here.line.kind[at]), "copy")
-    ended = int(here.stop[at])
-    if now - ended > _FOLLOWS_NS:
-        # nothing ran: whatever made the device wait was not on it
-        out.append(Segment(dataset.ranks[k], ended, now, "host"))
-        now = ended
-    row = here.rows.get(int(here.start[at]), -1) if here.line.kind[at] == COLLECTIVE else -1
-    start = min(int(here.start[at]), now)
-    late = _waited_for(dataset, row) if row >= 0 else -1
-    if late < 0:
-        out.append(Segment(dataset.ranks[k], start, now, what))
-        return (k, *_begun(here, dataset.ranks[k], at, start, begin, out))
-    c = dataset.collectives
-    arrival = min(max(int(c.aligned_start[late]), start), now)
-    out.append(Segment(dataset.ranks[k], arrival, now, what))
-    k = dataset.place[int(c.rank[late])]
-    here = _rank(dataset, k)
-    at = here.of_start.get(int(c.aligned_start[late]), -1)
-    if at < 0:
-        return k, -1, arrival
-    return (k, *_begun(here, dataset.ranks[k], at, arrival, begin, out))
-
-
-def _waited_for(dataset: Dataset, row: int) -> int:
-    """The call of the same collective that this one waited for, or -1 if for none.
-
-    Members end together: the one that came last has the shortest call, whatever the clocks say,
-    and the others waited for as long as theirs are longer. (A Recv that waits is longer than its
-    Send, a Send that waits is longer than its Recv.) A member that left early, as the root
-    of a small Broadcast does, was not waited for.
+    `reached` are the moments that the edges lead to. Returns places of ranks, what binds,
+    lengths, and how much of each is unexplained.
     """
-    c = dataset.collectives
-    order, ids = c.by_collective
-    first, last = np.searchsorted(ids, [c.collective[row], c.collective[row] + 1])
-    rows = order[first:last]
-    rows = rows[c.has[rows]]
-    if c.synchronising[row]:
-        rows = rows[c.synchronising[rows]]
-    length = (c.end - c.start)[rows]
-    shortest = int(np.argmin(length))
-    waited = int(c.end[row] - c.start[row]) - int(length[shortest])
-    return int(rows[shortest]) if waited > _FOLLOWS_NS else -1
+    n, hosts = len(job.rank), len(job.host_rank)
+    pick, plus, each = job.pick[edge], job.plus[edge], np.arange(len(edge))
+    queued, launched = pick < n, (pick >= n) & (pick < 2 * n)
+    runs = queued | launched | ((pick >= 2 * n + hosts) & (pick < 3 * n + hosts))
+    # the activity whose start or end an edge leads to, and the first one of those in a queue
+    one = np.clip(np.where(reached < hosts + n, reached - hosts, reached - hosts - n), 0, n - 1)
+    first = np.where(queued, _begin_of(job.fresh)[one], one)
+    first = np.where(launched, _latest_launch(job, lengths)[one], first)
+    since = np.where(launched, 2 * n + job.launch_moment[first], pick)
+    by_host = launched | ((pick >= 2 * n) & (pick < 2 * n + hosts))
+    gap = plus + np.where(queued, job.before[first], np.where(launched, job.latency[first], 0))
+    rank = np.where(reached < hosts, job.host_rank[np.minimum(reached, hosts - 1)], job.rank[one])
+    count = np.where(runs, one - first + 1, 0)
+    edge_of, m = np.repeat(each, count), ranges(first, count)
+    inner = m > first[edge_of]
+    # of each kind of part: its edge, its place in it, its rank, what binds, length, unexplained
+    starts = (reached >= hosts) & (reached < hosts + 2 * n)
+    # a host goes on at once after what it waited for, or else for a reason of its own
+    slow = np.where((reached < hosts) & (gap > REACTS_NS), gap, 0)
+    gap_unexplained = np.where(starts, job.unexplained[first], slow)
+    zero = np.zeros_like(each)
+    parts = [
+        (each, zero - 2, rank, zero + HOST, np.where(by_host, values[since], 0), zero),
+        (each, zero - 1, rank, zero + IDLE, gap, gap_unexplained),
+        (edge_of[inner], 2 * m[inner], job.rank[m[inner]], np.full(inner.sum(), IDLE),
+         job.before[m[inner]], job.unexplained[m[inner]]),
+        (edge_of, 2 * m + 1, job.rank[m], OF_KIND[job.kind[m]], lengths.run[m], np.zeros_like(m)),
+    ]  # fmt: skip
+    of, place, ranks, what, length, unexplained = (
+        np.concatenate(c) for c in zip(*parts, strict=True)
+    )
+    order = np.lexsort((place, of))
+    order = order[length[order] != 0]
+    return ranks[order], what[order], length[order], unexplained[order]
 
 
-def _begun(
-    here: _Rank, rank: int, at: int, start: int, begin: int, out: list[Segment]
-) -> tuple[int, int]:
-    """Why activity `at` began when it did: the activity before it, or its host."""
-    own = int(here.before[at])
-    if own < 0 or here.stop[own] > start + _STAMP_NS or start - here.stop[own] > _FOLLOWS_NS:
-        own = _last_before(here, start + _STAMP_NS)
-        if own == at or (own >= 0 and here.start[own] >= start):
-            own = _last_before(here, start - 1)
-    if own >= 0 and here.launched[at] <= here.stop[own]:
-        return own, min(int(here.stop[own]), start)
-    # the device had run dry: back to where this host last waited for it
-    last = int(np.searchsorted(here.waits, min(int(here.launched[at]), start), side="right")) - 1
-    until = max(int(here.waits[last]) if last >= 0 else begin, begin)
-    out.append(Segment(rank, until, start, "host"))
-    if until <= begin:
-        return -1, begin
-    # a synchronising call may return some microseconds before the device's own time stamp
-    back = _last_before(here, until + _FOLLOWS_NS)
-    return (back if here.start[back] < until else _last_before(here, until)), until
+def _begin_of(fresh: Ints) -> Ints:
+    """Each activity's first one in its run."""
+    return np.maximum.accumulate(np.where(fresh, np.arange(len(fresh)), 0))
 
 
-_WHAT = {COMPUTE: "gpu", COLLECTIVE: "transfer"}
+def _latest_launch(job: Replay, lengths: Lengths) -> Ints:
+    """The activity of the run up to each one whose launch makes it end when it does."""
+    n = len(job.rank)
+    # a launched end less all that is queued up to it: it rises where a launch comes too late
+    values = job.values(lengths)
+    beyond = values[n : 2 * n] - values[:n]
+    return _begin_of(job.fresh | np.r_[True, beyond[1:] > beyond[:-1]])
 
 
-def on_path(dataset: Dataset, found: list[Segment]) -> Floats:
-    """How long each rank is on the path in each steady-state step, [ranks, steps] (ns).
-
-    With its host, kernels and copies; not with transfers, which need all members.
-    """
-    out = np.zeros((len(dataset.ranks), len(dataset.steady_steps)))
-    for k, line in enumerate(dataset.timelines):
-        mine = [s for s in found if s.rank == line.rank and s.what != "transfer"]
-        if not mine:
-            continue
-        covered = union(
-            np.asarray([s.begin for s in mine], dtype=np.int64),
-            np.asarray([s.end for s in mine], dtype=np.int64),
-        )
-        begin = dataset.clock.align(line.rank, line.begin)
-        each = covered.within(begin, dataset.clock.align(line.rank, line.end))
-        inside = np.isin(line.step, dataset.steady_steps)
-        out[k, np.searchsorted(dataset.steady_steps, line.step[inside])] = each[inside]
-    return out
+def critical_path(dataset: Dataset) -> CriticalPath | None:
+    """The path of the steady-state steps by what binds it, per step; None without such steps."""
+    model = what_ifs(dataset)
+    if model is None or not len(model.job.rank):
+        return None
+    job, base = model.job, model.base
+    found, steps = path(job, base), len(job.steps)
+    on_path = np.zeros((len(dataset.ranks), len(WHAT)))
+    np.add.at(on_path, (found.rank, found.what), found.length)
+    spent = np.zeros_like(on_path)
+    np.add.at(spent, (job.host_rank, HOST), base.own)
+    np.add.at(spent, (job.rank, OF_KIND[job.kind]), base.run)
+    known = np.unique(job.host_rank)
+    mean = spent[known].mean(axis=0)
+    whole = on_path.sum(axis=0)
+    imbalance = np.maximum(whole - mean, 0)
+    imbalance[IDLE] = 0
+    return {
+        "step_ns": round(whole.sum() / steps),
+        "steps": job.steps.tolist(),
+        "without_profiler": model.known,
+        "parts": [
+            {
+                "what": name,
+                "path_ns": round(whole[k] / steps),
+                "mean_ns": round(mean[k] / steps),
+                "imbalance_gpu_ns": round(imbalance[k] * len(known) / steps),
+            }
+            for k, name in enumerate(WHAT)
+        ],
+        "ranks": [
+            {"rank": dataset.ranks[k]}
+            | {f"{name}_ns": round(on_path[k, w] / steps) for w, name in enumerate(WHAT)}
+            for k in known.tolist()
+        ],
+        "unexplained_ns": round(found.unexplained.sum() / steps),
+    }

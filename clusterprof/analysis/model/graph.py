@@ -55,6 +55,18 @@ class Graph:
             out[at] = np.maximum(out[at], latest)
         return out
 
+    def binding(self, length: Ints, times: Ints) -> tuple[Ints, Ints]:
+        """Return what each moment waited for longest: a moment, and the edge from it; -1 for none.
+
+        `length` [edges] and `times` [moments] are those of one pass; of equals it is the first.
+        """
+        reached = times[self.source] + length[self.edge]
+        of = np.repeat(self.target, np.diff(self.begin, append=len(self.edge)))
+        bound = np.flatnonzero(reached == times[of])[::-1]
+        source, edge = np.full((2, self.moments), -1)
+        source[of[bound]], edge[of[bound]] = self.source[bound], self.edge[bound]
+        return source, edge
+
 
 def graph(moments: int, source: Ints, target: Ints) -> Graph:
     """Sort edges `source` -> `target` (arrays of moments) into levels.
@@ -94,7 +106,7 @@ def _depths(moments: int, source: Ints, target: Ints) -> Ints:
     while len(now):
         depth[now] = at
         low, count = out_of[now], out_of[now + 1] - out_of[now]
-        reached = leads[_ranges(low, count)]
+        reached = leads[ranges(low, count)]
         if not len(reached):
             break
         nodes, arrived = np.unique(reached, return_counts=True)
@@ -103,8 +115,8 @@ def _depths(moments: int, source: Ints, target: Ints) -> Ints:
     return depth
 
 
-def _ranges(low: Ints, count: Ints) -> Ints:
-    """All of `low[i]` to `low[i] + count[i]`, one range after the other."""
+def ranges(low: Ints, count: Ints) -> Ints:
+    """Return all of `low[i]` to `low[i] + count[i]`, one range after the other."""
     total = int(count.sum())
     shift = np.repeat(low - np.r_[0, np.cumsum(count)[:-1]], count)
     return np.asarray(np.arange(total) + shift)

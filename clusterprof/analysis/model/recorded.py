@@ -15,7 +15,7 @@ from clusterprof.analysis.model.timeline import COLLECTIVE, COMPUTE
 #: a queued kernel starts this long after the one before it, at most (1 to 2 µs on an H200)
 _FOLLOWS_NS = 2_000
 #: a kernel or a host goes on at most this long after what it waited for
-_REACTS_NS = 30_000
+REACTS_NS = 30_000
 #: time stamps of one device may overlap by so much
 _STAMP_NS = 2_000
 #: from a launch to the start of its kernel on an idle device: this quantile of all, else so long
@@ -104,7 +104,7 @@ class _Report:
         at = np.minimum(np.searchsorted(self.launch[self.row_by_launch], begin), len(self.row) - 1)
         copy = self.row_by_launch[at]
         made = (self.launch[copy] == begin) & (self.start[copy] < end)
-        made &= np.abs(self.stop[copy] - end) <= _REACTS_NS
+        made &= np.abs(self.stop[copy] - end) <= REACTS_NS
         by = np.where(made, copy, by)
         # a call that no activity's end explains has cost the host its own time
         waited = (by >= 0) & (self.stop[by] > begin) & (self.launch[by] < end)
@@ -131,21 +131,21 @@ class _Report:
         waiting, other = self._queued_behind(stream, start, launch)
         ready = before.copy()
         np.maximum.at(ready, waiting, self.stop[other])
-        usual = latency[launch > ready + _REACTS_NS]
+        usual = latency[launch > ready + REACTS_NS]
         # an idle device begins at once: whatever takes longer waits for something else
         least = int(np.quantile(usual, _PROMPT)) if len(usual) else _LAUNCH_NS
         queued, launched = before + _FOLLOWS_NS, launch + least
         after_stream = np.full(n, NEVER)
         np.maximum.at(after_stream, waiting, self.stop[other] + _FOLLOWS_NS)
         ready = np.maximum.reduce([queued, launched, after_stream])
-        late = np.flatnonzero(start - ready > _REACTS_NS // 2)
+        late = np.flatnonzero(start - ready > REACTS_NS // 2)
         by = self._ended_by(start[late])
         found = (by >= 0) & (self.stop[by] > ready[late] - 2 * _FOLLOWS_NS)
-        found &= start[late] - self.stop[by] <= _REACTS_NS
+        found &= start[late] - self.stop[by] <= REACTS_NS
         late, by = late[found], by[found]
         unexplained = np.maximum(start - ready, 0)
         unexplained[late] = 0
-        unexplained[unexplained <= _REACTS_NS // 2] = 0
+        unexplained[unexplained <= REACTS_NS // 2] = 0
         # what is left of an activity's delay is on the edge that comes last
         explained = np.zeros(n, dtype=bool)
         explained[late] = True
@@ -337,16 +337,16 @@ class _Joined:
         np.maximum.at(latest, member, arrival[number])
         transfer = self.stop[member] - latest[member]
         # a member that has left before the last one came did not wait for it
-        held = gates & (transfer >= -_REACTS_NS)
+        held = gates & (transfer >= -REACTS_NS)
         held &= ~((c.operation[rows] == "Send") & self._eager(c, rows, member, number, arrival))
         self.arrival_ns = arrival
         return _Calls(member, number, gates, held, transfer)
 
     def _eager(self, c: Collectives, rows: Ints, member: Ints, number: Ints, arrival: Ints) -> bool:
         """Whether Sends end without waiting for their Recvs: none was seen to wait for one."""
-        waited = arrival[number] - self.start[member] > _REACTS_NS
+        waited = arrival[number] - self.start[member] > REACTS_NS
         late = np.flatnonzero(waited & (c.operation[rows] == "Send"))
-        left = self.stop[member[late]] < arrival[number[late]] - _REACTS_NS
+        left = self.stop[member[late]] < arrival[number[late]] - REACTS_NS
         return not len(late) or bool(left.mean() > _CONTRADICTED)
 
     def made(self) -> Replay:
@@ -385,7 +385,7 @@ class _Joined:
         wakes = np.flatnonzero(woken >= 0)
         ended = self._recorded()[woken[wakes]]
         after_wait = np.zeros(self.n_host, dtype=np.int64)
-        after_wait[wakes] = np.maximum(self.at[wakes] - ended, -_REACTS_NS)
+        after_wait[wakes] = np.maximum(self.at[wakes] - ended, -REACTS_NS)
         edges.add(woken[wakes], wakes, self.waking + wakes)
         edges.add(root_of[wakes - 1], wakes, self.since + wakes - 1)
         inner = np.unique(marks[:, 1:])

@@ -50,7 +50,7 @@ class Replay:
     #: the steady-state steps that it replays, one after the other
     steps: Ints
     lengths: Lengths
-    #: of each edge: the place of its length among `_values`, and what is added to it
+    #: of each edge: the place of its length among `values`, and what is added to it
     pick: Ints
     plus: Ints
     #: host moments: place of the rank, of the step, and whether a wait ended there
@@ -82,7 +82,12 @@ class Replay:
     #: what no recorded length explains, of each activity (ns)
     unexplained: Ints
 
-    def _values(self, lengths: Lengths) -> Ints:
+    def values(self, lengths: Lengths) -> Ints:
+        """Return the lengths that edges pick from.
+
+        The ends of queued activities, and of launched ones, the hosts' times since they were
+        woken, running times, what a wake takes, and none.
+        """
         own, run, woken = lengths.own, lengths.run, lengths.woken
         width = max(v.shape[1] if v.ndim == 2 else 0 for v in (own, run, woken))
 
@@ -101,7 +106,7 @@ class Replay:
 
     def times(self, lengths: Lengths, begin: Ints | None = None) -> Ints:
         """Return all moments' times with these lengths, [moments] or [moments, what-ifs]."""
-        values = self._values(lengths)
+        values = self.values(lengths)
         plus = self.plus if values.ndim == 1 else self.plus[:, None]
         length = values[self.pick] + plus
         known = np.full((self.graph.moments, *values.shape[1:]), NEVER)
