@@ -12,6 +12,7 @@ SCHEMA_VERSION = 2
 
 Severity = Literal["critical", "warning", "info"]
 Recurrence = Literal["persistent", "intermittent", "once"]
+What = Literal["host", "compute", "communication", "copy", "idle"]
 GroupKind = Literal["pipeline", "tensor", "expert", "data", "world", "unknown"]
 
 
@@ -163,7 +164,7 @@ class Finding(TypedDict):
 class PathPart(TypedDict):
     """What one kind of activity takes on the critical path, per step."""
 
-    what: Literal["host", "compute", "communication", "copy", "idle"]
+    what: What
     path_ns: int
     #: what it takes per rank, on the path or not: the mean over the profiled ranks
     mean_ns: int
@@ -199,6 +200,25 @@ class CriticalPath(TypedDict):
     unexplained_ns: int
 
 
+class ComputeAbsent(TypedDict):
+    """One rank's time without compute per steady-state step: the last three add up to it (ns).
+
+    The last three are None where a rank computes on its processors, which launch nothing.
+    """
+
+    rank: int
+    compute_absent_ns: int
+    #: all collectives' time (volume), and the part of it that no compute overlaps with
+    communication_ns: int
+    exposed_communication_ns: int
+    #: the next compute kernel was not launched yet
+    launch_bound_ns: int | None
+    #: it was launched, and communication ran: what overlapping can recover
+    blocking_ns: int | None
+    #: it was launched, and waited for something else: a copy, another stream, a latency
+    dependency_stalled_ns: int | None
+
+
 class StepTimes(TypedDict):
     """Median step durations over some ranks; None where there were too few steps."""
 
@@ -231,6 +251,9 @@ class Results(TypedDict):
     topology: TopologyEntry
     #: None where the reports are not of a run of clusterprof
     capture: CaptureCost | None
+    #: None without steady-state steps
+    critical_path: CriticalPath | None
+    compute_absent: list[ComputeAbsent]
     findings: list[Finding]
     #: the first line of the text report
     verdict: str

@@ -21,6 +21,8 @@ from clusterprof.analysis.findings.registry import all_findings
 from clusterprof.analysis.findings.verdict import verdict
 from clusterprof.analysis.groups.topology import topology
 from clusterprof.analysis.model.accounts import accounts
+from clusterprof.analysis.model.compute_absent import compute_absent
+from clusterprof.analysis.model.critical_path import critical_path
 from clusterprof.analysis.model.dataset import Dataset
 from clusterprof.analysis.model.steady_state import steady_steps
 from clusterprof.analysis.model.timeline import timeline
@@ -83,6 +85,8 @@ def study(
         "collectives": _collectives(dataset),
         "topology": topology(dataset),
         "capture": capture,
+        "critical_path": critical_path(dataset),
+        "compute_absent": compute_absent(dataset),
         "findings": found,
         "verdict": verdict(dataset, found),
         "warnings": [

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from clusterprof.align.match.matched import PLACED
-from clusterprof.results import Finding, RankAccount, Results, StepEntry
+from clusterprof.results import Finding, PathPart, RankAccount, Results, StepEntry, What
 
 MS = 1_000_000
 BEGIN = 1_700_000_000_000_000_000
@@ -99,6 +99,11 @@ def pageable() -> Finding:
         "advice": "Set pin_memory=True in the DataLoader and copy with non_blocking=True.",
         "next": "clusterprof compare runs/before runs/after",
     }
+
+
+def path_part(what: What, path_ns: int, mean_ns: int) -> PathPart:
+    lost = 0 if what == "idle" else 4 * max(path_ns - mean_ns, 0)
+    return {"what": what, "path_ns": path_ns, "mean_ns": mean_ns, "imbalance_gpu_ns": lost}
 
 
 def steps(late: int | None) -> list[StepEntry]:
@@ -194,6 +199,41 @@ def results(*, host: str = "gpu-07", operation: str = "AllReduce") -> Results:
             "stages": [],
             "stage_count": None,
         },
+        "critical_path": {
+            "steps": [7, 8, 9],
+            "step_ns": 61_600_000,
+            "without_profiler": False,
+            "parts": [
+                path_part("host", 34_100_000, 19_000_000),
+                path_part("compute", 20_300_000, 25_000_000),
+                path_part("communication", 900_000, 3_000_000),
+                path_part("copy", 6_000_000, 6_000_000),
+                path_part("idle", 300_000, 0),
+            ],
+            "ranks": [
+                {
+                    "rank": 2,
+                    "host_ns": 34_100_000,
+                    "compute_ns": 20_300_000,
+                    "communication_ns": 900_000,
+                    "copy_ns": 6_000_000,
+                    "idle_ns": 300_000,
+                }
+            ],
+            "unexplained_ns": 120_000,
+        },
+        "compute_absent": [
+            {
+                "rank": rank,
+                "compute_absent_ns": 36 * MS,
+                "communication_ns": 33 * MS,
+                "exposed_communication_ns": 24 * MS,
+                "launch_bound_ns": 21 * MS if rank == 2 else 1 * MS,
+                "blocking_ns": 8 * MS if rank == 2 else 28 * MS,
+                "dependency_stalled_ns": 7 * MS,
+            }
+            for rank in range(4)
+        ],
         "findings": [straggler(), pageable()],
         "verdict": "Rank 2 delays the other ranks by 20.3 ms of each 61.6 ms step (33%).",
         "capture": {

@@ -11,18 +11,19 @@ Imbalance as in Scalasca (Böhme et al., Scalable critical-path based performanc
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
-from clusterprof.analysis.model.dataset import Dataset, Ints
+from clusterprof.analysis.model.dataset import Bools, Dataset, Ints
 from clusterprof.analysis.model.graph import ranges
 from clusterprof.analysis.model.recorded import REACTS_NS
 from clusterprof.analysis.model.replay import Lengths, Replay
 from clusterprof.analysis.model.what_if import what_ifs
-from clusterprof.results import CriticalPath
+from clusterprof.results import CriticalPath, PathPart, What
 
 #: what binds a piece of the path: codes of `Pieces.what`
-WHAT = ("host", "compute", "communication", "copy", "idle")
+WHAT: tuple[What, ...] = ("host", "compute", "communication", "copy", "idle")
 HOST, COMPUTE, COMMUNICATION, COPY, IDLE = range(5)
 #: by the codes of `timeline.KINDS`
 OF_KIND = np.asarray([COMPUTE, COMMUNICATION, COPY, COPY, COPY], dtype=np.int64)
@@ -82,6 +83,7 @@ def _pieces(
     since = np.where(launched, 2 * n + job.launch_moment[first], pick)
     by_host = launched | ((pick >= 2 * n) & (pick < 2 * n + hosts))
     gap = plus + np.where(queued, job.before[first], np.where(launched, job.latency[first], 0))
+    gap += np.where(pick >= 3 * n + hosts, values[pick], 0)
     rank = np.where(reached < hosts, job.host_rank[np.minimum(reached, hosts - 1)], job.rank[one])
     count = np.where(runs, one - first + 1, 0)
     edge_of, m = np.repeat(each, count), ranges(first, count)
@@ -107,7 +109,7 @@ def _pieces(
     return ranks[order], what[order], length[order], unexplained[order]
 
 
-def _begin_of(fresh: Ints) -> Ints:
+def _begin_of(fresh: Bools) -> Ints:
     """Each activity's first one in its run."""
     return np.maximum.accumulate(np.where(fresh, np.arange(len(fresh)), 0))
 
@@ -128,33 +130,37 @@ def critical_path(dataset: Dataset) -> CriticalPath | None:
         return None
     job, base = model.job, model.base
     found, steps = path(job, base), len(job.steps)
+    if not len(found.rank):
+        return None
     on_path = np.zeros((len(dataset.ranks), len(WHAT)))
     np.add.at(on_path, (found.rank, found.what), found.length)
     spent = np.zeros_like(on_path)
-    np.add.at(spent, (job.host_rank, HOST), base.own)
+    np.add.at(spent[:, HOST], job.host_rank, base.own)
     np.add.at(spent, (job.rank, OF_KIND[job.kind]), base.run)
     known = np.unique(job.host_rank)
     mean = spent[known].mean(axis=0)
     whole = on_path.sum(axis=0)
     imbalance = np.maximum(whole - mean, 0)
     imbalance[IDLE] = 0
+    parts: list[PathPart] = [
+        {
+            "what": name,
+            "path_ns": round(whole[k] / steps),
+            "mean_ns": round(mean[k] / steps),
+            "imbalance_gpu_ns": round(imbalance[k] * len(known) / steps),
+        }
+        for k, name in enumerate(WHAT)
+    ]
+    of_ranks: Any = [
+        {"rank": dataset.ranks[k]}
+        | {f"{name}_ns": round(on_path[k, w] / steps) for w, name in enumerate(WHAT)}
+        for k in known.tolist()
+    ]
     return {
-        "step_ns": round(whole.sum() / steps),
         "steps": job.steps.tolist(),
+        "step_ns": round(whole.sum() / steps),
         "without_profiler": model.known,
-        "parts": [
-            {
-                "what": name,
-                "path_ns": round(whole[k] / steps),
-                "mean_ns": round(mean[k] / steps),
-                "imbalance_gpu_ns": round(imbalance[k] * len(known) / steps),
-            }
-            for k, name in enumerate(WHAT)
-        ],
-        "ranks": [
-            {"rank": dataset.ranks[k]}
-            | {f"{name}_ns": round(on_path[k, w] / steps) for w, name in enumerate(WHAT)}
-            for k in known.tolist()
-        ],
+        "parts": parts,
+        "ranks": of_ranks,
         "unexplained_ns": round(found.unexplained.sum() / steps),
     }
