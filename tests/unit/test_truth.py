@@ -16,11 +16,9 @@ from simulate.cases import KINDS, Case, cases, right, straggler_named
 from clusterprof.align.match import match
 from clusterprof.align.placing import place
 from clusterprof.analysis.model import critical_path
-from clusterprof.analysis.model.dataset import Dataset
-from clusterprof.analysis.model.what_if import WhatIfs, what_ifs
 from clusterprof.ingest import gather
 from clusterprof.results import Finding
-from clusterprof.study import dataset_of, study
+from clusterprof.study import study
 from clusterprof.tables import RankTables
 
 MS = 1_000_000
@@ -104,58 +102,58 @@ def test_the_profilers_stop_is_no_part_of_the_last_step() -> None:
     assert max(a["idle_ns"] for a in last["ranks"]) < 1 * MS
 
 
-def path_of(ranks: list[RankTables]) -> tuple[Dataset, critical_path.Pieces, WhatIfs]:
-    """A job, its critical path, and its what-ifs."""
-    dataset = dataset_of(ranks)
-    model = what_ifs(dataset)
-    assert model is not None
-    return dataset, critical_path.path(model.job, model.base), model
+def dataset_of(ranks: list[RankTables]) -> critical_path.Dataset:
+    """All that a study looks at."""
+    from clusterprof.align.clock import align
+    from clusterprof.analysis.model.accounts import accounts
+    from clusterprof.analysis.model.steady_state import steady_steps
+    from clusterprof.analysis.model.timeline import timeline
 
-
-def on_ranks(dataset: Dataset, path: critical_path.Pieces) -> list[int]:
-    """How long the path is on each rank."""
-    return np.bincount(path.rank, path.length, len(dataset.ranks)).astype(int).tolist()
+    matched = match(ranks)
+    clock = align(ranks, matched)
+    placed = place(matched, clock)
+    lines = [timeline(r) for r in ranks]
+    account = accounts(lines, placed, clock)
+    steps = steady_steps(lines, placed)
+    return critical_path.Dataset(ranks, lines, account, placed, clock, steps, "")
 
 
 @pytest.mark.parametrize(
-    ("kind", "what"),
-    [
-        ("host", critical_path.HOST),
-        ("gpu_more", critical_path.COMPUTE),
-        ("gpu_slow", critical_path.COMPUTE),
-    ],
+    ("kind", "what"), [("host", "host"), ("gpu_more", "gpu"), ("gpu_slow", "gpu")]
 )
 @pytest.mark.parametrize("shape", [(4, 1, 1), (2, 2, 1)])
 def test_the_critical_path_runs_through_the_straggler(
-    kind: str, what: int, shape: tuple[int, int, int]
+    kind: str, what: str, shape: tuple[int, int, int]
 ) -> None:
     dp, tp, _ = shape
     causes = (Cause(kind, 2, 15 * MS),)  # type: ignore[arg-type]
     ranks, _ = simulate(Job(dp=dp, tp=tp, synchronous=True, causes=causes))
-    dataset, path, model = path_of(ranks)
-    # without a gap from the first step's begin to the last one's end
-    ends = model.job.times(model.base)[model.job.marks]
-    assert path.length.sum() == ends[:, -1].max() - ends[:, 0].max()
-    assert path.length.min() >= 0
-    own = on_ranks(dataset, path)
-    assert own.index(max(own)) == 2
-    mine = path.length[(path.rank == 2) & (path.what == what)].sum()
-    assert mine >= 15 * MS * len(model.job.steps)
+    dataset = dataset_of(ranks)
+    path = critical_path.path(dataset)
+    # without a gap from the end to the begin, but for launch latencies
+    whole = path[0].end - path[-1].begin
+    assert sum(p.end - p.begin for p in path) == pytest.approx(whole, rel=0.05)
+    assert all(a.begin >= b.end for a, b in itertools.pairwise(path))
+    own = critical_path.on_path(dataset, path)
+    assert int(np.argmax(own.mean(axis=1))) == 2
+    mine = sum(p.end - p.begin for p in path if p.rank == 2 and p.what == what)
+    assert mine >= 15 * MS * len(dataset.steady_steps)
 
 
 def test_the_path_follows_the_pipeline_to_the_stage_that_caused_the_delay() -> None:
     ranks, _ = simulate(Job(pp=4, dp=1, layers=8, causes=(Cause("host", 1, 60 * MS),)))
-    dataset, path, _ = path_of(ranks)
-    own = on_ranks(dataset, path)
-    assert own.index(max(own)) == 1
+    dataset = dataset_of(ranks)
+    own = critical_path.on_path(dataset, critical_path.path(dataset))
+    assert int(np.argmax(own.mean(axis=1))) == 1
 
 
-def test_the_critical_path_has_no_gap_where_waits_explain_nothing() -> None:
+def test_the_critical_path_always_goes_back_in_time() -> None:
     # a copy that the host waits for begins just after another wait: neither explains the other
     ranks, _ = simulate(Job(item=True, steps=4, causes=(Cause("host", 1, 15 * MS),)))
-    _, path, model = path_of([with_short_copies(tables) for tables in ranks])
-    ends = model.job.times(model.base)[model.job.marks]
-    assert path.length.sum() == ends[:, -1].max() - ends[:, 0].max()
+    dataset = dataset_of([with_short_copies(tables) for tables in ranks])
+    path = critical_path.path(dataset)
+    assert 4 * len(dataset.steady_steps) < len(path) <= sum(t.activity.num_rows for t in ranks)
+    assert all(a.begin >= b.end and b.end >= b.begin for a, b in itertools.pairwise(path))
 
 
 def test_the_critical_path_ends_with_wrong_clocks_too() -> None:
@@ -166,34 +164,9 @@ def test_the_critical_path_ends_with_wrong_clocks_too() -> None:
         false = right.clock.offset_ns + off * np.array([0, 1, -1, 2])
         clock = replace(right.clock, offset_ns=false)
         dataset = replace(right, clock=clock, placed=place(match(ranks), clock))
-        found = critical_path.critical_path(dataset)
-        assert found is None or found["step_ns"] == pytest.approx(
-            sum(part["path_ns"] for part in found["parts"]), abs=5
-        )
-
-
-@pytest.mark.parametrize("name", sorted(TRUTH))
-def test_the_parts_of_a_step_add_up_to_it(name: str) -> None:
-    results = study(gather([RECORDINGS / name]).ranks).results
-    path = results["critical_path"]
-    assert path is not None
-    whole = sum(part["path_ns"] for part in path["parts"])
-    by_rank = sum(rank[f"{what}_ns"] for rank in path["ranks"] for what in critical_path.WHAT)  # type: ignore[literal-required]
-    assert whole == pytest.approx(path["step_ns"], abs=5)
-    assert by_rank == pytest.approx(path["step_ns"], abs=5 * len(path["ranks"]))
-    assert 0 <= path["unexplained_ns"] <= path["parts"][-1]["path_ns"] + 1
-    accounts = [a for step in results["steps"] if step["settled"] for a in step["ranks"]]
-    for entry in results["compute_absent"]:
-        mine = [a for a in accounts if a["rank"] == entry["rank"]]
-        absent = np.mean([a["duration_ns"] - a["compute_ns"] for a in mine])
-        assert entry["compute_absent_ns"] == pytest.approx(absent, abs=1)
-        exposed = np.mean([a["exposed_communication_ns"] for a in mine])
-        assert entry["exposed_communication_ns"] == pytest.approx(exposed, abs=1)
-        parts = [entry["launch_bound_ns"], entry["blocking_ns"], entry["dependency_stalled_ns"]]
-        if None not in parts:
-            assert sum(parts) == pytest.approx(absent, abs=3)  # type: ignore[arg-type]
-            assert 0 <= parts[1] <= entry["exposed_communication_ns"] + 1  # type: ignore[operator]
-            assert min(parts) >= 0  # type: ignore[type-var]
+        path = critical_path.path(dataset)
+        assert len(path) <= 2 * sum(r.activity.num_rows for r in ranks)
+        assert all(p.end >= p.begin for p in path)
 
 
 def with_short_copies(tables: RankTables) -> RankTables:
@@ -211,10 +184,10 @@ def with_short_copies(tables: RankTables) -> RankTables:
     )
 
 
-def test_a_job_without_collectives_has_no_path() -> None:
+def test_a_job_without_collectives_has_no_path_through_other_ranks() -> None:
     ranks, _ = simulate(Job())
     bare = [replace(r, collective_calls=r.collective_calls.slice(0, 0)) for r in ranks]
-    assert study(bare).results["critical_path"] is None
+    assert len({piece.rank for piece in critical_path.path(dataset_of(bare))}) <= 1
 
 
 def test_a_cause_that_all_hosts_have_makes_no_straggler() -> None:
