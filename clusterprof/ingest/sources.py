@@ -5,7 +5,7 @@ from __future__ import annotations
 import lzma
 import zlib
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from clusterprof.agent.contracts import paths
@@ -113,9 +113,12 @@ def _in_folder(folder: Path) -> list[Source]:
 
 def _reports_below(folder: Path) -> list[Source]:
     try:
-        return _reports(folder)
+        found = _reports(folder)
+        logged = len(found) == 1 and (folder / paths.STEPS).is_file()
     except OSError:
         return [Source(folder)]
+    # the one report of a rank, also where it is an export: its steps are those of the rank's log
+    return [replace(found[0], steps=folder / paths.STEPS)] if logged else found
 
 
 def _reports(folder: Path) -> list[Source]:

@@ -18,6 +18,10 @@ _FOLLOWS_NS = 2_000
 REACTS_NS = 30_000
 #: time stamps of one device may overlap by so much
 _STAMP_NS = 2_000
+#: kernels of another stream may occupy all multiprocessors for so long once a wait is over
+_OCCUPIED_NS = 1_000_000
+#: so many activities that ended before one are looked at for what it waited for
+_LOOKED_AT = 8
 #: from a launch to the start of its kernel on an idle device: this quantile of all, else so long
 _PROMPT, _LAUNCH_NS = 0.25, 5_000
 #: an assumed dependency that more than this part of the calls contradict is none
@@ -90,9 +94,12 @@ class _Report:
         self.host = self._host()
         self.device = self._device()
 
-    def _ended_by(self, time: Ints) -> Ints:
-        """The activity that ended last by each time, or -1."""
+    def _ended_by(self, time: Ints, launched_by: Ints | None = None) -> Ints:
+        """The activity that ended last by each time (and was launched by then), or -1."""
         at = np.searchsorted(self.stops, time, side="right") - 1
+        for _ in range(_LOOKED_AT if launched_by is not None and len(self.stop) else 0):
+            later = (at >= 0) & (self.launch[self.by_stop[np.maximum(at, 0)]] >= launched_by)
+            at = np.where(later, at - 1, at)
         return np.where(at < 0, -1, self.by_stop[np.maximum(at, 0)])
 
     def _host(self) -> _Host:
@@ -139,12 +146,12 @@ class _Report:
         np.maximum.at(after_stream, waiting, self.stop[other] + _FOLLOWS_NS)
         ready = np.maximum.reduce([queued, launched, after_stream])
         late = np.flatnonzero(start - ready > REACTS_NS // 2)
-        by = self._ended_by(start[late])
+        by = self._ended_by(start[late], launch[late])
         found = (by >= 0) & (self.stop[by] > ready[late] - 2 * _FOLLOWS_NS)
-        found &= start[late] - self.stop[by] <= REACTS_NS
+        found &= start[late] - self.stop[by] <= _OCCUPIED_NS
         late, by = late[found], by[found]
         unexplained = np.maximum(start - ready, 0)
-        unexplained[late] = 0
+        unexplained[late] = start[late] - self.stop[by]
         unexplained[unexplained <= REACTS_NS // 2] = 0
         # what is left of an activity's delay is on the edge that comes last
         explained = np.zeros(n, dtype=bool)
@@ -420,6 +427,7 @@ class _Joined:
         source, target, pick, plus = edges.columns()
         sizes = [len(d.row) for d in devices]
         host_sizes = [len(h.at) for h in hosts]
+        wait_beside, waits = self._beside_waits()
         return Replay(
             graph=graph(self.moments, source, target),
             steps=self.steps,
@@ -437,7 +445,72 @@ class _Joined:
             joined=joined, before=follow, latency=latency, fresh=fresh, part=part,
             first=first, first_ns=first_ns, again=again, marks=ends, recorded=self._recorded(),
             unexplained=self._all([d.unexplained for d in devices]),
+            wait_beside=wait_beside, freely=self._freely(wait_beside, run), waits=waits,
         )  # fmt: skip
+
+    def _beside_waits(self) -> tuple[Ints, Ints]:
+        """Beside which wait in a collective each kernel ran (else -1), and the waits' moments.
+
+        A collective that waits occupies multiprocessors and memory, and slows what runs beside it.
+        """
+        calls, out = self.calls, np.full(self.n, -1, dtype=np.int64)
+        begin, until = self.start[calls.member], self.arrival_ns[calls.number]
+        waits = np.flatnonzero(calls.held & (until - begin > REACTS_NS))
+        of = np.searchsorted(self.first, calls.member[waits], side="right") - 1
+        for p, device in enumerate(self.devices):
+            mine = np.flatnonzero(of == p)
+            mine = mine[np.argsort(begin[waits[mine]], kind="stable")]
+            if not len(mine):
+                continue
+            middle = (device.start + device.stop) // 2
+            at = np.searchsorted(begin[waits[mine]], middle, side="right") - 1
+            inside = (at >= 0) & (middle < until[waits[mine[np.maximum(at, 0)]]])
+            here = np.flatnonzero(inside & (self.reports[p].kind[device.row] == COMPUTE))
+            out[self.first[p] + here] = mine[at[here]]
+        moments = [self.starts + calls.member[waits], self.arrivals + calls.number[waits]]
+        return out, np.stack(moments, axis=1)
+
+    def _freely(self, wait_beside: Ints, run: Ints) -> Ints:
+        """How long each activity runs where its rank waits in no collective beside it (ns).
+
+        Of a beside kernel the median of the same kernels (by name, and how many-th of its name in
+        the step), over ranks and steps in which they were not beside; at most its own.
+        """
+        beside = np.flatnonzero(wait_beside >= 0)
+        if not len(beside):
+            return run
+        key = self._same_kernels()
+        free = np.flatnonzero((wait_beside < 0) & (key >= 0))
+        free = free[np.lexsort((run[free], key[free]))]
+        keys, first, count = np.unique(key[free], return_index=True, return_counts=True)
+        middle = run[free[first + (count - 1) // 2]] if len(free) else run[:0]
+        at = np.minimum(np.searchsorted(keys, key[beside]), max(len(keys) - 1, 0))
+        out = run.copy()
+        if len(keys):
+            known = keys[at] == key[beside]
+            out[beside[known]] = np.minimum(run[beside[known]], middle[at[known]])
+        return np.asarray(out)
+
+    def _same_kernels(self) -> Ints:
+        """A number for each kernel: equal for the same kernel of any rank and step; else -1."""
+        codes: dict[str, int] = {}
+        name = np.full(self.n, -1, dtype=np.int64)
+        for p, (k, device) in enumerate(zip(self.chosen, self.devices, strict=True)):
+            line = self.dataset.timelines[k]
+            code = np.asarray([codes.setdefault(n, len(codes)) for n in line.names] or [0])
+            kernel = self.reports[p].kind[device.row] == COMPUTE
+            name[self.first[p] : self.first[p + 1]] = np.where(
+                kernel, code[line.name[device.row]], -1
+            )
+        of = np.searchsorted(self.first, np.arange(self.n), side="right") - 1
+        step = self._all([d.step for d in self.devices])
+        order = np.lexsort((self.start, name, step, of))
+        parts = np.stack([of, step, name])[:, order]
+        fresh = np.r_[True, (parts[:, 1:] != parts[:, :-1]).any(axis=0)]
+        since = np.arange(self.n) - np.maximum.accumulate(np.where(fresh, np.arange(self.n), 0))
+        out = np.full(self.n, -1, dtype=np.int64)
+        out[order] = np.where(parts[2] >= 0, parts[2] * self.n + since, -1)
+        return out
 
     def _step_ends(self, edges: _Edges, marks: Ints, launch: Ints) -> Ints:
         """Moments of the steps' ends, [ranks, steps + 1]: of the host and all that it launched."""

@@ -22,7 +22,7 @@ latest over j of launch j plus the running times from j on (Lindley 1952).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -81,6 +81,12 @@ class Replay:
     recorded: Ints
     #: what no recorded length explains, of each activity (ns)
     unexplained: Ints
+    #: activities that ran while their rank waited in a collective: which wait, else -1
+    wait_beside: Ints
+    #: how long each runs where nothing waits beside it
+    freely: Ints
+    #: waits: the moments of the member's start and of the last arrival, [waits, 2]
+    waits: Ints
 
     def values(self, lengths: Lengths) -> Ints:
         """Return the lengths that edges pick from.
@@ -105,13 +111,35 @@ class Replay:
         return np.concatenate([queue, launched_end, since, run, woken, np.zeros_like(own[:1])])
 
     def times(self, lengths: Lengths, begin: Ints | None = None) -> Ints:
-        """Return all moments' times with these lengths, [moments] or [moments, what-ifs]."""
+        """Return all moments' times with these lengths, [moments] or [moments, what-ifs].
+
+        Two passes: what ran beside a wait runs faster in the second by the part of the wait that
+        the first has not (an idle wait occupies multiprocessors and memory).
+        """
+        times = self._pass(lengths, begin)
+        if not len(self.waits):
+            return times
+        recorded = np.diff(self.recorded[self.waits])[:, 0]
+        left = times[self.waits[:, 1]] - times[self.waits[:, 0]]
+        recorded = recorded if left.ndim == 1 else recorded[:, None]
+        part = np.clip(left / recorded, 0.0, 1.0)
+        beside = np.flatnonzero(self.wait_beside >= 0)
+        run = lengths.run[beside]
+        faster = run - np.minimum(run, _like(self.freely[beside], run))
+        saved = (1 - part[self.wait_beside[beside]]) * _like(faster, part)
+        shorter = np.array(
+            np.broadcast_to(_like(lengths.run, part), (len(self.rank), *part.shape[1:]))
+        )
+        shorter[beside] -= saved.astype(np.int64)
+        return self._pass(replace(lengths, run=shorter), begin)
+
+    def _pass(self, lengths: Lengths, begin: Ints | None) -> Ints:
         values = self.values(lengths)
         plus = self.plus if values.ndim == 1 else self.plus[:, None]
         length = values[self.pick] + plus
         known = np.full((self.graph.moments, *values.shape[1:]), NEVER)
         start = self.first_ns if begin is None else begin
-        known[self.first] = start if start.ndim == values.ndim else start[:, None]
+        known[self.first] = _like(start, known)
         return self.graph.times(length, known)
 
     def pace(self, lengths: Lengths, rounds: int = 4, settle: int = 2) -> np.ndarray:
@@ -133,3 +161,8 @@ class Replay:
         steps = max(self.marks.shape[1] - 1, 1)
         took = (ends[-1] - ends[settle - 1]).mean(axis=0) / ((rounds - settle) * steps)
         return np.asarray(took, dtype=float)
+
+
+def _like(values: Ints, other: np.ndarray) -> Ints:
+    """`values` with a column for the what-ifs where `other` has them."""
+    return values[:, None] if values.ndim == 1 and other.ndim == 2 else values

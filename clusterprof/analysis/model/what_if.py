@@ -79,7 +79,9 @@ class WhatIfs:
         work = np.flatnonzero(~job.joined & (job.kind != COLLECTIVE))
         self.work = work[np.argsort(job.launch_moment[work], kind="stable")]
         self.host_phase, self.phase = self._phases()
-        usual = dataset.usual_step_ns
+        capture = dataset.capture
+        before = capture["profiled"]["before_ns"] if capture else None
+        usual = dataset.usual_step_ns or before
         self.overhead_ns, self.base = self._without_profiler(usual) if usual else (0, job.lengths)
         self.known = usual is not None
         self._base_each = self._each(self.base)
@@ -151,7 +153,8 @@ class WhatIfs:
             np.add.at(total, (job.host_rank, self.step_of_host), self.base.own)
         else:
             rows = self.work
-            np.add.at(total, (job.rank[rows], job.step[rows]), self.base.run[rows])
+            free = np.minimum(self.base.run, job.freely)
+            np.add.at(total, (job.rank[rows], job.step[rows]), free[rows])
         # a rank that is its stage's only one is compared by what each launch takes
         count = np.maximum(np.bincount(job.host_rank, minlength=len(total)), 1)[:, None]
         each = self.peers.excess(total / count)[0] * count
@@ -173,7 +176,9 @@ class WhatIfs:
         step = self.step_of_host if part == "host" else self.job.step
         phase = self.host_phase if part == "host" else self.phase
         chosen = np.arange(len(values)) if part == "host" else self.work
-        source = values.copy()
+        # a peer's kernels as they would be without its waiting for these ranks
+        source = values if part == "host" else np.minimum(values, self.job.freely)
+        source = source.copy()
         for k in ranks:
             others = np.setdiff1d(self.peers.others(k), ranks)
             if not len(others):
