@@ -60,6 +60,8 @@ class _Device(NamedTuple):
     waiting: Ints
     other: Ints
     after: Ints
+    #: the unexplained parts of `follow`, `latency` and `after`
+    loose: tuple[Ints, Ints, Ints]
 
 
 class _Report:
@@ -163,9 +165,12 @@ class _Report:
         loose = (last[waiting] != 2) | explained[waiting]
         after[loose] = np.minimum(after[loose], _FOLLOWS_NS)
         step = np.searchsorted(self.begins, launch) - 1
+        on = [np.where(last == edge, unexplained, 0) for edge in range(3)]
+        loose = on[0], on[1], np.r_[on[2][waiting], np.zeros(len(late), dtype=np.int64)]
         return _Device(
             row, step, stream, start, stop, previous, follow, latency, unexplained,
             np.r_[waiting, late], np.r_[other, by], np.r_[after, start[late] - self.stop[by]],
+            loose,
         )  # fmt: skip
 
     def free(self, stream: Ints) -> Ints:
@@ -239,15 +244,24 @@ class _Calls(NamedTuple):
 
 
 class _Edges:
-    """Edges as they are found: source, target, place of a length, and what is added to it."""
+    """Edges as they are found: source, target, place of a length, what is added to it, and the
+    unexplained part of that."""
 
     def __init__(self) -> None:
-        self.parts: list[tuple[Ints, Ints, Ints, Ints]] = []
+        self.parts: list[tuple[Ints, ...]] = []
 
-    def add(self, source: Ints, target: Ints, pick: Ints | int, plus: Ints | int = 0) -> None:
+    def add(
+        self,
+        source: Ints,
+        target: Ints,
+        pick: Ints | int,
+        plus: Ints | int = 0,
+        loose: Ints | int = 0,
+    ) -> None:
         shape = np.shape(source)
-        pick, plus = np.broadcast_to(pick, shape), np.broadcast_to(plus, shape)
-        self.parts.append((source, target, pick, plus))
+        self.parts.append(
+            (source, target, *(np.broadcast_to(v, shape) for v in (pick, plus, loose)))
+        )
 
     def columns(self) -> list[Ints]:
         return [np.concatenate(c) for c in zip(*self.parts, strict=True)]
@@ -376,6 +390,7 @@ class _Joined:
         waiting = self._all([d.waiting for d in devices], offset)
         other = self._all([self._end_of(p, d.other) for p, d in enumerate(devices)])
         after = self._all([d.after for d in devices])
+        loose = [self._all([d.loose[edge] for d in devices]) for edge in range(3)]
         follow = self._all([d.follow for d in devices])
         latency = self._all([d.latency for d in devices])
         joins = np.zeros(n, dtype=bool)
@@ -399,13 +414,17 @@ class _Joined:
         inner = inner[~root[inner]]
         edges.add(root_of[inner], inner, self.since + inner)
         special = np.flatnonzero(joins)
-        edges.add(prior[special], self.starts + special, self.none, follow[special])
+        edges.add(
+            prior[special], self.starts + special, self.none, follow[special], loose[0][special]
+        )
         edges.add(
             root_of[launch[special]], self.starts + special, self.since + launch[special],
-            latency[special],
+            latency[special], loose[1][special],
         )  # fmt: skip
         known = other >= 0
-        edges.add(other[known], self.starts + waiting[known], self.none, after[known])
+        edges.add(
+            other[known], self.starts + waiting[known], self.none, after[known], loose[2][known]
+        )
         alone = np.flatnonzero(joins & ~joined)
         edges.add(self.starts + alone, self.ends + alone, self.running + alone)
         gate = np.flatnonzero(calls.gates)
@@ -424,7 +443,7 @@ class _Joined:
         plain = plain[needed[self.ends + plain]]
         edges.add(prior_of[plain], self.ends + plain, plain)
         edges.add(root_of[launch[plain]], self.ends + plain, self.launched + plain)
-        source, target, pick, plus = edges.columns()
+        source, target, pick, plus, loose_plus = edges.columns()
         sizes = [len(d.row) for d in devices]
         host_sizes = [len(h.at) for h in hosts]
         wait_beside, waits = self._beside_waits()
@@ -446,6 +465,7 @@ class _Joined:
             first=first, first_ns=first_ns, again=again, marks=ends, recorded=self._recorded(),
             unexplained=self._all([d.unexplained for d in devices]),
             wait_beside=wait_beside, freely=self._freely(wait_beside, run), waits=waits,
+            loose=(loose[0], loose[1], loose_plus),
         )  # fmt: skip
 
     def _beside_waits(self) -> tuple[Ints, Ints]:

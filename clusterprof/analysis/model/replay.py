@@ -40,6 +40,8 @@ class Lengths:
     run: Ints
     #: each host moment at which a wait ends: how long after what it waited for; NEVER: no wait
     woken: Ints
+    #: whether the delays that no recorded length explains are left out
+    explained: bool = False
 
 
 @dataclass(frozen=True)
@@ -87,6 +89,8 @@ class Replay:
     freely: Ints
     #: waits: the moments of the member's start and of the last arrival, [waits, 2]
     waits: Ints
+    #: the parts of `before`, `latency` and `plus` that are unexplained
+    loose: tuple[Ints, Ints, Ints]
 
     def values(self, lengths: Lengths) -> Ints:
         """Return the lengths that edges pick from.
@@ -104,9 +108,12 @@ class Replay:
             own, run, woken = (
                 np.broadcast_to(column(v), (len(v), width)) for v in (own, run, woken)
             )
+        before, latency = self.before, self.latency
+        if lengths.explained:
+            before, latency = before - self.loose[0], latency - self.loose[1]
         since = running_sum(own, self.host_root)
-        queue = running_sum(run + column(self.before), self.fresh)
-        launched = since[self.launch_moment] + column(self.latency)
+        queue = running_sum(run + column(before), self.fresh)
+        launched = since[self.launch_moment] + column(latency)
         launched_end = running_maximum(launched + run - queue, self.part) + queue
         return np.concatenate([queue, launched_end, since, run, woken, np.zeros_like(own[:1])])
 
@@ -135,8 +142,8 @@ class Replay:
 
     def _pass(self, lengths: Lengths, begin: Ints | None) -> Ints:
         values = self.values(lengths)
-        plus = self.plus if values.ndim == 1 else self.plus[:, None]
-        length = values[self.pick] + plus
+        plus = self.plus - self.loose[2] if lengths.explained else self.plus
+        length = values[self.pick] + (plus if values.ndim == 1 else plus[:, None])
         known = np.full((self.graph.moments, *values.shape[1:]), NEVER)
         start = self.first_ns if begin is None else begin
         known[self.first] = _like(start, known)
