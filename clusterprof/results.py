@@ -84,16 +84,22 @@ class StepEntry(TypedDict):
 
 
 class OperationEntry(TypedDict):
-    """All matched collectives of one operation on one communicator; times are sums per rank."""
+    """The calls of one operation on one communicator, per step: in steady state, if any is.
+
+    Times are the mean over all profiled ranks, so that they add up to the accounts; calls and
+    bytes are of one of `ranks`.
+    """
 
     operation: str
     communicator: str
     ranks: list[int]
-    calls: int
-    message_bytes: int
-    transfer_ns: int
-    wait_ns: int
-    exposed_ns: int
+    calls_per_step: float
+    bytes_per_step: int
+    communication_ns_per_step: int
+    #: the part of it that no compute overlaps with, each moment counted once
+    exposed_ns_per_step: int
+    #: the part of the exposed time before the last member's arrival
+    exposed_wait_ns_per_step: int
 
 
 class CollectivesEntry(TypedDict):

@@ -147,7 +147,7 @@ def _sorted(results: Results) -> Results:
         | {
             "by_operation": sorted(
                 collectives["by_operation"],
-                key=lambda e: (-e["exposed_ns"], e["operation"], e["communicator"]),
+                key=lambda e: (-e["exposed_ns_per_step"], e["operation"], e["communicator"]),
             )
         },
         "findings": sorted(

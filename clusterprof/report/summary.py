@@ -102,7 +102,8 @@ def stragglers(results: Results) -> list[int]:
 
 def by_exposed(results: Results) -> list[OperationEntry]:
     """The operations, those with the most exposed time first."""
-    return sorted(results["collectives"]["by_operation"], key=lambda entry: -entry["exposed_ns"])
+    entries = results["collectives"]["by_operation"]
+    return sorted(entries, key=lambda entry: -entry["exposed_ns_per_step"])
 
 
 def rank_uncertainties(results: Results) -> dict[int, int]:
@@ -141,17 +142,17 @@ def part_cells(row: Average, ns: float, floor_ns: int = 0) -> tuple[str, str]:
 
 
 def operation_cells(entry: OperationEntry, floor_ns: int) -> list[str]:
-    """Calls, bytes, exposed, wait and transfer; a wait below the clocks' error is a bound."""
-    # no call can wait longer than it lasts, however large the clocks' error
-    floor = min(floor_ns * entry["calls"], entry["wait_ns"] + entry["transfer_ns"])
-    measurable = entry["wait_ns"] == 0 or entry["wait_ns"] > floor_ns * entry["calls"]
+    """Calls, bytes, time, exposed time and the waiting in it; below the clocks' error a bound."""
+    exposed, wait = entry["exposed_ns_per_step"], entry["exposed_wait_ns_per_step"]
+    # no call can wait longer than it is exposed, however large the clocks' error
+    floor = min(floor_ns * entry["calls_per_step"], exposed)
     return [
-        f"{entry['calls']:,}",
+        f"{entry['calls_per_step']:,.3g}",
         # a report without sizes adds up to 0, which is not a size
-        words.size(entry["message_bytes"] or None),
-        words.duration(entry["exposed_ns"]),
-        words.duration(entry["wait_ns"]) if measurable else below(floor),
-        words.duration(entry["transfer_ns"]),
+        words.size(entry["bytes_per_step"] or None),
+        words.duration(entry["communication_ns_per_step"]),
+        words.duration(exposed),
+        words.duration(wait) if wait == 0 or wait > floor else below(floor),
     ]
 
 

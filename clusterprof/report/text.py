@@ -183,6 +183,7 @@ def _collectives(page: _Page, results: Results) -> None:
     ]
     if rows:
         header = ["operation", "communicator", "ranks", "calls", "bytes"]
-        page.table([*header, "exposed", "wait", "transfer"], rows, left=3)
+        page.table([*header, "time", "exposed", "waiting"], rows, left=3)
+        page.sentence("per step; times: the mean over all profiled ranks", 2, style="quiet")
     if len(entries) > len(rows):
         page.sentence(f"and {len(entries) - len(rows)} more, with less exposed time", 2)

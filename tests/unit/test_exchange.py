@@ -77,7 +77,7 @@ def test_it_is_told_as_one_operation_of_an_expert_group_and_makes_no_pipeline(ke
     assert [row["operation"] for row in found[0]["evidence"]] == ["AllToAll"]
     assert "5 calls per step" in found[0]["summary"]
     (entry,) = results["collectives"]["by_operation"]
-    assert (entry["operation"], entry["calls"]) == ("AllToAll", 5 * 6)
+    assert (entry["operation"], entry["calls_per_step"]) == ("AllToAll", 5.0)
 
 
 def test_a_late_rank_is_found_behind_its_exchanges() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from simulate import simulate
@@ -32,3 +34,13 @@ def test_pageable_copies_save_what_pinned_ones_would() -> None:
     saved = step_ns(slow) - step_ns(fast)
     assert one["saved_ns_per_step"] == pytest.approx(saved, abs=0.01 * step_ns(slow))
     assert not found(fast, "input.pageable_copy")
+
+
+@pytest.mark.parametrize("job", [Job(layers=2, transfer_ns=6 * MS), Job(serial=True)])
+def test_exposed_communication_saves_what_transfers_of_no_time_would(job: Job) -> None:
+    exposed, free = studied(job), studied(replace(job, transfer_ns=0))
+    saved = step_ns(exposed) - step_ns(free)
+    each = found(exposed, "communication.exposed")
+    stated = sum(one["saved_ns_per_step"] for one in each)
+    assert stated == pytest.approx(saved, abs=0.01 * step_ns(exposed))
+    assert not found(free, "communication.exposed")

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
-from clusterprof.agent.contracts.words import counted, percent
-from clusterprof.analysis.findings.finding import Code, Evidence, exposed_by_step, finding, of_step
+from clusterprof.agent.contracts.words import ms, percent
+from clusterprof.analysis.findings.finding import Code, finding, of_step
+from clusterprof.analysis.findings.straggler import repaired
 from clusterprof.analysis.findings.unprofiled import hidden_wait
 from clusterprof.analysis.model import limits
-from clusterprof.analysis.model.dataset import Dataset, Floats, Ints, parts
+from clusterprof.analysis.model.accounts import COMMUNICATION, EXPOSED, WAITING, by_call, calls
+from clusterprof.analysis.model.dataset import Bools, Dataset, Ints, calls_per_step, parts
+from clusterprof.analysis.model.replay import Lengths
+from clusterprof.analysis.model.what_if import Saved, WhatIfs, what_ifs
 from clusterprof.results import Finding, OperationEntry
 
 #: place among the modules of findings (`registry`)
@@ -21,7 +26,8 @@ CODES = (
         "communication.exposed",
         "Communication is not overlapped with compute",
         "Part of the step is pure transfer: a collective runs while its GPU computes nothing. "
-        "Waiting for a late rank is not counted.",
+        "Waiting for a late rank is not counted. Saved: these transfers take nothing, which "
+        "overlapping them fully would come to: an upper bound.",
         "Some exposure is unavoidable at the end of the backward pass and in tensor-parallel "
         "layers. Where a member of the communicator has no report, transfer and waiting cannot be "
         "separated, and nothing is reported.",
@@ -30,175 +36,140 @@ CODES = (
     ),
 )
 
-#: one finding each for so many operations and communicators at most
+#: one finding each for so many operations at most
 _MOST = 3
 _SMALL_BYTES = 1 << 20
-
-
-def exposed_transfer(dataset: Dataset) -> Floats:
-    """Per row of the placed table: the exposed part of its transfer (ns)."""
-    c = dataset.collectives
-    waits = c.wait + hidden_wait(dataset).astype(np.int64)
-    return _exposed(dataset, np.minimum(c.start + waits, c.end))
-
-
-def _exposed(dataset: Dataset, begin: Ints) -> Floats:
-    """Per row of the placed table: how much from `begin` to its end is without compute (ns)."""
-    c = dataset.collectives
-    out = np.zeros(len(c.rank))
-    for line in dataset.timelines:
-        mine = c.of(line.rank)
-        mine = mine[c.has[mine]]
-        covered = line.compute.within(begin[mine], c.end[mine])
-        out[mine] = c.end[mine] - begin[mine] - covered
-    return out
-
-
-def _keys(dataset: Dataset) -> np.ndarray:
-    c = dataset.collectives
-    return np.asarray(
-        [f"{o}\0{n}" for o, n in zip(c.label, c.communicator, strict=True)], dtype=object
-    )
+#: what a pipeline's stages hand each other: a transfer is both
+_BOTH = "Send and Recv"
 
 
 def by_operation(dataset: Dataset) -> list[OperationEntry]:
-    """The matched collectives summed by operation and communicator, costliest first.
+    """All communication by operation and communicator, the most exposed first.
 
-    `transfer_ns`, `wait_ns` and `exposed_ns` are sums per rank: over all calls, the mean over
-    the ranks; `message_bytes` the sum of one rank's messages.
+    Per evidence step, the mean over the profiled ranks: the entries add up to the accounts.
     """
-    c = dataset.collectives
-    exposed = _exposed(dataset, c.start)
-    keys = _keys(dataset)
-    out: list[OperationEntry] = []
-    matched = np.flatnonzero(c.matched)
-    for every in parts(matched, keys[matched].astype(str)):
-        key = str(keys[every[0]])
-        rows = c.once(every)
-        ranks = sorted({int(r) for r in c.rank[rows]})
-        operation, communicator = key.split("\0")
-        out.append(
-            {
-                "operation": operation,
-                "communicator": communicator,
-                "ranks": ranks,
-                "calls": _calls(dataset, rows, len(ranks)),
-                "message_bytes": _bytes(dataset, every, len(ranks)),
-                "transfer_ns": int(c.transfer[rows].sum() // len(ranks)),
-                "wait_ns": int(c.wait[rows].sum() // len(ranks)),
-                "exposed_ns": int(exposed[rows].sum() // len(ranks)),
-            }
-        )
-    return sorted(out, key=lambda e: -e["exposed_ns"])
+    return dataset.cached("by operation", lambda: _by_operation(dataset))
 
 
-def _calls(dataset: Dataset, rows: Ints, ranks: int) -> int:
-    """How many collectives `rows` are; of an all-to-all each rank's kernel is its part of one."""
-    c = dataset.collectives
-    grouped = c.exchange[rows]
-    return len(np.unique(c.collective[rows[~grouped]])) + round(int(grouped.sum()) / ranks)
+def _by_operation(dataset: Dataset) -> list[OperationEntry]:
+    c, spent = dataset.collectives, by_call(dataset)
+    used = c.has & np.isin(c.step, dataset.evidence_steps) | spent[:-1].any(axis=1)
+    rows = np.flatnonzero(used)
+    keys = np.asarray([f"{c.label[r]}\0{c.communicator[r]}" for r in rows], dtype=str)
+    out = [_entry(dataset, part) for part in parts(rows, keys)]
+    if spent[-1].any():
+        out.append(_entry(dataset, np.array([-1])))
+    return sorted(out, key=lambda e: -e["exposed_ns_per_step"])
 
 
-def _bytes(dataset: Dataset, rows: Ints, ranks: int) -> int:
-    """One rank's messages; of an all-to-all those that it sends."""
-    c = dataset.collectives
+def _entry(dataset: Dataset, rows: Ints) -> OperationEntry:
+    """Of rows of the placed table, or of the row -1: of kernels without a call."""
+    c, steps = dataset.collectives, dataset.evidence_steps
+    spent = by_call(dataset)[rows].sum(axis=0) / max(len(dataset.ranks) * len(steps), 1)
+    rows = rows[rows >= 0]
+    ranks = np.unique(c.rank[rows]).tolist()
     sent = rows[~c.exchange[rows] | (c.operation[rows] == "Send")]
-    return int(np.maximum(c.size[sent], 0).sum() // ranks)
-
-
-def _per_step(dataset: Dataset, rows: Ints) -> Floats:
-    """Exposed transfer of `rows` as [ranks, steady-state steps], overlaps counted once (ns)."""
-    c = dataset.collectives
-    out = np.full((len(dataset.ranks), len(dataset.steady_steps)), np.nan)
-    waits = hidden_wait(dataset).astype(np.int64)
-    for rank, mine in c.each_rank(rows):
-        line = dataset.line(rank)
-        begin = np.minimum(c.start[mine] + c.wait[mine] + waits[mine], c.end[mine])
-        out[dataset.place[rank]] = exposed_by_step(
-            dataset, line, line.compute, begin, c.end[mine], np.nan
-        )
-    return out
+    sent = sent[np.isin(c.step[sent], steps)]
+    size = np.maximum(c.size[sent], 0).sum() / max(len(ranks) * len(steps), 1)
+    return {
+        "operation": str(c.label[rows[0]]) if len(rows) else "unknown",
+        "communicator": str(c.communicator[rows[0]]) if len(rows) else "unknown",
+        "ranks": ranks,
+        "calls_per_step": calls_per_step(dataset, rows),
+        "bytes_per_step": round(float(size)),
+        "communication_ns_per_step": round(spent[COMMUNICATION]),
+        "exposed_ns_per_step": round(spent[EXPOSED]),
+        "exposed_wait_ns_per_step": round(spent[WAITING]),
+    }
 
 
 def find(dataset: Dataset, found: Sequence[Finding] = ()) -> list[Finding]:
-    """Return `communication.exposed`, one per operation that costs enough.
+    """Return `communication.exposed`, one per operation whose transfers cost enough.
 
     Not where members wait for an unprofiled rank: there transfer and waiting cannot be separated.
     """
-    c = dataset.collectives
+    job, base = what_ifs(dataset), repaired(dataset)
+    if job is None or base is None:
+        return []
+    c, spent = dataset.collectives, by_call(dataset)[:-1]
     unprofiled = [f for f in found if f["code"] == "straggler.unprofiled"]
     unclear = [str(e["communicator"]) for f in unprofiled for e in f["evidence"]]
-    if not dataset.steady_steps:
-        return []
-    keys = _keys(dataset)
-    costly = []
-    for operation in dict.fromkeys(c.label[c.has & c.matched]):
-        # tensor groups are many communicators of one kind: they are one finding
-        known = c.has & c.matched & ~np.isin(c.communicator.astype(str), unclear)
-        rows = c.once(np.flatnonzero((c.label == operation) & known))
-        if not len(rows):
-            continue
-        each = _per_step(dataset, rows)
-        steps = (~np.isnan(each)).sum(axis=0)
-        cost = np.where(steps > 0, np.nansum(each, axis=0) / np.maximum(steps, 1), np.nan)
-        share = float(np.nan_to_num(cost).mean()) / dataset.step_ns
-        if share >= limits.LEAST_FRAC:
-            costly.append((share, operation, rows, cost, each))
-    costly.sort(key=lambda c: -c[0])
+    known = c.has & c.matched & ~np.isin(c.communicator.astype(str), unclear)
+    # tensor groups are many communicators of one kind: they are one finding
+    label = np.where(c.point_to_point & ~c.exchange, _BOTH, c.label)
+    least = limits.LEAST_FRAC * dataset.step_ns * len(dataset.steady_steps)
+    weighed = []
+    for operation in dict.fromkeys(label[known]):
+        mine = known & (label == operation)
+        transfer = (spent[:, EXPOSED] - spent[:, WAITING]) * mine
+        if np.bincount(c.rank, transfer).max() >= least:
+            saved = job.saved(_without(dataset, job, base, mine), base)
+            weighed.append((saved, str(operation), mine))
+    weighed.sort(key=lambda one: -one[0].most_ns)
     return [
-        _finding(dataset, str(operation), rows, cost, each, keys)
-        for _, operation, rows, cost, each in costly[:_MOST]
+        _finding(dataset, *one)
+        for one in weighed[:_MOST]
+        if one[0].most_ns >= limits.LEAST_FRAC * dataset.step_ns
     ]
 
 
-def _finding(
-    dataset: Dataset, operation: str, rows: Ints, cost: Floats, each: Floats, keys: np.ndarray
-) -> Finding:
+def _without(dataset: Dataset, job: WhatIfs, base: Lengths, mine: Bools) -> Lengths:
+    """The lengths where the transfers of these rows of the placed table take nothing.
+
+    What they wait, for whichever rank, stays.
+    """
+    replayed, run = job.job, base.run.copy()
+    call = np.full(len(run), -1, dtype=np.int64)
+    for k, each in enumerate(calls(dataset)):
+        call[replayed.rank == k] = each[replayed.row[replayed.rank == k]]
+    chosen = np.flatnonzero((call >= 0) & mine[call])
+    waits = hidden_wait(dataset)[call[chosen]].astype(np.int64)
+    waits += np.where(replayed.joined[chosen], 0, dataset.collectives.wait[call[chosen]])
+    run[chosen] = np.minimum(run[chosen], waits)
+    return replace(base, run=run)
+
+
+def _finding(dataset: Dataset, saved: Saved, operation: str, mine: Bools) -> Finding:
+    """The figures are those of `by_operation`."""
     c = dataset.collectives
-    per_step = float(np.nan_to_num(cost).mean())
-    inside = rows[np.isin(c.step[rows], dataset.steady_steps)]
-    ranks = sorted({int(r) for r in c.rank[rows]})
-    per_rank = max(len(ranks) * len(dataset.steady_steps), 1)
-    calls = len(inside) / per_rank
+    names = {(str(c.label[r]), str(c.communicator[r])) for r in np.flatnonzero(mine)}
+    used = [e for e in by_operation(dataset) if (e["operation"], e["communicator"]) in names]
+    exposed = sum(e["exposed_ns_per_step"] for e in used)
+    whole = sum(e["communication_ns_per_step"] for e in used)
+    transfer = exposed - sum(e["exposed_wait_ns_per_step"] for e in used)
+    overlapped = 1.0 - exposed / max(whole, 1)
+    inside = np.flatnonzero(mine & np.isin(c.step, dataset.steady_steps))
+    often = calls_per_step(dataset, inside)
     sizes = c.size[inside][c.size[inside] >= 0]
     small = float((sizes < _SMALL_BYTES).mean()) if len(sizes) else 0.0
-    exposed = _exposed(dataset, c.start)
-    length = float((c.end - c.start)[inside].sum())
-    overlapped = 1.0 - float(exposed[inside].sum()) / max(length, 1.0)
-    by_key = parts(rows, keys[rows].astype(str))
-    by_key.sort(key=lambda part: -float(exposed[part].sum()))
-    transfer = exposed_transfer(dataset)
-    evidence: Evidence = []
-    for part in by_key[:4]:
-        here = part[np.isin(c.step[part], dataset.steady_steps)]
-        name = str(c.communicator[part[0]])
-        evidence.append(
-            {
-                "operation": operation,
-                "communicator": name,
-                "ranks": sorted({int(r) for r in c.rank[part]}),
-                "steps": list(dataset.steady_steps),
-                "exposed_ns_per_step": round(float(transfer[here].sum()) / per_rank),
-                "what": f"{operation} on {name}",
-            }
-        )
+    cost = np.maximum(saved.each, 0.0)
     return finding(
         dataset,
         "communication.exposed",
-        ranks=ranks,
+        ranks=np.unique(c.rank[inside]).tolist(),
         cost=cost,
+        saved=saved,
+        uncertainty_ns=saved.uncertainty_ns,
         floor_ns=0.01 * dataset.step_ns,
-        confidence=0.9 if float(np.nanstd(each)) < per_step else 0.7,
-        summary=f"Exposed {operation} takes {of_step(dataset, per_step)}: no compute overlaps it. "
-        f"{counted(round(calls), 'call')} per step, {percent(overlapped)} of their time "
-        "overlapped.",
-        evidence=evidence,
-        advice=_advice(operation, calls, small, overlapped),
+        confidence=0.9,
+        summary=f"Exposed {operation} takes {of_step(dataset, transfer)}, waiting excluded: no "
+        f"compute overlaps it. Overlapping it would save at most {ms(float(cost.mean()))}. "
+        f"{often:.3g} call{'' if often == 1 else 's'} per step, {percent(overlapped)} of their "
+        "time overlapped.",
+        evidence=[
+            {
+                **entry,
+                "steps": list(dataset.steady_steps),
+                "what": f"{entry['operation']} on {entry['communicator']}",
+            }
+            for entry in used[:4]
+        ],
+        advice=_advice(operation, often, small, overlapped),
     )
 
 
 def _advice(operation: str, calls: float, small: float, overlapped: float) -> str:
-    if operation in ("Send", "Recv", "SendRecv"):
+    if operation == _BOTH:
         return (
             "post receives early and send asynchronously (isend/irecv, batch_isend_irecv), with "
             "more microbatches to overlap them with"

@@ -24,7 +24,7 @@ import pyarrow.compute as pc
 
 from clusterprof.agent.contracts import words
 from clusterprof.analysis.groups.stages import Stages, stages, traffic
-from clusterprof.analysis.model.dataset import Bools, Dataset, Floats, Ints, parts
+from clusterprof.analysis.model.dataset import Bools, Dataset, Floats, Ints, calls_per_step, parts
 from clusterprof.results import GroupEntry, GroupKind, TopologyEntry
 
 #: calls before this part of a step's compute are of the forward
@@ -90,7 +90,7 @@ def _pipelines(dataset: Dataset, found: Stages | None) -> list[GroupEntry]:
             stages += f" of {found.count}, {stride} from each to the next"
         confidence = (0.95 if found.count else 0.8) * _matched(dataset, sent.row[mine])
         answer: Answer = ("pipeline", confidence, f"Sends and Recvs along a chain: {stages}")
-        rows = sent.row[mine & np.isin(sent.step, _steps(dataset))]
+        rows = sent.row[mine & np.isin(sent.step, dataset.evidence_steps)]
         size = found.count or (len(chain) if _everyone(dataset) else None)
         out.append(_entry(dataset, name, rows, answer, size=size, ranks=chain))
     return out
@@ -153,14 +153,16 @@ def _purpose(dataset: Dataset, rows: Ints, ranks: Ints) -> Answer:
         return "unknown", 0.5, f"its largest message has {largest} bytes"
     some = ranks[:: max(len(ranks) // _LOOKED_AT, 1)][:_LOOKED_AT]
     rows = c.once(rows)
-    counted = np.isin(c.step[rows], _steps(dataset)) & np.isin(c.rank[rows], some) & c.has[rows]
+    counted = (
+        np.isin(c.step[rows], dataset.evidence_steps) & np.isin(c.rank[rows], some) & c.has[rows]
+    )
     # an AllToAll's sizes differ between members, and reports of some kinds have none
     large = (c.size[rows] < 0) | (c.size[rows] >= _SMALL * largest) | c.exchange[rows]
     used = rows[counted & large & (c.operation[rows] != "Barrier")]
     if not len(used):
         return "unknown", 0.5, "it is not used in steady-state steps"
     place = _places(dataset, used)
-    runs = _Runs(dataset, used, place)
+    runs = _Runs(dataset, used, place, c.label[rows[counted]])
     if runs.calls("AllToAll") >= 2:
         often = f"AllToAll {runs.often('AllToAll')} times per step"
         return "expert", 0.7, f"{often} (sequence parallel by heads looks alike)"
@@ -202,8 +204,10 @@ def _reduced(runs: _Runs, largest: int) -> Answer:
 class _Runs:
     """A communicator's calls in each step of each rank that is looked at."""
 
-    def __init__(self, dataset: Dataset, rows: Ints, place: Floats) -> None:
+    def __init__(self, dataset: Dataset, rows: Ints, place: Floats, every: np.ndarray) -> None:
         c = dataset.collectives
+        #: operations of all calls, small ones too
+        self.every = every
         self.operation = c.label[rows]
         self.place = place
         both = np.stack([c.rank[rows], c.step[rows]])
@@ -224,8 +228,8 @@ class _Runs:
         return float((self.operation == operation).sum()) / self.count
 
     def often(self, operation: str) -> str:
-        """`calls` as a word."""
-        return f"{self.calls(operation):.3g}"
+        """How many such calls a step has, small ones too, as a word."""
+        return f"{round(float((self.every == operation).sum()) / self.count, 1):.3g}"
 
     def early(self, operation: str) -> float:
         """The share of steps that have such a call in the forward."""
@@ -260,11 +264,6 @@ def _places(dataset: Dataset, rows: Ints) -> Floats:
         done, whole = np.where(some, done, start - begin), np.where(some, whole, end - begin)
         out[mine] = np.clip(done / np.maximum(whole, 1), 0, 1)
     return out
-
-
-def _steps(dataset: Dataset) -> Sequence[int]:
-    """Steps to look at: those in steady state, else all but the window's first."""
-    return dataset.steady_steps or dataset.steps[1:] or dataset.steps
 
 
 def _everyone(dataset: Dataset) -> bool:
@@ -312,15 +311,13 @@ def _entry(
     c = dataset.collectives
     kind, confidence, why = answer
     members = [int(r) for r in (ranks or np.unique(c.rank[rows]))]
-    inside = c.once(rows[np.isin(c.step[rows], _steps(dataset))])
-    each = max(len(members) * len(_steps(dataset)), 1)
     return {
         "kind": kind,
         "communicator": name,
         "ranks": members,
         "size": size,
         "operations": sorted(set(c.label[rows])),
-        "calls_per_step": round(len(inside) / each, 1),
+        "calls_per_step": calls_per_step(dataset, rows),
         "confidence": round(confidence, 2),
         "why": why,
     }

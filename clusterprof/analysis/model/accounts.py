@@ -1,4 +1,8 @@
-"""Where each step's time went on each rank: an account that closes to the nanosecond."""
+"""Where each step's time went on each rank: an account that closes to the nanosecond.
+
+And which call it went to: each moment of communication belongs to one call, so that the calls add
+up to the accounts.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +13,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from clusterprof.align.clock import Clock
+from clusterprof.analysis.model.dataset import Dataset
 from clusterprof.analysis.model.intervals import union
-from clusterprof.analysis.model.timeline import Timeline
+from clusterprof.analysis.model.timeline import COLLECTIVE, Ints, Timeline
 
 #: One row per rank and step. `duration = compute + exposed_communication + exposed_copy + idle`.
 ACCOUNTS = pa.schema(
@@ -80,3 +85,63 @@ def _rank(line: Timeline, start: np.ndarray, wait: np.ndarray, clock: Clock) -> 
     return pa.table({k: pa.array(v, ACCOUNTS.field(k).type) for k, v in columns.items()}).cast(
         ACCOUNTS
     )
+
+
+#: columns of `by_call`
+COMMUNICATION, EXPOSED, WAITING = range(3)
+
+
+def calls(dataset: Dataset) -> list[Ints]:
+    """For each rank: the row of the placed table of each activity, -1 where it has none.
+
+    Of several calls in one kernel the first.
+    """
+    return dataset.cached("calls", lambda: [_calls(dataset, line) for line in dataset.timelines])
+
+
+def _calls(dataset: Dataset, line: Timeline) -> Ints:
+    c = dataset.collectives
+    mine = c.of(line.rank)
+    mine = mine[c.has[mine]]
+    starts, first = np.unique(c.start[mine], return_index=True)
+    out = np.full(len(line.start), -1, dtype=np.int64)
+    if len(starts):
+        at = np.minimum(np.searchsorted(starts, line.start), len(starts) - 1)
+        known = (line.kind == COLLECTIVE) & (starts[at] == line.start)
+        out[known] = mine[first[at[known]]]
+    return out
+
+
+def by_call(dataset: Dataset) -> Ints:
+    """Communication, its exposed part, and the waiting in that (ns), of the evidence steps.
+
+    [rows of the placed table + 1, 3]: the last row is of kernels without a call. Each moment is
+    counted once, in the call that began first, so that sums over a rank's calls are what its
+    accounts say.
+    """
+    return dataset.cached("by call", lambda: _by_call(dataset))
+
+
+def _by_call(dataset: Dataset) -> Ints:
+    c = dataset.collectives
+    out = np.zeros((len(c.rank) + 1, 3), dtype=np.int64)
+    for line, call in zip(dataset.timelines, calls(dataset), strict=True):
+        rows = np.flatnonzero(line.kind == COLLECTIVE)
+        rows = rows[np.argsort(line.start[rows], kind="stable")]
+        until = np.maximum.accumulate(line.stop[rows])
+        begin = np.maximum(line.start[rows], np.r_[line.start[rows][:1], until[:-1]])
+        rows, begin, until = (v[begin < until] for v in (rows, begin, until))
+        mine = c.of(line.rank)
+        waits = union(c.start[mine], c.start[mine] + c.wait[mine])
+        edges = np.unique(np.r_[begin, until, line.begin, line.end, waits.start, waits.end])
+        low, high = edges[:-1], edges[1:]
+        at = np.searchsorted(begin, low, side="right") - 1
+        step = np.searchsorted(line.begin, low, side="right") - 1
+        keep = (at >= 0) & (step >= 0) & (low < line.end[-1])
+        keep[keep] &= low[keep] < until[at[keep]]
+        keep[keep] &= np.isin(line.step[step[keep]], dataset.evidence_steps)
+        low, high, of = low[keep], high[keep], call[rows[at[keep]]]
+        exposed = high - low - line.compute.within(low, high)
+        waiting = np.where(waits.within(low, high) > 0, exposed, 0)
+        np.add.at(out, of, np.stack([high - low, exposed, waiting], axis=1))
+    return out

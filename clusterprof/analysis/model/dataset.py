@@ -212,6 +212,11 @@ class Dataset:
         """All steps of any rank, ascending."""
         return tuple(int(s) for s in np.unique(self.accounts["step"].to_numpy()))
 
+    @property
+    def evidence_steps(self) -> tuple[int, ...]:
+        """The steps that tables are of: those in steady state, where there are none all."""
+        return self.steady_steps or self.steps
+
     @cached_property
     def world_size(self) -> int | None:
         """The job's world size, where all reports that state one agree."""
@@ -305,6 +310,14 @@ class Dataset:
     def line(self, rank: int) -> Timeline:
         """One rank's timeline."""
         return self.timelines[self.place[rank]]
+
+
+def calls_per_step(dataset: Dataset, rows: Ints) -> float:
+    """How often a member makes the calls `rows` of the placed table in an evidence step."""
+    c, steps = dataset.collectives, dataset.evidence_steps
+    inside = c.once(rows[np.isin(c.step[rows], steps)])
+    members = len(np.unique(c.rank[rows]))
+    return round(len(inside) / max(members * len(steps), 1), 1)
 
 
 def commonest(values: Sequence[T]) -> T:
