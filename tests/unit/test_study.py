@@ -46,8 +46,9 @@ def test_the_planted_straggler_is_named_with_its_host_and_its_20_ms(recordings: 
     assert (found["code"], found["rank"], found["severity"]) == ("straggler.host", 2, "critical")
     assert found["recurrence"] == "persistent"
     assert found["steps"] == [7, 8, 9]
-    # the first steady-state step was shortened by what had been queued before the sleep
-    assert 15 * MS <= found["cost_ns_per_step"] <= 21 * MS
+    # of 20 ms of sleep the queue hides some; and the other hosts need 33 ms a step here, while the
+    # recording without the sleep has steps of 30
+    assert 13 * MS <= found["cost_ns_per_step"] <= 18 * MS
     assert results["verdict"] == sentences(found["summary"], 2)
     assert re.match(r"Rank 2 .* 1\d\.\d ms .* 4\d\.\d ms .*\(3\d%\)", results["verdict"])
     assert "clock_nanosleep" in results["verdict"]
@@ -68,7 +69,7 @@ def test_a_gloo_rank_that_sleeps_is_named_for_its_host(recordings: Path) -> None
     results = recorded(recordings / "kineto" / "gloo").results
     named = [f for f in results["findings"] if f["code"].startswith("straggler")]
     assert [(f["code"], f["rank"]) for f in named][:1] == [("straggler.host", 1)]
-    assert named[0]["cost_ns_per_step"] == pytest.approx(50 * MS, rel=0.3)
+    assert named[0]["cost_ns_per_step"] == pytest.approx(50 * MS, rel=0.1)
 
 
 @pytest.mark.parametrize("kept", [(0, 2), (1, 2), (2, 3)])

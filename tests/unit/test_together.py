@@ -51,9 +51,19 @@ def test_all_ranks_of_one_slow_node_are_named_with_the_node() -> None:
     assert found["cost_ns_per_step"] == pytest.approx(12 * MS, rel=0.1)
 
 
-def test_one_that_is_much_later_than_the_other_is_named_alone() -> None:
+def test_one_that_is_much_later_is_named_first_and_the_other_with_what_is_left() -> None:
     found = stragglers(replace(JOB, causes=(Cause("host", 1, 20 * MS), Cause("host", 3, 3 * MS))))
-    assert [f["rank"] for f in found] == [1]
+    assert [f["rank"] for f in found] == [1, 3]
+    costs = [f["cost_ns_per_step"] for f in found]
+    assert costs == pytest.approx([17 * MS, 3 * MS], rel=0.1)
+
+
+def test_a_rank_late_in_the_first_half_and_another_in_the_second_are_both_named() -> None:
+    early, late = tuple(range(7, 12)), tuple(range(12, 16))
+    causes = (Cause("host", 1, 8 * MS, early), Cause("host", 2, 8 * MS, late))
+    found = stragglers(replace(JOB, steps=10, causes=causes))
+    assert {f["rank"]: f["steps"] for f in found} == {1: list(early), 2: list(late)}
+    assert all(f"({f['steps'][0]} to {f['steps'][-1]})" in f["summary"] for f in found)
 
 
 @pytest.mark.parametrize("late", [(), (0, 1, 2), (0, 1, 2, 3)])

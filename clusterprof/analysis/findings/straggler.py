@@ -8,8 +8,11 @@ only together (the ranks of one node among them).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from statistics import NormalDist
+from typing import Any
 
 import numpy as np
 
@@ -57,23 +60,33 @@ CODES = (
 _WEIGHED = 6
 #: and so many stragglers are named at most
 _NAMED = 8
-#: late together: worth so many times what the best of them saves alone
+#: late together: worth so many times what each of them saves alone
 _JOINT = 1.5
-#: one that is late in some steps only stands out if it takes so many times what any other takes
-_OUTSTANDING = 2.0
+#: a rank is named where chance makes one of equals so late in one job of a hundred
+_CHANCE = 0.01
+#: a rank that is late in a part of the window is late in so many of its steps on end, at least
+_REGIME_STEPS = 4
+
+Member = tuple[int, Part]
+Excess = dict[Part, Floats]
 
 
 @dataclass(frozen=True)
 class Straggler:
-    """Ranks (places) that delay the others by one part, and what their repair saves."""
+    """Ranks that delay the others, each by its host or its GPU, and what their repair saves."""
 
-    places: tuple[int, ...]
-    part: Part
+    #: place and part, the one first that takes longest
+    members: tuple[Member, ...]
     saved: Saved
-    #: how much longer than its peers each rank of the job takes, [ranks, steps] (ns)
-    excess: Floats
+    #: how much longer than its peers each rank of the job takes, [ranks, steps] (ns), by part
+    excess: Excess
     #: the job's lengths once they, and those found before them, are as fast as their peers
     repaired: Lengths
+
+    @property
+    def places(self) -> list[int]:
+        """The ranks' places."""
+        return sorted({k for k, _ in self.members})
 
 
 def stragglers(dataset: Dataset) -> list[Straggler]:
@@ -91,64 +104,100 @@ def _stragglers(dataset: Dataset) -> Iterator[Straggler]:
     job = what_ifs(dataset)
     if job is None or len(dataset.ranks) < 2 or not dataset.step_ns:
         return
-    excess: dict[Part, Floats] = {"host": job.excess("host"), "gpu": job.excess("gpu")}
-    least, lengths = limits.STRAGGLER_FRAC * dataset.step_ns, job.base
-    left = {
-        ((k,), part) for part, more in excess.items() for k in _longest(dataset, more)
-        if _stands_out(more, k)
-    }  # fmt: skip
-    while left:
-        tried = [_tried(job, lengths, places, part, excess[part]) for places, part in left]
-        best = max(tried, key=lambda one: one.saved.most_ns)
-        for places, part in _joint(dataset, excess):
-            joint = _tried(job, lengths, places, part, excess[part])
-            if joint.saved.most_ns > _JOINT * max(best.saved.most_ns, least / _JOINT):
-                best = joint
-        if best.saved.most_ns < least:
+    excess: Excess = {"host": job.excess("host"), "gpu": job.excess("gpu")}
+    least, lengths, named = limits.STRAGGLER_FRAC * dataset.step_ns, job.base, set[Member]()
+    while len(named) < len(dataset.ranks):
+        tried = [
+            _tried(job, lengths, members, excess)
+            for members in _suspects(dataset, excess, named)
+            if all(_stands_out(job, excess, one, {*members, *named}) for one in members)
+        ]
+        alone = {one.members[0]: one for one in tried if len(one.members) == 1}
+        tried = [one for one in tried if len(one.members) == 1 or _more(one, alone, least)]
+        best = max(tried, key=lambda one: one.saved.most_ns, default=None)
+        if best is None or best.saved.most_ns < least:
             return
         yield best
         lengths = best.repaired
-        left = {(p, part) for p, part in left if not set(p) & set(best.places) or part != best.part}
+        named |= set(best.members)
 
 
-def _longest(dataset: Dataset, excess: Floats) -> list[int]:
-    """The places that take longest beyond their peers, where that could matter."""
-    mean = excess.mean(axis=1)
-    enough = np.flatnonzero(mean >= limits.LEAST_FRAC * dataset.step_ns)
-    return [int(k) for k in enough[np.argsort(-mean[enough], kind="stable")][:_WEIGHED]]
+def _more(group: Straggler, alone: dict[Member, Straggler], least: float) -> bool:
+    """Whether ranks save clearly more if all of them are repaired than one by one."""
+    each = [alone[one].saved.most_ns for one in group.members if one in alone]
+    return group.saved.most_ns > max(_JOINT * sum(max(ns, 0.0) for ns in each), least)
 
 
-def _stands_out(excess: Floats, k: int) -> bool:
-    """Whether a rank takes longer in nearly every step, or by far more than any other.
+def _suspects(dataset: Dataset, excess: Excess, named: set[Member]) -> Iterator[tuple[Member, ...]]:
+    """Who may be a straggler: each of those that take longest, and all of them together.
 
-    Every host pauses now and then; which one does so most often in a few steps is chance.
+    Together: those that take about as long as the longest, by host, by GPU, and by either.
     """
-    mean = excess.mean(axis=1)
-    return bool(_steady(excess[k]) or mean[k] >= _OUTSTANDING * np.delete(mean, k).max())
+    both: list[Member] = []
+    for part, more in excess.items():
+        mean = more.mean(axis=1)
+        order = [(int(k), part) for k in np.argsort(-mean, kind="stable")]
+        order = [one for one in order if one not in named]
+        enough = [one for one in order if mean[one[0]] >= limits.LEAST_FRAC * dataset.step_ns]
+        yield from ((one,) for one in enough[:_WEIGHED])
+        floor = max(
+            0.5 * mean[order[0][0]] if order else 0, limits.STRAGGLER_FRAC * dataset.step_ns
+        )
+        group = [one for one in enough if mean[one[0]] >= floor]
+        # beyond half of the ranks it is the others that are early
+        if len(group) <= len(mean) // 2:
+            both += group
+            if len(group) > 1:
+                yield tuple(group)
+    if len({part for _, part in both}) > 1:
+        yield tuple(sorted(both, key=lambda one: -excess[one[1]][one[0]].mean()))
+
+
+def _stands_out(job: WhatIfs, excess: Excess, one: Member, apart: set[Member]) -> bool:
+    """Whether one takes longer than all of its peers but those in `apart`, beyond chance.
+
+    Every host pauses now and then, and which one does so most often in a few steps is chance. So
+    by how much it exceeds the next slowest peer in each step must be greater than it varies from
+    step to step (Student's t), over the window, or over its beginning or end: a rank may be late in
+    a part of it. A pause of half a step that made its step so long counts however rare it is.
+    """
+    k, part = one
+    others = np.setdiff1d(job.peers.others(k), [j for j, other in apart if other == part])
+    next_slowest = excess[part][others].max(axis=0, initial=0.0)
+    margin = np.maximum(excess[part][k] - next_slowest, 0.0)
+    usual = float(np.median(job.dataset.durations))
+    longer = job.dataset.durations - usual
+    if (margin >= np.maximum(limits.PAUSE_PEAK_FRAC * usual, 0.5 * longer)).any():
+        return True
+    n = len(margin)
+    some = range(_REGIME_STEPS, n)
+    runs = [run for count in some for run in (margin[:count], margin[-count:])]
+    return _beyond(margin, _CHANCE) or any(_beyond(run, _CHANCE / len(runs)) for run in runs)
+
+
+def _beyond(values: Floats, chance: float) -> bool:
+    """Whether a mean so far above zero has less than this chance, by Student's t.
+
+    As a normal deviate (Wallace, Bounds on normal approximations to Student's, 1959).
+    """
+    n, mean = len(values) - 1, float(values.mean())
+    if n < 1 or mean <= 0:
+        return False
+    spread = max(float(values.std(ddof=1)), 1e-6 * mean) / math.sqrt(len(values))
+    deviate = (8 * n + 1) / (8 * n + 3) * math.sqrt(n * math.log1p((mean / spread) ** 2 / n))
+    return deviate > NormalDist().inv_cdf(1 - chance)
+
+
+def _tried(job: WhatIfs, lengths: Lengths, members: Sequence[Member], excess: Excess) -> Straggler:
+    fixed = lengths
+    for part in excess:
+        if places := [k for k, other in members if other == part]:
+            fixed = job.like_peers(fixed, places, part)
+    return Straggler(tuple(members), job.saved(fixed, lengths), excess, fixed)
 
 
 def _steady(excess: Floats) -> bool:
     return bool((excess > 0.5 * excess.mean()).mean() >= limits.STEADY_FRAC)
-
-
-def _joint(dataset: Dataset, excess: dict[Part, Floats]) -> list[tuple[tuple[int, ...], Part]]:
-    """Ranks that may be late together: those that take about as long as the longest, by part."""
-    out: list[tuple[tuple[int, ...], Part]] = []
-    for part, more in excess.items():
-        mean = more.mean(axis=1)
-        floor = max(0.5 * mean.max(), limits.STRAGGLER_FRAC * dataset.step_ns)
-        places = [k for k in np.flatnonzero(mean >= floor).tolist() if _steady(more[k])]
-        # beyond half of the ranks it is the others that are early
-        if 2 <= len(places) <= len(mean) // 2:
-            out.append((tuple(places), part))
-    return out
-
-
-def _tried(
-    job: WhatIfs, lengths: Lengths, places: Sequence[int], part: Part, excess: Floats
-) -> Straggler:
-    repaired = job.like_peers(lengths, places, part)
-    return Straggler(tuple(places), part, job.saved(repaired, lengths), excess, repaired)
 
 
 def find(dataset: Dataset, _found: Sequence[Finding] = ()) -> list[Finding]:
@@ -161,38 +210,37 @@ def find(dataset: Dataset, _found: Sequence[Finding] = ()) -> list[Finding]:
 def _finding(dataset: Dataset, one: Straggler) -> Finding:
     """A rank that delays the others, or several that do so together."""
     ranks, several = [dataset.ranks[k] for k in one.places], len(one.places) > 1
-    by_host = one.part == "host" or dataset.on_host
+    by_host = one.members[0][1] == "host" or dataset.on_host
     each = np.maximum(one.saved.each, 0.0)
-    reasons = {
-        k: (causes.late_host if by_host else causes.busy_gpu)(dataset, k, one.excess[k])
-        for k in one.places[:8]
-    }
+    members = one.members[:_WEIGHED]
+    reasons = [
+        (causes.late_host if part == "host" or dataset.on_host else causes.busy_gpu)(
+            dataset, k, one.excess[part][k]
+        )
+        for k, part in members
+    ]
     why: dict[str, list[int]] = {}
-    for k, reason in reasons.items():
+    for (k, _), reason in zip(members, reasons, strict=True):
         why.setdefault(reason.why, []).append(dataset.ranks[k])
-    clauses = [f"Cause{_on(on, several and len(why) > 1)}: {text}." for text, on in why.items()]
+    apart = several and len(why) > 1
     node = _node(dataset, one.places) if several else ""
     who = f"All profiled ranks of {named(node)}" if node else f"{rank_list(ranks, 4).capitalize()}"
     who += " together" if several and not node else ""
-    verb = "delay" if several else "delays"
-    parts = [f"{who} {verb} the other ranks by {_of_each_step(dataset, one.saved.window_ns)}."]
     # work that was queued before the window covers it so far
     hidden = one.saved.window_ns < limits.LEAST_FRAC * dataset.step_ns
     if hidden:
-        later = ms(one.saved.most_ns)
-        parts = [
-            f"{who} will delay the other ranks by {later} per step; queued work covers it so far."
-        ]
-    parts += clauses
-    hit = each > 0.1 * each.max(initial=0.0)
-    if hit.any() and not hit.all():
-        some = ms(float(each[hit].mean()))
-        parts.append(f"It happens in {hit.sum()} of {len(hit)} steady-state steps, {some} each.")
+        by = f"{ms(one.saved.most_ns)} per step; queued work covers it so far"
+        verb = "will delay"
+    else:
+        by, verb = _of_each_step(dataset, one.saved.window_ns), "delay" if several else "delays"
+    parts = [
+        f"{who} {verb} the other ranks by {by}.",
+        *(f"Cause{_on(on, apart)}: {text}." for text, on in why.items()),
+        *_when(dataset, each),
+    ]
     if node:
         parts.append(f"They are {rank_list(ranks, 4)}.")
-    first = reasons[one.places[0]]
-    own = [row for k in one.places[:8] for row in _excess_row(dataset, one, k)]
-    persistent = _steady(one.excess[one.places[0]])
+    k, part = one.members[0]
     return finding(
         dataset,
         "straggler.host" if by_host else "straggler.gpu",
@@ -202,35 +250,45 @@ def _finding(dataset: Dataset, one: Straggler) -> Finding:
         saved=one.saved,
         floor_ns=0.1 * float(each.max(initial=0.0)),
         uncertainty_ns=one.saved.uncertainty_ns,
-        confidence=0.9 if persistent else 0.75,
+        confidence=0.9 if _steady(one.excess[part][k]) else 0.75,
         summary=" ".join(parts),
         evidence=[
-            *own,
-            *_latest(dataset, ranks[0]),
-            *(r for k in one.places[:8] for r in reasons[k].evidence),
+            *(_excess_row(dataset, one, member) for member in members),
+            *_latest(dataset, dataset.ranks[k]),
+            *(row for reason in reasons for row in reason.evidence),
         ][:32],
-        advice="; ".join(dict.fromkeys(reason.advice for reason in reasons.values()))
-        if several
-        else first.advice,
-        follow_up=_closer(dataset, one.places[0]) if by_host else "",
+        advice="; ".join(dict.fromkeys(reason.advice for reason in reasons)),
+        follow_up=_closer(dataset, k) if by_host else "",
     )
+
+
+def _when(dataset: Dataset, each: Floats) -> list[str]:
+    """In which steps it happens, where not in all: at one stretch, or how many."""
+    hit = np.flatnonzero(each > 0.1 * each.max(initial=0.0))
+    if not 0 < len(hit) < len(each):
+        return []
+    first, last = dataset.steady_steps[hit[0]], dataset.steady_steps[hit[-1]]
+    stretch = len(hit) >= _REGIME_STEPS and hit[-1] - hit[0] + 1 == len(hit)
+    where = f" ({first} to {last})" if stretch else ""
+    often = f"{len(hit)} of {len(each)} steady-state steps{where}"
+    return [f"It happens in {often}, {ms(float(each[hit].mean()))} each."]
 
 
 def _on(ranks: Sequence[int], apart: bool) -> str:
     return f" on {rank_list(ranks, 4)}" if apart else ""
 
 
-def _excess_row(dataset: Dataset, one: Straggler, k: int) -> Evidence:
+def _excess_row(dataset: Dataset, one: Straggler, member: Member) -> dict[str, Any]:
     """How much longer than its peers a rank takes."""
-    more, rank = float(one.excess[k].mean()), dataset.ranks[k]
-    what = "host" if one.part == "host" else "GPU"
-    row = {
-        "rank": rank,
+    k, part = member
+    more = float(one.excess[part][k].mean())
+    what = "host" if part == "host" else "GPU"
+    return {
+        "rank": dataset.ranks[k],
         "steps": list(dataset.steady_steps),
         "excess_ns_per_step": round(more),
         "what": f"its {what} takes {ms(more)} per step more than its peers'",
     }
-    return [row]
 
 
 def _node(dataset: Dataset, places: Sequence[int]) -> str:
@@ -248,14 +306,15 @@ def _of_each_step(dataset: Dataset, ns: float) -> str:
 
 
 def _harmless(dataset: Dataset) -> list[Finding]:
-    """The rank that is last by most, or whose host is slowest, though its repair saves nothing."""
+    """The rank whose host is much slower than its peers', though its repair saves nothing."""
     job = what_ifs(dataset)
     if job is None or len(dataset.ranks) < 2:
         return []
     more = job.excess("host")
     k = int(np.argmax(more.mean(axis=1)))
     slower = float(more[k].mean())
-    if slower < limits.WARNING_FRAC * dataset.step_ns or not _steady(more[k]):
+    clear = slower >= limits.CRITICAL_FRAC * dataset.step_ns
+    if not clear or not _stands_out(job, {"host": more}, (k, "host"), {(k, "host")}):
         return []
     reason = causes.slow_host(dataset, k)
     rank = dataset.ranks[k]
@@ -275,11 +334,6 @@ def _harmless(dataset: Dataset) -> list[Finding]:
             evidence=[row, *_latest(dataset, rank), *reason.evidence], advice=reason.advice,
         )
     ]  # fmt: skip
-
-
-def overlapped(found: Finding) -> bool:
-    """Whether a finding is a straggler whose lateness the other ranks' compute covers."""
-    return any("overlapped_ns_per_step" in row for row in found["evidence"])
 
 
 def _closer(dataset: Dataset, k: int) -> str:

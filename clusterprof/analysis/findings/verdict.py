@@ -10,7 +10,6 @@ import pyarrow.compute as pc
 from clusterprof.agent.contracts.words import ms
 from clusterprof.agent.contracts.words import ranks as rank_list
 from clusterprof.analysis.findings.finding import sentences
-from clusterprof.analysis.findings.straggler import overlapped
 from clusterprof.analysis.model import limits
 from clusterprof.analysis.model.dataset import LEAST_STEADY, Dataset
 from clusterprof.results import Finding
@@ -42,8 +41,7 @@ def verdict(dataset: Dataset, findings: Sequence[Finding]) -> str:
         # the straggler comes first, but not where something else costs many times as much
         also = sentences(first["summary"], 1)
         return f"{sentences(most['summary'], 1)} Also, {also[0].lower()}{also[1:]}"
-    quiet = next((f for f in findings if overlapped(f)), None)
-    start = sentences(quiet["summary"], 1) if quiet else _no_straggler(dataset)
+    start = _no_straggler(dataset)
     if costly:
         return f"{start or 'No stragglers.'} {sentences(costly[0]['summary'], 1)}"
     steps = f"in {len(dataset.steady_steps)} steady-state steps of {ms(dataset.step_ns)}."

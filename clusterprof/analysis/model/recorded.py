@@ -93,6 +93,10 @@ class _Report:
         self.early = early[np.argsort(self.launch[early], kind="stable")]
         calls = host_activity.wait_calls(dataset.tables[k], line)
         self.waits = aligned(calls.start), aligned(calls.end)
+        if calls is line.communication:
+            # a host without CUDA calls waits in its collectives, in each of several at once
+            mine = self.kind == COLLECTIVE
+            self.waits = self.start[mine], self.stop[mine]
         self.host = self._host()
         self.device = self._device()
 

@@ -187,7 +187,7 @@ class WhatIfs:
             for s in range(len(self.job.steps)):
                 here = {q: r[step[r] == s] for q, r in rows.items()}
                 total = {q: int(source[r].sum()) for q, r in here.items() if q != k}
-                peer = sorted(total, key=lambda q: total[q])[(len(total) - 1) // 2]
+                peer = sorted(total, key=lambda q: total[q])[len(total) // 2]
                 mine, its = here[k], here[peer]
                 if not self.alone[k]:
                     values[mine] = _as_long(source[mine], phase[mine], source[its], phase[its])
