@@ -33,10 +33,10 @@ def test_the_healthy_recording_has_no_straggler_but_pageable_copies(recordings: 
     assert not [c for c in codes(results) if c.startswith("straggler")]
     assert codes(results)[0] == "input.pageable_copy"
     assert sentences(results["findings"][0]["summary"], 1) in results["verdict"]
-    # about 6 ms and 33.5 MB a step on all ranks
+    # about 6 ms and 33.5 MB a step on all ranks, of which a pinned copy takes 0.7 ms yet
     found = results["findings"][0]
     assert found["ranks"] == [0, 1, 2, 3]
-    assert found["cost_ns_per_step"] == pytest.approx(5.8 * MS, rel=0.1)
+    assert found["cost_ns_per_step"] == pytest.approx(5.1 * MS, rel=0.05)
     assert found["evidence"][0]["bytes_per_step"] == pytest.approx(33.5e6, rel=0.01)
 
 
