@@ -336,6 +336,11 @@ def _harmless(dataset: Dataset) -> list[Finding]:
     ]  # fmt: skip
 
 
+def overlapped(found: Finding) -> bool:
+    """Whether a finding is a straggler whose lateness the other ranks' compute covers."""
+    return any("overlapped_ns_per_step" in row for row in found["evidence"])
+
+
 def _closer(dataset: Dataset, k: int) -> str:
     """The command that profiles this rank's host in detail, with one that is on time."""
     options = (*operators(dataset), "--cpu-sampling")
