@@ -167,6 +167,41 @@ class Finding(TypedDict):
     next: str
 
 
+class KindSlowdown(TypedDict):
+    """S_t: "host", "compute", "copy", or a collective's operation."""
+
+    what: str
+    slowdown: float
+
+
+class RankSlowdown(TypedDict):
+    """S_w of one rank."""
+
+    rank: int
+    slowdown: float
+
+
+class Slowdown(TypedDict):
+    """What-ifs of Lin et al. (OSDI 2025) over the profiled ranks: how uneven the job is.
+
+    Ideal: everything takes what it takes in the middle of all ranks and steps. All are replays of
+    the job without the profiler, where its step logs tell its pace.
+    """
+
+    #: the step over the ideal step; None where `left_out` says why
+    S: float | None
+    ideal_step_ns: int | None
+    #: the same where all but one kind of activity, or all but one rank, is ideal
+    S_t: list[KindSlowdown]
+    S_w: list[RankSlowdown]
+    #: which part of the slowdown goes if only the slowest 3% of the ranks (by S_w), or only the
+    #: last pipeline stage, are ideal; None where S is below 1.01 or there is no such stage
+    M_W: float | None
+    M_S: float | None
+    #: what is not computed, and why; empty where all is
+    left_out: str
+
+
 class PathPart(TypedDict):
     """What one kind of activity takes on the critical path, per step."""
 
@@ -257,6 +292,7 @@ class Results(TypedDict):
     topology: TopologyEntry
     #: None where the reports are not of a run of clusterprof
     capture: CaptureCost | None
+    what_if: Slowdown
     #: None without steady-state steps
     critical_path: CriticalPath | None
     compute_absent: list[ComputeAbsent]

@@ -24,6 +24,7 @@ from clusterprof.analysis.model.accounts import accounts
 from clusterprof.analysis.model.compute_absent import compute_absent
 from clusterprof.analysis.model.critical_path import critical_path
 from clusterprof.analysis.model.dataset import Dataset
+from clusterprof.analysis.model.slowdown import slowdown
 from clusterprof.analysis.model.steady_state import steady_steps
 from clusterprof.analysis.model.timeline import timeline
 from clusterprof.errors import MergeError
@@ -85,6 +86,7 @@ def study(
         "collectives": _collectives(dataset),
         "topology": topology(dataset),
         "capture": capture,
+        "what_if": slowdown(dataset),
         "critical_path": critical_path(dataset),
         "compute_absent": compute_absent(dataset),
         "findings": found,

@@ -199,6 +199,19 @@ def results(*, host: str = "gpu-07", operation: str = "AllReduce") -> Results:
             "stages": [],
             "stage_count": None,
         },
+        "what_if": {
+            "S": 1.312,
+            "ideal_step_ns": 47 * MS,
+            "S_t": [
+                {"what": "host", "slowdown": 1.305},
+                {"what": "compute", "slowdown": 1.004},
+                {"what": operation, "slowdown": 1.001},
+            ],
+            "S_w": [{"rank": rank, "slowdown": 1.3 if rank == 2 else 1.002} for rank in range(4)],
+            "M_W": 0.981,
+            "M_S": None,
+            "left_out": "",
+        },
         "critical_path": {
             "steps": [7, 8, 9],
             "step_ns": 61_600_000,

@@ -149,7 +149,7 @@ class Replay:
         known[self.first] = _like(start, known)
         return self.graph.times(length, known)
 
-    def pace(self, lengths: Lengths, rounds: int = 4, settle: int = 2) -> np.ndarray:
+    def pace(self, lengths: Lengths, rounds: int = 8, settle: int = 4) -> np.ndarray:
         """Return the mean step (ns), [what-ifs], where the window's steps come again and again.
 
         The window is replayed `rounds` times, each from where the one before has left hosts and

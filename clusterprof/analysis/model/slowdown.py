@@ -1,0 +1,187 @@
+"""How much slower the job is than with even work, and which operations and ranks make it so.
+
+After "Understanding Stragglers in Large Model Training Using What-if Analysis" (Lin et al., OSDI
+2025), on this graph: S = T / T_ideal, where in T_ideal everything takes what it takes in the middle
+of all ranks and steps. The same thing is what stands at the same place of the step; where ranks
+do unlike numbers of things, it is all of one kind in a step. The middle is the mean of hosts,
+kernels and copies, and the median of transfers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+
+import numpy as np
+import numpy.typing as npt
+
+from clusterprof.analysis.model.dataset import Bools, Dataset, Floats, Ints
+from clusterprof.analysis.model.replay import Replay
+from clusterprof.analysis.model.timeline import COLLECTIVE, COMPUTE
+from clusterprof.analysis.model.what_if import WhatIfs, what_ifs
+from clusterprof.results import Slowdown
+
+#: so many lengths are replayed side by side (about 500 MB), and in all (15 s)
+_AT_ONCE, _MOST = 8_000_000, 200_000_000
+#: ranks are alike if most steps of each have one and the same number of activities
+_ALIKE = 0.5
+#: the part of the ranks that M_W is of, as published
+_SLOWEST = 0.03
+#: M_W and M_S are shares of a slowdown; of less than this they would be noise
+_LEAST = 1.01
+
+_Middle = Callable[..., Floats]
+
+
+def slowdown(dataset: Dataset) -> Slowdown:
+    """S, S_t, S_w, M_W and M_S over the profiled ranks, as far as they can be computed."""
+    model = what_ifs(dataset)
+    if model is None or not len(model.job.rank):
+        return _none("there are no steady-state steps to replay")
+    columns = 2 + len(np.unique(model.job.kind))
+    size = _size(model.job)
+    if size * columns > _MOST:
+        return _none(f"{len(dataset.ranks)} ranks with {len(model.job.rank):,} activities are many")
+    return _entry(_Even(model), size)
+
+
+def _none(why: str) -> Slowdown:
+    return {
+        "S": None, "ideal_step_ns": None, "S_t": [], "S_w": [], "M_W": None, "M_S": None,
+        "left_out": why,
+    }  # fmt: skip
+
+
+def _size(job: Replay) -> int:
+    return len(job.pick) + 4 * len(job.rank) + len(job.host_rank)
+
+
+def _entry(even: _Even, size: int) -> Slowdown:
+    job, dataset = even.job, even.model.dataset
+    kinds, places = sorted(set(even.kinds.tolist())), np.unique(job.host_rank)
+    each = size * (len(kinds) + 3 + len(places)) <= _MOST
+    actual, ideal, host, *rest = even.pace(
+        [
+            even.kept(),
+            even.kept(np.zeros(len(dataset.ranks), dtype=bool)),
+            (np.ones(len(job.host_rank), dtype=bool), np.zeros(len(job.rank), dtype=bool)),
+            *((np.zeros(len(job.host_rank), dtype=bool), even.kinds == k) for k in kinds),
+            *(even.kept(np.arange(len(dataset.ranks)) == k) for k in (places if each else [])),
+        ]
+    ).tolist()
+    by_kind = dict(zip(["host", *kinds], [host, *rest], strict=False))
+    by_rank = dict(zip(places.tolist(), rest[len(kinds) :], strict=False))
+    shares = {}
+    if actual > _LEAST * ideal:
+        order = sorted(by_rank, key=lambda k: -by_rank[k])
+        stage = even.model.stage
+        fixed = {"M_W": np.isin(np.arange(len(stage)), order[: math.ceil(_SLOWEST * len(order))])}
+        if stage.any():
+            fixed["M_S"] = stage == stage.max()
+        fixed = {name: ranks for name, ranks in fixed.items() if ranks.any()}
+        left = even.pace(even.kept(~ranks) for ranks in fixed.values()).tolist() if fixed else []
+        shares = {
+            name: round((actual - t) / (actual - ideal), 4)
+            for name, t in zip(fixed, left, strict=True)
+        }
+    return {
+        "S": round(actual / ideal, 4),
+        "ideal_step_ns": round(ideal),
+        "S_t": [{"what": k, "slowdown": round(t / ideal, 4)} for k, t in by_kind.items()],
+        "S_w": [
+            {"rank": dataset.ranks[k], "slowdown": round(t / ideal, 4)} for k, t in by_rank.items()
+        ],
+        "M_W": shares.get("M_W"),
+        "M_S": shares.get("M_S"),
+        "left_out": "" if each else f"S_w and M_W: {len(places)} ranks are many",
+    }
+
+
+class _Even:
+    """A job, its ideal lengths, and replays of what lies between them."""
+
+    def __init__(self, model: WhatIfs) -> None:
+        self.model, self.job = model, model.job
+        self.kinds = _kinds(model.dataset, model.job)
+        job, base = model.job, model.base
+        own = _even(base.own, job.host_rank, model.step_of_host, np.mean)
+        run = base.run.copy()
+        launched = np.lexsort((job.launch_moment, job.rank))
+        for kind in np.unique(self.kinds):
+            rows = launched[self.kinds[launched] == kind]
+            middle: _Middle = np.mean if kind in ("compute", "copy") else np.median
+            run[rows] = _even(run[rows], job.rank[rows], job.step[rows], middle)
+        self.ideal = replace(base, own=own, run=run)
+
+    def kept(self, ranks: Bools | None = None) -> tuple[Bools, Bools]:
+        """Which host moments and activities keep their own lengths: those of some ranks, or all."""
+        of = np.ones(len(self.model.dataset.ranks), dtype=bool) if ranks is None else ranks
+        return of[self.job.host_rank], of[self.job.rank]
+
+    def pace(self, kept: Iterable[tuple[Bools, Bools]]) -> Floats:
+        """The step (ns) where what is kept takes what it takes, and all else the ideal."""
+        kept, base, ideal = list(kept), self.model.base, self.ideal
+        width, out = max(_AT_ONCE // _size(self.job), 1), []
+        for at in range(0, len(kept), width):
+            host, run = (np.stack(c, axis=1) for c in zip(*kept[at : at + width], strict=True))
+            lengths = replace(
+                base,
+                own=np.where(host, base.own[:, None], ideal.own[:, None]),
+                run=np.where(run, base.run[:, None], ideal.run[:, None]),
+            )
+            out.append(self.job.pace(lengths))
+        return np.concatenate(out)
+
+
+def _even(values: Ints, rank: Ints, step: Ints, middle: _Middle) -> Ints:
+    """What each takes in the middle of all ranks and steps; elements by rank and in order."""
+    if not len(values):
+        return values
+    order = np.lexsort((np.arange(len(values)), step, rank))
+    key = (rank * (step.max() + 1) + step)[order]
+    first = np.flatnonzero(np.r_[True, key[1:] != key[:-1]])
+    count = np.diff(first, append=len(key))
+    group = np.repeat(np.arange(len(first)), count)
+    sorted_values = values[order].astype(float)
+    usual = np.bincount(count).argmax()
+    alike = count == usual
+    of_rank = rank[order][first]
+    if all(alike[of_rank == k].mean() >= _ALIKE for k in np.unique(of_rank)):
+        at = first[alike][:, None] + np.arange(usual)
+        ideal = middle(sorted_values[at], axis=0)
+        # steps unlike most count as well: the ideal one takes what the mean one does
+        mean = sorted_values.sum() / len(first)
+        ideal *= 1 if middle is np.median else mean / max(sorted_values[at].sum(1).mean(), 1)
+        total = ideal.sum()
+    elif middle is np.median:
+        return np.full(len(values), np.median(values)).astype(np.int64)
+    else:
+        alike = np.zeros(len(first), dtype=bool)
+        total = sorted_values.sum() / len(first)
+    sums = np.bincount(group, sorted_values)
+    out = sorted_values * (total / np.maximum(sums, 1))[group]
+    if alike.any():
+        out[at] = ideal
+    back = np.empty(len(values), dtype=np.int64)
+    back[order] = np.round(out)
+    return back
+
+
+def _kinds(dataset: Dataset, job: Replay) -> npt.NDArray[np.object_]:
+    """Each activity's kind: compute, copy, or its collective's operation."""
+    out = np.where(job.kind == COMPUTE, "compute", "copy").astype(object)
+    out[job.kind == COLLECTIVE] = "other communication"
+    c = dataset.collectives
+    for k in np.unique(job.rank).tolist():
+        mine = np.flatnonzero((job.rank == k) & (job.kind == COLLECTIVE))
+        rows = c.of(dataset.ranks[k])
+        rows = rows[c.has[rows]]
+        rows = rows[np.argsort(c.start[rows], kind="stable")]
+        if not len(rows):
+            continue
+        starts = dataset.timelines[k].start[job.row[mine]]
+        at = np.minimum(np.searchsorted(c.start[rows], starts), len(rows) - 1)
+        known = c.start[rows[at]] == starts
+        out[mine[known]] = c.label[rows[at[known]]]
+    return out
