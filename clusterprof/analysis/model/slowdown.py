@@ -105,7 +105,7 @@ class _Even:
         self.model, self.job = model, model.job
         self.kinds = _kinds(model.dataset, model.job)
         job, base = model.job, model.base
-        own = _even(base.own, job.host_rank, model.step_of_host, np.mean)
+        own = _even_hosts(job, base.own, model.step_of_host)
         run = base.run.copy()
         launched = np.lexsort((job.launch_moment, job.rank))
         for kind in np.unique(self.kinds):
@@ -132,6 +132,22 @@ class _Even:
             )
             out.append(self.job.pace(lengths))
         return np.concatenate(out)
+
+
+def _even_hosts(job: Replay, own: Ints, step: Ints) -> Ints:
+    """Hosts' times from one launch to the next as in the middle of all ranks and steps."""
+    key = job.host_rank * (step.max(initial=0) + 1) + step
+    launches = np.zeros(len(own), dtype=bool)
+    launches[job.launch_moment] = True
+    # what a host does before a launch, however many waits it has in between
+    fresh = np.r_[True, (key[1:] != key[:-1]) | launches[:-1]]
+    first, of = np.flatnonzero(fresh), np.cumsum(fresh) - 1
+    took = np.add.reduceat(own, first)
+    even = _even(took, job.host_rank[first], step[first], np.mean)
+    out = own * (even / np.maximum(took, 1))[of]
+    last = np.r_[first[1:], len(own)] - 1
+    out[last] = np.where(took > 0, out[last], even)
+    return np.asarray(np.round(out), dtype=np.int64)
 
 
 def _even(values: Ints, rank: Ints, step: Ints, middle: _Middle) -> Ints:
