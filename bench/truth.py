@@ -1,10 +1,8 @@
-"""`make truth`: what is true of recordings and simulated jobs, and what clusterprof finds.
+"""`make truth`: what is true of recordings and simulated jobs, and what clusterprof says of them.
 
-Prints tables of clocks, of verdicts, and of savings stated and measured. Exits with 1 when fewer
-than 95% of the verdicts are right, or more than 1% of the healthy jobs have a straggler. The
-rules were made looking at the seeds below `_HELD_OUT` and at most of the recordings; the
-simulated jobs of the table are of seeds that no rule was made on. See README.md beside this file
-for the format of `truth.json`.
+Prints a table for each promise, every figure with its target and its value before the model (the
+rules of 2026-11-21), and exits with 1 when a target is missed. The simulated jobs are of seeds
+that nothing was tried on. See README.md beside this file for the format of `truth.json`.
 """
 
 from __future__ import annotations
@@ -16,60 +14,85 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from simulate import simulate
+import numpy as np
+from simulate import Job, simulate
 from simulate.cases import KINDS, Case, cases, right, straggler_named
 
 from clusterprof import run_directory
+from clusterprof.analysis.findings.registry import all_findings
+from clusterprof.analysis.model.dataset import Dataset, Floats, Ints
+from clusterprof.analysis.model.recorded import replay
+from clusterprof.analysis.model.replay import Lengths, Replay
 from clusterprof.collect.outcomes import collect
 from clusterprof.errors import ClusterprofError
 from clusterprof.ingest import gather
 from clusterprof.merge_run import merge_run
 from clusterprof.results import Results
-from clusterprof.study import study
+from clusterprof.study import dataset_of, study
+from clusterprof.tables import RankTables
 
 _RECORDINGS = Path(__file__).resolve().parent.parent / "tests" / "data" / "recordings"
-#: simulated jobs of seeds from here on were not looked at while the rules were made
+#: nothing was tried on simulated jobs of seeds from here on
 _HELD_OUT = 1000
-_RIGHT_FRAC, _FALSE_FRAC = 0.95, 0.01
 #: a stated saving is near the measured one within this part of it, or this part of the step
 _NEAR_SAVED_FRAC, _NEAR_STEP_FRAC = 0.10, 0.02
 
 
 @dataclass(frozen=True)
-class Saving:
-    """What the program without the cause saves, measured, and what the finding states."""
+class Table:
+    """A promise: the most that its rows' errors may be, and what they were before the model."""
 
-    name: str
-    code: str
-    step_ms: float
-    measured_ms: float
-    spread_ms: float
-    stated_ms: float
+    title: str
+    mean: float | None = None
+    worst: float | None = None
+    before: str = "not measured"
+    #: print all rows, not only those that are wrong
+    every: bool = False
+    unit: str = "%"
 
-    @property
-    def near(self) -> bool:
-        """Whether what is stated is near what was measured."""
-        most = max(_NEAR_SAVED_FRAC * self.measured_ms, _NEAR_STEP_FRAC * self.step_ms)
-        return abs(self.stated_ms - self.measured_ms) <= most
+
+TABLES = {
+    "recordings": Table("Top finding, recordings", 0.01, None, "0 of 21 wrong", every=True),
+    "simulated": Table("Top finding, simulated jobs", 0.01, None, "0.9%"),
+    "false": Table("A rank of a healthy job called a straggler", 0.01, None, "0 of 79"),
+    "saving": Table(
+        "Stated saving against the same simulated job without its cause, of the step",
+        0.01, 0.05, "mean 1.7%, worst 24.1%",
+    ),
+    "measured": Table(
+        "On GPUs: stated saving against the measured one, beyond a tenth of it or 2% of the step",
+        None, 0.0, every=True,
+    ),
+    "replay": Table("Replay without change against the recorded steps", None, 0.01),
+    # steps differ, so that what the other half lasted is compared; 3.3%: Lumos' mean, MLSys 2025
+    "halves": Table(
+        "Replay of every other step with the lengths of the next, against those next steps",
+        0.033, every=True,
+    ),
+    "time": Table(
+        "Processor time of the findings", None, 22.0, "11 and 22 s at 4096 ranks", every=True,
+        unit="s",
+    ),
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Row:
-    """One recording or simulated job: its truth and the verdict."""
+    """What is true of one recording or simulated job, what was found, and how wrong that is."""
 
+    table: str
     kind: str
     name: str
     truth: str
     found: str
-    right: bool
-    healthy: bool
-    false_straggler: bool
-    savings: tuple[Saving, ...] = ()
+    #: 0 or 1 of a verdict, else a share of the step (or seconds)
+    error: float
 
 
 def main() -> int:
@@ -81,46 +104,91 @@ def main() -> int:
     parser.add_argument("--truth", type=Path, help="their truth, where it is not FOLDER/truth.json")
     parser.add_argument("--seeds", type=int, default=9, help="simulated jobs of each class")
     parser.add_argument("--first-seed", type=int, default=_HELD_OUT)
-    parser.add_argument("--no-clocks", action="store_true", help="the verdicts only")
+    parser.add_argument("--kinds", default="", help="only classes with one of these words (a,b)")
+    parser.add_argument("--no-clocks", action="store_true", help="no table of clocks")
+    parser.add_argument("--no-recordings", action="store_true", help="simulated jobs only")
+    parser.add_argument("--ranks", type=int, help="time the findings at so many simulated ranks")
     options = parser.parse_args()
     folders = [(_RECORDINGS, _RECORDINGS / name) for name in ("truth.json", "pairs.json")]
     folders += [(folder, options.truth or folder / "truth.json") for folder in options.folder]
-    if not options.no_clocks and importlib.util.find_spec("truth_clock"):
+    if options.no_recordings:
+        folders = []
+    elif not options.no_clocks and importlib.util.find_spec("truth_clock"):
         clock = importlib.import_module("truth_clock")
         print(clock.table(list(dict.fromkeys(folder for folder, _ in folders))))
-        print()
     begin = time.monotonic()
-    recorded = [row for folder, truth in folders for row in of_recordings(folder, truth)]
+    rows = [row for folder, truth in folders for row in of_recordings(folder, truth)]
+    kinds = [kind for kind in KINDS if any(word in kind for word in options.kinds.split(","))]
     seeds = range(options.first_seed, options.first_seed + options.seeds)
-    simulated = [judge(case) for case in cases(list(KINDS), seeds)]
-    return _print(recorded, simulated, options.first_seed, time.monotonic() - begin)
+    rows += [row for case in cases(kinds, seeds) for row in of_job(case)]
+    rows += timed(options.ranks) if options.ranks else []
+    kept = [show(table, [r for r in rows if r.table == name]) for name, table in TABLES.items()]
+    known = "nothing was tried on them" if options.first_seed >= _HELD_OUT else "known"
+    print(f"\nseeds from {options.first_seed} on: {known}; {time.monotonic() - begin:.0f} s")
+    return 0 if all(kept) else 1
+
+
+def show(table: Table, rows: Sequence[Row]) -> bool:
+    """Print a table; returns whether its promise is kept."""
+    if not rows:
+        return True
+
+    def shown(value: float) -> str:
+        return f"{100 * value:.1f}%" if table.unit == "%" else f"{value:.1f} {table.unit}"
+
+    print(f"\n{table.title}")
+    limit = 0.0 if table.worst is None else table.worst
+    limit = max(limit, 0.0 if table.mean is None else table.mean)
+    for kind, group in groupby(sorted(rows, key=lambda r: r.kind), lambda row: row.kind):
+        here = list(group)
+        errors = [row.error for row in here]
+        mean = shown(float(np.mean(errors)))
+        print(f"  {kind:30} {len(here):4}  mean {mean:>6}  worst {shown(max(errors)):>6}")
+        for row in here:
+            if table.every or row.error > limit:
+                mark = "WRONG" if row.error > limit else "     "
+                print(f"    {mark} {shown(row.error):>6}  {row.name}: {row.truth} | {row.found}")
+    errors = [row.error for row in rows]
+    kept = True
+    for name, value, most in (
+        ("mean", float(np.mean(errors)), table.mean), ("worst", max(errors), table.worst),
+    ):  # fmt: skip
+        if most is not None:
+            kept &= value <= most
+            print(
+                f"  {'ok' if value <= most else 'MISSED'}: {name} {shown(value)} of {len(rows)} "
+                f"(to reach: {shown(most)}; before: {table.before})"
+            )
+    return kept
 
 
 def of_recordings(folder: Path, truth: Path) -> Iterator[Row]:
-    """One row for each recording that `truth` names and `folder` holds."""
-    named: dict[str, dict[str, Any]] = json.loads(truth.read_text())["recordings"]
-    for name, what in named.items():
-        if not (folder / name).is_dir():
-            print(f"{folder / name} is not there", file=sys.stderr)
-            continue
+    """The verdict on each recording, whether a healthy rank is named, savings and replays."""
+    for name, what in json.loads(truth.read_text())["recordings"].items():
         case = Case(
-            name, 0, None, tuple(what["codes"]), tuple(what.get("ranks", ())),  # type: ignore[arg-type]
+            name, 0, Job(), tuple(what["codes"]), tuple(what.get("ranks", ())),
             healthy=what.get("healthy", False),
         )  # fmt: skip
+        true = " or ".join(code or "nothing" for code in case.codes)
+        true += f" rank {case.ranks[0]}" if case.ranks else ""
         try:
-            results = _studied(folder / name)
-        except ClusterprofError as error:
-            yield Row(
-                "recording", name, _truth(case), f"error: {error}", False, case.healthy, False
-            )
+            found = list(studied(folder / name)["findings"])
+            dataset = dataset_of(gather([folder / name]).ranks)
+        except (ClusterprofError, OSError) as error:
+            yield Row("recordings", "recording", name, true, f"error: {error}", 1.0)
             continue
-        good = _recorded_right(case, results["findings"], what.get("cost_ms"))
-        row = _row("recording", name, case, results["findings"], good)
-        yield replace(row, savings=tuple(_savings(name, what, results["findings"])))
+        good = right(case, found)
+        if good and "cost_ms" in what:
+            low, high = what["cost_ms"]
+            good = low <= found[0]["cost_ns_per_step"] / 1e6 <= high
+        yield Row("recordings", "recording", name, true, _top(case, found), float(not good))
+        yield from _false("recording", name, case, found)
+        yield from _measured(name, what, found)
+        yield from _replays(name, dataset)
 
 
-def _studied(path: Path) -> Results:
-    """Return the results of a folder of reports, or of a copy of a run directory."""
+def studied(path: Path) -> Results:
+    """The results of a folder of reports, or of a copy of a run directory."""
     if not (path / "run.json").is_file():
         gathered = gather([path])
         return study(gathered.ranks, gathered.missing, gathered.warnings).results
@@ -130,94 +198,143 @@ def _studied(path: Path) -> Results:
         return merge_run(run, outcomes).results
 
 
-def _savings(name: str, what: dict[str, Any], found: list[Any]) -> Iterator[Saving]:
-    for pair in (what, *what.get("also", ())):
-        if "saved_of" in pair:
-            stated = sum(f["cost_ns_per_step"] for f in found if f["code"] == pair["saved_of"])
-            yield Saving(
-                name, pair["saved_of"], what["step_ms"], pair["saved_ms"],
-                pair["saved_spread_ms"], stated / 1e6,
-            )  # fmt: skip
+def of_job(case: Case) -> Iterator[Row]:
+    """The verdict on a simulated job, whether a healthy rank is named, and what it would save."""
+    ranks, name = profiled(case, case.job), f"seed {case.seed}"
+    found = list(study(ranks).results["findings"])
+    wrong = float(not right(case, found))
+    yield Row("simulated", case.kind, name, case.truth, _top(case, found), wrong)
+    yield from _false(case.kind, name, case, found)
+    if case.without is not None:
+        before = _step_ns(dataset_of(ranks))
+        true = before - _step_ns(dataset_of(profiled(case, case.without)))
+        stated = _stated(case, found)
+        what = f"{true / 1e6:.2f} of {before / 1e6:.2f} ms"
+        error = abs(stated - true) / before
+        yield Row("saving", case.kind, name, what, f"{stated / 1e6:.2f} ms", error)
 
 
-def _recorded_right(case: Case, found: list[Any], cost_ms: Sequence[float] | None) -> bool:
-    """As for simulated jobs; of a recording whose healthy truth names a code, that code on top."""
-    good = right(case, found)
-    if good and cost_ms is not None:
-        good = cost_ms[0] <= found[0]["cost_ns_per_step"] / 1e6 <= cost_ms[1]
-    return good
+def profiled(case: Case, job: Job) -> list[RankTables]:
+    """The reports of a case's job, or of the same one without its cause."""
+    ranks, _ = simulate(job)
+    return [t for t in ranks if case.profiled is None or t.rank in case.profiled]
 
 
-def judge(case: Case) -> Row:
-    """One simulated job's row."""
-    ranks, _ = simulate(case.job)
-    if case.profiled is not None:
-        ranks = [r for r in ranks if r.rank in case.profiled]
-    found: list[Any] = list(study(ranks).results["findings"])
-    return _row(case.kind, str(case.seed), case, found, right(case, found))
-
-
-def _truth(case: Case) -> str:
-    codes = " or ".join(c or "nothing" for c in case.codes)
-    if case.job is None:
-        who = f" rank {case.ranks[0]}" if case.ranks else ""
-        return codes + who
-    return case.truth
-
-
-def _row(kind: str, name: str, case: Case, found: list[Any], good: bool) -> Row:
-    top = "nothing"
+def _top(case: Case, found: Sequence[Any]) -> str:
     # an information costs nothing and changes no verdict, unless it is all there is
-    if found and (found[0]["severity"] != "info" or "" not in case.codes):
-        rank = "" if found[0]["rank"] is None else f" rank {found[0]['rank']}"
-        top = f"{found[0]['code']}{rank} {found[0]['cost_ns_per_step'] / 1e6:.1f} ms"
-    return Row(
-        kind, name, _truth(case), top, good, case.healthy, case.healthy and straggler_named(found)
-    )
+    if not found or (found[0]["severity"] == "info" and "" in case.codes):
+        return "nothing"
+    rank = "" if found[0]["rank"] is None else f" rank {found[0]['rank']}"
+    return f"{found[0]['code']}{rank} {_saved(found[0]) / 1e6:.1f} ms"
 
 
-def _print(recorded: list[Row], simulated: list[Row], first: int, seconds: float) -> int:
-    print("Verdicts, recordings")
-    wide = max(len(row.name) for row in recorded)
-    for row in recorded:
-        mark = "right" if row.right else "WRONG"
-        print(f"  {mark}  {row.name:{wide}}  {row.truth}  |  {row.found}")
-    _print_savings([saving for row in recorded for saving in row.savings])
-    kind = "known while the rules were made" if first < _HELD_OUT else "held out"
-    print(f"\nVerdicts, simulated jobs (seeds from {first} on: {kind})")
-    for kind in dict.fromkeys(row.kind for row in simulated):
-        mine = [row for row in simulated if row.kind == kind]
-        false = f", {sum(row.false_straggler for row in mine)} false" if mine[0].healthy else ""
-        truth = " / ".join(dict.fromkeys(r.truth.split(" rank")[0] for r in mine))
-        print(f"  {sum(row.right for row in mine):3} of {len(mine):3}  {kind:26}  {truth}{false}")
-    for row in simulated:
-        if not row.right:
-            print(f"  WRONG  {row.kind}, seed {row.name}: {row.truth}  |  {row.found}")
-    every = [*recorded, *simulated]
-    good, healthy = sum(row.right for row in every), [row for row in every if row.healthy]
-    false_ones = sum(row.false_straggler for row in healthy)
-    print(
-        f"\n{good} of {len(every)} right ({100 * good / len(every):.1f}%; to reach: 95%), "
-        f"{false_ones} false stragglers on {len(healthy)} healthy jobs (to reach: at most 1%), "
-        f"in {seconds:.0f} s"
-    )
-    enough = good >= _RIGHT_FRAC * len(every)
-    return 0 if enough and false_ones <= _FALSE_FRAC * len(healthy) else 1
+def _false(kind: str, name: str, case: Case, found: Sequence[Any]) -> Iterator[Row]:
+    if case.healthy:
+        named = float(straggler_named(list(found)))
+        yield Row("false", kind, name, "no straggler", _top(case, found), named)
 
 
-def _print_savings(savings: list[Saving]) -> None:
-    print("\nSavings in ms per step: measured without the cause (± spread), stated; of steps of")
-    for each in savings:
-        mark = "near" if each.near else "FAR "
-        print(
-            f"  {mark}  {each.name:22}  {each.measured_ms:6.2f} ±{each.spread_ms:5.2f}  "
-            f"{each.stated_ms:6.2f}  {each.step_ms:6.2f}  {each.code}"
-        )
-    near = sum(each.near for each in savings)
-    print(
-        f"  {near} of {len(savings)} within {_NEAR_SAVED_FRAC:.0%} of the saving or "
-        f"{_NEAR_STEP_FRAC:.0%} of the step"
-    )
+def _saved(finding: Any) -> float:
+    """What a finding says that its repair saves a step (ns); before the model: what it costs."""
+    return float(finding.get("saved_ns_per_step", finding["cost_ns_per_step"]))
+
+
+def _stated(case: Case, found: Iterable[Any]) -> float:
+    """What the findings that are true of a case would save together: each is net of the others."""
+    return sum(
+        _saved(f) for f in found
+        if f["code"] in case.codes
+        and (not case.ranks or f["rank"] is None or f["rank"] in case.ranks)
+    )  # fmt: skip
+
+
+def _step_ns(dataset: Dataset) -> float:
+    """A step's length without the profiler, where it is known."""
+    return float(dataset.usual_step_ns or dataset.step_ns)
+
+
+def _replays(name: str, dataset: Dataset) -> Iterator[Row]:
+    """The replay of unchanged lengths, and of every other step with the lengths of the next."""
+    job = replay(dataset)
+    if job is None:
+        return
+    at = np.searchsorted(dataset.steady_steps, job.steps)
+    true = dataset.account("duration_ns")[np.unique(job.host_rank)][:, at].mean(axis=0)
+    yield _apart("replay", name, true, _steps(job, job.lengths))
+    half = np.arange(0, len(job.steps) - 1, 2)
+    if len(half):
+        found = _steps(job, lengths_of_others(job, half, half + 1))
+        yield _apart("halves", name, true[half + 1], found[half])
+
+
+def _steps(job: Replay, lengths: Lengths) -> Floats:
+    """How long each step is with these lengths, the mean over ranks (ns)."""
+    return np.asarray(np.diff(job.times(lengths)[job.marks], axis=1).mean(axis=0))
+
+
+def _apart(table: str, name: str, true: Floats, found: Floats) -> Row:
+    one, other = float(true.mean()), float(found.mean())
+    error = abs(other - one) / one
+    return Row(table, "recording", name, f"{one / 1e6:.2f} ms", f"{other / 1e6:.2f} ms", error)
+
+
+def lengths_of_others(job: Replay, steps: Ints, others: Ints) -> Lengths:
+    """The job's lengths with those of `others` in each of `steps`, by their place in the step."""
+    own, run = job.lengths.own.copy(), job.lengths.run.copy()
+    order = np.argsort(job.launch_moment, kind="stable")
+    work = job.joined * 4 + job.kind
+    for step, other in zip(steps.tolist(), others.tolist(), strict=True):
+        for rank in np.unique(job.host_rank).tolist():
+            host = (
+                np.flatnonzero((job.host_rank == rank) & (job.host_step == s))
+                for s in (step, other)
+            )
+            mine, its = _paired(job.host_root, *host)
+            own[mine] = job.lengths.own[its]
+            device = (
+                order[(job.rank[order] == rank) & (job.step[order] == s)] for s in (step, other)
+            )
+            mine, its = _paired(work, *device)
+            run[mine] = job.lengths.run[its]
+    return replace(job.lengths, own=own, run=run)
+
+
+def _paired(kind: Ints, mine: Ints, its: Ints) -> tuple[Ints, Ints]:
+    """The n-th of each kind among `mine` with the n-th of that kind among `its`."""
+    pairs = []
+    for k in np.unique(kind[mine]).tolist():
+        one, other = mine[kind[mine] == k], its[kind[its] == k]
+        least = min(len(one), len(other))
+        pairs.append((one[:least], other[:least]))
+    both = [np.concatenate(part) for part in zip(*pairs, strict=True)] or [mine[:0], its[:0]]
+    return both[0], both[1]
+
+
+def _measured(name: str, what: dict[str, Any], found: Sequence[Any]) -> Iterator[Row]:
+    """What findings state beside the speed-up that was measured without what was planted."""
+    for pair in (what, *what.get("also", ())):
+        if "saved_of" not in pair:
+            continue
+        stated = sum(_saved(f) for f in found if f["code"] == pair["saved_of"]) / 1e6
+        saved, spread, step = pair["saved_ms"], pair["saved_spread_ms"], what["step_ms"]
+        most = max(_NEAR_SAVED_FRAC * abs(saved), _NEAR_STEP_FRAC * step)
+        error = max(abs(stated - saved) - most, 0.0) / step
+        true = f"{saved:.2f} ± {spread:.2f} of {step:.2f} ms, {pair['saved_of']}"
+        yield Row("measured", "recording", name, true, f"{stated:.2f} ms", error)
+
+
+def timed(ranks: int) -> Iterator[Row]:
+    """Processor time of all findings of large jobs: data parallel, and parallel in three ways."""
+    for shape in ((ranks, 1, 1), (ranks // 32, 8, 4)):
+        dp, tp, pp = shape
+        job = Job(dp=dp, tp=tp, pp=pp, layers=4 * pp, host_noise_frac=0.1, host_pace_frac=0.03)
+        made, _ = simulate(job)
+        dataset = dataset_of(made)
+        begin = time.process_time()
+        found, _ = all_findings(dataset)
+        took = time.process_time() - begin
+        what = f"{ranks} ranks, {dp} x {tp} x {pp}"
+        yield Row("time", "findings", what, "", f"{len(found)} findings", took)
 
 
 if __name__ == "__main__":

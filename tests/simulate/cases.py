@@ -15,10 +15,14 @@ from typing import Any
 
 import numpy as np
 
-from simulate.job import Cause, Job
+from simulate.job import COPY_BYTES, Cause, Job
 
 MS = 1_000_000
 _STRAGGLER = ("straggler.host", "straggler.gpu", "straggler.unprofiled")
+#: 16 lanes of PCIe 4.0 (nvbandwidth, pinned)
+_PINNED_BYTES_PER_NS = 25.0
+#: what a kernel costs the host that is launched with a graph
+_REPLAYED_NS = 500
 #: what a healthy job of a kind has by construction
 _BY_CONSTRUCTION = ("communication.exposed", "pipeline.bubble", "")
 
@@ -38,6 +42,25 @@ class Case:
     ranks: tuple[int, ...] = ()
     profiled: tuple[int, ...] | None = None
     healthy: bool = False
+
+    @property
+    def without(self) -> Job | None:
+        """The same job without what is wrong with it; None where nothing is, or it is by design."""
+        job = self.job
+        made = replace(job, causes=(), gil_ns=0, pageable=False, item=False, serial=False)
+        if job.pageable:
+            made = replace(made, copy_ns=int(COPY_BYTES / _PINNED_BYTES_PER_NS))
+        if "host.launch_bound" in self.codes and not self.healthy:
+            # as little as replaying a graph costs
+            made = replace(made, launch_ns=_REPLAYED_NS, host_noise_frac=0.0)
+        if job.stage_layers:
+            most = max(job.stage_layers)
+            even = sum(job.stage_layers) / (most * job.pp)
+            made = replace(
+                made, stage_layers=(most,) * job.pp, layer_ns=int(job.layer_ns * even),
+                launch_ns=int(job.launch_ns * even),
+            )  # fmt: skip
+        return None if made == job else made
 
     @property
     def truth(self) -> str:
@@ -159,6 +182,34 @@ def _healthy(shape: Callable[[_Draw], tuple[int, int, int]], **more: Any) -> Cal
         return d.healthy(replace(job, synchronous=bool(d.one(True, False))))
 
     return draw
+
+
+def _varied(d: _Draw) -> Case:
+    """Sequences of another length in each step and replica: any rank may be last, none for long."""
+    job = d.job(d.one((4, 1, 1), (8, 1, 1), (4, 2, 1), (2, 1, 2)), d.part(0.3, 0.6))
+    sync = bool(d.one(True, False))
+    return d.healthy(replace(job, synchronous=sync, varied_frac=d.part(0.05, 0.25)))
+
+
+def _traced(d: _Draw, host: float) -> Job:
+    """Hosts whose launches cost more inside the window: only there they are slower than GPUs."""
+    job = d.job(d.data(), host, warm_steps=14)
+    job = replace(job, traced_ns=int((d.part(1.1, 1.6) - host) * gpu_ns(job) / launches(job)))
+    return replace(job, synchronous=bool(d.one(True, False)))
+
+
+def _traced_healthy(d: _Draw) -> Case:
+    return d.healthy(_traced(d, d.part(0.4, 0.8)))
+
+
+def _traced_host(d: _Draw) -> Case:
+    """A late host in such a job: what it costs without the profiler is what it costs."""
+    host = d.part(0.4, 0.7)
+    return d.late(_traced(d, host), "host", d.part(1.25, 2.0) - host, "straggler.host")
+
+
+def _traced_gpu(d: _Draw) -> Case:
+    return d.late(_traced(d, d.part(0.4, 0.7)), "gpu_more", d.part(0.15, 0.5), "straggler.gpu")
 
 
 def _sync_host(d: _Draw) -> Case:
@@ -338,4 +389,8 @@ KINDS: dict[str, Callable[[_Draw], Case]] = {
     "subset with the culprit": _subset,
     "interpreter lock": _gil,
     "pageable copies": _pageable,
+    "healthy, varying lengths": _varied,
+    "healthy, slowed by tracing": _traced_healthy,
+    "late host, slowed by tracing": _traced_host,
+    "GPU with more work, tracing": _traced_gpu,
 }

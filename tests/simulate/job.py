@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+#: a batch
+COPY_BYTES = 33_554_432
+
 CauseKind = Literal["host", "input", "gpu_more", "gpu_slow"]
 
 
@@ -63,6 +66,8 @@ class Job:
     synchronous: bool = False
     #: `.item()` between forward and backward
     item: bool = False
+    #: what tracing adds to each launch inside the window; the usual step is then known (step logs)
+    traced_ns: int = 0
     #: the host waits so long for the interpreter lock before each launch
     gil_ns: int = 0
     small_calls: bool = True
@@ -77,6 +82,8 @@ class Job:
     noise_frac: float = 0.01
     #: each GPU's speed differs by up to such a part from the others'
     gpu_speed_frac: float = 0.0
+    #: sequences are as long as a log-normal of such a sigma says, by replica and step
+    varied_frac: float = 0.0
     #: transfers take longer by such parts, now and then by far (a shared network)
     network_noise_frac: float = 0.0
     #: any host stalls now and then: once in so many steps, for so long

@@ -81,6 +81,8 @@ class Machine:
         cost = job.launch_ns * self.pace[ranks]
         if job.host_noise_frac:
             cost = cost * self.rng.lognormal(0.0, job.host_noise_frac, len(ranks))
+        if self.recording:
+            cost = cost + job.traced_ns
         self.host[ranks] += cost.astype(np.int64)
         return begin, self.host[ranks].copy()
 

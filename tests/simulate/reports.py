@@ -25,6 +25,8 @@ def simulate(job: Job) -> tuple[list[RankTables], Truth]:
     training = Training(job, machine)
     for number in range(job.first_step - job.warm_steps, job.first_step):
         training.step(number)
+    usual = _usual_step(training) if job.traced_ns else None
+    usual = _usual_step(training) if job.traced_ns else None
     _start_capture(job, machine, rng)
     for number in range(job.first_step, job.first_step + job.steps):
         training.step(number)
@@ -36,11 +38,17 @@ def simulate(job: Job) -> tuple[list[RankTables], Truth]:
         for blocks in (machine.activities, machine.calls, machine.host_calls)
     ]
     tables = [
-        _tables(job, machine, rank, [rows[rank] for rows in columns], offset, drift, middle)
+        _tables(job, machine, rank, [rows[rank] for rows in columns], offset, drift, middle, usual)
         for rank in range(job.world)
     ]
     groups = training.groups()
     return tables, Truth(job.causes, tuple(offset), tuple(drift), middle + _EPOCH_NS, groups)
+
+
+def _usual_step(training: Training) -> int:
+    """What a step takes before the capture (ns), once the queues are as deep as they get."""
+    begins = np.stack(training.begins[training.job.ahead_steps :])
+    return int(np.diff(begins, axis=0).mean())
 
 
 def _start_capture(job: Job, machine: Machine, rng: np.random.Generator) -> None:
@@ -78,7 +86,7 @@ def _by_rank(blocks: Sequence[dict[str, Any]], world: int) -> list[Rows]:
 
 def _tables(
     job: Job, machine: Machine, rank: int, columns: list[Rows], offsets: Sequence[int],
-    drifts: Sequence[float], middle: int,
+    drifts: Sequence[float], middle: int, usual: int | None,
 ) -> RankTables:  # fmt: skip
     offset, drift = offsets[rank], drifts[rank]
 
@@ -158,6 +166,7 @@ def _tables(
         begin_ns=min(activity["start_ns"][0].as_py(), host["start_ns"][0].as_py()),
         end_ns=max(activity["end_ns"].to_pylist()),
         backend="nccl",
+        usual_step_ns=usual,
     )
     return RankTables(info, activity, collective_calls, steps, host)
 

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from simulate.job import Job
+from simulate.job import COPY_BYTES, Job
 from simulate.machine import (
     COLLECTIVE_STREAM,
     COMPUTE_STREAM,
@@ -38,6 +38,10 @@ class Training:
         self.data_group = self.stage * job.tp + rank % job.tp
         self.tensor_group = rank // job.tp
         self.finished: list[Ints] = []
+        #: when each step has begun on each host
+        self.begins: list[Ints] = []
+        #: how much longer than usual the step's sequences are, by rank
+        self.varied = np.ones(job.world)
         #: layers of one chunk: without interleaving all that a rank has
         self.layers = np.asarray(job.stage_layers or (job.layers // job.pp,) * job.pp)[self.stage]
         self.layers = np.maximum(self.layers // job.chunks, 1)
@@ -63,6 +67,11 @@ class Training:
         if len(self.finished) >= job.ahead_steps:
             machine.wait_for_queue(everyone, self.finished[-job.ahead_steps])
         begin = machine.host.copy()
+        self.begins.append(begin)
+        if job.varied_frac:
+            # a replica's tensor groups compute the same sequences, and so do all its stages
+            replica = np.arange(job.world) // job.tp % job.dp
+            self.varied = machine.rng.lognormal(0.0, job.varied_frac, job.dp)[replica]
         self._input(number)
         self._planted_kernels(number)
         if job.pp > 1:
@@ -86,7 +95,7 @@ class Training:
         length = np.full(job.world, job.copy_ns)
         end = machine.launch(
             everyone, length, COMPUTE_STREAM, "Memcpy HtoD", "copy",
-            pageable=job.pageable, size=33_554_432,
+            pageable=job.pageable, size=COPY_BYTES,
         )  # fmt: skip
         if job.pageable:
             machine.wait_for_device(everyone, end, "cudaMemcpyAsync")
@@ -120,6 +129,7 @@ class Training:
         """Kernel lengths with noise, and longer where a slow GPU is planted."""
         job = self.job
         each = self.machine.speed[ranks] * part * job.layer_ns / job.kernels_per_layer
+        each *= self.varied[ranks]
         each *= 1 + job.noise_frac * self.machine.rng.standard_normal(len(ranks)).clip(-3, 3)
         for cause in job.causes:
             if cause.kind == "gpu_slow" and cause.at(number):
