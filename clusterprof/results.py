@@ -143,6 +143,34 @@ class TopologyEntry(TypedDict):
     stage_count: int | None
 
 
+class Replayed(TypedDict):
+    """The replayed step (ns) with a finding's cause, and without it."""
+
+    step_ns: int
+    without_ns: int
+
+
+class Repaired(TypedDict):
+    """A straggler that is repaired in both replays of a saving."""
+
+    code: str
+    ranks: list[int]
+
+
+class Saving(TypedDict):
+    """Where `saved_ns_per_step` is from: replays of one graph with and without the cause."""
+
+    #: the mean of the window's steps
+    window: Replayed
+    #: the same steps again and again, so that queued work hides nothing for ever
+    long_run: Replayed
+    #: which of both is stated; the long run where the job's pace without the profiler is known
+    stated: Literal["window", "long_run"]
+    #: what the window's steady-state steps save, one after the other
+    each_ns: list[int]
+    net_of: list[Repaired]
+
+
 class Finding(TypedDict):
     """One finding, with its cost, confidence, evidence and recommendation."""
 
@@ -159,6 +187,8 @@ class Finding(TypedDict):
     saved_ns_per_step: int
     #: half-width: what the window alone and the same steps again and again differ by
     saved_uncertainty_ns: int
+    #: None where the saving is taken to be the cost
+    saving: Saving | None
     uncertainty_ns: int
     confidence: float
     summary: str

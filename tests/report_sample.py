@@ -48,6 +48,13 @@ def straggler() -> Finding:
         "share_of_step": 0.333,
         "saved_ns_per_step": 17_870_000,
         "saved_uncertainty_ns": 1_130_000,
+        "saving": {
+            "window": {"step_ns": 61_600_000, "without_ns": 43_730_000},
+            "long_run": {"step_ns": 61_600_000, "without_ns": 42_600_000},
+            "stated": "window",
+            "each_ns": [17_900_000, 17_800_000, 17_910_000],
+            "net_of": [],
+        },
         "uncertainty_ns": 16_481,
         "confidence": 0.97,
         "summary": "Rank 2 arrives last in 35 of 36 collectives; its GPU is idle for 21 ms "
@@ -91,6 +98,13 @@ def pageable() -> Finding:
         "share_of_step": 0.0985,
         "saved_ns_per_step": 2_950_000,
         "saved_uncertainty_ns": 210_000,
+        "saving": {
+            "window": {"step_ns": 43_730_000, "without_ns": 40_780_000},
+            "long_run": {"step_ns": 42_600_000, "without_ns": 39_440_000},
+            "stated": "window",
+            "each_ns": [2_940_000, 2_960_000, 2_950_000],
+            "net_of": [{"code": "straggler.host", "ranks": [2]}],
+        },
         "uncertainty_ns": 0,
         "confidence": 0.9,
         "summary": "Every rank copies 33.6 MB a step from pageable memory and computes nothing "

@@ -194,8 +194,24 @@ def _drawn(finding: Finding, begins: Mapping[int, int]) -> dict[str, Any]:
     return {
         "share": _round(min(share, 100)) if share else None,
         "whisker": whisker,
+        "saving": _saving(finding),
         "evidence": _evidence(finding["evidence"], begins),
     }
+
+
+def _saving(finding: Finding) -> list[dict[str, Any]]:
+    """The step with and without a finding's cause, in the window and in the long run."""
+    entry = finding["saving"]
+    if entry is None:
+        return []
+    names = {"window": "the window", "long_run": "its steps again and again"}
+    out = []
+    for view, name in names.items():
+        step, without = entry[view]["step_ns"], entry[view]["without_ns"]  # type: ignore[literal-required]
+        stated = " (stated)" if view == entry["stated"] else ""
+        cells = [words.ms(ns) for ns in (step, without, step - without)]
+        out.append({"name": name + stated, "cells": cells})
+    return out
 
 
 def _evidence(

@@ -18,6 +18,8 @@ from clusterprof.results import (
     Results,
 )
 
+#: so many steps' savings are listed
+_MOST_STEPS = 24
 #: so many groups of one kind are listed in a line
 _MOST_GROUPS = 4
 
@@ -273,11 +275,44 @@ def cost(finding: Finding) -> str:
     return f"{words.with_bound(finding['cost_ns_per_step'], finding['uncertainty_ns'])} per step"
 
 
-def facts(finding: Finding) -> list[str]:
-    """Its share of the step, if that can be measured, its recurrence and its confidence."""
+def saved(finding: Finding) -> str:
+    """What the repair of a finding's cause saves; nothing where that is taken to be its cost."""
+    if finding["saving"] is None:
+        return ""
+    if finding["saved_ns_per_step"] <= 0:
+        return "repair alone saves nothing"
+    ns, unsure = finding["saved_ns_per_step"], finding["saved_uncertainty_ns"]
+    text = words.with_bound(ns, unsure)
+    return "repair saves all of it" if cost(finding).startswith(text) else f"repair saves {text}"
+
+
+def saving(finding: Finding) -> list[str]:
+    """What a finding's saving rests on, in sentences; nothing where it is its cost."""
+    entry = finding["saving"]
+    if entry is None:
+        return []
+    lengths = "without the profiler's overhead" if entry["stated"] == "long_run" else "as recorded"
+    text = f"The graph of the steady-state steps, {lengths}. The uncertainty is the difference "
+    out = [text + "between both savings: what queued work hides, or reveals, in the window."]
+    if entry["net_of"]:
+        names = [f"{one['code']} ({words.ranks(one['ranks'])})" for one in entry["net_of"]]
+        out.append(f"Both steps are those with {words.listed(names)} repaired: savings add up.")
+    hit = [ns for ns in entry["each_ns"] if ns > 0]
+    if finding["recurrence"] != "persistent" and hit:
+        numbers = ", ".join(words.milliseconds(ns) for ns in entry["each_ns"][:_MOST_STEPS])
+        out.append(f"Saved in each steady-state step of the window: {numbers} ms.")
+    return out
+
+
+def share(finding: Finding) -> str:
+    """Which part of the step its cost is, if that can be measured."""
     known = is_measurable(finding) and finding["share_of_step"] > 0
-    share = [f"{words.percent(finding['share_of_step'])} of the step"] if known else []
-    return [*share, recurrence(finding), f"confidence {words.confidence(finding['confidence'])}"]
+    return f"{words.percent(finding['share_of_step'])} of the step" if known else ""
+
+
+def facts(finding: Finding) -> list[str]:
+    """Its recurrence and its confidence."""
+    return [recurrence(finding), f"confidence {words.confidence(finding['confidence'])}"]
 
 
 def recurrence(finding: Finding) -> str:

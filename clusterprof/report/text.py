@@ -121,7 +121,8 @@ def _finding(page: _Page, number: int, finding: Finding, verdict: str) -> None:
     severity = page.styled(finding["severity"], finding["severity"])
     code = page.styled(finding["code"], "strong")
     page.line(f"{number:>2}  {severity}  {code}" + (f"  {who}" if who else ""))
-    page.sentence(", ".join([summary.cost(finding), *summary.facts(finding)]), 4)
+    numbers = [summary.cost(finding), summary.share(finding), summary.saved(finding)]
+    page.sentence(", ".join([*filter(None, numbers), *summary.facts(finding)]), 4)
     if number > 1 or finding["summary"] != verdict:
         page.sentence(words.plain(finding["summary"]), 4)
     if finding["advice"]:

@@ -16,7 +16,7 @@ from clusterprof.analysis.model.dataset import Dataset, Floats, Ints
 from clusterprof.analysis.model.intervals import Intervals, union
 from clusterprof.analysis.model.timeline import Timeline
 from clusterprof.analysis.model.what_if import Saved
-from clusterprof.results import Finding, Recurrence, Severity
+from clusterprof.results import Finding, Recurrence, Saving, Severity
 
 #: share of the steady-state steps from which on a finding is persistent
 _PERSISTENT_FRAC = 0.75
@@ -101,6 +101,7 @@ def finding(
         "share_of_step": round(share, 4),
         "saved_ns_per_step": round(saved_ns),
         "saved_uncertainty_ns": round(unsure_ns),
+        "saving": _saving(saved) if saved else None,
         "uncertainty_ns": round(uncertainty_ns),
         "confidence": round(float(min(max(confidence, 0.0), 1.0)), 2),
         "summary": _worded(dataset, summary),
@@ -110,6 +111,18 @@ def finding(
         ],
         "advice": _worded(dataset, advice),
         "next": follow_up,
+    }
+
+
+def _saving(saved: Saved) -> Saving:
+    """Where a saving is from."""
+    base, long = saved.base_ns, saved.base_long_ns
+    return {
+        "window": {"step_ns": round(base), "without_ns": round(base - saved.window_ns)},
+        "long_run": {"step_ns": round(long), "without_ns": round(long - saved.long_ns)},
+        "stated": "long_run" if saved.without_profiler else "window",
+        "each_ns": [round(ns) for ns in saved.each.tolist()],
+        "net_of": [{"code": code, "ranks": list(ranks)} for code, ranks in saved.net_of],
     }
 
 

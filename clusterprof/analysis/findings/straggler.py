@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import NormalDist
 from typing import Any
 
@@ -193,7 +193,14 @@ def _tried(job: WhatIfs, lengths: Lengths, members: Sequence[Member], excess: Ex
     for part in excess:
         if places := [k for k, other in members if other == part]:
             fixed = job.like_peers(fixed, places, part)
+    ranks = tuple(sorted({job.dataset.ranks[k] for k, _ in members}))
+    fixed = replace(fixed, repaired=(*lengths.repaired, (_code(job.dataset, members), ranks)))
     return Straggler(tuple(members), job.saved(fixed, lengths), excess, fixed)
+
+
+def _code(dataset: Dataset, members: Sequence[Member]) -> str:
+    by_host = members[0][1] == "host" or dataset.on_host
+    return "straggler.host" if by_host else "straggler.gpu"
 
 
 def _steady(excess: Floats) -> bool:
@@ -243,7 +250,7 @@ def _finding(dataset: Dataset, one: Straggler) -> Finding:
     k, part = one.members[0]
     return finding(
         dataset,
-        "straggler.host" if by_host else "straggler.gpu",
+        _code(dataset, one.members),
         rank=None if several else ranks[0],
         ranks=ranks,
         cost=each if not hidden else np.full(len(each), one.saved.most_ns),

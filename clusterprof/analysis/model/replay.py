@@ -40,6 +40,8 @@ class Lengths:
     run: Ints
     #: each host moment at which a wait ends: how long after what it waited for; NEVER: no wait
     woken: Ints
+    #: the stragglers (code, ranks) that are repaired in it
+    repaired: tuple[tuple[str, tuple[int, ...]], ...] = ()
     #: whether the delays that no recorded length explains are left out
     explained: bool = False
 

@@ -38,6 +38,11 @@ class Saved:
 
     each: Floats
     long_ns: float
+    #: the step without the what-if: in the window (mean), and in the long run
+    base_ns: float
+    base_long_ns: float
+    #: the stragglers (code, ranks) that are repaired with and without it
+    net_of: tuple[tuple[str, tuple[int, ...]], ...]
     #: the saving is stated for the long run without the profiler, rather than for the window
     without_profiler: bool
 
@@ -140,6 +145,9 @@ class WhatIfs:
         return Saved(
             before - self._each(lengths),
             long - float(self.job.pace(lengths, _ROUNDS, _SETTLE)),
+            float(before.mean()),
+            long,
+            (base or self.base).repaired,
             self.known,
         )
 
