@@ -60,6 +60,7 @@ def render(results: Results, collectives: pa.Table, *, title: str) -> str:
         tiles=_tiles(results),
         findings=[(finding, _drawn(finding, begins)) for finding in summary.by_cost(results)],
         account=_account(results),
+        path=_path(results),
         groups=results["topology"]["groups"],
         operations=summary.by_exposed(results),
         clocks=[(entry, clocks.get(entry["rank"])) for entry in results["ranks"]],
@@ -209,7 +210,7 @@ def _saving(finding: Finding) -> list[dict[str, Any]]:
     for view, name in names.items():
         step, without = entry[view]["step_ns"], entry[view]["without_ns"]  # type: ignore[literal-required]
         stated = " (stated)" if view == entry["stated"] else ""
-        cells = [words.ms(ns) for ns in (step, without, step - without)]
+        cells = [f"{words.milliseconds(ns, 2)} ms" for ns in (step, without, step - without)]
         out.append({"name": name + stated, "cells": cells})
     return out
 
@@ -290,6 +291,23 @@ def _account(results: Results) -> dict[str, Any] | None:
         "caption": caption,
         "steps": [{"number": step["step"], "steady": step["settled"]} for step in steps],
     }
+
+
+def _path(results: Results) -> list[list[str]]:
+    """The critical path by what binds it: on it, its share, the mean per rank, GPU time lost."""
+    path = results["critical_path"]
+    if path is None or not path["step_ns"]:
+        return []
+    return [
+        [
+            part["what"],
+            words.milliseconds(part["path_ns"], 2),
+            words.percent(part["path_ns"] / path["step_ns"]),
+            words.milliseconds(part["mean_ns"], 2) if part["what"] != "idle" else "-",
+            words.milliseconds(part["imbalance_gpu_ns"], 2) if part["imbalance_gpu_ns"] else "-",
+        ]
+        for part in path["parts"]
+    ]
 
 
 def _parts(row: Average) -> list[tuple[str, str, float]]:

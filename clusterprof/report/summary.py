@@ -9,6 +9,7 @@ from itertools import chain
 from clusterprof.agent.contracts import words
 from clusterprof.results import (
     CaptureCost,
+    CriticalPath,
     Finding,
     GroupEntry,
     MissingRank,
@@ -18,6 +19,8 @@ from clusterprof.results import (
     Results,
 )
 
+#: a smaller part of a step is not worth a line
+_LEAST_PART = 0.01
 #: so many steps' savings are listed
 _MOST_STEPS = 24
 #: so many groups of one kind are listed in a line
@@ -297,10 +300,11 @@ def saving(finding: Finding) -> list[str]:
     if entry["net_of"]:
         names = [f"{one['code']} ({words.ranks(one['ranks'])})" for one in entry["net_of"]]
         out.append(f"Both steps are those with {words.listed(names)} repaired: savings add up.")
-    hit = [ns for ns in entry["each_ns"] if ns > 0]
-    if finding["recurrence"] != "persistent" and hit:
-        numbers = ", ".join(words.milliseconds(ns) for ns in entry["each_ns"][:_MOST_STEPS])
-        out.append(f"Saved in each steady-state step of the window: {numbers} ms.")
+    if finding["recurrence"] != "persistent" and finding["steps"]:
+        hit = [ns for ns in entry["each_ns"] if ns > 0.1 * max(entry["each_ns"])]
+        numbers = ", ".join(words.ms(ns) for ns in hit[:_MOST_STEPS])
+        which = f"{len(hit)} of {words.counted(len(entry['each_ns']), 'steady-state step')}"
+        out.append(f"In the window it saves {numbers} in {which}.")
     return out
 
 
@@ -329,3 +333,64 @@ def collectives(results: Results) -> str:
     count = results["collectives"]
     known = f"{count['matched']:,} matched, {count['incomplete']:,} incomplete"
     return f"{known}, {count['unmatched']:,} unmatched"
+
+
+def critical_path(results: Results) -> str:
+    """What binds the steps, over all ranks; nothing without steady-state steps."""
+    path = results["critical_path"]
+    if path is None or not path["step_ns"]:
+        return ""
+    step = path["step_ns"]
+    parts = [
+        f"{part['what']} {words.ms(part['path_ns'])} ({words.percent(part['path_ns'] / step)})"
+        for part in sorted(path["parts"], key=lambda part: -part["path_ns"])
+        if part["path_ns"] >= _LEAST_PART * step
+    ]
+    return f"of {words.ms(step)} per step: {', '.join(parts)}; {on_path(path)}"
+
+
+def on_path(path: CriticalPath) -> str:
+    """Which rank the critical path runs through most, and what it loses by imbalance."""
+    step = path["step_ns"]
+    kinds = [f"{part['what']}_ns" for part in path["parts"]]
+    by_rank = {e["rank"]: sum(e[kind] for kind in kinds) for e in path["ranks"]}  # type: ignore[literal-required]
+    rank = max(by_rank, key=lambda one: by_rank[one])
+    parts = [f"{words.percent(by_rank[rank] / step)} on rank {rank}"]
+    if path["unexplained_ns"] >= _LEAST_PART * step:
+        parts.append(f"{words.percent(path['unexplained_ns'] / step)} for no recorded reason")
+    lost = sum(part["imbalance_gpu_ns"] for part in path["parts"])
+    if lost >= _LEAST_PART * step:
+        parts.append(f"its imbalance costs {words.ms(lost)} of GPU time per step")
+    return "; ".join(parts)
+
+
+def uneven(results: Results) -> str:
+    """How much longer steps take than with even work, and which kind and rank make it so."""
+    found = results["what_if"]
+    if found["S"] is None:
+        return ""
+    text = f"steps take {found['S']:.2f} times as long as with the same work on all ranks"
+    worst = max(found["S_t"], key=lambda entry: entry["slowdown"])
+    if found["S"] < 1 + _LEAST_PART or worst["slowdown"] < 1 + _LEAST_PART:
+        return text
+    text += f"; {worst['what']} alone {worst['slowdown']:.2f}"
+    if found["S_w"]:
+        slow = max(found["S_w"], key=lambda entry: entry["slowdown"])
+        text += f", rank {slow['rank']} alone {slow['slowdown']:.2f}"
+    return text
+
+
+def compute_absent(results: Results) -> str:
+    """Why GPUs do not compute: the mean over the profiled ranks."""
+    known = [e for e in results["compute_absent"] if e["launch_bound_ns"] is not None]
+    if not known:
+        return ""
+
+    def mean(key: str) -> str:
+        return words.ms(sum(entry[key] for entry in known) / len(known))  # type: ignore[literal-required]
+
+    return (
+        f"{mean('compute_absent_ns')} per step, of which {mean('launch_bound_ns')} until the next "
+        f"kernel is launched, {mean('blocking_ns')} blocked by communication, "
+        f"{mean('dependency_stalled_ns')} for other dependencies"
+    )

@@ -23,6 +23,7 @@ _MOST_RANKS = 16
 _MOST_OPERATIONS = 8
 #: columns of the labels in front of what was measured
 _LABEL = 10
+_MODEL_LABEL = 15
 
 
 def wants_colour(stream: TextIO) -> bool:
@@ -154,6 +155,13 @@ def _account(page: _Page, results: Results) -> None:
         2,
         style="quiet",
     )
+    page.paragraph()
+    for label, line in (
+        ("critical path", summary.critical_path(results)),
+        ("unevenness", summary.uneven(results)),
+    ):
+        if line:
+            page.sentence(line, _MODEL_LABEL, label)
 
 
 def _account_row(row: Average, floor: int) -> list[str]:

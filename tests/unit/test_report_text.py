@@ -8,7 +8,7 @@ import re
 import pytest
 import report_sample as sample
 
-from clusterprof.report import text
+from clusterprof.report import summary, text
 from clusterprof.results import Results
 
 
@@ -61,7 +61,7 @@ def test_a_healthy_run_reads_as_a_clean_answer() -> None:
     page = text.render(sample.healthy())
     assert page.startswith(sample.healthy()["verdict"])
     assert "findings  none" in page
-    assert "critical" not in page
+    assert "critical  " not in page
     assert "missing" not in page
     assert "clusterprof explain" not in page
 
@@ -130,7 +130,7 @@ def test_many_ranks_make_a_short_table_that_keeps_the_straggler() -> None:
     page = text.render(results)
     assert re.search(r"^ +97 ", page, re.MULTILINE)
     assert "112 more ranks" in page
-    assert len(page.splitlines()) < 60
+    assert len(page.splitlines()) < 70
 
 
 def test_plain_text_has_no_escape_sequences_even_from_a_report() -> None:
@@ -189,3 +189,27 @@ def test_the_groups_of_the_ranks_are_listed_with_how_many_of_their_ranks_are_unp
     )
     made["topology"]["groups"] = []
     assert "groups" not in text.render(made)
+
+
+def test_the_critical_path_is_shown_with_its_rank_and_what_its_imbalance_costs() -> None:
+    page = " ".join(text.render(sample.results()).split())
+    facts = ("critical path", "61.6 ms", "host 34.1 ms (55%)", "100% on rank 2", "60.4 ms")
+    assert re.search(".{1,120}".join(map(re.escape, facts)), page)
+    assert "1.31 times" in page
+    nothing = sample.results()
+    nothing["critical_path"] = None
+    nothing["what_if"] |= {"S": None, "S_t": [], "S_w": []}
+    assert "critical path" not in text.render(nothing)
+
+
+def test_what_a_repair_saves_is_shown_beside_the_cost_unless_it_is_the_same() -> None:
+    results = sample.results()
+    straggler, copies = results["findings"]
+    assert "repair saves 17.9 ±1.2 ms" in summary.saved(straggler)
+    straggler |= {"saved_ns_per_step": 20_312_345, "saved_uncertainty_ns": 16_481}
+    assert "all of it" in summary.saved(straggler)
+    straggler["saved_ns_per_step"] = 0
+    assert "nothing" in summary.saved(straggler)
+    straggler["saving"] = None
+    assert summary.saved(straggler) == ""
+    assert "straggler.host (rank 2)" in " ".join(summary.saving(copies))
