@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pyarrow.compute as pc
 
 from clusterprof.agent.contracts.words import ranks as rank_list
 from clusterprof.analysis.findings.finding import Code, capture, finding, of_step
+from clusterprof.analysis.findings.straggler import repaired
 from clusterprof.analysis.model import limits
-from clusterprof.analysis.model.dataset import Bools, Dataset, Floats, parts
+from clusterprof.analysis.model.dataset import Bools, Dataset, Floats, Ints, parts
 from clusterprof.analysis.model.intervals import union
+from clusterprof.analysis.model.replay import Lengths, Replay
+from clusterprof.analysis.model.what_if import what_ifs
 from clusterprof.results import Finding
 
 #: place among the modules of findings (`registry`)
@@ -79,8 +83,8 @@ def find(dataset: Dataset, _found: Sequence[Finding] = ()) -> list[Finding]:
     Evidence: of calls of one communicator, operation and size, some take many times longer after
     the last *profiled* arrival than the quickest ones, on every profiled member at once. Assumes
     that equal transfers take equally long; a congested network looks alike, hence the modest
-    confidence. It costs no more than what calls last beyond that, nor than what is exposed, each
-    moment once. Only where the world has ranks without a report.
+    confidence. It saves what the replay saves where these calls transfer as quickly. Only where the
+    world has ranks without a report.
     """
     extra = hidden_wait(dataset)
     # in a pipeline all ranks wait for the other stages, profiled or not
@@ -92,38 +96,52 @@ def find(dataset: Dataset, _found: Sequence[Finding] = ()) -> list[Finding]:
     return [f for f in waits if f is not None][:3]
 
 
-def _waits(dataset: Dataset, mine: Bools, ranks: list[int], extra: Floats) -> tuple[Floats, Floats]:
-    """How long each rank waits in the calls `mine`, and the exposed part: [ranks, steps] (ns)."""
+def _proof(dataset: Dataset, mine: Bools, ranks: list[int], extra: Floats) -> Floats:
+    """How long each rank waits in the calls `mine`: [ranks, steps] (ns)."""
     c = dataset.collectives
-    shape = (len(ranks), len(dataset.steady_steps))
-    proof, cost = np.zeros(shape), np.zeros(shape)
+    proof = np.zeros((len(ranks), len(dataset.steady_steps)))
     for k, rank in enumerate(ranks):
         rows = np.flatnonzero(mine & (c.rank == rank) & c.has)
         begin = np.minimum(c.start[rows] + c.wait[rows], c.end[rows])
         waited = np.minimum(begin + extra[rows].astype(np.int64), c.end[rows])
-        compute = dataset.line(rank).compute
         for at, step in enumerate(dataset.steady_steps):
-            # calls of several threads or of one group wait at once, and count once; the
-            # overlapped part of a wait delays the calls behind it
+            # calls of several threads or of one group wait at once, and count once
             here = c.step[rows] == step
-            waits, calls = union(begin[here], waited[here]), union(begin[here], c.end[rows][here])
+            waits = union(begin[here], waited[here])
             proof[k, at] = float((waits.end - waits.start).sum())
-            covered = compute.within(calls.start, calls.end)
-            cost[k, at] = min(proof[k, at], float((calls.end - calls.start - covered).sum()))
-    return proof, cost
+    return proof
+
+
+def _without(dataset: Dataset, job: Replay, base: Lengths, rows: Ints, extra: Floats) -> Lengths:
+    """The job's lengths where the calls in `rows` transfer at once."""
+    c, run = dataset.collectives, base.run.copy()
+    for k in np.unique(np.searchsorted(dataset.ranks, c.rank[rows])).tolist():
+        calls = rows[c.rank[rows] == dataset.ranks[k]]
+        calls = calls[np.argsort(c.start[calls], kind="stable")]
+        mine = np.flatnonzero(job.joined & (job.rank == k))
+        starts = dataset.timelines[k].start[job.row[mine]]
+        at = np.minimum(np.searchsorted(c.start[calls], starts), len(calls) - 1)
+        found = c.start[calls[at]] == starts
+        cut = extra[calls[at[found]]].astype(np.int64)
+        run[mine[found]] = np.maximum(run[mine[found]] - cut, 0)
+    return replace(base, run=run)
 
 
 def _finding(dataset: Dataset, communicator: str, extra: Floats) -> Finding | None:
     c, world = dataset.collectives, dataset.world_size or 0
+    job, base = what_ifs(dataset), repaired(dataset)
+    if job is None or base is None:
+        return None
     mine = (c.communicator == communicator) & np.isin(c.step, dataset.steady_steps)
     ranks = sorted({int(r) for r in c.rank[mine]})
-    proof, cost = _waits(dataset, mine, ranks, extra)
     # all members wait at once, or no other rank is late
-    hit = proof.min(axis=0) > limits.WARNING_FRAC * dataset.step_ns
-    joint = np.where(hit, np.minimum(cost.min(axis=0), dataset.durations), 0.0)
-    per_step = float(joint.mean())
+    hit = _proof(dataset, mine, ranks, extra).min(axis=0) > limits.WARNING_FRAC * dataset.step_ns
+    late = mine & (extra > 0) & np.isin(c.step, np.asarray(dataset.steady_steps)[hit])
+    saved = job.saved(_without(dataset, job.job, base, np.flatnonzero(late), extra), base)
+    each = np.maximum(saved.each, 0.0)
+    per_step = float(each.mean())
     steady = float(hit.mean()) >= limits.STEADY_FRAC
-    if per_step < (limits.LEAST_FRAC if steady else limits.MUCH_FRAC) * dataset.step_ns:
+    if saved.most_ns < (limits.LEAST_FRAC if steady else limits.MUCH_FRAC) * dataset.step_ns:
         return None
     size = _size(dataset, mine)
     missing = _not_captured(dataset, ranks, size, world)
@@ -134,7 +152,8 @@ def _finding(dataset: Dataset, communicator: str, extra: Floats) -> Finding | No
         dataset,
         "straggler.unprofiled",
         ranks=ranks,
-        cost=joint,
+        cost=each,
+        saved=saved,
         floor_ns=0.01 * dataset.step_ns,
         confidence=0.6,
         summary=f"{who} up to {of_step(dataset, per_step)} for an unprofiled rank. {of}; "
