@@ -26,7 +26,7 @@ from clusterprof.analysis.findings.finding import (
 from clusterprof.analysis.model import host_activity, limits
 from clusterprof.analysis.model.dataset import Dataset, Floats, Ints
 from clusterprof.analysis.model.graph import NEVER
-from clusterprof.analysis.model.intervals import Intervals, union
+from clusterprof.analysis.model.intervals import union
 from clusterprof.analysis.model.replay import Lengths
 from clusterprof.analysis.model.timeline import COMPUTE
 from clusterprof.analysis.model.what_if import Saved, WhatIfs, what_ifs
@@ -105,12 +105,8 @@ CODES = (
     ),
 )
 
-#: causes that calls in the report name
-_NAMED = ("host.gil", "host.gc", "input.stall")
 #: a wait inside the step is worth an information from here on: it saves more where hosts are slower
 _SYNC_FRAC = 0.005
-#: names of ranges that fetch the batch
-_INPUT = r"(?i)^(data|input|batch|fetch|dataload)|dataloader|next_batch|get_batch"
 #: a launch takes the host no less than this: 2.5 µs for a whole CUDA graph (NVIDIA, "Constant Time
 #: Launch for Straight-Line CUDA Graphs", 2024)
 _LAUNCH_NS = 2_500
@@ -165,7 +161,7 @@ def _least(cause: _Cause) -> float:
     """The share of the step from which on a cause is a finding."""
     if cause.code == "host.sync":
         return _SYNC_FRAC
-    return limits.LEAST_FRAC if cause.code in _NAMED else limits.LAUNCH_FRAC
+    return limits.LEAST_FRAC if cause.code in host_activity.NAMED else limits.LAUNCH_FRAC
 
 
 def _large(dataset: Dataset, job: WhatIfs, cause: _Cause) -> bool:
@@ -181,17 +177,8 @@ def _causes(dataset: Dataset, job: WhatIfs, lengths: Lengths) -> Iterator[_Cause
     end = replay.recorded[: len(replay.host_rank)]
     begin = end - replay.lengths.own
     share = np.divide(lengths.own, np.maximum(replay.lengths.own, 1))
-    parts = {code: np.zeros(len(end)) for code in _NAMED}
-    rest = (end - begin).astype(float)
-    for k in np.unique(replay.host_rank).tolist():
-        mine, known = replay.host_rank == k, union(none, none)
-        before = np.zeros(int(mine.sum()), dtype=np.int64)
-        for code, spans in _named_calls(dataset, k):
-            known = union(np.r_[known.start, spans.start], np.r_[known.end, spans.end])
-            covered = known.within(begin[mine], end[mine])
-            parts[code][mine] += covered - before
-            before = covered
-        rest[mine] -= before
+    parts = host_activity.named_time(dataset, replay.host_rank, begin, end)
+    rest = end - begin - sum(parts.values())
     for code, part in parts.items():
         yield _Cause(code, (part * share).astype(np.int64), none)
     yield _Cause("host.sync", np.zeros(len(end), dtype=np.int64), _value_waits(dataset, job))
@@ -205,22 +192,6 @@ def _causes(dataset: Dataset, job: WhatIfs, lengths: Lengths) -> Iterator[_Cause
     yield _Cause("host.busy", np.where(long, more, 0), none)
     yield _Cause("host.launch_bound", np.where(long, 0, more), none)
     yield _Cause("gpu.idle", np.zeros(len(end), dtype=np.int64), none, explained=True)
-
-
-def _named_calls(dataset: Dataset, k: int) -> Iterator[tuple[str, Intervals]]:
-    """A rank's calls of each cause that has a name, on the reference rank's clock."""
-    tables, rank = dataset.tables[k], dataset.ranks[k]
-    for code, kind, pattern in (
-        ("host.gil", "python", host_activity.GIL_WAIT),
-        ("host.gc", "python", host_activity.COLLECTING),
-        ("input.stall", "range", _INPUT),
-        ("input.stall", "op", "(?i)dataloader"),
-    ):
-        spans = host_activity.spans(tables, kind, pattern)
-        yield (
-            code,
-            union(dataset.clock.align(rank, spans.start), dataset.clock.align(rank, spans.end)),
-        )
 
 
 def _value_waits(dataset: Dataset, job: WhatIfs) -> Ints:

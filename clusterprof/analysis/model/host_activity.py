@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from clusterprof.analysis.model import limits
-from clusterprof.analysis.model.dataset import Dataset, Floats
+from clusterprof.analysis.model.dataset import Dataset, Floats, Ints
 from clusterprof.analysis.model.intervals import Intervals, union
 from clusterprof.analysis.model.timeline import Timeline
 from clusterprof.tables import GARBAGE, RankTables
@@ -106,6 +106,38 @@ COLLECTOR = "the garbage collector"
 
 #: the names that nsys and others give a wait for Python's interpreter lock
 GIL_WAIT = r"(?i)wait.*gil"
+
+#: calls by what they cost the host, in the order in which they are looked for: kind and name
+NAMED = {
+    "host.gil": (("python", GIL_WAIT),),
+    "host.gc": (("python", COLLECTING),),
+    "input.stall": (
+        ("range", r"(?i)^(data|input|batch|fetch|dataload)|dataloader|next_batch|get_batch"),
+        ("op", "(?i)dataloader"),
+    ),
+}
+
+
+def named_time(dataset: Dataset, place: Ints, begin: Ints, end: Ints) -> dict[str, Ints]:
+    """How much of each span lies in calls of each code of `NAMED`, each ns in one of them.
+
+    `place` is each span's rank; `begin` and `end` are on the reference rank's clock.
+    """
+    out = {code: np.zeros(len(place), dtype=np.int64) for code in NAMED}
+    for k in np.unique(place).tolist():
+        mine, rank = place == k, dataset.ranks[k]
+        start, stop = np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)
+        before = np.zeros(int(mine.sum()), dtype=np.int64)
+        for code, kinds in NAMED.items():
+            for kind, pattern in kinds:
+                calls = spans(dataset.tables[k], kind, pattern)
+                start = np.r_[start, dataset.clock.align(rank, calls.start)]
+                stop = np.r_[stop, dataset.clock.align(rank, calls.end)]
+            covered = union(start, stop).within(begin[mine], end[mine])
+            out[code][mine] = covered - before
+            before = covered
+    return out
+
 
 #: ranges of whole steps, of communication, and our own: they do not tell what the program does
 _STEP_RANGES = r"^(step\b|ProfilerStep|nccl|gloo|clusterprof:)"

@@ -77,6 +77,8 @@ def timeline(tables: RankTables) -> Timeline:
         step = np.array([WHOLE_WINDOW], dtype=np.int64)
         host_begin = np.array([min(first, last)], dtype=np.int64)
         host_end = np.array([last], dtype=np.int64)
+    kept = _until_the_stop(tables, host_begin, host_end)
+    step, host_begin, host_end = step[:kept], host_begin[:kept], host_end[:kept]
     drained = _drain(tables, launch_end, stop)
     if drained is not None and host_begin[-1] < drained < host_end[-1]:
         host_end = np.r_[host_end[:-1], drained]
@@ -130,6 +132,22 @@ def _host_steps(tables: RankTables, launch: Ints) -> tuple[Ints, Ints, Ints]:
         last -= int(count[last] < usual)
     chosen = slice(first, last + 1)
     return step[chosen], begin[chosen], end[chosen]
+
+
+def _until_the_stop(tables: RankTables, host_begin: Ints, host_end: Ints) -> int:
+    """How many steps there are before the one place between two steps where the host drains.
+
+    A window's stop drains the device between two steps; the report may hold some steps after it,
+    which begin with empty queues. Programs that drain between their steps do so at each of them.
+    """
+    calls = tables.host_calls
+    named = pc.match_substring_regex(calls["name"].cast(pa.string()), r"(?i)devicesynchronize")
+    start = calls.filter(named)["start_ns"].to_numpy()
+    after = np.searchsorted(host_end, start, side="right")
+    inside = (after > 0) & (after < len(host_begin))
+    after, start = after[inside], start[inside]
+    between = np.unique(after[start < host_begin[after]])
+    return int(between[0]) if len(between) == 1 else len(host_begin)
 
 
 def _drain(tables: RankTables, launch_end: Ints, stop: Ints) -> int | None:

@@ -20,6 +20,7 @@ import numpy as np
 
 from clusterprof.analysis.groups.peers import Peers, peers
 from clusterprof.analysis.groups.stages import stage_of
+from clusterprof.analysis.model import host_activity
 from clusterprof.analysis.model.dataset import Dataset, Floats, Ints
 from clusterprof.analysis.model.recorded import replay
 from clusterprof.analysis.model.replay import Lengths, Replay
@@ -28,8 +29,13 @@ from clusterprof.analysis.model.timeline import COLLECTIVE
 Part = Literal["host", "gpu"]
 #: rounds of the window in the long run, and those that do not count: queues hold a few steps
 _ROUNDS, _SETTLE = 8, 4
-#: the profiler's part of a host's moment is found to within this part of a step
-_CLOSE = 0.002
+#: steps vary by 1% from before the window to inside it
+_CLOSE = 0.01
+#: what tracing adds to a launch with what lies around it: 14 and 24 µs in two launch-bound programs
+#: on H200s under nsys (`tests/data/recordings/pairs`, small-late-host and eager)
+_TRACING_NS, _MOST_TRACING_NS = 14_000, 30_000
+#: input takes at most so many times as long outside the window: more is not its doing
+_MOST_PREFETCHED = 4.0
 
 
 @dataclass(frozen=True)
@@ -88,6 +94,7 @@ class WhatIfs:
         before = capture["profiled"]["before_ns"] if capture else None
         usual = dataset.usual_step_ns or before
         self.overhead_ns, self.base = self._without_profiler(usual) if usual else (0, job.lengths)
+        self.base = self._without_prefetching(usual, self.base) if usual else self.base
         self.known = usual is not None
         self._base_each = self._each(self.base)
         self._base_long = float(job.pace(self.base, _ROUNDS, _SETTLE))
@@ -111,8 +118,11 @@ class WhatIfs:
         return phase, phase[job.launch_moment]
 
     def _without_profiler(self, usual: int) -> tuple[int, Lengths]:
-        """What tracing adds to each moment of a host (ns), and the lengths without it."""
-        low, high = 0, 200_000
+        """What tracing adds to each moment of a host (ns), and the lengths without it.
+
+        What is typical, or the nearest with which a step takes as long as it usually does. GPUs are
+        not slowed: where hosts do not explain the rest, the shortest step that they allow.
+        """
 
         def lengths(ns: int) -> Lengths:
             own = self.job.lengths.own
@@ -123,12 +133,46 @@ class WhatIfs:
         def pace(ns: int) -> float:
             return float(self.job.pace(lengths(ns), _ROUNDS, _SETTLE))
 
-        if pace(0) <= usual * (1 + _CLOSE):
-            return 0, self.job.lengths
-        while high - low > 100:
-            middle = (low + high) // 2
-            low, high = (low, middle) if pace(middle) <= usual * (1 + _CLOSE) else (middle, high)
-        return high, lengths(high)
+        def first(step_ns: float) -> int:
+            """The least overhead without which a step takes no longer than this."""
+            low, high = 0, _MOST_TRACING_NS
+            while high - low > 200:
+                middle = (low + high) // 2
+                low, high = (low, middle) if pace(middle) <= step_ns else (middle, high)
+            return high
+
+        slow, fast = pace(0), pace(_MOST_TRACING_NS)
+        aim = max(usual, fast)
+        least = 0 if slow <= aim * (1 + _CLOSE) else first(aim * (1 + _CLOSE))
+        most = _MOST_TRACING_NS if fast >= aim * (1 - _CLOSE) else first(aim * (1 - _CLOSE))
+        ns = min(max(_TRACING_NS, least), max(most, least)) if slow > usual else 0
+        return ns, lengths(ns)
+
+    def _without_prefetching(self, usual: int, base: Lengths) -> Lengths:
+        """Lengths with input as slow as it is outside the window, where steps take longer there.
+
+        While the profiler's start stalls a rank, its loader goes on: the window then begins with
+        batches that were fetched ahead. Nothing else makes steps shorter inside a window, so
+        that fetching takes so many times longer that the step is the usual one.
+        """
+        if float(self.job.pace(base, _ROUNDS, _SETTLE)) >= usual * (1 - _CLOSE):
+            return base
+        end = self.job.recorded[: len(self.job.host_rank)]
+        begin = end - self.job.lengths.own
+        fetching = host_activity.named_time(self.dataset, self.job.host_rank, begin, end)
+        part = fetching["input.stall"] * (base.own / np.maximum(self.job.lengths.own, 1))
+
+        def lengths(times: float) -> Lengths:
+            return replace(base, own=base.own + (part * (times - 1)).astype(np.int64))
+
+        low, high = 1.0, _MOST_PREFETCHED
+        if float(self.job.pace(lengths(high), _ROUNDS, _SETTLE)) < usual * (1 - _CLOSE):
+            return base
+        while high - low > 0.01:
+            middle = (low + high) / 2
+            enough = float(self.job.pace(lengths(middle), _ROUNDS, _SETTLE)) >= usual
+            low, high = (low, middle) if enough else (middle, high)
+        return lengths(high)
 
     def _each(self, lengths: Lengths) -> Floats:
         times = self.job.times(lengths)
