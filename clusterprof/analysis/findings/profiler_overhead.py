@@ -6,12 +6,12 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from clusterprof.agent.contracts.words import counted, ms, percent
+from clusterprof.agent.contracts.words import counted, duration, ms, percent
 from clusterprof.align.clock import UNBOUNDED_NS
-from clusterprof.analysis.findings import savings
 from clusterprof.analysis.findings.finding import Code, Evidence, finding
-from clusterprof.analysis.model import host_activity, host_gaps, limits
+from clusterprof.analysis.model import limits
 from clusterprof.analysis.model.dataset import LEAST_STEADY, Dataset
+from clusterprof.analysis.model.what_if import what_ifs
 from clusterprof.results import CaptureCost, Finding, StepTimes
 
 #: place among the modules of findings (`registry`)
@@ -32,8 +32,6 @@ CODES = (
 
 #: the ranks' spread after the start is reported from this many usual steps on
 _LEAST_STEPS = 0.5
-#: the longest stretch in no call that explains this part of a host's cost is the host's own
-_GAP_FRAC = 0.5
 #: a stall shorter than this is not reported
 _STALL_NS = 1_000_000
 
@@ -53,8 +51,8 @@ def find(dataset: Dataset, _found: Sequence[Finding] = ()) -> list[Finding]:
     Once: stalls at its start and stop (by the step logs of a run, `dataset.capture`), and how far
     the start desynchronised the ranks (the spread of the aligned begins of the first step that all
     ranks have). In each step of the window: what it took longer than before. The steady-state
-    steps exclude the desynchronised ones, so its cost to them is 0; the overhead on a host is
-    subtracted from its cost (`savings`). Information, unless too few steps are left.
+    steps exclude the desynchronised ones, so its cost to them is 0; what tracing adds to hosts is
+    left out of all savings (`WhatIfs`). Information, unless too few steps are left.
     """
     if not dataset.ranks:
         return []
@@ -187,75 +185,20 @@ def _desynchronised(dataset: Dataset) -> Parts:
 
 
 def _slower_hosts(dataset: Dataset) -> Parts:
-    """Hosts that need longer inside the window than whole steps took before it."""
-    if not dataset.steady_steps:
+    """What tracing adds to the hosts, by which the usual step explains the window's."""
+    job = what_ifs(dataset)
+    if job is None or not job.overhead_ns:
         return [], []
-    slower = savings.profiler_overhead(dataset, host_activity.pace(dataset))
-    places = [k for k in np.argsort(-slower).tolist() if slower[k] > 0]
-    if not places:
-        return [], []
-    most = " most" if len(places) > 1 else ""
-    text = (
-        f"it slows rank {dataset.ranks[places[0]]}'s host{most}, by {ms(slower[places[0]])} per "
-        "step, excluded from findings"
-    )
+    more = np.zeros(len(dataset.ranks))
+    np.add.at(more, job.job.host_rank, (job.job.lengths.own - job.untraced).astype(float))
+    more /= len(job.job.steps)
+    text = f"tracing adds about {duration(job.overhead_ns)} to each launch, left out of savings"
     rows = [
         {
-            "rank": dataset.ranks[k],
-            "slower_ns_per_step": round(float(slower[k])),
-            "what": f"its host needs {ms(slower[k])} per step more than whole steps took before",
+            "rank": rank,
+            "slower_ns_per_step": round(float(more[k])),
+            "what": f"tracing takes its host {ms(float(more[k]))} per step",
         }
-        for k in places[:16]
+        for k, rank in enumerate(dataset.ranks[:16])
     ]
     return [text], rows
-
-
-def discounted(dataset: Dataset, found: Sequence[Finding]) -> list[Finding]:
-    """The findings, with late hosts that profiler overhead may explain as information, and last.
-
-    Tracing slows hosts, one more than another. By the step logs, which go on outside the window,
-    the steady-state steps are so much longer than the others: a host whose lateness costs no more
-    than that may be on time without the profiler. But tracing never makes one long stretch without
-    a call (`host_gaps`): a host that is late by that stays a straggler. Medians are compared, so
-    that single slow steps explain nothing; nor is anything explained where a run has no step logs
-    outside its window. Assumes that the job does the same inside the window and around it.
-    """
-    slower = _slower_steps(dataset)
-    kept: list[Finding] = []
-    explained: list[Finding] = []
-    for one in found:
-        if _may_be_overhead(dataset, one, slower):
-            explained.append(_as_overhead(one, slower))
-        else:
-            kept.append(one)
-    return [*kept, *explained]
-
-
-def _slower_steps(dataset: Dataset) -> float:
-    """How much longer the median steady-state step is than one outside the window (ns), or 0."""
-    if dataset.capture is None or not len(dataset.durations):
-        return 0.0
-    times = dataset.capture["profiled"]
-    known = [ns for ns in (times["before_ns"], times["after_ns"]) if ns is not None]
-    return max(0.0, float(np.median(dataset.durations)) - max(known)) if known else 0.0
-
-
-def _may_be_overhead(dataset: Dataset, found: Finding, slower: float) -> bool:
-    cost, rank = found["cost_ns_per_step"], found["rank"]
-    if found["code"] != "straggler.host" or found["severity"] == "info" or rank is None:
-        return False
-    return 0 < cost <= slower and host_gaps.excess(dataset, rank) < _GAP_FRAC * cost
-
-
-def _as_overhead(found: Finding, slower: float) -> Finding:
-    """The finding as information, with the reason."""
-    what = f"outside the window steps are {ms(slower)} shorter: it may be profiler overhead"
-    return {
-        **found,
-        "severity": "info",
-        "confidence": round(0.5 * found["confidence"], 2),
-        "summary": f"{found['summary']} But {what}.",
-        "evidence": [*found["evidence"], {"slower_ns": round(slower), "what": what}],
-        "advice": "no action yet: profile again with fewer ranks or less tracing (--trace cuda) "
-        "and see whether it is late again",
-    }

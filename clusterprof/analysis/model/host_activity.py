@@ -1,4 +1,4 @@
-"""What each rank's host did in each step: its own pace, and the calls it waited in."""
+"""What each rank's host did: the calls it waited in, and those that name a cause."""
 
 from __future__ import annotations
 
@@ -35,28 +35,6 @@ def _chosen(tables: RankTables, kind: str, pattern: str) -> pa.Table:
     return kept
 
 
-def both(a: Intervals, b: Intervals) -> Intervals:
-    """The intersection of two sets of intervals."""
-    if not len(a.start) or not len(b.start):
-        return a if not len(a.start) else b
-    edges = np.sort(np.concatenate([a.start, a.end, b.start, b.end]))
-    begin, end = edges[:-1], edges[1:]
-    some = end > begin
-    begin, end = begin[some], end[some]
-    inside = (a.within(begin, end) == end - begin) & (b.within(begin, end) == end - begin)
-    return union(begin[inside], end[inside])
-
-
-def waited(tables: RankTables, line: Timeline) -> Intervals:
-    """When the host waited for the device: in long CUDA calls while the device was busy.
-
-    While the device is idle no host can be waiting for it. On a rank without CUDA calls (gloo)
-    the host waits in its collectives, as far as it does not compute beside them.
-    """
-    calls = wait_calls(tables, line)
-    return calls if calls is line.communication else both(calls, line.busy)
-
-
 def wait_calls(tables: RankTables, line: Timeline) -> Intervals:
     """Calls in which the host may have waited for the device; on gloo its collectives."""
     if not pc.any(pc.equal(tables.host_calls["kind"], "cuda")).as_py():
@@ -73,30 +51,6 @@ def wait_calls(tables: RankTables, line: Timeline) -> Intervals:
         np.r_[waits.start, others.start[blocked]].astype(np.int64),
         np.r_[waits.end, others.end[blocked]].astype(np.int64),
     )
-
-
-def waits(dataset: Dataset, k: int) -> Intervals:
-    """`waited` of the k-th rank, computed once."""
-    return dataset.cached(("waits", k), lambda: waited(dataset.tables[k], dataset.timelines[k]))
-
-
-def pace(dataset: Dataset) -> Floats:
-    """What each steady-state step costs each host itself (ns), [ranks, steps].
-
-    From one step's host begin to the next one's, less the time it waited for the device.
-    """
-    out = np.full((len(dataset.ranks), len(dataset.steady_steps)), np.nan)
-    wanted = np.asarray(dataset.steady_steps)
-    for k, (tables, line) in enumerate(zip(dataset.tables, dataset.timelines, strict=True)):
-        if not len(tables.host_calls) and not len(tables.activity):
-            continue
-        begin = line.host_begin
-        end = np.r_[begin[1:], line.host_end[-1:]]
-        own = end - begin - waits(dataset, k).within(begin, end)
-        at = np.searchsorted(wanted, line.step)
-        known = np.isin(line.step, wanted)
-        out[k, at[known]] = own[known]
-    return out
 
 
 #: Python's garbage collector, as the agent notes it

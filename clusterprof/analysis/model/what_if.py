@@ -94,6 +94,8 @@ class WhatIfs:
         before = capture["profiled"]["before_ns"] if capture else None
         usual = dataset.usual_step_ns or before
         self.overhead_ns, self.base = self._without_profiler(usual) if usual else (0, job.lengths)
+        #: the hosts' own time without tracing (ns)
+        self.untraced = self.base.own
         self.base = self._without_prefetching(usual, self.base) if usual else self.base
         self.known = usual is not None
         self._base_each = self._each(self.base)
