@@ -217,23 +217,9 @@ def test_among_slow_hosts_only_a_great_pause_in_few_steps_is_a_finding(
     assert bool(stragglers(studied(replace(job, causes=rare)).results)) is named
 
 
-#: rank 2's host takes longer for every launch, as under a profiler, and never pauses
-SLOW_LAUNCHES = Job(
-    layers=4, launch_ns=560_000, host_pace_frac=0.45, host_noise_frac=0.1, steps=8, seed=2,
-    tear_ns=20 * MS,
-)  # fmt: skip
-
-
 def before(ranks: list[RankTables], usual: int) -> list[RankTables]:
     """The reports as they are where steps took `usual` ns before the capture."""
     return [replace(r, info=replace(r.info, usual_step_ns=usual)) for r in ranks]
-
-
-def test_a_host_that_the_profiler_slows_is_no_straggler() -> None:
-    ranks, _ = simulate(SLOW_LAUNCHES)
-    assert stragglers(study(ranks).results) == [("straggler.host", 2)]
-    assert stragglers(study(before(ranks, 24 * MS)).results) == [("straggler.host", 2)]
-    assert stragglers(study(before(ranks, 16 * MS)).results) == []
 
 
 def test_a_host_that_pauses_at_one_stretch_is_late_whatever_the_capture_costs() -> None:
@@ -352,19 +338,6 @@ def test_profiler_overhead_is_reported_and_is_no_cost_of_the_job() -> None:
     assert longer == {"profiled ranks": 3 * MS, "unprofiled ranks": 0}
     assert "unprofiled ranks" not in found["summary"]
     assert [row["excluded_steps"] for row in rows if "spread_ns" in row] == [[6]]
-
-
-def test_a_host_that_the_profiler_slows_is_named_as_profiler_overhead() -> None:
-    found = only(
-        study(before(simulate(SLOW_LAUNCHES)[0], 16 * MS)).results, "profiler.perturbation"
-    )
-    slower = {
-        r["rank"]: r["slower_ns_per_step"]
-        for r in found["evidence"]
-        if "rank" in r and "slower_ns_per_step" in r
-    }
-    assert max(slower, key=slower.__getitem__) == 2
-    assert any(row.get("more_ns_per_step", 0) > 1 * MS for row in found["evidence"])
 
 
 def test_a_step_in_which_a_rank_stopped_is_no_evidence() -> None:

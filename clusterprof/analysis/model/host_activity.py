@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from clusterprof.analysis.model import limits
-from clusterprof.analysis.model.dataset import Dataset, Floats, Ints
+from clusterprof.analysis.model.dataset import Dataset, Ints
 from clusterprof.analysis.model.intervals import Intervals, union
 from clusterprof.analysis.model.timeline import Timeline
 from clusterprof.tables import GARBAGE, RankTables
