@@ -64,6 +64,17 @@ def test_the_critical_path_runs_through_the_straggler(
     assert mine >= 15 * MS * len(model.job.steps)
 
 
+@pytest.mark.parametrize("part", [1.1, 0.9, 0.7])
+def test_the_path_is_of_the_job_without_the_profiler(part: float) -> None:
+    ranks = gather([RECORDINGS / "nsys-2025.3" / "ddp-host-straggler"]).ranks
+    usual = int(part * dataset_of(ranks).step_ns)
+    ranks = [replace(r, info=replace(r.info, usual_step_ns=usual)) for r in ranks]
+    _, path, model = path_of(ranks)
+    assert (model.overhead_ns > 0) == (part < 1)
+    ends = model.job.times(model.base)[model.job.marks]
+    assert path.length.sum() == ends[:, -1].max() - ends[:, 0].max()
+
+
 def test_the_path_follows_the_pipeline_to_the_stage_that_caused_the_delay() -> None:
     ranks, _ = simulate(Job(pp=4, dp=1, layers=8, causes=(Cause("host", 1, 60 * MS),)))
     dataset, path, _ = path_of(ranks)

@@ -46,9 +46,9 @@ class Pieces:
 
 def path(job: Replay, lengths: Lengths) -> Pieces:
     """Walk the path through the job's steps with these lengths ([n] each)."""
-    times = job.times(lengths)
-    values = job.values(lengths)
-    source, edge = job.graph.binding(values[job.pick] + job.plus, times)
+    lengths = job.eased(lengths)
+    times, values = job.one_pass(lengths), job.values(lengths)
+    source, edge = job.graph.binding(job.edges(lengths), times)
     at = int(job.marks[np.argmax(times[job.marks[:, -1]]), -1])
     moments = []
     while edge[at] >= 0:

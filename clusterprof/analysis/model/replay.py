@@ -120,14 +120,17 @@ class Replay:
         return np.concatenate([queue, launched_end, since, run, woken, np.zeros_like(own[:1])])
 
     def times(self, lengths: Lengths, begin: Ints | None = None) -> Ints:
-        """Return all moments' times with these lengths, [moments] or [moments, what-ifs].
+        """Return all moments' times with these lengths, [moments] or [moments, what-ifs]."""
+        return self.one_pass(self.eased(lengths, begin), begin)
 
-        Two passes: what ran beside a wait runs faster in the second by the part of the wait that
-        the first has not (an idle wait occupies multiprocessors and memory).
+    def eased(self, lengths: Lengths, begin: Ints | None = None) -> Lengths:
+        """Return the lengths where what ran beside a wait runs faster by the part that is gone.
+
+        A wait in a collective occupies multiprocessors and memory; one pass tells its length.
         """
-        times = self._pass(lengths, begin)
         if not len(self.waits):
-            return times
+            return lengths
+        times = self.one_pass(lengths, begin)
         recorded = np.diff(self.recorded[self.waits])[:, 0]
         left = times[self.waits[:, 1]] - times[self.waits[:, 0]]
         recorded = recorded if left.ndim == 1 else recorded[:, None]
@@ -140,13 +143,18 @@ class Replay:
             np.broadcast_to(_like(lengths.run, part), (len(self.rank), *part.shape[1:]))
         )
         shorter[beside] -= saved.astype(np.int64)
-        return self._pass(replace(lengths, run=shorter), begin)
+        return replace(lengths, run=shorter)
 
-    def _pass(self, lengths: Lengths, begin: Ints | None) -> Ints:
+    def edges(self, lengths: Lengths) -> Ints:
+        """Return each edge's length, [edges] or [edges, what-ifs]."""
         values = self.values(lengths)
         plus = self.plus - self.loose[2] if lengths.explained else self.plus
-        length = values[self.pick] + (plus if values.ndim == 1 else plus[:, None])
-        known = np.full((self.graph.moments, *values.shape[1:]), NEVER)
+        return np.asarray(values[self.pick] + _like(plus, values))
+
+    def one_pass(self, lengths: Lengths, begin: Ints | None = None) -> Ints:
+        """Return all moments' times with just these lengths."""
+        length = self.edges(lengths)
+        known = np.full((self.graph.moments, *length.shape[1:]), NEVER)
         start = self.first_ns if begin is None else begin
         known[self.first] = _like(start, known)
         return self.graph.times(length, known)
