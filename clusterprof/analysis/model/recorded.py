@@ -169,12 +169,11 @@ class _Report:
         loose = (last[waiting] != 2) | explained[waiting]
         after[loose] = np.minimum(after[loose], _FOLLOWS_NS)
         step = np.searchsorted(self.begins, launch) - 1
-        on = [np.where(last == edge, unexplained, 0) for edge in range(3)]
-        loose = on[0], on[1], np.r_[on[2][waiting], np.zeros(len(late), dtype=np.int64)]
+        on = [np.where((last == edge) & ~explained, unexplained, 0) for edge in range(3)]
         return _Device(
             row, step, stream, start, stop, previous, follow, latency, unexplained,
             np.r_[waiting, late], np.r_[other, by], np.r_[after, start[late] - self.stop[by]],
-            loose,
+            (on[0], on[1], np.r_[on[2][waiting], unexplained[late]]),
         )  # fmt: skip
 
     def free(self, stream: Ints) -> Ints:
