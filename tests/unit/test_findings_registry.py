@@ -13,6 +13,7 @@ from simulate.cases import KINDS, cases
 from clusterprof.analysis import findings
 from clusterprof.analysis.findings import registry
 from clusterprof.errors import UsageError
+from clusterprof.ingest import gather
 from clusterprof.study import study
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -63,7 +64,29 @@ def test_a_code_that_does_not_exist_is_refused_with_those_that_do() -> None:
 
 def test_the_page_of_findings_is_what_the_registry_renders() -> None:
     page = (ROOT / "docs" / "findings.md").read_text(encoding="utf-8")
-    assert page == registry.page(), "run: python scripts/readme.py --findings"
+    assert page.endswith(registry.page()), "run: python scripts/readme.py --findings"
+
+
+def test_the_recording_walked_through_has_the_numbers_of_the_page() -> None:
+    page = (ROOT / "docs" / "findings.md").read_text(encoding="utf-8")
+    section = page.partition("walked through\n")[2].partition("\n## ")[0]
+    folder = ROOT / "tests" / "data" / "recordings" / "nsys-2025.3" / "ddp-gpu-straggler"
+    results = study(gather([folder]).ranks).results
+    top, path = results["findings"][0], results["critical_path"]
+    assert path is not None
+    assert top["saving"] is not None
+    saving, parts = top["saving"], {part["what"]: part for part in path["parts"]}
+    views = [saving["window"], saving["long_run"]]
+    numbers = [ns for view in views for ns in (view["step_ns"], view["without_ns"])]
+    numbers += [view["step_ns"] - view["without_ns"] for view in views]
+    numbers += [parts[what]["path_ns"] for what in ("compute", "copy", "idle")]
+    numbers.append(parts["compute"]["mean_ns"])
+    for ns in numbers:
+        assert f"{ns / 1e6:.2f}" in section, ns
+    for ns in [*saving["each_ns"], parts["compute"]["imbalance_gpu_ns"]]:
+        assert f"{ns / 1e6:.1f}" in section, ns
+    assert f"{top['saved_uncertainty_ns'] / 1e6:.3f} ms" in section
+    assert (saving["net_of"], saving["stated"]) == ([], "window")
 
 
 NEW = """

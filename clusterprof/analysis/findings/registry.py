@@ -31,6 +31,9 @@ class FindingModule(Protocol):
         """Return the module's findings; `found` are those of the modules before it."""
 
 
+#: in `docs/findings.md`, before what `page` returns
+WRITTEN = "<!-- from here on written by `make readme`: CODES in clusterprof/analysis/findings -->"
+
 #: the finding modules in the order in which they run
 MODULES: list[FindingModule] = []
 #: every code that a finding can carry
@@ -80,18 +83,18 @@ def explain(code: str) -> str:
 
 
 def page() -> str:
-    """The text of `docs/findings.md`."""
+    """The text of `docs/findings.md` from `WRITTEN` on; what stands before it is hand-written."""
     lines = [
-        "# Findings",
+        WRITTEN,
         "",
-        "<!-- written by `make readme` from the CODES in clusterprof/analysis/findings -->",
+        "## Codes",
         "",
         "`clusterprof explain CODE` prints the same in a terminal.",
     ]
     for one in CODES.values():
         lines += [
             "",
-            f"## {one.code}",
+            f"### {one.code}",
             "",
             f"**{one.title}.** {one.meaning}",
             "",
