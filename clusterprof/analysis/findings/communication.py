@@ -12,7 +12,7 @@ from clusterprof.analysis.findings.finding import Code, finding, of_step
 from clusterprof.analysis.findings.straggler import repaired
 from clusterprof.analysis.findings.unprofiled import hidden_wait
 from clusterprof.analysis.model import limits
-from clusterprof.analysis.model.accounts import COMMUNICATION, EXPOSED, WAITING, by_call, calls
+from clusterprof.analysis.model.accounts import COMMUNICATION, EXPOSED, WAITING, by_call, call_of
 from clusterprof.analysis.model.dataset import Bools, Dataset, Ints, calls_per_step, parts
 from clusterprof.analysis.model.replay import Lengths
 from clusterprof.analysis.model.what_if import Saved, WhatIfs, what_ifs
@@ -119,9 +119,7 @@ def _without(dataset: Dataset, job: WhatIfs, base: Lengths, mine: Bools) -> Leng
     What they wait, for whichever rank, stays.
     """
     replayed, run = job.job, base.run.copy()
-    call = np.full(len(run), -1, dtype=np.int64)
-    for k, each in enumerate(calls(dataset)):
-        call[replayed.rank == k] = each[replayed.row[replayed.rank == k]]
+    call = call_of(dataset, replayed)
     chosen = np.flatnonzero((call >= 0) & mine[call])
     waits = hidden_wait(dataset)[call[chosen]].astype(np.int64)
     waits += np.where(replayed.joined[chosen], 0, dataset.collectives.wait[call[chosen]])

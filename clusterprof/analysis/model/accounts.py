@@ -13,8 +13,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from clusterprof.align.clock import Clock
-from clusterprof.analysis.model.dataset import Dataset
+from clusterprof.analysis.model.dataset import Bools, Dataset
 from clusterprof.analysis.model.intervals import union
+from clusterprof.analysis.model.replay import Replay
 from clusterprof.analysis.model.timeline import COLLECTIVE, Ints, Timeline
 
 #: One row per rank and step. `duration = compute + exposed_communication + exposed_copy + idle`.
@@ -109,6 +110,21 @@ def _calls(dataset: Dataset, line: Timeline) -> Ints:
         at = np.minimum(np.searchsorted(starts, line.start), len(starts) - 1)
         known = (line.kind == COLLECTIVE) & (starts[at] == line.start)
         out[known] = mine[first[at[known]]]
+    return out
+
+
+def activities_of(dataset: Dataset, job: Replay, rows: Bools) -> Bools:
+    """Which activities of the replay are calls among `rows` (a mask of the placed table)."""
+    call = call_of(dataset, job)
+    return np.asarray((call >= 0) & rows[call])
+
+
+def call_of(dataset: Dataset, job: Replay) -> Ints:
+    """The row of the placed table of each activity of the replay, -1 where it has none."""
+    out = np.full(len(job.row), -1, dtype=np.int64)
+    for k, each in enumerate(calls(dataset)):
+        mine = job.rank == k
+        out[mine] = each[job.row[mine]]
     return out
 
 
