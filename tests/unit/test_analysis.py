@@ -256,13 +256,18 @@ def test_ranks_that_wait_downstream_are_no_stragglers_in_a_pipeline(rank: int) -
 def test_a_pipeline_has_its_bubble_and_unequal_stages_their_imbalance() -> None:
     even = studied(Job(dp=2, pp=2, launch_ns=40_000))
     bubble = only(even.results, "pipeline.bubble")
-    assert bubble["share_of_step"] == pytest.approx(0.2, abs=0.05)
+    assert bubble["severity"] == "info"
+    assert bubble["evidence"][-1]["ideal_share"] == pytest.approx(0.2)
     assert [f for f in even.results["findings"] if f["code"] == "pipeline.imbalance"] == []
-    uneven = studied(Job(dp=2, pp=2, launch_ns=40_000, stage_layers=(4, 2)))
+    uneven_job = Job(dp=2, pp=2, launch_ns=40_000, stage_layers=(4, 2))
+    uneven = studied(uneven_job)
     found = only(uneven.results, "pipeline.imbalance")
     assert found["ranks"] == [0, 1]
-    # stage 0 computes 14.4 ms, the mean of the stages is 10.8
-    assert found["cost_ns_per_step"] == pytest.approx(3.6 * MS, rel=0.1)
+    step, equal = (
+        np.mean([s["duration_ns"] for s in studied(job).results["steps"][1:]])
+        for job in (uneven_job, replace(uneven_job, stage_layers=(3, 3)))
+    )
+    assert found["cost_ns_per_step"] == pytest.approx(step - equal, abs=0.03 * step)
     assert uneven.results["findings"][0] == found
     assert stragglers(uneven.results) == []
 
@@ -284,16 +289,6 @@ def test_kernels_shorter_than_their_launch_are_launch_bound() -> None:
     assert found["code"] == "host.launch_bound"
     assert found["share_of_step"] > 0.3
     assert stragglers(made.results) == []
-
-
-def test_pageable_copies_are_named_and_pinned_ones_are_not() -> None:
-    slow = studied(Job(pageable=True, copy_ns=5 * MS))
-    # 33.5 MB at the assumed 25 GB/s of pinned memory take 1.3 ms yet
-    assert only(slow.results, "input.pageable_copy")["cost_ns_per_step"] == pytest.approx(
-        (5 - 33.554 / 25) * MS, rel=0.01
-    )
-    fast = studied(Job(pageable=False, copy_ns=5 * MS))
-    assert "input.pageable_copy" not in {f["code"] for f in fast.results["findings"]}
 
 
 def test_exposed_communication_is_named_and_waiting_is_not_counted_as_transfer() -> None:

@@ -9,7 +9,7 @@ import numpy as np
 
 from clusterprof.agent.contracts.words import ms, percent
 from clusterprof.analysis.findings.finding import Code, finding, of_step
-from clusterprof.analysis.findings.straggler import repaired
+from clusterprof.analysis.findings.pipeline import evened
 from clusterprof.analysis.findings.unprofiled import hidden_wait
 from clusterprof.analysis.model import limits
 from clusterprof.analysis.model.accounts import COMMUNICATION, EXPOSED, WAITING, by_call, call_of
@@ -88,13 +88,16 @@ def find(dataset: Dataset, found: Sequence[Finding] = ()) -> list[Finding]:
 
     Not where members wait for an unprofiled rank: there transfer and waiting cannot be separated.
     """
-    job, base = what_ifs(dataset), repaired(dataset)
+    job, base = what_ifs(dataset), evened(dataset)
     if job is None or base is None:
         return []
     c, spent = dataset.collectives, by_call(dataset)[:-1]
     unprofiled = [f for f in found if f["code"] == "straggler.unprofiled"]
     unclear = [str(e["communicator"]) for f in unprofiled for e in f["evidence"]]
     known = c.has & c.matched & ~np.isin(c.communicator.astype(str), unclear)
+    if any(f["code"] == "pipeline.bubble" and f["severity"] != "info" for f in found):
+        # it is weighed by the same transfers
+        known &= ~c.point_to_point | c.exchange
     # tensor groups are many communicators of one kind: they are one finding
     label = np.where(c.point_to_point & ~c.exchange, _BOTH, c.label)
     least = limits.LEAST_FRAC * dataset.step_ns * len(dataset.steady_steps)

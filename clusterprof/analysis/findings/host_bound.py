@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow.compute as pc
 
 from clusterprof.agent.contracts.words import counted, duration, ms, percent
-from clusterprof.analysis.findings import causes, straggler
+from clusterprof.analysis.findings import causes
 from clusterprof.analysis.findings.finding import (
     Code,
     Evidence,
@@ -23,6 +23,7 @@ from clusterprof.analysis.findings.finding import (
     named,
     operators,
 )
+from clusterprof.analysis.findings.pipeline import evened
 from clusterprof.analysis.model import host_activity, limits
 from clusterprof.analysis.model.dataset import Dataset, Floats, Ints
 from clusterprof.analysis.model.graph import NEVER
@@ -140,7 +141,7 @@ class _Cause:
 def find(dataset: Dataset, _found: Sequence[Finding] = ()) -> list[Finding]:
     """Return `host.gil`, `host.gc`, `input.stall`, `host.sync`, `host.launch_bound`, `host.busy`,
     `gpu.idle`."""
-    job, lengths = what_ifs(dataset), straggler.repaired(dataset)
+    job, lengths = what_ifs(dataset), evened(dataset)
     if job is None or lengths is None or not dataset.step_ns:
         return []
     out = []

@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 
 from clusterprof.agent.contracts.words import ms, size
 from clusterprof.analysis.findings.finding import Code, finding, of_step
-from clusterprof.analysis.findings.straggler import repaired
+from clusterprof.analysis.findings.pipeline import evened
 from clusterprof.analysis.model import limits
 from clusterprof.analysis.model.dataset import Bools, Dataset, Floats
 from clusterprof.analysis.model.graph import NEVER
@@ -44,7 +44,7 @@ _LARGE_BYTES = 1 << 20
 
 def find(dataset: Dataset, _found: Sequence[Finding] = ()) -> list[Finding]:
     """Return `input.pageable_copy` where pinned copies that the host does not wait for save."""
-    job, base = what_ifs(dataset), repaired(dataset)
+    job, base = what_ifs(dataset), evened(dataset)
     if job is None or base is None:
         return []
     replayed = job.job

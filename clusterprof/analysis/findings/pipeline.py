@@ -21,7 +21,7 @@ from clusterprof.analysis.model.what_if import WhatIfs, what_ifs
 from clusterprof.results import Finding
 
 #: place among the modules of findings (`registry`)
-ORDER = 30
+ORDER = 15
 
 CODES = (
     Code(
@@ -49,14 +49,29 @@ CODES = (
 
 def find(dataset: Dataset, _found: Sequence[Finding] = ()) -> list[Finding]:
     """Return `pipeline.bubble` and `pipeline.imbalance`."""
-    known = stages(dataset) if dataset.pipelined else None
-    job, base = what_ifs(dataset), repaired(dataset)
-    if known is None or len(known.groups) < 2 or job is None or base is None:
+    job, even, uneven = what_ifs(dataset), evened(dataset), _imbalance(dataset)
+    known = _known(dataset)
+    if known is None or job is None or even is None:
         return []
-    even = _even(job, base)
-    uneven = _imbalance(dataset, known, job, base, even)
-    both = [_bubble(dataset, known, job, even, explained=bool(uneven)), uneven]
-    return [f for f in both if f is not None]
+    bubble = _bubble(dataset, known, job, even, explained=bool(uneven or stragglers(dataset)))
+    return [f for f in (bubble, uneven) if f is not None]
+
+
+def evened(dataset: Dataset) -> Lengths | None:
+    """The lengths without stragglers and with equal stages, where these are a finding.
+
+    What findings on all ranks alike are weighed on.
+    """
+    job, base, uneven = what_ifs(dataset), repaired(dataset), _imbalance(dataset)
+    if job is None or base is None or uneven is None:
+        return base
+    named = ("pipeline.imbalance", tuple(uneven["ranks"]))
+    return replace(_even(job, base), repaired=(*base.repaired, named))
+
+
+def _known(dataset: Dataset) -> Stages | None:
+    known = stages(dataset) if dataset.pipelined else None
+    return known if known is not None and len(known.groups) > 1 else None
 
 
 def _even(job: WhatIfs, base: Lengths) -> Lengths:
@@ -124,7 +139,6 @@ def _bubble(
     prompt = replace(even, own=np.zeros_like(even.own))
     free = replace(prompt, run=np.where(sent, 0, even.run))
     saved, hosts = job.saved(free, prompt), job.saved(prompt, even)
-    explained = explained or bool(stragglers(dataset))
     evidence: Evidence = [
         {
             "stage": number,
@@ -189,17 +203,22 @@ def _ideal(dataset: Dataset, plan: Schedule, waits: float, hosts: float) -> str:
     return text
 
 
-def _imbalance(
-    dataset: Dataset, known: Stages, job: WhatIfs, base: Lengths, even: Lengths
-) -> Finding | None:
+def _imbalance(dataset: Dataset) -> Finding | None:
     """A stage that computes more than the others, which wait for it in each microbatch."""
+    return dataset.cached("imbalance", lambda: _imbalanced(dataset))
+
+
+def _imbalanced(dataset: Dataset) -> Finding | None:
+    known, job, base = _known(dataset), what_ifs(dataset), repaired(dataset)
+    if known is None or job is None or base is None:
+        return None
     work = job.job.kind == COMPUTE
     computes = np.bincount(job.job.rank[work], base.run[work], len(job.stage)) / len(job.job.steps)
     usual = np.asarray([computes[np.searchsorted(dataset.ranks, g)].mean() for g in known.groups])
     most, least = int(np.argmax(usual)), int(np.argmin(usual))
     if usual[most] - usual[least] < limits.UNEQUAL_FRAC * usual[most]:
         return None
-    saved = job.saved(even, base)
+    saved = job.saved(_even(job, base), base)
     if saved.most_ns < limits.LEAST_FRAC * dataset.step_ns:
         return None
     cost = np.maximum(saved.each, 0.0)
