@@ -19,12 +19,10 @@ _WAITS = r"(?i)synchronize|memcpy|memset|cudafree|eventquery"
 _QUEUE = 1_000
 
 
-def spans(tables: RankTables, kind: str, pattern: str = "", least_ns: int = 0) -> Intervals:
+def spans(tables: RankTables, kind: str, pattern: str = "") -> Intervals:
     """A rank's host calls of one kind, of those whose name matches `pattern` (a regex)."""
     table = _chosen(tables, kind, pattern)
-    start, end = table["start_ns"].to_numpy(), table["end_ns"].to_numpy()
-    long = end - start >= least_ns
-    return union(start[long], end[long])
+    return union(table["start_ns"].to_numpy(), table["end_ns"].to_numpy())
 
 
 def _chosen(tables: RankTables, kind: str, pattern: str) -> pa.Table:
@@ -36,21 +34,25 @@ def _chosen(tables: RankTables, kind: str, pattern: str) -> pa.Table:
 
 
 def wait_calls(tables: RankTables, line: Timeline) -> Intervals:
-    """Calls in which the host may have waited for the device; on gloo its collectives."""
-    if not pc.any(pc.equal(tables.host_calls["kind"], "cuda")).as_py():
+    """Calls in which the host may have waited for the device; on gloo its collectives.
+
+    A long CUDA call that waits by its nature, a launch into a full queue, and any that is too long.
+    """
+    table = tables.host_calls
+    cuda = np.asarray(pc.equal(table["kind"], "cuda").to_numpy(), dtype=bool)
+    if not cuda.any():
         return line.communication
-    waits = spans(tables, "cuda", _WAITS, least_ns=limits.WAITING_CALL_NS)
-    others = spans(tables, "cuda", least_ns=limits.WAITING_CALL_NS)
+    start, end = table["start_ns"].to_numpy(), table["end_ns"].to_numpy()
+    rows = np.flatnonzero(cuda & (end - start >= limits.WAITING_CALL_NS))
+    names = table["name"].take(pa.array(rows)).cast(pa.string())
+    waits = np.array(pc.match_substring_regex(names, _WAITS).to_numpy(), dtype=bool)
+    start, end = start[rows], end[rows]
     launched, of = np.unique(line.launch, return_inverse=True)
     finished = np.zeros(len(launched), dtype=np.int64)
     np.maximum.at(finished, of, line.stop)
-    queued = np.searchsorted(launched, others.start)
-    queued -= np.searchsorted(np.sort(finished), others.start)
-    blocked = (queued >= _QUEUE) | (others.end - others.start >= limits.BLOCKED_CALL_NS)
-    return union(
-        np.r_[waits.start, others.start[blocked]].astype(np.int64),
-        np.r_[waits.end, others.end[blocked]].astype(np.int64),
-    )
+    queued = np.searchsorted(launched, start) - np.searchsorted(np.sort(finished), start)
+    waits |= (queued >= _QUEUE) | (end - start >= limits.BLOCKED_CALL_NS)
+    return union(start[waits], end[waits])
 
 
 #: Python's garbage collector, as the agent notes it
