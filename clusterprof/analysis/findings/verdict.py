@@ -51,10 +51,12 @@ def verdict(dataset: Dataset, findings: Sequence[Finding]) -> str:
 def _no_straggler(dataset: Dataset) -> str:
     """Why no straggler is named, as far as ranks can be compared; empty where there is none."""
     if len(dataset.ranks) < 2:
-        return f"Only rank {dataset.ranks[0]} was profiled, so stragglers cannot be determined."
+        only = f"Only rank {dataset.ranks[0]} was profiled"
+        return f"{only}, so stragglers cannot be determined; profile two or more (--ranks)."
     apart = incomparable(dataset)
     if len(apart) > len(dataset.ranks) - 2:
-        return "Stragglers cannot be determined: no collectives of these ranks match."
+        why = "no collectives of these ranks match"
+        return f"Stragglers cannot be determined: {why}; profile ranks of one communicator."
     if apart:
         return (
             f"No stragglers among {len(dataset.ranks) - len(apart)} ranks; cannot be determined "
@@ -91,6 +93,7 @@ def always_last(dataset: Dataset) -> tuple[int, float] | None:
         return None
     k = int(np.argmax(waited))
     wait = float(np.nanmean(np.delete(dataset.account("exposed_wait_ns"), k, axis=0)))
+    wait = min(wait, dataset.step_ns)
     if waited[k] < limits.LAST_FRAC * waited.sum() or wait < limits.WAITED_FRAC * dataset.step_ns:
         return None
     return dataset.ranks[k], wait
