@@ -289,7 +289,7 @@ def _slow_hosts(d: _Draw) -> Case:
 def _jittery_hosts(d: _Draw) -> Case:
     """Hosts that need about as long as their GPUs, each paused now and then: no straggler.
 
-    None is slower than the others: where hosts set the pace, one that needs 4% more for every
+    None is slower than the others: in a host-bound job one that needs 4% more for every
     launch costs 4%. So seldom that hardly ever one host pauses in most of the window's steps:
     that one would be a straggler indeed.
     """

@@ -150,7 +150,7 @@ def _inside(most: str, clause: str, rank: int, rows: Evidence, advice: str) -> R
 
 
 def pause(dataset: Dataset, k: int) -> tuple[float, str]:
-    """The k-th rank's longest time without a launch in a step: its median (ns), and what it is in.
+    """The k-th rank's longest time without a launch in a step: its mean (ns), and what it is in.
 
     The name is empty where no call or range in the report covers it.
     """
@@ -165,7 +165,7 @@ def pause(dataset: Dataset, k: int) -> tuple[float, str]:
     if not lengths:
         return 0.0, ""
     often = 2 * len(names) >= len(lengths)
-    return float(np.median(lengths)), commonest(names) if often else ""
+    return float(np.mean(lengths)), commonest(names) if often else ""
 
 
 def longest_gap(busy: Any, begin: int, end: int) -> tuple[int, int]:
