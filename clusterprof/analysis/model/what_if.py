@@ -20,7 +20,7 @@ import numpy as np
 
 from clusterprof.analysis.groups.peers import Peers, peers
 from clusterprof.analysis.groups.stages import stage_of
-from clusterprof.analysis.model import host_activity
+from clusterprof.analysis.model import host_activity, limits
 from clusterprof.analysis.model.dataset import Dataset, Floats, Ints
 from clusterprof.analysis.model.recorded import replay
 from clusterprof.analysis.model.replay import Lengths, Replay
@@ -33,7 +33,9 @@ _ROUNDS, _SETTLE = 8, 4
 _CLOSE = 0.01
 #: what tracing adds to a launch with what lies around it: 14 and 24 µs in two launch-bound programs
 #: on H200s under nsys (`tests/data/recordings/pairs`, small-late-host and eager)
-_TRACING_NS, _MOST_TRACING_NS = 19_000, 30_000
+_TRACING_NS = 19_000
+#: and at most so much: a pause (`limits.LAUNCH_GAP_NS`) is not the profiler's
+_MOST_TRACING_NS = limits.LAUNCH_GAP_NS
 #: input takes at most so many times as long outside the window: more is not its doing
 _MOST_PREFETCHED = 4.0
 
