@@ -12,9 +12,7 @@ import numpy as np
 
 from clusterprof.agent.contracts import words
 from clusterprof.analysis.model import limits
-from clusterprof.analysis.model.dataset import Dataset, Floats, Ints
-from clusterprof.analysis.model.intervals import Intervals, union
-from clusterprof.analysis.model.timeline import Timeline
+from clusterprof.analysis.model.dataset import Dataset
 from clusterprof.analysis.model.what_if import Saved
 from clusterprof.results import Finding, Recurrence, Saving, Severity
 
@@ -153,25 +151,6 @@ def of_step(dataset: Dataset, ns: float) -> str:
     return f"{words.ms(ns)} of each step ({words.percent(ns / dataset.step_ns)})"
 
 
-def by_steady_step(
-    dataset: Dataset, line: Timeline, each: np.ndarray, missing: float = 0
-) -> Floats:
-    """One rank's values by its own steps as values by steady-state steps."""
-    out = np.full(len(dataset.steady_steps), float(missing))
-    known = np.isin(line.step, dataset.steady_steps)
-    out[np.searchsorted(dataset.steady_steps, line.step[known])] = each[known]
-    return out
-
-
-def exposed_by_step(
-    dataset: Dataset, line: Timeline, work: Intervals, start: Ints, end: Ints, missing: float = 0
-) -> Floats:
-    """How much of the spans does not overlap with `work`, by steady-state step (ns)."""
-    both = union(np.r_[work.start, start].astype(np.int64), np.r_[work.end, end].astype(np.int64))
-    each = both.within(line.begin, line.end) - work.within(line.begin, line.end)
-    return by_steady_step(dataset, line, each, missing)
-
-
 def capture(dataset: Dataset, ranks: Sequence[int], *options: str) -> str:
     """The command line that profiles `ranks` again, with `options` that show more.
 
@@ -195,9 +174,3 @@ def operators(dataset: Dataset) -> tuple[str, str]:
     versions = [(int(m[1]), int(m[2])) if m else (0, 0) for m in matches]
     by_nsys = min(versions, default=(0, 0)) >= _MARKS_OPERATORS
     return "--pytorch", "autograd-nvtx" if by_nsys else "emit-nvtx"
-
-
-def straggler_ns(found: Sequence[Finding]) -> int:
-    """What the stragglers among `found` cost a step; information costs nothing."""
-    late = [f for f in found if f["code"].startswith("straggler.") and f["severity"] != "info"]
-    return sum(f["cost_ns_per_step"] for f in late)

@@ -15,6 +15,7 @@ from clusterprof.analysis.findings.pipeline import evened
 from clusterprof.analysis.model import limits
 from clusterprof.analysis.model.dataset import Bools, Dataset, Floats
 from clusterprof.analysis.model.graph import NEVER
+from clusterprof.analysis.model.replay import Replay
 from clusterprof.analysis.model.what_if import what_ifs
 from clusterprof.results import Finding
 
@@ -48,7 +49,7 @@ def find(dataset: Dataset, _found: Sequence[Finding] = ()) -> list[Finding]:
     if job is None or base is None:
         return []
     replayed = job.job
-    pageable, volume, rate, assumed = _copies(dataset)
+    pageable, volume, rate, assumed = _copies(dataset, replayed)
     if not pageable.any():
         return []
     run, woken = base.run.copy(), base.woken.copy()
@@ -96,15 +97,13 @@ def find(dataset: Dataset, _found: Sequence[Finding] = ()) -> list[Finding]:
     ]
 
 
-def _copies(dataset: Dataset) -> tuple[Bools, Floats, float, bool]:
+def _copies(dataset: Dataset, job: Replay) -> tuple[Bools, Floats, float, bool]:
     """Which activities of the replay are pageable copies to the GPU, and the bytes of each.
 
     Also the speed of pinned copies (bytes per ns), and whether that is assumed.
     """
-    job = what_ifs(dataset)
-    assert job is not None
-    pageable = np.zeros(len(job.job.row), dtype=bool)
-    volume = np.zeros(len(job.job.row))
+    pageable = np.zeros(len(job.row), dtype=bool)
+    volume = np.zeros(len(job.row))
     speeds: list[Floats] = []
     for k, (tables, line) in enumerate(zip(dataset.tables, dataset.timelines, strict=True)):
         table = tables.activity
@@ -114,8 +113,8 @@ def _copies(dataset: Dataset) -> tuple[Bools, Floats, float, bool]:
             np.asarray(c.to_numpy(zero_copy_only=False), dtype=bool) for c in (inward, unpinned)
         )
         count = np.asarray(pc.fill_null(table["size_bytes"], 0).to_numpy(), dtype=float)
-        mine = job.job.rank == k
-        rows = job.job.row[mine]
+        mine = job.rank == k
+        rows = job.row[mine]
         pageable[mine], volume[mine] = (inward & unpinned)[rows], count[rows]
         pinned = inward & ~unpinned & (count >= _LARGE_BYTES)
         speeds.append(count[pinned] / np.maximum(line.stop - line.start, 1)[pinned])
