@@ -24,6 +24,7 @@ from clusterprof.analysis.model.accounts import accounts
 from clusterprof.analysis.model.compute_absent import compute_absent
 from clusterprof.analysis.model.critical_path import critical_path
 from clusterprof.analysis.model.dataset import Dataset
+from clusterprof.analysis.model.recorded import contradictions
 from clusterprof.analysis.model.slowdown import slowdown
 from clusterprof.analysis.model.steady_state import steady_steps
 from clusterprof.analysis.model.timeline import timeline
@@ -95,6 +96,7 @@ def study(
             *dict.fromkeys((*warnings, *known.warnings)),
             *_warnings(dataset, warnings),
             *_inferred(dataset.placed),
+            *contradictions(dataset),
             *too_few,
         ],
     }

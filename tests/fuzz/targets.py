@@ -18,12 +18,16 @@ import sqlite3
 import tempfile
 import zlib
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 import strangers
 from seeds import content
-from simulate import Job, simulate
+from simulate import Cause, Job, simulate
 
 from clusterprof import merge_run, run_directory
 from clusterprof.agent.contracts import states
@@ -34,6 +38,7 @@ from clusterprof.errors import ClusterprofError, MergeError
 from clusterprof.ingest import gather
 from clusterprof.report import html, results_json, text
 from clusterprof.study import study
+from clusterprof.tables import RankTables
 from fuzz.spoil import ODD, Change, spoilt, spoilt_bytes
 
 RECORDING = Path(__file__).parent.parent / "data/recordings/nsys-2025.3/ddp/rank1.sqlite.xz"
@@ -338,6 +343,65 @@ def results_of_a_run(changes: Sequence[Change]) -> None:
         (at / "merged/results.json").write_text(json.dumps(spoilt(results(), changes)))
         with quiet(), contextlib.suppress(ClusterprofError):
             report.main("report", [str(at)], None)
+
+
+@target
+def tables_of_ranks(changes: Sequence[Change]) -> None:
+    """Times, steps and streams in the tables of a job's ranks, and rows that are missing."""
+    ranks = list(tables_of_a_job())
+    for where, what in changes:
+        at, names = where % len(ranks), ("activity", "collective_calls", "steps", "host_calls")
+        name = names[where // len(ranks) % len(names)]
+        table = _spoil_column(getattr(ranks[at], name), where // 16, what)
+        ranks[at] = replace(ranks[at], **{name: table})
+    results = study(ranks).results
+    longest = max((step["duration_ns"] for step in results["steps"]), default=0)
+    for finding in results["findings"]:
+        assert 0 <= finding["share_of_step"] <= 1
+        assert finding["saved_ns_per_step"] <= longest
+        assert abs(finding["saved_uncertainty_ns"]) < 2**60
+
+
+@functools.cache
+def tables_of_a_job() -> list[RankTables]:
+    """A small pipeline with a tensor group in each stage, and a late host."""
+    job = Job(
+        dp=1, tp=2, pp=2, layers=2, kernels_per_layer=2, steps=4, microbatches=2,
+        synchronous=True, causes=(Cause("host", 1, 8_000_000),),
+    )  # fmt: skip
+    return simulate(job)[0]
+
+
+def _spoil_column(table: pa.Table, where: int, what: int) -> pa.Table:
+    """A table with odd numbers in some rows of a column, sorted again as readers do."""
+    rows = table.num_rows
+    names = [n for n in table.schema.names if n.endswith("_ns") or n in ("step", "stream", "call")]
+    name, how = names[where % len(names)], what % 7
+    if not rows or how == 6:
+        return table.slice(0, rows * (what // 7 % 4) // 4)
+    field = table.schema.field(name)
+    absent = np.asarray(pc.is_null(table[name]).to_numpy())
+    values = np.array(pc.fill_null(table[name], 0).to_numpy(), dtype=np.int64)
+    chosen = np.arange(where // len(names) % rows, rows, (1, 7, rows)[what // 7 % 3])
+    # farther off than decades no clock can be aligned
+    power = 2 ** (10, 20, 33, 47)[what // 21 % 4]
+    if how == 0:
+        values[chosen] = values[0] + (power, -power, 0)[what // 84 % 3]
+    elif how == 1:
+        values[chosen] += (power, -power)[what // 84 % 2]
+    elif how == 2:
+        values[chosen] = values[chosen[0]]
+    elif how == 3:
+        values[chosen] = values[chosen[::-1]]
+    elif how == 4:
+        values[chosen] = values[0] + (values[chosen] - values[0]) // 1000
+    else:
+        values = np.roll(values, 1 + what // 7 % 5)
+    if field.type != pa.int64():
+        values = values.clip(-(2**31), 2**31 - 1)
+    column = pa.array(values.clip(-(2**62), 2**62), field.type, mask=absent)
+    order = next(n for n in table.schema.names if n.endswith("_ns"))
+    return table.set_column(table.schema.get_field_index(name), field, column).sort_by(order)
 
 
 LOOKED = {

@@ -6,8 +6,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pytest
-from simulate import simulate
+from simulate import Job, simulate
 from simulate.cases import KINDS, cases
 
 from clusterprof.analysis.model import recorded
@@ -197,3 +198,49 @@ def test_the_long_run_of_a_steady_job_has_the_windows_pace() -> None:
         dataset = simulated(kind)
         job = exact(dataset)
         assert job.pace(job.lengths) == pytest.approx(dataset.step_ns, rel=0.02), kind
+
+
+def test_collectives_in_contradicting_orders_are_taken_apart_with_a_warning() -> None:
+    # so short that each call may have waited for the one after it
+    job = Job(layers=8, kernels_per_layer=1, layer_ns=4_000, launch_ns=1_000, transfer_ns=5_000)
+    dataset = dataset_of(simulate(replace(job, latency_ns=5_000, phase_ns=500))[0])
+    placed = dataset.placed
+    rank, step, stream = (placed[name].to_numpy() for name in ("rank", "step", "stream"))
+    mine = np.flatnonzero((rank == 0) & (step == dataset.steady_steps[0]) & (stream == stream[0]))
+    mine = mine[np.argsort(placed["start_ns"].to_numpy()[mine])]
+    # one rank has two calls of its stream the other way round
+    number = placed["collective"].to_numpy().copy()
+    number[mine[:2]] = number[mine[:2]][::-1]
+    at = placed.schema.get_field_index("collective")
+    placed = placed.set_column(at, placed.schema.field(at), pa.array(number))
+    crossed = replace(dataset, placed=placed)
+
+    job = recorded.replay(crossed)
+    assert job is not None
+    assert not len(job.graph.circular)
+    assert np.diff(job.times(job.lengths)[job.marks], axis=1).mean() == pytest.approx(
+        dataset.step_ns, rel=0.01
+    )
+    (warning,) = recorded.contradictions(crossed)
+    assert warning.startswith("2 ")
+    assert recorded.contradictions(dataset) == []
+
+
+def test_a_window_of_years_is_not_replayed_and_said_to_be_wrong() -> None:
+    ranks, _ = simulate(Job(steps=4, layers=2))
+    steps = ranks[1].steps
+    end = steps["end_ns"].to_numpy().copy()
+    begin = steps["begin_ns"].to_numpy().copy()
+    begin[2:] += 2**58
+    end[2:] += 2**58
+    table = steps.set_column(1, steps.schema.field(1), pa.array(begin))
+    table = table.set_column(2, steps.schema.field(2), pa.array(end))
+    dataset = dataset_of([ranks[0], replace(ranks[1], steps=table)])
+    job = recorded.replay(dataset)
+    assert job is None or np.abs(np.diff(job.times(job.lengths)[job.marks])).max() < 2**50
+
+
+def test_running_maxima_of_times_that_are_too_large_to_be_raised() -> None:
+    values = np.asarray([2**61, -(2**61), 5, 2**60, 7])
+    part = np.asarray([0, 0, 1, 1, 1])
+    assert running_maximum(values, part).tolist() == [2**61, 2**61, 5, 2**60, 2**60]

@@ -86,6 +86,8 @@ def finding(
     per_step = float(each.mean()) if len(each) else 0.0
     share = per_step / dataset.step_ns if dataset.step_ns else 0.0
     saved_ns, unsure_ns = (saved.ns, saved.uncertainty_ns) if saved else (per_step, uncertainty_ns)
+    # nor can its repair save more than the step where one rank's times are wrong
+    saved_ns = min(saved_ns, dataset.step_ns)
     worth = saved.most_ns / dataset.step_ns if saved and dataset.step_ns else share
     level = min(severity(worth), at_most, key=_LEVELS.index)
     return {

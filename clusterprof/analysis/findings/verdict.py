@@ -94,7 +94,9 @@ def always_last(dataset: Dataset) -> tuple[int, float] | None:
     k = int(np.argmax(waited))
     wait = float(np.nanmean(np.delete(dataset.account("exposed_wait_ns"), k, axis=0)))
     wait = min(wait, dataset.step_ns)
-    if waited[k] < limits.LAST_FRAC * waited.sum() or wait < limits.WAITED_FRAC * dataset.step_ns:
+    # no rank may have an account of these steps: then the wait is not a number
+    long = wait >= limits.WAITED_FRAC * dataset.step_ns
+    if waited[k] < limits.LAST_FRAC * waited.sum() or not long:
         return None
     return dataset.ranks[k], wait
 

@@ -127,7 +127,11 @@ def running_maximum(values: Ints, part: Ints) -> Ints:
     if not len(values):
         return values
     low = values.min()
-    step = int(values.max() - low) + 1
+    step = int(values.max()) - int(low) + 1
+    if step * (int(part[-1]) + 1) >= -NEVER:
+        # too large to be raised: their places in order are not
+        levels, place = np.unique(values, return_inverse=True)
+        return levels[running_maximum(place.reshape(values.shape), part)]
     raised = (values - low) + step * (part if values.ndim == 1 else part[:, None])
     highest = np.maximum.accumulate(raised, axis=0)
     return np.asarray(highest - step * (part if values.ndim == 1 else part[:, None]) + low)

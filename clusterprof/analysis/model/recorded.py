@@ -10,7 +10,7 @@ from clusterprof.analysis.model import host_activity
 from clusterprof.analysis.model.dataset import Bools, Collectives, Dataset, Ints
 from clusterprof.analysis.model.graph import NEVER, graph
 from clusterprof.analysis.model.replay import Lengths, Replay
-from clusterprof.analysis.model.timeline import COLLECTIVE, COMPUTE
+from clusterprof.analysis.model.timeline import COLLECTIVE, COMPUTE, Timeline
 
 #: a queued kernel starts this long after the one before it, at most (1 to 2 µs on an H200)
 _FOLLOWS_NS = 2_000
@@ -26,6 +26,9 @@ _LOOKED_AT = 8
 _PROMPT, _LAUNCH_NS = 0.25, 5_000
 #: an assumed dependency that more than this part of the calls contradict is none
 _CONTRADICTED = 0.05
+
+#: a window of 13 days is none; sums of such times fit into 64 bits
+_LONGEST_NS = 2**50
 
 _NONE = np.zeros(0, dtype=np.int64)
 
@@ -73,9 +76,11 @@ class _Report:
         def aligned(times: Ints) -> Ints:
             return np.asarray(dataset.clock.align(rank, times), dtype=np.int64)
 
-        a, b = np.searchsorted(line.step, steps[[0, -1]])
-        self.begins = aligned(np.r_[line.host_begin, line.host_end[-1:]])[a : b + 2]
-        self.start, self.stop = aligned(line.start), aligned(line.stop)
+        at = int(np.searchsorted(line.step, steps[0]))
+        begins = aligned(np.r_[line.host_begin, line.host_end[-1:]])[at : at + len(steps) + 1]
+        self.begins = np.maximum.accumulate(begins)
+        self.start = aligned(line.start)
+        self.stop = np.maximum(aligned(line.stop), self.start)
         issue, issued = aligned(line.launch), aligned(line.launch_end)
         self.launch = np.where(issued <= self.start, issued, np.minimum(issue, self.start))
         self.kind = line.kind
@@ -100,6 +105,13 @@ class _Report:
         self.host = self._host()
         self.device = self._device()
 
+    def reach(self) -> float:
+        """How far from the window's begin a time of this report is (ns)."""
+        times = [self.host.at, self.device.start, self.device.stop, self.stop[self.early]]
+        return float(max(
+            np.abs(t.astype(float) - float(self.begins[0])).max(initial=0.0) for t in times
+        ))  # fmt: skip
+
     def _ended_by(self, time: Ints, launched_by: Ints | None = None) -> Ints:
         """The activity that ended last by each time (and was launched by then), or -1."""
         at = np.searchsorted(self.stops, time, side="right") - 1
@@ -111,6 +123,8 @@ class _Report:
     def _host(self) -> _Host:
         begin, end = self.waits
         inside = (begin >= self.begins[0]) & (end <= self.begins[-1])
+        # who launches nothing waits for nothing
+        inside &= len(self.row) > 0
         begin, end = begin[inside], end[inside]
         by = self._ended_by(end + _STAMP_NS)
         # a copy from pageable memory may end a little after the call that makes it
@@ -209,17 +223,49 @@ class _Report:
 
 
 def replay(dataset: Dataset) -> Replay | None:
-    """The replay of the steady-state steps; None where there are none."""
+    """The replay of the steady-state steps; None where there are none, or times that cannot be."""
+    return _replayed(dataset)[0]
+
+
+def contradictions(dataset: Dataset) -> list[str]:
+    """Warnings about recorded times and collectives that contradict each other."""
+    job, apart = _replayed(dataset)
+    if job is None and apart is not None:
+        return ["the recorded times contradict each other: no repair's saving can be determined"]
+    if apart:
+        text = f"{apart} collectives are matched in orders that contradict each other: "
+        return [text + "what their members wait for cannot be determined"]
+    return []
+
+
+def _replayed(dataset: Dataset) -> tuple[Replay | None, int | None]:
+    """The replay, and how many collectives were taken apart for it; None: there are no steps."""
     return dataset.cached("replay", lambda: _replay(dataset))
 
 
-def _replay(dataset: Dataset) -> Replay | None:
+def _replay(dataset: Dataset) -> tuple[Replay | None, int | None]:
     steps = _longest_run(dataset)
-    chosen = [k for k, line in enumerate(dataset.timelines) if np.isin(steps, line.step).all()]
+    chosen = [k for k, line in enumerate(dataset.timelines) if _has(line, steps)]
     if not len(steps) or not chosen:
-        return None
+        return None, None
     reports = [_Report(dataset, k, steps) for k in chosen]
-    return _Joined(dataset, steps, chosen, reports).made()
+    if any(report.reach() > _LONGEST_NS for report in reports):
+        return None, 0
+    joined = _Joined(dataset, steps, chosen, reports)
+    job = joined.made()
+    if not len(job.graph.circular):
+        return job, 0
+    # members of collectives that wait for each other in a circle wait for no other
+    apart, waits = joined.on_circles()
+    joined = _Joined(dataset, steps, chosen, reports, apart, waits)
+    job = joined.made()
+    return (None if len(job.graph.circular) else job), len(apart)
+
+
+def _has(line: Timeline, steps: Ints) -> bool:
+    """Whether a rank's report has all of `steps`, and no other between them."""
+    at = int(np.searchsorted(line.step, steps[0])) if len(steps) else 0
+    return np.array_equal(line.step[at : at + len(steps)], steps)
 
 
 def _longest_run(dataset: Dataset) -> Ints:
@@ -278,8 +324,11 @@ class _Joined:
     """
 
     def __init__(
-        self, dataset: Dataset, steps: Ints, chosen: list[int], reports: list[_Report]
-    ) -> None:
+        self, dataset: Dataset, steps: Ints, chosen: list[int], reports: list[_Report],
+        apart: Ints = _NONE, waiting: Ints = _NONE,
+    ) -> None:  # fmt: skip
+        #: collectives (numbers of the dataset's) and assumed waits (moments) that are left out
+        self.apart, self.not_waiting = apart, waiting
         self.dataset, self.chosen, self.reports = dataset, chosen, reports
         self.steps = steps
         hosts, devices = [r.host for r in reports], [r.device for r in reports]
@@ -299,7 +348,7 @@ class _Joined:
         self.stop = self._all([d.stop for d in devices])
         self.at = self._all([h.at for h in hosts])
         #: when each collective's last member starts
-        self.arrival_ns = _NONE
+        self.arrival_ns = self.ids = _NONE
         self.calls = self._calls()
         self.marks = self.arrivals + int(self.calls.number.max(initial=-1)) + 1
         self.moments = self.marks + len(reports) * (len(steps) + 1)
@@ -343,6 +392,7 @@ class _Joined:
             found = starts[order[at]] == c.start[mine]
             place[mine[found]] = self.first[p] + collective[order[at[found]]]
         usable = c.matched & (c.synchronising | c.point_to_point)
+        usable &= ~np.isin(c.collective, self.apart)
         rows = np.flatnonzero(c.matched & c.has)
         if not len(rows):
             return _Calls(_NONE, _NONE, _NONE > 0, _NONE > 0, _NONE)
@@ -351,7 +401,7 @@ class _Joined:
         whole &= np.bincount(number, usable[rows], len(ids)) >= 2
         keep = whole[number]
         rows = rows[keep]
-        _, number = np.unique(c.collective[rows], return_inverse=True)
+        self.ids, number = np.unique(c.collective[rows], return_inverse=True)
         member, gates = place[rows], usable[rows]
         count = int(number.max(initial=-1)) + 1
         arrival = np.full(count, -(2**62), dtype=np.int64)
@@ -424,7 +474,7 @@ class _Joined:
             root_of[launch[special]], self.starts + special, self.since + launch[special],
             latency[special], loose[1][special],
         )  # fmt: skip
-        known = other >= 0
+        known = (other >= 0) & ~np.isin(self.starts + waiting, self.not_waiting)
         edges.add(
             other[known], self.starts + waiting[known], self.none, after[known], loose[2][known]
         )
@@ -447,6 +497,7 @@ class _Joined:
         edges.add(prior_of[plain], self.ends + plain, plain)
         edges.add(root_of[launch[plain]], self.ends + plain, self.launched + plain)
         source, target, pick, plus, loose_plus = edges.columns()
+        self.waits_for = source, target
         sizes = [len(d.row) for d in devices]
         host_sizes = [len(h.at) for h in hosts]
         wait_beside, waits = self._beside_waits()
@@ -454,7 +505,6 @@ class _Joined:
             graph=graph(self.moments, source, target),
             steps=self.steps,
             lengths=Lengths(own, run, after_wait),
-
             pick=pick, plus=plus, host_root=root, launch_moment=launch,
             host_rank=np.repeat(self.chosen, host_sizes),
             host_step=np.concatenate([
@@ -470,6 +520,15 @@ class _Joined:
             wait_beside=wait_beside, freely=self._freely(wait_beside, run), waits=waits,
             loose=(loose[0], loose[1], loose_plus),
         )  # fmt: skip
+
+    def on_circles(self) -> tuple[Ints, Ints]:
+        """The collectives and the activities' starts that wait for each other in circles."""
+        source, target = self.waits_for
+        circles = graph(self.moments, source, target).circular
+        moments = np.intersect1d(circles, graph(self.moments, target, source).circular)
+        calls = moments[(moments >= self.arrivals) & (moments < self.marks)] - self.arrivals
+        starts = moments[(moments >= self.starts) & (moments < self.ends)]
+        return self.ids[calls], starts
 
     def _beside_waits(self) -> tuple[Ints, Ints]:
         """Beside which wait in a collective each kernel ran (else -1), and the waits' moments.
@@ -560,7 +619,7 @@ class _Joined:
             when += [report.begins[:1]]
             again += [marks[p, -1:]]
             _, one = np.unique(device.stream, return_index=True)
-            last = np.r_[one[1:], len(device.row)] - 1
+            last = np.r_[one[1:], len(device.row)][: len(one)] - 1
             first += [self.streams + self.stream_first[p] + np.arange(len(one))]
             when += [report.free(device.stream[one])]
             again += [self.ends + self.first[p] + last]
