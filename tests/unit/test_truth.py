@@ -13,9 +13,6 @@ import pytest
 from simulate import Cause, Job, simulate
 from simulate.cases import KINDS, Case, cases, right, straggler_named
 
-from clusterprof.align.match import match
-from clusterprof.align.placing import place
-from clusterprof.analysis.model import critical_path
 from clusterprof.ingest import gather
 from clusterprof.results import Finding
 from clusterprof.study import study
@@ -100,94 +97,6 @@ def test_the_profilers_stop_is_no_part_of_the_last_step() -> None:
     results = study(gather([RECORDINGS / "nsys-2025.3" / "ddp-host-hidden"]).ranks).results
     last = [s for s in results["steps"] if s["settled"]][-1]
     assert max(a["idle_ns"] for a in last["ranks"]) < 1 * MS
-
-
-def dataset_of(ranks: list[RankTables]) -> critical_path.Dataset:
-    """All that a study looks at."""
-    from clusterprof.align.clock import align
-    from clusterprof.analysis.model.accounts import accounts
-    from clusterprof.analysis.model.steady_state import steady_steps
-    from clusterprof.analysis.model.timeline import timeline
-
-    matched = match(ranks)
-    clock = align(ranks, matched)
-    placed = place(matched, clock)
-    lines = [timeline(r) for r in ranks]
-    account = accounts(lines, placed, clock)
-    steps = steady_steps(lines, placed)
-    return critical_path.Dataset(ranks, lines, account, placed, clock, steps, "")
-
-
-@pytest.mark.parametrize(
-    ("kind", "what"), [("host", "host"), ("gpu_more", "gpu"), ("gpu_slow", "gpu")]
-)
-@pytest.mark.parametrize("shape", [(4, 1, 1), (2, 2, 1)])
-def test_the_critical_path_runs_through_the_straggler(
-    kind: str, what: str, shape: tuple[int, int, int]
-) -> None:
-    dp, tp, _ = shape
-    causes = (Cause(kind, 2, 15 * MS),)  # type: ignore[arg-type]
-    ranks, _ = simulate(Job(dp=dp, tp=tp, synchronous=True, causes=causes))
-    dataset = dataset_of(ranks)
-    path = critical_path.path(dataset)
-    # without a gap from the end to the begin, but for launch latencies
-    whole = path[0].end - path[-1].begin
-    assert sum(p.end - p.begin for p in path) == pytest.approx(whole, rel=0.05)
-    assert all(a.begin >= b.end for a, b in itertools.pairwise(path))
-    own = critical_path.on_path(dataset, path)
-    assert int(np.argmax(own.mean(axis=1))) == 2
-    mine = sum(p.end - p.begin for p in path if p.rank == 2 and p.what == what)
-    assert mine >= 15 * MS * len(dataset.steady_steps)
-
-
-def test_the_path_follows_the_pipeline_to_the_stage_that_caused_the_delay() -> None:
-    ranks, _ = simulate(Job(pp=4, dp=1, layers=8, causes=(Cause("host", 1, 60 * MS),)))
-    dataset = dataset_of(ranks)
-    own = critical_path.on_path(dataset, critical_path.path(dataset))
-    assert int(np.argmax(own.mean(axis=1))) == 1
-
-
-def test_the_critical_path_always_goes_back_in_time() -> None:
-    # a copy that the host waits for begins just after another wait: neither explains the other
-    ranks, _ = simulate(Job(item=True, steps=4, causes=(Cause("host", 1, 15 * MS),)))
-    dataset = dataset_of([with_short_copies(tables) for tables in ranks])
-    path = critical_path.path(dataset)
-    assert 4 * len(dataset.steady_steps) < len(path) <= sum(t.activity.num_rows for t in ranks)
-    assert all(a.begin >= b.end and b.end >= b.begin for a, b in itertools.pairwise(path))
-
-
-def test_the_critical_path_ends_with_wrong_clocks_too() -> None:
-    ranks, _ = simulate(Job(layers=3, steps=4, causes=(Cause("host", 1, 15 * MS),)))
-    right = dataset_of(ranks)
-    for off in (20_000, 300_000, 3 * MS, 40 * MS):
-        # each rank stands before the next, and the last before the first
-        false = right.clock.offset_ns + off * np.array([0, 1, -1, 2])
-        clock = replace(right.clock, offset_ns=false)
-        dataset = replace(right, clock=clock, placed=place(match(ranks), clock))
-        path = critical_path.path(dataset)
-        assert len(path) <= 2 * sum(r.activity.num_rows for r in ranks)
-        assert all(p.end >= p.begin for p in path)
-
-
-def with_short_copies(tables: RankTables) -> RankTables:
-    """Each copy's own call goes on after it; another wait has ended 8 µs before it."""
-    activity, host = tables.activity.to_pylist(), tables.host_calls.to_pylist()
-    for row in activity:
-        if row["kind"] == "copy":
-            row["launch_end_ns"] = row["end_ns"] + 20_000
-            begin = row["start_ns"] - 30_000
-            wait = {"start_ns": begin, "end_ns": row["start_ns"] - 8_000, "kind": "cuda"}
-            host.append({**host[0], **wait, "name": "cudaStreamSynchronize"})
-    calls = pa.Table.from_pylist(host, tables.host_calls.schema).sort_by("start_ns")
-    return replace(
-        tables, host_calls=calls, activity=pa.Table.from_pylist(activity, tables.activity.schema)
-    )
-
-
-def test_a_job_without_collectives_has_no_path_through_other_ranks() -> None:
-    ranks, _ = simulate(Job())
-    bare = [replace(r, collective_calls=r.collective_calls.slice(0, 0)) for r in ranks]
-    assert len({piece.rank for piece in critical_path.path(dataset_of(bare))}) <= 1
 
 
 def test_a_cause_that_all_hosts_have_makes_no_straggler() -> None:
