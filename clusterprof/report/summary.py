@@ -360,7 +360,7 @@ def on_path(path: CriticalPath) -> str:
         parts.append(f"{words.percent(path['unexplained_ns'] / step)} for no recorded reason")
     lost = sum(part["imbalance_gpu_ns"] for part in path["parts"])
     if lost >= _LEAST_PART * step:
-        parts.append(f"its imbalance costs {words.ms(lost)} of GPU time per step")
+        parts.append(f"its imbalance costs all ranks together {words.ms(lost)} per step")
     return "; ".join(parts)
 
 

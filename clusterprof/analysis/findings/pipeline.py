@@ -137,7 +137,8 @@ def _bubble(
     plan = schedule(dataset, known)
     sent = activities_of(dataset, job.job, _between_stages(dataset))
     prompt = replace(even, own=np.zeros_like(even.own))
-    free = replace(prompt, run=np.where(sent, 0, even.run))
+    # without its other side a call's waiting cannot be told from its transfer
+    free = replace(prompt, run=np.where(sent & job.job.joined, 0, even.run))
     saved, hosts = job.saved(free, prompt), job.saved(prompt, even)
     evidence: Evidence = [
         {

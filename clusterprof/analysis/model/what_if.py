@@ -206,7 +206,8 @@ class WhatIfs:
         known = np.unique(job.host_rank)
         total[known] = 0.0
         if part == "host":
-            np.add.at(total, (job.host_rank, self.step_of_host), self.base.own)
+            own = self.base.own - self._in_common()
+            np.add.at(total, (job.host_rank, self.step_of_host), own)
         else:
             rows = self.work
             free = np.minimum(self.base.run, job.freely)
@@ -218,6 +219,23 @@ class WhatIfs:
         out = np.zeros((len(total), len(self.dataset.steady_steps)))
         out[:, np.searchsorted(self.dataset.steady_steps, job.steps)] = mine
         return out
+
+    def _in_common(self) -> Ints:
+        """Each host moment's time in what most hosts do as long (fetching, collecting, the GIL).
+
+        In turn it makes another rank late in each step, and none of them a straggler.
+        """
+        job, common = self.job, np.zeros(len(self.job.host_rank), dtype=np.int64)
+        end = job.recorded[: len(common)]
+        parts = host_activity.named_time(self.dataset, job.host_rank, end - job.lengths.own, end)
+        share = self.base.own / np.maximum(job.lengths.own, 1)
+        for part in parts.values():
+            spent = np.bincount(job.host_rank, part, len(self.dataset.ranks))[
+                np.unique(job.host_rank)
+            ]
+            if len(spent) and np.median(spent) >= limits.SHARED_FRAC * spent.max() > 0:
+                common += (part * share).astype(np.int64)
+        return common
 
     def like_peers(self, lengths: Lengths, ranks: Sequence[int], part: Part) -> Lengths:
         """`lengths` with each of `ranks` (places) as fast as its middle peer, in one part.
