@@ -230,10 +230,9 @@ class WhatIfs:
         parts = host_activity.named_time(self.dataset, job.host_rank, end - job.lengths.own, end)
         share = self.base.own / np.maximum(job.lengths.own, 1)
         for part in parts.values():
-            spent = np.bincount(job.host_rank, part, len(self.dataset.ranks))[
-                np.unique(job.host_rank)
-            ]
-            if len(spent) and np.median(spent) >= limits.SHARED_FRAC * spent.max() > 0:
+            spent = np.bincount(job.host_rank, part, len(self.dataset.ranks))
+            each = np.sort(spent[np.unique(job.host_rank)])
+            if len(each) and each[(len(each) - 1) // 2] >= limits.SHARED_FRAC * each[-1] > 0:
                 common += (part * share).astype(np.int64)
         return common
 
