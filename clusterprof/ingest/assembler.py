@@ -106,6 +106,7 @@ def combine(nsys: RankTables, kineto: RankTables) -> RankTables:
         begin_ns=min(one.begin_ns, other.begin_ns),
         end_ns=max(one.end_ns, other.end_ns),
         backend=one.backend or other.backend,
+        groups={**other.groups, **one.groups},
         warnings=tuple(dict.fromkeys((*one.warnings, *other.warnings))),
     )
     is_os = [pc.equal(each.host_calls["kind"].cast(pa.string()), "os") for each in (first, nsys)]

@@ -14,6 +14,7 @@ from multiprocessing import get_context
 from pathlib import Path
 
 from clusterprof.agent.contracts import words
+from clusterprof.agent.contracts.processes import end_with_parent
 from clusterprof.errors import ClusterprofError, MergeError, ReportError
 from clusterprof.ingest.assembler import RankUnknown, checked, combine
 from clusterprof.ingest.reports import read_ranks, read_report
@@ -159,7 +160,9 @@ def _read_all(sources: Sequence[Source], workers: int) -> list[list[_Rank]]:
     packed = sum(_size(source.beside or source.path) for source in traces)
     apart = min(workers, len(traces)) if packed > _WORTH_PROCESSES else 1
     threads = ThreadPoolExecutor(min(workers, len(sources)))
-    processes = ProcessPoolExecutor(apart, get_context("spawn")) if apart > 1 else None
+    processes = None
+    if apart > 1:
+        processes = ProcessPoolExecutor(apart, get_context("spawn"), end_with_parent)
     with threads:
         try:
             futures = [

@@ -24,8 +24,9 @@ _NAMES = {
 }
 _OPERATIONS = {name: operation for operation, names in _NAMES.items() for name in names.split()}
 
-#: NCCL's own host calls that are collectives; `ncclGroupStart`, `ncclCommInitRank` are not
-NCCL_CALL = r"^nccl(AllReduce|AllGatherV?|ReduceScatter|Broadcast|Bcast|Reduce|AllToAllv?|AlltoAllv?|Gather|Scatter|Send|Recv)$"  # fmt: skip # noqa: E501
+#: NCCL's own host calls that are collectives; `ncclGroupStart`, `ncclCommInitRank` are not. In its
+#: domain, nsys' advanced tracing leaves the prefix out.
+NCCL_CALL = r"^(nccl)?(AllReduce|AllGatherV?|ReduceScatter|Broadcast|Bcast|Reduce|AllToAllv?|AlltoAllv?|Gather|Scatter|Send|Recv)$"  # fmt: skip # noqa: E501
 
 #: kernels of NCCL: ncclDevKernel_*, older ncclKernel_*, symmetric memory ncclSymkDevKernel_*
 NCCL_KERNEL = r"^(void )?nccl\w*Kernel"

@@ -11,6 +11,7 @@ from pathlib import Path
 from clusterprof.agent.contracts import paths
 from clusterprof.errors import ReportError
 from clusterprof.ingest import other_tools
+from clusterprof.ingest.flight.dump import OF_A_RUN
 from clusterprof.ingest.kineto.json_stream import keys_of
 from clusterprof.ingest.opening import opened, unreadable
 
@@ -23,7 +24,7 @@ KINETO = (".json", ".json.gz", ".json.xz")
 SUFFIXES = (*NSYS_REPORT, *NSYS_SQLITE, *KINETO, *NSYS_RAW)
 
 #: one of these is a key of every Kineto trace, or it is a list of events
-_KINETO_MARKS = frozenset({"traceEvents", "schemaVersion", "deviceProperties", "["})
+KINETO_MARKS = frozenset({"traceEvents", "schemaVersion", "deviceProperties", "["})
 #: JSON that lies in a run directory beside the reports
 OUR_OWN = frozenset(paths.DOCUMENTS)
 #: bytes, packed or not; JSON that is larger is somebody's recording and no settings
@@ -137,7 +138,8 @@ def _is_report(path: Path) -> bool:
     if suffix_of(path) not in KINETO:
         return bool(suffix_of(path)) or bool(other_tools.suffix_of_foreign(path))
     # A link to a report that is gone is a missing report, and so is a pipe.
-    return not path.is_file() or (path.name not in OUR_OWN and _is_trace(path))
+    ours = path.name in OUR_OWN or OF_A_RUN.fullmatch(path.name) is not None
+    return not path.is_file() or (not ours and _is_trace(path))
 
 
 def _is_trace(path: Path) -> bool:
@@ -145,7 +147,9 @@ def _is_trace(path: Path) -> bool:
     try:
         with opened(path) as file:
             keys = keys_of(file)
-        if keys and (_KINETO_MARKS & {*keys} or other_tools.by_keys(path, keys)):
+        if keys and "entries" in keys and not KINETO_MARKS & {*keys}:
+            return False  # a dump of a flight recorder
+        if keys and (KINETO_MARKS & {*keys} or other_tools.by_keys(path, keys)):
             return True
         return path.stat().st_size == 0 or path.stat().st_size >= _NO_SETTINGS
     except (ReportError, OSError, EOFError, lzma.LZMAError, zlib.error):

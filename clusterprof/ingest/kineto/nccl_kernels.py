@@ -47,6 +47,8 @@ class ProcessGroup:
 
     name: str
     ranks: tuple[int, ...]
+    #: what the program calls it; empty where it gives no name
+    description: str = ""
 
     @property
     def communicator(self) -> str:
@@ -60,7 +62,9 @@ def process_groups(distributed: dict[str, Any]) -> dict[str, ProcessGroup]:
     for entry in distributed.get("pg_config") or ():
         if isinstance(entry, dict) and "pg_name" in entry:
             name = str(entry["pg_name"])
-            groups[name] = ProcessGroup(name, listed(entry.get("ranks", ())))
+            called = str(entry.get("pg_desc", ""))
+            ranks = listed(entry.get("ranks", ()))
+            groups[name] = ProcessGroup(name, ranks, "" if called == "undefined" else called)
     return groups
 
 
@@ -92,7 +96,8 @@ def read(
     What a kernel does not name itself (before PyTorch 2.3 it names nothing) is taken from the
     operator around its launch, and where it was launched before the window, from the other kernels
     of its stream. `message_bytes` is one rank's count times the type's size, as NCCL counts it: of
-    a gather's or scatter's two sizes the smaller.
+    a gather's or scatter's two sizes the smaller. `operation_id` is the collective's number in its
+    process group (`Seq`, from PyTorch of March 2026 on; 0 where the group does not count).
     """
     spans = trace.spans["kernel"]
     launched = cuda.launching(spans.column("correlation"))
@@ -112,6 +117,9 @@ def read(
     stated = [_stated(*each) for each in zip(args, around, strict=True)]
     operations = _operations(stated, names, stream.tolist())
     sizes = np.array([_bytes(each) for each in args], np.int64)
+    # of sends and receives it counts the rank's own: it is not the other side's
+    ids = np.array([_count(each, "Seq") or 0 for each in args], np.int64)
+    ids[np.isin(operations, ("Send", "Recv", "SendRecv"))] = 0
     peers = np.array([_peer(*each) for each in zip(args, around, strict=True)], np.int32)
     described = [bool(each or op.name) for each, op in zip(args, around, strict=True)]
     table = fill(
@@ -124,6 +132,7 @@ def read(
             "stream": stream,
             "message_bytes": nullable(sizes, sizes >= 0),
             "peer": nullable(peers, peers >= 0),
+            "operation_id": nullable(ids, ids > 0),
             "issue_start_ns": nullable(launched.start, launched.known),
             "issue_end_ns": nullable(launched.end, launched.known),
             "start_ns": spans.start[order],

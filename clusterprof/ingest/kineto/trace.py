@@ -19,8 +19,10 @@ from clusterprof.ingest.recording import (
     activity,
     encoded,
     joined,
+    matching,
     not_launched,
     nullable,
+    with_names,
 )
 from clusterprof.tables import ReportInfo
 
@@ -38,6 +40,9 @@ _HOST_CALLS = {
     "cuda": ("cuda_runtime", "cuda_driver"), "op": ("cpu_op",), "range": ("user_annotation",),
     "python": ("python_function",),
 }  # fmt: skip
+#: Kineto leaves this call out, and whoever asks for the time between two events has made it
+#: before: DistributedDataParallel does so in the forward pass of its first iterations
+_EVENT_WAIT, _EVENT_TIME = "cudaEventSynchronize", "cudaEventElapsedTime"
 
 
 def read(path: Path) -> Recording:
@@ -66,12 +71,13 @@ def read(path: Path) -> Recording:
         world_size=job.get("world_size"),
         host=str(trace.meta.get("host_name", "")),
         backend=str(job.get("backend", "")),
+        groups={g.communicator: g.description for g in groups.values() if g.description},
         warnings=(*gpu_warnings, *cpu_warnings, *not_read),
     )
     recording = Recording(
         info=info,
         work=_work(trace, calls["cuda"]),
-        calls=list(calls.values()),
+        calls=[*calls.values(), _event_waits(trace)],
         collectives=joined("collective_calls", [on_gpu, on_cpu]),
         marks=calls["range"],
         marked_by="profiler" if _marked_by_profiler(trace) else "nvtx",
@@ -168,6 +174,30 @@ def _cpu_compute(trace: Trace) -> pa.Table:
         kind="compute",
         name=encoded(spans.column("name")[owner], trace.names),
     )
+
+
+def _event_waits(trace: Trace) -> Calls:
+    """Return the waits for events: what no thread recorded before it asked for events' times."""
+    asked, recorded = (
+        any(name.startswith(each) for name in trace.names) for each in (_EVENT_TIME, _EVENT_WAIT)
+    )
+    if recorded or not asked:
+        none = np.zeros(0, np.int64)
+        return Calls("cuda", none, none, none, none, [_EVENT_WAIT])
+    kinds = ("cuda", "op", "range")
+    calls = [trace.calls(kind, *_HOST_CALLS[kind]) for kind in kinds]
+    start, end, thread, name = (
+        np.concatenate([getattr(each, column) for each in calls])
+        for column in ("start", "end", "thread", "name")
+    )
+    asks = with_names(matching(trace.names, f"^{_EVENT_TIME}"), name)
+    mine = np.isin(thread, thread[asks])
+    at, on = np.r_[start[mine], end[mine]], np.r_[thread[mine], thread[mine]]
+    asking = np.r_[asks[mine], np.zeros(int(mine.sum()), dtype=bool)]
+    order = np.lexsort((asking, at, on))
+    at, on, asking = at[order], on[order], asking[order]
+    ends = np.flatnonzero(asking[1:] & (on[1:] == on[:-1])) + 1
+    return Calls("cuda", at[ends - 1], at[ends], on[ends], np.zeros_like(ends), [_EVENT_WAIT])
 
 
 def _outermost(start: Ints, end: Ints, thread: Ints) -> Ints:

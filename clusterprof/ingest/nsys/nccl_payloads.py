@@ -3,7 +3,8 @@
 nsys 2025 exports the raw bytes (`binaryData`, with `--include-blobs=true`) and the layout
 (`NVTX_PAYLOAD_SCHEMA_ENTRIES`); from 2024.6 `--include-json=true` gives `jsonText`; nsys 2022.4 to
 2024.5 put the bytes only into `nsys export --type=json`, without their layout (`read_json`).
-Communicator ids are in the payload from NCCL 2.25.1 on.
+Communicator ids are in the payload from NCCL 2.25.1 on. Advanced tracing (nsys 2025.6) has others,
+read as the user guide describes them.
 """
 
 from __future__ import annotations
@@ -41,7 +42,27 @@ FIELDS = {
     "Peer rank": "peer",
     "No. of ranks": "ranks",
     "Rank": "rank",
+    # of nsys' advanced tracing: as its user guide names them, and NCCL's profiler interface
+    "commHash": "communicator",
+    "nRanks": "ranks",
+    "commRank": "rank",
+    "rank": "rank",
+    "root": "root",
+    "peer": "peer",
+    "count": "count",
+    "apiId": "api",
+    "localId": "on_device",
+    "seqNumber": "sequence",
+    "operationId": "operation",
 }
+
+#: bytes of one element by the names of NCCL's types without their prefix, and by their numbers
+_ELEMENT_BYTES = {
+    "char": 1, "half": 2, "int": 4, "float": 4, "double": 8, "bfloat16": 2, "float8e4m3": 1,
+    "float8e5m2": 1, **{f"{kind}{8 * size}": size for kind in ("int", "uint", "float")
+                        for size in (1, 2, 4, 8)},
+}  # fmt: skip
+_ELEMENT_BYTES |= {str(n): size for n, size in enumerate((1, 1, 4, 4, 8, 8, 2, 4, 8, 2, 1, 1))}
 
 #: NVTX payload entry types -> little-endian numpy types (nvToolsExtPayload.h)
 _TYPES = {
@@ -76,7 +97,7 @@ class Payloads:
     @classmethod
     def of(cls, row: Ints) -> Payloads:
         """Return payloads of these rows in which every field is still missing."""
-        names = FIELDS.values()
+        names = set(FIELDS.values())
         values = {name: np.zeros(row.size, np.int64) for name in names}
         return cls(row, values, {name: np.zeros(row.size, bool) for name in names})
 
@@ -105,9 +126,16 @@ def nothing() -> Payloads:
     return Payloads.of(np.empty(0, np.int64))
 
 
-def read(export: Export, first_row: int, last_row: int) -> Payloads:
-    """Return the payloads of the NVTX rows `first_row` to `last_row` (the range that has NCCL)."""
+def read(export: Export, first_row: int, last_row: int, *, advanced: bool = False) -> Payloads:
+    """Return the payloads of the NVTX rows `first_row` to `last_row` (the range that has NCCL).
+
+    `advanced`: of advanced tracing, whose documented form is the text.
+    """
     limits = f"n.rowid BETWEEN {first_row} AND {last_row}"
+    if advanced and export.has(schema.NVTX, "jsonText"):
+        found = _from_json(export, limits)
+        if found.row.size:
+            return found
     if export.has(schema.NVTX, "binaryData"):
         table = export.arrow(
             f"SELECT n.rowid AS row, CAST(n.binaryData AS BLOB) AS payload FROM {{0}} n"
@@ -219,6 +247,9 @@ def _numbers(content: str) -> dict[str, int]:
             continue
         if name in FIELDS:
             found[FIELDS[name]] = _signed(number)
+    kind = str(payload.get("dataType")).lower() if isinstance(payload, dict) else ""
+    if "count" in found and (size := _ELEMENT_BYTES.get(kind.removeprefix("nccl"))):
+        found["bytes"] = found["count"] * size
     return found
 
 

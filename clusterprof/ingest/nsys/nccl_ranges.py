@@ -17,16 +17,22 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from clusterprof.ingest.nsys import nccl_payloads, schema
+from clusterprof.ingest.nsys import nccl_advanced, nccl_payloads, schema
 from clusterprof.ingest.nsys.activity import NcclKernels
 from clusterprof.ingest.nsys.database import Export
+from clusterprof.ingest.nsys.nccl_advanced import DeviceOperations
 from clusterprof.ingest.nsys.nccl_payloads import Payloads
 from clusterprof.ingest.nsys.nvtx import Ranges
 from clusterprof.ingest.operations import NCCL_CALL, kernel_operation, operation
 from clusterprof.ingest.recording import Bools, Ints, encoded, fill, joined, nullable
+from clusterprof.tables import SCHEMAS
 
 #: the payloads of these ranges, out of another file
 Elsewhere = Callable[[Ranges], Payloads]
+
+#: the collectives that NCCL numbers, each function by itself
+FUNCTIONS = ("AllGather", "AllReduce", "Broadcast", "Reduce", "ReduceScatter")
+ID = SCHEMAS["collective_calls"].field("operation_id")
 
 NO_KERNEL = "no NCCL kernel was launched inside this call's range"
 NO_GROUP_END = "the capture ended before this group was launched"
@@ -75,8 +81,10 @@ def read(
     ranges: Ranges,
     kernels: NcclKernels,
     elsewhere: Elsewhere | None = None,
-) -> tuple[pa.Table, Communicators]:
-    """Return the COLLECTIVE_CALLS table of one process, and its communicators.
+) -> tuple[pa.Table, Communicators, Ints]:
+    """Return the COLLECTIVE_CALLS table of one process, its communicators, and the GPU's part.
+
+    That is the NVTX rows of what is no range of the host, in advanced tracing.
 
     `ranges` are the NVTX ranges of that process. `elsewhere` has NCCL's payloads where this
     export holds none. Calls without a kernel and kernels without a call stay in the table, each
@@ -85,15 +93,24 @@ def read(
     in_domain = ranges.in_domains(schema.NCCL_DOMAIN)
     ranges = ranges.where(in_domain if in_domain.any() else ranges.named("^nccl[A-Z]"))
     ranges = ranges.where(np.lexsort((ranges.start, ranges.thread)))
-    payloads = _payloads(export, ranges, elsewhere)
-    group, closing = _groups(ranges)
-    calls = np.flatnonzero(ranges.named(NCCL_CALL))
+    advanced = nccl_advanced.is_advanced(ranges)
+    payloads = _payloads(export, ranges, elsewhere, advanced)
+    on_device = nccl_advanced.operations(ranges, payloads)
+    if advanced:
+        calls = nccl_advanced.calls(ranges, payloads)
+        group, closing = nccl_advanced.groups(ranges, calls)
+    else:
+        calls = np.flatnonzero(ranges.named(NCCL_CALL))
+        group, closing = _groups(ranges)
     names = np.array([operation(name) for name in ranges.names], object)
     _, named = payloads.at(ranges.row[calls], "communicator")
     kept, exchanges = _exchanges(names[ranges.name[calls]], group[calls], named)
     calls, exchange = calls[kept], exchanges[kept]
-    launcher = np.where(group[calls] >= 0, closing[calls], calls)
-    inside = _launched_in(ranges, launcher, kernels)
+    launcher = np.where((group[calls] >= 0) | (closing[calls] >= 0), closing[calls], calls)
+    launchers = np.unique(launcher[launcher >= 0])
+    launched = kernels.launched
+    inside = nccl_advanced.inside(ranges, launchers, launched.thread, launched.start)
+    inside = _executing(ranges.row[calls], launcher, inside, kernels, on_device, payloads)
     # 0 where there is none
     communicator, _ = payloads.at(ranges.row[calls], "communicator")
     links = _link(launcher, inside, communicator, kernels)
@@ -102,11 +119,14 @@ def read(
     table = _call_table(
         ranges.where(calls), operations, group[calls], launcher, links, payloads, communicators
     )
+    ids = _ids(ranges.row[calls], operations, on_device, ranges, payloads)
+    table = table.set_column(table.schema.get_field_index("operation_id"), ID, ids)
     # a stream is a communicator's: one that otherwise only exchanges has done so before as well
     only = np.setdiff1d(links.stream[exchange], links.stream[~exchange])
     left = np.flatnonzero(inside < 0)
     orphans = _kernel_table(kernels, left, np.isin(kernels.stream[left], only))
-    return _in_order(table, orphans), communicators
+    _, is_device = payloads.at(ranges.row, "on_device")
+    return _in_order(table, orphans), communicators, ranges.row[is_device]
 
 
 def _exchanges(
@@ -135,10 +155,13 @@ def _exchanges(
     return keep & (~members | first), members & first
 
 
-def _payloads(export: Export, ranges: Ranges, elsewhere: Elsewhere | None) -> Payloads:
+def _payloads(
+    export: Export, ranges: Ranges, elsewhere: Elsewhere | None, advanced: bool
+) -> Payloads:
     if not ranges.row.size:
         return nccl_payloads.nothing()
-    found = nccl_payloads.read(export, int(ranges.row.min()), int(ranges.row.max()))
+    rows = int(ranges.row.min()), int(ranges.row.max())
+    found = nccl_payloads.read(export, *rows, advanced=advanced)
     if found.row.size or elsewhere is None:
         return found
     return elsewhere(ranges)
@@ -175,28 +198,63 @@ def _groups(ranges: Ranges) -> tuple[Ints, Ints]:
     return group, np.where(inside, closing_of[np.maximum(number, 0)], -1)
 
 
-def _launched_in(ranges: Ranges, launcher: Ints, kernels: NcclKernels) -> Ints:
-    """Return for each kernel which range of `launcher` launched it, or -1."""
-    launchers = np.unique(launcher[launcher >= 0])
-    if not launchers.size or not kernels.start.size:
-        return np.full(kernels.start.size, -1, np.int64)
-    launched, mine = kernels.launched, ranges.where(launchers)
-    # One axis for all threads: the times of a thread after all those of the thread before it.
-    low = min(int(ranges.start.min()), int(launched.start.min()))
-    span = max(int(ranges.start.max()), int(launched.start.max())) - low + 1
-    threads = np.unique(mine.thread)
-    keys = np.searchsorted(threads, mine.thread) * span + (mine.start - low)
-    theirs = np.minimum(np.searchsorted(threads, launched.thread), threads.size - 1)
-    wanted = theirs * span + (launched.start - low)
-    order = np.argsort(keys, kind="stable")
-    place = order[np.maximum(np.searchsorted(keys[order], wanted, side="right") - 1, 0)]
-    until = mine.end[place]
-    fits = (
-        (mine.thread[place] == launched.thread)
-        & (mine.start[place] <= launched.start)
-        & ((launched.start <= until) | (until < 0))
-    )
-    return np.where(fits, launchers[place], -1)
+def _executing(
+    rows: Ints, launcher: Ints, inside: Ints, kernels: NcclKernels,
+    on_device: DeviceOperations, payloads: Payloads,
+) -> Ints:  # fmt: skip
+    """Return `inside` with kernels that another thread launched, by the operations in them.
+
+    `rows` are the calls'. A kernel in which operations of several launching ranges lie stays where
+    it is.
+    """
+    left = np.flatnonzero(inside < 0)
+    api, known = payloads.at(rows, "api")
+    empty = known & (launcher >= 0) & ~np.isin(launcher, inside)
+    if not left.size or not empty.any() or not on_device.known.any():
+        return inside
+    wanted = dict(zip(api[empty].tolist(), launcher[empty].tolist(), strict=True))
+    ours = np.flatnonzero(on_device.known & np.isin(on_device.api, api[empty]))
+    middle = (on_device.start[ours] + on_device.end[ours]) // 2
+    place = left[np.maximum(np.searchsorted(kernels.start[left], middle, side="right") - 1, 0)]
+    within = (kernels.start[place] <= middle) & (middle <= kernels.end[place])
+    found: Ints = inside.copy()
+    for kernel in np.unique(place[within]).tolist():
+        those = on_device.api[ours[within & (place == kernel)]].tolist()
+        launchers = {wanted[each] for each in those}
+        found[kernel] = launchers.pop() if len(launchers) == 1 else -1
+    return found
+
+
+def _ids(
+    rows: Ints, operations: npt.NDArray[np.object_], on_device: DeviceOperations,
+    ranges: Ranges, payloads: Payloads,
+) -> pa.Array:  # fmt: skip
+    """Return the ids of the calls' operations: their own, else those of their part on the GPU.
+
+    `operationId`, or NCCL's `seqNumber` of a collective. That counts each function of a
+    communicator apart (`seqNumber[NCCL_NUM_FUNCTIONS]` in its comm.h): the function is put beside.
+    """
+    api, known = payloads.at(rows, "api")
+    order = np.argsort(on_device.api, kind="stable")
+    order = order[on_device.known[order]]
+    first = np.searchsorted(on_device.api[order], api).clip(max=max(order.size - 1, 0))
+    beside = rows
+    if order.size:
+        there = known & (on_device.api[order][first] == api)
+        beside = np.where(there, ranges.row[on_device.first[order[first]]], rows)
+    found, present = _of_either(payloads, "operation", rows, beside)
+    if not present.any():
+        found, present = _of_either(payloads, "sequence", rows, beside)
+        kinds, kind = np.unique(np.r_[FUNCTIONS, operations.astype(str)], return_inverse=True)
+        number = np.array([FUNCTIONS.index(each) if each in FUNCTIONS else -1 for each in kinds])
+        number = number[kind[len(FUNCTIONS) :]]
+        found, present = found * len(FUNCTIONS) + number, present & (number >= 0)
+    return nullable(found, present)
+
+
+def _of_either(payloads: Payloads, name: str, one: Ints, other: Ints) -> tuple[Ints, Bools]:
+    (first, known), (second, present) = payloads.at(one, name), payloads.at(other, name)
+    return np.where(known, first, second), known | present
 
 
 def _link(launcher: Ints, inside: Ints, communicator: Ints, kernels: NcclKernels) -> _Links:
@@ -236,7 +294,8 @@ def _link(launcher: Ints, inside: Ints, communicator: Ints, kernels: NcclKernels
 
 
 def _communicators(ranges: Ranges, payloads: Payloads) -> Communicators:
-    is_init = ranges.named("^ncclComm(Init|Split|Shrink)")
+    # of advanced tracing any range that has all three
+    is_init = ranges.named("^ncclComm(Init|Split|Shrink)") | ~ranges.named("^nccl")
     rows = ranges.row[is_init]
     fields = [payloads.at(rows, name) for name in ("communicator", "ranks", "rank")]
     whole = np.logical_and.reduce([present for _, present in fields])

@@ -128,7 +128,7 @@ def rank_processes(
     where no process does anything.
     """
     work = activity.kernels_by_process(export)
-    calls = ranges.process[ranges.named("^nccl[A-Z]")]
+    calls = ranges.process[ranges.named("^nccl[A-Z]") | ranges.in_domains(schema.NCCL_DOMAIN)]
     steps = ranges.process[with_names(names_steps(ranges.names), ranges.name)]
     inner = {launcher.name for launcher in identities.LAUNCHERS if launcher.inner}
     is_rank = who is not None and who.source in inner and (who.world_size or 1) > 1

@@ -105,7 +105,7 @@ def _read_process(
         ranges = ranges.of_process(process)
     cuda, of_the_system = _calls(export, process)
     work = activity.read(export, process, cuda)
-    collectives, communicators = nccl_ranges.read(export, ranges, work.nccl, elsewhere)
+    collectives, communicators, on_device = nccl_ranges.read(export, ranges, work.nccl, elsewhere)
     others = [each for each in processes if each != process]
     info = replace(
         info.warned(*_gpu_warnings(work, export), *_diagnostics(export, process, others)),
@@ -113,7 +113,7 @@ def _read_process(
         backend="nccl" if collectives.num_rows else "",
     )
     gpus = export.rows("SELECT id, name FROM {0}", schema.GPUS)
-    closed = ranges.where(ranges.end >= ranges.start)
+    closed = ranges.where((ranges.end >= ranges.start) & ~np.isin(ranges.row, on_device))
     gil = encoded(closed.in_domains(schema.GIL_DOMAIN).astype(np.int32), ["range", "python"])
     in_ranges = Calls(gil, closed.start, closed.end, closed.thread, closed.name, closed.names)
     marks = ranges.where(~ranges.in_domains(schema.NCCL_DOMAIN, schema.GIL_DOMAIN))

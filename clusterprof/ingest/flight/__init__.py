@@ -1,0 +1,1 @@
+"""Dumps of PyTorch's flight recorder: what every rank called, and when."""

@@ -1,0 +1,109 @@
+"""What nsys' advanced tracing of NCCL (`nccl` in `--trace`, from 2025.6) has beside the calls.
+
+Its ranges replace NCCL's own ones: calls without their prefix (`AllReduce`) inside an `API Group`,
+at whose end (`GroupLaunch`) the kernels are launched; what NCCL schedules (`GroupRuntime`); and the
+operations on the GPU, a range for each channel. Source: "Advanced NCCL Tracing" in nsys' user guide
+and its list of composite tables. No such nsys could be had here: what they document is read.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from clusterprof.ingest.nsys.nccl_payloads import Payloads
+from clusterprof.ingest.nsys.nvtx import Ranges
+from clusterprof.ingest.operations import NCCL_CALL
+from clusterprof.ingest.recording import Bools, Ints
+
+#: ranges of NCCL's own work, in which operations come a second time; the second inside the first
+_SCHEDULING = ("^GroupLaunch$", "^GroupRuntime$")
+_API_GROUP = "^API Group$"
+
+
+@dataclass(frozen=True)
+class DeviceOperations:
+    """NCCL's operations on the GPU, each merged over its channels: `first` is one of its ranges.
+
+    `api` is its call's id, which is missing where the call lay before the capture (`known`).
+    """
+
+    first: Ints
+    start: Ints
+    end: Ints
+    api: Ints
+    known: Bools
+
+
+def is_advanced(ranges: Ranges) -> bool:
+    """Return whether these ranges of NCCL's domain are those of advanced tracing."""
+    calls = ranges.named(NCCL_CALL)
+    return bool((calls & ~ranges.named("^nccl")).any())
+
+
+def operations(ranges: Ranges, payloads: Payloads) -> DeviceOperations:
+    """Return the operations on the GPU: the channels of one have one `localId`."""
+    number, there = payloads.at(ranges.row, "on_device")
+    rows = np.flatnonzero(there & (ranges.end >= ranges.start))
+    _, first, of = np.unique(number[rows], return_index=True, return_inverse=True)
+    start = np.full(first.size, np.iinfo(np.int64).max)
+    end = np.full(first.size, np.iinfo(np.int64).min)
+    np.minimum.at(start, of, ranges.start[rows])
+    np.maximum.at(end, of, ranges.end[rows])
+    api, known = payloads.at(ranges.row[rows[first]], "api")
+    return DeviceOperations(rows[first], start, end, api, known)
+
+
+def calls(ranges: Ranges, payloads: Payloads) -> Ints:
+    """Return which ranges are the program's calls: neither NCCL's scheduling nor the GPU's part.
+
+    `ranges` are sorted by thread, then begin. Of several ranges of one call the first is the call.
+    """
+    _, on_device = payloads.at(ranges.row, "on_device")
+    is_call = ranges.named(NCCL_CALL) & ~on_device
+    for name in _SCHEDULING:
+        outer = np.flatnonzero(ranges.named(name))
+        is_call &= inside(ranges, outer, ranges.thread, ranges.start) < 0
+    found = np.flatnonzero(is_call)
+    api, known = payloads.at(ranges.row[found], "api")
+    order = np.argsort(ranges.start[found], kind="stable")
+    once = np.zeros(found.size, bool)
+    once[order[np.unique(api[order], return_index=True)[1]]] = True
+    return found[once | ~known]
+
+
+def groups(ranges: Ranges, calls: Ints) -> tuple[Ints, Ints]:
+    """Return for each range its group's number and the range that launches it, -1 outside groups.
+
+    The launching range is the `API Group`; one around a single call is no group.
+    """
+    around = inside(ranges, np.flatnonzero(ranges.named(_API_GROUP)), ranges.thread, ranges.start)
+    of_calls, counts = np.unique(around[calls], return_counts=True)
+    several = of_calls[(counts > 1) & (of_calls >= 0)]
+    place = np.minimum(np.searchsorted(several, around), max(several.size - 1, 0))
+    is_group = np.isin(around, several)
+    return np.where(is_group, place, -1), around
+
+
+def inside(ranges: Ranges, outer: Ints, thread: Ints, time: Ints) -> Ints:
+    """Return for each time of a thread which of the ranges `outer` is around it, or -1.
+
+    `outer` are places in `ranges`, which do not overlap on one thread; one that was never closed
+    reaches to the capture's end.
+    """
+    if not outer.size or not time.size:
+        return np.full(time.size, -1, np.int64)
+    mine = ranges.where(outer)
+    # One axis for all threads: the times of a thread after all those of the thread before it.
+    low = min(int(mine.start.min()), int(time.min()))
+    span = max(int(mine.start.max()), int(time.max())) - low + 1
+    threads = np.unique(mine.thread)
+    keys = np.searchsorted(threads, mine.thread) * span + (mine.start - low)
+    theirs = np.minimum(np.searchsorted(threads, thread), threads.size - 1)
+    order = np.argsort(keys, kind="stable")
+    wanted = theirs * span + (time - low)
+    place = order[np.maximum(np.searchsorted(keys[order], wanted, side="right") - 1, 0)]
+    until = mine.end[place]
+    fits = (mine.thread[place] == thread) & (mine.start[place] <= time)
+    return np.where(fits & ((time <= until) | (until < 0)), outer[place], -1)
