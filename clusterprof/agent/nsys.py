@@ -22,6 +22,8 @@ from .contracts.plan import NsysPlan
 
 #: Names an nsys for launching and reading alike.
 VARIABLE = "CLUSTERPROF_NSYS"
+#: How many seconds it may take to start a program.
+START_VARIABLE = "CLUSTERPROF_NSYS_START_S"
 #: The oldest that the tests run against: year and number.
 MINIMUM = (2022, 4)
 #: Where installers put nsys, below /.
@@ -33,9 +35,12 @@ PLACES = (
 _IMPORTER = "host-linux-x64/QdstrmImporter"
 #: Where nsys keeps what its sessions share, below the temporary folder.
 _INSIDE = ("nvidia", "nsight_systems")
-#: How long a question that has no effect may take: the start of a rank, and other hosts.
-ANSWER_S = 4.0
+#: How long a question that has no effect may take; at the start of a rank, of what nsys may take
+#: to start, this part.
 PATIENCE_S = 60.0
+ANSWER_PART = 2 / 3
+#: CUDA in --trace, by hardware or by software
+_CUDA = ("cuda", "cuda-sw")
 #: Below this nothing is captured: a program whose records find no space on the disk that they
 #: are mapped from is ended by SIGBUS.
 LEAST_FREE_B = 64_000_000
@@ -81,10 +86,24 @@ class Nsys:
         word = re.escape(name.split("=", 1)[0])
         return re.search(r"(?<![\w-])%s(?![\w-])" % word, self.help(verb)) is not None
 
+    def trace(self, verb: str, names: str) -> str:
+        """The list for --trace, with CUDA traced by software where this nsys has the choice.
+
+        From 2025.6 on `cuda` is by hardware on Blackwell: of a window that closes while the
+        program goes on it has lost the kernels, or ended the program (docs/nsys.md). For those
+        who want it there is `cuda-hw`.
+        """
+        cuda = "cuda-sw" if self.offers(verb, "cuda-sw") else "cuda"
+        return ",".join(cuda if name in _CUDA else name for name in names.split(","))
+
     def payload_flags(self) -> List[str]:
-        """How it exports NVTX payloads to SQLite, as bytes or else as text; [] before 2024.6."""
-        flags = ("--include-blobs", "--include-json")
-        return [flag + "=true" for flag in flags if self.offers("export", flag)][:1]
+        """How it exports NVTX payloads to SQLite, as bytes or else as text; [] before 2024.6.
+
+        Of advanced NCCL tracing only the text is documented: where it is offered, both.
+        """
+        names = ("--include-blobs", "--include-json")
+        flags = [flag + "=true" for flag in names if self.offers("export", flag)]
+        return flags if flags[1:] and self.offers("profile", "--nccl-trace") else flags[:1]
 
     def export_command(self, report: str, target: str, kind: str = "sqlite") -> List[str]:
         """The command line that exports `report`, with the flags that this nsys has."""
@@ -111,9 +130,10 @@ class Nsys:
                     words[other[0]].append(word)
                 else:
                     left_out.append(word.split("=", 1)[0])
-        for kind, names in plan.trace.items():
-            known = [name for name in names.split(",") if self.offers(verbs[0], name)]
-            left_out += ["--trace=" + name for name in names.split(",") if name not in known]
+        for kind, text in plan.trace.items():
+            names = self.trace(verbs[0], text).split(",")
+            known = [name for name in names if self.offers(verbs[0], name)]
+            left_out += ["--trace=" + name for name in names if name not in known]
             trace[kind] = ",".join(known) or "none"
         return plan._replace(trace=trace, **words), sorted(set(left_out))
 
@@ -123,7 +143,7 @@ def here(plan: NsysPlan, window_by: str) -> Tuple[NsysPlan, List[str]]:
     path = found(plan.path)
     if path is None:
         raise OSError("%s is not on this node" % plan.path)
-    nsys = Nsys(path, patience_s=ANSWER_S).checked()
+    nsys = Nsys(path, patience_s=plan.start_s * ANSWER_PART).checked()
     fitted = plan._replace(path=path, version=nsys.version, importer=nsys.importer)
     if nsys.version == plan.version:
         return (plan if path == plan.path else fitted), []

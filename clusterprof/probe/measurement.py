@@ -169,33 +169,51 @@ def gathered(run: RunDirectory) -> Measurement | None:
     """Gather the probers' measurements into clock_probe.json; None where nothing was measured.
 
     A clock_probe.json that is there already (an earlier merge, or `clusterprof clock --output`)
-    is kept, and what is new added. Removes what the probers needed to meet. Raises ReportError
-    for a clock_probe.json that is none, OSError where it cannot be written.
+    is kept, and what is new added. Removes what the probers needed to meet, except for a later
+    window, which is merged while the job runs and has a clock_probe.json of its own. Raises
+    ReportError for a clock_probe.json that is none, OSError where it cannot be written.
     """
-    path = run.path / paths.CLOCK_PROBE
-    found = [read(path)] if path.is_file() else []
-    for attempt in run.attempts():
+    found = measured_so_far(run)
+    for attempt in RunDirectory(run.root).attempts() if run.number == 1 else ():
+        for folder in map(attempt.rank, attempt.ranks()):
+            with contextlib.suppress(OSError):
+                (folder / paths.PROBE_ADDRESS).unlink()
+        shutil.rmtree(attempt.home / paths.PROBED, ignore_errors=True)
+    if found is not None:
+        found.write(run.path / paths.CLOCK_PROBE)
+    return found
+
+
+def measured_so_far(run: RunDirectory) -> Measurement | None:
+    """The probers' measurements, also while they measure; None where there are none.
+
+    Raises ReportError for a clock_probe.json that is none.
+    """
+    places = dict.fromkeys(folder / paths.CLOCK_PROBE for folder in (run.root, run.path))
+    found = [read(path) for path in places if path.is_file()]
+    for attempt in RunDirectory(run.root).attempts():
         for folder in map(attempt.rank, attempt.ranks()):
             document = _json(folder / paths.PROBE)
             if isinstance(document, dict):
                 found.append(parsed({"method": "UDP beside the ranks", **document}))
-            with contextlib.suppress(OSError):
-                (folder / paths.PROBE_ADDRESS).unlink()
-        shutil.rmtree(attempt.home / paths.PROBED, ignore_errors=True)
     if not found:
         return None
     every = joined(found)
-    once = Measurement(tuple(dict.fromkeys(every.bounds)), every.method, every.notes)
-    once.write(path)
-    return once
+    return Measurement(tuple(dict.fromkeys(every.bounds)), every.method, every.notes)
 
 
 def of_run(run: RunDirectory, ranks: Iterable[int]) -> dict[int, dict[str, Any]]:
-    """What each rank's agent wrote of its clocks."""
+    """What each rank's agent wrote of its clocks, and before: when the probers measured, maybe."""
+    attempts = RunDirectory(run.root).attempts()
+    before = [each for each in attempts if each.attempt <= run.attempt and each != run]
     return {
-        rank: {name: _json(run.rank(rank) / file) for name, file in _FILES.items()}
+        rank: {**_written(run, rank), "before": [_written(each, rank) for each in before]}
         for rank in ranks
     }
+
+
+def _written(run: RunDirectory, rank: int) -> dict[str, Any]:
+    return {name: _json(run.rank(rank) / file) for name, file in _FILES.items()}
 
 
 def _json(path: Path) -> Any:

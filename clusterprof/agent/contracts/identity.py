@@ -7,12 +7,14 @@ torchrun's workers inherit SLURM_PROCID from the agent that started them, which 
 from __future__ import annotations
 
 import os
-from typing import List, Mapping, NamedTuple, Optional, Tuple
+from typing import List, Mapping, MutableMapping, NamedTuple, Optional, Tuple
 
 #: Where plan.json is; without it an interpreter is none of ours.
 PLAN = "CLUSTERPROF_PLAN"
 #: The process that counts for this rank; its children inherit it and stay out of the way.
 COUNTING = "CLUSTERPROF_COUNTING"
+#: The process that may turn out to be a rank (`rank.start.Unnumbered`); its children inherit it.
+WAITING = "CLUSTERPROF_WAITING"
 #: For the program under nsys: how the window opens, and where the guard listens; `none:` where
 #: nsys could not start it.
 PROFILED = "CLUSTERPROF_PROFILED"
@@ -21,6 +23,21 @@ WITHOUT_NSYS = "none:"
 FOLLOWED = ("LD_PRELOAD", "QUADD_", "NSYS_", "CUDA_INJECTION", "NVTX_INJECTION")
 #: For the program under nsys: the descriptors that it was given, as `0,1,2`; the others are nsys'.
 GIVEN = "CLUSTERPROF_GIVEN"
+#: Variables that we have set for one process alone, as `A,B`: its children give them back.
+LENT = "CLUSTERPROF_LENT"
+
+
+def lend(environ: MutableMapping[str, str], name: str, value: str) -> None:
+    """Set a variable for this process, not for its children; what the user has set stays."""
+    if name not in environ:
+        environ[name] = value
+        environ[LENT] = ",".join(filter(None, (environ.get(LENT), name)))
+
+
+def give_back(environ: MutableMapping[str, str]) -> None:
+    """In a child: take away what was lent to its parent."""
+    for name in filter(None, environ.pop(LENT, "").split(",")):
+        environ.pop(name, None)
 
 
 class Launcher(NamedTuple):
@@ -36,11 +53,14 @@ class Launcher(NamedTuple):
     inner: bool = False
     #: how many ranks there are on this node; "" where it does not say
     local_size: str = ""
+    #: the node's number, where the rank is that on its node: known of the first node only
+    node: str = ""
 
     @property
     def variables(self) -> List[str]:
         """All that this module looks at."""
-        names = (self.rank, self.world_size, self.local_rank, self.local_size, *self.requires)
+        names = (self.rank, self.world_size, self.local_rank, self.local_size, self.node,
+                 *self.requires)  # fmt: skip
         return [name for name in names if name]
 
 
@@ -52,6 +72,8 @@ class Identity(NamedTuple):
     local_rank: Optional[int]
     source: str
 
+
+LIGHTNING = "lightning"
 
 #: One row is all that a new launcher's ranks need to be known, live and in a report. Inner
 #: launchers first. RANK alone is also set by hand in many scripts, so it comes last.
@@ -68,11 +90,16 @@ LAUNCHERS: Tuple[Launcher, ...] = (
     # MPICH, Intel MPI and their kin.
     Launcher("mpirun", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID"),
     Launcher("environment", "RANK", "WORLD_SIZE", "LOCAL_RANK", ("WORLD_SIZE",)),
+    # Its rank 0 starts the others of its node as its children.
+    Launcher(LIGHTNING, "LOCAL_RANK", "WORLD_SIZE", "LOCAL_RANK", ("WORLD_SIZE",),
+             node="NODE_RANK"),
 )  # fmt: skip
 
 #: The source of a program that was started as it stands: any launcher's variables, or, where there
 #: are none, the only rank.
 ALONE = "run"
+#: The source where torch's process group has said which rank it is.
+GROUP = "process group"
 
 #: What starts the ranks as children of its own: scripts by their file's name, and modules.
 #: `accelerate launch` is torchrun in its own process, or starts one program and says nothing.
@@ -127,10 +154,17 @@ def identify(environ: Mapping[str, str], source: Optional[str] = None) -> Option
         if source not in (None, ALONE, launcher.name) and not launcher.inner:
             continue
         rank = _number(environ, launcher.rank)
+        if launcher.node and _number(environ, launcher.node) != 0:
+            continue
         if rank is not None and environ.keys() >= set(launcher.requires):
             world_size = _number(environ, launcher.world_size)
             return Identity(rank, world_size, _number(environ, launcher.local_rank), launcher.name)
     return Identity(0, 1, 0, ALONE) if source == ALONE else None
+
+
+def of_group(rank: int, world_size: int, environ: Mapping[str, str]) -> Identity:
+    """The place of a process that has this one in its process group."""
+    return Identity(rank, world_size, _number(environ, "LOCAL_RANK"), GROUP)
 
 
 def local_size(me: Identity, environ: Mapping[str, str]) -> int:

@@ -6,6 +6,8 @@
       close               a request to close all windows now, and why
       ranks/00008/        what one rank leaves
       attempt-2/ranks/    the same of each later attempt, where the launcher started its ranks over
+      windows/2/          a later window of the same job: order.json, which asks for it, and ranks/,
+                          attempt-2/ranks/, tables/, merged/ and report.html as in the run directory
       probe/              which machines the probers measure, while they do
       clock_probe.json    the clocks as they were measured
       tables/00008/       canonical tables, Parquet
@@ -26,6 +28,8 @@ from typing import Mapping
 MANIFEST = "run.json"
 PLAN = "plan.json"
 CLOSE = "close"
+WINDOWS = "windows"
+ORDER = "order.json"
 RANKS = "ranks"
 PROBED = "probe"
 CLOCK_PROBE = "clock_probe.json"
@@ -49,12 +53,24 @@ PACE = "pace.csv"
 GARBAGE = "gc.csv"
 CLOCK = "clock.json"
 BEACONS = "beacons.json"
+#: PyTorch's flight recorder as torch gave it, compressed: its JSON; or its pickle, where stacks are
+#: asked for (JSON has none) and where torch has no other (2.4). Either has all that is read
+FLIGHT = "flight.json.gz"
+FLIGHT_PICKLE = "flight.pickle.gz"
+#: the same, taken while the rank's training hung; of several hangs the last
+HANG = "hang.json.gz"
+HANG_PICKLE = "hang.pickle.gz"
+#: the ranks of its process groups, beside dumps of gloo's recorder, which lists none
+GROUPS = "groups.json.gz"
 PROBE = "probe.json"
 PROBE_ADDRESS = "probe-address.json"
 
 #: JSON that is no report
-DOCUMENTS = (MANIFEST, PLAN, STATE, CLOCK, BEACONS, PROBE, PROBE_ADDRESS, CLOCK_PROBE, RESULTS)
+DOCUMENTS = (
+    MANIFEST, PLAN, ORDER, STATE, CLOCK, BEACONS, PROBE, PROBE_ADDRESS, CLOCK_PROBE, RESULTS,
+)  # fmt: skip
 
+_WINDOW = re.compile(r"[1-9][0-9]{0,5}")
 _ATTEMPT = re.compile(r"attempt-([1-9][0-9]{0,8})")
 
 
@@ -64,8 +80,9 @@ def rank_folder(run: str, rank: int) -> str:
 
 
 def run_of_rank(folder: str) -> str:
-    """The run directory, from a rank's folder in any attempt."""
-    return run_of(os.path.dirname(os.path.dirname(os.path.abspath(folder))))
+    """The run directory, from a rank's folder in any attempt and window."""
+    run = run_of(os.path.dirname(os.path.dirname(os.path.abspath(folder))))
+    return os.path.dirname(os.path.dirname(run)) if window_of(run) else run
 
 
 def attempt_of(environ: Mapping[str, str]) -> int:
@@ -85,6 +102,28 @@ def attempt_number(name: str) -> int:
     return int(found[1]) if found else 0
 
 
+def window_folder(run: str, number: int) -> str:
+    """Where a window's files are: the run directory itself, then `windows/2` in it, and so on."""
+    return run if number == 1 else os.path.join(run, WINDOWS, str(number))
+
+
+def window_number(name: str) -> int:
+    """The number of the later window whose folder has this name; 0 for any other."""
+    return int(name) if _WINDOW.fullmatch(name) and int(name) > 1 else 0
+
+
+def window_of(folder: str) -> int:
+    """The number of the later window whose folder has this path; 0 for any other."""
+    windows, name = os.path.split(folder)
+    return window_number(name) if os.path.basename(windows) == WINDOWS else 0
+
+
+def in_window(folder: str, number: int) -> str:
+    """What a rank's folder, of the first window, is in another one."""
+    run = run_of(os.path.dirname(os.path.dirname(folder)))
+    return os.path.join(window_folder(run, number), os.path.relpath(folder, run))
+
+
 def run_of(folder: str) -> str:
     """The run directory, from itself or the folder of an attempt."""
     before, name = os.path.split(folder)
@@ -92,9 +131,9 @@ def run_of(folder: str) -> str:
 
 
 def numbered(name: str, number: int) -> str:
-    """`steps.2.csv` for the log of a second process in one rank."""
-    stem, ending = os.path.splitext(name)
-    return name if number < 2 else "%s.%d%s" % (stem, number, ending)
+    """`steps.2.csv`, `flight.2.json.gz` of a second process in one rank."""
+    stem, _, ending = name.partition(".")
+    return name if number < 2 else "%s.%d.%s" % (stem, number, ending)
 
 
 def beside_steps(steps: str, name: str) -> str:

@@ -13,6 +13,9 @@ from .identity import Identity
 
 SCHEMA_VERSION = 1
 
+#: `NsysPlan.start_s` can be raised to it, seconds
+MOST_START_S = 600
+
 _RANKS = range(10_000_000)  # more than any job has
 _Selection = TypeVar("_Selection", bound="Selection")
 
@@ -41,6 +44,8 @@ class Selection(NamedTuple):
             return True
         if self.kind == "one-per-node":
             return identity.local_rank == 0
+        if self.kind == "auto":  # they are chosen once all ranks were looked at
+            return False
         if self.kind == "stages":
             return identity.rank in self.stage_ranks(identity.world_size)
         return identity.rank in self.ranks
@@ -67,6 +72,14 @@ class NsysPlan(NamedTuple):
     launch: List[str]
     start: List[str]
     stop: List[str]
+    #: how long it may take until it has started the program, in seconds
+    start_s: int = 6
+
+    @property
+    def longer_s(self) -> int:
+        """What the user lets it take beyond the usual, at its end as well; seconds."""
+        usual: int = NsysPlan._field_defaults["start_s"]
+        return max(0, self.start_s - usual)
 
     def verbs(self, window_by: str) -> List[str]:
         """The verbs that are used where the window opens so."""
@@ -89,7 +102,7 @@ class Plan(NamedTuple):
     selection: Selection
     #: steps [first, end)
     window: Tuple[int, int]
-    #: nsys or torch
+    #: nsys, torch, or none: no rank is profiled, whatever the selection says
     profiler: str
     #: the launcher whose variables say a process's rank; None for any
     identity: Optional[str] = None
@@ -105,7 +118,16 @@ class Plan(NamedTuple):
     beacons: int = 0
     #: a window closes early beyond it; 0 for no limit
     max_report_mb: int = 0
+    #: the flight recorder's dump has the Python stack of each collective
+    stacks: bool = False
+    #: a step that lasts so many seconds, and 20 times the usual, hangs; 0: none does
+    hang_after: int = 60
     meeting: Optional[Meeting] = None
+    #: the ranks that start under nsys to be captured by it in a later window
+    armed: Optional[Selection] = None
+    #: how often, in seconds, a rank's step log is written and a later window looked for; 0: the log
+    #: once a minute, and no window is looked for
+    log_s: int = 0
 
     @classmethod
     def from_json(cls, content: Any) -> Plan:
@@ -125,9 +147,12 @@ class Plan(NamedTuple):
             raise ValueError("its 'nsys' is missing")
         part = {name: value for name, value in content.items() if name in cls._fields}
         part["selection"] = Selection.from_json(content["selection"])
+        if part.get("armed"):
+            part["armed"] = Selection.from_json(content["armed"])
         part["window"] = tuple(content["window"])
         if part.get("nsys"):
-            part["nsys"] = NsysPlan(**{name: part["nsys"][name] for name in NsysPlan._fields})
+            known = NsysPlan._fields
+            part["nsys"] = NsysPlan(**{n: value for n, value in part["nsys"].items() if n in known})
         if part.get("meeting"):
             part["meeting"] = Meeting(part["meeting"]["secret"], tuple(part["meeting"]["hosts"]))
         return cls(**part)
@@ -135,11 +160,24 @@ class Plan(NamedTuple):
     def to_json(self) -> Dict[str, Any]:
         """What plan.json holds; a part that there is not is left out."""
         content: Dict[str, Any] = {"schema_version": SCHEMA_VERSION, **self._asdict()}
-        for name in ("selection", "nsys", "meeting"):
+        for name in ("selection", "nsys", "meeting", "armed"):
             part = content.pop(name)
             if part is not None:
                 content[name] = part._asdict()
         return content
+
+    def profiles(self, me: Identity) -> bool:
+        """Whether this rank is to be profiled."""
+        return self.profiler != "none" and self.selection.includes(me)
+
+    @property
+    def looks_first(self) -> bool:
+        """Whether the first window only shows which ranks a second one is to capture."""
+        return self.profiler != "none" and self.selection.kind == "auto"
+
+    def arms(self, me: Identity) -> bool:
+        """Whether this rank is to start under an nsys that waits for an order for a window."""
+        return self.profiler == "nsys" and self.armed is not None and self.armed.includes(me)
 
     def of_attempt(self, environ: Mapping[str, str]) -> Plan:
         """The plan for a rank: `run` is the folder that its attempt writes to."""
@@ -161,18 +199,21 @@ def read(path: str) -> Plan:
     return plan
 
 
-def _is_window(value: Any) -> bool:
+def is_window(value: Any) -> bool:
+    """Whether it is [first, end) of steps."""
     return documents.fits(value, [int, int]) and 0 <= value[0] < value[1]
 
 
+#: the form of a selection
+SELECTION: Dict[str, Any] = {
+    "kind": ("ranks", "all", "one-per-node", "stages", "auto").__contains__,
+    "ranks?": [_RANKS], "pp?": _RANKS[1:], "world_size?": (_RANKS[1:], None), "text?": str,
+}  # fmt: skip
 _FORM: Dict[str, Any] = {
     "run": str,
-    "selection": {
-        "kind": ("ranks", "all", "one-per-node", "stages").__contains__,
-        "ranks?": [_RANKS], "pp?": _RANKS[1:], "world_size?": (_RANKS[1:], None), "text?": str,
-    },
-    "window": _is_window,
-    "profiler": ("nsys", "torch").__contains__,
+    "selection": SELECTION,
+    "window": is_window,
+    "profiler": ("nsys", "torch", "none").__contains__,
     "identity?": (str, None),
     "step_on?": (str, None),
     "window_by?": ("session", "cuda").__contains__,
@@ -180,9 +221,14 @@ _FORM: Dict[str, Any] = {
     "nsys?": (None, {
         "path": str, "version": str, "importer": (str, None), "trace": {"gpu": str, "cpu": str},
         "profile": [str], "launch": [str], "start": [str], "stop": [str],
+        "start_s?": range(1, MOST_START_S + 1),
     }),
     "clock_probe?": ("off", "on", "auto").__contains__,
     "beacons?": range(1 << 20),
     "max_report_mb?": range(1 << 40),
+    "stacks?": bool,
+    "hang_after?": range(1 << 30),
     "meeting?": (None, {"secret": str, "hosts": [str]}),
+    "log_s?": range(3601),
+    "armed?": (None, SELECTION),
 }  # fmt: skip

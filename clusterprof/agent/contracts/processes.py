@@ -13,13 +13,21 @@ import sys
 import time
 from typing import Dict, Iterator, List, Optional, Tuple
 
-_PR_SET_CHILD_SUBREAPER = 36
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 
 #: PROC_PID_INIT_INO of the kernel's <linux/proc_ns.h>
 _FIRST_PID_NAMESPACE = "pid:[%d]" % 0xEFFFFFFC
 
 #: nsys' own programs. It asks its importer for its version, and one that hangs stays behind.
 _NSYS = (b"nsys", b"nsys-launcher", b"nsys-tee", b"QdstrmImporter")
+
+
+def end_with_parent() -> None:
+    """Be killed when the thread ends that started us; a Ctrl-C is its, not ours. See prctl(2)."""
+    import ctypes
+
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def adopt_orphans() -> bool:

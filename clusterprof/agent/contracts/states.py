@@ -6,16 +6,20 @@ While a rank's window is open its writer looks for it: no file system may delay 
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import errno
 import os
+import socket
 import time
-from typing import Any, Dict, Mapping, Optional
+from typing import Any, Dict, Iterator, Mapping, Optional
 
 from . import documents, files, paths
 
 #: How often a writer looks for the request.
 LOOK_S = 0.25
+#: How long a state waits for another process that writes the same one; it takes milliseconds.
+TURN_S = 1.0
 
 
 class State(str, enum.Enum):
@@ -75,7 +79,14 @@ class State(str, enum.Enum):
 _FORM = {
     "state": str, "reason": str, "host": str, "machine": str,
     "chosen": bool, "whole": bool, "late": bool,
-    "steps": (int, None), "attempt": int, "history": list, "nsys": dict,
+    "steps": (int, None), "attempt": int, "history": list, "nsys": dict, "flight": str,
+    "stall": str,
+    # the step that hangs or hung, between which times (wall clock), at which line of the program,
+    # and why its flight recorder was not dumped
+    "hangs": {
+        "step": int, "since_ns": int, "until_ns": (int, None), "line": (str, None),
+        "no_dump": (str, None),
+    },
 }  # fmt: skip
 
 
@@ -108,6 +119,25 @@ def read(folder: str, ours: bool = False) -> Dict[str, Any]:
     }
 
 
+@contextlib.contextmanager
+def _alone(folder: str) -> Iterator[None]:
+    """Where another process of this node is in here for the same folder, wait for it.
+
+    By a Unix socket without a file, whose name one process has until it ends: a lock of the file
+    system is not on all of them, and may never answer. Who has waited `TURN_S` waits no more.
+    """
+    there = os.stat(folder)
+    name = "\0clusterprof-state-%d-%x-%x" % (os.getuid(), there.st_dev, there.st_ino)
+    until = time.monotonic() + TURN_S
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as turn:
+        while time.monotonic() < until:
+            with contextlib.suppress(OSError):
+                turn.bind(name)
+                break
+            time.sleep(0.002)
+        yield
+
+
 def advance(
     folder: str, state: str, reason: Optional[str] = None, at_ns: Optional[int] = None, **facts: Any
 ) -> bool:
@@ -117,20 +147,42 @@ def advance(
     without a report. Of two reasons for one state the first stays. `at_ns`: when that was (wall
     clock), by default now. Raises OSError.
     """
-    now, new = read(folder), State(state)
+    make(folder)
+    with _alone(folder):
+        return _advance(folder, State(state), reason, at_ns or time.time_ns(), facts)
+
+
+def _advance(
+    folder: str, new: State, reason: Optional[str], at_ns: int, facts: Dict[str, Any]
+) -> bool:
+    now = read(folder)
     before = State.of(now)
     if before is not None and not before.may_become(new):
         return False
     if before is State.LOST and new is State.ARMED:
         now = {"attempt": now.get("attempt", 1) + 1}
-    make(folder)
     now.update(facts, state=new)
     now.setdefault("host", os.uname().nodename)
-    now.setdefault("history", []).append([new, at_ns or time.time_ns()])
+    now.setdefault("history", []).append([new, at_ns])
     if reason is not None and (new is not before or "reason" not in now):
         now["reason"] = reason
     files.write_json(os.path.join(folder, paths.STATE), now, indent=1)
     return True
+
+
+def captured_before(folder: str) -> bool:
+    """Whether the rank with this folder has captured its window: in an earlier attempt than the
+    folder's, if that was the whole window.
+    """
+    home, rank = os.path.dirname(os.path.dirname(folder)), int(os.path.basename(folder))
+    attempt = paths.attempt_number(os.path.basename(home)) or 1
+    first = os.path.dirname(home) if attempt > 1 else home
+    for each in range(1, attempt + 1):
+        before = read(paths.rank_folder(paths.attempt_folder(first, each), rank), ours=True)
+        state = State.of(before)
+        if state and state.has_captured and (each == attempt or before.get("whole")):
+            return True
+    return False
 
 
 def request_stop(run: str, reason: str) -> None:

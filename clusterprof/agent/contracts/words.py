@@ -1,8 +1,8 @@
 """How numbers are written for people: the only module where ns become ms and fractions %.
 
-An uncertainty is a bound, so it is always rounded up, and the value beside it gets as
-many decimals as the bound leaves meaningful. A confidence is rounded down. Lists of numbers come
-in two forms: `ranks` and `spans` for a sentence, `numbers` for a command line.
+An uncertainty is a bound, so it is always rounded up; a value beside it is written as without one,
+so that a figure looks the same wherever it stands. A confidence is rounded down. Lists of numbers
+come in two forms: `ranks` and `spans` for a sentence, `numbers` for a command line.
 """
 
 from __future__ import annotations
@@ -66,17 +66,14 @@ def bound(ns: float) -> str:
 
 
 def with_bound(ns: float, uncertainty_ns: float) -> str:
-    """A time and its uncertainty in ms, with the decimals that this allows: `20.3 ±1.5 ms`.
+    """A time and its uncertainty, with as many decimals as `ms` gives the time: `20.3 ±1.5 ms`.
 
     A value without a bound (0: it comes from one rank's own clock) stands alone.
     """
     if uncertainty_ns <= 0:
         return ms(ns)
-    bound_ms = uncertainty_ns / 1e6
-    exponent = math.floor(math.log10(bound_ms))
-    decimals = -exponent + (1 if bound_ms / 10.0**exponent < 2 else 0)
-    decimals = min(max(decimals, 0), _FINEST_DECIMALS)
-    return f"{milliseconds(ns, decimals)} ±{_rounded_up(bound_ms, decimals)} ms"
+    value = milliseconds(ns)
+    return f"{value} ±{_rounded_up(uncertainty_ns / 1e6, len(value.partition('.')[2]))} ms"
 
 
 def percent(fraction: float) -> str:

@@ -23,7 +23,7 @@ import sys
 import tempfile
 import time
 import zlib
-from typing import Any, List, NoReturn, Optional
+from typing import Any, Dict, List, NoReturn, Optional
 
 from .. import nsys as profiler
 from ..contracts import descriptors, identity, messages, paths, processes
@@ -38,13 +38,15 @@ FORWARDED = (
     signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGQUIT,
 )  # fmt: skip
 #: How often nsys is started (one that was killed leaves things behind over which the next one
-#: fails, once), and how long that may take altogether: the program waits for it.
+#: fails, once), within what that may take altogether (`NsysPlan.start_s`): the program waits.
 STARTS = 2
-STARTING_S = 6.0
-#: All in all a rank may take so much longer than without us: what nsys' start took is not there
-#: at its end, when nsys writes; and then we ourselves transfer the report.
-BUDGET_S = 9.2
+#: All in all a rank may take what nsys may take to start, and so much, longer than without us: what
+#: the start took is not there at the end, when nsys writes; and then we ourselves transfer the
+#: report.
+BUDGET_S = 3.2
 SETTLING_S = 0.9
+#: While the program trains, what makes a report runs beside it.
+NICE = 10
 #: How often nsys is looked at once the program has ended.
 LOOK_S = 0.2
 #: A socket's name may have 107 bytes: ours and nsys' own (`/nsys/0123-4567-89ab-cdef`) are in
@@ -63,6 +65,8 @@ class Guard:
     #: made by `begin` and `start`, before nsys is started
     transfer: ReportTransfer
     session: Session
+    #: of both, for our writer
+    known: Dict[str, Any]
     listener: socket.socket
 
     def __init__(self, plan: Plan, rank: int, program: List[str]) -> None:
@@ -83,6 +87,8 @@ class Guard:
         self.ended_at: Optional[float] = None
         self.looked_at = 0.0
         self.nsys_left_early = False
+        #: nsys waits for an order for a later window, which may never come
+        self.armed = plan.looks_first
         self.pending: List[int] = []
         #: open for as long as we live: the program sees it when we are killed
         self.watchers: List[socket.socket] = []
@@ -101,7 +107,7 @@ class Guard:
             self.without_nsys(reason or "nsys did not start the program")
         while not self.over(self.program_pid):
             try:
-                self.session.tend()
+                self.session.tend(NICE if self.ended_at is None else 0)
                 if self.ended_at is None:
                     self.session.obey()
                 self.receive()
@@ -134,15 +140,19 @@ class Guard:
         private = tempfile.mkdtemp(prefix="clusterprof-", dir=folder)
         name = session_name(self.plan.run, self.rank)
         self.transfer = ReportTransfer(private, rank_folder, nsys.importer)
-        self.outbox.say("keep", private=private, session=name, importer=nsys.importer)
+        known = {"private": private, "session": name, "importer": nsys.importer}
+        self.outbox.say("keep", armed=self.armed, **known)
         processes.adopt_orphans()
         mode, most = self.plan.window_by, self.plan.max_report_mb * size.MB
         self.session = Session(name, nsys, mode, self.transfer, most, self.outbox)
+        self.known = known
         if len(differs) > 1:  # the report has less in it than was asked for
             self.session.troubles += differs
-        self.outbox.state(State.ARMED, mode=mode, pid=os.getpid(), session=name,
-                          nsys={"path": nsys.path, "version": nsys.version})  # fmt: skip
-        until = time.monotonic() + STARTING_S
+        self.outbox.state(
+            State.COUNTING if self.armed else State.ARMED, mode=mode, pid=os.getpid(),
+            session=name, nsys={"path": nsys.path, "version": nsys.version},
+        )  # fmt: skip
+        until = time.monotonic() + nsys.start_s
         reason: Optional[str] = None
         for attempt in range(STARTS):
             reason = self.start(attempt, until)
@@ -171,7 +181,9 @@ class Guard:
                     processes.ended(status), self.transfer.last_line(),
                 )  # fmt: skip
             elif time.monotonic() > until:
-                reason = "nsys did not start the program within %d s" % STARTING_S
+                reason = "nsys did not start the program within %d s (%s gives it up to %d)" % (
+                    self.session.nsys.start_s, profiler.START_VARIABLE, plans.MOST_START_S,
+                )  # fmt: skip
         self.listener.close()
         self.session.end()
         return reason
@@ -196,7 +208,7 @@ class Guard:
     def left_s(self) -> float:
         """What nsys may still take after the program's end: what its start left of the budget."""
         started_s = self.starting_s + self.session.starting_s
-        patience_s = max(1.0, BUDGET_S - SETTLING_S - started_s)
+        patience_s = max(1.0, self.session.nsys.start_s + BUDGET_S - SETTLING_S - started_s)
         return patience_s - (time.monotonic() - self.ended_at if self.ended_at else 0.0)
 
     def program_status(self) -> int:
@@ -222,6 +234,10 @@ class Guard:
 
     def settle(self, status: int, patience_s: float) -> None:
         """Have our writer transfer what nsys left; one that its file system holds is left alone."""
+        if self.armed:
+            self.outbox.say("give_up")
+            self.outbox.hand_over()
+            return
         deadline = time.monotonic() + patience_s
         if not self.outbox.look().get("brought"):
             self.transfer.rescue(patience_s)
@@ -266,6 +282,7 @@ class Guard:
             with writer or contextlib.nullcontext():
                 descriptors.send(connection, [writer.fileno()] if writer else [])
         elif request == "start":
+            self.opens(int(words[0]))
             connection.sendall((self.session.start() or "ok").encode()[:250] + b"\n")
         elif request == "size":
             connection.sendall(b"%d\n" % self.session.files.bytes())
@@ -273,6 +290,13 @@ class Guard:
             # The program goes on while the report is written: this is why the guard stops.
             connection.sendall(b"ok\n")
             self.session.stop()
+
+    def opens(self, number: int) -> None:
+        """nsys is to capture this window: what it leaves belongs there."""
+        self.armed = False
+        if number > 1:
+            self.session.outbox = self.outbox.of_window(number)
+            self.session.outbox.say("keep", **self.known)
 
     def on_signal(self, number: int, frame: Any = None) -> None:
         """A signal of the launcher is the program's; no one's once that is gone and nsys writes."""
@@ -285,7 +309,11 @@ class Guard:
     def without_nsys(self, reason: str) -> NoReturn:
         """The training comes first: run the program as if we had never been asked."""
         with contextlib.suppress(Exception):  # leave nothing of nsys
-            self.outbox.state(State.LOST, reason + "; the program ran without nsys")
+            without = reason + "; the program ran without nsys"
+            if self.armed:
+                self.outbox.state(State.COUNTING, nsys={"missing": without})
+            else:
+                self.outbox.state(State.LOST, without)
             self.outbox.say("give_up")
             self.outbox.hand_over()
             profiler.remove(self.temporary_files)

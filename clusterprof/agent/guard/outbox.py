@@ -21,10 +21,13 @@ from typing import Any, Dict, Iterable, List, Optional, Tuple
 from ..contracts import descriptors, identity, messages, processes
 from ..contracts.states import State
 
-#: A message: the length of its body, its kind, its body. One of kind PEER comes with a socket.
+#: A message: the length of its body, its kind, its body. One of kind PEER comes with a socket; one
+#: of kind FILE has a name, a line end, and the content.
 HEAD = struct.Struct("<Ic")
-JSON, STEPS, PEER = b"J", b"S", b"P"
+JSON, STEPS, FILE, PEER = b"J", b"S", b"F", b"P"
 
+#: An answer whose name begins so is the order for a later window: see `contracts.later_window`.
+WINDOW = "window "
 #: More is not kept for a writer that does not read: steps are left out then.
 MOST_B = 4_000_000
 #: How long a rank waits at its end for what is still to be written: without a sign of progress,
@@ -83,6 +86,12 @@ class Outbox:
         if len(self.waiting) < MOST_B:
             body = array("q", chain((first,), *steps)).tobytes()
             self._send(HEAD.pack(len(body), STEPS) + body)
+
+    def file(self, name: str, content: bytes) -> None:
+        """Have a file of these bytes written, numbered as the step log."""
+        if len(self.waiting) < MOST_B:
+            body = name.encode() + b"\n" + content
+            self._send(HEAD.pack(len(body), FILE) + body)
 
     def look(self) -> Dict[str, Any]:
         """What the writer has answered by now."""
@@ -144,6 +153,22 @@ class Outbox:
         self.wait("finished", QUIET_S, FINISH_S)
         self.close()
 
+    def of_window(self, number: int) -> Outbox:
+        """The way to the files of a later window."""
+        return _OfWindow(self, number)
+
+    def windows(self) -> List[Dict[str, Any]]:
+        """The orders for later windows that have come since the last time, oldest first."""
+        names = [name for name in self.answers if name.startswith(WINDOW)]
+        return [self.answers.pop(name) for name in names]
+
+    def interrupt(self) -> None:
+        """Have a thread that waits for the writer wait no more."""
+        self._check()
+        if self.connection is not None:
+            with contextlib.suppress(OSError):
+                self.connection.shutdown(socket.SHUT_RDWR)
+
     def close(self) -> None:
         """Send nothing more; in a forked child, or where the writer is gone."""
         self._check()
@@ -189,6 +214,27 @@ class Outbox:
             pass
         except OSError:
             self.close()
+
+
+class _OfWindow(Outbox):
+    """Speaks of a later window by the rank's own outbox."""
+
+    def __init__(self, outbox: Outbox, number: int) -> None:
+        super().__init__(None)
+        self.outbox = outbox
+        self.number = number
+
+    def say(self, do: str, **members: Any) -> None:
+        self.outbox.say(do, later=self.number, **members)
+
+    def file(self, name: str, content: bytes) -> None:
+        self.outbox.file("%d/%s" % (self.number, name), content)
+
+    def look(self) -> Dict[str, Any]:
+        return self.outbox.look()
+
+    def wait(self, name: str, seconds: float, in_all: float = 0.0) -> Any:
+        return self.outbox.wait(name, seconds, in_all)
 
 
 def of_guard(address: str) -> Optional[Outbox]:

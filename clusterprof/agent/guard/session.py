@@ -9,12 +9,13 @@ import contextlib
 import fcntl
 import functools
 import glob
+import math
 import os
 import signal
 import subprocess
 import tempfile
 import time
-from typing import Iterator, List, Mapping, Optional
+from typing import Dict, Iterator, List, Mapping, Optional
 
 from .. import nsys as profiler
 from ..contracts import identity, processes
@@ -29,17 +30,21 @@ from .report_transfer import ReportTransfer
 #: all of a node's ranks would need is held by a process that hangs.
 START_GAP_S = 0.3
 LOCK_S = 5.0
-#: The agent waits for nsys' start between two steps: a hanging one must not hang the training.
+#: The agent waits for nsys' start between two steps: a hanging one must not hang the training. What
+#: the user lets nsys take longer counts, as far as the agent waits (`profilers.NsysSession.ask`).
 START_TIMEOUT_S = 6
+MOST_START_TIMEOUT_S = 16
 #: An order to close the window is the agent's, between two steps; this long after it, ours.
 ORDER_GRACE_S = 1.0
 #: An `nsys stop` that fails is tried once more.
 STOPS = 2
 #: An nsys that has not run for so long after its program's end hangs, and one that has run for so
-#: long and written nothing spins.
+#: long, by the clock and by its processor time, and written nothing spins; both have longer where
+#: the user lets nsys take longer.
 IDLE_S = 3.0
 WAITING_TICKS = 10
 SPINNING_S = 4.0
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 #: A shared disk that is full may have space again.
 BRING_AGAIN_S = 10.0
 #: A session whose stop has not ended after so long is ended once it has so many times its limit.
@@ -81,9 +86,12 @@ class Session:
         self.stops: List["subprocess.Popen[bytes]"] = []
         self.importing: Optional["subprocess.Popen[bytes]"] = None
         self.stopped_at = 0.0
-        #: CPU time and bytes of nsys when they last grew, and when that was
-        self.taken, self.written = -WAITING_TICKS - 1, -1
-        self.ran_at = self.wrote_at = 0.0
+        #: by process the CPU time of nsys (ticks) at the last look, what it has taken since it was
+        #: last seen to run, and since its files last grew; when that was; their bytes
+        self.ticks: Dict[int, int] = {}
+        self.ran = self.spun = 0
+        self.ran_at = self.wrote_at = -math.inf
+        self.written = -1
         #: when a report that could not be transferred is tried again
         self.bring_at = 0.0
 
@@ -134,15 +142,23 @@ class Session:
 
     def hangs(self, pids: List[int]) -> bool:
         """Whether nsys, with its `pids`, will do no more: it does not run, or writes nothing."""
-        works = [processes.work(pid) for pid in (*pids, *(each.pid for each in self.helpers()))]
-        now, taken = time.monotonic(), sum(ticks for _, ticks in works)
-        written = self.files.written()
+        found = {*pids, *(each.pid for each in self.helpers())}
+        works = {pid: processes.work(pid) for pid in found}
+        ticks = {pid: ticks for pid, (_, ticks) in works.items()}
+        more = sum(ticks[pid] - self.ticks.get(pid, ticks[pid]) for pid in found)
+        self.ticks = ticks
+        now, written, first = time.monotonic(), self.files.written(), self.written < 0
+        self.ran += more
+        self.spun += more
         if written != self.written:
-            self.written, self.wrote_at = written, now
-        # One that only waits looks around now and then; the disk may keep one that works waiting.
-        if taken > self.taken + WAITING_TICKS or any(at == "D" for at, _ in works):
-            self.taken, self.ran_at = taken, now
-        return now > self.ran_at + IDLE_S or now > self.wrote_at + SPINNING_S
+            self.written, self.wrote_at, self.spun = written, now, 0
+        # One that only waits looks around now and then; the disk, or what else runs on a busy node
+        # (R), may keep one that works waiting.
+        if first or self.ran > WAITING_TICKS or any(at in "DR" for at, _ in works.values()):
+            self.ran_at, self.ran = now, 0
+        spinning_s, idle_s = (each + self.nsys.longer_s for each in (SPINNING_S, IDLE_S))
+        spins = now > self.wrote_at + spinning_s and self.spun >= spinning_s * _TICKS_PER_S
+        return now > self.ran_at + idle_s or spins
 
     def start(self) -> Optional[str]:
         """Returns what went wrong, or None once nsys is collecting."""
@@ -150,11 +166,12 @@ class Session:
         if free < profiler.LEAST_FREE_B:
             return no_space(self.scratch, free)
         starting = self.spawn(self.command("start"))
+        within_s = min(START_TIMEOUT_S + self.nsys.longer_s, MOST_START_TIMEOUT_S)
         try:
-            status = starting.wait(START_TIMEOUT_S)
+            status = starting.wait(within_s)
         except subprocess.TimeoutExpired:
             processes.end_group(starting)
-            return "nsys start did not end within %d s" % START_TIMEOUT_S
+            return "nsys start did not end within %d s" % within_s
         finally:
             self.starting_s = time.monotonic() - began
         if status != 0:
@@ -186,8 +203,8 @@ class Session:
             self.stop()
             self.outbox.state(State.FINISHING, "closed within a step: %s" % order)
 
-    def tend(self) -> None:
-        """While the training goes on: stop what grows too large, make the report, transfer it."""
+    def tend(self, nice: int) -> None:
+        """Stop what grows too large, make the report with this niceness, transfer it."""
         if self.look_at and time.monotonic_ns() >= self.look_at:
             self.look_at = time.monotonic_ns() + size.EVERY_NS
             self.limit()
@@ -204,7 +221,7 @@ class Session:
             command = self.transfer.import_command()
             if command:
                 # An order means that there is little time.
-                self.importing = self.spawn(command, nice=0 if self.order() else 10)
+                self.importing = self.spawn(command, nice=0 if self.order() else nice)
             elif time.monotonic() >= self.bring_at and not self.outbox.look().get("brought"):
                 self.bring_at = time.monotonic() + BRING_AGAIN_S
                 self.outbox.say("bring")

@@ -16,7 +16,10 @@ from ..contracts import files, paths
 
 #: So many steps before the window and after it are near it.
 NEAR = 500
-#: Together less than 1 MB: a step's line has 47 bytes, a block's 97 at most.
+#: So many are near a later window: of those there may be many in a run.
+NEAR_LATER = 100
+#: Together less than 1 MB, the steps inside of later windows apart: a step's line has 47 bytes, a
+#: block's 97 at most.
 MOST_STEPS = 5_000
 MOST_BLOCKS = 7_500
 BLOCK = 1_000
@@ -36,8 +39,11 @@ class StepLog:
     def __init__(self, folder: str, window: Tuple[int, int], wall_ns: int) -> None:
         """`wall_ns`: what the wall clock is ahead of the monotonic one."""
         self.folder = folder
-        self.near = range(max(0, window[0] - NEAR), window[1] + NEAR)
-        self.wall_ns = wall_ns
+        self.near = [range(window[0] - NEAR, window[1] + NEAR)]
+        #: inside later windows
+        self.inside: List[range] = []
+        #: from which step on the times are by which difference
+        self.walls = [(0, wall_ns)]
         #: the number of the next step
         self.count = 0
         #: which log of this rank's it is: 2 for steps.2.csv
@@ -57,7 +63,7 @@ class StepLog:
                 self._close()
                 self.count = first
             for begin, end in steps:
-                if self.count in self.near and len(self.steps) < MOST_STEPS:
+                if self._is_near():
                     self._close()
                     self.steps.append((self.count, begin, end))
                 elif len(self.blocks) < MOST_BLOCKS:
@@ -66,10 +72,25 @@ class StepLog:
                 if len(self._block) >= BLOCK << len(self.blocks) // GRADE:
                     self._close()
 
-    def anchor(self, wall_ns: int) -> None:
-        """All times, those written already too, are by this difference of the two clocks."""
+    def attend(self, steps: Tuple[int, int]) -> None:
+        """Keep the steps in and near a later window."""
         with self._lock:
-            self.wall_ns, self._written = wall_ns, [None, None]
+            self.near.append(range(steps[0] - NEAR_LATER, steps[1] + NEAR_LATER))
+            self.inside.append(range(*steps))
+
+    def _is_near(self) -> bool:
+        """Whether the next step is kept for itself."""
+        if any(self.count in each for each in self.inside):
+            return True
+        return len(self.steps) < MOST_STEPS and any(self.count in each for each in self.near)
+
+    def anchor(self, wall_ns: int, since: int = 0) -> None:
+        """All times from step `since` on, written already or not, are by this difference of the
+        two clocks.
+        """
+        with self._lock:
+            self.walls = [each for each in self.walls if each[0] < since] + [(since, wall_ns)]
+            self._written = [None, None]
 
     def claim(self) -> None:
         """Make steps.csv, or steps.2.csv where this rank has one already. Raises OSError."""
@@ -97,12 +118,12 @@ class StepLog:
             kept, self._count_written = (list(self.steps), list(self.blocks)), self.count
             written = self._written
             self._written = [len(kept[place]) or written[place] for place in (0, 1)]
-            wall_ns = self.wall_ns
+            walls = self.walls
         done = False
         try:
             for place, (name, head) in enumerate(((paths.STEPS, STEPS), (paths.PACE, PACE))):
                 before = written[place] or 0
-                lines = [line(row, wall_ns) for row in kept[place][before:]]
+                lines = [line(row, wall_of(row, walls)) for row in kept[place][before:]]
                 if lines and written[place] is None:
                     files.write(self.path(name), head + "".join(lines))
                 elif lines:
@@ -134,6 +155,11 @@ def summary(first: int, steps: List[Step]) -> Row:
         first, count, steps[0][0], steps[-1][1],
         median, took[count // 4], took[3 * count // 4], took[-1],
     )  # fmt: skip
+
+
+def wall_of(row: Row, walls: List[Tuple[int, int]]) -> int:
+    """The difference of the two clocks by which this row's times are."""
+    return next(wall_ns for since, wall_ns in reversed(walls) if row[0] >= since)
 
 
 def line(row: Row, wall_ns: int) -> str:

@@ -27,11 +27,13 @@ import time
 from array import array
 from typing import Any, Callable, Dict, List, Optional
 
-from ..contracts import clocks, files, paths, processes, states
+from ..contracts import clocks, files, later_window, paths, processes, states
 from ..contracts.states import State
 from . import outbox, report_transfer, step_log
+from .hangs import Hangs
 
-#: How often the step log is written, the first time after a part of it that differs by rank.
+#: How often the step log is written, where the plan says nothing else; the first time after a part
+#: of it that differs by rank.
 LOG_S = 60.0
 #: How long it goes on after the rank's end where the file system does not answer.
 LINGER_S = 300.0
@@ -42,7 +44,7 @@ WRITING_S = 20.0
 IMPORT_S = 30.0
 _CHUNK = 1 << 20
 #: Messages that are handled when they are received; all others wait for the file operations before.
-_AT_ONCE = ("begin", "watch", "ignore")
+_AT_ONCE = ("begin", "watch", "ignore", "listen", "expect")
 
 
 class Peer:
@@ -53,6 +55,8 @@ class Peer:
         connection.setblocking(True)
         self.buffer = bytearray()
         self.log: Optional[step_log.StepLog] = None
+        #: the last window that it has the order for; None: it wants none
+        self.window: Optional[int] = None
 
     def answer(self, **values: Any) -> None:
         """Send the process an answer, if it is still there and reads."""
@@ -70,14 +74,20 @@ class Writer:
         self.attend(first)
         self.jobs: "queue.Queue[Callable[[], None]]" = queue.Queue()
         self.folder = self.run = ""
-        self.log_at = math.inf
+        self.log_s, self.log_at = LOG_S, math.inf
         #: who waits for the order to close the window
         self.watching: List[Peer] = []
+        #: the rank's thread that answers where its training hangs
+        self.listening: Optional[Peer] = None
+        self.hangs = Hangs()
+        #: when an order that is to come soon is looked for next, how often, and until when
+        self.look_at, self.look_s, self.soon_until = math.inf, 0.0, 0.0
         #: folders that were made for the rank
         self.made: List[str] = []
         #: what the rank's nsys has on this node, while its guard lives or until it is transferred
         self.transfer: Optional[report_transfer.ReportTransfer] = None
         self.session = ""
+        self.armed = False
 
     # -- the receiving thread ----------------------------------------------------------------
 
@@ -90,7 +100,8 @@ class Writer:
         """Until no process is left to receive from, and all is written or `LINGER_S` has passed."""
         threading.Thread(target=self.work, daemon=True).start()
         while self.peers:
-            due_s = max(0.1, min(self.log_at - time.monotonic(), LOG_S))
+            due_at = min(self.log_at, self.hangs.look_at, self.look_at)
+            due_s = max(0.1, min(due_at - time.monotonic(), self.log_s))
             pause_s = states.LOOK_S if self.watching else due_s
             for descriptor, _ in self.poll.poll(1000 * pause_s):
                 self.receive(self.peers[descriptor])
@@ -105,14 +116,26 @@ class Writer:
         now = time.monotonic()
         if self.watching and not self.jobs.unfinished_tasks:
             self.jobs.put(self.look)
+        if self.listening is not None and self.hangs.overdue(now):
+            self.listening.answer(hangs=True)
+        if now >= self.look_at:
+            self.look_at = now + self.look_s if now < self.soon_until else math.inf
+            self.look_for_windows()
         if now >= self.log_at:
-            self.log_at = now + LOG_S
+            self.log_at = now + self.log_s
+            self.look_for_windows()
             for peer in self.peers.values():
                 if peer.log is not None:
                     self.jobs.put(peer.log.write)
             if not processes.running(self.pid):  # a child of the rank's may hold the socket
                 for peer in list(self.peers.values()):
                     self.forget(peer)
+
+    def look_for_windows(self) -> None:
+        """Look for the order for the next later window, if an earlier look has ended."""
+        for peer in self.peers.values():
+            if peer.window is not None and not self.jobs.unfinished_tasks:
+                self.jobs.put(functools.partial(self.find_window, peer))
 
     def receive(self, peer: Peer) -> None:
         """One piece of what a process sends."""
@@ -128,15 +151,23 @@ class Writer:
         for kind, body in outbox.frames(peer.buffer):
             if kind == outbox.JSON:
                 members = json.loads(body)
-                name = members.pop("do")
+                name, number = members.pop("do"), members.pop("later", 1)
                 handle = functools.partial(getattr(self, "do_" + name), peer, **members)
                 if name in _AT_ONCE:
                     handle()
                 else:
-                    self.jobs.put(handle)
+                    self.jobs.put(self.in_window(number, handle))
             elif kind == outbox.STEPS and peer.log is not None:
                 first, *times = array("q", body)
-                peer.log.add(first, zip(times[::2], times[1::2]))  # noqa: B905 - Python 3.8
+                steps = list(zip(times[::2], times[1::2]))  # noqa: B905 - Python 3.8
+                peer.log.add(first, steps)
+                if self.hangs.ended(steps):
+                    self.jobs.put(functools.partial(self.goes_on, time.time_ns()))
+            elif kind == outbox.FILE and peer.log is not None:
+                head, _, content = body.partition(b"\n")
+                later, _, name = head.decode().rpartition("/")
+                keep = functools.partial(self.keep, peer.log, name, content)
+                self.jobs.put(self.in_window(int(later or 1), keep))
 
     def forget(self, peer: Peer) -> None:
         """A process that has ended sends nothing more."""
@@ -144,16 +175,31 @@ class Writer:
         del self.peers[peer.connection.fileno()]
         peer.connection.close()
         self.do_ignore(peer)
+        if peer is self.listening:
+            self.listening, self.hangs = None, Hangs()
         if peer.log is not None:
             self.jobs.put(functools.partial(peer.log.write, all_of_it=True))
 
-    def do_begin(self, peer: Peer, run: str, folder: str, window: List[int], wall_ns: int) -> None:
-        """Make the rank's folder and its step log."""
+    def do_begin(
+        self, peer: Peer, run: str, folder: str, window: List[int], wall_ns: int, log_s: int
+    ) -> None:
+        """Make the rank's folder and its step log; `log_s` as in the plan."""
         self.run, self.folder = run, folder
+        if log_s:
+            self.log_s, peer.window = float(log_s), 1
         peer.log = step_log.StepLog(folder, (window[0], window[1]), wall_ns)
         # The ranks of a job begin together, and are not to write together.
-        self.log_at = time.monotonic() + LOG_S * random.uniform(0.2, 1)
+        self.log_at = time.monotonic() + self.log_s * random.uniform(0.2, 1)
         self.jobs.put(functools.partial(self.make, peer, peer.log))
+
+    def do_expect(self, peer: Peer, every_s: float) -> None:
+        """An order for a later window is to come soon: it is chosen by what was logged by now."""
+        now = time.monotonic()
+        # The ranks of a job begin together, and are not to look together.
+        self.look_s, self.look_at = every_s, now + every_s * random.uniform(0.5, 1)
+        self.soon_until = now + later_window.SOON_S
+        if peer.log is not None:
+            self.jobs.put(peer.log.write)
 
     def do_watch(self, peer: Peer) -> None:
         """Look for the order to close the window from now on, and answer it."""
@@ -163,6 +209,12 @@ class Writer:
     def do_ignore(self, peer: Peer) -> None:
         """Look for it no more."""
         self.watching = [each for each in self.watching if each is not peer]
+
+    def do_listen(self, peer: Peer, after_s: float, unseen_s: float) -> None:
+        """This is a thread of the rank's that answers also where its training hangs."""
+        self.listening = peer
+        peer.log = next((each.log for each in self.peers.values() if each.log), None)
+        self.hangs.listen(after_s, unseen_s)
 
     # -- the working thread ------------------------------------------------------------------
 
@@ -174,6 +226,33 @@ class Writer:
             with contextlib.suppress(Exception):
                 job()
             self.jobs.task_done()
+
+    def in_window(self, number: int, job: Callable[[], None]) -> Callable[[], None]:
+        """The job as it is done in the rank's folder of this window."""
+        if number == 1:
+            return job
+
+        def in_its_folder() -> None:
+            usual, self.folder = self.folder, paths.in_window(self.folder, number)
+            try:
+                job()
+            finally:
+                self.folder = usual
+
+        return in_its_folder
+
+    def find_window(self, peer: Peer) -> None:
+        """Hand the order for the next later window to the rank, if there is one to be captured."""
+        run = paths.run_of(self.run)
+        order = later_window.next_after(run, peer.window or 1)
+        if order is None or peer.log is None:
+            return
+        peer.window, self.look_at, now = order.number, math.inf, time.monotonic()
+        if order.auto and self.look_s:  # another one follows soon if this one comes too late
+            self.look_at, self.soon_until = now + self.look_s, now + later_window.SOON_S
+        if not states.captured_before(paths.in_window(self.folder, order.number)):
+            peer.log.attend(order.steps)
+            peer.answer(**{"%s%d" % (outbox.WINDOW, order.number): order.to_json()})
 
     def make(self, peer: Peer, log: step_log.StepLog) -> None:
         """See `do_begin`."""
@@ -194,10 +273,10 @@ class Writer:
         now = state or State.of(states.read(self.folder)) or State.FINISHING
         states.advance(self.folder, now, reason, at_ns, **facts)
 
-    def do_anchor(self, peer: Peer, wall_ns: int) -> None:
-        """The log's times are by this difference of wall and monotonic clock."""
+    def do_anchor(self, peer: Peer, wall_ns: int, since: int) -> None:
+        """The log's times, from step `since` on, are by this difference of the two clocks."""
         if peer.log is not None:
-            peer.log.anchor(wall_ns)
+            peer.log.anchor(wall_ns, since)
 
     def do_clock(self, peer: Peer, readings: List[Dict[str, Any]]) -> None:
         """Add to clock.json."""
@@ -205,8 +284,13 @@ class Writer:
 
     def do_file(self, peer: Peer, name: str, text: str) -> None:
         """Write a file `name.csv`, numbered as the step log, or any other."""
-        log = peer.log if name.endswith(".csv") else None
-        files.write(log.path(name) if log else os.path.join(self.folder, name), text)
+        if name.endswith(".csv") and peer.log is not None:
+            name = paths.numbered(name, peer.log.number)
+        files.write(os.path.join(self.folder, name), text)
+
+    def keep(self, log: step_log.StepLog, name: str, content: bytes) -> None:
+        """Write a file beside the step log, with its number."""
+        files.write(os.path.join(self.folder, paths.numbered(name, log.number)), content)
 
     def do_folder(self, peer: Peer) -> None:
         """Make a folder on the node for the rank to write to."""
@@ -227,6 +311,20 @@ class Writer:
         finally:
             with contextlib.suppress(OSError):
                 os.unlink(path)
+
+    def do_hangs(self, peer: Peer, **facts: Any) -> None:
+        """The rank's step hangs, unless it has gone on since."""
+        facts["until_ns"] = None if self.hangs.found else time.time_ns()
+        self.do_state(peer, None, None, time.time_ns(), {"hangs": facts})
+
+    def goes_on(self, at_ns: int) -> None:
+        """The step that hung has ended."""
+        hangs = states.read(self.folder).get("hangs")
+        if hangs is not None and hangs["until_ns"] is None:
+            states.advance(
+                self.folder, State.of(states.read(self.folder)) or State.FINISHING,
+                hangs={**hangs, "until_ns": at_ns},
+            )  # fmt: skip
 
     def do_finish(self, peer: Peer) -> None:
         """Write all there is, and answer when that is done."""
@@ -251,10 +349,15 @@ class Writer:
         """This is the guard of a rank under nsys."""
         self.run, self.folder = run, folder
 
-    def do_keep(self, peer: Peer, private: str, session: str, importer: Optional[str]) -> None:
-        """Transfer what nsys leaves in `private`, of a killed guard too (Open MPI: in 0.5 s)."""
+    def do_keep(
+        self, peer: Peer, private: str, session: str, importer: Optional[str], armed: bool = False
+    ) -> None:
+        """Transfer what nsys leaves in `private`, of a killed guard too (Open MPI: in 0.5 s).
+
+        `armed`: it is to capture no window yet.
+        """
         self.transfer = report_transfer.ReportTransfer(private, self.folder, importer)
-        self.session = session
+        self.session, self.armed = session, armed
 
     def do_bring(self, peer: Peer) -> None:
         """Transfer the report while the training goes on."""
@@ -273,7 +376,11 @@ class Writer:
             peer.answer(settled=True)
 
     def do_give_up(self, peer: Peer) -> None:
-        """The program runs without nsys: keep what nsys printed, and nothing else."""
+        """nsys captured nothing: the program runs without it, or has ended."""
+        self.give_up()
+
+    def give_up(self) -> None:
+        """Keep what nsys printed, and nothing else."""
         transfer, self.transfer = self.transfer, None
         if transfer is not None:
             transfer.keep(paths.LOG)
@@ -283,15 +390,17 @@ class Writer:
         """The guard was killed, and the program with it: wait for nsys, transfer its report."""
         if self.transfer is None:
             return
-        if State.of(states.read(self.folder)) is State.CAPTURING:
+        folder = self.transfer.folder
+        if State.of(states.read(folder)) is State.CAPTURING:
             with contextlib.suppress(OSError):  # whoever collects waits for a rank that finishes
-                states.advance(
-                    self.folder, State.FINISHING, "the rank was killed inside the window"
-                )
+                states.advance(folder, State.FINISHING, "the rank was killed inside the window")
         until = time.monotonic() + WRITING_S
         while processes.of_session(self.session) and time.monotonic() < until:
             time.sleep(0.05)
         processes.end_own_nsys(self.session)
+        if self.armed:
+            self.give_up()
+            return
         self.transfer.settle(128 + signal.SIGKILL, IMPORT_S, opened=True)
 
 

@@ -47,15 +47,14 @@ class Beacons:
 
     def attend(self, window: Tuple[int, int], counter: Counter) -> None:
         """Take part at the window's ends in a rank that captures nothing itself."""
-        counter.next_event, end = window
+        first, end = window
 
-        def at(count: int) -> None:
+        def at(count: int) -> int:
             opening = count < end
             self.send("open" if opening else "close", count)
-            if opening and not self.given_up:
-                counter.next_event = end
+            return end if opening and not self.given_up else -1
 
-        counter.at = at
+        counter.attend(first, at)
 
     def send(self, event: str, count: int) -> None:
         """All ranks' beacons at one end (`open`, `close`) of the window, after step `count`."""

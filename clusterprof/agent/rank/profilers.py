@@ -8,13 +8,19 @@ import socket
 import sys
 import tempfile
 import threading
-from typing import Any, Tuple
+from typing import Any, Optional, Tuple
 
 from ..contracts import descriptors
 from ..guard import size
 from ..guard.outbox import Outbox
 from . import own_profilers
 
+#: How long opening an nsys session stalls a rank, four H200s of one host (docs/nsys.md); and what
+#: nsys' own range does, when it is closed.
+SESSION_S, RANGE_S = 1.6, 3.1
+#: How long torch.profiler stalls it at the end for each byte by which the process has grown: 31 ms
+#: of processor time for each MB (torch 2.13, CPU operators, 22 to 210 MB, one core).
+BYTE_S = 0.031 / size.MB
 #: How long a window that closes waits for a folder that was asked for when it opened.
 FOLDER_S = 1.0
 
@@ -37,6 +43,17 @@ def drain() -> None:
         torch().cuda.synchronize()
 
 
+def shortest_timeout_s() -> Optional[float]:
+    """After how long the first of this rank's process groups gives up; None where it has none."""
+    dist = sys.modules.get("torch.distributed")
+    if dist is None or not dist.is_available() or not dist.is_initialized():
+        return None
+    return min(
+        float(group._get_backend(device).options._timeout.total_seconds())
+        for group in dist.distributed_c10d._world.pg_map for device in group._device_types
+    )  # fmt: skip
+
+
 class Switch:
     """What starts and stops a capture. Called between two steps, raises what went wrong."""
 
@@ -46,6 +63,12 @@ class Switch:
     def size(self) -> int:
         """Bytes by now, to stop early by; 0 where they are in another switch's report."""
         return 0
+
+    def stall_s(self, done: int, left: int) -> float:
+        """How long its start or stop stalls the training, about: `done` of its steps have ended,
+        `left` have not.
+        """
+        return 0.0
 
     def save(self) -> None:
         """Write the report, where it is not the guard that transfers it."""
@@ -58,13 +81,14 @@ class NsysSession(Switch):
     one gives the program's own profiler nothing (see `Window.deprived`).
     """
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, window: int = 1) -> None:
         self.address = address
+        self.window = window
 
     def start(self) -> None:
         """Returns once nsys is collecting."""
         drain()
-        answer = self.ask("start")
+        answer = self.ask("start %d" % self.window)
         if answer != "ok":
             raise RuntimeError(answer or "the guard of nsys did not answer")
 
@@ -72,6 +96,10 @@ class NsysSession(Switch):
         """Returns at once: nsys writes its report while the training goes on."""
         drain()
         self.ask("stop")
+
+    def stall_s(self, done: int, left: int) -> float:
+        """Its start's: it is stopped beside the training."""
+        return SESSION_S
 
     def size(self) -> int:
         """Bytes that nsys has on the node's disk by now."""
@@ -93,6 +121,10 @@ class CudaProfiler(NsysSession):
             raise RuntimeError("CUDA is not initialised in this process: nothing could be captured")
         drain()
         torch().cuda.check_error(ours.start())
+
+    def stall_s(self, done: int, left: int) -> float:
+        """Its stop's, which is the longer one."""
+        return RANGE_S
 
     def stop(self) -> None:
         """End the range; nsys writes its report while the training goes on."""
@@ -136,6 +168,8 @@ class TorchProfiler(OfOneThread):
     """torch.profiler over the window: the embedded default where there is no nsys."""
 
     memory_before = 0
+    #: steps that had ended, and `size`, when it was first asked for its stall
+    grown: Tuple[int, int] = (0, 0)
 
     def __init__(self, outbox: Outbox, *, alone: bool) -> None:
         """`alone`: its trace is the rank's report; nsys makes another otherwise."""
@@ -149,6 +183,7 @@ class TorchProfiler(OfOneThread):
         activities = [kinds.CPU, kinds.CUDA] if uses_cuda() else [kinds.CPU]
         drain()
         spare_children()
+        self.outbox.look().pop("folder", None)  # of an earlier window
         self.thread = threading.get_native_id()
         with own_profilers.kineto.ours():
             self.profile: Any = profiler.profile(activities=activities)
@@ -163,6 +198,15 @@ class TorchProfiler(OfOneThread):
         written. What the program itself takes in the window is counted too.
         """
         return max(0, size.memory() - self.memory_before)
+
+    def stall_s(self, done: int, left: int) -> float:
+        """Its stop's, by what the steps since the first time have added; 0 until then."""
+        held, (before, first) = self.size(), self.grown
+        if not before:
+            self.grown = done, held
+        if not 0 < before < done:
+            return 0.0
+        return BYTE_S * (held + left * max(0, held - first) / (done - before))
 
     def stop(self) -> None:
         """End the trace with whole steps in it."""

@@ -49,7 +49,7 @@ class Other:
 
 
 class Counter:
-    """Counts steps by the boundaries between them; calls `at(count)` once `next_event` is reached.
+    """Counts steps by the boundaries between them, and calls who attends (`attend`) at some.
 
     A step is a step of the *first optimizer that stepped*: a program with two (a GAN, Muon
     beside AdamW, one per parameter) steps each of them once per iteration. Two that take turns
@@ -57,7 +57,7 @@ class Counter:
     accumulation do not count.
 
     The steps of one thread are counted, until it has ended or another one trains on without it.
-    `at` is called between two steps of the main loop: never inside autograd (see `between`).
+    Who attends is called between two steps of the main loop: never inside autograd (`between`).
     """
 
     def __init__(self) -> None:
@@ -65,12 +65,14 @@ class Counter:
         self.enabled = False
         #: the program counts by itself (`clusterprof.step()`, `--step-on`): optimizers do not
         self.counts_itself = False
-        #: the count at which `at` is called next; -1 for never
+        #: the count at which somebody is called next; -1 for never
         self.next_event = -1
-        self.at: Optional[Callable[[int], None]] = None
-        #: called when the program counts by itself before any optimizer was imported
+        self._attending: List[Tuple[int, Callable[[int], int]]] = []
+        #: called at a step before counting has begun
         self.on_first: Optional[Callable[[], None]] = None
         self.outbox: Optional[Outbox] = None
+        #: called now and then between two steps, or inside of autograd, after the writer was read
+        self.after_flush: Optional[Callable[[], None]] = None
         #: what is added to the monotonic clock's times in the log
         self._wall = 0
         self._begin = 0
@@ -89,17 +91,42 @@ class Counter:
         self._elsewhere = 0
         self._attends_backward = False
 
-    def begin(self, outbox: Optional[Outbox] = None) -> None:
-        """Start counting; step 0 begins now. `outbox` takes the log, without one there is none."""
+    def begin(self, outbox: Optional[Outbox] = None, since: int = 0) -> None:
+        """Start counting; step 0 began `since` (monotonic), by default now.
+
+        `outbox` takes the log, without one there is none.
+        """
         self.outbox = outbox
         self.enabled = True
         self._wall = wall_minus_monotonic()
-        self._begin = time.monotonic_ns()
-        self._flush_at = self._begin + FLUSH_NS
+        now = time.monotonic_ns()
+        self._begin, self._flush_at = since or now, now + FLUSH_NS
 
     def end(self) -> None:
         """Stop counting: in a forked child, or at the program's end."""
         self.enabled, self.outbox, self.next_event = False, None, -1
+        self.after_flush = self.on_first = None
+        self._attending.clear()
+
+    def attend(self, due: int, act: Callable[[int], int]) -> None:
+        """Call `act(count)` once `due` steps have ended; it returns when next, -1 for never.
+
+        Of several that are due at once the first that attended comes first.
+        """
+        self._attending = [each for each in self._attending if each[0] >= 0]
+        self._attending.append((due, act))
+        self._plan()
+
+    def _plan(self) -> None:
+        self.next_event = min((due for due, _ in self._attending if due >= 0), default=-1)
+
+    def _act(self) -> None:
+        """Call all that are due."""
+        for place, (due, act) in enumerate(self._attending):
+            if 0 <= due <= self.count:
+                self._attending[place] = (-1, act)
+                self._attending[place] = (act(self.count), act)
+        self._plan()
 
     def optimizer_stepped(self, optimizer: Any, args: Any = (), kwargs: Any = None) -> None:
         """Post hook of every torch optimizer's step."""
@@ -111,7 +138,11 @@ class Counter:
             self._turn = None
         elif not self._counts_too(optimizer):
             return
-        if not self.counts_itself and self.enabled:
+        if self.counts_itself:
+            return
+        if not self.enabled and self.on_first is not None:
+            self.on_first()
+        if self.enabled:
             self.boundary()
 
     def _counts_too(self, optimizer: Any) -> bool:
@@ -190,16 +221,15 @@ class Counter:
 
     def between(self) -> None:
         """Between two steps, or inside of autograd: whatever is due and may be done there."""
-        due = self.at is not None and 0 <= self.next_event <= self.count
-        if due and self._in_autograd():
-            due = False
-        if due and self.at is not None:
-            self.next_event = -1
-            self.at(self.count)
+        due = 0 <= self.next_event <= self.count and not self._in_autograd()
+        if due:
+            self._act()
             # What the profiler's start or stop cost lies between two steps, in neither.
             self._begin = time.monotonic_ns()
         if due or time.monotonic_ns() >= self._flush_at:
             self.flush()
+            if self.after_flush is not None:
+                self.after_flush()
 
     def _in_autograd(self) -> bool:
         """Whether an optimizer steps inside of torch's backward: `between` is called after it."""
@@ -212,13 +242,25 @@ class Counter:
                 hooks.wrap(sys.modules["torch.autograd"], "backward", self.between)
         return True
 
-    def anchor(self) -> None:
-        """Let the log's times, those written already too, be of the wall clock as it is now."""
+    def anchor(self, since: int = 0) -> None:
+        """Let the log's times from step `since` on be of the wall clock as it is now."""
         wall = wall_minus_monotonic()
         if abs(wall - self._wall) >= SET_NS:
             self._wall = wall
             if self.outbox is not None:
-                self.outbox.say("anchor", wall_ns=wall)
+                self.outbox.say("anchor", wall_ns=wall, since=since)
+
+    def current(self) -> Tuple[int, int]:
+        """The step that is running, and when it began (monotonic, ns); from any thread."""
+        while True:
+            step, begin = self.count, self._begin
+            if step == self.count:
+                return step, begin
+
+    @property
+    def thread(self) -> int:
+        """Whose steps are counted (`get_ident`)."""
+        return self._thread
 
     def wall(self, monotonic_ns: int) -> int:
         """A reading of the monotonic clock as the log would have it."""

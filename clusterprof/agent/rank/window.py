@@ -12,7 +12,7 @@ import threading
 import time
 from typing import Any, Callable, Dict, List, Optional
 
-from ..contracts import clocks, paths
+from ..contracts import clocks, messages, paths
 from ..contracts.identity import PROFILED
 from ..contracts.plan import Plan
 from ..contracts.states import State
@@ -28,8 +28,19 @@ ORDER_S = 0.25
 class Window:
     """One rank's capture of the steps [first, end)."""
 
-    def __init__(self, plan: Plan, outbox: Outbox, counter: Counter, beacons: Any = None) -> None:
+    def __init__(
+        self, plan: Plan, outbox: Outbox, counter: Counter, beacons: Any = None, number: int = 1,
+        by_nsys: bool = True, tells: bool = True,
+    ) -> None:  # fmt: skip
+        """`number`: of a later window, whose steps are the plan's, and whose files the outbox's.
+
+        `by_nsys`: nsys captures it, where the rank runs under one. `tells`: of all ranks that
+        capture it prints what holds for each. `at` is to attend.
+        """
+        self.tells = tells
         self.plan = plan
+        self.number = number
+        self.by_nsys = by_nsys
         self.first, self.end = plan.window
         self.outbox = outbox
         self.counter = counter
@@ -43,32 +54,33 @@ class Window:
         self.running: List[Any] = []
         self.is_open = False
         self.was_open = False
+        #: a stall that is longer than the process groups' timeout was said
+        self.warned = False
         #: holds an `_AtEnd` of the thread that opened the window, which alone can close it
         self.local = threading.local()
-        counter.next_event = self.first
-        counter.at = self.at
-        if os.environ.get(PROFILED, "").startswith("cuda:"):
+        if by_nsys and os.environ.get(PROFILED, "").startswith("cuda:"):
             own_profilers.cuda_range()
 
-    def at(self, count: int) -> None:
-        """A step has just ended, and the window begins or ends here."""
+    def at(self, count: int) -> int:
+        """A step has just ended, and the window begins or ends here; when to come back."""
         if not self.was_open:
             opened = self.open()
             if self.beacons is not None:
                 # Also where the window is lost: all ranks send beacons, or none can.
                 self.beacons.send("open", count)
-            self.counter.next_event = min(self.end, count + 1) if opened else self.afterwards()
-        elif count < self.end:
-            self.counter.next_event = self.look(count) if self.is_open else self.afterwards()
-        else:
-            if self.beacons is not None:
-                self.beacons.send("close", count)
-            if self.is_open:
-                self.close(None, whole=True)
+            return min(self.end, count + 1) if opened else self.afterwards()
+        if count < self.end:
+            return self.look(count) if self.is_open else self.afterwards()
+        if self.beacons is not None:
+            self.beacons.send("close", count)
+        if self.is_open:
+            self.close(None, whole=True)
+        return -1
 
     def open(self) -> bool:
         """Start capturing; False where that failed (its state says why)."""
         self.was_open = True
+        self.outbox.look().pop("order", None)  # of an earlier window
         self.outbox.say("watch")
         order = self.outbox.wait("order", ORDER_S)
         if order is not None:
@@ -78,13 +90,15 @@ class Window:
             self.outbox.state(State.CAPTURING, step_begin=self.counter.count)
             self.readings.append(clocks.reading("open"))
             self.hand_over_readings()
-            self.counter.anchor()
+            # The steps of the windows before have the clock of their own reports.
+            self.counter.anchor(0 if self.number == 1 else self.first)
             tell_prober("open")
             self.switches = self.make_switches()
             own = own_profilers.kineto.program
             if self.excludes(own):
                 return self.not_opened("the program's own %s is on; choose other steps with --steps"
                                        % own)  # fmt: skip
+            self.foresee(0)
             for switch in self.switches:
                 switch.start()
                 self.running.append(switch)
@@ -115,12 +129,33 @@ class Window:
         for switch in self.switches:
             with contextlib.suppress(Exception):  # what cannot be measured cannot be limited
                 held += switch.size()
+        self.foresee(count - self.first)
         if not why and 0 < self.plan.max_report_mb * size.MB < held:
             why = "the report reached %d MB" % (held // size.MB)
         if not why:
             return min(self.looks.next(count, time.monotonic_ns()), self.end)
         self.close_early(why)
         return self.afterwards()
+
+    def foresee(self, done: int) -> None:
+        """Warn once where the capture stalls longer than the other ranks wait; `done`: its steps
+        that have ended.
+        """
+        from . import profilers
+
+        with contextlib.suppress(Exception):  # what cannot be measured is not known
+            timeout_s = None if self.warned else profilers.shortest_timeout_s()
+            left = self.end - self.first - done
+            stall_s = max(switch.stall_s(done, left) for switch in self.switches)
+            if timeout_s is not None and stall_s > timeout_s:
+                self.warned = True
+                stall = (
+                    "the window %d:%d stalls this rank for about %.0f s, and a process group gives "
+                    "up after %.0f s: choose fewer steps, or a longer timeout in init_process_group"
+                ) % (self.first, self.end, stall_s, timeout_s)
+                self.outbox.state(None, stall=stall)
+                if self.tells:
+                    messages.complain(stall)
 
     def afterwards(self) -> int:
         """The count to come back at once the window is closed early."""
@@ -220,9 +255,13 @@ class Window:
         from . import profilers
 
         mode, _, address = os.environ.get(PROFILED, "").partition(":")
-        if not mode:
+        if not self.by_nsys and address and profilers.uses_cuda():
+            raise RuntimeError("nsys, under which this rank runs, has the GPU's tracing to itself, "
+                               "and captures one window only")  # fmt: skip
+        if not self.by_nsys or not address:
             return [profilers.TorchProfiler(self.outbox, alone=True)]
-        nsys = (profilers.CudaProfiler if mode == "cuda" else profilers.NsysSession)(address)
+        session = profilers.CudaProfiler if mode == "cuda" else profilers.NsysSession
+        nsys = session(address, self.number)
         if "torch" not in sys.modules:
             return [nsys]
         if not profilers.uses_cuda():

@@ -1,4 +1,7 @@
-"""A process beside each profiled rank that measures the hosts' clocks around the window.
+"""A process on each node of the job that measures the hosts' clocks around the window.
+
+It stands beside the node's first rank, whether that is profiled or not, and beside the reference
+rank, the lowest profiled one (rank 0 where none is).
 
 Not a thread of the training: it shares no interpreter lock with it, opens no port in it and cannot
 keep it waiting. The rank announces the opening and closing of its window by a datagram to a Unix
@@ -42,10 +45,18 @@ QUIET_S = 1.0
 
 
 def wanted(plan: Plan, me: Identity, environ: Mapping[str, str]) -> bool:
-    """Whether the clocks of this job are to be measured: `--clock-probe`."""
+    """Whether the clocks of this job are to be measured (`--clock-probe`), and from beside us."""
     mode = plan.clock_probe
-    alone = plan.selection.kind == "ranks" and len(plan.selection.ranks) < 2
-    return mode == "on" or (mode == "auto" and not alone and several_nodes(me, environ))
+    if mode == "off" or (mode == "auto" and not several_nodes(me, environ)):
+        return False
+    if me.local_rank is None:
+        return me.rank == reference(plan) or plan.profiles(me)
+    return me.rank == reference(plan) or me.local_rank == 0
+
+
+def reference(plan: Plan) -> int:
+    """The rank whose host's clock all others are measured against: the lowest profiled one."""
+    return min(plan.selection.ranks, default=0)
 
 
 def several_nodes(me: Identity, environ: Mapping[str, str]) -> bool:
@@ -58,10 +69,9 @@ def several_nodes(me: Identity, environ: Mapping[str, str]) -> bool:
 def start(plan: Plan, rank: int) -> None:
     """Start the prober of this rank, and leave its socket's name in the environment."""
     name = "clusterprof-" + secrets.token_hex(16)
-    # Clocks are measured against the lowest profiled rank's.
-    reference = plan.selection.ranks[0] if plan.selection.kind == "ranks" else 0
     arguments = [
-        *processes.part("prober"), plan.run, str(rank), str(reference), str(os.getpid()), name,
+        *processes.part("prober"), plan.run, str(rank), str(reference(plan)), str(os.getpid()),
+        name,
     ]  # fmt: skip
     if processes.start_beside(arguments, _FOLLOWED) == 0:
         os.environ[PROBE] = name
@@ -130,7 +140,10 @@ class Prober:
         return data.decode("ascii", "replace") if users == [os.getuid()] else ""
 
     def ask(self) -> None:
-        """Measure when the window opens and once more when it has closed; then we are done."""
+        """Measure when the window opens and once more when it has closed; then we are done.
+
+        At once where another prober measures this machine, or there is nothing to measure.
+        """
         answerer, ended = None, False
         sources: List[Any] = [self.pipe, self.owner]
         while not ended:
@@ -141,7 +154,7 @@ class Prober:
                 answerer = found if found is not None and self.claims(found) else None
             if event in ("open", "close") and answerer is not None:
                 self.measure(event, answerer)
-            ended = event == "close" or self.owner in ready
+            ended = event == "close" or self.owner in ready or (event == "open" and not answerer)
         if self.bounds or self.notes:
             files.write_json(
                 os.path.join(paths.rank_folder(self.run, self.rank), paths.PROBE),
