@@ -33,6 +33,30 @@ def texts(table: pa.Table, name: str) -> Objects:
     return np.asarray(column, dtype=np.object_)
 
 
+def coded(table: pa.Table, name: str) -> tuple[Objects, Index]:
+    """Return the different values of a column of strings, and of each row the place of its own.
+
+    No value may be null.
+    """
+    column = table[name].unify_dictionaries() if table.num_rows else table[name]
+    chunks = column.chunks if pa.types.is_dictionary(column.type) else []
+    if not chunks:
+        chunks = [column.combine_chunks().dictionary_encode()]
+    codes = np.concatenate([np.asarray(each.indices.to_numpy(), np.intp) for each in chunks])
+    return np.asarray(chunks[0].dictionary.to_numpy(zero_copy_only=False), np.object_), codes
+
+
+def places(values: Ints) -> tuple[Ints, Ints]:
+    """Return the different values in ascending order, and of each value its place among them."""
+    low, high = int(values.min(initial=0)), int(values.max(initial=0))
+    if high - low > 2 * values.size:
+        found, place = np.unique(values, return_inverse=True)
+        return found, place.astype(np.int64)
+    # they lie close: without sorting
+    there = np.bincount(values - low, minlength=1) > 0
+    return np.flatnonzero(there) + low, (np.cumsum(there) - 1)[values - low]
+
+
 def timed(table: pa.Table) -> Bools:
     """Return which rows have a start and an end."""
     both = pc.and_(pc.is_valid(table["start_ns"]), pc.is_valid(table["end_ns"]))
@@ -41,6 +65,8 @@ def timed(table: pa.Table) -> Bools:
 
 def rows_by(values: Ints) -> dict[int, Ints]:
     """Return the rows of each value, both in ascending order."""
-    order = np.argsort(values, kind="stable")
-    parts = np.split(order, np.flatnonzero(np.diff(values[order])) + 1)
-    return {int(values[rows[0]]): rows for rows in parts if len(rows)}
+    found, place = places(values)
+    # numbers of 16 bits are sorted by their digits, in a tenth of the time
+    order = np.argsort(place.astype(np.uint16) if found.size < 1 << 16 else place, kind="stable")
+    counts = np.bincount(place, minlength=found.size)
+    return dict(zip(found.tolist(), np.split(order, np.cumsum(counts))[:-1], strict=True))

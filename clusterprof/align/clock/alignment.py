@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -10,13 +10,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from clusterprof.agent.contracts import words
-from clusterprof.align.clock.blocks import Block, bases, blocks
-from clusterprof.align.clock.bounds import Bounds, bound, contradicting, middle_of
+from clusterprof.align.clock.blocks import LONGEST_NS, Block, astray, bases, blocks
+from clusterprof.align.clock.bounds import Bounds, bound, contradicting, delivered, middle_of
 from clusterprof.align.clock.estimates import Combined, Estimate, combine, estimate
 from clusterprof.align.clock.measured import PairBound, as_blocks
-from clusterprof.align.clock.model import UNBOUNDED_NS, Clock
+from clusterprof.align.clock.model import COARSE_NS, Clock
 from clusterprof.align.clock.readings import ANCHOR_NS
-from clusterprof.align.columns import Bools, Floats, Ints
+from clusterprof.align.columns import Bools, Floats, Ints, integers
+from clusterprof.results import UNBOUNDED_NS
 from clusterprof.tables import RankTables
 
 #: what the offsets rest on, as `Clock.method` says it
@@ -50,41 +51,49 @@ def align(
 
     `matched` has the schema `clusterprof.align.match.MATCHED`; `measured` are bounds from outside
     of the reports (see `measured`). Where the two contradict each other the measurements are
-    ignored, with a warning. Measurements that rest on an assumption count only for ranks that
-    nothing else bounds, and a warning names those. A rank that no chain of either connects with
-    the reference keeps its wall clock, with `UNBOUNDED_NS` and a warning.
+    ignored, with a warning. What rests on an assumption (such measurements, and how long a message
+    is on its way) counts only for ranks that nothing else bounds to within `COARSE_NS`, and a
+    warning names those. A rank that no chain of either connects with the reference keeps its wall
+    clock, with `UNBOUNDED_NS` and a warning.
     """
     proven = [each for each in measured if not each.assumed]
     clock = _consistent(ranks, matched, proven)
-    unbounded = _unbounded(clock)
-    if len(proven) == len(measured) or not unbounded:
+    coarse = _coarse(clock)
+    if not coarse:
         return clock
     # a named assumption is better than nothing, and only for those who need it
-    known = set(clock.ranks) - unbounded
+    known = set(clock.ranks) - coarse
     more = [e for e in measured if not e.assumed or not {e.rank, e.other} <= known]
-    assuming = _consistent(ranks, matched, more)
-    resting = unbounded - _unbounded(assuming)
+    assuming = _consistent(ranks, matched, more, coarse)
+    resting = tuple(sorted(coarse - _coarse(assuming)))
     if not resting:
         return clock
     warning = (
-        f"{words.ranks(resting)}: the clock's bound assumes that a report is within "
-        f"{ANCHOR_NS // 1000} µs of its host's clock (the report has no marks): likely, no proof"
+        f"{words.ranks(resting)}: the clock's bound assumes that a message is received within ten "
+        "times what sending it took, or a report without marks within "
+        f"{ANCHOR_NS // 1000} µs of its host's clock: likely, no proof"
     )
-    return replace(assuming, warnings=(*assuming.warnings, warning), assumed=tuple(resting))
+    return replace(assuming, warnings=(*assuming.warnings, warning), assumed=resting)
 
 
-def _unbounded(clock: Clock) -> set[int]:
-    return set(np.asarray(clock.ranks)[clock.uncertainty_ns >= UNBOUNDED_NS].tolist())
+def _coarse(clock: Clock) -> set[int]:
+    return set(np.asarray(clock.ranks)[clock.uncertainty_ns >= COARSE_NS].tolist())
 
 
 def _consistent(
-    ranks: Sequence[RankTables], matched: pa.Table, measured: Sequence[PairBound]
+    ranks: Sequence[RankTables],
+    matched: pa.Table,
+    measured: Sequence[PairBound],
+    assume: Collection[int] = (),
 ) -> Clock:
-    """As `align`; without `measured` where those make the bounds contradict each other."""
-    clock, consistent = _aligned(ranks, matched, measured)
+    """As `align`; without `measured` where those make the bounds contradict each other.
+
+    Of the ranks `assume` also what `delivered` assumes.
+    """
+    clock, consistent = _aligned(ranks, matched, measured, assume)
     if consistent or not measured:
         return clock
-    without, also_consistent = _aligned(ranks, matched, ())
+    without, also_consistent = _aligned(ranks, matched, (), assume)
     if not also_consistent:
         return clock
     return replace(without, warnings=(*without.warnings, _MEASUREMENTS_REJECTED))
@@ -111,7 +120,10 @@ class _Ranks:
 
 
 def _aligned(
-    ranks: Sequence[RankTables], matched: pa.Table, measured: Sequence[PairBound]
+    ranks: Sequence[RankTables],
+    matched: pa.Table,
+    measured: Sequence[PairBound],
+    assume: Collection[int] = (),
 ) -> tuple[Clock, bool]:
     """The clock, and whether what it rests on agrees with itself."""
     tables = sorted(ranks, key=lambda t: t.rank)
@@ -123,7 +135,8 @@ def _aligned(
     of_measured = [rank for each in measured for rank in (each.rank, each.other)]
     begins = np.array([t.info.begin_ns for t in tables])
     base = np.where((base == 0) & np.isin(numbers, of_measured), begins, base)
-    calls = blocks(matched, numbers, base)
+    lost = astray(matched, numbers, base)
+    calls = blocks(matched.filter(pa.array(~lost)), numbers, base)
     odd = contradicting(calls, len(numbers))
     # without one bad clock the others can be aligned; if most are bad, which ones is unknown
     odd = odd if len(odd) < len(numbers) / 2 else []
@@ -134,17 +147,26 @@ def _aligned(
     same_host = np.array([bool(host) and t.info.host == host for t in tables])
     spans = [_span(t) for t in tables]
     begin, end = spans[reference]
-    if end <= begin:
+    if end <= begin or abs(begin - int(base[reference])) > LONGEST_NS:
         begin = end = int(base[reference])
     half = max(0, end - begin, *(last - first for first, last in spans)) / 2
     who = _Ranks(numbers, base, reference, (begin + end) // 2, half, same_host)
-    clock, consistent = _refined(who, calls, pairs)
+    some = np.isin(numbers, list(assume))
+    arrivals = delivered([b for b in calls if some[list(b.members)].any()])
+    clock, consistent = _refined(who, calls, pairs, arrivals)
     warnings = clock.warnings
     if odd:
         warning = (
             f"{words.ranks(numbers[k] for k in odd)}: excluded from the clock alignment, because "
             "the times contradict those of the other ranks' collectives (a clock that jumped, a "
             "drift beyond 150 ppm, or a wrong match)"
+        )
+        warnings = (warning, *warnings)
+    if lost.any():
+        who_lost = np.unique(integers(matched, "rank")[lost]).tolist()
+        warning = (
+            f"{words.ranks(who_lost)}: {words.counted(int(lost.sum()), 'call')} more than a day "
+            "from the others of the same report: broken time stamps, left out of the clock"
         )
         warnings = (warning, *warnings)
     method = _method(calls, measured) if calls or pairs else BY_WALL_CLOCKS
@@ -175,8 +197,13 @@ def _span(tables: RankTables) -> tuple[int, int]:
     return int(pc.min(tables.activity["start_ns"]).as_py()), int(ends)
 
 
-def _refined(who: _Ranks, calls: Sequence[Block], pairs: Sequence[Block]) -> tuple[Clock, bool]:
-    """The clock from calls and measured pairs, and whether its bounds are consistent."""
+def _refined(
+    who: _Ranks, calls: Sequence[Block], pairs: Sequence[Block], arrivals: Sequence[Block]
+) -> tuple[Clock, bool]:
+    """The clock from calls and measured pairs, and whether its bounds are consistent.
+
+    `arrivals` bound it too, but are no observations of their own.
+    """
     count, reference = len(who.numbers), who.reference
     first = _first_offsets((*calls, *pairs), count, reference)
     moved = [b.moved(first) for b in calls]
@@ -185,7 +212,7 @@ def _refined(who: _Ranks, calls: Sequence[Block], pairs: Sequence[Block]) -> tup
     begin = min([float(np.nanmin(b.start)) for b in moved] + [centre - who.half])
     end = max([float(np.nanmax(b.end)) for b in moved] + [centre + who.half])
     moved += [b.moved(first) for b in pairs]
-    limits = bound(moved, count, reference, begin, end)
+    limits = bound([*moved, *(b.moved(first) for b in arrivals)], count, reference, begin, end)
     best = combine(_estimates(moved, centre), count, reference)
     offset, drift = _weighed(best, limits, centre), best.drift
     # what `offset` is where the wall clocks agree: ranks of one host read one clock
@@ -208,7 +235,7 @@ def _refined(who: _Ranks, calls: Sequence[Block], pairs: Sequence[Block]) -> tup
         method=BY_CALLS,
         ranks=who.numbers,
         offset_ns=np.where(nothing, 0, _of_wall_clocks(who, first + offset, drift)),
-        drift_ppm=np.round(drift * 1e6, 6),
+        drift_ppm=np.round(drift * 1e6, 6) + 0.0,  # none, and not minus none
         uncertainty_ns=uncertainty,
         warnings=warnings,
         same_clock=who.named(same & limits.consistent),

@@ -21,12 +21,15 @@ from clusterprof.align.columns import (
     integers,
     rows_by,
     texts,
+    timed,
 )
 
 #: how the members of a call end (`Block.kind`; see `estimates`): on a processor (gloo), together,
 #: or in a wave around a ring
 ON_HOST, AT_ONCE, ALL_REDUCE, SHARDED = -1, 0, 1, 2
 _KINDS = {"AllReduce": ALL_REDUCE, "AllGather": SHARDED, "ReduceScatter": SHARDED}
+#: no window lasts a day: a call farther than that from its rank's middle one is a broken record
+LONGEST_NS = 86_400_000_000_000
 #: the members of a smaller AllReduce end together, bytes: seen to at 12.6 MB, a third of a large
 #: one's wave at 19 MB, all of it from 33.6 MB on
 _WAVE_FROM_BYTES = 16 << 20
@@ -49,8 +52,8 @@ class Block:
     #: equal for calls of one operation and size, -1 where the size is unknown
     sort: Ints
     kind: Ints
-    #: whether a kernel carries more calls than one each way (an exchange of all with all)
-    crowded: Bools
+    #: how many calls the fuller of its kernels carries: one, one each way, an exchange of all
+    carried: Ints
 
     @classmethod
     def plain(
@@ -58,7 +61,7 @@ class Block:
     ) -> Block:
         """Return a block of calls that are alike and whose members end together."""
         none = np.zeros(len(start), dtype=np.int64)
-        return cls(members, start, end, holds, held, none, none + AT_ONCE, none.astype(np.bool_))
+        return cls(members, start, end, holds, held, none, none + AT_ONCE, none + 1)
 
     @property
     def one_way(self) -> bool:
@@ -85,16 +88,27 @@ class Block:
 
 
 def bases(matched: pa.Table, ranks: tuple[int, ...]) -> Ints:
-    """Return for each rank a wall time inside its window: float arithmetic starts from there.
+    """Return for each rank the wall time of its middle call: float arithmetic starts from there.
 
     Times of 10^18 ns do not fit a double to the nanosecond; differences to a base do. Zero for
     a rank without any call.
     """
     start, at = integers(matched, "start_ns"), np.searchsorted(ranks, integers(matched, "rank"))
-    most = np.iinfo(np.int64).max
-    first = np.full(len(ranks), most)
-    np.minimum.at(first, at[start > 0], start[start > 0])
-    return np.where(first < most, first, 0)
+    begun = np.flatnonzero(start > 0)
+    order = begun[np.lexsort((start[begun], at[begun]))]
+    known, first, count = np.unique(at[order], return_index=True, return_counts=True)
+    base = np.zeros(len(ranks), dtype=np.int64)
+    base[known] = start[order[first + count // 2]]
+    return base
+
+
+def astray(matched: pa.Table, ranks: tuple[int, ...], base: Ints) -> Bools:
+    """Return which rows have times that cannot be of their rank's window (`LONGEST_NS`)."""
+    rank, begun = np.searchsorted(ranks, integers(matched, "rank")), integers(matched, "start_ns")
+    out = np.zeros(len(rank), dtype=np.bool_)
+    for at in (begun, integers(matched, "end_ns")):
+        out |= np.abs(at - base[rank]) > LONGEST_NS
+    return out & timed(matched)
 
 
 def blocks(matched: pa.Table, ranks: tuple[int, ...], base: Ints) -> list[Block]:
@@ -113,11 +127,11 @@ def blocks(matched: pa.Table, ranks: tuple[int, ...], base: Ints) -> list[Block]
     )
     role = texts(table, "role")
     sort, kind = _sorts(table)
-    crowded = _crowded(table)
+    carried = _carried(table)
     out = []
     for rows in _groups(table, call, rank, role):
         members, column = np.unique(rank[rows], return_inverse=True)
-        calls, line = np.unique(call[rows], return_inverse=True)
+        _, line = np.unique(call[rows], return_inverse=True)
         if len(members) < 2:
             continue
 
@@ -130,10 +144,16 @@ def blocks(matched: pa.Table, ranks: tuple[int, ...], base: Ints) -> list[Block]
                 held=_filled(role[rows] != "source", False, line, column),
                 sort=_filled(sort[rows], -1, line),
                 kind=_filled(kind[rows], -1, line),
-                crowded=np.isin(calls, call[rows][crowded[rows]]),
+                carried=_most(carried[rows], line),
             )
         )
     return out
+
+
+def _most(values: Ints, at: Index) -> Ints:
+    most = np.zeros(at.max() + 1, dtype=np.int64)
+    np.maximum.at(most, at, values)
+    return most
 
 
 def _filled(values: npt.NDArray[Any], missing: float, *at: Index) -> Any:
@@ -172,14 +192,14 @@ def _sorts(table: pa.Table) -> tuple[Ints, Ints]:
     return np.where(size < 0, -1, np.ravel(number)).astype(np.int64), kind
 
 
-def _crowded(table: pa.Table) -> Bools:
-    """Per row: whether its kernel carries more than two calls."""
+def _carried(table: pa.Table) -> Ints:
+    """Per row: how many calls its kernel carries."""
     kernel = np.stack([integers(table, name) for name in ("rank", "start_ns", "end_ns")])
     order = np.lexsort(kernel)
     first = np.r_[True, (np.diff(kernel[:, order], axis=1) != 0).any(axis=0)]
     number = np.cumsum(first) - 1
-    out = np.zeros(len(order), dtype=bool)
-    out[order] = np.bincount(number)[number] > 2
+    out = np.zeros(len(order), dtype=np.int64)
+    out[order] = np.bincount(number)[number]
     return out
 
 

@@ -15,6 +15,13 @@ recordings of the tests, and in 12 000 calls on 2, 4 and 8 GPUs (rings; LL, LL12
 2 KB to 32 MB; each rank last): the least `end_i - start_j` was 4.0 µs. For gloo the span of a
 call on its worker thread stands for the kernel.
 
+A Recv gives the other side only by an assumption (`delivered`), which is named wherever a bound
+rests on it: once both its Recv runs and its Send is over, a message is there within `_ARRIVAL`
+times what the Send took. Then `end_recv <= max(start_recv, end_send) + that`, and a Recv that
+lasted longer, which needs no clock, waited: `o_recv - o_send >= end_recv - end_send - that`. With
+causality each direction alone bounds the offset from both sides, as far apart as the transfer takes
+and not the waiting: of one-way delays the least count (Moon, Skelly and Towsley, INFOCOM 1999).
+
 Clocks drift. A bound taken at time t holds at time T to within the drift limit times |T - t|:
 the bounds are evaluated at a few times over the window, the drift they allow is narrowed, and
 that tightens them again. Assumes a constant drift within the window, of at most
@@ -24,15 +31,19 @@ that tightens them again. Assumes a constant drift within the window, of at most
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from clusterprof.align.clock.blocks import Block
+from clusterprof.align.clock.blocks import ON_HOST, Block
 from clusterprof.align.columns import DRIFT_LIMIT_PPM, STAMP_ERROR_NS, Bools, Floats
 
 #: times over the window at which the bounds are evaluated
 _TIMES = 9
+#: a message is on its way for at most so many times what its Send took. Over the recordings of the
+#: tests (one message a kernel, 3 to 12 MB within a host) it was at most 0.7 times; the rest is for
+#: networks slower than the sender's copies into their buffers
+_ARRIVAL = 10.0
 #: in a larger communicator each member is compared with so many only
 _MOST_COMPARED = 32
 
@@ -92,6 +103,28 @@ def bound(blocks: Sequence[Block], ranks: int, reference: int, begin: float, end
     low[:, reference] = high[:, reference] = 0.0
     drift_low[reference] = drift_high[reference] = 0.0
     return Bounds(times, low, high, drift_low, drift_high, contradicted)
+
+
+def delivered(blocks: Sequence[Block]) -> list[Block]:
+    """What Recvs that waited say besides causality: see above. Assumed, no proof.
+
+    Each as a call that goes back from the Recv's end to the latest that its Send can have left it.
+    Only of messages between devices that have their kernels for themselves.
+    """
+    out = []
+    for block in (b for b in blocks if b.one_way and len(b.members) == 2):
+        length = block.end - block.start
+        sent, received = (
+            np.where(held, length, 0.0).sum(axis=1) for held in (block.holds, block.held)
+        )
+        late = _ARRIVAL * sent
+        waited = (received > late) & (block.carried == 1) & (block.kind != ON_HOST)
+        start = np.where(block.held, block.end, block.start)
+        end = np.where(block.holds, block.end + late[:, None], block.end)
+        back = replace(block, start=start, end=end, holds=block.held, held=block.holds)
+        if waited.any():
+            out.append(back.take(waited))
+    return out
 
 
 class _Edges:

@@ -10,7 +10,8 @@ squares, made robust against odd calls, first within each communicator, then ove
 there are small calls, they decide.
 
 A call's transfer is the last member's duration, the shortest of all: that needs no clock. Sends and
-receives: a waiting Recv ends a constant latency after its Send, and in both directions alike.
+receives: a waiting Recv ends a constant latency after its Send, in both directions alike, and where
+all that wait go one way the latency is the usual one.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from clusterprof.align.clock.blocks import ALL_REDUCE, AT_ONCE, ON_HOST, SHARDED, Block
-from clusterprof.align.columns import Bools, Floats, Index
+from clusterprof.align.columns import STAMP_ERROR_NS, Bools, Floats, Index, Ints, rows_by
 
 #: scatter of one call's ends: the time stamps' own, a part of the transfer (where it is clear who
 #: came last, and where it is not), and a part of what it took more than the shortest call alike
@@ -53,6 +54,9 @@ _LOOSE_NS = 100_000.0
 #: where one kernel carries many sends and receives the last to come ends last, by such a part (18
 #: of 137 µs among four): not a constant latency
 _CROWD_FRAC = 0.15
+#: a waiting Recv ends so long after its Send, give or take as much: 6 to 15 µs in the recordings of
+#: the tests (3 to 12 MB within a host). It counts only where all that waited went one way
+_DELAY_NS = 10_000.0
 #: by about this the delays of messages of two sizes differ
 _SORT_NS = 1_500.0
 #: of more calls than this, the most telling
@@ -206,59 +210,62 @@ def _robust(
 ) -> tuple[Floats, Floats]:
     """Ridge regression by reweighting, odd rows less: the first two coefficients, covariance.
 
-    `odd` (squared residuals in units of `noise`) is where it begins: nowhere odd by default.
+    `odd` (squared residuals in units of `noise`) is where it begins: nowhere odd by default. The
+    first two columns are ones and times, which may be far from zero: solved about their middle.
     """
+    middle = design[:, 1].mean()
+    design = design - middle * (np.arange(design.shape[1]) == 1)
     for _ in range(rounds):
         weight = 1 / noise**2 / (1 + odd / 4)
         normal = design.T @ (weight[:, None] * design) + prior
         value = np.linalg.solve(normal, design.T @ (weight[:, None] * values))
         odd = ((values - design @ value) ** 2).mean(axis=1) / noise**2
     worse = max(1.0, float(np.average(odd, weights=1 / noise**2 / (1 + odd / 4))))
-    return value[:2], np.linalg.inv(normal)[:2, :2] * worse
+    back = np.array([[1.0, -middle], [0.0, 1.0]])
+    return back @ value[:2], back @ np.linalg.inv(normal)[:2, :2] @ back.T * worse
 
 
 def _from_pairs(block: Block, middle: float) -> Estimate | None:
     """From Sends and Recvs of two ranks: the delay is the same in both directions.
 
-    Only Recvs that waited count, where there are some each way: they are at least as long as
-    their Sends, which needs no clock.
+    Only Recvs that waited count: they are longer than their Sends, which needs no clock.
     """
     out = block.holds[:, 0] & block.held[:, 1]
-    back = block.holds[:, 1] & block.held[:, 0]
     length = block.end - block.start
     longer = np.where(out, length[:, 1] - length[:, 0], length[:, 0] - length[:, 1])
-    there = np.asarray(~np.isnan(block.end + block.start).any(axis=1), dtype=np.bool_)
-    waited = there & (longer >= 0)
-    if not ((out & waited).any() and (back & waited).any()):
-        waited = there
-        if not ((out & waited).any() and (back & waited).any()):
-            return None
+    waited = longer > STAMP_ERROR_NS  # false where a member lacks the call
+    if not waited.any():
+        return None
+    block, out, length = block.take(waited), out[waited], length[waited]
+    way = np.where(out, 1.0, -1.0)[:, None]
     later = block.end[:, 1] - block.end[:, 0]
     # the least delay is the truest: a message that was delayed on its way shows little
-    delay = np.where(out, later, -later)
-    usual = np.where(out, delay[out & waited].min(), delay[back & waited].min())
+    delay = way[:, 0] * later
+    usual = np.where(out, *(delay.min(where=of, initial=np.inf) for of in (out, ~out)))
     time = (block.end.mean(axis=1) - middle) / _MS
-    crowd = _CROWD_FRAC * np.nanmin(np.where(there[:, None], length, 0.0), axis=1) * block.crowded
-    noise = _STAMP_NS + _DISTURBED_FRAC * np.maximum(delay - usual, 0.0) + crowd
+    crowd = _CROWD_FRAC * length.min(axis=1) * (block.carried > 2)
+    noise = _STAMP_NS + _DISTURBED_FRAC * (delay - usual) + crowd
     # sorts of messages differ a little in delay; each may go one way only (activations there,
     # gradients back), and shows nothing alone
     sort = np.ravel(np.unique(block.sort, return_inverse=True)[1])
-    way = np.where(out, 1.0, -1.0)[:, None]
     sorts = way * (sort[:, None] == np.arange(sort.max() + 1)[None, :])
     ones = np.ones((len(time), 1))
-    design = np.concatenate([ones, time[:, None], way, sorts], axis=1)[waited]
+    design = np.concatenate([ones, time[:, None], way, sorts], axis=1)
     of_sorts = np.full(sorts.shape[1], 1 / _SORT_NS**2)
-    prior = np.diag(np.concatenate([[1e-18, 1 / _EVEN_PPM**2, 1e-18], of_sorts]))
-    value, covariance = _robust(design, later[waited, None], noise[waited], prior)
+    prior = np.diag(np.concatenate([[1e-18, 1 / _EVEN_PPM**2, 1 / _DELAY_NS**2], of_sorts]))
+    value, covariance = _robust(design, later[:, None] - _DELAY_NS * way, noise, prior)
     offsets = value * np.array([-0.5, 0.5])
     # the delays of the two directions need not be equal to the last microsecond
-    covariance = covariance + np.diag([(1_000.0 + float(np.median(crowd[waited]))) ** 2, 0.0])
+    covariance = covariance + np.diag([(1_000.0 + float(np.median(crowd))) ** 2, 0.0])
     return Estimate(block.members, offsets[0], offsets[1], covariance / 2)
 
 
 def combine(estimates: Sequence[Estimate], ranks: int, reference: int) -> Combined:
     """Put all blocks' estimates together: drifts first, then offsets given the drifts."""
-    reached = _reached([e.members for e in estimates], ranks, reference)
+    size = [len(e.members) for e in estimates]
+    row = np.array([k for e in estimates for k in e.members], dtype=np.intp)
+    part = _parts(row, np.repeat(np.arange(len(size)), size), ranks)
+    reached = part == part[reference]
     offset, drift, raw = np.tile(np.where(reached, 0.0, np.nan), (3, 1))
     error, drift_error = np.tile(np.where(reached, 0.0, np.inf), (2, 1))
     solve = np.flatnonzero(reached & (np.arange(ranks) != reference))
@@ -292,17 +299,20 @@ def _likelihood(slope: Floats, error: Floats) -> Floats:
     return np.asarray(np.where(likely < _CUT, 0.0, likely))
 
 
-def _reached(groups: Sequence[tuple[int, ...]], ranks: int, reference: int) -> Bools:
-    """Which ranks some chain of groups connects with the reference."""
-    known = np.zeros(ranks, dtype=bool)
-    known[reference] = True
-    left = [np.asarray(g) for g in groups]
+def _parts(row: Index, of: Index, ranks: int) -> Index:
+    """A number for each rank, equal for those that a chain of blocks connects.
+
+    `row` [entries] are the blocks' members, `of` the block of each.
+    """
+    part = np.arange(ranks)
     while True:
-        touching = [g for g in left if known[g].any()]
-        if not touching:
-            return known
-        known[np.concatenate(touching)] = True
-        left = [g for g in left if not known[g].all()]
+        least = np.full(of.max(initial=-1) + 1, ranks)
+        np.minimum.at(least, of, part[row])
+        before = part.copy()
+        np.minimum.at(part, row, least[of])
+        part = part[part]
+        if np.array_equal(part, before):
+            return part
 
 
 def _joined(
@@ -315,12 +325,48 @@ def _joined(
 
     All others are zero. `prior` is the weight of a belief that the values are zero.
     """
-    normal = np.zeros((ranks, ranks))
-    right = np.zeros(ranks)
-    for members, value, variance in values:
-        at = np.asarray(members)
-        normal[at, at] += 1 / variance
-        normal[np.ix_(at, at)] -= 1 / (variance * len(at))
-        right[at] += (value - value.mean()) / variance
-    inverse = np.linalg.inv(normal[np.ix_(solve, solve)] + prior * np.eye(len(solve)))
-    return inverse @ right[solve], np.sqrt(np.maximum(np.diag(inverse), 0.0))
+    size = np.array([len(members) for members, _, _ in values], dtype=np.int64)
+    weight = np.repeat([1 / variance for _, _, variance in values], size)
+    row = np.array([k for members, _, _ in values for k in members], dtype=np.intp)
+    of = np.repeat(np.arange(len(size)), size)
+    apart = np.concatenate([v - v.mean() for _, v, _ in values] or [np.empty(0)])
+    right = np.bincount(row, weight * apart, ranks)[solve]
+    diagonal = np.bincount(row, weight, ranks)[solve] + prior
+    # a member's weight in its block's mean, so that the normal matrix is diagonal - share share'
+    share, at = np.sqrt(weight / np.repeat(size, size)), np.full(ranks, -1)
+    at[solve] = np.arange(len(solve))
+    inside = at[row] >= 0
+    row, of, share = at[row[inside]], of[inside], share[inside]
+    small, part = _cheapest(row, of, size, len(solve))
+    # without the large blocks the ranks fall into parts, each inverted by itself
+    _, of_large = np.unique(of[~small], return_inverse=True)
+    large = np.zeros((len(solve), of_large.max(initial=-1) + 1))
+    large[row[~small], of_large] = share[~small]
+    answer = np.concatenate([right[:, None], large], axis=1)
+    error = np.zeros(len(solve))
+    entries = rows_by(part[row[small]])
+    for number, mine in rows_by(part).items():
+        here = np.flatnonzero(small)[entries.get(number, np.empty(0, dtype=np.int64))]
+        means = np.zeros((len(mine), len(blocks_here := np.unique(of[here]))))
+        means[np.searchsorted(mine, row[here]), np.searchsorted(blocks_here, of[here])] = share[
+            here
+        ]
+        inverse = np.linalg.inv(np.diag(diagonal[mine]) - means @ means.T)
+        answer[mine], error[mine] = inverse @ answer[mine], np.diag(inverse)
+    value, spread = answer[:, 0], answer[:, 1:]
+    # and the large ones are put back as Woodbury has it
+    between = spread @ np.linalg.inv(np.eye(large.shape[1]) - large.T @ spread)
+    error = np.sqrt(np.maximum(error + (between * spread).sum(axis=1), 0.0))
+    return value + between @ (large.T @ value), error
+
+
+def _cheapest(row: Index, of: Index, size: Ints, ranks: int) -> tuple[Bools, Index]:
+    """Which entries are of blocks small enough to be solved first, and the parts they make."""
+    best = (np.inf, np.zeros(len(row), dtype=np.bool_), np.arange(ranks))
+    for most in [0, *np.unique(size).tolist()]:
+        small = size[of] <= most
+        part = _parts(row[small], of[small], ranks)
+        count = (size > most).sum()
+        cost = (np.bincount(part) ** 3.0).sum() + ranks * count**2.0
+        best = min(best, (cost, small, part), key=lambda each: each[0])
+    return best[1], best[2]

@@ -70,8 +70,8 @@ def known_clocks(
 ) -> KnownClocks:
     """Return all that a run's files contain about its clocks (see `clusterprof.probe.measurement`).
 
-    `files` has for each rank what `readings.parsed` takes: `clock`, `state`, `beacons`; `probe` is
-    clock_probe.json as parsed.
+    `files` has for each rank what `readings.parsed` takes: `clock`, `state`, `beacons`, `before`;
+    `probe` is clock_probe.json as parsed.
     """
     readings, unusable = {}, {}
     for tables in ranks:

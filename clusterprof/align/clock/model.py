@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from clusterprof.results import ClockEntry, RankClock
 
-#: the uncertainty of a rank that nothing connects with the reference rank: an hour. It stands for
-#: "unbounded" (a warning says so); nothing smaller than the uncertainty is ever reported
-UNBOUNDED_NS = 3_600_000_000_000
+#: an uncertainty from here on is narrowed by assumptions, where there are some: a straggler that
+#: costs a millisecond could hide in it
+COARSE_NS = 1_000_000
 
 #: two ranks that read one clock agree to within this: five times the largest difference between the
 #: reports of one host (4 µs, over 24 recordings by nsys and torch.profiler). Likely, no proof
@@ -40,18 +42,31 @@ class Clock:
     #: ranks whose bound rests on an assumption (see `readings`), and is no guarantee
     assumed: tuple[int, ...] = ()
 
-    def align(self, rank: int, wall: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Return `wall` (ns, the rank's own wall clock) on the reference rank's clock."""
-        k = self.ranks.index(rank)
+    @cached_property
+    def _place(self) -> dict[int, int]:
+        return {rank: k for k, rank in enumerate(self.ranks)}
+
+    def align(
+        self, rank: int | npt.NDArray[np.int64], wall: npt.NDArray[np.int64]
+    ) -> npt.NDArray[np.int64]:
+        """Return `wall` (ns, the rank's own wall clock) on the reference rank's clock.
+
+        `rank` is one for all of `wall`, or each one's.
+        """
+        if isinstance(rank, np.ndarray):
+            known, of = np.unique(rank, return_inverse=True)
+            k: Any = np.asarray([self._place[r] for r in known.tolist()], dtype=np.int64)[of]
+        else:
+            k = self._place[rank]
         aligned = wall - self.offset_ns[k]
-        if self.drift_ppm[k]:
+        if np.any(self.drift_ppm[k]):
             since = (wall - self.middle_ns).astype(np.float64)
             aligned = aligned - np.rint(self.drift_ppm[k] * 1e-6 * since).astype(np.int64)
         return np.asarray(aligned, dtype=np.int64)
 
     def uncertainty(self, rank: int) -> int:
         """Return the bound on the error of this rank's aligned times (ns)."""
-        return int(self.uncertainty_ns[self.ranks.index(rank)])
+        return int(self.uncertainty_ns[self._place[rank]])
 
     def entry(self) -> ClockEntry:
         """Return the clock as it stands in results.json."""

@@ -8,7 +8,7 @@ of the wall clock), or, without marks, assumed (`ANCHOR_NS`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -80,8 +80,17 @@ class RankReadings:
         return self.anchor or (-ANCHOR_NS, ANCHOR_NS)
 
 
-def parsed(clock: object, state: object = None, beacons: object = None) -> RankReadings:
-    """Read a rank's clock.json, state.json and beacons.json; what is not understood is left out."""
+def parsed(
+    clock: object,
+    state: object = None,
+    beacons: object = None,
+    before: Iterable[Mapping[str, Any]] = (),
+) -> RankReadings:
+    """Read a rank's clock.json, state.json and beacons.json; what is not understood is left out.
+
+    `before` has the same files of windows and attempts before this one, the first ones first. What
+    was read on this machine then comes first: a clock that was set since is seen.
+    """
     known = clock if isinstance(clock, Mapping) else {}
     of_state = state if isinstance(state, Mapping) else {}
     written = known.get("readings")
@@ -101,7 +110,10 @@ def parsed(clock: object, state: object = None, beacons: object = None) -> RankR
         for row in rows(written, "wall_ns", "monotonic_ns", "gap_ns")
     )
     sent = tuple((e["begin_ns"], e["end_ns"]) for e in rows(beacons, "begin_ns", "end_ns"))
-    return RankReadings(str(known.get("machine") or of_state.get("machine") or ""), readings, sent)
+    machine = str(known.get("machine") or of_state.get("machine") or "")
+    earlier = [parsed(**files) for files in before] if machine else []
+    first = (reading for each in earlier if each.machine == machine for reading in each.readings)
+    return RankReadings(machine, (*first, *readings), sent)
 
 
 def rows(values: object, *names: str) -> list[Mapping[str, Any]]:

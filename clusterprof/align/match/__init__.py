@@ -1,7 +1,7 @@
 """Collectives across ranks: matching calls: which call of one rank is which of another."""
 
 from clusterprof.align.match.matched import MATCHED, PLACED
-from clusterprof.align.match.matching import match, tolerance
+from clusterprof.align.match.matching import contradicted, match, tolerance
 from clusterprof.align.match.numbering import numbered
 
-__all__ = ["MATCHED", "PLACED", "match", "numbered", "tolerance"]
+__all__ = ["MATCHED", "PLACED", "contradicted", "match", "numbered", "tolerance"]

@@ -42,6 +42,8 @@ class Calls:
     root: Ints
     peer: Ints
     group: Ints
+    #: the profiler's id of the operation, -1 where it gives none
+    identity: Ints
     issue: Ints
     start: Ints
     end: Ints
@@ -178,6 +180,7 @@ def read(tables: RankTables) -> Calls:
     columns: dict[str, Any] = {
         **{n: integers(table, n, UNKNOWN) for n in ("call", "stream", "root", "peer", "group")},
         **{n: texts(table, n) for n in ("operation", "source", "reason")},
+        "identity": integers(table, "operation_id", UNKNOWN),
         "size": np.where(
             np.isin(operation, _UNEVEN), UNKNOWN, integers(table, "message_bytes", -1)
         ),

@@ -76,6 +76,8 @@ class MatchedRows:
     def __init__(self) -> None:
         self._parts: list[tuple[Part, dict[str, Any]]] = []
         self._next = 0
+        #: the communicators whose operations' ids contradict each other, and how
+        self.contradicted: dict[str, str] = {}
 
     def _fresh(self, count: int) -> Ints:
         self._next += count

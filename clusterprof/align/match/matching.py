@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
@@ -17,11 +18,20 @@ from clusterprof.align.match.communicators import infer
 from clusterprof.align.match.matched import MatchedRows
 from clusterprof.align.match.naming import named_alike
 from clusterprof.align.match.point_to_point import pair_by_id, pair_by_time
-from clusterprof.align.match.shift import CERTAIN, KnownOffsets, Shift, agree, find_shift
+from clusterprof.align.match.shift import (
+    CERTAIN,
+    ContradictoryIdsError,
+    Identified,
+    KnownOffsets,
+    Shift,
+    agree,
+    find_shift,
+    identified,
+)
 from clusterprof.tables import RankTables
 
-#: in the metadata of what `match` returns: see `tolerance`
-TOLERANCE = b"tolerance_ns"
+#: in the metadata of what `match` returns: see `tolerance` and `contradicted`
+TOLERANCE, CONTRADICTED = b"tolerance_ns", b"contradicted"
 #: confidence in a match within one step, where a call is missing from the window
 _STEP_BY_STEP = 0.8
 
@@ -29,12 +39,13 @@ _STEP_BY_STEP = 0.8
 def match(ranks: Sequence[RankTables]) -> pa.Table:
     """Match the collective calls of all ranks; schema `clusterprof.align.match.MATCHED`.
 
-    By communicator and order where the reports have ids, those first that leave no choice, since
+    By the profiler's ids of operations where the reports have them, else by communicator and order
+    where they have its id, those first that leave no choice, since
     they determine the clock offsets for the others; else by stream, order and times, with less
     confidence. Every call of every rank is in the result exactly once; what has no
     counterpart stays, with its reason. Assumes that a communicator's members issue its calls in
-    the same order, which NCCL and gloo require themselves. `tolerance` reads what the table's
-    metadata have.
+    the same order, which NCCL and gloo require themselves. `tolerance` and `contradicted` read what
+    the table's metadata have.
     """
     rows, clocks = MatchedRows(), KnownOffsets()
     calls, confidence = named_alike([read(t) for t in sorted(ranks, key=lambda r: r.rank)])
@@ -61,7 +72,8 @@ def match(ranks: Sequence[RankTables]) -> pa.Table:
     for name, sends in directed.items():
         pair_by_id(rows, name, sends, world, clocks)
     within = _nameless(rows, nameless, world)
-    return rows.table().replace_schema_metadata({TOLERANCE: str(round(within))})
+    metadata = {TOLERANCE: str(round(within)), CONTRADICTED: json.dumps(rows.contradicted)}
+    return rows.table().replace_schema_metadata(metadata)
 
 
 def tolerance(matched: pa.Table) -> int | None:
@@ -69,6 +81,12 @@ def tolerance(matched: pa.Table) -> int | None:
     names = pc.unique(matched["communicator"])
     inferred = pc.and_(pc.starts_with(names, "inferred:"), pc.match_substring(names, ","))
     return int((matched.schema.metadata or {})[TOLERANCE]) if pc.any(inferred).as_py() else None
+
+
+def contradicted(matched: pa.Table) -> dict[str, str]:
+    """Return the communicators whose operations' ids contradict each other, and how."""
+    found: dict[str, str] = json.loads((matched.schema.metadata or {}).get(CONTRADICTED, b"{}"))
+    return found
 
 
 def _split(parts: Sequence[Part]) -> tuple[list[Part], list[Part]]:
@@ -115,13 +133,16 @@ class _Communicator:
             self._unmatched(self.parts, "single member profiled")
             return True
         longest = max(self.parts, key=len)
+        same = self._identified(longest)
+        if all(same) and not all(each and each.shift for each in same):
+            self._by_ids([each.offset_ns for each in same if each])
+            return True
         shifts = [
-            Shift(0, 1.0, 0)
-            if part is longest
-            else find_shift(
+            (each and each.shift)
+            or find_shift(
                 longest.calls, part.calls, expected_ns=clocks.between(longest.rank, part.rank)
             )
-            for part in self.parts
+            for part, each in zip(self.parts, same, strict=True)
         ]
         known = [s for s in shifts if s is not None]
         for part, s in zip(self.parts, shifts, strict=True):
@@ -130,7 +151,9 @@ class _Communicator:
         if not final and any(s.confidence < CERTAIN for s in known):
             return False
         if len(known) == len(shifts):
-            self._add([s.by for s in known], min(s.confidence for s in known))
+            by = [s.by for s in known]
+            places = [np.arange(len(p)) + k - min(by) for p, k in zip(self.parts, by, strict=True)]
+            self._add(places, min(s.confidence for s in known))
         elif len(common := self._common_steps()):
             self._step_by_step(common, longest, [s is not None for s in shifts])
         else:
@@ -141,9 +164,37 @@ class _Communicator:
         for part in parts:
             self.rows.unmatched(part, self.name, reason)
 
-    def _add(self, by: Sequence[int], confidence: float) -> None:
-        """Add the members' calls, displaced by so many against each other."""
-        order = [np.arange(len(p)) + k - min(by) for p, k in zip(self.parts, by, strict=True)]
+    def _identified(self, longest: Part) -> list[Identified | None]:
+        """What the ids of operations say of each member beside the longest: None without ids."""
+        calls = longest.calls
+        itself = Identified(longest.rows[:0], longest.rows[:0], 0, Shift(0, 1.0, 0))
+        try:
+            return [
+                itself if part is longest else identified(calls, part.calls) for part in self.parts
+            ]
+        except ContradictoryIdsError as error:
+            self.rows.contradicted[self.name] = str(error)
+        return [itself if part is longest else None for part in self.parts]
+
+    def _by_ids(self, offsets_ns: Sequence[int]) -> None:
+        """Match by the ids of operations alone, where calls were lost on the way.
+
+        `offsets_ns`: the longest member's clock minus each one's, which gives the calls' order.
+        """
+        known = [part.some(part.calls.identity != UNKNOWN) for part in self.parts]
+        ids = np.concatenate([part.calls.identity for part in known])
+        issued = [part.calls.issue + by for part, by in zip(known, offsets_ns, strict=True)]
+        one, place = np.unique(ids, return_inverse=True)
+        first = np.full(len(one), np.iinfo(np.int64).max)
+        np.minimum.at(first, place, np.concatenate(issued))
+        order = np.argsort(np.argsort(first, kind="stable"))[place]
+        places = np.split(order, np.cumsum([len(part) for part in known])[:-1])
+        replace(self, parts=known)._add(places, 1.0)
+        rest = [part.some(part.calls.identity == UNKNOWN) for part in self.parts]
+        self._unmatched(rest, "it has no id, and the order of those that have one has gaps")
+
+    def _add(self, order: Sequence[Ints], confidence: float) -> None:
+        """Add the members' calls at these places of their common order."""
         kept = self._agreeing(order)
         self.rows.collectives(
             self.name,
@@ -189,7 +240,7 @@ class _Communicator:
                 and agree(whole.whole, whole.rows, part.whole, part.rows).all()
                 for part in here
             ):
-                replace(self, parts=here)._add([0] * len(here), _STEP_BY_STEP)
+                replace(self, parts=here)._add([np.arange(len(p)) for p in here], _STEP_BY_STEP)
                 for rows, part in zip(matched, here, strict=True):
                     rows.append(part.rows)
         odd = words.ranks(p.rank for p, good in zip(self.parts, fits, strict=True) if not good)

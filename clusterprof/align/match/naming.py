@@ -13,12 +13,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from clusterprof.align.columns import Bools
-from clusterprof.align.match.calls import Calls, Part
+from clusterprof.align.match.calls import UNKNOWN, Calls, Part
 from clusterprof.align.match.communicators import fit
 
 #: (name of a communicator, its stream or `_WHOLE`) -> its members' calls
 Known = dict[tuple[str, int], list[Part]]
-_WHOLE = -1
+_WHOLE = UNKNOWN - 1
 
 #: ends may scatter by more than where all communicators are inferred: there are few to choose from
 _SLACK = 2.0
@@ -81,6 +81,7 @@ def _known(calls: Sequence[Calls]) -> Known:
             if name is not None:
                 known.setdefault((name, _WHOLE), []).append(part)
                 streams = part.by("stream")
+                streams.pop(UNKNOWN, None)  # calls whose kernels the capture did not see
                 for stream in sorted(streams) if len(streams) > 1 else ():
                     known.setdefault((name, stream), []).append(streams[stream])
     return known

@@ -11,7 +11,14 @@ from clusterprof.align.columns import Ints
 from clusterprof.align.match.calls import UNKNOWN, Part
 from clusterprof.align.match.communicators import Fit
 from clusterprof.align.match.matched import MatchedRows
-from clusterprof.align.match.shift import CERTAIN, KnownOffsets, Shift, find_shift
+from clusterprof.align.match.shift import (
+    CERTAIN,
+    ContradictoryIdsError,
+    KnownOffsets,
+    Shift,
+    find_shift,
+    identified,
+)
 
 #: a waiting Recv ends together with its Send: to within this the two are taken for a pair
 _ENDS_NS = 50_000
@@ -97,8 +104,21 @@ def _pair(
     """Pair one direction; False, and nothing is done, where other pairs may yet decide it."""
     if not len(send) and not len(recv):
         return True
-    expected = clocks.between(send.rank, recv.rank)
-    shift = find_shift(send.calls, recv.calls, directed=True, expected_ns=expected)
+    expected, same = clocks.between(send.rank, recv.rank), None
+    try:
+        same = identified(send.calls, recv.calls, directed=True)
+    except ContradictoryIdsError as error:
+        rows.contradicted[name] = str(error)
+    if same is not None and same.shift is None:  # calls were lost on the way
+        clocks.add(send.rank, recv.rank, same.offset_ns)
+        rows.pairs(name, send.some(same.in_a), recv.some(same.in_b), 1.0)
+        for mine, inside, other in ((send, same.in_a, recv), (recv, same.in_b, send)):
+            rest = replace(mine, rows=np.delete(mine.rows, inside))
+            rows.unmatched(rest, name, f"no call of rank {other.rank} has its id")
+        return True
+    shift = (same and same.shift) or find_shift(
+        send.calls, recv.calls, directed=True, expected_ns=expected
+    )
     if shift is None:
         for mine, other in ((send, recv), (recv, send)):
             rows.unmatched(mine, name, f"no order of calls fits those of rank {other.rank}")

@@ -1,14 +1,14 @@
 """By how many calls two ranks' windows are displaced against each other.
 
-NCCL reports carry no sequence number, so the k-th call of one rank need not be the k-th of
-another: a window may begin a call later. A displacement is accepted only if operations and message
-sizes agree all along and if *one* clock offset explains all times (no member of a synchronising
-collective ends before the last has started). Where several are left, steps decide, if both ranks
-have them; else the rhythm does: members of one collective end together, to within tens of
-microseconds, so rightly placed calls differ by a constant, while the training's own unevenness
-shows where they are a step apart. In 177 of 180 pairs of ranks and communicators of recordings
-whose steps were hidden the right displacement was the most regular one, as a rule a hundred times;
-the three were sends that did not wait.
+Few reports number the calls (`identified` uses those that do), and the k-th call of one rank need
+not be the k-th of another: a window may begin a call later. A displacement is accepted only if
+operations and message sizes agree all along and if *one* clock offset explains all times (no member
+of a synchronising collective ends before the last has started). Where several are left, steps
+decide, if both ranks have them; else the rhythm does: members of one collective end together, to
+within tens of microseconds, so rightly placed calls differ by a constant, while the training's own
+unevenness shows where they are a step apart. In 177 of 180 pairs of ranks and communicators of
+recordings whose steps were hidden the right displacement was the most regular one, as a rule a
+hundred times; the three were sends that did not wait.
 """
 
 from __future__ import annotations
@@ -82,6 +82,58 @@ class KnownOffsets:
 
 
 @dataclass(frozen=True)
+class Identified:
+    """Calls `in_a` of a are the calls `in_b` of b, both ascending, by the profiler's own ids.
+
+    `offset_ns` is a's clock minus b's, roughly. `shift` is the displacement, where one holds for
+    all: None where calls were lost on the way.
+    """
+
+    in_a: Ints
+    in_b: Ints
+    offset_ns: int
+    shift: Shift | None
+
+
+class ContradictoryIdsError(Exception):
+    """Why the ids of operations cannot be right."""
+
+
+def identified(a: Calls, b: Calls, *, directed: bool = False) -> Identified | None:
+    """Return which calls of two ranks are the same operation by their ids; None without such ids.
+
+    Ids of two profilers mean nothing to each other. Raises ContradictoryIdsError where ids call
+    two operations one: an id twice on a rank, another order on the other rank, another kind or
+    size, or times that no clock offset explains. `directed`: a's Sends against b's Recvs.
+    """
+    mine, theirs = (np.flatnonzero(calls.identity != UNKNOWN) for calls in (a, b))
+    if len({*a.source[mine].tolist(), *b.source[theirs].tolist()}) > 1:
+        return None
+    for calls, rows in ((a, mine), (b, theirs)):
+        if len(np.unique(calls.identity[rows])) < len(rows):
+            raise ContradictoryIdsError(f"rank {calls.rank} has one id on two calls")
+    _, at, beside = np.intersect1d(a.identity[mine], b.identity[theirs], return_indices=True)
+    in_a, place = np.sort(mine[at]), np.argsort(mine[at])
+    in_b = theirs[beside][place]
+    if not len(in_a):
+        return None
+    ranks = f"ranks {a.rank} and {b.rank}"
+    if (np.diff(in_b) < 0).any():
+        raise ContradictoryIdsError(f"{ranks} have them in two orders")
+    if not agree(a, in_a, b, in_b, sizes_only=directed).all():
+        raise ContradictoryIdsError(f"{ranks} have one id on two different operations")
+    offset = offset_between(a, in_a, b, in_b, directed=directed)
+    if offset is None:
+        raise ContradictoryIdsError(f"{ranks} have one id on calls that cannot be the same")
+    shift = Shift(int(in_a[0] - in_b[0]), 1.0, offset)
+    one, two = (
+        calls.identity[side] for calls, side in zip((a, b), shift.overlap(a, b), strict=True)
+    )
+    whole = bool(_alike(one, two, UNKNOWN).all()) and bool((in_a - in_b == shift.by).all())
+    return Identified(in_a, in_b, offset, shift if whole else None)
+
+
+@dataclass(frozen=True)
 class _Trial(Shift):
     """A displacement that is possible; its confidence is not known yet."""
 
@@ -119,22 +171,33 @@ def _try(a: Calls, b: Calls, by: int, directed: bool) -> _Trial | None:
     if agreement < 0.9 or 0 <= steps < 0.5:
         return None
     timed = _timed(a, in_a, b, in_b, directed)
-    count, offset = int(timed.sum()), 0
-    if count:
-        end_a, end_b = a.end[in_a][timed], b.end[in_b][timed]
+    offset = offset_between(a, in_a, b, in_b, directed=directed)
+    if offset is None:
+        return None
+    return _Trial(by, 0.0, offset, len(timed), int(timed.sum()), agreement, steps)
+
+
+def offset_between(
+    a: Calls, in_a: Ints | slice, b: Calls, in_b: Ints | slice, *, directed: bool = False
+) -> int | None:
+    """Return a's clock minus b's (ns), roughly, by calls side by side: 0 where none has times.
+
+    None where no offset explains them all. `directed`: a's Sends beside b's Recvs.
+    """
+    timed = _timed(a, in_a, b, in_b, directed)
+    if not timed.any():
+        return 0
+    end_a, end_b = a.end[in_a][timed], b.end[in_b][timed]
+    if directed:
         # the shortest time from a Send's end to its Recv's end is next to nothing
-        offset = int((end_a - end_b).max())
-    if count and not directed:
-        start_a, start_b = a.start[in_a][timed], b.start[in_b][timed]
-        upper, lower = int((end_a - start_b).min()), int((start_a - end_b).max())
-        slack = DRIFT_LIMIT_PPM * 1e-6 * int(np.ptp(start_b)) + 2 * STAMP_ERROR_NS
-        if upper - lower < -slack:
-            return None
-        offset = (upper + lower) // 2
-    return _Trial(by, 0.0, offset, len(timed), count, agreement, steps)
+        return int((end_a - end_b).max())
+    start_a, start_b = a.start[in_a][timed], b.start[in_b][timed]
+    upper, lower = int((end_a - start_b).min()), int((start_a - end_b).max())
+    slack = DRIFT_LIMIT_PPM * 1e-6 * int(np.ptp(start_b)) + 2 * STAMP_ERROR_NS
+    return None if upper - lower < -slack else (upper + lower) // 2
 
 
-def _timed(a: Calls, in_a: slice, b: Calls, in_b: slice, directed: bool) -> Bools:
+def _timed(a: Calls, in_a: Ints | slice, b: Calls, in_b: Ints | slice, directed: bool) -> Bools:
     """Which calls side by side have times that show how the clocks differ."""
     timed = a.has[in_a] & b.has[in_b]
     return timed if directed else timed & a.synchronising[in_a]

@@ -1,0 +1,285 @@
+"""How late each rank came to each call, by the flight recorders of all ranks alone.
+
+Where the backend measured durations no clock is needed: all members of a collective end at one
+time, so that the last to arrive has the shortest duration, and the longest minus its own is how
+long the first waited for it. Where there are none (gloo) the times of the calls themselves tell,
+on one clock, to within its bound.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from clusterprof.align.clock.alignment import align
+from clusterprof.align.clock.measured import pair_bounds
+from clusterprof.align.clock.model import Clock
+from clusterprof.align.clock.readings import RankReadings, stepped
+from clusterprof.align.columns import Bools, Ints, Objects, integers, rows_by, texts
+from clusterprof.align.match import MATCHED
+from clusterprof.align.match.flight_calls import FlightCalls
+from clusterprof.ingest.flight.all_dumps import Flight
+from clusterprof.results import UNBOUNDED_NS
+from clusterprof.tables import NAME, RankTables, ReportInfo, empty, required
+
+#: One row for each rank's part of a call. `lateness_ns` is how much later than the first member it
+#: came, null where neither durations nor a clock tell; `bound_ns` is by how much clocks may make it
+#: wrong, 0 by durations. `enqueue_ns` is on the reference rank's clock, null without one.
+SHALLOW = pa.schema(
+    [
+        required("rank", pa.int32()),
+        required("group", NAME),
+        required("sequence", pa.int64()),
+        required("operation", NAME),
+        pa.field("bytes", pa.int64()),
+        pa.field("enqueue_ns", pa.int64()),
+        pa.field("duration_ns", pa.int64()),
+        pa.field("lateness_ns", pa.int64()),
+        pa.field("bound_ns", pa.int64()),
+        #: which call it is a part of: equal on all its members
+        required("call", pa.int64()),
+        #: the training step in which the rank made it, by its step log; null outside of it
+        pa.field("step", pa.int64()),
+        #: `file:line function` of the program, where stacks were recorded
+        pa.field("line", NAME),
+        #: `collective` of the same call among the profiled ranks' (collectives.parquet), by group
+        #: and sequence number; null where the rank has no report, and for sends and receives
+        pa.field("collective", pa.int64()),
+    ]
+)
+
+
+def shallow(
+    calls: FlightCalls, clock: Clock | None = None, steps: Mapping[int, pa.Table] | None = None
+) -> pa.Table:
+    """Return `SHALLOW` of matched calls: of each rank of `clock` on that clock (ns).
+
+    `steps` are the ranks' step logs (`STEPS`), on their own wall clocks as the calls are.
+    """
+    entries, rank = calls.entries, integers(calls.entries, "rank")
+    aligned, uncertainty, placed = _placed(integers(entries, "enqueue_ns"), rank, clock)
+    duration = integers(entries, "duration_ns", -1)
+    by_duration = _of_all(calls, duration >= 0)
+    # NCCL's calls start when their stream comes to them, long after a host enqueued them
+    enqueued = "nccl" in calls.flight.backends
+    by_clock = _of_all(calls, placed & (not enqueued)) & ~by_duration
+    longest = _over(calls, np.maximum, duration)
+    first = _over(calls, np.minimum, np.where(placed, aligned, np.iinfo(np.int64).max))
+    # the first's own uncertainty belongs to the bound; of several at once the largest
+    widest = _over(calls, np.maximum, np.where(aligned == first, uncertainty, 0))
+    lateness = np.where(by_duration, longest - duration, np.where(by_clock, aligned - first, 0))
+    bound = np.where(by_clock & (aligned != first), uncertainty + widest, 0)
+    known = by_duration | by_clock
+    names = pa.array(
+        [named_group(group.name, group.description) for group in calls.flight.groups], pa.string()
+    )
+    columns = {
+        "rank": entries["rank"],
+        "group": names.dictionary_encode().take(entries["group"].combine_chunks()),
+        "sequence": entries["sequence"],
+        "operation": entries["operation"],
+        "bytes": entries["bytes"],
+        "enqueue_ns": pa.array(aligned, mask=~placed),
+        "duration_ns": entries["duration_ns"],
+        "lateness_ns": pa.array(lateness, mask=~known),
+        "bound_ns": pa.array(bound, mask=~known),
+        "call": pa.array(calls.of_row),
+        "step": _steps(integers(entries, "enqueue_ns"), rank, steps or {}),
+        "line": entries["frame"],
+        "collective": pa.nulls(entries.num_rows, pa.int64()),
+    }
+    return pa.table([columns[name] for name in SHALLOW.names], names=SHALLOW.names).cast(SHALLOW)
+
+
+def joined(table: pa.Table, called_ns: Ints, placed: pa.Table) -> pa.Table:
+    """Return `SHALLOW` with the `collective` of profiled ranks' reports (`MATCHED`).
+
+    `called_ns` is when each row was called on its rank's own wall clock, which reports have too.
+    Reports do not number a group's calls as torch does, but have the same ones in the same order:
+    a communicator is the group, its first call the number, by which times differ least and most
+    evenly while all operations agree. On all ranks that has to be the same.
+    """
+    if not placed.num_rows:
+        return table
+    shallow_of, deep_of = (rows_by(integers(each, "rank")) for each in (table, placed))
+    counted = np.flatnonzero(~np.isin(texts(placed, "operation"), ("Send", "Recv", "SendRecv")))
+    known = np.flatnonzero(placed["issue_start_ns"].is_valid().to_numpy())
+    usable = np.zeros(placed.num_rows, bool)
+    usable[np.intersect1d(counted, known)] = True
+    numbers, turns = integers(table, "sequence"), integers(placed, "order")
+    times, collective = integers(placed, "issue_start_ns"), integers(placed, "collective")
+    operations = texts(table, "operation"), texts(placed, "operation")
+    group, communicator = texts(table, "group"), texts(placed, "communicator")
+    fits: dict[str, Counter[tuple[str, int]]] = {}
+    lanes: dict[tuple[int, str, str], tuple[Ints, Ints]] = {}
+    for rank in shallow_of.keys() & deep_of.keys():
+        mine, theirs = shallow_of[rank], deep_of[rank]
+        mine = mine[~np.isin(operations[0][mine], ("Send", "Recv"))]
+        theirs = theirs[usable[theirs]]
+        for name in set(communicator[theirs].tolist()):
+            deep = theirs[communicator[theirs] == name]
+            deep = deep[np.argsort(turns[deep], kind="stable")]
+            best: list[tuple[float, str, int]] = []
+            for one in set(group[mine].tolist()):
+                rows = mine[group[mine] == one]
+                rows = rows[np.argsort(called_ns[rows], kind="stable")]
+                lanes[rank, name, one] = rows, deep
+                found = _first_number(
+                    (numbers[rows], called_ns[rows], operations[0][rows]),
+                    (turns[deep], times[deep], operations[1][deep]),
+                )
+                best += [(apart, one, first) for apart, first in found]
+            if best:
+                _, one, first = min(best)
+                fits.setdefault(name, Counter())[one, first] += 1
+    out = np.full(table.num_rows, -1, np.int64)
+    for (_, name, one), (rows, deep) in lanes.items():
+        if name not in fits or fits[name].most_common(1)[0][0][0] != one:
+            continue
+        (_, first), _ = fits[name].most_common(1)[0]
+        places, there = _places(numbers[rows], turns[deep] + first)
+        out[rows[places[there]]] = collective[deep[there]]
+    at = SHALLOW.get_field_index("collective")
+    return table.set_column(at, SHALLOW.field(at), pa.array(out, mask=out < 0))
+
+
+#: so many numbers of the first call are tried: several calls may be as near as it
+_TRIED = 8
+#: Part of one group's calls on a rank: their numbers, times (ns) and operations.
+_Lane = tuple[Ints, Ints, Objects]
+#: a call is recorded when its host makes it: far within this of the time in the rank's report
+_BESIDE_NS = 1_000_000_000
+
+
+def _first_number(mine: _Lane, theirs: _Lane) -> list[tuple[float, int]]:
+    """Return how far times are apart (ns), and the number of the first call; [] if nothing fits."""
+    numbers, times, operations = mine
+    turns, issued, names = theirs
+    near = np.searchsorted(times, issued)
+    tried = np.concatenate(
+        [numbers[np.clip(near + by, 0, times.size - 1)] - turns for by in (-1, 0)]
+    )
+    found = []
+    for first, _ in Counter(tried.tolist()).most_common(_TRIED):
+        places, there = _places(numbers, turns + first)
+        if 2 * there.sum() < turns.size or (operations[places] != names)[there].any():
+            continue
+        apart = (times[places] - issued)[there].astype(float)
+        usual = float(np.median(apart))
+        if abs(usual) < _BESIDE_NS:
+            found.append((abs(usual) + float(np.abs(apart - usual).mean()), int(first)))
+    return sorted(found)[:1]
+
+
+def _places(numbers: Ints, wanted: Ints) -> tuple[Ints, Bools]:
+    """Return where the wanted numbers are, the last of several, and which are there at all."""
+    order = np.argsort(numbers, kind="stable")
+    place = np.searchsorted(numbers[order], wanted, "right") - 1
+    places = order[np.maximum(place, 0)]
+    there: Bools = (place >= 0) & (numbers[places] == wanted)
+    return places, there
+
+
+def host_clock(flight: Flight, readings: Mapping[int, RankReadings], probe: object = None) -> Clock:
+    """Return one clock for the ranks whose machines' clocks are known to each other.
+
+    `readings` are of each rank, `probe` is clock_probe.json as parsed. Ranks of one machine read
+    one wall clock; without a measurement there is a clock for the ranks of one machine alone.
+    """
+    enqueue = integers(flight.entries, "enqueue_ns")
+    spans = {
+        rank: (int(enqueue[rows].min()), int(enqueue[rows].max()))
+        for rank, rows in rows_by(integers(flight.entries, "rank")).items()
+    }
+    machines: dict[str, list[int]] = {}
+    for rank in sorted(spans.keys() & readings.keys()):
+        if readings[rank].machine:
+            machines.setdefault(readings[rank].machine, []).append(rank)
+    # a machine's clock was read at the window's ends in one of its ranks
+    first = {
+        max(ranks, key=lambda each: (len(readings[each].readings), -each)): ranks
+        for ranks in machines.values()
+    }
+    known = {
+        rank: replace(readings[rank], anchor=(0, 0))
+        for rank in sorted(first)
+        if stepped(readings[rank].readings) is None
+    }
+    tables = [
+        _bare(rank, readings[rank].machine, [spans[each] for each in first[rank]]) for rank in known
+    ]
+    clock = align(tables, MATCHED.empty_table(), pair_bounds(known, probe))
+    bounded = [
+        (rank, place)
+        for place, one in enumerate(clock.ranks)
+        if clock.uncertainty_ns[place] < UNBOUNDED_NS
+        for rank in first[one]
+    ]
+    ranks = tuple(rank for rank, _ in sorted(bounded))
+    places = np.array([place for _, place in sorted(bounded)], np.int64)
+    return replace(
+        clock,
+        ranks=ranks,
+        offset_ns=clock.offset_ns[places],
+        drift_ppm=clock.drift_ppm[places],
+        uncertainty_ns=clock.uncertainty_ns[places],
+    )
+
+
+def _bare(rank: int, machine: str, spans: list[tuple[int, int]]) -> RankTables:
+    """A machine as the alignment takes it: a rank that recorded nothing for so long."""
+    begin, end = min(begin for begin, _ in spans), max(end for _, end in spans)
+    info = ReportInfo(Path(), "", rank, host=machine, begin_ns=begin, end_ns=end)
+    names = ("activity", "collective_calls", "steps", "host_calls")
+    return RankTables(info, *(empty(name) for name in names))
+
+
+def _steps(enqueue: Ints, rank: Ints, steps: Mapping[int, pa.Table]) -> pa.Array:
+    """Return the step in which each row was called; null outside of its rank's step log."""
+    found = np.full(rank.size, -1, np.int64)
+    for each, mine in rows_by(rank).items():
+        log = steps.get(each)
+        if log is None or not log.num_rows:
+            continue
+        begin, end = integers(log, "begin_ns"), integers(log, "end_ns")
+        place = np.searchsorted(begin, enqueue[mine], "right") - 1
+        inside = (place >= 0) & (enqueue[mine] < end[place])
+        found[mine[inside]] = integers(log, "step")[place[inside]]
+    return pa.array(found, mask=found < 0)
+
+
+def named_group(name: str, description: str) -> str:
+    """Return what a process group is called: its description (`mesh_dp`) tells more than a number,
+    but several groups have the same.
+    """
+    return f"{name} {description}" if description else name
+
+
+def _placed(wall: Ints, rank: Ints, clock: Clock | None) -> tuple[Ints, Ints, Bools]:
+    """Return aligned times, their uncertainty, and which rows a clock is known of."""
+    aligned, uncertainty = wall.copy(), np.zeros(wall.size, np.int64)
+    placed = np.zeros(wall.size, bool)
+    if clock is not None and clock.ranks:
+        placed = np.isin(rank, clock.ranks)
+        aligned[placed] = clock.align(rank[placed], wall[placed])
+        places = np.searchsorted(clock.ranks, rank[placed])
+        uncertainty[placed] = clock.uncertainty_ns[places]
+    return aligned, uncertainty, placed
+
+
+def _over(calls: FlightCalls, what: np.ufunc, values: Ints) -> Ints:
+    """Return of each row what its call's rows come to."""
+    if not values.size:
+        return values
+    return np.asarray(np.repeat(what.reduceat(values, calls.begins), calls.counts), np.int64)
+
+
+def _of_all(calls: FlightCalls, rows: Bools) -> Bools:
+    """Return the rows of the calls of two members and more of which each row is chosen."""
+    every: Bools = _over(calls, np.minimum, rows.astype(np.int64)) == 1
+    return every & (np.repeat(calls.counts, calls.counts) > 1)

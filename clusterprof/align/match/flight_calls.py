@@ -1,0 +1,198 @@
+"""Which entries of the ranks' flight recorders are one collective, or a send and its receive.
+
+As torch's own analyser matches them: a group is its name and its ranks; within it a collective is
+its sequence number, and a send belongs to the first receive of the same source, destination and
+size. Unlike it this goes on after a mismatch. What ranks called before any of their recorders
+begins is left out: there it cannot be told who lacks a call.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from clusterprof.align.columns import Bools, Ints, integers, places
+from clusterprof.ingest.flight.all_dumps import Flight
+
+
+@dataclass(frozen=True)
+class FlightCalls:
+    """Matched entries: the rows of a call follow each other, by rank.
+
+    `begins` is the first row of each call, in the order of group, restarts, kind and sequence.
+    """
+
+    flight: Flight
+    #: `ENTRIES` without those that are too early, sorted by call and rank
+    entries: pa.Table
+    begins: Ints
+    #: of each call, and of how many members it is (two for a send and its receive)
+    group: Ints
+    restarts: Ints
+    sequence: Ints
+    p2p: Bools
+    expected: Ints
+    #: whose recorders begin too late to know a group's calls: (group, restarts) -> ranks
+    unknown: dict[tuple[int, int], frozenset[int]]
+
+    @property
+    def counts(self) -> Ints:
+        """How many entries each call has."""
+        return np.diff(self.begins, append=self.entries.num_rows)
+
+    @property
+    def of_row(self) -> Ints:
+        """The call of each row."""
+        return np.repeat(np.arange(self.begins.size), self.counts)
+
+    def rows(self, call: int) -> range:
+        """The rows of one call."""
+        until = self.begins[call + 1] if call + 1 < self.begins.size else self.entries.num_rows
+        return range(int(self.begins[call]), int(until))
+
+
+def match(flight: Flight) -> FlightCalls:
+    """Return which entries are one call."""
+    lane = _Lanes.of(flight)
+    kept = np.flatnonzero(lane.known())
+    sequence, part = (integers(flight.entries, name)[kept] for name in ("sequence", "part"))
+    p2p = np.asarray(flight.entries["p2p"].to_numpy(), bool)[kept]
+    lanes = lane.lane[kept]
+    pair, turn, tag = _pairs(flight, kept, lanes, p2p, lane.truncated)
+    first = np.where(p2p, pair, sequence)
+    second = np.where(p2p, turn, part)
+    call = _as_one(lanes, p2p, first, second, tag)
+    # entries are by rank and record
+    order = np.argsort(call, kind="stable")
+    begins = np.flatnonzero(np.diff(call[order], prepend=-1))
+    entries = flight.entries.take(pa.array(kept[order]))
+    group = integers(entries, "group")[begins]
+    sizes = np.array([each.size or 0 for each in flight.groups], np.int64)
+    direct = p2p[order][begins]
+    return FlightCalls(
+        flight,
+        entries,
+        begins,
+        group,
+        integers(entries, "restarts")[begins],
+        sequence[order][begins],
+        direct,
+        np.where(direct, 2, sizes[group]) if group.size else group,
+        lane.unknown(),
+    )
+
+
+def _as_one(*keys: npt.NDArray[Any]) -> Ints:
+    """Return numbers that compare as the tuples of all keys do, the first key first; none below 0.
+
+    Keys that together need more than 63 bits, as no recorder's do, are ranked.
+    """
+    packed, span = np.zeros(keys[0].size, np.int64), 1
+    for key in keys:
+        values = key.astype(np.int64)
+        low, high = int(values.min(initial=0)), int(values.max(initial=0))
+        if span * (high - low + 1) >= 1 << 63:
+            packed, values = (np.unique(each, return_inverse=True)[1] for each in (packed, values))
+            span, low, high = packed.size, 0, packed.size - 1
+        packed = packed * (high - low + 1) + (values - low)
+        span *= high - low + 1
+    return packed
+
+
+@dataclass(frozen=True)
+class _Lanes:
+    """A lane is a group since its numbers last began anew; each rank's stretch of it."""
+
+    flight: Flight
+    lane: Ints
+    names: list[tuple[int, int]]
+    #: which ranks' recorders have dropped entries, by rank
+    truncated: Bools
+
+    @classmethod
+    def of(cls, flight: Flight) -> _Lanes:
+        entries = flight.entries
+        group, restarts = integers(entries, "group"), integers(entries, "restarts")
+        span = int(restarts.max(initial=0)) + 1
+        names, lane = places(group * span + restarts)
+        truncated = np.zeros(max(flight.ranks, default=-1) + 1, bool)
+        first = entries.group_by("rank").aggregate([("record", "min")])
+        late = pc.greater(first["record_min"], 0)
+        truncated[integers(first.filter(late), "rank")] = True
+        pairs = [divmod(each, span) for each in names.tolist()]
+        return cls(flight, lane, pairs, truncated)
+
+    def known(self) -> Bools:
+        """Return which entries are not before the first of a recorder that dropped some."""
+        entries = self.flight.entries
+        rank, sequence = integers(entries, "rank"), integers(entries, "sequence")
+        collective = ~np.asarray(entries["p2p"].to_numpy(), bool)
+        begins = np.full(len(self.names) * self.truncated.size, np.iinfo(np.int64).max)
+        place = self.lane * self.truncated.size + rank
+        chosen = collective & self.truncated[rank] if rank.size else collective
+        np.minimum.at(begins, place[chosen], sequence[chosen])
+        per_lane = begins.reshape(len(self.names), self.truncated.size)
+        start = np.where(per_lane == np.iinfo(np.int64).max, 0, per_lane).max(axis=1, initial=0)
+        late: Bools = sequence >= start[self.lane]
+        return ~collective | late
+
+    def unknown(self) -> dict[tuple[int, int], frozenset[int]]:
+        """Return of each lane the ranks whose recorders would not show what they called in it."""
+        entries = self.flight.entries
+        there = np.zeros((len(self.names), self.truncated.size), bool)
+        there[self.lane, integers(entries, "rank")] = True
+        silent = ~there & self.truncated
+        return {
+            name: frozenset(np.flatnonzero(silent[place]).tolist())
+            for place, name in enumerate(self.names)
+        }
+
+
+def _pairs(
+    flight: Flight, kept: Ints, lanes: Ints, p2p: Bools, truncated: Bools
+) -> tuple[Ints, Ints, Ints]:
+    """Return of each send and receive its kind (source, destination, size), and its turn in it.
+
+    One value for each of the rows that are `kept`. Turns count from the first one, or, where one
+    side's recorder has dropped some, from the last that both have ended. The third is 0, or of
+    what has no other side an own number.
+    """
+    pair, turn, tag = (np.zeros(p2p.size, np.int64) for _ in range(3))
+    rows = np.flatnonzero(p2p)
+    if not rows.size:
+        return pair, turn, tag
+    some = flight.entries.take(pa.array(kept[rows]))
+    own, peer = integers(some, "rank"), integers(some, "peer", -1)
+    peer = _global_ranks(flight, integers(some, "group"), peer)
+    send = np.asarray(pc.equal(some["operation"].cast(pa.string()), "Send").to_numpy(False), bool)
+    source, target = np.where(send, own, peer), np.where(send, peer, own)
+    size = integers(some, "bytes", -1)
+    _, kind = np.unique(np.stack([lanes[rows], source, target, size]), axis=1, return_inverse=True)
+    kind = kind.reshape(-1)
+    order = np.lexsort((integers(some, "record"), send, kind))
+    side = (kind * 2 + send)[order]
+    begin = np.searchsorted(side, side)
+    place = np.arange(side.size) - begin
+    ended = np.asarray(some["finished"].to_numpy(), bool)[order]
+    total = np.bincount(side, weights=ended).astype(np.int64)[side]
+    ranks = np.clip(np.stack([source, target]), 0, truncated.size - 1)
+    dropped = truncated[ranks].any(axis=0)[order]
+    pair[rows] = kind
+    turn[rows[order]] = np.where(dropped, place - total, place)
+    tag[rows[peer < 0]] = rows[peer < 0] + 1
+    return pair, turn, tag
+
+
+def _global_ranks(flight: Flight, group: Ints, peer: Ints) -> Ints:
+    """Return the ranks of other sides that are given in their groups' ranks; -1 if unknown."""
+    found = np.full(peer.size, -1, np.int64)
+    for number in np.unique(group).tolist():
+        members = np.array(flight.groups[number].ranks or (), np.int64)
+        here = (group == number) & (peer >= 0) & (peer < members.size)
+        found[here] = members[peer[here]]
+    return found
