@@ -2,151 +2,32 @@
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from clusterprof.agent.contracts.words import ms
-from clusterprof.analysis.findings.finding import Evidence, named
-from clusterprof.analysis.model import host_activity
+from clusterprof.analysis.findings.finding import Evidence, job_of, named
+from clusterprof.analysis.model import host_activity, limits
 from clusterprof.analysis.model.dataset import Dataset, Floats, commonest
-from clusterprof.analysis.model.intervals import union
+from clusterprof.analysis.model.intervals import Intervals, union
 from clusterprof.analysis.model.timeline import COLLECTIVE
 
-#: what to do about collections that come at another step on each rank
-COLLECT_TOGETHER = (
-    "switch automatic collection off (gc.disable()) and collect at the same step on all ranks "
-    "(gc.collect() every N steps); gc.freeze() after the set-up excludes long-lived objects"
-)
-#: a cause has so many rows of evidence at most
-_MOST_ROWS = 8
-_SLOW_GPU = (
-    "look at that GPU's clocks, temperature and throttling (nvidia-smi -q -d PERFORMANCE,CLOCK) "
-    "and at other processes on it"
-)
-_SLOW_HOST = "look at what else runs on that host, its clocks, and the cores it is bound to"
+#: where a sentence has two names (`between 'a' and 'b'`), all of one that is longer than 24
+_LONG_NAME = re.compile(r"(?<=')([^']{23})[^']{2,}(?=')")
 
 
 @dataclass(frozen=True)
 class Reason:
-    """Why a rank is late (a clause without a full stop, or empty), what to do, what shows it."""
+    """Why a rank is late (a clause without a full stop), what to do, what shows it."""
 
     why: str
     advice: str
     evidence: Evidence
-
-
-def _blocked(activity: dict[str, Any]) -> str:
-    """What a host is in, as a clause."""
-    name = named(activity["name"])
-    call = activity["kind"] in ("os", "cuda")
-    return f"its host blocks in {name}" if call else f"its host is in '{name}'"
-
-
-def slow_host(dataset: Dataset, k: int) -> Reason:
-    """What a slow host does in the longest time in which it launches nothing."""
-    line, tables, rank = dataset.timelines[k], dataset.tables[k], dataset.ranks[k]
-    rows: Evidence = []
-    clauses: list[str] = []
-    launched = union(line.launch, line.launch_end)
-    for at in np.flatnonzero(np.isin(line.step, dataset.steady_steps)):
-        gap = longest_gap(launched, int(line.host_begin[at]), int(line.host_end[at]))
-        activity = host_activity.doing(tables, *gap)
-        clauses += [_blocked(activity)] if activity else []
-        what = f"its host launches nothing for {ms(gap[1] - gap[0])}"
-        time = _aligned(dataset, rank, gap[0])
-        step = int(line.step[at])
-        rows.append({"rank": rank, "step": step, "time_ns": time, "host": activity, "what": what})
-    advice = (
-        f"look at what rank {rank}'s host does between its launches, and move it off the "
-        "training thread"
-    )
-    return Reason(commonest(clauses) if clauses else "", advice, rows[:_MOST_ROWS])
-
-
-def _aligned(dataset: Dataset, rank: int, time_ns: int) -> int:
-    return int(dataset.clock.align(rank, np.asarray([time_ns], dtype=np.int64))[0])
-
-
-def late_host(dataset: Dataset, k: int, each: Floats) -> Reason:
-    """Why the host was late: what it did in the longest time its GPU idled in each step.
-
-    `each` is by how much it was late in each steady-state step (ns).
-    """
-    tables, line, rank = dataset.tables[k], dataset.timelines[k], dataset.ranks[k]
-    rows: Evidence = []
-    # idle time by what the host was in, and by where between ranges it was: what a step without a
-    # pause spends its time in is no cause
-    inside: dict[str, int] = {}
-    between: dict[str, int] = {}
-    verbs: dict[str, str] = {}
-    for column, step in enumerate(dataset.steady_steps):
-        at = int(np.searchsorted(line.step, step))
-        if each[column] <= 0 or at >= len(line.step) or line.step[at] != step:
-            continue
-        gap = longest_gap(line.busy, int(line.begin[at]), int(line.end[at]))
-        idle = gap[1] - gap[0]
-        activity = host_activity.doing(tables, *gap)
-        if activity is not None:
-            where, place = inside, _blocked(activity)
-        else:
-            activity = host_activity.between(tables, *gap)
-            where, place = between, "its host is in no call or range"
-        if activity is not None:
-            name = str(activity["name"])
-            where[name] = where.get(name, 0) + idle
-            verbs[name] = place
-            place += "" if where is inside else f", {name}"
-        rows.append(
-            {
-                "rank": rank,
-                "step": int(step),
-                "time_ns": _aligned(dataset, rank, gap[0]),
-                "idle_ns": idle,
-                "host": activity,
-                "what": f"its GPU idles for {ms(idle)} while {place}",
-            }
-        )
-    advice = (
-        f"look at what rank {rank}'s host does before it launches kernels (data loading, logging, "
-        "a busy core, checkpointing) and move it off the training thread"
-    )
-    if max(inside.values(), default=0) >= max(between.values(), default=1):
-        most = max(inside, key=lambda name: inside[name])
-        return _inside(most, verbs[most], rank, rows, advice)
-    why = "its kernels are launched late"
-    if between:
-        place = max(between, key=lambda name: between[name])
-        why = f"its host runs its own code {_named_between(place)}"
-    elif any(row["host"] is None for row in rows):
-        why = "its host is in no CUDA call or NVTX range before launching kernels"
-    return Reason(why, advice, rows[:_MOST_ROWS])
-
-
-def _named_between(place: str) -> str:
-    """`between 'a' and 'b'`, both names short enough that a sentence holds them."""
-    first, _, second = place.removeprefix("between '").removesuffix("'").partition("' and '")
-    return "between " + " and ".join(
-        f"'{name if len(name) <= 24 else name[:23] + '…'}'" for name in (first, second)
-    )
-
-
-def _inside(most: str, clause: str, rank: int, rows: Evidence, advice: str) -> Reason:
-    """The reason where the host was in `most` for longest."""
-    why = f"{clause} before launching kernels"
-    if most == host_activity.COLLECTOR:
-        runs = [row for row in rows if row["host"] and row["host"]["name"] == most]
-        worst = max(runs, key=lambda row: int(row["host"]["duration_ns"]))
-        spent = ms(worst["host"]["duration_ns"])
-        why, advice = f"the garbage collector ran {spent} in step {worst['step']}", COLLECT_TOGETHER
-    elif "GIL" in most:
-        why = "its host waits for the GIL before launching kernels"
-        advice = (
-            f"other Python threads keep rank {rank}'s main thread from launching: move their work "
-            "into processes"
-        )
-    return Reason(why, advice, rows[:_MOST_ROWS])
+    #: it may be work that other ranks could do
+    movable: bool = False
 
 
 def pause(dataset: Dataset, k: int) -> tuple[float, str]:
@@ -154,60 +35,145 @@ def pause(dataset: Dataset, k: int) -> tuple[float, str]:
 
     The name is empty where no call or range in the report covers it.
     """
-    line, tables = dataset.timelines[k], dataset.tables[k]
+    line = dataset.timelines[k]
     launched = union(line.launch, line.launch_end)
-    lengths, names = [], []
-    for at in np.flatnonzero(np.isin(line.step, dataset.steady_steps)):
-        gap = longest_gap(launched, int(line.host_begin[at]), int(line.host_end[at]))
-        did = host_activity.doing(tables, *gap)
-        lengths.append(gap[1] - gap[0])
-        names += [str(did["name"])] if did else []
-    if not lengths:
-        return 0.0, ""
-    often = 2 * len(names) >= len(lengths)
-    return float(np.mean(lengths)), commonest(names) if often else ""
+    at = np.isin(line.step, dataset.steady_steps)
+    spans = zip(line.host_begin[at].tolist(), line.host_end[at].tolist(), strict=True)
+    gaps = [longest_gap(launched, *span) for span in spans]
+    inside = [host_activity.doing(dataset.tables[k], *gap) for gap in gaps]
+    names = [str(activity["name"]) for activity in inside if activity]
+    often = names and len(names) >= limits.HALF * len(gaps)
+    mean = float(np.mean([end - begin for begin, end in gaps] or [0]))
+    return mean, commonest(names) if often else ""
 
 
-def longest_gap(busy: Any, begin: int, end: int) -> tuple[int, int]:
+def late_host(dataset: Dataset, k: int, each: Floats) -> Reason:
+    """Why the host was late: what it did in the longest time that its peers did not take.
+
+    `each` is by how much it was late in each steady-state step (ns).
+    """
+    tables, line, rank = dataset.tables[k], dataset.timelines[k], dataset.ranks[k]
+    rows: Evidence = []
+    apart = _beyond_peers(dataset, k)
+    # time by what the host was in, and by where between ranges it was: what a step without a
+    # pause spends its time in is no cause
+    spent: Counter[tuple[str, str]] = Counter()
+    for late, step in zip(each, dataset.steady_steps, strict=True):
+        at = np.flatnonzero(line.step == step)
+        if late <= 0 or not len(at):
+            continue
+        gap = apart.get(step) or longest_gap(
+            line.busy, int(line.begin[at[0]]), int(line.end[at[0]])
+        )
+        host = host_activity.doing(tables, *gap) or host_activity.between(tables, *gap)
+        if host:
+            spent[str(host["kind"]), str(host["name"])] += gap[1] - gap[0]
+        begin = dataset.clock.align(rank, np.asarray(gap[:1], dtype=np.int64))
+        row = {"rank": rank, "step": step, "time_ns": int(begin[0]), "gap_ns": gap[1] - gap[0]}
+        rows.append({**row, "host": host})
+    if spent:
+        most = max(spent, key=lambda key: (spent[key], key[0] != "between"))
+        why, advice = _why(*most, rows)
+    else:
+        why = "its host is in no CUDA call or NVTX range before launching kernels"
+        why, advice = why if rows else "its kernels are launched late", ""
+    advice = advice or (
+        f"look at what rank {rank}'s host does before it launches kernels (data loading, logging, "
+        "a busy core, checkpointing) and move it off the training thread"
+    )
+    return Reason(why, advice, rows[: limits.MOST])
+
+
+def _why(kind: str, name: str, rows: Evidence) -> tuple[str, str]:
+    """Why a host was late that was in this for longest, and what to do where that is special."""
+    if name == host_activity.COLLECTOR:
+        runs = [row for row in rows if row["host"] and row["host"]["name"] == name]
+        worst = max(runs, key=lambda row: int(row["host"]["duration_ns"]))
+        spent = ms(worst["host"]["duration_ns"])
+        return f"the garbage collector ran {spent} in step {worst['step']}", (
+            "switch automatic collection off (gc.disable()) and collect at the same step on all "
+            "ranks (gc.collect() every N steps); gc.freeze() after the set-up excludes long-lived "
+            "objects"
+        )
+    if kind == "between":
+        return "its host runs its own code " + _LONG_NAME.sub(r"\1…", name), ""
+    if "GIL" in name:
+        return "its host waits for the GIL before launching kernels", (
+            "other Python threads keep the main thread from launching: move their work into "
+            "processes"
+        )
+    call = kind in ("os", "cuda")
+    where = f"blocks in {named(name)}" if call else f"is in '{named(name)}'"
+    return f"its host {where} before launching kernels", ""
+
+
+def _beyond_peers(dataset: Dataset, k: int) -> dict[int, tuple[int, int]]:
+    """By step: the host's longest own time between the two collectives where it exceeds most.
+
+    What most of its peers take between the same two is no reason to be late. Times of the rank's
+    own clock; a step in which it takes no longer than they do is left out.
+    """
+    job = job_of(dataset)
+    replayed, others = job.job, job.peers.others(k)
+    if dataset.on_host or not len(others):
+        return {}
+    shape = len(dataset.ranks), len(replayed.steps), int(job.host_phase.max(initial=0)) + 1
+    spent, own = np.zeros(shape), replayed.lengths.own
+    np.add.at(spent, (replayed.host_rank, job.step_of_host, job.host_phase), own)
+    more = spent[k] - np.median(spent[others], axis=0)
+    out = {}
+    for s, step in enumerate(replayed.steps.tolist()):
+        worst = int(more[s].argmax())
+        here = (replayed.host_rank == k) & (job.step_of_host == s) & (job.host_phase == worst)
+        if more[s, worst] > 0 and here.any():
+            last = np.flatnonzero(here)[np.argmax(own[here])]
+            aligned = end = replayed.recorded[last : last + 1]
+            for _ in range(3):  # clocks differ in pace by millionths
+                end = end + aligned - dataset.clock.align(dataset.ranks[k], end)
+            out[step] = int(end[0] - own[last]), int(end[0])
+    return out
+
+
+def longest_gap(busy: Intervals, begin: int, end: int) -> tuple[int, int]:
     """The longest time within `begin`..`end` in which nothing ran."""
     inside = (busy.end > begin) & (busy.start < end)
-    starts = np.r_[busy.start[inside], end]
-    ends = np.r_[begin, busy.end[inside]]
-    gaps = starts - ends
-    worst = int(np.argmax(gaps))
+    starts, ends = np.r_[busy.start[inside], end], np.r_[begin, busy.end[inside]]
+    worst = int(np.argmax(starts - ends))
     return int(ends[worst]), int(max(starts[worst], ends[worst]))
 
 
 def busy_gpu(dataset: Dataset, k: int, _each: Floats) -> Reason:
     """Which kernels the rank has more of, or longer, than its peers."""
-    per_name: dict[str, tuple[float, float]] = {}
-    for other, line in enumerate(dataset.timelines):
-        step = np.r_[line.step, -1][line.step_of]
-        use = (line.kind != COLLECTIVE) & np.isin(step, dataset.steady_steps)
-        size = len(line.names)
-        time = np.bincount(line.name[use], line.stop[use] - line.start[use], size)
-        count = np.bincount(line.name[use], minlength=size)
-        sign = 1.0 if other == k else -1.0 / max(len(dataset.ranks) - 1, 1)
-        for n, name in enumerate(line.names):
-            t, c = per_name.get(name, (0.0, 0.0))
-            per_name[name] = (t + sign * float(time[n]), c + sign * float(count[n]))
-    steps = max(len(dataset.steady_steps), 1)
-    worst = max(per_name, key=lambda n: per_name[n][0]) if per_name else ""
-    more_ns, more_calls = (total / steps for total in per_name.get(worst, (0.0, 0.0)))
-    why, advice = "its GPU is slower than its peers'", _SLOW_GPU
-    if any(word in worst.lower() for word in ("memcpy", "memset")):
+    every, lines = dataset.activities, dataset.timelines
+    step = np.concatenate([np.r_[line.step, -1][line.step_of] for line in lines])
+    took = np.concatenate([line.stop - line.start for line in lines])
+    use = (every.kind != COLLECTIVE) & np.isin(step, dataset.steady_steps)
+    # its own, less the mean of the others'
+    weight = np.where(every.rank == k, 1.0, -1.0 / max(len(lines) - 1, 1))[use]
+    weight /= len(dataset.steady_steps)
+    name, size = every.name[use], len(every.names)
+    more, calls = (np.bincount(name, each, size) for each in (weight * took[use], weight))
+    at = int(np.argmax(more))
+    worst, more_ns, more_calls = every.names[at], float(more[at]), float(calls[at])
+    copies = any(word in worst.lower() for word in ("memcpy", "memset"))
+    movable = not copies and round(more_calls) >= 1
+    if copies:
         why, advice = "its copies take longer", "look at what it copies, and from which memory"
-    elif more_calls >= 0.5:
+    elif movable:
         why = "its GPU has more work than its peers'"
         advice = "balance the work between the ranks: samples of equal length, the same layers"
-    elif dataset.on_host:
-        advice = _SLOW_HOST
+    else:
+        why, advice = (
+            "its GPU is slower than its peers'",
+            (
+                "look at what else runs on that host, its clocks, and the cores it is bound to"
+                if dataset.on_host
+                else "look at that GPU's clocks, temperature and throttling (nvidia-smi -q -d "
+                "PERFORMANCE,CLOCK) and at other processes on it"
+            ),
+        )
     row = {
-        "rank": dataset.ranks[k],
-        "kernel": worst,
-        "more_ns_per_step": round(more_ns),
-        "more_calls_per_step": round(more_calls, 1),
-        "what": f"{ms(more_ns)} per step more in {worst[:80]}"
-        + (f", {more_calls:+.0f} calls" if more_calls >= 0.5 else ""),
-    }
-    return Reason(why, advice, [row])
+        "rank": dataset.ranks[k], "kernel": worst, "more_ns_per_step": round(more_ns),
+        "more_calls_per_step": round(more_calls, 1) + 0.0,  # none, and not minus none
+    }  # fmt: skip
+    return Reason(why, advice, [row], movable)

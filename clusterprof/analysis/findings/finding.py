@@ -1,4 +1,8 @@
-"""How a finding is made: severity from its share of the step, recurrence from its steps."""
+"""How a finding is made: severity from what its repair saves, recurrence from its steps.
+
+All savings, and all shares of a step, are of one pace: that of the job without the profiler where
+its step logs tell it, else that of the window (`pace_ns`).
+"""
 
 from __future__ import annotations
 
@@ -13,11 +17,9 @@ import numpy as np
 from clusterprof.agent.contracts import words
 from clusterprof.analysis.model import limits
 from clusterprof.analysis.model.dataset import Dataset
-from clusterprof.analysis.model.what_if import Saved
-from clusterprof.results import Finding, Recurrence, Saving, Severity
+from clusterprof.analysis.model.what_if import Saved, WhatIfs, what_ifs
+from clusterprof.results import RANKS, Finding, Pace, Recurrence, Saving, Severity
 
-#: share of the steady-state steps from which on a finding is persistent
-_PERSISTENT_FRAC = 0.75
 #: a sentence of the verdict's first line is at most this long, and a name in it
 SENTENCE_LENGTH, _NAME_LENGTH = 100, 40
 _GPU = re.compile(r"\bGPU(s?)\b")
@@ -41,87 +43,84 @@ class Code:
     recommendation: str
 
 
-def severity(share: float) -> Severity:
-    """Critical from 15 % of the step on, a warning from 5 %, else information."""
-    return _LEVELS[(share >= limits.WARNING_FRAC) + (share >= limits.CRITICAL_FRAC)]
-
-
-def recurrence(hit: int, of: int) -> Recurrence:
-    """How often in the steady-state steps: three in four is persistent, a single one is once."""
-    if hit >= _PERSISTENT_FRAC * of:
-        return "persistent"
-    return "once" if hit <= 1 else "intermittent"
-
-
 def finding(
     dataset: Dataset,
-    code: str,
+    code: Code,
     *,
     ranks: Sequence[int],
-    cost: Sequence[float] | np.ndarray,
     summary: str,
-    advice: str,
     evidence: Evidence,
     confidence: float,
     rank: int | None = None,
-    uncertainty_ns: float = 0.0,
-    floor_ns: float = 0.0,
+    advice: str = "",
+    cost: Sequence[float] | np.ndarray | None = None,
     at_most: Severity = "critical",
     at_least: Severity = "info",
     follow_up: str = "",
     saved: Saved | None = None,
 ) -> Finding:
-    """Make a finding from its cost in each steady-state step (ns).
+    """Make a finding from what its repair saves.
 
-    `floor_ns` is what a step must cost to count as one of the finding's; the severity lies between
-    `at_least` and `at_most`; `follow_up` is the command that shows more, if any. The summary's
-    first sentence must make sense alone: it may become the verdict. `saved` is the what-if behind
-    it: without one, its repair is taken to save its cost.
+    `cost` is what it costs in each steady-state step (ns): what the what-if saves in the window,
+    unless given. Without a what-if there is no saving. The severity lies between `at_least` and
+    `at_most`; `advice` is the code's unless given; `follow_up` is the command that shows more, if
+    any. The summary's first sentence must make sense alone: it may become the verdict.
     """
-    each = np.nan_to_num(np.asarray(cost, dtype=float))
+    given = cost if cost is not None else saved.each if saved else []
+    each = np.maximum(np.nan_to_num(np.asarray(given, dtype=float)), 0.0)
     if len(each) == len(dataset.durations):
         # no step can cost more than it lasts
         each = np.minimum(each, dataset.durations)
-    hit = np.flatnonzero(each > max(floor_ns, 0.0))
+    hit = np.flatnonzero(each > limits.WARNING_FRAC * each.max(initial=0.0))
     per_step = float(each.mean()) if len(each) else 0.0
-    share = per_step / dataset.step_ns if dataset.step_ns else 0.0
-    saved_ns, unsure_ns = (saved.ns, saved.uncertainty_ns) if saved else (per_step, uncertainty_ns)
     # nor can its repair save more than the step where one rank's times are wrong
-    saved_ns = min(saved_ns, dataset.step_ns)
-    worth = saved.most_ns / dataset.step_ns if saved and dataset.step_ns else share
-    level = min(severity(worth), at_most, key=_LEVELS.index)
+    step_ns = pace_ns(dataset)
+    saved_ns = min(saved.ns, step_ns) if saved else 0.0
+    share = max(saved_ns / step_ns, 0.0) if step_ns else 0.0
+    level = min(severity(share), at_most, key=_LEVELS.index)
+    clocks_ns = job_of(dataset).clock_error_ns(saved, ranks) if saved else 0.0
+    unsure_ns = round(float(np.hypot(saved.uncertainty_ns, clocks_ns))) if saved else 0
     return {
-        "code": code,
+        "code": code.code,
         "severity": max(level, at_least, key=_LEVELS.index),
         "rank": rank,
         "ranks": [int(r) for r in ranks],
         "steps": [int(dataset.steady_steps[k]) for k in hit],
-        "recurrence": recurrence(len(hit), len(each)),
+        "recurrence": _recurrence(len(hit), len(each)),
         "cost_ns_per_step": round(per_step),
         "share_of_step": round(share, 4),
         "saved_ns_per_step": round(saved_ns),
-        "saved_uncertainty_ns": round(unsure_ns),
-        "saving": _saving(saved) if saved else None,
-        "uncertainty_ns": round(uncertainty_ns),
+        "saved_uncertainty_ns": unsure_ns,
+        "saving": _saving(saved, clocks_ns) if saved else None,
+        "uncertainty_ns": unsure_ns,
         "confidence": round(float(min(max(confidence, 0.0), 1.0)), 2),
-        "summary": _worded(dataset, summary),
-        "evidence": [
-            {**row, "what": _worded(dataset, str(row["what"]))} if "what" in row else row
-            for row in evidence
-        ],
-        "advice": _worded(dataset, advice),
+        "summary": _worded(dataset, summary + _when(dataset, each, hit)),
+        "evidence": evidence,
+        "advice": _worded(dataset, advice or code.recommendation),
         "next": follow_up,
     }
 
 
-def _saving(saved: Saved) -> Saving:
+def severity(share: float) -> Severity:
+    """Return how severe it is to lose this share of a step."""
+    return _LEVELS[(share >= limits.WARNING_FRAC) + (share >= limits.CRITICAL_FRAC)]
+
+
+def _recurrence(hit: int, of: int) -> Recurrence:
+    if hit >= limits.STEADY_FRAC * of:
+        return "persistent"
+    return "once" if hit <= 1 else "intermittent"
+
+
+def _saving(saved: Saved, clocks_ns: float) -> Saving:
     """Where a saving is from."""
     base, long = saved.base_ns, saved.base_long_ns
     return {
         "window": {"step_ns": round(base), "without_ns": round(base - saved.window_ns)},
         "long_run": {"step_ns": round(long), "without_ns": round(long - saved.long_ns)},
-        "stated": "long_run" if saved.without_profiler else "window",
+        "stated": "long_run" if saved.long_run else "window",
         "each_ns": [round(ns) for ns in saved.each.tolist()],
+        "clocks_ns": round(clocks_ns),
         "net_of": [{"code": code, "ranks": list(ranks)} for code, ranks in saved.net_of],
     }
 
@@ -148,23 +147,76 @@ def named(name: object) -> str:
     return text if len(text) <= _NAME_LENGTH else text[: _NAME_LENGTH - 1] + "…"
 
 
+def job_of(dataset: Dataset) -> WhatIfs:
+    """The job's what-ifs: the registry asks for findings only where there are any."""
+    job = what_ifs(dataset)
+    assert job is not None
+    return job
+
+
+def pace_ns(dataset: Dataset) -> float:
+    """The step (ns) that all savings are of."""
+    job = what_ifs(dataset)
+    return job.step_ns if job is not None else dataset.step_ns
+
+
+def pace(dataset: Dataset) -> Pace | None:
+    """Both paces of the job; None without steady-state steps."""
+    job = what_ifs(dataset)
+    if job is None or not dataset.step_ns:
+        return None
+    return {
+        "step_ns": round(job.step_ns),
+        "without_profiler": job.known,
+        "window_step_ns": round(dataset.step_ns),
+    }
+
+
+def another_pace(dataset: Dataset) -> bool:
+    """Whether the window's steps are another pace than that of the savings."""
+    return abs(dataset.step_ns - pace_ns(dataset)) > limits.LEAST_FRAC * pace_ns(dataset)
+
+
 def of_step(dataset: Dataset, ns: float) -> str:
-    """A cost as text: `16.9 ms of each step (35%)`."""
-    return f"{words.ms(ns)} of each step ({words.percent(ns / dataset.step_ns)})"
+    """A saving as text: `16.9 ms of each 47.5 ms step (35%)`."""
+    return _of(ns, pace_ns(dataset))
 
 
-def capture(dataset: Dataset, ranks: Sequence[int], *options: str) -> str:
-    """The command line that profiles `ranks` again, with `options` that show more.
+def of_window(dataset: Dataset, ns: float) -> str:
+    """A time that was measured in the window as text, with the window's own step."""
+    text = _of(ns, dataset.step_ns)
+    return f"{text} under the profiler" if another_pace(dataset) else text
 
-    With the launcher of the run; where that is unknown, the one that its hosts suggest. Empty
-    where `options` are wanted and the profiler of the reports has none of them.
+
+def _of(ns: float, step_ns: float) -> str:
+    return f"{words.ms(ns)} of each {words.ms(step_ns)} step ({words.percent(ns / step_ns)})"
+
+
+def _when(dataset: Dataset, each: np.ndarray, hit: np.ndarray) -> str:
+    """In which steps of the window it is, where not in all: at one stretch, or how many."""
+    if not 0 < len(hit) < len(each):
+        return ""
+    first, last = dataset.steady_steps[hit[0]], dataset.steady_steps[hit[-1]]
+    stretch = len(hit) >= limits.FEW and hit[-1] - hit[0] + 1 == len(hit)
+    where = f" ({first} to {last})" if stretch else ""
+    often = f"{len(hit)} of {len(each)} steady-state steps{where}"
+    return f" It happens in {often}, {words.ms(float(each[hit].mean()))} each."
+
+
+def capture(dataset: Dataset, ranks: Sequence[int], *options: str, profiler: str = "nsys") -> str:
+    """The command line that profiles `ranks` again by this profiler, with `options` that show more.
+
+    It is the run's own, whole; where that is unknown, of the launcher that its hosts suggest. nsys
+    shows most, whatever captured the run, and whatever the environment names by default; a profiler
+    that the run's own line names behind the ranks is the only one that can capture them.
     """
     several = len({t.info.host for t in dataset.tables}) > 1
-    launcher = dataset.launcher or ("srun" if several else "torchrun")
-    if options and all(t.info.profiler == "torch.profiler" for t in dataset.tables):
-        return ""
-    argv = ["clusterprof", launcher, "--ranks", ",".join(map(str, ranks)), *options]
-    return shlex.join(argv) + " ... -- PROGRAM..."
+    launcher = "srun" if several else "torchrun"
+    given = dataset.again or ("clusterprof", launcher, RANKS, "...", "--", "PROGRAM...")
+    place = given.index(RANKS) if RANKS in given else len(given)
+    rest = given[place + 1 :]
+    by = [] if "--profiler" in rest[:1] else ["--profiler", profiler, *options]
+    return shlex.join([*given[:place], "--ranks", ",".join(map(str, ranks)), *by, *rest])
 
 
 def operators(dataset: Dataset) -> tuple[str, str]:
@@ -173,6 +225,6 @@ def operators(dataset: Dataset) -> tuple[str, str]:
     nsys 2025.3 marks them itself; 2024.2 refuses the option, and torch can do it.
     """
     matches = [_NSYS.search(t.info.profiler) for t in dataset.tables]
-    versions = [(int(m[1]), int(m[2])) if m else (0, 0) for m in matches]
+    versions = [(int(m[1]), int(m[2])) for m in matches if m]
     by_nsys = min(versions, default=(0, 0)) >= _MARKS_OPERATORS
     return "--pytorch", "autograd-nvtx" if by_nsys else "emit-nvtx"

@@ -13,14 +13,15 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pyarrow.compute as pc
 
-from clusterprof.agent.contracts.words import counted, duration, ms, percent
+from clusterprof.agent.contracts.words import counted, duration, ms
 from clusterprof.analysis.findings import causes
 from clusterprof.analysis.findings.finding import (
     Code,
-    Evidence,
     capture,
     finding,
+    job_of,
     named,
+    of_step,
     operators,
 )
 from clusterprof.analysis.findings.pipeline import evened
@@ -28,9 +29,10 @@ from clusterprof.analysis.model import host_activity, limits
 from clusterprof.analysis.model.dataset import Dataset, Floats, Ints
 from clusterprof.analysis.model.graph import NEVER
 from clusterprof.analysis.model.intervals import union
+from clusterprof.analysis.model.recorded import REACTS_NS, STAMP_NS
 from clusterprof.analysis.model.replay import Lengths
 from clusterprof.analysis.model.timeline import COMPUTE
-from clusterprof.analysis.model.what_if import Saved, WhatIfs, what_ifs
+from clusterprof.analysis.model.what_if import Saved, WhatIfs
 from clusterprof.results import Finding
 
 #: place among the modules of findings (`registry`)
@@ -110,15 +112,8 @@ CODES = (
 _NAMED_FIRST = 1.25
 #: a wait inside the step is worth an information from here on: it saves more where hosts are slower
 _SYNC_FRAC = 0.005
-#: a launch takes the host no less than this: 2.5 µs for a whole CUDA graph (NVIDIA, "Constant Time
-#: Launch for Straight-Line CUDA Graphs", 2024)
-_LAUNCH_NS = 2_500
-#: and a pause takes so many times as long as the rank's middle launch
+#: a pause takes so many times as long as the rank's middle launch
 _PAUSE_TIMES = 10
-#: a copy of at most so many bytes to the host is a value that the program reads
-_VALUE_BYTES = 4096
-#: a host goes on at most so long after the copy that it waited for, time stamps overlap by 2 µs
-_REACTS_NS, _STAMP_NS = 30_000, 2_000
 
 
 @dataclass(frozen=True)
@@ -143,9 +138,7 @@ class _Cause:
 def find(dataset: Dataset, _found: Sequence[Finding] = ()) -> list[Finding]:
     """Return `host.gil`, `host.gc`, `input.stall`, `host.sync`, `host.launch_bound`, `host.busy`,
     `gpu.idle`."""
-    job, lengths = what_ifs(dataset), evened(dataset)
-    if job is None or lengths is None or not dataset.step_ns:
-        return []
+    job, lengths = job_of(dataset), evened(dataset)
     out = []
     left = [one for one in _causes(dataset, job, lengths) if _large(dataset, job, one)]
     while left:
@@ -155,7 +148,8 @@ def find(dataset: Dataset, _found: Sequence[Finding] = ()) -> list[Finding]:
             break
         saved, best = max(enough, key=lambda pair: pair[0].most_ns * _weight(pair[1]))
         out.append(_finding(dataset, job, best, saved))
-        lengths = best.without(lengths)
+        named = (best.code, tuple(out[-1]["ranks"]))
+        lengths = replace(best.without(lengths), repaired=(*lengths.repaired, named))
         left.remove(best)
     return out
 
@@ -185,7 +179,7 @@ def _causes(dataset: Dataset, job: WhatIfs, lengths: Lengths) -> Iterator[_Cause
     end = replay.recorded[: len(replay.host_rank)]
     begin = end - replay.lengths.own
     share = np.divide(lengths.own, np.maximum(replay.lengths.own, 1))
-    parts = host_activity.named_time(dataset, replay.host_rank, begin, end)
+    parts = job.named
     rest = end - begin - sum(parts.values())
     for code, part in parts.items():
         yield _Cause(code, (part * share).astype(np.int64), none)
@@ -194,9 +188,10 @@ def _causes(dataset: Dataset, job: WhatIfs, lengths: Lengths) -> Iterator[_Cause
         return
     usual = np.zeros(len(dataset.ranks))
     for k in np.unique(replay.host_rank).tolist():
-        usual[k] = np.median(rest[(replay.host_rank == k) & (rest > 0)])
-    long = rest > np.maximum(limits.LAUNCH_GAP_NS, _PAUSE_TIMES * usual[replay.host_rank])
-    more = np.maximum(rest * share - _LAUNCH_NS, 0).astype(np.int64)
+        here = rest[slice(*np.searchsorted(replay.host_rank, [k, k + 1]))]
+        usual[k] = np.median(here[here > 0])
+    long = rest > np.maximum(limits.PAUSE_NS, _PAUSE_TIMES * usual[replay.host_rank])
+    more = (rest * share).astype(np.int64)
     yield _Cause("host.busy", np.where(long, more, 0), none)
     yield _Cause("host.launch_bound", np.where(long, 0, more), none)
     yield _Cause("gpu.idle", np.zeros(len(end), dtype=np.int64), none, explained=True)
@@ -208,14 +203,14 @@ def _value_waits(dataset: Dataset, job: WhatIfs) -> Ints:
     for k in np.unique(replay.host_rank).tolist():
         table = dataset.tables[k].activity
         back = pc.fill_null(pc.equal(table["direction"], "device_to_host"), fill_value=False)
-        small = np.asarray(pc.fill_null(table["size_bytes"], 0).to_numpy()) <= _VALUE_BYTES
+        small = np.asarray(pc.fill_null(table["size_bytes"], 0).to_numpy()) < limits.LARGE_BYTES
         rows = np.flatnonzero(np.asarray(back.to_numpy(zero_copy_only=False), dtype=bool) & small)
         if not len(rows):
             continue
         stop = np.sort(dataset.clock.align(dataset.ranks[k], dataset.timelines[k].stop[rows]))
         ends = np.flatnonzero((replay.host_rank == k) & replay.host_root)[1:]
-        at = np.searchsorted(stop, replay.recorded[ends] + _STAMP_NS) - 1
-        close = (at >= 0) & (stop[np.maximum(at, 0)] >= replay.recorded[ends] - _REACTS_NS)
+        at = np.searchsorted(stop, replay.recorded[ends] + STAMP_NS) - 1
+        close = (at >= 0) & (stop[np.maximum(at, 0)] >= replay.recorded[ends] - REACTS_NS)
         out.append(ends[close])
     return np.concatenate(out) if out else np.zeros(0, dtype=np.int64)
 
@@ -224,29 +219,31 @@ def _finding(dataset: Dataset, job: WhatIfs, cause: _Cause, saved: Saved) -> Fin
     replay = job.job
     spent, idle = _by_rank(dataset, job, cause)
     worst = int(np.argmax(spent if spent.any() else idle))
-    chosen = spent >= limits.SHARED_FRAC * spent.max()
+    chosen = spent >= limits.HALF * spent.max()
     ranks = [rank for rank, much in zip(dataset.ranks, chosen, strict=True) if much]
-    each = np.maximum(saved.each, 0.0)
-    of_it = f"{ms(saved.ns)} of each {ms(job.step_ns)} step ({percent(saved.ns / job.step_ns)})"
-    text, options = _summary(dataset, job, cause, worst, of_it), _options(dataset, cause.code)
+    of_it, options = of_step(dataset, saved.ns), _options(dataset, cause.code)
+    text = _summary(dataset, job, cause, worst, of_it)
     idles = float(idle.max())
-    if cause.own.any() and abs(idles - saved.ns) > 0.1 * saved.ns:
-        text += f" GPUs idle up to {ms(idles)} per step in it."
-    if job.known and job.overhead_ns:
-        text += f" Under the profiler a step takes {ms(dataset.step_ns)}."
+    if cause.own.any() and abs(idles - saved.ns) > limits.LAUNCH_FRAC * saved.ns:
+        rank = dataset.ranks[int(np.argmax(idle))]
+        text += f" GPUs idle up to {ms(idles)} per step in it (rank {rank})."
     return finding(
         dataset,
-        cause.code,
+        next(one for one in CODES if one.code == cause.code),
         rank=dataset.ranks[worst] if cause.code == "host.gil" else None,
         ranks=ranks,
-        cost=each,
         saved=saved,
-        floor_ns=0.1 * float(each.max(initial=0.0)),
-        uncertainty_ns=saved.uncertainty_ns,
-        confidence=0.85,
+        confidence=limits.MEASURED,
         summary=text,
-        evidence=_evidence(dataset, replay.steps, spent, idle),
-        advice=next(one.recommendation for one in CODES if one.code == cause.code),
+        evidence=[
+            {
+                "rank": rank,
+                "steps": replay.steps.tolist(),
+                "idle_ns_per_step": round(idle[k]),
+                "host_ns_per_step": round(spent[k]),
+            }
+            for k, rank in enumerate(dataset.ranks[: limits.MOST])
+        ],
         follow_up=capture(dataset, ranks[:2], *options) if options else "",
     )
 
@@ -261,41 +258,27 @@ def _by_rank(dataset: Dataset, job: WhatIfs, cause: _Cause) -> tuple[Floats, Flo
     np.add.at(spent, replay.host_rank, cause.own.astype(float))
     at = cause.waits
     np.add.at(spent, replay.host_rank[at], (end[at] - end[at - 1]).astype(float))
-    for k in np.unique(replay.host_rank).tolist():
-        mine = np.flatnonzero((replay.host_rank == k) & (cause.own > 0))
-        busy, rank = dataset.timelines[k].busy, dataset.ranks[k]
-        busy = union(dataset.clock.align(rank, busy.start), dataset.clock.align(rank, busy.end))
-        free = end[mine] - begin[mine] - busy.within(begin[mine], end[mine])
-        idle[k] = float((free * taken[mine]).sum())
+    a, axis, mine = dataset.activities, dataset.axis, np.flatnonzero(cause.own > 0)
+    busy = union(axis.of(a.rank, a.start), axis.of(a.rank, a.stop))
+    of, begin, end = replay.host_rank[mine], begin[mine], end[mine]
+    free = end - begin - busy.within(axis.of(of, begin), axis.of(of, end))
+    idle += np.bincount(of, free * taken[mine], n)
     if cause.explained:
         np.add.at(idle, replay.rank, replay.unexplained.astype(float))
     return spent / len(replay.steps), idle / len(replay.steps)
-
-
-def _evidence(dataset: Dataset, steps: Ints, spent: Floats, idle: Floats) -> Evidence:
-    return [
-        {
-            "rank": int(rank),
-            "steps": steps.tolist(),
-            "idle_ns_per_step": round(float(idle[k])),
-            "host_ns_per_step": round(float(spent[k])),
-            "what": f"{ms(float(spent[k]))} of its host's time per step, in which its GPU idles "
-            f"{ms(float(idle[k]))}",
-        }
-        for k, rank in enumerate(dataset.ranks[:16])
-    ]
 
 
 def _summary(dataset: Dataset, job: WhatIfs, cause: _Cause, worst: int, saved: str) -> str:
     """A cause in words. `worst` is the place of the rank that spends most in it."""
     replay, rank = job.job, f"rank {dataset.ranks[worst]}"
     each = len(replay.steps) * max(len(np.unique(replay.host_rank)), 1)
-    if cause.code == "host.gil":
-        return f"Hosts wait for Python's GIL: {saved} (worst: {rank})."
-    if cause.code == "host.gc":
-        return f"Python's garbage collector, on one rank after another, costs {saved}."
-    if cause.code == "input.stall":
-        return f"Hosts fetch the batch while their GPUs idle: {saved}."
+    plain = {
+        "host.gil": f"Hosts wait for Python's GIL: {saved} (worst: {rank}).",
+        "host.gc": f"Python's garbage collector, on one rank after another, costs {saved}.",
+        "input.stall": f"Hosts fetch the batch while their GPUs idle: {saved}.",
+    }
+    if cause.code in plain:
+        return plain[cause.code]
     if cause.code == "host.sync":
         often = counted(round(len(cause.waits) / each), "time")
         return f"Hosts wait for their GPU {often} per step, for a value that they read: {saved}."
@@ -309,7 +292,8 @@ def _summary(dataset: Dataset, job: WhatIfs, cause: _Cause, worst: int, saved: s
     if cause.code == "host.busy":
         pause, name = causes.pause(dataset, worst)
         where = f" (in {named(name)})" if name else ""
-        return f"Host-bound: pauses of {ms(pause)}{where} cost {saved}."
+        longest = f"The longest: {rank}, {ms(pause)}{where}."
+        return f"Host-bound: pauses{where} cost {saved}. {longest}"
     idle = ms(float(np.nanmean(dataset.account("idle_ns"))))
     return (
         f"GPUs idle although their next kernel was launched: {saved}. The cause cannot be "

@@ -7,19 +7,18 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.compute as pc
 
 from clusterprof.agent.contracts.words import ms, size
-from clusterprof.analysis.findings.finding import Code, finding, of_step
+from clusterprof.analysis.findings.finding import Code, finding, job_of, of_step
 from clusterprof.analysis.findings.pipeline import evened
 from clusterprof.analysis.model import limits
 from clusterprof.analysis.model.dataset import Bools, Dataset, Floats
 from clusterprof.analysis.model.graph import NEVER
 from clusterprof.analysis.model.replay import Replay
-from clusterprof.analysis.model.what_if import what_ifs
 from clusterprof.results import Finding
 
-#: place among the modules of findings (`registry`)
 ORDER = 40
 
 CODES = (
@@ -36,65 +35,51 @@ CODES = (
     ),
 )
 
-#: bytes per ns of a pinned copy where none is recorded: 16 lanes of PCIe 4.0, of 5.0 from Hopper
-#: on, less a fifth (nvbandwidth measures 25 and 55 GB/s)
-_PCIE_4, _PCIE_5, _PCIE_5_GPUS = 25.0, 50.0, re.compile(r"\b(GH|GB|H|B)\d{2,3}")
-#: smaller copies do not show the speed of the bus
-_LARGE_BYTES = 1 << 20
+#: bytes per ns of a pinned copy where none is recorded: 16 lanes of PCIe 4.0, less a fifth; twice
+#: as many from Hopper on, which has 5.0 (nvbandwidth measures 25 and 55 GB/s)
+_PCIE_4, _PCIE_5_GPUS = 25.0, re.compile(r"\b(GH|GB|H|B)\d{2,3}")
 
 
 def find(dataset: Dataset, _found: Sequence[Finding] = ()) -> list[Finding]:
     """Return `input.pageable_copy` where pinned copies that the host does not wait for save."""
-    job, base = what_ifs(dataset), evened(dataset)
-    if job is None or base is None:
-        return []
+    job, base = job_of(dataset), evened(dataset)
     replayed = job.job
     pageable, volume, rate, assumed = _copies(dataset, replayed)
-    if not pageable.any():
-        return []
     run, woken = base.run.copy(), base.woken.copy()
     run[pageable] = np.minimum(run[pageable], volume[pageable] / rate)
-    # the host's wait for a copy ends at the moment after its launch
-    after = np.minimum(replayed.launch_moment[pageable] + 1, len(woken) - 1)
+    # the host's wait for a copy begins at the moment after its launch, and ends at the next one
+    after = np.minimum(replayed.launch_moment[pageable, None] + [1, 2], len(woken) - 1)
     woken[after] = NEVER
     saved = job.saved(replace(base, run=run, woken=woken), base)
-    if saved.most_ns < limits.LEAST_FRAC * dataset.step_ns:
+    if not pageable.any() or saved.most_ns < limits.LEAST_FRAC * dataset.step_ns:
         return []
-    cost = np.maximum(saved.each, 0.0)
-    steps = len(replayed.steps)
-    count = len(dataset.ranks)
-    taken = np.bincount(replayed.rank[pageable], replayed.lengths.run[pageable], count) / steps
-    copied = np.bincount(replayed.rank[pageable], volume[pageable], count) / steps
+    taken, copied = (
+        np.bincount(replayed.rank[pageable], each[pageable], len(dataset.ranks))
+        / len(replayed.steps)
+        for each in (replayed.lengths.run, volume)
+    )
     doing = np.flatnonzero(taken > 0)
     per_step, each = float(taken[doing].mean()), float(copied[doing].mean())
     speed = f"{'assumed' if assumed else 'recorded'} {size(rate * 1e9)}/s of pinned memory"
-    evidence = [
-        {
-            "rank": int(dataset.ranks[k]),
-            "steps": list(dataset.steady_steps),
-            "copy_ns_per_step": round(float(taken[k])),
-            "bytes_per_step": round(float(copied[k])),
-            "what": f"{size(float(copied[k]))} per step in {ms(taken[k])}",
-        }
-        for k in doing[:16]
-    ]
     return [
         finding(
             dataset,
-            "input.pageable_copy",
+            CODES[0],
             ranks=[dataset.ranks[k] for k in doing],
-            cost=cost,
             saved=saved,
-            uncertainty_ns=saved.uncertainty_ns,
-            confidence=0.8 if assumed else 0.95,
+            confidence=limits.ASSUMED if assumed else limits.MEASURED,
             summary=f"Copying the batch from pageable memory costs "
-            f"{of_step(dataset, float(cost.mean()))}. {size(each)} per step take {ms(per_step)} "
+            f"{of_step(dataset, saved.ns)}. {size(each)} per step take {ms(per_step)} "
             f"({size(each / per_step * 1e9)}/s), and the host waits; compared with the {speed}.",
-            evidence=evidence,
-            advice="pin the batch (DataLoader(pin_memory=True)) and copy it with "
-            "to(device, non_blocking=True): several times faster, and overlapped",
+            evidence=[
+                {
+                    "rank": dataset.ranks[k], "copy_ns_per_step": round(float(taken[k])),
+                    "bytes_per_step": round(float(copied[k])),
+                }
+                for k in doing[: limits.MOST]
+            ],
         )
-    ]
+    ]  # fmt: skip
 
 
 def _copies(dataset: Dataset, job: Replay) -> tuple[Bools, Floats, float, bool]:
@@ -102,24 +87,16 @@ def _copies(dataset: Dataset, job: Replay) -> tuple[Bools, Floats, float, bool]:
 
     Also the speed of pinned copies (bytes per ns), and whether that is assumed.
     """
-    pageable = np.zeros(len(job.row), dtype=bool)
-    volume = np.zeros(len(job.row))
-    speeds: list[Floats] = []
-    for k, (tables, line) in enumerate(zip(dataset.tables, dataset.timelines, strict=True)):
-        table = tables.activity
-        inward = pc.fill_null(pc.equal(table["direction"], "host_to_device"), fill_value=False)
-        unpinned = pc.fill_null(table["pageable"], fill_value=False)
-        inward, unpinned = (
-            np.asarray(c.to_numpy(zero_copy_only=False), dtype=bool) for c in (inward, unpinned)
-        )
-        count = np.asarray(pc.fill_null(table["size_bytes"], 0).to_numpy(), dtype=float)
-        mine = job.rank == k
-        rows = job.row[mine]
-        pageable[mine], volume[mine] = (inward & unpinned)[rows], count[rows]
-        pinned = inward & ~unpinned & (count >= _LARGE_BYTES)
-        speeds.append(count[pinned] / np.maximum(line.stop - line.start, 1)[pinned])
-    known = np.concatenate(speeds)
-    if len(known):
-        return pageable, volume, float(np.median(known)), False
+    columns = ["direction", "pageable", "size_bytes"]
+    table = pa.concat_tables([t.activity.select(columns) for t in dataset.tables])
+    to_gpu = pc.equal(table["direction"], "host_to_device")
+    values = (to_gpu.cast("int8"), table["pageable"].cast("int8"), table["size_bytes"])
+    inward, unpinned, count = (np.asarray(pc.fill_null(c, 0).to_numpy()) for c in values)
+    rows, d = dataset.activities.first[job.rank] + job.row, dataset.devices
+    pageable, volume = (inward & unpinned)[rows] > 0, count[rows].astype(float)
+    pinned = np.flatnonzero((inward > unpinned) & (count >= limits.LARGE_BYTES))
+    if len(pinned):
+        speeds = count[pinned] / np.maximum(d.stop - d.start, 1)[pinned]
+        return pageable, volume, float(np.median(speeds)), False
     newer = all(_PCIE_5_GPUS.search(t.info.device or "") for t in dataset.tables)
-    return pageable, volume, _PCIE_5 if newer else _PCIE_4, True
+    return pageable, volume, (1 + newer) * _PCIE_4, True

@@ -8,19 +8,26 @@ from dataclasses import replace
 import numpy as np
 
 from clusterprof.agent.contracts.words import ms, percent
-from clusterprof.analysis.findings.finding import Code, Evidence, finding, of_step
+from clusterprof.analysis.findings.finding import (
+    Code,
+    Evidence,
+    finding,
+    job_of,
+    of_step,
+    of_window,
+)
 from clusterprof.analysis.findings.straggler import repaired, stragglers
-from clusterprof.analysis.groups.schedule import Schedule, schedule
+from clusterprof.analysis.groups.schedule import schedule
 from clusterprof.analysis.groups.stages import Stages, stages
 from clusterprof.analysis.model import limits
 from clusterprof.analysis.model.accounts import EXPOSED, WAITING, activities_of, by_call
-from clusterprof.analysis.model.dataset import Bools, Dataset, Floats
+from clusterprof.analysis.model.dataset import Bools, Dataset, Floats, Ints
 from clusterprof.analysis.model.replay import Lengths
 from clusterprof.analysis.model.timeline import COLLECTIVE, COMPUTE
-from clusterprof.analysis.model.what_if import WhatIfs, what_ifs
+from clusterprof.analysis.model.untraced import MOST_SLOWER
+from clusterprof.analysis.model.what_if import WhatIfs
 from clusterprof.results import Finding
 
-#: place among the modules of findings (`registry`)
 ORDER = 15
 
 CODES = (
@@ -49,29 +56,56 @@ CODES = (
 
 def find(dataset: Dataset, _found: Sequence[Finding] = ()) -> list[Finding]:
     """Return `pipeline.bubble` and `pipeline.imbalance`."""
-    job, even, uneven = what_ifs(dataset), evened(dataset), _imbalance(dataset)
-    known = _known(dataset)
-    if known is None or job is None or even is None:
-        return []
-    bubble = _bubble(dataset, known, job, even, explained=bool(uneven or stragglers(dataset)))
-    return [f for f in (bubble, uneven) if f is not None]
+    known, uneven = _known(dataset), _imbalance(dataset)[0]
+    return [*_bubble(dataset, known, explained=bool(uneven)), *uneven] if known else []
 
 
-def evened(dataset: Dataset) -> Lengths | None:
+def evened(dataset: Dataset) -> Lengths:
     """The lengths without stragglers and with equal stages, where these are a finding.
 
     What findings on all ranks alike are weighed on.
     """
-    job, base, uneven = what_ifs(dataset), repaired(dataset), _imbalance(dataset)
-    if job is None or base is None or uneven is None:
-        return base
-    named = ("pipeline.imbalance", tuple(uneven["ranks"]))
-    return replace(_even(job, base), repaired=(*base.repaired, named))
+    return _imbalance(dataset)[1]
 
 
 def _known(dataset: Dataset) -> Stages | None:
     known = stages(dataset) if dataset.pipelined else None
     return known if known is not None and len(known.groups) > 1 else None
+
+
+def _imbalance(dataset: Dataset) -> tuple[list[Finding], Lengths]:
+    """A stage that computes more than the others, if one does, and the lengths without that."""
+    return dataset.cached("imbalance", lambda: _imbalanced(dataset))
+
+
+def _imbalanced(dataset: Dataset) -> tuple[list[Finding], Lengths]:
+    known, base = _known(dataset), repaired(dataset)
+    if known is None:
+        return [], base
+    job, enough = job_of(dataset), limits.LEAST_FRAC * dataset.step_ns
+    work = job.job.kind == COMPUTE
+    computes = np.bincount(job.job.rank[work], base.run[work], len(job.stage)) / len(job.job.steps)
+    usual = [float(computes[np.searchsorted(dataset.ranks, g)].mean()) for g in known.groups]
+    most, least = int(np.argmax(usual)), int(np.argmin(usual))
+    even = _even(job, base)
+    saved = job.saved(even, base)
+    if min(saved.most_ns, usual[most] - float(np.mean(usual))) < enough:
+        return [], base
+    slow, fast = (f"stage {known.numbers[at]}" for at in (most, least))
+    found = finding(
+        dataset,
+        CODES[1],
+        rank=known.groups[most][0],
+        ranks=known.groups[most],
+        saved=saved,
+        confidence=limits.MEASURED,
+        summary=f"{slow.capitalize()} computes {ms(usual[most])} per step, {fast} "
+        f"{ms(usual[least])}. Equal stages would save up to {of_step(dataset, saved.ns)}.",
+        evidence=_stage_rows(known, "compute_ns_per_step", usual),
+        advice=f"move layers from {slow} to {fast}, or give {slow} more ranks",
+    )
+    named = (found["code"], tuple(found["ranks"]))
+    return [found], replace(even, repaired=(*base.repaired, named))
 
 
 def _even(job: WhatIfs, base: Lengths) -> Lengths:
@@ -92,13 +126,36 @@ def _even(job: WhatIfs, base: Lengths) -> Lengths:
     own, run = np.ones(count), base.run.astype(float)
     own[ranks] = 1 - np.minimum(each * more / np.maximum(hosts, 1), 1)[of]
     # a stage's own collectives grow with its layers as its kernels do
-    for share in shares:
+    slower = _slower(job, base, of)
+    for share, long in zip(shares, (slower, np.ones_like(slower)), strict=True):
         took = of_stages(np.bincount(replayed.rank[share], run[share], count))
         times = np.ones(count)
-        times[ranks] = (took.mean() / np.maximum(took, 1))[of]
+        equal = (took / long).sum() / (1 / long).sum()
+        times[ranks] = (equal / np.maximum(took, 1))[of]
         run[share] *= times[replayed.rank[share]]
     hosts_own = base.own * own[replayed.host_rank]
     return replace(base, own=hosts_own.astype(np.int64), run=run.astype(np.int64))
+
+
+def _slower(job: WhatIfs, base: Lengths, stage: Ints) -> Floats:
+    """How many times as long each stage takes for the same kernels as all do, [stages].
+
+    A layer that moves takes what layers take there: a GPU that waits more clocks higher. By at most
+    as much as clocks differ. `stage` is that of each replayed rank.
+    """
+    replayed, every = job.job, job.dataset.activities
+    kernels, cells = np.flatnonzero(replayed.kind == COMPUTE), (len(every.names), stage.max() + 1)
+    rank = replayed.rank[kernels]
+    at = stage[np.searchsorted(np.unique(replayed.host_rank), rank)]
+    key = every.name[every.first[rank] + replayed.row[kernels]] * cells[1] + at
+    took = np.bincount(key, base.run[kernels], cells[0] * cells[1]).reshape(cells)
+    mean = took / np.maximum(np.bincount(key, minlength=took.size).reshape(cells), 1)
+    everywhere = (mean > 0).all(axis=1)
+    if not everywhere.any():
+        return np.ones(cells[1])
+    relative = mean[everywhere] / mean[everywhere].mean(axis=1, keepdims=True)
+    slower = np.average(relative, axis=0, weights=took[everywhere].min(axis=1))
+    return np.clip(slower, 1 / MOST_SLOWER, MOST_SLOWER)
 
 
 def _between_stages(dataset: Dataset) -> Bools:
@@ -106,145 +163,73 @@ def _between_stages(dataset: Dataset) -> Bools:
     return dataset.collectives.point_to_point & ~dataset.collectives.exchange
 
 
-def waiting(dataset: Dataset) -> Floats:
+def _waiting(dataset: Dataset) -> Floats:
     """What each rank waits in Sends and Recvs, exposed, per evidence step (ns).
 
-    Of a call without its other side: what it takes beyond the quickest of its kind.
+    Of a call without its other side: what it takes beyond the quickest of all.
     """
     c = dataset.collectives
     rows = np.flatnonzero(c.point_to_point & c.has)
     spent = by_call(dataset)[rows]
-    quick = float(np.quantile((c.end - c.start)[rows], 0.1)) if len(rows) else 0.0
+    quick = (c.end - c.start)[rows].min(initial=np.iinfo(np.int64).max)
     waits = np.where(c.matched[rows], spent[:, WAITING], np.maximum(spent[:, EXPOSED] - quick, 0))
-    place = np.searchsorted(dataset.ranks, c.rank[rows])
-    total = np.bincount(place, waits, len(dataset.ranks))
+    total = np.bincount(np.searchsorted(dataset.ranks, c.rank[rows]), waits, len(dataset.ranks))
     return np.asarray(total / max(len(dataset.evidence_steps), 1))
 
 
-def _bubble(
-    dataset: Dataset, known: Stages, job: WhatIfs, even: Lengths, *, explained: bool
-) -> Finding | None:
+def _bubble(dataset: Dataset, known: Stages, *, explained: bool) -> list[Finding]:
     """Waiting in receives: information at its schedule's ideal.
 
     Beyond that: what free transfers would save where hosts launch at once; what the hosts cost is
     a finding of its own.
     """
-    waits = waiting(dataset)
-    per_stage = [float(waits[np.searchsorted(dataset.ranks, g)].mean()) for g in known.groups]
-    per_step = float(waits.mean())
-    if per_step < limits.LEAST_FRAC * dataset.step_ns:
-        return None
-    plan = schedule(dataset, known)
+    job, even, waits = job_of(dataset), evened(dataset), _waiting(dataset)
+    per_step, step_ns = float(waits.mean()), dataset.step_ns
+    if per_step < limits.LEAST_FRAC * step_ns:
+        return []
     sent = activities_of(dataset, job.job, _between_stages(dataset))
-    prompt = replace(even, own=np.zeros_like(even.own))
+    named = ("host", tuple(dataset.ranks))
+    prompt = replace(even, own=np.zeros_like(even.own), repaired=(*even.repaired, named))
     # without its other side a call's waiting cannot be told from its transfer
     free = replace(prompt, run=np.where(sent & job.job.joined, 0, even.run))
-    saved, hosts = job.saved(free, prompt), job.saved(prompt, even)
-    evidence: Evidence = [
-        {
-            "stage": number,
-            "ranks": list(group),
-            "steps": list(dataset.steady_steps),
-            "wait_ns_per_step": round(wait),
-            "what": f"stage {number} waits {ms(wait)} per step",
-        }
-        for number, group, wait in zip(known.numbers, known.groups, per_stage, strict=True)
-    ]
-    summary = f"Pipeline bubble: each rank waits {of_step(dataset, per_step)} in receives."
-    if explained:
-        summary += " Other findings explain a part of it."
-    more = "more microbatches per step, or an interleaved schedule, shrink the bubble"
+    hosts = job.saved(prompt, even).window_ns
+    per_stage = [float(waits[np.searchsorted(dataset.ranks, g)].mean()) for g in known.groups]
+    evidence = _stage_rows(known, "wait_ns_per_step", per_stage)
+    text = f"Pipeline bubble: each rank waits {of_window(dataset, per_step)} in receives."
+    if explained or stragglers(dataset):
+        text += " Other findings explain a part of it."
+    plan = schedule(dataset, known)
     if plan is None:
-        evidence.append(
-            {"schedule": None, "what": "the order of its messages matches no known schedule"}
-        )
-        summary += " Its schedule is not recognised."
+        text += " Its schedule is not recognised."
+        evidence.append({"schedule": None})
     else:
-        evidence.append(
-            {
-                "schedule": plan.name,
-                "stages": plan.stages,
-                "microbatches": plan.microbatches,
-                "chunks": plan.chunks,
-                "ideal_share": round(plan.ideal, 4),
-                "what": f"the order of its messages matches {plan.name}",
-            }
+        evidence.append({**plan._asdict(), "ideal_share": round(plan.ideal, 4)})
+        ideal, chunks = plan.ideal * step_ns, f" in {plan.chunks} chunks each"
+        # (p - 1) / (v m) of the work is the bubble: with twice the microbatches it is half of it
+        text += (
+            f" The ideal of its schedule ({plan.schedule}, {plan.microbatches} microbatches over "
+            f"{plan.stages} stages{chunks if plan.chunks > 1 else ''}) is {percent(plan.ideal)}; "
+            "twice as many microbatches, each half as large, would save up to "
+            f"{ms(min(per_step, ideal) / 2)}."
         )
-        summary += _ideal(dataset, plan, per_step, hosts.window_ns)
-        if plan.chunks > 1:
-            more = "more microbatches per step, or more chunks per rank, shrink the bubble"
-        if per_step > plan.ideal * dataset.step_ns:
-            more += "; beyond the ideal: fewer launches, larger microbatches, quicker transfers"
-    return finding(
-        dataset,
-        "pipeline.bubble",
-        ranks=sorted(r for group in known.groups for r in group),
-        cost=np.maximum(saved.each, 0.0),
-        saved=saved,
-        uncertainty_ns=saved.uncertainty_ns,
-        confidence=0.85 if plan else 0.6,
-        summary=summary,
-        evidence=evidence,
-        advice=more,
-    )
+        if per_step > ideal and hosts >= limits.LEAST_FRAC * step_ns:
+            text += f" Beyond the ideal: hosts that launch at once would save {ms(hosts)}."
+    return [
+        finding(
+            dataset,
+            CODES[0],
+            ranks=sorted(known.of),
+            saved=job.saved(free, prompt),
+            confidence=limits.MEASURED if plan else limits.ASSUMED,
+            summary=text,
+            evidence=evidence,
+        )
+    ]
 
 
-def _ideal(dataset: Dataset, plan: Schedule, waits: float, hosts: float) -> str:
-    """The schedule's ideal, what twice the microbatches would save, and what is beyond it."""
-    chunks = f" in {plan.chunks} chunks each" if plan.chunks > 1 else ""
-    ideal = plan.ideal * dataset.step_ns
-    # (p - 1) / (v m) of the work is the bubble: with twice the microbatches it is half of it
-    text = (
-        f" The ideal of its schedule ({plan.name}, {plan.microbatches} microbatches over "
-        f"{plan.stages} stages{chunks}) is {percent(plan.ideal)}; twice as many microbatches, "
-        f"each half as large, would save up to {ms(min(waits, ideal) / 2)}."
-    )
-    if waits > ideal and hosts >= limits.LEAST_FRAC * dataset.step_ns:
-        text += f" Beyond the ideal: hosts that launch at once would save {ms(hosts)}."
-    return text
-
-
-def _imbalance(dataset: Dataset) -> Finding | None:
-    """A stage that computes more than the others, which wait for it in each microbatch."""
-    return dataset.cached("imbalance", lambda: _imbalanced(dataset))
-
-
-def _imbalanced(dataset: Dataset) -> Finding | None:
-    known, job, base = _known(dataset), what_ifs(dataset), repaired(dataset)
-    if known is None or job is None or base is None:
-        return None
-    work = job.job.kind == COMPUTE
-    computes = np.bincount(job.job.rank[work], base.run[work], len(job.stage)) / len(job.job.steps)
-    usual = np.asarray([computes[np.searchsorted(dataset.ranks, g)].mean() for g in known.groups])
-    most, least = int(np.argmax(usual)), int(np.argmin(usual))
-    if usual[most] - usual[least] < limits.UNEQUAL_FRAC * usual[most]:
-        return None
-    saved = job.saved(_even(job, base), base)
-    if saved.most_ns < limits.LEAST_FRAC * dataset.step_ns:
-        return None
-    cost = np.maximum(saved.each, 0.0)
-    slow, fast = (f"stage {known.numbers[at]}" for at in (most, least))
-    return finding(
-        dataset,
-        "pipeline.imbalance",
-        rank=known.groups[most][0],
-        ranks=known.groups[most],
-        cost=cost,
-        saved=saved,
-        uncertainty_ns=saved.uncertainty_ns,
-        confidence=0.9,
-        summary=f"{slow.capitalize()} computes {ms(float(usual[most]))} per step, {fast} "
-        f"{ms(float(usual[least]))}. Equal stages would save up to "
-        f"{of_step(dataset, float(cost.mean()))}.",
-        evidence=[
-            {
-                "stage": number,
-                "ranks": list(group),
-                "steps": list(dataset.steady_steps),
-                "compute_ns_per_step": round(float(computes_ns)),
-                "what": f"stage {number} computes {ms(float(computes_ns))} per step",
-            }
-            for number, group, computes_ns in zip(known.numbers, known.groups, usual, strict=True)
-        ],
-        advice=f"move layers from {slow} to {fast}, or give {slow} more ranks",
-    )
+def _stage_rows(known: Stages, what: str, each: Sequence[float]) -> Evidence:
+    """A row for each stage with what it waits or computes."""
+    return [
+        {"stage": number, "ranks": list(group), what: round(ns)}
+        for number, group, ns in zip(known.numbers, known.groups, each, strict=True)
+    ]

@@ -8,11 +8,11 @@ import numpy as np
 
 from clusterprof.agent.contracts.words import counted, duration, ms, percent
 from clusterprof.align.clock import UNBOUNDED_NS
-from clusterprof.analysis.findings.finding import Code, Evidence, finding
+from clusterprof.analysis.findings.finding import Code, Evidence, capture, finding
 from clusterprof.analysis.model import limits
 from clusterprof.analysis.model.dataset import LEAST_STEADY, Dataset
 from clusterprof.analysis.model.what_if import what_ifs
-from clusterprof.results import CaptureCost, Finding, StepTimes
+from clusterprof.results import Finding, StepTimes
 
 #: place among the modules of findings (`registry`)
 ORDER = 90
@@ -25,20 +25,27 @@ CODES = (
         "by the start, and steps that take longer inside the window.",
         "It compares the window with the steps around it and assumes that the job does the same "
         "in both.",
-        "No action: it ends with the window. If too few steady-state steps are left, use a longer "
+        "No action, where steps are as long after the window as before. Where they stay longer "
+        "(launch-bound ranks under nsys, until they end), profile them in a short job of their "
+        "own, or with --profiler torch. If too few steady-state steps are left, use a longer "
         "window (--steps).",
     ),
 )
 
-#: the ranks' spread after the start is reported from this many usual steps on
-_LEAST_STEPS = 0.5
-#: a stall shorter than this is not reported
-_STALL_NS = 1_000_000
-
 _NO_ACTION = (
-    "no action: the job does not cause this, and it ends with the window; a longer window has a "
-    "larger steady-state part"
+    "no action: the job does not cause this{}; a longer window has a larger steady-state part"
 )
+_ENDS = ", and it ends with the window"
+_STAYS = (
+    "no action inside the window; where nsys was the profiler, steps stay longer until the job "
+    "ends: profile a short job instead, or take --profiler torch, whose tracing ends with it"
+)
+_STAYS_BY_TORCH = (
+    "no action inside the window; torch.profiler lets go of the GPU's tracing with CUDA 12.6 or "
+    "later, unless TEARDOWN_CUPTI=0 is set: without it profile a short job"
+)
+#: options of a run that --profiler torch refuses
+_FOR_NSYS = {"--nsys", "--nsys-arg", "--trace", "--pytorch", "--cpu-sampling", "--arm"}
 _LENGTHEN = "too few steady-state steps are left: lengthen the window by {} steps or more (--steps)"
 
 #: sentences, and the evidence for them
@@ -61,18 +68,26 @@ def find(dataset: Dataset, _found: Sequence[Finding] = ()) -> list[Finding]:
     too_few = len(dataset.steady_steps) < LEAST_STEADY
     if not texts:
         return []
+    stays, follow_up = stays_longer(dataset), ""
+    advice = _NO_ACTION.format("" if stays is None else _ENDS)
+    profilers = {table.info.profiler.partition(" ")[0] for table in dataset.tables}
+    if stays:
+        advice = _STAYS_BY_TORCH if profilers == {"torch.profiler"} else _STAYS
+        if "nsys" in profilers and not _FOR_NSYS & {w.partition("=")[0] for w in dataset.again}:
+            follow_up = capture(dataset, dataset.ranks, profiler="torch")
     return [
         finding(
             dataset,
-            "profiler.perturbation",
+            CODES[0],
             ranks=dataset.ranks,
             cost=np.zeros(len(dataset.steady_steps)),
-            confidence=0.9,
+            confidence=limits.MEASURED,
             at_most="info",
             at_least="warning" if too_few else "info",
             summary="Profiler overhead: " + "; ".join(texts) + ".",
             evidence=[row for _, rows in parts for row in rows],
-            advice=_LENGTHEN.format(missing(dataset)) if too_few else _NO_ACTION,
+            advice=_LENGTHEN.format(missing(dataset)) if too_few else advice,
+            follow_up=follow_up,
         )
     ]
 
@@ -82,91 +97,95 @@ def missing(dataset: Dataset) -> int:
     return max(LEAST_STEADY + 1 - len(dataset.steady_steps), 1)
 
 
+def stays_longer(dataset: Dataset) -> bool | None:
+    """Whether profiled ranks' steps are longer after the window than before; None: not known."""
+    return _stay(dataset.capture["profiled"]) if dataset.capture else None
+
+
+def _stay(times: StepTimes) -> bool | None:
+    """Whether steps are longer after the window than before, beyond chance; None: not known."""
+    before, after, chance = times["before_ns"], times["after_ns"], times["after_uncertainty_ns"]
+    if before is None or after is None:
+        return None
+    if after < (1 + limits.LEAST_FRAC) * before:
+        return False
+    return True if chance is not None and after - before > chance else None
+
+
 def _stalls(dataset: Dataset) -> Parts:
     cost = dataset.capture
     if cost is None:
         return [], []
     at = {"start": cost["stall_start_ns"], "stop": cost["stall_stop_ns"] or 0}
-    long = {when: ns for when, ns in at.items() if ns >= _STALL_NS}
+    long = {when: ns for when, ns in at.items() if ns >= limits.PAUSE_NS}
     if not long:
         return [], []
     text = " and ".join(f"{ns / 1e6:.0f} ms at its {when}" for when, ns in long.items())
-    what = "the longest stall of a profiled rank, once; all other ranks wait for it"
-    row = {**{f"stall_{when}_ns": ns for when, ns in long.items()}, "what": what}
+    row = {f"stall_{when}_ns": ns for when, ns in long.items()}
     return [f"a profiled rank stalled once for {text}"], [row]
 
 
 def _longer_steps(dataset: Dataset) -> Parts:
     """Steps inside the window and around it, of profiled ranks and of others."""
-    if dataset.capture is None:
-        return _longer_than_usual(dataset)
     texts, rows = [], []
-    for whose, times in _groups(dataset.capture):
+    for whose, times in _groups(dataset):
         around = [t for t in (times["before_ns"], times["after_ns"]) if t is not None]
         inside = times["inside_ns"]
         if inside is None or not around:
             continue
         usual = min(around)
-        rows.append(
-            {
-                "whose": whose,
-                **{name: ns for name, ns in times.items() if ns is not None},
-                "more_ns_per_step": inside - usual,
-                "what": f"steps of {whose}: {ms(inside)} inside the window, {ms(usual)} outside",
-            }
-        )
-        if inside - usual >= limits.LEAST_FRAC * usual:
-            texts.append(_longer(whose, inside - usual, usual))
+        more = inside - usual
+        known = {name: ns for name, ns in times.items() if ns is not None}
+        rows.append({"whose": whose, **known, "more_ns_per_step": more})
+        if more >= limits.LEAST_FRAC * usual:
+            longer = f"{ms(more)} ({percent(more / usual)}) longer in the window"
+            texts.append(f"each step of {whose} takes {longer}")
+        before, after = times["before_ns"], times["after_ns"]
+        if before and after and _stay(times):
+            rows[-1]["more_ns_per_step_after"] = after - before
+            longer = f"{ms(after - before)} ({percent(after / before - 1)}) longer"
+            texts.append(f"steps of {whose} stay {longer} after the window")
     return texts, rows
 
 
-def _groups(cost: CaptureCost) -> Iterator[tuple[str, StepTimes]]:
-    yield "profiled ranks", cost["profiled"]
-    if cost["unprofiled"] is not None:
-        yield "unprofiled ranks", cost["unprofiled"]
-
-
-def _longer_than_usual(dataset: Dataset) -> Parts:
-    """The same where only the steps before the window are known.
-
-    The median inside, and before it the larger of median and mean: pauses in some steps are the
-    job's.
-    """
-    usual = dataset.usual_step_ns
-    inside = float(np.median(dataset.durations)) if len(dataset.durations) else 0.0
-    more = inside - usual if usual else 0.0
-    if not usual or more < limits.WARNING_FRAC * usual:
-        return [], []
-    row = {
-        "before_ns": usual,
-        "inside_ns": round(inside),
-        "more_ns_per_step": round(more),
-        "what": f"steps take {ms(inside)} inside the window, {ms(usual)} before it",
-    }
-    return [_longer("profiled ranks", more, usual)], [row]
-
-
-def _longer(whose: str, more: float, usual: float) -> str:
-    return f"each step of {whose} takes {ms(more)} ({percent(more / usual)}) longer in the window"
+def _groups(dataset: Dataset) -> Iterator[tuple[str, StepTimes]]:
+    """By the step logs of a run; else only what the reports know of the steps before."""
+    cost, usual = dataset.capture, dataset.usual_step_ns
+    if cost is None and usual and len(dataset.durations):
+        inside = round(float(np.median(dataset.durations)))
+        yield (
+            "profiled ranks",
+            {
+                "before_ns": usual,
+                "inside_ns": inside,
+                "after_ns": None,
+                "after_uncertainty_ns": None,
+            },
+        )
+    if cost is not None:
+        yield "profiled ranks", cost["profiled"]
+        if cost["unprofiled"] is not None:
+            yield "unprofiled ranks", cost["unprofiled"]
 
 
 def _desynchronised(dataset: Dataset) -> Parts:
     """How far the start desynchronised the ranks, and the steps that show start or stop."""
-    lines = [line for line in dataset.timelines if line.has_steps]
-    known = [line for line in lines if dataset.clock.uncertainty(line.rank) < UNBOUNDED_NS]
-    if len(known) < 2:
-        return [], []
-    step = max(int(line.step[0]) for line in known)
-    begins = []
-    for line in known:
-        at = int(np.searchsorted(line.step, step))
-        if at < len(line.step):
-            own = line.host_begin[at : at + 1]
-            begins.append((int(dataset.clock.align(line.rank, own)[0]), line.rank))
+    clock = dataset.clock
+    known = [
+        line
+        for line in dataset.timelines
+        if line.has_steps and clock.uncertainty(line.rank) < UNBOUNDED_NS
+    ]
+    step = max((int(line.step[0]) for line in known), default=0)
+    begins = [
+        (int(time), line.rank)
+        for line in known
+        for time in clock.align(line.rank, line.host_begin[line.step == step])
+    ]
     if len(begins) < 2:
         return [], []
-    (first, early), (last, late) = min(begins), max(begins)
-    if last - first < _LEAST_STEPS * dataset.step_ns:
+    (first, _), (last, late) = min(begins), max(begins)
+    if last - first < limits.HALF * dataset.step_ns:
         return [], []
     out = len(dataset.steps) - len(dataset.steady_steps)
     text = (
@@ -179,26 +198,23 @@ def _desynchronised(dataset: Dataset) -> Parts:
         "time_ns": last,
         "spread_ns": last - first,
         "excluded_steps": [s for s in dataset.steps if s not in dataset.steady_steps],
-        "what": f"rank {early} begins step {step} first, rank {late} last",
     }
     return [text], [row]
 
 
 def _slower_hosts(dataset: Dataset) -> Parts:
-    """What tracing adds to the hosts, by which the usual step explains the window's."""
+    """What tracing adds to hosts, and how much slower GPUs are outside, which explain its steps."""
     job = what_ifs(dataset)
-    if job is None or not job.overhead_ns:
+    if job is None or not job.untraced[0].overhead_ns:
         return [], []
+    one = job.untraced[0]
     more = np.zeros(len(dataset.ranks))
-    np.add.at(more, job.job.host_rank, (job.job.lengths.own - job.untraced).astype(float))
-    more /= len(job.job.steps)
-    text = f"tracing adds about {duration(job.overhead_ns)} to each launch, left out of savings"
+    np.add.at(more, job.job.host_rank, (job.job.lengths.own - one.own).astype(float))
+    text = f"tracing adds about {duration(one.overhead_ns)} to each launch, left out of savings"
+    if one.slower > 1 + limits.LEAST_FRAC:
+        text += f"; outside, where GPUs wait less, kernels are {percent(one.slower - 1)} slower"
     rows = [
-        {
-            "rank": rank,
-            "slower_ns_per_step": round(float(more[k])),
-            "what": f"tracing takes its host {ms(float(more[k]))} per step",
-        }
-        for k, rank in enumerate(dataset.ranks[:16])
+        {"rank": rank, "slower_ns_per_step": round(ns / len(job.job.steps))}
+        for rank, ns in zip(dataset.ranks[: limits.MOST], more.tolist(), strict=False)
     ]
     return [text], rows

@@ -14,9 +14,10 @@ from importlib import import_module
 from typing import Any, Protocol
 
 from clusterprof.analysis import findings
-from clusterprof.analysis.findings import profiler_overhead
+from clusterprof.analysis.findings import all_ranks, profiler_overhead
 from clusterprof.analysis.findings.finding import Code
 from clusterprof.analysis.model.dataset import LEAST_STEADY, Dataset
+from clusterprof.analysis.model.what_if import what_ifs
 from clusterprof.errors import UsageError
 from clusterprof.results import Finding
 
@@ -50,25 +51,25 @@ def load() -> None:
 
 
 def all_findings(dataset: Dataset) -> tuple[list[Finding], list[str]]:
-    """Return the findings of all modules, sorted by cost per step, and warnings.
+    """Return the findings of all modules, sorted by saving per step, and warnings.
 
     With too few steady-state steps there is only the profiler's overhead, and a warning says by how
     much to lengthen the window: a guess would name whom the profiler's start has made late.
     """
-    if not dataset.ranks:
-        return [], []
-    if len(dataset.steady_steps) < LEAST_STEADY:
+    steady, found = len(dataset.steady_steps), list[Finding]()
+    if steady < LEAST_STEADY and dataset.ranks:
         warning = (
-            f"not enough steady-state steps ({len(dataset.steady_steps)}; the first step of a "
-            "window shows the profiler's start): lengthen the window by "
+            f"not enough steady-state steps ({steady}; the first step of a window shows the "
+            "profiler's start): lengthen the window by "
             f"{profiler_overhead.missing(dataset)} steps or more (--steps)"
         )
-        return profiler_overhead.find(dataset), [warning]
-    found: list[Finding] = []
-    for module in MODULES:
+        return [*all_ranks.find(dataset), *profiler_overhead.find(dataset)], [warning]
+    for module in MODULES if what_ifs(dataset) else [all_ranks, profiler_overhead]:
         found += module.find(dataset, found)
-    found.sort(key=lambda f: -f["cost_ns_per_step"])
-    return found, []
+    if any(each["code"] == all_ranks.CODE and each["severity"] != "info" for each in found):
+        # the same waiting, seen without the rank that it is for
+        found = [each for each in found if each["code"] != "straggler.unprofiled"]
+    return sorted(found, key=lambda f: -f["saved_ns_per_step"]), []
 
 
 def explain(code: str) -> str:
@@ -76,32 +77,19 @@ def explain(code: str) -> str:
     if code not in CODES:
         raise UsageError(f"no finding code {code!r}", "the codes are: " + ", ".join(CODES))
     one = CODES[code]
-    return (
-        f"{one.code}: {one.title}\n\n{one.meaning}\n\nWhen it is wrong: {one.when_wrong}\n\n"
-        f"Recommendation: {one.recommendation}"
-    )
+    parts = (f"{code}: {one.title}", one.meaning, f"When it is wrong: {one.when_wrong}")
+    return "\n\n".join((*parts, f"Recommendation: {one.recommendation}"))
 
 
 def page() -> str:
     """The text of `docs/findings.md` from `WRITTEN` on; what stands before it is hand-written."""
-    lines = [
-        WRITTEN,
-        "",
-        "## Codes",
-        "",
-        "`clusterprof explain CODE` prints the same in a terminal.",
-    ]
+    text = f"{WRITTEN}\n\n## Codes\n\n`clusterprof explain CODE` prints the same in a terminal.\n"
     for one in CODES.values():
-        lines += [
-            "",
-            f"### {one.code}",
-            "",
-            f"**{one.title}.** {one.meaning}",
-            "",
-            f"- When it is wrong: {one.when_wrong}",
-            f"- Recommendation: {one.recommendation}",
-        ]
-    return "\n".join(lines) + "\n"
+        text += (
+            f"\n### {one.code}\n\n**{one.title}.** {one.meaning}\n\n"
+            f"- When it is wrong: {one.when_wrong}\n- Recommendation: {one.recommendation}\n"
+        )
+    return text
 
 
 load()

@@ -12,21 +12,28 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from statistics import NormalDist
-from typing import Any
 
 import numpy as np
 
-from clusterprof.agent.contracts.words import ms, percent
+from clusterprof.agent.contracts.words import ms
 from clusterprof.agent.contracts.words import ranks as rank_list
 from clusterprof.analysis.findings import causes
-from clusterprof.analysis.findings.finding import Code, Evidence, capture, finding, named, operators
+from clusterprof.analysis.findings.finding import (
+    Code,
+    Evidence,
+    capture,
+    finding,
+    job_of,
+    named,
+    of_step,
+    operators,
+)
 from clusterprof.analysis.model import limits
-from clusterprof.analysis.model.dataset import Dataset, Floats
+from clusterprof.analysis.model.dataset import Dataset, Floats, parts
 from clusterprof.analysis.model.replay import Lengths
-from clusterprof.analysis.model.what_if import Part, Saved, WhatIfs, what_ifs
+from clusterprof.analysis.model.what_if import Part, Saved, WhatIfs
 from clusterprof.results import Finding
 
-#: place among the modules of findings (`registry`)
 ORDER = 10
 
 CODES = (
@@ -34,8 +41,7 @@ CODES = (
         "straggler.host",
         "A rank's host delays the other ranks",
         "One rank (or several together) launches its kernels later than its peers, so the others "
-        "wait for it in collectives. The cost is what the job would save per step if that rank "
-        "were as fast as the others.",
+        "wait for it in collectives. Saved: that rank is as fast as its peers.",
         "Tracing slows every host a little: a rank that is late only inside the window may be on "
         "time without the profiler. Where all hosts are equally slow, the rank that resumed last "
         "after the profiler's start stays last without being slower.",
@@ -46,7 +52,9 @@ CODES = (
         "straggler.gpu",
         "A rank's GPU delays the other ranks",
         "One rank's kernels or copies take longer than those of its peers, or it runs more of "
-        "them, so the others wait for it in collectives.",
+        "them, so the others wait for it in collectives. Saved: it has as much work as its peers; "
+        "where that work cannot go but only be spread over all of them, less, which the summary "
+        "states too.",
         "Batches of different length look alike: more work is a matter of balance, the same work "
         "done slower a matter of that GPU. Kernels that ran beside a collective are ignored.",
         "More work: balance samples or layers between the ranks. Slower: check clocks, "
@@ -55,20 +63,11 @@ CODES = (
     ),
 )
 
-
-#: so many ranks are weighed, of those that take longest in each part
-_WEIGHED = 6
-#: and so many stragglers are named at most
-_NAMED = 8
-#: late together: worth so many times what each of them saves alone
-_JOINT = 1.5
-#: a rank is named where chance makes one of equals so late in one job of a hundred
-_CHANCE = 0.01
-#: a rank that is late in a part of the window is late in so many of its steps on end, at least
-_REGIME_STEPS = 4
+PARTS: tuple[Part, ...] = ("host", "gpu")
+#: what is left of a normal variance where all below the mean is cut off, as in an excess
+_CUT_VARIANCE = 0.5 - 0.5 / math.pi
 
 Member = tuple[int, Part]
-Excess = dict[Part, Floats]
 
 
 @dataclass(frozen=True)
@@ -78,15 +77,8 @@ class Straggler:
     #: place and part, the one first that takes longest
     members: tuple[Member, ...]
     saved: Saved
-    #: how much longer than its peers each rank of the job takes, [ranks, steps] (ns), by part
-    excess: Excess
     #: the job's lengths once they, and those found before them, are as fast as their peers
     repaired: Lengths
-
-    @property
-    def places(self) -> list[int]:
-        """The ranks' places."""
-        return sorted({k for k, _ in self.members})
 
 
 def stragglers(dataset: Dataset) -> list[Straggler]:
@@ -94,66 +86,61 @@ def stragglers(dataset: Dataset) -> list[Straggler]:
     return dataset.cached("stragglers", lambda: list(_stragglers(dataset)))
 
 
-def repaired(dataset: Dataset) -> Lengths | None:
+def repaired(dataset: Dataset) -> Lengths:
     """The job's lengths without its stragglers: what all other findings are weighed on."""
-    job, found = what_ifs(dataset), stragglers(dataset)
-    return None if job is None else found[-1].repaired if found else job.base
+    found = stragglers(dataset)
+    return found[-1].repaired if found else job_of(dataset).base
 
 
 def _stragglers(dataset: Dataset) -> Iterator[Straggler]:
-    job = what_ifs(dataset)
-    if job is None or len(dataset.ranks) < 2 or not dataset.step_ns:
-        return
-    excess: Excess = {"host": job.excess("host"), "gpu": job.excess("gpu")}
-    least, lengths, named = limits.STRAGGLER_FRAC * dataset.step_ns, job.base, set[Member]()
-    while len(named) < len(dataset.ranks):
+    job, named = job_of(dataset), set[Member]()
+    least, lengths = limits.LEAST_FRAC * dataset.step_ns, job.base
+    while len(named) < len(dataset.ranks) > 1:
         tried = [
-            _tried(job, lengths, members, excess)
-            for members in _suspects(dataset, excess, named)
-            if all(_stands_out(job, excess, one, {*members, *named}) for one in members)
+            _tried(job, lengths, members)
+            for members in _suspects(job, named)
+            if all(_stands_out(job, one, {*members, *named}) for one in members)
         ]
-        alone = {one.members[0]: one for one in tried if len(one.members) == 1}
-        tried = [one for one in tried if len(one.members) == 1 or _more(one, alone, least)]
-        best = max(tried, key=lambda one: one.saved.most_ns, default=None)
-        if best is None or best.saved.most_ns < least:
+        alone = {one.members[0]: one.saved.most_ns for one in tried if len(one.members) == 1}
+
+        def beyond_each(one: Straggler, alone: dict[Member, float] = alone) -> float:
+            """What it saves; of several ranks, beyond what they save one by one."""
+            each = sum(max(alone.get(member, 0.0), 0.0) for member in one.members)
+            return one.saved.most_ns - (each if len(one.members) > 1 else 0.0)
+
+        tried = [one for one in tried if beyond_each(one) >= least]
+        if not tried:
             return
+        best = max(tried, key=lambda one: one.saved.most_ns)
         yield best
         lengths = best.repaired
         named |= set(best.members)
 
 
-def _more(group: Straggler, alone: dict[Member, Straggler], least: float) -> bool:
-    """Whether ranks save clearly more if all of them are repaired than one by one."""
-    each = [alone[one].saved.most_ns for one in group.members if one in alone]
-    return group.saved.most_ns > max(_JOINT * sum(max(ns, 0.0) for ns in each), least)
-
-
-def _suspects(dataset: Dataset, excess: Excess, named: set[Member]) -> Iterator[tuple[Member, ...]]:
+def _suspects(job: WhatIfs, named: set[Member]) -> Iterator[tuple[Member, ...]]:
     """Who may be a straggler: each of those that take longest, and all of them together.
 
     Together: those that take about as long as the longest, by host, by GPU, and by either.
     """
-    both: list[Member] = []
-    for part, more in excess.items():
-        mean = more.mean(axis=1)
-        order = [(int(k), part) for k in np.argsort(-mean, kind="stable")]
-        order = [one for one in order if one not in named]
-        enough = [one for one in order if mean[one[0]] >= limits.LEAST_FRAC * dataset.step_ns]
-        yield from ((one,) for one in enough[:_WEIGHED])
-        floor = max(
-            0.5 * mean[order[0][0]] if order else 0, limits.STRAGGLER_FRAC * dataset.step_ns
-        )
-        group = [one for one in enough if mean[one[0]] >= floor]
+    each = ((part, enumerate(job.excess(part).mean(axis=1).tolist())) for part in PARTS)
+    mean: dict[Member, float] = {(k, part): ns for part, all_ in each for k, ns in all_}
+    least = limits.LEAST_FRAC * job.dataset.step_ns
+    order = sorted(mean.keys() - named, key=lambda one: (-mean[one], one))
+    both: set[Member] = set()
+    for part in PARTS:
+        mine = [one for one in order if one[1] == part and mean[one] >= least]
+        yield from ((one,) for one in mine[: limits.MOST])
+        group = [one for one in mine if mean[one] >= limits.HALF * mean[mine[0]]]
         # beyond half of the ranks it is the others that are early
-        if len(group) <= len(mean) // 2:
-            both += group
+        if len(group) <= limits.HALF * len(job.dataset.ranks):
+            both |= set(group)
             if len(group) > 1:
                 yield tuple(group)
     if len({part for _, part in both}) > 1:
-        yield tuple(sorted(both, key=lambda one: -excess[one[1]][one[0]].mean()))
+        yield tuple(one for one in order if one in both)
 
 
-def _stands_out(job: WhatIfs, excess: Excess, one: Member, apart: set[Member]) -> bool:
+def _stands_out(job: WhatIfs, one: Member, apart: set[Member]) -> bool:
     """Whether one takes longer than all of its peers but those in `apart`, beyond chance.
 
     Every host pauses now and then, and which one does so most often in a few steps is chance. So
@@ -162,185 +149,166 @@ def _stands_out(job: WhatIfs, excess: Excess, one: Member, apart: set[Member]) -
     a part of it. A pause of half a step that made its step so long counts however rare it is.
     """
     k, part = one
+    excess = job.excess(part)
     others = np.setdiff1d(job.peers.others(k), [j for j, other in apart if other == part])
-    next_slowest = excess[part][others].max(axis=0, initial=0.0)
-    margin = np.maximum(excess[part][k] - next_slowest, 0.0)
-    usual = float(np.median(job.dataset.durations))
-    longer = job.dataset.durations - usual
-    if (margin >= np.maximum(limits.PAUSE_PEAK_FRAC * usual, 0.5 * longer)).any():
+    margin = np.maximum(excess[k] - excess[others].max(axis=0, initial=0.0), 0.0)
+    durations = job.dataset.durations
+    usual = float(np.median(durations))
+    if (margin >= limits.HALF * np.maximum(usual, durations - usual)).any():
         return True
-    n = len(margin)
-    some = range(_REGIME_STEPS, n)
-    runs = [run for count in some for run in (margin[:count], margin[-count:])]
-    return _beyond(margin, _CHANCE) or any(_beyond(run, _CHANCE / len(runs)) for run in runs)
+    runs = [slice(at) for at in range(limits.FEW, len(margin))]
+    runs += [slice(-run.stop, None) for run in runs]
+    equals = excess[others]
+    return beyond(margin, equals) or any(
+        beyond(margin[run], equals[:, run], limits.CHANCE / len(runs)) for run in runs
+    )
 
 
-def _beyond(values: Floats, chance: float) -> bool:
-    """Whether a mean so far above zero has less than this chance, by Student's t.
+def beyond(values: Floats, equals: Floats, chance: float = limits.CHANCE) -> bool:
+    """Whether a mean so far above zero has less than this chance, by a moderated Student's t.
 
-    As a normal deviate (Wallace, Bounds on normal approximations to Student's, 1959).
+    `equals`, [peers, steps], vary as the values do if it is by chance: few steps tell little of it
+    (Smyth, Linear models and empirical Bayes methods, 2004): the peers' pauses are fewer and longer
+    than chance of one kind would have them, so that more steps are judged by themselves. As a
+    normal deviate (Wallace, Bounds on normal approximations to Student's, 1959).
     """
     n, mean = len(values) - 1, float(values.mean())
     if n < 1 or mean <= 0:
         return False
-    spread = max(float(values.std(ddof=1)), 1e-6 * mean) / math.sqrt(len(values))
-    deviate = (8 * n + 1) / (8 * n + 3) * math.sqrt(n * math.log1p((mean / spread) ** 2 / n))
+    # a single peer's excess is only what the rank's own is not
+    prior = max(min(limits.FEW - len(values), (len(equals) - 1) * n), 0)
+    apart = prior * float(equals.var(axis=1, ddof=1).mean()) / _CUT_VARIANCE if prior else 0.0
+    free = n + prior
+    spread = (float(values.var()) * (n + 1) + apart) / free / (n + 1)
+    deviate = (8 * free + 1) / (8 * free + 3)
+    # what does not vary at all is beyond any chance
+    deviate *= math.sqrt(free * math.log1p(mean**2 / spread / free)) if spread else math.inf
     return deviate > NormalDist().inv_cdf(1 - chance)
 
 
-def _tried(job: WhatIfs, lengths: Lengths, members: Sequence[Member], excess: Excess) -> Straggler:
+def _tried(job: WhatIfs, lengths: Lengths, members: Sequence[Member]) -> Straggler:
     fixed = lengths
-    for part in excess:
+    for part in PARTS:
         if places := [k for k, other in members if other == part]:
             fixed = job.like_peers(fixed, places, part)
-    ranks = tuple(sorted({job.dataset.ranks[k] for k, _ in members}))
-    fixed = replace(fixed, repaired=(*lengths.repaired, (_code(job.dataset, members), ranks)))
-    return Straggler(tuple(members), job.saved(fixed, lengths), excess, fixed)
+    named = (_code(job.dataset, members).code, tuple(_ranks(job.dataset, members)))
+    fixed = replace(fixed, repaired=(*lengths.repaired, named))
+    return Straggler(tuple(members), job.saved(fixed, lengths), fixed)
 
 
-def _code(dataset: Dataset, members: Sequence[Member]) -> str:
-    by_host = members[0][1] == "host" or dataset.on_host
-    return "straggler.host" if by_host else "straggler.gpu"
+def _ranks(dataset: Dataset, members: Sequence[Member]) -> list[int]:
+    return [dataset.ranks[k] for k in sorted({k for k, _ in members})]
 
 
-def _steady(excess: Floats) -> bool:
-    return bool((excess > 0.5 * excess.mean()).mean() >= limits.STEADY_FRAC)
+def _code(dataset: Dataset, members: Sequence[Member]) -> Code:
+    return CODES[0] if members[0][1] == "host" or dataset.on_host else CODES[1]
 
 
 def find(dataset: Dataset, _found: Sequence[Finding] = ()) -> list[Finding]:
     """Return `straggler.host` and `straggler.gpu`, and late ranks whose repair saves nothing."""
-    found = stragglers(dataset)
-    out = [_finding(dataset, one) for one in found[:_NAMED]]
-    return out or _harmless(dataset)
+    found = stragglers(dataset)[: limits.MOST]
+    delays = bool(found)
+    return [_finding(dataset, one, delays=delays) for one in found or _harmless(dataset)]
 
 
-def _finding(dataset: Dataset, one: Straggler) -> Finding:
-    """A rank that delays the others, or several that do so together."""
-    ranks, several = [dataset.ranks[k] for k in one.places], len(one.places) > 1
-    by_host = one.members[0][1] == "host" or dataset.on_host
-    each = np.maximum(one.saved.each, 0.0)
-    members = one.members[:_WEIGHED]
+def _harmless(dataset: Dataset) -> list[Straggler]:
+    """The rank whose host is much slower than its peers', though its repair saves nothing."""
+    job = job_of(dataset)
+    more = job.excess("host").mean(axis=1)
+    one: Member = (int(np.argmax(more)), "host")
+    if more.max() < limits.CRITICAL_FRAC * dataset.step_ns or not _stands_out(job, one, {one}):
+        return []
+    return [_tried(job, job.base, [one])]
+
+
+def _finding(dataset: Dataset, one: Straggler, *, delays: bool) -> Finding:
+    """A rank that delays the others, or several that do so together; or one that could."""
+    ranks, members = _ranks(dataset, one.members), one.members[: limits.MOST]
+    several, code = len(ranks) > 1, _code(dataset, one.members)
+    excess = [job_of(dataset).excess(part)[k] for k, part in members]
     reasons = [
         (causes.late_host if part == "host" or dataset.on_host else causes.busy_gpu)(
-            dataset, k, one.excess[part][k]
+            dataset, k, each
         )
-        for k, part in members
+        for (k, part), each in zip(members, excess, strict=True)
     ]
     why: dict[str, list[int]] = {}
     for (k, _), reason in zip(members, reasons, strict=True):
         why.setdefault(reason.why, []).append(dataset.ranks[k])
-    apart = several and len(why) > 1
-    node = _node(dataset, one.places) if several else ""
-    who = f"All profiled ranks of {named(node)}" if node else f"{rank_list(ranks, 4).capitalize()}"
-    who += " together" if several and not node else ""
     # work that was queued before the window covers it so far
-    hidden = one.saved.window_ns < limits.LEAST_FRAC * dataset.step_ns
-    if hidden:
-        by = f"{ms(one.saved.most_ns)} per step; queued work covers it so far"
-        verb = "will delay"
-    else:
-        by, verb = _of_each_step(dataset, one.saved.window_ns), "delay" if several else "delays"
-    parts = [
-        f"{who} {verb} the other ranks by {by}.",
-        *(f"Cause{_on(on, apart)}: {text}." for text, on in why.items()),
-        *_when(dataset, each),
-    ]
-    if node:
-        parts.append(f"They are {rank_list(ranks, 4)}.")
-    k, part = one.members[0]
+    hidden = delays and one.saved.window_ns < limits.LEAST_FRAC * dataset.step_ns
+    saved = replace(one.saved, long_run=one.saved.long_run or hidden)
+    texts = [_delays(dataset, ranks, saved, hidden=hidden)]
+    if not delays:
+        more = f"takes {ms(float(excess[0].mean()))} longer per step than its peers'"
+        texts = [f"Rank {ranks[0]}'s host {more}, but delays no other rank."]
+    for text, on in why.items():
+        where = f" on {rank_list(on, limits.FEW)}" if len(why) > 1 and several else ""
+        texts.append(f"Cause{where}: {text}.")
+    if node := _node(dataset, ranks):
+        texts.append(f"They are {rank_list(ranks, limits.FEW)} of {named(node)}.")
+    moved = [k for (k, _), reason in zip(members, reasons, strict=True) if reason.movable]
+    spread: Evidence = []
+    if moved and delays:
+        job = job_of(dataset)
+        lengths = job.spread(saved.without, saved.base, moved)
+        even = replace(job.saved(lengths, saved.base), long_run=saved.long_run).ns
+        texts.append(f"The same work spread over its peers would save {ms(even)}.")
+        spread = [{"rank": ranks[0], "spread_saves_ns_per_step": round(even)}]
+    first = members[0][0]
+    closer = capture(
+        dataset, [dataset.ranks[first], dataset.ranks[0 if first else 1]], *operators(dataset),
+        "--cpu-sampling",
+    )  # fmt: skip
+    steady = (excess[0] > limits.HALF * excess[0].mean()).mean() >= limits.STEADY_FRAC
+    much = "excess_ns_per_step" if delays else "overlapped_ns_per_step"
     return finding(
         dataset,
-        _code(dataset, one.members),
+        code,
         rank=None if several else ranks[0],
         ranks=ranks,
-        cost=each if not hidden else np.full(len(each), one.saved.most_ns),
-        saved=one.saved,
-        floor_ns=0.1 * float(each.max(initial=0.0)),
-        uncertainty_ns=one.saved.uncertainty_ns,
-        confidence=0.9 if _steady(one.excess[part][k]) else 0.75,
-        summary=" ".join(parts),
+        cost=np.full(len(saved.each), saved.ns) if hidden else None,
+        saved=saved,
+        at_most="critical" if delays else "info",
+        confidence=limits.MEASURED if steady and delays else limits.ASSUMED,
+        summary=" ".join(texts),
         evidence=[
-            *(_excess_row(dataset, one, member) for member in members),
-            *_latest(dataset, dataset.ranks[k]),
+            *(
+                {"rank": dataset.ranks[k], "part": part, much: round(float(each.mean()))}
+                for (k, part), each in zip(members, excess, strict=True)
+            ),
+            *spread,
+            *_latest(dataset, dataset.ranks[first]),
             *(row for reason in reasons for row in reason.evidence),
-        ][:32],
+        ],
         advice="; ".join(dict.fromkeys(reason.advice for reason in reasons)),
-        follow_up=_closer(dataset, k) if by_host else "",
+        follow_up=closer if code is CODES[0] else "",
     )
 
 
-def _when(dataset: Dataset, each: Floats) -> list[str]:
-    """In which steps it happens, where not in all: at one stretch, or how many."""
-    hit = np.flatnonzero(each > 0.1 * each.max(initial=0.0))
-    if not 0 < len(hit) < len(each):
-        return []
-    first, last = dataset.steady_steps[hit[0]], dataset.steady_steps[hit[-1]]
-    stretch = len(hit) >= _REGIME_STEPS and hit[-1] - hit[0] + 1 == len(hit)
-    where = f" ({first} to {last})" if stretch else ""
-    often = f"{len(hit)} of {len(each)} steady-state steps{where}"
-    return [f"It happens in {often}, {ms(float(each[hit].mean()))} each."]
+def _delays(dataset: Dataset, ranks: list[int], saved: Saved, *, hidden: bool) -> str:
+    """Who delays whom by how much."""
+    several, everyone = len(ranks) > 1, len(ranks) == len(dataset.ranks)
+    who = rank_list(ranks, limits.FEW).capitalize()
+    if node := _node(dataset, ranks):
+        who = f"All profiled ranks of {named(node)}"
+    elif several and not everyone:
+        who += " together"
+    verb = "will delay" if hidden else "delay" if several else "delays"
+    whom, by = "each other" if everyone else "the other ranks", of_step(dataset, saved.ns)
+    if hidden:
+        by = f"{ms(saved.ns)} per step; queued work covers it in the window"
+    if saved.ns <= 0:
+        return f"{who} {verb} {whom} in the window, and may do so without the profiler."
+    return f"{who} {verb} {whom} by {by}."
 
 
-def _on(ranks: Sequence[int], apart: bool) -> str:
-    return f" on {rank_list(ranks, 4)}" if apart else ""
-
-
-def _excess_row(dataset: Dataset, one: Straggler, member: Member) -> dict[str, Any]:
-    """How much longer than its peers a rank takes."""
-    k, part = member
-    more = float(one.excess[part][k].mean())
-    what = "host" if part == "host" else "GPU"
-    return {
-        "rank": dataset.ranks[k],
-        "steps": list(dataset.steady_steps),
-        "excess_ns_per_step": round(more),
-        "what": f"its {what} takes {ms(more)} per step more than its peers'",
-    }
-
-
-def _node(dataset: Dataset, places: Sequence[int]) -> str:
-    """The host whose ranks with a report are just these, where there are others; else empty."""
-    hosts = [t.info.host for t in dataset.tables]
-    of = {hosts[k] for k in places}
-    if len(of) != 1 or len(set(hosts)) < 2:
-        return ""
-    (name,) = of
-    return name if hosts.count(name) == len(places) else ""
-
-
-def _of_each_step(dataset: Dataset, ns: float) -> str:
-    return f"{ms(ns)} of each {ms(dataset.step_ns)} step ({percent(ns / dataset.step_ns)})"
-
-
-def _harmless(dataset: Dataset) -> list[Finding]:
-    """The rank whose host is much slower than its peers', though its repair saves nothing."""
-    job = what_ifs(dataset)
-    if job is None or len(dataset.ranks) < 2:
-        return []
-    more = job.excess("host")
-    k = int(np.argmax(more.mean(axis=1)))
-    slower = float(more[k].mean())
-    clear = slower >= limits.CRITICAL_FRAC * dataset.step_ns
-    if not clear or not _stands_out(job, {"host": more}, (k, "host"), {(k, "host")}):
-        return []
-    reason = causes.slow_host(dataset, k)
-    rank = dataset.ranks[k]
-    cause = f" Cause: {reason.why}." if reason.why else ""
-    saved = job.saved(job.like_peers(job.base, [k], "host"))
-    row = {
-        "rank": rank,
-        "overlapped_ns_per_step": round(slower),
-        "what": f"its host takes {ms(slower)} per step more than its peers', all of it overlapped",
-    }
-    return [
-        finding(
-            dataset, "straggler.host", rank=rank, ranks=[rank],
-            cost=np.maximum(saved.each, 0.0), saved=saved, at_most="info", confidence=0.6,
-            summary=f"Rank {rank}'s host takes {ms(slower)} longer per step than its peers', but "
-            f"delays no other rank.{cause}",
-            evidence=[row, *_latest(dataset, rank), *reason.evidence], advice=reason.advice,
-        )
-    ]  # fmt: skip
+def _node(dataset: Dataset, ranks: list[int]) -> str:
+    """The host whose ranks with a report are just these several, among others; else empty."""
+    of: dict[str, list[int]] = {}
+    for tables in dataset.tables:
+        of.setdefault(tables.info.host, []).append(tables.rank)
+    return next((name for name, on in of.items() if on == ranks and len(of) > 1 < len(on)), "")
 
 
 def overlapped(found: Finding) -> bool:
@@ -348,32 +316,17 @@ def overlapped(found: Finding) -> bool:
     return any("overlapped_ns_per_step" in row for row in found["evidence"])
 
 
-def _closer(dataset: Dataset, k: int) -> str:
-    """The command that profiles this rank's host in detail, with one that is on time."""
-    options = (*operators(dataset), "--cpu-sampling")
-    return capture(dataset, [dataset.ranks[k], dataset.ranks[0 if k else 1]], *options)
-
-
 def _latest(dataset: Dataset, rank: int) -> Evidence:
     """The collective of each steady-state step at which the rank was latest."""
     c = dataset.collectives
-    out = []
-    for step in dataset.steady_steps[:8]:
-        mine = np.flatnonzero(
-            (c.rank == rank) & (c.last_rank == rank) & (c.step == step) & c.synchronising
-        )
-        if len(mine):
-            worst = mine[np.argmax(c.lateness[mine])]
-            out.append(
-                {
-                    "rank": rank,
-                    "step": int(step),
-                    "time_ns": int(c.aligned_start[worst]),
-                    "operation": str(c.operation[worst]),
-                    "communicator": str(c.communicator[worst]),
-                    "late_ns": int(c.lateness[worst]),
-                    "what": f"last at {c.operation[worst]}, {ms(c.lateness[worst])} after the "
-                    "second-to-last",
-                }
-            )
-    return out
+    last = (c.rank == rank) & (c.last_rank == rank) & c.synchronising
+    rows = np.flatnonzero(last & np.isin(c.step, dataset.steady_steps))
+    worst = [part[np.argmax(c.lateness[part])] for part in parts(rows, c.step[rows])]
+    return [
+        {
+            "rank": rank, "step": int(c.step[r]), "time_ns": int(c.aligned_start[r]),
+            "operation": str(c.operation[r]), "communicator": str(c.communicator[r]),
+            "late_ns": int(c.lateness[r]),
+        }
+        for r in worst[: limits.MOST]
+    ]  # fmt: skip

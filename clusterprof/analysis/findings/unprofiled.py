@@ -6,19 +6,18 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
-import pyarrow.compute as pc
 
+from clusterprof.agent.contracts.words import numbers
 from clusterprof.agent.contracts.words import ranks as rank_list
-from clusterprof.analysis.findings.finding import Code, capture, finding, of_step
-from clusterprof.analysis.findings.straggler import repaired
+from clusterprof.analysis.findings.finding import Code, capture, finding, job_of, of_step
+from clusterprof.analysis.findings.straggler import beyond, repaired
+from clusterprof.analysis.groups.topology import communicator_size
 from clusterprof.analysis.model import limits
+from clusterprof.analysis.model.accounts import call_of
 from clusterprof.analysis.model.dataset import Bools, Dataset, Floats, Ints, parts
 from clusterprof.analysis.model.intervals import union
-from clusterprof.analysis.model.replay import Lengths, Replay
-from clusterprof.analysis.model.what_if import what_ifs
 from clusterprof.results import Finding
 
-#: place among the modules of findings (`registry`)
 ORDER = 50
 
 CODES = (
@@ -33,7 +32,6 @@ CODES = (
     ),
 )
 
-_LARGE_BYTES = 1 << 20
 _WAITED_FOR = ["AllReduce", "AllGather", "ReduceScatter", "AllToAll"]
 
 
@@ -42,39 +40,73 @@ def hidden_wait(dataset: Dataset) -> Floats:
 
     Per row of the placed table; the last arrival is that of the *profiled* members. Zero where
     every rank of the world has a report. Kinds are communicator, operation, and large or small;
-    the time of a large message goes with its size, that of a small one does not.
+    the time of a large message goes with its size, that of a small one does not. Where all calls
+    wait for a rank that computes between them, the quickest tell no more than the small ones do.
     """
+    return dataset.cached("hidden wait", lambda: _hidden_wait(dataset))
+
+
+def _hidden_wait(dataset: Dataset) -> Floats:
     c, world = dataset.collectives, dataset.world_size
     extra = np.zeros(len(c.rank))
     if world is None or world <= len(dataset.ranks):
         return extra
     usable = c.has & ~c.point_to_point & (c.matched | (c.wait == 0))
     usable &= np.isin(c.operation.astype(str), _WAITED_FOR)
-    large = c.size >= _LARGE_BYTES
-    keys = np.asarray(
-        [f"{n}\0{o}\0{s}" for n, o, s in zip(c.communicator, c.operation, large, strict=True)],
-        dtype=object,
-    )
-    transfer = (c.end - c.start - c.wait).astype(float)
+    large, transfer = c.size >= limits.LARGE_BYTES, (c.end - c.start - c.wait).astype(float)
     scale = np.where(large, c.size, 1.0)
-    chosen = np.flatnonzero(usable)
-    for rows in parts(chosen, keys[chosen].astype(str)):
-        if len(np.unique(c.collective[rows])) < limits.LEAST_CALLS:
-            continue
-        rate = np.sort(transfer[rows] / scale[rows])
-        # without sizes small and large messages cannot be separated: only what exceeds the upper
-        # quartile is more than a large message
-        quick = 1 if (c.size[rows] >= 0).all() else 3 * len(rate) // 4
-        usual = rate[quick] * scale[rows]
-        if not large[rows[0]]:
-            # where one small call a step waits each time, the quickest has waited too; but a
-            # small message takes no longer than a large one
-            same = usable & large & (c.communicator == c.communicator[rows[0]])
-            same &= c.operation == c.operation[rows[0]]
-            usual = np.minimum(usual, transfer[same].min(initial=np.inf))
-        long = transfer[rows] > limits.LONGER * usual + 50_000
-        extra[rows] = np.where(long, transfer[rows] - usual, 0.0)
+    kinds = [f"{c.communicator[r]}\0{c.operation[r]}" for r in np.flatnonzero(usable)]
+    for same in parts(np.flatnonzero(usable), np.asarray(kinds, dtype=str)):
+        for rows in parts(same, large[same]):
+            if len(np.unique(c.collective[rows])) < limits.FEW:
+                continue
+            rate = np.sort(transfer[rows] / scale[rows])
+            # without sizes small and large messages cannot be separated: only what exceeds the
+            # upper quartile is more than a large message
+            known = bool((c.size[rows] >= 0).all())
+            usual = rate[1 if known else int(limits.STEADY_FRAC * len(rate))] * scale[rows]
+            others = transfer[same[large[same] != large[rows[0]]]]
+            if not large[rows[0]]:
+                # where one small call a step waits each time, the quickest has waited too; but a
+                # small message takes no longer than a large one
+                usual = np.minimum(usual, others.min(initial=np.inf))
+            elif _all_wait(dataset, rows, transfer[rows]):
+                usual = np.minimum(usual, others.min() if len(others) else 0.0)
+            long = transfer[rows] > limits.LONGER * usual + limits.WAITING_CALL_NS
+            extra[rows] = np.where(long, transfer[rows] - usual, 0.0)
     return extra
+
+
+def _all_wait(dataset: Dataset, rows: Ints, transfer: Floats) -> bool:
+    """Whether calls of one kind last as long as a late rank computes between them.
+
+    A rank that comes late to a step's first call comes late to all others: each begins when the one
+    before has ended, and ends when that rank has computed what the profiled ones have computed
+    long since. So the first lasts longer than all others, beyond chance, the others fill the
+    time until the last one's end, and the replay in which they transfer at once takes as long
+    from the first to the last.
+    """
+    job, c = job_of(dataset).job, dataset.collectives
+    took, call = np.zeros(len(c.rank)), call_of(dataset, job)
+    took[rows] = transfer
+    members = np.flatnonzero(job.joined & np.isin(call, rows))
+    members = members[np.lexsort((c.start[call[members]], job.rank[members], job.step[members]))]
+    of = job.step[members] * len(dataset.ranks) + job.rank[members]
+    each = [group for group in parts(members, of) if len(group) > 1]
+    if not each:
+        return False
+    first, last = (np.asarray([group[at] for group in each]) for at in (0, -1))
+    longest = np.asarray([took[call[group[1:]]].max() for group in each])
+    steps = parts(np.arange(len(each)), job.step[first])
+    longer = np.asarray([(took[call[first]] - longest)[here].min() for here in steps])
+    if not beyond(longer, np.asarray([[longest[here].max() for here in steps]])):
+        return False
+    lasted = (c.end[call[last]] - c.end[call[first]]).mean()
+    filled = np.mean([took[call[group[1:]]].sum() for group in each])
+    ends = job.times(replace(job.lengths, run=np.where(np.isin(call, rows), 0, job.lengths.run)))
+    at_once = (ends[job.ends + last] - ends[job.ends + first]).mean()
+    apart = max(abs(filled - lasted), abs(at_once - lasted))
+    return bool(apart <= limits.LEAST_FRAC * dataset.step_ns)
 
 
 def find(dataset: Dataset, _found: Sequence[Finding] = ()) -> list[Finding]:
@@ -86,104 +118,65 @@ def find(dataset: Dataset, _found: Sequence[Finding] = ()) -> list[Finding]:
     confidence. It saves what the replay saves where these calls transfer as quickly. Only where the
     world has ranks without a report.
     """
-    extra = hidden_wait(dataset)
+    c, extra = dataset.collectives, hidden_wait(dataset)
     # in a pipeline all ranks wait for the other stages, profiled or not
-    if not dataset.steady_steps or not extra.any() or dataset.pipelined:
+    if not extra.any() or dataset.pipelined:
         return []
-    late = (extra > 0) & np.isin(dataset.collectives.step, dataset.steady_steps)
-    names = dict.fromkeys(dataset.collectives.communicator[late])
-    waits = [_finding(dataset, str(name), extra) for name in names]
-    return [f for f in waits if f is not None][:3]
+    steady = np.isin(c.step, dataset.steady_steps)
+    names = dict.fromkeys(c.communicator[steady & (extra > 0)])
+    each = (_finding(dataset, steady & (c.communicator == name), extra) for name in names)
+    return [found for found in each if found is not None][: limits.MOST]
 
 
-def _proof(dataset: Dataset, mine: Bools, ranks: list[int], extra: Floats) -> Floats:
-    """How long each rank waits in the calls `mine`: [ranks, steps] (ns)."""
-    c = dataset.collectives
-    proof = np.zeros((len(ranks), len(dataset.steady_steps)))
-    for k, rank in enumerate(ranks):
-        rows = np.flatnonzero(mine & (c.rank == rank) & c.has)
+def _waited(dataset: Dataset, mine: Bools, extra: Floats) -> Floats:
+    """How long all ranks wait at once in the calls `mine`, at least: [steady-state steps] (ns)."""
+    c, each, steps = dataset.collectives, [], dataset.steady_steps
+    for _, rows in c.each_rank(np.flatnonzero(mine & c.has)):
         begin = np.minimum(c.start[rows] + c.wait[rows], c.end[rows])
-        waited = np.minimum(begin + extra[rows].astype(np.int64), c.end[rows])
-        for at, step in enumerate(dataset.steady_steps):
-            # calls of several threads or of one group wait at once, and count once
-            here = c.step[rows] == step
-            waits = union(begin[here], waited[here])
-            proof[k, at] = float((waits.end - waits.start).sum())
-    return proof
+        end = np.minimum(begin + extra[rows].astype(np.int64), c.end[rows])
+        # calls of several threads or of one group wait at once, and count once
+        spans = [union(begin[here], end[here]) for here in (c.step[rows] == s for s in steps)]
+        each.append([(one.end - one.start).sum() for one in spans])
+    return np.asarray(np.min(each, axis=0), dtype=float)
 
 
-def _without(dataset: Dataset, job: Replay, base: Lengths, rows: Ints, extra: Floats) -> Lengths:
-    """The job's lengths where the calls in `rows` transfer at once."""
-    c, run = dataset.collectives, base.run.copy()
-    for k in np.unique(np.searchsorted(dataset.ranks, c.rank[rows])).tolist():
-        calls = rows[c.rank[rows] == dataset.ranks[k]]
-        calls = calls[np.argsort(c.start[calls], kind="stable")]
-        mine = np.flatnonzero(job.joined & (job.rank == k))
-        starts = dataset.timelines[k].start[job.row[mine]]
-        at = np.minimum(np.searchsorted(c.start[calls], starts), len(calls) - 1)
-        found = c.start[calls[at]] == starts
-        cut = extra[calls[at[found]]].astype(np.int64)
-        run[mine[found]] = np.maximum(run[mine[found]] - cut, 0)
-    return replace(base, run=run)
-
-
-def _finding(dataset: Dataset, communicator: str, extra: Floats) -> Finding | None:
+def _finding(dataset: Dataset, mine: Bools, extra: Floats) -> Finding | None:
     c, world = dataset.collectives, dataset.world_size or 0
-    job, base = what_ifs(dataset), repaired(dataset)
-    if job is None or base is None:
-        return None
-    mine = (c.communicator == communicator) & np.isin(c.step, dataset.steady_steps)
-    ranks = sorted({int(r) for r in c.rank[mine]})
+    job, base = job_of(dataset), repaired(dataset)
+    ranks = np.unique(c.rank[mine]).tolist()
     # all members wait at once, or no other rank is late
-    hit = _proof(dataset, mine, ranks, extra).min(axis=0) > limits.WARNING_FRAC * dataset.step_ns
+    hit = _waited(dataset, mine, extra) > limits.WARNING_FRAC * dataset.step_ns
     late = mine & (extra > 0) & np.isin(c.step, np.asarray(dataset.steady_steps)[hit])
-    saved = job.saved(_without(dataset, job.job, base, np.flatnonzero(late), extra), base)
-    each = np.maximum(saved.each, 0.0)
-    per_step = float(each.mean())
+    call = call_of(dataset, job.job)
+    waits = np.where(job.job.joined & late[call], extra[call], 0).astype(np.int64)
+    saved = job.saved(replace(base, run=np.maximum(base.run - waits, 0)), base)
+    # what is in three of four steps is no congestion; else it must cost a lot
     steady = float(hit.mean()) >= limits.STEADY_FRAC
-    if saved.most_ns < (limits.LEAST_FRAC if steady else limits.MUCH_FRAC) * dataset.step_ns:
+    if saved.most_ns < (limits.LEAST_FRAC if steady else limits.CRITICAL_FRAC) * dataset.step_ns:
         return None
-    size = _size(dataset, mine)
+    size = communicator_size(dataset, np.flatnonzero(mine))
     missing = _not_captured(dataset, ranks, size, world)
-    some = ",".join(map(str, missing[:16])) + (",…" if len(missing) > 16 else "")
-    who = rank_list(ranks, 4).capitalize() + (" waits" if len(ranks) == 1 else " wait together")
+    who = rank_list(ranks, limits.FEW).capitalize()
+    who += " waits" if len(ranks) == 1 else " wait together"
     of = f"It is one of {size} in its communicator" if size else "It is not known which one it is"
     return finding(
         dataset,
-        "straggler.unprofiled",
+        CODES[0],
         ranks=ranks,
-        cost=each,
         saved=saved,
-        floor_ns=0.01 * dataset.step_ns,
-        confidence=0.6,
-        summary=f"{who} up to {of_step(dataset, per_step)} for an unprofiled rank. {of}; "
+        confidence=limits.ASSUMED,
+        summary=f"{who} for an unprofiled rank: {of_step(dataset, saved.ns)}. {of}; "
         f"the job has {world} ranks, {len(dataset.ranks)} of them profiled.",
         evidence=[
             {
-                "communicator": communicator,
-                "communicator_size": size,
-                "not_captured": missing[:64],
-                "ranks": ranks,
-                "steps": list(dataset.steady_steps),
-                "what": f"{int((mine & (extra > 0)).sum()) // max(len(ranks), 1)} calls last far "
-                "longer after the last profiled arrival than the quickest of their kind",
+                "communicator": str(c.communicator[mine][0]), "communicator_size": size,
+                "ranks": ranks, "not_captured": missing,
+                "long_calls": int((mine & (extra > 0)).sum()) // len(ranks),
             }
         ],
-        advice=f"profile the other ranks: --ranks {some}",
-        follow_up=capture(dataset, missing[:16]),
-    )
-
-
-def _size(dataset: Dataset, mine: Bools) -> int | None:
-    """The communicator's size, where the reports have it."""
-    calls = np.stack([dataset.collectives.rank[mine], dataset.collectives.call[mine]])
-    sizes: set[int] = set()
-    for rank in np.unique(calls[0]):
-        table = dataset.tables[dataset.place[int(rank)]].collective_calls
-        of = np.asarray(pc.fill_null(table["communicator_size"], 0).to_numpy())
-        here = np.isin(np.asarray(table["call"].to_numpy()), calls[1][calls[0] == rank])
-        sizes |= set(of[here].tolist()) - {0}
-    return int(sizes.pop()) if len(sizes) == 1 else None
+        advice=f"profile the other ranks: --ranks {numbers(missing[: limits.MOST])}",
+        follow_up=capture(dataset, missing[: limits.MOST]),
+    )  # fmt: skip
 
 
 def _not_captured(dataset: Dataset, ranks: list[int], size: int | None, world: int) -> list[int]:
@@ -193,16 +186,14 @@ def _not_captured(dataset: Dataset, ranks: list[int], size: int | None, world: i
     rank that is a multiple of the group's extent, give the others. Tried are the strides that
     divide the world into groups of this size, the smallest first.
     """
-    without = [r for r in range(world) if r not in dataset.ranks]
-    if size is None or size >= world or world % size:
-        return without
+    members = range(world)
+    size = size or world
     for stride in range(1, world // size + 1):
         extent = stride * size
-        if world % extent:
-            continue
         groups = {(r // extent, r % stride) for r in ranks}
-        if len(groups) == 1:
+        if world % extent == 0 and len(groups) == 1:
             block, offset = groups.pop()
             members = range(block * extent + offset, (block + 1) * extent, stride)
-            return [r for r in members if r not in dataset.ranks] or without
-    return without
+            break
+    without = [r for r in members if r not in dataset.ranks]
+    return without or [r for r in range(world) if r not in dataset.ranks]

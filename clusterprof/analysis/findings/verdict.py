@@ -9,13 +9,13 @@ import pyarrow.compute as pc
 
 from clusterprof.agent.contracts.words import ms
 from clusterprof.agent.contracts.words import ranks as rank_list
-from clusterprof.analysis.findings.finding import sentences
+from clusterprof.analysis.findings import all_ranks
+from clusterprof.analysis.findings.finding import another_pace, pace_ns, sentences
+from clusterprof.analysis.findings.straggler import overlapped
 from clusterprof.analysis.model import limits
 from clusterprof.analysis.model.dataset import LEAST_STEADY, Dataset
 from clusterprof.results import Finding
 
-#: a straggler is the verdict where it costs this part of what costs most
-_LEADS_FRAC = 0.5
 #: the parts of a step's account, as a single step is described by them
 _PARTS = {
     "compute_ns": "compute",
@@ -26,26 +26,34 @@ _PARTS = {
 
 
 def verdict(dataset: Dataset, findings: Sequence[Finding]) -> str:
-    """Who delays the other ranks and why; else that no rank does, and what costs most."""
+    """Who delays the other ranks and why; else that no rank does, and what saves most."""
     if not dataset.ranks:
-        return "No report could be read."
+        if found := [f for f in findings if f["code"] == all_ranks.CODE]:
+            return sentences(found[0]["summary"], 2)
+        return all_ranks.verdict(dataset) or "No report could be read."
     if len(dataset.steady_steps) < LEAST_STEADY:
+        if late := [f for f in findings if f["code"] == all_ranks.CODE and f["severity"] != "info"]:
+            return sentences(late[0]["summary"], 2)
         few = f"Not enough steady-state steps ({len(dataset.steady_steps)} of {LEAST_STEADY})."
         return f"{few}{_single_step(dataset)}"
-    costly = [f for f in findings if f["severity"] != "info"]
-    stragglers = [f for f in costly if f["code"].startswith("straggler.")]
-    if stragglers:
-        first, most = stragglers[0], costly[0]
-        if first["cost_ns_per_step"] >= _LEADS_FRAC * most["cost_ns_per_step"]:
-            return sentences(first["summary"], 2)
-        # the straggler comes first, but not where something else costs many times as much
-        also = sentences(first["summary"], 1)
-        return f"{sentences(most['summary'], 1)} Also, {also[0].lower()}{also[1:]}"
-    start = _no_straggler(dataset)
-    if costly:
-        return f"{start or 'No stragglers.'} {sentences(costly[0]['summary'], 1)}"
-    steps = f"in {len(dataset.steady_steps)} steady-state steps of {ms(dataset.step_ns)}."
+    weighty = [f for f in findings if f["severity"] != "info"]
+    late = [f for f in findings if f["code"].startswith("straggler.") and not overlapped(f)]
+    start, leading = _no_straggler(dataset), [f for f in late if f in weighty]
+    if leading and _saved(leading[0]) >= limits.HALF * _saved(weighty[0]):
+        return sentences(leading[0]["summary"], 2)
+    if weighty and (leading or (late and not start)):
+        # the straggler comes first, but not where something else saves many times as much
+        also = sentences((leading or late)[0]["summary"], 1)
+        return f"{sentences(weighty[0]['summary'], 1)} Also, {also[0].lower()}{also[1:]}"
+    if weighty:
+        return f"{start or 'No stragglers.'} {sentences(weighty[0]['summary'], 1)}"
+    steps = f"in {len(dataset.steady_steps)} steady-state steps of {ms(dataset.step_ns)}"
+    steps += f" ({ms(pace_ns(dataset))} without the profiler)." if another_pace(dataset) else "."
     return f"{start} No other findings {steps}" if start else f"No findings {steps}"
+
+
+def _saved(found: Finding) -> int:
+    return found["saved_ns_per_step"]
 
 
 def _no_straggler(dataset: Dataset) -> str:
@@ -62,13 +70,13 @@ def _no_straggler(dataset: Dataset) -> str:
             f"No stragglers among {len(dataset.ranks) - len(apart)} ranks; cannot be determined "
             f"for {rank_list(apart, 2)} (no matched collectives)."
         )
-    last = always_last(dataset)
-    if last is None:
+    rank, wait = always_last(dataset)
+    if rank is None:
         return ""
-    rank, wait = last
+    under = " under the profiler" if another_pace(dataset) else ""
     return (
-        f"The other ranks wait {ms(wait)} of each {ms(dataset.step_ns)} step for rank {rank}, but "
-        "fixing it saves little."
+        f"Ranks wait {ms(wait)} of each {ms(dataset.step_ns)} step{under} for rank {rank}; fixing "
+        "it saves little."
     )
 
 
@@ -76,29 +84,25 @@ def incomparable(dataset: Dataset) -> list[int]:
     """Ranks without a collective that is matched with another rank's."""
     c = dataset.collectives
     several = c.matched & (np.bincount(c.collective, minlength=1)[c.collective] > 1)
-    matched = set(np.unique(c.rank[several]).tolist())
-    return [rank for rank in dataset.ranks if rank not in matched]
+    return sorted({*dataset.ranks} - {*c.rank[several].tolist()})
 
 
-def always_last(dataset: Dataset) -> tuple[int, float] | None:
+def always_last(dataset: Dataset) -> tuple[int | None, float]:
     """The rank that arrives last wherever others wait, and how long they wait per step (ns).
 
-    None where no single one does, or where they wait for less than `limits.WAITED_FRAC` of it.
+    None where no single one does, or where they wait for less than half of it.
     """
     c = dataset.collectives
     rows = np.flatnonzero(c.matched & c.synchronising & np.isin(c.step, dataset.steady_steps))
-    waited = np.zeros(len(dataset.ranks))
-    np.add.at(waited, np.searchsorted(dataset.ranks, c.last_rank[rows]), c.wait[rows])
-    if not waited.any():
-        return None
+    place = np.searchsorted(dataset.ranks, c.last_rank[rows])
+    waited = np.bincount(place, c.wait[rows], len(dataset.ranks))
     k = int(np.argmax(waited))
+    if not 0 < limits.STEADY_FRAC * waited.sum() <= waited[k]:
+        return None, 0.0
     wait = float(np.nanmean(np.delete(dataset.account("exposed_wait_ns"), k, axis=0)))
-    wait = min(wait, dataset.step_ns)
     # no rank may have an account of these steps: then the wait is not a number
-    long = wait >= limits.WAITED_FRAC * dataset.step_ns
-    if waited[k] < limits.LAST_FRAC * waited.sum() or not long:
-        return None
-    return dataset.ranks[k], wait
+    long = wait >= limits.HALF * dataset.step_ns
+    return (dataset.ranks[k], min(wait, dataset.step_ns)) if long else (None, 0.0)
 
 
 def _single_step(dataset: Dataset) -> str:
@@ -110,9 +114,8 @@ def _single_step(dataset: Dataset) -> str:
     whole = pc.sum(rows["duration_ns"]).as_py()
     if not whole:
         return ""
-    parts = [
-        f"{what} {100 * pc.sum(rows[name]).as_py() / whole:.0f}%" for name, what in _PARTS.items()
-    ]
+    shares = (pc.sum(rows[name]).as_py() / whole for name in _PARTS)
+    parts = (f"{what} {share:.0%}" for what, share in zip(_PARTS.values(), shares, strict=True))
     typical = ms(float(np.median(rows["duration_ns"].to_numpy())))
     stepped = any(line.has_steps for line in dataset.timelines)
     what = "One step" if stepped else "The window"

@@ -7,11 +7,10 @@ them, and what is usual among all but one is read off one sorted column.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import pairwise
 
 import numpy as np
 
-from clusterprof.analysis.model.dataset import Dataset, Floats, Ints
+from clusterprof.analysis.model.dataset import Dataset, Floats, Ints, parts
 
 
 @dataclass(frozen=True)
@@ -29,11 +28,10 @@ class Peers:
         circle = self.circles[self.of[k]]
         return np.asarray(circle[circle != k])
 
-    def excess(self, values: Floats) -> tuple[Floats, Floats]:
-        """How much more than the median of its peers each rank has, and that median.
+    def excess(self, values: Floats) -> Floats:
+        """How much more than the median of its peers each rank has, 0 where nothing compares.
 
-        `values` are [ranks, steps], NaN where a rank lacks the step; so is the result, with 0
-        where there is nothing to compare with.
+        `values` are [ranks, steps], NaN where a rank lacks the step.
         """
         usual = np.full_like(values, np.nan)
         for number, circle in enumerate(self.circles):
@@ -41,7 +39,7 @@ class Peers:
             if len(circle) > 1:
                 each = median_of_others(values[circle])
                 usual[mine] = each[np.searchsorted(circle, mine)]
-        return np.maximum(np.nan_to_num(values - usual), 0.0), np.nan_to_num(usual)
+        return np.maximum(np.nan_to_num(values - usual), 0.0)
 
 
 def median_of_others(values: Floats) -> Floats:
@@ -72,31 +70,27 @@ def peers(dataset: Dataset, stage: Ints) -> Peers:
     """
     c, count = dataset.collectives, len(dataset.ranks)
     rows = np.flatnonzero(c.synchronising & c.matched)
-    codes, _ = c.communicators
-    place = np.searchsorted(dataset.ranks, c.rank[rows])
-    pairs = np.unique(np.stack([place, codes[rows]], axis=1), axis=0)
-    groups = _groups(pairs, count)
-    circles: list[Ints] = []
-    of = np.zeros(count, dtype=np.int64)
-    known: dict[tuple[tuple[int, ...], int], int] = {}
-    for k, mine in enumerate(groups):
-        key = (mine, int(stage[k]))
-        if key not in known:
-            known[key] = len(circles)
-            member = np.zeros(count, dtype=bool)
-            member[k] = True
-            for group in mine:
-                member[pairs[pairs[:, 1] == group, 0]] = True
-            circles.append(np.flatnonzero(member & (stage == stage[k])))
-        of[k] = known[key]
+    place, codes = np.searchsorted(dataset.ranks, c.rank[rows]), c.communicators[0][rows]
+    # a rank without any is in one of its own
+    single = np.setdiff1d(np.arange(count), place)
+    place, codes = np.r_[place, single], np.r_[codes, -1 - single]
+    pairs = np.unique(np.c_[place, codes], axis=0)
+    members = {int(pairs[m[0], 1]): pairs[m, 0] for m in parts(np.arange(len(pairs)), pairs[:, 1])}
+    mine = [tuple(each.tolist()) for each in parts(pairs[:, 1], pairs[:, 0])]
+    keys = list(zip(mine, stage.tolist(), strict=True))
+    found = {}
+    for key in dict.fromkeys(keys):
+        groups, its_stage = key
+        joint = np.zeros(count, dtype=bool)
+        joint[np.concatenate([members[one] for one in groups])] = True
+        found[key] = np.flatnonzero(joint & (stage == its_stage))
+    # many groups may lead to the same peers
+    different = {circle.tobytes(): circle for circle in found.values()}
+    number = {name: n for n, name in enumerate(different)}
+    of = np.asarray([number[found[key].tobytes()] for key in keys], dtype=np.int64)
+    circles = list(different.values())
     alone = np.asarray([len(circle) < 2 for circle in circles], dtype=bool)[of]
     if dataset.pipelined or alone.all():
         circles.append(np.arange(count))
         of[alone] = len(circles) - 1
     return Peers(tuple(circles), of)
-
-
-def _groups(pairs: Ints, count: int) -> list[tuple[int, ...]]:
-    """The communicators of each place."""
-    edges = np.searchsorted(pairs[:, 0], np.arange(count + 1))
-    return [tuple(pairs[a:b, 1].tolist()) for a, b in pairwise(edges)]

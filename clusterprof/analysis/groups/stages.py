@@ -12,13 +12,9 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-import pyarrow.compute as pc
 
 from clusterprof.analysis.model.dataset import Bools, Dataset, Ints, connected, parts
-
-#: no pipeline is deeper; an order that is longer goes round in a circle
-_DEEPEST = 1024
-_UNKNOWN = -1
+from clusterprof.analysis.model.graph import depths
 
 
 @dataclass(frozen=True)
@@ -38,10 +34,8 @@ class Traffic:
     def first(self) -> Ints:
         """Places of the first call of each rank in each step."""
         inside = np.flatnonzero(self.step >= 0)
-        fresh = np.ones(len(inside), dtype=bool)
-        rank, step = self.rank[inside], self.step[inside]
-        fresh[1:] = (rank[1:] != rank[:-1]) | (step[1:] != step[:-1])
-        return np.asarray(inside[fresh])
+        each = np.stack([self.rank[inside], self.step[inside]])
+        return np.asarray(inside[np.unique(each, axis=1, return_index=True)[1]])
 
 
 @dataclass(frozen=True)
@@ -66,6 +60,14 @@ class Stages:
         pairs = zip(self.numbers, self.groups, strict=True)
         return {rank: number for number, group in pairs for rank in group}
 
+    def stages_of(self, ranks: Ints) -> Ints:
+        """The stage of each rank, also of unprofiled ones where the lay-out gives it; else -1."""
+        if self.count and self.world:
+            return np.where(ranks >= 0, ranks // (self.world // self.count), -1)
+        each, place = np.unique(ranks, return_inverse=True)
+        found = [self.of.get(rank, -1) for rank in each.tolist()]
+        return np.asarray(found, dtype=np.int64)[place.reshape(-1)]
+
 
 def traffic(dataset: Dataset) -> Traffic:
     """All Sends and Recvs, computed once."""
@@ -82,46 +84,28 @@ def _traffic(dataset: Dataset) -> Traffic:
     # beside all-to-alls what has no kernel is part of one
     rows = np.flatnonzero(c.point_to_point & ~c.exchange & (c.has | ~c.exchange.any()))
     rows = rows[np.lexsort((rows, c.issue[rows], c.rank[rows]))]
-    other = np.full(len(c.rank), _UNKNOWN, dtype=np.int64)
+    other = np.full(len(c.rank), -1, dtype=np.int64)
     pairs = np.flatnonzero(c.point_to_point & c.matched)
     pairs = pairs[np.argsort(c.collective[pairs], kind="stable")]
     one, two = pairs[0::2], pairs[1::2]
     if len(one) == len(two) and bool((c.collective[one] == c.collective[two]).all()):
         other[one], other[two] = c.rank[two], c.rank[one]
-    _from_peers(dataset, rows, other)
-    return Traffic(rows, c.rank[rows], c.step[rows], c.operation[rows] == "Send", other[rows])
-
-
-def _from_peers(dataset: Dataset, rows: Ints, other: Ints) -> None:
-    """Fill in `other` by the reports' own peers, where these are global ranks.
-
-    Of a communicator of the whole world they are; of another one they are its own numbers,
-    which only calls that were matched can tell.
-    """
-    c = dataset.collectives
-    peer = np.full(len(c.rank), _UNKNOWN, dtype=np.int64)
-    whole = np.zeros(len(c.rank), dtype=bool)
-    for rank, mine in c.each_rank(rows):
-        calls = dataset.issued(rank, mine, "peer", "communicator_size", "members")
-        peer[mine] = pc.fill_null(calls["peer"], _UNKNOWN).to_numpy()
-        size = pc.fill_null(calls["communicator_size"], 0).to_numpy()
-        listed = pc.is_valid(calls["members"]).to_numpy()
-        whole[mine] = listed | (size == (dataset.world_size or -1))
+    # else by the reports' own peers: of a communicator of the whole world they are global ranks; of
+    # another one its own numbers, which only calls that were matched can tell
+    peer, world = dataset.issued("peer"), dataset.world_size or 0
+    whole = (dataset.issued("communicator_size") == world) | (dataset.issued("members") > 0)
     for these in parts(rows, c.communicators[0][rows]):
         known = these[(peer[these] >= 0) & (other[these] >= 0)]
-        agree = len(known) > 0 and bool((peer[known] == other[known]).all())
-        if agree or (len(known) == 0 and bool(whole[these].all())):
-            open_ = these[other[these] < 0]
-            other[open_] = peer[open_]
+        if bool((peer[known] == other[known]).all() if len(known) else whole[these].all()):
+            other[these] = np.where(other[these] < 0, peer[these], other[these])
+    return Traffic(rows, c.rank[rows], c.step[rows], c.operation[rows] == "Send", other[rows])
 
 
 def _stages(dataset: Dataset) -> Stages | None:
     sent = traffic(dataset)
     first = sent.first()
     first = first[sent.other[first] >= 0]
-    if not len(first):
-        return None
-    return _laid_out(dataset, sent, first) or _chained(sent, first)
+    return (_laid_out(dataset, sent, first) or _chained(sent, first)) if len(first) else None
 
 
 def _laid_out(dataset: Dataset, sent: Traffic, first: Ints) -> Stages | None:
@@ -131,54 +115,38 @@ def _laid_out(dataset: Dataset, sent: Traffic, first: Ints) -> Stages | None:
     into the first stage that begin with a Send.
     """
     rank, sends, other = sent.rank[first], sent.sends[first], sent.other[first]
-    apart = np.unique(np.where(sends, other - rank, rank - other))
-    world = dataset.world_size
-    if len(apart) != 1 or world is None or apart[0] <= 0 or world % int(apart[0]):
-        return None
+    apart, world = np.unique(np.where(sends, other - rank, rank - other)), dataset.world_size or 0
     size = int(apart[0])
-    if world // size < 2 or bool(((rank // size == 0) != sends).any()):
+    if len(apart) > 1 or size <= 0 or world % size or world < 2 * size:
+        return None
+    if bool(((rank < size) != sends).any()):
         return None
     ranks = np.unique(rank)
-    stage = ranks // size
-    groups = {int(s): tuple(ranks[stage == s].tolist()) for s in np.unique(stage)}
-    chains = [tuple(ranks[ranks % size == k].tolist()) for k in np.unique(ranks % size)]
-    return Stages(tuple(groups.values()), tuple(groups), world // size, tuple(chains), world)
+    groups, chains = (
+        tuple(tuple(each.tolist()) for each in parts(ranks, key))
+        for key in (ranks // size, ranks % size)
+    )
+    numbers = tuple(group[0] // size for group in groups)
+    return Stages(groups, numbers, world // size, chains, world)
 
 
 def _chained(sent: Traffic, first: Ints) -> Stages | None:
     """Stages by the chain of matched calls: one more than the stage that is received from."""
     known = np.unique(sent.rank)
     into = first[~sent.sends[first] & np.isin(sent.other[first], known)]
-    edges = np.unique(np.stack([sent.other[into], sent.rank[into]], axis=1), axis=0)
-    taking_part = np.unique(sent.rank[first])
-    depth = np.where(np.isin(known, edges[:, 1]), _UNKNOWN, 0)
-    depth[~np.isin(known, taking_part)] = _UNKNOWN
-    before, after = np.searchsorted(known, edges[:, 0]), np.searchsorted(known, edges[:, 1])
-    for _ in range(min(_DEEPEST, len(known)) + 1):
-        reached = np.where(depth[before] >= 0, depth[before] + 1, _UNKNOWN)
-        deeper = depth.copy()
-        np.maximum.at(deeper, after, reached)
-        if bool((deeper == depth).all()):
-            break
-        depth = deeper
-    else:
+    # where a rank's own first calls are unknown, so is its stage, and those behind it: a circle
+    unknown = np.setdiff1d(known, sent.rank[first])
+    before: Ints = np.r_[sent.other[into], unknown]
+    after: Ints = np.r_[sent.rank[into], unknown]
+    depth = depths(len(known), np.searchsorted(known, before), np.searchsorted(known, after))
+    order = np.argsort(depth, kind="stable")
+    order = order[depth[order] >= 0]
+    groups = tuple(tuple(known[rows].tolist()) for rows in parts(order, depth[order]))
+    if len(groups) < 2:
         return None
-    numbers = [int(d) for d in np.unique(depth[depth >= 0])]
-    if len(numbers) < 2:
-        return None
-    groups = tuple(tuple(known[depth == d].tolist()) for d in numbers)
-    return Stages(groups, tuple(range(len(groups))), None, _components(known, depth, edges))
-
-
-def _components(known: Ints, depth: Ints, edges: Ints) -> tuple[tuple[int, ...], ...]:
-    """Ranks that are connected by `edges`, each set in the order of `depth`."""
-    label = connected(known, edges[:, 0], edges[:, 1])
-    taking_part = depth >= 0
-    out = []
-    for one in np.unique(label[taking_part]):
-        at = np.flatnonzero((label == one) & taking_part)
-        out.append(tuple(known[at[np.argsort(depth[at], kind="stable")]].tolist()))
-    return tuple(out)
+    chains = parts(order, connected(known, before, after)[order])
+    pipelines = tuple(tuple(known[rows].tolist()) for rows in chains)
+    return Stages(groups, tuple(range(len(groups))), None, pipelines)
 
 
 def stage_of(dataset: Dataset) -> Ints:

@@ -1,12 +1,16 @@
 """Where each step's time went on each rank: an account that closes to the nanosecond.
 
 And which call it went to: each moment of communication belongs to one call, so that the calls add
-up to the accounts.
+up to the accounts. And why each GPU does not compute: after NVIDIA's analysis of Megatron-Bridge
+exposed communication is what no compute overlaps with, an upper bound of what overlapping could
+save; blocking is what a compute kernel that the host had already launched waits for, which
+overlapping would save.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -14,9 +18,10 @@ import pyarrow.compute as pc
 
 from clusterprof.align.clock import Clock
 from clusterprof.analysis.model.dataset import Bools, Dataset
-from clusterprof.analysis.model.intervals import union
+from clusterprof.analysis.model.intervals import Intervals, union
 from clusterprof.analysis.model.replay import Replay
-from clusterprof.analysis.model.timeline import COLLECTIVE, Ints, Timeline
+from clusterprof.analysis.model.timeline import COLLECTIVE, COMPUTE, Devices, Ints, Timeline
+from clusterprof.results import ComputeAbsent
 
 #: One row per rank and step. `duration = compute + exposed_communication + exposed_copy + idle`.
 ACCOUNTS = pa.schema(
@@ -37,6 +42,9 @@ ACCOUNTS = pa.schema(
             ("idle_ns", pa.int64()),
             ("communication_ns", pa.int64()),
             ("exposed_wait_ns", pa.int64()),
+            #: without compute: the next kernel is not launched; it is, and communication runs
+            ("unlaunched_ns", pa.int64()),
+            ("blocking_ns", pa.int64()),
         ]
     ]
 )
@@ -51,66 +59,116 @@ def accounts(timelines: Sequence[Timeline], placed: pa.Table, clock: Clock) -> p
     exactly, with any number of concurrent streams. Exposed wait is the part of the exposed
     communication before the last arrival of its collective (`placed`: schema PLACED).
     """
-    ranks = np.asarray(placed["rank"].to_numpy())
-    start = np.asarray(pc.fill_null(placed["start_ns"], 0).to_numpy())
-    wait = np.asarray(pc.fill_null(placed["wait_ns"], 0).to_numpy())
-    each = ((line, ranks == line.rank) for line in timelines)
-    return pa.concat_tables(
-        [ACCOUNTS.empty_table(), *(_rank(line, start[m], wait[m], clock) for line, m in each)]
+    if not timelines:
+        return ACCOUNTS.empty_table()
+    d, ranks = Devices(timelines), np.asarray([line.rank for line in timelines])
+    of = np.searchsorted(ranks, placed["rank"].to_numpy())
+    start = d.axis.of(of, pc.fill_null(placed["start_ns"], 0).to_numpy())
+    wait = pc.fill_null(placed["wait_ns"], 0).to_numpy()
+    waiting = union(np.r_[d.compute.start, start], np.r_[d.compute.end, start + wait])
+    unlaunched, launched = _gaps(d)
+    either_or = union(
+        np.r_[launched.start, d.communication.start], np.r_[launched.end, d.communication.end]
     )
-
-
-def _rank(line: Timeline, start: np.ndarray, wait: np.ndarray, clock: Clock) -> pa.Table:
-    waiting = union(
-        np.r_[line.compute.start, start].astype(np.int64),
-        np.r_[line.compute.end, start + wait].astype(np.int64),
+    compute, communication, either, busy = (
+        each.within(d.begin, d.end) for each in (d.compute, d.communication, d.either, d.busy)
     )
-    begin, end = line.begin, line.end
-    compute = line.compute.within(begin, end)
-    with_communication = line.compute_or_communication.within(begin, end)
-    busy = line.busy.within(begin, end)
+    _, begin = d.axis.back(d.begin)
+    duration = d.end - d.begin
     columns = {
-        "rank": np.full(len(begin), line.rank),
-        "step": line.step,
+        "rank": ranks[d.rank],
+        "step": d.step,
         "begin_ns": begin,
-        "end_ns": end,
-        "aligned_begin_ns": clock.align(line.rank, begin),
-        "duration_ns": end - begin,
+        "end_ns": begin + duration,
+        "aligned_begin_ns": clock.align(ranks[d.rank], begin),
+        "duration_ns": duration,
         "compute_ns": compute,
-        "exposed_communication_ns": with_communication - compute,
-        "exposed_copy_ns": busy - with_communication,
-        "idle_ns": end - begin - busy,
-        "communication_ns": line.communication.within(begin, end),
-        "exposed_wait_ns": waiting.within(begin, end) - compute,
+        "exposed_communication_ns": either - compute,
+        "exposed_copy_ns": busy - either,
+        "idle_ns": duration - busy,
+        "communication_ns": communication,
+        "exposed_wait_ns": waiting.within(d.begin, d.end) - compute,
+        "unlaunched_ns": unlaunched.within(d.begin, d.end),
+        "blocking_ns": launched.within(d.begin, d.end)
+        + communication
+        - either_or.within(d.begin, d.end),
     }
     return pa.table({k: pa.array(v, ACCOUNTS.field(k).type) for k, v in columns.items()}).cast(
         ACCOUNTS
     )
 
 
+def _gaps(d: Devices) -> tuple[Intervals, Intervals]:
+    """Spans without compute: until the next compute kernel was launched, and from then on."""
+    kernels = np.flatnonzero(d.kind == COMPUTE)
+    kernels = kernels[np.argsort(d.start[kernels], kind="stable")]
+    after = kernels[np.searchsorted(d.start[kernels], d.compute.start)]
+    times = np.r_[d.begin, d.end, d.compute.start, d.compute.end]
+    rank, _ = d.axis.back(times)
+    first, last = (np.full(len(d.axis.origin), end) for end in (times.max(), times.min()))
+    np.minimum.at(first, rank, times)
+    np.maximum.at(last, rank, times)
+    idle, next_start = np.sort(np.r_[first, d.compute.end]), np.r_[d.compute.start, last]
+    order = np.argsort(next_start)
+    # what follows the last kernel was not launched in the report
+    launched = np.clip(np.r_[d.launched[after], last][order], idle, next_start[order])
+    return union(idle, launched), union(launched, next_start[order])
+
+
+def compute_absent(dataset: Dataset) -> list[ComputeAbsent]:
+    """Each rank's time without compute per steady-state step (ns), as in its accounts."""
+    table = dataset.accounts
+    table = table.filter(pc.is_in(table["step"], pa.array(dataset.steady_steps, pa.int64())))
+    names = [name for name in ACCOUNTS.names if name.endswith("_ns")]
+    means = table.group_by("rank", use_threads=False).aggregate([(n, "mean") for n in names])
+    return [_absent(dataset.line(row["rank"]), row) for row in means.to_pylist()]
+
+
+def _absent(line: Timeline, mean: dict[str, Any]) -> ComputeAbsent:
+    absent = mean["duration_ns_mean"] - mean["compute_ns_mean"]
+    unlaunched, blocking = mean["unlaunched_ns_mean"], mean["blocking_ns_mean"]
+    # a processor runs its operators itself: none is launched before it runs
+    return {
+        "rank": line.rank,
+        "compute_absent_ns": round(absent),
+        "communication_ns": round(mean["communication_ns_mean"]),
+        "exposed_communication_ns": round(mean["exposed_communication_ns_mean"]),
+        "launch_bound_ns": None if line.on_host else round(unlaunched),
+        "blocking_ns": None if line.on_host else round(blocking),
+        "dependency_stalled_ns": None if line.on_host else round(absent - unlaunched - blocking),
+    }
+
+
 #: columns of `by_call`
 COMMUNICATION, EXPOSED, WAITING = range(3)
 
 
-def calls(dataset: Dataset) -> list[Ints]:
-    """For each rank: the row of the placed table of each activity, -1 where it has none.
+def calls(dataset: Dataset) -> Ints:
+    """The row of the placed table of each of `dataset.activities`, -1 where it has none.
 
     Of several calls in one kernel the first.
     """
-    return dataset.cached("calls", lambda: [_calls(dataset, line) for line in dataset.timelines])
-
-
-def _calls(dataset: Dataset, line: Timeline) -> Ints:
-    c = dataset.collectives
-    mine = c.of(line.rank)
-    mine = mine[c.has[mine]]
-    starts, first = np.unique(c.start[mine], return_index=True)
-    out = np.full(len(line.start), -1, dtype=np.int64)
-    if len(starts):
-        at = np.minimum(np.searchsorted(starts, line.start), len(starts) - 1)
-        known = (line.kind == COLLECTIVE) & (starts[at] == line.start)
-        out[known] = mine[first[at[known]]]
+    activity = activity_of(dataset)
+    rows = np.flatnonzero(activity >= 0)[::-1]
+    out = np.full(len(dataset.activities.rank), -1)
+    out[activity[rows]] = rows
     return out
+
+
+def activity_of(dataset: Dataset) -> Ints:
+    """The place in `dataset.activities` of each row of the placed table, -1 where it has none."""
+    return dataset.cached("activity of", lambda: _activity_of(dataset))
+
+
+def _activity_of(dataset: Dataset) -> Ints:
+    c, a, axis = dataset.collectives, dataset.activities, dataset.axis
+    kernels = np.flatnonzero(a.kind == COLLECTIVE)
+    starts = axis.of(a.rank[kernels], a.start[kernels])
+    order = np.argsort(starts, kind="stable")
+    wanted = axis.of(np.searchsorted(dataset.ranks, c.rank), c.aligned_start)
+    at = np.searchsorted(starts[order], wanted)
+    found, start = np.r_[kernels[order], -1][at], np.r_[starts[order], -1][at]
+    return np.where(c.has & (start == wanted), found, -1)
 
 
 def activities_of(dataset: Dataset, job: Replay, rows: Bools) -> Bools:
@@ -121,11 +179,7 @@ def activities_of(dataset: Dataset, job: Replay, rows: Bools) -> Bools:
 
 def call_of(dataset: Dataset, job: Replay) -> Ints:
     """The row of the placed table of each activity of the replay, -1 where it has none."""
-    out = np.full(len(job.row), -1, dtype=np.int64)
-    for k, each in enumerate(calls(dataset)):
-        mine = job.rank == k
-        out[mine] = each[job.row[mine]]
-    return out
+    return np.asarray(calls(dataset)[dataset.activities.first[job.rank] + job.row])
 
 
 def by_call(dataset: Dataset) -> Ints:
@@ -139,25 +193,25 @@ def by_call(dataset: Dataset) -> Ints:
 
 
 def _by_call(dataset: Dataset) -> Ints:
-    c = dataset.collectives
-    out = np.zeros((len(c.rank) + 1, 3), dtype=np.int64)
-    for line, call in zip(dataset.timelines, calls(dataset), strict=True):
-        rows = np.flatnonzero(line.kind == COLLECTIVE)
-        rows = rows[np.argsort(line.start[rows], kind="stable")]
-        until = np.maximum.accumulate(line.stop[rows])
-        begin = np.maximum(line.start[rows], np.r_[line.start[rows][:1], until[:-1]])
-        rows, begin, until = (v[begin < until] for v in (rows, begin, until))
-        mine = c.of(line.rank)
-        waits = union(c.start[mine], c.start[mine] + c.wait[mine])
-        edges = np.unique(np.r_[begin, until, line.begin, line.end, waits.start, waits.end])
-        low, high = edges[:-1], edges[1:]
-        at = np.searchsorted(begin, low, side="right") - 1
-        step = np.searchsorted(line.begin, low, side="right") - 1
-        keep = (at >= 0) & (step >= 0) & (low < line.end[-1])
-        keep[keep] &= low[keep] < until[at[keep]]
-        keep[keep] &= np.isin(line.step[step[keep]], dataset.evidence_steps)
-        low, high, of = low[keep], high[keep], call[rows[at[keep]]]
-        exposed = high - low - line.compute.within(low, high)
-        waiting = np.where(waits.within(low, high) > 0, exposed, 0)
-        np.add.at(out, of, np.stack([high - low, exposed, waiting], axis=1))
-    return out
+    c, d, call = dataset.collectives, dataset.devices, calls(dataset)
+    rows = np.flatnonzero(d.kind == COLLECTIVE)
+    rows = rows[np.argsort(d.start[rows], kind="stable")]
+    until = np.maximum.accumulate(d.stop[rows])
+    begin = np.maximum(d.start[rows], np.r_[0, until][:-1])
+    rows, begin, until = (v[begin < until] for v in (rows, begin, until))
+    start = d.axis.of(np.searchsorted(dataset.ranks, c.rank), c.start)
+    waits = union(start, start + c.wait)
+    edges = np.unique(np.r_[begin, until, d.begin, d.end, waits.start, waits.end])
+    low, high = edges[:-1], edges[1:]
+    at = np.searchsorted(begin, low, side="right") - 1
+    step = np.searchsorted(d.begin, low, side="right") - 1
+    keep = np.flatnonzero((at >= 0) & (step >= 0))
+    keep = keep[(low[keep] < until[at[keep]]) & (low[keep] < d.end[step[keep]])]
+    keep = keep[np.isin(d.step, dataset.evidence_steps)[step[keep]]]
+    low, high, of = low[keep], high[keep], call[rows[at[keep]]]
+    exposed = high - low - d.compute.within(low, high)
+    waiting = np.where(waits.within(low, high) > 0, exposed, 0)
+    # kernels without a call (-1) are in the last row
+    of, size = of % (len(c.rank) + 1), len(c.rank) + 1
+    each = [np.bincount(of, spent, size) for spent in (high - low, exposed, waiting)]
+    return np.stack(each, axis=1).astype(np.int64)

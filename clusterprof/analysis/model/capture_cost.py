@@ -8,6 +8,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from clusterprof.analysis.model import limits
+from clusterprof.analysis.model.shallow import half_width
 from clusterprof.results import CaptureCost, StepTimes
 
 #: Steps before the window that are compared: enough for a median, late enough to have warmed up.
@@ -66,33 +68,63 @@ def _gap(log: pa.Table, step: int) -> int | None:
 
 
 def _times(logs: list[tuple[pa.Table, Pace]], first: int, end: int) -> StepTimes:
+    before, after = (
+        _steps(logs, max(1, first - _BEFORE), first),
+        _steps(logs, end + _RECOVERY, None),
+    )
     # the profiler's start shows in the window's first step, which is never evidence
+    inside = _steps(logs, first + 1, end)
     return {
-        "before_ns": _median(logs, max(1, first - _BEFORE), first),
-        "inside_ns": _median(logs, first + 1, end),
-        "after_ns": _median(logs, end + _RECOVERY, None),
+        "before_ns": _median(before),
+        "inside_ns": _median(inside),
+        "after_ns": _median(after),
+        "after_uncertainty_ns": _by_chance(before, after),
     }
 
 
-def _median(logs: list[tuple[pa.Table, Pace]], low: int, high: int | None) -> int | None:
-    """The median of the steps [low, high); each of a block counts as the block's median."""
-    values: list[Ints] = []
-    weights: list[Ints] = []
+def _steps(logs: list[tuple[pa.Table, Pace]], low: int, high: int | None) -> Ints:
+    """The steps [low, high) of all ranks: first step, count and median (ns) of each, [3, n].
+
+    A block of steps counts as so many of its median.
+    """
+    rows = []
     for log, pace in logs:
         step = log["step"].to_numpy()
-        wanted = step >= low if high is None else (step >= low) & (step < high)
-        values.append((log["end_ns"].to_numpy() - log["begin_ns"].to_numpy())[wanted])
-        weights.append(np.ones(len(values[-1]), np.int64))
+        length = log["end_ns"].to_numpy() - log["begin_ns"].to_numpy()
+        rows.append(np.stack([step, np.ones_like(step), length]))
         if pace:
-            last = pace["first_step"] + pace["count"]
-            inside = (pace["first_step"] >= low) & ((high is None) | (last <= (high or 0)))
-            values.append(pace["median_ns"][inside])
-            weights.append(pace["count"][inside])
-    count = sum(int(each.sum()) for each in weights)
+            rows.append(np.stack([pace[name] for name in ("first_step", "count", "median_ns")]))
+    every = np.concatenate(rows, axis=1)
+    last = every[0] + every[1]
+    return np.asarray(every[:, (every[0] >= low) & (high is None or last <= high)])
+
+
+def _median(steps: Ints) -> int | None:
+    """The median of these steps (ns); None where they are too few."""
+    _, weight, values = steps
+    count = int(weight.sum())
     if count < _ENOUGH:
         return None
-    every, weight = np.concatenate(values), np.concatenate(weights)
-    order = np.argsort(every, kind="stable")
+    order = np.argsort(values, kind="stable")
     upto = np.cumsum(weight[order])
     middle = np.searchsorted(upto, [(count - 1) // 2, count // 2], side="right")
-    return int(every[order][middle].mean())
+    return int(values[order][middle].mean())
+
+
+def _by_chance(before: Ints, after: Ints) -> int | None:
+    """How far the median of the steps before the window may lie below the one after, by chance.
+
+    As far as that of another stretch of as many steps after it would (ns): neighbouring steps are
+    alike, so that their stretches vary by more than single steps tell. None: too few steps.
+    """
+    single, blocks = after[:, after[1] == 1], after[:, after[1] > 1]
+    known, place = np.unique(single[0], return_inverse=True)
+    length = min(len(np.unique(before[0])), len(known) // limits.FEW)
+    if not length:
+        return None
+    stretches = [
+        *(single[2, place // length == k] for k in range(len(known) // length)),
+        *(blocks[2, blocks[0] == first] for first in np.unique(blocks[0])),
+    ]
+    medians = np.asarray([np.median(each) for each in stretches])
+    return round(half_width(medians, limits.CHANCE) * float(np.sqrt(len(medians) + 1)))

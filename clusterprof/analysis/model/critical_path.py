@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from clusterprof.analysis.model.dataset import Bools, Dataset, Ints
-from clusterprof.analysis.model.graph import ranges
+from clusterprof.analysis.model.dataset import Dataset, Ints
+from clusterprof.analysis.model.graph import first_of, ranges
 from clusterprof.analysis.model.recorded import REACTS_NS
 from clusterprof.analysis.model.replay import Lengths, Replay
 from clusterprof.analysis.model.what_if import what_ifs
@@ -46,9 +46,10 @@ class Pieces:
 
 def path(job: Replay, lengths: Lengths) -> Pieces:
     """Walk the path through the job's steps with these lengths ([n] each)."""
-    lengths = job.eased(lengths)
-    times, values = job.one_pass(lengths), job.values(lengths)
-    source, edge = job.graph.binding(job.edges(lengths), times)
+    lengths = job.eased(lengths, job.one_pass(job.edges(lengths)))
+    edges, values = job.edges(lengths), job.values(lengths)
+    times = job.one_pass(edges)[job.graph.place]
+    source, edge = job.graph.binding(edges, times)
     at = int(job.marks[np.argmax(times[job.marks[:, -1]]), -1])
     moments = []
     while edge[at] >= 0:
@@ -78,7 +79,7 @@ def _pieces(
     runs = queued | launched | ((pick >= 2 * n + hosts) & (pick < 3 * n + hosts))
     # the activity whose start or end an edge leads to, and the first one of those in a queue
     one = np.clip(np.where(reached < hosts + n, reached - hosts, reached - hosts - n), 0, n - 1)
-    first = np.where(queued, _begin_of(job.fresh)[one], one)
+    first = np.where(queued, job.run_begin[one], one)
     first = np.where(launched, _latest_launch(job, lengths)[one], first)
     since = np.where(launched, 2 * n + job.launch_moment[first], pick)
     by_host = launched | ((pick >= 2 * n) & (pick < 2 * n + hosts))
@@ -109,18 +110,13 @@ def _pieces(
     return ranks[order], what[order], length[order], unexplained[order]
 
 
-def _begin_of(fresh: Bools) -> Ints:
-    """Each activity's first one in its run."""
-    return np.maximum.accumulate(np.where(fresh, np.arange(len(fresh)), 0))
-
-
 def _latest_launch(job: Replay, lengths: Lengths) -> Ints:
     """The activity of the run up to each one whose launch makes it end when it does."""
     n = len(job.rank)
     # a launched end less all that is queued up to it: it rises where a launch comes too late
     values = job.values(lengths)
     beyond = values[n : 2 * n] - values[:n]
-    return _begin_of(job.fresh | np.r_[True, beyond[1:] > beyond[:-1]])
+    return first_of(job.fresh | np.r_[True, beyond[1:] > beyond[:-1]])
 
 
 def critical_path(dataset: Dataset) -> CriticalPath | None:

@@ -14,17 +14,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from clusterprof.align.clock import Clock
-from clusterprof.analysis.model.timeline import Timeline
-from clusterprof.results import CaptureCost
-from clusterprof.tables import RankTables
+from clusterprof.analysis.model.intervals import Axis
+from clusterprof.analysis.model.timeline import Devices, Timeline, codes
+from clusterprof.results import CaptureCost, ShallowResults
+from clusterprof.tables import RankTables, empty
 
 T = TypeVar("T")
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
 
-#: so many Sends in one kernel are an all-to-all
-_MANY_SENDS = 3
 #: fewer steady-state steps than this are no evidence
 LEAST_STEADY = 2
 
@@ -46,7 +45,6 @@ class Collectives:
     end: Ints
     issue: Ints
     aligned_start: Ints
-    last_arrival: Ints
     last_rank: Ints
     lateness: Ints
     wait: Ints
@@ -60,12 +58,6 @@ class Collectives:
         encoded = pa.array(self.communicator, pa.string()).dictionary_encode()
         codes = np.asarray(encoded.indices.to_numpy(zero_copy_only=False), dtype=np.int64)
         return codes, encoded.dictionary.to_pylist()
-
-    def of(self, rank: int) -> Ints:
-        """All rows of one rank."""
-        order, ranks = self.by_rank
-        low, high = np.searchsorted(ranks, [rank, rank + 1])
-        return np.sort(order[low:high])
 
     def each_rank(self, rows: Ints) -> list[tuple[int, Ints]]:
         """`rows` by rank, in one pass over them."""
@@ -88,7 +80,7 @@ class Collectives:
             return out
         rows = np.flatnonzero(self.point_to_point & self.has)
         sends = np.bincount(self.kernel[rows], self.operation[rows] == "Send", len(self.rank))
-        many = sends >= _MANY_SENDS
+        many = sends > 2
         pairs = rows[self.matched[rows]]
         pairs = pairs[np.argsort(self.collective[pairs], kind="stable")]
         same = (self.collective[pairs][1:] == self.collective[pairs][:-1]) & (
@@ -113,17 +105,45 @@ class Collectives:
         """Each row's operation; of an all-to-all in Sends and Recvs that."""
         return np.where(self.exchange, "AllToAll", self.operation).astype(object)
 
-    @cached_property
-    def by_collective(self) -> tuple[Ints, Ints]:
-        """All rows by collective, and the collective of each in that order."""
-        order = np.argsort(self.collective, kind="stable")
-        return order, self.collective[order]
 
-    @cached_property
-    def by_rank(self) -> tuple[Ints, Ints]:
-        """All rows by rank, and the rank of each in that order."""
-        order = np.argsort(self.rank, kind="stable")
-        return order, self.rank[order]
+@dataclass(frozen=True)
+class Activities:
+    """All ranks' activities, one rank after the other, on the reference rank's clock (ns)."""
+
+    #: where each rank's begin, and where the last one's end, [ranks + 1]
+    first: Ints
+    #: the place of the rank, and the number of the stream in its report
+    rank: Ints
+    stream: Ints
+    start: Ints
+    stop: Ints
+    launch: Ints
+    launch_end: Ints
+    #: as in `timeline.KINDS`, and as in `names`
+    kind: Ints
+    name: Ints
+    names: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class HostCalls:
+    """All ranks' host calls, one rank after the other, on the reference rank's clock (ns)."""
+
+    rank: Ints
+    start: Ints
+    stop: Ints
+    kind: Ints
+    name: Ints
+    kinds: tuple[str, ...]
+    names: tuple[str, ...]
+
+    def called(self, kind: str, pattern: str) -> Bools:
+        """Which calls are of a kind, with a name that a regular expression finds something in."""
+        names = pa.array(self.names, pa.string())
+        found = pc.match_substring_regex(names, pattern).to_numpy(zero_copy_only=False)
+        fits: Bools = np.asarray(found, dtype=bool)
+        of_kind = np.asarray([one == kind for one in self.kinds], dtype=bool)
+        return np.asarray(of_kind[self.kind] & fits[self.name])
 
 
 def _held(table: pa.Table, role: npt.NDArray[np.object_]) -> Bools:
@@ -187,8 +207,10 @@ class Dataset:
     source: str
     #: what profiling cost by the step logs of all ranks, where there are any
     capture: CaptureCost | None = None
-    #: what started the run, where its manifest says so
-    launcher: str | None = None
+    #: the command line that starts the run again, where its manifest says it (`results.RANKS`)
+    again: Sequence[str] = ()
+    #: what the flight recorders of all ranks show, where they left any
+    shallow: ShallowResults | None = None
 
     @cached_property
     def known(self) -> dict[Any, Any]:
@@ -277,7 +299,7 @@ class Dataset:
             point_to_point=(operation == "Send") | (operation == "Recv"),
             start=ints("start_ns"), end=ints("end_ns"), issue=ints("issue_start_ns"),
             aligned_start=ints("aligned_start_ns"),
-            last_arrival=ints("last_arrival_ns"), last_rank=ints("last_rank", -1),
+            last_rank=ints("last_rank", -1),
             lateness=ints("lateness_ns"), wait=ints("wait_ns"), transfer=ints("transfer_ns"),
             size=ints("message_bytes", -1),
             has=np.asarray(pc.is_valid(table["start_ns"]).to_numpy()),
@@ -299,17 +321,79 @@ class Dataset:
         """Where each rank stands among all ranks with a report."""
         return {rank: k for k, rank in enumerate(self.ranks)}
 
-    def issued(self, rank: int, rows: Ints, *columns: str) -> pa.Table:
-        """Columns of a rank's `collective_calls` for each of `rows` (its) of the placed table."""
-        table = self.tables[self.place[rank]].collective_calls
-        call = table["call"].to_numpy()
-        order = np.argsort(call, kind="stable")
-        at = order[np.searchsorted(call[order], self.collectives.call[rows])]
-        return table.select(columns).take(pa.array(at))
+    def aligned(self, place: Ints, time: Ints) -> Ints:
+        """Times of ranks (their places) on the reference rank's clock; `time` is [n] or [m, n]."""
+        ranks = np.asarray(self.ranks, dtype=np.int64)
+        return self.clock.align(ranks[place], time)
+
+    @cached_property
+    def axis(self) -> Axis:
+        """The axis of all ranks' times on the reference rank's clock."""
+        begins = np.asarray([line.begin[0] for line in self.timelines])
+        return Axis(self.aligned(np.arange(len(begins)), begins))
+
+    @cached_property
+    def devices(self) -> Devices:
+        """What the devices did, each on its own wall clock."""
+        return Devices(self.timelines)
+
+    @cached_property
+    def activities(self) -> Activities:
+        """All ranks' activities."""
+        lines = self.timelines
+        rank, first = _placed([len(line.start) for line in lines])
+        start, stop, launch, launch_end, kind = (
+            np.concatenate([getattr(line, name) for line in lines])
+            for name in ("start", "stop", "launch", "launch_end", "kind")
+        )
+        table = pa.concat_tables([t.activity.select(["name", "stream"]) for t in self.tables])
+        start, stop, launch, launch_end = self.aligned(
+            rank, np.stack([start, stop, launch, launch_end])
+        )
+        stream = np.asarray(table["stream"].to_numpy(), dtype=np.int64)
+        name, names = codes(table["name"])
+        return Activities(first, rank, stream, start, stop, launch, launch_end, kind, name, names)
+
+    @cached_property
+    def host_calls(self) -> HostCalls:
+        """All ranks' host calls."""
+        columns = ["start_ns", "end_ns", "kind", "name"]
+        table = pa.concat_tables([t.host_calls.select(columns) for t in self.tables])
+        rank, _ = _placed([t.host_calls.num_rows for t in self.tables])
+        times = np.stack([table[name].to_numpy() for name in columns[:2]])
+        start, stop = self.aligned(rank, times)
+        (kind, kinds), (name, names) = codes(table["kind"]), codes(table["name"])
+        return HostCalls(rank, start, stop, kind, name, kinds, names)
+
+    def issued(self, name: str) -> Ints:
+        """A column of `collective_calls` for each row of the placed table, -1 where unknown.
+
+        Of lists their lengths.
+        """
+        return self.cached(("issued", name), lambda: self._issued(name))
+
+    def _issued(self, name: str) -> Ints:
+        c, tables = self.collectives, [t.collective_calls for t in self.tables]
+        rank, _ = _placed([t.num_rows for t in tables])
+        both = [t.select(["call", name]) for t in (empty("collective_calls"), *tables)]
+        table = pa.concat_tables(both)
+        values, call = table[name], table["call"].to_numpy()
+        if pa.types.is_list(values.type):
+            values = pc.list_value_length(values)
+        size = int(call.max(initial=0)) + 1
+        key, wanted = rank * size + call, np.searchsorted(self.ranks, c.rank) * size + c.call
+        order = np.argsort(key, kind="stable")
+        at = order[np.searchsorted(key[order], wanted)]
+        return np.asarray(pc.fill_null(values, -1).to_numpy(), dtype=np.int64)[at]
 
     def line(self, rank: int) -> Timeline:
         """One rank's timeline."""
         return self.timelines[self.place[rank]]
+
+
+def _placed(counts: Sequence[int]) -> tuple[Ints, Ints]:
+    """The place of each row's rank, and where each rank's rows begin, by their counts."""
+    return np.repeat(np.arange(len(counts)), counts), np.cumsum([0, *counts])
 
 
 def calls_per_step(dataset: Dataset, rows: Ints) -> float:

@@ -9,6 +9,8 @@ of what-ifs side by side.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
 
 import numpy as np
 
@@ -16,84 +18,108 @@ from clusterprof.analysis.model.dataset import Bools, Ints
 
 #: a moment that no edge leads to, or an edge that is cut: earlier than anything
 NEVER = -(2**61)
+#: of each moment so many edges are taken one after the other: few have more
+_SINGLY = 3
 
 
 @dataclass(frozen=True)
 class Graph:
-    """Edges by the level of the moment that they lead to: levels in order, moments together.
+    """Moments in the order in which they are computed: all that it waits for before each.
 
-    `edge` is the place of each sorted edge among those given to `graph`. Level l has the edges
-    `level[l]` to `level[l + 1]`, and leads to the moments `target[first[l]:first[l + 1]]`, of
-    which each has the edges from `begin[...]` on.
+    `edge` is the place of each edge among those given to `graph`; `source` and `target` are places
+    in `order`. Edges are in `pieces`: where a piece's edges begin and end, where its targets do,
+    and where among its edges each target's begin; None where each target has one.
     """
 
     moments: int
+    order: Ints
     edge: Ints
     source: Ints
-    level: Ints
     target: Ints
-    begin: Ints
-    first: Ints
+    pieces: list[tuple[int, int, int, int, Ints | None]]
     #: moments on or behind a circle: they have no time
     circular: Ints
 
     def times(self, length: Ints, known: Ints) -> Ints:
         """Return when each moment is.
 
-        `length` is [edges] or [edges, what-ifs] (ns), in the order given to `graph`; `known`
+        `length` is [edges] or [edges, what-ifs] (ns), in the order of `edge`; `known`
         [moments] or [moments, what-ifs] has the times of moments that wait for nothing, and
         NEVER for all others, or the least time of a moment that also waits.
         """
-        out: Ints = known.copy()
-        ordered = length[self.edge]
-        for low, high, one, other in zip(
-            self.level[:-1], self.level[1:], self.first[:-1], self.first[1:], strict=True
-        ):
-            reached = out[self.source[low:high]] + ordered[low:high]
-            latest = np.maximum.reduceat(reached, self.begin[one:other] - low, axis=0)
-            at = self.target[one:other]
-            out[at] = np.maximum(out[at], latest)
-        return out
+        return np.asarray(self.one_pass(length, known[self.order])[self.place])
+
+    def one_pass(self, length: Ints, times: Ints) -> Ints:
+        """The same with both in `order`; `times` is written to."""
+        for low, high, first, last, begin in self.pieces:
+            reached: Ints = times.take(self.source[low:high], axis=0)
+            reached += length[low:high]
+            if begin is not None:
+                reached = np.maximum.reduceat(reached, begin, axis=0)
+            at = times[first:last]
+            np.maximum(at, reached, out=at)
+        return times
+
+    @cached_property
+    def place(self) -> Ints:
+        """Where each moment is in `order`."""
+        place = np.empty(self.moments, dtype=np.int64)
+        place[self.order] = np.arange(self.moments)
+        return place
+
+    def goes_on(self, change: Ints) -> bool:
+        """Whether moments (in `order`) that change so much from pass to pass do so for ever.
+
+        Where none gets later than one that waits for it, the latest that each waits for stays so.
+        """
+        return bool((change.take(self.source, axis=0) <= change.take(self.target, axis=0)).all())
 
     def binding(self, length: Ints, times: Ints) -> tuple[Ints, Ints]:
         """Return what each moment waited for longest: a moment, and the edge from it; -1 for none.
 
         `length` [edges] and `times` [moments] are those of one pass; of equals it is the first.
         """
-        reached = times[self.source] + length[self.edge]
-        of = np.repeat(self.target, np.diff(self.begin, append=len(self.edge)))
-        bound = np.flatnonzero(reached == times[of])[::-1]
+        begin, end = self.order[self.source], self.order[self.target]
+        bound = np.flatnonzero(times[begin] + length == times[end])[::-1]
         source, edge = np.full((2, self.moments), -1)
-        source[of[bound]], edge[of[bound]] = self.source[bound], self.edge[bound]
+        source[end[bound]], edge[end[bound]] = begin[bound], bound
         return source, edge
 
 
 def graph(moments: int, source: Ints, target: Ints) -> Graph:
-    """Sort edges `source` -> `target` (arrays of moments) into levels.
+    """Sort moments by level, and in a level those with the most edges first; and all their edges.
 
     Moments on a circle, and those behind one, are in no level, and `circular` lists them.
     """
-    depth = _depths(moments, source, target)
-    inside = np.flatnonzero(depth[target] > 0)
-    order = inside[np.lexsort((target[inside], depth[target[inside]]))]
-    to = target[order]
-    fresh = np.flatnonzero(np.r_[True, to[1:] != to[:-1]]) if len(to) else np.zeros(0, np.int64)
-    each, deep = to[fresh], depth[to[fresh]]
-    levels = int(deep.max(initial=0))
-    first = np.searchsorted(deep, np.arange(1, levels + 2))
-    return Graph(
-        moments=moments,
-        edge=order,
-        source=source[order],
-        level=np.r_[fresh, len(to)][first],
-        target=each,
-        begin=fresh,
-        first=first,
-        circular=np.flatnonzero(depth < 0),
-    )
+    depth, count = depths(moments, source, target), np.bincount(target, minlength=moments)
+    roots, led = np.flatnonzero(depth <= 0), np.flatnonzero(depth > 0)
+    # those without any edge are out of the way
+    leads = np.bincount(source, minlength=moments) > 0
+    roots = roots[np.argsort(leads[roots], kind="stable")]
+    order = np.r_[roots, led[np.lexsort((-count[led], depth[led]))]]
+    place = np.empty(moments, dtype=np.int64)
+    place[order] = np.arange(moments)
+    edge = np.flatnonzero(depth[target] > 0)
+    edge = edge[np.argsort(place[target[edge]], kind="stable")]
+    to = place[target[edge]]
+    nth = np.arange(len(to)) - first_of(np.diff(to, prepend=-1) != 0)
+    piece = (_SINGLY + 1) * (depth[target[edge]] - 1) + np.minimum(nth, _SINGLY)
+    by_piece = np.argsort(piece, kind="stable")
+    edge, to = edge[by_piece], to[by_piece]
+    pieces = []
+    bounds = np.r_[0, np.cumsum(np.bincount(piece))].tolist()
+    for number, (low, high) in enumerate(pairwise(bounds)):
+        if low == high:
+            continue
+        begin = None
+        if number % (_SINGLY + 1) == _SINGLY:
+            begin = np.flatnonzero(np.diff(to[low:high], prepend=-1))
+        pieces.append((low, high, int(to[low]), int(to[high - 1]) + 1, begin))
+    circular = np.flatnonzero(depth < 0)
+    return Graph(moments, order, edge, place[source[edge]], to, pieces, circular)
 
 
-def _depths(moments: int, source: Ints, target: Ints) -> Ints:
+def depths(moments: int, source: Ints, target: Ints) -> Ints:
     """How many edges lie on the longest way to each moment; -1 where it is on or behind a circle.
 
     Kahn's method (Topological sorting of large networks, CACM 1962), a whole level at a time.
@@ -137,8 +163,12 @@ def running_maximum(values: Ints, part: Ints) -> Ints:
     return np.asarray(highest - step * (part if values.ndim == 1 else part[:, None]) + low)
 
 
-def running_sum(values: Ints, fresh: Bools) -> Ints:
-    """Return the sum so far within each part, which begins where `fresh` [n] is true."""
+def first_of(fresh: Bools) -> Ints:
+    """Return where the part of each element begins, as one does where `fresh` [n] is true."""
+    return np.maximum.accumulate(np.where(fresh, np.arange(len(fresh)), 0))
+
+
+def running_sum(values: Ints, begin: Ints) -> Ints:
+    """Return the sum so far within each part; `begin` [n] is where it begins."""
     total = np.cumsum(values, axis=0)
-    first = np.maximum.accumulate(np.where(fresh, np.arange(len(fresh)), 0))
-    return np.asarray(total - (total - values)[first])
+    return np.asarray(total - (total - values)[begin])

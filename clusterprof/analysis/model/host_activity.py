@@ -8,8 +8,9 @@ import pyarrow.compute as pc
 
 from clusterprof.analysis.model import limits
 from clusterprof.analysis.model.dataset import Dataset, Ints
-from clusterprof.analysis.model.intervals import Intervals, union
-from clusterprof.analysis.model.timeline import Timeline
+from clusterprof.analysis.model.graph import ranges
+from clusterprof.analysis.model.intervals import union
+from clusterprof.analysis.model.timeline import COLLECTIVE, COMPUTE
 from clusterprof.tables import GARBAGE, RankTables
 
 #: CUDA calls that wait for the device by their nature, and from which length on they do
@@ -19,40 +20,66 @@ _WAITS = r"(?i)synchronize|memcpy|memset|cudafree|eventquery"
 _QUEUE = 1_000
 
 
-def spans(tables: RankTables, kind: str, pattern: str = "") -> Intervals:
-    """A rank's host calls of one kind, of those whose name matches `pattern` (a regex)."""
-    table = _chosen(tables, kind, pattern)
-    return union(table["start_ns"].to_numpy(), table["end_ns"].to_numpy())
+def wait_calls(dataset: Dataset) -> tuple[Ints, Ints, Ints]:
+    """Calls in which a host may have waited for its device; on gloo its collectives.
 
-
-def _chosen(tables: RankTables, kind: str, pattern: str) -> pa.Table:
-    table = tables.host_calls
-    kept = table.filter(pc.equal(table["kind"], kind))
-    if pattern:
-        kept = kept.filter(pc.match_substring_regex(kept["name"].cast(pa.string()), pattern))
-    return kept
-
-
-def wait_calls(tables: RankTables, line: Timeline) -> Intervals:
-    """Calls in which the host may have waited for the device; on gloo its collectives.
-
-    A long CUDA call that waits by its nature, a launch into a full queue, and any that is too long.
+    A long CUDA call that waits by its nature, a launch into a full queue, and any that is too long;
+    calls that overlap are one. Returns the rank's place, begin and end (reference clock).
     """
-    table = tables.host_calls
-    cuda = np.asarray(pc.equal(table["kind"], "cuda").to_numpy(), dtype=bool)
-    if not cuda.any():
-        return line.communication
-    start, end = table["start_ns"].to_numpy(), table["end_ns"].to_numpy()
-    rows = np.flatnonzero(cuda & (end - start >= limits.WAITING_CALL_NS))
-    names = table["name"].take(pa.array(rows)).cast(pa.string())
-    waits = np.array(pc.match_substring_regex(names, _WAITS).to_numpy(), dtype=bool)
-    start, end = start[rows], end[rows]
-    launched, of = np.unique(line.launch, return_inverse=True)
+    a, calls, axis = dataset.activities, dataset.host_calls, dataset.axis
+    cuda, length = calls.called("cuda", ""), calls.stop - calls.start
+    rows = np.flatnonzero(cuda & (length >= limits.WAITING_CALL_NS))
+    waits = calls.called("cuda", _WAITS)[rows] | (length[rows] >= limits.PAUSE_NS)
+    begin, end = (axis.of(calls.rank[rows], t[rows]) for t in (calls.start, calls.stop))
+    launched, of = np.unique(axis.of(a.rank, a.launch), return_inverse=True)
     finished = np.zeros(len(launched), dtype=np.int64)
-    np.maximum.at(finished, of, line.stop)
-    queued = np.searchsorted(launched, start) - np.searchsorted(np.sort(finished), start)
-    waits |= (queued >= _QUEUE) | (end - start >= limits.BLOCKED_CALL_NS)
-    return union(start[waits], end[waits])
+    np.maximum.at(finished, of, axis.of(a.rank, a.stop))
+    queued = np.searchsorted(launched, begin) - np.searchsorted(np.sort(finished), begin)
+    waits |= queued >= _QUEUE
+    found = union(begin[waits], end[waits])
+    (rank, start), (_, stop) = axis.back(found.start), axis.back(found.end)
+    # a host without CUDA calls waits in its collectives, in each of several at once
+    own = np.flatnonzero((a.kind == COLLECTIVE) & ~np.isin(a.rank, calls.rank[cuda]))
+    return np.r_[rank, a.rank[own]], np.r_[start, a.start[own]], np.r_[stop, ends(dataset)[own]]
+
+
+def ends(dataset: Dataset) -> Ints:
+    """When each activity ended, [activities] (reference clock); on gloo as its host went on.
+
+    A thread of gloo's stamps a call's end after it has woken the host: at load milliseconds later,
+    when the host may be in its next step. So the end is the stamp, or the end of one of the gaps
+    between what the host did during the call: of that which it waited in. That is the one which
+    leaves the least time unexplained, as the host's pauses in the other gaps and as lateness.
+    """
+    a, calls, axis, lines = dataset.activities, dataset.host_calls, dataset.axis, dataset.timelines
+    on_host = np.asarray([line.on_host for line in lines])[a.rank]
+    rows = np.flatnonzero(on_host & (a.kind == COLLECTIVE) & (a.stop > a.start))
+    if not len(rows):
+        return a.stop
+    does, op = on_host & (a.kind == COMPUTE), calls.called("op", "")
+    step = [np.r_[line.host_begin, line.host_end] for line in lines]
+    of = np.repeat(np.arange(len(lines)), [len(times) for times in step])
+    marks = axis.of(of, dataset.aligned(of, np.concatenate(step)))
+    # steps, and operators that hand a call over or wait for one, are no work: they only begin
+    began = np.r_[axis.of(calls.rank[op], calls.start[op]), marks]
+    done = union(
+        np.r_[axis.of(a.rank[does], a.start[does]), began],
+        np.r_[axis.of(a.rank[does], a.stop[does]), began + 1],
+    )
+    start, stop = (axis.of(a.rank[rows], t[rows]) for t in (a.start, a.stop))
+    # gap i lies between what the host did i-th, from 0, and what it did before
+    first = np.searchsorted(done.start, start, side="right")
+    count = np.maximum(np.searchsorted(done.end, stop) + 1 - first, 0)
+    call, gap = np.repeat(np.arange(len(rows)), count), ranges(first, count)
+    until = np.minimum(np.r_[done.start, 2**62][gap], stop[call])
+    since = np.maximum(np.r_[-1, done.end][gap], start[call])
+    explained = (until - since) - (stop[call] - until)
+    best = np.lexsort((explained, call))
+    best = best[np.diff(call[best], append=-1) != 0]
+    best = best[explained[best] > 0]
+    out: Ints = a.stop.copy()
+    out[rows[call[best]]] -= (stop[call] - until)[best]
+    return out
 
 
 #: Python's garbage collector, as the agent notes it
@@ -79,19 +106,17 @@ def named_time(dataset: Dataset, place: Ints, begin: Ints, end: Ints) -> dict[st
 
     `place` is each span's rank; `begin` and `end` are on the reference rank's clock.
     """
-    out = {code: np.zeros(len(place), dtype=np.int64) for code in NAMED}
-    for k in np.unique(place).tolist():
-        mine, rank = place == k, dataset.ranks[k]
-        start, stop = np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)
-        before = np.zeros(int(mine.sum()), dtype=np.int64)
-        for code, kinds in NAMED.items():
-            for kind, pattern in kinds:
-                calls = spans(dataset.tables[k], kind, pattern)
-                start = np.r_[start, dataset.clock.align(rank, calls.start)]
-                stop = np.r_[stop, dataset.clock.align(rank, calls.end)]
-            covered = union(start, stop).within(begin[mine], end[mine])
-            out[code][mine] = covered - before
-            before = covered
+    if not len(place):
+        return {code: np.zeros(0, dtype=np.int64) for code in NAMED}
+    calls, axis = dataset.host_calls, dataset.axis
+    low, high = axis.of(place, begin), axis.of(place, end)
+    chosen, before, out = np.zeros(len(calls.rank), dtype=bool), np.zeros_like(low), {}
+    for code, wanted in NAMED.items():
+        for one, pattern in wanted:
+            chosen |= calls.called(one, pattern)
+        spans = (axis.of(calls.rank[chosen], t[chosen]) for t in (calls.start, calls.stop))
+        covered = union(*spans).within(low, high)
+        out[code], before = covered - before, covered
     return out
 
 

@@ -47,3 +47,30 @@ def union(start: Ints, end: Ints) -> Intervals:
     begin, stop = start[first], reach[last]
     before = np.r_[0, np.cumsum(stop - begin)[:-1]]
     return Intervals(begin, stop, before.astype(np.int64))
+
+
+@dataclass(frozen=True)
+class Axis:
+    """One axis for all ranks: the times of each lie behind those of the rank before it.
+
+    So one search or one `union` serves all ranks. `origin` is a time of each rank, around which
+    its others lie: with 4,096 ranks those further off than six days count as six days off.
+    """
+
+    origin: Ints
+
+    @property
+    def width(self) -> int:
+        """What each rank has of the axis (ns)."""
+        return 2**62 // max(len(self.origin), 1)
+
+    def of(self, rank: Ints, time: Ints) -> Ints:
+        """Return the place on the axis of each `time` (ns) of a rank (its place)."""
+        half = self.width // 2
+        since = np.clip(time - self.origin[rank], -half, self.width - half - 1)
+        return np.asarray(since + half + rank * self.width)
+
+    def back(self, place: Ints) -> tuple[Ints, Ints]:
+        """Return the rank and the time of each place on the axis."""
+        rank = place // self.width
+        return rank, place % self.width - self.width // 2 + self.origin[rank]

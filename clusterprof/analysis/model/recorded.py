@@ -1,65 +1,68 @@
-"""A recording as a `Replay`: which moments it has, and what each of them waited for."""
+"""A recording as a `Replay`: which moments it has, and what each of them waited for.
+
+All ranks are looked at together: their activities are arrays, one rank after the other, and what
+is searched by time lies on one `Axis`, each rank's times behind those of the rank before.
+"""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from functools import cached_property
+from typing import Literal, NamedTuple
 
 import numpy as np
 
-from clusterprof.analysis.model import host_activity
-from clusterprof.analysis.model.dataset import Bools, Collectives, Dataset, Ints
-from clusterprof.analysis.model.graph import NEVER, graph
+from clusterprof.analysis.model import host_activity, limits
+from clusterprof.analysis.model.accounts import activity_of
+from clusterprof.analysis.model.dataset import Bools, Dataset, Ints
+from clusterprof.analysis.model.graph import NEVER, first_of, graph
 from clusterprof.analysis.model.replay import Lengths, Replay
 from clusterprof.analysis.model.timeline import COLLECTIVE, COMPUTE, Timeline
 
+#: time stamps of one device may overlap by so much
+STAMP_NS = 2_000
 #: a queued kernel starts this long after the one before it, at most (1 to 2 µs on an H200)
-_FOLLOWS_NS = 2_000
+_FOLLOWS_NS = STAMP_NS
 #: a kernel or a host goes on at most this long after what it waited for
 REACTS_NS = 30_000
-#: time stamps of one device may overlap by so much
-_STAMP_NS = 2_000
 #: kernels of another stream may occupy all multiprocessors for so long once a wait is over
-_OCCUPIED_NS = 1_000_000
+_OCCUPIED_NS = limits.PAUSE_NS
 #: so many activities that ended before one are looked at for what it waited for
-_LOOKED_AT = 8
+_LOOKED_AT = limits.MOST
 #: from a launch to the start of its kernel on an idle device: this quantile of all, else so long
-_PROMPT, _LAUNCH_NS = 0.25, 5_000
+_PROMPT, _LAUNCH_NS = 1 - limits.STEADY_FRAC, 5_000
 #: an assumed dependency that more than this part of the calls contradict is none
-_CONTRADICTED = 0.05
+_CONTRADICTED = limits.WARNING_FRAC
 
 #: a window of 13 days is none; sums of such times fit into 64 bits
 _LONGEST_NS = 2**50
 
 _NONE = np.zeros(0, dtype=np.int64)
+_Side = Literal["left", "right"]
 
 
-class _Host(NamedTuple):
-    """One host's moments in order: launches, begins and ends of waits, begins of steps."""
+class _Hosts(NamedTuple):
+    """The hosts' moments, by rank and time: launches, begins and ends of waits, begins of steps."""
 
     at: Ints
-    #: the activity of the report that a wait's end waited for, else -1
+    rank: Ints
+    #: the activity that a wait's end waited for, else -1
     woken_by: Ints
-    #: of each launched activity (in the order given): its moment
-    launched: Ints
-    #: moments of the steps' begins, and of the window's end
+    #: the moment at which each activity of `row` was launched
+    launch: Ints
+    #: moments of the steps' begins, and of the window's end, [`chosen`, steps + 1]
     marks: Ints
 
 
-class _Device(NamedTuple):
-    """One rank's activities launched in the window, by stream and start."""
+class _Devices(NamedTuple):
+    """What the activities of `row` waited for; one element each, in that order."""
 
-    row: Ints
-    step: Ints
-    stream: Ints
-    start: Ints
-    stop: Ints
     #: the place of the activity before it on its stream, -1 for a stream's first
     previous: Ints
     #: the length to it, and from the launch
     follow: Ints
     latency: Ints
     unexplained: Ints
-    #: what else it waits for: the waiting one, the other's row in the report, how long after it
+    #: what else waits: the place of the waiting one, the other activity, how long after it
     waiting: Ints
     other: Ints
     after: Ints
@@ -67,106 +70,137 @@ class _Device(NamedTuple):
     loose: tuple[Ints, Ints, Ints]
 
 
-class _Report:
-    """One rank's report on the reference clock, around the steady-state steps."""
+class _Reports:
+    """The reports of `chosen` (places of ranks) on the reference clock, around `steps`.
 
-    def __init__(self, dataset: Dataset, k: int, steps: Ints) -> None:
-        line, rank = dataset.timelines[k], dataset.ranks[k]
+    Activities are places among `dataset.activities`: `row` those launched in the window, by rank,
+    stream and start; `early` those launched before it, by rank and launch.
+    """
 
-        def aligned(times: Ints) -> Ints:
-            return np.asarray(dataset.clock.align(rank, times), dtype=np.int64)
-
-        at = int(np.searchsorted(line.step, steps[0]))
-        begins = aligned(np.r_[line.host_begin, line.host_end[-1:]])[at : at + len(steps) + 1]
-        self.begins = np.maximum.accumulate(begins)
-        self.start = aligned(line.start)
-        self.stop = np.maximum(aligned(line.stop), self.start)
-        issue, issued = aligned(line.launch), aligned(line.launch_end)
-        self.launch = np.where(issued <= self.start, issued, np.minimum(issue, self.start))
-        self.kind = line.kind
-        table = dataset.tables[k].activity
-        self.stream = np.asarray(table["stream"].to_numpy(), dtype=np.int64)
-        self.by_stop = np.argsort(self.stop, kind="stable")
-        self.stops = self.stop[self.by_stop]
+    def __init__(self, dataset: Dataset, steps: Ints, chosen: Ints) -> None:
+        a = dataset.activities
+        self.dataset, self.steps, self.chosen = dataset, steps, chosen
+        self.rank, self.kind, self.start = a.rank, a.kind, a.start
+        self.stop = np.maximum(host_activity.ends(dataset), a.start)
+        self.launch = np.where(a.launch_end <= a.start, a.launch_end, np.minimum(a.launch, a.start))
+        each = [_begins(dataset.timelines[k], steps) for k in chosen.tolist()]
+        #: when the steps begin, and the last ends, [ranks, steps + 1]; NEVER of ranks not chosen
+        self.begins = np.full((len(dataset.ranks), len(steps) + 1), NEVER)
+        self.begins[chosen] = np.maximum.accumulate(
+            dataset.aligned(chosen, np.stack(each, axis=1)), axis=0
+        ).T
         # a launch that ends as a step begins is of the step before
-        inside = (self.launch > self.begins[0]) & (self.launch <= self.begins[-1])
-        row = np.flatnonzero(inside)
+        early = self.launch <= self.begins[a.rank, 0]
+        row = np.flatnonzero(~early & (self.launch <= self.begins[a.rank, -1]))
+        early = np.flatnonzero(early)
+        names, name = np.unique(a.stream, return_inverse=True)
+        streams, self.stream = np.unique(a.rank * len(names) + name, return_inverse=True)
+        #: each stream's rank, and when it became free of what was launched before the window
+        self.of_stream = streams // max(len(names), 1)
+        self.free = self.begins[self.of_stream, 0] - 10**12
+        np.maximum.at(self.free, self.stream[early], self.stop[early])
         self.row = row[np.lexsort((self.start[row], self.stream[row]))]
-        self.row_by_launch = row[np.argsort(self.launch[row], kind="stable")]
-        #: launched before the window, in the order of their launches
-        early = np.flatnonzero(self.launch <= self.begins[0])
-        self.early = early[np.argsort(self.launch[early], kind="stable")]
-        calls = host_activity.wait_calls(dataset.tables[k], line)
-        self.waits = aligned(calls.start), aligned(calls.end)
-        if calls is line.communication:
-            # a host without CUDA calls waits in its collectives, in each of several at once
-            mine = self.kind == COLLECTIVE
-            self.waits = self.start[mine], self.stop[mine]
-        self.host = self._host()
-        self.device = self._device()
+        self.early = early[np.lexsort((self.launch[early], a.rank[early]))]
 
     def reach(self) -> float:
-        """How far from the window's begin a time of this report is (ns)."""
-        times = [self.host.at, self.device.start, self.device.stop, self.stop[self.early]]
-        return float(max(
-            np.abs(t.astype(float) - float(self.begins[0])).max(initial=0.0) for t in times
-        ))  # fmt: skip
+        """How far from the window's begin a time of these reports is (ns)."""
+        begin = self.begins[:, 0].astype(float)
+        far = [
+            np.abs(times[rows] - begin[self.rank[rows]]).max(initial=0.0)
+            for rows in (self.row, self.early)
+            for times in (self.start, self.stop)
+        ]
+        far.append(np.abs(self.begins[self.chosen] - begin[self.chosen, None]).max(initial=0.0))
+        return float(max(far))
 
-    def _ended_by(self, time: Ints, launched_by: Ints | None = None) -> Ints:
-        """The activity that ended last by each time (and was launched by then), or -1."""
-        at = np.searchsorted(self.stops, time, side="right") - 1
-        for _ in range(_LOOKED_AT if launched_by is not None and len(self.stop) else 0):
-            later = (at >= 0) & (self.launch[self.by_stop[np.maximum(at, 0)]] >= launched_by)
-            at = np.where(later, at - 1, at)
-        return np.where(at < 0, -1, self.by_stop[np.maximum(at, 0)])
+    def step(self, rank: Ints, time: Ints, side: _Side) -> Ints:
+        """The place among `steps` of each rank's `time`."""
+        axis, steps = self.dataset.axis, self.begins.shape[1]
+        begins = axis.of(self.chosen[:, None], self.begins[self.chosen]).ravel()
+        place = np.searchsorted(begins, axis.of(rank, time), side=side)
+        return place - 1 - steps * np.searchsorted(self.chosen, rank)
 
-    def _host(self) -> _Host:
-        begin, end = self.waits
-        inside = (begin >= self.begins[0]) & (end <= self.begins[-1])
+    def place(
+        self, among: Ints, times: Ints, rank: Ints, time: Ints, side: _Side = "right"
+    ) -> Ints:
+        """How many of `among` (activities by rank and `times`) come before a rank's `time`."""
+        axis = self.dataset.axis
+        keys = axis.of(self.rank[among], times[among])
+        return np.searchsorted(keys, axis.of(rank, time), side=side)
+
+    def at(self, among: Ints, place: Ints, rank: Ints) -> Ints:
+        """The activities at these places of `among`, -1 where that is none of the rank's."""
+        found = np.r_[among, -1][place]
+        return np.where(np.r_[self.rank, -1][found] == rank, found, -1)
+
+    @cached_property
+    def by_stop(self) -> Ints:
+        """All activities by rank and end."""
+        return np.lexsort((self.stop, self.rank))
+
+    def ended_by(self, rank: Ints, time: Ints, launched_by: Ints | None = None) -> Ints:
+        """The rank's activity that ended last by each time (and was launched by then), or -1."""
+        place = self.place(self.by_stop, self.stop, rank, time) - 1
+        found = self.at(self.by_stop, place, rank)
+        for _ in range(_LOOKED_AT if launched_by is not None else 0):
+            place = place - ((found >= 0) & (self.launch[found] >= launched_by))
+            found = self.at(self.by_stop, place, rank)
+        return found
+
+    @cached_property
+    def hosts(self) -> _Hosts:
+        """The hosts' moments."""
+        rank, begin, end = host_activity.wait_calls(self.dataset)
+        inside = (begin >= self.begins[rank, 0]) & (end <= self.begins[rank, -1])
         # who launches nothing waits for nothing
-        inside &= len(self.row) > 0
-        begin, end = begin[inside], end[inside]
-        by = self._ended_by(end + _STAMP_NS)
+        inside &= np.isin(rank, self.rank[self.row])
+        rank, begin, end = rank[inside], begin[inside], end[inside]
+        by = self.ended_by(rank, end + STAMP_NS)
         # a copy from pageable memory may end a little after the call that makes it
-        at = np.minimum(np.searchsorted(self.launch[self.row_by_launch], begin), len(self.row) - 1)
-        copy = self.row_by_launch[at]
-        made = (self.launch[copy] == begin) & (self.start[copy] < end)
+        launched = self.row[np.lexsort((self.launch[self.row], self.rank[self.row]))]
+        copy = self.at(launched, self.place(launched, self.launch, rank, begin, "left"), rank)
+        made = (copy >= 0) & (self.launch[copy] == begin) & (self.start[copy] < end)
         made &= np.abs(self.stop[copy] - end) <= REACTS_NS
         by = np.where(made, copy, by)
         # a call that no activity's end explains has cost the host its own time
         waited = (by >= 0) & (self.stop[by] > begin) & (self.launch[by] < end)
-        begin, end, by = begin[waited], end[waited], by[waited]
-        parts = [self.begins, self.launch[self.row], begin, end]
-        at = np.concatenate(parts)
+        rank, begin, end, by = rank[waited], begin[waited], end[waited], by[waited]
+        marks = self.begins[self.chosen]
+        parts = [marks.ravel(), self.launch[self.row], begin, end]
+        of = [np.repeat(self.chosen, marks.shape[1]), self.rank[self.row], rank, rank]
+        at, of_moment = np.concatenate(parts), np.concatenate(of)
         kind = np.repeat([2, 1, 3, 0], [len(p) for p in parts])
-        order = np.lexsort((kind, at))
+        order = np.lexsort((kind, at, of_moment))
         place = np.empty_like(order)
         place[order] = np.arange(len(order))
-        first = np.cumsum([0, *(len(p) for p in parts)])
+        marked, launches, _, ended = np.split(place, np.cumsum([len(p) for p in parts])[:-1])
         woken = np.full(len(at), -1, dtype=np.int64)
-        woken[place[first[3] :]] = by
-        return _Host(at[order], woken, place[first[1] : first[2]], place[: first[1]])
+        woken[ended] = by
+        return _Hosts(at[order], of_moment[order], woken, launches, marked.reshape(marks.shape))
 
-    def _device(self) -> _Device:
+    @cached_property
+    def devices(self) -> _Devices:
+        """What the activities waited for."""
         row, stream = self.row, self.stream[self.row]
-        start, stop, launch = self.start[row], self.stop[row], self.launch[row]
+        rank, start, stop, launch = (
+            v[row] for v in (self.rank, self.start, self.stop, self.launch)
+        )
         n = len(row)
-        fresh = np.r_[True, stream[1:] != stream[:-1]] if n else np.zeros(0, dtype=bool)
+        fresh = np.diff(stream, prepend=-1) != 0
         previous = np.where(fresh, -1, np.arange(n) - 1)
-        before = np.where(fresh, self.free(stream), np.r_[0, stop[:-1]] if n else _NONE)
+        before = np.where(fresh, self.free[stream], np.r_[0, stop][:-1])
         follow, latency = start - before, start - launch
-        waiting, other = self._queued_behind(stream, start, launch)
+        waiting, other = self._queued_behind()
         ready = before.copy()
         np.maximum.at(ready, waiting, self.stop[other])
-        usual = latency[launch > ready + REACTS_NS]
         # an idle device begins at once: whatever takes longer waits for something else
-        least = int(np.quantile(usual, _PROMPT)) if len(usual) else _LAUNCH_NS
+        least = self._prompt(np.flatnonzero(launch > ready + REACTS_NS), latency)[rank]
         queued, launched = before + _FOLLOWS_NS, launch + least
         after_stream = np.full(n, NEVER)
         np.maximum.at(after_stream, waiting, self.stop[other] + _FOLLOWS_NS)
         ready = np.maximum.reduce([queued, launched, after_stream])
         late = np.flatnonzero(start - ready > REACTS_NS // 2)
-        by = self._ended_by(start[late], launch[late])
+        by = self.ended_by(rank[late], start[late], launch[late])
         found = (by >= 0) & (self.stop[by] > ready[late] - 2 * _FOLLOWS_NS)
         found &= start[late] - self.stop[by] <= _OCCUPIED_NS
         late, by = late[found], by[found]
@@ -174,52 +208,88 @@ class _Report:
         unexplained[late] = start[late] - self.stop[by]
         unexplained[unexplained <= REACTS_NS // 2] = 0
         # what is left of an activity's delay is on the edge that comes last
-        explained = np.zeros(n, dtype=bool)
-        explained[late] = True
         last = np.argmax(np.stack([queued, launched, after_stream]), axis=0)
-        follow = np.where((last == 0) & ~explained, follow, np.minimum(follow, _FOLLOWS_NS))
-        latency = np.where((last == 1) & ~explained, latency, np.minimum(latency, least))
+        last[late] = -1
+        follow = np.where(last == 0, follow, np.minimum(follow, _FOLLOWS_NS))
+        latency = np.where(last == 1, latency, np.minimum(latency, least))
         after = start[waiting] - self.stop[other]
-        loose = (last[waiting] != 2) | explained[waiting]
-        after[loose] = np.minimum(after[loose], _FOLLOWS_NS)
-        step = np.searchsorted(self.begins, launch) - 1
-        on = [np.where((last == edge) & ~explained, unexplained, 0) for edge in range(3)]
-        return _Device(
-            row, step, stream, start, stop, previous, follow, latency, unexplained,
+        after = np.where(last[waiting] == 2, after, np.minimum(after, _FOLLOWS_NS))
+        on = [np.where(last == edge, unexplained, 0) for edge in range(3)]
+        return _Devices(
+            previous, follow, latency, unexplained,
             np.r_[waiting, late], np.r_[other, by], np.r_[after, start[late] - self.stop[by]],
             (on[0], on[1], np.r_[on[2][waiting], unexplained[late]]),
         )  # fmt: skip
 
-    def free(self, stream: Ints) -> Ints:
-        """Of each activity's stream: when it became free of what was launched earlier."""
-        names, place = np.unique(stream, return_inverse=True)
-        free = np.full(len(names), int(self.begins[0]) - 10**12, dtype=np.int64)
-        early = self.early[np.isin(self.stream[self.early], names)]
-        np.maximum.at(free, np.searchsorted(names, self.stream[early]), self.stop[early])
-        return free[place]
+    def _prompt(self, rows: Ints, latency: Ints) -> Ints:
+        """By rank: how long an idle device takes from a launch to the start, by places in `row`."""
+        out = np.full(len(self.begins), _LAUNCH_NS)
+        known, least = _quantiles(self.rank[self.row[rows]], latency[rows], _PROMPT)
+        out[known] = least
+        return out
 
-    def _queued_behind(self, stream: Ints, start: Ints, launch: Ints) -> tuple[Ints, Ints]:
-        """Which activities wait for all that was launched before them on the computing stream.
+    def _queued_behind(self) -> tuple[Ints, Ints]:
+        """Which activities wait for what was launched before them on another stream.
 
-        Collectives, by stream, unless the recording contradicts. Places and the others' rows.
+        Collectives for all on the computing stream, and what is computed next for a Recv: by
+        stream, unless the recording contradicts. Places in `row`, and the other activities.
         """
-        kind = self.kind[self.row]
-        if not (kind == COMPUTE).any() or not (kind == COLLECTIVE).any():
-            return _NONE, _NONE
-        names, counts = np.unique(self.stream[self.kind == COMPUTE], return_counts=True)
-        main = names[np.argmax(counts)]
-        computing = np.flatnonzero(self.stream == main)
-        computing = computing[np.argsort(self.launch[computing], kind="stable")]
-        waiting = np.flatnonzero((kind == COLLECTIVE) & (stream != main))
-        at = np.searchsorted(self.launch[computing], launch[waiting], side="left") - 1
-        waiting, at = waiting[at >= 0], at[at >= 0]
-        other = computing[at]
-        true = self.stop[other] <= start[waiting] + _STAMP_NS
-        keep = np.zeros(len(waiting), dtype=bool)
-        for name in np.unique(stream[waiting]):
-            mine = stream[waiting] == name
-            keep |= mine & true & ((~true[mine]).mean() <= _CONTRADICTED)
-        return waiting[keep], other[keep]
+        row, rank = self.row, self.rank[self.row]
+        counts = np.bincount(self.stream[self.kind == COMPUTE], minlength=len(self.of_stream))
+        most = np.lexsort((-counts, self.of_stream))
+        most = most[np.diff(self.of_stream[most], prepend=-1) != 0]
+        main = np.zeros(len(counts), dtype=bool)
+        main[most] = counts[most] > 0
+        main = main[self.stream]
+        computing = np.flatnonzero(main)
+        computing = computing[np.lexsort((self.launch[computing], self.rank[computing]))]
+        waiting = np.flatnonzero((self.kind[row] == COLLECTIVE) & ~main[row])
+        of, launch = rank[waiting], self.launch[row[waiting]]
+        other = self.at(computing, self.place(computing, self.launch, of, launch, "left") - 1, of)
+        waiting, other = waiting[other >= 0], other[other >= 0]
+        true = self.stop[other] <= self.start[row[waiting]] + STAMP_NS
+        true &= _believed(self.stream[row[waiting]], true)
+        got = row[self._received()[row] & ~main[row]]
+        of, launch = self.rank[got], self.launch[got]
+        after = self.at(computing, self.place(computing, self.launch, of, launch), of)
+        after = self.place_of[after]
+        got, after = got[after >= 0], after[after >= 0]
+        next_ = self.stop[got] <= self.start[row[after]] + STAMP_NS
+        next_ &= _believed(self.rank[got], next_)
+        return np.r_[waiting[true], after[next_]], np.r_[other[true], got[next_]]
+
+    def _received(self) -> Bools:
+        """Which activities are Recvs."""
+        out = np.zeros(len(self.rank) + 1, dtype=bool)
+        out[activity_of(self.dataset)[self.dataset.collectives.operation == "Recv"]] = True
+        return out[:-1]
+
+    @cached_property
+    def place_of(self) -> Ints:
+        """The place in `row` of each activity; -1 of those launched at another time, and of -1."""
+        place = np.full(len(self.rank) + 1, -1)
+        place[self.row] = np.arange(len(self.row))
+        return place
+
+
+def _believed(part: Ints, true: Bools) -> Bools:
+    """Whether hardly any other assumption about the same part of the recording is contradicted."""
+    few: Bools = np.bincount(part, ~true) <= _CONTRADICTED * np.bincount(part)
+    return few[part]
+
+
+def _quantiles(key: Ints, values: Ints, part: float) -> tuple[Ints, Ints]:
+    """All keys, ascending, and a quantile of each one's values: one of them, of two the lower."""
+    ordered = values[np.lexsort((values, key))]
+    known, count = np.unique(key, return_counts=True)
+    return known, ordered[np.cumsum(count) - count + (part * (count - 1)).astype(int)]
+
+
+def _begins(line: Timeline, steps: Ints) -> Ints:
+    """When a rank's host begins each of `steps`, and ends the last."""
+    at = int(np.searchsorted(line.step, steps[0]))
+    begins: Ints = np.r_[line.host_begin, line.host_end[-1:]]
+    return begins[at : at + len(steps) + 1]
 
 
 def replay(dataset: Dataset) -> Replay | None:
@@ -248,17 +318,16 @@ def _replay(dataset: Dataset) -> tuple[Replay | None, int | None]:
     chosen = [k for k, line in enumerate(dataset.timelines) if _has(line, steps)]
     if not len(steps) or not chosen:
         return None, None
-    reports = [_Report(dataset, k, steps) for k in chosen]
-    if any(report.reach() > _LONGEST_NS for report in reports):
+    reports = _Reports(dataset, steps, np.asarray(chosen))
+    if reports.reach() > _LONGEST_NS:
         return None, 0
-    joined = _Joined(dataset, steps, chosen, reports)
+    joined = _Joined(reports)
     job = joined.made()
     if not len(job.graph.circular):
         return job, 0
     # members of collectives that wait for each other in a circle wait for no other
     apart, waits = joined.on_circles()
-    joined = _Joined(dataset, steps, chosen, reports, apart, waits)
-    job = joined.made()
+    job = _Joined(reports, apart, waits).made()
     return (None if len(job.graph.circular) else job), len(apart)
 
 
@@ -282,7 +351,7 @@ def _longest_run(dataset: Dataset) -> Ints:
 class _Calls(NamedTuple):
     """Members of collectives that are whole in the window, one element per call."""
 
-    #: the activity's place, the collective's number from 0
+    #: the member's place in `row`, the collective's number from 0
     member: Ints
     number: Ints
     #: whether the others wait for it, and whether it waits for them
@@ -290,177 +359,114 @@ class _Calls(NamedTuple):
     held: Bools
     #: from the last start to this member's end
     transfer: Ints
+    #: of each collective: its number in the placed table, and when its last member starts
+    ids: Ints
+    arrival: Ints
 
 
-class _Edges:
+class _Edges(list[tuple[Ints, ...]]):
     """Edges as they are found: source, target, place of a length, what is added to it, and the
     unexplained part of that."""
 
-    def __init__(self) -> None:
-        self.parts: list[tuple[Ints, ...]] = []
-
-    def add(
-        self,
-        source: Ints,
-        target: Ints,
-        pick: Ints | int,
-        plus: Ints | int = 0,
-        loose: Ints | int = 0,
-    ) -> None:
-        shape = np.shape(source)
-        self.parts.append(
-            (source, target, *(np.broadcast_to(v, shape) for v in (pick, plus, loose)))
-        )
-
-    def columns(self) -> list[Ints]:
-        return [np.concatenate(c) for c in zip(*self.parts, strict=True)]
+    def add(self, source: Ints, target: Ints, *length: Ints | int) -> None:
+        length = (*length, 0, 0)[:3]
+        self.append((source, target, *(np.broadcast_to(v, source.shape) for v in length)))
 
 
 class _Joined:
-    """All ranks' moments, numbered; each kind of moment begins at a place of its own.
+    """All moments, numbered; each kind of moment begins at a place of its own.
 
     First the hosts' moments, then starts and ends of activities, ends of what was launched before
     the window, the streams' begins, the collectives' last arrivals, and the steps' ends.
     """
 
-    def __init__(
-        self, dataset: Dataset, steps: Ints, chosen: list[int], reports: list[_Report],
-        apart: Ints = _NONE, waiting: Ints = _NONE,
-    ) -> None:  # fmt: skip
+    def __init__(self, reports: _Reports, apart: Ints = _NONE, waiting: Ints = _NONE) -> None:
         #: collectives (numbers of the dataset's) and assumed waits (moments) that are left out
         self.apart, self.not_waiting = apart, waiting
-        self.dataset, self.chosen, self.reports = dataset, chosen, reports
-        self.steps = steps
-        hosts, devices = [r.host for r in reports], [r.device for r in reports]
-        self.hosts, self.devices = hosts, devices
-        self.host_first = np.cumsum([0, *(len(h.at) for h in hosts)])
-        self.first = np.cumsum([0, *(len(d.row) for d in devices)])
-        self.early_first = np.cumsum([0, *(len(r.early) for r in reports)])
-        self.names = [np.unique(d.stream) for d in devices]
-        self.stream_first = np.cumsum([0, *(len(s) for s in self.names)])
-        self.n_host, self.n = int(self.host_first[-1]), int(self.first[-1])
+        self.reports, self.hosts, self.devices = reports, reports.hosts, reports.devices
+        row = reports.row
+        self.rank, self.start, self.stop = reports.rank[row], reports.start[row], reports.stop[row]
+        self.step = reports.step(self.rank, reports.launch[row], "left")
+        #: the streams that are used in the window, by number, and the place of each activity's
+        self.streams, self.stream = np.unique(reports.stream[row], return_inverse=True)
+        self.n_host, self.n = len(self.hosts.at), len(row)
         self.starts = self.n_host
         self.ends = self.starts + self.n
         self.earlies = self.ends + self.n
-        self.streams = self.earlies + int(self.early_first[-1])
-        self.arrivals = self.streams + int(self.stream_first[-1])
-        self.start = self._all([d.start for d in devices])
-        self.stop = self._all([d.stop for d in devices])
-        self.at = self._all([h.at for h in hosts])
-        #: when each collective's last member starts
-        self.arrival_ns = self.ids = _NONE
+        self.begins = self.earlies + len(reports.early)
+        self.arrivals = self.begins + len(self.streams)
         self.calls = self._calls()
-        self.marks = self.arrivals + int(self.calls.number.max(initial=-1)) + 1
-        self.moments = self.marks + len(reports) * (len(steps) + 1)
+        self.marks = self.arrivals + len(self.calls.ids)
+        self.moments = self.marks + self.hosts.marks.size
         #: places of lengths: queued and launched ends, hosts' time, running time, wakes,
         #: none
         self.launched, self.since = self.n, 2 * self.n
         self.running = self.since + self.n_host
         self.waking = self.running + self.n
         self.none = self.waking + self.n_host
-
-    @staticmethod
-    def _all(parts: list[Ints], offset: Ints | None = None) -> Ints:
-        """All ranks' parts as one, each raised by its offset where it is not negative."""
-        if offset is not None:
-            pairs = zip(parts, offset, strict=False)
-            parts = [np.where(p < 0, -1, p + o) for p, o in pairs]
-        return np.concatenate(parts).astype(np.int64)
-
-    def _end_of(self, p: int, rows: Ints) -> Ints:
-        """The moments at which activities (rows of the p-th report) end; -1: launched later."""
-        report = self.reports[p]
-        out = np.full(len(report.start), -1, dtype=np.int64)
-        out[report.row] = self.ends + self.first[p] + np.arange(len(report.row))
-        out[report.early] = self.earlies + self.early_first[p] + np.arange(len(report.early))
-        return np.where(rows < 0, -1, out[rows])
+        #: the moments at which activities end; -1: launched after the window
+        self.end_of = np.full(len(reports.rank) + 1, -1)
+        self.end_of[row] = self.ends + np.arange(self.n)
+        self.end_of[reports.early] = self.earlies + np.arange(len(reports.early))
 
     def _calls(self) -> _Calls:
         """The collectives of which every member was launched in the window."""
-        c = self.dataset.collectives
-        place = np.full(len(c.rank), -1, dtype=np.int64)
-        for p, k in enumerate(self.chosen):
-            rank, row = self.dataset.ranks[k], self.reports[p].row
-            collective = np.flatnonzero(self.reports[p].kind[row] == COLLECTIVE)
-            starts = self.dataset.timelines[k].start[row[collective]]
-            order = np.argsort(starts, kind="stable")
-            mine = c.of(rank)
-            mine = mine[c.has[mine] & c.matched[mine]]
-            if not len(order) or not len(mine):
-                continue
-            at = np.minimum(np.searchsorted(starts[order], c.start[mine]), len(order) - 1)
-            found = starts[order[at]] == c.start[mine]
-            place[mine[found]] = self.first[p] + collective[order[at[found]]]
+        c = self.reports.dataset.collectives
+        activity = activity_of(self.reports.dataset)
+        place = np.where(c.matched, self.reports.place_of[activity], -1)
         usable = c.matched & (c.synchronising | c.point_to_point)
         usable &= ~np.isin(c.collective, self.apart)
         rows = np.flatnonzero(c.matched & c.has)
-        if not len(rows):
-            return _Calls(_NONE, _NONE, _NONE > 0, _NONE > 0, _NONE)
         ids, number = np.unique(c.collective[rows], return_inverse=True)
         whole = np.bincount(number, place[rows] < 0, len(ids)) == 0
         whole &= np.bincount(number, usable[rows], len(ids)) >= 2
-        keep = whole[number]
-        rows = rows[keep]
-        self.ids, number = np.unique(c.collective[rows], return_inverse=True)
+        rows = rows[whole[number]]
+        ids, number = np.unique(c.collective[rows], return_inverse=True)
         member, gates = place[rows], usable[rows]
-        count = int(number.max(initial=-1)) + 1
-        arrival = np.full(count, -(2**62), dtype=np.int64)
+        arrival = np.full(len(ids), NEVER)
         np.maximum.at(arrival, number[gates], self.start[member[gates]])
         # calls of one group share a kernel, which ends a transfer after the last of them can begin
-        latest = np.full(self.n, -(2**62), dtype=np.int64)
+        latest = np.full(self.n, NEVER)
         np.maximum.at(latest, member, arrival[number])
         transfer = self.stop[member] - latest[member]
         # a member that has left before the last one came did not wait for it
         held = gates & (transfer >= -REACTS_NS)
-        held &= ~((c.operation[rows] == "Send") & self._eager(c, rows, member, number, arrival))
-        self.arrival_ns = arrival
-        return _Calls(member, number, gates, held, transfer)
-
-    def _eager(self, c: Collectives, rows: Ints, member: Ints, number: Ints, arrival: Ints) -> bool:
-        """Whether Sends end without waiting for their Recvs: none was seen to wait for one."""
-        waited = arrival[number] - self.start[member] > REACTS_NS
-        late = np.flatnonzero(waited & (c.operation[rows] == "Send"))
-        left = self.stop[member[late]] < arrival[number[late]] - REACTS_NS
-        return not len(late) or bool(left.mean() > _CONTRADICTED)
+        # Sends end without waiting for their Recvs where none was seen to wait for one
+        sends = c.operation[rows] == "Send"
+        late = sends & (arrival[number] - self.start[member] > REACTS_NS)
+        left = late & (self.stop[member] < arrival[number] - REACTS_NS)
+        if left.sum() > _CONTRADICTED * late.sum() or not late.any():
+            held &= ~sends
+        return _Calls(member, number, gates, held, transfer, ids, arrival)
 
     def made(self) -> Replay:
         """The graph with its lengths."""
-        hosts, devices, calls, n = self.hosts, self.devices, self.calls, self.n
-        offset = self.first[:-1]
-        woken = self._all([self._end_of(p, h.woken_by) for p, h in enumerate(hosts)])
+        reports, hosts, devices, calls, n = (
+            self.reports, self.hosts, self.devices, self.calls, self.n
+        )  # fmt: skip
+        edges, launch, marks = _Edges(), hosts.launch, hosts.marks
+        woken = self.end_of[hosts.woken_by]
         root = woken >= 0
-        root[self.host_first[:-1]] = True
-        own = np.where(root, 0, np.diff(self.at, prepend=self.at[:1]))
-        root_of = np.maximum.accumulate(np.where(root, np.arange(self.n_host), 0))
-        launch = self._all([h.launched for h in hosts], self.host_first)
-        marks = np.stack([self.host_first[p] + h.marks for p, h in enumerate(hosts)])
-        previous = self._all([d.previous for d in devices], offset)
-        begin_of = np.concatenate([
-            self.streams + self.stream_first[p] + np.searchsorted(self.names[p], d.stream)
-            for p, d in enumerate(devices)
-        ])  # fmt: skip
-        prior = np.where(previous >= 0, self.ends + previous, begin_of)
-        waiting = self._all([d.waiting for d in devices], offset)
-        other = self._all([self._end_of(p, d.other) for p, d in enumerate(devices)])
-        after = self._all([d.after for d in devices])
-        loose = [self._all([d.loose[edge] for d in devices]) for edge in range(3)]
-        follow = self._all([d.follow for d in devices])
-        latency = self._all([d.latency for d in devices])
+        root[marks[:, 0]] = True
+        own = np.where(root, 0, np.diff(hosts.at, prepend=hosts.at[:1]))
+        root_of = first_of(root)
+        previous = devices.previous
+        prior = np.where(previous >= 0, self.ends + previous, self.begins + self.stream)
         joins = np.zeros(n, dtype=bool)
-        joins[calls.member] = joins[waiting] = True
+        joins[calls.member] = joins[devices.waiting] = True
+        held = np.flatnonzero(calls.held)
         joined = np.zeros(n, dtype=bool)
-        joined[calls.member[calls.held]] = True
+        joined[calls.member[held]] = True
         fresh = (previous < 0) | joins
         fresh[1:] |= joins[:-1] | (root_of[launch][1:] != root_of[launch][:-1])
         part = np.cumsum(fresh) - 1
         run = self.stop - self.start
-        run[calls.member[calls.held]] = calls.transfer[calls.held]
+        run[calls.member[held]] = calls.transfer[held]
+        recorded = self._recorded()
 
-        edges = _Edges()
         wakes = np.flatnonzero(woken >= 0)
-        ended = self._recorded()[woken[wakes]]
         after_wait = np.zeros(self.n_host, dtype=np.int64)
-        after_wait[wakes] = np.maximum(self.at[wakes] - ended, -REACTS_NS)
+        after_wait[wakes] = np.maximum(hosts.at[wakes] - recorded[woken[wakes]], -REACTS_NS)
         edges.add(woken[wakes], wakes, self.waking + wakes)
         edges.add(root_of[wakes - 1], wakes, self.since + wakes - 1)
         inner = np.unique(marks[:, 1:])
@@ -468,57 +474,57 @@ class _Joined:
         edges.add(root_of[inner], inner, self.since + inner)
         special = np.flatnonzero(joins)
         edges.add(
-            prior[special], self.starts + special, self.none, follow[special], loose[0][special]
-        )
+            prior[special], self.starts + special, self.none,
+            devices.follow[special], devices.loose[0][special],
+        )  # fmt: skip
         edges.add(
             root_of[launch[special]], self.starts + special, self.since + launch[special],
-            latency[special], loose[1][special],
+            devices.latency[special], devices.loose[1][special],
         )  # fmt: skip
-        known = (other >= 0) & ~np.isin(self.starts + waiting, self.not_waiting)
+        other = self.end_of[devices.other]
+        known = (other >= 0) & ~np.isin(self.starts + devices.waiting, self.not_waiting)
         edges.add(
-            other[known], self.starts + waiting[known], self.none, after[known], loose[2][known]
-        )
+            other[known], self.starts + devices.waiting[known], self.none,
+            devices.after[known], devices.loose[2][known],
+        )  # fmt: skip
         alone = np.flatnonzero(joins & ~joined)
         edges.add(self.starts + alone, self.ends + alone, self.running + alone)
         gate = np.flatnonzero(calls.gates)
         edges.add(self.starts + calls.member[gate], self.arrivals + calls.number[gate], self.none)
-        held = np.flatnonzero(calls.held)
         member = calls.member[held]
         edges.add(self.arrivals + calls.number[held], self.ends + member, self.running + member)
-        ends = self._step_ends(edges, marks, launch)
-        first, first_ns, again = self._begins(marks, launch)
+        self._add_step_ends(edges)
+        first, first_ns, again = self._begins()
         plain = np.flatnonzero(~joins)
         prior_of = prior[np.flatnonzero(fresh)[part]]
         needed = np.zeros(self.moments, dtype=bool)
-        needed[np.concatenate([e[0] for e in edges.parts])] = True
+        needed[np.concatenate([e[0] for e in edges])] = True
         needed[again[again >= 0]] = True
         needed[prior_of[plain]] = True
         plain = plain[needed[self.ends + plain]]
         edges.add(prior_of[plain], self.ends + plain, plain)
         edges.add(root_of[launch[plain]], self.ends + plain, self.launched + plain)
-        source, target, pick, plus, loose_plus = edges.columns()
+        source, target, pick, plus, loose_plus = (
+            np.concatenate(c) for c in zip(*edges, strict=True)
+        )
         self.waits_for = source, target
-        sizes = [len(d.row) for d in devices]
-        host_sizes = [len(h.at) for h in hosts]
         wait_beside, waits = self._beside_waits()
+        made = graph(self.moments, source, target)
+        pick, plus, loose_plus = (each[made.edge] for each in (pick, plus, loose_plus))
         return Replay(
-            graph=graph(self.moments, source, target),
-            steps=self.steps,
+            graph=made,
+            steps=reports.steps,
             lengths=Lengths(own, run, after_wait),
-            pick=pick, plus=plus, host_root=root, launch_moment=launch,
-            host_rank=np.repeat(self.chosen, host_sizes),
-            host_step=np.concatenate([
-                np.searchsorted(h.at[h.marks], h.at, side="right") - 1 for h in hosts
-            ]),
-            rank=np.repeat(self.chosen, sizes), row=self._all([d.row for d in devices]),
-            step=self._all([d.step for d in devices]), kind=self._all([
-                r.kind[d.row] for r, d in zip(self.reports, devices, strict=True)
-            ]),
-            joined=joined, before=follow, latency=latency, fresh=fresh, part=part,
-            first=first, first_ns=first_ns, again=again, marks=ends, recorded=self._recorded(),
-            unexplained=self._all([d.unexplained for d in devices]),
+            pick=pick, plus=plus, host_root=root, launch_moment=launch, host_rank=hosts.rank,
+            host_step=reports.step(hosts.rank, hosts.at, "right"),
+            rank=self.rank, row=reports.row - reports.dataset.activities.first[self.rank],
+            step=self.step, kind=reports.kind[reports.row],
+            joined=joined, before=devices.follow, latency=devices.latency, fresh=fresh, part=part,
+            first=first, first_ns=first_ns, again=again,
+            marks=self.marks + np.arange(marks.size).reshape(marks.shape), recorded=recorded,
+            unexplained=devices.unexplained,
             wait_beside=wait_beside, freely=self._freely(wait_beside, run), waits=waits,
-            loose=(loose[0], loose[1], loose_plus),
+            loose=(devices.loose[0], devices.loose[1], loose_plus),
         )  # fmt: skip
 
     def on_circles(self) -> tuple[Ints, Ints]:
@@ -528,27 +534,26 @@ class _Joined:
         moments = np.intersect1d(circles, graph(self.moments, target, source).circular)
         calls = moments[(moments >= self.arrivals) & (moments < self.marks)] - self.arrivals
         starts = moments[(moments >= self.starts) & (moments < self.ends)]
-        return self.ids[calls], starts
+        return self.calls.ids[calls], starts
 
     def _beside_waits(self) -> tuple[Ints, Ints]:
         """Beside which wait in a collective each kernel ran (else -1), and the waits' moments.
 
         A collective that waits occupies multiprocessors and memory, and slows what runs beside it.
         """
-        calls, out = self.calls, np.full(self.n, -1, dtype=np.int64)
-        begin, until = self.start[calls.member], self.arrival_ns[calls.number]
+        calls, axis = self.calls, self.reports.dataset.axis
+        begin, until = self.start[calls.member], calls.arrival[calls.number]
         waits = np.flatnonzero(calls.held & (until - begin > REACTS_NS))
-        of = np.searchsorted(self.first, calls.member[waits], side="right") - 1
-        for p, device in enumerate(self.devices):
-            mine = np.flatnonzero(of == p)
-            mine = mine[np.argsort(begin[waits[mine]], kind="stable")]
-            if not len(mine):
-                continue
-            middle = (device.start + device.stop) // 2
-            at = np.searchsorted(begin[waits[mine]], middle, side="right") - 1
-            inside = (at >= 0) & (middle < until[waits[mine[np.maximum(at, 0)]]])
-            here = np.flatnonzero(inside & (self.reports[p].kind[device.row] == COMPUTE))
-            out[self.first[p] + here] = mine[at[here]]
+        rank = self.rank[calls.member[waits]]
+        order = np.lexsort((begin[waits], rank))
+        begins = axis.of(rank, begin[waits])[order]
+        ends = axis.of(rank, until[waits])[order]
+        kernels = np.flatnonzero(self.reports.kind[self.reports.row] == COMPUTE)
+        middle = axis.of(self.rank, (self.start + self.stop) // 2)[kernels]
+        at = np.searchsorted(begins, middle, side="right") - 1
+        inside = (at >= 0) & (middle < np.r_[ends, 0][at])
+        out = np.full(self.n, -1, dtype=np.int64)
+        out[kernels[inside]] = order[at[inside]]
         moments = [self.starts + calls.member[waits], self.arrivals + calls.number[waits]]
         return out, np.stack(moments, axis=1)
 
@@ -563,84 +568,67 @@ class _Joined:
             return run
         key = self._same_kernels()
         free = np.flatnonzero((wait_beside < 0) & (key >= 0))
-        free = free[np.lexsort((run[free], key[free]))]
-        keys, first, count = np.unique(key[free], return_index=True, return_counts=True)
-        middle = run[free[first + (count - 1) // 2]] if len(free) else run[:0]
-        at = np.minimum(np.searchsorted(keys, key[beside]), max(len(keys) - 1, 0))
+        keys, middle = _quantiles(key[free], run[free], 0.5)
+        at = np.searchsorted(keys, key[beside])
+        known = np.r_[keys, -1][at] == key[beside]
         out = run.copy()
-        if len(keys):
-            known = keys[at] == key[beside]
-            out[beside[known]] = np.minimum(run[beside[known]], middle[at[known]])
+        out[beside[known]] = np.minimum(run[beside[known]], middle[at[known]])
         return np.asarray(out)
 
     def _same_kernels(self) -> Ints:
         """A number for each kernel: equal for the same kernel of any rank and step; else -1."""
-        codes: dict[str, int] = {}
-        name = np.full(self.n, -1, dtype=np.int64)
-        for p, (k, device) in enumerate(zip(self.chosen, self.devices, strict=True)):
-            line = self.dataset.timelines[k]
-            code = np.asarray([codes.setdefault(n, len(codes)) for n in line.names] or [0])
-            kernel = self.reports[p].kind[device.row] == COMPUTE
-            name[self.first[p] : self.first[p + 1]] = np.where(
-                kernel, code[line.name[device.row]], -1
-            )
-        of = np.searchsorted(self.first, np.arange(self.n), side="right") - 1
-        step = self._all([d.step for d in self.devices])
-        order = np.lexsort((self.start, name, step, of))
-        parts = np.stack([of, step, name])[:, order]
+        reports = self.reports
+        name = reports.dataset.activities.name[reports.row]
+        name = np.where(reports.kind[reports.row] == COMPUTE, name, -1)
+        order = np.lexsort((self.start, name, self.step, self.rank))
+        parts = np.stack([self.rank, self.step, name])[:, order]
         fresh = np.r_[True, (parts[:, 1:] != parts[:, :-1]).any(axis=0)]
         since = np.arange(self.n) - np.maximum.accumulate(np.where(fresh, np.arange(self.n), 0))
         out = np.full(self.n, -1, dtype=np.int64)
         out[order] = np.where(parts[2] >= 0, parts[2] * self.n + since, -1)
         return out
 
-    def _step_ends(self, edges: _Edges, marks: Ints, launch: Ints) -> Ints:
-        """Moments of the steps' ends, [ranks, steps + 1]: of the host and all that it launched."""
+    def _add_step_ends(self, edges: _Edges) -> None:
+        """A step ends with the host and, on each stream, with the last that it has launched."""
+        marks, launch = self.hosts.marks, self.hosts.launch
         ends = self.marks + np.arange(marks.size).reshape(marks.shape)
         edges.add(marks.ravel(), ends.ravel(), self.none)
-        for p, device in enumerate(self.devices):
-            at = launch[self.first[p] : self.first[p + 1]]
-            for s, name in enumerate(self.names[p]):
-                mine = np.flatnonzero(device.stream == name)
-                mine = mine[np.argsort(at[mine], kind="stable")]
-                count = np.searchsorted(at[mine], marks[p])
-                begin = np.full(len(count), self.streams + self.stream_first[p] + s)
-                last = np.where(
-                    count > 0, self.ends + self.first[p] + mine[np.maximum(count - 1, 0)], begin
-                )
-                edges.add(last, ends[p], self.none)
-        return ends
+        chosen = np.searchsorted(self.reports.chosen, self.reports.of_stream[self.streams])
+        order = np.lexsort((launch, self.stream))
+        size = self.n_host + 1
+        number = np.arange(len(self.streams))[:, None]
+        last = np.searchsorted((self.stream * size + launch)[order], number * size + marks[chosen])
+        last = np.r_[order, -1][last - 1]
+        same = np.r_[self.stream, -1][last] == number
+        last = np.where(same, self.ends + last, self.begins + number)
+        edges.add(last.ravel(), ends[chosen].ravel(), self.none)
 
-    def _begins(self, marks: Ints, launch: Ints) -> tuple[Ints, Ints, Ints]:
+    def _begins(self) -> tuple[Ints, Ints, Ints]:
         """Moments before the window, when they were, and which stand for them a round later."""
-        first, when, again = [], [], []
-        for p, (report, device) in enumerate(zip(self.reports, self.devices, strict=True)):
-            first += [self.host_first[p : p + 1]]
-            when += [report.begins[:1]]
-            again += [marks[p, -1:]]
-            _, one = np.unique(device.stream, return_index=True)
-            last = np.r_[one[1:], len(device.row)][: len(one)] - 1
-            first += [self.streams + self.stream_first[p] + np.arange(len(one))]
-            when += [report.free(device.stream[one])]
-            again += [self.ends + self.first[p] + last]
-            early = len(report.early)
-            order = np.argsort(launch[self.first[p] : self.first[p + 1]], kind="stable")
-            same = len(order) - early + np.arange(early)
-            first += [self.earlies + self.early_first[p] + np.arange(early)]
-            when += [report.stop[report.early]]
-            later = np.full(early, -1, dtype=np.int64)
-            later[same >= 0] = self.ends + self.first[p] + order[same[same >= 0]]
-            again += [later]
-        return self._all(first), self._all(when), self._all(again)
+        hosts, reports = self.hosts, self.reports
+        last = np.flatnonzero(np.diff(self.stream, append=-1))
+        # what is launched last of the window stands for what was launched before it
+        order = np.argsort(hosts.launch, kind="stable")
+        early = reports.rank[reports.early]
+        ranks = np.arange(len(reports.begins))
+        left = np.searchsorted(early, ranks, side="right")[early] - np.arange(len(early))
+        same = np.searchsorted(self.rank, early, side="right") - left
+        known = same >= np.searchsorted(self.rank, early)
+        later = np.where(known, self.ends + np.r_[order, -1][np.where(known, same, -1)], -1)
+        return (
+            np.r_[
+                hosts.marks[:, 0], self.begins + np.arange(len(self.streams)),
+                self.earlies + np.arange(len(early)),
+            ],
+            np.r_[
+                hosts.at[hosts.marks[:, 0]], reports.free[self.streams],
+                reports.stop[reports.early],
+            ],
+            np.r_[hosts.marks[:, -1], self.ends + last, later],
+        )  # fmt: skip
 
     def _recorded(self) -> Ints:
         """When each moment was; the streams' begins and the steps' ends are left out (0)."""
-        out = np.zeros(self.moments, dtype=np.int64)
-        out[: self.n_host] = self.at
-        out[self.starts : self.starts + self.n] = self.start
-        out[self.ends : self.ends + self.n] = self.stop
-        for p, report in enumerate(self.reports):
-            low = self.earlies + self.early_first[p]
-            out[low : low + len(report.early)] = report.stop[report.early]
-        out[self.arrivals : self.marks] = self.arrival_ns
-        return out
+        times = [self.hosts.at, self.start, self.stop, self.reports.stop[self.reports.early]]
+        begins, ends = np.zeros_like(self.streams), np.zeros_like(self.hosts.marks.ravel())
+        return np.concatenate([*times, begins, self.calls.arrival, ends])

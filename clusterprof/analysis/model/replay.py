@@ -22,15 +22,21 @@ latest over j of launch j plus the running times from j on (Lindley 1952).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cached_property
+from hashlib import blake2b
 
 import numpy as np
 
 from clusterprof.analysis.model.dataset import Bools, Ints
-from clusterprof.analysis.model.graph import NEVER, Graph, running_maximum, running_sum
+from clusterprof.analysis.model.graph import NEVER, Graph, first_of, running_maximum, running_sum
+
+#: in the long run, so many steps do not count at least: queues hold a few
+_SETTLE_STEPS = 12
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Lengths:
     """What a what-if changes, each [n] or [n, what-ifs] (ns)."""
 
@@ -45,6 +51,15 @@ class Lengths:
     #: whether the delays that no recorded length explains are left out
     explained: bool = False
 
+    @property
+    def digest(self) -> bytes:
+        """The same for the same lengths."""
+        out = blake2b(bytes([self.explained]))
+        for each in (self.own, self.run, self.woken):
+            out.update(f"{each.dtype} {each.shape}".encode())
+            out.update(np.ascontiguousarray(each).data)
+        return out.digest()
+
 
 @dataclass(frozen=True)
 class Replay:
@@ -54,7 +69,7 @@ class Replay:
     #: the steady-state steps that it replays, one after the other
     steps: Ints
     lengths: Lengths
-    #: of each edge: the place of its length among `values`, and what is added to it
+    #: of each edge of `graph`: the place of its length among `values`, and what is added to it
     pick: Ints
     plus: Ints
     #: host moments: place of the rank, of the step, and whether a wait ended there
@@ -94,6 +109,21 @@ class Replay:
     #: the parts of `before`, `latency` and `plus` that are unexplained
     loose: tuple[Ints, Ints, Ints]
 
+    @cached_property
+    def host_begin(self) -> Ints:
+        """Each host moment's last one at which a wait ended, or the window began."""
+        return first_of(self.host_root)
+
+    @cached_property
+    def run_begin(self) -> Ints:
+        """Each activity's first one in its run."""
+        return first_of(self.fresh)
+
+    @property
+    def ends(self) -> int:
+        """The moment of the first activity's end; the others' follow."""
+        return len(self.host_rank) + len(self.rank)
+
     def values(self, lengths: Lengths) -> Ints:
         """Return the lengths that edges pick from.
 
@@ -113,71 +143,145 @@ class Replay:
         before, latency = self.before, self.latency
         if lengths.explained:
             before, latency = before - self.loose[0], latency - self.loose[1]
-        since = running_sum(own, self.host_root)
-        queue = running_sum(run + column(before), self.fresh)
+        since = running_sum(own, self.host_begin)
+        queue = running_sum(run + column(before), self.run_begin)
         launched = since[self.launch_moment] + column(latency)
         launched_end = running_maximum(launched + run - queue, self.part) + queue
         return np.concatenate([queue, launched_end, since, run, woken, np.zeros_like(own[:1])])
 
-    def times(self, lengths: Lengths, begin: Ints | None = None) -> Ints:
+    def times(self, lengths: Lengths) -> Ints:
         """Return all moments' times with these lengths, [moments] or [moments, what-ifs]."""
-        return self.one_pass(self.eased(lengths, begin), begin)
+        return self._passes(lengths)(self.first_ns)[-1][self.graph.place]
 
-    def eased(self, lengths: Lengths, begin: Ints | None = None) -> Lengths:
+    def _passes(self, lengths: Lengths) -> Callable[[Ints], list[Ints]]:
+        """A function from when what came before the window was (`first_ns`) to all times.
+
+        Those of two passes where waits are shorter than recorded: before and after `eased`; both
+        in the graph's order.
+        """
+        plain, eased = self.edges(lengths), (lengths, self.pick)
+
+        def times(begin: Ints) -> list[Ints]:
+            nonlocal eased
+            found = self.one_pass(plain, begin)
+            easier = self.eased(lengths, found)
+            if easier is lengths:
+                return [found]
+            # from round to round the waits soon remain as they are
+            if not np.array_equal(easier.run, eased[0].run):
+                eased = easier, self.edges(easier)
+            return [found, self.one_pass(eased[1], begin)]
+
+        return times
+
+    def eased(self, lengths: Lengths, times: Ints) -> Lengths:
         """Return the lengths where what ran beside a wait runs faster by the part that is gone.
 
-        A wait in a collective occupies multiprocessors and memory; one pass tells its length.
+        A wait in a collective occupies multiprocessors and memory; `times` tell its length, those
+        of a pass with `lengths`, in the graph's order.
         """
         if not len(self.waits):
             return lengths
-        times = self.one_pass(lengths, begin)
         recorded = np.diff(self.recorded[self.waits])[:, 0]
-        left = times[self.waits[:, 1]] - times[self.waits[:, 0]]
+        left = times[self._waits[1]] - times[self._waits[0]]
         recorded = recorded if left.ndim == 1 else recorded[:, None]
         part = np.clip(left / recorded, 0.0, 1.0)
         beside = np.flatnonzero(self.wait_beside >= 0)
         run = lengths.run[beside]
         faster = run - np.minimum(run, _like(self.freely[beside], run))
-        saved = (1 - part[self.wait_beside[beside]]) * _like(faster, part)
+        saved = ((1 - part[self.wait_beside[beside]]) * _like(faster, part)).astype(np.int64)
+        if not saved.any():
+            return lengths
         shorter = np.array(
             np.broadcast_to(_like(lengths.run, part), (len(self.rank), *part.shape[1:]))
         )
-        shorter[beside] -= saved.astype(np.int64)
+        shorter[beside] -= saved
         return replace(lengths, run=shorter)
 
     def edges(self, lengths: Lengths) -> Ints:
         """Return each edge's length, [edges] or [edges, what-ifs]."""
         values = self.values(lengths)
         plus = self.plus - self.loose[2] if lengths.explained else self.plus
-        return np.asarray(values[self.pick] + _like(plus, values))
+        out: Ints = values.take(self.pick, axis=0)
+        out += _like(plus, values)
+        return out
 
-    def one_pass(self, lengths: Lengths, begin: Ints | None = None) -> Ints:
-        """Return all moments' times with just these lengths."""
-        length = self.edges(lengths)
-        known = np.full((self.graph.moments, *length.shape[1:]), NEVER)
-        start = self.first_ns if begin is None else begin
-        known[self.first] = _like(start, known)
-        return self.graph.times(length, known)
+    def one_pass(self, length: Ints, begin: Ints | None = None) -> Ints:
+        """Return all moments' times with these lengths of edges, in the graph's order."""
+        times = np.full((self.graph.moments, *length.shape[1:]), NEVER)
+        times[self._first] = _like(self.first_ns if begin is None else begin, times)
+        return self.graph.one_pass(length, times)
 
-    def pace(self, lengths: Lengths, rounds: int = 8, settle: int = 4) -> np.ndarray:
-        """Return the mean step (ns), [what-ifs], where the window's steps come again and again.
+    @cached_property
+    def _first(self) -> Ints:
+        """Where the moments before the window are in the graph's order."""
+        return np.asarray(self.graph.place[self.first])
 
-        The window is replayed `rounds` times, each from where the one before has left hosts and
-        queues; the first `settle` do not count.
+    @cached_property
+    def _waits(self) -> Ints:
+        """Where the waits' moments are in the graph's order, [2, waits]."""
+        return np.asarray(self.graph.place[self.waits.T])
+
+    def pace(self, lengths: Lengths) -> np.ndarray:
+        """Return the mean step (ns), [what-ifs], where the window's steps come again and again."""
+        return self.long_run(lengths)[1]
+
+    def long_run(self, lengths: Lengths) -> tuple[Ints, np.ndarray]:
+        """Return when the window's steps begin and the last ends (as `marks`), and the `pace`.
+
+        The same lengths are replayed once.
         """
-        begin, ends = None, []
-        last = self.marks[:, -1]
-        for _ in range(rounds):
-            times = self.times(lengths, begin)
-            ends.append(times[last])
-            later = np.maximum(self.again, 0)
-            moved = times[later]
-            lost = self.again < 0
-            moved[lost] = NEVER
-            begin = moved
+        key = lengths.digest
+        if key not in self._known:
+            self._known[key] = self._long_run(lengths)
+        return self._known[key]
+
+    @cached_property
+    def _known(self) -> dict[bytes, tuple[Ints, np.ndarray]]:
+        """What was replayed already."""
+        return {}
+
+    def _long_run(self, lengths: Lengths) -> tuple[Ints, np.ndarray]:
+        """Replay many windows, one after the other.
+
+        Each round of the window goes on from where the one before has left hosts and queues. As
+        many steps count as do not: the queues must have filled or emptied first. Once all moments
+        go on as they do (`_goes_on`), and the next round begins as they do, those that are left
+        are known.
+        """
+        begin, change = self.first_ns, np.zeros(0, dtype=np.int64)
+        ends, before = list[Ints](), list[Ints]()
+        passes, place = self._passes(lengths), self.graph.place
+        marks, again = place[self.marks], place[self.again]
         steps = max(self.marks.shape[1] - 1, 1)
-        took = (ends[-1] - ends[settle - 1]).mean(axis=0) / ((rounds - settle) * steps)
-        return np.asarray(took, dtype=float)
+        settled = -(-_SETTLE_STEPS // steps)
+        for count in range(2 * settled):
+            found = passes(begin)
+            if not count:
+                window = found[-1][marks]
+            ends.append(found[-1][marks[:, -1]])
+            left = found[-1][again]
+            left[self.again < 0] = NEVER
+            later = left - _like(begin, left)
+            if np.array_equal(change, later) and self._goes_on(before, found):
+                break
+            begin, before, change = left, found, later
+        while len(ends) < 2 * settled:
+            ends.append(2 * ends[-1] - ends[-2])
+        took = (ends[-1] - ends[settled - 1]).mean(axis=0) / (settled * steps)
+        return window, np.asarray(took, dtype=float)
+
+    def _goes_on(self, before: list[Ints], now: list[Ints]) -> bool:
+        """Whether each moment is as much later in all rounds to come as it is in this one.
+
+        `before` and `now` are the passes of two rounds, of which the next begins as much later as
+        this one did. So it is where no moment gets later than one that waits for it, and waits stay
+        as long as they are.
+        """
+        if len(before) != len(now):
+            return False
+        change = [one - other for one, other in zip(now, before, strict=True)]
+        return np.array_equal(*change[0][self._waits]) and all(map(self.graph.goes_on, change))
 
 
 def _like(values: Ints, other: np.ndarray) -> Ints:

@@ -16,6 +16,8 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
+from clusterprof.analysis.model import limits
+from clusterprof.analysis.model.accounts import call_of
 from clusterprof.analysis.model.dataset import Bools, Dataset, Floats, Ints
 from clusterprof.analysis.model.replay import Replay
 from clusterprof.analysis.model.timeline import COLLECTIVE, COMPUTE
@@ -25,11 +27,11 @@ from clusterprof.results import Slowdown
 #: so many lengths are replayed side by side (about 500 MB), and in all (15 s)
 _AT_ONCE, _MOST = 8_000_000, 200_000_000
 #: ranks are alike if most steps of each have one and the same number of activities
-_ALIKE = 0.5
+_ALIKE = limits.HALF
 #: the part of the ranks that M_W is of, as published
 _SLOWEST = 0.03
 #: M_W and M_S are shares of a slowdown; of less than this they would be noise
-_LEAST = 1.01
+_LEAST = 1 + limits.VARIES_FRAC
 
 _Middle = Callable[..., Floats]
 
@@ -188,16 +190,7 @@ def _kinds(dataset: Dataset, job: Replay) -> npt.NDArray[np.object_]:
     """Each activity's kind: compute, copy, or its collective's operation."""
     out = np.where(job.kind == COMPUTE, "compute", "copy").astype(object)
     out[job.kind == COLLECTIVE] = "other communication"
-    c = dataset.collectives
-    for k in np.unique(job.rank).tolist():
-        mine = np.flatnonzero((job.rank == k) & (job.kind == COLLECTIVE))
-        rows = c.of(dataset.ranks[k])
-        rows = rows[c.has[rows]]
-        rows = rows[np.argsort(c.start[rows], kind="stable")]
-        if not len(rows):
-            continue
-        starts = dataset.timelines[k].start[job.row[mine]]
-        at = np.minimum(np.searchsorted(c.start[rows], starts), len(rows) - 1)
-        known = c.start[rows[at]] == starts
-        out[mine[known]] = c.label[rows[at[known]]]
+    call = call_of(dataset, job)
+    known = call >= 0
+    out[known] = dataset.collectives.label[call[known]]
     return out

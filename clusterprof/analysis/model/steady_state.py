@@ -12,6 +12,9 @@ from clusterprof.analysis.model.timeline import Timeline
 
 #: steps; profilers of one window begin in one step, or in the next
 _APART = 2
+#: a window of more steady-state steps is judged by so many of them, the most typical ones on end:
+#: every step is replayed for each what-if, and 5 to 10 are enough
+_MOST = 32
 
 
 def steady_steps(timelines: Sequence[Timeline], placed: pa.Table) -> tuple[int, ...]:
@@ -39,14 +42,29 @@ def steady_steps(timelines: Sequence[Timeline], placed: pa.Table) -> tuple[int, 
     disturbed = _disturbed_by_the_stop(lines, placed)
     disturbed.update(int(s) for line in lines for s in line.step[line.end <= line.begin])
     apart = max(first.values()) - min(first.values()) >= _APART
-    return tuple(
+    steady = [
         int(s)
         for s in steps
         if s > synchronised
         and (not apart or all(s in line.step for line in lines))
         and s not in disturbed
         and all(first[line.rank] < s for line in lines if s in line.step)
-    )
+    ]
+    return tuple(_typical(steady, lines) if len(steady) > _MOST else steady)
+
+
+def _typical(steps: Sequence[int], lines: Sequence[Timeline]) -> Sequence[int]:
+    """Of many steps `_MOST` on end whose mean length is nearest to that of all of them."""
+    total, count = np.zeros(len(steps)), np.zeros(len(steps))
+    for line in lines:
+        mine = np.isin(line.step, steps)
+        at = np.searchsorted(steps, line.step[mine])
+        total[at] += (line.end - line.begin)[mine]
+        count[at] += 1
+    took = total / count
+    means = np.convolve(took, np.full(_MOST, 1 / _MOST), mode="valid")
+    nearest = int(np.argmin(np.abs(means - took.mean())))
+    return steps[nearest : nearest + _MOST]
 
 
 def _disturbed_by_the_stop(lines: Sequence[Timeline], placed: pa.Table) -> set[int]:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from clusterprof.analysis.model.intervals import Intervals, union
+from clusterprof.analysis.model.intervals import Axis, Intervals, union
 from clusterprof.tables import RankTables
 
 Ints = npt.NDArray[np.int64]
@@ -49,10 +51,16 @@ class Timeline:
     step_of: Ints
     #: computes and communicates on CPU threads (gloo): there is no GPU
     on_host: bool
-    compute: Intervals
-    communication: Intervals
-    compute_or_communication: Intervals
-    busy: Intervals
+
+    @cached_property
+    def compute(self) -> Intervals:
+        """When it computes."""
+        return union(self.start[self.kind == COMPUTE], self.stop[self.kind == COMPUTE])
+
+    @cached_property
+    def busy(self) -> Intervals:
+        """When it does anything."""
+        return union(self.start, self.stop)
 
 
 #: codes of `Timeline.kind`
@@ -67,8 +75,8 @@ def timeline(tables: RankTables) -> Timeline:
     stop = table["end_ns"].to_numpy()
     launch = pc.coalesce(table["launch_start_ns"], table["start_ns"]).to_numpy()
     launch_end = pc.coalesce(table["launch_end_ns"], table["start_ns"]).to_numpy()
-    kind, _ = _codes(table["kind"], KINDS)
-    name, names = _codes(table["name"])
+    kind, _ = codes(table["kind"], KINDS)
+    name, names = codes(table["name"])
     step, host_begin, host_end = _host_steps(tables, launch)
     has_steps = bool(len(step))
     if not has_steps:
@@ -83,21 +91,40 @@ def timeline(tables: RankTables) -> Timeline:
     if drained is not None and host_begin[-1] < drained < host_end[-1]:
         host_end = np.r_[host_end[:-1], drained]
     begin, end, step_of = _device_steps(host_begin, host_end, launch, stop)
-    computes, communicates = kind == COMPUTE, kind == COLLECTIVE
-    either = computes | communicates
     return Timeline(
         rank=tables.rank, has_steps=has_steps, step=step, begin=begin, end=end,
         host_begin=host_begin, host_end=host_end, start=start, stop=stop,
         launch=launch, launch_end=launch_end, kind=kind, name=name, names=names, step_of=step_of,
         on_host=tables.info.backend == "gloo" or not table["correlation"].null_count < len(start),
-        compute=union(start[computes], stop[computes]),
-        communication=union(start[communicates], stop[communicates]),
-        compute_or_communication=union(start[either], stop[either]),
-        busy=union(start, stop),
     )  # fmt: skip
 
 
-def _codes(
+class Devices:
+    """What the devices of some ranks did, each on its own wall clock, all on one `axis` (ns)."""
+
+    def __init__(self, lines: Sequence[Timeline]) -> None:
+        def every(name: str) -> Ints:
+            return np.concatenate([getattr(line, name) for line in lines])
+
+        self.axis = Axis(np.asarray([line.begin[0] for line in lines]))
+        #: of each activity
+        of = np.repeat(np.arange(len(lines)), [len(line.start) for line in lines])
+        self.start, self.stop, self.launched = (
+            self.axis.of(of, every(name)) for name in ("start", "stop", "launch_end")
+        )
+        self.kind = every("kind")
+        #: of each rank's steps: the place of the rank, the step's number, begin and end
+        self.rank = np.repeat(np.arange(len(lines)), [len(line.step) for line in lines])
+        self.step = every("step")
+        self.begin, self.end = (self.axis.of(self.rank, every(name)) for name in ("begin", "end"))
+        computes, communicates = self.kind == COMPUTE, self.kind == COLLECTIVE
+        self.compute, self.communication, self.either, self.busy = (
+            union(self.start[rows], self.stop[rows])
+            for rows in (computes, communicates, computes | communicates, slice(None))
+        )
+
+
+def codes(
     column: pa.ChunkedArray, order: tuple[str, ...] | None = None
 ) -> tuple[npt.NDArray[np.int64], tuple[str, ...]]:
     """A dictionary column as integer codes and their names (in `order` where given)."""

@@ -5,15 +5,15 @@ A what-if is a `Lengths` for the job's `Replay`; what it saves is the step's len
 the step's length with it. Two views: inside the window, as recorded, and in the long run, where
 the window comes again and again, so that queues cover nothing for ever.
 
-The base is the job as it runs without the profiler, where the step logs tell its pace: tracing
-makes each of a host's moments some microseconds longer, as many as make the long run's step what
-it was before the window.
+The base is the job as it runs without the profiler, where the step logs tell its pace
+(`untraced`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Literal
 
 import numpy as np
@@ -21,23 +21,14 @@ import numpy as np
 from clusterprof.analysis.groups.peers import Peers, peers
 from clusterprof.analysis.groups.stages import stage_of
 from clusterprof.analysis.model import host_activity, limits
+from clusterprof.analysis.model.accounts import call_of
 from clusterprof.analysis.model.dataset import Dataset, Floats, Ints
 from clusterprof.analysis.model.recorded import replay
 from clusterprof.analysis.model.replay import Lengths, Replay
 from clusterprof.analysis.model.timeline import COLLECTIVE
+from clusterprof.analysis.model.untraced import BUSIER, MOST_SLOWER, explanations
 
 Part = Literal["host", "gpu"]
-#: rounds of the window in the long run, and those that do not count: queues hold a few steps
-_ROUNDS, _SETTLE = 8, 4
-#: steps vary by 1% from before the window to inside it
-_CLOSE = 0.01
-#: what tracing adds to a launch with what lies around it: 14 and 24 µs in two launch-bound programs
-#: on H200s under nsys (`tests/data/recordings/pairs`, small-late-host and eager)
-_TRACING_NS = 19_000
-#: and at most so much: a pause (`limits.LAUNCH_GAP_NS`) is not the profiler's
-_MOST_TRACING_NS = limits.LAUNCH_GAP_NS
-#: input takes at most so many times as long outside the window: more is not its doing
-_MOST_PREFETCHED = 4.0
 
 
 @dataclass(frozen=True)
@@ -49,10 +40,20 @@ class Saved:
     #: the step without the what-if: in the window (mean), and in the long run
     base_ns: float
     base_long_ns: float
-    #: the stragglers (code, ranks) that are repaired with and without it
+    #: what is repaired with and without it: codes and ranks; "host" are all hosts' own times
     net_of: tuple[tuple[str, tuple[int, ...]], ...]
-    #: the saving is stated for the long run without the profiler, rather than for the window
-    without_profiler: bool
+    #: the lengths with and without what is repaired
+    base: Lengths
+    without: Lengths
+    #: the saving is stated for the long run (the pace without the profiler is known, or queued
+    #: work hides the cause in the window), rather than for the window
+    long_run: bool
+    #: the pace without the profiler is known
+    known: bool
+    #: what it saves where the pace without the profiler is explained in another way
+    other_ns: Callable[[], float]
+    #: how much slower kernels may be once it is repaired (ns a step)
+    slower_ns: float
 
     @property
     def window_ns(self) -> float:
@@ -62,12 +63,18 @@ class Saved:
     @property
     def ns(self) -> float:
         """The stated saving, of the pace without the profiler where that is known."""
-        return self.long_ns if self.without_profiler else self.window_ns
+        return self.long_ns if self.long_run else self.window_ns
 
     @property
     def uncertainty_ns(self) -> float:
-        """How far the two views are apart: what the window's queues hide or reveal."""
-        return abs(self.long_ns - self.window_ns)
+        """What queues hide or reveal, another explanation of the pace, clocks, and chance (95%).
+
+        Many steps before the window tell the pace, so that chance is none where it is known.
+        """
+        n = len(self.each) if not self.known else 1
+        chance = 2 * float(np.std(self.each, ddof=1)) / n**0.5 if n > 1 else 0.0
+        apart = (self.long_ns - self.window_ns, self.other_ns() - self.ns, self.slower_ns, chance)
+        return float(np.hypot.reduce(apart))
 
     @property
     def most_ns(self) -> float:
@@ -95,18 +102,23 @@ class WhatIfs:
         capture = dataset.capture
         before = capture["profiled"]["before_ns"] if capture else None
         usual = dataset.usual_step_ns or before
-        self.overhead_ns, self.base = self._without_profiler(usual) if usual else (0, job.lengths)
-        #: the hosts' own time without tracing (ns)
-        self.untraced = self.base.own
-        self.base = self._without_prefetching(usual, self.base) if usual else self.base
         self.known = usual is not None
-        self._base_each = self._each(self.base)
-        self._base_long = float(job.pace(self.base, _ROUNDS, _SETTLE))
+        #: the job without the profiler, the likeliest first
+        self.untraced = explanations(job, usual, self.named["input.stall"])
+        self.job, self.base = self.untraced[0].job, self.untraced[0].lengths
 
     @property
     def step_ns(self) -> float:
         """The base's step: the long run without the profiler, or the window's mean step."""
-        return self._base_long if self.known else float(self._base_each.mean())
+        each, long = self._steps(self.base)
+        return long if self.known else float(each.mean())
+
+    @cached_property
+    def named(self) -> dict[str, Ints]:
+        """How much of each host moment's own time lies in calls of each code of `NAMED`."""
+        end = self.job.recorded[: len(self.job.host_rank)]
+        begin = end - self.job.lengths.own
+        return host_activity.named_time(self.dataset, self.job.host_rank, begin, end)
 
     def _phases(self) -> tuple[Ints, Ints]:
         """How many collectives each moment's host has launched before it in its step."""
@@ -121,86 +133,67 @@ class WhatIfs:
         phase = before - before[first]
         return phase, phase[job.launch_moment]
 
-    def _without_profiler(self, usual: int) -> tuple[int, Lengths]:
-        """What tracing adds to each moment of a host (ns), and the lengths without it.
-
-        What is typical, or the nearest with which a step takes as long as it usually does. GPUs are
-        not slowed: where hosts do not explain the rest, the shortest step that they allow.
-        """
-
-        def lengths(ns: int) -> Lengths:
-            own = self.job.lengths.own
-            return replace(
-                self.job.lengths, own=np.where(own > 0, np.maximum(own - ns, own // 5), own)
-            )
-
-        def pace(ns: int) -> float:
-            return float(self.job.pace(lengths(ns), _ROUNDS, _SETTLE))
-
-        def first(step_ns: float) -> int:
-            """The least overhead without which a step takes no longer than this."""
-            low, high = 0, _MOST_TRACING_NS
-            while high - low > 200:
-                middle = (low + high) // 2
-                low, high = (low, middle) if pace(middle) <= step_ns else (middle, high)
-            return high
-
-        slow, fast = pace(0), pace(_MOST_TRACING_NS)
-        aim = max(usual, fast)
-        least = 0 if slow <= aim * (1 + _CLOSE) else first(aim * (1 + _CLOSE))
-        most = _MOST_TRACING_NS if fast >= aim * (1 - _CLOSE) else first(aim * (1 - _CLOSE))
-        ns = min(max(_TRACING_NS, least), max(most, least)) if slow > usual else 0
-        return ns, lengths(ns)
-
-    def _without_prefetching(self, usual: int, base: Lengths) -> Lengths:
-        """Lengths with input as slow as it is outside the window, where steps take longer there.
-
-        While the profiler's start stalls a rank, its loader goes on: the window then begins with
-        batches that were fetched ahead. Nothing else makes steps shorter inside a window, so
-        that fetching takes so many times longer that the step is the usual one.
-        """
-        if float(self.job.pace(base, _ROUNDS, _SETTLE)) >= usual * (1 - _CLOSE):
-            return base
-        end = self.job.recorded[: len(self.job.host_rank)]
-        begin = end - self.job.lengths.own
-        fetching = host_activity.named_time(self.dataset, self.job.host_rank, begin, end)
-        part = fetching["input.stall"] * (base.own / np.maximum(self.job.lengths.own, 1))
-
-        def lengths(times: float) -> Lengths:
-            return replace(base, own=base.own + (part * (times - 1)).astype(np.int64))
-
-        low, high = 1.0, _MOST_PREFETCHED
-        if float(self.job.pace(lengths(high), _ROUNDS, _SETTLE)) < usual * (1 - _CLOSE):
-            return base
-        while high - low > 0.01:
-            middle = (low + high) / 2
-            enough = float(self.job.pace(lengths(middle), _ROUNDS, _SETTLE)) >= usual
-            low, high = (low, middle) if enough else (middle, high)
-        return lengths(high)
-
-    def _each(self, lengths: Lengths) -> Floats:
-        times = self.job.times(lengths)
-        each = np.diff(times[self.job.marks], axis=1).mean(axis=0)
+    def _steps(self, lengths: Lengths) -> tuple[Floats, float]:
+        """Each steady-state step of the window, and the long run's step (ns)."""
+        marks, pace = self.job.long_run(lengths)
+        each = np.diff(marks, axis=1).mean(axis=0)
         # a steady-state step apart from the others is taken to be as long as they are
         out = np.full(len(self.dataset.steady_steps), each.mean())
         out[np.searchsorted(self.dataset.steady_steps, self.job.steps)] = each
-        return out
+        return out, float(pace)
 
     def saved(self, lengths: Lengths, base: Lengths | None = None) -> Saved:
         """What `lengths` saves against `base` (the job's own, where none is given)."""
-        before = self._base_each if base is None else self._each(base)
-        long = self._base_long if base is None else float(self.job.pace(base, _ROUNDS, _SETTLE))
+        base = base or self.base
+        (before, long), (after, long_after) = self._steps(base), self._steps(lengths)
+        saved = long - long_after if self.known else float((before - after).mean())
+
+        def other() -> float:
+            for one in self.untraced[1:]:
+                first, second = (one.scaled(each, self.untraced[0]) for each in (base, lengths))
+                return one.pace(first) - one.pace(second)
+            return saved
+
+        slower = min(max(BUSIER * saved, 0.0), (MOST_SLOWER - 1) * float(long_after))
         return Saved(
-            before - self._each(lengths),
-            long - float(self.job.pace(lengths, _ROUNDS, _SETTLE)),
-            float(before.mean()),
-            long,
-            (base or self.base).repaired,
-            self.known,
-        )
+            before - after, long - long_after, float(before.mean()), long, base.repaired, base,
+            lengths, self.known, self.known, other, 0.0 if self.dataset.on_host else slower,
+        )  # fmt: skip
+
+    def clock_error_ns(self, saved: Saved, ranks: Sequence[int]) -> float:
+        """How far off a saving is at most if these ranks' clocks are, within their bounds (ns).
+
+        Both replays again, with the clocks of `ranks` at one end of their bounds and all others'
+        at the other, and the reverse; of all ranks, the reference's against the others'. Only
+        transfers are measured between clocks, from the last arrival on. First order: who came last
+        stays, and clocks are off by the same for ever: in the long run.
+        """
+        job, clock, c = self.job, self.dataset.clock, self.dataset.collectives
+        bound = np.asarray([clock.uncertainty(rank) for rank in self.dataset.ranks])
+        # an unbounded clock leaves a whole step open, which is the most there is to be wrong about
+        bound = np.minimum(bound, round(self.step_ns))
+        mine = np.isin(self.dataset.ranks, ranks)
+        ahead = np.where(mine | mine.all(), bound, -bound)
+        call = call_of(self.dataset, job)
+        known = np.flatnonzero(job.joined & (call >= 0))
+        last = np.searchsorted(self.dataset.ranks, c.last_rank[call[known]])
+        later = np.zeros(len(job.rank), dtype=np.int64)
+        later[known] = ahead[job.rank[known]] - ahead[last]
+        if not later.any():
+            return 0.0
+        savings = []
+        for more in (later, -later):
+            run = np.maximum(saved.base.run + more, np.minimum(saved.base.run, 0))
+            without = np.where(saved.without.run == saved.base.run, run, saved.without.run)
+            lengths = replace(saved.base, run=run), replace(saved.without, run=without)
+            savings.append(self._steps(lengths[0])[1] - self._steps(lengths[1])[1])
+        return float(np.abs(np.asarray(savings) - saved.long_ns).max())
 
     def excess(self, part: Part) -> Floats:
         """How much more than its middle peer each rank takes a step, [ranks, steps] (ns)."""
+        return self.dataset.cached(("excess", part), lambda: self._excess(part))
+
+    def _excess(self, part: Part) -> Floats:
         job, shape = self.job, (len(self.dataset.ranks), len(self.job.steps))
         total = np.full(shape, np.nan)
         known = np.unique(job.host_rank)
@@ -214,8 +207,10 @@ class WhatIfs:
             np.add.at(total, (job.rank[rows], job.step[rows]), free[rows])
         # a rank that is its stage's only one is compared by what each launch takes
         count = np.maximum(np.bincount(job.host_rank, minlength=len(total)), 1)[:, None]
-        each = self.peers.excess(total / count)[0] * count
-        mine = np.where(self.alone[:, None], each, self.peers.excess(total)[0])
+        mine = self.peers.excess(total)
+        if self.alone.any():
+            each = self.peers.excess(total / count) * count
+            mine = np.where(self.alone[:, None], each, mine)
         out = np.zeros((len(total), len(self.dataset.steady_steps)))
         out[:, np.searchsorted(self.dataset.steady_steps, job.steps)] = mine
         return out
@@ -226,13 +221,11 @@ class WhatIfs:
         In turn it makes another rank late in each step, and none of them a straggler.
         """
         job, common = self.job, np.zeros(len(self.job.host_rank), dtype=np.int64)
-        end = job.recorded[: len(common)]
-        parts = host_activity.named_time(self.dataset, job.host_rank, end - job.lengths.own, end)
         share = self.base.own / np.maximum(job.lengths.own, 1)
-        for part in parts.values():
+        for part in self.named.values():
             spent = np.bincount(job.host_rank, part, len(self.dataset.ranks))
             each = np.sort(spent[np.unique(job.host_rank)])
-            if len(each) and each[(len(each) - 1) // 2] >= limits.SHARED_FRAC * each[-1] > 0:
+            if len(each) and each[(len(each) - 1) // 2] >= limits.HALF * each[-1] > 0:
                 common += (part * share).astype(np.int64)
         return common
 
@@ -269,9 +262,20 @@ class WhatIfs:
                     values[mine] = cut(source[mine], total[peer] * len(mine) // len(its))
         return replace(lengths, **{"own" if part == "host" else "run": values})
 
+    def spread(self, lengths: Lengths, base: Lengths, ranks: Sequence[int]) -> Lengths:
+        """`lengths`, where what kernels of `ranks` take less than in `base` their peers do as well.
+
+        All of them take as much longer as keeps the sum: work that is moved, and not left out.
+        """
+        members = np.unique([*ranks, *(q for k in ranks for q in self.peers.others(k))])
+        rows = self.work[np.isin(self.job.rank[self.work], members)]
+        run = lengths.run.astype(float)
+        run[rows] *= base.run[rows].sum() / max(lengths.run[rows].sum(), 1)
+        return replace(lengths, run=run.round().astype(np.int64))
+
 
 #: with more peers than these, only so many are compared with
-_MOST_PEERS = 16
+_MOST_PEERS = limits.MOST
 
 
 def _as_long(mine: Ints, my_phase: Ints, its: Ints, its_phase: Ints) -> Ints:

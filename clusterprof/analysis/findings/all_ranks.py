@@ -1,0 +1,136 @@
+"""Ranks that delay the others by the flight recorders of all ranks, profiled or not."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from clusterprof.agent.contracts.words import listed, ms, percent
+from clusterprof.agent.contracts.words import ranks as rank_list
+from clusterprof.align.lateness import named_group
+from clusterprof.analysis.findings.finding import Code, capture, finding, named, severity
+from clusterprof.analysis.model import limits
+from clusterprof.analysis.model.dataset import Dataset
+from clusterprof.results import Finding, ShallowResults, Suspect
+
+#: place among the modules of findings (`registry`): after those that know why a rank is late
+ORDER = 90
+CODE = "straggler.shallow"
+
+CODES = (
+    Code(
+        CODE,
+        "A rank delays the others, by all flight recorders",
+        "In each step the members of a group wait for one rank (or several together), which was "
+        "not profiled. Saved: at least what its peers wait for it in the longest of a step's "
+        "calls. As information only: they wait for it in calls that may have been launched ahead, "
+        "and whether that delays their work cannot be determined from flight recorders alone.",
+        "Flight recorders show when ranks call, not what they do. Batches of different length, or "
+        "experts with more tokens, look like a slow rank if it is always the same one.",
+        "Profile the rank and a peer of its group (--ranks): the command is in the finding.",
+    ),
+)
+
+
+def find(dataset: Dataset, found: Sequence[Finding] = ()) -> list[Finding]:
+    """Return the stragglers of all ranks, and who may be one, of each group together.
+
+    Those that were late until some step are apart from those that still are. Those that are named
+    already are left out, and those that were profiled beside others: of them their reports tell
+    more.
+    """
+    shallow = dataset.shallow
+    if shallow is None:
+        return []
+    known = {rank for each in found if each["code"].startswith("straggler.")
+             for rank in each["ranks"]}  # fmt: skip
+    known |= {*dataset.ranks} if len(dataset.ranks) > 1 else set()
+    groups: dict[tuple[bool, str, int | None], list[Suspect]] = {}
+    for each in shallow["suspects"]:
+        if each["rank"] not in known:
+            key = (each["delays"], each["group"], each["until_step"])
+            groups.setdefault(key, []).append(each)
+    return [_finding(dataset, shallow, some) for some in groups.values()]
+
+
+def _finding(dataset: Dataset, shallow: ShallowResults, some: list[Suspect]) -> Finding:
+    """Make the finding of the suspects of one group, worst first."""
+    ranks, worst = [each["rank"] for each in some], some[0]
+    step_ns = shallow["step_ns"]
+    saved = min(worst["lateness_ns"], step_ns) if worst["delays"] else 0
+    share = saved / step_ns if step_ns else 0.0
+    steps = [each for each in shallow["steps"] if _late(worst, each)]
+    # several groups may have one name
+    peers = [
+        rank for e in shallow["groups"]
+        if ranks[0] in e["ranks"] and named_group(e["name"], e["description"]) == worst["group"]
+        for rank in e["ranks"] if rank not in ranks
+    ]  # fmt: skip
+    made = finding(
+        dataset,
+        CODES[0],
+        rank=ranks[0] if len(ranks) == 1 else None,
+        ranks=sorted(ranks),
+        confidence=limits.MEASURED if worst["delays"] else limits.ASSUMED,
+        summary=_summary(shallow, some),
+        evidence=[
+            {name: value for name, value in each.items() if value is not None} for each in some
+        ],
+        advice="profile the rank and a peer of its group: their reports say what it does",
+        follow_up=capture(dataset, [*sorted(ranks)[:2], *peers[:1]]),
+    )
+    return made | {
+        "severity": severity(share),
+        "steps": steps,
+        "recurrence": "persistent" if worst["until_step"] is None else "intermittent",
+        "cost_ns_per_step": saved,
+        "share_of_step": round(share, 4),
+        "saved_ns_per_step": saved,
+        "saved_uncertainty_ns": worst["bound_ns"] if worst["delays"] else 0,
+        "uncertainty_ns": worst["bound_ns"],
+    }
+
+
+def _late(one: Suspect, step: int) -> bool:
+    """Whether a step is one of those in which a suspect is late."""
+    first, last = one["since_step"], one["until_step"]
+    return (first is None or step >= first) and (last is None or step <= last)
+
+
+def _summary(shallow: ShallowResults, some: list[Suspect]) -> str:
+    worst = some[0]
+    who = rank_list([each["rank"] for each in some], 4)
+    verb = "delays" if len(some) == 1 else "delay"
+    step = shallow["step_ns"]
+    share = f" ({percent(worst['lateness_ns'] / step)})" if step else ""
+    much = f"{ms(worst['lateness_ns'])} of each {ms(step)} step{share}"
+    since = f", since step {worst['since_step']}" if worst["since_step"] is not None else ""
+    since += f", until step {worst['until_step']}" if worst["until_step"] is not None else ""
+    if worst["delays"]:
+        first = f"{who[0].upper()}{who[1:]} {verb} the other ranks by {much}{since}."
+        first += " Cause: cannot be determined from flight recorders; profile it."
+    else:
+        first = f"{who[0].upper()}{who[1:]} may delay the other ranks, which wait {much}{since}."
+        first += " Whether that delays their work cannot be determined from flight recorders."
+    ranks = {each["rank"] for each in some}
+    nodes = [each for each in shallow["nodes"] if ranks.issuperset(each["suspects"])]
+    on = listed(sorted({named(each["host"]) for each in some if each["host"]}))
+    where = f" Group {named(worst['group'])} waits" + (f" for host {on}" if on else "")
+    line = f", in {named(worst['line'])}" if worst["line"] else ""
+    whole = f" Most ranks of {listed(named(e['host']) for e in nodes)} are late." if nodes else ""
+    return f"{first}{where}{line}.{whole}"
+
+
+def verdict(dataset: Dataset) -> str:
+    """Return the first line where no rank was profiled; empty without flight recorders."""
+    shallow = dataset.shallow
+    if shallow is None:
+        return ""
+    count = (
+        f"{len(shallow['ranks'])} ranks, {len(shallow['steps'])} steps of {ms(shallow['step_ns'])}"
+    )
+    if shallow["by"] == "nothing" or not shallow["steps"]:
+        return "Stragglers cannot be determined: no call is known of all members of its group."
+    if shallow["by"] == "clock":
+        return f"No rank delays the other ranks by their flight recorders ({count})."
+    unknown = "Stragglers cannot be determined from flight recorders alone"
+    return f"{unknown}. No rank keeps its group waiting ({count})."

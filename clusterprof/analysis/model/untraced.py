@@ -1,0 +1,153 @@
+"""The job as it runs without the profiler, by the pace of its step logs.
+
+Tracing makes each of a host's moments some microseconds longer, as many as make the long run's
+step what it was before the window. GPUs are not traced, but may compute slower outside: at its
+power limit a GPU clocks lower the less it waits, and it waits more in the window, for traced
+hosts and after the profiler's start. Both explain a pace between the window's and what the GPUs
+need; which one decides what a late host costs, and reports do not tell.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from clusterprof.analysis.model import limits
+from clusterprof.analysis.model.dataset import Ints
+from clusterprof.analysis.model.replay import Lengths, Replay
+from clusterprof.analysis.model.timeline import COMPUTE
+
+_CLOSE = limits.VARIES_FRAC
+#: what tracing adds to a launch with what lies around it: 14 and 24 µs in two launch-bound programs
+#: on H200s under nsys (`tests/data/recordings/pairs`, small-late-host and eager)
+_TRACING_NS = 19_000
+#: and at most so much: a pause (`limits.PAUSE_NS`) is not the profiler's
+_MOST_TRACING_NS = limits.PAUSE_NS
+#: kernels take at most so many times as long where GPUs no longer wait: H200s that always computed
+#: ran at 1.74 GHz, at their power limit, those that waited at up to 1.96, and kernels wait for
+#: memory, too (`tests/data/README.md`; 1.07 to 1.10 in four of its pairs)
+MOST_SLOWER = 1.1
+#: and by a third of what they wait less: a clock takes power by its third power (f V², V as f)
+BUSIER = 1 / 3
+#: input takes at most so many times as long outside the window: more is not its doing
+_MOST_PREFETCHED = 4.0
+
+
+@dataclass(frozen=True)
+class Untraced:
+    """A job without the profiler: one that explains the pace of its step logs."""
+
+    job: Replay
+    lengths: Lengths
+    #: what tracing adds to each moment of a host (ns), and the hosts' own time without it
+    overhead_ns: int
+    own: Ints
+    #: by how many times kernels take longer than in the window
+    slower: float
+
+    def pace(self, lengths: Lengths | None = None) -> float:
+        """The step (ns) in the long run, with the lengths of a what-if."""
+        return float(self.job.pace(lengths or self.lengths))
+
+    def scaled(self, lengths: Lengths, one: Untraced) -> Lengths:
+        """A what-if's lengths of one explanation as they are in this one."""
+        own, run = one.lengths.own, one.lengths.run
+        return replace(
+            lengths,
+            own=(lengths.own * (self.lengths.own / np.maximum(own, 1))).astype(np.int64),
+            run=(lengths.run * (self.lengths.run / np.maximum(run, 1))).astype(np.int64),
+        )
+
+
+def explanations(job: Replay, usual_ns: int | None, fetching: Ints) -> list[Untraced]:
+    """Return the jobs whose steps take `usual_ns`, the likelier one first.
+
+    `fetching` is each host moment's own time in input (ns). Where hosts are slower in the window,
+    either tracing explains all of that; or tracing adds what is typical, and GPUs, which hosts then
+    do not delay, explain the pace. The latter is likelier where less than half of what the
+    window's hosts delay its GPUs by is left outside. Where no step log tells the pace, the job is
+    the window's, or what typical tracing leaves of it.
+    """
+    window = _made(job, 0, 1.0)
+    if usual_ns is None:
+        return [window, _made(job, _TRACING_NS, 1.0)]
+    slow, fast = window.pace(), _made(job, _MOST_TRACING_NS, 1.0).pace()
+    if slow <= usual_ns * (1 - _CLOSE):
+        fetched = _without_prefetching(window, usual_ns, fetching)
+        return [fetched or _slower(job, 0, usual_ns) or window]
+    ns = _overhead(job, usual_ns, slow, fast)
+    hosts = _made(job, ns, 1.0)
+    gpus = _slower(job, _TRACING_NS, usual_ns) if slow > usual_ns and ns < _TRACING_NS else None
+    if gpus is None:
+        return [hosts]
+    return [gpus, hosts] if usual_ns - fast < (slow - fast) / 2 else [hosts, gpus]
+
+
+def _made(job: Replay, tracing_ns: int, slower: float) -> Untraced:
+    own, run = job.lengths.own, job.lengths.run
+    own = np.where(own > 0, np.maximum(own - tracing_ns, own // 5), own)
+
+    def longer(values: Ints) -> Ints:
+        return np.where(job.kind == COMPUTE, (values * slower).astype(np.int64), values)
+
+    made = replace(job, freely=longer(job.freely)) if slower > 1 else job
+    lengths = replace(job.lengths, own=own, run=longer(run))
+    return Untraced(made, lengths, tracing_ns, own, slower)
+
+
+def _least(enough: Callable[[float], bool], low: float, high: float, within: float) -> float:
+    """The least value, within an error, that is `enough`: as `high` is."""
+    while high - low > within:
+        middle = (low + high) / 2
+        low, high = (low, middle) if enough(middle) else (middle, high)
+    return high
+
+
+def _overhead(job: Replay, usual_ns: int, slow: float, fast: float) -> int:
+    """What tracing adds to each moment of a host (ns) where GPUs are as fast as in the window.
+
+    What is typical where a step then takes as long as it usually does; else the middle of all
+    with which it does. Where hosts do not explain the rest, the shortest step that they allow.
+    """
+
+    def first(step_ns: float) -> float:
+        """The least overhead without which a step takes no longer than this."""
+        return _least(
+            lambda ns: _made(job, int(ns), 1.0).pace() <= step_ns, 0, _MOST_TRACING_NS, 200
+        )
+
+    aim = max(usual_ns, fast)
+    least = 0 if slow <= aim * (1 + _CLOSE) else first(aim * (1 + _CLOSE))
+    most = _MOST_TRACING_NS if fast >= aim * (1 - _CLOSE) else first(aim * (1 - _CLOSE))
+    ns = _TRACING_NS if least <= _TRACING_NS <= most else (least + max(most, least)) / 2
+    return int(ns) if slow > usual_ns else 0
+
+
+def _slower(job: Replay, tracing_ns: int, usual_ns: int) -> Untraced | None:
+    """The job with kernels so much slower that its step is the usual one; None: by no clock."""
+
+    def made(times: float) -> Untraced:
+        return _made(job, tracing_ns, times)
+
+    if made(MOST_SLOWER).pace() < usual_ns * (1 - _CLOSE):
+        return None
+    return made(_least(lambda times: made(times).pace() >= usual_ns, 1.0, MOST_SLOWER, 0.002))
+
+
+def _without_prefetching(window: Untraced, usual_ns: int, fetching: Ints) -> Untraced | None:
+    """The job with input as slow as it is outside the window, where steps take longer there.
+
+    While the profiler's start stalls a rank, its loader goes on: the window then begins with
+    batches that were fetched ahead. So fetching takes so many times longer that the step is
+    the usual one; None where that would be too many.
+    """
+
+    def made(times: float) -> Untraced:
+        own = window.own + (fetching * (times - 1)).astype(np.int64)
+        return replace(window, lengths=replace(window.lengths, own=own))
+
+    if made(_MOST_PREFETCHED).pace() < usual_ns * (1 - _CLOSE):
+        return None
+    return made(_least(lambda times: made(times).pace() >= usual_ns, 1.0, _MOST_PREFETCHED, 0.01))
