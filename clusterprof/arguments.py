@@ -3,6 +3,7 @@
     0,8,16          a list of ranks
     0-63:8          a range with a stride, both ends included
     0,8-15:2        both together
+    auto            those that all ranks' flight recorders show to delay the others, and peers
     all             every rank
     one-per-node    local rank 0 of every node
     stages          rank 0 and the first rank of each pipeline stage (--pp, --tp, --cp, --dp)
@@ -36,7 +37,7 @@ class Selection(plan.Selection):
 
     def expected(self, world_size: int | None) -> tuple[int, ...] | None:
         """The ranks to profile of `world_size` ranks; None where only the ranks know."""
-        if self.kind == "ranks":
+        if self.kind in ("ranks", "auto"):
             return self.ranks
         size = self.world_size or world_size
         if size is None or self.kind not in ("all", "stages"):
@@ -72,7 +73,7 @@ def parse_ranks(text: str, **sizes: int | None) -> Selection:
     Raises UsageError for one that the grammar does not know.
     """
     plain = text.strip()
-    if plain in ("all", "one-per-node"):
+    if plain in ("all", "auto", "one-per-node"):
         return Selection(plain, plain)
     if plain == "stages":
         return _stages(**sizes)
@@ -111,6 +112,11 @@ def _stages(pp: int | None = None, **others: int | None) -> Selection:
     known = others.get("dp") is not None
     size = math.prod((pp, *filter(None, others.values()))) if known else None
     return Selection("stages", "stages", pp=pp, world_size=size)
+
+
+def selected(text: str) -> str:
+    """A selection's text as a sentence names it: `rank 3`, `ranks 0,8`, `ranks one-per-node`."""
+    return f"rank{'' if text.isdecimal() else 's'} {text}"
 
 
 @dataclass(frozen=True)

@@ -5,20 +5,28 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from clusterprof import console
-from clusterprof.agent.contracts import files, paths
+from clusterprof.agent.contracts import files, identity, paths
 from clusterprof.collect.outcomes import Outcome
 from clusterprof.console import say
-from clusterprof.run_directory import RunDirectory, writing
+from clusterprof.results import RANKS, Suspect
+from clusterprof.run_directory import Manifest, RunDirectory, writing
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from clusterprof.analysis.model.shallow import Shallow
     from clusterprof.probe.measurement import Measurement
-    from clusterprof.results import CaptureCost, MissingRank, Results
+    from clusterprof.results import (
+        CaptureCost,
+        HangResults,
+        MissingRank,
+        Results,
+    )
     from clusterprof.study import Study
 
 
@@ -26,12 +34,12 @@ def merge_run(run: RunDirectory, outcomes: Sequence[Outcome]) -> Study:
     """Merge the collected reports of a run and write the results into the run directory."""
     from clusterprof.align.clock.measured import known_clocks
     from clusterprof.errors import ReportError
-    from clusterprof.ingest import Source, find_sources, gather
+    from clusterprof.ingest import Gathered, Source, find_sources, gather
     from clusterprof.probe import measurement
     from clusterprof.study import study
 
-    with writing(run.path):
-        probe = measurement.gathered(run)
+    with writing(run.results.path):
+        probe = measurement.gathered(run.results)
     sources = [
         Source(each.report, rank=each.rank, alone=True, steps=each.steps, beside=each.trace)
         for each in outcomes
@@ -40,7 +48,7 @@ def merge_run(run: RunDirectory, outcomes: Sequence[Outcome]) -> Study:
     if not sources:  # who shares a run may have put its reports, scrubbed, anywhere in it
         with contextlib.suppress(ReportError):
             sources = find_sources([run.path])
-    gathered = gather(sources)
+    gathered = gather(sources) if sources else Gathered([], [], [])
     there = [tables.rank for tables in gathered.ranks]
     lost: list[MissingRank] = []
     # A report may be there although something went wrong: the program ended inside the window, say.
@@ -52,17 +60,121 @@ def merge_run(run: RunDirectory, outcomes: Sequence[Outcome]) -> Study:
             source = str(run.rank(each.rank))
             lost.append({"rank": each.rank, "source": source, "reason": each.reason})
     measured = measurement.of_run(run, there)
+    manifest = run.read_manifest()
+    window = run.window()
+    # Profilers start in the window's first step and stop after its last one.
+    disturbed = [window.first, window.end, window.end + 1] if there else []
+    shallow, silent = all_ranks(replace(run.results, attempt=run.attempt), disturbed)
+    # a report without the environment does not say how large its job was
+    ranks = [tables.of_world(manifest.world_size) for tables in gathered.ranks]
+    if shallow is None and any(len(ranks) == tables.info.world_size for tables in ranks):
+        silent = []  # each rank was profiled
     made = study(
-        gathered.ranks,
+        ranks,
         missing=[*gathered.missing, *lost],
-        warnings=[*gathered.warnings, *incomplete],
+        warnings=[*gathered.warnings, *incomplete, *silent],
         source=str(run.path),
         clocks=known_clocks(gathered.ranks, measured, probe.as_json() if probe else None),
         capture=measured_cost(run, outcomes),
-        launcher=run.read_manifest().launcher,
+        again=again(run, manifest),
+        shallow=shallow,
     )
     save(made, run)
     return made
+
+
+def again(run: RunDirectory, manifest: Manifest) -> list[str]:
+    """The command line that starts the run again (`Manifest.again`).
+
+    Ranks that their process group numbers started as children of the program: torch.profiler alone
+    captures them.
+    """
+    first = next(run.states_of(run.ranks()), (0, {}))[1]
+    by = ["--profiler", "torch"] if first.get("identity") == identity.GROUP else []
+    return [word for each in manifest.again for word in ([each, *by] if each == RANKS else [each])]
+
+
+class Look(NamedTuple):
+    """What the flight recorders and step logs of all ranks show, before a deeper look."""
+
+    #: those that left a flight recorder, in order
+    ranks: tuple[int, ...]
+    #: those that delay others most, worst first; none where no rank stands out
+    suspects: list[Suspect]
+    #: name and members of each process group
+    groups: list[tuple[str, tuple[int, ...]]]
+    #: the ranks of each pipeline stage, where groups or sends tell them
+    stages: list[tuple[int, ...]]
+    warnings: list[str]
+
+
+def look(run: RunDirectory) -> Look:
+    """Look at all ranks of a run by their flight recorders alone.
+
+    What cannot be read is a warning; where no rank left a recorder there are no ranks.
+    """
+    from clusterprof.align.lateness import named_group
+
+    found, warnings = all_ranks(run)
+    if found is None:
+        return Look((), [], [], [], warnings)
+    results = found.results
+    groups = [
+        (named_group(each["name"], each["description"]), tuple(each["ranks"]))
+        for each in results["groups"]
+    ]
+    stages = [tuple(each) for each in results["stages"]]
+    return Look(tuple(results["ranks"]), results["suspects"], groups, stages, warnings)
+
+
+def all_ranks(run: RunDirectory, disturbed: Sequence[int] = ()) -> tuple[Shallow | None, list[str]]:
+    """What the flight recorders of a run's ranks show, and warnings; None where there are none.
+
+    `disturbed` are steps in which a profiler was started or stopped.
+    """
+    from clusterprof.align.clock.readings import parsed
+    from clusterprof.align.lateness import host_clock
+    from clusterprof.analysis.model.shallow import all_ranks as compared
+    from clusterprof.collect.outcomes import flights
+    from clusterprof.errors import ReportError
+    from clusterprof.ingest.flight.all_dumps import find_dumps, read_dumps
+    from clusterprof.probe import measurement
+
+    try:
+        flight = read_dumps(find_dumps(run.home))
+    except ReportError as error:
+        why = flights(run)[1] or error.what
+        return None, [f"ranks that were not profiled cannot be compared: {why}"]
+    warnings = flight.warnings
+    try:
+        probe = measurement.measured_so_far(run)
+    except ReportError as error:
+        probe = None
+        warnings.append(str(error))
+    written = measurement.of_run(run, flight.ranks)
+    hosts = {
+        rank: str(files["state"]["host"])
+        for rank, files in written.items()
+        if isinstance(files["state"], dict) and files["state"].get("host")
+    }
+    readings = {rank: parsed(**files) for rank, files in written.items()}
+    clock = host_clock(flight, readings, probe.as_json() if probe else None)
+    return compared(flight, clock, step_logs(run), hosts, disturbed), warnings
+
+
+def step_logs(run: RunDirectory) -> dict[int, pa.Table]:
+    """The step logs of all ranks (`STEPS`); a damaged one leaves its rank out."""
+    from clusterprof.collect.outcomes import newest_step_log
+    from clusterprof.errors import ReportError
+    from clusterprof.ingest.rank_steps import read_log
+
+    found = {}
+    for rank in run.ranks():
+        log = newest_step_log(run.logged(rank))
+        if log is not None:
+            with contextlib.suppress(ReportError):
+                found[rank] = read_log(log)
+    return found
 
 
 def measured_cost(run: RunDirectory, outcomes: Sequence[Outcome]) -> CaptureCost | None:
@@ -74,12 +186,12 @@ def measured_cost(run: RunDirectory, outcomes: Sequence[Outcome]) -> CaptureCost
 
     logs, pace = {}, {}
     for rank in run.ranks():
-        log = newest_step_log(run.rank(rank))
+        log = newest_step_log(run.logged(rank))
         if log is not None:
             with contextlib.suppress(ReportError):  # a damaged log leaves one rank out
                 logs[rank] = read_log(log)
                 pace[rank] = read_pace(beside_log(log, paths.PACE))
-    window = run.read_manifest().window
+    window = run.window()
     reported = {each.rank for each in outcomes if each.report}
     return capture_cost(logs, reported, window.first, window.end, pace)
 
@@ -111,6 +223,37 @@ def merge_reports(
     )
 
 
+def merge_dumps(dumps: Sequence[tuple[Path, int | None]], ranks: Mapping[Path, int]) -> HangResults:
+    """Say what a job waits for, from its flight recorders' dumps alone. Raises ReportError.
+
+    `dumps` are files with their ranks, where a run says them; `ranks` are those that the user gave.
+    """
+    from clusterprof import __version__
+    from clusterprof.align.match.flight_calls import match
+    from clusterprof.analysis.model.hang import diagnose
+    from clusterprof.ingest.flight.all_dumps import read_dumps
+    from clusterprof.report import hang_text
+    from clusterprof.results import SCHEMA_VERSION, MissingRank
+
+    flight = read_dumps(dumps, ranks)
+    found = diagnose(match(flight))
+    lost = [
+        MissingRank(rank=rank, source="", reason="left no dump")
+        for rank in flight.absent
+        if rank not in [each["rank"] for each in flight.missing]
+    ]
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "clusterprof_version": __version__,
+        "dumps": list(flight.ranks),
+        "missing": [*flight.missing, *lost],
+        "waiting": found.waiting,
+        "hang": found.causes,
+        "verdict": hang_text.verdict(found.causes, found.waiting),
+        "warnings": flight.warnings,
+    }
+
+
 def save(made: Study, run: RunDirectory) -> None:
     """Write results, tables and page into `run`. Raises RunDirectoryError."""
     from clusterprof.report import html, results_json
@@ -121,7 +264,9 @@ def save(made: Study, run: RunDirectory) -> None:
         results_json.write(run.merged / paths.RESULTS, made.results)
         for name in ("collectives", "accounts"):
             write_table(getattr(made, name), run.merged / f"{name}.parquet")
-        tables = run.path / paths.TABLES
+        if made.shallow is not None:
+            write_table(made.shallow, run.merged / "shallow.parquet")
+        tables = run.results.path / paths.TABLES
         kept = [f"{rank.rank:05d}" for rank in made.ranks]
         for rank, folder in zip(made.ranks, kept, strict=True):
             (tables / folder).mkdir(parents=True, exist_ok=True)
@@ -134,7 +279,7 @@ def save(made: Study, run: RunDirectory) -> None:
                     (old / f"{name}.parquet").unlink(missing_ok=True)
                 with contextlib.suppress(OSError):
                     old.rmdir()
-        html.write(run.html, made.results, made.collectives, title=run.path.name)
+        html.write(run.html, made.results, made.collectives, title=run.results.path.name)
 
 
 def write_table(table: pa.Table, target: Path) -> None:

@@ -10,10 +10,18 @@ from typing import Any, Literal, TypedDict
 
 SCHEMA_VERSION = 2
 
+#: the uncertainty of a rank that nothing connects with the reference rank: an hour. It stands for
+#: "unbounded" (a warning says so); nothing smaller than the uncertainty is ever reported
+UNBOUNDED_NS = 3_600_000_000_000
+
 Severity = Literal["critical", "warning", "info"]
 Recurrence = Literal["persistent", "intermittent", "once"]
 What = Literal["host", "compute", "communication", "copy", "idle"]
 GroupKind = Literal["pipeline", "tensor", "expert", "data", "world", "unknown"]
+
+
+#: stands in a command line for `--ranks` and what the next run is to capture
+RANKS = "{ranks}"
 
 
 class RankEntry(TypedDict):
@@ -120,6 +128,8 @@ class GroupEntry(TypedDict):
 
     kind: GroupKind
     communicator: str
+    #: what the program calls it (`mesh_dp`); empty where neither reports nor flight recorders say
+    description: str
     ranks: list[int]
     size: int | None
     operations: list[str]
@@ -151,7 +161,7 @@ class Replayed(TypedDict):
 
 
 class Repaired(TypedDict):
-    """A straggler that is repaired in both replays of a saving."""
+    """What is repaired in both replays of a saving: a finding, or "host", all hosts' own times."""
 
     code: str
     ranks: list[int]
@@ -164,10 +174,13 @@ class Saving(TypedDict):
     window: Replayed
     #: the same steps again and again, so that queued work hides nothing for ever
     long_run: Replayed
-    #: which of both is stated; the long run where the job's pace without the profiler is known
+    #: which of both is stated: the long run where the pace without the profiler is known, or where
+    #: queued work hides the cause in the window
     stated: Literal["window", "long_run"]
     #: what the window's steady-state steps save, one after the other
     each_ns: list[int]
+    #: what the clocks add to the uncertainty: by how much the saving changes within their bounds
+    clocks_ns: int
     net_of: list[Repaired]
 
 
@@ -180,15 +193,19 @@ class Finding(TypedDict):
     ranks: list[int]
     steps: list[int]
     recurrence: Recurrence
+    #: what its cause takes of the window's own steps
     cost_ns_per_step: int
+    #: of the step of `pace`: what is saved
     share_of_step: float
-    #: by how much a step would be shorter without the cause, once the stragglers above it are
-    #: repaired: a step of the job without the profiler, where its step logs tell that
+    #: by how much a step would be shorter without the cause, once what `saving` is net of is
+    #: repaired: a step of the job without the profiler, where its step logs tell that (`pace`)
     saved_ns_per_step: int
     #: half-width: what the window alone and the same steps again and again differ by
     saved_uncertainty_ns: int
-    #: None where the saving is taken to be the cost
+    #: None where nothing can be repaired, and nothing is saved (profiler.perturbation), and where
+    #: nothing is replayed: what straggler.shallow saves is its lateness
     saving: Saving | None
+    #: the same as `saved_uncertainty_ns`
     uncertainty_ns: int
     confidence: float
     summary: str
@@ -296,6 +313,8 @@ class StepTimes(TypedDict):
     before_ns: int | None
     inside_ns: int | None
     after_ns: int | None
+    #: by how much `after_ns` may exceed `before_ns` by chance; None: too few steps to tell
+    after_uncertainty_ns: int | None
 
 
 class CaptureCost(TypedDict):
@@ -307,6 +326,69 @@ class CaptureCost(TypedDict):
     profiled: StepTimes
     #: the ranks of the job that were not profiled; None where all were
     unprofiled: StepTimes | None
+
+
+class Pace(TypedDict):
+    """The mean step (ns) that all savings and shares of findings are of, and that of the window."""
+
+    step_ns: int
+    #: it is that of the job without the profiler, as its step logs tell; else the window's
+    without_profiler: bool
+    window_step_ns: int
+
+
+class Suspect(TypedDict):
+    """A rank that makes others wait, by the flight recorders of all ranks."""
+
+    rank: int
+    #: how long its peers wait for it per step, and how far that may be wrong
+    lateness_ns: int
+    bound_ns: int
+    #: the group whose members wait: its name, and its description where it has one
+    group: str
+    host: str | None
+    #: the first step in which it was late, and the last; None where it always was before or after
+    since_step: int | None
+    until_step: int | None
+    #: its peers' work is delayed by as much; else they wait, and whether that delays their work
+    #: cannot be determined from flight recorders
+    delays: bool
+    #: the program's line of the call to which it comes latest; None where no stacks were recorded
+    line: str | None
+
+
+class ShallowGroup(TypedDict):
+    """A process group of the job, by the name and description that the program gave it."""
+
+    name: str
+    description: str
+    ranks: list[int]
+
+
+class ShallowNode(TypedDict):
+    """A host with several suspects."""
+
+    host: str
+    ranks: list[int]
+    suspects: list[int]
+
+
+class ShallowResults(TypedDict):
+    """What the flight recorders and step logs of all ranks show."""
+
+    ranks: list[int]
+    missing: list[MissingRank]
+    #: the steps that are compared; their usual length (ns) by the step logs
+    steps: list[int]
+    step_ns: int
+    #: how lateness is known: how long each member was in a call, or when it called by one clock
+    by: Literal["durations", "clock", "nothing"]
+    suspects: list[Suspect]
+    #: those most of whose ranks are suspects
+    nodes: list[ShallowNode]
+    groups: list[ShallowGroup]
+    #: the ranks of each pipeline stage; empty where neither groups nor sends tell
+    stages: list[list[int]]
 
 
 class Results(TypedDict):
@@ -322,11 +404,58 @@ class Results(TypedDict):
     topology: TopologyEntry
     #: None where the reports are not of a run of clusterprof
     capture: CaptureCost | None
+    #: None where no rank left its flight recorder
+    shallow: ShallowResults | None
+    #: None without steady-state steps
+    pace: Pace | None
     what_if: Slowdown
     #: None without steady-state steps
     critical_path: CriticalPath | None
     compute_absent: list[ComputeAbsent]
     findings: list[Finding]
     #: the first line of the text report
+    verdict: str
+    warnings: list[str]
+
+
+class CalledEntry(TypedDict):
+    """One rank's part of a call; what it waits in or called last, where it did not join."""
+
+    rank: int
+    joined: bool
+    operation: str
+    sequence: int
+    input_sizes: str
+    output_sizes: str
+    input_types: str
+    #: `file:line function`; None where no frames were recorded
+    line: str | None
+
+
+class HangEntry(TypedDict):
+    """One call that hangs: who did not join it, or joined it otherwise, and who waits."""
+
+    cause: str
+    group: str
+    description: str
+    sequence: int
+    operation: str
+    ranks: list[int]
+    #: it is one of `ranks`, and which one cannot be determined
+    one_of: bool
+    waiting: list[int]
+    called: list[CalledEntry]
+
+
+class HangResults(TypedDict):
+    """What `clusterprof merge FOLDER --json` prints of dumps of flight recorders alone."""
+
+    schema_version: int
+    clusterprof_version: str
+    dumps: list[int]
+    missing: list[MissingRank]
+    #: ranks that wait for others
+    waiting: list[int]
+    hang: list[HangEntry]
     verdict: str
     warnings: list[str]

@@ -15,14 +15,17 @@ import re
 import shutil
 import stat
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from clusterprof.agent.contracts import documents, files, paths, states
+from clusterprof.agent.contracts import documents, files, later_window, paths, states
+from clusterprof.agent.contracts.later_window import LaterWindow
 from clusterprof.agent.contracts.plan import Plan
 from clusterprof.arguments import Selection, StepWindow
 from clusterprof.errors import RunDirectoryError, RunDirectoryTaken
+from clusterprof.results import RANKS
 
 SCHEMA_VERSION = 1
 
@@ -44,7 +47,7 @@ _FORM = {
     },
     "world_size": (_RANKS[1:], None), "attempt": (_RANKS[1:], None),
     "began": _is_time, "ended": (_is_time, None), "exit_status": (int, None),
-    "launcher": (str, None),
+    "launcher": (str, None), "again": [str],
     "profiler": {"path?": (str, None)}, "outcomes": [{"rank": _RANKS}],
     "hosts": [{
         "name": str, "address": str, "user": (str, None), "port": (int, None), "hostname": str,
@@ -72,16 +75,6 @@ class Manifest:
 
     path: Path
     content: dict[str, Any]
-    #: how many ranks the job has; None where only the ranks knew
-    world_size: int | None = None
-    #: the verb that launched the job
-    launcher: str | None = None
-    #: when the job ended, ISO 8601; None while it runs, and where the launch was killed
-    ended: str | None = None
-    #: the job's status; None while it runs
-    exit_status: int | None = None
-    #: the attempt whose reports are merged
-    attempt: int = 1
 
     @classmethod
     def read(cls, path: Path) -> Manifest:
@@ -100,9 +93,7 @@ class Manifest:
                 f"{path} has another schema than this clusterprof's {SCHEMA_VERSION}",
                 "use the clusterprof that made it, or merge its reports: clusterprof merge FILES",
             )
-        optional = ("world_size", "launcher", "ended", "exit_status")
-        members = {name: content.get(name) for name in optional}
-        found = cls(path, content, **members, attempt=content.get("attempt") or 1)
+        found = cls(path, content)
         for key, form in _FORM.items():
             if key in content and not documents.fits(content[key], form):
                 raise found.damaged(f"{key!r} is invalid")
@@ -126,9 +117,42 @@ class Manifest:
         return self.content[key]
 
     @property
+    def world_size(self) -> int | None:
+        """How many ranks the job has; None where only the ranks knew."""
+        return self.content.get("world_size")
+
+    @property
+    def launcher(self) -> str | None:
+        """The verb that launched the job."""
+        return self.content.get("launcher")
+
+    @property
+    def ended(self) -> str | None:
+        """When the job ended, ISO 8601; None while it runs, and where the launch was killed."""
+        return self.content.get("ended")
+
+    @property
+    def exit_status(self) -> int | None:
+        """The job's status; None while it runs."""
+        return self.content.get("exit_status")
+
+    @property
+    def attempt(self) -> int:
+        """The attempt whose reports are merged."""
+        return self.content.get("attempt") or 1
+
+    @property
     def selection(self) -> Selection:
         """The ranks to profile."""
         return Selection.from_json(self._member("selection"))
+
+    @property
+    def again(self) -> list[str]:
+        """The command line that starts the run again, `results.RANKS` in it; [] for none."""
+        known = [*self.content.get("again", [])]
+        if known or self.launcher is None:
+            return known
+        return ["clusterprof", self.launcher, RANKS, "...", "--", "PROGRAM..."]
 
     @property
     def window(self) -> StepWindow:
@@ -162,8 +186,9 @@ class Manifest:
 
 @dataclass(frozen=True)
 class RunDirectory:
-    """Paths and small files of one run."""
+    """Paths and small files of one run, or of a later window of it."""
 
+    #: of a later window its folder, `windows/2` in the run directory
     path: Path
     #: of a job whose launcher has started its ranks over (see `paths`)
     attempt: int = 1
@@ -171,22 +196,109 @@ class RunDirectory:
     @property
     def manifest(self) -> Path:
         """run.json."""
-        return self.path / paths.MANIFEST
+        return self.root / paths.MANIFEST
 
     @property
     def plan(self) -> Path:
         """plan.json."""
-        return self.path / paths.PLAN
+        return self.root / paths.PLAN
+
+    @property
+    def number(self) -> int:
+        """Which window of the run it is, from 1."""
+        # A run directory may be called so as well.
+        later = paths.window_of(str(self.path))
+        return later if later and not (self.path / paths.MANIFEST).exists() else 1
+
+    @property
+    def root(self) -> Path:
+        """The run directory itself, which a later window is in."""
+        return self.path.parents[1] if self.number > 1 else self.path
+
+    def later_windows(self) -> list[RunDirectory]:
+        """The run's later windows, in order."""
+        with contextlib.suppress(OSError):
+            numbers = later_window.numbers(str(self.root))
+            folders = [paths.window_folder(str(self.root), number) for number in numbers]
+            return [RunDirectory(Path(folder)) for folder in folders]
+        return []
+
+    def order(self) -> LaterWindow | None:
+        """What a later window is to capture; None for the first. Raises RunDirectoryError."""
+        if self.number == 1:
+            return None
+        try:
+            return later_window.read(str(self.root), self.number)
+        except (OSError, ValueError) as error:
+            raise RunDirectoryError(
+                f"{self.path / paths.ORDER} cannot be read", str(error),
+                f"merge the window's reports: clusterprof merge {self.path / paths.RANKS}",
+            ) from None  # fmt: skip
+
+    def deep(self) -> RunDirectory:
+        """The window that has the run's reports: of `--ranks auto` the one that was ordered once
+        all ranks were looked at.
+
+        Where several were, since orders came too late, the one that most ranks began, of equals
+        the last.
+        """
+        later = reversed(self.later_windows() if self.number == 1 else [])
+        found = [replace(each, attempt=self.attempt) for each in later if each.is_auto]
+        return max(found, key=RunDirectory._begun, default=self)
+
+    @property
+    def is_auto(self) -> bool:
+        """Whether this is a later window that `--ranks auto` ordered."""
+        with contextlib.suppress(RunDirectoryError):
+            order = self.order()
+            return order is not None and order.auto
+        return False
+
+    @cached_property
+    def is_deep(self) -> bool:
+        """Whether this is a later window, and its result the run's: as it was when first asked."""
+        return self.is_auto and RunDirectory(self.root, self.attempt).deep() == self
+
+    def _begun(self) -> int:
+        """How many ranks began to capture this window."""
+        order = self.order()
+        ranks = order.selection.ranks if order else ()
+        return sum("step_begin" in state for _, state in self.states_of(ranks))
+
+    @property
+    def results(self) -> RunDirectory:
+        """Where this window's result is: the run itself, of its deep window too."""
+        return RunDirectory(self.root, self.attempt) if self.is_deep else self
+
+    def window(self) -> StepWindow:
+        """The steps to profile. Raises RunDirectoryError."""
+        order = self.order()
+        return StepWindow(*order.steps) if order else self.read_manifest().window
+
+    def expected_ranks(self) -> list[int] | None:
+        """The ranks to profile; None where only the ranks know. Raises RunDirectoryError."""
+        order = self.order()
+        if order is None:
+            return self.read_manifest().expected_ranks()
+        selection = Selection.from_json(order.selection._asdict())
+        if order.profiler == "none":
+            return []
+        expected = selection.expected(self.read_manifest().world_size)
+        return None if expected is None else list(expected)
+
+    def logged(self, rank: int) -> Path:
+        """The folder with the step log of one rank, which is one for all windows."""
+        return Path(paths.rank_folder(paths.attempt_folder(str(self.root), self.attempt), rank))
 
     @property
     def merged(self) -> Path:
         """The folder of what merging made."""
-        return self.path / paths.MERGED
+        return self.results.path / paths.MERGED
 
     @property
     def html(self) -> Path:
         """report.html."""
-        return self.path / paths.HTML
+        return self.results.path / paths.HTML
 
     def rank(self, rank: int) -> Path:
         """The folder of one rank."""
@@ -336,6 +448,7 @@ def create(path: Path, *, force: bool = False) -> RunDirectory:
         path.chmod(0o700)
         try:
             (path / paths.RANKS).mkdir()
+            (path / paths.WINDOWS).mkdir()  # the ranks look for later windows in it
         except FileExistsError:  # another run was faster
             raise _taken(path) from None
     return RunDirectory(path)
@@ -345,9 +458,10 @@ def opened(path: Path) -> RunDirectory:
     """An existing run directory. Raises RunDirectoryError for none, or one with links."""
     if not path.is_dir():
         raise RunDirectoryError(f"{path} is not a directory", "name a folder below runs/")
-    manifest = RunDirectory(path.absolute()).read_manifest()
+    run = RunDirectory(path.absolute())
+    manifest = run.read_manifest()
     # None of ours is a link: files would be written elsewhere, where its sender chose.
-    for home in (path, *path.glob("attempt-*")):
+    for home in (run.root, run.root / paths.WINDOWS, path, *path.glob("attempt-*")):
         for folder in (home, home / paths.RANKS, home / paths.TABLES):
             with contextlib.suppress(FileNotFoundError, NotADirectoryError):
                 for entry in os.scandir(folder):
@@ -356,4 +470,4 @@ def opened(path: Path) -> RunDirectory:
                             f"{entry.path} is a link to another folder",
                             "a run directory has none: put the folder itself in its place",
                         )
-    return RunDirectory(path.absolute(), manifest.attempt)
+    return run if run.number > 1 else RunDirectory(path.absolute(), manifest.attempt)

@@ -3,28 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from clusterprof import __version__
+from clusterprof.agent.contracts.words import counted
 from clusterprof.agent.contracts.words import ranks as rank_list
 from clusterprof.align.clock import Clock, align
 from clusterprof.align.clock.measured import KnownClocks, of_one_report
 from clusterprof.align.clock.readings import without_beacons
-from clusterprof.align.match import match, numbered, tolerance
+from clusterprof.align.lateness import joined
+from clusterprof.align.match import contradicted, match, numbered, tolerance
 from clusterprof.align.placing import place
 from clusterprof.analysis.findings import communication
+from clusterprof.analysis.findings.finding import pace
 from clusterprof.analysis.findings.registry import all_findings
 from clusterprof.analysis.findings.verdict import verdict
 from clusterprof.analysis.groups.topology import topology
-from clusterprof.analysis.model.accounts import accounts
-from clusterprof.analysis.model.compute_absent import compute_absent
+from clusterprof.analysis.model.accounts import accounts, compute_absent
 from clusterprof.analysis.model.critical_path import critical_path
 from clusterprof.analysis.model.dataset import Dataset
 from clusterprof.analysis.model.recorded import contradictions
+from clusterprof.analysis.model.shallow import Shallow
 from clusterprof.analysis.model.slowdown import slowdown
 from clusterprof.analysis.model.steady_state import steady_steps
 from clusterprof.analysis.model.timeline import timeline
@@ -53,6 +56,8 @@ class Study:
     accounts: pa.Table
     clock: Clock
     ranks: tuple[RankTables, ...]
+    #: schema `clusterprof.align.lateness.SHALLOW`; None where no rank left its flight recorder
+    shallow: pa.Table | None = None
 
 
 def study(
@@ -63,19 +68,21 @@ def study(
     source: str = "",
     clocks: KnownClocks | None = None,
     capture: CaptureCost | None = None,
-    launcher: str | None = None,
+    again: Sequence[str] = (),
+    shallow: Shallow | None = None,
 ) -> Study:
     """Align the ranks' clocks, match their collectives, and find stragglers and other costs.
 
     `missing` are the missing reports and `warnings` the readers' own, both passed on; `source` is
     what the user named; `clocks` is what is known of them besides the reports, `capture` the
-    profiler's overhead by the step logs, `launcher` what the run was started with. Raises
-    MergeError if a rank comes twice.
+    profiler's overhead by the step logs, `again` the command line that starts the run again,
+    `shallow` what the flight recorders of all ranks show. Raises MergeError if a rank comes twice.
     """
     known = clocks or KnownClocks()
     unusable = sorted((t for t in ranks if t.rank in known.unusable), key=lambda t: t.rank)
     missing = [*missing, *(_unusable(t, known) for t in unusable)]
-    dataset = dataset_of(ranks, known, source=source, capture=capture, launcher=launcher)
+    dataset = dataset_of(ranks, known, source=source, capture=capture, again=again)
+    dataset = replace(dataset, shallow=shallow.results if shallow else None)
     found, too_few = all_findings(dataset)
     results: Results = {
         "schema_version": SCHEMA_VERSION,
@@ -87,6 +94,8 @@ def study(
         "collectives": _collectives(dataset),
         "topology": topology(dataset),
         "capture": capture,
+        "shallow": dataset.shallow,
+        "pace": pace(dataset),
         "what_if": slowdown(dataset),
         "critical_path": critical_path(dataset),
         "compute_absent": compute_absent(dataset),
@@ -96,12 +105,20 @@ def study(
             *dict.fromkeys((*warnings, *known.warnings)),
             *_warnings(dataset, warnings),
             *_inferred(dataset.placed),
+            *_contradicted(dataset.placed),
             *contradictions(dataset),
             *too_few,
         ],
     }
     tables = tuple(dataset.tables)
-    return Study(results, dataset.placed, dataset.accounts, dataset.clock, tables)
+    return Study(
+        results,
+        dataset.placed,
+        dataset.accounts,
+        dataset.clock,
+        tables,
+        joined(shallow.table, shallow.called_ns, dataset.placed) if shallow else None,
+    )
 
 
 def dataset_of(
@@ -110,7 +127,7 @@ def dataset_of(
     *,
     source: str = "",
     capture: CaptureCost | None = None,
-    launcher: str | None = None,
+    again: Sequence[str] = (),
 ) -> Dataset:
     """Align the ranks' clocks and match their collectives. Arguments as for `study`."""
     ordered, known = tuple(sorted(ranks, key=lambda t: t.rank)), clocks or KnownClocks()
@@ -127,7 +144,7 @@ def dataset_of(
     placed = place(without_beacons(matched, ordered, known.readings), clock)
     lines = [timeline(t) for t in ordered]
     account, steady = accounts(lines, placed, clock), steady_steps(lines, placed)
-    return Dataset(ordered, lines, account, placed, clock, steady, source, capture, launcher)
+    return Dataset(ordered, lines, account, placed, clock, steady, source, capture, again)
 
 
 def _inferred(placed: pa.Table) -> list[str]:
@@ -140,6 +157,17 @@ def _inferred(placed: pa.Table) -> list[str]:
         "their length (learned from this recording)"
     )
     return [text]
+
+
+def _contradicted(placed: pa.Table) -> list[str]:
+    """The warning about ids of operations that cannot be right: at most one."""
+    found = contradicted(placed)
+    name, reason = next(iter(found.items()), ("", ""))
+    text = (
+        f"ids of operations contradict each other in {counted(len(found), 'communicator')}, such as"
+        f" {name} ({reason}): the calls are matched by their order there"
+    )
+    return [text] if found else []
 
 
 def _unusable(tables: RankTables, known: KnownClocks) -> MissingRank:

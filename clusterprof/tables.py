@@ -8,7 +8,8 @@ them. Units are in the column names.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -70,6 +71,9 @@ COLLECTIVE_CALLS = pa.schema(
         #: Broadcast and Reduce: root, Send and Recv: the other side, in the communicator's ranks
         pa.field("root", pa.int32()),
         pa.field("peer", pa.int32()),
+        #: the same on all members of an operation, another for each operation of a communicator;
+        #: null where the profiler does not give one. Compared only between reports of one `source`
+        pa.field("operation_id", pa.int64()),
         pa.field("group", pa.int32()),
         pa.field("issue_start_ns", pa.int64()),
         pa.field("issue_end_ns", pa.int64()),
@@ -134,6 +138,8 @@ class ReportInfo:
     begin_ns: int = 0
     end_ns: int = 0
     backend: str = ""
+    #: what the program calls its process groups (`mesh_dp`), by the id that calls have
+    groups: Mapping[str, str] = field(default_factory=dict)
     #: what a step took before the capture, by the step log; None without one
     usual_step_ns: int | None = None
     warnings: tuple[str, ...] = ()
@@ -161,6 +167,10 @@ class RankTables:
     def warned(self, *warnings: str) -> RankTables:
         """These tables with further warnings."""
         return replace(self, info=self.info.warned(*warnings))
+
+    def of_world(self, size: int | None) -> RankTables:
+        """These tables, of a job of `size` ranks where the report does not say how many it had."""
+        return replace(self, info=replace(self.info, world_size=self.info.world_size or size))
 
     @property
     def rank(self) -> int:

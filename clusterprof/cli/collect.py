@@ -9,13 +9,15 @@ from pathlib import Path
 
 from clusterprof import run_directory
 from clusterprof.agent import nsys
+from clusterprof.agent.contracts import words
 from clusterprof.arguments import path
 from clusterprof.cli import verb_parser
-from clusterprof.collect.outcomes import collect_attempts, import_raw
+from clusterprof.collect.live_windows import check_over
+from clusterprof.collect.outcomes import collect_attempts, flights, import_raw
 from clusterprof.console import say
 from clusterprof.errors import ReportError, UsageError
 from clusterprof.launch.run_job import print_outcomes
-from clusterprof.run_directory import SshRecord
+from clusterprof.run_directory import RunDirectory, SshRecord
 
 
 def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
@@ -31,10 +33,13 @@ def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
     add("--python", metavar="PATH",
         help="for a run over SSH: the hosts' Python (default: the one next to torchrun "
         "here)")  # fmt: skip
+    add("--window", type=int, metavar="N",
+        help="a later window (clusterprof capture), also while the job runs")  # fmt: skip
     add("--no-merge", action="store_true", help="only collect the reports")
     arguments = parser.parse_args(list(own))
     nsys.prefer(arguments.nsys)
-    run = run_directory.opened(arguments.run)
+    run = chosen_window(run_directory.opened(arguments.run), arguments.window)
+    check_over(run)
     manifest = run.read_manifest()
     if any(host["left"] for host in manifest.hosts):
         from clusterprof.collect.over_ssh import gather_left
@@ -45,20 +50,36 @@ def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
     for each in run.attempts():
         for rank, problem in import_raw(each):
             say(f"rank {rank}: {problem or 'its report is made'}")
-    run, outcomes = collect_attempts(run, manifest.expected_ranks(), patience_s=0)
-    if run.attempt != manifest.attempt:
+    run, outcomes = collect_attempts(run, run.expected_ranks(), patience_s=0)
+    if run.number == 1 and run.attempt != manifest.attempt:
         manifest.record(attempt=run.attempt)
     print_outcomes(run, outcomes)
-    if not any(each.report for each in outcomes):
+    reports, looked_at = any(each.report for each in outcomes), flights(run.results)[0]
+    if (reports or looked_at) and not arguments.no_merge:
+        from clusterprof.merge_run import merge_run, tell_results
+
+        tell_results(merge_run(run, outcomes), run)
+    if not reports and (outcomes or not looked_at):
         raise ReportError(
             f"no report was captured in {run.path}",
             "each rank's state.json and log, below its ranks/, say what happened",
         )
-    if not arguments.no_merge:
-        from clusterprof.merge_run import merge_run, tell_results
-
-        tell_results(merge_run(run, outcomes), run)
     return 0
+
+
+def chosen_window(run: RunDirectory, number: int | None) -> RunDirectory:
+    """The run's window with this number; None for that of its result. Raises UsageError where there
+    is none.
+    """
+    if number is None:
+        return run.deep()
+    found = {each.number: each for each in (run, *run.later_windows())}
+    if number not in found:
+        raise UsageError(
+            f"{run.root} has no window {number}, only {words.listed(sorted(found))}",
+            f"clusterprof status {run.root} lists them",
+        )
+    return found[number]
 
 
 def ssh(arguments: argparse.Namespace, recorded: SshRecord) -> tuple[Path | None, str]:

@@ -25,6 +25,8 @@ def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
     arguments, options = this.parse_known_args(words)
     command = given_program(verb, own, program)
     origins = planning.settle(arguments)
+    by_default = {name for name, origin in origins.items() if origin == "default"}
+    arguments.given = planning.as_words(this, arguments, _ANEW | by_default)
 
     def planned(turn: int = 1) -> planning.LaunchPlan:
         return planning.make_plan(verb, arguments, origins, options, command, turn)
@@ -40,6 +42,10 @@ def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
     from clusterprof.launch import run_job
 
     return run_job.run(plan, planned)
+
+
+#: what the command line of a next run decides anew
+_ANEW = {"ranks", "arm", "profiler", "run_dir", "force", "dry_run", "debug"}
 
 
 def given_program(verb: str, own: Sequence[str], program: Sequence[str] | None) -> Sequence[str]:
@@ -69,15 +75,27 @@ def parser(verb: str, summary: str, passes_to: str) -> argparse.ArgumentParser:
 
 def _add_profiling(this: argparse.ArgumentParser) -> None:
     add = this.add_argument_group("what to profile").add_argument
-    add("--ranks", metavar="R", help=f"the ranks to profile: {RANKS_GRAMMAR} (default 0)")
+    add("--ranks", metavar="R", help=f"the ranks to profile: {RANKS_GRAMMAR}; or auto: those "
+        "that all ranks' flight recorders show to delay the others, and peers of theirs, in a "
+        "second window soon after that of --steps (default auto; 0 with --steps)")  # fmt: skip
     for name, of in (("pp", "pipeline"), ("tp", "tensor"), ("cp", "context"), ("dp", "data")):
         add(f"--{name}", type=int, metavar="N", help=f"{of}-parallel size, for --ranks stages")
+    add("--arm", metavar="R",
+        help="with --ranks auto: the ranks that start under nsys, which captures them (as --ranks, "
+        "or none; default: rank 0, and with --pp one rank of each stage)")  # fmt: skip
     add("--steps", metavar="A:B", help="the window: steps A to B-1 (default 10:15)")
     add("--step-on", metavar="MODULE:FUNCTION",
         help="a step ends when this function returns (default: the optimizer's step)")  # fmt: skip
 
     add = this.add_argument_group("how to profile it").add_argument
-    add("--profiler", choices=PROFILERS, help="default: nsys where it is installed, else torch")
+    add("--profiler", choices=PROFILERS,
+        help="default: nsys where it is installed, else torch; none: no rank is profiled, every "
+        "rank leaves its steps, clock and flight recorder")  # fmt: skip
+    add("--stacks", action="store_true",
+        help="save the Python stack of each collective with the flight recorder")  # fmt: skip
+    add("--hang-after", type=int, default=60, metavar="S",
+        help="say what the ranks wait for when a step lasts S seconds and 20 times the usual "
+        "(default 60; 0: never)")  # fmt: skip
     add("--nsys", metavar="PATH", help="the nsys to use")
     add("--trace", metavar="LIST", help="nsys --trace (default cuda,nvtx)")
     add("--nsys-arg", action="append", default=[], metavar="ARG",
@@ -92,8 +110,8 @@ def _add_profiling(this: argparse.ArgumentParser) -> None:
     add = this.add_argument_group("clock alignment").add_argument
     add("--clock-probe", choices=("auto", "on", "off"), default="auto",
         help="measure the clocks of the hosts against each other around the window, by a process "
-        "next to each profiled rank (UDP between nodes; default auto: on where the profiled ranks "
-        "may be on several nodes)")  # fmt: skip
+        "on each node (UDP between nodes; default auto: on where the ranks may be on several "
+        "nodes)")  # fmt: skip
     add("--beacons", type=int, default=0, metavar="N",
         help="all ranks send N tiny AllReduces before and after the window, for jobs with large "
         "collectives only. All ranks agree on it first; a rank that does not reach the same step "

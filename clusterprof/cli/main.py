@@ -18,6 +18,7 @@ VERBS = {
     "sbatch": "submit a batch job that profiles some of its ranks, and a job that merges",
     "doctor": "check that profiling can work, on every node of the allocation",
     "status": "show how far each rank of a run is, while the job runs",
+    "capture": "capture further steps of a job that runs, on any of its ranks",
     "collect": "finish an interrupted run: collect its reports, merge, print the verdict",
     "merge": "merge reports of several ranks; print which rank delays the others, and why",
     "report": "print the verdict of a merged run",
@@ -28,7 +29,7 @@ VERBS = {
 
 _EPILOG = """\
 examples:
-  clusterprof torchrun --ranks 0,2 --nproc-per-node 4 -- train.py
+  clusterprof torchrun --nproc-per-node 4 -- train.py
   clusterprof srun --ranks 0,8,16 -N2 --ntasks-per-node=8 --gpus-per-node=8 -- python train.py
   clusterprof merge REPORT...        for reports that were recorded without clusterprof
 

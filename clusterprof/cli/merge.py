@@ -27,7 +27,8 @@ def parser(verb: str) -> argparse.ArgumentParser:
     add = this.add_argument
     add("paths", nargs="+", type=path, metavar="PATH",
         help="a run directory, a folder of reports, or reports: .nsys-rep, .qdrep, .sqlite(.xz), "
-        "Kineto .json(.gz, .xz)")  # fmt: skip
+        "Kineto .json(.gz, .xz); or a folder of dumps of PyTorch's flight recorder alone, of a job "
+        "that hangs")  # fmt: skip
     add("--rank", action="append", default=[], metavar="FILE=N",
         help="the rank of a report that does not contain it (of several ranks: the "
         "first)")  # fmt: skip
@@ -55,19 +56,26 @@ def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
 
     if arguments.html:
         check_free(arguments.html, arguments.force, html.is_ours)
-    output = _output(arguments)
     only = arguments.paths[0]
+    if dumps := _dumps_alone(arguments.paths):
+        return _hang(dumps, arguments)
+    output = _output(arguments)
     if len(arguments.paths) == 1 and _is_run(only):
-        from clusterprof.collect.outcomes import collect
+        from clusterprof.collect.live_windows import check_over
+        from clusterprof.collect.outcomes import collect, collect_attempts
 
         if arguments.clock:
             raise UsageError(
                 f"{only} is a run directory, which keeps measurements of its own",
                 f"put it there: clusterprof clock FILE... --output {only / 'clock_probe.json'}",
             )
-        run = run_directory.opened(only)
-        ranks_of_run = run.read_manifest().expected_ranks()
-        made = merge_run.merge_run(run, collect(run, ranks_of_run, patience_s=0))
+        run = run_directory.opened(only).deep()
+        check_over(run)
+        if run.number > 1:  # which attempt is merged stands in run.json for the first one only
+            run, outcomes = collect_attempts(run, run.expected_ranks(), patience_s=0, write=False)
+        else:
+            outcomes = collect(run, run.expected_ranks(), patience_s=0, write=False)
+        made = merge_run.merge_run(run, outcomes)
         say(f"wrote {run.html}")
     else:
         from clusterprof.probe import measurement
@@ -93,9 +101,46 @@ def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
 
 def _is_run(folder: Path) -> bool:
     try:
-        return (folder / paths.MANIFEST).is_file()
+        return run_directory.RunDirectory(folder.absolute()).manifest.is_file()
     except OSError:
         return False  # it may not be seen, which its reader says
+
+
+def _dumps_alone(given: Sequence[Path]) -> list[tuple[Path, int | None]]:
+    """The dumps of flight recorders in the one folder given, if it holds no reports."""
+    from clusterprof.ingest import find_sources
+    from clusterprof.ingest.flight.all_dumps import find_dumps
+
+    (only, *more) = given
+    found: list[tuple[Path, int | None]] = []
+    try:
+        if more or not only.is_dir() or _is_run(only) or not (found := find_dumps(only)):
+            return []
+        reports = {each.path for each in find_sources([only])}
+    except OSError:
+        return []  # it may not be seen, which its reader says
+    except ReportError:
+        return found
+    return found if reports <= {path for path, _ in found} else []
+
+
+def _hang(dumps: Sequence[tuple[Path, int | None]], arguments: argparse.Namespace) -> int:
+    """Print what a job waits for; 0, or 1 with --fail-on where one waits."""
+    from clusterprof import merge_run
+    from clusterprof.report import hang_text, results_json
+
+    if arguments.output or arguments.html or arguments.clock:
+        raise UsageError(
+            f"{arguments.paths[0]} holds dumps of flight recorders and no reports:"
+            " --output, --html and --clock are for reports",
+            "print what the job waits for: clusterprof merge FOLDER --json",
+        )
+    results = merge_run.merge_dumps(dumps, _given_ranks(arguments.rank))
+    if arguments.json:
+        console.json(results_json.dumps(results))
+    else:
+        console.styled(hang_text.render(results), ())
+    return int(bool(arguments.fail_on and results["hang"]))
 
 
 def _output(arguments: argparse.Namespace) -> run_directory.RunDirectory | None:

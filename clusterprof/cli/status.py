@@ -16,16 +16,17 @@ from typing import Any
 from clusterprof import console, run_directory
 from clusterprof.agent.contracts import paths, words
 from clusterprof.agent.contracts.states import State
-from clusterprof.arguments import StepWindow
+from clusterprof.arguments import StepWindow, selected
 from clusterprof.cli import verb_parser
+from clusterprof.collect.live_windows import SILENT_S, current
 from clusterprof.collect.outcomes import newest_step_log
+from clusterprof.errors import RunDirectoryError
+from clusterprof.launch import live_hang
+from clusterprof.launch.live_hang import LiveHang
 from clusterprof.run_directory import RunDirectory
 
 WATCH_S = 2.0
 SCHEMA_VERSION = 1
-#: Without an update for so long a rank may be gone: step logs are written once a minute, at the
-#: end of a step.
-SILENT_S = 150.0
 
 
 def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
@@ -55,16 +56,27 @@ def render(status: Status, *, everyone: bool) -> str:
     """The run in one line, then a line for each rank to profile, and one for all others."""
     shown = [each for each in status.ranks if each.chosen or everyone]
     others = [each for each in status.ranks if not each.chosen]
-    lines = [_headline(status), "", *(_table(shown, status.window) if shown else ())]
+    lines = [_headline(status), *(["", *_table(shown, status.window)] if shown else ())]
     if others and not everyone:
         states = Counter(each.state for each in others)
         counts = ", ".join(f"{count} {state}" for state, count in states.most_common())
-        steps = [each.steps for each in others if each.steps is not None]
-        reached = f", {min(steps)} to {max(steps)} steps" if steps else ""
-        lines.append(f"and {words.counted(len(others), 'unprofiled rank')}: {counts}{reached}")
+        lines.append(
+            f"and {words.counted(len(others), 'unprofiled rank')}: {counts}{_reached(others)}"
+        )
+    if status.hang is not None:
+        lines += ["", *status.hang.lines()]
     if not status.ranks:
-        lines.append("no rank has reported in yet")
+        lines.append(f"no rank has reported in{'' if status.ended else ' yet'}")
+    lines += map(_later, status.later_windows)
     return "\n".join(lines)
+
+
+def _reached(ranks: Sequence[RankStatus]) -> str:
+    steps = [each.steps for each in ranks if each.steps is not None]
+    if not steps:
+        return ""
+    least = f"{min(steps)} to " if min(steps) < max(steps) else ""
+    return f", {least}{words.counted(max(steps), 'step')}"
 
 
 def _table(ranks: Sequence[RankStatus], window: StepWindow) -> list[str]:
@@ -77,6 +89,20 @@ def _table(ranks: Sequence[RankStatus], window: StepWindow) -> list[str]:
         for each in ranks
     ]  # fmt: skip
     return console.table(rows)
+
+
+def _later(window: WindowStatus) -> str:
+    counts = Counter(window.states.values())
+    states = ", ".join(f"{count} {state}" for state, count in counts.most_common())
+    whose: dict[str, list[int]] = {}
+    for rank, reason in window.reasons.items():
+        whose.setdefault(reason, []).append(rank)
+    why = "".join(f"; {words.ranks(ranks)}: {reason}" for reason, ranks in whose.items())
+    merged = "; merged" if window.merged else ""
+    which = selected(window.ranks) if window.profiler != "none" else "no rank"
+    result = " (its result is the run's)" if window.is_result else ""
+    return (f"window {window.number}{result}: steps {window.steps}, {which}: "
+            f"{states or 'no rank has the order yet'}{merged}{why}")  # fmt: skip
 
 
 def _headline(status: Status) -> str:
@@ -125,6 +151,24 @@ class RankStatus:
 
 
 @dataclass(frozen=True)
+class WindowStatus:
+    """A later window of the run."""
+
+    number: int
+    steps: str
+    #: as they were asked for
+    ranks: str
+    profiler: str
+    #: of the profiled ranks that have the order
+    states: dict[int, str]
+    #: of those of them that give any
+    reasons: dict[int, str]
+    merged: bool
+    #: its result is the run's: it is the second window of `--ranks auto`
+    is_result: bool
+
+
+@dataclass(frozen=True)
 class Status:
     """One run."""
 
@@ -134,6 +178,9 @@ class Status:
     exit_status: int | None
     window: StepWindow
     ranks: list[RankStatus]
+    later_windows: list[WindowStatus]
+    #: what hangs, or hung until the job ended; None for nothing
+    hang: LiveHang | None = None
 
     @property
     def silent_s(self) -> float | None:
@@ -144,6 +191,7 @@ class Status:
     def as_json(self) -> dict[str, Any]:
         """What `--json` prints."""
         content = {**asdict(self), "run": str(self.run)}
+        content["hang"] = None if self.hang is None else self.hang.as_json()
         content["window"] = [self.window.first, self.window.end]
         return {"schema_version": SCHEMA_VERSION, **content}
 
@@ -152,6 +200,9 @@ def look(run: RunDirectory) -> Status:
     """Read the run directory as it is now. Raises RunDirectoryError where it is none."""
     manifest = run.read_manifest()
     expected = set(manifest.selection.expected(manifest.world_size) or ())
+    if run.number > 1:
+        run = RunDirectory(run.root, manifest.attempt)
+    later = [_window(each) for each in run.later_windows()]
     if manifest.ended is None:
         run = run.attempts()[-1]
     states = run.states()
@@ -159,6 +210,24 @@ def look(run: RunDirectory) -> Status:
         run.path, manifest.began, manifest.ended, manifest.exit_status, manifest.window,
         [_rank(run, rank, states.get(rank, {}), rank in expected)
          for rank in sorted(expected | set(states))],
+        [each for each in later if each], live_hang.look(run),
+    )  # fmt: skip
+
+
+def _window(run: RunDirectory) -> WindowStatus | None:
+    """A later window; None where its order cannot be read."""
+    try:
+        order = run.order()
+    except RunDirectoryError:
+        return None
+    assert order is not None
+    run = current(run)
+    states = {rank: state for rank, state in run.states().items() if state.get("chosen")}
+    return WindowStatus(
+        order.number, str(StepWindow(*order.steps)), order.selection.text, order.profiler,
+        {rank: str(state.get("state", "not known")) for rank, state in states.items()},
+        {rank: str(state["reason"]) for rank, state in states.items() if state.get("reason")},
+        run.html.exists(), run.is_deep,
     )  # fmt: skip
 
 

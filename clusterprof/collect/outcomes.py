@@ -27,6 +27,9 @@ IMPORT_S = 900.0
 #: nsys' first, as it was written or as its (scrubbed) export; the trace is beside it, or alone.
 _REPORTS = (paths.REPORT, "report.sqlite", "report.sqlite.xz", paths.TRACE)
 
+#: flight recorders of a rank's processes, as JSON or a pickle
+_FLIGHTS = [name.replace(".", "*.", 1) for name in (paths.FLIGHT, paths.FLIGHT_PICKLE)]
+
 #: Of the run directory.
 DELETED = "was deleted while the job ran"
 
@@ -66,8 +69,9 @@ def collect_attempts(
     *,
     patience_s: float = PATIENCE_S,
     finishing_s: float = FINISHING_S,
+    write: bool = True,
 ) -> tuple[RunDirectory, list[Outcome]]:
-    """The outcomes in the attempt that is to be merged, and that attempt.
+    """The outcomes in the attempt that is to be merged, and that attempt; `write` as in `collect`.
 
     An elastic launcher starts all ranks over when one has failed. Reports of two attempts do not
     belong together: the attempt with most whole windows is taken, then that with most reports,
@@ -78,7 +82,9 @@ def collect_attempts(
     for each in attempts:
         # Only in the last attempt may something still be written.
         patience = patience_s if each is attempts[-1] else 0
-        outcomes.append(collect(each, expected, patience_s=patience, finishing_s=finishing_s))
+        outcomes.append(
+            collect(each, expected, patience_s=patience, finishing_s=finishing_s, write=write)
+        )
     with_report = [{one.rank for one in found if one.report} for found in outcomes]
     _, _, best = max(
         (sum(one.whole for one in found), len(ranks), place)
@@ -103,11 +109,13 @@ def collect(
     *,
     patience_s: float = PATIENCE_S,
     finishing_s: float = FINISHING_S,
+    write: bool = True,
 ) -> list[Outcome]:
     """The outcome of every profiled rank of a job that has ended, by the files in `run`.
 
     `expected` are the ranks to profile; None where only the ranks know: then those whose states
-    say so. Each is COLLECTED or LOST afterwards, on disk as well.
+    say so. Each is COLLECTED or LOST; with `write` their states say so too. Who only merges writes
+    none: a copy of a run may be without its reports.
     """
     begin = time.monotonic()
     while True:
@@ -127,7 +135,10 @@ def collect(
         if not running or time.monotonic() > begin + patience:
             break
         time.sleep(0.1)
-    return [_outcome(run, rank, found.get(rank), list(found)) for rank in profiled]
+    outcomes = [_outcome(run, rank, found.get(rank), list(found)) for rank in profiled]
+    for outcome in outcomes if write else ():
+        _write(run.rank(outcome.rank), found.get(outcome.rank), outcome)
+    return outcomes
 
 
 def _ended(folder: Path, content: dict[str, Any]) -> bool:
@@ -158,7 +169,7 @@ def reports_in(folder: Path) -> list[Path]:
 def _outcome(
     run: RunDirectory, rank: int, content: dict[str, Any] | None, present: list[int]
 ) -> Outcome:
-    """The outcome of one rank, by the content of its state.json; advances its state.
+    """The outcome of one rank, by the content of its state.json.
 
     `content` is None for a rank without a folder; those that have one are `present`.
     """
@@ -166,21 +177,15 @@ def _outcome(
         return Outcome(rank, State.LOST, _no_such_rank(present))
     folder = run.rank(rank)
     state, host = State.of(content), str(content.get("host", ""))
-    steps, reports = newest_step_log(folder), reports_in(folder)
+    steps, reports = newest_step_log(run.logged(rank)), reports_in(folder)
     late = state is State.LOST and bool(content.get("late"))
     # A report appears by rename: where it is, it is whole, even if the rank was killed after it.
     if reports and (late or not content or (state is not None and state.has_captured)):
         reason = "its report appeared late" if late else str(content.get("reason", ""))
-        if content:
-            _advance(folder, State.COLLECTED, reason if late else None)
         trace = next((each for each in reports[1:] if each.name == paths.TRACE), None)
         whole = bool(content.get("whole"))
         return Outcome(rank, State.COLLECTED, reason, host, reports[0], trace, steps, whole)
     reason = _lost(run, folder, state, str(content.get("reason") or ""))
-    if state is not State.LOST:
-        # A node that was cut off may yet deliver its report.
-        may_appear = state in (State.CAPTURING, State.FINISHING, State.CAPTURED, State.COLLECTED)
-        _advance(folder, State.LOST, reason, late=may_appear)
     return Outcome(rank, State.LOST, reason, host, steps=steps)
 
 
@@ -201,10 +206,22 @@ def _lost(run: RunDirectory, folder: Path, state: State | None, reason: str) -> 
     return reason or killed or "it did not capture"
 
 
-def _advance(folder: Path, state: State, reason: str | None = None, **facts: Any) -> None:
-    """Advance the state on disk, if that can be written: the outcome holds without it."""
+def _write(folder: Path, content: dict[str, Any] | None, outcome: Outcome) -> None:
+    """Advance a rank's state to its outcome, if that can be written: the outcome holds without."""
+    before = State.of(content or {})
+    if content is None or before is outcome.state is State.LOST:
+        return
+    facts: dict[str, Any] = {}
+    if outcome.state is State.LOST:
+        # A node that was cut off may yet deliver its report.
+        may_appear = (State.CAPTURING, State.FINISHING, State.CAPTURED, State.COLLECTED)
+        facts = {"reason": outcome.reason, "late": before in may_appear}
+    elif not content:
+        return  # a report alone, as somebody shared it
+    elif before is State.LOST:
+        facts = {"reason": outcome.reason}
     with contextlib.suppress(OSError):
-        states.advance(str(folder), state, reason, **facts)
+        states.advance(str(folder), outcome.state, **facts)
 
 
 def _no_such_rank(present: list[int]) -> str:
@@ -213,6 +230,19 @@ def _no_such_rank(present: list[int]) -> str:
     if present == list(range(len(present))):
         return f"no such rank: the job has {named_ranks(present)}"
     return f"it did not report in; reported in: {named_ranks(present)}"
+
+
+def flights(run: RunDirectory) -> tuple[list[int], str]:
+    """The ranks that left their flight recorder, and why the first of the others did not."""
+    states = run.states()
+    there = [
+        rank
+        for rank in sorted(states)
+        if any(next(run.rank(rank).glob(name), None) for name in _FLIGHTS)
+    ]
+    missing = [f"rank {rank}: {state['flight']}" for rank, state in sorted(states.items())
+               if rank not in there and state.get("flight")]  # fmt: skip
+    return there, missing[0] if missing else ""
 
 
 def newest_step_log(folder: Path) -> Path | None:

@@ -23,7 +23,7 @@ from clusterprof import console, run_directory
 from clusterprof.arguments import path
 from clusterprof.console import say
 from clusterprof.errors import LaunchError, UsageError
-from clusterprof.launch.planning import SETTINGS, checked, settle
+from clusterprof.launch.planning import as_words, checked, settle
 from clusterprof.launchers import srun
 from clusterprof.launchers.support import command_line
 
@@ -221,17 +221,8 @@ def launcher_options(
 
     Settings are written out, since the job may have another environment; not the default profiler.
     """
-    words = []
-    for action in this._actions:
-        name, value, default = action.dest, getattr(arguments, action.dest, None), action.default
-        if name in SETTINGS:
-            default = value if name == "profiler" and origins[name] == "default" else None
-        if name in _NOT_FOR_THE_JOB or value == default:
-            continue
-        flag = action.option_strings[-1]
-        each = value if isinstance(value, list) else [value]
-        words += [flag] if value is True else [f"{flag}={one}" for one in each]
-    return words
+    without = {"profiler"} if origins["profiler"] == "default" else set()
+    return as_words(this, arguments, without | _NOT_FOR_THE_JOB)
 
 
 def fitting(wanted: str | None, program: Sequence[str]) -> tuple[str, list[str]]:

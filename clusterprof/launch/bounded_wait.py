@@ -17,6 +17,11 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 
+from clusterprof.agent.contracts import descriptors
+from clusterprof.console import say
+from clusterprof.errors import ClusterprofError
+from clusterprof.launch.foreground import ENDING
+
 #: A file system that has not answered for so long is stalled. A job ends at most 10 s later than
 #: without us.
 STALLED_S = 7.0
@@ -41,9 +46,9 @@ def unless_stalled(task: Callable[[], int], folder: Path) -> int | None:
                 os.utime(place)
         return 0
 
-    doing = _Apart(task)
+    doing = Apart(task)
     while not doing.ends_within(ASK_S):
-        asking = _Apart(ask)
+        asking = Apart(ask)
         until = time.monotonic() + STALLED_S
         while not (asking.ends_within(0.05) or doing.ends_within(0.05)):
             if time.monotonic() > until:
@@ -51,7 +56,7 @@ def unless_stalled(task: Callable[[], int], folder: Path) -> int | None:
     return doing.status
 
 
-class _Apart:
+class Apart:
     """A function in a forked process."""
 
     def __init__(self, task: Callable[[], int]) -> None:
@@ -83,3 +88,37 @@ class _Apart:
             else:
                 time.sleep(0.01)
         return True
+
+    def end(self) -> None:
+        """End it, without waiting for one that a file system holds."""
+        os.kill(self._pid, signal.SIGKILL)
+        self.ends_within(ASK_S)
+
+
+class BesideJob:
+    """A task in a process of its own, until it returns or the job has ended.
+
+    It reads the run directory, whose file system may stall: we are to end when the job has ended.
+    """
+
+    def __init__(self, task: Callable[[], None], otherwise: str) -> None:
+        """`otherwise`: what there is not where the task fails; it is printed with the reason."""
+        self.task = task
+        self.otherwise = otherwise
+        self._apart = Apart(self._run)
+
+    def close(self) -> None:
+        """The job has ended."""
+        self._apart.end()
+
+    def _run(self) -> int:
+        for number in ENDING:
+            signal.signal(number, signal.SIG_IGN)  # those are the job's
+        descriptors.release(descriptors.inherited())
+        try:
+            self.task()
+        except Exception as error:  # noqa: BLE001 - the job goes on
+            expected = isinstance(error, (ClusterprofError, OSError))
+            reason = (str(error) if expected else "") or repr(error)  # some errors have no words
+            say(f"{self.otherwise}: {reason.splitlines()[0]}")
+        return 0

@@ -8,21 +8,26 @@ that `docs/nsys.md` gives. torch.profiler (Kineto) is the default where there is
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+import os
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 
-from clusterprof.agent.contracts.plan import NsysPlan
-from clusterprof.agent.nsys import Nsys, installed
+from clusterprof.agent.contracts.plan import MOST_START_S, NsysPlan
+from clusterprof.agent.nsys import START_VARIABLE, Nsys, installed
 from clusterprof.arguments import path
 from clusterprof.errors import ProfilerError, UsageError
 
-PROFILERS = ("auto", "nsys", "torch")
+PROFILERS = ("auto", "nsys", "torch", "none")
 #: `--pytorch`
 PYTORCH = ("autograd-nvtx", "autograd-shapes-nvtx", "emit-nvtx")
 #: Without OS runtime tracing: it costs 4 to 5 s at the window's end on a GPU rank.
 TRACE_CUDA = "cuda,nvtx"
 TRACE_CPU = "nvtx,osrt"
+
+#: newer than 2025.3: a report then holds no variable of the profiled process
+_DISCARD = "--discard-environment"
 
 _INSTALL = (
     "install Nsight Systems (package nsight-systems; module load nsight-systems on many clusters)",
@@ -86,6 +91,9 @@ def choose(request: CaptureRequest) -> CapturePlan:
         )
     if request.profiler == "torch":
         return _with_torch(request, "--profiler torch")
+    if request.profiler == "none":
+        _refuse_nsys_options(request)
+        return CapturePlan("none", "", "no rank is profiled")
     if request.profiler == "nsys":
         return _with_nsys(request, "--profiler nsys")
     try:
@@ -127,7 +135,8 @@ def _with_nsys(request: CaptureRequest, because: str) -> CapturePlan:
     collecting = [f"--sample={sampling}", f"--cpuctxsw={sampling}", "--force-overwrite=true"]
     commands = NsysPlan(
         nsys.path, nsys.version, nsys.importer,
-        {"gpu": request.trace or TRACE_CUDA, "cpu": request.trace or TRACE_CPU},
+        {"gpu": nsys.trace("profile", request.trace or TRACE_CUDA),
+         "cpu": nsys.trace("profile", request.trace or TRACE_CPU)},
         # Every other --capture-range-end ends the program at the window's end, or the launcher's
         # view of it: see docs/nsys.md.
         profile=["profile", "--trace={trace}", *collecting, "--capture-range=cudaProfilerApi",
@@ -137,21 +146,39 @@ def _with_nsys(request: CaptureRequest, because: str) -> CapturePlan:
         start=["start", "--session={session}", *collecting, "--output={output}", *for_start],
         stop=["stop", "--session={session}"],
     )  # fmt: skip
-    remark = (
-        "CPU sampling takes CPU time on every profiled rank and slows the end of the window; "
-        "it needs kernel.perf_event_paranoid <= 2"
-    )
+    commands, remarks = _with_time_to_start(commands, os.environ)
+    if request.cpu_sampling:
+        remarks.append(
+            "CPU sampling takes CPU time on every profiled rank and slows the end of the window; "
+            "it needs kernel.perf_event_paranoid <= 2"
+        )
     return CapturePlan(
-        "nsys", nsys.version, because, (remark,) if request.cpu_sampling else (), commands,
+        "nsys", nsys.version, because, tuple(remarks), commands,
         # A session by default: nsys' own stop then runs beside the training (docs/nsys.md).
         window_by="cuda" if request.window_by == "cuda" else "session",
         emit_nvtx=request.pytorch == "emit-nvtx",
     )  # fmt: skip
 
 
+def _with_time_to_start(
+    commands: NsysPlan, environ: Mapping[str, str]
+) -> tuple[NsysPlan, list[str]]:
+    """With the seconds that the user gives nsys to start, and what is to be said about them."""
+    given = environ.get(START_VARIABLE, "")
+    if not given:
+        return commands, []
+    if re.fullmatch("[0-9]{1,3}", given) and 1 <= int(given) <= MOST_START_S:
+        return commands._replace(start_s=int(given)), []
+    wrong = f"{START_VARIABLE}={given[:40]!r} is not a number of seconds from 1 to {MOST_START_S}"
+    return commands, [f"{wrong}: nsys has {commands.start_s} s to start a program"]
+
+
 def _flags(nsys: Nsys, request: CaptureRequest) -> list[str]:
-    """The user's own flags. Raises ProfilerError for one that this nsys does not know."""
+    """The user's own flags, and ours. Raises ProfilerError for one that this nsys does not know."""
     flags = list(request.nsys_arg)
+    # its secrets would be in every report; which rank a report is of, the run directory says
+    if not any(flag.startswith(_DISCARD) for flag in flags) and nsys.offers("profile", _DISCARD):
+        flags.append(f"{_DISCARD}=true")
     if request.pytorch and request.pytorch != "emit-nvtx":
         if not nsys.offers("profile", "--pytorch"):
             raise ProfilerError(
@@ -169,14 +196,17 @@ def _flags(nsys: Nsys, request: CaptureRequest) -> list[str]:
 
 
 def _with_torch(request: CaptureRequest, because: str) -> CapturePlan:
-    """Nothing has to be found: the program brings its own torch.
+    """Nothing has to be found: the program brings its own torch. Raises UsageError."""
+    _refuse_nsys_options(request)
+    return CapturePlan("torch", "the program's own", because)
 
-    Raises UsageError for a request that only nsys can meet.
-    """
+
+def _refuse_nsys_options(request: CaptureRequest) -> None:
+    """Raise UsageError for a request that only nsys can meet."""
     for name in ("trace", "nsys_arg", "nsys", "pytorch", "cpu_sampling"):
         if getattr(request, name):
             raise UsageError(
-                f"--{name.replace('_', '-')} is for nsys, and the profiler is torch",
+                f"--{name.replace('_', '-')} is for nsys, and the profiler is "
+                f"{'none' if request.profiler == 'none' else 'torch'}",
                 "leave it out, or choose --profiler nsys",
             )
-    return CapturePlan("torch", "the program's own", because)

@@ -13,13 +13,24 @@ from typing import Any
 
 from clusterprof import __version__, console, masking, run_directory
 from clusterprof.agent import nsys
+from clusterprof.agent.contracts import paths, words
 from clusterprof.agent.contracts.states import State
-from clusterprof.collect.outcomes import DELETED, FINISHING_S, PATIENCE_S, Outcome, collect_attempts
+from clusterprof.arguments import selected
+from clusterprof.collect.outcomes import (
+    DELETED,
+    FINISHING_S,
+    PATIENCE_S,
+    Outcome,
+    collect_attempts,
+    flights,
+)
 from clusterprof.console import command as show_command
 from clusterprof.console import say
 from clusterprof.errors import ClusterprofError, RunDirectoryTaken
-from clusterprof.launch.bounded_wait import unless_stalled
+from clusterprof.launch.bounded_wait import BesideJob, unless_stalled
 from clusterprof.launch.foreground import Foreground
+from clusterprof.launch.live_hang import watch
+from clusterprof.launch.look_first import look_first
 from clusterprof.launch.planning import PROFILE_FAILED, LaunchPlan
 from clusterprof.launch.stop import BeforeSrunKills, TimeLimit
 from clusterprof.launchers.support.command_line import find_program
@@ -51,13 +62,23 @@ def launch(launcher: str, plan: LaunchPlan, run: RunDirectory, manifest: Manifes
     """Run the job, then collect and merge its reports; returns the job's status."""
     show_command(plan.job.command)
     srun = plan.job.launcher == "srun"
-    before = BeforeSrunKills(run, plan.expected) if srun else None
+    longer_s = plan.for_agent.nsys.longer_s if plan.for_agent.nsys else 0
+    before = BeforeSrunKills(run, plan.expected, longer_s) if srun else None
     job = Foreground([launcher, *plan.job.command[1:]], plan.environment, before)
-    with contextlib.closing(TimeLimit(run, plan.expected, plan.arguments.time_margin)):
+    # First those that fork.
+    with contextlib.ExitStack() as beside:
+        if plan.arguments.hang_after:
+            watching = BesideJob(lambda: watch(run), "a job that hangs is not noticed any more")
+            beside.callback(watching.close)
+        if plan.for_agent.looks_first:
+            looking = BesideJob(lambda: look_first(plan, run), "no second window is captured")
+            beside.callback(looking.close)
+        limit = TimeLimit(run, plan.expected, plan.arguments.time_margin)
+        beside.callback(limit.close)
         status = job.run()
     # At a single SIGINT srun prints how far its tasks are, and continues: status 0.
     in_haste = bool(job.end_signals) and status != 0
-    patience_s, finishing_s = PATIENCE_S, FINISHING_S
+    patience_s, finishing_s = PATIENCE_S, FINISHING_S + longer_s
     if srun:
         # When srun has ended, so has all that it started: no process is left that could write.
         patience_s = finishing_s = HASTY_S if in_haste else PATIENCE_S
@@ -89,8 +110,15 @@ def begin(plan: LaunchPlan) -> tuple[RunDirectory, Manifest]:
         say(remark)
     if plan.job.closed:
         say(f"no rank can be profiled: {plan.job.closed}")
-    say(f"profiling steps {plan.window} on ranks {plan.selection.text} with {plan.capture.name}, "
-        f"into {shortest(run.path)}")  # fmt: skip
+    step = plan.window.end - 1
+    what = (
+        f"profiling steps {plan.window} on {selected(plan.selection.text)} with {plan.capture.name}"
+    )
+    if plan.capture.name == "none":
+        what = f"no rank is profiled; flight recorders are saved after step {step}"
+    elif plan.for_agent.looks_first:
+        what = f"looking at all ranks after step {step}, then capturing those that delay the others"
+    say(f"{what}, into {shortest(run.path)}")
     return run, manifest
 
 
@@ -108,9 +136,13 @@ def conclude(
     try:
         if plan.job.closed and not run.ranks():
             patience_s = 0
+        deep = run.deep()
+        expected = plan.expected if deep == run else deep.expected_ranks()
         run, outcomes = collect_attempts(
-            run, plan.expected, patience_s=patience_s, finishing_s=finishing_s
+            deep, expected, patience_s=patience_s, finishing_s=finishing_s
         )
+        if plan.for_agent.looks_first and run.number == 1 and not outcomes:
+            say("the job ended before a second window was ordered: no rank was captured")
         if plan.job.closed and not run.ranks():
             outcomes = [Outcome(each.rank, each.state, plan.job.closed) for each in outcomes]
         complete = print_outcomes(run, outcomes)
@@ -119,7 +151,8 @@ def conclude(
                 {"rank": each.rank, "state": each.state, "reason": each.reason} for each in outcomes
             ]
             manifest.record(ended=ended, exit_status=status, attempt=run.attempt, outcomes=shown)
-        if plan.arguments.no_merge or not any(each.report for each in outcomes):
+        there = any(each.report for each in outcomes) or bool(flights(run.results)[0])
+        if plan.arguments.no_merge or not there:
             pass
         elif in_haste:
             say(f"not merged, because of the signal: clusterprof collect {shortest(run.path)}")
@@ -141,6 +174,11 @@ def conclude(
                 f"this is a bug in clusterprof; the reports are in {shortest(run.path)}",
                 f"to see where: clusterprof merge --debug {shortest(run.path)}",
             )
+    for later in run.later_windows():
+        ordered = (later.path / paths.ORDER).exists()
+        if ordered and not later.is_auto and not later.html.exists():
+            say(f"window {later.number} was captured later: clusterprof collect "
+                f"{shortest(run.root)} --window {later.number}")  # fmt: skip
     if plan.arguments.strict and status == 0 and not complete:
         return PROFILE_FAILED
     return status
@@ -154,6 +192,7 @@ def first_members(plan: LaunchPlan) -> dict[str, Any]:
         "python": sys.version.split()[0],
         "launcher": plan.job.launcher,
         "argv": masking.words(plan.job.command),
+        "again": masking.words(plan.again),
         "world_size": plan.job.world_size,
         "selection": plan.selection._asdict(),
         "window": [plan.window.first, plan.window.end],
@@ -180,7 +219,12 @@ def print_outcomes(run: RunDirectory, outcomes: Sequence[Outcome]) -> bool:
     lost = [each for each in outcomes if each.state is State.LOST]
     attempts = len(run.attempts())
     of_attempt = f", of attempt {run.attempt} of {attempts}" if attempts > 1 else ""
-    say(f"{len(collected)} of {len(outcomes)} reports in {shortest(run.path)}{of_attempt}")
+    if outcomes or not run.ranks():
+        say(f"{len(collected)} of {len(outcomes)} reports in {shortest(run.path)}{of_attempt}")
+    else:
+        dumps, why = flights(run)
+        say(f"flight recorders of {len(dumps)} of {words.counted(len(run.ranks()), 'rank')} in "
+            f"{shortest(run.path)}{of_attempt}{f'; {why}' if why else ''}")  # fmt: skip
     if not run.path.is_dir():
         say(f"{shortest(run.path)} {DELETED}")
     for each in lost:
@@ -192,7 +236,7 @@ def print_outcomes(run: RunDirectory, outcomes: Sequence[Outcome]) -> bool:
         say("no rank reported in: is the program Python, does it train with a torch optimizer "
             "(else --step-on), do its scripts keep PYTHONPATH, and is this run directory visible "
             "on the nodes?")  # fmt: skip
-    return bool(collected) and not lost
+    return not lost if outcomes else bool(run.path.is_dir() and flights(run)[0])
 
 
 def shortest(folder: Path) -> str:

@@ -14,6 +14,7 @@ from clusterprof.agent.contracts import states, words
 from clusterprof.agent.contracts.states import State
 from clusterprof.collect.outcomes import reports_in
 from clusterprof.console import say
+from clusterprof.errors import RunDirectoryError
 from clusterprof.run_directory import RunDirectory
 
 #: How long a signal may wait for the reports. A job that gets a signal ends at most 10 s later than
@@ -33,9 +34,13 @@ class BeforeSrunKills:
     later. They get no signal that srun would not have sent them.
     """
 
-    def __init__(self, run: RunDirectory, expected: Sequence[int] | None) -> None:
+    def __init__(
+        self, run: RunDirectory, expected: Sequence[int] | None, longer_s: int = 0
+    ) -> None:
+        """`longer_s`: what the reports may take longer, see `NsysPlan.longer_s`."""
         self.run = run
         self.expected = expected
+        self.saving_s = SAVING_S + longer_s
         self._interrupted_at = -1e9
 
     def __call__(self, number: int, enough: Callable[[], bool]) -> Sequence[int]:
@@ -48,12 +53,13 @@ class BeforeSrunKills:
             numbers = [number, number]  # by then srun has forgotten the first
         elif number not in _KILLS:
             return numbers
-        # No longer than SAVING_S, nor than until `enough()`, which sleeps a little itself.
+        # No longer than `saving_s`, nor than until `enough()`, which sleeps a little itself.
         if left := unsaved(self.run, self.expected):
             reason = f"clusterprof was sent {signal.Signals(number).name}"
-            say(f"{reason}: saving {words.counted(len(left), 'report')}, at most {SAVING_S:g} s")
+            reports = words.counted(len(left), "report")
+            say(f"{reason}: saving {reports}, at most {self.saving_s:g} s")
             _request(self.run, reason)
-            deadline = time.monotonic() + SAVING_S
+            deadline = time.monotonic() + self.saving_s
             while unsaved(self.run, left) and time.monotonic() < deadline and not enough():
                 pass
         return numbers
@@ -66,9 +72,19 @@ def _request(run: RunDirectory, reason: str) -> None:
 
 
 def unsaved(run: RunDirectory, expected: Sequence[int] | None) -> list[int]:
-    """The ranks whose window is open, or whose report is not yet in the run directory."""
-    found = []
+    """The ranks that have a window open, or whose report is not yet in the run directory."""
     run = run.attempts()[-1]
+    found = _unsaved(run, expected)
+    for later in run.later_windows():
+        with contextlib.suppress(RunDirectoryError):  # its order cannot be read
+            here = RunDirectory(later.path, run.attempt)
+            found += _unsaved(here, here.expected_ranks())
+    return found
+
+
+def _unsaved(run: RunDirectory, expected: Sequence[int] | None) -> list[int]:
+    """The same of one window."""
+    found = []
     for rank, state in run.states().items() if expected is None else run.states_of(expected):
         at = State.of(state)
         if at is State.FINISHING:

@@ -1,0 +1,196 @@
+"""`clusterprof capture RUN`: a later window in a job that runs under clusterprof."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Sequence
+
+from clusterprof import run_directory
+from clusterprof.agent.contracts import plan, words
+from clusterprof.arguments import (
+    RANKS_GRAMMAR,
+    Selection,
+    StepWindow,
+    parse_ranks,
+    parse_steps,
+    selected,
+)
+from clusterprof.cli import verb_parser
+from clusterprof.collect import live_windows
+from clusterprof.console import say
+from clusterprof.errors import RunDirectoryError, UsageError
+from clusterprof.launch.planning import MOST_STEPS
+from clusterprof.launch.run_job import shortest
+from clusterprof.run_directory import Manifest, RunDirectory
+
+#: How often --wait looks whether the window is over.
+LOOK_S = 1.0
+#: A step that takes longer is one that hangs (`agent/guard/hangs.py`): the ranks notice that.
+MOST_TIMES = 20
+_SLOWER = re.compile(r"\s*step\s*>\s*(\d{1,2}(?:\.\d{1,3})?)\s*x\s*")
+_FROM_NOW = re.compile(r"\s*\+(\d+)\s*:\s*\+(\d+)\s*")
+
+
+def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
+    """Order a later window; with --wait also merge it and print its verdict."""
+    parser = verb_parser(
+        verb, "Capture further steps of a job that runs under clusterprof, on any of its ranks, by "
+        "torch.profiler. The ranks look for such an order once a minute.",
+        run="the run directory of the job",
+    )  # fmt: skip
+    add = parser.add_argument
+    add("--steps", default="+10:+15", metavar="A:B",
+        help="steps A to B-1; +A:+B counts from the first step that all ranks can capture "
+        "(default +10:+15)")  # fmt: skip
+    add(
+        "--ranks",
+        metavar="R",
+        help=f"the ranks to profile: {RANKS_GRAMMAR} (default: those of the run)",
+    )
+    add("--profiler", choices=("torch", "none"), default="torch",
+        help="none: only flight recorders and steps")  # fmt: skip
+    add("--wait", action="store_true", help="wait for the window's end, merge it and print the "
+        "verdict")  # fmt: skip
+    add("--when", metavar="'step > Nx'", help="wait until a rank's latest steps take longer than N "
+        "times its usual ones, for instance 'step > 1.3x', and order the window then")  # fmt: skip
+    arguments = parser.parse_args(list(own))
+    times = checked_times(arguments.when, arguments.steps)
+    run = run_directory.opened(arguments.run)
+    manifest = run.read_manifest()
+    log_s = check(run, manifest)
+    selection = checked_ranks(run, manifest, arguments.ranks)
+    if times and not slows(run, times, log_s):
+        say(f"the job of {run.path} has ended, and its steps took no longer than {times:g} times "
+            "the usual")  # fmt: skip
+        return 0
+    steps, wait_s = checked_steps(run, arguments.steps, log_s)
+    made = live_windows.order(run, steps, selection, arguments.profiler)
+    which = (
+        f"profiles {selected(selection.text)}" if arguments.profiler != "none" else "profiles none"
+    )
+    say(f"window {made.number} {which} in steps {steps}, in about {words.age(wait_s)}")
+    merging = f"clusterprof collect {shortest(run.path)} --window {made.number}"
+    if not arguments.wait:
+        say(f"when it is over: {merging}")
+        return 0
+    while live_windows.going_on(made):
+        time.sleep(LOOK_S)
+    from clusterprof.cli import collect
+
+    return collect.main("collect", [str(run.path), "--window", str(made.number)], None)
+
+
+def checked_times(when: str | None, steps: str) -> float | None:
+    """How many times the usual a step is to take, of --when. Raises UsageError."""
+    if when is None:
+        return None
+    found = _SLOWER.fullmatch(when)
+    if found is None or not 1 < float(found[1]) <= MOST_TIMES:
+        raise UsageError(
+            f"--when {when!r} is no condition that can be watched",
+            "the one there is: --when 'step > 1.3x', with a number above 1 and at most "
+            f"{MOST_TIMES}: a rank's latest steps take longer than so many times its usual ones",
+        )
+    if not _FROM_NOW.fullmatch(steps):
+        raise UsageError(
+            f"--steps {steps} cannot wait for --when: it is not known when the steps get slower",
+            "count from then: --steps +10:+15",
+        )
+    return float(found[1])
+
+
+def slows(run: RunDirectory, times: float, log_s: float) -> bool:
+    """Wait until the job's steps take longer; False where it ends before."""
+    say(f"waiting until steps take longer than {times:g} times the usual")
+    while (found := live_windows.slower(run, times)) is None:
+        there = live_windows.current(run)
+        ends = there.ranks() and not any(live_windows.trains(there, each) for each in there.ranks())
+        if ends or run.read_manifest().ended:
+            return False
+        time.sleep(max(LOOK_S, log_s / 2))
+    now, usual = (words.duration(each) for each in (found.step_ns, found.usual_ns))
+    more = found.step_ns / found.usual_ns
+    say(f"rank {found.rank}: its latest steps take {now}, {more:.2f} times its usual {usual}")
+    return True
+
+
+def check(run: RunDirectory, manifest: Manifest) -> int:
+    """How often the ranks look for an order, s. Raises RunDirectoryError where none does."""
+    if run.number > 1:
+        raise RunDirectoryError(
+            f"{run.path} is a later window of a run",
+            f"name the run: clusterprof capture {run.root}",
+        )
+    if manifest.ended:
+        raise RunDirectoryError(
+            f"the job of {run.path} has ended", f"its reports: clusterprof merge {run.path}"
+        )
+    if manifest.hosts:
+        raise RunDirectoryError(
+            f"the hosts of {run.path} share no folder with this one, in which they could look",
+            "choose the steps when the job is started: clusterprof ssh --steps A:B",
+        )
+    owner = run.path.stat().st_uid
+    if os.geteuid() not in (0, owner):
+        raise RunDirectoryError(
+            f"{run.path} is another user's ({owner}), whose ranks obey no order of yours",
+            "have that user order the window",
+        )
+    try:
+        found = plan.read(str(run.plan))
+    except (OSError, ValueError) as error:
+        raise RunDirectoryError(f"{run.plan} cannot be read", str(error)) from None
+    if not found.log_s:
+        raise RunDirectoryError(
+            f"the ranks of {run.path} look for no order: its clusterprof was an older one",
+            "later windows can be captured once the job is started again",
+        )
+    there = live_windows.current(run)
+    if there.ranks() and not any(live_windows.trains(there, rank) for rank in there.ranks()):
+        raise RunDirectoryError(
+            f"no rank of {run.path} has written anything for {words.age(live_windows.SILENT_S)}",
+            f"if the job has ended: clusterprof collect {run.path}",
+        )
+    return found.log_s
+
+
+def checked_ranks(run: RunDirectory, manifest: Manifest, text: str | None) -> Selection:
+    """The ranks to profile. Raises UsageError for those that the job does not have."""
+    if text is None:
+        selection = (run.deep().order() or manifest).selection
+        return Selection(*selection) if selection.text not in ("none", "auto") else parse_ranks("0")
+    selection = parse_ranks(text)
+    if selection.kind == "auto":
+        raise UsageError("--ranks auto is for the launching verbs", "name the ranks: --ranks 0,8")
+    there = live_windows.current(run).ranks()
+    size = manifest.world_size or (there[-1] + 1 if there else None)
+    selection.check(size, "the run")
+    return selection
+
+
+def checked_steps(run: RunDirectory, text: str, log_s: int) -> tuple[StepWindow, float]:
+    """The steps to capture, and about when they begin, s from now. Raises UsageError."""
+    possible = live_windows.possible(run, log_s, time.time())
+    first = possible.first
+    from_now = _FROM_NOW.fullmatch(text)
+    if from_now:
+        begin, end = (int(each) for each in from_now.groups())
+        if end <= begin:
+            raise UsageError(
+                f"--steps {text} contains no step", f"try --steps +{begin}:+{begin + 5}"
+            )
+        steps = StepWindow(first + begin, first + end)
+    else:
+        steps = parse_steps(text)
+        if steps.first < first:
+            raise UsageError(
+                f"--steps {text}: ranks may have reached step {steps.first} before they see the "
+                f"order; the first possible step is {first}",
+                f"give them time: --steps {first + 10}:{first + 10 + len(steps)}",
+                "or count from there: --steps +10:+15",
+            )
+    if len(steps) > MOST_STEPS:
+        raise UsageError(f"--steps {text} has {len(steps)} steps, more than {MOST_STEPS}")
+    return steps, max(0.0, possible.at_s(steps.first) - time.time())

@@ -1,0 +1,266 @@
+"""Later windows of a job that runs: which steps can still be captured, and whether one is over."""
+
+from __future__ import annotations
+
+import bisect
+import contextlib
+import getpass
+import math
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import accumulate
+from operator import itemgetter
+from pathlib import Path
+from typing import NamedTuple
+
+from clusterprof.agent.contracts import files, later_window, paths, states, words
+from clusterprof.agent.contracts.later_window import LaterWindow
+from clusterprof.agent.contracts.states import State
+from clusterprof.arguments import Selection, StepWindow
+from clusterprof.collect.outcomes import flights, newest_step_log
+from clusterprof.errors import RunDirectoryError
+from clusterprof.run_directory import RunDirectory, writing
+
+#: Without an update for so long a rank may be gone: step logs are written once a minute, at the
+#: end of a step.
+SILENT_S = 150.0
+#: How long an order is on its way once it was read: the rank looks for it each 2 s
+#: (`steps.FLUSH_NS`), and hosts' clocks may differ by as much.
+ON_ITS_WAY_S = 4.0
+#: Of so many seconds between two looks for an order, half as many are added: a rank may get on
+#: faster than it did.
+FASTER = 0.5
+#: the end of a step log that tells a rank's pace: some 50 steps
+LATEST_B = 2048
+#: a step log and its summary are smaller
+WHOLE_B = 1 << 20
+#: A job slows as a whole: of so many ranks the logs are read. Its latest steps are so many, or the
+#: last block of its summary, and the usual step is that of as many before, or more.
+SAMPLE, LATEST = 8, 20
+
+
+class Pace(NamedTuple):
+    """How far a rank is."""
+
+    #: steps that had ended at `at_s` (wall clock)
+    steps: int
+    at_s: float
+    #: what a step takes
+    step_s: float
+
+    def steps_at(self, at_s: float) -> int:
+        """The steps that will have ended then, at most."""
+        return self.steps + math.ceil(max(0.0, at_s - self.at_s) / self.step_s)
+
+
+def current(run: RunDirectory) -> RunDirectory:
+    """The run, or a later window of it, in the latest attempt."""
+    return replace(run, attempt=RunDirectory(run.root).attempts()[-1].attempt)
+
+
+def silent_s(folder: Path) -> float:
+    """Seconds since a file in a rank's folder was written; infinite where there is none."""
+    try:
+        newest = max((each.stat().st_mtime for each in folder.iterdir()), default=-math.inf)
+    except OSError:
+        return math.inf
+    return time.time() - newest
+
+
+def trains(run: RunDirectory, rank: int) -> bool:
+    """Whether this rank's program runs, by what it has written."""
+    folder = run.logged(rank)
+    state = State.of(states.read(str(folder)))
+    # The first window's report is collected only where somebody takes the job for ended.
+    ended = state in (State.COUNTED, State.COLLECTED)
+    return state is not None and not ended and silent_s(folder) < SILENT_S
+
+
+def going_on(run: RunDirectory) -> list[int]:
+    """The ranks that may yet leave something of a later window; none where it is over."""
+    manifest, order = run.read_manifest(), run.order()
+    if order is None or manifest.ended:
+        return []
+    run, root = current(run), current(RunDirectory(run.root))
+    found = run.states()
+    if order.profiler == "none":
+        there, _ = flights(run)
+        over = {*there, *(rank for rank, state in found.items() if "flight" in state)}
+        profiled = root.ranks()
+    else:
+        over = {rank for rank, state in found.items() if (now := State.of(state)) and now.ended}
+        expected = run.expected_ranks()
+        chosen = {rank for rank, state in found.items() if state.get("chosen")}
+        profiled = sorted(chosen.union(expected or ())) if found or expected else root.ranks()
+        # The whole window in an earlier attempt: the rank is not asked again.
+        over |= {rank for rank in {*profiled} - {*found}
+                 if states.captured_before(str(run.rank(rank)))}  # fmt: skip
+    return [rank for rank in profiled if rank not in over and trains(root, rank)]
+
+
+def check_over(run: RunDirectory) -> None:
+    """Raise RunDirectoryError for a later window that ranks may still capture."""
+    if going := going_on(run):
+        raise RunDirectoryError(
+            f"window {run.number} of {run.root} is not over on {words.ranks(going)}",
+            f"clusterprof status {run.root} shows how far each rank is",
+        )
+
+
+def pace_of(folder: Path) -> Pace | None:
+    """How far the rank with this folder is; None where its step log does not tell."""
+    log = newest_step_log(folder)
+    if log is None:
+        return None
+    found = []
+    if steps := _last_rows(log, 3, LATEST_B):
+        last, _, end_ns = steps[-1]
+        # Not the mean: with one that waited for a report the next ones would seem far away. Nor the
+        # median: of those before a first window many are slower, and ranks rather come too soon.
+        took = sorted(end - begin for _, begin, end in steps)
+        found.append((last + 1, end_ns, float(took[len(took) // 4])))
+    if blocks := _last_rows(log.with_name(paths.beside_steps(log.name, paths.PACE)), 8, LATEST_B):
+        first, count, _, end_ns, median_ns, *_ = blocks[-1]
+        found.append((first + count, end_ns, float(median_ns)))
+    if not found:
+        return None
+    done, end_ns, step_ns = max(found)
+    return Pace(done, end_ns / 1e9, max(step_ns, 1.0) / 1e9)
+
+
+class Slower(NamedTuple):
+    """A rank whose latest steps take longer than those before."""
+
+    rank: int
+    #: the medians of the latest steps, and of all before
+    step_ns: int
+    usual_ns: int
+
+
+def slower(run: RunDirectory, times: float) -> Slower | None:
+    """The rank whose latest steps are most above its usual, if they are above `times` that.
+
+    Steps inside of windows do not count: a profiler makes them longer.
+    """
+    run = current(run)
+    windows = [range(*pair) for pair in _windows(run)]
+    ranks = run.ranks()
+    found = [
+        Slower(rank, *both)
+        for rank in ranks[:: max(1, len(ranks) // SAMPLE)]
+        if (both := _latest_and_usual(run.logged(rank), windows))
+    ]
+    slowest = max(found, key=lambda each: each.step_ns / each.usual_ns, default=None)
+    return slowest if slowest and slowest.step_ns > times * slowest.usual_ns else None
+
+
+def _latest_and_usual(folder: Path, windows: list[range]) -> tuple[int, int] | None:
+    """What the latest steps take, and those before, ns; None where a rank has made too few."""
+    log = newest_step_log(folder)
+    if log is None:
+        return None
+    summary = log.with_name(paths.beside_steps(log.name, paths.PACE))
+    rows = [  # end, how many, what each takes
+        *((end, 1, end - begin) for step, begin, end in _last_rows(log, 3, WHOLE_B)
+          if not any(step in each for each in windows)),
+        *((row[3], row[1], row[4]) for row in _last_rows(summary, 8, WHOLE_B)),
+    ]  # fmt: skip
+    rows.sort(reverse=True)
+    counts = [*accumulate(count for _, count, _ in rows)]
+    latest = bisect.bisect_left(counts, LATEST) + 1
+    if not rows or counts[-1] < counts[min(latest, len(rows)) - 1] + LATEST:
+        return None
+    return _median(rows[:latest]), _median(rows[latest:])
+
+
+def _median(rows: list[tuple[int, int, int]]) -> int:
+    """The middle one of all steps of the rows, ns; at least 1."""
+    rows = sorted(rows, key=itemgetter(2))
+    counts = [*accumulate(count for _, count, _ in rows)]
+    return max(1, rows[bisect.bisect_left(counts, counts[-1] / 2)][2])
+
+
+def _last_rows(table: Path, columns: int, size: int) -> list[list[int]]:
+    """The last whole lines, of so many bytes, of a step log or its summary: none of no such."""
+    with contextlib.suppress(OSError, ValueError), table.open("rb") as file:
+        file.seek(max(0, table.stat().st_size - size))
+        lines = file.read().rpartition(b"\n")[0].split(b"\n")[1:]
+        return [row for line in lines if len(row := [*map(int, line.split(b","))]) == columns]
+    return []
+
+
+class Possible(NamedTuple):
+    """What can still be captured."""
+
+    #: no rank will have reached it once it has an order that is written now
+    first: int
+    #: each rank's
+    paces: list[Pace]
+
+    def at_s(self, step: int) -> float:
+        """About when ranks come to this step (wall clock, s), by the newest log, of equals by that
+        of the last rank: steps may have been of another length before.
+        """
+        pace = max(self.paces, key=lambda each: (each.at_s, -each.steps))
+        return pace.at_s + (step - pace.steps) * pace.step_s
+
+
+def possible(run: RunDirectory, log_s: float, now_s: float) -> Possible:
+    """What can be captured by an order that is written now, where ranks look each `log_s`.
+
+    Raises RunDirectoryError where no rank's steps are known.
+    """
+    run = current(run)
+    found = [pace_of(run.logged(rank)) for rank in run.ranks() if trains(run, rank)]
+    paces = [pace for pace in found if pace is not None]
+    if not paces:
+        raise RunDirectoryError(
+            f"no rank of {run.root} has written its steps yet",
+            f"try again in {log_s:g} s: step logs are written that often",
+        )
+    then_s = now_s + (1 + FASTER) * log_s + ON_ITS_WAY_S
+    # A window that opens at a step begins when the one before it ends.
+    free = max((end for _, end in _windows(run)), default=0)
+    return Possible(max(max(pace.steps_at(then_s) for pace in paces) + 1, free), paces)
+
+
+def _windows(run: RunDirectory) -> Iterator[tuple[int, int]]:
+    """The steps [first, end) of each window that is there already."""
+    for each in (RunDirectory(run.root), *RunDirectory(run.root).later_windows()):
+        with contextlib.suppress(RunDirectoryError):  # obeyed by no rank
+            window = each.window()
+            yield window.first, window.end
+
+
+def order(
+    run: RunDirectory, steps: StepWindow, selection: Selection, profiler: str, auto: bool = False
+) -> RunDirectory:
+    """Write the order for the run's next window; `auto`: its result is the run's.
+
+    Raises RunDirectoryError.
+    """
+    by = f"{user()} on {os.uname().nodename}"
+    run = RunDirectory(run.root)
+    number = max((each.number for each in run.later_windows()), default=1)
+    with writing(run.path / paths.WINDOWS, "another run"):
+        while True:
+            number += 1
+            made = RunDirectory(run.path / paths.WINDOWS / str(number))
+            try:
+                made.path.mkdir(parents=True)
+                break
+            except FileExistsError:  # somebody else orders one as well
+                continue
+        content = LaterWindow(number, (steps.first, steps.end), selection, profiler, by, auto)
+        files.write_json(later_window.path(str(run.path), number), content.to_json(), indent=1)
+    return made
+
+
+def user() -> str:
+    """Who this is, in words."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return f"user {os.getuid()}"

@@ -1,0 +1,125 @@
+"""A job that hangs, while it runs: which ranks, since when, where, and what they wait for.
+
+Each rank's writer notices by itself that no step ends, and leaves what there is to be read here.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from datetime import datetime, timezone
+from typing import Any
+
+from clusterprof.agent.contracts import words
+from clusterprof.console import say
+from clusterprof.errors import ReportError
+from clusterprof.results import HangResults
+from clusterprof.run_directory import RunDirectory
+
+#: How often a job is looked at, by the states of so many ranks: a job hangs as a whole.
+LOOK_S = 5.0
+SAMPLE = 8
+
+
+@dataclass(frozen=True)
+class HangingRank:
+    """One rank whose step does not end, by its state."""
+
+    rank: int
+    step: int
+    #: when the step began, by the wall clock of the rank's host
+    since_ns: int
+    #: where its training was when it was noticed: `file:line function`
+    line: str | None
+    #: why there is no dump of its flight recorder
+    no_dump: str | None
+
+
+@dataclass(frozen=True)
+class LiveHang:
+    """What hangs in a run now, or hung until it ended; and why, if dumps tell."""
+
+    ranks: tuple[HangingRank, ...]
+    results: HangResults | None
+
+    @property
+    def one_waits(self) -> bool:
+        """Whether a rank waits for another, as far as is known: else the step may only be long."""
+        return self.results is None or bool(self.results["waiting"])
+
+    def lines(self) -> list[str]:
+        """The hang as text: since when, what is waited for, and where each rank is."""
+        first = min(self.ranks, key=lambda each: each.since_ns)
+        began = datetime.fromtimestamp(first.since_ns / 1e9, timezone.utc)
+        who, does = (
+            words.ranks(each.rank for each in self.ranks),
+            "hangs" if len(self.ranks) == 1 else "hang",
+        )
+        found = [f"{who} {does} in step {first.step}, since {began:%H:%M:%S} UTC"]
+        return [*found, *self._causes(), *self._places()]
+
+    def _causes(self) -> Iterator[str]:
+        from clusterprof.report import hang_text
+
+        if self.results is None:
+            reasons = sorted({each.no_dump for each in self.ranks if each.no_dump})
+            yield f"what they wait for cannot be determined: {'; '.join(reasons) or 'no dump yet'}"
+            return
+        causes = [hang_text.sentence(each) for each in self.results["hang"][1:]]
+        yield from [self.results["verdict"], *causes]
+
+    def _places(self) -> Iterator[str]:
+        at: dict[str, list[int]] = defaultdict(list)
+        for each in self.ranks:
+            at[each.line or "an unknown line"].append(each.rank)
+        for line, ranks in sorted(at.items(), key=lambda pair: len(pair[1])):
+            verb = "is" if len(ranks) == 1 else "are"
+            yield f"{words.ranks(ranks)} {verb} at {words.plain(line)}"
+
+    def as_json(self) -> dict[str, Any]:
+        """What `clusterprof status --json` prints of it."""
+        return {"ranks": [asdict(each) for each in self.ranks], "results": self.results}
+
+
+def look(run: RunDirectory) -> LiveHang | None:
+    """What hangs in the run's last attempt; None for nothing."""
+    from clusterprof.ingest.flight.all_dumps import find_dumps
+    from clusterprof.merge_run import merge_dumps
+
+    ranks = tuple(_hanging(run, run.ranks()))
+    if not ranks:
+        return None
+    try:
+        known = [each.rank for each in ranks if each.no_dump is None]
+        dumps = [pair for pair in find_dumps(run.home, hang=True) if pair[1] in known]
+        return LiveHang(ranks, merge_dumps(dumps, {}))
+    except ReportError:
+        return LiveHang(ranks, None)
+
+
+def _hanging(run: RunDirectory, ranks: list[int]) -> Iterator[HangingRank]:
+    for rank, state in run.states_of(ranks):
+        hangs = state.get("hangs")
+        if hangs is not None and hangs["until_ns"] is None:
+            known = {name: hangs[name] for name in ("step", "since_ns", "line", "no_dump")}
+            yield HangingRank(rank, **known)
+
+
+def watch(run: RunDirectory) -> None:
+    """Say once of each hang what the job waits for, as long as it runs."""
+    hung = printed = False
+    while True:
+        time.sleep(LOOK_S)
+        latest = run.attempts()[-1]
+        ranks = latest.ranks()
+        hangs = any(_hanging(latest, ranks[:: max(1, len(ranks) // SAMPLE)]))
+        # Not at first sight: the ranks notice it within a few seconds of each other.
+        if hangs and hung and not printed:
+            printed = True
+            found = look(latest)
+            if found is not None and found.one_waits:
+                for line in found.lines():
+                    say(line)
+        hung, printed = hangs, printed and hangs

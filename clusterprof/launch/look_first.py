@@ -1,0 +1,154 @@
+"""`--ranks auto`: look at all ranks, then capture those that delay the others, in the same run.
+
+The first window is captured on no rank: each leaves its steps, clock and flight recorder. Once they
+are there, the ranks of a second window are chosen, and ordered as `clusterprof capture` does.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from clusterprof.agent.contracts import later_window, words
+from clusterprof.arguments import Selection, StepWindow, parse_ranks
+from clusterprof.collect import live_windows
+from clusterprof.collect.outcomes import flights
+from clusterprof.console import say
+from clusterprof.launch.planning import LaunchPlan
+from clusterprof.run_directory import RunDirectory
+
+if TYPE_CHECKING:
+    from clusterprof.merge_run import Look
+
+#: As many ranks as one reads reports of, and as many as a job should have stalled for it.
+MOST = 8
+#: So often the second window is ordered, where the orders before came too late.
+TRIES = 3
+#: A rank whose window ends so much later than the first one's is not waited for.
+PATIENCE_S = 10.0
+
+
+def look_first(plan: LaunchPlan, run: RunDirectory) -> None:
+    """Wait for the first window's end, look at all ranks, and order the second window: again where
+    the order came too late, since steps got shorter or the run directory is slow.
+    """
+    size = wait_for_ranks(plan, run)
+    if size == 0:
+        return
+    from clusterprof.merge_run import look
+
+    run = live_windows.current(run)
+    found = look(run)
+    why = sentence(found)
+    armed = {rank for rank, state in run.states().items() if "path" in state.get("nsys", {})}
+    stages = parse_ranks("stages", pp=plan.arguments.pp or 1).stage_ranks(size)
+    look_s = later_window.look_s(size)
+    for _ in range(TRIES):
+        ranks = chosen(found, armed, stages)
+        possible = live_windows.possible(run, look_s, time.time())
+        steps = StepWindow(possible.first, possible.first + len(plan.window))
+        selection = Selection(",".join(map(str, ranks)), "ranks", tuple(ranks))
+        made = live_windows.order(run, steps, selection, "torch", auto=True)
+        began = time.monotonic()
+        wait_s = max(0.0, possible.at_s(steps.first) - time.time())
+        say(f"{why}; capturing {words.ranks(ranks)} in steps {steps}, "
+            f"in about {words.age(wait_s)}")  # fmt: skip
+        late, reached = wait_for_order(made, ranks, look_s, wait_s + later_window.SOON_S)
+        if not late:
+            return
+        # The next one may be on its way for as long. An nsys that has it captures no other.
+        look_s = max(look_s, time.monotonic() - began)
+        found, armed = without(found, armed & reached), armed - reached
+        why = f"the order came too late for {words.ranks(late)}"
+    say(f"{why}, the last of {TRIES}: the result is that of the look at all ranks")
+
+
+def wait_for_order(
+    made: RunDirectory, ranks: Sequence[int], every_s: float, seconds: float
+) -> tuple[list[int], set[int]]:
+    """Wait until the ranks to be captured have the order, or one had it too late.
+
+    Returns those that had it too late, and those that had it in time.
+    """
+    until, complete = time.monotonic() + seconds, False
+    while True:
+        time.sleep(every_s)
+        states = dict(live_windows.current(made).states_of(ranks))
+        late = [rank for rank in states if states[rank].get("late")]
+        # A rank's first state comes a moment before the one that says so.
+        if late or complete or time.monotonic() > until:
+            return late, {*states} - {*late}
+        complete = len(states) == len(ranks)
+
+
+def wait_for_ranks(plan: LaunchPlan, run: RunDirectory) -> int:
+    """Wait until all ranks have left what is to be looked at, or most have and the others are
+    not coming; returns how many ranks there are, 0 where one is captured already.
+    """
+    began: float | None = None
+    size, every_s = plan.job.world_size, 1.0
+    while True:
+        time.sleep(every_s)
+        now = live_windows.current(run)
+        states = now.states()
+        if any(state.get("chosen") for state in states.values()):
+            return 0
+        sizes = [state.get("world_size") for state in states.values()]
+        size = next((each for each in sizes if isinstance(each, int)), size)
+        # Those of a job of unknown size may all be there the next moment.
+        every_s = later_window.look_s(size or 1)
+        over = {*flights(now)[0], *(rank for rank in states if "flight" in states[rank])}
+        began = began or (time.monotonic() if over else None)
+        if over and size is not None and len(over) >= size:
+            return size
+        if began is not None and time.monotonic() > began + PATIENCE_S + every_s:
+            return size or len(over)
+
+
+def sentence(found: Look) -> str:
+    """What was seen, in words."""
+    if not found.ranks:
+        return f"no rank can be looked at ({'; '.join(found.warnings[:1])})"
+    if not found.suspects:
+        return "no rank delays the other ranks, by their flight recorders"
+    most = found.suspects[0]
+    late = words.ms(most["lateness_ns"])
+    if not most["delays"]:
+        return f"rank {most['rank']} may delay the other ranks, which wait {late} per step"
+    return f"rank {most['rank']} delays the other ranks by {late} per step"
+
+
+def chosen(found: Look, armed: Iterable[int], stages: Iterable[int], most: int = MOST) -> list[int]:
+    """The ranks to capture: suspects, each with a peer in each of its groups; at most `most`.
+
+    Where no rank stands out these are rank 0 and the first rank of each stage, `stages` where the
+    look shows none. Those that are `armed` are taken as peers before others, and up to the limit.
+    """
+    armed = sorted({*armed})
+    suspects = [each["rank"] for each in found.suspects]
+    suspects = suspects or [0, *([min(each) for each in found.stages] or stages)]
+    ranks: list[int] = []
+    for suspect in suspects:
+        ranks.append(suspect)
+        for _, members in found.groups:
+            if suspect in members:
+                ranks += _peer(members, suspects, [*ranks, *armed])
+    return list(dict.fromkeys([*ranks, *armed]))[:most]
+
+
+def without(found: Look, spent: Collection[int]) -> Look:
+    """The same, where these ranks are no peers."""
+    groups = [
+        (name, tuple(rank for rank in members if rank not in spent))
+        for name, members in found.groups
+    ]
+    return found._replace(groups=groups)
+
+
+def _peer(
+    members: Collection[int], suspects: Collection[int], before: Collection[int]
+) -> list[int]:
+    """One member to compare a suspect with, of those `before` if there is one; [] for none."""
+    others = [rank for rank in members if rank not in suspects]
+    return [rank for rank in others if rank in before][:1] or others[:1]
