@@ -58,14 +58,14 @@ def render(results: Results, collectives: pa.Table, *, title: str) -> str:
         # what the page's policy allows to run: this script and no other
         script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
         tiles=_tiles(results),
-        findings=[(finding, _drawn(finding, begins)) for finding in summary.by_cost(results)],
+        findings=[(finding, _drawn(finding, begins)) for finding in summary.by_saving(results)],
         account=_account(results),
         path=_path(results),
         groups=results["topology"]["groups"],
         operations=summary.by_exposed(results),
         clocks=[(entry, clocks.get(entry["rank"])) for entry in results["ranks"]],
         floor=floor,
-        bound=words.bound(floor) if floor else "",
+        bound=summary.bound(floor) if floor else "",
         most_rows=_MOST_ROWS,
         most_clocks=_MOST_CLOCKS,
         picture=lanes.picture(drawn) if drawn else None,
@@ -118,20 +118,21 @@ def _shown(value: object) -> object:
 
 
 def _tiles(results: Results) -> list[dict[str, Any]]:
-    """The answer in four boxes: the straggler, what it costs, confidence and coverage."""
-    findings = [each for each in summary.by_cost(results) if each["severity"] != "info"]
+    """The answer in four boxes: the straggler, what it delays, confidence and coverage."""
+    findings = [each for each in summary.by_saving(results) if each["severity"] != "info"]
     straggler = next((f for f in findings if f["code"].startswith("straggler.")), None)
     top = straggler or (findings[0] if findings else None)
     floor = summary.pair_bound_ns(results)
-    bound = words.bound(floor) if floor else ""
+    bound = summary.bound(floor) if floor else ""
     if top is not None:
         clocks = f"two ranks' times agree to {bound}" if floor else "one clock only"
+        clocks = "not all clocks can be aligned" if bound == "unknown" else clocks
         confidence = _tile("Confidence", words.confidence(top["confidence"]), clocks)
     else:
         confidence = _tile("Confidence", bound or "-", "between two ranks' clocks")
     return [
         _tile_straggler(results, straggler),
-        _tile_cost(results, top, bound),
+        _tile_saving(results, top),
         confidence,
         _tile_coverage(results),
     ]
@@ -151,18 +152,17 @@ def _tile_straggler(results: Results, straggler: Finding | None) -> dict[str, An
     return _tile("Straggler", "cannot be determined", why)
 
 
-def _tile_cost(results: Results, top: Finding | None, floor: str) -> dict[str, Any]:
-    if top is None or not summary.is_measurable(top):
-        beyond = f"beyond the clocks' uncertainty ({floor})" if floor else "found"
-        return _tile("Cost per step", "none", beyond)
+def _tile_saving(results: Results, top: Finding | None) -> dict[str, Any]:
+    if top is None:
+        return _tile("Saved per step by a repair", "none", "no finding saves a twentieth of a step")
     is_straggler = top["code"].startswith("straggler.")
-    cost = words.with_bound(top["cost_ns_per_step"], top["uncertainty_ns"])
-    value, _, bound = cost.removesuffix("ms").partition(" ")
-    durations = [row.duration_ns for row in summary.averages(results)]
-    of = f" of {words.duration(sum(durations) / len(durations))}" if durations else ""
+    saved = words.with_bound(top["saved_ns_per_step"], top["saved_uncertainty_ns"])
+    value, _, bound = saved.removesuffix("ms").partition(" ")
+    pace = results["pace"]
+    of = f" of {words.ms(pace['step_ns'])}" if pace else ""
     code = "" if is_straggler else f", {top['code']}"
     return _tile(
-        "Cost per step" if is_straggler else "Largest cost per step",
+        "Saved per step by its repair" if is_straggler else "Saved per step by a repair",
         f"{value} ms",
         f"{words.percent(top['share_of_step'])} of a step{of}{code}",
         bound=bound.strip(),
@@ -188,8 +188,8 @@ def _tile(
 
 def _drawn(finding: Finding, begins: Mapping[int, int]) -> dict[str, Any]:
     """A finding's bar (its share of a step, and from where to where that may lie, in %)."""
-    share = finding["share_of_step"] * 100 if summary.is_measurable(finding) else 0.0
-    half = share * finding["uncertainty_ns"] / finding["cost_ns_per_step"] if share else 0.0
+    share = finding["share_of_step"] * 100
+    half = share * finding["saved_uncertainty_ns"] / finding["saved_ns_per_step"] if share else 0.0
     # an uncertainty below 0.2% of a step is narrower than the mark for it
     whisker = (_round(max(share - half, 0)), _round(min(share + half, 100))) if half > 0.2 else None
     return {

@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 
 from clusterprof.agent.contracts import words
 from clusterprof.report.summary import evidence_steps, rank_uncertainties, stragglers
-from clusterprof.results import Results
+from clusterprof.results import UNBOUNDED_NS, Results
 
 Numbers = npt.NDArray[np.int64]
 Reals = npt.NDArray[np.float64]
@@ -181,7 +181,8 @@ def embedded(timeline: Timeline) -> dict[str, Any]:
         "bytes": groups.message_bytes.tolist(),
         "last": np.diff(last, prepend=0).tolist(),
         "margin": (groups.margin // UNIT_NS).tolist(),
-        "bound": (-(-groups.bound // UNIT_NS)).tolist(),
+        # -1: no bound is known
+        "bound": np.where(groups.bound < UNBOUNDED_NS, -(-groups.bound // UNIT_NS), -1).tolist(),
         "members": np.bincount(calls.of, minlength=len(last)).tolist(),
         "lane": calls.lane.tolist(),
         "row": calls.row.tolist(),

@@ -14,22 +14,22 @@ from typing import Any, Literal, Union, cast, get_args, get_origin, get_type_hin
 
 from clusterprof.agent.contracts import files
 from clusterprof.errors import ReportError
-from clusterprof.results import SCHEMA_VERSION, Results
+from clusterprof.results import SCHEMA_VERSION, HangResults, Results
 from clusterprof.run_directory import writing
 
 _MERGE_AGAIN = "write it again with clusterprof merge RUN"
 
 
-def dumps(results: Results) -> bytes:
+def dumps(results: Results | HangResults) -> bytes:
     """`results` as JSON, indented, ending in a newline.
 
-    The order is the contract's for keys; ranks and steps by number, findings by cost,
+    The order is the contract's for keys; ranks and steps by number, findings by saving,
     operations by what of them is exposed. The same results give the same bytes.
     """
     import orjson
 
     options = orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE | orjson.OPT_SERIALIZE_NUMPY
-    ordered = _sorted(results)
+    ordered = results if "hang" in results else _sorted(results)
     try:
         return orjson.dumps(ordered, option=options)
     except TypeError:  # a path whose bytes are no UTF-8
@@ -151,6 +151,6 @@ def _sorted(results: Results) -> Results:
             )
         },
         "findings": sorted(
-            results["findings"], key=lambda f: (-f["cost_ns_per_step"], f["code"], f["ranks"])
+            results["findings"], key=lambda f: (-f["saved_ns_per_step"], f["code"], f["ranks"])
         ),
     }

@@ -8,6 +8,7 @@ from itertools import chain
 
 from clusterprof.agent.contracts import words
 from clusterprof.results import (
+    UNBOUNDED_NS,
     CaptureCost,
     CriticalPath,
     Finding,
@@ -17,6 +18,7 @@ from clusterprof.results import (
     RankAccount,
     RankClock,
     Results,
+    Suspect,
 )
 
 #: a smaller part of a step is not worth a line
@@ -91,13 +93,13 @@ def worth_showing(results: Results, rows: list[Average], most: int) -> list[Aver
     return [row for row in rows if row.rank in chosen]
 
 
-def by_cost(results: Results) -> list[Finding]:
-    """The findings, the costliest first."""
-    return sorted(results["findings"], key=lambda finding: -finding["cost_ns_per_step"])
+def by_saving(results: Results) -> list[Finding]:
+    """The findings, first those whose repair saves most."""
+    return sorted(results["findings"], key=lambda finding: -finding["saved_ns_per_step"])
 
 
 def stragglers(results: Results) -> list[int]:
-    """The ranks that findings name as stragglers, alone or together, the costliest first."""
+    """The ranks that findings name as stragglers, alone or together, in the findings' order."""
     found = [f for f in results["findings"] if f["code"] in ("straggler.host", "straggler.gpu")]
     ranks = [
         rank for finding in found if finding["severity"] != "info" for rank in finding["ranks"]
@@ -125,12 +127,12 @@ def pair_bound_ns(results: Results) -> int:
     return sum(worst) if len(worst) > 1 else 0
 
 
-def is_measurable(finding: Finding) -> bool:
-    """Whether the cost is larger than what the clocks may err by."""
-    return finding["cost_ns_per_step"] > finding["uncertainty_ns"]
-
-
 # --- the table cells
+
+
+def bound(ns: float) -> str:
+    """An uncertainty; of an hour or more is none known."""
+    return "unknown" if ns >= UNBOUNDED_NS else words.bound(ns)
 
 
 def below(bound_ns: float) -> str:
@@ -141,7 +143,8 @@ def below(bound_ns: float) -> str:
 def part_cells(row: Average, ns: float, floor_ns: int = 0) -> tuple[str, str]:
     """A part of a step: ms, and its share; a time up to `floor_ns` is a bound without a share."""
     if 0 < ns <= floor_ns:
-        return below(floor_ns), ""
+        # no rank waits longer than its communication is exposed, however large the clocks' error
+        return below(min(floor_ns, row.exposed_communication_ns)), ""
     share = words.percent(ns / row.duration_ns) if row.duration_ns else "-"
     return words.milliseconds(ns, words.column_decimals(row.duration_ns)), share
 
@@ -179,9 +182,12 @@ def ranks(results: Results) -> str:
     hosts = distinct("host")
     if hosts:
         text += f" on {hosts[0]}" if len(hosts) == 1 else f" on {len(hosts)} hosts"
-    return ", ".join(
-        [text, *distinct("device"), words.listed(distinct("profiler")), steps(results)]
-    )
+    by: dict[str, list[int]] = {}
+    for entry in entries:
+        by.setdefault(words.plain(entry["profiler"]), []).append(entry["rank"])
+    by.pop("", None)
+    profilers = by if len(by) < 2 else [f"{name} ({words.ranks(by[name])})" for name in by]
+    return ", ".join([text, *distinct("device"), *profilers, steps(results)])
 
 
 def steps(results: Results) -> str:
@@ -195,15 +201,31 @@ def steps(results: Results) -> str:
     return f"{len(evidence)} of {every} in steady state ({words.spans(evidence, limit=6)})"
 
 
+def pace(results: Results) -> str:
+    """The step that savings are of, where the window has another; else nothing."""
+    entry = results["pace"]
+    if entry is None or abs(entry["window_step_ns"] / entry["step_ns"] - 1) < _LEAST_PART:
+        return ""
+    without, under = words.ms(entry["step_ns"]), words.ms(entry["window_step_ns"])
+    return (
+        f"{without} per step without the profiler, {under} in the window: savings and shares of "
+        "findings are of the former, tables and timeline of the latter"
+    )
+
+
 def clock(results: Results) -> str:
     """Which rank's clock is used, and how far any other rank's aligned times may be off."""
     entry = results["clock"]
-    bounds = [c["uncertainty_ns"] for c in entry["ranks"] if c["rank"] != entry["reference_rank"]]
-    if not bounds:
-        return f"rank {entry['reference_rank']}'s own (no other rank to align)"
+    others = [c for c in entry["ranks"] if c["rank"] != entry["reference_rank"]]
+    free = [c["rank"] for c in others if c["uncertainty_ns"] >= UNBOUNDED_NS]
+    bounds = [c["uncertainty_ns"] for c in others if c["rank"] not in free]
     method = f" ({words.plain(entry['method'])})" if entry["method"] else ""
-    within = words.bound(max(bounds))
-    return f"aligned to rank {entry['reference_rank']} within {within}{method}"
+    own = f"rank {entry['reference_rank']}"
+    if bounds:
+        text = f"aligned to {own} within {words.bound(max(bounds))}{method}"
+    else:
+        text = f"{own}'s own" + ("" if free else " (no other rank to align)")
+    return f"{text}; {words.ranks(free)} cannot be aligned" if free else text
 
 
 def capture(cost: CaptureCost) -> str:
@@ -229,11 +251,59 @@ def groups(results: Results) -> str:
         kinds.setdefault(entry["kind"], []).append(entry)
     parts = []
     for kind, entries in kinds.items():
-        listed = ", ".join("{" + members(entry) + "}" for entry in entries[:_MOST_GROUPS])
+        listed = ", ".join(
+            f"{words.plain(entry['description'])} {{{members(entry)}}}".lstrip()
+            for entry in entries[:_MOST_GROUPS]
+        )
         more = f" and {len(entries) - _MOST_GROUPS} more" if len(entries) > _MOST_GROUPS else ""
         confidence = words.confidence(min(entry["confidence"] for entry in entries))
         parts.append(f"{kind} {listed}{more}" + ("" if kind == "unknown" else f" ({confidence})"))
     return "; ".join(parts)
+
+
+def all_ranks(results: Results) -> str:
+    """What all ranks were compared by, and their groups; nothing without flight recorders."""
+    found = results["shallow"]
+    if found is None:
+        return ""
+    text = f"flight recorders of {words.counted(len(found['ranks']), 'rank')}"
+    if found["missing"]:
+        text += f", {len(found['missing'])} missing"
+    if found["steps"]:
+        text += f", steps {words.spans(found['steps'], limit=4)} of {words.ms(found['step_ns'])}"
+    groups = [
+        f"{words.plain(each['description'] or each['name'])} {{{words.spans(each['ranks'], 4)}}}"
+        for each in found["groups"][:_MOST_GROUPS]
+    ]
+    left = len(found["groups"]) - len(groups)
+    return f"{text}; groups {', '.join(groups)}" + (f" and {left} more" if left > 0 else "")
+
+
+def suspects(results: Results) -> list[list[str]]:
+    """A row for each suspect of all ranks: rank, host, group, lateness, since when, what it is."""
+    found = results["shallow"]
+    return [
+        [
+            str(each["rank"]),
+            words.plain(each["host"] or "-"),
+            words.plain(each["group"]),
+            words.with_bound(each["lateness_ns"], each["bound_ns"]),
+            _since(each),
+            "delays" if each["delays"] else "unknown",
+            words.plain(each["line"] or "-"),
+        ]
+        for each in (found["suspects"] if found else ())
+    ]
+
+
+def _since(one: Suspect) -> str:
+    if one["until_step"] is not None:
+        return f"until step {one['until_step']}"
+    return "always" if one["since_step"] is None else f"step {one['since_step']}"
+
+
+#: the columns of `suspects`
+SUSPECT_COLUMNS = ("rank", "host", "group", "late per step", "since", "effect", "line")
 
 
 def members(entry: GroupEntry) -> str:
@@ -250,6 +320,8 @@ def offset(entry: RankClock | None) -> str:
     """A clock's offset with its sign; one smaller than its own bound is not a number."""
     if entry is None:
         return "-"
+    if entry["uncertainty_ns"] >= UNBOUNDED_NS:
+        return "unknown"
     if abs(entry["offset_ns"]) <= entry["uncertainty_ns"]:
         return "none measurable"
     sign = "+" if entry["offset_ns"] > 0 else ""
@@ -269,48 +341,41 @@ def whom(finding: Finding) -> str:
     return words.ranks(named) if named else ""
 
 
-def cost(finding: Finding) -> str:
-    """The cost per step with its uncertainty, or that there is none to be measured."""
-    if finding["cost_ns_per_step"] <= 0:
-        return "no cost of its own"
-    if not is_measurable(finding):
-        return f"cost per step within the uncertainty ({words.bound(finding['uncertainty_ns'])})"
-    return f"{words.with_bound(finding['cost_ns_per_step'], finding['uncertainty_ns'])} per step"
-
-
 def saved(finding: Finding) -> str:
-    """What the repair of a finding's cause saves; nothing where that is taken to be its cost."""
-    if finding["saving"] is None:
-        return ""
-    if finding["saved_ns_per_step"] <= 0:
-        return "repair alone saves nothing"
+    """What the repair of a finding's cause saves of a step, or that it saves nothing."""
     ns, unsure = finding["saved_ns_per_step"], finding["saved_uncertainty_ns"]
-    text = words.with_bound(ns, unsure)
-    return "repair saves all of it" if cost(finding).startswith(text) else f"repair saves {text}"
+    if ns <= 0:
+        if finding["code"] == "straggler.shallow":
+            return "saving unknown"
+        if finding["saving"] and ns + unsure > 0:
+            return f"repair saves at most {words.ms(ns + unsure)} per step"
+        return "repair saves nothing" if finding["saving"] else "no repair"
+    return f"repair saves {words.with_bound(ns, unsure)} per step"
 
 
 def saving(finding: Finding) -> list[str]:
-    """What a finding's saving rests on, in sentences; nothing where it is its cost."""
+    """What a finding's saving rests on, in sentences; nothing where it has none."""
     entry = finding["saving"]
     if entry is None:
         return []
-    lengths = "without the profiler's overhead" if entry["stated"] == "long_run" else "as recorded"
-    text = f"The graph of the steady-state steps, {lengths}. The uncertainty is the difference "
-    out = [text + "between both savings: what queued work hides, or reveals, in the window."]
+    text = "The graph of the steady-state steps is replayed with and without the cause. The "
+    text += "uncertainty is of queued work, of the pace without the profiler, of how fast kernels "
+    out = [
+        f"{text}are, of chance, and of the ranks' alignment ({words.duration(entry['clocks_ns'])})."
+    ]
     if entry["net_of"]:
         names = [f"{one['code']} ({words.ranks(one['ranks'])})" for one in entry["net_of"]]
         out.append(f"Both steps are those with {words.listed(names)} repaired: savings add up.")
-    if finding["recurrence"] != "persistent" and finding["steps"]:
-        hit = [ns for ns in entry["each_ns"] if ns > 0.1 * max(entry["each_ns"])]
-        numbers = ", ".join(words.ms(ns) for ns in hit[:_MOST_STEPS])
-        which = f"{len(hit)} of {words.counted(len(entry['each_ns']), 'steady-state step')}"
-        out.append(f"In the window it saves {numbers} in {which}.")
+    each = entry["each_ns"]
+    more = f", … ({len(each)} steps)" if len(each) > _MOST_STEPS else ""
+    numbers = ", ".join(words.milliseconds(ns) for ns in each[:_MOST_STEPS])
+    out.append(f"By steady-state step of the window: {numbers}{more} ms.")
     return out
 
 
 def share(finding: Finding) -> str:
-    """Which part of the step its cost is, if that can be measured."""
-    known = is_measurable(finding) and finding["share_of_step"] > 0
+    """Which part of the step its saving is."""
+    known = finding["share_of_step"] > 0
     return f"{words.percent(finding['share_of_step'])} of the step" if known else ""
 
 

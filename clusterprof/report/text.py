@@ -46,6 +46,11 @@ def render(results: Results, *, colour: bool = False, width: int = 100) -> str:
     _findings(page, results)
     _account(page, results)
     _collectives(page, results)
+    if late := summary.suspects(results)[:_MOST_RANKS]:
+        page.paragraph()
+        page.line("late by the flight recorders of all ranks")
+        # lines of programs are long, and in the findings
+        page.table(summary.SUSPECT_COLUMNS[:-1], [row[:-1] for row in late], left=3)
     page.paragraph()
     for warning in results["warnings"]:
         page.sentence(words.plain(warning), 9, "warning", style="warning")
@@ -98,16 +103,20 @@ def _measured(page: _Page, results: Results) -> None:
     page.sentence(summary.clock(results), _LABEL, "clock")
     if results["topology"]["groups"]:
         page.sentence(summary.groups(results), _LABEL, "groups")
+    if pace := summary.pace(results):
+        page.sentence(pace, _LABEL, "pace")
     if results["capture"] is not None:
         page.sentence(summary.capture(results["capture"]), _LABEL, "overhead")
+    if known := summary.all_ranks(results):
+        page.sentence(known, _LABEL, "all ranks")
     for entry in results["missing"]:
         page.sentence(summary.missing(entry), _LABEL, "missing", style="warning")
 
 
 def _findings(page: _Page, results: Results) -> None:
-    findings = summary.by_cost(results)
+    findings = summary.by_saving(results)
     page.paragraph()
-    page.line("findings, the costliest first" if findings else "findings  none")
+    page.line("findings, those that save most first" if findings else "findings  none")
     for number, finding in enumerate(findings, 1):
         page.paragraph()
         _finding(page, number, finding, results["verdict"])
@@ -122,8 +131,8 @@ def _finding(page: _Page, number: int, finding: Finding, verdict: str) -> None:
     severity = page.styled(finding["severity"], finding["severity"])
     code = page.styled(finding["code"], "strong")
     page.line(f"{number:>2}  {severity}  {code}" + (f"  {who}" if who else ""))
-    numbers = [summary.cost(finding), summary.share(finding), summary.saved(finding)]
-    page.sentence(", ".join([*filter(None, numbers), *summary.facts(finding)]), 4)
+    numbers = [summary.saved(finding), summary.share(finding), *summary.facts(finding)]
+    page.sentence(", ".join(filter(None, numbers)), 4)
     if number > 1 or finding["summary"] != verdict:
         page.sentence(words.plain(finding["summary"]), 4)
     if finding["advice"]:

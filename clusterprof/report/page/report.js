@@ -210,7 +210,8 @@
     if (data.alone[group]) {
       rows.push(["length", ms(data.length[call])]);
     } else {
-      rows.push(["wait", `${ms(Math.max(data.wait[call], 0))} ±${ms(data.bound[group])}`]);
+      const waited = `${ms(Math.max(data.wait[call], 0))} ±${ms(data.bound[group])}`;
+      rows.push(["wait", data.bound[group] < 0 ? "unknown" : waited]);
       rows.push(["transfer", ms(Math.max(data.length[call] - Math.max(data.wait[call], 0), 0))]);
       const late = data.late[group];
       rows.push(late < 0
