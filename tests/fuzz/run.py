@@ -6,6 +6,7 @@ moved into tests/fuzz/corpus/, where every test run replays it.
 
 from __future__ import annotations
 
+import faulthandler
 import itertools
 import resource
 import sys
@@ -20,12 +21,15 @@ HERE = Path(__file__).parent
 #: bytes: what an input may take beyond what a good one does
 MEMORY = 4 << 30
 ROUND = 40
+#: s: what has not come to an end by then waits for ever, and ends with the stacks of its threads
+HANGS_S = 900
 
 
 def main(seconds: float, names: list[str]) -> int:
     """Replay the corpus, then give each target its turns until the time is over."""
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     until = time.monotonic() + seconds
+    faulthandler.dump_traceback_later(HANGS_S, exit=True)
     for path in sorted((HERE / "corpus").glob("*.json")):
         replay(path)
     counts, found = dict.fromkeys(names, 0), set()
@@ -35,6 +39,7 @@ def main(seconds: float, names: list[str]) -> int:
                 print(", ".join(f"{name} {count}" for name, count in counts.items()))
                 print(f"{len(found)} found in {sum(counts.values())} inputs")
                 return 1 if found else 0
+            faulthandler.dump_traceback_later(HANGS_S, exit=True)
             broken = falsify(name, turn, ROUND)
             counts[name] += ROUND
             if broken is None:

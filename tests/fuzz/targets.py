@@ -30,18 +30,21 @@ from seeds import content
 from simulate import Cause, Job, simulate
 
 from clusterprof import merge_run, run_directory
-from clusterprof.agent.contracts import states
+from clusterprof.agent.contracts import later_window, states
 from clusterprof.cli import collect, merge, report, status
 from clusterprof.collect import answers
 from clusterprof.collect.host_keys import Known
 from clusterprof.errors import ClusterprofError, MergeError
 from clusterprof.ingest import gather
-from clusterprof.report import html, results_json, text
+from clusterprof.ingest.flight.unpickle import unpickled
+from clusterprof.report import hang_text, html, results_json, text
 from clusterprof.study import study
 from clusterprof.tables import RankTables
 from fuzz.spoil import ODD, Change, spoilt, spoilt_bytes
 
+FLIGHT = Path(__file__).parent.parent / "data/flight/nccl/recv"
 RECORDING = Path(__file__).parent.parent / "data/recordings/nsys-2025.3/ddp/rank1.sqlite.xz"
+#: s of processor time: a busy machine makes no input slow
 PATIENCE_S = 30
 
 Target = Callable[[Sequence[Change]], None]
@@ -53,17 +56,17 @@ class TooSlow(BaseException):
 
 
 def target(check: Target) -> Target:
-    """Register a target by its name, bounded in time."""
+    """Register a target by its name, bounded in processor time."""
 
     @functools.wraps(check)
     def bounded(changes: Sequence[Change]) -> None:
-        before = signal.signal(signal.SIGALRM, _too_slow)
-        signal.alarm(PATIENCE_S)
+        before = signal.signal(signal.SIGPROF, _too_slow)
+        signal.setitimer(signal.ITIMER_PROF, PATIENCE_S)
         try:
             check(changes)
         finally:
-            signal.alarm(0)
-            signal.signal(signal.SIGALRM, before)
+            signal.setitimer(signal.ITIMER_PROF, 0)
+            signal.signal(signal.SIGPROF, before)
 
     TARGETS[check.__name__] = bounded
     return bounded
@@ -119,6 +122,51 @@ def merged(at: Path) -> None:
     results_json.dumps(made.results)
     text.render(made.results, colour=False, width=100).encode(errors="surrogateescape")
     html.render(made.results, made.collectives, title="fuzz")
+
+
+@functools.cache
+def flight() -> tuple[bytes, dict[str, Any]]:
+    """A pickled dump of the flight recorder, real and with frames, and what it holds."""
+    content = gzip.decompress((FLIGHT / "rank_1.gz").read_bytes())
+    return content, unpickled(content)
+
+
+def joined(at: Path) -> None:
+    """Join the dumps in a folder whose rank 0 is good."""
+    shutil.copy(FLIGHT / "rank_0.gz", at / "rank_0.gz")
+    found = merge_run.merge_dumps([(at / "rank_0.gz", 0), (at / "rank_1", 1)], {})
+    assert 0 in found["dumps"]
+    results_json.dumps(found)
+    hang_text.render(found).encode(errors="surrogateescape")
+
+
+@target
+def flight_pickle(changes: Sequence[Change]) -> None:
+    """The bytes of a pickled dump."""
+    with folder() as at:
+        (at / "rank_1").write_bytes(spoilt_bytes(flight()[0], changes))
+        joined(at)
+
+
+@target
+def flight_values(changes: Sequence[Change]) -> None:
+    """The values in a dump."""
+    with folder() as at:
+        (at / "rank_1").write_text(json.dumps(spoilt(flight()[1], changes)))
+        joined(at)
+
+
+@target
+def flight_groups(changes: Sequence[Change]) -> None:
+    """The ranks of the groups beside a dump of a run."""
+    listed = {"pg_config": {"0": {"ranks": [0, 1]}, "1": {"ranks": [1, 0, 2]}}}
+    with folder() as at:
+        shutil.copy(FLIGHT / "rank_1.gz", at / "hang.pickle.gz")
+        content = _written(listed, changes)
+        (at / "groups.json.gz").write_bytes(gzip.compress(content, 1))
+        found = merge_run.merge_dumps([(at / "hang.pickle.gz", 1)], {})
+        assert found["dumps"] == [1]
+        hang_text.render(found).encode(errors="surrogateescape")
 
 
 @target
@@ -255,6 +303,7 @@ BOUND = {
     "at_ns": 1_700_000_000_000_000_000, "low_ns": -500, "high_ns": 700, "round_trip_ns": 1200,
     "exchanges": 9,
 }  # fmt: skip
+ORDER = "windows/2/order.json"
 FILES: dict[str, Any] = {
     "ranks/00001/state.json": {
         "state": "captured", "chosen": True, "host": "h2", "machine": "b h2", "whole": True,
@@ -277,14 +326,30 @@ FILES: dict[str, Any] = {
     "1700000000000000000,1700000000009000000,2,5\n",
     "ranks/00001/pace.csv": "first_step,count,begin_ns,end_ns,median_ns,q1_ns,q3_ns,longest_ns\n"
     "0,9,1699999999000000000,1699999999900000000,90000000,90000000,90000000,95000000\n",
+    ORDER: {
+        "schema_version": 1, "number": 2, "steps": [40, 45], "profiler": "torch",
+        "selection": {"text": "1", "kind": "ranks", "ranks": [1], "pp": 1, "world_size": None},
+        "asked_by": "somebody on h1", "auto": False,
+    },
 }  # fmt: skip
 
 
 @target
 def files_of_a_run(changes: Sequence[Change]) -> None:
     """The small files of a run directory: the first change says which of them is spoilt."""
-    names = sorted(FILES)
+    names = sorted(each for each in FILES if each != ORDER)
     chosen = names[changes[0][0] % len(names)] if changes else ""
+    _verbs_read(chosen, changes[1:])
+
+
+@target
+def later_windows(changes: Sequence[Change]) -> None:
+    """The order for a later window."""
+    _verbs_read(ORDER, changes)
+
+
+def _verbs_read(chosen: str, changes: Sequence[Change]) -> None:
+    """Have the verbs read a run of which one file is spoilt, and a writer its order."""
     with folder() as at:
         run = run_directory.create(at / "run")
         for rank in range(2):
@@ -293,11 +358,15 @@ def files_of_a_run(changes: Sequence[Change]) -> None:
             (run.rank(rank) / "trace.json.gz").write_bytes(gzip.compress(trace, 1))
         states.advance(str(run.rank(0)), "captured", chosen=True)
         for name, found in FILES.items():
-            mine = changes[1:] if name == chosen else ()
+            mine = changes if name == chosen else ()
+            (run.path / name).parent.mkdir(parents=True, exist_ok=True)
             (run.path / name).write_bytes(_written(found, mine))
+        later_window.next_after(str(run.path), 1)
+        window = ["--window", "2"] if chosen == ORDER else []
         for verb in (status, collect, merge, status, report):
             with quiet(), contextlib.suppress(ClusterprofError):
-                verb.main(verb.__name__.rpartition(".")[2], [str(run.path)], None)
+                own = [str(run.path), *(window if verb is collect else ())]
+                verb.main(verb.__name__.rpartition(".")[2], own, None)
         if chosen.startswith("ranks/"):
             results = json.loads((run.merged / "results.json").read_text())
             assert 0 in [each["rank"] for each in results["ranks"]], "the good rank is gone"

@@ -75,6 +75,11 @@ class Job:
     serial: bool = False
     #: parameters sharded: AllGather before each layer, ReduceScatter behind its backward
     sharded: bool = False
+    #: experts on all ranks of a data group: an AllToAll before and after each layer's, to which
+    #: tokens are routed unevenly, by a log-normal of this sigma
+    experts_frac: float = 0.0
+    #: kernels run on the host itself, as with gloo
+    on_host: bool = False
     #: pipeline: one forward, one backward, instead of all forwards first
     one_f_one_b: bool = False
     #: interleaved 1F1B: each rank has so many chunks of layers (microbatches: a multiple of pp)

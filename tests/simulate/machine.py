@@ -69,6 +69,8 @@ class Machine:
         start = np.maximum(launched + _PAUSE_NS, self.free[stream][ranks] + 1_000)
         end = start + length
         self.free[stream][ranks] = end
+        if self.job.on_host:
+            self.host[ranks] = end
         self._activity(ranks, start, end, stream, name, kind, begin, launched, **more)
         return end
 

@@ -26,7 +26,6 @@ def simulate(job: Job) -> tuple[list[RankTables], Truth]:
     for number in range(job.first_step - job.warm_steps, job.first_step):
         training.step(number)
     usual = _usual_step(training) if job.traced_ns else None
-    usual = _usual_step(training) if job.traced_ns else None
     _start_capture(job, machine, rng)
     for number in range(job.first_step, job.first_step + job.steps):
         training.step(number)
@@ -46,9 +45,12 @@ def simulate(job: Job) -> tuple[list[RankTables], Truth]:
 
 
 def _usual_step(training: Training) -> int:
-    """What a step takes before the capture (ns), once the queues are as deep as they get."""
-    begins = np.stack(training.begins[training.job.ahead_steps :])
-    return int(np.diff(begins, axis=0).mean())
+    """What a step takes before the capture (ns).
+
+    By its ends on the devices: while queues still grow, hosts begin steps faster than they end.
+    """
+    ends = np.stack(training.finished[training.job.ahead_steps :])
+    return int(np.diff(ends, axis=0).mean())
 
 
 def _start_capture(job: Job, machine: Machine, rng: np.random.Generator) -> None:
@@ -60,7 +62,7 @@ def _start_capture(job: Job, machine: Machine, rng: np.random.Generator) -> None
     machine.recording = True
 
 
-def _wall(times: Any, offset: int, drift: float, middle: int) -> Ints:
+def wall_times(times: Any, offset: int, drift: float, middle: int) -> Ints:
     true = np.asarray(times, dtype=np.int64)
     slow = np.rint(drift * 1e-6 * (true - middle)).astype(np.int64)
     return np.asarray(true + offset + slow + _EPOCH_NS)
@@ -91,7 +93,7 @@ def _tables(
     offset, drift = offsets[rank], drifts[rank]
 
     def wall(rows: Rows, name: str) -> list[int]:
-        return list(_wall([r[name] for r in rows], offset, drift, middle).tolist())
+        return list(wall_times([r[name] for r in rows], offset, drift, middle).tolist())
 
     activities, calls, host_calls = columns
     calls = calls[job.lost_calls[rank] if job.lost_calls else 0 :]
@@ -148,8 +150,10 @@ def _tables(
         "steps",
         {
             "step": [s["step"] for s in chosen],
-            "begin_ns": _wall([s["begin"][rank] for s in chosen], offset, drift, middle).tolist(),
-            "end_ns": _wall([s["end"][rank] for s in chosen], offset, drift, middle).tolist(),
+            "begin_ns": wall_times(
+                [s["begin"][rank] for s in chosen], offset, drift, middle
+            ).tolist(),
+            "end_ns": wall_times([s["end"][rank] for s in chosen], offset, drift, middle).tolist(),
             "source": ["nvtx"] * len(chosen),
         },
         "begin_ns",

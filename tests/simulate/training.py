@@ -38,8 +38,6 @@ class Training:
         self.data_group = self.stage * job.tp + rank % job.tp
         self.tensor_group = rank // job.tp
         self.finished: list[Ints] = []
-        #: when each step has begun on each host
-        self.begins: list[Ints] = []
         #: how much longer than usual the step's sequences are, by rank
         self.varied = np.ones(job.world)
         #: layers of one chunk: without interleaving all that a rank has
@@ -67,7 +65,6 @@ class Training:
         if len(self.finished) >= job.ahead_steps:
             machine.wait_for_queue(everyone, self.finished[-job.ahead_steps])
         begin = machine.host.copy()
-        self.begins.append(begin)
         if job.varied_frac:
             # a replica's tensor groups compute the same sequences, and so do all its stages
             replica = np.arange(job.world) // job.tp % job.dp
@@ -101,7 +98,9 @@ class Training:
             machine.wait_for_device(everyone, end, "cudaMemcpyAsync")
         machine.mark(everyone, begin, "data")
         if job.hiccup_steps:
-            hit = np.flatnonzero(machine.rng.random(job.world) < 1 / job.hiccup_steps)
+            # the same ones in the job without its causes
+            draw = np.random.default_rng([job.seed, number % (1 << 32)]).random(job.world)
+            hit = np.flatnonzero(draw < 1 / job.hiccup_steps)
             machine.busy_host(hit, job.hiccup_ns, "os", "futex")
         for cause in job.causes:
             if cause.kind == "host" and cause.at(number):
@@ -143,7 +142,23 @@ class Training:
         for k in range(self.job.kernels_per_layer):
             length = self._length(ranks, number, part)
             end = self.machine.launch(ranks, length, COMPUTE_STREAM, f"{name}_{k}", "compute")
+        if self.job.experts_frac:
+            end = self._experts(ranks, number, part, end)
         return end
+
+    def _experts(self, ranks: Ints, number: int, part: float, end: Ints) -> Ints:
+        """Send each token to its expert, which some get more of than others, and back again."""
+        machine, free = self.machine, self.machine.free[COMPUTE_STREAM]
+        tokens = machine.rng.lognormal(0.0, self.job.experts_frac, len(ranks))
+        for length in ((tokens * self._length(ranks, number, part)).astype(np.int64), None):
+            done = machine.collective(
+                ranks, self.data_group[ranks], end + 500, self.job.transfer_ns // 2,
+                TENSOR_STREAM, "expert", "AllToAll",
+            )  # fmt: skip
+            free[ranks] = np.maximum(free[ranks], done)
+            if length is not None:
+                end = machine.launch(ranks, length, COMPUTE_STREAM, "expert", "compute")
+        return done
 
     def _layers(self, ranks: Ints, number: int, part: float, *, forward: bool) -> None:
         """A forward: each layer, with an AllReduce of its tensor group behind it."""

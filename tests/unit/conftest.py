@@ -96,5 +96,7 @@ def rank_folder(outbox: Outbox, tmp_path: Path) -> Path:
     """The folder of the outbox's rank, whose window is 10:20."""
     folder = tmp_path / "run" / "ranks" / "00003"
     folder.parent.mkdir(parents=True)
-    outbox.say("begin", run=str(tmp_path / "run"), folder=str(folder), window=[10, 20], wall_ns=0)
+    outbox.say(
+        "begin", run=str(tmp_path / "run"), folder=str(folder), window=[10, 20], wall_ns=0, log_s=0
+    )
     return folder

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,9 +13,12 @@ import pytest
 from simulate import simulate
 from simulate.cases import cases
 
+from clusterprof.collect.outcomes import collect
 from clusterprof.ingest import gather
+from clusterprof.merge_run import merge_run
 from clusterprof.report import summary
 from clusterprof.results import Results
+from clusterprof.run_directory import RunDirectory
 from clusterprof.study import study
 
 RECORDINGS = Path(__file__).parents[1] / "data" / "recordings"
@@ -39,6 +44,17 @@ def test_the_figures_of_simulated_jobs_add_up() -> None:
         adds_up(results)
 
 
+def test_the_figures_of_a_rank_that_may_delay_no_other_add_up(tmp_path: Path) -> None:
+    run = RunDirectory(shutil.copytree(RECORDINGS / "pairs" / "late-host", tmp_path / "run"))
+    results = merge_run(run, collect(run, run.expected_ranks(), patience_s=0)).results
+    adds_up(results)
+    [late] = [each for each in results["findings"] if each["code"] == "straggler.host"]
+    assert late["saved_ns_per_step"] < late["saved_uncertainty_ns"]
+    assert summary.saved(late)
+    # each of both ranks was profiled
+    assert not [each for each in results["warnings"] if "flight" in each]
+
+
 def adds_up(results: Results) -> None:
     steps = summary.evidence_steps(results)[0]
     accounts = [a for s in results["steps"] if s["step"] in steps for a in s["ranks"]]
@@ -59,7 +75,61 @@ def adds_up(results: Results) -> None:
     for e in entries:
         assert e["exposed_wait_ns_per_step"] <= e["exposed_ns_per_step"]
         assert e["exposed_ns_per_step"] <= e["communication_ns_per_step"]
+    assert not re.search(r"-0\.0*[,}\]\s]", json.dumps(results)), "nothing is minus nothing"
     figures_of_findings(results)
+    savings(results)
+    sentences(results)
+
+
+#: "16.9 ms of each 47.5 ms step (35%)", and whose step it is
+_OF_EACH = re.compile(r"([\d.]+) ms of each ([\d.]+) ms step \(<?([\d.]+)%\)( under the profiler)?")
+
+
+def sentences(results: Results) -> None:
+    """Each figure is of one of both paces, and says which; no share is above the whole."""
+    pace = results["pace"]
+    for text in [results["verdict"], *(f["summary"] for f in results["findings"])]:
+        assert not re.search(r"(?<!\w)-\d", text), text
+        for part, of, share, under in _OF_EACH.findall(text):
+            assert pace is not None
+            step = pace["window_step_ns"] if under else pace["step_ns"]
+            assert float(of) == pytest.approx(step / 1e6, rel=0.02 if not under else 0.005)
+            assert float(share) == pytest.approx(100 * float(part) / float(of), abs=0.6)
+            assert 0 <= float(share) <= 100
+        assert "3600 s" not in text
+
+
+def savings(results: Results) -> None:
+    """A saving is that of its replay, which starts from the job's own step less those before it."""
+    pace = results["pace"]
+    saved = {(f["code"], *f["ranks"]): f["saved_ns_per_step"] for f in results["findings"]}
+    for found in results["findings"]:
+        entry = found["saving"]
+        if entry is None:
+            assert found["code"] == "profiler.perturbation"
+            assert found["saved_ns_per_step"] == found["share_of_step"] == 0
+            continue
+        assert pace is not None
+        window, long = (
+            entry[v]["step_ns"] - entry[v]["without_ns"] for v in ("window", "long_run")
+        )  # type: ignore[literal-required]
+        stated = long if entry["stated"] == "long_run" else window
+        assert found["saved_ns_per_step"] == pytest.approx(min(stated, pace["step_ns"]), abs=2)
+        assert found["saved_uncertainty_ns"] >= abs(long - window) - 2
+        assert found["saved_uncertainty_ns"] >= entry["clocks_ns"] - 2
+        assert np.mean(entry["each_ns"]) == pytest.approx(window, abs=2)
+        assert found["share_of_step"] * pace["step_ns"] == pytest.approx(
+            max(found["saved_ns_per_step"], 0), abs=1e-4 * pace["step_ns"]
+        )
+        base = entry[entry["stated"]]["step_ns"]
+        before = [saved.get((one["code"], *one["ranks"])) for one in entry["net_of"]]
+        hidden = entry["stated"] == "long_run" and not pace["without_profiler"]
+        if None not in before and not hidden:
+            assert base == pytest.approx(pace["step_ns"] - sum(before), rel=0.001)  # type: ignore[arg-type]
+        elif not hidden:
+            assert base <= pace["step_ns"] * 1.001
+        if found["severity"] != "info":
+            assert found["saved_ns_per_step"] > 0
 
 
 def figures_of_findings(results: Results) -> None:

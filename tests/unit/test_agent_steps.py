@@ -25,7 +25,7 @@ def counting(outbox: Outbox | None = None) -> Counter:
     counter = Counter()
     counter.begin(outbox)
     if outbox is not None:
-        outbox.say("anchor", wall_ns=counter.wall(0))
+        outbox.say("anchor", wall_ns=counter.wall(0), since=0)
     return counter
 
 
@@ -101,14 +101,19 @@ def test_nothing_is_counted_once_it_has_ended() -> None:
 def test_the_window_s_ends_are_called_at_their_counts() -> None:
     counter, optimizer, called = counting(), Optimizer(), []
 
-    def at(count: int) -> None:
+    def at(count: int) -> int:
         called.append(count)
-        counter.next_event = 5 if count == 2 else -1
+        return 5 if count == 2 else -1
 
-    counter.next_event, counter.at = 2, at
+    def later(count: int) -> int:
+        called.append(-count)
+        return -1
+
+    counter.attend(2, at)
+    counter.attend(5, later)
     for _ in range(9):
         counter.optimizer_stepped(optimizer)
-    assert called == [2, 5]
+    assert called == [2, 5, -5]
 
 
 Log = Callable[[], list[tuple[int, ...]]]
@@ -179,7 +184,7 @@ def test_the_log_is_of_the_wall_clock_at_the_window_s_opening_as_the_report_is(
     counter.flush()
     assert len(log()) == 3
     wall.ahead = by
-    counter.next_event, counter.at = 5, lambda count: counter.anchor()
+    counter.attend(5, lambda count: counter.anchor() or -1)
     for _ in range(4):
         counter.optimizer_stepped(optimizer)
     opened = time.time_ns()
@@ -196,7 +201,7 @@ def test_the_log_is_of_the_wall_clock_at_the_window_s_opening_as_the_report_is(
 
 def test_what_the_profiler_stalls_lies_between_two_steps(outbox: Outbox, log: Log) -> None:
     counter, optimizer = counting(outbox), Optimizer()
-    counter.next_event, counter.at = 1, lambda count: time.sleep(0.5)
+    counter.attend(1, lambda count: time.sleep(0.5) or -1)
     counter.optimizer_stepped(optimizer)
     counter.optimizer_stepped(optimizer)
     counter.flush()
@@ -294,8 +299,7 @@ def test_what_is_due_inside_a_backward_waits_for_its_end(monkeypatch: pytest.Mon
     monkeypatch.setitem(sys.modules, "torch._C", core)
     monkeypatch.setitem(sys.modules, "torch.autograd", autograd)
     counter, optimizer, opened = counting(), Optimizer(), []
-    counter.at = lambda count: opened.append((count, core._current_graph_task_id()))
-    counter.next_event = 2
+    counter.attend(2, lambda count: opened.append((count, core._current_graph_task_id())) or -1)
 
     def backward() -> None:
         core._current_graph_task_id = lambda: 0

@@ -151,6 +151,22 @@ def test_a_rank_whose_gpu_does_more_or_is_slow_is_named_for_its_gpu(
     assert row["more_ns_per_step"] > 1 * MS
 
 
+def test_what_a_rank_s_work_saves_when_it_is_spread_is_less_than_when_it_goes() -> None:
+    def step_ns(*causes: Cause) -> int:
+        return int(studied(Job(causes=causes)).results["steps"][-1]["duration_ns"])
+
+    more = Cause("gpu_more", 1, 8 * MS)
+    (found,) = [
+        each for each in studied(Job(causes=(more,))).results["findings"]
+        if each["code"] == "straggler.gpu"
+    ]  # fmt: skip
+    (even,) = [row["spread_saves_ns_per_step"] for row in found["evidence"]
+               if "spread_saves_ns_per_step" in row]  # fmt: skip
+    spread = step_ns(*(Cause("gpu_more", rank, 2 * MS) for rank in range(4)))
+    assert even == pytest.approx(step_ns(more) - spread, rel=0.1)
+    assert even < 0.9 * found["saved_ns_per_step"]
+
+
 def test_a_host_that_queued_work_still_hides_is_slow_all_the_same() -> None:
     # ranks resume together after long queues: 64 ranks, the last one far behind the slow one
     ranks, _ = simulate(Job(dp=16, steps=4, seed=1, causes=(Cause("host", 5, 20 * MS),)))
@@ -317,8 +333,18 @@ def test_profiler_overhead_is_reported_and_is_no_cost_of_the_job() -> None:
     cost: CaptureCost = {
         "stall_start_ns": 1500 * MS,
         "stall_stop_ns": 90 * MS,
-        "profiled": {"before_ns": 24 * MS, "inside_ns": 27 * MS, "after_ns": 25 * MS},
-        "unprofiled": {"before_ns": 24 * MS, "inside_ns": 24 * MS, "after_ns": None},
+        "profiled": {
+            "before_ns": 24 * MS,
+            "inside_ns": 27 * MS,
+            "after_ns": 25 * MS,
+            "after_uncertainty_ns": 10 * MS,
+        },
+        "unprofiled": {
+            "before_ns": 24 * MS,
+            "inside_ns": 24 * MS,
+            "after_ns": None,
+            "after_uncertainty_ns": None,
+        },
     }
     results = study(ranks, capture=cost).results
     assert results["capture"] == cost
@@ -341,6 +367,13 @@ def test_a_step_in_which_a_rank_stopped_is_no_evidence() -> None:
     cut = [_until(r, {1: 10, 3: 8}.get(r.rank, 99)) for r in ranks]
     steady = [s["step"] for s in study(cut).results["steps"] if s["settled"]]
     assert steady == [7, 8, 10]
+
+
+def test_of_many_steps_the_most_typical_ones_on_end_are_evidence() -> None:
+    ranks, _ = simulate(Job(dp=2, steps=48, layers=2))
+    steady = [s["step"] for s in study(ranks).results["steps"] if s["settled"]]
+    assert len(steady) == 32
+    assert steady == list(range(steady[0], steady[0] + 32))
 
 
 def _until(tables: RankTables, last: int) -> RankTables:
@@ -388,7 +421,7 @@ def test_all_profiled_ranks_waiting_together_point_to_one_without_a_report() -> 
     )
     assert "--ranks 3" in found["advice"]
     assert found["evidence"][0]["communicator_size"] == 4
-    assert found["next"] == "clusterprof torchrun --ranks 3 ... -- PROGRAM..."
+    assert found["next"] == "clusterprof torchrun --ranks 3 --profiler nsys ... -- PROGRAM..."
     assert found["cost_ns_per_step"] == pytest.approx(20 * MS, rel=0.4)
 
 

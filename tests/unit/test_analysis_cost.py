@@ -30,8 +30,18 @@ def test_stalls_and_steps_of_profiled_and_unprofiled_ranks_are_kept_apart() -> N
     assert cost == {
         "stall_start_ns": 1200 * MS,
         "stall_stop_ns": 60 * MS,
-        "profiled": {"before_ns": 40 * MS, "inside_ns": 42 * MS, "after_ns": 41 * MS},
-        "unprofiled": {"before_ns": 40 * MS, "inside_ns": 40 * MS, "after_ns": 40 * MS},
+        "profiled": {
+            "before_ns": 40 * MS,
+            "inside_ns": 42 * MS,
+            "after_ns": 41 * MS,
+            "after_uncertainty_ns": 0,
+        },
+        "unprofiled": {
+            "before_ns": 40 * MS,
+            "inside_ns": 40 * MS,
+            "after_ns": 40 * MS,
+            "after_uncertainty_ns": 0,
+        },
     }
     for fact in ("1.20 s", "60.0 ms at the stop", "42.0 ms inside", "unprofiled ranks: steps of"):
         assert fact in capture(cost)
@@ -51,6 +61,7 @@ def test_a_job_that_ended_inside_the_window_has_no_stop_and_no_after() -> None:
     assert cost["stall_stop_ns"] is None
     assert cost["profiled"]["inside_ns"] == 40 * MS
     assert cost["profiled"]["after_ns"] is None
+    assert cost["profiled"]["after_uncertainty_ns"] is None
 
 
 def test_without_a_step_in_the_window_there_is_no_cost() -> None:
@@ -65,4 +76,29 @@ def test_steps_far_from_the_window_count_as_their_block_s_median() -> None:
     logs = {0: log([40.0] * 60, {20: 500})}
     cost = capture_cost(logs, [0], 20, 30, {0: pace})
     assert cost is not None
-    assert cost["profiled"] == {"before_ns": 40 * MS, "inside_ns": 40 * MS, "after_ns": 44 * MS}
+    times = cost["profiled"]
+    assert (times["before_ns"], times["inside_ns"], times["after_ns"]) == (
+        40 * MS,
+        40 * MS,
+        44 * MS,
+    )
+    assert times["after_uncertainty_ns"] is not None
+
+
+def test_steps_are_longer_after_the_window_by_chance_as_often_as_it_is_said() -> None:
+    longer = []
+    for seed in range(100):
+        generator = np.random.default_rng(seed)
+        # steps that follow each other: what makes one longer makes the next ones longer, too
+        noise = np.convolve(generator.normal(0, 1, 210), np.ones(10) / 10**0.5, "valid")
+        both = [log((40 + noise + generator.normal(0, 1, 201)).tolist()) for _ in range(2)]
+        cost = capture_cost(dict(enumerate(both)), [0, 1], 40, 50)
+        assert cost is not None
+        before, after, chance = (
+            cost["profiled"][name] for name in ("before_ns", "after_ns", "after_uncertainty_ns")
+        )  # fmt: skip
+        assert before is not None
+        assert after is not None
+        assert chance is not None
+        longer.append(after - before > chance)
+    assert np.mean(longer) <= 0.03

@@ -71,3 +71,16 @@ def test_input_that_was_fetched_ahead_is_stated_as_slow_as_it_usually_is() -> No
     ranks, _ = simulate(job(15))
     (found,) = [f for f in findings(ranks, usual) if f["code"] == "input.stall"]
     assert found["saved_ns_per_step"] == pytest.approx(usual - none, rel=0.05)
+
+
+@pytest.mark.parametrize(("left", "codes"), [(0.3, set()), (0.7, {"host.launch_bound"})])
+def test_hosts_are_launch_bound_outside_if_most_of_their_delay_is_left(
+    left: float, codes: set[str]
+) -> None:
+    # hosts of the window that need 9 to 15 µs more for each launch than its GPUs
+    slow, fast = bound(105_000), bound(3_000)
+    ranks, _ = simulate(slow)
+    usual = left * step_ns(slow) + (1 - left) * step_ns(fast)
+    found = findings(ranks, usual)
+    assert {f["code"] for f in found} - {"communication.exposed"} == codes
+    assert all(f["saved_ns_per_step"] <= 1.1 * (usual - step_ns(fast)) for f in found)

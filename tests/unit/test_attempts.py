@@ -9,7 +9,6 @@ import pytest
 
 from clusterprof import run_directory
 from clusterprof.agent.contracts import paths, states
-from clusterprof.agent.rank import start
 from clusterprof.collect.outcomes import collect_attempts
 from clusterprof.run_directory import RunDirectory
 
@@ -54,7 +53,8 @@ def test_a_rank_captures_again_unless_it_has_had_the_whole_window(
     run: RunDirectory, before: dict[str, Any], again: bool
 ) -> None:
     rank_left(run, 1, 0, **before)
-    assert start.has_its_report(str(run.path), 0, 2) is not again
+    folder = RunDirectory(run.path, 2).rank(0)
+    assert states.captured_before(str(folder)) is not again
 
 
 def test_the_attempt_with_most_whole_windows_is_merged_and_the_others_stay(

@@ -11,10 +11,13 @@ import pytest
 
 from clusterprof import merge_run, run_directory
 from clusterprof.agent.contracts import states
+from clusterprof.agent.contracts.plan import NsysPlan
 from clusterprof.analysis.findings.registry import CODES
-from clusterprof.cli import main
-from clusterprof.launch import run_job
+from clusterprof.arguments import parse_ranks
+from clusterprof.cli import main, status
+from clusterprof.launch import planning, run_job
 from clusterprof.launch.planning import LaunchPlan
+from clusterprof.results import RANKS
 
 
 def fault(*_: object, **__: object) -> None:
@@ -35,6 +38,7 @@ def test_a_fault_while_merging_keeps_the_job_s_status_and_says_where_the_reports
             expected=(0,),
             job=SimpleNamespace(closed=""),
             capture=SimpleNamespace(nsys=None),
+            for_agent=SimpleNamespace(looks_first=False),
         ),
     )
     manifest = run.write_manifest({"schema_version": 1})
@@ -46,6 +50,31 @@ def test_a_fault_while_merging_keeps_the_job_s_status_and_says_where_the_reports
     assert "Traceback" not in printed
     arguments.strict = True
     assert run_job.conclude(plan, run, manifest, 0) == 123
+
+
+@pytest.mark.parametrize(("start_s", "finishing_s"), [(6, 8), (60, 62)])
+def test_a_report_that_is_written_is_waited_for_as_long_as_nsys_may_take(
+    start_s: int, finishing_s: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nsys = NsysPlan("nsys", "2022.4", None, {}, [], [], [], [], start_s)
+    arguments = argparse.Namespace(hang_after=0, time_margin=None, strict=False)
+    job = SimpleNamespace(command=["mpirun"], launcher="mpirun")
+    plan = cast(
+        "LaunchPlan",
+        SimpleNamespace(
+            arguments=arguments, expected=(0,), job=job, environment={},
+            for_agent=SimpleNamespace(nsys=nsys, looks_first=False),
+        ),
+    )  # fmt: skip
+    run = run_directory.create(tmp_path / "run")
+    given: list[float] = []
+    monkeypatch.setattr(
+        run_job, "Foreground", lambda *_: SimpleNamespace(run=lambda: 0, end_signals=[])
+    )
+    monkeypatch.setattr(run_job, "unless_stalled", lambda task, _: task())
+    monkeypatch.setattr(run_job, "conclude", lambda *words: given.extend(words[4:6]) or 0)
+    assert run_job.launch("mpirun", plan, run, run.write_manifest({"schema_version": 1})) == 0
+    assert given == [3, finishing_s]
 
 
 def test_a_fault_of_a_verb_is_an_error_without_a_traceback(
@@ -76,3 +105,41 @@ def test_an_unknown_code_is_refused_with_those_near_it(capsys: pytest.CaptureFix
     refusal = capsys.readouterr().err
     assert "straggler.host" in refusal
     assert "clusterprof explain" in refusal
+
+
+def test_the_next_run_gets_what_this_one_was_given_by_options_and_environment(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    plans: list[LaunchPlan] = []
+    monkeypatch.setattr(run_job, "run", lambda *plan: plans.append(plan[0]))
+    for variable, _ in planning.SETTINGS.values():
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setenv("CLUSTERPROF_STEPS", "20:25")
+    monkeypatch.setenv("CLUSTERPROF_PROFILER", "torch")
+    monkeypatch.setenv("CLUSTERPROF_RUN_DIR", "/runs/x")
+    options = ["--ranks", "auto", "--stacks", "--hang-after", "9", "--nproc-per-node", "4"]
+    main.main(["torchrun", *options, "--", "train.py", "--profiler", "own"])
+    (plan,) = plans
+    # What the next run decides anew is left out: its ranks, profiler and folder.
+    assert plan.again == (
+        "clusterprof", "torchrun", "--steps=20:25", "--stacks", "--hang-after=9", RANKS,
+        "--nproc-per-node", "4", "--", "train.py", "--profiler", "own",
+    )  # fmt: skip
+
+
+def test_status_of_ranks_that_all_came_equally_far_gives_one_number(tmp_path: Path) -> None:
+    run = run_directory.create(tmp_path / "run")
+    run.write_manifest(
+        {"schema_version": 1, "began": "2026-01-02T03:04:05+00:00", "world_size": 2,
+         "ended": "2026-01-02T03:05:05+00:00", "exit_status": 0, "window": [10, 15],
+         "selection": parse_ranks("0")._replace(ranks=())._asdict()}
+    )  # fmt: skip
+    (headline, none) = status.render(status.look(run), everyone=False).splitlines()
+    assert ("yet" in none, "status 0" in headline) == (False, True)
+    for rank, steps in ((0, 200), (1, 200)):
+        states.advance(str(run.rank(rank)), "counted", steps=steps)
+    (_, counts) = status.render(status.look(run), everyone=False).splitlines()
+    assert counts.split(":")[1].split() == ["2", "counted,", "200", "steps"]
+    states.advance(str(run.rank(1)), "counted", steps=90)
+    (_, counts) = status.render(status.look(run), everyone=False).splitlines()
+    assert counts.split(",")[1].split() == ["90", "to", "200", "steps"]

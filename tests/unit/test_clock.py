@@ -12,9 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from simulate import Cause, Job, middle, simulate, wall, with_clock
+from simulate.cases import cases
 
 from clusterprof.align.clock import UNBOUNDED_NS, Clock, align
 from clusterprof.align.clock.blocks import bases, blocks
+from clusterprof.align.clock.model import COARSE_NS
 from clusterprof.align.match import match
 from clusterprof.ingest import gather
 from clusterprof.tables import RankTables
@@ -125,6 +127,22 @@ def test_ranks_that_share_no_communicator_are_bounded_through_a_chain() -> None:
     # 0 and 3 have no common collective
     assert 0 < clock.uncertainty(3) < MS
     assert clock.uncertainty(3) >= clock.uncertainty(2)
+
+
+def test_a_pipeline_whose_receives_wait_one_way_only_has_its_clocks() -> None:
+    # all 24 receives of rank 0 from rank 1 waited, and none of those of rank 1 from rank 0
+    job = next(cases(["late in a pipeline"], [9103])).job
+    ranks, truth = simulate(job)
+    clock = align(ranks, match(ranks))
+    assert 1 in clock.assumed
+    assert any("sending" in warning for warning in clock.warnings)
+    for rank in (1, 2, 3):
+        assert clock.uncertainty(rank) < COARSE_NS
+    for rank, error in errors(
+        clock, ranks, truth.offset_ns, truth.drift_ppm, truth.middle_ns
+    ).items():
+        assert error.max() < 20_000
+        assert error.max() <= clock.uncertainty(rank)
 
 
 def test_one_rank_is_its_own_reference() -> None:

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from clusterprof.align.clock.blocks import Block
-from clusterprof.align.clock.bounds import bound, contradicting
+from clusterprof.align.clock.blocks import ON_HOST, Block
+from clusterprof.align.clock.bounds import bound, contradicting, delivered
+from clusterprof.align.columns import DRIFT_LIMIT_PPM, STAMP_ERROR_NS
 
 MS = 1_000_000.0
 
@@ -88,6 +89,47 @@ def test_a_broadcast_bounds_the_others_on_one_side_only(offset: list[float], see
     assert np.isneginf(found.low[:, 1:]).all()
     assert np.isfinite(found.high).all()
     assert (at - at[0] <= found.high).all()
+
+
+@settings(deadline=None)
+@given(
+    offset=st.floats(-40 * MS, 40 * MS),
+    late=st.lists(st.floats(-9 * MS, 9 * MS), min_size=1, max_size=8),
+    within=st.floats(0.0, 10.0),
+)
+def test_receives_of_one_direction_bound_both_sides_and_those_that_did_not_wait_nothing(
+    offset: float, late: list[float], within: float
+) -> None:
+    sent = np.arange(len(late)) * 20 * MS
+    over, start = sent + 36_000.0, sent + np.asarray(late)
+    end = np.maximum(start, over) + within * 36_000.0
+    waited = bool((end - start > 10 * 36_000.0 + 1.0).any())
+    holds = np.tile([True, False], (len(late), 1))
+    true = np.array([0.0, offset])
+    block = Block.plain(
+        (0, 1), np.stack([sent, start], axis=1) + true, np.stack([over, end], axis=1) + true,
+        holds, ~holds,
+    )  # fmt: skip
+    arrivals = delivered([block])
+    assert bool(arrivals) >= waited
+    limits = bound([block, *arrivals], 2, 0, 0.0, 20 * MS * len(late))
+    assert limits.consistent
+    assert (limits.low[:, 1] <= offset).all()
+    assert (offset <= limits.high[:, 1]).all()
+    if waited:
+        drift = 4 * DRIFT_LIMIT_PPM * 1e-6 * 20 * MS * len(late)
+        width = (limits.high - limits.low)[:, 1].min()
+        assert width <= 11 * 36_000.0 + 2 * STAMP_ERROR_NS + drift
+
+
+def test_a_kernel_of_several_messages_or_a_processor_says_nothing_of_when_a_message_came() -> None:
+    holds = np.array([[True, False]])
+    block = Block.plain(
+        (0, 1), np.array([[MS, 0.0]]), np.array([[1.1 * MS, 9 * MS]]), holds, ~holds
+    )
+    assert delivered([block])
+    assert not delivered([replace(block, carried=np.array([2]))])
+    assert not delivered([replace(block, kind=np.array([ON_HOST]))])
 
 
 def test_more_calls_never_widen_a_bound() -> None:

@@ -48,7 +48,7 @@ def ring(
     both = np.ones((count, n), dtype=bool)
     return Block(
         tuple(range(n)), read(start), read(end), both, both, np.full(count, sort),
-        np.full(count, kind), np.zeros(count, dtype=bool),
+        np.full(count, kind), np.ones(count, dtype=np.int64),
     )  # fmt: skip
 
 
@@ -186,8 +186,7 @@ def test_sends_know_the_offset_to_a_microsecond_or_two_and_say_so(sizes: str) ->
 def test_an_exchange_of_all_with_all_knows_less_than_a_send() -> None:
     block = pair(40 * US, 13 * US, both_ways=True)
     alone, crowded = (
-        estimate(replace(block, crowded=np.full(len(block.start), crowd)), 0.0)
-        for crowd in (False, True)
+        estimate(replace(block, carried=np.full(len(block.start), crowd)), 0.0) for crowd in (1, 3)
     )
     assert alone is not None
     assert crowded is not None
@@ -201,8 +200,19 @@ def test_a_very_long_allreduce_of_few_shows_no_more_than_a_long_one() -> None:
     assert np.abs(offsets(block)).max() < 32 * US
 
 
-def test_sends_one_way_give_no_estimate() -> None:
-    assert estimate(pair(40 * US, 13 * US, both_ways=False), 0.0) is None
+def test_sends_one_way_are_taken_to_have_the_usual_delay_and_say_how_little_that_shows() -> None:
+    for delay in (6 * US, 15 * US):
+        found = estimate(pair(40 * US, delay, both_ways=False), 0.0)
+        assert found is not None
+        every = combine([found], 2, 0)
+        assert abs(every.offset[1] - 40 * US) < every.error[1] < 15 * US
+
+
+def test_receives_that_did_not_wait_give_no_estimate() -> None:
+    block = pair(40 * US, 13 * US, both_ways=True)
+    length = 30 * US
+    late = np.where(block.held, 7 * MS, 0.0) + block.start
+    assert estimate(replace(block, start=late, end=late + length), 0.0) is None
 
 
 def test_communicators_are_weighed_by_how_well_they_know() -> None:

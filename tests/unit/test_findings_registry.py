@@ -100,7 +100,7 @@ def find(dataset, found):
     cost = [float(len(found) + 1)] * len(dataset.steady_steps)
     return [
         finding(
-            dataset, "host.made_up", rank=None, ranks=dataset.ranks, cost=cost, confidence=0.5,
+            dataset, CODES[0], rank=None, ranks=dataset.ranks, cost=cost, confidence=0.5,
             summary="Made up.", advice="Nothing.", evidence=[],
         )
     ]

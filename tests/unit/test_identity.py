@@ -80,3 +80,12 @@ def test_a_program_that_nothing_numbers_is_the_only_rank_where_it_was_run_as_it_
     assert identify(TORCHRUN, "run") == (5, 8, 1, "torchrun")
     assert identify(SRUN, "run") == (1, 2, 0, "srun")
     assert identify({}, "srun") is None
+
+
+def test_lightning_s_children_are_known_on_the_first_node_only() -> None:
+    child = {"LOCAL_RANK": "1", "NODE_RANK": "0", "WORLD_SIZE": "4", "MASTER_PORT": "1"}
+    assert identify(child, "run") == (1, 4, 1, "lightning")
+    assert identify({**child, "NODE_RANK": "1"}, "run") == (0, 1, 0, "run")
+    assert identify({**child, "NODE_RANK": "1", "RANK": "3"}, "run") == (3, 4, 1, "environment")
+    assert identify({"LOCAL_RANK": "1", "WORLD_SIZE": "4"}, "run") == (0, 1, 0, "run")
+    assert identify(child, "srun") is None

@@ -69,7 +69,7 @@ def capture(
         name=np.zeros(len(kernels), np.int64),
         names=[kernel_name],
     )
-    table, _ = nccl_ranges.read(Payloads(payloads), ranges, launched)  # type: ignore[arg-type]
+    table, *_ = nccl_ranges.read(Payloads(payloads), ranges, launched)  # type: ignore[arg-type]
     rows: list[dict[str, Any]] = table.to_pylist()
     return rows
 
@@ -110,6 +110,25 @@ def test_calls_of_a_group_share_the_kernel_that_the_outermost_end_launched() -> 
         ],
         [(25, 100, 200, 5), (45, 300, 400, 5)],
         kernel_name="ncclDevKernel_SendRecv",
+    )
+    assert [row["operation"] for row in rows] == ["Send", "Recv", "AllReduce"]
+    assert spans(rows) == [(100, 200), (100, 200), (300, 400)]
+    assert [row["group"] for row in rows] == [0, 0, None]
+
+
+def test_calls_of_an_api_group_share_the_kernel_that_it_launched_at_its_end() -> None:
+    # advanced tracing, by its documentation: no prefix, and a group around a single call as well
+    rows = capture(
+        [
+            ("API Group", 10, 40, 1),
+            ("Send", 11, 12, 1),
+            ("Recv", 13, 14, 1),
+            ("GroupLaunch", 20, 40, 1),
+            ("API Group", 50, 80, 1),
+            ("AllReduce", 51, 52, 1),
+            ("GroupLaunch", 60, 80, 1),
+        ],
+        [(25, 100, 200, 5), (65, 300, 400, 5)],
     )
     assert [row["operation"] for row in rows] == ["Send", "Recv", "AllReduce"]
     assert spans(rows) == [(100, 200), (100, 200), (300, 400)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import lzma
 import shutil
 import sqlite3
@@ -342,6 +343,113 @@ def test_text_that_is_no_payload_is_passed_over(changed: Copy) -> None:
     )
     assert set(column(ranks.collective_calls, "source")) == {"nvtx_name"}
     assert ranks.collective_calls["start_ns"].null_count == 0
+
+
+# --- advanced NCCL tracing: built from the user guide of nsys, no such report is recorded ---------
+
+
+def advanced(path: Path, *, without: int = 0, thread: int = 0) -> Path:
+    """A recording as advanced tracing is documented to write it.
+
+    Each call's range becomes an `API Group` with the call in its first part and a `GroupLaunch`
+    around the launch of its kernel, in which the operation is scheduled; beside them are the
+    operations on the GPU, by two channels each. The first `without` calls lay before the capture.
+    Kernels were launched `thread` threads further.
+    """
+    calls = read_report(path).collective_calls.to_pylist()
+    with closing(sqlite3.connect(path)) as database:
+        ranges = database.execute(
+            'SELECT rowid, start, "end", globalTid, domainId FROM NVTX_EVENTS'
+            " WHERE binaryData IS NOT NULL ORDER BY start"
+        ).fetchall()
+        (epoch,) = database.execute(
+            "SELECT utcEpochNs FROM TARGET_INFO_SESSION_START_TIME"
+        ).fetchone()
+
+        def add(name: str, start: int, end: int, place: int, **payload: object) -> None:
+            _, _, _, tid, domain = ranges[place]
+            own = "localId" in payload
+            database.execute(
+                'INSERT INTO NVTX_EVENTS (start, "end", eventType, text, globalTid, domainId,'
+                " jsonText) VALUES (?, ?, 59, ?, ?, ?, ?)",
+                (start, end, name, tid + 99 * own, domain, json.dumps(payload)),
+            )
+
+        for place, (call, (row, start, end, *_)) in enumerate(zip(calls, ranges, strict=True)):
+            name, apart = call["operation"], max((end - start) // 100, 2)
+            who = {"commHash": int(call["communicator"], 16), "commRank": 0}
+            what = {**who, "count": call["message_bytes"] // 2, "dataType": "ncclBfloat16"}
+            database.execute("DELETE FROM NVTX_EVENTS WHERE rowid = ?", (row,))
+            known = {"apiId": 1000 + place} if place >= without else {}
+            if known:
+                add("API Group", start, end, place, **who)
+                add(name, start + 1, start + apart, place, **what, **known)
+                add("GroupLaunch", start + apart, end, place, **who)
+                add("GroupRuntime", start + apart, start + apart + 9, place, **who)
+                add(name, start + apart + 1, start + apart + 8, place, **what, **known)
+            for channel in range(2):
+                begin = call["start_ns"] - epoch + 100 * channel
+                number = {"seqNumber": place + 1, "localId": 7 + place, "channelId": channel}
+                add(name, begin, call["end_ns"] - epoch - 100, place, **what, **number, **known)
+        database.execute(
+            "UPDATE CUPTI_ACTIVITY_KIND_RUNTIME SET globalTid = globalTid + ? WHERE correlationId"
+            f" IN (SELECT k.correlationId FROM {KERNEL} k JOIN StringIds s ON s.id = k.shortName"
+            " WHERE s.value LIKE 'nccl%')",
+            (thread,),
+        )
+        database.commit()
+    return path
+
+
+@pytest.mark.parametrize("thread", [0, 7], ids=["blocking", "another thread launches"])
+def test_no_call_of_advanced_tracing_and_no_kernel_stays_alone(
+    changed: Copy, ddp: list[RankTables], thread: int
+) -> None:
+    read = read_report(advanced(changed(), thread=thread))
+    same = ("operation", "communicator", "message_bytes", "stream", "start_ns", "end_ns", "group")
+    for name in same:
+        assert column(read.collective_calls, name) == column(ddp[0].collective_calls, name)
+    assert set(column(read.collective_calls, "source")) == {"nvtx_payload"}
+    assert set(column(read.collective_calls, "reason")) == {None}
+    # what ran on the GPU is nothing that the host did
+    began = column(ddp[0].collective_calls, "start_ns")
+    assert not set(began) & set(column(read.host_calls, "start_ns"))
+
+
+def test_each_function_of_a_communicator_is_numbered_apart(changed: Copy) -> None:
+    ids = column(read_report(advanced(changed())).collective_calls, "operation_id")
+    assert len(set(ids)) == len(ids)
+    assert None not in ids
+    path = changed(
+        "UPDATE StringIds SET value = 'ncclAllGather' WHERE value = 'ncclAllReduce'",
+        "UPDATE NVTX_EVENTS SET text = 'ncclAllGather' WHERE text = 'ncclAllReduce'",
+    )
+    others = read_report(advanced(path)).collective_calls
+    assert set(column(others, "operation")) == {"AllGather"}
+    assert not set(column(others, "operation_id")) & set(ids)
+
+
+def test_an_id_of_nsys_comes_before_a_number_of_nccl(changed: Copy) -> None:
+    path = advanced(changed())
+    with closing(sqlite3.connect(path)) as database:
+        database.execute(  # 64 bits without a sign
+            "UPDATE NVTX_EVENTS SET jsonText = replace(jsonText, '\"seqNumber\": ',"
+            " '\"operationId\": 184467440737095515') WHERE jsonText LIKE '%seqNumber%'"
+        )
+        database.commit()
+    ids = column(read_report(path).collective_calls, "operation_id")
+    numbers = [int(f"184467440737095515{k}") for k in range(1, len(ids) + 1)]
+    assert ids == [each - (1 << 64 if each >> 63 else 0) for each in numbers]
+    assert numbers[-1] >> 63
+
+
+def test_calls_before_the_range_leave_their_kernels_without_ids(
+    changed: Copy, ddp: list[RankTables]
+) -> None:
+    calls = read_report(advanced(changed(), without=3)).collective_calls
+    assert column(calls, "start_ns") == column(ddp[0].collective_calls, "start_ns")
+    assert column(calls, "source")[:4] == ["kernel_name"] * 3 + ["nvtx_payload"]
+    assert column(calls, "operation_id")[:3] == [None] * 3
 
 
 def init_range(rank: int, size: int, end: str) -> str:

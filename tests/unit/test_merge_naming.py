@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from simulate import Cause, Job, simulate
 
@@ -38,6 +39,19 @@ def group_name(name: str) -> str:
     return f"group {name[2:]}"
 
 
+def without_kernels(tables: RankTables, since: int) -> RankTables:
+    """A rank whose capture ends before the kernels of its calls from `since` on, as nsys' does."""
+    calls = tables.collective_calls
+    kept = pa.array(np.arange(calls.num_rows) < since)
+    for name, other in (("stream", -1), ("start_ns", None), ("end_ns", None)):
+        at = calls.schema.get_field_index(name)
+        field = calls.schema.field(at)
+        calls = calls.set_column(
+            at, field, pc.if_else(kept, calls[name], pa.scalar(other, field.type))
+        )
+    return replace(tables, collective_calls=calls)
+
+
 def partners(ranks: list[RankTables]) -> set[tuple[tuple[int, int], ...]]:
     """Which calls (rank and number) are one collective; those of one rank alone are left out."""
     table = match(ranks).select(["collective", "rank", "call", "operation"]).to_pandas()
@@ -65,6 +79,16 @@ def test_calls_are_matched_as_if_all_reports_were_of_one_kind(
     ranks, _ = simulate(job)
     mixed = [renamed(r, other) if r.rank in (2, 3) else r for r in ranks]
     assert partners(mixed) == partners(ranks)
+
+
+@pytest.mark.parametrize("other", [no_name, group_name])
+def test_a_rank_under_nsys_goes_with_those_of_another_profiler_though_it_saw_no_last_kernels(
+    other: Callable[[str], str | None],
+) -> None:
+    ranks, _ = simulate(Job(dp=2, causes=CAUSES[:0]))
+    armed = without_kernels(ranks[0], ranks[0].collective_calls.num_rows - 5)
+    mixed = [armed, renamed(ranks[1], other)]
+    assert partners(mixed) == partners([armed, ranks[1]])
 
 
 def test_the_names_of_most_ranks_are_those_of_all() -> None:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import lzma
 import os
 import shutil
+import sqlite3
 import threading
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -161,3 +164,22 @@ def test_a_run_whose_reports_are_scrubbed_exports_is_read(
     assert merge.main("merge", [str(run.path)], None) == 0
     assert [each["rank"] for each in results(run)["ranks"]] == [0, 1, 2]
     assert results(run)["missing"] == []
+
+
+def test_reports_without_the_environment_are_of_the_ranks_and_the_world_of_their_run(
+    run: run_directory.RunDirectory,
+) -> None:
+    # as nsys leaves it out with --discard-environment
+    recording = RECORDING.parents[1] / "nsys-2025.3" / "ddp"
+    for rank in range(3):
+        (run.rank(rank) / "trace.json.gz").unlink()
+        export = run.rank(rank) / "report.sqlite"
+        export.write_bytes(lzma.decompress((recording / f"rank{rank}.sqlite.xz").read_bytes()))
+        with closing(sqlite3.connect(export)) as database:
+            database.execute("DELETE FROM META_DATA_CAPTURE WHERE name LIKE '%ENVIRONMENT%'")
+            database.commit()
+    manifest = json.loads(Path(run.path, "run.json").read_text())
+    run.write_manifest({**manifest, "world_size": 4})
+    assert merge.main("merge", [str(run.path)], None) == 0
+    found = [(each["rank"], each["world_size"]) for each in results(run)["ranks"]]
+    assert found == [(0, 4), (1, 4), (2, 4)]

@@ -13,7 +13,7 @@ from simulate.cases import KINDS, cases
 
 from clusterprof.analysis.model import recorded
 from clusterprof.analysis.model.dataset import Dataset, Ints
-from clusterprof.analysis.model.graph import NEVER, graph, running_maximum, running_sum
+from clusterprof.analysis.model.graph import NEVER, first_of, graph, running_maximum, running_sum
 from clusterprof.analysis.model.replay import Replay
 from clusterprof.analysis.model.what_if import cut
 from clusterprof.ingest import gather
@@ -48,7 +48,8 @@ def times(moments: int, edges: list[tuple[int, int, int]], known: dict[int, int]
     begin = np.full(moments, NEVER)
     for moment, at in known.items():
         begin[moment] = at
-    return graph(moments, source, target).times(length, begin)
+    made = graph(moments, source, target)
+    return made.times(length[made.edge], begin)
 
 
 def test_a_moment_is_as_late_as_the_latest_that_it_waits_for() -> None:
@@ -85,12 +86,12 @@ def test_random_graphs_have_the_times_of_their_longest_ways(seed: int) -> None:
 
     made = graph(moments, source, target)
     assert not len(made.circular)
-    found = made.times(length, known)
+    found = made.times(length[made.edge], known)
     for what in range(3):
         edges = list(zip(source.tolist(), target.tolist(), length[:, what].tolist(), strict=True))
         begin = {m: int(at) for m, at in enumerate(known[:, what]) if at != NEVER}
         assert longest(moments, edges, begin) == dict(enumerate(found[:, what].tolist()))
-        assert (made.times(length[:, what], known[:, what]) == found[:, what]).all()
+        assert (made.times(length[made.edge, what], known[:, what]) == found[:, what]).all()
 
 
 def test_moments_on_a_circle_and_behind_it_are_listed_and_all_others_have_times() -> None:
@@ -101,7 +102,7 @@ def test_moments_on_a_circle_and_behind_it_are_listed_and_all_others_have_times(
     assert made.circular.tolist() == [1, 2, 3, 4, 6]
     known = np.full(7, NEVER)
     known[0] = 0
-    assert made.times(length, known)[[0, 5]].tolist() == [0, 7]
+    assert made.times(length[made.edge], known)[[0, 5]].tolist() == [0, 7]
 
 
 @pytest.mark.parametrize("shape", [(40,), (40, 3)])
@@ -110,7 +111,7 @@ def test_running_maximum_and_sum_are_those_of_a_loop_over_each_part(shape: tuple
     values = rng.integers(-1000, 1000, shape)
     part = np.sort(rng.integers(0, 9, shape[0]))
     fresh = np.r_[True, part[1:] != part[:-1]]
-    highest, total = running_maximum(values, part), running_sum(values, fresh)
+    highest, total = running_maximum(values, part), running_sum(values, first_of(fresh))
     for begin, end in zip(*_parts(fresh), strict=True):
         for k in range(begin, end):
             assert (highest[k] == values[begin : k + 1].max(axis=0)).all()
@@ -125,7 +126,7 @@ def _parts(fresh: np.ndarray) -> tuple[list[int], list[int]]:
 def test_running_maximum_and_sum_of_nothing_are_nothing() -> None:
     none = np.zeros(0, dtype=np.int64)
     assert not len(running_maximum(none, none))
-    assert not len(running_sum(none, none > 0))
+    assert not len(running_sum(none, first_of(none > 0)))
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -198,6 +199,34 @@ def test_the_long_run_of_a_steady_job_has_the_windows_pace() -> None:
         dataset = simulated(kind)
         job = exact(dataset)
         assert job.pace(job.lengths) == pytest.approx(dataset.step_ns, rel=0.02), kind
+
+
+@pytest.mark.parametrize("layout", [{"dp": 8}, {"dp": 2, "tp": 2, "pp": 2, "layers": 2}])
+def test_a_long_run_that_goes_on_is_that_of_all_its_rounds(
+    layout: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # hosts of different pace get further and further apart: no two rounds are alike
+    ranks, _ = simulate(Job(**layout, steps=4, host_noise_frac=0.1, host_pace_frac=0.03))
+    job, passes = exact(dataset_of(ranks)), []
+    each = Replay.one_pass
+
+    def counted(job: Replay, length: Ints, begin: Ints | None = None) -> Ints:
+        passes.append(length)
+        return each(job, length, begin)
+
+    monkeypatch.setattr(Replay, "one_pass", counted)
+    prompt = replace(job.lengths, own=np.zeros_like(job.lengths.own))
+    both = replace(job.lengths, own=np.stack([job.lengths.own, prompt.own], axis=1))
+    paces = [job.pace(lengths) for lengths in (job.lengths, prompt, both)]
+    few = len(passes)
+    assert job.pace(prompt) == paces[1]
+    # what was replayed is known
+    assert len(passes) == few
+    job = replace(job)
+    monkeypatch.setattr(Replay, "_goes_on", lambda *_: False)
+    for lengths, pace in zip((job.lengths, prompt, both), paces, strict=True):
+        assert (job.pace(lengths) == pace).all()
+    assert few < len(passes) - few
 
 
 def test_collectives_in_contradicting_orders_are_taken_apart_with_a_warning() -> None:

@@ -48,6 +48,7 @@ def armed(
     monkeypatch.setattr(size, "EVERY_NS", 0)
     switch, counter = Switch(), Counter()
     made = window.Window(Plan("", Selection("all", "all"), (2, 20), "torch"), outbox, counter)
+    counter.attend(made.first, made.at)
     monkeypatch.setattr(made, "make_switches", lambda: [switch])
     counter.begin()
     return counter, switch

@@ -45,7 +45,7 @@ def test_a_rank_waits_at_its_end_no_longer_than_it_may(monkeypatch: pytest.Monke
     outbox, theirs = unread()
     began = time.monotonic()
     outbox.finish()
-    assert 0.15 < time.monotonic() - began < 5
+    assert 0.15 < time.monotonic() - began < 60
     assert outbox.connection is None
     theirs.close()
 
@@ -56,7 +56,7 @@ def test_a_writer_that_gets_on_is_waited_for_longer_but_not_for_ever() -> None:
     theirs.sendall(HEAD.pack(len(body), JSON) + body)
     began = time.monotonic()
     assert outbox.wait("finished", 0.1, 0.4) is None
-    assert 0.05 < time.monotonic() - began < 5
+    assert 0.05 < time.monotonic() - began < 60
     theirs.close()
 
 
@@ -135,7 +135,14 @@ def test_a_trace_that_cannot_be_taken_home_is_lost_with_the_reason(
 def test_a_run_directory_that_cannot_be_written_is_said_once(
     outbox: Outbox, written: Written, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    outbox.say("begin", run="/proc/none", folder="/proc/none/ranks/00003", window=[1, 2], wall_ns=0)
+    outbox.say(
+        "begin",
+        run="/proc/none",
+        folder="/proc/none/ranks/00003",
+        window=[1, 2],
+        wall_ns=0,
+        log_s=0,
+    )
     outbox.state("counting")
     written()
     printed = capfd.readouterr().err

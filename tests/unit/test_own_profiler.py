@@ -37,6 +37,7 @@ def train(outbox: Outbox, monkeypatch: pytest.MonkeyPatch, *, own: bool) -> list
     monkeypatch.setenv(PROFILED, "session:/nowhere")
     counter = Counter()
     made = window.Window(Plan("", Selection("all", "all"), (2, 6), "nsys"), outbox, counter)
+    counter.attend(made.first, made.at)
     counter.begin()
     for step in range(8):
         if own and step == 3:
@@ -50,7 +51,7 @@ def train(outbox: Outbox, monkeypatch: pytest.MonkeyPatch, *, own: bool) -> list
 def test_nsys_keeps_its_window_and_the_result_says_what_the_program_s_own_trace_lacks(
     outbox: Outbox, rank_folder: Path, written: Callable[[], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert train(outbox, monkeypatch, own=True) == ["start", "stop"]
+    assert train(outbox, monkeypatch, own=True) == ["start 1", "stop"]
     written()
     found = states.read(str(rank_folder))
     assert found["step_end"] == 6
@@ -60,6 +61,6 @@ def test_nsys_keeps_its_window_and_the_result_says_what_the_program_s_own_trace_
 def test_without_a_profiler_of_its_own_nothing_is_said(
     outbox: Outbox, rank_folder: Path, written: Callable[[], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert train(outbox, monkeypatch, own=False) == ["start", "stop"]
+    assert train(outbox, monkeypatch, own=False) == ["start 1", "stop"]
     written()
     assert "reason" not in states.read(str(rank_folder))

@@ -13,7 +13,7 @@ from clusterprof.agent.contracts.plan import Meeting, NsysPlan, Plan, Selection
 
 NSYS = NsysPlan(
     "/opt/nsys", "2025.3.2", None, {"gpu": "cuda", "cpu": "osrt"}, ["profile"], ["launch"],
-    ["start"], ["stop"],
+    ["start"], ["stop"], 60,
 )  # fmt: skip
 PLAN = Plan(
     "/runs/a b", Selection("0,8", "ranks", (0, 8)), (3, 6), "nsys", "srun", "loop:step",
@@ -50,7 +50,8 @@ def test_what_a_newer_one_adds_to_this_version_is_left_alone(tmp_path: Path) -> 
         ("schema_version", 2), ("schema_version", "1"), ("run", None), ("window", [6, 3]),
         ("window", [3]), ("selection", {"kind": "some"}), ("selection", {"kind": []}),
         ("selection", {"kind": "ranks", "ranks": [-1]}), ("profiler", "perf"), ("nsys", None),
-        ("nsys", {"path": "/bin/sh"}), ("beacons", -1), ("emit_nvtx", "yes"), ("meeting", []),
+        ("nsys", {"path": "/bin/sh"}), ("nsys", {**NSYS._asdict(), "start_s": 601}),
+        ("beacons", -1), ("emit_nvtx", "yes"), ("meeting", []),
     ],
 )  # fmt: skip
 def test_a_plan_that_cannot_be_followed_is_refused_by_its_name(

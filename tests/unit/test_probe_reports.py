@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -10,13 +11,16 @@ import pyarrow as pa
 import pytest
 from simulate import Job, simulate
 
-from clusterprof.align.clock import UNBOUNDED_NS, Clock, align, alignment
+from clusterprof.agent.contracts import paths
+from clusterprof.align.clock import UNBOUNDED_NS, Clock, align, alignment, readings
 from clusterprof.align.clock.measured import known_clocks
 from clusterprof.align.clock.readings import ANCHOR_NS, STAMP_NS
 from clusterprof.align.match import match
 from clusterprof.cli import merge
 from clusterprof.errors import MergeError, ReportError, UsageError
+from clusterprof.probe import measurement
 from clusterprof.probe.measurement import Bound, Measurement, of_reports
+from clusterprof.run_directory import RunDirectory
 from clusterprof.study import study
 from clusterprof.tables import RankTables
 
@@ -130,6 +134,40 @@ def test_a_rank_whose_host_s_clock_was_set_inside_the_run_is_named_in_the_result
     assert warning.startswith("rank 1: ")
 
 
+@pytest.mark.parametrize("set_by", [0, 3 * MS])
+def test_a_clock_that_was_set_after_the_first_window_is_seen_in_a_later_one(
+    tmp_path: Path, set_by: int
+) -> None:
+    run, ranks = RunDirectory(tmp_path), on_hosts("a", "a", "b", "b")[1:3]
+    later = RunDirectory(tmp_path / paths.WINDOWS / "2")
+    begin, boot = ranks[0].info.begin_ns, 5_000 * MS
+    for rank, name, more in ((1, "boot0 a", 0), (2, "boot1 b", set_by)):
+        for window, at in ((run, begin - 1_000 * MS), (later, begin)):
+            (folder := window.rank(rank)).mkdir(parents=True)
+            wall = at + OFFSETS[rank] + (more if window is later else 0)
+            now = {"wall_ns": wall, "monotonic_ns": at - begin + boot, "gap_ns": 100}
+            written = {"machine": name, "clock": {"event": "start", **now}}
+            (folder / paths.STATE).write_text(json.dumps(written))
+    probe = measured("a", "b", offset=OFFSETS[2], at=begin - 1_000 * MS)
+    probe.write(run.rank(2) / paths.PROBE)
+
+    found = measurement.measured_so_far(later)
+    assert found is not None
+    known = known_clocks(ranks, measurement.of_run(later, [1, 2]), found.as_json())
+    assert [each.source for each in known.bounds] == ([] if set_by else ["probe"])
+    assert [warning[:6] for warning in known.warnings] == (["rank 2"] if set_by else [])
+
+
+def test_of_another_machine_no_clock_is_compared() -> None:
+    """A launcher that starts its ranks over may do so on other nodes."""
+    now = {"wall_ns": 9 * HOUR, "monotonic_ns": 8 * HOUR, "gap_ns": 9}
+    there = {"machine": "boot0 a", "clock": {**now, "monotonic_ns": 0}}
+    for before in (there, {**there, "machine": ""}, 3):
+        earlier = [{"clock": None, "state": before}]
+        mine = readings.parsed(None, {"machine": "boot1 b", "clock": now}, before=earlier)
+        assert [each.monotonic_ns for each in mine.readings] == [8 * HOUR]
+
+
 def test_a_file_that_is_no_measurement_stops_the_merge(tmp_path: Path, recordings: Path) -> None:
     odd = tmp_path / "clock.json"
     odd.write_text("[]")
@@ -143,3 +181,20 @@ def test_a_run_directory_has_measurements_of_its_own(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=str(tmp_path)) as caught:
         merge.main("merge", [str(tmp_path), "--clock", "clock.json"], None)
     assert "clock_probe.json" in caught.value.details[0]
+
+
+def test_a_look_at_a_job_that_runs_leaves_its_probers_what_they_meet_by(tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path)
+    run.rank(1).mkdir(parents=True)
+    found = measured("gpu-01", "gpu-02")
+    found.write(run.rank(1) / paths.PROBE)
+    (address := run.rank(1) / paths.PROBE_ADDRESS).touch()
+    (met := tmp_path / paths.PROBED).mkdir()
+    known = measurement.measured_so_far(run)
+    assert known is not None
+    assert known.bounds == found.bounds
+    assert (address.exists(), met.exists()) == (True, True)
+    assert not (tmp_path / paths.CLOCK_PROBE).exists()
+    assert measurement.gathered(run) == known
+    assert (address.exists(), met.exists()) == (False, False)
+    assert (tmp_path / paths.CLOCK_PROBE).exists()

@@ -53,6 +53,24 @@ def test_another_version_is_told_what_it_knows_and_by_the_verb_that_knows_it(
 
 
 @pytest.mark.parametrize(
+    ("offered", "planned", "given"),
+    [
+        ("cuda cuda-hw cuda-sw nvtx", "cuda,nvtx", "cuda-sw,nvtx"),
+        ("cuda cuda-hw cuda-sw nvtx", "cuda-hw,nvtx", "cuda-hw,nvtx"),
+        ("cuda nvtx", "cuda-sw,nvtx", "cuda,nvtx"),
+    ],
+)
+def test_cuda_is_traced_by_software_where_there_is_the_choice(
+    monkeypatch: pytest.MonkeyPatch, offered: str, planned: str, given: str
+) -> None:
+    answers(monkeypatch, version="version 2026.3.1.157", launch="--trace= " + offered, start="-o")
+    plan = STATED._replace(trace={"gpu": planned, "cpu": "nvtx"})
+    fitted, differs = nsys.here(plan, "session")
+    assert fitted.trace == {"gpu": given, "cpu": "nvtx"}
+    assert not re.findall(r"--trace=\S+", " ".join(differs))
+
+
+@pytest.mark.parametrize(
     ("printed", "wanted"),
     [
         ("version 2021.5.1.77", "too old"),

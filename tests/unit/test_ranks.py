@@ -51,6 +51,12 @@ def test_one_per_node_takes_local_rank_0() -> None:
     assert picked(parse_ranks("one-per-node"), 8, 4) == [0, 4]
 
 
+def test_auto_takes_none_at_first() -> None:
+    selection = parse_ranks("auto")
+    assert picked(selection, 4, 2) == []
+    assert selection.expected(4) == ()
+
+
 def test_stages_takes_the_first_rank_of_each_pipeline_stage() -> None:
     selection = parse_ranks("stages", pp=4, tp=2)
     assert picked(selection, 16, 8) == [0, 4, 8, 12]

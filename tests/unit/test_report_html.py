@@ -13,7 +13,9 @@ from pathlib import Path
 import pytest
 import report_sample as sample
 
-from clusterprof.report import html
+from clusterprof.agent.contracts import words
+from clusterprof.report import html, text
+from clusterprof.results import UNBOUNDED_NS
 
 EVIL = "</script><img src=x onerror=alert(1)><!--<script>"
 
@@ -64,7 +66,7 @@ def test_the_page_begins_with_the_straggler_its_cost_the_confidence_and_the_cove
     page = _render()
     straggler, cost, confidence, coverage = _tiles(page)
     assert straggler[0] == "rank 2"
-    assert cost[0] == "20.312 ms ±0.017"
+    assert cost[0] == "17.9 ms ±1.2"
     assert confidence[0] == "97%"
     assert "±17 µs" in confidence[1]
     assert coverage[0] == "4 of 5 reports"
@@ -298,9 +300,9 @@ def _lab(colour: str, eye: str) -> tuple[float, float, float]:
 
 def test_all_text_has_enough_contrast_in_light_dark_and_on_paper() -> None:
     for colours in _colours():
-        for text in ("ink", "soft", "link", "critical", "warning", "info", "late"):
+        for shade in ("ink", "soft", "link", "critical", "warning", "info", "late"):
             for ground in ("page", "card", "track"):
-                assert _contrast(colours[text], colours[ground]) >= 4.5, (text, ground)
+                assert _contrast(colours[shade], colours[ground]) >= 4.5, (shade, ground)
 
 
 @pytest.mark.parametrize("eye", _EYES)
@@ -309,6 +311,22 @@ def test_the_tones_of_an_account_can_be_told_apart_by(eye: str) -> None:
         for one, other in combinations(("compute", "wait", "transfer", "copies", "track"), 2):
             pairs = zip(_lab(colours[one], eye), _lab(colours[other], eye), strict=True)
             assert sum((a - b) ** 2 for a, b in pairs) ** 0.5 >= 25, (one, other)
+
+
+def test_no_length_stands_for_an_unknown_clock() -> None:
+    made = sample.results()
+    for one in made["clock"]["ranks"][2:]:
+        one["uncertainty_ns"] = UNBOUNDED_NS
+    free = words.ranks([one["rank"] for one in made["clock"]["ranks"][2:]])
+    page = html.render(made, sample.collectives(), title="x")
+    for shown in (text.render(made), page):
+        assert f"{free} cannot be aligned" in " ".join(shown.split())
+        assert "3600 s" not in shown
+        assert "7200 s" not in shown
+        assert "36000000000" not in shown
+    for one in made["clock"]["ranks"][1:]:
+        one["uncertainty_ns"] = UNBOUNDED_NS
+    assert "rank 0's own; ranks 1–" in " ".join(text.render(made).split())
 
 
 def test_the_groups_have_a_table_with_the_reason_for_each_and_names_that_stay_text() -> None:

@@ -77,6 +77,16 @@ def test_a_manifest_that_is_none_is_refused(tmp_path: Path, content: str) -> Non
         run_directory.opened(run.path)
 
 
+def test_a_manifest_knows_what_was_recorded_since(tmp_path: Path) -> None:
+    run = run_directory.RunDirectory(tmp_path)
+    written = run.write_manifest({"schema_version": 1, "world_size": 4})
+    assert (written.world_size, written.ended, written.attempt) == (4, None, 1)
+    written.record(ended="2026-01-02T03:04:05+00:00", exit_status=3, attempt=2)
+    for each in (written, run.read_manifest()):
+        assert (each.ended, each.exit_status) == ("2026-01-02T03:04:05+00:00", 3)
+        assert each.attempt == 2
+
+
 def test_a_folder_without_a_manifest_is_no_run(tmp_path: Path) -> None:
     with pytest.raises(RunDirectoryError, match=r"run\.json"):
         run_directory.opened(tmp_path)
@@ -120,6 +130,16 @@ def test_a_rank_that_was_killed_is_lost_with_the_reason(
     left = states.read(str(run.rank(5)))
     assert (left["state"], left["reason"]) == ("lost", outcomes[1].reason)
     assert left["late"] is may_appear
+
+
+@pytest.mark.parametrize("state", ["captured", "collected", "capturing"])
+def test_who_only_merges_writes_no_states(tmp_path: Path, state: str) -> None:
+    run = made(tmp_path / "run")
+    rank(run, 0, state, b"report" if state == "captured" else None)
+    before = (run.rank(0) / "state.json").read_bytes()
+    (outcome,) = collect(run, [0], patience_s=0, write=False)
+    assert outcome.state == ("collected" if state == "captured" else "lost")
+    assert (run.rank(0) / "state.json").read_bytes() == before
 
 
 def test_an_empty_report_is_no_report(tmp_path: Path) -> None:

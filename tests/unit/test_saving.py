@@ -9,6 +9,9 @@ import pytest
 
 from clusterprof import run_directory
 from clusterprof.agent.contracts import states
+from clusterprof.agent.contracts.plan import NsysPlan
+from clusterprof.arguments import StepWindow, parse_ranks
+from clusterprof.collect import live_windows
 from clusterprof.launch import stop
 from clusterprof.launch.stop import BeforeSrunKills
 from clusterprof.run_directory import RunDirectory
@@ -37,6 +40,15 @@ def test_only_open_windows_and_reports_that_are_being_written_are_waited_for(
     assert stop.unsaved(run, [2, 3, 9]) == [2]
 
 
+def test_windows_that_were_ordered_later_are_waited_for_too(run: RunDirectory) -> None:
+    run.write_manifest({"schema_version": 1})
+    later = live_windows.order(run, StepWindow(30, 40), parse_ranks("1,3"), "torch", auto=True)
+    for rank in range(4):
+        rank_is(run, rank, "counting")
+        states.advance(str(later.rank(rank)), "capturing" if rank == 3 else "counting")
+    assert stop.unsaved(run, ()) == [3]
+
+
 def test_srun_gets_its_signal_once_the_reports_are_home_and_the_ranks_are_told_why(
     run: RunDirectory,
 ) -> None:
@@ -50,6 +62,12 @@ def test_srun_gets_its_signal_once_the_reports_are_home_and_the_ranks_are_told_w
 
     assert BeforeSrunKills(run, [0])(signal.SIGTERM, enough) == [signal.SIGTERM]
     assert ["SIGTERM" in str(reason) for reason in looks] == [True] * 3
+
+
+def test_reports_may_take_as_much_longer_as_nsys_may(run: RunDirectory) -> None:
+    by_nsys = NsysPlan("nsys", "2022.4", None, {}, [], [], [], [], start_s=60)
+    assert BeforeSrunKills(run, [0], by_nsys.longer_s).saving_s == stop.SAVING_S + 54
+    assert by_nsys._replace(start_s=1).longer_s == 0
 
 
 def test_somebody_who_signals_again_does_not_wait(run: RunDirectory) -> None:

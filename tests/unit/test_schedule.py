@@ -44,7 +44,7 @@ def test_the_schedule_is_named_and_a_balanced_pipeline_comes_near_its_ideal(
     assert shown["ideal_share"] == pytest.approx(ideal, abs=1e-4)
     # the waiting is near the ideal, which twice the microbatches would halve
     waits = [row["wait_ns_per_step"] for row in found["evidence"][:-1]]
-    step = found["cost_ns_per_step"] / found["share_of_step"]
+    step = found["saved_ns_per_step"] / found["share_of_step"]
     assert sum(waits) / len(waits) / step == pytest.approx(ideal, rel=0.25)
 
 

@@ -15,7 +15,7 @@ from clusterprof.agent.contracts import states
 from clusterprof.agent.contracts.plan import NsysPlan, Plan, Selection
 from clusterprof.agent.guard import report_transfer, session, size
 from clusterprof.agent.guard.outbox import Outbox
-from clusterprof.agent.rank import window
+from clusterprof.agent.rank import profilers, window
 from clusterprof.agent.rank.steps import Counter
 
 
@@ -41,6 +41,9 @@ class Switch:
         self.bytes += size.MB
         return self.bytes
 
+    def stall_s(self, done: int, left: int) -> float:
+        return 9.0 if done > 2 else 1.0
+
 
 class Beacons:
     def __init__(self) -> None:
@@ -58,6 +61,7 @@ def armed(outbox: Outbox, rank_folder: Path, monkeypatch: pytest.MonkeyPatch) ->
         switch, counter = Switch(), Counter()
         plan = Plan("", Selection("all", "all"), (2, 20), "torch", max_report_mb=most)
         made = window.Window(plan, outbox, counter, beacons)
+        counter.attend(made.first, made.at)
         monkeypatch.setattr(made, "make_switches", lambda: [switch])
         counter.begin()
         return made, counter, switch
@@ -82,6 +86,33 @@ def test_a_window_closes_between_the_steps_at_which_it_became_too_large(
     assert switch.stopped == 1
     reason = states.read(str(rank_folder))["reason"]
     assert all(fact in reason for fact in ("step 7", "2:20", "5 MB")), reason
+
+
+@pytest.mark.parametrize(("timeout_s", "warned"), [(10.0, False), (8.0, True), (None, False)])
+def test_a_stall_longer_than_a_process_group_waits_is_said_once(
+    armed: Any, rank_folder: Path, written: Callable[[], None], monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str], timeout_s: float | None, warned: bool,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(profilers, "shortest_timeout_s", lambda: timeout_s)
+    _, counter, switch = armed(0)
+    steps(counter, 30)
+    written()
+    stated = states.read(str(rank_folder)).get("stall", "")
+    printed = capfd.readouterr().err
+    assert switch.stopped == 1
+    assert all((fact in text) == warned for text in (stated, printed) for fact in ("2:20", "9 s"))
+    assert printed.count("process group") == warned
+
+
+def test_torch_profiler_s_stall_follows_from_what_its_steps_add(
+    outbox: Outbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    profiler = profilers.TorchProfiler(outbox, alone=True)
+    for done, held_mb, stalls_mb in ((0, 900, 0), (1, 50, 0), (2, 60, 60 + 8 * 10), (5, 90, 140)):
+        monkeypatch.setattr(profiler, "size", lambda held_mb=held_mb: held_mb * size.MB)
+        assert profiler.stall_s(done, 10 - done) == pytest.approx(
+            stalls_mb * size.MB * profilers.BYTE_S
+        )
 
 
 def test_without_a_limit_no_size_closes_a_window(armed: Any) -> None:
@@ -182,10 +213,10 @@ def test_the_guard_stops_a_session_that_grows_within_one_step_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made, spawned = made_session(tmp_path, monkeypatch, 4 * size.MB)
-    made.tend()
+    made.tend(10)
     assert spawned == [], "it is not collecting yet"
     made.opened, made.look_at = True, 1
-    made.tend()
+    made.tend(10)
     made.stop()
     assert spawned == [["nsys", "stop"]]
 
@@ -196,11 +227,11 @@ def test_the_guard_stops_a_session_before_the_disk_under_it_is_full(
     made, spawned = made_session(tmp_path, monkeypatch, 0)
     monkeypatch.setattr(profiler, "free_bytes", lambda _: profiler.LEAST_FREE_B + 7 * size.MB)
     made.opened, made.look_at = True, 1
-    made.tend()
+    made.tend(10)
     assert spawned == []
     monkeypatch.setattr(profiler, "free_bytes", lambda _: profiler.LEAST_FREE_B + 5 * size.MB)
     made.look_at = 1
-    made.tend()
+    made.tend(10)
     assert spawned == [["nsys", "stop"]]
     (trouble,) = made.troubles
     assert all(fact in trouble for fact in (made.scratch, "69 MB")), trouble

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -44,6 +45,26 @@ def test_a_second_attempt_may_follow_a_lost_one(tmp_path: Path) -> None:
     assert states.advance(folder, "armed")
     assert states.read(folder)["attempt"] == 2
     assert "reason" not in states.read(folder)
+
+
+def test_of_two_processes_that_write_one_state_none_loses_an_entry(tmp_path: Path) -> None:
+    def write(name: str) -> None:
+        for number in range(40):
+            states.advance(str(tmp_path), "counting", **{f"{name}{number}": number})
+
+    with ThreadPoolExecutor(3) as threads:
+        list(threads.map(write, "abc"))
+    found = states.read(str(tmp_path))
+    assert len(found["history"]) == 120
+    assert {f"{name}{number}" for name in "abc" for number in range(40)} <= set(found)
+
+
+def test_a_state_is_written_beside_a_process_that_hangs_over_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(states, "TURN_S", 0.05)
+    with states._alone(str(tmp_path)):
+        assert states.advance(str(tmp_path), "counting")
 
 
 def test_a_state_that_cannot_be_read_is_none(tmp_path: Path) -> None:

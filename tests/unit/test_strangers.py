@@ -97,6 +97,28 @@ def test_kernels_launched_before_the_window_come_first_in_their_streams_order(
     assert set(whole["communicator"].to_pylist()) == {"0[0-3]"}
 
 
+def test_kernels_with_a_sequence_number_are_matched_by_it_alone(tmp_path: Path) -> None:
+    # all calls are alike, and neither steps nor windows say which is which
+    paths = []
+    for tables in simulate(SCATTERED)[0]:
+        calls = tables.collective_calls
+        at = calls.schema.get_field_index("operation_id")
+        numbered = calls.set_column(at, calls.schema.field(at), pa.array(range(1, len(calls) + 1)))
+        begin = tables.steps["begin_ns"][tables.rank].as_py()
+        own = replace(tables, collective_calls=numbered)
+        paths.append(trace(own, tmp_path, begin_ns=begin, arguments="kernel", steps=False))
+    ranks = [read_report(path) for path in paths]
+    ids = {t.rank: t.collective_calls["operation_id"].to_pylist() for t in ranks}
+    assert None in ids[3]
+    rows = match(ranks).to_pandas()
+    rows["id"] = [ids[rank][call] for rank, call in zip(rows["rank"], rows["call"], strict=True)]
+    whole = rows[rows["state"] == "matched"]
+    assert set(whole["confidence"]) == {1.0}
+    assert set(whole.groupby("collective")["id"].nunique()) == {1}
+    common = set.intersection(*(set(each) - {None} for each in ids.values()))
+    assert common <= set(whole["id"])
+
+
 def test_ends_that_scatter_by_hundreds_of_microseconds_are_those_of_one_group(
     tmp_path: Path,
 ) -> None:
@@ -143,3 +165,20 @@ def test_two_groups_over_the_same_ranks_stay_two_where_ends_scatter(tmp_path: Pa
     for name in names:
         rows = table.filter(pc.equal(table["communicator"], name))
         assert pc.count_distinct(rows["operation"].cast(pa.string())).as_py() == 1
+
+
+@pytest.mark.parametrize(
+    ("sleeps_ms", "named"), [((20, 28), True), ((20, 0), False), ((0, 0), False)]
+)
+def test_two_steps_tell_a_rank_that_sleeps_in_both_from_one_that_pauses_once(
+    tmp_path: Path, sleeps_ms: tuple[int, int], named: bool
+) -> None:
+    # active=3 of torch.profiler's schedule: of the steps 6 to 8 the first shows its start
+    causes = tuple(
+        Cause("host", 2, ms * 1_000_000, steps=(step,))
+        for step, ms in zip((7, 8), sleeps_ms, strict=True)
+    )
+    job = replace(SCATTERED, steps=3, layer_ns=8_000_000, causes=causes)
+    findings = study(read(job, tmp_path)).results["findings"]
+    late = [each["rank"] for each in findings if each["code"].startswith("straggler.")]
+    assert late == ([2] if named else [])

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from simulate import Job, simulate
+from simulate.flight import recorded
 
+from clusterprof.align.lateness import host_clock
+from clusterprof.analysis.model.shallow import all_ranks
 from clusterprof.ingest import gather
 from clusterprof.results import GroupEntry, Results
 from clusterprof.study import study
@@ -60,6 +66,35 @@ def test_the_groups_are_the_planted_ones_whatever_the_ranks_order_and_selection(
         assert group["size"] == {"data": dp, "tensor": tp, "pipeline": pp}[group["kind"]]
         assert group["why"]
         assert 0 < group["confidence"] <= 1
+
+
+def described(ranks: Sequence[RankTables], **more: Any) -> dict[tuple[int, ...], str]:
+    groups = study(ranks, **more).results["topology"]["groups"]
+    return {tuple(g["ranks"]): g["description"] for g in groups}
+
+
+def test_groups_are_called_as_the_program_calls_them() -> None:
+    """By the reports where they say it (torch.profiler), else by the flight recorders."""
+    job = replace(SMALL, dp=2, tp=2, steps=12, first_step=10)
+    ranks, _ = simulate(job)
+    names = {
+        name: f"mesh {name[-2:]}"
+        for t in ranks
+        for name in t.collective_calls["communicator"].to_pylist()
+    }
+    own = [replace(t, info=replace(t.info, groups=names)) for t in ranks]
+    assert all(each.startswith("mesh ") for each in described(own).values())
+    made = recorded(job)
+    shallow = all_ranks(
+        made.flight, host_clock(made.flight, made.readings, made.probe), made.steps, {}
+    )
+    expected = {g.ranks: g.description for g in made.flight.groups}
+    assert described(ranks, shallow=shallow) == expected
+    assert described(ranks[:3], shallow=shallow)[0, 1] == expected[0, 1]
+    # of two groups with the same members it is unknown which one a communicator is
+    groups = [*shallow.results["groups"], {"name": "9", "description": "x", "ranks": [0, 1]}]
+    twice = replace(shallow, results={**shallow.results, "groups": groups})
+    assert described(ranks, shallow=twice) == {**expected, (0, 1): ""}
 
 
 def of(job: Job, *kept: int) -> Results:
@@ -149,6 +184,39 @@ def _renamed(tables: RankTables, begin: str, name: str) -> RankTables:
     return replace(
         tables, collective_calls=calls.set_column(place, "communicator", pa.array(names))
     )
+
+
+def _doing(tables: RankTables, begin: str, **columns: Sequence[object]) -> RankTables:
+    """The calls of communicators named `begin`… with these values of columns, by turns."""
+    import pyarrow as pa
+
+    calls = tables.collective_calls
+    mine = [name.startswith(begin) for name in calls["communicator"].to_pylist()]
+    for name, values in columns.items():
+        turn = itertools.cycle(values)
+        column = [
+            next(turn) if one else old
+            for one, old in zip(mine, calls[name].to_pylist(), strict=True)
+        ]
+        place = calls.schema.get_field_index(name)
+        calls = calls.set_column(place, name, pa.array(column))
+    return replace(tables, collective_calls=calls.cast(tables.collective_calls.schema))
+
+
+def test_activations_gathered_and_scattered_in_the_forward_are_a_tensor_groups() -> None:
+    ranks, _ = simulate(replace(SMALL, dp=2, tp=2))
+    turns = ("AllGather", "ReduceScatter")
+    results = study([_doing(r, "0xtensor", operation=turns) for r in ranks]).results
+    assert [g["ranks"] for g in only(results, "tensor")] == [[0, 1], [2, 3]]
+    assert all(g["operations"] == list(turns) for g in only(results, "tensor"))
+
+
+def test_small_messages_in_the_forward_are_statistics_and_no_tensor_groups() -> None:
+    ranks, _ = simulate(replace(SMALL, dp=2, tp=2))
+    results = study([_doing(r, "0xtensor", message_bytes=(512,)) for r in ranks]).results
+    assert not only(results, "tensor")
+    assert [g["ranks"] for g in only(results, "unknown")] == [[0, 1], [2, 3]]
+    assert [g["ranks"] for g in only(results, "data")] == [[0, 2], [1, 3]]
 
 
 @pytest.mark.parametrize(

@@ -131,7 +131,8 @@ def test_calls_that_wait_for_a_rank_without_a_report_at_once_wait_once() -> None
         assert top["code"] == "straggler.unprofiled"
         costs.append(top["cost_ns_per_step"])
     assert costs[1] == pytest.approx(costs[0], rel=0.05)
-    assert 0.6 * late < costs[0] <= late
+    # the simulated hosts vary by 1% from step to step
+    assert 0.6 * late < costs[0] <= 1.01 * late
 
 
 def _calling(tables: RankTables, times: int) -> RankTables:

@@ -28,7 +28,7 @@ from clusterprof.agent.contracts import words
         (words.bound(8_241), "±8.3 µs"),
         (words.bound(123_456), "±0.13 ms"),
         (words.bound(0), "±0 µs"),
-        (words.with_bound(20_312_345, 8_241), "20.312 ±0.009 ms"),
+        (words.with_bound(20_312_345, 8_241), "20.3 ±0.1 ms"),
         (words.with_bound(20_312_345, 1_500_000), "20.3 ±1.5 ms"),
         (words.with_bound(20_312_345, 0), "20.3 ms"),
         (words.percent(0.334), "33%"),

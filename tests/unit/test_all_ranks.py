@@ -1,0 +1,216 @@
+"""Results of all ranks: findings and verdicts by flight recorders, with profiled ranks or none."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import pickle
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as parquet
+import pytest
+from simulate import Cause, Job, simulate
+from simulate.flight import Recorded, leave, recorded
+
+from clusterprof import merge_run, run_directory
+from clusterprof.agent.contracts import paths, states
+from clusterprof.align.lateness import SHALLOW, host_clock
+from clusterprof.analysis.model.shallow import Shallow, all_ranks
+from clusterprof.arguments import parse_ranks
+from clusterprof.cli import merge
+from clusterprof.study import study
+
+MS = 1_000_000
+LATE = (Cause("host", 3, 8 * MS),)
+JOB = Job(dp=8, steps=12, first_step=10, synchronous=True, tear_ns=0, causes=LATE)
+
+
+def compared(made: Recorded) -> Shallow:
+    clock = host_clock(made.flight, made.readings, made.probe)
+    hosts = {rank: each.machine for rank, each in made.readings.items()}
+    return all_ranks(made.flight, clock, made.steps, hosts)
+
+
+def findings(job: Job, **more: Any) -> list[Any]:
+    return [
+        (each["code"], each["severity"], each["ranks"], each["saved_ns_per_step"])
+        for each in study([], shallow=compared(recorded(job, **more))).results["findings"]
+    ]
+
+
+@pytest.mark.parametrize("gloo", [False, True])
+def test_a_late_host_is_named_by_flight_recorders_alone(gloo: bool) -> None:
+    job = replace(JOB, on_host=gloo, ranks_per_host=2, offset_ns=(0, 0, *[120 * MS] * 6))
+    if gloo:
+        job = replace(job, launch_ns=10_000)
+    ((code, severity, ranks, saved),) = findings(job, durations=not gloo)
+    assert (code, severity, ranks) == ("straggler.shallow", "critical", [3])
+    assert saved == pytest.approx(8 * MS, rel=0.1)
+    assert findings(replace(job, causes=()), durations=not gloo) == []
+
+
+def test_without_anybody_late_the_verdict_claims_no_more_than_is_known() -> None:
+    made = compared(recorded(replace(JOB, causes=())))
+    results = study([], shallow=made).results
+    assert (results["shallow"] or {}).get("by") == "durations"
+    assert "cannot be determined" in results["verdict"]
+
+
+def test_calls_that_are_launched_ahead_are_waited_for_without_a_finding() -> None:
+    """A host that is slower than the others but not than its GPU, and gathers parameters ahead."""
+    slack = (Cause("host", 3, 10 * MS),)
+    job = Job(dp=4, steps=12, first_step=10, sharded=True, tear_ns=0, launch_ns=50_000)
+    (found,) = findings(replace(job, causes=slack))
+    assert found == ("straggler.shallow", "info", [3], 0)
+
+
+def test_since_when_and_the_rank_of_a_pipeline_that_the_others_wait_for() -> None:
+    late = (Cause("host", 5, 20 * MS, tuple(range(16, 40))),)
+    job = Job(dp=4, pp=2, layers=8, steps=20, first_step=6, synchronous=True, tear_ns=0)
+    (suspect, *_) = compared(recorded(replace(job, causes=late))).results["suspects"]
+    assert (suspect["rank"], suspect["since_step"], suspect["delays"]) == (5, 16, True)
+
+
+def test_one_rank_that_is_late_first_and_another_one_later_are_two_findings() -> None:
+    halves = [*range(10, 17)], [*range(17, 22)]
+    causes = [Cause("host", k, 10 * MS, tuple(s)) for k, s in enumerate(halves, start=1)]
+    job = replace(JOB, dp=4, causes=tuple(causes))
+    looked = study([], shallow=compared(recorded(job))).results["findings"]
+    deep = study(simulate(job)[0]).results["findings"]
+    for found, steps in ((looked, halves), (deep, (halves[0][1:], halves[1]))):
+        late = sorted(each["ranks"] + each["steps"] for each in found if each["severity"] != "info")
+        assert late == [[1, *steps[0]], [2, *steps[1]]]
+    assert ["until step 16." in each["summary"] for each in looked] in (
+        [True, False],
+        [False, True],
+    )
+    assert "(11 to 16)" in deep[0]["summary"]
+
+
+def test_the_step_is_that_of_the_steps_compared_however_long_others_of_the_log_take() -> None:
+    made = recorded(JOB)
+    of_it = compared(made)
+
+    def longer(log: pa.Table) -> pa.Table:
+        """The log, and three times as many short steps after it."""
+        count, end = 3 * log.num_rows, log["end_ns"][-1].as_py()
+        more = log.take(np.arange(count) % log.num_rows)
+        for name, values in (
+            ("step", log["step"][-1].as_py() + 1 + np.arange(count)),
+            ("begin_ns", end + np.arange(count) * MS),
+            ("end_ns", end + np.arange(1, count + 1) * MS),
+        ):
+            at = log.schema.get_field_index(name)
+            column = pa.array(values).cast(log.schema.field(at).type)
+            more = more.set_column(at, log.schema.field(at), column)
+        return pa.concat_tables([log, more])
+
+    logs = {rank: longer(log) for rank, log in made.steps.items()}
+    later = compared(replace(made, steps=logs))
+    assert later.results["steps"] == of_it.results["steps"]
+    assert later.results["step_ns"] == of_it.results["step_ns"] > 8 * MS
+
+
+def test_ranks_of_a_slow_node_are_late_together() -> None:
+    causes = tuple(Cause("host", rank, 8 * MS) for rank in (2, 3))
+    made = compared(recorded(replace(JOB, causes=causes, ranks_per_host=2)))
+    assert made.results["nodes"] == [{"host": "node1", "ranks": [2, 3], "suspects": [2, 3]}]
+    (finding,) = study([], shallow=made).results["findings"]
+    assert (finding["rank"], finding["ranks"]) == (None, [2, 3])
+
+
+def test_the_command_names_a_peer_of_the_group_whatever_the_groups_are_called() -> None:
+    made = recorded(JOB)
+    groups = tuple(replace(each, name="data parallel") for each in made.flight.groups)
+    flight = replace(made.flight, groups=groups)
+    (finding,) = study([], shallow=compared(replace(made, flight=flight))).results["findings"]
+    # No report says which profiler there was.
+    assert "--ranks 3,0 --profiler nsys " in finding["next"]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> run_directory.RunDirectory:
+    """A run of eight ranks over gloo that profiled none."""
+    made = run_directory.create(tmp_path / "run")
+    made.write_manifest(
+        {"schema_version": 1, "launcher": "torchrun", "world_size": 8, "window": [10, 22],
+         "selection": parse_ranks("0")._replace(ranks=())._asdict()}
+    )  # fmt: skip
+    leave(made, recorded(replace(JOB, on_host=True, launch_ns=10_000), durations=False))
+    return made
+
+
+def test_a_run_without_profiled_ranks_is_merged(
+    run: run_directory.RunDirectory, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert merge.main("merge", [str(run.path), "--fail-on", "critical"], None) == 1
+    assert capsys.readouterr().out.startswith("Rank 3 delays")
+    results = json.loads((run.merged / "results.json").read_text())
+    assert [each["rank"] for each in results["shallow"]["suspects"]] == [3]
+    assert parquet.read_schema(run.merged / "shallow.parquet").equals(SHALLOW)
+    assert "straggler.shallow" in run.html.read_text()
+
+
+@pytest.mark.parametrize(("source", "profiler"), [("process group", "torch"), ("torchrun", "nsys")])
+def test_the_next_command_names_a_profiler_that_can_capture_these_ranks(
+    run: run_directory.RunDirectory, source: str, profiler: str
+) -> None:
+    states.advance(str(run.rank(0)), "counted", identity=source)
+    (finding,) = merge_run.merge_run(run, []).results["findings"]
+    assert re.findall(r"--profiler (\w+)", finding["next"]) == [profiler]
+
+
+def changed(content: bytes, **by: int) -> bytes:
+    """A packed dump with something added to its entries' numbers."""
+    found = json.loads(gzip.decompress(content))
+    for each in found["entries"]:
+        each |= {name: each[name] + more for name, more in by.items()}
+    return gzip.compress(json.dumps(found).encode())
+
+
+class Hostile:
+    """Would end the program if it were unpickled."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (exit, (9,))
+
+
+BAD: dict[str, Callable[[bytes], tuple[str, bytes]]] = {
+    "cut short": lambda content: (paths.FLIGHT, content[:200]),
+    "empty": lambda content: (paths.FLIGHT, b""),
+    "another version's": lambda content: (
+        paths.FLIGHT,
+        gzip.compress(gzip.decompress(content).replace(b'"2.10"', b'"3.0"')),
+    ),
+    "another job's": lambda content: (
+        paths.FLIGHT,
+        changed(content, time_created_ns=3600_000 * MS, collective_seq_id=10_000),
+    ),
+    "hostile": lambda content: (paths.FLIGHT_PICKLE, gzip.compress(pickle.dumps([Hostile()], 2))),
+}
+
+
+@pytest.mark.parametrize("what", BAD)
+def test_dumps_that_cannot_be_used_are_named_and_the_rest_is_merged(
+    run: run_directory.RunDirectory, what: str
+) -> None:
+    good = run.rank(6) / paths.FLIGHT
+    name, content = BAD[what](good.read_bytes())
+    good.unlink()
+    bad = run.rank(6) / name
+    bad.write_bytes(content)
+    (run.rank(7) / paths.FLIGHT).unlink()
+    assert merge.main("merge", [str(run.path)], None) == 0
+    results = json.loads((run.merged / "results.json").read_text())
+    assert results["shallow"]["ranks"] == [0, 1, 2, 3, 4, 5]
+    assert [(each["rank"], each["source"]) for each in results["shallow"]["missing"]] == [
+        (6, str(bad))
+    ]
+    assert any(bad.name in warning for warning in results["warnings"])
+    assert [each["rank"] for each in results["shallow"]["suspects"]] == [3]

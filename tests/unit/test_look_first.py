@@ -1,0 +1,219 @@
+"""`--ranks auto`: which ranks are captured once all were looked at, and how often ranks look."""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import time
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from clusterprof import merge_run, run_directory
+from clusterprof.agent.contracts import later_window, states
+from clusterprof.agent.contracts.identity import Identity
+from clusterprof.agent.contracts.plan import NsysPlan, Plan, Selection
+from clusterprof.agent.guard.step_log import StepLog
+from clusterprof.arguments import StepWindow, parse_ranks
+from clusterprof.launch import look_first, planning
+from clusterprof.launch.look_first import MOST, chosen
+from clusterprof.launch.profiling import CapturePlan
+from clusterprof.launchers.support.job import Job
+from clusterprof.merge_run import Look
+from clusterprof.results import Suspect
+from clusterprof.run_directory import RunDirectory
+
+WORLD = ("default_pg", tuple(range(16)))
+#: of four nodes with four ranks each
+TENSOR = [(f"tp{node}", tuple(range(4 * node, 4 * node + 4))) for node in range(4)]
+DATA = [(f"dp{local}", tuple(range(local, 16, 4))) for local in range(4)]
+
+
+def suspect(rank: int) -> Suspect:
+    return Suspect(
+        rank=rank, lateness_ns=40_000_000, bound_ns=0, group="tp", host="n1", since_step=None,
+        until_step=None, delays=True, line=None,
+    )  # fmt: skip
+
+
+def look(*suspects: int, groups: Any = (WORLD,), stages: Any = ()) -> Look:
+    return Look(tuple(range(16)), [suspect(each) for each in suspects], groups, stages, [])
+
+
+def test_a_suspect_is_captured_with_one_peer_of_each_of_its_groups() -> None:
+    assert chosen(look(13), [], [0]) == [13, 0]
+    assert chosen(look(13, groups=[*TENSOR, *DATA]), [], [0]) == [13, 12, 1]
+    # a peer is never another suspect, and rather one that is captured or armed anyhow
+    assert chosen(look(13, 12, groups=[*TENSOR, *DATA]), [15], [0]) == [13, 15, 1, 12, 0]
+
+
+def test_a_rank_whose_lateness_may_cost_nothing_is_not_said_to_delay_others() -> None:
+    found = look(13)
+    assert look_first.sentence(found) == "rank 13 delays the other ranks by 40.0 ms per step"
+    found.suspects[0]["delays"] = False
+    assert look_first.sentence(found) == (
+        "rank 13 may delay the other ranks, which wait 40.0 ms per step"
+    )
+
+
+def test_armed_ranks_are_captured_up_to_the_limit() -> None:
+    assert chosen(look(13), [0, 4], [0]) == [13, 0, 4]
+    assert len(chosen(look(13), range(16), [0])) == MOST
+    assert chosen(look(13), range(16), [0])[0] == 13
+
+
+def test_where_no_rank_stands_out_each_stage_has_one() -> None:
+    assert chosen(look(), [], [0]) == [0, 1]
+    assert chosen(look(groups=[]), [], [0, 8]) == [0, 8]
+    assert chosen(look(stages=[(0, 1, 2, 3), (4, 5, 6, 7)]), [], [0, 8]) == [0, 1, 4]
+
+
+def test_looks_for_an_order_are_bounded_for_the_file_server() -> None:
+    assert later_window.look_s(4) == 1.0
+    for size in (256, 1024, 3840):
+        assert size / later_window.look_s(size) <= later_window.LOOKS_A_SECOND
+    assert later_window.look_s(100_000) == later_window.look_s(None) == 60.0
+
+
+ARGUMENTS = argparse.Namespace(arm=None, pp=None)
+
+# --- the order, and those after it
+
+
+class Ranks:
+    """The ranks of a job of two, while it waits: `late` of their orders come too late."""
+
+    def __init__(self, run: RunDirectory, late: int) -> None:
+        self.run = run
+        self.late = late
+        for rank in (0, 1):
+            states.advance(str(run.rank(rank)), "counting", world_size=2, flight="none")
+            log = StepLog(str(run.rank(rank)), (10, 15), time.time_ns() - 15 * 10**9)
+            log.claim()
+            log.add(0, [(each * 10**9, (each + 1) * 10**9) for each in range(15)])
+            log.write(all_of_it=True)
+
+    def go_on(self, seconds: float) -> None:
+        """Obey what is ordered."""
+        for window in self.run.later_windows():
+            for rank in (0, 1):
+                late = rank == 1 and window.number - 2 < self.late
+                state = "lost" if late else "waiting"
+                states.advance(str(window.rank(rank)), state, chosen=True, late=late)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDirectory:
+    made = run_directory.create(tmp_path / "run")
+    made.write_manifest(
+        {"schema_version": 1, "selection": parse_ranks("auto")._asdict(), "window": [10, 15],
+         "world_size": 2, "began": "2026-01-02T03:04:05+00:00", "ended": None}
+    )  # fmt: skip
+    return made
+
+
+@pytest.mark.parametrize(
+    ("late", "windows", "end"),
+    [
+        (0, [2], "capturing ranks 0–1 in steps"),
+        (1, [2, 3], "the order came too late for rank 1; capturing ranks 0–1 in steps"),
+        (9, [2, 3, 4], "too late for rank 1, the last of 3: the result is that of the look"),
+    ],
+)
+def test_an_order_that_came_too_late_is_repeated_a_few_times(
+    run: RunDirectory,
+    late: int,
+    windows: list[int],
+    end: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    ranks = Ranks(run, late)
+    monkeypatch.setattr(look_first.time, "sleep", ranks.go_on)
+    monkeypatch.setattr(merge_run, "look", lambda _: look(1))
+    plan = SimpleNamespace(
+        job=SimpleNamespace(world_size=2), arguments=ARGUMENTS, window=StepWindow(10, 15)
+    )
+    look_first.look_first(cast("planning.LaunchPlan", plan), run)
+    assert [each.number for each in run.later_windows()] == windows
+    assert end in capsys.readouterr().err.splitlines()[-1]
+    steps = [each.window() for each in run.later_windows()]
+    assert all(one.end <= later.first for one, later in itertools.pairwise(steps))
+    assert all(each.is_auto for each in run.later_windows())
+
+
+def test_ranks_of_a_job_of_unknown_size_are_looked_for_until_they_come(
+    run: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slept: list[float] = []
+
+    def go_on(seconds: float) -> None:
+        slept.append(seconds)
+        if len(slept) == 3:
+            Ranks(run, late=0)
+
+    monkeypatch.setattr(look_first.time, "sleep", go_on)
+    plan = SimpleNamespace(job=SimpleNamespace(world_size=None))
+    assert look_first.wait_for_ranks(cast("planning.LaunchPlan", plan), run) == 2
+    assert slept == [1.0, 1.0, 1.0]
+
+
+def test_a_rank_whose_nsys_has_captured_is_no_peer_of_a_later_order() -> None:
+    found = look_first.without(look(13, groups=DATA), {1, 5})
+    assert chosen(found, [], [0]) == [13, 9]
+
+
+# --- the plan
+
+NSYS = NsysPlan("/opt/nsys", "2025.3.2", None, {"gpu": "", "cpu": ""}, [], [], [], [])
+BY_NSYS = CapturePlan("nsys", "2025.3.2", "", nsys=NSYS)
+
+
+def test_rank_0_and_one_of_each_stage_start_under_nsys() -> None:
+    def to_arm(**changed: Any) -> Any:
+        found = planning.to_arm(argparse.Namespace(**{**vars(ARGUMENTS), **changed}), BY_NSYS)
+        return found and found.expected(8)
+
+    assert to_arm() == (0,)
+    assert to_arm(pp=2) == (0, 4)
+    assert to_arm(arm="none") is None
+    assert to_arm(arm="1,3") == (1, 3)
+    assert planning.to_arm(ARGUMENTS, CapturePlan("torch", "", "")) is None
+
+
+def test_an_armed_rank_is_profiled_by_no_plan_until_it_is_ordered() -> None:
+    plan = Plan("/run", Selection("auto", "auto"), (1, 2), "nsys", nsys=NSYS,
+                armed=parse_ranks("one-per-node"))  # fmt: skip
+    first, second = (Identity(rank, 8, rank % 4, "torchrun") for rank in (4, 5))
+    assert plan.looks_first
+    assert (plan.arms(first), plan.arms(second)) == (True, False)
+    assert not plan.profiles(first)
+    assert Plan.from_json(json.loads(json.dumps(plan.to_json()))) == plan
+
+
+@pytest.mark.parametrize(
+    ("job", "capture"),
+    [({"over_ssh": object()}, {}), ({"world_size": 1}, {}), ({}, {"window_by": "cuda"})],
+)
+def test_what_keeps_auto_from_a_second_window(job: dict[str, Any], capture: dict[str, Any]) -> None:
+    plain = Job("srun", ("srun",), 4, "-n4", "srun")
+    assert planning.cannot_look(plain, BY_NSYS) == ""
+    assert planning.cannot_look(replace(plain, **job), replace(BY_NSYS, **capture))
+
+
+@pytest.mark.parametrize(
+    ("given", "ranks"),
+    [({}, "auto"), ({"steps": "5:9"}, "0"), ({"steps": "5:9", "ranks": "auto"}, "auto")],
+)
+def test_steps_that_are_named_are_captured_in_rank_0_unless_ranks_are_named_too(
+    given: dict[str, str], ranks: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for variable, _ in planning.SETTINGS.values():
+        monkeypatch.delenv(variable, raising=False)
+    arguments = argparse.Namespace(**{**dict.fromkeys(planning.SETTINGS), **given})
+    planning.settle(arguments)
+    assert arguments.ranks == ranks

@@ -1,0 +1,68 @@
+"""After the program's end: whether nsys still makes the report, or hangs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+
+from clusterprof.agent.contracts.plan import NsysPlan
+from clusterprof.agent.guard import report_transfer, session
+from clusterprof.agent.guard.outbox import Outbox
+
+#: of each look, a second apart: by process its state and CPU ticks, and the bytes of the files
+Look = tuple[dict[int, tuple[str, int]], int]
+
+
+def hangs_at(
+    looks: Iterable[Look], folder: Path, monkeypatch: pytest.MonkeyPatch, start_s: int = 6
+) -> int | None:
+    """The number of the first look that finds nsys hanging; None for none."""
+    monkeypatch.setattr(session.profiler.tempfile, "gettempdir", lambda: str(folder))
+    nsys = NsysPlan("nsys", "2022.4", None, {"cpu": "", "gpu": ""}, [], [], [], [], start_s)
+    home = report_transfer.ReportTransfer(str(folder), str(folder / "rank"))
+    made = session.Session("s", nsys, "session", home, 0, Outbox(None))
+    monkeypatch.setattr(session, "_TICKS_PER_S", 100)
+    for second, (works, written) in enumerate(looks):
+        monkeypatch.setattr(session.time, "monotonic", lambda at=second: 1000.0 + at)
+        monkeypatch.setattr(session.processes, "work", lambda pid, now=works: now[pid])
+        monkeypatch.setattr(made.files, "written", lambda now=written: now)
+        if made.hangs(list(works)):
+            return second
+    return None
+
+
+@pytest.mark.parametrize(
+    ("looks", "expected"),
+    [
+        pytest.param([({1: ("S", 500)}, 7)] * 9, 4, id="waits"),
+        pytest.param([({1: ("T", 500)}, 7)] * 9, 4, id="is stopped"),
+        pytest.param([({1: ("S", 500 + 2 * n)}, 7) for n in range(9)], 4, id="looks around"),
+        pytest.param([({1: ("D", 500)}, 7)] * 9, None, id="waits for its disk"),
+        pytest.param([({1: ("R", 500 + n)}, 7) for n in range(60)], None, id="busy node"),
+        pytest.param([({1: ("R", 500 + 100 * n)}, 7) for n in range(9)], 5, id="spins"),
+        pytest.param([({1: ("R", 500 + 25 * n)}, 7) for n in range(60)], 16,
+                     id="spins on a busy node"),
+        pytest.param([({1: ("R", 500 + 100 * n)}, 7 + n) for n in range(60)], None, id="writes"),
+        pytest.param([({1: ("S", 500 + 20 * n)}, 7 + n) for n in range(60)], None,
+                     id="writes slowly"),
+        # what has ended took more than what runs now has by then
+        pytest.param([({1: ("S", 500 + 90 * n), **({2: ("S", 20 * n)} if n > 1 else {})}
+                       if n < 3 else {2: ("S", 20 * n)}, 7 + n) for n in range(20)],
+                     None, id="one ends, the next works"),
+    ],
+)  # fmt: skip
+def test_an_nsys_that_does_no_more_is_told_from_one_that_a_busy_node_slows(
+    looks: list[Look], expected: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert hangs_at(looks, tmp_path, monkeypatch) == expected
+
+
+@pytest.mark.parametrize(("at", "ticks", "usual"), [("S", 0, 4), ("R", 100, 5)])
+@pytest.mark.parametrize("longer_s", [0, 4])
+def test_an_nsys_that_the_user_gives_longer_hangs_later(
+    at: str, ticks: int, usual: int, longer_s: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks: list[Look] = [({1: (at, ticks * n)}, 7) for n in range(40)]
+    assert hangs_at(looks, tmp_path, monkeypatch, 6 + longer_s) == usual + longer_s

@@ -1,0 +1,279 @@
+"""What is saved of torch's flight recorder, and where it is left alone: torches of many kinds."""
+
+from __future__ import annotations
+
+import gzip
+import socket
+import sys
+import time
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+from clusterprof.agent.contracts import paths
+from clusterprof.agent.contracts.plan import Plan, Selection
+from clusterprof.agent.guard import outbox as outboxes
+from clusterprof.agent.guard.outbox import Outbox
+from clusterprof.agent.rank import recorder
+from clusterprof.agent.rank.recorder import Recorder, UnavailableError, check_size, version_of
+from clusterprof.agent.rank.steps import Counter
+
+TEXT = b'{"entries": []}'
+
+
+class Torch:
+    """A torch that has imported itself, with one process group, as the recorder meets it."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, version: str, backend: str) -> None:
+        self.calls: list[tuple[str, dict[str, bool]]] = []
+        self.timed = 0
+        self.core = SimpleNamespace()
+        self.initialised = True
+        self.capturing = False
+        group = SimpleNamespace(_enable_collectives_timing=self.time)
+        torch, dist = ModuleType("torch"), ModuleType("torch.distributed")
+        vars(torch).update(
+            __version__=version,
+            _C=SimpleNamespace(_distributed_c10d=self.core),
+            cuda=SimpleNamespace(
+                is_initialized=lambda: "nccl" in backend,
+                is_current_stream_capturing=lambda: self.capturing,
+            ),
+        )
+        vars(dist).update(
+            is_available=lambda: True,
+            is_initialized=lambda: self.initialised,
+            get_backend_config=lambda group: backend,
+            destroy_process_group=self.destroy,
+            distributed_c10d=SimpleNamespace(_world=SimpleNamespace(pg_map=(group,))),
+        )
+        monkeypatch.setitem(sys.modules, "torch", torch)
+        monkeypatch.setitem(sys.modules, "torch.distributed", dist)
+
+    def time(self) -> None:
+        self.timed += 1
+
+    def destroy(self) -> None:
+        self.initialised = False
+
+    def has(self, *names: str, gives: Any = TEXT) -> Torch:
+        """Have these functions dump."""
+
+        def make(name: str) -> Any:
+            def dump(**arguments: bool) -> Any:
+                self.calls.append((name, arguments))
+                if isinstance(gives, Exception):
+                    raise gives
+                return gives
+
+            return dump
+
+        for name in names:
+            setattr(self.core, name, make(name))
+        return self
+
+
+class Sent:
+    """What a recorder has handed to its writer."""
+
+    def __init__(self, stacks: bool = False, **began_with: str) -> None:
+        ours, self.theirs = socket.socketpair()
+        self.theirs.settimeout(1)
+        plan = Plan("run", Selection("0", "ranks", (0,)), (2, 4), "torch", stacks=stacks)
+        self.recorder = Recorder(plan, Outbox(ours), began_with, alone=False, clock=False)
+        self.counter = Counter()
+
+    def window(self) -> tuple[dict[str, bytes], str]:
+        """Run through the window: the files that were sent, and why there is none."""
+        self.recorder.attend(self.counter)
+        self.counter.begin()
+        for _ in range(6):
+            self.counter.boundary()
+        return self.sent()
+
+    def sent(self) -> tuple[dict[str, bytes], str]:
+        files, why, buffer = {}, "", bytearray(self.theirs.recv(1 << 20))
+        for kind, body in outboxes.frames(buffer):
+            if kind == outboxes.FILE:
+                name, _, content = body.partition(b"\n")
+                files[name.decode()] = gzip.decompress(content)
+            else:
+                why += body.decode()
+        return files, why
+
+
+@pytest.fixture(autouse=True)
+def nothing_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recorder, "SETTLE_S", 0)
+    for name in (*recorder.SIZES, recorder.TIMING):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.mark.parametrize(
+    ("version", "backend", "there", "called"),
+    [
+        ("2.13.0+cpu", "gloo", ["_dump_fr_trace_json", "_dump_fr_trace"], "_dump_fr_trace_json"),
+        ("2.13.0", "cpu:gloo,cuda:nccl", ["_dump_fr_trace_json", "_dump_nccl_trace_json"],
+         "_dump_nccl_trace_json"),
+        ("2.11.0+cu130", "nccl", ["_dump_nccl_trace", "_dump_nccl_trace_json"],
+         "_dump_nccl_trace_json"),
+    ],
+)  # fmt: skip
+def test_the_recorder_of_the_training_s_own_backend_is_saved_after_the_window(
+    monkeypatch: pytest.MonkeyPatch, version: str, backend: str, there: list[str], called: str
+) -> None:
+    torch = Torch(monkeypatch, version, backend).has(*there)
+    files, why = Sent().window()
+    assert (files, why) == ({paths.FLIGHT: TEXT}, "")
+    assert torch.calls == [(called, {"includeCollectives": True, "onlyActive": False})]
+    assert torch.timed == 1
+
+
+def test_the_ranks_of_groups_are_beside_the_dump_of_gloo_which_lists_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for backend, function in (("gloo", "_dump_fr_trace_json"), ("nccl", "_dump_nccl_trace_json")):
+        Torch(monkeypatch, "2.13.0", backend).has(function)
+        dist = sys.modules["torch.distributed"]
+        world = SimpleNamespace(pg_map=("the group",), pg_names={"the group": "7"})
+        monkeypatch.setattr(dist.distributed_c10d, "_world", world)
+        monkeypatch.setattr(dist, "get_process_group_ranks", lambda group: [0, 4], raising=False)
+        files, _ = Sent().window()
+        beside = (
+            {} if backend == "nccl" else {paths.GROUPS: b'{"pg_config": {"7": {"ranks": [0, 4]}}}'}
+        )
+        assert files == {paths.FLIGHT: TEXT, **beside}
+
+
+def test_stacks_and_torch_2_4_have_a_pickle(monkeypatch: pytest.MonkeyPatch) -> None:
+    both = ["_dump_nccl_trace", "_dump_nccl_trace_json"]
+    new = Torch(monkeypatch, "2.12.0", "nccl").has(*both)
+    assert Sent(stacks=True).window() == ({paths.FLIGHT_PICKLE: TEXT}, "")
+    assert [(name, given["includeStackTraces"]) for name, given in new.calls] == [(both[0], True)]
+    monkeypatch.setenv("TORCH_NCCL_TRACE_BUFFER_SIZE", "100")
+    old = Torch(monkeypatch, "2.4.1", "nccl").has(both[0])
+    assert Sent(TORCH_NCCL_TRACE_BUFFER_SIZE="100").window() == ({paths.FLIGHT_PICKLE: TEXT}, "")
+    assert [(name, given["includeStackTraces"]) for name, given in old.calls] == [(both[0], False)]
+
+
+@pytest.mark.parametrize("began", [True, False])
+@pytest.mark.parametrize("name", recorder.SIZES)
+@pytest.mark.parametrize("size", ["0", "-1", "", "many", "20001"])
+def test_a_recorder_without_places_is_never_dumped(
+    monkeypatch: pytest.MonkeyPatch, began: bool, name: str, size: str
+) -> None:
+    """Set when the process began, or by the program later: a dump of it aborts the process."""
+    torch = Torch(monkeypatch, "2.13.0", "nccl").has("_dump_nccl_trace_json")
+    if not began:
+        monkeypatch.setenv(name, size)
+    files, why = Sent(**({name: size} if began else {})).window()
+    assert (files, torch.calls, torch.timed) == ({}, [], 0)
+    assert name in why
+
+
+@pytest.mark.parametrize(
+    ("version", "environ", "on"),
+    [
+        ("2.13.0", {}, True),
+        ("2.11.0+cu130", {}, True),
+        ("2.11.0a0+a61da4a.nv26.02", {}, False),
+        ("2.12.0.dev20260101", {}, True),
+        ("2.10.0", {}, False),
+        ("2.10.0", {"TORCH_FR_BUFFER_SIZE": "10"}, True),
+        ("2.10.0", {"TORCH_NCCL_TRACE_BUFFER_SIZE": "10"}, True),
+        ("2.7.1", {"TORCH_FR_BUFFER_SIZE": "10"}, False),
+        ("2.7.1", {"TORCH_NCCL_TRACE_BUFFER_SIZE": "10"}, True),
+        ("2.4.0", {}, False),
+        ("2.13.0", {"TORCH_FR_BUFFER_SIZE": "10", "TORCH_NCCL_TRACE_BUFFER_SIZE": "0"}, False),
+        ("main", {}, False),
+    ],
+)
+def test_what_torch_does_by_default_goes_by_its_version(
+    version: str, environ: dict[str, str], on: bool
+) -> None:
+    try:
+        check_size(environ, version_of(version), version)
+    except UnavailableError:
+        assert not on
+    else:
+        assert on
+
+
+@pytest.mark.parametrize("gives", [RuntimeError("no\nway"), None, 7, [b"x"]])
+def test_a_function_that_fails_or_gives_anything_else_is_only_reported(
+    monkeypatch: pytest.MonkeyPatch, gives: Any
+) -> None:
+    Torch(monkeypatch, "2.13.0", "gloo").has("_dump_fr_trace_json", gives=gives)
+    files, why = Sent().window()
+    assert files == {}
+    assert '"flight"' in why
+
+
+def test_without_torch_or_groups_or_a_known_backend_nothing_is_called(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    files, why = Sent().window()
+    assert (files, "torch" in why) == ({}, True)
+    torch = Torch(monkeypatch, "2.13.0", "mpi").has("_dump_fr_trace_json", "_dump_nccl_trace_json")
+    files, why = Sent().window()
+    assert (files, torch.calls, "mpi" in why) == ({}, [], True)
+    torch = Torch(monkeypatch, "2.13.0", "nccl").has("_dump_nccl_trace_json")
+    torch.capturing = True
+    assert (Sent().window()[0], torch.calls) == ({}, [])
+
+
+@pytest.mark.parametrize(("backend", "saved"), [("gloo", True), ("nccl", False)])
+def test_of_groups_that_are_gone_only_a_recorder_without_cuda_events_is_read(
+    monkeypatch: pytest.MonkeyPatch, backend: str, saved: bool
+) -> None:
+    torch = Torch(monkeypatch, "2.13.0", backend)
+    torch.has("_dump_fr_trace_json", "_dump_nccl_trace_json")
+    sent = Sent()
+    sent.recorder.at(2)
+    torch.initialised = False
+    sent.recorder.at(4)
+    assert bool(sent.sent()[0]) == bool(torch.calls) == saved
+
+
+def test_the_user_s_choice_of_timing_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(recorder.TIMING, "0")
+    torch = Torch(monkeypatch, "2.13.0", "nccl").has("_dump_nccl_trace_json")
+    assert Sent().window()[0] == {paths.FLIGHT: TEXT}
+    assert torch.timed == 0
+
+
+def test_what_the_program_destroys_is_saved_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = Torch(monkeypatch, "2.13.0", "nccl").has("_dump_nccl_trace_json")
+    sent = Sent()
+    sent.recorder.at(2)
+    sys.modules["torch.distributed"].destroy_process_group()
+    assert not torch.initialised
+    sent.recorder.finish(3)
+    assert sent.sent() == ({paths.FLIGHT: TEXT}, "")
+    assert len(torch.calls) == 1
+
+
+def test_the_dump_waits_until_the_last_durations_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recorder, "SETTLE_S", 0.2)
+    torch = Torch(monkeypatch, "2.13.0", "nccl").has("_dump_nccl_trace_json")
+    sent = Sent()
+    assert (sent.recorder.at(2), sent.recorder.at(4), sent.recorder.at(5)) == (4, 5, 6)
+    assert torch.calls == []
+    time.sleep(0.21)
+    assert (sent.recorder.at(6), len(torch.calls)) == (-1, 1)
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_program_that_ends_early_leaves_what_it_has_of_an_open_window(
+    monkeypatch: pytest.MonkeyPatch, count: int
+) -> None:
+    torch = Torch(monkeypatch, "2.13.0", "gloo").has("_dump_fr_trace_json")
+    sent = Sent()
+    if count > 2:
+        sent.recorder.at(2)
+    sent.recorder.finish(count)
+    files, why = sent.sent()
+    assert bool(files) == bool(torch.calls) == (count > 2)
+    assert bool(why) == (count < 2)
