@@ -7,11 +7,8 @@ nothing may be missing (`CI=true` or `CLUSTERPROF_TESTS_REQUIRE_ALL=1`) a skip i
 
 from __future__ import annotations
 
-import contextlib
 import os
-import random
 import shutil
-import socket
 import tempfile
 import uuid
 from collections import Counter
@@ -20,10 +17,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from lab import cluster, command, faults, hosts, leftovers
+from lab import cluster, command, evidence, faults, hosts, leftovers
 from lab.command import Completed
 from lab.parts import PARTS
 from lab.processors import Share
+
+from clusterprof.agent.nsys import START_VARIABLE
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -97,6 +96,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
+    command.forget()
+    command.settings = {START_VARIABLE: "60"}  # a busy machine may take its time to start nsys
     item.config.stash[_share].weigh(urgent=item.get_closest_marker("needs_nsys") is not None)
 
 
@@ -109,9 +110,11 @@ def _refuse_skip(report: pytest.TestReport | pytest.CollectReport) -> None:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport() -> Iterator[None]:
+def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
     report = yield
     _refuse_skip(report)
+    if report.failed:
+        report.sections += evidence.sections(getattr(item, "funcargs", {}).get("tmp_path"))
     return report
 
 
@@ -192,7 +195,7 @@ def run_command() -> Callable[..., Completed]:
 
 @pytest.fixture
 def run_clusterprof() -> Callable[..., Completed]:
-    """`run_clusterprof(argv, env=None, timeout=60, cwd=None)`: the real command line.
+    """`run_clusterprof(argv, env=None, timeout=…, cwd=None)`: the real command line.
 
     `env` is added to a cleaned environment (None takes a name away). Returns `Completed` with
     `returncode`, `stdout`, `stderr`; raises `StillRunning` and kills it when it does not end.
@@ -201,7 +204,7 @@ def run_clusterprof() -> Callable[..., Completed]:
     def run(
         argv: Sequence[str | Path],
         env: Mapping[str, str | None] | None = None,
-        timeout: float = 60.0,
+        timeout: float = command.PATIENCE_S,
         cwd: Path | None = None,
     ) -> Completed:
         return command.run(command.clusterprof(argv), env=env, timeout=timeout, cwd=cwd)
@@ -218,19 +221,6 @@ def slurm_state(request: pytest.FixtureRequest) -> Iterator[Path]:
     cluster.down(state)
 
 
-def free_port() -> int:
-    """A TCP port that no one listens on, and that no other program is given before it is used.
-
-    Below the ephemeral ports, of which tests that run beside this one take many, and above those
-    of `slurm.sh` and `hosts.sh`.
-    """
-    for port in random.sample(range(31_100, 32_700), 200):
-        with socket.socket() as listener, contextlib.suppress(OSError):
-            listener.bind(("0.0.0.0", port))
-            return port
-    raise RuntimeError("no free port")
-
-
 @pytest.fixture
 def slurm(slurm_state: Path) -> Iterator[dict[str, str]]:
     """A running Slurm of four nodes (n1 to n4, 8 processors each): the environment to use it.
@@ -239,9 +229,9 @@ def slurm(slurm_state: Path) -> Iterator[dict[str, str]]:
     """
     # Two labs on one machine count their jobs alike: a port made of the job's number would be the
     # same in both, and their jobs would meet.
-    env = {"SLURM_CONF": str(slurm_state / "slurm.conf"), "MASTER_PORT": str(free_port())}
+    env = {"SLURM_CONF": str(slurm_state / "slurm.conf"), "MASTER_PORT": str(command.free_port())}
     yield env
-    command.run(["scancel", "--user=root"], env=env, timeout=30)
+    command.run(["scancel", "--user=root"], env=env)
 
 
 @pytest.fixture(scope="session")

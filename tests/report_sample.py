@@ -45,7 +45,7 @@ def straggler() -> Finding:
         "steps": [7, 8, 9],
         "recurrence": "persistent",
         "cost_ns_per_step": 20_312_345,
-        "share_of_step": 0.333,
+        "share_of_step": 0.2901,
         "saved_ns_per_step": 17_870_000,
         "saved_uncertainty_ns": 1_130_000,
         "saving": {
@@ -53,9 +53,10 @@ def straggler() -> Finding:
             "long_run": {"step_ns": 61_600_000, "without_ns": 42_600_000},
             "stated": "window",
             "each_ns": [17_900_000, 17_800_000, 17_910_000],
+            "clocks_ns": 20_000,
             "net_of": [],
         },
-        "uncertainty_ns": 16_481,
+        "uncertainty_ns": 1_130_000,
         "confidence": 0.97,
         "summary": "Rank 2 arrives last in 35 of 36 collectives; its GPU is idle for 21 ms "
         "before the forward, so its host is late and the three others wait for it.",
@@ -95,7 +96,7 @@ def pageable() -> Finding:
         "steps": [7, 8, 9],
         "recurrence": "persistent",
         "cost_ns_per_step": 6_012_000,
-        "share_of_step": 0.0985,
+        "share_of_step": 0.0479,
         "saved_ns_per_step": 2_950_000,
         "saved_uncertainty_ns": 210_000,
         "saving": {
@@ -103,9 +104,10 @@ def pageable() -> Finding:
             "long_run": {"step_ns": 42_600_000, "without_ns": 39_440_000},
             "stated": "window",
             "each_ns": [2_940_000, 2_960_000, 2_950_000],
+            "clocks_ns": 20_000,
             "net_of": [{"code": "straggler.host", "ranks": [2]}],
         },
-        "uncertainty_ns": 0,
+        "uncertainty_ns": 210_000,
         "confidence": 0.9,
         "summary": "Every rank copies 33.6 MB a step from pageable memory and computes nothing "
         "meanwhile.",
@@ -202,6 +204,7 @@ def results(*, host: str = "gpu-07", operation: str = "AllReduce") -> Results:
                 {
                     "kind": "data",
                     "communicator": COMMUNICATOR,
+                    "description": "mesh_dp",
                     "ranks": [0, 1, 2, 3],
                     "size": 5,
                     "operations": [operation, "Broadcast"],
@@ -262,15 +265,63 @@ def results(*, host: str = "gpu-07", operation: str = "AllReduce") -> Results:
             for rank in range(4)
         ],
         "findings": [straggler(), pageable()],
-        "verdict": "Rank 2 delays the other ranks by 20.3 ms of each 61.6 ms step (33%).",
+        "verdict": "Rank 2 delays the other ranks by 17.9 ms of each 61.6 ms step (29%).",
+        "pace": {
+            "step_ns": 61_600_000,
+            "without_profiler": False,
+            "window_step_ns": 61_600_000,
+        },
+        "shallow": {
+            "ranks": [0, 1, 2, 3, 4, 5, 6],
+            "missing": [{"rank": 7, "source": "", "reason": "left no dump"}],
+            "steps": [7, 8, 9, 10],
+            "step_ns": STEP_NS,
+            "by": "durations",
+            "suspects": [
+                {
+                    "rank": 2,
+                    "lateness_ns": 17 * MS,
+                    "bound_ns": MS,
+                    "group": "1 mesh_dp",
+                    "host": "node0",
+                    "since_step": 7,
+                    "until_step": None,
+                    "delays": True,
+                    "line": "train.py:9 main",
+                },
+                {
+                    "rank": 6,
+                    "lateness_ns": 2 * MS,
+                    "bound_ns": MS,
+                    "group": "1 mesh_dp",
+                    "host": None,
+                    "since_step": None,
+                    "until_step": None,
+                    "delays": False,
+                    "line": None,
+                },
+            ],
+            "nodes": [],
+            "groups": [
+                {"name": "0", "description": "default_pg", "ranks": [*range(8)]},
+                {"name": "1", "description": "mesh_dp", "ranks": [0, 2, 4, 6]},
+            ],
+            "stages": [],
+        },
         "capture": {
             "stall_start_ns": 1_150_000_000,
             "stall_stop_ns": 62_000_000,
-            "profiled": {"before_ns": 24_400_000, "inside_ns": 24_900_000, "after_ns": None},
+            "profiled": {
+                "before_ns": 24_400_000,
+                "inside_ns": 24_900_000,
+                "after_ns": None,
+                "after_uncertainty_ns": None,
+            },
             "unprofiled": {
                 "before_ns": 24_300_000,
                 "inside_ns": 24_800_000,
                 "after_ns": 24_300_000,
+                "after_uncertainty_ns": 200_000,
             },
         },
         "warnings": ["rank 1: nsys said «CUPTI buffers were dropped» once, before the window"],
@@ -282,6 +333,7 @@ def healthy() -> Results:
     made = results()
     made["findings"] = []
     made["missing"] = []
+    made["shallow"] = None
     made["warnings"] = []
     made["verdict"] = "No stragglers: 4 ranks, 3 steady-state steps."
     made["steps"] = steps(late=None)

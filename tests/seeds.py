@@ -12,6 +12,16 @@ from typing import Any
 MS = 1000
 
 
+class Hostile:
+    """Would make a file if it were unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (Path.touch, (self.path,))
+
+
 def content(rank: Any = 0, **distributed: Any) -> dict[str, Any]:
     """A small Kineto trace: four steps, with a kernel and its launch in each."""
     events: list[dict[str, Any]] = []

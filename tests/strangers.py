@@ -102,4 +102,6 @@ def _stated(call: Mapping[str, Any], tables: RankTables) -> dict[str, Any]:
         "In msg nelems": 1024,
         "Out msg nelems": 1024,
         "dtype": "Float",
+        # since March 2026
+        **({} if call["operation_id"] is None else {"Seq": call["operation_id"]}),
     }

@@ -25,8 +25,8 @@ def fault(record_property: Callable[[str, object], None]) -> Callable[..., None]
 
 @pytest.fixture
 def slurm_network() -> Iterator[Path]:
-    """A Slurm whose nodes can be cut off (`lab.cluster.cut`), and are down after ten seconds."""
-    state = cluster.up(CLUSTERPROF_LAB_NETWORK="own", CLUSTERPROF_LAB_TIMEOUT="10")
+    """A Slurm whose nodes can be cut off (`lab.cluster.cut`), and are down after twenty seconds."""
+    state = cluster.up(CLUSTERPROF_LAB_NETWORK="own", CLUSTERPROF_LAB_TIMEOUT="20")
     yield state
     cluster.down(state)
 

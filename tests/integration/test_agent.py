@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from lab import command
 from lab.command import Completed
 from lab.endings import window
 from lab.job import CHOSEN, LOOP, Job
@@ -56,7 +57,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
     )
     assert done.returncode in (-9, 137)
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + command.PATIENCE_S
     while job.steps() != list(range(41)) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert job.steps() == list(range(41))

@@ -10,6 +10,7 @@ from textwrap import dedent
 from typing import Any
 
 import pytest
+from lab import command
 from lab.command import Completed
 
 Run = Callable[..., Completed]
@@ -22,7 +23,7 @@ SLURM = ROOT / "slurm"
 def wait_for(run_command: Run, slurm: dict[str, str]) -> Callable[[str], str]:
     """Wait until a job has ended; returns the state that Slurm gives it."""
 
-    def wait(job: str, seconds: float = 60) -> str:
+    def wait(job: str, seconds: float = command.PATIENCE_S) -> str:
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
             stated = run_command(["scontrol", "--oneliner", "show", "job", job], env=slurm)
@@ -156,7 +157,7 @@ def test_the_merge_job_finishes_a_run_whose_job_was_cancelled(
     )  # fmt: skip
     assert done.returncode == 0, done
     stated = printed(done)
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + command.PATIENCE_S
     trace = workdir / "here" / "ranks" / "00000" / "trace.json.gz"
     while not trace.exists() and time.monotonic() < deadline:
         time.sleep(0.2)

@@ -67,7 +67,7 @@ class Job:
         return self.run(
             [sys.executable, "-m", "torch.distributed.run", "--standalone",
              f"--nproc-per-node={ranks}", program],
-            env=environ, timeout=110,
+            env=environ,
         )  # fmt: skip
 
     def beacons(self, rank: int) -> list[dict[str, Any]]:

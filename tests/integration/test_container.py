@@ -70,9 +70,11 @@ class Container:
         for folder in (run, run / "ranks"):
             folder.chmod(0o777)
         window = OPTIONS[OPTIONS.index("--steps") + 1].split(":")
+        nsys = choose(CaptureRequest(profiler="nsys")).nsys
+        assert nsys
         plan = Plan(
             str(run), Selection("3", "ranks", (3,)), (int(window[0]), int(window[1])), "nsys",
-            "torchrun", "loop:step", nsys=choose(CaptureRequest(profiler="nsys")).nsys,
+            "torchrun", "loop:step", nsys=nsys._replace(start_s=60),
         )  # fmt: skip
         (run / "plan.json").write_text(json.dumps(plan.to_json()))
         (run / "run.json").write_text("{}")

@@ -19,7 +19,6 @@ def started_over(run_clusterprof: Callable[..., Completed], at: int) -> Complete
         ["torchrun", *OPTIONS, "--ranks=0,1", "--run-dir=run", "--no-merge", "--standalone",
          "--nproc-per-node=2", "--max-restarts=1", "--", PROGRAMS / "ending.py", "once", str(at)],
         env={"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"},
-        timeout=90,
     )  # fmt: skip
     assert done.returncode == 0, done
     assert done.stdout.count("rank 0 begins") == 2

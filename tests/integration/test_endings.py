@@ -15,7 +15,16 @@ from pathlib import Path
 import pytest
 from lab import command
 from lab.command import Completed
-from lab.endings import OPTIONS, PROGRAMS, Running, allowed_s, outcomes, state, window, words
+from lab.endings import (
+    OPTIONS,
+    PROGRAMS,
+    Running,
+    allowed_s,
+    outcomes,
+    state,
+    window,
+    words,
+)
 
 Cli = Callable[..., Completed]
 
@@ -57,10 +66,11 @@ def test_a_rank_ends_as_it_would_have_ended(
     fault: Callable[..., None],
 ) -> None:
     line = ["python", PROGRAMS / "ending.py", ending.how, str(ending.at)]
-    plain = run_command(["srun", "-n2", *line], env=slurm, timeout=60)
+    plain = run_command(["srun", "-n2", *line], env=slurm)
     done = run_clusterprof(
-        ["srun", *OPTIONS, "--run-dir=run", "--no-merge", "-n2", "--", *line], env=slurm, timeout=60
-    )
+        ["srun", *OPTIONS, "--run-dir=run", "--no-merge", "-n2", "--", *line],
+        env=slurm,
+    )  # fmt: skip
     assert done.returncode == plain.returncode == ending.status, done
     assert words(done.stdout) == words(plain.stdout), done
     assert done.seconds - plain.seconds < allowed_s(), done
@@ -92,10 +102,7 @@ def test_a_rank_that_hangs_after_its_window_has_its_report_home_already(
     running = Running.ending(workdir, slurm, how="hang", at=25)
     running.wait_for("finishing")
     report = running.run / "ranks/00000/report.nsys-rep"
-    deadline = time.monotonic() + 20
-    while not report.exists() and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert report.exists(), running.printed()
+    running.wait_until(report.exists, "home")
     command.run(["scancel", running.job()], env=slurm)
     assert running.ends() == 143, running.printed()
     assert state(running.run)["state"] == "collected", running.printed()
@@ -124,7 +131,4 @@ def test_a_guard_that_is_killed_takes_its_program_along(
     program, guard = state(running.run)["program_pid"], state(running.run)["pid"]
     os.kill(guard, signal.SIGKILL)
     assert running.ends() == 137, running.printed()
-    deadline = time.monotonic() + 20
-    while Path(f"/proc/{program}").exists() and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not Path(f"/proc/{program}").exists()
+    running.wait_until(lambda: not Path(f"/proc/{program}").exists(), "without its program")

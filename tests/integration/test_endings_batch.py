@@ -21,9 +21,9 @@ from lab.endings import OPTIONS, PROGRAMS, allowed_s, state, window, words
 pytestmark = [pytest.mark.needs_nsys, pytest.mark.needs_slurm]
 
 
-def until(holds: Callable[[], Any], what: Callable[[], str], seconds: float = 60) -> Any:
+def until(holds: Callable[[], Any], what: Callable[[], str]) -> Any:
     """Wait until `holds()` gives something true, and return it."""
-    deadline = time.monotonic() + seconds
+    deadline = time.monotonic() + command.PATIENCE_S
     while time.monotonic() < deadline:
         if found := holds():
             return found
@@ -48,7 +48,7 @@ class Batch:
         assert self.job.isdigit(), done
 
     def call(self, *argv: str | Path) -> str:
-        done = command.run(list(argv), env=self.slurm, timeout=30)
+        done = command.run(list(argv), env=self.slurm)
         assert done.returncode == 0, done
         return done.stdout
 
@@ -62,13 +62,17 @@ class Batch:
 
     def wait_until_it_hangs(self) -> None:
         ready = {"rank 0 hangs", "rank 1 ends"}
-        until(lambda: ready <= set(words(self.printed())), lambda: f"it never hung: {self.said()}")
+        until(
+            lambda: ready <= set(words(self.printed())),
+            lambda: f"it never hung: {self.printed()}",
+        )
 
     def end(self) -> tuple[str, str]:
         """Its last state and exit status, by Slurm."""
         going = ("PENDING", "RUNNING", "COMPLETING", "CONFIGURING", "PREEMPTED")
         until(
-            lambda: self.stated("JobState") not in going, lambda: f"it did not end: {self.said()}"
+            lambda: self.stated("JobState") not in going,
+            lambda: f"it did not end: {self.printed()}",
         )
         return self.stated("JobState"), self.stated("ExitCode")
 

@@ -56,7 +56,7 @@ NSYS = ("--profiler=nsys", "--step-on=loop:step")
 
 
 def bash(line: str, **env: str) -> Completed:
-    return command.run(["bash", "-c", line], env={**RANK, **env}, timeout=60)
+    return command.run(["bash", "-c", line], env={**RANK, **env})
 
 
 def compare(

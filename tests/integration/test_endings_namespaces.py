@@ -20,14 +20,15 @@ NAMESPACE = ["unshare", "--mount", "--pid", "--fork", "--mount-proc"]
 SCRIPT = """
 mount -t tmpfs none /dev/shm
 nsys launch --trace=none --session-new=lives sleep 60 </dev/null >/dev/null 2>&1 &
-for i in $(seq 100); do
+for i in $(seq 1000); do
     ls /dev/shm/NSys-* >/dev/null 2>&1 && ls /dev/shm/quadd-agent-* >/dev/null 2>&1 && break
     sleep 0.1
 done
 sleep 0.5
 unshare --pid --fork --mount-proc python -c "$CLEAN"
 echo "alive: $(ls /dev/shm | grep -c ^NSys-) $(ls /dev/shm | grep -c ^quadd-agent-)"
-kill -9 -1; sleep 0.5
+kill -9 -1
+for i in $(seq 300); do pgrep -r R,S,D nsys >/dev/null || break; sleep 0.1; done
 unshare --pid --fork --mount-proc python -c "$CLEAN"
 echo "dead: $(ls /dev/shm | grep -c ^NSys-)"
 """

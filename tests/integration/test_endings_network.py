@@ -24,23 +24,24 @@ def test_a_node_that_is_cut_off_ends_its_job_as_it_would_have(
     plain_short, ours_short, plain_long, ours_long = jobs = [
         job(workdir, slurm_network, f"n{number}", ours=number in (2, 4)) for number in range(1, 5)
     ]
-    for number, each in enumerate(jobs, 1):
+    for each in jobs:
         each.wait_until(each.waits, "waiting")
+    for number in range(1, 5):
         cluster.cut(slurm_network, f"n{number}")
     time.sleep(4)
     for number, each in enumerate(jobs[:2], 1):
         cluster.cut(slurm_network, f"n{number}", "mend")
         (each.run.parent / "go").touch()
-    plain, status = plain_short.ends(60), ours_short.ends(60)
+    plain, status = plain_short.ends(), ours_short.ends()
     fault("a node is cut off for 4 s", plain, status, 0.0, ours_short.state())
     assert status == plain == 0, ours_short.printed()
     assert words(ours_short.printed()) == words(plain_short.printed())
     assert ours_short.state()["state"] == "collected", ours_short.printed()
     assert outcomes(ours_short.run) == {0: "collected"}
 
-    plain = plain_long.ends(60)
+    plain = plain_long.ends()
     began = time.monotonic()
-    status = ours_long.ends(60)
+    status = ours_long.ends()
     added_s = time.monotonic() - began
     printed = ours_long.printed()
     fault("a node is cut off for good", plain, status, added_s, ours_long.state())
@@ -54,11 +55,11 @@ def test_a_node_that_is_cut_off_ends_its_job_as_it_would_have(
         cluster.cut(slurm_network, node, "mend")
         (workdir / node / "go").touch()
     report = ours_long.run / "ranks/00000/report.nsys-rep"
-    ours_long.wait_until(report.exists, "home", 30)
+    ours_long.wait_until(report.exists, "home")
     done = run_clusterprof(["collect", "--no-merge", ours_long.run])
     assert (done.returncode, ours_long.state()["state"]) == (0, "collected"), done
     assert ours_long.state()["late"], done
-    assert not ours_long.left(10)
+    assert not ours_long.left()
     assert not ours_short.left()
 
 

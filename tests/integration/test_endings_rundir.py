@@ -116,7 +116,7 @@ def test_a_run_directory_that_the_ranks_cannot_write_hurts_no_one(
     assert not running.left()
 
 
-def slow_filesystem(workdir: Path, slurm: dict[str, str], wait_s: float) -> Running:
+def slow_filesystem(workdir: Path, slurm: dict[str, str]) -> Running:
     """A job whose nodes' files appear here once its report is home: its state, then the report."""
     there = workdir / "node"
     there.mkdir()
@@ -127,14 +127,14 @@ def slow_filesystem(workdir: Path, slurm: dict[str, str], wait_s: float) -> Runn
     here = workdir / "run/ranks/00000"
     here.mkdir()
     shutil.copy(report.parent / "state.json", here)
-    time.sleep(wait_s)
     return running
 
 
 def test_a_report_that_a_shared_filesystem_shows_late_is_waited_for(
     workdir: Path, slurm: dict[str, str]
 ) -> None:
-    running = slow_filesystem(workdir, slurm, 1.0)
+    running = slow_filesystem(workdir, slurm)
+    running.wait_until(lambda: not running.runs("srun"), "without srun")
     shutil.copytree(workdir / "node", workdir / "run/ranks", dirs_exist_ok=True)
     assert running.ends() == 0, running.printed()
     assert outcomes(running.run) == {0: "collected"}
@@ -144,7 +144,7 @@ def test_a_report_that_a_shared_filesystem_shows_late_is_waited_for(
 def test_a_report_that_appears_too_late_is_found_afterwards(
     run_clusterprof: Callable[..., Completed], workdir: Path, slurm: dict[str, str]
 ) -> None:
-    running = slow_filesystem(workdir, slurm, 0)
+    running = slow_filesystem(workdir, slurm)
     assert running.ends() == 0, running.printed()
     assert outcomes(running.run) == {0: "lost"}
     assert state(running.run)["late"]

@@ -16,14 +16,18 @@ from lab import command
 from lab.disk import Disk, disk
 from lab.endings import OPTIONS, PROGRAMS, Running, allowed_s, words
 
+from clusterprof.agent.nsys import START_VARIABLE
+
 pytestmark = [pytest.mark.needs_nsys, pytest.mark.needs_openmpi, pytest.mark.needs_root]
 
-#: A step takes 20 ms; on a busy machine now and then a hundred.
+#: A step takes 20 ms.
 LONGEST_NS = 2_000_000_000
 WORDS = ["rank 0 begins", "rank 0 ends", "rank 1 begins", "rank 1 ends"]
 
 #: Open MPI will not start as root unless it is told to.
 OPEN_MPI = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+#: nsys may take its time on a busy machine, and all together less than a disk is stalled for
+ENVIRONMENT = {**OPEN_MPI, START_VARIABLE: "20"}
 
 Fault = Callable[..., None]
 
@@ -53,7 +57,7 @@ class Job:
                 ["mpirun", *OPTIONS, *options, "--run-dir", run, "--no-merge", "--oversubscribe",
                  "-n", "2", "--", *program]
             ),
-            OPEN_MPI, workdir / "out", run,
+            ENVIRONMENT, workdir / "out", run,
         )  # fmt: skip
 
     def comes_to(self, count: int) -> None:
@@ -62,8 +66,9 @@ class Job:
         self.running.wait_until(lambda: all(mark.exists() for mark in marks), f"at step {count}")
 
     def tasks_end(self) -> float:
-        """Wait until mpirun has ended; returns how long after the programs."""
+        """The disk is stalled: wait until mpirun has ended; returns how long after the programs."""
         mpirun = Path(f"/proc/{self.running.launcher()}")
+        (self.workdir / "stalled").touch()
         marks = [self.workdir / f"{rank}.json" for rank in (0, 1)]
         self.running.wait_until(lambda: all(mark.exists() for mark in marks), "at its end")
         self.running.wait_until(lambda: not alive(mpirun), "without tasks")
@@ -75,12 +80,12 @@ class Job:
 
     def check(self, what: str, added_s: float, fault: Fault) -> None:
         """It ended as it would have, and no step was delayed."""
-        assert self.running.ends(60) == 0, self.running.printed()
+        assert self.running.ends() == 0, self.running.printed()
         found = self.running.state()
         fault(what, 0, 0, added_s, found)
         assert words(self.running.printed()) == WORDS
         assert "Traceback" not in self.running.printed()
-        assert added_s < allowed_s(), self.running.printed()
+        assert added_s < allowed_s(ENVIRONMENT), self.running.printed()
         # Where the writer is as late as whoever collects, either has the last word.
         assert found["state"] in ("captured", "collected"), self.running.printed()
 
@@ -100,7 +105,7 @@ def test_no_rank_waits_for_a_run_directory_that_is_stalled(
     report = still.place / "run/ranks/00000/report.nsys-rep"
     job.comes_to(30)
     job.running.wait_until(report.exists, "home")
-    still.freeze(30)
+    still.freeze()
     added_s = job.tasks_end()
     assert still.still, "the disk moves again: it was no test"
     still.thaw()
@@ -113,7 +118,7 @@ def test_ranks_that_start_while_the_run_directory_is_stalled_train_all_the_same(
 ) -> None:
     job = Job(workdir, still.place / "run", 60, held=True)
     job.running.wait_until((workdir / "held").exists, "starting")
-    still.freeze(30)
+    still.freeze()
     (workdir / "go").touch()
     added_s = job.tasks_end()
     assert still.still, "the disk moves again: it was no test"
@@ -127,7 +132,7 @@ def test_a_window_that_opens_and_closes_while_the_run_directory_is_stalled(
 ) -> None:
     job = Job(workdir, still.place / "run", 150, "--steps=60:70")
     job.comes_to(20)
-    still.freeze(30)
+    still.freeze()
     added_s = job.tasks_end()
     assert still.still, "the disk moves again: it was no test"
     still.thaw()
@@ -140,7 +145,7 @@ def test_a_very_slow_run_directory_is_waited_for_by_no_one(
 ) -> None:
     job = Job(workdir, still.place / "run", 150, "--steps=60:70")
     job.comes_to(20)
-    still.slow(60)
+    still.slow(100)
     added_s = job.tasks_end()
     assert still.still
     still.thaw()
@@ -178,15 +183,16 @@ def test_clusterprof_ends_with_its_job_where_the_run_directory_is_stalled(
     report = still.place / "run/ranks/00000/report.nsys-rep"
     job.comes_to(30)
     job.running.wait_until(report.exists, "home")
-    still.freeze(30)
+    still.freeze()
+    (workdir / "stalled").touch()
     # The rank's own end and ours: each is allowed what it may take longer.
-    status = job.running.ends(2 * allowed_s() + 15)
+    status = job.running.ends(2 * allowed_s(ENVIRONMENT) + 15)
     added_s = time.monotonic() - max(job.stated(rank)["ended"] for rank in (0, 1))
     assert still.still, "the disk moves again: it was no test"
     printed = job.running.printed()
     fault("clusterprof itself, the run directory is stalled", 0, status, added_s, {})
     assert status == 0, printed
-    assert added_s < 2 * allowed_s(), printed
+    assert added_s < 2 * allowed_s(ENVIRONMENT), printed
     assert "clusterprof collect" in printed
     still.thaw()
-    assert not job.running.left(20)
+    assert not job.running.left()

@@ -104,7 +104,7 @@ def test_a_launcher_s_end_is_seen_where_our_parent_has_blocked_sigchld(workdir: 
         "signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD]);"
         "sys.exit(Foreground(['sh', '-c', 'sleep 0.2; exit 5'], {}).run())"
     )
-    assert Running([sys.executable, "-c", blocked], {}, workdir / "out").ends(10) == 5
+    assert Running([sys.executable, "-c", blocked], {}, workdir / "out").ends() == 5
 
 
 def test_nothing_stays_when_we_are_killed_but_the_launcher(workdir: Path) -> None:
@@ -115,3 +115,53 @@ def test_nothing_stays_when_we_are_killed_but_the_launcher(workdir: Path) -> Non
     running.wait_until(lambda: len(running.left(0)) == 1, "alone")
     os.kill(launcher, signal.SIGKILL)
     assert not running.left()
+
+
+#: A task beside a job, whose end it waits for: 'end' as its last argument.
+BESIDE = """
+import os, sys, time
+from clusterprof.launch.bounded_wait import BesideJob
+def task():
+    print("beside", os.getpid(), flush=True)
+    {task}
+beside = BesideJob(task, "nothing is watched")
+while not os.path.exists(sys.argv[1]):
+    time.sleep(0.05)
+beside.close()
+print("closed", flush=True)
+"""
+
+
+def test_what_is_done_beside_a_job_outlives_signals_and_ends_with_it(workdir: Path) -> None:
+    code = BESIDE.format(task="time.sleep(1000)")
+    running = Running([sys.executable, "-c", code, "end"], {}, workdir / "out")
+    running.wait_until(lambda: "beside" in running.printed(), "beside")
+    beside = int(running.printed().split()[1])
+    waiting = Path(f"/proc/{beside}/status")
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
+        os.kill(beside, number)
+    ignored = int(waiting.read_text().partition("SigIgn:")[2].split()[0], 16)
+    assert all(ignored & 1 << number - 1 for number in (1, 2, 3, 15))
+    (workdir / "end").touch()
+    assert running.ends() == 0, running.printed()
+    assert not waiting.exists()
+    assert not running.left()
+
+
+@pytest.mark.parametrize(
+    ("fails", "reason"),
+    [
+        ("open('missing')", "[Errno 2] No such file or directory: 'missing'"),
+        ("raise OSError", "OSError()"),
+        ("raise KeyError('a')", "KeyError('a')"),
+    ],
+)
+def test_what_fails_beside_a_job_is_one_line(workdir: Path, fails: str, reason: str) -> None:
+    code = BESIDE.format(task=fails)
+    running = Running([sys.executable, "-c", code, "end"], {}, workdir / "out")
+    running.wait_until(lambda: reason in running.printed(), "said")
+    (workdir / "end").touch()
+    assert running.ends() == 0
+    _, error, closed = running.printed().splitlines()
+    assert error == f"clusterprof: nothing is watched: {reason}"
+    assert closed == "closed"

@@ -6,6 +6,7 @@ import json
 import lzma
 import os
 import shutil
+import signal
 import sqlite3
 import sys
 from collections.abc import Callable
@@ -14,6 +15,7 @@ from pathlib import Path
 
 import pytest
 import strangers
+from lab import command
 from lab.command import Completed
 from lab.command import clusterprof as command_line
 from seeds import content, span, trace
@@ -21,9 +23,11 @@ from simulate import Cause, Job, simulate
 
 from clusterprof.errors import ReportError
 from clusterprof.ingest import gather, gathered
+from clusterprof.ingest.flight import all_dumps
 from clusterprof.tables import SCHEMAS
 
 Run = Callable[..., Completed]
+DATA = Path(__file__).resolve().parents[1] / "data"
 
 
 @pytest.fixture
@@ -43,6 +47,38 @@ def test_traces_read_in_processes_are_as_read_in_this_one(
     for one, other in zip(here.ranks, apart.ranks, strict=True):
         for name in SCHEMAS:
             assert getattr(one, name).equals(getattr(other, name))
+
+
+def test_dumps_of_flight_recorders_are_the_same_by_any_number_of_processes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(all_dumps, "_SHARE", 2)
+    shutil.copytree(DATA / "flight/gloo/skip", tmp_path, dirs_exist_ok=True)
+    (tmp_path / "rank_9").write_bytes(b"\x80\x02garbage")
+    found = [all_dumps.read_dumps(all_dumps.find_dumps(tmp_path), workers=n) for n in (1, 2, 3)]
+    assert len(found[0].ranks) == 8
+    assert len(found[0].missing) == 1
+    assert found[0] == found[1] == found[2]
+    assert all(each.entries.equals(found[0].entries) for each in found)
+
+
+KILLED = """
+import os, signal
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from clusterprof.agent.contracts.processes import end_with_parent
+if __name__ == "__main__":
+    pool = ProcessPoolExecutor(1, get_context("spawn"), end_with_parent)
+    pool.submit(os.getpid).result()
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_processes_that_read_end_with_one_that_is_killed(tmp_path: Path) -> None:
+    (tmp_path / "reads.py").write_text(KILLED)
+    # it returns once no process holds its output any more
+    done = command.run([sys.executable, tmp_path / "reads.py"])
+    assert done.returncode == -signal.SIGKILL, done
 
 
 @pytest.mark.usefixtures("in_processes")

@@ -81,7 +81,7 @@ def test_the_workers_on_each_node_are_the_ranks(
     done = run_clusterprof(
         ["srun", "--ranks", "0,3", "--steps", "5:12", "--step-on", "loop:step", "--profiler=nsys",
          "--run-dir=run", "--no-merge", "-N2", "--ntasks-per-node=1", "--", *program],
-        env=slurm, timeout=100,
+        env=slurm,
     )  # fmt: skip
     run = project / "run"
     assert done.returncode == 0, done
@@ -116,7 +116,6 @@ def test_a_program_that_is_run_as_it_stands_has_the_ranks_that_it_starts(
     done = run_clusterprof(
         ["run", "--ranks", "all", "--steps", "5:12", "--step-on", "loop:step", "--profiler=nsys",
          "--run-dir=run", "--no-merge", "--", *program],
-        timeout=100,
     )  # fmt: skip
     assert done.returncode == 0, done
     assert outcomes(project / "run") == dict.fromkeys(range(ranks), "collected"), done

@@ -31,7 +31,7 @@ def test_under_open_mpi_the_profiled_ranks_of_a_training_leave_their_nsys_report
     done = run_clusterprof(
         ["mpirun", "--ranks", "0,2", "--steps", "3:6", "--run-dir", "the run's dir",
          "--oversubscribe", "-np", "3", "--", "python", EXAMPLE, "--steps", "8"],
-        env=OPEN_MPI, timeout=110,
+        env=OPEN_MPI,
     )  # fmt: skip
     run = workdir / "the run's dir"
     assert done.returncode == 0, done
@@ -64,7 +64,7 @@ def test_mpich_is_known_by_what_it_says_of_itself(run_clusterprof: Cli, workdir:
     done = run_clusterprof(
         ["mpirun", "--ranks", "1", "--steps", "3:6", "--profiler=torch", "--run-dir=run",
          "-genvlist", "PATH,HOME", "-n", "2", "--", "python", EXAMPLE, "--steps", "8"],
-        env={"PATH": path}, timeout=110,
+        env={"PATH": path},
     )  # fmt: skip
     assert done.returncode == 0, done
     assert "+ mpirun -genv CLUSTERPROF_PLAN" in done.stderr
@@ -132,7 +132,7 @@ def test_a_rank_that_open_mpi_kills_for_a_peer_s_failure_leaves_its_report(
     done = run_clusterprof(
         ["mpirun", "--ranks", "0", "--steps", "5:150", "--profiler=nsys", "--run-dir=run",
          "--no-merge", "--oversubscribe", "-np", "2", "--", "python", "fails.py"],
-        env=OPEN_MPI, timeout=110,
+        env=OPEN_MPI,
     )  # fmt: skip
     assert done.returncode == 3, done
     assert outcomes(workdir / "run") == {0: "collected"}, done
@@ -174,7 +174,7 @@ def two_nodes(
 
     def run(line: list[str], **environ: str) -> Completed:
         salloc = ["salloc", "-Q", "-N2", "--ntasks-per-node=2"]
-        return run_command([*salloc, *line], env={**slurm, **OPEN_MPI, **environ}, timeout=100)
+        return run_command([*salloc, *line], env={**slurm, **OPEN_MPI, **environ})
 
     return run
 
@@ -213,7 +213,7 @@ def test_open_mpi_over_ssh_ends_with_the_failing_rank_s_status_and_leaves_the_ot
     done = run_clusterprof(
         ["mpirun", "--ranks", "0", "--steps=5:150", *MPIRUN[2:-2], *there, *where, "--",
          sys.executable, "train.py", "1000", "1"],
-        env=OPEN_MPI, timeout=100,
+        env=OPEN_MPI,
     )  # fmt: skip
     assert done.returncode == 3, done
     assert outcomes(workdir / "run") == {0: "collected"}, done

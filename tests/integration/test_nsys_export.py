@@ -51,12 +51,11 @@ def record(tmp_path_factory: pytest.TempPathFactory) -> Record:
         done = command.run(
             [*nsys, output, sys.executable, *(program or ("-c", PROGRAM))],
             env=environment,
-            timeout=120,
         )
         left = report.with_suffix(".qdstrm")
         if not report.exists() and left.exists():
             # Debian's nsys does not find its own importer.
-            done = command.run([_IMPORTER, "-i", left], timeout=120)
+            done = command.run([_IMPORTER, "-i", left])
         assert report.exists(), done
         return report
 

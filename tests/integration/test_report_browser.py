@@ -87,7 +87,7 @@ def browser(tmp_path: Path) -> Iterator[Callable[..., str]]:
     def run(page: Path, *flags: str) -> str:
         profile = tmp_path / f"profile{next(runs)}"
         argv = [program, *_QUIET, f"--user-data-dir={profile}", *flags, page.as_uri()]
-        done = command.run(argv, timeout=90)
+        done = command.run(argv)
         assert done.returncode == 0, done
         console = [
             line

@@ -30,7 +30,6 @@ def test_a_window_that_becomes_too_large_is_closed_early_and_its_report_is_whole
         ["torchrun", "--ranks", "0", "--steps", "3:190", "--max-report-mb", "5",
          f"--profiler={profiler}", "--run-dir=run", "--nproc-per-node", "1", "--",
          EXAMPLE, "--steps", "200", "--layers", "24", "--dim", "64"],
-        timeout=100,
     )  # fmt: skip
     assert done.returncode == 0, done
     assert "200 steps on 1 ranks" in done.stdout
@@ -51,7 +50,6 @@ def test_without_a_limit_the_window_is_as_long_as_asked(
     done = run_clusterprof(
         ["torchrun", "--ranks", "0", "--steps", "3:60", "--max-report-mb", "0", "--profiler=torch",
          "--run-dir=run", "--nproc-per-node", "1", "--", EXAMPLE, "--steps", "62", "--dim", "64"],
-        timeout=100,
     )  # fmt: skip
     assert done.returncode == 0, done
     stated = state(workdir / "run")

@@ -90,7 +90,7 @@ def test_a_path_that_only_srun_is_given_stays(
     plain, ours = both(run_command, run_clusterprof, line, {**slurm, "PYTHONPATH": None})
     assert str(project / "sub") in plain.stdout
     assert (ours.returncode, ours.stdout) == (plain.returncode, plain.stdout), ours
-    assert "rank 0" in ours.stderr, "the agent was there"
+    assert "clusterprof: rank 0" in ours.stderr, "the agent was there"
 
 
 def test_more_tasks_than_the_allocation_has_are_refused_by_srun_itself(

@@ -103,7 +103,6 @@ def job(liar: Liar) -> OverSsh:
     )  # fmt: skip
 
 
-@pytest.mark.timeout(240)
 def test_whatever_a_host_says_of_its_files_is_its_own_failure(liar: Liar, tmp_path: Path) -> None:
     there = job(liar)
     (first, second), bad = over_ssh.look_at(there, None)
@@ -212,7 +211,7 @@ def test_an_sshd_that_never_answers_is_given_up(
         begin = time.monotonic()
         with pytest.raises(HostError, match=r"mute: .* 2 s$"):
             ssh.ask(["true"])
-        assert time.monotonic() - begin < 15
+        assert time.monotonic() - begin < 60
 
 
 @pytest.mark.parametrize(("sent", "taken"), [(7, 7), (256, 255), ((1 << 32) - 1, 255)])
@@ -226,7 +225,7 @@ def test_a_status_that_no_process_can_have_is_not_taken_for_success(
 def test_a_host_that_does_not_end_its_job_is_given_up_at_the_second_signal(
     liar: Liar, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(over_ssh, "KILLED_S", 2)
+    monkeypatch.setattr(over_ssh, "KILLED_S", 8)
     (liar.hosts.local("h2") / "python-run").write_text("")
     there = replace(job(liar), commands=((str(liar.python), "-c", DEAF),) * 2)
     hosts, bad = over_ssh.look_at(there, None)
@@ -244,7 +243,7 @@ def test_a_host_that_does_not_end_its_job_is_given_up_at_the_second_signal(
     threading.Thread(target=interrupt, daemon=True).start()
     begin = time.monotonic()
     assert running.run(there, lambda name: (printed.extend, printed.extend)) == 255
-    assert time.monotonic() - begin < 30
+    assert time.monotonic() - begin < 55
     first, second = hosts
     assert (first.status, first.reason) == (137, ""), printed
     assert second.status == 255

@@ -45,7 +45,7 @@ def going_on(workdir: Path) -> Iterator[Path]:
             command.clusterprof([*LINE, "waits.py"]), env=command.environment(),
             stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True,
         )  # fmt: skip
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + command.PATIENCE_S
     run, before = workdir / "run", None
     while not all((workdir / f"waits.{rank}").exists() for rank in (0, 1)) or (
         before != (before := everything(run))  # the report is made beside the training
@@ -56,7 +56,7 @@ def going_on(workdir: Path) -> Iterator[Path]:
     yield run
     (workdir / "go").touch()
     try:
-        process.wait(60)
+        process.wait(command.PATIENCE_S)
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
@@ -81,12 +81,16 @@ def stated(run_clusterprof: Cli, run: Path) -> dict[str, Any]:
 def test_a_run_that_goes_on_is_told_rank_by_rank_and_not_touched(
     run_clusterprof: Cli, going_on: Path
 ) -> None:
-    before = everything(going_on)
-    text = run_clusterprof(["status", going_on])
-    found = stated(run_clusterprof, going_on)
-    run_clusterprof(["status", "--all", going_on])
-    # The ranks are waiting: whatever changed now would have been changed by us.
-    assert everything(going_on) == before
+    # The ranks are waiting: what changes is ours, or what their writers add once in a minute.
+    for _ in range(2):
+        before = everything(going_on)
+        text = run_clusterprof(["status", going_on])
+        found = stated(run_clusterprof, going_on)
+        run_clusterprof(["status", "--all", going_on])
+        if everything(going_on) == before:
+            break
+    else:
+        raise AssertionError((before, everything(going_on)))
     assert (text.returncode, text.stderr) == (0, "")
     headline, _, header, row, rest = text.stdout.splitlines()
     assert "3:6" in headline
@@ -102,7 +106,7 @@ def test_a_run_that_goes_on_is_told_rank_by_rank_and_not_touched(
 
 def test_watching_ends_with_the_run(run_clusterprof: Cli, going_on: Path) -> None:
     (going_on.parent / "go").touch()
-    done = run_clusterprof(["status", "--watch", "--all", going_on], timeout=60)
+    done = run_clusterprof(["status", "--watch", "--all", going_on])
     assert done.returncode == 0, done
     assert "status 0" in done.stdout
 

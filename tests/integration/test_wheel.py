@@ -22,7 +22,6 @@ def _build(source: Path, target: str, folder: Path) -> Path:
     done = command.run(
         [sys.executable, "-m", "hatchling", "build", "-t", target, "-d", folder],
         cwd=source,
-        timeout=120,
     )
     assert done.returncode == 0, done
     (built,) = folder.iterdir()
@@ -49,7 +48,7 @@ def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An interpreter with the wheel installed and its dependencies in sight."""
     folder = tmp_path_factory.mktemp("environment")
-    made = command.run([sys.executable, "-m", "venv", "--without-pip", folder], timeout=60)
+    made = command.run([sys.executable, "-m", "venv", "--without-pip", folder])
     assert made.returncode == 0, made
     python = folder / "bin" / "python"
     installed = command.run(
@@ -64,7 +63,6 @@ def python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
             "--no-index",
             wheel,
         ],
-        timeout=120,
     )
     assert installed.returncode == 0, installed
     # The dependencies are borrowed from here. A folder named in a .pth file has its own .pth files

@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
-from lab.command import Completed
+from lab import command
+from lab.command import Completed, free_port
 from lab.endings import outcomes
 from lab.hosts import Hosts
 
@@ -118,8 +119,8 @@ def test_words_reach_the_ranks_of_ssh_as_they_stand(
 ) -> None:
     done = run_clusterprof(
         ["ssh", "-F", ssh_hosts.config, "--hosts", "h1,h2", "--profiler=torch", "--ranks", "1",
-         "--run-dir", RUN_DIR, *COUNT, "--env", "GIVEN", "--nproc-per-node=1", "--", "tell me.py",
-         *WORDS],
+         "--run-dir", RUN_DIR, *COUNT, "--env", "GIVEN", "--nproc-per-node=1",
+         f"--master-port={free_port()}", "--", "tell me.py", *WORDS],
         env={"GIVEN": GIVEN}, cwd=folder,
     )  # fmt: skip
     assert done.returncode == 0, done
@@ -136,7 +137,7 @@ def test_words_reach_the_ranks_of_a_batch_job_as_they_stand(
         env={**slurm, "GIVEN": GIVEN}, cwd=folder,
     )  # fmt: skip
     assert done.returncode == 0, done
-    deadline = time.monotonic() + 40
+    deadline = time.monotonic() + command.PATIENCE_S
     manifest = folder / RUN_DIR / "run.json"
     while time.monotonic() < deadline:
         if len(stated(folder)) == 2 and '"ended": "' in manifest.read_text():

@@ -48,7 +48,7 @@ def script(
             stdout=printed,
             stderr=printed,
             text=True,
-            timeout=90,
+            timeout=400,
             check=False,
         )
         printed.seek(0)

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import random
 import shlex
 import signal
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from lab.leftovers import MARK
 
@@ -18,8 +22,15 @@ from lab.leftovers import MARK
 _FOREIGN = ("CLUSTERPROF_", "SLURM_", "NSYS_", "TORCHELASTIC_", "OMPI_", "PMI")
 _RANKS = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
 
+#: after so long a command hangs, on whatever machine
+PATIENCE_S = 400.0
 #: where the commands of this test session put their temporary files; removed with the session
 scratch: Path | None = None
+#: of clusterprof, in every environment that a test does not set it in
+settings: dict[str, str] = {}
+#: what the test that runs now has run, by its words, the last one last; each says by `str()` what
+#: it printed (`lab.evidence`)
+ran: dict[tuple[str, ...], Completed | Runs] = {}
 
 
 @dataclass(frozen=True)
@@ -41,6 +52,13 @@ class Completed:
     __repr__ = __str__
 
 
+class Runs(Protocol):
+    """A command that may still run."""
+
+    def goes_on(self) -> bool:
+        """Whether it does."""
+
+
 class StillRunning(AssertionError):
     """The command did not end within its time; its process group has been killed."""
 
@@ -60,7 +78,7 @@ def environment(extra: Mapping[str, str | None] | None = None) -> dict[str, str]
     env["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), env.get("PATH", os.defpath)])
     if scratch is not None:
         env["TMPDIR"] = str(scratch)
-    for name, value in (extra or {}).items():
+    for name, value in {**settings, **(extra or {})}.items():
         if value is None:
             env.pop(name, None)
         else:
@@ -72,7 +90,7 @@ def run(
     argv: Sequence[str | Path],
     *,
     env: Mapping[str, str | None] | None = None,
-    timeout: float = 60.0,
+    timeout: float = PATIENCE_S,
     cwd: Path | None = None,
 ) -> Completed:
     """Run `argv` to its end and return what it left.
@@ -93,21 +111,44 @@ def run(
         errors="replace",
         start_new_session=True,
     )
+    ended: BaseException | None = None
     try:
         stdout, stderr = process.communicate(timeout=timeout)
-    except subprocess.TimeoutExpired:
+    except BaseException as error:  # noqa: BLE001 (raised again below)
+        ended = error
         os.killpg(process.pid, signal.SIGKILL)
         try:
             stdout, stderr = process.communicate(timeout=5)
         except subprocess.TimeoutExpired as late:  # a grandchild in another group holds the pipe
             stdout, stderr = (_text(late.stdout), _text(late.stderr))
-        done = Completed(words, process.wait(), stdout, stderr, time.monotonic() - begin)
+    done = Completed(words, process.wait(), stdout, stderr, time.monotonic() - begin)
+    ran.pop(words, None)  # one that is asked again and again counts once
+    ran[words] = done
+    if isinstance(ended, subprocess.TimeoutExpired):
         raise StillRunning(f"still running after {timeout:g} s, killed\n{done}") from None
-    except BaseException:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-        raise
-    return Completed(words, process.returncode, stdout, stderr, time.monotonic() - begin)
+    if ended is not None:  # the test's own time is up
+        raise ended
+    return done
+
+
+def free_port() -> int:
+    """A TCP port that no one listens on, and that no other program is given before it is used.
+
+    Below the ephemeral ports, of which tests that run beside this one take many, and above those
+    of `slurm.sh` and `hosts.sh`.
+    """
+    for port in random.sample(range(31_100, 32_700), 200):
+        with socket.socket() as listener, contextlib.suppress(OSError):
+            listener.bind(("0.0.0.0", port))
+            return port
+    raise RuntimeError("no free port")
+
+
+def forget() -> None:
+    """Another test begins, which may use what still runs."""
+    for words, each in list(ran.items()):
+        if isinstance(each, Completed) or not each.goes_on():
+            del ran[words]
 
 
 def _text(output: bytes | str | None) -> str:

@@ -1,4 +1,4 @@
-"""A small disk of its own that is stalled for a while, or is very slow.
+"""A small disk of its own that fills up, that is stalled for a while, or is very slow.
 
 Only this disk: a file that is mounted as ext4. Whatever becomes of the test, it moves again: a
 process of its own sees to that.
@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 #: A disk never is stalled for longer than this.
-MOST_S = 30
+MOST_S = 100
 
 
 class Disk:
@@ -26,8 +26,8 @@ class Disk:
         self.place = place
         self.process: subprocess.Popen[bytes] | None = None
 
-    def freeze(self, seconds: float) -> None:
-        """Let it are stalled: whoever changes anything there waits, and cannot be killed."""
+    def freeze(self, seconds: float = MOST_S) -> None:
+        """Let it be stalled: whoever changes anything there waits, and cannot be killed."""
         self._do(f"fsfreeze -f {self.place}; sleep {min(seconds, MOST_S)}")
 
     def slow(self, seconds: float, change_s: float = 1) -> None:
@@ -46,7 +46,7 @@ class Disk:
 
     @property
     def still(self) -> bool:
-        """Whether it is still to are stalled, or be slow, for some time."""
+        """Whether it is still to be stalled, or slow, for some time."""
         return self.process is not None and self.process.poll() is None
 
     def thaw(self) -> None:
@@ -77,3 +77,15 @@ def disk(megabytes: int = 64) -> Iterator[Disk]:
         finally:
             made.thaw()
             subprocess.run(["umount", "-l", place], check=True)
+
+
+@contextlib.contextmanager
+def small_disk(size: str) -> Iterator[Path]:
+    """Mount a disk of its own in memory, and remove it; its name is short, for sockets."""
+    place = Path(tempfile.mkdtemp(prefix="clusterprof-disk-"))
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", place], check=True)
+    try:
+        yield place
+    finally:
+        subprocess.run(["umount", "-l", place], check=True)
+        place.rmdir()

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
+import shlex
 import signal
 import subprocess
 import time
@@ -13,25 +15,29 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import clusterprof
+from clusterprof.agent.nsys import START_VARIABLE
 from lab import command
 
 PROGRAMS = Path(__file__).resolve().parent / "programs"
 #: for `programs/ending.py`: twenty milliseconds a step, a window from step 10 to 20
 OPTIONS = ["--ranks", "0", "--steps", "10:20", "--step-on", "loop:step", "--profiler=nsys"]
 
-#: seconds: what a rank may take to end (`guard.BUDGET_S`), and what clusterprof's own start and end
-#: take at most on a machine that is not busy
-_BUDGET_S, _QUIET_S = 9.2, 2.8
+#: seconds: what a rank may take to end (`NsysPlan.start_s` and `guard.BUDGET_S`), and what
+#: clusterprof's own start and end take at most on half a core, four ranks on it
+_BUDGET_S, _QUIET_S = 9.2, 10.0
 
 
-def allowed_s() -> float:
+def allowed_s(env: Mapping[str, str | None] | None = None) -> float:
     """What a job may take longer to end with clusterprof, on a machine as busy as it is now.
 
-    A start and an end of clusterprof take what five of its shortest verbs take.
+    A start and an end of clusterprof take at most what 20 of its shortest verbs take; `env`, or the
+    environment of all tests, has that nsys may take longer.
     """
+    longer_s = int({**command.settings, **(env or {})}[START_VARIABLE] or 6) - 6
     began = time.monotonic()
     command.run(command.clusterprof(["--version"]))
-    return _BUDGET_S + max(_QUIET_S, 5 * (time.monotonic() - began))
+    return longer_s + _BUDGET_S + max(_QUIET_S, 20 * (time.monotonic() - began))
 
 
 def state(run: Path, rank: int = 0) -> dict[str, Any]:
@@ -61,6 +67,12 @@ def words(text: str) -> list[str]:
     return sorted(line for line in text.splitlines() if line.startswith("rank "))
 
 
+def ours_in_tracebacks(text: str) -> list[str]:
+    """The lines of clusterprof's own that are in tracebacks."""
+    package = re.escape(f"{Path(clusterprof.__file__).resolve().parent}/")
+    return re.findall(rf'^.*File "{package}.*$', text, re.MULTILINE)
+
+
 class Running:
     """A command that is running in a process group of its own, to be ended from outside.
 
@@ -73,6 +85,7 @@ class Running:
         env: Mapping[str, str | None],
         output: Path,
         run: Path | None = None,
+        cwd: Path | None = None,
     ) -> None:
         self.env = env
         self.run = run or output.parent / "run"
@@ -82,9 +95,17 @@ class Running:
         # Appending: several processes write there, and none may move another's place.
         with output.open("ab") as file:
             self.process = subprocess.Popen(
-                list(map(str, argv)), env={**command.environment(env), name: value},
+                list(map(str, argv)), env={**command.environment(env), name: value}, cwd=cwd,
                 stdin=subprocess.DEVNULL, stdout=file, stderr=file, start_new_session=True,
             )  # fmt: skip
+        command.ran[(self.mark,)] = self
+
+    def __str__(self) -> str:
+        return f"+ {shlex.join(map(str, self.process.args))}\n{self.printed()}"
+
+    def goes_on(self) -> bool:
+        """Whether it still runs."""
+        return self.process.poll() is None
 
     @classmethod
     def ending(cls, workdir: Path, slurm: Mapping[str, str], *, how: str, at: int) -> Running:
@@ -106,22 +127,24 @@ class Running:
         """Wait until the rank has this state."""
         self.wait_until(lambda: self.state(rank).get("state") == wanted, wanted)
 
-    def wait_until(self, holds: Callable[[], bool], what: str, seconds: float = 60) -> None:
+    def wait_until(
+        self, holds: Callable[[], bool], what: str, seconds: float = command.PATIENCE_S
+    ) -> None:
         """Wait until `holds()`, which is `what`."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
             if holds():
                 return
             time.sleep(0.05)
-        raise AssertionError(f"never {what}: {self.said()}")
+        raise AssertionError(f"never {what}: {self.printed()}")
 
-    def ends(self, seconds: float = 60) -> int:
+    def ends(self, seconds: float = command.PATIENCE_S) -> int:
         """The status with which it ended, negative for a signal."""
         try:
             return self.process.wait(seconds)
         except subprocess.TimeoutExpired:
             os.killpg(self.process.pid, signal.SIGKILL)
-            raise AssertionError(f"it did not end: {self.said()}") from None
+            raise AssertionError(f"it did not end: {self.printed()}") from None
 
     def printed(self) -> str:
         """What it has printed by now."""
@@ -133,7 +156,8 @@ class Running:
         time.sleep(seconds)
 
     def launcher(self) -> int:
-        """The launcher that clusterprof runs: of its children the one that is not its witness."""
+        """The launcher that clusterprof runs: of its children no witness and no fork of its own."""
+        own = Path(f"/proc/{self.process.pid}/cmdline").read_bytes()
         found = subprocess.run(
             ["pgrep", "-a", "-P", str(self.process.pid)],
             capture_output=True, text=True, check=False,
@@ -142,15 +166,20 @@ class Running:
             line for line in found.stdout.splitlines()
             if line.split()[0].isdigit() and " -I -S -c" not in line and len(line.split()) > 1
             and not line.startswith(("import ", "for "))
+            and Path(f"/proc/{line.split()[0]}/cmdline").read_bytes() != own
         ]  # fmt: skip
         return int(child.split()[0])
 
-    def left(self, seconds: float = 20) -> list[str]:
+    def left(self, seconds: float = 60) -> list[str]:
         """What still runs of all that it started, on whichever node, after `seconds` at most."""
         deadline = time.monotonic() + seconds
         while (found := self._marked()) and time.monotonic() < deadline:
             time.sleep(0.1)
         return found
+
+    def runs(self, program: str) -> bool:
+        """Whether something that it started by this name still runs."""
+        return any(line.startswith(f"{program} ") for line in self._marked())
 
     def _marked(self) -> list[str]:
         found = []

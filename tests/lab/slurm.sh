@@ -182,7 +182,7 @@ SchedulerType=sched/backfill
 SchedulerParameters=sched_min_interval=0,bf_interval=1,batch_sched_delay=0
 ReturnToService=2
 SlurmdParameters=config_overrides
-KillWait=10
+KillWait=30
 UnkillableStepTimeout=30
 SlurmdTimeout=$silence
 PreemptType=preempt/partition_prio
@@ -263,7 +263,7 @@ try_up() {
     --seed-file="$state/munge.seed"
   slurmctld
   for node in $(seq "$nodes"); do start_node "$node" "$track"; done
-  for turn in $(seq 150); do
+  for turn in $(seq 600); do
     if all_idle; then
       say "up: $nodes nodes of $cpus processors, proctrack/$track, ports from $base, SLURM_CONF=$SLURM_CONF"
       return 0

@@ -1,0 +1,72 @@
+"""However a job of `--ranks auto` ends between its two windows: as it would have ended."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from lab import command
+from lab.endings import PROGRAMS, Running, ours_in_tracebacks, state, words
+
+from clusterprof.agent.contracts import paths
+
+pytestmark = [pytest.mark.needs_nsys, pytest.mark.needs_slurm, pytest.mark.needs_torch]
+
+#: the finding of a rank that delays others, by the flight recorders of all alone
+SHALLOW = "straggler.shallow"
+LINE = ["python", str(PROGRAMS / "looked_at.py"), "1"]
+
+
+def job(workdir: Path, slurm: dict[str, str], *program: str) -> Running:
+    argv = ["srun", "--ranks", "auto", "--steps", "5:10", "--step-on", "loop:step",
+            "--run-dir=run", "-n2", "--", *program]  # fmt: skip
+    return Running(command.clusterprof(argv), slurm, workdir / "out")
+
+
+def plainly(workdir: Path, slurm: dict[str, str], how: str) -> command.Completed:
+    """The same without clusterprof."""
+    (workdir / "go").touch()
+    done = command.run(["srun", "-n2", *LINE, how, "light"], env=slurm)
+    (workdir / "go").unlink()
+    (workdir / "store").unlink(missing_ok=True)
+    return done
+
+
+def test_a_rank_that_dies_between_the_two_windows_ends_its_job_as_without_us(
+    workdir: Path, slurm: dict[str, str], fault: Callable[..., None]
+) -> None:
+    plain = plainly(workdir, slurm, "die")
+    running = job(workdir, slurm, *LINE, "die", "light")
+    order = running.run / "windows/2" / paths.ORDER
+    running.wait_until(order.exists, "ordered")
+    (workdir / "go").touch()
+    status = running.ends()
+    found = state(running.run, 1)
+    fault("killed between the two windows of --ranks auto", plain.returncode, status, 0.0, found)
+    assert status == plain.returncode == 137, running.printed()
+    assert (found["state"], state(running.run, 0)["chosen"]) == ("counting", False)
+    assert not ours_in_tracebacks(running.printed())
+    # What was looked at stands, and names rank 1, which was late.
+    results = json.loads((running.run / paths.MERGED / paths.RESULTS).read_text())
+    assert [each["ranks"] for each in results["findings"] if each["code"] == SHALLOW] == [[1]]
+    assert {each["rank"] for each in results["missing"]} == {0, 1}
+    assert not running.left()
+
+
+def test_a_run_directory_that_cannot_be_seen_keeps_no_job_from_its_end(
+    workdir: Path, slurm: dict[str, str], fault: Callable[..., None]
+) -> None:
+    plain = plainly(workdir, slurm, "2")
+    (workdir / "node").mkdir()
+    hidden = f'mount --bind "{workdir}/node" "$PWD/run/ranks"; exec {" ".join(LINE)} 30 light'
+    running = job(workdir, slurm, "unshare", "--mount", "bash", "-euc", hidden)
+    status = running.ends()
+    fault("run directory not seen, --ranks auto", plain.returncode, status, 0.0,
+          {"state": "lost", "reason": "not seen"})  # fmt: skip
+    assert status == plain.returncode == 0, running.printed()
+    assert words(running.printed()) == words(plain.stdout)
+    assert (workdir / "node/00000" / paths.FLIGHT).exists()
+    assert not (running.run / "windows/2").exists()
+    assert not running.left()

@@ -1,0 +1,77 @@
+"""Ranks that hang and then end in some way: as they would have without clusterprof."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from lab import command
+from lab.command import Completed
+from lab.disk import small_disk
+from lab.endings import PROGRAMS, allowed_s, ours_in_tracebacks, state, words
+
+from clusterprof.ingest.flight.all_dumps import find_dumps
+from clusterprof.merge_run import merge_dumps
+
+pytestmark = [pytest.mark.needs_torch]
+
+Fault = Callable[..., None]
+LAUNCHER = ["torchrun", "--standalone", "--nproc-per-node", "2"]
+
+
+def without_hang_s(done: Completed) -> float:
+    """What a job took, but for how long rank 1 let it wait."""
+    (waited,) = re.findall(r"^waited ([0-9.]+) s$", done.stdout, re.MULTILINE)
+    return done.seconds - float(waited)
+
+
+def ends_alike(how: str, run: Path, fault: Fault, what: str, *more: str) -> dict[str, Any]:
+    """The job without us and with us; rank 0's state, which waits, with us."""
+    program = [str(PROGRAMS / "hanging.py"), how, *more]
+    quiet = {"OMP_NUM_THREADS": "1"}
+    plain = command.run([*LAUNCHER, *program], env=quiet)
+    for each in more:
+        (Path(each) / "filler").unlink()
+    verb, *options = LAUNCHER
+    ours = [verb, "--profiler=none", "--steps=3:5", "--hang-after=2", "--run-dir", str(run),
+            "--no-merge", *options, "--", *program]  # fmt: skip
+    done = command.run(command.clusterprof(ours), env=quiet)
+    assert done.returncode == plain.returncode == 1, done
+    assert words(done.stdout) == words(plain.stdout), done
+    # Not as many as without us: whether a rank prints its own depends on when torchrun ends it.
+    assert not ours_in_tracebacks(done.stderr), done
+    added_s = without_hang_s(done) - without_hang_s(plain)
+    # On a busy machine three processes that import torch take up to twice as long the next time.
+    assert added_s < allowed_s() + without_hang_s(plain), done
+    found = state(run)
+    fault(what, plain.returncode, done.returncode, added_s, found)
+    return found
+
+
+def test_a_hang_that_was_diagnosed_goes_on(workdir: Path, fault: Fault) -> None:
+    found = ends_alike("sleeps", workdir / "run", fault, "a hang is diagnosed, and the job goes on")
+    assert found["steps"] == 30
+    assert found["hangs"]["no_dump"] is None
+    assert found["hangs"]["until_ns"] > found["hangs"]["since_ns"]
+
+
+def test_a_rank_dies_in_a_hang(workdir: Path, fault: Fault) -> None:
+    found = ends_alike("dies", workdir / "run", fault, "a rank dies in a hang")
+    assert found["hangs"]["step"] == 20
+    (cause,) = merge_dumps(find_dumps(workdir / "run", hang=True), {})["hang"]
+    assert (cause["cause"], cause["ranks"], cause["sequence"]) == ("never_joined", [1], 21)
+
+
+def test_a_rank_is_told_to_end_while_its_recorder_is_dumped(workdir: Path, fault: Fault) -> None:
+    ends_alike("ends", workdir / "run", fault, "SIGTERM while a hang is dumped")
+    assert not (workdir / "run/ranks/00001/hang.json.gz").exists()
+
+
+@pytest.mark.needs_root
+def test_the_dump_of_a_hang_finds_a_full_disk(fault: Fault) -> None:
+    with small_disk("1m") as full:
+        ends_alike("fills", full / "run", fault, "no space for the dump of a hang", str(full))
+        assert not list(full.glob("run/ranks/*/hang*"))

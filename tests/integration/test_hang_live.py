@@ -1,0 +1,66 @@
+"""A job that hangs is said to while it runs, and ends as it would have."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from lab import command
+from lab.endings import Running
+
+pytestmark = pytest.mark.needs_torch
+
+RANKS = 4
+PROGRAM = """
+import os, sys, time, torch
+import torch.distributed as dist
+dist.init_process_group("gloo")
+last = dist.get_rank() == dist.get_world_size() - 1
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 4))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+def evaluate():
+    while not os.path.exists("go"): time.sleep(0.1)
+for number in range(50):
+    if number == 40 and last:
+        dist.all_reduce(torch.ones(3)) if sys.argv[1] == "other" else evaluate()
+    model(torch.ones(1, 4)).sum().backward()
+    optimizer.step()
+    time.sleep(0.05)
+dist.barrier()
+dist.destroy_process_group()
+print(f"rank {os.environ['RANK']} ends\\n", end="", flush=True)
+sys.exit(0 if sys.argv[1] == "sleep" else 3)
+"""
+
+
+def test_a_rank_that_sleeps_is_named_and_the_job_ends_as_it_would_have(workdir: Path) -> None:
+    program = workdir / "train.py"
+    program.write_text(PROGRAM)
+    argv = command.clusterprof(
+        ["torchrun", "--hang-after", "5", "--steps", "10:12", "--profiler=none", "--run-dir",
+         workdir / "run", "--standalone", "--nproc-per-node", str(RANKS), "--", program, "sleep"]
+    )  # fmt: skip
+    job = Running(argv, {"OMP_NUM_THREADS": "1"}, workdir / "out")
+    states = [lambda rank=rank: job.state(rank).get("hangs") for rank in range(RANKS)]
+    job.wait_until(lambda: all(state() for state in states), "hanging", 240)
+    named = "Rank 3 never joined AllReduce"
+    job.wait_until(lambda: named in job.printed(), "named")
+    asked = command.run(command.clusterprof(["status", workdir / "run", "--json"]))
+    hang = json.loads(asked.stdout)["hang"]
+    assert [(each["rank"], each["step"]) for each in hang["ranks"]] == [(r, 40) for r in range(4)]
+    assert hang["ranks"][3]["line"] == f"{program}:9 evaluate"
+    assert hang["results"]["hang"][0]["cause"] == "never_joined"
+    assert hang["results"]["hang"][0]["ranks"] == [3]
+    assert hang["results"]["hang"][0]["waiting"] == [0, 1, 2]
+    (workdir / "go").touch()
+    assert job.ends() == 0, job.printed()
+    printed = job.printed()
+    assert printed.count(named) == 1, printed
+    assert printed.count(" ends\n") == RANKS
+    for rank in range(RANKS):
+        found = job.state(rank)
+        assert (found["state"], found["steps"]) == ("counted", 50)
+        assert found["hangs"]["until_ns"] > found["hangs"]["since_ns"]
+    after = command.run(command.clusterprof(["status", workdir / "run", "--json"]))
+    assert json.loads(after.stdout)["hang"] is None

@@ -1,0 +1,103 @@
+"""`--ranks auto` in real jobs: a rank that was not selected is named, then captured."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from lab import command
+from lab.command import Completed
+from lab.endings import PROGRAMS, Running, state
+from lab.job import LOOP, Job
+
+from clusterprof.agent.contracts import paths
+
+pytestmark = pytest.mark.needs_torch
+
+LINE = ["python", str(PROGRAMS / "looked_at.py")]
+
+
+def captured(running: Running) -> bool:
+    """Whether the second window of a job is over on all its profiled ranks."""
+    try:
+        order = json.loads((running.run / "windows/2" / paths.ORDER).read_text())
+        found = [state(running.run / "windows/2", rank) for rank in order["selection"]["ranks"]]
+    except (OSError, ValueError):
+        return False
+    return all(each.get("closed") for each in found)
+
+
+def until_captured(
+    argv: list[str],
+    program: list[str],
+    workdir: Path,
+    env: Mapping[str, str | None],
+) -> tuple[Running, dict[str, Any]]:
+    """A job that trains until its second window is over, and the run's results."""
+    line = command.clusterprof([*argv, "--", *LINE, *program])
+    running = Running(line, {"OMP_NUM_THREADS": "1", **env}, workdir / "out")
+    running.wait_until(lambda: captured(running), "captured")
+    (workdir / "stop").touch()
+    assert running.ends() == 0, running.printed()
+    found: dict[str, Any] = json.loads((running.run / paths.MERGED / paths.RESULTS).read_text())
+    return running, found
+
+
+def stragglers(results: Mapping[str, Any]) -> list[list[int]]:
+    """The ranks of each straggler that was captured."""
+    codes = ("straggler.host", "straggler.gpu")
+    return [each["ranks"] for each in results["findings"] if each["code"] in codes]
+
+
+@pytest.mark.needs_nsys
+def test_a_rank_that_was_not_selected_is_named_then_captured(
+    run_clusterprof: Any, workdir: Path
+) -> None:
+    running, found = until_captured(
+        ["torchrun", "--ranks", "auto", "--run-dir", str(workdir / "run"), "--standalone",
+         "--nproc-per-node", "4"], ["2", "stop"], workdir, {},
+    )  # fmt: skip
+    printed = running.printed()
+    assert [line for line in printed.splitlines() if "rank 2 delays the other ranks by" in line]
+    assert stragglers(found)[:1] == [[2]], found["verdict"]  # a busy machine may delay another
+    assert {0, 2} <= {each["rank"] for each in found["ranks"]}
+    # Rank 0 waited under nsys, whose first session is that of the second window.
+    second = running.run / "windows/2/ranks"
+    assert (second / "00000" / paths.REPORT).exists()
+    assert not (second / "00002" / paths.REPORT).exists()
+    assert not list((running.run / "ranks").rglob("report*"))
+    for rank in range(4):
+        assert state(running.run, rank)["state"] == "counted"
+    # The result is the run's, and there is no other.
+    assert not (running.run / "windows/2" / paths.MERGED).exists()
+    merged = run_clusterprof(["merge", "run", "--json"])
+    assert json.loads(merged.stdout)["verdict"] == found["verdict"], merged
+    assert run_clusterprof(["collect", "run"]).returncode == 0
+
+
+def test_of_sixteen_ranks_on_four_nodes_the_last_is_named_then_captured(
+    workdir: Path, slurm: Mapping[str, str]
+) -> None:
+    running, found = until_captured(
+        ["srun", "--ranks", "auto", "--profiler=torch", "--step-on", "loop:step", "--run-dir",
+         str(workdir / "run"), "-n16", "-N4", "--ntasks-per-node=4"],
+        ["15", "stop", "light"], workdir, slurm,
+    )  # fmt: skip
+    assert stragglers(found)[:1] == [[15]], found["verdict"]  # a busy machine may delay another
+    hosts = {each["rank"]: each["host"] for each in found["ranks"]}
+    assert (hosts.get(0), hosts.get(15)) == ("n1", "n4"), running.printed()
+
+
+def test_rank_0_is_captured_at_once_where_there_is_nothing_to_look_at(job: Job) -> None:
+    plan = {"selection": {"kind": "auto"}, "profiler": "torch"}
+    environ = {"RANK": "0", "LOCAL_RANK": "0"}
+    done: Completed = job(LOOP + "iterate(6)\n", environ=environ, **plan)
+    assert done.returncode == 0, done
+    found = state(job.folder)
+    assert (found["state"], found["chosen"], found["step_begin"]) == ("captured", True, 2)
+    assert (job.folder / "ranks/00000" / paths.TRACE).exists()
+    assert job(LOOP + "iterate(6)\n", **plan).returncode == 0
+    assert (job.state["state"], job.state["chosen"]) == ("counted", False)

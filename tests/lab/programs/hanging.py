@@ -1,0 +1,77 @@
+"""Two ranks over gloo of which rank 1 does not come: hanging.py HOW [FOLDER].
+
+After twenty steps of 20 ms rank 0 waits in an AllReduce that rank 1 joins a second later, or under
+clusterprof as soon as both ranks' flight recorders are dumped ("sleeps"; "fills": FOLDER's disk was
+filled before, no dump comes, and it waits ten seconds), or never, as it is killed then ("dies").
+"ends": rank 1, which has a handler for SIGTERM, gets it then, or under clusterprof while its
+recorder is dumped. Rank 1 prints how long it waited. Started with --steps 3:5 --hang-after 2.
+"""
+
+import os
+import signal
+import sys
+import threading
+import time
+
+import loop
+import torch
+import torch.distributed as dist
+
+how = sys.argv[1]
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+core = torch._C._distributed_c10d
+plain_dump = core._dump_fr_trace_json
+
+
+def dump_slowly(**given):
+    if step == 20:
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(3)
+    return plain_dump(**given)
+
+
+def end(*_):
+    print(f"waited {time.monotonic() - came:.1f} s", flush=True)
+    print("rank 1 is told to end", flush=True)
+    sys.exit(5)
+
+
+def wait():
+    """Until the hang is to end."""
+    began = time.monotonic()
+    plan = os.environ.get("CLUSTERPROF_PLAN")
+    until = began + (1 if plan is None else 10 if how == "fills" else 90)
+    dumps = [f"ranks/{each:05d}/hang.json.gz" for each in range(2)]
+    while time.monotonic() < until:
+        time.sleep(0.1)
+        if plan and all(os.path.exists(os.path.join(os.path.dirname(plan), d)) for d in dumps):
+            break
+    print(f"waited {time.monotonic() - began:.1f} s", flush=True)
+
+
+step = 0
+parameter = torch.nn.Parameter(torch.ones(3))
+optimizer = torch.optim.SGD([parameter], lr=0.1)
+for step in range(30):
+    if step == 20 and rank == 1:
+        came = time.monotonic()
+        if how == "ends":
+            signal.signal(signal.SIGTERM, end)
+            if "CLUSTERPROF_PLAN" in os.environ:
+                core._dump_fr_trace_json = dump_slowly
+            else:
+                threading.Timer(1, os.kill, (os.getpid(), signal.SIGTERM)).start()
+        if how == "fills":
+            loop.fill(sys.argv[2])
+        wait()
+        if how == "dies":
+            os.kill(os.getpid(), signal.SIGKILL)
+    parameter.grad = torch.ones(3)
+    dist.all_reduce(parameter.grad)
+    optimizer.step()
+    time.sleep(0.02)
+dist.barrier()
+dist.destroy_process_group()
+print(f"rank {rank} ends\n", end="", flush=True)
+sys.exit(3 if rank else 0)
