@@ -12,7 +12,7 @@ import clusterprof
 INJECT = Path(clusterprof.__file__).resolve().parent / "agent" / "inject"
 
 
-def armed(folder: Path, identity: str) -> dict[str, str]:
+def armed(folder: Path, identity: str, window: tuple[int, int] = (10, 15)) -> dict[str, str]:
     """The environment of a rank that counts its steps and is not chosen for capture.
 
     `identity` says whose variables name the rank, as in a plan: `torchrun`, `environment`.
@@ -24,7 +24,7 @@ def armed(folder: Path, identity: str) -> dict[str, str]:
         "run": str(run),
         "selection": {"kind": "ranks", "ranks": [100_000]},
         "identity": identity,
-        "window": [10, 15],
+        "window": window,
         "step_on": None,
         "profiler": "torch",
     }

@@ -30,20 +30,22 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 _HERE = Path(__file__).resolve().parent
 _PROGRAM = _HERE / "programs" / "window.py"
 
 #: the window; before it the slow first steps, and an early capture where one is made
-FIRST, END = 40, 60
+FIRST, END = 140, 160
 WARMED_UP = 8
 EARLY_ENDS = 30
 #: how long the training goes on after the window: longer than nsys writes beside it
 AFTER_S = 6.0
 MOST_AFTER = 600
 LONG = 1.5
+#: what a step may be longer after the window than before it
+GONE = 0.02
 
 
 @dataclass(frozen=True)
@@ -58,6 +60,7 @@ class Way:
     program: tuple[str, ...] = ()
     needs_gpu: bool = False
     needs_nsys: bool = True
+    environ: tuple[tuple[str, str], ...] = ()
 
 
 def ways(gpu: bool) -> list[Way]:
@@ -76,8 +79,11 @@ def ways(gpu: bool) -> list[Way]:
         words = ("launch", "--session-new=bench-{rank}", f"--trace={few}")
         return Way(name, None, words, ("--open-by=session", *program))
 
-    def ours(name: str, *flags: str, needs_gpu: bool = False, needs_nsys: bool = True) -> Way:
-        return Way(name, flags, needs_gpu=needs_gpu, needs_nsys=needs_nsys)
+    def ours(
+        name: str, *flags: str, needs_gpu: bool = False, needs_nsys: bool = True, **environ: str
+    ) -> Way:
+        return Way(name, flags, needs_gpu=needs_gpu, needs_nsys=needs_nsys,
+                   environ=tuple(environ.items()))  # fmt: skip
 
     return [
         Way("no profiler", needs_nsys=False),
@@ -90,6 +96,9 @@ def ways(gpu: bool) -> list[Way]:
              f"--trace={few}", needs_gpu=True),
         session("session, an empty capture early", "--early"),
         ours("torch.profiler", "--profiler=torch", needs_nsys=False),
+        ours("torch.profiler, TEARDOWN_CUPTI=0", "--profiler=torch", needs_nsys=False,
+             TEARDOWN_CUPTI="0"),
+        replace(session("session, cuptiFinalize", "--finalize"), needs_gpu=True),
         plain("cudaProfilerApi, an empty capture early", few, "--capture-range-end=repeat:2",
               program=("--early",)),
         session("session, waiting for its stop", "--wait"),
@@ -135,7 +144,7 @@ def main() -> int:
     ]  # fmt: skip
     rows = {way.name: Row(way.name) for way in chosen}
     deadline = time.monotonic() + arguments.seconds
-    bench = Bench(arguments.nproc_per_node, nsys, arguments.captured)
+    bench = Bench(arguments.nproc_per_node, nsys, arguments.captured, arguments.small)
     try:
         for number in range(arguments.rounds):
             for way in chosen:
@@ -155,6 +164,7 @@ def parser() -> argparse.ArgumentParser:
     this.add_argument("--nsys", metavar="PATH", help="the nsys to measure (default: on PATH)")
     this.add_argument("--nproc-per-node", type=int, default=2, metavar="N", help="ranks (2)")
     this.add_argument("--captured", default="all", metavar="R", help="which: all (default) or 0,1")
+    this.add_argument("--small", action="store_true", help="a training bound by its launches")
     this.add_argument("--rounds", type=int, default=1, metavar="N", help="each way so often (1)")
     this.add_argument("--seconds", type=float, default=330, metavar="S",
                       help="begin no further run after so long (330)")  # fmt: skip
@@ -215,10 +225,11 @@ def measure_or_explain(
 class Bench:
     """Runs the program in each way."""
 
-    def __init__(self, ranks: int, nsys: str | None, captured: str) -> None:
+    def __init__(self, ranks: int, nsys: str | None, captured: str, small: bool) -> None:
         self.ranks = ranks
         self.nsys = nsys
         self.captured = captured
+        self.small = small
         #: steps after the window, known once the step without a profiler is
         self.after = 40
         self.facts: dict[str, str] = {}
@@ -230,7 +241,7 @@ class Bench:
             folder = Path(name)
             begin = time.monotonic()
             try:
-                self.run(self.command(way, folder), folder)
+                self.run(self.command(way, folder), folder, way)
             finally:
                 self.end_sessions(way)
             whole = time.monotonic() - begin
@@ -257,6 +268,8 @@ class Bench:
         program = [str(_PROGRAM), f"--folder={folder}", f"--window={FIRST}:{END}",
                    f"--steps={END + self.after}", *way.program]  # fmt: skip
         program.append(f"--captured={self.captured}")
+        if self.small:
+            program.append("--small")
         if self.nsys:
             program.append(f"--nsys={self.nsys}")
         if way.under:
@@ -271,7 +284,7 @@ class Bench:
             *way.clusterprof, *nsys, *launcher, "--", *program,
         ]  # fmt: skip
 
-    def run(self, command: Sequence[str], folder: Path) -> None:
+    def run(self, command: Sequence[str], folder: Path, way: Way) -> None:
         """Run it to its end. Raises CannotMeasureError."""
         before = os.environ.get("PYTHONPATH")
         checkout = str(_HERE.parent)
@@ -280,6 +293,7 @@ class Bench:
             "PYTHONPATH": f"{checkout}:{before}" if before else checkout,
             "PATH": f"{torchrun(folder).parent}:{os.environ.get('PATH', os.defpath)}",
             "OMP_NUM_THREADS": "1",
+            **dict(way.environ),
         }
         with (folder / "output").open("wb") as out:
             process = subprocess.Popen(
@@ -398,8 +412,8 @@ def about(bench: Bench, version: str) -> str:
 def table(rows: Sequence[Row]) -> str:
     """As Markdown. Ranges are over ranks and rounds."""
     plain = next((row.whole for row in rows if row.name == "no profiler"), [])
-    head = ("", "stall at start", "at stop", "step before", "inside", "after", "job longer by",
-            "reports")  # fmt: skip
+    head = ("", "stall at start", "at stop", "step before", "inside", "after", "after/before",
+            "job longer by", "reports")  # fmt: skip
     lines = [head, *(tuple(cells(row, plain)) for row in rows)]
     widths = [max(len(line[column]) for line in lines) for column in range(len(head))]
     text = [
@@ -413,14 +427,15 @@ def table(rows: Sequence[Row]) -> str:
 def cells(row: Row, plain: Sequence[float]) -> Iterator[str]:
     yield row.name
     if not row.start:
-        yield from [""] * 6
+        yield from [""] * 7
         yield shortened(row.problem or "not measured")
         return
     early = f" + {span(row.early)} early" if "early" in row.name else ""
     yield f"{span(row.start)} s{early}"
     yield f"{span(row.stop)} s"
-    for part in (row.before, row.inside, row.after):
-        yield f"{statistics.median(part) * 1e3:.1f} ms"
+    before, inside, after = map(statistics.median, (row.before, row.inside, row.after))
+    yield from (f"{part * 1e3:.2f} ms" for part in (before, inside, after))
+    yield f"{after / before - 1:+.1%}" + ("" if after <= (1 + GONE) * before else " (stays)")
     longer = statistics.median(row.whole) - statistics.median(plain) if plain and row.whole else 0
     yield "" if row.name == "no profiler" else f"{longer:+.1f} s"
     size = f", {row.report_bytes / row.reports / 1e6:.1f} MB each" if row.reports else ""

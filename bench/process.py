@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import subprocess
 import tempfile
 import threading
@@ -22,6 +23,8 @@ class Measured:
     """
 
     seconds: float
+    #: of the process and all its descendants
+    processor_seconds: float
     peak_bytes: int
     stdout: str
     stderr: str
@@ -41,7 +44,7 @@ def run(
     """Run `argv` to its end. Raises Failed where it does not exit with 0."""
     watch = _Watch() if memory else None
     with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
-        begin = time.perf_counter()
+        before, begin = _processor_seconds(), time.perf_counter()
         process = subprocess.Popen(
             list(map(str, argv)),
             env={**os.environ, **(environ or {})},
@@ -60,11 +63,17 @@ def run(
         peak = watch.stop() if watch is not None else 0
         out.seek(0)
         err.seek(0)
-        done = Measured(seconds, peak, out.read(), err.read())
+        done = Measured(seconds, _processor_seconds() - before, peak, out.read(), err.read())
     if status != 0:
         last = (done.stderr.strip().splitlines() or ["no output"])[-1]
         raise Failed(f"{Path(argv[0]).name} {argv[1]} ended with {status}: {last}")
     return done
+
+
+def _processor_seconds() -> float:
+    """What all processes took that have ended and were waited for."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 class _Watch:

@@ -15,6 +15,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import flight
 import operations
 import reports
 import start
@@ -48,9 +49,9 @@ def main() -> int:
     return 0 if all(figure.verdict == "ok" for figure in figures) else 1
 
 
-_LIMITS = {"help": (100.0, "ms"), "start": (50.0, "ms"), "hook": (5.0, "µs"), "steps": (1.0, "%"),
-           "operations": (1.5, "a minute"),
-           "merge": (3.0, "s")}  # fmt: skip
+_LIMITS = {"help": (100.0, "ms"), "start": (50.0, "ms"), "hook": (5.0, "µs"), "steps": (0.5, "%"),
+           "recorder": (50.0, "ms"), "operations": (1.5, "a minute"),
+           "merge": (3.0, "s"), "flight": (15.0, "s")}  # fmt: skip
 
 
 def _benchmarks(large: Path | None, quick: bool = False) -> dict[str, Callable[[], list[Figure]]]:
@@ -60,8 +61,10 @@ def _benchmarks(large: Path | None, quick: bool = False) -> dict[str, Callable[[
         "start": lambda: [start.agent_start(40 // few)],
         "hook": lambda: [steps.hook_cost(60 // few)],
         "steps": lambda: [steps.unprofiled_rank(4000 // few)],
+        "recorder": lambda: steps.flight_recorder(30 // few),
         "operations": lambda: [operations.per_minute(1 if quick else 3)],
         "merge": lambda: reports.merge(large, 10 // few),
+        "flight": lambda: flight.merge(1 if quick else 3, 32 if quick else 1),
     }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import sys
 import tempfile
@@ -38,11 +39,14 @@ def hook_cost(pairs: int) -> Figure:
 
 
 def unprofiled_rank(pairs: int) -> Figure:
-    """The steps of ranks that are not chosen, as a ratio to the same steps without the hook."""
+    """The steps of ranks that are not chosen, as a ratio to the same steps without the hook.
+
+    All are steps of the window, in which the flight recorder runs, and after which it is saved.
+    """
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         results = folder / "results"
-        environ = {**armed(folder, "torchrun"), "OMP_NUM_THREADS": "1"}
+        environ = {**armed(folder, "torchrun", (2, pairs)), "OMP_NUM_THREADS": "1"}
         results.mkdir()
         torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
         program = [_PROGRAMS / "ranks.py", results, str(pairs)]
@@ -55,13 +59,34 @@ def unprofiled_rank(pairs: int) -> Figure:
     return Figure(
         f"steps of {RANKS} ranks that are not chosen, excess",
         "%",
-        1.0,
+        0.5,
         median(pairwise),
         f"a step without it: {bare:.1f} ms",
         f"{len(pairwise)} pairs of steps",
         runs=pairwise,
         interval=spread(pairwise),
     )
+
+
+def flight_recorder(rounds: int) -> list[Figure]:
+    """What saving torch's flight recorder takes of a rank, and of the run directory's disk."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        environ = {**armed(folder, "environment"), "RANK": "1", "WORLD_SIZE": "4"}
+        done = run([sys.executable, _PROGRAMS / "recorded.py", str(rounds)], environ)
+        found = json.loads(done.stdout)
+        packed = (folder / "run" / "ranks" / "00001" / "flight.json.gz").read_bytes()
+    entries = len(json.loads(gzip.decompress(packed))["entries"])
+    if entries != found["entries"]:
+        raise Failed(f"{entries} collectives were saved of {found['entries']} {done.stderr}")
+    saving, bare = ([ns / 1e6 for ns in found[which]] for which in ("saving", "bare"))
+    return [
+        Figure("flight recorder, saved after the window", "ms", 50.0, median(saving),
+               f"torch's own dump of it: {median(bare):.1f} ms",
+               f"processor time; {entries} collectives", runs=saving, interval=spread(saving)),
+        Figure("flight recorder, per rank and step of 100 collectives", "kB", 2.7,
+               len(packed) / entries * 100 / 1e3, f"{len(packed)} bytes in all"),
+    ]  # fmt: skip
 
 
 def _excess(pair: Any) -> float:

@@ -195,9 +195,9 @@ def _steps(ops: pd.DataFrame, made: Graph, of: np.ndarray, takes: np.ndarray) ->
     length = np.where((of >= 0)[:, None], takes[of], 0)
     known = np.full((made.moments, takes.shape[1]), NEVER)
     waits = np.zeros(made.moments, dtype=bool)
-    waits[made.target] = True
+    waits[made.order[made.target]] = True
     known[~waits] = 0
-    times = made.times(length, known)
+    times = made.times(length[made.edge], known)
     ends = ops.index[ops["optype"] == "optimizer"].to_numpy()
     steps, place = np.unique(ops["step"].to_numpy()[ends], return_inverse=True)
     out = np.zeros((len(steps), takes.shape[1]), dtype=np.int64)

@@ -11,6 +11,7 @@ With `--under` the process first becomes what that says (nsys), with itself as n
 from __future__ import annotations
 
 import argparse
+import ctypes
 import json
 import os
 import subprocess
@@ -33,6 +34,10 @@ def options() -> argparse.Namespace:
     parser.add_argument("--early", action="store_true", help=f"an empty capture at step {EARLY}")
     parser.add_argument("--wait", action="store_true", help="wait for `nsys stop`")
     parser.add_argument("--barrier", action="store_true", help="all ranks meet after the start")
+    parser.add_argument("--small", action="store_true", help="small kernels, bound by launches")
+    parser.add_argument(
+        "--finalize", action="store_true", help="cuptiFinalize once `nsys stop` has ended"
+    )
     parser.add_argument("--captured", default="all", help="which ranks: all, or 0,2")
     parser.add_argument("--nsys", default="nsys")
     parser.add_argument("--under", help="a JSON list of words, {rank} being the rank")
@@ -45,6 +50,9 @@ class Nothing:
     def start(self) -> None: ...
 
     def stop(self) -> None: ...
+
+    def tend(self) -> None:
+        """After each step."""
 
     def finish(self) -> None: ...
 
@@ -66,8 +74,8 @@ class Cuda(Nothing):
 class Session(Nothing):
     """`nsys start` and `nsys stop` for the session that this program runs in."""
 
-    def __init__(self, nsys: str, output: Path, rank: int, wait: bool) -> None:
-        self.nsys, self.output, self.wait = nsys, output, wait
+    def __init__(self, nsys: str, output: Path, rank: int, wait: bool, finalize: bool) -> None:
+        self.nsys, self.output, self.wait, self.finalize = nsys, output, wait, finalize
         self.name = f"bench-{rank}"
         self.taken = 0
         self.beside: list[subprocess.Popen[bytes]] = []
@@ -82,6 +90,11 @@ class Session(Nothing):
 
     def stop(self) -> None:
         self.call(["stop", f"--session={self.name}"], wait=self.wait)
+
+    def tend(self) -> None:
+        if self.finalize and self.beside and self.beside[-1].poll() == 0:
+            self.finalize = False
+            finalize()
 
     def finish(self) -> None:
         for each in self.beside:
@@ -98,6 +111,16 @@ class Session(Nothing):
             raise SystemExit(f"nsys {words[0]} ended with {process.returncode}")
 
 
+def finalize() -> None:
+    """Detach nsys' own CUPTI from this process: a trial, that CUDA graphs do not survive."""
+    with Path("/proc/self/maps").open() as maps:
+        mapped = {line.split()[-1] for line in maps if "libcupti.so" in line}
+    (ours,) = (path for path in mapped if (Path(path).parent / "libToolsInjection64.so").exists())
+    status = ctypes.CDLL(ours).cuptiFinalize()
+    if status != 0:
+        raise SystemExit(f"cuptiFinalize ended with {status}")
+
+
 def main() -> None:
     """Train, open and close the window, write what it took."""
     chosen = options()
@@ -111,7 +134,9 @@ def main() -> None:
     if captured and chosen.open_by == "cuda":
         switch = Cuda()
     elif captured and chosen.open_by == "session":
-        switch = Session(chosen.nsys, chosen.folder / f"report-{rank}", rank, chosen.wait)
+        switch = Session(
+            chosen.nsys, chosen.folder / f"report-{rank}", rank, chosen.wait, chosen.finalize
+        )
     record = train(chosen, rank, switch)
     beside = chosen.folder / f"{rank}.tmp"
     beside.write_text(json.dumps(record))
@@ -135,7 +160,7 @@ def train(chosen: argparse.Namespace, rank: int, switch: Nothing) -> dict[str, o
         torch.set_num_threads(1)
         dist.init_process_group("gloo")
     torch.manual_seed(0)
-    model, batch = workload(device)
+    model, batch = workload(device, chosen.small)
     wrapped = DistributedDataParallel(model, device_ids=[local] if gpu else None)
     optimizer = torch.optim.AdamW(wrapped.parameters(), lr=1e-4)
     first, end = map(int, chosen.window.split(":"))
@@ -168,6 +193,7 @@ def train(chosen: argparse.Namespace, rank: int, switch: Nothing) -> dict[str, o
         optimizer.step()
         drain()
         ends.append(time.time_ns())
+        switch.tend()
     dist.barrier()
     dist.destroy_process_group()
     facts: dict[str, object] = {"torch": torch.__version__, "device": "CPU"}
@@ -177,10 +203,16 @@ def train(chosen: argparse.Namespace, rank: int, switch: Nothing) -> dict[str, o
     return {"rank": rank, "ends": ends, "calls": calls, **facts}
 
 
-def workload(device: object) -> tuple[object, object]:
-    """On a GPU four transformer layers (25 ms a step on an H200), on a CPU next to nothing."""
+def workload(device: object, small: bool) -> tuple[object, object]:
+    """On a GPU four transformer layers (25 ms a step on an H200), on a CPU next to nothing.
+
+    `small`: a hundred tiny layers, whose launches take longer than their kernels.
+    """
     import torch
 
+    if small:
+        layers = (torch.nn.Linear(64, 64) for _ in range(100))
+        return torch.nn.Sequential(*layers).to(device), torch.randn(8, 64, device=device)
     if getattr(device, "type", "cpu") == "cpu":
         model = torch.nn.Sequential(*(torch.nn.Linear(64, 64) for _ in range(4)))
         return model, torch.randn(8, 64)
