@@ -85,7 +85,7 @@ format: $(READY) ## let ruff mend and format the code
 	@$(BIN)/ruff format .
 
 .PHONY: demo
-demo: $(READY) ## profile two ranks of a real four-rank training that has one slow rank
+demo: $(READY) ## profile a real four-rank training that has one slow rank
 	@PATH="$(abspath $(BIN)):$$PATH" scripts/demo.sh
 
 .PHONY: faults
