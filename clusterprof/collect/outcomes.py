@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import subprocess
 import tempfile
 import time
@@ -119,6 +120,8 @@ def collect(
     """
     begin = time.monotonic()
     while True:
+        if write and patience_s:
+            begin += _stalled_s(run.path)
         if not run.path.is_dir():
             gone = f"the run directory {DELETED}"
             return [Outcome(rank, State.LOST, gone) for rank in sorted(expected or ())]
@@ -139,6 +142,17 @@ def collect(
     for outcome in outcomes if write else ():
         _write(run.rank(outcome.rank), found.get(outcome.rank), outcome)
     return outcomes
+
+
+def _stalled_s(folder: Path) -> float:
+    """How long the file system took for a harmless write.
+
+    Where it was stalled, so were the ranks' writers: their patience begins when it responds.
+    """
+    began = time.monotonic()
+    with contextlib.suppress(OSError):
+        os.utime(folder)
+    return time.monotonic() - began
 
 
 def _ended(folder: Path, content: dict[str, Any]) -> bool:

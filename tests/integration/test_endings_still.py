@@ -17,6 +17,7 @@ from lab.disk import Disk, disk
 from lab.endings import OPTIONS, PROGRAMS, Running, allowed_s, words
 
 from clusterprof.agent.nsys import START_VARIABLE
+from clusterprof.collect.outcomes import PATIENCE_S
 
 pytestmark = [pytest.mark.needs_nsys, pytest.mark.needs_openmpi, pytest.mark.needs_root]
 
@@ -134,6 +135,7 @@ def test_a_window_that_opens_and_closes_while_the_run_directory_is_stalled(
     job.comes_to(20)
     still.freeze()
     added_s = job.tasks_end()
+    time.sleep(PATIENCE_S + 1)
     assert still.still, "the disk moves again: it was no test"
     still.thaw()
     job.check("the run directory is stalled over the window", added_s, fault)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import shutil
 import stat
+import threading
+import time
 from collections.abc import Iterable
 from datetime import datetime, timezone
 from pathlib import Path
@@ -15,6 +17,7 @@ from clusterprof import run_directory
 from clusterprof.agent.contracts import states
 from clusterprof.agent.contracts.states import State
 from clusterprof.arguments import parse_ranks
+from clusterprof.collect import outcomes
 from clusterprof.collect.outcomes import DELETED, collect
 from clusterprof.errors import RunDirectoryError, RunDirectoryTaken
 
@@ -185,6 +188,26 @@ def test_a_report_that_appears_after_its_rank_was_given_up_is_collected_then(
     assert outcome.report == run.rank(0) / "report.nsys-rep"
     assert outcome.reason == states.read(str(run.rank(0)))["reason"] != ""
     assert states.read(str(run.rank(0)))["state"] == "collected"
+
+
+def test_a_rank_has_its_time_from_when_a_stalled_file_system_responds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = made(tmp_path / "run")
+    rank(run, 0, "waiting")
+    writer = threading.Timer(0.2, rank, (run, 0, "captured", b"report"))
+    asked: list[Path] = []
+
+    def stalls(path: Path) -> None:
+        asked.append(path)
+        if len(asked) == 1:
+            time.sleep(1.2)  # more than the patience
+            writer.start()
+
+    monkeypatch.setattr(outcomes.os, "utime", stalls)
+    (outcome,) = collect(run, [0], patience_s=1)
+    writer.join()
+    assert outcome.state is State.COLLECTED
 
 
 def test_a_report_that_its_rank_gave_up_is_not_collected(tmp_path: Path) -> None:
