@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from clusterprof import console
-from clusterprof.agent.contracts import files, identity, paths
+from clusterprof.agent.contracts import files, identity, paths, words
 from clusterprof.collect.outcomes import Outcome
 from clusterprof.console import say
 from clusterprof.results import RANKS, Suspect
@@ -113,14 +113,12 @@ def look(run: RunDirectory) -> Look:
 
     What cannot be read is a warning; where no rank left a recorder there are no ranks.
     """
-    from clusterprof.align.lateness import named_group
-
     found, warnings = all_ranks(run)
     if found is None:
         return Look((), [], [], [], warnings)
     results = found.results
     groups = [
-        (named_group(each["name"], each["description"]), tuple(each["ranks"]))
+        (words.group(each["name"], each["description"]), tuple(each["ranks"]))
         for each in results["groups"]
     ]
     stages = [tuple(each) for each in results["stages"]]

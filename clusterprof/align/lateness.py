@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
+from clusterprof.agent.contracts import words
 from clusterprof.align.clock.alignment import align
 from clusterprof.align.clock.measured import pair_bounds
 from clusterprof.align.clock.model import Clock
@@ -76,7 +77,7 @@ def shallow(
     bound = np.where(by_clock & (aligned != first), uncertainty + widest, 0)
     known = by_duration | by_clock
     names = pa.array(
-        [named_group(group.name, group.description) for group in calls.flight.groups], pa.string()
+        [words.group(group.name, group.description) for group in calls.flight.groups], pa.string()
     )
     columns = {
         "rank": entries["rank"],
@@ -251,13 +252,6 @@ def _steps(enqueue: Ints, rank: Ints, steps: Mapping[int, pa.Table]) -> pa.Array
         inside = (place >= 0) & (enqueue[mine] < end[place])
         found[mine[inside]] = integers(log, "step")[place[inside]]
     return pa.array(found, mask=found < 0)
-
-
-def named_group(name: str, description: str) -> str:
-    """Return what a process group is called: its description (`mesh_dp`) tells more than a number,
-    but several groups have the same.
-    """
-    return f"{name} {description}" if description else name
 
 
 def _placed(wall: Ints, rank: Ints, clock: Clock | None) -> tuple[Ints, Ints, Bools]:

@@ -26,7 +26,7 @@ def verdict(hang: list[HangEntry], waiting: list[int]) -> str:
 
 def sentence(one: HangEntry) -> str:
     """Return what is wrong with one call."""
-    name = f"{one['description'] or 'group'} {one['group']}"
+    name = words.group(one["group"], one["description"] or "group")
     call = f"{one['operation']} {one['sequence']} of {words.plain(name)}"
     who = words.ranks(one["ranks"])
     who = (f"one of {who}" if one["one_of"] else who).capitalize() if one["ranks"] else ""

@@ -241,7 +241,7 @@ def test_groups_of_one_name_whose_ranks_no_dump_lists_are_left_out(merged: Merge
     found = merged(files)
     assert (found["hang"], found["dumps"]) == ([], WORLD)
     (warning,) = found["warnings"]
-    assert "7 tp" in warning
+    assert "tp 7" in warning
 
 
 def test_of_two_groups_of_one_name_in_a_rank_torch_lists_the_ranks_of_one(merged: Merged) -> None:

@@ -218,3 +218,10 @@ def _joined(values: Iterable[int], limit: int | None, to: str, comma: str) -> st
         parts.append(f"{rest[0]}{to}{rest[taken - 1]}{step}" if taken > 1 else f"{rest[0]}")
         rest = rest[taken:]
     return comma.join(parts) + (f" and {len(rest)} more" if rest else "")
+
+
+def group(name: str, description: str) -> str:
+    """What a process group is called: its description (`mesh_dp`), which several may have, and its
+    name, which is a number.
+    """
+    return f"{description} {name}" if description else name

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from clusterprof.agent.contracts import words
 from clusterprof.agent.contracts.words import listed, ms, percent
 from clusterprof.agent.contracts.words import ranks as rank_list
-from clusterprof.align.lateness import named_group
 from clusterprof.analysis.findings.finding import Code, capture, finding, named, severity
 from clusterprof.analysis.model import limits
 from clusterprof.analysis.model.dataset import Dataset
@@ -62,7 +62,7 @@ def _finding(dataset: Dataset, shallow: ShallowResults, some: list[Suspect]) -> 
     # several groups may have one name
     peers = [
         rank for e in shallow["groups"]
-        if ranks[0] in e["ranks"] and named_group(e["name"], e["description"]) == worst["group"]
+        if ranks[0] in e["ranks"] and words.group(e["name"], e["description"]) == worst["group"]
         for rank in e["ranks"] if rank not in ranks
     ]  # fmt: skip
     made = finding(

@@ -49,7 +49,8 @@ def verdict(dataset: Dataset, findings: Sequence[Finding]) -> str:
         return f"{start or 'No stragglers.'} {sentences(weighty[0]['summary'], 1)}"
     steps = f"in {len(dataset.steady_steps)} steady-state steps of {ms(dataset.step_ns)}"
     steps += f" ({ms(pace_ns(dataset))} without the profiler)." if another_pace(dataset) else "."
-    return f"{start} No other findings {steps}" if start else f"No findings {steps}"
+    what = "other findings" if start else "findings above severity info" if findings else "findings"
+    return f"{start} No {what} {steps}".lstrip()
 
 
 def _saved(found: Finding) -> int:

@@ -224,7 +224,9 @@ def join(dumps: Sequence[FlightDump]) -> Flight:
         if not (group.is_world or group.ranks) and len(ranks) > (group.size or len(ranks))
     ]
     if mixed:
-        names = sorted({f"{groups[place].name} {groups[place].description}" for place in mixed})
+        names = sorted(
+            {words.group(groups[place].name, groups[place].description) for place in mixed}
+        )
         warnings.append(
             f"process groups of the name {words.listed(names)} are left out: more ranks called in"
             " them than they have members, and no dump says which of several groups each rank is in"
