@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
+from lab.command import PATIENCE_S
 
 from clusterprof.agent.guard.outbox import Outbox
 from clusterprof.agent.guard.writer import Writer
@@ -76,7 +77,7 @@ def outbox() -> Iterator[Outbox]:
     made = Outbox(ours)
     yield made
     made.close()
-    thread.join(10)
+    thread.join(PATIENCE_S)
     assert not thread.is_alive()
 
 
@@ -86,7 +87,7 @@ def written(outbox: Outbox) -> Callable[[], None]:
 
     def wait() -> None:
         outbox.say("finish")
-        assert outbox.wait("finished", 20)
+        assert outbox.wait("finished", PATIENCE_S)
 
     return wait
 

@@ -207,6 +207,7 @@ def test_exchanges_around_a_step_of_the_clock_are_refused() -> None:
 
 def test_datagrams_without_the_secret_are_not_answered(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(exchange, "SECONDS", 0.05)
+    monkeypatch.setattr(exchange, "FIRST_ANSWER_S", 200)  # of a friend it comes
     server, friend = Endpoint("127.0.0.1", b"s" * 32), Endpoint("127.0.0.1", b"s" * 32)
     stranger = Endpoint("127.0.0.1", b"x" * 32)
     try:

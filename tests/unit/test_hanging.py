@@ -15,6 +15,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
+from lab.command import PATIENCE_S
 
 from clusterprof.agent.contracts import paths, states
 from clusterprof.agent.contracts.frames import users_line
@@ -133,7 +134,7 @@ class Hung:
 
     def state(self, until_known: bool) -> dict[str, Any]:
         """What the rank's state says of the hang once that is there."""
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + PATIENCE_S
         while time.monotonic() < deadline:
             found: dict[str, Any] = states.read(str(self.rank)).get("hangs", {})
             if found and (found["until_ns"] is not None) == until_known:
@@ -144,7 +145,7 @@ class Hung:
     def end(self) -> None:
         self.hanging.finish()
         self.outbox.finish()
-        self.thread.join(10)
+        self.thread.join(PATIENCE_S)
         assert not self.thread.is_alive()
 
 

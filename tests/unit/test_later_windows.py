@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from lab.command import PATIENCE_S
 
 from clusterprof.agent.contracts import files, later_window, paths, states
 from clusterprof.agent.contracts.identity import Identity
@@ -53,7 +54,7 @@ def asking(outbox: Outbox, tmp_path: Path) -> Path:
 
 def handed_over(outbox: Outbox) -> list[dict[str, Any]]:
     """The orders that the writer hands to the rank, once there is one."""
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + PATIENCE_S
     while time.monotonic() < deadline:
         outbox.look()
         if found := outbox.windows():
@@ -175,7 +176,7 @@ def test_an_order_that_is_to_come_soon_is_looked_for_more_often(
     outbox.say("begin", run=str(run), folder=str(folder), window=[10, 20], wall_ns=0, log_s=3600)
     outbox.steps(0, [(each * MS, (each + 1) * MS) for each in range(20)])
     outbox.say("expect", every_s=0.2)
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + PATIENCE_S
     while not (folder / paths.STEPS).exists() or len(read_log(folder / paths.STEPS)) < 20:
         assert time.monotonic() < deadline, "by these steps the ranks and steps are chosen"
         time.sleep(0.05)

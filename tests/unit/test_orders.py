@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from lab.command import PATIENCE_S
 
 from clusterprof.agent import nsys as profiler
 from clusterprof.agent.contracts import states
@@ -78,9 +79,13 @@ def test_an_ordered_window_closes_between_two_steps_and_says_why(
 
 
 def test_a_window_whose_time_comes_after_the_order_is_not_opened(
-    armed: tuple[Counter, Switch], rank_folder: Path, written: Callable[[], None]
+    armed: tuple[Counter, Switch],
+    rank_folder: Path,
+    written: Callable[[], None],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     counter, switch = armed
+    monkeypatch.setattr(window, "ORDER_S", PATIENCE_S)  # the order is there: the answer says so
     states.request_stop(str(rank_folder.parents[1]), WHY)
     steps(counter, 30)
     assert switch.events == []
@@ -108,7 +113,7 @@ def test_an_order_that_comes_later_is_seen_until_no_one_asks(
     written()
     assert outbox.look()["order"] is None
     states.request_stop(str(rank_folder.parents[1]), WHY)
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + PATIENCE_S
     while outbox.look()["order"] is None and time.monotonic() < deadline:
         time.sleep(0.01)
     assert outbox.answers["order"] == WHY

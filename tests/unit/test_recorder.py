@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import socket
 import sys
-import time
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -256,12 +255,14 @@ def test_what_the_program_destroys_is_saved_before(monkeypatch: pytest.MonkeyPat
 
 
 def test_the_dump_waits_until_the_last_durations_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 1000.0
     monkeypatch.setattr(recorder, "SETTLE_S", 0.2)
+    monkeypatch.setattr(recorder, "time", SimpleNamespace(monotonic=lambda: now))
     torch = Torch(monkeypatch, "2.13.0", "nccl").has("_dump_nccl_trace_json")
     sent = Sent()
     assert (sent.recorder.at(2), sent.recorder.at(4), sent.recorder.at(5)) == (4, 5, 6)
     assert torch.calls == []
-    time.sleep(0.21)
+    now += 0.2
     assert (sent.recorder.at(6), len(torch.calls)) == (-1, 1)
 
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 import shutil
 import stat
-import threading
-import time
 from collections.abc import Iterable
 from datetime import datetime, timezone
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -195,18 +194,20 @@ def test_a_rank_has_its_time_from_when_a_stalled_file_system_responds(
 ) -> None:
     run = made(tmp_path / "run")
     rank(run, 0, "waiting")
-    writer = threading.Timer(0.2, rank, (run, 0, "captured", b"report"))
-    asked: list[Path] = []
+    now = 0.0
 
     def stalls(path: Path) -> None:
-        asked.append(path)
-        if len(asked) == 1:
-            time.sleep(1.2)  # more than the patience
-            writer.start()
+        nonlocal now
+        if now == 0:
+            now = 100.0  # more than the patience
 
+    def writes(seconds: float) -> None:
+        rank(run, 0, "captured", b"report")
+
+    clock = SimpleNamespace(monotonic=lambda: now, sleep=writes)
+    monkeypatch.setattr(outcomes, "time", clock)
     monkeypatch.setattr(outcomes.os, "utime", stalls)
     (outcome,) = collect(run, [0], patience_s=1)
-    writer.join()
     assert outcome.state is State.COLLECTED
 
 

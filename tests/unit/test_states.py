@@ -47,7 +47,11 @@ def test_a_second_attempt_may_follow_a_lost_one(tmp_path: Path) -> None:
     assert "reason" not in states.read(folder)
 
 
-def test_of_two_processes_that_write_one_state_none_loses_an_entry(tmp_path: Path) -> None:
+def test_of_two_processes_that_write_one_state_none_loses_an_entry(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(states, "TURN_S", 200)  # a disk may stall for longer than a turn is waited
+
     def write(name: str) -> None:
         for number in range(40):
             states.advance(str(tmp_path), "counting", **{f"{name}{number}": number})
