@@ -22,6 +22,8 @@ from clusterprof.run_directory import RunDirectory
 PATIENCE_S = 3.0
 #: For a rank whose state is FINISHING: its report is being written.
 FINISHING_S = 8.0
+#: A harmless write takes milliseconds: where one took longer, the file system was stalled.
+STALL_S = 0.1
 #: The importer takes some 7 µs for each range; one that takes longer than this hangs.
 IMPORT_S = 900.0
 
@@ -118,10 +120,11 @@ def collect(
     say so. Each is COLLECTED or LOST; with `write` their states say so too. Who only merges writes
     none: a copy of a run may be without its reports.
     """
-    begin = time.monotonic()
+    begin, stalled_s = time.monotonic(), 0.0
     while True:
         if write and patience_s:
-            begin += _stalled_s(run.path)
+            took_s = _write_s(run.path)
+            begin, stalled_s = begin + took_s, max(stalled_s, took_s)
         if not run.path.is_dir():
             gone = f"the run directory {DELETED}"
             return [Outcome(rank, State.LOST, gone) for rank in sorted(expected or ())]
@@ -132,7 +135,10 @@ def collect(
             # who shares a run may leave out all but the reports
             | {rank for rank, state in found.items() if not state and reports_in(run.rank(rank))}
         )
-        running = [rank for rank in profiled if not _ended(run.rank(rank), found.get(rank, {}))]
+        # A rank gives its writer some seconds. Where that may not have been enough, what unprofiled
+        # ranks leave is still to come as well.
+        awaited = sorted({*profiled, *found}) if stalled_s > STALL_S else profiled
+        running = [rank for rank in awaited if not _ended(run.rank(rank), found.get(rank, {}))]
         finishing = any(State.of(found.get(rank, {})) is State.FINISHING for rank in running)
         patience = max(patience_s, finishing_s) if finishing and patience_s else patience_s
         if not running or time.monotonic() > begin + patience:
@@ -144,7 +150,7 @@ def collect(
     return outcomes
 
 
-def _stalled_s(folder: Path) -> float:
+def _write_s(folder: Path) -> float:
     """How long the file system took for a harmless write.
 
     Where it was stalled, so were the ranks' writers: their patience begins when it responds.

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from lab.command import Completed
+from lab.job import until_written
 
 from clusterprof.launch.planning import INJECT
 
@@ -64,11 +65,13 @@ class Job:
             "CLUSTERPROF_PLAN": str(self.folder / "plan.json"), "PYTHONPATH": str(INJECT),
             **(env or {}),
         }  # fmt: skip
-        return self.run(
+        done = self.run(
             [sys.executable, "-m", "torch.distributed.run", "--standalone",
              f"--nproc-per-node={ranks}", program],
             env=environ,
         )  # fmt: skip
+        until_written(self.folder / "plan.json")
+        return done
 
     def beacons(self, rank: int) -> list[dict[str, Any]]:
         path = self.folder / "ranks" / f"{rank:05d}" / "beacons.json"

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import repeat
 from pathlib import Path
 from textwrap import dedent
 from typing import Any
 
+from clusterprof.agent.contracts.identity import PLAN
 from clusterprof.launch.planning import INJECT
+from lab import command
 from lab.command import Completed
 
 LOOP = """
@@ -24,6 +28,30 @@ def iterate(n):
         optimizer.step()
         optimizer.zero_grad()
 """
+
+
+def until_written(plan: Path) -> None:
+    """Wait until all ranks with this plan, which have ended, have left what they leave.
+
+    A rank waits some seconds for its writer. One that a stalled disk holds for longer goes on
+    without the rank, and ends when all is written.
+    """
+    deadline = time.monotonic() + command.PATIENCE_S
+    while any(map(is_writer, Path("/proc").glob("[0-9]*"), repeat(plan))):
+        assert time.monotonic() < deadline, f"a writer of {plan} does not end"
+        time.sleep(0.02)
+
+
+def is_writer(process: Path, plan: Path) -> bool:
+    """Whether a process, by its folder in /proc, writes for a rank with this plan."""
+    try:
+        environ = (process / "environ").read_bytes().split(b"\0")
+        return (
+            f"{PLAN}={plan}".encode() in environ
+            and b"\0writer\0" in (process / "cmdline").read_bytes()
+        )
+    except OSError:  # it has ended
+        return False
 
 
 @dataclass
@@ -50,7 +78,9 @@ class Job:
             "CLUSTERPROF_PLAN": str(self.folder / "plan.json"), "PYTHONPATH": str(INJECT),
             **(environ or {}),
         }  # fmt: skip
-        return self.run([sys.executable, str(file)], env=env, timeout=120)
+        done = self.run([sys.executable, str(file)], env=env)
+        until_written(self.folder / "plan.json")
+        return done
 
     @property
     def rank(self) -> Path:

@@ -211,6 +211,28 @@ def test_a_rank_has_its_time_from_when_a_stalled_file_system_responds(
     assert outcome.state is State.COLLECTED
 
 
+@pytest.mark.parametrize("stall_s", [0.0, 1.0])
+def test_what_unprofiled_ranks_leave_is_waited_for_after_a_stall_and_never_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stall_s: float
+) -> None:
+    run = made(tmp_path / "run")
+    states.advance(str(run.rank(0)), "counting", chosen=False)
+    now = 0.0
+
+    def stalls(path: Path) -> None:
+        nonlocal now
+        now = stall_s
+
+    def writes(seconds: float) -> None:
+        states.advance(str(run.rank(0)), "counted")
+
+    clock = SimpleNamespace(monotonic=lambda: now, sleep=writes)
+    monkeypatch.setattr(outcomes, "time", clock)
+    monkeypatch.setattr(outcomes.os, "utime", stalls)
+    assert collect(run, None, patience_s=1) == []
+    assert states.read(str(run.rank(0)))["state"] == ("counted" if stall_s else "counting")
+
+
 def test_a_report_that_its_rank_gave_up_is_not_collected(tmp_path: Path) -> None:
     run = made(tmp_path / "run")
     rank(run, 0, "lost", b"half of a report")
