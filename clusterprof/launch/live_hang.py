@@ -108,18 +108,21 @@ def _hanging(run: RunDirectory, ranks: list[int]) -> Iterator[HangingRank]:
 
 
 def watch(run: RunDirectory) -> None:
-    """Say once of each hang what the job waits for, as long as it runs."""
-    hung = printed = False
+    """Say of each hang what the job waits for, as long as it runs: again if more ranks hang."""
+    before: set[int] = set()
+    known: set[int] = set()
     while True:
         time.sleep(LOOK_S)
         latest = run.attempts()[-1]
         ranks = latest.ranks()
-        hangs = any(_hanging(latest, ranks[:: max(1, len(ranks) // SAMPLE)]))
-        # Not at first sight: the ranks notice it within a few seconds of each other.
-        if hangs and hung and not printed:
-            printed = True
+        sample = ranks[:: max(1, len(ranks) // SAMPLE)]
+        hanging = {each.rank for each in _hanging(latest, sample)}
+        # Not at first sight: the ranks notice it within a few seconds of each other, and a rank
+        # that has not would be taken for one without a dump.
+        if hanging == before and not hanging <= known:
+            known = hanging
             found = look(latest)
             if found is not None and found.one_waits:
                 for line in found.lines():
                     say(line)
-        hung, printed = hangs, printed and hangs
+        before, known = hanging, known & hanging

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 from lab.command import PATIENCE_S
 
+from clusterprof import run_directory
 from clusterprof.agent.contracts import paths, states
 from clusterprof.agent.contracts.frames import users_line
 from clusterprof.agent.contracts.plan import Plan, Selection
@@ -177,6 +178,48 @@ def test_a_rank_that_hangs_leaves_its_dump_and_where_it_is_and_goes_on(
     assert rank.state(until_known=True)["until_ns"] > found["since_ns"]
     assert live_hang.look(RunDirectory(rank.run)) is None
     rank.end()
+
+
+class JobEnds(Exception):
+    """The job has ended, and with it who watches it."""
+
+
+@pytest.mark.parametrize(
+    ("looks", "printed"),
+    [
+        # the ranks notice it one after the other, go on one after the other, and hang again
+        ([[0], [0, 1], [0, 1, 2], [0, 1, 2], [0, 1, 2], [1, 2], [1, 2], [], [2], [2]], [3, 1]),
+        ([[0, 1], [0, 1], [0, 1, 2], [0, 1, 2]], [2, 3]),  # one notices it much later
+        ([[0], [], [0], []], []),
+    ],
+)
+def test_a_hang_is_said_when_no_more_ranks_come_to_it_and_again_where_some_do(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    looks: list[list[int]],
+    printed: list[int],
+) -> None:
+    run = run_directory.create(tmp_path / "run")
+    left = iter(looks)
+
+    def look(seconds: float) -> None:
+        hanging = next(left, None)
+        if hanging is None:
+            raise JobEnds
+        for rank in range(3):
+            until_ns = None if rank in hanging else 2 * S
+            hangs = {"step": 7, "since_ns": S, "until_ns": until_ns, "line": None, "no_dump": "off"}
+            states.advance(str(run.rank(rank)), "counting", hangs=hangs)
+
+    monkeypatch.setattr(live_hang, "time", SimpleNamespace(sleep=look))
+    with pytest.raises(JobEnds):
+        live_hang.watch(run)
+    lines = [line for line in capsys.readouterr().err.splitlines() if " in step 7" in line]
+    ranks = {1: "rank 2 hangs", 2: "ranks 0–1 hang", 3: "ranks 0–2 hang"}
+    assert [line.partition(" in step")[0] for line in lines] == [
+        f"clusterprof: {ranks[count]}" for count in printed
+    ]
 
 
 def test_the_thread_takes_no_signal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

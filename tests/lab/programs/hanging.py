@@ -37,15 +37,23 @@ def end(*_):
     sys.exit(5)
 
 
+def newer(path, since):
+    """Whether there is a file since then: where a machine stalls an earlier step hung as well."""
+    try:
+        return os.stat(path).st_mtime > since
+    except OSError:
+        return False
+
+
 def wait():
     """Until the hang is to end."""
-    began = time.monotonic()
+    began, began_at = time.monotonic(), time.time()
     plan = os.environ.get("CLUSTERPROF_PLAN")
-    until = began + (1 if plan is None else 10 if how == "fills" else 90)
+    until = began + (1 if plan is None else 10 if how == "fills" else 300)
     dumps = [f"ranks/{each:05d}/hang.json.gz" for each in range(2)]
     while time.monotonic() < until:
         time.sleep(0.1)
-        if plan and all(os.path.exists(os.path.join(os.path.dirname(plan), d)) for d in dumps):
+        if plan and all(newer(os.path.join(os.path.dirname(plan), d), began_at) for d in dumps):
             break
     print(f"waited {time.monotonic() - began:.1f} s", flush=True)
 
