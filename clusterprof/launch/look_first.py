@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 MOST = 8
 #: So often the second window is ordered, where the orders before came too late.
 TRIES = 3
-#: A rank whose window ends so much later than the first one's is not waited for.
+#: A rank whose window ends so much later than those of all that came before it is not waited for.
 PATIENCE_S = 10.0
 
 
@@ -86,7 +86,8 @@ def wait_for_ranks(plan: LaunchPlan, run: RunDirectory) -> int:
     """Wait until all ranks have left what is to be looked at, or most have and the others are
     not coming; returns how many ranks there are, 0 where one is captured already.
     """
-    began: float | None = None
+    came: set[int] = set()
+    came_at = time.monotonic()
     size, every_s = plan.job.world_size, 1.0
     while True:
         time.sleep(every_s)
@@ -99,10 +100,11 @@ def wait_for_ranks(plan: LaunchPlan, run: RunDirectory) -> int:
         # Those of a job of unknown size may all be there the next moment.
         every_s = later_window.look_s(size or 1)
         over = {*flights(now)[0], *(rank for rank in states if "flight" in states[rank])}
-        began = began or (time.monotonic() if over else None)
+        if not over <= came:
+            came, came_at = came | over, time.monotonic()
         if over and size is not None and len(over) >= size:
             return size
-        if began is not None and time.monotonic() > began + PATIENCE_S + every_s:
+        if came and time.monotonic() > came_at + PATIENCE_S + every_s:
             return size or len(over)
 
 

@@ -162,6 +162,25 @@ def test_ranks_of_a_job_of_unknown_size_are_looked_for_until_they_come(
     assert slept == [1.0, 1.0, 1.0]
 
 
+def test_ranks_that_leave_their_recorders_one_after_the_other_are_waited_for(
+    run: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Of a job of four on a slow machine three come 9 s apart, and the last one never.
+    now = 0.0
+
+    def go_on(seconds: float) -> None:
+        nonlocal now
+        now += seconds
+        if now % 9 == 0 and now <= 27:
+            states.advance(str(run.rank(int(now) // 9)), "counting", world_size=4, flight="none")
+
+    monkeypatch.setattr(look_first, "time", SimpleNamespace(sleep=go_on, monotonic=lambda: now))
+    plan = SimpleNamespace(job=SimpleNamespace(world_size=4))
+    assert look_first.wait_for_ranks(cast("planning.LaunchPlan", plan), run) == 4
+    assert len(run.ranks()) == 3
+    assert 27 + look_first.PATIENCE_S < now < 30 + look_first.PATIENCE_S
+
+
 def test_a_rank_whose_nsys_has_captured_is_no_peer_of_a_later_order() -> None:
     found = look_first.without(look(13, groups=DATA), {1, 5})
     assert chosen(found, [], [0]) == [13, 9]
