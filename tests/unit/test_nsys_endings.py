@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from clusterprof.agent.contracts.plan import NsysPlan
-from clusterprof.agent.guard import report_transfer, session
+from clusterprof.agent.contracts.plan import NsysPlan, Plan, Selection
+from clusterprof.agent.guard import guard, report_transfer, session
 from clusterprof.agent.guard.outbox import Outbox
 
 #: of each look, a second apart: by process its state and CPU ticks, and the bytes of the files
@@ -66,3 +66,25 @@ def test_an_nsys_that_the_user_gives_longer_hangs_later(
 ) -> None:
     looks: list[Look] = [({1: (at, ticks * n)}, 7) for n in range(40)]
     assert hangs_at(looks, tmp_path, monkeypatch, 6 + longer_s) == usual + longer_s
+
+
+def test_why_each_start_of_nsys_failed_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The first is killed; what the second waits for is only that the time is up.
+    nsys = NsysPlan("nsys", "2022.4", None, {"cpu": "", "gpu": ""}, [], [], [], [])
+    selection = Selection("0", "ranks", (0,))
+    plan = Plan(str(tmp_path), selection, (2, 4), "nsys", nsys=nsys)
+    for module, name, value in (
+        (guard.outbox, "start", lambda: Outbox(None)),
+        (guard.profiler, "here", lambda nsys, window_by: (nsys, [])),
+        (guard.profiler, "free_bytes", lambda folder: 1 << 40),
+        (guard.profiler, "temporary", lambda longest: str(tmp_path)),
+        (guard.processes, "adopt_orphans", lambda: True),
+        (guard.processes, "forget_dead_sessions", lambda: None),
+    ):
+        monkeypatch.setattr(module, name, value)
+    reasons = iter(["nsys was killed by signal 9", "nsys did not start the program within 6 s"])
+    made = guard.Guard(plan, 0, ["true"])
+    monkeypatch.setattr(made, "start", lambda attempt, until: next(reasons))
+    assert made.begin() == "nsys was killed by signal 9; nsys did not start the program within 6 s"

@@ -153,13 +153,16 @@ class Guard:
             session=name, nsys={"path": nsys.path, "version": nsys.version},
         )  # fmt: skip
         until = time.monotonic() + nsys.start_s
-        reason: Optional[str] = None
+        reasons: List[str] = []
         for attempt in range(STARTS):
             reason = self.start(attempt, until)
-            if reason is None or time.monotonic() > until:
+            if reason is None:
+                return None
+            reasons.append(reason)
+            if time.monotonic() > until:
                 break
             processes.forget_dead_sessions()
-        return "; ".join([reason, *differs]) if reason else None
+        return "; ".join(dict.fromkeys([*reasons, *differs]))
 
     def start(self, attempt: int, until: float) -> Optional[str]:
         """Start nsys and wait for the program in it; returns why there is none."""
