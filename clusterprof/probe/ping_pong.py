@@ -169,12 +169,10 @@ def _ask_over_udp(me: Identity, path: Path, timeout_s: float) -> None:
     tried: Answerer | None = None
     while time.monotonic() < deadline:
         with contextlib.suppress(OSError, ValueError):
-            answerer = exchange.announced(str(path), ours=False)
-            # One that does not answer was left by a killed measurement: look again.
-            if answerer != tried:
-                tried = answerer
-                if _measured(me, answerer):
-                    return
+            # One that does not answer was left by a killed measurement, or is late: look again.
+            tried = exchange.announced(str(path), ours=False)
+            if _measured(me, tried):
+                return
         time.sleep(_LOOK_EVERY_S)
     where = f"{tried.address} UDP port {tried.port}" if tried else str(path)
     raise ClusterprofError(

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import socket
+import threading
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,6 +14,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from lab.command import PATIENCE_S
 
 from clusterprof.agent.contracts import clocks, exchange
 from clusterprof.agent.contracts.exchange import (
@@ -23,10 +26,12 @@ from clusterprof.agent.contracts.exchange import (
     measure,
     narrowed,
 )
+from clusterprof.agent.contracts.identity import Identity
 from clusterprof.agent.rank import beacons as agent_beacons
 from clusterprof.align.clock import UNBOUNDED_NS, align, alignment, measured
 from clusterprof.align.clock import readings as r
 from clusterprof.align.match import match
+from clusterprof.probe import ping_pong
 from clusterprof.probe.measurement import Bound, drift, joined, parsed
 from clusterprof.tables import SCHEMAS, RankTables, ReportInfo, empty
 
@@ -219,8 +224,6 @@ def test_datagrams_without_the_secret_are_not_answered(monkeypatch: pytest.Monke
             if server.wait(0.05):
                 assert answer(server) is None
         assert not stranger.wait(0.05)
-        import threading
-
         stop = threading.Event()
 
         def serve() -> None:
@@ -238,6 +241,35 @@ def test_datagrams_without_the_secret_are_not_answered(monkeypatch: pytest.Monke
     finally:
         for endpoint in (server, friend, stranger):
             endpoint.close()
+
+
+def test_a_rank_asks_again_where_rank_0_did_not_answer_at_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tries: list[Answerer] = []
+
+    def measured(endpoint: Endpoint, to: Answerer) -> list[Exchange]:
+        tries.append(to)
+        return measure(endpoint, to) if len(tries) > 1 else []
+
+    monkeypatch.setattr(exchange, "measure", measured)
+    found: list[Any] = []
+    ranks = [
+        threading.Thread(
+            target=lambda me=me: found.append(
+                ping_pong.over_udp(me, tmp_path, {"MASTER_ADDR": "127.0.0.1"}, PATIENCE_S)
+            )
+        )
+        for me in (Identity(0, 2, None, ""), Identity(1, 2, None, ""))
+    ]
+    for rank in ranks:
+        rank.start()
+    for rank in ranks:
+        rank.join()
+    assert len(tries) == 2
+    (measurement,) = filter(None, found)
+    (bound,) = measurement.bounds
+    assert bound.rank == 1
 
 
 # --- measurements
