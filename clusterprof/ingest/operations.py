@@ -24,6 +24,10 @@ _NAMES = {
 }
 _OPERATIONS = {name: operation for operation, names in _NAMES.items() for name in names.split()}
 
+#: operations whose member cannot end before every member has started, because each member's
+#: output depends on each member's input
+SYNCHRONISING = ("AllReduce", "AllGather", "ReduceScatter", "AllToAll", "Barrier")
+
 #: NCCL's own host calls that are collectives; `ncclGroupStart`, `ncclCommInitRank` are not. In its
 #: domain, nsys' advanced tracing leaves the prefix out.
 NCCL_CALL = r"^(nccl)?(AllReduce|AllGatherV?|ReduceScatter|Broadcast|Bcast|Reduce|AllToAllv?|AlltoAllv?|Gather|Scatter|Send|Recv)$"  # fmt: skip # noqa: E501

@@ -23,6 +23,7 @@ from clusterprof.errors import ReportError
 Entry = dict[str, Any]
 Merged = Callable[[Mapping[str, Any]], dict[str, Any]]
 
+FLIGHT = Path(__file__).resolve().parents[1] / "data/flight"
 SECOND, HOUR = 10**9, 3600 * 10**9
 WORLD = [0, 1, 2, 3]
 NEVER_JOINED = [("never_joined", [3], 6)]
@@ -171,6 +172,101 @@ def test_a_rank_that_stopped_long_before_the_others_is_of_the_same_job(merged: M
     # and so is one that has called nothing at all
     found = merged(files | {"rank_3.json": dump([])})
     assert (found["dumps"], found["warnings"]) == (WORLD, [])
+
+
+#: of an attempt whose ranks were started over, one that its new process has not overwritten
+ATTEMPTS: dict[str, list[Entry]] = {
+    "as far as the other ranks": changed(FIVE, time_created_ns=-8 * SECOND),
+    "not so far": changed(FIVE[:3], time_created_ns=-8 * SECOND),
+    "much farther": [
+        entry(900 + n, time_created_ns=10**18 + (n - 9) * SECOND) for n in range(6)
+    ],
+    "far, while the others have dropped their first": changed(FIVE, time_created_ns=-8 * SECOND),
+    "of another operation": [
+        each | {"profiling_name": "nccl:_all_gather_base"}
+        for each in changed(FIVE, time_created_ns=-8 * SECOND)
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", ATTEMPTS)
+def test_a_dump_of_an_earlier_attempt_is_left_out(merged: Merged, what: str) -> None:
+    """It is newer than the timeout, and of the ranks that were started over."""
+    six = changed(SIX, record_id=900, collective_seq_id=900) if "dropped" in what else SIX
+    files = {f"rank_{rank}.json": dump(six) for rank in range(3)}
+    found = merged(files | {"rank_3.json": dump(ATTEMPTS[what])})
+    assert hang(found) == [("no_dump", [3], 906 if "dropped" in what else 6)]
+    (missing,) = found["missing"]
+    assert (missing["rank"], "another attempt" in missing["reason"]) == (3, True)
+    (warning,) = found["warnings"]
+    assert "rank 3 (rank_3.json)" in warning
+    assert "another attempt" in warning
+
+
+def test_of_two_attempts_the_newer_is_merged_with_half_of_the_ranks(merged: Merged) -> None:
+    older = changed(SIX, time_created_ns=-8 * SECOND)
+    for there in (2, 3, 4):
+        found = merged({f"rank_{n}.json": dump(SIX if n < there else older) for n in WORLD})
+        assert found["dumps"] == WORLD[:there]
+        assert len(found["warnings"]) == (there < 4)
+    # of which too few left theirs to tell who hangs: of the others it is known
+    found = merged({f"rank_{n}.json": dump(SIX if n < 1 else older) for n in WORLD})
+    assert (found["dumps"], len(found["warnings"])) == ([1, 2, 3], 1)
+
+
+def test_after_a_restart_within_its_process_older_dumps_are_of_another_attempt(
+    merged: Merged,
+) -> None:
+    again = [entry(9 + n, collective_seq_id=n + 1) for n in range(3)]
+    renewed = [*FIVE, *again[:2], waits(again[2])]
+    found = merged(
+        {f"rank_{rank}.json": dump(renewed) for rank in range(3)} | {"rank_3.json": dump(FIVE)}
+    )
+    assert hang(found) == [("no_dump", [3], 3)]
+    assert ["rank_3.json" in each for each in found["warnings"]] == [True, False]
+
+
+def test_a_rank_that_came_to_a_call_long_before_the_others_is_of_their_attempt(
+    merged: Merged,
+) -> None:
+    """All recorders begin with the call in which it waited: it joined no later one."""
+    early = entry(0, time_created_ns=10**18 - 60 * SECOND)
+    # NCCL's recorder knows when a call was seen to end
+    ends = early | {"time_discovered_completed_ns": 10**18 + 1}
+    waiting = {f"rank_{rank}.json": dump([FIVE[0], waits(FIVE[1])]) for rank in range(3)}
+    found = merged(waiting | {"rank_3.json": dump([ends])})
+    assert (hang(found), found["warnings"]) == ([("never_joined", [3], 2)], [])
+    # gloo's does not: it may as well be of another attempt
+    found = merged(waiting | {"rank_3.json": dump([early])})
+    assert hang(found) == [("never_joined", [3], 2)]
+    (warning,) = found["warnings"]
+    assert "rank 3" in warning
+    assert "the dumps are merged" in warning
+
+
+def test_who_ends_a_broadcast_before_others_call_it_is_of_their_attempt(merged: Merged) -> None:
+    """Its root waits for none: that it ended says nothing of the others."""
+    root = [
+        entry(n, profiling_name="nccl:broadcast", time_created_ns=10**18 - (60 - n) * SECOND)
+        for n in range(2)
+    ]
+    others = [each | {"profiling_name": "nccl:broadcast"} for each in FIVE[:2]]
+    files = {f"rank_{rank}.json": dump([*others, waits(FIVE[2])]) for rank in range(3)}
+    found = merged(files | {"rank_3.json": dump(root)})
+    assert hang(found) == [("never_joined", [3], 3)]
+    assert len(found["warnings"]) == 1
+
+
+def test_of_real_attempts_the_earlier_one_s_dump_says_nothing_of_the_newer(merged: Merged) -> None:
+    """Rank 2 of the second attempt left none; the first one's would show that it never joined."""
+    first, second = (FLIGHT / "restarted" / each for each in ("first", "second"))
+    files = {path.name: path.read_bytes() for path in second.iterdir()}
+    found = merged(files | {"rank_2.gz": (first / "rank_2.gz").read_bytes()})
+    assert hang(found) == [("no_dump", [2], 7)]
+    (warning,) = found["warnings"]
+    assert "rank 2 (rank_2.gz)" in warning
+    found = merged(files | {f"old_{path.name}": path.read_bytes() for path in first.iterdir()})
+    assert (found["dumps"], hang(found)) == ([0, 1], [("no_dump", [2], 7)])
 
 
 def test_a_dump_of_a_job_of_another_size_is_left_out(merged: Merged) -> None:

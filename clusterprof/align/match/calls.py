@@ -10,14 +10,12 @@ import numpy as np
 import pyarrow as pa
 
 from clusterprof.align.columns import Bools, Ints, Objects, integers, texts, timed
+from clusterprof.ingest.operations import SYNCHRONISING
 from clusterprof.tables import RankTables
 
 #: stands for "not in the report" in integer arrays
 UNKNOWN = -1
 
-#: operations whose member cannot end before every member has started, because each member's
-#: output depends on each member's input
-SYNCHRONISING = ("AllReduce", "AllGather", "ReduceScatter", "AllToAll", "Barrier")
 #: operations whose message size may differ between the members of one call
 _UNEVEN = ("AllToAll", "Gather", "Scatter", "SendRecv", "Barrier")
 _POINT_TO_POINT = ("Send", "Recv")

@@ -10,7 +10,8 @@ import pyarrow as pa
 
 from clusterprof.agent.contracts import words
 from clusterprof.align.columns import Ints, Objects
-from clusterprof.align.match.calls import SYNCHRONISING, UNKNOWN, Part
+from clusterprof.align.match.calls import UNKNOWN, Part
+from clusterprof.ingest.operations import SYNCHRONISING
 from clusterprof.tables import NAME, required
 
 #: One row per collective and rank. Times are still each rank's own wall clock.

@@ -37,16 +37,19 @@ from clusterprof.ingest.flight.dump import (
 )
 from clusterprof.ingest.kineto.json_stream import keys_of
 from clusterprof.ingest.opening import opened, unreadable
+from clusterprof.ingest.operations import SYNCHRONISING
 from clusterprof.ingest.sources import KINETO_MARKS
 from clusterprof.results import MissingRank
 
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 
-#: clocks of a cluster's hosts lie closer than this
-_APART_NS = 5_000_000_000
+#: After this, at the soonest, the processes of an attempt call something: they import torch first,
+#: which takes seconds. Hosts' clocks lie closer: ntpd sets one that is 128 ms wrong.
+_APART_NS = 1_000_000_000
 #: torch's own, of process groups whose dumps do not say it
 _USUAL_TIMEOUT_NS = 1_800_000_000_000
+_SYNCHRONISING = pa.array(SYNCHRONISING)
 
 #: A process starts in the time in which forty dumps of 2,000 entries are read (0.4 s), and as long
 #: as that its share is to take at least. A share is what one process reads at a time.
@@ -212,11 +215,12 @@ def join(dumps: Sequence[FlightDump]) -> Flight:
             files = words.listed((each.source.name for each in others), 3)
             whose = words.ranks(each.rank for each in others)
             warnings.append(f"the dumps of {whose} ({files}) are left out: {text}")
+    warnings += _doubts(kept)
     kept.sort(key=lambda each: each.rank)
     groups, tables = _grouped(kept)
     entries = pa.concat_tables(tables).unify_dictionaries() if tables else ENTRIES.empty_table()
     ranks_of = tuple(each.rank for each in kept)
-    world = _world_size(groups, ranks_of)
+    world = max([_world_size(groups, ranks_of), *(each.world_size for each in kept)])
     members = _observed(entries, len(groups))
     mixed = [
         place
@@ -250,16 +254,23 @@ _Separated = tuple[list[FlightDump], list[FlightDump]]
 
 
 def _of_one_world(dumps: Sequence[FlightDump]) -> _Separated:
-    """Return the dumps of the world that most are of, the newest of several, and the others."""
+    """Return the dumps of one world, and those of others."""
     worlds: dict[tuple[int, ...], list[FlightDump]] = {}
     for each in dumps:
         if world := next((group.ranks for group in each.groups if group.is_world), None):
             worlds.setdefault(world, []).append(each)
-    if len(worlds) < 2:
-        return list(dumps), []
-    most = max(worlds, key=lambda world: (len(worlds[world]), max(map(_newest, worlds[world]))))
-    others = [each for world, some in worlds.items() if world != most for each in some]
+    kept = _chosen([*worlds.values()])
+    others = [each for some in worlds.values() if some is not kept for each in some]
     return _without(dumps, others), others
+
+
+def _chosen(parts: Sequence[list[FlightDump]]) -> list[FlightDump]:
+    """Return the newest part that has half of the ranks: with fewer a hang is not diagnosed."""
+    ranks = [{each.rank for each in part} for part in parts]
+    half = len(set().union(*ranks)) / 2
+    newest = [max(each.until_ns for each in part) for part in parts]
+    places = sorted(range(len(parts)), key=lambda n: (len(ranks[n]) >= half, newest[n]))
+    return parts[places[-1]] if parts else []
 
 
 def _without(dumps: Sequence[FlightDump], others: Sequence[FlightDump]) -> list[FlightDump]:
@@ -267,94 +278,120 @@ def _without(dumps: Sequence[FlightDump], others: Sequence[FlightDump]) -> list[
     return [each for each in dumps if id(each) not in gone]
 
 
-def _newest(dump: FlightDump) -> int:
-    return pc.max(dump.entries["enqueue_ns"]).as_py() or 0
-
-
-def _of_one_time(dumps: Sequence[FlightDump]) -> _Separated:
-    """Return the dumps of one job at one time, and those that cannot be its.
-
-    Members of one collective call it within its timeout, or it would not have finished. A dump that
-    has such a one at another time, or ends before it, is of another job or was taken long before.
-    The most are kept of those that end at one time; of as many the newest.
-    """
-    called = [each for each in dumps if each.entries.num_rows]
-    ends = np.array([_newest(each) for each in called], np.int64)
-    limit = _longest_wait(called) + _APART_NS
-    order = np.argsort(ends, kind="stable")
-    time = np.empty(ends.size, np.int64)
-    time[order] = np.cumsum(np.diff(ends[order], prepend=ends[order[:1]]) > limit)
-    if not time.any():
+def _of_one_attempt(dumps: Sequence[FlightDump]) -> _Separated:
+    """Return the dumps of one attempt of one job, and those that cannot be its."""
+    parts = _in_time(dumps)
+    if len(parts) < 2:
         return list(dumps), []
-    counts = np.bincount(time)
-    most = counts.size - 1 - int(np.argmax(counts[::-1]))
-    pairs = list(zip(called, time.tolist(), strict=True))
-    usual = _Calls.of([each for each, when in pairs if when == most])
+    kept = _chosen(parts)
+    calls = [_Calls.of(part) for part in parts]
+    place = parts.index(kept)
     others = [
-        each for each, when in pairs if when != most and usual.contradict(_Calls.of([each]), limit)
+        each
+        for n, part in enumerate(parts)
+        if n != place and calls[min(n, place)].contradict(calls[max(n, place)])
+        for each in part
     ]
     return _without(dumps, others), others
 
 
-def _longest_wait(dumps: Sequence[FlightDump]) -> int:
-    longest = [pc.max(each.entries["timeout_ns"]).as_py() for each in dumps]
-    return max((each or _USUAL_TIMEOUT_NS for each in longest), default=0)
+def _in_time(dumps: Sequence[FlightDump]) -> list[list[FlightDump]]:
+    """Return the dumps with calls, in parts between which none was made: earlier parts first.
+
+    An attempt's processes are started when those of the one before it have ended, so that each
+    attempt is a part, or several: a rank may stop long before the others' recorders begin.
+    """
+    spans = [(_since(each), n) for n, each in enumerate(dumps) if each.entries.num_rows]
+    parts: list[list[FlightDump]] = []
+    until = 0
+    for since, n in sorted(spans):
+        if not parts or since > until + _APART_NS:
+            parts.append([])
+        parts[-1].append(dumps[n])
+        until = max(until, dumps[n].until_ns)
+    return parts
+
+
+def _since(dump: FlightDump) -> int:
+    """Return when a rank first called something since its numbers last began anew."""
+    earlier = pc.filter(dump.entries["enqueue_ns"], pc.greater(dump.entries["restarts"], 0))
+    enqueue = dump.entries["enqueue_ns"]
+    if len(earlier):
+        enqueue = pc.filter(enqueue, pc.greater(enqueue, pc.max(earlier)))
+    return int(pc.min(enqueue).as_py() or dump.until_ns)
 
 
 @dataclass(frozen=True)
 class _Calls:
     """The collectives of some dumps, by group, since its numbers last began anew."""
 
-    #: number, time and whether it finished, of each
-    of_group: Mapping[Hashable, tuple[Ints, Ints, Bools]]
-    #: when the last entry of all was made
-    end: int
+    #: their numbers, which of them all members joined, and when those had ended
+    of_group: Mapping[Hashable, tuple[Ints, Bools, Ints]]
+    since: int
 
     @classmethod
     def of(cls, dumps: Sequence[FlightDump]) -> _Calls:
-        found: dict[Hashable, list[tuple[Ints, Ints, Bools]]] = {}
+        found: dict[Hashable, list[tuple[Ints, Bools, Ints]]] = {}
         for dump in dumps:
-            group, restarts, number, time = (
-                np.asarray(dump.entries[name].to_numpy(), np.int64)
-                for name in ("group", "restarts", "sequence", "enqueue_ns")
+            rows = pc.and_(pc.equal(dump.entries["restarts"], 0), pc.invert(dump.entries["p2p"]))
+            entries = dump.entries.filter(rows)
+            group, number, time, timeout = (
+                np.asarray(pc.fill_null(entries[name], usual).to_numpy(), np.int64)
+                for name, usual in (
+                    ("group", -1),
+                    ("sequence", -1),
+                    ("enqueue_ns", 0),
+                    ("timeout_ns", _USUAL_TIMEOUT_NS),
+                )
             )
-            finished, direct = (
-                np.asarray(dump.entries[name].to_numpy(), bool) for name in ("finished", "p2p")
-            )
+            waits_for_all = pc.is_in(entries["operation"].cast(pa.string()), _SYNCHRONISING)
+            ended = np.asarray(pc.and_(entries["finished"], waits_for_all).to_numpy(), bool)
             for place, each in enumerate(dump.groups):
-                rows = np.flatnonzero((group == place) & (restarts == 0) & ~direct)
-                if rows.size:
-                    found.setdefault(_identity(each), []).append(
-                        (number[rows], time[rows], finished[rows])
-                    )
+                mine = np.flatnonzero(group == place)
+                if mine.size and (each.ranks or each.is_world):
+                    mine = mine[np.unique(number[mine], return_index=True)[1]]
+                    # a rank calls again when its last call has ended, or it was given up
+                    until = np.append(time[mine[1:]], time[mine[-1]] + timeout[mine[-1]])
+                    found.setdefault(_identity(each), []).append((number[mine], ended[mine], until))
         joined = {
-            key: (np.concatenate(numbers), np.concatenate(times), np.concatenate(ended))
+            key: (np.concatenate(numbers), np.concatenate(ended), np.concatenate(until))
             for key, some in found.items()
-            for numbers, times, ended in [zip(*some, strict=True)]
+            for numbers, ended, until in [zip(*some, strict=True)]
         }
-        return cls(joined, max(map(_newest, dumps)))
+        return cls(joined, min(map(_since, dumps)))
 
-    def contradict(self, other: _Calls, limit: int) -> bool:
-        """Whether members of a collective that finished called it longer apart than may be."""
-        for key in self.of_group.keys() & other.of_group.keys():
-            one, two = self.of_group[key], other.of_group[key]
-            _, ours, theirs = np.intersect1d(one[0], two[0], return_indices=True)
-            apart = np.abs(one[1][ours] - two[1][theirs]) > limit
-            if (apart & (one[2][ours] | two[2][theirs])).any():
+    def contradict(self, later: _Calls) -> bool:
+        """Whether these and later calls cannot be of one attempt, at one time.
+
+        A call that ended before `later` began was joined by all members: none comes to it, or to
+        one of a lower number, later. And one that ended later was joined by those here.
+        """
+        for key in self.of_group.keys() & later.of_group.keys():
+            numbers, ended, until = self.of_group[key]
+            others, their_ended, _ = later.of_group[key]
+            before = ended & (until + _APART_NS < later.since)
+            if numbers[before].max(initial=-1) >= others.min():
                 return True
-            for (number, time, ended), (known, *_), end in (
-                (one, two, other.end),
-                (two, one, self.end),
-            ):
-                if (ended & (number > known.max()) & (time > end + limit)).any():
-                    return True
+            if others[their_ended].max(initial=-1) > numbers.max():
+                return True
         return False
+
+
+def _doubts(dumps: Sequence[FlightDump]) -> list[str]:
+    """Return a warning where other dumps may be of another attempt and nothing tells."""
+    parts = _in_time(dumps)
+    others = _without([each for part in parts for each in part], _chosen(parts))
+    if not others:
+        return []
+    whose = words.ranks(each.rank for each in others)
+    text = "no collective tells whether they are of the same attempt of the job"
+    return [f"{whose} called nothing while the other ranks did, and {text}: the dumps are merged"]
 
 
 def _last_of_each(dumps: Sequence[FlightDump]) -> _Separated:
     """Return the newest dump of each rank, and the others."""
     last: dict[int, FlightDump] = {}
-    for each in sorted(dumps, key=lambda each: (_newest(each), each.entries.num_rows)):
+    for each in sorted(dumps, key=lambda each: (each.until_ns, each.entries.num_rows)):
         last[each.rank] = each
     kept = [*last.values()]
     return kept, _without(dumps, kept)
@@ -362,11 +399,11 @@ def _last_of_each(dumps: Sequence[FlightDump]) -> _Separated:
 
 #: how dumps that are not to be joined are told, why they are not, and what is said of them
 _SEPARATIONS = (
-    (_of_one_world, "of a job of another size", "they are of a job of another size than most"),
+    (_of_one_world, "of a job of another size", "they are of a job of another size"),
     (
-        _of_one_time,
-        "of another job, or of another time",
-        "their collectives were called longer before or after the other ranks' than one waits",
+        _of_one_attempt,
+        "of another attempt of the job, or of another job",
+        "they are of another attempt of the job, or another job: times and numbers of calls differ",
     ),
     (
         _last_of_each,

@@ -139,6 +139,11 @@ class FlightDump:
     warnings: tuple[str, ...] = ()
     #: whose recorder it is: nccl, gloo; "" where it holds nothing
     backend: str = ""
+    #: when the last call was made or, where it says that, seen to have ended; 0 without entries
+    until_ns: int = 0
+    #: how many ranks the job has at least, by the ranks that are listed of a group of any name:
+    #: gloo lists those of the group of all without its name
+    world_size: int = 0
 
 
 def read_dump(path: Path, rank: int | None = None) -> FlightDump:
@@ -249,7 +254,22 @@ def _read(path: Path, document: Mapping[str, Any], rank: int | None) -> FlightDu
     table = _without_marks(pa.table(arrays, schema=ENTRIES), entries)
     backend = str(entries[0]["profiling_name"]).partition(":")[0] if entries else ""
     every = (*bad, *warnings, *doubt)
-    return FlightDump(path, own, document["version"], groups, table, every, backend)
+    return FlightDump(
+        path,
+        own,
+        document["version"],
+        groups,
+        table,
+        every,
+        backend,
+        until_ns=max(map(_last_sign, entries), default=0),
+        world_size=max((ranks[-1] + 1 for _, ranks in listed.values()), default=0),
+    )
+
+
+def _last_sign(entry: Mapping[str, Any]) -> int:
+    """Return when an entry was made or seen to have ended."""
+    return int(max(entry["time_created_ns"], entry.get("time_discovered_completed_ns") or 0))
 
 
 def _without_marks(table: pa.Table, entries: Sequence[Mapping[str, Any]]) -> pa.Table:
