@@ -130,11 +130,11 @@ def test_a_run_over_several_nodes_measures_their_clocks_and_merges_with_a_tighte
         done = run_clusterprof(
             ["srun", "--ranks", "0,2,3", "--steps", "4:9", "--profiler=torch", "--clock-probe",
              mode, "--run-dir", mode, "-N4", "--ntasks-per-node=1", "--", "python", EXAMPLE,
-             "--steps", "12"],
+             "--steps", "40"],  # the probers end with their ranks, and measure after the window
             env=slurm,
         )  # fmt: skip
         assert done.returncode == 0, done
-        assert "12 steps on 4 ranks" in done.stdout
+        assert "40 steps on 4 ranks" in done.stdout
         results = json.loads((workdir / mode / "merged" / "results.json").read_text())
         uncertainty[mode] = max(each["uncertainty_ns"] for each in results["clock"]["ranks"])
     assert not (workdir / "off" / "clock_probe.json").exists()
@@ -169,7 +169,7 @@ def test_hosts_that_share_no_folder_find_the_reference_rank_and_measure_their_cl
     done = run_clusterprof(
         ["ssh", "-F", ssh_hosts.config, "--hosts", "h1,h2,h3", "--ranks", "1,2", "--steps", "3:6",
          "--profiler=torch", "--clock-probe=on", "--run-dir=run", "--nproc-per-node", "1",
-         "--master-port", str(free_port()), "--", "python", EXAMPLE, "--steps", "8"],
+         "--master-port", str(free_port()), "--", "python", EXAMPLE, "--steps", "40"],
     )  # fmt: skip
     assert done.returncode == 0, done
     rows = bounds(workdir / "run" / "clock_probe.json")

@@ -28,6 +28,7 @@ from clusterprof.agent.contracts.exchange import (
 )
 from clusterprof.agent.contracts.identity import Identity
 from clusterprof.agent.rank import beacons as agent_beacons
+from clusterprof.agent.remote import prober
 from clusterprof.align.clock import UNBOUNDED_NS, align, alignment, measured
 from clusterprof.align.clock import readings as r
 from clusterprof.align.match import match
@@ -270,6 +271,18 @@ def test_a_rank_asks_again_where_rank_0_did_not_answer_at_first(
     (measurement,) = filter(None, found)
     (bound,) = measurement.bounds
     assert bound.rank == 1
+
+
+@pytest.mark.parametrize(("silent", "bounds"), [(2, 1), (9, 0)])
+def test_a_prober_asks_a_host_again_that_does_not_answer_at_once(
+    silent: int, bounds: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers = iter([[]] * silent + [[Exchange(NOW, -10, 10)]])
+    monkeypatch.setattr(exchange, "measure", lambda endpoint, to: next(answers))
+    made = prober.Prober(str(tmp_path), 1, 0, 0, f"clusterprof-{tmp_path}")
+    made.measure("open", Answerer("127.0.0.1", 9, b"s" * 32, ""))
+    made.pipe.close()
+    assert (len(made.bounds), len(made.notes)) == (bounds, 1 - bounds)
 
 
 # --- measurements

@@ -42,6 +42,9 @@ _FOLLOWED = tuple(name for name in FOLLOWED if name != "LD_PRELOAD")
 GRACE_S = 30.0
 #: ... and for so long after its rank has ended, or after the last datagram that came since.
 QUIET_S = 1.0
+#: So often it is asked at each end of the window: its machine may stall for longer than one
+#: measurement waits, and no process waits for this one.
+TRIES = 3
 
 
 def wanted(plan: Plan, me: Identity, environ: Mapping[str, str]) -> bool:
@@ -164,7 +167,8 @@ class Prober:
     def measure(self, event: str, answerer: Answerer) -> None:
         """One measurement against the reference rank's prober."""
         with contextlib.closing(answerer.endpoint()) as endpoint:
-            found = exchange.measure(endpoint, answerer)
+            tries = (exchange.measure(endpoint, answerer) for _ in range(TRIES))
+            found = next(filter(None, tries), [])
         if not found:
             self.notes.append("rank %d's host did not answer at the window's %s (UDP %s:%d)"
                               % (self.against, event, answerer.address, answerer.port))  # fmt: skip
