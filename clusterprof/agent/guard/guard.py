@@ -157,6 +157,7 @@ class Guard:
         for attempt in range(STARTS):
             reason = self.start(attempt, until)
             if reason is None:
+                self.outbox.state(None, sees_gpu=self.session.sees_gpu)
                 return None
             reasons.append(reason)
             if time.monotonic() > until:
