@@ -19,6 +19,7 @@ from seeds import content as seed
 
 from clusterprof.cli import merge
 from clusterprof.errors import ReportError
+from clusterprof.ingest.flight.all_dumps import find_dumps, read_dumps
 
 Entry = dict[str, Any]
 Merged = Callable[[Mapping[str, Any]], dict[str, Any]]
@@ -201,6 +202,19 @@ def test_a_dump_of_an_earlier_attempt_is_left_out(merged: Merged, what: str) -> 
     (warning,) = found["warnings"]
     assert "rank 3 (rank_3.json)" in warning
     assert "another attempt" in warning
+
+
+def test_in_a_run_whose_clocks_are_seconds_wrong_all_dumps_are_of_one_attempt(
+    tmp_path: Path,
+) -> None:
+    """Its folder says which attempt they are of."""
+    for rank in WORLD:
+        folder = tmp_path / f"ranks/{rank:05d}"
+        folder.mkdir(parents=True)
+        entries = changed(SIX, time_created_ns=(rank == 3) * -8 * SECOND)
+        (folder / "flight.json.gz").write_bytes(gzip.compress(json.dumps(dump(entries)).encode()))
+    found = read_dumps(find_dumps(tmp_path))
+    assert (found.ranks, found.warnings) == ((*WORLD,), [])
 
 
 def test_of_two_attempts_the_newer_is_merged_with_half_of_the_ranks(merged: Merged) -> None:

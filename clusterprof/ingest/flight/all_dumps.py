@@ -299,13 +299,17 @@ def _in_time(dumps: Sequence[FlightDump]) -> list[list[FlightDump]]:
     """Return the dumps with calls, in parts between which none was made: earlier parts first.
 
     An attempt's processes are started when those of the one before it have ended, so that each
-    attempt is a part, or several: a rank may stop long before the others' recorders begin.
+    attempt is a part, or several: a rank may stop long before the others' recorders begin. In a run
+    directory each attempt has a folder of its own: clocks may differ by more there, and only what
+    lies further apart than ranks wait for each other is of another time.
     """
+    of_a_run = all(OF_A_RUN.fullmatch(each.source.name) for each in dumps)
+    apart_ns = _USUAL_TIMEOUT_NS if of_a_run else _APART_NS
     spans = [(_since(each), n) for n, each in enumerate(dumps) if each.entries.num_rows]
     parts: list[list[FlightDump]] = []
     until = 0
     for since, n in sorted(spans):
-        if not parts or since > until + _APART_NS:
+        if not parts or since > until + apart_ns:
             parts.append([])
         parts[-1].append(dumps[n])
         until = max(until, dumps[n].until_ns)
@@ -369,7 +373,7 @@ class _Calls:
         for key in self.of_group.keys() & later.of_group.keys():
             numbers, ended, until = self.of_group[key]
             others, their_ended, _ = later.of_group[key]
-            before = ended & (until + _APART_NS < later.since)
+            before = ended & (until < later.since)
             if numbers[before].max(initial=-1) >= others.min():
                 return True
             if others[their_ended].max(initial=-1) > numbers.max():
@@ -403,7 +407,10 @@ _SEPARATIONS = (
     (
         _of_one_attempt,
         "of another attempt of the job, or of another job",
-        "they are of another attempt of the job, or another job: times and numbers of calls differ",
+        (
+            "they are of another attempt of the job, or of another job, since the times and numbers"
+            " of their calls contradict the other ranks'; or their hosts' clocks are seconds wrong"
+        ),
     ),
     (
         _last_of_each,
