@@ -64,9 +64,7 @@ def merge_run(run: RunDirectory, outcomes: Sequence[Outcome]) -> Study:
     window = run.window()
     # Profilers start in the window's first step and stop after its last one.
     disturbed = [window.first, window.end, window.end + 1] if there else []
-    whole = replace(run.results, attempt=run.attempt)
-    logs = step_logs(whole)
-    shallow, silent = all_ranks(whole, logs, disturbed)
+    shallow, silent = all_ranks(replace(run.results, attempt=run.attempt), disturbed)
     # a report without the environment does not say how large its job was
     ranks = [tables.of_world(manifest.world_size) for tables in gathered.ranks]
     if shallow is None and any(len(ranks) == tables.info.world_size for tables in ranks):
@@ -77,7 +75,7 @@ def merge_run(run: RunDirectory, outcomes: Sequence[Outcome]) -> Study:
         warnings=[*gathered.warnings, *incomplete, *silent],
         source=str(run.path),
         clocks=known_clocks(gathered.ranks, measured, probe.as_json() if probe else None),
-        capture=measured_cost(run, outcomes, logs),
+        capture=measured_cost(run, outcomes),
         again=again(run, manifest),
         shallow=shallow,
     )
@@ -115,7 +113,7 @@ def look(run: RunDirectory) -> Look:
 
     What cannot be read is a warning; where no rank left a recorder there are no ranks.
     """
-    found, warnings = all_ranks(run, step_logs(run))
+    found, warnings = all_ranks(run)
     if found is None:
         return Look((), [], [], [], warnings)
     results = found.results
@@ -127,13 +125,10 @@ def look(run: RunDirectory) -> Look:
     return Look(tuple(results["ranks"]), results["suspects"], groups, stages, warnings)
 
 
-def all_ranks(
-    run: RunDirectory, logs: Mapping[int, pa.Table], disturbed: Sequence[int] = ()
-) -> tuple[Shallow | None, list[str]]:
+def all_ranks(run: RunDirectory, disturbed: Sequence[int] = ()) -> tuple[Shallow | None, list[str]]:
     """What the flight recorders of a run's ranks show, and warnings; None where there are none.
 
-    `logs` are their step logs (`STEPS`); `disturbed` are steps in which a profiler was started or
-    stopped.
+    `disturbed` are steps in which a profiler was started or stopped.
     """
     from clusterprof.align.clock.readings import parsed
     from clusterprof.align.lateness import host_clock
@@ -162,7 +157,7 @@ def all_ranks(
     }
     readings = {rank: parsed(**files) for rank, files in written.items()}
     clock = host_clock(flight, readings, probe.as_json() if probe else None)
-    return compared(flight, clock, logs, hosts, disturbed), warnings
+    return compared(flight, clock, step_logs(run), hosts, disturbed), warnings
 
 
 def step_logs(run: RunDirectory) -> dict[int, pa.Table]:
@@ -180,22 +175,22 @@ def step_logs(run: RunDirectory) -> dict[int, pa.Table]:
     return found
 
 
-def measured_cost(
-    run: RunDirectory, outcomes: Sequence[Outcome], logs: Mapping[int, pa.Table]
-) -> CaptureCost | None:
+def measured_cost(run: RunDirectory, outcomes: Sequence[Outcome]) -> CaptureCost | None:
     """What the capture cost, by the step logs of every rank; None where they do not tell."""
     from clusterprof.analysis.model.capture_cost import capture_cost
     from clusterprof.collect.outcomes import newest_step_log
     from clusterprof.errors import ReportError
-    from clusterprof.ingest.rank_steps import beside_log, read_pace
+    from clusterprof.ingest.rank_steps import beside_log, read_log, read_pace
 
-    reported = {each.rank for each in outcomes if each.report}
-    pace = {}
-    for rank in logs if reported else ():
-        if (log := newest_step_log(run.logged(rank))) is not None:
-            with contextlib.suppress(ReportError):  # without that of a damaged summary
+    logs, pace = {}, {}
+    for rank in run.ranks():
+        log = newest_step_log(run.logged(rank))
+        if log is not None:
+            with contextlib.suppress(ReportError):  # a damaged log leaves one rank out
+                logs[rank] = read_log(log)
                 pace[rank] = read_pace(beside_log(log, paths.PACE))
     window = run.window()
+    reported = {each.rank for each in outcomes if each.report}
     return capture_cost(logs, reported, window.first, window.end, pace)
 
 

@@ -30,7 +30,7 @@ from clusterprof.analysis.model.recorded import contradictions
 from clusterprof.analysis.model.shallow import Shallow
 from clusterprof.analysis.model.slowdown import slowdown
 from clusterprof.analysis.model.steady_state import steady_steps
-from clusterprof.analysis.model.timeline import timeline
+from clusterprof.analysis.model.timeline import Timelines
 from clusterprof.errors import MergeError
 from clusterprof.results import (
     SCHEMA_VERSION,
@@ -142,8 +142,9 @@ def dataset_of(
     matched = match(ordered)
     clock = align(ordered, matched, (*known.bounds, *of_one_report(ordered)))
     placed = place(without_beacons(matched, ordered, known.readings), clock)
-    lines = [timeline(t) for t in ordered]
-    account, steady = accounts(lines, placed, clock), steady_steps(lines, placed)
+    lines = Timelines(ordered)
+    account = accounts(lines, [t.rank for t in ordered], placed, clock)
+    steady = steady_steps(lines, placed)
     return Dataset(ordered, lines, account, placed, clock, steady, source, capture, again)
 
 
@@ -235,7 +236,7 @@ def _warnings(dataset: Dataset, gathered: Sequence[str]) -> list[str]:
     # the reader's own lines begin with the ranks in another form
     known = {line.partition(": ")[2] for line in gathered}
     out += [f"{rank_list(by, None)}: {text}" for text, by in of_ranks.items() if text not in known]
-    bare = [line.rank for line in dataset.timelines if not line.has_steps]
+    bare = [dataset.ranks[k] for k in np.flatnonzero(~dataset.timelines.has_steps)]
     if bare:
         out.append(
             f"{rank_list(bare, None)}: the report has no steps; the whole window counts as one "

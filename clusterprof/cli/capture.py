@@ -9,7 +9,6 @@ from collections.abc import Sequence
 
 from clusterprof import run_directory
 from clusterprof.agent.contracts import plan, words
-from clusterprof.agent.contracts.identity import Identity
 from clusterprof.arguments import (
     RANKS_GRAMMAR,
     Selection,
@@ -67,9 +66,6 @@ def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
             "the usual")  # fmt: skip
         return 0
     steps, wait_s = checked_steps(run, arguments.steps, log_s)
-    if arguments.profiler != "none" and (silent := kept_by_nsys(run, selection)):
-        say(f"{words.ranks(silent)} can capture no later window of a program that uses the GPU: "
-            "nsys, under which it was started, has the GPU's tracing to itself")  # fmt: skip
     made = live_windows.order(run, steps, selection, arguments.profiler)
     which = (
         f"profiles {selected(selection.text)}" if arguments.profiler != "none" else "profiles none"
@@ -172,17 +168,6 @@ def checked_ranks(run: RunDirectory, manifest: Manifest, text: str | None) -> Se
     size = manifest.world_size or (there[-1] + 1 if there else None)
     selection.check(size, "the run")
     return selection
-
-
-def kept_by_nsys(run: RunDirectory, selection: Selection) -> list[int]:
-    """The selected ranks that nsys was started over and that see a GPU."""
-    found = live_windows.current(run).states()
-    return [
-        rank
-        for rank, state in found.items()
-        if state.get("sees_gpu")
-        and selection.includes(Identity(rank, state.get("world_size"), state.get("local_rank"), ""))
-    ]
 
 
 def checked_steps(run: RunDirectory, text: str, log_s: int) -> tuple[StepWindow, float]:

@@ -10,8 +10,6 @@ from pathlib import Path
 import pytest
 from lab.endings import Running
 
-from clusterprof.launch.foreground import Witness
-
 #: Runs a command as the launch verbs do.
 OURS = (
     "import sys; from clusterprof.launch.foreground import Foreground as F;"
@@ -71,23 +69,6 @@ def test_a_signal_to_us_and_then_to_the_group_is_one(workdir: Path) -> None:
     running.process.send_signal(signal.SIGUSR2)
     assert running.ends() == 7, running.printed()
     assert got(running) == ["TERM"]
-
-
-def test_a_signal_to_the_group_is_one_where_a_busy_machine_keeps_the_witness_waiting(
-    workdir: Path,
-) -> None:
-    running = started(workdir)
-    witness = running.witness()
-    os.kill(witness, signal.SIGSTOP)
-    os.killpg(running.process.pid, signal.SIGTERM)
-    running.wait_until(lambda: got(running) == ["TERM"], "got TERM")
-    running.settle(2 * Witness.WITHIN_S)
-    os.kill(witness, signal.SIGCONT)
-    running.process.send_signal(signal.SIGINT)  # is handed on after it
-    running.wait_until(lambda: "INT" in got(running), "got INT")
-    running.process.send_signal(signal.SIGUSR2)
-    assert running.ends() == 7, running.printed()
-    assert got(running) == ["TERM", "INT"]
 
 
 def test_what_we_are_told_to_ignore_the_launcher_ignores(workdir: Path) -> None:

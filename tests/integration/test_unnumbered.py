@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from textwrap import dedent
 from typing import Any
@@ -127,32 +127,6 @@ def test_without_an_nsys_above_them_they_are_captured_by_torch(train: Run, workd
     assert counted(workdir / "run") == {0: 12, 1: 12}
     assert outcomes(workdir / "run") == {1: "collected"}
     assert {"flight.json.gz", "trace.json.gz"} <= names(workdir / "run", 1)
-
-
-@pytest.mark.parametrize("profiler", [pytest.param("nsys", marks=pytest.mark.needs_nsys), "torch"])
-def test_a_task_of_srun_that_starts_ranks_is_a_rank_without_steps(
-    run_clusterprof: Run, workdir: Path, slurm: Mapping[str, str], profiler: str
-) -> None:
-    more = """
-def started(number):
-    train(2 * int(os.environ["SLURM_PROCID"]) + number, 4)
-
-if __name__ == "__main__":
-    mp.spawn(started, nprocs=2)
-"""
-    (workdir / "train.py").write_text(TRAIN + more)
-    done = run_clusterprof(
-        ["srun", "--ranks", "all", "--steps", "5:8", "--profiler", profiler, "--run-dir=run",
-         "--no-merge", "-N2", "--ntasks-per-node=1", "--", "python", "train.py"], env=slurm,
-    )  # fmt: skip
-    assert done.returncode == 0, done
-    assert sorted(done.stdout.splitlines()) == [f"trained {rank}" for rank in range(4)]
-    assert counted(workdir / "run") == {0: 0, 1: 0}
-    assert outcomes(workdir / "run") == {0: "lost", 1: "lost"}
-    for rank in (0, 1):
-        stated = state(workdir / "run", rank)
-        assert (stated["identity"], stated["world_size"]) == ("srun", 2)
-        assert "the program ended after 0 steps, before the window 5:8" in stated["reason"]
 
 
 def test_the_only_rank_counts_its_own_steps_and_none_of_its_children_s(

@@ -73,20 +73,6 @@ def ours_in_tracebacks(text: str) -> list[str]:
     return re.findall(rf'^.*File "{package}.*$', text, re.MULTILINE)
 
 
-def cmdline(process: Path) -> bytes:
-    """Of a folder in /proc; empty where the process is gone."""
-    with contextlib.suppress(OSError):
-        return (process / "cmdline").read_bytes()
-    return b""
-
-
-def parent(process: Path) -> int:
-    """The parent of the process with this folder in /proc; 0 where it is gone."""
-    with contextlib.suppress(OSError):
-        return int((process / "stat").read_text().rpartition(")")[2].split()[1])
-    return 0
-
-
 class Running:
     """A command that is running in a process group of its own, to be ended from outside.
 
@@ -122,13 +108,11 @@ class Running:
         return self.process.poll() is None
 
     @classmethod
-    def ending(
-        cls, workdir: Path, slurm: Mapping[str, str], *, how: str, at: int, status: int = 0
-    ) -> Running:
+    def ending(cls, workdir: Path, slurm: Mapping[str, str], *, how: str, at: int) -> Running:
         """`programs/ending.py` on two tasks of the test Slurm, under clusterprof."""
         argv = command.clusterprof(
             ["srun", *OPTIONS, "--run-dir", workdir / "run", "--no-merge", "-n2", "--",
-             "python", PROGRAMS / "ending.py", how, str(at), str(status)]
+             "python", PROGRAMS / "ending.py", how, str(at)]
         )  # fmt: skip
         return cls(argv, slurm, workdir / "out")
 
@@ -140,8 +124,8 @@ class Running:
             return {}
 
     def wait_for(self, wanted: str, rank: int = 0) -> None:
-        """Wait until the rank has come to this state, which it may have left by then."""
-        self.wait_until(lambda: wanted in dict(self.state(rank).get("history", [])), wanted)
+        """Wait until the rank has this state."""
+        self.wait_until(lambda: self.state(rank).get("state") == wanted, wanted)
 
     def wait_until(
         self, holds: Callable[[], bool], what: str, seconds: float = command.PATIENCE_S
@@ -186,15 +170,7 @@ class Running:
         ]  # fmt: skip
         return int(child.split()[0])
 
-    def witness(self) -> int:
-        """Our process beside the launcher (`clusterprof.launch.foreground.Witness`)."""
-        return next(
-            int(each.name)
-            for each in Path("/proc").glob("[0-9]*")
-            if parent(each) == self.process.pid and b"\0-I\0-S\0-c\0" in cmdline(each)
-        )
-
-    def left(self, seconds: float = 200) -> list[str]:
+    def left(self, seconds: float = 60) -> list[str]:
         """What still runs of all that it started, on whichever node, after `seconds` at most."""
         deadline = time.monotonic() + seconds
         while (found := self._marked()) and time.monotonic() < deadline:

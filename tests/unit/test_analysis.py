@@ -14,7 +14,7 @@ from simulate import Cause, Job, simulate
 from clusterprof.analysis.findings.finding import sentences
 from clusterprof.analysis.findings.registry import CODES
 from clusterprof.analysis.model.intervals import union
-from clusterprof.analysis.model.timeline import timeline
+from clusterprof.analysis.model.timeline import Timelines
 from clusterprof.results import CaptureCost, Finding, Results
 from clusterprof.study import Study, study
 from clusterprof.tables import RankTables
@@ -97,18 +97,19 @@ def test_each_account_closes_to_the_nanosecond_and_steps_leave_no_gap(job: Job) 
             assert min(parts) >= 0
             assert 0 <= a["exposed_wait_ns"] <= a["exposed_communication_ns"]
             assert a["exposed_communication_ns"] <= a["communication_ns"]
-    for rank in made.ranks:
-        line = timeline(rank)
-        assert (line.begin[1:] == line.end[:-1]).all()
+    lines = Timelines(made.ranks)
+    same = lines.rank[1:] == lines.rank[:-1]
+    assert (lines.begin[1:] == lines.end[:-1])[same].all()
 
 
 def test_queued_work_belongs_to_the_step_that_launched_it() -> None:
     ranks, _ = simulate(Job(launch_ns=10_000, pageable=False))
-    line = timeline(ranks[0])
+    line = Timelines(ranks[:1])
+    host_begin = line.axis.of(line.rank, line.host_begin)
     for k in range(1, len(line.step)):
-        mine = line.step_of == k
+        mine = line.step_of == line.step[k]
         # the host is far ahead: its step began while the GPU was still in the one before
-        assert line.host_begin[k] < line.begin[k]
+        assert host_begin[k] < line.begin[k]
         assert line.start[mine].min() >= line.begin[k]
         assert line.stop[mine].max() <= line.end[k]
 

@@ -449,24 +449,6 @@ def test_a_condition_that_cannot_be_watched_is_refused(when: str, steps: str) ->
     assert capture.checked_times(" step>1.30 x", "+10:+15") == 1.3
 
 
-def test_an_order_says_at_once_which_ranks_nsys_keeps_from_capturing(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run, now_s = job(tmp_path / "run"), time.time()
-    files.write_json(run.plan, Plan(str(run.path), NONE, (10, 13), "torch", log_s=1).to_json())
-    for rank, facts in enumerate(({"sees_gpu": True}, {"sees_gpu": False}, {})):
-        at_work(run, rank, 1000, 0.1, now_s)
-        states.advance(str(run.rank(rank)), "counting", world_size=3, local_rank=rank, **facts)
-    for options, silent in (
-        (["--ranks", "0,1"], True), (["--ranks", "one-per-node"], True), (["--ranks", "1"], False),
-        (["--ranks", "all", "--profiler", "none"], False),
-    ):  # fmt: skip
-        assert capture.main("capture", [str(run.path), *options], None) == 0
-        lines = [line for line in capsys.readouterr().err.splitlines() if "nsys" in line]
-        assert len(lines) == silent
-        assert all("rank 0 can capture no later window" in line for line in lines)
-
-
 def test_a_rank_that_stalled_is_expected_at_its_usual_pace(tmp_path: Path) -> None:
     run, now_s = job(tmp_path / "run"), time.time()
     at_work(run, 0, 100, 0.1, now_s, stalled_s=5)

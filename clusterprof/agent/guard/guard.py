@@ -157,7 +157,6 @@ class Guard:
         for attempt in range(STARTS):
             reason = self.start(attempt, until)
             if reason is None:
-                self.outbox.state(None, sees_gpu=self.session.sees_gpu)
                 return None
             reasons.append(reason)
             if time.monotonic() > until:

@@ -70,8 +70,7 @@ class Session:
         self.most = most
         self.outbox = outbox
         self.scratch = profiler.scratch(transfer.private, nsys.version)
-        self.sees_gpu = sees_a_gpu()
-        trace = nsys.trace["gpu" if self.sees_gpu else "cpu"]
+        trace = nsys.trace["gpu" if sees_a_gpu() else "cpu"]
         self.values = {"output": transfer.report, "session": name, "trace": trace}
         self.files = size.NsysFiles(transfer.private, self.processes)
         #: what nsys did not do, in words

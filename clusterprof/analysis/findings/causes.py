@@ -35,10 +35,10 @@ def pause(dataset: Dataset, k: int) -> tuple[float, str]:
 
     The name is empty where no call or range in the report covers it.
     """
-    line = dataset.timelines[k]
-    launched = union(line.launch, line.launch_end)
-    at = np.isin(line.step, dataset.steady_steps)
-    spans = zip(line.host_begin[at].tolist(), line.host_end[at].tolist(), strict=True)
+    d = dataset.timelines
+    launched = union(*d.times[2:, d.of == k])
+    at = d.steps_of(k, dataset.steady_steps)
+    spans = zip(d.host_begin[at].tolist(), d.host_end[at].tolist(), strict=True)
     gaps = [longest_gap(launched, *span) for span in spans]
     inside = [host_activity.doing(dataset.tables[k], *gap) for gap in gaps]
     names = [str(activity["name"]) for activity in inside if activity]
@@ -52,24 +52,26 @@ def late_host(dataset: Dataset, k: int, each: Floats) -> Reason:
 
     `each` is by how much it was late in each steady-state step (ns).
     """
-    tables, line, rank = dataset.tables[k], dataset.timelines[k], dataset.ranks[k]
+    tables, d, rank = dataset.tables[k], dataset.timelines, dataset.ranks[k]
     rows: Evidence = []
     apart = _beyond_peers(dataset, k)
     # time by what the host was in, and by where between ranges it was: what a step without a
     # pause spends its time in is no cause
     spent: Counter[tuple[str, str]] = Counter()
     for late, step in zip(each, dataset.steady_steps, strict=True):
-        at = np.flatnonzero(line.step == step)
+        at = d.steps_of(k, [step])
         if late <= 0 or not len(at):
             continue
-        gap = apart.get(step) or longest_gap(
-            line.busy, int(line.begin[at[0]]), int(line.end[at[0]])
-        )
+        gap = apart.get(step)
+        if not gap:
+            idle = longest_gap(d.busy, int(d.begin[at[0]]), int(d.end[at[0]]))
+            begin, end = d.axis.back(np.asarray(idle))[1].tolist()
+            gap = begin, end
         host = host_activity.doing(tables, *gap) or host_activity.between(tables, *gap)
         if host:
             spent[str(host["kind"]), str(host["name"])] += gap[1] - gap[0]
-        begin = dataset.clock.align(rank, np.asarray(gap[:1], dtype=np.int64))
-        row = {"rank": rank, "step": step, "time_ns": int(begin[0]), "gap_ns": gap[1] - gap[0]}
+        aligned = dataset.clock.align(rank, np.asarray(gap[:1], dtype=np.int64))
+        row = {"rank": rank, "step": step, "time_ns": int(aligned[0]), "gap_ns": gap[1] - gap[0]}
         rows.append({**row, "host": host})
     if spent:
         most = max(spent, key=lambda key: (spent[key], key[0] != "between"))
@@ -142,14 +144,13 @@ def longest_gap(busy: Intervals, begin: int, end: int) -> tuple[int, int]:
     return int(ends[worst]), int(max(starts[worst], ends[worst]))
 
 
-def busy_gpu(dataset: Dataset, k: int, _each: Floats) -> Reason:
+def busy_gpu(dataset: Dataset, k: int) -> Reason:
     """Which kernels the rank has more of, or longer, than its peers."""
-    every, lines = dataset.activities, dataset.timelines
-    step = np.concatenate([np.r_[line.step, -1][line.step_of] for line in lines])
-    took = np.concatenate([line.stop - line.start for line in lines])
-    use = (every.kind != COLLECTIVE) & np.isin(step, dataset.steady_steps)
+    every, d = dataset.activities, dataset.timelines
+    took = d.stop - d.start
+    use = (every.kind != COLLECTIVE) & np.isin(d.step_of, dataset.steady_steps)
     # its own, less the mean of the others'
-    weight = np.where(every.rank == k, 1.0, -1.0 / max(len(lines) - 1, 1))[use]
+    weight = np.where(every.rank == k, 1.0, -1.0 / max(len(dataset.ranks) - 1, 1))[use]
     weight /= len(dataset.steady_steps)
     name, size = every.name[use], len(every.names)
     more, calls = (np.bincount(name, each, size) for each in (weight * took[use], weight))

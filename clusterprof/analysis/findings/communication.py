@@ -13,7 +13,7 @@ from clusterprof.analysis.findings.pipeline import evened
 from clusterprof.analysis.findings.unprofiled import hidden_wait
 from clusterprof.analysis.model import limits
 from clusterprof.analysis.model.accounts import COMMUNICATION, EXPOSED, WAITING, by_call, call_of
-from clusterprof.analysis.model.dataset import Bools, Dataset, Ints, calls_per_step, parts
+from clusterprof.analysis.model.dataset import Bools, Dataset, Ints, calls_per_step, once, parts
 from clusterprof.analysis.model.replay import Lengths
 from clusterprof.analysis.model.what_if import Saved
 from clusterprof.results import Finding, OperationEntry
@@ -54,15 +54,12 @@ _ADVICE = {
 }
 
 
+@once
 def by_operation(dataset: Dataset) -> list[OperationEntry]:
     """All communication by operation and communicator, the most exposed first.
 
     Per evidence step, the mean over the profiled ranks: the entries add up to the accounts.
     """
-    return dataset.cached("by operation", lambda: _by_operation(dataset))
-
-
-def _by_operation(dataset: Dataset) -> list[OperationEntry]:
     if not dataset.ranks:  # a job that was looked at without a profiler
         return []
     c, spent = dataset.collectives, by_call(dataset)
@@ -108,9 +105,9 @@ def find(dataset: Dataset, found: Sequence[Finding] = ()) -> list[Finding]:
     known = c.has & c.matched & ~np.isin(c.communicator.astype(str), unclear)
     if any(f["code"] == "pipeline.bubble" and f["severity"] != "info" for f in found):
         # it is weighed by the same transfers
-        known &= ~c.point_to_point | c.exchange
+        known &= ~c.between_stages
     # tensor groups are many communicators of one kind: they are one finding
-    label = np.where(c.point_to_point & ~c.exchange, _BOTH, c.label)
+    label = np.where(c.between_stages, _BOTH, c.label)
     transfer = spent[:, EXPOSED] - spent[:, WAITING]
     weighed = []
     for operation in dict.fromkeys(label[known]):

@@ -11,7 +11,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-import pyarrow.compute as pc
 
 from clusterprof.agent.contracts.words import counted, duration, ms
 from clusterprof.analysis.findings import causes
@@ -25,7 +24,7 @@ from clusterprof.analysis.findings.finding import (
     operators,
 )
 from clusterprof.analysis.findings.pipeline import evened
-from clusterprof.analysis.model import host_activity, limits
+from clusterprof.analysis.model import limits
 from clusterprof.analysis.model.dataset import Dataset, Floats, Ints
 from clusterprof.analysis.model.graph import NEVER
 from clusterprof.analysis.model.intervals import union
@@ -121,6 +120,8 @@ class _Cause:
     """What is taken out of the job's lengths. `without` makes the what-if of any lengths."""
 
     code: str
+    #: the share of the step from which on it is a finding
+    least: float
     #: the hosts' own time that is its, [host moments] (ns)
     own: Ints
     #: host moments whose wait is cut, or none
@@ -143,7 +144,7 @@ def find(dataset: Dataset, _found: Sequence[Finding] = ()) -> list[Finding]:
     left = [one for one in _causes(dataset, job, lengths) if _large(dataset, job, one)]
     while left:
         tried = [(job.saved(one.without(lengths), lengths), one) for one in left]
-        enough = [pair for pair in tried if pair[0].most_ns >= _least(pair[1]) * dataset.step_ns]
+        enough = [pair for pair in tried if pair[0].most_ns >= pair[1].least * dataset.step_ns]
         if not enough:
             break
         saved, best = max(enough, key=lambda pair: pair[0].most_ns * _weight(pair[1]))
@@ -156,34 +157,26 @@ def find(dataset: Dataset, _found: Sequence[Finding] = ()) -> list[Finding]:
 
 def _weight(cause: _Cause) -> float:
     """Of causes that save about as much, one that a call names comes first: it is one to mend."""
-    return _NAMED_FIRST if _least(cause) < limits.LAUNCH_FRAC else 1.0
-
-
-def _least(cause: _Cause) -> float:
-    """The share of the step from which on a cause is a finding."""
-    if cause.code == "host.sync":
-        return _SYNC_FRAC
-    return limits.LEAST_FRAC if cause.code in host_activity.NAMED else limits.LAUNCH_FRAC
+    return _NAMED_FIRST if cause.least < limits.LAUNCH_FRAC else 1.0
 
 
 def _large(dataset: Dataset, job: WhatIfs, cause: _Cause) -> bool:
     """Whether it is long enough to save anything: no step saves more than all ranks lose in it."""
     lost = int(cause.own.sum()) + (int(job.job.unexplained.sum()) if cause.explained else 0)
-    least = _least(cause) * dataset.step_ns * len(job.job.steps)
+    least = cause.least * dataset.step_ns * len(job.job.steps)
     return bool(len(cause.waits)) or lost >= least
 
 
 def _causes(dataset: Dataset, job: WhatIfs, lengths: Lengths) -> Iterator[_Cause]:
     """All that may cost time. Each part of a host's own time belongs to one cause."""
     replay, none = job.job, np.zeros(0, dtype=np.int64)
-    end = replay.recorded[: len(replay.host_rank)]
-    begin = end - replay.lengths.own
+    nothing = np.zeros_like(replay.lengths.own)
     share = np.divide(lengths.own, np.maximum(replay.lengths.own, 1))
     parts = job.named
-    rest = end - begin - sum(parts.values())
+    rest = replay.lengths.own - sum(parts.values())
     for code, part in parts.items():
-        yield _Cause(code, (part * share).astype(np.int64), none)
-    yield _Cause("host.sync", np.zeros(len(end), dtype=np.int64), _value_waits(dataset, job))
+        yield _Cause(code, limits.LEAST_FRAC, (part * share).astype(np.int64), none)
+    yield _Cause("host.sync", _SYNC_FRAC, nothing, _value_waits(dataset, job))
     if dataset.on_host:
         return
     usual = np.zeros(len(dataset.ranks))
@@ -192,27 +185,20 @@ def _causes(dataset: Dataset, job: WhatIfs, lengths: Lengths) -> Iterator[_Cause
         usual[k] = np.median(here[here > 0])
     long = rest > np.maximum(limits.PAUSE_NS, _PAUSE_TIMES * usual[replay.host_rank])
     more = (rest * share).astype(np.int64)
-    yield _Cause("host.busy", np.where(long, more, 0), none)
-    yield _Cause("host.launch_bound", np.where(long, 0, more), none)
-    yield _Cause("gpu.idle", np.zeros(len(end), dtype=np.int64), none, explained=True)
+    yield _Cause("host.busy", limits.LAUNCH_FRAC, np.where(long, more, 0), none)
+    yield _Cause("host.launch_bound", limits.LAUNCH_FRAC, np.where(long, 0, more), none)
+    yield _Cause("gpu.idle", limits.LAUNCH_FRAC, nothing, none, explained=True)
 
 
 def _value_waits(dataset: Dataset, job: WhatIfs) -> Ints:
     """The host moments at which a wait for a small copy to the host ends."""
-    replay, out = job.job, []
-    for k in np.unique(replay.host_rank).tolist():
-        table = dataset.tables[k].activity
-        back = pc.fill_null(pc.equal(table["direction"], "device_to_host"), fill_value=False)
-        small = np.asarray(pc.fill_null(table["size_bytes"], 0).to_numpy()) < limits.LARGE_BYTES
-        rows = np.flatnonzero(np.asarray(back.to_numpy(zero_copy_only=False), dtype=bool) & small)
-        if not len(rows):
-            continue
-        stop = np.sort(dataset.clock.align(dataset.ranks[k], dataset.timelines[k].stop[rows]))
-        ends = np.flatnonzero((replay.host_rank == k) & replay.host_root)[1:]
-        at = np.searchsorted(stop, replay.recorded[ends] + STAMP_NS) - 1
-        close = (at >= 0) & (stop[np.maximum(at, 0)] >= replay.recorded[ends] - REACTS_NS)
-        out.append(ends[close])
-    return np.concatenate(out) if out else np.zeros(0, dtype=np.int64)
+    replay, a, axis = job.job, dataset.activities, dataset.axis
+    values = a.to_host & (a.size < limits.LARGE_BYTES)
+    stop = np.sort(axis.of(a.rank[values], a.stop[values]))
+    ends = np.setdiff1d(np.flatnonzero(replay.host_root), replay.first)
+    end = axis.of(replay.host_rank[ends], replay.recorded[ends])
+    last = np.r_[stop, NEVER][np.searchsorted(stop, end + STAMP_NS) - 1]
+    return np.asarray(ends[last >= end - REACTS_NS])
 
 
 def _finding(dataset: Dataset, job: WhatIfs, cause: _Cause, saved: Saved) -> Finding:
@@ -251,20 +237,17 @@ def _finding(dataset: Dataset, job: WhatIfs, cause: _Cause, saved: Saved) -> Fin
 def _by_rank(dataset: Dataset, job: WhatIfs, cause: _Cause) -> tuple[Floats, Floats]:
     """What each rank's host spends on a cause, and its GPU idles meanwhile, per step (ns)."""
     replay, n = job.job, len(dataset.ranks)
-    spent, idle = np.zeros(n), np.zeros(n)
-    end = replay.recorded[: len(replay.host_rank)]
-    begin = end - replay.lengths.own
-    taken = cause.own / np.maximum(replay.lengths.own, 1)
-    np.add.at(spent, replay.host_rank, cause.own.astype(float))
-    at = cause.waits
-    np.add.at(spent, replay.host_rank[at], (end[at] - end[at - 1]).astype(float))
+    begin, end = replay.host_spans
+    taken, at = cause.own / np.maximum(replay.lengths.own, 1), cause.waits
+    spent = np.bincount(replay.host_rank, cause.own, n)
+    spent = spent + np.bincount(replay.host_rank[at], end[at] - end[at - 1], n)
     a, axis, mine = dataset.activities, dataset.axis, np.flatnonzero(cause.own > 0)
     busy = union(axis.of(a.rank, a.start), axis.of(a.rank, a.stop))
     of, begin, end = replay.host_rank[mine], begin[mine], end[mine]
     free = end - begin - busy.within(axis.of(of, begin), axis.of(of, end))
-    idle += np.bincount(of, free * taken[mine], n)
+    idle = np.bincount(of, free * taken[mine], n)
     if cause.explained:
-        np.add.at(idle, replay.rank, replay.unexplained.astype(float))
+        idle = idle + np.bincount(replay.rank, replay.unexplained, n)
     return spent / len(replay.steps), idle / len(replay.steps)
 
 

@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
 
 from clusterprof.agent.contracts.words import ms, size
 from clusterprof.analysis.findings.finding import Code, finding, job_of, of_step
@@ -87,16 +85,12 @@ def _copies(dataset: Dataset, job: Replay) -> tuple[Bools, Floats, float, bool]:
 
     Also the speed of pinned copies (bytes per ns), and whether that is assumed.
     """
-    columns = ["direction", "pageable", "size_bytes"]
-    table = pa.concat_tables([t.activity.select(columns) for t in dataset.tables])
-    to_gpu = pc.equal(table["direction"], "host_to_device")
-    values = (to_gpu.cast("int8"), table["pageable"].cast("int8"), table["size_bytes"])
-    inward, unpinned, count = (np.asarray(pc.fill_null(c, 0).to_numpy()) for c in values)
-    rows, d = dataset.activities.first[job.rank] + job.row, dataset.devices
-    pageable, volume = (inward & unpinned)[rows] > 0, count[rows].astype(float)
-    pinned = np.flatnonzero((inward > unpinned) & (count >= limits.LARGE_BYTES))
+    a, d = dataset.activities, dataset.timelines
+    rows = a.first[job.rank] + job.row
+    pageable, volume = (a.to_gpu & a.pageable)[rows], a.size[rows].astype(float)
+    pinned = np.flatnonzero(a.to_gpu & ~a.pageable & (a.size >= limits.LARGE_BYTES))
     if len(pinned):
-        speeds = count[pinned] / np.maximum(d.stop - d.start, 1)[pinned]
+        speeds = a.size[pinned] / np.maximum(d.stop - d.start, 1)[pinned]
         return pageable, volume, float(np.median(speeds)), False
     newer = all(_PCIE_5_GPUS.search(t.info.device or "") for t in dataset.tables)
     return pageable, volume, (1 + newer) * _PCIE_4, True

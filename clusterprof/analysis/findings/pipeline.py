@@ -21,7 +21,7 @@ from clusterprof.analysis.groups.schedule import schedule
 from clusterprof.analysis.groups.stages import Stages, stages
 from clusterprof.analysis.model import limits
 from clusterprof.analysis.model.accounts import EXPOSED, WAITING, activities_of, by_call
-from clusterprof.analysis.model.dataset import Bools, Dataset, Floats, Ints
+from clusterprof.analysis.model.dataset import Dataset, Floats, Ints, once
 from clusterprof.analysis.model.replay import Lengths
 from clusterprof.analysis.model.timeline import COLLECTIVE, COMPUTE
 from clusterprof.analysis.model.untraced import MOST_SLOWER
@@ -73,12 +73,9 @@ def _known(dataset: Dataset) -> Stages | None:
     return known if known is not None and len(known.groups) > 1 else None
 
 
+@once
 def _imbalance(dataset: Dataset) -> tuple[list[Finding], Lengths]:
     """A stage that computes more than the others, if one does, and the lengths without that."""
-    return dataset.cached("imbalance", lambda: _imbalanced(dataset))
-
-
-def _imbalanced(dataset: Dataset) -> tuple[list[Finding], Lengths]:
     known, base = _known(dataset), repaired(dataset)
     if known is None:
         return [], base
@@ -111,7 +108,7 @@ def _imbalanced(dataset: Dataset) -> tuple[list[Finding], Lengths]:
 def _even(job: WhatIfs, base: Lengths) -> Lengths:
     """The lengths where all stages compute and launch as much as the mean of them."""
     replayed, ranks, count = job.job, np.unique(job.job.host_rank), len(job.stage)
-    passed = activities_of(job.dataset, replayed, _between_stages(job.dataset))
+    passed = activities_of(job.dataset, replayed, job.dataset.collectives.between_stages)
     shares = (replayed.kind == COMPUTE, (replayed.kind == COLLECTIVE) & ~passed)
     _, of = np.unique(job.stage[ranks], return_inverse=True)
 
@@ -158,11 +155,6 @@ def _slower(job: WhatIfs, base: Lengths, stage: Ints) -> Floats:
     return np.clip(slower, 1 / MOST_SLOWER, MOST_SLOWER)
 
 
-def _between_stages(dataset: Dataset) -> Bools:
-    """Which calls of the placed table hand something from stage to stage."""
-    return dataset.collectives.point_to_point & ~dataset.collectives.exchange
-
-
 def _waiting(dataset: Dataset) -> Floats:
     """What each rank waits in Sends and Recvs, exposed, per evidence step (ns).
 
@@ -187,7 +179,7 @@ def _bubble(dataset: Dataset, known: Stages, *, explained: bool) -> list[Finding
     per_step, step_ns = float(waits.mean()), dataset.step_ns
     if per_step < limits.LEAST_FRAC * step_ns:
         return []
-    sent = activities_of(dataset, job.job, _between_stages(dataset))
+    sent = activities_of(dataset, job.job, dataset.collectives.between_stages)
     named = ("host", tuple(dataset.ranks))
     prompt = replace(even, own=np.zeros_like(even.own), repaired=(*even.repaired, named))
     # without its other side a call's waiting cannot be told from its transfer

@@ -35,7 +35,6 @@ CODES = (
 _NO_ACTION = (
     "no action: the job does not cause this{}; a longer window has a larger steady-state part"
 )
-_ENDS = ", and it ends with the window"
 _STAYS = (
     "no action inside the window; where nsys was the profiler, steps stay longer until the job "
     "ends: profile a short job instead, or take --profiler torch, whose tracing ends with it"
@@ -69,7 +68,7 @@ def find(dataset: Dataset, _found: Sequence[Finding] = ()) -> list[Finding]:
     if not texts:
         return []
     stays, follow_up = stays_longer(dataset), ""
-    advice = _NO_ACTION.format("" if stays is None else _ENDS)
+    advice = _NO_ACTION.format("" if stays is None else ", and it ends with the window")
     profilers = {table.info.profiler.partition(" ")[0] for table in dataset.tables}
     if stays:
         advice = _STAYS_BY_TORCH if profilers == {"torch.profiler"} else _STAYS
@@ -151,55 +150,38 @@ def _longer_steps(dataset: Dataset) -> Parts:
 def _groups(dataset: Dataset) -> Iterator[tuple[str, StepTimes]]:
     """By the step logs of a run; else only what the reports know of the steps before."""
     cost, usual = dataset.capture, dataset.usual_step_ns
-    if cost is None and usual and len(dataset.durations):
-        inside = round(float(np.median(dataset.durations)))
-        yield (
-            "profiled ranks",
-            {
-                "before_ns": usual,
-                "inside_ns": inside,
-                "after_ns": None,
-                "after_uncertainty_ns": None,
-            },
-        )
     if cost is not None:
         yield "profiled ranks", cost["profiled"]
         if cost["unprofiled"] is not None:
             yield "unprofiled ranks", cost["unprofiled"]
+    elif usual and len(dataset.durations):
+        inside = round(float(np.median(dataset.durations)))
+        yield (
+            "profiled ranks",
+            StepTimes(before_ns=usual, inside_ns=inside, after_ns=None, after_uncertainty_ns=None),
+        )
 
 
 def _desynchronised(dataset: Dataset) -> Parts:
     """How far the start desynchronised the ranks, and the steps that show start or stop."""
-    clock = dataset.clock
-    known = [
-        line
-        for line in dataset.timelines
-        if line.has_steps and clock.uncertainty(line.rank) < UNBOUNDED_NS
-    ]
-    step = max((int(line.step[0]) for line in known), default=0)
-    begins = [
-        (int(time), line.rank)
-        for line in known
-        for time in clock.align(line.rank, line.host_begin[line.step == step])
-    ]
+    d, bounds = dataset.timelines, [dataset.clock.uncertainty(rank) for rank in dataset.ranks]
+    known = (d.has_steps & (np.asarray(bounds) < UNBOUNDED_NS))[d.rank]
+    step = int(d.step[known & (np.diff(d.rank, prepend=-1) != 0)].max(initial=0))
+    rows = np.flatnonzero(known & (d.step == step))
+    times = dataset.aligned(d.rank[rows], d.host_begin[rows]).tolist()
+    begins = list(zip(times, [dataset.ranks[k] for k in d.rank[rows]], strict=True))
     if len(begins) < 2:
         return [], []
     (first, _), (last, late) = min(begins), max(begins)
     if last - first < limits.HALF * dataset.step_ns:
         return [], []
-    out = len(dataset.steps) - len(dataset.steady_steps)
+    excluded = [s for s in dataset.steps if s not in dataset.steady_steps]
     text = (
-        f"its start desynchronised the ranks by {ms(last - first)}; {counted(out, 'step')} of "
-        f"{len(dataset.steps)} excluded from findings"
+        f"its start desynchronised the ranks by {ms(last - first)}; "
+        f"{counted(len(excluded), 'step')} of {len(dataset.steps)} excluded from findings"
     )
-    row = {
-        "step": step,
-        "rank": late,
-        "time_ns": last,
-        "spread_ns": last - first,
-        "excluded_steps": [s for s in dataset.steps if s not in dataset.steady_steps],
-    }
-    return [text], [row]
+    row = {"step": step, "rank": late, "time_ns": last, "spread_ns": last - first}
+    return [text], [{**row, "excluded_steps": excluded}]
 
 
 def _slower_hosts(dataset: Dataset) -> Parts:
@@ -208,8 +190,8 @@ def _slower_hosts(dataset: Dataset) -> Parts:
     if job is None or not job.untraced[0].overhead_ns:
         return [], []
     one = job.untraced[0]
-    more = np.zeros(len(dataset.ranks))
-    np.add.at(more, job.job.host_rank, (job.job.lengths.own - one.own).astype(float))
+    slower = job.job.lengths.own - one.own
+    more = np.bincount(job.job.host_rank, slower, len(dataset.ranks))
     text = f"tracing adds about {duration(one.overhead_ns)} to each launch, left out of savings"
     if one.slower > 1 + limits.LEAST_FRAC:
         text += f"; outside, where GPUs wait less, kernels are {percent(one.slower - 1)} slower"

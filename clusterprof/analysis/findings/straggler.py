@@ -29,9 +29,9 @@ from clusterprof.analysis.findings.finding import (
     operators,
 )
 from clusterprof.analysis.model import limits
-from clusterprof.analysis.model.dataset import Dataset, Floats, parts
+from clusterprof.analysis.model.dataset import Dataset, Floats, once, parts
 from clusterprof.analysis.model.replay import Lengths
-from clusterprof.analysis.model.what_if import Part, Saved, WhatIfs
+from clusterprof.analysis.model.what_if import PARTS, Part, Saved, WhatIfs
 from clusterprof.results import Finding
 
 ORDER = 10
@@ -63,7 +63,6 @@ CODES = (
     ),
 )
 
-PARTS: tuple[Part, ...] = ("host", "gpu")
 #: what is left of a normal variance where all below the mean is cut off, as in an excess
 _CUT_VARIANCE = 0.5 - 0.5 / math.pi
 
@@ -81,19 +80,10 @@ class Straggler:
     repaired: Lengths
 
 
+@once
 def stragglers(dataset: Dataset) -> list[Straggler]:
     """All stragglers, the one first that saves most; each on what those before it leave."""
-    return dataset.cached("stragglers", lambda: list(_stragglers(dataset)))
-
-
-def repaired(dataset: Dataset) -> Lengths:
-    """The job's lengths without its stragglers: what all other findings are weighed on."""
-    found = stragglers(dataset)
-    return found[-1].repaired if found else job_of(dataset).base
-
-
-def _stragglers(dataset: Dataset) -> Iterator[Straggler]:
-    job, named = job_of(dataset), set[Member]()
+    job, out, named = job_of(dataset), list[Straggler](), set[Member]()
     least, lengths = limits.LEAST_FRAC * dataset.step_ns, job.base
     while len(named) < len(dataset.ranks) > 1:
         tried = [
@@ -110,11 +100,17 @@ def _stragglers(dataset: Dataset) -> Iterator[Straggler]:
 
         tried = [one for one in tried if beyond_each(one) >= least]
         if not tried:
-            return
-        best = max(tried, key=lambda one: one.saved.most_ns)
-        yield best
-        lengths = best.repaired
-        named |= set(best.members)
+            break
+        out.append(max(tried, key=lambda one: one.saved.most_ns))
+        lengths = out[-1].repaired
+        named |= set(out[-1].members)
+    return out
+
+
+def repaired(dataset: Dataset) -> Lengths:
+    """The job's lengths without its stragglers: what all other findings are weighed on."""
+    found = stragglers(dataset)
+    return found[-1].repaired if found else job_of(dataset).base
 
 
 def _suspects(job: WhatIfs, named: set[Member]) -> Iterator[tuple[Member, ...]]:
@@ -122,7 +118,7 @@ def _suspects(job: WhatIfs, named: set[Member]) -> Iterator[tuple[Member, ...]]:
 
     Together: those that take about as long as the longest, by host, by GPU, and by either.
     """
-    each = ((part, enumerate(job.excess(part).mean(axis=1).tolist())) for part in PARTS)
+    each = ((part, enumerate(job.excess[part].mean(axis=1).tolist())) for part in PARTS)
     mean: dict[Member, float] = {(k, part): ns for part, all_ in each for k, ns in all_}
     least = limits.LEAST_FRAC * job.dataset.step_ns
     order = sorted(mean.keys() - named, key=lambda one: (-mean[one], one))
@@ -149,7 +145,7 @@ def _stands_out(job: WhatIfs, one: Member, apart: set[Member]) -> bool:
     a part of it. A pause of half a step that made its step so long counts however rare it is.
     """
     k, part = one
-    excess = job.excess(part)
+    excess = job.excess[part]
     others = np.setdiff1d(job.peers.others(k), [j for j, other in apart if other == part])
     margin = np.maximum(excess[k] - excess[others].max(axis=0, initial=0.0), 0.0)
     durations = job.dataset.durations
@@ -214,7 +210,7 @@ def find(dataset: Dataset, _found: Sequence[Finding] = ()) -> list[Finding]:
 def _harmless(dataset: Dataset) -> list[Straggler]:
     """The rank whose host is much slower than its peers', though its repair saves nothing."""
     job = job_of(dataset)
-    more = job.excess("host").mean(axis=1)
+    more = job.excess["host"].mean(axis=1)
     one: Member = (int(np.argmax(more)), "host")
     if more.max() < limits.CRITICAL_FRAC * dataset.step_ns or not _stands_out(job, one, {one}):
         return []
@@ -225,11 +221,11 @@ def _finding(dataset: Dataset, one: Straggler, *, delays: bool) -> Finding:
     """A rank that delays the others, or several that do so together; or one that could."""
     ranks, members = _ranks(dataset, one.members), one.members[: limits.MOST]
     several, code = len(ranks) > 1, _code(dataset, one.members)
-    excess = [job_of(dataset).excess(part)[k] for k, part in members]
+    excess = [job_of(dataset).excess[part][k] for k, part in members]
     reasons = [
-        (causes.late_host if part == "host" or dataset.on_host else causes.busy_gpu)(
-            dataset, k, each
-        )
+        causes.late_host(dataset, k, each)
+        if part == "host" or dataset.on_host
+        else causes.busy_gpu(dataset, k)
         for (k, part), each in zip(members, excess, strict=True)
     ]
     why: dict[str, list[int]] = {}
@@ -238,14 +234,15 @@ def _finding(dataset: Dataset, one: Straggler, *, delays: bool) -> Finding:
     # work that was queued before the window covers it so far
     hidden = delays and one.saved.window_ns < limits.LEAST_FRAC * dataset.step_ns
     saved = replace(one.saved, long_run=one.saved.long_run or hidden)
-    texts = [_delays(dataset, ranks, saved, hidden=hidden)]
+    node = _node(dataset, ranks)
+    texts = [_delays(dataset, ranks, node, saved, hidden=hidden)]
     if not delays:
         more = f"takes {ms(float(excess[0].mean()))} longer per step than its peers'"
         texts = [f"Rank {ranks[0]}'s host {more}, but delays no other rank."]
     for text, on in why.items():
         where = f" on {rank_list(on, limits.FEW)}" if len(why) > 1 and several else ""
         texts.append(f"Cause{where}: {text}.")
-    if node := _node(dataset, ranks):
+    if node:
         texts.append(f"They are {rank_list(ranks, limits.FEW)} of {named(node)}.")
     moved = [k for (k, _), reason in zip(members, reasons, strict=True) if reason.movable]
     spread: Evidence = []
@@ -286,11 +283,11 @@ def _finding(dataset: Dataset, one: Straggler, *, delays: bool) -> Finding:
     )
 
 
-def _delays(dataset: Dataset, ranks: list[int], saved: Saved, *, hidden: bool) -> str:
-    """Who delays whom by how much."""
+def _delays(dataset: Dataset, ranks: list[int], node: str, saved: Saved, *, hidden: bool) -> str:
+    """Who (all of a node, if that is named) delays whom by how much."""
     several, everyone = len(ranks) > 1, len(ranks) == len(dataset.ranks)
     who = rank_list(ranks, limits.FEW).capitalize()
-    if node := _node(dataset, ranks):
+    if node:
         who = f"All profiled ranks of {named(node)}"
     elif several and not everyone:
         who += " together"

@@ -14,7 +14,7 @@ from clusterprof.analysis.findings.straggler import beyond, repaired
 from clusterprof.analysis.groups.topology import communicator_size
 from clusterprof.analysis.model import limits
 from clusterprof.analysis.model.accounts import call_of
-from clusterprof.analysis.model.dataset import Bools, Dataset, Floats, Ints, parts
+from clusterprof.analysis.model.dataset import Bools, Dataset, Floats, Ints, once, parts
 from clusterprof.analysis.model.intervals import union
 from clusterprof.results import Finding
 
@@ -35,6 +35,7 @@ CODES = (
 _WAITED_FOR = ["AllReduce", "AllGather", "ReduceScatter", "AllToAll"]
 
 
+@once
 def hidden_wait(dataset: Dataset) -> Floats:
     """How much longer than the quickest of its kind each row lasts after its last arrival (ns).
 
@@ -43,10 +44,6 @@ def hidden_wait(dataset: Dataset) -> Floats:
     the time of a large message goes with its size, that of a small one does not. Where all calls
     wait for a rank that computes between them, the quickest tell no more than the small ones do.
     """
-    return dataset.cached("hidden wait", lambda: _hidden_wait(dataset))
-
-
-def _hidden_wait(dataset: Dataset) -> Floats:
     c, world = dataset.collectives, dataset.world_size
     extra = np.zeros(len(c.rank))
     if world is None or world <= len(dataset.ranks):
@@ -131,7 +128,8 @@ def find(dataset: Dataset, _found: Sequence[Finding] = ()) -> list[Finding]:
 def _waited(dataset: Dataset, mine: Bools, extra: Floats) -> Floats:
     """How long all ranks wait at once in the calls `mine`, at least: [steady-state steps] (ns)."""
     c, each, steps = dataset.collectives, [], dataset.steady_steps
-    for _, rows in c.each_rank(np.flatnonzero(mine & c.has)):
+    known = np.flatnonzero(mine & c.has)
+    for rows in parts(known, c.rank[known]):
         begin = np.minimum(c.start[rows] + c.wait[rows], c.end[rows])
         end = np.minimum(begin + extra[rows].astype(np.int64), c.end[rows])
         # calls of several threads or of one group wait at once, and count once

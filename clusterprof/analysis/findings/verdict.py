@@ -118,6 +118,5 @@ def _single_step(dataset: Dataset) -> str:
     shares = (pc.sum(rows[name]).as_py() / whole for name in _PARTS)
     parts = (f"{what} {share:.0%}" for what, share in zip(_PARTS.values(), shares, strict=True))
     typical = ms(float(np.median(rows["duration_ns"].to_numpy())))
-    stepped = any(line.has_steps for line in dataset.timelines)
-    what = "One step" if stepped else "The window"
+    what = "One step" if dataset.timelines.has_steps.any() else "The window"
     return f" {what} ({typical}, no evidence): {', '.join(parts)}."

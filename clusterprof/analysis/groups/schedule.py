@@ -124,7 +124,9 @@ def _whole_turns(dataset: Dataset, found: Stages) -> bool:
             if len(turns) < 2:
                 return False
             came, went = c.end[mine[turns]], c.start[mine[turns + 1]]
-            work = dataset.line(rank).compute.within(came, np.maximum(went, came))
+            times = np.stack([came, np.maximum(went, came)])
+            d, place = dataset.timelines, np.full(len(came), dataset.place[rank])
+            work = d.compute.within(*d.axis.of(place, times))
             if work[0] < limits.HALF * float(np.median(work)):
                 return False
     return True

@@ -13,7 +13,7 @@ from functools import cached_property
 
 import numpy as np
 
-from clusterprof.analysis.model.dataset import Bools, Dataset, Ints, connected, parts
+from clusterprof.analysis.model.dataset import Bools, Dataset, Ints, connected, once, parts
 from clusterprof.analysis.model.graph import depths
 
 
@@ -69,20 +69,12 @@ class Stages:
         return np.asarray(found, dtype=np.int64)[place.reshape(-1)]
 
 
+@once
 def traffic(dataset: Dataset) -> Traffic:
-    """All Sends and Recvs, computed once."""
-    return dataset.cached("traffic", lambda: _traffic(dataset))
-
-
-def stages(dataset: Dataset) -> Stages | None:
-    """The pipeline's stages, computed once; None where there is no pipeline."""
-    return dataset.cached("stages", lambda: _stages(dataset))
-
-
-def _traffic(dataset: Dataset) -> Traffic:
+    """All Sends and Recvs."""
     c = dataset.collectives
     # beside all-to-alls what has no kernel is part of one
-    rows = np.flatnonzero(c.point_to_point & ~c.exchange & (c.has | ~c.exchange.any()))
+    rows = np.flatnonzero(c.between_stages & (c.has | ~c.exchange.any()))
     rows = rows[np.lexsort((rows, c.issue[rows], c.rank[rows]))]
     other = np.full(len(c.rank), -1, dtype=np.int64)
     pairs = np.flatnonzero(c.point_to_point & c.matched)
@@ -101,7 +93,9 @@ def _traffic(dataset: Dataset) -> Traffic:
     return Traffic(rows, c.rank[rows], c.step[rows], c.operation[rows] == "Send", other[rows])
 
 
-def _stages(dataset: Dataset) -> Stages | None:
+@once
+def stages(dataset: Dataset) -> Stages | None:
+    """The pipeline's stages; None where there is no pipeline."""
     sent = traffic(dataset)
     first = sent.first()
     first = first[sent.other[first] >= 0]

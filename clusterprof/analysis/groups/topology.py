@@ -19,7 +19,14 @@ import pyarrow.compute as pc
 from clusterprof.agent.contracts import words
 from clusterprof.analysis.groups.stages import Stages, stages, traffic
 from clusterprof.analysis.model import limits
-from clusterprof.analysis.model.dataset import Dataset, Floats, Ints, calls_per_step, parts
+from clusterprof.analysis.model.dataset import (
+    Dataset,
+    Floats,
+    Ints,
+    calls_per_step,
+    once,
+    parts,
+)
 from clusterprof.results import GroupEntry, GroupKind, ShallowGroup, TopologyEntry
 
 
@@ -183,10 +190,11 @@ def _places(dataset: Dataset, rows: Ints) -> Floats:
     c = dataset.collectives
     if not len(rows):
         return np.zeros(0)
-    line = dataset.line(int(c.rank[rows[0]]))
-    at = np.minimum(np.searchsorted(line.step, c.step[rows]), len(line.step) - 1)
-    begin, end, start = line.begin[at], line.end[at], c.start[rows]
-    whole, done = line.compute.within(begin, end), line.compute.within(begin, start)
+    d, k = dataset.timelines, dataset.place[int(c.rank[rows[0]])]
+    first, last = np.searchsorted(d.rank, [k, k + 1])
+    at = np.minimum(first + np.searchsorted(d.step[first:last], c.step[rows]), last - 1)
+    begin, end, start = d.begin[at], d.end[at], d.axis.of(np.full(len(rows), k), c.start[rows])
+    whole, done = d.compute.within(begin, end), d.compute.within(begin, start)
     done, whole = np.where(whole > 0, (done, whole), (start - begin, end - begin))
     return np.asarray(np.clip(done / np.maximum(whole, 1), 0, 1))
 
@@ -213,20 +221,21 @@ def _called(dataset: Dataset, name: str, ranks: list[int], size: int | None) -> 
 
     These have no communicators: of their groups it is the only one with these members.
     """
-    shallow = dataset.shallow
-
-    def by_members() -> dict[tuple[int, ...], list[ShallowGroup]]:
-        out: dict[tuple[int, ...], list[ShallowGroup]] = {}
-        for group in shallow["groups"] if shallow else ():
-            profiled = tuple(rank for rank in group["ranks"] if rank in dataset.place)
-            out.setdefault(profiled, []).append(group)
-        return out
-
     if own := dataset.tables[dataset.place[ranks[0]]].info.groups.get(name):
         return own
-    alike = dataset.cached("groups by members", by_members).get(tuple(ranks), [])
+    alike = _by_members(dataset).get(tuple(ranks), [])
     alike = [group for group in alike if size in (None, len(group["ranks"]))]
     return alike[0]["description"] if len(alike) == 1 else ""
+
+
+@once
+def _by_members(dataset: Dataset) -> dict[tuple[int, ...], list[ShallowGroup]]:
+    """The flight recorders' groups by their profiled members."""
+    out: dict[tuple[int, ...], list[ShallowGroup]] = {}
+    for group in dataset.shallow["groups"] if dataset.shallow else ():
+        profiled = tuple(rank for rank in group["ranks"] if rank in dataset.place)
+        out.setdefault(profiled, []).append(group)
+    return out
 
 
 def _entry(

@@ -17,10 +17,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from clusterprof.align.clock import Clock
-from clusterprof.analysis.model.dataset import Bools, Dataset
+from clusterprof.analysis.model.dataset import Bools, Dataset, once
 from clusterprof.analysis.model.intervals import Intervals, union
 from clusterprof.analysis.model.replay import Replay
-from clusterprof.analysis.model.timeline import COLLECTIVE, COMPUTE, Devices, Ints, Timeline
+from clusterprof.analysis.model.timeline import COLLECTIVE, COMPUTE, Ints, Timelines
 from clusterprof.results import ComputeAbsent
 
 #: One row per rank and step. `duration = compute + exposed_communication + exposed_copy + idle`.
@@ -50,8 +50,8 @@ ACCOUNTS = pa.schema(
 )
 
 
-def accounts(timelines: Sequence[Timeline], placed: pa.Table, clock: Clock) -> pa.Table:
-    """Return each rank's and step's account (schema ACCOUNTS).
+def accounts(d: Timelines, ranks: Sequence[int], placed: pa.Table, clock: Clock) -> pa.Table:
+    """Return the account (schema ACCOUNTS) of each of `ranks`, whose devices did `d`, and step.
 
     Compute is the union of all kernels that do not communicate; exposed communication the union
     of communicating kernels minus compute; exposed copies the union of copies and memsets minus
@@ -59,10 +59,10 @@ def accounts(timelines: Sequence[Timeline], placed: pa.Table, clock: Clock) -> p
     exactly, with any number of concurrent streams. Exposed wait is the part of the exposed
     communication before the last arrival of its collective (`placed`: schema PLACED).
     """
-    if not timelines:
+    if not len(ranks):
         return ACCOUNTS.empty_table()
-    d, ranks = Devices(timelines), np.asarray([line.rank for line in timelines])
-    of = np.searchsorted(ranks, placed["rank"].to_numpy())
+    numbers = np.asarray(ranks)
+    of = np.searchsorted(numbers, placed["rank"].to_numpy())
     start = d.axis.of(of, pc.fill_null(placed["start_ns"], 0).to_numpy())
     wait = pc.fill_null(placed["wait_ns"], 0).to_numpy()
     waiting = union(np.r_[d.compute.start, start], np.r_[d.compute.end, start + wait])
@@ -76,11 +76,11 @@ def accounts(timelines: Sequence[Timeline], placed: pa.Table, clock: Clock) -> p
     _, begin = d.axis.back(d.begin)
     duration = d.end - d.begin
     columns = {
-        "rank": ranks[d.rank],
+        "rank": numbers[d.rank],
         "step": d.step,
         "begin_ns": begin,
         "end_ns": begin + duration,
-        "aligned_begin_ns": clock.align(ranks[d.rank], begin),
+        "aligned_begin_ns": clock.align(numbers[d.rank], begin),
         "duration_ns": duration,
         "compute_ns": compute,
         "exposed_communication_ns": either - compute,
@@ -98,7 +98,7 @@ def accounts(timelines: Sequence[Timeline], placed: pa.Table, clock: Clock) -> p
     )
 
 
-def _gaps(d: Devices) -> tuple[Intervals, Intervals]:
+def _gaps(d: Timelines) -> tuple[Intervals, Intervals]:
     """Spans without compute: until the next compute kernel was launched, and from then on."""
     kernels = np.flatnonzero(d.kind == COMPUTE)
     kernels = kernels[np.argsort(d.start[kernels], kind="stable")]
@@ -121,21 +121,22 @@ def compute_absent(dataset: Dataset) -> list[ComputeAbsent]:
     table = table.filter(pc.is_in(table["step"], pa.array(dataset.steady_steps, pa.int64())))
     names = [name for name in ACCOUNTS.names if name.endswith("_ns")]
     means = table.group_by("rank", use_threads=False).aggregate([(n, "mean") for n in names])
-    return [_absent(dataset.line(row["rank"]), row) for row in means.to_pylist()]
+    on_host = dict(zip(dataset.ranks, dataset.timelines.on_host.tolist(), strict=True))
+    return [_absent(row, on_host=on_host[row["rank"]]) for row in means.to_pylist()]
 
 
-def _absent(line: Timeline, mean: dict[str, Any]) -> ComputeAbsent:
+def _absent(mean: dict[str, Any], *, on_host: bool) -> ComputeAbsent:
     absent = mean["duration_ns_mean"] - mean["compute_ns_mean"]
     unlaunched, blocking = mean["unlaunched_ns_mean"], mean["blocking_ns_mean"]
     # a processor runs its operators itself: none is launched before it runs
     return {
-        "rank": line.rank,
+        "rank": mean["rank"],
         "compute_absent_ns": round(absent),
         "communication_ns": round(mean["communication_ns_mean"]),
         "exposed_communication_ns": round(mean["exposed_communication_ns_mean"]),
-        "launch_bound_ns": None if line.on_host else round(unlaunched),
-        "blocking_ns": None if line.on_host else round(blocking),
-        "dependency_stalled_ns": None if line.on_host else round(absent - unlaunched - blocking),
+        "launch_bound_ns": None if on_host else round(unlaunched),
+        "blocking_ns": None if on_host else round(blocking),
+        "dependency_stalled_ns": None if on_host else round(absent - unlaunched - blocking),
     }
 
 
@@ -143,6 +144,7 @@ def _absent(line: Timeline, mean: dict[str, Any]) -> ComputeAbsent:
 COMMUNICATION, EXPOSED, WAITING = range(3)
 
 
+@once
 def calls(dataset: Dataset) -> Ints:
     """The row of the placed table of each of `dataset.activities`, -1 where it has none.
 
@@ -155,12 +157,9 @@ def calls(dataset: Dataset) -> Ints:
     return out
 
 
+@once
 def activity_of(dataset: Dataset) -> Ints:
     """The place in `dataset.activities` of each row of the placed table, -1 where it has none."""
-    return dataset.cached("activity of", lambda: _activity_of(dataset))
-
-
-def _activity_of(dataset: Dataset) -> Ints:
     c, a, axis = dataset.collectives, dataset.activities, dataset.axis
     kernels = np.flatnonzero(a.kind == COLLECTIVE)
     starts = axis.of(a.rank[kernels], a.start[kernels])
@@ -182,6 +181,7 @@ def call_of(dataset: Dataset, job: Replay) -> Ints:
     return np.asarray(calls(dataset)[dataset.activities.first[job.rank] + job.row])
 
 
+@once
 def by_call(dataset: Dataset) -> Ints:
     """Communication, its exposed part, and the waiting in that (ns), of the evidence steps.
 
@@ -189,11 +189,7 @@ def by_call(dataset: Dataset) -> Ints:
     counted once, in the call that began first, so that sums over a rank's calls are what its
     accounts say.
     """
-    return dataset.cached("by call", lambda: _by_call(dataset))
-
-
-def _by_call(dataset: Dataset) -> Ints:
-    c, d, call = dataset.collectives, dataset.devices, calls(dataset)
+    c, d, call = dataset.collectives, dataset.timelines, calls(dataset)
     rows = np.flatnonzero(d.kind == COLLECTIVE)
     rows = rows[np.argsort(d.start[rows], kind="stable")]
     until = np.maximum.accumulate(d.stop[rows])

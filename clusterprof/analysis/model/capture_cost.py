@@ -59,19 +59,14 @@ def capture_cost(
 def _gap(log: pa.Table, step: int) -> int | None:
     """What lies between the end of the step before `step` and its own begin, ns."""
     numbers = log["step"].to_numpy()
-    here, before = np.flatnonzero(numbers == step), np.flatnonzero(numbers == step - 1)
-    if not here.size or not before.size:
-        return None
-    return max(
-        0, int(log["begin_ns"][int(here[0])].as_py() - log["end_ns"][int(before[0])].as_py())
-    )
+    begin = log["begin_ns"].to_numpy()[numbers == step]
+    end = log["end_ns"].to_numpy()[numbers == step - 1]
+    return max(0, int(begin[0] - end[0])) if begin.size and end.size else None
 
 
 def _times(logs: list[tuple[pa.Table, Pace]], first: int, end: int) -> StepTimes:
-    before, after = (
-        _steps(logs, max(1, first - _BEFORE), first),
-        _steps(logs, end + _RECOVERY, None),
-    )
+    before = _steps(logs, max(1, first - _BEFORE), first)
+    after = _steps(logs, end + _RECOVERY, None)
     # the profiler's start shows in the window's first step, which is never evidence
     inside = _steps(logs, first + 1, end)
     return {

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -15,11 +15,12 @@ import pyarrow.compute as pc
 
 from clusterprof.align.clock import Clock
 from clusterprof.analysis.model.intervals import Axis
-from clusterprof.analysis.model.timeline import Devices, Timeline, codes
+from clusterprof.analysis.model.timeline import Timelines, codes
 from clusterprof.results import CaptureCost, ShallowResults
 from clusterprof.tables import RankTables, empty
 
 T = TypeVar("T")
+P = ParamSpec("P")
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
@@ -28,29 +29,48 @@ Bools = npt.NDArray[np.bool_]
 LEAST_STEADY = 2
 
 
-@dataclass(frozen=True)
+def once(
+    compute: Callable[Concatenate[Dataset, P], T],
+) -> Callable[Concatenate[Dataset, P], T]:
+    """`compute`, which takes long, computed once for each dataset and its other arguments."""
+
+    def known(dataset: Dataset, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        key = (compute, *args)
+        if key not in dataset.known:
+            dataset.known[key] = compute(dataset, *args, **kwargs)
+        result: T = dataset.known[key]
+        return result
+
+    return known
+
+
 class Collectives:
     """The placed table's columns as arrays, one element per collective and rank."""
 
-    collective: Ints
-    call: Ints
-    rank: Ints
-    step: Ints
-    operation: npt.NDArray[np.object_]
-    communicator: npt.NDArray[np.object_]
-    matched: Bools
-    synchronising: Bools
-    point_to_point: Bools
-    start: Ints
-    end: Ints
-    issue: Ints
-    aligned_start: Ints
-    last_rank: Ints
-    lateness: Ints
-    wait: Ints
-    transfer: Ints
-    size: Ints
-    has: Bools
+    def __init__(self, table: pa.Table) -> None:
+        def ints(name: str, missing: int = 0) -> Ints:
+            column = pc.fill_null(table[name], pa.scalar(missing, table.schema.field(name).type))
+            return np.asarray(column.to_numpy(), dtype=np.int64)
+
+        def strings(name: str) -> npt.NDArray[np.object_]:
+            values = table[name].cast(pa.string()).to_pylist()
+            return np.asarray(values, dtype=object)
+
+        self.collective, self.call, self.rank = ints("collective"), ints("call"), ints("rank")
+        self.step, self.last_rank = ints("step", -1), ints("last_rank", -1)
+        self.operation, self.communicator = strings("operation"), strings("communicator")
+        role = strings("role")
+        self.matched: Bools = strings("state") == "matched"
+        self.synchronising: Bools = (role == "both") | _held(table, role)
+        self.point_to_point: Bools = (self.operation == "Send") | (self.operation == "Recv")
+        self.start, self.end, self.issue = (
+            ints(name) for name in ("start_ns", "end_ns", "issue_start_ns")
+        )
+        self.aligned_start, self.lateness, self.wait = (
+            ints(name) for name in ("aligned_start_ns", "lateness_ns", "wait_ns")
+        )
+        self.size = ints("message_bytes", -1)
+        self.has: Bools = np.asarray(pc.is_valid(table["start_ns"]).to_numpy())
 
     @cached_property
     def communicators(self) -> tuple[Ints, list[str]]:
@@ -58,10 +78,6 @@ class Collectives:
         encoded = pa.array(self.communicator, pa.string()).dictionary_encode()
         codes = np.asarray(encoded.indices.to_numpy(zero_copy_only=False), dtype=np.int64)
         return codes, encoded.dictionary.to_pylist()
-
-    def each_rank(self, rows: Ints) -> list[tuple[int, Ints]]:
-        """`rows` by rank, in one pass over them."""
-        return [(int(self.rank[part[0]]), part) for part in parts(rows, self.rank[rows])]
 
     @cached_property
     def kernel(self) -> Ints:
@@ -90,6 +106,11 @@ class Collectives:
         out[rows] = many[self.kernel[rows]]
         return out
 
+    @cached_property
+    def between_stages(self) -> Bools:
+        """Sends and Recvs by which stages of a pipeline hand each other something."""
+        return self.point_to_point & ~self.exchange
+
     def once(self, rows: Ints) -> Ints:
         """`rows` with one for each kernel of an all-to-all: the one that waited longest."""
         mine = self.exchange[rows]
@@ -106,36 +127,45 @@ class Collectives:
         return np.where(self.exchange, "AllToAll", self.operation).astype(object)
 
 
-@dataclass(frozen=True)
 class Activities:
     """All ranks' activities, one rank after the other, on the reference rank's clock (ns)."""
 
-    #: where each rank's begin, and where the last one's end, [ranks + 1]
-    first: Ints
-    #: the place of the rank, and the number of the stream in its report
-    rank: Ints
-    stream: Ints
-    start: Ints
-    stop: Ints
-    launch: Ints
-    launch_end: Ints
-    #: as in `timeline.KINDS`, and as in `names`
-    kind: Ints
-    name: Ints
-    names: tuple[str, ...]
+    def __init__(self, dataset: Dataset) -> None:
+        columns = ["name", "stream", "direction", "pageable", "size_bytes"]
+        table = pa.concat_tables([t.activity.select(columns) for t in dataset.tables])
+
+        def true(column: pa.ChunkedArray) -> Bools:
+            known = pc.fill_null(column, fill_value=False)
+            return np.asarray(known.to_numpy(zero_copy_only=False), dtype=bool)
+
+        lines = dataset.timelines
+        #: the place of the rank, and the number of the stream in its report
+        self.rank, self.stream = lines.of, np.asarray(table["stream"].to_numpy(), dtype=np.int64)
+        #: where each rank's begin, and where the last one's end, [ranks + 1]
+        self.first: Ints = np.searchsorted(self.rank, np.arange(len(dataset.tables) + 1))
+        self.start, self.stop, self.launch, self.launch_end = dataset.aligned(
+            self.rank, lines.times
+        )
+        #: as in `timeline.KINDS`, and as in `names`
+        self.kind, (self.name, self.names) = lines.kind, codes(table["name"])
+        #: copies: to the GPU, to the host, of pageable memory, and how much
+        self.to_gpu = true(pc.equal(table["direction"], "host_to_device"))
+        self.to_host = true(pc.equal(table["direction"], "device_to_host"))
+        self.pageable = true(table["pageable"])
+        self.size = np.asarray(pc.fill_null(table["size_bytes"], 0).to_numpy(), dtype=np.int64)
 
 
-@dataclass(frozen=True)
 class HostCalls:
     """All ranks' host calls, one rank after the other, on the reference rank's clock (ns)."""
 
-    rank: Ints
-    start: Ints
-    stop: Ints
-    kind: Ints
-    name: Ints
-    kinds: tuple[str, ...]
-    names: tuple[str, ...]
+    def __init__(self, dataset: Dataset) -> None:
+        columns = ["start_ns", "end_ns", "kind", "name"]
+        table = pa.concat_tables([t.host_calls.select(columns) for t in dataset.tables])
+        self.rank = _placed([t.host_calls.num_rows for t in dataset.tables])
+        times = np.stack([table[name].to_numpy() for name in columns[:2]])
+        self.start, self.stop = dataset.aligned(self.rank, times)
+        self.kind, self.kinds = codes(table["kind"])
+        self.name, self.names = codes(table["name"])
 
     def called(self, kind: str, pattern: str) -> Bools:
         """Which calls are of a kind, with a name that a regular expression finds something in."""
@@ -158,7 +188,10 @@ def _held(table: pa.Table, role: npt.NDArray[np.object_]) -> Bools:
     rows = np.flatnonzero(np.isin(role, ("source", "sink")) & valid)
     if not len(rows):
         return out
-    start, end, arrival = (table[name].to_numpy()[rows] for name in _HELD_BY)
+    start, end, arrival = (
+        table[name].to_numpy()[rows]
+        for name in ("aligned_start_ns", "aligned_end_ns", "last_arrival_ns")
+    )
     _, of = np.unique(table["collective"].to_numpy()[rows], return_inverse=True)
     held = np.zeros(int(of.max()) + 1, dtype=bool)
     np.logical_or.at(held, of, (start < arrival) & (end >= arrival))
@@ -190,16 +223,12 @@ def parts(rows: Ints, keys: npt.NDArray[Any]) -> list[Ints]:
     return [split[k] for k in np.argsort(first, kind="stable")]
 
 
-#: when a member of a call arrives and ends, and when the last one arrives
-_HELD_BY = ("aligned_start_ns", "aligned_end_ns", "last_arrival_ns")
-
-
 @dataclass(frozen=True)
 class Dataset:
     """Everything of one study. `steady_steps` are the steps that count as evidence, in order."""
 
     tables: Sequence[RankTables]
-    timelines: Sequence[Timeline]
+    timelines: Timelines
     accounts: pa.Table
     placed: pa.Table
     clock: Clock
@@ -214,20 +243,13 @@ class Dataset:
 
     @cached_property
     def known(self) -> dict[Any, Any]:
-        """Results that take long to compute, by name (and place of the rank)."""
+        """What functions that are computed `once` have returned, by function and arguments."""
         return {}
-
-    def cached(self, key: Hashable, compute: Callable[[], T]) -> T:
-        """What `compute` returns, computed once for each `key`."""
-        if key not in self.known:
-            self.known[key] = compute()
-        result: T = self.known[key]
-        return result
 
     @cached_property
     def ranks(self) -> tuple[int, ...]:
         """All ranks with a report, ascending."""
-        return tuple(line.rank for line in self.timelines)
+        return tuple(t.rank for t in self.tables)
 
     @cached_property
     def steps(self) -> tuple[int, ...]:
@@ -280,41 +302,18 @@ class Dataset:
     @cached_property
     def collectives(self) -> Collectives:
         """The placed table as arrays."""
-        table = self.placed
-
-        def ints(name: str, missing: int = 0) -> Ints:
-            column = pc.fill_null(table[name], pa.scalar(missing, table.schema.field(name).type))
-            return np.asarray(column.to_numpy(), dtype=np.int64)
-
-        def strings(name: str) -> npt.NDArray[np.object_]:
-            values = table[name].cast(pa.string()).to_pylist()
-            return np.asarray(values, dtype=object)
-
-        operation, role = strings("operation"), strings("role")
-        return Collectives(
-            collective=ints("collective"), call=ints("call"), rank=ints("rank"),
-            step=ints("step", -1), operation=operation, communicator=strings("communicator"),
-            matched=strings("state") == "matched",
-            synchronising=(role == "both") | _held(table, role),
-            point_to_point=(operation == "Send") | (operation == "Recv"),
-            start=ints("start_ns"), end=ints("end_ns"), issue=ints("issue_start_ns"),
-            aligned_start=ints("aligned_start_ns"),
-            last_rank=ints("last_rank", -1),
-            lateness=ints("lateness_ns"), wait=ints("wait_ns"), transfer=ints("transfer_ns"),
-            size=ints("message_bytes", -1),
-            has=np.asarray(pc.is_valid(table["start_ns"]).to_numpy()),
-        )  # fmt: skip
+        return Collectives(self.placed)
 
     @cached_property
     def pipelined(self) -> bool:
         """Whether ranks send each other activations: then ranks wait by construction."""
         c = self.collectives
-        return bool((c.point_to_point & ~c.exchange & (c.has | ~c.has.any())).any())
+        return bool((c.between_stages & (c.has | ~c.has.any())).any())
 
     @cached_property
     def on_host(self) -> bool:
         """Whether all ranks compute on their processors: there is no GPU."""
-        return bool(self.timelines) and all(line.on_host for line in self.timelines)
+        return bool(self.tables) and bool(self.timelines.on_host.all())
 
     @cached_property
     def place(self) -> dict[int, int]:
@@ -329,52 +328,27 @@ class Dataset:
     @cached_property
     def axis(self) -> Axis:
         """The axis of all ranks' times on the reference rank's clock."""
-        begins = np.asarray([line.begin[0] for line in self.timelines])
+        begins = self.timelines.axis.origin
         return Axis(self.aligned(np.arange(len(begins)), begins))
-
-    @cached_property
-    def devices(self) -> Devices:
-        """What the devices did, each on its own wall clock."""
-        return Devices(self.timelines)
 
     @cached_property
     def activities(self) -> Activities:
         """All ranks' activities."""
-        lines = self.timelines
-        rank, first = _placed([len(line.start) for line in lines])
-        start, stop, launch, launch_end, kind = (
-            np.concatenate([getattr(line, name) for line in lines])
-            for name in ("start", "stop", "launch", "launch_end", "kind")
-        )
-        table = pa.concat_tables([t.activity.select(["name", "stream"]) for t in self.tables])
-        start, stop, launch, launch_end = self.aligned(
-            rank, np.stack([start, stop, launch, launch_end])
-        )
-        stream = np.asarray(table["stream"].to_numpy(), dtype=np.int64)
-        name, names = codes(table["name"])
-        return Activities(first, rank, stream, start, stop, launch, launch_end, kind, name, names)
+        return Activities(self)
 
     @cached_property
     def host_calls(self) -> HostCalls:
         """All ranks' host calls."""
-        columns = ["start_ns", "end_ns", "kind", "name"]
-        table = pa.concat_tables([t.host_calls.select(columns) for t in self.tables])
-        rank, _ = _placed([t.host_calls.num_rows for t in self.tables])
-        times = np.stack([table[name].to_numpy() for name in columns[:2]])
-        start, stop = self.aligned(rank, times)
-        (kind, kinds), (name, names) = codes(table["kind"]), codes(table["name"])
-        return HostCalls(rank, start, stop, kind, name, kinds, names)
+        return HostCalls(self)
 
+    @once
     def issued(self, name: str) -> Ints:
         """A column of `collective_calls` for each row of the placed table, -1 where unknown.
 
         Of lists their lengths.
         """
-        return self.cached(("issued", name), lambda: self._issued(name))
-
-    def _issued(self, name: str) -> Ints:
         c, tables = self.collectives, [t.collective_calls for t in self.tables]
-        rank, _ = _placed([t.num_rows for t in tables])
+        rank = _placed([t.num_rows for t in tables])
         both = [t.select(["call", name]) for t in (empty("collective_calls"), *tables)]
         table = pa.concat_tables(both)
         values, call = table[name], table["call"].to_numpy()
@@ -386,14 +360,10 @@ class Dataset:
         at = order[np.searchsorted(key[order], wanted)]
         return np.asarray(pc.fill_null(values, -1).to_numpy(), dtype=np.int64)[at]
 
-    def line(self, rank: int) -> Timeline:
-        """One rank's timeline."""
-        return self.timelines[self.place[rank]]
 
-
-def _placed(counts: Sequence[int]) -> tuple[Ints, Ints]:
-    """The place of each row's rank, and where each rank's rows begin, by their counts."""
-    return np.repeat(np.arange(len(counts)), counts), np.cumsum([0, *counts])
+def _placed(counts: Sequence[int]) -> Ints:
+    """The place of each row's rank, by how many rows each has."""
+    return np.repeat(np.arange(len(counts)), counts)
 
 
 def calls_per_step(dataset: Dataset, rows: Ints) -> float:

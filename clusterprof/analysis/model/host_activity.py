@@ -51,15 +51,15 @@ def ends(dataset: Dataset) -> Ints:
     between what the host did during the call: of that which it waited in. That is the one which
     leaves the least time unexplained, as the host's pauses in the other gaps and as lateness.
     """
-    a, calls, axis, lines = dataset.activities, dataset.host_calls, dataset.axis, dataset.timelines
-    on_host = np.asarray([line.on_host for line in lines])[a.rank]
+    a, calls, axis, d = dataset.activities, dataset.host_calls, dataset.axis, dataset.timelines
+    on_host = d.on_host[a.rank]
     rows = np.flatnonzero(on_host & (a.kind == COLLECTIVE) & (a.stop > a.start))
+    out: Ints = a.stop.copy()
     if not len(rows):
-        return a.stop
+        return out
     does, op = on_host & (a.kind == COMPUTE), calls.called("op", "")
-    step = [np.r_[line.host_begin, line.host_end] for line in lines]
-    of = np.repeat(np.arange(len(lines)), [len(times) for times in step])
-    marks = axis.of(of, dataset.aligned(of, np.concatenate(step)))
+    of, marks = np.r_[d.rank, d.rank], np.r_[d.host_begin, d.host_end]
+    marks = axis.of(of, dataset.aligned(of, marks))
     # steps, and operators that hand a call over or wait for one, are no work: they only begin
     began = np.r_[axis.of(calls.rank[op], calls.start[op]), marks]
     done = union(
@@ -77,7 +77,6 @@ def ends(dataset: Dataset) -> Ints:
     best = np.lexsort((explained, call))
     best = best[np.diff(call[best], append=-1) != 0]
     best = best[explained[best] > 0]
-    out: Ints = a.stop.copy()
     out[rows[call[best]]] -= (stop[call] - until)[best]
     return out
 
@@ -124,6 +123,13 @@ def named_time(dataset: Dataset, place: Ints, begin: Ints, end: Ints) -> dict[st
 _STEP_RANGES = r"^(step\b|ProfilerStep|nccl|gloo|clusterprof:)"
 
 
+def _telling(tables: RankTables, rows: pa.Table) -> pa.Table:
+    """Those of `rows` of the host's calls that tell what the threads at work do."""
+    named = pc.match_substring_regex(rows["name"].cast(pa.string()), _STEP_RANGES)
+    mine = pc.is_in(rows["thread"], value_set=_threads(tables))
+    return rows.filter(pc.and_(pc.invert(named), mine))
+
+
 def _threads(tables: RankTables) -> pa.Array:
     """Threads whose work the device waits for: they launch, or mark the program's ranges."""
     table = tables.activity
@@ -147,22 +153,19 @@ def doing(tables: RankTables, begin: int, end: int) -> dict[str, object] | None:
     if lock.any():
         # many short waits for the interpreter lock are one long one
         waits = table.filter(pa.array(lock))
-        of_it = pc.match_substring_regex(waits["name"].cast(pa.string()), GIL_WAIT)
-        of_it = pc.and_(of_it, pc.is_in(waits["thread"], value_set=_threads(tables)))
-        total = int(overlap[lock][np.asarray(of_it.to_numpy(), dtype=bool)].sum())
-        if total * 2 >= end - begin:
-            return {"name": "waiting for the GIL", "kind": "python", "duration_ns": total}
-        collecting = pc.match_substring_regex(waits["name"].cast(pa.string()), COLLECTING)
-        total = int(overlap[lock][np.asarray(collecting.to_numpy(), dtype=bool)].sum())
-        if total * 2 >= end - begin:
-            return {"name": COLLECTOR, "kind": "python", "duration_ns": total}
+        waiting, collecting = (
+            pc.match_substring_regex(waits["name"].cast(pa.string()), pattern)
+            for pattern in (GIL_WAIT, COLLECTING)
+        )
+        waiting = pc.and_(waiting, pc.is_in(waits["thread"], value_set=_threads(tables)))
+        for name, of_it in (("waiting for the GIL", waiting), (COLLECTOR, collecting)):
+            total = int(overlap[lock][np.asarray(of_it.to_numpy(), dtype=bool)].sum())
+            if total * 2 >= end - begin:
+                return {"name": name, "kind": "python", "duration_ns": total}
     enough = np.flatnonzero(overlap * 2 >= max(end - begin, 1))
     if not len(enough):
         return None
-    rows = table.take(pa.array(enough))
-    mine = pc.is_in(rows["thread"], value_set=_threads(tables))
-    named = pc.invert(pc.match_substring_regex(rows["name"].cast(pa.string()), _STEP_RANGES))
-    rows = rows.filter(pc.and_(mine, named))
+    rows = _telling(tables, table.take(pa.array(enough)))
     if not rows.num_rows:
         return None
     length = rows["end_ns"].to_numpy() - rows["start_ns"].to_numpy()
@@ -176,10 +179,8 @@ def doing(tables: RankTables, begin: int, end: int) -> dict[str, object] | None:
 
 def between(tables: RankTables, begin: int, end: int) -> dict[str, object] | None:
     """Between which ranges the program is at a time that no call or range covers."""
-    table = tables.host_calls
-    named = pc.invert(pc.match_substring_regex(table["name"].cast(pa.string()), _STEP_RANGES))
-    mine = pc.is_in(table["thread"], value_set=_threads(tables))
-    rows = table.filter(pc.and_(pc.and_(pc.equal(table["kind"], "range"), named), mine))
+    calls = tables.host_calls
+    rows = _telling(tables, calls.filter(pc.equal(calls["kind"], "range")))
     middle = (begin + end) // 2
     start, stop = rows["start_ns"].to_numpy(), rows["end_ns"].to_numpy()
     before, after = np.flatnonzero(stop <= middle), np.flatnonzero(start >= middle)

@@ -7,67 +7,28 @@ is searched by time lies on one `Axis`, each rank's times behind those of the ra
 from __future__ import annotations
 
 from functools import cached_property
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import numpy as np
 
 from clusterprof.analysis.model import host_activity, limits
 from clusterprof.analysis.model.accounts import activity_of
-from clusterprof.analysis.model.dataset import Bools, Dataset, Ints
+from clusterprof.analysis.model.dataset import Bools, Dataset, Ints, once
 from clusterprof.analysis.model.graph import NEVER, first_of, graph
 from clusterprof.analysis.model.replay import Lengths, Replay
-from clusterprof.analysis.model.timeline import COLLECTIVE, COMPUTE, Timeline
+from clusterprof.analysis.model.timeline import COLLECTIVE, COMPUTE
 
-#: time stamps of one device may overlap by so much
+#: a queued kernel starts this long after the one before it, at most (1 to 2 µs on an H200), and the
+#: time stamps of one device may overlap by as much
 STAMP_NS = 2_000
-#: a queued kernel starts this long after the one before it, at most (1 to 2 µs on an H200)
-_FOLLOWS_NS = STAMP_NS
 #: a kernel or a host goes on at most this long after what it waited for
 REACTS_NS = 30_000
-#: kernels of another stream may occupy all multiprocessors for so long once a wait is over
-_OCCUPIED_NS = limits.PAUSE_NS
-#: so many activities that ended before one are looked at for what it waited for
-_LOOKED_AT = limits.MOST
-#: from a launch to the start of its kernel on an idle device: this quantile of all, else so long
-_PROMPT, _LAUNCH_NS = 1 - limits.STEADY_FRAC, 5_000
-#: an assumed dependency that more than this part of the calls contradict is none
-_CONTRADICTED = limits.WARNING_FRAC
-
+#: from a launch to the start of its kernel on an idle device, where none is recorded
+_LAUNCH_NS = 5_000
 #: a window of 13 days is none; sums of such times fit into 64 bits
 _LONGEST_NS = 2**50
 
-_NONE = np.zeros(0, dtype=np.int64)
 _Side = Literal["left", "right"]
-
-
-class _Hosts(NamedTuple):
-    """The hosts' moments, by rank and time: launches, begins and ends of waits, begins of steps."""
-
-    at: Ints
-    rank: Ints
-    #: the activity that a wait's end waited for, else -1
-    woken_by: Ints
-    #: the moment at which each activity of `row` was launched
-    launch: Ints
-    #: moments of the steps' begins, and of the window's end, [`chosen`, steps + 1]
-    marks: Ints
-
-
-class _Devices(NamedTuple):
-    """What the activities of `row` waited for; one element each, in that order."""
-
-    #: the place of the activity before it on its stream, -1 for a stream's first
-    previous: Ints
-    #: the length to it, and from the launch
-    follow: Ints
-    latency: Ints
-    unexplained: Ints
-    #: what else waits: the place of the waiting one, the other activity, how long after it
-    waiting: Ints
-    other: Ints
-    after: Ints
-    #: the unexplained parts of `follow`, `latency` and `after`
-    loose: tuple[Ints, Ints, Ints]
 
 
 class _Reports:
@@ -83,12 +44,16 @@ class _Reports:
         self.rank, self.kind, self.start = a.rank, a.kind, a.start
         self.stop = np.maximum(host_activity.ends(dataset), a.start)
         self.launch = np.where(a.launch_end <= a.start, a.launch_end, np.minimum(a.launch, a.start))
-        each = [_begins(dataset.timelines[k], steps) for k in chosen.tolist()]
+        d = dataset.timelines
+        rows = np.flatnonzero(np.isin(d.step, steps) & np.isin(d.rank, chosen))
+        rows = rows.reshape(len(chosen), len(steps)).T
+        # the last step ends where the next one begins, if the report has that
+        last = np.where(np.r_[d.rank, -1][rows[-1] + 1] == chosen, rows[-1] + 1, -1)
+        end = np.where(last >= 0, d.host_begin[last], d.host_end[rows[-1]])
+        begins = dataset.aligned(chosen, np.stack([*d.host_begin[rows], end]))
         #: when the steps begin, and the last ends, [ranks, steps + 1]; NEVER of ranks not chosen
         self.begins = np.full((len(dataset.ranks), len(steps) + 1), NEVER)
-        self.begins[chosen] = np.maximum.accumulate(
-            dataset.aligned(chosen, np.stack(each, axis=1)), axis=0
-        ).T
+        self.begins[chosen] = np.maximum.accumulate(begins, axis=0).T
         # a launch that ends as a step begins is of the step before
         early = self.launch <= self.begins[a.rank, 0]
         row = np.flatnonzero(~early & (self.launch <= self.begins[a.rank, -1]))
@@ -142,127 +107,10 @@ class _Reports:
         """The rank's activity that ended last by each time (and was launched by then), or -1."""
         place = self.place(self.by_stop, self.stop, rank, time) - 1
         found = self.at(self.by_stop, place, rank)
-        for _ in range(_LOOKED_AT if launched_by is not None else 0):
+        for _ in range(limits.MOST if launched_by is not None else 0):
             place = place - ((found >= 0) & (self.launch[found] >= launched_by))
             found = self.at(self.by_stop, place, rank)
         return found
-
-    @cached_property
-    def hosts(self) -> _Hosts:
-        """The hosts' moments."""
-        rank, begin, end = host_activity.wait_calls(self.dataset)
-        inside = (begin >= self.begins[rank, 0]) & (end <= self.begins[rank, -1])
-        # who launches nothing waits for nothing
-        inside &= np.isin(rank, self.rank[self.row])
-        rank, begin, end = rank[inside], begin[inside], end[inside]
-        by = self.ended_by(rank, end + STAMP_NS)
-        # a copy from pageable memory may end a little after the call that makes it
-        launched = self.row[np.lexsort((self.launch[self.row], self.rank[self.row]))]
-        copy = self.at(launched, self.place(launched, self.launch, rank, begin, "left"), rank)
-        made = (copy >= 0) & (self.launch[copy] == begin) & (self.start[copy] < end)
-        made &= np.abs(self.stop[copy] - end) <= REACTS_NS
-        by = np.where(made, copy, by)
-        # a call that no activity's end explains has cost the host its own time
-        waited = (by >= 0) & (self.stop[by] > begin) & (self.launch[by] < end)
-        rank, begin, end, by = rank[waited], begin[waited], end[waited], by[waited]
-        marks = self.begins[self.chosen]
-        parts = [marks.ravel(), self.launch[self.row], begin, end]
-        of = [np.repeat(self.chosen, marks.shape[1]), self.rank[self.row], rank, rank]
-        at, of_moment = np.concatenate(parts), np.concatenate(of)
-        kind = np.repeat([2, 1, 3, 0], [len(p) for p in parts])
-        order = np.lexsort((kind, at, of_moment))
-        place = np.empty_like(order)
-        place[order] = np.arange(len(order))
-        marked, launches, _, ended = np.split(place, np.cumsum([len(p) for p in parts])[:-1])
-        woken = np.full(len(at), -1, dtype=np.int64)
-        woken[ended] = by
-        return _Hosts(at[order], of_moment[order], woken, launches, marked.reshape(marks.shape))
-
-    @cached_property
-    def devices(self) -> _Devices:
-        """What the activities waited for."""
-        row, stream = self.row, self.stream[self.row]
-        rank, start, stop, launch = (
-            v[row] for v in (self.rank, self.start, self.stop, self.launch)
-        )
-        n = len(row)
-        fresh = np.diff(stream, prepend=-1) != 0
-        previous = np.where(fresh, -1, np.arange(n) - 1)
-        before = np.where(fresh, self.free[stream], np.r_[0, stop][:-1])
-        follow, latency = start - before, start - launch
-        waiting, other = self._queued_behind()
-        ready = before.copy()
-        np.maximum.at(ready, waiting, self.stop[other])
-        # an idle device begins at once: whatever takes longer waits for something else
-        least = self._prompt(np.flatnonzero(launch > ready + REACTS_NS), latency)[rank]
-        queued, launched = before + _FOLLOWS_NS, launch + least
-        after_stream = np.full(n, NEVER)
-        np.maximum.at(after_stream, waiting, self.stop[other] + _FOLLOWS_NS)
-        ready = np.maximum.reduce([queued, launched, after_stream])
-        late = np.flatnonzero(start - ready > REACTS_NS // 2)
-        by = self.ended_by(rank[late], start[late], launch[late])
-        found = (by >= 0) & (self.stop[by] > ready[late] - 2 * _FOLLOWS_NS)
-        found &= start[late] - self.stop[by] <= _OCCUPIED_NS
-        late, by = late[found], by[found]
-        unexplained = np.maximum(start - ready, 0)
-        unexplained[late] = start[late] - self.stop[by]
-        unexplained[unexplained <= REACTS_NS // 2] = 0
-        # what is left of an activity's delay is on the edge that comes last
-        last = np.argmax(np.stack([queued, launched, after_stream]), axis=0)
-        last[late] = -1
-        follow = np.where(last == 0, follow, np.minimum(follow, _FOLLOWS_NS))
-        latency = np.where(last == 1, latency, np.minimum(latency, least))
-        after = start[waiting] - self.stop[other]
-        after = np.where(last[waiting] == 2, after, np.minimum(after, _FOLLOWS_NS))
-        on = [np.where(last == edge, unexplained, 0) for edge in range(3)]
-        return _Devices(
-            previous, follow, latency, unexplained,
-            np.r_[waiting, late], np.r_[other, by], np.r_[after, start[late] - self.stop[by]],
-            (on[0], on[1], np.r_[on[2][waiting], unexplained[late]]),
-        )  # fmt: skip
-
-    def _prompt(self, rows: Ints, latency: Ints) -> Ints:
-        """By rank: how long an idle device takes from a launch to the start, by places in `row`."""
-        out = np.full(len(self.begins), _LAUNCH_NS)
-        known, least = _quantiles(self.rank[self.row[rows]], latency[rows], _PROMPT)
-        out[known] = least
-        return out
-
-    def _queued_behind(self) -> tuple[Ints, Ints]:
-        """Which activities wait for what was launched before them on another stream.
-
-        Collectives for all on the computing stream, and what is computed next for a Recv: by
-        stream, unless the recording contradicts. Places in `row`, and the other activities.
-        """
-        row, rank = self.row, self.rank[self.row]
-        counts = np.bincount(self.stream[self.kind == COMPUTE], minlength=len(self.of_stream))
-        most = np.lexsort((-counts, self.of_stream))
-        most = most[np.diff(self.of_stream[most], prepend=-1) != 0]
-        main = np.zeros(len(counts), dtype=bool)
-        main[most] = counts[most] > 0
-        main = main[self.stream]
-        computing = np.flatnonzero(main)
-        computing = computing[np.lexsort((self.launch[computing], self.rank[computing]))]
-        waiting = np.flatnonzero((self.kind[row] == COLLECTIVE) & ~main[row])
-        of, launch = rank[waiting], self.launch[row[waiting]]
-        other = self.at(computing, self.place(computing, self.launch, of, launch, "left") - 1, of)
-        waiting, other = waiting[other >= 0], other[other >= 0]
-        true = self.stop[other] <= self.start[row[waiting]] + STAMP_NS
-        true &= _believed(self.stream[row[waiting]], true)
-        got = row[self._received()[row] & ~main[row]]
-        of, launch = self.rank[got], self.launch[got]
-        after = self.at(computing, self.place(computing, self.launch, of, launch), of)
-        after = self.place_of[after]
-        got, after = got[after >= 0], after[after >= 0]
-        next_ = self.stop[got] <= self.start[row[after]] + STAMP_NS
-        next_ &= _believed(self.rank[got], next_)
-        return np.r_[waiting[true], after[next_]], np.r_[other[true], got[next_]]
-
-    def _received(self) -> Bools:
-        """Which activities are Recvs."""
-        out = np.zeros(len(self.rank) + 1, dtype=bool)
-        out[activity_of(self.dataset)[self.dataset.collectives.operation == "Recv"]] = True
-        return out[:-1]
 
     @cached_property
     def place_of(self) -> Ints:
@@ -272,9 +120,143 @@ class _Reports:
         return place
 
 
+class _Hosts:
+    """The hosts' moments, by rank and time: launches, begins and ends of waits, begins of steps."""
+
+    def __init__(self, r: _Reports) -> None:
+        rank, begin, end = host_activity.wait_calls(r.dataset)
+        inside = (begin >= r.begins[rank, 0]) & (end <= r.begins[rank, -1])
+        # who launches nothing waits for nothing
+        inside &= np.isin(rank, r.rank[r.row])
+        rank, begin, end = rank[inside], begin[inside], end[inside]
+        by = r.ended_by(rank, end + STAMP_NS)
+        # a copy from pageable memory may end a little after the call that makes it
+        launched = r.row[np.lexsort((r.launch[r.row], r.rank[r.row]))]
+        copy = r.at(launched, r.place(launched, r.launch, rank, begin, "left"), rank)
+        made = (copy >= 0) & (r.launch[copy] == begin) & (r.start[copy] < end)
+        made &= np.abs(r.stop[copy] - end) <= REACTS_NS
+        by = np.where(made, copy, by)
+        # a call that no activity's end explains has cost the host its own time
+        waited = (by >= 0) & (r.stop[by] > begin) & (r.launch[by] < end)
+        rank, begin, end, by = rank[waited], begin[waited], end[waited], by[waited]
+        marks = r.begins[r.chosen]
+        parts = [marks.ravel(), r.launch[r.row], begin, end]
+        of = [np.repeat(r.chosen, marks.shape[1]), r.rank[r.row], rank, rank]
+        at, of_moment = np.concatenate(parts), np.concatenate(of)
+        kind = np.repeat([2, 1, 3, 0], [len(p) for p in parts])
+        order = np.lexsort((kind, at, of_moment))
+        self.at, self.rank = at[order], of_moment[order]
+        place = np.empty_like(order)
+        place[order] = np.arange(len(order))
+        marked, launches, _, ended = np.split(place, np.cumsum([len(p) for p in parts])[:-1])
+        #: the moment at which each activity of `row` was launched
+        self.launch = launches
+        #: moments of the steps' begins, and of the window's end, [`chosen`, steps + 1]
+        self.marks = marked.reshape(marks.shape)
+        #: the activity that a wait's end waited for, else -1
+        self.woken_by = np.full(len(at), -1, dtype=np.int64)
+        self.woken_by[ended] = by
+
+
+class _Devices:
+    """What the activities of `row` waited for; one element each, in that order."""
+
+    def __init__(self, r: _Reports) -> None:
+        row, stream = r.row, r.stream[r.row]
+        rank, start, stop, launch = (v[row] for v in (r.rank, r.start, r.stop, r.launch))
+        n = len(row)
+        fresh = np.diff(stream, prepend=-1) != 0
+        #: the place of the activity before it on its stream, -1 for a stream's first
+        self.previous = np.where(fresh, -1, np.arange(n) - 1)
+        before = np.where(fresh, r.free[stream], np.r_[0, stop][:-1])
+        follow, latency = start - before, start - launch
+        waiting, other = _queued_behind(r)
+        ready = before.copy()
+        np.maximum.at(ready, waiting, r.stop[other])
+        # an idle device begins at once: whatever takes longer waits for something else
+        least = _prompt(r, np.flatnonzero(launch > ready + REACTS_NS), latency)[rank]
+        queued, launched = before + STAMP_NS, launch + least
+        after_stream = np.full(n, NEVER)
+        np.maximum.at(after_stream, waiting, r.stop[other] + STAMP_NS)
+        ready = np.maximum.reduce([queued, launched, after_stream])
+        late = np.flatnonzero(start - ready > REACTS_NS // 2)
+        by = r.ended_by(rank[late], start[late], launch[late])
+        found = (by >= 0) & (r.stop[by] > ready[late] - 2 * STAMP_NS)
+        # kernels of another stream may occupy all multiprocessors once a wait is over
+        found &= start[late] - r.stop[by] <= limits.PAUSE_NS
+        late, by = late[found], by[found]
+        unexplained = np.maximum(start - ready, 0)
+        unexplained[late] = start[late] - r.stop[by]
+        unexplained[unexplained <= REACTS_NS // 2] = 0
+        # what is left of an activity's delay is on the edge that comes last
+        last = np.argmax(np.stack([queued, launched, after_stream]), axis=0)
+        last[late] = -1
+        #: the length to it, and from the launch
+        self.follow = np.where(last == 0, follow, np.minimum(follow, STAMP_NS))
+        self.latency = np.where(last == 1, latency, np.minimum(latency, least))
+        self.unexplained = unexplained
+        after = start[waiting] - r.stop[other]
+        after = np.where(last[waiting] == 2, after, np.minimum(after, STAMP_NS))
+        on = [np.where(last == edge, unexplained, 0) for edge in range(3)]
+        #: what else waits: the place of the waiting one, the other activity, how long after it
+        self.waiting, self.other = np.r_[waiting, late], np.r_[other, by]
+        self.after = np.r_[after, start[late] - r.stop[by]]
+        #: the unexplained parts of `follow`, `latency` and `after`
+        self.loose = on[0], on[1], np.r_[on[2][waiting], unexplained[late]]
+
+
+def _prompt(r: _Reports, rows: Ints, latency: Ints) -> Ints:
+    """By rank: how long an idle device takes from a launch to the start, by places in `row`.
+
+    The lower quartile: others may have waited for something that is not known.
+    """
+    out = np.full(len(r.begins), _LAUNCH_NS)
+    known, least = _quantiles(r.rank[r.row[rows]], latency[rows], 1 - limits.STEADY_FRAC)
+    out[known] = least
+    return out
+
+
+def _queued_behind(r: _Reports) -> tuple[Ints, Ints]:
+    """Which activities wait for what was launched before them on another stream.
+
+    Collectives for all on the computing stream, and what is computed next for a Recv: by
+    stream, unless the recording contradicts. Places in `row`, and the other activities.
+    """
+    row, rank = r.row, r.rank[r.row]
+    counts = np.bincount(r.stream[r.kind == COMPUTE], minlength=len(r.of_stream))
+    most = np.lexsort((-counts, r.of_stream))
+    most = most[np.diff(r.of_stream[most], prepend=-1) != 0]
+    main = np.zeros(len(counts), dtype=bool)
+    main[most] = counts[most] > 0
+    main = main[r.stream]
+    computing = np.flatnonzero(main)
+    computing = computing[np.lexsort((r.launch[computing], r.rank[computing]))]
+    waiting = np.flatnonzero((r.kind[row] == COLLECTIVE) & ~main[row])
+    of, launch = rank[waiting], r.launch[row[waiting]]
+    other = r.at(computing, r.place(computing, r.launch, of, launch, "left") - 1, of)
+    waiting, other = waiting[other >= 0], other[other >= 0]
+    true = r.stop[other] <= r.start[row[waiting]] + STAMP_NS
+    true &= _believed(r.stream[row[waiting]], true)
+    got = row[_received(r)[row] & ~main[row]]
+    of, launch = r.rank[got], r.launch[got]
+    after = r.at(computing, r.place(computing, r.launch, of, launch), of)
+    after = r.place_of[after]
+    got, after = got[after >= 0], after[after >= 0]
+    next_ = r.stop[got] <= r.start[row[after]] + STAMP_NS
+    next_ &= _believed(r.rank[got], next_)
+    return np.r_[waiting[true], after[next_]], np.r_[other[true], got[next_]]
+
+
+def _received(r: _Reports) -> Bools:
+    """Which activities are Recvs."""
+    out = np.zeros(len(r.rank) + 1, dtype=bool)
+    out[activity_of(r.dataset)[r.dataset.collectives.operation == "Recv"]] = True
+    return out[:-1]
+
+
 def _believed(part: Ints, true: Bools) -> Bools:
     """Whether hardly any other assumption about the same part of the recording is contradicted."""
-    few: Bools = np.bincount(part, ~true) <= _CONTRADICTED * np.bincount(part)
+    few: Bools = np.bincount(part, ~true) <= limits.WARNING_FRAC * np.bincount(part)
     return few[part]
 
 
@@ -285,21 +267,14 @@ def _quantiles(key: Ints, values: Ints, part: float) -> tuple[Ints, Ints]:
     return known, ordered[np.cumsum(count) - count + (part * (count - 1)).astype(int)]
 
 
-def _begins(line: Timeline, steps: Ints) -> Ints:
-    """When a rank's host begins each of `steps`, and ends the last."""
-    at = int(np.searchsorted(line.step, steps[0]))
-    begins: Ints = np.r_[line.host_begin, line.host_end[-1:]]
-    return begins[at : at + len(steps) + 1]
-
-
 def replay(dataset: Dataset) -> Replay | None:
     """The replay of the steady-state steps; None where there are none, or times that cannot be."""
-    return _replayed(dataset)[0]
+    return _replay(dataset)[0]
 
 
 def contradictions(dataset: Dataset) -> list[str]:
     """Warnings about recorded times and collectives that contradict each other."""
-    job, apart = _replayed(dataset)
+    job, apart = _replay(dataset)
     if job is None and apart is not None:
         return ["the recorded times contradict each other: no repair's saving can be determined"]
     if apart:
@@ -308,33 +283,26 @@ def contradictions(dataset: Dataset) -> list[str]:
     return []
 
 
-def _replayed(dataset: Dataset) -> tuple[Replay | None, int | None]:
-    """The replay, and how many collectives were taken apart for it; None: there are no steps."""
-    return dataset.cached("replay", lambda: _replay(dataset))
-
-
+@once
 def _replay(dataset: Dataset) -> tuple[Replay | None, int | None]:
-    steps = _longest_run(dataset)
-    chosen = [k for k, line in enumerate(dataset.timelines) if _has(line, steps)]
-    if not len(steps) or not chosen:
+    """The replay, and how many collectives were taken apart for it; None: there are no steps."""
+    steps, d = _longest_run(dataset), dataset.timelines
+    has = np.bincount(d.rank[np.isin(d.step, steps)], minlength=len(dataset.ranks))
+    chosen = np.flatnonzero(has == len(steps))
+    if not len(steps) or not len(chosen):
         return None, None
-    reports = _Reports(dataset, steps, np.asarray(chosen))
+    reports = _Reports(dataset, steps, chosen)
     if reports.reach() > _LONGEST_NS:
         return None, 0
-    joined = _Joined(reports)
+    hosts, devices, none = _Hosts(reports), _Devices(reports), np.zeros(0, dtype=np.int64)
+    joined = _Joined(reports, hosts, devices, none, none)
     job = joined.made()
     if not len(job.graph.circular):
         return job, 0
     # members of collectives that wait for each other in a circle wait for no other
     apart, waits = joined.on_circles()
-    job = _Joined(reports, apart, waits).made()
+    job = _Joined(reports, hosts, devices, apart, waits).made()
     return (None if len(job.graph.circular) else job), len(apart)
-
-
-def _has(line: Timeline, steps: Ints) -> bool:
-    """Whether a rank's report has all of `steps`, and no other between them."""
-    at = int(np.searchsorted(line.step, steps[0])) if len(steps) else 0
-    return np.array_equal(line.step[at : at + len(steps)], steps)
 
 
 def _longest_run(dataset: Dataset) -> Ints:
@@ -348,20 +316,44 @@ def _longest_run(dataset: Dataset) -> Ints:
     return max(runs, key=len)
 
 
-class _Calls(NamedTuple):
+class _Calls:
     """Members of collectives that are whole in the window, one element per call."""
 
-    #: the member's place in `row`, the collective's number from 0
-    member: Ints
-    number: Ints
-    #: whether the others wait for it, and whether it waits for them
-    gates: Bools
-    held: Bools
-    #: from the last start to this member's end
-    transfer: Ints
-    #: of each collective: its number in the placed table, and when its last member starts
-    ids: Ints
-    arrival: Ints
+    def __init__(self, j: _Joined) -> None:
+        c = j.reports.dataset.collectives
+        activity = activity_of(j.reports.dataset)
+        place = np.where(c.matched, j.reports.place_of[activity], -1)
+        usable = c.matched & (c.synchronising | c.point_to_point)
+        usable &= ~np.isin(c.collective, j.apart)
+        rows = np.flatnonzero(c.matched & c.has)
+        ids, number = np.unique(c.collective[rows], return_inverse=True)
+        whole = np.bincount(number, place[rows] < 0, len(ids)) == 0
+        whole &= np.bincount(number, usable[rows], len(ids)) >= 2
+        rows = rows[whole[number]]
+        ids, number = np.unique(c.collective[rows], return_inverse=True)
+        member, gates = place[rows], usable[rows]
+        arrival = np.full(len(ids), NEVER)
+        np.maximum.at(arrival, number[gates], j.start[member[gates]])
+        # calls of one group share a kernel, which ends a transfer after the last of them can begin
+        latest = np.full(j.n, NEVER)
+        np.maximum.at(latest, member, arrival[number])
+        transfer = j.stop[member] - latest[member]
+        # a member that has left before the last one came did not wait for it
+        held = gates & (transfer >= -REACTS_NS)
+        # Sends end without waiting for their Recvs where none was seen to wait for one
+        sends = c.operation[rows] == "Send"
+        late = sends & (arrival[number] - j.start[member] > REACTS_NS)
+        left = late & (j.stop[member] < arrival[number] - REACTS_NS)
+        if left.sum() > limits.WARNING_FRAC * late.sum() or not late.any():
+            held &= ~sends
+        #: the member's place in `row`, the collective's number from 0
+        self.member, self.number = member, number
+        #: whether the others wait for it, and whether it waits for them
+        self.gates, self.held = gates, held
+        #: from the last start to this member's end
+        self.transfer = transfer
+        #: of each collective: its number in the placed table, and when its last member starts
+        self.ids, self.arrival = ids, arrival
 
 
 class _Edges(list[tuple[Ints, ...]]):
@@ -380,10 +372,12 @@ class _Joined:
     the window, the streams' begins, the collectives' last arrivals, and the steps' ends.
     """
 
-    def __init__(self, reports: _Reports, apart: Ints = _NONE, waiting: Ints = _NONE) -> None:
+    def __init__(
+        self, reports: _Reports, hosts: _Hosts, devices: _Devices, apart: Ints, waiting: Ints
+    ) -> None:
         #: collectives (numbers of the dataset's) and assumed waits (moments) that are left out
         self.apart, self.not_waiting = apart, waiting
-        self.reports, self.hosts, self.devices = reports, reports.hosts, reports.devices
+        self.reports, self.hosts, self.devices = reports, hosts, devices
         row = reports.row
         self.rank, self.start, self.stop = reports.rank[row], reports.start[row], reports.stop[row]
         self.step = reports.step(self.rank, reports.launch[row], "left")
@@ -395,7 +389,7 @@ class _Joined:
         self.earlies = self.ends + self.n
         self.begins = self.earlies + len(reports.early)
         self.arrivals = self.begins + len(self.streams)
-        self.calls = self._calls()
+        self.calls = _Calls(self)
         self.marks = self.arrivals + len(self.calls.ids)
         self.moments = self.marks + self.hosts.marks.size
         #: places of lengths: queued and launched ends, hosts' time, running time, wakes,
@@ -408,36 +402,6 @@ class _Joined:
         self.end_of = np.full(len(reports.rank) + 1, -1)
         self.end_of[row] = self.ends + np.arange(self.n)
         self.end_of[reports.early] = self.earlies + np.arange(len(reports.early))
-
-    def _calls(self) -> _Calls:
-        """The collectives of which every member was launched in the window."""
-        c = self.reports.dataset.collectives
-        activity = activity_of(self.reports.dataset)
-        place = np.where(c.matched, self.reports.place_of[activity], -1)
-        usable = c.matched & (c.synchronising | c.point_to_point)
-        usable &= ~np.isin(c.collective, self.apart)
-        rows = np.flatnonzero(c.matched & c.has)
-        ids, number = np.unique(c.collective[rows], return_inverse=True)
-        whole = np.bincount(number, place[rows] < 0, len(ids)) == 0
-        whole &= np.bincount(number, usable[rows], len(ids)) >= 2
-        rows = rows[whole[number]]
-        ids, number = np.unique(c.collective[rows], return_inverse=True)
-        member, gates = place[rows], usable[rows]
-        arrival = np.full(len(ids), NEVER)
-        np.maximum.at(arrival, number[gates], self.start[member[gates]])
-        # calls of one group share a kernel, which ends a transfer after the last of them can begin
-        latest = np.full(self.n, NEVER)
-        np.maximum.at(latest, member, arrival[number])
-        transfer = self.stop[member] - latest[member]
-        # a member that has left before the last one came did not wait for it
-        held = gates & (transfer >= -REACTS_NS)
-        # Sends end without waiting for their Recvs where none was seen to wait for one
-        sends = c.operation[rows] == "Send"
-        late = sends & (arrival[number] - self.start[member] > REACTS_NS)
-        left = late & (self.stop[member] < arrival[number] - REACTS_NS)
-        if left.sum() > _CONTRADICTED * late.sum() or not late.any():
-            held &= ~sends
-        return _Calls(member, number, gates, held, transfer, ids, arrival)
 
     def made(self) -> Replay:
         """The graph with its lengths."""

@@ -110,6 +110,12 @@ class Replay:
     loose: tuple[Ints, Ints, Ints]
 
     @cached_property
+    def host_spans(self) -> tuple[Ints, Ints]:
+        """When each host moment's own time began and ended in the recording."""
+        end = self.recorded[: len(self.host_rank)]
+        return end - self.lengths.own, end
+
+    @cached_property
     def host_begin(self) -> Ints:
         """Each host moment's last one at which a wait ended, or the window began."""
         return first_of(self.host_root)
@@ -131,21 +137,17 @@ class Replay:
         woken, running times, what a wake takes, and none.
         """
         own, run, woken = lengths.own, lengths.run, lengths.woken
-        width = max(v.shape[1] if v.ndim == 2 else 0 for v in (own, run, woken))
-
-        def column(values: Ints) -> Ints:
-            return values[:, None] if width and values.ndim == 1 else values
-
-        if width:
+        if wide := [v for v in (own, run, woken) if v.ndim == 2]:
+            width = wide[0].shape[1]
             own, run, woken = (
-                np.broadcast_to(column(v), (len(v), width)) for v in (own, run, woken)
+                np.broadcast_to(_like(v, wide[0]), (len(v), width)) for v in (own, run, woken)
             )
         before, latency = self.before, self.latency
         if lengths.explained:
             before, latency = before - self.loose[0], latency - self.loose[1]
         since = running_sum(own, self.host_begin)
-        queue = running_sum(run + column(before), self.run_begin)
-        launched = since[self.launch_moment] + column(latency)
+        queue = running_sum(run + _like(before, run), self.run_begin)
+        launched = since[self.launch_moment] + _like(latency, run)
         launched_end = running_maximum(launched + run - queue, self.part) + queue
         return np.concatenate([queue, launched_end, since, run, woken, np.zeros_like(own[:1])])
 

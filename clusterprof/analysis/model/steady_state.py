@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 import pyarrow as pa
 
 from clusterprof.analysis.model.dataset import connected
-from clusterprof.analysis.model.timeline import Timeline
+from clusterprof.analysis.model.timeline import Ints, Timelines
 
 #: steps; profilers of one window begin in one step, or in the next
 _APART = 2
@@ -17,7 +15,7 @@ _APART = 2
 _MOST = 32
 
 
-def steady_steps(timelines: Sequence[Timeline], placed: pa.Table) -> tuple[int, ...]:
+def steady_steps(d: Timelines, placed: pa.Table) -> tuple[int, ...]:
     """Return the steady-state steps, ascending.
 
     Starting a profiler stalls each rank for another time: the ranks resume 50 to 190 ms apart,
@@ -30,54 +28,38 @@ def steady_steps(timelines: Sequence[Timeline], placed: pa.Table) -> tuple[int, 
     in the last step of all where a rank's report ends before its collectives do. A step in
     which no time passes on some rank (of a report whose times are wrong) shows nothing.
     """
-    lines = [line for line in timelines if line.has_steps]
-    if not lines:
+    known = d.has_steps[d.rank]
+    rank, step, took = (each[known] for each in (d.rank, d.step, d.end - d.begin))
+    if not len(step):
         return ()
-    steps, counts = np.unique(np.concatenate([line.step for line in lines]), return_counts=True)
+    steps, counts = np.unique(step, return_counts=True)
     # a rank whose window has none of the steps that most have is compared with no other
-    most = counts == counts.max()
-    lines = [line for line in lines if np.isin(line.step, steps[most]).any()]
-    first = {line.rank: int(line.step[0]) for line in lines}
-    synchronised = _synchronised(placed, max(first.values()))
-    disturbed = _disturbed_by_the_stop(lines, placed)
-    disturbed.update(int(s) for line in lines for s in line.step[line.end <= line.begin])
-    apart = max(first.values()) - min(first.values()) >= _APART
-    steady = [
-        int(s)
-        for s in steps
-        if s > synchronised
-        and (not apart or all(s in line.step for line in lines))
-        and s not in disturbed
-        and all(first[line.rank] < s for line in lines if s in line.step)
-    ]
-    return tuple(_typical(steady, lines) if len(steady) > _MOST else steady)
+    kept = np.isin(rank, rank[np.isin(step, steps[counts == counts.max()])])
+    rank, step, took = rank[kept], step[kept], took[kept]
+    first, last = step[np.diff(rank, prepend=-1) != 0], step[np.diff(rank, append=-1) != 0]
+    disturbed = np.r_[first, _disturbed_by_the_stop(last, placed), step[took <= 0]]
+    steady = (steps > _synchronised(placed, int(first.max()))) & ~np.isin(steps, disturbed)
+    at = np.searchsorted(steps, step)
+    ranks = np.bincount(at, minlength=len(steps))
+    if first.max() - first.min() >= _APART:
+        steady &= ranks == len(first)
+    chosen = steps[steady].tolist()
+    if len(chosen) > _MOST:
+        # those on end whose mean length is nearest to that of all of them
+        took = np.bincount(at, took, len(steps))[steady] / ranks[steady]
+        means = np.convolve(took, np.full(_MOST, 1 / _MOST), mode="valid")
+        nearest = int(np.argmin(np.abs(means - took.mean())))
+        chosen = chosen[nearest : nearest + _MOST]
+    return tuple(chosen)
 
 
-def _typical(steps: Sequence[int], lines: Sequence[Timeline]) -> Sequence[int]:
-    """Of many steps `_MOST` on end whose mean length is nearest to that of all of them."""
-    total, count = np.zeros(len(steps)), np.zeros(len(steps))
-    for line in lines:
-        mine = np.isin(line.step, steps)
-        at = np.searchsorted(steps, line.step[mine])
-        total[at] += (line.end - line.begin)[mine]
-        count[at] += 1
-    took = total / count
-    means = np.convolve(took, np.full(_MOST, 1 / _MOST), mode="valid")
-    nearest = int(np.argmin(np.abs(means - took.mean())))
-    return steps[nearest : nearest + _MOST]
-
-
-def _disturbed_by_the_stop(lines: Sequence[Timeline], placed: pa.Table) -> set[int]:
-    """Steps in which the stop of a profiler shows."""
-    last = {int(line.step[-1]) for line in lines}
-    end = max(last)
-    # those that others went on with
-    disturbed = {step + 1 for step in last if step < end}
+def _disturbed_by_the_stop(last: Ints, placed: pa.Table) -> Ints:
+    """Steps in which the stop of a profiler shows; `last` are the last ones of the ranks."""
     step = np.asarray(placed["step"].fill_null(-1).to_numpy())
     state = np.asarray(placed["state"].cast(pa.string()).to_pylist(), dtype=object)
-    if bool(((step == end) & (state == "incomplete")).any()):
-        disturbed.add(end)
-    return disturbed
+    cut_off = step[(state == "incomplete") & (step == last.max())]
+    # those that others went on with
+    return np.asarray(np.r_[last[last < last.max()] + 1, cut_off])
 
 
 def _synchronised(placed: pa.Table, start: int) -> int:

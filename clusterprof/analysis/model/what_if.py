@@ -22,13 +22,15 @@ from clusterprof.analysis.groups.peers import Peers, peers
 from clusterprof.analysis.groups.stages import stage_of
 from clusterprof.analysis.model import host_activity, limits
 from clusterprof.analysis.model.accounts import call_of
-from clusterprof.analysis.model.dataset import Dataset, Floats, Ints
+from clusterprof.analysis.model.dataset import Dataset, Floats, Ints, once
+from clusterprof.analysis.model.graph import first_of, running_sum
 from clusterprof.analysis.model.recorded import replay
 from clusterprof.analysis.model.replay import Lengths, Replay
 from clusterprof.analysis.model.timeline import COLLECTIVE
 from clusterprof.analysis.model.untraced import BUSIER, MOST_SLOWER, explanations
 
 Part = Literal["host", "gpu"]
+PARTS: tuple[Part, ...] = ("host", "gpu")
 
 
 @dataclass(frozen=True)
@@ -87,8 +89,8 @@ class WhatIfs:
 
     def __init__(self, dataset: Dataset, job: Replay) -> None:
         self.dataset, self.job = dataset, job
-        self.peers: Peers = peers(dataset, stage_of(dataset))
         self.stage = stage_of(dataset)
+        self.peers: Peers = peers(dataset, self.stage)
         places = range(len(dataset.ranks))
         #: ranks that are compared with other stages only
         self.alone = np.asarray(
@@ -98,7 +100,13 @@ class WhatIfs:
         #: activities that are no member of a collective, in the order of their launches
         work = np.flatnonzero(~job.joined & (job.kind != COLLECTIVE))
         self.work = work[np.argsort(job.launch_moment[work], kind="stable")]
-        self.host_phase, self.phase = self._phases()
+        self.host_phase, phase = self._phases()
+        #: of each part: all places, and the rank, the step and the phase of each
+        self.parts: dict[Part, tuple[Ints, ...]] = {
+            "host": (np.arange(len(job.host_rank)), job.host_rank, self.step_of_host,
+                     self.host_phase),
+            "gpu": (self.work, job.rank, job.step, phase),
+        }  # fmt: skip
         capture = dataset.capture
         before = capture["profiled"]["before_ns"] if capture else None
         usual = dataset.usual_step_ns or before
@@ -116,9 +124,7 @@ class WhatIfs:
     @cached_property
     def named(self) -> dict[str, Ints]:
         """How much of each host moment's own time lies in calls of each code of `NAMED`."""
-        end = self.job.recorded[: len(self.job.host_rank)]
-        begin = end - self.job.lengths.own
-        return host_activity.named_time(self.dataset, self.job.host_rank, begin, end)
+        return host_activity.named_time(self.dataset, self.job.host_rank, *self.job.host_spans)
 
     def _phases(self) -> tuple[Ints, Ints]:
         """How many collectives each moment's host has launched before it in its step."""
@@ -126,11 +132,8 @@ class WhatIfs:
         launches = np.zeros(len(job.host_rank), dtype=np.int64)
         launches[job.launch_moment[job.kind == COLLECTIVE]] = 1
         key = job.host_rank * (self.step_of_host.max(initial=0) + 1) + self.step_of_host
-        first = np.maximum.accumulate(
-            np.where(np.r_[True, key[1:] != key[:-1]], np.arange(len(key)), 0)
-        )
-        before = np.cumsum(launches) - launches
-        phase = before - before[first]
+        first = first_of(np.diff(key, prepend=-1) != 0)
+        phase = running_sum(launches, first) - launches
         return phase, phase[job.launch_moment]
 
     def _steps(self, lengths: Lengths) -> tuple[Floats, float]:
@@ -189,22 +192,22 @@ class WhatIfs:
             savings.append(self._steps(lengths[0])[1] - self._steps(lengths[1])[1])
         return float(np.abs(np.asarray(savings) - saved.long_ns).max())
 
-    def excess(self, part: Part) -> Floats:
+    @cached_property
+    def excess(self) -> dict[Part, Floats]:
         """How much more than its middle peer each rank takes a step, [ranks, steps] (ns)."""
-        return self.dataset.cached(("excess", part), lambda: self._excess(part))
+        return {part: self._excess(part) for part in PARTS}
 
     def _excess(self, part: Part) -> Floats:
         job, shape = self.job, (len(self.dataset.ranks), len(self.job.steps))
         total = np.full(shape, np.nan)
         known = np.unique(job.host_rank)
         total[known] = 0.0
+        rows, rank, step, _ = self.parts[part]
         if part == "host":
-            own = self.base.own - self._in_common()
-            np.add.at(total, (job.host_rank, self.step_of_host), own)
+            took = self.base.own - self._in_common()
         else:
-            rows = self.work
-            free = np.minimum(self.base.run, job.freely)
-            np.add.at(total, (job.rank[rows], job.step[rows]), free[rows])
+            took = np.minimum(self.base.run, job.freely)
+        np.add.at(total, (rank[rows], step[rows]), took[rows])
         # a rank that is its stage's only one is compared by what each launch takes
         count = np.maximum(np.bincount(job.host_rank, minlength=len(total)), 1)[:, None]
         mine = self.peers.excess(total)
@@ -238,10 +241,7 @@ class WhatIfs:
         until the sum is the peer's: what a rank does besides is one long thing, not many.
         """
         values = (lengths.own if part == "host" else lengths.run).copy()
-        rank = self.job.host_rank if part == "host" else self.job.rank
-        step = self.step_of_host if part == "host" else self.job.step
-        phase = self.host_phase if part == "host" else self.phase
-        chosen = np.arange(len(values)) if part == "host" else self.work
+        chosen, rank, step, phase = self.parts[part]
         # a peer's kernels as they would be without its waiting for these ranks
         source = values if part == "host" else np.minimum(values, self.job.freely)
         source = source.copy()
@@ -249,7 +249,8 @@ class WhatIfs:
             others = np.setdiff1d(self.peers.others(k), ranks)
             if not len(others):
                 continue
-            rows = {int(q): chosen[rank[chosen] == q] for q in (k, *others[:_MOST_PEERS])}
+            # of many peers only so many are compared with
+            rows = {int(q): chosen[rank[chosen] == q] for q in (k, *others[: limits.MOST])}
             for s in range(len(self.job.steps)):
                 here = {q: r[step[r] == s] for q, r in rows.items()}
                 total = {q: int(source[r].sum()) for q, r in here.items() if q != k}
@@ -272,10 +273,6 @@ class WhatIfs:
         run = lengths.run.astype(float)
         run[rows] *= base.run[rows].sum() / max(lengths.run[rows].sum(), 1)
         return replace(lengths, run=run.round().astype(np.int64))
-
-
-#: with more peers than these, only so many are compared with
-_MOST_PEERS = limits.MOST
 
 
 def _as_long(mine: Ints, my_phase: Ints, its: Ints, its_phase: Ints) -> Ints:
@@ -303,11 +300,8 @@ def cut(values: Ints, total: int) -> Ints:
     return np.asarray(np.minimum(values, max(int(level[fits[0]]) if len(fits) else 0, 0)))
 
 
+@once
 def what_ifs(dataset: Dataset) -> WhatIfs | None:
     """The job's what-ifs, once; None where it has no steady-state steps."""
-
-    def make() -> WhatIfs | None:
-        job = replay(dataset)
-        return WhatIfs(dataset, job) if job is not None else None
-
-    return dataset.cached("what-ifs", make)
+    job = replay(dataset)
+    return WhatIfs(dataset, job) if job is not None else None

@@ -1,8 +1,8 @@
-"""A job of two ranks that ends in a chosen way: ending.py HOW AT [STATUS].
+"""A job of two ranks that ends in a chosen way: ending.py HOW AT.
 
 Rank 0 takes 30 steps of 20 ms (slow: as many as fit into 10 s); HOW says what becomes of it, and
 AT after which step. Rank 1 only waits for a while. once: in the first attempt of an elastic job;
-wait: until there is a file `go`. STATUS: rank 0's where it takes all its steps.
+wait: until there is a file `go`.
 Started with --steps 10:20, step 5 is before the window and 15 inside.
 """
 
@@ -48,5 +48,3 @@ while how == "slow" and time.monotonic() < began + 10:
     time.sleep(0.1)
     loop.step()
 print(f"rank {rank} ends\n", end="", flush=True)
-if rank == 0 and len(sys.argv) > 3:
-    sys.exit(int(sys.argv[3]))
