@@ -32,7 +32,7 @@ dist.init_process_group("gloo")
 model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(64, 64))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 for step in range(20_000):
-    time.sleep(0.01 + 0.05 * (dist.get_rank() == 1) + 0.2 * os.path.exists("slow"))
+    time.sleep(0.05 + 0.05 * (dist.get_rank() == 1) + 0.6 * os.path.exists("slow"))
     model(torch.ones(1, 64)).sum().backward()
     optimizer.step()
     over = torch.tensor([float(os.path.exists("stop"))])
@@ -61,7 +61,7 @@ def running(folder: Path, profiler: str) -> Iterator[Path]:
     ]
     if profiler == "nsys":
         needed[0] = ranks / "00000" / paths.REPORT
-    started.wait_until(lambda: all(each.exists() for each in needed), "captured", 100)
+    started.wait_until(lambda: all(each.exists() for each in needed), "captured")
     started.wait_until(lambda: min(map(logged, needed[1:])) > 20, "logged")
     yield started.run
     (folder / "stop").touch()
@@ -121,7 +121,7 @@ def test_orders_that_cannot_be_given_are_refused_with_what_to_do(
 def test_two_later_windows_capture_ranks_that_were_not_selected(
     run_clusterprof: Cli, job: Path
 ) -> None:
-    done = run_clusterprof(["capture", job, "--ranks", "0,1", "--wait"])
+    done = run_clusterprof(["capture", job, "--ranks", "0,1", "--steps", "+80:+85", "--wait"])
     assert done.returncode == 0, done
     first = json.loads((job / "windows/2" / paths.ORDER).read_text())
     found = results(job / "windows/2")
@@ -148,7 +148,7 @@ def test_two_later_windows_capture_ranks_that_were_not_selected(
     begin = first["steps"][1]
     refused = run_clusterprof(["capture", job, "--ranks", "1", "--steps", f"{begin}:{begin + 3}"])
     assert refused.returncode == 2, refused
-    done = run_clusterprof(["capture", job, "--ranks", "1", "--steps", "+2:+5", "--wait"])
+    done = run_clusterprof(["capture", job, "--ranks", "1", "--steps", "+80:+83", "--wait"])
     assert done.returncode == 0, done
     assert [each["rank"] for each in results(job / "windows/4")["ranks"]] == [1]
     assert not (other / paths.RANKS).exists()
@@ -172,16 +172,18 @@ def test_a_window_waits_until_steps_get_slower(own_job: Path, tmp_path: Path) ->
         return started
 
     # Within its first 500 steps: of later ones the log has a minute's together.
-    capturing = waits("2.5x", "--steps=+2:+6", "--wait")
+    # From a tenth of a second to seven tenths: a machine on which all steps take twice as long
+    # neither begins the window nor keeps it from beginning.
+    capturing = waits("3.5x", "--steps=+2:+6", "--wait")
     assert windows(own_job) == []
     (own_job.parent / "slow").touch()
     assert capturing.ends() == 0, capturing.printed()
     steps = json.loads((own_job / "windows/2" / paths.ORDER).read_text())["steps"]
     lengths = [each["duration_ns"] for each in results(own_job / "windows/2")["steps"]]
     assert len(lengths) == steps[1] - steps[0]
-    assert min(lengths) > 200_000_000
+    assert min(lengths) > 600_000_000
     # a job that gets no slower ends, and with it the waiting
-    again = waits("15x")
+    again = waits("20x")
     (own_job.parent / "stop").touch()
     assert again.ends() == 0, again.printed()
     assert windows(own_job) == [2]
