@@ -214,7 +214,7 @@ def test_a_real_nsys_that_is_killed_takes_nothing_of_the_program_along(
     options = ["0,1,2" if each == "0" else each for each in OPTIONS]
     running = Running(
         command.clusterprof(["srun", *options, "--run-dir=run", "--no-merge", *LINE[:count], "--",
-                             *LINE[count:]]),
+                             *LINE[count:], "wait"]),
         slurm, workdir / "out",
     )  # fmt: skip
     began = time.monotonic()
@@ -223,13 +223,19 @@ def test_a_real_nsys_that_is_killed_takes_nothing_of_the_program_along(
         (1, "capturing", ("--start-agent",), "nsys' agent is killed in the window"),
         (2, "finishing", ("launch", "--start-agent", "stop"), "all of nsys is killed at its stop"),
     ]
+    (workdir / "go.3").touch()
     for rank, when, which, _ in kills:
-        running.wait_for(when, rank)
+        go = workdir / f"go.{rank}"
+        running.wait_for("capturing", rank)
         stream = f"local/n{rank + 1}/clusterprof-*/nsys/nsys-report-*"
         running.wait_until(lambda stream=stream: list(slurm_state.glob(stream)) != [], "collecting")
+        if when == "finishing":
+            go.touch()
+            running.wait_for("finishing", rank)
         for pid, line in of_session(running.state(rank)["session"]):
             if line[0].endswith("nsys") and any(word in line for word in which):
                 os.kill(pid, signal.SIGKILL)
+        go.touch()
     assert running.ends() == plain.returncode, running.printed()
     added = time.monotonic() - began - plain.seconds
     assert added < allowed_s()
