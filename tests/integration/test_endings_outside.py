@@ -17,9 +17,9 @@ from pathlib import Path
 import pytest
 from lab import command
 from lab.endings import OPTIONS, PROGRAMS, Running, allowed_s, outcomes, window, words
+from lab.job import LOOP
 
 INT, TERM, HUP = signal.SIGINT, signal.SIGTERM, signal.SIGHUP
-EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "train.py"
 
 pytestmark = pytest.mark.needs_nsys
 
@@ -153,9 +153,11 @@ def test_an_srun_ends_as_it_would_have_ended(
 def test_a_torch_profiler_too_is_closed_between_two_steps_before_srun_kills(
     workdir: Path, slurm: dict[str, str]
 ) -> None:
+    # The window is far longer than a signal is on its way, on a slow machine too.
+    (workdir / "train.py").write_text(LOOP + "import time\nwhile True: iterate(1); time.sleep(0.2)")
     argv = command.clusterprof(
         ["srun", "--profiler=torch", "--ranks=0", "--steps=5:200", "--run-dir=run", "--no-merge",
-         "-n1", "--", "python", EXAMPLE, "--steps", "100000"]
+         "-n1", "--", "python", "train.py"]
     )  # fmt: skip
     running = Running(argv, slurm, workdir / "out")
     running.wait_for("capturing")
