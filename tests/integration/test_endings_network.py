@@ -26,11 +26,12 @@ def test_a_node_that_is_cut_off_ends_its_job_as_it_would_have(
     ]
     for each in jobs:
         each.wait_until(each.waits, "waiting")
-    for number in range(1, 5):
+    for number in (3, 4, 1, 2):  # those for a moment last: cutting takes a slow machine a while
         cluster.cut(slurm_network, f"n{number}")
     time.sleep(4)
-    for number, each in enumerate(jobs[:2], 1):
+    for number in (1, 2):
         cluster.cut(slurm_network, f"n{number}", "mend")
+    for each in jobs[:2]:
         (each.run.parent / "go").touch()
     plain, status = plain_short.ends(), ours_short.ends()
     fault("a node is cut off for 4 s", plain, status, 0.0, ours_short.state())
