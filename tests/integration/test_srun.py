@@ -129,7 +129,7 @@ def test_an_environment_s_own_python_and_sitecustomize_are_what_they_were(
     run_command: Run, run_clusterprof: Run, project: Path, slurm: Mapping[str, str]
 ) -> None:
     subprocess.run(
-        [sys.executable, "-m", "venv", "--without-pip", project / "env"], check=True, timeout=60
+        [sys.executable, "-m", "venv", "--without-pip", project / "env"], check=True, timeout=400
     )
     (library,) = (project / "env" / "lib").iterdir()
     own = library / "site-packages" / "sitecustomize.py"

@@ -43,7 +43,7 @@ def _openmpi() -> str | None:
 @cache
 def _slurm() -> str | None:
     check = subprocess.run(
-        [LAB / "slurm.sh", "check"], capture_output=True, text=True, timeout=30, check=False
+        [LAB / "slurm.sh", "check"], capture_output=True, text=True, timeout=400, check=False
     )
     return None if check.returncode == 0 else (check.stdout + check.stderr).strip()
 
@@ -53,7 +53,7 @@ def _network() -> str | None:
     check = subprocess.run(
         [LAB / "slurm.sh", "check"],
         env={**os.environ, "CLUSTERPROF_LAB_NETWORK": "own"},
-        capture_output=True, text=True, timeout=30, check=False,
+        capture_output=True, text=True, timeout=400, check=False,
     )  # fmt: skip
     return None if check.returncode == 0 else (check.stdout + check.stderr).strip()
 
@@ -61,7 +61,7 @@ def _network() -> str | None:
 @cache
 def _hosts() -> str | None:
     check = subprocess.run(
-        [LAB / "hosts.sh", "check"], capture_output=True, text=True, timeout=30, check=False
+        [LAB / "hosts.sh", "check"], capture_output=True, text=True, timeout=400, check=False
     )
     return None if check.returncode == 0 else (check.stdout + check.stderr).strip()
 
