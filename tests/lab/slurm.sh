@@ -182,7 +182,7 @@ SchedulerType=sched/backfill
 SchedulerParameters=sched_min_interval=0,bf_interval=1,batch_sched_delay=0
 ReturnToService=2
 SlurmdParameters=config_overrides
-KillWait=30
+KillWait=100
 UnkillableStepTimeout=30
 SlurmdTimeout=$silence
 PreemptType=preempt/partition_prio
