@@ -18,7 +18,7 @@ import numpy as np
 import pandas as pd
 import pyarrow.parquet as pq
 
-from clusterprof.analysis.model.graph import NEVER, Graph, graph
+from clusterprof.analysis.model.graph import NEVER, Graph
 
 _PAIRS = {"forward-send": "forward-recv", "backward-send": "backward-recv"}
 #: operations that the ranks of a group do together, and what is alike among the group's members
@@ -96,7 +96,7 @@ def graph_of(ops: pd.DataFrame) -> tuple[Graph, np.ndarray]:
         target.append(2 * after)
         length.append(np.full(len(before), -1))
     moments = 2 * count + int(ops["group"].max()) + 1
-    made = graph(moments, np.concatenate(source), np.concatenate(target))
+    made = Graph(moments, np.concatenate(source), np.concatenate(target))
     if len(made.circular):
         raise SystemExit(f"{len(made.circular)} moments wait for each other in a circle")
     return made, np.concatenate(length)

@@ -13,7 +13,7 @@ from simulate.cases import KINDS, cases
 
 from clusterprof.analysis.model import recorded
 from clusterprof.analysis.model.dataset import Dataset, Ints
-from clusterprof.analysis.model.graph import NEVER, first_of, graph, running_maximum, running_sum
+from clusterprof.analysis.model.graph import NEVER, Graph, first_of, running_maximum, running_sum
 from clusterprof.analysis.model.replay import Replay
 from clusterprof.analysis.model.what_if import cut
 from clusterprof.ingest import gather
@@ -48,7 +48,7 @@ def times(moments: int, edges: list[tuple[int, int, int]], known: dict[int, int]
     begin = np.full(moments, NEVER)
     for moment, at in known.items():
         begin[moment] = at
-    made = graph(moments, source, target)
+    made = Graph(moments, source, target)
     return made.times(length[made.edge], begin)
 
 
@@ -84,7 +84,7 @@ def test_random_graphs_have_the_times_of_their_longest_ways(seed: int) -> None:
     known[np.setdiff1d(np.arange(moments), target)] = rng.integers(0, 9999, 3)
     known[rng.integers(0, moments)] = 5_000
 
-    made = graph(moments, source, target)
+    made = Graph(moments, source, target)
     assert not len(made.circular)
     found = made.times(length[made.edge], known)
     for what in range(3):
@@ -98,7 +98,7 @@ def test_moments_on_a_circle_and_behind_it_are_listed_and_all_others_have_times(
     # 1 -> 2 -> 3 -> 1 is a circle, 4 behind it, 5 not
     edges = [(0, 1, 1), (1, 2, 1), (2, 3, 1), (3, 1, 1), (3, 4, 1), (0, 5, 7), (6, 6, 2)]
     source, target, length = (np.asarray([e[k] for e in edges]) for k in range(3))
-    made = graph(7, source, target)
+    made = Graph(7, source, target)
     assert made.circular.tolist() == [1, 2, 3, 4, 6]
     known = np.full(7, NEVER)
     known[0] = 0

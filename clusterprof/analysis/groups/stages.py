@@ -17,7 +17,6 @@ from clusterprof.analysis.model.dataset import Bools, Dataset, Ints, connected, 
 from clusterprof.analysis.model.graph import depths
 
 
-@dataclass(frozen=True)
 class Traffic:
     """All Sends and Recvs, one element each, by rank and in order of issue.
 
@@ -25,11 +24,27 @@ class Traffic:
     neither a match nor the report says it.
     """
 
-    row: Ints
-    rank: Ints
-    step: Ints
-    sends: Bools
-    other: Ints
+    def __init__(self, dataset: Dataset) -> None:
+        c = dataset.collectives
+        # beside all-to-alls what has no kernel is part of one
+        rows = np.flatnonzero(c.between_stages & (c.has | ~c.exchange.any()))
+        rows = rows[np.lexsort((rows, c.issue[rows], c.rank[rows]))]
+        other = np.full(len(c.rank), -1, dtype=np.int64)
+        pairs = np.flatnonzero(c.point_to_point & c.matched)
+        pairs = pairs[np.argsort(c.collective[pairs], kind="stable")]
+        one, two = pairs[0::2], pairs[1::2]
+        if len(one) == len(two) and bool((c.collective[one] == c.collective[two]).all()):
+            other[one], other[two] = c.rank[two], c.rank[one]
+        # else by the reports' own peers: of a communicator of the whole world they are global
+        # ranks; of another one its own numbers, which only calls that were matched can tell
+        peer, world = dataset.issued("peer"), dataset.world_size or 0
+        whole = (dataset.issued("communicator_size") == world) | (dataset.issued("members") > 0)
+        for these in parts(rows, c.communicators[0][rows]):
+            known = these[(peer[these] >= 0) & (other[these] >= 0)]
+            if bool((peer[known] == other[known]).all() if len(known) else whole[these].all()):
+                other[these] = np.where(other[these] < 0, peer[these], other[these])
+        self.row, self.rank, self.step, self.other = rows, c.rank[rows], c.step[rows], other[rows]
+        self.sends: Bools = c.operation[rows] == "Send"
 
     def first(self) -> Ints:
         """Places of the first call of each rank in each step."""
@@ -72,25 +87,7 @@ class Stages:
 @once
 def traffic(dataset: Dataset) -> Traffic:
     """All Sends and Recvs."""
-    c = dataset.collectives
-    # beside all-to-alls what has no kernel is part of one
-    rows = np.flatnonzero(c.between_stages & (c.has | ~c.exchange.any()))
-    rows = rows[np.lexsort((rows, c.issue[rows], c.rank[rows]))]
-    other = np.full(len(c.rank), -1, dtype=np.int64)
-    pairs = np.flatnonzero(c.point_to_point & c.matched)
-    pairs = pairs[np.argsort(c.collective[pairs], kind="stable")]
-    one, two = pairs[0::2], pairs[1::2]
-    if len(one) == len(two) and bool((c.collective[one] == c.collective[two]).all()):
-        other[one], other[two] = c.rank[two], c.rank[one]
-    # else by the reports' own peers: of a communicator of the whole world they are global ranks; of
-    # another one its own numbers, which only calls that were matched can tell
-    peer, world = dataset.issued("peer"), dataset.world_size or 0
-    whole = (dataset.issued("communicator_size") == world) | (dataset.issued("members") > 0)
-    for these in parts(rows, c.communicators[0][rows]):
-        known = these[(peer[these] >= 0) & (other[these] >= 0)]
-        if bool((peer[known] == other[known]).all() if len(known) else whole[these].all()):
-            other[these] = np.where(other[these] < 0, peer[these], other[these])
-    return Traffic(rows, c.rank[rows], c.step[rows], c.operation[rows] == "Send", other[rows])
+    return Traffic(dataset)
 
 
 @once

@@ -8,8 +8,6 @@ of what-ifs side by side.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import cached_property
 from itertools import pairwise
 
 import numpy as np
@@ -22,23 +20,46 @@ NEVER = -(2**61)
 _SINGLY = 3
 
 
-@dataclass(frozen=True)
 class Graph:
     """Moments in the order in which they are computed: all that it waits for before each.
 
-    `edge` is the place of each edge among those given to `graph`; `source` and `target` are places
-    in `order`. Edges are in `pieces`: where a piece's edges begin and end, where its targets do,
-    and where among its edges each target's begin; None where each target has one.
+    `order` is by level, and in a level those with the most edges first; moments on a circle, and
+    those behind one, are in no level. `edge` is the place of each edge among those given; `source`
+    and `target` are places in `order`. Edges are in `pieces`: where a piece's edges begin and end,
+    where its targets do, and where among its edges each target's begin; None where each target has
+    one.
     """
 
-    moments: int
-    order: Ints
-    edge: Ints
-    source: Ints
-    target: Ints
-    pieces: list[tuple[int, int, int, int, Ints | None]]
-    #: moments on or behind a circle: they have no time
-    circular: Ints
+    def __init__(self, moments: int, source: Ints, target: Ints) -> None:
+        self.moments = moments
+        depth, count = depths(moments, source, target), np.bincount(target, minlength=moments)
+        roots, led = np.flatnonzero(depth <= 0), np.flatnonzero(depth > 0)
+        # those without any edge are out of the way
+        leads = np.bincount(source, minlength=moments) > 0
+        roots = roots[np.argsort(leads[roots], kind="stable")]
+        self.order = np.r_[roots, led[np.lexsort((-count[led], depth[led]))]]
+        #: where each moment is in `order`
+        self.place = place = np.empty(moments, dtype=np.int64)
+        place[self.order] = np.arange(moments)
+        edge = np.flatnonzero(depth[target] > 0)
+        edge = edge[np.argsort(place[target[edge]], kind="stable")]
+        to = place[target[edge]]
+        nth = np.arange(len(to)) - first_of(np.diff(to, prepend=-1) != 0)
+        piece = (_SINGLY + 1) * (depth[target[edge]] - 1) + np.minimum(nth, _SINGLY)
+        by_piece = np.argsort(piece, kind="stable")
+        edge, to = edge[by_piece], to[by_piece]
+        self.pieces = list[tuple[int, int, int, int, Ints | None]]()
+        bounds = np.r_[0, np.cumsum(np.bincount(piece))].tolist()
+        for number, (low, high) in enumerate(pairwise(bounds)):
+            if low == high:
+                continue
+            begin = None
+            if number % (_SINGLY + 1) == _SINGLY:
+                begin = np.flatnonzero(np.diff(to[low:high], prepend=-1))
+            self.pieces.append((low, high, int(to[low]), int(to[high - 1]) + 1, begin))
+        self.edge, self.source, self.target = edge, place[source[edge]], to
+        #: moments on or behind a circle: they have no time
+        self.circular = np.flatnonzero(depth < 0)
 
     def times(self, length: Ints, known: Ints) -> Ints:
         """Return when each moment is.
@@ -60,13 +81,6 @@ class Graph:
             np.maximum(at, reached, out=at)
         return times
 
-    @cached_property
-    def place(self) -> Ints:
-        """Where each moment is in `order`."""
-        place = np.empty(self.moments, dtype=np.int64)
-        place[self.order] = np.arange(self.moments)
-        return place
-
     def goes_on(self, change: Ints) -> bool:
         """Whether moments (in `order`) that change so much from pass to pass do so for ever.
 
@@ -84,39 +98,6 @@ class Graph:
         source, edge = np.full((2, self.moments), -1)
         source[end[bound]], edge[end[bound]] = begin[bound], bound
         return source, edge
-
-
-def graph(moments: int, source: Ints, target: Ints) -> Graph:
-    """Sort moments by level, and in a level those with the most edges first; and all their edges.
-
-    Moments on a circle, and those behind one, are in no level, and `circular` lists them.
-    """
-    depth, count = depths(moments, source, target), np.bincount(target, minlength=moments)
-    roots, led = np.flatnonzero(depth <= 0), np.flatnonzero(depth > 0)
-    # those without any edge are out of the way
-    leads = np.bincount(source, minlength=moments) > 0
-    roots = roots[np.argsort(leads[roots], kind="stable")]
-    order = np.r_[roots, led[np.lexsort((-count[led], depth[led]))]]
-    place = np.empty(moments, dtype=np.int64)
-    place[order] = np.arange(moments)
-    edge = np.flatnonzero(depth[target] > 0)
-    edge = edge[np.argsort(place[target[edge]], kind="stable")]
-    to = place[target[edge]]
-    nth = np.arange(len(to)) - first_of(np.diff(to, prepend=-1) != 0)
-    piece = (_SINGLY + 1) * (depth[target[edge]] - 1) + np.minimum(nth, _SINGLY)
-    by_piece = np.argsort(piece, kind="stable")
-    edge, to = edge[by_piece], to[by_piece]
-    pieces = []
-    bounds = np.r_[0, np.cumsum(np.bincount(piece))].tolist()
-    for number, (low, high) in enumerate(pairwise(bounds)):
-        if low == high:
-            continue
-        begin = None
-        if number % (_SINGLY + 1) == _SINGLY:
-            begin = np.flatnonzero(np.diff(to[low:high], prepend=-1))
-        pieces.append((low, high, int(to[low]), int(to[high - 1]) + 1, begin))
-    circular = np.flatnonzero(depth < 0)
-    return Graph(moments, order, edge, place[source[edge]], to, pieces, circular)
 
 
 def depths(moments: int, source: Ints, target: Ints) -> Ints:

@@ -14,7 +14,7 @@ import numpy as np
 from clusterprof.analysis.model import host_activity, limits
 from clusterprof.analysis.model.accounts import activity_of
 from clusterprof.analysis.model.dataset import Bools, Dataset, Ints, once
-from clusterprof.analysis.model.graph import NEVER, first_of, graph
+from clusterprof.analysis.model.graph import NEVER, Graph, first_of
 from clusterprof.analysis.model.replay import Lengths, Replay
 from clusterprof.analysis.model.timeline import COLLECTIVE, COMPUTE
 
@@ -473,7 +473,7 @@ class _Joined:
         )
         self.waits_for = source, target
         wait_beside, waits = self._beside_waits()
-        made = graph(self.moments, source, target)
+        made = Graph(self.moments, source, target)
         pick, plus, loose_plus = (each[made.edge] for each in (pick, plus, loose_plus))
         return Replay(
             graph=made,
@@ -494,8 +494,8 @@ class _Joined:
     def on_circles(self) -> tuple[Ints, Ints]:
         """The collectives and the activities' starts that wait for each other in circles."""
         source, target = self.waits_for
-        circles = graph(self.moments, source, target).circular
-        moments = np.intersect1d(circles, graph(self.moments, target, source).circular)
+        circles = Graph(self.moments, source, target).circular
+        moments = np.intersect1d(circles, Graph(self.moments, target, source).circular)
         calls = moments[(moments >= self.arrivals) & (moments < self.marks)] - self.arrivals
         starts = moments[(moments >= self.starts) & (moments < self.ends)]
         return self.calls.ids[calls], starts
