@@ -175,7 +175,12 @@ class _Devices:
         ready = before.copy()
         np.maximum.at(ready, waiting, r.stop[other])
         # an idle device begins at once: whatever takes longer waits for something else
-        least = _prompt(r, np.flatnonzero(launch > ready + REACTS_NS), latency)[rank]
+        idle = launch > ready + REACTS_NS
+        # the lower quartile: others may have waited for something that is not known
+        least = _by_rank(r, idle, latency, 1 - limits.STEADY_FRAC, _LAUNCH_NS)
+        # kernels that waited for their launches would follow as those do that were queued
+        busy = (launch < before) & (follow <= STAMP_NS) & ~fresh
+        gap = _by_rank(r, busy, follow, limits.HALF, STAMP_NS)
         queued, launched = before + STAMP_NS, launch + least
         after_stream = np.full(n, NEVER)
         np.maximum.at(after_stream, waiting, r.stop[other] + STAMP_NS)
@@ -193,7 +198,7 @@ class _Devices:
         last = np.argmax(np.stack([queued, launched, after_stream]), axis=0)
         last[late] = -1
         #: the length to it, and from the launch
-        self.follow = np.where(last == 0, follow, np.minimum(follow, STAMP_NS))
+        self.follow = np.where(last == 0, follow, np.minimum(follow, gap))
         self.latency = np.where(last == 1, latency, np.minimum(latency, least))
         self.unexplained = unexplained
         after = start[waiting] - r.stop[other]
@@ -206,15 +211,13 @@ class _Devices:
         self.loose = on[0], on[1], np.r_[on[2][waiting], unexplained[late]]
 
 
-def _prompt(r: _Reports, rows: Ints, latency: Ints) -> Ints:
-    """By rank: how long an idle device takes from a launch to the start, by places in `row`.
-
-    The lower quartile: others may have waited for something that is not known.
-    """
-    out = np.full(len(r.begins), _LAUNCH_NS)
-    known, least = _quantiles(r.rank[r.row[rows]], latency[rows], 1 - limits.STEADY_FRAC)
-    out[known] = least
-    return out
+def _by_rank(r: _Reports, chosen: Bools, values: Ints, part: float, otherwise: int) -> Ints:
+    """For each of `row` this quantile of its rank's `chosen` values; of none `otherwise`."""
+    rank = r.rank[r.row]
+    out = np.full(len(r.begins), otherwise)
+    known, found = _quantiles(rank[chosen], values[chosen], part)
+    out[known] = found
+    return out[rank]
 
 
 def _queued_behind(r: _Reports) -> tuple[Ints, Ints]:
