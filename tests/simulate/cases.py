@@ -28,6 +28,11 @@ _LONG_STEPS = 48
 _PINNED_BYTES_PER_NS = 25.0
 #: what a kernel costs the host that is launched with a graph
 _REPLAYED_NS = 500
+#: what tracing adds to a launch, and how many times as slow it makes launch-bound programs at most;
+#: what their launches take without it: bench/README.md, "What tracing costs"
+_TRACED_NS, _MOST_TRACED, _LAUNCHES_NS = (4_000, 24_000), 1.8, (10_000, 50_000)
+#: a host that needs so much of its GPU's step, with some noise, is not slower than its GPU
+_SLACK = 0.9
 #: what a healthy job of a kind has by construction
 _BY_CONSTRUCTION = ("communication.exposed", "pipeline.bubble", "")
 
@@ -226,25 +231,36 @@ def _varied(d: _Draw) -> Case:
     return d.healthy(replace(job, synchronous=sync, varied_frac=d.part(0.05, 0.25)))
 
 
-def _traced(d: _Draw, host: float) -> Job:
-    """Hosts whose launches cost more inside the window: only there they are slower than GPUs."""
-    job = d.job(d.data(), host, warm_steps=14)
-    job = replace(job, traced_ns=int((d.part(1.1, 1.6) - host) * gpu_ns(job) / launches(job)))
-    return replace(job, synchronous=bool(d.one(True, False)))
+def _traced(d: _Draw) -> tuple[Job, float]:
+    """Hosts whose launches cost more inside the window: only there they are slower than GPUs.
+
+    And the part of its GPU's step that a host needs without the profiler. Launches have their real
+    length, and tracing costs what was measured (bench/README.md, "What tracing costs").
+    """
+    slower = d.part(1.25, _MOST_TRACED)
+    low, high = (length * (slower - 1) for length in _LAUNCHES_NS)
+    traced = d.part(max(low, _TRACED_NS[0]), min(high, _TRACED_NS[1]))
+    host = d.part(1.1, slower * _SLACK) / slower
+    job = d.job((int(d.one(2, 4, 8)), 1, 1), host, warm_steps=14, layers=4, traced_ns=int(traced))
+    # as many kernels as launches of that length fill the hosts' part
+    each = (host * gpu_ns(job) * (slower - 1) / traced - launches(job)) / job.layers / 2
+    job = replace(job, kernels_per_layer=job.kernels_per_layer + max(round(each), 0))
+    job = replace(job, launch_ns=int(host * gpu_ns(job) / launches(job)))
+    return replace(job, synchronous=bool(d.one(True, False))), host
 
 
 def _traced_healthy(d: _Draw) -> Case:
-    return d.healthy(_traced(d, d.part(0.4, 0.8)))
+    return d.healthy(_traced(d)[0])
 
 
 def _traced_host(d: _Draw) -> Case:
     """A late host in such a job: what it costs without the profiler is what it costs."""
-    host = d.part(0.4, 0.7)
-    return d.late(_traced(d, host), "host", d.part(1.25, 2.0) - host, "straggler.host")
+    job, host = _traced(d)
+    return d.late(job, "host", d.part(1.25, 2.0) - host, "straggler.host")
 
 
 def _traced_gpu(d: _Draw) -> Case:
-    made = d.late(_traced(d, d.part(0.4, 0.7)), "gpu_more", d.part(0.15, 0.5), "straggler.gpu")
+    made = d.late(_traced(d)[0], "gpu_more", d.part(0.15, 0.5), "straggler.gpu")
     # its host launches ten kernels more than the others': both parts of the rank are late
     return replace(made, codes=("straggler.gpu", "straggler.host"))
 

@@ -70,7 +70,8 @@ def test_the_path_is_of_the_job_without_the_profiler(part: float) -> None:
     usual = int(part * dataset_of(ranks).step_ns)
     ranks = [replace(r, info=replace(r.info, usual_step_ns=usual)) for r in ranks]
     _, path, model = path_of(ranks)
-    assert (model.untraced[0].overhead_ns > 0) == (part < 1)
+    # also where steps are longer outside: input is slower there
+    assert model.untraced[0].overhead_ns > 0
     ends = model.job.times(model.base)[model.job.marks]
     assert path.length.sum() == ends[:, -1].max() - ends[:, 0].max()
 

@@ -126,6 +126,29 @@ def test_an_uncertainty_holds_both_explanations_of_the_pace_before_the_window(le
     assert (saved.ns > 0.02 * usual) == (left > 0.5)
 
 
+@pytest.mark.parametrize("traced_ns", [5_000, 12_000, 18_000])
+@pytest.mark.parametrize("longer", [1.0, 1.02])
+def test_a_gpu_that_sets_both_paces_leaves_open_what_tracing_costs(
+    traced_ns: int, longer: float
+) -> None:
+    extra = 8 * MS
+    job = Job(steps=8, layers=4, kernels_per_layer=60, launch_ns=28_000, warm_steps=14)
+    job = replace(job, traced_ns=traced_ns, causes=(Cause("gpu_more", 1, extra),))
+    ranks = simulate(job)[0]
+    usual = ranks[0].info.usual_step_ns
+    assert usual is not None
+    usual = int(longer * usual)
+    ranks = [replace(r, info=replace(r.info, usual_step_ns=usual)) for r in ranks]
+    model = what_ifs(dataset_of(ranks))
+    assert model is not None
+    assert {one.overhead_ns // 1_000 for one in model.untraced} >= {19, 24}
+    saved = model.saved(model.like_peers(model.base, [1], "gpu"))
+    # without the profiler the others' GPUs have nothing to wait for from their hosts
+    assert saved.ns == pytest.approx(extra, abs=0.05 * usual)
+    assert abs(saved.ns - extra) <= saved.uncertainty_ns
+    assert all(abs(other - saved.ns) <= saved.uncertainty_ns for other in saved.others_ns())
+
+
 def test_without_step_logs_launch_bound_may_be_the_profilers_doing() -> None:
     def job(launch_ns: int) -> Job:
         return Job(steps=8, layers=8, layer_ns=600_000, kernels_per_layer=12, launch_ns=launch_ns)

@@ -192,7 +192,8 @@ def _slower_hosts(dataset: Dataset) -> Parts:
     one = job.untraced[0]
     slower = job.job.lengths.own - one.own
     more = np.bincount(job.job.host_rank, slower, len(dataset.ranks))
-    text = f"tracing adds about {duration(one.overhead_ns)} to each launch, left out of savings"
+    each = duration(one.overhead_ns)
+    text = f"tracing is taken to add {each} to each launch, which is left out of savings"
     if one.slower > 1 + limits.LEAST_FRAC:
         text += f"; outside, where GPUs wait less, kernels are {percent(one.slower - 1)} slower"
     rows = [

@@ -9,6 +9,7 @@ need; which one decides what a late host costs, and reports do not tell.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -23,6 +24,9 @@ _CLOSE = limits.VARIES_FRAC
 #: what tracing adds to a launch with what lies around it: 14 and 24 µs in two launch-bound programs
 #: on H200s under nsys (`tests/data/recordings/pairs`, small-late-host and eager)
 _TRACING_NS = 19_000
+#: the least and the most that was measured: bare launches under torch.profiler, and eager training
+#: under nsys (`bench/README.md`, "What tracing costs")
+_MEASURED_NS = (4_000, 24_000)
 #: and at most so much: a pause (`limits.PAUSE_NS`) is not the profiler's
 _MOST_TRACING_NS = limits.PAUSE_NS
 #: kernels take at most so many times as long where GPUs no longer wait: H200s that always computed
@@ -62,27 +66,45 @@ class Untraced:
 
 
 def explanations(job: Replay, usual_ns: int | None, fetching: Ints) -> list[Untraced]:
-    """Return the jobs whose steps take `usual_ns`, the likelier one first.
+    """Return the jobs whose steps take `usual_ns`, the likeliest first.
 
-    `fetching` is each host moment's own time in input (ns). Where hosts are slower in the window,
-    either tracing explains all of that; or tracing adds what is typical, and GPUs, which hosts then
-    do not delay, explain the pace. The latter is likelier where less than half of what the
-    window's hosts delay its GPUs by is left outside. Where no step log tells the pace, the job is
-    the window's, or what typical tracing leaves of it.
+    `fetching` is each host moment's own time in input (ns). Tracing adds what the pace tells where
+    GPUs are as fast as in the window; or what is typical, or the least or the most of what was
+    measured, and where hosts then delay GPUs too little, slower input or slower GPUs explain the
+    pace. Hosts alone are likelier than slower GPUs where at least half of what the window's hosts
+    delay its GPUs by is left outside. Where no step log tells the pace, the job is the window's, or
+    what typical tracing leaves of it.
     """
     window = _made(job, 0, 1.0)
     if usual_ns is None:
         return [window, _made(job, _TRACING_NS, 1.0)]
     slow, fast = window.pace(), _made(job, _MOST_TRACING_NS, 1.0).pace()
-    if slow <= usual_ns * (1 - _CLOSE):
-        fetched = _without_prefetching(window, usual_ns, fetching)
-        return [fetched or _slower(job, 0, usual_ns) or window]
-    ns = _overhead(job, usual_ns, slow, fast)
-    hosts = _made(job, ns, 1.0)
-    gpus = _slower(job, _TRACING_NS, usual_ns) if slow > usual_ns and ns < _TRACING_NS else None
-    if gpus is None:
-        return [hosts]
-    return [gpus, hosts] if usual_ns - fast < (slow - fast) / 2 else [hosts, gpus]
+    usual_ns = max(usual_ns, math.ceil(fast))
+    faster = slow <= usual_ns * (1 - _CLOSE)
+    least, ns = (0, 0) if faster else _overhead(job, usual_ns, slow, fast)
+    low, high = _MEASURED_NS
+    hosts = _at_pace(job, ns, usual_ns, fetching) or window
+    typical, *others = (
+        _at_pace(job, more, usual_ns, fetching * faster) if more != ns else None
+        for more in (_TRACING_NS, max(low, least), high)
+    )
+    found = [hosts, typical, *others]
+    if faster and typical:
+        # that tracing costs nothing was never measured
+        found = [typical, *others]
+    elif usual_ns - fast < (slow - fast) / 2:
+        found = [typical, hosts, *others]
+    return [one for one in found if one]
+
+
+def _at_pace(job: Replay, tracing_ns: int, usual_ns: int, fetching: Ints) -> Untraced | None:
+    """The job with so much tracing and the usual step; None where it can have no such step."""
+    made = _made(job, tracing_ns, 1.0)
+    if made.pace() > usual_ns * (1 + _CLOSE):
+        return None
+    if made.pace() >= usual_ns * (1 - _CLOSE):
+        return made
+    return _without_prefetching(made, usual_ns, fetching) or _slower(job, tracing_ns, usual_ns)
 
 
 def _made(job: Replay, tracing_ns: int, slower: float) -> Untraced:
@@ -105,11 +127,11 @@ def _least(enough: Callable[[float], bool], low: float, high: float, within: flo
     return high
 
 
-def _overhead(job: Replay, usual_ns: int, slow: float, fast: float) -> int:
+def _overhead(job: Replay, usual_ns: int, slow: float, fast: float) -> tuple[int, int]:
     """What tracing adds to each moment of a host (ns) where GPUs are as fast as in the window.
 
-    What is typical where a step then takes as long as it usually does; else the middle of all
-    with which it does. Where hosts do not explain the rest, the shortest step that they allow.
+    The least with which a step takes as long as it usually does; and what is typical if it then
+    does, else the middle of all with which it does.
     """
 
     def first(step_ns: float) -> float:
@@ -118,11 +140,11 @@ def _overhead(job: Replay, usual_ns: int, slow: float, fast: float) -> int:
             lambda ns: _made(job, int(ns), 1.0).pace() <= step_ns, 0, _MOST_TRACING_NS, 200
         )
 
-    aim = max(usual_ns, fast)
-    least = 0 if slow <= aim * (1 + _CLOSE) else first(aim * (1 + _CLOSE))
-    most = _MOST_TRACING_NS if fast >= aim * (1 - _CLOSE) else first(aim * (1 - _CLOSE))
+    long, short = usual_ns * (1 + _CLOSE), usual_ns * (1 - _CLOSE)
+    least = 0 if slow <= long else first(long)
+    most = _MOST_TRACING_NS if fast >= short else first(short)
     ns = _TRACING_NS if least <= _TRACING_NS <= most else (least + max(most, least)) / 2
-    return int(ns) if slow > usual_ns else 0
+    return int(least), int(ns)
 
 
 def _slower(job: Replay, tracing_ns: int, usual_ns: int) -> Untraced | None:
@@ -145,7 +167,7 @@ def _without_prefetching(window: Untraced, usual_ns: int, fetching: Ints) -> Unt
     """
 
     def made(times: float) -> Untraced:
-        own = window.own + (fetching * (times - 1)).astype(np.int64)
+        own = window.lengths.own + (fetching * (times - 1)).astype(np.int64)
         return replace(window, lengths=replace(window.lengths, own=own))
 
     if made(_MOST_PREFETCHED).pace() < usual_ns * (1 - _CLOSE):
