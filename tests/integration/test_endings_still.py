@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from lab import command
-from lab.disk import Disk, disk
+from lab.disk import MOST_S, Disk, disk
 from lab.endings import OPTIONS, PROGRAMS, Running, allowed_s, words
 
 from clusterprof.agent.nsys import START_VARIABLE
@@ -28,7 +28,7 @@ WORDS = ["rank 0 begins", "rank 0 ends", "rank 1 begins", "rank 1 ends"]
 #: Open MPI will not start as root unless it is told to.
 OPEN_MPI = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 #: nsys may take its time on a busy machine, and all together less than a disk is stalled for
-ENVIRONMENT = {**OPEN_MPI, START_VARIABLE: "20"}
+ENVIRONMENT = {**OPEN_MPI, START_VARIABLE: "40"}
 
 Fault = Callable[..., None]
 
@@ -147,7 +147,7 @@ def test_a_very_slow_run_directory_is_waited_for_by_no_one(
 ) -> None:
     job = Job(workdir, still.place / "run", 150, "--steps=60:70")
     job.comes_to(20)
-    still.slow(100)
+    still.slow(MOST_S)
     added_s = job.tasks_end()
     assert still.still
     still.thaw()

@@ -194,7 +194,7 @@ def test_a_late_rank_that_was_not_profiled_is_named_by_its_flight_recorder(
     run_clusterprof: Cli, workdir: Path
 ) -> None:
     [program] = train(workdir, 24)
-    late = "    time.sleep(0.1 * (dist.get_rank() == 5))\n    model(torch"
+    late = "    time.sleep(0.3 * (dist.get_rank() == 5))\n    model(torch"
     text = Path(program).read_text().replace("    model(torch", late)
     Path(program).write_text(text)
     done = run_clusterprof(
@@ -205,5 +205,5 @@ def test_a_late_rank_that_was_not_profiled_is_named_by_its_flight_recorder(
     results = json.loads((workdir / "run/merged/results.json").read_text())
     first, *_ = results["shallow"]["suspects"]
     assert (first["rank"], first["delays"]) == (5, True)
-    assert 70e6 < first["lateness_ns"] < 1000e6  # also on a busy machine
+    assert 200e6 < first["lateness_ns"] < 3000e6  # also on a busy machine
     assert [5] in [f["ranks"] for f in results["findings"] if f["code"] == "straggler.shallow"]

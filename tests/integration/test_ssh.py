@@ -137,7 +137,7 @@ def test_all_that_is_wrong_with_the_hosts_is_said_before_anything_is_started(
     (ssh_hosts.state / "known_changed").write_text(swapped)
     config = ssh_hosts.changed("config_changed", (str(known), f"{known.parent}/known_changed"))
     line = [
-        "ssh", "-F", config, "--connect-timeout", "10", "--profiler=torch", "--run-dir=run",
+        "ssh", "-F", config, "--connect-timeout", "25", "--profiler=torch", "--run-dir=run",
         "--hosts", f"h1,h2,h3,root@127.0.0.1:{closed},127.0.0.1:{silent_port},no.such.host.invalid",
         "--nproc-per-node", "1", "--", "train.py",
     ]  # fmt: skip
@@ -148,13 +148,13 @@ def test_all_that_is_wrong_with_the_hosts_is_said_before_anything_is_started(
         ("h2", ("known_hosts", "ssh-keygen -R")),
         ("h3", ("known_hosts as ",)),
         (f"root@127.0.0.1:{closed}", ("Connection refused",)),
-        (f"127.0.0.1:{silent_port}", (" 10 s",)),
+        (f"127.0.0.1:{silent_port}", (" 25 s",)),
         ("no.such.host.invalid", ()),
     ):
         (line,) = re.findall(rf"^ +{re.escape(host)}: (.+)", done.stderr, re.MULTILINE)
         assert all(fact in line for fact in facts), done
     assert "Traceback" not in done.stderr
-    assert done.seconds < 100  # all at once
+    assert done.seconds < 200  # all at once
     assert not (workdir / "run").exists()
     assert (left_on(ssh_hosts), guests(ssh_hosts)) == ([], [])
 

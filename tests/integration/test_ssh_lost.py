@@ -115,7 +115,7 @@ def test_a_host_that_hangs_is_given_up_and_the_others_go_on(
     monkeypatch.setattr(connection, "_SILENCE_S", 8)
     monkeypatch.setattr(connection, "_ASK_EVERY_S", 0.2)
     program = ["-c", "import time; print('runs', flush=True); time.sleep(4); print('done')"]
-    with Job(through(ssh_hosts, way), ["h1", "h2"], program, timeout_s=6) as job:
+    with Job(through(ssh_hosts, way), ["h1", "h2"], program, timeout_s=10) as job:
 
         def hang() -> None:
             while job.printed.count(b"runs") < 2:
@@ -131,10 +131,10 @@ def test_a_host_that_hangs_is_given_up_and_the_others_go_on(
         assert first.command is not None
         assert first.command.lost
         assert second.reason == ""
-        assert time.monotonic() - begin < 100
+        assert time.monotonic() - begin < 200
         run = run_directory.create(tmp_path / "run")
         over_ssh.gather(run, job.hosts, job.there.python)
-        assert " 6 s" in first.reason
+        assert " 10 s" in first.reason
         assert f"h1:{first.folder} " in first.reason
         assert f"clusterprof collect {run.path}" in first.reason
         assert second.folder == "", "h2's files are here"

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 #: A disk never is stalled for longer than this.
-MOST_S = 100
+MOST_S = 240
 
 
 class Disk:
