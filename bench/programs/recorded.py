@@ -36,7 +36,8 @@ def main() -> None:
         if number % 100 == 0:
             optimizer.step()
     agent = next(m for name, m in sys.modules.items() if name.endswith("agent.rank.start"))
-    recorder = agent.counter._attending[-1][1].__self__
+    attending = [function.__self__ for _, function in agent.counter._attending]
+    recorder = next(each.recorder for each in attending if hasattr(each, "recorder"))
     source = recorder.find()
     saving, bare = [], []
     for _ in range(int(sys.argv[1])):

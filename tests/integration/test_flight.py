@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import pickle
+import sys
 import time
 from collections.abc import Callable
 from operator import itemgetter
@@ -207,3 +208,12 @@ def test_a_late_rank_that_was_not_profiled_is_named_by_its_flight_recorder(
     assert (first["rank"], first["delays"]) == (5, True)
     assert 200e6 < first["lateness_ns"] < 3000e6  # also on a busy machine
     assert [5] in [f["ranks"] for f in results["findings"] if f["code"] == "straggler.shallow"]
+
+
+def test_the_bench_still_finds_the_recorder_that_it_measures() -> None:
+    root = Path(__file__).resolve().parents[2]
+    done = command.run(
+        [sys.executable, "-c", "import steps; print(len(steps.flight_recorder(1)))"],
+        env={"PYTHONPATH": f"{root / 'tests'}:{root / 'bench'}"},
+    )
+    assert done.stdout.split() == ["2"], done
