@@ -117,9 +117,10 @@ class LaunchPlan:
         return "\n".join(lines)
 
 
-#: Measured with 400 small kernels a step on an H200, nsys 2025.3: 2.7 ms without, 2.9 ms armed.
+#: Measured with 400 small kernels a step on an H200, nsys 2025.3, twice: 2.7 ms without and 2.9
+#: armed, 2.48 and 2.78 (docs/nsys.md).
 ARMED_COSTS = (
-    "a rank that waits under nsys for the second window is up to 8% slower if it is launch-bound, "
+    "a rank that waits under nsys for the second window is 8 to 12% slower if it is launch-bound, "
     "as before if GPU-bound; --arm none avoids that, and torch.profiler captures it"
 )
 
