@@ -35,7 +35,7 @@ def once(
     """`compute`, which takes long, computed once for each dataset and its other arguments."""
 
     def known(dataset: Dataset, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        key = (compute, *args)
+        key = (compute, args, *kwargs.items())
         if key not in dataset.known:
             dataset.known[key] = compute(dataset, *args, **kwargs)
         result: T = dataset.known[key]
