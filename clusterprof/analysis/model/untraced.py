@@ -100,9 +100,10 @@ def explanations(job: Replay, usual_ns: int | None, fetching: Ints) -> list[Untr
 def _at_pace(job: Replay, tracing_ns: int, usual_ns: int, fetching: Ints) -> Untraced | None:
     """The job with so much tracing and the usual step; None where it can have no such step."""
     made = _made(job, tracing_ns, 1.0)
-    if made.pace() > usual_ns * (1 + _CLOSE):
+    pace = made.pace()
+    if pace > usual_ns * (1 + _CLOSE):
         return None
-    if made.pace() >= usual_ns * (1 - _CLOSE):
+    if pace >= usual_ns * (1 - _CLOSE):
         return made
     return _without_prefetching(made, usual_ns, fetching) or _slower(job, tracing_ns, usual_ns)
 
