@@ -34,6 +34,8 @@ _MOST_CLOCKS = 128
 _MOST_CELLS = 576
 _MOST_ROWS = 40
 _MOST_EVIDENCE = 64
+#: the page's one script, in this order: what the others share first, what shows the state last
+_SCRIPTS = ("core.js", "timeline.js", "arrive.js")
 #: near the beginning of every page
 _MARK = b'<meta name="generator" content="clusterprof">'
 
@@ -46,7 +48,7 @@ def render(results: Results, collectives: pa.Table, *, title: str) -> str:
     from clusterprof.report import lanes
 
     drawn = lanes.build(results, collectives)
-    script = _part("report.js")
+    script = "".join(map(_part, _SCRIPTS))
     begins = {step["step"]: step["begin_ns"] for step in results["steps"]}
     clocks = {entry["rank"]: entry for entry in results["clock"]["ranks"]}
     floor = summary.pair_bound_ns(results)
@@ -70,7 +72,8 @@ def render(results: Results, collectives: pa.Table, *, title: str) -> str:
         most_clocks=_MOST_CLOCKS,
         picture=lanes.picture(drawn) if drawn else None,
         timeline_notes=drawn.notes if drawn else [],
-        data=lanes.embedded(drawn) if drawn else None,
+        # what the scripts read, by the id of its element
+        data={"timeline-data": lanes.embedded(drawn)} if drawn else {},
     )
 
 

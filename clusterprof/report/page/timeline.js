@@ -1,35 +1,9 @@
-// The timeline's interaction and the copy buttons. Text reaches the page through textContent
-// only: names in the data come from reports and are never markup.
+// The timeline of collectives by rank.
 (() => {
-  "use strict";
-  document.documentElement.classList.add("js");
-
-  for (const button of document.querySelectorAll("button.copy")) {
-    const code = button.parentElement.querySelector("code");
-    button.addEventListener("click", async () => {
-      try {
-        await navigator.clipboard.writeText(code.textContent);
-        button.textContent = "copied";
-      } catch {
-        getSelection().selectAllChildren(code);
-        button.textContent = "selected";
-      }
-      setTimeout(() => { button.textContent = "copy"; }, 1500);
-    });
-  }
-
-  // On paper the evidence stands open; what was closed is closed again afterwards.
-  let opened = [];
-  addEventListener("beforeprint", () => {
-    opened = [...document.querySelectorAll("details:not([open])")];
-    for (const each of opened) each.open = true;
-  });
-  addEventListener("afterprint", () => { for (const each of opened) each.open = false; });
-
-  const source = document.getElementById("timeline-data");
+  const { css, bytes } = clusterprof;
+  const data = clusterprof.data("timeline-data");
   const canvas = document.getElementById("canvas");
-  if (!source || !canvas) return;
-  const data = JSON.parse(source.textContent);
+  if (!data || !canvas) return;
   const context = canvas.getContext("2d");
   const tip = document.getElementById("tip");
   const announcement = document.getElementById("announcement");
@@ -61,16 +35,9 @@
   });
   if (data.steps.length > 1) chooser.add(new Option("all steps", "all"));
 
-  const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
   const x = (time) => size.gutter + ((time - view.lo) / (view.hi - view.lo)) * (size.width - size.gutter);
   const time = (px) => view.lo + ((px - size.gutter) / (size.width - size.gutter)) * (view.hi - view.lo);
-  const ms = (units, decimals = 3) => `${((units * data.unit_ns) / 1e6).toFixed(decimals)} ms`;
-  const bytes = (count) => {
-    if (count < 0) return "not known";
-    if (count < 1000) return `${count} B`;
-    const power = Math.min(Math.floor(Math.log10(count) / 3), 5);
-    return `${(count / 1000 ** power).toPrecision(3)} ${"kMGTP"[power - 1]}B`;
-  };
+  const ms = (units, decimals) => clusterprof.ms(units * data.unit_ns, decimals);
 
   function ask() {
     if (waiting) return;

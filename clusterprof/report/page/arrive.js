@@ -1,0 +1,2 @@
+// The last script: what the address asks for is shown once every part of the page listens.
+clusterprof.arrive();
