@@ -165,6 +165,12 @@ def path(text: str) -> Path:
         return Path(text)
 
 
+def shortest(folder: Path) -> str:
+    """A path as one would type it here."""
+    here = Path.cwd()
+    return str(folder.relative_to(here) if folder.is_relative_to(here) else folder)
+
+
 def check_free(target: Path, force: bool, ours: Callable[[Path], bool]) -> None:
     """Raise UsageError where `target` exists and may not be replaced.
 

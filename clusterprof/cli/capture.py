@@ -16,13 +16,13 @@ from clusterprof.arguments import (
     parse_ranks,
     parse_steps,
     selected,
+    shortest,
 )
 from clusterprof.cli import verb_parser
 from clusterprof.collect import live_windows
 from clusterprof.console import say
 from clusterprof.errors import RunDirectoryError, UsageError
 from clusterprof.launch.planning import MOST_STEPS
-from clusterprof.launch.run_job import shortest
 from clusterprof.run_directory import Manifest, RunDirectory
 
 #: How often --wait looks whether the window is over.

@@ -89,8 +89,9 @@ def _add_profiling(this: argparse.ArgumentParser) -> None:
 
     add = this.add_argument_group("how to profile it").add_argument
     add("--profiler", choices=PROFILERS,
-        help="default: nsys where it is installed, else torch; none: no rank is profiled, every "
-        "rank leaves its steps, clock and flight recorder")  # fmt: skip
+        help="default auto: nsys where it is installed, else torch; torch too where the last "
+        "merged run of this program was launch-bound; none: no rank is profiled, every rank leaves "
+        "its steps, clock and flight recorder")  # fmt: skip
     add("--stacks", action="store_true",
         help="save the Python stack of each collective with the flight recorder")  # fmt: skip
     add("--hang-after", type=int, default=60, metavar="S",

@@ -22,8 +22,10 @@ from clusterprof.arguments import (
     parse_ranks,
     parse_steps,
     path,
+    shortest,
 )
 from clusterprof.errors import UsageError
+from clusterprof.launch.earlier_runs import launch_bound
 from clusterprof.launch.profiling import CapturePlan, CaptureRequest, choose
 from clusterprof.launchers.support.job import CommandLine, Job
 from clusterprof.results import RANKS
@@ -182,13 +184,16 @@ def make_plan(
     `turn`: the run directory is a different one for each of several runs in the same second.
     """
     selection, window = checked(arguments)
-    capture = choose(CaptureRequest.of(arguments))
     if arguments.run_dir:
         folder = run_directory.started_over(path(arguments.run_dir).absolute(), os.environ)
     else:
         now, job_id = dt.datetime.now(dt.timezone.utc), os.environ.get("SLURM_JOB_ID")
         folder = run_directory.default_path(Path("runs"), job_id, now).absolute()
         folder = folder if turn == 1 else folder.with_name(f"{folder.name}-{turn}")
+    earlier = None
+    if arguments.profiler == "auto" and arguments.arm in (None, "none"):
+        earlier = launch_bound(folder.parent, program)
+    capture = choose(CaptureRequest.of(arguments), shortest(earlier.path) if earlier else "")
     before = os.environ.get("PYTHONPATH")
     environment = {  # what loads the agent in every interpreter of the job
         "CLUSTERPROF_PLAN": str(RunDirectory(folder).plan),

@@ -11,7 +11,7 @@ import argparse
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 from clusterprof.agent.contracts.plan import MOST_START_S, NsysPlan
@@ -25,6 +25,9 @@ PYTORCH = ("autograd-nvtx", "autograd-shapes-nvtx", "emit-nvtx")
 #: Without OS runtime tracing: it costs 4 to 5 s at the window's end on a GPU rank.
 TRACE_CUDA = "cuda,nvtx"
 TRACE_CPU = "nvtx,osrt"
+
+#: options that torch.profiler has no use for
+_FOR_NSYS = ("trace", "nsys_arg", "nsys", "pytorch", "cpu_sampling")
 
 #: newer than 2025.3: a report then holds no variable of the profiled process
 _DISCARD = "--discard-environment"
@@ -48,6 +51,11 @@ class CaptureRequest:
     cpu_sampling: bool = False
     #: how nsys' window opens: session (nsys start), cuda (cudaProfilerStart), auto (session)
     window_by: str = "auto"
+
+    @property
+    def needs_nsys(self) -> bool:
+        """Whether anything is asked for that only nsys can do."""
+        return self.window_by == "cuda" or any(getattr(self, name) for name in _FOR_NSYS)
 
     @classmethod
     def of(cls, arguments: argparse.Namespace) -> CaptureRequest:
@@ -80,9 +88,11 @@ class CapturePlan:
         ]
 
 
-def choose(request: CaptureRequest) -> CapturePlan:
+def choose(request: CaptureRequest, launch_bound: str = "") -> CapturePlan:
     """The profiler that `--profiler` names; with `auto` nsys where it is, else torch.profiler.
 
+    `launch_bound` is the run that found the program so, if one did: `auto` then leaves nsys, whose
+    cost for each launch stays until the program ends, to those who ask for what it alone can do.
     Raises ProfilerError where the named one cannot be had, UsageError for an unknown name.
     """
     if request.profiler not in PROFILERS:
@@ -97,11 +107,19 @@ def choose(request: CaptureRequest) -> CapturePlan:
     if request.profiler == "nsys":
         return _with_nsys(request, "--profiler nsys")
     try:
-        return _with_nsys(request, "auto: nsys is installed here")
+        found = _with_nsys(request, "auto: nsys is installed here")
     except ProfilerError as error:
         if request.nsys or request.nsys_arg or request.trace or request.pytorch:
             raise  # these options require nsys
         return _with_torch(request, f"auto: {error.what}")
+    if not launch_bound or request.needs_nsys:
+        return found
+    remark = (
+        f"captured by torch.profiler, since {launch_bound}, the last merged run of this program, "
+        "was launch-bound: nsys would slow it until it ends (--profiler nsys takes it all the same)"
+    )
+    made = _with_torch(request, f"auto: launch-bound in {launch_bound}")
+    return replace(made, remarks=(remark,))
 
 
 def find(wanted: Path | None = None) -> Nsys:
@@ -203,7 +221,7 @@ def _with_torch(request: CaptureRequest, because: str) -> CapturePlan:
 
 def _refuse_nsys_options(request: CaptureRequest) -> None:
     """Raise UsageError for a request that only nsys can meet."""
-    for name in ("trace", "nsys_arg", "nsys", "pytorch", "cpu_sampling"):
+    for name in _FOR_NSYS:
         if getattr(request, name):
             raise UsageError(
                 f"--{name.replace('_', '-')} is for nsys, and the profiler is "

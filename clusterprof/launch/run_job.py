@@ -8,14 +8,13 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 from clusterprof import __version__, console, masking, run_directory
 from clusterprof.agent import nsys
 from clusterprof.agent.contracts import paths, words
 from clusterprof.agent.contracts.states import State
-from clusterprof.arguments import selected
+from clusterprof.arguments import selected, shortest
 from clusterprof.collect.outcomes import (
     DELETED,
     FINISHING_S,
@@ -237,9 +236,3 @@ def print_outcomes(run: RunDirectory, outcomes: Sequence[Outcome]) -> bool:
             "(else --step-on), do its scripts keep PYTHONPATH, and is this run directory visible "
             "on the nodes?")  # fmt: skip
     return not lost if outcomes else bool(run.path.is_dir() and flights(run)[0])
-
-
-def shortest(folder: Path) -> str:
-    """A path as one would type it here."""
-    here = Path.cwd()
-    return str(folder.relative_to(here) if folder.is_relative_to(here) else folder)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from clusterprof.agent.contracts import words
 from clusterprof.agent.contracts.words import listed, ms, percent
 from clusterprof.agent.contracts.words import ranks as rank_list
-from clusterprof.analysis.findings.finding import Code, capture, finding, named, severity
+from clusterprof.analysis.findings.finding import Code, capture, finding, lighter, named, severity
 from clusterprof.analysis.model import limits
 from clusterprof.analysis.model.dataset import Dataset
 from clusterprof.results import Finding, ShallowResults, Suspect
@@ -49,11 +49,12 @@ def find(dataset: Dataset, found: Sequence[Finding] = ()) -> list[Finding]:
         if each["rank"] not in known:
             key = (each["delays"], each["group"], each["until_step"])
             groups.setdefault(key, []).append(each)
-    return [_finding(dataset, shallow, some) for some in groups.values()]
+    by = lighter(dataset, found)
+    return [_finding(dataset, shallow, some, by) for some in groups.values()]
 
 
-def _finding(dataset: Dataset, shallow: ShallowResults, some: list[Suspect]) -> Finding:
-    """Make the finding of the suspects of one group, worst first."""
+def _finding(dataset: Dataset, shallow: ShallowResults, some: list[Suspect], by: str) -> Finding:
+    """Make the finding of the suspects of one group, worst first; `by` is what profiles them."""
     ranks, worst = [each["rank"] for each in some], some[0]
     step_ns = shallow["step_ns"]
     saved = min(worst["lateness_ns"], step_ns) if worst["delays"] else 0
@@ -76,7 +77,7 @@ def _finding(dataset: Dataset, shallow: ShallowResults, some: list[Suspect]) -> 
             {name: value for name, value in each.items() if value is not None} for each in some
         ],
         advice="profile the rank and a peer of its group: their reports say what it does",
-        follow_up=capture(dataset, [*sorted(ranks)[:2], *peers[:1]]),
+        follow_up=capture(dataset, [*sorted(ranks)[:2], *peers[:1]], profiler=by),
     )
     return made | {
         "severity": severity(share),

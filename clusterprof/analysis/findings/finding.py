@@ -26,6 +26,10 @@ _GPU = re.compile(r"\bGPU(s?)\b")
 _NSYS = re.compile(r"nsys (\d+)\.(\d+)")
 #: the first nsys that has --pytorch
 _MARKS_OPERATORS = (2025, 3)
+#: options of a run that --profiler torch refuses
+_FOR_NSYS = {"--nsys", "--nsys-arg", "--trace", "--pytorch", "--cpu-sampling", "--arm"}
+#: the code of a job whose kernels are launched too slowly
+LAUNCH_BOUND = "host.launch_bound"
 _LEVELS: tuple[Severity, ...] = ("info", "warning", "critical")
 _SENTENCE_END = re.compile(r"(?<=[.!?]) (?=[A-Z0-9])")
 
@@ -217,6 +221,21 @@ def capture(dataset: Dataset, ranks: Sequence[int], *options: str, profiler: str
     rest = given[place + 1 :]
     by = [] if "--profiler" in rest[:1] else ["--profiler", profiler, *options]
     return shlex.join([*given[:place], "--ranks", ",".join(map(str, ranks)), *by, *rest])
+
+
+def lighter(dataset: Dataset, found: Sequence[Finding]) -> str:
+    """The profiler for ranks of which only their part of the steps is to be seen.
+
+    It is torch.profiler in a launch-bound job, which nsys slows until it ends: unless the run's own
+    line asks for what nsys alone can do.
+    """
+    bound = any(each["code"] == LAUNCH_BOUND for each in found)
+    return "torch" if bound and not asks_for_nsys(dataset) else "nsys"
+
+
+def asks_for_nsys(dataset: Dataset) -> bool:
+    """Whether the run's own command line has options that --profiler torch refuses."""
+    return bool(_FOR_NSYS & {word.partition("=")[0] for word in dataset.again})
 
 
 def operators(dataset: Dataset) -> tuple[str, str]:

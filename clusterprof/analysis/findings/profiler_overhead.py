@@ -8,7 +8,7 @@ import numpy as np
 
 from clusterprof.agent.contracts.words import counted, duration, ms, percent
 from clusterprof.align.clock import UNBOUNDED_NS
-from clusterprof.analysis.findings.finding import Code, Evidence, capture, finding
+from clusterprof.analysis.findings.finding import Code, Evidence, asks_for_nsys, capture, finding
 from clusterprof.analysis.model import limits
 from clusterprof.analysis.model.dataset import LEAST_STEADY, Dataset
 from clusterprof.analysis.model.what_if import what_ifs
@@ -43,8 +43,6 @@ _STAYS_BY_TORCH = (
     "no action inside the window; torch.profiler lets go of the GPU's tracing with CUDA 12.6 or "
     "later, unless TEARDOWN_CUPTI=0 is set: without it profile a short job"
 )
-#: options of a run that --profiler torch refuses
-_FOR_NSYS = {"--nsys", "--nsys-arg", "--trace", "--pytorch", "--cpu-sampling", "--arm"}
 _LENGTHEN = "too few steady-state steps are left: lengthen the window by {} steps or more (--steps)"
 
 #: sentences, and the evidence for them
@@ -72,7 +70,7 @@ def find(dataset: Dataset, _found: Sequence[Finding] = ()) -> list[Finding]:
     profilers = {table.info.profiler.partition(" ")[0] for table in dataset.tables}
     if stays:
         advice = _STAYS_BY_TORCH if profilers == {"torch.profiler"} else _STAYS
-        if "nsys" in profilers and not _FOR_NSYS & {w.partition("=")[0] for w in dataset.again}:
+        if "nsys" in profilers and not asks_for_nsys(dataset):
             follow_up = capture(dataset, dataset.ranks, profiler="torch")
     return [
         finding(
@@ -98,10 +96,10 @@ def missing(dataset: Dataset) -> int:
 
 def stays_longer(dataset: Dataset) -> bool | None:
     """Whether profiled ranks' steps are longer after the window than before; None: not known."""
-    return _stay(dataset.capture["profiled"]) if dataset.capture else None
+    return stay(dataset.capture["profiled"]) if dataset.capture else None
 
 
-def _stay(times: StepTimes) -> bool | None:
+def stay(times: StepTimes) -> bool | None:
     """Whether steps are longer after the window than before, beyond chance; None: not known."""
     before, after, chance = times["before_ns"], times["after_ns"], times["after_uncertainty_ns"]
     if before is None or after is None:
@@ -140,7 +138,7 @@ def _longer_steps(dataset: Dataset) -> Parts:
             longer = f"{ms(more)} ({percent(more / usual)}) longer in the window"
             texts.append(f"each step of {whose} takes {longer}")
         before, after = times["before_ns"], times["after_ns"]
-        if before and after and _stay(times):
+        if before and after and stay(times):
             rows[-1]["more_ns_per_step_after"] = after - before
             longer = f"{ms(after - before)} ({percent(after / before - 1)}) longer"
             texts.append(f"steps of {whose} stay {longer} after the window")

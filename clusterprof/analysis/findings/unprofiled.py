@@ -9,7 +9,7 @@ import numpy as np
 
 from clusterprof.agent.contracts.words import numbers
 from clusterprof.agent.contracts.words import ranks as rank_list
-from clusterprof.analysis.findings.finding import Code, capture, finding, job_of, of_step
+from clusterprof.analysis.findings.finding import Code, capture, finding, job_of, lighter, of_step
 from clusterprof.analysis.findings.straggler import beyond, repaired
 from clusterprof.analysis.groups.topology import communicator_size
 from clusterprof.analysis.model import limits
@@ -106,7 +106,7 @@ def _all_wait(dataset: Dataset, rows: Ints, transfer: Floats) -> bool:
     return bool(apart <= limits.LEAST_FRAC * dataset.step_ns)
 
 
-def find(dataset: Dataset, _found: Sequence[Finding] = ()) -> list[Finding]:
+def find(dataset: Dataset, found: Sequence[Finding] = ()) -> list[Finding]:
     """Return `straggler.unprofiled` where profiled members wait for an unprofiled rank.
 
     Evidence: of calls of one communicator, operation and size, some take many times longer after
@@ -121,8 +121,9 @@ def find(dataset: Dataset, _found: Sequence[Finding] = ()) -> list[Finding]:
         return []
     steady = np.isin(c.step, dataset.steady_steps)
     names = dict.fromkeys(c.communicator[steady & (extra > 0)])
-    each = (_finding(dataset, steady & (c.communicator == name), extra) for name in names)
-    return [found for found in each if found is not None][: limits.MOST]
+    by = lighter(dataset, found)
+    each = (_finding(dataset, steady & (c.communicator == name), extra, by) for name in names)
+    return [one for one in each if one is not None][: limits.MOST]
 
 
 def _waited(dataset: Dataset, mine: Bools, extra: Floats) -> Floats:
@@ -138,7 +139,8 @@ def _waited(dataset: Dataset, mine: Bools, extra: Floats) -> Floats:
     return np.asarray(np.min(each, axis=0), dtype=float)
 
 
-def _finding(dataset: Dataset, mine: Bools, extra: Floats) -> Finding | None:
+def _finding(dataset: Dataset, mine: Bools, extra: Floats, by: str) -> Finding | None:
+    """The finding of one communicator's calls `mine`; `by` is what profiles the other ranks."""
     c, world = dataset.collectives, dataset.world_size or 0
     job, base = job_of(dataset), repaired(dataset)
     ranks = np.unique(c.rank[mine]).tolist()
@@ -173,7 +175,7 @@ def _finding(dataset: Dataset, mine: Bools, extra: Floats) -> Finding | None:
             }
         ],
         advice=f"profile the other ranks: --ranks {numbers(missing[: limits.MOST])}",
-        follow_up=capture(dataset, missing[: limits.MOST]),
+        follow_up=capture(dataset, missing[: limits.MOST], profiler=by),
     )  # fmt: skip
 
 

@@ -1,0 +1,65 @@
+"""Runs that are there already: a user's own, in one folder, the newest first.
+
+What one of them found about a program decides how the next run of it is captured, where nothing
+else can: nsys must be there when a program starts, and before that nothing can be measured.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+from collections.abc import Sequence
+from pathlib import Path
+
+from clusterprof import masking
+from clusterprof.agent.contracts import paths
+from clusterprof.errors import ClusterprofError, ReportError
+from clusterprof.run_directory import Manifest, RunDirectory
+
+#: So many of the newest runs are looked through for one of the same program.
+MOST = 50
+
+
+def runs_in(parent: Path) -> list[tuple[RunDirectory, Manifest]]:
+    """The user's own runs in a folder, the newest first; what is damaged is left out."""
+    found = []
+    with contextlib.suppress(OSError), os.scandir(parent) as entries:
+        for entry in entries:
+            run = RunDirectory(Path(entry.path))
+            # A pipe, or a link of somebody else's, would be waited for or followed.
+            with contextlib.suppress(OSError, ClusterprofError):
+                there = run.manifest.lstat()
+                ours = stat.S_ISREG(there.st_mode) and there.st_uid == os.geteuid()
+                if ours and entry.is_dir(follow_symlinks=False):
+                    manifest = run.read_manifest()
+                    found.append((manifest.began, run, manifest))
+    return [(run, manifest) for _, run, manifest in sorted(found, key=lambda each: each[0])[::-1]]
+
+
+def launch_bound(parent: Path, program: Sequence[str]) -> RunDirectory | None:
+    """The latest merged run of this program in `parent`, if it was launch-bound, else None.
+
+    It is where launches were found to bind the steps, or where steps stayed longer after nsys'
+    window: nsys costs time for each launch until the program ends.
+    """
+    wanted = masking.words(program)
+    for run, manifest in runs_in(parent)[:MOST]:
+        again = manifest.again
+        if "--" not in again or again[again.index("--") + 1 :] != wanted:
+            continue
+        result = run.merged / paths.RESULTS
+        if not result.is_file():
+            continue
+        from clusterprof.analysis.findings.finding import LAUNCH_BOUND
+        from clusterprof.analysis.findings.profiler_overhead import stay
+        from clusterprof.report import results_json
+
+        with contextlib.suppress(ReportError):  # of another version
+            results = results_json.read(result)
+            cost = results["capture"]
+            nsys = any(each["profiler"].startswith("nsys") for each in results["ranks"])
+            stays = nsys and cost is not None and stay(cost["profiled"])
+            bound = any(each["code"] == LAUNCH_BOUND for each in results["findings"])
+            return run if bound or stays else None
+    return None
