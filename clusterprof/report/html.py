@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from clusterprof.agent.contracts import files, words
-from clusterprof.report import summary
+from clusterprof.report import overview, summary
 from clusterprof.report.summary import Average
 from clusterprof.results import Finding, Results
 from clusterprof.run_directory import writing
@@ -35,6 +35,7 @@ _MOST_CELLS = 576
 _MOST_ROWS = 40
 _MOST_EVIDENCE = 64
 #: the page's one script, in this order: what the others share first, what shows the state last
+_STYLES = ("report.css", "overview.css")
 _SCRIPTS = ("core.js", "timeline.js", "arrive.js")
 #: near the beginning of every page
 _MARK = b'<meta name="generator" content="clusterprof">'
@@ -55,11 +56,12 @@ def render(results: Results, collectives: pa.Table, *, title: str) -> str:
     return _template().render(
         title=title,
         results=results,
-        style=_part("report.css"),
+        style="".join(map(_part, _STYLES)),
         script=script,
         # what the page's policy allows to run: this script and no other
         script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
-        tiles=_tiles(results),
+        verdict=summary.sentences(results["verdict"]),
+        tiles=overview.tiles(results),
         findings=[(finding, _drawn(finding, begins)) for finding in summary.by_saving(results)],
         account=_account(results),
         path=_path(results),
@@ -103,6 +105,7 @@ def _template() -> jinja2.Template:
     import jinja2
 
     environment = jinja2.Environment(
+        loader=jinja2.FunctionLoader(_part),
         autoescape=True,
         finalize=_shown,
         trim_blocks=True,
@@ -118,75 +121,6 @@ def _template() -> jinja2.Template:
 def _shown(value: object) -> object:
     """Every text that the template puts out passes here, but for what it marks as safe."""
     return words.plain(value) if type(value) is str else value
-
-
-def _tiles(results: Results) -> list[dict[str, Any]]:
-    """The answer in four boxes: the straggler, what it delays, confidence and coverage."""
-    findings = [each for each in summary.by_saving(results) if each["severity"] != "info"]
-    straggler = next((f for f in findings if f["code"].startswith("straggler.")), None)
-    top = straggler or (findings[0] if findings else None)
-    floor = summary.pair_bound_ns(results)
-    bound = summary.bound(floor) if floor else ""
-    if top is not None:
-        clocks = f"two ranks' times agree to {bound}" if floor else "one clock only"
-        clocks = "not all clocks can be aligned" if bound == "unknown" else clocks
-        confidence = _tile("Confidence", words.confidence(top["confidence"]), clocks)
-    else:
-        confidence = _tile("Confidence", bound or "-", "between two ranks' clocks")
-    return [
-        _tile_straggler(results, straggler),
-        _tile_saving(results, top),
-        confidence,
-        _tile_coverage(results),
-    ]
-
-
-def _tile_straggler(results: Results, straggler: Finding | None) -> dict[str, Any]:
-    if straggler is not None:
-        who = summary.whom(straggler) or "an unprofiled rank"
-        more = f"{straggler['code']}, {summary.recurrence(straggler)}"
-        return _tile("Straggler", who, more, hurt=True)
-    if len(results["ranks"]) < 2 or not results["collectives"]["matched"]:
-        why = "needs collectives of at least two profiled ranks"
-    elif not summary.evidence_steps(results)[1]:
-        why = "no step is free of the profiler's own start and stop"
-    else:
-        return _tile("Straggler", "none", f"of {len(results['ranks'])} profiled ranks")
-    return _tile("Straggler", "cannot be determined", why)
-
-
-def _tile_saving(results: Results, top: Finding | None) -> dict[str, Any]:
-    if top is None:
-        return _tile("Saved per step by a repair", "none", "no finding saves a twentieth of a step")
-    is_straggler = top["code"].startswith("straggler.")
-    saved = words.with_bound(top["saved_ns_per_step"], top["saved_uncertainty_ns"])
-    value, _, bound = saved.removesuffix("ms").partition(" ")
-    pace = results["pace"]
-    of = f" of {words.ms(pace['step_ns'])}" if pace else ""
-    code = "" if is_straggler else f", {top['code']}"
-    return _tile(
-        "Saved per step by its repair" if is_straggler else "Saved per step by a repair",
-        f"{value} ms",
-        f"{words.percent(top['share_of_step'])} of a step{of}{code}",
-        bound=bound.strip(),
-        hurt=top["severity"] == "critical",
-    )
-
-
-def _tile_coverage(results: Results) -> dict[str, Any]:
-    steps, steady = summary.evidence_steps(results)
-    profiled, missing = len(results["ranks"]), len(results["missing"])
-    more = words.counted(len(steps), "steady-state step" if steady else "step")
-    if steps:
-        more += f" ({words.spans(steps, limit=4)})" + ("" if steady else ", none in steady state")
-    value = f"{profiled} of {profiled + missing} reports" if missing else ""
-    return _tile("Coverage", value or words.counted(profiled, "rank"), more, hurt=bool(missing))
-
-
-def _tile(
-    name: str, value: str, more: str, *, bound: str = "", hurt: bool = False
-) -> dict[str, Any]:
-    return {"name": name, "value": value, "more": more, "bound": bound, "hurt": hurt}
 
 
 def _drawn(finding: Finding, begins: Mapping[int, int]) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from itertools import chain
@@ -27,6 +28,9 @@ _LEAST_PART = 0.01
 _MOST_STEPS = 24
 #: so many groups of one kind are listed in a line
 _MOST_GROUPS = 4
+_SENTENCE_END = re.compile(r"(?<=[.!?]) (?=[A-Z0-9])")
+#: what the verdict may leave out of a finding's sentence, and puts before it
+_LEFT_OUT, _ALSO = re.compile(r" \([^()]*\)(?=\.$)"), "also, "
 
 
 # --- numbers
@@ -96,6 +100,39 @@ def worth_showing(results: Results, rows: list[Average], most: int) -> list[Aver
 def by_saving(results: Results) -> list[Finding]:
     """The findings, first those whose repair saves most."""
     return sorted(results["findings"], key=lambda finding: -finding["saved_ns_per_step"])
+
+
+def sentences(text: str) -> list[str]:
+    """The sentences of a verdict or a summary."""
+    return _SENTENCE_END.split(text)
+
+
+def _as_said(sentence: str) -> str:
+    """A sentence as it can be compared, in the verdict or in the summary that it is from."""
+    return _LEFT_OUT.sub("", sentence).lower().removeprefix(_ALSO)
+
+
+def leading(results: Results) -> Finding | None:
+    """The finding that the verdict begins with; None where it begins with none."""
+    weighty = [finding for finding in by_saving(results) if finding["severity"] != "info"]
+    in_verdict = [_as_said(sentence) for sentence in sentences(results["verdict"])]
+    firsts = [(_as_said(sentences(finding["summary"])[0]), finding) for finding in weighty]
+    named = [finding for one in in_verdict for first, finding in firsts if first == one]
+    return next(iter([*named, *weighty]), None)
+
+
+def not_in_verdict(results: Results, finding: Finding) -> str:
+    """A finding's summary without the sentences that the verdict has."""
+    in_verdict = {_as_said(sentence) for sentence in sentences(results["verdict"])}
+    own = sentences(finding["summary"])
+    return " ".join(sentence for sentence in own if _as_said(sentence) not in in_verdict)
+
+
+def world(results: Results) -> int:
+    """How many ranks the job has, as far as any report says."""
+    entries, found = results["ranks"], results["shallow"]
+    most = max((each["world_size"] or 0 for each in entries), default=0)
+    return max(most, len(entries), len(found["ranks"]) + len(found["missing"]) if found else 0)
 
 
 def stragglers(results: Results) -> list[int]:

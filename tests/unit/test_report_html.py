@@ -62,17 +62,44 @@ def _tiles(page: str) -> list[tuple[str, str]]:
     return [(re.sub("<.*?>", "", value), more) for value, more in found]
 
 
-def test_the_page_begins_with_the_straggler_its_cost_the_confidence_and_the_coverage() -> None:
+def test_the_page_begins_with_who_it_is_what_it_costs_what_is_saved_and_the_confidence() -> None:
     page = _render()
-    straggler, cost, confidence, coverage = _tiles(page)
-    assert straggler[0] == "rank 2"
-    assert cost[0] == "17.9 ms ±1.2"
+    who, cost, saved, confidence = _tiles(page)
+    assert who == ("rank 2", "straggler on gpu-07, straggler.host")
+    # 29.01% of what eight GPUs do
+    assert cost == ("29% of each step", "as much as 2.3 of 8 GPUs")
+    assert saved == ("17.9 ms ±1.2", "per step: 61.6 ms → 43.7 ms")
     assert confidence[0] == "97%"
-    assert "±17 µs" in confidence[1]
-    assert coverage[0] == "4 of 5 reports"
-    assert "steps (7–9)" in coverage[1]
+    assert confidence[1] == "4 of 5 reports, 3 steady-state steps (7–9), clocks ±17 µs"
     (missing,) = sample.results()["missing"]
     assert f"rank 4: {missing['reason']}" in _Page(page).text.partition("Findings")[0]
+
+
+def test_the_boxes_are_about_the_finding_that_the_verdict_begins_with() -> None:
+    results = sample.results()
+    straggler, copies = results["findings"]
+    copies["saved_ns_per_step"], copies["share_of_step"] = 40_000_000, 0.65
+    copies["summary"] = "Copying costs 40.0 ms of each 61.6 ms step (65%). It is slow."
+    straggler["summary"] = "Rank 2 delays the other ranks by 17.9 ms of each 61.6 ms step (29%)."
+    results["verdict"] = f"{copies['summary'][:-12]} Also, r{straggler['summary'][1:]}"
+    page = html.render(results, sample.collectives(), title="x")
+    who, cost, *_ = _tiles(page)
+    assert who == ("all 4 ranks", "no single straggler, input.pageable_copy")
+    assert cost[0] == "65% of each step"
+    results["verdict"] = straggler["summary"]
+    page = html.render(results, sample.collectives(), title="x")
+    assert _tiles(page)[0][0] == "rank 2"
+
+
+def test_the_first_finding_does_not_repeat_the_verdict() -> None:
+    results = sample.results()
+    sentence = "Rank 2 delays the other ranks by 17.9 ms of each 61.6 ms step."
+    results["findings"][0]["summary"] = f"{sentence} Cause: it sleeps (clock_nanosleep). Twice."
+    results["verdict"] = f"{sentence} Cause: it sleeps."
+    page = html.render(results, sample.collectives(), title="x")
+    assert _Page(page).text.count(sentence) == 1
+    assert '<p class="summary">Twice.</p>' in page
+    assert f"<h1><span>{sentence}</span> <span>Cause: it sleeps.</span></h1>" in page
 
 
 def test_findings_stand_before_tables_clock_and_warnings() -> None:
@@ -131,9 +158,9 @@ def test_the_same_results_give_the_same_page() -> None:
 
 def test_a_healthy_run_has_a_clean_page() -> None:
     page = html.render(sample.healthy(), sample.collectives(late=None), title="x")
-    straggler, cost, *_ = _tiles(page)
-    assert (straggler[0], cost[0]) == ("none", "none")
-    assert "4 profiled ranks" in straggler[1]
+    who, cost, saved, _ = _tiles(page)
+    assert (who[0], cost[0], saved[0]) == ("none", "none", "none")
+    assert "4 profiled ranks" in who[1]
     text = _Page(page).text
     assert "article" not in [tag for tag, _ in _Page(page).elements]
     assert "missing" not in text

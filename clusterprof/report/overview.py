@@ -1,0 +1,94 @@
+"""The page's first look: the answer in four boxes, and all ranks and steps in one picture."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from clusterprof.agent.contracts import words
+from clusterprof.report import summary
+from clusterprof.results import Finding, Results
+
+
+class Tile(NamedTuple):
+    """One box: a name, the answer in a few letters, and what it is of."""
+
+    name: str
+    value: str
+    more: str
+    bound: str = ""
+    hurt: bool = False
+
+
+def tiles(results: Results) -> list[Tile]:
+    """Who it is, what it costs, what its repair saves, and how well that is known.
+
+    All four are about the finding that the verdict begins with.
+    """
+    top = summary.leading(results)
+    return [_who(results, top), _cost(results, top), _saving(results, top), _known(results, top)]
+
+
+def _who(results: Results, top: Finding | None) -> Tile:
+    profiled = len(results["ranks"])
+    if top is not None:
+        everyone = profiled > 1 and len(top["ranks"]) == profiled
+        is_straggler = top["code"].startswith("straggler.") and not everyone
+        hosts = {each["host"] for each in results["ranks"] if each["rank"] in top["ranks"]} - {""}
+        where = f" on {words.plain(hosts.pop())}" if len(hosts) == 1 and not everyone else ""
+        kind = "straggler" if is_straggler else "no single straggler"
+        who = f"all {profiled} ranks" if everyone else summary.whom(top) or "an unprofiled rank"
+        more = f"{kind}{where}, {top['code']}"
+        return Tile("Who", who, more, hurt=is_straggler)
+    if profiled < 2 or not results["collectives"]["matched"]:
+        why = "needs collectives of at least two profiled ranks"
+    elif not summary.evidence_steps(results)[1]:
+        why = "no step is free of the profiler's own start and stop"
+    else:
+        return Tile("Who", "none", f"no straggler among {profiled} profiled ranks")
+    return Tile("Who", "cannot be determined", why)
+
+
+def _cost(results: Results, top: Finding | None) -> Tile:
+    name, pace = "What it costs", results["pace"]
+    if top is None:
+        step = words.ms(pace["window_step_ns"]) if pace else ""
+        return Tile(name, "none", f"steps of {step}" if step else "no steady-state step")
+    share, ranks = top["share_of_step"], summary.world(results)
+    if not share:
+        return Tile(name, "unknown", "no replay without its cause", hurt=_hurts(top))
+    what = "GPUs" if any(each["device"] for each in results["ranks"]) else "ranks"
+    lost = f"as much as {share * ranks:.2g} of {ranks:,} {what}" if ranks > 1 else ""
+    more = lost or summary.recurrence(top)
+    return Tile(name, f"{words.percent(share)} of each step", more, hurt=_hurts(top))
+
+
+def _saving(results: Results, top: Finding | None) -> Tile:
+    name, pace = "What its repair saves", results["pace"]
+    if top is None:
+        return Tile(name, "none", "no finding saves a twentieth of a step")
+    ns = top["saved_ns_per_step"]
+    if ns <= 0 or pace is None:
+        return Tile(name, "unknown", summary.saved(top))
+    saved = words.with_bound(ns, top["saved_uncertainty_ns"])
+    value, _, bound = saved.removesuffix("ms").partition(" ")
+    before, after = words.ms(pace["step_ns"]), words.ms(max(pace["step_ns"] - ns, 0))
+    return Tile(name, f"{value} ms", f"per step: {before} → {after}", bound=bound.strip())
+
+
+def _known(results: Results, top: Finding | None) -> Tile:
+    steps, steady = summary.evidence_steps(results)
+    where = words.counted(len(steps), "steady-state step" if steady else "step")
+    where += f" ({words.spans(steps, limit=3)})" if steps else ""
+    where += "" if steady or not steps else ", none in steady state"
+    floor = summary.pair_bound_ns(results)
+    bound = summary.bound(floor) if floor else "one clock"
+    clocks = {"one clock": "one clock only", "unknown": "not all clocks can be aligned"}
+    profiled, missing = len(results["ranks"]), len(results["missing"])
+    reports = f"{profiled} of {profiled + missing} reports" if missing else ""
+    more = ", ".join(filter(None, (reports, where, clocks.get(bound, f"clocks {bound}"))))
+    confident = words.confidence(top["confidence"]) if top else bound
+    return Tile("Confidence", confident, more, hurt=bool(missing))
+
+
+def _hurts(finding: Finding) -> bool:
+    return finding["severity"] == "critical"
