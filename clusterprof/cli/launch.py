@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import math
 from collections.abc import Sequence
 
-from clusterprof import launchers
+from clusterprof import console, gate, launchers
 from clusterprof.arguments import RANKS_GRAMMAR
 from clusterprof.cli import verb_parser
 from clusterprof.errors import UsageError
@@ -24,6 +25,8 @@ def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
         launcher.add_options(this)
     arguments, options = this.parse_known_args(words)
     command = given_program(verb, own, program)
+    if wrong := wrong_codes(arguments.fail_on):
+        return wrong
     origins = planning.settle(arguments)
     by_default = {name for name, origin in origins.items() if origin == "default"}
     arguments.given = planning.as_words(this, arguments, _ANEW | by_default)
@@ -44,8 +47,30 @@ def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
     return run_job.run(plan, planned)
 
 
+def wrong_codes(conditions: Sequence[gate.Condition]) -> int:
+    """The status to end with where `--fail-on` has a code that no finding has, else 0.
+
+    Asked in a process of its own: threads of the analysis would get signals that are the job's.
+    """
+    if not conditions:
+        return 0
+    from clusterprof.launch.bounded_wait import Apart
+
+    def ask() -> int:
+        try:
+            gate.check_codes(conditions)
+        except UsageError as error:
+            console.error(error)
+            return error.exit_code
+        return 0
+
+    asking = Apart(ask)
+    asking.ends_within(math.inf)
+    return asking.status or 0
+
+
 #: what the command line of a next run decides anew
-_ANEW = {"ranks", "arm", "profiler", "run_dir", "force", "dry_run", "debug"}
+_ANEW = {"ranks", "arm", "profiler", "run_dir", "force", "dry_run", "fail_on", "debug"}
 
 
 def given_program(verb: str, own: Sequence[str], program: Sequence[str] | None) -> Sequence[str]:
@@ -137,3 +162,4 @@ def _add_running(this: argparse.ArgumentParser) -> None:
     add("--no-merge", action="store_true", help="only collect the reports")
     add("--strict", action="store_true",
         help=f"end with status {planning.PROFILE_FAILED} if a report is missing")  # fmt: skip
+    gate.add_option(add, status=f"status {planning.GATE_FAILED}, if the job succeeded,")

@@ -6,15 +6,13 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from clusterprof import console, run_directory
+from clusterprof import console, gate, run_directory
 from clusterprof.agent import nsys
 from clusterprof.agent.contracts import paths
 from clusterprof.arguments import check_free, path
 from clusterprof.cli import verb_parser
 from clusterprof.console import say
 from clusterprof.errors import ReportError, UsageError
-
-_SEVERITIES = ("info", "warning", "critical")
 
 
 def parser(verb: str) -> argparse.ArgumentParser:
@@ -41,15 +39,14 @@ def parser(verb: str) -> argparse.ArgumentParser:
     add("--html", type=path, metavar="FILE", help="write the HTML report to FILE")
     add("--output", type=path, metavar="DIR", help="write results, tables and HTML report to DIR")
     add("--force", action="store_true", help="replace what --output or --html wrote")
-    add("--fail-on", choices=_SEVERITIES, metavar="SEVERITY",
-        help="end with status 1 on a finding of at least this severity: info, warning, "
-        "critical")  # fmt: skip
+    gate.add_option(add)
     return this
 
 
 def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
-    """Merge and print; 0, or 1 where a finding is as severe as --fail-on."""
+    """Merge and print; 0, or 1 where a condition of --fail-on is met."""
     arguments = parser(verb).parse_args([*own, *(program or ())])
+    gate.check_codes(arguments.fail_on)
     nsys.prefer(arguments.nsys)
     from clusterprof import merge_run
     from clusterprof.report import html, results_json
@@ -95,8 +92,7 @@ def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
         console.json(results_json.dumps(made.results))
     else:
         merge_run.print_verdict(made.results)
-    failing = _SEVERITIES[_SEVERITIES.index(arguments.fail_on) :] if arguments.fail_on else ()
-    return int(any(each["severity"] in failing for each in made.results["findings"]))
+    return int(gate.fails(arguments.fail_on, made.results["findings"]))
 
 
 def _is_run(folder: Path) -> bool:

@@ -157,6 +157,11 @@ def decide(
     Errors are found here, not after hours in the queue.
     """
     refuse_strays(options)
+    if arguments.fail_on:
+        raise UsageError(
+            "--fail-on: the merge of a batch job runs after it, and nothing waits for its status",
+            "check the run once it is merged: clusterprof merge RUN --fail-on CONDITION",
+        )
     origins = settle(arguments)
     launching = launcher_options(this, arguments, origins)
     selection, _ = checked(arguments)

@@ -33,6 +33,8 @@ from clusterprof.run_directory import RunDirectory
 
 #: `--strict`: the training was fine, the profile was not.
 PROFILE_FAILED = 123
+#: `--fail-on`: the training was fine, and a condition is met or could not be checked.
+GATE_FAILED = 122
 #: `--beacons`: more would slow the job
 MOST_BEACONS = 1000
 #: `--max-steps`: five to ten steps are enough; no tool opens reports of hundreds
@@ -284,6 +286,11 @@ def checked(arguments: argparse.Namespace) -> tuple[Selection, StepWindow]:
         raise UsageError(
             f"--step-on {step_on!r} is not a function",
             "write module:function or module:Class.method",
+        )
+    if arguments.fail_on and arguments.no_merge:
+        raise UsageError(
+            "--fail-on needs a merge, which --no-merge leaves out",
+            "merge later: clusterprof merge RUN --fail-on CONDITION",
         )
     if arguments.max_report_mb < 0:
         raise UsageError(

@@ -10,7 +10,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from clusterprof import __version__, console, masking, run_directory
+from clusterprof import __version__, console, gate, masking, run_directory
 from clusterprof.agent import nsys
 from clusterprof.agent.contracts import paths, words
 from clusterprof.agent.contracts.states import State
@@ -30,7 +30,7 @@ from clusterprof.launch.bounded_wait import BesideJob, unless_stalled
 from clusterprof.launch.foreground import Foreground
 from clusterprof.launch.live_hang import watch
 from clusterprof.launch.look_first import look_first
-from clusterprof.launch.planning import PROFILE_FAILED, LaunchPlan
+from clusterprof.launch.planning import GATE_FAILED, PROFILE_FAILED, LaunchPlan
 from clusterprof.launch.stop import BeforeSrunKills, TimeLimit
 from clusterprof.launchers.support.command_line import find_program
 from clusterprof.run_directory import Manifest, RunDirectory
@@ -91,7 +91,9 @@ def launch(launcher: str, plan: LaunchPlan, run: RunDirectory, manifest: Manifes
     elif ended >= 0:
         return ended
     # Not collected, or the collecting process was ended by a signal; the job was not.
-    return PROFILE_FAILED if plan.arguments.strict and status == 0 else status
+    if status == 0 and plan.arguments.strict:
+        return PROFILE_FAILED
+    return GATE_FAILED if status == 0 and plan.arguments.fail_on else status
 
 
 def begin(plan: LaunchPlan) -> tuple[RunDirectory, Manifest]:
@@ -131,7 +133,7 @@ def conclude(
     """
     ended = now_text()
     nsys.prefer(plan.capture.nsys.path if plan.capture.nsys else None)
-    complete = False
+    complete, merged, passed = False, False, not plan.arguments.fail_on
     try:
         if plan.job.closed and not run.ranks():
             patience_s = 0
@@ -159,8 +161,10 @@ def conclude(
             from clusterprof.merge_run import merge_run, tell_results
 
             made = merge_run(run, outcomes)
+            merged = True
             with console.harmless():
                 tell_results(made, run)
+            passed = not gate.fails(plan.arguments.fail_on, made.results["findings"])
     except Exception as error:  # noqa: BLE001 - the job has ended with its own status
         complete = False
         if plan.arguments.debug:
@@ -178,9 +182,11 @@ def conclude(
         if ordered and not later.is_auto and not later.html.exists():
             say(f"window {later.number} was captured later: clusterprof collect "
                 f"{shortest(run.root)} --window {later.number}")  # fmt: skip
+    if plan.arguments.fail_on and not merged:
+        say("--fail-on could not be checked: nothing was merged")
     if plan.arguments.strict and status == 0 and not complete:
         return PROFILE_FAILED
-    return status
+    return GATE_FAILED if status == 0 and not passed else status
 
 
 def first_members(plan: LaunchPlan) -> dict[str, Any]:

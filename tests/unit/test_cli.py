@@ -30,7 +30,7 @@ def test_a_fault_while_merging_keeps_the_job_s_status_and_says_where_the_reports
     run = run_directory.create(tmp_path / "run")
     states.advance(str(run.rank(0)), "captured", chosen=True)
     (run.rank(0) / "report.nsys-rep").write_bytes(b"report")
-    arguments = argparse.Namespace(no_merge=False, debug=False, strict=False)
+    arguments = argparse.Namespace(no_merge=False, debug=False, strict=False, fail_on=[])
     plan = cast(
         "LaunchPlan",
         SimpleNamespace(
@@ -57,7 +57,7 @@ def test_a_report_that_is_written_is_waited_for_as_long_as_nsys_may_take(
     start_s: int, finishing_s: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     nsys = NsysPlan("nsys", "2022.4", None, {}, [], [], [], [], start_s)
-    arguments = argparse.Namespace(hang_after=0, time_margin=None, strict=False)
+    arguments = argparse.Namespace(hang_after=0, time_margin=None, strict=False, fail_on=[])
     job = SimpleNamespace(command=["mpirun"], launcher="mpirun")
     plan = cast(
         "LaunchPlan",

@@ -1,0 +1,146 @@
+"""`--fail-on`: what fails a pipeline. One parser and one type for merge, launching and compare.
+
+    critical        a finding of this severity or above (info, warning, critical)
+    straggler.*     a finding above severity info with this code; * and ? as in file names
+    saved>5%        a finding whose repair saves more than 5% of the step, of any severity
+    gpu.*>5%        the same of findings with such a code
+    step>+3%        the step is longer by more than 3%, beyond the noise: compare only
+
+Several are separated by commas, or given by several `--fail-on`: any of them fails.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from functools import partial
+from typing import get_args
+
+from clusterprof.agent.contracts import words
+from clusterprof.console import say
+from clusterprof.errors import UsageError
+from clusterprof.results import Finding, Severity
+
+_SEVERITIES: tuple[Severity, ...] = tuple(reversed(get_args(Severity)))
+_CODE = re.compile(r"[a-z_*?]+(\.[a-z_*?]+)*")
+_LIMIT = re.compile(r"(?P<what>[^>]+)>(?P<sign>\+?)(?P<percent>[0-9]{1,3}(\.[0-9]{1,6})?)%")
+_EXPECTED = (
+    f"expected a severity ({', '.join(_SEVERITIES)}), a finding's code (straggler.*), a saving "
+    "(saved>5%, straggler.*>5%)"
+)
+
+
+@dataclass(frozen=True)
+class Condition:
+    """One thing that fails: a finding, or with `step_frac` a step that got longer."""
+
+    text: str
+    codes: str = "*"
+    least: Severity = "info"
+    #: findings whose repair saves more than this share of the step; None: whatever it saves
+    saved_frac: float | None = None
+    #: a step longer by more than this share of it
+    step_frac: float | None = None
+
+    def __str__(self) -> str:
+        return self.text
+
+    def met_by(self, finding: Finding) -> bool:
+        """Whether this finding fails."""
+        if self.step_frac is not None or not fnmatchcase(finding["code"], self.codes):
+            return False
+        if self.saved_frac is not None and finding["share_of_step"] <= self.saved_frac:
+            return False
+        return finding["severity"] in _SEVERITIES[_SEVERITIES.index(self.least) :]
+
+
+def parse(text: str, *, compares: bool = False) -> list[Condition]:
+    """The conditions of one `--fail-on`. Raises UsageError.
+
+    `compares`: whether two runs are compared, and `step>+3%` has a meaning.
+    """
+    return [_condition(each.strip(), compares) for each in text.split(",")]
+
+
+def _condition(text: str, compares: bool) -> Condition:
+    if text in _SEVERITIES:
+        return Condition(text, least=text)
+    limit = _LIMIT.fullmatch(text)
+    what, frac = (limit["what"], float(limit["percent"]) / 100) if limit else (text, None)
+    if limit and what == "step":
+        if not compares:
+            raise UsageError(
+                f"--fail-on {text!r} compares two runs", "use it with clusterprof compare A B"
+            )
+        return Condition(text, step_frac=frac)
+    codes = "*" if limit and what == "saved" else what
+    if not _CODE.fullmatch(codes) or (limit and limit["sign"]):
+        expected = f"{_EXPECTED}{' or a longer step (step>+3%)' if compares else ''}"
+        raise UsageError(f"--fail-on: cannot read {text!r}", expected)
+    return Condition(text, codes, "info" if limit else "warning", saved_frac=frac)
+
+
+def add_option(
+    add: Callable[..., object], *, compares: bool = False, status: str = "status 1"
+) -> None:
+    """Give a verb its `--fail-on`, a list of conditions, by its parser's `add_argument`."""
+    more = ", or a step longer than before (step>+3%%)" if compares else ""
+    add("--fail-on", type=partial(parse, compares=compares), action="extend", default=[],
+        metavar="CONDITION",
+        help=f"end with {status} on such a finding: by severity (critical, warning, info), code "
+        f"(straggler.*) or saving (saved>5%%, straggler.*>5%%){more}; several by commas or by "
+        "several --fail-on")  # fmt: skip
+
+
+def check_codes(conditions: Sequence[Condition]) -> None:
+    """Raise UsageError for a code that no finding has: it would never fail. Loads the analysis."""
+    if not conditions:
+        return
+    from clusterprof.analysis.findings.registry import CODES
+
+    for each in conditions:
+        if not any(fnmatchcase(code, each.codes) for code in CODES):
+            raise UsageError(
+                f"--fail-on {each}: no finding has such a code",
+                "clusterprof explain lists the codes",
+            )
+
+
+def failures(
+    conditions: Iterable[Condition],
+    findings: Sequence[Finding],
+    step: tuple[float, float] | None = None,
+) -> list[str]:
+    """A sentence for each condition that is met, by the finding that saves most of those.
+
+    `step` is by which share the step got longer, and the noise of that (half-width): a change
+    within it meets no condition.
+    """
+    found = []
+    for each in conditions:
+        if each.step_frac is not None:
+            if step is not None and step[0] > max(each.step_frac, step[1]):
+                found.append(f"{each}: the step is {words.percent(step[0])} longer")
+            continue
+        met = [finding for finding in findings if each.met_by(finding)]
+        if met:
+            most = max(met, key=lambda finding: finding["saved_ns_per_step"])
+            saves = words.percent(most["share_of_step"])
+            who = f", {words.ranks(most['ranks'])}" if most["rank"] is not None else ""
+            more = f", and {len(met) - 1} more" if len(met) > 1 else ""
+            found.append(f"{each}: {most['code']}{who}: repair saves {saves} of the step{more}")
+    return found
+
+
+def fails(
+    conditions: Iterable[Condition],
+    findings: Sequence[Finding],
+    step: tuple[float, float] | None = None,
+) -> bool:
+    """Whether any condition is met, each with a message (arguments as for `failures`)."""
+    found = failures(conditions, findings, step)
+    for each in found:
+        say(f"--fail-on {each}")
+    return bool(found)
