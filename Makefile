@@ -52,7 +52,7 @@ $(READY): pyproject.toml $(LOCK) Makefile
 .PHONY: lock
 lock: $(READY) ## write the lock anew from pyproject.toml (ARGS=--upgrade: with the newest of all)
 	@$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
-	  --only-binary :all: --group test --group lint --group release --group torch \
+	  --only-binary :all: --group test --group lint --group docs --group release --group torch \
 	  --no-annotate --custom-compile-command 'make lock' --excludes <(echo torch) \
 	  --output-file $(LOCK) $(ARGS) pyproject.toml
 
@@ -116,6 +116,11 @@ readme: $(READY) ## write the outputs and the picture in README.md anew
 dist: $(READY) ## build the sdist and the wheel into dist/
 	@rm -rf dist
 	@$(BIN)/python -m build --outdir dist .
+
+.PHONY: docs
+docs: $(READY) ## build the documentation's site, build/docs/index.html
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict $(ARGS)
+	@echo "build/docs/index.html"
 
 .PHONY: changelog
 changelog: $(READY) ## show what the fragments in changelog.d will say

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import re
+import shlex
 import sys
 from collections.abc import Callable
+from html.parser import HTMLParser
 from pathlib import Path
+from urllib.parse import unquote, urlsplit
 
+import pytest
 from lab.command import Completed
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -29,3 +35,117 @@ def test_every_make_target_is_listed_by_make_help(run_command: Run) -> None:
     assert done.returncode == 0, done
     listed = {line.split()[1] for line in done.stdout.splitlines() if line.startswith("  make ")}
     assert listed == phony
+
+
+# --- the site
+
+
+class _Links(HTMLParser):
+    """What a page links to, what it loads, and the places in it that can be linked to."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.links: set[str] = set()
+        self.loads: set[str] = set()
+        self.anchors: set[str] = set()
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        given = {name: value for name, value in attrs if value}
+        self.anchors.update(given[name] for name in ("id", "name") if name in given)
+        if tag == "a" and "href" in given:
+            self.links.add(given["href"])
+        elif tag == "link" and given.get("rel") in {"stylesheet", "icon"}:
+            self.loads.add(given["href"])
+        elif "src" in given:
+            self.loads.add(given["src"])
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The documentation's site, as `make docs` builds it."""
+    from lab import command
+
+    folder = tmp_path_factory.mktemp("site")
+    venv = Path(sys.executable).parents[1]
+    done = command.run(
+        ["make", "-C", ROOT, "docs", f"ARGS=--site-dir {folder}", f"VENV={venv}"],
+        env={"MAKEFLAGS": None},
+    )
+    assert done.returncode == 0, done
+    return folder
+
+
+def test_each_link_of_the_site_leads_to_a_page_and_a_place_that_exist(site: Path) -> None:
+    pages = {path: _Links(path.read_text("utf-8")) for path in sorted(site.rglob("*.html"))}
+    assert len(pages) > 20
+    wrong = []
+    for page, found in pages.items():
+        if page.name == "404.html":  # is served for any address: its links begin with a slash
+            continue
+        for link in found.links | found.loads:
+            parts = urlsplit(link)
+            if parts.scheme and link not in found.loads:
+                continue
+            there = (
+                Path(os.path.normpath(page.parent / unquote(parts.path))) if parts.path else page
+            )
+            anchor = unquote(parts.fragment)
+            known = pages[there].anchors if there in pages else {""}
+            if parts.scheme or not there.is_file() or (anchor and anchor not in known):
+                wrong.append(f"{page.relative_to(site)}: {link}")
+    assert not wrong
+
+
+def test_every_page_of_the_documentation_stands_in_the_site_s_navigation() -> None:
+    named = re.findall(r"^ +- (\S+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)
+    pages = {path.relative_to(ROOT / "docs").as_posix() for path in (ROOT / "docs").rglob("*.md")}
+    assert pages <= set(named)
+
+
+def test_the_reference_has_each_verb_exit_code_field_and_column(site: Path) -> None:
+    from clusterprof import errors, tables
+    from clusterprof.cli.main import verbs
+    from clusterprof.results import Finding
+
+    reference = {path.stem: path.read_text("utf-8") for path in (site / "reference").iterdir()}
+    for verb in verbs():
+        assert f'id="{verb}"' in reference["command-line"]
+    for error in (errors.UsageError, errors.ReportError, errors.MergeError, errors.ProfilerError):
+        assert f"<td>{error.exit_code}</td>" in reference["exit-codes"]
+    for field in Finding.__annotations__:
+        assert f"<code>{field}</code>" in reference["results"]
+    for column in tables.ACTIVITY.names:
+        assert f"<code>{column}</code>" in reference["tables"]
+
+
+# --- the tutorial
+
+
+@pytest.mark.needs_torch
+def test_every_command_of_the_tutorial_runs_and_names_the_slow_rank(
+    run_clusterprof: Run, workdir: Path
+) -> None:
+    for name in ("examples", "tests"):
+        (workdir / name).symlink_to(ROOT / name)
+    (workdir / "runs").mkdir()
+    blocks = re.findall(
+        r"```sh\n(.*?)```", (ROOT / "docs/tutorial.md").read_text("utf-8"), re.DOTALL
+    )
+    commands = [shlex.split(line) for block in blocks for line in block.splitlines()]
+    assert len(commands) == 7
+    printed = []
+    for words in commands:
+        assert words[0] == "clusterprof"
+        done = run_clusterprof(words[1:])
+        assert done.returncode == 0, done
+        printed.append(done.stdout)
+    slow, _, _, explained, repaired, repaired_again, recorded = printed
+    assert "\nRank 2 delays the other ranks by " in slow, slow
+    assert "Cause: its host runs its own code between " in slow, slow
+    assert explained.startswith("straggler.host: ")
+    assert "its host runs its own code between " not in repaired, repaired
+    assert repaired_again.splitlines()[0] in repaired
+    assert recorded.startswith("Rank 2 delays the other ranks by ")
+    assert (workdir / "runs/slow/report.html").is_file()
+    assert (workdir / "runs/h200.html").is_file()
