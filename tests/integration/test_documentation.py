@@ -119,6 +119,43 @@ def test_the_reference_has_each_verb_exit_code_field_and_column(site: Path) -> N
         assert f"<code>{column}</code>" in reference["tables"]
 
 
+# --- the commands
+
+
+def _commands() -> list[str]:
+    """Every line of a shell block that begins with clusterprof, in the README and in docs/."""
+    found = []
+    for page in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]:
+        for block in re.findall(
+            r"^```sh\n(.*?)^```$", page.read_text("utf-8"), re.DOTALL | re.MULTILINE
+        ):
+            lines = block.replace("\\\n", " ").splitlines()
+            found += [line for line in lines if line.startswith("clusterprof ")]
+    return list(dict.fromkeys(found))
+
+
+#: what measures hosts and clocks asks for hosts: test_doctor.py and test_clock_probe.py run these
+_HOSTS = {"doctor", "clock"}
+
+
+def test_the_command_line_takes_every_command_of_the_documentation(
+    run_clusterprof: Run, workdir: Path
+) -> None:
+    from clusterprof import launchers
+
+    (workdir / "train.py").touch()
+    commands = [shlex.split(command, comments=True)[1:] for command in _commands()]
+    assert len(commands) > 25
+    for verb, *words in commands:
+        if verb in _HOSTS:
+            continue
+        dry = ["--dry-run"] if verb in {*launchers.names(), "sbatch"} else []
+        done = run_clusterprof([verb, *dry, *words])
+        # the files and runs of the examples are not here: only what they ask for is looked at
+        allowed = {0} if dry else {0, 3, 5}
+        assert done.returncode in allowed, done
+
+
 # --- the tutorial
 
 
