@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
     from clusterprof.analysis.model.shallow import Shallow
     from clusterprof.probe.measurement import Measurement
+    from clusterprof.report.whole_job import Job
     from clusterprof.results import (
         CaptureCost,
         HangResults,
@@ -64,7 +66,8 @@ def merge_run(run: RunDirectory, outcomes: Sequence[Outcome]) -> Study:
     window = run.window()
     # Profilers start in the window's first step and stop after its last one.
     disturbed = [window.first, window.end, window.end + 1] if there else []
-    shallow, silent = all_ranks(replace(run.results, attempt=run.attempt), disturbed)
+    job = job_record(run, manifest)
+    shallow, silent = all_ranks(replace(run.results, attempt=run.attempt), disturbed, job)
     # a report without the environment does not say how large its job was
     ranks = [tables.of_world(manifest.world_size) for tables in gathered.ranks]
     if shallow is None and any(len(ranks) == tables.info.world_size for tables in ranks):
@@ -75,12 +78,46 @@ def merge_run(run: RunDirectory, outcomes: Sequence[Outcome]) -> Study:
         warnings=[*gathered.warnings, *incomplete, *silent],
         source=str(run.path),
         clocks=known_clocks(gathered.ranks, measured, probe.as_json() if probe else None),
-        capture=measured_cost(run, outcomes),
+        capture=measured_cost(job, outcomes),
         again=again(run, manifest),
         shallow=shallow,
     )
+    made = replace(made, job=replace(job, shallow=made.shallow))
     save(made, run)
     return made
+
+
+def job_record(run: RunDirectory, manifest: Manifest | None = None) -> Job:
+    """What the run directory tells of all its ranks; a damaged log leaves its rank out."""
+    from clusterprof.collect.outcomes import newest_step_log
+    from clusterprof.errors import ReportError
+    from clusterprof.ingest.rank_steps import beside_log, read_log, read_pace
+    from clusterprof.report.whole_job import Job
+
+    whole = replace(run.results, attempt=run.attempt)
+    states = whole.states() | run.states()
+    hosts = {rank: str(state["host"]) for rank, state in states.items() if state.get("host")}
+    steps, paces = {}, {}
+    for rank in states:
+        log = newest_step_log(run.logged(rank))
+        if log is not None:
+            with contextlib.suppress(ReportError):
+                steps[rank] = read_log(log)
+                paces[rank] = read_pace(beside_log(log, paths.PACE))
+    if manifest is None:
+        return Job(steps=steps, paces=paces, hosts=hosts)
+    window = run.window()
+    content = manifest.content
+    return Job(
+        steps=steps,
+        paces=paces,
+        hosts=hosts,
+        window=(window.first, window.end),
+        command=shlex.join(str(word) for word in content.get("argv") or ()),
+        launcher=manifest.launcher or "",
+        began=str(content.get("began") or ""),
+        ended=manifest.ended or "",
+    )
 
 
 def again(run: RunDirectory, manifest: Manifest) -> list[str]:
@@ -125,10 +162,13 @@ def look(run: RunDirectory) -> Look:
     return Look(tuple(results["ranks"]), results["suspects"], groups, stages, warnings)
 
 
-def all_ranks(run: RunDirectory, disturbed: Sequence[int] = ()) -> tuple[Shallow | None, list[str]]:
+def all_ranks(
+    run: RunDirectory, disturbed: Sequence[int] = (), job: Job | None = None
+) -> tuple[Shallow | None, list[str]]:
     """What the flight recorders of a run's ranks show, and warnings; None where there are none.
 
-    `disturbed` are steps in which a profiler was started or stopped.
+    `disturbed` are steps in which a profiler was started or stopped; `job` has the step logs,
+    which else are read.
     """
     from clusterprof.align.clock.readings import parsed
     from clusterprof.align.lateness import host_clock
@@ -157,41 +197,18 @@ def all_ranks(run: RunDirectory, disturbed: Sequence[int] = ()) -> tuple[Shallow
     }
     readings = {rank: parsed(**files) for rank, files in written.items()}
     clock = host_clock(flight, readings, probe.as_json() if probe else None)
-    return compared(flight, clock, step_logs(run), hosts, disturbed), warnings
+    logs = (job or job_record(run)).steps
+    return compared(flight, clock, logs, hosts, disturbed), warnings
 
 
-def step_logs(run: RunDirectory) -> dict[int, pa.Table]:
-    """The step logs of all ranks (`STEPS`); a damaged one leaves its rank out."""
-    from clusterprof.collect.outcomes import newest_step_log
-    from clusterprof.errors import ReportError
-    from clusterprof.ingest.rank_steps import read_log
-
-    found = {}
-    for rank in run.ranks():
-        log = newest_step_log(run.logged(rank))
-        if log is not None:
-            with contextlib.suppress(ReportError):
-                found[rank] = read_log(log)
-    return found
-
-
-def measured_cost(run: RunDirectory, outcomes: Sequence[Outcome]) -> CaptureCost | None:
+def measured_cost(job: Job, outcomes: Sequence[Outcome]) -> CaptureCost | None:
     """What the capture cost, by the step logs of every rank; None where they do not tell."""
     from clusterprof.analysis.model.capture_cost import capture_cost
-    from clusterprof.collect.outcomes import newest_step_log
-    from clusterprof.errors import ReportError
-    from clusterprof.ingest.rank_steps import beside_log, read_log, read_pace
 
-    logs, pace = {}, {}
-    for rank in run.ranks():
-        log = newest_step_log(run.logged(rank))
-        if log is not None:
-            with contextlib.suppress(ReportError):  # a damaged log leaves one rank out
-                logs[rank] = read_log(log)
-                pace[rank] = read_pace(beside_log(log, paths.PACE))
-    window = run.window()
+    if job.window is None:
+        return None
     reported = {each.rank for each in outcomes if each.report}
-    return capture_cost(logs, reported, window.first, window.end, pace)
+    return capture_cost(job.steps, reported, *job.window, job.paces)
 
 
 def merge_reports(
@@ -277,7 +294,9 @@ def save(made: Study, run: RunDirectory) -> None:
                     (old / f"{name}.parquet").unlink(missing_ok=True)
                 with contextlib.suppress(OSError):
                     old.rmdir()
-        html.write(run.html, made.results, made.collectives, title=run.results.path.name)
+        html.write(
+            run.html, made.results, made.collectives, title=run.results.path.name, job=made.job
+        )
 
 
 def write_table(table: pa.Table, target: Path) -> None:

@@ -32,6 +32,7 @@ from clusterprof.analysis.model.slowdown import slowdown
 from clusterprof.analysis.model.steady_state import steady_steps
 from clusterprof.analysis.model.timeline import Timelines
 from clusterprof.errors import MergeError
+from clusterprof.report.whole_job import Job
 from clusterprof.results import (
     SCHEMA_VERSION,
     CaptureCost,
@@ -58,6 +59,8 @@ class Study:
     ranks: tuple[RankTables, ...]
     #: schema `clusterprof.align.lateness.SHALLOW`; None where no rank left its flight recorder
     shallow: pa.Table | None = None
+    #: what is known of the job besides; None where the reports are not of a run of clusterprof
+    job: Job | None = None
 
 
 def study(

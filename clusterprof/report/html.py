@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from clusterprof.agent.contracts import files, words
 from clusterprof.report import overview, summary
 from clusterprof.report.summary import Average
+from clusterprof.report.whole_job import Job
 from clusterprof.results import Finding, Results
 from clusterprof.run_directory import writing
 
@@ -36,19 +37,23 @@ _MOST_ROWS = 40
 _MOST_EVIDENCE = 64
 #: the page's one script, in this order: what the others share first, what shows the state last
 _STYLES = ("report.css", "overview.css")
-_SCRIPTS = ("core.js", "timeline.js", "arrive.js")
+_SCRIPTS = ("core.js", "heatmap.js", "timeline.js", "arrive.js")
 #: near the beginning of every page
 _MARK = b'<meta name="generator" content="clusterprof">'
 
 
-def render(results: Results, collectives: pa.Table, *, title: str) -> str:
+def render(results: Results, collectives: pa.Table, *, title: str, job: Job | None = None) -> str:
     """The page. `collectives` is the placed table (see `clusterprof.report.lanes`).
 
-    The same results, table and title give the same page; it ends in a newline.
+    `job` is what is known besides, of a run of clusterprof. The same arguments give the same page;
+    it ends in a newline.
     """
-    from clusterprof.report import lanes
+    from clusterprof.report import heatmap, lanes
 
     drawn = lanes.build(results, collectives)
+    heat = heatmap.embedded(results, collectives, job or Job())
+    data = {"timeline-data": lanes.embedded(drawn) if drawn else None, "heatmap-data": heat}
+    data = {name: each for name, each in data.items() if each is not None}
     script = "".join(map(_part, _SCRIPTS))
     begins = {step["step"]: step["begin_ns"] for step in results["steps"]}
     clocks = {entry["rank"]: entry for entry in results["clock"]["ranks"]}
@@ -62,6 +67,7 @@ def render(results: Results, collectives: pa.Table, *, title: str) -> str:
         script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
         verdict=summary.sentences(results["verdict"]),
         tiles=overview.tiles(results),
+        leading=summary.leading(results),
         findings=[(finding, _drawn(finding, begins)) for finding in summary.by_saving(results)],
         account=_account(results),
         path=_path(results),
@@ -75,13 +81,16 @@ def render(results: Results, collectives: pa.Table, *, title: str) -> str:
         picture=lanes.picture(drawn) if drawn else None,
         timeline_notes=drawn.notes if drawn else [],
         # what the scripts read, by the id of its element
-        data={"timeline-data": lanes.embedded(drawn)} if drawn else {},
+        data=data,
+        heatmap="heatmap-data" in data,
     )
 
 
-def write(path: Path, results: Results, collectives: pa.Table, *, title: str) -> None:
+def write(
+    path: Path, results: Results, collectives: pa.Table, *, title: str, job: Job | None = None
+) -> None:
     """Write the page by rename; raises `RunDirectoryError` if it cannot be written."""
-    page = render(results, collectives, title=title)
+    page = render(results, collectives, title=title, job=job)
     # a run directory's name may hold bytes that are no UTF-8
     with writing(path, "--output"):
         files.write(path, page.encode(errors="backslashreplace"))

