@@ -22,6 +22,7 @@ VERBS = {
     "collect": "finish an interrupted run: collect its reports, merge, print the verdict",
     "merge": "merge reports of several ranks; print which rank delays the others, and why",
     "report": "print the verdict of a merged run",
+    "export": "write a merged run for Perfetto and other tools",
     "explain": "explain a finding: its meaning, when it is wrong, what is recommended",
     "clock": "measure the clocks of the nodes against each other, inside a launcher",
     "scrub": "copy an nsys export without environment variables, to share it",

@@ -103,7 +103,7 @@ def _read(path: Path, alone: bool) -> list[Recording]:
         if chosen != path:
             return _read_export(chosen, alone)
     if suffix in (*NSYS_REPORT, *NSYS_RAW):
-        from clusterprof.ingest.nsys.export import read as read_nsys
+        from clusterprof.ingest.nsys.exported import read as read_nsys
 
         return read_nsys(path, alone=alone)
     if suffix in KINETO:
@@ -124,7 +124,7 @@ def _read_export(path: Path, alone: bool) -> list[Recording]:
     `nsys stats` leaves an export without NCCL's payloads beside each report that it looks at, and
     one that is cut short where it is stopped.
     """
-    from clusterprof.ingest.nsys.export import read as read_nsys
+    from clusterprof.ingest.nsys.exported import read as read_nsys
     from clusterprof.ingest.nsys.sqlite import read as read_sqlite
 
     forms = [path.with_name(stem_of(path) + suffix) for suffix in NSYS_REPORT]

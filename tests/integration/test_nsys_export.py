@@ -14,7 +14,7 @@ from lab.command import Completed
 from clusterprof.agent.nsys import VARIABLE, Nsys, installed
 from clusterprof.errors import ReportError
 from clusterprof.ingest import gather, read_report
-from clusterprof.ingest.nsys import export as nsys_export
+from clusterprof.ingest.nsys import exported as nsys_export
 from clusterprof.tables import RankTables
 
 pytestmark = pytest.mark.needs_nsys

@@ -1,0 +1,112 @@
+"""What `merge` wrote, as an export reads it: results, collectives, accounts and ranks' tables."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from clusterprof.agent.contracts import paths
+from clusterprof.align.clock import Clock
+from clusterprof.align.match.matched import PLACED
+from clusterprof.analysis.model.accounts import ACCOUNTS
+from clusterprof.errors import ReportError
+from clusterprof.report import results_json
+from clusterprof.results import Results
+from clusterprof.run_directory import RunDirectory
+from clusterprof.tables import SCHEMAS
+
+
+@dataclass(frozen=True)
+class Merged:
+    """A merged run. What is large is read when it is asked for, one rank at a time."""
+
+    #: the run directory, or merge's --output
+    folder: Path
+    results: Results
+    #: schema `clusterprof.align.match.matched.PLACED`
+    collectives: pa.Table
+    #: schema `clusterprof.analysis.model.accounts.ACCOUNTS`
+    accounts: pa.Table
+    #: times are on each rank's own wall clock, of which only the drift is removed
+    own_clocks: bool = False
+
+    @property
+    def ranks(self) -> list[int]:
+        """The profiled ranks, in order."""
+        return sorted(entry["rank"] for entry in self.results["ranks"])
+
+    @cached_property
+    def names(self) -> dict[int, str]:
+        """What each profiled rank is called: `rank 8 · gpu-01`."""
+        return {
+            entry["rank"]: f"rank {entry['rank']}"
+            + (f" · {entry['host']}" if entry["host"] else "")
+            for entry in self.results["ranks"]
+        }
+
+    @cached_property
+    def clock(self) -> Clock:
+        """Every profiled rank's clock. Raises ReportError where results.json lacks one."""
+        entry = self.results["clock"]
+        found = sorted(entry["ranks"], key=lambda each: each["rank"])
+        file = self.folder / paths.MERGED / paths.RESULTS
+        absent = set(self.ranks) - {each["rank"] for each in found}
+        if absent:
+            raise _damaged(file, f"it has no clock of rank {min(absent)}")
+        try:
+            return Clock(
+                entry["reference_rank"],
+                entry["middle_ns"],
+                entry["method"],
+                tuple(each["rank"] for each in found),
+                np.array([0 if self.own_clocks else e["offset_ns"] for e in found], np.int64),
+                np.array([each["drift_ppm"] for each in found], np.float64),
+                np.array([each["uncertainty_ns"] for each in found], np.int64),
+                assumed=tuple(entry["assumed"]),
+            )
+        except (OverflowError, ValueError) as error:
+            raise _damaged(file, str(error)) from None
+
+    def table(self, rank: int, name: str, columns: Sequence[str]) -> pa.Table | None:
+        """Columns of one of a rank's tables (`SCHEMAS`); None where it was removed since."""
+        file = self.folder / paths.TABLES / f"{rank:05d}" / f"{name}.parquet"
+        return _read(file, SCHEMAS[name], columns) if file.is_file() else None
+
+
+def read(run: RunDirectory) -> Merged:
+    """A run that was merged before. Raises ReportError where it was not, or is damaged."""
+    found = run.merged / paths.RESULTS
+    if not found.is_file():
+        raise ReportError(
+            f"{run.path} has not been merged: it has no merged/results.json",
+            f"merge it: clusterprof merge {run.path}",
+        )
+    return Merged(
+        run.merged.parent,
+        results_json.read(found),
+        _read(run.merged / "collectives.parquet", PLACED),
+        _read(run.merged / "accounts.parquet", ACCOUNTS),
+    )
+
+
+def _read(file: Path, schema: pa.Schema, columns: Sequence[str] | None = None) -> pa.Table:
+    import pyarrow.parquet as parquet
+
+    try:
+        with file.open("rb") as opened:  # pyarrow opens no path whose bytes are not UTF-8
+            table = parquet.read_table(opened, columns=columns)
+        fields = [schema.field(name) for name in columns or schema.names]
+        table = table.select([field.name for field in fields]).cast(pa.schema(fields))
+        table.validate(full=True)
+    except (OSError, KeyError, ValueError, pa.ArrowException) as error:
+        raise _damaged(file, str(error).partition("\n")[0][:200]) from None
+    return table
+
+
+def _damaged(file: Path, why: str) -> ReportError:
+    return ReportError(f"{file} cannot be read: {why}", "write it again: clusterprof merge RUN")

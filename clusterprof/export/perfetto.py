@@ -1,0 +1,279 @@
+"""A merged run as a Perfetto trace: https://perfetto.dev/docs/reference/trace-packet-proto.
+
+A process is a rank. Times are ns after `begin_ns`, which a snapshot of the clocks ties to UTC.
+Field numbers are those of Perfetto's published definitions, by which the tests read the result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import count
+from typing import IO
+
+import numpy as np
+
+from clusterprof import __version__
+from clusterprof.agent.contracts import words
+from clusterprof.align.columns import Bools, Index, Ints
+from clusterprof.export import wire
+from clusterprof.export.merged_tables import Merged
+from clusterprof.export.tracks import Cut, Track, moments, of_rank, sequence, shown
+from clusterprof.export.wire import message, number, text
+from clusterprof.results import UNBOUNDED_NS
+
+# -- Trace, TracePacket
+_PACKET = 1
+_CLOCK_SNAPSHOT, _TIMESTAMP, _SEQUENCE, _EVENT, _INTERNED, _FLAGS = 6, 8, 10, 11, 12, 13
+_TRACK, _ATTRIBUTES = 60, 126
+_CLEARED, _NEEDED = 1, 2
+# -- ClockSnapshot
+_REALTIME, _BOOTTIME = 1, 6
+# -- TrackDescriptor, ProcessDescriptor, ThreadDescriptor
+_UUID, _NAME, _PROCESS, _THREAD, _PARENT = 1, 2, 3, 4, 5
+_CHILD_ORDERING, _PLACE, _DESCRIPTION, _PROCESS_ORDERING, _THREAD_ORDERING = 11, 12, 14, 19, 20
+_EXPLICIT_CHILDREN, _EXPLICIT = 3, 1
+# -- TrackEvent
+_CATEGORY_ID, _ARGUMENT, _TYPE, _NAME_ID, _OF_TRACK, _CATEGORY, _EVENT_NAME, _FLOW = (
+    3, 4, 9, 10, 11, 22, 23, 47,
+)  # fmt: skip
+_BEGIN, _END, _INSTANT = 1, 2, 3
+# -- DebugAnnotation
+_ARGUMENT_NAME_ID, _ARGUMENT_INT, _ARGUMENT_TEXT, _ARGUMENT_NAME = 1, 4, 6, 10
+# -- InternedData
+_CATEGORIES, _NAMES, _ARGUMENT_NAMES = 1, 2, 3
+
+#: the attribute that says who wrote a trace
+VERSION = "clusterprof.version"
+#: the sequence of what belongs to no rank; each rank's is 2 + its place
+_COMMON = 1
+
+
+def write(merged: Merged, file: IO[bytes], chosen: Cut) -> None:
+    """Write the trace of all ranks on one clock; what is left out is noted in `chosen`."""
+    ids = count(1)
+    file.write(_head(chosen.begin_ns))
+    for place, rank in enumerate(merged.ranks):
+        tracks = of_rank(merged, rank, chosen)
+        for part in rank_packets(merged, rank, place, tracks, chosen.begin_ns, ids):
+            file.write(part)
+    file.write(_common(merged, chosen.begin_ns, ids, chosen.notes))
+
+
+def write_common(merged: Merged, file: IO[bytes], begin_ns: int, notes: Sequence[str]) -> None:
+    """Write a trace of the findings alone, and what is to be known of all."""
+    file.write(_head(begin_ns))
+    file.write(_common(merged, begin_ns, count(1), notes))
+
+
+def write_rank(merged: Merged, file: IO[bytes], rank: int, tracks: Sequence[Track]) -> int:
+    """Write a trace of one rank; the ns that its times count from, on the clock of `tracks`."""
+    begin_ns = min((int(track.start[0]) for track in tracks if len(track)), default=0)
+    file.write(_head(begin_ns))
+    for part in rank_packets(merged, rank, 0, tracks, begin_ns, count(1)):
+        file.write(part)
+    return begin_ns
+
+
+def _packet(*fields: bytes) -> bytes:
+    return message(_PACKET, *fields)
+
+
+def _head(begin_ns: int) -> bytes:
+    """What ties times to UTC, and asks for processes and threads in our order."""
+    clocks = [
+        message(1, number(1, clock), number(2, time))
+        for clock, time in ((_BOOTTIME, 0), (_REALTIME, begin_ns))
+    ]
+    version = message(1, text(1, VERSION), text(3, __version__))
+    root = [number(_UUID, 0), number(_PROCESS_ORDERING, _EXPLICIT)]
+    parts = [
+        message(_ATTRIBUTES, version),
+        message(_CLOCK_SNAPSHOT, *clocks, number(2, _BOOTTIME)),
+        message(_TRACK, *root, number(_THREAD_ORDERING, _EXPLICIT)),
+    ]
+    return b"".join(_packet(number(_SEQUENCE, _COMMON), part) for part in parts)
+
+
+def rank_packets(
+    merged: Merged,
+    rank: int,
+    place: int,
+    tracks: Sequence[Track],
+    begin_ns: int,
+    ids: Iterator[int],
+) -> Iterator[bytes]:
+    """One rank's process: its tracks, and the slices on them.
+
+    The number of a process is its place from 1, since that of the idle process is 0.
+    """
+    process = number(1, place + 1)
+    on, own = number(_SEQUENCE, place + 2), next(ids)
+    described = [
+        number(_UUID, own),
+        message(_PROCESS, process, text(6, shown(merged.names[rank]))),
+        text(_DESCRIPTION, _about_rank(merged, rank)),
+        number(_CHILD_ORDERING, _EXPLICIT_CHILDREN),
+        number(_PLACE, place),
+    ]
+    yield _packet(on, number(_FLAGS, _CLEARED), message(_TRACK, *described))
+    known = 0
+    for line, track in enumerate(tracks):
+        if not len(track):
+            continue
+        this = next(ids)
+        name, order = shown(track.name), number(_PLACE, line)
+        if track.thread is None:
+            form = [text(_NAME, name), number(_PARENT, own), order]
+        else:
+            thread = [process, number(2, track.thread), text(5, name)]
+            form = [message(_THREAD, *thread), order]
+        yield _packet(on, message(_TRACK, number(_UUID, this), *form))
+        used, code = np.unique(track.code, return_inverse=True)
+        yield _interned(track, used, known, line, on)
+        yield _slices(track, code + known + 1, line, this, on, begin_ns)
+        known += len(used)
+
+
+def _about_rank(merged: Merged, rank: int) -> str:
+    entry = next(each for each in merged.results["ranks"] if each["rank"] == rank)
+    return shown(
+        f"{entry['device'] or 'no GPU'}; {entry['profiler']}; clock {_uncertainty(merged, rank)}"
+    )
+
+
+def _uncertainty(merged: Merged, rank: int) -> str:
+    bound = merged.clock.uncertainty(rank)
+    return "of unknown offset" if bound >= UNBOUNDED_NS else words.bound(bound)
+
+
+def _interned(track: Track, used: Index, known: int, line: int, on: bytes) -> bytes:
+    """The names that a track's slices refer to by number."""
+    names = [
+        message(_NAMES, number(1, known + at), text(2, shown(track.names[name])))
+        for at, name in enumerate(used, 1)
+    ]
+    arguments = [
+        message(_ARGUMENT_NAMES, number(1, _argument(line, at)), text(2, name))
+        for at, name in enumerate(track.values)
+    ]
+    category = message(_CATEGORIES, number(1, line + 1), text(2, track.category))
+    content = message(_INTERNED, category, *names, *arguments)
+    return _packet(on, number(_FLAGS, _NEEDED), content)
+
+
+def _argument(line: int, at: int) -> int:
+    return line * 16 + at + 1
+
+
+def _slices(track: Track, name: Ints, line: int, own: int, on: bytes, begin_ns: int) -> bytes:
+    """The begins and ends of all slices of a track. `name`: the number of each one's name."""
+    places, is_end = sequence(track.start, track.end)
+    where = np.flatnonzero(~is_end)
+    start = np.empty(len(track), np.intp)
+    start[places[where]] = where
+    this = number(_OF_TRACK, own)
+    parts = []
+    for rows, with_values in _alike(track, track.end > track.start):
+        is_slice = bool(track.end[rows[0]] > track.start[rows[0]])
+        values = [
+            wire.messages(
+                _ARGUMENT,
+                len(rows),
+                number(_ARGUMENT_NAME_ID, _argument(line, at)),
+                wire.numbers(_ARGUMENT_INT, track.values[name_][0][rows]),
+            )
+            for at, name_ in with_values
+        ]
+        flow = [] if track.flow is None else [wire.fixed(_FLOW, track.flow[rows])]
+        event = wire.messages(
+            _EVENT, len(rows), number(_TYPE, _BEGIN if is_slice else _INSTANT), this,
+            number(_CATEGORY_ID, line + 1), wire.numbers(_NAME_ID, name[rows]), *flow, *values,
+        )  # fmt: skip
+        parts.append((start[rows], _timed(track.start[rows] - begin_ns, on, event, needed=True)))
+    ended = places[is_end] - len(track)
+    event = wire.messages(_EVENT, len(ended), number(_TYPE, _END), this)
+    parts.append((np.flatnonzero(is_end), _timed(track.end[ended] - begin_ns, on, event)))
+    return wire.in_order(parts)
+
+
+def _timed(time: Ints, on: bytes, event: wire.Rows, *, needed: bool = False) -> wire.Rows:
+    flags = number(_FLAGS, _NEEDED) if needed else b""
+    times = wire.numbers(_TIMESTAMP, time)
+    return wire.messages(_PACKET, len(time), times, on, flags, event)
+
+
+def _alike(track: Track, is_slice: Bools) -> Iterator[tuple[Index, list[tuple[int, str]]]]:
+    """The slices that have the same values: their places, and place and name of each value."""
+    form = is_slice.astype(np.int64)
+    for at, (_, has) in enumerate(track.values.values()):
+        form += has.astype(np.int64) << (at + 1)
+    for each in np.unique(form):
+        having = [pair for pair in enumerate(track.values) if each >> (pair[0] + 1) & 1]
+        yield np.flatnonzero(form == each), having
+
+
+def _common(merged: Merged, begin_ns: int, ids: Iterator[int], notes: Sequence[str]) -> bytes:
+    """What belongs to no single rank: findings as instants, and what is to be known of all."""
+    on, own = number(_SEQUENCE, _COMMON), next(ids)
+    about = about_trace(merged, notes)
+    attributes = [
+        message(1, text(1, key), number(2, value) if isinstance(value, int) else text(3, value))
+        for key, value in about.items()
+    ]
+    named = [number(_UUID, own), text(_NAME, "clusterprof"), number(_PLACE, 0)]
+    made = [
+        _packet(on, message(_ATTRIBUTES, *attributes)),
+        _packet(on, message(_TRACK, *named)),
+        _instant("about this trace", own, 0, about, on),
+    ]
+    for finding in merged.results["findings"]:
+        values: dict[str, str | int] = {
+            "summary": finding["summary"],
+            "recommendation": finding["advice"],
+            "severity": finding["severity"],
+            "confidence": words.confidence(finding["confidence"]),
+            "saved_ns_per_step": finding["saved_ns_per_step"],
+            "saved_uncertainty_ns": finding["saved_uncertainty_ns"],
+        }
+        for rank, time in moments(merged, finding):
+            where = {} if rank is None else {"rank": merged.names[rank]}
+            made.append(_instant(finding["code"], own, time - begin_ns, {**where, **values}, on))
+    return b"".join(made)
+
+
+def _instant(name: str, own: int, time: int, values: Mapping[str, str | int], on: bytes) -> bytes:
+    arguments = [
+        message(
+            _ARGUMENT,
+            text(_ARGUMENT_NAME, key),
+            number(_ARGUMENT_INT, value) if isinstance(value, int)
+            else text(_ARGUMENT_TEXT, words.plain(value)),
+        )
+        for key, value in values.items()
+    ]  # fmt: skip
+    event = [
+        number(_TYPE, _INSTANT), number(_OF_TRACK, own), text(_CATEGORY, "finding"),
+        text(_EVENT_NAME, shown(name)), *arguments,
+    ]  # fmt: skip
+    return _packet(number(_TIMESTAMP, time), on, message(_EVENT, *event))
+
+
+def about_trace(merged: Merged, notes: Iterable[str]) -> dict[str, str | int]:
+    """What is to be known of the whole export: verdict, clock with uncertainty, what is missing."""
+    clock = merged.results["clock"]
+    values: dict[str, str | int] = {
+        VERSION: __version__,
+        "clusterprof.verdict": merged.results["verdict"],
+        "clusterprof.clock.reference_rank": clock["reference_rank"],
+        "clusterprof.clock.method": clock["method"],
+    }
+    for rank, name in merged.names.items():
+        values[f"clusterprof.clock.uncertainty.{name}"] = _uncertainty(merged, rank)
+    if clock["assumed"]:
+        values["clusterprof.clock.assumed"] = words.ranks(clock["assumed"])
+    missing = [each["rank"] for each in merged.results["missing"] if each["rank"] is not None]
+    if missing:
+        values["clusterprof.missing"] = words.ranks(missing)
+    values["clusterprof.left_out"] = "; ".join(notes) or "nothing"
+    return {shown(key): value if isinstance(value, int) else words.plain(value)
+            for key, value in values.items()}  # fmt: skip

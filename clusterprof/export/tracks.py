@@ -1,0 +1,369 @@
+"""One rank as tracks of slices: its steps, collectives, streams, NVTX ranges and host threads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from clusterprof.agent.contracts import words
+from clusterprof.align.columns import Bools, Floats, Index, Ints, Objects, coded, integers
+from clusterprof.export.merged_tables import Merged
+from clusterprof.results import Finding
+
+#: characters of a name, of which few viewers show more; some reports have 10 kB of template
+LONGEST_NAME = 512
+#: slices of one track that overlap without one being inside the other are put on tracks side by
+#: side: more than this at once no profiler records, and none is read
+MOST_LANES = 16
+#: upper bounds of what one slice takes in a file, bytes; a name is counted beside
+SLICE_BYTES = {"step": 160, "collective": 260, "device": 64, "host": 64}
+#: the same of what is written around a name, and of a track's and its rank's description
+NAME_BYTES, TRACK_BYTES = 16, 300
+#: what is kept first where not all fits
+CLASSES = (("step",), ("collective",), ("device", "host"))
+#: limits of lengths (ns), eight to a power of two, for choosing what fits
+_LENGTHS = np.unique(np.ceil(2.0 ** (np.arange(0, 62 * 8) / 8)).astype(np.int64))
+
+
+@dataclass(frozen=True)
+class Track:
+    """Slices on one line, by begin (of equals the longest first), each inside or beside others.
+
+    Times are ns on the clock of the export.
+    """
+
+    name: str
+    #: step, collective, device or host
+    kind: str
+    start: Ints
+    end: Ints
+    #: of each slice its name's place in `names`
+    code: Ints
+    names: Objects
+    category: str
+    #: the host thread, of which this shows the calls
+    thread: int | None = None
+    #: further values of each slice, and which slices have one
+    values: Mapping[str, tuple[Ints, Bools]] = field(default_factory=dict)
+    #: what joins slices of several ranks
+    flow: Ints | None = None
+
+    def __len__(self) -> int:
+        return len(self.start)
+
+    def take(self, rows: Index) -> Track:
+        """These slices only, in this order."""
+        return replace(
+            self,
+            start=self.start[rows],
+            end=self.end[rows],
+            code=self.code[rows],
+            values={name: (value[rows], has[rows]) for name, (value, has) in self.values.items()},
+            flow=None if self.flow is None else self.flow[rows],
+        )
+
+
+@dataclass
+class Cut:
+    """When an export begins, and what is left out so that it stays within its size."""
+
+    #: the first begin of all slices and findings, ns on the clock of the export
+    begin_ns: int = 0
+    #: slices of this kind that are shorter (ns) are left out
+    shortest_ns: dict[str, int] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+    def keep(self, kind: str, length: Ints) -> Bools:
+        """Which slices of these lengths (ns) stay."""
+        return length >= self.shortest_ns.get(kind, 0)
+
+
+def survey(merged: Merged, limit: float) -> Cut:
+    """Look at all slices, and choose the shortest to leave out: the rest takes `limit` bytes.
+
+    Steps stay before collectives, and these before what ran on devices and hosts.
+    """
+    made = Cut()
+    size = {kind: np.zeros(len(_LENGTHS)) for kind in SLICE_BYTES}
+    count = {kind: np.zeros(len(_LENGTHS), np.int64) for kind in SLICE_BYTES}
+    begins = [time for each in merged.results["findings"] for _, time in moments(merged, each)]
+    for rank in merged.ranks:
+        for track in unlimited(merged, rank):
+            if len(track):
+                begins.append(int(track.start.min()))
+                limit -= TRACK_BYTES + len(shown(track.name).encode())
+                _count(track, count[track.kind], size[track.kind])
+    for kinds in CLASSES:
+        slices = np.sum([count[kind] for kind in kinds], axis=0)
+        sizes = np.sum([size[kind] for kind in kinds], axis=0)
+        from_length = np.r_[np.cumsum(sizes[::-1])[::-1], 0]
+        first = int(np.argmax(from_length <= max(limit, 0)))
+        limit -= from_length[first]
+        shortest = int(_LENGTHS[first]) if first < len(_LENGTHS) else np.iinfo(np.int64).max
+        made.shortest_ns |= dict.fromkeys(kinds, shortest if first else 0)
+        out, all_ = int(slices[:first].sum()), int(slices.sum())
+        if out:
+            some = f"{out:,} of " if out < all_ else "all "
+            which = f", which are shorter than {words.duration(shortest)}" if out < all_ else ""
+            made.notes.append(f"{some}{_CALLED[kinds[0]](all_)} are left out{which}")
+    made.begin_ns = min(begins, default=0)
+    return made
+
+
+def _count(track: Track, count: Ints, size: Floats) -> None:
+    """Add a track's slices, and the bytes they take, by their lengths.
+
+    A name is written once, and needed by the longest of its slices.
+    """
+    of = np.maximum(np.searchsorted(_LENGTHS, track.end - track.start, "right") - 1, 0)
+    here = np.bincount(of, minlength=len(_LENGTHS))
+    longest = np.full(len(track.names), -1, np.int64)
+    np.maximum.at(longest, track.code, of)
+    used = np.flatnonzero(longest >= 0)
+    names = [len(shown(track.names[place]).encode()) + NAME_BYTES for place in used]
+    count += here
+    size += here * SLICE_BYTES[track.kind]
+    size += np.bincount(longest[used], names, len(_LENGTHS))
+
+
+_CALLED: dict[str, Callable[[int], str]] = {
+    "step": lambda n: words.counted(n, "step of a rank", "steps of ranks"),
+    "collective": lambda n: words.counted(n, "collective call"),
+    "device": lambda n: words.counted(
+        n, "kernel, copy or host call", "kernels, copies and host calls"
+    ),
+}
+
+
+def of_rank(merged: Merged, rank: int, chosen: Cut) -> list[Track]:
+    """The tracks of one rank, in the order to show them in; what is left out is noted in `chosen`.
+
+    Slices that overlap without one being inside the other are on several tracks of one name.
+    """
+    made = []
+    for track in unlimited(merged, rank):
+        long = np.flatnonzero(chosen.keep(track.kind, track.end - track.start))
+        track = track.take(long)
+        order = np.lexsort((-track.end, track.start))
+        track = track.take(order)
+        lane = lanes(track.start, track.end)
+        made += [track.take(np.flatnonzero(lane == each)) for each in np.unique(lane[lane >= 0])]
+        if (lane < 0).any():
+            many = words.counted(int((lane < 0).sum()), "slice")
+            chosen.notes.append(
+                f"{many} of {merged.names[rank]}, {track.name}, left out: they overlap "
+                f"{MOST_LANES} others at once"
+            )
+    return made
+
+
+def unlimited(merged: Merged, rank: int) -> Iterator[Track]:
+    """The tracks of one rank with all that it has, in no order of time."""
+    yield _steps(merged, rank)
+    yield from _collectives(merged, rank)
+    columns = ["start_ns", "end_ns", "kind", "name", "device", "stream", "size_bytes"]
+    activity = merged.table(rank, "activity", columns)
+    if activity is not None:
+        yield from _streams(merged, rank, activity)
+    columns = ["start_ns", "end_ns", "kind", "name", "thread"]
+    calls = merged.table(rank, "host_calls", columns)
+    if calls is not None:
+        yield from _threads(merged, rank, calls)
+
+
+def _times(
+    merged: Merged, rank: int, table: pa.Table, begin: str = "start_ns"
+) -> tuple[Ints, Ints]:
+    """A table's begins and ends on the clock of the export; no end is before its begin."""
+    start, end = (merged.clock.align(rank, integers(table, each)) for each in (begin, "end_ns"))
+    return start, np.maximum(end, start)
+
+
+def _steps(merged: Merged, rank: int) -> Track:
+    rows = merged.accounts.filter(pc.equal(merged.accounts["rank"], rank))
+    step, code = np.unique(integers(rows, "step"), return_inverse=True)
+    parts = ("compute_ns", "exposed_communication_ns", "exposed_copy_ns", "idle_ns")
+    every = np.ones(rows.num_rows, np.bool_)
+    return Track(
+        "steps",
+        "step",
+        *_times(merged, rank, rows, "begin_ns"),
+        code=code.astype(np.int64),
+        names=np.array([f"step {each}" for each in step], np.object_),
+        category="step",
+        values={name: (integers(rows, name), every) for name in parts},
+    )
+
+
+def _collectives(merged: Merged, rank: int) -> Iterator[Track]:
+    table = merged.collectives
+    placed = pc.and_(pc.is_valid(table["start_ns"]), pc.is_valid(table["end_ns"]))
+    table = table.filter(pc.and_(placed, pc.equal(table["rank"], rank)))
+    operations, operation = coded(table, "operation")
+    states, state = coded(table, "state")
+    communicators, communicator = coded(table, "communicator")
+    # what is not matched says so in its name
+    names = [
+        name if how == "matched" else f"{name} ({how})" for name in operations for how in states
+    ]
+    whole = Track(
+        "",
+        "collective",
+        *_times(merged, rank, table),
+        code=operation.astype(np.int64) * len(states) + state,
+        names=np.array(names, np.object_),
+        category="collective",
+        values={
+            name: (integers(table, name), np.asarray(pc.is_valid(table[name])))
+            for name in ("message_bytes", "wait_ns", "transfer_ns", "lateness_ns", "last_rank")
+        },
+        # a flow's number is its collective's, from 1; 0 is none
+        flow=integers(table, "collective") + 1,
+    )
+    called = {
+        group["communicator"]: group["description"] or (group["kind"] + " ").replace("unknown ", "")
+        for group in merged.results["topology"]["groups"]
+    }
+    for place, name in enumerate(communicators):
+        label = " ".join(f"{called.get(name, '')} {words.communicator(str(name), 40)}".split())
+        of = np.flatnonzero(communicator == place)
+        if len(of):
+            yield replace(whole.take(of), name=f"collectives · {label}")
+
+
+def _streams(merged: Merged, rank: int, table: pa.Table) -> Iterator[Track]:
+    device, stream = integers(table, "device"), integers(table, "stream")
+    kinds, kind = coded(table, "kind")
+    names, name = coded(table, "name")
+    size, has_size = integers(table, "size_bytes"), np.asarray(pc.is_valid(table["size_bytes"]))
+    whole = Track(
+        "",
+        "device",
+        *_times(merged, rank, table),
+        code=name.astype(np.int64),
+        names=names,
+        category="device",
+        values={"size_bytes": (size, has_size)} if has_size.any() else {},
+    )
+    for on, own in _groups(device, stream):
+        where = f"GPU {on[0]} stream {on[1]}" if on[0] >= 0 else f"stream {on[1]}"
+        # what a stream is for: the kind of most of its slices
+        most = kinds[np.bincount(kind[own]).argmax()]
+        yield replace(whole.take(own), name=f"{where} · {most}")
+
+
+def _threads(merged: Merged, rank: int, table: pa.Table) -> Iterator[Track]:
+    thread = integers(table, "thread")
+    kinds, kind = coded(table, "kind")
+    names, name = coded(table, "name")
+    whole = Track(
+        "",
+        "host",
+        *_times(merged, rank, table),
+        code=name.astype(np.int64),
+        names=names,
+        category="host",
+    )
+    is_range = kinds[kind] == "range"
+    for on, own in _groups(is_range.astype(np.int64) * -1, thread):
+        if on[0]:
+            yield replace(whole.take(own), name=f"NVTX · thread {on[1]}", category="range")
+        else:
+            yield replace(whole.take(own), name=f"thread {on[1]}", thread=int(on[1]))
+
+
+def _groups(first: Ints, second: Ints) -> Iterator[tuple[tuple[int, int], Index]]:
+    """The rows of each pair of values, in the pairs' order."""
+    order = np.lexsort((second, first))
+    change = (np.diff(first[order]) != 0) | (np.diff(second[order]) != 0)
+    for rows in np.split(order, np.flatnonzero(change) + 1):
+        if len(rows):
+            yield (int(first[rows[0]]), int(second[rows[0]])), rows
+
+
+def sequence(start: Ints, end: Ints) -> tuple[Index, Bools]:
+    """The begins and ends of a track's slices in order: places, and which of them are ends.
+
+    Place k < n is the begin of slice k, n + k its end; of slices without a length only the begin.
+    At one moment what began last ends first, and ends come before begins.
+    """
+    count = np.arange(len(start))
+    ended = np.flatnonzero(end > start)
+    time = np.r_[start, end[ended]]
+    is_end = np.r_[np.zeros(len(start), np.bool_), np.ones(len(ended), np.bool_)]
+    order = np.lexsort((np.r_[count, -ended], ~is_end, time))
+    places = np.r_[count, len(start) + ended]
+    return places[order], is_end[order]
+
+
+def lanes(start: Ints, end: Ints) -> Ints:
+    """On which of several tracks side by side each slice goes: -1 where there are too many.
+
+    The slices are in `Track`'s order. On one track each is inside or beside each other.
+    """
+    lane = np.zeros(len(start), np.int64)
+    if _nested(start, end):
+        return lane
+    open_: list[list[int]] = [[] for _ in range(MOST_LANES)]
+    for place, (begin, finish) in enumerate(zip(start.tolist(), end.tolist(), strict=True)):
+        for number, ends in enumerate(open_):
+            while ends and ends[-1] <= begin:
+                ends.pop()
+            if not ends or finish <= ends[-1]:
+                ends.append(finish)
+                lane[place] = number
+                break
+        else:
+            lane[place] = -1
+    return lane
+
+
+def _nested(start: Ints, end: Ints) -> bool:
+    """Whether every end belongs to the slice that is innermost there.
+
+    Else, at the first that does not, more slices are open than when that one began.
+    """
+    places, is_end = sequence(start, end)
+    count = len(start)
+    lasts = np.zeros(count, np.bool_)
+    lasts[places[is_end] - count] = True
+    whole = is_end | lasts[np.where(is_end, 0, places)]
+    places, is_end = places[whole], is_end[whole]
+    depth = np.cumsum(np.where(is_end, -1, 1)) + is_end  # with itself, at begin and at end
+    of_slice = np.zeros(count, np.int64)
+    of_slice[places[~is_end]] = depth[~is_end]
+    return bool((of_slice[places[is_end] - count] == depth[is_end]).all())
+
+
+def moments(merged: Merged, finding: Finding) -> list[tuple[int | None, int]]:
+    """Where a finding shows: rank and time on the reference rank's clock.
+
+    Those of its evidence; without any the begin of the first of its steps.
+    """
+    found = [
+        (each["rank"], each["time_ns"])
+        for each in finding["evidence"]
+        if _is_number(each.get("time_ns")) and _is_number(each.get("rank"))
+        if each["rank"] in merged.names
+    ]
+    if found:
+        return sorted(found, key=lambda each: (each[1], each[0]))
+    begins = {step["step"]: step["begin_ns"] for step in merged.results["steps"]}
+    of_steps = [begins[step] for step in finding["steps"] if step in begins]
+    rank = finding["rank"] if finding["rank"] in merged.names else None
+    return [(rank, min(of_steps or begins.values()))] if begins else []
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**62
+
+
+def shown(name: object) -> str:
+    """A name as it is written: one line, nothing that turns the writing direction, not too long."""
+    text = words.plain(str(name))
+    return text if len(text) <= LONGEST_NAME else text[: LONGEST_NAME - 1] + "…"

@@ -1,0 +1,415 @@
+"""What a merged run is written as for other tools: read back by those tools' own definitions."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as parquet
+import pytest
+from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as published
+from simulate import Cause, Job, middle, simulate, with_clock
+
+from clusterprof import merge_run
+from clusterprof.cli import main
+from clusterprof.export import merged_tables, tracks, wire
+from clusterprof.run_directory import RunDirectory
+from clusterprof.study import Study, study
+from clusterprof.tables import RankTables
+
+RIGHT_TO_LEFT = "\u202egnp.exe"
+
+
+def saved(made: Study, folder: Path) -> Path:
+    folder.mkdir()
+    merge_run.save(made, RunDirectory(folder))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def straggler() -> Study:
+    """Rank 2's host is late; rank 1's clock is off and drifts."""
+    ranks, _ = simulate(Job(steps=3, causes=(Cause("host", 2, 20_000_000),)))
+    ranks[1] = with_clock(ranks[1], 5_000_000, 20.0, middle(ranks))
+    return study(ranks)
+
+
+@pytest.fixture
+def run(straggler: Study, tmp_path: Path) -> Path:
+    return saved(straggler, tmp_path / "run")
+
+
+def exported(run: Path, form: str, target: Path, *more: str) -> Path:
+    status = main.run(["export", str(run), "--format", form, "-o", str(target), *more])
+    assert status == 0
+    return target
+
+
+@dataclass
+class Slice:
+    """A slice or an instant of a trace; times are UTC."""
+
+    name: str
+    category: str
+    track: int
+    begin: int
+    end: int
+    flows: list[int]
+    values: dict[str, Any]
+
+
+class Trace:
+    """A trace as Perfetto's trace processor understands it, with what it would complain of."""
+
+    def __init__(self, file: Path) -> None:
+        trace = published.Trace()
+        trace.ParseFromString(file.read_bytes())
+        self.attributes: dict[str, Any] = {}
+        self.tracks: dict[int, Any] = {}
+        self.processes: dict[int, str] = {}
+        self.slices: list[Slice] = []
+        names: dict[tuple[int, str], dict[int, str]] = defaultdict(dict)
+        cleared = {1}
+        events = []
+        for packet in trace.packet:
+            sequence = packet.trusted_packet_sequence_id
+            if packet.sequence_flags & packet.SEQ_INCREMENTAL_STATE_CLEARED:
+                cleared.add(sequence)
+            assert sequence in cleared
+            for kind in ("event_names", "event_categories", "debug_annotation_names"):
+                for each in getattr(packet.interned_data, kind):
+                    assert each.iid not in names[sequence, kind]
+                    names[sequence, kind][each.iid] = each.name
+            for each in packet.trace_attributes.attribute:
+                self.attributes[each.key] = getattr(each, each.WhichOneof("value"))
+            if packet.HasField("clock_snapshot"):
+                clocks = {c.clock_id: c.timestamp for c in packet.clock_snapshot.clocks}
+                assert clocks[6] == 0
+                self.utc_ns = clocks[1]
+            if packet.HasField("track_descriptor"):
+                found = packet.track_descriptor
+                assert found.uuid not in self.tracks
+                self.tracks[found.uuid] = found
+                if found.HasField("process"):
+                    self.processes[found.uuid] = found.process.process_name
+            if packet.HasField("track_event"):
+                events.append((packet.timestamp, len(events), sequence, packet.track_event))
+        open_: dict[int, list[Slice]] = defaultdict(list)
+        for time, _, sequence, event in sorted(events, key=lambda each: each[:2]):
+            assert event.track_uuid in self.tracks
+            if event.type == event.TYPE_SLICE_END:
+                open_[event.track_uuid].pop().end = time + self.utc_ns
+                continue
+            name = event.name or names[sequence, "event_names"][event.name_iid]
+            found = Slice(
+                name=name, track=event.track_uuid, begin=time + self.utc_ns,
+                end=time + self.utc_ns, flows=list(event.flow_ids),
+                category=[*event.categories, *(
+                    names[sequence, "event_categories"][iid] for iid in event.category_iids
+                )][0],
+                values={
+                    each.name or names[sequence, "debug_annotation_names"][each.name_iid]:
+                    getattr(each, each.WhichOneof("value")) for each in event.debug_annotations
+                },
+            )  # fmt: skip
+            self.slices.append(found)
+            if event.type == event.TYPE_SLICE_BEGIN:
+                open_[event.track_uuid].append(found)
+        assert not any(open_.values())
+
+    def process(self, of: Slice) -> str:
+        track = self.tracks[of.track]
+        if track.HasField("thread"):
+            own = [t for t in self.tracks.values() if t.process.pid == track.thread.pid]
+            return own[0].process.process_name
+        return self.processes.get(track.parent_uuid, "")
+
+    def name(self, of: Slice) -> str:
+        track = self.tracks[of.track]
+        return track.thread.thread_name or track.name
+
+    def of(self, rank: str, category: str) -> list[Slice]:
+        return [
+            each for each in self.slices
+            if each.category == category and self.process(each) == rank
+        ]  # fmt: skip
+
+
+def times(table: pa.Table, begin: str = "start_ns") -> Counter:
+    return Counter(zip(table[begin].to_pylist(), table["end_ns"].to_pylist(), strict=True))
+
+
+# --- perfetto
+
+
+def test_perfetto_has_a_process_a_rank_and_all_that_ran_on_it_on_one_clock(
+    straggler: Study, run: Path, tmp_path: Path
+) -> None:
+    trace = Trace(exported(run, "perfetto", tmp_path / "t"))
+    assert sorted(trace.processes.values()) == [f"rank {rank} · node0" for rank in range(4)]
+    for tables in straggler.ranks:
+        name = f"rank {tables.rank} · node0"
+        device = trace.of(name, "device")
+        clock = straggler.clock
+        begin = clock.align(tables.rank, tables.activity["start_ns"].to_numpy())
+        end = clock.align(tables.rank, tables.activity["end_ns"].to_numpy())
+        names = tables.activity["name"].to_pylist()
+        expected = Counter(zip(names, begin.tolist(), end.tolist(), strict=True))
+        assert Counter((each.name, each.begin, each.end) for each in device) == expected
+        host = trace.of(name, "host") + trace.of(name, "range")
+        assert len(host) == tables.host_calls.num_rows
+    assert straggler.clock.offset_ns.any()
+
+
+def test_steps_carry_their_account(straggler: Study, run: Path, tmp_path: Path) -> None:
+    trace = Trace(exported(run, "perfetto", tmp_path / "t"))
+    accounts = straggler.accounts.to_pylist()
+    found = [each for each in trace.slices if each.category == "step"]
+    assert {(trace.process(e), e.name, e.begin, e.values["idle_ns"]) for e in found} == {
+        (
+            f"rank {row['rank']} · node0",
+            f"step {row['step']}",
+            row["aligned_begin_ns"],
+            row["idle_ns"],
+        )
+        for row in accounts
+    }
+
+
+def test_a_flow_joins_the_members_of_each_collective(
+    straggler: Study, run: Path, tmp_path: Path
+) -> None:
+    trace = Trace(exported(run, "perfetto", tmp_path / "t"))
+    members: dict[int, list[tuple[str, int]]] = defaultdict(list)
+    for each in trace.slices:
+        if each.category == "collective":
+            (flow,) = each.flows
+            members[flow].append((trace.process(each), each.begin))
+    expected: dict[int, list[tuple[str, int]]] = defaultdict(list)
+    for row in straggler.collectives.to_pylist():
+        if row["start_ns"] is not None:
+            member = f"rank {row['rank']} · node0", row["aligned_start_ns"]
+            expected[row["collective"] + 1].append(member)
+    assert {k: sorted(v) for k, v in members.items()} == {k: sorted(v) for k, v in expected.items()}
+    waits = Counter(each.values.get("wait_ns") for each in trace.slices if each.flows)
+    assert waits == Counter(straggler.collectives["wait_ns"].to_pylist())
+
+
+def test_findings_are_instants_where_their_evidence_is(
+    straggler: Study, run: Path, tmp_path: Path
+) -> None:
+    trace = Trace(exported(run, "perfetto", tmp_path / "t"))
+    (finding,) = [f for f in straggler.results["findings"] if f["code"] == "straggler.host"]
+    shown = [each for each in trace.slices if each.name == "straggler.host"]
+    assert sorted(each.begin for each in shown) == sorted(
+        each["time_ns"] for each in finding["evidence"] if "time_ns" in each
+    )
+    assert {each.values["rank"] for each in shown} == {"rank 2 · node0"}
+    assert {each.values["summary"] for each in shown} == {finding["summary"]}
+
+
+def test_the_trace_says_how_far_its_clock_may_be_wrong(run: Path, tmp_path: Path) -> None:
+    trace = Trace(exported(run, "perfetto", tmp_path / "t"))
+    assert trace.attributes["clusterprof.clock.reference_rank"] == 0
+    assert trace.attributes["clusterprof.clock.uncertainty.rank 1 · node0"].startswith("±")
+    assert trace.attributes["clusterprof.left_out"] == "nothing"
+    (about,) = [each for each in trace.slices if each.name == "about this trace"]
+    assert about.values == {**trace.attributes}
+
+
+def test_the_shortest_are_left_out_where_not_all_fits_and_the_trace_says_so(
+    straggler: Study, run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    merged = merged_tables.read(RunDirectory(run))
+    whole = exported(run, "perfetto", tmp_path / "whole")
+    limit = whole.stat().st_size * 4 // 5
+    chosen = tracks.survey(merged, limit)
+    with (tmp_path / "half").open("wb") as file:
+        from clusterprof.export import perfetto
+
+        perfetto.write(merged, file, chosen)
+    assert 0 < (tmp_path / "half").stat().st_size <= limit
+    trace = Trace(tmp_path / "half")
+    assert len(trace.slices) < len(Trace(whole).slices)
+    assert " are left out, which are shorter than " in trace.attributes["clusterprof.left_out"]
+    kept = [each for each in trace.slices if each.category in ("device", "host", "range")]
+    left = int(chosen.notes[0].split()[0].replace(",", ""))
+    all_ = sum(t.activity.num_rows + t.host_calls.num_rows for t in straggler.ranks)
+    assert len(kept) == all_ - left
+    assert min(each.end - each.begin for each in kept) >= chosen.shortest_ns["device"]
+    # steps stay before collectives, and these before the rest
+    assert {"step", "collective"} <= {each.category for each in trace.slices}
+    assert len([each for each in trace.slices if each.flows]) == straggler.collectives.num_rows
+    tiny = tracks.survey(merged, 1)
+    assert len(tiny.notes) == 3
+
+
+@pytest.mark.parametrize("name", ["a\"b'c\\", RIGHT_TO_LEFT, "x" * 10_000, "", "\ud800", "a\0b\nc"])
+def test_any_name_is_one_short_line(name: str, straggler: Study, tmp_path: Path) -> None:
+    ranks = [renamed(each, name) for each in straggler.ranks]
+    run = saved(replace(straggler, ranks=tuple(ranks)), tmp_path / "run")
+    trace = Trace(exported(run, "perfetto", tmp_path / "t"))
+    shown = {each.name for each in trace.slices if each.category == "device"}
+    assert len(shown) == 1
+    assert len(min(shown)) <= tracks.LONGEST_NAME
+    assert not set(min(shown)) & {"\u202e", "\0", "\n"}
+    hosts = {name.partition(" · ")[2] for name in trace.processes.values()}
+    assert len(hosts) == 1
+
+
+def renamed(tables: RankTables, name: str) -> RankTables:
+    plain = name.encode("utf-8", "replace").decode()
+    field = tables.activity.schema.field("name")
+    names = pa.array([plain] * tables.activity.num_rows, pa.string()).cast(field.type)
+    return replace(tables, activity=tables.activity.set_column(3, field, names))
+
+
+def test_a_run_with_one_rank_or_without_a_gpu_or_without_collectives_is_shown(
+    tmp_path: Path,
+) -> None:
+    on_host, _ = simulate(Job(steps=2, dp=2, on_host=True))
+    one, _ = simulate(Job(steps=2))
+    alone = [replace(one[0], collective_calls=one[0].collective_calls.slice(0, 0))]
+    bare = [
+        replace(each, activity=each.activity.slice(0, 0), host_calls=each.host_calls.slice(0, 0))
+        for each in alone
+    ]
+    for number, ranks in enumerate((on_host, alone, bare)):
+        run = saved(study(ranks), tmp_path / f"run{number}")
+        trace = Trace(exported(run, "perfetto", tmp_path / f"t{number}"))
+        assert len(trace.processes) == len(ranks)
+        steps = [each for each in trace.slices if each.category == "step"]
+        assert {trace.process(each) for each in steps} == set(trace.processes.values())
+
+
+def test_1024_ranks_stay_within_the_size(straggler: Study, tmp_path: Path) -> None:
+    ranks = list(straggler.ranks)
+    many = [
+        replace(ranks[number % 4], info=replace(ranks[number % 4].info, rank=number))
+        for number in range(1024)
+    ]
+    results = straggler.results | {
+        "ranks": [straggler.results["ranks"][0] | {"rank": number} for number in range(1024)],
+        "clock": straggler.results["clock"]
+        | {"ranks": [straggler.results["clock"]["ranks"][0] | {"rank": n} for n in range(1024)]},
+    }
+    run = tmp_path / "run"
+    run.mkdir()
+    merge_run.save(replace(straggler, ranks=(), results=results), RunDirectory(run))
+    for tables in many:
+        folder = run / "tables" / f"{tables.rank:05d}"
+        folder.mkdir(parents=True)
+        for name in ("activity", "host_calls"):
+            file = run / "tables" / f"{tables.rank % 4:05d}" / f"{name}.parquet"
+            if tables.rank < 4:
+                merge_run.write_table(getattr(tables, name), file)
+            else:
+                (folder / f"{name}.parquet").hardlink_to(file)
+    made = exported(run, "perfetto", tmp_path / "t", "--max-mb", "8")
+    assert 2_000_000 < made.stat().st_size <= 8_000_000
+
+
+def test_slices_that_cross_are_on_tracks_side_by_side() -> None:
+    start, end = np.array([0, 5, 10, 12, 20]), np.array([10, 15, 20, 14, 20])
+    assert tracks.lanes(start, end).tolist() == [0, 1, 0, 0, 0]
+    random = np.random.default_rng(1)
+    for _ in range(200):
+        start = np.sort(random.integers(0, 30, 12))
+        end = start + random.integers(0, 9, 12)
+        order = np.lexsort((-end, start))
+        start, end = start[order], end[order]
+        lane = tracks.lanes(start, end)
+        for each in range(lane.max() + 1):
+            assert nested(list(zip(start[lane == each], end[lane == each], strict=True)))
+        assert (lane.max() == 0) == nested(list(zip(start, end, strict=True)))
+
+
+def nested(slices: Sequence[tuple[int, int]]) -> bool:
+    return not any(a < c < b < d for a, b in slices for c, d in slices)
+
+
+def test_more_at_once_than_any_profiler_records_is_left_out() -> None:
+    many = np.arange(tracks.MOST_LANES + 3)
+    lane = tracks.lanes(many, many + 1000)
+    assert lane.tolist() == [*range(tracks.MOST_LANES), -1, -1, -1]
+
+
+def test_numbers_of_any_size_are_read_as_they_were() -> None:
+    values = np.array([0, 1, 127, 128, 2**40, 2**62, -1, -(2**63)])
+    rows = wire.messages(1, len(values), wire.numbers(30, values))
+    for value, row in zip(values.tolist(), rows, strict=True):
+        event = published.TrackEvent()
+        event.ParseFromString(row[2:].tobytes())
+        assert event.counter_value == value
+        event.ParseFromString(wire.number(30, value))
+        assert event.counter_value == value
+
+
+# --- the command
+
+
+def test_a_run_is_as_it_was_after_an_export(run: Path, tmp_path: Path) -> None:
+    def content() -> dict[Path, tuple[bytes, int]]:
+        return {
+            path: (path.read_bytes(), path.stat().st_mtime_ns)
+            for path in sorted(run.rglob("*")) if path.is_file()
+        }  # fmt: skip
+
+    before = content()
+    exported(run, "perfetto", tmp_path / "t")
+    assert content() == before
+
+
+def test_only_what_export_wrote_is_replaced(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = exported(run, "perfetto", tmp_path / "t")
+    again = ["export", str(run), "--format", "perfetto", "-o", str(made)]
+    assert main.run(again) == 2
+    assert "replace it with --force" in capsys.readouterr().err
+    assert main.run([*again, "--force"]) == 0
+    made.write_text("mine")
+    assert main.run([*again, "--force"]) == 2
+    assert made.read_text() == "mine"
+
+
+@pytest.mark.parametrize("what", ["collectives", "accounts", "activity"])
+@pytest.mark.parametrize("content", ["damaged", "other"])
+def test_a_damaged_run_is_said_to_be(
+    what: str, content: str, run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = run / "tables" / "00002" if what == "activity" else run / "merged"
+    file = folder / f"{what}.parquet"
+    if content == "damaged":
+        file.write_bytes(file.read_bytes()[:-9])
+    else:
+        parquet.write_table(pa.table({"rank": [1]}), file)
+    status = main.run(["export", str(run), "--format", "perfetto", "-o", str(tmp_path / "t")])
+    assert status == 3
+    printed = capsys.readouterr().err
+    assert str(file) in printed
+    assert "merge" in printed
+    assert not (tmp_path / "t").exists()
+
+
+def test_a_run_that_is_not_merged_is_said_to_be(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main.run(["export", str(tmp_path), "--format", "perfetto"]) == 3
+    assert "has not been merged" in capsys.readouterr().err
+
+
+def test_a_rank_whose_tables_are_gone_has_its_steps_and_collectives(
+    run: Path, tmp_path: Path
+) -> None:
+    for file in (run / "tables" / "00001").iterdir():
+        file.unlink()
+    trace = Trace(exported(run, "perfetto", tmp_path / "t"))
+    assert {e.category for e in trace.slices if trace.process(e) == "rank 1 · node0"} == {
+        "step", "collective",
+    }  # fmt: skip
