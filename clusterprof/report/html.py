@@ -19,25 +19,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from clusterprof.agent.contracts import files, words
-from clusterprof.report import overview, summary
-from clusterprof.report.summary import Average
+from clusterprof.report import breakdown, overview, summary
 from clusterprof.report.whole_job import Job
-from clusterprof.results import Finding, Results
+from clusterprof.results import UNBOUNDED_NS, Finding, Results
 from clusterprof.run_directory import writing
 
 if TYPE_CHECKING:
     import jinja2
     import pyarrow as pa
 
-_MOST_RANKS = 64
-_MOST_STEPS = 48
-_MOST_CLOCKS = 128
-_MOST_CELLS = 576
-_MOST_ROWS = 40
 _MOST_EVIDENCE = 64
 #: the page's one script, in this order: what the others share first, what shows the state last
 _STYLES = ("report.css", "overview.css")
-_SCRIPTS = ("core.js", "heatmap.js", "timeline.js", "arrive.js")
+_SCRIPTS = ("core.js", "downloads.js", "tables.js", "heatmap.js", "timeline.js", "arrive.js")
 #: near the beginning of every page
 _MARK = b'<meta name="generator" content="clusterprof">'
 
@@ -57,6 +51,11 @@ def render(results: Results, collectives: pa.Table, *, title: str, job: Job | No
     script = "".join(map(_part, _SCRIPTS))
     begins = {step["step"]: step["begin_ns"] for step in results["steps"]}
     clocks = {entry["rank"]: entry for entry in results["clock"]["ranks"]}
+    # those whose clocks are known least come first
+    ranks = sorted(results["ranks"], key=lambda each: each["rank"])
+    if len(ranks) > 2 * breakdown.ENDS:
+        unsure = summary.rank_uncertainties(results)
+        ranks.sort(key=lambda each: -unsure.get(each["rank"], UNBOUNDED_NS))
     floor = summary.pair_bound_ns(results)
     return _template().render(
         title=title,
@@ -69,15 +68,14 @@ def render(results: Results, collectives: pa.Table, *, title: str, job: Job | No
         tiles=overview.tiles(results),
         leading=summary.leading(results),
         findings=[(finding, _drawn(finding, begins)) for finding in summary.by_saving(results)],
-        account=_account(results),
-        path=_path(results),
-        groups=results["topology"]["groups"],
-        operations=summary.by_exposed(results),
-        clocks=[(entry, clocks.get(entry["rank"])) for entry in results["ranks"]],
+        account=breakdown.account(results),
+        path=breakdown.path(results),
+        groups=breakdown.ends(results["topology"]["groups"], 2 * breakdown.ENDS, 0),
+        operations=breakdown.ends(summary.by_exposed(results), 2 * breakdown.ENDS, 0),
+        late=breakdown.ends(summary.suspects(results), 2 * breakdown.ENDS, 0),
+        clocks=breakdown.ends([(each, clocks.get(each["rank"])) for each in ranks]),
         floor=floor,
         bound=summary.bound(floor) if floor else "",
-        most_rows=_MOST_ROWS,
-        most_clocks=_MOST_CLOCKS,
         picture=lanes.picture(drawn) if drawn else None,
         timeline_notes=drawn.notes if drawn else [],
         # what the scripts read, by the id of its element
@@ -194,104 +192,6 @@ def _readable(line: Mapping[str, Any], begins: Mapping[int, int]) -> dict[str, A
         elif key != "what":
             out[key] = value
     return out
-
-
-def _account(results: Results) -> dict[str, Any] | None:
-    """Each rank's mean step and steps, of so many ranks and steps as the page can carry."""
-    every = summary.averages(results)
-    if not every:
-        return None
-    rows = summary.worth_showing(results, every, _MOST_RANKS)
-    longest = max(row.duration_ns for row in every)
-    evidence, steady = summary.evidence_steps(results)
-    floor = summary.pair_bound_ns(results)
-    stragglers = summary.stragglers(results)
-    steps = results["steps"][: min(max(4, _MOST_CELLS // len(rows)), _MOST_STEPS)]
-    accounts = [(step, account) for step in steps for account in step["ranks"]]
-    settled = [account["duration_ns"] for step, account in accounts if step["settled"]]
-    widest = max(settled or (account["duration_ns"] for _, account in accounts), default=1)
-    cells = {
-        (step["step"], account["rank"]): _bar(summary.average(account["rank"], [account]), widest)
-        | {"steady": step["settled"], "ms": words.milliseconds(account["duration_ns"])}
-        for step, account in accounts
-    }
-    caption = f"ms per step; a full bar is {words.duration(widest)}, the longest steady-state step"
-    if len(steps) < len(results["steps"]):
-        caption += f"; the first {len(steps)} of {len(results['steps'])} steps"
-    return {
-        "which": words.spans(evidence, 6),
-        "count": words.counted(len(evidence), "steady-state step"),
-        "steady": steady,
-        "rows": [
-            {
-                "rank": row.rank,
-                "named": row.rank in stragglers,
-                "step": words.milliseconds(row.duration_ns, words.column_decimals(row.duration_ns)),
-                "cells": _cells(row, floor),
-                "bar": _bar(row, longest),
-                "steps": [cells.get((step["step"], row.rank)) for step in steps],
-            }
-            for row in rows
-        ],
-        "left_out": len(every) - len(rows),
-        "caption": caption,
-        "steps": [{"number": step["step"], "steady": step["settled"]} for step in steps],
-    }
-
-
-def _path(results: Results) -> list[list[str]]:
-    """The critical path by what binds it: on it, its share, the mean per rank, GPU time lost."""
-    path = results["critical_path"]
-    if path is None or not path["step_ns"]:
-        return []
-    return [
-        [
-            part["what"],
-            words.milliseconds(part["path_ns"], 2),
-            words.percent(part["path_ns"] / path["step_ns"]),
-            words.milliseconds(part["mean_ns"], 2) if part["what"] != "idle" else "-",
-            words.milliseconds(part["imbalance_gpu_ns"], 2) if part["imbalance_gpu_ns"] else "-",
-        ]
-        for part in path["parts"]
-    ]
-
-
-def _parts(row: Average) -> list[tuple[str, str, float]]:
-    """(tone, name, ns) of the parts of a step; the last one is what the others leave."""
-    return [
-        ("compute", "compute", row.compute_ns),
-        ("wait", "exposed wait", row.exposed_wait_ns),
-        ("transfer", "exposed transfer", row.exposed_transfer_ns),
-        ("copies", "exposed copies", row.exposed_copy_ns),
-        ("soft", "idle", row.idle_ns),
-    ]
-
-
-def _cells(row: Average, floor: int) -> list[dict[str, Any]]:
-    cells = []
-    for tone, _, ns in _parts(row):
-        ms, percent = summary.part_cells(row, ns, floor if tone == "wait" else 0)
-        # compute is what one hopes for: the shade is for what costs
-        shaded = percent and tone != "compute" and row.duration_ns
-        share = _round(max(ns / row.duration_ns, 0)) if shaded else 0
-        cells.append({"tone": tone, "share": share, "ms": ms, "percent": percent})
-    return cells
-
-
-def _bar(row: Average, longest: float) -> dict[str, Any]:
-    """A stacked bar: (tone, left, width) of each part but idle, in % of the longest step."""
-    total = min(row.duration_ns / longest, 1) * 100 if longest else 0
-    every = [(t, name, ns / row.duration_ns) for t, name, ns in _parts(row) if row.duration_ns]
-    left, parts = 0.0, []
-    for tone, _, share in every[:-1]:
-        width = share * total
-        if width > 0:
-            # the style sheet knows these tones by their first letters, copies by m
-            parts.append(("m" if tone == "copies" else tone[0], _round(left), _round(width)))
-        left += width
-    shares = ", ".join(f"{name} {words.percent(share)}" for _, name, share in every if share)
-    label = f"{words.ms(row.duration_ns)}: {shares}"
-    return {"parts": parts, "total": _round(total), "label": label}
 
 
 def _round(value: float) -> float:

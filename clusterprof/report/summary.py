@@ -201,6 +201,14 @@ def operation_cells(entry: OperationEntry, floor_ns: int) -> list[str]:
     ]
 
 
+def operation_values(entry: OperationEntry, floor_ns: int) -> list[tuple[str, float]]:
+    """The cells of `operation_cells`, each with the number that it is sorted by."""
+    keys = ("calls_per_step", "bytes_per_step", "communication_ns_per_step")
+    keys += ("exposed_ns_per_step", "exposed_wait_ns_per_step")  # type: ignore[assignment]
+    values = [entry[key] for key in keys]  # type: ignore[literal-required]
+    return list(zip(operation_cells(entry, floor_ns), values, strict=True))
+
+
 # --- phrases
 
 

@@ -19,6 +19,7 @@ from lab import command
 from lab.parts import chromium
 
 from clusterprof.report import html
+from clusterprof.results import Results
 
 pytestmark = pytest.mark.needs_chromium
 
@@ -340,3 +341,80 @@ def test_the_heatmap_answers_to_pointer_keys_and_buttons_and_leads_to_the_timeli
     assert found["most"].startswith("rank 2, step ")
     assert found["above"].startswith("rank 1, step ")
     assert re.fullmatch(r"#timeline&rank=1&step=\d+", found["hash"])
+
+
+def many(ranks: int) -> Results:
+    """The sample's results of so many ranks, eight on a host; rank 2 is the straggler."""
+    results = sample.results()
+    for step in results["steps"]:
+        step["ranks"] = [sample.account(rank, late=rank == 2) for rank in range(ranks)]
+    one, clock = results["ranks"][0], results["clock"]["ranks"][1]
+    results["ranks"] = [
+        {**one, "rank": rank, "host": f"gpu-{rank // 8:02}", "world_size": ranks}
+        for rank in range(ranks)
+    ]
+    results["clock"]["ranks"] = [{**clock, "rank": rank} for rank in range(ranks)]
+    return results
+
+
+def test_a_long_table_shows_both_ends_and_finds_sorts_and_filters_all_its_rows(
+    ask: Callable[..., Any], tmp_path: Path
+) -> None:
+    table = sample.collectives(ranks=40)
+    html.write(tmp_path / "report.html", many(40), table, title="x")
+    found = ask(
+        """
+        const body = $("#account tbody"), tools = $("#account .ranked .tools");
+        const ranks = () => [...body.rows].map((row) => row.cells[0].textContent);
+        const first = ranks();
+        const [all, named] = tools.querySelectorAll("input[type=checkbox]");
+        all.click();
+        const shown = ranks();
+        const head = [...page.querySelectorAll("#account .ranked th[scope=col]")].at(-4);
+        head.querySelector("button").click();
+        const sorted = [head.getAttribute("aria-sort"), ...ranks().slice(0, 2)];
+        all.click();
+        const search = tools.querySelector("input[type=search]");
+        const look = async (text) => {
+          search.value = text;
+          search.dispatchEvent(new Event("input"));
+          await new Promise((done) => setTimeout(done, 200));
+          return ranks();
+        };
+        const spans = await look("8-9, 30"), host = await look("GPU-03"), none = await look("no");
+        await look("");
+        named.click();
+        return {first, shown, sorted, spans, host, none, named: ranks()};
+        """
+    )
+    assert len(found["first"]) == 17
+    # it waits least of all
+    assert found["first"][0] == "2"
+    assert found["first"][8] == "23 more ranks between these by exposed wait"
+    assert sorted(map(int, found["shown"])) == [*range(40)]
+    assert found["sorted"] == ["descending", "39", "38"]
+    assert sorted(found["spans"]) == ["30", "8", "9"]
+    assert sorted(map(int, found["host"])) == [*range(24, 32)]
+    assert found["none"] == []
+    assert found["named"] == ["2"]
+
+
+def test_a_table_is_downloaded_whole_and_no_name_becomes_a_formula(
+    ask: Callable[..., Any], tmp_path: Path
+) -> None:
+    results = many(40)
+    results["ranks"][20]["device"] = '=cmd|"x"'
+    html.write(tmp_path / "report.html", results, sample.collectives(ranks=40), title="x")
+    found = ask(
+        """
+        const saved = [];
+        view.URL.createObjectURL = (blob) => { saved.push(blob); return "#"; };
+        view.HTMLAnchorElement.prototype.click = function () { saved.push(this.download); };
+        $("#clock .csv").click();
+        return {name: saved[1], text: await saved[0].text()};
+        """
+    )
+    assert found["name"] == "ranks-and-clocks.csv"
+    lines = found["text"].split("\r\n")
+    assert len(lines) == 42
+    assert sum('"\'=cmd|""x"""' in line for line in lines) == 1
