@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 from simulate import Cause, Job, simulate
+from simulate.cases import cases, straggler_named
 
 from clusterprof.results import Finding
 from clusterprof.study import study
@@ -70,3 +71,18 @@ def test_a_rank_late_in_the_first_half_and_another_in_the_second_are_both_named(
 def test_more_than_half_of_the_ranks_are_not_late_together(late: tuple[int, ...]) -> None:
     causes = tuple(Cause("host", rank, 15 * MS) for rank in late)
     assert not [f for f in stragglers(replace(JOB, causes=causes)) if len(f["ranks"]) > 1]
+
+
+@pytest.mark.parametrize(("seed", "steps"), [(90011, 32), (90012, 32), (90014, 32), (79097, 5)])
+def test_sequences_of_varying_length_make_no_straggler_in_long_or_short_windows(
+    seed: int, steps: int
+) -> None:
+    (case,) = cases(["healthy, varying lengths"], range(seed, seed + 1))
+    results = study(simulate(replace(case.job, steps=steps))[0]).results
+    assert not straggler_named(list(results["findings"]))
+
+
+def test_a_rank_that_is_slower_in_each_step_is_named_among_sequences_of_varying_length() -> None:
+    job = Job(dp=4, steps=16, varied_frac=0.1, causes=(Cause("gpu_more", 2, 12 * MS),))
+    first = study(simulate(job)[0]).results["findings"][0]
+    assert (first["code"], first["ranks"]) == ("straggler.gpu", [2])

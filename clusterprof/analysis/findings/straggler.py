@@ -140,39 +140,44 @@ def _stands_out(job: WhatIfs, one: Member, apart: set[Member]) -> bool:
     """Whether one takes longer than all of its peers but those in `apart`, beyond chance.
 
     Every host pauses now and then, and which one does so most often in a few steps is chance. So
-    by how much it exceeds the next slowest peer in each step must be greater than it varies from
-    step to step (Student's t), over the window, or over its beginning or end: a rank may be late in
-    a part of it. A pause of half a step that made its step so long counts however rare it is.
+    by how much it exceeds the next slowest peer, or falls below it, must be greater in the mean
+    than it varies from step to step (Student's t), over the window, or over its beginning or end: a
+    rank may be late in a part of it. A host's pause of half a step that made its step so long
+    counts however rare it is; a GPU's work may differ from batch to batch.
     """
     k, part = one
     excess = job.excess[part]
     others = np.setdiff1d(job.peers.others(k), [j for j, other in apart if other == part])
-    margin = np.maximum(excess[k] - excess[others].max(axis=0, initial=0.0), 0.0)
+    margin = excess[k] - excess[others].max(axis=0, initial=0.0)
     durations = job.dataset.durations
     usual = float(np.median(durations))
-    if (margin >= limits.HALF * np.maximum(usual, durations - usual)).any():
+    if part == "host" and (margin >= limits.HALF * np.maximum(usual, durations - usual)).any():
         return True
-    runs = [slice(at) for at in range(limits.FEW, len(margin))]
-    runs += [slice(-run.stop, None) for run in runs]
-    equals = excess[others]
-    return beyond(margin, equals) or any(
-        beyond(margin[run], equals[:, run], limits.CHANCE / len(runs)) for run in runs
+    if not len(others):
+        return False
+    runs = [slice(None), *(slice(at) for at in range(limits.FEW, len(margin)))]
+    runs += [slice(-run.stop, None) for run in runs[1:]]
+    # a job's chance is shared by all that is asked. Of equals either of two may be the later one;
+    # of more it is rarer that one of them is later than all others
+    questions = len(PARTS) * len(runs) * 2 * job.peers.apart
+    return any(
+        beyond(margin[run], excess[others][:, run], limits.CHANCE / questions) for run in runs
     )
 
 
 def beyond(values: Floats, equals: Floats, chance: float = limits.CHANCE) -> bool:
     """Whether a mean so far above zero has less than this chance, by a moderated Student's t.
 
-    `equals`, [peers, steps], vary as the values do if it is by chance: few steps tell little of it
-    (Smyth, Linear models and empirical Bayes methods, 2004): the peers' pauses are fewer and longer
-    than chance of one kind would have them, so that more steps are judged by themselves. As a
-    normal deviate (Wallace, Bounds on normal approximations to Student's, 1959).
+    `equals`, [peers, steps], vary as the values do if it is by chance: few steps tell little of it,
+    so that theirs count as well, as much as a few steps do (Smyth, Linear models and empirical
+    Bayes methods, 2004). As a normal deviate (Wallace, Bounds on normal approximations to
+    Student's, 1959).
     """
     n, mean = len(values) - 1, float(values.mean())
     if n < 1 or mean <= 0:
         return False
     # a single peer's excess is only what the rank's own is not
-    prior = max(min(limits.FEW - len(values), (len(equals) - 1) * n), 0)
+    prior = min(limits.FEW, (len(equals) - 1) * n)
     apart = prior * float(equals.var(axis=1, ddof=1).mean()) / _CUT_VARIANCE if prior else 0.0
     free = n + prior
     spread = (float(values.var()) * (n + 1) + apart) / free / (n + 1)

@@ -7,6 +7,7 @@ them, and what is usual among all but one is read off one sorted column.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -27,6 +28,12 @@ class Peers:
         """The places of the k-th rank's peers."""
         circle = self.circles[self.of[k]]
         return np.asarray(circle[circle != k])
+
+    @cached_property
+    def apart(self) -> float:
+        """How many circles there are, of those that overlap as many as do not."""
+        sizes = np.asarray([len(circle) for circle in self.circles])[self.of]
+        return float((1 / sizes[sizes > 1]).sum())
 
     def excess(self, values: Floats) -> Floats:
         """How much more than the median of its peers each rank has, 0 where nothing compares.
