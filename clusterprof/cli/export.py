@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import IO, NamedTuple
 
@@ -22,6 +23,8 @@ class Format(NamedTuple):
     """One format: how its file is called, and who writes it."""
 
     ending: str
+    #: one line of help
+    summary: str
     #: writes a file of at most so many bytes, and says what it had to leave out
     write: Callable[[Merged, IO[bytes], int], list[str]]
     #: what to do with it
@@ -36,10 +39,20 @@ def _perfetto(merged: Merged, file: IO[bytes], limit: int) -> list[str]:
     return chosen.notes
 
 
+def _archive(merged: Merged, file: IO[bytes], limit: int) -> list[str]:
+    from clusterprof.export import archive, tracks
+
+    chosen = tracks.Cut()
+    archive.write(merged, replace(merged, own_clocks=True), file, chosen)
+    return chosen.notes
+
+
+_PERFETTO = "open it at https://ui.perfetto.dev (it stays on your machine)"
 FORMATS = {
-    "perfetto": Format(
-        ".pftrace", _perfetto,
-        "open it at https://ui.perfetto.dev (it stays on your machine)",
+    "perfetto": Format(".pftrace", "one trace of all ranks on one clock", _perfetto, _PERFETTO),
+    "perfetto-archive": Format(
+        ".perfetto.zip", "a trace per rank, whole, and Perfetto's manifest with their offsets",
+        _archive, _PERFETTO,
     ),
 }  # fmt: skip
 
@@ -54,12 +67,12 @@ def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
     )
     add = parser.add_argument
     add("--format", required=True, choices=FORMATS, metavar="FORMAT",
-        help="perfetto: one trace of all ranks on one clock")  # fmt: skip
+        help="; ".join(f"{name}: {each.summary}" for name, each in FORMATS.items()))  # fmt: skip
     add("-o", "--output", type=path, metavar="FILE",
         help="where to write it (default: here, called as the run is)")  # fmt: skip
     add("--max-mb", type=_size, default=MOST_MB, metavar="N",
-        help=f"a trace has at most N MB (default: {MOST_MB}): the shortest kernels, copies and "
-        "host calls are left out, and the trace says so")  # fmt: skip
+        help=f"perfetto: the trace has at most N MB (default: {MOST_MB}): the shortest kernels, "
+        "copies and host calls are left out, and the trace says so")  # fmt: skip
     add("--force", action="store_true", help="replace what export wrote")
     arguments = parser.parse_args([*own, *(program or ())])
     chosen = FORMATS[arguments.format]

@@ -59,31 +59,30 @@ def write(merged: Merged, file: IO[bytes], chosen: Cut) -> None:
     file.write(_common(merged, chosen.begin_ns, ids, chosen.notes))
 
 
-def write_common(merged: Merged, file: IO[bytes], begin_ns: int, notes: Sequence[str]) -> None:
-    """Write a trace of the findings alone, and what is to be known of all."""
-    file.write(_head(begin_ns))
-    file.write(_common(merged, begin_ns, count(1), notes))
+def trace_of_findings(merged: Merged, begin_ns: int, notes: Sequence[str]) -> bytes:
+    """A trace of the findings alone, and what is to be known of all."""
+    return _head(begin_ns) + _common(merged, begin_ns, count(1), notes)
 
 
-def write_rank(merged: Merged, file: IO[bytes], rank: int, tracks: Sequence[Track]) -> int:
-    """Write a trace of one rank; the ns that its times count from, on the clock of `tracks`."""
+def trace_of_rank(merged: Merged, rank: int, tracks: Sequence[Track]) -> tuple[bytes, int]:
+    """A trace of one rank, and the ns that its times count from, on the clock of `tracks`."""
     begin_ns = min((int(track.start[0]) for track in tracks if len(track)), default=0)
-    file.write(_head(begin_ns))
-    for part in rank_packets(merged, rank, 0, tracks, begin_ns, count(1)):
-        file.write(part)
-    return begin_ns
+    parts = rank_packets(merged, rank, 0, tracks, begin_ns, count(1))
+    return b"".join([_head(begin_ns, utc=False), *parts]), begin_ns
 
 
 def _packet(*fields: bytes) -> bytes:
     return message(_PACKET, *fields)
 
 
-def _head(begin_ns: int) -> bytes:
-    """What ties times to UTC, and asks for processes and threads in our order."""
-    clocks = [
-        message(1, number(1, clock), number(2, time))
-        for clock, time in ((_BOOTTIME, 0), (_REALTIME, begin_ns))
-    ]
+def _head(begin_ns: int, *, utc: bool = True) -> bytes:
+    """What says whose times these are, ties them to UTC, and asks for our order of processes.
+
+    Not `utc`: as the manifest of an archive ties a rank's times to another file's.
+    """
+    clocks = [message(1, number(1, _BOOTTIME), number(2, 0))]
+    if utc:
+        clocks.append(message(1, number(1, _REALTIME), number(2, begin_ns)))
     version = message(1, text(1, VERSION), text(3, __version__))
     root = [number(_UUID, 0), number(_PROCESS_ORDERING, _EXPLICIT)]
     parts = [

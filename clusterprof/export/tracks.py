@@ -91,7 +91,7 @@ def survey(merged: Merged, limit: float) -> Cut:
     made = Cut()
     size = {kind: np.zeros(len(_LENGTHS)) for kind in SLICE_BYTES}
     count = {kind: np.zeros(len(_LENGTHS), np.int64) for kind in SLICE_BYTES}
-    begins = [time for each in merged.results["findings"] for _, time in moments(merged, each)]
+    begins = first_moment(merged)
     for rank in merged.ranks:
         for track in unlimited(merged, rank):
             if len(track):
@@ -357,6 +357,12 @@ def moments(merged: Merged, finding: Finding) -> list[tuple[int | None, int]]:
     of_steps = [begins[step] for step in finding["steps"] if step in begins]
     rank = finding["rank"] if finding["rank"] in merged.names else None
     return [(rank, min(of_steps or begins.values()))] if begins else []
+
+
+def first_moment(merged: Merged) -> list[int]:
+    """When the first finding shows, ns on the reference rank's clock: one, or none."""
+    found = (moments(merged, each)[:1] for each in merged.results["findings"])
+    return sorted(time for first in found for _, time in first)[:1]
 
 
 def _is_number(value: Any) -> bool:
