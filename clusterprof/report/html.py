@@ -42,7 +42,7 @@ def render(results: Results, collectives: pa.Table, *, title: str, job: Job | No
     `job` is what is known besides, of a run of clusterprof. The same arguments give the same page;
     it ends in a newline.
     """
-    from clusterprof.report import heatmap, lanes
+    from clusterprof.report import heatmap, lanes, step_chart
 
     drawn = lanes.build(results, collectives)
     heat = heatmap.embedded(results, collectives, job or Job())
@@ -81,6 +81,7 @@ def render(results: Results, collectives: pa.Table, *, title: str, job: Job | No
         # what the scripts read, by the id of its element
         data=data,
         heatmap="heatmap-data" in data,
+        run_steps=step_chart.chart(results, job or Job()),
     )
 
 
