@@ -21,7 +21,7 @@ from typing import get_args
 from clusterprof.agent.contracts import words
 from clusterprof.console import say
 from clusterprof.errors import UsageError
-from clusterprof.results import Finding, Severity
+from clusterprof.results import ComparedFinding, Finding, Severity
 
 _SEVERITIES: tuple[Severity, ...] = tuple(reversed(get_args(Severity)))
 _CODE = re.compile(r"[a-z_*?]+(\.[a-z_*?]+)*")
@@ -47,7 +47,7 @@ class Condition:
     def __str__(self) -> str:
         return self.text
 
-    def met_by(self, finding: Finding) -> bool:
+    def met_by(self, finding: Finding | ComparedFinding) -> bool:
         """Whether this finding fails."""
         if self.step_frac is not None or not fnmatchcase(finding["code"], self.codes):
             return False
@@ -110,7 +110,7 @@ def check_codes(conditions: Sequence[Condition]) -> None:
 
 def failures(
     conditions: Iterable[Condition],
-    findings: Sequence[Finding],
+    findings: Sequence[Finding | ComparedFinding],
     step: tuple[float, float] | None = None,
 ) -> list[str]:
     """A sentence for each condition that is met, by the finding that saves most of those.
@@ -126,7 +126,7 @@ def failures(
             continue
         met = [finding for finding in findings if each.met_by(finding)]
         if met:
-            most = max(met, key=lambda finding: finding["saved_ns_per_step"])
+            most = max(met, key=lambda finding: finding["share_of_step"])
             saves = words.percent(most["share_of_step"])
             who = f", {words.ranks(most['ranks'])}" if most["rank"] is not None else ""
             more = f", and {len(met) - 1} more" if len(met) > 1 else ""
@@ -136,7 +136,7 @@ def failures(
 
 def fails(
     conditions: Iterable[Condition],
-    findings: Sequence[Finding],
+    findings: Sequence[Finding | ComparedFinding],
     step: tuple[float, float] | None = None,
 ) -> bool:
     """Whether any condition is met, each with a message (arguments as for `failures`)."""

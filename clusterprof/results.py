@@ -459,3 +459,125 @@ class HangResults(TypedDict):
     hang: list[HangEntry]
     verdict: str
     warnings: list[str]
+
+
+# --- comparisons
+
+
+class MeasuredFinding(TypedDict):
+    """What a comparison keeps of a finding."""
+
+    code: str
+    severity: Severity
+    rank: int | None
+    ranks: list[int]
+    saved_ns_per_step: int
+    saved_uncertainty_ns: int
+    share_of_step: float
+    summary: str
+
+
+class StepParts(TypedDict):
+    """One step's account as the mean over the profiled ranks (see `RankAccount`), ns."""
+
+    duration_ns: int
+    compute_ns: int
+    exposed_communication_ns: int
+    exposed_copy_ns: int
+    idle_ns: int
+    exposed_wait_ns: int
+
+
+class MeasuredRun(TypedDict):
+    """What a comparison needs of one run; a baseline keeps several of these."""
+
+    #: the path that the user gave
+    name: str
+    clusterprof_version: str
+    #: None where neither reports nor run say
+    world_size: int | None
+    #: pipeline stages, and the sizes of all communicators; None and [] where they are not known
+    stages: int | None
+    group_sizes: list[int]
+    devices: list[str]
+    profilers: list[str]
+    profiled: list[int]
+    #: the script or module that ran, without its arguments; empty where no manifest says
+    program: str
+    #: the mean step (ns) of each block of consecutive steps outside of all windows, by the step
+    #: log of the middle rank, and of how many steps they are; [] and 0 where these are too few
+    outside_ns: list[int]
+    outside_steps: int
+    #: each steady-state step of the window, its parts as the mean over the profiled ranks
+    window: list[StepParts]
+    #: see `ComputeAbsent`: the mean over ranks; None where it is not known
+    blocking_ns: int | None
+    findings: list[MeasuredFinding]
+
+
+class Baseline(TypedDict):
+    """A named baseline: one or several runs of one job."""
+
+    baseline_version: int
+    clusterprof_version: str
+    runs: list[MeasuredRun]
+
+
+Direction = Literal["longer", "shorter", "none"]
+
+
+class Change(TypedDict):
+    """One time per step of A and of B (ns), and what may be claimed of its change."""
+
+    what: str
+    a_ns: int
+    b_ns: int
+    change_ns: int
+    #: half-width of the change's 95% interval
+    noise_ns: int
+    #: "none" where the change is within the noise
+    direction: Direction
+
+
+#: new: in no run of A; gone: in no run of B; worse, better: saves more or less; each beyond the
+#: noise, and same: within it
+State = Literal["new", "gone", "worse", "better", "same"]
+
+
+class ComparedFinding(TypedDict):
+    """A finding of A, of B, or of both, above severity info in one of them."""
+
+    code: str
+    ranks: list[int]
+    rank: int | None
+    state: State
+    severity: Severity
+    #: what its repair saves, mean over the runs (0 where it is not found), ns
+    a_saved_ns: int
+    b_saved_ns: int
+    noise_ns: int
+    #: by which share of B's step it saves more than in A
+    share_of_step: float
+    summary: str
+
+
+class Comparison(TypedDict):
+    """What `clusterprof compare A B --json` prints."""
+
+    comparison_version: int
+    clusterprof_version: str
+    verdict: str
+    a: list[str]
+    b: list[str]
+    #: which steps `step` is of: those outside the window by the step logs, or the window's
+    steps_from: Literal["step logs", "window"]
+    #: how many steps these are of each side, over its runs
+    a_steps: int
+    b_steps: int
+    step: Change
+    #: the window's steps, and the parts that add up to them; [] where a side has none
+    parts: list[Change]
+    findings: list[ComparedFinding]
+    #: why both sides are not runs of one job: nothing is gated on their comparison
+    other_job: list[str]
+    warnings: list[str]

@@ -23,6 +23,8 @@ VERBS = {
     "merge": "merge reports of several ranks; print which rank delays the others, and why",
     "report": "print the verdict of a merged run",
     "export": "write a merged run for Perfetto and other tools",
+    "compare": "compare two runs: step time, its parts, findings, each with the noise",
+    "baseline": "keep runs under a name, to compare with",
     "explain": "explain a finding: its meaning, when it is wrong, what is recommended",
     "clock": "measure the clocks of the nodes against each other, inside a launcher",
     "scrub": "copy an nsys export without environment variables, to share it",

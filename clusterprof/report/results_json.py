@@ -14,13 +14,13 @@ from typing import Any, Literal, Union, cast, get_args, get_origin, get_type_hin
 
 from clusterprof.agent.contracts import files
 from clusterprof.errors import ReportError
-from clusterprof.results import SCHEMA_VERSION, HangResults, Results
+from clusterprof.results import SCHEMA_VERSION, Baseline, Comparison, HangResults, Results
 from clusterprof.run_directory import writing
 
 _MERGE_AGAIN = "write it again with clusterprof merge RUN"
 
 
-def dumps(results: Results | HangResults) -> bytes:
+def dumps(results: Results | HangResults | Comparison | Baseline) -> bytes:
     """`results` as JSON, indented, ending in a newline.
 
     The order is the contract's for keys; ranks and steps by number, findings by saving,
@@ -29,7 +29,8 @@ def dumps(results: Results | HangResults) -> bytes:
     import orjson
 
     options = orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE | orjson.OPT_SERIALIZE_NUMPY
-    ordered = results if "hang" in results else _sorted(results)
+    whole = "pace" in results  # the others are in their order already
+    ordered = _sorted(cast("Results", results)) if whole else results
     try:
         return orjson.dumps(ordered, option=options)
     except TypeError:  # a path whose bytes are no UTF-8
@@ -57,6 +58,21 @@ def read(path: Path) -> Results:
     Raises `ReportError`: not there, not JSON, of another schema version, or not in the
     form of `clusterprof.results` (with the place in the file).
     """
+    loaded = load(path)
+    version = loaded.get("schema_version") if isinstance(loaded, dict) else None
+    if version is None:
+        advice = "give the results.json of a run, or a run directory"
+        raise _refused(path, "holds no results of clusterprof", " has no schema_version", advice)
+    if version != SCHEMA_VERSION or isinstance(version, bool):
+        what = f"has schema version {version!r}, this clusterprof reads {SCHEMA_VERSION}"
+        advice = "read it with the clusterprof that wrote it, or merge the run again"
+        raise _refused(path, what, "", advice)
+    check(path, loaded, Results)
+    return cast("Results", loaded)
+
+
+def load(path: Path) -> Any:
+    """The JSON of a file. Raises `ReportError`: not there, or not JSON."""
     import orjson
 
     try:
@@ -69,21 +85,16 @@ def read(path: Path) -> Results:
             "next: clusterprof merge RUN writes it",
         ) from error
     try:
-        loaded = orjson.loads(content)
+        return orjson.loads(content)
     except orjson.JSONDecodeError as error:
         what = "is not JSON" if content.strip() else "is empty"
         raise _refused(path, what, f", line {error.lineno}: {error.msg}") from error
-    version = loaded.get("schema_version") if isinstance(loaded, dict) else None
-    if version is None:
-        advice = "give the results.json of a run, or a run directory"
-        raise _refused(path, "holds no results of clusterprof", " has no schema_version", advice)
-    if version != SCHEMA_VERSION or isinstance(version, bool):
-        what = f"has schema version {version!r}, this clusterprof reads {SCHEMA_VERSION}"
-        advice = "read it with the clusterprof that wrote it, or merge the run again"
-        raise _refused(path, what, "", advice)
-    for what, found in _differences(loaded, Results, ""):
+
+
+def check(path: Path, loaded: object, form: type) -> None:
+    """Raise ReportError where what was read from `path` has not this form, a TypedDict."""
+    for what, found in _differences(loaded, form, ""):
         raise _refused(path, what, found)
-    return cast("Results", loaded)
 
 
 def _refused(path: Path, what: str, found: str, advice: str = _MERGE_AGAIN) -> ReportError:

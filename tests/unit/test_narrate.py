@@ -67,7 +67,7 @@ def test_narration_and_errors_are_harmless(
 
 def test_what_argparse_says_is_harmless(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
-        main.main(["merge", "--fail-on", HOSTILE, "x"])
+        main.main(["torchrun", "--profiler", HOSTILE, "--", "x"])
     assert harmless(capsys.readouterr().err)
 
 

@@ -1,0 +1,519 @@
+"""Compare two runs, or several runs of each side: step time, its parts, and findings.
+
+What a comparison can claim. Steps of one run are no independent measurements: neighbours are alike,
+and runs of one program differ from each other by more than their steps tell (other nodes, other
+clocks of the GPUs, another order of ranks). So a run is one measurement, and its steps only tell
+how much one varies:
+
+- A run's value is the median of the means of up to 20 blocks of consecutive steps (batch means:
+  Schmeiser, "Batch size effects in the analysis of simulation output", Operations Research 30,
+  1982: more than 30 batches gain nothing); of a window's few steps it is their mean, so that the
+  parts of a step add up.
+- Runs of one program vary by 0.8% of a step (`_RUNS_FRAC`) and by what their own steps leave open
+  of their values: that is assumed. Where a side has several runs, how they vary is measured as
+  well, and both variances are pooled, the assumed one with the weight of `_WEIGHT` (the moderated t
+  of Smyth, "Linear models and empirical Bayes methods", SAGMB 3, 2004, with a prior that is stated
+  and not estimated).
+- The noise is the half-width of the 95% interval of the difference by Student's t. A change within
+  it is called none.
+
+Assumption: both sides ran on machines as busy as each other. A machine that was slower during all
+of one run looks like a slower program; only further runs tell them apart.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from statistics import NormalDist
+from typing import TYPE_CHECKING, NamedTuple, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from clusterprof import __version__, gate
+from clusterprof.agent.contracts import paths, words
+from clusterprof.console import say
+from clusterprof.errors import ClusterprofError, MergeError, ReportError
+from clusterprof.report import results_json
+from clusterprof.results import (
+    Change,
+    ComparedFinding,
+    Comparison,
+    Direction,
+    Finding,
+    MeasuredFinding,
+    MeasuredRun,
+    Results,
+    State,
+    StepEntry,
+    StepParts,
+)
+from clusterprof.run_directory import RunDirectory
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+Floats = npt.NDArray[np.float64]
+
+COMPARISON_VERSION = 1
+#: standard deviation of a step over runs of one program: the middle of 15 programs whose runs were
+#: repeated on H200s (tests/data/recordings/pairs.json, saved_spread_ms over the range that a normal
+#: sample of so many repeats has). Launch-bound ones varied by up to 8%
+_RUNS_FRAC = 0.008
+#: the assumption counts as much as five runs would, which have four degrees of freedom
+_WEIGHT = 4
+_LEVEL = 0.95
+#: blocks of steps: at most so many, of so many steps at least; fewer blocks tell no spread
+_BLOCKS, _LEAST_STEPS, _LEAST_BLOCKS = 20, 4, 4
+#: steps that count for nothing: a job's first ones, and those after a window, in which queues fill
+#: up again (`analysis.model.capture_cost`)
+_WARM_UP, _RECOVERY = 3, 8
+#: a single step of a window does not tell how much steps vary
+_LEAST_WINDOW = 2
+#: of 20 blocks a correlation is known to some 0.2 only
+_MOST_ALIKE = 0.8
+#: the scaled median absolute deviation of normal values is their standard deviation
+_MAD = 1.4826
+#: what saves less than this share of a step is no finding (`analysis.model.limits`)
+_LEAST_FINDING_FRAC = 0.02
+
+#: the parts of a step in the order in which they are shown: all but the two that are themselves
+#: parts of the exposed communication add up to the step
+PARTS: dict[str, str] = {
+    "duration_ns": "step in the window",
+    "compute_ns": "compute",
+    "exposed_communication_ns": "exposed communication",
+    "exposed_wait_ns": "waiting for a later rank",
+    "blocking_ns": "blocking compute",
+    "exposed_copy_ns": "exposed copies",
+    "idle_ns": "idle",
+}
+
+# --- what is read of a run
+
+
+def measured(given: Path) -> MeasuredRun:
+    """What a comparison needs of a run directory, a folder of merge's --output or a results.json.
+
+    Raises ReportError where it was not merged, or its results are damaged.
+    """
+    run = RunDirectory(given) if given.is_dir() else None
+    results = results_json.read(run.merged / paths.RESULTS if run is not None else given)
+    made = of_results(str(given), results)
+    if run is not None and run.manifest.is_file():
+        with contextlib.suppress(ClusterprofError):  # what is damaged is no reason to refuse
+            manifest = run.read_manifest()
+            made["program"] = _program(manifest.again)
+            made["world_size"] = made["world_size"] or manifest.world_size
+            run = RunDirectory(given, manifest.attempt)
+            blocks, made["outside_steps"] = clean_steps(run, results)
+            made["outside_ns"] = [round(ns) for ns in blocks.tolist()]
+    return made
+
+
+def of_results(name: str, results: Results) -> MeasuredRun:
+    """What a comparison needs of results alone: their window."""
+    sizes = {each["world_size"] for each in results["ranks"]} - {None}
+    groups = [each["size"] for each in results["topology"]["groups"]]
+    blocking = [each["blocking_ns"] for each in results["compute_absent"]]
+    known = [ns for ns in blocking if ns is not None]
+    return {
+        "name": name,
+        "clusterprof_version": results["clusterprof_version"],
+        "world_size": next(iter(sizes)) if len(sizes) == 1 else None,
+        "stages": results["topology"]["stage_count"],
+        "group_sizes": [] if None in groups else sorted({n for n in groups if n}),
+        "devices": sorted({each["device"] for each in results["ranks"]} - {""}),
+        "profilers": sorted({each["profiler"] for each in results["ranks"]}),
+        "profiled": [each["rank"] for each in results["ranks"]],
+        "program": "",
+        "outside_ns": [],
+        "outside_steps": 0,
+        "window": [_parts(each["ranks"]) for each in results["steps"] if counts(each)],
+        "blocking_ns": round(sum(known) / len(known)) if known else None,
+        "findings": [_kept(each) for each in results["findings"]],
+    }
+
+
+def counts(step: StepEntry) -> bool:
+    """Whether a step of the window is evidence."""
+    return step["settled"] and bool(step["ranks"]) and step["duration_ns"] > 0
+
+
+def _parts(accounts: Sequence[Mapping[str, object]]) -> StepParts:
+    names = StepParts.__annotations__
+    means = {n: round(np.mean([cast("int", a[n]) for a in accounts])) for n in names}
+    return cast("StepParts", means)
+
+
+def _kept(finding: Finding) -> MeasuredFinding:
+    names = MeasuredFinding.__annotations__
+    return cast("MeasuredFinding", {n: v for n, v in finding.items() if n in names})
+
+
+def _program(again: Sequence[str]) -> str:
+    """The script or module of a command line, without its folder and arguments."""
+    program = again[again.index("--") + 1 :] if "--" in again else []
+    for place, word in enumerate(program):
+        if word == "-m" and place + 1 < len(program):
+            return program[place + 1]
+        if word.endswith(".py"):
+            return Path(word).name
+    return Path(program[0]).name if program else ""
+
+
+def clean_steps(run: RunDirectory, results: Results) -> tuple[Floats, int]:
+    """The mean step (ns) of each block of steps outside of all windows, and how many steps.
+
+    By the log of the rank whose mean step is the middle one: ranks that wait for each other have
+    one pace. Steps after a window count only where they are as before it, by the run's own account
+    of what profiling cost. Empty where there are too few.
+    """
+    windows = [each.window() for each in (run, *run.later_windows())]
+    cost = results["capture"]
+    stays = cost is not None and any(
+        each is not None
+        and None not in (each["before_ns"], each["after_ns"], each["after_uncertainty_ns"])
+        and each["after_ns"] - each["before_ns"] > each["after_uncertainty_ns"]  # type: ignore[operator]
+        for each in (cost["profiled"], cost["unprofiled"])
+    )
+    until = run.deep().window().first if stays else math.inf
+    every = []
+    for log, pace in _logs(run):
+        first, count = (np.r_[log[k], pace[k]] for k in (0, 1))
+        took = np.r_[log[2], pace[2]]
+        clean = (first >= _WARM_UP) & (first + count <= until)
+        for window in windows:
+            clean &= (first + count <= window.first) | (first >= window.end + _RECOVERY)
+        order = np.flatnonzero(clean)[np.argsort(first[clean], kind="stable")]
+        if len(order):
+            every.append((took[order].sum() / count[order].sum(), count[order], took[order]))
+    every.sort(key=lambda each: each[0])
+    if not every:
+        return np.zeros(0), 0
+    _, count, took = every[(len(every) - 1) // 2]
+    return blocked(count, took), int(count.sum())
+
+
+def _logs(run: RunDirectory) -> Iterable[tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]]:
+    """Each rank's step log: first step, count and length (ns) of single steps, and of blocks."""
+    from clusterprof.collect.outcomes import newest_step_log
+    from clusterprof.ingest.rank_steps import beside_log, read_log, read_pace
+
+    for rank in run.ranks():
+        found = newest_step_log(run.logged(rank))
+        if found is None:
+            continue
+        with contextlib.suppress(ReportError):  # a damaged log leaves its rank out
+            log = _columns(read_log(found))
+            pace = read_pace(beside_log(found, paths.PACE))
+            length = pace["end_ns"] - pace["begin_ns"]
+            yield log, np.stack([pace["first_step"], pace["count"], length])
+
+
+def _columns(log: pa.Table) -> npt.NDArray[np.int64]:
+    step, begin, end = (log[name].to_numpy() for name in ("step", "begin_ns", "end_ns"))
+    return np.stack([step, np.ones_like(step), end - begin])
+
+
+def blocked(count: npt.NDArray[np.int64], took: npt.NDArray[np.int64]) -> Floats:
+    """The mean step of each of up to 20 blocks of consecutive steps; empty for too few steps.
+
+    `count` and `took` (ns) are stretches of steps in their order, which stay whole.
+    """
+    total = int(count.sum())
+    blocks = min(_BLOCKS, total // _LEAST_STEPS)
+    if blocks < _LEAST_BLOCKS:
+        return np.zeros(0)
+    middle = np.cumsum(count) - count / 2
+    place = (middle * blocks / total).astype(np.int64)
+    steps = np.bincount(place, count, blocks)
+    taken = np.bincount(place, took, blocks)
+    found = steps > 0
+    return np.asarray(taken[found] / steps[found]) if found.sum() >= _LEAST_BLOCKS else np.zeros(0)
+
+
+# --- statistics
+
+
+def student(level: float, free: float) -> float:
+    """The quantile of Student's t for a two-sided `level`: Abramowitz and Stegun, 26.7.5.
+
+    Within 1% from three degrees of freedom on at 95%.
+    """
+    z = NormalDist().inv_cdf((1 + level) / 2)
+    terms = (
+        (z**3 + z) / 4,
+        (5 * z**5 + 16 * z**3 + 3 * z) / 96,
+        (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
+        (79 * z**9 + 776 * z**7 + 1482 * z**5 - 1920 * z**3 - 945 * z) / 92160,
+    )
+    return z + sum(term / free**power for power, term in enumerate(terms, 1))
+
+
+class Value(NamedTuple):
+    """One run's time per step, and its standard error by the run's own steps, ns."""
+
+    ns: float
+    error_ns: float
+
+
+def of_blocks(blocks: Sequence[int]) -> Value:
+    """A run's step by its blocks: their median, and its standard error.
+
+    A few blocks with a stalled file system or a saved checkpoint change neither. A median's error
+    is sqrt(pi/2) of a mean's; of blocks that are like their neighbours (a first-order
+    autoregression, by the correlation of adjacent blocks) it is larger.
+    """
+    values = np.asarray(blocks, dtype=np.float64)
+    middle = float(np.median(values))
+    apart = values - middle
+    spread = _MAD * float(np.median(np.abs(apart)))
+    # those far off would make any series look uncorrelated
+    apart = np.clip(apart, -2 * spread, 2 * spread)
+    total = float((apart**2).sum())
+    alike = float((apart[1:] * apart[:-1]).sum()) / total if total else 0.0
+    alike = min(max(alike, 0.0), _MOST_ALIKE)
+    longer = (math.pi / 2) * (1 + alike) / (1 - alike)
+    return Value(middle, spread * math.sqrt(longer / len(values)))
+
+
+def of_steps(steps: Sequence[int]) -> Value:
+    """A part of a window's few steps: its mean, as parts add up, and its standard error."""
+    values = np.asarray(steps, dtype=np.float64)
+    return Value(float(values.mean()), float(values.std(ddof=1)) / math.sqrt(len(values)))
+
+
+def change(what: str, a: Sequence[Value], b: Sequence[Value], step_ns: float) -> Change:
+    """What may be claimed of one time: see above. `a` and `b` hold one value of each run.
+
+    `step_ns` is the step that runs vary in proportion to.
+    """
+    errors = [run.error_ns**2 for run in (*a, *b)]
+    assumed = (_RUNS_FRAC * step_ns) ** 2 + sum(errors) / len(errors)
+    sides = [np.asarray([run.ns for run in side]) for side in (a, b)]
+    free = sum(len(side) - 1 for side in sides)
+    squares = sum(float(((side - side.mean()) ** 2).sum()) for side in sides)
+    variance = (_WEIGHT * assumed + squares) / (_WEIGHT + free)
+    noise = student(_LEVEL, _WEIGHT + free) * math.sqrt(variance * sum(1 / len(s) for s in sides))
+    before, after = (float(side.mean()) for side in sides)
+    direction: Direction = "none"
+    if abs(after - before) > noise:
+        direction = "longer" if after > before else "shorter"
+    return {
+        "what": what, "a_ns": round(before), "b_ns": round(after),
+        "change_ns": round(after - before), "noise_ns": round(noise), "direction": direction,
+    }  # fmt: skip
+
+
+# --- the comparison
+
+
+def compare(a: Sequence[MeasuredRun], b: Sequence[MeasuredRun]) -> Comparison:
+    """Compare the runs of A with those of B. Raises MergeError where no step can be compared."""
+    by_logs = all(run["outside_ns"] for run in (*a, *b))
+    whole = all(len(run["window"]) >= _LEAST_WINDOW for run in (*a, *b))
+    parts = _parts_changed(a, b) if whole else []
+    if by_logs:
+        values = [[of_blocks(run["outside_ns"]) for run in side] for side in (a, b)]
+        usual = float(np.mean([value.ns for value in values[0]]))
+        step = change("step", values[0], values[1], usual)
+    elif parts:
+        step = parts[0] | {"what": "step"}
+    else:
+        names = words.listed([run["name"] for run in (*a, *b)], 4)
+        raise MergeError(
+            f"{names} have no steps in common that can be compared",
+            "both need two steady-state steps in their windows, or step logs of twenty steps "
+            "outside of them",
+        )
+    counts = [
+        sum(run["outside_steps"] if by_logs else len(run["window"]) for run in side)
+        for side in (a, b)
+    ]
+    findings = _findings(a, b, step["b_ns"])
+    return {
+        "comparison_version": COMPARISON_VERSION,
+        "clusterprof_version": __version__,
+        "verdict": _verdict(step, findings),
+        "a": [run["name"] for run in a],
+        "b": [run["name"] for run in b],
+        "steps_from": "step logs" if by_logs else "window",
+        "a_steps": counts[0],
+        "b_steps": counts[1],
+        "step": step,
+        "parts": parts,
+        "findings": findings,
+        "other_job": _other_job(a, b),
+        "warnings": _warnings(a, b),
+    }
+
+
+def _parts_changed(a: Sequence[MeasuredRun], b: Sequence[MeasuredRun]) -> list[Change]:
+    """The window's steps and their parts."""
+    sides = [[_values(run) for run in side] for side in (a, b)]
+    step_ns = float(np.mean([values["duration_ns"].ns for values in sides[0]]))
+    found = []
+    for name, what in PARTS.items():
+        before, after = ([values[name] for values in side if name in values] for side in sides)
+        if (len(before), len(after)) == (len(a), len(b)):
+            found.append(change(what, before, after, step_ns))
+    return found
+
+
+def _values(run: MeasuredRun) -> dict[str, Value]:
+    """Each part of a run's window; what is not known is left out.
+
+    What blocks compute is known of the whole window alone: it is taken to differ from step to step
+    as the exposed communication does, whose part it is.
+    """
+    names = StepParts.__annotations__
+    steps = cast("list[dict[str, int]]", run["window"])
+    found = {name: of_steps([step[name] for step in steps]) for name in names}
+    if run["blocking_ns"] is not None:
+        error = found["exposed_communication_ns"].error_ns
+        found["blocking_ns"] = Value(run["blocking_ns"], error)
+    return found
+
+
+def _findings(
+    a: Sequence[MeasuredRun], b: Sequence[MeasuredRun], step_ns: int
+) -> list[ComparedFinding]:
+    """The findings above severity info of either side, those that changed most first.
+
+    One that moved to other ranks is gone there and new here.
+    """
+    sides = [_by_place(a), _by_place(b)]
+    found = []
+    for key in sorted({*sides[0], *sides[1]}):
+        before, after = (side.get(key, []) for side in sides)
+        if any(each["severity"] != "info" for each in (*before, *after)):
+            found.append(_compared(before, after, (len(a), len(b)), step_ns))
+    return sorted(found, key=lambda each: -abs(each["b_saved_ns"] - each["a_saved_ns"]))
+
+
+def _by_place(
+    runs: Sequence[MeasuredRun],
+) -> dict[tuple[str, tuple[int, ...]], list[MeasuredFinding]]:
+    """The findings of all runs by code and ranks."""
+    found: dict[tuple[str, tuple[int, ...]], list[MeasuredFinding]] = {}
+    for run in runs:
+        for each in run["findings"]:
+            found.setdefault((each["code"], tuple(each["ranks"])), []).append(each)
+    return found
+
+
+def _compared(
+    before: Sequence[MeasuredFinding],
+    after: Sequence[MeasuredFinding],
+    runs: tuple[int, int],
+    step_ns: int,
+) -> ComparedFinding:
+    """One finding of both sides; where it is not found it saves nothing.
+
+    What a side does not find may still save what is below every finding's limit.
+    """
+    sides = list(zip((before, after), runs, strict=True))
+    a_saved, b_saved = (sum(f["saved_ns_per_step"] for f in of) / count for of, count in sides)
+    unsure = [max((f["saved_uncertainty_ns"] for f in of), default=0) for of, _ in sides]
+    unseen = 0.0 if before and after else _LEAST_FINDING_FRAC * step_ns
+    noise, more = math.hypot(*unsure, unseen), b_saved - a_saved
+    state: State = "same"
+    if more > noise:
+        state = "worse" if before else "new"
+    elif -more > noise:
+        state = "better" if after else "gone"
+    severe = [each for each in (*before, *after) if each["severity"] != "info"]
+    last = (*before, *after)[-1]
+    return {
+        "code": last["code"], "ranks": last["ranks"], "rank": last["rank"], "state": state,
+        "severity": severe[-1]["severity"], "a_saved_ns": round(a_saved),
+        "b_saved_ns": round(b_saved), "noise_ns": round(noise),
+        "share_of_step": round(more / max(step_ns, 1), 4), "summary": last["summary"],
+    }  # fmt: skip
+
+
+def _verdict(step: Change, findings: Sequence[ComparedFinding]) -> str:
+    a, b = (words.ms(step[key]) for key in ("a_ns", "b_ns"))
+    share, noise = (abs(step[key]) / max(step["a_ns"], 1) for key in ("change_ns", "noise_ns"))
+    if step["direction"] == "none":
+        first = f"No change of the step beyond the noise: {a} and {b} (±{words.percent(noise)})."
+    else:
+        first = (
+            f"Steps are {words.percent(share)} {step['direction']} in B: {a} to {b} "
+            f"(±{words.percent(noise)})."
+        )
+    changed = []
+    for state in ("new", "worse", "better", "gone"):
+        here = [named(each) for each in findings if each["state"] == state]
+        if here:
+            changed.append(f"{state.capitalize()}: {words.listed(here, 3)}.")
+    return " ".join([first, *changed])
+
+
+def named(finding: ComparedFinding) -> str:
+    """A finding's code, with its rank where it is about one."""
+    who = f" {words.ranks(finding['ranks'])}" if finding["rank"] is not None else ""
+    return f"{finding['code']}{who}"
+
+
+def _other_job(a: Sequence[MeasuredRun], b: Sequence[MeasuredRun]) -> list[str]:
+    """Why these are no runs of one job; what is not known differs from nothing."""
+    found = []
+    for name, noun in (
+        ("world_size", "a world of {} ranks"),
+        ("stages", "{} pipeline stages"),
+        ("group_sizes", "communicators of {} ranks"),
+        ("devices", "{}"),
+        ("program", "the program {}"),
+    ):
+        sides = [{_shown(run[name]) for run in side} - {""} for side in (a, b)]  # type: ignore[literal-required]
+        if all(sides) and sides[0] != sides[1]:
+            texts = [noun.format(words.listed(sorted(side))) for side in sides]
+            found.append(f"A has {texts[0]}, B {texts[1]}")
+    return found
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, list):
+        return ", ".join(map(str, value))
+    return "" if value is None else str(value)
+
+
+def _warnings(a: Sequence[MeasuredRun], b: Sequence[MeasuredRun]) -> list[str]:
+    found = []
+    profiled = [{tuple(run["profiled"]) for run in side} for side in (a, b)]
+    if profiled[0] != profiled[1] and all(run["window"] for run in (*a, *b)):
+        who = [words.ranks(r for ranks in side for r in ranks) for side in profiled]
+        found.append(
+            f"{who[0]} were profiled in A, {who[1]} in B: the window's parts are means over "
+            "different ranks"
+        )
+    kinds = [{each.split()[0] for run in side for each in run["profilers"]} for side in (a, b)]
+    if all(kinds) and kinds[0] != kinds[1]:
+        texts = [words.listed(sorted(kind)) for kind in kinds]
+        found.append(
+            f"A was captured by {texts[0]}, B by {texts[1]}, which cost the window differently"
+        )
+    return found
+
+
+def fails(conditions: Sequence[gate.Condition], made: Comparison) -> bool:
+    """Whether a condition of `--fail-on` is met, each with a message.
+
+    A finding counts where it is new or saves more than before, beyond the noise, and with what it
+    saves more. Says so where the noise is wider than a step's limit: such a change is not seen.
+    """
+    step = made["step"]
+    share, noise = (step[key] / max(step["a_ns"], 1) for key in ("change_ns", "noise_ns"))
+    for each in conditions:
+        if each.step_frac is not None and noise > each.step_frac:
+            say(
+                f"--fail-on {each}: the noise is ±{words.percent(noise)}, which hides a smaller "
+                "change; compare more steps, or a baseline of several runs"
+            )
+    worse = [each for each in made["findings"] if each["state"] in ("new", "worse")]
+    return gate.fails(conditions, worse, (share, noise))

@@ -1,0 +1,325 @@
+"""Comparing runs: what is called a change, what noise, and what is refused.
+
+The jobs are simulated (tests/simulate), of seeds that the rules were not made on.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import statistics
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from report_sample import results as sample
+from simulate.cases import MS
+from simulate.flight import leave, recorded
+from simulate.job import Cause, Job
+from simulate.reports import simulate
+
+from clusterprof import baselines, comparison, gate, merge_run, run_directory
+from clusterprof.arguments import parse_ranks
+from clusterprof.cli import baseline, compare
+from clusterprof.errors import ClusterprofError, MergeError, ReportError, UsageError
+from clusterprof.report import comparison_text, results_json
+from clusterprof.results import Comparison, MeasuredRun
+from clusterprof.study import study
+
+#: GPUs, hosts and networks of each run differ from the next one's, as on other nodes
+JOB = Job(
+    dp=4, layers=4, noise_frac=0.01, host_noise_frac=0.1, host_pace_frac=0.02,
+    gpu_speed_frac=0.01, network_noise_frac=0.2, hiccup_steps=30, hiccup_ns=1 * MS,
+)  # fmt: skip
+SLOWER = replace(
+    JOB, layer_ns=int(JOB.layer_ns * 1.05), launch_ns=int(JOB.launch_ns * 1.05),
+    transfer_ns=int(JOB.transfer_ns * 1.05), copy_ns=int(JOB.copy_ns * 1.05),
+)  # fmt: skip
+GATE = gate.parse("step>+3%", compares=True)
+
+
+def of_steps(job: Job, seed: int) -> MeasuredRun:
+    """A run without a profiler: its step log alone."""
+    logs = recorded(replace(job, seed=seed, steps=2), past=80)
+    run = blank()
+    columns = comparison._columns(logs.steps[0])[:, 3:]
+    run["outside_ns"] = [round(ns) for ns in comparison.blocked(columns[1], columns[2]).tolist()]
+    run["outside_steps"] = columns.shape[1]
+    return run
+
+
+def of_window(job: Job, seed: int) -> MeasuredRun:
+    """A captured run without step logs."""
+    ranks, _ = simulate(replace(job, seed=seed))
+    return comparison.of_results("run", study(ranks).results)
+
+
+def blank() -> MeasuredRun:
+    return {
+        "name": "run", "clusterprof_version": "", "world_size": 4, "stages": None,
+        "group_sizes": [], "devices": [], "profilers": [], "profiled": [0, 1, 2, 3],
+        "program": "train.py", "outside_ns": [], "outside_steps": 0, "window": [],
+        "blocking_ns": None, "findings": [],
+    }  # fmt: skip
+
+
+def fails(made: Comparison) -> bool:
+    return comparison.fails(GATE, made)
+
+
+# --- the statistics
+
+
+def test_a_gate_passes_noise_and_fails_a_regression_of_5_percent_in_20_of_20_runs() -> None:
+    before = [of_steps(JOB, seed) for seed in range(940_000, 940_020)]
+    same = [of_steps(JOB, seed) for seed in range(941_000, 941_020)]
+    slower = [of_steps(SLOWER, seed) for seed in range(942_000, 942_020)]
+    noise = [fails(comparison.compare([a], [b])) for a, b in zip(before, same, strict=True)]
+    planted = [fails(comparison.compare([a], [b])) for a, b in zip(before, slower, strict=True)]
+    assert sum(noise) == 0
+    assert sum(planted) == 20
+
+
+def test_a_change_of_the_window_is_seen_in_the_part_that_changed_and_in_no_other() -> None:
+    more = replace(JOB, copy_ns=6 * MS)
+    found = comparison.compare([of_window(JOB, 943_000)], [of_window(more, 943_001)])
+    assert found["steps_from"] == "window"
+    changed = {each["what"]: each["direction"] for each in found["parts"]}
+    assert changed["exposed copies"] == changed["step in the window"] == "longer"
+    assert changed["compute"] == "none"
+    whole, *parts = found["parts"]
+    inner = comparison_text._INNER
+    added = sum(each["change_ns"] for each in parts if each["what"] not in inner)
+    assert added == pytest.approx(whole["change_ns"], abs=5)
+
+
+def test_a_straggler_that_came_is_new_and_fails_by_its_code() -> None:
+    late = replace(JOB, causes=(Cause("host", 2, 8 * MS),), synchronous=True)
+    good = replace(JOB, synchronous=True)
+    a, b = of_window(good, 944_000), of_window(late, 944_001)
+    found = comparison.compare([a], [b])
+    assert [(each["code"], each["ranks"], each["state"]) for each in found["findings"]] == [
+        ("straggler.host", [2], "new")
+    ]
+    assert "New: straggler.host rank 2." in found["verdict"]
+    condition = gate.parse("straggler.*>5%")
+    assert comparison.fails(condition, found)
+    assert not comparison.fails(condition, comparison.compare([b], [b]))
+    assert not comparison.fails(condition, comparison.compare([b], [a]))
+
+
+def runs_of(values: Sequence[float], error: float = 0.0) -> list[comparison.Value]:
+    return [comparison.Value(each, error) for each in values]
+
+
+def test_several_runs_of_a_side_measure_the_noise() -> None:
+    one = comparison.change("step", runs_of([1e7]), runs_of([1.02e7]), 1e7)
+    assert one["direction"] == "none"
+    quiet = comparison.change("step", runs_of([1e7] * 8), runs_of([1.02e7] * 2), 1e7)
+    assert quiet["direction"] == "longer"
+    wild = comparison.change("step", runs_of([0.9e7, 1.1e7] * 4), runs_of([1.02e7] * 2), 1e7)
+    assert wild["noise_ns"] > 4 * quiet["noise_ns"]
+
+
+def test_the_interval_of_normal_runs_holds_the_truth_in_95_of_100_cases() -> None:
+    rng = np.random.default_rng(945_000)
+    held = []
+    for _ in range(2000):
+        a, b = (runs_of(rng.normal(1e7, 8e4, count)) for count in (3, 2))
+        made = comparison.change("step", a, b, 1e7)
+        held.append(abs(made["change_ns"]) <= made["noise_ns"])
+    assert 0.93 < np.mean(held) < 0.98
+
+
+def test_correlated_blocks_tell_less_than_independent_ones() -> None:
+    rng = np.random.default_rng(945_001)
+    independent, walk = 1e7 + 1e5 * rng.normal(size=(2, 400, 20))
+    for k in range(1, 20):
+        walk[:, k] = 1e7 + 0.7 * (walk[:, k - 1] - 1e7) + (1 - 0.7**2) ** 0.5 * (walk[:, k] - 1e7)
+    for blocks in (independent, walk):
+        values = [comparison.of_blocks(each) for each in blocks.astype(int).tolist()]
+        true = np.std([value.ns for value in values])
+        stated = np.median([value.error_ns for value in values])
+        assert 0.6 < stated / true < 1.5
+
+
+def test_a_saved_checkpoint_is_no_slower_step() -> None:
+    took = np.full(200, 10 * MS)
+    stalled = took.copy()
+    stalled[[50, 150]] += 2000 * MS
+    one = np.ones_like(took)
+    a, b = (comparison.blocked(one, each) for each in (took, stalled))
+    assert len(a) == 20
+    value = comparison.of_blocks([round(ns) for ns in b])
+    assert value == comparison.of_blocks([round(ns) for ns in a]) == (10 * MS, 0)
+
+
+def test_blocks_keep_stretches_whole_and_few_steps_are_none() -> None:
+    count, took = np.array([1000, 1000, 4, 4, 4]), np.array([1000, 2000, 40, 40, 40]) * MS
+    assert len(comparison.blocked(count, took)) == 0  # two stretches hold nearly all of it
+    assert len(comparison.blocked(np.ones(15, np.int64), np.ones(15, np.int64))) == 0
+    assert len(comparison.blocked(np.ones(16, np.int64), np.ones(16, np.int64))) == 4
+
+
+@pytest.mark.parametrize(("free", "t"), [(3, 3.182), (4, 2.776), (6, 2.447), (20, 2.086)])
+def test_student_s_t_is_that_of_the_tables(free: int, t: float) -> None:
+    assert comparison.student(0.95, free) == pytest.approx(t, rel=0.01)
+
+
+#: the mean range of so many normal values, in standard deviations
+_RANGE = {0: 0.0, 1: 0.0, 2: 1.128, 3: 1.693, 4: 2.059, 5: 2.326, 7: 2.704}
+
+
+def test_runs_are_assumed_to_differ_as_measured_programs_do(recordings: Path) -> None:
+    pairs = json.loads((recordings / "pairs.json").read_text())["recordings"].values()
+    ranges = [sum(_RANGE[n] for n in each["repeats"]) for each in pairs]
+    spread = [
+        each["saved_spread_ms"] / each["step_ms"] / of
+        for each, of in zip(pairs, ranges, strict=True)
+        if of
+    ]
+    assert statistics.median(spread) == pytest.approx(comparison._RUNS_FRAC, rel=0.15)
+
+
+# --- runs, baselines, and what is refused
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> run_directory.RunDirectory:
+    """A run of four ranks over gloo that profiled none."""
+    return made_run(tmp_path / "run", replace(JOB, seed=946_000))
+
+
+def made_run(folder: Path, job: Job) -> run_directory.RunDirectory:
+    made = run_directory.create(folder)
+    made.write_manifest(
+        {"schema_version": 1, "launcher": "torchrun", "world_size": job.world, "window": [60, 64],
+         "selection": parse_ranks("0")._replace(ranks=())._asdict(),
+         "again": ["clusterprof", "torchrun", "{ranks}", "--", "python", "work/train.py", "--x"]}
+    )  # fmt: skip
+    leave(made, recorded(replace(job, on_host=True, launch_ns=10_000, first_step=80), past=80))
+    merge_run.merge_run(made, [])
+    return made
+
+
+def test_step_logs_outside_the_window_tell_the_pace(run: run_directory.RunDirectory) -> None:
+    made = comparison.measured(run.path)
+    # steps 0 to 84 without the first three, the window of four, and eight behind it
+    assert made["outside_steps"] == 85 - 3 - 4 - 8
+    assert (made["program"], made["world_size"], made["window"]) == ("train.py", 4, [])
+    found = comparison.compare([made], [made])
+    assert (found["steps_from"], found["step"]["direction"]) == ("step logs", "none")
+    assert found["verdict"].startswith("No change of the step beyond the noise")
+
+
+def test_a_baseline_keeps_runs_to_compare_with(
+    run: run_directory.RunDirectory, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    slow = made_run(tmp_path / "slow", replace(JOB, layer_ns=2 * JOB.layer_ns, seed=946_001))
+    store = ["--store", str(tmp_path / "store")]
+    assert baseline.main("baseline", ["save", "main", str(run.path), *store], None) == 0
+    with pytest.raises(UsageError, match="exists already"):
+        baseline.main("baseline", ["save", "main", str(run.path), *store], None)
+    assert baseline.main("baseline", ["save", "main", str(run.path), "--add", *store], None) == 0
+    capsys.readouterr()
+    assert baseline.main("baseline", ["list", *store], None) == 0
+    assert capsys.readouterr().out.startswith(f"main  2 runs: {run.path}")
+    line = ["main", str(slow.path), *store, "--json"]
+    assert compare.main("compare", [*line, "--fail-on", "step>+3%"], None) == 1
+    printed = capsys.readouterr()
+    assert "--fail-on step>+3%: the step is " in printed.err
+    found = json.loads(printed.out)
+    results_json.check(Path("x"), found, Comparison)
+    assert found["step"]["direction"] == "longer"
+    assert compare.main("compare", line, None) == 0
+    with pytest.raises(UsageError, match="no run, no file and no baseline 'other'"):
+        compare.main("compare", ["other", *line[1:]], None)
+
+
+def test_another_job_is_compared_with_a_warning_and_never_gated(
+    run: run_directory.RunDirectory, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = made_run(tmp_path / "other", replace(JOB, dp=8, seed=946_002))
+    assert compare.main("compare", [str(run.path), str(other.path)], None) == 0
+    reason = "A has a world of 4 ranks, B a world of 8 ranks"
+    assert reason in capsys.readouterr().out
+    with pytest.raises(MergeError, match=reason):
+        compare.main("compare", [str(run.path), str(other.path), "--fail-on", "critical"], None)
+
+
+def spoilt(results: Any, what: str) -> Any:
+    made = copy.deepcopy(results)
+    match what:
+        case "version":
+            made["schema_version"] = 1
+        case "missing":
+            del made["steps"][0]["ranks"][0]["idle_ns"]
+        case "kind":
+            made["findings"][0]["ranks"] = "2"
+        case "no steps":
+            made["steps"] = []
+        case "no ranks":
+            for step in made["steps"]:
+                step["ranks"] = []
+        case "no time":
+            for step in made["steps"]:
+                step["duration_ns"] = 0
+    return made
+
+
+@pytest.mark.parametrize(
+    "what", ["version", "missing", "kind", "no steps", "no ranks", "no time", "text", "empty"]
+)
+def test_results_edited_by_hand_are_a_named_error(what: str, tmp_path: Path) -> None:
+    file = tmp_path / "results.json"
+    text = json.dumps(spoilt(sample(), what))
+    file.write_text({"text": "{", "empty": ""}.get(what, text))
+    with pytest.raises((ReportError, MergeError)) as caught:
+        compare.main("compare", [str(file), str(file)], None)
+    assert caught.value.details
+
+
+@pytest.mark.parametrize(
+    "content", ["[]", "{}", '{"baseline_version": 2}', '{"baseline_version": 1, "runs": []}',
+                '{"baseline_version": 1, "clusterprof_version": "", "runs": []}',
+                '{"baseline_version": 1, "clusterprof_version": "", "runs": [{"name": 1}]}'],
+)  # fmt: skip
+def test_a_damaged_baseline_is_a_named_error(content: str, tmp_path: Path) -> None:
+    (tmp_path / "main.json").write_text(content)
+    with pytest.raises(ClusterprofError, match=r"main\.json"):
+        baselines.found("main", tmp_path)
+
+
+@pytest.mark.parametrize("name", ["../x", "", "a/b", ".hidden", "x" * 101, "ä"])
+def test_a_baseline_s_name_leads_nowhere_else(name: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError):
+        baselines.file_of(name, tmp_path)
+
+
+# --- what is printed
+
+
+def test_the_text_s_first_line_is_the_verdict_and_markdown_runs_nothing(
+    tmp_path: Path,
+) -> None:
+    run = blank()
+    run["name"] = "runs/<script>[x](http://y) @team | `a`"
+    run["outside_ns"], run["outside_steps"] = [10 * MS] * 8, 40
+    made = comparison.compare([run], [run | {"outside_ns": [11 * MS] * 8}])
+    text = comparison_text.render(made)
+    assert text.splitlines()[0] == "Steps are 10% longer in B: 10.0 ms to 11.0 ms (±3.1%)."
+    assert max(map(len, text.splitlines())) <= 100
+    page = comparison_text.markdown(made)
+    assert "| step | 10.0 ms | 11.0 ms | +1.00 ms |" in page
+    for raw in ("<script>", "[x](", "@team", " | `"):
+        assert raw not in page
+
+
+def test_the_noise_that_hides_a_limit_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    run = blank()
+    run["outside_ns"], run["outside_steps"] = [9 * MS, 10 * MS, 11 * MS, 9 * MS, 12 * MS], 20
+    assert not fails(comparison.compare([run], [run]))
+    assert "hides a smaller change" in capsys.readouterr().err
