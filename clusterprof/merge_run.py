@@ -277,7 +277,7 @@ def save(made: Study, run: RunDirectory) -> None:
     with writing(run.merged):
         run.merged.mkdir(exist_ok=True)
         results_json.write(run.merged / paths.RESULTS, made.results)
-        for name in ("collectives", "accounts"):
+        for name in ("collectives", "accounts", "lanes"):
             write_table(getattr(made, name), run.merged / f"{name}.parquet")
         if made.shallow is not None:
             write_table(made.shallow, run.merged / "shallow.parquet")
@@ -294,9 +294,8 @@ def save(made: Study, run: RunDirectory) -> None:
                     (old / f"{name}.parquet").unlink(missing_ok=True)
                 with contextlib.suppress(OSError):
                     old.rmdir()
-        html.write(
-            run.html, made.results, made.collectives, title=run.results.path.name, job=made.job
-        )
+        title = run.results.path.name
+        html.write(run.html, made.results, made.collectives, made.lanes, title=title, job=made.job)
 
 
 def write_table(table: pa.Table, target: Path) -> None:

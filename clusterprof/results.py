@@ -581,3 +581,18 @@ class Comparison(TypedDict):
     #: why both sides are not runs of one job: nothing is gated on their comparison
     other_job: list[str]
     warnings: list[str]
+
+
+def steps_to_look_at(results: Results) -> list[int]:
+    """The typical step and the worst: of the evidence those of median and of longest duration.
+
+    The typical one is of the steps that the costliest finding names, where it names any. One
+    step alone is both; none where there is no step.
+    """
+    evidence = [step for step in results["steps"] if step["settled"]] or results["steps"]
+    named = set(results["findings"][0]["steps"]) if results["findings"] else set()
+    able = [step for step in evidence if step["step"] in named] or evidence
+    by_length = sorted(able, key=lambda step: step["duration_ns"])
+    typical = by_length[(len(able) - 1) // 2 :][:1]
+    worst = sorted(evidence, key=lambda step: -step["duration_ns"])[:1]
+    return list(dict.fromkeys(step["step"] for step in (*typical, *worst)))

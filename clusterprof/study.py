@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -29,6 +29,7 @@ from clusterprof.analysis.model.dataset import Dataset
 from clusterprof.analysis.model.recorded import contradictions
 from clusterprof.analysis.model.shallow import Shallow
 from clusterprof.analysis.model.slowdown import slowdown
+from clusterprof.analysis.model.spans import SPANS, spans
 from clusterprof.analysis.model.steady_state import steady_steps
 from clusterprof.analysis.model.timeline import Timelines
 from clusterprof.errors import MergeError
@@ -61,6 +62,8 @@ class Study:
     shallow: pa.Table | None = None
     #: what is known of the job besides; None where the reports are not of a run of clusterprof
     job: Job | None = None
+    #: schema `clusterprof.analysis.model.spans.SPANS`
+    lanes: pa.Table = field(default_factory=SPANS.empty_table)
 
 
 def study(
@@ -121,6 +124,7 @@ def study(
         dataset.clock,
         tables,
         joined(shallow.table, shallow.called_ns, dataset.placed) if shallow else None,
+        lanes=spans(dataset, results),
     )
 
 

@@ -86,7 +86,9 @@ def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
         say(f"wrote {output.html}")
     if arguments.html:
         title = ", ".join(each.name for each in arguments.paths)
-        html.write(arguments.html, made.results, made.collectives, title=title, job=made.job)
+        html.write(
+            arguments.html, made.results, made.collectives, made.lanes, title=title, job=made.job
+        )
         say(f"wrote {arguments.html}")
     if arguments.json:
         console.json(results_json.dumps(made.results))

@@ -30,23 +30,32 @@ if TYPE_CHECKING:
 
 _MOST_EVIDENCE = 64
 #: the page's one script, in this order: what the others share first, what shows the state last
-_STYLES = ("report.css", "overview.css")
+_STYLES = ("report.css", "timeline.css", "overview.css")
 _SCRIPTS = ("core.js", "downloads.js", "tables.js", "heatmap.js", "timeline.js", "arrive.js")
 #: near the beginning of every page
 _MARK = b'<meta name="generator" content="clusterprof">'
 
 
-def render(results: Results, collectives: pa.Table, *, title: str, job: Job | None = None) -> str:
-    """The page. `collectives` is the placed table (see `clusterprof.report.lanes`).
+def render(
+    results: Results,
+    collectives: pa.Table,
+    spans: pa.Table | None = None,
+    *,
+    title: str,
+    job: Job | None = None,
+) -> str:
+    """The page. `collectives` is the placed table, `spans` what hosts and devices did.
 
-    `job` is what is known besides, of a run of clusterprof. The same arguments give the same page;
-    it ends in a newline.
+    Both are as in `merged/` (see `clusterprof.report.lanes`); without `spans` the timeline has
+    collectives alone. `job` is what is known besides, of a run of clusterprof. The same arguments
+    give the same page; it ends in a newline.
     """
     from clusterprof.report import heatmap, lanes, step_chart
 
-    drawn = lanes.build(results, collectives)
+    drawn = lanes.build(results, collectives, spans)
     heat = heatmap.embedded(results, collectives, job or Job())
-    data = {"timeline-data": lanes.embedded(drawn) if drawn else None, "heatmap-data": heat}
+    timeline = lanes.embedded(drawn, results) if drawn else None
+    data = {"timeline-data": timeline, "heatmap-data": heat}
     data = {name: each for name, each in data.items() if each is not None}
     script = "".join(map(_part, _SCRIPTS))
     begins = {step["step"]: step["begin_ns"] for step in results["steps"]}
@@ -77,6 +86,10 @@ def render(results: Results, collectives: pa.Table, *, title: str, job: Job | No
         floor=floor,
         bound=summary.bound(floor) if floor else "",
         picture=lanes.picture(drawn) if drawn else None,
+        hatch=lanes.hatch,
+        has_host=drawn is not None
+        and bool(len(drawn.spans.row))
+        and bool((drawn.spans.row < 3).any()),
         timeline_notes=drawn.notes if drawn else [],
         # what the scripts read, by the id of its element
         data=data,
@@ -86,10 +99,16 @@ def render(results: Results, collectives: pa.Table, *, title: str, job: Job | No
 
 
 def write(
-    path: Path, results: Results, collectives: pa.Table, *, title: str, job: Job | None = None
+    path: Path,
+    results: Results,
+    collectives: pa.Table,
+    spans: pa.Table | None = None,
+    *,
+    title: str,
+    job: Job | None = None,
 ) -> None:
     """Write the page by rename; raises `RunDirectoryError` if it cannot be written."""
-    page = render(results, collectives, title=title, job=job)
+    page = render(results, collectives, spans, title=title, job=job)
     # a run directory's name may hold bytes that are no UTF-8
     with writing(path, "--output"):
         files.write(path, page.encode(errors="backslashreplace"))

@@ -1,6 +1,7 @@
-"""The timeline of collectives by rank, as data for the page's script and as one still picture.
+"""The timeline by rank, as data for the page's script and as one still picture.
 
-A lane is a rank, a row in it a communicator. A bar begins at the rank's arrival; it is
+A lane is a rank. Its rows are the program's phases, the host's threads, the device, and one for
+each communicator. In those a bar begins at the rank's arrival; it is
 wait until the last arrival and transfer after it. A rank is marked as late in a collective
 only where it arrives after the second-to-last by more than the two clocks may err.
 """
@@ -8,7 +9,7 @@ only where it arrives after the second-to-last by more than the two clocks may e
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,16 +19,21 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from clusterprof.agent.contracts import words
-from clusterprof.report.summary import evidence_steps, rank_uncertainties, stragglers
-from clusterprof.results import UNBOUNDED_NS, Results
+from clusterprof.report.summary import averages, rank_uncertainties, stragglers
+from clusterprof.results import UNBOUNDED_NS, Results, steps_to_look_at
 
 Numbers = npt.NDArray[np.int64]
 Reals = npt.NDArray[np.float64]
 
-#: calls that one page carries: some 20 bytes each
-MOST_CALLS = 8_000
-MOST_LANES = 48
+#: calls that one page carries, some 20 bytes each, of at most so many ranks
+MOST_CALLS = {64: 50_000, 2**31: 120_000}
 MOST_ROWS = 4
+#: characters of a name that the page carries: kernels of templates have thousands
+_MOST_OF_NAME = 200
+#: lanes that are open at first, and in the still picture
+MOST_LANES = 8
+#: rows of hosts and devices, in order (`lanes.parquet`)
+ROWS = ("phase", "host", "second_host", "device")
 #: resolution of the embedded times, ns: a tenth of what the best clock can tell
 UNIT_NS = 100
 
@@ -65,6 +71,22 @@ class Groups:
 
 
 @dataclass(frozen=True)
+class Spans:
+    """What hosts and devices did: one entry per span, by lane, row and time."""
+
+    lane: Numbers
+    row: Numbers
+    #: number in `names`, each a kind and a name
+    name: Numbers
+    start: Numbers
+    end: Numbers
+    count: Numbers
+    names: list[tuple[str, str]]
+    #: spans shorter than this are merged, ns
+    merged_below: int
+
+
+@dataclass(frozen=True)
 class Step:
     """A step's place in the timeline, ns on the reference rank's clock."""
 
@@ -86,16 +108,24 @@ class Timeline:
     states: list[str]
     calls: Calls
     groups: Groups
+    spans: Spans
     steps: list[Step]
     typical: int
+    #: the longest steady-state step where that is another one, else -1
+    worst: int
+    #: named choices of lanes, the first is open
+    presets: list[tuple[str, list[int]]]
     notes: list[str]
 
 
-def build(results: Results, collectives: pa.Table) -> Timeline | None:
-    """The timeline, or None where no call has a place in time.
+def build(
+    results: Results, collectives: pa.Table, spans: pa.Table | None = None
+) -> Timeline | None:
+    """The timeline, or None where nothing has a place in time.
 
     `collectives` is the placed table: one row per collective and rank with
-    `aligned_start_ns`, `aligned_end_ns` and `last_arrival_ns`.
+    `aligned_start_ns`, `aligned_end_ns` and `last_arrival_ns`. `spans` is what hosts and devices
+    did (`merged/lanes.parquet`).
     """
     has_times = (pc.is_valid(collectives[f"aligned_{edge}_ns"]) for edge in ("start", "end"))
     placed = collectives.filter(pc.and_(*has_times))
@@ -103,12 +133,16 @@ def build(results: Results, collectives: pa.Table) -> Timeline | None:
     if placed.num_rows < collectives.num_rows:
         lost = words.counted(collectives.num_rows - placed.num_rows, "call")
         notes.append(f"{lost} without a kernel in the report cannot be drawn")
-    if placed.num_rows == 0:
+    every = [table["rank"].to_numpy() for table in (placed, spans) if table is not None]
+    lanes = np.unique(np.concatenate(every)).tolist()
+    if not lanes:
         return None
     named = stragglers(results)
-    lanes = _lanes(named, placed, notes)
-    placed = placed.filter(pc.is_in(placed["rank"], pa.array(lanes, placed["rank"].type)))
-    placed, steps = _within_limit(placed, _steps(results, placed), notes)
+    drawn = _spans_of(spans, lanes)
+    placed, steps = _within_limit(results, placed, spans, len(lanes), notes)
+    numbers = [step.number for step in steps]
+    first = [numbers.index(each) for each in steps_to_look_at(results) if each in numbers]
+    typical, worst = [*first, -1, -1][:2] if first else (0, -1)
     of, last = _numbered(placed)
     placed = placed.take(pa.array(np.lexsort((_integers(placed["aligned_start_ns"]), of))))
     of = np.sort(of)
@@ -139,8 +173,11 @@ def build(results: Results, collectives: pa.Table) -> Timeline | None:
             bound=bound,
             alone=alone,
         ),
+        spans=drawn,
         steps=steps,
-        typical=_typical(results, steps),
+        typical=typical,
+        worst=worst,
+        presets=_presets(results, lanes, named),
         notes=notes,
     )
 
@@ -149,7 +186,7 @@ def build(results: Results, collectives: pa.Table) -> Timeline | None:
 _AS_IS = ("operation", "communicator", "state", "order", "confidence", "late", "alone")
 
 
-def embedded(timeline: Timeline) -> dict[str, Any]:
+def embedded(timeline: Timeline, results: Results) -> dict[str, Any]:
     """The timeline as compact plain data: times in units of `UNIT_NS` after the first begin.
 
     Per collective the last arrival is a difference from the one before; per call there are
@@ -157,11 +194,22 @@ def embedded(timeline: Timeline) -> dict[str, Any]:
     """
     groups, calls = timeline.groups, timeline.calls
     zero = min(step.begin for step in timeline.steps)
+    hosts = {entry["rank"]: words.plain(entry["host"]) for entry in results["ranks"]}
+    kinds = {
+        words.plain(group["communicator"]): group["kind"]
+        for group in results["topology"]["groups"]
+        if group["kind"] != "unknown"
+    }
     last = (groups.last - zero) // UNIT_NS
     return {
         "unit_ns": UNIT_NS,
         "lanes": [
-            {"rank": rank, "rows": rows, "named": lane in timeline.named}
+            {
+                "rank": rank,
+                "host": hosts.get(rank, ""),
+                "rows": rows,
+                "named": lane in timeline.named,
+            }
             for lane, (rank, rows) in enumerate(zip(timeline.ranks, timeline.rows, strict=True))
         ],
         "operations": timeline.operations,
@@ -177,6 +225,14 @@ def embedded(timeline: Timeline) -> dict[str, Any]:
             for step in timeline.steps
         ],
         "typical": timeline.typical,
+        "worst": timeline.worst,
+        "presets": [
+            {"name": name, "lanes": np.searchsorted(timeline.ranks, ranks).tolist()}
+            for name, ranks in timeline.presets
+        ],
+        # what the communicators are for, as far as that is known
+        "groups": [kinds.get(each, "") for each in timeline.communicators],
+        "spans": _embedded_spans(timeline.spans, zero),
         **{name: getattr(groups, name).tolist() for name in _AS_IS},
         "bytes": groups.message_bytes.tolist(),
         "last": np.diff(last, prepend=0).tolist(),
@@ -191,55 +247,144 @@ def embedded(timeline: Timeline) -> dict[str, Any]:
     }
 
 
-_WIDTH, _GUTTER, _TOP, _ROW, _GAP = 1000, 72, 24, 15, 9
+def _embedded_spans(spans: Spans, zero: int) -> dict[str, Any]:
+    """Per lane and row how many; per span what lies before it, its length and its name's number.
+
+    `many` are the counts of spans that stand for more than one, by their places in `merged`.
+    """
+    start, end = ((times - zero) // UNIT_NS for times in (spans.start, spans.end))
+    key = spans.lane * len(ROWS) + spans.row
+    fresh = np.diff(key, prepend=-1) != 0
+    before = np.where(fresh, 0, np.r_[0, end[:-1]])
+    merged = np.flatnonzero(spans.count > 1)
+    return {
+        "rows": list(ROWS),
+        "kinds": [kind for kind, _ in spans.names],
+        "names": [name for _, name in spans.names],
+        "merged_below": -(-spans.merged_below // UNIT_NS),
+        "key": key[fresh].tolist(),
+        "size": np.diff(np.flatnonzero(np.r_[fresh, True])).tolist(),
+        "gap": (start - before).tolist(),
+        "length": (end - start).tolist(),
+        "name": spans.name.tolist(),
+        "merged": np.diff(merged, prepend=0).tolist(),
+        "many": spans.count[merged].tolist(),
+    }
+
+
+_WIDTH, _GUTTER, _TOP, _ROW, _GAP = 1000, 116, 24, 13, 9
 #: how far apart two arrivals have to be in the picture for the last to be marked
 _VISIBLE = 3
+#: the style sheet's names of what spans are; the others are their own
+_TONES = {"compute": "c", "wait": "w", "transfer": "t", "copy": "m"}
+_LABELS = {"phase": "phases", "host": "host", "second_host": "host 2", "device": "GPU"}
 
 
 def picture(timeline: Timeline) -> dict[str, Any]:
     """The typical step as a still picture, for paper and for browsers without scripts.
 
-    An SVG of `width` x `height` with one path a tone: `wait`, `transfer`, `alone`, `late`.
+    An SVG of `width` x `height`, of the lanes that are open at first, with one path a tone.
     """
     step = timeline.steps[timeline.typical]
-    calls, groups = timeline.calls, timeline.groups
-    heights = [rows * _ROW for rows in timeline.rows]
-    tops = np.cumsum([_TOP, *(height + _GAP for height in heights)])
-    shown = (calls.end > step.begin) & (calls.start < step.end)
+    spans = timeline.spans
+    open_ = timeline.presets[0][1][: 2 * MOST_LANES]
+    key = spans.lane * len(ROWS) + spans.row
+    top = _TOP
+    #: where the rows of spans and of calls of each lane stand
+    tops = np.full((len(timeline.ranks), len(ROWS) + MOST_ROWS), -1)
+    lanes, rows = [], []
+    for rank in open_:
+        lane = timeline.ranks.index(rank)
+        lanes.append({"rank": rank, "top": top, "named": lane in timeline.named})
+        there = [row for row in range(len(ROWS)) if (key == lane * len(ROWS) + row).any()]
+        for row in [*there, *range(len(ROWS), len(ROWS) + timeline.rows[lane])]:
+            label = _LABELS[ROWS[row]] if row < len(ROWS) else "calls"
+            rows.append({"top": top, "height": _ROW, "label": label})
+            tops[lane, row] = top
+            top += _ROW + 1
+        top += _GAP
     scale = (_WIDTH - _GUTTER - 4) / max(step.end - step.begin, 1)
 
     def across(times: Numbers) -> Reals:
         inside = np.clip(times, step.begin, step.end) - step.begin
         return np.asarray(_GUTTER + inside * scale, np.float64)
 
-    of = calls.of[shown]
+    y = tops[spans.lane, spans.row]
+    visible = np.flatnonzero((y >= 0) & (spans.end > step.begin) & (spans.start < step.end))
+    left, right, y = across(spans.start[visible]), across(spans.end[visible]), y[visible]
+    kinds = np.array([kind for kind, _ in spans.names] or [""])[spans.name[visible]]
+    paths: dict[str, str] = {}
+    for kind in dict.fromkeys(kind for kind, _ in spans.names):
+        mine = kinds == kind
+        if kind == "idle":
+            wide = mine & (right - left >= 1)
+            boxes = zip(left[wide], y[wide], (right - left)[wide], strict=True)
+            paths["hatch"] = "".join(hatch(*box, _ROW) for box in boxes)
+        else:
+            paths[_TONES.get(kind, kind)] = _bars(left[mine], right[mine], y[mine])
+    wide = np.flatnonzero(((kinds == "range") | (kinds == "blocked")) & (right - left > 30))
+    texts = [
+        (
+            round(left[i] + 3, 1),
+            y[i] + _ROW - 3,
+            _fitting(spans.names[spans.name[visible[i]]][1], right[i] - left[i]),
+        )
+        for i in wide.tolist()
+    ]
+    for tone, path in _pictured_calls(timeline, step, tops, across, scale).items():
+        paths[tone] = paths.get(tone, "") + path
+    return {
+        "title": "the window" if step.number is None else f"step {step.number}",
+        "width": _WIDTH,
+        "height": top,
+        "gutter": _GUTTER,
+        "lanes": lanes,
+        "rows": rows,
+        "ticks": _ticks(step.end - step.begin, scale),
+        "paths": paths,
+        "texts": texts,
+    }
+
+
+def _pictured_calls(
+    timeline: Timeline, step: Step, tops: Numbers, across: Callable[[Numbers], Reals], scale: float
+) -> dict[str, str]:
+    """The paths of the collectives, by tone."""
+    calls, groups = timeline.calls, timeline.groups
+    y = tops[calls.lane, len(ROWS) + calls.row]
+    shown = (y >= 0) & (calls.end > step.begin) & (calls.start < step.end)
+    of, y = calls.of[shown], y[shown]
     last = np.clip(groups.last[of], calls.start[shown], calls.end[shown])
     start, turn, end = across(calls.start[shown]), across(last), across(calls.end[shown])
-    y = tops[calls.lane[shown]] + calls.row[shown] * _ROW
     alone = groups.alone[of] == 1
     late = (groups.late[of] == calls.lane[shown]) & (groups.last[of] >= step.begin)
     late &= groups.margin[of] * scale >= _VISIBLE
     return {
-        "title": "the window" if step.number is None else f"step {step.number}",
-        "width": _WIDTH,
-        "height": tops[-1],
-        "gutter": _GUTTER,
-        "lanes": [
-            {
-                "rank": rank,
-                "top": tops[lane],
-                "middle": tops[lane] + heights[lane] / 2,
-                "height": heights[lane],
-                "named": lane in timeline.named,
-            }
-            for lane, rank in enumerate(timeline.ranks)
-        ],
-        "ticks": _ticks(step.end - step.begin, scale),
-        "wait": _bars(start[~alone], turn[~alone], y[~alone]),
-        "transfer": _bars(turn[~alone], end[~alone], y[~alone]),
+        "w": _bars(start[~alone], turn[~alone], y[~alone]),
+        "t": _bars(turn[~alone], end[~alone], y[~alone]),
         "alone": _bars(start[alone], end[alone], y[alone]),
         "late": _marks(turn[late], y[late]),
     }
+
+
+def _fitting(text: str, width: float) -> str:
+    """A text cut to the width of a bar of the still picture."""
+    most = max(int((width - 4) / 5.2), 1)
+    return text if len(text) <= most else text[: most - 1] + "…"
+
+
+def hatch(left: float, top: float, width: float, height: float) -> str:
+    """A path of diagonal lines that fill a box, five units apart: idle is no tone among others."""
+    out = []
+    first = math.ceil((left + top) / 5) * 5
+    while first < left + width + top + height:
+        # the line x + y = first, where it enters and leaves the box
+        x1 = max(left, first - top - height)
+        x2 = min(left + width, first - top)
+        if x2 > x1:
+            out.append(f"M{x1:.1f} {first - x1:.1f}L{x2:.1f} {first - x2:.1f}")
+        first += 5
+    return "".join(out)
 
 
 def _bars(left: Reals, right: Reals, y: Numbers) -> str:
@@ -250,7 +395,7 @@ def _bars(left: Reals, right: Reals, y: Numbers) -> str:
     key = np.where(narrow, np.floor(left * 2).astype(np.int64), -1 - np.arange(len(left)))
     width = np.maximum(right - left, 0.5)
     return "".join(
-        f"M{left[i]:.1f} {y[i]}h{width[i]:.1f}v{_ROW - 2}h-{width[i]:.1f}z" for i in _first(key, y)
+        f"M{left[i]:.1f} {y[i]}h{width[i]:.1f}v{_ROW - 1}h-{width[i]:.1f}z" for i in _first(key, y)
     )
 
 
@@ -279,30 +424,81 @@ def _ticks(span_ns: int, scale: float) -> list[tuple[float, str]]:
     ]
 
 
-def _lanes(stragglers: Sequence[int], placed: pa.Table, notes: list[str]) -> list[int]:
-    """The ranks that get a lane: all, or those that findings name and an even choice."""
-    ranks = sorted(pc.unique(placed["rank"]).to_pylist())
-    if len(ranks) <= MOST_LANES:
-        return ranks
-    named = [rank for rank in stragglers if rank in ranks][: MOST_LANES // 2]
-    others = [rank for rank in ranks if rank not in named]
-    even = np.linspace(0, len(others) - 1, MOST_LANES - len(named)).round().astype(int)
-    notes.append(f"{MOST_LANES} of {len(ranks)} ranks have a lane, those that findings name first")
-    return sorted({*named, *(others[i] for i in even)})
+def _presets(results: Results, lanes: list[int], named: list[int]) -> list[tuple[str, list[int]]]:
+    """Choices of lanes by name: the first is open at first, the last has all ranks."""
+    hosts = {entry["rank"]: entry["host"] for entry in results["ranks"]}
+    by_wait = sorted(averages(results), key=lambda row: row.exposed_wait_ns)
+    least = [row.rank for row in by_wait if row.rank in lanes][:MOST_LANES]
+    peers: dict[str, list[int]] = {}
+    for rank in named[:1]:
+        for group in results["topology"]["groups"]:
+            if rank in group["ranks"] and len(group["ranks"]) > 1:
+                others = [each for each in group["ranks"] if each in lanes]
+                name = f"rank {rank} and its {group['kind']} group"
+                peers.setdefault(name, _some(others, 2 * MOST_LANES, [rank]))
+    out = [*peers.items()]
+    if len(lanes) > MOST_LANES:
+        near = [rank for group in peers.values() for rank in group]
+        opened = [*named[: MOST_LANES // 2], *near, *least]
+        what = "stragglers and peers" if named else f"the {len(least)} that wait least"
+        out = [(what, list(dict.fromkeys(opened))[:MOST_LANES]), *out]
+        out += [(f"the {len(least)} that wait least", least)] if named else []
+    one = {
+        host: rank for rank, host in sorted(hosts.items(), reverse=True) if host and rank in lanes
+    }
+    if len(one) > 1:
+        out.append(("one rank per host", sorted(one.values())))
+    every = ("all ranks", lanes)
+    out = [(name, sorted(ranks)) for name, ranks in out if len(ranks) < len(lanes)]
+    return [*out, every] if len(lanes) > MOST_LANES else [every, *out]
 
 
-def _steps(results: Results, placed: pa.Table) -> list[Step]:
-    """The steps in time; the end of one is the next one's begin or the last end in it.
+def _some(ranks: list[int], most: int, first: list[int]) -> list[int]:
+    """`first` and an even choice of the other `ranks`, `most` in all."""
+    others = [rank for rank in ranks if rank not in first]
+    even = np.linspace(0, max(len(others) - 1, 0), min(most - len(first), len(others)))
+    return [*first, *(others[int(i)] for i in even.round())]
 
-    Results without any step give one span over everything.
+
+def _spans_of(table: pa.Table | None, lanes: list[int]) -> Spans:
+    """The spans as arrays, by lane, row and time."""
+    none = np.zeros(0, np.int64)
+    if table is None or not table.num_rows:
+        return Spans(none, none, none, none, none, none, [], 0)
+    row, rows = _coded(table["row"])
+    kind, kinds = _coded(table["kind"])
+    text, texts = _coded(table["name"])
+    row = np.array([ROWS.index(each) for each in rows], np.int64)[row]
+    pairs, name = np.unique(kind * len(texts) + text, return_inverse=True)
+    lane = np.searchsorted(np.array(lanes), _integers(table["rank"]))
+    start, end, count = (_integers(table[each]) for each in ("start_ns", "end_ns", "count"))
+    order = np.lexsort((start, row, lane))
+    names = [
+        (kinds[pair // len(texts)], texts[pair % len(texts)][:_MOST_OF_NAME]) for pair in pairs
+    ]
+    below = int(pc.max(table["merged_below_ns"]).as_py())
+    columns = (lane, row, name.reshape(-1), start, end, count)
+    lane, row, name, start, end, count = (column[order] for column in columns)
+    return Spans(lane, row, name, start, end, count, names, below)
+
+
+def _steps(results: Results, placed: pa.Table, spans: pa.Table | None) -> list[Step]:
+    """The steps in time.
+
+    The end of one is the next one's begin or the last end in it. Results without any step give one
+    span over everything.
     """
-    first = int(pc.min(placed["aligned_start_ns"]).as_py())
-    final = int(pc.max(placed["aligned_end_ns"]).as_py())
+    first = [pc.min(placed["aligned_start_ns"]).as_py()]
+    final = [pc.max(placed["aligned_end_ns"]).as_py()]
+    if spans is not None:
+        first.append(pc.min(spans["start_ns"]).as_py())
+        final.append(pc.max(spans["end_ns"]).as_py())
+    begin, end = min(t for t in first if t is not None), max(t for t in final if t is not None)
     # Calls of other times than the results' steps (a foreign table) still get a span.
     entries = sorted(results["steps"], key=lambda entry: entry["step"])
-    entries = [step for step in entries if step.get("begin_ns") and step["begin_ns"] < final]
+    entries = [step for step in entries if step.get("begin_ns") and step["begin_ns"] < end]
     if not entries:
-        return [Step(number=None, steady=True, begin=first, end=max(final, first + 1))]
+        return [Step(number=None, steady=True, begin=begin, end=max(end, begin + 1))]
     begins = [entry["begin_ns"] for entry in entries]
     ends = [*begins[1:], begins[-1] + entries[-1]["duration_ns"]]
     return [
@@ -315,7 +511,7 @@ def _numbered(placed: pa.Table) -> tuple[Numbers, Numbers]:
     """Each call's collective, numbered by their last arrivals; and those, ns."""
     arrival = _integers(pc.coalesce(placed["last_arrival_ns"], placed["aligned_start_ns"]))
     _, of = np.unique(_integers(placed["collective"]), return_inverse=True)
-    last = np.full(int(of.max()) + 1, np.iinfo(np.int64).min)
+    last = np.full(int(of.max(initial=-1)) + 1, np.iinfo(np.int64).min)
     np.maximum.at(last, of, arrival)
     by_arrival = np.argsort(last, kind="stable")
     return np.argsort(by_arrival)[of], last[by_arrival]
@@ -327,7 +523,7 @@ def _lateness(
     """Lane of the last rank, its margin and bound; calls are sorted by collective and arrival."""
     known = rank_uncertainties(results)
     uncertainty = np.array([known.get(rank, 0) for rank in lanes], np.int64)
-    final = np.append(head[1:], len(of)) - 1
+    final = np.append(head[1:], len(of))[: len(head)] - 1
     before = np.maximum(final - 1, head)
     margin = start[final] - start[before]
     bound = uncertainty[lane[final]] + uncertainty[lane[before]]
@@ -344,44 +540,46 @@ def _rows(lane: Numbers, communicator: Numbers) -> Numbers:
 
 
 def _within_limit(
-    placed: pa.Table, steps: list[Step], notes: list[str]
+    results: Results, placed: pa.Table, spans: pa.Table | None, ranks: int, notes: list[str]
 ) -> tuple[pa.Table, list[Step]]:
-    """Keep whole steps, steady-state ones first, of at most `MOST_CALLS` calls."""
-    if placed.num_rows <= MOST_CALLS:
-        return placed, steps
+    """The steps that are drawn, and their calls, of limited number.
+
+    They are those of the spans, if there are any, as long as their calls fit: the typical and the
+    worst first, then those in steady state.
+    """
+    most = next(count for size, count in MOST_CALLS.items() if ranks <= size)
+    steps = _steps(results, placed, spans)
     of, last = _numbered(placed)
     begins = np.array([each.begin for each in steps])
     step = np.maximum(np.searchsorted(begins, last, side="right") - 1, 0)
     per_step = np.bincount(step[of], minlength=len(steps))
+    able = list(range(len(steps)))
+    if spans is not None and spans.num_rows:
+        of_spans = set(pc.unique(spans["step"]).to_pylist())
+        able = [k for k in able if steps[k].number in of_spans] or able
+    first = steps_to_look_at(results)
+    order = [k for number in first for k in able if steps[k].number == number]
+    order += sorted(able, key=lambda k: (not steps[k].steady, k))
     kept: list[int] = []
-    for index in sorted(np.flatnonzero(per_step).tolist(), key=lambda i: (not steps[i].steady, i)):
-        if kept and per_step[[*kept, index]].sum() > MOST_CALLS:
+    for index in dict.fromkeys(order):
+        if kept and per_step[[*kept, index]].sum() > most:
             break
         kept.append(index)
     kept.sort()
-    numbers = words.spans((steps[i].number or 0 for i in kept), limit=6)
-    some = words.counted(len(kept), "step")
-    notes.append(f"the timeline carries {some} of {len(steps)}: {numbers}")
+    if len(kept) < len(steps):
+        numbers = words.spans((steps[i].number or 0 for i in kept), limit=6)
+        some = words.counted(len(kept), "step")
+        notes.append(f"the timeline carries {some} of {len(steps)}: {numbers}")
     keep = np.isin(step, kept)
     length = np.zeros(len(keep), np.int64)
     spent = pc.subtract(placed["aligned_end_ns"], placed["aligned_start_ns"])
     np.maximum.at(length, of, _integers(spent))
     longest = np.argsort(np.where(keep, -length, 1), kind="stable")
-    fits = longest[np.cumsum(np.bincount(of)[longest]) <= MOST_CALLS]
+    fits = longest[np.cumsum(np.bincount(of)[longest]) <= most]
     if len(fits) < keep.sum():
         notes.append(f"its {int(keep.sum()) - len(fits):,} shortest collectives are not drawn")
         keep &= np.isin(np.arange(len(keep)), fits)
     return placed.filter(pa.array(keep[of])), [steps[i] for i in kept]
-
-
-def _typical(results: Results, steps: Sequence[Step]) -> int:
-    """The evidence step of median duration, of those in the costliest finding if it names any."""
-    evidence = set(evidence_steps(results)[0])
-    named = set(results["findings"][0]["steps"]) if results["findings"] else set()
-    wanted = evidence & named or evidence
-    able = [i for i, step in enumerate(steps) if step.number in wanted] or list(range(len(steps)))
-    able.sort(key=lambda i: steps[i].end - steps[i].begin)
-    return able[(len(able) - 1) // 2]
 
 
 def _integers(column: pa.ChunkedArray, missing: int = 0) -> Numbers:

@@ -121,7 +121,7 @@ def merged(at: Path) -> None:
     assert 0 in [each["rank"] for each in made.results["ranks"]], "the good rank is gone"
     results_json.dumps(made.results)
     text.render(made.results, colour=False, width=100).encode(errors="surrogateescape")
-    html.render(made.results, made.collectives, title="fuzz")
+    html.render(made.results, made.collectives, made.lanes, title="fuzz")
 
 
 @functools.cache

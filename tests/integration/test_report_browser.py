@@ -230,7 +230,7 @@ def test_pointing_at_a_bar_tells_operation_bytes_wait_and_who_was_last(
     found = ask(
         """
         const canvas = $("#canvas"), box = canvas.getBoundingClientRect();
-        const at = {clientX: box.left + box.width * 0.35, clientY: box.top + 32, bubbles: true};
+        const at = {clientX: box.left + box.width * 0.25, clientY: box.top + 48, bubbles: true};
         canvas.dispatchEvent(new view.PointerEvent("pointermove", at));
         const tip = $("#tip").getBoundingClientRect();
         const shown = {

@@ -241,7 +241,7 @@ def test_the_still_timeline_is_in_the_page_for_browsers_without_scripts() -> Non
     assert re.search(r'<path class="late" d="M', picture)
 
 
-@pytest.mark.parametrize(("ranks", "count", "most"), [(4, 150, 1_000_000), (256, 12, 2_000_000)])
+@pytest.mark.parametrize(("ranks", "count", "most"), [(4, 150, 1_000_000), (256, 12, 3_000_000)])
 def test_the_page_of_a_large_run_stays_small(ranks: int, count: int, most: int) -> None:
     results = sample.results()
     results["steps"] = [
@@ -339,6 +339,16 @@ def test_the_tones_of_an_account_can_be_told_apart_by(eye: str) -> None:
         for one, other in combinations(("compute", "wait", "transfer", "copies", "track"), 2):
             pairs = zip(_lab(colours[one], eye), _lab(colours[other], eye), strict=True)
             assert sum((a - b) ** 2 for a, b in pairs) ** 0.5 >= 25, (one, other)
+
+
+def test_wait_and_transfer_differ_in_greyscale_and_idle_shows_on_its_ground() -> None:
+    for colours in _colours():
+        wait, transfer, compute = (
+            _lab(colours[tone], "anyone")[0] for tone in ("wait", "transfer", "compute")
+        )
+        assert wait - transfer >= 18
+        assert transfer - compute >= 14
+        assert _contrast(colours["idle"], colours["card"]) >= 3
 
 
 def test_no_length_stands_for_an_unknown_clock() -> None:

@@ -19,7 +19,7 @@ def _built(table: pa.Table | None = None) -> lanes.Timeline:
 
 
 def test_embedded_times_come_back_to_within_their_unit() -> None:
-    data, table = lanes.embedded(_built()), sample.collectives()
+    data, table = lanes.embedded(_built(), sample.results()), sample.collectives()
     last = np.cumsum(data["last"])
     of = np.repeat(np.arange(len(last)), data["members"])
     begin = (last[of] - np.array(data["wait"])) * data["unit_ns"] + sample.BEGIN
@@ -68,7 +68,7 @@ def test_a_collective_without_a_last_arrival_is_drawn_and_marks_no_rank() -> Non
     assert built.groups.order[alone].tolist() == [12]
     assert "incomplete" in built.states
     assert built.groups.late[alone].tolist() == [-1]
-    assert lanes.picture(built)["alone"] or built.steps[built.typical].number != 7
+    assert lanes.picture(built)["paths"]["alone"] or built.steps[built.typical].number != 7
 
 
 def test_calls_without_a_kernel_are_counted_not_drawn() -> None:
@@ -97,41 +97,49 @@ def test_each_communicator_of_a_rank_has_a_row_of_its_own() -> None:
     assert len(pairs) == 3
 
 
-def test_too_many_calls_are_left_out_by_whole_steps_with_a_note() -> None:
+def test_too_many_calls_are_left_out_by_whole_steps_with_a_note(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(lanes, "MOST_CALLS", {2**31: 8_000})
     built = _built(sample.collectives(calls_per_step=1000))
-    assert len(built.calls.of) <= lanes.MOST_CALLS
-    assert [step.number for step in built.steps] == [7, 8]
+    assert len(built.calls.of) <= 8_000
+    assert [step.number for step in built.steps] == [8, 9]  # the typical one and the worst
     (note,) = built.notes
-    assert "2 steps of 4: 7–8" in note
+    assert "2 steps of 4: 8–9" in note
     begins, ends = ([getattr(step, edge) for step in built.steps] for edge in ("begin", "end"))
     assert begins[0] <= built.groups.last.min()
     assert built.groups.last.max() <= ends[1]
     assert (built.groups.last >= begins[1]).any()
 
 
-def test_a_step_too_large_by_itself_keeps_its_longest_collectives() -> None:
+def test_a_step_too_large_by_itself_keeps_its_longest_collectives(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(lanes, "MOST_CALLS", {2**31: 8_000})
     built = _built(sample.collectives(calls_per_step=4000))
-    assert len(built.calls.of) <= lanes.MOST_CALLS
+    assert len(built.calls.of) <= 8_000
     left_out = 4000 - len(built.groups.last)
     assert 0 < left_out < 4000
     assert f"{left_out:,} shortest" in built.notes[-1]
     assert 2 in built.groups.late
 
 
-def test_of_many_ranks_the_straggler_has_a_lane() -> None:
+def test_of_many_ranks_the_straggler_is_among_those_shown_first() -> None:
     results = sample.results()
     results["findings"][0]["rank"], results["findings"][0]["ranks"] = 111, [111]
     built = lanes.build(results, sample.collectives(ranks=200, calls_per_step=2, late=111))
     assert built is not None
-    assert len(built.ranks) == lanes.MOST_LANES
-    assert 111 in built.ranks
-    assert built.ranks == sorted(built.ranks)
-    assert "48 of 200 ranks" in built.notes[0]
+    assert built.ranks == list(range(200))
+    opened, *_, (last, every) = built.presets
+    assert opened[0] == "stragglers and peers"
+    assert len(opened[1]) <= lanes.MOST_LANES
+    assert 111 in opened[1]
+    assert (last, every) == ("all ranks", built.ranks)
 
 
 def test_the_still_picture_stays_small_however_many_calls_there_are() -> None:
     still = lanes.picture(_built(sample.collectives(calls_per_step=2400)))
-    size = sum(map(len, (still[tone] for tone in ("wait", "transfer", "alone", "late"))))
+    size = sum(map(len, still["paths"].values()))
     assert 10_000 < size < 250_000
 
 

@@ -14,7 +14,7 @@ from clusterprof.analysis.model.timeline import COLLECTIVE, COMPUTE
 from clusterprof.tables import GARBAGE, RankTables
 
 #: CUDA calls that wait for the device by their nature, and from which length on they do
-_WAITS = r"(?i)synchronize|memcpy|memset|cudafree|eventquery"
+WAITS = r"(?i)synchronize|memcpy|memset|cudafree|eventquery"
 #: a launch waits where 1,024 are queued (in the recordings nine in ten of the launches
 #: longer than 50 µs begin with 1,024 to 1,066 that have not ended, and hardly any with fewer)
 _QUEUE = 1_000
@@ -29,7 +29,7 @@ def wait_calls(dataset: Dataset) -> tuple[Ints, Ints, Ints]:
     a, calls, axis = dataset.activities, dataset.host_calls, dataset.axis
     cuda, length = calls.called("cuda", ""), calls.stop - calls.start
     rows = np.flatnonzero(cuda & (length >= limits.WAITING_CALL_NS))
-    waits = calls.called("cuda", _WAITS)[rows] | (length[rows] >= limits.PAUSE_NS)
+    waits = calls.called("cuda", WAITS)[rows] | (length[rows] >= limits.PAUSE_NS)
     begin, end = (axis.of(calls.rank[rows], t[rows]) for t in (calls.start, calls.stop))
     launched, of = np.unique(axis.of(a.rank, a.launch), return_inverse=True)
     finished = np.zeros(len(launched), dtype=np.int64)
@@ -120,12 +120,12 @@ def named_time(dataset: Dataset, place: Ints, begin: Ints, end: Ints) -> dict[st
 
 
 #: ranges of whole steps, of communication, and our own: they do not tell what the program does
-_STEP_RANGES = r"^(step\b|ProfilerStep|nccl|gloo|clusterprof:)"
+STEP_RANGES = r"^(step\b|ProfilerStep|nccl|gloo|clusterprof:)"
 
 
 def _telling(tables: RankTables, rows: pa.Table) -> pa.Table:
     """Those of `rows` of the host's calls that tell what the threads at work do."""
-    named = pc.match_substring_regex(rows["name"].cast(pa.string()), _STEP_RANGES)
+    named = pc.match_substring_regex(rows["name"].cast(pa.string()), STEP_RANGES)
     mine = pc.is_in(rows["thread"], value_set=_threads(tables))
     return rows.filter(pc.and_(pc.invert(named), mine))
 

@@ -1,15 +1,24 @@
-// The timeline of collectives by rank.
+// The timeline by rank: what hosts and devices did, and the collectives.
 (() => {
-  const { css, bytes } = clusterprof;
+  const { css, bytes, element } = clusterprof;
   const data = clusterprof.data("timeline-data");
-  const canvas = document.getElementById("canvas");
+  const byId = (id) => document.getElementById(id);
+  const canvas = byId("canvas");
   if (!data || !canvas) return;
   const context = canvas.getContext("2d");
-  const tip = document.getElementById("tip");
-  const announcement = document.getElementById("announcement");
-  const chooser = document.getElementById("step");
-  const holder = document.getElementById("drawing");
-  const ROW = 16, GAP = 10, TOP = 26, LEAST = 20;
+  const minimap = byId("minimap"), scroller = byId("lanes"), filler = byId("filler");
+  const tip = byId("tip"), announcement = byId("announcement"), details = byId("details");
+  const chooser = byId("step"), beside = byId("beside"), preset = byId("preset"), search = byId("search");
+  const holder = byId("drawing");
+  const TOP = 40, GAP = 12, LEAST = 20, CALL_ROW = 14;
+  const HEIGHTS = { phase: 15, host: 13, second_host: 13, device: 15 };
+  const LABELS = { phase: "phases", host: "host", second_host: "host 2", device: "GPU" };
+  const WHAT = {
+    compute: "GPU computes", wait: "GPU waits in a collective for the last member", transfer: "collective transfers",
+    copy: "GPU copies", idle: "GPU idle", range: "phase of the program", cuda: "CUDA call",
+    cuda_wait: "CUDA call that may wait for the GPU", blocked: "call of the system that blocks",
+    thread_wait: "waits for another thread", python: "Python", op: "operator",
+  };
 
   // Absolute times, and for each collective the range of its calls.
   const last = [], first = [0], of = [];
@@ -20,24 +29,86 @@
   });
   const begin = data.wait.map((wait, call) => last[of[call]] - wait);
   const end = data.length.map((length, call) => begin[call] + length);
-  const tops = [TOP];
-  for (const lane of data.lanes) tops.push(tops[tops.length - 1] + lane.rows * ROW + GAP);
+
+  // The spans: one range of the arrays for each lane and row.
+  const S = data.spans, spanBegin = new Float64Array(S.gap.length), spanEnd = new Float64Array(S.gap.length);
+  const spanLane = new Int32Array(S.gap.length), many = new Map();
+  const rangesOf = new Map();
+  S.key.reduce((from, key, index) => {
+    let at = 0;
+    const to = from + S.size[index];
+    for (let k = from; k < to; k++) {
+      spanBegin[k] = at + S.gap[k];
+      at = spanEnd[k] = spanBegin[k] + S.length[k];
+      spanLane[k] = key;
+    }
+    rangesOf.set(key, [from, to]);
+    return to;
+  }, 0);
+  S.merged.reduce((sum, more, index) => { many.set(sum + more, S.many[index]); return sum + more; }, 0);
+
+  // The rows of each lane, top to bottom; calls of a row in the order of their begins.
+  const rowsOf = data.lanes.map((lane, index) => {
+    const rows = [];
+    S.rows.forEach((name, row) => {
+      const range = rangesOf.get(index * S.rows.length + row);
+      if (range) rows.push({ name, range, height: HEIGHTS[name], label: LABELS[name] });
+    });
+    for (let row = 0; row < lane.rows; row++) rows.push({ name: "calls", calls: [], height: CALL_ROW, label: "calls" });
+    let top = 0;
+    for (const row of rows) { row.top = top; top += row.height + 1; }
+    rows.height = top;
+    return rows;
+  });
+  for (let call = 0; call < begin.length; call++) {
+    const rows = rowsOf[data.lane[call]];
+    const row = rows[rows.length - data.lanes[data.lane[call]].rows + data.row[call]];
+    row.calls.push(call);
+    if (row.calls.length === 1) row.label = data.groups[data.communicator[of[call]]] || "calls";
+  }
+  for (const rows of rowsOf) for (const row of rows) if (row.calls) row.calls.sort((one, other) => begin[one] - begin[other]);
+
   const whole = { lo: data.steps[0].begin, hi: data.steps[data.steps.length - 1].end };
+  let panels = [];              // each the step that it shows: its zero, its length, and where it is drawn
+  let view = { lo: 0, hi: 1 };  // since each panel's zero
+  let shown = [];               // lanes, from top to bottom
+  let tops = [];
+  const kept = new Set();       // lanes that stay on top
+  let pointed = null, pinned = null, selection = null, touched = false;
+  let size = { width: 0, gutter: 0, height: 0, total: 0 };
+  let waiting = false, tones = null;
 
-  let view = { lo: 0, hi: 1 };
-  let chosen = -1;
-  let size = { width: 0, gutter: 0, height: tops[tops.length - 1] };
-  let waiting = false;
-
+  const stepName = (step) => (step.step === null ? "the whole window" : `step ${step.step}`);
   data.steps.forEach((step, index) => {
-    const name = step.step === null ? "the whole window" : `step ${step.step}`;
-    chooser.add(new Option(name + (step.steady ? "" : " (not steady)"), String(index)));
+    const word = index === data.typical && data.worst >= 0 ? ", typical" : index === data.worst ? ", longest" : "";
+    const name = stepName(step) + word + (step.steady ? "" : " (not steady)");
+    chooser.add(new Option(name, String(index)));
+    beside.add(new Option(name, String(index)));
   });
   if (data.steps.length > 1) chooser.add(new Option("all steps", "all"));
+  data.presets.forEach(({ name, lanes }, index) => preset.add(new Option(`${name} (${lanes.length})`, String(index))));
+  const chosenOnes = new Option("selected ranks", "chosen", false, false);
 
-  const x = (time) => size.gutter + ((time - view.lo) / (view.hi - view.lo)) * (size.width - size.gutter);
-  const time = (px) => view.lo + ((px - size.gutter) / (size.width - size.gutter)) * (view.hi - view.lo);
+  const span = () => view.hi - view.lo;
+  const x = (panel, time) => panel.left + ((time - panel.zero - view.lo) / span()) * (panel.right - panel.left);
+  const time = (panel, px) => panel.zero + view.lo + ((px - panel.left) / (panel.right - panel.left)) * span();
   const ms = (units, decimals) => clusterprof.ms(units * data.unit_ns, decimals);
+  const stepAt = (moment) => data.steps.reduce((found, step) => (step.begin <= moment + 1 ? step : found), data.steps[0]);
+  const laneName = (lane) => `rank ${data.lanes[lane].rank}`;
+  const place = (moment) => {
+    const step = stepAt(moment);
+    return [step.step === null ? "begins" : `begins in step ${step.step}`, `at ${ms(moment - step.begin)}`];
+  };
+
+  // The first of [from, to) for which a test holds that holds for all behind it too.
+  function lowest(from, to, holds) {
+    while (from < to) {
+      const middle = (from + to) >> 1;
+      if (holds(middle)) to = middle; else from = middle + 1;
+    }
+    return from;
+  }
+  const firstSpan = (range, moment) => lowest(range[0], range[1], (k) => spanEnd[k] > moment);
 
   function ask() {
     if (waiting) return;
@@ -45,104 +116,190 @@
     requestAnimationFrame(() => { waiting = false; draw(); });
   }
 
+  function layout() {
+    const rest = shown.filter((lane) => !kept.has(lane));
+    shown = [...shown.filter((lane) => kept.has(lane)), ...rest];
+    tops = [TOP];
+    for (const lane of shown) tops.push(tops[tops.length - 1] + rowsOf[lane].height + GAP);
+    size.total = tops[tops.length - 1];
+    size.height = Math.min(size.total, Math.max(260, Math.round(innerHeight * .76)));
+    canvas.style.height = `${size.height}px`;
+    scroller.style.maxHeight = `${size.height}px`;
+    filler.style.height = `${size.total - size.height}px`;
+    ask();
+  }
+
   function draw() {
-    const tones = Object.fromEntries(
-      ["ink", "soft", "line", "track", "wait", "transfer", "late"].map((name) => [name, css(`--${name}`)]));
+    const names = ["ink", "soft", "line", "track", "card", "late", "idle", "compute", "wait", "transfer", "copy",
+      "range", "cuda", "cuda_wait", "blocked", "thread_wait", "python", "op", "page"];
+    tones = Object.fromEntries(names.map((name) => [name, css(`--${name === "copy" ? "copies" : name}`)]));
     const ratio = window.devicePixelRatio || 1;
     size.width = holder.clientWidth;
-    size.gutter = size.width < 560 ? 58 : 74;
+    size.gutter = size.width < 560 ? 88 : 128;
+    const each = (size.width - size.gutter - 8 - 14 * (panels.length - 1)) / panels.length;
+    panels.forEach((panel, index) => {
+      panel.left = size.gutter + index * (each + 14);
+      panel.right = panel.left + each;
+    });
     canvas.width = Math.round(size.width * ratio);
     canvas.height = Math.round(size.height * ratio);
-    canvas.style.height = `${size.height}px`;
     context.setTransform(ratio, 0, 0, ratio, 0, 0);
     context.clearRect(0, 0, size.width, size.height);
-    context.font = `12px ${getComputedStyle(document.body).fontFamily}`;
+    tones.hatch = hatched(tones);
     context.textBaseline = "middle";
-    lanes(tones);
-    scale(tones);
+    const scrolled = scroller.scrollTop;
+    shown.forEach((lane, index) => {
+      const top = tops[index] - scrolled;
+      if (top + rowsOf[lane].height < TOP || top > size.height) return;
+      drawLane(lane, top);
+    });
+    for (const panel of panels) inside(panel, TOP, () => overlays(panel, scrolled));
+    context.fillStyle = tones.card;
+    context.fillRect(0, 0, size.width, TOP - 6);
+    for (const panel of panels) scale(panel);
+    drawMinimap();
+  }
+
+  // Thin diagonal lines, so that idle is no tone among the others, on screen and in print.
+  function hatched() {
+    const tile = element("canvas", { width: 6, height: 6 }), ink = tile.getContext("2d");
+    ink.strokeStyle = tones.idle;
+    ink.lineWidth = 1.1;
+    ink.beginPath();
+    for (const off of [-6, 0, 6]) { ink.moveTo(off, 6); ink.lineTo(off + 6, 0); }
+    ink.stroke();
+    return context.createPattern(tile, "repeat");
+  }
+
+  function inside(panel, top, paint) {
     context.save();
     context.beginPath();
-    context.rect(size.gutter, 0, size.width - size.gutter, size.height);
+    context.rect(panel.left, top, panel.right - panel.left, size.height - top);
     context.clip();
-    bars(tones);
-    if (chosen >= 0) pointer(tones);
+    paint();
     context.restore();
   }
 
-  function lanes(tones) {
-    data.lanes.forEach((lane, index) => {
-      context.globalAlpha = .6;
-      context.fillStyle = tones.track;
-      context.fillRect(size.gutter, tops[index] - 3, size.width - size.gutter, lane.rows * ROW + 4);
-      context.globalAlpha = 1;
-      context.fillStyle = lane.named ? tones.late : tones.ink;
-      context.textAlign = "left";
-      context.fillText(`rank ${lane.rank}`, 12, tops[index] + (lane.rows * ROW) / 2 - 1);
-    });
-  }
+  const font = (px, weight = 400) => { context.font = `${weight} ${px}px ${getComputedStyle(document.body).fontFamily}`; };
 
-  // Ticks count from the begin of the step in view, so that steps can be compared.
-  function scale(tones) {
-    const zero = data.steps.reduce((found, step) => (step.begin <= view.lo + 1 ? step.begin : found), whole.lo);
-    const rough = (view.hi - view.lo) / Math.max(2, Math.floor((size.width - size.gutter) / 80));
-    const power = 10 ** Math.floor(Math.log10(rough));
-    const every = [1, 2, 5, 10].find((factor) => factor * power >= rough) * power;
-    const decimals = Math.max(0, Math.min(4, -Math.floor(Math.log10((every * data.unit_ns) / 1e6) + 1e-9)));
+  function drawLane(lane, top) {
+    const { rank, host, named } = data.lanes[lane], rows = rowsOf[lane];
+    font(12, 600);
+    context.textAlign = "left";
+    context.fillStyle = named ? tones.late : tones.ink;
+    context.fillText((kept.has(lane) ? "▪ " : "") + `rank ${rank}`, 8, top + 8);
+    font(10);
     context.fillStyle = tones.soft;
-    context.strokeStyle = tones.line;
-    context.textAlign = "center";
-    for (let k = Math.ceil((view.lo - zero) / every); zero + k * every <= view.hi; k++) {
-      const at = Math.round(x(zero + k * every)) + .5;
-      context.beginPath();
-      context.moveTo(at, TOP - 6);
-      context.lineTo(at, size.height - GAP + 2);
-      context.stroke();
-      if (at > size.gutter + 8 && at < size.width - 28) context.fillText(ms(k * every, decimals), at, 9);
+    const narrow = size.gutter < 100;
+    if (host && rows.length > 1) context.fillText(host.slice(0, narrow ? 7 : 12), 8, top + 23);
+    context.textAlign = "right";
+    for (const row of rows) {
+      context.fillStyle = tones.soft;
+      if (!narrow || rows.length > 1) context.fillText(row.label.slice(0, narrow ? 6 : 10), size.gutter - 6, top + row.top + row.height / 2);
     }
-    context.strokeStyle = tones.soft;
-    for (const step of data.steps) {
-      const at = Math.round(x(step.begin)) + .5;
-      if (at < size.gutter || at > size.width) continue;
-      context.setLineDash([3, 3]);
-      context.beginPath();
-      context.moveTo(at, TOP - 6);
-      context.lineTo(at, size.height - GAP + 2);
-      context.stroke();
-      context.setLineDash([]);
+    for (const panel of panels) {
+      inside(panel, TOP - 6, () => {
+        context.globalAlpha = .55;
+        context.fillStyle = tones.track;
+        for (const row of rows) context.fillRect(panel.left, top + row.top, panel.right - panel.left, row.height);
+        context.globalAlpha = 1;
+        for (const row of rows) {
+          if (row.calls) drawCalls(panel, lane, row, top + row.top);
+          else drawSpans(panel, row, top + row.top);
+        }
+      });
     }
   }
 
-  function bars(tones) {
-    const drawn = new Map();
+  // What is narrower than a pixel is not drawn by itself: each column of pixels shows in which parts
+  // its kinds take it.
+  function drawSpans(panel, row, top) {
+    const from = panel.zero + view.lo, to = panel.zero + view.hi, scale = (panel.right - panel.left) / span();
+    const height = row.height, taken = new Map();
+    let column = -1;
+    const flush = () => {
+      let up = top + height;
+      for (const [kind, part] of taken) {
+        const tall = Math.min(part, 1) * height;
+        if (kind === "idle") { context.globalAlpha = .45; context.fillStyle = tones.idle; } else context.fillStyle = tones[kind];
+        context.fillRect(column, up - tall, 1, tall);
+        context.globalAlpha = 1;
+        up -= tall;
+      }
+      taken.clear();
+    };
+    const texts = [];
+    for (let k = firstSpan(row.range, from); k < row.range[1] && spanBegin[k] < to; k++) {
+      const left = panel.left + (spanBegin[k] - from) * scale, right = panel.left + (spanEnd[k] - from) * scale;
+      const kind = S.kinds[S.name[k]], wide = right - left;
+      if (wide < 1.5) {
+        const at = Math.floor(left);
+        if (at !== column) { if (taken.size) flush(); column = at; }
+        taken.set(kind, (taken.get(kind) || 0) + Math.max(wide, row.name === "device" ? 0 : .15));
+        continue;
+      }
+      if (taken.size) flush();
+      const seen = Math.max(left, panel.left), until = Math.min(right, panel.right);
+      context.fillStyle = kind === "idle" ? tones.hatch : tones[kind];
+      context.fillRect(seen, top, until - seen, height);
+      if (kind === "range") {
+        context.strokeStyle = tones.soft;
+        context.lineWidth = .7;
+        context.strokeRect(left + .5, top + .5, wide - 1, height - 1);
+        context.lineWidth = 1;
+      }
+      if (until - seen > 34) texts.push([k, kind, seen, until]);
+    }
+    if (taken.size) flush();
+    if (!texts.length) return;
+    font(10.5);
+    context.textAlign = "left";
+    for (const [k, kind, left, right] of texts) {
+      const text = kind === "idle" ? `idle ${ms(spanEnd[k] - spanBegin[k], 1)}` : S.names[S.name[k]] || WHAT[kind];
+      const most = Math.floor((right - left - 6) / 5.9);
+      if (kind === "idle" && text.length > most) continue;
+      if (kind === "idle") {
+        context.fillStyle = tones.card;
+        context.fillRect(left + 2, top + 1, text.length * 5.9 + 4, height - 2);
+      }
+      context.fillStyle = kind === "idle" || kind === "range" || kind === "thread_wait" ? tones.ink : css(`--on-${kind}`) || tones.card;
+      context.fillText(text.length > most ? `${text.slice(0, Math.max(most - 1, 1))}…` : text, left + 4, top + height / 2 + .5);
+    }
+  }
+
+  const chosen = () => { const it = pointed || pinned; return it && it.call >= 0 ? of[it.call] : -1; };
+
+  function drawCalls(panel, lane, row, top) {
+    const from = panel.zero + view.lo, to = panel.zero + view.hi, lit = chosen();
     const marks = [];
-    for (let call = 0; call < begin.length; call++) {
-      if (end[call] < view.lo || begin[call] > view.hi) continue;
-      const group = of[call], lane = data.lane[call];
-      const left = x(begin[call]), right = x(end[call]);
-      const top = tops[lane] + data.row[call] * ROW;
+    let drawn = -1;
+    for (const call of row.calls) {
+      if (begin[call] > to) break;
+      if (end[call] < from) continue;
+      const group = of[call];
+      const left = x(panel, begin[call]), right = x(panel, end[call]);
       const late = data.late[group] === lane;
       // What is narrower than a pixel and falls on one already drawn would not be seen.
-      const key = lane * 8 + data.row[call];
-      if (right - left < 1 && !late && chosen !== group && (drawn.get(key) ?? -1) >= right) continue;
-      drawn.set(key, Math.max(drawn.get(key) ?? -1, left + 1));
-      context.globalAlpha = chosen < 0 || chosen === group ? 1 : .4;
+      if (right - left < 1 && !late && lit !== group && drawn >= right) continue;
+      drawn = Math.max(drawn, left + 1);
+      context.globalAlpha = lit < 0 || lit === group ? 1 : .4;
       if (data.alone[group]) {
         context.strokeStyle = tones.soft;
-        context.strokeRect(left + .5, top + .5, Math.max(right - left - 1, .5), ROW - 5);
+        context.strokeRect(left + .5, top + .5, Math.max(right - left - 1, .5), row.height - 3);
       } else {
-        const turn = Math.min(Math.max(x(last[group]), left), right);
+        const turn = Math.min(Math.max(x(panel, last[group]), left), right);
         context.fillStyle = tones.wait;
-        if (turn - left > .05) context.fillRect(left, top, Math.max(turn - left, .5), ROW - 3);
+        if (turn - left > .05) context.fillRect(left, top, Math.max(turn - left, .5), row.height - 1);
         context.fillStyle = tones.transfer;
-        context.fillRect(turn, top, Math.max(right - turn, .75), ROW - 3);
+        context.fillRect(turn, top, Math.max(right - turn, .75), row.height - 1);
       }
       // Zooming in shows the marks of smaller delays; at a distance they would hide the large.
-      if (late && x(last[group]) - x(last[group] - data.margin[group]) >= 3) marks.push([x(last[group]), top, group]);
+      if (late && x(panel, last[group]) - x(panel, last[group] - data.margin[group]) >= 3) marks.push([x(panel, last[group]), group]);
     }
     context.fillStyle = tones.late;
-    for (const [at, top, group] of marks) {
-      context.globalAlpha = chosen < 0 || chosen === group ? 1 : .4;
-      context.fillRect(at - 1, top - 2, 2, ROW + 1);
+    for (const [at, group] of marks) {
+      context.globalAlpha = lit < 0 || lit === group ? 1 : .4;
+      context.fillRect(at - 1, top - 2, 2, row.height + 1);
       context.beginPath();
       context.moveTo(at, top + 3);
       context.lineTo(at - 4.5, top - 5);
@@ -152,28 +309,178 @@
     context.globalAlpha = 1;
   }
 
-  // The moment that the whole collective waited for, across all lanes.
-  function pointer(tones) {
-    const at = x(last[chosen]);
-    context.strokeStyle = data.late[chosen] >= 0 ? tones.late : tones.ink;
-    context.beginPath();
-    context.moveTo(at, TOP - 6);
-    context.lineTo(at, size.height - GAP + 2);
-    context.stroke();
+  // The moment that a whole collective waited for, across all lanes; what is pinned; what is measured.
+  function overlays(panel, scrolled) {
+    const group = chosen();
+    if (group >= 0) {
+      context.strokeStyle = data.late[group] >= 0 ? tones.late : tones.ink;
+      line(x(panel, last[group]));
+      context.strokeStyle = tones.ink;
+      for (let call = first[group]; call < first[group + 1]; call++) outline(panel, { lane: data.lane[call], call, span: -1 }, scrolled);
+    }
     context.strokeStyle = tones.ink;
-    for (let call = first[chosen]; call < first[chosen + 1]; call++) {
-      const top = tops[data.lane[call]] + data.row[call] * ROW;
-      context.strokeRect(x(begin[call]) - .5, top - .5, Math.max(x(end[call]) - x(begin[call]), 1) + 1, ROW - 2);
+    context.lineWidth = 2;
+    for (const it of [pinned, pointed]) if (it) outline(panel, it, scrolled);
+    context.lineWidth = 1;
+    if (selection) {
+      const left = x(panel, panel.zero + Math.min(selection.from, selection.to)), right = x(panel, panel.zero + Math.max(selection.from, selection.to));
+      context.globalAlpha = .18;
+      context.fillStyle = tones.ink;
+      context.fillRect(left, TOP - 6, right - left, size.height);
+      context.globalAlpha = 1;
+      context.strokeStyle = tones.ink;
+      line(left);
+      line(right);
     }
   }
 
-  function facts(call) {
+  function line(at) {
+    context.beginPath();
+    context.moveTo(at, TOP - 6);
+    context.lineTo(at, size.height);
+    context.stroke();
+  }
+
+  const timesOf = (it) => (it.call >= 0 ? [begin[it.call], end[it.call]] : [spanBegin[it.span], spanEnd[it.span]]);
+  const rowOf = (it) => {
+    const rows = rowsOf[it.lane];
+    if (it.call >= 0) return rows[rows.length - data.lanes[it.lane].rows + data.row[it.call]];
+    return rows.find((row) => row.range && it.span >= row.range[0] && it.span < row.range[1]);
+  };
+
+  function outline(panel, it, scrolled) {
+    const index = shown.indexOf(it.lane);
+    if (index < 0) return;
+    const row = rowOf(it), [from, to] = timesOf(it), left = x(panel, from), right = x(panel, to);
+    if (right < panel.left || left > panel.right) return;
+    context.strokeRect(left - .5, tops[index] - scrolled + row.top - .5, Math.max(right - left, 1) + 1, row.height);
+  }
+
+  // Ticks count from the begin of the step in view, so that steps can be compared.
+  function scale(panel) {
+    const all = panel.step === null;
+    const zero = panel.zero, wide = panel.right - panel.left;
+    const rough = span() / Math.max(2, Math.floor(wide / 78));
+    const power = 10 ** Math.floor(Math.log10(rough));
+    const every = [1, 2, 5, 10].find((factor) => factor * power >= rough) * power;
+    const decimals = Math.max(0, Math.min(4, -Math.floor(Math.log10((every * data.unit_ns) / 1e6) + 1e-9)));
+    font(11, 600);
+    context.fillStyle = tones.ink;
+    context.textAlign = "left";
+    const title = all ? "all steps" : stepName(panel.step) + (panels.length > 1 ? (data.steps[data.worst] === panel.step ? ", longest" : data.steps[data.typical] === panel.step ? ", typical" : "") : "");
+    context.fillText(title, panel.left, 10);
+    font(11);
+    context.fillStyle = tones.soft;
+    context.textAlign = "right";
+    context.fillText("ms since its begin", panel.right, 10);
+    context.textAlign = "center";
+    context.strokeStyle = tones.line;
+    const stop = all ? whole.hi - zero : panel.step.end - zero;
+    const endAt = x(panel, zero + stop);
+    for (let k = Math.ceil(view.lo / every); k * every <= view.hi; k++) {
+      const at = Math.round(x(panel, zero + k * every)) + .5;
+      context.beginPath();
+      context.moveTo(at, TOP - 9);
+      context.lineTo(at, size.height);
+      context.globalAlpha = .6;
+      context.stroke();
+      context.globalAlpha = 1;
+      if (at > panel.left + 4 && at < panel.right - 14 && Math.abs(at - endAt) > 44) context.fillText(clusterprof.ms(k * every * data.unit_ns, decimals).replace(" ms", ""), at, 25);
+    }
+    context.strokeStyle = tones.soft;
+    const edges = all ? data.steps.map((step) => step.begin - zero) : [0, stop];
+    context.setLineDash([3, 3]);
+    for (const edge of edges) {
+      const at = x(panel, zero + edge);
+      if (at < panel.left - 1 || at > panel.right + 1) continue;
+      context.beginPath();
+      context.moveTo(Math.round(at) + .5, TOP - 9);
+      context.lineTo(Math.round(at) + .5, size.height);
+      context.stroke();
+    }
+    context.setLineDash([]);
+    context.fillStyle = tones.ink;
+    if (endAt > panel.left + 30 && endAt <= panel.right + 1) {
+      context.textAlign = "right";
+      context.fillText(`end ${clusterprof.ms(stop * data.unit_ns, 2).replace(" ms", "")}`, Math.min(endAt, panel.right) - 3, 25);
+    }
+    if (view.lo <= 0 && view.hi > 0) {
+      context.textAlign = "left";
+      context.fillText("0", Math.max(x(panel, zero), panel.left) + 2, 25);
+    }
+  }
+
+  // The whole step of the first lane in view, with the window on it.
+  function drawMinimap() {
+    const ratio = window.devicePixelRatio || 1, ink = minimap.getContext("2d"), panel = panels[0];
+    const tall = 22, wide = size.width - size.gutter - 8, until = panel.length;
+    minimap.width = Math.round(size.width * ratio);
+    minimap.height = Math.round(tall * ratio);
+    ink.setTransform(ratio, 0, 0, ratio, 0, 0);
+    const lane = shown.find((each) => data.lanes[each].named) ?? shown[0];
+    const row = lane === undefined ? null : rowsOf[lane].find((each) => each.name === "device");
+    ink.fillStyle = tones.track;
+    ink.fillRect(size.gutter, 4, wide, tall - 8);
+    const at = (moment) => size.gutter + Math.max(0, Math.min(1, moment / until)) * wide;
+    if (row) {
+      for (let k = firstSpan(row.range, panel.zero); k < row.range[1] && spanBegin[k] < panel.zero + until; k++) {
+        const kind = S.kinds[S.name[k]], left = at(spanBegin[k] - panel.zero);
+        if (kind === "idle") continue;
+        ink.fillStyle = tones[kind];
+        ink.fillRect(left, 4, Math.max(at(spanEnd[k] - panel.zero) - left, .25), tall - 8);
+      }
+    }
+    ink.fillStyle = tones.soft;
+    ink.font = `10px ${getComputedStyle(document.body).fontFamily}`;
+    ink.textBaseline = "middle";
+    ink.textAlign = "right";
+    if (lane !== undefined) ink.fillText(size.gutter < 100 ? laneName(lane) : `GPU of ${laneName(lane)}`, size.gutter - 6, tall / 2);
+    ink.strokeStyle = tones.ink;
+    ink.lineWidth = 1.5;
+    const left = at(view.lo);
+    ink.strokeRect(left + .75, 1.5, Math.max(at(view.hi) - left - 1.5, 3), tall - 3);
+  }
+
+  // What the rows of a lane hold in a stretch of time: length by key, the longest first.
+  function within(lane, name, from, to, keyOf) {
+    const row = rowsOf[lane].find((each) => each.name === name), sums = new Map();
+    if (!row) return [];
+    for (let k = firstSpan(row.range, from); k < row.range[1] && spanBegin[k] < to; k++) {
+      const key = keyOf(k);
+      sums.set(key, (sums.get(key) || 0) + Math.min(spanEnd[k], to) - Math.max(spanBegin[k], from));
+    }
+    return [...sums].sort((one, other) => other[1] - one[1]);
+  }
+
+  function facts(it) {
+    if (it.call >= 0) return factsOfCall(it.call);
+    const k = it.span, kind = S.kinds[S.name[k]], lane = it.lane, row = rowOf(it);
+    const from = spanBegin[k], to = spanEnd[k], name = S.names[S.name[k]];
+    const title = `${kind === "idle" || !name ? WHAT[kind] : name} on ${laneName(lane)}`;
+    const rows = [["length", ms(to - from)], place(from)];
+    if (name && kind !== "idle") rows.unshift(["what", WHAT[kind]]);
+    if (many.has(k)) rows.push(["merged", `${many.get(k)} that are shorter than ${ms(S.merged_below)} each, drawn one behind the other; the longest is named`]);
+    const [phase] = row.name === "phase" ? [] : within(lane, "phase", from, to, (each) => S.names[S.name[each]]);
+    if (phase) rows.push(["phase", phase[0]]);
+    if (row.name === "device") {
+      for (const [where, label] of [["host", "host meanwhile"], ["second_host", "host 2 meanwhile"]]) {
+        const [most] = within(lane, where, from, to, (each) => S.names[S.name[each]]);
+        if (most && most[1] > (to - from) / 4) rows.push([label, `${most[0]}, ${ms(most[1])} of it`]);
+      }
+    } else {
+      const idle = within(lane, "device", from, to, (each) => S.kinds[S.name[each]]);
+      if (idle.length) rows.push(["GPU meanwhile", idle.slice(0, 3).map(([what, length]) => `${what} ${ms(length, 2)}`).join(", ")]);
+    }
+    return [title, rows];
+  }
+
+  function factsOfCall(call) {
     const group = of[call], lane = data.lane[call];
     const name = data.operations[data.operation[group]] || "collective";
-    const zero = data.steps.reduce((found, step) => (step.begin <= last[group] ? step : found), data.steps[0]);
+    const zero = stepAt(last[group]);
     const rows = [["bytes", bytes(data.bytes[group])]];
-    const place = zero.step === null ? "" : ` in step ${zero.step}`;
-    rows.push([`arrival${place}`, ms(begin[call] - zero.begin)]);
+    const where = zero.step === null ? "" : ` in step ${zero.step}`;
+    rows.push([`arrival${where}`, ms(begin[call] - zero.begin)]);
     if (data.alone[group]) {
       rows.push(["length", ms(data.length[call])]);
     } else {
@@ -186,75 +493,264 @@
         : ["last", `rank ${data.lanes[late].rank}, by ${ms(data.margin[group])}`]);
     }
     if (data.communicators[data.communicator[group]]) {
-      const id = data.communicators[data.communicator[group]];
-      rows.push(["communicator", data.order[group] < 0 ? id : `${id}, number ${data.order[group]}`]);
+      const id = data.communicators[data.communicator[group]], kind = data.groups[data.communicator[group]];
+      rows.push(["communicator", (data.order[group] < 0 ? id : `${id}, number ${data.order[group]}`) + (kind ? ` (${kind})` : "")]);
     }
     const state = data.states[data.state[group]];
     if (state) rows.push(["match", data.confidence[group] < 0 ? state : `${state}, ${data.confidence[group]}%`]);
-    return [`${name} on rank ${data.lanes[lane].rank}`, rows];
+    return [`${name} on ${laneName(lane)}`, rows];
   }
 
-  function show(call, px, py) {
-    chosen = call < 0 ? -1 : of[call];
-    ask();
-    if (call < 0) { tip.style.visibility = "hidden"; return ""; }
-    const [title, rows] = facts(call);
-    const list = document.createElement("dl");
-    for (const [name, value] of rows) {
-      list.append(Object.assign(document.createElement("dt"), { textContent: name }),
-        Object.assign(document.createElement("dd"), { textContent: value }));
-    }
-    tip.replaceChildren(Object.assign(document.createElement("b"), { textContent: title }), list);
+  const listed = (rows) => element("dl", {}, ...rows.flatMap(([name, value]) =>
+    [element("dt", { textContent: name }), element("dd", { textContent: value })]));
+  const spoken = ([title, rows]) => `${title}: ${rows.map(([name, value]) => `${name} ${value}`).join(", ")}`;
+  const same = (one, other) => one === other || (one && other && one.call === other.call && one.span === other.span);
+
+  function show(it, px, py) {
+    if (!same(it, pointed)) { pointed = it; ask(); }
+    if (!it) { tip.style.visibility = "hidden"; return ""; }
+    const [title, rows] = facts(it);
+    tip.replaceChildren(element("b", { textContent: title }), listed(rows));
     const widest = holder.clientWidth - tip.offsetWidth - 8;
     tip.style.left = `${Math.max(8, Math.min(px + 16, widest))}px`;
     // Under a low drawing the tip hides no lane; in a tall one it stays near the pointer.
-    const low = holder.offsetHeight < 320;
+    const low = holder.offsetHeight < 420;
     tip.style.top = `${low ? holder.offsetHeight + 6 : Math.min(py + 18, holder.offsetHeight + 6)}px`;
     tip.style.visibility = "visible";
-    return `${title}: ${rows.map(([name, value]) => `${name} ${value}`).join(", ")}`;
+    return spoken([title, rows]);
   }
 
+  // Pinned details stay below the drawing, to be read, copied and linked.
+  function pin(it) {
+    pinned = it;
+    details.hidden = !it;
+    if (it) {
+      const [title, rows] = facts(it);
+      const copy = element("button", { type: "button", textContent: "copy" });
+      copy.addEventListener("click", () => clusterprof.copy(copy, [title, ...rows.map((row) => row.join(": "))].join("\n"), details));
+      const closer = element("button", { type: "button", textContent: "zoom to it" });
+      closer.addEventListener("click", () => {
+        const [from, to] = timesOf(it), panel = panelOf(from), about = Math.max(to - from, LEAST);
+        look(from - panel.zero - about * .3, to - panel.zero + about * .3);
+      });
+      const close = element("button", { type: "button", textContent: "close" });
+      close.addEventListener("click", () => { pin(null); canvas.focus(); });
+      const link = element("a", { href: clusterprof.hash(state()), textContent: "link to this moment" });
+      details.replaceChildren(element("b", { textContent: title }), listed(rows), element("p", {}, copy, " ", closer, " ", close, " ", link));
+    }
+    remember();
+    ask();
+  }
+
+  // What is at a point of the canvas: a span or a call, or null.
   function under(px, py) {
-    const lane = data.lanes.findIndex((_, index) => py >= tops[index] - 4 && py < tops[index + 1] - 4);
-    if (lane < 0 || px < size.gutter) return -1;
-    const row = Math.floor((py - tops[lane]) / ROW);
-    let best = -1, distance = 4;
-    for (let call = 0; call < begin.length; call++) {
-      if (data.lane[call] !== lane || (data.lanes[lane].rows > 1 && data.row[call] !== row)) continue;
-      const off = Math.max(x(begin[call]) - px, px - x(end[call]), 0);
-      if (off < distance) { distance = off; best = call; }
-      if (off === 0) break;
+    const panel = panels.find((each) => px >= each.left && px <= each.right);
+    const down = py + scroller.scrollTop;
+    const index = shown.findIndex((_, at) => down >= tops[at] - 4 && down < tops[at + 1] - 4);
+    if (!panel || index < 0 || py < TOP - 6) return null;
+    const lane = shown[index], rows = rowsOf[lane];
+    const row = rows.find((each) => down < tops[index] + each.top + each.height + 1) || rows[rows.length - 1];
+    return near(panel, lane, row, time(panel, px), (4 / (panel.right - panel.left)) * span());
+  }
+
+  function near(panel, lane, row, moment, slack) {
+    let best = null, distance = slack;
+    const consider = (from, to, it) => {
+      const off = Math.max(from - moment, moment - to, 0);
+      if (off < distance || (off === 0 && !best)) { distance = off; best = it; }
+    };
+    if (row.calls) {
+      for (const call of row.calls) {
+        if (begin[call] > moment + slack) break;
+        consider(begin[call], end[call], { lane, call, span: -1 });
+      }
+    } else {
+      for (let k = firstSpan(row.range, moment - slack); k < row.range[1] && spanBegin[k] <= moment + slack; k++) {
+        consider(spanBegin[k], spanEnd[k], { lane, call: -1, span: k });
+      }
     }
     return best;
   }
 
+  const panelOf = (moment) => panels.find((each) => moment >= each.zero && moment <= each.zero + each.length) || panels[0];
+  const furthest = () => Math.max(...panels.map((panel) => panel.length));
+
   function look(lo, hi) {
-    const span = Math.max(hi - lo, LEAST), all = (whole.hi - whole.lo) * 1.02;
-    if (span >= all) view = { lo: whole.lo, hi: whole.lo + all };
+    const wide = Math.max(hi - lo, LEAST), all = furthest() * 1.02;
+    if (wide >= all) view = { lo: 0, hi: all };
     else {
-      lo = Math.max(whole.lo - span * .02, Math.min(lo, whole.hi - span * .9));
-      view = { lo, hi: lo + span };
+      lo = Math.max(-wide * .02, Math.min(lo, furthest() - wide * .9));
+      view = { lo, hi: lo + wide };
     }
-    show(-1);
+    show(null);
+    remember();
+    ask();
   }
 
   function zoom(factor, about = (view.lo + view.hi) / 2) {
     look(about - (about - view.lo) * factor, about + (view.hi - about) * factor);
   }
+  const move = (part) => look(view.lo + span() * part, view.hi + span() * part);
 
   function choose() {
-    const step = data.steps[Number(chooser.value)];
-    if (step) look(step.begin, step.end);
-    else look(whole.lo, whole.hi);
+    const one = data.steps[Number(chooser.value)], other = beside.value === "" ? null : data.steps[Number(beside.value)];
+    beside.disabled = !one;
+    panels = one ? [one, ...(other && other !== one ? [other] : [])].map((step) => ({ step, zero: step.begin, length: step.end - step.begin }))
+      : [{ step: null, zero: whole.lo, length: whole.hi - whole.lo }];
+    look(0, Infinity);
   }
 
-  chooser.addEventListener("change", choose);
-  const onClick = (id, act) => document.getElementById(id).addEventListener("click", act);
-  onClick("earlier", () => look(view.lo - (view.hi - view.lo) / 2, view.hi - (view.hi - view.lo) / 2));
-  onClick("later", () => look(view.lo + (view.hi - view.lo) / 2, view.hi + (view.hi - view.lo) / 2));
+  // Lanes: a choice by name, ranks and hosts by the field, and those that are kept.
+  function openLanes(lanes, label) {
+    shown = [...new Set([...kept, ...lanes])].sort((one, other) => one - other);
+    if (label === undefined) {
+      if (!chosenOnes.parentElement) preset.add(chosenOnes);
+      chosenOnes.textContent = `selected ranks (${shown.length})`;
+      preset.value = "chosen";
+    }
+    scroller.scrollTop = 0;
+    remember();
+    layout();
+  }
+  function openPreset(index) {
+    preset.value = String(index);
+    openLanes(data.presets[index].lanes, index);
+  }
+  function find(text) {
+    const wanted = new Set();
+    for (const word of text.trim().split(/[\s,]+/).filter(Boolean)) {
+      const [, from, , to] = /^(\d+)([-–:](\d+))?$/.exec(word) || [];
+      data.lanes.forEach((lane, index) => {
+        if (from !== undefined ? lane.rank >= Number(from) && lane.rank <= Number(to ?? from) : lane.host.includes(word)) wanted.add(index);
+      });
+    }
+    if (!text.trim()) openPreset(0);
+    else openLanes([...wanted]);
+    search.setAttribute("aria-invalid", String(Boolean(text.trim()) && !wanted.size));
+  }
+  function keep(lane) {
+    if (!kept.delete(lane)) kept.add(lane);
+    shown.sort((one, other) => one - other);
+    remember();
+    layout();
+  }
+
+  // The state as the address has it: milliseconds since the step's begin, ranks as they are called.
+  const inMs = (units) => +((units * data.unit_ns) / 1e6).toFixed(4);
+  const toUnits = (text) => (Number(text) * 1e6) / data.unit_ns;
+  function state() {
+    const all = panels[0].step === null, whole_ = view.lo <= 0 && view.hi >= furthest();
+    const it = pinned && timesOf(pinned), step = it && stepAt((it[0] + it[1]) / 2);
+    return {
+      anchor: "timeline",
+      step: all ? "all" : pinned && !all && panels.length > 1 ? panels[0].step.step : panels[0].step.step ?? undefined,
+      with: panels.length > 1 ? panels[1].step.step : undefined,
+      ranks: preset.value === "chosen" ? spelt(shown.map((lane) => data.lanes[lane].rank)) : preset.value === "0" ? undefined : `preset${preset.value}`,
+      keep: kept.size ? spelt([...kept].map((lane) => data.lanes[lane].rank)) : undefined,
+      from: whole_ ? undefined : inMs(view.lo),
+      to: whole_ ? undefined : inMs(view.hi),
+      rank: it ? data.lanes[pinned.lane].rank : undefined,
+      row: it ? rowsOf[pinned.lane].indexOf(rowOf(pinned)) : undefined,
+      of: it && step.step !== null ? step.step : undefined,
+      at: it ? inMs((it[0] + it[1]) / 2 - step.begin) : undefined,
+    };
+  }
+  // 0–3,8 for 0, 1, 2, 3, 8
+  function spelt(ranks) {
+    const out = [];
+    for (const rank of [...ranks].sort((one, other) => one - other)) {
+      if (out.length && out[out.length - 1][1] === rank - 1) out[out.length - 1][1] = rank;
+      else out.push([rank, rank]);
+    }
+    return out.map(([from, to]) => (from === to ? `${from}` : `${from}-${to}`)).join(",");
+  }
+  const lanesOf = (text) => data.lanes.flatMap((lane, index) =>
+    text.split(",").some((part) => { const [from, to = from] = part.split("-").map(Number); return lane.rank >= from && lane.rank <= to; }) ? [index] : []);
+  let later = 0;
+  function remember() {
+    if (!touched) return;
+    clearTimeout(later);
+    later = setTimeout(() => clusterprof.remember(state()), 200);
+  }
+
+  // Shows what an address asks for; what it leaves out stays as it is.
+  function restore(asked) {
+    const { step, rank } = asked;
+    if (asked.anchor !== "timeline") return;
+    const index = data.steps.findIndex((each) => String(each.step) === (asked.of ?? step));
+    if (step === "all" && data.steps.length > 1) { chooser.value = "all"; choose(); }
+    else if (step !== undefined || asked.of !== undefined) {
+      const main = data.steps.findIndex((each) => String(each.step) === step), other = data.steps.findIndex((each) => String(each.step) === asked.with);
+      const first_ = main >= 0 ? main : index;
+      if (first_ >= 0) {
+        chooser.value = String(first_);
+        beside.value = other >= 0 ? String(other) : "";
+        choose();
+      } else announce(`step ${step} is not in this page: it carries ${data.steps.length} of them`);
+    }
+    if (asked.keep) { kept.clear(); for (const lane of lanesOf(asked.keep)) kept.add(lane); }
+    if (/^preset\d+$/.test(asked.ranks || "") && data.presets[Number(asked.ranks.slice(6))]) openPreset(Number(asked.ranks.slice(6)));
+    else if (asked.ranks) openLanes(lanesOf(asked.ranks));
+    if (asked.from !== undefined && asked.to !== undefined) look(toUnits(asked.from), toUnits(asked.to));
+    if (rank === undefined) return;
+    const lane = data.lanes.findIndex((each) => String(each.rank) === rank);
+    if (lane < 0) { announce(`rank ${rank} has no report: it is not in the timeline`); return; }
+    if (!shown.includes(lane)) openLanes([...shown, lane]);
+    draw();
+    scroller.scrollTop = Math.max(0, tops[shown.indexOf(lane)] - TOP - 20);
+    const zero = index >= 0 ? data.steps[index].begin : panels[0].zero;
+    if (asked.at === undefined) {
+      // a rank alone: what it idles in longest, or its first row
+      const row = rowsOf[lane].find((each) => each.name === "device");
+      let longest = -1;
+      if (row) for (let k = firstSpan(row.range, zero); k < row.range[1] && spanBegin[k] < zero + panels[0].length; k++) {
+        if (S.kinds[S.name[k]] === "idle" && (longest < 0 || spanEnd[k] - spanBegin[k] > spanEnd[longest] - spanBegin[longest])) longest = k;
+      }
+      if (longest >= 0) pin({ lane, call: -1, span: longest });
+      return;
+    }
+    const moment = zero + toUnits(asked.at), panel = panelOf(moment), rows = rowsOf[lane];
+    const wanted = rows[Number(asked.row)];
+    const tried = wanted ? [wanted] : [...rows.filter((row) => row.calls), ...rows.filter((row) => !row.calls).reverse()];
+    const slack = span() / 400;
+    for (const row of tried) {
+      const it = near(panel, lane, row, moment, slack);
+      if (it) { pin(it); return; }
+    }
+  }
+
+  const announce = (text) => { announcement.textContent = text; byId("said").textContent = text; };
+
+  chooser.addEventListener("change", () => { touched = true; choose(); });
+  beside.addEventListener("change", () => { touched = true; choose(); });
+  preset.addEventListener("change", () => { touched = true; if (preset.value !== "chosen") openPreset(Number(preset.value)); });
+  search.addEventListener("change", () => { touched = true; find(search.value); });
+  const onClick = (id, act) => byId(id).addEventListener("click", () => { touched = true; act(); });
+  onClick("earlier", () => move(-.5));
+  onClick("later", () => move(.5));
   onClick("closer", () => zoom(.5));
   onClick("farther", () => zoom(2));
-  onClick("reset", choose);
+  onClick("reset", () => { selection = null; pin(null); choose(); });
+  const measure = byId("measure");
+  onClick("measure", () => measure.setAttribute("aria-pressed", String(measure.getAttribute("aria-pressed") !== "true")));
+  const help = byId("help");
+  onClick("helps", () => help.showModal());
+
+  function measured() {
+    const said = byId("said");
+    if (!selection) { said.textContent = ""; return; }
+    const [from, to] = [Math.min(selection.from, selection.to), Math.max(selection.from, selection.to)];
+    const button = element("button", { type: "button", textContent: "zoom to it" });
+    button.addEventListener("click", zoomToSelection);
+    said.replaceChildren(`measured ${ms(to - from)}, from ${ms(from)} to ${ms(to)} `, button);
+  }
+  function zoomToSelection() {
+    if (!selection) return;
+    const { from, to } = selection;
+    selection = null;
+    measured();
+    look(Math.min(from, to), Math.max(from, to));
+  }
 
   const offset = (event) => {
     const box = canvas.getBoundingClientRect(), around = holder.getBoundingClientRect();
@@ -262,72 +758,157 @@
   };
   let drag = null;
   canvas.addEventListener("pointerdown", (event) => {
-    drag = { at: event.clientX, ...view };
-    canvas.setPointerCapture(event.pointerId);
+    const [px] = offset(event);
+    const panel = panels.find((each) => px >= each.left && px <= each.right) || panels[0];
+    const select = event.shiftKey || measure.getAttribute("aria-pressed") === "true";
+    drag = { at: event.clientX, panel, select: select && px >= size.gutter, moved: false, ...view };
+    try { canvas.setPointerCapture(event.pointerId); } catch { /* a pointer that is gone by now */ }
   });
   canvas.addEventListener("pointermove", (event) => {
-    if (drag && Math.abs(event.clientX - drag.at) > 2) {
+    const [px, py, tx, ty] = offset(event);
+    if (drag && (drag.moved || Math.abs(event.clientX - drag.at) > 3)) {
+      touched = drag.moved = true;
+      if (drag.select) {
+        const from = drag.panel, moment = (clientX) => time(from, clientX - canvas.getBoundingClientRect().left) - from.zero;
+        selection = { from: moment(drag.at), to: moment(event.clientX) };
+        measured();
+        ask();
+        return;
+      }
       canvas.classList.add("dragging");
-      const by = ((drag.at - event.clientX) / (size.width - size.gutter)) * (drag.hi - drag.lo);
+      const by = ((drag.at - event.clientX) / (drag.panel.right - drag.panel.left)) * (drag.hi - drag.lo);
       look(drag.lo + by, drag.hi + by);
       return;
     }
-    const [px, py, tx, ty] = offset(event);
+    canvas.style.cursor = px < size.gutter ? "pointer" : "";
     show(under(px, py), tx, ty);
   });
   const release = () => { drag = null; canvas.classList.remove("dragging"); };
-  canvas.addEventListener("pointerup", release);
+  canvas.addEventListener("pointerup", (event) => {
+    const clicked = drag && !drag.moved;
+    release();
+    if (!clicked) return;
+    touched = true;
+    const [px, py] = offset(event), down = py + scroller.scrollTop;
+    const index = shown.findIndex((_, at) => down >= tops[at] - 4 && down < tops[at + 1] - 4);
+    if (px < size.gutter) { if (index >= 0 && py >= TOP - 6) keep(shown[index]); return; }
+    pin(under(px, py));
+    if (event.pointerType === "touch") show(null);
+  });
   canvas.addEventListener("pointercancel", release);
-  canvas.addEventListener("pointerleave", () => show(-1));
-  canvas.addEventListener("dblclick", (event) => zoom(.4, time(offset(event)[0])));
+  canvas.addEventListener("pointerleave", () => show(null));
+  canvas.addEventListener("dblclick", (event) => {
+    const [px] = offset(event), panel = panels.find((each) => px >= each.left && px <= each.right);
+    touched = true;
+    if (panel) zoom(.4, time(panel, px) - panel.zero);
+  });
   canvas.addEventListener("wheel", (event) => {
     // A plain wheel scrolls the page; zooming takes a modifier or a pinch.
     if (!event.ctrlKey && !event.metaKey) return;
     event.preventDefault();
-    zoom(Math.exp(Math.max(-1, Math.min(1, event.deltaY * .004))), time(offset(event)[0]));
+    const [px] = offset(event), panel = panels.find((each) => px >= each.left && px <= each.right) || panels[0];
+    touched = true;
+    zoom(Math.exp(Math.max(-1, Math.min(1, event.deltaY * .004))), time(panel, px) - panel.zero);
   }, { passive: false });
+  scroller.addEventListener("scroll", () => { show(null); ask(); });
 
-  let cursor = -1;
+  const onMinimap = (event) => {
+    if (!event.buttons) return;
+    const box = minimap.getBoundingClientRect();
+    const about = ((event.clientX - box.left - size.gutter) / (size.width - size.gutter - 8)) * panels[0].length;
+    touched = true;
+    look(about - span() / 2, about + span() / 2);
+  };
+  minimap.addEventListener("pointerdown", onMinimap);
+  minimap.addEventListener("pointermove", onMinimap);
+
+  let cursor = null;
+  const acts = {
+    "+": () => zoom(.5), "=": () => zoom(.5), "-": () => zoom(2), w: () => zoom(.7), s: () => zoom(1 / .7),
+    a: () => move(-.2), d: () => move(.2), 0: () => choose(), "/": () => search.focus(),
+    m: () => measure.click(), Enter: () => (selection ? zoomToSelection() : pin(pointed || cursor)),
+    p: () => { const it = pinned || pointed; if (it) keep(it.lane); },
+    Escape: () => { cursor = null; selection = null; measured(); show(null); pin(null); },
+  };
   canvas.addEventListener("keydown", (event) => {
-    const key = event.key;
-    if (key === "+" || key === "=") zoom(.5);
-    else if (key === "-") zoom(2);
-    else if (key === "Escape") { cursor = -1; show(-1); }
+    const key = event.key.length === 1 ? event.key.toLowerCase() : event.key;
+    if (event.ctrlKey || event.metaKey || event.altKey) return;
+    if (acts[key]) { touched = true; acts[key](); }
     else if (key.startsWith("Arrow")) { cursor = step(key); speak(); }
     else return;
     event.preventDefault();
   });
+  addEventListener("keydown", (event) => {
+    if (event.key !== "?" || event.target.closest?.("input, select, textarea, dialog")) return;
+    event.preventDefault();
+    help.showModal();
+  });
 
-  // Left and right walk along a rank's calls, up and down through one collective's ranks.
+  // Left and right walk along a row; up and down through one collective's ranks, or along the rows.
   function step(key) {
-    if (cursor < 0) return begin.findIndex((at) => at >= view.lo);
-    if (key === "ArrowUp" || key === "ArrowDown") {
-      const members = [];
-      for (let call = first[of[cursor]]; call < first[of[cursor] + 1]; call++) members.push(call);
-      members.sort((one, other) => data.lane[one] - data.lane[other]);
-      const next = members.indexOf(cursor) + (key === "ArrowDown" ? 1 : -1);
-      return members[Math.max(0, Math.min(members.length - 1, next))];
+    cursor = cursor || (pinned && { ...pinned });
+    if (!cursor) {
+      const call = begin.findIndex((at, index) => at >= panels[0].zero + view.lo && shown.includes(data.lane[index]));
+      if (call >= 0) return { lane: data.lane[call], call, span: -1 };
+      const row = shown.length ? rowsOf[shown[0]][0] : null;
+      return row && row.range ? { lane: shown[0], call: -1, span: firstSpan(row.range, panels[0].zero + view.lo) } : null;
     }
-    const by = key === "ArrowRight" ? 1 : -1;
-    for (let call = cursor + by; call >= 0 && call < begin.length; call += by) {
-      if (data.lane[call] === data.lane[cursor]) return call;
+    const by = key === "ArrowRight" || key === "ArrowDown" ? 1 : -1, row = rowOf(cursor);
+    if (key === "ArrowUp" || key === "ArrowDown") {
+      if (cursor.call >= 0) {
+        const members = [];
+        for (let call = first[of[cursor.call]]; call < first[of[cursor.call] + 1]; call++) members.push(call);
+        members.sort((one, other) => data.lane[one] - data.lane[other]);
+        const next = members[Math.max(0, Math.min(members.length - 1, members.indexOf(cursor.call) + by))];
+        return { lane: data.lane[next], call: next, span: -1 };
+      }
+      const rows = shown.flatMap((lane) => rowsOf[lane].map((each) => [lane, each]));
+      const at = rows.findIndex(([lane, each]) => lane === cursor.lane && each === row), [from, to] = timesOf(cursor);
+      for (let next = at + by; rows[next]; next += by) {
+        const it = near(panelOf(from), rows[next][0], rows[next][1], (from + to) / 2, span() / 20);
+        if (it) return it;
+      }
+      return cursor;
+    }
+    if (cursor.call >= 0) {
+      const next = row.calls[row.calls.indexOf(cursor.call) + by];
+      return next === undefined ? cursor : { ...cursor, call: next };
+    }
+    // of spans those that can be seen
+    const least = span() / 500;
+    for (let next = cursor.span + by; next >= row.range[0] && next < row.range[1]; next += by) {
+      if (spanEnd[next] - spanBegin[next] >= least) return { ...cursor, span: next };
     }
     return cursor;
   }
 
   function speak() {
-    if (cursor < 0) return;
-    const span = view.hi - view.lo;
-    if (end[cursor] < view.lo || begin[cursor] > view.hi) look(begin[cursor] - span / 2, begin[cursor] + span / 2);
+    if (!cursor) return;
+    const [from, to] = timesOf(cursor), wide = span();
+    let panel = panels.find((each) => to >= each.zero + view.lo && from <= each.zero + view.hi);
+    if (!panel) {
+      panel = panelOf(from);
+      look(from - panel.zero - wide / 2, from - panel.zero + wide / 2);
+    }
+    const index = shown.indexOf(cursor.lane);
+    if (index < 0) { openLanes([...shown, cursor.lane]); }
+    const top = tops[shown.indexOf(cursor.lane)];
+    if (top - scroller.scrollTop < TOP || top - scroller.scrollTop > size.height - 60) scroller.scrollTop = top - TOP - 20;
     const box = canvas.getBoundingClientRect(), around = holder.getBoundingClientRect();
-    const down = tops[data.lane[cursor]] + data.row[cursor] * ROW + box.top - around.top;
-    announcement.textContent = show(cursor, Math.max(x(begin[cursor]), size.gutter), down);
+    const down = top - scroller.scrollTop + rowOf(cursor).top + box.top - around.top;
+    announcement.textContent = show(cursor, Math.max(x(panel, from), size.gutter), down);
   }
 
-  new ResizeObserver(ask).observe(holder);
+  new ResizeObserver(layout).observe(holder);
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", ask);
   chooser.value = String(data.typical);
+  // Two steps side by side need the width of two.
+  beside.value = data.worst >= 0 && holder.clientWidth >= 800 ? String(data.worst) : "";
+  preset.value = "0";
+  shown = [...data.presets[0].lanes];
   choose();
+  layout();
   draw();
+  clusterprof.onState(restore);
   document.documentElement.dataset.timeline = "drawn";
 })();

@@ -1,0 +1,364 @@
+"""What each rank's host and device did in a step, moment by moment: the rows of the timeline.
+
+A row never overlaps itself. The device's is the account of `accounts.py`, drawn: compute, else
+a collective's wait and transfer, else copies, else idle, so that its lengths add up to the account
+and to the step.
+A row of the host is one thread's innermost call; the phases are the program's own ranges.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from clusterprof.analysis.model.dataset import Bools, Dataset, Ints
+from clusterprof.analysis.model.host_activity import STEP_RANGES, WAITS
+from clusterprof.analysis.model.timeline import codes
+from clusterprof.results import Results, steps_to_look_at
+from clusterprof.tables import NAME, RankTables, required
+
+#: number by kind and name
+Names = dict[tuple[int, str], int]
+
+#: rows of a rank: the program's ranges, the two threads that launch most, and the device
+ROWS = ("phase", "host", "second_host", "device")
+_PHASE, _HOST, _, _DEVICE = range(len(ROWS))
+
+#: what a span is, by row: of the device in the order in which one covers the next
+KINDS = (
+    "compute", "wait", "transfer", "copy", "idle",
+    "range",
+    #: a CUDA call; one that waits for the device by its nature; a call of the system that blocks;
+    #: one that waits for another thread; waits for the GIL and other Python; torch's operators
+    "cuda", "cuda_wait", "blocked", "thread_wait", "python", "op",
+)  # fmt: skip
+_COMPUTE, _WAIT, _TRANSFER, _COPY, _IDLE, _RANGE, _CUDA = range(7)
+_CUDA_WAIT, _BLOCKED, _THREAD_WAIT, _PYTHON, _OP = range(7, len(KINDS))
+_OF_DEVICE = {
+    "compute": _COMPUTE, "collective": _TRANSFER, "copy": _COPY, "memset": _COPY,
+}  # fmt: skip
+#: calls of the system by which a thread waits until another has work for it
+_OF_THREADS = r"(?i)pthread_cond|pthread_join|futex|sem_wait|sem_timedwait|poll|epoll|select"
+
+#: One row per span. Spans of a rank and row do not overlap. A span shorter than `merged_below_ns`
+#: may stand for `count` of them of one kind that lie within two such lengths, one behind the other;
+#: the name is that of the longest. Times are on the reference rank's clock at the step's begin and
+#: pass as on the rank's own, so that lengths are those of the account.
+SPANS = pa.schema(
+    [
+        required("rank", pa.int32()),
+        required("step", pa.int64()),
+        required("row", NAME),
+        required("kind", NAME),
+        required("name", NAME),
+        required("start_ns", pa.int64()),
+        required("end_ns", pa.int64()),
+        required("count", pa.int32()),
+        required("merged_below_ns", pa.int64()),
+    ]
+)
+
+#: spans that are kept of the typical and the worst step: 12 bytes each in the page, which has at
+#: most 6 MB up to 64 ranks and 12 MB beyond
+_MOST = {64: 250_000, 2**31: 500_000}
+#: and of all steps together, where more steps fit
+_MOST_OF_ALL = 60_000
+_MOST_STEPS = 12
+#: the first length below which spans are merged is this part of a step: a sixth of a pixel where
+#: the step is 1,400 pixels wide
+_FINEST = 8_192
+
+
+@dataclass(frozen=True)
+class _Spans:
+    """Arrays, one element per span: `lane` is the rank's place times the rows, plus the row."""
+
+    lane: Ints
+    step: Ints
+    kind: Ints
+    name: Ints
+    start: Ints
+    length: Ints
+    count: Ints
+
+    def __len__(self) -> int:
+        return len(self.lane)
+
+    def take(self, rows: Ints) -> _Spans:
+        return _Spans(*(getattr(self, name)[rows] for name in self.__annotations__))
+
+
+def spans(dataset: Dataset, results: Results) -> pa.Table:
+    """The spans (schema SPANS) of the typical and the worst step, and of others where few are.
+
+    They come in the order of rank, row and time. Steps that are not in it did not fit.
+    """
+    first = steps_to_look_at(results)
+    if not first:
+        return SPANS.empty_table()
+    names: Names = {}
+    most = next(count for ranks, count in _MOST.items() if len(dataset.ranks) <= ranks)
+    durations = {step["step"]: step["duration_ns"] for step in results["steps"]}
+    finest = max(durations[first[0]] // _FINEST, 1)
+    found, bound = _of_steps(dataset, first, names, 0), 0
+    while len(found) > most:
+        bound = max(finest, bound * 2)
+        found = merged(found, bound)
+    left = (_MOST_OF_ALL - len(found)) * len(first) // max(len(found), 1)
+    others = [step["step"] for step in results["steps"] if step["step"] not in first]
+    others = others[: max(min(left, _MOST_STEPS - len(first)), 0)]
+    if others:
+        more = _of_steps(dataset, others, names, bound)
+        found = _joined([found, more])
+    found = found.take(np.lexsort((found.start, found.lane)))
+    # a call of the host that reaches over a step's begin was found in both
+    again = np.zeros(len(found), dtype=bool)
+    again[1:] = (found.lane[1:] == found.lane[:-1]) & (found.start[1:] == found.start[:-1])
+    found = found.take(np.flatnonzero(~again | (found.lane % len(ROWS) == _DEVICE)))
+    return _table(dataset, found, list(names), bound)
+
+
+def _of_steps(dataset: Dataset, steps: Sequence[int], names: Names, bound: int) -> _Spans:
+    """The spans of all ranks in some steps, those shorter than `bound` merged; fills `names`."""
+    table = dataset.accounts
+    columns = ("rank", "step", "begin_ns", "end_ns", "aligned_begin_ns")
+    rank, step, begin, end, aligned = (table[name].to_numpy() for name in columns)
+    parts, c = [], dataset.collectives
+    for place, tables in enumerate(dataset.tables):
+        mine = np.flatnonzero((rank == tables.rank) & np.isin(step, steps))
+        mine = mine[np.argsort(begin[mine], kind="stable")]
+        if not len(mine):
+            continue
+        calls = np.flatnonzero((c.rank == tables.rank) & c.has & (c.wait > 0))
+        waiting = c.start[calls], c.start[calls] + c.wait[calls]
+        of_rank = _of_rank(tables, place, waiting, begin[mine], end[mine], names)
+        # which step a span is in, and from there the reference rank's clock
+        at = np.clip(np.searchsorted(end[mine], of_rank.start, side="right"), 0, len(mine) - 1)
+        start = of_rank.start + (aligned - begin)[mine][at]
+        made = _Spans(of_rank.lane, step[mine][at], of_rank.kind, of_rank.name, start,
+                      of_rank.length, of_rank.count)  # fmt: skip
+        parts.append(merged(made, bound) if bound else made)
+    return _joined(parts)
+
+
+def _joined(parts: Sequence[_Spans]) -> _Spans:
+    none = np.zeros(0, dtype=np.int64)
+    names = _Spans.__annotations__
+    return _Spans(*(np.concatenate([none, *(getattr(p, n) for p in parts)]) for n in names))
+
+
+def _of_rank(
+    tables: RankTables,
+    place: int,
+    waiting: tuple[Ints, Ints],
+    begin: Ints,
+    end: Ints,
+    names: Names,
+) -> _Spans:
+    """One rank's spans in the windows `begin`..`end`, on its own wall clock."""
+    device = _device(tables, waiting, begin, end, names)
+    made = [(_DEVICE, *device), *_host(tables, begin, end, names)]
+    parts = []
+    for row, kind, name, start, stop in made:
+        count = np.ones(len(start), dtype=np.int64)
+        lane = np.full(len(start), place * len(ROWS) + row)
+        parts.append(_Spans(lane, count, kind, name, start, stop - start, count))
+    return _joined(parts)
+
+
+def _near(table: pa.Table, begin: Ints, end: Ints) -> pa.Table:
+    """The rows that lie in a window, even in part."""
+    start, stop = table["start_ns"].to_numpy(), table["end_ns"].to_numpy()
+    at = np.searchsorted(end, start, side="right")
+    fits = (at < len(begin)) & (stop > np.r_[begin, 0][at]) & (stop > start)
+    return table.filter(pa.array(fits))
+
+
+def _device(
+    tables: RankTables, waiting: tuple[Ints, Ints], begin: Ints, end: Ints, names: Names
+) -> tuple[Ints, Ints, Ints, Ints]:
+    """What the device did: kind, name, start and end of spans that fill the windows.
+
+    `waiting` is when its collectives begin, and when their last member has arrived.
+    """
+    table = _near(tables.activity, begin, end)
+    start, stop = table["start_ns"].to_numpy(), table["end_ns"].to_numpy()
+    of, kinds = codes(table["kind"])
+    kind = np.asarray([_OF_DEVICE[each] for each in kinds], dtype=np.int64)[of]
+    edges = np.unique(np.r_[begin, end, start, stop, waiting[1]])
+    low, high = edges[:-1], edges[1:]
+    at = np.searchsorted(end, low, side="right")
+    inside = low >= np.r_[begin, 2**62][at]
+    low, high = low[inside], high[inside]
+    winner = np.full(len(low), -1)
+    for each in (_COPY, _TRANSFER, _COMPUTE):
+        rows = np.flatnonzero(kind == each)
+        found = innermost(start[rows], stop[rows], low)
+        winner = np.where(found >= 0, np.r_[rows, -1][found], winner)
+    waits = innermost(*waiting, low) >= 0
+    low, high, winner = _runs(low, high, winner * 2 + waits)
+    winner, waits = winner // 2, winner % 2 == 1
+    kind = np.r_[kind, _IDLE][winner]
+    kind[waits & (kind == _TRANSFER)] = _WAIT
+    return kind, _numbered(table["name"], winner, kind, names), low, high
+
+
+def _host(
+    tables: RankTables, begin: Ints, end: Ints, names: Names
+) -> list[tuple[int, Ints, Ints, Ints, Ints]]:
+    """What the host did in and across the windows: row, kind, name, start and end of spans."""
+    table = _near(tables.host_calls, begin, end)
+    start, stop = table["start_ns"].to_numpy(), table["end_ns"].to_numpy()
+    thread = table["thread"].to_numpy()
+    kind = _kinds(table)
+    ranges = kind == _RANGE
+    of_steps = pc.match_substring_regex(table["name"].cast(pa.string()), STEP_RANGES)
+    telling = ranges & ~np.asarray(of_steps.to_numpy(zero_copy_only=False), dtype=bool)
+    threads, main = _threads(tables, thread, telling)
+    phases = np.flatnonzero(telling & (thread == main))
+    phases = phases[np.lexsort((-stop[phases], start[phases]))]
+    reach = np.maximum.accumulate(np.r_[-(2**62), stop[phases]])[:-1]
+    phases = phases[start[phases] >= reach]
+    column = table["name"]
+    out = [(_PHASE, kind[phases], _numbered(column, phases, kind[phases], names),
+            start[phases], stop[phases])]  # fmt: skip
+    for row, each in enumerate(threads, _HOST):
+        rows = np.flatnonzero((thread == each) & ~ranges)
+        edges = np.unique(np.r_[start[rows], stop[rows]])
+        low, high = edges[:-1], edges[1:]
+        winner = np.r_[rows, -1][innermost(start[rows], stop[rows], low)]
+        low, high, winner = _runs(*(v[winner >= 0] for v in (low, high, winner)))
+        of = kind[winner]
+        out.append((row, of, _numbered(column, winner, of, names), low, high))
+    return out
+
+
+def _kinds(calls: pa.Table) -> Ints:
+    """The kind (in KINDS) of each call of the host."""
+    of, kinds = codes(calls["kind"])
+    name, texts = codes(calls["name"])
+
+    def called(pattern: str) -> Bools:
+        found = pc.match_substring_regex(pa.array(texts, pa.string()), pattern)
+        return np.asarray(found.to_numpy(zero_copy_only=False), dtype=bool)[name]
+
+    simple = {"cuda": _CUDA, "os": _BLOCKED, "python": _PYTHON, "range": _RANGE, "op": _OP}
+    kind = np.asarray([simple[each] for each in kinds], dtype=np.int64)[of]
+    kind[(kind == _CUDA) & called(WAITS)] = _CUDA_WAIT
+    kind[(kind == _BLOCKED) & called(_OF_THREADS)] = _THREAD_WAIT
+    return kind
+
+
+def _threads(tables: RankTables, thread: Ints, telling: Bools) -> tuple[list[int], int]:
+    """The two threads that launch most, the main one first, and the main one.
+
+    The main thread is that which marks most of the program's ranges, else launches most. Where
+    nothing is launched (gloo), those with most calls count.
+    """
+    launching = pc.drop_null(tables.activity["launch_thread"]).to_numpy()
+    numbers, count = np.unique(launching if len(launching) else thread, return_counts=True)
+    most = numbers[np.argsort(-count, kind="stable")].tolist()
+    marking, count = np.unique(thread[telling & np.isin(thread, numbers)], return_counts=True)
+    if not most:
+        return [], -1
+    main = int(marking[np.argmax(count)]) if len(marking) else most[0]
+    return [main, *(each for each in most if each != main)][:2], main
+
+
+def innermost(start: Ints, stop: Ints, at: Ints) -> Ints:
+    """Of the spans that are open at each moment `at` the one that began last, or -1."""
+    if not len(start):
+        return np.full(len(at), -1)
+    order = np.lexsort((-stop, start))
+    start, stop = start[order], stop[order]
+    # the span before each that ends later: all between the two end earlier
+    outer = np.arange(len(start)) - 1
+    while True:
+        short = (outer >= 0) & (stop[outer] <= stop)
+        if not short.any():
+            break
+        outer[short] = outer[outer[short]]
+    found = np.searchsorted(start, at, side="right") - 1
+    while True:
+        over = (found >= 0) & (stop[found] <= at)
+        if not over.any():
+            break
+        found[over] = outer[found[over]]
+    return np.where(found >= 0, order[found], -1)
+
+
+def _runs(low: Ints, high: Ints, winner: Ints) -> tuple[Ints, Ints, Ints]:
+    """Neighbours with one winner as one span."""
+    fresh = np.ones(len(low), dtype=bool)
+    fresh[1:] = (winner[1:] != winner[:-1]) | (low[1:] != high[:-1])
+    first = np.flatnonzero(fresh)
+    last = np.r_[first[1:], len(low)][: len(first)] - 1
+    return low[first], high[last], winner[first]
+
+
+def _numbered(column: pa.ChunkedArray, rows: Ints, kind: Ints, names: Names) -> Ints:
+    """The number in `names` of each span's kind and name; `rows` are those of `column`, or -1."""
+    of, texts = codes(column)
+    key = kind * (len(texts) + 1) + np.r_[of, len(texts)][rows]
+    unique, inverse = np.unique(key, return_inverse=True)
+    known = []
+    for each in unique.tolist():
+        which, text = divmod(each, len(texts) + 1)
+        known.append(names.setdefault((which, (*texts, "")[text]), len(names)))
+    return np.asarray(known, dtype=np.int64)[inverse.reshape(-1)]
+
+
+def merged(found: _Spans, bound: int) -> _Spans:
+    """Spans, in order, with those shorter than `bound` merged.
+
+    The short ones of a lane and step that begin in one stretch of that length become one of each
+    kind, one behind the other from where the first began: nothing moves by more than two such
+    lengths.
+    """
+    if not len(found):
+        return found
+    short = found.length < bound
+    number: Ints = np.cumsum(~short)
+    stretch = np.where(short, found.start // bound, 0)
+    order = np.lexsort((found.kind, stretch, found.step, number, found.lane))
+    s, short, number = found.take(order), short[order], number[order]
+    stretch = np.where(short, s.start // bound, -number)
+    same = (s.lane[1:] == s.lane[:-1]) & (stretch[1:] == stretch[:-1]) & short[1:] & short[:-1]
+    same &= (number[1:] == number[:-1]) & (s.step[1:] == s.step[:-1])
+    head = np.flatnonzero(np.r_[True, ~same])  # of each stretch
+    part = np.flatnonzero(np.r_[True, ~(same & (s.kind[1:] == s.kind[:-1]))])  # of each kind in it
+    length, count = np.add.reduceat(s.length, part), np.add.reduceat(s.count, part)
+    begin = np.minimum.reduceat(s.start, head)
+    of = np.searchsorted(head, part, side="right") - 1
+    before = np.cumsum(length) - length
+    start = begin[of] + before - before[np.searchsorted(part, head)][of]
+    longest = np.lexsort((-s.length, np.repeat(np.arange(len(part)), np.diff(np.r_[part, len(s)]))))
+    return _Spans(s.lane[part], s.step[part], s.kind[part], s.name[longest[part]], start, length,
+                  count)  # fmt: skip
+
+
+def _table(dataset: Dataset, found: _Spans, names: list[tuple[int, str]], bound: int) -> pa.Table:
+    place, row = np.divmod(found.lane, len(ROWS))
+    texts = list(dict.fromkeys(name for _, name in names)) or [""]
+    place_of = {text: k for k, text in enumerate(texts)}
+    name = np.asarray([place_of[text] for _, text in names], dtype=np.int64)
+
+    def named(numbers: Ints, texts: Sequence[str]) -> pa.DictionaryArray:
+        return pa.DictionaryArray.from_arrays(numbers.astype(np.int32), pa.array(texts))
+
+    columns = {
+        "rank": np.asarray(dataset.ranks, dtype=np.int32)[place],
+        "step": found.step,
+        "row": named(row, ROWS),
+        "kind": named(found.kind, KINDS),
+        "name": named(name[found.name], texts),
+        "start_ns": found.start,
+        "end_ns": found.start + found.length,
+        "count": found.count.astype(np.int32),
+        "merged_below_ns": np.full(len(found), bound),
+    }
+    return pa.table(columns, schema=SPANS)

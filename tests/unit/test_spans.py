@@ -1,0 +1,125 @@
+"""What hosts and devices did, moment by moment: the account of each step, drawn."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+from simulate import Cause, Job, simulate
+
+from clusterprof.analysis.model import spans
+from clusterprof.ingest import find_sources, gather
+from clusterprof.results import steps_to_look_at
+from clusterprof.study import Study, study
+
+MS = 1_000_000
+ACCOUNT = {
+    "compute": "compute_ns",
+    "wait": "exposed_wait_ns",
+    "copy": "exposed_copy_ns",
+    "idle": "idle_ns",
+}
+
+
+def _job(ranks: int = 4) -> Job:
+    drift = tuple(7.0 * (-1) ** rank for rank in range(ranks))
+    offset = tuple(1_000_000 * rank for rank in range(ranks))
+    late = Cause("host", 2, 12 * MS)
+    return Job(dp=ranks, causes=(late,), offset_ns=offset, drift_ppm=drift)
+
+
+def _sums(table: pa.Table) -> dict[tuple[int, int, str], int]:
+    device = table.filter(pc.equal(table["row"], "device"))
+    device = device.append_column("length", pc.subtract(device["end_ns"], device["start_ns"]))
+    grouped = device.group_by(["rank", "step", "kind"]).aggregate([("length", "sum")])
+    return {(r["rank"], r["step"], r["kind"]): r["length_sum"] for r in grouped.to_pylist()}
+
+
+def _assert_accounts(made: Study) -> None:
+    sums, steps = _sums(made.lanes), set(made.lanes["step"].to_pylist())
+    rows = [row for row in made.accounts.to_pylist() if row["step"] in steps]
+    assert rows
+    for row in rows:
+        drawn = {kind: sums.get((row["rank"], row["step"], kind), 0) for kind in ACCOUNT}
+        assert drawn == {kind: row[name] for kind, name in ACCOUNT.items()}
+        drawn["transfer"] = sums.get((row["rank"], row["step"], "transfer"), 0)
+        communication = row["exposed_communication_ns"]
+        assert drawn["wait"] + drawn["transfer"] == communication
+        assert sum(drawn.values()) == row["duration_ns"]
+
+
+@pytest.mark.parametrize("most", [{2**31: 500_000}, {2**31: 300}])
+def test_the_devices_row_adds_up_to_the_account_merged_or_not(
+    most: dict[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(spans, "_MOST", most)
+    made = study(simulate(_job())[0])
+    _assert_accounts(made)
+    bound = made.lanes["merged_below_ns"][0].as_py()
+    assert (bound > 0) == (most == {2**31: 300})
+    if bound:
+        assert made.lanes.num_rows <= 300 * 6
+        assert pc.max(made.lanes["count"]).as_py() > 1
+
+
+@pytest.mark.parametrize(
+    "name", ["nsys-2025.3/ddp-host-straggler", "kineto/pipeline", "kineto/gloo"]
+)
+def test_the_devices_rows_of_recordings_add_up_and_no_row_overlaps_itself(
+    recordings: Path, name: str
+) -> None:
+    made = study(gather(find_sources([recordings / name])).ranks)
+    _assert_accounts(made)
+    row = made.lanes["row"].cast(pa.string()).combine_chunks().dictionary_encode()
+    of = np.asarray(made.lanes["rank"]) * 4 + np.asarray(row.indices)
+    start, end = (np.asarray(made.lanes[f"{edge}_ns"]) for edge in ("start", "end"))
+    order = np.lexsort((start, of))
+    of, start, end = of[order], start[order], end[order]
+    # a step begins where the clocks put it, and a clock drifts meanwhile
+    assert (((start[1:] - end[:-1]) > -1_000) | (of[1:] != of[:-1])).all()
+
+
+def test_the_stragglers_sleep_is_a_span_of_its_host(recordings: Path) -> None:
+    made = study(gather(find_sources([recordings / "nsys-2025.3/ddp-host-straggler"])).ranks)
+    long = pc.greater(pc.subtract(made.lanes["end_ns"], made.lanes["start_ns"]), 15 * MS)
+    blocked = made.lanes.filter(pc.and_(long, pc.equal(made.lanes["kind"], "blocked")))
+    assert set(blocked["name"].to_pylist()) == {"clock_nanosleep"}
+    assert set(blocked["rank"].to_pylist()) == {2}
+    assert set(blocked["row"].to_pylist()) == {"host"}
+    phases = made.lanes.filter(pc.equal(made.lanes["row"], "phase"))
+    assert {"data", "forward", "backward", "optimizer"} <= set(phases["name"].to_pylist())
+
+
+def test_the_typical_and_the_worst_step_come_first(recordings: Path) -> None:
+    made = study(gather(find_sources([recordings / "nsys-2025.3/ddp-host-straggler"])).ranks)
+    typical, worst = steps_to_look_at(made.results)
+    steady = {s["step"]: s["duration_ns"] for s in made.results["steps"] if s["settled"]}
+    assert steady[worst] == max(steady.values())
+    assert steady[typical] < steady[worst]
+    assert {typical, worst} <= set(made.lanes["step"].to_pylist())
+
+
+def test_the_innermost_span_is_the_open_one_that_began_last() -> None:
+    start = np.array([0, 10, 20, 22, 50, 90])
+    stop = np.array([100, 40, 30, 24, 120, 95])
+    at = np.array([-1, 5, 10, 23, 25, 35, 45, 60, 92, 99, 110, 120])
+    found = spans.innermost(start, stop, at).tolist()
+    assert found == [-1, 0, 1, 3, 2, 1, 0, 4, 5, 4, 4, -1]
+
+
+def test_the_innermost_of_many_random_spans_is_what_looking_at_each_says() -> None:
+    rng = np.random.default_rng(3)
+    start = rng.integers(0, 1_000, 200)
+    stop = start + rng.integers(1, 300, 200)
+    at = np.arange(1_300)
+    found = spans.innermost(start, stop, at)
+    for moment in at.tolist():
+        is_open = np.flatnonzero((start <= moment) & (stop > moment))
+        if len(is_open):
+            assert start[found[moment]] == start[is_open].max()
+            assert stop[found[moment]] > moment
+        else:
+            assert found[moment] == -1
