@@ -35,6 +35,9 @@ from pathlib import Path
 
 _HERE = Path(__file__).resolve().parent
 _PROGRAM = _HERE / "programs" / "window.py"
+_FRAMEWORKS = _HERE / "programs" / "frameworks.py"
+#: `--program`: what is trained; all but the first open no window by themselves
+PROGRAMS = ("window", "small", "nanogpt", "trainer")
 
 #: the window; before it the slow first steps, and an early capture where one is made
 FIRST, END = 140, 160
@@ -142,9 +145,11 @@ def main() -> int:
         way for way in ways(gpus > 0) if not arguments.only or any(
             word in way.name for word in (*arguments.only, "no profiler"))
     ]  # fmt: skip
+    if arguments.program in PROGRAMS[2:]:  # these open no window by themselves
+        chosen = [way for way in chosen if not (way.under or way.program)]
     rows = {way.name: Row(way.name) for way in chosen}
     deadline = time.monotonic() + arguments.seconds
-    bench = Bench(arguments.nproc_per_node, nsys, arguments.captured, arguments.small)
+    bench = Bench(arguments.nproc_per_node, nsys, arguments.captured, arguments.program)
     try:
         for number in range(arguments.rounds):
             for way in chosen:
@@ -164,7 +169,9 @@ def parser() -> argparse.ArgumentParser:
     this.add_argument("--nsys", metavar="PATH", help="the nsys to measure (default: on PATH)")
     this.add_argument("--nproc-per-node", type=int, default=2, metavar="N", help="ranks (2)")
     this.add_argument("--captured", default="all", metavar="R", help="which: all (default) or 0,1")
-    this.add_argument("--small", action="store_true", help="a training bound by its launches")
+    this.add_argument("--program", choices=PROGRAMS, default=PROGRAMS[0],
+                      help="the training: window, bound by its GPU; small, by its launches; the "
+                      "loop of nanoGPT's train.py; Hugging Face's Trainer (window)")  # fmt: skip
     this.add_argument("--rounds", type=int, default=1, metavar="N", help="each way so often (1)")
     this.add_argument("--seconds", type=float, default=330, metavar="S",
                       help="begin no further run after so long (330)")  # fmt: skip
@@ -225,11 +232,11 @@ def measure_or_explain(
 class Bench:
     """Runs the program in each way."""
 
-    def __init__(self, ranks: int, nsys: str | None, captured: str, small: bool) -> None:
+    def __init__(self, ranks: int, nsys: str | None, captured: str, program: str) -> None:
         self.ranks = ranks
         self.nsys = nsys
         self.captured = captured
-        self.small = small
+        self.program = program
         #: steps after the window, known once the step without a profiler is
         self.after = 40
         self.facts: dict[str, str] = {}
@@ -265,13 +272,16 @@ class Bench:
     def command(self, way: Way, folder: Path) -> list[str]:
         """torchrun, alone or through clusterprof, and the program."""
         launcher = ["--standalone", f"--nproc-per-node={self.ranks}"]
-        program = [str(_PROGRAM), f"--folder={folder}", f"--window={FIRST}:{END}",
-                   f"--steps={END + self.after}", *way.program]  # fmt: skip
-        program.append(f"--captured={self.captured}")
-        if self.small:
-            program.append("--small")
-        if self.nsys:
-            program.append(f"--nsys={self.nsys}")
+        common = [f"--folder={folder}", f"--steps={END + self.after}"]
+        if self.program in PROGRAMS[2:]:
+            program = [str(_FRAMEWORKS), self.program, *common]
+        else:
+            program = [str(_PROGRAM), *common, f"--window={FIRST}:{END}", *way.program]
+            program.append(f"--captured={self.captured}")
+            if self.program == "small":
+                program.append("--small")
+            if self.nsys:
+                program.append(f"--nsys={self.nsys}")
         if way.under:
             words = [word.replace("{output}", f"{folder}/report-{{rank}}") for word in way.under]
             program.append("--under=" + json.dumps([self.nsys, *words]))
@@ -398,6 +408,7 @@ def about(bench: Bench, version: str) -> str:
     """One line on what was measured where."""
     facts = bench.facts
     parts = [
+        bench.program,
         f"{bench.ranks} ranks on {facts.get('device', 'unknown')}",
         f"{bench.captured} captured",
         version,
@@ -411,9 +422,9 @@ def about(bench: Bench, version: str) -> str:
 
 def table(rows: Sequence[Row]) -> str:
     """As Markdown. Ranges are over ranks and rounds."""
-    plain = next((row.whole for row in rows if row.name == "no profiler"), [])
+    plain = next((row for row in rows if row.name == "no profiler"), Row(""))
     head = ("", "stall at start", "at stop", "step before", "inside", "after", "after/before",
-            "job longer by", "reports")  # fmt: skip
+            "against no profiler", "job longer by", "reports")  # fmt: skip
     lines = [head, *(tuple(cells(row, plain)) for row in rows)]
     widths = [max(len(line[column]) for line in lines) for column in range(len(head))]
     text = [
@@ -424,10 +435,10 @@ def table(rows: Sequence[Row]) -> str:
     return "\n".join(text)
 
 
-def cells(row: Row, plain: Sequence[float]) -> Iterator[str]:
+def cells(row: Row, plain: Row) -> Iterator[str]:
     yield row.name
     if not row.start:
-        yield from [""] * 7
+        yield from [""] * 8
         yield shortened(row.problem or "not measured")
         return
     early = f" + {span(row.early)} early" if "early" in row.name else ""
@@ -435,11 +446,26 @@ def cells(row: Row, plain: Sequence[float]) -> Iterator[str]:
     yield f"{span(row.stop)} s"
     before, inside, after = map(statistics.median, (row.before, row.inside, row.after))
     yield from (f"{part * 1e3:.2f} ms" for part in (before, inside, after))
-    yield f"{after / before - 1:+.1%}" + ("" if after <= (1 + GONE) * before else " (stays)")
-    longer = statistics.median(row.whole) - statistics.median(plain) if plain and row.whole else 0
+    stays = row.name != "no profiler" and after > (1 + GONE) * before
+    yield f"{after / before - 1:+.1%}" + (" (stays)" if stays else "")
+    yield "" if row.name == "no profiler" else against(row, plain)
+    longer = 0.0
+    if plain.whole and row.whole:
+        longer = statistics.median(row.whole) - statistics.median(plain.whole)
     yield "" if row.name == "no profiler" else f"{longer:+.1f} s"
     size = f", {row.report_bytes / row.reports / 1e6:.1f} MB each" if row.reports else ""
     yield shortened(row.problem) or f"{row.reports}{size}"
+
+
+def against(row: Row, plain: Row) -> str:
+    """Steps before, inside and after the window, by those of the same steps without a profiler.
+
+    The last of them is what a capture leaves behind, whatever the program itself does meanwhile.
+    """
+    if not plain.after:
+        return "not measured"
+    parts = ((row.before, plain.before), (row.inside, plain.inside), (row.after, plain.after))
+    return ", ".join(f"{statistics.median(a) / statistics.median(b) - 1:+.1%}" for a, b in parts)
 
 
 def shortened(text: str) -> str:

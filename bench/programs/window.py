@@ -137,11 +137,26 @@ def main() -> None:
         switch = Session(
             chosen.nsys, chosen.folder / f"report-{rank}", rank, chosen.wait, chosen.finalize
         )
-    record = train(chosen, rank, switch)
-    beside = chosen.folder / f"{rank}.tmp"
-    beside.write_text(json.dumps(record))
-    beside.rename(chosen.folder / f"{rank}.json")
+    write(chosen.folder, rank, train(chosen, rank, switch))
     switch.finish()
+
+
+def write(folder: Path, rank: int, record: dict[str, object]) -> None:
+    """Leave a rank's record, by rename."""
+    beside = folder / f"{rank}.tmp"
+    beside.write_text(json.dumps(record))
+    beside.rename(folder / f"{rank}.json")
+
+
+def facts() -> dict[str, object]:
+    """What it was measured on."""
+    import torch
+
+    found: dict[str, object] = {"torch": torch.__version__, "device": "CPU"}
+    if torch.cuda.is_available():
+        found["device"] = torch.cuda.get_device_name()
+        found["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
+    return found
 
 
 def train(chosen: argparse.Namespace, rank: int, switch: Nothing) -> dict[str, object]:
@@ -196,11 +211,7 @@ def train(chosen: argparse.Namespace, rank: int, switch: Nothing) -> dict[str, o
         switch.tend()
     dist.barrier()
     dist.destroy_process_group()
-    facts: dict[str, object] = {"torch": torch.__version__, "device": "CPU"}
-    if gpu:
-        facts["device"] = torch.cuda.get_device_name(device)
-        facts["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
-    return {"rank": rank, "ends": ends, "calls": calls, **facts}
+    return {"rank": rank, "ends": ends, "calls": calls, **facts()}
 
 
 def workload(device: object, small: bool) -> tuple[object, object]:
