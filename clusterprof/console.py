@@ -20,6 +20,23 @@ from clusterprof import masking
 from clusterprof.agent.contracts import descriptors, messages
 from clusterprof.errors import ClusterprofError
 
+#: `--color`: auto, always or never
+colour = "auto"
+
+
+def wants_colour(stream: TextIO) -> bool:
+    """Whether to colour what is printed on `stream`: as `--color` says, else as the environment.
+
+    Without either for people only: on a terminal, and not a dumb one.
+    """
+    if colour != "auto":
+        return colour == "always"
+    if os.environ.get("NO_COLOR"):
+        return False
+    if os.environ.get("FORCE_COLOR", "0") not in ("", "0"):
+        return True
+    return os.environ.get("TERM") != "dumb" and stream.isatty()
+
 
 def say(line: str) -> None:
     """Print one message."""

@@ -319,5 +319,5 @@ def print_verdict(results: Results) -> None:
     from clusterprof.report import text
 
     width = max(60, min(100, shutil.get_terminal_size((100, 24)).columns))
-    page = text.render(results, colour=text.wants_colour(sys.stdout), width=width)
+    page = text.render(results, colour=console.wants_colour(sys.stdout), width=width)
     console.styled(page.rstrip("\n") + "\n", text.CODES)

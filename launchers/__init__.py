@@ -29,6 +29,8 @@ class Launcher(Protocol):
     SUMMARY: str
     #: the program that gets the options which clusterprof does not know; "" for none
     PASSES_OPTIONS_TO: str
+    # For `--help` a launcher may have EXAMPLES, a tuple of command lines behind its verb, and
+    # NEEDS, the options without which it cannot work.
 
     def add_options(self, parser: argparse.ArgumentParser) -> None:
         """Add the options that are neither clusterprof's in general nor the launcher's own.

@@ -16,6 +16,10 @@ from clusterprof.launchers.support.job import CommandLine, Job
 
 SUMMARY = "run a job under MPI's mpirun and profile some of its ranks"
 PASSES_OPTIONS_TO = "mpirun"
+EXAMPLES = (
+    "-np 16 --ranks 0,8 -- python train.py",
+    "--dry-run -np 16 -- python train.py",
+)
 
 #: text in the output of `mpirun --version` -> the family
 _SAYS = (

@@ -9,6 +9,10 @@ from clusterprof.launchers.support.job import CommandLine, Job
 
 SUMMARY = "run a program as it is (accelerate, deepspeed, a script) and profile some of its ranks"
 PASSES_OPTIONS_TO = ""
+EXAMPLES = (
+    "-- accelerate launch --num_processes 4 train.py",
+    "--profiler torch -- python spawns_its_ranks.py",
+)
 
 
 def job(line: CommandLine) -> Job:

@@ -11,6 +11,12 @@ from clusterprof.launchers.support.job import CommandLine, Job
 
 SUMMARY = "run a job under Slurm's srun and profile some of its ranks"
 PASSES_OPTIONS_TO = "srun"
+EXAMPLES = (
+    "-N2 --ntasks-per-node=8 --gpus-per-node=8 -- python train.py",
+    "-N2 --gpus-per-node=8 -- torchrun --nproc-per-node=8 train.py",
+    "--ranks 0,8 --steps 20:30 -N2 ... -- python train.py",
+    "--dry-run -N2 ... -- python train.py",
+)
 
 #: Puts our two variables into a task's environment and becomes what follows. It is always the same;
 #: our folder comes before whatever PYTHONPATH srun gives the task (which of two it gives depends

@@ -23,6 +23,8 @@ from clusterprof.launchers.support.job import CommandLine, Host, Job, OverSsh
 
 SUMMARY = "run torchrun on several hosts over SSH and profile some of the ranks"
 PASSES_OPTIONS_TO = "torchrun"
+NEEDS = "--hosts A,B,..."
+EXAMPLES = ("--hosts a,b --nproc-per-node 8 -- train.py",)
 
 #: torchrun's own default.
 PORT = 29500

@@ -10,6 +10,11 @@ from clusterprof.launchers.support.job import CommandLine, Job
 
 SUMMARY = "run a job under PyTorch's torchrun and profile some of its ranks"
 PASSES_OPTIONS_TO = "torchrun"
+EXAMPLES = (
+    "--nproc-per-node 4 -- train.py",
+    "--ranks 0,2 --steps 20:30 --nproc-per-node 4 -- train.py",
+    "--dry-run --nproc-per-node 4 -- train.py",
+)
 
 
 def job(line: CommandLine) -> Job:

@@ -3,24 +3,116 @@
 from __future__ import annotations
 
 import argparse
+import difflib
+import itertools
+from collections.abc import Iterable, Sequence
+from typing import Any, NoReturn
+
+from clusterprof import console
+from clusterprof.errors import UsageError
+
+#: From here on a word that may be a launcher's is taken for a misspelt one of ours: `--rank` is at
+#: 0.92 of `--ranks`, Slurm's `--time-min` at 0.87 of `--time-margin`.
+_SURELY = 0.88
+#: Shorter ones are near to many (Slurm's `--tmp`).
+_SHORTEST = len("--rank")
+#: From here on a word that can be nothing else is said to be near one: `htlm` is at 0.75 of `html`.
+_PERHAPS = 0.6
+
+
+class Parser(argparse.ArgumentParser):
+    """What all verbs have: a summary and examples before the options, errors as those of ours."""
+
+    def __init__(self, *, examples: Sequence[str] = (), **more: Any) -> None:
+        super().__init__(allow_abbrev=False, add_help=False, **more)
+        self._examples = examples
+        #: the options of all verbs, which the help has last
+        self.common: argparse._ArgumentGroup | None = None
+
+    def format_help(self) -> str:
+        """The summary, examples, the usage, then the options."""
+        summary, self.description = self.description, None
+        self._action_groups.sort(key=lambda group: group is self.common)
+        try:
+            options = super().format_help()
+        finally:
+            self.description = summary
+        formatter = self._get_formatter()
+        formatter.add_text(summary)
+        shown = "".join(f"  {each}\n" for each in self._examples)
+        return formatter.format_help() + (f"\nexamples:\n{shown}" if shown else "") + f"\n{options}"
+
+    def error(self, message: str) -> NoReturn:
+        """Raise UsageError."""
+        raise UsageError(message, f"see {self.prog} --help")
+
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Raises UsageError also for what is left over, with what it may have meant."""
+        found, left = self.parse_known_args(args, namespace)
+        if left:
+            raise self.unknown(left[0])
+        return found
+
+    def unknown(self, word: str) -> UsageError:
+        """The error for a word that is no option."""
+        what = "option" if word.startswith("-") else "argument"
+        near = self.meant(word)
+        hint = f"did you mean {near}?" if near else f"see {self.prog} --help"
+        return UsageError(f"{self.prog} has no {what} {word}", hint)
+
+    def check_passed_on(self, words: Sequence[str], theirs: Parser | None = None) -> None:
+        """Raise UsageError for a word that would go to a launcher and is nearly an option of ours.
+
+        `theirs` has the options of the launcher's own module.
+        """
+        known = theirs._option_string_actions if theirs else ()
+        for word, value in itertools.zip_longest(words, words[1:], fillvalue=""):
+            name, _, given = word.partition("=")
+            # Slurm has --profile as well, with other values.
+            slurm = name == "--profile" and (given or value) not in ("auto", "nsys", "torch")
+            maybe = name.startswith("--") and len(name) >= _SHORTEST and not slurm
+            if maybe and name not in known and self.meant(name, _SURELY):
+                raise self.unknown(word)
+
+    def meant(self, word: str, least: float = _PERHAPS) -> str | None:
+        """The option that a word that is none is near to; None for none."""
+        return nearest(word.partition("=")[0], self._option_string_actions, least)
+
+
+def nearest(word: str, known: Iterable[str], least: float = _PERHAPS) -> str | None:
+    """The one of `known` that a misspelt word is near to; None where none is."""
+    return next(iter(difflib.get_close_matches(word, [*known], n=1, cutoff=least)), None)
+
+
+class _Colour(argparse.Action):
+    """`--color`: what is printed from now on."""
+
+    def __call__(self, _parser: object, _found: object, value: Any, _flag: object = None) -> None:
+        console.colour = value
 
 
 def verb_parser(
-    verb: str, description: str, *, usage: str | None = None, run: str = "", short_help: bool = True
-) -> argparse.ArgumentParser:
+    verb: str, description: str, *examples: str, usage: str | None = None, run: str = "",
+    short_help: bool = True,
+) -> Parser:  # fmt: skip
     """A verb's parser with what all verbs have.
 
-    `run`: the help of its argument RUN; `short_help`: whether argparse handles -h.
+    `examples` are whole command lines without `clusterprof`; `run`: the help of its argument RUN;
+    `short_help`: whether argparse handles -h.
     """
-    this = argparse.ArgumentParser(
-        prog=f"clusterprof {verb}", usage=usage, description=description, allow_abbrev=False,
-        add_help=False,
+    this = Parser(
+        prog=f"clusterprof {verb}", usage=usage, description=description,
+        examples=[f"clusterprof {each}" for each in examples],
     )  # fmt: skip
-    names = ["-h", "--help"] if short_help else ["--help"]
-    this.add_argument(*names, action="help", help="show this help")
     if run:
         from clusterprof.arguments import path
 
         this.add_argument("run", metavar="RUN", type=path, help=run)
-    this.add_argument("--debug", action="store_true", help="show tracebacks")
+    common = this.common = this.add_argument_group("all verbs")
+    names = ["-h", "--help"] if short_help else ["--help"]
+    common.add_argument(*names, action="help", help="show this help")
+    common.add_argument("--color", action=_Colour, choices=("auto", "always", "never"),
+        help="colours on stdout (default auto: on a terminal; NO_COLOR and FORCE_COLOR say "
+        "otherwise)")  # fmt: skip
+    common.add_argument("--debug", action="store_true", help="show tracebacks")
     return this

@@ -19,6 +19,8 @@ def parser(verb: str) -> argparse.ArgumentParser:
         verb,
         "Keep what comparisons need of one or several runs, under a name: several tell how much "
         "runs differ from each other.",
+        "baseline save nightly runs/a runs/b runs/c",
+        "baseline list",
         usage=f"clusterprof {verb} save NAME RUN... | list",
     )
     add = this.add_argument

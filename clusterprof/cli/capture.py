@@ -38,6 +38,9 @@ def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
     parser = verb_parser(
         verb, "Capture further steps of a job that runs under clusterprof, on any of its ranks, by "
         "torch.profiler. The ranks look for such an order once a minute.",
+        "capture runs/... --ranks 0,8 --wait                  and print the verdict",
+        "capture runs/... --ranks all --steps 5000:5010",
+        "capture runs/... --when 'step > 1.3x' --wait         once steps get slower",
         run="the run directory of the job",
     )  # fmt: skip
     add = parser.add_argument

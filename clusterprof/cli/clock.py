@@ -31,11 +31,12 @@ def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
         f"launcher provides it, else over UDP. Run it inside a launcher, one task per node: "
         f"`{_HOW}`, before a training and after it. With FILEs: combine earlier measurements, "
         "which gives the drift.",
+        "clock before.json after.json               with the drift between both",
         usage=f"LAUNCHER clusterprof {verb} [OPTIONS]\n       clusterprof {verb} FILE...",
     )
     add = this.add_argument
     add("files", nargs="*", type=path, metavar="FILE", help="earlier measurements")
-    add("--output", type=path, metavar="FILE", help="write the measurement to FILE")
+    add("-o", "--output", type=path, metavar="FILE", help="write the measurement to FILE")
     add("--force", action="store_true", help="replace what --output wrote before")
     add("--json", action="store_true", help="print the measurement as JSON")
     add("--transport", choices=("auto", "mpi", "udp"), default="auto",

@@ -24,7 +24,10 @@ def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
     """Collect what an interrupted launch has left, merge, print the verdict."""
     parser = verb_parser(
         verb, "Finish a run that was interrupted: collect its reports, name the missing ones, "
-        "merge, and print the verdict.", run="a run directory",
+        "merge, and print the verdict.",
+        "collect runs/...",
+        "collect runs/... --window 3          a later window, also while the job runs",
+        run="a run directory",
     )  # fmt: skip
     add = parser.add_argument
     add("--nsys", type=path, metavar="PATH", help="the nsys to use")

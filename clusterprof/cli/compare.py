@@ -17,6 +17,8 @@ def parser(verb: str) -> argparse.ArgumentParser:
         verb,
         "Compare two runs of a job: step time, its parts and findings, each with the noise. A and "
         "B are run directories that were merged, results.json files, or names of baselines.",
+        "compare runs/before runs/after",
+        "compare nightly runs/after --fail-on 'step>+3%'",
     )
     add = this.add_argument
     add("a", metavar="A", help="what was: a run, a results.json or a baseline")

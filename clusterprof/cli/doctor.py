@@ -23,6 +23,8 @@ def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
         "Check what profiling needs: on every node of the allocation that this runs in, on the "
         "nodes that srun's options ask for (-N4 -p gpu), or else on this host. Ends with status 1 "
         "where profiling would fail.",
+        "doctor                    this host, or all nodes of the allocation",
+        "doctor -N4 -p gpu         four nodes of a partition, asked by srun",
         usage="clusterprof doctor [--json] [srun OPTION...]",
     )
     add = this.add_argument
@@ -34,6 +36,7 @@ def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
     add("--lines", action="store_true", help=argparse.SUPPRESS)
     add("--probe", type=path, help=argparse.SUPPRESS)
     arguments, asked = this.parse_known_args(list(own))
+    this.check_passed_on(asked)
     if program is not None:
         raise UsageError("doctor runs no program", "leave out -- and what follows it")
     if arguments.local and asked:

@@ -11,7 +11,10 @@ from clusterprof.errors import UsageError
 
 def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
     """Print one code's explanation, or all codes with their titles."""
-    parser = verb_parser(verb, "Explain a finding by its code; without CODE, list all codes.")
+    parser = verb_parser(
+        verb, "Explain a finding by its code; without CODE, list all codes.",
+        "explain straggler.host",
+    )  # fmt: skip
     parser.add_argument("code", nargs="?", metavar="CODE", help="the code in the finding's line")
     code = parser.parse_args([*own, *(program or ())]).code
     from clusterprof.analysis.findings.registry import CODES, explain

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from clusterprof import console, gate, launchers
 from clusterprof.arguments import RANKS_GRAMMAR
-from clusterprof.cli import verb_parser
+from clusterprof.cli import Parser, verb_parser
 from clusterprof.errors import UsageError
 from clusterprof.launch import planning
 from clusterprof.launch.profiling import PROFILERS, PYTORCH
@@ -20,10 +20,15 @@ def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
     words = ["--help" if word == "-h" else word for word in own]
     launcher = launchers.load(verb)
     summary = f"{launcher.SUMMARY[0].upper()}{launcher.SUMMARY[1:]}, in a window of steps."
-    this = parser(verb, summary, launcher.PASSES_OPTIONS_TO)
+    examples = getattr(launcher, "EXAMPLES", ())
+    this = parser(verb, summary, launcher.PASSES_OPTIONS_TO, [f"{verb} {e}" for e in examples],
+                  getattr(launcher, "NEEDS", ""))  # fmt: skip
     if "--help" in words and hasattr(launcher, "add_options"):
         launcher.add_options(this)
     arguments, options = this.parse_known_args(words)
+    theirs = Parser()
+    getattr(launcher, "add_options", lambda _: None)(theirs)
+    this.check_passed_on(options, theirs)
     command = given_program(verb, own, program)
     if wrong := wrong_codes(arguments.fail_on):
         return wrong
@@ -87,12 +92,18 @@ def given_program(verb: str, own: Sequence[str], program: Sequence[str] | None) 
     raise UsageError("there is no -- before the program", f"{usage} {' '.join(meant)}")
 
 
-def parser(verb: str, summary: str, passes_to: str) -> argparse.ArgumentParser:
-    """The options of all launching verbs; unknown ones are for the program `passes_to`."""
+def parser(
+    verb: str, summary: str, passes_to: str, examples: Sequence[str] = (), needs: str = ""
+) -> Parser:
+    """The options of all launching verbs; unknown ones are for the program `passes_to`.
+
+    `needs` are the options without which the launcher cannot work.
+    """
+    needs = f"{needs} " if needs else ""
     other = f"[{passes_to} OPTION...] " if passes_to else ""
     unknown = f" Unknown options are passed to {passes_to} unchanged." if passes_to else ""
-    usage = f"clusterprof {verb} [--ranks R] [--steps A:B] {other}-- PROGRAM..."
-    this = verb_parser(verb, summary + unknown, usage=usage, short_help=False)
+    usage = f"clusterprof {verb} {needs}[--ranks R] [--steps A:B] {other}-- PROGRAM..."
+    this = verb_parser(verb, summary + unknown, *examples, usage=usage, short_help=False)
     _add_profiling(this)
     _add_running(this)
     return this

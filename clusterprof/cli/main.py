@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import argparse
 import importlib
 import logging
 import sys
 import traceback
 from collections.abc import Sequence
 from types import ModuleType
+from typing import NoReturn
 
 from clusterprof import __version__, console, launchers
-from clusterprof.errors import ClusterprofError
+from clusterprof.cli import Parser, nearest
+from clusterprof.errors import ClusterprofError, UsageError
 
 #: verb, as its module is called -> one line for --help. Each launcher is a verb too: `cli.launch`
 VERBS = {
@@ -30,14 +31,13 @@ VERBS = {
     "scrub": "copy an nsys export without environment variables, to share it",
 }
 
-_EPILOG = """\
-examples:
-  clusterprof torchrun --nproc-per-node 4 -- train.py
-  clusterprof srun --ranks 0,8,16 -N2 --ntasks-per-node=8 --gpus-per-node=8 -- python train.py
-  clusterprof merge REPORT...        for reports that were recorded without clusterprof
-
-clusterprof VERB --help shows the options of a verb.
-"""
+_EXAMPLES = (
+    "clusterprof torchrun --nproc-per-node 4 -- train.py",
+    "clusterprof srun -N2 --ntasks-per-node=8 --gpus-per-node=8 -- python train.py",
+    "clusterprof srun --ranks 0,8,16 --steps 20:30 -N2 ... -- python train.py",
+    "clusterprof merge DIR              reports that were recorded without clusterprof",
+    "clusterprof help VERB              the options of a verb",
+)
 
 
 def verbs() -> list[str]:
@@ -45,21 +45,21 @@ def verbs() -> list[str]:
     return [*(name for name in launchers.names() if name not in VERBS), *VERBS]
 
 
-def parser() -> argparse.ArgumentParser:
+def parser() -> Parser:
     """The parser of the verbs; each verb's own options are added when it is chosen."""
-    top = argparse.ArgumentParser(
+    top = Parser(
         prog="clusterprof",
+        usage="clusterprof VERB ...",
         description="Profile a few ranks of a distributed training. Names the ranks that delay "
         "the others and the cause, and the communication that is not overlapped with compute.",
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
+        examples=_EXAMPLES,
     )
-    top.add_argument("--version", action="version", version=f"clusterprof {__version__}")
-    group = top.add_subparsers(dest="verb", metavar="VERB", title="verbs")
+    top.add_argument("-h", "--help", action="help", help="show this help")
+    top.add_argument("-V", "--version", action="version", version=f"clusterprof {__version__}",
+        help="show the version")  # fmt: skip
+    group = top.add_argument_group("verbs")
     for name in verbs():
-        line = VERBS.get(name) or launchers.summary(name)
-        group.add_parser(name, help=line, add_help=False)
+        group.add_argument(name, nargs="?", help=VERBS.get(name) or launchers.summary(name))
     return top
 
 
@@ -76,8 +76,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def run(words: Sequence[str]) -> int:
     """Run one verb, and turn an error into a message and a status."""
-    if not words or words[0] not in verbs():
-        parser().parse_args(words)
+    if words[:1] == ["help"]:
+        words = [*words[1:2], "--help"]
+    if not words:
         parser().print_help()
         return 2
     verb, rest = words[0], words[1:]
@@ -88,6 +89,8 @@ def run(words: Sequence[str]) -> int:
         log.addHandler(logging.StreamHandler())
         log.setLevel(logging.DEBUG)
     try:
+        if verb not in verbs():
+            check_verb(verb)
         status = int(verb_module(verb).main(verb, own, program))
         sys.stdout.flush()
     except KeyboardInterrupt:
@@ -107,6 +110,18 @@ def run(words: Sequence[str]) -> int:
         )
         return ClusterprofError.exit_code
     return status
+
+
+def check_verb(word: str) -> NoReturn:
+    """Print the help or the version where that is the first word; else raise UsageError."""
+    top = parser()
+    if word.startswith("-"):
+        top.parse_args([word])
+    near = nearest(word, verbs())
+    raise UsageError(
+        f"there is no verb {word}",
+        f"did you mean clusterprof {near}?" if near else f"those there are: {', '.join(verbs())}",
+    )
 
 
 def split(words: Sequence[str]) -> tuple[list[str], list[str] | None]:

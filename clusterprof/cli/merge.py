@@ -21,6 +21,11 @@ def parser(verb: str) -> argparse.ArgumentParser:
         verb,
         "Align the clocks of several ranks' reports, match their collectives and print which rank "
         "delays the others, why, and which communication is exposed.",
+        "merge runs/20260102T030405Z-4711               a run, again",
+        "merge reports/ --html report.html              what nsys or torch.profiler recorded",
+        "merge reports/ --fail-on critical --json       in a pipeline",
+        "merge a.nsys-rep b.nsys-rep --rank a.nsys-rep=0 --rank b.nsys-rep=8",
+        "merge dumps/                                   flight recorders of a job that hangs",
     )
     add = this.add_argument
     add("paths", nargs="+", type=path, metavar="PATH",
@@ -37,7 +42,8 @@ def parser(verb: str) -> argparse.ArgumentParser:
     add("--nsys", type=path, metavar="PATH", help="the nsys to read reports with")
     add("--json", action="store_true", help="print results.json instead of text")
     add("--html", type=path, metavar="FILE", help="write the HTML report to FILE")
-    add("--output", type=path, metavar="DIR", help="write results, tables and HTML report to DIR")
+    add("-o", "--output", type=path, metavar="DIR",
+        help="write results, tables and HTML report to DIR")  # fmt: skip
     add("--force", action="store_true", help="replace what --output or --html wrote")
     gate.add_option(add)
     return this

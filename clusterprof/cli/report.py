@@ -14,8 +14,11 @@ from clusterprof.run_directory import RunDirectory
 def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
     """Print the verdict, or results.json, of a run that was merged before."""
     parser = verb_parser(
-        verb, "Print the verdict of a merged run.", run="a run directory, or merge's --output"
-    )
+        verb, "Print the verdict of a merged run.",
+        "report runs/...",
+        "report runs/... --json",
+        run="a run directory, or merge's --output",
+    )  # fmt: skip
     parser.add_argument("--json", action="store_true", help="print results.json instead of text")
     arguments = parser.parse_args(list(own))
     run = RunDirectory(arguments.run)

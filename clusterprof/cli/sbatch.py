@@ -16,6 +16,11 @@ def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
         "reports when the first has ended, even if it failed. PROGRAM is what you would give "
         "srun, one task per rank, or a torchrun command, one per node.",
         "sbatch",
+        [
+            "sbatch -N2 --ntasks-per-node=8 --gpus-per-node=8 -- python train.py",
+            "sbatch -N2 --gpus-per-node=8 -- torchrun --nproc-per-node=8 train.py",
+            "sbatch --dry-run -N2 -- python train.py        the scripts, to be pasted",
+        ],
     )
     add = this.add_argument_group("the batch job").add_argument
     add("--template", metavar="NAME|FILE",
@@ -26,6 +31,7 @@ def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
     add("--merge-arg", action="append", default=[], metavar="ARG",
         help="a further argument for sbatch, for the merge job only")  # fmt: skip
     arguments, options = this.parse_known_args(list(own))
+    this.check_passed_on(options)
     submission = batch.decide(this, arguments, options, launch.given_program(verb, own, program))
     if arguments.dry_run:
         print(submission.shown())

@@ -15,6 +15,7 @@ def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
         verb,
         "Copy an nsys SQLite export without the environment variables and the output of the "
         "profiled process. Variables that give rank, job and versions stay.",
+        "scrub full.sqlite rank0.sqlite",
     )
     parser.add_argument("export", metavar="EXPORT", type=path, help="made by nsys export -t sqlite")
     parser.add_argument("target", metavar="TARGET", type=path, help="the copy")

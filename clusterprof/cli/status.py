@@ -32,7 +32,8 @@ SCHEMA_VERSION = 1
 def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
     """Print how far the run is; with --watch until it has ended."""
     what = "How far the ranks of a run are, from what they have written so far."
-    parser = verb_parser(verb, what, run="a run directory")
+    examples = ("status runs/...", "status runs/... --watch")
+    parser = verb_parser(verb, what, *examples, run="a run directory")
     parser.add_argument("--all", action="store_true", help="unprofiled ranks as well")
     parser.add_argument("--json", action="store_true", help="print JSON, once")
     parser.add_argument("--watch", action="store_true", help="repeat until the run has ended")

@@ -6,10 +6,8 @@ layout. A number that is not larger than the clock's own error is not given.
 
 from __future__ import annotations
 
-import os
 import textwrap
 from collections.abc import Iterable, Sequence
-from typing import TextIO
 
 from clusterprof.agent.contracts import words
 from clusterprof.report import summary
@@ -24,13 +22,6 @@ _MOST_OPERATIONS = 8
 #: columns of the labels in front of what was measured
 _LABEL = 10
 _MODEL_LABEL = 15
-
-
-def wants_colour(stream: TextIO) -> bool:
-    """Colour for people only: a terminal, not a dumb one, and NO_COLOR not set."""
-    if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
-        return False
-    return stream.isatty()
 
 
 def render(results: Results, *, colour: bool = False, width: int = 100) -> str:
@@ -156,7 +147,7 @@ def _account(page: _Page, results: Results) -> None:
     header = ["rank", "step", "compute", "exposed", "waiting", "copies", "idle"]
     page.table(header, [_account_row(row, floor) for row in shown], left=0)
     if len(shown) < len(rows):
-        left_out = f"{len(rows) - len(shown)} more ranks are in results.json and the HTML page"
+        left_out = f"{len(rows) - len(shown)} more ranks are in results.json"
         page.sentence(left_out, 2)
     page.sentence(
         "exposed: communication not overlapped with compute; waiting: the part of it before the "

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import re
 
 import pytest
@@ -135,32 +134,6 @@ def test_colour_changes_no_character_of_the_text() -> None:
     coloured = text.render(results, colour=True)
     assert "\x1b[1;31mcritical\x1b[0m" in coloured
     assert re.sub(r"\x1b\[[\d;]*m", "", coloured) == text.render(results)
-
-
-class _Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
-@pytest.mark.parametrize(
-    ("environment", "stream", "expected"),
-    [
-        ({"TERM": "xterm"}, _Terminal(), True),
-        ({"TERM": "xterm"}, io.StringIO(), False),
-        ({"TERM": "xterm", "NO_COLOR": "1"}, _Terminal(), False),
-        ({"TERM": "dumb"}, _Terminal(), False),
-    ],
-)
-def test_colour_is_for_terminals_that_did_not_decline_it(
-    environment: dict[str, str],
-    stream: io.StringIO,
-    expected: bool,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.delenv("NO_COLOR", raising=False)
-    for name, value in environment.items():
-        monkeypatch.setenv(name, value)
-    assert text.wants_colour(stream) is expected
 
 
 def test_the_groups_of_the_ranks_are_listed_with_how_many_of_their_ranks_are_unprofiled() -> None:

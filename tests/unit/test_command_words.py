@@ -1,0 +1,152 @@
+"""What the command line says of itself, and of words that are not its own."""
+
+from __future__ import annotations
+
+import io
+import re
+
+import pytest
+
+from clusterprof import console, launchers
+from clusterprof.cli import main
+
+
+def printed(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str]:
+    """The status of a command line, and all that it prints."""
+    try:
+        status = main.main(words)
+    except SystemExit as ended:
+        status = int(ended.code or 0)
+    out, err = capsys.readouterr()
+    return status, out + err
+
+
+@pytest.mark.parametrize(
+    ("words", "meant"),
+    [
+        (["mrege", "x"], "clusterprof merge"),
+        (["torchrn", "--", "t.py"], "clusterprof torchrun"),
+        (["help", "statsu"], "clusterprof status"),
+        (["srun", "--rank", "0", "--", "t.py"], "--ranks"),
+        (["srun", "--rank=0", "--", "t.py"], "--ranks"),
+        (["torchrun", "--step", "3:9", "--", "t.py"], "--steps"),
+        (["srun", "--profile", "nsys", "--", "t.py"], "--profiler"),
+        (["sbatch", "--dry_run", "--", "t.py"], "--dry-run"),
+        (["doctor", "--locl"], "--local"),
+        (["merge", "x", "--htlm", "y"], "--html"),
+        (["status", "x", "--wach"], "--watch"),
+    ],
+)
+def test_a_misspelt_word_is_given_back_with_the_one_it_is_near_to(
+    capsys: pytest.CaptureFixture[str], words: list[str], meant: str
+) -> None:
+    status, text = printed(capsys, *words)
+    assert status == 2
+    assert text.startswith("clusterprof: error: ")
+    assert f"did you mean {meant}?" in text
+    assert len(text.splitlines()) == 2
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["srun", "--profile=task", "-n2"], ["srun", "--profile", "none", "-n2"],
+        ["srun", "--tmp=10G", "--time-min=5", "-n2"],
+        ["sbatch", "--profile=all"], ["torchrun", "--node-rank", "0"],
+        ["torchrun", "--tee", "3", "--role=trainer", "--run-path"],
+    ],
+)  # fmt: skip
+def test_a_launcher_s_own_option_reaches_it(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, words: list[str]
+) -> None:
+    monkeypatch.setenv("CLUSTERPROF_PROFILER", "torch")
+    status, text = printed(capsys, words[0], "--dry-run", *words[1:], "--", "t.py")
+    assert status == 0, text
+    assert " ".join(words[1:]) in text
+
+
+def test_no_near_word_is_made_up(capsys: pytest.CaptureFixture[str]) -> None:
+    status, text = printed(capsys, "xyzzy")
+    assert (status, "did you mean" in text) == (2, False)
+    assert all(verb in text for verb in main.verbs())
+    status, text = printed(capsys, "report", "x", "--zzyzx")
+    assert (status, "did you mean" in text) == (2, False)
+    assert "clusterprof report --help" in text
+
+
+@pytest.mark.parametrize("verb", [None, *main.verbs()])
+def test_help_begins_with_what_it_is_for_and_examples(
+    capsys: pytest.CaptureFixture[str], verb: str | None
+) -> None:
+    words = [verb] if verb else []
+    status, text = printed(capsys, "help", *words)
+    assert status == 0
+    assert printed(capsys, *words, "--help") == (0, text)
+    places = [text.index(part) for part in ("\nexamples:\n", "\nusage: ", "--help")]
+    assert places == sorted(places)
+    assert places[0] > 20
+    examples = text[places[0] : places[1]].splitlines()[2:]
+    assert examples
+    assert all(line.startswith("  clusterprof ") for line in examples if line)
+
+
+@pytest.mark.parametrize("verb", main.verbs())
+def test_an_example_has_only_options_that_the_verb_knows(
+    capsys: pytest.CaptureFixture[str], verb: str
+) -> None:
+    _, text = printed(capsys, verb, "--help")
+    examples, _, options = text.partition("\nusage: ")
+    ours = examples.partition("\nexamples:\n")[2]
+    before = [line.partition(" -- ")[0] for line in ours.splitlines()]
+    used = {each for line in before for each in re.findall(r"(?<= )--[a-z-]+", line)}
+    theirs = {"--ntasks-per-node", "--gpus-per-node", "--nproc-per-node"}
+    allowed = theirs if verb in launchers.names() or verb == "sbatch" else set()
+    assert {each for each in used - allowed if not re.search(rf"{each}\b", options)} == set()
+
+
+@pytest.mark.parametrize("word", ["-V", "--version"])
+def test_the_version_is_printed(capsys: pytest.CaptureFixture[str], word: str) -> None:
+    status, text = printed(capsys, word)
+    assert status == 0
+    assert re.fullmatch(r"clusterprof \d+\.\d+\S*\n", text)
+
+
+class _Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(
+    ("environment", "stream", "expected"),
+    [
+        ({"TERM": "xterm"}, _Terminal(), True),
+        ({"TERM": "xterm"}, io.StringIO(), False),
+        ({"TERM": "xterm", "NO_COLOR": "1"}, _Terminal(), False),
+        ({"TERM": "dumb"}, _Terminal(), False),
+        ({"TERM": "dumb", "FORCE_COLOR": "1"}, io.StringIO(), True),
+        ({"TERM": "xterm", "FORCE_COLOR": "0"}, io.StringIO(), False),
+        ({"TERM": "xterm", "FORCE_COLOR": "1", "NO_COLOR": "1"}, _Terminal(), False),
+    ],
+)
+def test_colour_is_for_terminals_that_did_not_decline_it(
+    environment: dict[str, str],
+    stream: io.StringIO,
+    expected: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in ("NO_COLOR", "FORCE_COLOR"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert console.wants_colour(stream) is expected
+
+
+@pytest.mark.parametrize(("given", "expected"), [("always", True), ("never", False)])
+def test_colour_is_as_the_option_says_whatever_the_environment(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], given: str, expected: bool
+) -> None:
+    monkeypatch.setattr(console, "colour", "auto")
+    monkeypatch.setenv("NO_COLOR" if expected else "FORCE_COLOR", "1")
+    assert printed(capsys, "report", "--color", given, "nowhere")[0] == 3
+    assert console.wants_colour(io.StringIO()) is expected
+    assert printed(capsys, "report", "--color", "some", "nowhere")[0] == 2
