@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import NamedTuple
 
 from clusterprof.agent.contracts import files, words
 from clusterprof.arguments import check_free, path
@@ -20,45 +20,64 @@ MOST_MB = 100
 
 
 class Format(NamedTuple):
-    """One format: how its file is called, and who writes it."""
+    """One format: how what it writes is called, and who writes it."""
 
     ending: str
     #: one line of help
     summary: str
-    #: writes a file of at most so many bytes, and says what it had to leave out
-    write: Callable[[Merged, IO[bytes], int], list[str]]
+    #: writes a file, or a folder, and says what was left out; a trace has at most so many bytes
+    write: Callable[[Merged, Path, int], list[str]]
     #: what to do with it
     next: str
 
 
-def _perfetto(merged: Merged, file: IO[bytes], limit: int) -> list[str]:
+def _perfetto(merged: Merged, target: Path, limit: int) -> list[str]:
     from clusterprof.export import perfetto, tracks
 
     chosen = tracks.survey(merged, limit)
-    perfetto.write(merged, file, chosen)
+    with files.new(target) as file:
+        perfetto.write(merged, file, chosen)
     return chosen.notes
 
 
-def _archive(merged: Merged, file: IO[bytes], limit: int) -> list[str]:
+def _archive(merged: Merged, target: Path, limit: int) -> list[str]:
     from clusterprof.export import archive, tracks
 
     chosen = tracks.Cut()
-    archive.write(merged, replace(merged, own_clocks=True), file, chosen)
+    with files.new(target) as file:
+        archive.write(merged, replace(merged, own_clocks=True), file, chosen)
     return chosen.notes
 
 
+def _csv(merged: Merged, target: Path, limit: int) -> list[str]:
+    from clusterprof.export import flat_tables
+
+    flat_tables.write_csv(merged, target)
+    return []
+
+
+def _parquet(merged: Merged, target: Path, limit: int) -> list[str]:
+    from clusterprof.export import flat_tables
+
+    flat_tables.write_parquet(merged, target)
+    return []
+
+
 _PERFETTO = "open it at https://ui.perfetto.dev (it stays on your machine)"
+_TABLES = "operations, ranks, steps, findings, collectives, and summaries as nsys makes them"
 FORMATS = {
     "perfetto": Format(".pftrace", "one trace of all ranks on one clock", _perfetto, _PERFETTO),
     "perfetto-archive": Format(
         ".perfetto.zip", "a trace per rank, whole, and Perfetto's manifest with their offsets",
         _archive, _PERFETTO,
     ),
+    "csv": Format("-csv", f"a folder of tables: {_TABLES}", _csv, "one table a file"),
+    "parquet": Format("-parquet", "the same as Parquet", _parquet, "one table a file"),
 }  # fmt: skip
 
 
 def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
-    """Write one file, of a run that was merged before; the run stays as it is."""
+    """Write a merged run in one format; the run stays as it is."""
     parser = verb_parser(
         verb,
         "Write a merged run for other tools. The run stays as it is. "
@@ -70,7 +89,7 @@ def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
     add = parser.add_argument
     add("--format", required=True, choices=FORMATS, metavar="FORMAT",
         help="; ".join(f"{name}: {each.summary}" for name, each in FORMATS.items()))  # fmt: skip
-    add("-o", "--output", type=path, metavar="FILE",
+    add("-o", "--output", type=path, metavar="PATH",
         help="where to write it (default: here, called as the run is)")  # fmt: skip
     add("--max-mb", type=_size, default=MOST_MB, metavar="N",
         help=f"perfetto: the trace has at most N MB (default: {MOST_MB}): the shortest kernels, "
@@ -82,9 +101,9 @@ def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
     target: Path = arguments.output or Path(run.path.name + chosen.ending)
     check_free(target, arguments.force, _is_ours)
     merged = read(run)
-    with writing(target, "-o FILE"), files.new(target) as file:
-        notes = chosen.write(merged, file, arguments.max_mb * 1_000_000)
-    say(f"wrote {target} ({words.size(target.stat().st_size)}): {chosen.next}")
+    with writing(target, "-o PATH"):
+        notes = chosen.write(merged, target, arguments.max_mb * 1_000_000)
+    say(f"wrote {target} ({words.size(_bytes(target))}): {chosen.next}")
     for note in notes:
         say(note)
     return 0
@@ -96,10 +115,23 @@ def _size(given: str) -> int:
     return int(given)
 
 
-def _is_ours(file: Path) -> bool:
-    """Whether export wrote it: its name is at the beginning of each format."""
+def _bytes(target: Path) -> int:
+    of = target.iterdir() if target.is_dir() else [target]
+    return sum(each.stat().st_size for each in of)
+
+
+def _is_ours(target: Path) -> bool:
+    """Whether export wrote it: its name is at the beginning of each format's file.
+
+    A folder has files of ours only.
+    """
+    from clusterprof.export.flat_tables import NAMES
+
     try:
-        with file.open("rb") as opened:
+        if target.is_dir():
+            ours = {f"{name}.{ending}" for name in NAMES for ending in ("csv", "parquet")}
+            return {each.name for each in target.iterdir()} <= ours
+        with target.open("rb") as opened:
             return b"clusterprof" in opened.read(300)
     except OSError:
         return False

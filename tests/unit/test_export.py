@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import csv
 import json
+import statistics
 import zipfile
 from collections import Counter, defaultdict
 from collections.abc import Sequence
@@ -19,7 +21,7 @@ from simulate import Cause, Job, middle, simulate, with_clock
 
 from clusterprof import merge_run
 from clusterprof.cli import export, main
-from clusterprof.export import merged_tables, tracks, wire
+from clusterprof.export import flat_tables, merged_tables, tracks, wire
 from clusterprof.run_directory import RunDirectory
 from clusterprof.study import Study, study
 from clusterprof.tables import RankTables
@@ -393,7 +395,164 @@ def test_an_archive_is_the_same_each_time(run: Path, tmp_path: Path) -> None:
     assert one.read_bytes() == two.read_bytes()
 
 
+# --- csv, parquet
+
+
+def rows(file: Path) -> list[dict[str, str]]:
+    with file.open(newline="", encoding="utf-8") as opened:
+        return list(csv.DictReader(opened))
+
+
+def test_tables_hold_what_the_results_say(straggler: Study, run: Path, tmp_path: Path) -> None:
+    made = exported(run, "csv", tmp_path / "t")
+    results = straggler.results
+    for ours, clock in zip(rows(made / "ranks.csv"), results["clock"]["ranks"], strict=True):
+        assert int(ours["clock_offset_ns"]) == clock["offset_ns"]
+        assert int(ours["clock_uncertainty_ns"]) == clock["uncertainty_ns"]
+    steps = rows(made / "steps.csv")
+    assert [int(each["idle_ns"]) for each in steps] == straggler.accounts["idle_ns"].to_pylist()
+    steady = {each["step"] for each in results["steps"] if each["settled"]}
+    assert {int(each["step"]) for each in steps if each["steady_state"] == "true"} == steady
+    findings = rows(made / "findings.csv")
+    assert [each["code"] for each in findings] == [each["code"] for each in results["findings"]]
+    waits = [each["wait_ns"] for each in rows(made / "collectives.csv")]
+    expected = straggler.collectives["wait_ns"].to_pylist()
+    assert [int(each) if each else None for each in waits] == expected
+    (one, *_) = rows(made / "operations.csv")
+    assert one["ranks"] == "0-3"
+
+
+def test_csv_and_parquet_hold_the_same(run: Path, tmp_path: Path) -> None:
+    one, two = exported(run, "csv", tmp_path / "csv"), exported(run, "parquet", tmp_path / "p")
+    assert {each.stem for each in one.iterdir()} == set(flat_tables.NAMES)
+    for name in flat_tables.NAMES:
+        table = parquet.read_table(two / f"{name}.parquet")
+        read = rows(one / f"{name}.csv")
+        assert len(read) == table.num_rows
+        assert list(read[0]) == table.column_names
+
+
+def test_summaries_add_up_and_say_which_rank_has_the_most(
+    straggler: Study, run: Path, tmp_path: Path
+) -> None:
+    made = exported(run, "parquet", tmp_path / "t")
+    table = {
+        name: parquet.read_table(made / f"{name}.parquet").to_pylist()
+        for name in ("kernels", "host_calls", "ranges", "copies")
+    }
+    for tables in straggler.ranks:
+        own = [row for row in table["kernels"] if row["rank"] == tables.rank]
+        kernels = [r for r in tables.activity.to_pylist() if r["kind"] in ("compute", "collective")]
+        for row in own:
+            lengths = [r["end_ns"] - r["start_ns"] for r in kernels if r["name"] == row["name"]]
+            assert row["calls"] == len(lengths)
+            assert row["total_ns"] == sum(lengths)
+            assert row["median_ns"] == int(statistics.median(lengths))
+            assert (row["min_ns"], row["max_ns"]) == (min(lengths), max(lengths))
+        assert sum(row["calls"] for row in own) == len(kernels)
+    for rows_ in table.values():
+        every = [row for row in rows_ if row["rank"] is None]
+        single = [row for row in rows_ if row["rank"] is not None]
+        assert sum(row["total_ns"] for row in every) == sum(row["total_ns"] for row in single)
+    sleeps = [r for r in table["host_calls"] if r["rank"] is None and "sleep" in r["name"]]
+    assert {row["most_rank"] for row in sleeps} == {2}
+
+
+def test_what_a_range_launched_counts_by_any_thread(tmp_path: Path) -> None:
+    ranks, _ = simulate(Job(steps=3))
+    (tables, *_) = ranks
+    begin = int(tables.activity["launch_start_ns"][10].as_py())
+    end = int(tables.activity["launch_start_ns"][30].as_py())
+    names = tables.host_calls.schema
+    calls = pa.table(
+        {
+            "start_ns": [begin], "end_ns": [end], "kind": ["range"], "name": ["forward"],
+            "thread": [1], "correlation": [None],
+        }
+    ).cast(names)  # fmt: skip
+    made = study([replace(tables, host_calls=calls), *ranks[1:]])
+    found = exported(saved(made, tmp_path / "run"), "parquet", tmp_path / "t")
+    (row,) = [
+        row for row in parquet.read_table(found / "ranges.parquet").to_pylist() if row["rank"] == 0
+    ]
+    inside = [
+        each["end_ns"] - each["start_ns"] for each in tables.activity.to_pylist()
+        if begin <= each["launch_start_ns"] <= end
+    ]  # fmt: skip
+    assert row["device_ns"] == sum(inside) > 0
+
+
+@pytest.mark.parametrize(("late", "bound"), [(True, "launch"), (False, "unknown")])
+def test_a_kernel_is_launch_bound_where_its_stream_waits_for_launches(
+    late: bool, bound: str, tmp_path: Path
+) -> None:
+    ranks, _ = simulate(Job(steps=2, dp=2))
+    (tables, *others) = ranks
+    start = np.arange(50) * 10_000 + int(tables.activity["start_ns"][0].as_py())
+    launch = start - (2_000 if late else 20_000)
+    columns = {
+        "start_ns": start, "end_ns": start + 5_000, "kind": ["compute"] * 50, "name": ["k"] * 50,
+        "device": [0] * 50, "stream": [7] * 50, "launch_start_ns": launch,
+        "launch_end_ns": launch + 10, "launch_thread": [1] * 50,
+    }  # fmt: skip
+    schema = tables.activity.schema
+    arrays = [pa.array(columns.get(name, [None] * 50)) for name in schema.names]
+    activity = pa.table(arrays, schema.names).cast(schema)
+    made = study([replace(tables, activity=activity), *others])
+    found = exported(saved(made, tmp_path / "run"), "parquet", tmp_path / "t")
+    (row,) = [
+        row for row in parquet.read_table(found / "kernels.parquet").to_pylist()
+        if (row["rank"], row["name"]) == (0, "k")
+    ]  # fmt: skip
+    assert (row["launched_late"], row["bound"]) == (49 if late else 0, bound)
+
+
+@pytest.mark.parametrize("name", ["=HYPERLINK(1)", "+1", "-1", "@SUM(1)", RIGHT_TO_LEFT, 'a"b,c\n'])
+def test_no_name_is_a_formula(name: str, straggler: Study, tmp_path: Path) -> None:
+    ranks = [renamed(each, name) for each in straggler.ranks]
+    run = saved(replace(straggler, ranks=tuple(ranks)), tmp_path / "run")
+    (shown,) = {row["name"] for row in rows(exported(run, "csv", tmp_path / "t") / "kernels.csv")}
+    assert not shown.startswith(("=", "+", "-", "@"))
+    assert "\u202e" not in shown
+    assert "\n" not in shown
+
+
 # --- the command
+
+
+@pytest.mark.parametrize("form", export.FORMATS)
+def test_no_command_line_and_no_path_is_exported(
+    form: str, straggler: Study, tmp_path: Path
+) -> None:
+    secret = "--api-key=hunter2"
+    command = {"next": f"clusterprof srun -- {secret}"}
+    findings = [each | command for each in straggler.results["findings"]]
+    ranks = [each | {"source": f"/home/{secret}"} for each in straggler.results["ranks"]]
+    results = straggler.results | {"findings": findings, "ranks": ranks}
+    run = saved(replace(straggler, results=results), tmp_path / "run")
+    made = exported(run, form, tmp_path / "t")
+    files = list(made.iterdir()) if made.is_dir() else [made]
+    content = b"".join(
+        str(parquet.read_table(each).to_pylist()).encode()
+        if each.suffix == ".parquet" else each.read_bytes()
+        for each in files
+    )  # fmt: skip
+    if zipfile.is_zipfile(made):
+        with zipfile.ZipFile(made) as archive:
+            content = b"".join(map(archive.read, archive.namelist()))
+    assert b"hunter2" not in content
+
+
+@pytest.mark.parametrize("form", export.FORMATS)
+def test_every_format_takes_a_run_with_little_in_it(form: str, tmp_path: Path) -> None:
+    one, _ = simulate(Job(steps=2))
+    bare = replace(
+        one[0],
+        activity=one[0].activity.slice(0, 0),
+        collective_calls=one[0].collective_calls.slice(0, 0),
+        host_calls=one[0].host_calls.slice(0, 0),
+    )
+    assert exported(saved(study([bare]), tmp_path / "run"), form, tmp_path / "t").exists()
 
 
 @pytest.mark.parametrize("form", export.FORMATS)
@@ -418,9 +577,10 @@ def test_only_what_export_wrote_is_replaced(
     assert main.run(again) == 2
     assert "replace it with --force" in capsys.readouterr().err
     assert main.run([*again, "--force"]) == 0
-    made.write_text("mine")
+    mine = made / "mine" if made.is_dir() else made
+    mine.write_text("mine")
     assert main.run([*again, "--force"]) == 2
-    assert made.read_text() == "mine"
+    assert mine.read_text() == "mine"
 
 
 @pytest.mark.parametrize("what", ["collectives", "accounts", "activity"])

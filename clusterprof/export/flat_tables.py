@@ -1,0 +1,112 @@
+"""A merged run as tables for pandas, DuckDB or a spreadsheet: one CSV or Parquet file each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import IO, Any, get_args, get_origin, get_type_hints
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from clusterprof.agent.contracts import files, words
+from clusterprof.align.match.matched import PLACED
+from clusterprof.export import summaries
+from clusterprof.export.merged_tables import Merged
+from clusterprof.results import Finding, OperationEntry, RankEntry
+
+#: what is not exported: paths of the machine that merged; command lines; what has parts of its own
+_LEFT_OUT = {"source", "next", "evidence", "saving", "uncertainty_ns"}
+#: the files, without their ending
+NAMES = ("ranks", "steps", "operations", "findings", "collectives", *summaries.NAMES)
+_TYPES = {int: pa.int64(), float: pa.float64(), str: pa.string(), bool: pa.bool_()}
+#: as which a spreadsheet takes a cell for a formula
+_FORMULA = ("=", "+", "-", "@", "\t", "\r")
+
+
+def tables(merged: Merged) -> dict[str, pa.Table]:
+    """All tables by name; times are ns, `aligned_…` on the reference rank's clock."""
+    results = merged.results
+    return {
+        "ranks": _ranks(merged),
+        "steps": _steps(merged),
+        "operations": _of_entries(results["collectives"]["by_operation"], OperationEntry),
+        "findings": _of_entries(results["findings"], Finding),
+        "collectives": merged.collectives.select(PLACED.names),
+        **summaries.summaries(merged),
+    }
+
+
+def _ranks(merged: Merged) -> pa.Table:
+    made = _of_entries(sorted(merged.results["ranks"], key=lambda each: each["rank"]), RankEntry)
+    clocks = {each["rank"]: each for each in merged.results["clock"]["ranks"]}
+    for name, kind in (("offset_ns", int), ("drift_ppm", float), ("uncertainty_ns", int)):
+        values = [clocks[rank][name] for rank in made["rank"].to_pylist()]  # type: ignore[literal-required]
+        made = made.append_column(f"clock_{name}", pa.array(values, _TYPES[kind]))
+    return made
+
+
+def _steps(merged: Merged) -> pa.Table:
+    steady = [each["step"] for each in merged.results["steps"] if each["settled"]]
+    is_steady = pc.is_in(merged.accounts["step"], pa.array(steady, pa.int64()))
+    return merged.accounts.append_column("steady_state", is_steady)
+
+
+def _of_entries(entries: Sequence[Any], form: type) -> pa.Table:
+    """Members of results.json as a table: lists of ranks and steps as texts (`0-3,8`)."""
+    columns = {}
+    for name, kind in get_type_hints(form).items():
+        if name in _LEFT_OUT:
+            continue
+        values = [entry[name] for entry in entries]
+        if get_origin(kind) is list:
+            columns[name] = pa.array([words.numbers(value) for value in values], pa.string())
+        else:
+            plain = next((each for each in (kind, *get_args(kind)) if each in _TYPES), str)
+            columns[name] = pa.array(values, _TYPES[plain])
+    return pa.table(columns)
+
+
+def write_csv(merged: Merged, folder: Path) -> None:
+    """Write every table as CSV (UTF-8, with a header). Raises OSError."""
+    import pyarrow.csv as csv
+
+    def write(table: pa.Table, file: IO[bytes]) -> None:
+        texts = {
+            name: _cells(table[name]) if _is_text(table.schema.field(name).type) else table[name]
+            for name in table.column_names
+        }
+        csv.write_csv(pa.table(texts), file)
+
+    _write(merged, folder, "csv", write)
+
+
+def write_parquet(merged: Merged, folder: Path) -> None:
+    """Write every table as Parquet. Raises OSError."""
+    import pyarrow.parquet as parquet
+
+    _write(merged, folder, "parquet", parquet.write_table)
+
+
+def _write(
+    merged: Merged, folder: Path, ending: str, write: Callable[[pa.Table, IO[bytes]], None]
+) -> None:
+    made = tables(merged)
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in NAMES:
+        with files.new(folder / f"{name}.{ending}") as file:
+            write(made[name], file)
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_string(kind) or pa.types.is_dictionary(kind))
+
+
+def _cells(column: pa.ChunkedArray) -> pa.Array:
+    """Texts that no spreadsheet takes for formulas, each in one line."""
+    column = column.cast(pa.string()).combine_chunks().dictionary_encode()
+    shown = [
+        "'" + text if text.startswith(_FORMULA) else text
+        for text in map(words.plain, column.dictionary.to_pylist())
+    ]
+    return pa.array(shown, pa.string()).take(column.indices)
