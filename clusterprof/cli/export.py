@@ -83,7 +83,7 @@ def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
         "Write a merged run for other tools. The run stays as it is. "
         "Nothing that is written holds environment variables or command lines.",
         "export runs/... --format perfetto                open it at ui.perfetto.dev",
-        "export runs/... --format csv",
+        "export runs/... --format perfetto-archive",
         run="a run directory, or merge's --output",
     )
     add = parser.add_argument
