@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from clusterprof import console
+from clusterprof import console, run_directory
 from clusterprof.agent.contracts import files, identity, paths, words
 from clusterprof.collect.outcomes import Outcome
 from clusterprof.console import say
@@ -296,6 +296,44 @@ def save(made: Study, run: RunDirectory) -> None:
                     old.rmdir()
         title = run.results.path.name
         html.write(run.html, made.results, made.collectives, made.lanes, title=title, job=made.job)
+
+
+def page_again(run: RunDirectory, results: Results) -> str:
+    """The page of a run that was merged before, from what merging wrote. Raises ReportError."""
+    from clusterprof.align.lateness import SHALLOW
+    from clusterprof.align.match.matched import PLACED
+    from clusterprof.analysis.model.spans import SPANS
+    from clusterprof.report import html
+
+    collectives = read_table(run.merged / "collectives.parquet", PLACED)
+    lanes = run.merged / "lanes.parquet"
+    spans = read_table(lanes, SPANS) if lanes.is_file() else None
+    job = None
+    if run.manifest.is_file():
+        run = run_directory.opened(run.path).deep()
+        shallow = run.merged / "shallow.parquet"
+        table = read_table(shallow, SHALLOW) if shallow.is_file() else None
+        job = replace(job_record(run, run.read_manifest()), shallow=table)
+    return html.render(results, collectives, spans, title=run.results.path.name, job=job)
+
+
+def read_table(file: Path, schema: pa.Schema) -> pa.Table:
+    """One table that `write_table` wrote. Raises ReportError where it cannot be read."""
+    import pyarrow as pa
+    import pyarrow.parquet as parquet
+
+    from clusterprof.errors import ReportError
+
+    try:
+        with file.open("rb") as opened:  # pyarrow opens no path whose bytes are not UTF-8
+            table = parquet.read_table(opened).select(schema.names).cast(schema)
+        table.validate(full=True)
+    except (OSError, KeyError, ValueError, pa.ArrowException) as error:
+        raise ReportError(
+            f"{file} cannot be read: {str(error).partition(chr(10))[0][:200]}",
+            "write it again: clusterprof merge RUN",
+        ) from None
+    return table
 
 
 def write_table(table: pa.Table, target: Path) -> None:

@@ -1,39 +1,90 @@
-"""`clusterprof report RUN`: the verdict of a merged run."""
+"""`clusterprof report RUN`: the verdict of a merged run, in any of its forms."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from clusterprof import console
-from clusterprof.agent.contracts import paths
-from clusterprof.cli import verb_parser
+from clusterprof.agent.contracts import files, paths
+from clusterprof.arguments import check_free, path
+from clusterprof.cli import Parser, verb_parser
+from clusterprof.console import say
 from clusterprof.errors import ReportError
-from clusterprof.run_directory import RunDirectory
+from clusterprof.run_directory import RunDirectory, writing
+
+
+def parser(verb: str) -> Parser:
+    """The verb's options."""
+    this = verb_parser(
+        verb, "Print the verdict of a merged run, from what merging wrote: as text, or in another "
+        "form.",
+        "report runs/...",
+        "report runs/... --markdown                  for an issue or a pull request",
+        "report runs/... --html -o report.html       the page again",
+        "report runs/... --csv                       each rank's account of each step",
+        run="a run directory, or merge's --output",
+    )  # fmt: skip
+    forms = this.add_mutually_exclusive_group()
+    forms.add_argument("--json", action="store_true", help="print results.json")
+    forms.add_argument("--html", action="store_true", help="print the page")
+    forms.add_argument("--markdown", action="store_true", help="print Markdown")
+    forms.add_argument("--csv", action="store_true",
+        help="print the account of each rank in each step (times in ns)")  # fmt: skip
+    this.add_argument("-o", "--output", type=path, metavar="FILE", help="write it to FILE instead")
+    this.add_argument("--force", action="store_true", help="replace what -o wrote")
+    return this
 
 
 def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
-    """Print the verdict, or results.json, of a run that was merged before."""
-    parser = verb_parser(
-        verb, "Print the verdict of a merged run.",
-        "report runs/...",
-        "report runs/... --json",
-        run="a run directory, or merge's --output",
-    )  # fmt: skip
-    parser.add_argument("--json", action="store_true", help="print results.json instead of text")
-    arguments = parser.parse_args(list(own))
-    run = RunDirectory(arguments.run)
+    """Print or write what a run that was merged before has found."""
+    arguments = parser(verb).parse_args(list(own))
+    run = RunDirectory(arguments.run.absolute())
     found = run.merged / paths.RESULTS
     if not found.is_file():
         raise ReportError(
-            f"{run.path} has not been merged: it has no merged/results.json",
-            f"merge it: clusterprof merge {run.path}",
+            f"{arguments.run} has not been merged: it has no merged/results.json",
+            f"merge it: clusterprof merge {arguments.run}",
         )
-    from clusterprof.merge_run import print_verdict
-    from clusterprof.report import results_json
+    from clusterprof import merge_run
+    from clusterprof.report import csv_table, markdown, results_json, text
 
+    if arguments.output:
+        check_free(arguments.output, arguments.force, is_ours)
     results = results_json.read(found)
     if arguments.json:
-        console.json(results_json.dumps(results))
+        page = results_json.dumps(results).decode()
+    elif arguments.html:
+        page = merge_run.page_again(run, results)
+    elif arguments.markdown:
+        page = markdown.render(results)
+    elif arguments.csv:
+        page = csv_table.render(results)
+    elif arguments.output:
+        page = text.render(results)
     else:
-        print_verdict(results)
+        merge_run.print_verdict(results)
+        return 0
+    if arguments.output:
+        with writing(arguments.output, "--output"):
+            files.write(arguments.output, page.encode(errors="backslashreplace"))
+        say(f"wrote {arguments.output}")
+    elif arguments.json:
+        console.json(page.encode())
+    else:
+        sys.stdout.write(page)
     return 0
+
+
+def is_ours(file: Path) -> bool:
+    """Whether a file is one that -o wrote, in any form but text."""
+    from clusterprof.report import csv_table, html, markdown
+
+    begins = (markdown.MARK, ",".join(csv_table.COLUMNS), '{\n  "schema_version"')
+    try:
+        with file.open("rb") as opened:
+            start = opened.read(4096).decode(errors="replace")
+    except OSError:
+        return False
+    return start.startswith(begins) or html.is_ours(file)

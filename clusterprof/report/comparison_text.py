@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import re
 import textwrap
 from collections.abc import Sequence
 
 from clusterprof.agent.contracts import words
+from clusterprof.report.markdown import escaped, pipes
 from clusterprof.results import Change, ComparedFinding, Comparison
 
 #: longer names are cut: paths of 200 letters fit into no table
@@ -38,16 +38,16 @@ def markdown(comparison: Comparison) -> str:
     """The comparison as GitHub's and GitLab's Markdown: verdict, changes, and the rest folded."""
     shown = [comparison["step"], *_changed(comparison["parts"])]
     text = [
-        f"**{_escaped(comparison['verdict'])}**", "",
-        *_pipes(COLUMNS, [row(each) for each in shown], left=1), "",
+        f"**{escaped(comparison['verdict'])}**", "",
+        *pipes(COLUMNS, [row(each) for each in shown], left=1), "",
     ]  # fmt: skip
     if found := finding_rows(comparison):
-        text += [*_pipes(FINDING_COLUMNS, found, left=2), ""]
+        text += [*pipes(FINDING_COLUMNS, found, left=2), ""]
     text += ["<details><summary>All parts of the step, and what is compared</summary>", ""]
-    text += [*_pipes(COLUMNS, rows(comparison), left=1), ""]
+    text += [*pipes(COLUMNS, rows(comparison), left=1), ""]
     for side, names in (("A", comparison["a"]), ("B", comparison["b"])):
-        text.append(f"- {side}: {_escaped(names_of(names))}")
-    text += [f"- {_escaped(each)}" for each in (*basis(comparison), *remarks(comparison))]
+        text.append(f"- {side}: {escaped(names_of(names))}")
+    text += [f"- {escaped(each)}" for each in (*basis(comparison), *remarks(comparison))]
     return "\n".join([*text, "", "</details>", ""])
 
 
@@ -138,15 +138,3 @@ def _table(table: Sequence[Sequence[str]], left: int) -> list[str]:
         ).rstrip()
         for each in table
     ]
-
-
-def _pipes(head: Sequence[str], table: Sequence[Sequence[str]], left: int) -> list[str]:
-    marks = ["---" if place < left or not each else "--:" for place, each in enumerate(head)]
-    lines = [head, marks, *([_escaped(cell.strip()) for cell in each] for each in table)]
-    return [f"| {' | '.join(each)} |" for each in lines]
-
-
-def _escaped(text: str) -> str:
-    """Text of a report that Markdown shows as it is: it can begin no link, tag or mention."""
-    plain = words.plain(text)
-    return re.sub(r"([\\`*_\[\]<>|~@#&])", r"\\\1", plain).replace("\\@", "@\u200b")

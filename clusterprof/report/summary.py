@@ -373,6 +373,19 @@ def offset(entry: RankClock | None) -> str:
     return sign + words.duration(entry["offset_ns"])
 
 
+def measured(results: Results) -> list[tuple[str, str]]:
+    """What was measured, a label and a sentence each."""
+    rows = [
+        ("ranks", ranks(results)),
+        ("clock", clock(results)),
+        ("groups", groups(results) if results["topology"]["groups"] else ""),
+        ("pace", pace(results)),
+        ("overhead", capture(results["capture"]) if results["capture"] is not None else ""),
+        ("all ranks", all_ranks(results)),
+    ]
+    return [row for row in rows if row[1]]
+
+
 def missing(entry: MissingRank) -> str:
     """A rank without a report, and why."""
     name = "a rank" if entry["rank"] is None else f"rank {entry['rank']}"

@@ -90,16 +90,8 @@ class _Page:
 
 def _measured(page: _Page, results: Results) -> None:
     page.paragraph()
-    page.sentence(summary.ranks(results), _LABEL, "ranks")
-    page.sentence(summary.clock(results), _LABEL, "clock")
-    if results["topology"]["groups"]:
-        page.sentence(summary.groups(results), _LABEL, "groups")
-    if pace := summary.pace(results):
-        page.sentence(pace, _LABEL, "pace")
-    if results["capture"] is not None:
-        page.sentence(summary.capture(results["capture"]), _LABEL, "overhead")
-    if known := summary.all_ranks(results):
-        page.sentence(known, _LABEL, "all ranks")
+    for label, text in summary.measured(results):
+        page.sentence(text, _LABEL, label)
     for entry in results["missing"]:
         page.sentence(summary.missing(entry), _LABEL, "missing", style="warning")
 

@@ -1,0 +1,112 @@
+"""A merged run in each of its forms, from what merging wrote."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from pathlib import Path
+
+import pytest
+import report_sample
+
+from clusterprof.cli import main
+from clusterprof.report import csv_table, markdown, results_json
+
+ROOT = Path(__file__).resolve().parents[2]
+RECORDING = ROOT / "tests" / "data" / "recordings" / "kineto" / "gloo"
+
+
+@pytest.fixture(scope="module")
+def merged(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a merge's --output."""
+    folder = tmp_path_factory.mktemp("merged") / "out"
+    assert main.main(["merge", str(RECORDING), "-o", str(folder)]) == 0
+    return folder
+
+
+def test_the_page_again_is_that_of_the_merge(
+    merged: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = tmp_path / "page.html"
+    assert main.main(["report", str(merged), "--html", "-o", str(page)]) == 0
+    assert page.read_bytes() == (merged / "report.html").read_bytes()
+    assert str(page) in capsys.readouterr().err
+    assert main.main(["report", str(merged), "--html"]) == 0
+    assert capsys.readouterr().out == page.read_text()
+
+
+@pytest.mark.parametrize("form", ["--html", "--markdown", "--csv", "--json"])
+def test_force_replaces_what_it_wrote_and_nothing_else(
+    merged: Path, tmp_path: Path, form: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target = tmp_path / "target"
+    line = ["report", str(merged), form, "-o", str(target)]
+    assert main.main(line) == 0
+    first = target.read_bytes()
+    assert main.main(line) == 2
+    assert "--force" in capsys.readouterr().err
+    assert main.main([*line, "--force"]) == 0
+    assert target.read_bytes() == first
+    target.write_text("mine")
+    assert main.main([*line, "--force"]) == 2
+    assert target.read_text() == "mine"
+
+
+def test_csv_has_the_accounts_as_they_are(merged: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    results = results_json.read(merged / "merged" / "results.json")
+    assert main.main(["report", str(merged), "--csv"]) == 0
+    rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
+    assert len(rows) == sum(len(step["ranks"]) for step in results["steps"])
+    for row in rows:
+        (step,) = (each for each in results["steps"] if each["step"] == int(row["step"]))
+        (account,) = (each for each in step["ranks"] if each["rank"] == int(row["rank"]))
+        assert {name: int(row[name]) for name in account} == account
+        assert row["steady_state"] == str(int(step["settled"]))
+
+
+@pytest.mark.parametrize("name", ["=1+1", "+a", "-a", "@a"])
+def test_no_name_is_a_formula(name: str) -> None:
+    page = csv_table.render(report_sample.results(host=name))
+    hosts = {row["host"] for row in csv.DictReader(io.StringIO(page))}
+    assert f"'{name}" in hosts
+    assert name not in hosts
+
+
+def test_markdown_says_the_verdict_and_each_finding_with_its_command() -> None:
+    results = report_sample.results()
+    page = markdown.render(results)
+    assert page.splitlines()[0] == markdown.MARK
+    assert page.splitlines()[1].startswith("**Rank 2")
+    for finding in results["findings"]:
+        code = markdown.escaped(finding["code"])
+        assert f"| {code} | {finding['severity']} |" in page
+        assert finding["next"] in page
+    tables = [line for line in page.splitlines() if line.startswith("|")]
+    assert {line.count("|") for line in tables} == {7, 8}
+    assert len(re.findall("^```", page, re.MULTILINE)) % 2 == 0
+
+
+def test_no_name_of_a_report_is_markdown() -> None:
+    hostile = "</details><script>|`x`@team [a](http://b) ![i](c)"
+    results = report_sample.results(host=hostile, operation=hostile)
+    results["warnings"] = [hostile]
+    results["findings"][0] |= {"summary": hostile, "next": f"clusterprof -- ```\n{hostile}"}
+    page = markdown.render(results)
+    around = re.sub(r"(?ms)^(`{3,})sh\n.*?^\1$", "", page).replace("<details><summary>", "")
+    around = around.replace("</summary>", "").replace("</details>", "", 1)
+    for part in ("</details>", "<script>", "[a](", "@team"):
+        assert not re.search(rf"(?<!\\){re.escape(part)}", around), part
+    assert "<script>" in page  # in the command, which is code
+
+
+def test_what_was_not_merged_or_lacks_a_table_says_so(
+    merged: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main.main(["report", str(tmp_path), "--markdown"]) == 3
+    assert "clusterprof merge" in capsys.readouterr().err
+    (tmp_path / "merged").mkdir()
+    source = merged / "merged" / "results.json"
+    (tmp_path / "merged" / "results.json").write_bytes(source.read_bytes())
+    assert main.main(["report", str(tmp_path), "--html"]) == 3
+    assert "collectives.parquet" in capsys.readouterr().err
