@@ -63,6 +63,22 @@ def _parquet(merged: Merged, target: Path, limit: int) -> list[str]:
     return []
 
 
+def _chrome(merged: Merged, target: Path, limit: int) -> list[str]:
+    from clusterprof.export import chrome, tracks
+
+    chosen = tracks.survey(merged, limit, json=True)
+    with files.new(target) as file:
+        chrome.write(merged, file, chosen)
+    return chosen.notes
+
+
+def _prometheus(merged: Merged, target: Path, limit: int) -> list[str]:
+    from clusterprof.export import prometheus
+
+    files.write(target, prometheus.text(merged))
+    return []
+
+
 _PERFETTO = "open it at https://ui.perfetto.dev (it stays on your machine)"
 _TABLES = "operations, ranks, steps, findings, collectives, and summaries as nsys makes them"
 FORMATS = {
@@ -71,8 +87,16 @@ FORMATS = {
         ".perfetto.zip", "a trace per rank, whole, and Perfetto's manifest with their offsets",
         _archive, _PERFETTO,
     ),
+    "chrome-json": Format(
+        ".json", "the same as Chrome's Trace Event JSON, without flows", _chrome,
+        "for viewers and scripts that read Chrome's Trace Event format",
+    ),
     "csv": Format("-csv", f"a folder of tables: {_TABLES}", _csv, "one table a file"),
     "parquet": Format("-parquet", "the same as Parquet", _parquet, "one table a file"),
+    "prometheus": Format(
+        ".prom", "gauges for node_exporter's textfile collector", _prometheus,
+        "put it where node_exporter's --collector.textfile.directory is",
+    ),
 }  # fmt: skip
 
 
@@ -92,8 +116,8 @@ def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
     add("-o", "--output", type=path, metavar="PATH",
         help="where to write it (default: here, called as the run is)")  # fmt: skip
     add("--max-mb", type=_size, default=MOST_MB, metavar="N",
-        help=f"perfetto: the trace has at most N MB (default: {MOST_MB}): the shortest kernels, "
-        "copies and host calls are left out, and the trace says so")  # fmt: skip
+        help=f"perfetto, chrome-json: the trace has at most N MB (default: {MOST_MB}): the "
+        "shortest kernels, copies and host calls are left out, and the trace says so")  # fmt: skip
     add("--force", action="store_true", help="replace what export wrote")
     arguments = parser.parse_args([*own, *(program or ())])
     chosen = FORMATS[arguments.format]

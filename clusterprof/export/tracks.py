@@ -21,7 +21,9 @@ LONGEST_NAME = 512
 #: side: more than this at once no profiler records, and none is read
 MOST_LANES = 16
 #: upper bounds of what one slice takes in a file, bytes; a name is counted beside
-SLICE_BYTES = {"step": 160, "collective": 260, "device": 64, "host": 64}
+SLICE_BYTES = {"step": 160, "collective": 260, "device": 64, "host": 52}
+#: the same where the values' names, and the slice's, are written with each slice (JSON)
+JSON_BYTES = {"step": 260, "collective": 320, "device": 130, "host": 96}
 #: the same of what is written around a name, and of a track's and its rank's description
 NAME_BYTES, TRACK_BYTES = 16, 300
 #: what is kept first where not all fits
@@ -83,10 +85,11 @@ class Cut:
         return length >= self.shortest_ns.get(kind, 0)
 
 
-def survey(merged: Merged, limit: float) -> Cut:
+def survey(merged: Merged, limit: float, *, json: bool = False) -> Cut:
     """Look at all slices, and choose the shortest to leave out: the rest takes `limit` bytes.
 
-    Steps stay before collectives, and these before what ran on devices and hosts.
+    Steps stay before collectives, and these before what ran on devices and hosts. `json`: as JSON
+    instead of Perfetto's format.
     """
     made = Cut()
     size = {kind: np.zeros(len(_LENGTHS)) for kind in SLICE_BYTES}
@@ -97,7 +100,7 @@ def survey(merged: Merged, limit: float) -> Cut:
             if len(track):
                 begins.append(int(track.start.min()))
                 limit -= TRACK_BYTES + len(shown(track.name).encode())
-                _count(track, count[track.kind], size[track.kind])
+                _count(track, count[track.kind], size[track.kind], json=json)
     for kinds in CLASSES:
         slices = np.sum([count[kind] for kind in kinds], axis=0)
         sizes = np.sum([size[kind] for kind in kinds], axis=0)
@@ -115,20 +118,30 @@ def survey(merged: Merged, limit: float) -> Cut:
     return made
 
 
-def _count(track: Track, count: Ints, size: Floats) -> None:
+def _count(track: Track, count: Ints, size: Floats, *, json: bool) -> None:
     """Add a track's slices, and the bytes they take, by their lengths.
 
-    A name is written once, and needed by the longest of its slices.
+    A name is written once, and needed by the longest of its slices; in JSON with each.
     """
     of = np.maximum(np.searchsorted(_LENGTHS, track.end - track.start, "right") - 1, 0)
     here = np.bincount(of, minlength=len(_LENGTHS))
     longest = np.full(len(track.names), -1, np.int64)
     np.maximum.at(longest, track.code, of)
     used = np.flatnonzero(longest >= 0)
-    names = [len(shown(track.names[place]).encode()) + NAME_BYTES for place in used]
+    names = np.zeros(len(track.names))
+    names[used] = [_length(track.names[place], json=json) for place in used]
     count += here
-    size += here * SLICE_BYTES[track.kind]
-    size += np.bincount(longest[used], names, len(_LENGTHS))
+    size += here * (JSON_BYTES if json else SLICE_BYTES)[track.kind]
+    if json:
+        size += np.bincount(of, names[track.code], len(_LENGTHS))
+    else:
+        size += np.bincount(longest[used], names[used] + NAME_BYTES, len(_LENGTHS))
+
+
+def _length(name: object, *, json: bool) -> int:
+    """How many bytes a name takes; of JSON with its escapes."""
+    text = shown(name)
+    return len(text.encode()) + (text.count('"') + text.count("\\") if json else 0)
 
 
 _CALLED: dict[str, Callable[[int], str]] = {

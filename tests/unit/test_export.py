@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 import statistics
 import zipfile
 from collections import Counter, defaultdict
@@ -17,11 +18,12 @@ import pyarrow as pa
 import pyarrow.parquet as parquet
 import pytest
 from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as published
+from prometheus_client.parser import text_string_to_metric_families
 from simulate import Cause, Job, middle, simulate, with_clock
 
 from clusterprof import merge_run
 from clusterprof.cli import export, main
-from clusterprof.export import flat_tables, merged_tables, tracks, wire
+from clusterprof.export import chrome, flat_tables, merged_tables, tracks, wire
 from clusterprof.run_directory import RunDirectory
 from clusterprof.study import Study, study
 from clusterprof.tables import RankTables
@@ -393,6 +395,110 @@ def test_an_archive_s_offsets_put_each_rank_s_whole_trace_on_one_clock(
 def test_an_archive_is_the_same_each_time(run: Path, tmp_path: Path) -> None:
     one, two = (exported(run, "perfetto-archive", tmp_path / name) for name in "ab")
     assert one.read_bytes() == two.read_bytes()
+
+
+# --- chrome-json
+
+
+def test_chrome_json_has_what_perfetto_s_trace_has(run: Path, tmp_path: Path) -> None:
+    trace = Trace(exported(run, "perfetto", tmp_path / "t"))
+    made = json.loads(exported(run, "chrome-json", tmp_path / "c").read_text())
+    begin = made["otherData"]["begin_unix_ns"]
+    names = {
+        e["pid"]: e["args"]["name"] for e in made["traceEvents"] if e["name"] == "process_name"
+    }
+    found = Counter(
+        (names[e["pid"]], e["name"], round(e["ts"] * 1000) + begin, round(e["dur"] * 1000))
+        for e in made["traceEvents"] if e["ph"] == "X"
+    )  # fmt: skip
+    assert found == Counter(
+        (trace.process(e), e.name, e.begin, e.end - e.begin)
+        for e in trace.slices if e.category != "finding"
+    )  # fmt: skip
+    instants = [e["name"] for e in made["traceEvents"] if e["ph"] == "i"]
+    assert sorted([*instants, "about this trace"]) == sorted(
+        e.name for e in trace.slices if e.category == "finding"
+    )
+
+
+def test_chrome_json_stays_within_its_size(run: Path, tmp_path: Path) -> None:
+    merged = merged_tables.read(RunDirectory(run))
+    limit = exported(run, "chrome-json", tmp_path / "whole").stat().st_size * 4 // 5
+    chosen = tracks.survey(merged, limit, json=True)
+    with (tmp_path / "t").open("wb") as file:
+        chrome.write(merged, file, chosen)
+    assert limit / 3 < (tmp_path / "t").stat().st_size <= limit
+    assert (
+        "left out" in json.loads((tmp_path / "t").read_text())["otherData"]["clusterprof.left_out"]
+    )
+
+
+# --- prometheus
+
+
+def metrics(file: Path) -> dict[str, dict[tuple[tuple[str, str], ...], float]]:
+    families = text_string_to_metric_families(file.read_text(encoding="utf-8"))
+    return {
+        family.name: {tuple(sorted(s.labels.items())): s.value for s in family.samples}
+        for family in families if family.documentation and family.type == "gauge"
+    }  # fmt: skip
+
+
+def test_prometheus_reads_every_metric(straggler: Study, run: Path, tmp_path: Path) -> None:
+    found = metrics(exported(run, "prometheus", tmp_path / "t.prom"))
+    results = straggler.results
+    assert results["pace"] is not None
+    (step,) = found["clusterprof_step_seconds"].values()
+    assert step == pytest.approx(results["pace"]["step_ns"] / 1e9)
+    repairs = found["clusterprof_finding_saved_seconds"].items()
+    assert [(dict(labels)["code"], value) for labels, value in repairs] == [
+        (e["code"], pytest.approx(e["saved_ns_per_step"] / 1e9)) for e in results["findings"]
+    ]
+    parts = found["clusterprof_rank_step_seconds"]
+    of_rank = sum(value for labels, value in parts.items() if ("rank", "2") in labels)
+    steady = [e["step"] for e in results["steps"] if e["settled"]]
+    lengths = [
+        row["duration_ns"] for row in straggler.accounts.to_pylist()
+        if row["rank"] == 2 and row["step"] in steady
+    ]  # fmt: skip
+    assert of_rank == pytest.approx(np.mean(lengths) / 1e9)
+    assert {dict(labels)["run"] for family in found.values() for labels in family} == {"run"}
+
+
+def test_no_sample_comes_twice(straggler: Study, tmp_path: Path) -> None:
+    findings = straggler.results["findings"]
+    results = straggler.results | {"findings": [*findings, *findings]}
+    run = saved(replace(straggler, results=results), tmp_path / "run")
+    lines = exported(run, "prometheus", tmp_path / "t.prom").read_text().splitlines()
+    samples = [line.rpartition(" ")[0] for line in lines if not line.startswith("#")]
+    assert len(samples) == len(set(samples))
+
+
+@pytest.mark.parametrize("name", ['a"b', "a\\b", "a\nb", "{}=,", RIGHT_TO_LEFT, "x" * 10_000])
+def test_any_host_is_a_label(name: str, straggler: Study, tmp_path: Path) -> None:
+    ranks = [each | {"host": name} for each in straggler.results["ranks"]]
+    run = saved(replace(straggler, results=straggler.results | {"ranks": ranks}), tmp_path / "run")
+    found = metrics(exported(run, "prometheus", tmp_path / "t.prom"))
+    (label,) = {dict(labels)["host"] for labels in found["clusterprof_clock_uncertainty_seconds"]}
+    assert label == tracks.shown(name)
+
+
+def test_the_dashboard_asks_for_metrics_and_labels_that_there_are(
+    run: Path, tmp_path: Path
+) -> None:
+    found = metrics(exported(run, "prometheus", tmp_path / "t.prom"))
+    folder = Path(__file__).resolve().parents[2] / "examples"
+    dashboard = json.loads((folder / "grafana-dashboard.json").read_text())
+    asked = [target for panel in dashboard["panels"] for target in panel["targets"]]
+    assert len(asked) >= 8
+    for target in asked:
+        (name,) = re.findall(r"clusterprof_\w+", target["expr"])
+        labels = {key for each in found[name] for key, _ in each}
+        used = re.findall(r"{{(\w+)}}", target["legendFormat"])
+        used += re.findall(r"(\w+)=~?\"", target["expr"])
+        by = re.search(r"by \(([^)]*)\)", target["expr"])
+        used += by[1].split(", ") if by else []
+        assert set(used) <= labels
 
 
 # --- csv, parquet

@@ -1,0 +1,139 @@
+"""A merged run as gauges in Prometheus' text format, for node_exporter's textfile collector.
+
+The format: https://prometheus.io/docs/instrumenting/exposition_formats/. Times are in seconds, as
+Prometheus has them. Communicators are no label, since a large job has thousands.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow.compute as pc
+
+from clusterprof import __version__
+from clusterprof.agent.contracts import words
+from clusterprof.align.columns import integers
+from clusterprof.export.merged_tables import Merged
+from clusterprof.export.tracks import shown
+from clusterprof.results import UNBOUNDED_NS
+
+#: the parts of a step, which add up to it
+_PARTS = ("compute", "exposed_communication", "exposed_copy", "idle")
+
+
+class Gauge(NamedTuple):
+    """One metric, and a value for each set of labels."""
+
+    name: str
+    help: str
+    samples: Iterable[tuple[Mapping[str, object], float]]
+
+
+def text(merged: Merged) -> str:
+    """The whole file. Every sample has the run's name as a label."""
+    lines = []
+    for gauge in gauges(merged):
+        samples: dict[str, float] = {}
+        for labels, value in gauge.samples:
+            every = {"run": merged.folder.name, **labels}
+            inside = ",".join(f'{key}="{_escaped(label)}"' for key, label in every.items())
+            samples.setdefault(inside, value)  # one that comes twice makes the file invalid
+        if not samples:
+            continue
+        name = f"clusterprof_{gauge.name}"
+        lines += [f"# HELP {name} {gauge.help}", f"# TYPE {name} gauge"]
+        lines += [f"{name}{{{inside}}} {_number(value)}" for inside, value in samples.items()]
+    return "\n".join(lines) + "\n"
+
+
+def gauges(merged: Merged) -> list[Gauge]:
+    """All metrics of a run."""
+    results = merged.results
+    hosts = {each["rank"]: each["host"] for each in results["ranks"]}
+    pace = results["pace"]
+    return [
+        Gauge("info", "Who wrote this.", [({"version": __version__}, 1)]),
+        Gauge("window_end_timestamp_seconds", "When the profiled window ended.", _ended(merged)),
+        Gauge(
+            "ranks", "Ranks by whether they have a report.",
+            [({"state": "profiled"}, len(hosts)), ({"state": "missing"}, len(results["missing"]))],
+        ),
+        Gauge(
+            "step_seconds", "The mean step, without the profiler where that is known.",
+            [({"without_profiler": str(pace["without_profiler"]).lower()}, pace["step_ns"] / 1e9)]
+            if pace else [],
+        ),
+        Gauge(
+            "rank_step_seconds", "A rank's mean steady-state step by part; the parts add up.",
+            _rank_steps(merged, hosts),
+        ),
+        Gauge(
+            "operation_seconds", "Collectives per step, mean over ranks, by what overlaps.",
+            _operations(merged),
+        ),
+        Gauge(
+            "finding_saved_seconds", "What repairing a finding saves per step.",
+            ((_finding(each), each["saved_ns_per_step"] / 1e9) for each in results["findings"]),
+        ),
+        Gauge(
+            "finding_saved_uncertainty_seconds", "Half-width of what a repair saves.",
+            ((_finding(each), each["saved_uncertainty_ns"] / 1e9) for each in results["findings"]),
+        ),
+        Gauge(
+            "clock_uncertainty_seconds", "How far a rank's aligned times may be wrong.",
+            (
+                (_rank(each["rank"], hosts), np.inf if each["uncertainty_ns"] >= UNBOUNDED_NS
+                 else each["uncertainty_ns"] / 1e9)
+                for each in results["clock"]["ranks"] if each["rank"] in hosts
+            ),
+        ),
+    ]  # fmt: skip
+
+
+def _rank(rank: int, hosts: Mapping[int, str]) -> dict[str, object]:
+    return {"rank": rank, "host": hosts[rank]}
+
+
+def _finding(finding: Mapping[str, object]) -> dict[str, object]:
+    ranks = finding["ranks"]
+    assert isinstance(ranks, list)
+    named = words.numbers(ranks, 8)
+    return {"code": finding["code"], "severity": finding["severity"], "ranks": named}
+
+
+def _ended(merged: Merged) -> list[tuple[dict[str, object], float]]:
+    end = pc.max(merged.accounts["end_ns"]).as_py()
+    return [] if end is None else [({}, end / 1e9)]
+
+
+def _rank_steps(merged: Merged, hosts: Mapping[int, str]) -> list[tuple[dict[str, object], float]]:
+    steady = [each["step"] for each in merged.results["steps"] if each["settled"]]
+    found = merged.accounts.filter(pc.is_in(merged.accounts["step"], pc.cast(steady, "int64")))
+    rank, made = integers(found, "rank"), []
+    for one in np.unique(rank).tolist():
+        for part in _PARTS:
+            mean = integers(found, f"{part}_ns")[rank == one].mean()
+            made.append(({**_rank(one, hosts), "part": part}, mean / 1e9))
+    return made
+
+
+def _operations(merged: Merged) -> list[tuple[dict[str, object], float]]:
+    total: dict[tuple[str, str], int] = defaultdict(int)
+    for each in merged.results["collectives"]["by_operation"]:
+        exposed, waiting = each["exposed_ns_per_step"], each["exposed_wait_ns_per_step"]
+        of = each["operation"]
+        total[of, "overlapped"] += each["communication_ns_per_step"] - exposed
+        total[of, "exposed_wait"] += waiting
+        total[of, "exposed_transfer"] += exposed - waiting
+    return [({"operation": of, "part": part}, ns / 1e9) for (of, part), ns in total.items()]
+
+
+def _escaped(label: object) -> str:
+    return shown(label).replace("\\", "\\\\").replace('"', '\\"')
+
+
+def _number(value: float) -> str:
+    return "+Inf" if value == np.inf else f"{value:.9f}".rstrip("0").rstrip(".")
