@@ -106,6 +106,7 @@ def job_record(run: RunDirectory, manifest: Manifest | None = None) -> Job:
                 paces[rank] = read_pace(beside_log(log, paths.PACE))
     if manifest is None:
         return Job(steps=steps, paces=paces, hosts=hosts)
+    torch = {str(state["torch"]) for state in states.values() if state.get("torch")}
     window = run.window()
     content = manifest.content
     return Job(
@@ -113,6 +114,7 @@ def job_record(run: RunDirectory, manifest: Manifest | None = None) -> Job:
         paces=paces,
         hosts=hosts,
         window=(window.first, window.end),
+        torch=tuple(sorted(torch)),
         command=shlex.join(str(word) for word in content.get("argv") or ()),
         launcher=manifest.launcher or "",
         began=str(content.get("began") or ""),

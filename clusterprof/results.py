@@ -33,6 +33,8 @@ class RankEntry(TypedDict):
     profiler: str
     world_size: int | None
     device: str
+    #: of what it ran on, as far as its report says: `driver`, `CUDA driver`, `CUDA`, `NCCL`
+    versions: dict[str, str]
 
 
 class MissingRank(TypedDict):

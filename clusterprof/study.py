@@ -192,6 +192,7 @@ def _rank(tables: RankTables) -> RankEntry:
         "profiler": info.profiler,
         "world_size": info.world_size,
         "device": info.device,
+        "versions": dict(info.versions),
     }
 
 

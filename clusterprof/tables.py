@@ -129,6 +129,8 @@ class ReportInfo:
     local_rank: int | None = None
     host: str = ""
     device: str = ""
+    #: of what the rank ran on, as far as the report says: `driver`, `CUDA`, `NCCL`
+    versions: Mapping[str, str] = field(default_factory=dict)
     #: an opaque fingerprint of the job (rendezvous, job id); None where there is none.
     #: Two reports with two fingerprints are of two jobs.
     job: str | None = None

@@ -152,6 +152,7 @@ def results(*, host: str = "gpu-07", operation: str = "AllReduce") -> Results:
                 "profiler": "nsys 2025.3.2",
                 "world_size": 5,
                 "device": "NVIDIA H200",
+                "versions": {"driver": "580.159.04"},
             }
             for rank in range(4)
         ],

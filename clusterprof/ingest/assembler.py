@@ -103,6 +103,7 @@ def combine(nsys: RankTables, kineto: RankTables) -> RankTables:
         world_size=one.world_size or other.world_size,
         host=one.host or other.host,
         device=one.device or other.device,
+        versions={**other.versions, **one.versions},
         begin_ns=min(one.begin_ns, other.begin_ns),
         end_ns=max(one.end_ns, other.end_ns),
         backend=one.backend or other.backend,

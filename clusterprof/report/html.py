@@ -50,12 +50,15 @@ def render(
     collectives alone. `job` is what is known besides, of a run of clusterprof. The same arguments
     give the same page; it ends in a newline.
     """
-    from clusterprof.report import heatmap, lanes, step_chart
+    from clusterprof.report import heatmap, lanes, provenance, step_chart
 
     drawn = lanes.build(results, collectives, spans)
     heat = heatmap.embedded(results, collectives, job or Job())
-    timeline = lanes.embedded(drawn, results) if drawn else None
-    data = {"timeline-data": timeline, "heatmap-data": heat}
+    data = {
+        "timeline-data": lanes.embedded(drawn, results) if drawn else None,
+        "heatmap-data": heat,
+        "results-data": provenance.embedded(results),
+    }
     data = {name: each for name, each in data.items() if each is not None}
     script = "".join(map(_part, _SCRIPTS))
     begins = {step["step"]: step["begin_ns"] for step in results["steps"]}
@@ -76,7 +79,7 @@ def render(
         verdict=summary.sentences(results["verdict"]),
         tiles=overview.tiles(results),
         leading=summary.leading(results),
-        findings=[(finding, _drawn(finding, begins)) for finding in summary.by_saving(results)],
+        findings=[(finding, _drawn(finding, begins)) for finding in summary.cards(results)],
         account=breakdown.account(results),
         path=breakdown.path(results),
         groups=breakdown.ends(results["topology"]["groups"], 2 * breakdown.ENDS, 0),
@@ -95,6 +98,7 @@ def render(
         data=data,
         heatmap="heatmap-data" in data,
         run_steps=step_chart.chart(results, job or Job()),
+        provenance=provenance.facts(results, job or Job()),
     )
 
 

@@ -57,7 +57,7 @@ def _cost(results: Results, top: Finding | None) -> Tile:
     if not share:
         return Tile(name, "unknown", "no replay without its cause", hurt=_hurts(top))
     what = "GPUs" if any(each["device"] for each in results["ranks"]) else "ranks"
-    lost = f"as much as {share * ranks:.2g} of {ranks:,} {what}" if ranks > 1 else ""
+    lost = f"as much as {_few_digits(share * ranks)} of {ranks:,} {what}" if ranks > 1 else ""
     more = lost or summary.recurrence(top)
     return Tile(name, f"{words.percent(share)} of each step", more, hurt=_hurts(top))
 
@@ -88,6 +88,10 @@ def _known(results: Results, top: Finding | None) -> Tile:
     more = ", ".join(filter(None, (reports, where, clocks.get(bound, f"clocks {bound}"))))
     confident = words.confidence(top["confidence"]) if top else bound
     return Tile("Confidence", confident, more, hurt=bool(missing))
+
+
+def _few_digits(value: float) -> str:
+    return f"{value:.2g}" if value < 10 else f"{value:,.0f}"
 
 
 def _hurts(finding: Finding) -> bool:

@@ -102,6 +102,12 @@ def by_saving(results: Results) -> list[Finding]:
     return sorted(results["findings"], key=lambda finding: -finding["saved_ns_per_step"])
 
 
+def cards(results: Results) -> list[Finding]:
+    """The findings to act on or to know of: what the profiler cost stands with its provenance."""
+    own = ("profiler.perturbation", "info")
+    return [each for each in by_saving(results) if (each["code"], each["severity"]) != own]
+
+
 def sentences(text: str) -> list[str]:
     """The sentences of a verdict or a summary."""
     return _SENTENCE_END.split(text)

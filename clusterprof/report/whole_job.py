@@ -26,6 +26,8 @@ class Job:
     window: tuple[int, int] | None = None
     #: the hosts of those ranks whose host is known
     hosts: Mapping[int, str] = field(default_factory=dict)
+    #: the versions of torch that ranks trained with
+    torch: tuple[str, ...] = ()
     #: the command line (secrets masked), its launcher, and when the job began and ended (ISO 8601)
     command: str = ""
     launcher: str = ""

@@ -18,7 +18,7 @@ import report_sample as sample
 from lab import command
 from lab.parts import chromium
 
-from clusterprof.report import html
+from clusterprof.report import html, results_json
 from clusterprof.results import Results
 
 pytestmark = pytest.mark.needs_chromium
@@ -418,3 +418,28 @@ def test_a_table_is_downloaded_whole_and_no_name_becomes_a_formula(
     lines = found["text"].split("\r\n")
     assert len(lines) == 42
     assert sum('"\'=cmd|""x"""' in line for line in lines) == 1
+
+
+@pytest.mark.usefixtures("report")
+def test_results_and_their_parts_can_be_saved_from_the_page(ask: Callable[..., Any]) -> None:
+    found = ask(
+        """
+        const saved = {}, blobs = [];
+        view.URL.createObjectURL = (blob) => { blobs.push(blob); return "#"; };
+        const click = function () { saved[this.download] = blobs.pop(); };
+        view.HTMLAnchorElement.prototype.click = click;
+        for (const button of page.querySelectorAll("#downloads button")) {
+          button.click();
+          for (let tries = 0; tries < 100 && !saved[button.textContent]; tries++)
+            await new Promise((done) => setTimeout(done, 20));
+          saved[button.textContent] = await saved[button.textContent].text();
+        }
+        return saved;
+        """
+    )
+    assert found["results.json"].encode() == results_json.dumps(sample.results())
+    assert found["findings.csv"].splitlines()[1].startswith("straggler.host,critical,2,7 8 9,")
+    steps = found["steps.csv"].splitlines()
+    assert ",rank,duration_ns,compute_ns," in steps[0]
+    assert len(steps) == 1 + 4 * 4
+    assert found["collectives.csv"].splitlines()[1].startswith("AllReduce,0x55e1a2b3c4d5e6f7,")

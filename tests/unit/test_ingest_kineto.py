@@ -74,6 +74,13 @@ def test_every_table_has_exactly_its_schema(gloo: list[RankTables], pipeline: Ra
             table.validate(full=True)
 
 
+def test_a_trace_says_which_versions_it_ran_with(
+    gloo: list[RankTables], pipeline: RankTables
+) -> None:
+    assert pipeline.info.versions == {"CUDA driver": "13.0", "CUDA": "13.0", "NCCL": "2.28.9"}
+    assert gloo[0].info.versions == {}
+
+
 def test_a_trace_says_who_it_is(gloo: list[RankTables], pipeline: RankTables) -> None:
     assert [(r.rank, r.info.world_size, r.info.backend) for r in gloo] == [
         (0, 3, "gloo"),

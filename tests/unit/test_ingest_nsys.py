@@ -97,6 +97,10 @@ def test_a_report_says_who_it_is_by_its_own_environment(ddp: list[RankTables]) -
     assert len({ranks.info.job for ranks in ddp}) == 1
 
 
+def test_a_report_says_which_driver_it_ran_with(ddp: list[RankTables]) -> None:
+    assert [tables.info.versions for tables in ddp] == [{"driver": "580.159.04"}] * len(ddp)
+
+
 def test_the_ddp_recording_has_13_allreduces_a_step_on_one_communicator(
     ddp: list[RankTables],
 ) -> None:

@@ -324,6 +324,9 @@ class Rank:
             "chosen": picked, "program_pid": self.pid,
             "machine": clocks.machine(), "clock": clocks.reading("start"),
         }  # fmt: skip
+        torch = sys.modules.get("torch")
+        if torch is not None:
+            facts["torch"] = str(getattr(torch, "__version__", ""))
         if "SLURM_JOB_ID" in os.environ:  # srun may have made it: whoever called srun asks here
             facts["slurm_job"] = os.environ["SLURM_JOB_ID"]
         if not picked:

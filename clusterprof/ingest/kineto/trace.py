@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -70,6 +72,7 @@ def read(path: Path) -> Recording:
         rank=job.get("rank"),
         world_size=job.get("world_size"),
         host=str(trace.meta.get("host_name", "")),
+        versions=_versions(trace.meta, job),
         backend=str(job.get("backend", "")),
         groups={g.communicator: g.description for g in groups.values() if g.description},
         warnings=(*gpu_warnings, *cpu_warnings, *not_read),
@@ -87,6 +90,17 @@ def read(path: Path) -> Recording:
     if not recording.has_events:
         raise other_tools.by_events(path, trace.unread, trace.processes)
     return recording
+
+
+def _versions(meta: Mapping[str, Any], job: Mapping[str, Any]) -> dict[str, str]:
+    """What the trace says of versions; CUDA's are numbers such as 13000."""
+    found = {}
+    for name, key in (("CUDA driver", "cuda_driver_version"), ("CUDA", "cuda_runtime_version")):
+        number = meta.get(key)
+        if isinstance(number, int) and not isinstance(number, bool) and 0 < number < 10**6:
+            found[name] = f"{number // 1000}.{number % 1000 // 10}"
+    nccl = job.get("nccl_version")
+    return found | ({"NCCL": nccl} if isinstance(nccl, str) and nccl else {})
 
 
 def _work(trace: Trace, cuda: Calls) -> list[pa.Table]:

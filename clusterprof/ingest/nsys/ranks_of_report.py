@@ -54,7 +54,9 @@ def origin(export: Export) -> tuple[ReportInfo, Identity | None]:
     """Return whom the profiled command's environment names, and all else the report is about."""
     environ = environment(export)
     who = identify(environ)
-    system = dict(export.rows("SELECT name, value FROM {0} WHERE name = 'Hostname'", schema.SYSTEM))
+    named = "SELECT name, value FROM {0} WHERE name IN ('Hostname', 'NvDriverVersion')"
+    system = dict(export.rows(named, schema.SYSTEM))
+    driver = str(system.get("NvDriverVersion") or "")
     epochs = export.rows('SELECT "utcEpochNs" FROM {0}', schema.SESSION_START)
     epoch = next((int(each) for (each,) in epochs if each), 0)
     untimed = "the report does not state when it was recorded: only collectives can align it"
@@ -65,6 +67,7 @@ def origin(export: Export) -> tuple[ReportInfo, Identity | None]:
         world_size=who.world_size if who else None,
         local_rank=who.local_rank if who else None,
         host=str(system.get("Hostname", "")),
+        versions={"driver": driver} if driver else {},
         job=fingerprint(environ),
         epoch_ns=epoch,
         warnings=() if epoch else (untimed,),

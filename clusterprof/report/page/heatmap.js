@@ -7,7 +7,7 @@
   if (!data) return;
   const canvas = document.getElementById("heatmap"), scale = document.getElementById("heat-scale");
   const read = document.getElementById("heat-read"), order = document.getElementById("heat-order");
-  const UNKNOWN = 65535, TOP = 22, MOST_HEIGHT = 512, ROW = 22, MARK = 12;
+  const UNKNOWN = 65535, TOP = 22, MOST_HEIGHT = 384, ROW = 22, MARK = 12;
 
   const codes = (text) => {
     const raw = atob(text), out = new Uint16Array(raw.length / 2);
@@ -150,6 +150,10 @@
     }
     context.textAlign = "right";
     let free = 0;
+    // The names of flagged ranks come first, the others where there is space between them.
+    const flags = grouping ? [] : lines.flatMap((line, at) => line.filter((place) => named.has(place)).slice(0, 1).map((place) => ({ y: TOP + (at + .5) * row, text: String(data.ranks[place]) })));
+    context.fillStyle = css("--late");
+    for (const flag of flags) context.fillText(flag.text, left - MARK - 2, flag.y);
     for (let line = 0; line < lines.length; line++) {
       const y = TOP + (line + .5) * row, flagged = lines[line].some((place) => named.has(place));
       const group = labels.get(line);
@@ -163,8 +167,8 @@
       }
       if (y < free) continue;
       const text = grouping ? group : row >= 12 || line % Math.ceil(14 / row) === 0 ? String(data.ranks[lines[line][0]]) : undefined;
-      if (text === undefined) continue;
-      context.fillStyle = flagged && !grouping ? css("--late") : ink;
+      if (text === undefined || flags.some((flag) => Math.abs(flag.y - y) < 12)) continue;
+      context.fillStyle = ink;
       context.fillText(text.slice(0, 18), left - MARK - 2, Math.max(y, TOP + 5));
       free = y + 13;
     }
