@@ -3,6 +3,12 @@
 from __future__ import annotations
 
 import sys
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import os
+
+    from clusterprof.api import Run
 
 __version__ = "0.1.0.dev0"
 
@@ -16,3 +22,10 @@ def step() -> None:
     steps = sys.modules.get("_clusterprof_agent.rank.steps")
     if steps is not None:
         steps.counter.say()
+
+
+def load(path: str | os.PathLike[str]) -> Run:
+    """Return a merged run, its tables as pandas frames: see `clusterprof.api`."""
+    from clusterprof import api
+
+    return api.load(path)

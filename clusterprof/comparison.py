@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import NormalDist
 from typing import TYPE_CHECKING, NamedTuple, cast
@@ -33,10 +33,10 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 import numpy as np
 import numpy.typing as npt
 
-from clusterprof import __version__, gate
+from clusterprof import __version__, gate, merge_run
 from clusterprof.agent.contracts import paths, words
 from clusterprof.console import say
-from clusterprof.errors import ClusterprofError, MergeError, ReportError
+from clusterprof.errors import ClusterprofError, MergeError
 from clusterprof.report import results_json
 from clusterprof.results import (
     Change,
@@ -182,9 +182,9 @@ def clean_steps(run: RunDirectory, results: Results) -> tuple[Floats, int]:
     )
     until = run.deep().window().first if stays else math.inf
     every = []
-    for log, pace in _logs(run):
-        first, count = (np.r_[log[k], pace[k]] for k in (0, 1))
-        took = np.r_[log[2], pace[2]]
+    job = merge_run.job_record(run)
+    for rank, log in job.steps.items():
+        first, count, took = stretches(log, job.paces[rank])
         clean = (first >= _WARM_UP) & (first + count <= until)
         for window in windows:
             clean &= (first + count <= window.first) | (first >= window.end + _RECOVERY)
@@ -198,25 +198,18 @@ def clean_steps(run: RunDirectory, results: Results) -> tuple[Floats, int]:
     return blocked(count, took), int(count.sum())
 
 
-def _logs(run: RunDirectory) -> Iterable[tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]]:
-    """Each rank's step log: first step, count and length (ns) of single steps, and of blocks."""
-    from clusterprof.collect.outcomes import newest_step_log
-    from clusterprof.ingest.rank_steps import beside_log, read_log, read_pace
-
-    for rank in run.ranks():
-        found = newest_step_log(run.logged(rank))
-        if found is None:
-            continue
-        with contextlib.suppress(ReportError):  # a damaged log leaves its rank out
-            log = _columns(read_log(found))
-            pace = read_pace(beside_log(found, paths.PACE))
-            length = pace["end_ns"] - pace["begin_ns"]
-            yield log, np.stack([pace["first_step"], pace["count"], length])
-
-
-def _columns(log: pa.Table) -> npt.NDArray[np.int64]:
+def stretches(
+    log: pa.Table, pace: Mapping[str, npt.NDArray[np.int64]]
+) -> tuple[npt.NDArray[np.int64], ...]:
+    """First step, count and length (ns) of a rank's logged steps, and of its blocks of others."""
     step, begin, end = (log[name].to_numpy() for name in ("step", "begin_ns", "end_ns"))
-    return np.stack([step, np.ones_like(step), end - begin])
+    if not pace:
+        return step, np.ones_like(step), end - begin
+    return (
+        np.r_[step, pace["first_step"]],
+        np.r_[np.ones_like(step), pace["count"]],
+        np.r_[end - begin, pace["end_ns"] - pace["begin_ns"]],
+    )
 
 
 def blocked(count: npt.NDArray[np.int64], took: npt.NDArray[np.int64]) -> Floats:

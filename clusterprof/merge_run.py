@@ -34,6 +34,13 @@ if TYPE_CHECKING:
 
 def merge_run(run: RunDirectory, outcomes: Sequence[Outcome]) -> Study:
     """Merge the collected reports of a run and write the results into the run directory."""
+    made = merged(run, outcomes)
+    save(made, run)
+    return made
+
+
+def merged(run: RunDirectory, outcomes: Sequence[Outcome]) -> Study:
+    """Merge the collected reports of a run, and write nothing."""
     from clusterprof.align.clock.measured import known_clocks
     from clusterprof.errors import ReportError
     from clusterprof.ingest import Gathered, Source, find_sources, gather
@@ -82,9 +89,7 @@ def merge_run(run: RunDirectory, outcomes: Sequence[Outcome]) -> Study:
         again=again(run, manifest),
         shallow=shallow,
     )
-    made = replace(made, job=replace(job, shallow=made.shallow))
-    save(made, run)
-    return made
+    return replace(made, job=replace(job, shallow=made.shallow))
 
 
 def job_record(run: RunDirectory, manifest: Manifest | None = None) -> Job:

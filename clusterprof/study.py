@@ -59,7 +59,9 @@ class Study:
     clock: Clock
     ranks: tuple[RankTables, ...]
     #: schema `clusterprof.align.lateness.SHALLOW`; None where no rank left its flight recorder
-    shallow: pa.Table | None = None
+    shallow: pa.Table | None
+    #: what the findings rest on: further what-ifs replay it
+    dataset: Dataset
     #: what is known of the job besides; None where the reports are not of a run of clusterprof
     job: Job | None = None
     #: schema `clusterprof.analysis.model.spans.SPANS`
@@ -124,6 +126,7 @@ def study(
         dataset.clock,
         tables,
         joined(shallow.table, shallow.called_ns, dataset.placed) if shallow else None,
+        dataset,
         lanes=spans(dataset, results),
     )
 

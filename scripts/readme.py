@@ -1,8 +1,8 @@
 """Fill the outputs in README.md with what the commands beside them really print.
 
-    python scripts/readme.py            rewrite README.md, docs/report.png and docs/findings.md
+    python scripts/readme.py            rewrite README.md, docs/report.png and the pages below
     python scripts/readme.py --check    end with 1 if README.md says anything else
-    python scripts/readme.py --findings write docs/findings.md only
+    python scripts/readme.py --findings write docs/findings.md and docs/python.md only
 
 A block is a fenced one after a comment `<!-- output of: COMMAND -->`, or `<!-- first 9 lines of:
 COMMAND -->`; the command runs in the repository's root. The commands read recordings, so what they
@@ -22,6 +22,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 README = ROOT / "README.md"
 PICTURE = ROOT / "docs" / "report.png"
+PYTHON = ROOT / "docs" / "python.md"
 FINDINGS = ROOT / "docs" / "findings.md"
 RECORDING = "tests/data/recordings/nsys-2025.3/ddp-host-straggler"
 
@@ -79,10 +80,19 @@ def write_findings() -> None:
     FINDINGS.write_text(by_hand + registry.page(), encoding="utf-8")
 
 
+def write_python() -> None:
+    """docs/python.md: the columns of all frames, below what is hand-written."""
+    from clusterprof import api
+
+    by_hand = PYTHON.read_text(encoding="utf-8").partition(api.WRITTEN)[0]
+    PYTHON.write_text(by_hand + api.reference(), encoding="utf-8")
+
+
 def main() -> int:
     """Rewrite, or check with --check."""
     if "--findings" in sys.argv[1:]:
         write_findings()
+        write_python()
         return 0
     text = README.read_text()
     now = filled(text)
@@ -90,6 +100,7 @@ def main() -> int:
         return 0 if now == text else 1
     README.write_text(now)
     write_findings()
+    write_python()
     take_picture()
     return 0
 

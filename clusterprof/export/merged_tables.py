@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from clusterprof.agent.contracts import paths
 from clusterprof.align.clock import Clock
+from clusterprof.align.lateness import SHALLOW
 from clusterprof.align.match.matched import PLACED
 from clusterprof.analysis.model.accounts import ACCOUNTS
 from clusterprof.errors import ReportError
@@ -71,6 +72,12 @@ class Merged:
             )
         except (OverflowError, ValueError) as error:
             raise _damaged(file, str(error)) from None
+
+    @cached_property
+    def shallow(self) -> pa.Table | None:
+        """All ranks' calls by their flight recorders; None where no rank left one."""
+        file = self.folder / paths.MERGED / "shallow.parquet"
+        return _read(file, SHALLOW) if file.is_file() else None
 
     def table(self, rank: int, name: str, columns: Sequence[str]) -> pa.Table | None:
         """Columns of one of a rank's tables (`SCHEMAS`); None where it was removed since."""

@@ -45,9 +45,9 @@ def of_steps(job: Job, seed: int) -> MeasuredRun:
     """A run without a profiler: its step log alone."""
     logs = recorded(replace(job, seed=seed, steps=2), past=80)
     run = blank()
-    columns = comparison._columns(logs.steps[0])[:, 3:]
-    run["outside_ns"] = [round(ns) for ns in comparison.blocked(columns[1], columns[2]).tolist()]
-    run["outside_steps"] = columns.shape[1]
+    _, count, took = (each[3:] for each in comparison.stretches(logs.steps[0], {}))
+    run["outside_ns"] = [round(ns) for ns in comparison.blocked(count, took).tolist()]
+    run["outside_steps"] = len(count)
     return run
 
 

@@ -1,0 +1,482 @@
+"""A merged run in Python: `clusterprof.load("runs/...")`, its tables as pandas frames.
+
+Frames are made when they are asked for, of Arrow's types; pandas is loaded then, and only here.
+`SCHEMAS` has the columns of each, with what they mean.
+"""
+
+from __future__ import annotations
+
+import html
+import math
+import os
+from collections.abc import Collection, Iterator, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
+
+import numpy as np
+import pyarrow as pa
+
+from clusterprof.agent.contracts import words
+from clusterprof.align.lateness import SHALLOW
+from clusterprof.align.match.matched import PLACED
+from clusterprof.analysis.model.accounts import ACCOUNTS
+from clusterprof.errors import ReportError, UsageError
+from clusterprof.export import merged_tables
+from clusterprof.results import Results
+from clusterprof.run_directory import RunDirectory
+from clusterprof.tables import ACTIVITY, NAME, required
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+    import pandas as pd
+
+    from clusterprof.analysis.model.replay import Lengths
+    from clusterprof.analysis.model.what_if import WhatIfs
+    from clusterprof.study import Study
+
+What = Literal["host", "gpu", "communication", "copy"]
+By = Literal["rank", "host", "stage"]
+_RANKS = pa.list_(pa.int32())
+
+#: one row per finding, in the order of the report
+FINDINGS = pa.schema(
+    [
+        required("code", pa.string()),
+        required("severity", pa.string()),
+        pa.field("rank", pa.int32()),
+        required("ranks", _RANKS),
+        required("steps", pa.list_(pa.int64())),
+        required("recurrence", pa.string()),
+        required("saved_ns_per_step", pa.int64()),
+        required("saved_uncertainty_ns", pa.int64()),
+        required("share_of_step", pa.float64()),
+        required("cost_ns_per_step", pa.int64()),
+        required("confidence", pa.float64()),
+        required("summary", pa.string()),
+        required("advice", pa.string()),
+        required("next", pa.string()),
+    ]
+)
+#: one row per rank and step of the window
+STEPS = pa.schema([*ACCOUNTS, required("steady", pa.bool_())])
+#: one row per kernel, copy and collective of each profiled rank
+KERNELS = pa.schema(
+    [
+        required("rank", pa.int32()),
+        *ACTIVITY,
+        required("aligned_start_ns", pa.int64()),
+        required("aligned_end_ns", pa.int64()),
+    ]
+)
+#: one row per what-if
+WHAT_IF = pa.schema(
+    [
+        required("who", pa.string()),
+        required("ranks", _RANKS),
+        required("what", pa.string()),
+        pa.field("times", pa.float64()),
+        required("step_ns", pa.int64()),
+        pa.field("without_ns", pa.int64()),
+        pa.field("saved_ns", pa.int64()),
+        pa.field("saved_uncertainty_ns", pa.int64()),
+        pa.field("share_of_step", pa.float64()),
+    ]
+)
+
+#: in `docs/python.md`, before what `reference` returns
+WRITTEN = "<!-- from here on written by `make readme`: SCHEMAS in clusterprof/api.py -->"
+
+#: the frames of a run, each with its schema
+SCHEMAS: dict[str, pa.Schema] = {
+    "findings": FINDINGS,
+    "steps": STEPS,
+    "collectives": PLACED,
+    "kernels": KERNELS,
+    "shallow": SHALLOW,
+    "what_if": WHAT_IF,
+}
+
+_ROWS = {
+    "findings": "One row per finding, those that save most first",
+    "steps": "One row per profiled rank and step of the window",
+    "collectives": "One row per collective and profiled rank that took part in it",
+    "kernels": "One row per kernel, copy, memset and collective of each profiled rank",
+    "shallow": "One row per rank and collective call, of all ranks, by their flight recorders",
+    "what_if": "One row per what-if",
+}
+
+#: what a column means, by its name, or by `frame.name` where it means something else there
+MEANING: dict[str, str] = {
+    "code": "the finding's code; `clusterprof explain CODE`",
+    "severity": "`critical`, `warning` or `info`",
+    "rank": "the rank",
+    "findings.rank": "the rank that the finding is about; null where it is about several",
+    "ranks": "all ranks that it is about",
+    "steps": "the steps that show it",
+    "recurrence": "`persistent`, `intermittent` or `once`",
+    "saved_ns_per_step": "by how much a step is shorter once it is repaired",
+    "saved_uncertainty_ns": "half-width",
+    "share_of_step": "the saving, of the step",
+    "cost_ns_per_step": "what its cause takes of the window's own steps",
+    "confidence": "0 to 1",
+    "summary": "one or more sentences",
+    "advice": "what is recommended",
+    "next": "the command that shows more; empty where there is none",
+    "step": "the step's number; null outside of any",
+    "begin_ns": "on the rank's own wall clock",
+    "end_ns": "on the rank's own wall clock; null where no kernel was found",
+    "start_ns": "on the rank's own wall clock; null where no kernel was found",
+    "aligned_begin_ns": "on the reference rank's clock",
+    "aligned_start_ns": "on the reference rank's clock",
+    "aligned_end_ns": "on the reference rank's clock",
+    "duration_ns": "how long it took",
+    "compute_ns": "the union of all kernels that do not communicate",
+    "exposed_communication_ns": "communication that no compute overlaps with",
+    "exposed_copy_ns": "copies that neither compute nor communication overlaps with",
+    "idle_ns": "the rest of the step",
+    "communication_ns": "the union of all collectives, exposed or not",
+    "exposed_wait_ns": "exposed communication before the last member's arrival",
+    "unlaunched_ns": "no compute, as the next kernel is not launched yet",
+    "blocking_ns": "no compute, while the next kernel is launched and communication runs",
+    "steady": "a steady-state step: evidence for findings",
+    "collective": "number of the operation; rows of one collective share it",
+    "shallow.collective": "the same call's number in `collectives`; null where it has none",
+    "communicator": "the report's id, or `inferred:<ranks>`",
+    "operation": "`AllReduce`, `AllGather`, `Send`, ...",
+    "order": "place within the communicator, from 0",
+    "call": "which call it is of this rank, from 0",
+    "shallow.call": "which call it is a part of: equal on all its members",
+    "state": "`matched`, `incomplete` (a profiled member lacks it) or `unmatched`",
+    "reason": "why it was not matched",
+    "role": "what it tells the clock: `both`, `source`, `sink` or `none`",
+    "stream": "the device's stream",
+    "message_bytes": "one rank's count times the type's size",
+    "group": "calls of one NCCL group share it",
+    "shallow.group": "the process group's name",
+    "issue_start_ns": "when the host called, on its own wall clock",
+    "source": "where the call was found: `nvtx_payload`, `kernel_name`, `kineto`, `gloo`, ...",
+    "last_arrival_ns": "when the last member came, on the reference rank's clock",
+    "last_rank": "who that was",
+    "lateness_ns": "by how much the last member came later than the one before it",
+    "shallow.lateness_ns": "how much later than the first member it came; null where unknown",
+    "wait_ns": "from this rank's arrival to the last",
+    "transfer_ns": "from the last arrival to this rank's end",
+    "kind": "`compute`, `collective`, `copy` or `memset`",
+    "name": "the kernel's name",
+    "device": "the GPU's number on its host",
+    "correlation": "connects the kernel with the call that launched it",
+    "launch_start_ns": "that call's begin, on the rank's own wall clock",
+    "launch_end_ns": "that call's end",
+    "launch_thread": "that call's thread",
+    "size_bytes": "of copies and memsets",
+    "direction": "of copies: `host_to_device`, `device_to_host`, ...",
+    "pageable": "of copies: the host's memory is pageable; null where unknown",
+    "sequence": "number of the call within its group, as torch counts",
+    "bytes": "of the message",
+    "enqueue_ns": "when the host called, on the reference rank's clock; null without one",
+    "bound_ns": "by how much clocks may make the lateness wrong",
+    "line": "`file:line function` of the program, where stacks were recorded",
+    "who": "whose time is changed",
+    "what": "which time is changed: `host`, `gpu`, `communication`, `copy`",
+    "times": "what it is multiplied by; null: as fast as the rank's middle peer",
+    "step_ns": "the step as it is",
+    "without_ns": "the replayed step with that change; null where there are no peers",
+    "saved_ns": "the difference",
+    "what_if.saved_uncertainty_ns": "half-width, as of findings",
+}
+
+
+def load(path: str | os.PathLike[str]) -> Run:
+    """Return a run that was merged: a run directory, or the folder of merge's `--output`.
+
+    Raises ReportError where it was not merged, or cannot be read.
+    """
+    return Run(merged_tables.read(RunDirectory(Path(path).expanduser())))
+
+
+class Run:
+    """A merged run; see `clusterprof.load`."""
+
+    def __init__(self, merged: merged_tables.Merged) -> None:
+        self._merged = merged
+
+    @property
+    def path(self) -> Path:
+        """The folder that it was loaded from."""
+        return self._merged.folder
+
+    @property
+    def results(self) -> Results:
+        """All of results.json (`clusterprof.results` has its form)."""
+        return self._merged.results
+
+    @property
+    def verdict(self) -> str:
+        """The first line of the report."""
+        return self.results["verdict"]
+
+    @cached_property
+    def findings(self) -> pd.DataFrame:
+        """The findings; columns: `clusterprof.api.FINDINGS`."""
+        rows: list[Any] = [*self.results["findings"]]  # what the schema lacks is left out
+        return _frame(pa.Table.from_pylist(rows, schema=FINDINGS))
+
+    @cached_property
+    def steps(self) -> pd.DataFrame:
+        """Each profiled rank's account of each step; columns: `clusterprof.api.STEPS`."""
+        known = [step["step"] for step in self.results["steps"] if step["settled"]]
+        accounts = self._merged.accounts
+        steady = pa.array(np.isin(accounts["step"].to_numpy(), known), pa.bool_())
+        return _frame(accounts.append_column(STEPS.field("steady"), steady))
+
+    @cached_property
+    def collectives(self) -> pd.DataFrame:
+        """The matched collectives on one clock; columns: `clusterprof.api.PLACED`."""
+        return _frame(self._merged.collectives)
+
+    @cached_property
+    def kernels(self) -> pd.DataFrame:
+        """What ran on the profiled ranks' devices; columns: `clusterprof.api.KERNELS`.
+
+        All of the window, some 100 bytes a row: a rank of 374,000 kernels takes 40 MB.
+        """
+        return _frame(pa.concat_tables([KERNELS.empty_table(), *self._activities()]))
+
+    def _activities(self) -> Iterator[pa.Table]:
+        for rank in self._merged.ranks:
+            table = self._merged.table(rank, "activity", ACTIVITY.names)
+            if table is None:
+                raise ReportError(
+                    f"{self.path} has no tables of rank {rank}",
+                    f"write them again: clusterprof merge {self.path}",
+                )
+            aligned = [
+                self._merged.clock.align(np.full(len(table), rank), table[name].to_numpy())
+                for name in ("start_ns", "end_ns")
+            ]
+            columns = [pa.array(np.full(len(table), rank, np.int32)), *table.columns, *aligned]
+            yield pa.table(columns, schema=KERNELS)
+
+    @cached_property
+    def shallow(self) -> pd.DataFrame:
+        """All ranks' calls by their flight recorders; columns: `clusterprof.api.SHALLOW`.
+
+        Without rows where no rank left one.
+        """
+        table = self._merged.shallow
+        return _frame(SHALLOW.empty_table() if table is None else table)
+
+    def what_if(
+        self,
+        what: What | Collection[What] = ("host", "gpu"),
+        *,
+        ranks: Collection[int] | None = None,
+        by: By | None = None,
+        times: float | None = None,
+    ) -> pd.DataFrame:
+        """How long a step would be if somebody's hosts or devices were faster.
+
+        `what`: a host's own time, its kernels (gpu), transfers (communication), copies. `ranks`: of
+        these together; `by`: of each rank, of each host's ranks, of each pipeline stage's; with
+        neither, of each rank, or with `times` of all together. `times` is what their time is
+        multiplied by (0.5: twice as fast); without it hosts and GPUs are as fast as each rank's
+        middle peer, as in findings of stragglers.
+
+        The replay needs the reports: they are read and aligned again at the first call. Savings are
+        of the same step as the report's, each by itself; columns: `clusterprof.api.WHAT_IF`.
+        Raises UsageError for ranks that have no report, ReportError where there is nothing to
+        replay.
+        """
+        kinds: list[What] = [what] if isinstance(what, str) else list(what)
+        _check(kinds, times)
+        job = self._job
+        by = by or (None if ranks is not None or times is not None else "rank")
+        groups = _groups(job, self.results, ranks, by)
+        rows = [_row(job, group, kind, times) for group in groups for kind in kinds]
+        return _frame(pa.Table.from_pylist(rows, schema=WHAT_IF))
+
+    @cached_property
+    def _job(self) -> WhatIfs:
+        from clusterprof.analysis.model.what_if import what_ifs
+
+        job = what_ifs(self._study.dataset)
+        if job is None:
+            raise ReportError(
+                f"{self.path}: there are no steady-state steps to replay",
+                "profile more steps: --steps A:B",
+            )
+        return job
+
+    @cached_property
+    def _study(self) -> Study:
+        from clusterprof import merge_run
+        from clusterprof.collect.outcomes import collect
+
+        run = RunDirectory(self.path)
+        if run.manifest.is_file():
+            run = RunDirectory(self.path, run.read_manifest().attempt).deep()
+            return merge_run.merged(
+                run, collect(run, run.expected_ranks(), patience_s=0, write=False)
+            )
+        sources = [(Path(entry["source"]), entry["rank"]) for entry in self.results["ranks"]]
+        absent = sorted({str(source) for source, _ in sources if not source.exists()})
+        if absent:
+            raise ReportError(
+                f"the replay needs the reports, and {absent[0]} is not there",
+                "load the run where they are, from the folder that merge was called in",
+            )
+        files = [source for source, _ in sources]
+        alone = {source: rank for source, rank in sources if files.count(source) == 1}
+        return merge_run.merge_reports(list(dict.fromkeys(files)), alone)
+
+    def __repr__(self) -> str:
+        return f"<clusterprof run {self.path}: {words.plain(self.verdict)}>"
+
+    def _repr_html_(self) -> str:
+        """The verdict and the findings, as a notebook shows them."""
+        head = ("severity", "finding", "ranks", "repair saves", "of the step")
+        rows = [
+            (
+                each["severity"],
+                each["code"],
+                words.spans(each["ranks"], 8),
+                words.with_bound(each["saved_ns_per_step"], each["saved_uncertainty_ns"]),
+                words.percent(each["share_of_step"]),
+            )
+            for each in self.results["findings"]
+        ]
+        body = "".join(f"<tr>{_cells(row, 'td')}</tr>" for row in rows)
+        table = f"<table><thead><tr>{_cells(head, 'th')}</tr></thead><tbody>{body}</tbody></table>"
+        verdict = html.escape(words.plain(self.verdict))
+        where = html.escape(words.plain(str(self.path)))
+        return f"<p><b>{verdict}</b><br><small>{where}</small></p>{table if rows else ''}"
+
+
+def _cells(row: Sequence[str], tag: str) -> str:
+    return "".join(f"<{tag}>{html.escape(words.plain(cell))}</{tag}>" for cell in row)
+
+
+def _frame(table: pa.Table) -> pd.DataFrame:
+    """A table as a frame of Arrow's types, names as plain strings."""
+    try:
+        import pandas as pd
+    except ImportError:
+        raise UsageError(
+            "frames need pandas, which is not installed", "pip install 'clusterprof[pandas]'"
+        ) from None
+    plain = [
+        field.with_type(pa.string()) if field.type == NAME else field for field in table.schema
+    ]
+    return table.cast(pa.schema(plain)).to_pandas(types_mapper=pd.ArrowDtype)
+
+
+class _Group(NamedTuple):
+    """Ranks whose time is changed together."""
+
+    name: str
+    ranks: tuple[int, ...]
+
+
+def _check(kinds: Sequence[What], times: float | None) -> None:
+    """Raises UsageError."""
+    if strange := [kind for kind in kinds if kind not in get_args(What)]:
+        raise UsageError(f"what_if({strange[0]!r}): expected one of {', '.join(get_args(What))}")
+    if times is None and (one := next((k for k in kinds if k not in ("host", "gpu")), None)):
+        raise UsageError(
+            f"what_if({one!r}): transfers and copies have no peers", "say how fast: times=0.5"
+        )
+    if times is not None and not (math.isfinite(times) and 0 <= times <= 100):
+        raise UsageError(f"what_if(times={times}): expected 0 to 100")
+
+
+def _groups(
+    job: WhatIfs, results: Results, ranks: Collection[int] | None, by: By | None
+) -> list[_Group]:
+    """Whose time is changed in each row. Raises UsageError."""
+    known = job.dataset.ranks
+    if by not in (None, *get_args(By)):
+        raise UsageError(f"what_if(by={by!r}): expected one of {', '.join(get_args(By))}")
+    chosen = sorted(known if ranks is None else set(ranks))
+    if absent := sorted(set(chosen) - set(known)):
+        raise UsageError(
+            f"what_if: rank {absent[0]} has no report", f"with a report: {words.ranks(known)}"
+        )
+    if not chosen:
+        raise UsageError("what_if: ranks is empty", f"with a report: {words.ranks(known)}")
+    if by is None:
+        whole = len(chosen) == len(known) > 1
+        return [_Group("all ranks" if whole else words.ranks(chosen), tuple(chosen))]
+    if by == "rank":
+        return [_Group(f"rank {rank}", (rank,)) for rank in chosen]
+    hosts = {entry["rank"]: entry["host"] for entry in results["ranks"]}
+    stage = dict(zip(known, job.stage.tolist(), strict=True))
+    found: dict[Any, list[int]] = {}
+    for rank in chosen:
+        found.setdefault(hosts.get(rank, "") if by == "host" else stage[rank], []).append(rank)
+    return [_Group(f"{by} {key}", tuple(of)) for key, of in sorted(found.items())]
+
+
+def _row(job: WhatIfs, group: _Group, what: What, times: float | None) -> dict[str, Any]:
+    """One what-if. Without peers nothing is known."""
+    row: dict[str, Any] = {
+        "who": group.name, "ranks": list(group.ranks), "what": what, "times": times,
+        "step_ns": round(job.step_ns),
+    }  # fmt: skip
+    lengths = _changed(job, group.ranks, what, times)
+    if lengths is None:
+        return row
+    saved = job.saved(lengths)
+    clocks_ns = job.clock_error_ns(saved, group.ranks)
+    return row | {
+        "without_ns": round(job.step_ns - saved.ns),
+        "saved_ns": round(saved.ns),
+        "saved_uncertainty_ns": round(math.hypot(saved.uncertainty_ns, clocks_ns)),
+        "share_of_step": saved.ns / job.step_ns if job.step_ns else 0.0,
+    }
+
+
+def _changed(job: WhatIfs, ranks: Sequence[int], what: What, times: float | None) -> Lengths | None:
+    """The job's lengths with that change; None where no rank has a peer outside of `ranks`."""
+    from dataclasses import replace
+
+    from clusterprof.analysis.model.timeline import COLLECTIVE, COMPUTE
+
+    places = [job.dataset.place[rank] for rank in ranks]
+    if times is None:
+        if not any(len(np.setdiff1d(job.peers.others(k), places)) for k in places):
+            return None
+        return job.like_peers(job.base, places, "host" if what == "host" else "gpu")
+    base, graph = job.base, job.job
+
+    def scaled(values: npt.NDArray[np.int64], chosen: npt.NDArray[np.bool_]) -> Any:
+        return np.where(chosen, np.round(values * times).astype(np.int64), values)
+
+    if what == "host":
+        return replace(base, own=scaled(base.own, np.isin(graph.host_rank, places)))
+    kinds = {
+        "gpu": graph.kind == COMPUTE,
+        "communication": graph.kind == COLLECTIVE,
+        "copy": (graph.kind != COMPUTE) & (graph.kind != COLLECTIVE),
+    }
+    return replace(base, run=scaled(base.run, kinds[what] & np.isin(graph.rank, places)))
+
+
+def reference() -> str:
+    """The columns of all frames as Markdown: what docs/python.md has of them."""
+    lines = [WRITTEN, ""]
+    for frame, schema in SCHEMAS.items():
+        call = "()" if frame == "what_if" else ""
+        lines += [
+            f"## `run.{frame}{call}`",
+            "",
+            f"{_ROWS[frame][0].upper()}{_ROWS[frame][1:]}.",
+            "",
+        ]
+        lines += ["| column | type | meaning |", "|---|---|---|"]
+        for field in schema:
+            kind = "string" if field.type == NAME else str(field.type).replace("element: ", "")
+            meaning = MEANING.get(f"{frame}.{field.name}") or MEANING[field.name]
+            lines.append(f"| `{field.name}` | {kind} | {meaning} |")
+        lines.append("")
+    return "\n".join(lines)
