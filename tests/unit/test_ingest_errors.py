@@ -17,7 +17,7 @@ from clusterprof.cli import merge
 from clusterprof.errors import ReportError, UsageError
 from clusterprof.ingest import find_sources, gather, read_report
 from clusterprof.ingest.assembler import RankUnknown
-from clusterprof.ingest.nsys import export as nsys_export
+from clusterprof.ingest.nsys import exported as nsys_export
 from clusterprof.ingest.sources import SUFFIXES
 
 

@@ -12,11 +12,11 @@
   const holder = byId("drawing");
   const TOP = 40, GAP = 12, LEAST = 20, CALL_ROW = 14;
   const HEIGHTS = { phase: 15, host: 13, second_host: 13, device: 15 };
-  const LABELS = { phase: "phases", host: "host", second_host: "host 2", device: "GPU" };
+  const LABELS = { phase: "phases", host: "host", second_host: "host 2", device: "device" };
   const WHAT = {
-    compute: "GPU computes", wait: "GPU waits in a collective for the last member", transfer: "collective transfers",
-    copy: "GPU copies", idle: "GPU idle", range: "phase of the program", cuda: "CUDA call",
-    cuda_wait: "CUDA call that may wait for the GPU", blocked: "call of the system that blocks",
+    compute: "compute", wait: "waits in a collective for the last member", transfer: "collective transfers",
+    copy: "copies", idle: "idle", range: "phase of the program", cuda: "CUDA call",
+    cuda_wait: "CUDA call that may wait for the device", blocked: "call of the system that blocks",
     thread_wait: "waits for another thread", python: "Python", op: "operator",
   };
 
@@ -434,7 +434,7 @@
     ink.font = `10px ${getComputedStyle(document.body).fontFamily}`;
     ink.textBaseline = "middle";
     ink.textAlign = "right";
-    if (lane !== undefined) ink.fillText(size.gutter < 100 ? laneName(lane) : `GPU of ${laneName(lane)}`, size.gutter - 6, tall / 2);
+    if (lane !== undefined) ink.fillText(size.gutter < 100 ? laneName(lane) : `device of ${laneName(lane)}`, size.gutter - 6, tall / 2);
     ink.strokeStyle = tones.ink;
     ink.lineWidth = 1.5;
     const left = at(view.lo);
@@ -469,7 +469,7 @@
       }
     } else {
       const idle = within(lane, "device", from, to, (each) => S.kinds[S.name[each]]);
-      if (idle.length) rows.push(["GPU meanwhile", idle.slice(0, 3).map(([what, length]) => `${what} ${ms(length, 2)}`).join(", ")]);
+      if (idle.length) rows.push(["device meanwhile", idle.slice(0, 3).map(([what, length]) => `${what} ${ms(length, 2)}`).join(", ")]);
     }
     return [title, rows];
   }
