@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import lzma
+import os
+import shlex
 import zlib
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from clusterprof.agent.contracts import paths
+from clusterprof.agent.contracts.words import counted, listed
 from clusterprof.errors import ReportError
 from clusterprof.ingest import other_tools
 from clusterprof.ingest.flight.dump import OF_A_RUN
@@ -29,6 +32,9 @@ KINETO_MARKS = frozenset({"traceEvents", "schemaVersion", "deviceProperties", "[
 OUR_OWN = frozenset(paths.DOCUMENTS)
 #: bytes, packed or not; JSON that is larger is somebody's recording and no settings
 _NO_SETTINGS = 64 << 10
+
+#: how far down, and among how many files, reports are looked for to name them
+_DEEPEST, _MOST_ENTRIES = 6, 20_000
 
 #: a run directory calls a rank's two files so; elsewhere one report's files share a stem
 _RUN_NAMES = {"report": "report", "trace": "report"}
@@ -105,11 +111,45 @@ def _in_folder(folder: Path) -> list[Source]:
     except OSError as error:
         raise unreadable(folder, error) from error
     if not found:
-        raise ReportError(
-            f"{folder} holds no reports",
-            f"looked for: {', '.join('*' + suffix for suffix in SUFFIXES)}",
-        )
+        looked_for = f"looked for: {', '.join('*' + suffix for suffix in SUFFIXES)}"
+        raise ReportError(f"{folder} holds no reports", looked_for, *_further_down(folder))
     return found
+
+
+def _further_down(folder: Path) -> list[str]:
+    """What lies more than one level below a folder: runs and reports, and how to merge one."""
+    runs: list[Path] = []
+    reports: dict[Path, int] = {}
+    looked_at = 0
+    for here, below, names in os.walk(folder):
+        looked_at += 1 + len(names)
+        place = Path(here)
+        if looked_at > _MOST_ENTRIES or len(place.relative_to(folder).parts) >= _DEEPEST:
+            below.clear()
+        if paths.MANIFEST in names and paths.RANKS in below:
+            runs.append(place)
+            below.clear()  # its reports are the run's
+        elif many := sum(_may_be_report(place / name) for name in names):
+            reports[place] = many
+    lines = []
+    if runs:
+        lines.append(f"below it {counted(len(runs), 'run')}: {listed(map(str, sorted(runs)), 3)}")
+    if reports:
+        places = listed((f"{place} ({count})" for place, count in sorted(reports.items())), 3)
+        lines.append(f"further down there may be reports: {places}")
+    if lines:
+        one = shlex.quote(str(min(runs or reports)))
+        lines.append(f"merge one of them: clusterprof merge {one}")
+    return lines
+
+
+def _may_be_report(path: Path) -> bool:
+    """Whether a file looks like a report, by its name and size."""
+    try:
+        large = suffix_of(path) != ".json" or path.stat().st_size >= _NO_SETTINGS
+    except OSError:
+        return False
+    return large and bool(suffix_of(path)) and path.name not in OUR_OWN
 
 
 def _reports_below(folder: Path) -> list[Source]:

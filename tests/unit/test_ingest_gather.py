@@ -349,3 +349,35 @@ def test_captures_of_different_times_go_together_where_nothing_in_them_is_matche
             database.execute("DROP TABLE CUPTI_ACTIVITY_KIND_KERNEL")
             database.commit()
     assert [ranks.rank for ranks in gather([earlier, later]).ranks] == [0, 1]
+
+
+def test_what_lies_further_down_is_named_with_a_command_that_merges_it(tmp_path: Path) -> None:
+    deep = tmp_path / "project" / "night 1" / "profiles"
+    deep.mkdir(parents=True)
+    for rank in range(3):
+        (deep / f"rank{rank}.nsys-rep").write_bytes(b"x")
+    (deep.parent / "settings.json").write_text("{}")
+    with pytest.raises(ReportError) as refused:
+        find_sources([tmp_path])
+    assert f"{deep} (3)" in refused.value.details[-2]
+    assert refused.value.details[-1].endswith(f"clusterprof merge '{deep}'")
+    run = tmp_path / "runs" / "a"
+    (run / "ranks" / "00000").mkdir(parents=True)
+    (run / "run.json").write_text("{}")
+    (run / "ranks" / "00000" / "report.nsys-rep").write_bytes(b"x")
+    with pytest.raises(ReportError) as refused:
+        find_sources([tmp_path])
+    assert f"1 run: {run}" in " ".join(refused.value.details)
+    assert refused.value.details[-1].endswith(f"clusterprof merge {run}")
+
+
+def test_a_tree_without_an_end_is_looked_through_so_far_only(tmp_path: Path) -> None:
+    folder = tmp_path
+    for _ in range(12):
+        folder = folder / "x"
+    folder.mkdir(parents=True)
+    (folder / "rank0.nsys-rep").write_bytes(b"x")
+    (tmp_path / "x" / "again").symlink_to(tmp_path)
+    with pytest.raises(ReportError) as refused:
+        find_sources([tmp_path])
+    assert len(refused.value.details) == 1
