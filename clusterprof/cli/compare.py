@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Sequence
 
 from clusterprof import console, gate
-from clusterprof.arguments import path
+from clusterprof.arguments import check_free, path
 from clusterprof.cli import verb_parser
 from clusterprof.errors import MergeError
 
@@ -25,6 +25,8 @@ def parser(verb: str) -> argparse.ArgumentParser:
     add("b", metavar="B", help="what is now")
     add("--store", type=path, default=None, metavar="DIR",
         help="where baselines are (default .clusterprof/baselines)")  # fmt: skip
+    add("--html", type=path, metavar="FILE", help="write a page to FILE")
+    add("--force", action="store_true", help="replace what --html wrote")
     gate.add_option(add, compares=True)
     shown = this.add_mutually_exclusive_group().add_argument
     shown("--json", action="store_true", help="print JSON instead of text")
@@ -37,10 +39,15 @@ def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
     arguments = parser(verb).parse_args([*own, *(program or ())])
     gate.check_codes(arguments.fail_on)
     from clusterprof import baselines, comparison
-    from clusterprof.report import comparison_text, results_json
+    from clusterprof.report import comparison_page, comparison_text, html, results_json
 
+    if arguments.html:
+        check_free(arguments.html, arguments.force, html.is_ours)
     sides = [baselines.found(each, arguments.store) for each in (arguments.a, arguments.b)]
     made = comparison.compare(*sides)
+    if arguments.html:
+        comparison_page.write(arguments.html, made)
+        console.say(f"wrote {arguments.html}")
     if arguments.json:
         console.json(results_json.dumps(made))
     elif arguments.markdown:

@@ -52,9 +52,14 @@ def markdown(comparison: Comparison) -> str:
 
 
 def rows(comparison: Comparison) -> list[list[str]]:
-    """The table's rows: the step, then its parts in the window."""
-    step = [] if comparison["steps_from"] == "window" else [row(comparison["step"])]
-    return [*step, *map(row, comparison["parts"])]
+    """The table's rows."""
+    return [row(each) for each in changes(comparison)]
+
+
+def changes(comparison: Comparison) -> list[Change]:
+    """The step, unless it is the window's, then the window's and its parts."""
+    step = [] if comparison["steps_from"] == "window" else [comparison["step"]]
+    return [*step, *comparison["parts"]]
 
 
 def row(change: Change) -> list[str]:

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 import statistics
 from collections.abc import Sequence
 from dataclasses import replace
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +27,7 @@ from clusterprof import baselines, comparison, gate, merge_run, run_directory
 from clusterprof.arguments import parse_ranks
 from clusterprof.cli import baseline, compare
 from clusterprof.errors import ClusterprofError, MergeError, ReportError, UsageError
-from clusterprof.report import comparison_text, results_json
+from clusterprof.report import comparison_page, comparison_text, results_json
 from clusterprof.results import Comparison, MeasuredRun
 from clusterprof.study import study
 
@@ -323,3 +325,29 @@ def test_the_noise_that_hides_a_limit_is_said(capsys: pytest.CaptureFixture[str]
     run["outside_ns"], run["outside_steps"] = [9 * MS, 10 * MS, 11 * MS, 9 * MS, 12 * MS], 20
     assert not fails(comparison.compare([run], [run]))
     assert "hides a smaller change" in capsys.readouterr().err
+
+
+def test_the_page_has_the_same_and_neither_script_nor_address(
+    run: run_directory.RunDirectory, tmp_path: Path
+) -> None:
+    page = tmp_path / "page.html"
+    line = [str(run.path), str(run.path), "--html", str(page)]
+    assert compare.main("compare", line, None) == 0
+    made = comparison.compare(*([comparison.measured(run.path)] for _ in "ab"))
+    text = page.read_text()
+    assert escape(made["verdict"]) in text
+    assert "within the noise" in text
+    assert "&#34;" not in text
+    assert not re.search(r"<script|https?:|url\(|@import|src=", text)
+    with pytest.raises(UsageError, match="exists already"):
+        compare.main("compare", line, None)
+    assert compare.main("compare", [*line, "--force"], None) == 0
+
+
+def test_a_hostile_name_stays_text_on_the_page() -> None:
+    hostile = blank() | {"name": "</style><script>alert(1)</script>\u202e"}
+    hostile |= {"outside_ns": [10 * MS] * 8, "outside_steps": 40}
+    page = comparison_page.render(comparison.compare([hostile], [hostile]))
+    assert "<script" not in page
+    assert page.count("</style>") == 1
+    assert "\u202e" not in page
