@@ -16,7 +16,7 @@ from clusterprof.export.merged_tables import Merged
 from clusterprof.results import Finding, OperationEntry, RankEntry
 
 #: what is not exported: paths of the machine that merged; command lines; what has parts of its own
-_LEFT_OUT = {"source", "next", "evidence", "saving", "uncertainty_ns"}
+_LEFT_OUT = {"source", "versions", "next", "evidence", "saving", "uncertainty_ns"}
 #: the files, without their ending
 NAMES = ("ranks", "steps", "operations", "findings", "collectives", *summaries.NAMES)
 _TYPES = {int: pa.int64(), float: pa.float64(), str: pa.string(), bool: pa.bool_()}

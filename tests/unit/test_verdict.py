@@ -132,6 +132,7 @@ def test_of_a_job_without_gpus_no_sentence_speaks_of_them() -> None:
         done = study(kept)
         results = {name: done.results[name] for name in ("findings", "verdict", "warnings")}
         page = html.render(done.results, done.collectives, title="a job")
+        page = re.sub(r"[A-Za-z0-9+/=]{100,}", "", page)  # what can be saved from it, packed
         for shown in (json.dumps(results), page, text.render(done.results)):
             speaking += re.findall(r".{0,60}(?:GPU|nvidia|straggler\.gpu).{0,40}", shown)
     assert speaking == []
