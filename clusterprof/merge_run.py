@@ -278,7 +278,7 @@ def merge_dumps(dumps: Sequence[tuple[Path, int | None]], ranks: Mapping[Path, i
 
 def save(made: Study, run: RunDirectory) -> None:
     """Write results, tables and page into `run`. Raises RunDirectoryError."""
-    from clusterprof.report import html, results_json
+    from clusterprof.report import results_json
     from clusterprof.tables import SCHEMAS
 
     with writing(run.merged):
@@ -301,14 +301,30 @@ def save(made: Study, run: RunDirectory) -> None:
                     (old / f"{name}.parquet").unlink(missing_ok=True)
                 with contextlib.suppress(OSError):
                     old.rmdir()
-        title = run.results.path.name
-        html.write(run.html, made.results, made.collectives, made.lanes, title=title, job=made.job)
+        write_page(made, run.html, run.results.path.name)
+
+
+def write_page(made: Study, target: Path, title: str) -> None:
+    """Write the page of a study. Raises `RunDirectoryError` if it cannot be written."""
+    from clusterprof.analysis.findings.registry import explained
+    from clusterprof.report import html
+
+    html.write(
+        target,
+        made.results,
+        made.collectives,
+        made.lanes,
+        title=title,
+        job=made.job,
+        explained=explained(made.results["findings"]),
+    )
 
 
 def page_again(run: RunDirectory, results: Results) -> str:
     """The page of a run that was merged before, from what merging wrote. Raises ReportError."""
     from clusterprof.align.lateness import SHALLOW
     from clusterprof.align.match.matched import PLACED
+    from clusterprof.analysis.findings.registry import explained
     from clusterprof.analysis.model.spans import SPANS
     from clusterprof.report import html
 
@@ -321,7 +337,9 @@ def page_again(run: RunDirectory, results: Results) -> str:
         shallow = run.merged / "shallow.parquet"
         table = read_table(shallow, SHALLOW) if shallow.is_file() else None
         job = replace(job_record(run, run.read_manifest()), shallow=table)
-    return html.render(results, collectives, spans, title=run.results.path.name, job=job)
+    meaning = explained(results["findings"])
+    title = run.results.path.name
+    return html.render(results, collectives, spans, title=title, job=job, explained=meaning)
 
 
 def read_table(file: Path, schema: pa.Schema) -> pa.Table:

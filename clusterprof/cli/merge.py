@@ -92,9 +92,7 @@ def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
         say(f"wrote {output.html}")
     if arguments.html:
         title = ", ".join(each.name for each in arguments.paths)
-        html.write(
-            arguments.html, made.results, made.collectives, made.lanes, title=title, job=made.job
-        )
+        merge_run.write_page(made, arguments.html, title)
         say(f"wrote {arguments.html}")
     if arguments.json:
         console.json(results_json.dumps(made.results))

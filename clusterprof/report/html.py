@@ -11,7 +11,7 @@ import base64
 import hashlib
 import os
 import stat
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import lru_cache
 from importlib import resources
 from itertools import groupby
@@ -43,12 +43,14 @@ def render(
     *,
     title: str,
     job: Job | None = None,
+    explained: Mapping[str, Mapping[str, str]] | None = None,
 ) -> str:
     """The page. `collectives` is the placed table, `spans` what hosts and devices did.
 
     Both are as in `merged/` (see `clusterprof.report.lanes`); without `spans` the timeline has
-    collectives alone. `job` is what is known besides, of a run of clusterprof. The same arguments
-    give the same page; it ends in a newline.
+    collectives alone. `job` is what is known besides, of a run of clusterprof, `explained`
+    what the findings' codes mean (`explained` of the registry). The same arguments give the same
+    page; it ends in a newline.
     """
     from clusterprof.report import heatmap, lanes, provenance, step_chart
 
@@ -86,13 +88,12 @@ def render(
         operations=breakdown.ends(summary.by_exposed(results), 2 * breakdown.ENDS, 0),
         late=breakdown.ends(summary.suspects(results), 2 * breakdown.ENDS, 0),
         clocks=breakdown.ends([(each, clocks.get(each["rank"])) for each in ranks]),
+        explained=explained or {},
         floor=floor,
         bound=summary.bound(floor) if floor else "",
         picture=lanes.picture(drawn) if drawn else None,
         hatch=lanes.hatch,
-        has_host=drawn is not None
-        and bool(len(drawn.spans.row))
-        and bool((drawn.spans.row < 3).any()),
+        kinds={kind for kind, _ in drawn.spans.names} if drawn else set(),
         timeline_notes=drawn.notes if drawn else [],
         # what the scripts read, by the id of its element
         data=data,
@@ -110,9 +111,10 @@ def write(
     *,
     title: str,
     job: Job | None = None,
+    explained: Mapping[str, Mapping[str, str]] | None = None,
 ) -> None:
     """Write the page by rename; raises `RunDirectoryError` if it cannot be written."""
-    page = render(results, collectives, spans, title=title, job=job)
+    page = render(results, collectives, spans, title=title, job=job, explained=explained)
     # a run directory's name may hold bytes that are no UTF-8
     with writing(path, "--output"):
         files.write(path, page.encode(errors="backslashreplace"))
@@ -164,7 +166,8 @@ def _drawn(finding: Finding, begins: Mapping[int, int]) -> dict[str, Any]:
         "share": _round(min(share, 100)) if share else None,
         "whisker": whisker,
         "saving": _saving(finding),
-        "evidence": _evidence(finding["evidence"], begins),
+        "evidence": _evidence(finding, begins),
+        "moment": next((link for link in _moments(finding, begins) if link), ""),
     }
 
 
@@ -183,22 +186,42 @@ def _saving(finding: Finding) -> list[dict[str, Any]]:
     return out
 
 
-def _evidence(
-    evidence: Sequence[Mapping[str, Any]], begins: Mapping[int, int]
-) -> list[dict[str, Any]]:
-    """Neighbours with the same keys become one table, its sentence (`what`) in front."""
+def _evidence(finding: Finding, begins: Mapping[int, int]) -> list[dict[str, Any]]:
+    """Neighbours with the same keys become one table, its sentence (`what`) in front.
+
+    `links` has each row's moment in the timeline, empty where it names none.
+    """
     tables = []
+    evidence = finding["evidence"]
     shown = [_readable(line, begins) for line in evidence[:_MOST_EVIDENCE]]
-    for keys, rows in groupby(shown, key=tuple):
-        lines = list(rows)
+    linked = zip(shown, _moments(finding, begins), strict=False)
+    for keys, rows in groupby(linked, key=lambda each: tuple(each[0])):
+        lines, links = zip(*rows, strict=True)
         cells = [[words.quantity(key, line[key])[1] for key in keys] for line in lines]
         textual = [at for at, key in enumerate(keys) if any(isinstance(r[key], str) for r in lines)]
         names = [words.quantity(key, None)[0] for key in keys]
-        tables.append({"names": names, "words": textual, "rows": cells})
+        tables.append(
+            {"names": names, "words": textual, "rows": cells, "links": links if any(links) else ()}
+        )
     if len(evidence) > _MOST_EVIDENCE:
         more = f"{len(evidence) - _MOST_EVIDENCE} more lines are in results.json"
-        tables.append({"names": [more], "words": [0], "rows": []})
+        tables.append({"names": [more], "words": [0], "rows": [], "links": ()})
     return tables
+
+
+def _moments(finding: Finding, begins: Mapping[int, int]) -> list[str]:
+    """The address of each evidence line's rank, step and moment in the timeline, or nothing."""
+    out = []
+    for line in finding["evidence"]:
+        rank, step = line.get("rank", finding["rank"]), line.get("step")
+        link = ""
+        if isinstance(rank, int) and isinstance(step, int) and step in begins:
+            link = f"#timeline&step={step}&rank={rank}"
+            time = line.get("time_ns")
+            if isinstance(time, int):
+                link += f"&at={(time - begins[step]) / 1e6:.4f}"
+        out.append(link)
+    return out
 
 
 def _readable(line: Mapping[str, Any], begins: Mapping[int, int]) -> dict[str, Any]:

@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from clusterprof.agent.contracts import words
-from clusterprof.report.summary import averages, rank_uncertainties, stragglers
+from clusterprof.report.summary import averages, by_saving, rank_uncertainties, stragglers
 from clusterprof.results import UNBOUNDED_NS, Results, steps_to_look_at
 
 Numbers = npt.NDArray[np.int64]
@@ -230,6 +230,11 @@ def embedded(timeline: Timeline, results: Results) -> dict[str, Any]:
             {"name": name, "lanes": np.searchsorted(timeline.ranks, ranks).tolist()}
             for name, ranks in timeline.presets
         ],
+        # findings that name ranks, by their anchors
+        "findings": [
+            {"anchor": f"finding-{number}", "code": each["code"], "ranks": each["ranks"]}
+            for number, each in enumerate(by_saving(results), 1)
+        ],
         # what the communicators are for, as far as that is known
         "groups": [kinds.get(each, "") for each in timeline.communicators],
         "spans": _embedded_spans(timeline.spans, zero),
@@ -277,7 +282,7 @@ _WIDTH, _GUTTER, _TOP, _ROW, _GAP = 1000, 116, 24, 13, 9
 _VISIBLE = 3
 #: the style sheet's names of what spans are; the others are their own
 _TONES = {"compute": "c", "wait": "w", "transfer": "t", "copy": "m"}
-_LABELS = {"phase": "phases", "host": "host", "second_host": "host 2", "device": "GPU"}
+_LABELS = {"phase": "phases", "host": "host", "second_host": "host 2", "device": "device"}
 
 
 def picture(timeline: Timeline) -> dict[str, Any]:
@@ -465,6 +470,7 @@ def _spans_of(table: pa.Table | None, lanes: list[int]) -> Spans:
     none = np.zeros(0, np.int64)
     if table is None or not table.num_rows:
         return Spans(none, none, none, none, none, none, [], 0)
+    table = table.filter(pc.is_in(table["row"].cast(pa.string()), pa.array(ROWS)))
     row, rows = _coded(table["row"])
     kind, kinds = _coded(table["kind"])
     text, texts = _coded(table["name"])
@@ -555,7 +561,7 @@ def _within_limit(
     per_step = np.bincount(step[of], minlength=len(steps))
     able = list(range(len(steps)))
     if spans is not None and spans.num_rows:
-        of_spans = set(pc.unique(spans["step"]).to_pylist())
+        of_spans = set(pc.unique(spans["step"]).to_pylist()) - {None}
         able = [k for k in able if steps[k].number in of_spans] or able
     first = steps_to_look_at(results)
     order = [k for number in first for k in able if steps[k].number == number]

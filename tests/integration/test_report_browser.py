@@ -18,8 +18,11 @@ import report_sample as sample
 from lab import command
 from lab.parts import chromium
 
+from clusterprof import merge_run
+from clusterprof.ingest import find_sources, gather
 from clusterprof.report import html, results_json
 from clusterprof.results import Results
+from clusterprof.study import study
 
 pytestmark = pytest.mark.needs_chromium
 
@@ -443,3 +446,122 @@ def test_results_and_their_parts_can_be_saved_from_the_page(ask: Callable[..., A
     assert ",rank,duration_ns,compute_ns," in steps[0]
     assert len(steps) == 1 + 4 * 4
     assert found["collectives.csv"].splitlines()[1].startswith("AllReduce,0x55e1a2b3c4d5e6f7,")
+
+
+@pytest.fixture(scope="module")
+def straggler_page(recordings: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The page of a recording whose rank 2 sleeps before each step."""
+    made = study(gather(find_sources([recordings / "nsys-2025.3/ddp-host-straggler"])).ranks)
+    page = tmp_path_factory.mktemp("page") / "report.html"
+    merge_run.write_page(made, page, "straggler")
+    return page
+
+
+#: in the wrapper: what is in the details after the address of the page has changed
+_DETAILS = """
+    const canvas = $("#canvas");
+    const wait = (ms) => new Promise((done) => setTimeout(done, ms));
+    const details = async (hash) => {
+      view.location.hash = hash;
+      await wait(100);
+      return $("#details").innerText;
+    };
+"""
+
+
+def test_the_address_leads_to_the_sleep_of_the_straggler_and_a_click_says_the_same(
+    ask: Callable[..., Any], straggler_page: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "report.html").write_bytes(straggler_page.read_bytes())
+    found = ask(
+        _DETAILS
+        + """
+        const asked = await details("#timeline&step=8&rank=2&row=1&at=5");
+        const link = $("#details a[href^='#timeline']").getAttribute("href");
+        const finding = $("#details a[href^='#finding']").textContent;
+        const idle = await details("#timeline&step=8&rank=2");
+        view.location.hash = "#timeline&step=8";
+        $("#reset").click();
+        const box = canvas.getBoundingClientRect(), started = view.performance.now();
+        // the third lane's second row: its host
+        const at = {clientX: box.left + 170, clientY: box.top + 40 + 2 * 87 + 22, bubbles: true};
+        canvas.dispatchEvent(new view.PointerEvent("pointermove", at));
+        const tip = $("#tip").innerText;
+        canvas.dispatchEvent(new view.PointerEvent("pointerdown", at));
+        canvas.dispatchEvent(new view.PointerEvent("pointerup", at));
+        const clicked = $("#details").innerText;
+        await wait(400);
+        return {asked, link, finding, idle, tip, clicked, hash: view.location.hash};
+        """
+    )
+    for details in (found["asked"], found["tip"], found["clicked"]):
+        text = " ".join(details.split())
+        assert text.startswith("clock_nanosleep on rank 2 ")
+        assert re.search(r"length 20\.\d{3} ms", text)
+        assert "phase data" in text
+        assert re.search(r"device meanwhile idle 1\d\.\d\d ms", text)
+    assert found["finding"] == "straggler.host"
+    assert re.match(r"#timeline&step=8(&with=9)?&rank=2&row=1&of=8&at=", found["link"])
+    assert re.match(r"#timeline&step=8.*&rank=2&row=1", found["hash"])
+    idle = " ".join(found["idle"].split())
+    assert idle.startswith("idle on rank 2 ")
+    assert "host meanwhile clock_nanosleep" in idle
+
+
+def test_findings_lead_to_ranks_and_moments_and_codes_to_what_they_mean(
+    ask: Callable[..., Any], straggler_page: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "report.html").write_bytes(straggler_page.read_bytes())
+    found = ask(
+        """
+        const links = [...page.querySelectorAll("a[href]")].map((a) => a.getAttribute("href"));
+        const bare = links.filter((each) => !each.startsWith("#timeline"));
+        const missing = bare.filter((each) => !page.getElementById(each.slice(1)));
+        page.querySelector("#finding-1 h3 a.code").click();
+        await new Promise((done) => setTimeout(done, 100));
+        const meaning = page.getElementById("code-straggler.host");
+        page.querySelector("#finding-1 td a").click();
+        await new Promise((done) => setTimeout(done, 100));
+        return {missing, moments: links.length - bare.length, open: meaning.open,
+                text: meaning.innerText, pinned: $("#details b").textContent};
+        """
+    )
+    assert found["missing"] == []
+    assert found["moments"] > 3
+    assert found["open"]
+    assert "When it is wrong" in found["text"]
+    assert "on rank " in found["pinned"]
+
+
+def test_of_many_ranks_lanes_are_chosen_by_name_number_and_host(
+    ask: Callable[..., Any], tmp_path: Path
+) -> None:
+    html.write(tmp_path / "report.html", many(120), sample.collectives(ranks=120), title="x")
+    found = ask(
+        """
+        const preset = $("#preset"), search = $("#search");
+        const names = [...preset.options].map((each) => each.text);
+        const find = (text) => {
+          search.value = text;
+          search.dispatchEvent(new Event("change"));
+          return [preset.selectedOptions[0].text, search.getAttribute("aria-invalid")];
+        };
+        const answers = [find("3-5, 9"), find("gpu-02"), find("nothing")];
+        preset.value = String(names.findIndex((each) => each.startsWith("all ranks")));
+        preset.dispatchEvent(new Event("change"));
+        const tall = [$("#canvas").getBoundingClientRect().height, $("#lanes").scrollHeight];
+        $("#canvas").dispatchEvent(new view.KeyboardEvent("keydown", {key: "?", bubbles: true}));
+        return {names, answers, tall, help: $("#help").open, keys: $("#help").innerText};
+        """
+    )
+    assert found["names"][0] == "stragglers and peers (8)"
+    assert "one rank per host (15)" in found["names"]
+    assert found["answers"] == [
+        ["selected ranks (4)", "false"],
+        ["selected ranks (8)", "false"],
+        ["selected ranks (0)", "true"],
+    ]
+    canvas, whole = found["tall"]
+    assert canvas < whole, "the lanes scroll below their axis"
+    assert found["help"]
+    assert "measure" in found["keys"]

@@ -39,7 +39,7 @@ def _sums(table: pa.Table) -> dict[tuple[int, int, str], int]:
 
 
 def _assert_accounts(made: Study) -> None:
-    sums, steps = _sums(made.lanes), set(made.lanes["step"].to_pylist())
+    sums, steps = _sums(made.lanes), set(made.lanes["step"].to_pylist()) - {None}
     rows = [row for row in made.accounts.to_pylist() if row["step"] in steps]
     assert rows
     for row in rows:
@@ -100,6 +100,21 @@ def test_the_typical_and_the_worst_step_come_first(recordings: Path) -> None:
     assert steady[worst] == max(steady.values())
     assert steady[typical] < steady[worst]
     assert {typical, worst} <= set(made.lanes["step"].to_pylist())
+
+
+def test_every_row_of_a_device_is_filled_while_any_rank_is_in_the_step(recordings: Path) -> None:
+    made = study(gather(find_sources([recordings / "nsys-2024.2/pipeline"])).ranks)
+    typical = steps_to_look_at(made.results)[0]
+    rows = [row for row in made.accounts.to_pylist() if row["step"] == typical]
+    low = min(row["aligned_begin_ns"] for row in rows)
+    high = max(row["aligned_begin_ns"] + row["duration_ns"] for row in rows)
+    assert len({row["aligned_begin_ns"] for row in rows}) > 1
+    lanes = made.lanes.filter(pc.equal(made.lanes["row"], "device"))
+    for row in rows:
+        mine = lanes.filter(pc.equal(lanes["rank"], row["rank"]))
+        start, end = (np.asarray(mine[f"{edge}_ns"]) for edge in ("start", "end"))
+        covered = np.minimum(end, high) - np.maximum(start, low)
+        assert abs(covered[covered > 0].sum() - (high - low)) <= 2_000
 
 
 def test_the_innermost_span_is_the_open_one_that_began_last() -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import pkgutil
 from collections.abc import Sequence
+from dataclasses import asdict
 from importlib import import_module
 from typing import Any, Protocol
 
@@ -79,6 +80,12 @@ def explain(code: str) -> str:
     one = CODES[code]
     parts = (f"{code}: {one.title}", one.meaning, f"When it is wrong: {one.when_wrong}")
     return "\n\n".join((*parts, f"Recommendation: {one.recommendation}"))
+
+
+def explained(findings: Sequence[Finding]) -> dict[str, dict[str, str]]:
+    """What the codes of `findings` mean, in their order: `title`, `meaning` and the like."""
+    codes = dict.fromkeys(each["code"] for each in findings)
+    return {code: asdict(CODES[code]) for code in codes if code in CODES}
 
 
 def page() -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -51,7 +52,9 @@ _OF_THREADS = r"(?i)pthread_cond|pthread_join|futex|sem_wait|sem_timedwait|poll|
 SPANS = pa.schema(
     [
         required("rank", pa.int32()),
-        required("step", pa.int64()),
+        #: null beside the steps that are drawn: while other ranks are in one, this one is before or
+        #: behind it
+        pa.field("step", pa.int64()),
         required("row", NAME),
         required("kind", NAME),
         required("name", NAME),
@@ -61,6 +64,8 @@ SPANS = pa.schema(
         required("merged_below_ns", pa.int64()),
     ]
 )
+
+_BESIDE = -(2**62)
 
 #: spans that are kept of the typical and the worst step: 12 bytes each in the page, which has at
 #: most 6 MB up to 64 ranks and 12 MB beyond
@@ -108,41 +113,65 @@ def spans(dataset: Dataset, results: Results) -> pa.Table:
     while len(found) > most:
         bound = max(finest, bound * 2)
         found = merged(found, bound)
-    left = (_MOST_OF_ALL - len(found)) * len(first) // max(len(found), 1)
+    fit = (_MOST_OF_ALL - len(found)) * len(first) // max(len(found), 1)
     others = [step["step"] for step in results["steps"] if step["step"] not in first]
-    others = others[: max(min(left, _MOST_STEPS - len(first)), 0)]
+    others = others[: max(min(fit, _MOST_STEPS - len(first)), 0)]
     if others:
-        more = _of_steps(dataset, others, names, bound)
-        found = _joined([found, more])
+        found = _of_steps(dataset, [*first, *others], names, bound)
     found = found.take(np.lexsort((found.start, found.lane)))
-    # a call of the host that reaches over a step's begin was found in both
-    again = np.zeros(len(found), dtype=bool)
-    again[1:] = (found.lane[1:] == found.lane[:-1]) & (found.start[1:] == found.start[:-1])
-    found = found.take(np.flatnonzero(~again | (found.lane % len(ROWS) == _DEVICE)))
     return _table(dataset, found, list(names), bound)
 
 
 def _of_steps(dataset: Dataset, steps: Sequence[int], names: Names, bound: int) -> _Spans:
-    """The spans of all ranks in some steps, those shorter than `bound` merged; fills `names`."""
+    """The spans of all ranks from the first begin of each step to its last end; fills `names`.
+
+    Those shorter than `bound` are merged. What is not of these steps has the number `_BESIDE`.
+    """
     table = dataset.accounts
     columns = ("rank", "step", "begin_ns", "end_ns", "aligned_begin_ns")
     rank, step, begin, end, aligned = (table[name].to_numpy() for name in columns)
+    stop = aligned + end - begin
+    drawn = [(aligned[step == each].min(), stop[step == each].max()) for each in steps]
     parts, c = [], dataset.collectives
     for place, tables in enumerate(dataset.tables):
-        mine = np.flatnonzero((rank == tables.rank) & np.isin(step, steps))
+        mine = np.flatnonzero(rank == tables.rank)
         mine = mine[np.argsort(begin[mine], kind="stable")]
-        if not len(mine):
+        ahead, low, high, number = _windows(
+            step[mine], begin[mine], end[mine], aligned[mine] - begin[mine], steps, drawn
+        )
+        if not len(low):
             continue
         calls = np.flatnonzero((c.rank == tables.rank) & c.has & (c.wait > 0))
         waiting = c.start[calls], c.start[calls] + c.wait[calls]
-        of_rank = _of_rank(tables, place, waiting, begin[mine], end[mine], names)
+        of_rank = _of_rank(tables, place, waiting, low, high, names)
         # which step a span is in, and from there the reference rank's clock
-        at = np.clip(np.searchsorted(end[mine], of_rank.start, side="right"), 0, len(mine) - 1)
-        start = of_rank.start + (aligned - begin)[mine][at]
-        made = _Spans(of_rank.lane, step[mine][at], of_rank.kind, of_rank.name, start,
-                      of_rank.length, of_rank.count)  # fmt: skip
+        at = np.clip(np.searchsorted(high, of_rank.start, side="right"), 0, len(low) - 1)
+        made = _Spans(of_rank.lane, number[at], of_rank.kind, of_rank.name,
+                      of_rank.start + ahead[at], of_rank.length, of_rank.count)  # fmt: skip
         parts.append(merged(made, bound) if bound else made)
     return _joined(parts)
+
+
+def _windows(
+    step: Ints, begin: Ints, end: Ints, ahead: Ints, steps: Sequence[int], drawn: Sequence[Any]
+) -> tuple[Ints, Ints, Ints, Ints]:
+    """What is drawn of one rank, in order: how far its clock is behind, begin, end, and the step.
+
+    That is each of `steps`, and of its other steps what lies in the stretches `drawn`, which are on
+    the reference rank's clock.
+    """
+    whole = np.isin(step, steps)
+    windows = [(ahead[whole], begin[whole], end[whole], step[whole])]
+    for first, last in drawn:
+        low, high = np.maximum(begin, first - ahead), np.minimum(end, last - ahead)
+        beside = ~whole & (low < high)
+        windows.append((ahead[beside], low[beside], high[beside], np.full(beside.sum(), _BESIDE)))
+    ahead, low, high, number = (np.concatenate(each) for each in zip(*windows, strict=True))
+    order = np.argsort(low, kind="stable")
+    ahead, low, high, number = (each[order] for each in (ahead, low, high, number))
+    low = np.maximum(low, np.maximum.accumulate(np.r_[-(2**62), high])[:-1])
+    keep = high > low
+    return ahead[keep], low[keep], high[keep], number[keep]
 
 
 def _joined(parts: Sequence[_Spans]) -> _Spans:
@@ -193,15 +222,15 @@ def _device(
     low, high = edges[:-1], edges[1:]
     at = np.searchsorted(end, low, side="right")
     inside = low >= np.r_[begin, 2**62][at]
-    low, high = low[inside], high[inside]
+    low, high, at = low[inside], high[inside], at[inside]
     winner = np.full(len(low), -1)
     for each in (_COPY, _TRANSFER, _COMPUTE):
         rows = np.flatnonzero(kind == each)
         found = innermost(start[rows], stop[rows], low)
         winner = np.where(found >= 0, np.r_[rows, -1][found], winner)
     waits = innermost(*waiting, low) >= 0
-    low, high, winner = _runs(low, high, winner * 2 + waits)
-    winner, waits = winner // 2, winner % 2 == 1
+    low, high, first = _runs(low, high, winner, waits, at)
+    winner, waits = winner[first], waits[first]
     kind = np.r_[kind, _IDLE][winner]
     kind[waits & (kind == _TRANSFER)] = _WAIT
     return kind, _numbered(table["name"], winner, kind, names), low, high
@@ -231,7 +260,9 @@ def _host(
         edges = np.unique(np.r_[start[rows], stop[rows]])
         low, high = edges[:-1], edges[1:]
         winner = np.r_[rows, -1][innermost(start[rows], stop[rows], low)]
-        low, high, winner = _runs(*(v[winner >= 0] for v in (low, high, winner)))
+        low, high, winner = (each[winner >= 0] for each in (low, high, winner))
+        low, high, first = _runs(low, high, winner)
+        winner = winner[first]
         of = kind[winner]
         out.append((row, of, _numbered(column, winner, of, names), low, high))
     return out
@@ -291,13 +322,15 @@ def innermost(start: Ints, stop: Ints, at: Ints) -> Ints:
     return np.where(found >= 0, order[found], -1)
 
 
-def _runs(low: Ints, high: Ints, winner: Ints) -> tuple[Ints, Ints, Ints]:
-    """Neighbours with one winner as one span."""
+def _runs(low: Ints, high: Ints, *keys: Ints | Bools) -> tuple[Ints, Ints, Ints]:
+    """Neighbours of equal keys as one: its begin and end, and where its first stands."""
     fresh = np.ones(len(low), dtype=bool)
-    fresh[1:] = (winner[1:] != winner[:-1]) | (low[1:] != high[:-1])
+    fresh[1:] = low[1:] != high[:-1]
+    for key in keys:
+        fresh[1:] |= key[1:] != key[:-1]
     first = np.flatnonzero(fresh)
     last = np.r_[first[1:], len(low)][: len(first)] - 1
-    return low[first], high[last], winner[first]
+    return low[first], high[last], first
 
 
 def _numbered(column: pa.ChunkedArray, rows: Ints, kind: Ints, names: Names) -> Ints:
@@ -352,7 +385,7 @@ def _table(dataset: Dataset, found: _Spans, names: list[tuple[int, str]], bound:
 
     columns = {
         "rank": np.asarray(dataset.ranks, dtype=np.int32)[place],
-        "step": found.step,
+        "step": pa.array(found.step, mask=found.step == _BESIDE),
         "row": named(row, ROWS),
         "kind": named(found.kind, KINDS),
         "name": named(name[found.name], texts),

@@ -129,18 +129,23 @@
     ask();
   }
 
-  function draw() {
-    const names = ["ink", "soft", "line", "track", "card", "late", "idle", "compute", "wait", "transfer", "copy",
-      "range", "cuda", "cuda_wait", "blocked", "thread_wait", "python", "op", "page"];
-    tones = Object.fromEntries(names.map((name) => [name, css(`--${name === "copy" ? "copies" : name}`)]));
-    const ratio = window.devicePixelRatio || 1;
+  // Where the panels stand.
+  function fit() {
     size.width = holder.clientWidth;
-    size.gutter = size.width < 560 ? 88 : 128;
+    size.gutter = size.width < 560 ? 106 : 128;
     const each = (size.width - size.gutter - 8 - 14 * (panels.length - 1)) / panels.length;
     panels.forEach((panel, index) => {
       panel.left = size.gutter + index * (each + 14);
       panel.right = panel.left + each;
     });
+  }
+
+  function draw() {
+    const names = ["ink", "soft", "line", "track", "card", "late", "idle", "compute", "wait", "transfer", "copy",
+      "range", "cuda", "cuda_wait", "blocked", "thread_wait", "python", "op", "page"];
+    tones = Object.fromEntries(names.map((name) => [name, css(`--${name === "copy" ? "copies" : name}`)]));
+    const ratio = window.devicePixelRatio || 1;
+    fit();
     canvas.width = Math.round(size.width * ratio);
     canvas.height = Math.round(size.height * ratio);
     context.setTransform(ratio, 0, 0, ratio, 0, 0);
@@ -190,7 +195,7 @@
     context.fillText((kept.has(lane) ? "▪ " : "") + `rank ${rank}`, 8, top + 8);
     font(10);
     context.fillStyle = tones.soft;
-    const narrow = size.gutter < 100;
+    const narrow = size.width < 560;
     if (host && rows.length > 1) context.fillText(host.slice(0, narrow ? 7 : 12), 8, top + 23);
     context.textAlign = "right";
     for (const row of rows) {
@@ -385,7 +390,7 @@
       context.globalAlpha = .6;
       context.stroke();
       context.globalAlpha = 1;
-      if (at > panel.left + 4 && at < panel.right - 14 && Math.abs(at - endAt) > 44) context.fillText(clusterprof.ms(k * every * data.unit_ns, decimals).replace(" ms", ""), at, 25);
+      if (at > panel.left + 4 && at < panel.right - 14 && !(at > endAt - 76 && at < endAt + 12)) context.fillText(clusterprof.ms(k * every * data.unit_ns, decimals).replace(" ms", ""), at, 25);
     }
     context.strokeStyle = tones.soft;
     const edges = all ? data.steps.map((step) => step.begin - zero) : [0, stop];
@@ -434,7 +439,7 @@
     ink.font = `10px ${getComputedStyle(document.body).fontFamily}`;
     ink.textBaseline = "middle";
     ink.textAlign = "right";
-    if (lane !== undefined) ink.fillText(size.gutter < 100 ? laneName(lane) : `device of ${laneName(lane)}`, size.gutter - 6, tall / 2);
+    if (lane !== undefined) ink.fillText(size.width < 560 ? laneName(lane) : `device of ${laneName(lane)}`, size.gutter - 6, tall / 2);
     ink.strokeStyle = tones.ink;
     ink.lineWidth = 1.5;
     const left = at(view.lo);
@@ -536,7 +541,10 @@
       const close = element("button", { type: "button", textContent: "close" });
       close.addEventListener("click", () => { pin(null); canvas.focus(); });
       const link = element("a", { href: clusterprof.hash(state()), textContent: "link to this moment" });
-      details.replaceChildren(element("b", { textContent: title }), listed(rows), element("p", {}, copy, " ", closer, " ", close, " ", link));
+      const named = data.findings.filter((each) => each.ranks.includes(data.lanes[it.lane].rank));
+      const about = named.flatMap(({ anchor, code }, index) => [index ? ", " : "findings that name this rank: ",
+        element("a", { href: `#${anchor}`, textContent: code })]);
+      details.replaceChildren(element("b", { textContent: title }), listed(rows), ...(named.length ? [element("p", {}, ...about)] : []), element("p", {}, copy, " ", closer, " ", close, " ", link));
     }
     remember();
     ask();
@@ -597,6 +605,7 @@
     beside.disabled = !one;
     panels = one ? [one, ...(other && other !== one ? [other] : [])].map((step) => ({ step, zero: step.begin, length: step.end - step.begin }))
       : [{ step: null, zero: whole.lo, length: whole.hi - whole.lo }];
+    fit();
     look(0, Infinity);
   }
 
