@@ -79,6 +79,20 @@ def _prometheus(merged: Merged, target: Path, limit: int) -> list[str]:
     return []
 
 
+def _nsys(merged: Merged, target: Path, limit: int) -> list[str]:
+    from clusterprof.export import commands
+
+    files.write(target, "\n".join(commands.nsys(merged)) + "\n")
+    return []
+
+
+def _ncu(merged: Merged, target: Path, limit: int) -> list[str]:
+    from clusterprof.export import commands
+
+    files.write(target, "\n".join(commands.ncu(merged)) + "\n")
+    return []
+
+
 _PERFETTO = "open it at https://ui.perfetto.dev (it stays on your machine)"
 _TABLES = "operations, ranks, steps, findings, collectives, and summaries as nsys makes them"
 FORMATS = {
@@ -96,6 +110,14 @@ FORMATS = {
     "prometheus": Format(
         ".prom", "gauges for node_exporter's textfile collector", _prometheus,
         "put it where node_exporter's --collector.textfile.directory is",
+    ),
+    "nsys": Format(
+        "-nsys.sh", "commands that export each nsys report on the reference rank's clock", _nsys,
+        "read it, then run it where the reports are",
+    ),
+    "ncu": Format(
+        "-ncu.sh", "commands that profile the kernels that findings name, by Nsight Compute", _ncu,
+        "put its command in the place of that rank's program",
     ),
 }  # fmt: skip
 

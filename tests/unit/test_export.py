@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import re
+import shlex
 import statistics
 import zipfile
 from collections import Counter, defaultdict
@@ -15,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as parquet
 import pytest
 from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as published
@@ -23,7 +25,7 @@ from simulate import Cause, Job, middle, simulate, with_clock
 
 from clusterprof import merge_run
 from clusterprof.cli import export, main
-from clusterprof.export import chrome, flat_tables, merged_tables, tracks, wire
+from clusterprof.export import chrome, commands, flat_tables, merged_tables, tracks, wire
 from clusterprof.run_directory import RunDirectory
 from clusterprof.study import Study, study
 from clusterprof.tables import RankTables
@@ -501,6 +503,97 @@ def test_the_dashboard_asks_for_metrics_and_labels_that_there_are(
         assert set(used) <= labels
 
 
+# --- nsys, ncu
+
+
+def commands_of(file: Path) -> list[list[str]]:
+    return [shlex.split(line) for line in file.read_text().splitlines() if line[0] != "#"]
+
+
+def test_nsys_is_told_what_to_add_to_each_report_s_times(straggler: Study, tmp_path: Path) -> None:
+    entries = [
+        each | {"profiler": "nsys 2025.3", "source": f"/runs/a b/{each['rank']}.nsys-rep"}
+        for each in straggler.results["ranks"]
+    ]
+    entries[3] |= {"source": "rank3.sqlite.xz"}
+    results = straggler.results | {"ranks": entries}
+    run = saved(replace(straggler, results=results), tmp_path / "run")
+    made = commands_of(exported(run, "nsys", tmp_path / "t.sh"))
+    assert [argv[-1] for argv in made] == [
+        "/runs/a b/0.nsys-rep", "/runs/a b/1.nsys-rep", "/runs/a b/2.nsys-rep", "rank3.nsys-rep",
+    ]  # fmt: skip
+    for tables, argv in zip(straggler.ranks, made, strict=True):
+        (shift,) = [int(each.partition("=")[2]) for each in argv if each.startswith("--ts-shift=")]
+        wall = tables.activity["start_ns"].to_numpy()
+        aligned = straggler.clock.align(tables.rank, wall)
+        # what the drift makes of it over the window: 20 ppm of 0.1 s
+        assert np.abs(wall + shift - aligned).max() < 10_000
+    assert made[1][4] != "--ts-shift=0"
+
+
+def gpu_straggler(recordings: Path) -> Study:
+    return merge_run.merge_reports([recordings / "nsys-2025.3" / "ddp-gpu-straggler"], {})
+
+
+@pytest.mark.parametrize("marked", [True, False])
+def test_ncu_is_told_which_call_of_the_kernel_that_a_finding_names(
+    marked: bool, recordings: Path, tmp_path: Path
+) -> None:
+    made = gpu_straggler(recordings)
+    (finding,) = [e for e in made.results["findings"] if e["code"] == "straggler.gpu"]
+    (kernel,) = [e["kernel"] for e in finding["evidence"] if "kernel" in e]
+    (tables,) = [each for each in made.ranks if each.rank == finding["rank"]]
+    if not marked:  # the program marks no steps
+        calls = tables.host_calls
+        calls = calls.filter(pc.not_equal(calls["kind"].cast(pa.string()), "range"))
+        others = [each for each in made.ranks if each is not tables]
+        made = replace(made, ranks=(*others, replace(tables, host_calls=calls)))
+    (argv,) = commands_of(exported(saved(made, tmp_path / "run"), "ncu", tmp_path / "t.sh"))
+    assert argv[argv.index("--kernel-name") + 1] == kernel
+    calls = [row for row in tables.activity.to_pylist() if row["name"] == kernel]
+    of_step: dict[int, list[int]] = {}
+    for step in tables.steps.to_pylist():
+        of_step[step["step"]] = [
+            call["end_ns"] - call["start_ns"]
+            for call in sorted(calls, key=lambda each: each["launch_start_ns"])
+            if step["begin_ns"] <= call["launch_start_ns"] < step["end_ns"]
+        ]
+    first = finding["steps"][0]
+    (each_step,) = {len(of_step[step]) for step in finding["steps"]}
+    longest = of_step[first].index(max(of_step[first]))
+    skip = longest if marked else each_step * first + longest
+    assert argv[argv.index("--launch-skip") + 1] == str(skip)
+    assert (f"step {first}/" in argv) == marked
+
+
+@pytest.mark.parametrize(
+    ("kernel", "name"),
+    [
+        ("nvjet_sm90_tst", "nvjet_sm90_tst"),
+        ("void at::native::(anonymous namespace)::norm<c10::Half, (int)4>(int, float*)", "norm"),
+        ("void f<(a)1, b<c> >(d (*)(e))", "f"),
+        ("memcpy host_to_device", "host_to_device"),
+        ("(((", "((("),
+        ("", ""),
+    ],
+)
+def test_a_kernel_s_function_is_what_ncu_calls_it(kernel: str, name: str) -> None:
+    assert commands.base_name(kernel) == name
+
+
+def test_the_figures_for_experiment_trackers_are_those_of_the_results(
+    straggler: Study, run: Path
+) -> None:
+    page = (Path(__file__).resolve().parents[2] / "docs" / "export.md").read_text()
+    (first, *_) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    names: dict[str, Any] = {}
+    exec(first.replace("runs/…", str(run)), names)
+    assert names["figures"]["step_ms"] == pytest.approx(straggler.results["pace"]["step_ns"] / 1e6)
+    (found,) = [each for each in straggler.results["findings"] if each["code"] == "straggler.host"]
+    saves = names["figures"]["saved_ms/straggler.host"]
+    assert saves == pytest.approx(found["saved_ns_per_step"] / 1e6)
+
+
 # --- csv, parquet
 
 
@@ -638,6 +731,8 @@ def test_no_command_line_and_no_path_is_exported(
     run = saved(replace(straggler, results=results), tmp_path / "run")
     made = exported(run, form, tmp_path / "t")
     files = list(made.iterdir()) if made.is_dir() else [made]
+    if form == "nsys":  # it has the reports' paths, to run nsys on
+        return
     content = b"".join(
         str(parquet.read_table(each).to_pylist()).encode()
         if each.suffix == ".parquet" else each.read_bytes()
