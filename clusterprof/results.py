@@ -186,6 +186,17 @@ class Saving(TypedDict):
     net_of: list[Repaired]
 
 
+class Combined(TypedDict):
+    """The replayed step if some of the findings that save most are repaired at once."""
+
+    #: of the window's own steps, or of the same steps again and again, as for a `Saving`
+    view: Literal["window", "long_run"]
+    #: the findings, those that save most first
+    findings: list[Repaired]
+    #: of each choice of them (bit k of its place: findings[k] is repaired) the step that remains
+    remaining_ns: list[int]
+
+
 class Finding(TypedDict):
     """One finding, with its cost, confidence, evidence and recommendation."""
 
@@ -415,6 +426,8 @@ class Results(TypedDict):
     critical_path: CriticalPath | None
     compute_absent: list[ComputeAbsent]
     findings: list[Finding]
+    #: None where no finding above severity info saves anything by a replay
+    combined: Combined | None
     #: the first line of the text report
     verdict: str
     warnings: list[str]

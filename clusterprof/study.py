@@ -19,6 +19,7 @@ from clusterprof.align.lateness import joined
 from clusterprof.align.match import contradicted, match, numbered, tolerance
 from clusterprof.align.placing import place
 from clusterprof.analysis.findings import communication
+from clusterprof.analysis.findings.combined import combined
 from clusterprof.analysis.findings.finding import pace
 from clusterprof.analysis.findings.registry import all_findings
 from clusterprof.analysis.findings.verdict import verdict
@@ -108,6 +109,7 @@ def study(
         "critical_path": critical_path(dataset),
         "compute_absent": compute_absent(dataset),
         "findings": found,
+        "combined": combined(dataset, found),
         "verdict": verdict(dataset, found),
         "warnings": [
             *dict.fromkeys((*warnings, *known.warnings)),

@@ -266,6 +266,14 @@ def results(*, host: str = "gpu-07", operation: str = "AllReduce") -> Results:
             for rank in range(4)
         ],
         "findings": [straggler(), pageable()],
+        "combined": {
+            "view": "window",
+            "findings": [
+                {"code": "straggler.host", "ranks": [2]},
+                {"code": "input.pageable_copy", "ranks": [0, 1, 2, 3]},
+            ],
+            "remaining_ns": [61_600_000, 43_730_000, 60_100_000, 40_780_000],
+        },
         "verdict": "Rank 2 delays the other ranks by 17.9 ms of each 61.6 ms step (29%).",
         "pace": {
             "step_ns": 61_600_000,
@@ -333,6 +341,7 @@ def healthy() -> Results:
     """The same job without the straggler and without findings."""
     made = results()
     made["findings"] = []
+    made["combined"] = None
     made["missing"] = []
     made["shallow"] = None
     made["warnings"] = []

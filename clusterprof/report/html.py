@@ -31,7 +31,15 @@ if TYPE_CHECKING:
 _MOST_EVIDENCE = 64
 #: the page's one script, in this order: what the others share first, what shows the state last
 _STYLES = ("report.css", "timeline.css", "overview.css")
-_SCRIPTS = ("core.js", "downloads.js", "tables.js", "heatmap.js", "timeline.js", "arrive.js")
+_SCRIPTS = (
+    "core.js",
+    "downloads.js",
+    "tables.js",
+    "heatmap.js",
+    "whatif.js",
+    "timeline.js",
+    "arrive.js",
+)
 #: near the beginning of every page
 _MARK = b'<meta name="generator" content="clusterprof">'
 
@@ -55,10 +63,12 @@ def render(
     from clusterprof.report import heatmap, lanes, provenance, step_chart
 
     drawn = lanes.build(results, collectives, spans)
+    panel = overview.what_if(results)
     heat = heatmap.embedded(results, collectives, job or Job())
     data = {
         "timeline-data": lanes.embedded(drawn, results) if drawn else None,
         "heatmap-data": heat,
+        "what-if-data": overview.ticked(panel),
         "results-data": provenance.embedded(results),
     }
     data = {name: each for name, each in data.items() if each is not None}
@@ -78,9 +88,10 @@ def render(
         script=script,
         # what the page's policy allows to run: this script and no other
         script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
-        verdict=summary.sentences(results["verdict"]),
+        verdict=summary.verdict_lines(results),
         tiles=overview.tiles(results),
         leading=summary.leading(results),
+        what_if=panel,
         findings=[(finding, _drawn(finding, begins)) for finding in summary.cards(results)],
         account=breakdown.account(results),
         path=breakdown.path(results),

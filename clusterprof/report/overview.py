@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from clusterprof.agent.contracts import words
 from clusterprof.report import summary
@@ -96,3 +96,40 @@ def _few_digits(value: float) -> str:
 
 def _hurts(finding: Finding) -> bool:
     return finding["severity"] == "critical"
+
+
+def what_if(results: Results) -> dict[str, Any] | None:
+    """The findings that can be ticked off, and the step that each choice of them leaves.
+
+    None for fewer than two: the first boxes say what one saves.
+    """
+    found = results["combined"]
+    if found is None or len(found["findings"]) < 2:
+        return None
+    remaining = found["remaining_ns"]
+    carded = [f for f in summary.cards(results) if f["saved_ns_per_step"] > 0]
+    more = len(carded) - len(found["findings"])
+    view = "the window's steady-state steps"
+    return {
+        "findings": [
+            {
+                "code": one["code"],
+                "whom": words.ranks(one["ranks"]) if one["ranks"] else "",
+                "alone": words.ms(remaining[1 << bit]),
+            }
+            for bit, one in enumerate(found["findings"])
+        ],
+        "now": words.ms(remaining[0]),
+        "all": words.ms(remaining[-1]),
+        "of": view if found["view"] == "window" else f"{view}, again and again",
+        "more": words.counted(more, "finding") if more > 0 else "",
+        "remaining_ns": remaining,
+    }
+
+
+def ticked(shown: dict[str, Any] | None) -> dict[str, Any] | None:
+    """What the panel's script needs of `what_if`."""
+    if shown is None:
+        return None
+    steps = shown["remaining_ns"]
+    return {"remaining_ns": steps, "texts": [words.ms(ns) for ns in steps]}

@@ -127,6 +127,13 @@ def leading(results: Results) -> Finding | None:
     return next(iter([*named, *weighty]), None)
 
 
+def verdict_lines(results: Results) -> list[str]:
+    """The verdict's sentences, that of the leading finding first ("No stragglers." is no news)."""
+    lines, top = sentences(results["verdict"]), leading(results)
+    first = _as_said(sentences(top["summary"])[0]) if top else ""
+    return sorted(lines, key=lambda line: _as_said(line) != first) if top else lines
+
+
 def not_in_verdict(results: Results, finding: Finding) -> str:
     """A finding's summary without the sentences that the verdict has."""
     in_verdict = {_as_said(sentence) for sentence in sentences(results["verdict"])}

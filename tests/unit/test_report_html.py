@@ -91,6 +91,28 @@ def test_the_boxes_are_about_the_finding_that_the_verdict_begins_with() -> None:
     assert _tiles(page)[0][0] == "rank 2"
 
 
+def test_the_finding_is_the_headline_and_not_that_there_is_no_straggler() -> None:
+    results = sample.results()
+    results["findings"] = [sample.pageable()]
+    results["findings"][0]["summary"] = "Launch-bound: hosts are slow, 5.20 ms of each step (14%)."
+    results["verdict"] = f"No stragglers. {results['findings'][0]['summary']}"
+    page = html.render(results, sample.collectives(), title="x")
+    assert "<h1><span>Launch-bound: hosts are slow, 5.20 ms of each step (14%).</span>" in page
+    assert "<span>No stragglers.</span></h1>" in page
+
+
+def test_the_what_if_panel_has_the_replay_s_numbers_and_none_for_one_finding() -> None:
+    page = _render()
+    assert page.count('type="checkbox" data-bit') == 2
+    assert "alone: 43.7 ms" in page
+    assert "Without all of them: 40.8 ms" in _Page(page).text
+    results = sample.results()
+    assert results["combined"] is not None
+    for key in ("findings", "remaining_ns"):
+        results["combined"][key] = results["combined"][key][: 1 if key == "findings" else 2]  # type: ignore[literal-required]
+    assert 'id="what-if"' not in html.render(results, sample.collectives(), title="x")
+
+
 def test_the_first_finding_does_not_repeat_the_verdict() -> None:
     results = sample.results()
     sentence = "Rank 2 delays the other ranks by 17.9 ms of each 61.6 ms step."

@@ -84,6 +84,8 @@ def finding(
     level = min(severity(share), at_most, key=_LEVELS.index)
     clocks_ns = job_of(dataset).clock_error_ns(saved, ranks) if saved else 0.0
     unsure_ns = round(float(np.hypot(saved.uncertainty_ns, clocks_ns))) if saved else 0
+    if saved:
+        job_of(dataset).weighed[code.code, tuple(int(r) for r in ranks)] = saved
     return {
         "code": code.code,
         "severity": max(level, at_least, key=_LEVELS.index),

@@ -115,6 +115,8 @@ class WhatIfs:
         #: the job without the profiler, the likeliest first
         self.untraced = explanations(job, usual, self.named["input.stall"])
         self.job, self.base = self.untraced[0].job, self.untraced[0].lengths
+        #: what findings save, by their codes and ranks
+        self.weighed: dict[tuple[str, tuple[int, ...]], Saved] = {}
 
     @property
     def step_ns(self) -> float:
@@ -164,6 +166,20 @@ class WhatIfs:
             before - after, long - long_after, float(before.mean()), long, base.repaired, base,
             lengths, self.known, self.known, others, 0.0 if self.dataset.on_host else slower,
         )  # fmt: skip
+
+    def remaining_ns(self, repairs: Sequence[Saved], long_run: bool) -> float:
+        """The step with all of `repairs` at once, each as much shorter as it alone makes things."""
+        own, run, woken = (each.copy() for each in (self.base.own, self.base.run, self.base.woken))
+        for each in repairs:
+            own = np.maximum(own + each.without.own - each.base.own, np.minimum(own, 0))
+            run = np.maximum(run + each.without.run - each.base.run, np.minimum(run, 0))
+            woken = np.where(each.without.woken == each.base.woken, woken, each.without.woken)
+        explained = any(each.without.explained and not each.base.explained for each in repairs)
+        lengths = replace(
+            self.base, own=own, run=run, woken=woken, explained=explained or self.base.explained
+        )
+        window, pace = self._steps(lengths)
+        return pace if long_run else float(window.mean())
 
     def clock_error_ns(self, saved: Saved, ranks: Sequence[int]) -> float:
         """How far off a saving is at most if these ranks' clocks are, within their bounds (ns).

@@ -132,7 +132,9 @@
           const [, ns] = peak(line, column);
           if (Number.isNaN(ns)) continue;
           const [r, g, b] = tone(share(ns));
-          context.fillStyle = .299 * r + .587 * g + .114 * b > 140 ? "#10161d" : "#ffffff";
+          // whichever has more contrast with the cell
+          const light = .2126 * (r / 255) ** 2.2 + .7152 * (g / 255) ** 2.2 + .0722 * (b / 255) ** 2.2;
+          context.fillStyle = light > .19 ? "#0b1016" : "#ffffff";
           context.fillText((ns / 1e6).toFixed(digits(measure.high_ns)), left + (column + .5) * cell, TOP + (line + .5) * row);
         }
       }
