@@ -27,7 +27,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 def found(given: str, store: Path | None = None) -> list[MeasuredRun]:
     """The runs that `given` names: a run directory, a results.json, or a baseline.
 
-    Raises UsageError where there is no such thing, ReportError where it cannot be read.
+    Raises ReportError where there is no such thing, or it cannot be read.
     """
     here = Path(given).expanduser()
     kept = file_of(given, store) if _NAME.fullmatch(given) else None
@@ -36,7 +36,7 @@ def found(given: str, store: Path | None = None) -> list[MeasuredRun]:
     if kept.exists():
         return read(kept)["runs"]
     names = [each.stem for each in listed(store)]
-    raise UsageError(
+    raise ReportError(
         f"there is no run, no file and no baseline {given!r}",
         f"baselines in {kept.parent}: {', '.join(names) or 'none'}",
         f"make one: clusterprof baseline save {given} RUN...",

@@ -327,7 +327,7 @@ def compare(a: Sequence[MeasuredRun], b: Sequence[MeasuredRun]) -> Comparison:
         sum(run["outside_steps"] if by_logs else len(run["window"]) for run in side)
         for side in (a, b)
     ]
-    findings = _findings(a, b, step["b_ns"])
+    findings = _findings(a, b, step)
     return {
         "comparison_version": COMPARISON_VERSION,
         "clusterprof_version": __version__,
@@ -373,7 +373,7 @@ def _values(run: MeasuredRun) -> dict[str, Value]:
 
 
 def _findings(
-    a: Sequence[MeasuredRun], b: Sequence[MeasuredRun], step_ns: int
+    a: Sequence[MeasuredRun], b: Sequence[MeasuredRun], step: Change
 ) -> list[ComparedFinding]:
     """The findings above severity info of either side, those that changed most first.
 
@@ -384,7 +384,7 @@ def _findings(
     for key in sorted({*sides[0], *sides[1]}):
         before, after = (side.get(key, []) for side in sides)
         if any(each["severity"] != "info" for each in (*before, *after)):
-            found.append(_compared(before, after, (len(a), len(b)), step_ns))
+            found.append(_compared(before, after, (len(a), len(b)), step))
     return sorted(found, key=lambda each: -abs(each["b_saved_ns"] - each["a_saved_ns"]))
 
 
@@ -403,17 +403,18 @@ def _compared(
     before: Sequence[MeasuredFinding],
     after: Sequence[MeasuredFinding],
     runs: tuple[int, int],
-    step_ns: int,
+    step: Change,
 ) -> ComparedFinding:
     """One finding of both sides; where it is not found it saves nothing.
 
-    What a side does not find may still save what is below every finding's limit.
+    Its noise is how uncertain both savings are, and by how much steps differ from run to run. What
+    a side does not find may still save what is below every finding's limit.
     """
     sides = list(zip((before, after), runs, strict=True))
     a_saved, b_saved = (sum(f["saved_ns_per_step"] for f in of) / count for of, count in sides)
     unsure = [max((f["saved_uncertainty_ns"] for f in of), default=0) for of, _ in sides]
-    unseen = 0.0 if before and after else _LEAST_FINDING_FRAC * step_ns
-    noise, more = math.hypot(*unsure, unseen), b_saved - a_saved
+    unseen = 0.0 if before and after else _LEAST_FINDING_FRAC * step["b_ns"]
+    noise, more = math.hypot(*unsure, unseen, step["noise_ns"]), b_saved - a_saved
     state: State = "same"
     if more > noise:
         state = "worse" if before else "new"
@@ -425,7 +426,7 @@ def _compared(
         "code": last["code"], "ranks": last["ranks"], "rank": last["rank"], "state": state,
         "severity": severe[-1]["severity"], "a_saved_ns": round(a_saved),
         "b_saved_ns": round(b_saved), "noise_ns": round(noise),
-        "share_of_step": round(more / max(step_ns, 1), 4), "summary": last["summary"],
+        "share_of_step": round(more / max(step["b_ns"], 1), 4), "summary": last["summary"],
     }  # fmt: skip
 
 
@@ -502,11 +503,12 @@ def fails(conditions: Sequence[gate.Condition], made: Comparison) -> bool:
     """
     step = made["step"]
     share, noise = (step[key] / max(step["a_ns"], 1) for key in ("change_ns", "noise_ns"))
+    worse = [each for each in made["findings"] if each["state"] in ("new", "worse")]
+    failed = gate.fails(conditions, worse, (share, noise))
     for each in conditions:
-        if each.step_frac is not None and noise > each.step_frac:
+        if each.step_frac is not None and step["direction"] == "none" and noise > each.step_frac:
             say(
                 f"--fail-on {each}: the noise is ±{words.percent(noise)}, which hides a smaller "
                 "change; compare more steps, or a baseline of several runs"
             )
-    worse = [each for each in made["findings"] if each["state"] in ("new", "worse")]
-    return gate.fails(conditions, worse, (share, noise))
+    return failed

@@ -237,7 +237,7 @@ def test_a_baseline_keeps_runs_to_compare_with(
     results_json.check(Path("x"), found, Comparison)
     assert found["step"]["direction"] == "longer"
     assert compare.main("compare", line, None) == 0
-    with pytest.raises(UsageError, match="no run, no file and no baseline 'other'"):
+    with pytest.raises(ReportError, match="no run, no file and no baseline 'other'"):
         compare.main("compare", ["other", *line[1:]], None)
 
 
