@@ -60,7 +60,7 @@ def render(
     what the findings' codes mean (`explained` of the registry). The same arguments give the same
     page; it ends in a newline.
     """
-    from clusterprof.report import heatmap, lanes, provenance, step_chart
+    from clusterprof.report import collective_charts, heatmap, lanes, provenance, step_chart
 
     drawn = lanes.build(results, collectives, spans)
     panel = overview.what_if(results)
@@ -110,6 +110,7 @@ def render(
         data=data,
         heatmap="heatmap-data" in data,
         run_steps=step_chart.chart(results, job or Job()),
+        **collective_charts.charts(results, collectives),
         provenance=provenance.facts(results, job or Job()),
     )
 
