@@ -12,7 +12,10 @@ import io
 import os
 import re
 import shlex
+import shutil
 import sys
+import threading
+import time
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import TextIO, cast
 
@@ -55,8 +58,84 @@ def command(argv: Sequence[str], prefix: str = "") -> None:
 
 def _write(text: str) -> None:
     """Write it in one piece: lines of two processes must not mix."""
+    if _progress is not None:
+        _progress.clear()
     sys.stderr.write(text)
     sys.stderr.flush()
+
+
+#: Work that takes less is done before one would look at its progress.
+SOON_S = 1.0
+#: Where stderr is no terminal, work that takes longer is said once.
+LONG_S = 10.0
+_DRAW_S = 0.2
+
+
+class Progress:
+    """What long work is doing, on stderr: on a terminal a line that is drawn over, else one line.
+
+    As a context it ends the line; an error or a message stands where it was.
+    """
+
+    def __init__(self) -> None:
+        self._what = "working"
+        self._began = time.monotonic()
+        self._over = threading.Event()
+        self._lock = threading.Lock()
+        self._drawn = False
+        self._terminal = os.isatty(2) and os.environ.get("TERM") != "dumb"
+        self._thread = threading.Thread(target=self._draw, daemon=True)
+
+    def __enter__(self) -> Progress:  # noqa: PYI034 - typing.Self is Python 3.11's
+        global _progress
+        _progress = self
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        global _progress
+        _progress = None
+        self._over.set()
+        self._thread.join()
+        self.clear()
+
+    def now(self, what: str) -> None:
+        """Say what is being done from now on."""
+        self._what = what
+
+    def clear(self) -> None:
+        """Take the line away, until it is drawn again."""
+        with self._lock:
+            if self._drawn:
+                self._drawn = False
+                self._raw("\r\x1b[K")
+
+    def _draw(self) -> None:
+        wait_s = SOON_S if self._terminal else LONG_S
+        while not self._over.wait(wait_s):
+            if not self._terminal:
+                say(self._what)
+                return
+            wait_s = _DRAW_S
+            age = f"{time.monotonic() - self._began:.0f} s"
+            with self._lock:
+                columns = shutil.get_terminal_size((80, 24)).columns
+                text = messages.neutral(f"clusterprof: {self._what} … {age}")[: columns - 1]
+                self._drawn = True
+                self._raw(f"\r{text}\x1b[K")
+
+    def _raw(self, text: str) -> None:
+        with contextlib.suppress(OSError):
+            os.write(2, text.encode(errors="replace"))
+
+
+_progress: Progress | None = None
+
+
+def progress(what: str) -> None:
+    """Say what long work does from now on, where somebody shows that (`Progress`)."""
+    if _progress is not None:
+        _progress.now(what)
 
 
 def table(rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> list[str]:

@@ -34,8 +34,10 @@ if TYPE_CHECKING:
 
 def merge_run(run: RunDirectory, outcomes: Sequence[Outcome]) -> Study:
     """Merge the collected reports of a run and write the results into the run directory."""
-    made = merged(run, outcomes)
-    save(made, run)
+    with console.Progress():
+        made = merged(run, outcomes)
+        console.progress("writing tables and the page")
+        save(made, run)
     return made
 
 
@@ -230,19 +232,20 @@ def merge_reports(
     from clusterprof.probe import measurement
     from clusterprof.study import study
 
-    gathered = gather(list(paths), ranks=ranks)
-    known = None
-    silent: list[str] = []
-    if clocks is not None:
-        measured, silent = measurement.of_reports(gathered.ranks, clocks)
-        known = known_clocks(gathered.ranks, measured, clocks.as_json())
-    return study(
-        gathered.ranks,
-        missing=gathered.missing,
-        warnings=[*gathered.warnings, *silent],
-        source=" ".join(map(str, paths)),
-        clocks=known,
-    )
+    with console.Progress():
+        gathered = gather(list(paths), ranks=ranks)
+        known = None
+        silent: list[str] = []
+        if clocks is not None:
+            measured, silent = measurement.of_reports(gathered.ranks, clocks)
+            known = known_clocks(gathered.ranks, measured, clocks.as_json())
+        return study(
+            gathered.ranks,
+            missing=gathered.missing,
+            warnings=[*gathered.warnings, *silent],
+            source=" ".join(map(str, paths)),
+            clocks=known,
+        )
 
 
 def merge_dumps(dumps: Sequence[tuple[Path, int | None]], ranks: Mapping[Path, int]) -> HangResults:

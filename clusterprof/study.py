@@ -33,6 +33,7 @@ from clusterprof.analysis.model.slowdown import slowdown
 from clusterprof.analysis.model.spans import SPANS, spans
 from clusterprof.analysis.model.steady_state import steady_steps
 from clusterprof.analysis.model.timeline import Timelines
+from clusterprof.console import progress
 from clusterprof.errors import MergeError
 from clusterprof.report.whole_job import Job
 from clusterprof.results import (
@@ -92,6 +93,7 @@ def study(
     missing = [*missing, *(_unusable(t, known) for t in unusable)]
     dataset = dataset_of(ranks, known, source=source, capture=capture, again=again)
     dataset = replace(dataset, shallow=shallow.results if shallow else None)
+    progress("replaying the steps and weighing what would be saved")
     found, too_few = all_findings(dataset)
     results: Results = {
         "schema_version": SCHEMA_VERSION,
@@ -151,7 +153,9 @@ def dataset_of(
             f"rank {twice[0]} has more than one report", *files, "merge only one of them"
         )
     ordered = tuple(numbered([t for t in ordered if t.rank not in known.unusable]))
+    progress(f"matching the collectives of {counted(len(ordered), 'rank')}")
     matched = match(ordered)
+    progress("aligning the clocks")
     clock = align(ordered, matched, (*known.bounds, *of_one_report(ordered)))
     placed = place(without_beacons(matched, ordered, known.readings), clock)
     lines = Timelines(ordered)

@@ -94,6 +94,7 @@ def run(words: Sequence[str]) -> int:
         status = int(verb_module(verb).main(verb, own, program))
         sys.stdout.flush()
     except KeyboardInterrupt:
+        console.say("interrupted")
         return 130
     except Exception as error:  # noqa: BLE001 - each becomes a message and a status
         if isinstance(error, console.Unwritable) and error.unread:

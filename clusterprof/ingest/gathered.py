@@ -13,6 +13,7 @@ from itertools import pairwise
 from multiprocessing import get_context
 from pathlib import Path
 
+from clusterprof import console
 from clusterprof.agent.contracts import words
 from clusterprof.agent.contracts.processes import end_with_parent
 from clusterprof.errors import ClusterprofError, MergeError, ReportError
@@ -154,6 +155,7 @@ def _read_all(sources: Sequence[Source], workers: int) -> list[list[_Rank]]:
     more in starting and handing back tables than it saves. A trace's JSON becomes Python
     objects under that lock, some 0.3 s for each megabyte of packed trace.
     """
+    console.progress(f"reading {words.counted(len(sources), 'report')}")
     if len(sources) == 1 or workers == 1:
         return [_attempt(source) for source in sources]
     traces = [source for source in sources if _parses_json(source)]
@@ -169,7 +171,11 @@ def _read_all(sources: Sequence[Source], workers: int) -> list[list[_Rank]]:
                 (processes if processes and _parses_json(each) else threads).submit(_attempt, each)
                 for each in sources
             ]
-            return [_result(*pair) for pair in zip(sources, futures, strict=True)]
+            found = []
+            for place, pair in enumerate(zip(sources, futures, strict=True)):
+                console.progress(f"reading reports: {place} of {len(sources)}")
+                found.append(_result(*pair))
+            return found
         finally:
             if processes is not None:
                 processes.shutdown(cancel_futures=True)
