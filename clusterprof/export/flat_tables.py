@@ -16,7 +16,7 @@ from clusterprof.export.merged_tables import Merged
 from clusterprof.results import Finding, OperationEntry, RankEntry
 
 #: what is not exported: paths of the machine that merged; command lines; what has parts of its own
-_LEFT_OUT = {"source", "versions", "next", "evidence", "saving", "uncertainty_ns"}
+_LEFT_OUT = {"source", "next", "evidence", "saving", "uncertainty_ns"}
 #: the files, without their ending
 NAMES = ("ranks", "steps", "operations", "findings", "collectives", *summaries.NAMES)
 _TYPES = {int: pa.int64(), float: pa.float64(), str: pa.string(), bool: pa.bool_()}
@@ -53,7 +53,10 @@ def _steps(merged: Merged) -> pa.Table:
 
 
 def _of_entries(entries: Sequence[Any], form: type) -> pa.Table:
-    """Members of results.json as a table: lists of ranks and steps as texts (`0-3,8`)."""
+    """Members of results.json as a table.
+
+    Lists of ranks and steps are texts (`0-3,8`), and so are versions (`driver 580; NCCL 2.28.9`).
+    """
     columns = {}
     for name, kind in get_type_hints(form).items():
         if name in _LEFT_OUT:
@@ -61,6 +64,9 @@ def _of_entries(entries: Sequence[Any], form: type) -> pa.Table:
         values = [entry[name] for entry in entries]
         if get_origin(kind) is list:
             columns[name] = pa.array([words.numbers(value) for value in values], pa.string())
+        elif get_origin(kind) is dict:
+            lines = ["; ".join(f"{key} {each}" for key, each in value.items()) for value in values]
+            columns[name] = pa.array(lines, pa.string())
         else:
             plain = next((each for each in (kind, *get_args(kind)) if each in _TYPES), str)
             columns[name] = pa.array(values, _TYPES[plain])

@@ -37,7 +37,10 @@ _COMMON = [
 #: summary -> what its rows are of, and what else they have: sums over their calls
 _FORMS: dict[str, tuple[list[tuple[str, Any]], list[tuple[str, Any]]]] = {
     "kernels": ([("name", _TEXT), ("kind", _TEXT)], [("launched_late", _WHOLE)]),
-    "copies": ([("direction", _TEXT), ("memory", _TEXT)], [("bytes", _WHOLE)]),
+    "copies": (
+        [("direction", _TEXT), ("memory", _TEXT), ("size_up_to_bytes", _WHOLE)],
+        [("bytes", _WHOLE)],
+    ),
     "host_calls": ([("kind", _TEXT), ("name", _TEXT)], []),
     "ranges": ([("name", _TEXT)], [("device_ns", _WHOLE)]),
 }
@@ -131,7 +134,12 @@ def _copies(table: pa.Table) -> list[dict[str, Any]]:
     direction = table["direction"].cast(_TEXT).fill_null("other")
     table = table.append_column("memory", memory)
     table = table.set_column(table.schema.get_field_index("direction"), "direction", direction)
-    return _grouped(table, ["direction", "memory"], {"bytes": integers(table, "size_bytes")})
+    size = np.maximum(integers(table, "size_bytes"), 0)
+    power = np.ceil(np.log2(np.maximum(size, 1))).astype(np.int64)
+    up_to = pa.array(np.where(size > 0, np.left_shift(1, power), 0)).cast(_TEXT)
+    table = table.append_column("size_up_to_bytes", up_to)
+    rows = _grouped(table, list(dict(_FORMS["copies"][0])), {"bytes": size})
+    return [{**row, "size_up_to_bytes": int(row["size_up_to_bytes"])} for row in rows]
 
 
 def _launched_late(activity: pa.Table) -> Ints | None:

@@ -681,6 +681,46 @@ def test_what_a_range_launched_counts_by_any_thread(tmp_path: Path) -> None:
     assert row["device_ns"] == sum(inside) > 0
 
 
+def test_copies_are_grouped_by_size(recordings: Path, tmp_path: Path) -> None:
+    made = gpu_straggler(recordings)
+    found = exported(saved(made, tmp_path / "run"), "parquet", tmp_path / "t")
+    read = parquet.read_table(found / "copies.parquet").to_pylist()
+    for tables in made.ranks:
+        copies = [row for row in tables.activity.to_pylist() if row["kind"] == "copy"]
+        own = [row for row in read if row["rank"] == tables.rank]
+        assert sum(row["calls"] for row in own) == len(copies)
+        for row in own:
+            highest = row["size_up_to_bytes"]
+            group = [
+                each["size_bytes"] for each in copies
+                if highest / 2 < each["size_bytes"] <= highest
+                and each["direction"] == row["direction"]
+            ]  # fmt: skip
+            assert (row["calls"], row["bytes"]) == (len(group), sum(group))
+    batches = [row for row in read if row["direction"] == "host_to_device"]
+    assert {(row["memory"], row["size_up_to_bytes"]) for row in batches} == {("pinned", 2**25)}
+
+
+def test_the_phases_of_the_step_have_their_time_on_the_host_and_on_the_device(
+    recordings: Path, tmp_path: Path
+) -> None:
+    made = merge_run.merge_reports([recordings / "nsys-2025.3" / "ddp-host-straggler"], {})
+    found = exported(saved(made, tmp_path / "run"), "parquet", tmp_path / "t")
+    phases = {
+        row["name"]: row for row in parquet.read_table(found / "ranges.parquet").to_pylist()
+        if row["rank"] == 2 and row["name"] in ("data", "forward", "backward", "optimizer")
+    }  # fmt: skip
+    host = sorted(phases, key=lambda name: -phases[name]["total_ns"])
+    assert host == ["data", "backward", "forward", "optimizer"]  # the sleep is planted in `data`
+    device = sorted(phases, key=lambda name: -phases[name]["device_ns"])
+    assert device == ["backward", "data", "forward", "optimizer"]
+    copies = parquet.read_table(found / "copies.parquet").to_pylist()
+    assert [phases["data"]["device_ns"]] == [
+        row["total_ns"] for row in copies
+        if row["rank"] == 2 and row["direction"] == "host_to_device"
+    ]  # fmt: skip
+
+
 @pytest.mark.parametrize(("late", "bound"), [(True, "launch"), (False, "unknown")])
 def test_a_kernel_is_launch_bound_where_its_stream_waits_for_launches(
     late: bool, bound: str, tmp_path: Path
