@@ -6,6 +6,7 @@ enough to commit, and to keep between the jobs of a pipeline.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import cast
 
 from clusterprof import __version__
 from clusterprof.agent.contracts import files
+from clusterprof.arguments import path
 from clusterprof.comparison import measured
 from clusterprof.errors import ReportError, UsageError
 from clusterprof.report import results_json
@@ -29,11 +31,11 @@ def found(given: str, store: Path | None = None) -> list[MeasuredRun]:
 
     Raises ReportError where there is no such thing, or it cannot be read.
     """
-    here = Path(given).expanduser()
+    here = path(given)
     kept = file_of(given, store) if _NAME.fullmatch(given) else None
-    if here.exists() or kept is None:
+    if kept is None or os.path.exists(here):  # noqa: PTH110 - never raises
         return [measured(here)]
-    if kept.exists():
+    if os.path.exists(kept):  # noqa: PTH110
         return read(kept)["runs"]
     names = [each.stem for each in listed(store)]
     raise ReportError(
@@ -57,29 +59,29 @@ def listed(store: Path | None) -> list[Path]:
     return sorted((store or STORE).glob("*.json"))
 
 
-def read(path: Path) -> Baseline:
+def read(file: Path) -> Baseline:
     """Read and check a baseline. Raises ReportError (`results_json.read` says which)."""
-    loaded = results_json.load(path)
+    loaded = results_json.load(file)
     version = loaded.get("baseline_version") if isinstance(loaded, dict) else None
     if version != BASELINE_VERSION or isinstance(version, bool):
         raise ReportError(
-            f"{path} is no baseline of version {BASELINE_VERSION}, which this clusterprof reads",
+            f"{file} is no baseline of version {BASELINE_VERSION}, which this clusterprof reads",
             f"it has baseline_version {version!r}",
-            f"save it again: clusterprof baseline save {path.stem} RUN... --force",
+            f"save it again: clusterprof baseline save {file.stem} RUN... --force",
         )
-    results_json.check(path, loaded, Baseline)
+    results_json.check(file, loaded, Baseline)
     if not loaded["runs"]:
-        raise ReportError(f"{path} is damaged: it has no runs", "save it again with --force")
+        raise ReportError(f"{file} is damaged: it has no runs", "save it again with --force")
     return cast("Baseline", loaded)
 
 
-def save(path: Path, runs: Sequence[MeasuredRun]) -> None:
+def save(file: Path, runs: Sequence[MeasuredRun]) -> None:
     """Write a baseline by rename. Raises RunDirectoryError."""
     content: Baseline = {
         "baseline_version": BASELINE_VERSION,
         "clusterprof_version": __version__,
         "runs": list(runs),
     }
-    with writing(path, "--store"):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        files.write(path, results_json.dumps(content))
+    with writing(file, "--store"):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        files.write(file, results_json.dumps(content))

@@ -36,7 +36,7 @@ import numpy.typing as npt
 from clusterprof import __version__, gate, merge_run
 from clusterprof.agent.contracts import paths, words
 from clusterprof.console import say
-from clusterprof.errors import ClusterprofError, MergeError
+from clusterprof.errors import ClusterprofError, MergeError, ReportError
 from clusterprof.report import results_json
 from clusterprof.results import (
     Change,
@@ -71,6 +71,8 @@ _BLOCKS, _LEAST_STEPS, _LEAST_BLOCKS = 20, 4, 4
 #: steps that count for nothing: a job's first ones, and those after a window, in which queues fill
 #: up again (`analysis.model.capture_cost`)
 _WARM_UP, _RECOVERY = 3, 8
+#: no step takes 104 days; beyond it doubles no longer count nanoseconds
+_LONGEST_NS = 2**53
 #: a single step of a window does not tell how much steps vary
 _LEAST_WINDOW = 2
 #: of 20 blocks a correlation is known to some 0.2 only
@@ -100,7 +102,10 @@ def measured(given: Path) -> MeasuredRun:
 
     Raises ReportError where it was not merged, or its results are damaged.
     """
-    run = RunDirectory(given) if given.is_dir() else None
+    try:
+        run = RunDirectory(given) if given.is_dir() else None
+    except OSError as error:
+        raise ReportError(f"{given} cannot be read: {error.strerror}") from None
     results = results_json.read(run.merged / paths.RESULTS if run is not None else given)
     made = of_results(str(given), results)
     if run is not None and run.manifest.is_file():
@@ -184,8 +189,8 @@ def clean_steps(run: RunDirectory, results: Results) -> tuple[Floats, int]:
     every = []
     job = merge_run.job_record(run)
     for rank, log in job.steps.items():
-        first, count, took = stretches(log, job.paces[rank])
-        clean = (first >= _WARM_UP) & (first + count <= until)
+        first, count, took = stretches(log, job.paces.get(rank, {}))
+        clean = (first >= _WARM_UP) & (first + count <= until) & (count > 0) & (took > 0)
         for window in windows:
             clean &= (first + count <= window.first) | (first >= window.end + _RECOVERY)
         order = np.flatnonzero(clean)[np.argsort(first[clean], kind="stable")]
@@ -306,7 +311,12 @@ def change(what: str, a: Sequence[Value], b: Sequence[Value], step_ns: float) ->
 
 
 def compare(a: Sequence[MeasuredRun], b: Sequence[MeasuredRun]) -> Comparison:
-    """Compare the runs of A with those of B. Raises MergeError where no step can be compared."""
+    """Compare the runs of A with those of B.
+
+    Raises MergeError where no step can be compared, ReportError where a number cannot be a time.
+    """
+    for run in (*a, *b):
+        _check_times(run)
     by_logs = all(run["outside_ns"] for run in (*a, *b))
     whole = all(len(run["window"]) >= _LEAST_WINDOW for run in (*a, *b))
     parts = _parts_changed(a, b) if whole else []
@@ -343,6 +353,19 @@ def compare(a: Sequence[MeasuredRun], b: Sequence[MeasuredRun]) -> Comparison:
         "other_job": _other_job(a, b),
         "warnings": _warnings(a, b),
     }
+
+
+def _check_times(run: MeasuredRun) -> None:
+    """Raise ReportError for times of a damaged or edited file that no step or saving can have."""
+    steps = [*run["outside_ns"], *(step["duration_ns"] for step in run["window"])]
+    parts = [cast("int", ns) for step in run["window"] for ns in step.values()]
+    savings = [(f["saved_ns_per_step"], f["saved_uncertainty_ns"]) for f in run["findings"]]
+    others = [*steps, *parts, run["blocking_ns"] or 0, *(ns for both in savings for ns in both)]
+    if wrong := [ns for ns in steps if ns <= 0] + [ns for ns in others if abs(ns) > _LONGEST_NS]:
+        raise ReportError(
+            f"{run['name']} is damaged: a step or a part of it cannot take {wrong[0]} ns",
+            "merge the run again, or save the baseline again: clusterprof merge RUN",
+        )
 
 
 def _parts_changed(a: Sequence[MeasuredRun], b: Sequence[MeasuredRun]) -> list[Change]:
@@ -486,7 +509,10 @@ def _warnings(a: Sequence[MeasuredRun], b: Sequence[MeasuredRun]) -> list[str]:
             f"{who[0]} were profiled in A, {who[1]} in B: the window's parts are means over "
             "different ranks"
         )
-    kinds = [{each.split()[0] for run in side for each in run["profilers"]} for side in (a, b)]
+    kinds = [
+        {each.partition(" ")[0] for run in side for each in run["profilers"]} - {""}
+        for side in (a, b)
+    ]
     if all(kinds) and kinds[0] != kinds[1]:
         texts = [words.listed(sorted(kind)) for kind in kinds]
         found.append(

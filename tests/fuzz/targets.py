@@ -29,7 +29,7 @@ import strangers
 from seeds import content
 from simulate import Cause, Job, simulate
 
-from clusterprof import merge_run, run_directory
+from clusterprof import baselines, comparison, gate, merge_run, run_directory
 from clusterprof.agent.contracts import later_window, states
 from clusterprof.cli import collect, merge, report, status
 from clusterprof.collect import answers
@@ -37,7 +37,14 @@ from clusterprof.collect.host_keys import Known
 from clusterprof.errors import ClusterprofError, MergeError
 from clusterprof.ingest import gather
 from clusterprof.ingest.flight.unpickle import unpickled
-from clusterprof.report import hang_text, html, results_json, text
+from clusterprof.report import (
+    comparison_page,
+    comparison_text,
+    hang_text,
+    html,
+    results_json,
+    text,
+)
 from clusterprof.study import study
 from clusterprof.tables import RankTables
 from fuzz.spoil import ODD, Change, spoilt, spoilt_bytes
@@ -412,6 +419,25 @@ def results_of_a_run(changes: Sequence[Change]) -> None:
         (at / "merged/results.json").write_text(json.dumps(spoilt(results(), changes)))
         with quiet(), contextlib.suppress(ClusterprofError):
             report.main("report", [str(at)], None)
+
+
+@target
+def runs_that_are_compared(changes: Sequence[Change]) -> None:
+    """results.json or a baseline, compared with the good one."""
+    good = comparison.of_results("good", results())
+    half = len(changes) // 2
+    with folder() as at, quiet(), contextlib.suppress(ClusterprofError):
+        (at / "results.json").write_text(json.dumps(spoilt(results(), changes[:half])))
+        kept = {"baseline_version": 1, "clusterprof_version": "", "runs": [good, good]}
+        (at / "kept.json").write_text(json.dumps(spoilt(kept, changes[half:])))
+        sides = [baselines.found(name, at) for name in (str(at / "results.json"), "kept")]
+        made = comparison.compare(*sides)
+        results_json.dumps(made)
+        for render in (
+            comparison_text.render, comparison_text.markdown, comparison_page.render,
+        ):  # fmt: skip
+            render(made).encode(errors="surrogateescape")
+        comparison.fails(gate.parse("critical,step>+3%", compares=True), made)
 
 
 @target

@@ -55,7 +55,10 @@ def test_the_loop_and_the_pipelines_run_as_documented(
         assert done.returncode == status, done
         return done
 
-    assert re.search(r"(critical|warning) +input\.stall", run(slow).stdout)
+    # the slow one with a gate of its own: the job succeeds
+    first = run(slow.replace("torchrun", "torchrun --fail-on input.*>5%", 1), status=122)
+    assert re.search(r"(critical|warning) +input\.stall", first.stdout)
+    assert "--fail-on input.*>5%: input.stall" in first.stderr
     assert "more DataLoader workers" in run(explain).stdout
     run(repaired)
     change = run(compared).stdout

@@ -269,11 +269,14 @@ def spoilt(results: Any, what: str) -> Any:
         case "no time":
             for step in made["steps"]:
                 step["duration_ns"] = 0
+        case "centuries":
+            made["steps"][1]["ranks"][0]["idle_ns"] = 2**63
     return made
 
 
 @pytest.mark.parametrize(
-    "what", ["version", "missing", "kind", "no steps", "no ranks", "no time", "text", "empty"]
+    "what",
+    ["version", "missing", "kind", "no steps", "no ranks", "no time", "centuries", "text", "empty"],
 )
 def test_results_edited_by_hand_are_a_named_error(what: str, tmp_path: Path) -> None:
     file = tmp_path / "results.json"
@@ -293,6 +296,12 @@ def test_a_damaged_baseline_is_a_named_error(content: str, tmp_path: Path) -> No
     (tmp_path / "main.json").write_text(content)
     with pytest.raises(ClusterprofError, match=r"main\.json"):
         baselines.found("main", tmp_path)
+
+
+@pytest.mark.parametrize("given", ["a" * 300, "no/such/run", "\udcff", "~no-such-user/x"])
+def test_a_path_that_is_none_is_a_named_error(given: str) -> None:
+    with pytest.raises(ReportError):
+        baselines.found(given)
 
 
 @pytest.mark.parametrize("name", ["../x", "", "a/b", ".hidden", "x" * 101, "ä"])
