@@ -10,7 +10,7 @@ from clusterprof import console, gate, launchers
 from clusterprof.arguments import RANKS_GRAMMAR
 from clusterprof.cli import Parser, verb_parser
 from clusterprof.errors import UsageError
-from clusterprof.launch import planning
+from clusterprof.launch import planning, settings
 from clusterprof.launch.profiling import PROFILERS, PYTORCH
 
 
@@ -32,9 +32,9 @@ def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
     command = given_program(verb, own, program)
     if wrong := wrong_codes(arguments.fail_on):
         return wrong
-    origins = planning.settle(arguments)
+    origins = settings.settle(arguments, this, words, verb)
     by_default = {name for name, origin in origins.items() if origin == "default"}
-    arguments.given = planning.as_words(this, arguments, _ANEW | by_default)
+    arguments.given = settings.as_words(this, arguments, _ANEW | by_default)
 
     def planned(turn: int = 1) -> planning.LaunchPlan:
         return planning.make_plan(verb, arguments, origins, options, command, turn)

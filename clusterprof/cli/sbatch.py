@@ -32,7 +32,9 @@ def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
         help="a further argument for sbatch, for the merge job only")  # fmt: skip
     arguments, options = this.parse_known_args(list(own))
     this.check_passed_on(options)
-    submission = batch.decide(this, arguments, options, launch.given_program(verb, own, program))
+    submission = batch.decide(
+        this, arguments, options, launch.given_program(verb, own, program), own
+    )
     if arguments.dry_run:
         print(submission.shown())
         return 0

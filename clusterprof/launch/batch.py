@@ -23,7 +23,8 @@ from clusterprof import console, run_directory
 from clusterprof.arguments import path
 from clusterprof.console import say
 from clusterprof.errors import LaunchError, UsageError
-from clusterprof.launch.planning import as_words, checked, settle
+from clusterprof.launch.planning import checked
+from clusterprof.launch.settings import as_words, settle
 from clusterprof.launchers import srun
 from clusterprof.launchers.support import command_line
 
@@ -151,10 +152,11 @@ def decide(
     arguments: argparse.Namespace,
     options: Sequence[str],
     program: Sequence[str],
+    own: Sequence[str] = (),
 ) -> Submission:
-    """Understand a command line; nothing is written or run. Raises UsageError, RunDirectoryError.
+    """Understand a command line, `own` as it was given; nothing is written or run.
 
-    Errors are found here, not after hours in the queue.
+    Raises UsageError, RunDirectoryError. Errors are found here, not after hours in the queue.
     """
     refuse_strays(options)
     if arguments.fail_on:
@@ -162,7 +164,7 @@ def decide(
             "--fail-on: the merge of a batch job runs after it, and nothing waits for its status",
             "check the run once it is merged: clusterprof merge RUN --fail-on CONDITION",
         )
-    origins = settle(arguments)
+    origins = settle(arguments, this, own, "sbatch")
     launching = launcher_options(this, arguments, origins)
     selection, _ = checked(arguments)
 

@@ -9,7 +9,7 @@ import argparse
 import datetime as dt
 import os
 import shlex
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -27,6 +27,7 @@ from clusterprof.arguments import (
 from clusterprof.errors import UsageError
 from clusterprof.launch.earlier_runs import launch_bound
 from clusterprof.launch.profiling import CapturePlan, CaptureRequest, choose
+from clusterprof.launch.settings import SETTINGS
 from clusterprof.launchers.support.job import CommandLine, Job
 from clusterprof.results import RANKS
 from clusterprof.run_directory import RunDirectory
@@ -104,10 +105,15 @@ class LaunchPlan:
             ("steps", str(self.window), came_from["steps"]),
             ("steps counted by", self.for_agent.step_on or "torch optimizer steps",
              came_from["step_on"]),
-            ("profiler", f"{self.capture.name} {self.capture.version}", self.capture.because),
+            ("profiler", f"{self.capture.name} {self.capture.version}", self._why_profiler()),
             ("flight recorder", f"every rank, after step {self.window.end - 1}",
              "with stacks: --stacks" if self.for_agent.stacks else "without stacks"),
         ]  # fmt: skip
+        rows += [
+            (f"--{name.replace('_', '-')}", str(getattr(self.arguments, name)), origin)
+            for name, origin in came_from.items()
+            if not origin.startswith("--") and name not in (*SETTINGS, "arm")
+        ]
         width = max(len(value) for _, value, _ in rows)
         lines = [f"{name:<17} {value:<{width}}  {origin}".rstrip() for name, value, origin in rows]
         lines += ["", "will run:", *(f"  {line}" for line in self.command_lines())]
@@ -120,6 +126,12 @@ class LaunchPlan:
             lines += ["", "notes:", *(f"  {remark}" for remark in remarks)]
         return "\n".join(lines)
 
+    def _why_profiler(self) -> str:
+        """Why this profiler, or what named it where that is no option."""
+        origin, because = self.origins["profiler"], self.capture.because
+        named = origin not in ("default", "--profiler") and not because.startswith("auto")
+        return origin if named else because
+
 
 #: Measured with 400 small kernels a step on an H200, nsys 2025.3, twice: 2.7 ms without and 2.9
 #: armed, 2.48 and 2.78 (docs/nsys.md).
@@ -130,47 +142,6 @@ ARMED_COSTS = (
 
 #: How often a rank's step log is written, and a later window is looked for.
 LOG_S = 60
-
-#: The settings that can be given by environment: option -> (variable, default).
-SETTINGS = {
-    "ranks": ("CLUSTERPROF_RANKS", "auto"),
-    "steps": ("CLUSTERPROF_STEPS", "10:15"),
-    "step_on": ("CLUSTERPROF_STEP_ON", None),
-    "nsys": ("CLUSTERPROF_NSYS", None),
-    "profiler": ("CLUSTERPROF_PROFILER", "auto"),
-    "run_dir": ("CLUSTERPROF_RUN_DIR", None),
-}
-
-
-def settle(arguments: argparse.Namespace) -> dict[str, str]:
-    """Give the settings that were not given their values; returns where each came from."""
-    origins = {}
-    for name, (variable, default) in SETTINGS.items():
-        if getattr(arguments, name) is not None:
-            origins[name] = "--" + name.replace("_", "-")
-        else:
-            given = os.environ.get(variable)
-            origins[name] = variable if given else "default"
-            setattr(arguments, name, given or default)
-    if origins["ranks"] == "default" != origins["steps"]:
-        # These steps are to be captured, and a look would have to come before them.
-        arguments.ranks, origins["ranks"] = "0", f"as {origins['steps']} was given"
-    return origins
-
-
-def as_words(
-    this: argparse.ArgumentParser, arguments: argparse.Namespace, without: Collection[str]
-) -> list[str]:
-    """The options that were given, as words of a command line; `without` those of these names."""
-    found: list[str] = []
-    for action in this._actions:
-        value = getattr(arguments, action.dest, action.default)
-        if action.dest in without or value == action.default:
-            continue
-        flag = action.option_strings[-1]
-        each = value if isinstance(value, list) else [value]
-        found += [flag] if value is True else [f"{flag}={one}" for one in each]
-    return found
 
 
 def make_plan(

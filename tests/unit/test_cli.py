@@ -15,7 +15,7 @@ from clusterprof.agent.contracts.plan import NsysPlan
 from clusterprof.analysis.findings.registry import CODES
 from clusterprof.arguments import parse_ranks
 from clusterprof.cli import main, status
-from clusterprof.launch import planning, run_job
+from clusterprof.launch import run_job, settings
 from clusterprof.launch.planning import LaunchPlan
 from clusterprof.results import RANKS
 
@@ -112,7 +112,7 @@ def test_the_next_run_gets_what_this_one_was_given_by_options_and_environment(
 ) -> None:
     plans: list[LaunchPlan] = []
     monkeypatch.setattr(run_job, "run", lambda *plan: plans.append(plan[0]))
-    for variable, _ in planning.SETTINGS.values():
+    for variable, _ in settings.SETTINGS.values():
         monkeypatch.delenv(variable, raising=False)
     monkeypatch.setenv("CLUSTERPROF_STEPS", "20:25")
     monkeypatch.setenv("CLUSTERPROF_PROFILER", "torch")

@@ -19,7 +19,7 @@ from clusterprof.agent.contracts.identity import Identity
 from clusterprof.agent.contracts.plan import NsysPlan, Plan, Selection
 from clusterprof.agent.guard.step_log import StepLog
 from clusterprof.arguments import StepWindow, parse_ranks
-from clusterprof.launch import look_first, planning
+from clusterprof.launch import look_first, planning, settings
 from clusterprof.launch.look_first import MOST, chosen
 from clusterprof.launch.profiling import CapturePlan
 from clusterprof.launchers.support.job import Job
@@ -231,8 +231,8 @@ def test_what_keeps_auto_from_a_second_window(job: dict[str, Any], capture: dict
 def test_steps_that_are_named_are_captured_in_rank_0_unless_ranks_are_named_too(
     given: dict[str, str], ranks: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for variable, _ in planning.SETTINGS.values():
+    for variable, _ in settings.SETTINGS.values():
         monkeypatch.delenv(variable, raising=False)
-    arguments = argparse.Namespace(**{**dict.fromkeys(planning.SETTINGS), **given})
-    planning.settle(arguments)
+    arguments = argparse.Namespace(**{**dict.fromkeys(settings.SETTINGS), **given})
+    settings.settle(arguments)
     assert arguments.ranks == ranks

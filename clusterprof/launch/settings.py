@@ -1,0 +1,183 @@
+"""Where the launching verbs' settings come from: options, environment, clusterprof.toml, defaults.
+
+The first that names one decides. A clusterprof.toml is the project's (in the current folder, or the
+nearest one above it) or the user's own; its keys are the options' names, for all launching verbs or
+in a table for one of them:
+
+    profiler = "torch"
+    [srun]
+    steps = "50:60"
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import stat
+import sys
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from clusterprof.arguments import path, shortest
+from clusterprof.console import say
+from clusterprof.errors import UsageError
+
+FILE = "clusterprof.toml"
+#: The settings that can be given by environment: option -> (variable, default).
+SETTINGS = {
+    "ranks": ("CLUSTERPROF_RANKS", "auto"),
+    "steps": ("CLUSTERPROF_STEPS", "10:15"),
+    "step_on": ("CLUSTERPROF_STEP_ON", None),
+    "nsys": ("CLUSTERPROF_NSYS", None),
+    "profiler": ("CLUSTERPROF_PROFILER", "auto"),
+    "run_dir": ("CLUSTERPROF_RUN_DIR", None),
+}
+#: what a file does not decide: it would replace a run, or run nothing, each time
+_NOT_IN_FILES = {"help", "color", "debug", "force", "dry_run"}
+#: what follows is not read
+_MOST_BYTES = 1 << 20
+
+
+class _Setting(NamedTuple):
+    """A value as a file has it, and which file that is."""
+
+    value: Any
+    file: Path
+
+
+def settle(
+    arguments: argparse.Namespace,
+    this: argparse.ArgumentParser | None = None,
+    words: Sequence[str] = (),
+    verb: str = "",
+) -> dict[str, str]:
+    """Give the settings that were not given their values; returns where each came from.
+
+    `this` has the options of `verb` and `words` are the command line that it parsed. Raises
+    UsageError for a file that cannot be used.
+    """
+    actions = {each.dest: each for each in this._actions if each.option_strings} if this else {}
+    flags = {word.partition("=")[0] for word in words}
+    from_files = read(verb, actions) if this else {}
+    origins = {}
+    for name in {**actions, **SETTINGS}:
+        variable, default = SETTINGS.get(name, ("", None))
+        action = actions.get(name)
+        given = action is not None and bool(flags & {*action.option_strings})
+        if given or (name in SETTINGS and getattr(arguments, name) is not None):
+            origins[name] = "--" + name.replace("_", "-")
+        elif variable and os.environ.get(variable):
+            origins[name] = variable
+            setattr(arguments, name, os.environ[variable])
+        elif name in from_files:
+            origins[name] = shortest(from_files[name].file)
+            setattr(arguments, name, from_files[name].value)
+        elif name in SETTINGS:
+            origins[name] = "default"
+            setattr(arguments, name, default)
+    if origins["ranks"] == "default" != origins["steps"]:
+        # These steps are to be captured, and a look would have to come before them.
+        arguments.ranks, origins["ranks"] = "0", f"as {origins['steps']} was given"
+    return origins
+
+
+def as_words(
+    this: argparse.ArgumentParser, arguments: argparse.Namespace, without: Collection[str]
+) -> list[str]:
+    """The options that were given, as words of a command line; `without` those of these names."""
+    found: list[str] = []
+    for action in this._actions:
+        value = getattr(arguments, action.dest, action.default)
+        if action.dest in without or value == action.default:
+            continue
+        flag = action.option_strings[-1]
+        each = value if isinstance(value, list) else [value]
+        found += [flag] if value is True else [f"{flag}={one}" for one in each]
+    return found
+
+
+def files() -> list[Path]:
+    """The files of settings that there are, the project's before the user's.
+
+    One that others can write is not read: it may name programs that are run.
+    """
+    here = Path.cwd()
+    config = os.environ.get("XDG_CONFIG_HOME") or path("~/.config")
+    user = Path(config, "clusterprof", FILE)
+    project = next((each / FILE for each in (here, *here.parents) if (each / FILE).is_file()), user)
+    found = []
+    for file in dict.fromkeys((project, user)):
+        if file.is_file():
+            there = file.stat()
+            if there.st_uid in (0, os.geteuid()) and not there.st_mode & stat.S_IWOTH:
+                found.append(file)
+            else:
+                say(f"{shortest(file)} is not read: it may name programs that are run, and others "
+                    "can write it")  # fmt: skip
+    return found
+
+
+def read(verb: str, actions: Mapping[str, argparse.Action]) -> dict[str, _Setting]:
+    """The settings of all files for this verb: one file's own table comes before its others, and
+    the project's file before the user's. Raises UsageError.
+    """
+    found: dict[str, _Setting] = {}
+    for file in files():
+        content = _content(file)
+        tables = {name: each for name, each in content.items() if isinstance(each, dict)}
+        general = {name: each for name, each in content.items() if name not in tables}
+        for table in (tables.get(verb, {}), general):
+            for key, value in table.items():
+                name = key.replace("-", "_")
+                action = None if name in _NOT_IN_FILES else actions.get(name)
+                if action is None:
+                    raise _refused(file, f"{key} is no setting", _near(key, actions))
+                if name not in found:
+                    found[name] = _Setting(_value(file, key, value, action), file)
+    return found
+
+
+def _content(file: Path) -> dict[str, Any]:
+    toml = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
+    try:
+        with file.open("rb") as opened:
+            text = opened.read(_MOST_BYTES).decode()
+        return dict(toml.loads(text))
+    except (OSError, ValueError, RecursionError) as error:  # TOML's own error is a ValueError
+        raise _refused(file, str(error), "its form: https://toml.io") from None
+
+
+def _value(file: Path, key: str, value: Any, action: argparse.Action) -> Any:
+    """A file's value as the option's. Raises UsageError."""
+    if isinstance(action, argparse._StoreTrueAction):
+        if isinstance(value, bool):
+            return value
+        raise _refused(file, f"{key} is true or false", f"write {key} = true")
+    if isinstance(action, argparse._AppendAction):
+        if isinstance(value, list) and all(isinstance(each, str) for each in value):
+            return [action.type(each) if callable(action.type) else each for each in value]
+        raise _refused(file, f"{key} is a list of texts", f'write {key} = ["..."]')
+    if isinstance(value, bool) or not isinstance(value, (str, int, float)):
+        raise _refused(file, f"{key} is one value", f'write {key} = "..."')
+    try:
+        made = action.type(str(value)) if callable(action.type) else str(value)
+    except (ValueError, argparse.ArgumentTypeError):
+        raise _refused(file, f"{key} = {value!r} is no value of it", str(action.help)) from None
+    if action.choices is not None and made not in action.choices:
+        choices = ", ".join(map(str, action.choices))
+        raise _refused(file, f"{key} = {value!r} is none of {choices}", "choose one of them")
+    return made
+
+
+def _near(key: str, actions: Mapping[str, argparse.Action]) -> str:
+    import difflib
+
+    known = [name.replace("_", "-") for name in actions if name not in _NOT_IN_FILES]
+    near = difflib.get_close_matches(key.replace("_", "-"), known, n=1)
+    return f"did you mean {near[0]}?" if near else f"those there are: {', '.join(sorted(known))}"
+
+
+def _refused(file: Path, what: str, *more: str) -> UsageError:
+    return UsageError(f"{shortest(file)}: {what}", *more)

@@ -1,0 +1,117 @@
+"""clusterprof.toml: after options and environment, and each value says where it is from."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+from clusterprof.cli import main
+from clusterprof.launch.settings import SETTINGS
+
+
+@pytest.fixture(autouse=True)
+def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path]:
+    """The project's file, two folders above the current one, and the user's."""
+    for variable, _ in SETTINGS.values():
+        monkeypatch.delenv(variable, raising=False)
+    here = tmp_path / "project" / "experiments" / "a"
+    here.mkdir(parents=True)
+    monkeypatch.chdir(here)
+    config = tmp_path / "config" / "clusterprof"
+    config.mkdir(parents=True)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(config.parent))
+    user = config / "clusterprof.toml"
+    user.write_text('profiler = "torch"\n')
+    return tmp_path / "project" / "clusterprof.toml", user
+
+
+def planned(capsys: pytest.CaptureFixture[str], *options: str) -> dict[str, tuple[str, str]]:
+    """Of each row that --dry-run prints its value and its origin."""
+    line = ["torchrun", "--dry-run", *options, "--nproc-per-node", "2", "--", "train.py"]
+    assert main.main(line) == 0, capsys.readouterr().err
+    rows = capsys.readouterr().out.partition("\n\n")[0].splitlines()
+    cells = [re.split(r"  +", row) for row in rows]
+    return {cell[0]: (cell[1], cell[-1]) for cell in cells}
+
+
+def refused(capsys: pytest.CaptureFixture[str]) -> str:
+    assert main.main(["torchrun", "--dry-run", "--nproc-per-node", "2", "--", "train.py"]) == 2
+    return capsys.readouterr().err
+
+
+def test_an_option_comes_before_the_environment_and_that_before_files(
+    places: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    project, user = places
+    assert planned(capsys)["profiler"] == ("torch the program's own", str(user))
+    project.write_text('steps = "5:9"\nprofiler = "none"\n')
+    assert planned(capsys)["steps"] == ("5:9", str(project))
+    assert planned(capsys)["profiler"][1] == str(project)
+    monkeypatch.setenv("CLUSTERPROF_STEPS", "6:9")
+    assert planned(capsys)["steps"] == ("6:9", "CLUSTERPROF_STEPS")
+    assert planned(capsys, "--steps=7:9")["steps"] == ("7:9", "--steps")
+
+
+def test_a_verb_s_own_table_comes_first_and_another_s_is_not_read(
+    places: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    project, _ = places
+    project.write_text('steps = "5:9"\n[torchrun]\nsteps = "6:9"\n[srun]\nsteps = "7:9"\n')
+    assert planned(capsys)["steps"] == ("6:9", str(project))
+
+
+def test_every_option_can_be_set_and_one_that_is_given_its_default_is_given(
+    places: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    project, _ = places
+    project.write_text('hang-after = 9\nstacks = true\nmax-steps = "50"\n')
+    rows = planned(capsys)
+    assert rows["--hang-after"] == ("9", str(project))
+    assert rows["--stacks"] == ("True", str(project))
+    assert rows["--max-steps"] == ("50", str(project))
+    assert rows["flight recorder"][1] == "with stacks: --stacks"
+    assert "--hang-after" not in planned(capsys, "--hang-after", "60")
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('stepz = "5:9"', ("stepz", "did you mean steps?")),
+        ("force = true", ("force",)),
+        ('profiler = "troch"', ("troch", "nsys")),
+        ("hang-after = 'soon'", ("hang-after", "soon")),
+        ("stacks = 1", ("stacks", "true")),
+        ('nsys-arg = "x"', ("nsys-arg", "list")),
+        ("steps = [5, 9]", ("steps", "one value")),
+        ("steps = ", ("https://toml.io",)),
+        ("\udcff", ("utf-8",)),
+        ("steps = '9:5'", ("--steps 9:5",)),
+    ],
+)
+def test_what_a_file_cannot_say_is_refused_by_its_name(
+    places: tuple[Path, Path], capsys: pytest.CaptureFixture[str], text: str, words: tuple[str, ...]
+) -> None:
+    project, _ = places
+    project.write_bytes(text.encode(errors="surrogateescape"))
+    printed = refused(capsys)
+    assert all(word in printed for word in words), printed
+    assert "--steps" in printed or str(project) in printed
+    assert len(printed.splitlines()) >= 2
+
+
+def test_a_file_that_others_can_write_is_not_read(
+    places: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    project, user = places
+    project.write_text('nsys = "/tmp/evil"\n')
+    project.chmod(0o666)
+    assert planned(capsys)["profiler"][1] == str(user)
+    if os.geteuid() == 0:
+        project.chmod(0o644)
+        os.chown(project, 12345, 12345)
+        assert planned(capsys)["profiler"][1] == str(user)
+    main.main(["torchrun", "--dry-run", "--nproc-per-node", "2", "--", "train.py"])
+    assert str(project) in capsys.readouterr().err
