@@ -417,7 +417,7 @@ def test_a_table_is_downloaded_whole_and_no_name_becomes_a_formula(
         return {name: saved[1], text: await saved[0].text()};
         """
     )
-    assert found["name"] == "ranks-and-clocks.csv"
+    assert found["name"] == "clocks-of-ranks.csv"
     lines = found["text"].split("\r\n")
     assert len(lines) == 42
     assert sum('"\'=cmd|""x"""' in line for line in lines) == 1

@@ -235,7 +235,7 @@
   function show() {
     arrange();
     for (const button of document.getElementById("heat-measures").children) button.setAttribute("aria-pressed", String(button.textContent === measure.name));
-    document.getElementById("heat-what").textContent = `${measure.what[0].toUpperCase()}${measure.what.slice(1)}. The darkest shade is the most of any steady-state step; a click shows the rank and the step in the timeline.`;
+    document.getElementById("heat-what").textContent = `${measure.what[0].toUpperCase()}${measure.what.slice(1)}. The strongest shade is the most of any steady-state step; a click shows the rank and the step in the timeline.`;
     const many = Math.max(...lines.map((line) => line.length), 1);
     const left = data.ranks.length - lines.reduce((sum, line) => sum + line.length, 0);
     const notes = [];

@@ -53,7 +53,7 @@
     if (between) tools.append(element("label", {}, all, ` show all ${count.toLocaleString("en")}`));
     if (holder.dataset.named !== undefined && count > FEW) tools.append(element("label", {}, named, " only ranks that findings name"));
     const csv = element("button", { type: "button", className: "csv", textContent: "download CSV" });
-    csv.setAttribute("aria-label", `download this table as CSV: ${holder.querySelector(".box").getAttribute("aria-label")}`);
+    csv.setAttribute("aria-label", `download CSV: ${holder.querySelector(".box").getAttribute("aria-label")}`);
     tools.append(told);
     if (tools.childElementCount > 1) holder.prepend(tools);
     holder.append(csv);
