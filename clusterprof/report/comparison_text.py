@@ -5,6 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Sequence
 
+from clusterprof import console
 from clusterprof.agent.contracts import words
 from clusterprof.report.markdown import escaped, pipes
 from clusterprof.results import Change, ComparedFinding, Comparison
@@ -24,10 +25,10 @@ def render(comparison: Comparison) -> str:
     lines = [words.plain(comparison["verdict"]), ""]
     for side, names in (("A", comparison["a"]), ("B", comparison["b"])):
         lines.append(f"{side}  {names_of(names)}")
-    lines += ["", *_table([COLUMNS, *rows(comparison)], left=1)]
+    lines += ["", *_indented(console.table([COLUMNS, *rows(comparison)], right=range(1, 5)))]
     lines += [line for each in basis(comparison) for line in _wrapped(each, "  ")]
     if found := finding_rows(comparison):
-        lines += ["", *_table([FINDING_COLUMNS, *found], left=2)]
+        lines += ["", *_indented(console.table([FINDING_COLUMNS, *found], right=range(2, 6)))]
         lines.append("  saves: what its repair saves per step")
     if messages := remarks(comparison):
         lines += ["", *(line for each in messages for line in _wrapped(each, "warning  "))]
@@ -125,21 +126,12 @@ def _signed(ns: int) -> str:
     return f"{'+' if ns > 0 else '-' if ns < 0 else ''}{words.ms(abs(ns))}"
 
 
+def _indented(lines: Sequence[str]) -> list[str]:
+    return [f"  {line}" for line in lines]
+
+
 def _wrapped(text: str, lead: str) -> list[str]:
     return textwrap.wrap(
         text, 100, initial_indent=lead, subsequent_indent=" " * len(lead),
         break_long_words=False, break_on_hyphens=False,
     )  # fmt: skip
-
-
-def _table(table: Sequence[Sequence[str]], left: int) -> list[str]:
-    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-    last = len(widths) - 1
-    return [
-        "  "
-        + "  ".join(
-            cell.ljust(wide) if place < left or place == last else cell.rjust(wide)
-            for place, (cell, wide) in enumerate(zip(each, widths, strict=True))
-        ).rstrip()
-        for each in table
-    ]
