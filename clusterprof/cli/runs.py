@@ -1,0 +1,173 @@
+"""`clusterprof runs list|clean`: the runs in a folder, what they found, and removing old ones."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime as dt
+import json
+import os
+import re
+import shlex
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from clusterprof import console
+from clusterprof.agent.contracts import paths, words
+from clusterprof.arguments import path, shortest
+from clusterprof.cli import Parser, verb_parser
+from clusterprof.console import say
+from clusterprof.errors import ReportError, RunDirectoryError, UsageError
+from clusterprof.launch.earlier_runs import runs_in
+from clusterprof.run_directory import Manifest, RunDirectory
+
+SCHEMA_VERSION = 1
+_AGE = re.compile(r"(\d{1,4})([hdw])")
+_HOURS = {"h": 1, "d": 24, "w": 24 * 7}
+#: a run whose end is not recorded, and that nothing has been written to for so long, is over
+_SILENT = dt.timedelta(days=1)
+
+
+def parser(verb: str) -> Parser:
+    """The verb's options."""
+    this = verb_parser(
+        verb, "List your runs in a folder with what they found, or remove old ones.",
+        "runs list",
+        "runs clean --older-than 30d              what would be removed",
+        "runs clean --keep 10 --yes               all but the ten newest, now",
+    )  # fmt: skip
+    add = this.add_argument
+    add("action", choices=("list", "clean"), help="list the runs, or remove those that ended")
+    add("folder", nargs="?", type=path, default=Path("runs"), metavar="DIR",
+        help="the folder with the run directories (default: runs)")  # fmt: skip
+    add("--json", action="store_true", help="list: print JSON")
+    add("--keep", type=int, metavar="N", help="clean: keep the N newest")
+    add("--older-than", metavar="AGE", help="clean: those that began so long ago: 12h, 30d, 8w")
+    add("--yes", action="store_true", help="clean: remove them; without it they are only listed")
+    return this
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run, as the list shows it."""
+
+    path: Path
+    began: dt.datetime
+    program: str
+    #: "running", or how it ended
+    state: str
+    #: None where it was not merged, or by another version
+    verdict: str | None
+    ended: bool
+
+
+def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
+    """List or remove runs."""
+    arguments = parser(verb).parse_args([*own, *(program or ())])
+    if not arguments.folder.is_dir():
+        raise RunDirectoryError(
+            f"there is no folder {arguments.folder}", "name the one with your runs"
+        )
+    found = [look(*each) for each in runs_in(arguments.folder.absolute())]
+    if arguments.action == "clean":
+        return clean(found, arguments.keep, older_than(arguments.older_than), arguments.yes)
+    if arguments.json:
+        rows = [
+            {"path": str(each.path), "began": each.began.isoformat(), "program": each.program,
+             "state": each.state, "verdict": each.verdict}
+            for each in found
+        ]  # fmt: skip
+        print(json.dumps({"schema_version": SCHEMA_VERSION, "runs": rows}, indent=1))
+    elif found:
+        print("\n".join(lines(found)))
+    else:
+        print(f"no runs of yours in {shortest(arguments.folder.absolute())}")
+    return 0
+
+
+def look(run: RunDirectory, manifest: Manifest) -> Run:
+    """What one run's files say of it."""
+    from clusterprof.report import results_json
+
+    began = dt.datetime.fromisoformat(manifest.began)
+    again = manifest.again
+    command = again[again.index("--") + 1 :] if "--" in again else []
+    verdict = None
+    result = run.merged / paths.RESULTS
+    with contextlib.suppress(ReportError):
+        verdict = results_json.read(result)["verdict"] if result.is_file() else None
+    state = "running"
+    if manifest.ended:
+        state = "ended" if manifest.exit_status == 0 else f"ended with {manifest.exit_status}"
+    elif _silent(run):
+        state = "interrupted"
+    return Run(run.path, began, shlex.join(command), state, verdict, state != "running")
+
+
+def _silent(run: RunDirectory) -> bool:
+    """Whether nothing has been written to a run for long."""
+    newest = max((each.stat().st_mtime for each in (run.path, run.manifest)), default=0.0)
+    for rank in run.ranks()[:8]:
+        newest = max(newest, run.rank(rank).stat().st_mtime)
+    return dt.datetime.now().timestamp() - newest > _SILENT.total_seconds()
+
+
+def lines(found: Sequence[Run]) -> list[str]:
+    """A table of the runs, cut to the width of the terminal."""
+    width = shutil.get_terminal_size((100, 24)).columns
+    rows = [("run", "began (UTC)", "state", "verdict")]
+    for each in found:
+        began = each.began.astimezone(dt.timezone.utc).strftime("%Y-%m-%d %H:%M")
+        verdict = each.verdict if each.verdict is not None else f"not merged: {each.program}"
+        rows.append((shortest(each.path), began, each.state, words.plain(verdict)))
+    return [
+        line if len(line) <= width else f"{line[: max(width, 60) - 1]}…"
+        for line in console.table(rows)
+    ]
+
+
+def older_than(text: str | None) -> dt.timedelta | None:
+    """The age that `--older-than` names. Raises UsageError."""
+    if text is None:
+        return None
+    found = _AGE.fullmatch(text)
+    if found is None:
+        raise UsageError(f"--older-than {text!r} is no age", "write 12h, 30d or 8w")
+    return dt.timedelta(hours=int(found[1]) * _HOURS[found[2]])
+
+
+def clean(found: Sequence[Run], keep: int | None, age: dt.timedelta | None, really: bool) -> int:
+    """Remove runs that have ended: all but the `keep` newest, those older than `age`, or both."""
+    if keep is None and age is None:
+        raise UsageError("runs clean: which?", "say --keep N, or --older-than 30d")
+    if keep is not None and keep < 0:
+        raise UsageError(f"--keep {keep} is negative", "0 keeps none")
+    now = dt.datetime.now(dt.timezone.utc)
+    old = [
+        each for each in found[keep or 0 :]
+        if each.ended and (age is None or now - each.began > age)
+    ]  # fmt: skip
+    for each in old:
+        size = words.size(_bytes(each.path))
+        print(f"{'removing' if really else 'would remove'} {shortest(each.path)} ({size})")
+        if really:
+            try:
+                shutil.rmtree(each.path)
+            except OSError as error:
+                say(f"{each.path} cannot be removed: {error.strerror or error}")
+    if not old:
+        print("nothing to remove")
+    elif not really:
+        print("to remove them: --yes")
+    return 0
+
+
+def _bytes(folder: Path) -> int:
+    """How much a folder's files take."""
+    total = 0
+    for here, _, names in os.walk(folder):
+        for name in names:
+            with contextlib.suppress(OSError):
+                total += Path(here, name).lstat().st_size
+    return total
