@@ -27,6 +27,7 @@ VERBS = {
     "compare": "compare two runs: step time, its parts, findings, each with the noise",
     "baseline": "keep runs under a name, to compare with",
     "runs": "list your runs with what they found, or remove old ones",
+    "view": "open the page of a merged run, or serve it on the loopback with its ssh command",
     "explain": "explain a finding: its meaning, when it is wrong, what is recommended",
     "clock": "measure the clocks of the nodes against each other, inside a launcher",
     "scrub": "copy an nsys export without environment variables, to share it",
