@@ -329,11 +329,12 @@ def picture(timeline: Timeline) -> dict[str, Any]:
             paths[_TONES.get(kind, kind)] = _bars(left[mine], right[mine], y[mine])
     wide = np.flatnonzero(((kinds == "range") | (kinds == "blocked")) & (right - left > 30))
     texts = [
-        (
-            round(left[i] + 3, 1),
-            y[i] + _ROW - 3,
-            _fitting(spans.names[spans.name[visible[i]]][1], right[i] - left[i]),
-        )
+        {
+            "left": round(left[i] + 3, 1),
+            "top": y[i] + _ROW - 3,
+            "kind": kinds[i],
+            "text": _fitting(spans.names[spans.name[visible[i]]][1], right[i] - left[i]),
+        }
         for i in wide.tolist()
     ]
     for tone, path in _pictured_calls(timeline, step, tops, across, scale).items():
@@ -346,6 +347,7 @@ def picture(timeline: Timeline) -> dict[str, Any]:
         "lanes": lanes,
         "rows": rows,
         "ticks": _ticks(step.end - step.begin, scale),
+        "end": f"end {words.milliseconds(step.end - step.begin, 2)}",
         "paths": paths,
         "texts": texts,
     }
@@ -425,7 +427,7 @@ def _ticks(span_ns: int, scale: float) -> list[tuple[float, str]]:
     return [
         (round(_GUTTER + k * every * scale, 1), words.milliseconds(k * every, min(decimals, 3)))
         for k in range(count)
-        if k * every * scale < _WIDTH - _GUTTER - 30
+        if k * every * scale < _WIDTH - _GUTTER - 90
     ]
 
 
@@ -468,9 +470,10 @@ def _some(ranks: list[int], most: int, first: list[int]) -> list[int]:
 def _spans_of(table: pa.Table | None, lanes: list[int]) -> Spans:
     """The spans as arrays, by lane, row and time."""
     none = np.zeros(0, np.int64)
+    if table is not None:
+        table = table.filter(pc.is_in(table["row"].cast(pa.string()), pa.array(ROWS)))
     if table is None or not table.num_rows:
         return Spans(none, none, none, none, none, none, [], 0)
-    table = table.filter(pc.is_in(table["row"].cast(pa.string()), pa.array(ROWS)))
     row, rows = _coded(table["row"])
     kind, kinds = _coded(table["kind"])
     text, texts = _coded(table["name"])

@@ -10,10 +10,12 @@ from html.parser import HTMLParser
 from itertools import combinations, pairwise
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 import report_sample as sample
 
 from clusterprof.agent.contracts import words
+from clusterprof.analysis.model.spans import SPANS
 from clusterprof.report import html, text
 from clusterprof.results import UNBOUNDED_NS
 
@@ -166,6 +168,35 @@ def test_names_out_of_reports_stay_text() -> None:
     assert not any(name.startswith("on") for _, found in page.elements for name in found)
     assert page.text.count("onerror=alert(1)") >= 7
     assert json.loads(page.scripts[0])["operations"] == [EVIL]
+
+
+def _spans(name: str, row: str = "host", kind: str = "blocked") -> pa.Table:
+    """One span of rank 2 in the sample's step 8."""
+    begin = sample.results()["steps"][2]["begin_ns"]
+    columns = {
+        "rank": 2, "step": 8, "row": row, "kind": kind, "name": name, "start_ns": begin,
+        "end_ns": begin + 20 * sample.MS, "count": 1, "merged_below_ns": 0,
+    }  # fmt: skip
+    return pa.table({each: [value] for each, value in columns.items()}).cast(SPANS)
+
+
+def test_names_of_host_calls_stay_text_and_are_cut() -> None:
+    name = EVIL + "x" * 10_000
+    source = html.render(sample.results(), sample.collectives(), _spans(name), title="x")
+    page = _Page(source)
+    assert "img" not in [tag for tag, _ in page.elements]
+    data = next(json.loads(each) for each in page.scripts if '"spans"' in each)
+    assert data["spans"]["names"] == [name[:200]]
+    assert data["spans"]["kinds"] == ["blocked"]
+    assert "x" * 300 not in source
+    # in the still picture too
+    assert '<text class="inside on-blocked"' in source
+
+
+def test_spans_of_a_row_that_is_not_known_are_left_out() -> None:
+    source = html.render(sample.results(), sample.collectives(), _spans("f", "later"), title="x")
+    data = next(json.loads(each) for each in _Page(source).scripts if '"spans"' in each)
+    assert data["spans"]["names"] == []
 
 
 def test_characters_that_steer_are_replaced_everywhere() -> None:

@@ -71,7 +71,7 @@ _BESIDE = -(2**62)
 #: most 6 MB up to 64 ranks and 12 MB beyond
 _MOST = {64: 250_000, 2**31: 500_000}
 #: and of all steps together, where more steps fit
-_MOST_OF_ALL = 60_000
+_MOST_OF_ALL = 120_000
 _MOST_STEPS = 12
 #: the first length below which spans are merged is this part of a step: a sixth of a pixel where
 #: the step is 1,400 pixels wide

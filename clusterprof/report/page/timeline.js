@@ -153,6 +153,7 @@
     tones.hatch = hatched(tones);
     context.textBaseline = "middle";
     const scrolled = scroller.scrollTop;
+    for (const panel of panels) inside(panel, TOP - 6, () => grid(panel));
     shown.forEach((lane, index) => {
       const top = tops[index] - scrolled;
       if (top + rowsOf[lane].height < TOP || top > size.height) return;
@@ -361,13 +362,23 @@
     context.strokeRect(left - .5, tops[index] - scrolled + row.top - .5, Math.max(right - left, 1) + 1, row.height);
   }
 
+  const tick = (panel) => {
+    const rough = span() / Math.max(2, Math.floor((panel.right - panel.left) / 78));
+    const power = 10 ** Math.floor(Math.log10(rough));
+    return [1, 2, 5, 10].find((factor) => factor * power >= rough) * power;
+  };
+
+  // The lines of the ticks stand behind the lanes.
+  function grid(panel) {
+    const every = tick(panel);
+    context.strokeStyle = tones.line;
+    for (let k = Math.ceil(view.lo / every); k * every <= view.hi; k++) line(Math.round(x(panel, panel.zero + k * every)) + .5);
+  }
+
   // Ticks count from the begin of the step in view, so that steps can be compared.
   function scale(panel) {
     const all = panel.step === null;
-    const zero = panel.zero, wide = panel.right - panel.left;
-    const rough = span() / Math.max(2, Math.floor(wide / 78));
-    const power = 10 ** Math.floor(Math.log10(rough));
-    const every = [1, 2, 5, 10].find((factor) => factor * power >= rough) * power;
+    const zero = panel.zero, every = tick(panel);
     const decimals = Math.max(0, Math.min(4, -Math.floor(Math.log10((every * data.unit_ns) / 1e6) + 1e-9)));
     font(11, 600);
     context.fillStyle = tones.ink;
@@ -379,17 +390,10 @@
     context.textAlign = "right";
     context.fillText("ms since its begin", panel.right, 10);
     context.textAlign = "center";
-    context.strokeStyle = tones.line;
     const stop = all ? whole.hi - zero : panel.step.end - zero;
     const endAt = x(panel, zero + stop);
     for (let k = Math.ceil(view.lo / every); k * every <= view.hi; k++) {
       const at = Math.round(x(panel, zero + k * every)) + .5;
-      context.beginPath();
-      context.moveTo(at, TOP - 9);
-      context.lineTo(at, size.height);
-      context.globalAlpha = .6;
-      context.stroke();
-      context.globalAlpha = 1;
       if (at > panel.left + 4 && at < panel.right - 14 && !(at > endAt - 76 && at < endAt + 12)) context.fillText(clusterprof.ms(k * every * data.unit_ns, decimals).replace(" ms", ""), at, 25);
     }
     context.strokeStyle = tones.soft;
@@ -700,7 +704,8 @@
     if (asked.keep) { kept.clear(); for (const lane of lanesOf(asked.keep)) kept.add(lane); }
     if (/^preset\d+$/.test(asked.ranks || "") && data.presets[Number(asked.ranks.slice(6))]) openPreset(Number(asked.ranks.slice(6)));
     else if (asked.ranks) openLanes(lanesOf(asked.ranks));
-    if (asked.from !== undefined && asked.to !== undefined) look(toUnits(asked.from), toUnits(asked.to));
+    const [from, to] = [toUnits(asked.from), toUnits(asked.to)];
+    if (to > from) look(from, to);
     if (rank === undefined) return;
     const lane = data.lanes.findIndex((each) => String(each.rank) === rank);
     if (lane < 0) { announce(`rank ${rank} has no report: it is not in the timeline`); return; }
@@ -708,7 +713,7 @@
     draw();
     scroller.scrollTop = Math.max(0, tops[shown.indexOf(lane)] - TOP - 20);
     const zero = index >= 0 ? data.steps[index].begin : panels[0].zero;
-    if (asked.at === undefined) {
+    if (Number.isNaN(toUnits(asked.at))) {
       // a rank alone: what it idles in longest, or its first row
       const row = rowsOf[lane].find((each) => each.name === "device");
       let longest = -1;
