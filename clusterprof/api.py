@@ -182,7 +182,7 @@ MEANING: dict[str, str] = {
     "times": "what it is multiplied by; null: as fast as the rank's middle peer",
     "step_ns": "the step as it is",
     "without_ns": "the replayed step with that change; null where there are no peers",
-    "saved_ns": "the difference",
+    "saved_ns": "the difference; negative where the middle peer takes longer",
     "what_if.saved_uncertainty_ns": "half-width, as of findings",
 }
 
