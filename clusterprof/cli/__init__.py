@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import difflib
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NoReturn
 
 from clusterprof import console
@@ -25,7 +26,7 @@ class Parser(argparse.ArgumentParser):
 
     def __init__(self, *, examples: Sequence[str] = (), **more: Any) -> None:
         super().__init__(allow_abbrev=False, add_help=False, **more)
-        self._examples = examples
+        self.examples = examples
         #: the options of all verbs, which the help has last
         self.common: argparse._ArgumentGroup | None = None
 
@@ -39,12 +40,18 @@ class Parser(argparse.ArgumentParser):
             self.description = summary
         formatter = self._get_formatter()
         formatter.add_text(summary)
-        shown = "".join(f"  {each}\n" for each in self._examples)
+        shown = "".join(f"  {each}\n" for each in self.examples)
         return formatter.format_help() + (f"\nexamples:\n{shown}" if shown else "") + f"\n{options}"
 
     def error(self, message: str) -> NoReturn:
         """Raise UsageError."""
         raise UsageError(message, f"see {self.prog} --help")
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """As argparse does; raises ParserMade where the parser itself is wanted."""
+        if _raised:
+            raise ParserMade(self)
+        return super().parse_known_args(args, namespace)
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Raises UsageError also for what is left over, with what it may have meant."""
@@ -77,6 +84,28 @@ class Parser(argparse.ArgumentParser):
     def meant(self, word: str, least: float = _PERHAPS) -> str | None:
         """The option that a word that is none is near to; None for none."""
         return nearest(word.partition("=")[0], self._option_string_actions, least)
+
+
+class ParserMade(Exception):  # noqa: N818 - it is no error
+    """Raised by a parser in `parsers_raised`, instead of parsing."""
+
+    def __init__(self, parser: Parser) -> None:
+        super().__init__()
+        self.parser = parser
+
+
+_raised = False
+
+
+@contextlib.contextmanager
+def parsers_raised() -> Iterator[None]:
+    """Have a verb hand out its parser: each makes its own where it runs, before all else."""
+    global _raised
+    _raised = True
+    try:
+        yield
+    finally:
+        _raised = False
 
 
 def nearest(word: str, known: Iterable[str], least: float = _PERHAPS) -> str | None:

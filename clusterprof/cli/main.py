@@ -11,7 +11,7 @@ from types import ModuleType
 from typing import NoReturn
 
 from clusterprof import __version__, console, launchers
-from clusterprof.cli import Parser, nearest
+from clusterprof.cli import Parser, ParserMade, nearest, parsers_raised
 from clusterprof.errors import ClusterprofError, UsageError
 
 #: verb, as its module is called -> one line for --help. Each launcher is a verb too: `cli.launch`
@@ -30,10 +30,12 @@ VERBS = {
     "view": "open the page of a merged run, or serve it on the loopback with its ssh command",
     "explain": "explain a finding: its meaning, when it is wrong, what is recommended",
     "clock": "measure the clocks of the nodes against each other, inside a launcher",
+    "completion": "print a script that completes this command line in a shell",
+    "man": "print the manual page",
     "scrub": "copy an nsys export without environment variables, to share it",
 }
 
-_EXAMPLES = (
+EXAMPLES = (
     "clusterprof torchrun --nproc-per-node 4 -- train.py",
     "clusterprof srun -N2 --ntasks-per-node=8 --gpus-per-node=8 -- python train.py",
     "clusterprof srun --ranks 0,8,16 --steps 20:30 -N2 ... -- python train.py",
@@ -54,15 +56,30 @@ def parser() -> Parser:
         usage="clusterprof VERB ...",
         description="Profile a few ranks of a distributed training. Names the ranks that delay "
         "the others and the cause, and the communication that is not overlapped with compute.",
-        examples=_EXAMPLES,
+        examples=EXAMPLES,
     )
     top.add_argument("-h", "--help", action="help", help="show this help")
     top.add_argument("-V", "--version", action="version", version=f"clusterprof {__version__}",
         help="show the version")  # fmt: skip
     group = top.add_argument_group("verbs")
     for name in verbs():
-        group.add_argument(name, nargs="?", help=VERBS.get(name) or launchers.summary(name))
+        group.add_argument(name, nargs="?", help=summary(name))
     return top
+
+
+def summary(verb: str) -> str:
+    """A verb in one line."""
+    return VERBS.get(verb) or launchers.summary(verb)
+
+
+def parser_of(verb: str) -> Parser:
+    """The parser that a verb makes when it runs, with all of its options."""
+    with parsers_raised():
+        try:
+            verb_module(verb).main(verb, ["--help"], None)
+        except ParserMade as made:
+            return made.parser
+    raise AssertionError(f"{verb} parses nothing")
 
 
 def verb_module(verb: str) -> ModuleType:
