@@ -69,7 +69,8 @@ def _of_entries(entries: Sequence[Any], form: type) -> pa.Table:
             columns[name] = pa.array(lines, pa.string())
         else:
             plain = next((each for each in (kind, *get_args(kind)) if each in _TYPES), str)
-            columns[name] = pa.array(values, _TYPES[plain])
+            exact = [float(each) for each in values] if plain is float else values
+            columns[name] = pa.array(exact, _TYPES[plain])
     return pa.table(columns)
 
 

@@ -93,12 +93,22 @@ def read(run: RunDirectory) -> Merged:
             f"{run.path} has not been merged: it has no merged/results.json",
             f"merge it: clusterprof merge {run.path}",
         )
+    results = results_json.read(found)
+    if not _bounded(results):
+        raise _damaged(found, "it has numbers beyond any time or size")
     return Merged(
         run.merged.parent,
-        results_json.read(found),
+        results,
         _read(run.merged / "collectives.parquet", PLACED),
         _read(run.merged / "accounts.parquet", ACCOUNTS),
     )
+
+
+def _bounded(value: object) -> bool:
+    """Whether differences of all whole numbers in a document still have 64 bits."""
+    if isinstance(value, (dict, list)):
+        return all(map(_bounded, value.values() if isinstance(value, dict) else value))
+    return not isinstance(value, int) or abs(value) < 2**62
 
 
 def _read(file: Path, schema: pa.Schema, columns: Sequence[str] | None = None) -> pa.Table:

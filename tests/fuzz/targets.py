@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as parquet
 import strangers
 from seeds import content
 from simulate import Cause, Job, simulate
@@ -32,6 +33,7 @@ from simulate import Cause, Job, simulate
 from clusterprof import baselines, comparison, gate, merge_run, run_directory
 from clusterprof.agent.contracts import later_window, states
 from clusterprof.cli import collect, merge, report, status
+from clusterprof.cli import export as cli_export
 from clusterprof.collect import answers
 from clusterprof.collect.host_keys import Known
 from clusterprof.errors import ClusterprofError, MergeError
@@ -45,7 +47,7 @@ from clusterprof.report import (
     results_json,
     text,
 )
-from clusterprof.study import study
+from clusterprof.study import Study, study
 from clusterprof.tables import RankTables
 from fuzz.spoil import ODD, Change, spoilt, spoilt_bytes
 
@@ -455,6 +457,41 @@ def tables_of_ranks(changes: Sequence[Change]) -> None:
         assert 0 <= finding["share_of_step"] <= 1
         assert finding["saved_ns_per_step"] <= longest
         assert abs(finding["saved_uncertainty_ns"]) < 2**60
+
+
+@target
+def exports_of_a_run(changes: Sequence[Change]) -> None:
+    """results.json and the tables of a merged run, exported in every format."""
+    made = study_of_a_job()
+    with folder() as at:
+        run = run_directory.RunDirectory(at / "run")
+        run.path.mkdir()
+        merge_run.save(made, run)
+        files = sorted(run.path.rglob("*.parquet"))
+        for where, what in changes:
+            file = files[where % len(files)]
+            if what % 4 == 0:
+                path = run.merged / "results.json"
+                with contextlib.suppress(ValueError):
+                    document = spoilt(json.loads(path.read_bytes()), [(where, what // 4)])
+                    path.write_text(json.dumps(document))
+            elif what % 4 == 1:
+                file.write_bytes(spoilt_bytes(file.read_bytes(), [(where // 16, what // 4)]))
+            else:
+                with contextlib.suppress(OSError, pa.ArrowException):
+                    table = parquet.read_table(file)
+                    merge_run.write_table(_spoil_column(table, where // 16, what // 4), file)
+        for form in cli_export.FORMATS:
+            with quiet(), contextlib.suppress(ClusterprofError):
+                target = str(at / form)
+                own = [str(run.path), "--format", form, "-o", target, "--max-mb", "1"]
+                cli_export.main("export", own, None)
+
+
+@functools.cache
+def study_of_a_job() -> Study:
+    """The study of that job."""
+    return study(tables_of_a_job())
 
 
 @functools.cache
