@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from clusterprof.agent.contracts import words
@@ -33,7 +34,7 @@ def _who(results: Results, top: Finding | None) -> Tile:
     if top is not None:
         everyone = profiled > 1 and len(top["ranks"]) == profiled
         is_straggler = top["code"].startswith("straggler.") and not everyone
-        hosts = {each["host"] for each in results["ranks"] if each["rank"] in top["ranks"]} - {""}
+        hosts = _hosts(results, top["ranks"])
         where = f" on {words.plain(hosts.pop())}" if len(hosts) == 1 and not everyone else ""
         kind = "straggler" if is_straggler else "no single straggler"
         who = f"all {profiled} ranks" if everyone else summary.whom(top) or "an unprofiled rank"
@@ -51,10 +52,15 @@ def _who(results: Results, top: Finding | None) -> Tile:
 def _cost(results: Results, top: Finding | None) -> Tile:
     name, pace = "What it costs", results["pace"]
     if top is None:
-        step = words.ms(pace["window_step_ns"]) if pace else ""
-        return Tile(name, "none", f"steps of {step}" if step else "no steady-state step")
+        if pace is None:
+            return Tile(name, "cannot be determined", "no steady-state step")
+        return Tile(name, "none", f"steps of {words.ms(pace['window_step_ns'])}")
     share, ranks = top["share_of_step"], summary.world(results)
     if not share:
+        late, shallow = _lateness(results, top), results["shallow"]
+        if late and shallow and shallow["step_ns"]:
+            most = words.percent(min(late / shallow["step_ns"], 1))
+            return Tile(name, f"at most {most}", f"others wait {words.ms(late)} per step for it")
         return Tile(name, "unknown", "no replay without its cause", hurt=_hurts(top))
     what = "GPUs" if any(each["device"] for each in results["ranks"]) else "ranks"
     lost = f"as much as {_few_digits(share * ranks)} of {ranks:,} {what}" if ranks > 1 else ""
@@ -64,19 +70,43 @@ def _cost(results: Results, top: Finding | None) -> Tile:
 
 def _saving(results: Results, top: Finding | None) -> Tile:
     name, pace = "What its repair saves", results["pace"]
+    if top is None and pace is None:
+        return Tile(name, "cannot be determined", "no steady-state step")
     if top is None:
         return Tile(name, "none", "no finding saves a twentieth of a step")
     ns = top["saved_ns_per_step"]
     if ns <= 0 or pace is None:
-        return Tile(name, "unknown", summary.saved(top))
+        why = "a profile of the rank would tell" if _lateness(results, top) else summary.saved(top)
+        return Tile(name, "unknown", why)
     saved = words.with_bound(ns, top["saved_uncertainty_ns"])
     value, _, bound = saved.removesuffix("ms").partition(" ")
     before, after = words.ms(pace["step_ns"]), words.ms(max(pace["step_ns"] - ns, 0))
     return Tile(name, f"{value} ms", f"per step: {before} → {after}", bound=bound.strip())
 
 
+def _hosts(results: Results, ranks: Sequence[int]) -> set[str]:
+    """The hosts of these ranks, by their reports, else by flight recorders."""
+    found = {each["host"] for each in results["ranks"] if each["rank"] in ranks} - {""}
+    suspects = results["shallow"]["suspects"] if results["shallow"] else []
+    return found or {e["host"] for e in suspects if e["rank"] in ranks and e["host"]}
+
+
+def _lateness(results: Results, finding: Finding) -> int:
+    """How long others wait per step for the ranks of a finding from flight recorders alone."""
+    shallow = results["shallow"]
+    if shallow is None or finding["code"] != "straggler.shallow":
+        return 0
+    mine = [e["lateness_ns"] for e in shallow["suspects"] if e["rank"] in finding["ranks"]]
+    return max(mine, default=0)
+
+
 def _known(results: Results, top: Finding | None) -> Tile:
     steps, steady = summary.evidence_steps(results)
+    shallow = results["shallow"]
+    if top and _lateness(results, top) and not steps and shallow:
+        of = f"flight recorders of {words.counted(len(shallow['ranks']), 'rank')}"
+        more = f"{of}, steps {words.spans(shallow['steps'], limit=3)}"
+        return Tile("Confidence", words.confidence(top["confidence"]), more)
     where = words.counted(len(steps), "steady-state step" if steady else "step")
     where += f" ({words.spans(steps, limit=3)})" if steps else ""
     where += "" if steady or not steps else ", none in steady state"

@@ -119,11 +119,12 @@ def _as_said(sentence: str) -> str:
 
 
 def leading(results: Results) -> Finding | None:
-    """The finding that the verdict begins with; None where it begins with none."""
-    weighty = [finding for finding in by_saving(results) if finding["severity"] != "info"]
+    """The finding that the verdict begins with; else that above severity info which saves most."""
+    found = by_saving(results)
     in_verdict = [_as_said(sentence) for sentence in sentences(results["verdict"])]
-    firsts = [(_as_said(sentences(finding["summary"])[0]), finding) for finding in weighty]
+    firsts = [(_as_said(sentences(finding["summary"])[0]), finding) for finding in found]
     named = [finding for one in in_verdict for first, finding in firsts if first == one]
+    weighty = [finding for finding in found if finding["severity"] != "info"]
     return next(iter([*named, *weighty]), None)
 
 

@@ -115,6 +115,22 @@ def test_the_what_if_panel_has_the_replay_s_numbers_and_none_for_one_finding() -
     assert 'id="what-if"' not in html.render(results, sample.collectives(), title="x")
 
 
+def test_a_straggler_by_flight_recorders_alone_costs_at_most_what_others_wait() -> None:
+    results = sample.results()
+    own = sample.straggler()
+    own |= {"code": "straggler.shallow", "severity": "info", "share_of_step": 0.0}
+    own |= {"saved_ns_per_step": 0, "saving": None, "confidence": 0.6}
+    own["summary"] = results["verdict"] = "Rank 2 may delay the other ranks."
+    results["findings"], results["ranks"], results["steps"] = [own], [], []
+    results["missing"], results["pace"], results["combined"] = [], None, None
+    page = html.render(results, sample.collectives().slice(0, 0), title="x")
+    who, cost, saved, confidence = _tiles(page)
+    assert who == ("rank 2", "straggler on node0, straggler.shallow")
+    assert cost == ("at most 28%", "others wait 17.0 ms per step for it")
+    assert saved == ("unknown", "a profile of the rank would tell")
+    assert confidence == ("60%", "flight recorders of 7 ranks, steps 7–10")
+
+
 def test_the_first_finding_does_not_repeat_the_verdict() -> None:
     results = sample.results()
     sentence = "Rank 2 delays the other ranks by 17.9 ms of each 61.6 ms step."

@@ -7,6 +7,7 @@
   if (!data) return;
   const canvas = document.getElementById("heatmap"), scale = document.getElementById("heat-scale");
   const read = document.getElementById("heat-read"), order = document.getElementById("heat-order");
+  const linked = document.getElementById("timeline-data") !== null;
   const UNKNOWN = 65535, TOP = 22, MOST_HEIGHT = 384, ROW = 22, MARK = 12;
 
   const codes = (text) => {
@@ -22,7 +23,7 @@
   // labels that stand before the first line of a group.
   let lines = [], labels = new Map(), grouping = null;
   let size = { width: 0, height: 0, left: 60, cell: 1, row: 1 };
-  let cursor = null, pinned = null;
+  let cursor = null, pinned = null, small = null;
 
   const value = (place, column) => {
     const code = measure.codes[place * measure.steps.length + column];
@@ -56,6 +57,7 @@
     const known = places.filter((place) => measure.codes.subarray(place * measure.steps.length, (place + 1) * measure.steps.length).some((code) => code !== UNKNOWN));
     const many = Math.ceil(known.length / MOST_HEIGHT);
     lines = [];
+    small = null;
     labels = new Map();
     let group = null;
     for (const place of known) {
@@ -82,6 +84,21 @@
   const share = (ns) => (ns - measure.low_ns) / Math.max(measure.high_ns - measure.low_ns, 1);
   const digits = (ns) => ((ns / 1e6) >= 99.5 ? 0 : (ns / 1e6) >= 9.95 ? 1 : 2);
 
+  // All cells as one small picture, which the canvas enlarges: fast at any number of ranks.
+  function enlarged(tone, columns) {
+    const picture = element("canvas", { width: columns, height: lines.length });
+    const image = new ImageData(columns, lines.length);
+    for (let line = 0; line < lines.length; line++) {
+      for (let column = 0; column < columns; column++) {
+        const [, ns] = peak(line, column), at = 4 * (line * columns + column);
+        if (Number.isNaN(ns)) continue;
+        image.data.set([...tone(share(ns)), 255], at);
+      }
+    }
+    picture.getContext("2d").putImageData(image, 0, 0);
+    return picture;
+  }
+
   function draw() {
     const width = canvas.clientWidth, ratio = devicePixelRatio || 1;
     if (!width) return;
@@ -101,17 +118,7 @@
     context.font = `12px ${getComputedStyle(document.body).fontFamily}`;
     const tone = tones(), soft = css("--soft"), ink = css("--ink"), track = css("--track");
 
-    // All cells as one small picture, which the canvas enlarges: fast at any number of ranks.
-    const small = element("canvas", { width: columns, height: lines.length });
-    const image = new ImageData(columns, lines.length);
-    for (let line = 0; line < lines.length; line++) {
-      for (let column = 0; column < columns; column++) {
-        const [, ns] = peak(line, column), at = 4 * (line * columns + column);
-        if (Number.isNaN(ns)) continue;
-        image.data.set([...tone(share(ns)), 255], at);
-      }
-    }
-    small.getContext("2d").putImageData(image, 0, 0);
+    if (!small) small = enlarged(tone, columns);
     context.fillStyle = track;
     context.fillRect(left, TOP, cell * columns, row * lines.length);
     context.imageSmoothingEnabled = false;
@@ -227,15 +234,16 @@
     }
     return best;
   }
+  let top = null;
   function tell() {
-    const most = cursor || highest();
+    const most = cursor || (top ??= highest());
     read.textContent = most ? (cursor ? "" : "highest: ") + told(most) : "";
   }
 
   function show() {
     arrange();
     for (const button of document.getElementById("heat-measures").children) button.setAttribute("aria-pressed", String(button.textContent === measure.name));
-    document.getElementById("heat-what").textContent = `${measure.what[0].toUpperCase()}${measure.what.slice(1)}. The strongest shade is the most of any steady-state step; a click shows the rank and the step in the timeline.`;
+    document.getElementById("heat-what").textContent = `${measure.what[0].toUpperCase()}${measure.what.slice(1)}. The strongest shade is the most of any steady-state step${linked ? "; a click shows the rank and the step in the timeline" : ""}.`;
     const many = Math.max(...lines.map((line) => line.length), 1);
     const left = data.ranks.length - lines.reduce((sum, line) => sum + line.length, 0);
     const notes = [];
@@ -243,7 +251,7 @@
     if (left > 0) notes.push(`${left} of ${data.ranks.length} ranks without this measure are left out`);
     if (data.named.length) notes.push("a red mark is a rank that a finding names as straggler");
     document.getElementById("heat-note").firstElementChild.textContent = notes.length ? `${notes.join("; ")}.`.replace(/^./, (letter) => letter.toUpperCase()) : "";
-    cursor = null;
+    cursor = top = null;
     tell();
     draw();
   }
@@ -304,7 +312,7 @@
     draw();
   });
   new ResizeObserver(draw).observe(canvas.parentElement);
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", draw);
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => { small = null; draw(); });
   show();
   document.documentElement.dataset.heatmap = "drawn";
 })();
