@@ -107,9 +107,20 @@ def measured(given: Path) -> MeasuredRun:
     """
     try:
         run = RunDirectory(given) if given.is_dir() else None
+        file = run.merged / paths.RESULTS if run is not None else given
+        there = file.exists()
     except OSError as error:
         raise ReportError(f"{given} cannot be read: {error.strerror}") from None
-    results = results_json.read(run.merged / paths.RESULTS if run is not None else given)
+    if not there and run is not None:
+        raise ReportError(
+            f"{given} has not been merged: it has no merged/results.json",
+            f"merge it: clusterprof merge {given}",
+        )
+    if not there:
+        raise ReportError(
+            f"{given} does not exist", "name a run directory that was merged, or a results.json"
+        )
+    results = results_json.read(file)
     made = of_results(str(given), results)
     if run is not None and run.manifest.is_file():
         with contextlib.suppress(ClusterprofError):  # what is damaged is no reason to refuse

@@ -303,6 +303,12 @@ def test_a_damaged_baseline_is_a_named_error(content: str, tmp_path: Path) -> No
         baselines.found("main", tmp_path)
 
 
+def test_a_run_that_was_not_merged_says_how_to_merge_it(tmp_path: Path) -> None:
+    with pytest.raises(ReportError, match="has not been merged") as caught:
+        baselines.found(str(tmp_path))
+    assert f"clusterprof merge {tmp_path}" in str(caught.value)
+
+
 @pytest.mark.parametrize("given", ["a" * 300, "no/such/run", "\udcff", "~no-such-user/x"])
 def test_a_path_that_is_none_is_a_named_error(given: str) -> None:
     with pytest.raises(ReportError):
