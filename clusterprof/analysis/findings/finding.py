@@ -24,8 +24,6 @@ from clusterprof.results import RANKS, Finding, Pace, Recurrence, Saving, Severi
 SENTENCE_LENGTH, _NAME_LENGTH = 100, 40
 _GPU = re.compile(r"\bGPU(s?)\b")
 _NSYS = re.compile(r"nsys (\d+)\.(\d+)")
-#: the first nsys that has --pytorch
-_MARKS_OPERATORS = (2025, 3)
 #: options of a run that --profiler torch refuses
 _FOR_NSYS = {"--nsys", "--nsys-arg", "--trace", "--pytorch", "--cpu-sampling", "--arm"}
 #: the code of a job whose kernels are launched too slowly
@@ -247,5 +245,5 @@ def operators(dataset: Dataset) -> tuple[str, str]:
     """
     matches = [_NSYS.search(t.info.profiler) for t in dataset.tables]
     versions = [(int(m[1]), int(m[2])) for m in matches if m]
-    by_nsys = min(versions, default=(0, 0)) >= _MARKS_OPERATORS
+    by_nsys = min(versions, default=(0, 0)) >= (2025, 3)
     return "--pytorch", "autograd-nvtx" if by_nsys else "emit-nvtx"

@@ -63,9 +63,6 @@ CODES = (
     ),
 )
 
-#: what is left of a normal variance where all below the mean is cut off, as in an excess
-_CUT_VARIANCE = 0.5 - 0.5 / math.pi
-
 Member = tuple[int, Part]
 
 
@@ -178,7 +175,9 @@ def beyond(values: Floats, equals: Floats, chance: float = limits.CHANCE) -> boo
         return False
     # a single peer's excess is only what the rank's own is not
     prior = min(limits.FEW, (len(equals) - 1) * n)
-    apart = prior * float(equals.var(axis=1, ddof=1).mean()) / _CUT_VARIANCE if prior else 0.0
+    # what is left of a normal variance where all below the mean is cut off, as in an excess
+    cut = 0.5 - 0.5 / math.pi
+    apart = prior * float(equals.var(axis=1, ddof=1).mean()) / cut if prior else 0.0
     free = n + prior
     spread = (float(values.var()) * (n + 1) + apart) / free / (n + 1)
     deviate = (8 * free + 1) / (8 * free + 3)

@@ -17,10 +17,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from clusterprof.align.clock import Clock
-from clusterprof.analysis.model.dataset import Bools, Dataset, once
+from clusterprof.analysis.model.dataset import Bools, Dataset, Ints, once
 from clusterprof.analysis.model.intervals import Intervals, union
 from clusterprof.analysis.model.replay import Replay
-from clusterprof.analysis.model.timeline import COLLECTIVE, COMPUTE, Ints, Timelines
+from clusterprof.analysis.model.timeline import COLLECTIVE, COMPUTE, Timelines
 from clusterprof.results import ComputeAbsent
 
 #: One row per rank and step. `duration = compute + exposed_communication + exposed_copy + idle`.

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
+from clusterprof.align.columns import Ints
 from clusterprof.analysis.model import limits
 from clusterprof.analysis.model.shallow import half_width
 from clusterprof.results import CaptureCost, StepTimes
@@ -16,10 +16,7 @@ from clusterprof.results import CaptureCost, StepTimes
 _BEFORE = 20
 #: Steps after the window that are left out: queues fill up again, and nsys is still writing.
 _RECOVERY = 8
-#: Fewer steps than this make no median.
-_ENOUGH = 3
 
-Ints = npt.NDArray[np.int64]
 #: The columns of blocks of steps, `first_step`, `count`, `median_ns` among them.
 Pace = Mapping[str, Ints]
 
@@ -98,7 +95,7 @@ def _median(steps: Ints) -> int | None:
     """The median of these steps (ns); None where they are too few."""
     _, weight, values = steps
     count = int(weight.sum())
-    if count < _ENOUGH:
+    if count < limits.FEW:
         return None
     order = np.argsort(values, kind="stable")
     upto = np.cumsum(weight[order])

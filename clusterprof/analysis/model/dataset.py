@@ -14,8 +14,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from clusterprof.align.clock import Clock
+from clusterprof.align.columns import coded, integers, texts
 from clusterprof.analysis.model.intervals import Axis
-from clusterprof.analysis.model.timeline import Timelines, codes
+from clusterprof.analysis.model.timeline import Timelines
 from clusterprof.results import CaptureCost, ShallowResults
 from clusterprof.tables import RankTables, empty
 
@@ -48,36 +49,29 @@ class Collectives:
     """The placed table's columns as arrays, one element per collective and rank."""
 
     def __init__(self, table: pa.Table) -> None:
-        def ints(name: str, missing: int = 0) -> Ints:
-            column = pc.fill_null(table[name], pa.scalar(missing, table.schema.field(name).type))
-            return np.asarray(column.to_numpy(), dtype=np.int64)
-
-        def strings(name: str) -> npt.NDArray[np.object_]:
-            values = table[name].cast(pa.string()).to_pylist()
-            return np.asarray(values, dtype=object)
-
-        self.collective, self.call, self.rank = ints("collective"), ints("call"), ints("rank")
-        self.step, self.last_rank = ints("step", -1), ints("last_rank", -1)
-        self.operation, self.communicator = strings("operation"), strings("communicator")
-        role = strings("role")
-        self.matched: Bools = strings("state") == "matched"
+        self.collective, self.call, self.rank = (
+            integers(table, name) for name in ("collective", "call", "rank")
+        )
+        self.step, self.last_rank = (integers(table, name, -1) for name in ("step", "last_rank"))
+        self.operation, self.communicator = texts(table, "operation"), texts(table, "communicator")
+        role = texts(table, "role")
+        self.matched: Bools = texts(table, "state") == "matched"
         self.synchronising: Bools = (role == "both") | _held(table, role)
         self.point_to_point: Bools = (self.operation == "Send") | (self.operation == "Recv")
         self.start, self.end, self.issue = (
-            ints(name) for name in ("start_ns", "end_ns", "issue_start_ns")
+            integers(table, name) for name in ("start_ns", "end_ns", "issue_start_ns")
         )
         self.aligned_start, self.lateness, self.wait = (
-            ints(name) for name in ("aligned_start_ns", "lateness_ns", "wait_ns")
+            integers(table, name) for name in ("aligned_start_ns", "lateness_ns", "wait_ns")
         )
-        self.size = ints("message_bytes", -1)
+        self.size = integers(table, "message_bytes", -1)
         self.has: Bools = np.asarray(pc.is_valid(table["start_ns"]).to_numpy())
 
     @cached_property
     def communicators(self) -> tuple[Ints, list[str]]:
         """Each row's communicator as a number, and the names by that number."""
-        encoded = pa.array(self.communicator, pa.string()).dictionary_encode()
-        codes = np.asarray(encoded.indices.to_numpy(zero_copy_only=False), dtype=np.int64)
-        return codes, encoded.dictionary.to_pylist()
+        names, codes = coded(pa.table({"name": pa.array(self.communicator, pa.string())}), "name")
+        return codes, names.tolist()
 
     @cached_property
     def kernel(self) -> Ints:
@@ -147,7 +141,7 @@ class Activities:
             self.rank, lines.times
         )
         #: as in `timeline.KINDS`, and as in `names`
-        self.kind, (self.name, self.names) = lines.kind, codes(table["name"])
+        self.kind, (self.names, self.name) = lines.kind, coded(table, "name")
         #: copies: to the GPU, to the host, of pageable memory, and how much
         self.to_gpu = true(pc.equal(table["direction"], "host_to_device"))
         self.to_host = true(pc.equal(table["direction"], "device_to_host"))
@@ -164,8 +158,10 @@ class HostCalls:
         self.rank = _placed([t.host_calls.num_rows for t in dataset.tables])
         times = np.stack([table[name].to_numpy() for name in columns[:2]])
         self.start, self.stop = dataset.aligned(self.rank, times)
-        self.kind, self.kinds = codes(table["kind"])
-        self.name, self.names = codes(table["name"])
+        (self.kinds, self.kind), (self.names, self.name) = (
+            coded(table, "kind"),
+            coded(table, "name"),
+        )
 
     def called(self, kind: str, pattern: str) -> Bools:
         """Which calls are of a kind, with a name that a regular expression finds something in."""

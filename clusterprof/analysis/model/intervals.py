@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
-Ints = npt.NDArray[np.int64]
+from clusterprof.align.columns import Ints
 
 
 @dataclass(frozen=True)

@@ -33,10 +33,6 @@ from clusterprof.results import ShallowNode, ShallowResults, Suspect
 
 #: the first steps of a job compile, allocate and fill queues
 WARM_UP_STEPS = 3
-#: fewer steps show no habit
-LEAST_STEPS = limits.FEW
-#: that chance alone, over all ranks of a job, names a rank
-CHANCE = limits.CHANCE
 #: that values which do not hang together are taken to do so
 _ONE_SIDED = 0.05
 #: These send on what has just been computed: who comes late to them computes late. Parameters that
@@ -205,7 +201,7 @@ def _in_group(
     found: Waits, group: str, members: Ints, least_ns: float, hosts: Mapping[int, str]
 ) -> list[Suspect]:
     columns = np.flatnonzero(found.known[members].all(axis=0))
-    if members.size < 2 or columns.size < LEAST_STEPS:
+    if members.size < 2 or columns.size < limits.FEW:
         return []
     here = np.ix_(members, columns)
     # What all members wait for other stages is the pipeline's own; who waits more is kept waiting.
@@ -222,7 +218,7 @@ def _in_group(
             when = regime(caused)
             caused, late = caused[when], columns[when]
             bound = found.bound_ns[members[place], late].mean()
-            half = half_width(caused, CHANCE / found.ranks.size)
+            half = half_width(caused, limits.CHANCE / found.ranks.size)
             lateness, rank = float(caused.mean()), int(found.ranks[members[place]])
             others_places = members[order[several:]]
             if delays and outlasts(found, members[place], others_places, late, caused):
@@ -293,10 +289,10 @@ def change(values: Floats) -> int:
     The sum of what is above its mean falls until there, and rises from there on.
     """
     at = int(np.cumsum(values - values.mean()).argmin()) + 1
-    if min(at, values.size - at) < LEAST_STEPS:
+    if min(at, values.size - at) < limits.FEW:
         return 0
     before, after = values[:at], values[at:]
-    wide = half_width(before, CHANCE) + half_width(after, CHANCE)
+    wide = sum(half_width(one, limits.CHANCE) for one in (before, after))
     # what grows by less than half was there before
     more = after.mean() - before.mean()
     return at if more > wide and more > after.mean() / 2 else 0

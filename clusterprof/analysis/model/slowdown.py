@@ -26,12 +26,8 @@ from clusterprof.results import Slowdown
 
 #: so many lengths are replayed side by side (about 500 MB), and in all (15 s)
 _AT_ONCE, _MOST = 8_000_000, 200_000_000
-#: ranks are alike if most steps of each have one and the same number of activities
-_ALIKE = limits.HALF
 #: the part of the ranks that M_W is of, as published
 _SLOWEST = 0.03
-#: M_W and M_S are shares of a slowdown; of less than this they would be noise
-_LEAST = 1 + limits.VARIES_FRAC
 
 _Middle = Callable[..., Floats]
 
@@ -75,7 +71,8 @@ def _entry(even: _Even, size: int) -> Slowdown:
     by_kind = dict(zip(["host", *kinds], [host, *rest], strict=False))
     by_rank = dict(zip(places.tolist(), rest[len(kinds) :], strict=False))
     shares = {}
-    if actual > _LEAST * ideal:
+    # they are shares of the slowdown: of less than what steps vary by they would be noise
+    if actual > (1 + limits.VARIES_FRAC) * ideal:
         order = sorted(by_rank, key=lambda k: -by_rank[k])
         stage = even.model.stage
         fixed = {"M_W": np.isin(np.arange(len(stage)), order[: math.ceil(_SLOWEST * len(order))])}
@@ -165,7 +162,8 @@ def _even(values: Ints, rank: Ints, step: Ints, middle: _Middle) -> Ints:
     usual = np.bincount(count).argmax()
     alike = count == usual
     of_rank = rank[order][first]
-    if all(alike[of_rank == k].mean() >= _ALIKE for k in np.unique(of_rank)):
+    # most steps of each rank have one and the same number of activities
+    if all(alike[of_rank == k].mean() >= limits.HALF for k in np.unique(of_rank)):
         at = first[alike][:, None] + np.arange(usual)
         ideal = middle(sorted_values[at], axis=0)
         # steps unlike most count as well: the ideal one takes what the mean one does

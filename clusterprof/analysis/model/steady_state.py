@@ -5,11 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
-from clusterprof.analysis.model.dataset import connected
-from clusterprof.analysis.model.timeline import Ints, Timelines
+from clusterprof.analysis.model.dataset import Ints, connected
+from clusterprof.analysis.model.timeline import Timelines
 
-#: steps; profilers of one window begin in one step, or in the next
-_APART = 2
 #: a window of more steady-state steps is judged by so many of them, the most typical ones on end:
 #: every step is replayed for each what-if, and 5 to 10 are enough
 _MOST = 32
@@ -41,7 +39,8 @@ def steady_steps(d: Timelines, placed: pa.Table) -> tuple[int, ...]:
     steady = (steps > _synchronised(placed, int(first.max()))) & ~np.isin(steps, disturbed)
     at = np.searchsorted(steps, step)
     ranks = np.bincount(at, minlength=len(steps))
-    if first.max() - first.min() >= _APART:
+    # profilers of one window begin in one step, or in the next
+    if first.max() - first.min() > 1:
         steady &= ranks == len(first)
     chosen = steps[steady].tolist()
     if len(chosen) > _MOST:

@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from clusterprof.align.columns import Ints, coded
 from clusterprof.analysis.model import limits
 from clusterprof.analysis.model.intervals import Axis, union
 from clusterprof.tables import RankTables, empty
-
-Ints = npt.NDArray[np.int64]
 
 #: codes of `Timelines.kind`
 KINDS = ("compute", "collective", "copy", "memset")
@@ -45,7 +43,7 @@ class Timelines:
                 pc.coalesce(launch, start).to_numpy(), pc.coalesce(launch_end, start).to_numpy(),
             ]
         )  # fmt: skip
-        kind, kinds = codes(table["kind"])
+        kinds, kind = coded(table, "kind")
         self.kind = np.asarray([KINDS.index(each) for each in kinds], dtype=np.int64)[kind]
         of_ranks = np.split(self.times, np.cumsum(counts), axis=1)
         cut = [_cut(t, times) for t, times in zip(tables, of_ranks, strict=False)]
@@ -109,17 +107,6 @@ def _cut(tables: RankTables, times: Ints) -> tuple[tuple[Ints, ...], bool]:
         host_end = np.r_[host_end[:-1], drained]
     begin, end, of = _device_steps(host_begin, host_end, launch, stop)
     return (step, host_begin, host_end, begin, end, np.r_[step, -1][of]), has_steps
-
-
-def codes(column: pa.ChunkedArray) -> tuple[Ints, tuple[str, ...]]:
-    """A dictionary column as integer codes and their names."""
-    whole = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
-    if not pa.types.is_dictionary(whole.type):
-        whole = whole.dictionary_encode()
-    if isinstance(whole, pa.ChunkedArray):
-        whole = whole.unify_dictionaries().combine_chunks()
-    names = tuple(whole.dictionary.to_pylist())
-    return np.asarray(whole.indices.to_numpy(zero_copy_only=False), dtype=np.int64), names
 
 
 def _host_steps(tables: RankTables, launch: Ints) -> tuple[Ints, Ints, Ints]:

@@ -20,21 +20,14 @@ from clusterprof.analysis.model.dataset import Ints
 from clusterprof.analysis.model.replay import Lengths, Replay
 from clusterprof.analysis.model.timeline import COMPUTE
 
-_CLOSE = limits.VARIES_FRAC
-#: what tracing adds to a launch with what lies around it: 14 and 24 µs in two launch-bound programs
-#: on H200s under nsys (`tests/data/recordings/pairs`, small-late-host and eager)
-_TRACING_NS = 19_000
-#: the least and the most that was measured: bare launches under torch.profiler, and eager training
-#: under nsys (`bench/README.md`, "What tracing costs")
-_MEASURED_NS = (4_000, 24_000)
-#: and at most so much: a pause (`limits.PAUSE_NS`) is not the profiler's
-_MOST_TRACING_NS = limits.PAUSE_NS
+#: what tracing adds to a launch with what lies around it: the least and the most that was measured
+#: (bare launches under torch.profiler, eager training under nsys), and what is typical between 14
+#: and 24 µs in two launch-bound programs under nsys (`bench/README.md`, "What tracing costs")
+_TRACING_NS = 4_000, 19_000, 24_000
 #: kernels take at most so many times as long where GPUs no longer wait: H200s that always computed
 #: ran at 1.74 GHz, at their power limit, those that waited at up to 1.96, and kernels wait for
 #: memory, too (`tests/data/README.md`; 1.07 to 1.10 in four of its pairs)
 MOST_SLOWER = 1.1
-#: and by a third of what they wait less: a clock takes power by its third power (f V², V as f)
-BUSIER = 1 / 3
 #: input takes at most so many times as long outside the window: more is not its doing
 _MOST_PREFETCHED = 4.0
 
@@ -75,18 +68,17 @@ def explanations(job: Replay, usual_ns: int | None, fetching: Ints) -> list[Untr
     delay its GPUs by is left outside. Where no step log tells the pace, the job is the window's, or
     what typical tracing leaves of it.
     """
-    window = _made(job, 0, 1.0)
+    window, (low, typical_ns, high) = _made(job, 0, 1.0), _TRACING_NS
     if usual_ns is None:
-        return [window, _made(job, _TRACING_NS, 1.0)]
-    slow, fast = window.pace(), _made(job, _MOST_TRACING_NS, 1.0).pace()
+        return [window, _made(job, typical_ns, 1.0)]
+    slow, fast = window.pace(), _made(job, limits.PAUSE_NS, 1.0).pace()
     usual_ns = max(usual_ns, math.ceil(fast))
-    faster = slow <= usual_ns * (1 - _CLOSE)
+    faster = slow <= usual_ns * (1 - limits.VARIES_FRAC)
     least, ns = (0, 0) if faster else _overhead(job, usual_ns, slow, fast)
-    low, high = _MEASURED_NS
     hosts = _at_pace(job, ns, usual_ns, fetching) or window
     typical, *others = (
         _at_pace(job, more, usual_ns, fetching * faster) if more != ns else None
-        for more in (_TRACING_NS, max(low, least), high)
+        for more in (typical_ns, max(low, least), high)
     )
     found = [hosts, typical, *others]
     if faster and typical:
@@ -101,9 +93,9 @@ def _at_pace(job: Replay, tracing_ns: int, usual_ns: int, fetching: Ints) -> Unt
     """The job with so much tracing and the usual step; None where it can have no such step."""
     made = _made(job, tracing_ns, 1.0)
     pace = made.pace()
-    if pace > usual_ns * (1 + _CLOSE):
+    if pace > usual_ns * (1 + limits.VARIES_FRAC):
         return None
-    if pace >= usual_ns * (1 - _CLOSE):
+    if pace >= usual_ns * (1 - limits.VARIES_FRAC):
         return made
     return _without_prefetching(made, usual_ns, fetching) or _slower(job, tracing_ns, usual_ns)
 
@@ -138,13 +130,14 @@ def _overhead(job: Replay, usual_ns: int, slow: float, fast: float) -> tuple[int
     def first(step_ns: float) -> float:
         """The least overhead without which a step takes no longer than this."""
         return _least(
-            lambda ns: _made(job, int(ns), 1.0).pace() <= step_ns, 0, _MOST_TRACING_NS, 200
+            lambda ns: _made(job, int(ns), 1.0).pace() <= step_ns, 0, limits.PAUSE_NS, 200
         )
 
-    long, short = usual_ns * (1 + _CLOSE), usual_ns * (1 - _CLOSE)
+    long, short = usual_ns * (1 + limits.VARIES_FRAC), usual_ns * (1 - limits.VARIES_FRAC)
     least = 0 if slow <= long else first(long)
-    most = _MOST_TRACING_NS if fast >= short else first(short)
-    ns = _TRACING_NS if least <= _TRACING_NS <= most else (least + max(most, least)) / 2
+    most = limits.PAUSE_NS if fast >= short else first(short)
+    typical = _TRACING_NS[1]
+    ns = typical if least <= typical <= most else (least + max(most, least)) / 2
     return int(least), int(ns)
 
 
@@ -154,7 +147,7 @@ def _slower(job: Replay, tracing_ns: int, usual_ns: int) -> Untraced | None:
     def made(times: float) -> Untraced:
         return _made(job, tracing_ns, times)
 
-    if made(MOST_SLOWER).pace() < usual_ns * (1 - _CLOSE):
+    if made(MOST_SLOWER).pace() < usual_ns * (1 - limits.VARIES_FRAC):
         return None
     return made(_least(lambda times: made(times).pace() >= usual_ns, 1.0, MOST_SLOWER, 0.002))
 
@@ -171,6 +164,6 @@ def _without_prefetching(window: Untraced, usual_ns: int, fetching: Ints) -> Unt
         own = window.lengths.own + (fetching * (times - 1)).astype(np.int64)
         return replace(window, lengths=replace(window.lengths, own=own))
 
-    if made(_MOST_PREFETCHED).pace() < usual_ns * (1 - _CLOSE):
+    if made(_MOST_PREFETCHED).pace() < usual_ns * (1 - limits.VARIES_FRAC):
         return None
     return made(_least(lambda times: made(times).pace() >= usual_ns, 1.0, _MOST_PREFETCHED, 0.01))

@@ -27,7 +27,7 @@ from clusterprof.analysis.model.graph import first_of, running_sum
 from clusterprof.analysis.model.recorded import replay
 from clusterprof.analysis.model.replay import Lengths, Replay
 from clusterprof.analysis.model.timeline import COLLECTIVE
-from clusterprof.analysis.model.untraced import BUSIER, MOST_SLOWER, explanations
+from clusterprof.analysis.model.untraced import MOST_SLOWER, explanations
 
 Part = Literal["host", "gpu"]
 PARTS: tuple[Part, ...] = ("host", "gpu")
@@ -161,7 +161,8 @@ class WhatIfs:
                 out.append(one.pace(first) - one.pace(second))
             return out
 
-        slower = min(max(BUSIER * saved, 0.0), (MOST_SLOWER - 1) * float(long_after))
+        # a clock takes power by its third power (f V², V as f)
+        slower = min(max(saved / 3, 0.0), (MOST_SLOWER - 1) * float(long_after))
         return Saved(
             before - after, long - long_after, float(before.mean()), long, base.repaired, base,
             lengths, self.known, self.known, others, 0.0 if self.dataset.on_host else slower,
