@@ -76,7 +76,6 @@ def _finding(dataset: Dataset, shallow: ShallowResults, some: list[Suspect], by:
         evidence=[
             {name: value for name, value in each.items() if value is not None} for each in some
         ],
-        advice="profile the rank and a peer of its group: their reports say what it does",
         follow_up=capture(dataset, [*sorted(ranks)[:2], *peers[:1]], profiler=by),
     )
     return made | {

@@ -18,14 +18,24 @@ from clusterprof.analysis.model.timeline import COLLECTIVE
 #: where a sentence has two names (`between 'a' and 'b'`), all of one that is longer than 24
 _LONG_NAME = re.compile(r"(?<=')([^']{23})[^']{2,}(?=')")
 
+#: what to do about the garbage collector, and about the interpreter lock, on one rank or on all
+COLLECT_TOGETHER = (
+    "Switch automatic collection off (gc.disable()) and collect at the same step on all ranks; "
+    "gc.freeze() after the set-up excludes long-lived objects."
+)
+LEAVE_THE_LOCK = (
+    "Move the other threads' work into processes, or into native code that releases the GIL."
+)
+
 
 @dataclass(frozen=True)
 class Reason:
-    """Why a rank is late (a clause without a full stop), what to do, what shows it."""
+    """Why a rank is late (a clause without a full stop), and what shows it."""
 
     why: str
-    advice: str
     evidence: Evidence
+    #: what to do, where it is not what the finding's code recommends
+    advice: str = ""
     #: it may be work that other ranks could do
     movable: bool = False
 
@@ -79,11 +89,7 @@ def late_host(dataset: Dataset, k: int, each: Floats) -> Reason:
     else:
         why = "its host is in no CUDA call or NVTX range before launching kernels"
         why, advice = why if rows else "its kernels are launched late", ""
-    advice = advice or (
-        f"look at what rank {rank}'s host does before it launches kernels (data loading, logging, "
-        "a busy core, checkpointing) and move it off the training thread"
-    )
-    return Reason(why, advice, rows[: limits.MOST])
+    return Reason(why, rows[: limits.MOST], advice)
 
 
 def _why(kind: str, name: str, rows: Evidence) -> tuple[str, str]:
@@ -92,18 +98,11 @@ def _why(kind: str, name: str, rows: Evidence) -> tuple[str, str]:
         runs = [row for row in rows if row["host"] and row["host"]["name"] == name]
         worst = max(runs, key=lambda row: int(row["host"]["duration_ns"]))
         spent = ms(worst["host"]["duration_ns"])
-        return f"the garbage collector ran {spent} in step {worst['step']}", (
-            "switch automatic collection off (gc.disable()) and collect at the same step on all "
-            "ranks (gc.collect() every N steps); gc.freeze() after the set-up excludes long-lived "
-            "objects"
-        )
+        return f"the garbage collector ran {spent} in step {worst['step']}", COLLECT_TOGETHER
     if kind == "between":
         return "its host runs its own code " + _LONG_NAME.sub(r"\1…", name), ""
     if "GIL" in name:
-        return "its host waits for the GIL before launching kernels", (
-            "other Python threads keep the main thread from launching: move their work into "
-            "processes"
-        )
+        return "its host waits for the GIL before launching kernels", LEAVE_THE_LOCK
     call = kind in ("os", "cuda")
     where = f"blocks in {named(name)}" if call else f"is in '{named(name)}'"
     return f"its host {where} before launching kernels", ""
@@ -159,22 +158,20 @@ def busy_gpu(dataset: Dataset, k: int) -> Reason:
     copies = any(word in worst.lower() for word in ("memcpy", "memset"))
     movable = not copies and round(more_calls) >= 1
     if copies:
-        why, advice = "its copies take longer", "look at what it copies, and from which memory"
+        why, advice = "its copies take longer", "Look at what it copies, and from which memory."
     elif movable:
         why = "its GPU has more work than its peers'"
-        advice = "balance the work between the ranks: samples of equal length, the same layers"
+        advice = "Balance the work between the ranks: samples of equal length, the same layers."
     else:
-        why, advice = (
-            "its GPU is slower than its peers'",
-            (
-                "look at what else runs on that host, its clocks, and the cores it is bound to"
-                if dataset.on_host
-                else "look at that GPU's clocks, temperature and throttling (nvidia-smi -q -d "
-                "PERFORMANCE,CLOCK) and at other processes on it"
-            ),
+        why = "its GPU is slower than its peers'"
+        advice = (
+            "Look at what else runs on that host, its clocks, and the cores it is bound to."
+            if dataset.on_host
+            else "Look at that GPU's clocks, temperature and throttling (nvidia-smi -q -d "
+            "PERFORMANCE,CLOCK) and at other processes on it."
         )
     row = {
         "rank": dataset.ranks[k], "kernel": worst, "more_ns_per_step": round(more_ns),
         "more_calls_per_step": round(more_calls, 1) + 0.0,  # none, and not minus none
     }  # fmt: skip
-    return Reason(why, advice, [row], movable)
+    return Reason(why, [row], advice, movable)

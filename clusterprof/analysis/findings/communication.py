@@ -42,13 +42,13 @@ _SLOWS = 0.25
 #: what a pipeline's stages hand each other: a transfer is both
 _BOTH = "Send and Recv"
 _SHARDED = (
-    "prefetch the next layer's parameters (FSDP forward_prefetch, backward_prefetch) or shard over "
-    "fewer ranks"
+    "Prefetch the next layer's parameters (FSDP forward_prefetch, backward_prefetch) or shard over "
+    "fewer ranks."
 )
 #: what to do, where the operation tells more than the code's recommendation
 _ADVICE = {
-    _BOTH: "post receives early and send asynchronously (isend/irecv, batch_isend_irecv), with "
-    "more microbatches to overlap them with",
+    _BOTH: "Post receives early and send asynchronously (isend/irecv, batch_isend_irecv), with "
+    "more microbatches to overlap them with.",
     "AllGather": _SHARDED,
     "ReduceScatter": _SHARDED,
 }

@@ -20,8 +20,10 @@ from clusterprof.analysis.model.dataset import Dataset
 from clusterprof.analysis.model.what_if import Saved, WhatIfs, what_ifs
 from clusterprof.results import RANKS, Finding, Pace, Recurrence, Saving, Severity
 
-#: a sentence of the verdict's first line is at most this long, and a name in it
-SENTENCE_LENGTH, _NAME_LENGTH = 100, 40
+#: a sentence of the verdict's first line is at most this long, to fit a terminal's line
+SENTENCE_LENGTH = 100
+#: and a name in it: two of them leave a fifth for what is said
+_NAME_LENGTH = SENTENCE_LENGTH * 2 // 5
 _GPU = re.compile(r"\bGPU(s?)\b")
 _NSYS = re.compile(r"nsys (\d+)\.(\d+)")
 #: options of a run that --profiler torch refuses

@@ -28,7 +28,7 @@ from clusterprof.analysis.model import limits
 from clusterprof.analysis.model.dataset import Dataset, Floats, Ints
 from clusterprof.analysis.model.graph import NEVER
 from clusterprof.analysis.model.intervals import union
-from clusterprof.analysis.model.recorded import REACTS_NS, STAMP_NS
+from clusterprof.analysis.model.recorded import STAMP_NS
 from clusterprof.analysis.model.replay import Lengths
 from clusterprof.analysis.model.timeline import COMPUTE
 from clusterprof.analysis.model.what_if import Saved, WhatIfs
@@ -44,7 +44,7 @@ CODES = (
         "The thread that launches kernels waits for the GIL, which other Python threads hold.",
         "Only reports that trace the GIL show it (--trace python-gil); tracing it makes waits a "
         "little longer.",
-        "Move the other threads' work into processes, or into native code that releases the GIL.",
+        causes.LEAVE_THE_LOCK,
     ),
     Code(
         "host.gc",
@@ -52,8 +52,7 @@ CODES = (
         "The garbage collector runs on one rank in this step and on another in the next: all ranks "
         "wait for each of these runs.",
         "On one rank alone it is the cause of a straggler.host instead.",
-        "Switch automatic collection off (gc.disable()) and collect at the same step on all ranks; "
-        "gc.freeze() after the set-up excludes long-lived objects.",
+        causes.COLLECT_TOGETHER,
     ),
     Code(
         "input.stall",
@@ -113,9 +112,6 @@ _NAMED_FIRST = 1.25
 #: a wait inside the step is worth an information from here on (it saves more where hosts are
 #: slower): at 2% the `.item()` of pairs/both and pairs/item-late-host (1.1 and 0.7%) is not named
 _SYNC_FRAC = 0.005
-#: a pause takes so many times as long as the rank's middle launch: without it simulated hosts that
-#: are slow in each launch, of up to two milliseconds, are said to pause
-_PAUSE_TIMES = 10
 
 
 @dataclass(frozen=True)
@@ -186,7 +182,9 @@ def _causes(dataset: Dataset, job: WhatIfs, lengths: Lengths) -> Iterator[_Cause
     for k in np.unique(replay.host_rank).tolist():
         here = rest[slice(*np.searchsorted(replay.host_rank, [k, k + 1]))]
         usual[k] = np.median(here[here > 0])
-    long = rest > np.maximum(limits.PAUSE_NS, _PAUSE_TIMES * usual[replay.host_rank])
+    # the rank's middle launch is a small part of a pause: without it simulated hosts that are slow
+    # in each launch, of up to two milliseconds, are said to pause
+    long = rest > np.maximum(limits.PAUSE_NS, usual[replay.host_rank] / limits.LAUNCH_FRAC)
     more = (rest * share).astype(np.int64)
     yield _Cause("host.busy", limits.LAUNCH_FRAC, np.where(long, more, 0), none)
     yield _Cause("host.launch_bound", limits.LAUNCH_FRAC, np.where(long, 0, more), none)
@@ -201,7 +199,7 @@ def _value_waits(dataset: Dataset, job: WhatIfs) -> Ints:
     ends = np.setdiff1d(np.flatnonzero(replay.host_root), replay.first)
     end = axis.of(replay.host_rank[ends], replay.recorded[ends])
     last = np.r_[stop, NEVER][np.searchsorted(stop, end + STAMP_NS) - 1]
-    return np.asarray(ends[last >= end - REACTS_NS])
+    return np.asarray(ends[last >= end - limits.REACTS_NS])
 
 
 def _finding(dataset: Dataset, job: WhatIfs, cause: _Cause, saved: Saved) -> Finding:

@@ -99,7 +99,7 @@ def _imbalance(dataset: Dataset) -> tuple[list[Finding], Lengths]:
         summary=f"{slow.capitalize()} computes {ms(usual[most])} per step, {fast} "
         f"{ms(usual[least])}. Equal stages would save up to {of_step(dataset, saved.ns)}.",
         evidence=_stage_rows(known, "compute_ns_per_step", usual),
-        advice=f"move layers from {slow} to {fast}, or give {slow} more ranks",
+        advice=f"Move layers from {slow} to {fast}, or give {slow} more ranks.",
     )
     named = (found["code"], tuple(found["ranks"]))
     return [found], replace(even, repaired=(*base.repaired, named))

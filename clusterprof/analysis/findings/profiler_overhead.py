@@ -33,17 +33,17 @@ CODES = (
 )
 
 _NO_ACTION = (
-    "no action: the job does not cause this{}; a longer window has a larger steady-state part"
+    "No action: the job does not cause this{}; a longer window has a larger steady-state part."
 )
 _STAYS = (
-    "no action inside the window; where nsys was the profiler, steps stay longer until the job "
-    "ends: profile a short job instead, or take --profiler torch, whose tracing ends with it"
+    "No action inside the window; where nsys was the profiler, steps stay longer until the job "
+    "ends: profile a short job instead, or take --profiler torch, whose tracing ends with it."
 )
 _STAYS_BY_TORCH = (
-    "no action inside the window; torch.profiler lets go of the GPU's tracing with CUDA 12.6 or "
-    "later, unless TEARDOWN_CUPTI=0 is set: without it profile a short job"
+    "No action inside the window; torch.profiler lets go of the GPU's tracing with CUDA 12.6 or "
+    "later, unless TEARDOWN_CUPTI=0 is set: without it profile a short job."
 )
-_LENGTHEN = "too few steady-state steps are left: lengthen the window by {} steps or more (--steps)"
+_LENGTHEN = "Too few steady-state steps are left: lengthen the window by {} steps (--steps)."
 
 #: sentences, and the evidence for them
 Parts = tuple[list[str], Evidence]

@@ -282,7 +282,7 @@ def _finding(dataset: Dataset, one: Straggler, *, delays: bool) -> Finding:
             *_latest(dataset, dataset.ranks[first]),
             *(row for reason in reasons for row in reason.evidence),
         ],
-        advice="; ".join(dict.fromkeys(reason.advice for reason in reasons)),
+        advice=" ".join(dict.fromkeys(reason.advice or code.recommendation for reason in reasons)),
         follow_up=closer if code is CODES[0] else "",
     )
 

@@ -174,7 +174,7 @@ def _finding(dataset: Dataset, mine: Bools, extra: Floats, by: str) -> Finding |
                 "long_calls": int((mine & (extra > 0)).sum()) // len(ranks),
             }
         ],
-        advice=f"profile the other ranks: --ranks {numbers(missing[: limits.MOST])}",
+        advice=f"Profile the other ranks: --ranks {numbers(missing[: limits.MOST])}.",
         follow_up=capture(dataset, missing[: limits.MOST], profiler=by),
     )  # fmt: skip
 

@@ -9,13 +9,10 @@ import pyarrow as pa
 
 from clusterprof.align.columns import Ints
 from clusterprof.analysis.model import limits
+from clusterprof.analysis.model.replay import SETTLE_STEPS
 from clusterprof.analysis.model.shallow import half_width
+from clusterprof.analysis.model.steady_state import TYPICAL_STEPS
 from clusterprof.results import CaptureCost, StepTimes
-
-#: Steps before the window that are compared: enough for a median, late enough to have warmed up.
-_BEFORE = 20
-#: Steps after the window that are left out: queues fill up again, and nsys is still writing.
-_RECOVERY = 8
 
 #: The columns of blocks of steps, `first_step`, `count`, `median_ns` among them.
 Pace = Mapping[str, Ints]
@@ -62,8 +59,9 @@ def _gap(log: pa.Table, step: int) -> int | None:
 
 
 def _times(logs: list[tuple[pa.Table, Pace]], first: int, end: int) -> StepTimes:
-    before = _steps(logs, max(1, first - _BEFORE), first)
-    after = _steps(logs, end + _RECOVERY, None)
+    before = _steps(logs, max(1, first - TYPICAL_STEPS), first)
+    # queues fill up again, and nsys is still writing
+    after = _steps(logs, end + SETTLE_STEPS, None)
     # the profiler's start shows in the window's first step, which is never evidence
     inside = _steps(logs, first + 1, end)
     return {

@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 
+from clusterprof.analysis.model import limits
 from clusterprof.analysis.model.dataset import Dataset, Ints
 from clusterprof.analysis.model.graph import first_of, ranges
-from clusterprof.analysis.model.recorded import REACTS_NS
 from clusterprof.analysis.model.replay import Lengths, Replay
 from clusterprof.analysis.model.what_if import what_ifs
 from clusterprof.results import CriticalPath, PathPart, What
@@ -92,7 +92,7 @@ def _pieces(
     # of each kind of part: its edge, its place in it, its rank, what binds, length, unexplained
     starts = (reached >= hosts) & (reached < hosts + 2 * n)
     # a host goes on at once after what it waited for, or else for a reason of its own
-    slow = np.where((reached < hosts) & (gap > REACTS_NS), gap, 0)
+    slow = np.where((reached < hosts) & (gap > limits.REACTS_NS), gap, 0)
     gap_unexplained = np.where(starts, job.unexplained[first], slow)
     zero = np.zeros_like(each)
     parts = [

@@ -15,9 +15,7 @@ import numpy as np
 from clusterprof.analysis.model.dataset import Bools, Ints
 
 #: a moment that no edge leads to, or an edge that is cut: earlier than anything
-NEVER = -(2**61)
-#: of each moment so many edges are taken one after the other: few have more
-_SINGLY = 3
+NEVER = np.iinfo(np.int64).min >> 2
 
 
 class Graph:
@@ -45,7 +43,8 @@ class Graph:
         edge = edge[np.argsort(place[target[edge]], kind="stable")]
         to = place[target[edge]]
         nth = np.arange(len(to)) - first_of(np.diff(to, prepend=-1) != 0)
-        piece = (_SINGLY + 1) * (depth[target[edge]] - 1) + np.minimum(nth, _SINGLY)
+        # of each moment one edge by itself, and all others together
+        piece = 2 * (depth[target[edge]] - 1) + (nth > 0)
         by_piece = np.argsort(piece, kind="stable")
         edge, to = edge[by_piece], to[by_piece]
         self.pieces = list[tuple[int, int, int, int, Ints | None]]()
@@ -54,7 +53,7 @@ class Graph:
             if low == high:
                 continue
             begin = None
-            if number % (_SINGLY + 1) == _SINGLY:
+            if number % 2:
                 begin = np.flatnonzero(np.diff(to[low:high], prepend=-1))
             self.pieces.append((low, high, int(to[low]), int(to[high - 1]) + 1, begin))
         self.edge, self.source, self.target = edge, place[source[edge]], to

@@ -33,6 +33,9 @@ LAUNCH_FRAC = 0.1
 #: CUDA calls that may wait for the device are taken to wait from this length on (they cost 5 to
 #: 20 µs themselves), any other call from a pause on: a launch into a full queue
 WAITING_CALL_NS = 50_000
+#: a kernel or a host goes on at most this long after what it waited for, which costs a CUDA call:
+#: with 50 µs the transfers of a simulated healthy pipeline are stated 0.25 ms too low
+REACTS_NS = 30_000
 
 #: the time of a message or a copy from this size on goes with its size, below it is latency
 LARGE_BYTES = 1 << 20

@@ -21,13 +21,8 @@ from clusterprof.analysis.model.timeline import COLLECTIVE, COMPUTE
 #: a queued kernel starts this long after the one before it, at most (1 to 2 µs on an H200), and the
 #: time stamps of one device may overlap by as much
 STAMP_NS = 2_000
-#: a kernel or a host goes on at most this long after what it waited for
-REACTS_NS = 30_000
-#: from a launch to the start of its kernel on an idle device, where none is recorded (with 2 µs no
-#: saving in the tests' recordings changes by a microsecond)
-_LAUNCH_NS = 5_000
-#: a window of 13 days is none; sums of such times fit into 64 bits
-_LONGEST_NS = 2**50
+#: a window of 13 days is none; two thousand such times add up to a moment, and not to `NEVER`
+_LONGEST_NS = -NEVER >> 11
 
 _Side = Literal["left", "right"]
 
@@ -135,7 +130,7 @@ class _Hosts:
         launched = r.row[np.lexsort((r.launch[r.row], r.rank[r.row]))]
         copy = r.at(launched, r.place(launched, r.launch, rank, begin, "left"), rank)
         made = (copy >= 0) & (r.launch[copy] == begin) & (r.start[copy] < end)
-        made &= np.abs(r.stop[copy] - end) <= REACTS_NS
+        made &= np.abs(r.stop[copy] - end) <= limits.REACTS_NS
         by = np.where(made, copy, by)
         # a call that no activity's end explains has cost the host its own time
         waited = (by >= 0) & (r.stop[by] > begin) & (r.launch[by] < end)
@@ -175,9 +170,9 @@ class _Devices:
         ready = before.copy()
         np.maximum.at(ready, waiting, r.stop[other])
         # an idle device begins at once: whatever takes longer waits for something else
-        idle = launch > ready + REACTS_NS
+        idle = launch > ready + limits.REACTS_NS
         # the lower quartile: others may have waited for something that is not known
-        least = _by_rank(r, idle, latency, 1 - limits.STEADY_FRAC, _LAUNCH_NS)
+        least = _by_rank(r, idle, latency, 1 - limits.STEADY_FRAC, STAMP_NS)
         # kernels that waited for their launches would follow as those do that were queued
         busy = (launch < before) & (follow <= STAMP_NS) & ~fresh
         gap = _by_rank(r, busy, follow, limits.HALF, STAMP_NS)
@@ -185,7 +180,7 @@ class _Devices:
         after_stream = np.full(n, NEVER)
         np.maximum.at(after_stream, waiting, r.stop[other] + STAMP_NS)
         ready = np.maximum.reduce([queued, launched, after_stream])
-        late = np.flatnonzero(start - ready > REACTS_NS // 2)
+        late = np.flatnonzero(start - ready > limits.REACTS_NS // 2)
         by = r.ended_by(rank[late], start[late], launch[late])
         found = (by >= 0) & (r.stop[by] > ready[late] - 2 * STAMP_NS)
         # kernels of another stream may occupy all multiprocessors once a wait is over
@@ -193,7 +188,7 @@ class _Devices:
         late, by = late[found], by[found]
         unexplained = np.maximum(start - ready, 0)
         unexplained[late] = start[late] - r.stop[by]
-        unexplained[unexplained <= REACTS_NS // 2] = 0
+        unexplained[unexplained <= limits.REACTS_NS // 2] = 0
         # what is left of an activity's delay is on the edge that comes last
         last = np.argmax(np.stack([queued, launched, after_stream]), axis=0)
         last[late] = -1
@@ -343,11 +338,11 @@ class _Calls:
         np.maximum.at(latest, member, arrival[number])
         transfer = j.stop[member] - latest[member]
         # a member that has left before the last one came did not wait for it
-        held = gates & (transfer >= -REACTS_NS)
+        held = gates & (transfer >= -limits.REACTS_NS)
         # Sends end without waiting for their Recvs where none was seen to wait for one
         sends = c.operation[rows] == "Send"
-        late = sends & (arrival[number] - j.start[member] > REACTS_NS)
-        left = late & (j.stop[member] < arrival[number] - REACTS_NS)
+        late = sends & (arrival[number] - j.start[member] > limits.REACTS_NS)
+        left = late & (j.stop[member] < arrival[number] - limits.REACTS_NS)
         if left.sum() > limits.WARNING_FRAC * late.sum() or not late.any():
             held &= ~sends
         #: the member's place in `row`, the collective's number from 0
@@ -434,7 +429,7 @@ class _Joined:
 
         wakes = np.flatnonzero(woken >= 0)
         after_wait = np.zeros(self.n_host, dtype=np.int64)
-        after_wait[wakes] = np.maximum(hosts.at[wakes] - recorded[woken[wakes]], -REACTS_NS)
+        after_wait[wakes] = np.maximum(hosts.at[wakes] - recorded[woken[wakes]], -limits.REACTS_NS)
         edges.add(woken[wakes], wakes, self.waking + wakes)
         edges.add(root_of[wakes - 1], wakes, self.since + wakes - 1)
         inner = np.unique(marks[:, 1:])
@@ -511,7 +506,7 @@ class _Joined:
         """
         calls, axis = self.calls, self.reports.dataset.axis
         begin, until = self.start[calls.member], calls.arrival[calls.number]
-        waits = np.flatnonzero(calls.held & (until - begin > REACTS_NS))
+        waits = np.flatnonzero(calls.held & (until - begin > limits.REACTS_NS))
         rank = self.rank[calls.member[waits]]
         order = np.lexsort((begin[waits], rank))
         begins = axis.of(rank, begin[waits])[order]

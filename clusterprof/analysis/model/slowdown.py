@@ -24,10 +24,9 @@ from clusterprof.analysis.model.timeline import COLLECTIVE, COMPUTE
 from clusterprof.analysis.model.what_if import WhatIfs, what_ifs
 from clusterprof.results import Slowdown
 
-#: so many lengths are replayed side by side (about 500 MB), and in all (15 s)
-_AT_ONCE, _MOST = 8_000_000, 200_000_000
-#: the part of the ranks that M_W is of, as published
-_SLOWEST = 0.03
+#: so many lengths are replayed in all (15 s), and side by side (about 500 MB)
+_MOST = 200_000_000
+_AT_ONCE = _MOST // 25
 
 _Middle = Callable[..., Floats]
 
@@ -73,9 +72,10 @@ def _entry(even: _Even, size: int) -> Slowdown:
     shares = {}
     # they are shares of the slowdown: of less than what steps vary by they would be noise
     if actual > (1 + limits.VARIES_FRAC) * ideal:
-        order = sorted(by_rank, key=lambda k: -by_rank[k])
+        # M_W is of the slowest 3% of the ranks, as published
+        slowest = sorted(by_rank, key=lambda k: -by_rank[k])[: math.ceil(0.03 * len(by_rank))]
         stage = even.model.stage
-        fixed = {"M_W": np.isin(np.arange(len(stage)), order[: math.ceil(_SLOWEST * len(order))])}
+        fixed = {"M_W": np.isin(np.arange(len(stage)), slowest)}
         if stage.any():
             fixed["M_S"] = stage == stage.max()
         fixed = {name: ranks for name, ranks in fixed.items() if ranks.any()}

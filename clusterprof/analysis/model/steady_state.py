@@ -8,9 +8,10 @@ import pyarrow as pa
 from clusterprof.analysis.model.dataset import Ints, connected
 from clusterprof.analysis.model.timeline import Timelines
 
-#: a window of more steady-state steps is judged by so many of them, the most typical ones on end:
-#: every step is replayed for each what-if, and 5 to 10 are enough
-_MOST = 32
+#: so many steps tell a job's pace. A window of more steady-state ones is judged by the most typical
+#: of them on end: every step is replayed for each what-if, and 5 to 10 are enough. Before a window
+#: 32 would reach back into other paces (`pairs/small-late-host`: 59 ms a step, with 20 of them 54)
+TYPICAL_STEPS = 20
 
 
 def steady_steps(d: Timelines, placed: pa.Table) -> tuple[int, ...]:
@@ -43,12 +44,12 @@ def steady_steps(d: Timelines, placed: pa.Table) -> tuple[int, ...]:
     if first.max() - first.min() > 1:
         steady &= ranks == len(first)
     chosen = steps[steady].tolist()
-    if len(chosen) > _MOST:
+    if len(chosen) > TYPICAL_STEPS:
         # those on end whose mean length is nearest to that of all of them
         took = np.bincount(at, took, len(steps))[steady] / ranks[steady]
-        means = np.convolve(took, np.full(_MOST, 1 / _MOST), mode="valid")
+        means = np.convolve(took, np.full(TYPICAL_STEPS, 1 / TYPICAL_STEPS), mode="valid")
         nearest = int(np.argmin(np.abs(means - took.mean())))
-        chosen = chosen[nearest : nearest + _MOST]
+        chosen = chosen[nearest : nearest + TYPICAL_STEPS]
     return tuple(chosen)
 
 

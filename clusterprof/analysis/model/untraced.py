@@ -28,7 +28,8 @@ _TRACING_NS = 4_000, 19_000, 24_000
 #: ran at 1.74 GHz, at their power limit, those that waited at up to 1.96, and kernels wait for
 #: memory, too (`tests/data/README.md`; 1.07 to 1.10 in four of its pairs)
 MOST_SLOWER = 1.1
-#: input takes at most so many times as long outside the window: more is not its doing
+#: input takes at most so many times as long outside the window (1.6 to 2.1 times in the recordings
+#: that tell it): more is not its doing
 _MOST_PREFETCHED = 4.0
 
 
