@@ -16,9 +16,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from clusterprof.align.columns import coded
 from clusterprof.analysis.model.dataset import Bools, Dataset, Ints
 from clusterprof.analysis.model.host_activity import STEP_RANGES, WAITS
-from clusterprof.analysis.model.timeline import codes
 from clusterprof.results import Results, steps_to_look_at
 from clusterprof.tables import NAME, RankTables, required
 
@@ -216,7 +216,7 @@ def _device(
     """
     table = _near(tables.activity, begin, end)
     start, stop = table["start_ns"].to_numpy(), table["end_ns"].to_numpy()
-    of, kinds = codes(table["kind"])
+    kinds, of = coded(table, "kind")
     kind = np.asarray([_OF_DEVICE[each] for each in kinds], dtype=np.int64)[of]
     edges = np.unique(np.r_[begin, end, start, stop, waiting[1]])
     low, high = edges[:-1], edges[1:]
@@ -270,8 +270,7 @@ def _host(
 
 def _kinds(calls: pa.Table) -> Ints:
     """The kind (in KINDS) of each call of the host."""
-    of, kinds = codes(calls["kind"])
-    name, texts = codes(calls["name"])
+    (kinds, of), (texts, name) = coded(calls, "kind"), coded(calls, "name")
 
     def called(pattern: str) -> Bools:
         found = pc.match_substring_regex(pa.array(texts, pa.string()), pattern)
@@ -335,7 +334,7 @@ def _runs(low: Ints, high: Ints, *keys: Ints | Bools) -> tuple[Ints, Ints, Ints]
 
 def _numbered(column: pa.ChunkedArray, rows: Ints, kind: Ints, names: Names) -> Ints:
     """The number in `names` of each span's kind and name; `rows` are those of `column`, or -1."""
-    of, texts = codes(column)
+    texts, of = coded(pa.table({"name": column}), "name")
     key = kind * (len(texts) + 1) + np.r_[of, len(texts)][rows]
     unique, inverse = np.unique(key, return_inverse=True)
     known = []
