@@ -479,7 +479,8 @@ def test_the_address_leads_to_the_sleep_of_the_straggler_and_a_click_says_the_sa
         const asked = await details("#timeline&step=8&rank=2&row=1&at=5");
         const link = $("#details a[href^='#timeline']").getAttribute("href");
         const finding = $("#details a[href^='#finding']").textContent;
-        const idle = await details("#timeline&step=8&rank=2");
+        const idle = await details("#timeline&step=8&rank=2&row=3&at=9");
+        const alone = await details("#timeline&step=8&rank=2");
         view.location.hash = "#timeline&step=8";
         $("#reset").click();
         const box = canvas.getBoundingClientRect(), started = view.performance.now();
@@ -491,7 +492,7 @@ def test_the_address_leads_to_the_sleep_of_the_straggler_and_a_click_says_the_sa
         canvas.dispatchEvent(new view.PointerEvent("pointerup", at));
         const clicked = $("#details").innerText;
         await wait(400);
-        return {asked, link, finding, idle, tip, clicked, hash: view.location.hash};
+        return {asked, link, finding, idle, alone, tip, clicked, hash: view.location.hash};
         """
     )
     for details in (found["asked"], found["tip"], found["clicked"]):
@@ -506,6 +507,7 @@ def test_the_address_leads_to_the_sleep_of_the_straggler_and_a_click_says_the_sa
     idle = " ".join(found["idle"].split())
     assert idle.startswith("idle on rank 2 ")
     assert "host meanwhile clock_nanosleep" in idle
+    assert found["alone"].startswith("clock_nanosleep on rank 2")
 
 
 def test_findings_lead_to_ranks_and_moments_and_codes_to_what_they_mean(

@@ -686,6 +686,27 @@
     later = setTimeout(() => clusterprof.remember(state()), 200);
   }
 
+  // What tells most of a rank in a step: the call that blocks it longest, or its device's longest idle
+  // time, of a fiftieth of the step at least; else the collective that waits for it longest.
+  function telling(lane, zero) {
+    const until = zero + panels[0].length, longest = {};
+    for (const row of rowsOf[lane]) {
+      if (!row.range) continue;
+      for (let k = firstSpan(row.range, zero); k < row.range[1] && spanBegin[k] < until; k++) {
+        const kind = S.kinds[S.name[k]], long = Math.min(spanEnd[k], until) - Math.max(spanBegin[k], zero);
+        if ((kind === "blocked" || kind === "idle") && long > (longest[kind]?.long ?? (until - zero) / 50)) longest[kind] = { long, k };
+      }
+    }
+    const { blocked, idle } = longest;
+    if (blocked || idle) return { lane, call: -1, span: (blocked && blocked.long > (idle?.long ?? 0) / 2 ? blocked : idle).k };
+    let best = -1;
+    last.forEach((moment, group) => {
+      if (data.late[group] === lane && moment >= zero && moment < until && (best < 0 || data.margin[group] > data.margin[best])) best = group;
+    });
+    for (let call = first[best]; call < first[best + 1]; call++) if (data.lane[call] === lane) return { lane, call, span: -1 };
+    return null;
+  }
+
   // Shows what an address asks for; what it leaves out stays as it is.
   function restore(asked) {
     const { step, rank } = asked;
@@ -714,13 +735,8 @@
     scroller.scrollTop = Math.max(0, tops[shown.indexOf(lane)] - TOP - 20);
     const zero = index >= 0 ? data.steps[index].begin : panels[0].zero;
     if (Number.isNaN(toUnits(asked.at))) {
-      // a rank alone: what it idles in longest, or its first row
-      const row = rowsOf[lane].find((each) => each.name === "device");
-      let longest = -1;
-      if (row) for (let k = firstSpan(row.range, zero); k < row.range[1] && spanBegin[k] < zero + panels[0].length; k++) {
-        if (S.kinds[S.name[k]] === "idle" && (longest < 0 || spanEnd[k] - spanBegin[k] > spanEnd[longest] - spanBegin[longest])) longest = k;
-      }
-      if (longest >= 0) pin({ lane, call: -1, span: longest });
+      const it = telling(lane, zero);
+      if (it) pin(it);
       return;
     }
     const moment = zero + toUnits(asked.at), panel = panelOf(moment), rows = rowsOf[lane];
