@@ -39,10 +39,10 @@ def tables(merged: Merged) -> dict[str, pa.Table]:
 
 def _ranks(merged: Merged) -> pa.Table:
     made = _of_entries(sorted(merged.results["ranks"], key=lambda each: each["rank"]), RankEntry)
-    clocks = {each["rank"]: each for each in merged.results["clock"]["ranks"]}
-    for name, kind in (("offset_ns", int), ("drift_ppm", float), ("uncertainty_ns", int)):
-        values = [clocks[rank][name] for rank in made["rank"].to_pylist()]  # type: ignore[literal-required]
-        made = made.append_column(f"clock_{name}", pa.array(values, _TYPES[kind]))
+    clock = merged.clock
+    place = [clock.ranks.index(rank) for rank in made["rank"].to_pylist()]
+    for name in ("offset_ns", "drift_ppm", "uncertainty_ns"):
+        made = made.append_column(f"clock_{name}", pa.array(getattr(clock, name)[place]))
     return made
 
 

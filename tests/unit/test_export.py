@@ -843,6 +843,31 @@ def test_a_damaged_run_is_said_to_be(
     assert not (tmp_path / "t").exists()
 
 
+@pytest.mark.parametrize("form", export.FORMATS)
+@pytest.mark.parametrize("what", ["no clock", "beyond 64 bits"])
+def test_results_edited_by_hand_are_said_to_be_damaged(
+    what: str, form: str, run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = run / "merged" / "results.json"
+    results = json.loads(file.read_text())
+    if what == "no clock":
+        results["clock"]["ranks"] = []
+    else:
+        results["findings"][0]["cost_ns_per_step"] = 2**63
+    file.write_text(json.dumps(results))
+    status = main.run(["export", str(run), "--format", form, "-o", str(tmp_path / "t")])
+    # what needs no clock of each rank is still written
+    assert status == (3 if what != "no clock" or form not in ("prometheus", "ncu", "nsys") else 0)
+    if status:
+        assert str(file) in capsys.readouterr().err
+
+
+def test_a_run_without_a_profiled_rank_is_exported_as_one(tmp_path: Path) -> None:
+    run = saved(study([]), tmp_path / "run")
+    for form in export.FORMATS:
+        assert exported(run, form, tmp_path / form).exists()
+
+
 def test_a_run_that_is_not_merged_is_said_to_be(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
