@@ -6,8 +6,9 @@ layout. A number that is not larger than the clock's own error is not given.
 
 from __future__ import annotations
 
+import re
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from clusterprof.agent.contracts import words
 from clusterprof.report import summary
@@ -18,6 +19,8 @@ _SGR = {"critical": "1;31", "warning": "1;33", "info": "1;36", "strong": "1", "q
 #: every code that a page may have in it, if it has colours
 CODES = ["\x1b[0m", *(f"\x1b[{code}m" for code in _SGR.values())]
 _MOST_RANKS = 16
+#: a share of the step behind a time
+_SHARE = re.compile(r" +[\d.<]+%$")
 _MOST_OPERATIONS = 8
 #: columns of the labels in front of what was measured
 _LABEL = 10
@@ -27,7 +30,7 @@ _MODEL_LABEL = 15
 def render(results: Results, *, colour: bool = False, width: int = 100) -> str:
     """The whole report, ending in a newline; the first line is the verdict.
 
-    `width` columns are kept by all that follows down to 80; commands to copy and names that
+    `width` columns are kept by all that follows down to 60; commands to copy and names that
     cannot be broken may be longer.
     """
     page = _Page(colour=colour, width=max(width, 40))
@@ -73,9 +76,23 @@ class _Page:
     def styled(self, text: str, style: str) -> str:
         return f"\x1b[{_SGR[style]}m{text}\x1b[0m" if self._colour and style and text else text
 
-    def table(self, header: Sequence[str], rows: Iterable[Sequence[str]], left: int) -> None:
-        """Columns as wide as their widest cell; the first `left` are set to the left."""
-        body = [header, *rows]
+    def table(
+        self,
+        header: Sequence[str],
+        rows: Iterable[Sequence[str]],
+        left: int,
+        spare: Collection[str] = (),
+    ) -> None:
+        """Columns as wide as their widest cell; the first `left` are set to the left.
+
+        Where they are too wide for the page, shares (` 48%` behind a number) and the columns `spare`
+        are left out.
+        """
+        body = [[*header], *map(list, rows)]
+        if 2 + sum(2 + max(map(len, column)) for column in zip(*body, strict=True)) > self._width:
+            kept = [place for place, name in enumerate(header) if name not in spare]
+            left -= sum(place < left for place in range(len(header)) if place not in kept)
+            body = [[_SHARE.sub("", each[place]) for place in kept] for each in body]
         widths = [max(map(len, column)) for column in zip(*body, strict=True)]
         for number, row in enumerate(body):
             cells = [
@@ -106,7 +123,7 @@ def _findings(page: _Page, results: Results) -> None:
     page.paragraph()
     if findings:
         explain = "what a finding means and when it is wrong: clusterprof explain CODE"
-        page.line(explain, style="quiet")
+        page.sentence(explain, style="quiet")
 
 
 def _finding(page: _Page, number: int, finding: Finding, verdict: str) -> None:
@@ -184,7 +201,9 @@ def _collectives(page: _Page, results: Results) -> None:
     ]
     if rows:
         header = ["operation", "communicator", "ranks", "calls", "bytes"]
-        page.table([*header, "time", "exposed", "waiting"], rows, left=3)
+        page.table(
+            [*header, "time", "exposed", "waiting"], rows, left=3, spare=("communicator", "bytes")
+        )
         page.sentence("per step; times: the mean over all profiled ranks", 2, style="quiet")
     if len(entries) > len(rows):
         page.sentence(f"and {len(entries) - len(rows)} more, with less exposed time", 2)

@@ -136,6 +136,19 @@ def test_colour_changes_no_character_of_the_text() -> None:
     assert re.sub(r"\x1b\[[\d;]*m", "", coloured) == text.render(results)
 
 
+@pytest.mark.parametrize("width", [60, 70, 80, 100, 140, 200])
+def test_no_line_but_the_verdict_and_commands_is_wider_than_the_page(width: int) -> None:
+    made = sample.results()
+    verdict, *lines = text.render(made, width=width).splitlines()
+    assert verdict == made["verdict"]
+    long = [line for line in lines if len(line) > width and not line.startswith("    next: ")]
+    assert long == []
+    header = next(line for line in lines if line.split()[:2] == ["rank", "step"])
+    assert header.split()[-1] == "idle"
+    shares = any(line.endswith("3.6%") for line in lines)
+    assert shares == (width >= 80)
+
+
 def test_the_groups_of_the_ranks_are_listed_with_how_many_of_their_ranks_are_unprofiled() -> None:
     def groups(results: Results) -> str:
         return " ".join(text.render(results).partition("\ngroups ")[2].partition("\n\n")[0].split())
