@@ -11,7 +11,7 @@ from clusterprof.agent.contracts import files, paths
 from clusterprof.arguments import check_free, path
 from clusterprof.cli import Parser, verb_parser
 from clusterprof.console import say
-from clusterprof.errors import ReportError
+from clusterprof.errors import ReportError, UsageError
 from clusterprof.run_directory import RunDirectory, writing
 
 
@@ -33,6 +33,8 @@ def parser(verb: str) -> Parser:
     forms.add_argument("--csv", action="store_true",
         help="print the account of each rank in each step (times in ns)")  # fmt: skip
     this.add_argument("-o", "--output", type=path, metavar="FILE", help="write it to FILE instead")
+    this.add_argument("--anonymous", action="store_true",
+        help="without hosts, paths and programs' arguments, to share it (not --html)")  # fmt: skip
     this.add_argument("--force", action="store_true", help="replace what -o wrote")
     return this
 
@@ -49,10 +51,18 @@ def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
         )
     from clusterprof import merge_run
     from clusterprof.report import csv_table, markdown, results_json, text
+    from clusterprof.report.anonymous import anonymous
 
+    if arguments.anonymous and arguments.html:
+        raise UsageError(
+            "--anonymous is not for the page, which draws names of reports as they are",
+            "share --markdown, --csv or --json",
+        )
     if arguments.output:
         check_free(arguments.output, arguments.force, is_ours)
     results = results_json.read(found)
+    if arguments.anonymous:
+        results = anonymous(results)
     if arguments.json:
         page = results_json.dumps(results).decode()
     elif arguments.html:

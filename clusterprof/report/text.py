@@ -85,8 +85,8 @@ class _Page:
     ) -> None:
         """Columns as wide as their widest cell; the first `left` are set to the left.
 
-        Where they are too wide for the page, shares (` 48%` behind a number) and the columns `spare`
-        are left out.
+        Where they are too wide for the page, shares (` 48%` behind a number) and the columns
+        `spare` are left out.
         """
         body = [[*header], *map(list, rows)]
         if 2 + sum(2 + max(map(len, column)) for column in zip(*body, strict=True)) > self._width:

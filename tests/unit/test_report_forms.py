@@ -12,6 +12,7 @@ import report_sample
 
 from clusterprof.cli import main
 from clusterprof.report import csv_table, markdown, results_json
+from clusterprof.report.anonymous import anonymous
 
 ROOT = Path(__file__).resolve().parents[2]
 RECORDING = ROOT / "tests" / "data" / "recordings" / "kineto" / "gloo"
@@ -110,3 +111,38 @@ def test_what_was_not_merged_or_lacks_a_table_says_so(
     (tmp_path / "merged" / "results.json").write_bytes(source.read_bytes())
     assert main.main(["report", str(tmp_path), "--html"]) == 3
     assert "collectives.parquet" in capsys.readouterr().err
+
+
+def test_what_is_shared_names_no_host_path_or_argument(capsys: pytest.CaptureFixture[str]) -> None:
+    results = report_sample.results(host="gpu-07.example.org")
+    secrets = ["gpu-07", "example.org", "/home/me", "train.py", "my-account", "/data", "me/x"]
+    results["warnings"] = ["gpu-07: /home/me/x.sqlite cannot be read", "see me/x/y.log on gpu-07"]
+    results["ranks"][0]["source"] = "/home/me/run/a.nsys-rep"
+    results["findings"][0] |= {
+        "summary": "Rank 2 on gpu-07.example.org is late. It reads /data/corpus.",
+        "next": "clusterprof srun --steps=5:9 --ranks 2,0 --profiler nsys -A my-account "
+        "-- python train.py --data /data/corpus",
+    }
+    public = anonymous(results)
+    page = results_json.dumps(public).decode() + markdown.render(public) + csv_table.render(public)
+    assert [each for each in secrets if each in page] == []
+    assert "host-1" in page
+    assert public["findings"][0]["next"] == (
+        "clusterprof srun --steps=5:9 --ranks 2,0 --profiler nsys ... -- PROGRAM..."
+    )
+    assert public["findings"][0]["summary"] == "Rank 2 on host-1 is late. It reads PATH."
+    # and all else is as it was
+    assert public["steps"] == results["steps"]
+    assert public["verdict"] == results["verdict"]
+
+
+def test_names_that_only_look_like_a_host_stay() -> None:
+    results = report_sample.results(host="a")
+    results["warnings"] = ["a rank, a-b and 4.5 GB/s of 50.0 GB/s"]
+    assert anonymous(results)["warnings"] == ["host-1 rank, a-b and 4.5 GB/s of 50.0 GB/s"]
+
+
+def test_the_page_is_not_shared_so(merged: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.main(["report", str(merged), "--html", "--anonymous"]) == 2
+    assert main.main(["report", str(merged), "--markdown", "--anonymous"]) == 0
+    assert "host-1" in capsys.readouterr().out
