@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from clusterprof.agent.contracts import paths
 from clusterprof.align.clock import Clock
+from clusterprof.align.columns import integers
 from clusterprof.align.lateness import SHALLOW
 from clusterprof.align.match.matched import PLACED
 from clusterprof.analysis.model.accounts import ACCOUNTS
@@ -96,12 +97,16 @@ def read(run: RunDirectory) -> Merged:
     results = results_json.read(found)
     if not _bounded(results):
         raise _damaged(found, "it has numbers beyond any time or size")
-    return Merged(
+    made = Merged(
         run.merged.parent,
         results,
         _read(run.merged / "collectives.parquet", PLACED),
         _read(run.merged / "accounts.parquet", ACCOUNTS),
     )
+    of_tables = {*integers(made.collectives, "rank"), *integers(made.accounts, "rank")}
+    if not of_tables <= set(made.ranks) or len(made.names) < len(made.ranks):
+        raise _damaged(found, "its ranks are not those of the tables beside it")
+    return made
 
 
 def _bounded(value: object) -> bool:

@@ -844,7 +844,7 @@ def test_a_damaged_run_is_said_to_be(
 
 
 @pytest.mark.parametrize("form", export.FORMATS)
-@pytest.mark.parametrize("what", ["no clock", "beyond 64 bits"])
+@pytest.mark.parametrize("what", ["no clock", "beyond 64 bits", "another rank", "a rank twice"])
 def test_results_edited_by_hand_are_said_to_be_damaged(
     what: str, form: str, run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -852,6 +852,10 @@ def test_results_edited_by_hand_are_said_to_be_damaged(
     results = json.loads(file.read_text())
     if what == "no clock":
         results["clock"]["ranks"] = []
+    elif what == "another rank":
+        results["ranks"][0]["rank"] = 7
+    elif what == "a rank twice":
+        results["ranks"].append(results["ranks"][0])
     else:
         results["findings"][0]["cost_ns_per_step"] = 2**63
     file.write_text(json.dumps(results))
