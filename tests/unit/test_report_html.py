@@ -311,20 +311,22 @@ def test_the_still_timeline_is_in_the_page_for_browsers_without_scripts() -> Non
     assert re.search(r'<path class="late" d="M', picture)
 
 
-@pytest.mark.parametrize(("ranks", "count", "most"), [(4, 150, 1_000_000), (256, 12, 3_000_000)])
+@pytest.mark.parametrize(("ranks", "count", "most"), [(64, 150, 6_000_000), (1024, 12, 12_000_000)])
 def test_the_page_of_a_large_run_stays_small(ranks: int, count: int, most: int) -> None:
     results = sample.results()
+    begins = [step["begin_ns"] for step in results["steps"]]
+    begins += [begins[-1] + k * sample.STEP_NS for k in range(1, count)]
     results["steps"] = [
         {
-            "step": number,
+            "step": 6 + number,
             "settled": number > 0,
-            "begin_ns": sample.BEGIN + number * sample.STEP_NS,
+            "begin_ns": begins[number],
             "duration_ns": sample.STEP_NS,
             "ranks": [sample.account(rank, late=rank == 2) for rank in range(ranks)],
         }
         for number in range(count)
     ]
-    table = sample.collectives(ranks=ranks, calls_per_step=200)
+    table = sample.collectives(ranks=ranks, calls_per_step=100)
     page = html.render(results, table, title="large")
     assert len(page.encode()) < most
     assert json.loads(_Page(page).scripts[0])["lane"]
