@@ -139,6 +139,9 @@ def build(
         return None
     named = stragglers(results)
     drawn = _spans_of(spans, lanes)
+    if drawn.merged_below:
+        short = words.duration(drawn.merged_below)
+        notes.append(f"spans shorter than {short} are merged, each kind one behind the other")
     placed, steps = _within_limit(results, placed, spans, len(lanes), notes)
     numbers = [step.number for step in steps]
     first = [numbers.index(each) for each in steps_to_look_at(results) if each in numbers]

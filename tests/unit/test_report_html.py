@@ -10,6 +10,7 @@ from html.parser import HTMLParser
 from itertools import combinations, pairwise
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pytest
 import report_sample as sample
@@ -213,6 +214,37 @@ def test_spans_of_a_row_that_is_not_known_are_left_out() -> None:
     source = html.render(sample.results(), sample.collectives(), _spans("f", "later"), title="x")
     data = next(json.loads(each) for each in _Page(source).scripts if '"spans"' in each)
     assert data["spans"]["names"] == []
+
+
+@pytest.mark.parametrize(("ranks", "spans", "most"), [(64, 250_000, 6e6), (1024, 500_000, 12e6)])
+def test_a_page_full_of_spans_and_calls_keeps_to_its_size_and_says_what_is_merged(
+    ranks: int, spans: int, most: float
+) -> None:
+    results = sample.results()
+    results["ranks"] = [{**results["ranks"][0], "rank": rank} for rank in range(ranks)]
+    rng = np.random.default_rng(1)
+    begin, number = results["steps"][2]["begin_ns"], np.arange(spans)
+    start = (
+        begin + number // ranks * (sample.STEP_NS * ranks // spans) + rng.integers(0, 900, spans)
+    )
+    kinds = pa.array(["compute", "transfer", "idle", "copy"])
+    table = pa.table(
+        {
+            "rank": number % ranks,
+            "step": np.full(spans, 8),
+            "row": ["device"] * spans,
+            "kind": kinds.take(pa.array(rng.integers(0, 4, spans))),
+            "name": pa.array([f"kernel {k}" for k in range(500)]).take(pa.array(number % 500)),
+            "start_ns": start,
+            "end_ns": start + rng.integers(1, 9_000, spans),
+            "count": rng.integers(1, 20, spans),
+            "merged_below_ns": np.full(spans, 9_000),
+        }
+    ).cast(SPANS)
+    calls = sample.collectives(ranks=ranks, calls_per_step=200)
+    source = html.render(results, calls, table, title="full")
+    assert len(source.encode()) < most
+    assert "spans shorter than 9.0 µs are merged" in source
 
 
 def test_characters_that_steer_are_replaced_everywhere() -> None:
