@@ -60,7 +60,7 @@ def settle(
     """
     actions = {each.dest: each for each in this._actions if each.option_strings} if this else {}
     flags = {word.partition("=")[0] for word in words}
-    from_files = read(verb, actions) if this else {}
+    from_files = read(verb, actions, files()) if this else {}
     origins = {}
     for name in {**actions, **SETTINGS}:
         variable, default = SETTINGS.get(name, ("", None))
@@ -119,12 +119,14 @@ def files() -> list[Path]:
     return found
 
 
-def read(verb: str, actions: Mapping[str, argparse.Action]) -> dict[str, _Setting]:
-    """The settings of all files for this verb: one file's own table comes before its others, and
-    the project's file before the user's. Raises UsageError.
+def read(
+    verb: str, actions: Mapping[str, argparse.Action], places: Sequence[Path]
+) -> dict[str, _Setting]:
+    """The settings of files for this verb: of one file its own table comes before all else, and of
+    several the first. Raises UsageError.
     """
     found: dict[str, _Setting] = {}
-    for file in files():
+    for file in places:
         content = _content(file)
         tables = {name: each for name, each in content.items() if isinstance(each, dict)}
         general = {name: each for name, each in content.items() if name not in tables}

@@ -34,11 +34,13 @@ from clusterprof import baselines, comparison, gate, merge_run, run_directory
 from clusterprof.agent.contracts import later_window, states
 from clusterprof.cli import collect, merge, report, status
 from clusterprof.cli import export as cli_export
+from clusterprof.cli.main import parser_of
 from clusterprof.collect import answers
 from clusterprof.collect.host_keys import Known
 from clusterprof.errors import ClusterprofError, MergeError
 from clusterprof.ingest import gather
 from clusterprof.ingest.flight.unpickle import unpickled
+from clusterprof.launch import settings
 from clusterprof.report import (
     comparison_page,
     comparison_text,
@@ -419,8 +421,25 @@ def results_of_a_run(changes: Sequence[Change]) -> None:
     with folder() as at:
         (at / "merged").mkdir()
         (at / "merged/results.json").write_text(json.dumps(spoilt(results(), changes)))
-        with quiet(), contextlib.suppress(ClusterprofError):
-            report.main("report", [str(at)], None)
+        for form in ((), ("--markdown", "--anonymous"), ("--csv",), ("--json", "--anonymous")):
+            with quiet(), contextlib.suppress(ClusterprofError):
+                report.main("report", [str(at), *form], None)
+
+
+@target
+def settings_of_a_project(changes: Sequence[Change]) -> None:
+    """clusterprof.toml: any bytes, and values that its options have not."""
+    text = 'steps = "50:60"\nhang-after = 120\nstacks = true\n[srun]\nnsys-arg = ["-x"]\n'
+    actions = {each.dest: each for each in parser_of("srun")._actions}
+    with folder() as at:
+        file = at / settings.FILE
+        file.write_bytes(spoilt_bytes(text.encode(), changes))
+        with contextlib.suppress(ClusterprofError):
+            settings.read("srun", actions, [file])
+        odd = [json.dumps(str(ODD[what % len(ODD)])) for _, what in changes]
+        file.write_text("\n".join(f"beacons = {each}" for each in odd[:1]), errors="replace")
+        with contextlib.suppress(ClusterprofError):
+            settings.read("srun", actions, [file])
 
 
 @target
