@@ -36,7 +36,8 @@ def _who(results: Results, top: Finding | None) -> Tile:
         is_straggler = top["code"].startswith("straggler.") and not everyone
         hosts = _hosts(results, top["ranks"])
         where = f" on {words.plain(hosts.pop())}" if len(hosts) == 1 and not everyone else ""
-        kind = "straggler" if is_straggler else "no single straggler"
+        alone = "no single straggler" if profiled > 1 else "the only profiled rank"
+        kind = "straggler" if is_straggler else alone
         who = f"all {profiled} ranks" if everyone else summary.whom(top) or "an unprofiled rank"
         more = f"{kind}{where}, {top['code']}"
         return Tile("Who", who, more, hurt=is_straggler)
@@ -55,7 +56,10 @@ def _cost(results: Results, top: Finding | None) -> Tile:
         if pace is None:
             return Tile(name, "cannot be determined", "no steady-state step")
         return Tile(name, "none", f"steps of {words.ms(pace['window_step_ns'])}")
-    share, ranks = top["share_of_step"], summary.world(results)
+    share = top["share_of_step"]
+    # all ranks wait for a straggler; what else costs time is known of the profiled ranks only
+    everyone = top["code"].startswith("straggler.")
+    ranks = summary.world(results) if everyone else len(results["ranks"])
     if not share:
         late, shallow = _lateness(results, top), results["shallow"]
         if late and shallow and shallow["step_ns"]:
