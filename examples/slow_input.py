@@ -34,7 +34,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--workers", type=int, default=0, help="processes that read ahead")
     parser.add_argument("--batch", type=int, default=16)
-    parser.add_argument("--read-ms", type=float, default=4.0, help="for each sample")
+    parser.add_argument("--read-ms", type=float, default=8.0, help="for each sample")
     parser.add_argument("--dim", type=int, default=256)
     arguments = parser.parse_args()
 
