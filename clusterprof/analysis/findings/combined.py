@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from clusterprof.analysis.model import limits
 from clusterprof.analysis.model.dataset import Dataset
 from clusterprof.analysis.model.what_if import what_ifs
 from clusterprof.results import Combined, Finding
-
-#: so many findings are combined: 16 replays, of which some are known already
-MOST = 4
 
 
 def combined(dataset: Dataset, found: Sequence[Finding]) -> Combined | None:
@@ -23,7 +21,8 @@ def combined(dataset: Dataset, found: Sequence[Finding]) -> Combined | None:
     if job is None:
         return None
     keys = [(each["code"], tuple(each["ranks"])) for each in worth]
-    keys = [key for key in keys if key in job.weighed][:MOST]
+    # of four there are 16 replays, of which some are known already
+    keys = [key for key in keys if key in job.weighed][: limits.FEW]
     if not keys:
         return None
     repairs = [job.weighed[key] for key in keys]

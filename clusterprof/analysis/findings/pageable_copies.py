@@ -35,7 +35,8 @@ CODES = (
 
 #: bytes per ns of a pinned copy where none is recorded: 16 lanes of PCIe 4.0, less a fifth; twice
 #: as many from Hopper on, which has 5.0 (nvbandwidth measures 25 and 55 GB/s)
-_PCIE_4, _PCIE_5_GPUS = 25.0, re.compile(r"\b(GH|GB|H|B)\d{2,3}")
+_PCIE_4 = 25.0
+_PCIE_5_GPUS = re.compile(r"\b(GH|GB|H|B)\d{2,3}")
 
 
 def find(dataset: Dataset, _found: Sequence[Finding] = ()) -> list[Finding]:
