@@ -47,6 +47,10 @@
   }, 0);
   S.merged.reduce((sum, more, index) => { many.set(sum + more, S.many[index]); return sum + more; }, 0);
 
+  // The kind of each span, as a number: what is drawn often looks up no texts.
+  const KINDS = Object.keys(WHAT), kindOf = Uint8Array.from(S.name, (name) => KINDS.indexOf(S.kinds[name]));
+  const IDLE = KINDS.indexOf("idle");
+
   // The rows of each lane, top to bottom; calls of a row in the order of their begins.
   const rowsOf = data.lanes.map((lane, index) => {
     const rows = [];
@@ -146,6 +150,7 @@
     tones = Object.fromEntries(names.map((name) => [name, css(`--${name === "copy" ? "copies" : name}`)]));
     const ratio = window.devicePixelRatio || 1;
     fit();
+    if (size.width <= size.gutter) return;  // hidden, as in print
     canvas.width = Math.round(size.width * ratio);
     canvas.height = Math.round(size.height * ratio);
     context.setTransform(ratio, 0, 0, ratio, 0, 0);
@@ -221,30 +226,35 @@
   // its kinds take it.
   function drawSpans(panel, row, top) {
     const from = panel.zero + view.lo, to = panel.zero + view.hi, scale = (panel.right - panel.left) / span();
-    const height = row.height, taken = new Map();
-    let column = -1;
+    const height = row.height, taken = new Float64Array(KINDS.length), ink = KINDS.map((kind) => tones[kind]);
+    let column = -1, any = false;
     const flush = () => {
       let up = top + height;
-      for (const [kind, part] of taken) {
-        const tall = Math.min(part, 1) * height;
-        if (kind === "idle") { context.globalAlpha = .45; context.fillStyle = tones.idle; } else context.fillStyle = tones[kind];
+      for (let kind = 0; kind < taken.length; kind++) {
+        if (!taken[kind]) continue;
+        const tall = Math.min(taken[kind], 1) * height;
+        if (kind === IDLE) context.globalAlpha = .45;
+        context.fillStyle = ink[kind];
         context.fillRect(column, up - tall, 1, tall);
         context.globalAlpha = 1;
         up -= tall;
       }
-      taken.clear();
+      taken.fill(0);
+      any = false;
     };
     const texts = [];
     for (let k = firstSpan(row.range, from); k < row.range[1] && spanBegin[k] < to; k++) {
       const left = panel.left + (spanBegin[k] - from) * scale, right = panel.left + (spanEnd[k] - from) * scale;
-      const kind = S.kinds[S.name[k]], wide = right - left;
+      const wide = right - left;
       if (wide < 1.5) {
         const at = Math.floor(left);
-        if (at !== column) { if (taken.size) flush(); column = at; }
-        taken.set(kind, (taken.get(kind) || 0) + Math.max(wide, row.name === "device" ? 0 : .15));
+        if (at !== column) { if (any) flush(); column = at; }
+        taken[kindOf[k]] += Math.max(wide, row.name === "device" ? 0 : .15);
+        any = true;
         continue;
       }
-      if (taken.size) flush();
+      if (any) flush();
+      const kind = KINDS[kindOf[k]];
       const seen = Math.max(left, panel.left), until = Math.min(right, panel.right);
       context.fillStyle = kind === "idle" ? tones.hatch : tones[kind];
       context.fillRect(seen, top, until - seen, height);
@@ -256,7 +266,7 @@
       }
       if (until - seen > 34) texts.push([k, kind, seen, until]);
     }
-    if (taken.size) flush();
+    if (any) flush();
     if (!texts.length) return;
     font(10.5);
     context.textAlign = "left";
@@ -420,6 +430,7 @@
   }
 
   // The whole step of the first lane in view, with the window on it.
+  const overview = { of: "", picture: null };
   function drawMinimap() {
     const ratio = window.devicePixelRatio || 1, ink = minimap.getContext("2d"), panel = panels[0];
     const tall = 22, wide = size.width - size.gutter - 8, until = panel.length;
@@ -428,17 +439,23 @@
     ink.setTransform(ratio, 0, 0, ratio, 0, 0);
     const lane = shown.find((each) => data.lanes[each].named) ?? shown[0];
     const row = lane === undefined ? null : rowsOf[lane].find((each) => each.name === "device");
-    ink.fillStyle = tones.track;
-    ink.fillRect(size.gutter, 4, wide, tall - 8);
     const at = (moment) => size.gutter + Math.max(0, Math.min(1, moment / until)) * wide;
-    if (row) {
-      for (let k = firstSpan(row.range, panel.zero); k < row.range[1] && spanBegin[k] < panel.zero + until; k++) {
-        const kind = S.kinds[S.name[k]], left = at(spanBegin[k] - panel.zero);
-        if (kind === "idle") continue;
-        ink.fillStyle = tones[kind];
-        ink.fillRect(left, 4, Math.max(at(spanEnd[k] - panel.zero) - left, .25), tall - 8);
+    // Its bars change with the step, the lane and the width only.
+    const now = [lane, panel.zero, until, size.width, ratio, tones.compute].join();
+    if (now !== overview.of) {
+      Object.assign(overview, { of: now, picture: element("canvas", { width: minimap.width, height: minimap.height }) });
+      const bars = overview.picture.getContext("2d");
+      bars.setTransform(ratio, 0, 0, ratio, 0, 0);
+      bars.fillStyle = tones.track;
+      bars.fillRect(size.gutter, 4, wide, tall - 8);
+      for (let k = row ? firstSpan(row.range, panel.zero) : 0; row && k < row.range[1] && spanBegin[k] < panel.zero + until; k++) {
+        if (kindOf[k] === IDLE) continue;
+        const left = at(spanBegin[k] - panel.zero);
+        bars.fillStyle = tones[KINDS[kindOf[k]]];
+        bars.fillRect(left, 4, Math.max(at(spanEnd[k] - panel.zero) - left, .25), tall - 8);
       }
     }
+    ink.drawImage(overview.picture, 0, 0, size.width, tall);
     ink.fillStyle = tones.soft;
     ink.font = `10px ${getComputedStyle(document.body).fontFamily}`;
     ink.textBaseline = "middle";
