@@ -53,7 +53,7 @@ $(READY): pyproject.toml $(LOCK) Makefile
 lock: $(READY) ## write the lock anew from pyproject.toml (ARGS=--upgrade: with the newest of all)
 	@$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
 	  --only-binary :all: --group test --group lint --group docs --group release --group torch \
-	  --no-annotate --custom-compile-command 'make lock' --excludes <(echo torch) \
+	  --no-annotate --custom-compile-command 'make lock' --excludes <(printf '%s\n' torch playwright) \
 	  --output-file $(LOCK) $(ARGS) pyproject.toml
 
 .PHONY: venv

@@ -10,6 +10,7 @@ import json
 import re
 from collections.abc import Callable, Iterator
 from html import unescape
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -590,3 +591,41 @@ def test_ticking_findings_off_shows_the_step_that_the_replay_leaves(
         "40.8 ms per step instead of 61.6 ms, 34% less",
         "60.1 ms per step instead of 61.6 ms, 2.4% less",
     ]
+
+
+# --- accessible to all
+
+#: runs axe on the page as it stands, and with the glossary open; every rule that it has
+_CHECKED = """<script>
+(async () => {
+  const where = (each) => each.nodes.slice(0, 3).map((node) => node.html.slice(0, 200));
+  const broken = async () =>
+    (await axe.run()).violations.map((each) => `${each.id}: ${where(each).join(" | ")}`);
+  const found = await broken();
+  document.getElementById("helps").click();
+  found.push(...await broken());
+  document.body.textContent = "<<" + JSON.stringify(found) + ">>";
+})();
+</script>"""
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+@pytest.mark.parametrize("name", ["nsys-2025.3/ddp-host-straggler", "nsys-2024.2/pipeline"])
+def test_axe_finds_no_barrier_on_the_page(
+    browser: Callable[..., str], recordings: Path, tmp_path: Path, name: str, dark: bool
+) -> None:
+    package = find_spec("axe_playwright_python")
+    assert package is not None
+    assert package.submodule_search_locations is not None
+    axe = (Path(package.submodule_search_locations[0]) / "axe.min.js").read_text("utf-8")
+    page = tmp_path / "report.html"
+    made = study(gather(find_sources([recordings / name])).ranks)
+    merge_run.write_page(made, page, name)
+    # axe is a foreign script, which the page's own policy would refuse
+    bare = re.sub(r"<meta http-equiv[^>]*>", "", page.read_text("utf-8"))
+    page.write_text(bare.replace("</body>", f"<script>{axe}</script>{_CHECKED}</body>"))
+    flags = ["--blink-settings=preferredColorScheme=0"] if dark else []
+    dumped = browser(page, *flags, "--virtual-time-budget=60000", "--dump-dom")
+    answer = re.search(r"&lt;&lt;(.*)&gt;&gt;", dumped, re.DOTALL)
+    assert answer, dumped[-2000:]
+    assert json.loads(unescape(answer[1])) == []
