@@ -179,9 +179,11 @@ def test_every_command_of_the_tutorial_runs_and_names_the_slow_rank(
         printed.append(done.stdout)
     slow, _, _, explained, repaired, repaired_again, recorded = printed
     assert "\nRank 2 delays the other ranks by " in slow, slow
-    assert "Cause: its host runs its own code between " in slow, slow
+    assert "Cause: its host " in slow, slow
     assert explained.startswith("straggler.host: ")
-    assert "its host runs its own code between " not in repaired, repaired
+    # what the program itself prints: the planted delay is 100 ms, the rest is the machine's
+    took, takes = (float(re.findall(r"([\d.]+) ms each", text)[0]) for text in (slow, repaired))
+    assert took - takes > 50, repaired
     assert repaired_again.splitlines()[0] in repaired
     assert recorded.startswith("Rank 2 delays the other ranks by ")
     assert (workdir / "runs/slow/report.html").is_file()
