@@ -112,10 +112,7 @@ def measured(given: Path) -> MeasuredRun:
     except OSError as error:
         raise ReportError(f"{given} cannot be read: {error.strerror}") from None
     if not there and run is not None:
-        raise ReportError(
-            f"{given} has not been merged: it has no merged/results.json",
-            f"merge it: clusterprof merge {given}",
-        )
+        raise results_json.not_merged(given)
     if not there:
         raise ReportError(
             f"{given} does not exist", "name a run directory that was merged, or a results.json"

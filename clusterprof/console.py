@@ -66,7 +66,7 @@ def _write(text: str) -> None:
 
 #: Work that takes less is done before one would look at its progress.
 SOON_S = 1.0
-#: Where stderr is no terminal, work that takes longer is said once.
+#: Where stderr is not a terminal, work that takes longer is said once.
 LONG_S = 10.0
 _DRAW_S = 0.2
 

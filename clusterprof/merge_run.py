@@ -330,6 +330,7 @@ def page_again(run: RunDirectory, results: Results) -> str:
     from clusterprof.analysis.findings.registry import explained
     from clusterprof.analysis.model.spans import SPANS
     from clusterprof.report import html
+    from clusterprof.tables import read_table
 
     collectives = read_table(run.merged / "collectives.parquet", PLACED)
     lanes = run.merged / "lanes.parquet"
@@ -343,25 +344,6 @@ def page_again(run: RunDirectory, results: Results) -> str:
     meaning = explained(results["findings"])
     title = run.results.path.name
     return html.render(results, collectives, spans, title=title, job=job, explained=meaning)
-
-
-def read_table(file: Path, schema: pa.Schema) -> pa.Table:
-    """One table that `write_table` wrote. Raises ReportError where it cannot be read."""
-    import pyarrow as pa
-    import pyarrow.parquet as parquet
-
-    from clusterprof.errors import ReportError
-
-    try:
-        with file.open("rb") as opened:  # pyarrow opens no path whose bytes are not UTF-8
-            table = parquet.read_table(opened).select(schema.names).cast(schema)
-        table.validate(full=True)
-    except (OSError, KeyError, ValueError, pa.ArrowException) as error:
-        raise ReportError(
-            f"{file} cannot be read: {str(error).partition(chr(10))[0][:200]}",
-            "write it again: clusterprof merge RUN",
-        ) from None
-    return table
 
 
 def write_table(table: pa.Table, target: Path) -> None:

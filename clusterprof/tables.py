@@ -8,11 +8,13 @@ them. Units are in the column names.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pyarrow as pa
+
+from clusterprof.errors import ReportError
 
 #: the type of columns with few different strings
 NAME = pa.dictionary(pa.int32(), pa.string())
@@ -184,3 +186,24 @@ class RankTables:
 def empty(name: str) -> pa.Table:
     """An empty table of the schema `name` (a key of `SCHEMAS`)."""
     return SCHEMAS[name].empty_table()
+
+
+def read_table(file: Path, schema: pa.Schema, columns: Sequence[str] | None = None) -> pa.Table:
+    """One table that merging wrote, or some of its columns, in the form of `schema`.
+
+    Raises ReportError where it cannot be read.
+    """
+    import pyarrow.parquet as parquet
+
+    try:
+        with file.open("rb") as opened:  # pyarrow opens no path whose bytes are not UTF-8
+            table = parquet.read_table(opened, columns=columns)
+        fields = [schema.field(name) for name in columns or schema.names]
+        table = table.select([field.name for field in fields]).cast(pa.schema(fields))
+        table.validate(full=True)
+    except (OSError, KeyError, ValueError, pa.ArrowException) as error:
+        raise ReportError(
+            f"{file} cannot be read: {str(error).partition(chr(10))[0][:200]}",
+            "write it again: clusterprof merge RUN",
+        ) from None
+    return table

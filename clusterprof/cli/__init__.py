@@ -61,7 +61,7 @@ class Parser(argparse.ArgumentParser):
         return found
 
     def unknown(self, word: str) -> UsageError:
-        """The error for a word that is no option."""
+        """The error for a word that is not an option."""
         what = "option" if word.startswith("-") else "argument"
         near = self.meant(word)
         hint = f"did you mean {near}?" if near else f"see {self.prog} --help"

@@ -11,7 +11,7 @@ from clusterprof.agent.contracts import files, paths
 from clusterprof.arguments import check_free, path
 from clusterprof.cli import Parser, verb_parser
 from clusterprof.console import say
-from clusterprof.errors import ReportError, UsageError
+from clusterprof.errors import UsageError
 from clusterprof.run_directory import RunDirectory, writing
 
 
@@ -44,14 +44,12 @@ def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
     arguments = parser(verb).parse_args(list(own))
     run = RunDirectory(arguments.run.absolute())
     found = run.merged / paths.RESULTS
-    if not found.is_file():
-        raise ReportError(
-            f"{arguments.run} has not been merged: it has no merged/results.json",
-            f"merge it: clusterprof merge {arguments.run}",
-        )
     from clusterprof import merge_run
     from clusterprof.report import csv_table, markdown, results_json, text
     from clusterprof.report.anonymous import anonymous
+
+    if not found.is_file():
+        raise results_json.not_merged(arguments.run)
 
     if arguments.anonymous and arguments.html:
         raise UsageError(

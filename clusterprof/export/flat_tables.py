@@ -13,6 +13,7 @@ from clusterprof.agent.contracts import files, words
 from clusterprof.align.match.matched import PLACED
 from clusterprof.export import summaries
 from clusterprof.export.merged_tables import Merged
+from clusterprof.report.csv_table import cell
 from clusterprof.results import Finding, OperationEntry, RankEntry
 
 #: what is not exported: paths of the machine that merged; command lines; what has parts of its own
@@ -20,8 +21,6 @@ _LEFT_OUT = {"source", "next", "evidence", "saving", "uncertainty_ns"}
 #: the files, without their ending
 NAMES = ("ranks", "steps", "operations", "findings", "collectives", *summaries.NAMES)
 _TYPES = {int: pa.int64(), float: pa.float64(), str: pa.string(), bool: pa.bool_()}
-#: as which a spreadsheet takes a cell for a formula
-_FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 
 def tables(merged: Merged) -> dict[str, pa.Table]:
@@ -112,8 +111,5 @@ def _is_text(kind: pa.DataType) -> bool:
 def _cells(column: pa.ChunkedArray) -> pa.Array:
     """Texts that no spreadsheet takes for formulas, each in one line."""
     column = column.cast(pa.string()).combine_chunks().dictionary_encode()
-    shown = [
-        "'" + text if text.startswith(_FORMULA) else text
-        for text in map(words.plain, column.dictionary.to_pylist())
-    ]
+    shown = [cell(words.plain(text)) for text in column.dictionary.to_pylist()]
     return pa.array(shown, pa.string()).take(column.indices)

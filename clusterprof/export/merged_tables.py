@@ -20,7 +20,7 @@ from clusterprof.errors import ReportError
 from clusterprof.report import results_json
 from clusterprof.results import Results
 from clusterprof.run_directory import RunDirectory
-from clusterprof.tables import SCHEMAS
+from clusterprof.tables import SCHEMAS, read_table
 
 
 @dataclass(frozen=True)
@@ -78,30 +78,27 @@ class Merged:
     def shallow(self) -> pa.Table | None:
         """All ranks' calls by their flight recorders; None where no rank left one."""
         file = self.folder / paths.MERGED / "shallow.parquet"
-        return _read(file, SHALLOW) if file.is_file() else None
+        return read_table(file, SHALLOW) if file.is_file() else None
 
     def table(self, rank: int, name: str, columns: Sequence[str]) -> pa.Table | None:
         """Columns of one of a rank's tables (`SCHEMAS`); None where it was removed since."""
         file = self.folder / paths.TABLES / f"{rank:05d}" / f"{name}.parquet"
-        return _read(file, SCHEMAS[name], columns) if file.is_file() else None
+        return read_table(file, SCHEMAS[name], columns) if file.is_file() else None
 
 
 def read(run: RunDirectory) -> Merged:
     """A run that was merged before. Raises ReportError where it was not, or is damaged."""
     found = run.merged / paths.RESULTS
     if not found.is_file():
-        raise ReportError(
-            f"{run.path} has not been merged: it has no merged/results.json",
-            f"merge it: clusterprof merge {run.path}",
-        )
+        raise results_json.not_merged(run.path)
     results = results_json.read(found)
     if not _bounded(results):
         raise _damaged(found, "it has numbers beyond any time or size")
     made = Merged(
         run.merged.parent,
         results,
-        _read(run.merged / "collectives.parquet", PLACED),
-        _read(run.merged / "accounts.parquet", ACCOUNTS),
+        read_table(run.merged / "collectives.parquet", PLACED),
+        read_table(run.merged / "accounts.parquet", ACCOUNTS),
     )
     of_tables = {*integers(made.collectives, "rank"), *integers(made.accounts, "rank")}
     if not of_tables <= set(made.ranks) or len(made.names) < len(made.ranks):
@@ -114,20 +111,6 @@ def _bounded(value: object) -> bool:
     if isinstance(value, (dict, list)):
         return all(map(_bounded, value.values() if isinstance(value, dict) else value))
     return not isinstance(value, int) or abs(value) < 2**62
-
-
-def _read(file: Path, schema: pa.Schema, columns: Sequence[str] | None = None) -> pa.Table:
-    import pyarrow.parquet as parquet
-
-    try:
-        with file.open("rb") as opened:  # pyarrow opens no path whose bytes are not UTF-8
-            table = parquet.read_table(opened, columns=columns)
-        fields = [schema.field(name) for name in columns or schema.names]
-        table = table.select([field.name for field in fields]).cast(pa.schema(fields))
-        table.validate(full=True)
-    except (OSError, KeyError, ValueError, pa.ArrowException) as error:
-        raise _damaged(file, str(error).partition("\n")[0][:200]) from None
-    return table
 
 
 def _damaged(file: Path, why: str) -> ReportError:

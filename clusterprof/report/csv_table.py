@@ -24,12 +24,12 @@ def render(results: Results) -> str:
     for step in results["steps"]:
         for account in sorted(step["ranks"], key=lambda each: each["rank"]):
             parts = [account[name] for name in _PARTS]  # type: ignore[literal-required]
-            host = _text(hosts.get(account["rank"], ""))
+            host = cell(hosts.get(account["rank"], ""))
             table.writerow([step["step"], int(step["settled"]), account["rank"], host,
                             step["begin_ns"], *parts])  # fmt: skip
     return page.getvalue()
 
 
-def _text(value: str) -> str:
-    """A name that no spreadsheet takes for a formula."""
-    return f"'{value}" if value[:1] in ("=", "+", "-", "@", "\t", "\r") else value
+def cell(value: str) -> str:
+    """A text that no spreadsheet takes for a formula."""
+    return f"'{value}" if value.startswith(("=", "+", "-", "@", "\t", "\r")) else value

@@ -52,6 +52,14 @@ def write(path: Path, results: Results) -> None:
         files.write(path, dumps(results))
 
 
+def not_merged(given: Path) -> ReportError:
+    """The error for a run without results; `given` is how the user calls it."""
+    return ReportError(
+        f"{given} has not been merged: it has no merged/results.json",
+        f"merge it: clusterprof merge {given}",
+    )
+
+
 def read(path: Path) -> Results:
     """Read and check a results.json.
 
