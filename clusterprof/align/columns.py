@@ -46,6 +46,18 @@ def coded(table: pa.Table, name: str) -> tuple[Objects, Index]:
     return np.asarray(chunks[0].dictionary.to_numpy(zero_copy_only=False), np.object_), codes
 
 
+def matched(names: Objects, pattern: str) -> Bools:
+    """Return in which of `names` a regular expression finds something."""
+    found = pc.match_substring_regex(pa.array(names, pa.string()), pattern)
+    return np.asarray(found.to_numpy(zero_copy_only=False), dtype=np.bool_)
+
+
+def called(table: pa.Table, pattern: str) -> Bools:
+    """Return the rows with a name that a regular expression finds something in."""
+    names, name = coded(table, "name")
+    return np.asarray(matched(names, pattern)[name], dtype=np.bool_)
+
+
 def places(values: Ints) -> tuple[Ints, Ints]:
     """Return the different values in ascending order, and of each value its place among them."""
     low, high = int(values.min(initial=0)), int(values.max(initial=0))

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from clusterprof.align.columns import places
 from clusterprof.results import ClockEntry, RankClock
 
 #: an uncertainty from here on is narrowed by assumptions, where there are some: a straggler that
@@ -54,12 +55,12 @@ class Clock:
         `rank` is one for all of `wall`, or each one's.
         """
         if isinstance(rank, np.ndarray):
-            known, of = np.unique(rank, return_inverse=True)
+            known, of = places(rank)
             k: Any = np.asarray([self._place[r] for r in known.tolist()], dtype=np.int64)[of]
         else:
             k = self._place[rank]
         aligned = wall - self.offset_ns[k]
-        if np.any(self.drift_ppm[k]):
+        if np.any(self.drift_ppm) and np.any(self.drift_ppm[k]):
             since = (wall - self.middle_ns).astype(np.float64)
             aligned = aligned - np.rint(self.drift_ppm[k] * 1e-6 * since).astype(np.int64)
         return np.asarray(aligned, dtype=np.int64)

@@ -148,7 +148,8 @@ class MatchedRows:
         if not self._parts:
             return MATCHED.empty_table()
         table = pa.table({name: self._column(name) for name in MATCHED.names}, schema=MATCHED)
-        return table.sort_by([("collective", "ascending"), ("rank", "ascending")])
+        by = np.lexsort((table["rank"].to_numpy(), table["collective"].to_numpy()))
+        return table.take(pa.array(by))
 
     def _column(self, name: str) -> pa.Array:
         field = MATCHED.field(name)

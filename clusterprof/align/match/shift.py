@@ -31,6 +31,8 @@ from clusterprof.align.match.calls import UNKNOWN, Calls, Part
 
 #: displacements that are tried where neither lengths nor steps say
 _REACH = 512
+#: of so many calls' times, evenly spread, most displacements are seen to be impossible
+_GLANCES = (32, 512)
 #: one that is more regular than all others by this factor is the right one; what is more regular
 #: than any device's ends is only chance; and so many calls have a rhythm
 _REGULAR, _FINEST_NS, _FEW = 3.0, 3_000.0, 3
@@ -193,8 +195,12 @@ def offset_between(
         return int((end_a - end_b).max())
     start_a, start_b = a.start[in_a][timed], b.start[in_b][timed]
     upper, lower = int((end_a - start_b).min()), int((start_a - end_b).max())
-    slack = DRIFT_LIMIT_PPM * 1e-6 * int(np.ptp(start_b)) + 2 * STAMP_ERROR_NS
-    return None if upper - lower < -slack else (upper + lower) // 2
+    return None if upper - lower < -_slack(start_b) else (upper + lower) // 2
+
+
+def _slack(times: Ints) -> float:
+    """By how much two clocks may drift apart over `times`, and their stamps be wrong, ns."""
+    return DRIFT_LIMIT_PPM * 1e-6 * int(np.ptp(times)) + 2 * STAMP_ERROR_NS
 
 
 def _timed(a: Calls, in_a: Ints | slice, b: Calls, in_b: Ints | slice, directed: bool) -> Bools:
@@ -211,6 +217,34 @@ def _by_steps(a: Calls, b: Calls) -> int | None:
         if len(in_a) == len(in_b):
             return int(in_a[0] - in_b[0])
     return None
+
+
+def _at_a_glance(a: Calls, b: Calls, by: Ints) -> Ints:
+    """The displacements `by` that no few calls rule out by their times: `_try` refuses the others.
+
+    Weighing a displacement takes as long as the calls are many, and where the reports' lengths
+    differ there are as many displacements.
+    """
+    if not b.has.any():
+        return by
+    slack = _slack(b.start[b.has])
+    # no two times are so far apart
+    far = 1 << 61
+    shorter = min(len(a), len(b))
+    for count in _GLANCES:
+        rows = np.unique(np.linspace(0, shorter - 1, count).astype(np.int64))
+        kept = [by[:0]]
+        for some in np.array_split(by, 1 + by.size * rows.size // (1 << 18)):
+            more = some[:, None]
+            in_a, in_b = (rows + more, rows) if shorter == len(b) else (rows, rows - more)
+            both = (in_a >= 0) & (in_a < len(a)) & (in_b >= 0) & (in_b < len(b))
+            in_a, in_b = np.where(both, in_a, 0), np.where(both, in_b, 0)
+            both &= _timed(a, in_a, b, in_b, directed=False)
+            upper = np.where(both, a.end[in_a] - b.start[in_b], far).min(axis=1)
+            lower = np.where(both, a.start[in_a] - b.end[in_b], -far).max(axis=1)
+            kept.append(some[upper - lower >= -slack])
+        by = np.concatenate(kept)
+    return by
 
 
 def find_shift(
@@ -235,7 +269,9 @@ def find_shift(
     least = -(-shorter // 4)
     low = max(least - len(b), min(around, len(a) - len(b)) - _REACH)
     high = min(len(a) - least, max(around, len(a) - len(b)) + _REACH)
-    trials = (_try(a, b, by, directed) for by in range(low, high + 1))
+    within = np.arange(low, high + 1)
+    likely = within if directed else _at_a_glance(a, b, within)
+    trials = (_try(a, b, by, directed) for by in likely.tolist())
     possible = [trial for trial in trials if trial is not None]
     # calls without a kernel (the capture ended before it) agree with anything: times must decide
     most = max((t.timed for t in possible), default=0)
@@ -262,9 +298,12 @@ def _regular(a: Calls, b: Calls, trials: list[_Trial], directed: bool) -> _Trial
     if not known or len(known) < len(trials):
         return None
     known.sort(key=lambda each: each[0])
-    if len(known) > 1 and known[1][0] < _REGULAR * max(known[0][0], _FINEST_NS):
+    (finest, best), others = known[0], known[1:]
+    # the fewer calls stand side by side, the rather they are regular by chance
+    by_chance = max(trial.timed for trial in trials) / best.timed
+    if others and others[0][0] < _REGULAR * by_chance * max(finest, _FINEST_NS):
         return None
-    return known[0][1]
+    return best
 
 
 def _unevenness(a: Calls, b: Calls, trial: _Trial, directed: bool) -> float:

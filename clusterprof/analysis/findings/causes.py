@@ -13,7 +13,8 @@ from clusterprof.analysis.findings.finding import Evidence, job_of, named
 from clusterprof.analysis.model import host_activity, limits
 from clusterprof.analysis.model.dataset import Dataset, Floats, commonest
 from clusterprof.analysis.model.intervals import Intervals, union
-from clusterprof.analysis.model.timeline import COLLECTIVE
+from clusterprof.analysis.model.timeline import COLLECTIVE, wall_times
+from clusterprof.mapped import release
 
 #: where a sentence has two names (`between 'a' and 'b'`), all of one that is longer than 24
 _LONG_NAME = re.compile(r"(?<=')([^']{23})[^']{2,}(?=')")
@@ -46,11 +47,12 @@ def pause(dataset: Dataset, k: int) -> tuple[float, str]:
     The name is empty where no call or range in the report covers it.
     """
     d = dataset.timelines
-    launched = union(*d.times[2:, d.of == k])
+    launched = union(*wall_times(dataset.tables[k])[2:])
     at = d.steps_of(k, dataset.steady_steps)
     spans = zip(d.host_begin[at].tolist(), d.host_end[at].tolist(), strict=True)
     gaps = [longest_gap(launched, *span) for span in spans]
     inside = [host_activity.doing(dataset.tables[k], *gap) for gap in gaps]
+    release()
     names = [str(activity["name"]) for activity in inside if activity]
     often = names and len(names) >= limits.HALF * len(gaps)
     mean = float(np.mean([end - begin for begin, end in gaps] or [0]))
@@ -74,7 +76,7 @@ def late_host(dataset: Dataset, k: int, each: Floats) -> Reason:
             continue
         gap = apart.get(step)
         if not gap:
-            idle = longest_gap(d.busy, int(d.begin[at[0]]), int(d.end[at[0]]))
+            idle = longest_gap(d.busy(k), int(d.begin[at[0]]), int(d.end[at[0]]))
             begin, end = d.axis.back(np.asarray(idle))[1].tolist()
             gap = begin, end
         host = host_activity.doing(tables, *gap) or host_activity.between(tables, *gap)
@@ -83,12 +85,13 @@ def late_host(dataset: Dataset, k: int, each: Floats) -> Reason:
         aligned = dataset.clock.align(rank, np.asarray(gap[:1], dtype=np.int64))
         row = {"rank": rank, "step": step, "time_ns": int(aligned[0]), "gap_ns": gap[1] - gap[0]}
         rows.append({**row, "host": host})
+    release()
+    if not rows:
+        return Reason("its kernels are launched late", rows)
+    why, advice = "its host is in no CUDA call or NVTX range before launching kernels", ""
     if spent:
         most = max(spent, key=lambda key: (spent[key], key[0] != "between"))
         why, advice = _why(*most, rows)
-    else:
-        why = "its host is in no CUDA call or NVTX range before launching kernels"
-        why, advice = why if rows else "its kernels are launched late", ""
     return Reason(why, rows[: limits.MOST], advice)
 
 
@@ -147,7 +150,8 @@ def busy_gpu(dataset: Dataset, k: int) -> Reason:
     """Which kernels the rank has more of, or longer, than its peers."""
     every, d = dataset.activities, dataset.timelines
     took = d.stop - d.start
-    use = (every.kind != COLLECTIVE) & np.isin(d.step_of, dataset.steady_steps)
+    steady = np.r_[np.isin(d.step, dataset.steady_steps), False]
+    use = (every.kind != COLLECTIVE) & steady[d.launched_in]
     # its own, less the mean of the others'
     weight = np.where(every.rank == k, 1.0, -1.0 / max(len(dataset.ranks) - 1, 1))[use]
     weight /= len(dataset.steady_steps)

@@ -145,17 +145,20 @@ def _finding(dataset: Dataset, saved: Saved, operation: str, mine: Bools) -> Fin
     whole = sum(e["communication_ns_per_step"] for e in used)
     waits = sum(e["exposed_wait_ns_per_step"] for e in used)
     often = calls_per_step(dataset, inside)
+    overlapped = percent(1.0 - exposed / max(whole, 1))
+    alone = overlapped in (percent(0.0), percent(1e-9))
+    how = f"No compute overlaps {operation}" if alone else f"{operation} is {overlapped} overlapped"
     return finding(
         dataset,
         CODES[0],
         ranks=np.unique(c.rank[inside]).tolist(),
         saved=saved,
         confidence=limits.MEASURED,
-        summary=f"No compute overlaps {operation}: overlapping it would save at most "
+        summary=f"{how}: full overlap would save at most "
         f"{of_step(dataset, saved.ns)}. Exposed transfers take "
         f"{of_window(dataset, exposed - waits)}, waiting excluded, in the mean of the ranks. "
         f"{often:.3g} call{'' if often == 1 else 's'} per step, "
-        f"{percent(1.0 - exposed / max(whole, 1))} of their time overlapped.",
+        f"{overlapped} of their time overlapped.",
         evidence=[dict(entry) for entry in used[: limits.MOST]],
         advice=_ADVICE.get(operation, ""),
     )

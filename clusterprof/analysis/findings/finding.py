@@ -78,12 +78,15 @@ def finding(
     hit = np.flatnonzero(each > limits.WARNING_FRAC * each.max(initial=0.0))
     per_step = float(each.mean()) if len(each) else 0.0
     # nor can its repair save more than the step where one rank's times are wrong
-    step_ns = pace_ns(dataset)
-    saved_ns = min(saved.ns, step_ns) if saved else 0.0
-    share = max(saved_ns / step_ns, 0.0) if step_ns else 0.0
-    level = min(severity(share), at_most, key=_LEVELS.index)
-    clocks_ns = job_of(dataset).clock_error_ns(saved, ranks) if saved else 0.0
-    unsure_ns = round(float(np.hypot(saved.uncertainty_ns, clocks_ns))) if saved else 0
+    step_ns = _step_ns(dataset, saved) if saved else pace_ns(dataset)
+    saved_ns = min(saved.ns, saved.of_ns) if saved else 0.0
+    share = min(max(saved_ns / step_ns, 0.0), 1.0) if step_ns else 0.0
+    clocks_ns, unsure_ns = _unsure(dataset, saved, ranks) if saved else (0.0, 0.0)
+    unknown = saved is not None and undetermined(saved.window_ns, saved.ns, unsure_ns, step_ns)
+    level = min("warning" if unknown else severity(share), at_most, key=_LEVELS.index)
+    if saved and unknown and at_most != "info":
+        first, *rest = _SENTENCE_END.split(summary)
+        summary = " ".join((first, _to_tell(saved, saved_ns, unsure_ns), *rest))
     if saved:
         job_of(dataset).weighed[code.code, tuple(int(r) for r in ranks)] = saved
     return {
@@ -96,15 +99,53 @@ def finding(
         "cost_ns_per_step": round(per_step),
         "share_of_step": round(share, 4),
         "saved_ns_per_step": round(saved_ns),
-        "saved_uncertainty_ns": unsure_ns,
+        "saved_uncertainty_ns": round(unsure_ns),
         "saving": _saving(saved, clocks_ns) if saved else None,
-        "uncertainty_ns": unsure_ns,
+        "uncertainty_ns": round(unsure_ns),
         "confidence": round(float(min(max(confidence, 0.0), 1.0)), 2),
         "summary": _worded(dataset, summary + _when(dataset, each, hit)),
         "evidence": evidence,
         "advice": _worded(dataset, advice or code.recommendation),
         "next": follow_up,
     }
+
+
+def _unsure(dataset: Dataset, saved: Saved, ranks: Sequence[int]) -> tuple[float, float]:
+    """The half-width of a saving (ns): what clocks leave open, and all that is not known.
+
+    No repair saves more than the step, nor less than nothing.
+    """
+    clocks_ns = job_of(dataset).clock_error_ns(saved, ranks)
+    most_ns = max(saved.ns, saved.of_ns - saved.ns)
+    return clocks_ns, min(float(np.hypot(saved.uncertainty_ns, clocks_ns)), most_ns)
+
+
+def undetermined(window_ns: float, saved_ns: float, unsure_ns: float, step_ns: float) -> bool:
+    """Whether a saving may be as little as an information, and as much as is critical.
+
+    At least it is what the window shows, as far as that lies within the uncertainty.
+    """
+    least_ns = min(max(window_ns, saved_ns - unsure_ns), saved_ns)
+    least, most = severity(least_ns / step_ns), severity((saved_ns + unsure_ns) / step_ns)
+    return (least, most) == ("info", "critical")
+
+
+def is_undetermined(dataset: Dataset, saved: Saved, ranks: Sequence[int]) -> bool:
+    """Whether what the repair of these ranks saves is `undetermined`."""
+    _, unsure_ns = _unsure(dataset, saved, ranks)
+    return undetermined(saved.window_ns, saved.ns, unsure_ns, _step_ns(dataset, saved))
+
+
+def _step_ns(dataset: Dataset, saved: Saved) -> float:
+    """The step that a saving is a share of: the longer one to come where queued work hides it."""
+    return saved.of_ns if saved.long_run and not saved.known else pace_ns(dataset)
+
+
+def _to_tell(saved: Saved, ns: float, unsure_ns: float) -> str:
+    """Why a saving is neither stated nor denied, and what to record to tell."""
+    record = "profile more steps" if saved.known else "record step logs from before the window"
+    much = words.with_bound(round(ns), round(unsure_ns))
+    return f"It cannot be determined ({much} per step): {record} to tell."
 
 
 def severity(share: float) -> Severity:
@@ -127,7 +168,7 @@ def _saving(saved: Saved, clocks_ns: float) -> Saving:
         "stated": "long_run" if saved.long_run else "window",
         "each_ns": [round(ns) for ns in saved.each.tolist()],
         "clocks_ns": round(clocks_ns),
-        "net_of": [{"code": code, "ranks": list(ranks)} for code, ranks in saved.net_of],
+        "net_of": [{"code": code, "ranks": list(ranks)} for code, ranks in saved.base.repaired],
     }
 
 
@@ -176,6 +217,39 @@ def pace(dataset: Dataset) -> Pace | None:
         "without_profiler": job.known,
         "window_step_ns": round(dataset.step_ns),
     }
+
+
+def unseen_ns(dataset: Dataset) -> float:
+    """What a step takes longer outside the window (ns) than what is recorded in it explains."""
+    job = what_ifs(dataset)
+    return job.unseen_ns if job is not None else 0.0
+
+
+def unseen(dataset: Dataset) -> list[str]:
+    """The warning of a window that shows little of a step; none where it shows enough."""
+    if unseen_ns(dataset) <= limits.WARNING_FRAC * pace_ns(dataset):
+        return []
+    text = (
+        f"steps take {words.ms(pace_ns(dataset))} outside the window and "
+        f"{words.ms(dataset.step_ns)} in it, and nothing recorded explains the rest (such as "
+        "batches that were fetched ahead while the profiler started): profile more steps (--steps)"
+    )
+    return [text]
+
+
+def rare(dataset: Dataset) -> list[str]:
+    """The warning of a window with steps that the job has less often; none where it has no such."""
+    job = what_ifs(dataset)
+    if job is None or job.shares is None:
+        return []
+    seldom = np.flatnonzero(job.shares < limits.HALF / len(job.shares))
+    steps = words.numbers([dataset.steady_steps[k] for k in seldom])
+    text = (
+        f"steps take {words.ms(pace_ns(dataset))} outside the window and "
+        f"{words.ms(dataset.step_ns)} in it, more than the profiler's overhead explains: savings "
+        f"count its longer steps ({steps}) as often as that pace tells"
+    )
+    return [text] if len(seldom) else []
 
 
 def another_pace(dataset: Dataset) -> bool:

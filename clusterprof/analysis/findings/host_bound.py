@@ -181,7 +181,9 @@ def _causes(dataset: Dataset, job: WhatIfs, lengths: Lengths) -> Iterator[_Cause
     usual = np.zeros(len(dataset.ranks))
     for k in np.unique(replay.host_rank).tolist():
         here = rest[slice(*np.searchsorted(replay.host_rank, [k, k + 1]))]
-        usual[k] = np.median(here[here > 0])
+        # nothing is left of a host that is always in named calls
+        if (here > 0).any():
+            usual[k] = np.median(here[here > 0])
     # the rank's middle launch is a small part of a pause: without it simulated hosts that are slow
     # in each launch, of up to two milliseconds, are said to pause
     long = rest > np.maximum(limits.PAUSE_NS, usual[replay.host_rank] / limits.LAUNCH_FRAC)

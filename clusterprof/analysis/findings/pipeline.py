@@ -144,7 +144,7 @@ def _slower(job: WhatIfs, base: Lengths, stage: Ints) -> Floats:
     kernels, cells = np.flatnonzero(replayed.kind == COMPUTE), (len(every.names), stage.max() + 1)
     rank = replayed.rank[kernels]
     at = stage[np.searchsorted(np.unique(replayed.host_rank), rank)]
-    key = every.name[every.first[rank] + replayed.row[kernels]] * cells[1] + at
+    key = every.name[replayed.activity[kernels]] * cells[1] + at
     took = np.bincount(key, base.run[kernels], cells[0] * cells[1]).reshape(cells)
     mean = took / np.maximum(np.bincount(key, minlength=took.size).reshape(cells), 1)
     everywhere = (mean > 0).all(axis=1)

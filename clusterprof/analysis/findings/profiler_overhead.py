@@ -45,8 +45,8 @@ _STAYS_BY_TORCH = (
 )
 _LENGTHEN = "Too few steady-state steps are left: lengthen the window by {} steps (--steps)."
 
-#: sentences, and the evidence for them
-Parts = tuple[list[str], Evidence]
+#: clauses (empty where there is only evidence), and the evidence for each
+Parts = Iterator[tuple[str, Evidence]]
 
 
 def find(dataset: Dataset, _found: Sequence[Finding] = ()) -> list[Finding]:
@@ -60,8 +60,9 @@ def find(dataset: Dataset, _found: Sequence[Finding] = ()) -> list[Finding]:
     """
     if not dataset.ranks:
         return []
-    parts = [part(dataset) for part in (_stalls, _longer_steps, _desynchronised, _slower_hosts)]
-    texts = [text for some, _ in parts for text in some]
+    every = (_stalls, _longer_steps, _desynchronised, _slower_hosts)
+    parts = [part for each in every for part in each(dataset)]
+    texts = [text for text, _ in parts if text]
     too_few = len(dataset.steady_steps) < LEAST_STEADY
     if not texts:
         return []
@@ -79,7 +80,6 @@ def find(dataset: Dataset, _found: Sequence[Finding] = ()) -> list[Finding]:
             ranks=dataset.ranks,
             cost=np.zeros(len(dataset.steady_steps)),
             confidence=limits.MEASURED,
-            at_most="info",
             at_least="warning" if too_few else "info",
             summary="Profiler overhead: " + "; ".join(texts) + ".",
             evidence=[row for _, rows in parts for row in rows],
@@ -111,38 +111,34 @@ def stay(times: StepTimes) -> bool | None:
 
 def _stalls(dataset: Dataset) -> Parts:
     cost = dataset.capture
-    if cost is None:
-        return [], []
-    at = {"start": cost["stall_start_ns"], "stop": cost["stall_stop_ns"] or 0}
+    at = {"start": cost["stall_start_ns"], "stop": cost["stall_stop_ns"] or 0} if cost else {}
     long = {when: ns for when, ns in at.items() if ns >= limits.PAUSE_NS}
-    if not long:
-        return [], []
-    text = " and ".join(f"{ns / 1e6:.0f} ms at its {when}" for when, ns in long.items())
-    row = {f"stall_{when}_ns": ns for when, ns in long.items()}
-    return [f"a profiled rank stalled once for {text}"], [row]
+    if long:
+        text = " and ".join(f"{ns / 1e6:.0f} ms at its {when}" for when, ns in long.items())
+        row = {f"stall_{when}_ns": ns for when, ns in long.items()}
+        yield f"a profiled rank stalled once for {text}", [row]
 
 
 def _longer_steps(dataset: Dataset) -> Parts:
     """Steps inside the window and around it, of profiled ranks and of others."""
-    texts, rows = [], []
     for whose, times in _groups(dataset):
-        around = [t for t in (times["before_ns"], times["after_ns"]) if t is not None]
-        inside = times["inside_ns"]
+        before, inside, after = times["before_ns"], times["inside_ns"], times["after_ns"]
+        around = [ns for ns in (before, after) if ns is not None]
         if inside is None or not around:
             continue
         usual = min(around)
         more = inside - usual
         known = {name: ns for name, ns in times.items() if ns is not None}
-        rows.append({"whose": whose, **known, "more_ns_per_step": more})
+        row = {"whose": whose, **known, "more_ns_per_step": more}
+        texts = []
         if more >= limits.LEAST_FRAC * usual:
             longer = f"{ms(more)} ({percent(more / usual)}) longer in the window"
             texts.append(f"each step of {whose} takes {longer}")
-        before, after = times["before_ns"], times["after_ns"]
         if before and after and stay(times):
-            rows[-1]["more_ns_per_step_after"] = after - before
+            row["more_ns_per_step_after"] = after - before
             longer = f"{ms(after - before)} ({percent(after / before - 1)}) longer"
             texts.append(f"steps of {whose} stay {longer} after the window")
-    return texts, rows
+        yield "; ".join(texts), [row]
 
 
 def _groups(dataset: Dataset) -> Iterator[tuple[str, StepTimes]]:
@@ -169,24 +165,24 @@ def _desynchronised(dataset: Dataset) -> Parts:
     times = dataset.aligned(d.rank[rows], d.host_begin[rows]).tolist()
     begins = list(zip(times, [dataset.ranks[k] for k in d.rank[rows]], strict=True))
     if len(begins) < 2:
-        return [], []
+        return
     (first, _), (last, late) = min(begins), max(begins)
     if last - first < limits.HALF * dataset.step_ns:
-        return [], []
+        return
     excluded = [s for s in dataset.steps if s not in dataset.steady_steps]
     text = (
         f"its start desynchronised the ranks by {ms(last - first)}; "
         f"{counted(len(excluded), 'step')} of {len(dataset.steps)} excluded from findings"
     )
     row = {"step": step, "rank": late, "time_ns": last, "spread_ns": last - first}
-    return [text], [{**row, "excluded_steps": excluded}]
+    yield text, [{**row, "excluded_steps": excluded}]
 
 
 def _slower_hosts(dataset: Dataset) -> Parts:
     """What tracing adds to hosts, and how much slower GPUs are outside, which explain its steps."""
     job = what_ifs(dataset)
     if job is None or not job.untraced[0].overhead_ns:
-        return [], []
+        return
     one = job.untraced[0]
     slower = job.job.lengths.own - one.own
     more = np.bincount(job.job.host_rank, slower, len(dataset.ranks))
@@ -198,4 +194,4 @@ def _slower_hosts(dataset: Dataset) -> Parts:
         {"rank": rank, "slower_ns_per_step": round(ns / len(job.job.steps))}
         for rank, ns in zip(dataset.ranks[: limits.MOST], more.tolist(), strict=False)
     ]
-    return [text], rows
+    yield text, rows

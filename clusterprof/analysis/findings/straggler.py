@@ -9,7 +9,7 @@ only together (the ranks of one node among them).
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import NormalDist
 
@@ -23,6 +23,7 @@ from clusterprof.analysis.findings.finding import (
     Evidence,
     capture,
     finding,
+    is_undetermined,
     job_of,
     named,
     of_step,
@@ -64,17 +65,20 @@ CODES = (
 )
 
 Member = tuple[int, Part]
+#: of each part, what ranks take more than their middle peers, [ranks, steps] (ns)
+Excess = Mapping[Part, Floats]
 
 
 @dataclass(frozen=True)
 class Straggler:
-    """Ranks that delay the others, each by its host or its GPU, and what their repair saves."""
+    """Ranks that delay the others, each by its host or its GPU, and what their repair saves.
+
+    `saved.without` are the job's lengths once they, and those found before them, are repaired.
+    """
 
     #: place and part, the one first that takes longest
     members: tuple[Member, ...]
     saved: Saved
-    #: the job's lengths once they, and those found before them, are as fast as their peers
-    repaired: Lengths
 
 
 @once
@@ -83,10 +87,12 @@ def stragglers(dataset: Dataset) -> list[Straggler]:
     job, out, named = job_of(dataset), list[Straggler](), set[Member]()
     least, lengths = limits.LEAST_FRAC * dataset.step_ns, job.base
     while len(named) < len(dataset.ranks) > 1:
+        # in a step that a found straggler makes long, the others are compared without that
+        excess = job.excess_of(lengths)
         tried = [
             _tried(job, lengths, members)
-            for members in _suspects(job, named)
-            if all(_stands_out(job, one, {*members, *named}) for one in members)
+            for members in _suspects(job, excess, named)
+            if all(_stands_out(job, excess, one, {*members, *named}) for one in members)
         ]
         alone = {one.members[0]: one.saved.most_ns for one in tried if len(one.members) == 1}
 
@@ -95,11 +101,16 @@ def stragglers(dataset: Dataset) -> list[Straggler]:
             each = sum(max(alone.get(member, 0.0), 0.0) for member in one.members)
             return one.saved.most_ns - (each if len(one.members) > 1 else 0.0)
 
-        tried = [one for one in tried if beyond_each(one) >= least]
+        # several that save little more than one by one are named one by one
+        tried = [
+            one for one in tried
+            if beyond_each(one) >= least
+            and (len(one.members) == 1 or beyond_each(one) >= limits.HALF * one.saved.most_ns)
+        ]  # fmt: skip
         if not tried:
             break
         out.append(max(tried, key=lambda one: one.saved.most_ns))
-        lengths = out[-1].repaired
+        lengths = out[-1].saved.without
         named |= set(out[-1].members)
     return out
 
@@ -107,15 +118,15 @@ def stragglers(dataset: Dataset) -> list[Straggler]:
 def repaired(dataset: Dataset) -> Lengths:
     """The job's lengths without its stragglers: what all other findings are weighed on."""
     found = stragglers(dataset)
-    return found[-1].repaired if found else job_of(dataset).base
+    return found[-1].saved.without if found else job_of(dataset).base
 
 
-def _suspects(job: WhatIfs, named: set[Member]) -> Iterator[tuple[Member, ...]]:
+def _suspects(job: WhatIfs, excess: Excess, named: set[Member]) -> Iterator[tuple[Member, ...]]:
     """Who may be a straggler: each of those that take longest, and all of them together.
 
     Together: those that take about as long as the longest, by host, by GPU, and by either.
     """
-    each = ((part, enumerate(job.excess[part].mean(axis=1).tolist())) for part in PARTS)
+    each = ((part, enumerate(excess[part].mean(axis=1).tolist())) for part in PARTS)
     mean: dict[Member, float] = {(k, part): ns for part, all_ in each for k, ns in all_}
     least = limits.LEAST_FRAC * job.dataset.step_ns
     order = sorted(mean.keys() - named, key=lambda one: (-mean[one], one))
@@ -133,7 +144,7 @@ def _suspects(job: WhatIfs, named: set[Member]) -> Iterator[tuple[Member, ...]]:
         yield tuple(one for one in order if one in both)
 
 
-def _stands_out(job: WhatIfs, one: Member, apart: set[Member]) -> bool:
+def _stands_out(job: WhatIfs, excess_of: Excess, one: Member, apart: set[Member]) -> bool:
     """Whether one takes longer than all of its peers but those in `apart`, beyond chance.
 
     Every host pauses now and then, and which one does so most often in a few steps is chance. So
@@ -143,7 +154,7 @@ def _stands_out(job: WhatIfs, one: Member, apart: set[Member]) -> bool:
     counts however rare it is; a GPU's work may differ from batch to batch.
     """
     k, part = one
-    excess = job.excess[part]
+    excess = excess_of[part]
     others = np.setdiff1d(job.peers.others(k), [j for j, other in apart if other == part])
     margin = excess[k] - excess[others].max(axis=0, initial=0.0)
     durations = job.dataset.durations
@@ -193,7 +204,7 @@ def _tried(job: WhatIfs, lengths: Lengths, members: Sequence[Member]) -> Straggl
             fixed = job.like_peers(fixed, places, part)
     named = (_code(job.dataset, members).code, tuple(_ranks(job.dataset, members)))
     fixed = replace(fixed, repaired=(*lengths.repaired, named))
-    return Straggler(tuple(members), job.saved(fixed, lengths), fixed)
+    return Straggler(tuple(members), job.saved(fixed, lengths))
 
 
 def _ranks(dataset: Dataset, members: Sequence[Member]) -> list[int]:
@@ -216,7 +227,9 @@ def _harmless(dataset: Dataset) -> list[Straggler]:
     job = job_of(dataset)
     more = job.excess["host"].mean(axis=1)
     one: Member = (int(np.argmax(more)), "host")
-    if more.max() < limits.CRITICAL_FRAC * dataset.step_ns or not _stands_out(job, one, {one}):
+    if more.max() < limits.CRITICAL_FRAC * dataset.step_ns or not _stands_out(
+        job, job.excess, one, {one}
+    ):
         return []
     return [_tried(job, job.base, [one])]
 
@@ -235,11 +248,13 @@ def _finding(dataset: Dataset, one: Straggler, *, delays: bool) -> Finding:
     why: dict[str, list[int]] = {}
     for (k, _), reason in zip(members, reasons, strict=True):
         why.setdefault(reason.why, []).append(dataset.ranks[k])
-    # work that was queued before the window covers it so far
-    hidden = delays and one.saved.window_ns < limits.LEAST_FRAC * dataset.step_ns
+    # work that was queued before the window covers most of it so far
+    covered = limits.LEAST_FRAC * dataset.step_ns if one.saved.known else one.saved.long_ns / 2
+    hidden = delays and one.saved.window_ns < covered
     saved = replace(one.saved, long_run=one.saved.long_run or hidden)
     node = _node(dataset, ranks)
-    texts = [_delays(dataset, ranks, node, saved, hidden=hidden)]
+    unknown = is_undetermined(dataset, saved, ranks)
+    texts = [_delays(dataset, ranks, node, saved, hidden=hidden, unknown=unknown)]
     if not delays:
         more = f"takes {ms(float(excess[0].mean()))} longer per step than its peers'"
         texts = [f"Rank {ranks[0]}'s host {more}, but delays no other rank."]
@@ -287,7 +302,9 @@ def _finding(dataset: Dataset, one: Straggler, *, delays: bool) -> Finding:
     )
 
 
-def _delays(dataset: Dataset, ranks: list[int], node: str, saved: Saved, *, hidden: bool) -> str:
+def _delays(
+    dataset: Dataset, ranks: list[int], node: str, saved: Saved, *, hidden: bool, unknown: bool
+) -> str:
     """Who (all of a node, if that is named) delays whom by how much."""
     several, everyone = len(ranks) > 1, len(ranks) == len(dataset.ranks)
     who = rank_list(ranks, limits.FEW).capitalize()
@@ -295,10 +312,13 @@ def _delays(dataset: Dataset, ranks: list[int], node: str, saved: Saved, *, hidd
         who = f"All profiled ranks of {named(node)}"
     elif several and not everyone:
         who += " together"
-    verb = "will delay" if hidden else "delay" if several else "delays"
+    verb = "may delay" if unknown else "will delay" if hidden else "delay" if several else "delays"
     whom, by = "each other" if everyone else "the other ranks", of_step(dataset, saved.ns)
     if hidden:
-        by = f"{ms(saved.ns)} per step; queued work covers it in the window"
+        most = "" if saved.window_ns < limits.LEAST_FRAC * dataset.step_ns else "most of "
+        by = f"{ms(saved.ns)} per step; queued work covers {most}it in the window"
+    if saved.rare:
+        return f"{who} {verb} {whom} in the window, and hardly in the steps before it."
     if saved.ns <= 0:
         return f"{who} {verb} {whom} in the window, and may do so without the profiler."
     return f"{who} {verb} {whom} by {by}."

@@ -158,6 +158,8 @@ def _finding(dataset: Dataset, mine: Bools, extra: Floats, by: str) -> Finding |
     missing = _not_captured(dataset, ranks, size, world)
     who = rank_list(ranks, limits.FEW).capitalize()
     who += " waits" if len(ranks) == 1 else " wait together"
+    when = " in the window, and hardly in the steps before it"
+    when = when if saved.rare else f": {of_step(dataset, saved.ns)}"
     of = f"It is one of {size} in its communicator" if size else "It is not known which one it is"
     return finding(
         dataset,
@@ -165,7 +167,7 @@ def _finding(dataset: Dataset, mine: Bools, extra: Floats, by: str) -> Finding |
         ranks=ranks,
         saved=saved,
         confidence=limits.ASSUMED,
-        summary=f"{who} for an unprofiled rank: {of_step(dataset, saved.ns)}. {of}; "
+        summary=f"{who} for an unprofiled rank{when}. {of}; "
         f"the job has {world} ranks, {len(dataset.ranks)} of them profiled.",
         evidence=[
             {

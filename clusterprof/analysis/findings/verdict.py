@@ -10,7 +10,13 @@ import pyarrow.compute as pc
 from clusterprof.agent.contracts.words import ms
 from clusterprof.agent.contracts.words import ranks as rank_list
 from clusterprof.analysis.findings import all_ranks
-from clusterprof.analysis.findings.finding import another_pace, pace_ns, sentences
+from clusterprof.analysis.findings.finding import (
+    another_pace,
+    pace_ns,
+    sentences,
+    unseen,
+    unseen_ns,
+)
 from clusterprof.analysis.findings.straggler import overlapped
 from clusterprof.analysis.model import limits
 from clusterprof.analysis.model.dataset import LEAST_STEADY, Dataset
@@ -39,6 +45,10 @@ def verdict(dataset: Dataset, findings: Sequence[Finding]) -> str:
     weighty = [f for f in findings if f["severity"] != "info"]
     late = [f for f in findings if f["code"].startswith("straggler.") and not overlapped(f)]
     start, leading = _no_straggler(dataset), [f for f in late if f in weighty]
+    if unseen(dataset) and unseen_ns(dataset) > max(map(_saved, weighty), default=0):
+        window, step = ms(dataset.step_ns), ms(pace_ns(dataset))
+        start = f"The window shows {window} of each {step} step: the rest cannot be determined."
+        late, leading = [], []
     if leading and _saved(leading[0]) >= limits.HALF * _saved(weighty[0]):
         return sentences(leading[0]["summary"], 2)
     if weighty and (leading or (late and not start)):

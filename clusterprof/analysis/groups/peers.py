@@ -11,7 +11,7 @@ from functools import cached_property
 
 import numpy as np
 
-from clusterprof.analysis.model.dataset import Dataset, Floats, Ints, parts
+from clusterprof.analysis.model.dataset import Dataset, Floats, Ints
 
 
 @dataclass(frozen=True)
@@ -77,27 +77,15 @@ def peers(dataset: Dataset, stage: Ints) -> Peers:
     """
     c, count = dataset.collectives, len(dataset.ranks)
     rows = np.flatnonzero(c.synchronising & c.matched)
-    place, codes = np.searchsorted(dataset.ranks, c.rank[rows]), c.communicators[0][rows]
-    # a rank without any is in one of its own
-    single = np.setdiff1d(np.arange(count), place)
-    place, codes = np.r_[place, single], np.r_[codes, -1 - single]
-    pairs = np.unique(np.c_[place, codes], axis=0)
-    members = {int(pairs[m[0], 1]): pairs[m, 0] for m in parts(np.arange(len(pairs)), pairs[:, 1])}
-    mine = [tuple(each.tolist()) for each in parts(pairs[:, 1], pairs[:, 0])]
-    keys = list(zip(mine, stage.tolist(), strict=True))
-    found = {}
-    for key in dict.fromkeys(keys):
-        groups, its_stage = key
-        joint = np.zeros(count, dtype=bool)
-        joint[np.concatenate([members[one] for one in groups])] = True
-        found[key] = np.flatnonzero(joint & (stage == its_stage))
-    # many groups may lead to the same peers
-    different = {circle.tobytes(): circle for circle in found.values()}
-    number = {name: n for n, name in enumerate(different)}
-    of = np.asarray([number[found[key].tobytes()] for key in keys], dtype=np.int64)
-    circles = list(different.values())
-    alone = np.asarray([len(circle) < 2 for circle in circles], dtype=bool)[of]
+    used, of = np.unique(c.communicators[0][rows], return_inverse=True)
+    # as floating point, whose matrix product is fast for thousands of ranks
+    member = np.zeros((count, len(used)), dtype=np.float32)
+    member[np.searchsorted(dataset.ranks, c.rank[rows]), of] = 1
+    alike = (member @ member.T > 0) & (stage[:, None] == stage) | np.eye(count, dtype=bool)
+    alone = alike.sum(axis=1) < 2
     if dataset.pipelined or alone.all():
-        circles.append(np.arange(count))
-        of[alone] = len(circles) - 1
-    return Peers(tuple(circles), of)
+        alike[alone] = True
+    _, first, of = np.unique(
+        np.packbits(alike, axis=1), axis=0, return_index=True, return_inverse=True
+    )
+    return Peers(tuple(np.flatnonzero(circle) for circle in alike[first]), of.reshape(-1))

@@ -20,34 +20,25 @@ from clusterprof.align.clock import Clock
 from clusterprof.analysis.model.dataset import Bools, Dataset, Ints, once
 from clusterprof.analysis.model.intervals import Intervals, union
 from clusterprof.analysis.model.replay import Replay
-from clusterprof.analysis.model.timeline import COLLECTIVE, COMPUTE, Timelines
+from clusterprof.analysis.model.timeline import COLLECTIVE, COMPUTE, KINDS, Timelines
 from clusterprof.results import ComputeAbsent
+from clusterprof.tables import required
 
 #: One row per rank and step. `duration = compute + exposed_communication + exposed_copy + idle`.
+#: `begin_ns` and `end_ns` are on the rank's own wall clock, `aligned_begin_ns` on the reference
+#: rank's. Without compute the next kernel is not launched (`unlaunched_ns`), or it is, and
+#: communication runs (`blocking_ns`).
 ACCOUNTS = pa.schema(
-    [
-        pa.field(name, kind, nullable=False)
-        for name, kind in [
-            ("rank", pa.int32()),
-            ("step", pa.int64()),
-            #: on the rank's own wall clock
-            ("begin_ns", pa.int64()),
-            ("end_ns", pa.int64()),
-            #: on the reference rank's clock
-            ("aligned_begin_ns", pa.int64()),
-            ("duration_ns", pa.int64()),
-            ("compute_ns", pa.int64()),
-            ("exposed_communication_ns", pa.int64()),
-            ("exposed_copy_ns", pa.int64()),
-            ("idle_ns", pa.int64()),
-            ("communication_ns", pa.int64()),
-            ("exposed_wait_ns", pa.int64()),
-            #: without compute: the next kernel is not launched; it is, and communication runs
-            ("unlaunched_ns", pa.int64()),
-            ("blocking_ns", pa.int64()),
-        ]
+    [required("rank", pa.int32())]
+    + [
+        required(name, pa.int64())
+        for name in (
+            "step", "begin_ns", "end_ns", "aligned_begin_ns", "duration_ns", "compute_ns",
+            "exposed_communication_ns", "exposed_copy_ns", "idle_ns", "communication_ns",
+            "exposed_wait_ns", "unlaunched_ns", "blocking_ns",
+        )
     ]
-)
+)  # fmt: skip
 
 
 def accounts(d: Timelines, ranks: Sequence[int], placed: pa.Table, clock: Clock) -> pa.Table:
@@ -64,14 +55,15 @@ def accounts(d: Timelines, ranks: Sequence[int], placed: pa.Table, clock: Clock)
     numbers = np.asarray(ranks)
     of = np.searchsorted(numbers, placed["rank"].to_numpy())
     start = d.axis.of(of, pc.fill_null(placed["start_ns"], 0).to_numpy())
-    wait = pc.fill_null(placed["wait_ns"], 0).to_numpy()
-    waiting = union(np.r_[d.compute.start, start], np.r_[d.compute.end, start + wait])
-    unlaunched, launched = _gaps(d)
-    either_or = union(
-        np.r_[launched.start, d.communication.start], np.r_[launched.end, d.communication.end]
-    )
-    compute, communication, either, busy = (
-        each.within(d.begin, d.end) for each in (d.compute, d.communication, d.either, d.busy)
+    stop = start + pc.fill_null(placed["wait_ns"], 0).to_numpy()
+    parts = []
+    for k, until in d.blocks():
+        rows = np.searchsorted(d.rank, (k, until))
+        mine = np.flatnonzero((of >= k) & (of < until))
+        begin, end = d.begin[slice(*rows)], d.end[slice(*rows)]
+        parts.append(_spent(d, k, until, (begin, end), (start[mine], stop[mine])))
+    compute, communication, either, busy, waiting, unlaunched, blocking = np.concatenate(
+        parts, axis=1
     )
     _, begin = d.axis.back(d.begin)
     duration = d.end - d.begin
@@ -87,31 +79,55 @@ def accounts(d: Timelines, ranks: Sequence[int], placed: pa.Table, clock: Clock)
         "exposed_copy_ns": busy - either,
         "idle_ns": duration - busy,
         "communication_ns": communication,
-        "exposed_wait_ns": waiting.within(d.begin, d.end) - compute,
-        "unlaunched_ns": unlaunched.within(d.begin, d.end),
-        "blocking_ns": launched.within(d.begin, d.end)
-        + communication
-        - either_or.within(d.begin, d.end),
+        "exposed_wait_ns": waiting - compute,
+        "unlaunched_ns": unlaunched,
+        "blocking_ns": blocking,
     }
-    return pa.table({k: pa.array(v, ACCOUNTS.field(k).type) for k, v in columns.items()}).cast(
-        ACCOUNTS
+    return pa.table(columns).cast(ACCOUNTS)
+
+
+def _spent(
+    d: Timelines, k: int, until: int, steps: tuple[Ints, Ints], waits: tuple[Ints, Ints]
+) -> Ints:
+    """What the ranks from `k` to before `until` spend in each of their steps, [7, steps] (ns).
+
+    In compute, communication, either of them, anything, in compute or waits, and without compute
+    until the next kernel was launched and, where communication runs, from then on.
+    """
+    compute, communication = (d.ran(k, until, (each,)) for each in (COMPUTE, COLLECTIVE))
+    waiting = union(np.r_[compute.start, waits[0]], np.r_[compute.end, waits[1]])
+    unlaunched, launched = _gaps(d, k, until, steps, compute)
+    either_or = union(
+        np.r_[launched.start, communication.start], np.r_[launched.end, communication.end]
     )
+    found = [
+        each.within(*steps)
+        for each in (
+            compute, communication, d.ran(k, until, (COMPUTE, COLLECTIVE)),
+            d.ran(k, until, range(len(KINDS))), waiting, unlaunched,
+        )
+    ]  # fmt: skip
+    return np.stack([*found, launched.within(*steps) + found[1] - either_or.within(*steps)])
 
 
-def _gaps(d: Timelines) -> tuple[Intervals, Intervals]:
+def _gaps(
+    d: Timelines, k: int, until: int, steps: tuple[Ints, Ints], compute: Intervals
+) -> tuple[Intervals, Intervals]:
     """Spans without compute: until the next compute kernel was launched, and from then on."""
-    kernels = np.flatnonzero(d.kind == COMPUTE)
-    kernels = kernels[np.argsort(d.start[kernels], kind="stable")]
-    after = kernels[np.searchsorted(d.start[kernels], d.compute.start)]
-    times = np.r_[d.begin, d.end, d.compute.start, d.compute.end]
+    here = d.rows(k, until)
+    kernels, started = np.flatnonzero(d.kind[here] == COMPUTE), d.start[here]
+    kernels = kernels[np.argsort(started[kernels], kind="stable")]
+    after = kernels[np.searchsorted(started[kernels], compute.start)]
+    times = np.concatenate([*steps, compute.start, compute.end])
     rank, _ = d.axis.back(times)
-    first, last = (np.full(len(d.axis.origin), end) for end in (times.max(), times.min()))
-    np.minimum.at(first, rank, times)
-    np.maximum.at(last, rank, times)
-    idle, next_start = np.sort(np.r_[first, d.compute.end]), np.r_[d.compute.start, last]
+    first, last = (np.full(until - k, end) for end in (times.max(), times.min()))
+    np.minimum.at(first, rank - k, times)
+    np.maximum.at(last, rank - k, times)
+    idle, next_start = np.sort(np.r_[first, compute.end]), np.r_[compute.start, last]
     order = np.argsort(next_start)
     # what follows the last kernel was not launched in the report
-    launched = np.clip(np.r_[d.launched[after], last][order], idle, next_start[order])
+    launched = d.on_axis(3, k, until)[after]
+    launched = np.clip(np.r_[launched, last][order], idle, next_start[order])
     return union(idle, launched), union(launched, next_start[order])
 
 
@@ -178,7 +194,7 @@ def activities_of(dataset: Dataset, job: Replay, rows: Bools) -> Bools:
 
 def call_of(dataset: Dataset, job: Replay) -> Ints:
     """The row of the placed table of each activity of the replay, -1 where it has none."""
-    return np.asarray(calls(dataset)[dataset.activities.first[job.rank] + job.row])
+    return calls(dataset)[job.activity]
 
 
 @once

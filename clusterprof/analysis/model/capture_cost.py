@@ -7,11 +7,12 @@ from collections.abc import Collection, Mapping
 import numpy as np
 import pyarrow as pa
 
-from clusterprof.align.columns import Ints
+from clusterprof.align.columns import Floats, Ints
 from clusterprof.analysis.model import limits
 from clusterprof.analysis.model.replay import SETTLE_STEPS
 from clusterprof.analysis.model.shallow import half_width
 from clusterprof.analysis.model.steady_state import TYPICAL_STEPS
+from clusterprof.ingest.rank_steps import WARM_UP, patterns, period
 from clusterprof.results import CaptureCost, StepTimes
 
 #: The columns of blocks of steps, `first_step`, `count`, `median_ns` among them.
@@ -32,7 +33,8 @@ def capture_cost(
     None where no profiled rank logged the window's first step. The stalls are the longest of any
     profiled rank, taken between two steps of its log, where the agent puts the profiler's start
     and stop. Assumption: a step is what the host sees, so single steps of a host that runs ahead
-    of its GPU vary; the median over ranks and steps does not.
+    of its GPU vary; the median over ranks and steps does not. Where steps repeat a pattern, whole
+    patterns count.
     """
     with_profiler = [log for rank, log in logs.items() if rank in profiled]
     starts = [gap for log in with_profiler if (gap := _gap(log, first)) is not None]
@@ -64,11 +66,18 @@ def _times(logs: list[tuple[pa.Table, Pace]], first: int, end: int) -> StepTimes
     after = _steps(logs, end + SETTLE_STEPS, None)
     # the profiler's start shows in the window's first step, which is never evidence
     inside = _steps(logs, first + 1, end)
+    if (repeats := _period(logs, first)) > 1:
+        parts = [_patterns(each, repeats) for each in (before, inside, after)]
+        middles = [int(np.median(each)) if len(each) else None for each in parts]
+        uncertainty = _apart(parts[0], parts[2])
+    else:
+        middles = [_median(each) for each in (before, inside, after)]
+        uncertainty = _by_chance(before, after)
     return {
-        "before_ns": _median(before),
-        "inside_ns": _median(inside),
-        "after_ns": _median(after),
-        "after_uncertainty_ns": _by_chance(before, after),
+        "before_ns": middles[0],
+        "inside_ns": middles[1],
+        "after_ns": middles[2],
+        "after_uncertainty_ns": uncertainty,
     }
 
 
@@ -87,6 +96,32 @@ def _steps(logs: list[tuple[pa.Table, Pace]], low: int, high: int | None) -> Int
     every = np.concatenate(rows, axis=1)
     last = every[0] + every[1]
     return np.asarray(every[:, (every[0] >= low) & (high is None or last <= high)])
+
+
+def _period(logs: list[tuple[pa.Table, Pace]], first: int) -> int:
+    """After how many steps the pattern of the steps before the window repeats; 1: it does not."""
+    lengths = [
+        (log["end_ns"].to_numpy() - log["begin_ns"].to_numpy())[
+            (log["step"].to_numpy() >= WARM_UP) & (log["step"].to_numpy() < first)
+        ]
+        for log, _ in logs
+    ]
+    return max(map(period, lengths), default=1)
+
+
+def _patterns(steps: Ints, repeats: int) -> Floats:
+    """The mean step (ns) of each whole pattern of the ranks' single steps, rank by rank."""
+    single = steps[:, steps[1] == 1]
+    begins = np.r_[0, 1 + np.flatnonzero(np.diff(single[0]) <= 0)]
+    return np.concatenate([patterns(each, repeats) for each in np.split(single[2], begins[1:])])
+
+
+def _apart(before: Floats, after: Floats) -> int | None:
+    """How far the mean before may lie below the one after by chance (ns); None: too few."""
+    if not len(before) or len(after) <= limits.FEW:
+        return None
+    of_mean = half_width(after, limits.CHANCE)
+    return round(of_mean * float(np.sqrt(1 + len(after) / len(before))))
 
 
 def _median(steps: Ints) -> int | None:

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from clusterprof.analysis.model import limits
+from clusterprof.analysis.model import limits, replay
 from clusterprof.analysis.model.dataset import Dataset, Ints
 from clusterprof.analysis.model.graph import first_of, ranges
 from clusterprof.analysis.model.replay import Lengths, Replay
@@ -47,7 +47,7 @@ class Pieces:
 def path(job: Replay, lengths: Lengths) -> Pieces:
     """Walk the path through the job's steps with these lengths ([n] each)."""
     lengths = job.eased(lengths, job.one_pass(job.edges(lengths)))
-    edges, values = job.edges(lengths), job.values(lengths)
+    edges, values = job.edges(lengths), np.concatenate([*job.values(lengths), [0]])
     times = job.one_pass(edges)[job.graph.place]
     source, edge = job.graph.binding(edges, times)
     at = int(job.marks[np.argmax(times[job.marks[:, -1]]), -1])
@@ -75,16 +75,17 @@ def _pieces(
     """
     n, hosts = len(job.rank), len(job.host_rank)
     pick, plus, each = job.pick[edge], job.plus[edge], np.arange(len(edge))
-    queued, launched = pick < n, (pick >= n) & (pick < 2 * n)
-    runs = queued | launched | ((pick >= 2 * n + hosts) & (pick < 3 * n + hosts))
+    kind = np.searchsorted(job.places, pick, side="right") - 1
+    queued, launched = kind == replay.QUEUED, kind == replay.LAUNCHED
+    runs = queued | launched | (kind == replay.RUNNING)
     # the activity whose start or end an edge leads to, and the first one of those in a queue
     one = np.clip(np.where(reached < hosts + n, reached - hosts, reached - hosts - n), 0, n - 1)
     first = np.where(queued, job.run_begin[one], one)
-    first = np.where(launched, _latest_launch(job, lengths)[one], first)
-    since = np.where(launched, 2 * n + job.launch_moment[first], pick)
-    by_host = launched | ((pick >= 2 * n) & (pick < 2 * n + hosts))
+    first = np.where(launched, _latest_launch(job, values)[one], first)
+    since = np.where(launched, job.places[replay.SINCE] + job.launch_moment[first], pick)
+    by_host = launched | (kind == replay.SINCE)
     gap = plus + np.where(queued, job.before[first], np.where(launched, job.latency[first], 0))
-    gap += np.where(pick >= 3 * n + hosts, values[pick], 0)
+    gap += np.where(kind >= replay.WAKING, values[pick], 0)
     rank = np.where(reached < hosts, job.host_rank[np.minimum(reached, hosts - 1)], job.rank[one])
     count = np.where(runs, one - first + 1, 0)
     edge_of, m = np.repeat(each, count), ranges(first, count)
@@ -110,12 +111,11 @@ def _pieces(
     return ranks[order], what[order], length[order], unexplained[order]
 
 
-def _latest_launch(job: Replay, lengths: Lengths) -> Ints:
+def _latest_launch(job: Replay, values: Ints) -> Ints:
     """The activity of the run up to each one whose launch makes it end when it does."""
-    n = len(job.rank)
+    queue, launched, *_ = np.split(values, job.places[1:])
     # a launched end less all that is queued up to it: it rises where a launch comes too late
-    values = job.values(lengths)
-    beyond = values[n : 2 * n] - values[:n]
+    beyond = launched - queue
     return first_of(job.fresh | np.r_[True, beyond[1:] > beyond[:-1]])
 
 

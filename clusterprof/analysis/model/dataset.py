@@ -13,10 +13,12 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from clusterprof import exchanges
 from clusterprof.align.clock import Clock
 from clusterprof.align.columns import coded, integers, texts
 from clusterprof.analysis.model.intervals import Axis
-from clusterprof.analysis.model.timeline import Timelines
+from clusterprof.analysis.model.timeline import Timelines, wall_times
+from clusterprof.mapped import release, trim
 from clusterprof.results import CaptureCost, ShallowResults
 from clusterprof.tables import RankTables, empty
 
@@ -76,28 +78,21 @@ class Collectives:
     @cached_property
     def kernel(self) -> Ints:
         """Each row's kernel as a number: calls of one NCCL group share one."""
-        _, number = np.unique(np.stack([self.rank, self.start]), axis=1, return_inverse=True)
-        return np.asarray(number.reshape(-1), dtype=np.int64)
+        return exchanges.kernels(self.rank, self.start)
 
     @cached_property
     def exchange(self) -> Bools:
-        """Sends and Recvs that are an all-to-all: one kernel sends to many, or to itself too.
-
-        A pipeline's stage sends to two at most, the ones before and behind it.
-        """
+        """Sends and Recvs that are an all-to-all."""
         out = np.zeros(len(self.rank), dtype=bool)
-        if not self.point_to_point.any():
-            return out
         rows = np.flatnonzero(self.point_to_point & self.has)
-        sends = np.bincount(self.kernel[rows], self.operation[rows] == "Send", len(self.rank))
-        many = sends > 2
-        pairs = rows[self.matched[rows]]
-        pairs = pairs[np.argsort(self.collective[pairs], kind="stable")]
-        same = (self.collective[pairs][1:] == self.collective[pairs][:-1]) & (
-            self.rank[pairs][1:] == self.rank[pairs][:-1]
-        )
-        many[self.kernel[pairs[1:][same]]] = True
-        out[rows] = many[self.kernel[rows]]
+        if rows.size:
+            out[rows] = exchanges.exchanges(
+                self.rank[rows],
+                self.kernel[rows],
+                self.operation[rows] == "Send",
+                self.collective[rows],
+                self.matched[rows],
+            )
         return out
 
     @cached_property
@@ -125,51 +120,49 @@ class Activities:
     """All ranks' activities, one rank after the other, on the reference rank's clock (ns)."""
 
     def __init__(self, dataset: Dataset) -> None:
-        columns = ["name", "stream", "direction", "pageable", "size_bytes"]
-        table = pa.concat_tables([t.activity.select(columns) for t in dataset.tables])
+        columns = ["name", "direction", "pageable"]
+        self._tables = [t.activity for t in dataset.tables]
+        table = pa.concat_tables([each.select(columns) for each in self._tables])
 
         def true(column: pa.ChunkedArray) -> Bools:
             known = pc.fill_null(column, fill_value=False)
             return np.asarray(known.to_numpy(zero_copy_only=False), dtype=bool)
 
         lines = dataset.timelines
-        #: the place of the rank, and the number of the stream in its report
-        self.rank, self.stream = lines.of, np.asarray(table["stream"].to_numpy(), dtype=np.int64)
-        #: where each rank's begin, and where the last one's end, [ranks + 1]
-        self.first: Ints = np.searchsorted(self.rank, np.arange(len(dataset.tables) + 1))
-        self.start, self.stop, self.launch, self.launch_end = dataset.aligned(
-            self.rank, lines.times
+        #: the place of the rank
+        self.rank = lines.of
+        self.start, self.stop, self.launch, self.launch_end = (
+            np.empty(len(self.rank), dtype=np.int64) for _ in range(4)
         )
+        # rank by rank: all at once they would be in memory several times
+        for k, tables in enumerate(dataset.tables):
+            for times, wall in zip(
+                (self.start, self.stop, self.launch, self.launch_end),
+                wall_times(tables),
+                strict=True,
+            ):
+                times[lines.rows(k)] = dataset.clock.align(tables.rank, wall)
+            release()
+        self.names, name = coded(table, "name")
         #: as in `timeline.KINDS`, and as in `names`
-        self.kind, (self.names, self.name) = lines.kind, coded(table, "name")
-        #: copies: to the GPU, to the host, of pageable memory, and how much
+        self.kind, self.name = lines.kind, name.astype(np.int32)
+        #: copies: to the GPU, to the host, of pageable memory
         self.to_gpu = true(pc.equal(table["direction"], "host_to_device"))
         self.to_host = true(pc.equal(table["direction"], "device_to_host"))
         self.pageable = true(table["pageable"])
-        self.size = np.asarray(pc.fill_null(table["size_bytes"], 0).to_numpy(), dtype=np.int64)
+        del table
+        trim()
 
+    @property
+    def stream(self) -> Ints:
+        """The number of each one's stream in its report."""
+        return np.concatenate([each["stream"].to_numpy() for each in self._tables])
 
-class HostCalls:
-    """All ranks' host calls, one rank after the other, on the reference rank's clock (ns)."""
-
-    def __init__(self, dataset: Dataset) -> None:
-        columns = ["start_ns", "end_ns", "kind", "name"]
-        table = pa.concat_tables([t.host_calls.select(columns) for t in dataset.tables])
-        self.rank = _placed([t.host_calls.num_rows for t in dataset.tables])
-        times = np.stack([table[name].to_numpy() for name in columns[:2]])
-        self.start, self.stop = dataset.aligned(self.rank, times)
-        (self.kinds, self.kind), (self.names, self.name) = (
-            coded(table, "kind"),
-            coded(table, "name"),
-        )
-
-    def called(self, kind: str, pattern: str) -> Bools:
-        """Which calls are of a kind, with a name that a regular expression finds something in."""
-        names = pa.array(self.names, pa.string())
-        found = pc.match_substring_regex(names, pattern).to_numpy(zero_copy_only=False)
-        fits: Bools = np.asarray(found, dtype=bool)
-        of_kind = np.asarray([one == kind for one in self.kinds], dtype=bool)
-        return np.asarray(of_kind[self.kind] & fits[self.name])
+    @property
+    def size(self) -> Ints:
+        """How many bytes each one copies."""
+        columns = [pc.fill_null(each["size_bytes"], 0).to_numpy() for each in self._tables]
+        return np.concatenate(columns)
 
 
 def _held(table: pa.Table, role: npt.NDArray[np.object_]) -> Bools:
@@ -331,11 +324,6 @@ class Dataset:
     def activities(self) -> Activities:
         """All ranks' activities."""
         return Activities(self)
-
-    @cached_property
-    def host_calls(self) -> HostCalls:
-        """All ranks' host calls."""
-        return HostCalls(self)
 
     @once
     def issued(self, name: str) -> Ints:

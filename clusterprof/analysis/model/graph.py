@@ -21,40 +21,25 @@ NEVER = np.iinfo(np.int64).min >> 2
 class Graph:
     """Moments in the order in which they are computed: all that it waits for before each.
 
-    `order` is by level, and in a level those with the most edges first; moments on a circle, and
-    those behind one, are in no level. `edge` is the place of each edge among those given; `source`
-    and `target` are places in `order`. Edges are in `pieces`: where a piece's edges begin and end,
-    where its targets do, and where among its edges each target's begin; None where each target has
-    one.
+    `order` is by level; moments on a circle, and those behind one, are in no level. `edge` is the
+    place of each edge among those given; `source` and `target` are places in `order`. A level is
+    one of `pieces`: where its edges begin and end, where its targets do, and where among its edges
+    each target's begin.
     """
 
     def __init__(self, moments: int, source: Ints, target: Ints) -> None:
-        self.moments = moments
-        depth, count = depths(moments, source, target), np.bincount(target, minlength=moments)
-        roots, led = np.flatnonzero(depth <= 0), np.flatnonzero(depth > 0)
-        # those without any edge are out of the way
-        leads = np.bincount(source, minlength=moments) > 0
-        roots = roots[np.argsort(leads[roots], kind="stable")]
-        self.order = np.r_[roots, led[np.lexsort((-count[led], depth[led]))]]
+        self.moments, depth = moments, depths(moments, source, target)
+        self.order = np.argsort(np.maximum(depth, 0), kind="stable")
         #: where each moment is in `order`
         self.place = place = np.empty(moments, dtype=np.int64)
         place[self.order] = np.arange(moments)
         edge = np.flatnonzero(depth[target] > 0)
         edge = edge[np.argsort(place[target[edge]], kind="stable")]
         to = place[target[edge]]
-        nth = np.arange(len(to)) - first_of(np.diff(to, prepend=-1) != 0)
-        # of each moment one edge by itself, and all others together
-        piece = 2 * (depth[target[edge]] - 1) + (nth > 0)
-        by_piece = np.argsort(piece, kind="stable")
-        edge, to = edge[by_piece], to[by_piece]
-        self.pieces = list[tuple[int, int, int, int, Ints | None]]()
-        bounds = np.r_[0, np.cumsum(np.bincount(piece))].tolist()
-        for number, (low, high) in enumerate(pairwise(bounds)):
-            if low == high:
-                continue
-            begin = None
-            if number % 2:
-                begin = np.flatnonzero(np.diff(to[low:high], prepend=-1))
+        self.pieces = list[tuple[int, int, int, int, Ints]]()
+        ends = np.cumsum(np.bincount(depth[target[edge]])[1:]).tolist()
+        for low, high in pairwise([0, *ends]):
+            begin = np.flatnonzero(np.diff(to[low:high], prepend=-1))
             self.pieces.append((low, high, int(to[low]), int(to[high - 1]) + 1, begin))
         self.edge, self.source, self.target = edge, place[source[edge]], to
         #: moments on or behind a circle: they have no time
@@ -74,10 +59,8 @@ class Graph:
         for low, high, first, last, begin in self.pieces:
             reached: Ints = times.take(self.source[low:high], axis=0)
             reached += length[low:high]
-            if begin is not None:
-                reached = np.maximum.reduceat(reached, begin, axis=0)
             at = times[first:last]
-            np.maximum(at, reached, out=at)
+            np.maximum(at, np.maximum.reduceat(reached, begin, axis=0), out=at)
         return times
 
     def goes_on(self, change: Ints) -> bool:
@@ -138,9 +121,13 @@ def running_maximum(values: Ints, part: Ints) -> Ints:
         # too large to be raised: their places in order are not
         levels, place = np.unique(values, return_inverse=True)
         return levels[running_maximum(place.reshape(values.shape), part)]
-    raised = (values - low) + step * (part if values.ndim == 1 else part[:, None])
-    highest = np.maximum.accumulate(raised, axis=0)
-    return np.asarray(highest - step * (part if values.ndim == 1 else part[:, None]) + low)
+    raised: Ints = values - low
+    by = step * (part if values.ndim == 1 else part[:, None])
+    raised += by
+    np.maximum.accumulate(raised, axis=0, out=raised)
+    raised -= by
+    raised += low
+    return raised
 
 
 def first_of(fresh: Bools) -> Ints:
@@ -150,5 +137,6 @@ def first_of(fresh: Bools) -> Ints:
 
 def running_sum(values: Ints, begin: Ints) -> Ints:
     """Return the sum so far within each part; `begin` [n] is where it begins."""
-    total = np.cumsum(values, axis=0)
-    return np.asarray(total - (total - values)[begin])
+    total: Ints = np.cumsum(values, axis=0)
+    total -= (total - values).take(begin, axis=0)
+    return total

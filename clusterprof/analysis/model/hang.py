@@ -18,6 +18,7 @@ import pyarrow as pa
 
 from clusterprof.align.columns import Ints, integers
 from clusterprof.align.match.flight_calls import FlightCalls
+from clusterprof.analysis.model.dataset import commonest
 from clusterprof.results import CalledEntry, HangEntry
 
 
@@ -141,7 +142,7 @@ class _Job:
                 group=group.name,
                 description=group.description,
                 sequence=int(self.calls.sequence[call]),
-                operation=self.kinds["operation"][self._usual(rows)],
+                operation=self.kinds["operation"][commonest(self.kind[rows].tolist())],
                 ranks=sorted(ranks),
                 one_of=one_of,
                 waiting=sorted(waiting - ranks or waiting),
@@ -200,10 +201,6 @@ class _Job:
         later = self.calls.of_row[(self.rank == own) & (self.record > self.record[row])]
         return bool(np.isin(later, self.calls.of_row[self.rank == other]).any())
 
-    def _usual(self, rows: Ints) -> int:
-        """Return the kind of call that most ranks of a call made."""
-        return int(Counter(self.kind[rows].tolist()).most_common(1)[0][0])
-
     def _odd_ones(self, call: int, rows: Ints) -> tuple[set[int], bool]:
         """Return who called otherwise than most, or of as many than before; and if that is open."""
         kinds = self.kind[rows]
@@ -245,12 +242,11 @@ class _Job:
             mine = np.flatnonzero(self.rank == rank)
             mine = mine[np.argsort(self.record[mine])][-1:]
         row = self.calls.entries.slice(int(mine[0]), 1).to_pylist()[0] if mine.size else {}
-        sizes = ("input_sizes", "output_sizes", "input_types")
-        given, got, types = (row.get(name, "") for name in sizes)
         return CalledEntry(
             rank=rank, joined=joined, operation=row.get("operation", ""),
-            sequence=row.get("sequence", -1), input_sizes=given, output_sizes=got,
-            input_types=types, line=row.get("frame"),
+            sequence=row.get("sequence", -1), input_sizes=row.get("input_sizes", ""),
+            output_sizes=row.get("output_sizes", ""), input_types=row.get("input_types", ""),
+            line=row.get("frame"),
         )  # fmt: skip
 
     def _roots(self, calls: set[int]) -> list[int]:
@@ -274,25 +270,20 @@ class _Job:
 
     def _is_root(self, call: int, after: Mapping[int, set[int]]) -> bool:
         reached = _reached(call, after)
-        if not reached:
-            return True
-        in_circle = all(call in _reached(each, after) for each in reached)
-        return in_circle and self._lacks(call)
-
-    def _lacks(self, call: int) -> bool:
+        if not all(call in _reached(each, after) for each in reached):
+            return False
         rows = np.array(self.calls.rows(call))
-        return rows.size < self.calls.expected[call] or bool(self._odd_ones(call, rows)[0])
+        lacks = rows.size < self.calls.expected[call] or bool(self._odd_ones(call, rows)[0])
+        return lacks or not reached
 
 
 def _reached(call: int, after: Mapping[int, set[int]]) -> set[int]:
     """Return what a call waits for, near or far."""
-    found: set[int] = set()
-    waiting = [call]
+    found, waiting = set[int](), [call]
     while waiting:
-        for each in after.get(waiting.pop(), ()):
-            if each not in found:
-                found.add(each)
-                waiting.append(each)
+        fresh = after.get(waiting.pop(), set()) - found
+        found |= fresh
+        waiting.extend(fresh)
     return found
 
 

@@ -6,11 +6,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from clusterprof.align.columns import called, coded, matched
 from clusterprof.analysis.model import limits
-from clusterprof.analysis.model.dataset import Dataset, Ints
+from clusterprof.analysis.model.dataset import Bools, Dataset, Ints, once
 from clusterprof.analysis.model.graph import ranges
 from clusterprof.analysis.model.intervals import union
 from clusterprof.analysis.model.timeline import COLLECTIVE, COMPUTE
+from clusterprof.mapped import release
 from clusterprof.tables import GARBAGE, RankTables
 
 #: CUDA calls that wait for the device by their nature, and from which length on they do
@@ -20,27 +22,88 @@ WAITS = r"(?i)synchronize|memcpy|memset|cudafree|eventquery"
 _QUEUE = 1_000
 
 
+class HostCalls:
+    """The hosts' calls that are looked for, one rank after the other, on the reference clock (ns).
+
+    Those of CUDA that are long, those of `NAMED`, and operators where there is no GPU: a report
+    has ten times as many that nothing asks for.
+    """
+
+    def __init__(self, dataset: Dataset) -> None:
+        chosen = [
+            _looked_for(tables.host_calls, on_host=bool(on_host))
+            for tables, on_host in zip(dataset.tables, dataset.timelines.on_host, strict=True)
+        ]
+        self.rank = np.repeat(np.arange(len(chosen)), [calls.num_rows for calls, _ in chosen])
+        #: whether each rank's report has calls of CUDA
+        self.has_cuda = np.asarray([cuda for _, cuda in chosen], dtype=bool)
+        table = pa.concat_tables([calls for calls, _ in chosen])
+        times = np.stack([table[name].to_numpy() for name in ("start_ns", "end_ns")])
+        self.start, self.stop = dataset.aligned(self.rank, times)
+        self.kinds, self.kind = coded(table, "kind")
+        self.names, self.name = coded(table, "name")
+
+    def called(self, kind: str, pattern: str) -> Bools:
+        """Which calls are of a kind, with a name that a regular expression finds something in."""
+        of_kind = np.asarray([one == kind for one in self.kinds], dtype=bool)
+        return np.asarray(of_kind[self.kind] & matched(self.names, pattern)[self.name])
+
+
+def _looked_for(calls: pa.Table, *, on_host: bool) -> tuple[pa.Table, bool]:
+    """The rows of one rank's calls that `HostCalls` has, and whether there are any of CUDA."""
+    (kinds, kind), (names, name) = coded(calls, "kind"), coded(calls, "name")
+    of = {one: np.asarray([each == one for each in kinds], dtype=bool)[kind] for one in set(kinds)}
+    none = np.zeros(len(kind), dtype=bool)
+    cuda, length = of.get("cuda", none), calls["end_ns"].to_numpy() - calls["start_ns"].to_numpy()
+    # clocks differ in pace by millionths: what is long on one is half as long on any
+    wanted = cuda & (2 * length >= limits.WAITING_CALL_NS)
+    if on_host:
+        wanted = wanted | of.get("op", none)
+    for one, pattern in (each for several in NAMED.values() for each in several):
+        if one in of:
+            wanted = wanted | (of[one] & matched(names, pattern)[name])
+    columns = calls.select(["start_ns", "end_ns", "kind", "name"])
+    chosen = columns.take(pa.array(np.flatnonzero(wanted))), bool(cuda.any())
+    release()
+    return chosen
+
+
+@once
+def host_calls(dataset: Dataset) -> HostCalls:
+    """The calls of all ranks' hosts that are looked for."""
+    return HostCalls(dataset)
+
+
 def wait_calls(dataset: Dataset) -> tuple[Ints, Ints, Ints]:
     """Calls in which a host may have waited for its device; on gloo its collectives.
 
     A long CUDA call that waits by its nature, a launch into a full queue, and any that is too long;
     calls that overlap are one. Returns the rank's place, begin and end (reference clock).
     """
-    a, calls, axis = dataset.activities, dataset.host_calls, dataset.axis
+    a, calls, axis = dataset.activities, host_calls(dataset), dataset.axis
     cuda, length = calls.called("cuda", ""), calls.stop - calls.start
     rows = np.flatnonzero(cuda & (length >= limits.WAITING_CALL_NS))
     waits = calls.called("cuda", WAITS)[rows] | (length[rows] >= limits.PAUSE_NS)
     begin, end = (axis.of(calls.rank[rows], t[rows]) for t in (calls.start, calls.stop))
-    launched, of = np.unique(axis.of(a.rank, a.launch), return_inverse=True)
-    finished = np.zeros(len(launched), dtype=np.int64)
-    np.maximum.at(finished, of, axis.of(a.rank, a.stop))
-    queued = np.searchsorted(launched, begin) - np.searchsorted(np.sort(finished), begin)
-    waits |= queued >= _QUEUE
+    waits |= _queued(dataset, begin) >= _QUEUE
     found = union(begin[waits], end[waits])
     (rank, start), (_, stop) = axis.back(found.start), axis.back(found.end)
     # a host without CUDA calls waits in its collectives, in each of several at once
-    own = np.flatnonzero((a.kind == COLLECTIVE) & ~np.isin(a.rank, calls.rank[cuda]))
+    own = np.flatnonzero((a.kind == COLLECTIVE) & ~calls.has_cuda[a.rank])
     return np.r_[rank, a.rank[own]], np.r_[start, a.start[own]], np.r_[stop, ends(dataset)[own]]
+
+
+def _queued(dataset: Dataset, time: Ints) -> Ints:
+    """How many launches of a rank have not ended at each of these times (on the axis)."""
+    a, axis = dataset.activities, dataset.axis
+    launched, stop = axis.of(a.rank, a.launch), axis.of(a.rank, a.stop)
+    order = np.argsort(launched, kind="stable")
+    launched, stop = launched[order], stop[order]
+    fresh = np.flatnonzero(np.diff(launched, prepend=-1))
+    if not len(fresh):
+        return np.zeros_like(time)
+    finished = np.sort(np.maximum.reduceat(stop, fresh))
+    return np.searchsorted(launched[fresh], time) - np.searchsorted(finished, time)
 
 
 def ends(dataset: Dataset) -> Ints:
@@ -51,8 +114,10 @@ def ends(dataset: Dataset) -> Ints:
     between what the host did during the call: of that which it waited in. That is the one which
     leaves the least time unexplained, as the host's pauses in the other gaps and as lateness.
     """
-    a, calls, axis, d = dataset.activities, dataset.host_calls, dataset.axis, dataset.timelines
-    on_host = d.on_host[a.rank]
+    a, axis, d = dataset.activities, dataset.axis, dataset.timelines
+    if not d.on_host.any():
+        return a.stop
+    on_host, calls = d.on_host[a.rank], host_calls(dataset)
     rows = np.flatnonzero(on_host & (a.kind == COLLECTIVE) & (a.stop > a.start))
     out: Ints = a.stop.copy()
     if not len(rows):
@@ -107,7 +172,7 @@ def named_time(dataset: Dataset, place: Ints, begin: Ints, end: Ints) -> dict[st
     """
     if not len(place):
         return {code: np.zeros(0, dtype=np.int64) for code in NAMED}
-    calls, axis = dataset.host_calls, dataset.axis
+    calls, axis = host_calls(dataset), dataset.axis
     low, high = axis.of(place, begin), axis.of(place, end)
     chosen, before, out = np.zeros(len(calls.rank), dtype=bool), np.zeros_like(low), {}
     for code, wanted in NAMED.items():
@@ -125,15 +190,13 @@ STEP_RANGES = r"^(step\b|ProfilerStep|nccl|gloo|clusterprof:)"
 
 def _telling(tables: RankTables, rows: pa.Table) -> pa.Table:
     """Those of `rows` of the host's calls that tell what the threads at work do."""
-    named = pc.match_substring_regex(rows["name"].cast(pa.string()), STEP_RANGES)
-    mine = pc.is_in(rows["thread"], value_set=_threads(tables))
-    return rows.filter(pc.and_(pc.invert(named), mine))
+    mine = pc.is_in(rows["thread"], value_set=_threads(tables)).to_numpy()
+    return rows.filter(pa.array(mine & ~called(rows, STEP_RANGES)))
 
 
 def _threads(tables: RankTables) -> pa.Array:
     """Threads whose work the device waits for: they launch, or mark the program's ranges."""
-    table = tables.activity
-    launching = pc.drop_null(pc.unique(table["launch_thread"]))
+    launching = pc.drop_null(pc.unique(tables.activity["launch_thread"]))
     if len(launching):
         return launching
     marks = tables.host_calls.filter(pc.equal(tables.host_calls["kind"], "range"))
@@ -148,33 +211,26 @@ def doing(tables: RankTables, begin: int, end: int) -> dict[str, object] | None:
     """
     table = tables.host_calls
     start, stop = table["start_ns"].to_numpy(), table["end_ns"].to_numpy()
+    # of a hundred thousand calls a few are open between the two
+    table = table.take(pa.array(np.flatnonzero((stop > begin) & (start < end))))
+    start, stop = table["start_ns"].to_numpy(), table["end_ns"].to_numpy()
     overlap = np.minimum(stop, end) - np.maximum(start, begin)
-    lock = np.asarray(pc.equal(table["kind"], "python").to_numpy(), dtype=bool) & (overlap > 0)
-    if lock.any():
-        # many short waits for the interpreter lock are one long one
-        waits = table.filter(pa.array(lock))
-        waiting, collecting = (
-            pc.match_substring_regex(waits["name"].cast(pa.string()), pattern)
-            for pattern in (GIL_WAIT, COLLECTING)
-        )
-        waiting = pc.and_(waiting, pc.is_in(waits["thread"], value_set=_threads(tables)))
-        for name, of_it in (("waiting for the GIL", waiting), (COLLECTOR, collecting)):
-            total = int(overlap[lock][np.asarray(of_it.to_numpy(), dtype=bool)].sum())
-            if total * 2 >= end - begin:
-                return {"name": name, "kind": "python", "duration_ns": total}
+    # many short waits for the interpreter lock are one long one
+    python = np.asarray(pc.equal(table["kind"], "python").to_numpy(), dtype=bool) & (overlap > 0)
+    mine = pc.is_in(table["thread"], value_set=_threads(tables)).to_numpy()
+    waiting, collecting = called(table, GIL_WAIT) & mine, called(table, COLLECTING)
+    for name, of_it in (("waiting for the GIL", waiting), (COLLECTOR, collecting)):
+        total = int(overlap[python & of_it].sum())
+        if 0 < total * 2 >= end - begin:
+            return {"name": name, "kind": "python", "duration_ns": total}
     enough = np.flatnonzero(overlap * 2 >= max(end - begin, 1))
-    if not len(enough):
-        return None
     rows = _telling(tables, table.take(pa.array(enough)))
     if not rows.num_rows:
         return None
     length = rows["end_ns"].to_numpy() - rows["start_ns"].to_numpy()
     best = int(np.argmin(length))
-    return {
-        "name": str(rows["name"][best].as_py()),
-        "kind": str(rows["kind"][best].as_py()),
-        "duration_ns": int(length[best]),
-    }
+    name, kind = (str(rows[column][best].as_py()) for column in ("name", "kind"))
+    return {"name": name, "kind": kind, "duration_ns": int(length[best])}
 
 
 def between(tables: RankTables, begin: int, end: int) -> dict[str, object] | None:
@@ -186,7 +242,7 @@ def between(tables: RankTables, begin: int, end: int) -> dict[str, object] | Non
     before, after = np.flatnonzero(stop <= middle), np.flatnonzero(start >= middle)
     if not len(before) or not len(after):
         return None
-    one = rows["name"][int(before[np.argmax(stop[before])])].as_py()
-    other = rows["name"][int(after[np.argmin(start[after])])].as_py()
+    near = before[np.argmax(stop[before])], after[np.argmin(start[after])]
+    one, other = (rows["name"][int(row)].as_py() for row in near)
     name = f"between '{one}' and '{other}'"
     return {"name": name, "kind": "between", "duration_ns": end - begin}

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -11,20 +13,24 @@ from clusterprof.align.columns import Ints
 
 @dataclass(frozen=True)
 class Intervals:
-    """Disjoint intervals in order, and the length covered before each of them (ns)."""
+    """Disjoint intervals in order."""
 
     start: Ints
     end: Ints
-    before: Ints
+
+    @cached_property
+    def _before(self) -> Ints:
+        """The length covered before each of them (ns)."""
+        length = self.end - self.start
+        return np.asarray(np.cumsum(length) - length)
 
     def covered(self, times: Ints) -> Ints:
         """Return for each time how much of the axis before it is covered."""
         if not len(self.start):
             return np.zeros(np.shape(times), dtype=np.int64)
         at = np.searchsorted(self.start, times, side="right") - 1
-        known = np.maximum(at, 0)
-        inside = np.minimum(times, self.end[known]) - self.start[known]
-        return np.where(at < 0, 0, self.before[known] + np.maximum(inside, 0)).astype(np.int64)
+        inside = np.minimum(times, self.end[at]) - self.start[at]
+        return np.where(at < 0, 0, self._before[at] + inside)
 
     def within(self, begin: Ints, end: Ints) -> Ints:
         """Return for each span `begin`..`end` how much of it is covered."""
@@ -34,18 +40,25 @@ class Intervals:
 def union(start: Ints, end: Ints) -> Intervals:
     """Return the union of intervals that may overlap and stand in any order."""
     keep = end > start
-    start, end = start[keep], end[keep]
+    if not keep.all():
+        start, end = start[keep], end[keep]
     if not len(start):
-        empty = np.zeros(0, dtype=np.int64)
-        return Intervals(empty, empty, empty)
-    order = np.argsort(start, kind="stable")
-    start, reach = start[order], np.maximum.accumulate(end[order])
-    fresh = np.r_[True, start[1:] > reach[:-1]]
-    first = np.flatnonzero(fresh)
-    last = np.r_[first[1:], len(start)] - 1
-    begin, stop = start[first], reach[last]
-    before = np.r_[0, np.cumsum(stop - begin)[:-1]]
-    return Intervals(begin, stop, before.astype(np.int64))
+        return Intervals(start, end)
+    if (start[1:] < start[:-1]).any():  # most come in order
+        order = np.argsort(start, kind="stable")
+        start, end = start[order], end[order]
+    reach = np.maximum.accumulate(end)
+    apart = start[1:] > reach[:-1]
+    return Intervals(start[np.r_[True, apart]], reach[np.r_[apart, True]])
+
+
+def joined(parts: Sequence[Intervals]) -> Intervals:
+    """Return the intervals of all `parts`, each of which lies behind the one before it."""
+    none = np.zeros(0, dtype=np.int64)
+    return Intervals(
+        np.concatenate([none, *(each.start for each in parts)]),
+        np.concatenate([none, *(each.end for each in parts)]),
+    )
 
 
 @dataclass(frozen=True)
@@ -63,11 +76,15 @@ class Axis:
         """What each rank has of the axis (ns)."""
         return 2**62 // max(len(self.origin), 1)
 
-    def of(self, rank: Ints, time: Ints) -> Ints:
+    def of(self, rank: Ints | int, time: Ints) -> Ints:
         """Return the place on the axis of each `time` (ns) of a rank (its place)."""
         half = self.width // 2
-        since = np.clip(time - self.origin[rank], -half, self.width - half - 1)
-        return np.asarray(since + half + rank * self.width)
+        # in place: there are as many as activities of all ranks
+        since = np.asarray(time - self.origin[rank])
+        np.clip(since, -half, self.width - half - 1, out=since)
+        since += np.multiply(rank, self.width, dtype=np.int64)
+        since += half
+        return since
 
     def back(self, place: Ints) -> tuple[Ints, Ints]:
         """Return the rank and the time of each place on the axis."""

@@ -11,12 +11,14 @@ from typing import Literal
 
 import numpy as np
 
+from clusterprof.align.columns import places
 from clusterprof.analysis.model import host_activity, limits
 from clusterprof.analysis.model.accounts import activity_of
 from clusterprof.analysis.model.dataset import Bools, Dataset, Ints, once
-from clusterprof.analysis.model.graph import NEVER, Graph, first_of
-from clusterprof.analysis.model.replay import Lengths, Replay
+from clusterprof.analysis.model.graph import NEVER, Graph, depths, first_of
+from clusterprof.analysis.model.replay import Lengths, Replay, length_places
 from clusterprof.analysis.model.timeline import COLLECTIVE, COMPUTE
+from clusterprof.mapped import trim
 
 #: a queued kernel starts this long after the one before it, at most (1 to 2 µs on an H200), and the
 #: time stamps of one device may overlap by as much
@@ -54,8 +56,8 @@ class _Reports:
         early = self.launch <= self.begins[a.rank, 0]
         row = np.flatnonzero(~early & (self.launch <= self.begins[a.rank, -1]))
         early = np.flatnonzero(early)
-        names, name = np.unique(a.stream, return_inverse=True)
-        streams, self.stream = np.unique(a.rank * len(names) + name, return_inverse=True)
+        names, name = places(a.stream)
+        streams, self.stream = places(a.rank * np.int64(len(names)) + name)
         #: each stream's rank, and when it became free of what was launched before the window
         self.of_stream = streams // max(len(names), 1)
         self.free = self.begins[self.of_stream, 0] - 10**12
@@ -65,14 +67,10 @@ class _Reports:
 
     def reach(self) -> float:
         """How far from the window's begin a time of these reports is (ns)."""
-        begin = self.begins[:, 0].astype(float)
-        far = [
-            np.abs(times[rows] - begin[self.rank[rows]]).max(initial=0.0)
-            for rows in (self.row, self.early)
-            for times in (self.start, self.stop)
-        ]
-        far.append(np.abs(self.begins[self.chosen] - begin[self.chosen, None]).max(initial=0.0))
-        return float(max(far))
+        rows, begin = np.r_[self.row, self.early], self.begins[:, 0].astype(float)
+        far = np.stack([self.start[rows], self.stop[rows]]) - begin[self.rank[rows]]
+        steps = self.begins[self.chosen] - begin[self.chosen, None]
+        return float(max(np.abs(each).max(initial=0.0) for each in (far, steps)))
 
     def step(self, rank: Ints, time: Ints, side: _Side) -> Ints:
         """The place among `steps` of each rank's `time`."""
@@ -173,6 +171,8 @@ class _Devices:
         idle = launch > ready + limits.REACTS_NS
         # the lower quartile: others may have waited for something that is not known
         least = _by_rank(r, idle, latency, 1 - limits.STEADY_FRAC, STAMP_NS)
+        # of a rank whose device hardly idles all may have
+        least = np.where(least > limits.REACTS_NS, STAMP_NS, least)
         # kernels that waited for their launches would follow as those do that were queued
         busy = (launch < before) & (follow <= STAMP_NS) & ~fresh
         gap = _by_rank(r, busy, follow, limits.HALF, STAMP_NS)
@@ -293,13 +293,14 @@ def _replay(dataset: Dataset) -> tuple[Replay | None, int | None]:
     reports = _Reports(dataset, steps, chosen)
     if reports.reach() > _LONGEST_NS:
         return None, 0
+    trim()
     hosts, devices, none = _Hosts(reports), _Devices(reports), np.zeros(0, dtype=np.int64)
     joined = _Joined(reports, hosts, devices, none, none)
     job = joined.made()
     if not len(job.graph.circular):
         return job, 0
     # members of collectives that wait for each other in a circle wait for no other
-    apart, waits = joined.on_circles()
+    apart, waits = joined.on_circles(job.graph)
     job = _Joined(reports, hosts, devices, apart, waits).made()
     return (None if len(job.graph.circular) else job), len(apart)
 
@@ -363,6 +364,10 @@ class _Edges(list[tuple[Ints, ...]]):
         length = (*length, 0, 0)[:3]
         self.append((source, target, *(np.broadcast_to(v, source.shape) for v in length)))
 
+    def joined(self) -> tuple[Ints, ...]:
+        """All of them, one array for each of the five."""
+        return tuple(np.concatenate(each) for each in zip(*self, strict=True))
+
 
 class _Joined:
     """All moments, numbered; each kind of moment begins at a place of its own.
@@ -378,25 +383,32 @@ class _Joined:
         self.apart, self.not_waiting = apart, waiting
         self.reports, self.hosts, self.devices = reports, hosts, devices
         row = reports.row
-        self.rank, self.start, self.stop = reports.rank[row], reports.start[row], reports.stop[row]
+        self.rank = reports.rank[row].astype(np.int64)
+        self.start, self.stop = reports.start[row], reports.stop[row]
         self.step = reports.step(self.rank, reports.launch[row], "left")
         #: the streams that are used in the window, by number, and the place of each activity's
         self.streams, self.stream = np.unique(reports.stream[row], return_inverse=True)
-        self.n_host, self.n = len(self.hosts.at), len(row)
-        self.starts = self.n_host
-        self.ends = self.starts + self.n
-        self.earlies = self.ends + self.n
-        self.begins = self.earlies + len(reports.early)
-        self.arrivals = self.begins + len(self.streams)
+        self.n_host, self.n = len(hosts.at), len(row)
         self.calls = _Calls(self)
-        self.marks = self.arrivals + len(self.calls.ids)
-        self.moments = self.marks + self.hosts.marks.size
-        #: places of lengths: queued and launched ends, hosts' time, running time, wakes,
-        #: none
-        self.launched, self.since = self.n, 2 * self.n
-        self.running = self.since + self.n_host
-        self.waking = self.running + self.n
-        self.none = self.waking + self.n_host
+        times = [
+            hosts.at, self.start, self.stop, reports.stop[reports.early],
+            reports.free[self.streams], self.calls.arrival, np.zeros_like(hosts.marks.ravel()),
+        ]  # fmt: skip
+        #: when each moment was; the steps' ends are left out (0)
+        self.recorded = np.concatenate(times)
+        self.starts, self.ends, self.earlies, self.begins, self.arrivals, self.marks = np.cumsum(
+            [len(each) for each in times[:-1]]
+        ).tolist()
+        #: the moments at which steps begin, and the last ends, [`chosen`, steps + 1]
+        self.step_ends = np.arange(self.marks, len(self.recorded)).reshape(hosts.marks.shape)
+        #: places of lengths (`Replay.values`)
+        _, self.launched, self.since, self.running, self.waking, self.none = length_places(
+            self.n_host, self.n
+        ).tolist()
+        #: the moment before each activity on its stream
+        self.prior = np.where(
+            devices.previous >= 0, self.ends + devices.previous, self.begins + self.stream
+        )
         #: the moments at which activities end; -1: launched after the window
         self.end_of = np.full(len(reports.rank) + 1, -1)
         self.end_of[row] = self.ends + np.arange(self.n)
@@ -404,97 +416,102 @@ class _Joined:
 
     def made(self) -> Replay:
         """The graph with its lengths."""
-        reports, hosts, devices, calls, n = (
-            self.reports, self.hosts, self.devices, self.calls, self.n
-        )  # fmt: skip
-        edges, launch, marks = _Edges(), hosts.launch, hosts.marks
+        reports, hosts, devices, calls = self.reports, self.hosts, self.devices, self.calls
         woken = self.end_of[hosts.woken_by]
         root = woken >= 0
-        root[marks[:, 0]] = True
+        root[hosts.marks[:, 0]] = True
         own = np.where(root, 0, np.diff(hosts.at, prepend=hosts.at[:1]))
-        root_of = first_of(root)
-        previous = devices.previous
-        prior = np.where(previous >= 0, self.ends + previous, self.begins + self.stream)
-        joins = np.zeros(n, dtype=bool)
-        joins[calls.member] = joins[devices.waiting] = True
-        held = np.flatnonzero(calls.held)
-        joined = np.zeros(n, dtype=bool)
-        joined[calls.member[held]] = True
-        fresh = (previous < 0) | joins
-        fresh[1:] |= joins[:-1] | (root_of[launch][1:] != root_of[launch][:-1])
-        part = np.cumsum(fresh) - 1
-        run = self.stop - self.start
-        run[calls.member[held]] = calls.transfer[held]
-        recorded = self._recorded()
-
         wakes = np.flatnonzero(woken >= 0)
         after_wait = np.zeros(self.n_host, dtype=np.int64)
-        after_wait[wakes] = np.maximum(hosts.at[wakes] - recorded[woken[wakes]], -limits.REACTS_NS)
-        edges.add(woken[wakes], wakes, self.waking + wakes)
-        edges.add(root_of[wakes - 1], wakes, self.since + wakes - 1)
-        inner = np.unique(marks[:, 1:])
-        inner = inner[~root[inner]]
-        edges.add(root_of[inner], inner, self.since + inner)
-        special = np.flatnonzero(joins)
-        edges.add(
-            prior[special], self.starts + special, self.none,
-            devices.follow[special], devices.loose[0][special],
-        )  # fmt: skip
-        edges.add(
-            root_of[launch[special]], self.starts + special, self.since + launch[special],
-            devices.latency[special], devices.loose[1][special],
-        )  # fmt: skip
-        other = self.end_of[devices.other]
-        known = (other >= 0) & ~np.isin(self.starts + devices.waiting, self.not_waiting)
-        edges.add(
-            other[known], self.starts + devices.waiting[known], self.none,
-            devices.after[known], devices.loose[2][known],
-        )  # fmt: skip
-        alone = np.flatnonzero(joins & ~joined)
-        edges.add(self.starts + alone, self.ends + alone, self.running + alone)
-        gate = np.flatnonzero(calls.gates)
-        edges.add(self.starts + calls.member[gate], self.arrivals + calls.number[gate], self.none)
-        member = calls.member[held]
-        edges.add(self.arrivals + calls.number[held], self.ends + member, self.running + member)
-        self._add_step_ends(edges)
-        first, first_ns, again = self._begins()
-        plain = np.flatnonzero(~joins)
-        prior_of = prior[np.flatnonzero(fresh)[part]]
-        needed = np.zeros(self.moments, dtype=bool)
-        needed[np.concatenate([e[0] for e in edges])] = True
-        needed[again[again >= 0]] = True
-        needed[prior_of[plain]] = True
-        plain = plain[needed[self.ends + plain]]
-        edges.add(prior_of[plain], self.ends + plain, plain)
-        edges.add(root_of[launch[plain]], self.ends + plain, self.launched + plain)
-        source, target, pick, plus, loose_plus = (
-            np.concatenate(c) for c in zip(*edges, strict=True)
+        after_wait[wakes] = np.maximum(
+            hosts.at[wakes] - self.recorded[woken[wakes]], -limits.REACTS_NS
         )
+        held = calls.member[calls.held]
+        run = self.stop - self.start
+        run[held] = calls.transfer[calls.held]
+        joins, joined = np.zeros((2, self.n), dtype=bool)
+        joins[calls.member] = joins[devices.waiting] = True
+        joined[held] = True
+        root_of = first_of(root)
+        fresh = (devices.previous < 0) | joins
+        fresh[1:] |= joins[:-1] | (np.diff(root_of[hosts.launch]) != 0)
+        first, again = self._begins()
+        edges = _Edges()
+        self._add_hosts(edges, woken, root_of)
+        self._add_starts(edges, np.flatnonzero(joins), root_of)
+        self._add_collectives(edges, np.flatnonzero(joins & ~joined))
+        self._add_step_ends(edges)
+        self._add_queues(edges, fresh, np.flatnonzero(~joins), root_of, again)
+        source, target, *lengths = edges.joined()
         self.waits_for = source, target
+        graph = Graph(len(self.recorded), source, target)
+        pick, plus, loose_plus = (each[graph.edge] for each in lengths)
         wait_beside, waits = self._beside_waits()
-        made = Graph(self.moments, source, target)
-        pick, plus, loose_plus = (each[made.edge] for each in (pick, plus, loose_plus))
         return Replay(
-            graph=made,
-            steps=reports.steps,
-            lengths=Lengths(own, run, after_wait),
-            pick=pick, plus=plus, host_root=root, launch_moment=launch, host_rank=hosts.rank,
+            graph=graph, steps=reports.steps, lengths=Lengths(own, run, after_wait),
+            pick=pick, plus=plus, host_root=root, host_rank=hosts.rank,
             host_step=reports.step(hosts.rank, hosts.at, "right"),
-            rank=self.rank, row=reports.row - reports.dataset.activities.first[self.rank],
-            step=self.step, kind=reports.kind[reports.row],
-            joined=joined, before=devices.follow, latency=devices.latency, fresh=fresh, part=part,
-            first=first, first_ns=first_ns, again=again,
-            marks=self.marks + np.arange(marks.size).reshape(marks.shape), recorded=recorded,
+            launch_moment=hosts.launch, rank=self.rank, step=self.step, activity=reports.row,
+            kind=reports.kind[reports.row].astype(np.int64), joined=joined,
+            before=devices.follow, latency=devices.latency, fresh=fresh,
+            first=first, again=again, marks=self.step_ends, recorded=self.recorded,
             unexplained=devices.unexplained,
             wait_beside=wait_beside, freely=self._freely(wait_beside, run), waits=waits,
             loose=(devices.loose[0], devices.loose[1], loose_plus),
         )  # fmt: skip
 
-    def on_circles(self) -> tuple[Ints, Ints]:
+    def _add_hosts(self, edges: _Edges, woken: Ints, root_of: Ints) -> None:
+        """A host's wait ends after what it waited for; its steps begin after its own time."""
+        wakes = np.flatnonzero(woken >= 0)
+        edges.add(woken[wakes], wakes, self.waking + wakes)
+        edges.add(root_of[wakes - 1], wakes, self.since + wakes - 1)
+        inner = np.unique(self.hosts.marks[:, 1:])
+        inner = inner[root_of[inner] != inner]
+        edges.add(root_of[inner], inner, self.since + inner)
+
+    def _add_starts(self, edges: _Edges, special: Ints, root_of: Ints) -> None:
+        """`special` activities start after their stream, their launch and other streams."""
+        devices, launch = self.devices, self.hosts.launch[special]
+        edges.add(
+            self.prior[special], self.starts + special, self.none,
+            devices.follow[special], devices.loose[0][special],
+        )  # fmt: skip
+        edges.add(
+            root_of[launch], self.starts + special, self.since + launch,
+            devices.latency[special], devices.loose[1][special],
+        )  # fmt: skip
+        other, waiting = self.end_of[devices.other], self.starts + devices.waiting
+        known = (other >= 0) & ~np.isin(waiting, self.not_waiting)
+        edges.add(
+            other[known], waiting[known], self.none, devices.after[known], devices.loose[2][known]
+        )
+
+    def _add_collectives(self, edges: _Edges, alone: Ints) -> None:
+        """A collective transfers once its last member has come; those `alone` wait for none."""
+        calls = self.calls
+        edges.add(self.starts + alone, self.ends + alone, self.running + alone)
+        last = self.arrivals + calls.number
+        edges.add(self.starts + calls.member[calls.gates], last[calls.gates], self.none)
+        held = calls.member[calls.held]
+        edges.add(last[calls.held], self.ends + held, self.running + held)
+
+    def _add_queues(
+        self, edges: _Edges, fresh: Bools, plain: Ints, root_of: Ints, again: Ints
+    ) -> None:
+        """Of the `plain` activities those that anything waits for end after their queue's begin."""
+        prior, launch = self.prior[first_of(fresh)], self.hosts.launch
+        needed = np.zeros(len(self.recorded), dtype=bool)
+        needed[np.concatenate([source for source, *_ in edges])] = True
+        needed[again[again >= 0]] = needed[prior[plain]] = True
+        plain = plain[needed[self.ends + plain]]
+        edges.add(prior[plain], self.ends + plain, plain)
+        edges.add(root_of[launch[plain]], self.ends + plain, self.launched + plain)
+
+    def on_circles(self, graph: Graph) -> tuple[Ints, Ints]:
         """The collectives and the activities' starts that wait for each other in circles."""
         source, target = self.waits_for
-        circles = Graph(self.moments, source, target).circular
-        moments = np.intersect1d(circles, Graph(self.moments, target, source).circular)
+        before = np.flatnonzero(depths(len(self.recorded), target, source) < 0)
+        moments = np.intersect1d(graph.circular, before)
         calls = moments[(moments >= self.arrivals) & (moments < self.marks)] - self.arrivals
         starts = moments[(moments >= self.starts) & (moments < self.ends)]
         return self.calls.ids[calls], starts
@@ -546,7 +563,7 @@ class _Joined:
         order = np.lexsort((self.start, name, self.step, self.rank))
         parts = np.stack([self.rank, self.step, name])[:, order]
         fresh = np.r_[True, (parts[:, 1:] != parts[:, :-1]).any(axis=0)]
-        since = np.arange(self.n) - np.maximum.accumulate(np.where(fresh, np.arange(self.n), 0))
+        since = np.arange(self.n) - first_of(fresh)
         out = np.full(self.n, -1, dtype=np.int64)
         out[order] = np.where(parts[2] >= 0, parts[2] * self.n + since, -1)
         return out
@@ -554,8 +571,7 @@ class _Joined:
     def _add_step_ends(self, edges: _Edges) -> None:
         """A step ends with the host and, on each stream, with the last that it has launched."""
         marks, launch = self.hosts.marks, self.hosts.launch
-        ends = self.marks + np.arange(marks.size).reshape(marks.shape)
-        edges.add(marks.ravel(), ends.ravel(), self.none)
+        edges.add(marks.ravel(), self.step_ends.ravel(), self.none)
         chosen = np.searchsorted(self.reports.chosen, self.reports.of_stream[self.streams])
         order = np.lexsort((launch, self.stream))
         size = self.n_host + 1
@@ -564,10 +580,10 @@ class _Joined:
         last = np.r_[order, -1][last - 1]
         same = np.r_[self.stream, -1][last] == number
         last = np.where(same, self.ends + last, self.begins + number)
-        edges.add(last.ravel(), ends[chosen].ravel(), self.none)
+        edges.add(last.ravel(), self.step_ends[chosen].ravel(), self.none)
 
-    def _begins(self) -> tuple[Ints, Ints, Ints]:
-        """Moments before the window, when they were, and which stand for them a round later."""
+    def _begins(self) -> tuple[Ints, Ints]:
+        """Moments before the window, and which stand for them a round later."""
         hosts, reports = self.hosts, self.reports
         last = np.flatnonzero(np.diff(self.stream, append=-1))
         # what is launched last of the window stands for what was launched before it
@@ -583,15 +599,5 @@ class _Joined:
                 hosts.marks[:, 0], self.begins + np.arange(len(self.streams)),
                 self.earlies + np.arange(len(early)),
             ],
-            np.r_[
-                hosts.at[hosts.marks[:, 0]], reports.free[self.streams],
-                reports.stop[reports.early],
-            ],
             np.r_[hosts.marks[:, -1], self.ends + last, later],
         )  # fmt: skip
-
-    def _recorded(self) -> Ints:
-        """When each moment was; the streams' begins and the steps' ends are left out (0)."""
-        times = [self.hosts.at, self.start, self.stop, self.reports.stop[self.reports.early]]
-        begins, ends = np.zeros_like(self.streams), np.zeros_like(self.hosts.marks.ravel())
-        return np.concatenate([*times, begins, self.calls.arrival, ends])

@@ -25,16 +25,26 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
-from hashlib import blake2b
+from hashlib import sha1
 
 import numpy as np
 
-from clusterprof.analysis.model.dataset import Bools, Ints
+from clusterprof.analysis.model.dataset import Bools, Floats, Ints
 from clusterprof.analysis.model.graph import NEVER, Graph, first_of, running_maximum, running_sum
 
 #: until queues have filled or emptied, so many steps do not count: with 8 the host in the recording
 #: ddp-host-hidden saves 1.6 ms a step, with 12 3.7, and with twice the time 4.0
 SETTLE_STEPS = 12
+
+
+#: kinds of lengths that edges pick from: the ends of queued activities, and of launched ones, the
+#: hosts' times since they were woken, running times, what a wake takes, and none
+QUEUED, LAUNCHED, SINCE, RUNNING, WAKING, NONE = range(6)
+
+
+def length_places(hosts: int, activities: int) -> Ints:
+    """Return where each kind of length begins, of so many moments of hosts and activities."""
+    return np.cumsum([0, activities, activities, hosts, activities, hosts])
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,10 +62,10 @@ class Lengths:
     #: whether the delays that no recorded length explains are left out
     explained: bool = False
 
-    @property
+    @cached_property
     def digest(self) -> bytes:
-        """The same for the same lengths."""
-        out = blake2b(bytes([self.explained]))
+        """The same for the same lengths; processors have instructions for SHA-1."""
+        out = sha1(bytes([self.explained]), usedforsecurity=False)
         for each in (self.own, self.run, self.woken):
             out.update(f"{each.dtype} {each.shape}".encode())
             out.update(np.ascontiguousarray(each).data)
@@ -77,27 +87,26 @@ class Replay:
     host_rank: Ints
     host_step: Ints
     host_root: Bools
-    #: activities: the moment of the launch, place of the rank, of the step, row in its own table
+    #: activities: the moment of the launch, place of the rank, of the step, and among those of the
+    #: dataset
     launch_moment: Ints
     rank: Ints
     step: Ints
-    row: Ints
+    activity: Ints
     kind: Ints
     #: whether it is a member of a collective that waits for the others
     joined: Bools
     #: the length from the activity before it on its stream, and from its launch
     before: Ints
     latency: Ints
-    #: where a run of activities begins that wait for nothing else, and the run's number
+    #: where a run of activities begins that wait for nothing else
     fresh: Bools
-    part: Ints
-    #: moments before the window: when they were, and which one stands for each a round later
+    #: moments before the window, and which one stands for each a round later
     first: Ints
-    first_ns: Ints
     again: Ints
     #: moments at which each rank's steps begin, and the last ends, [ranks, steps + 1]
     marks: Ints
-    #: when each moment was
+    #: when each moment was; 0 for ends of steps
     recorded: Ints
     #: what no recorded length explains, of each activity (ns)
     unexplained: Ints
@@ -109,6 +118,8 @@ class Replay:
     waits: Ints
     #: the parts of `before`, `latency` and `plus` that are unexplained
     loose: tuple[Ints, Ints, Ints]
+    #: each step's share of the long run, [steps]; None: all come equally often
+    shares: Floats | None = None
 
     @cached_property
     def host_spans(self) -> tuple[Ints, Ints]:
@@ -126,17 +137,28 @@ class Replay:
         """Each activity's first one in its run."""
         return first_of(self.fresh)
 
+    @cached_property
+    def _run(self) -> Ints:
+        """The number of each activity's run."""
+        return np.cumsum(self.fresh) - 1
+
+    @cached_property
+    def first_ns(self) -> Ints:
+        """When the moments before the window were."""
+        return self.recorded[self.first]
+
     @property
     def ends(self) -> int:
         """The moment of the first activity's end; the others' follow."""
         return len(self.host_rank) + len(self.rank)
 
-    def values(self, lengths: Lengths) -> Ints:
-        """Return the lengths that edges pick from.
+    @property
+    def places(self) -> Ints:
+        """Where each kind of length begins among `values`."""
+        return length_places(len(self.host_rank), len(self.rank))
 
-        The ends of queued activities, and of launched ones, the hosts' times since they were
-        woken, running times, what a wake takes, and none.
-        """
+    def values(self, lengths: Lengths) -> tuple[Ints, ...]:
+        """Return the lengths that edges pick from, those of each kind (`QUEUED`, ... `WAKING`)."""
         own, run, woken = lengths.own, lengths.run, lengths.woken
         if wide := [v for v in (own, run, woken) if v.ndim == 2]:
             width = wide[0].shape[1]
@@ -148,9 +170,13 @@ class Replay:
             before, latency = before - self.loose[0], latency - self.loose[1]
         since = running_sum(own, self.host_begin)
         queue = running_sum(run + _like(before, run), self.run_begin)
-        launched = since[self.launch_moment] + _like(latency, run)
-        launched_end = running_maximum(launched + run - queue, self.part) + queue
-        return np.concatenate([queue, launched_end, since, run, woken, np.zeros_like(own[:1])])
+        launched = since.take(self.launch_moment, axis=0)
+        launched += _like(latency, run)
+        launched += run
+        launched -= queue
+        launched_end = running_maximum(launched, self._run)
+        launched_end += queue
+        return queue, launched_end, since, run, woken
 
     def times(self, lengths: Lengths) -> Ints:
         """Return all moments' times with these lengths, [moments] or [moments, what-ifs]."""
@@ -205,9 +231,18 @@ class Replay:
         """Return each edge's length, [edges] or [edges, what-ifs]."""
         values = self.values(lengths)
         plus = self.plus - self.loose[2] if lengths.explained else self.plus
-        out: Ints = values.take(self.pick, axis=0)
-        out += _like(plus, values)
+        wide = values[QUEUED]
+        out = np.array(np.broadcast_to(_like(plus, wide), (len(plus), *wide.shape[1:])))
+        for (edges, at), each in zip(self._picked, values, strict=True):
+            out[edges] += each.take(at, axis=0)
         return out
+
+    @cached_property
+    def _picked(self) -> list[tuple[Ints, Ints]]:
+        """Which edges pick a length of each kind that has any, and its place among those."""
+        kind = np.searchsorted(self.places, self.pick, side="right") - 1
+        edges = [np.flatnonzero(kind == each) for each in range(NONE)]
+        return [(e, self.pick[e] - begin) for e, begin in zip(edges, self.places, strict=False)]
 
     def one_pass(self, length: Ints, begin: Ints | None = None) -> Ints:
         """Return all moments' times with these lengths of edges, in the graph's order."""
@@ -227,11 +262,14 @@ class Replay:
 
     def pace(self, lengths: Lengths) -> np.ndarray:
         """Return the mean step (ns), [what-ifs], where the window's steps come again and again."""
-        return self.long_run(lengths)[1]
+        steps = self.long_run(lengths)[1]
+        mean = steps.mean(axis=0) if self.shares is None else self.shares @ steps
+        return np.asarray(mean)
 
-    def long_run(self, lengths: Lengths) -> tuple[Ints, np.ndarray]:
-        """Return when the window's steps begin and the last ends (as `marks`), and the `pace`.
+    def long_run(self, lengths: Lengths) -> tuple[Ints, Floats]:
+        """Return when the window's steps begin and the last ends (as `marks`), and their long run.
 
+        That is how long each is (ns) where they come again and again, [steps] or [steps, what-ifs].
         The same lengths are replayed once.
         """
         key = lengths.digest
@@ -240,11 +278,11 @@ class Replay:
         return self._known[key]
 
     @cached_property
-    def _known(self) -> dict[bytes, tuple[Ints, np.ndarray]]:
+    def _known(self) -> dict[bytes, tuple[Ints, Floats]]:
         """What was replayed already."""
         return {}
 
-    def _long_run(self, lengths: Lengths) -> tuple[Ints, np.ndarray]:
+    def _long_run(self, lengths: Lengths) -> tuple[Ints, Floats]:
         """Replay many windows, one after the other.
 
         Each round of the window goes on from where the one before has left hosts and queues. As
@@ -253,26 +291,28 @@ class Replay:
         are known.
         """
         begin, change = self.first_ns, np.zeros(0, dtype=np.int64)
-        ends, before = list[Ints](), list[Ints]()
+        rounds, before = list[Ints](), list[Ints]()
         passes, place = self._passes(lengths), self.graph.place
         marks, again = place[self.marks], place[self.again]
         steps = max(self.marks.shape[1] - 1, 1)
         settled = -(-SETTLE_STEPS // steps)
-        for count in range(2 * settled):
+        for _ in range(2 * settled):
             found = passes(begin)
-            if not count:
-                window = found[-1][marks]
-            ends.append(found[-1][marks[:, -1]])
+            rounds.append(found[-1][marks])
             left = found[-1][again]
             left[self.again < 0] = NEVER
             later = left - _like(begin, left)
             if np.array_equal(change, later) and self._goes_on(before, found):
                 break
             begin, before, change = left, found, later
-        while len(ends) < 2 * settled:
-            ends.append(2 * ends[-1] - ends[-2])
-        took = (ends[-1] - ends[settled - 1]).mean(axis=0) / (settled * steps)
-        return window, np.asarray(took, dtype=float)
+        while len(rounds) < 2 * settled:
+            rounds.append(2 * rounds[-1] - rounds[-2])
+        # a round begins where the one before has ended
+        ends = np.concatenate(
+            [rounds[settled - 1][:, -1:], *(r[:, 1:] for r in rounds[settled:])], 1
+        )
+        took = np.diff(ends.mean(axis=0), axis=0)
+        return rounds[0], took.reshape(settled, steps, *took.shape[1:]).mean(axis=0)
 
     def _goes_on(self, before: list[Ints], now: list[Ints]) -> bool:
         """Whether each moment is as much later in all rounds to come as it is in this one.

@@ -13,9 +13,11 @@ the least. What an AllToAll brings is needed at once, so that those add up.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from statistics import NormalDist
 from typing import Literal
 
@@ -28,6 +30,7 @@ from clusterprof.align.columns import Bools, Floats, Ints, coded, integers, plac
 from clusterprof.align.lateness import shallow
 from clusterprof.align.match.flight_calls import FlightCalls, match
 from clusterprof.analysis.model import limits
+from clusterprof.analysis.model.dataset import connected, parts
 from clusterprof.ingest.flight.all_dumps import Flight
 from clusterprof.results import ShallowNode, ShallowResults, Suspect
 
@@ -92,7 +95,7 @@ def all_ranks(
     found = waits(table, disturbed)
     compared = found.steps[found.known.any(axis=0)]
     step_ns = mean_step(steps, compared)
-    named_ranks = suspects(found, step_ns, limits.LEAST_FRAC, hosts)
+    named_ranks = suspects(found, step_ns, limits.LEAST_FRAC)
     known = table.filter(pc.is_valid(table["lateness_ns"]))
     by: Literal["durations", "clock", "nothing"] = "nothing"
     if known.num_rows:
@@ -103,7 +106,10 @@ def all_ranks(
         "steps": [int(step) for step in compared],
         "step_ns": round(step_ns),
         "by": by,
-        "suspects": [{**each, "line": _line(known, each["rank"])} for each in named_ranks],
+        "suspects": [
+            {**each, "host": hosts.get(each["rank"]), "line": _line(known, each["rank"])}
+            for each in named_ranks
+        ],
         "nodes": by_node(named_ranks, hosts),
         "groups": [
             {"name": each.name, "description": each.description, "ranks": list(each.ranks or ())}
@@ -116,11 +122,11 @@ def all_ranks(
 
 def _line(table: pa.Table, rank: int) -> str | None:
     """The program's line of the calls to which a rank came latest, summed over all of them."""
-    mine = pc.and_(pc.equal(table["rank"], rank), pc.is_valid(table["line"]))
-    mine = table.filter(mine)
+    mine = table.filter(pc.equal(table["rank"], rank)).select(["line", "lateness_ns"])
+    mine = mine.filter(pc.is_valid(mine["line"]))
     if not mine.num_rows:
         return None
-    sums = pa.table({"line": mine["line"].cast(pa.string()), "lateness_ns": mine["lateness_ns"]})
+    sums = mine.set_column(0, "line", mine["line"].cast(pa.string()))
     sums = sums.group_by("line").aggregate([("lateness_ns", "sum")])
     return str(sums["line"][int(np.argmax(sums["lateness_ns_sum"].to_numpy()))])
 
@@ -141,13 +147,12 @@ def waits(table: pa.Table, disturbed: Sequence[int] = ()) -> Waits:
         for names in (("Send", "Recv"), COMPUTED, ("AllToAll",))
     )
 
-    def summed(values: Ints | None, rows: Bools | slice = slice(None)) -> Floats:
-        total = np.bincount(cells[rows], values, ranks.size * steps.size)
-        return total.reshape(shape).astype(float)
+    def summed(values: Ints | Bools) -> Floats:
+        return np.bincount(cells, values, ranks.size * steps.size).astype(float).reshape(shape)
 
-    def longest(values: Ints, rows: Bools) -> Floats:
+    def longest(values: Ints) -> Floats:
         found = np.zeros(ranks.size * steps.size)
-        np.maximum.at(found, cells[rows], values[rows])
+        np.maximum.at(found, cells, values)
         return found.reshape(shape)
 
     enqueue = table["enqueue_ns"].to_numpy().astype(float)
@@ -156,7 +161,7 @@ def waits(table: pa.Table, disturbed: Sequence[int] = ()) -> Waits:
     np.fmin.at(ends[0], cells[~direct], enqueue[~direct])
     np.fmax.at(ends[1], cells[~direct], enqueue[~direct])
     called = ends[0].reshape(shape), ends[1].reshape(shape)
-    counts = summed(None)
+    counts = summed(np.ones_like(cells))
     usual = np.median(counts, axis=1, keepdims=True) if steps.size else counts
     known = (counts > usual / 2) & (steps >= WARM_UP_STEPS) & ~np.isin(steps, disturbed)
     names, of_group = coded(table, "group")
@@ -168,60 +173,78 @@ def waits(table: pa.Table, disturbed: Sequence[int] = ()) -> Waits:
     return Waits(
         ranks,
         steps,
-        summed(waited[~direct], ~direct),
-        np.maximum(longest(waited, computed), summed(waited[exchanged], exchanged)),
-        summed(waited[direct], direct),
+        summed(waited * ~direct),
+        np.maximum(longest(waited * computed), summed(waited * exchanged)),
+        summed(waited * direct),
         called if table["duration_ns"].null_count < table.num_rows else None,
-        longest(integers(table, "bound_ns"), np.ones(rank.size, bool)),
+        longest(integers(table, "bound_ns")),
         known,
         groups,
     )
 
 
-def suspects(
-    found: Waits, step_ns: float, least_frac: float, hosts: Mapping[int, str] | None = None
-) -> list[Suspect]:
+def suspects(found: Waits, step_ns: float, least_frac: float) -> list[Suspect]:
     """Return the ranks that keep others waiting, worst first; [] where none stands out.
 
     `least_frac`: the part of a step (`step_ns`) from which on lateness counts.
     """
+    every = [one for name in found.groups for one in _in_group(found, name, least_frac * step_ns)]
     best: dict[int, Suspect] = {}
-    for group, members in found.groups.items():
-        for one in _in_group(found, group, members, least_frac * step_ns, hosts or {}):
-            if one["rank"] not in best or _order(one) < _order(best[one["rank"]]):
-                best[one["rank"]] = one
-    return sorted(best.values(), key=_order)
+    for one in sorted(every, key=lambda s: (not s["delays"], -s["lateness_ns"], s["rank"])):
+        best.setdefault(one["rank"], one)
+    return list(best.values())
 
 
-def _order(one: Suspect) -> tuple[bool, int, int]:
-    return not one["delays"], -one["lateness_ns"], one["rank"]
+def _in_group(found: Waits, group: str, least_ns: float) -> list[Suspect]:
+    """Return who is late in all known steps; or, where that is surer, in all but one.
 
-
-def _in_group(
-    found: Waits, group: str, members: Ints, least_ns: float, hosts: Mapping[int, str]
-) -> list[Suspect]:
+    One step of five in which a machine stalls would hide who is late in the others. Half of the
+    chance is for all steps, the other half for all without one: shared among the ways to leave
+    one out (Bonferroni), as the waits themselves tell which it is.
+    """
+    members = found.groups[group]
     columns = np.flatnonzero(found.known[members].all(axis=0))
     if members.size < 2 or columns.size < limits.FEW:
         return []
+    chance = limits.CHANCE / found.ranks.size / 2
+    named = _late(found, group, columns, chance, least_ns)
+    if columns.size == limits.FEW:
+        return named
+    own = _own(found, members, columns)
+    far = np.abs(own - np.median(own, axis=1, keepdims=True)).sum(axis=0).argmax()
+    others = _late(found, group, np.delete(columns, far), chance / columns.size, least_ns)
+    return max(named, others, key=lambda some: max((1 + s["delays"] for s in some), default=0))
+
+
+def _own(found: Waits, members: Ints, columns: Ints) -> Floats:
+    """Return how long members wait in these steps (ns), [members, columns].
+
+    What all of them wait for other stages is the pipeline's own; who waits more is kept waiting.
+    """
     here = np.ix_(members, columns)
-    # What all members wait for other stages is the pipeline's own; who waits more is kept waiting.
-    own = found.at_most_ns[here] + found.direct_ns[here] - found.direct_ns[here].min(axis=0)
+    direct = found.direct_ns[here]
+    return np.asarray(found.at_most_ns[here] + direct - direct.min(axis=0))
+
+
+def _late(found: Waits, group: str, columns: Ints, chance: float, least_ns: float) -> list[Suspect]:
+    """Return the members of a group that are late in these steps, but for so much chance."""
+    members = found.groups[group]
+    own = _own(found, members, columns)
     order = np.argsort(own.mean(axis=1), kind="stable")
     # those that wait least, together, up to half of the members: a slow node has several
     gaps = np.diff(own.mean(axis=1)[order])[: members.size // 2]
     several = int(gaps.argmax()) + 1
+    others = members[order[several:]]
     out: list[Suspect] = []
     for place in order[:several].tolist():
         for waited, delays in ((found.at_least_ns, True), (found.at_most_ns, False)):
-            others = waited[np.ix_(members[order[several:]], columns)]
-            caused = others.min(axis=0) - own[place]
+            caused = waited[np.ix_(others, columns)].min(axis=0) - own[place]
             when = regime(caused)
             caused, late = caused[when], columns[when]
             bound = found.bound_ns[members[place], late].mean()
-            half = half_width(caused, limits.CHANCE / found.ranks.size)
+            half = half_width(caused, chance)
             lateness, rank = float(caused.mean()), int(found.ranks[members[place]])
-            others_places = members[order[several:]]
-            if delays and outlasts(found, members[place], others_places, late, caused):
+            if delays and outlasts(found, members[place], others, late, caused):
                 continue
             if lateness - half - bound > 0 and lateness > least_ns:
                 out.append(
@@ -230,7 +253,7 @@ def _in_group(
                         "lateness_ns": round(lateness),
                         "bound_ns": round(half + bound),
                         "group": group,
-                        "host": hosts.get(rank),
+                        "host": None,
                         "since_step": int(found.steps[late[0]]) if when.start else None,
                         "until_step": int(found.steps[late[-1]]) if when.stop else None,
                         "delays": delays,
@@ -242,13 +265,27 @@ def _in_group(
 
 
 def half_width(values: Floats, chance: float) -> float:
-    """Return by how much a mean of normal values is above the truth in this part of all cases.
+    """Return by how much a mean of normal values is above the truth in this part of all cases."""
+    of_mean = values.std(ddof=1) / np.sqrt(values.size)
+    return float(students_t(chance, values.size - 1) * of_mean)
 
-    Student's t by the expansion of Abramowitz and Stegun, 26.7.5.
+
+@cache
+def students_t(chance: float, free: int) -> float:
+    """Return what Student's t exceeds in this part of all cases, with `free` degrees of freedom.
+
+    Its arc tangent is found by bisection of the sums of Abramowitz and Stegun, 26.7.3 and 26.7.4.
     """
-    z, free = NormalDist().inv_cdf(1 - chance), values.size - 1
-    t = z + (z**3 + z) / (4 * free) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * free**2)
-    return float(t * values.std(ddof=1) / np.sqrt(values.size))
+    powers = np.arange(free % 2, free - 1, 2)
+    factors = np.cumprod(np.maximum(powers - 1, 1) / np.maximum(powers, 1))
+    low, high = 0.0, math.pi / 2
+    for _ in range(np.finfo(float).nmant):
+        angle = (low + high) / 2
+        within = math.sin(angle) * float((factors * math.cos(angle) ** powers).sum())
+        if free % 2:
+            within = (angle + within) * 2 / math.pi
+        low, high = (angle, high) if within < 1 - 2 * chance else (low, angle)
+    return math.sqrt(free) * math.tan(low)
 
 
 def outlasts(found: Waits, one: int, others: Ints, columns: Ints, caused: Floats) -> bool:
@@ -312,15 +349,12 @@ def by_node(found: Sequence[Suspect], hosts: Mapping[int, str]) -> list[ShallowN
     for rank, host in sorted(hosts.items()):
         ranks.setdefault(host, []).append(rank)
     late = {each["rank"] for each in found}
-    nodes: list[ShallowNode] = [
-        {"host": host, "ranks": some, "suspects": [rank for rank in some if rank in late]}
-        for host, some in ranks.items()
-    ]
-    return [
-        each
-        for each in nodes
-        if len(each["suspects"]) > 1 and 2 * len(each["suspects"]) > len(each["ranks"])
-    ]
+    nodes: list[ShallowNode] = []
+    for host, some in ranks.items():
+        suspected = [rank for rank in some if rank in late]
+        if len(suspected) > max(1, len(some) / 2):
+            nodes.append({"host": host, "ranks": some, "suspects": suspected})
+    return nodes
 
 
 def mean_step(steps: Mapping[int, pa.Table], compared: Ints) -> float:
@@ -355,8 +389,6 @@ def _connected(calls: FlightCalls) -> list[tuple[int, ...]]:
     """Return the sets of ranks that send to each other."""
     rank = integers(calls.entries, "rank")
     first = calls.begins[calls.p2p & (calls.counts == 2)]
-    of: dict[int, set[int]] = {}
-    for one, other in set(zip(rank[first].tolist(), rank[first + 1].tolist(), strict=True)):
-        both = of.get(one, {one}) | of.get(other, {other})
-        of.update(dict.fromkeys(both, both))
-    return sorted({tuple(sorted(each)) for each in of.values()})
+    one, other = rank[first], rank[first + 1]
+    nodes = np.unique(np.r_[one, other])
+    return [tuple(each.tolist()) for each in parts(nodes, connected(nodes, one, other))]

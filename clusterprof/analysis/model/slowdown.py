@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 import numpy as np
-import numpy.typing as npt
 
+from clusterprof.align.columns import places
 from clusterprof.analysis.model import limits
 from clusterprof.analysis.model.accounts import call_of
 from clusterprof.analysis.model.dataset import Bools, Dataset, Floats, Ints
@@ -24,9 +24,12 @@ from clusterprof.analysis.model.timeline import COLLECTIVE, COMPUTE
 from clusterprof.analysis.model.what_if import WhatIfs, what_ifs
 from clusterprof.results import Slowdown
 
-#: so many lengths are replayed in all (15 s), and side by side (about 500 MB)
+#: so many lengths are replayed in all (15 s), and side by side (about 100 MB)
 _MOST = 200_000_000
-_AT_ONCE = _MOST // 25
+_AT_ONCE = _MOST // 100
+
+#: kinds of activities that are no known call
+_PLAIN = ("compute", "copy", "other communication")
 
 _Middle = Callable[..., Floats]
 
@@ -37,10 +40,9 @@ def slowdown(dataset: Dataset) -> Slowdown:
     if model is None or not len(model.job.rank):
         return _none("there are no steady-state steps to replay")
     columns = 2 + len(np.unique(model.job.kind))
-    size = _size(model.job)
-    if size * columns > _MOST:
+    if _size(model.job) * columns > _MOST:
         return _none(f"{len(dataset.ranks)} ranks with {len(model.job.rank):,} activities are many")
-    return _entry(_Even(model), size)
+    return _entry(_Even(model))
 
 
 def _none(why: str) -> Slowdown:
@@ -54,36 +56,33 @@ def _size(job: Replay) -> int:
     return len(job.pick) + 4 * len(job.rank) + len(job.host_rank)
 
 
-def _entry(even: _Even, size: int) -> Slowdown:
+def _entry(even: _Even) -> Slowdown:
     job, dataset = even.job, even.model.dataset
-    kinds, places = sorted(set(even.kinds.tolist())), np.unique(job.host_rank)
-    each = size * (len(kinds) + 3 + len(places)) <= _MOST
+    kinds, known = even.names, np.unique(job.host_rank)
+    each = _size(job) * (len(kinds) + 3 + len(known)) <= _MOST
+    (hosts, activities), (no_host, no_activity) = even.kept(True), even.kept(False)
     actual, ideal, host, *rest = even.pace(
         [
-            even.kept(),
-            even.kept(np.zeros(len(dataset.ranks), dtype=bool)),
-            (np.ones(len(job.host_rank), dtype=bool), np.zeros(len(job.rank), dtype=bool)),
-            *((np.zeros(len(job.host_rank), dtype=bool), even.kinds == k) for k in kinds),
-            *(even.kept(np.arange(len(dataset.ranks)) == k) for k in (places if each else [])),
+            (hosts, activities),
+            (no_host, no_activity),
+            (hosts, no_activity),
+            *((no_host, even.kinds == k) for k in range(len(kinds))),
+            *(even.kept(np.arange(len(dataset.ranks)) == k) for k in (known if each else [])),
         ]
     ).tolist()
     by_kind = dict(zip(["host", *kinds], [host, *rest], strict=False))
-    by_rank = dict(zip(places.tolist(), rest[len(kinds) :], strict=False))
+    by_rank = dict(zip(known.tolist(), rest[len(kinds) :], strict=False))
     shares = {}
     # they are shares of the slowdown: of less than what steps vary by they would be noise
     if actual > (1 + limits.VARIES_FRAC) * ideal:
         # M_W is of the slowest 3% of the ranks, as published
         slowest = sorted(by_rank, key=lambda k: -by_rank[k])[: math.ceil(0.03 * len(by_rank))]
         stage = even.model.stage
-        fixed = {"M_W": np.isin(np.arange(len(stage)), slowest)}
-        if stage.any():
-            fixed["M_S"] = stage == stage.max()
-        fixed = {name: ranks for name, ranks in fixed.items() if ranks.any()}
-        left = even.pace(even.kept(~ranks) for ranks in fixed.values()).tolist() if fixed else []
-        shares = {
-            name: round((actual - t) / (actual - ideal), 4)
-            for name, t in zip(fixed, left, strict=True)
-        }
+        slow = np.isin(np.arange(len(stage)), slowest)
+        for name, ranks in (("M_W", slow), ("M_S", (stage == stage.max()) & stage.any())):
+            if ranks.any():
+                (left,) = even.pace([even.kept(~ranks)]).tolist()
+                shares[name] = round((actual - left) / (actual - ideal), 4)
     return {
         "S": round(actual / ideal, 4),
         "ideal_step_ns": round(ideal),
@@ -93,7 +92,7 @@ def _entry(even: _Even, size: int) -> Slowdown:
         ],
         "M_W": shares.get("M_W"),
         "M_S": shares.get("M_S"),
-        "left_out": "" if each else f"S_w and M_W: {len(places)} ranks are many",
+        "left_out": "" if each else f"S_w and M_W: {len(known)} ranks are many",
     }
 
 
@@ -102,20 +101,22 @@ class _Even:
 
     def __init__(self, model: WhatIfs) -> None:
         self.model, self.job = model, model.job
-        self.kinds = _kinds(model.dataset, model.job)
+        #: each activity's kind, as in `names`
+        self.names, self.kinds = _kinds(model.dataset, model.job)
         job, base = model.job, model.base
         own = _even_hosts(job, base.own, model.step_of_host)
         run = base.run.copy()
         launched = np.lexsort((job.launch_moment, job.rank))
-        for kind in np.unique(self.kinds):
-            rows = launched[self.kinds[launched] == kind]
+        of = self.kinds[launched]
+        for k, kind in enumerate(self.names):
+            rows = launched[of == k]
             middle: _Middle = np.mean if kind in ("compute", "copy") else np.median
             run[rows] = _even(run[rows], job.rank[rows], job.step[rows], middle)
         self.ideal = replace(base, own=own, run=run)
 
-    def kept(self, ranks: Bools | None = None) -> tuple[Bools, Bools]:
+    def kept(self, ranks: Bools | bool) -> tuple[Bools, Bools]:
         """Which host moments and activities keep their own lengths: those of some ranks, or all."""
-        of = np.ones(len(self.model.dataset.ranks), dtype=bool) if ranks is None else ranks
+        of = np.broadcast_to(ranks, len(self.model.dataset.ranks))
         return of[self.job.host_rank], of[self.job.rank]
 
     def pace(self, kept: Iterable[tuple[Bools, Bools]]) -> Floats:
@@ -151,9 +152,7 @@ def _even_hosts(job: Replay, own: Ints, step: Ints) -> Ints:
 
 def _even(values: Ints, rank: Ints, step: Ints, middle: _Middle) -> Ints:
     """What each takes in the middle of all ranks and steps; elements by rank and in order."""
-    if not len(values):
-        return values
-    order = np.lexsort((np.arange(len(values)), step, rank))
+    order = np.lexsort((step, rank))
     key = (rank * (step.max() + 1) + step)[order]
     first = np.flatnonzero(np.r_[True, key[1:] != key[:-1]])
     count = np.diff(first, append=len(key))
@@ -184,11 +183,14 @@ def _even(values: Ints, rank: Ints, step: Ints, middle: _Middle) -> Ints:
     return back
 
 
-def _kinds(dataset: Dataset, job: Replay) -> npt.NDArray[np.object_]:
-    """Each activity's kind: compute, copy, or its collective's operation."""
-    out = np.where(job.kind == COMPUTE, "compute", "copy").astype(object)
-    out[job.kind == COLLECTIVE] = "other communication"
+def _kinds(dataset: Dataset, job: Replay) -> tuple[list[str], Ints]:
+    """All kinds in order, and each activity's: compute, copy, or its collective's operation."""
+    operations = dataset.collectives.label.tolist()
+    names = sorted({*_PLAIN, *operations})
+    of = {name: k for k, name in enumerate(names)}
+    kind = np.where(job.kind == COMPUTE, of["compute"], of["copy"])
+    kind[job.kind == COLLECTIVE] = of["other communication"]
     call = call_of(dataset, job)
-    known = call >= 0
-    out[known] = dataset.collectives.label[call[known]]
-    return out
+    called = np.asarray([of[each] for each in operations] or [0], dtype=np.int64)[call]
+    there, kind = places(np.where(call >= 0, called, kind))
+    return [names[k] for k in there.tolist()], kind

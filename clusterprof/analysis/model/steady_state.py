@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
+from clusterprof.align.columns import integers, texts
 from clusterprof.analysis.model.dataset import Ints, connected
 from clusterprof.analysis.model.timeline import Timelines
 
@@ -55,8 +56,7 @@ def steady_steps(d: Timelines, placed: pa.Table) -> tuple[int, ...]:
 
 def _disturbed_by_the_stop(last: Ints, placed: pa.Table) -> Ints:
     """Steps in which the stop of a profiler shows; `last` are the last ones of the ranks."""
-    step = np.asarray(placed["step"].fill_null(-1).to_numpy())
-    state = np.asarray(placed["state"].cast(pa.string()).to_pylist(), dtype=object)
+    step, state = integers(placed, "step", -1), texts(placed, "state")
     cut_off = step[(state == "incomplete") & (step == last.max())]
     # those that others went on with
     return np.asarray(np.r_[last[last < last.max()] + 1, cut_off])
@@ -64,8 +64,7 @@ def _disturbed_by_the_stop(last: Ints, placed: pa.Table) -> Ints:
 
 def _synchronised(placed: pa.Table, start: int) -> int:
     """The first step, from `start` on, by whose end the ranks that can have synchronised."""
-    role = np.asarray(placed["role"].cast(pa.string()).to_pylist(), dtype=object)
-    step = np.asarray(placed["step"].fill_null(-1).to_numpy())
+    role, step = texts(placed, "role"), integers(placed, "step", -1)
     rank, collective = placed["rank"].to_numpy(), placed["collective"].to_numpy()
     usable = (role != "none") & (step >= 0)
     if not usable.any():

@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
 
 import numpy as np
-import pyarrow as pa
+import numpy.typing as npt
 import pyarrow.compute as pc
 
-from clusterprof.align.columns import Ints, coded
+from clusterprof.align.columns import Ints, called, coded
 from clusterprof.analysis.model import limits
-from clusterprof.analysis.model.intervals import Axis, union
-from clusterprof.tables import RankTables, empty
+from clusterprof.analysis.model.intervals import Axis, Intervals, joined, union
+from clusterprof.mapped import release, trim
+from clusterprof.tables import RankTables
 
 #: codes of `Timelines.kind`
 KINDS = ("compute", "collective", "copy", "memset")
 COMPUTE, COLLECTIVE, COPY, MEMSET = range(4)
+
+#: integers of less than 64 bits: there are as many as activities of all ranks
+Small = npt.NDArray[Any]
 
 
 class Timelines:
@@ -31,49 +37,90 @@ class Timelines:
     """
 
     def __init__(self, tables: Sequence[RankTables]) -> None:
-        columns = ["start_ns", "end_ns", "launch_start_ns", "launch_end_ns", "kind"]
-        every = [t.activity.select(columns) for t in tables]
-        table = pa.concat_tables([empty("activity").select(columns), *every])
-        counts = [t.num_rows for t in every]
-        start, stop, launch, launch_end = (table[name] for name in columns[:4])
-        #: when each activity starts and stops, and its launch does, on its rank's own wall clock
-        self.times: Ints = np.stack(
-            [
-                start.to_numpy(), stop.to_numpy(),
-                pc.coalesce(launch, start).to_numpy(), pc.coalesce(launch_end, start).to_numpy(),
-            ]
-        )  # fmt: skip
-        kinds, kind = coded(table, "kind")
-        self.kind = np.asarray([KINDS.index(each) for each in kinds], dtype=np.int64)[kind]
-        of_ranks = np.split(self.times, np.cumsum(counts), axis=1)
-        cut = [_cut(t, times) for t, times in zip(tables, of_ranks, strict=False)]
-        none = np.zeros(0, dtype=np.int64)
-        #: of each step: its number, when its host and its device begin and end it; and for each
-        #: activity the number of the step that launched it, or -1
-        self.step, self.host_begin, self.host_end, begin, end, self.step_of = (
-            np.concatenate(each)
-            for each in zip([none] * 6, *(steps for steps, _ in cut), strict=True)
-        )
+        self._tables = tables
+        #: where each rank's activities begin, and the last one's end
+        self.first = np.cumsum([0, *(t.activity.num_rows for t in tables)])
         #: of each rank: whether its report has steps
-        self.has_steps = np.asarray([has for _, has in cut], dtype=bool)
+        self.has_steps = np.zeros(len(tables), dtype=bool)
         #: and whether it computes and communicates on CPU threads (gloo): there is no GPU
         self.on_host = np.asarray([_on_host(t) for t in tables], dtype=bool)
-        #: the place of the rank of each step, and of each activity
-        self.rank = np.repeat(np.arange(len(cut)), [len(steps[0]) for steps, _ in cut])
-        self.of = np.repeat(np.arange(len(cut)), counts)
+        #: of each activity: its kind (in KINDS), and the row of the step that launched it, or -1
+        self.kind: Small = np.zeros(self.first[-1], dtype=np.int8)
+        self.launched_in: Small = np.zeros(self.first[-1], dtype=np.int32)
+        steps, count = [np.zeros((6, 0), dtype=np.int64)], 0
+        for k, table in enumerate(tables):
+            cut, of, self.has_steps[k] = _cut(table)
+            steps.append(np.stack([np.full(len(cut[0]), k), *cut]))
+            self.launched_in[self.rows(k)] = np.where(of < 0, -1, of + count)
+            kinds, kind = coded(table.activity, "kind")
+            self.kind[self.rows(k)] = np.asarray([KINDS.index(each) for each in kinds], int)[kind]
+            count += len(cut[0])
+            release()
+        #: of each step: the place of its rank, its number, when its host and its device begin and
+        #: end it
+        self.rank, self.step, self.host_begin, self.host_end, begin, end = np.concatenate(
+            steps, axis=1
+        )
+        #: the place of the rank of each activity
+        self.of: Small = np.repeat(np.arange(len(tables), dtype=np.int32), np.diff(self.first))
+        trim()
         #: on the axis
         self.axis = Axis(begin[np.diff(self.rank, prepend=-1) != 0])
         self.begin, self.end = (self.axis.of(self.rank, each) for each in (begin, end))
-        self.start, self.stop, _, self.launched = self.axis.of(self.of, self.times)
-        computes, communicates = self.kind == COMPUTE, self.kind == COLLECTIVE
-        self.compute, self.communication, self.either, self.busy = (
-            union(self.start[rows], self.stop[rows])
-            for rows in (computes, communicates, computes | communicates, slice(None))
+        self.start, self.stop = self.on_axis(0), self.on_axis(1)
+        self.compute, self.communication = (
+            joined([self.ran(*block, (kind,)) for block in self.blocks()])
+            for kind in (COMPUTE, COLLECTIVE)
         )
+
+    def rows(self, k: int, until: int | None = None) -> slice:
+        """Where the k-th rank's activities are, or those of all from it to before `until`."""
+        return slice(int(self.first[k]), int(self.first[k + 1 if until is None else until]))
+
+    def blocks(self, most: int = 500_000) -> list[tuple[int, int]]:
+        """All ranks' places in ranges that begin within so many activities.
+
+        What is computed of each activity of a range takes 150 bytes meanwhile.
+        """
+        number = self.first[:-1] // most
+        first = np.flatnonzero(np.diff(number, prepend=-1)).tolist()
+        return list(pairwise([*first, len(number)]))
+
+    def ran(self, k: int, until: int, kinds: Sequence[int]) -> Intervals:
+        """When anything of these kinds ran on the devices of the ranks `k` to before `until`."""
+        rows = self.rows(k, until)
+        start, stop, kind = self.start[rows], self.stop[rows], self.kind[rows]
+        chosen = np.isin(kind, kinds)
+        return union(start[chosen], stop[chosen])
+
+    def on_axis(self, which: int, k: int = 0, until: int | None = None) -> Ints:
+        """One of the `wall_times` of these ranks' activities, on the axis; else of all."""
+        until = len(self._tables) if until is None else until
+        rows = self.rows(k, until)
+        out = np.empty(rows.stop - rows.start, dtype=np.int64)
+        for place in range(k, until):
+            here = slice(self.first[place] - rows.start, self.first[place + 1] - rows.start)
+            out[here] = self.axis.of(place, wall_times(self._tables[place])[which])
+            release()
+        return out
+
+    def busy(self, k: int) -> Intervals:
+        """When anything ran on the k-th rank's device, on the axis."""
+        return self.ran(k, k + 1, range(len(KINDS)))
 
     def steps_of(self, k: int, steps: Sequence[int]) -> Ints:
         """The rows of those of `steps` that the k-th rank has."""
         return np.flatnonzero((self.rank == k) & np.isin(self.step, steps))
+
+
+def wall_times(tables: RankTables) -> tuple[Ints, ...]:
+    """When each activity starts and stops, and its launch does, on its rank's own wall clock."""
+    names = ("start_ns", "end_ns", "launch_start_ns", "launch_end_ns")
+    start, stop, launch, launch_end = (tables.activity[name] for name in names)
+    return (
+        start.to_numpy(), stop.to_numpy(),
+        pc.coalesce(launch, start).to_numpy(), pc.coalesce(launch_end, start).to_numpy(),
+    )  # fmt: skip
 
 
 def _on_host(tables: RankTables) -> bool:
@@ -81,17 +128,18 @@ def _on_host(tables: RankTables) -> bool:
     return tables.info.backend == "gloo" or not correlation.null_count < len(correlation)
 
 
-def _cut(tables: RankTables, times: Ints) -> tuple[tuple[Ints, ...], bool]:
+def _cut(tables: RankTables) -> tuple[tuple[Ints, ...], Ints, bool]:
     """Cut one rank's report into steps. Assumes that `steps` are the program's own, in order.
 
-    Returns what `Timelines` has of steps and of their launches, and whether there are steps.
+    Returns of each step its number, begin and end by the host, begin and end by the device; of each
+    activity the place of the step that launched it, or -1; and whether the report has steps.
     """
-    start, stop, launch, launch_end = times
+    start, stop, launch, launch_end = wall_times(tables)
     step, host_begin, host_end = _host_steps(tables, launch)
     has_steps = bool(len(step))
     if not has_steps:
-        first = min([tables.info.begin_ns or 2**62, *start[:1].tolist()])
-        last = max([tables.info.end_ns, *([int(stop.max())] if len(stop) else [])])
+        first = start[:1].min(initial=tables.info.begin_ns or 2**62)
+        last = stop.max(initial=tables.info.end_ns)
         # one step, number 0, stands for the whole window
         step = np.zeros(1, dtype=np.int64)
         host_begin = np.array([min(first, last)], dtype=np.int64)
@@ -106,7 +154,7 @@ def _cut(tables: RankTables, times: Ints) -> tuple[tuple[Ints, ...], bool]:
     if len(stop) and host_begin[-1] < drained < host_end[-1]:
         host_end = np.r_[host_end[:-1], drained]
     begin, end, of = _device_steps(host_begin, host_end, launch, stop)
-    return (step, host_begin, host_end, begin, end, np.r_[step, -1][of]), has_steps
+    return (step, host_begin, host_end, begin, end), of, has_steps
 
 
 def _host_steps(tables: RankTables, launch: Ints) -> tuple[Ints, Ints, Ints]:
@@ -116,8 +164,6 @@ def _host_steps(tables: RankTables, launch: Ints) -> tuple[Ints, Ints, Ints]:
     """
     table = tables.steps
     step, begin, end = (table[c].to_numpy() for c in ("step", "begin_ns", "end_ns"))
-    if not len(step):
-        return step, begin, end
     ordered = np.sort(launch)
     count = np.searchsorted(ordered, np.r_[begin[1:], end[-1:]]) - np.searchsorted(ordered, begin)
     inside = np.flatnonzero(count > 0)
@@ -135,9 +181,8 @@ def _host_steps(tables: RankTables, launch: Ints) -> tuple[Ints, Ints, Ints]:
 def _drains(tables: RankTables) -> tuple[Ints, Ints]:
     """The calls in which the host waited until its device was idle: when they began and ended."""
     calls = tables.host_calls
-    named = pc.match_substring_regex(calls["name"].cast(pa.string()), r"(?i)devicesynchronize")
-    found = calls.filter(named)
-    return found["start_ns"].to_numpy(), found["end_ns"].to_numpy()
+    rows = np.flatnonzero(called(calls, r"(?i)devicesynchronize"))
+    return calls["start_ns"].to_numpy()[rows], calls["end_ns"].to_numpy()[rows]
 
 
 def _until_the_stop(start: Ints, host_begin: Ints, host_end: Ints) -> int:
@@ -157,14 +202,11 @@ def _device_steps(
     host_begin: Ints, host_end: Ints, launch: Ints, stop: Ints
 ) -> tuple[Ints, Ints, Ints]:
     order = np.argsort(launch, kind="stable")
-    launched, reach = launch[order], np.maximum.accumulate(stop[order]) if len(stop) else stop
-    before = np.searchsorted(launched, host_begin)
-    begin = host_begin.copy()
-    some = before > 0
-    begin[some] = np.maximum(host_begin[some], reach[before[some] - 1])
+    reach = np.maximum.accumulate(np.r_[-(2**63), stop[order]])
+    begin = np.maximum(host_begin, reach[np.searchsorted(launch[order], host_begin)])
     begin = np.maximum.accumulate(begin)
     of = np.searchsorted(host_begin, launch, side="right") - 1
     of[launch > host_end[-1]] = -1
     mine = of == len(host_begin) - 1
-    last = max(int(host_end[-1]), int(stop[mine].max()) if mine.any() else 0, int(begin[-1]))
-    return begin, np.r_[begin[1:], last].astype(np.int64), of
+    last = stop[mine].max(initial=max(host_end[-1], begin[-1]))
+    return begin, np.r_[begin[1:], last], of

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from clusterprof.analysis.model import limits
-from clusterprof.analysis.model.dataset import Ints
+from clusterprof.analysis.model.dataset import Floats, Ints
 from clusterprof.analysis.model.replay import Lengths, Replay
 from clusterprof.analysis.model.timeline import COMPUTE
 
@@ -51,27 +51,33 @@ class Untraced:
 
     def scaled(self, lengths: Lengths, one: Untraced) -> Lengths:
         """A what-if's lengths of one explanation as they are in this one."""
-        own, run = one.lengths.own, one.lengths.run
-        return replace(
-            lengths,
-            own=(lengths.own * (self.lengths.own / np.maximum(own, 1))).astype(np.int64),
-            run=(lengths.run * (self.lengths.run / np.maximum(run, 1))).astype(np.int64),
-        )
+
+        def times(mine: Ints, its: Ints) -> Floats:
+            # a transfer that ends before its last member has come (by their clocks) takes less
+            # than no time
+            return np.divide(mine, its, out=np.ones(len(its)), where=its > 0)
+
+        own = lengths.own * times(self.lengths.own, one.lengths.own)
+        run = lengths.run * times(self.lengths.run, one.lengths.run)
+        return replace(lengths, own=own.astype(np.int64), run=run.astype(np.int64))
 
 
 def explanations(job: Replay, usual_ns: int | None, fetching: Ints) -> list[Untraced]:
     """Return the jobs whose steps take `usual_ns`, the likeliest first.
 
-    `fetching` is each host moment's own time in input (ns). Tracing adds what the pace tells where
-    GPUs are as fast as in the window; or what is typical, or the least or the most of what was
-    measured, and where hosts then delay GPUs too little, slower input or slower GPUs explain the
-    pace. Hosts alone are likelier than slower GPUs where at least half of what the window's hosts
-    delay its GPUs by is left outside. Where no step log tells the pace, the job is the window's, or
-    what typical tracing leaves of it.
+    `fetching` is each host moment's own time in input (ns). Steps that the window has more often
+    than the job count as often as the pace tells (`_as_often`). Tracing adds what the pace tells
+    where GPUs are as fast as in the window; or what is typical, or the least or the most of what
+    was measured, and where hosts then delay GPUs too little, slower input or slower GPUs explain
+    the pace. Hosts alone are likelier than slower GPUs where at least half of what the window's
+    hosts delay its GPUs by is left outside. Where no step log tells the pace, the job is the
+    window's, or what typical tracing leaves of it.
     """
-    window, (low, typical_ns, high) = _made(job, 0, 1.0), _TRACING_NS
+    low, typical_ns, high = _TRACING_NS
     if usual_ns is None:
-        return [window, _made(job, typical_ns, 1.0)]
+        return [_made(job, 0, 1.0), _made(job, typical_ns, 1.0)]
+    job = _as_often(job, usual_ns)
+    window = _made(job, 0, 1.0)
     slow, fast = window.pace(), _made(job, limits.PAUSE_NS, 1.0).pace()
     usual_ns = max(usual_ns, math.ceil(fast))
     faster = slow <= usual_ns * (1 - limits.VARIES_FRAC)
@@ -85,9 +91,43 @@ def explanations(job: Replay, usual_ns: int | None, fetching: Ints) -> list[Untr
     if faster and typical:
         # that tracing costs nothing was never measured
         found = [typical, *others]
-    elif usual_ns - fast < (slow - fast) / 2:
+    elif usual_ns - (least_ns := _idle_hosts(job)) < (slow - least_ns) / 2:
         found = [typical, hosts, *others]
     return [one for one in found if one]
+
+
+def _idle_hosts(job: Replay) -> float:
+    """The step (ns) that GPUs and transfers alone need."""
+    return float(job.pace(replace(job.lengths, own=np.minimum(job.lengths.own, 0))))
+
+
+def _as_often(job: Replay, usual_ns: int) -> Replay:
+    """The job whose long steps come as often as its usual step tells, where the window has more.
+
+    A stall may fall into a window once, or more long steps of a pattern than short ones: without
+    the most that tracing was measured to cost the mean step then still takes longer than the
+    pace. So longer steps count less, by the shares that differ least from equal ones (the greatest
+    entropy: Jaynes, Information theory and statistical mechanics, 1957). Where even the shortest
+    takes longer, so do all, which is no matter of how often they come: then the mean is no shorter
+    than the middle step.
+    """
+    each = job.long_run(_made(job, _TRACING_NS[2], 1.0).lengths)[1]
+    usual = float(usual_ns if each.min() <= usual_ns else max(usual_ns, np.median(each)))
+    if each.mean() <= usual * (1 + limits.VARIES_FRAC):
+        return job
+    longer = (each - each.min()) / each.std()
+
+    def shares(steepness: float) -> Floats:
+        out = np.exp(-steepness * longer)
+        return np.asarray(out / out.sum())
+
+    def enough(steepness: float) -> bool:
+        return bool(shares(steepness) @ each <= usual)
+
+    # the greater, the fewer steps are left: to the shortest alone
+    most = next((2.0**k for k in range(len(each)) if enough(2.0**k)), 2.0 ** len(each))
+    steepness = _least(enough, 0.0, most, most * limits.VARIES_FRAC)
+    return replace(job, shares=shares(steepness))
 
 
 def _at_pace(job: Replay, tracing_ns: int, usual_ns: int, fetching: Ints) -> Untraced | None:
@@ -144,13 +184,7 @@ def _overhead(job: Replay, usual_ns: int, slow: float, fast: float) -> tuple[int
 
 def _slower(job: Replay, tracing_ns: int, usual_ns: int) -> Untraced | None:
     """The job with kernels so much slower that its step is the usual one; None: by no clock."""
-
-    def made(times: float) -> Untraced:
-        return _made(job, tracing_ns, times)
-
-    if made(MOST_SLOWER).pace() < usual_ns * (1 - limits.VARIES_FRAC):
-        return None
-    return made(_least(lambda times: made(times).pace() >= usual_ns, 1.0, MOST_SLOWER, 0.002))
+    return _stretched(lambda times: _made(job, tracing_ns, times), MOST_SLOWER, usual_ns, 0.002)
 
 
 def _without_prefetching(window: Untraced, usual_ns: int, fetching: Ints) -> Untraced | None:
@@ -165,6 +199,13 @@ def _without_prefetching(window: Untraced, usual_ns: int, fetching: Ints) -> Unt
         own = window.lengths.own + (fetching * (times - 1)).astype(np.int64)
         return replace(window, lengths=replace(window.lengths, own=own))
 
-    if made(_MOST_PREFETCHED).pace() < usual_ns * (1 - limits.VARIES_FRAC):
+    return _stretched(made, _MOST_PREFETCHED, usual_ns, 0.01)
+
+
+def _stretched(
+    made: Callable[[float], Untraced], most: float, usual_ns: int, within: float
+) -> Untraced | None:
+    """What is `made` of the least factor, up to `most`, by which the step is the usual one."""
+    if made(most).pace() < usual_ns * (1 - limits.VARIES_FRAC):
         return None
-    return made(_least(lambda times: made(times).pace() >= usual_ns, 1.0, _MOST_PREFETCHED, 0.01))
+    return made(_least(lambda times: made(times).pace() >= usual_ns, 1.0, most, within))

@@ -42,9 +42,7 @@ class Saved:
     #: the step without the what-if: in the window (mean), and in the long run
     base_ns: float
     base_long_ns: float
-    #: what is repaired with and without it: codes and ranks; "host" are all hosts' own times
-    net_of: tuple[tuple[str, tuple[int, ...]], ...]
-    #: the lengths with and without what is repaired
+    #: the lengths before the repair, and after it
     base: Lengths
     without: Lengths
     #: the saving is stated for the long run (the pace without the profiler is known, or queued
@@ -56,6 +54,8 @@ class Saved:
     others_ns: Callable[[], list[float]]
     #: how much slower kernels may be once it is repaired (ns a step)
     slower_ns: float
+    #: the share of each steady-state step in the long run; None: all come equally often
+    shares: Floats | None = None
 
     @property
     def window_ns(self) -> float:
@@ -68,16 +68,30 @@ class Saved:
         return self.long_ns if self.long_run else self.window_ns
 
     @property
+    def of_ns(self) -> float:
+        """The step of which the stated saving is a part."""
+        return self.base_long_ns if self.long_run else self.base_ns
+
+    @cached_property
     def uncertainty_ns(self) -> float:
         """What queues hide or reveal, another explanation of the pace, clocks, and chance (95%).
 
-        Many steps before the window tell the pace, so that chance is none where it is known.
+        Many steps before the window tell the pace, so that chance is none where it is known. What
+        queues hide in the window says nothing of the time behind it, where that is stated.
         """
         n = len(self.each) if not self.known else 1
         chance = 2 * float(np.std(self.each, ddof=1)) / n**0.5 if n > 1 else 0.0
-        other = max((abs(one - self.ns) for one in self.others_ns()), default=0.0)
-        apart = (self.long_ns - self.window_ns, other, self.slower_ns, chance)
-        return float(np.hypot.reduce(apart))
+        # other explanations have the long run's pace
+        other = max((abs(one - self.long_ns) for one in self.others_ns()), default=0.0)
+        window_ns = self.window_ns if self.shares is None else float(self.shares @ self.each)
+        hidden = self.long_ns - window_ns if self.known or not self.long_run else 0.0
+        return float(np.hypot.reduce((hidden, other, self.slower_ns, chance)))
+
+    @property
+    def rare(self) -> bool:
+        """Whether it is of the window, and hardly of the steps that tell the job's pace."""
+        least_ns = limits.LEAST_FRAC * self.of_ns
+        return self.shares is not None and self.ns < least_ns <= self.window_ns
 
     @property
     def most_ns(self) -> float:
@@ -115,6 +129,11 @@ class WhatIfs:
         #: the job without the profiler, the likeliest first
         self.untraced = explanations(job, usual, self.named["input.stall"])
         self.job, self.base = self.untraced[0].job, self.untraced[0].lengths
+        #: what each step takes longer outside the window (ns) than anything recorded explains
+        unseen = max((usual or 0) - self.untraced[0].pace(), 0.0)
+        self.unseen_ns = unseen if unseen > limits.VARIES_FRAC * (usual or 0) else 0.0
+        #: what `clock_error_ns` gave, by the lengths and the ranks
+        self._clock_errors: dict[tuple[object, ...], float] = {}
         #: what findings save, by their codes and ranks
         self.weighed: dict[tuple[str, tuple[int, ...]], Saved] = {}
 
@@ -139,14 +158,23 @@ class WhatIfs:
         phase = running_sum(launches, first) - launches
         return phase, phase[job.launch_moment]
 
+    @property
+    def shares(self) -> Floats | None:
+        """Each steady-state step's share of the long run; None: all come equally often."""
+        if self.job.shares is None:
+            return None
+        out = np.zeros(len(self.dataset.steady_steps))
+        out[np.searchsorted(self.dataset.steady_steps, self.job.steps)] = self.job.shares
+        return out
+
     def _steps(self, lengths: Lengths) -> tuple[Floats, float]:
         """Each steady-state step of the window, and the long run's step (ns)."""
-        marks, pace = self.job.long_run(lengths)
+        marks, pace = self.job.long_run(lengths)[0], self.job.pace(lengths)
         each = np.diff(marks, axis=1).mean(axis=0)
         # a steady-state step apart from the others is taken to be as long as they are
         out = np.full(len(self.dataset.steady_steps), each.mean())
         out[np.searchsorted(self.dataset.steady_steps, self.job.steps)] = each
-        return out, float(pace)
+        return out, float(pace) + self.unseen_ns
 
     def saved(self, lengths: Lengths, base: Lengths | None = None) -> Saved:
         """What `lengths` saves against `base` (the job's own, where none is given)."""
@@ -164,13 +192,13 @@ class WhatIfs:
         # a clock takes power by its third power (f V², V as f)
         slower = min(max(saved / 3, 0.0), (MOST_SLOWER - 1) * float(long_after))
         return Saved(
-            before - after, long - long_after, float(before.mean()), long, base.repaired, base,
-            lengths, self.known, self.known, others, 0.0 if self.dataset.on_host else slower,
+            before - after, long - long_after, float(before.mean()), long, base, lengths,
+            self.known, self.known, others, 0.0 if self.dataset.on_host else slower, self.shares,
         )  # fmt: skip
 
     def remaining_ns(self, repairs: Sequence[Saved], long_run: bool) -> float:
         """The step with all of `repairs` at once, each as much shorter as it alone makes things."""
-        own, run, woken = (each.copy() for each in (self.base.own, self.base.run, self.base.woken))
+        own, run, woken = self.base.own, self.base.run, self.base.woken
         for each in repairs:
             own = np.maximum(own + each.without.own - each.base.own, np.minimum(own, 0))
             run = np.maximum(run + each.without.run - each.base.run, np.minimum(run, 0))
@@ -183,6 +211,16 @@ class WhatIfs:
         return pace if long_run else float(window.mean())
 
     def clock_error_ns(self, saved: Saved, ranks: Sequence[int]) -> float:
+        """How far off a saving is at most if these ranks' clocks are, as `_clock_error_ns` has it.
+
+        A finding asks for the same again, to tell whether its saving is determined.
+        """
+        key = saved.base.digest, saved.without.digest, *ranks
+        if key not in self._clock_errors:
+            self._clock_errors[key] = self._clock_error_ns(saved, ranks)
+        return self._clock_errors[key]
+
+    def _clock_error_ns(self, saved: Saved, ranks: Sequence[int]) -> float:
         """How far off a saving is at most if these ranks' clocks are, within their bounds (ns).
 
         Both replays again, with the clocks of `ranks` at one end of their bounds and all others'
@@ -214,18 +252,22 @@ class WhatIfs:
     @cached_property
     def excess(self) -> dict[Part, Floats]:
         """How much more than its middle peer each rank takes a step, [ranks, steps] (ns)."""
-        return {part: self._excess(part) for part in PARTS}
+        return self.excess_of(self.base)
 
-    def _excess(self, part: Part) -> Floats:
+    def excess_of(self, lengths: Lengths) -> dict[Part, Floats]:
+        """The same with the lengths of a what-if."""
+        return {part: self._excess(part, lengths) for part in PARTS}
+
+    def _excess(self, part: Part, lengths: Lengths) -> Floats:
         job, shape = self.job, (len(self.dataset.ranks), len(self.job.steps))
         total = np.full(shape, np.nan)
         known = np.unique(job.host_rank)
         total[known] = 0.0
         rows, rank, step, _ = self.parts[part]
         if part == "host":
-            took = self.base.own - self._in_common()
+            took = lengths.own - self._in_common
         else:
-            took = np.minimum(self.base.run, job.freely)
+            took = np.minimum(lengths.run, job.freely)
         np.add.at(total, (rank[rows], step[rows]), took[rows])
         # a rank that is its stage's only one is compared by what each launch takes
         count = np.maximum(np.bincount(job.host_rank, minlength=len(total)), 1)[:, None]
@@ -237,6 +279,7 @@ class WhatIfs:
         out[:, np.searchsorted(self.dataset.steady_steps, job.steps)] = mine
         return out
 
+    @cached_property
     def _in_common(self) -> Ints:
         """Each host moment's time in what most hosts do as long (fetching, collecting, the GIL).
 
@@ -275,9 +318,9 @@ class WhatIfs:
                 total = {q: int(source[r].sum()) for q, r in here.items() if q != k}
                 peer = sorted(total, key=lambda q: total[q])[len(total) // 2]
                 mine, its = here[k], here[peer]
-                if not self.alone[k]:
+                if not self.alone[k] and source[mine].sum() > total[peer]:
                     values[mine] = _as_long(source[mine], phase[mine], source[its], phase[its])
-                elif len(its):
+                elif self.alone[k] and len(its):
                     # another stage has another number of launches: as long for each of them
                     values[mine] = cut(source[mine], total[peer] * len(mine) // len(its))
         return replace(lengths, **{"own" if part == "host" else "run": values})
@@ -296,8 +339,6 @@ class WhatIfs:
 
 def _as_long(mine: Ints, my_phase: Ints, its: Ints, its_phase: Ints) -> Ints:
     """`mine` with the sums of `its`, phase by phase; element by element where they are alike."""
-    if len(mine) == len(its) and (my_phase == its_phase).all():
-        return its
     out: Ints = mine.copy()
     for phase in np.unique(my_phase).tolist():
         here, there = my_phase == phase, its_phase == phase
