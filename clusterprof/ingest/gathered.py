@@ -1,39 +1,26 @@
-"""Many reports at once, in parallel; one that cannot be read is a missing report."""
+"""Many reports at once, by whatever engine; one that cannot be read is a missing report."""
 
 from __future__ import annotations
 
 import logging
-import os
 import traceback
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from multiprocessing import get_context
 from pathlib import Path
 
-from clusterprof import console
 from clusterprof.agent.contracts import words
-from clusterprof.agent.contracts.processes import end_with_parent
 from clusterprof.errors import ClusterprofError, MergeError, ReportError
 from clusterprof.ingest.assembler import RankUnknown, checked, combine
+from clusterprof.ingest.engines import Engine, Processes
+from clusterprof.ingest.reading_process import Rank
 from clusterprof.ingest.reports import read_ranks, read_report
-from clusterprof.ingest.sources import KINETO, Source, find_sources, resolved, stem_of, suffix_of
+from clusterprof.ingest.sources import Source, find_sources, resolved, stem_of
 from clusterprof.results import MissingRank
 from clusterprof.tables import RankTables
 
-_MOST_WORKERS = 8
-
-#: Bytes of packed traces from which on starting processes for them pays.
-_WORTH_PROCESSES = 8 << 20
-
 #: Captures of one job's window overlap; clocks of a cluster's hosts lie closer than this.
 _APART_NS = 5_000_000_000
-
-
-#: what is read of one rank
-_Rank = RankTables | ClusterprofError
 
 _LOG = logging.getLogger(__name__)
 
@@ -51,19 +38,19 @@ def gather(
     paths: Sequence[Path | Source],
     *,
     ranks: Mapping[Path, int] | None = None,
-    workers: int | None = None,
+    engine: Engine | None = None,
 ) -> Gathered:
     """Read all reports in `paths`: files, folders, or sources that a run directory names.
 
-    `ranks` maps reports that do not name their rank to it. Whatever is wrong with one report
-    becomes a `MissingRank` and a warning, and the others go on. Raises `ReportError` where no
-    report can be read at all, `MergeError` where one rank comes twice or the reports are of
-    different jobs.
+    `ranks` maps reports that do not name their rank to it; `engine` reads them, by default
+    processes of this host. Whatever is wrong with one report becomes a `MissingRank` and a
+    warning, and the others go on. Raises `ReportError` where no report can be read at all,
+    `MergeError` where one rank comes twice or the reports are of different jobs.
     """
     sources = _ranked(find_sources(paths), ranks or {})
     if not sources:
         raise ReportError("no reports were given", "name files or folders of reports")
-    outcomes = _read_all(sources, workers or min(os.cpu_count() or 1, _MOST_WORKERS))
+    outcomes = (engine or Processes()).read(_attempt, sources)
     if len(sources) == 1 and isinstance(outcomes[0][0], RankUnknown):
         outcomes = [_only(sources[0]) or outcomes[0]]
     found: list[RankTables] = []
@@ -87,7 +74,7 @@ def gather(
     return Gathered(found, missing, [*unread, *_common_warnings(found, windows)])
 
 
-def _only(source: Source) -> list[_Rank]:
+def _only(source: Source) -> list[Rank]:
     """Return the only report as rank 0, if it communicates with no other; else nothing."""
     match _attempt(replace(source, rank=0)):
         case [RankTables() as tables] if not tables.collective_calls.num_rows:
@@ -120,9 +107,15 @@ def _report_key(path: Path) -> Path:
     return resolved(path).parent / stem_of(path)
 
 
-def read_source(source: Source) -> Sequence[_Rank]:
+def read_source(source: Source) -> Sequence[Rank]:
     """Return the ranks of one source, combined with the Kineto trace beside it."""
-    ranks = read_ranks(source.path, rank=source.rank, steps=source.steps, alone=source.alone)
+    ranks = read_ranks(
+        source.path,
+        rank=source.rank,
+        steps=source.steps,
+        alone=source.alone,
+        kept=source.reduced,
+    )
     tables = ranks[0]
     if source.beside is None or isinstance(tables, ClusterprofError):
         return ranks
@@ -136,7 +129,7 @@ def read_source(source: Source) -> Sequence[_Rank]:
     return [checked(combine(tables, beside), tables.rank)]
 
 
-def _attempt(source: Source) -> list[_Rank]:
+def _attempt(source: Source) -> list[Rank]:
     """Read one source; what is wrong with it is a value, so that it stops no other."""
     try:
         ranks = [*read_source(source)]
@@ -146,63 +139,6 @@ def _attempt(source: Source) -> list[_Rank]:
         if isinstance(each, ClusterprofError):
             each.trace = "".join(traceback.format_exception(each))
     return ranks
-
-
-def _read_all(sources: Sequence[Source], workers: int) -> list[list[_Rank]]:
-    """Read all sources; nsys exports in threads, large Kineto traces in processes.
-
-    Unpacking, SQLite and Arrow run without the interpreter's lock, and a process would cost
-    more in starting and handing back tables than it saves. A trace's JSON becomes Python
-    objects under that lock, some 0.3 s for each megabyte of packed trace.
-    """
-    console.progress(f"reading {words.counted(len(sources), 'report')}")
-    if len(sources) == 1 or workers == 1:
-        return [_attempt(source) for source in sources]
-    traces = [source for source in sources if _parses_json(source)]
-    packed = sum(_size(source.beside or source.path) for source in traces)
-    apart = min(workers, len(traces)) if packed > _WORTH_PROCESSES else 1
-    threads = ThreadPoolExecutor(min(workers, len(sources)))
-    processes = None
-    if apart > 1:
-        processes = ProcessPoolExecutor(apart, get_context("spawn"), end_with_parent)
-    with threads:
-        try:
-            futures = [
-                (processes if processes and _parses_json(each) else threads).submit(_attempt, each)
-                for each in sources
-            ]
-            found = []
-            for place, pair in enumerate(zip(sources, futures, strict=True)):
-                console.progress(f"reading reports: {place} of {len(sources)}")
-                found.append(_result(*pair))
-            return found
-        finally:
-            if processes is not None:
-                processes.shutdown(cancel_futures=True)
-
-
-def _parses_json(source: Source) -> bool:
-    return suffix_of(source.beside or source.path) in KINETO
-
-
-def _size(path: Path) -> int:
-    """Return the file's size in bytes as if it were packed; 0 where it cannot be seen."""
-    try:
-        return path.stat().st_size // (12 if path.suffix == ".json" else 1)
-    except OSError:
-        return 0
-
-
-def _result(source: Source, future: Future[list[_Rank]]) -> list[_Rank]:
-    """Return what was read; an error where the reading process was killed."""
-    try:
-        return future.result()
-    except BrokenProcessPool:
-        killed = ReportError(
-            f"{source.path} could not be read: its reading process was killed",
-            "most often by the kernel for want of memory: read fewer reports at once",
-        )
-        return [killed]
 
 
 def _none_readable(errors: Sequence[ClusterprofError]) -> ClusterprofError:

@@ -5,12 +5,15 @@ A kilobyte of gzip or xz may hold a gigabyte.
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import io
 import lzma
 import os
 import re
 import stat
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
@@ -30,6 +33,9 @@ VARIABLE = "CLUSTERPROF_MAX_UNPACKED"
 #: than a hundredth was made to; a small file is no danger.
 _RATIO = 100
 _HARMLESS = 64 << 20
+
+#: bytes that are unpacked ahead
+_BLOCK = 1 << 20
 
 _SIZE = re.compile(r"([0-9]{1,15})([kKMGT]?)i?B?")
 _UNITS = {"": 0, "k": 10, "K": 10, "M": 20, "G": 30, "T": 40}
@@ -58,6 +64,44 @@ def opened(path: Path) -> IO[bytes]:
     if path.suffix == ".xz":
         return io.BufferedReader(_Unpacked(path, lzma.open(path)))
     return path.open("rb")
+
+
+@contextlib.contextmanager
+def opened_ahead(path: Path) -> Iterator[IO[bytes]]:
+    """The same, of a packed file in a thread of its own: the next block is unpacked meanwhile.
+
+    What is made of the blocks may run without the interpreter's lock, as unpacking does.
+    """
+    with opened(path) as file:
+        if path.suffix not in (".gz", ".xz"):
+            yield file
+            return
+        with ThreadPoolExecutor(1) as thread:  # waits for the block that is being read
+            yield io.BufferedReader(_Ahead(file, thread), _BLOCK)
+
+
+class _Ahead(io.RawIOBase):
+    """What a file holds, of which a thread has always read one block more."""
+
+    def __init__(self, file: IO[bytes], thread: ThreadPoolExecutor) -> None:
+        self._file, self._thread = file, thread
+        self._next, self._rest = self._submit(), memoryview(b"")
+
+    def _submit(self) -> Future[bytes]:
+        return self._thread.submit(self._file.read, _BLOCK)
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: WriteableBuffer) -> int:
+        if not self._rest:
+            self._rest = memoryview(self._next.result())
+            if self._rest:
+                self._next = self._submit()
+        count = min(len(self._rest), memoryview(buffer).nbytes)
+        memoryview(buffer).cast("B")[:count] = self._rest[:count]
+        self._rest = self._rest[count:]
+        return count
 
 
 class _Unpacked(io.RawIOBase):

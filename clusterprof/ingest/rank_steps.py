@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -48,8 +49,11 @@ _ALIKE = 1.5
 
 #: a step that ends this much after the last event of a capture still belongs to it
 _SLACK_NS = 1_000_000
+#: steps repeat a pattern where half of what they vary by comes again, and eight times; the first
+#: lag that is nearly as good as the best is the pattern's length, the others are multiples of it
+_REPEATED, _REPEATS, _TIMES = 0.5, 0.9, 8
 #: what a step usually takes: of so many before the capture, the job's first ones left out
-_USUAL, _WARM_UP, _ENOUGH = 20, 3, 5
+_USUAL, WARM_UP, _ENOUGH = 20, 3, 5
 
 STEP_COLUMNS = ("step", "begin_ns", "end_ns")
 PACE_COLUMNS = (
@@ -165,17 +169,49 @@ def read_log(path: Path, begin_ns: int | None = None, end_ns: int | None = None)
 
 
 def usual_step(log: pa.Table, begin_ns: int) -> int | None:
-    """Return what a step took before a capture that began at `begin_ns`: of the mean and the
-    median of the last twenty the larger (ns); None where there are too few.
+    """Return what a step took before a capture that began at `begin_ns` (ns); None where there are
+    too few.
 
-    The first steps of a job are warming up; a step in which the capture began is not before it.
+    Where steps repeat a pattern, the median of all patterns; else of the last twenty the mean or
+    the median, whichever is larger. The longest counts as the second longest: what happened once
+    (a checkpoint was written) does not tell the pace. The first steps of a job are warming up; a
+    step in which the capture began is not before it.
     """
     begin, end = log["begin_ns"].to_numpy(), log["end_ns"].to_numpy()
-    before = np.flatnonzero(end <= begin_ns)[_WARM_UP:][-_USUAL:]
-    if len(before) < _ENOUGH:
+    length = (end - begin)[np.flatnonzero(end <= begin_ns)[WARM_UP:]]
+    if len(length) < _ENOUGH:
         return None
-    length = (end - begin)[before]
+    if (after := period(length)) > 1:
+        return int(np.median(patterns(length, after)))
+    length = np.sort(length[-_USUAL:])
+    length[-1] = length[-2]
     return int(max(length.mean(), np.median(length)))
+
+
+def patterns(took: Ints, after: int) -> npt.NDArray[np.float64]:
+    """The mean step (ns) of each whole pattern of `after` steps, of the last ones."""
+    return np.asarray(took[len(took) % after :].reshape(-1, after).mean(axis=1))
+
+
+def period(took: Ints) -> int:
+    """After how many steps (lengths in ns) their pattern repeats; 1 where it does not.
+
+    A host that runs ahead of its GPU and reads a loss every ten steps has short steps until its
+    queue is full, and a long one where it waits; four processes that fetch one batch each hand over
+    four at a time. Neither the median of such steps is their pace, nor the mean of any few of them.
+    Of logarithms, so that one long stall does not outweigh the pattern.
+    """
+    longest = len(took) // _TIMES
+    if longest < 2:
+        return 1
+    size = np.log(np.maximum(took, 1))
+    size -= size.mean()
+    total = float((size**2).sum())
+    if not total:
+        return 1
+    alike = np.array([(size[lag:] * size[:-lag]).sum() for lag in range(1, longest + 1)]) / total
+    best = alike.max()
+    return int(np.argmax(alike >= best * _REPEATS)) + 1 if best >= _REPEATED else 1
 
 
 def read_pace(path: Path) -> dict[str, Ints]:

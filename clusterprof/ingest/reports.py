@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
+import os
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TypeAlias
 
 from clusterprof.agent.contracts import paths
 from clusterprof.errors import ClusterprofError, ReportError
-from clusterprof.ingest import other_tools
+from clusterprof.ingest import other_tools, reduced
 from clusterprof.ingest.assembler import assemble, checked
+from clusterprof.ingest.nsys import NO_PAYLOADS
 from clusterprof.ingest.opening import check_regular
 from clusterprof.ingest.rank_steps import beside_log, read_log, usual_step, with_collections
 from clusterprof.ingest.recording import Recording
@@ -23,6 +29,11 @@ from clusterprof.ingest.sources import (
     suffix_of,
 )
 from clusterprof.tables import RankTables
+
+_LOG = logging.getLogger(__name__)
+
+#: inode, size and time of change of a file; None where it is not there
+_Stamp: TypeAlias = "tuple[int, int, int] | None"
 
 
 def read_report(path: Path, *, rank: int | None = None, steps: Path | None = None) -> RankTables:
@@ -39,6 +50,7 @@ def read_ranks(
     rank: int | None = None,
     steps: Path | None = None,
     alone: bool = False,
+    kept: Path | None = None,
 ) -> list[RankTables | ReportError]:
     """Return the canonical tables of each rank in a report, or what is wrong with that rank.
 
@@ -46,11 +58,47 @@ def read_ranks(
     (`.sqlite`, `.sqlite.xz`) or a Kineto trace (`.json`, plain or packed). `rank` is what a
     manifest or the user gives; None: the report itself must name it. Of a report of several ranks
     (nsys around what starts them) it is the first one's, unless the report is known to be of one
-    (`alone`). `steps` is a step log that overrides the steps found in the report. Raises
-    `ReportError`.
+    (`alone`). `steps` is a step log that overrides the steps found in the report. `kept` is the
+    folder of the report's tables (`ingest.reduced`): they are read in place of the report where
+    they are of it or it is not there, and put there once it was read. Raises `ReportError`.
     """
+    before = _stamp(path)
     try:
-        found = _read(path, alone)
+        found = _read_ranks(path, rank, steps, alone, kept, before)
+    except ReportError as error:
+        if before != _stamp(path):
+            raise _changed(path) from error
+        raise
+    if before != _stamp(path):
+        raise _changed(path)
+    return found
+
+
+def _stamp(path: Path) -> _Stamp:
+    """Return what differs once a file is written to or replaced; None where it is not there."""
+    try:
+        there = path.stat()
+    except OSError:
+        return None
+    return there.st_ino, there.st_size, there.st_mtime_ns
+
+
+def _changed(path: Path) -> ReportError:
+    return ReportError(
+        f"{path} changed while it was read", "merge again once whatever writes it has ended"
+    )
+
+
+def _read_ranks(
+    path: Path,
+    rank: int | None,
+    steps: Path | None,
+    alone: bool,
+    kept: Path | None,
+    before: _Stamp,
+) -> list[RankTables | ReportError]:
+    try:
+        found = _kept(path, kept) or _found(path, alone, kept, before)
         if len(found) == 1:
             return [_tables(found[0], steps, rank)]
         ranks = [None if rank is None else rank + place for place in range(len(found))]
@@ -69,8 +117,56 @@ def read_ranks(
         ) from error
 
 
+def _kept(path: Path, kept: Path | None) -> list[Recording | RankTables]:
+    """Return the report's tables that are kept; nothing where it has to be read.
+
+    Raises ReportError where there are no tables to use, and no report either.
+    """
+    if kept is None or not os.path.lexists(kept):
+        return []
+    try:
+        return [reduced.read(kept, path)]
+    except ReportError as error:
+        if not os.path.lexists(path):
+            raise
+        _LOG.debug("%s is read: %s", path, error)
+    return []
+
+
+def _found(
+    path: Path, alone: bool, kept: Path | None, before: _Stamp
+) -> Sequence[Recording | RankTables]:
+    """Return what a report holds; that of one rank is kept, where it can be written."""
+    found = _read(path, alone)
+    if kept is None or len(found) != 1:
+        return found
+    tables = assemble(found[0])
+    if before != _stamp(path):
+        raise _changed(path)
+    if not any(each.startswith(NO_PAYLOADS) for each in tables.warnings):  # another nsys has them
+        with contextlib.suppress(OSError):  # a run that others share, a full disk
+            reduced.write(tables, kept, path)
+            tables = replace(tables, kept=reduced.files_of(kept))
+    return [tables]
+
+
+def keep(path: Path, kept: Path) -> None:
+    """Put the tables of a report of one rank into `kept`, the report itself being read alone.
+
+    Raises ReportError, also where another nsys would give more of it; OSError (no space).
+    """
+    before = _stamp(path)
+    tables = assemble(_read(path, alone=True)[0])
+    checked(tables, 0)
+    if before != _stamp(path):
+        raise _changed(path)
+    if lacking := [each for each in tables.warnings if each.startswith(NO_PAYLOADS)]:
+        raise ReportError(lacking[0])
+    reduced.write(tables, kept, path)
+
+
 def _attempt(
-    recording: Recording, steps: Path | None, rank: int | None
+    recording: Recording | RankTables, steps: Path | None, rank: int | None
 ) -> RankTables | ReportError:
     """Return the tables of one of several ranks, of which one that is odd costs no other."""
     try:
@@ -80,15 +176,17 @@ def _attempt(
         return ReportError(f"rank {one} of {error.what}", *error.details)
 
 
-def _tables(recording: Recording, steps: Path | None, rank: int | None) -> RankTables:
-    tables = assemble(recording)
+def _tables(found: Recording | RankTables, steps: Path | None, rank: int | None) -> RankTables:
+    whole = tables = found if isinstance(found, RankTables) else assemble(found)
     if steps is not None:
         info = tables.info
         inside = read_log(steps, info.begin_ns, info.end_ns)
         info = replace(info, usual_step_ns=usual_step(read_log(steps), info.begin_ns))
         tables = replace(tables, info=info, steps=inside)
         tables = with_collections(tables, beside_log(steps, paths.GARBAGE))
-    return checked(tables, rank)
+    tables = checked(tables, rank)
+    same = [name for name in whole.kept if getattr(tables, name) is getattr(whole, name)]
+    return replace(tables, kept={name: whole.kept[name] for name in same})
 
 
 def _read(path: Path, alone: bool) -> list[Recording]:

@@ -53,6 +53,9 @@ class Source:
     steps: Path | None = None
     #: a Kineto trace of the same rank and window, beside an nsys report of a CPU-only job
     beside: Path | None = None
+    #: where the report's tables are kept (see `ingest.reduced`), or are to be: they are read in
+    #: place of the report where they are of it, or it is not there
+    reduced: Path | None = None
 
 
 def suffix_of(path: Path) -> str:
@@ -154,12 +157,30 @@ def _may_be_report(path: Path) -> bool:
 
 def _reports_below(folder: Path) -> list[Source]:
     try:
-        found = _reports(folder)
+        found = _with_reduced(folder, _reports(folder))
         logged = len(found) == 1 and (folder / paths.STEPS).is_file()
     except OSError:
         return [Source(folder)]
     # the one report of a rank, also where it is an export: its steps are those of the rank's log
     return [replace(found[0], steps=folder / paths.STEPS)] if logged else found
+
+
+def _with_reduced(folder: Path, found: list[Source]) -> list[Source]:
+    """Return the reports, and the one of which only the tables are there, if there are any."""
+    kept = folder / paths.REDUCED
+    if not (kept / paths.REDUCED_RANK).is_file():
+        return found
+    from clusterprof.ingest.reduced import report_of
+
+    try:
+        report = report_of(kept)
+    except ReportError:
+        report = found[0].path if found else folder / paths.REPORT  # its reader says why
+    if os.path.lexists(report) or (found and suffix_of(report) in KINETO):
+        return found
+    traces = [each.path for each in found if suffix_of(each.path) in KINETO]
+    beside = traces[0] if traces else None
+    return [Source(report, alone=True, beside=beside, reduced=kept)]
 
 
 def _reports(folder: Path) -> list[Source]:

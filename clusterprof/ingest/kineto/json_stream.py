@@ -10,16 +10,16 @@ from __future__ import annotations
 
 import codecs
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import IO, Any
+from typing import IO, Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import orjson
 
 #: bytes that are parsed at once: as Python objects they are ten times that
-_PIECE = 1 << 19
+_PIECE = 1 << 21
 #: bytes of one element, and of all that is before or after the list
 _LONGEST = 16 << 20
 #: where a piece's end is looked for
@@ -35,6 +35,9 @@ _STEP = np.zeros(256, np.int32)
 _STEP[list(b"{[")], _STEP[list(b"}]")] = 1, -1
 
 
+_Piece = TypeVar("_Piece")
+
+
 class NotAList(ValueError):  # noqa: N818 - a state, not a fault
     """The JSON has no list of that name; `keys` are those at its top, as far as it was read."""
 
@@ -43,11 +46,23 @@ class NotAList(ValueError):  # noqa: N818 - a state, not a fault
         self.keys = keys
 
 
-def pieces(file: IO[bytes], key: str, rest: dict[str, Any]) -> Iterator[list[Any]]:
+def elements(text: bytes) -> list[Any]:
+    """Return the elements of a list's text without its brackets. Raises JSONDecodeError."""
+    found: list[Any] = _parsed(b"[" + text + b"]")
+    return found
+
+
+def pieces(
+    file: IO[bytes],
+    key: str,
+    rest: dict[str, Any],
+    parse: Callable[[bytes], _Piece] = elements,  # type: ignore[assignment]
+) -> Iterator[_Piece]:
     """Yield the elements of the list `key` of an object, or of a list at the top, piece by piece.
 
-    The object's other members are put into `rest`. UTF-8 and UTF-16 are read; bytes that are
-    neither are replaced. Raises `NotAList`, `orjson.JSONDecodeError` for what is no whole JSON,
+    `parse` makes a piece of its text, and raises `orjson.JSONDecodeError` unless that is whole
+    elements. The object's other members are put into `rest`. UTF-8 and UTF-16 are read; bytes that
+    are neither are replaced. Raises `NotAList`, `orjson.JSONDecodeError` for JSON cut short,
     ValueError for an element larger than 16 MB, and what reading `file` raises.
     """
     source = _Text(file)
@@ -55,10 +70,10 @@ def pieces(file: IO[bytes], key: str, rest: dict[str, Any]) -> Iterator[list[Any
     if before is not None:
         rest.update(_parsed(before))
     while True:
-        ends = None if source.ended else _guessed(text)
+        ends = None if source.ended else _guessed(text, parse)
         if ends is not None:
-            elements, text = ends
-            yield elements
+            piece, text = ends
+            yield piece
         else:
             found = structure(text)
             if found.closing is not None:
@@ -67,12 +82,12 @@ def pieces(file: IO[bytes], key: str, rest: dict[str, Any]) -> Iterator[list[Any
                 _parsed(b"[" + text)  # raises: the file ends inside of the list
                 raise ValueError("the list is not closed")
             if found.comma is not None:
-                yield _parsed(b"[" + text[: found.comma] + b"]")
+                yield parse(text[: found.comma])
                 text = text[found.comma + 1 :]
             elif len(text) > _LONGEST:
                 raise ValueError(f"one element is larger than {_LONGEST >> 20} MB")
         text += source.read(max(_PIECE, len(text)))
-    yield _parsed(b"[" + text[: found.closing] + b"]")
+    yield parse(text[: found.closing])
     tail = text[found.closing + 1 :] + source.read(_LONGEST)
     if not source.ended and source.read(1):
         raise ValueError(f"more than {_LONGEST >> 20} MB follow the list")
@@ -189,15 +204,14 @@ def _keys(text: bytes, found: Structure) -> tuple[str, ...]:
     return tuple(dict.fromkeys(names))
 
 
-def _guessed(text: bytes) -> tuple[list[Any], bytes] | None:
+def _guessed(text: bytes, parse: Callable[[bytes], _Piece]) -> tuple[_Piece, bytes] | None:
     """Return the elements of `text` up to what looks like an end of one, and what follows."""
     first = max(0, len(text) - _TAIL)
     matches = list(_BETWEEN.finditer(text, first))
     if not matches:
         return None
     try:
-        whole = orjson.loads(b"[" + text[: matches[-1].start() + 1] + b"]")
-        return whole, text[matches[-1].end() :]
+        return parse(text[: matches[-1].start() + 1]), text[matches[-1].end() :]
     except orjson.JSONDecodeError:
         return None
 

@@ -12,7 +12,7 @@ import zlib
 from array import array
 from collections import Counter
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +21,11 @@ import orjson
 
 from clusterprof.errors import ReportError
 from clusterprof.ingest import other_tools
-from clusterprof.ingest.kineto.json_stream import NotAList, keys_of, pieces
-from clusterprof.ingest.opening import opened, unreadable
+from clusterprof.ingest.kineto import event_columns
+from clusterprof.ingest.kineto.event_columns import Columns
+from clusterprof.ingest.kineto.event_forms import Forms
+from clusterprof.ingest.kineto.json_stream import NotAList, elements, keys_of, pieces
+from clusterprof.ingest.opening import opened, opened_ahead, unreadable
 from clusterprof.ingest.recording import Bools, Calls, Ints, matching, with_names
 
 #: microseconds, 127 years: what lies beyond is no time, nor fits 64 bits of nanoseconds
@@ -127,9 +130,13 @@ def read(path: Path) -> Trace:
     try:
         if path.stat().st_size == 0:
             raise ReportError(f"{path} is empty", "the profiler wrote nothing: record again")
-        with opened(path) as file:
-            for events in pieces(file, "traceEvents", trace.meta):
-                _take(events, trace, codes)
+        with opened_ahead(path) as file:
+            parse = partial(_parsed, forms=Forms(CATEGORIES))
+            for events in pieces(file, "traceEvents", trace.meta, parse):
+                if isinstance(events, Columns):
+                    _add(events, trace, codes)
+                else:
+                    _take(events, trace, codes)
         _check_times(trace)
     except (EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile) as error:
         raise _damaged(path, f"not a whole {path.suffix[1:]} file: {error}") from error
@@ -161,6 +168,65 @@ def _damaged(path: Path, why: str) -> ReportError:
     return ReportError(
         f"{path} cannot be read: {why}", "record or copy it again, and compare the sizes"
     )
+
+
+def _parsed(text: bytes, forms: Forms) -> Columns | list[dict[str, Any]]:
+    """Return a piece's events; those of an older Kineto, and odd ones, one by one."""
+    found = forms.parsed(text) or event_columns.parsed(text)
+    if found is None or not _FORMERLY.keys().isdisjoint(found.categories):
+        return elements(text)
+    return found
+
+
+def _add(found: Columns, trace: Trace, codes: dict[str, int]) -> None:
+    """Add a piece's columns to those of the trace."""
+    trace.threads.update(found.threads)
+    trace.processes.update(found.processes[: _MOST_PROCESSES - len(trace.processes)])
+    places = {category: place for place, category in enumerate(found.categories)}
+    for category in (each for each in places if each not in CATEGORIES):
+        trace.unread[category] += int(np.count_nonzero(found.category == places[category]))
+    for category in (each for each in CATEGORIES if each in places):
+        here = np.flatnonzero(found.category == places[category])
+        names, name = found.names, found.name[here]
+        if category == "python_function":
+            here = here[found.dur[here] >= _LEAST_FUNCTION_US]
+            names, name = _called(found, here, trace.functions), np.arange(here.size)
+        spans = trace.spans[category]
+        first = len(spans.arrays["ts"])
+        columns = {"ts": found.ts, "dur": found.dur} | found.numbers
+        for each in ("ts", "dur", "thread", *CATEGORIES[category]):
+            spans.arrays[each].frombytes(columns[each][here].tobytes())
+        spans.arrays["name"].frombytes(_coded(name, names, codes).tobytes())
+        for place, event in found.whole.items():
+            at = int(np.searchsorted(here, place))
+            if at < here.size and here[at] == place:
+                spans.args[first + at] = _arguments(event)
+
+
+def _coded(name: Ints, names: list[str], codes: dict[str, int]) -> Ints:
+    """Return the codes of `names[name[i]]`; a new name gets the next one."""
+    present, first, inverse = np.unique(name, return_index=True, return_inverse=True)
+    for place in present[np.argsort(first)].tolist():
+        codes.setdefault(names[place], len(codes))
+    return np.array([codes[names[place]] for place in present.tolist()], np.int64)[inverse]
+
+
+def _called(found: Columns, here: Ints, known: dict[int, str]) -> list[str]:
+    """Return the names of Python functions as `_functions` has them."""
+    ids, callers = (found.numbers[each][here] for each in ("Python id", "Python parent id"))
+    events = [
+        {"name": found.names[name], "args": {"Python id": one, "Python parent id": caller}}
+        for name, one, caller in zip(
+            found.name[here].tolist(), ids.tolist(), callers.tolist(), strict=True
+        )
+    ]
+    return [event["name"] for event in _named(events, known)]
+
+
+def _arguments(event: dict[str, Any]) -> dict[str, Any]:
+    """Return a collective's arguments, with the mark of one that was open at the capture's end."""
+    ended = {"finished": event["finished"]} if "finished" in event else {}
+    return {**event.get("args", {}), **ended}
 
 
 def _take(events: list[dict[str, Any]], trace: Trace, codes: dict[str, int]) -> None:
@@ -212,14 +278,18 @@ def _functions(events: list[dict[str, Any]], known: dict[int, str]) -> list[dict
     A caller comes before what it calls, and took at least as long.
     """
     kept = [event for event in events if event.get("dur", 0) >= _LEAST_FUNCTION_US]
-    for event in kept:
+    return _named(kept, known)
+
+
+def _named(events: list[dict[str, Any]], known: dict[int, str]) -> list[dict[str, Any]]:
+    for event in events:
         args = event.get("args", {})
         # the address of an object would make a name of its own of each
         name = _ADDRESS.sub("", event["name"])
         known[args.get("Python id", -1)] = name
         caller = known.get(args.get("Python parent id") or -1)
         event["name"] = f"{name} in {caller}" if name.startswith("<") and caller else name
-    return kept
+    return events
 
 
 def _extend(
@@ -236,6 +306,4 @@ def _extend(
         arrays[name].extend([each.get(name, -1) for each in args])
     for place, (event, each) in enumerate(zip(events, args, strict=True), first):
         if "Collective name" in each or event["name"].startswith("gloo:"):
-            # the mark of a span that was still open when the capture ended
-            ended = {"finished": event["finished"]} if "finished" in event else {}
-            spans.args[place] = {**each, **ended}
+            spans.args[place] = _arguments(event)

@@ -63,29 +63,37 @@ class Kernels:
 
 def kernels_by_process(export: Export) -> list[Kernels]:
     """Return the kernels of every process on every GPU, counted."""
-    kernel = schema.KERNEL.name
-    if not export.has(kernel, "globalPid", "deviceId"):
+    if not export.has(schema.KERNEL.name, "globalPid", "deviceId"):
         return []
-    named = [f'k."{each}"' for each in ("shortName", "demangledName") if export.has(kernel, each)]
-    name = f"coalesce({', '.join([*named, '-1', '-1'])})"
-    counted = export.rows(
-        'SELECT CAST(k."globalPid" AS INTEGER), CAST(k."deviceId" AS INTEGER), count(*),'
-        " coalesce(sum(s.value LIKE '%nccl%Kernel%'), 0)"
-        f" FROM {{0}} k LEFT JOIN {{1}} s ON s.id = {name}"
-        ' WHERE k."globalPid" IS NOT NULL AND k."deviceId" IS NOT NULL GROUP BY 1, 2',
-        kernel,
-        schema.STRINGS,
-    )
-    return [Kernels(schema.process_of(each), *more) for each, *more in counted]
+    raw = export.kernels
+    codes, names = export.names(_name(raw))
+    is_nccl = with_names(matching(names, "(?i)nccl.*Kernel"), codes)
+    found = []
+    for owner in np.unique(raw["globalPid"][raw["globalPid"] >= 0]):
+        mine = (raw["globalPid"] == owner) & (raw["deviceId"] >= 0)
+        devices, kernels = np.unique(raw["deviceId"][mine], return_counts=True)
+        nccl = [np.count_nonzero(mine & is_nccl & (raw["deviceId"] == each)) for each in devices]
+        found += [
+            Kernels(int(schema.process_of(owner)), *map(int, counted))
+            for counted in zip(devices, kernels, nccl, strict=True)
+        ]
+    return found
+
+
+def _name(raw: Mapping[str, Ints]) -> Ints:
+    """Return the strings' ids of kernels' names, the short ones where they have any."""
+    return np.where(raw["shortName"] >= 0, raw["shortName"], raw["demangledName"])
 
 
 def read(export: Export, process: int | None, cuda: Calls) -> Activity:
     """Return kernels, graphs, copies and memsets of `process` (None: of all)."""
-    raw = export.spans(schema.KERNEL, process)
+    raw = export.kernels
+    whole = raw["end"] >= raw["start"]
+    if process is not None:
+        whole &= schema.process_of(raw[schema.KERNEL.owner]) == process
+    raw = {name: values[whole] for name, values in raw.items()}
     launched = cuda.launching(raw["correlationId"])
-    codes, names = export.names(
-        np.where(raw["shortName"] >= 0, raw["shortName"], raw["demangledName"])
-    )
+    codes, names = export.names(_name(raw))
     is_nccl = with_names(matching(names, NCCL_KERNEL), codes)
     kinds = encoded(is_nccl.astype(np.int32), ["compute", "collective"])
     kernels = _work(raw, launched, kind=kinds, name=encoded(codes, names))

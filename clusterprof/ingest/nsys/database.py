@@ -168,6 +168,11 @@ class Export:
         result = self.arrow(f"SELECT {', '.join(chosen)} FROM {{0}}{condition}", table.name)
         return {name: self.integers(result, name) for name in columns}
 
+    @cached_property
+    def kernels(self) -> dict[str, Ints]:
+        """The `numbers` of all kernels, with their owner: what is read twice is fetched once."""
+        return self.numbers(schema.KERNEL, columns=(*schema.KERNEL.columns, schema.KERNEL.owner))
+
     def spans(self, table: Table, process: int | None) -> dict[str, Ints]:
         """Return the `numbers` of those rows that do not end before they begin."""
         raw = self.numbers(table, process)

@@ -18,7 +18,7 @@ from pathlib import Path
 from clusterprof.agent.contracts.paths import QDSTRM
 from clusterprof.agent.nsys import VARIABLE, Nsys, installed
 from clusterprof.errors import ReportError
-from clusterprof.ingest.nsys import nccl_payloads, sqlite
+from clusterprof.ingest.nsys import NO_PAYLOADS, nccl_payloads, sqlite
 from clusterprof.ingest.nsys.nccl_payloads import Payloads
 from clusterprof.ingest.nsys.nvtx import Ranges
 from clusterprof.ingest.opening import unreadable
@@ -132,7 +132,7 @@ class JsonBeside:
             return nccl_payloads.read_json(self.target, ranges)
         except ReportError as error:
             why = "; ".join((error.what, *error.details[:1]))
-            self.warnings.append(f"NCCL's payloads were not read: {why}")
+            self.warnings.append(f"{NO_PAYLOADS}: {why}")
             self.target.unlink(missing_ok=True)
             return nccl_payloads.nothing()
 

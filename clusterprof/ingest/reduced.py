@@ -1,0 +1,222 @@
+"""A report's canonical tables beside it: a rank's `reduced/`, made where it ran, or by a merge.
+
+Four Parquet files and `rank.json`, which says of which report they are. They are of the report
+alone: steps of a step log replace its own when they are read. Made under a temporary name and put
+in place by rename, so what is there is whole; what was cut short in copying is an error in words.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import zlib
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from clusterprof.agent.contracts import documents, files, paths
+from clusterprof.errors import ReportError
+from clusterprof.ingest.opening import unreadable
+from clusterprof.tables import SCHEMA_VERSION, SCHEMAS, RankTables, ReportInfo, read_table
+from clusterprof.version import __version__
+
+_CHUNK = 8 << 20
+
+#: of each table, the column by which its rows are sorted
+_SORTED_BY = {
+    "activity": "start_ns", "collective_calls": "call", "steps": "begin_ns",
+    "host_calls": "start_ns",
+}  # fmt: skip
+
+
+def _texts_by_text(value: object) -> bool:
+    return isinstance(value, dict) and all(
+        isinstance(each, str) for pair in value.items() for each in pair
+    )
+
+
+def _file_name(value: object) -> bool:
+    return isinstance(value, str) and re.fullmatch(r"[^/\0]{1,255}", value) is not None
+
+
+_NUMBER = range(1 << 62)
+_INFO = {
+    "profiler": str, "rank": (int, None), "world_size": (int, None),
+    "local_rank": (int, None), "host": str, "device": str, "versions": _texts_by_text,
+    "job": (str, None), "epoch_ns": int, "begin_ns": int, "end_ns": int, "backend": str,
+    "groups": _texts_by_text, "usual_step_ns": (int, None), "warnings": [str],
+}  # fmt: skip
+#: of tables of any version
+_MADE = {
+    "clusterprof_version": str,
+    "report": {"name": _file_name, "size_bytes": _NUMBER, "crc32": range(1 << 32)},
+}
+_FORM = {
+    **_MADE,
+    "tables": {name: {"rows": _NUMBER, "size_bytes": _NUMBER} for name in SCHEMAS},
+    "info": _INFO,
+}
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Which report tables are of: a file's name, size in bytes and CRC-32."""
+
+    name: str
+    size_bytes: int
+    crc32: int
+
+    @classmethod
+    def of(cls, report: Path) -> Origin:
+        """That of a file, which is read once. Raises ReportError."""
+        checksum = size = 0
+        try:
+            with report.open("rb") as file:
+                while piece := file.read(_CHUNK):
+                    checksum = zlib.crc32(piece, checksum)
+                    size += len(piece)
+        except OSError as error:
+            raise unreadable(report, error) from error
+        return cls(report.name, size, checksum)
+
+
+def write(tables: RankTables, folder: Path, report: Path | Origin) -> None:
+    """Put the tables of one report, as they were before any step log, into `folder`.
+
+    What is there is replaced once they are whole; of two at once the last one stays. Raises OSError
+    (no space), ReportError where the report cannot be read.
+    """
+    import pyarrow.parquet as parquet
+
+    origin = report if isinstance(report, Origin) else Origin.of(report)
+    written: dict[str, dict[str, int]] = {}
+    with files.new_folder(folder) as beside:
+        made = Path(beside)
+        for name in SCHEMAS:
+            table: pa.Table = getattr(tables, name)
+            target = made / f"{name}.parquet"
+            with files.new(target) as file:  # pyarrow opens no path whose bytes are not UTF-8
+                parquet.write_table(
+                    table, file, compression="zstd", write_page_checksum=True,
+                    row_group_size=max(1, table.num_rows),
+                )  # fmt: skip
+            written[name] = {"rows": table.num_rows, "size_bytes": target.stat().st_size}
+        info = asdict(tables.info)
+        del info["source"]
+        content = {
+            "schema_version": SCHEMA_VERSION,
+            "clusterprof_version": __version__,
+            "report": asdict(origin),
+            "tables": written,
+            "info": info,
+        }
+        files.write_json(made / paths.REDUCED_RANK, content, indent=1)
+
+
+def read(folder: Path, report: Path | None = None) -> RankTables:
+    """The tables of a report, as `assembler.assemble` made them.
+
+    `report` is where the report is or would be (`report_of`). Where it is there, the tables must be
+    of that very file, and made by this clusterprof. Raises ReportError with what is wrong with
+    them.
+    """
+    content = _content(folder)
+    report = report or _report_of(folder, content)
+    if content["schema_version"] != SCHEMA_VERSION:
+        raise _unusable(
+            folder,
+            f"they are of schema version {content['schema_version']}, and this clusterprof reads"
+            f" version {SCHEMA_VERSION}",
+            f"merge with clusterprof {content['clusterprof_version']:.40}, which made them",
+        )
+    if os.path.lexists(report):
+        _check_origin(folder, report, content)
+    given = {name: content["info"][name] for name in _INFO}
+    given["warnings"] = tuple(given["warnings"])
+    return RankTables(
+        ReportInfo(source=report, **given),
+        **{name: _table(folder, name, content["tables"][name]) for name in SCHEMAS},
+        kept=files_of(folder),
+    )
+
+
+def files_of(folder: Path) -> dict[str, Path]:
+    """The file of each table in a folder of reduced tables."""
+    return {name: folder / f"{name}.parquet" for name in SCHEMAS}
+
+
+def report_of(folder: Path) -> Path:
+    """Where the report of reduced tables is, or was before it was dropped. Raises ReportError."""
+    return _report_of(folder, _content(folder))
+
+
+def _report_of(folder: Path, content: Mapping[str, Any]) -> Path:
+    return folder.with_name(content["report"]["name"])
+
+
+def _content(folder: Path) -> dict[str, Any]:
+    try:
+        content = documents.load(str(folder / paths.REDUCED_RANK))
+    except OSError as error:
+        raise _unusable(folder, f"{paths.REDUCED_RANK}: {error.strerror or error}") from None
+    except ValueError as error:
+        raise _unusable(folder, f"{paths.REDUCED_RANK} is damaged: {error}") from None
+    # of another version the rest may have another form
+    if not isinstance(content, dict) or not isinstance(content.get("schema_version"), int):
+        raise _unusable(folder, f"{paths.REDUCED_RANK} is not clusterprof's")
+    form = _FORM if content["schema_version"] == SCHEMA_VERSION else _MADE
+    for name, expected in form.items():
+        if not documents.fits(content, {name: expected}):
+            raise _unusable(folder, f"the {name!r} of {paths.REDUCED_RANK} is invalid")
+    return content
+
+
+def _check_origin(folder: Path, report: Path, content: Mapping[str, Any]) -> None:
+    """Raise ReportError unless the tables are of this file, by this clusterprof."""
+    if content["clusterprof_version"] != __version__:
+        raise _unusable(folder, f"clusterprof {content['clusterprof_version']:.40} made them")
+    claimed = Origin(**{each.name: content["report"][each.name] for each in fields(Origin)})
+    try:
+        same = report.stat().st_size == claimed.size_bytes and Origin.of(report) == claimed
+    except OSError as error:
+        raise unreadable(report, error) from error
+    if not same:
+        raise _unusable(folder, f"they are of another report than {report.name} is now")
+
+
+def _table(folder: Path, name: str, claimed: Mapping[str, int]) -> pa.Table:
+    """One table in one chunk, in the form and order of its schema."""
+    file = folder / f"{name}.parquet"
+    try:
+        size = file.stat().st_size
+    except OSError as error:
+        raise _unusable(folder, f"{file.name}: {error.strerror or error}") from None
+    if size != claimed["size_bytes"]:
+        raise _unusable(folder, f"{file.name} has {size} of {claimed['size_bytes']} bytes")
+    try:
+        table = read_table(file, SCHEMAS[name])
+    except ReportError as error:
+        raise _unusable(folder, error.what) from None
+    table = table.unify_dictionaries().combine_chunks()
+    nulls = [
+        each.name for each in table.schema if not each.nullable and table[each.name].null_count
+    ]
+    order = table[_SORTED_BY[name]]
+    if nulls or table.num_rows != claimed["rows"] or not _is_sorted(order):
+        raise _unusable(folder, f"{file.name} does not hold what clusterprof writes")
+    return table
+
+
+def _is_sorted(column: pa.ChunkedArray) -> bool:
+    if len(column) < 2:
+        return True
+    return bool(pc.all(pc.less_equal(column.slice(0, len(column) - 1), column.slice(1))).as_py())
+
+
+def _unusable(folder: Path, why: str, *more: str) -> ReportError:
+    again = "copy them again, or put the report itself beside them and merge again"
+    return ReportError(f"the reduced tables in {folder} cannot be used: {why}", *more or (again,))
