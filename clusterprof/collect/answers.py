@@ -26,7 +26,8 @@ _FETCH_MB = 64_000
 _WORD = 4096
 #: `00008/state.json`, and of later attempts `attempt-2/00008/state.json`: written in one way only.
 _PATH = re.compile(
-    r"(?:attempt-([2-9]|[1-9][0-9]{1,5})/)?([0-9]{5}|[1-9][0-9]{5,8})/([A-Za-z0-9_][A-Za-z0-9._-]{0,99})"
+    r"(?:attempt-([2-9]|[1-9][0-9]{1,5})/)?([0-9]{5}|[1-9][0-9]{5,8})/"
+    r"((?:reduced/)?[A-Za-z0-9_][A-Za-z0-9._-]{0,99})"
 )
 
 #: why nothing is fetched from a host

@@ -8,7 +8,7 @@ import getpass
 import math
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import accumulate
 from operator import itemgetter
@@ -19,7 +19,7 @@ from clusterprof.agent.contracts import files, later_window, paths, states, word
 from clusterprof.agent.contracts.later_window import LaterWindow
 from clusterprof.agent.contracts.states import State
 from clusterprof.arguments import Selection, StepWindow
-from clusterprof.collect.outcomes import flights, newest_step_log
+from clusterprof.collect.outcomes import Outcome, flights, newest_step_log
 from clusterprof.errors import RunDirectoryError
 from clusterprof.run_directory import RunDirectory, writing
 
@@ -98,6 +98,20 @@ def going_on(run: RunDirectory) -> list[int]:
         over |= {rank for rank in {*profiled} - {*found}
                  if states.captured_before(str(run.rank(rank)))}  # fmt: skip
     return [rank for rank in profiled if rank not in over and trains(root, rank)]
+
+
+def of_running(run: RunDirectory, outcomes: Sequence[Outcome]) -> list[Outcome]:
+    """What was collected of a window; of ranks that may yet leave a report, that they run.
+
+    The state in which such a rank is tells what happened to it only once the job has ended.
+    """
+    if run.read_manifest().ended:
+        return [*outcomes]
+    why = f"its program still runs: merge again when it has ended (clusterprof status {run.root})"
+    return [
+        replace(each, reason=why) if each.report is None and trains(run, each.rank) else each
+        for each in outcomes
+    ]
 
 
 def check_over(run: RunDirectory) -> None:

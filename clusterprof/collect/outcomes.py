@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from clusterprof.agent import nsys
-from clusterprof.agent.contracts import paths, states
+from clusterprof.agent.contracts import documents, paths, states
 from clusterprof.agent.contracts.states import State
 from clusterprof.agent.contracts.words import ranks as named_ranks
 from clusterprof.run_directory import RunDirectory
@@ -58,12 +58,17 @@ class Outcome:
     #: why there is no report, or why it is shorter than requested; "" for a whole report
     reason: str = ""
     host: str = ""
+    #: the report, or where it was before its tables alone were kept
     report: Path | None = None
     #: a torch.profiler trace of the same window beside an nsys report
     trace: Path | None = None
     steps: Path | None = None
     #: the report has all of the window that the program ran
     whole: bool = False
+    #: where the report is on its node, of which the tables alone were gathered; "" for nowhere
+    stays_at: str = ""
+    #: why its tables were not made on its node; "" where they were, or were not to be
+    not_reduced: str = ""
 
 
 def collect_attempts(
@@ -175,15 +180,29 @@ def _ended(folder: Path, content: dict[str, Any]) -> bool:
 
 
 def reports_in(folder: Path) -> list[Path]:
-    """The reports in a rank's folder, nsys' first.
+    """The reports in a rank's folder, nsys' first, and the one whose tables alone are there.
 
     The folder is listed, since NFS may remember for half a minute that a file was not there.
     """
     try:
-        here = [path for path in folder.iterdir() if path.name in _REPORTS and path.stat().st_size]
-        return sorted(here, key=lambda path: _REPORTS.index(path.name))
+        there = list(folder.iterdir())
+        here = [path for path in there if path.name in _REPORTS and path.stat().st_size]
     except OSError:
         return []
+    if folder / paths.REDUCED in there:
+        # tables that do not tell are those of the report that is there, if one is
+        name = _reduced_name(folder) or (None if here else paths.REPORT)
+        here = [*{*here, folder / name}] if name else here
+    return sorted(here, key=lambda path: _REPORTS.index(path.name))
+
+
+def _reduced_name(folder: Path) -> str | None:
+    """Which report a rank's reduced tables are of; None where they do not tell."""
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        name = documents.load(str(folder / paths.REDUCED / paths.REDUCED_RANK))["report"]["name"]
+        if name in _REPORTS:
+            return str(name)
+    return None
 
 
 def _outcome(
@@ -203,9 +222,17 @@ def _outcome(
     if reports and (late or not content or (state is not None and state.has_captured)):
         reason = "its report appeared late" if late else str(content.get("reason", ""))
         trace = next((each for each in reports[1:] if each.name == paths.TRACE), None)
-        whole = bool(content.get("whole"))
-        return Outcome(rank, State.COLLECTED, reason, host, reports[0], trace, steps, whole)
+        whole, stays_at = bool(content.get("whole")), str(content.get("report_at", ""))
+        why = str(content.get("not_reduced", ""))
+        return Outcome(
+            rank, State.COLLECTED, reason, host, reports[0], trace, steps, whole, stays_at, why
+        )
     reason = _lost(run, folder, state, str(content.get("reason") or ""))
+    if state is State.FINISHING and content.get("report_at"):
+        reason = (
+            "killed before the tables of its report were made; the report stays on "
+            f"{host} as {content['report_at']}"
+        )
     return Outcome(rank, State.LOST, reason, host, steps=steps)
 
 

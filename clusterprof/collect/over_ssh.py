@@ -327,6 +327,9 @@ def _is_name(value: Any) -> bool:
     return isinstance(value, str) and value.isprintable() and not value.startswith("-")
 
 
+#: of a rank of which only its report's tables were fetched
+_TABLES = f"{paths.REDUCED}/{paths.REDUCED_RANK}"
+
 #: a host of run.json, as `RemoteHost.as_json` writes it
 _LEFT = {
     "name": _is_name, "address": _is_name, "user": (None, _is_name), "port": (None, int),
@@ -433,6 +436,7 @@ class _Transfer(NamedTuple):
         folder = replace(self.run, attempt=offered.attempt).rank(offered.rank)
         folder.mkdir(parents=True, exist_ok=True)
         target, wanted = folder / offered.name, (offered.size, offered.sha256)
+        target.parent.mkdir(exist_ok=True)  # of reduced tables
         each.brought.add((offered.attempt, offered.rank))
         if target.is_file() and far_side.checksum(str(target)) == wanted:
             return True  # it came before the connection was lost
@@ -455,6 +459,6 @@ def name_missing(run: RunDirectory, missing: Mapping[int, tuple[str, str]]) -> N
         state = State.of(states.read(str(folder)))
         if state is not None and state.ended and state is not State.CAPTURED:
             continue
-        if any((folder / name).is_file() for name in (paths.REPORT, paths.TRACE)):
+        if any((folder / name).is_file() for name in (paths.REPORT, paths.TRACE, _TABLES)):
             continue
         states.advance(str(folder), State.LOST, reason, host=host, chosen=True, rank=rank)

@@ -43,6 +43,7 @@ _TEMPLATES = next(
 #: options that the batch job's own `clusterprof srun` does not get: the script has its own way
 _NOT_FOR_THE_JOB = {
     "help", "run_dir", "dry_run", "no_merge", "debug", "template", "srun_arg", "merge_arg",
+    "merge_nodes",
 }  # fmt: skip
 
 #: sbatch's options on where a job may run and on whose account: the merge job gets them too
@@ -50,6 +51,10 @@ _MERGE_TOO = (
     ("-A", "--account"), ("-p", "--partition"), ("-q", "--qos"), ("-M", "--clusters"),
     ("-D", "--chdir"), ("--reservation",), ("--export",),
 )  # fmt: skip
+
+#: Tasks on each node of a merge over several nodes. Each has two processors, as a merge on one node
+#: has, so that they take eight: no node with GPUs has fewer.
+MERGE_TASKS = 4
 
 #: sbatch's options that take no value, or only one after `=`
 _NO_VALUE = {
@@ -200,6 +205,11 @@ def decide(
     if merging:
         given = {names[-1]: command_line.last_value(options, *names) for names in _MERGE_TOO}
         merge_options = [f"{name}={value}" for name, value in given.items() if value is not None]
+        if arguments.merge_nodes > 1:
+            count = arguments.merge_nodes
+            # --no-kill: with a lost node MPI ends its tasks, and the script merges by itself
+            merge_options += ["--no-kill", f"--nodes={count}", f"--ntasks={count * MERGE_TASKS}",
+                              f"--ntasks-per-node={MERGE_TASKS}"]  # fmt: skip
         merge_options += arguments.merge_arg
     return Submission(options, script, run, by_job, merge_options)
 

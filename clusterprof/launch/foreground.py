@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from clusterprof.agent.contracts import descriptors
@@ -183,7 +184,18 @@ class Witness:
                 return True
             left = deadline - time.monotonic()
             if left <= 0 or not self._read(left):
-                return False
+                return self._has_yet_to_say(number)
+
+    def _has_yet_to_say(self, number: int) -> bool:
+        """Whether the kernel holds this signal for it: on a machine that stalls it may not run."""
+        if self._process is None:
+            return False
+        try:
+            status = Path(f"/proc/{self._process.pid}/status").read_text()
+            pending = int(status.partition("\nShdPnd:")[2].split()[0], 16)
+        except (OSError, ValueError, IndexError):
+            return False
+        return bool(pending >> (number - 1) & 1)
 
     def _read(self, seconds: float) -> bool:
         """Read the signals that it reports within `seconds`; whether there were any."""

@@ -25,6 +25,7 @@ from clusterprof.arguments import (
     shortest,
 )
 from clusterprof.errors import UsageError
+from clusterprof.launch import reduction
 from clusterprof.launch.earlier_runs import launch_bound
 from clusterprof.launch.profiling import CapturePlan, CaptureRequest, choose
 from clusterprof.launch.settings import SETTINGS
@@ -96,6 +97,7 @@ class LaunchPlan:
             which += f" ({','.join(map(str, self.expected))})"
         world = f"{self.job.world_size} ranks" if self.job.world_size else "known only to the ranks"
         came_from = self.origins
+        on_nodes = reduction.shown(self.for_agent.reduction, self.expected)
         rows = [
             ("run directory", str(self.run), came_from["run_dir"]),
             ("world", world, self.job.size_source),
@@ -108,6 +110,9 @@ class LaunchPlan:
             ("profiler", f"{self.capture.name} {self.capture.version}", self._why_profiler()),
             ("flight recorder", f"every rank, after step {self.window.end - 1}",
              "with stacks: --stacks" if self.for_agent.stacks else "without stacks"),
+            *([("reports to tables", on_nodes,
+                came_from.get("reduce", f"more than {reduction.MANY_RANKS} profiled ranks"))]
+              if on_nodes else []),
         ]  # fmt: skip
         rows += [
             (f"--{name.replace('_', '-')}", str(getattr(self.arguments, name)), origin)
@@ -200,6 +205,7 @@ def make_plan(
         arguments.hang_after,
         log_s=LOG_S,
         armed=armed,
+        reduction=reduction.decided(arguments.reduce, arguments.keep_reports, capture.name),
     )  # fmt: skip
     added = {} if job.carries else environment
     again = ("clusterprof", verb, *arguments.given, RANKS, *without_values(options, job), "--",

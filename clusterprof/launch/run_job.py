@@ -234,6 +234,18 @@ def print_outcomes(run: RunDirectory, outcomes: Sequence[Outcome]) -> bool:
         say(f"{shortest(run.path)} {DELETED}")
     for each in lost:
         say(f"rank {each.rank} lost{f' on {each.host}' if each.host else ''}: {each.reason}")
+    if unmade := [each for each in collected if each.not_reduced]:
+        say(f"the tables of {words.ranks([each.rank for each in unmade])} were not made on their "
+            f"nodes, merging reads their reports: rank {unmade[0].rank}: "
+            f"{unmade[0].not_reduced}")  # fmt: skip
+    if alone := [each for each in collected if each.report and not each.report.exists()]:
+        say(f"of {words.ranks([each.rank for each in alone])} the tables were gathered, "
+            "and no report")  # fmt: skip
+    if staying := [each for each in alone if each.stays_at]:
+        first = staying[0]
+        also = ", and so on (report_at in each rank's state.json)" if len(staying) > 1 else ""
+        say(f"the reports stay on their nodes: rank {first.rank}'s is {first.stays_at} on "
+            f"{first.host}{also}")  # fmt: skip
     for each in collected:
         if each.reason:
             say(f"rank {each.rank}: {each.reason}")

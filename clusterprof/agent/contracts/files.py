@@ -11,6 +11,7 @@ import contextlib
 import errno
 import json
 import os
+import time
 from typing import IO, Any, Iterator, Optional, Union
 
 #: a file's path; bytes that are no UTF-8 are surrogates, as everywhere in Python
@@ -59,6 +60,61 @@ def new(path: Path, mode: Optional[int] = None) -> Iterator[IO[bytes]]:
             with contextlib.suppress(OSError):
                 os.unlink(beside)
             raise
+
+
+def link(source: Path, path: Path) -> None:
+    """Let `path`, which may be there, be another name of the file `source`. Raises OSError."""
+    folder, name = os.path.split(os.path.abspath(os.fspath(path)))
+    beside = os.path.join(folder, ".%s.%s%s" % (name, os.urandom(8).hex(), UNFINISHED))
+    os.link(source, beside, follow_symlinks=False)
+    try:
+        os.replace(beside, path)
+    except OSError:
+        os.unlink(beside)
+        raise
+
+
+@contextlib.contextmanager
+def new_folder(path: Path) -> Iterator[str]:
+    """A new folder, which is `path` once the block has ended without an exception.
+
+    It replaces what is there; of two at once one stays. Raises OSError; then, and with every
+    exception of the block, `path` is as it was before.
+    """
+    import shutil  # no rank needs it
+
+    folder, name = os.path.split(os.path.abspath(os.fspath(path)))
+    beside = os.path.join(folder, ".%s.%s%s" % (name, os.urandom(8).hex(), UNFINISHED))
+    before = beside[: -len(UNFINISHED)] + ".old" + UNFINISHED
+    os.mkdir(beside)
+    try:
+        yield beside
+        with contextlib.suppress(FileNotFoundError):
+            os.rename(path, before)
+        try:
+            os.rename(beside, path)
+        except OSError:
+            with contextlib.suppress(OSError):
+                os.rename(before, path)
+            raise
+    finally:
+        for each in (beside, before):
+            shutil.rmtree(each, ignore_errors=True)
+
+
+def remove_left(path: Path, after_s: float = 0.0) -> None:
+    """Remove what a killed process has left of a new folder `path`, beside it: what was not
+    written to for `after_s` seconds.
+    """
+    import glob
+    import shutil  # no rank needs them
+
+    folder, name = os.path.split(os.path.abspath(os.fspath(path)))
+    pattern = os.path.join(glob.escape(folder), ".%s.*%s" % (glob.escape(name), UNFINISHED))
+    for left in glob.glob(pattern):
+        with contextlib.suppress(OSError):
+            if time.time() - os.lstat(left).st_mtime >= after_s:
+                shutil.rmtree(left, ignore_errors=True)
 
 
 def _for_its_owner(path: str, flags: int) -> int:

@@ -171,3 +171,10 @@ def local_size(me: Identity, environ: Mapping[str, str]) -> int:
     """How many ranks this process's launcher has started on this node; 0 where it is not known."""
     sizes = [_number(environ, each.local_size) for each in LAUNCHERS if each.name == me.source]
     return max((size for size in sizes if size is not None), default=0)
+
+
+def nodes(me: Identity, environ: Mapping[str, str]) -> int:
+    """How many nodes the job's ranks are on, as far as the launcher says; 0 where it does not."""
+    slurm = _number(environ, "SLURM_STEP_NUM_NODES") if environ.get("SLURM_STEP_ID") else None
+    here = local_size(me, environ)
+    return max(slurm or 0, -(-(me.world_size or 0) // here) if here > 0 else 0)

@@ -4,7 +4,7 @@
       run.json            schema version, argv, selection, versions, start and end, exit status
       plan.json           what the agent in every rank reads
       close               a request to close all windows now, and why
-      ranks/00008/        what one rank leaves
+      ranks/00008/        what one rank leaves; in reduced/ the tables of its report
       attempt-2/ranks/    the same of each later attempt, where the launcher started its ranks over
       windows/2/          a later window of the same job: order.json, which asks for it, and ranks/,
                           attempt-2/ranks/, tables/, merged/ and report.html as in the run directory
@@ -36,6 +36,8 @@ CLOCK_PROBE = "clock_probe.json"
 TABLES = "tables"
 MERGED = "merged"
 RESULTS = "results.json"
+#: locked while a merge writes
+MERGING = ".merging"
 HTML = "report.html"
 
 # -- in a rank's folder
@@ -62,12 +64,16 @@ HANG = "hang.json.gz"
 HANG_PICKLE = "hang.pickle.gz"
 #: the ranks of its process groups, beside dumps of gloo's recorder, which lists none
 GROUPS = "groups.json.gz"
+#: the report's canonical tables, and which report they are of
+REDUCED = "reduced"
+REDUCED_RANK = "rank.json"
 PROBE = "probe.json"
 PROBE_ADDRESS = "probe-address.json"
 
 #: JSON that is no report
 DOCUMENTS = (
     MANIFEST, PLAN, ORDER, STATE, CLOCK, BEACONS, PROBE, PROBE_ADDRESS, CLOCK_PROBE, RESULTS,
+    REDUCED_RANK,
 )  # fmt: skip
 
 _WINDOW = re.compile(r"[1-9][0-9]{0,5}")

@@ -9,7 +9,7 @@ import os
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Tuple, Type, TypeVar
 
 from . import documents, paths
-from .identity import Identity
+from .identity import Identity, nodes
 
 SCHEMA_VERSION = 1
 
@@ -49,6 +49,14 @@ class Selection(NamedTuple):
         if self.kind == "stages":
             return identity.rank in self.stage_ranks(identity.world_size)
         return identity.rank in self.ranks
+
+    def how_many(self, me: Identity, environ: Mapping[str, str]) -> int:
+        """How many ranks are profiled, as far as this rank knows."""
+        if self.kind == "one-per-node":
+            return nodes(me, environ)
+        if self.kind == "stages":
+            return len(self.stage_ranks(me.world_size))
+        return me.world_size or 0 if self.kind == "all" else len(self.ranks)
 
     def stage_ranks(self, world_size: Optional[int]) -> List[int]:
         """The first rank of each pipeline stage; [0] if the sizes do not fit.
@@ -94,6 +102,25 @@ class Meeting(NamedTuple):
     hosts: Tuple[str, ...]
 
 
+class Reduction(NamedTuple):
+    """What becomes of a report on its node: see `guard.reducing`."""
+
+    #: node: once the rank's program has ended; now: once its window has been captured
+    when: str
+    #: gather: in the run directory; node: where they were written; none: dropped
+    keep_reports: str
+    #: what makes the tables; report and folder follow
+    command: Tuple[str, ...]
+    #: only where more ranks than these are profiled
+    beyond: int = 0
+
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any]) -> Reduction:
+        """What stands in plan.json, of the form that was checked."""
+        return cls(content["when"], content["keep_reports"], tuple(content["command"]),
+                   content.get("beyond", 0))  # fmt: skip
+
+
 class Plan(NamedTuple):
     """What the agent does in the ranks of one job."""
 
@@ -128,6 +155,8 @@ class Plan(NamedTuple):
     #: how often, in seconds, a rank's step log is written and a later window looked for; 0: the log
     #: once a minute, and no window is looked for
     log_s: int = 0
+    #: see `reduces`
+    reduction: Optional[Reduction] = None
 
     @classmethod
     def from_json(cls, content: Any) -> Plan:
@@ -155,12 +184,14 @@ class Plan(NamedTuple):
             part["nsys"] = NsysPlan(**{n: value for n, value in part["nsys"].items() if n in known})
         if part.get("meeting"):
             part["meeting"] = Meeting(part["meeting"]["secret"], tuple(part["meeting"]["hosts"]))
+        if part.get("reduction"):
+            part["reduction"] = Reduction.from_json(part["reduction"])
         return cls(**part)
 
     def to_json(self) -> Dict[str, Any]:
         """What plan.json holds; a part that there is not is left out."""
         content: Dict[str, Any] = {"schema_version": SCHEMA_VERSION, **self._asdict()}
-        for name in ("selection", "nsys", "meeting", "armed"):
+        for name in ("selection", "nsys", "meeting", "armed", "reduction"):
             part = content.pop(name)
             if part is not None:
                 content[name] = part._asdict()
@@ -169,6 +200,13 @@ class Plan(NamedTuple):
     def profiles(self, me: Identity) -> bool:
         """Whether this rank is to be profiled."""
         return self.profiler != "none" and self.selection.includes(me)
+
+    def reduces(self, me: Identity, environ: Mapping[str, str]) -> Optional[Reduction]:
+        """What becomes of this rank's report on its node; None: whoever merges reads it."""
+        order = self.reduction
+        if order is None or (order.beyond and self.selection.how_many(me, environ) <= order.beyond):
+            return None
+        return order
 
     @property
     def looks_first(self) -> bool:
@@ -231,4 +269,10 @@ _FORM: Dict[str, Any] = {
     "meeting?": (None, {"secret": str, "hosts": [str]}),
     "log_s?": range(3601),
     "armed?": (None, SELECTION),
+    "reduction?": (None, {
+        "when": ("node", "now").__contains__,
+        "keep_reports": ("gather", "node", "none").__contains__,
+        "command": lambda words: documents.fits(words, [str]) and len(words) > 0,
+        "beyond?": _RANKS,
+    }),
 }  # fmt: skip

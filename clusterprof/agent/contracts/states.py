@@ -81,6 +81,8 @@ _FORM = {
     "chosen": bool, "whole": bool, "late": bool,
     "steps": (int, None), "attempt": int, "history": list, "nsys": dict, "flight": str,
     "stall": str,
+    # why there are no tables of its report, and where on its node the report is
+    "not_reduced": str, "report_at": str,
     # the step that hangs or hung, between which times (wall clock), at which line of the program,
     # and why its flight recorder was not dumped
     "hangs": {

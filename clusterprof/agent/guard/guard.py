@@ -140,7 +140,9 @@ class Guard:
         private = tempfile.mkdtemp(prefix="clusterprof-", dir=folder)
         name = session_name(self.plan.run, self.rank)
         self.transfer = ReportTransfer(private, rank_folder, nsys.importer)
-        known = {"private": private, "session": name, "importer": nsys.importer}
+        known: Dict[str, Any] = {
+            "private": private, "session": name, "importer": nsys.importer, "nsys": nsys.path,
+        }  # fmt: skip
         self.outbox.say("keep", armed=self.armed, **known)
         processes.adopt_orphans()
         mode, most = self.plan.window_by, self.plan.max_report_mb * size.MB
@@ -251,7 +253,12 @@ class Guard:
             "settle", status=status, patience_s=left_s, opened=self.session.opened,
             troubles=self.session.troubles, known=self.transfer.known(),
         )  # fmt: skip
-        self.outbox.wait("settled", min(left_s, outbox.QUIET_S), left_s)
+        settled = self.outbox.wait("settled", min(left_s, outbox.QUIET_S), left_s)
+        left_s = deadline - time.monotonic()
+        # After a signal whoever sent it waits; the merge reads the report then.
+        if self.plan.reduction is not None and settled and status <= 128 and left_s > 0:
+            self.outbox.say("reduce", patience_s=left_s)
+            self.outbox.wait("reduced", min(left_s, outbox.QUIET_S), left_s)
 
     def receive(self) -> None:
         """Wait a moment for a request, and answer it."""

@@ -13,20 +13,31 @@ import time
 from typing import IO, Any, Callable, Dict, Iterator, List, Optional, Sequence
 
 from ..contracts import files, messages, paths, processes, states
+from ..contracts.plan import Reduction
 from ..contracts.states import State
+from .reducing import Reducing
 
 #: The last bytes of every report that nsys has written to its end (docs/nsys.md).
 _END = b"[END]"
 #: What is left of the time for an import to copy what it did not make a report of.
 COPYING_S = 1.0
+#: Of the time that is left, what a report's tables may take where it is transferred without them.
+REDUCING_FRAC = 0.6
 _CHUNK = 8 << 20
 
 
 class ReportTransfer:
     """What nsys left in a private folder on the node, on its way to the rank's folder."""
 
-    def __init__(self, private: str, folder: str, importer: Optional[str] = None) -> None:
+    def __init__(
+        self, private: str, folder: str, importer: Optional[str] = None,
+        nsys: Optional[str] = None,
+    ) -> None:  # fmt: skip
         self.private = private
+        #: whose exporter is tried first
+        self.nsys = nsys
+        #: what makes the report's tables, where that is done on the node
+        self.reducing: Optional[Reducing] = None
         #: the rank's; only its writer comes near it (see `writer`)
         self.folder = folder
         #: nsys' importer on this node, None without one
@@ -43,6 +54,8 @@ class ReportTransfer:
         self.import_trouble = "nsys has no importer on this node"
         #: the report is safe where it is, and named in the state: it must not be removed
         self.stays = False
+        #: the state says where the report is on this node
+        self.place_known = False
         #: nsys was ended, or failed, while it may have been writing the report
         self.torn = False
         #: if the rank has been a program, it was another one than ours (see `claim`)
@@ -51,6 +64,10 @@ class ReportTransfer:
         self.deadline = math.inf
         #: called whenever the run directory has taken something
         self.got_on: Callable[[], None] = lambda: None
+
+    def reduce_as(self, order: Optional[Reduction]) -> None:
+        """The report is to be reduced on the node so, or not at all."""
+        self.reducing = Reducing(order, self.nsys) if order is not None else None
 
     def known(self) -> Dict[str, Any]:
         """What whoever started nsys knows of its end, for whoever transfers what it left."""
@@ -70,12 +87,19 @@ class ReportTransfer:
         if self.others and "program_pid" in was:
             shutil.rmtree(self.private, ignore_errors=True)
             return
+        if self.reducing is not None and status > 128:
+            # Whoever sent the signal waits, and may kill us next: the report comes first.
+            self.reducing.end("the rank was ended by a signal")
         if not self.brought:
             self.rescue(patience_s)
         problem = None if self.brought else self.bring()
         facts: Dict[str, Any] = {"program_status": status}
         if self.rescued:
             facts["rescued"] = "nsys left a .qdstrm, its importer was called by hand"
+        if self.place_known or (problem is None and self.stays):
+            facts["report_at"] = self.made if self.stays else ""
+        if self.reducing is not None and self.reducing.trouble:
+            facts["not_reduced"] = self.reducing.trouble
         lost = problem is not None or State.of(was) is State.LOST
         state = State.LOST if lost else State.CAPTURED
         reason = "; ".join(self.reasons(was, problem, status, opened, list(troubles)))
@@ -173,13 +197,47 @@ class ReportTransfer:
                 )  # fmt: skip
                 self.imported(done.returncode)
 
-    def bring(self) -> Optional[str]:
-        """Copy the report to the rank's folder; what went wrong, or None."""
+    def bring(self, beside: bool = False) -> Optional[str]:
+        """Copy the report to the rank's folder; what went wrong, or None.
+
+        Where only its tables are to be there, make these, and copy the report where that fails.
+        `beside`: the training goes on, and nothing waits for the tables.
+        """
         if not os.path.exists(self.made):
             return "nsys wrote no report"
+        if self.reducing is not None and self.reducing.leaves_reports:
+            if beside:
+                self.say_where()
+            trouble = self.reduce(self.reducing, beside)
+            if trouble is None:
+                return "its tables are not made yet"
+            if not trouble:
+                self.brought, self.stays = True, self.reducing.order.keep_reports == "node"
+                return None
         problem = self.keep(paths.REPORT)
         self.brought, self.stays = problem is None, problem is not None
+        if self.brought and self.reducing is not None and self.reducing.at_once:
+            self.reducing.start(os.path.join(self.folder, paths.REPORT), self.folder)
         return problem
+
+    def say_where(self) -> None:
+        """Until its tables are made the report is on the node alone: the state has where, once."""
+        if not self.place_known:
+            self.place_known = True
+            now = State.of(states.read(self.folder)) or State.FINISHING
+            with contextlib.suppress(OSError):
+                states.advance(self.folder, now, report_at=self.made)
+
+    def reduce(self, reducing: Reducing, beside: bool) -> Optional[str]:
+        """Make the report's tables where it is; "", or why there are none, or None: still open."""
+        if beside and not reducing.at_once:
+            return None
+        with contextlib.suppress(OSError):  # then its tables cannot be written either
+            states.make(self.folder)
+        reducing.start(self.made, self.folder)
+        if beside:
+            return reducing.poll()
+        return reducing.wait(REDUCING_FRAC * (self.deadline - time.monotonic()), self.got_on)
 
     def keep(self, name: str) -> Optional[str]:
         """Copy a private file to the rank's folder, by rename; what went wrong, or None."""

@@ -28,9 +28,11 @@ from array import array
 from typing import Any, Callable, Dict, List, Optional
 
 from ..contracts import clocks, files, later_window, paths, processes, states
+from ..contracts.plan import Reduction
 from ..contracts.states import State
 from . import outbox, report_transfer, step_log
 from .hangs import Hangs
+from .reducing import Reducing
 
 #: How often the step log is written, where the plan says nothing else; the first time after a part
 #: of it that differs by rank.
@@ -42,6 +44,9 @@ NICE = 10
 #: A guard was killed: how long nsys may take to write, and its importer after it.
 WRITING_S = 20.0
 IMPORT_S = 30.0
+#: How long a rank under torch.profiler waits at its end for its trace's tables: what it may take
+#: in all, but for what is written besides.
+REDUCE_S = outbox.FINISH_S - 2.0
 _CHUNK = 1 << 20
 #: Messages that are handled when they are received; all others wait for the file operations before.
 _AT_ONCE = ("begin", "watch", "ignore", "listen", "expect")
@@ -88,6 +93,10 @@ class Writer:
         self.transfer: Optional[report_transfer.ReportTransfer] = None
         self.session = ""
         self.armed = False
+        #: what is to become of the reports in the rank's folders; and of each report that is
+        #: there, what makes its tables
+        self.reductions: Dict[str, Reduction] = {}
+        self.reducing: Dict[str, Reducing] = {}
 
     # -- the receiving thread ----------------------------------------------------------------
 
@@ -107,6 +116,7 @@ class Writer:
                 self.receive(self.peers[descriptor])
             self.tend()
         self.jobs.put(self.take_over)
+        self.jobs.put(self.stop_reducing)
         self.jobs.put(self.clean)
         with self.jobs.all_tasks_done:
             self.jobs.all_tasks_done.wait_for(lambda: not self.jobs.unfinished_tasks, LINGER_S)
@@ -308,6 +318,11 @@ class Writer:
         else:
             if facts is not None:
                 states.advance(self.folder, State.CAPTURED, None, **facts)
+                if self.folder in self.reductions:
+                    trace = os.path.join(self.folder, paths.TRACE)
+                    self.reducing[trace] = made = Reducing(self.reductions[self.folder])
+                    if made.at_once:
+                        made.start(trace, self.folder)
         finally:
             with contextlib.suppress(OSError):
                 os.unlink(path)
@@ -332,6 +347,7 @@ class Writer:
             with contextlib.suppress(OSError):
                 peer.log.write(all_of_it=True)
         self.clean()
+        self.reduce(peer, REDUCE_S)
         peer.answer(finished=True)
 
     def look(self) -> None:
@@ -350,19 +366,21 @@ class Writer:
         self.run, self.folder = run, folder
 
     def do_keep(
-        self, peer: Peer, private: str, session: str, importer: Optional[str], armed: bool = False
-    ) -> None:
+        self, peer: Peer, private: str, session: str, importer: Optional[str], armed: bool = False,
+        nsys: Optional[str] = None,
+    ) -> None:  # fmt: skip
         """Transfer what nsys leaves in `private`, of a killed guard too (Open MPI: in 0.5 s).
 
-        `armed`: it is to capture no window yet.
+        `armed`: it is to capture no window yet. `nsys` reads reports.
         """
-        self.transfer = report_transfer.ReportTransfer(private, self.folder, importer)
+        self.transfer = report_transfer.ReportTransfer(private, self.folder, importer, nsys)
+        self.transfer.reduce_as(self.reductions.get(self.folder))
         self.session, self.armed = session, armed
 
     def do_bring(self, peer: Peer) -> None:
         """Transfer the report while the training goes on."""
         if self.transfer is not None:
-            peer.answer(brought=self.transfer.bring() is None)
+            peer.answer(brought=self.transfer.bring(beside=True) is None)
 
     def do_settle(self, peer: Peer, known: Dict[str, Any], **ending: Any) -> None:
         """The program has ended: `ReportTransfer.settle`; `known` are the guard's members of it."""
@@ -372,8 +390,46 @@ class Writer:
                 vars(transfer).update(known)
                 transfer.got_on = lambda: peer.answer(at=time.monotonic_ns())
                 transfer.settle(**ending)
+                self.left_by(transfer)
         finally:
             peer.answer(settled=True)
+
+    def left_by(self, transfer: report_transfer.ReportTransfer) -> None:
+        """A report was transferred; what makes its tables may still be at work."""
+        if transfer.reducing is not None:
+            self.reducing[os.path.join(transfer.folder, paths.REPORT)] = transfer.reducing
+
+    def do_reducing(self, peer: Peer, **order: Any) -> None:
+        """The report of this window is to be reduced; `order` as in the plan."""
+        self.reductions[self.folder] = Reduction.from_json(order)
+        if self.transfer is not None and self.transfer.folder == self.folder:
+            self.transfer.reduce_as(self.reductions[self.folder])
+
+    def do_reduce(self, peer: Peer, patience_s: float) -> None:
+        """Make the tables of the reports in the rank's folders: the rank waits so long."""
+        self.reduce(peer, patience_s)
+        peer.answer(reduced=True)
+
+    def reduce(self, peer: Peer, patience_s: float) -> None:
+        """See `do_reduce`; a trace that is not to be kept is removed once its tables are there."""
+        until = time.monotonic() + patience_s
+        for report, reducing in self.reducing.items():
+            folder = os.path.dirname(report)
+            if not os.path.exists(report):
+                continue
+            reducing.start(report, folder)
+            left_s = until - time.monotonic()
+            trouble = reducing.wait(left_s, lambda: peer.answer(at=time.monotonic_ns()))
+            if trouble:
+                now = State.of(states.read(folder)) or State.CAPTURED
+                states.advance(folder, now, not_reduced=trouble)
+            elif reducing.order.keep_reports == "none":
+                os.unlink(report)
+
+    def stop_reducing(self) -> None:
+        """The rank has ended: what is not reduced by now is the merge's."""
+        for each in self.reducing.values():
+            each.end("the rank was killed")
 
     def do_give_up(self, peer: Peer) -> None:
         """nsys captured nothing: the program runs without it, or has ended."""
@@ -401,6 +457,7 @@ class Writer:
         if self.armed:
             self.give_up()
             return
+        self.left_by(self.transfer)
         self.transfer.settle(128 + signal.SIGKILL, IMPORT_S, opened=True)
 
 

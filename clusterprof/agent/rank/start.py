@@ -227,6 +227,9 @@ class Rank:
 
         window = self.make_window(plan, outbox, number) if captures else None
         if window is not None:
+            reduction = plan.reduces(self.me, self.began_with)
+            if reduction is not None:
+                outbox.say("reducing", **reduction._asdict())
             counter.attend(window.first, window.at)
         if captures and PROFILED not in os.environ:
             hooks.after_import({"torch.version": own_profilers.kineto.leaves})

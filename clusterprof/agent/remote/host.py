@@ -211,7 +211,8 @@ def listing(folder: str, seconds: float) -> List[Dict[str, Any]]:
         ranks = os.path.join(folder, attempt, "ranks")
         while not all_ranks_ended(ranks) and time.monotonic() < until:
             time.sleep(0.1)
-        for here, _, names in os.walk(ranks):
+        for here, below, names in os.walk(ranks):
+            below[:] = [name for name in below if not name.endswith(".tmp")]
             for path in [os.path.join(here, name) for name in sorted(names)]:
                 # Regular files only, and none that is still being written beside its place.
                 if stat.S_ISREG(os.lstat(path).st_mode) and not path.endswith(".tmp"):

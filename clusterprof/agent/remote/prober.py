@@ -30,7 +30,7 @@ from typing import Any, Dict, List, Mapping, Optional, Tuple
 from ..contracts import clocks, exchange, files, paths, processes
 from ..contracts import plan as plans
 from ..contracts.exchange import Answerer
-from ..contracts.identity import FOLLOWED, PLAN, Identity, local_size
+from ..contracts.identity import FOLLOWED, PLAN, Identity, nodes
 from ..contracts.plan import Plan
 
 #: the Unix socket of this rank's prober, a name in the kernel's own list of those without a file
@@ -64,9 +64,7 @@ def reference(plan: Plan) -> int:
 
 def several_nodes(me: Identity, environ: Mapping[str, str]) -> bool:
     """Whether the job's ranks live on more than one node, as far as the launcher says."""
-    nodes = environ.get("SLURM_STEP_NUM_NODES", "") if environ.get("SLURM_STEP_ID") else ""
-    several = nodes.isdigit() and int(nodes) > 1
-    return several or 0 < local_size(me, environ) < (me.world_size or 0)
+    return nodes(me, environ) > 1
 
 
 def start(plan: Plan, rank: int) -> None:
