@@ -22,8 +22,9 @@ LONGEST_NAME = 512
 MOST_LANES = 16
 #: upper bounds of what one slice takes in a file, bytes; a name is counted beside
 SLICE_BYTES = {"step": 160, "collective": 260, "device": 64, "host": 52}
-#: the same where the values' names, and the slice's, are written with each slice (JSON)
-JSON_BYTES = {"step": 260, "collective": 320, "device": 130, "host": 96}
+#: the same where the values' names, and the slice's, are written with each slice (JSON), and with
+#: a collective the event of its flow
+JSON_BYTES = {"step": 260, "collective": 440, "device": 130, "host": 96}
 #: the same of what is written around a name, and of a track's and its rank's description
 NAME_BYTES, TRACK_BYTES = 16, 300
 #: what is kept first where not all fits

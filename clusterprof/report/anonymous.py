@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any, cast
 
+import pyarrow as pa
+
+from clusterprof.report.whole_job import Job
 from clusterprof.results import Results
 
 #: an absolute path, one below the home or current folder, a file in a folder, a script; no GB/s
@@ -20,20 +24,50 @@ _PATH = re.compile(
 _KEPT = ("--ranks", "--profiler", "--pytorch", "--trace", "--cpu-sampling", "--steps")
 
 
-def anonymous(results: Results) -> Results:
+def anonymous(results: Results, names: Mapping[str, str] | None = None) -> Results:
     """A copy in which hosts are `host-1`, …, paths are `PATH`, and commands name no program.
 
     Kernels, ranges, communicators and process groups keep their names: findings are about them.
+    `names` are those of `host_names`, where more hosts are known than the results name.
     """
+    return cast("Results", _without(results, host_names(results) if names is None else names))
+
+
+def anonymous_table(table: pa.Table, names: Mapping[str, str]) -> pa.Table:
+    """A table's texts in the same way."""
+    columns = []
+    for field, column in zip(table.schema, table.columns, strict=True):
+        kind = field.type.value_type if pa.types.is_dictionary(field.type) else field.type
+        if pa.types.is_string(kind):
+            texts = column.cast(pa.string()).combine_chunks().dictionary_encode()
+            each = [text and _text(text, names) for text in texts.dictionary.to_pylist()]
+            column = pa.array(each, pa.string()).take(texts.indices).cast(field.type)
+        columns.append(column)
+    return pa.table(columns, table.schema)
+
+
+def anonymous_job(job: Job, names: Mapping[str, str]) -> Job:
+    """What is known of the whole job in the same way; of its command only the launcher stays."""
+    return replace(
+        job,
+        hosts={rank: _text(host, names) for rank, host in job.hosts.items()},
+        shallow=None if job.shallow is None else anonymous_table(job.shallow, names),
+        command="",
+    )
+
+
+def host_names(results: Results, more: Iterable[str] = ()) -> dict[str, str]:
+    """The new name of each host that the results name, and of `more`, short and in full."""
     hosts = [each["host"] for each in results["ranks"]]
     if shallow := results["shallow"]:
         hosts += [each["host"] or "" for each in shallow["suspects"]]
         hosts += [each["host"] for each in shallow["nodes"]]
+    hosts += more
     hosts += [name.partition(".")[0] for name in hosts]
     known = [name for name in dict.fromkeys(hosts) if name]
     short = list(dict.fromkeys(name.partition(".")[0] for name in known))
-    names = {name: f"host-{short.index(name.partition('.')[0]) + 1}" for name in known}
-    return cast("Results", _without(results, names))
+    number = {name: place for place, name in enumerate(short, 1)}
+    return {name: f"host-{number[name.partition('.')[0]]}" for name in known}
 
 
 def _without(value: Any, names: Mapping[str, str], key: str = "") -> Any:
@@ -55,7 +89,10 @@ def _text(text: str, names: Mapping[str, str]) -> str:
     if names:
         longest_first = sorted(names, key=len, reverse=True)
         any_of = "|".join(map(re.escape, longest_first))
-        text = re.sub(rf"(?<![\w.-])(?:{any_of})(?![\w-])", lambda m: names[m[0]], text)
+        # and the domain, where only the short name is known
+        text = re.sub(
+            rf"(?<![\w.-])({any_of})(?![\w-])(?:\.\w[\w-]*)*", lambda m: names[m[1]], text
+        )
     return _PATH.sub("PATH", text)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +12,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from clusterprof import exchanges
 from clusterprof.agent.contracts import words
 from clusterprof.report import summary
 from clusterprof.results import UNBOUNDED_NS, Results
@@ -18,11 +20,11 @@ from clusterprof.results import UNBOUNDED_NS, Results
 Numbers = npt.NDArray[np.int64]
 Reals = npt.NDArray[np.float64]
 
-_WIDTH, _HEIGHT, _LEFT, _TOP, _BOTTOM = 540, 230, 64, 14, 38
+_WIDTH, _HEIGHT, _LEFT, _TOP, _BOTTOM = 540, 230, 72, 14, 38
 #: points of the bandwidths, and ranks or hosts of the matrix
-_MOST_POINTS, _MOST_NAMES = 60, 40
-#: a matrix of so many has its values written in it
-_WRITTEN = 12
+_MOST_POINTS, _MOST_NAMES = 60, 24
+#: a matrix of so many has its values written in it, of so few in larger cells
+_WRITTEN, _FEW = 12, 6
 _SHAPES = ("circle", "square", "triangle", "diamond", "cross")
 
 #: what one GPU sends over NVLink, in one direction, at most (GB/s): NVIDIA's data sheets, which
@@ -62,7 +64,7 @@ class Calls:
 
 def calls(results: Results, collectives: pa.Table) -> Calls | None:
     """The collectives that charts are of; None where no wait is known."""
-    table = collectives.filter(pc.is_valid(collectives["wait_ns"]))
+    table = exchanges.whole(collectives.filter(pc.is_valid(collectives["wait_ns"])))
     steady = summary.evidence_steps(results)[0]
     inside = pc.is_in(table["step"], pa.array(steady, pa.int64()))
     if steady and pc.any(inside).as_py():
@@ -90,12 +92,15 @@ def charts(results: Results, collectives: pa.Table) -> dict[str, dict[str, Any] 
 
 
 def bus_factor(operation: str, members: int) -> float | None:
-    """Bus bandwidth over one rank's bytes per time, as nccl-tests define it; None: not defined.
+    """Bus bandwidth over one rank's bytes per time; None: not defined.
 
-    The bytes are one rank's, as NCCL counts them: of a gather or scatter the smaller side.
+    As nccl-tests define it (doc/PERFORMANCE.md there). The bytes are one rank's, as NCCL counts
+    them: of a gather or scatter the smaller side, of an all-to-all what goes to all members.
     """
     if operation == "AllReduce":
         return 2 * (members - 1) / members
+    if operation == "AllToAll":
+        return (members - 1) / members
     if operation in ("AllGather", "ReduceScatter"):
         return float(members - 1)
     return 1.0 if operation in ("Broadcast", "Reduce", "Send", "Recv", "SendRecv") else None
@@ -146,7 +151,8 @@ def _points(results: Results, known: Calls) -> list[dict[str, Any]]:
     took = known.over(np.minimum, end - start, np.iinfo(np.int64).max)
     size = known.over(np.maximum, known.column("message_bytes"), 0)
     head = np.unique(known.of, return_index=True)[1]
-    rows = known.table.take(pa.array(head)).select(["operation", "communicator"]).to_pylist()
+    columns = ["operation", "communicator", "source"]
+    rows = known.table.take(pa.array(head)).select(columns).to_pylist()
     groups = {each["communicator"]: each for each in results["topology"]["groups"]}
     members = np.bincount(known.of, minlength=known.count)
     kinds: dict[tuple[str, int, int, bool, tuple[str, float] | None], list[int]] = {}
@@ -157,7 +163,15 @@ def _points(results: Results, known: Calls) -> list[dict[str, Any]]:
         point_to_point = row["operation"] in ("Send", "Recv", "SendRecv")
         least = true > members[at] and not point_to_point
         link = links.get(row["communicator"])
-        key = (str(row["operation"]), true, int(size[at]), bool(least), link)
+        # ncclAlltoAll's payload is what goes to one member (collectives.cc); torch gives all of it
+        to_one = row["operation"] == "AllToAll" and row["source"] == "nvtx_payload"
+        key = (
+            str(row["operation"]),
+            true,
+            int(size[at]) * (true if to_one else 1),
+            bool(least),
+            link,
+        )
         if size[at] > 0 and took[at] > 0 and bus_factor(key[0], true):
             kinds.setdefault(key, []).append(int(took[at]))
     out: list[dict[str, Any]] = []
@@ -269,17 +283,21 @@ def waits(results: Results, known: Calls) -> dict[str, Any] | None:
     for one, ns in clocks.items():
         if one < len(unsure):
             unsure[one] = ns
-    certain = (wait > unsure[rank] + unsure[last]) & (rank != last)
+    certain = (wait > unsure[rank] + unsure[last]) & (rank != last) & exchanges.once(known.table)
     if not certain.any():
         return None
     ranks = np.unique(rank)
     hosts = {each["rank"]: words.plain(each["host"]) for each in results["ranks"] if each["host"]}
     names = [f"{one}" for one in ranks.tolist()]
     of = np.arange(len(ranks))
-    by_host = len(ranks) > _MOST_NAMES and len({*hosts.values()}) > 1 and len(hosts) >= len(ranks)
+    by_host = (
+        len(ranks) > 2 * _MOST_NAMES and len({*hosts.values()}) > 1 and len(hosts) >= len(ranks)
+    )
     if by_host:
         names, of = np.unique([hosts[one] for one in ranks.tolist()], return_inverse=True)  # type: ignore[assignment]
-        names, of = [str(each) for each in names], of.reshape(-1)
+        # node2 comes before node10
+        order = sorted(range(len(names)), key=lambda at: _natural(str(names[at])))
+        names, of = [str(names[at]) for at in order], np.argsort(order)[of.reshape(-1)]
     place = np.full(len(unsure), 0)
     place[ranks] = of
     matrix = np.zeros((len(names), len(names)))
@@ -290,7 +308,8 @@ def waits(results: Results, known: Calls) -> dict[str, Any] | None:
     noun = "host" if by_host else "rank"
     shown = matrix[np.ix_(down, across)]
     high = float(shown.max())
-    cell = 40 if max(len(down), len(across)) <= _WRITTEN else 14
+    most = max(len(down), len(across))
+    cell = 60 if most <= _FEW else 40 if most <= _WRITTEN else 14
     longest = max(len(names[one]) for one in (*down, *across))
     gutter = 22 + 7.2 * min(longest, 18)
     found = zip(*np.nonzero(matrix), strict=True)
@@ -314,17 +333,25 @@ def waits(results: Results, known: Calls) -> dict[str, Any] | None:
             }
             for row, column in np.argwhere(shown > 0).tolist()
         ],
-        "left_out": len(names) - len({*down, *across}),
+        "left_out": int((matrix.sum(axis=0) + matrix.sum(axis=1) > 0).sum())
+        - len({*down, *across}),
         "most": [f"{noun} {i} for {noun} {j}: {words.ms(ns)}" for ns, i, j in pairs[:8]],
         "high": words.ms(high),
     }
 
 
 def _most(totals: Reals) -> list[int]:
-    """The places of the largest totals, in their own order."""
-    if len(totals) <= _MOST_NAMES:
+    """The places of the largest totals, in their own order; of many names none without waits."""
+    if len(totals) <= _WRITTEN:
         return list(range(len(totals)))
-    return sorted(np.argsort(-totals, kind="stable")[:_MOST_NAMES].tolist())
+    largest = np.argsort(-totals, kind="stable")[:_MOST_NAMES]
+    return sorted(largest[totals[largest] > 0].tolist())
+
+
+def _natural(name: str) -> list[tuple[int, str]]:
+    """Sorts numbers in names by their value."""
+    parts = re.findall(r"\d+|\D+", name)
+    return [(int(part), "") if part.isdecimal() else (-1, part) for part in parts]
 
 
 # --- scales

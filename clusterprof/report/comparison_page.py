@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from importlib import resources
 from pathlib import Path
 from typing import NamedTuple
 
-from clusterprof.agent.contracts import files, words
+from clusterprof.agent.contracts import files
 from clusterprof.report import comparison_text
 from clusterprof.results import Change, Comparison
 from clusterprof.run_directory import writing
@@ -23,24 +22,19 @@ class Bar(NamedTuple):
 
 def render(comparison: Comparison) -> str:
     """The page; the same comparison gives the same page."""
-    import jinja2
+    from clusterprof.report import templates
 
-    environment = jinja2.Environment(
-        autoescape=True,
-        finalize=lambda value: words.plain(value) if type(value) is str else value,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-        undefined=jinja2.StrictUndefined,
-    )
-    source = resources.files("clusterprof.report").joinpath("page/comparison.html.j2")
     changes = comparison_text.changes(comparison)
-    return environment.from_string(source.read_text("utf-8")).render(
-        comparison=comparison,
-        text=comparison_text,
-        title="comparison",
-        changes=list(zip(changes, _bars(changes), strict=True)),
-        findings=comparison_text.finding_rows(comparison),
+    return (
+        templates.environment()
+        .get_template("comparison.html.j2")
+        .render(
+            comparison=comparison,
+            text=comparison_text,
+            title="comparison",
+            changes=list(zip(changes, _bars(changes), strict=True)),
+            findings=comparison_text.finding_rows(comparison),
+        )
     )
 
 

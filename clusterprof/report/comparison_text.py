@@ -20,18 +20,21 @@ COLUMNS = ("per step", "A", "B", "change", "noise", "")
 FINDING_COLUMNS = ("finding", "", "A saves", "B saves", "change", "noise")
 
 
-def render(comparison: Comparison) -> str:
-    """The comparison as plain text; the first line is the verdict, it ends in a newline."""
-    lines = [words.plain(comparison["verdict"]), ""]
+def render(comparison: Comparison, width: int = 100) -> str:
+    """The comparison as plain text of `width` columns, from 60 on.
+
+    The first line is the verdict; it ends in a newline.
+    """
+    lines = [*_wrapped(words.plain(comparison["verdict"]), "", width), ""]
     for side, names in (("A", comparison["a"]), ("B", comparison["b"])):
-        lines.append(f"{side}  {names_of(names)}")
-    lines += ["", *_indented(console.table([COLUMNS, *rows(comparison)], right=range(1, 5)))]
-    lines += [line for each in basis(comparison) for line in _wrapped(each, "  ")]
+        lines += _wrapped(names_of(names), f"{side}  ", width)
+    lines += ["", *_table([COLUMNS, *rows(comparison)], 1, width)]
+    lines += [line for each in basis(comparison) for line in _wrapped(each, "  ", width)]
     if found := finding_rows(comparison):
-        lines += ["", *_indented(console.table([FINDING_COLUMNS, *found], right=range(2, 6)))]
+        lines += ["", *_table([FINDING_COLUMNS, *found], 2, width)]
         lines.append("  saves: what its repair saves per step")
     if messages := remarks(comparison):
-        lines += ["", *(line for each in messages for line in _wrapped(each, "warning  "))]
+        lines += ["", *(line for each in messages for line in _wrapped(each, "warning  ", width))]
     return "\n".join(lines) + "\n"
 
 
@@ -126,12 +129,22 @@ def _signed(ns: int) -> str:
     return f"{'+' if ns > 0 else '-' if ns < 0 else ''}{words.ms(abs(ns))}"
 
 
-def _indented(lines: Sequence[str]) -> list[str]:
-    return [f"  {line}" for line in lines]
+def _table(rows: Sequence[Sequence[str]], names: int, width: int) -> list[str]:
+    """A table of `names` columns, then four with numbers; where it is too wide these are below."""
+    lines = console.table(rows, right=range(names, names + 4))
+    if 2 + max(map(len, lines)) <= width:
+        return [f"  {line}" for line in lines]
+    below = console.table([row[names:] for row in rows], right=range(4))
+    heads = ["", *("  ".join(row[:names]) for row in rows[1:])]
+    return [
+        line
+        for head, numbers in zip(heads, below, strict=True)
+        for line in (*([f"  {head}"] if head else []), f"      {numbers}")
+    ]
 
 
-def _wrapped(text: str, lead: str) -> list[str]:
+def _wrapped(text: str, lead: str, width: int) -> list[str]:
     return textwrap.wrap(
-        text, 100, initial_indent=lead, subsequent_indent=" " * len(lead),
+        text, width, initial_indent=lead, subsequent_indent=" " * len(lead),
         break_long_words=False, break_on_hyphens=False,
     )  # fmt: skip

@@ -16,6 +16,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from clusterprof import exchanges
 from clusterprof.agent.contracts import words
 from clusterprof.report import summary
 from clusterprof.report.whole_job import Job
@@ -28,6 +29,8 @@ Numbers = npt.NDArray[np.int64]
 MOST_CELLS = 300_000
 #: more columns than that are narrower than a pointer can show
 MOST_STEPS = 400
+#: the strongest shade is so much of a step at least: a twentieth is what a finding takes
+_LEAST_SHADE = 1 / 20
 #: a value of which nothing is known; below it, the largest
 _UNKNOWN, _FULL = 65_535, 65_000
 
@@ -72,7 +75,7 @@ def _grid(rank: Numbers, step: Numbers, ns: Reals) -> tuple[Numbers, Numbers, Re
 def _caused(results: Results, collectives: pa.Table) -> Measure | None:
     """How long the other members of its collectives wait for each rank."""
     known = pc.and_(pc.is_valid(collectives["wait_ns"]), pc.is_valid(collectives["step"]))
-    table = collectives.filter(known)
+    table = exchanges.whole(collectives.filter(known))
     if not table.num_rows:
         return None
     rank, last, wait, step = (_column(table, n) for n in ("rank", "last_rank", "wait_ns", "step"))
@@ -82,7 +85,8 @@ def _caused(results: Results, collectives: pa.Table) -> Measure | None:
     clocks = summary.rank_uncertainties(results)
     unsure = np.asarray([clocks.get(one, 0) for one in range(int(max(rank.max(), last.max())) + 1)])
     others = np.maximum(members[of.reshape(-1)] - 1, 1)
-    caused = np.where(wait > unsure[rank] + unsure[last], wait, 0) / others
+    certain = (wait > unsure[rank] + unsure[last]) & exchanges.once(table)
+    caused = np.where(certain, wait, 0) / others
     # each rank has a row, also one that no rank waits for
     ranks, steps, sums, _ = _grid(
         np.concatenate([last, rank]),
@@ -163,17 +167,27 @@ def embedded(results: Results, collectives: pa.Table, job: Job) -> dict[str, Any
     steady = [step["step"] for step in results["steps"] if step["settled"]]
     window = [step["step"] for step in results["steps"]]
     place = {rank: at for at, rank in enumerate(ranks.tolist())}
+    pace = results["pace"]
+    least = _LEAST_SHADE * pace["window_step_ns"] if pace else 0.0
     return {
         "ranks": ranks.tolist(),
         "profiled": [place[e["rank"]] for e in results["ranks"] if e["rank"] in place],
         "named": [place[rank] for rank in summary.stragglers(results) if rank in place],
         "groupings": _groupings(results, job, ranks),
-        "measures": [_packed(each, ranks, steady, window) for each in found],
+        "measures": [_packed(each, ranks, steady, window, least) for each in found],
+        "first": _first(results, [each.name for each in found]),
     }
 
 
+def _first(results: Results, names: Sequence[str]) -> int:
+    """Which measure is shown at first: that in which the leading finding shows."""
+    top = summary.leading(results)
+    wanted = "idle" if top and top["code"].startswith(("host.", "gpu.", "input.stall")) else ""
+    return names.index(wanted) if wanted in names else 0
+
+
 def _packed(
-    measure: Measure, ranks: Numbers, steady: Sequence[int], window: Sequence[int]
+    measure: Measure, ranks: Numbers, steady: Sequence[int], window: Sequence[int], least: float
 ) -> dict[str, Any]:
     chosen = _columns(measure.steps, len(ranks), window)
     steps = measure.steps[chosen]
@@ -195,7 +209,7 @@ def _packed(
         "unsteady": np.flatnonzero(~undisturbed).tolist(),
         "unit_ns": unit,
         "low_ns": round(low),
-        "high_ns": round(float(shown.max(initial=low))),
+        "high_ns": round(max(float(shown.max(initial=low)), low + least)),
         "values": base64.b64encode(codes.tobytes()).decode(),
     }
 

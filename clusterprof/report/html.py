@@ -11,12 +11,10 @@ import base64
 import hashlib
 import os
 import stat
-from collections.abc import Mapping
-from functools import lru_cache
-from importlib import resources
+from collections.abc import Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from clusterprof.agent.contracts import files, words
 from clusterprof.report import breakdown, overview, summary
@@ -25,10 +23,13 @@ from clusterprof.results import UNBOUNDED_NS, Finding, Results
 from clusterprof.run_directory import writing
 
 if TYPE_CHECKING:
-    import jinja2
     import pyarrow as pa
 
+    from clusterprof.report import lanes
+
 _MOST_EVIDENCE = 64
+#: of more findings of one code than fit on a screen, the first is a card and the others its table
+_MOST_CARDS = 3
 #: the page's one script, in this order: what the others share first, what shows the state last
 _STYLES = ("report.css", "timeline.css", "overview.css")
 _SCRIPTS = (
@@ -60,7 +61,14 @@ def render(
     what the findings' codes mean (`explained` of the registry). The same arguments give the same
     page; it ends in a newline.
     """
-    from clusterprof.report import collective_charts, heatmap, lanes, provenance, step_chart
+    from clusterprof.report import (
+        collective_charts,
+        heatmap,
+        lanes,
+        provenance,
+        step_chart,
+        templates,
+    )
 
     drawn = lanes.build(results, collectives, spans)
     panel = overview.what_if(results)
@@ -72,8 +80,10 @@ def render(
         "results-data": provenance.embedded(results),
     }
     data = {name: each for name, each in data.items() if each is not None}
-    script = "".join(map(_part, _SCRIPTS))
+    script = "".join(map(templates.part, _SCRIPTS))
     begins = {step["step"]: step["begin_ns"] for step in results["steps"]}
+    cards = [(each, _drawn(each, begins, drawn)) for each in summary.cards(results)]
+    leading = summary.leading(results)
     clocks = {entry["rank"]: entry for entry in results["clock"]["ranks"]}
     # those whose clocks are known least come first
     ranks = sorted(results["ranks"], key=lambda each: each["rank"])
@@ -81,52 +91,47 @@ def render(
         unsure = summary.rank_uncertainties(results)
         ranks.sort(key=lambda each: -unsure.get(each["rank"], UNBOUNDED_NS))
     floor = summary.pair_bound_ns(results)
-    return _template().render(
-        title=title,
-        results=results,
-        style="".join(map(_part, _STYLES)),
-        script=script,
-        # what the page's policy allows to run: this script and no other
-        script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
-        verdict=summary.verdict_lines(results),
-        tiles=overview.tiles(results),
-        leading=summary.leading(results),
-        what_if=panel,
-        findings=[(finding, _drawn(finding, begins)) for finding in summary.cards(results)],
-        account=breakdown.account(results),
-        path=breakdown.path(results),
-        groups=breakdown.ends(results["topology"]["groups"], 2 * breakdown.ENDS, 0),
-        operations=breakdown.ends(summary.by_exposed(results), 2 * breakdown.ENDS, 0),
-        late=breakdown.ends(summary.suspects(results), 2 * breakdown.ENDS, 0),
-        clocks=breakdown.ends([(each, clocks.get(each["rank"])) for each in ranks]),
-        explained=explained or {},
-        floor=floor,
-        bound=summary.bound(floor) if floor else "",
-        picture=lanes.picture(drawn) if drawn else None,
-        hatch=lanes.hatch,
-        kinds={kind for kind, _ in drawn.spans.names} if drawn else set(),
-        timeline_notes=drawn.notes if drawn else [],
-        # what the scripts read, by the id of its element
-        data=data,
-        heatmap="heatmap-data" in data,
-        run_steps=step_chart.chart(results, job or Job()),
-        **collective_charts.charts(results, collectives),
-        provenance=provenance.facts(results, job or Job()),
+    return (
+        templates.environment()
+        .get_template("report.html.j2")
+        .render(
+            title=title,
+            results=results,
+            style="".join(map(templates.part, _STYLES)),
+            script=script,
+            # what the page's policy allows to run: this script and no other
+            script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
+            verdict=summary.verdict_lines(results),
+            tiles=overview.tiles(results),
+            leading=leading,
+            moment=next((shown["moment"] for each, shown in cards if each is leading), ""),
+            what_if=panel,
+            findings=_folded(cards),
+            account=breakdown.account(results),
+            path=breakdown.path(results),
+            groups=breakdown.ends(results["topology"]["groups"], breakdown.ENDS, 0),
+            operations=breakdown.ends(summary.by_exposed(results), breakdown.ENDS, 0),
+            late=breakdown.ends(summary.suspects(results), 2 * breakdown.ENDS, 0),
+            clocks=breakdown.ends([(each, clocks.get(each["rank"])) for each in ranks]),
+            explained=explained or {},
+            floor=floor,
+            bound=summary.bound(floor) if floor else "",
+            picture=lanes.picture(drawn) if drawn else None,
+            hatch=lanes.hatch,
+            kinds={kind for kind, _ in drawn.spans.names} if drawn else set(),
+            timeline_notes=drawn.notes if drawn else [],
+            # what the scripts read, by the id of its element
+            data=data,
+            heatmap="heatmap-data" in data,
+            run_steps=step_chart.chart(results, job or Job()),
+            **collective_charts.charts(results, collectives),
+            provenance=provenance.facts(results, job or Job()),
+        )
     )
 
 
-def write(
-    path: Path,
-    results: Results,
-    collectives: pa.Table,
-    spans: pa.Table | None = None,
-    *,
-    title: str,
-    job: Job | None = None,
-    explained: Mapping[str, Mapping[str, str]] | None = None,
-) -> None:
-    """Write the page by rename; raises `RunDirectoryError` if it cannot be written."""
-    page = render(results, collectives, spans, title=title, job=job, explained=explained)
+def write(path: Path, page: str) -> None:
+    """Write what `render` gave by rename; raises `RunDirectoryError` if it cannot be written."""
     # a run directory's name may hold bytes that are no UTF-8
     with writing(path, "--output"):
         files.write(path, page.encode(errors="backslashreplace"))
@@ -141,34 +146,32 @@ def is_ours(path: Path) -> bool:
         return False
 
 
-def _part(name: str) -> str:
-    return resources.files("clusterprof.report").joinpath("page").joinpath(name).read_text("utf-8")
+class Card(NamedTuple):
+    """A finding with its place among all, what is drawn of it, and those in its table."""
+
+    number: int
+    finding: Finding
+    drawn: dict[str, Any]
+    others: list[tuple[int, Finding, dict[str, Any]]]
 
 
-@lru_cache(maxsize=1)
-def _template() -> jinja2.Template:
-    import jinja2
-
-    environment = jinja2.Environment(
-        loader=jinja2.FunctionLoader(_part),
-        autoescape=True,
-        finalize=_shown,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-        undefined=jinja2.StrictUndefined,
-    )
-    environment.globals.update(words=words, summary=summary)
-    environment.policies["json.dumps_kwargs"] = {"separators": (",", ":")}
-    return environment.from_string(_part("report.html.j2"))
+def _folded(cards: Sequence[tuple[Finding, dict[str, Any]]]) -> list[Card]:
+    """All findings in their order; of many of one code the first holds the others."""
+    by_code: dict[str, list[tuple[int, Finding, dict[str, Any]]]] = {}
+    for number, (finding, drawn) in enumerate(cards, 1):
+        by_code.setdefault(finding["code"], []).append((number, finding, drawn))
+    out = []
+    for alike in by_code.values():
+        many = len(alike) > _MOST_CARDS
+        out += [Card(*each, []) for each in alike[: 1 if many else None]]
+        if many:
+            out[-1] = out[-1]._replace(others=alike[1:])
+    return sorted(out)
 
 
-def _shown(value: object) -> object:
-    """Every text that the template puts out passes here, but for what it marks as safe."""
-    return words.plain(value) if type(value) is str else value
-
-
-def _drawn(finding: Finding, begins: Mapping[int, int]) -> dict[str, Any]:
+def _drawn(
+    finding: Finding, begins: Mapping[int, int], timeline: lanes.Timeline | None
+) -> dict[str, Any]:
     """A finding's bar (its share of a step, and from where to where that may lie, in %)."""
     share = finding["share_of_step"] * 100
     half = share * finding["saved_uncertainty_ns"] / finding["saved_ns_per_step"] if share else 0.0
@@ -179,8 +182,19 @@ def _drawn(finding: Finding, begins: Mapping[int, int]) -> dict[str, Any]:
         "whisker": whisker,
         "saving": _saving(finding),
         "evidence": _evidence(finding, begins),
-        "moment": next((link for link in _moments(finding, begins) if link), ""),
+        "moment": next(filter(None, _moments(finding, begins)), _step(finding, timeline)),
     }
+
+
+def _step(finding: Finding, timeline: lanes.Timeline | None) -> str:
+    """The address of a step and a rank that a finding names and the timeline has, or nothing."""
+    if timeline is None:
+        return ""
+    typical = timeline.steps[timeline.typical].number
+    there = [each.number for each in timeline.steps if each.number is not None]
+    steps = [each for each in (typical, *there) if each in finding["steps"]]
+    ranks = [rank for rank in finding["ranks"] if rank in timeline.ranks]
+    return f"#timeline&step={steps[0]}&rank={ranks[0]}" if steps and ranks else ""
 
 
 def _saving(finding: Finding) -> list[dict[str, Any]]:

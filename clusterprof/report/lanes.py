@@ -203,6 +203,7 @@ def embedded(timeline: Timeline, results: Results) -> dict[str, Any]:
         for group in results["topology"]["groups"]
         if group["kind"] != "unknown"
     }
+    medians = {step["step"]: step["duration_ns"] for step in results["steps"]}
     last = (groups.last - zero) // UNIT_NS
     return {
         "unit_ns": UNIT_NS,
@@ -224,6 +225,8 @@ def embedded(timeline: Timeline, results: Results) -> dict[str, Any]:
                 "steady": step.steady,
                 "begin": (step.begin - zero) // UNIT_NS,
                 "end": (step.end - zero) // UNIT_NS,
+                # what "longest" is by: the median over ranks, as everywhere
+                "median": medians.get(step.number or 0, step.end - step.begin) // UNIT_NS,
             }
             for step in timeline.steps
         ],

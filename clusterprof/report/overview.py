@@ -38,7 +38,8 @@ def _who(results: Results, top: Finding | None) -> Tile:
         where = f" on {words.plain(hosts.pop())}" if len(hosts) == 1 and not everyone else ""
         alone = "no single straggler" if profiled > 1 else "the only profiled rank"
         kind = "straggler" if is_straggler else alone
-        who = f"all {profiled} ranks" if everyone else summary.whom(top) or "an unprofiled rank"
+        every = f"all {profiled} {'profiled ' if summary.world(results) > profiled else ''}ranks"
+        who = every if everyone else summary.whom(top) or "an unprofiled rank"
         more = f"{kind}{where}, {top['code']}"
         return Tile("Who", who, more, hurt=is_straggler)
     if profiled < 2 or not results["collectives"]["matched"]:
@@ -67,7 +68,8 @@ def _cost(results: Results, top: Finding | None) -> Tile:
             return Tile(name, f"at most {most}", f"others wait {words.ms(late)} per step for it")
         return Tile(name, "unknown", "no replay without its cause", hurt=_hurts(top))
     what = "GPUs" if any(each["device"] for each in results["ranks"]) else "ranks"
-    lost = f"as much as {_few_digits(share * ranks)} of {ranks:,} {what}" if ranks > 1 else ""
+    few = f"{_few_digits(share * ranks)} of {ranks:,} {what}"
+    lost = f"as much as losing {few}" if ranks > 1 else ""
     more = lost or summary.recurrence(top)
     return Tile(name, f"{words.percent(share)} of each step", more, hurt=_hurts(top))
 
@@ -84,7 +86,11 @@ def _saving(results: Results, top: Finding | None) -> Tile:
         return Tile(name, "unknown", why)
     saved = words.with_bound(ns, top["saved_uncertainty_ns"])
     value, _, bound = saved.removesuffix("ms").partition(" ")
-    before, after = words.ms(pace["step_ns"]), words.ms(max(pace["step_ns"] - ns, 0))
+    step_ns, saving = pace["step_ns"], top["saving"]
+    if saving and saving["stated"] == "long_run" and not pace["without_profiler"]:
+        # queued work hides it in the window, whose step is shorter than those to come
+        step_ns = saving["long_run"]["step_ns"]
+    before, after = words.ms(step_ns), words.ms(max(step_ns - ns, 0))
     return Tile(name, f"{value} ms", f"per step: {before} → {after}", bound=bound.strip())
 
 
@@ -121,7 +127,7 @@ def _known(results: Results, top: Finding | None) -> Tile:
     reports = f"{profiled} of {profiled + missing} reports" if missing else ""
     more = ", ".join(filter(None, (reports, where, clocks.get(bound, f"clocks {bound}"))))
     confident = words.confidence(top["confidence"]) if top else bound
-    return Tile("Confidence", confident, more, hurt=bool(missing))
+    return Tile("Confidence", confident, more)
 
 
 def _few_digits(value: float) -> str:

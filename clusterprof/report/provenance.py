@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import datetime as dt
 import gzip
+import re
 from collections.abc import Iterable
 from typing import Any
 
@@ -15,6 +16,7 @@ from clusterprof.results import Results
 
 #: the finding that says what the profiler did to the window's steps
 PERTURBATION = "profiler.perturbation"
+_OWN_NAME = re.compile("^Profiler overhead: ")
 #: clocks that stand before this year are set to no date
 _FIRST_YEAR = 2015
 #: so many versions of one kind are listed
@@ -30,7 +32,7 @@ def facts(results: Results, job: Job) -> list[tuple[str, str]]:
         ("ran on", _machines(results, job)),
         ("layout", summary.groups(results) if results["topology"]["groups"] else ""),
         ("versions", ", ".join(_versions(results, job))),
-        ("profiled", summary.ranks(results)),
+        ("profiled ranks", summary.ranks(results)),
         ("profiler overhead", " ".join(_overhead(results))),
     ]
     return [(name, text) for name, text in found if text]
@@ -96,7 +98,11 @@ def _versions(results: Results, job: Job) -> list[str]:
 
 def _overhead(results: Results) -> list[str]:
     """What the profiler cost, by the step logs and by the window."""
-    perturbed = [each["summary"] for each in results["findings"] if each["code"] == PERTURBATION]
+    found = [each["summary"] for each in results["findings"] if each["code"] == PERTURBATION]
+    # its name stands before it
+    perturbed = [
+        text[:1].upper() + text[1:] for text in (_OWN_NAME.sub("", each) for each in found)
+    ]
     if results["capture"] is None:
         return perturbed
     text = summary.capture(results["capture"])

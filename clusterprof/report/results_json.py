@@ -7,6 +7,7 @@ the place in the file; keys that this version does not know are kept.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cache
 from operator import itemgetter
 from pathlib import Path
 from types import NoneType, UnionType
@@ -54,6 +55,8 @@ def write(path: Path, results: Results) -> None:
 
 def not_merged(given: Path) -> ReportError:
     """The error for a run without results; `given` is how the user calls it."""
+    if not given.exists():
+        return ReportError(f"{given} does not exist", "check the path")
     return ReportError(
         f"{given} has not been merged: it has no merged/results.json",
         f"merge it: clusterprof merge {given}",
@@ -137,7 +140,7 @@ def _differences(value: Any, expected: Any, place: str) -> Iterator[tuple[str, s
         shown = shown if len(shown) < 60 else shown[:57] + "..."
         yield f"is damaged: {place or 'the whole'} should be {called}", f" has {shown}"
     elif is_typeddict(expected):
-        for key, of_key in get_type_hints(expected).items():
+        for key, of_key in _keys(expected).items():
             name = f"{place}.{key}" if place else key
             if key in value:
                 yield from _differences(value[key], of_key, name)
@@ -146,6 +149,12 @@ def _differences(value: Any, expected: Any, place: str) -> Iterator[tuple[str, s
     elif kind is list:
         for index, item in enumerate(value):
             yield from _differences(item, inner[0], f"{place}[{index}]")
+
+
+@cache
+def _keys(form: type) -> dict[str, Any]:
+    """The keys of a TypedDict with their types: a list has thousands of one form."""
+    return get_type_hints(form)
 
 
 def _sorted(results: Results) -> Results:

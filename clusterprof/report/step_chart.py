@@ -12,13 +12,15 @@ import numpy.typing as npt
 
 from clusterprof.agent.contracts import words
 from clusterprof.report.whole_job import Job
-from clusterprof.results import Results
+from clusterprof.results import Results, steps_to_look_at
 
 Reals = npt.NDArray[np.float64]
 
 #: bars that are wide enough to point at
 _MOST_BARS = 160
-_WIDTH, _HEIGHT, _LEFT, _TOP, _BOTTOM = 1000, 170, 58, 8, 24
+_WIDTH, _HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM = 1000, 170, 58, 8, 8, 24
+#: with few bars the drawing is narrower: so much for a bar, but never less in all
+_PER_BAR, _LEAST_WIDTH = 84, 400
 #: a bar of a block of steps is so many times as wide as a single step's
 _BLOCK_WIDTH = 3
 #: how much of the height the longest undisturbed bar takes: what is longer is cut off and marked
@@ -91,7 +93,9 @@ def chart(results: Results, job: Job) -> dict[str, Any] | None:
     # the first steps of a job compile; a scale up to them would make all others equal
     top = float(np.quantile(usual or [bar.median_ns for bar in shown], 0.9)) / _FULL * 1.15
     widths = np.asarray([_BLOCK_WIDTH if bar.count > 1 else 1 for bar in shown], np.float64)
-    unit = (_WIDTH - _LEFT) / max(float(widths.sum()), 12.0)
+    wide_enough = max(_LEFT + _RIGHT + _PER_BAR * float(widths.sum()), _LEAST_WIDTH)
+    width = round(min(wide_enough, _WIDTH))
+    unit = (width - _LEFT - _RIGHT) / float(widths.sum())
     left = _LEFT + (np.cumsum(widths) - widths) * unit
 
     def up(ns: float) -> float:
@@ -119,18 +123,32 @@ def chart(results: Results, job: Job) -> dict[str, Any] | None:
     ]
     inside = [each for each in drawn if each["inside"]]
     return {
-        "width": _WIDTH,
+        "width": width,
         "height": _TOP + _HEIGHT + _BOTTOM,
         "floor": _TOP + _HEIGHT,
         "left": _LEFT,
         "bars": drawn,
         "window": _span(inside, unit) if job.steps and inside else None,
-        "marks": _marks(shown, drawn),
+        "marks": _marks(shown, drawn, width),
         "scale": _scale(top, up),
         "cut": any(each["cut"] for each in drawn),
         "left_out": len(every) - len(shown),
+        "timeline": _timeline(results, whole=bool(job.steps)),
         "of": f"{len(job.steps):,} ranks' step logs" if job.steps else "the profiled ranks' steps",
     }
+
+
+def _timeline(results: Results, whole: bool) -> str:
+    """Which steps the timeline shows at first: another may be higher here, and that says why."""
+    shown = steps_to_look_at(results)
+    if len(shown) < 2:
+        return ""
+    of = " of the profiled ranks" if whole else ""
+    steady = " in steady state" if any(step["settled"] for step in results["steps"]) else ""
+    return (
+        f"The timeline shows step {shown[0]}, a typical one, and step {shown[1]}, the longest"
+        f"{steady}{of}."
+    )
 
 
 def _scale(top: float, up: Callable[[float], float]) -> list[tuple[float, str]]:
@@ -177,14 +195,14 @@ def _span(inside: list[dict[str, Any]], unit: float) -> tuple[float, float]:
     return round(begin, 1), round(inside[-1]["x"] + inside[-1]["width"] + 0.08 * unit - begin, 1)
 
 
-def _marks(shown: list[Bar], drawn: list[dict[str, Any]]) -> list[tuple[float, str]]:
+def _marks(shown: list[Bar], drawn: list[dict[str, Any]], width: int) -> list[tuple[float, str]]:
     """Step numbers below the bars, as many as fit."""
     out: list[tuple[float, str]] = []
     free = -1.0
     for bar, each in zip(shown, drawn, strict=True):
         text = _numbers(bar)
         half = 3.6 * len(text)
-        if each["middle"] - half > free and each["middle"] + half < _WIDTH:
+        if each["middle"] - half > free and each["middle"] + half < width:
             out.append((each["middle"], text))
             free = each["middle"] + half + 10
     return out

@@ -24,6 +24,8 @@ from clusterprof.results import (
 
 #: a smaller part of a step is not worth a line
 _LEAST_PART = 0.01
+#: in `net_of`: what a pipeline's bubble is weighed on, hosts that launch at once
+_ALL_HOSTS = "host"
 #: so many steps' savings are listed
 _MOST_STEPS = 24
 #: so many groups of one kind are listed in a line
@@ -436,13 +438,30 @@ def saving(finding: Finding) -> list[str]:
         f"{text}are, of chance, and of the ranks' alignment ({words.duration(entry['clocks_ns'])})."
     ]
     if entry["net_of"]:
-        names = [f"{one['code']} ({words.ranks(one['ranks'])})" for one in entry["net_of"]]
+        names = [
+            f"{_repaired(one['code'])} ({words.ranks(one['ranks'])})" for one in entry["net_of"]
+        ]
         out.append(f"Both steps are those with {words.listed(names)} repaired: savings add up.")
     each = entry["each_ns"]
     more = f", … ({len(each)} steps)" if len(each) > _MOST_STEPS else ""
     numbers = ", ".join(words.milliseconds(ns) for ns in each[:_MOST_STEPS])
     out.append(f"By steady-state step of the window: {numbers}{more} ms.")
     return out
+
+
+def net_of(finding: Finding) -> str:
+    """The findings that are repaired already in what this one saves, to stand behind it."""
+    entry = finding["saving"]
+    others = [one["code"] for one in entry["net_of"]] if entry else []
+    if len(others) > 1:
+        return f" once {len(others)} other causes are repaired"
+    verb = "are" if others == [_ALL_HOSTS] else "is"
+    return f" once {_repaired(others[0])} {verb} repaired" if others else ""
+
+
+def _repaired(code: str) -> str:
+    """What a replay has repaired: a finding, or all hosts at once, which is none."""
+    return "slow hosts" if code == _ALL_HOSTS else code
 
 
 def share(finding: Finding) -> str:

@@ -1,4 +1,5 @@
-// Files that the page itself holds: results.json whole, its parts as CSV, and CSV of the tables.
+// Files that the page itself holds: results.json whole, its parts and the tables as CSV, and the
+// timeline as a trace that Perfetto opens.
 (() => {
   "use strict";
   const { element } = clusterprof;
@@ -35,8 +36,10 @@
     ["steps.csv", "text/csv", (text) => clusterprof.csv(steps(JSON.parse(text)))],
     ["collectives.csv", "text/csv", (text) => clusterprof.csv(table(JSON.parse(text).collectives.by_operation))],
   ];
-  for (const [name, type, made] of files) {
-    const button = element("button", { type: "button", textContent: name });
+  const timeline = ["trace.json", "application/json", () => clusterprof.trace(), " (Perfetto)"];
+  if (document.getElementById("timeline-data")) files.push(timeline);
+  for (const [name, type, made, use = ""] of files) {
+    const button = element("button", { type: "button", textContent: name + use });
     button.addEventListener("click", async () => clusterprof.download(name, made(await unpacked()), type));
     place.append(button);
   }

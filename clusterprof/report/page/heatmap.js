@@ -8,7 +8,7 @@
   const canvas = document.getElementById("heatmap"), scale = document.getElementById("heat-scale");
   const read = document.getElementById("heat-read"), order = document.getElementById("heat-order");
   const linked = document.getElementById("timeline-data") !== null;
-  const UNKNOWN = 65535, TOP = 22, MOST_HEIGHT = 384, ROW = 22, MARK = 12;
+  const UNKNOWN = 65535, TOP = 22, MOST_HEIGHT = 384, ROW = 22, MARK = 12, PALE = .35;
 
   const codes = (text) => {
     const raw = atob(text), out = new Uint16Array(raw.length / 2);
@@ -18,7 +18,7 @@
   for (const each of data.measures) each.codes = codes(each.values);
 
   const named = new Set(data.named), profiled = new Set(data.profiled);
-  let measure = data.measures[0];
+  let measure = data.measures[data.first];
   // Lines of the picture: each the places (in `data.ranks`) of the ranks that it shows, and the
   // labels that stand before the first line of a group.
   let lines = [], labels = new Map(), grouping = null;
@@ -72,13 +72,15 @@
     }
   }
 
-  // One hue, from the card's own shade to the darkest (in the dark: to the lightest).
+  // One hue, from the card's own shade to the darkest (in the dark: to the lightest). Steps that the
+  // profiler disturbed are pale: what is dark in them is no news of the job.
   function tones() {
     const here = getComputedStyle(canvas), rgb = (name) => here.getPropertyValue(name).match(/\w\w/g).map((part) => parseInt(part, 16));
     const stops = ["--heat-0", "--heat-1", "--heat-2", "--heat-3"].map(rgb);
-    return (share) => {
+    return (share, pale = false) => {
       const at = Math.max(0, Math.min(.9999, share)) * (stops.length - 1), first = Math.floor(at), part = at - first;
-      return stops[first].map((from, k) => Math.round(from + (stops[first + 1][k] - from) * part));
+      const full = stops[first].map((from, k) => Math.round(from + (stops[first + 1][k] - from) * part));
+      return pale ? full.map((each, k) => Math.round(stops[0][k] + (each - stops[0][k]) * PALE)) : full;
     };
   }
   const share = (ns) => (ns - measure.low_ns) / Math.max(measure.high_ns - measure.low_ns, 1);
@@ -92,7 +94,7 @@
       for (let column = 0; column < columns; column++) {
         const [, ns] = peak(line, column), at = 4 * (line * columns + column);
         if (Number.isNaN(ns)) continue;
-        image.data.set([...tone(share(ns)), 255], at);
+        image.data.set([...tone(share(ns), measure.unsteady.includes(column)), 255], at);
       }
     }
     picture.getContext("2d").putImageData(image, 0, 0);
@@ -109,7 +111,7 @@
     const columns = measure.steps.length;
     const left = Math.ceil(widest) + 14 + MARK;
     const row = lines.length <= 20 ? ROW : Math.max(1, Math.floor((MOST_HEIGHT - TOP) / lines.length));
-    const cell = Math.min((width - left - 2) / columns, 132);
+    const cell = (width - left - 2) / columns;
     size = { width, left, row, cell, height: TOP + row * lines.length + 4 };
     canvas.style.height = `${size.height}px`;
     canvas.width = Math.round(width * ratio);
@@ -132,26 +134,34 @@
       for (let column = 0; column <= columns; column++) { context.moveTo(left + column * cell, TOP); context.lineTo(left + column * cell, TOP + row * lines.length); }
       context.stroke();
     }
+    // Steps that the profiler disturbed are marked above, and hatched in the picture.
+    const unsteady = new Set(measure.unsteady);
+    for (const column of unsteady) hatch(context, left + column * cell, TOP, cell, row * lines.length, css("--card"));
     if (row >= 15 && cell >= 44) {
       context.textAlign = "center";
       for (let line = 0; line < lines.length; line++) {
         for (let column = 0; column < columns; column++) {
           const [, ns] = peak(line, column);
           if (Number.isNaN(ns)) continue;
-          const [r, g, b] = tone(share(ns));
+          const [r, g, b] = tone(share(ns), unsteady.has(column));
           // whichever has more contrast with the cell
           const light = .2126 * (r / 255) ** 2.2 + .7152 * (g / 255) ** 2.2 + .0722 * (b / 255) ** 2.2;
           context.fillStyle = light > .19 ? "#0b1016" : "#ffffff";
-          context.fillText((ns / 1e6).toFixed(digits(measure.high_ns)), left + (column + .5) * cell, TOP + (line + .5) * row);
+          const text = (ns / 1e6).toFixed(digits(measure.high_ns)), x = left + (column + .5) * cell, y = TOP + (line + .5) * row;
+          // the hatching does not cross it
+          if (unsteady.has(column)) {
+            context.lineWidth = 4;
+            context.strokeStyle = `rgb(${r} ${g} ${b})`;
+            context.strokeText(text, x, y);
+            context.lineWidth = 1;
+          }
+          context.fillText(text, x, y);
         }
       }
     }
-    // Steps that the profiler disturbed are marked above, and hatched in the picture.
     const every = Math.max(1, Math.ceil(44 / cell));
     context.textAlign = "center";
-    const unsteady = new Set(measure.unsteady);
     for (let column = 0; column < columns; column++) {
-      if (unsteady.has(column)) hatch(context, left + column * cell, TOP, cell, row * lines.length, css("--card"));
       if (column % every) continue;
       context.fillStyle = soft;
       const text = (column ? "" : cell > 60 ? "step " : "") + measure.steps[column];
@@ -178,8 +188,9 @@
       const text = grouping ? group : row >= 12 || line % Math.ceil(14 / row) === 0 ? String(data.ranks[lines[line][0]]) : undefined;
       if (text === undefined || flags.some((flag) => Math.abs(flag.y - y) < 12)) continue;
       context.fillStyle = ink;
-      context.fillText(text.slice(0, 18), left - MARK - 2, Math.max(y, TOP + 5));
-      free = y + 13;
+      const at = Math.max(y, TOP + 5);
+      context.fillText(text.slice(0, 18), left - MARK - 2, at);
+      free = at + 13;
     }
     for (const [mark, style, wide] of [[pinned, ink, 2], [cursor, ink, 1]]) {
       if (!mark) continue;
@@ -243,13 +254,13 @@
   function show() {
     arrange();
     for (const button of document.getElementById("heat-measures").children) button.setAttribute("aria-pressed", String(button.textContent === measure.name));
-    document.getElementById("heat-what").textContent = `${measure.what[0].toUpperCase()}${measure.what.slice(1)}. The strongest shade is the most of any steady-state step${linked ? "; a click shows the rank and the step in the timeline" : ""}.`;
+    document.getElementById("heat-what").textContent = `${measure.what[0].toUpperCase()}${measure.what.slice(1)}. The strongest shade is the most of any steady-state step, a twentieth of a step at least${linked ? "; a click shows the rank and the step in the timeline" : ""}.`;
     const many = Math.max(...lines.map((line) => line.length), 1);
     const left = data.ranks.length - lines.reduce((sum, line) => sum + line.length, 0);
     const notes = [];
     if (many > 1) notes.push(`a line is the highest of ${many} ranks`);
     if (left > 0) notes.push(`${left} of ${data.ranks.length} ranks without this measure are left out`);
-    if (data.named.length) notes.push("a red mark is a rank that a finding names as straggler");
+    if (data.named.length) notes.push("▶ is a rank that a finding names as straggler");
     document.getElementById("heat-note").firstElementChild.textContent = notes.length ? `${notes.join("; ")}.`.replace(/^./, (letter) => letter.toUpperCase()) : "";
     cursor = top = null;
     tell();

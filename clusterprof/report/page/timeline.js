@@ -83,9 +83,13 @@
   let waiting = false, tones = null;
 
   const stepName = (step) => (step.step === null ? "the whole window" : `step ${step.step}`);
+  const wordOf = (step) => {
+    if (data.worst < 0) return "";
+    if (step === data.steps[data.worst]) return step.steady ? ", longest steady" : ", longest";
+    return step === data.steps[data.typical] ? ", typical" : "";
+  };
   data.steps.forEach((step, index) => {
-    const word = index === data.typical && data.worst >= 0 ? ", typical" : index === data.worst ? ", longest" : "";
-    const name = stepName(step) + word + (step.steady ? "" : " (not steady)");
+    const name = stepName(step) + wordOf(step) + (step.steady ? "" : " (not steady)");
     chooser.add(new Option(name, String(index)));
     beside.add(new Option(name, String(index)));
   });
@@ -153,22 +157,38 @@
     if (size.width <= size.gutter) return;  // hidden, as in print
     canvas.width = Math.round(size.width * ratio);
     canvas.height = Math.round(size.height * ratio);
-    context.setTransform(ratio, 0, 0, ratio, 0, 0);
-    context.clearRect(0, 0, size.width, size.height);
-    tones.hatch = hatched(tones);
-    context.textBaseline = "middle";
     const scrolled = scroller.scrollTop;
-    for (const panel of panels) inside(panel, TOP - 6, () => grid(panel));
-    shown.forEach((lane, index) => {
-      const top = tops[index] - scrolled;
-      if (top + rowsOf[lane].height < TOP || top > size.height) return;
-      drawLane(lane, top);
-    });
-    for (const panel of panels) inside(panel, TOP, () => overlays(panel, scrolled));
+    const inView = shown.map((lane, index) => [lane, tops[index] - scrolled])
+      .filter(([lane, top]) => top + rowsOf[lane].height >= TOP && top <= size.height);
+    drawStill(inView, ratio);
+    context.setTransform(ratio, 0, 0, ratio, 0, 0);
+    context.textBaseline = "middle";
+    for (const panel of panels) {
+      inside(panel, TOP - 6, () => {
+        for (const [lane, top] of inView) for (const row of rowsOf[lane]) if (row.calls) drawCalls(panel, lane, row, top + row.top);
+      });
+      inside(panel, TOP, () => overlays(panel, scrolled));
+    }
     context.fillStyle = tones.card;
     context.fillRect(0, 0, size.width, TOP - 6);
     for (const panel of panels) scale(panel);
     drawMinimap();
+  }
+
+  // All but the calls changes with the view only: it is kept as a picture, since pointing at things
+  // draws some sixty times a second.
+  const still = { of: "", picture: element("canvas") };
+  function drawStill(inView, ratio) {
+    const now = JSON.stringify([view, panels, inView, [...kept], size, ratio, tones]);
+    if (now === still.of) { context.drawImage(still.picture, 0, 0); return; }
+    tones.hatch = hatched(tones);
+    context.setTransform(ratio, 0, 0, ratio, 0, 0);
+    context.textBaseline = "middle";
+    for (const panel of panels) inside(panel, TOP - 6, () => grid(panel));
+    for (const [lane, top] of inView) drawLane(lane, top);
+    still.of = now;
+    [still.picture.width, still.picture.height] = [canvas.width, canvas.height];
+    still.picture.getContext("2d").drawImage(canvas, 0, 0);
   }
 
   // Thin diagonal lines, so that idle is no tone among the others, on screen and in print.
@@ -206,7 +226,9 @@
     context.textAlign = "right";
     for (const row of rows) {
       context.fillStyle = tones.soft;
-      if (!narrow || rows.length > 1) context.fillText(row.label.slice(0, narrow ? 6 : 10), size.gutter - 6, top + row.top + row.height / 2);
+      // beside a long name there is no space for its first row's
+      if (narrow && (rows.length === 1 || (row === rows[0] && rank > 99))) continue;
+      context.fillText(row.label.slice(0, narrow ? 8 : 10), size.gutter - 6, top + row.top + row.height / 2);
     }
     for (const panel of panels) {
       inside(panel, TOP - 6, () => {
@@ -214,10 +236,7 @@
         context.fillStyle = tones.track;
         for (const row of rows) context.fillRect(panel.left, top + row.top, panel.right - panel.left, row.height);
         context.globalAlpha = 1;
-        for (const row of rows) {
-          if (row.calls) drawCalls(panel, lane, row, top + row.top);
-          else drawSpans(panel, row, top + row.top);
-        }
+        for (const row of rows) if (!row.calls) drawSpans(panel, row, top + row.top);
       });
     }
   }
@@ -393,18 +412,22 @@
     font(11, 600);
     context.fillStyle = tones.ink;
     context.textAlign = "left";
-    const title = all ? "all steps" : stepName(panel.step) + (panels.length > 1 ? (data.steps[data.worst] === panel.step ? ", longest" : data.steps[data.typical] === panel.step ? ", typical" : "") : "");
+    const title = all ? "all steps" : stepName(panel.step) + (panels.length > 1 ? wordOf(panel.step) : "");
     context.fillText(title, panel.left, 10);
+    const until = panel.left + context.measureText(title).width;
     font(11);
     context.fillStyle = tones.soft;
+    // a step's length is the median over ranks; what is drawn is from the first begin to the last end
+    const took = all || panel.step.step === null ? "" : `: ${ms(panel.step.median, 2)}${data.lanes.length > 1 ? " in the median of ranks" : ""}`, unit = "ms since the first rank's begin";
+    context.fillText(took, until, 10);
     context.textAlign = "right";
-    context.fillText("ms since its begin", panel.right, 10);
+    if (until + context.measureText(took + unit).width + 12 < panel.right) context.fillText(unit, panel.right, 10);
     context.textAlign = "center";
     const stop = all ? whole.hi - zero : panel.step.end - zero;
     const endAt = x(panel, zero + stop);
     for (let k = Math.ceil(view.lo / every); k * every <= view.hi; k++) {
       const at = Math.round(x(panel, zero + k * every)) + .5;
-      if (at > panel.left + 4 && at < panel.right - 14 && !(at > endAt - 76 && at < endAt + 12)) context.fillText(clusterprof.ms(k * every * data.unit_ns, decimals).replace(" ms", ""), at, 25);
+      if (at > panel.left + 4 && at < panel.right - 14 && !(at > endAt - 98 && at < endAt + 12)) context.fillText(clusterprof.ms(k * every * data.unit_ns, decimals).replace(" ms", ""), at, 25);
     }
     context.strokeStyle = tones.soft;
     const edges = all ? data.steps.map((step) => step.begin - zero) : [0, stop];
@@ -421,7 +444,7 @@
     context.fillStyle = tones.ink;
     if (endAt > panel.left + 30 && endAt <= panel.right + 1) {
       context.textAlign = "right";
-      context.fillText(`end ${clusterprof.ms(stop * data.unit_ns, 2).replace(" ms", "")}`, Math.min(endAt, panel.right) - 3, 25);
+      context.fillText(`last end ${clusterprof.ms(stop * data.unit_ns, 2).replace(" ms", "")}`, Math.min(endAt, panel.right) - 3, 25);
     }
     if (view.lo <= 0 && view.hi > 0) {
       context.textAlign = "left";
@@ -703,6 +726,35 @@
     later = setTimeout(() => clusterprof.remember(state()), 200);
   }
 
+  // All that the page carries as Chrome's trace events, which Perfetto's UI opens. Processes are
+  // numbered from 1 on: Perfetto takes 0 for the idle process.
+  clusterprof.trace = () => {
+    const events = [], us = (units) => (units * data.unit_ns) / 1e3;
+    data.lanes.forEach(({ rank, host }, lane) => {
+      const pid = lane + 1, named = (name, tid, args) => events.push({ name, ph: "M", pid, tid, args });
+      named("process_name", 0, { name: host ? `rank ${rank} · ${host}` : `rank ${rank}` });
+      named("process_sort_index", 0, { sort_index: lane });
+      rowsOf[lane].forEach((row, tid) => {
+        named("thread_name", tid, { name: row.label });
+        named("thread_sort_index", tid, { sort_index: tid });
+        const add = (name, cat, from, to, args) =>
+          events.push({ name, cat, ph: "X", pid, tid, ts: us(from - whole.lo), dur: us(to - from), args });
+        for (const call of row.calls || []) {
+          const group = of[call], args = { collective: group, state: data.states[data.state[group]] };
+          if (!data.alone[group]) args.wait_us = us(data.wait[call]);
+          add(data.operations[data.operation[group]] || "collective", "collective", begin[call], end[call], args);
+        }
+        for (let k = row.calls ? 0 : row.range[0]; !row.calls && k < row.range[1]; k++) {
+          const kind = KINDS[kindOf[k]], args = many.has(k) ? { merged: many.get(k) } : {};
+          add(S.names[S.name[k]] || WHAT[kind], kind, spanBegin[k], spanEnd[k], args);
+        }
+      });
+    });
+    const steps = data.steps.map((step) => ({ step: step.step, begin_us: us(step.begin - whole.lo), end_us: us(step.end - whole.lo) }));
+    const about = { steps, note: "the steps of the report's timeline; clusterprof export has all" };
+    return JSON.stringify({ displayTimeUnit: "ms", traceEvents: events, otherData: about });
+  };
+
   // What tells most of a rank in a step: the call that blocks it longest, or its device's longest idle
   // time, of a fiftieth of the step at least; else the collective that waits for it longest.
   function telling(lane, zero) {
@@ -710,7 +762,9 @@
     for (const row of rowsOf[lane]) {
       if (!row.range) continue;
       for (let k = firstSpan(row.range, zero); k < row.range[1] && spanBegin[k] < until; k++) {
-        const kind = S.kinds[S.name[k]], long = Math.min(spanEnd[k], until) - Math.max(spanBegin[k], zero);
+        // a range in the host's row is what the host is in while it makes no call
+        const kind = row.name === "host" && S.kinds[S.name[k]] === "range" ? "blocked" : S.kinds[S.name[k]];
+        const long = Math.min(spanEnd[k], until) - Math.max(spanBegin[k], zero);
         if ((kind === "blocked" || kind === "idle") && long > (longest[kind]?.long ?? (until - zero) / 50)) longest[kind] = { long, k };
       }
     }
@@ -803,9 +857,30 @@
     const box = canvas.getBoundingClientRect(), around = holder.getBoundingClientRect();
     return [event.clientX - box.left, event.clientY - box.top, event.clientX - around.left, event.clientY - around.top];
   };
-  let drag = null;
+  let drag = null, pinch = null;
+  const fingers = new Map();    // pointers that are down, and where
+  // Two fingers keep the moments below them.
+  const apart = () => {
+    const [one, other] = [...fingers.values()].sort((a, b) => a - b).map((px) => (px - pinch.left) / pinch.wide);
+    return [one, Math.max(other, one + 20 / pinch.wide)];
+  };
+  function startPinch() {
+    const panel = panels.find((each) => Math.min(...fingers.values()) <= each.right) || panels[0];
+    drag = null;
+    show(null);
+    pinch = { left: panel.left, wide: panel.right - panel.left };
+    pinch.moments = apart().map((at) => view.lo + at * span());
+  }
+  function movePinch() {
+    const [one, other] = apart(), [from, to] = pinch.moments, wide = (to - from) / (other - one);
+    touched = true;
+    look(from - one * wide, from - one * wide + wide);
+  }
   canvas.addEventListener("pointerdown", (event) => {
     const [px] = offset(event);
+    fingers.set(event.pointerId, px);
+    if (fingers.size === 2) startPinch();
+    if (fingers.size > 1) return;
     const panel = panels.find((each) => px >= each.left && px <= each.right) || panels[0];
     const select = event.shiftKey || measure.getAttribute("aria-pressed") === "true";
     drag = { at: event.clientX, panel, select: select && px >= size.gutter, moved: false, ...view };
@@ -813,6 +888,8 @@
   });
   canvas.addEventListener("pointermove", (event) => {
     const [px, py, tx, ty] = offset(event);
+    if (fingers.has(event.pointerId)) fingers.set(event.pointerId, px);
+    if (pinch) { if (fingers.size === 2) movePinch(); return; }
     if (drag && (drag.moved || Math.abs(event.clientX - drag.at) > 3)) {
       touched = drag.moved = true;
       if (drag.select) {
@@ -830,10 +907,15 @@
     canvas.style.cursor = px < size.gutter ? "pointer" : "";
     show(under(px, py), tx, ty);
   });
-  const release = () => { drag = null; canvas.classList.remove("dragging"); };
+  const release = (event) => {
+    fingers.delete(event.pointerId);
+    if (!fingers.size) pinch = null;
+    drag = null;
+    canvas.classList.remove("dragging");
+  };
   canvas.addEventListener("pointerup", (event) => {
     const clicked = drag && !drag.moved;
-    release();
+    release(event);
     if (!clicked) return;
     touched = true;
     const [px, py] = offset(event), down = py + scroller.scrollTop;
