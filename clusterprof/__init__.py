@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING
 
+from clusterprof.version import __version__ as __version__
+
+#: not typing's, whose import would take longer than all that is here
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     import os
 
     from clusterprof.api import Run
-
-__version__ = "0.1.0.dev0"
 
 
 def step() -> None:

@@ -410,10 +410,12 @@ def _groups(
     if by == "rank":
         return [_Group(f"rank {rank}", (rank,)) for rank in chosen]
     hosts = {entry["rank"]: entry["host"] for entry in results["ranks"]}
-    stage = dict(zip(known, job.stage.tolist(), strict=True))
+    stages = results["topology"]["stages"]
+    stage = {rank: entry["stage"] for entry in stages for rank in entry["ranks"]}
     found: dict[Any, list[int]] = {}
     for rank in chosen:
-        found.setdefault(hosts.get(rank, "") if by == "host" else stage[rank], []).append(rank)
+        key = hosts.get(rank, "") if by == "host" else stage.get(rank, 0)
+        found.setdefault(key, []).append(rank)
     return [_Group(f"{by} {key}", tuple(of)) for key, of in sorted(found.items())]
 
 

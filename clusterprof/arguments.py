@@ -165,6 +165,17 @@ def path(text: str) -> Path:
         return Path(text)
 
 
+def number_of(what: str) -> Callable[[str], int]:
+    """The type of an argument that counts `what`: 1 to 9,999."""
+
+    def count(text: str) -> int:
+        if not re.fullmatch("[0-9]{1,4}", text) or int(text) == 0:
+            raise argparse.ArgumentTypeError(f"{text!r} is not a number of {what}, 1 to 9999")
+        return int(text)
+
+    return count
+
+
 def shortest(folder: Path) -> str:
     """A path as one would type it here."""
     here = Path.cwd()

@@ -37,6 +37,7 @@ from clusterprof import __version__, gate, merge_run
 from clusterprof.agent.contracts import paths, words
 from clusterprof.console import say
 from clusterprof.errors import ClusterprofError, MergeError, ReportError
+from clusterprof.ingest.rank_steps import period
 from clusterprof.report import results_json
 from clusterprof.results import (
     Change,
@@ -231,14 +232,21 @@ def stretches(
 def blocked(count: npt.NDArray[np.int64], took: npt.NDArray[np.int64]) -> Floats:
     """The mean step of each of up to 20 blocks of consecutive steps; empty for too few steps.
 
-    `count` and `took` (ns) are stretches of steps in their order, which stay whole.
+    `count` and `took` (ns) are stretches of steps in their order, which stay whole. Where steps
+    repeat a pattern, blocks hold whole patterns.
     """
     total = int(count.sum())
-    blocks = min(_BLOCKS, total // _LEAST_STEPS)
-    if blocks < _LEAST_BLOCKS:
-        return np.zeros(0)
-    middle = np.cumsum(count) - count / 2
-    place = (middle * blocks / total).astype(np.int64)
+    after = period(took) if total == len(count) else 1
+    length = after * math.ceil(max(total / _BLOCKS, _LEAST_STEPS) / after)
+    if after == 1 or total < _LEAST_BLOCKS * length:
+        blocks = min(_BLOCKS, total // _LEAST_STEPS)
+        if blocks < _LEAST_BLOCKS:
+            return np.zeros(0)
+        place = ((np.cumsum(count) - count / 2) * blocks / total).astype(np.int64)
+    else:
+        blocks = total // length
+        count, took = count[: blocks * length], took[: blocks * length]
+        place = np.arange(blocks * length) // length
     steps = np.bincount(place, count, blocks)
     taken = np.bincount(place, took, blocks)
     found = steps > 0

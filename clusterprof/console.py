@@ -14,6 +14,7 @@ import re
 import shlex
 import shutil
 import sys
+import textwrap
 import threading
 import time
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -136,6 +137,35 @@ def progress(what: str) -> None:
     """Say what long work does from now on, where somebody shows that (`Progress`)."""
     if _progress is not None:
         _progress.now(what)
+
+
+#: No line is made shorter for a terminal that is narrower.
+NARROWEST = 60
+
+
+def width(elsewhere: int) -> int:
+    """How many columns stdout has; `elsewhere` where it is not a terminal."""
+    return max(NARROWEST, shutil.get_terminal_size((elsewhere, 24)).columns)
+
+
+#: what is to be copied
+_COMMAND = re.compile(r"clusterprof \w+( -\S+)* \S+")
+
+
+def wrapped(
+    line: str, columns: int, indent: str = "", whole: re.Pattern[str] = _COMMAND
+) -> list[str]:
+    """A line in several where it is too long, but for words, and what `whole` finds.
+
+    `indent` stands before all lines but the first.
+    """
+    if len(line) <= columns:
+        return [line]
+    kept = whole.sub(lambda found: found[0].replace(" ", "\0"), line)
+    parts = textwrap.wrap(
+        kept, columns, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+    )
+    return [part.replace("\0", " ") for part in parts]
 
 
 def table(rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> list[str]:

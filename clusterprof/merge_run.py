@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from clusterprof.analysis.model.shallow import Shallow
+    from clusterprof.ingest.engines import Engine
     from clusterprof.probe.measurement import Measurement
     from clusterprof.report.whole_job import Job
     from clusterprof.results import (
@@ -31,17 +32,30 @@ if TYPE_CHECKING:
     )
     from clusterprof.study import Study
 
+#: Tables are written in seconds, and what a rank started ends five minutes after it at most: what
+#: was not written to for so long was left by a process that was killed.
+_LEFT_S = 600.0
+#: threads that write tables beside the page's: more would hold more of them packed in memory
+_PACKERS = 2
 
-def merge_run(run: RunDirectory, outcomes: Sequence[Outcome]) -> Study:
-    """Merge the collected reports of a run and write the results into the run directory."""
-    with console.Progress():
-        made = merged(run, outcomes)
+
+def merge_run(
+    run: RunDirectory, outcomes: Sequence[Outcome], engine: Engine | None = None
+) -> Study:
+    """Merge the collected reports of a run and write the results into the run directory.
+
+    `engine` reads them, by default processes of this host.
+    """
+    with console.Progress(), run_directory.merging(run):
+        for each in outcomes:
+            files.remove_left(run.rank(each.rank) / paths.REDUCED, _LEFT_S)
+        made = merged(run, outcomes, engine)
         console.progress("writing tables and the page")
         save(made, run)
     return made
 
 
-def merged(run: RunDirectory, outcomes: Sequence[Outcome]) -> Study:
+def merged(run: RunDirectory, outcomes: Sequence[Outcome], engine: Engine | None = None) -> Study:
     """Merge the collected reports of a run, and write nothing."""
     from clusterprof.align.clock.measured import known_clocks
     from clusterprof.errors import ReportError
@@ -52,14 +66,17 @@ def merged(run: RunDirectory, outcomes: Sequence[Outcome]) -> Study:
     with writing(run.results.path):
         probe = measurement.gathered(run.results)
     sources = [
-        Source(each.report, rank=each.rank, alone=True, steps=each.steps, beside=each.trace)
+        Source(
+            each.report, rank=each.rank, alone=True, steps=each.steps, beside=each.trace,
+            reduced=each.report.with_name(paths.REDUCED),
+        )
         for each in outcomes
         if each.report is not None
-    ]
+    ]  # fmt: skip
     if not sources:  # who shares a run may have put its reports, scrubbed, anywhere in it
         with contextlib.suppress(ReportError):
             sources = find_sources([run.path])
-    gathered = gather(sources) if sources else Gathered([], [], [])
+    gathered = gather(sources, engine=engine) if sources else Gathered([], [], [])
     there = [tables.rank for tables in gathered.ranks]
     lost: list[MissingRank] = []
     # A report may be there although something went wrong: the program ended inside the window, say.
@@ -221,11 +238,14 @@ def measured_cost(job: Job, outcomes: Sequence[Outcome]) -> CaptureCost | None:
 
 
 def merge_reports(
-    paths: Sequence[Path], ranks: Mapping[Path, int], clocks: Measurement | None = None
+    paths: Sequence[Path],
+    ranks: Mapping[Path, int],
+    clocks: Measurement | None = None,
+    engine: Engine | None = None,
 ) -> Study:
     """Merge reports that clusterprof did not launch. Raises ReportError, MergeError.
 
-    `clocks` is what was measured of their hosts' clocks.
+    `clocks` is what was measured of their hosts' clocks; `engine` reads the reports.
     """
     from clusterprof.align.clock.measured import known_clocks
     from clusterprof.ingest import gather
@@ -233,7 +253,7 @@ def merge_reports(
     from clusterprof.study import study
 
     with console.Progress():
-        gathered = gather(list(paths), ranks=ranks)
+        gathered = gather(list(paths), ranks=ranks, engine=engine)
         known = None
         silent: list[str] = []
         if clocks is not None:
@@ -281,22 +301,31 @@ def merge_dumps(dumps: Sequence[tuple[Path, int | None]], ranks: Mapping[Path, i
 
 def save(made: Study, run: RunDirectory) -> None:
     """Write results, tables and page into `run`. Raises RunDirectoryError."""
+    from concurrent.futures import ThreadPoolExecutor
+
     from clusterprof.report import results_json
     from clusterprof.tables import SCHEMAS
 
-    with writing(run.merged):
+    # Arrow packs without the interpreter's lock, which drawing the page holds.
+    with writing(run.merged), ThreadPoolExecutor(_PACKERS) as packers:
         run.merged.mkdir(exist_ok=True)
         results_json.write(run.merged / paths.RESULTS, made.results)
-        for name in ("collectives", "accounts", "lanes"):
-            write_table(getattr(made, name), run.merged / f"{name}.parquet")
+        whole = {name: getattr(made, name) for name in ("collectives", "accounts", "lanes")}
         if made.shallow is not None:
-            write_table(made.shallow, run.merged / "shallow.parquet")
+            whole["shallow"] = made.shallow
+        targets = [(table, run.merged / f"{name}.parquet") for name, table in whole.items()]
         tables = run.results.path / paths.TABLES
         kept = [f"{rank.rank:05d}" for rank in made.ranks]
         for rank, folder in zip(made.ranks, kept, strict=True):
             (tables / folder).mkdir(parents=True, exist_ok=True)
             for name in SCHEMAS:
-                write_table(getattr(rank, name), tables / folder / f"{name}.parquet")
+                target = tables / folder / f"{name}.parquet"
+                if not same_file(rank.kept.get(name), target):
+                    targets.append((getattr(rank, name), target))
+        packed = [packers.submit(write_table, *each) for each in targets]
+        write_page(made, run.html, run.results.path.name)
+        for each in packed:
+            each.result()
         # Of an earlier merge's other ranks our tables are removed, and nothing else.
         for old in tables.iterdir() if tables.is_dir() else ():
             if old.name.isdigit() and old.name not in kept and not old.is_symlink():
@@ -304,7 +333,23 @@ def save(made: Study, run: RunDirectory) -> None:
                     (old / f"{name}.parquet").unlink(missing_ok=True)
                 with contextlib.suppress(OSError):
                     old.rmdir()
-        write_page(made, run.html, run.results.path.name)
+
+
+def same_file(kept: Path | None, target: Path) -> bool:
+    """Give the file of a table that a rank keeps a second name: it has what `target` is to have.
+
+    False where it has to be written: it differs, or the file system has no such names. All of ours
+    are replaced as a whole, so that nothing that is written to one name is seen under the other.
+    """
+    try:
+        if kept is None or kept.is_symlink():
+            return False
+        if not target.is_symlink() and target.exists() and target.samefile(kept):
+            return True
+        files.link(kept, target)
+    except OSError:
+        return False
+    return True
 
 
 def write_page(made: Study, target: Path, title: str) -> None:
@@ -312,24 +357,26 @@ def write_page(made: Study, target: Path, title: str) -> None:
     from clusterprof.analysis.findings.registry import explained
     from clusterprof.report import html
 
+    meaning = explained(made.results["findings"])
     html.write(
         target,
-        made.results,
-        made.collectives,
-        made.lanes,
-        title=title,
-        job=made.job,
-        explained=explained(made.results["findings"]),
+        html.render(
+            made.results, made.collectives, made.lanes, title=title, job=made.job, explained=meaning
+        ),
     )
 
 
-def page_again(run: RunDirectory, results: Results) -> str:
-    """The page of a run that was merged before, from what merging wrote. Raises ReportError."""
+def page_again(run: RunDirectory, results: Results, *, anonymous: bool = False) -> str:
+    """The page of a run that was merged before, from what merging wrote. Raises ReportError.
+
+    `anonymous`: without hosts, paths and programs' arguments.
+    """
     from clusterprof.align.lateness import SHALLOW
     from clusterprof.align.match.matched import PLACED
     from clusterprof.analysis.findings.registry import explained
-    from clusterprof.analysis.model.spans import SPANS
+    from clusterprof.report import anonymous as hidden
     from clusterprof.report import html
+    from clusterprof.spans import SPANS
     from clusterprof.tables import read_table
 
     collectives = read_table(run.merged / "collectives.parquet", PLACED)
@@ -341,17 +388,39 @@ def page_again(run: RunDirectory, results: Results) -> str:
         shallow = run.merged / "shallow.parquet"
         table = read_table(shallow, SHALLOW) if shallow.is_file() else None
         job = replace(job_record(run, run.read_manifest()), shallow=table)
-    meaning = explained(results["findings"])
     title = run.results.path.name
+    if anonymous:
+        names = hidden.host_names(results, job.hosts.values() if job else ())
+        results = hidden.anonymous(results, names)
+        collectives = hidden.anonymous_table(collectives, names)
+        spans = None if spans is None else hidden.anonymous_table(spans, names)
+        job = job and hidden.anonymous_job(job, names)
+        title = "a run"
+    meaning = explained(results["findings"])
     return html.render(results, collectives, spans, title=title, job=job, explained=meaning)
 
 
 def write_table(table: pa.Table, target: Path) -> None:
     """Write one table as Parquet, by rename. Raises OSError."""
+    import pyarrow as pa
     import pyarrow.parquet as parquet
 
+    from clusterprof import mapped
+
+    # Times hardly repeat: to look for those that do takes four times as long as their differences,
+    # which take a fifth of the space.
+    apart = [
+        each.name
+        for each in table.schema
+        if each.type == pa.int64() and (each.name.endswith("_ns") or each.name == "correlation")
+    ]
     with files.new(target) as file:  # pyarrow opens no path whose bytes are not UTF-8
-        parquet.write_table(table, file)
+        parquet.write_table(
+            table, file,
+            use_dictionary=[name for name in table.schema.names if name not in apart],
+            column_encoding=dict.fromkeys(apart, "DELTA_BINARY_PACKED"),
+        )  # fmt: skip
+    mapped.release()
 
 
 def tell_results(made: Study, run: RunDirectory) -> None:
@@ -362,10 +431,8 @@ def tell_results(made: Study, run: RunDirectory) -> None:
 
 def print_verdict(results: Results) -> None:
     """The verdict as text on stdout, coloured where a person looks at it."""
-    import shutil
-
     from clusterprof.report import text
 
-    width = max(60, min(100, shutil.get_terminal_size((100, 24)).columns))
+    width = min(100, console.width(100))
     page = text.render(results, colour=console.wants_colour(sys.stdout), width=width)
     console.styled(page.rstrip("\n") + "\n", text.CODES)

@@ -208,7 +208,8 @@ class Finding(TypedDict):
     recurrence: Recurrence
     #: what its cause takes of the window's own steps
     cost_ns_per_step: int
-    #: of the step of `pace`: what is saved
+    #: of the step of `pace`: what is saved; where queued work hides it in the window, of the step
+    #: that comes then (`saving.long_run`)
     share_of_step: float
     #: by how much a step would be shorter without the cause, once what `saving` is net of is
     #: repaired: a step of the job without the profiler, where its step logs tell that (`pace`)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime as dt
+import fcntl
 import grp
 import os
 import pwd
@@ -23,7 +24,8 @@ from typing import Any, NamedTuple
 from clusterprof.agent.contracts import documents, files, later_window, paths, states
 from clusterprof.agent.contracts.later_window import LaterWindow
 from clusterprof.agent.contracts.plan import Plan
-from clusterprof.arguments import Selection, StepWindow
+from clusterprof.arguments import Selection, StepWindow, shortest
+from clusterprof.console import say
 from clusterprof.errors import RunDirectoryError, RunDirectoryTaken
 from clusterprof.results import RANKS
 
@@ -358,6 +360,31 @@ def writing(path: Path, option: str = "--run-dir DIR") -> Iterator[None]:
         ) from None
 
 
+@contextlib.contextmanager
+def merging(run: RunDirectory) -> Iterator[None]:
+    """Be the only merge that writes into `run`; waits, and says so, while another one does.
+
+    Its files are of one merge then. On a file system without locks each file is still whole.
+    Raises RunDirectoryError where the folder cannot be made.
+    """
+    with contextlib.ExitStack() as stack:
+        with writing(run.merged):
+            run.merged.mkdir(parents=True, exist_ok=True)
+        with contextlib.suppress(OSError):  # another user's lock; or the file system has none
+            lock = os.open(
+                run.merged / paths.MERGING,
+                os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW,
+                0o666,
+            )
+            stack.callback(os.close, lock)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                say(f"another merge writes into {shortest(run.results.path)}: waiting for its end")
+                fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
 def default_path(parent: Path, job: str | None, now: dt.datetime) -> Path:
     """`<UTC stamp>-<job id or pid>` below `parent`."""
     return parent / f"{now:%Y%m%dT%H%M%SZ}-{job or os.getpid()}"
@@ -471,3 +498,17 @@ def opened(path: Path) -> RunDirectory:
                             "a run directory has none: put the folder itself in its place",
                         )
     return run if run.number > 1 else RunDirectory(path.absolute(), manifest.attempt)
+
+
+def bytes_of(path: Path) -> int:
+    """How much a file, or all files below a folder, take; what cannot be looked at counts as 0.
+
+    A file of several names counts once.
+    """
+    files_of = [Path(here, name) for here, _, names in os.walk(path) for name in names]
+    sizes: dict[tuple[int, int], int] = {}
+    for each in files_of or [path]:
+        with contextlib.suppress(OSError):
+            there = each.lstat()
+            sizes[there.st_dev, there.st_ino] = there.st_size
+    return sum(sizes.values())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from clusterprof.align.match import contradicted, match, numbered, tolerance
 from clusterprof.align.placing import place
 from clusterprof.analysis.findings import communication
 from clusterprof.analysis.findings.combined import combined
-from clusterprof.analysis.findings.finding import pace
+from clusterprof.analysis.findings.finding import pace, rare, unseen
 from clusterprof.analysis.findings.registry import all_findings
 from clusterprof.analysis.findings.verdict import verdict
 from clusterprof.analysis.groups.topology import topology
@@ -30,11 +31,11 @@ from clusterprof.analysis.model.dataset import Dataset
 from clusterprof.analysis.model.recorded import contradictions
 from clusterprof.analysis.model.shallow import Shallow
 from clusterprof.analysis.model.slowdown import slowdown
-from clusterprof.analysis.model.spans import SPANS, spans
 from clusterprof.analysis.model.steady_state import steady_steps
 from clusterprof.analysis.model.timeline import Timelines
 from clusterprof.console import progress
 from clusterprof.errors import MergeError
+from clusterprof.mapped import trim
 from clusterprof.report.whole_job import Job
 from clusterprof.results import (
     SCHEMA_VERSION,
@@ -46,6 +47,7 @@ from clusterprof.results import (
     Results,
     StepEntry,
 )
+from clusterprof.spans import SPANS, spans
 from clusterprof.tables import RankTables
 
 
@@ -66,7 +68,7 @@ class Study:
     dataset: Dataset
     #: what is known of the job besides; None where the reports are not of a run of clusterprof
     job: Job | None = None
-    #: schema `clusterprof.analysis.model.spans.SPANS`
+    #: schema `clusterprof.spans.SPANS`
     lanes: pa.Table = field(default_factory=SPANS.empty_table)
 
 
@@ -95,6 +97,7 @@ def study(
     dataset = replace(dataset, shallow=shallow.results if shallow else None)
     progress("replaying the steps and weighing what would be saved")
     found, too_few = all_findings(dataset)
+    trim()
     results: Results = {
         "schema_version": SCHEMA_VERSION,
         "clusterprof_version": __version__,
@@ -119,6 +122,8 @@ def study(
             *_inferred(dataset.placed),
             *_contradicted(dataset.placed),
             *contradictions(dataset),
+            *unseen(dataset),
+            *rare(dataset),
             *too_few,
         ],
     }
@@ -146,7 +151,8 @@ def dataset_of(
     """Align the ranks' clocks and match their collectives. Arguments as for `study`."""
     ordered, known = tuple(sorted(ranks, key=lambda t: t.rank)), clocks or KnownClocks()
     numbers = [t.rank for t in ordered]
-    twice = sorted({r for r in numbers if numbers.count(r) > 1})
+    # they are in order
+    twice = [one for one, next_one in pairwise(numbers) if one == next_one]
     if twice:
         files = [str(t.info.source) for t in ordered if t.rank == twice[0]]
         raise MergeError(
@@ -157,10 +163,12 @@ def dataset_of(
     matched = match(ordered)
     progress("aligning the clocks")
     clock = align(ordered, matched, (*known.bounds, *of_one_report(ordered)))
+    trim()
     placed = place(without_beacons(matched, ordered, known.readings), clock)
     lines = Timelines(ordered)
     account = accounts(lines, [t.rank for t in ordered], placed, clock)
     steady = steady_steps(lines, placed)
+    trim()
     return Dataset(ordered, lines, account, placed, clock, steady, source, capture, again)
 
 

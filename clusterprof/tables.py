@@ -11,10 +11,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 
 from clusterprof.errors import ReportError
+from clusterprof.mapped import packed, unpacked
+
+#: of the tables below: raised when a column is added, or means something else than before
+SCHEMA_VERSION = 1
 
 #: the type of columns with few different strings
 NAME = pa.dictionary(pa.int32(), pa.string())
@@ -162,6 +167,14 @@ class RankTables:
     collective_calls: pa.Table
     steps: pa.Table
     host_calls: pa.Table
+    #: the files that hold tables of these as they are, by name (`ingest.reduced`)
+    kept: Mapping[str, Path] = field(default_factory=dict)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """To another process; the large tables lie in a file there (`clusterprof.mapped`)."""
+        large = packed(self.activity), packed(self.host_calls)
+        small = self.collective_calls, self.steps
+        return _from_another_process, (self.info, self.kept, *large, *small)
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -181,6 +194,17 @@ class RankTables:
         """The rank; a `RankTables` that reaches merge always has one."""
         assert self.info.rank is not None, "the reader gives every report a rank or refuses it"
         return self.info.rank
+
+
+def _from_another_process(
+    info: ReportInfo,
+    kept: Mapping[str, Path],
+    activity: pa.Buffer,
+    calls: pa.Buffer,
+    collectives: pa.Table,
+    steps: pa.Table,
+) -> RankTables:
+    return RankTables(info, unpacked(activity), collectives, steps, unpacked(calls), kept)
 
 
 def empty(name: str) -> pa.Table:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import difflib
 import itertools
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NoReturn
 
@@ -21,6 +21,10 @@ _SHORTEST = len("--rank")
 _PERHAPS = 0.6
 
 
+#: argparse's message for a value that is none of those there are
+_CHOICE = re.compile(r"invalid choice: '(.*)' \(choose from (.*)\)")
+
+
 class Parser(argparse.ArgumentParser):
     """What all verbs have: a summary and examples before the options, errors as those of ours."""
 
@@ -29,32 +33,48 @@ class Parser(argparse.ArgumentParser):
         self.examples = examples
         #: the options of all verbs, which the help has last
         self.common: argparse._ArgumentGroup | None = None
+        #: what is being parsed
+        self._words: list[str] = []
 
     def format_help(self) -> str:
-        """The summary, examples, the usage, then the options."""
-        summary, self.description = self.description, None
+        """The summary, examples, the usage, then the options, all within the terminal's width."""
+        width = console.width(80)
+        before = self.description, self.usage
+        self.description, self.usage = None, argparse.SUPPRESS
         self._action_groups.sort(key=lambda group: group is self.common)
         try:
             options = super().format_help()
         finally:
-            self.description = summary
+            self.description, self.usage = before
         formatter = self._get_formatter()
-        formatter.add_text(summary)
-        shown = "".join(f"  {each}\n" for each in self.examples)
-        return formatter.format_help() + (f"\nexamples:\n{shown}" if shown else "") + f"\n{options}"
+        formatter.add_text(self.description)
+        examples = ["examples:", *_examples(self.examples, width)] if self.examples else []
+        parts = [formatter.format_help().rstrip("\n"), *filter(None, ["\n".join(examples)]),
+                 "\n".join(self._usage(width)), options]  # fmt: skip
+        return "\n\n".join(parts)
+
+    def _usage(self, width: int) -> list[str]:
+        text = self.format_usage().rstrip()
+        lines = text.splitlines() if self.usage else [" ".join(text.split())]
+        return [part for line in lines for part in console.wrapped(line, width, " " * 9, _BRACKETS)]
 
     def error(self, message: str) -> NoReturn:
-        """Raise UsageError."""
-        raise UsageError(message, f"see {self.prog} --help")
-
-    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """As argparse does; raises ParserMade where the parser itself is wanted."""
-        if _raised:
-            raise ParserMade(self)
-        return super().parse_known_args(args, namespace)
+        """Raise UsageError, with what may have been meant."""
+        see = f"see {self.prog} --help"
+        if message.startswith("the following arguments are required"):
+            # an option that is misspelt is found out before what is missing besides
+            for word in self._words:
+                known = word.partition("=")[0] in self._option_string_actions
+                if word.startswith("--") and not known and self.meant(word):
+                    raise self.unknown(word)
+        if wrong := _CHOICE.search(message):
+            near = nearest(wrong[1], [each.strip(" '") for each in wrong[2].split(",")])
+            raise UsageError(message, f"did you mean {near}?" if near else see)
+        raise UsageError(message, see)
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Raises UsageError also for what is left over, with what it may have meant."""
+        self._words = list(args or ())
         found, left = self.parse_known_args(args, namespace)
         if left:
             raise self.unknown(left[0])
@@ -86,26 +106,24 @@ class Parser(argparse.ArgumentParser):
         return nearest(word.partition("=")[0], self._option_string_actions, least)
 
 
-class ParserMade(Exception):  # noqa: N818 - it is no error
-    """Raised by a parser in `parsers_raised`, instead of parsing."""
+def _examples(examples: Sequence[str], width: int) -> Iterator[str]:
+    """Command lines with their remarks: beside them, or below where that is too wide.
 
-    def __init__(self, parser: Parser) -> None:
-        super().__init__()
-        self.parser = parser
+    A command that is too long goes on in the next line as a shell reads it.
+    """
+    fits = max(map(len, examples)) <= width - 2
+    for example in examples:
+        if fits:
+            yield f"  {example}"
+            continue
+        command, _, remark = example.partition("   ")
+        first, *others = console.wrapped(command, width - 8, whole=_QUOTED)
+        yield " \\\n      ".join([f"  {first}", *others])
+        if remark:
+            yield from console.wrapped(f"      {remark.strip()}", width, " " * 6)
 
 
-_raised = False
-
-
-@contextlib.contextmanager
-def parsers_raised() -> Iterator[None]:
-    """Have a verb hand out its parser: each makes its own where it runs, before all else."""
-    global _raised
-    _raised = True
-    try:
-        yield
-    finally:
-        _raised = False
+_QUOTED, _BRACKETS = re.compile(r"'[^']*'"), re.compile(r"\[[^][]*\]")
 
 
 def nearest(word: str, known: Iterable[str], least: float = _PERHAPS) -> str | None:

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 
 from clusterprof.agent.contracts.words import counted
 from clusterprof.arguments import path
-from clusterprof.cli import verb_parser
+from clusterprof.cli import Parser, verb_parser
 from clusterprof.console import say
 from clusterprof.errors import UsageError
 from clusterprof.results import MeasuredRun
 
 
-def parser(verb: str) -> argparse.ArgumentParser:
+def parser(verb: str) -> Parser:
     """The verb's options."""
     this = verb_parser(
         verb,
@@ -42,7 +41,10 @@ def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
     from clusterprof.report import comparison_text
 
     if arguments.action == "list":
-        for file in baselines.listed(arguments.store):
+        listed = baselines.listed(arguments.store)
+        if not listed:
+            print(f"no baselines in {arguments.store or baselines.STORE}")
+        for file in listed:
             names = [run["name"] for run in baselines.read(file)["runs"]]
             print(f"{file.stem}  {counted(len(names), 'run')}: {comparison_text.names_of(names)}")
         return 0

@@ -18,7 +18,7 @@ from clusterprof.arguments import (
     selected,
     shortest,
 )
-from clusterprof.cli import verb_parser
+from clusterprof.cli import Parser, verb_parser
 from clusterprof.collect import live_windows
 from clusterprof.console import say
 from clusterprof.errors import RunDirectoryError, UsageError
@@ -33,9 +33,9 @@ _SLOWER = re.compile(r"\s*step\s*>\s*(\d{1,2}(?:\.\d{1,3})?)\s*x\s*")
 _FROM_NOW = re.compile(r"\s*\+(\d+)\s*:\s*\+(\d+)\s*")
 
 
-def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
-    """Order a later window; with --wait also merge it and print its verdict."""
-    parser = verb_parser(
+def parser(verb: str) -> Parser:
+    """The verb's options."""
+    this = verb_parser(
         verb, "Capture further steps of a job that runs under clusterprof, on any of its ranks, by "
         "torch.profiler. The ranks look for such an order once a minute.",
         "capture runs/... --ranks 0,8 --wait                  and print the verdict",
@@ -43,7 +43,7 @@ def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
         "capture runs/... --when 'step > 1.3x' --wait         once steps get slower",
         run="the run directory of the job",
     )  # fmt: skip
-    add = parser.add_argument
+    add = this.add_argument
     add("--steps", default="+10:+15", metavar="A:B",
         help="steps A to B-1; +A:+B counts from the first step that all ranks can capture "
         "(default +10:+15)")  # fmt: skip
@@ -58,7 +58,12 @@ def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
         "verdict")  # fmt: skip
     add("--when", metavar="'step > Nx'", help="wait until a rank's latest steps take longer than N "
         "times its usual ones, for instance 'step > 1.3x', and order the window then")  # fmt: skip
-    arguments = parser.parse_args(list(own))
+    return this
+
+
+def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
+    """Order a later window; with --wait also merge it and print its verdict."""
+    arguments = parser(verb).parse_args(list(own))
     times = checked_times(arguments.when, arguments.steps)
     run = run_directory.opened(arguments.run)
     manifest = run.read_manifest()

@@ -13,7 +13,7 @@ from pathlib import Path
 from clusterprof import console, run_directory
 from clusterprof.agent.contracts.identity import Identity, identify
 from clusterprof.arguments import check_free, path
-from clusterprof.cli import verb_parser
+from clusterprof.cli import Parser, verb_parser
 from clusterprof.console import say
 from clusterprof.errors import ClusterprofError, UsageError
 from clusterprof.probe.measurement import Bound, Measurement, drift, is_measurement, joined, read
@@ -23,8 +23,8 @@ _LATE = 124
 _HOW = "srun -N4 --ntasks-per-node=1 clusterprof clock --output clock.json"
 
 
-def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
-    """Measure, or put measurements together; 0, or the error's own status."""
+def parser(verb: str) -> Parser:
+    """The verb's options."""
     this = verb_parser(
         verb,
         "Measure every rank's wall clock against rank 0's by a ping-pong, over MPI where the "
@@ -49,7 +49,12 @@ def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
         "one)")  # fmt: skip
     add("--timeout", type=float, default=30.0, metavar="S",
         help="give up after S seconds (default 30)")  # fmt: skip
-    arguments = this.parse_args([*own, *(program or ())])
+    return this
+
+
+def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
+    """Measure, or put measurements together; 0, or the error's own status."""
+    arguments = parser(verb).parse_args([*own, *(program or ())])
     if arguments.exchanges < 1 or not arguments.timeout > 0:
         raise UsageError("--exchanges and --timeout are positive", "leave them out: 400 and 30")
     if arguments.files:

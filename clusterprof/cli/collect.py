@@ -11,7 +11,7 @@ from clusterprof import run_directory
 from clusterprof.agent import nsys
 from clusterprof.agent.contracts import words
 from clusterprof.arguments import path
-from clusterprof.cli import verb_parser
+from clusterprof.cli import Parser, verb_parser
 from clusterprof.collect.live_windows import check_over
 from clusterprof.collect.outcomes import collect_attempts, flights, import_raw
 from clusterprof.console import say
@@ -20,16 +20,16 @@ from clusterprof.launch.run_job import print_outcomes
 from clusterprof.run_directory import RunDirectory, SshRecord
 
 
-def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
-    """Collect what an interrupted launch has left, merge, print the verdict."""
-    parser = verb_parser(
+def parser(verb: str) -> Parser:
+    """The verb's options."""
+    this = verb_parser(
         verb, "Finish a run that was interrupted: collect its reports, name the missing ones, "
         "merge, and print the verdict.",
         "collect runs/...",
         "collect runs/... --window 3          a later window, also while the job runs",
         run="a run directory",
     )  # fmt: skip
-    add = parser.add_argument
+    add = this.add_argument
     add("--nsys", type=path, metavar="PATH", help="the nsys to use")
     add("-F", "--ssh-config", type=path, metavar="FILE",
         help="for a run over SSH: an ssh configuration instead of your own")  # fmt: skip
@@ -39,7 +39,12 @@ def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
     add("--window", type=int, metavar="N",
         help="a later window (clusterprof capture), also while the job runs")  # fmt: skip
     add("--no-merge", action="store_true", help="only collect the reports")
-    arguments = parser.parse_args(list(own))
+    return this
+
+
+def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
+    """Collect what an interrupted launch has left, merge, print the verdict."""
+    arguments = parser(verb).parse_args(list(own))
     nsys.prefer(arguments.nsys)
     run = chosen_window(run_directory.opened(arguments.run), arguments.window)
     check_over(run)

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 
 from clusterprof import console, gate
 from clusterprof.arguments import check_free, path
-from clusterprof.cli import verb_parser
+from clusterprof.cli import Parser, verb_parser
 from clusterprof.errors import MergeError
 
 
-def parser(verb: str) -> argparse.ArgumentParser:
+def parser(verb: str) -> Parser:
     """The verb's options."""
     this = verb_parser(
         verb,
@@ -53,7 +52,7 @@ def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
     elif arguments.markdown:
         console.styled(comparison_text.markdown(made), ())
     else:
-        console.styled(comparison_text.render(made), ())
+        console.styled(comparison_text.render(made, min(100, console.width(100))), ())
     if arguments.fail_on and made["other_job"]:
         raise MergeError(
             f"--fail-on cannot be checked: {made['other_job'][0]}",

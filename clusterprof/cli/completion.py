@@ -8,6 +8,7 @@ import shlex
 from collections.abc import Iterator, Sequence
 
 from clusterprof.cli import Parser, verb_parser
+from clusterprof.cli.main import parser as top_parser
 from clusterprof.cli.main import parser_of, summary, verbs
 
 #: words that a shell completes by itself: options with these names of values take files
@@ -40,31 +41,47 @@ def options(verb: str) -> Iterator[argparse.Action]:
             yield action
 
 
+def _top() -> list[str]:
+    """The options beside the verbs."""
+    return [flag for each in top_parser()._actions for flag in each.option_strings]
+
+
+def _values(action: argparse.Action) -> list[str]:
+    """The values that an option or argument may have, where these are known."""
+    if action.metavar == "CODE":
+        from clusterprof.analysis.findings.registry import CODES
+
+        return sorted(CODES)
+    return [str(choice) for choice in action.choices or ()]
+
+
 def _bash() -> str:
     cases = []
     for verb in verbs():
         flags = " ".join(flag for each in options(verb) for flag in each.option_strings)
         values = "".join(
             f"        {'|'.join(each.option_strings)}) "
-            f"COMPREPLY=($(compgen -W {shlex.quote(' '.join(map(str, each.choices)))} -- "
+            f"COMPREPLY=($(compgen -W {shlex.quote(' '.join(_values(each)))} -- "
             '"$word")); return;;\n'
             for each in options(verb)
-            if each.option_strings and each.choices
+            if each.option_strings and _values(each)
         )
         first = " ".join(
-            str(choice) for each in options(verb) if not each.option_strings and each.choices
-            for choice in each.choices
-        )  # fmt: skip
+            value for each in options(verb) if not each.option_strings for value in _values(each)
+        )
         cases.append(
             f"    {verb})\n"
             + (f'      case "$before" in\n{values}      esac\n' if values else "")
             + f"      flags={shlex.quote(flags)} words={shlex.quote(first)};;\n"
         )
-    names = shlex.quote(" ".join([*verbs(), "help"]))
+    names = shlex.quote(" ".join([*verbs(), "help", *_top()]))
     return f"""\
 # bash completion for clusterprof
 _clusterprof() {{
   local word=${{COMP_WORDS[COMP_CWORD]}} before=${{COMP_WORDS[COMP_CWORD-1]}} flags= words= place
+  # bash takes --format=pe for three words
+  [[ $before == = ]] && before=${{COMP_WORDS[COMP_CWORD-2]}}
+  [[ $word == = ]] && word=
   if ((COMP_CWORD == 1)) || {{ ((COMP_CWORD == 2)) && [[ $before == help ]]; }}; then
     COMPREPLY=($(compgen -W {names} -- "$word"))
     return
@@ -90,7 +107,7 @@ def _zsh() -> str:
         specs = []
         for each in options(verb):
             text = _plain(each.help or "", "[]:'")
-            choices = f"({' '.join(map(str, each.choices))})" if each.choices else ""
+            choices = f"({' '.join(_values(each))})" if _values(each) else ""
             files = _takes_file(each)
             value = f":{_plain(str(each.metavar or each.dest), ':')}:{choices or files}"
             takes = each.nargs != 0
@@ -99,7 +116,7 @@ def _zsh() -> str:
                 specs.append(f"'*{flag}{joint}[{text}]{value if takes else ''}'")
         positional = next((each for each in options(verb) if not each.option_strings), None)
         if positional is not None:
-            choices = f"({' '.join(map(str, positional.choices))})" if positional.choices else ""
+            choices = f"({' '.join(_values(positional))})" if _values(positional) else ""
             specs.append(f"'*:{positional.metavar or positional.dest}:{choices or '_files'}'")
         else:
             specs.append("'*::program:_normal'")
@@ -113,7 +130,7 @@ _clusterprof() {{
 {lines}    'help:the options of a verb'
   )
   if ((CURRENT == 2)) || {{ ((CURRENT == 3)) && [[ $words[2] == help ]]; }}; then
-    _describe verb verbs
+    [[ $PREFIX == -* ]] && compadd -- {" ".join(_top())} || _describe verb verbs
     return
   fi
   local verb=$words[2]
@@ -130,21 +147,33 @@ def _fish() -> str:
     lines = [
         "# fish completion for clusterprof",
         "complete -c clusterprof -n __fish_use_subcommand -f -a help -d 'the options of a verb'",
+        "complete -c clusterprof -n __fish_use_subcommand -s h -l help -d 'show the verbs'",
+        "complete -c clusterprof -n __fish_use_subcommand -s V -l version -d 'show the version'",
     ]
+    names = " ".join(verbs())
+    lines.append(f"complete -c clusterprof -n '__fish_seen_subcommand_from help' -f -a '{names}'")
     for verb in verbs():
         text = _plain(summary(verb), "'\\")
         lines.append(f"complete -c clusterprof -n __fish_use_subcommand -f -a {verb} -d '{text}'")
         here = f"complete -c clusterprof -n '__fish_seen_subcommand_from {verb}'"
+        if not _takes_files(verb):
+            lines.append(f"{here} -f")
         for each in options(verb):
             words = [f"-l {flag[2:]}" if flag.startswith("--") else f"-s {flag[1:]}"
                      for flag in each.option_strings]  # fmt: skip
-            if each.choices:
-                words.append(f"-a '{' '.join(map(str, each.choices))}'")
+            if _values(each):
+                words.append(f"-a '{' '.join(_values(each))}'")
             if each.option_strings and each.nargs != 0:
                 words.append("-r" if _takes_file(each) else "-x")
             if words:
                 lines.append(f"{here} {' '.join(words)} -d '{_plain(each.help or '', chr(39))}'")
     return "\n".join([*lines, ""])
+
+
+def _takes_files(verb: str) -> bool:
+    """Whether a verb's arguments are files, or a program and its own."""
+    arguments = [each for each in options(verb) if not each.option_strings]
+    return not arguments or any(map(_takes_file, arguments))
 
 
 def _takes_file(action: argparse.Action) -> str:

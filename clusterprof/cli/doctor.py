@@ -8,16 +8,17 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from clusterprof import console
 from clusterprof.arguments import path
-from clusterprof.cli import verb_parser
+from clusterprof.cli import Parser, verb_parser
 from clusterprof.console import say
 from clusterprof.doctor import cluster, table, this_host
 from clusterprof.doctor.table import BAD
 from clusterprof.errors import UsageError
 
 
-def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
-    """Look, and print what was found; 1 where something is bad. Unknown options are srun's."""
+def parser(verb: str) -> Parser:
+    """The verb's options."""
     this = verb_parser(
         verb,
         "Check what profiling needs: on every node of the allocation that this runs in, on the "
@@ -35,6 +36,12 @@ def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
         help="the planned run directory (default: in runs/)")  # fmt: skip
     add("--lines", action="store_true", help=argparse.SUPPRESS)
     add("--probe", type=path, help=argparse.SUPPRESS)
+    return this
+
+
+def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
+    """Look, and print what was found; 1 where something is bad. Unknown options are srun's."""
+    this = parser(verb)
     arguments, asked = this.parse_known_args(list(own))
     this.check_passed_on(asked)
     if program is not None:
@@ -64,11 +71,12 @@ def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
             {"host": name, "checks": [check.as_json() for check in checks]}
             for name, checks in found.items()
         ]
-        shown = [{**line.check.as_json(), "nodes": list(line.nodes)} for line in lines]
-        document = {"schema_version": 1, "fit": not bad, "nodes": nodes, "lines": shown}
+        rows = [{**line.check.as_json(), "nodes": list(line.nodes)} for line in lines]
+        document = {"schema_version": 1, "fit": not bad, "nodes": nodes, "lines": rows}
         print(json.dumps(document, indent=1), flush=True)
     else:
         hosts = list(found)
-        print(f"{table.render(lines, hosts)}\n\n{table.verdict(lines, hosts)}", flush=True)
+        shown = table.render(lines, hosts, min(110, console.width(110)))
+        print(f"{shown}\n\n{table.verdict(lines, hosts)}", flush=True)
     cluster.leave(int(bad))
     return int(bad)

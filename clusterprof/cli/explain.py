@@ -5,25 +5,35 @@ from __future__ import annotations
 import difflib
 from collections.abc import Sequence
 
-from clusterprof.cli import verb_parser
+from clusterprof import console
+from clusterprof.cli import Parser, verb_parser
 from clusterprof.errors import UsageError
+
+
+def parser(verb: str) -> Parser:
+    """The verb's options."""
+    this = verb_parser(
+        verb, "Explain a finding by its code; without CODE, list all codes.",
+        "explain straggler.host",
+    )  # fmt: skip
+    this.add_argument("code", nargs="?", metavar="CODE", help="the code in the finding's line")
+    return this
 
 
 def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
     """Print one code's explanation, or all codes with their titles."""
-    parser = verb_parser(
-        verb, "Explain a finding by its code; without CODE, list all codes.",
-        "explain straggler.host",
-    )  # fmt: skip
-    parser.add_argument("code", nargs="?", metavar="CODE", help="the code in the finding's line")
-    code = parser.parse_args([*own, *(program or ())]).code
+    code = parser(verb).parse_args([*own, *(program or ())]).code
     from clusterprof.analysis.findings.registry import CODES, explain
 
+    columns = min(100, console.width(100))
     if code is None:
         width = max(map(len, CODES))
-        print("\n".join(f"{each:<{width}}  {CODES[each].title}" for each in sorted(CODES)))
+        for each in sorted(CODES):
+            line = f"{each:<{width}}  {CODES[each].title}"
+            print("\n".join(console.wrapped(line, columns, " " * (width + 2))))
     elif code in CODES:
-        print(explain(code))
+        for line in explain(code).splitlines():
+            print("\n".join(console.wrapped(line, columns)))
     else:
         near = difflib.get_close_matches(code, CODES, n=3, cutoff=0.5)
         raise UsageError(

@@ -9,11 +9,11 @@ from typing import NamedTuple
 
 from clusterprof.agent.contracts import files, words
 from clusterprof.arguments import check_free, path
-from clusterprof.cli import verb_parser
+from clusterprof.cli import Parser, verb_parser
 from clusterprof.console import say
 from clusterprof.errors import UsageError
 from clusterprof.export.merged_tables import Merged, read
-from clusterprof.run_directory import RunDirectory, writing
+from clusterprof.run_directory import RunDirectory, bytes_of, writing
 
 #: a trace is at most so large, MB: what Perfetto's page opens in seconds
 MOST_MB = 100
@@ -102,7 +102,7 @@ FORMATS = {
         _archive, _PERFETTO,
     ),
     "chrome-json": Format(
-        ".json", "the same as Chrome's Trace Event JSON, without flows", _chrome,
+        ".json", "the same as Chrome's Trace Event JSON", _chrome,
         "for viewers and scripts that read Chrome's Trace Event format",
     ),
     "csv": Format("-csv", f"a folder of tables: {_TABLES}", _csv, "one table a file"),
@@ -122,9 +122,9 @@ FORMATS = {
 }  # fmt: skip
 
 
-def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
-    """Write a merged run in one format; the run stays as it is."""
-    parser = verb_parser(
+def parser(verb: str) -> Parser:
+    """The verb's options."""
+    this = verb_parser(
         verb,
         "Write a merged run for other tools. The run stays as it is. "
         "Nothing that is written holds environment variables or command lines.",
@@ -132,7 +132,7 @@ def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
         "export runs/... --format perfetto-archive",
         run="a run directory, or merge's --output",
     )
-    add = parser.add_argument
+    add = this.add_argument
     add("--format", required=True, choices=FORMATS, metavar="FORMAT",
         help="; ".join(f"{name}: {each.summary}" for name, each in FORMATS.items()))  # fmt: skip
     add("-o", "--output", type=path, metavar="PATH",
@@ -141,7 +141,12 @@ def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
         help=f"perfetto, chrome-json: the trace has at most N MB (default: {MOST_MB}): the "
         "shortest kernels, copies and host calls are left out, and the trace says so")  # fmt: skip
     add("--force", action="store_true", help="replace what export wrote")
-    arguments = parser.parse_args([*own, *(program or ())])
+    return this
+
+
+def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
+    """Write a merged run in one format; the run stays as it is."""
+    arguments = parser(verb).parse_args([*own, *(program or ())])
     chosen = FORMATS[arguments.format]
     run = RunDirectory(arguments.run.absolute())
     target: Path = arguments.output or Path(run.path.name + chosen.ending)
@@ -149,7 +154,7 @@ def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
     merged = read(run)
     with writing(target, "-o PATH"):
         notes = chosen.write(merged, target, arguments.max_mb * 1_000_000)
-    say(f"wrote {target} ({words.size(_bytes(target))}): {chosen.next}")
+    say(f"wrote {target} ({words.size(bytes_of(target))}): {chosen.next}")
     for note in notes:
         say(note)
     return 0
@@ -159,11 +164,6 @@ def _size(given: str) -> int:
     if not given.isdecimal() or not 0 < int(given) <= 1_000_000:
         raise UsageError(f"--max-mb {given!r} is no size", "write --max-mb 100")
     return int(given)
-
-
-def _bytes(target: Path) -> int:
-    of = target.iterdir() if target.is_dir() else [target]
-    return sum(each.stat().st_size for each in of)
 
 
 def _is_ours(target: Path) -> bool:

@@ -12,22 +12,38 @@ from clusterprof.cli import Parser, verb_parser
 from clusterprof.errors import UsageError
 from clusterprof.launch import planning, settings
 from clusterprof.launch.profiling import PROFILERS, PYTORCH
+from clusterprof.launch.reduction import KEEP_REPORTS, MANY_RANKS, REDUCE
+
+
+def parser(verb: str) -> Parser:
+    """The options of a launching verb, those that its launcher's module reads among them."""
+    this = _without_the_launchers(verb)
+    _add_the_launchers(this, verb)
+    return this
+
+
+def _without_the_launchers(verb: str) -> Parser:
+    launcher = launchers.load(verb)
+    summary = f"{launcher.SUMMARY[0].upper()}{launcher.SUMMARY[1:]}, in a window of steps."
+    examples = [f"{verb} {each}" for each in getattr(launcher, "EXAMPLES", ())]
+    needs = getattr(launcher, "NEEDS", "")
+    return launching_parser(verb, summary, launcher.PASSES_OPTIONS_TO, examples, needs)
+
+
+def _add_the_launchers(this: Parser, verb: str) -> None:
+    getattr(launchers.load(verb), "add_options", lambda _: None)(this)
 
 
 def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
     """Run the job; returns its own status."""
     # -h is ours only as a word of its own: argparse would find it in a launcher's -hostfile.
     words = ["--help" if word == "-h" else word for word in own]
-    launcher = launchers.load(verb)
-    summary = f"{launcher.SUMMARY[0].upper()}{launcher.SUMMARY[1:]}, in a window of steps."
-    examples = getattr(launcher, "EXAMPLES", ())
-    this = parser(verb, summary, launcher.PASSES_OPTIONS_TO, [f"{verb} {e}" for e in examples],
-                  getattr(launcher, "NEEDS", ""))  # fmt: skip
-    if "--help" in words and hasattr(launcher, "add_options"):
-        launcher.add_options(this)
+    if "--help" in words:
+        parser(verb).parse_known_args(["--help"])
+    this = _without_the_launchers(verb)
     arguments, options = this.parse_known_args(words)
     theirs = Parser()
-    getattr(launcher, "add_options", lambda _: None)(theirs)
+    _add_the_launchers(theirs, verb)
     this.check_passed_on(options, theirs)
     command = given_program(verb, own, program)
     if wrong := wrong_codes(arguments.fail_on):
@@ -92,7 +108,7 @@ def given_program(verb: str, own: Sequence[str], program: Sequence[str] | None) 
     raise UsageError("there is no -- before the program", f"{usage} {' '.join(meant)}")
 
 
-def parser(
+def launching_parser(
     verb: str, summary: str, passes_to: str, examples: Sequence[str] = (), needs: str = ""
 ) -> Parser:
     """The options of all launching verbs; unknown ones are for the program `passes_to`.
@@ -143,6 +159,17 @@ def _add_profiling(this: argparse.ArgumentParser) -> None:
     add("--window-by", choices=("auto", "cuda", "session"), default="auto",
         help="how nsys opens the window. session: nsys start and stop (default); cuda: "
         "cudaProfilerStart in the program")  # fmt: skip
+
+    add = this.add_argument_group("where the reports are read").add_argument
+    add("--reduce", choices=REDUCE, default="auto",
+        help="make each report's tables on its node, by a process of idle priority, so that "
+        "merging reads megabytes: node: once the rank's program has ended; now: once its window "
+        "was captured; none: when they are merged (default auto: node where more than "
+        f"{MANY_RANKS} ranks are profiled)")  # fmt: skip
+    add("--keep-reports", choices=KEEP_REPORTS, default="gather",
+        help="gather: the reports are in the run directory too (default); node: they stay where "
+        "nsys wrote them, on the node's disk; none: each is removed once its tables are "
+        "made")  # fmt: skip
 
     add = this.add_argument_group("clock alignment").add_argument
     add("--clock-probe", choices=("auto", "on", "off"), default="auto",

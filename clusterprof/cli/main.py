@@ -8,11 +8,12 @@ import sys
 import traceback
 from collections.abc import Sequence
 from types import ModuleType
-from typing import NoReturn
+from typing import NoReturn, cast
 
 from clusterprof import __version__, console, launchers
-from clusterprof.cli import Parser, ParserMade, nearest, parsers_raised
+from clusterprof.cli import Parser, nearest
 from clusterprof.errors import ClusterprofError, UsageError
+from clusterprof.imports import without_pandas
 
 #: verb, as its module is called -> one line for --help. Each launcher is a verb too: `cli.launch`
 VERBS = {
@@ -73,13 +74,8 @@ def summary(verb: str) -> str:
 
 
 def parser_of(verb: str) -> Parser:
-    """The parser that a verb makes when it runs, with all of its options."""
-    with parsers_raised():
-        try:
-            verb_module(verb).main(verb, ["--help"], None)
-        except ParserMade as made:
-            return made.parser
-    raise AssertionError(f"{verb} parses nothing")
+    """The parser of a verb, with all options that its help shows."""
+    return cast("Parser", verb_module(verb).parser(verb))
 
 
 def verb_module(verb: str) -> ModuleType:
@@ -89,6 +85,8 @@ def verb_module(verb: str) -> ModuleType:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one verb; returns the exit status (see "exit codes" in the README)."""
+    if argv is None:  # in a process of its own
+        without_pandas()
     with console.streams():
         return run(list(sys.argv[1:] if argv is None else argv))
 
@@ -96,7 +94,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def run(words: Sequence[str]) -> int:
     """Run one verb, and turn an error into a message and a status."""
     if words[:1] == ["help"]:
-        words = [*words[1:2], "--help"]
+        words = [*(word for word in words[1:2] if word != "help"), "--help"]
     if not words:
         parser().print_help()
         return 2
@@ -137,7 +135,7 @@ def check_verb(word: str) -> NoReturn:
     top = parser()
     if word.startswith("-"):
         top.parse_args([word])
-    near = nearest(word, verbs())
+    near = nearest(word, ["help", *verbs()])
     raise UsageError(
         f"there is no verb {word}",
         f"did you mean clusterprof {near}?" if near else f"those there are: {', '.join(verbs())}",

@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from clusterprof import console, gate, run_directory
 from clusterprof.agent import nsys
 from clusterprof.agent.contracts import paths
-from clusterprof.arguments import check_free, path
-from clusterprof.cli import verb_parser
+from clusterprof.arguments import check_free, number_of, path
+from clusterprof.cli import Parser, verb_parser
 from clusterprof.console import say
 from clusterprof.errors import ReportError, UsageError
+from clusterprof.launch import tasks
+
+if TYPE_CHECKING:
+    from clusterprof.ingest.engines import Engine
 
 
-def parser(verb: str) -> argparse.ArgumentParser:
+def parser(verb: str) -> Parser:
     """The verb's options."""
     this = verb_parser(
         verb,
@@ -45,15 +52,33 @@ def parser(verb: str) -> argparse.ArgumentParser:
     add("-o", "--output", type=path, metavar="DIR",
         help="write results, tables and HTML report to DIR")  # fmt: skip
     add("--force", action="store_true", help="replace what --output or --html wrote")
+    add("--engine", choices=tasks.ENGINES, default="auto",
+        help="who reads the reports: processes of this host, or the tasks of an MPI job, of which "
+        "the first one merges (default auto: mpi under srun or mpirun with more than one task, "
+        "else process)")  # fmt: skip
+    add("--workers", type=number_of("processes"), metavar="N",
+        help="how many processes read on one host (default: one for each processor, at most "
+        "8)")  # fmt: skip
     gate.add_option(add)
     return this
 
 
 def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
     """Merge and print; 0, or 1 where a condition of --fail-on is met."""
-    arguments = parser(verb).parse_args([*own, *(program or ())])
-    gate.check_codes(arguments.fail_on)
-    nsys.prefer(arguments.nsys)
+    line = [*own, *(program or ())]
+    mine = tasks.task(os.environ)
+    with tasks.first_speaks(mine) as speak:
+        arguments = parser(verb).parse_args(line)
+        gate.check_codes(arguments.fail_on)
+        nsys.prefer(arguments.nsys)
+        from clusterprof.ingest.engines import Processes
+
+        here = Processes(arguments.workers, always=arguments.engine == "process")
+        work = partial(_merge, arguments)
+        return tasks.over(arguments.engine, mine, here, line, work, speak)
+
+
+def _merge(arguments: argparse.Namespace, engine: Engine) -> int:
     from clusterprof import merge_run
     from clusterprof.report import html, results_json
 
@@ -64,7 +89,7 @@ def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
         return _hang(dumps, arguments)
     output = _output(arguments)
     if len(arguments.paths) == 1 and _is_run(only):
-        from clusterprof.collect.live_windows import check_over
+        from clusterprof.collect.live_windows import check_over, of_running
         from clusterprof.collect.outcomes import collect, collect_attempts
 
         if arguments.clock:
@@ -78,7 +103,8 @@ def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
             run, outcomes = collect_attempts(run, run.expected_ranks(), patience_s=0, write=False)
         else:
             outcomes = collect(run, run.expected_ranks(), patience_s=0, write=False)
-        made = merge_run.merge_run(run, outcomes)
+            outcomes = of_running(run, outcomes)
+        made = merge_run.merge_run(run, outcomes, engine)
         say(f"wrote {run.html}")
     else:
         from clusterprof.probe import measurement
@@ -86,9 +112,10 @@ def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
         ranks = _given_ranks(arguments.rank)
         clocks = [measurement.read(each) for each in arguments.clock]
         joined = measurement.joined(clocks) if clocks else None
-        made = merge_run.merge_reports(arguments.paths, ranks, joined)
+        made = merge_run.merge_reports(arguments.paths, ranks, joined, engine)
     if output is not None:
-        merge_run.save(made, output)
+        with run_directory.merging(output):
+            merge_run.save(made, output)
         say(f"wrote {output.html}")
     if arguments.html:
         title = ", ".join(each.name for each in arguments.paths)

@@ -11,7 +11,6 @@ from clusterprof.agent.contracts import files, paths
 from clusterprof.arguments import check_free, path
 from clusterprof.cli import Parser, verb_parser
 from clusterprof.console import say
-from clusterprof.errors import UsageError
 from clusterprof.run_directory import RunDirectory, writing
 
 
@@ -34,7 +33,7 @@ def parser(verb: str) -> Parser:
         help="print the account of each rank in each step (times in ns)")  # fmt: skip
     this.add_argument("-o", "--output", type=path, metavar="FILE", help="write it to FILE instead")
     this.add_argument("--anonymous", action="store_true",
-        help="without hosts, paths and programs' arguments, to share it (not --html)")  # fmt: skip
+        help="without hosts, paths and programs' arguments, to share it")  # fmt: skip
     this.add_argument("--force", action="store_true", help="replace what -o wrote")
     return this
 
@@ -51,20 +50,15 @@ def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
     if not found.is_file():
         raise results_json.not_merged(arguments.run)
 
-    if arguments.anonymous and arguments.html:
-        raise UsageError(
-            "--anonymous is not for the page, which draws names of reports as they are",
-            "share --markdown, --csv or --json",
-        )
     if arguments.output:
         check_free(arguments.output, arguments.force, is_ours)
     results = results_json.read(found)
-    if arguments.anonymous:
+    if arguments.anonymous and not arguments.html:
         results = anonymous(results)
     if arguments.json:
         page = results_json.dumps(results).decode()
     elif arguments.html:
-        page = merge_run.page_again(run, results)
+        page = merge_run.page_again(run, results, anonymous=arguments.anonymous)
     elif arguments.markdown:
         page = markdown.render(results)
     elif arguments.csv:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import datetime as dt
 import json
-import os
 import re
 import shlex
 import shutil
@@ -20,7 +19,7 @@ from clusterprof.cli import Parser, verb_parser
 from clusterprof.console import say
 from clusterprof.errors import ReportError, RunDirectoryError, UsageError
 from clusterprof.launch.earlier_runs import runs_in
-from clusterprof.run_directory import Manifest, RunDirectory
+from clusterprof.run_directory import Manifest, RunDirectory, bytes_of
 
 SCHEMA_VERSION = 1
 _AGE = re.compile(r"(\d{1,4})([hdw])")
@@ -115,16 +114,13 @@ def _silent(run: RunDirectory) -> bool:
 
 def lines(found: Sequence[Run]) -> list[str]:
     """A table of the runs, cut to the width of the terminal."""
-    width = shutil.get_terminal_size((100, 24)).columns
+    width = console.width(100)
     rows = [("run", "began (UTC)", "state", "verdict")]
     for each in found:
         began = each.began.astimezone(dt.timezone.utc).strftime("%Y-%m-%d %H:%M")
         verdict = each.verdict if each.verdict is not None else f"not merged: {each.program}"
         rows.append((shortest(each.path), began, each.state, words.plain(verdict)))
-    return [
-        line if len(line) <= width else f"{line[: max(width, 60) - 1]}…"
-        for line in console.table(rows)
-    ]
+    return [line if len(line) <= width else f"{line[: width - 1]}…" for line in console.table(rows)]
 
 
 def older_than(text: str | None) -> dt.timedelta | None:
@@ -149,7 +145,7 @@ def clean(found: Sequence[Run], keep: int | None, age: dt.timedelta | None, real
         if each.ended and (age is None or now - each.began > age)
     ]  # fmt: skip
     for each in old:
-        size = words.size(_bytes(each.path))
+        size = words.size(bytes_of(each.path))
         print(f"{'removing' if really else 'would remove'} {shortest(each.path)} ({size})")
         if really:
             try:
@@ -161,13 +157,3 @@ def clean(found: Sequence[Run], keep: int | None, age: dt.timedelta | None, real
     elif not really:
         print("to remove them: --yes")
     return 0
-
-
-def _bytes(folder: Path) -> int:
-    """How much a folder's files take."""
-    total = 0
-    for here, _, names in os.walk(folder):
-        for name in names:
-            with contextlib.suppress(OSError):
-                total += Path(here, name).lstat().st_size
-    return total

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from clusterprof.cli import launch
+from clusterprof.arguments import number_of
+from clusterprof.cli import Parser, launch
 from clusterprof.launch import batch
 
 
-def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
-    """Submit, and print the ids of the jobs and the run directory; returns sbatch's own status."""
-    this = launch.parser(
+def parser(verb: str) -> Parser:
+    """The verb's options."""
+    this = launch.launching_parser(
         verb,
         "Submit PROGRAM as a batch job and profile some of its ranks; a second job merges the "
         "reports when the first has ended, even if it failed. PROGRAM is what you would give "
@@ -30,6 +31,15 @@ def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
         help="a further argument for srun inside the job")  # fmt: skip
     add("--merge-arg", action="append", default=[], metavar="ARG",
         help="a further argument for sbatch, for the merge job only")  # fmt: skip
+    add("--merge-nodes", type=number_of("nodes"), default=1, metavar="N",
+        help=f"over how many nodes the merge job reads the reports, {batch.MERGE_TASKS} processes "
+        "on each, over MPI (default 1: on one, without MPI)")  # fmt: skip
+    return this
+
+
+def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
+    """Submit, and print the ids of the jobs and the run directory; returns sbatch's own status."""
+    this = parser(verb)
     arguments, options = this.parse_known_args(list(own))
     this.check_passed_on(options)
     submission = batch.decide(

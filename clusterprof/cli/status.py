@@ -17,7 +17,7 @@ from clusterprof import console, run_directory
 from clusterprof.agent.contracts import paths, words
 from clusterprof.agent.contracts.states import State
 from clusterprof.arguments import StepWindow, selected
-from clusterprof.cli import verb_parser
+from clusterprof.cli import Parser, verb_parser
 from clusterprof.collect.live_windows import SILENT_S, current
 from clusterprof.collect.outcomes import newest_step_log
 from clusterprof.errors import RunDirectoryError
@@ -26,18 +26,25 @@ from clusterprof.launch.live_hang import LiveHang
 from clusterprof.run_directory import RunDirectory
 
 WATCH_S = 2.0
+#: columns: a line each, as programs read them
+_IN_A_FILE = 10_000
 SCHEMA_VERSION = 1
+
+
+def parser(verb: str) -> Parser:
+    """The verb's options."""
+    what = "How far the ranks of a run are, from what they have written so far."
+    examples = ("status runs/...", "status runs/... --watch")
+    this = verb_parser(verb, what, *examples, run="a run directory")
+    this.add_argument("--all", action="store_true", help="unprofiled ranks as well")
+    this.add_argument("--json", action="store_true", help="print JSON, once")
+    this.add_argument("--watch", action="store_true", help="repeat until the run has ended")
+    return this
 
 
 def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
     """Print how far the run is; with --watch until it has ended."""
-    what = "How far the ranks of a run are, from what they have written so far."
-    examples = ("status runs/...", "status runs/... --watch")
-    parser = verb_parser(verb, what, *examples, run="a run directory")
-    parser.add_argument("--all", action="store_true", help="unprofiled ranks as well")
-    parser.add_argument("--json", action="store_true", help="print JSON, once")
-    parser.add_argument("--watch", action="store_true", help="repeat until the run has ended")
-    arguments = parser.parse_args(list(own))
+    arguments = parser(verb).parse_args(list(own))
     run = run_directory.opened(arguments.run)
     if arguments.json:
         print(json.dumps(look(run).as_json(), indent=1))
@@ -54,10 +61,15 @@ def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
 
 
 def render(status: Status, *, everyone: bool) -> str:
-    """The run in one line, then a line for each rank to profile, and one for all others."""
+    """The run in one line, then a line for each rank to profile, and one for all others.
+
+    All within the terminal's width.
+    """
+    width = console.width(_IN_A_FILE)
     shown = [each for each in status.ranks if each.chosen or everyone]
     others = [each for each in status.ranks if not each.chosen]
-    lines = [_headline(status), *(["", *_table(shown, status.window)] if shown else ())]
+    table = ["", *_table(shown, status.window, width)] if shown else []
+    lines: list[str] = []
     if others and not everyone:
         states = Counter(each.state for each in others)
         counts = ", ".join(f"{count} {state}" for state, count in states.most_common())
@@ -69,7 +81,8 @@ def render(status: Status, *, everyone: bool) -> str:
     if not status.ranks:
         lines.append(f"no rank has reported in{'' if status.ended else ' yet'}")
     lines += map(_later, status.later_windows)
-    return "\n".join(lines)
+    head, *rest = [console.wrapped(line, width, "  ") for line in (_headline(status), *lines)]
+    return "\n".join([*head, *table, *(part for line in rest for part in line)])
 
 
 def _reached(ranks: Sequence[RankStatus]) -> str:
@@ -80,7 +93,8 @@ def _reached(ranks: Sequence[RankStatus]) -> str:
     return f", {least}{words.counted(max(steps), 'step')}"
 
 
-def _table(ranks: Sequence[RankStatus], window: StepWindow) -> list[str]:
+def _table(ranks: Sequence[RankStatus], window: StepWindow, width: int) -> list[str]:
+    """A line for each rank; where the terminal is narrower, its reason below it, then no host."""
     rows = [("rank", "state", "steps", "window", "host", "last update", "")]
     rows += [
         (
@@ -89,7 +103,17 @@ def _table(ranks: Sequence[RankStatus], window: StepWindow) -> list[str]:
         )
         for each in ranks
     ]  # fmt: skip
-    return console.table(rows)
+    lines = console.table(rows)
+    if max(map(len, lines)) <= width:
+        return lines
+    short = console.table([row[:-1] for row in rows])
+    if max(map(len, short)) > width:
+        short = console.table([(*row[:4], row[5]) for row in rows])
+    return [
+        line
+        for first, row in zip(short, rows, strict=True)
+        for line in (first, *(console.wrapped(f"    {row[-1]}", width, "    ") if row[-1] else ()))
+    ]
 
 
 def _later(window: WindowStatus) -> str:

@@ -49,6 +49,8 @@ def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
     if not 0 <= arguments.port <= 65535:
         raise UsageError(f"--port {arguments.port} is no port", "leave it out: one that is free")
     page = RunDirectory(arguments.run.absolute()).html
+    if not arguments.run.exists():
+        raise ReportError(f"{arguments.run} does not exist", "check the path")
     if not page.is_file():
         raise ReportError(
             f"{arguments.run} has no page: it was not merged",

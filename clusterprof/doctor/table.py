@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import functools
-import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from clusterprof.agent.contracts.words import counted
+from clusterprof.console import wrapped
 
 OK, WARN, BAD = "ok", "warn", "bad"
 LEVELS = (OK, WARN, BAD)
@@ -85,29 +84,30 @@ def _line(members: Sequence[tuple[str, Check]], *, differ: bool) -> Line:
     return Line(least, tuple(host for host, _ in members))
 
 
-def render(made: Sequence[Line], hosts: Sequence[str]) -> str:
-    """The table: level, check, nodes, result; the recommendation below each."""
+def render(made: Sequence[Line], hosts: Sequence[str], width: int = 110) -> str:
+    """The table: level, check, nodes, result; the recommendation below each.
+
+    Results begin below each other where they have half of the `width` or more.
+    """
     many = len(hosts) > 1
     rows = [(each.check, _where(each.nodes, hosts) if many else "") for each in made]
     wide = max(len(check.name) for check, _ in rows)
     wider = max(len(where) for _, where in rows)
-    wrapped = functools.partial(
-        textwrap.wrap, width=110, break_long_words=False, break_on_hyphens=False
-    )
+    below = 6 + wide + 2 + (wider + 2) * many
+    indent = " " * (below if below <= width // 2 else 8)
     text = []
     for check, where in rows:
         start = f"{check.level:<4}  {check.name:<{wide}}  " + (f"{where:<{wider}}  " * many)
-        text += wrapped(start + check.found, subsequent_indent=" " * len(start))
+        text += wrapped(start + check.found, width, indent)
         if check.advice:
-            indent = " " * (8 + wide)
-            text += wrapped(indent + check.advice, subsequent_indent=indent)
+            text += wrapped(indent + check.advice, width, indent)
     return "\n".join(text)
 
 
 def _where(nodes: Sequence[str], hosts: Sequence[str]) -> str:
     if len(nodes) == len(hosts):
         return f"all {len(hosts)}"
-    return ",".join(nodes[:4]) + (f" and {len(nodes) - 4} more" if len(nodes) > 4 else "")
+    return ", ".join(nodes[:4]) + (f" and {len(nodes) - 4} more" if len(nodes) > 4 else "")
 
 
 def verdict(made: Sequence[Line], hosts: Sequence[str]) -> str:
