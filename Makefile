@@ -5,10 +5,11 @@
 # TORCH_INDEX_URL  a package index that has torch for this machine; without one pip's own choice
 #                  is taken, which on Linux may bring gigabytes of CUDA libraries along. PyTorch's
 #                  index of CPU builds: TORCH_INDEX_URL=https://download.pytorch.org/whl/cpu
-# JOBS             how many tests run side by side (make test: 2, of which one uses nsys)
+# JOBS             how many tests run side by side (make test: 3, of which one uses nsys)
 # ARGS             further arguments for pytest: make test ARGS='-k clock -x'
 # TRUTH            make truth: a further folder of recordings with its truth.json
 # LARGE            make bench: a folder with two large reports to merge
+# TRACES           make bench: a folder with two large traces of torch.profiler to merge
 # SECONDS          make fuzz: for how long (600)
 
 SHELL := /bin/bash
@@ -19,9 +20,10 @@ MAKEFLAGS += --no-print-directory
 PYTHON ?= python3
 VENV ?= .venv
 TORCH_INDEX_URL ?=
-JOBS ?= 2
+JOBS ?= 3
 ARGS ?=
 LARGE ?=
+TRACES ?=
 TRUTH ?=
 SECONDS ?= 600
 # Exactly one torch: a range would let pip replace a build for this machine by the newest of all.
@@ -53,7 +55,7 @@ $(READY): pyproject.toml $(LOCK) Makefile
 lock: $(READY) ## write the lock anew from pyproject.toml (ARGS=--upgrade: with the newest of all)
 	@$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
 	  --only-binary :all: --group test --group lint --group docs --group release --group torch \
-	  --no-annotate --custom-compile-command 'make lock' --excludes <(printf '%s\n' torch playwright) \
+	  --no-annotate --custom-compile-command 'make lock' --excludes <(printf '%s\n' torch playwright debugpy) \
 	  --output-file $(LOCK) $(ARGS) pyproject.toml
 
 .PHONY: venv
@@ -62,6 +64,7 @@ venv: $(READY) ## the environment with clusterprof, torch and the test tools
 .PHONY: parts
 parts: ## install the real parts the tests use (Slurm, nsys, Chromium; root, Debian)
 	@tests/lab/install.sh
+	@$(firstword $(wildcard $(BIN)/python) $(PYTHON)) tests/lab/perfetto_ui.py
 
 .PHONY: test
 test: $(READY) parts ## run all tests, on real parts
@@ -90,11 +93,13 @@ demo: $(READY) ## profile a real four-rank training that has one slow rank
 
 .PHONY: faults
 faults: $(READY) parts ## end a rank in every way, with and without clusterprof, and print a table
-	@CLUSTERPROF_TESTS_FAULTS=1 $(BIN)/python -m pytest -q tests/integration/test_endings*.py $(ARGS)
+	@CLUSTERPROF_TESTS_FAULTS=1 $(BIN)/python -m pytest -q tests/integration/test_endings*.py \
+		tests/integration/test_reduce.py $(ARGS)
 
 .PHONY: bench
 bench: $(READY) ## measure the project's figures against their limits
-	@PYTHONPATH=tests $(BIN)/python bench/run.py $(if $(LARGE),--large '$(LARGE)') $(ARGS)
+	@PYTHONPATH=tests $(BIN)/python bench/run.py $(if $(LARGE),--large '$(LARGE)') $(if $(TRACES),--traces '$(TRACES)') \
+		$(ARGS)
 
 .PHONY: capture
 capture: $(READY) ## measure what starting and stopping a capture costs, for each way to do it

@@ -7,6 +7,7 @@ nothing may be missing (`CI=true` or `CLUSTERPROF_TESTS_REQUIRE_ALL=1`) a skip i
 
 from __future__ import annotations
 
+import compileall
 import os
 import shutil
 import tempfile
@@ -47,6 +48,8 @@ def _is_worker(config: pytest.Config) -> bool:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    for name in command.TERMINAL:
+        os.environ.pop(name, None)
     for part in PARTS:
         config.addinivalue_line("markers", f"{part.marker}: the test needs {part.what}")
     if _is_worker(config):  # of pytest-xdist: the session is the controller's
@@ -56,6 +59,10 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ[leftovers.MARK] = uuid.uuid4().hex
         # Short, because sockets go there too; torchrun and others leave things behind.
         command.scratch = Path(tempfile.mkdtemp(prefix="clusterprof-tests-"))
+        # A thousand processes load the package. Where PYTHONDONTWRITEBYTECODE is set none of them
+        # keeps what it compiled.
+        for folder in (ROOT / "clusterprof", ROOT / "launchers"):
+            compileall.compile_dir(folder, quiet=2)
     config.stash[_session] = session = os.environ[leftovers.MARK]
     config.stash[_share] = Share(session, command.scratch.name if _is_worker(config) else "main")
     config.stash[_folders] = [command.scratch]

@@ -38,7 +38,7 @@ from clusterprof.cli.main import parser_of
 from clusterprof.collect import answers
 from clusterprof.collect.host_keys import Known
 from clusterprof.errors import ClusterprofError, MergeError
-from clusterprof.ingest import gather
+from clusterprof.ingest import gather, reports
 from clusterprof.ingest.flight.unpickle import unpickled
 from clusterprof.launch import settings
 from clusterprof.report import (
@@ -351,6 +351,34 @@ def files_of_a_run(changes: Sequence[Change]) -> None:
     names = sorted(each for each in FILES if each != ORDER)
     chosen = names[changes[0][0] % len(names)] if changes else ""
     _verbs_read(chosen, changes[1:])
+
+
+@functools.cache
+def tables_kept() -> dict[str, bytes]:
+    """The files of a report's reduced tables, by name."""
+    with folder() as at:
+        report = at / "trace.json"
+        report.write_text(json.dumps(content(1)))
+        reports.keep(report, at / "reduced")
+        return {each.name: each.read_bytes() for each in (at / "reduced").iterdir()}
+
+
+@target
+def reduced_tables(changes: Sequence[Change]) -> None:
+    """A report's reduced tables without the report: the first change says which file is spoilt."""
+    names = sorted(tables_kept())
+    chosen = names[changes[0][0] % len(names)] if changes else ""
+    with folder() as at:
+        (at / "ranks/00000").mkdir(parents=True)
+        (at / "ranks/00000/trace.json").write_text(json.dumps(content(0)))
+        (at / "ranks/00001/reduced").mkdir(parents=True)
+        for name, found in tables_kept().items():
+            form = json.loads(found) if name.endswith(".json") else None
+            if name == chosen:
+                rest = changes[1:]
+                found = _written(form, rest) if form else spoilt_bytes(found, rest)
+            (at / "ranks/00001/reduced" / name).write_bytes(found)
+        merged(at)
 
 
 @target

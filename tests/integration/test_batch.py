@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
+import shutil
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -10,13 +13,19 @@ from textwrap import dedent
 from typing import Any
 
 import pytest
-from lab import command
+from lab import command, reading
 from lab.command import Completed
+from lab.parts import LAB
+
+from clusterprof import run_directory
+from clusterprof.agent.contracts import states as rank_states
+from clusterprof.arguments import parse_ranks
 
 Run = Callable[..., Completed]
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = ROOT / "examples" / "train.py"
 SLURM = ROOT / "slurm"
+RECORDING = ROOT / "tests" / "data" / "recordings" / "kineto" / "gloo"
 
 
 @pytest.fixture
@@ -99,6 +108,73 @@ def test_the_template_of_a_torchrun_on_each_node_runs_and_another_job_merges_it(
     assert wait_for(merged.stdout.strip()) == "COMPLETED", (project / "merged").read_text()
     assert (run / "report.html").exists()
     assert ranks_in(run) == [0, 1]
+
+
+def mpich(folder: Path) -> dict[str, str]:
+    """What makes tasks of Slurm those of MPI: its own PMI is that of MPICH."""
+    # mpi4py takes the library by the name of its standard
+    (folder / "libmpi.so.12").symlink_to(next(Path("/usr/lib").glob("*/libmpich.so.12")))
+    # it would use interfaces of other tests' networks as well, which come and go
+    return {"LD_LIBRARY_PATH": str(folder), "MPI4PY_MPIABI": "mpich", "SLURM_MPI_TYPE": "pmi2",
+            "UCX_NET_DEVICES": "lo"}  # fmt: skip
+
+
+@pytest.mark.needs_mpich
+def test_over_four_nodes_a_task_that_is_killed_costs_no_report_and_its_node_is_named(
+    run_command: Run, workdir: Path, slurm: dict[str, str]
+) -> None:
+    for rank in range(3):
+        shutil.copy(RECORDING / f"rank{rank}.json.gz", workdir)
+    reading.fails(workdir / "rank1.json.gz").write_text("task killed")
+    program = [sys.executable, LAB / "programs" / "merging.py", "failing", "15", workdir, "--json"]
+    done = run_command(["srun", "-N4", "--ntasks-per-node=1", *program],
+                       env={**slurm, **mpich(workdir), "PYTHONPATH": str(LAB.parent)})  # fmt: skip
+    results = json.loads(done.stdout)
+    assert [each["rank"] for each in results["ranks"]] == [0, 1, 2], done
+    (warning,) = [each for each in results["warnings"] if "reading process" in each]
+    assert re.match(r"rank 1: its reading process on n[2-4] sent no update for 15 s", warning)
+    assert "another one on n1 read it" in warning
+    # what Slurm itself says of the task that was killed
+    assert done.returncode == 137, done
+
+
+@pytest.mark.needs_mpich
+def test_a_merge_job_over_four_nodes_leads_to_the_results_of_one_process(
+    run_clusterprof: Run,
+    run_command: Run,
+    workdir: Path,
+    slurm: dict[str, str],
+    wait_for: Callable[[str], str],
+) -> None:
+    run = run_directory.create(workdir / "run")
+    for rank in range(3):
+        rank_states.advance(str(run.rank(rank)), "captured", chosen=True)
+        shutil.copy(RECORDING / f"rank{rank}.json.gz", run.rank(rank) / "trace.json.gz")
+    run.write_manifest({"schema_version": 1, "selection": parse_ranks("all")._asdict(),
+                        "world_size": 3, "window": [5, 10]})  # fmt: skip
+    alone = run_clusterprof(["merge", "--json", "run"])
+    assert alone.returncode == 0, alone
+    env = mpich(workdir)
+    page = (ROOT / "docs" / "cluster.md").read_text()
+    (documented,) = re.findall(r"^(srun .*?) +clusterprof (merge) runs/big", page, re.MULTILINE)
+    line = documented[0].replace("--mpi=pmix ", "").split()
+    over = run_command([*line, *command.clusterprof(["merge", "run", "--json"])],
+                       env={**slurm, **env})  # fmt: skip
+    assert (over.returncode, over.stderr.count("MPI")) == (0, 0), over
+    assert json.loads(over.stdout)["warnings"] == json.loads(alone.stdout)["warnings"]
+    assert over.stdout == alone.stdout
+    (run.merged / "results.json").unlink()
+    job = run_command(
+        ["sbatch", "--parsable", "--output=out", "--nodes=4", "--ntasks=4", "--ntasks-per-node=1",
+         SLURM / "merge.sbatch", "run"],
+        env={**slurm, **env},
+    )  # fmt: skip
+    ended, printed_text = wait_for(job.stdout.strip()), (workdir / "out").read_text()
+    assert ended == "COMPLETED", printed_text
+    assert "MPI does not start" not in printed_text
+    assert "this node alone" not in printed_text
+    assert printed_text.count("clock     ") == 1, "only the first task prints"
+    assert (run.merged / "results.json").read_bytes() == alone.stdout.encode()
 
 
 #: What shells, sbatch and argparse like to take for themselves.
@@ -222,6 +298,18 @@ def shown(run_clusterprof: Run, *line: str, env: dict[str, str] | None = None) -
     done = run_clusterprof(["sbatch", "--dry-run", *line], env=env)
     assert (done.returncode, done.stderr) == (0, "")
     return done.stdout
+
+
+def test_the_merge_job_is_given_the_nodes_that_it_is_to_run_on(
+    run_clusterprof: Run, workdir: Path
+) -> None:
+    text = shown(run_clusterprof, "--merge-nodes", "3", "-N2", "--", "python", "x.py")
+    training, merging = text.split("\nsbatch ")
+    assert "--nodes=3 --ntasks=12 --ntasks-per-node=4" in merging.splitlines()[0]
+    assert "--merge-nodes" not in training
+    refused = run_clusterprof(["sbatch", "--dry-run", "--merge-nodes", "0", "--", "x"])
+    assert refused.returncode == 2
+    assert "nodes" in refused.stderr
 
 
 def test_a_dry_run_shows_both_scripts_and_submits_nothing(

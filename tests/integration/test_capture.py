@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from lab import command
 from lab.command import Completed
 from lab.endings import Running
 from users import MALLORY
@@ -20,19 +19,28 @@ from clusterprof.agent.contracts import paths
 pytestmark = pytest.mark.needs_torch
 
 Cli = Callable[..., Completed]
+#: seconds of a step, and by how much rank 1 is late in it: more in ten steps than a machine stalls
+STEP_S, LATE_S = 0.04, 0.2
 #: clusterprof whose ranks look for orders once a second
 LAUNCH = (
     "import sys; from clusterprof.launch import planning; planning.LOG_S = 1; "
     "from clusterprof.cli.main import main; sys.exit(main())"
 )
-PROGRAM = """
-import os, time, torch
+#: clusterprof that orders a window for 1.5 s from now, by steps seven times as short as they are
+SOON = (
+    "import sys; from clusterprof.collect import live_windows; live_windows.ON_ITS_WAY_S = 0; "
+    "from clusterprof.cli.main import main; sys.exit(main())"
+)
+#: train.py LATE_S
+PROGRAM = f"""
+import os, sys, time, torch
 import torch.distributed as dist
 dist.init_process_group("gloo")
 model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(64, 64))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 for step in range(20_000):
-    time.sleep(0.05 + 0.05 * (dist.get_rank() == 1) + 0.6 * os.path.exists("slow"))
+    late_s = float(sys.argv[1]) * (dist.get_rank() == 1)
+    time.sleep({STEP_S} + late_s + {6 * STEP_S} * os.path.exists("slow"))
     model(torch.ones(1, 64)).sum().backward()
     optimizer.step()
     over = torch.tensor([float(os.path.exists("stop"))])
@@ -43,15 +51,15 @@ dist.destroy_process_group()
 """
 
 
-def running(folder: Path, profiler: str) -> Iterator[Path]:
+def running(folder: Path, profiler: str, late_s: float = 0.0) -> Iterator[Path]:
     """The run directory of two ranks that train until the file `stop` is there.
 
-    `profiler`: of its own window, of rank 0, which is over.
+    `profiler`: of its own window, of rank 0, which is over. Rank 1 is so late in each step.
     """
     (folder / "train.py").write_text(PROGRAM)
     line = [
         sys.executable, "-c", LAUNCH, "torchrun", "--ranks", "0", "--steps", "5:8", "--profiler",
-        profiler, "--run-dir", "run", "--nproc-per-node", "2", "--", "train.py",
+        profiler, "--run-dir", "run", "--nproc-per-node", "2", "--", "train.py", str(late_s),
     ]  # fmt: skip
     started = Running(line, {"OMP_NUM_THREADS": "1"}, folder / "output", cwd=folder)
     ranks = started.run / paths.RANKS
@@ -76,7 +84,7 @@ def logged(log: Path) -> int:
 @pytest.fixture(scope="module")
 def job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """The run directory of one job, of which several tests capture windows."""
-    yield from running(tmp_path_factory.mktemp("job"), "torch")
+    yield from running(tmp_path_factory.mktemp("job"), "torch", LATE_S)
 
 
 @pytest.fixture(params=["torch"])
@@ -121,7 +129,7 @@ def test_orders_that_cannot_be_given_are_refused_with_what_to_do(
 def test_two_later_windows_capture_ranks_that_were_not_selected(
     run_clusterprof: Cli, job: Path
 ) -> None:
-    done = run_clusterprof(["capture", job, "--ranks", "0,1", "--steps", "+80:+85", "--wait"])
+    done = run_clusterprof(["capture", job, "--ranks", "0,1", "--steps", "+15:+25", "--wait"])
     assert done.returncode == 0, done
     first = json.loads((job / "windows/2" / paths.ORDER).read_text())
     found = results(job / "windows/2")
@@ -148,7 +156,7 @@ def test_two_later_windows_capture_ranks_that_were_not_selected(
     begin = first["steps"][1]
     refused = run_clusterprof(["capture", job, "--ranks", "1", "--steps", f"{begin}:{begin + 3}"])
     assert refused.returncode == 2, refused
-    done = run_clusterprof(["capture", job, "--ranks", "1", "--steps", "+80:+83", "--wait"])
+    done = run_clusterprof(["capture", job, "--ranks", "1", "--steps", "+15:+18", "--wait"])
     assert done.returncode == 0, done
     assert [each["rank"] for each in results(job / "windows/4")["ranks"]] == [1]
     assert not (other / paths.RANKS).exists()
@@ -164,16 +172,16 @@ def test_two_later_windows_capture_ranks_that_were_not_selected(
 
 def test_a_window_waits_until_steps_get_slower(own_job: Path, tmp_path: Path) -> None:
     def waits(times: str, *more: str) -> Running:
-        argv = command.clusterprof(["capture", own_job, "--when", f"step > {times}", *more])
-        started = Running(argv, {}, tmp_path / times)
+        argv = ["capture", own_job, "--when", f"step > {times}", *more]
+        started = Running([sys.executable, "-c", SOON, *argv], {}, tmp_path / times)
         started.wait_until(lambda: "waiting until" in started.printed(), "waiting")
         started.settle(2)  # some looks
         assert started.goes_on(), started.printed()
         return started
 
     # Within its first 500 steps: of later ones the log has a minute's together.
-    # From a tenth of a second to seven tenths: a machine on which all steps take twice as long
-    # neither begins the window nor keeps it from beginning.
+    # Steps become seven times as long: a machine on which all take twice as long neither begins
+    # the window nor keeps it from beginning.
     capturing = waits("3.5x", "--steps=+2:+6", "--wait")
     assert windows(own_job) == []
     (own_job.parent / "slow").touch()
@@ -181,7 +189,7 @@ def test_a_window_waits_until_steps_get_slower(own_job: Path, tmp_path: Path) ->
     steps = json.loads((own_job / "windows/2" / paths.ORDER).read_text())["steps"]
     lengths = [each["duration_ns"] for each in results(own_job / "windows/2")["steps"]]
     assert len(lengths) == steps[1] - steps[0]
-    assert min(lengths) > 600_000_000
+    assert min(lengths) > 6 * STEP_S * 1e9
     # a job that gets no slower ends, and with it the waiting
     again = waits("20x")
     (own_job.parent / "stop").touch()

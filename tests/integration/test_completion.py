@@ -41,4 +41,8 @@ def test_bash_completes_verbs_options_and_values_up_to_the_program(
     assert {"--ranks", "--steps", "--stacks"} <= completes(["clusterprof", "srun", "--"])
     assert completes(["clusterprof", "srun", "--profiler", "t"]) == {"torch"}
     assert completes(["clusterprof", "runs", "c"]) == {"clean"}
+    assert completes(["clusterprof", "srun", "--profiler", "=", "t"]) == {"torch"}
+    assert completes(["clusterprof", "srun", "--profiler", "="]) >= {"torch", "nsys"}
+    assert completes(["clusterprof", "explain", "host.g"]) == {"host.gc", "host.gil"}
+    assert completes(["clusterprof", "--v"]) == {"--version"}
     assert completes(["clusterprof", "srun", "--", "python", "--"]) == set()

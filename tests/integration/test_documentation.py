@@ -156,6 +156,34 @@ def test_the_command_line_takes_every_command_of_the_documentation(
         assert done.returncode in allowed or "no baseline" in done.stderr, done
 
 
+# --- the notebook
+
+
+def test_the_notebook_runs_in_a_kernel_and_shows_who_is_late(
+    run_clusterprof: Run, workdir: Path, recordings: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("IPYTHONDIR", "JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR"):
+        monkeypatch.setenv(name, str(workdir / "jupyter"))
+    nbformat, nbclient = pytest.importorskip("nbformat"), pytest.importorskip("nbclient")
+    notebook = nbformat.read(ROOT / "examples/run_in_pandas.ipynb", as_version=4)
+    cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    assert all(cell.outputs == [] for cell in cells)
+    (command,) = re.findall(r"clusterprof (merge .*)", notebook.cells[0].source)
+    (workdir / "tests/data").mkdir(parents=True)
+    (workdir / "tests/data/recordings").symlink_to(recordings)
+    done = run_clusterprof(shlex.split(command))
+    assert done.returncode == 0, done
+    where = {"metadata": {"path": str(workdir)}}
+    nbclient.NotebookClient(notebook, timeout=60, resources=where).execute()
+    shown = [output.data for cell in cells for output in cell.outputs if "data" in output]
+    assert "<b>Rank 2 delays the other ranks by" in shown[0]["text/html"]
+    assert "straggler.host" in shown[1]["text/html"]
+    (waits,) = [each["text/plain"] for each in shown if "ms waited" in each["text/plain"]]
+    assert re.search(r"last_rank\n2 +\d", waits), waits
+    # one cell checks that the parts add up, and shows nothing
+    assert len(shown) == len(cells) - 1
+
+
 # --- the tutorial
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import shutil
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from typing import Any
 import pytest
 from lab import command
 from lab.endings import OPTIONS, PROGRAMS, allowed_s, state, window, words
+from lab.fakes import faulty_nsys
 
 pytestmark = [pytest.mark.needs_nsys, pytest.mark.needs_slurm]
 
@@ -77,9 +79,9 @@ class Batch:
         return self.stated("JobState"), self.stated("ExitCode")
 
 
-def ours(*program: str) -> list[str]:
+def ours(*program: str, more: tuple[str, ...] = ()) -> list[str]:
     """`program` under clusterprof, as a batch script has it."""
-    return command.clusterprof(["srun", *OPTIONS, "--run-dir=run", "--", *program])
+    return command.clusterprof(["srun", *OPTIONS, *more, "--run-dir=run", "--", *program])
 
 
 @dataclass(frozen=True)
@@ -89,6 +91,8 @@ class Ending:
     state: str = "collected"
     #: in the reason, where it is not that the program ended inside the window
     reason: str = ""
+    #: not inside the window, but while its report's tables are made, which never ends
+    reducing: bool = False
 
     def bring(self, batch: Batch) -> None:
         """Bring it upon a job."""
@@ -106,20 +110,40 @@ ENDINGS = [
     Ending("scancel --full -s TERM", ("scancel", "--full", "-sTERM"), "lost"),
     Ending("scancel --batch -s TERM", ("scancel", "--batch", "-sTERM"), reason="SIGTERM"),
 ]
+#: the exporter is ended with the rest, gone without a trace or by a signal
+REDUCING = [
+    Ending(
+        f"{each.what}, while tables are made", each.command, each.state,
+        "the report stays on n" if each.state == "lost" else "", reducing=True,
+    )
+    for each in ENDINGS
+    if each.what in ("a time limit", "scancel", "scancel --full -s TERM")
+]  # fmt: skip
 
 
+@pytest.mark.parametrize("endings", [ENDINGS, REDUCING], ids=["capturing", "reducing"])
 def test_batch_jobs_end_as_they_would_have_ended(
-    workdir: Path, slurm: dict[str, str], fault: Callable[..., None]
+    endings: list[Ending], workdir: Path, slurm: dict[str, str], fault: Callable[..., None]
 ) -> None:
-    program = ["python", str(PROGRAMS / "ending.py"), "hang", "15"]
+    real = shutil.which("nsys")
+    assert real
+    exports = f"touch {workdir}/exporting-$SLURM_JOB_ID; exec sleep 600"
+    nsys = faulty_nsys(workdir / "nsys", Path(real), {(0, "export"): exports})
+    reduced = (f"--nsys={nsys}", "--reduce=now", "--keep-reports=none")
     pairs = []
-    for number, ending in enumerate(ENDINGS):
+    for number, ending in enumerate(endings):
+        program = [
+            "python", str(PROGRAMS / "ending.py"), "hang", "25" if ending.reducing else "15",
+        ]  # fmt: skip
         plain = Batch(slurm, workdir / f"plain{number}", ["srun", *program])
-        mine = Batch(slurm, workdir / f"ours{number}", ours(*program))
+        more = reduced if ending.reducing else ()
+        mine = Batch(slurm, workdir / f"ours{number}", ours(*program, more=more))
         pairs.append((ending, plain, mine))
-    for _, *both in pairs:
+    for ending, *both in pairs:
         for each in both:
             each.wait_until_it_hangs()
+        if ending.reducing:
+            until((workdir / f"exporting-{both[1].job}").exists, both[1].printed)
     # Slurm looks at time limits every half minute: meanwhile the others, one after the other, since
     # each report that is written keeps a processor busy.
     wrong = []
@@ -127,7 +151,7 @@ def test_batch_jobs_end_as_they_would_have_ended(
         for each in both:
             ending.bring(each)
     for ending, plain, mine in [*pairs[1:], pairs[0]]:
-        if ending is not pairs[0][0]:
+        if ending is not endings[0]:
             ending.bring(plain)
             ending.bring(mine)
         alone = plain.end()
@@ -139,9 +163,17 @@ def test_batch_jobs_end_as_they_would_have_ended(
         fault(f"sbatch: {ending.what}", alone[1], with_us[1], added_s, found)
         as_it_was = alone == with_us and words(mine.printed()) == words(plain.printed())
         as_it_was = as_it_was and added_s < allowed_s()
-        captured = (found["state"], window(found)) == (ending.state, "inside")
-        if not as_it_was or not captured or ending.reason not in reason:
-            wrong.append((ending.what, alone, with_us, found["state"], reason))
+        inside = "whole" if ending.reducing else "inside"
+        captured = (found["state"], window(found)) == (ending.state, inside)
+        # a merge makes the tables of reports that were gathered
+        left = mine.run.glob("ranks/*/re*" if ending.reducing else "ranks/*/report*")
+        there = list(left) == [mine.run / "ranks/00000/report.nsys-rep"]
+        captured = captured and there == (ending.state == "collected")
+        explained = ending.reason in reason and (
+            (ending.reducing and ending.state == "collected") == ("not_reduced" in found)
+        )
+        if not as_it_was or not captured or not explained:
+            wrong.append((ending.what, alone, with_us, found))
             print(ending.what, plain.printed(), mine.printed(), sep="\n---\n")
     assert not wrong
 

@@ -2,23 +2,44 @@
 
 from __future__ import annotations
 
+import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 from lab import cluster, command
 from lab.command import Completed
 from lab.endings import OPTIONS, PROGRAMS, Running, allowed_s, outcomes, words
+from lab.fakes import faulty_nsys
 
 pytestmark = [pytest.mark.needs_nsys, pytest.mark.needs_network, pytest.mark.needs_slurm]
+
+
+@pytest.fixture
+def ends_alike(fault: Callable[..., None]) -> Callable[[Running, Running, str], int]:
+    """`ends_alike(plain, ours, what)`: both end alike, ours little later; with which status."""
+
+    def check(plain: Running, ours: Running, what: str) -> int:
+        expected = plain.ends()
+        began = time.monotonic()
+        status = ours.ends()
+        added_s = time.monotonic() - began
+        printed = ours.printed()
+        fault(what, expected, status, added_s, ours.state())
+        assert status == expected, printed
+        assert words(printed) == words(plain.printed()), printed
+        assert added_s < allowed_s(), printed
+        return status
+
+    return check
 
 
 def test_a_node_that_is_cut_off_ends_its_job_as_it_would_have(
     run_clusterprof: Callable[..., Completed],
     workdir: Path,
     slurm_network: Path,
-    fault: Callable[..., None],
+    ends_alike: Callable[[Running, Running, str], int],
 ) -> None:
     # Two nodes, one with a job of ours, for less than it takes to be given up; two for longer.
     plain_short, ours_short, plain_long, ours_long = jobs = [
@@ -33,23 +54,12 @@ def test_a_node_that_is_cut_off_ends_its_job_as_it_would_have(
         cluster.cut(slurm_network, f"n{number}", "mend")
     for each in jobs[:2]:
         (each.run.parent / "go").touch()
-    plain, status = plain_short.ends(), ours_short.ends()
-    fault("a node is cut off for 4 s", plain, status, 0.0, ours_short.state())
-    assert status == plain == 0, ours_short.printed()
-    assert words(ours_short.printed()) == words(plain_short.printed())
+    assert ends_alike(plain_short, ours_short, "a node is cut off for 4 s") == 0
     assert ours_short.state()["state"] == "collected", ours_short.printed()
     assert outcomes(ours_short.run) == {0: "collected"}
 
-    plain = plain_long.ends()
-    began = time.monotonic()
-    status = ours_long.ends()
-    added_s = time.monotonic() - began
-    printed = ours_long.printed()
-    fault("a node is cut off for good", plain, status, added_s, ours_long.state())
-    assert status == plain, printed
-    assert words(printed) == words(plain_long.printed())
-    assert added_s < allowed_s()
-    assert ours_long.state()["state"] == "lost", printed
+    ends_alike(plain_long, ours_long, "a node is cut off for good")
+    assert ours_long.state()["state"] == "lost", ours_long.printed()
     assert outcomes(ours_long.run) == {0: "lost"}
     # What runs there still knows nothing of it; what was captured comes home after all.
     for node in ("n3", "n4"):
@@ -64,14 +74,50 @@ def test_a_node_that_is_cut_off_ends_its_job_as_it_would_have(
     assert not ours_short.left()
 
 
-def job(workdir: Path, slurm: Path, node: str, *, ours: bool) -> Running:
-    """A job of two ranks on one node that waits inside the window."""
+def test_a_node_that_is_lost_while_it_reduces_ends_its_job_as_it_would_have(
+    run_clusterprof: Callable[..., Completed],
+    workdir: Path,
+    slurm_network: Path,
+    ends_alike: Callable[[Running, Running, str], int],
+) -> None:
+    real = shutil.which("nsys")
+    assert real
+    # It goes on once the node is back, long after the job was given up.
+    exports = f"touch {workdir}/exporting; while [ ! -e {workdir}/go-on ]; do sleep 0.1; done"
+    nsys = faulty_nsys(workdir / "nsys", Path(real), {(0, "export"): exports})
+    reduced = [f"--nsys={nsys}", "--reduce=now", "--keep-reports=none"]
+    plain_job = job(workdir, slurm_network, "n1", ours=False, at=25)
+    ours_job = job(workdir, slurm_network, "n2", ours=True, at=25, more=reduced)
+    for each in (plain_job, ours_job):
+        each.wait_until(each.waits, "waiting")
+    ours_job.wait_until((workdir / "exporting").exists, "exporting")
+    for node in ("n1", "n2"):
+        cluster.cut(slurm_network, node)
+    ends_alike(plain_job, ours_job, "a node is lost while it reduces")
+    assert outcomes(ours_job.run) == {0: "lost"}
+    (workdir / "go-on").touch()
+    for node in ("n1", "n2"):
+        cluster.cut(slurm_network, node, "mend")
+        (workdir / node / "go").touch()
+    rank = ours_job.run / "ranks/00000"
+    ours_job.wait_until(
+        lambda: (rank / "reduced").exists() or (rank / "report.nsys-rep").exists(), "home"
+    )
+    done = run_clusterprof(["collect", "--no-merge", ours_job.run])
+    assert (done.returncode, ours_job.state()["state"]) == (0, "collected"), done
+    assert not ours_job.left()
+
+
+def job(
+    workdir: Path, slurm: Path, node: str, *, ours: bool, at: int = 15, more: Sequence[str] = ()
+) -> Running:
+    """A job of two ranks on one node that waits inside the window, or after step `at`."""
     folder = workdir / node
     folder.mkdir()
     where = ["-n2", f"--nodelist={node}", f"--chdir={folder}"]
-    program = ["python", str(PROGRAMS / "ending.py"), "wait", "15"]
+    program = ["python", str(PROGRAMS / "ending.py"), "wait", str(at)]
     line = ["srun", *where, *program]
     if ours:
-        run = ["--no-merge", "--run-dir", str(folder / "run")]
+        run = [*more, "--no-merge", "--run-dir", str(folder / "run")]
         line = command.clusterprof(["srun", *OPTIONS, *run, *where, "--", *program])
     return Running(line, {"SLURM_CONF": str(slurm / "slurm.conf")}, folder / "out", folder / "run")

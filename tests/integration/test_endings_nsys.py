@@ -6,6 +6,7 @@ be made to show an ending, one that wraps it fails on some ranks, each in anothe
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -205,6 +206,29 @@ def test_what_is_not_imported_in_time_is_kept_and_collect_finishes_it(
         assert state(workdir / "run", rank)["state"] == "collected"
         assert (folder / "report.nsys-rep").stat().st_size > 0
         assert not (folder / "report.qdstrm").exists()
+
+
+def test_a_reduction_that_fails_leaves_the_report_to_the_merge(
+    workdir: Path, job: Job, run_clusterprof: Cli
+) -> None:
+    fake = faulty_nsys(workdir / "nsys", nsys(), {
+        (0, "export"): "kill -9 $PPID", (1, "export"): HANG,
+    })  # fmt: skip
+    job.run(workdir, fake, {
+        0: ("what makes the tables is killed, reports are not kept", "collected", ()),
+        1: ("what makes the tables hangs, reports are not kept", "collected", ()),
+        2: ("tables are made on the node, reports are not kept", "collected", ()),
+    }, ("--reduce=node", "--keep-reports=none"))  # fmt: skip
+    run = workdir / "run"
+    assert "signal 9" in state(run, 0)["not_reduced"]
+    assert "in time" in state(run, 1)["not_reduced"]
+    assert "not_reduced" not in state(run, 2)
+    there = sorted(str(each.relative_to(run)) for each in run.glob("ranks/*/re*"))
+    assert there == [f"ranks/0000{each}" for each in ("0/report.nsys-rep", "1/report.nsys-rep",
+                                                      "2/reduced")]  # fmt: skip
+    assert run_clusterprof(["merge", "run"]).returncode == 0
+    ranks = json.loads((run / "merged/results.json").read_text())["ranks"]
+    assert [each["rank"] for each in ranks] == [0, 1, 2]
 
 
 def test_a_real_nsys_that_is_killed_takes_nothing_of_the_program_along(

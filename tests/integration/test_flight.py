@@ -194,20 +194,20 @@ def test_a_torch_that_was_changed_costs_the_dump_and_nothing_else(job: Job, brok
 def test_a_late_rank_that_was_not_profiled_is_named_by_its_flight_recorder(
     run_clusterprof: Cli, workdir: Path
 ) -> None:
-    [program] = train(workdir, 24)
-    late = "    time.sleep(0.3 * (dist.get_rank() == 5))\n    model(torch"
+    [program] = train(workdir, 18)
+    late = "    time.sleep(0.5 * (dist.get_rank() == 3))\n    model(torch"
     text = Path(program).read_text().replace("    model(torch", late)
     Path(program).write_text(text)
     done = run_clusterprof(
-        ["torchrun", "--ranks", "0,1", "--steps", "8:20", "--profiler=torch", "--run-dir=run",
-         "--nproc-per-node", "8", "--", program],
+        ["torchrun", "--ranks", "0,1", "--steps", "4:16", "--profiler=torch", "--run-dir=run",
+         "--nproc-per-node", "4", "--", program],
     )  # fmt: skip
     assert done.returncode == 0, done
     results = json.loads((workdir / "run/merged/results.json").read_text())
     first, *_ = results["shallow"]["suspects"]
-    assert (first["rank"], first["delays"]) == (5, True)
+    assert (first["rank"], first["delays"]) == (3, True)
     assert 200e6 < first["lateness_ns"] < 3000e6  # also on a busy machine
-    assert [5] in [f["ranks"] for f in results["findings"] if f["code"] == "straggler.shallow"]
+    assert [3] in [f["ranks"] for f in results["findings"] if f["code"] == "straggler.shallow"]
 
 
 def test_the_bench_still_finds_the_recorder_that_it_measures() -> None:

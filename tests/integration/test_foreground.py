@@ -71,6 +71,25 @@ def test_a_signal_to_us_and_then_to_the_group_is_one(workdir: Path) -> None:
     assert got(running) == ["TERM"]
 
 
+def test_a_signal_to_the_group_is_one_where_the_machine_stalls(workdir: Path) -> None:
+    running = started(workdir)
+    [witness] = [
+        int(each.parent.name)
+        for each in Path("/proc").glob("[0-9]*/stat")
+        if each.read_text().rpartition(")")[2].split()[1] == str(running.process.pid)
+        and b"-I\0-S\0-c" in each.with_name("cmdline").read_bytes()
+    ]
+    os.kill(witness, signal.SIGSTOP)
+    stated = Path(f"/proc/{witness}/status")
+    running.wait_until(lambda: "State:\tT" in stated.read_text(), "stopped")
+    os.killpg(running.process.pid, signal.SIGTERM)
+    running.settle(0.8)
+    os.kill(witness, signal.SIGCONT)
+    running.process.send_signal(signal.SIGUSR2)
+    assert running.ends() == 7, running.printed()
+    assert got(running) == ["TERM"]
+
+
 def test_what_we_are_told_to_ignore_the_launcher_ignores(workdir: Path) -> None:
     running = started(workdir, "nohup", how="as it is")
     assert "ignored True yes" in running.printed()

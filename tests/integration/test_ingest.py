@@ -22,7 +22,8 @@ from seeds import content, span, trace
 from simulate import Cause, Job, simulate
 
 from clusterprof.errors import ReportError
-from clusterprof.ingest import gather, gathered
+from clusterprof.ingest import gather
+from clusterprof.ingest.engines import Processes
 from clusterprof.ingest.flight import all_dumps
 from clusterprof.tables import SCHEMAS
 
@@ -30,19 +31,13 @@ Run = Callable[..., Completed]
 DATA = Path(__file__).resolve().parents[1] / "data"
 
 
-@pytest.fixture
-def in_processes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Traces of any size are worth a process."""
-    monkeypatch.setattr(gathered, "_WORTH_PROCESSES", 0)
+#: reports of any size are worth a process
+APART = Processes(2, always=True)
 
 
-def test_traces_read_in_processes_are_as_read_in_this_one(
-    recordings: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_traces_read_in_processes_are_as_read_in_this_one(recordings: Path) -> None:
     folder = recordings / "kineto" / "gloo"
-    here = gather([folder])
-    monkeypatch.setattr(gathered, "_WORTH_PROCESSES", 0)
-    apart = gather([folder], workers=2)
+    here, apart = gather([folder]), gather([folder], engine=APART)
     assert [ranks.info for ranks in here.ranks] == [ranks.info for ranks in apart.ranks]
     for one, other in zip(here.ranks, apart.ranks, strict=True):
         for name in SCHEMAS:
@@ -64,12 +59,11 @@ def test_dumps_of_flight_recorders_are_the_same_by_any_number_of_processes(
 
 KILLED = """
 import os, signal
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
-from clusterprof.agent.contracts.processes import end_with_parent
+from pathlib import Path
+from clusterprof.ingest.reading_process import Reader
+from clusterprof.ingest.sources import Source
 if __name__ == "__main__":
-    pool = ProcessPoolExecutor(1, get_context("spawn"), end_with_parent)
-    pool.submit(os.getpid).result()
+    assert Reader().ask(repr, Source(Path(__file__)))
     os.kill(os.getpid(), signal.SIGKILL)
 """
 
@@ -81,13 +75,12 @@ def test_processes_that_read_end_with_one_that_is_killed(tmp_path: Path) -> None
     assert done.returncode == -signal.SIGKILL, done
 
 
-@pytest.mark.usefixtures("in_processes")
 def test_an_error_comes_back_from_a_process_with_all_its_lines(
     recordings: Path, tmp_path: Path
 ) -> None:
     bad = tmp_path / "rank7.json.gz"
     bad.write_bytes(b"garbage")
-    found = gather([recordings / "kineto" / "gloo", bad], workers=2)
+    found = gather([recordings / "kineto" / "gloo", bad], engine=APART)
     assert [ranks.rank for ranks in found.ranks] == [0, 1, 2]
     (lost,) = found.missing
     assert lost["source"] == str(bad)
@@ -95,12 +88,11 @@ def test_an_error_comes_back_from_a_process_with_all_its_lines(
     assert str(bad) in found.warnings[0]
 
 
-@pytest.mark.usefixtures("in_processes")
 def test_where_all_processes_fail_all_reasons_are_said(tmp_path: Path) -> None:
     for rank in range(2):
         (tmp_path / f"rank{rank}.json").write_bytes(b'{"schemaVersion": 1,')
     with pytest.raises(ReportError, match="2 reports") as caught:
-        gather([tmp_path], workers=2)
+        gather([tmp_path], engine=APART)
     for rank in range(2):
         assert str(tmp_path / f"rank{rank}.json") in caught.value.details[rank]
 
@@ -223,4 +215,5 @@ def test_a_trace_in_one_line_takes_no_more_memory_than_its_events(
         peak[name] = int(done.stdout)
     # Parsed at once it takes 500 MB more than a small one; what stays are 300,000 rows.
     assert peak["large"] - peak["small"] < 80, peak
-    assert peak["large"] < 150, peak
+    # Python, numpy and pyarrow with its parser take 80 of it.
+    assert peak["large"] < 160, peak

@@ -24,6 +24,8 @@ pytestmark = pytest.mark.needs_torch
 Cli = Callable[..., Completed]
 SECRET = b"hunter2-of-the-environment"
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "train.py"
+#: a slow rank that costs a window of eight steps twice as much as a machine that stalls a step
+SLOW = ("--slow-rank", "2", "--slow-ms", "400", "--steps", "15")
 
 
 #: a launcher in one file: `clusterprof env NAME=VALUE... -- PROGRAM...`
@@ -103,13 +105,12 @@ def test_torchrun_names_the_slow_rank_of_a_real_training(
     run_clusterprof: Cli, workdir: Path
 ) -> None:
     done = run_clusterprof(
-        ["torchrun", "--ranks", "0,2", "--steps", "8:16", "--profiler=torch", "--run-dir=run",
-         "--nproc-per-node", "4", "--", EXAMPLE, "--slow-rank", "2", "--slow-ms", "120",
-         "--steps", "20"],
+        ["torchrun", "--ranks", "0,2", "--steps", "4:12", "--profiler=torch", "--run-dir=run",
+         "--nproc-per-node", "4", "--", EXAMPLE, *SLOW],
     )  # fmt: skip
     run = Run(workdir / "run")
     assert done.returncode == 0, done
-    assert run.logged_steps() == {0: 20, 1: 20, 2: 20, 3: 20}
+    assert run.logged_steps() == {0: 15, 1: 15, 2: 15, 3: 15}
     assert outcomes(run.path) == {0: "collected", 2: "collected"}
     found = straggler(run)
     assert (found["code"], found["rank"]) == ("straggler.host", 2), done
@@ -126,8 +127,8 @@ def test_srun_with_nsys_leaves_two_reports_four_step_logs_and_a_merged_result(
     run_clusterprof: Cli, workdir: Path, slurm: dict[str, str]
 ) -> None:
     done = run_clusterprof(
-        ["srun", "--ranks", "0,2", "--run-dir=run", "-n4", "--", "python", EXAMPLE,
-         "--slow-rank", "2", "--slow-ms", "120"],
+        ["srun", "--ranks", "0,2", "--steps", "4:12", "--run-dir=run", "-n4", "--",
+         "python", EXAMPLE, *SLOW],
         env={**slurm, "SOME_TOKEN": SECRET.decode()},
     )  # fmt: skip
     run = Run(workdir / "run")
@@ -138,7 +139,7 @@ def test_srun_with_nsys_leaves_two_reports_four_step_logs_and_a_merged_result(
     assert sorted(path.parent.name for path in run.path.glob("ranks/*/report.nsys-rep")) == [
         "00000", "00002",
     ]  # fmt: skip
-    assert run.logged_steps() == {0: 30, 1: 30, 2: 30, 3: 30}
+    assert run.logged_steps() == {0: 15, 1: 15, 2: 15, 3: 15}
     assert straggler(run)["rank"] == 2, done
     assert [rank["profiler"].split()[0] for rank in run.results["ranks"]] == ["nsys", "nsys"]
     # nsys' own report holds the whole environment of the rank; nothing else may.

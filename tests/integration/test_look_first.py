@@ -52,13 +52,24 @@ def stragglers(results: Mapping[str, Any]) -> list[list[int]]:
     return [each["ranks"] for each in results["findings"] if each["code"] in codes]
 
 
+def reduced(running: Running, results: Mapping[str, Any]) -> bool:
+    """Whether each profiled rank has the tables of its report, or said why not: a busy machine."""
+    second = running.run / "windows/2"
+    ranks = [each["rank"] for each in results["ranks"]]
+    return all(
+        (second / f"ranks/{rank:05d}" / paths.REDUCED / paths.REDUCED_RANK).exists()
+        or "not_reduced" in state(second, rank)
+        for rank in ranks
+    )
+
+
 @pytest.mark.needs_nsys
 def test_a_rank_that_was_not_selected_is_named_then_captured(
     run_clusterprof: Any, workdir: Path
 ) -> None:
     running, found = until_captured(
         ["torchrun", "--ranks", "auto", "--run-dir", str(workdir / "run"), "--standalone",
-         "--nproc-per-node", "4"], ["2", "stop"], workdir, {},
+         "--reduce=node", "--nproc-per-node", "4"], ["2", "stop"], workdir, {},
     )  # fmt: skip
     printed = running.printed()
     assert [line for line in printed.splitlines() if "rank 2 delays the other ranks by" in line]
@@ -68,6 +79,7 @@ def test_a_rank_that_was_not_selected_is_named_then_captured(
     second = running.run / "windows/2/ranks"
     assert (second / "00000" / paths.REPORT).exists()
     assert not (second / "00002" / paths.REPORT).exists()
+    assert reduced(running, found)
     assert not list((running.run / "ranks").rglob("report*"))
     for rank in range(4):
         assert state(running.run, rank)["state"] == "counted"
@@ -78,17 +90,22 @@ def test_a_rank_that_was_not_selected_is_named_then_captured(
     assert run_clusterprof(["collect", "run"]).returncode == 0
 
 
-def test_of_sixteen_ranks_on_four_nodes_the_last_is_named_then_captured(
+def test_of_eight_ranks_on_four_nodes_the_last_is_named_then_captured(
     workdir: Path, slurm: Mapping[str, str]
 ) -> None:
     running, found = until_captured(
         ["srun", "--ranks", "auto", "--profiler=torch", "--step-on", "loop:step", "--run-dir",
-         str(workdir / "run"), "-n16", "-N4", "--ntasks-per-node=4"],
-        ["15", "stop", "light"], workdir, slurm,
+         str(workdir / "run"), "--keep-reports=none", "-n8", "-N4", "--ntasks-per-node=2"],
+        ["7", "stop", "light"], workdir, slurm,
     )  # fmt: skip
-    assert stragglers(found)[:1] == [[15]], found["verdict"]  # a busy machine may delay another
+    assert stragglers(found)[:1] == [[7]], found["verdict"]  # a busy machine may delay another
     hosts = {each["rank"]: each["host"] for each in found["ranks"]}
-    assert (hosts.get(0), hosts.get(15)) == ("n1", "n4"), running.printed()
+    assert (hosts.get(0), hosts.get(7)) == ("n1", "n4"), running.printed()
+    assert reduced(running, found)
+    for rank in hosts:
+        folder = running.run / f"windows/2/ranks/{rank:05d}"
+        not_reduced = "not_reduced" in state(running.run / "windows/2", rank)
+        assert (folder / paths.TRACE).exists() == not_reduced, running.printed()
 
 
 def test_rank_0_is_captured_at_once_where_there_is_nothing_to_look_at(job: Job) -> None:

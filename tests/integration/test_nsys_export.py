@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import csv
+import lzma
+import re
 import shutil
 import sys
 import tempfile
@@ -295,3 +298,50 @@ def test_nsys_around_torchrun_is_read_as_all_its_ranks(record: Record) -> None:
 def test_a_report_of_an_older_nsys_is_read_by_its_older_name(report: Path, tmp_path: Path) -> None:
     shutil.copy(report, tmp_path / "old.qdrep")
     assert [ranks.rank for ranks in gather([tmp_path]).ranks] == [3]
+
+
+def test_summaries_are_those_of_nsys_stats(
+    run_clusterprof: Run, run_command: Run, workdir: Path, recordings: Path
+) -> None:
+    """On an H200's report, in nsys' order: of the phases data, backward, forward, optimizer."""
+    report = recordings / "nsys-2025.3/ddp-host-straggler/rank0.sqlite.xz"
+    Path("rank0.sqlite").write_bytes(lzma.decompress(report.read_bytes()))
+    for words in ("merge rank0.sqlite -o run", "export run --format csv -o tables"):
+        done = run_clusterprof(words.split())
+        assert done.returncode == 0, done
+
+    def of_nsys(*names: str) -> list[dict[str, str]]:
+        """A summary, which later versions call by another name."""
+        for name in names:
+            done = run_command(
+                ["nsys", "stats", "--format=csv", f"--report={name}", "rank0.sqlite"]
+            )
+            _, found, lines = done.stdout.partition("Time (%)")
+            if found:
+                return list(csv.DictReader(f"{found}{lines.strip()}".splitlines()))
+        raise AssertionError(done)
+
+    def ours(table: str) -> list[dict[str, str]]:
+        with Path("tables", f"{table}.csv").open(newline="") as file:
+            return [row for row in csv.DictReader(file) if row["rank"] == "0"]
+
+    def figures(row: dict[str, str], name: str, calls: str, *times: str) -> tuple[str, ...]:
+        # cudaEventRecordWithFlags_v11010: the version is nsys' own addition
+        plain = re.sub(r"_v\d+$", "", row[name])
+        return plain, row[calls], *(row[time].partition(".")[0] for time in times)
+
+    mine = ("total_ns", "mean_ns", "median_ns", "min_ns", "max_ns")
+    theirs = ("Total Time (ns)", "Avg (ns)", "Med (ns)", "Min (ns)", "Max (ns)")
+    ranges = [
+        figures(row, "Range", "Instances", *theirs)
+        for row in of_nsys("nvtx_sum", "nvtxsum")
+        if row["Range"] in ("data", "forward", "backward", "optimizer")
+    ]
+    assert [name for name, *_ in ranges] == ["data", "backward", "forward", "optimizer"]
+    phases = [figures(row, "name", "calls", *mine) for row in ours("ranges")]
+    assert [row for row in phases if row[0] in dict.fromkeys(r[0] for r in ranges)] == ranges
+    calls = [
+        figures(row, "Name", "Num Calls", *theirs) for row in of_nsys("cuda_api_sum", "cudaapisum")
+    ]
+    found = [each for each in ours("host_calls") if each["kind"] == "cuda"]
+    assert [figures(row, "name", "calls", *mine) for row in found] == calls

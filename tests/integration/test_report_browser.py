@@ -16,30 +16,22 @@ from typing import Any
 
 import pytest
 import report_sample as sample
-from lab import command
+from lab import command, devtools
+from lab.browser import QUIET
 from lab.parts import chromium
+from simulate import Cause, Job, simulate
+from simulate.reports import sleeps_as_ranges
 
 from clusterprof import merge_run
 from clusterprof.ingest import find_sources, gather
 from clusterprof.report import html, results_json
-from clusterprof.results import Results
+from clusterprof.results import Results, steps_to_look_at
 from clusterprof.study import study
 
 pytestmark = pytest.mark.needs_chromium
 
 EVIL = "</script><img src=x onerror=\"document.title='owned';alert(1)\"><!--<script>"
-_QUIET = [
-    "--headless",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-    "--disable-dev-shm-usage",
-    "--allow-file-access-from-files",
-    "--enable-logging=stderr",
-]
+_QUIET = [*QUIET, "--allow-file-access-from-files"]
 _WRAPPER = """<!DOCTYPE html><meta charset="utf-8"><body style="margin:0">
 <iframe src="report.html" style="border:0;width:{width}px;height:3000px" {attributes}></iframe>
 <script>
@@ -133,7 +125,7 @@ def ask(browser: Callable[..., str], tmp_path: Path) -> Callable[..., Any]:
 @pytest.fixture
 def report(tmp_path: Path) -> Path:
     path = tmp_path / "report.html"
-    html.write(path, sample.results(), sample.collectives(), title="runs/one")
+    html.write(path, html.render(sample.results(), sample.collectives(), title="runs/one"))
     return path
 
 
@@ -147,7 +139,7 @@ def test_a_hostile_name_stays_text_and_the_script_still_runs(
     results["missing"][0]["reason"] = EVIL
     results["warnings"] = [EVIL]
     path = tmp_path / "report.html"
-    html.write(path, results, sample.collectives(operation=EVIL), title=EVIL)
+    html.write(path, html.render(results, sample.collectives(operation=EVIL), title=EVIL))
     page = browser(path, "--virtual-time-budget=2000", "--dump-dom")
     assert 'data-timeline="drawn"' in page
     assert "<img" not in page
@@ -160,7 +152,7 @@ def test_a_hostile_name_stays_text_in_the_timelines_tooltip(
     ask: Callable[..., Any], tmp_path: Path
 ) -> None:
     table = sample.collectives(operation=EVIL)
-    html.write(tmp_path / "report.html", sample.results(), table, title="x")
+    html.write(tmp_path / "report.html", html.render(sample.results(), table, title="x"))
     found = ask(
         """
         $("#canvas").dispatchEvent(new view.KeyboardEvent("keydown", {key: "ArrowRight"}));
@@ -184,13 +176,17 @@ def test_the_page_never_scrolls_sideways(ask: Callable[..., Any], width: int) ->
           .filter((each) => !each.closest(".box, svg, .unseen"))
           .filter((each) => each.getBoundingClientRect().right > view.innerWidth + 0.5)
           .map((each) => each.outerHTML.slice(0, 80));
-        return {width: view.innerWidth, taken: page.documentElement.scrollWidth, out};
+        const wide = $("#clock .box"), first = wide.querySelector("tbody th");
+        wide.scrollLeft = 200;
+        const stays = first.getBoundingClientRect().left - wide.getBoundingClientRect().left;
+        return {width: view.innerWidth, taken: page.documentElement.scrollWidth, out, stays};
         """,
         width=width,
     )
     assert found["width"] == width
     assert found["taken"] <= width
     assert found["out"] == []
+    assert 0 <= found["stays"] < 3, "a table's first column stays when the rest is scrolled"
 
 
 def test_long_names_do_not_widen_the_page(ask: Callable[..., Any], tmp_path: Path) -> None:
@@ -199,7 +195,7 @@ def test_long_names_do_not_widen_the_page(ask: Callable[..., Any], tmp_path: Pat
     results["findings"][0]["next"] = "n" * 300
     results["warnings"] = ["w" * 300]
     table = sample.collectives(operation="O" * 300)
-    html.write(tmp_path / "report.html", results, table, title="t" * 300)
+    html.write(tmp_path / "report.html", html.render(results, table, title="t" * 300))
     found = ask("return page.documentElement.scrollWidth", width=400)
     assert found <= 400
 
@@ -313,7 +309,10 @@ def test_the_heatmap_answers_to_pointer_keys_and_buttons_and_leads_to_the_timeli
     ask: Callable[..., Any], tmp_path: Path
 ) -> None:
     host = f"node {EVIL}"
-    html.write(tmp_path / "report.html", sample.results(host=host), sample.collectives(), title="x")
+    html.write(
+        tmp_path / "report.html",
+        html.render(sample.results(host=host), sample.collectives(), title="x"),
+    )
     found = ask(
         """
         const canvas = $("#heatmap"), read = () => $("#heat-read").textContent;
@@ -347,6 +346,58 @@ def test_the_heatmap_answers_to_pointer_keys_and_buttons_and_leads_to_the_timeli
     assert re.fullmatch(r"#timeline&rank=1&step=\d+", found["hash"])
 
 
+@pytest.mark.usefixtures("report")
+def test_what_the_profiler_disturbed_is_pale_in_the_heatmap(ask: Callable[..., Any]) -> None:
+    found = ask(
+        """
+        const idle = [...page.querySelectorAll("#heat-measures button")]
+          .find((each) => each.textContent === "idle");
+        idle.click();
+        const canvas = $("#heatmap"), ratio = view.devicePixelRatio;
+        const copy = page.createElement("canvas");
+        [copy.width, copy.height] = [canvas.width, canvas.height];
+        const ink = copy.getContext("2d", {willReadFrequently: true});
+        ink.drawImage(canvas, 0, 0);
+        // the third row of cells, beside their numbers; the first column's step is not steady
+        const [left, wide] = [60, (canvas.width / ratio - 60) / 4];
+        const cell = (row, column) => [...ink.getImageData(
+          (left + (column + .25) * wide) * ratio, (22 + (row + .3) * 22) * ratio, 1, 1).data];
+        return {disturbed: cell(2, 0), steady: cell(2, 1)};
+        """
+    )
+    assert sum(found["disturbed"][:3]) > sum(found["steady"][:3]) + 150
+
+
+@pytest.mark.usefixtures("report")
+def test_idle_is_hatched_in_the_bars_and_headings_of_what_is_opened_are_printed(
+    ask: Callable[..., Any], tmp_path: Path
+) -> None:
+    bars = ask(
+        """
+        return [...page.querySelectorAll("#account .ranked svg.bar")].map((bar) => {
+          const own = view.getComputedStyle(bar);
+          const wide = bar.getBoundingClientRect().width / bar.parentElement.clientWidth;
+          return [own.backgroundImage, wide];
+        });
+        """
+    )
+    assert len(bars) == 4
+    assert all(image.startswith("repeating-linear-gradient") for image, _ in bars)
+    assert all(share > 0.5 for _, share in bars)
+    program = chromium()
+    assert program is not None
+    with devtools.tab(program, tmp_path / "profile", *_QUIET) as tab:
+        tab.open(tmp_path / "report.html", 800, 1000)
+        tab.call("Emulation.setEmulatedMedia", media="print")
+        shown = tab.script(
+            "dispatchEvent(new Event('beforeprint'));"
+            "[...document.querySelectorAll('.finding summary, #explanations summary')]"
+            ".map((each) => getComputedStyle(each).display)"
+        )
+    assert shown
+    assert "none" not in shown
+
+
 def many(ranks: int) -> Results:
     """The sample's results of so many ranks, eight on a host; rank 2 is the straggler."""
     results = sample.results()
@@ -365,7 +416,7 @@ def test_a_long_table_shows_both_ends_and_finds_sorts_and_filters_all_its_rows(
     ask: Callable[..., Any], tmp_path: Path
 ) -> None:
     table = sample.collectives(ranks=40)
-    html.write(tmp_path / "report.html", many(40), table, title="x")
+    html.write(tmp_path / "report.html", html.render(many(40), table, title="x"))
     found = ask(
         """
         const body = $("#account tbody"), tools = $("#account .ranked .tools");
@@ -408,7 +459,9 @@ def test_a_table_is_downloaded_whole_and_no_name_becomes_a_formula(
 ) -> None:
     results = many(40)
     results["ranks"][20]["device"] = '=cmd|"x"'
-    html.write(tmp_path / "report.html", results, sample.collectives(ranks=40), title="x")
+    html.write(
+        tmp_path / "report.html", html.render(results, sample.collectives(ranks=40), title="x")
+    )
     found = ask(
         """
         const saved = [];
@@ -435,10 +488,11 @@ def test_results_and_their_parts_can_be_saved_from_the_page(ask: Callable[..., A
         const click = function () { saved[this.download] = blobs.pop(); };
         view.HTMLAnchorElement.prototype.click = click;
         for (const button of page.querySelectorAll("#downloads button")) {
+          const name = button.textContent.split(" ")[0];
           button.click();
-          for (let tries = 0; tries < 200 && !saved[button.textContent]; tries++)
+          for (let tries = 0; tries < 200 && !saved[name]; tries++)
             await new Promise((done) => setTimeout(done, 20));
-          saved[button.textContent] = await saved[button.textContent].text();
+          saved[name] = await saved[name].text();
         }
         return saved;
         """
@@ -449,6 +503,47 @@ def test_results_and_their_parts_can_be_saved_from_the_page(ask: Callable[..., A
     assert ",rank,duration_ns,compute_ns," in steps[0]
     assert len(steps) == 1 + 4 * 4
     assert found["collectives.csv"].splitlines()[1].startswith("AllReduce,0x55e1a2b3c4d5e6f7,")
+
+
+def test_the_timeline_is_saved_as_a_trace_that_perfetto_opens(
+    ask: Callable[..., Any], straggler_page: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "report.html").write_bytes(straggler_page.read_bytes())
+    made = json.loads(
+        ask(
+            """
+            setInterval(() => {}, 1);
+            const blobs = [], button = [...page.querySelectorAll("#downloads button")].pop();
+            view.URL.createObjectURL = (blob) => { blobs.push(blob); return "#"; };
+            view.HTMLAnchorElement.prototype.click = () => {};
+            button.click();
+            for (let tries = 0; tries < 200 && !blobs.length; tries++)
+              await new Promise((done) => setTimeout(done, 20));
+            return blobs[0].text();
+            """
+        )
+    )
+    events = made["traceEvents"]
+    names = {
+        (e["name"], e["pid"], e["tid"]): e["args"].get("name") for e in events if e["ph"] == "M"
+    }
+    ranks = {key[1]: name for key, name in names.items() if key[0] == "process_name"}
+    assert [*ranks.values()] == [f"rank {rank} · vm" for rank in range(4)]
+    rows = {key[1:]: name for key, name in names.items() if key[0] == "thread_name"}
+    assert set(rows.values()) == {"phases", "host", "host 2", "device", "data"}
+    slices = [e for e in events if e["ph"] == "X"]
+    sleeps = [e for e in slices if e["name"] == "clock_nanosleep"]
+    steady = [e for e in sleeps if 19_000 < e["dur"] < 21_000]
+    assert {(ranks[e["pid"]], rows[e["pid"], e["tid"]]) for e in steady} == {
+        ("rank 2 · vm", "host")
+    }
+    assert len(steady) >= len(made["otherData"]["steps"]) - 1
+    # what stands in one line is drawn one behind the other
+    ends: dict[tuple[int, int], float] = {}
+    for each in sorted(slices, key=lambda e: e["ts"]):
+        line = each["pid"], each["tid"]
+        assert each["ts"] >= ends.get(line, 0) - 1.1, each
+        ends[line] = each["ts"] + each["dur"]
 
 
 @pytest.fixture(scope="module")
@@ -513,6 +608,60 @@ def test_the_address_leads_to_the_sleep_of_the_straggler_and_a_click_says_the_sa
     assert found["alone"].startswith("clock_nanosleep on rank 2")
 
 
+def test_a_rank_s_address_leads_to_the_range_in_which_its_host_makes_no_call(
+    ask: Callable[..., Any], tmp_path: Path
+) -> None:
+    ranks, _ = simulate(Job(causes=(Cause("host", 2, 12_000_000),)))
+    ranks[2] = sleeps_as_ranges(ranks[2], {"forward": -20_000, "sparse": 0})
+    made = study(ranks)
+    merge_run.write_page(made, tmp_path / "report.html", "x")
+    step = steps_to_look_at(made.results)[0]
+    found = ask(_DETAILS + f"""return details("#timeline&step={step}&rank=2");""")
+    assert found.startswith("sparse on rank 2")
+    assert "phase\nforward" in found
+
+
+def test_pointing_draws_the_calls_and_not_the_spans_again(
+    straggler_page: Path, tmp_path: Path
+) -> None:
+    program = chromium()
+    assert program is not None
+    with devtools.tab(program, tmp_path / "profile", *_QUIET) as tab:
+        tab.open(straggler_page, 1280, 900)
+        found = tab.script(
+            """(async () => {
+              const canvas = document.getElementById("canvas"), frames = [], rectangles = [];
+              let count = 0;
+              const of = CanvasRenderingContext2D.prototype, fill = of.fillRect;
+              of.fillRect = function (...at) {
+                if (this.canvas === canvas) count++;
+                return fill.apply(this, at);
+              };
+              const drawn = async () => {
+                for (const _ of "12") await new Promise((done) => requestAnimationFrame(done));
+                frames.push(canvas.toDataURL());
+                rectangles.push(count);
+                count = 0;
+              };
+              const box = canvas.getBoundingClientRect();
+              const move = (type, x, y) => canvas.dispatchEvent(new PointerEvent(type,
+                {clientX: box.left + x, clientY: box.top + y, bubbles: true}));
+              document.getElementById("closer").click();
+              await drawn();
+              document.getElementById("reset").click();
+              await drawn();
+              move("pointermove", 170, 40 + 2 * 87 + 22);
+              await drawn();
+              move("pointerleave", 0, 0);
+              await drawn();
+              return {frames: frames.map((each) => frames.indexOf(each)), rectangles};
+            })()"""
+        )
+    zoomed, whole, pointed, left = found["rectangles"]
+    assert found["frames"] == [0, 1, 2, 1]
+    assert max(pointed, left) < min(zoomed, whole) / 4
+
+
 def test_findings_lead_to_ranks_and_moments_and_codes_to_what_they_mean(
     ask: Callable[..., Any], straggler_page: Path, tmp_path: Path
 ) -> None:
@@ -541,7 +690,9 @@ def test_findings_lead_to_ranks_and_moments_and_codes_to_what_they_mean(
 def test_of_many_ranks_lanes_are_chosen_by_name_number_and_host(
     ask: Callable[..., Any], tmp_path: Path
 ) -> None:
-    html.write(tmp_path / "report.html", many(120), sample.collectives(ranks=120), title="x")
+    html.write(
+        tmp_path / "report.html", html.render(many(120), sample.collectives(ranks=120), title="x")
+    )
     found = ask(
         """
         const preset = $("#preset"), search = $("#search");
@@ -629,3 +780,47 @@ def test_axe_finds_no_barrier_on_the_page(
     answer = re.search(r"&lt;&lt;(.*)&gt;&gt;", dumped, re.DOTALL)
     assert answer, dumped[-2000:]
     assert json.loads(unescape(answer[1])) == []
+
+
+# --- fingers, in real time
+
+
+def test_two_fingers_zoom_the_timeline_about_the_moments_below_them(
+    straggler_page: Path, tmp_path: Path
+) -> None:
+    program = chromium()
+    assert program is not None
+    with devtools.tab(program, tmp_path / "profile", *_QUIET) as page:
+        page.open(straggler_page, 390, 844, touch=True)
+        top = page.script(
+            """(() => {
+              const canvas = document.getElementById("canvas");
+              canvas.scrollIntoView({block: "center"});
+              const box = canvas.getBoundingClientRect();
+              return box.top + 90;
+            })()"""
+        )
+        # the panel, as timeline.js places it on a narrow screen
+        left, wide = page.script(
+            "[document.getElementById('canvas').getBoundingClientRect().left + 106,"
+            " document.getElementById('drawing').clientWidth - 106 - 8]"
+        )
+        page.fingers("touchStart", (left + 0.4 * wide, top))
+        for kind, out in [("touchStart", 0.0), *(("touchMove", part) for part in (0.1, 0.15, 0.2))]:
+            places = [(left + share * wide, top) for share in (0.4 - out, 0.6 + out)]
+            page.fingers(kind, *places)
+        page.fingers("touchEnd")
+        found = page.script(
+            """new Promise((done) => setTimeout(() => done({
+              hash: location.hash, pinned: !document.getElementById("details").hidden,
+              shown: getComputedStyle(document.getElementById("tip")).visibility,
+              zoom: visualViewport.scale}), 400))"""
+        )
+    state = dict(re.findall(r"&(\w+)=([\d.-]+)", found["hash"]))
+    view = float(state["from"]), float(state["to"])
+    # what lay between the fingers, a fifth of the view, takes three fifths now
+    whole = 3 * (view[1] - view[0])
+    assert whole == pytest.approx(48.8 * 1.02, rel=0.05)
+    assert view[0] == pytest.approx(whole / 3, rel=0.03)
+    # the page itself is not enlarged, and nothing was clicked
+    assert (found["zoom"], found["pinned"], found["shown"]) == (1, False, "hidden")

@@ -58,6 +58,17 @@ def test_help_loads_nothing_heavy(run_command: Run, argv: list[str]) -> None:
     assert _loaded(run_command, *argv) & HEAVY == set()
 
 
+def test_a_merge_loads_no_pandas(run_command: Run) -> None:
+    """Which pyarrow looks for when it is given a list."""
+    recording = ROOT / "tests" / "data" / "recordings" / "nsys-2024.2" / "pipeline"
+    code = (
+        "import sys; from clusterprof.cli.main import main; main();"
+        " print('pandas' in sys.modules, 'pyarrow' in sys.modules)"
+    )
+    done = run_command([sys.executable, "-c", code, "merge", str(recording)])
+    assert done.stdout.splitlines()[-1:] == ["False True"], done
+
+
 def test_importing_the_package_in_a_training_program_loads_nothing_heavy(run_command: Run) -> None:
     code = "import sys, clusterprof; clusterprof.step(); print(*sys.modules)"
     done = run_command([sys.executable, "-c", code])

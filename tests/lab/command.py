@@ -21,6 +21,8 @@ from lab.leftovers import MARK
 #: a shell inside a job may have set these; a test must not depend on them
 _FOREIGN = ("CLUSTERPROF_", "SLURM_", "NSYS_", "TORCHELASTIC_", "OMPI_", "PMI")
 _RANKS = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
+#: of the terminal that the tests were started from; readline sets them where there is none
+TERMINAL = {"COLUMNS", "LINES"}
 
 #: after so long a command hangs, on whatever machine
 PATIENCE_S = 400.0
@@ -71,7 +73,7 @@ def environment(extra: Mapping[str, str | None] | None = None) -> dict[str, str]
     env = {
         name: value
         for name, value in os.environ.items()
-        if name == MARK or not (name.startswith(_FOREIGN) or name in _RANKS)
+        if name == MARK or not (name.startswith(_FOREIGN) or name in _RANKS | TERMINAL)
     }
     # `python`, `torchrun` and the like are those of the environment that the tests run in, whether
     # it is activated or not.

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from lab import perfetto_ui
+
 LAB = Path(__file__).resolve().parent
 #: Debian keeps daemons where an ordinary user's PATH does not look.
 SEARCH = os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/sbin", "/sbin"])
@@ -101,4 +103,5 @@ PARTS = (
     Part("faketime", "libfaketime", lambda: None if faketime() else "no libfaketime"),
     Part("root", "root, to mount a small disk", lambda: None if os.geteuid() == 0 else "not root"),
     Part("chromium", "a headless Chromium", lambda: None if chromium() else "no chromium"),
+    Part("perfetto_ui", "Perfetto's UI as npm has it", perfetto_ui.why_not),
 )

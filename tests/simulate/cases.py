@@ -265,6 +265,31 @@ def _traced_gpu(d: _Draw) -> Case:
     return replace(made, codes=("straggler.gpu", "straggler.host"))
 
 
+def _stalled_once(d: _Draw) -> Case:
+    """A late host; another rank, profiled or not, that stalls once, in a step of the window."""
+    job = d.job((int(d.one(4, 8)), 1, 1), d.part(0.3, 0.6), synchronous=True, warm_steps=14)
+    job = replace(job, steps=int(d.one(6, 7, 8)), traced_ns=int(d.part(*_TRACED_NS)))
+    made = d.late(job, "host", d.part(0.2, 0.8), "straggler.host")
+    other = int(d.one(*(r for r in range(job.world) if r not in made.ranks)))
+    step = job.first_step + int(d.rng.integers(1, job.steps))
+    stall = Cause("host", other, int(d.part(3, 12) * gpu_ns(job)), (step,))
+    kept = (*made.ranks, *(r for r in (0, 1, 2) if r not in made.ranks and r != other))
+    profiled = tuple(sorted({*kept[:3], *((other,) if d.one(True, False) else ())}))
+    return replace(made, job=replace(made.job, causes=(*made.job.causes, stall)), profiled=profiled)
+
+
+def _patterned_input(d: _Draw) -> Case:
+    """Input that is late in one step of a few, of which the window has more than its share."""
+    after = int(d.one(3, 4))
+    job = d.job(d.data(), d.part(0.3, 0.6), synchronous=True, steps=after + 2, warm_steps=6 * after)
+    long = tuple(job.first_step + 1 + k * after for k in range(-6, 2))
+    causes = tuple(
+        Cause("input", r, int(d.part(1.9, 2.1) * gpu_ns(job)), long) for r in range(job.world)
+    )
+    job = replace(job, causes=causes, traced_ns=int(d.part(*_TRACED_NS)))
+    return d.case(job, "input.stall")
+
+
 def _sync_host(d: _Draw) -> Case:
     job = d.job(d.data(), d.part(0.3, 0.6), synchronous=True)
     return d.late(job, "host", d.part(0.12, 0.8), "straggler.host")
@@ -449,4 +474,6 @@ KINDS: dict[str, Callable[[_Draw], Case]] = {
     "healthy, slowed by tracing": _traced_healthy,
     "late host, slowed by tracing": _traced_host,
     "GPU with more work, tracing": _traced_gpu,
+    "late host, and one stall": _stalled_once,
+    "input, every few steps": _patterned_input,
 }

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,22 @@ def simulate(job: Job) -> tuple[list[RankTables], Truth]:
     ]
     groups = training.groups()
     return tables, Truth(job.causes, tuple(offset), tuple(drift), middle + _EPOCH_NS, groups)
+
+
+def sleeps_as_ranges(tables: RankTables, ranges: Mapping[str, int]) -> RankTables:
+    """A rank as a profiler without calls of the system has it: ranges where its host sleeps.
+
+    They stand in the place of its own phases; each begins and ends so far within the sleep (ns).
+    """
+    calls = tables.host_calls.to_pylist()
+    main = tables.activity["launch_thread"].drop_null()[0].as_py()
+    made = [row for row in calls if row["name"] != "clock_nanosleep" and row["kind"] != "range"]
+    for sleep in (row for row in calls if row["name"] == "clock_nanosleep"):
+        for name, inset in ranges.items():
+            times = {"start_ns": sleep["start_ns"] + inset, "end_ns": sleep["end_ns"] - inset}
+            made.append({**sleep, "kind": "range", "name": name, "thread": main, **times})
+    made.sort(key=lambda row: row["start_ns"])
+    return replace(tables, host_calls=pa.Table.from_pylist(made, tables.host_calls.schema))
 
 
 def _usual_step(training: Training) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing.process
 import os
+import shutil
 import socket
 import sys
 import threading
@@ -12,10 +13,23 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
+from hypothesis import HealthCheck, settings
 from lab.command import PATIENCE_S
 
+from clusterprof import run_directory
+from clusterprof.agent.contracts import states
 from clusterprof.agent.guard.outbox import Outbox
 from clusterprof.agent.guard.writer import Writer
+from clusterprof.arguments import parse_ranks
+
+#: traces of three ranks
+GLOO = Path(__file__).parents[1] / "data" / "recordings" / "kineto" / "gloo"
+
+# The same examples in each run, and each may take as long as the machine stalls for.
+settings.register_profile(
+    "same", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("same")
 
 _EVENTS = {
     "subprocess.Popen",
@@ -101,3 +115,23 @@ def rank_folder(outbox: Outbox, tmp_path: Path) -> Path:
         "begin", run=str(tmp_path / "run"), folder=str(folder), window=[10, 20], wall_ns=0, log_s=0
     )
     return folder
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> run_directory.RunDirectory:
+    """A run of three ranks, all profiled, that has been collected."""
+    made = run_directory.create(tmp_path / "run")
+    for rank in range(3):
+        states.advance(str(made.rank(rank)), "captured", chosen=True)
+        shutil.copy(GLOO / f"rank{rank}.json.gz", made.rank(rank) / "trace.json.gz")
+    made.write_manifest(
+        {
+            "schema_version": 1,
+            "launcher": "torchrun",
+            "world_size": None,
+            "selection": parse_ranks("all")._asdict(),
+            "window": [5, 10],
+            "outcomes": [{"rank": rank, "state": "collected", "reason": ""} for rank in range(3)],
+        }
+    )
+    return made

@@ -55,6 +55,19 @@ def test_a_late_host_is_named_by_flight_recorders_alone(gloo: bool) -> None:
     assert findings(replace(job, causes=()), durations=not gloo) == []
 
 
+@pytest.mark.parametrize("step", range(10, 15))
+def test_a_stall_in_one_of_five_steps_hides_no_late_rank_and_is_none(step: int) -> None:
+    late = (Cause("host", 1, 300 * MS),)
+    job = replace(JOB, dp=4, steps=5, causes=())
+    for stalled in [(0,), (1,), (2,), (0, 2), (0, 1, 2, 3)]:
+        stall = tuple(Cause("host", rank, 1500 * MS, (step,)) for rank in stalled)
+        for causes, named in ((late, [1]), ((), [])):
+            made = compared(recorded(replace(job, causes=causes + stall)))
+            found = made.results["suspects"]
+            assert [each["rank"] for each in found] == named, stalled
+            assert all(each["lateness_ns"] == pytest.approx(300 * MS, rel=0.1) for each in found)
+
+
 def test_without_anybody_late_the_verdict_claims_no_more_than_is_known() -> None:
     made = compared(recorded(replace(JOB, causes=())))
     results = study([], shallow=made).results

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
+import warnings
 from dataclasses import replace
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 from hypothesis import given, settings
@@ -84,7 +87,7 @@ job = st.builds(
 )
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(job)
 def test_each_account_closes_to_the_nanosecond_and_steps_leave_no_gap(job: Job) -> None:
     made = studied(job)
@@ -107,7 +110,7 @@ def test_queued_work_belongs_to_the_step_that_launched_it() -> None:
     line = Timelines(ranks[:1])
     host_begin = line.axis.of(line.rank, line.host_begin)
     for k in range(1, len(line.step)):
-        mine = line.step_of == line.step[k]
+        mine = line.launched_in == k
         # the host is far ahead: its step began while the GPU was still in the one before
         assert host_begin[k] < line.begin[k]
         assert line.start[mine].min() >= line.begin[k]
@@ -321,6 +324,22 @@ def test_exposed_communication_is_named_and_waiting_is_not_counted_as_transfer()
     assert all(c < 3 * MS for c in costs)
 
 
+@pytest.mark.parametrize(
+    ("job", "alone"),
+    [
+        (Job(layers=2, transfer_ns=6 * MS), False),
+        (Job(layers=2, transfer_ns=6 * MS, serial=True), True),
+    ],
+)
+def test_no_compute_overlaps_is_said_only_where_none_does(job: Job, alone: bool) -> None:
+    summary = only(studied(job).results, "communication.exposed")["summary"]
+    assert summary.startswith("No compute overlaps AllReduce: ") == alone, summary
+    found = re.search(r"(\S+)% of their time overlapped", summary)
+    assert found, summary
+    assert (found[1] in ("0", "<0.1")) == alone, summary
+    assert alone or summary.startswith(f"AllReduce is {found[1]}% overlapped: "), summary
+
+
 def test_the_first_step_of_a_window_is_never_evidence() -> None:
     made = studied(Job(tear_ns=400 * MS))
     assert [s["settled"] for s in made.results["steps"]] == [False, True, True, True, True]
@@ -441,3 +460,17 @@ def test_more_work_on_one_rank_of_a_stage_is_no_imbalance_of_the_stages() -> Non
     more = Cause("gpu_more", rank=0, extra_ns=8 * MS)
     found = studied(Job(dp=2, pp=2, launch_ns=40_000, causes=(more,))).results["findings"]
     assert "pipeline.imbalance" not in [f["code"] for f in found]
+
+
+def test_hosts_whose_time_is_all_in_named_calls_have_no_middle_launch() -> None:
+    def named(rank: RankTables) -> RankTables:
+        calls = rank.host_calls.to_pylist()
+        own = next(row for row in calls if row["kind"] == "range")
+        begin, end = (rank.info.begin_ns or 0) - 10**9, rank.info.end_ns + 10**9
+        calls.insert(0, {**own, "name": "dataloader", "start_ns": begin, "end_ns": end})
+        return replace(rank, host_calls=pa.Table.from_pylist(calls, rank.host_calls.schema))
+
+    ranks = [named(rank) for rank in simulate(Job())[0]]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert study(ranks, source="reports").results["findings"]

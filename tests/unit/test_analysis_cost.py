@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pyarrow as pa
+import pytest
 
 from clusterprof.analysis.model.capture_cost import capture_cost
 from clusterprof.ingest.rank_steps import steps_table
@@ -45,6 +46,21 @@ def test_stalls_and_steps_of_profiled_and_unprofiled_ranks_are_kept_apart() -> N
     }
     for fact in ("1.20 s", "60.0 ms at the stop", "42.0 ms inside", "unprofiled ranks: steps of"):
         assert fact in capture(cost)
+
+
+def test_of_steps_that_repeat_a_pattern_whole_patterns_are_compared() -> None:
+    noise = np.random.default_rng(3).uniform(0.95, 1.05, 90)
+    steps = (np.tile([2.0, 2.0, 2.0, 124.0], 23)[:90] * noise).tolist()
+    # what the profiler's start let the loader fetch ahead
+    steps[40:46] = [2.0] * 6
+    cost = capture_cost({0: log(steps, {40: 270})}, [0], 40, 46)
+    assert cost is not None
+    times = cost["profiled"]
+    assert times["before_ns"] == pytest.approx(32.5 * MS, rel=0.05)
+    assert times["inside_ns"] == 2 * MS
+    assert times["after_ns"] == pytest.approx(32.5 * MS, rel=0.05)
+    assert times["after_uncertainty_ns"] is not None
+    assert times["after_uncertainty_ns"] < 3 * MS
 
 
 def test_the_longest_stall_of_any_profiled_rank_counts() -> None:

@@ -84,3 +84,23 @@ def test_hosts_are_launch_bound_outside_if_most_of_their_delay_is_left(
     found = findings(ranks, usual)
     assert {f["code"] for f in found} - {"communication.exposed"} == codes
     assert all(f["saved_ns_per_step"] <= 1.1 * (usual - step_ns(fast)) for f in found)
+
+
+def test_a_window_that_shows_little_of_a_step_says_so_first() -> None:
+    job = bound(110_000)
+    usual = 6 * step_ns(job)
+    known = [replace(r, info=replace(r.info, usual_step_ns=round(usual))) for r in simulate(job)[0]]
+    results = study(known).results
+    assert results["pace"]
+    assert results["pace"]["step_ns"] == pytest.approx(usual, rel=0.01)
+    assert results["verdict"].startswith("The window shows ")
+    assert "step: the rest cannot be determined." in results["verdict"]
+    assert any("fetched ahead while the profiler started" in text for text in results["warnings"])
+    (bound_by,) = [f for f in results["findings"] if f["code"] == "host.launch_bound"]
+    assert bound_by["severity"] != "critical"
+
+
+@pytest.mark.parametrize("steps", [1, 2])
+def test_without_a_steady_state_step_there_is_none_to_compare(steps: int) -> None:
+    warnings = study(simulate(Job(steps=steps, tear_ns=0))[0]).results["warnings"]
+    assert not [text for text in warnings if "outside the window" in text]

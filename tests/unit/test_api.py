@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import builtins
-import json
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -144,22 +141,3 @@ def test_a_what_if_without_reports_says_so(folder: Path) -> None:
         entry["source"] = "/nowhere/rank.sqlite"
     with pytest.raises(ReportError, match="needs the reports"):
         moved.what_if()
-
-
-@pytest.fixture
-def in_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.chdir(folder.parent)
-    return
-
-
-@pytest.mark.usefixtures("in_folder")
-def test_the_notebook_s_cells_run_one_after_the_other() -> None:
-    notebook = json.loads((ROOT / "examples" / "run_in_pandas.ipynb").read_text())
-    names: dict[str, Any] = {}
-    cells = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
-    assert all(cell["outputs"] == [] for cell in cells)
-    for cell in cells:
-        exec(compile("".join(cell["source"]), "run_in_pandas.ipynb", "exec"), names)
-    assert isinstance(names["run"], api.Run)
-    assert names["waits"].idxmax() == 2
-    assert "clusterprof.api" in sys.modules

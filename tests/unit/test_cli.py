@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
@@ -13,7 +14,7 @@ from clusterprof import merge_run, run_directory
 from clusterprof.agent.contracts import states
 from clusterprof.agent.contracts.plan import NsysPlan
 from clusterprof.analysis.findings.registry import CODES
-from clusterprof.arguments import parse_ranks
+from clusterprof.arguments import StepWindow, parse_ranks
 from clusterprof.cli import main, status
 from clusterprof.launch import run_job, settings
 from clusterprof.launch.planning import LaunchPlan
@@ -95,7 +96,8 @@ def test_every_finding_can_be_explained(capsys: pytest.CaptureFixture[str]) -> N
     listed = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
     assert listed == sorted(CODES)
     assert main.main(["explain", "straggler.host"]) == 0
-    shown, code = capsys.readouterr().out, CODES["straggler.host"]
+    # in lines as wide as the terminal
+    shown, code = " ".join(capsys.readouterr().out.split()), CODES["straggler.host"]
     for part in (code.title, code.meaning, code.when_wrong, code.recommendation):
         assert part in shown
 
@@ -143,3 +145,28 @@ def test_status_of_ranks_that_all_came_equally_far_gives_one_number(tmp_path: Pa
     states.advance(str(run.rank(1)), "counted", steps=90)
     (_, counts) = status.render(status.look(run), everyone=False).splitlines()
     assert counts.split(",")[1].split() == ["90", "to", "200", "steps"]
+
+
+@pytest.mark.parametrize("columns", [60, 80, 200])
+def test_status_is_as_wide_as_the_terminal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, columns: int
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    reason = "nsys ended before the window began, as its disk was full: see the rank's log"
+    ranks = [
+        status.RankStatus(rank, True, "no report", 7, "gpu-node-0007", 3.0, reason * (rank == 1))
+        for rank in range(3)
+    ]
+    others = [replace(ranks[0], rank=rank, chosen=False) for rank in range(3, 9)]
+    window = StepWindow(10, 15)
+    now = status.Status(
+        Path("runs/x"), "2026-01-02T03:04:05+00:00", None, None, window, ranks + others,
+        [status.WindowStatus(2, "40:45", "0,8", "torch", {0: "lost"}, {0: reason}, False, False)],
+    )  # fmt: skip
+    monkeypatch.setenv("COLUMNS", str(columns))
+    shown = status.render(now, everyone=False)
+    assert max(map(len, shown.splitlines())) <= columns
+    assert " ".join(shown.split()).count(reason) == 2
+    assert ("gpu-node-0007" in shown) == (columns > 60)
+    monkeypatch.delenv("COLUMNS")
+    assert len(status.render(now, everyone=False).splitlines()) == 8

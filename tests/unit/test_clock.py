@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow.compute as pc
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from simulate import Cause, Job, middle, simulate, wall, with_clock
 from simulate.cases import cases
@@ -64,7 +64,7 @@ offsets = st.lists(st.integers(-50 * MS, 50 * MS), min_size=4, max_size=4)
 drifts = st.lists(st.floats(-50, 50), min_size=4, max_size=4)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(jobs, offsets, drifts, st.integers(0, 9), st.booleans())
 def test_the_bound_holds_over_the_whole_window_for_any_offsets_and_drifts(
     job: Job, offset: list[int], drift: list[float], seed: int, hosts_named: bool
@@ -78,7 +78,7 @@ def test_the_bound_holds_over_the_whole_window_for_any_offsets_and_drifts(
         assert clock.uncertainty(rank) < UNBOUNDED_NS
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     jobs,
     offsets,
@@ -87,6 +87,8 @@ def test_the_bound_holds_over_the_whole_window_for_any_offsets_and_drifts(
     st.lists(st.integers(0, 9), min_size=4, max_size=4),
     st.sampled_from([0.0, 0.02, 0.2]),
 )
+# a step apart, eight of twelve calls end more evenly than all twelve
+@example(Job(steps=3, dp=2, pp=2), [0] * 4, [0.0, 9.0, 0.0, 0.0], 6, [0] * 4, 0.0)
 def test_the_bound_holds_or_there_is_none_where_no_step_tells_which_call_is_which(
     job: Job, offset: list[int], drift: list[float], seed: int, lost: list[int], noise: float
 ) -> None:

@@ -56,7 +56,7 @@ drifts = st.lists(st.floats(-50, 50), min_size=4, max_size=4)
 groupings = st.sampled_from([((0, 1, 2, 3),), ((0, 1), (2, 3), (1, 2)), ((0, 2), (1, 3), (0, 1))])
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(groupings, offsets, drifts, st.integers(0, 10**6), st.floats(0, 3e6))
 def test_the_truth_lies_within_the_bounds_at_every_time(
     groups: tuple[tuple[int, ...], ...],
@@ -79,7 +79,7 @@ def test_the_truth_lies_within_the_bounds_at_every_time(
     assert contradicting(blocks, 4) == []
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(offsets, st.integers(0, 10**6))
 def test_a_broadcast_bounds_the_others_on_one_side_only(offset: list[float], seed: int) -> None:
     rng = np.random.default_rng(seed)
@@ -91,7 +91,6 @@ def test_a_broadcast_bounds_the_others_on_one_side_only(offset: list[float], see
     assert (at - at[0] <= found.high).all()
 
 
-@settings(deadline=None)
 @given(
     offset=st.floats(-40 * MS, 40 * MS),
     late=st.lists(st.floats(-9 * MS, 9 * MS), min_size=1, max_size=8),

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from lab.command import PATIENCE_S
 
@@ -110,7 +110,6 @@ def call(name: str, start: int, end: int) -> dict[str, Any]:
     return {"start_ns": start, "end_ns": end, "kind": "range", "name": name, "thread": 1}
 
 
-@settings(deadline=None)
 @given(
     shift=st.integers(-(10**9), 10**9),
     waits=st.lists(st.tuples(*[st.integers(0, 50_000)] * 3), min_size=1, max_size=4),
@@ -181,7 +180,6 @@ def test_a_report_without_marks_or_with_marks_that_contradict_has_no_anchor() ->
 delays = st.integers(0, 3_000_000)
 
 
-@settings(deadline=None)
 @given(
     offset=st.integers(-(10**12), 10**12),
     drift_ppm=st.floats(-70, 70),
@@ -292,7 +290,6 @@ def bound(at: int, low: int, high: int, rank: int = 1) -> Bound:
     return Bound(rank, 0, f"boot n{rank}", "boot n0", at, low, high, high - low, 10)
 
 
-@settings(deadline=None)
 @given(
     ppm=st.floats(-100, 100),
     offset=st.integers(-(10**9), 10**9),
@@ -393,7 +390,6 @@ def test_an_assumption_never_shortens_a_bound_that_is_proven() -> None:
     assert assuming.warnings == plain.warnings
 
 
-@settings(deadline=None)
 @given(st.integers(-(10**9), 10**9), st.integers(1, 10**7), st.integers(0, 10**6))
 def test_a_bound_as_a_block_says_exactly_the_bound(low: int, width: int, base: int) -> None:
     one = measured.PairBound(5, 3, NOW, low, low + width, "probe")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import re
+from pathlib import Path
 
 import pytest
 
@@ -25,6 +26,7 @@ def printed(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str]:
     ("words", "meant"),
     [
         (["mrege", "x"], "clusterprof merge"),
+        (["hlep"], "clusterprof help"),
         (["torchrn", "--", "t.py"], "clusterprof torchrun"),
         (["help", "statsu"], "clusterprof status"),
         (["srun", "--rank", "0", "--", "t.py"], "--ranks"),
@@ -35,6 +37,9 @@ def printed(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str]:
         (["doctor", "--locl"], "--local"),
         (["merge", "x", "--htlm", "y"], "--html"),
         (["status", "x", "--wach"], "--watch"),
+        (["merge", "--hlep"], "--help"),
+        (["export", "x", "--format", "perfeto"], "perfetto"),
+        (["runs", "lst"], "list"),
     ],
 )
 def test_a_misspelt_word_is_given_back_with_the_one_it_is_near_to(
@@ -65,6 +70,29 @@ def test_a_launcher_s_own_option_reaches_it(
     assert " ".join(words[1:]) in text
 
 
+@pytest.mark.parametrize("columns", [60, 100])
+@pytest.mark.parametrize("words", [["explain"], ["explain", "straggler.host"]])
+def test_an_explanation_is_as_wide_as_the_terminal(
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    words: list[str],
+    columns: int,
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    _, text = printed(capsys, *words)
+    assert columns // 2 < max(map(len, text.splitlines())) <= columns
+
+
+def test_what_is_not_there_is_said_to_be_not_there(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for words in (["report", "x"], ["view", "x"], ["export", "x", "--format", "csv"]):
+        status, text = printed(capsys, *words)
+        assert (status, "x does not exist\n" in text) == (3, True), text
+    assert printed(capsys, "baseline", "list") == (0, "no baselines in .clusterprof/baselines\n")
+
+
 def test_no_near_word_is_made_up(capsys: pytest.CaptureFixture[str]) -> None:
     status, text = printed(capsys, "xyzzy")
     assert (status, "did you mean" in text) == (2, False)
@@ -76,11 +104,13 @@ def test_no_near_word_is_made_up(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.parametrize("verb", [None, *main.verbs()])
 def test_help_begins_with_what_it_is_for_and_examples(
-    capsys: pytest.CaptureFixture[str], verb: str | None
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, verb: str | None
 ) -> None:
+    monkeypatch.setenv("COLUMNS", "100")  # where no example needs a second line
     words = [verb] if verb else []
-    status, text = printed(capsys, "help", *words)
+    status, text = printed(capsys, "help", *(words or ["help"]))
     assert status == 0
+    assert words or printed(capsys, "help") == (0, text)
     assert printed(capsys, *words, "--help") == (0, text)
     places = [text.index(part) for part in ("\nexamples:\n", "\nusage: ", "--help")]
     assert places == sorted(places)
@@ -92,8 +122,9 @@ def test_help_begins_with_what_it_is_for_and_examples(
 
 @pytest.mark.parametrize("verb", main.verbs())
 def test_an_example_has_only_options_that_the_verb_knows(
-    capsys: pytest.CaptureFixture[str], verb: str
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, verb: str
 ) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
     _, text = printed(capsys, verb, "--help")
     examples, _, options = text.partition("\nusage: ")
     ours = examples.partition("\nexamples:\n")[2]

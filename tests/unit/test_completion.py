@@ -29,6 +29,21 @@ def test_a_verb_hands_out_its_parser_and_works_afterwards(
     assert {flag for flag in flags - hidden if flag not in shown} == set()
 
 
+@pytest.mark.parametrize("columns", [60, 80, 200])
+@pytest.mark.parametrize("verb", [*main.verbs(), "help"])
+def test_no_line_of_the_help_is_wider_than_the_terminal(
+    verb: str, columns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    this = main.parser() if verb == "help" else main.parser_of(verb)
+    monkeypatch.setenv("COLUMNS", str(columns))
+    shown = this.format_help()
+    assert max(map(len, shown.splitlines())) <= columns
+    # a shell reads an example that goes on in the next line as it was
+    as_read = " ".join(shown.replace("\\\n", " ").split())
+    for example in this.examples:
+        assert all(" ".join(part.split()) in as_read for part in example.split("   ")), example
+
+
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_every_verb_option_and_choice_can_be_completed(
     shell: str, capsys: pytest.CaptureFixture[str]

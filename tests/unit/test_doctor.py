@@ -223,6 +223,21 @@ def test_nodes_that_agree_share_a_line_and_quantities_show_the_least() -> None:
     assert text.splitlines()[0].split() == ["ok", "loopback", "all", "3", "up"]
 
 
+@pytest.mark.parametrize("width", [60, 110])
+def test_the_table_is_as_wide_as_the_terminal(width: int) -> None:
+    hosts = [f"gpu-node-{n:04}.cluster" for n in range(6)]
+    found = {
+        host: [
+            Check("temporary folder", OK, "words of what was found, " * 6),
+            Check("nsys", OK if n % 2 else BAD, "2024.2" if n % 2 else "none", "install it " * 9),
+        ]
+        for n, host in enumerate(hosts)
+    }
+    text = table.render(table.lines(found), hosts, width)
+    assert 40 < max(map(len, text.splitlines())) <= width
+    assert text.count("gpu-node-0000.cluster") == text.count("gpu-node-0005.cluster") == 1
+
+
 def test_nodes_whose_nsys_differs_are_bad_and_both_are_named() -> None:
     lines = table.lines(
         {

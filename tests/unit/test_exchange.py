@@ -10,7 +10,10 @@ import pyarrow.compute as pc
 import pytest
 from simulate import Cause, Job, simulate
 
+from clusterprof.agent.contracts import words
 from clusterprof.align.match import match
+from clusterprof.report import collective_charts, heatmap
+from clusterprof.report.whole_job import Job as Known
 from clusterprof.study import study
 from clusterprof.tables import RankTables
 
@@ -84,3 +87,28 @@ def test_a_late_rank_is_found_behind_its_exchanges() -> None:
     late = replace(JOB, causes=(Cause("host", 2, 20 * MS),))
     results = study([exchanging(r) for r in simulate(late)[0]]).results
     assert (results["findings"][0]["code"], results["findings"][0]["rank"]) == ("straggler.host", 2)
+
+
+def test_what_waits_for_whom_is_the_same_in_one_call_and_in_sends_and_receives() -> None:
+    """Each kernel waits once, however many calls it has; its bytes are those of all of them."""
+    job = replace(JOB, causes=(Cause("host", 2, 8 * MS),), small_calls=False)
+    ranks, _ = simulate(job)
+    one, several = study(ranks), study([exchanging(each) for each in ranks])
+    charts = [collective_charts.charts(each.results, each.collectives) for each in (one, several)]
+    shares = [
+        {(cell["row"], cell["column"]): cell["share"] for cell in (each["waits"] or {})["cells"]}
+        for each in charts
+    ]
+    assert shares[0].keys() == shares[1].keys()
+    assert shares[1] == pytest.approx(shares[0], abs=0.02)
+    highs = [float((each["waits"] or {})["high"].removesuffix(" ms")) for each in charts]
+    assert highs[1] == pytest.approx(highs[0], rel=0.02)
+    caused = [heatmap.measures(each.results, each.collectives, Known()) for each in (one, several)]
+    assert caused[1][0].values == pytest.approx(caused[0][0].values, rel=0.02, abs=MS / 10)
+    size = ranks[0].collective_calls["message_bytes"][0].as_py()
+    (point,) = (charts[1]["bandwidth"] or {})["points"]
+    (before,) = (charts[0]["bandwidth"] or {})["points"]
+    assert point["label"].startswith(f"AllToAll of 4 ranks, {words.size(4 * size)}: ")
+    rates = [float(each["label"].split(": ")[1].split(" GB/s")[0]) for each in (point, before)]
+    # four times the bytes in the same time; the factors are 3/4 and 2·3/4
+    assert rates[0] == pytest.approx(2 * rates[1], rel=0.02)

@@ -7,12 +7,14 @@ import json
 import re
 import shlex
 import statistics
+import sys
 import zipfile
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import numpy as np
 import pyarrow as pa
@@ -26,6 +28,7 @@ from simulate import Cause, Job, middle, simulate, with_clock
 from clusterprof import merge_run
 from clusterprof.cli import export, main
 from clusterprof.export import chrome, commands, flat_tables, merged_tables, tracks, wire
+from clusterprof.report import results_json
 from clusterprof.run_directory import RunDirectory
 from clusterprof.study import Study, study
 from clusterprof.tables import RankTables
@@ -423,6 +426,30 @@ def test_chrome_json_has_what_perfetto_s_trace_has(run: Path, tmp_path: Path) ->
     )
 
 
+def test_arrows_join_the_members_of_each_collective_in_their_order(
+    straggler: Study, run: Path, tmp_path: Path
+) -> None:
+    events = json.loads(exported(run, "chrome-json", tmp_path / "c").read_text())["traceEvents"]
+    slices = {(e["pid"], e["tid"], e["ts"]): e for e in events if e["ph"] == "X"}
+    joined: dict[int, list[dict[str, Any]]] = defaultdict(list)
+    for event in events:
+        if event["ph"] in ("s", "t", "f"):
+            joined[event["id"]].append(event)
+            begins = slices[event["pid"], event["tid"], event["ts"]]
+            assert begins["args"]["collective"] == event["id"] - 1
+            assert begins["cat"] == event["cat"]
+            assert (event.get("bp") == "e") == (event["ph"] == "f")
+    table = straggler.collectives
+    members = Counter(table.filter(pc.is_valid(table["start_ns"]))["collective"].to_pylist())
+    assert {id_ - 1: len(each) for id_, each in joined.items()} == {
+        collective: count for collective, count in members.items() if count > 1
+    }
+    for each in joined.values():
+        each.sort(key=lambda event: event["ts"])
+        assert "".join(event["ph"] for event in each) == f"s{'t' * (len(each) - 2)}f"
+        assert len({event["pid"] for event in each}) == len(each)
+
+
 def test_chrome_json_stays_within_its_size(run: Path, tmp_path: Path) -> None:
     merged = merged_tables.read(RunDirectory(run))
     limit = exported(run, "chrome-json", tmp_path / "whole").stat().st_size * 4 // 5
@@ -581,17 +608,34 @@ def test_a_kernel_s_function_is_what_ncu_calls_it(kernel: str, name: str) -> Non
     assert commands.base_name(kernel) == name
 
 
-def test_the_figures_for_experiment_trackers_are_those_of_the_results(
-    straggler: Study, run: Path
+def test_what_experiment_trackers_get_is_what_the_results_say(
+    straggler: Study, run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The trackers are stand-ins: docs/export.md says with which real ones these lines were run."""
+    results = straggler.results
+    (found,) = [each for each in results["findings"] if each["code"] == "straggler.host"]
+    lesser = {**found, "saved_ns_per_step": 1}  # a second rank, of which less is saved
+    again = {**results, "findings": [*results["findings"], lesser]}
+    (run / "merged" / "results.json").write_bytes(results_json.dumps(again))
     page = (Path(__file__).resolve().parents[2] / "docs" / "export.md").read_text()
-    (first, *_) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
-    names: dict[str, Any] = {}
-    exec(first.replace("runs/…", str(run)), names)
-    assert names["figures"]["step_ms"] == pytest.approx(straggler.results["pace"]["step_ns"] / 1e6)
-    (found,) = [each for each in straggler.results["findings"] if each["code"] == "straggler.host"]
-    saves = names["figures"]["saved_ms/straggler.host"]
-    assert saves == pytest.approx(found["saved_ns_per_step"] / 1e6)
+    page = page.replace("runs/…", str(run))
+    first, *trackers = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    wandb, mlflow, tensorboard = (MagicMock() for _ in range(3))
+    monkeypatch.setitem(sys.modules, "wandb", wandb)
+    monkeypatch.setitem(sys.modules, "mlflow", mlflow)
+    monkeypatch.setitem(sys.modules, "torch", MagicMock())
+    monkeypatch.setitem(sys.modules, "torch.utils", MagicMock())
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", tensorboard)
+    assert len(trackers) == 3
+    for each in trackers:
+        exec(first + each, {})
+    (figures,) = wandb.init.return_value.__enter__.return_value.log.call_args.args
+    assert figures["step_ms"] == pytest.approx(results["pace"]["step_ns"] / 1e6)
+    assert figures["saved_ms/straggler.host"] == pytest.approx(found["saved_ns_per_step"] / 1e6)
+    assert mlflow.log_metrics.call_args.args == (figures,)
+    assert Path(mlflow.log_artifact.call_args.args[0]).is_file()
+    writer = tensorboard.SummaryWriter.return_value.__enter__.return_value
+    assert dict(each.args for each in writer.add_scalar.call_args_list) == figures
 
 
 # --- csv, parquet

@@ -18,7 +18,7 @@ from clusterprof.align.clock.readings import RankReadings
 from clusterprof.align.columns import integers, texts
 from clusterprof.align.lateness import SHALLOW, host_clock, joined, shallow
 from clusterprof.align.match.flight_calls import FlightCalls, match
-from clusterprof.analysis.model.shallow import change, stages, suspects, waits
+from clusterprof.analysis.model.shallow import change, stages, students_t, suspects, waits
 from clusterprof.arguments import parse_ranks
 from clusterprof.ingest.flight.all_dumps import Flight, find_dumps, read_dumps
 from clusterprof.ingest.flight.dump import ENTRIES, Group
@@ -117,6 +117,15 @@ def test_a_rank_that_comes_last_in_each_step_is_a_suspect() -> None:
     assert found([[9] * 12, [8] * 12], least=0.2) == []
     # too few steps
     assert found([[9] * 6, [2] * 6]) == []
+
+
+def test_student_s_t_is_that_of_its_tables() -> None:
+    """Abramowitz and Stegun, table 26.10, and for one and two degrees in closed form."""
+    known = {(0.005, 4): 4.604, (0.0005, 3): 12.924, (0.01, 30): 2.457, (0.0005, 120): 3.373}
+    for (chance, free), t in known.items():
+        assert students_t(chance, free) == pytest.approx(t, abs=6e-4)
+    assert students_t(1e-6, 1) == pytest.approx(1 / np.tan(np.pi * 1e-6))
+    assert students_t(1e-6, 2) == pytest.approx((1 - 2e-6) / np.sqrt(2e-6 * (1 - 1e-6)))
 
 
 def test_since_when_a_rank_is_late() -> None:

@@ -86,7 +86,7 @@ def test_every_verb_reads_the_same_conditions() -> None:
     line = ["--fail-on", "straggler.*,saved>5%", "--fail-on=critical"]
     expected = [*gate.parse("straggler.*,saved>5%"), *gate.parse("critical")]
     assert merge.parser("merge").parse_args(["x", *line]).fail_on == expected
-    launching = launch.parser("torchrun", "Run.", "torchrun")
+    launching = launch.launching_parser("torchrun", "Run.", "torchrun")
     assert launching.parse_args(line).fail_on == expected
     assert launching.parse_args([]).fail_on == []
 

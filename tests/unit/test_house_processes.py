@@ -5,9 +5,12 @@ import multiprocessing
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 _STARTS: dict[str, Callable[[], object]] = {
     "subprocess": lambda: subprocess.run([sys.executable, "-c", ""], check=False),
@@ -39,3 +42,15 @@ def test_an_attempt_that_the_code_swallowed_is_still_known(attempts: list[str]) 
         os.system("true")
     assert attempts
     attempts.clear()
+
+
+def test_a_machine_that_stalls_at_an_example_fails_no_test() -> None:
+    drawn = []
+
+    @given(st.integers())
+    def stalls_once(number: int) -> None:
+        drawn.append(number)
+        time.sleep(0.3 if len(drawn) == 1 else 0.0)
+
+    stalls_once()
+    assert len(drawn) > 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import itertools
 import json
 import lzma
 from collections.abc import Callable
@@ -15,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from clusterprof.ingest import gather, read_report
+from clusterprof.ingest import gather, opening, read_report
 from clusterprof.ingest.assembler import RankUnknown
 from clusterprof.ingest.kineto.nccl_kernels import ProcessGroup
 from clusterprof.study import study
@@ -463,3 +464,21 @@ def test_what_a_thread_recorded_before_it_asked_for_times_is_no_wait(tmp_path: P
     assert asked_for_times(tmp_path, work) == [(4_990, 5_000), (5_001, 5_002)]
     recorded = ("cuda_runtime", "cudaEventSynchronize", 100.0, 4_890.0)
     assert asked_for_times(tmp_path, recorded) == [(100, 4_990)]
+
+
+@pytest.mark.parametrize("suffix", [".json", ".json.gz", ".json.xz"])
+def test_a_file_that_is_unpacked_ahead_reads_as_it_is(suffix: str, tmp_path: Path) -> None:
+    content = bytes(range(256)) * 9_001  # no whole number of blocks
+    path = tmp_path / f"trace{suffix}"
+    pack = {".json": bytes, ".json.gz": gzip.compress, ".json.xz": lzma.compress}[suffix]
+    path.write_bytes(pack(content))
+    with opening.opened_ahead(path) as file:
+        sizes = itertools.cycle((1, 70_000, 3 << 20))
+        assert b"".join(iter(lambda: file.read(next(sizes)), b"")) == content
+
+
+def test_what_is_unpacked_ahead_of_a_file_that_is_cut_short_says_so(tmp_path: Path) -> None:
+    path = tmp_path / "trace.json.gz"
+    path.write_bytes(gzip.compress(bytes(3 << 20))[:-9])
+    with pytest.raises(EOFError), opening.opened_ahead(path) as file:
+        file.read()

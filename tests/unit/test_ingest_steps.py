@@ -9,7 +9,7 @@ import pytest
 
 from clusterprof.errors import ReportError
 from clusterprof.ingest.operations import kernel_operation, operation
-from clusterprof.ingest.rank_steps import from_ranges, read_log, steps_table, usual_step
+from clusterprof.ingest.rank_steps import from_ranges, period, read_log, steps_table, usual_step
 from clusterprof.ingest.recording import Calls
 
 
@@ -132,3 +132,27 @@ def test_what_a_step_took_before_the_capture_is_read_off_the_step_log() -> None:
     # a pause now and then belongs to it
     assert usual_step(log, int(begins[15])) == (10 * 20 + 2 * 70) * ms // 12
     assert usual_step(log, int(begins[6])) is None
+
+
+def test_batches_that_are_handed_over_four_at_a_time_and_a_checkpoint_keep_their_pace() -> None:
+    ms = 1_000_000
+    # a loader's four processes on an H200: three steps of 2 ms, then one of 124
+    noise = np.random.default_rng(5).uniform(0.95, 1.05, 40)
+    length = np.r_[5000, 3, 2, np.tile([2.0, 2.0, 2.0, 124.0], 10) * noise] * ms
+    ends = np.cumsum(length.astype(np.int64))
+    begins = np.r_[0, ends[:-1]]
+    log = steps_table(np.arange(len(ends)), begins, ends, "steplog")
+    for capture in (35, 37, 38, 43):
+        usual = usual_step(log, int(ends[capture - 1]))
+        assert usual == pytest.approx(32.5 * ms, rel=0.05)
+    # and one of ten seconds among equals
+    ends = np.cumsum(np.r_[np.full(20, 30), 10_000, np.full(9, 30)]) * ms
+    begins = np.r_[0, ends[:-1]]
+    log = steps_table(np.arange(len(ends)), begins, ends, "steplog")
+    assert usual_step(log, int(ends[-1])) == 30 * ms
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("count", [0, 1, 3])
+def test_few_steps_have_no_pattern(count: int) -> None:
+    assert period(np.full(count, 7, np.int64)) == 1

@@ -17,6 +17,7 @@ from clusterprof.agent.contracts import files, later_window, paths, states
 from clusterprof.agent.contracts.identity import Identity
 from clusterprof.agent.contracts.later_window import LaterWindow
 from clusterprof.agent.contracts.plan import Plan, Selection
+from clusterprof.agent.contracts.states import State
 from clusterprof.agent.guard import step_log
 from clusterprof.agent.guard.outbox import Outbox
 from clusterprof.agent.guard.step_log import MOST_STEPS, NEAR_LATER, StepLog
@@ -24,6 +25,7 @@ from clusterprof.agent.rank import start
 from clusterprof.agent.rank.steps import Counter
 from clusterprof.cli import capture, status
 from clusterprof.collect import live_windows
+from clusterprof.collect.outcomes import Outcome
 from clusterprof.errors import RunDirectoryError, UsageError
 from clusterprof.ingest.rank_steps import read_log
 from clusterprof.run_directory import RunDirectory
@@ -481,3 +483,16 @@ def test_a_window_is_over_once_no_rank_can_capture_it_any_more(tmp_path: Path) -
     job(tmp_path / "run", ended="2026-01-02T03:05:05+00:00")
     assert live_windows.going_on(run.later_windows()[1]) == []
     assert live_windows.going_on(run) == []
+
+
+def test_a_rank_that_still_runs_is_not_said_to_have_ended(tmp_path: Path) -> None:
+    run, now_s = job(tmp_path / "run"), time.time()
+    for rank in (0, 1):
+        at_work(run, rank, 100, 0.1, now_s)
+    lost = [Outcome(rank, State.LOST, "the program ended before it trained") for rank in (0, 1)]
+    states.advance(str(run.rank(1)), "counted")
+    running, over = live_windows.of_running(run, lost)
+    assert "still runs" in running.reason
+    assert over == lost[1]
+    job(tmp_path / "run", ended="2026-01-02T03:05:05+00:00")
+    assert live_windows.of_running(run, lost) == lost

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings, strategies
+from hypothesis import given, strategies
 from lab import lies
 
 from clusterprof.collect import answers, over_ssh
@@ -312,7 +312,18 @@ def test_a_file_that_does_not_arrive_whole_is_not_taken_and_stays_there(tmp_path
 
 
 @pytest.mark.parametrize(
-    "path", ["../../escape", "/etc/passwd", "00001/../../x", "00001/.hidden", "1/x", "00001/a/b"]
+    "path",
+    [
+        "../../escape",
+        "/etc/passwd",
+        "00001/../../x",
+        "00001/.hidden",
+        "1/x",
+        "00001/a/b",
+        "00001/reduced/a/b",
+        "00001/reduced/../x",
+        "00001/reduced/.x",
+    ],
 )
 def test_a_host_cannot_have_a_file_written_where_none_belongs(tmp_path: Path, path: str) -> None:
     run = create(tmp_path / "run")
@@ -335,6 +346,13 @@ def test_a_file_has_one_name_only(path: str) -> None:
     assert files == []
     assert "unknown name" in problem
     assert problem.isprintable()
+
+
+def test_a_rank_s_reduced_tables_are_fetched_into_their_folder(tmp_path: Path) -> None:
+    run = create(tmp_path / "run")
+    fetched(run, {"00001/reduced/rank.json": b"{}", "00001/log": b"x"})
+    assert (run.rank(1) / "reduced" / "rank.json").read_bytes() == b"{}"
+    assert sorted(each.name for each in run.rank(1).iterdir()) == ["log", "reduced"]
 
 
 LOOK = {
@@ -402,7 +420,6 @@ _JSON = strategies.recursive(
 )  # fmt: skip
 
 
-@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(_JSON.map(lambda value: json.dumps(value).encode()) | strategies.binary())
 def test_an_answer_is_read_or_refused_whatever_it_is(answer: bytes) -> None:
     for function, more in ((answers.found, [29500]), (answers.offered, [])):
@@ -410,7 +427,6 @@ def test_an_answer_is_read_or_refused_whatever_it_is(answer: bytes) -> None:
         assert message.isprintable()
 
 
-@settings(deadline=None)
 @given(strategies.text(), strategies.lists(strategies.text()))
 def test_a_known_hosts_file_may_hold_anything(text: str, words: list[str]) -> None:
     known = Known()

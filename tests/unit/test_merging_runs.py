@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import lzma
 import os
@@ -16,32 +17,12 @@ import pytest
 
 from clusterprof import run_directory
 from clusterprof.agent.contracts import states
-from clusterprof.arguments import check_free, parse_ranks
+from clusterprof.arguments import check_free
 from clusterprof.cli import merge
 from clusterprof.errors import UsageError
 from clusterprof.probe.measurement import Measurement, is_measurement
 
 RECORDING = Path(__file__).parents[1] / "data" / "recordings" / "kineto" / "gloo"
-
-
-@pytest.fixture
-def run(tmp_path: Path) -> run_directory.RunDirectory:
-    """A run of three ranks, all profiled, that has been collected."""
-    made = run_directory.create(tmp_path / "run")
-    for rank in range(3):
-        states.advance(str(made.rank(rank)), "captured", chosen=True)
-        shutil.copy(RECORDING / f"rank{rank}.json.gz", made.rank(rank) / "trace.json.gz")
-    made.write_manifest(
-        {
-            "schema_version": 1,
-            "launcher": "torchrun",
-            "world_size": None,
-            "selection": parse_ranks("all")._asdict(),
-            "window": [5, 10],
-            "outcomes": [{"rank": rank, "state": "collected", "reason": ""} for rank in range(3)],
-        }
-    )
-    return made
 
 
 def results(run: run_directory.RunDirectory) -> Any:
@@ -86,6 +67,47 @@ def test_merges_of_one_run_at_once_do_not_disturb_each_other(
     assert problems == []
     assert len(results(run)["ranks"]) == 3
     assert not [path for path in run.path.rglob("*") if path.suffix == ".tmp"]
+
+
+def test_of_two_merges_at_once_the_second_waits_and_says_so(
+    run: run_directory.RunDirectory, capfd: pytest.CaptureFixture[str]
+) -> None:
+    second = threading.Thread(target=merge.main, args=("merge", [str(run.path)], None))
+    with run_directory.merging(run):
+        second.start()
+        for _ in range(100):
+            second.join(0.1)
+            if "waiting" in (printed := capfd.readouterr().err):
+                break
+        assert "another merge writes into" in printed
+        assert second.is_alive()
+        assert not (run.merged / "results.json").exists()
+    second.join()
+    assert len(results(run)["ranks"]) == 3
+
+
+def test_a_rank_that_still_captures_is_missing_and_stays_as_it_is(
+    run: run_directory.RunDirectory,
+) -> None:
+    Path(run.rank(2), "trace.json.gz").unlink()
+    Path(run.rank(2), "state.json").unlink()
+    states.advance(str(run.rank(2)), "armed", chosen=True)
+    assert merge.main("merge", [str(run.path)], None) == 0
+    (missing,) = results(run)["missing"]
+    assert missing["rank"] == 2
+    assert missing["reason"].startswith("its program still runs: merge again when it has ended")
+    assert states.read(str(run.rank(2)))["state"] == "armed"
+    assert [each["rank"] for each in results(run)["ranks"]] == [0, 1]
+
+
+def test_a_run_that_others_may_not_lock_is_merged_all_the_same(
+    run: run_directory.RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def none(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(run_directory.fcntl, "flock", none)
+    assert merge.main("merge", [str(run.path)], None) == 0
 
 
 # --- --force

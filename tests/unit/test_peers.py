@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 from simulate import Job, simulate
@@ -14,7 +14,6 @@ from clusterprof.analysis.groups.peers import Peers, median_of_others
 VALUES = st.sampled_from([0.0, 1.0, 2.0, 5.0, 5.5, -3.0, np.nan])
 
 
-@settings(deadline=None)
 @given(arrays(float, array_shapes(min_dims=2, max_dims=2, max_side=7), elements=VALUES))
 def test_the_median_of_the_others_is_the_one_of_all_rows_but_ones_own(values: np.ndarray) -> None:
     found = median_of_others(values)

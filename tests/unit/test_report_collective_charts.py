@@ -9,6 +9,7 @@ import pyarrow as pa
 import pytest
 import report_sample as sample
 
+from clusterprof.agent.contracts import words
 from clusterprof.report import collective_charts as charts
 from clusterprof.results import Results
 
@@ -28,8 +29,23 @@ def test_the_factors_of_bus_bandwidth_are_those_of_nccl_tests() -> None:
     # of a gather each rank's bytes are one part of the whole
     assert charts.bus_factor("AllGather", 8) == 7
     assert charts.bus_factor("Broadcast", 8) == 1
-    # whether bytes are of one peer or of all is not told
-    assert charts.bus_factor("AllToAll", 8) is None
+    # of an all-to-all they are the whole
+    assert charts.bus_factor("AllToAll", 8) == 7 / 8
+    assert charts.bus_factor("Scatter", 8) is None
+
+
+@pytest.mark.parametrize(("source", "times"), [("kineto", 1), ("nvtx_payload", 5)])
+def test_of_ncclalltoall_the_payload_is_what_one_member_gets(source: str, times: int) -> None:
+    results, table = sample.results(), sample.collectives(operation="AllToAll")
+    column = pa.array([source] * table.num_rows).dictionary_encode()
+    at = table.column_names.index("source")
+    table = table.set_column(at, table.field(at), column.cast(table.field(at).type))
+    known = charts.calls(results, table)
+    assert known is not None
+    found = charts.bandwidth(results, known)
+    assert found is not None
+    (point,) = found["points"]
+    assert point["label"].startswith(f"AllToAll of 5 ranks, {words.size(times * 33_554_432)}: ")
 
 
 def test_bandwidth_is_of_the_last_members_own_time_and_at_least_where_members_are_missing() -> None:
@@ -110,3 +126,23 @@ def test_without_waits_or_sizes_there_is_no_chart() -> None:
     at = table.column_names.index("message_bytes")
     empty = table.set_column(at, table.field(at), pa.nulls(table.num_rows, pa.int64()))
     assert charts.charts(results, empty)["bandwidth"] is None
+
+
+def test_of_hundreds_of_hosts_those_that_wait_and_are_waited_for_are_shown() -> None:
+    """One host of 128 comes last: it has a column, and no empty ones hide it."""
+    results = sample.results()
+    one, clock = results["ranks"][0], results["clock"]["ranks"][1]
+    results["ranks"] = [{**one, "rank": r, "host": f"node{r // 2}"} for r in range(256)]
+    results["clock"]["ranks"] = [{**clock, "rank": r} for r in range(256)]
+    known = _known(results, ranks=256)
+    waits = np.where(np.asarray(known.table["last_rank"]) == 2, known.column("wait_ns"), 0)
+    at = known.table.column_names.index("wait_ns")
+    table = known.table.set_column(at, known.table.field(at), pa.array(waits))
+    found = charts.waits(results, charts.Calls(table, known.of, known.count, known.steps))
+    assert found is not None
+    assert found["columns"] == [("node1", False)]
+    names = [name for name, _ in found["rows"]]
+    assert len(names) == 24
+    assert names == sorted(names, key=lambda name: int(name.removeprefix("node")))
+    assert {cell["column"] for cell in found["cells"]} == {0}
+    assert found["left_out"] == 128 - len({*names, "node1"})

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import base64
 import csv
+import gzip
 import io
 import re
+import shutil
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 import report_sample
 
+from clusterprof import merge_run
 from clusterprof.cli import main
 from clusterprof.report import csv_table, markdown, results_json
-from clusterprof.report.anonymous import anonymous
+from clusterprof.report.anonymous import anonymous, anonymous_job, host_names
+from clusterprof.report.whole_job import Job
+from clusterprof.spans import SPANS
+from clusterprof.tables import read_table
 
 ROOT = Path(__file__).resolve().parents[2]
 RECORDING = ROOT / "tests" / "data" / "recordings" / "kineto" / "gloo"
@@ -142,7 +150,50 @@ def test_names_that_only_look_like_a_host_stay() -> None:
     assert anonymous(results)["warnings"] == ["host-1 rank, a-b and 4.5 GB/s of 50.0 GB/s"]
 
 
-def test_the_page_is_not_shared_so(merged: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main.main(["report", str(merged), "--html", "--anonymous"]) == 2
-    assert main.main(["report", str(merged), "--markdown", "--anonymous"]) == 0
-    assert "host-1" in capsys.readouterr().out
+SECRETS = ("gpu-07", "gpu-08", "example.org", "/home", "train.py", "my-account", "corpus")
+
+
+def test_the_page_and_what_it_embeds_name_no_host_path_or_argument(
+    merged: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "gpu-07-my-account"
+    shutil.copytree(merged, run)
+    results = results_json.read(run / "merged" / "results.json")
+    for entry in results["ranks"]:
+        entry |= {"host": f"gpu-0{7 + entry['rank'] % 2}", "source": "/home/a.json"}
+    results["warnings"] = ["/home/me/a.json on gpu-08.example.org is short"]
+    for finding in results["findings"]:
+        finding["next"] = "clusterprof run --steps=5:9 -A my-account -- python train.py --x corpus"
+    (run / "merged" / "results.json").write_bytes(results_json.dumps(results))
+    spans = read_table(run / "merged" / "lanes.parquet", SPANS)
+    names = pa.array([f"read /home/me/corpus on gpu-0{7 + at % 2}" for at in range(len(spans))])
+    planted = spans.set_column(spans.schema.get_field_index("name"), "name", names)
+    merge_run.write_table(planted.cast(SPANS), run / "merged" / "lanes.parquet")
+
+    def page(*options: str) -> str:
+        """The page with what it has packed in it."""
+        assert main.main(["report", str(run), "--html", *options]) == 0
+        text = capsys.readouterr().out
+        (packed,) = re.findall(r'"gzip":"([^"]+)"', text)
+        return text + gzip.decompress(base64.b64decode(packed)).decode()
+
+    assert [each for each in SECRETS if each not in page()] == []
+    public = page("--anonymous")
+    assert [each for each in SECRETS if each in public] == []
+    assert "read PATH on host-1" in public
+    assert "read PATH on host-2" in public
+
+
+def test_of_a_whole_job_no_host_and_no_command_is_shared() -> None:
+    results = report_sample.results(host="gpu-07.example.org")
+    job = Job(
+        hosts={0: "gpu-07", 9: "gpu-08"},
+        command="srun -A my-account python train.py --data corpus",
+        launcher="srun",
+    )
+    names = host_names(results, job.hosts.values())
+    public = anonymous_job(job, names)
+    assert public.hosts == {0: names["gpu-07"], 9: names["gpu-08"]}
+    assert len({*public.hosts.values()} | {"host-1"}) == 2
+    assert (public.command, public.launcher) == ("", "srun")
+    assert "host-1" in str(anonymous(results, names))

@@ -16,9 +16,9 @@ import pytest
 import report_sample as sample
 
 from clusterprof.agent.contracts import words
-from clusterprof.analysis.model.spans import SPANS
 from clusterprof.report import html, text
-from clusterprof.results import UNBOUNDED_NS
+from clusterprof.results import UNBOUNDED_NS, Finding
+from clusterprof.spans import SPANS
 
 EVIL = "</script><img src=x onerror=alert(1)><!--<script>"
 
@@ -70,7 +70,7 @@ def test_the_page_begins_with_who_it_is_what_it_costs_what_is_saved_and_the_conf
     who, cost, saved, confidence = _tiles(page)
     assert who == ("rank 2", "straggler on gpu-07, straggler.host")
     # 29.01% of what eight GPUs do
-    assert cost == ("29% of each step", "as much as 2.3 of 8 GPUs")
+    assert cost == ("29% of each step", "as much as losing 2.3 of 8 GPUs")
     assert saved == ("17.9 ms ±1.2", "per step: 61.6 ms → 43.7 ms")
     assert confidence[0] == "97%"
     assert confidence[1] == "4 of 5 reports, 3 steady-state steps (7–9), clocks ±17 µs"
@@ -87,7 +87,7 @@ def test_the_boxes_are_about_the_finding_that_the_verdict_begins_with() -> None:
     results["verdict"] = f"{copies['summary'][:-12]} Also, r{straggler['summary'][1:]}"
     page = html.render(results, sample.collectives(), title="x")
     who, cost, *_ = _tiles(page)
-    assert who == ("all 4 ranks", "no single straggler, input.pageable_copy")
+    assert who == ("all 4 profiled ranks", "no single straggler, input.pageable_copy")
     assert cost[0] == "65% of each step"
     results["verdict"] = straggler["summary"]
     page = html.render(results, sample.collectives(), title="x")
@@ -130,6 +130,36 @@ def test_a_straggler_by_flight_recorders_alone_costs_at_most_what_others_wait() 
     assert cost == ("at most 28%", "others wait 17.0 ms per step for it")
     assert saved == ("unknown", "a profile of the rank would tell")
     assert confidence == ("60%", "flight recorders of 7 ranks, steps 7–10")
+
+
+def test_forty_findings_of_one_code_are_one_card_with_a_table() -> None:
+    results = sample.results()
+    more: list[Finding] = []
+    for rank in range(40):
+        own = sample.straggler() | {"code": "straggler.shallow", "severity": "info", "saving": None}
+        own |= {"rank": rank, "ranks": [rank], "saved_ns_per_step": 0, "share_of_step": 0.0}
+        more.append(own | {"summary": f"Rank {rank} may delay the other ranks {EVIL}."})  # type: ignore[arg-type]
+    results["findings"] += more
+    page = html.render(results, sample.collectives(), title="x")
+    cards = re.findall(r'<article class="finding (\w+)" id="finding-(\d+)">', page)
+    assert cards == [("critical", "1"), ("warning", "2"), ("info", "3")]
+    assert "39 more findings of this kind: ranks 1–39<" in page
+    rows = re.findall(r'<tr id="finding-(\d+)">', page)
+    assert rows == [str(number) for number in range(4, 43)]
+    assert "Rank 39 may delay the other ranks" in page
+    # two or three stand as they are
+    results["findings"] = results["findings"][:5]
+    page = html.render(results, sample.collectives(), title="x")
+    assert len(re.findall(r'<article class="finding', page)) == 5
+
+
+def test_a_finding_without_moments_leads_to_a_step_and_a_rank_that_it_names() -> None:
+    results = sample.results()
+    results["findings"] = [sample.pageable() | {"evidence": [], "steps": [9], "ranks": [3]}]
+    page = html.render(results, sample.collectives(), title="x")
+    assert page.count('href="#timeline&amp;step=9&amp;rank=3"') >= 1
+    results["findings"][0]["ranks"] = [77]
+    assert "#timeline&amp;step" not in html.render(results, sample.collectives(), title="x")
 
 
 def test_the_first_finding_does_not_repeat_the_verdict() -> None:
@@ -244,7 +274,7 @@ def test_a_page_full_of_spans_and_calls_keeps_to_its_size_and_says_what_is_merge
     calls = sample.collectives(ranks=ranks, calls_per_step=200)
     source = html.render(results, calls, table, title="full")
     assert len(source.encode()) < most
-    assert "spans shorter than 9.0 µs are merged" in source
+    assert "Spans shorter than 9.0 µs are merged" in source
 
 
 def test_characters_that_steer_are_replaced_everywhere() -> None:
@@ -366,7 +396,7 @@ def test_the_page_of_a_large_run_stays_small(ranks: int, count: int, most: int) 
 
 def test_the_page_is_written_by_rename(tmp_path: Path) -> None:
     path = tmp_path / "report.html"
-    html.write(path, sample.results(), sample.collectives(), title="runs/one")
+    html.write(path, html.render(sample.results(), sample.collectives(), title="runs/one"))
     assert path.read_text("utf-8") == _render()
     assert [file.name for file in tmp_path.iterdir()] == ["report.html"]
 
@@ -445,14 +475,41 @@ def test_the_tones_of_an_account_can_be_told_apart_by(eye: str) -> None:
             assert sum((a - b) ** 2 for a, b in pairs) ** 0.5 >= 25, (one, other)
 
 
-def test_wait_and_transfer_differ_in_greyscale_and_idle_shows_on_its_ground() -> None:
+#: the tones that can stand side by side in a row of bars, and how far apart their lightness is
+_DEVICE = ("compute", "wait", "transfer", "copies", "track"), 14
+_HOST = ("blocked", "cuda", "cuda_wait", "thread_wait", "python", "op"), 8
+
+
+@pytest.mark.parametrize(("tones", "apart"), [_DEVICE, _HOST], ids=["device", "host"])
+def test_the_tones_of_a_row_differ_in_greyscale(tones: tuple[str, ...], apart: int) -> None:
     for colours in _colours():
-        wait, transfer, compute = (
-            _lab(colours[tone], "anyone")[0] for tone in ("wait", "transfer", "compute")
-        )
-        assert wait - transfer >= 18
-        assert transfer - compute >= 14
+        light = sorted((_lab(colours[tone], "anyone")[0], tone) for tone in tones)
+        for (one, dark), (other, bright) in pairwise(light):
+            assert other - one >= apart, (dark, bright)
         assert _contrast(colours["idle"], colours["card"]) >= 3
+
+
+def test_the_footer_names_no_file_beside_the_page() -> None:
+    # `merge --html FILE` writes none
+    page = html.render(sample.results(), sample.collectives(), title="x")
+    footer = page[page.index("<footer>") : page.index("</footer>")]
+    assert "parquet" not in footer
+    assert 'href="#provenance"' in footer
+    assert 'id="provenance"' in page
+
+
+def test_a_saving_that_rests_on_other_repairs_says_which() -> None:
+    page = html.render(sample.results(), sample.collectives(), title="x")
+    assert "<small>saved per step</small>" in page
+    assert "<small>saved per step once straggler.host is repaired</small>" in page
+    # what a pipeline's bubble is weighed on is no finding
+    made = sample.results()
+    saving = made["findings"][1]["saving"]
+    assert saving is not None
+    saving["net_of"] = [{"code": "host", "ranks": [0, 1, 2, 3]}]
+    page = html.render(made, sample.collectives(), title="x")
+    assert "<small>saved per step once slow hosts are repaired</small>" in page
+    assert "Both steps are those with slow hosts (ranks 0–3) repaired" in page
 
 
 def test_no_length_stands_for_an_unknown_clock() -> None:

@@ -8,8 +8,9 @@ import pyarrow.compute as pc
 import pytest
 import report_sample as sample
 
-from clusterprof.report import lanes
+from clusterprof.report import lanes, step_chart
 from clusterprof.report.summary import pair_bound_ns
+from clusterprof.report.whole_job import Job
 
 
 def _built(table: pa.Table | None = None) -> lanes.Timeline:
@@ -150,3 +151,19 @@ def test_results_without_steps_show_the_whole_window() -> None:
     assert built is not None
     assert [step.number for step in built.steps] == [None]
     assert "step" not in lanes.picture(built)["title"]
+
+
+@pytest.mark.parametrize("number", [7, 8, 9])
+def test_the_longest_step_is_that_of_the_longest_median_as_in_the_chart(number: int) -> None:
+    results = sample.results()
+    for step in results["steps"]:
+        # one is longer by a trifle, and need not be drawn longer
+        step["duration_ns"] = 61_000_000 + 100 * (step["step"] == number)
+    built = lanes.build(results, sample.collectives())
+    assert built is not None
+    assert built.steps[built.worst].number == number
+    chart = step_chart.chart(results, Job())
+    assert chart is not None
+    assert f"step {number}, the longest in steady state" in chart["timeline"]
+    shown = {step["step"]: step["median"] for step in lanes.embedded(built, results)["steps"]}
+    assert max(shown[each] for each in (7, 8, 9)) == shown[number] == 61_000_100 // lanes.UNIT_NS

@@ -48,6 +48,11 @@ def test_a_bar_is_the_median_over_ranks_with_the_fastest_and_the_slowest() -> No
     )
     assert chart["window"] is not None
     assert chart["of"] == "3 ranks' step logs"
+    # another bar may be higher: those of ranks that were not profiled, or of disturbed steps
+    assert chart["timeline"] == (
+        "The timeline shows step 8, a typical one, and step 9, the longest in steady state of the "
+        "profiled ranks."
+    )
 
 
 def test_without_logs_the_window_alone_is_shown_and_none_is_shaded() -> None:

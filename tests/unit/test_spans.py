@@ -9,8 +9,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 from simulate import Cause, Job, simulate
+from simulate.reports import sleeps_as_ranges
 
-from clusterprof.analysis.model import spans
+from clusterprof import spans
 from clusterprof.ingest import find_sources, gather
 from clusterprof.results import steps_to_look_at
 from clusterprof.study import Study, study
@@ -91,6 +92,16 @@ def test_the_stragglers_sleep_is_a_span_of_its_host(recordings: Path) -> None:
     assert set(blocked["row"].to_pylist()) == {"host"}
     phases = made.lanes.filter(pc.equal(made.lanes["row"], "phase"))
     assert {"data", "forward", "backward", "optimizer"} <= set(phases["name"].to_pylist())
+
+
+def test_a_range_in_which_the_host_makes_no_call_is_a_span_of_its_host() -> None:
+    ranks, _ = simulate(Job(causes=(Cause("host", 2, 12 * MS),)))
+    ranks[2] = sleeps_as_ranges(ranks[2], {"forward": -20_000, "sparse": 0, "tiny": 5_990_000})
+    lanes = study(ranks).lanes
+    mine = lanes.filter(pc.equal(lanes["rank"], 2)).to_pylist()
+    named = {(row["row"], row["name"]) for row in mine if row["kind"] == "range"}
+    # the last takes too little to be looked at
+    assert named == {("phase", "forward"), ("host", "sparse")}
 
 
 def test_the_typical_and_the_worst_step_come_first(recordings: Path) -> None:

@@ -192,13 +192,13 @@ def test_the_next_command_is_the_whole_one_of_the_run() -> None:
 
 def test_what_the_next_command_of_a_late_host_names_exists() -> None:
     from clusterprof import launchers
-    from clusterprof.cli.launch import parser
+    from clusterprof.cli.main import parser_of
 
     ranks, _ = simulate(Job(synchronous=True, causes=(Cause("host", 2, 20 * MS),)))
     (found, *_) = study(ranks).results["findings"]
     verb, *words = found["next"].removesuffix(" ... -- PROGRAM...").split()[1:]
     assert verb in launchers.names()
-    _, unknown = parser(verb, "", verb).parse_known_args(words)
+    _, unknown = parser_of(verb).parse_known_args(words)
     assert unknown == []
 
 

@@ -10,16 +10,18 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from simulate import Job, simulate
 from simulate.flight import recorded
 
+from clusterprof import api
 from clusterprof.align.lateness import host_clock
 from clusterprof.analysis.model.shallow import all_ranks
+from clusterprof.analysis.model.what_if import what_ifs
 from clusterprof.ingest import gather
 from clusterprof.results import GroupEntry, Results
-from clusterprof.study import study
+from clusterprof.study import Study, study
 from clusterprof.tables import RankTables
 
 SMALL = Job(layers=4, kernels_per_layer=2, launch_ns=60_000, microbatches=4, steps=4)
@@ -38,10 +40,7 @@ def planted(groups: dict[str, tuple[int, ...]], kept: set[int]) -> set[tuple[str
     return {(kind, ranks) for kind, ranks in profiled if ranks}
 
 
-@settings(
-    max_examples=12, deadline=None, derandomize=True,
-    suppress_health_check=[HealthCheck.too_slow],
-)  # fmt: skip
+@settings(max_examples=12)
 @given(
     shape=st.sampled_from([(2, 1, 1), (4, 1, 1), (2, 2, 1), (2, 1, 2), (1, 2, 2), (2, 2, 2)]),
     sharded=st.booleans(),
@@ -97,9 +96,13 @@ def test_groups_are_called_as_the_program_calls_them() -> None:
     assert described(ranks, shallow=twice) == {**expected, (0, 1): ""}
 
 
-def of(job: Job, *kept: int) -> Results:
+def studied(job: Job, *kept: int) -> Study:
     ranks, _ = simulate(job)
-    return study([r for r in ranks if not kept or r.rank in kept]).results
+    return study([r for r in ranks if not kept or r.rank in kept])
+
+
+def of(job: Job, *kept: int) -> Results:
+    return studied(job, *kept).results
 
 
 def only(results: Results, kind: str) -> list[GroupEntry]:
@@ -118,8 +121,13 @@ def test_rank_0_and_one_of_each_stage_give_the_stages_in_order() -> None:
 
 
 def test_the_middle_stages_alone_know_that_they_are_not_the_first() -> None:
-    topology = of(replace(SMALL, dp=1, pp=4, layers=16, one_f_one_b=True), 1, 2)["topology"]
-    assert [(s["stage"], s["ranks"]) for s in topology["stages"]] == [(1, [1]), (2, [2])]
+    made = studied(replace(SMALL, dp=1, pp=4, layers=16, one_f_one_b=True), 1, 2)
+    stages = made.results["topology"]["stages"]
+    assert [(s["stage"], s["ranks"]) for s in stages] == [(1, [1]), (2, [2])]
+    job = what_ifs(made.dataset)
+    assert job is not None
+    groups = api._groups(job, made.results, None, "stage")
+    assert [(each.name, each.ranks) for each in groups] == [("stage 1", (1,)), ("stage 2", (2,))]
 
 
 def test_two_of_four_of_a_tensor_group_are_that_groups_with_its_true_size() -> None:

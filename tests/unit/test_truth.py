@@ -11,16 +11,23 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from simulate import Cause, Job, simulate
-from simulate.cases import KINDS, Case, cases, right, straggler_named
+from simulate.cases import KINDS, Case, cases, right, saved_ns, straggler_named
 
+from clusterprof.agent.contracts import words
+from clusterprof.analysis.findings.registry import all_findings
 from clusterprof.ingest import gather
+from clusterprof.report.overview import tiles
 from clusterprof.results import Finding
-from clusterprof.study import study
+from clusterprof.study import dataset_of, study
 from clusterprof.tables import RankTables
 
 MS = 1_000_000
 RECORDINGS = Path(__file__).resolve().parent.parent / "data" / "recordings"
 TRUTH = json.loads((RECORDINGS / "truth.json").read_text())["recordings"]
+
+
+def profiled(case: Case, job: Job) -> list[RankTables]:
+    return [t for t in simulate(job)[0] if case.profiled is None or t.rank in case.profiled]
 
 
 def found(ranks: list[RankTables]) -> list[Finding]:
@@ -92,6 +99,64 @@ def test_the_stage_with_more_layers_is_a_finding_and_its_host_is_no_straggler() 
     assert (top["code"], top["rank"], top["ranks"]) == ("pipeline.imbalance", 3, [3])
     assert "stage 3 " in results["verdict"].lower()
     assert not straggler_named(results["findings"])
+    # a transfer of less than no time, by the clocks, is not scaled by itself: ±591% of the step
+    [bubble] = [f for f in results["findings"] if f["code"] == "pipeline.bubble"]
+    assert bubble["saved_uncertainty_ns"] < 1 * MS
+
+
+@pytest.mark.parametrize("seed", [95000, 95001])
+def test_a_late_host_that_queued_work_covers_until_the_last_step_delays_the_others(
+    seed: int,
+) -> None:
+    """Its queue is empty within the window's last step: the window's mean tells next to nothing."""
+    (case,) = cases(["late host, asynchronous"], range(seed, seed + 1))
+    results = study(simulate(case.job)[0]).results
+    top = results["findings"][0]
+    assert (top["code"], top["rank"], top["severity"]) == (
+        "straggler.host", case.ranks[0], "critical",
+    )  # fmt: skip
+    assert f"Rank {case.ranks[0]} will delay the other ranks by " in results["verdict"]
+    true, _ = saved_ns(case.job)
+    assert top["saved_ns_per_step"] == pytest.approx(true, rel=0.05)
+    # what it saves in the window says nothing of the time behind it
+    assert top["saved_uncertainty_ns"] < 0.2 * top["saved_ns_per_step"]
+    # the window's step is as long as one without the cause: it says nothing of those to come
+    assert top["saving"] is not None
+    before = top["saving"]["long_run"]["step_ns"]
+    assert top["share_of_step"] == pytest.approx(top["saved_ns_per_step"] / before, abs=1e-3)
+    (tile,) = [one for one in tiles(results) if one.name == "What its repair saves"]
+    assert tile.more.startswith(f"per step: {words.ms(before)} → ")
+
+
+def test_who_saves_most_alone_is_named_alone() -> None:
+    """Rank 2's GPU saves 5.9 ms; with two hosts that are 0.7 ms slower than others 6.5 ms."""
+    (case,) = cases(["GPU with more work, tracing"], range(96001, 96002))
+    top = found(simulate(case.job)[0])[0]
+    assert (top["code"], top["ranks"]) == ("straggler.gpu", [2])
+
+
+def test_a_launch_takes_no_longer_where_all_idle_kernels_of_a_rank_waited_for_another() -> None:
+    """Rank 1's device idles before eight kernels only, that wait for rank 2 for 18 ms."""
+    (case,) = cases(["late host, slowed by tracing"], range(97019, 97020))
+    assert case.without is not None
+    dataset, without = (dataset_of(simulate(job)[0]) for job in (case.job, case.without))
+    assert dataset.usual_step_ns is not None
+    assert without.usual_step_ns is not None
+    top = all_findings(dataset)[0][0]
+    assert (top["code"], top["rank"]) == ("straggler.host", 2)
+    true = dataset.usual_step_ns - without.usual_step_ns
+    assert top["saved_ns_per_step"] == pytest.approx(true, abs=0.05 * dataset.usual_step_ns)
+
+
+def test_whether_a_hidden_host_delays_the_others_cannot_be_determined_without_step_logs() -> None:
+    """The steps outside its window were no longer for it; tracing may have made all of it."""
+    results = study(gather([RECORDINGS / "nsys-2025.3" / "ddp-host-hidden"]).ranks).results
+    top = results["findings"][0]
+    assert (top["rank"], top["severity"]) == (2, "warning")
+    assert top["saved_ns_per_step"] <= top["saved_uncertainty_ns"]
+    assert "Rank 2 may delay the other ranks" in results["verdict"]
+    assert "cannot be determined" in results["verdict"]
+    assert "record step logs" in results["verdict"]
 
 
 def test_the_profilers_stop_is_no_part_of_the_last_step() -> None:
@@ -155,3 +220,49 @@ def test_of_any_ranks_of_a_healthy_recording_none_is_a_straggler(name: str) -> N
     ranks = gather([RECORDINGS / "nsys-2025.3" / name]).ranks
     for kept in itertools.combinations(ranks, 2):
         assert not straggler_named(found(list(kept))), [r.rank for r in kept]
+
+
+@pytest.mark.parametrize("seed", [98001, 98003, 98004])
+def test_a_stall_that_the_window_happens_to_hold_is_not_what_its_job_loses(seed: int) -> None:
+    """Steps before the window were as long as the others in it: the late host is found."""
+    (case,) = cases(["late host, and one stall"], range(seed, seed + 1))
+    assert case.without is not None
+    job, stalled = study(profiled(case, case.job)), case.job.causes[1]
+    top = job.results["findings"][0]
+    assert (top["code"], top["rank"]) == ("straggler.host", case.ranks[0])
+    before, after = (dataset_of(profiled(case, one)) for one in (case.job, case.without))
+    assert before.usual_step_ns is not None
+    assert after.usual_step_ns is not None
+    true = before.usual_step_ns - after.usual_step_ns
+    assert top["saved_ns_per_step"] == pytest.approx(true, abs=0.02 * before.usual_step_ns)
+    (warning,) = [one for one in job.results["warnings"] if "outside the window" in one]
+    assert stalled.steps is not None
+    assert f"({stalled.steps[0]})" in warning
+    # who stalled is said, and that it was once
+    others = [
+        one for one in job.results["findings"]
+        if one["code"].startswith("straggler.") and one["steps"] == list(stalled.steps)
+    ]  # fmt: skip
+    assert all(
+        "in the window, and hardly in the steps before it" in one["summary"] for one in others
+    )
+    assert all(one["severity"] == "info" for one in others)
+    if stalled.rank in (case.profiled or ()):
+        assert [one["rank"] for one in others] == [stalled.rank]
+
+
+@pytest.mark.parametrize("seed", [98000, 98001])
+def test_of_a_pattern_whose_long_steps_the_window_has_too_many_of_the_pace_tells_how_many(
+    seed: int,
+) -> None:
+    """Two of its four or five steps wait for input, before it one of three or four did."""
+    (case,) = cases(["input, every few steps"], range(seed, seed + 1))
+    assert case.without is not None
+    dataset, without = (dataset_of(simulate(job)[0]) for job in (case.job, case.without))
+    assert dataset.usual_step_ns is not None
+    assert without.usual_step_ns is not None
+    top = all_findings(dataset)[0][0]
+    true = dataset.usual_step_ns - without.usual_step_ns
+    assert top["code"] == "input.stall"
+    assert top["saved_ns_per_step"] == pytest.approx(true, abs=0.02 * dataset.usual_step_ns)
+    assert abs(top["saved_ns_per_step"] - true) <= top["saved_uncertainty_ns"]

@@ -16,7 +16,13 @@ import pytest
 from simulate import Cause, Job, simulate
 from simulate.cases import KINDS, cases
 
-from clusterprof.analysis.findings.finding import SENTENCE_LENGTH, named, sentences
+from clusterprof.analysis.findings import registry
+from clusterprof.analysis.findings.finding import (
+    SENTENCE_LENGTH,
+    named,
+    sentences,
+    undetermined,
+)
 from clusterprof.analysis.findings.straggler import overlapped
 from clusterprof.analysis.findings.verdict import verdict
 from clusterprof.analysis.model.dataset import Dataset
@@ -86,6 +92,24 @@ def test_the_verdict_is_the_straggler_or_what_costs_far_more(
     assert ("3 steady-state steps of 40.0 ms" in line) is (named == [])
 
 
+@pytest.mark.parametrize(
+    ("window", "saved", "unsure", "open_"),
+    [
+        (4.7, 4.7, 110.0, True),  # an information that may be critical
+        (4.7, 4.7, 9.0, False),  # and one that is a warning at most
+        (20.0, 20.0, 30.0, False),  # the window shows it, whatever it was by chance
+        (0.0, 15.6, 15.6, True),  # critical, but nothing of it was seen
+        (0.0, 36.0, 4.0, False),
+        (6.0, -0.5, 9.0, False),  # seen under the profiler only, and a warning at most
+        (6.0, -0.5, 16.0, True),
+    ],
+)
+def test_a_saving_that_may_be_nothing_and_may_be_critical_is_undetermined(
+    window: float, saved: float, unsure: float, open_: bool
+) -> None:
+    assert undetermined(window * MS, saved * MS, unsure * MS, 100.0 * MS) is open_
+
+
 def test_of_one_rank_the_verdict_names_it_and_what_costs_most() -> None:
     line = verdict(dataset((7,)), [finding(STALL, 30)])
     assert "only rank 7 " in line.lower()
@@ -108,11 +132,13 @@ def test_the_first_line_of_a_recording_is_short_of_all_its_ranks_and_of_one(name
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_first_line_of_a_simulated_job_is_short(kind: str) -> None:
+def test_a_simulated_job_has_a_short_first_line_and_codes_that_are_described(kind: str) -> None:
     for case in cases([kind], range(2)):
         made, _ = simulate(case.job)
         kept = [r for r in made if not case.profiled or r.rank in case.profiled]
-        is_short(study(kept).results["verdict"])
+        results = study(kept).results
+        is_short(results["verdict"])
+        assert {each["code"] for each in results["findings"]} <= registry.CODES.keys()
 
 
 def test_a_sentence_that_is_too_long_loses_its_parenthesis_and_names_are_cut() -> None:
@@ -134,7 +160,7 @@ def test_of_a_job_without_gpus_no_sentence_speaks_of_them() -> None:
         page = html.render(done.results, done.collectives, title="a job")
         page = re.sub(r"[A-Za-z0-9+/=]{100,}", "", page)  # what can be saved from it, packed
         for shown in (json.dumps(results), page, text.render(done.results)):
-            speaking += re.findall(r".{0,60}(?:GPU|nvidia|straggler\.gpu).{0,40}", shown)
+            speaking += re.findall(r"(?:GPU|nvidia|straggler\.gpu).{0,40}", shown)
     assert speaking == []
 
 

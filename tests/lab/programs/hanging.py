@@ -7,15 +7,18 @@ filled before, no dump comes, and it waits ten seconds), or never, as it is kill
 recorder is dumped. Rank 1 prints how long it waited. Started with --steps 3:5 --hang-after 2.
 """
 
+import gc
 import os
 import signal
 import sys
 import threading
 import time
 
-import loop
-import torch
-import torch.distributed as dist
+gc.disable()  # as in `lab.job.LOOP`
+
+import loop  # noqa: E402
+import torch  # noqa: E402
+import torch.distributed as dist  # noqa: E402
 
 how = sys.argv[1]
 dist.init_process_group("gloo")
@@ -49,7 +52,8 @@ def wait():
     """Until the hang is to end."""
     began, began_at = time.monotonic(), time.time()
     plan = os.environ.get("CLUSTERPROF_PLAN")
-    until = began + (1 if plan is None else 10 if how == "fills" else 300)
+    # told to end, it waits for that
+    until = began + (1 if plan is None and how != "ends" else 10 if how == "fills" else 300)
     dumps = [f"ranks/{each:05d}/hang.json.gz" for each in range(2)]
     while time.monotonic() < until:
         time.sleep(0.1)
@@ -61,6 +65,8 @@ def wait():
 step = 0
 parameter = torch.nn.Parameter(torch.ones(3))
 optimizer = torch.optim.SGD([parameter], lr=0.1)
+gc.freeze()
+gc.enable()
 for step in range(30):
     if step == 20 and rank == 1:
         came = time.monotonic()

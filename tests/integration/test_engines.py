@@ -1,0 +1,287 @@
+"""Whoever reads the reports, and whatever happens to a reading process: the same results."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from lab import merging_many, reading
+from lab.command import Completed
+from lab.command import clusterprof as command_line
+from lab.parts import LAB
+
+from clusterprof.ingest import Gathered, gather, gathered, reading_process
+from clusterprof.ingest.engines import Processes
+from clusterprof.ingest.reading_process import Read
+from clusterprof.launch import tasks
+from clusterprof.report import results_json
+from clusterprof.study import study
+from clusterprof.tables import SCHEMAS
+
+Run = Callable[..., Completed]
+#: after so long a reading process hangs: one that does not needs a second, and more where a machine
+#: stalls
+HANGS_S = 12.0
+
+
+@pytest.fixture(scope="module")
+def reports(tmp_path_factory: pytest.TempPathFactory, recordings: Path) -> Path:
+    """Four ranks' reports, and one that is none."""
+    folder = tmp_path_factory.mktemp("reports")
+    for each in (recordings / "nsys-2025.3" / "ddp-host-straggler").glob("rank*"):
+        shutil.copy(each, folder)
+    (folder / "rank9.json").write_text("{")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def here(reports: Path) -> Gathered:
+    return gather([reports])
+
+
+#: recordings of which cases are made, by seeds
+CASES = (
+    "nsys-2025.3/ddp-host-straggler", "nsys-2024.2/pipeline", "kineto/gloo", "kineto/pipeline",
+    "nsys-2025.3/ddp-intermittent",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def cases(tmp_path_factory: pytest.TempPathFactory, recordings: Path) -> list[Path]:
+    """Folders of reports of which some are gone, broken, cut short, or tables alone."""
+    folder = tmp_path_factory.mktemp("cases")
+    for seed, name in enumerate(CASES):
+        merging_many.make(recordings / name, folder / f"case{seed}", seed)
+    return sorted(folder.iterdir())
+
+
+@pytest.fixture(scope="module")
+def in_one_process(cases: list[Path], tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    out = tmp_path_factory.mktemp("one") / "out"
+    merging_many.merge(cases, out, Processes(1))
+    found = merging_many.written(out)
+    names = {name.partition("/")[2] for name in found}
+    assert {"merged/results.json", "report.html", "tables/00000/activity.parquet"} <= names
+    assert not any(name.endswith("/error") for name in found)
+    return found
+
+
+@pytest.mark.parametrize("workers", range(1, 6))
+def test_any_number_of_processes_and_threads_writes_the_same_bytes(
+    cases: list[Path], in_one_process: dict[str, bytes], tmp_path: Path, workers: int
+) -> None:
+    for engine in (Processes(workers, always=True), Processes(workers)):
+        merging_many.merge(cases, tmp_path / "out", engine)
+        assert merging_many.written(tmp_path / "out") == in_one_process
+
+
+@pytest.mark.needs_openmpi
+@pytest.mark.parametrize("workers", range(1, 6))
+def test_any_number_of_tasks_of_mpi_writes_the_same_bytes(
+    cases: list[Path],
+    in_one_process: dict[str, bytes],
+    run_command: Run,
+    tmp_path: Path,
+    workers: int,
+) -> None:
+    program = [sys.executable, LAB / "merging_many.py", tmp_path / "out", *cases]
+    done = run_command(
+        [*MPIRUN[:2], "-n", str(workers + 1), *program],
+        env={**AS_ROOT, "PYTHONPATH": str(LAB.parent)},
+    )
+    assert done.returncode == 0, done
+    assert "MPI" not in done.stderr
+    assert merging_many.written(tmp_path / "out") == in_one_process
+
+
+@pytest.fixture
+def failing(reports: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Read, str], Gathered]:
+    """Read by `read`, while something happens to who reads rank 2's report."""
+
+    def fails(read: Read, happens: str) -> Gathered:
+        marked = reading.fails(reports / "rank2.sqlite.xz")
+        marked.write_text(happens)
+        monkeypatch.setattr(gathered, "_attempt", read)
+        try:
+            return gather([reports], engine=Processes(2, always=True))
+        finally:
+            marked.unlink(missing_ok=True)
+
+    return fails
+
+
+@pytest.mark.parametrize(
+    ("happens", "why"),
+    [("killed", "was killed"), ("out of memory", "ran out of memory"),
+     ("hanging", f"took longer than {HANGS_S:g} s")],
+)  # fmt: skip
+def test_what_a_process_did_not_hand_back_another_one_reads(
+    failing: Callable[[Read, str], Gathered],
+    here: Gathered,
+    monkeypatch: pytest.MonkeyPatch,
+    happens: str,
+    why: str,
+) -> None:
+    if happens == "hanging":
+        monkeypatch.setattr(reading_process, "_PATIENCE_S", HANGS_S)
+        monkeypatch.setattr(reading_process, "_TIMES", 0.0)
+    began = time.monotonic()
+    found = failing(reading.failing, happens)
+    assert time.monotonic() - began < reading.HANGING_S / 2
+    assert [tables.rank for tables in found.ranks] == [0, 1, 2, 3]
+    (warning,) = [each for each in found.warnings if "reading process" in each]
+    assert warning.startswith("rank 2: its reading process on ")
+    assert why in warning
+    for one, other in zip(here.ranks, found.ranks, strict=True):
+        assert all(getattr(one, name).equals(getattr(other, name)) for name in SCHEMAS)
+
+
+def test_a_report_that_kills_whoever_reads_it_costs_no_other(
+    failing: Callable[[Read, str], Gathered],
+) -> None:
+    found = failing(reading.dying_always, "always")
+    assert [tables.rank for tables in found.ranks] == [0, 1, 3]
+    reasons = [each["reason"] for each in found.missing if "rank2" in each["source"]]
+    assert len(reasons) == 1
+    assert "could not be read: its reading process was killed" in reasons[0]
+
+
+def test_a_reading_process_does_without_pandas(
+    reports: Path, here: Gathered, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("pandas")  # pyarrow loads it wherever it is
+    monkeypatch.setattr(gathered, "_attempt", reading.loading)
+    found = gather([reports], engine=Processes(1, always=True))
+    assert [each["source"] for each in found.missing] == [each["source"] for each in here.missing]
+    assert [each.warnings for each in found.ranks] == [each.warnings for each in here.ranks]
+
+
+# -- over MPI
+
+
+MPIRUN = [Path(sys.executable).parent / "mpirun", "--oversubscribe", "-n", "3"]
+#: Open MPI will not start as root unless it is told to
+AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+
+
+def documented(program: str) -> list[str]:
+    """The command of the page that begins so, without what it merges."""
+    page = (LAB.parents[1] / "docs" / "cluster.md").read_text()
+    (line,) = re.findall(rf"^({program} .*?)(?: +#.*)?$", page, re.MULTILINE)
+    return [str(word) for word in line.split()]
+
+
+def test_every_command_of_the_page_is_one_that_a_test_runs() -> None:
+    page = (LAB.parents[1] / "docs" / "cluster.md").read_text()
+    blocks = re.findall(r"^```sh\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
+    lines = [line for block in blocks for line in block.splitlines()]
+    others = [line.split(" -")[0] for line in lines if not line.startswith("clusterprof ")]
+    # those of clusterprof: test_documentation.py; of srun: test_batch.py; of mpirun: here
+    assert others == ["srun", "mpirun", "mpirun"]
+
+
+@pytest.mark.needs_openmpi
+def test_over_mpi_the_first_task_prints_the_same_bytes_and_the_others_end_like_it(
+    reports: Path, run_command: Run, run_clusterprof: Run, workdir: Path
+) -> None:
+    (workdir / "runs").mkdir()
+    (workdir / "runs" / "big").symlink_to(reports)
+    alone = run_clusterprof([*documented("clusterprof merge runs/big")[1:], "--json"])
+    launcher, number, count, verb, *rest = documented("mpirun -n")
+    assert (launcher, verb) == ("mpirun", "clusterprof")
+    tasks = [*MPIRUN[:2], number, count]
+    over = run_command([*tasks, *command_line([*rest, "--json"])], env=AS_ROOT)
+    assert alone.returncode == over.returncode == 0, over
+    assert (over.stdout, over.stderr) == (alone.stdout, alone.stderr)
+    failed = run_command([*MPIRUN, *command_line(["merge", "nothing"])], env=AS_ROOT)
+    assert failed.returncode == 3, failed
+    assert failed.stderr.count("nothing does not exist") == 1
+
+
+@pytest.mark.needs_openmpi
+def test_over_mpi_a_report_that_other_nodes_do_not_see_yet_is_read_by_the_first_task(
+    reports: Path, run_command: Run, here: Gathered
+) -> None:
+    program = [sys.executable, LAB / "programs" / "merging.py", "unseen", "30", reports, "--json"]
+    over = run_command([*MPIRUN, *program], env={**AS_ROOT, "PYTHONPATH": str(LAB.parent)})
+    assert over.returncode == 0, over
+    assert json.loads(over.stdout)["warnings"][: len(here.warnings)] == here.warnings
+
+
+#: Of each rank's report: what happens to who reads it, and what is said of that.
+EVENTS = {
+    0: ("task killed", "sent no update for 15 s"), 1: ("task stopped", "sent no update for 15 s"),
+    2: ("out of memory", "ran out of memory"), 3: ("killed", "was killed"),
+}  # fmt: skip
+
+
+@pytest.mark.needs_openmpi
+def test_tasks_of_mpi_that_are_lost_cost_no_report_and_are_named(
+    reports: Path, run_command: Run, here: Gathered
+) -> None:
+    for rank, (happens, _) in EVENTS.items():
+        reading.fails(reports / f"rank{rank}.sqlite.xz").write_text(happens)
+    options = documented("mpirun --continuous")[1:]
+    program = [sys.executable, LAB / "programs" / "merging.py", "failing", "15", reports, "--json"]
+    over = run_command(
+        [*MPIRUN[:2], *options[: options.index("clusterprof")], *program],
+        env={**AS_ROOT, "PYTHONPATH": str(LAB.parent)},
+    )
+    assert over.returncode == 0, over
+    results = json.loads(over.stdout)
+    warnings = [each for each in results["warnings"] if "reading process" in each]
+    for rank, (_, why) in EVENTS.items():
+        named = [each for each in warnings if why in each]
+        assert any(str(rank) in each.partition(":")[0] for each in named), warnings
+    alone = json.loads(results_json.dumps(study(here.ranks, here.missing, here.warnings).results))
+    assert results["findings"] == alone["findings"]
+    assert len(results["ranks"]) == 4
+
+
+@pytest.mark.needs_openmpi
+def test_where_the_process_that_hands_out_is_lost_the_first_task_reads_the_rest(
+    reports: Path, run_command: Run
+) -> None:
+    reading.fails(reports / "rank2.sqlite.xz").write_text("first child killed")
+    # of another task that somebody stops its parent lets it go on: the launcher waits for both
+    reading.fails(reports / "rank1.sqlite.xz").write_text("child stopped")
+    program = [sys.executable, LAB / "programs" / "merging.py", "failing", "15", reports, "--json"]
+    over = run_command(
+        [*MPIRUN[:2], "--continuous", *MPIRUN[2:], *program],
+        env={**AS_ROOT, "PYTHONPATH": str(LAB.parent)},
+    )
+    assert over.returncode == 0, over
+    results = json.loads(over.stdout)
+    assert [each["rank"] for each in results["ranks"]] == [0, 1, 2, 3]
+    (warning,) = [each for each in results["warnings"] if "reading process" in each]
+    assert re.match(r"ranks? .*[23]: its reading process on \S+ was lost with MPI", warning)
+
+
+@pytest.mark.needs_openmpi
+@pytest.mark.parametrize(
+    ("broken", "why"),
+    [("raise ImportError('no such module')", "no such module"),
+     ("import os; os.abort()", "killed by signal 6"),
+     ("import time; time.sleep(600)", "not within 2 s")],
+    ids=["missing", "aborting", "hanging"],
+)  # fmt: skip
+def test_where_mpi_does_not_start_the_first_task_merges_alone_and_says_so(
+    reports: Path, run_command: Run, workdir: Path, broken: str, why: str
+) -> None:
+    (workdir / "mpi4py.py").write_text(broken)
+    (workdir / "merging.py").write_text(
+        "import sys\nfrom clusterprof.cli.main import main\nfrom clusterprof.launch import tasks\n"
+        f"tasks.START_S = {2.0 if 'sleep' in broken else tasks.START_S}\nsys.exit(main())\n"
+    )
+    program = [sys.executable, "merging.py", "merge", reports]
+    done = run_command([*MPIRUN, *program], env={**AS_ROOT, "PYTHONPATH": str(workdir)})
+    assert done.returncode == 0, done
+    assert "MPI does not start" in done.stderr
+    assert why in done.stderr
+    assert done.stdout.count("Rank 2 delays the other ranks") == 1

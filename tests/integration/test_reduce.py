@@ -1,0 +1,372 @@
+"""Reports become tables on their node; where that fails the report itself is kept."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from lab.command import PATIENCE_S, Completed
+from lab.disk import small_disk
+from lab.endings import PROGRAMS
+from lab.fakes import fake_nsys, faulty_nsys
+from lab.hosts import Hosts
+
+from clusterprof.agent.contracts import states
+from clusterprof.agent.contracts.plan import Reduction
+from clusterprof.agent.guard import outbox
+from clusterprof.agent.guard.reducing import Reducing
+from clusterprof.agent.guard.report_transfer import ReportTransfer
+from clusterprof.ingest import reduced
+from clusterprof.launch.reduction import command as reducer
+
+RECORDING = Path(__file__).parents[1] / "data/recordings/nsys-2025.3/ddp/rank0.sqlite.xz"
+EXAMPLE = Path(__file__).parents[2] / "examples/train.py"
+Cli = Callable[..., Completed]
+HANGS_S = 600
+#: a reducer that is ended while it writes, and so on; report and folder follow
+FAULTS = {
+    "it is killed while it writes": (
+        ("import os, sys; folder, name = os.path.split(sys.argv[2]); "
+        "os.mkdir(f'{folder}/.{name}.1.tmp'); os.kill(os.getpid(), 9)"), "signal 9",
+    ),
+    "it takes longer than there is": (f"import time; time.sleep({HANGS_S})", "did not end in time"),
+    "it has nothing to work with": ("import no_such_module", "No module named"),
+}  # fmt: skip
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    """A rank's folder in a run directory, its report being written."""
+    folder = tmp_path / "run" / "ranks" / "00000"
+    folder.mkdir(parents=True)
+    states.advance(str(folder), "finishing")
+    return folder
+
+
+def transfer(home: Path, keep_reports: str, words: tuple[str, ...]) -> ReportTransfer:
+    private = home.parents[2] / "private"
+    (private / "nsys").mkdir(parents=True)
+    made = ReportTransfer(str(private), str(home))
+    made.reduce_as(Reduction("node", keep_reports, words))
+    Path(made.made).write_bytes(b"a report")
+    return made
+
+
+def settled(
+    home: Path, keep_reports: str, words: tuple[str, ...], seconds: float = PATIENCE_S
+) -> tuple[dict[str, Any], float]:
+    began = time.monotonic()
+    transfer(home, keep_reports, words).settle(0, seconds, opened=True)
+    return states.read(str(home)), time.monotonic() - began
+
+
+@pytest.mark.parametrize("what", FAULTS)
+def test_a_report_whose_tables_are_not_made_is_not_dropped(
+    what: str, home: Path, fault: Callable[..., None]
+) -> None:
+    script, why = FAULTS[what]
+    seconds = 2.0 if "longer" in what else PATIENCE_S
+    state, took_s = settled(home, "none", (sys.executable, "-I", "-c", script), seconds)
+    fault(f"reducing: {what}", 0, 0, took_s, {**state, "reason": state["not_reduced"]})
+    assert state["state"] == "captured"
+    assert why in state["not_reduced"]
+    assert (home / "report.nsys-rep").read_bytes() == b"a report"
+    assert took_s < HANGS_S / 2
+    assert list(home.glob(".*")) == []
+
+
+def test_a_rank_that_a_signal_ended_has_its_report_brought_before_any_tables(home: Path) -> None:
+    script, _ = FAULTS["it takes longer than there is"]
+    began = time.monotonic()
+    ending = transfer(home, "none", (sys.executable, "-I", "-c", script))
+    assert ending.bring(beside=True) is not None, "only once its tables are made"
+    ending.settle(128 + signal.SIGTERM, 2 * HANGS_S, opened=True)
+    assert time.monotonic() - began < HANGS_S / 2
+    state = states.read(str(home))
+    assert (state["state"], state["report_at"]) == ("captured", "")
+    assert "signal" in state["not_reduced"]
+    assert (home / "report.nsys-rep").read_bytes() == b"a report"
+
+
+def test_a_rank_that_torch_profiles_ends_in_time_though_its_tables_are_never_made(
+    home: Path, fault: Callable[..., None]
+) -> None:
+    script, why = FAULTS["it takes longer than there is"]
+    order = Reduction("now", "none", (sys.executable, "-I", "-c", script))
+    rank = outbox.start()
+    rank.say(
+        "begin", run=str(home.parents[1]), folder=str(home), window=[5, 10], wall_ns=0, log_s=0
+    )
+    rank.say("reducing", **order._asdict())
+    trace = home.parents[2] / "trace.json"
+    trace.write_text("{}")
+    rank.say("trace", path=str(trace), facts={})
+    began = time.monotonic()
+    rank.finish()
+    took_s = time.monotonic() - began
+    state = states.read(str(home))
+    found = {**state, "reason": state.get("not_reduced", "")}
+    fault("reducing: never ends, torch.profiler", 0, 0, took_s, found)
+    assert why in found["reason"]
+    assert (home / "trace.json.gz").exists()
+    assert took_s < HANGS_S / 2
+
+
+def test_each_window_has_its_own_tables_and_no_trace_is_dropped_for_another_s(
+    home: Path, workdir: Path
+) -> None:
+    # The first window's tables are made, the second's never.
+    script = "import os, sys; os.makedirs(sys.argv[2]) if 'windows' not in sys.argv[2] else 1 / 0"
+    order = Reduction("now", "none", (sys.executable, "-I", "-c", script))
+    rank = outbox.start()
+    rank.say(
+        "begin", run=str(home.parents[1]), folder=str(home), window=[5, 10], wall_ns=0, log_s=0
+    )
+    for number, window in enumerate((rank, rank.of_window(2))):
+        window.say("reducing", **order._asdict())
+        trace = workdir / f"trace{number}.json"
+        trace.write_text("{}")
+        window.say("trace", path=str(trace), facts={})
+    rank.finish()
+    later = home.parents[1] / "windows/2/ranks/00000"
+    assert [each.name for each in home.glob("[rt]*")] == ["reduced"]
+    assert [each.name for each in later.glob("[rt]*")] == ["trace.json.gz"]
+    assert "ZeroDivisionError" in states.read(str(later))["not_reduced"]
+
+
+def test_a_node_without_this_python_says_so(home: Path) -> None:
+    state, _ = settled(home, "node", ("/nowhere/python",))
+    assert "there is no /nowhere/python on" in state["not_reduced"]
+    assert (home / "report.nsys-rep").exists()
+
+
+def test_a_disk_that_is_full_costs_the_tables_alone(home: Path, fault: Callable[..., None]) -> None:
+    # What the kernel does at a limit of a file's size it does on a disk without space.
+    python, flags, _, code, place = reducer()
+    limit = f"import resource, signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN); \
+resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096)); {code}"
+    report = home / "trace.sqlite.xz"
+    shutil.copy(RECORDING, report)
+    reducing = Reducing(Reduction("node", "gather", (python, flags, "-c", limit, place)))
+    reducing.start(str(report), str(home))
+    trouble = reducing.wait(PATIENCE_S, lambda: None)
+    assert "cannot be" in trouble
+    fault("reducing: the disk is full", 0, 0, 0.0, {"state": "captured", "reason": trouble})
+    assert sorted(each.name for each in home.iterdir()) == ["state.json", "trace.sqlite.xz"]
+
+
+def test_the_tables_of_a_report_are_made_beside_it(home: Path) -> None:
+    report = home / "rank0.sqlite.xz"
+    shutil.copy(RECORDING, report)
+    reducing = Reducing(Reduction("node", "gather", reducer()))
+    reducing.start(str(report), str(home))
+    assert reducing.wait(PATIENCE_S, lambda: None) == ""
+    assert reduced.read(home / "reduced", report).info.rank == 0
+    assert not Path(reducing.temporary).exists()
+
+
+@pytest.fixture
+def exporter(tmp_path: Path) -> Path:
+    """An nsys that never ends its export, of which half is there."""
+    script = fake_nsys(tmp_path, "2024.2.1")
+    script.write_text("#!/bin/sh\ntouch $TMPDIR/half.sqlite; sleep 600\n")
+    return script
+
+
+def exporting(folder: str) -> bool:
+    return (Path(folder) / "half.sqlite").exists()
+
+
+def wait_until(holds: Callable[[], bool]) -> None:
+    until = time.monotonic() + PATIENCE_S
+    while not holds():
+        assert time.monotonic() < until
+        time.sleep(0.02)
+
+
+def priorities(session: int) -> set[tuple[int, str, str, str]]:
+    """Policy, niceness, class of the disk and score of the kernel's of all processes in it."""
+    found = set()
+    for entry in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            pid = int(entry.name)
+            if os.getsid(pid) == session:
+                nice = (entry / "stat").read_text().rpartition(")")[2].split()[16]
+                shown = subprocess.run(["ionice", "-p", entry.name], capture_output=True, text=True)
+                score = (entry / "oom_score_adj").read_text().strip()
+                found.add((os.sched_getscheduler(pid), nice, shown.stdout.strip(), score))
+    return found
+
+
+def test_what_makes_tables_and_its_exporter_take_only_what_is_left_over(
+    home: Path, exporter: Path
+) -> None:
+    report = home / "report.nsys-rep"
+    report.write_bytes(b"a report")
+    reducing = Reducing(Reduction("node", "gather", reducer()), str(exporter))
+    reducing.start(str(report), str(home))
+    assert reducing.child is not None
+    wait_until(lambda: exporting(reducing.temporary))
+    assert priorities(reducing.child.pid) == {(os.SCHED_IDLE, "19", "idle", "1000")}
+    assert "did not end in time" in reducing.wait(0, lambda: None)
+    assert not Path(reducing.temporary).exists(), "what was exported is removed"
+    session = reducing.child.pid
+    wait_until(lambda: priorities(session) == set())
+
+
+def test_what_makes_tables_ends_with_the_rank_s_writer(home: Path, exporter: Path) -> None:
+    report = home / "report.nsys-rep"
+    report.write_bytes(b"a report")
+    script = (
+        "import sys, time; from clusterprof.agent.contracts.plan import Reduction;"
+        "from clusterprof.agent.guard.reducing import Reducing;"
+        "from clusterprof.launch.reduction import command;"
+        "made = Reducing(Reduction('now', 'gather', command()), sys.argv[1]);"
+        "made.start(*sys.argv[2:]); print(made.child.pid, made.temporary, flush=True);"
+        "time.sleep(600)"
+    )
+    line = [sys.executable, "-c", script, exporter, report, home]
+    with subprocess.Popen(line, stdout=subprocess.PIPE, text=True) as writer:
+        assert writer.stdout is not None
+        pid, temporary = writer.stdout.readline().split()
+        wait_until(lambda: exporting(temporary))
+        writer.kill()
+    wait_until(lambda: not Path(f"/proc/{pid}/exe").exists())
+    os.killpg(int(pid), signal.SIGKILL)  # an exporter that has its processor goes on to its end
+    shutil.rmtree(temporary)
+    assert sorted(each.name for each in home.iterdir()) == ["report.nsys-rep", "state.json"]
+
+
+@pytest.fixture
+def training(workdir: Path) -> Callable[..., list[str]]:
+    """A command line of a rank under nsys."""
+    shutil.copy(PROGRAMS / "loop.py", workdir)
+    (workdir / "train.py").write_text("import loop\nfor _ in range(30): loop.step()\n")
+
+    def line(*options: str, launcher: str = "run") -> list[str]:
+        return [launcher, "--ranks=0", "--steps=5:10", "--step-on=loop:step", "--profiler=nsys",
+                *options, "--run-dir=run"]  # fmt: skip
+
+    return line
+
+
+@pytest.mark.needs_nsys
+def test_with_now_tables_are_gathered_and_the_reports_dropped(
+    run_clusterprof: Cli, workdir: Path, training: Callable[..., list[str]]
+) -> None:
+    line = training("--reduce=now", "--keep-reports=none", launcher="torchrun")
+    done = run_clusterprof([*line, "--nproc-per-node=1", "--", "train.py"])
+    assert done.returncode == 0, done
+    assert tables_alone(workdir / "run/ranks/00000"), done
+    before = (workdir / "run/merged/results.json").read_bytes()
+    assert run_clusterprof(["merge", "run"]).returncode == 0
+    assert (workdir / "run/merged/results.json").read_bytes() == before
+
+
+def tables_alone(rank: Path) -> bool:
+    state = json.loads((rank / "state.json").read_text())
+    names = sorted(each.name for each in rank.glob("re*"))
+    return names == ["reduced"] and state["state"] == "collected" and "not_reduced" not in state
+
+
+@pytest.mark.needs_nsys
+def test_reports_stay_on_their_nodes_and_the_run_says_where(
+    run_clusterprof: Cli, workdir: Path, training: Callable[..., list[str]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    done = run_clusterprof([*training("--keep-reports=node"), "--", "python", "train.py"])
+    assert done.returncode == 0, done
+    rank = workdir / "run/ranks/00000"
+    assert tables_alone(rank), done
+    report = Path(json.loads((rank / "state.json").read_text())["report_at"])
+    assert f"rank 0's is {report} on {os.uname().nodename}" in done.stderr
+    first = (workdir / "run/merged/results.json").read_bytes()
+    assert run_clusterprof(["merge", "run"]).returncode == 0
+    assert (workdir / "run/merged/results.json").read_bytes() == first
+    # The tables are those of that very report, which can be put beside them.
+    assert reduced.read(rank / "reduced", report).host_calls.num_rows
+    shutil.copy(report, rank)
+    assert run_clusterprof(["merge", "run"]).returncode == 0
+    assert (workdir / "run/merged/results.json").read_bytes() == first
+    # A node that has no exporter leaves the report to a host that has one, and says so.
+    shutil.rmtree(rank / "reduced")
+    *python, code, place = reducer()
+    without = f"import clusterprof.agent.nsys as nsys; nsys.PLACES = (); {code}"
+    without = f"import sys; sys.path.insert(0, sys.argv[1]); {without}"
+    reducing = Reducing(Reduction("node", "none", (*python, without, place)), "/nowhere/nsys")
+    with monkeypatch.context() as node:
+        node.setenv("PATH", "/nowhere")
+        reducing.start(str(rank / "report.nsys-rep"), str(rank))
+    why = reducing.wait(PATIENCE_S, lambda: None)
+    assert "cannot be read without nsys, which is not installed on this host" in why
+    assert run_clusterprof(["merge", "run"]).returncode == 0
+    assert (workdir / "run/merged/results.json").read_bytes() == first
+    shutil.rmtree(report.parent)
+
+
+@pytest.mark.needs_root
+@pytest.mark.needs_nsys
+def test_a_node_whose_disk_is_full_gives_the_report_itself_and_says_so(
+    run_clusterprof: Cli, workdir: Path, training: Callable[..., list[str]],
+    fault: Callable[..., None],
+) -> None:  # fmt: skip
+    with small_disk("160m") as disk:
+        # What fills it does so when tables are to be made: nsys itself would hang at its end.
+        fills = f'dd if=/dev/zero of={disk}/filler bs=1M; exec "$real" "$@"'
+        nsys = faulty_nsys(
+            workdir / "nsys", Path(shutil.which("nsys") or ""), {(0, "export"): fills}
+        )
+        line = training("--keep-reports=none", "--no-merge", f"--nsys={nsys}")
+        env = {"TMPDIR": str(disk), "SLURM_PROCID": "0"}  # by which `nsys` knows the rank
+        done = run_clusterprof([*line, "--", "python", "train.py"], env=env)
+        state = json.loads((workdir / "run/ranks/00000/state.json").read_text())
+        assert (disk / "filler").stat().st_size > 0, done
+        left = [each for each in disk.glob("clusterprof-*") if each.is_dir()]
+    why = state.get("not_reduced", "")
+    fault("reducing: the node's disk is full", 0, done.returncode, 0.0, {**state, "reason": why})
+    assert done.returncode == 0, done
+    assert state["state"] == "collected", done
+    assert f"the disk of {disk}/clusterprof-" in why, done
+    assert why in done.stderr, done
+    assert left == []
+    assert not (workdir / "run/ranks/00000/reduced").exists()
+    assert run_clusterprof(["merge", "run"]).returncode == 0
+    ranks = json.loads((workdir / "run/merged/results.json").read_text())["ranks"]
+    assert [each["rank"] for each in ranks] == [0]
+
+
+@pytest.mark.needs_nsys
+@pytest.mark.needs_fabric
+@pytest.mark.needs_torch
+def test_over_ssh_tables_are_brought_and_no_reports(
+    run_clusterprof: Cli, workdir: Path, ssh_hosts: Hosts
+) -> None:
+    done = run_clusterprof(
+        ["ssh", "-F", ssh_hosts.config, "--hosts", "h1,h2", "--ranks", "all", "--steps", "3:6",
+         "--profiler=nsys", "--reduce=now", "--keep-reports=none", "--run-dir=run",
+         "--nproc-per-node", "1", "--", "python", EXAMPLE, "--steps", "30"],
+    )  # fmt: skip
+    run = workdir / "run"
+    assert done.returncode == 0, done
+    assert "of ranks 0–1 the tables were gathered, and no report" in done.stderr, done
+    for rank, host in enumerate(("h1", "h2")):
+        folder = run / f"ranks/{rank:05d}"
+        assert tables_alone(folder), done
+        assert json.loads((folder / "state.json").read_text())["host"] == host
+    first = (run / "merged/results.json").read_bytes()
+    results = json.loads(first)
+    assert ([each["rank"] for each in results["ranks"]], results["missing"]) == ([0, 1], [])
+    assert run_clusterprof(["merge", "run"]).returncode == 0
+    assert (run / "merged/results.json").read_bytes() == first
+    left = (ssh_hosts.state / "local").glob("*/clusterprof-*/report*")
+    assert list(left) == []

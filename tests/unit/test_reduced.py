@@ -1,0 +1,326 @@
+"""A rank's reduced tables stand for its report, to the byte, or say why they cannot."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import threading
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from clusterprof import run_directory
+from clusterprof.agent.contracts import states
+from clusterprof.cli import merge
+from clusterprof.collect.outcomes import collect
+from clusterprof.errors import ReportError
+from clusterprof.ingest import Source, find_sources, gather, read_report, reduced, reports
+from clusterprof.ingest.nsys import exported
+from clusterprof.report import results_json
+from clusterprof.study import study
+from clusterprof.tables import SCHEMA_VERSION, SCHEMAS
+
+RECORDINGS = Path(__file__).parents[1] / "data" / "recordings"
+
+
+def test_the_schema_version_is_raised_with_the_schemas() -> None:
+    # Tables that were kept before are read as these: whoever changes one raises the version.
+    text = ";".join(
+        f"{name}.{field.name}:{field.type}:{field.nullable}"
+        for name, schema in SCHEMAS.items()
+        for field in schema
+    )
+    assert (SCHEMA_VERSION, zlib.crc32(text.encode())) == (1, 566872317)
+
+
+@pytest.mark.parametrize(
+    "recording",
+    [
+        "nsys-2024.2/pipeline",
+        "nsys-2025.3/ddp-host-straggler",
+        "kineto/pipeline",
+        "kineto/gloo",
+    ],
+)
+def test_results_are_the_same_from_the_tables_as_from_the_reports(
+    recording: str, tmp_path: Path
+) -> None:
+    shutil.copytree(RECORDINGS / recording, tmp_path / "reports")
+    reports = sorted((tmp_path / "reports").glob("rank*.*"))
+
+    def results(kept: bool = True) -> str:
+        sources = [
+            Source(each, alone=True, reduced=tmp_path / each.name if kept else None)
+            for each in reports
+        ]
+        found = gather(sources)
+        made = study(found.ranks, missing=found.missing, warnings=found.warnings, source="here")
+        return results_json.dumps(made.results)
+
+    without = results(kept=False)
+    assert results() == without  # reads the reports, keeps the tables
+    assert all((tmp_path / each.name / "rank.json").is_file() for each in reports)
+    assert results() == without  # the tables of reports that are there
+    for each in reports:
+        each.unlink()
+    assert results() == without
+
+
+def merged(run: run_directory.RunDirectory) -> Any:
+    assert merge.main("merge", [str(run.path)], None) == 0
+    return json.loads((run.merged / "results.json").read_text())
+
+
+def test_a_run_is_merged_from_its_tables_where_its_reports_are_gone(
+    run: run_directory.RunDirectory,
+) -> None:
+    first = merged(run)
+    for rank in range(3):
+        (run.rank(rank) / "trace.json.gz").unlink()
+    assert merged(run) == first
+    assert [each.report for each in collect(run, range(3), patience_s=0)] == [
+        run.rank(rank) / "trace.json.gz" for rank in range(3)
+    ]
+    (run.path / "run.json").unlink()  # what somebody shares of it
+    assert len(gather([run.path]).ranks) == 3
+
+
+def test_a_trace_beside_a_report_that_was_dropped_does_not_take_its_place(
+    run: run_directory.RunDirectory,
+) -> None:
+    # of a rank without a GPU: nsys' report and a trace of the same window
+    folder = run.rank(0)
+    report = folder / "report.nsys-rep"
+    report.write_bytes(b"of nsys")
+    trace = read_report(folder / "trace.json.gz")
+    reduced.write(trace, folder / "reduced", report)
+    report.unlink()
+    (first, *_) = collect(run, range(3), patience_s=0)
+    assert (first.report, first.trace) == (report, folder / "trace.json.gz")
+    for _ in range(2):
+        assert merged(run)["missing"] == []
+        assert reduced.report_of(folder / "reduced") == report
+    (run.path / "run.json").unlink()
+    sources = find_sources([run.path])
+    assert (sources[0].path, sources[0].beside) == (report, folder / "trace.json.gz")
+
+
+def cut(folder: Path) -> str:
+    table = folder / "activity.parquet"
+    table.write_bytes(table.read_bytes()[: table.stat().st_size // 2])
+    return "activity.parquet has"
+
+
+def damaged(folder: Path) -> str:
+    table = folder / "host_calls.parquet"
+    content = bytearray(table.read_bytes())
+    content[len(content) // 3] ^= 0xFF
+    table.write_bytes(content)
+    return "host_calls.parquet"
+
+
+def other_schema(folder: Path) -> str:
+    content = json.loads((folder / "rank.json").read_text())
+    content["schema_version"] += 1
+    content["info"] = "of another form"
+    (folder / "rank.json").write_text(json.dumps(content))
+    return "they are of schema version 2, and this clusterprof reads version 1"
+
+
+def without_a_table(folder: Path) -> str:
+    (folder / "steps.parquet").unlink()
+    return "steps.parquet: No such file"
+
+
+def no_json(folder: Path) -> str:
+    (folder / "rank.json").write_text("{")
+    return "rank.json is damaged"
+
+
+def foreign_name(folder: Path) -> str:
+    content = json.loads((folder / "rank.json").read_text())
+    content["report"]["name"] = "../../elsewhere"
+    (folder / "rank.json").write_text(json.dumps(content))
+    return "the 'report' of rank.json is invalid"
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {each.name: each.read_bytes() for each in folder.iterdir()}
+
+
+SPOIL = [cut, damaged, other_schema, without_a_table, no_json, foreign_name]
+
+
+@pytest.mark.parametrize("spoil", SPOIL)
+def test_tables_that_cannot_be_used_cost_their_rank_alone_and_are_named(
+    spoil: Callable[[Path], str], run: run_directory.RunDirectory, capsys: Any
+) -> None:
+    merged(run)
+    report = run.rank(1) / "trace.json.gz"
+    kept = report.rename(run.path / "kept")
+    why = spoil(report.with_name("reduced"))
+    spoilt = contents(report.with_name("reduced"))
+    results = merged(run)
+    assert contents(report.with_name("reduced")) == spoilt, "nothing is written over"
+    assert [each["rank"] for each in results["ranks"]] == [0, 2]
+    (missing,) = results["missing"]
+    assert missing["rank"] == 1
+    assert why in missing["reason"]
+    # The report itself is read where it is there, and its tables are made again.
+    kept.rename(report)
+    assert merged(run)["missing"] == []
+    report.unlink()
+    assert merged(run)["missing"] == []
+
+
+def test_a_table_that_a_rank_keeps_is_not_written_a_second_time(
+    run: run_directory.RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (run.rank(2) / "steps.csv").write_text("step,begin_ns,end_ns\n")
+    first = merged(run)
+    own = {rank: run.path / "tables" / f"{rank:05d}" for rank in range(3)}
+    linked = {
+        rank: {name for name in SCHEMAS if (own[rank] / f"{name}.parquet").stat().st_nlink > 1}
+        for rank in range(3)
+    }
+    assert linked == {0: {*SCHEMAS}, 1: {*SCHEMAS}, 2: {*SCHEMAS} - {"steps"}}
+    by_name = sum(each.stat().st_size for each in run.path.rglob("*") if each.is_file())
+    assert run_directory.bytes_of(run.path) < by_name, "a file of two names counts once"
+    # They are written where the file system has no second names, and what was there before goes.
+    kept = {rank: contents(own[rank]) for rank in range(3)}
+    shutil.rmtree(own[1])
+
+    def none(*_: object, **__: object) -> None:
+        raise OSError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", none)
+    assert merged(run) == first
+    assert (own[1] / "activity.parquet").stat().st_nlink == 1
+    monkeypatch.undo()
+    (own[0] / "activity.parquet").unlink()
+    (own[0] / "activity.parquet").write_bytes(b"of an earlier merge")
+    assert merged(run) == first
+    assert {rank: contents(own[rank]) for rank in range(3)} == kept
+
+
+def test_what_a_killed_reducer_has_left_counts_nowhere_and_goes(
+    run: run_directory.RunDirectory,
+) -> None:
+    left = run.rank(1) / ".reduced.0123456789abcdef.tmp"
+    left.mkdir()
+    (left / "activity.parquet").write_bytes(b"PAR1")
+    first = merged(run)
+    assert first["missing"] == []
+    assert left.exists(), "it may still be written to"
+    assert len(find_sources([run.path])) == 3
+    os.utime(left, (0, 0))
+    assert merged(run) == first
+    assert not left.exists()
+    assert (run.rank(1) / "reduced" / "rank.json").exists()
+
+
+def test_tables_that_a_file_system_shows_late_are_waited_for(
+    run: run_directory.RunDirectory,
+) -> None:
+    merged(run)
+    folder = run.rank(1)
+    (folder / "trace.json.gz").unlink()
+    hidden = (folder / "reduced").rename(run.path / "hidden")
+    timer = threading.Timer(0.5, lambda: hidden.rename(folder / "reduced"))
+    timer.start()
+    outcomes = collect(run, range(3), patience_s=60)
+    timer.join()
+    assert [str(each.state) for each in outcomes] == ["collected"] * 3
+    assert states.read(str(folder))["state"] == "collected"
+
+
+def test_a_report_that_this_host_has_no_nsys_for_is_named_and_the_others_are_merged(
+    run: run_directory.RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    report = run.rank(1) / "report.nsys-rep"
+    (run.rank(1) / "trace.json.gz").rename(run.path / "elsewhere")
+    report.write_bytes(b"of nsys")
+    monkeypatch.setattr(exported, "installed", list)
+    results = merged(run)
+    assert [each["rank"] for each in results["ranks"]] == [0, 2]
+    (missing,) = results["missing"]
+    assert "without nsys, which is not installed on this host" in missing["reason"]
+    assert report.read_bytes() == b"of nsys"
+    assert not (run.rank(1) / "reduced").exists()
+    with pytest.raises(ReportError, match="without nsys"):  # what a reducer prints on its node
+        reports.keep(report, run.rank(1) / "reduced")
+
+
+def test_tables_of_another_report_are_not_taken_for_this_ones(tmp_path: Path) -> None:
+    one, other = (RECORDINGS / "kineto" / "gloo" / f"rank{rank}.json.gz" for rank in (0, 1))
+    report = tmp_path / "trace.json.gz"
+    shutil.copy(one, report)
+    reduced.write(read_report(report), tmp_path / "reduced", report)
+    shutil.copy(other, report)
+    with pytest.raises(ReportError, match=r"of another report than trace\.json\.gz is now"):
+        reduced.read(tmp_path / "reduced")
+    (read,) = reports.read_ranks(report, kept=tmp_path / "reduced")
+    assert not isinstance(read, ReportError)
+    assert read.rank == 1
+    assert reduced.read(tmp_path / "reduced").info.rank == 1, "they are made again"
+
+
+def test_what_fails_while_tables_are_written_leaves_those_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    report = RECORDINGS / "kineto" / "gloo" / "rank0.json.gz"
+    folder = tmp_path / "reduced"
+    tables = read_report(report)
+    reduced.write(tables, folder, report)
+    before = (folder / "rank.json").read_bytes()
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("pyarrow.parquet.write_table", full)
+    with pytest.raises(OSError, match="No space left"):
+        reduced.write(tables, folder, report)
+    assert (folder / "rank.json").read_bytes() == before
+    assert [each.name for each in tmp_path.iterdir()] == ["reduced"]
+
+
+def test_a_report_that_changes_under_the_reader_is_named(
+    run: run_directory.RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    changing = run.rank(1) / "trace.json.gz"
+    read = reports.assemble
+
+    def meanwhile(recording: Any) -> Any:
+        if recording.info.source == changing:
+            with changing.open("ab") as file:
+                file.write(b"\0")
+        return read(recording)
+
+    monkeypatch.setattr(reports, "assemble", meanwhile)
+    results = merged(run)
+    assert [each["rank"] for each in results["ranks"]] == [0, 2]
+    assert "changed while it was read" in results["missing"][0]["reason"]
+    assert not (run.rank(1) / "reduced").exists(), "these tables are of no report"
+
+
+def test_tables_whose_rows_are_not_what_clusterprof_writes_are_refused(tmp_path: Path) -> None:
+    report = RECORDINGS / "kineto" / "gloo" / "rank0.json.gz"
+    tables = read_report(report)
+    shuffled = tables.host_calls.take(pa.array(range(tables.host_calls.num_rows - 1, -1, -1)))
+    changed = type(tables)(**{**vars(tables), "host_calls": shuffled})
+    reduced.write(changed, tmp_path / "reduced", report)
+    with pytest.raises(ReportError, match=r"host_calls\.parquet does not hold what clusterprof"):
+        reduced.read(tmp_path / "reduced", report)
+
+
+def test_the_tables_say_nothing_of_the_environment(tmp_path: Path) -> None:
+    report = RECORDINGS / "nsys-2025.3" / "ddp" / "rank0.sqlite.xz"
+    reduced.write(read_report(report), tmp_path / "reduced", report)
+    content = json.loads((tmp_path / "reduced" / "rank.json").read_text())
+    assert set(content) == {"schema_version", "clusterprof_version", "report", "tables", "info"}
+    assert str(report.parent) not in json.dumps(content)
