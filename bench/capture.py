@@ -141,10 +141,7 @@ def main() -> int:
     except CannotMeasureError as error:
         print(f"bench/capture.py: error: {error}", file=sys.stderr)
         return 2
-    chosen = [
-        way for way in ways(gpus > 0) if not arguments.only or any(
-            word in way.name for word in (*arguments.only, "no profiler"))
-    ]  # fmt: skip
+    chosen = only(ways(gpus > 0), arguments.only)
     if arguments.program in PROGRAMS[2:]:  # these open no window by themselves
         chosen = [way for way in chosen if not (way.under or way.program)]
     rows = {way.name: Row(way.name) for way in chosen}
@@ -164,6 +161,18 @@ def main() -> int:
     return 0 if any(row.reports for row in rows.values()) else 1
 
 
+def only(all_ways: list[Way], words: Sequence[str] | None) -> list[Way]:
+    """Those that the words choose, and the one without a profiler; a whole name chooses one."""
+    if not words:
+        return all_ways
+    names = {way.name for way in all_ways}
+    return [
+        way for way in all_ways if any(
+            way.name == word if word in names else word in way.name
+            for word in (*words, "no profiler"))
+    ]  # fmt: skip
+
+
 def parser() -> argparse.ArgumentParser:
     this = argparse.ArgumentParser(description=__doc__.split("\n")[0], allow_abbrev=False)
     this.add_argument("--nsys", metavar="PATH", help="the nsys to measure (default: on PATH)")
@@ -175,7 +184,9 @@ def parser() -> argparse.ArgumentParser:
     this.add_argument("--rounds", type=int, default=1, metavar="N", help="each way so often (1)")
     this.add_argument("--seconds", type=float, default=330, metavar="S",
                       help="begin no further run after so long (330)")  # fmt: skip
-    this.add_argument("--only", action="append", metavar="WORDS", help="ways whose name has this")
+    this.add_argument(
+        "--only", action="append", metavar="WORDS", help="ways whose name is this, or has it"
+    )
     this.add_argument("--output", type=Path, metavar="FILE", help="all values, as JSON")
     return this
 

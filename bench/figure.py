@@ -24,6 +24,8 @@ class Figure:
     runs: Sequence[float] = field(default=(), repr=False)
     #: where the noise is of the limit's size: the 95% interval of `measured`
     interval: tuple[float, float] | None = None
+    #: what cannot be had for less, and what takes the rest, where the limit is missed
+    floor: str = ""
 
     @property
     def verdict(self) -> str:
@@ -32,6 +34,11 @@ class Figure:
             return "not measured"
         low, high = self.interval or (self.measured, self.measured)
         return "ok" if high < self.limit else "unclear" if low < self.limit else "NOT OK"
+
+    @property
+    def missed(self) -> str:
+        """The floor, where the limit is missed."""
+        return f"floor: {self.floor}" if self.floor and self.verdict == "NOT OK" else ""
 
     def as_json(self) -> dict[str, Any]:
         return {**asdict(self), "runs": list(self.runs), "verdict": self.verdict}
@@ -66,7 +73,7 @@ def table(figures: Sequence[Figure]) -> str:
                 f"< {_number(each.limit)} {each.unit}",
                 measured,
                 each.verdict,
-                "; ".join(filter(None, (each.baseline, each.remark))),
+                "; ".join(filter(None, (each.baseline, each.remark, each.missed))),
             )
         )
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]

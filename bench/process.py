@@ -14,6 +14,9 @@ from pathlib import Path
 
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 
+#: An installed package has its byte code; a checkout gets it at the first run.
+_BYTE_CODE = {"PYTHONDONTWRITEBYTECODE": ""}
+
 
 @dataclass(frozen=True)
 class Measured:
@@ -47,7 +50,7 @@ def run(
         before, begin = _processor_seconds(), time.perf_counter()
         process = subprocess.Popen(
             list(map(str, argv)),
-            env={**os.environ, **(environ or {})},
+            env={**os.environ, **_BYTE_CODE, **(environ or {})},
             stdin=subprocess.DEVNULL,
             stdout=out,
             stderr=err,

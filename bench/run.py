@@ -15,11 +15,14 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import export
 import flight
 import operations
 import reports
+import scale
 import start
 import steps
+import traces
 from figure import Figure, table
 
 import clusterprof
@@ -31,12 +34,15 @@ def main() -> int:
     """Measure, print, write."""
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument("--large", type=Path, metavar="DIR", help="two large reports to merge")
+    parser.add_argument("--traces", type=Path, metavar="DIR", help="two large traces to merge")
     parser.add_argument("--only", choices=sorted(_benchmarks(None)), action="append")
     parser.add_argument("--quick", action="store_true", help="few rounds: does it run at all?")
     options = parser.parse_args()
     figures: list[Figure] = []
-    for name, measure in _benchmarks(options.large, quick=options.quick).items():
+    for name, measure in _benchmarks(options.large, options.traces, quick=options.quick).items():
         if options.only and name not in options.only:
+            continue
+        if name == "traces" and options.traces is None:
             continue
         print(f"measuring {name} …", file=sys.stderr)
         try:
@@ -51,10 +57,14 @@ def main() -> int:
 
 _LIMITS = {"help": (100.0, "ms"), "start": (50.0, "ms"), "hook": (5.0, "µs"), "steps": (0.5, "%"),
            "recorder": (50.0, "ms"), "operations": (1.5, "a minute"),
-           "merge": (3.0, "s"), "flight": (15.0, "s")}  # fmt: skip
+           "merge": (3.0, "s"), "flight": (15.0, "s"),
+           "traces": (1 / 6, "of the peer's"), "many": (0.6, "of the rows' reading"),
+           "export": (1.6, "of the export's"), "scale": (60.0, "s")}  # fmt: skip
 
 
-def _benchmarks(large: Path | None, quick: bool = False) -> dict[str, Callable[[], list[Figure]]]:
+def _benchmarks(
+    large: Path | None, large_traces: Path | None = None, quick: bool = False
+) -> dict[str, Callable[[], list[Figure]]]:
     few = 10 if quick else 1
     return {
         "help": lambda: [start.help_time(30 // few)],
@@ -64,7 +74,11 @@ def _benchmarks(large: Path | None, quick: bool = False) -> dict[str, Callable[[
         "recorder": lambda: steps.flight_recorder(30 // few),
         "operations": lambda: [operations.per_minute(1 if quick else 3)],
         "merge": lambda: reports.merge(large, 10 // few),
+        "traces": lambda: traces.merge(large_traces or Path(), 3 // few or 1),
         "flight": lambda: flight.merge(1 if quick else 3, 32 if quick else 1),
+        "many": lambda: reports.many(8 if quick else 64, 1 if quick else 3),
+        "export": lambda: export.merge(1 if quick else 3, few),
+        "scale": lambda: scale.merge(32 if quick else 1),
     }
 
 
