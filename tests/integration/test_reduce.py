@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from lab.command import PATIENCE_S, Completed
+from lab.command import PATIENCE_S, Completed, free_port
 from lab.disk import small_disk
 from lab.endings import PROGRAMS
 from lab.fakes import fake_nsys, faulty_nsys
@@ -352,7 +352,8 @@ def test_over_ssh_tables_are_brought_and_no_reports(
     run_clusterprof: Cli, workdir: Path, ssh_hosts: Hosts
 ) -> None:
     done = run_clusterprof(
-        ["ssh", "-F", ssh_hosts.config, "--hosts", "h1,h2", "--ranks", "all", "--steps", "3:6",
+        ["ssh", "-F", ssh_hosts.config, f"--master-port={free_port()}",
+         "--hosts", "h1,h2", "--ranks", "all", "--steps", "3:6",
          "--profiler=nsys", "--reduce=now", "--keep-reports=none", "--run-dir=run",
          "--nproc-per-node", "1", "--", "python", EXAMPLE, "--steps", "30"],
     )  # fmt: skip

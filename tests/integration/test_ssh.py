@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 from lab import command
-from lab.command import Completed
+from lab.command import Completed, free_port
 from lab.hosts import Hosts
 
 Cli = Callable[..., Completed]
@@ -68,7 +68,8 @@ def test_two_hosts_train_and_one_of_them_has_no_nsys(
     for folder in (nsys.parent, ssh_hosts.local("h1")):
         (folder / nsys.name).symlink_to(shutil.which("nsys") or "nsys")
     done = run_clusterprof(
-        ["ssh", "-F", ssh_hosts.config, "--hosts", "h1,h2", "--ranks", "all", "--steps", "3:6",
+        ["ssh", "-F", ssh_hosts.config, f"--master-port={free_port()}",
+         "--hosts", "h1,h2", "--ranks", "all", "--steps", "3:6",
          "--nsys", nsys, "--run-dir=run", "--nproc-per-node", "1", "--", "python", EXAMPLE,
          "--steps", "8"],
     )  # fmt: skip
@@ -102,7 +103,8 @@ def test_words_folders_and_variables_arrive_as_they_stand(
     )
     words = ["a b", "it's", 'say "x"', "$HOME", "--", "-n9", "two\nlines", "`id`", "ünï→", "", "*"]
     done = run_clusterprof(
-        ["ssh", "-F", ssh_hosts.config, "--hosts", "root@h3", "--profiler=torch", "--no-prefix",
+        ["ssh", "-F", ssh_hosts.config, f"--master-port={free_port()}",
+         "--hosts", "root@h3", "--profiler=torch", "--no-prefix",
          "--env", "GIVEN", "--env", "SAID=it's $HOME\n; true", "--", "tell.py", *words],
         env={"GIVEN": "a 'value'", "SECRET_OF_HERE": "x"}, cwd=folder,
     )  # fmt: skip
@@ -164,7 +166,8 @@ def test_a_smaller_nnodes_goes_on_without_the_host_that_is_not_there(
 ) -> None:
     (workdir / "fails.py").write_text("print('here', flush=True); raise SystemExit(3)")
     done = run_clusterprof(
-        ["ssh", "-F", ssh_hosts.config, "--hosts", "127.0.0.1:1,h2", "--nnodes", "1:2",
+        ["ssh", "-F", ssh_hosts.config, f"--master-port={free_port()}",
+         "--hosts", "127.0.0.1:1,h2", "--nnodes", "1:2",
          "--profiler=torch", "--run-dir=run", "--nproc-per-node", "1", "--", "fails.py"]
     )  # fmt: skip
     assert done.returncode == 1, done  # torchrun's own for any failing worker
@@ -192,7 +195,8 @@ def training(workdir: Path, ssh_hosts: Hosts) -> Iterator[subprocess.Popen[str]]
         """)
     )
     line = [
-        "ssh", "-F", ssh_hosts.config, "--hosts", "h1,h2", "--ranks", "all", "--steps", "2:1900",
+        "ssh", "-F", ssh_hosts.config, f"--master-port={free_port()}",
+        "--hosts", "h1,h2", "--ranks", "all", "--steps", "2:1900",
         "--max-steps=2000",
         "--profiler=torch", "--run-dir=run", "--nproc-per-node", "1", "--", "train.py",
     ]  # fmt: skip

@@ -21,7 +21,7 @@ from typing import Any
 import paramiko
 import pytest
 from lab import lies
-from lab.command import Completed
+from lab.command import Completed, free_port
 from lab.hosts import Hosts
 
 from clusterprof import run_directory
@@ -259,7 +259,8 @@ def test_the_status_of_the_job_comes_through_and_the_other_hosts_ranks(
 ) -> None:
     liar.answers("list", lies.ANSWERS[answer])
     done = run_clusterprof(
-        ["ssh", "-F", liar.hosts.config, "--hosts", "h1,h2", "--profiler=torch", "--run-dir=run",
+        ["ssh", "-F", liar.hosts.config, f"--master-port={free_port()}",
+         "--hosts", "h1,h2", "--profiler=torch", "--run-dir=run",
          "--python", liar.python, "--ranks=all", "--nproc-per-node=1", "--no-merge", "--no-python",
          "--", LEAVE]
     )  # fmt: skip
@@ -279,7 +280,8 @@ def test_a_host_that_lies_of_itself_is_left_out_and_the_others_train(
 ) -> None:
     liar.answers("look", b'{"host": "\\u001b[2Jh1", "machine": "", "temporary": "/tmp"}')
     done = run_clusterprof(
-        ["ssh", "-F", liar.hosts.config, "--hosts", "h1,h2", "--profiler=torch", "--run-dir=run",
+        ["ssh", "-F", liar.hosts.config, f"--master-port={free_port()}",
+         "--hosts", "h1,h2", "--profiler=torch", "--run-dir=run",
          "--python", liar.python, "--ranks=all", "--nnodes=1:2", "--no-merge", "--no-python",
          "--", LEAVE]
     )  # fmt: skip

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from lab import command
-from lab.command import Completed
+from lab.command import Completed, free_port
 from lab.hosts import Hosts
 from lab.proxy import Proxy, proxy
 
@@ -238,7 +238,8 @@ def test_hosts_are_reached_through_another_and_by_an_address_of_ipv6(
         )  # fmt: skip
         config.write_text(f"{config.read_text()}Host *\n{everywhere}")
         done = run_clusterprof(
-            ["ssh", "-F", config, "--hosts", f"h1,[::1]:{way.port}", "--profiler=torch",
+            ["ssh", "-F", config, f"--master-port={free_port()}",
+             "--hosts", f"h1,[::1]:{way.port}", "--profiler=torch",
              "--run-dir=run", "--nproc-per-node", "1", "--master-addr=127.0.0.1", "--", "tell.py"]
         )  # fmt: skip
     assert done.returncode == 0, done
