@@ -18,7 +18,7 @@ Run = Callable[..., Completed]
 
 #: `train(rank, world)` is one rank of a job, `steps(n)` trains without one.
 TRAIN = """
-import os, subprocess, sys
+import os, subprocess, sys, time
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
@@ -37,6 +37,9 @@ def train(rank, world=2):
     dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=world)
     steps(12)
     dist.destroy_process_group()
+    # Gloo's threads outlive the group. One that still drops the last call's copy of Python's
+    # context (torch 2.13, `autograd.graph._engine_run_backward`) as the interpreter ends aborts it.
+    time.sleep(0.5)
     print("trained %d\\n" % rank, end="", flush=True)
 """
 
