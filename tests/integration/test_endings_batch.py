@@ -186,8 +186,13 @@ exec python {shlex.quote(str(PROGRAMS / "ending.py"))} "$@"
 
 
 def started_over(batch: Batch) -> None:
-    """Slurm starts a job over after two minutes: it is asked to do so now."""
+    """Slurm starts a job over after two minutes: it is asked to do so now.
+
+    Not within the second in which it ended: its nodes still refuse all credentials of that second
+    ("Job credential revoked"), and Slurm then ends the job, or drains the node.
+    """
     until(lambda: batch.stated("JobState") == "PENDING", batch.printed)
+    time.sleep(1)
     batch.call("scontrol", "update", f"JobId={batch.job}", "StartTime=now")
 
 
