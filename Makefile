@@ -5,7 +5,7 @@
 # TORCH_INDEX_URL  a package index that has torch for this machine; without one pip's own choice
 #                  is taken, which on Linux may bring gigabytes of CUDA libraries along. PyTorch's
 #                  index of CPU builds: TORCH_INDEX_URL=https://download.pytorch.org/whl/cpu
-# JOBS             how many tests run side by side (make test: 3, of which one uses nsys)
+# JOBS             how many tests run side by side (make test: 2, of which one uses nsys)
 # ARGS             further arguments for pytest: make test ARGS='-k clock -x'
 # TRUTH            make truth: a further folder of recordings with its truth.json
 # LARGE            make bench: a folder with two large reports to merge
@@ -20,7 +20,7 @@ MAKEFLAGS += --no-print-directory
 PYTHON ?= python3
 VENV ?= .venv
 TORCH_INDEX_URL ?=
-JOBS ?= 3
+JOBS ?= 2
 ARGS ?=
 LARGE ?=
 TRACES ?=
