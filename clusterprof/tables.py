@@ -220,8 +220,10 @@ def read_table(file: Path, schema: pa.Schema, columns: Sequence[str] | None = No
     import pyarrow.parquet as parquet
 
     try:
-        with file.open("rb") as opened:  # pyarrow opens no path whose bytes are not UTF-8
-            table = parquet.read_table(opened, columns=columns)
+        # pyarrow opens no path whose bytes are not UTF-8
+        with file.open("rb") as opened, parquet.ParquetFile(opened) as stored:
+            # in this thread alone: many small tables are read, several of them at a time
+            table = stored.read(columns=columns, use_threads=False)
         fields = [schema.field(name) for name in columns or schema.names]
         table = table.select([field.name for field in fields]).cast(pa.schema(fields))
         table.validate(full=True)

@@ -124,7 +124,7 @@ def read(folder: Path, report: Path | None = None) -> RankTables:
     of that very file, and made by this clusterprof. Raises ReportError with what is wrong with
     them.
     """
-    content = _content(folder)
+    content = _content(folder, _FORM)
     report = report or _report_of(folder, content)
     if content["schema_version"] != SCHEMA_VERSION:
         raise _unusable(
@@ -151,14 +151,14 @@ def files_of(folder: Path) -> dict[str, Path]:
 
 def report_of(folder: Path) -> Path:
     """Where the report of reduced tables is, or was before it was dropped. Raises ReportError."""
-    return _report_of(folder, _content(folder))
+    return _report_of(folder, _content(folder, _MADE))
 
 
 def _report_of(folder: Path, content: Mapping[str, Any]) -> Path:
     return folder.with_name(content["report"]["name"])
 
 
-def _content(folder: Path) -> dict[str, Any]:
+def _content(folder: Path, form: Mapping[str, Any]) -> dict[str, Any]:
     try:
         content = documents.load(str(folder / paths.REDUCED_RANK))
     except OSError as error:
@@ -168,7 +168,7 @@ def _content(folder: Path) -> dict[str, Any]:
     # of another version the rest may have another form
     if not isinstance(content, dict) or not isinstance(content.get("schema_version"), int):
         raise _unusable(folder, f"{paths.REDUCED_RANK} is not clusterprof's")
-    form = _FORM if content["schema_version"] == SCHEMA_VERSION else _MADE
+    form = form if content["schema_version"] == SCHEMA_VERSION else _MADE
     for name, expected in form.items():
         if not documents.fits(content, {name: expected}):
             raise _unusable(folder, f"the {name!r} of {paths.REDUCED_RANK} is invalid")

@@ -65,6 +65,7 @@ def late_host(dataset: Dataset, k: int, each: Floats) -> Reason:
     `each` is by how much it was late in each steady-state step (ns).
     """
     tables, d, rank = dataset.tables[k], dataset.timelines, dataset.ranks[k]
+    busy = d.busy(k)
     rows: Evidence = []
     apart = _beyond_peers(dataset, k)
     # time by what the host was in, and by where between ranges it was: what a step without a
@@ -76,7 +77,7 @@ def late_host(dataset: Dataset, k: int, each: Floats) -> Reason:
             continue
         gap = apart.get(step)
         if not gap:
-            idle = longest_gap(d.busy(k), int(d.begin[at[0]]), int(d.end[at[0]]))
+            idle = longest_gap(busy, int(d.begin[at[0]]), int(d.end[at[0]]))
             begin, end = d.axis.back(np.asarray(idle))[1].tolist()
             gap = begin, end
         host = host_activity.doing(tables, *gap) or host_activity.between(tables, *gap)
@@ -149,7 +150,7 @@ def longest_gap(busy: Intervals, begin: int, end: int) -> tuple[int, int]:
 def busy_gpu(dataset: Dataset, k: int) -> Reason:
     """Which kernels the rank has more of, or longer, than its peers."""
     every, d = dataset.activities, dataset.timelines
-    took = d.stop - d.start
+    took = d.took
     steady = np.r_[np.isin(d.step, dataset.steady_steps), False]
     use = (every.kind != COLLECTIVE) & steady[d.launched_in]
     # its own, less the mean of the others'

@@ -18,6 +18,7 @@ import numpy as np
 from clusterprof.analysis.groups.stages import Stages, Traffic, traffic
 from clusterprof.analysis.model import limits
 from clusterprof.analysis.model.dataset import Dataset, Ints, parts
+from clusterprof.analysis.model.timeline import COMPUTE
 
 
 class Schedule(NamedTuple):
@@ -112,12 +113,14 @@ def _whole_turns(dataset: Dataset, found: Stages) -> bool:
     Between two stages the interleaved schedule's messages may come in 1F1B's order; but its first
     turn is a forward only: a third of both, or a quarter where it is done twice.
     """
-    sent, c = traffic(dataset), dataset.collectives
+    sent, c, d = traffic(dataset), dataset.collectives, dataset.timelines
     if found.numbers[-1] != 1:
         return False
     for rank in found.groups[-1]:
         rows = sent.row[(sent.rank == rank) & np.isin(sent.step, dataset.steady_steps)]
         rows = rows[c.has[rows]]
+        place = dataset.place[rank]
+        (compute,) = d.ran(place, place + 1, (COMPUTE,))
         for mine in parts(rows, c.step[rows]):
             sends = c.operation[mine] == "Send"
             turns = np.flatnonzero(sends[1:] & ~sends[:-1])
@@ -125,8 +128,7 @@ def _whole_turns(dataset: Dataset, found: Stages) -> bool:
                 return False
             came, went = c.end[mine[turns]], c.start[mine[turns + 1]]
             times = np.stack([came, np.maximum(went, came)])
-            d, place = dataset.timelines, np.full(len(came), dataset.place[rank])
-            work = d.compute.within(*d.axis.of(place, times))
+            work = compute.within(*d.axis.of(place, times))
             if work[0] < limits.HALF * float(np.median(work)):
                 return False
     return True

@@ -27,6 +27,7 @@ from clusterprof.analysis.model.dataset import (
     once,
     parts,
 )
+from clusterprof.analysis.model.timeline import COMPUTE
 from clusterprof.results import GroupEntry, GroupKind, ShallowGroup, TopologyEntry
 
 
@@ -194,7 +195,8 @@ def _places(dataset: Dataset, rows: Ints) -> Floats:
     first, last = np.searchsorted(d.rank, [k, k + 1])
     at = np.minimum(first + np.searchsorted(d.step[first:last], c.step[rows]), last - 1)
     begin, end, start = d.begin[at], d.end[at], d.axis.of(np.full(len(rows), k), c.start[rows])
-    whole, done = d.compute.within(begin, end), d.compute.within(begin, start)
+    (compute,) = d.ran(k, k + 1, (COMPUTE,))
+    whole, done = compute.within(begin, end), compute.within(begin, start)
     done, whole = np.where(whole > 0, (done, whole), (start - begin, end - begin))
     return np.asarray(np.clip(done / np.maximum(whole, 1), 0, 1))
 

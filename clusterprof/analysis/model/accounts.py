@@ -94,7 +94,9 @@ def _spent(
     In compute, communication, either of them, anything, in compute or waits, and without compute
     until the next kernel was launched and, where communication runs, from then on.
     """
-    compute, communication = (d.ran(k, until, (each,)) for each in (COMPUTE, COLLECTIVE))
+    compute, communication, both, anything = d.ran(
+        k, until, (COMPUTE,), (COLLECTIVE,), (COMPUTE, COLLECTIVE), range(len(KINDS))
+    )
     waiting = union(np.r_[compute.start, waits[0]], np.r_[compute.end, waits[1]])
     unlaunched, launched = _gaps(d, k, until, steps, compute)
     either_or = union(
@@ -102,11 +104,8 @@ def _spent(
     )
     found = [
         each.within(*steps)
-        for each in (
-            compute, communication, d.ran(k, until, (COMPUTE, COLLECTIVE)),
-            d.ran(k, until, range(len(KINDS))), waiting, unlaunched,
-        )
-    ]  # fmt: skip
+        for each in (compute, communication, both, anything, waiting, unlaunched)
+    ]
     return np.stack([*found, launched.within(*steps) + found[1] - either_or.within(*steps)])
 
 
@@ -114,8 +113,8 @@ def _gaps(
     d: Timelines, k: int, until: int, steps: tuple[Ints, Ints], compute: Intervals
 ) -> tuple[Intervals, Intervals]:
     """Spans without compute: until the next compute kernel was launched, and from then on."""
-    here = d.rows(k, until)
-    kernels, started = np.flatnonzero(d.kind[here] == COMPUTE), d.start[here]
+    started, launch = d.on_axis((0, 3), k, until)
+    kernels = np.flatnonzero(d.kind[d.rows(k, until)] == COMPUTE)
     kernels = kernels[np.argsort(started[kernels], kind="stable")]
     after = kernels[np.searchsorted(started[kernels], compute.start)]
     times = np.concatenate([*steps, compute.start, compute.end])
@@ -126,8 +125,7 @@ def _gaps(
     idle, next_start = np.sort(np.r_[first, compute.end]), np.r_[compute.start, last]
     order = np.argsort(next_start)
     # what follows the last kernel was not launched in the report
-    launched = d.on_axis(3, k, until)[after]
-    launched = np.clip(np.r_[launched, last][order], idle, next_start[order])
+    launched = np.clip(np.r_[launch[after], last][order], idle, next_start[order])
     return union(idle, launched), union(launched, next_start[order])
 
 
@@ -207,9 +205,10 @@ def by_call(dataset: Dataset) -> Ints:
     """
     c, d, call = dataset.collectives, dataset.timelines, calls(dataset)
     rows = np.flatnonzero(d.kind == COLLECTIVE)
-    rows = rows[np.argsort(d.start[rows], kind="stable")]
-    until = np.maximum.accumulate(d.stop[rows])
-    begin = np.maximum(d.start[rows], np.r_[0, until][:-1])
+    begin, until = d.times_of(rows)
+    order = np.argsort(begin, kind="stable")
+    rows, begin, until = rows[order], begin[order], np.maximum.accumulate(until[order])
+    begin = np.maximum(begin, np.r_[0, until][:-1])
     rows, begin, until = (v[begin < until] for v in (rows, begin, until))
     start = d.axis.of(np.searchsorted(dataset.ranks, c.rank), c.start)
     waits = union(start, start + c.wait)
@@ -221,7 +220,7 @@ def by_call(dataset: Dataset) -> Ints:
     keep = keep[(low[keep] < until[at[keep]]) & (low[keep] < d.end[step[keep]])]
     keep = keep[np.isin(d.step, dataset.evidence_steps)[step[keep]]]
     low, high, of = low[keep], high[keep], call[rows[at[keep]]]
-    exposed = high - low - d.compute.within(low, high)
+    exposed = high - low - d.computed(low, high)
     waiting = np.where(waits.within(low, high) > 0, exposed, 0)
     # kernels without a call (-1) are in the last row
     of, size = of % (len(c.rank) + 1), len(c.rank) + 1

@@ -121,8 +121,8 @@ class Activities:
 
     def __init__(self, dataset: Dataset) -> None:
         columns = ["name", "direction", "pageable"]
-        self._tables = [t.activity for t in dataset.tables]
-        table = pa.concat_tables([each.select(columns) for each in self._tables])
+        self._tables, self._align = dataset.tables, dataset.clock.align
+        table = pa.concat_tables([each.activity.select(columns) for each in self._tables])
 
         def true(column: pa.ChunkedArray) -> Bools:
             known = pc.fill_null(column, fill_value=False)
@@ -131,17 +131,16 @@ class Activities:
         lines = dataset.timelines
         #: the place of the rank
         self.rank = lines.of
-        self.start, self.stop, self.launch, self.launch_end = (
-            np.empty(len(self.rank), dtype=np.int64) for _ in range(4)
-        )
+        #: `launched`: when the launch had ended, or of one that ended later when it began
+        self.start, self.stop, self.launched = np.empty((3, len(self.rank)), dtype=np.int64)
         # rank by rank: all at once they would be in memory several times
-        for k, tables in enumerate(dataset.tables):
-            for times, wall in zip(
-                (self.start, self.stop, self.launch, self.launch_end),
-                wall_times(tables),
-                strict=True,
+        for k, tables in enumerate(self._tables):
+            start, stop, launch, end = (self._align(tables.rank, t) for t in wall_times(tables))
+            launched = np.where(end <= start, end, np.minimum(launch, start))
+            for times, each in zip(
+                (self.start, self.stop, self.launched), (start, stop, launched), strict=True
             ):
-                times[lines.rows(k)] = dataset.clock.align(tables.rank, wall)
+                times[lines.rows(k)] = each
             release()
         self.names, name = coded(table, "name")
         #: as in `timeline.KINDS`, and as in `names`
@@ -156,13 +155,20 @@ class Activities:
     @property
     def stream(self) -> Ints:
         """The number of each one's stream in its report."""
-        return np.concatenate([each["stream"].to_numpy() for each in self._tables])
+        return np.concatenate([each.activity["stream"].to_numpy() for each in self._tables])
 
     @property
     def size(self) -> Ints:
         """How many bytes each one copies."""
-        columns = [pc.fill_null(each["size_bytes"], 0).to_numpy() for each in self._tables]
-        return np.concatenate(columns)
+        columns = (each.activity["size_bytes"] for each in self._tables)
+        return np.concatenate([pc.fill_null(each, 0).to_numpy() for each in columns])
+
+    @property
+    def launch(self) -> Ints:
+        """When each one's launch began."""
+        times = [self._align(each.rank, wall_times(each)[2]) for each in self._tables]
+        release()
+        return np.concatenate(times)
 
 
 def _held(table: pa.Table, role: npt.NDArray[np.object_]) -> Bools:

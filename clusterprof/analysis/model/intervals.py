@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -50,15 +49,6 @@ def union(start: Ints, end: Ints) -> Intervals:
     reach = np.maximum.accumulate(end)
     apart = start[1:] > reach[:-1]
     return Intervals(start[np.r_[True, apart]], reach[np.r_[apart, True]])
-
-
-def joined(parts: Sequence[Intervals]) -> Intervals:
-    """Return the intervals of all `parts`, each of which lies behind the one before it."""
-    none = np.zeros(0, dtype=np.int64)
-    return Intervals(
-        np.concatenate([none, *(each.start for each in parts)]),
-        np.concatenate([none, *(each.end for each in parts)]),
-    )
 
 
 @dataclass(frozen=True)

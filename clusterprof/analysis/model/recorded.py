@@ -40,8 +40,9 @@ class _Reports:
         a = dataset.activities
         self.dataset, self.steps, self.chosen = dataset, steps, chosen
         self.rank, self.kind, self.start = a.rank, a.kind, a.start
-        self.stop = np.maximum(host_activity.ends(dataset), a.start)
-        self.launch = np.where(a.launch_end <= a.start, a.launch_end, np.minimum(a.launch, a.start))
+        self.launch, self.stop = a.launched, host_activity.ends(dataset)
+        if (self.stop < a.start).any():
+            self.stop = np.maximum(self.stop, a.start)
         d = dataset.timelines
         rows = np.flatnonzero(np.isin(d.step, steps) & np.isin(d.rank, chosen))
         rows = rows.reshape(len(chosen), len(steps)).T
@@ -101,7 +102,9 @@ class _Reports:
         """The rank's activity that ended last by each time (and was launched by then), or -1."""
         place = self.place(self.by_stop, self.stop, rank, time) - 1
         found = self.at(self.by_stop, place, rank)
-        for _ in range(limits.MOST if launched_by is not None else 0):
+        if launched_by is None:
+            return found
+        for _ in range(limits.MOST):
             place = place - ((found >= 0) & (self.launch[found] >= launched_by))
             found = self.at(self.by_stop, place, rank)
         return found

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 
 from clusterprof.align.columns import Ints, called, coded
 from clusterprof.analysis.model import limits
-from clusterprof.analysis.model.intervals import Axis, Intervals, joined, union
+from clusterprof.analysis.model.intervals import Axis, Intervals, union
 from clusterprof.mapped import release, trim
 from clusterprof.tables import RankTables
 
@@ -67,11 +67,6 @@ class Timelines:
         #: on the axis
         self.axis = Axis(begin[np.diff(self.rank, prepend=-1) != 0])
         self.begin, self.end = (self.axis.of(self.rank, each) for each in (begin, end))
-        self.start, self.stop = self.on_axis(0), self.on_axis(1)
-        self.compute, self.communication = (
-            joined([self.ran(*block, (kind,)) for block in self.blocks()])
-            for kind in (COMPUTE, COLLECTIVE)
-        )
 
     def rows(self, k: int, until: int | None = None) -> slice:
         """Where the k-th rank's activities are, or those of all from it to before `until`."""
@@ -86,27 +81,52 @@ class Timelines:
         first = np.flatnonzero(np.diff(number, prepend=-1)).tolist()
         return list(pairwise([*first, len(number)]))
 
-    def ran(self, k: int, until: int, kinds: Sequence[int]) -> Intervals:
-        """When anything of these kinds ran on the devices of the ranks `k` to before `until`."""
-        rows = self.rows(k, until)
-        start, stop, kind = self.start[rows], self.stop[rows], self.kind[rows]
-        chosen = np.isin(kind, kinds)
-        return union(start[chosen], stop[chosen])
+    def ran(self, k: int, until: int, *kinds: Sequence[int]) -> list[Intervals]:
+        """When anything ran on the devices of the ranks `k` to before `until`, for each `kinds`."""
+        start, stop, kind = (*self.on_axis((0, 1), k, until), self.kind[self.rows(k, until)])
+        chosen = (np.isin(kind, each) for each in kinds)
+        return [union(start[each], stop[each]) for each in chosen]
 
-    def on_axis(self, which: int, k: int = 0, until: int | None = None) -> Ints:
-        """One of the `wall_times` of these ranks' activities, on the axis; else of all."""
-        until = len(self._tables) if until is None else until
+    def computed(self, begin: Ints, end: Ints) -> Ints:
+        """How much of each span (in order, on the axis) the device of its rank computes (ns)."""
+        out, (rank, _) = np.zeros_like(begin), self.axis.back(begin)
+        for k, until in self.blocks():
+            here = slice(*np.searchsorted(rank, (k, until)))
+            if here.start < here.stop:
+                (compute,) = self.ran(k, until, (COMPUTE,))
+                out[here] = compute.within(begin[here], end[here])
+        return out
+
+    def on_axis(self, which: Sequence[int], k: int, until: int) -> Ints:
+        """Those of the `wall_times` of these ranks' activities, on the axis."""
         rows = self.rows(k, until)
-        out = np.empty(rows.stop - rows.start, dtype=np.int64)
+        out = np.empty((len(which), rows.stop - rows.start), dtype=np.int64)
         for place in range(k, until):
             here = slice(self.first[place] - rows.start, self.first[place + 1] - rows.start)
-            out[here] = self.axis.of(place, wall_times(self._tables[place])[which])
+            times = wall_times(self._tables[place])
+            for line, each in zip(out, which, strict=True):
+                line[here] = self.axis.of(place, times[each])
             release()
         return out
 
+    def times_of(self, rows: Ints) -> tuple[Ints, Ints]:
+        """When these activities (in order) start and stop, on the axis."""
+        out = np.empty((2, len(rows)), dtype=np.int64)
+        for k, until in self.blocks():
+            block = self.rows(k, until)
+            here = slice(*np.searchsorted(rows, (block.start, block.stop)))
+            out[:, here] = self.on_axis((0, 1), k, until)[:, rows[here] - block.start]
+        return out[0], out[1]
+
+    @property
+    def took(self) -> Ints:
+        """How long each activity takes (ns)."""
+        times = (wall_times(each)[:2] for each in self._tables)
+        return np.concatenate([np.zeros(0, np.int64), *(stop - start for start, stop in times)])
+
     def busy(self, k: int) -> Intervals:
         """When anything ran on the k-th rank's device, on the axis."""
-        return self.ran(k, k + 1, range(len(KINDS)))
+        return self.ran(k, k + 1, range(len(KINDS)))[0]
 
     def steps_of(self, k: int, steps: Sequence[int]) -> Ints:
         """The rows of those of `steps` that the k-th rank has."""
