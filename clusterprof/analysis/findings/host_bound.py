@@ -244,14 +244,24 @@ def _by_rank(dataset: Dataset, job: WhatIfs, cause: _Cause) -> tuple[Floats, Flo
     taken, at = cause.own / np.maximum(replay.lengths.own, 1), cause.waits
     spent = np.bincount(replay.host_rank, cause.own, n)
     spent = spent + np.bincount(replay.host_rank[at], end[at] - end[at - 1], n)
-    a, axis, mine = dataset.activities, dataset.axis, np.flatnonzero(cause.own > 0)
-    busy = union(axis.of(a.rank, a.start), axis.of(a.rank, a.stop))
+    mine = np.flatnonzero(cause.own > 0)
     of, begin, end = replay.host_rank[mine], begin[mine], end[mine]
-    free = end - begin - busy.within(axis.of(of, begin), axis.of(of, end))
+    free = end - begin - _busy(dataset, of, begin, end)
     idle = np.bincount(of, free * taken[mine], n)
     if cause.explained:
         idle = idle + np.bincount(replay.rank, replay.unexplained, n)
     return spent / len(replay.steps), idle / len(replay.steps)
+
+
+def _busy(dataset: Dataset, of: Ints, begin: Ints, end: Ints) -> Ints:
+    """How much of each span (`of` a rank's place, in order) anything runs on its device (ns)."""
+    a, d, axis, out = dataset.activities, dataset.timelines, dataset.axis, np.zeros_like(begin)
+    for k, until in d.blocks():
+        here, rows = slice(*np.searchsorted(of, (k, until))), d.rows(k, until)
+        if here.start < here.stop:
+            ran = union(*(axis.of(a.rank[rows], each[rows]) for each in (a.start, a.stop)))
+            out[here] = ran.within(*(axis.of(of[here], each[here]) for each in (begin, end)))
+    return out
 
 
 def _summary(dataset: Dataset, job: WhatIfs, cause: _Cause, worst: int, saved: str) -> str:

@@ -20,7 +20,7 @@ from clusterprof.align.clock import Clock
 from clusterprof.analysis.model.dataset import Bools, Dataset, Ints, once
 from clusterprof.analysis.model.intervals import Intervals, union
 from clusterprof.analysis.model.replay import Replay
-from clusterprof.analysis.model.timeline import COLLECTIVE, COMPUTE, KINDS, Timelines
+from clusterprof.analysis.model.timeline import COLLECTIVE, COMPUTE, KINDS, Small, Timelines
 from clusterprof.results import ComputeAbsent
 from clusterprof.tables import required
 
@@ -159,14 +159,14 @@ COMMUNICATION, EXPOSED, WAITING = range(3)
 
 
 @once
-def calls(dataset: Dataset) -> Ints:
+def calls(dataset: Dataset) -> Small:
     """The row of the placed table of each of `dataset.activities`, -1 where it has none.
 
     Of several calls in one kernel the first.
     """
     activity = activity_of(dataset)
     rows = np.flatnonzero(activity >= 0)[::-1]
-    out = np.full(len(dataset.activities.rank), -1)
+    out: Small = np.full(len(dataset.activities.rank), -1, dtype=np.int32)
     out[activity[rows]] = rows
     return out
 
@@ -192,7 +192,7 @@ def activities_of(dataset: Dataset, job: Replay, rows: Bools) -> Bools:
 
 def call_of(dataset: Dataset, job: Replay) -> Ints:
     """The row of the placed table of each activity of the replay, -1 where it has none."""
-    return calls(dataset)[job.activity]
+    return calls(dataset)[job.activity].astype(np.int64)
 
 
 @once
