@@ -149,7 +149,7 @@ def longest_gap(busy: Intervals, begin: int, end: int) -> tuple[int, int]:
 
 def busy_gpu(dataset: Dataset, k: int) -> Reason:
     """Which kernels the rank has more of, or longer, than its peers."""
-    every, d = dataset.activities, dataset.timelines
+    every, d = dataset.activities, dataset.activities.lines
     took = d.took
     steady = np.r_[np.isin(d.step, dataset.steady_steps), False]
     use = (every.kind != COLLECTIVE) & steady[d.launched_in]

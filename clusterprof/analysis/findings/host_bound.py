@@ -255,9 +255,9 @@ def _by_rank(dataset: Dataset, job: WhatIfs, cause: _Cause) -> tuple[Floats, Flo
 
 def _busy(dataset: Dataset, of: Ints, begin: Ints, end: Ints) -> Ints:
     """How much of each span (`of` a rank's place, in order) anything runs on its device (ns)."""
-    a, d, axis, out = dataset.activities, dataset.timelines, dataset.axis, np.zeros_like(begin)
-    for k, until in d.blocks():
-        here, rows = slice(*np.searchsorted(of, (k, until))), d.rows(k, until)
+    a, axis, out = dataset.activities, dataset.axis, np.zeros_like(begin)
+    for k, until in a.lines.blocks():
+        here, rows = slice(*np.searchsorted(of, (k, until))), a.lines.rows(k, until)
         if here.start < here.stop:
             ran = union(*(axis.of(a.rank[rows], each[rows]) for each in (a.start, a.stop)))
             out[here] = ran.within(*(axis.of(of[here], each[here]) for each in (begin, end)))

@@ -86,13 +86,13 @@ def _copies(dataset: Dataset, job: Replay) -> tuple[Bools, Floats, float, bool]:
 
     Also the speed of pinned copies (bytes per ns), and whether that is assumed.
     """
-    a, d = dataset.activities, dataset.timelines
+    a = dataset.activities
     rows = job.activity
     size = a.size
     pageable, volume = (a.to_gpu & a.pageable)[rows], size[rows].astype(float)
     pinned = np.flatnonzero(a.to_gpu & ~a.pageable & (size >= limits.LARGE_BYTES))
     if len(pinned):
-        speeds = size[pinned] / np.maximum(d.took[pinned], 1)
+        speeds = size[pinned] / np.maximum((a.stop - a.start)[pinned], 1)
         return pageable, volume, float(np.median(speeds)), False
     newer = all(_PCIE_5_GPUS.search(t.info.device or "") for t in dataset.tables)
     return pageable, volume, (1 + newer) * _PCIE_4, True

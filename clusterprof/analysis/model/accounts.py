@@ -203,7 +203,7 @@ def by_call(dataset: Dataset) -> Ints:
     counted once, in the call that began first, so that sums over a rank's calls are what its
     accounts say.
     """
-    c, d, call = dataset.collectives, dataset.timelines, calls(dataset)
+    c, d, call = dataset.collectives, dataset.activities.lines, calls(dataset)
     rows = np.flatnonzero(d.kind == COLLECTIVE)
     begin, until = d.times_of(rows)
     order = np.argsort(begin, kind="stable")

@@ -17,7 +17,7 @@ import numpy as np
 
 from clusterprof.analysis.model import limits, replay
 from clusterprof.analysis.model.dataset import Dataset, Ints
-from clusterprof.analysis.model.graph import first_of, ranges
+from clusterprof.analysis.model.graph import first_of, ranges, running_maximum
 from clusterprof.analysis.model.replay import Lengths, Replay
 from clusterprof.analysis.model.what_if import what_ifs
 from clusterprof.results import CriticalPath, PathPart, What
@@ -47,7 +47,7 @@ class Pieces:
 def path(job: Replay, lengths: Lengths) -> Pieces:
     """Walk the path through the job's steps with these lengths ([n] each)."""
     lengths = job.eased(lengths, job.one_pass(job.edges(lengths)))
-    edges, values = job.edges(lengths), np.concatenate([*job.values(lengths), [0]])
+    edges = job.edges(lengths)
     times = job.one_pass(edges)[job.graph.place]
     source, edge = job.graph.binding(edges, times)
     at = int(job.marks[np.argmax(times[job.marks[:, -1]]), -1])
@@ -56,7 +56,7 @@ def path(job: Replay, lengths: Lengths) -> Pieces:
         moments.append(at)
         at = int(source[at])
     reached = np.asarray(moments[::-1], dtype=np.int64)
-    rank, what, length, unexplained = _pieces(job, lengths, values, reached, edge[reached])
+    rank, what, length, unexplained = _pieces(job, lengths, reached, edge[reached])
     end = times[at] + np.cumsum(length)
     begin = int(times[job.marks[:, 0]].max())
     length = np.minimum(length, end - begin)
@@ -66,7 +66,7 @@ def path(job: Replay, lengths: Lengths) -> Pieces:
 
 
 def _pieces(
-    job: Replay, lengths: Lengths, values: Ints, reached: Ints, edge: Ints
+    job: Replay, lengths: Lengths, reached: Ints, edge: Ints
 ) -> tuple[Ints, Ints, Ints, Ints]:
     """Each edge's parts in order: the host's time, a gap, an activity, and those queued behind it.
 
@@ -81,11 +81,15 @@ def _pieces(
     # the activity whose start or end an edge leads to, and the first one of those in a queue
     one = np.clip(np.where(reached < hosts + n, reached - hosts, reached - hosts - n), 0, n - 1)
     first = np.where(queued, job.run_begin[one], one)
-    first = np.where(launched, _latest_launch(job, values)[one], first)
-    since = np.where(launched, job.places[replay.SINCE] + job.launch_moment[first], pick)
+    since = job.since(lengths)
+    _, beyond = job.queues.launched(since, lengths.run, lengths.explained)
+    first = np.where(launched, _latest_launch(job, beyond)[one], first)
     by_host = launched | (kind == replay.SINCE)
+    moment = np.where(launched, job.launch_moment[first], pick - job.places[replay.SINCE])
+    host = np.where(by_host, since[np.where(by_host, moment, 0)], 0)
     gap = plus + np.where(queued, job.before[first], np.where(launched, job.latency[first], 0))
-    gap += np.where(kind >= replay.WAKING, values[pick], 0)
+    woken = np.where(kind == replay.WAKING, pick - job.places[replay.WAKING], 0)
+    gap += np.where(kind == replay.WAKING, lengths.woken[woken], 0)
     rank = np.where(reached < hosts, job.host_rank[np.minimum(reached, hosts - 1)], job.rank[one])
     count = np.where(runs, one - first + 1, 0)
     edge_of, m = np.repeat(each, count), ranges(first, count)
@@ -97,7 +101,7 @@ def _pieces(
     gap_unexplained = np.where(starts, job.unexplained[first], slow)
     zero = np.zeros_like(each)
     parts = [
-        (each, zero - 2, rank, zero + HOST, np.where(by_host, values[since], 0), zero),
+        (each, zero - 2, rank, zero + HOST, host, zero),
         (each, zero - 1, rank, zero + IDLE, gap, gap_unexplained),
         (edge_of[inner], 2 * m[inner], job.rank[m[inner]], np.full(inner.sum(), IDLE),
          job.before[m[inner]], job.unexplained[m[inner]]),
@@ -111,12 +115,13 @@ def _pieces(
     return ranks[order], what[order], length[order], unexplained[order]
 
 
-def _latest_launch(job: Replay, values: Ints) -> Ints:
-    """The activity of the run up to each one whose launch makes it end when it does."""
-    queue, launched, *_ = np.split(values, job.places[1:])
-    # a launched end less all that is queued up to it: it rises where a launch comes too late
-    beyond = launched - queue
-    return first_of(job.fresh | np.r_[True, beyond[1:] > beyond[:-1]])
+def _latest_launch(job: Replay, beyond: Ints) -> Ints:
+    """The activity of the run up to each one whose launch makes it end when it does.
+
+    The greatest `beyond` (`Queues.launched`) so far rises where a launch comes too late.
+    """
+    greatest = running_maximum(beyond, job.queues.run)
+    return first_of(job.fresh | np.r_[True, greatest[1:] > greatest[:-1]])
 
 
 def critical_path(dataset: Dataset) -> CriticalPath | None:

@@ -117,18 +117,21 @@ class Collectives:
 
 
 class Activities:
-    """All ranks' activities, one rank after the other, on the reference rank's clock (ns)."""
+    """What the evidence steps show, one rank after the other, on the reference rank's clock (ns).
+
+    That is what `lines`, the timelines near these steps, hold.
+    """
 
     def __init__(self, dataset: Dataset) -> None:
         columns = ["name", "direction", "pageable"]
-        self._tables, self._align = dataset.tables, dataset.clock.align
+        lines = self.lines = dataset.timelines.near(dataset.evidence_steps)
+        self._tables, self._align = lines.tables, dataset.clock.align
         table = pa.concat_tables([each.activity.select(columns) for each in self._tables])
 
         def true(column: pa.ChunkedArray) -> Bools:
             known = pc.fill_null(column, fill_value=False)
             return np.asarray(known.to_numpy(zero_copy_only=False), dtype=bool)
 
-        lines = dataset.timelines
         #: the place of the rank
         self.rank = lines.of
         #: `launched`: when the launch had ended, or of one that ended later when it began
@@ -328,7 +331,7 @@ class Dataset:
 
     @cached_property
     def activities(self) -> Activities:
-        """All ranks' activities."""
+        """The activities that the evidence steps show."""
         return Activities(self)
 
     @once

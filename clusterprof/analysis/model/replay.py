@@ -62,6 +62,17 @@ class Lengths:
     #: whether the delays that no recorded length explains are left out
     explained: bool = False
 
+    def side_by_side(self) -> Lengths:
+        """The same with a column for each what-if in all of them, where any has columns."""
+        each = (self.own, self.run, self.woken)
+        if all(v.ndim == 1 for v in each):
+            return self
+        wide = np.broadcast_shapes(*((1, *v.shape[1:]) for v in each if v.ndim == 2))[1]
+        own, run, woken = (
+            np.broadcast_to(v if v.ndim == 2 else v[:, None], (len(v), wide)) for v in each
+        )
+        return replace(self, own=own, run=run, woken=woken)
+
     @cached_property
     def digest(self) -> bytes:
         """The same for the same lengths; processors have instructions for SHA-1."""
@@ -138,11 +149,6 @@ class Replay:
         return first_of(self.fresh)
 
     @cached_property
-    def _run(self) -> Ints:
-        """The number of each activity's run."""
-        return np.cumsum(self.fresh) - 1
-
-    @cached_property
     def first_ns(self) -> Ints:
         """When the moments before the window were."""
         return self.recorded[self.first]
@@ -157,26 +163,24 @@ class Replay:
         """Where each kind of length begins among `values`."""
         return length_places(len(self.host_rank), len(self.rank))
 
-    def values(self, lengths: Lengths) -> tuple[Ints, ...]:
-        """Return the lengths that edges pick from, those of each kind (`QUEUED`, ... `WAKING`)."""
-        own, run, woken = lengths.own, lengths.run, lengths.woken
-        if wide := [v for v in (own, run, woken) if v.ndim == 2]:
-            width = wide[0].shape[1]
-            own, run, woken = (
-                np.broadcast_to(_like(v, wide[0]), (len(v), width)) for v in (own, run, woken)
-            )
-        before, latency = self.before, self.latency
-        if lengths.explained:
-            before, latency = before - self.loose[0], latency - self.loose[1]
-        since = running_sum(own, self.host_begin)
-        queue = running_sum(run + _like(before, run), self.run_begin)
-        launched = since.take(self.launch_moment, axis=0)
-        launched += _like(latency, run)
-        launched += run
-        launched -= queue
-        launched_end = running_maximum(launched, self._run)
-        launched_end += queue
-        return queue, launched_end, since, run, woken
+    @cached_property
+    def queues(self) -> Queues:
+        """All activities."""
+        return Queues(self, slice(None))
+
+    @cached_property
+    def _beside(self) -> tuple[Queues, Ints, Ints]:
+        """Runs of activities of which any is beside a wait, their places, and of which those are.
+
+        The former among all activities, the latter among the former.
+        """
+        run = self.queues.run
+        rows = np.flatnonzero(np.isin(run, run[self._at_waits]))
+        return Queues(self, rows), rows, np.searchsorted(rows, self._at_waits)
+
+    def since(self, lengths: Lengths) -> Ints:
+        """Return each host moment's own time of its host since it was woken (ns)."""
+        return running_sum(lengths.own, self.host_begin)
 
     def times(self, lengths: Lengths) -> Ints:
         """Return all moments' times with these lengths, [moments] or [moments, what-ifs]."""
@@ -188,18 +192,22 @@ class Replay:
         Those of two passes where waits are shorter than recorded: before and after `eased`; both
         in the graph's order.
         """
-        plain, eased = self.edges(lengths), (lengths, self.pick)
+        lengths = lengths.side_by_side()
+        since = self.since(lengths)
+        plain = eased = self.edges(lengths, since)
+        known = np.zeros(0, dtype=np.int64)
 
         def times(begin: Ints) -> list[Ints]:
-            nonlocal eased
+            nonlocal eased, known
             found = self.one_pass(plain, begin)
-            easier = self.eased(lengths, found)
-            if easier is lengths:
+            saved = self._saved_beside(lengths, found)
+            if not saved.any():
                 return [found]
             # from round to round the waits soon remain as they are
-            if not np.array_equal(easier.run, eased[0].run):
-                eased = easier, self.edges(easier)
-            return [found, self.one_pass(eased[1], begin)]
+            if not np.array_equal(saved, known):
+                eased, known = plain.copy(), saved
+                self._ease(eased, lengths, since, saved)
+            return [found, self.one_pass(eased, begin)]
 
         return times
 
@@ -209,36 +217,51 @@ class Replay:
         A wait in a collective occupies multiprocessors and memory; `times` tell its length, those
         of a pass with `lengths`, in the graph's order.
         """
+        run = lengths.side_by_side().run.copy()
+        run[self._at_waits] -= self._saved_beside(lengths, times)
+        return replace(lengths, run=run)
+
+    def _ease(self, edges: Ints, lengths: Lengths, since: Ints, saved: Ints) -> None:
+        """Make `edges` those of the lengths whose activities beside waits take so much less."""
+        queues, rows, at = self._beside
+        run = lengths.run.take(rows, axis=0)
+        run[at] -= saved
+        changed = np.concatenate([each for each, _ in queues.picked])
+        plus = self.plus - self.loose[2] if lengths.explained else self.plus
+        edges[changed] = _like(plus[changed], edges)
+        queues.add_to(edges, since, run, lengths.explained)
+
+    @cached_property
+    def _at_waits(self) -> Ints:
+        """The activities beside waits in a collective."""
+        return np.flatnonzero(self.wait_beside >= 0)
+
+    def _saved_beside(self, lengths: Lengths, times: Ints) -> Ints:
+        """How much less each activity beside a wait takes where the wait is shorter (ns)."""
         if not len(self.waits):
-            return lengths
+            return lengths.run[:0]
         recorded = np.diff(self.recorded[self.waits])[:, 0]
         left = times[self._waits[1]] - times[self._waits[0]]
-        recorded = recorded if left.ndim == 1 else recorded[:, None]
-        part = np.clip(left / recorded, 0.0, 1.0)
-        beside = np.flatnonzero(self.wait_beside >= 0)
-        run = lengths.run[beside]
-        faster = run - np.minimum(run, _like(self.freely[beside], run))
-        saved = ((1 - part[self.wait_beside[beside]]) * _like(faster, part)).astype(np.int64)
-        if not saved.any():
-            return lengths
-        shorter = np.array(
-            np.broadcast_to(_like(lengths.run, part), (len(self.rank), *part.shape[1:]))
-        )
-        shorter[beside] -= saved
-        return replace(lengths, run=shorter)
+        part = np.clip(left / _like(recorded, left), 0.0, 1.0)
+        run = _like(lengths.run[self._at_waits], left)
+        faster = run - np.minimum(run, _like(self.freely[self._at_waits], run))
+        part = 1 - part[self.wait_beside[self._at_waits]]
+        return np.asarray((part * faster).astype(np.int64))
 
-    def edges(self, lengths: Lengths) -> Ints:
-        """Return each edge's length, [edges] or [edges, what-ifs]."""
-        values = self.values(lengths)
+    def edges(self, lengths: Lengths, since: Ints | None = None) -> Ints:
+        """Return each edge's length, [edges] or [edges, what-ifs]; `since` where it is known."""
+        lengths = lengths.side_by_side()
+        since = self.since(lengths) if since is None else since
         plus = self.plus - self.loose[2] if lengths.explained else self.plus
-        wide = values[QUEUED]
-        out = np.array(np.broadcast_to(_like(plus, wide), (len(plus), *wide.shape[1:])))
-        for (edges, at), each in zip(self._picked, values, strict=True):
+        out = np.array(np.broadcast_to(_like(plus, since), (len(plus), *since.shape[1:])))
+        self.queues.add_to(out, since, lengths.run, lengths.explained)
+        for kind, each in ((SINCE, since), (WAKING, lengths.woken)):
+            edges, at = self.picked[kind]
             out[edges] += each.take(at, axis=0)
         return out
 
     @cached_property
-    def _picked(self) -> list[tuple[Ints, Ints]]:
+    def picked(self) -> list[tuple[Ints, Ints]]:
         """Which edges pick a length of each kind that has any, and its place among those."""
         kind = np.searchsorted(self.places, self.pick, side="right") - 1
         edges = [np.flatnonzero(kind == each) for each in range(NONE)]
@@ -325,6 +348,64 @@ class Replay:
             return False
         change = [one - other for one, other in zip(now, before, strict=True)]
         return np.array_equal(*change[0][self._waits]) and all(map(self.graph.goes_on, change))
+
+
+class Queues:
+    """Activities of a job in whole runs (their places, ascending), and the edges that pick theirs.
+
+    An edge picks a length of kind `QUEUED`, `LAUNCHED` or `RUNNING`, one place of `picked` each.
+    """
+
+    def __init__(self, job: Replay, rows: Ints | slice) -> None:
+        self.launch_moment = job.launch_moment[rows]
+        #: what lies before each activity, from the one before it and from its launch, and how much
+        #: of either is unexplained
+        self.gaps = job.before[rows], job.latency[rows]
+        self.loose = job.loose[0][rows], job.loose[1][rows]
+        fresh = job.fresh[rows]
+        #: of each activity: its run's first one, and the number of its run
+        self.begin, self.run = first_of(fresh), np.cumsum(fresh) - 1
+        kinds = (job.picked[kind] for kind in (QUEUED, LAUNCHED, RUNNING))
+        if isinstance(rows, slice):
+            self.picked = list(kinds)
+        else:
+            place = np.full(len(job.rank), -1)
+            place[rows] = np.arange(len(rows))
+            self.picked = [(e[place[at] >= 0], place[at[place[at] >= 0]]) for e, at in kinds]
+        self._ends, self._end = np.unique(self.picked[LAUNCHED][1], return_inverse=True)
+        begin = self.begin[self._ends]
+        begin[1:] = np.maximum(begin[1:], self._ends[:-1] + 1)
+        # between an end and the next run's begin nothing is looked for
+        bounds = np.stack([begin, self._ends + 1], axis=1).ravel()
+        self._bounds = bounds[bounds < len(fresh)]
+
+    def launched(self, since: Ints, run: Ints, explained: bool) -> tuple[Ints, Ints]:
+        """Return what the ends of queued activities are made of (ns), `run` being running times.
+
+        Before each activity, and behind the last, the sum of all times in the queues so far; and
+        of each one its host's time until its launch, and its own, beyond that sum.
+        """
+        before, latency = self.gaps
+        if explained:
+            before, latency = before - self.loose[0], latency - self.loose[1]
+        total = np.zeros((len(run) + 1, *run.shape[1:]), dtype=np.int64)
+        np.cumsum(run + _like(before, run), axis=0, out=total[1:])
+        launched = since.take(self.launch_moment, axis=0)
+        launched += _like(latency, run)
+        launched += run
+        launched -= total[1:]
+        return total, launched
+
+    def add_to(self, out: Ints, since: Ints, run: Ints, explained: bool) -> None:
+        """Add to edges (`out`) the lengths of these activities, with these running times."""
+        total, launched = self.launched(since, run, explained)
+        (queued, at), (by_launch, end), (running, one) = self.picked
+        out[queued] += total.take(at + 1, axis=0) - total.take(self.begin[at], axis=0)
+        out[running] += run.take(one, axis=0)
+        if len(end):
+            latest = np.maximum.reduceat(launched, self._bounds, axis=0)[::2]
+            latest = running_maximum(latest, self.run[self._ends])
+            out[by_launch] += total.take(end + 1, axis=0) + latest.take(self._end, axis=0)
 
 
 def _like(values: Ints, other: np.ndarray) -> Ints:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -37,7 +39,7 @@ class Timelines:
     """
 
     def __init__(self, tables: Sequence[RankTables]) -> None:
-        self._tables = tables
+        self.tables = tables
         #: where each rank's activities begin, and the last one's end
         self.first = np.cumsum([0, *(t.activity.num_rows for t in tables)])
         #: of each rank: whether its report has steps
@@ -67,6 +69,38 @@ class Timelines:
         #: on the axis
         self.axis = Axis(begin[np.diff(self.rank, prepend=-1) != 0])
         self.begin, self.end = (self.axis.of(self.rank, each) for each in (begin, end))
+
+    def near(self, steps: Sequence[int]) -> Timelines:
+        """The same with those activities alone that may show in `steps`.
+
+        Those of each rank, in the order of their starts, from the first to the last that runs in
+        these steps or was launched in them, the one before or the one behind. Of a rank that has
+        none of them all stay.
+        """
+        rows = [self._near(k, steps) for k in range(len(self.tables))]
+        out = copy(self)
+        out.tables = [
+            replace(tables, activity=tables.activity.slice(here.start - first, len(here)))
+            for tables, here, first in zip(self.tables, rows, self.first.tolist(), strict=False)
+        ]
+        out.first = np.cumsum([0, *map(len, rows)])
+        out.kind, out.launched_in, out.of = (
+            np.concatenate([each[:0], *(each[here.start : here.stop] for here in rows)])
+            for each in (self.kind, self.launched_in, self.of)
+        )
+        return out
+
+    def _near(self, k: int, steps: Sequence[int]) -> range:
+        mine, at = self.rows(k), self.steps_of(k, steps)
+        if not len(at):
+            return range(mine.start, mine.stop)
+        launched, (start, stop) = self.launched_in[mine], self.on_axis((0, 1), k, k + 1)
+        near = (launched >= at[0] - 1) & (launched <= at[-1] + 1)
+        # a host is steps ahead of its device
+        begin = self.axis.of(k, self.host_begin[at[0]])
+        near |= (stop > begin) & (start < self.end[at[-1]])
+        found = mine.start + np.flatnonzero(near)
+        return range(found[0], found[-1] + 1) if len(found) else range(0)
 
     def rows(self, k: int, until: int | None = None) -> slice:
         """Where the k-th rank's activities are, or those of all from it to before `until`."""
@@ -103,7 +137,7 @@ class Timelines:
         out = np.empty((len(which), rows.stop - rows.start), dtype=np.int64)
         for place in range(k, until):
             here = slice(self.first[place] - rows.start, self.first[place + 1] - rows.start)
-            times = wall_times(self._tables[place])
+            times = wall_times(self.tables[place])
             for line, each in zip(out, which, strict=True):
                 line[here] = self.axis.of(place, times[each])
             release()
@@ -121,7 +155,7 @@ class Timelines:
     @property
     def took(self) -> Ints:
         """How long each activity takes (ns)."""
-        times = (wall_times(each)[:2] for each in self._tables)
+        times = (wall_times(each)[:2] for each in self.tables)
         return np.concatenate([np.zeros(0, np.int64), *(stop - start for start, stop in times)])
 
     def busy(self, k: int) -> Intervals:
