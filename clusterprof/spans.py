@@ -9,26 +9,28 @@ main thread makes no call for long its row has the innermost of these that lies 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from clusterprof.align.columns import called, coded
+from clusterprof.align.columns import coded, matched, places
 from clusterprof.analysis.model.dataset import Bools, Dataset, Ints
 from clusterprof.analysis.model.host_activity import STEP_RANGES, WAITS
+from clusterprof.analysis.model.intervals import Intervals, union
 from clusterprof.mapped import release
 from clusterprof.results import Results, steps_to_look_at
-from clusterprof.tables import NAME, RankTables, required
+from clusterprof.tables import NAME, required
 
-#: number by kind and name
-Names = dict[tuple[int, str], int]
+#: the number of each name
+Names = dict[str, int]
+#: spans of one row of many ranks: the row, and each one's kind, name, start and end
+_Row = tuple[int, Ints, Ints, Ints, Ints]
 
 #: rows of a rank: the program's ranges, the two threads that launch most, and the device
 ROWS = ("phase", "host", "second_host", "device")
-_PHASE, _HOST, _, _DEVICE = range(len(ROWS))
+_PHASE, _HOST, _SECOND_HOST, _DEVICE = range(len(ROWS))
 
 #: what a span is, by row: of the device in the order in which one covers the next
 KINDS = (
@@ -40,9 +42,9 @@ KINDS = (
 )  # fmt: skip
 _COMPUTE, _WAIT, _TRANSFER, _COPY, _IDLE, _RANGE, _CUDA = range(7)
 _CUDA_WAIT, _BLOCKED, _THREAD_WAIT, _PYTHON, _OP = range(7, len(KINDS))
-_OF_DEVICE = {
-    "compute": _COMPUTE, "collective": _TRANSFER, "copy": _COPY, "memset": _COPY,
-}  # fmt: skip
+#: by what the timelines call them (`timeline.KINDS`)
+_OF_DEVICE = np.array([_COMPUTE, _TRANSFER, _COPY, _COPY])
+_OF_HOST = {"cuda": _CUDA, "os": _BLOCKED, "python": _PYTHON, "range": _RANGE, "op": _OP}
 #: calls of the system by which a thread waits until another has work for it
 _OF_THREADS = r"(?i)pthread_cond|pthread_join|futex|sem_wait|sem_timedwait|poll|epoll|select"
 
@@ -67,6 +69,10 @@ SPANS = pa.schema(
 )
 
 _BESIDE = -(2**62)
+
+#: ranks that begin within so many activities are looked at at once: they have ten times as many
+#: calls of the host
+_MOST_AT_ONCE = 50_000
 
 #: spans that are kept of the typical and the worst step: 12 bytes each in the page, which has at
 #: most 6 MB up to 64 ranks and 12 MB beyond
@@ -116,38 +122,33 @@ def _of_steps(dataset: Dataset, steps: Sequence[int], names: Names, bound: int) 
 
     Those shorter than `bound` are merged. What is not of these steps has the number `_BESIDE`.
     """
-    table = dataset.accounts
-    columns = ("rank", "step", "begin_ns", "end_ns", "aligned_begin_ns")
-    rank, step, begin, end, aligned = (table[name].to_numpy() for name in columns)
-    stop = aligned + end - begin
-    drawn = [(aligned[step == each].min(), stop[step == each].max()) for each in steps]
-    parts, c = [], dataset.collectives
-    for place, tables in enumerate(dataset.tables):
-        mine = np.flatnonzero(rank == tables.rank)
-        mine = mine[np.argsort(begin[mine], kind="stable")]
-        ahead, low, high, number = _windows(
-            step[mine], begin[mine], end[mine], aligned[mine] - begin[mine], steps, drawn
-        )
-        if not len(low):
+    d, aligned = dataset.timelines, dataset.accounts["aligned_begin_ns"].to_numpy()
+    stop = aligned + d.end - d.begin
+    drawn = [(aligned[d.step == each].min(), stop[d.step == each].max()) for each in steps]
+    ahead, begin, end, step = _windows(d.step, d.begin, d.end, aligned - d.begin, steps, drawn)
+    rank, _ = d.axis.back(begin)
+    waits, parts = _waits(dataset), [_NONE]
+    for k, until in d.blocks(_MOST_AT_ONCE):
+        here = slice(*np.searchsorted(rank, (k, until)))
+        if here.start == here.stop:
             continue
-        calls = np.flatnonzero((c.rank == tables.rank) & c.has & (c.wait > 0))
-        waiting = c.start[calls], c.start[calls] + c.wait[calls]
-        of_rank = _of_rank(tables, place, waiting, low, high, names)
+        found = _of_block(_Block(dataset, k, until, begin[here], end[here]), waits, names)
         # which step a span is in, and from there the reference rank's clock
-        at = np.clip(np.searchsorted(high, of_rank[_START], side="right"), 0, len(low) - 1)
-        of_rank[_STEP], of_rank[_START] = number[at], of_rank[_START] + ahead[at]
-        parts.append(merged(of_rank, bound) if bound else of_rank)
+        last = np.searchsorted(rank, found[_LANE] // len(ROWS), side="right") - 1
+        at = np.minimum(np.searchsorted(end, found[_START], side="right"), last)
+        found[_STEP], found[_START] = step[at], found[_START] + ahead[at]
+        parts.append(merged(found, bound) if bound else found)
         release()
-    return np.concatenate([_NONE, *parts], axis=1)
+    return np.concatenate(parts, axis=1)
 
 
 def _windows(
     step: Ints, begin: Ints, end: Ints, ahead: Ints, steps: Sequence[int], drawn: Sequence[Any]
 ) -> tuple[Ints, Ints, Ints, Ints]:
-    """What is drawn of one rank, in order: how far its clock is behind, begin, end, and the step.
+    """What is drawn of all ranks, in order: how far their clocks are behind, begin, end, and step.
 
-    That is each of `steps`, and of its other steps what lies in the stretches `drawn`, which are on
-    the reference rank's clock.
+    That is each of `steps`, and of the other steps what lies in the stretches `drawn`, which are on
+    the reference rank's clock: an axis to which `ahead` leads from that of all ranks.
     """
     whole = np.isin(step, steps)
     windows = [(ahead[whole], begin[whole], end[whole], step[whole])]
@@ -163,122 +164,159 @@ def _windows(
     return ahead[keep], low[keep], high[keep], number[keep]
 
 
-def _of_rank(
-    tables: RankTables,
-    place: int,
-    waiting: tuple[Ints, Ints],
-    begin: Ints,
-    end: Ints,
-    names: Names,
-) -> Ints:
-    """One rank's spans in the windows `begin`..`end`, on its own wall clock."""
-    device = _device(tables, waiting, begin, end, names)
-    made = [(_DEVICE, *device), *_host(tables, begin, end, names)]
-    parts = []
-    for row, kind, name, start, stop in made:
+def _waits(dataset: Dataset) -> Intervals:
+    """From when collectives begin to when their last member has arrived, on the axis."""
+    c = dataset.collectives
+    start = dataset.timelines.axis.of(np.searchsorted(dataset.ranks, c.rank), c.start)
+    return union(start, start + c.wait)
+
+
+class _Block(NamedTuple):
+    """The ranks from the place `k` to before `until`, and what is drawn of them, on the axis."""
+
+    dataset: Dataset
+    k: int
+    until: int
+    begin: Ints
+    end: Ints
+
+    def table(self, name: str) -> tuple[pa.Table, Ints]:
+        """A table of all of them, and the place of the rank of each row."""
+        tables = [getattr(each, name) for each in self.dataset.tables[self.k : self.until]]
+        of = np.repeat(np.arange(self.k, self.until), [each.num_rows for each in tables])
+        return pa.concat_tables(tables), of
+
+    def near(self, table: pa.Table, of: Ints) -> tuple[Ints, Ints, Ints]:
+        """The rows that lie in a window, even in part, and when they start and stop."""
+        axis = self.dataset.timelines.axis
+        start, stop = (axis.of(of, table[each].to_numpy()) for each in ("start_ns", "end_ns"))
+        at = np.searchsorted(self.end, start, side="right")
+        fits = (at < len(self.begin)) & (stop > np.r_[self.begin, 0][at]) & (stop > start)
+        rows = np.flatnonzero(fits)
+        return rows, start[rows], stop[rows]
+
+
+def _of_block(block: _Block, waits: Intervals, names: Names) -> Ints:
+    """The spans of the ranks of a block, on the axis; fills `names`."""
+    calls, parts = _calls(block), []
+    for row, kind, name, start, stop in [_device(block, waits), *_host(block, calls)]:
         one = np.ones_like(start)
-        lane = one * (place * len(ROWS) + row)
+        lane = block.dataset.timelines.axis.back(start)[0] * len(ROWS) + row
         parts.append(np.stack([lane, one, kind, name, start, stop - start, one]))
-    return np.concatenate(parts, axis=1)
+    found = np.concatenate(parts, axis=1)
+    found[_NAME] = _numbered(found, calls.texts, names)
+    return found
 
 
-def _near(table: pa.Table, begin: Ints, end: Ints) -> pa.Table:
-    """The rows that lie in a window, even in part."""
-    start, stop = table["start_ns"].to_numpy(), table["end_ns"].to_numpy()
-    at = np.searchsorted(end, start, side="right")
-    fits = (at < len(begin)) & (stop > np.r_[begin, 0][at]) & (stop > start)
-    return table.filter(pa.array(fits))
-
-
-def _device(
-    tables: RankTables, waiting: tuple[Ints, Ints], begin: Ints, end: Ints, names: Names
-) -> tuple[Ints, Ints, Ints, Ints]:
-    """What the device did: kind, name, start and end of spans that fill the windows.
-
-    `waiting` is when its collectives begin, and when their last member has arrived.
-    """
-    table = _near(tables.activity, begin, end)
-    start, stop = table["start_ns"].to_numpy(), table["end_ns"].to_numpy()
-    kinds, of = coded(table, "kind")
-    kind = np.asarray([_OF_DEVICE[each] for each in kinds], dtype=np.int64)[of]
-    edges = np.unique(np.r_[begin, end, start, stop, waiting[1]])
-    low, high = edges[:-1], edges[1:]
+def _device(block: _Block, waits: Intervals) -> _Row:
+    """What the devices did: spans that fill the windows. The name of those that idle is -1."""
+    d, begin, end = block.dataset.timelines, block.begin, block.end
+    rows, start, stop = block.near(*block.table("activity"))
+    rows += d.first[block.k]
+    kind, name = _OF_DEVICE[d.kind[rows]], block.dataset.activities.name[rows]
+    here = slice(np.searchsorted(waits.end, begin[0]), np.searchsorted(waits.start, end[-1]))
+    waits = Intervals(waits.start[here], waits.end[here])
+    low, high = _between(begin, end, start, stop, waits.end)
     at = np.searchsorted(end, low, side="right")
     inside = low >= np.r_[begin, 2**62][at]
     low, high, at = low[inside], high[inside], at[inside]
     winner = np.full(len(low), -1)
     for each in (_COPY, _TRANSFER, _COMPUTE):
-        rows = np.flatnonzero(kind == each)
-        found = innermost(start[rows], stop[rows], low)
-        winner = np.where(found >= 0, np.r_[rows, -1][found], winner)
-    waits = innermost(*waiting, low) >= 0
-    low, high, first = _runs(low, high, winner, waits, at)
-    winner, waits = winner[first], waits[first]
+        mine = np.flatnonzero(kind == each)
+        found = innermost(start[mine], stop[mine], low)
+        winner = np.where(found >= 0, np.r_[mine, -1][found], winner)
+    waiting = innermost(waits.start, waits.end, low) >= 0
+    low, high, first = _runs(low, high, winner, waiting, at)
+    winner, waiting = winner[first], waiting[first]
     kind = np.r_[kind, _IDLE][winner]
-    kind[waits & (kind == _TRANSFER)] = _WAIT
-    return kind, _numbered(table["name"], winner, kind, names), low, high
+    kind[waiting & (kind == _TRANSFER)] = _WAIT
+    return _DEVICE, kind, np.r_[name, -1][winner], low, high
 
 
-def _host(
-    tables: RankTables, begin: Ints, end: Ints, names: Names
-) -> list[tuple[int, Ints, Ints, Ints, Ints]]:
-    """What the host did in and across the windows: row, kind, name, start and end of spans."""
-    table = _near(tables.host_calls, begin, end)
-    start, stop = table["start_ns"].to_numpy(), table["end_ns"].to_numpy()
-    thread = table["thread"].to_numpy()
-    kind = _kinds(table)
+class _Calls(NamedTuple):
+    """The calls of a block's hosts that lie in a window."""
+
+    start: Ints
+    stop: Ints
+    kind: Ints
+    name: Ints
+    #: the main thread's ranges have `_PHASE`, what is not drawn -1
+    row: Ints
+    #: what names are numbers of: those of all devices, of these calls, and of what idles
+    texts: Sequence[str]
+
+
+def _calls(block: _Block) -> _Calls:
+    table, of = block.table("host_calls")
+    rows, start, stop = block.near(table, of)
+    (kinds, kind), (texts, name) = coded(table, "kind"), coded(table, "name")
+    kind = np.asarray([_OF_HOST[each] for each in kinds], dtype=np.int64)[kind[rows]]
+    name = name[rows].astype(np.int64)
+    kind[(kind == _CUDA) & matched(texts, WAITS)[name]] = _CUDA_WAIT
+    kind[(kind == _BLOCKED) & matched(texts, _OF_THREADS)[name]] = _THREAD_WAIT
     ranges = kind == _RANGE
-    telling = ranges & ~called(table, STEP_RANGES)
-    threads, main = _threads(tables, thread, telling)
-    phases = np.flatnonzero(telling & (thread == main))
-    phases = phases[np.lexsort((-stop[phases], start[phases]))]
+    telling = ranges & ~matched(texts, STEP_RANGES)[name]
+    row = _threads(block, of[rows], table["thread"].to_numpy()[rows], telling)
+    row = np.where(ranges, np.where(telling & (row == _HOST), _PHASE, -1), row)
+    known = block.dataset.activities.names
+    return _Calls(start, stop, kind, name + len(known), row, [*known, *texts, ""])
+
+
+def _host(block: _Block, calls: _Calls) -> Iterator[_Row]:
+    """What the hosts did in and across the windows."""
+    start, stop, kind, name, row, _ = calls
+    inner = np.flatnonzero(row == _PHASE)
+    phases = inner[np.lexsort((-stop[inner], start[inner]))]
     reach = np.maximum.accumulate(np.r_[-(2**62), stop[phases]])[:-1]
     phases = phases[start[phases] >= reach]
+    yield _PHASE, kind[phases], name[phases], start[phases], stop[phases]
     # what the main thread is in where it makes no call for long: else nothing would stand there
-    inner = np.setdiff1d(np.flatnonzero(telling & (thread == main)), phases)
-    least = (end - begin).max() // _PART_OF_STEP
-    column = table["name"]
-    out = [(_PHASE, kind[phases], _numbered(column, phases, kind[phases], names),
-            start[phases], stop[phases])]  # fmt: skip
-    for row, each in enumerate(threads, _HOST):
-        rows = np.flatnonzero((thread == each) & ~ranges)
-        rows = np.r_[rows, inner] if each == main else rows
-        edges = np.unique(np.r_[start[rows], stop[rows]])
-        low, high = edges[:-1], edges[1:]
-        winner = np.r_[rows, -1][innermost(start[rows], stop[rows], low)]
-        low, high, winner = (each[winner >= 0] for each in (low, high, winner))
+    inner = np.setdiff1d(inner, phases)
+    axis, least = block.dataset.timelines.axis, np.zeros(block.until, dtype=np.int64)
+    np.maximum.at(least, axis.back(block.begin)[0], block.end - block.begin)
+    for each, more in ((_HOST, inner), (_SECOND_HOST, inner[:0])):
+        mine = np.r_[np.flatnonzero(row == each), more]
+        low, high = _between(start[mine], stop[mine])
+        winner = np.r_[mine, -1][innermost(start[mine], stop[mine], low)]
+        low, high, winner = (values[winner >= 0] for values in (low, high, winner))
         low, high, first = _runs(low, high, winner)
-        keep = ~ranges[winner[first]] | (high - low >= least)
-        low, high, winner = low[keep], high[keep], winner[first][keep]
-        of = kind[winner]
-        out.append((row, of, _numbered(column, winner, of, names), low, high))
-    return out
+        winner = winner[first]
+        long = high - low >= least[axis.back(low)[0]] // _PART_OF_STEP
+        keep = (kind[winner] != _RANGE) | long
+        winner = winner[keep]
+        yield each, kind[winner], name[winner], low[keep], high[keep]
 
 
-def _kinds(calls: pa.Table) -> Ints:
-    """The kind (in KINDS) of each call of the host."""
-    kinds, of = coded(calls, "kind")
-    simple = {"cuda": _CUDA, "os": _BLOCKED, "python": _PYTHON, "range": _RANGE, "op": _OP}
-    kind = np.asarray([simple[each] for each in kinds], dtype=np.int64)[of]
-    kind[(kind == _CUDA) & called(calls, WAITS)] = _CUDA_WAIT
-    kind[(kind == _BLOCKED) & called(calls, _OF_THREADS)] = _THREAD_WAIT
-    return kind
-
-
-def _threads(tables: RankTables, thread: Ints, telling: Bools) -> tuple[list[int], int]:
-    """The two threads that launch most, the main one first, and the main one.
+def _threads(block: _Block, place: Ints, thread: Ints, telling: Bools) -> Ints:
+    """The row of each call of a host by its thread: the two that launch most, the main one first.
 
     The main thread is that which marks most of the program's ranges, else launches most. Where
     nothing is launched (gloo), those with most calls count.
     """
-    launching = pc.drop_null(tables.activity["launch_thread"]).to_numpy()
-    numbers, count = np.unique(launching if len(launching) else thread, return_counts=True)
-    most = numbers[np.argsort(-count, kind="stable")].tolist()
-    marking, count = np.unique(thread[telling & np.isin(thread, numbers)], return_counts=True)
-    if not most:
-        return [], -1
-    main = int(marking[np.argmax(count)]) if len(marking) else most[0]
-    return [main, *(each for each in most if each != main)][:2], main
+    table, of = block.table("activity")
+    launching = table["launch_thread"]
+    of, launching = of[launching.is_valid().to_numpy()], launching.drop_null().to_numpy()
+    numbers, number = places(np.r_[thread, launching])
+    pairs, pair = places(np.r_[place, of] * len(numbers) + number)
+    rank, calls, launches = pairs // len(numbers), pair[: len(thread)], pair[len(thread) :]
+    count = np.bincount(launches, minlength=len(pairs))
+    none = np.bincount(rank, count)[rank] == 0
+    count = np.where(none, np.bincount(calls, minlength=len(pairs)), count)
+    marks = np.bincount(calls[telling], minlength=len(pairs)) * (count > 0)
+    order = np.lexsort((np.where(marks > 0, 0, -count), -marks, rank))
+    other = np.ones(len(pairs), dtype=bool)
+    other[order[np.diff(rank[order], prepend=-1) != 0]] = False
+    order = np.lexsort((-count, other, rank))
+    row = np.full(len(pairs), -1)
+    row[order] = _HOST + np.arange(len(pairs)) - np.searchsorted(rank, rank)
+    return np.where((count > 0) & (row <= _SECOND_HOST), row, -1)[calls]
+
+
+def _between(*times: Ints) -> tuple[Ints, Ints]:
+    """The spans between all times (of 0 and more) that differ, in order: begin and end."""
+    edges = np.sort(np.concatenate(times))
+    edges = edges[np.diff(edges, prepend=-1) > 0]
+    return edges[:-1], edges[1:]
 
 
 def innermost(start: Ints, stop: Ints, at: Ints) -> Ints:
@@ -287,8 +325,9 @@ def innermost(start: Ints, stop: Ints, at: Ints) -> Ints:
         return np.full(len(at), -1)
     order = np.lexsort((-stop, start))
     start, stop = start[order], stop[order]
-    # the span before each that ends later: all between the two end earlier
-    outer = np.arange(len(start)) - 1
+    # the span before each that ends later, if any: all between the two end earlier
+    before = np.maximum.accumulate(np.r_[-(2**62), stop])[:-1]
+    outer = np.where(before > stop, np.arange(len(start)) - 1, -1)
     while True:
         short = (outer >= 0) & (stop[outer] <= stop)
         if not short.any():
@@ -314,16 +353,19 @@ def _runs(low: Ints, high: Ints, *keys: Ints | Bools) -> tuple[Ints, Ints, Ints]
     return low[first], high[last], first
 
 
-def _numbered(column: pa.ChunkedArray, rows: Ints, kind: Ints, names: Names) -> Ints:
-    """The number in `names` of each span's kind and name; `rows` are those of `column`, or -1."""
-    texts, of = coded(pa.table({"name": column}), "name")
-    key = kind * (len(texts) + 1) + np.r_[of, len(texts)][rows]
-    unique, inverse = np.unique(key, return_inverse=True)
-    known = []
-    for each in unique.tolist():
-        which, text = divmod(each, len(texts) + 1)
-        known.append(names.setdefault((which, (*texts, "")[text]), len(names)))
-    return np.asarray(known, dtype=np.int64)[inverse.reshape(-1)]
+def _numbered(found: Ints, texts: Sequence[str], names: Names) -> Ints:
+    """The number in `names` of the name (in `texts`) of each span of a block.
+
+    They are numbered as they come: by rank, the device before the host, and kind.
+    """
+    place, row = np.divmod(found[_LANE], len(ROWS))
+    key = (place * len(ROWS) + (row + 1) % len(ROWS)) * len(KINDS) + found[_OF_KIND]
+    first = np.full(len(texts), 2**62)
+    np.minimum.at(first, found[_NAME], key)
+    number = np.zeros(len(texts), dtype=np.int64)
+    for each in np.argsort(first, kind="stable")[: np.count_nonzero(first < 2**62)].tolist():
+        number[each] = names.setdefault(texts[each], len(names))
+    return np.asarray(number[found[_NAME]])
 
 
 def merged(found: Ints, bound: int) -> Ints:
@@ -356,11 +398,8 @@ def merged(found: Ints, bound: int) -> Ints:
     return out
 
 
-def _table(dataset: Dataset, found: Ints, names: list[tuple[int, str]], bound: int) -> pa.Table:
+def _table(dataset: Dataset, found: Ints, names: Sequence[str], bound: int) -> pa.Table:
     place, row = np.divmod(found[_LANE], len(ROWS))
-    texts = list(dict.fromkeys(name for _, name in names)) or [""]
-    place_of = {text: k for k, text in enumerate(texts)}
-    name = np.asarray([place_of[text] for _, text in names], dtype=np.int64)
 
     def named(numbers: Ints, texts: Sequence[str]) -> pa.DictionaryArray:
         return pa.DictionaryArray.from_arrays(numbers.astype(np.int32), pa.array(texts))
@@ -370,7 +409,7 @@ def _table(dataset: Dataset, found: Ints, names: list[tuple[int, str]], bound: i
         "step": pa.array(found[_STEP], mask=found[_STEP] == _BESIDE),
         "row": named(row, ROWS),
         "kind": named(found[_OF_KIND], KINDS),
-        "name": named(name[found[_NAME]], texts),
+        "name": named(found[_NAME], names or [""]),
         "start_ns": found[_START],
         "end_ns": found[_START] + found[_LENGTH],
         "count": found[_COUNT].astype(np.int32),
