@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +17,7 @@ from clusterprof import spans
 from clusterprof.ingest import find_sources, gather
 from clusterprof.results import steps_to_look_at
 from clusterprof.study import Study, study
+from clusterprof.tables import HOST_CALLS, RankTables
 
 MS = 1_000_000
 ACCOUNT = {
@@ -126,6 +129,65 @@ def test_every_row_of_a_device_is_filled_while_any_rank_is_in_the_step(recording
         start, end = (np.asarray(mine[f"{edge}_ns"]) for edge in ("start", "end"))
         covered = np.minimum(end, high) - np.maximum(start, low)
         assert abs(covered[covered > 0].sum() - (high - low)) <= 2_000
+
+
+def _busy(tables: RankTables, rng: np.random.Generator) -> RankTables:
+    """A rank with calls of any kind on five threads, named after these, of which three launch.
+
+    The odd ranks' reports do not say which thread launched.
+    """
+    number = tables.activity.num_rows
+    launching = pa.array(rng.integers(1, 4, number), mask=np.full(number, tables.rank % 2 == 1))
+    at = tables.activity.schema.get_field_index("launch_thread")
+    first, last = tables.steps["begin_ns"][0].as_py(), tables.steps["end_ns"][-1].as_py()
+    start = np.sort(rng.integers(first, last - 9 * MS, 2_000))
+    thread = rng.integers(1, 6, 2_000)
+    columns = {
+        "start_ns": start,
+        "end_ns": start + rng.integers(1, 9 * MS, 2_000) // rng.integers(1, 1_000, 2_000),
+        "kind": rng.choice(["cuda", "os", "python", "range", "op"], 2_000),
+        "name": [f"on {each}" for each in thread],
+        "thread": thread,
+        "correlation": pa.nulls(2_000, pa.int64()),
+    }
+    return replace(
+        tables,
+        activity=tables.activity.set_column(at, tables.activity.schema.field(at), launching),
+        host_calls=pa.table(columns).cast(HOST_CALLS),
+    )
+
+
+@pytest.fixture(scope="module")
+def busy() -> Study:
+    """A study of six ranks with calls of any kind on several threads."""
+    rng = np.random.default_rng(5)
+    return study([_busy(tables, rng) for tables in simulate(_job(6))[0]])
+
+
+def test_the_host_rows_are_the_two_threads_that_launch_most_the_one_with_most_ranges_first(
+    busy: Study,
+) -> None:
+    lanes = busy.lanes.to_pylist()
+    for tables in busy.ranks:
+        calls = tables.host_calls.to_pylist()
+        count = Counter(tables.activity["launch_thread"].drop_null().to_pylist())
+        count = count or Counter(each["thread"] for each in calls)
+        marks = Counter(each["thread"] for each in calls if each["kind"] == "range")
+        main = max(count, key=lambda each: (marks[each], -each))
+        second = max(count.keys() - {main}, key=lambda each: (count[each], -each))
+        mine = [row for row in lanes if row["rank"] == tables.rank]
+        for of, thread in (("phase", main), ("host", main), ("second_host", second)):
+            assert {row["name"] for row in mine if row["row"] == of} == {f"on {thread}"}
+
+
+def test_ranks_that_are_looked_at_at_once_have_the_spans_of_each_alone(
+    busy: Study, recordings: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = [study(gather(find_sources([recordings / "kineto/gloo"])).ranks), busy]
+    monkeypatch.setattr(spans, "_MOST_AT_ONCE", 1)
+    for each in made:
+        assert len(each.dataset.timelines.blocks(1)) == len(each.ranks) > 1
+        assert spans.spans(each.dataset, each.results).equals(each.lanes)
 
 
 def test_the_innermost_span_is_the_open_one_that_began_last() -> None:
