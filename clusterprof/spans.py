@@ -105,7 +105,8 @@ def spans(dataset: Dataset, results: Results) -> pa.Table:
     durations = {step["step"]: step["duration_ns"] for step in results["steps"]}
     finest = max(durations[first[0]] // _FINEST, 1)
     found, bound = _of_steps(dataset, first, names, 0), 0
-    while found.shape[1] > most:
+    # longer than any span there is nothing left to merge, however many ranks there are
+    while found.shape[1] > most and bound <= found[_LENGTH].max():
         bound = max(finest, bound * 2)
         found = merged(found, bound)
     fit = (_MOST_OF_ALL - found.shape[1]) * len(first) // max(found.shape[1], 1)

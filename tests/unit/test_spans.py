@@ -69,6 +69,14 @@ def test_the_devices_row_adds_up_to_the_account_merged_or_not(
         assert pc.max(made.lanes["count"]).as_py() > 1
 
 
+def test_spans_that_cannot_be_merged_any_further_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spans, "_MOST", {2**31: 5})
+    made = study(simulate(_job())[0])
+    _assert_accounts(made)
+    # no row has more than each kind once in each step and beside them, or twice over an edge
+    assert 5 < made.lanes.num_rows <= 4 * len(spans.ROWS) * 3 * 6 * 2
+
+
 @pytest.mark.parametrize(
     "name", ["nsys-2025.3/ddp-host-straggler", "kineto/pipeline", "kineto/gloo"]
 )
