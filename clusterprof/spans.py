@@ -105,8 +105,8 @@ def spans(dataset: Dataset, results: Results) -> pa.Table:
     durations = {step["step"]: step["duration_ns"] for step in results["steps"]}
     finest = max(durations[first[0]] // _FINEST, 1)
     found, bound = _of_steps(dataset, first, names, 0), 0
-    # longer than any span there is nothing left to merge, however many ranks there are
-    while found.shape[1] > most and bound <= found[_LENGTH].max():
+    # beyond all of the time there is nothing left to merge, however many ranks there are
+    while found.shape[1] > most and bound <= np.ptp(found[_START]):
         bound = max(finest, bound * 2)
         found = merged(found, bound)
     fit = (_MOST_OF_ALL - found.shape[1]) * len(first) // max(found.shape[1], 1)
@@ -198,13 +198,14 @@ class _Block(NamedTuple):
 
 
 def _of_block(block: _Block, waits: Intervals, names: Names) -> Ints:
-    """The spans of the ranks of a block, on the axis; fills `names`."""
+    """The spans of the ranks of a block, by lane and in order, on the axis; fills `names`."""
     calls, parts = _calls(block), []
     for row, kind, name, start, stop in [_device(block, waits), *_host(block, calls)]:
         one = np.ones_like(start)
         lane = block.dataset.timelines.axis.back(start)[0] * len(ROWS) + row
         parts.append(np.stack([lane, one, kind, name, start, stop - start, one]))
     found = np.concatenate(parts, axis=1)
+    found = found[:, np.argsort(found[_LANE], kind="stable")]
     found[_NAME] = _numbered(found, calls.texts, names)
     return found
 
@@ -248,6 +249,7 @@ class _Calls(NamedTuple):
 
 
 def _calls(block: _Block) -> _Calls:
+    """Read them of the ranks' tables."""
     table, of = block.table("host_calls")
     rows, start, stop = block.near(table, of)
     (kinds, kind), (texts, name) = coded(table, "kind"), coded(table, "name")
@@ -314,7 +316,7 @@ def _threads(block: _Block, place: Ints, thread: Ints, telling: Bools) -> Ints:
 
 
 def _between(*times: Ints) -> tuple[Ints, Ints]:
-    """The spans between all times (of 0 and more) that differ, in order: begin and end."""
+    """Begin and end of the spans between all these times (of the axis), in order."""
     edges = np.sort(np.concatenate(times))
     edges = edges[np.diff(edges, prepend=-1) > 0]
     return edges[:-1], edges[1:]
@@ -370,7 +372,7 @@ def _numbered(found: Ints, texts: Sequence[str], names: Names) -> Ints:
 
 
 def merged(found: Ints, bound: int) -> Ints:
-    """Spans, in order, with those shorter than `bound` merged.
+    """Spans, by lane and in order, with those shorter than `bound` merged.
 
     The short ones of a lane and step that begin in one stretch of that length become one of each
     kind, one behind the other from where the first began: nothing moves by more than two such
@@ -381,22 +383,49 @@ def merged(found: Ints, bound: int) -> Ints:
     short = found[_LENGTH] < bound
     number: Ints = np.cumsum(~short)
     stretch = np.where(short, found[_START] // bound, -number)
-    order = np.lexsort((found[_OF_KIND], stretch, found[_STEP], number, found[_LANE]))
-    s = found[:, order]
-    keys = np.stack([s[_LANE], s[_STEP], number[order], stretch[order]])
-    same = short[order][1:] & short[order][:-1] & (keys[:, 1:] == keys[:, :-1]).all(axis=0)
-    head = np.flatnonzero(np.r_[True, ~same])  # of each stretch
-    of_kind = same & (s[_OF_KIND, 1:] == s[_OF_KIND, :-1])
-    part = np.flatnonzero(np.r_[True, ~of_kind])  # of each kind in it
+    order = _sorted(found[_LANE], number, found[_STEP], stretch, found[_OF_KIND])
+    s, short = found[:, order], short[order]
+    same = short[1:] & short[:-1]
+    for key in (s[_LANE], s[_STEP], number[order], stretch[order]):
+        same &= key[1:] == key[:-1]
+    head = np.r_[True, ~same]  # of each stretch
+    part = head | (np.diff(s[_OF_KIND], prepend=-1) != 0)  # of each kind in it
+    out, several = s[:, part], ~head | np.r_[same, False]
+    if several.any():
+        of_several = np.flatnonzero(head[several]), np.flatnonzero(part[several])
+        out[:, several[part]] = _joined(s[:, several], *of_several)
+    return out
+
+
+def _joined(s: Ints, head: Ints, part: Ints) -> Ints:
+    """Spans of stretches that begin at `head` as one of each `part`, one behind the other."""
     out = s[:, part]
     out[_LENGTH], out[_COUNT] = np.add.reduceat(s[_LENGTH:], part, axis=1)
     before = np.cumsum(out[_LENGTH]) - out[_LENGTH]
     of = np.searchsorted(head, part, side="right") - 1
     begin = np.minimum.reduceat(s[_START], head)
     out[_START] = begin[of] + before - before[np.searchsorted(part, head)][of]
-    parts = np.repeat(np.arange(len(part)), np.diff(part, append=len(order)))
+    parts = np.repeat(np.arange(len(part)), np.diff(part, append=s.shape[1]))
     out[_NAME] = s[_NAME, np.lexsort((-s[_LENGTH], parts))[part]]
     return out
+
+
+def _sorted(lane: Ints, number: Ints, *keys: Ints) -> Ints:
+    """The order by all of these, of which lanes, and numbers within them, ascend already.
+
+    Most spans are in order: only those are sorted whose lane and number have others that are not.
+    """
+    apart = (np.diff(lane) != 0) | (np.diff(number) != 0)
+    below, equal = np.zeros(len(apart), dtype=bool), ~apart
+    for key in keys:
+        below |= equal & (key[1:] < key[:-1])
+        equal &= key[1:] == key[:-1]
+    group = np.cumsum(np.r_[False, apart])
+    wrong = np.zeros(len(lane), dtype=bool)
+    wrong[group[1:][below]] = True
+    rows, order = np.flatnonzero(wrong[group]), np.arange(len(lane))
+    order[rows] = rows[np.lexsort((*(key[rows] for key in reversed(keys)), group[rows]))]
+    return order
 
 
 def _table(dataset: Dataset, found: Ints, names: Sequence[str], bound: int) -> pa.Table:
