@@ -199,8 +199,11 @@ class _Block(NamedTuple):
 
 def _of_block(block: _Block, waits: Intervals, names: Names) -> Ints:
     """The spans of the ranks of a block, by lane and in order, on the axis; fills `names`."""
-    calls, parts = _calls(block), []
-    for row, kind, name, start, stop in [_device(block, waits), *_host(block, calls)]:
+    activity, of = block.table("activity")
+    known, named = coded(activity, "name")
+    calls, parts = _calls(block, known.tolist()), []
+    device = _device(block, activity, of, named, waits)
+    for row, kind, name, start, stop in [device, *_host(block, calls)]:
         one = np.ones_like(start)
         lane = block.dataset.timelines.axis.back(start)[0] * len(ROWS) + row
         parts.append(np.stack([lane, one, kind, name, start, stop - start, one]))
@@ -210,12 +213,11 @@ def _of_block(block: _Block, waits: Intervals, names: Names) -> Ints:
     return found
 
 
-def _device(block: _Block, waits: Intervals) -> _Row:
+def _device(block: _Block, activity: pa.Table, of: Ints, named: Ints, waits: Intervals) -> _Row:
     """What the devices did: spans that fill the windows. The name of those that idle is -1."""
     d, begin, end = block.dataset.timelines, block.begin, block.end
-    rows, start, stop = block.near(*block.table("activity"))
-    rows += d.first[block.k]
-    kind, name = _OF_DEVICE[d.kind[rows]], block.dataset.activities.name[rows]
+    rows, start, stop = block.near(activity, of)
+    kind, name = _OF_DEVICE[d.kind[rows + d.first[block.k]]], named[rows]
     here = slice(np.searchsorted(waits.end, begin[0]), np.searchsorted(waits.start, end[-1]))
     waits = Intervals(waits.start[here], waits.end[here])
     low, high = _between(begin, end, start, stop, waits.end)
@@ -248,8 +250,8 @@ class _Calls(NamedTuple):
     texts: Sequence[str]
 
 
-def _calls(block: _Block) -> _Calls:
-    """Read them of the ranks' tables."""
+def _calls(block: _Block, known: Sequence[str]) -> _Calls:
+    """Read them of the ranks' tables; `known` are the names of what their devices did."""
     table, of = block.table("host_calls")
     rows, start, stop = block.near(table, of)
     (kinds, kind), (texts, name) = coded(table, "kind"), coded(table, "name")
@@ -261,7 +263,6 @@ def _calls(block: _Block) -> _Calls:
     telling = ranges & ~matched(texts, STEP_RANGES)[name]
     row = _threads(block, of[rows], table["thread"].to_numpy()[rows], telling)
     row = np.where(ranges, np.where(telling & (row == _HOST), _PHASE, -1), row)
-    known = block.dataset.activities.names
     return _Calls(start, stop, kind, name + len(known), row, [*known, *texts, ""])
 
 
