@@ -247,7 +247,7 @@ def rare(dataset: Dataset) -> list[str]:
     text = (
         f"steps take {words.ms(pace_ns(dataset))} outside the window and "
         f"{words.ms(dataset.step_ns)} in it, more than the profiler's overhead explains: savings "
-        f"count its longer steps ({steps}) as often as that pace tells"
+        f"count its longer steps ({steps}) less often, so that the mean is the step outside"
     )
     return [text] if len(seldom) else []
 

@@ -59,6 +59,8 @@ def find(dataset: Dataset, _found: Sequence[Finding] = ()) -> list[Finding]:
     )
     doing = np.flatnonzero(taken > 0)
     per_step, each = float(taken[doing].mean()), float(copied[doing].mean())
+    # what is saved beyond the copies themselves
+    queued = " for them and for what is queued before them" if saved.ns > 2 * per_step else ""
     speed = f"{'assumed' if assumed else 'recorded'} {size(rate * 1e9)}/s of pinned memory"
     return [
         finding(
@@ -69,7 +71,8 @@ def find(dataset: Dataset, _found: Sequence[Finding] = ()) -> list[Finding]:
             confidence=limits.ASSUMED if assumed else limits.MEASURED,
             summary=f"Copying the batch from pageable memory costs "
             f"{of_step(dataset, saved.ns)}. {size(each)} per step take {ms(per_step)} "
-            f"({size(each / per_step * 1e9)}/s), and the host waits; compared with the {speed}.",
+            f"({size(each / per_step * 1e9)}/s), and the host waits{queued}; compared with the "
+            f"{speed}.",
             evidence=[
                 {
                     "rank": dataset.ranks[k], "copy_ns_per_step": round(float(taken[k])),
