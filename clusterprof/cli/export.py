@@ -82,15 +82,20 @@ def _prometheus(merged: Merged, target: Path, limit: int) -> list[str]:
 def _nsys(merged: Merged, target: Path, limit: int) -> list[str]:
     from clusterprof.export import commands
 
-    files.write(target, "\n".join(commands.nsys(merged)) + "\n")
-    return []
+    return _script(target, commands.nsys(merged))
 
 
 def _ncu(merged: Merged, target: Path, limit: int) -> list[str]:
     from clusterprof.export import commands
 
-    files.write(target, "\n".join(commands.ncu(merged)) + "\n")
-    return []
+    return _script(target, commands.ncu(merged))
+
+
+def _script(target: Path, lines: list[str]) -> list[str]:
+    """Write commands; of a file with comments alone, what those say."""
+    files.write(target, "\n".join(lines) + "\n")
+    whys = [line.removeprefix("# ") for line in lines[1:]]
+    return [] if any(not line.startswith("#") for line in lines) else whys
 
 
 _PERFETTO = "open it at https://ui.perfetto.dev (it stays on your machine)"
@@ -109,7 +114,7 @@ FORMATS = {
     "parquet": Format("-parquet", "the same as Parquet", _parquet, "one table a file"),
     "prometheus": Format(
         ".prom", "gauges for node_exporter's textfile collector", _prometheus,
-        "put it where node_exporter's --collector.textfile.directory is",
+        "put it into node_exporter's --collector.textfile.directory",
     ),
     "nsys": Format(
         "-nsys.sh", "commands that export each nsys report on the reference rank's clock", _nsys,
@@ -154,7 +159,10 @@ def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
     merged = read(run)
     with writing(target, "-o PATH"):
         notes = chosen.write(merged, target, arguments.max_mb * 1_000_000)
-    say(f"wrote {target} ({words.size(bytes_of(target))}): {chosen.next}")
+    # a script without commands has nothing to be done with
+    empty = notes and chosen.ending.endswith(".sh")
+    then = "no command" if empty else chosen.next
+    say(f"wrote {target} ({words.size(bytes_of(target))}): {then}")
     for note in notes:
         say(note)
     return 0

@@ -608,6 +608,16 @@ def test_a_kernel_s_function_is_what_ncu_calls_it(kernel: str, name: str) -> Non
     assert commands.base_name(kernel) == name
 
 
+def test_a_script_without_a_command_is_not_said_to_have_one(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert commands_of(exported(run, "ncu", tmp_path / "t.sh")) == []
+    printed = capsys.readouterr().err
+    assert "no finding names a kernel" in printed
+    assert "no command" in printed
+    assert "put its command" not in printed
+
+
 def test_what_experiment_trackers_get_is_what_the_results_say(
     straggler: Study, run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
