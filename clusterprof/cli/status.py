@@ -73,9 +73,10 @@ def render(status: Status, *, everyone: bool) -> str:
     if others and not everyone:
         states = Counter(each.state for each in others)
         counts = ", ".join(f"{count} {state}" for state, count in states.most_common())
-        lines.append(
-            f"and {words.counted(len(others), 'unprofiled rank')}: {counts}{_reached(others)}"
-        )
+        whose = f"and {words.counted(len(others), 'unprofiled rank')}"
+        if not shown:  # nothing stands above, and a later window may have profiled them
+            whose = words.counted(len(others), "rank")
+        lines.append(f"{whose}: {counts}{_reached(others)}")
     if status.hang is not None:
         lines += ["", *status.hang.lines()]
     if not status.ranks:
