@@ -79,7 +79,7 @@ def finding_rows(comparison: Comparison) -> list[list[str]]:
     found = sorted(comparison["findings"], key=lambda each: each["state"] == "same")
     return [
         [
-            each["state"] if each["state"] != "same" else "as before",
+            _state(each),
             words.plain(named(each)),
             words.ms(each["a_saved_ns"]) if each["a_saved_ns"] else "-",
             words.ms(each["b_saved_ns"]) if each["b_saved_ns"] else "-",
@@ -88,6 +88,14 @@ def finding_rows(comparison: Comparison) -> list[list[str]]:
         ]
         for each in found[:_MOST_FINDINGS]
     ]
+
+
+def _state(finding: ComparedFinding) -> str:
+    """What became of it; of one that a side does not have, that this may be by chance."""
+    if finding["state"] != "same":
+        return finding["state"]
+    on_one_side = bool(finding["a_saved_ns"]) != bool(finding["b_saved_ns"])
+    return "within the noise" if on_one_side else "as before"
 
 
 def named(finding: ComparedFinding) -> str:

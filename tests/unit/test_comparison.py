@@ -147,6 +147,16 @@ def test_a_straggler_that_came_is_new_and_fails_by_its_code() -> None:
     assert not comparison.fails(condition, comparison.compare([b], [a]))
 
 
+def test_a_finding_of_one_side_that_may_be_chance_is_not_said_to_be_as_before() -> None:
+    late = replace(JOB, causes=(Cause("host", 2, 8 * MS),), synchronous=True)
+    b = of_window(late, 944_001)
+    found = comparison.compare([b], [b])
+    assert comparison_text.finding_rows(found)[0][0] == "as before"
+    found["findings"][0]["a_saved_ns"] = 0
+    first = comparison_text.finding_rows(found)[0]
+    assert (first[0], first[2]) == ("within the noise", "-")
+
+
 def runs_of(values: Sequence[float], error: float = 0.0) -> list[comparison.Value]:
     return [comparison.Value(each, error) for each in values]
 
