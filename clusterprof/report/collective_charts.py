@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -296,7 +295,7 @@ def waits(results: Results, known: Calls) -> dict[str, Any] | None:
     if by_host:
         names, of = np.unique([hosts[one] for one in ranks.tolist()], return_inverse=True)  # type: ignore[assignment]
         # node2 comes before node10
-        order = sorted(range(len(names)), key=lambda at: _natural(str(names[at])))
+        order = sorted(range(len(names)), key=lambda at: summary.natural(str(names[at])))
         names, of = [str(names[at]) for at in order], np.argsort(order)[of.reshape(-1)]
     place = np.full(len(unsure), 0)
     place[ranks] = of
@@ -346,12 +345,6 @@ def _most(totals: Reals) -> list[int]:
         return list(range(len(totals)))
     largest = np.argsort(-totals, kind="stable")[:_MOST_NAMES]
     return sorted(largest[totals[largest] > 0].tolist())
-
-
-def _natural(name: str) -> list[tuple[int, str]]:
-    """Sorts numbers in names by their value."""
-    parts = re.findall(r"\d+|\D+", name)
-    return [(int(part), "") if part.isdecimal() else (-1, part) for part in parts]
 
 
 # --- scales

@@ -117,17 +117,19 @@ def _known(results: Results, top: Finding | None) -> Tile:
         of = f"flight recorders of {words.counted(len(shallow['ranks']), 'rank')}"
         more = f"{of}, steps {words.spans(shallow['steps'], limit=3)}"
         return Tile("Confidence", words.confidence(top["confidence"]), more)
-    where = words.counted(len(steps), "steady-state step" if steady else "step")
-    where += f" ({words.spans(steps, limit=3)})" if steps else ""
+    count = words.counted(len(steps), "steady-state step" if steady else "step")
+    span = words.spans(steps, limit=3)
+    where = f"{count} ({span})" if span else count
+    if top is None and span:
+        where = f"{'steps' if len(steps) > 1 else 'step'} {span}"
     where += "" if steady or not steps else ", none in steady state"
     floor = summary.pair_bound_ns(results)
     bound = summary.bound(floor) if floor else "one clock"
     clocks = {"one clock": "one clock only", "unknown": "not all clocks can be aligned"}
     profiled, missing = len(results["ranks"]), len(results["missing"])
     reports = f"{profiled} of {profiled + missing} reports" if missing else ""
-    more = ", ".join(filter(None, (reports, where, clocks.get(bound, f"clocks {bound}"))))
-    confident = words.confidence(top["confidence"]) if top else bound
-    return Tile("Confidence", confident, more)
+    more = ", ".join(filter(None, (reports, where, clocks.get(bound, f"between clocks {bound}"))))
+    return Tile("Confidence", words.confidence(top["confidence"]) if top else count, more)
 
 
 def _few_digits(value: float) -> str:

@@ -110,7 +110,8 @@ def _overhead(results: Results) -> list[str]:
 
 
 def _listed(values: Iterable[str]) -> str:
-    return words.listed(sorted({words.plain(each) for each in values} - {""}), _MOST)
+    names = sorted({words.plain(each) for each in values} - {""}, key=summary.natural)
+    return words.listed(names, _MOST)
 
 
 def embedded(results: Results) -> dict[str, Any]:

@@ -110,7 +110,7 @@ def chart(results: Results, job: Job) -> dict[str, Any] | None:
             "height": round(_TOP + _HEIGHT - up(bar.median_ns), 1),
             "low": round(up(bar.low_ns), 1),
             "high": round(up(bar.high_ns), 1),
-            "cut": bar.median_ns > top,
+            "cut": max(bar.median_ns, bar.high_ns) > top,
             "inside": bar.count == 1 and bar.first in window,
             "stripes": _stripes(
                 round(x + 0.08 * unit, 1), up(bar.median_ns), round(wide * unit - 0.16 * unit, 1)

@@ -180,6 +180,12 @@ def pair_bound_ns(results: Results) -> int:
     return sum(worst) if len(worst) > 1 else 0
 
 
+def natural(name: str) -> list[tuple[int, str]]:
+    """Sorts numbers in names by their value."""
+    parts = re.findall(r"\d+|\D+", name)
+    return [(int(part), "") if part.isdecimal() else (-1, part) for part in parts]
+
+
 # --- the table cells
 
 

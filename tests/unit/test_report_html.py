@@ -73,7 +73,7 @@ def test_the_page_begins_with_who_it_is_what_it_costs_what_is_saved_and_the_conf
     assert cost == ("29% of each step", "as much as losing 2.3 of 8 GPUs")
     assert saved == ("17.9 ms ±1.2", "per step: 61.6 ms → 43.7 ms")
     assert confidence[0] == "97%"
-    assert confidence[1] == "4 of 5 reports, 3 steady-state steps (7–9), clocks ±17 µs"
+    assert confidence[1] == "4 of 5 reports, 3 steady-state steps (7–9), between clocks ±17 µs"
     (missing,) = sample.results()["missing"]
     assert f"rank 4: {missing['reason']}" in _Page(page).text.partition("Findings")[0]
 
@@ -92,6 +92,21 @@ def test_the_boxes_are_about_the_finding_that_the_verdict_begins_with() -> None:
     results["verdict"] = straggler["summary"]
     page = html.render(results, sample.collectives(), title="x")
     assert _tiles(page)[0][0] == "rank 2"
+
+
+def test_without_findings_the_confidence_is_the_number_of_steps() -> None:
+    results = sample.results()
+    own = {"code": "profiler.perturbation", "severity": "info", "saved_ns_per_step": 0}
+    results["findings"] = [sample.pageable() | own]
+    results["verdict"] = "No findings above severity info in 3 steady-state steps of 61.6 ms."
+    page = html.render(results, sample.collectives(), title="x")
+    assert _tiles(page)[3] == (
+        "3 steady-state steps", "4 of 5 reports, steps 7–9, between clocks ±17 µs"
+    )  # fmt: skip
+    # the verdict says that there is one of severity info, which stands further down
+    assert "No findings but what the profiler cost" in _Page(page).text
+    results["findings"] = []
+    assert "No findings." in _Page(html.render(results, sample.collectives(), title="x")).text
 
 
 def test_the_finding_is_the_headline_and_not_that_there_is_no_straggler() -> None:

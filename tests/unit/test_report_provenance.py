@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import gzip
+from dataclasses import replace
 
 import report_sample as sample
 
@@ -32,6 +33,12 @@ def test_of_a_run_it_says_when_what_where_and_what_the_profiler_cost() -> None:
     versions = "torch 2.13.0+cu130, NCCL 2.28.9, driver 570.1 and 580.159.04, nsys 2025.3.2"
     assert found["versions"] == f"{versions}, clusterprof 0.1.0"
     assert found["profiler overhead"].startswith("Profiled ranks stalled for up to 1.15 s")
+
+
+def test_hosts_stand_in_the_order_of_their_numbers() -> None:
+    hosts = {rank: f"n{11 - rank}" for rank in range(8)}
+    found = dict(provenance.facts(sample.results(host=""), replace(JOB, hosts=hosts)))
+    assert found["ran on"].endswith("(n4, n5, n6, n7 and 4 more)")
 
 
 def test_of_reports_alone_it_says_no_more_than_they_do() -> None:

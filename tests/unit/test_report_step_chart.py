@@ -66,6 +66,15 @@ def test_without_logs_the_window_alone_is_shown_and_none_is_shaded() -> None:
     assert heights[1] < heights[2] < heights[3] < heights[0]
 
 
+def test_a_rank_that_takes_longer_than_drawn_is_marked() -> None:
+    results = sample.results()
+    slow = results["steps"][2]["ranks"][0]
+    slow["duration_ns"] *= 9
+    chart = step_chart.chart(results, Job())
+    assert chart is not None
+    assert [bar["cut"] for bar in chart["bars"]] == [True, False, True, False]
+
+
 def test_two_steps_make_no_chart_and_thousands_keep_those_near_the_window() -> None:
     results = sample.results()
     assert step_chart.chart({**results, "steps": results["steps"][:2]}, Job()) is None

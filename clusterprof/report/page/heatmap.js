@@ -188,9 +188,8 @@
       const text = grouping ? group : row >= 12 || line % Math.ceil(14 / row) === 0 ? String(data.ranks[lines[line][0]]) : undefined;
       if (text === undefined || flags.some((flag) => Math.abs(flag.y - y) < 12)) continue;
       context.fillStyle = ink;
-      const at = Math.max(y, TOP + 5);
-      context.fillText(text.slice(0, 18), left - MARK - 2, at);
-      free = at + 13;
+      context.fillText(text.slice(0, 18), left - MARK - 2, y);
+      free = y + 13;
     }
     for (const [mark, style, wide] of [[pinned, ink, 2], [cursor, ink, 1]]) {
       if (!mark) continue;

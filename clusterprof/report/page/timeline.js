@@ -418,7 +418,7 @@
     font(11);
     context.fillStyle = tones.soft;
     // a step's length is the median over ranks; what is drawn is from the first begin to the last end
-    const took = all || panel.step.step === null ? "" : `: ${ms(panel.step.median, 2)}${data.lanes.length > 1 ? " in the median of ranks" : ""}`, unit = "ms since the first rank's begin";
+    const took = all || panel.step.step === null ? "" : `: ${ms(panel.step.median, 2)}${data.lanes.length > 1 ? " in the median of ranks" : ""}`, unit = "ms since the first rank's start";
     context.fillText(took, until, 10);
     context.textAlign = "right";
     if (until + context.measureText(took + unit).width + 12 < panel.right) context.fillText(unit, panel.right, 10);
