@@ -117,11 +117,9 @@ def _known(results: Results, top: Finding | None) -> Tile:
         of = f"flight recorders of {words.counted(len(shallow['ranks']), 'rank')}"
         more = f"{of}, steps {words.spans(shallow['steps'], limit=3)}"
         return Tile("Confidence", words.confidence(top["confidence"]), more)
+    span = f" ({words.spans(steps, limit=3)})" if steps else ""
     count = words.counted(len(steps), "steady-state step" if steady else "step")
-    span = words.spans(steps, limit=3)
-    where = f"{count} ({span})" if span else count
-    if top is None and span:
-        where = f"{'steps' if len(steps) > 1 else 'step'} {span}"
+    where = f"{count}{span}" if top else f"in steady state{span}" if steady else span.strip(" ()")
     where += "" if steady or not steps else ", none in steady state"
     floor = summary.pair_bound_ns(results)
     bound = summary.bound(floor) if floor else "one clock"
@@ -129,7 +127,8 @@ def _known(results: Results, top: Finding | None) -> Tile:
     profiled, missing = len(results["ranks"]), len(results["missing"])
     reports = f"{profiled} of {profiled + missing} reports" if missing else ""
     more = ", ".join(filter(None, (reports, where, clocks.get(bound, f"between clocks {bound}"))))
-    return Tile("Confidence", words.confidence(top["confidence"]) if top else count, more)
+    confident = words.confidence(top["confidence"]) if top else words.counted(len(steps), "step")
+    return Tile("Confidence", confident, more)
 
 
 def _few_digits(value: float) -> str:

@@ -17,6 +17,8 @@ from clusterprof.results import Results
 #: the finding that says what the profiler did to the window's steps
 PERTURBATION = "profiler.perturbation"
 _OWN_NAME = re.compile("^Profiler overhead: ")
+#: a part of it that says how long ranks stalled, which is said before where it is known
+_STALL = re.compile(r"a profiled rank stalled once for [^;.]*(; |\.?$)")
 #: clocks that stand before this year are set to no date
 _FIRST_YEAR = 2015
 #: so many versions of one kind are listed
@@ -89,7 +91,8 @@ def _versions(results: Results, job: Job) -> list[str]:
     kinds: dict[str, set[str]] = {}
     for entry in results["ranks"]:
         for name, version in entry["versions"].items():
-            kinds.setdefault(words.plain(name), set()).add(version)
+            if version != "0":  # a driver that is not there
+                kinds.setdefault(words.plain(name), set()).add(version)
     found += [f"{name} {_listed(versions)}" for name, versions in sorted(kinds.items())]
     if profilers := _listed(entry["profiler"] for entry in results["ranks"]):
         found.append(profilers)
@@ -100,13 +103,10 @@ def _overhead(results: Results) -> list[str]:
     """What the profiler cost, by the step logs and by the window."""
     found = [each["summary"] for each in results["findings"] if each["code"] == PERTURBATION]
     # its name stands before it
-    perturbed = [
-        text[:1].upper() + text[1:] for text in (_OWN_NAME.sub("", each) for each in found)
-    ]
-    if results["capture"] is None:
-        return perturbed
-    text = summary.capture(results["capture"])
-    return [f"{text[0].upper()}{text[1:]}.", *perturbed]
+    texts = [_OWN_NAME.sub("", each) for each in found]
+    if results["capture"] is not None:
+        texts = [f"{summary.capture(results['capture'])}.", *(_STALL.sub("", e) for e in texts)]
+    return [text[:1].upper() + text[1:] for text in texts if text]
 
 
 def _listed(values: Iterable[str]) -> str:

@@ -307,7 +307,7 @@ def capture(cost: CaptureCost) -> str:
         medians = {when: times and times[f"{when}_ns"] for when in ("before", "inside", "after")}  # type: ignore[literal-required]
         known = [f"{words.ms(ns)} {when}" for when, ns in medians.items() if ns is not None]
         if known:
-            parts.append(f"{whose} ranks: steps of " + ", ".join(known))
+            parts.append(f"{whose} ranks: median steps of " + ", ".join(known))
     return "; ".join(parts)
 
 

@@ -101,7 +101,7 @@ def test_without_findings_the_confidence_is_the_number_of_steps() -> None:
     results["verdict"] = "No findings above severity info in 3 steady-state steps of 61.6 ms."
     page = html.render(results, sample.collectives(), title="x")
     assert _tiles(page)[3] == (
-        "3 steady-state steps", "4 of 5 reports, steps 7–9, between clocks ±17 µs"
+        "3 steps", "4 of 5 reports, in steady state (7–9), between clocks ±17 µs"
     )  # fmt: skip
     # the verdict says that there is one of severity info, which stands further down
     assert "No findings but what the profiler cost" in _Page(page).text

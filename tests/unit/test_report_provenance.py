@@ -35,6 +35,20 @@ def test_of_a_run_it_says_when_what_where_and_what_the_profiler_cost() -> None:
     assert found["profiler overhead"].startswith("Profiled ranks stalled for up to 1.15 s")
 
 
+def test_a_stall_is_told_once_and_no_driver_is_no_version() -> None:
+    results = sample.results()
+    stall = "a profiled rank stalled once for 1150 ms at its start and 60 ms at its stop"
+    own = sample.pageable() | {"code": "profiler.perturbation"}
+    results["ranks"][0]["versions"] = {"driver": "0"}
+    assert results["capture"] is not None
+    for more, left in ("; 1 step of 5 excluded.", "1 step of 5 excluded."), (".", ""):
+        results["findings"] = [own | {"summary": f"Profiler overhead: {stall}{more}"}]
+        found = dict(provenance.facts(results, JOB))
+        assert "stalled once" not in found["profiler overhead"]
+        assert found["profiler overhead"].endswith(left or "after.")
+        assert "driver 0" not in found["versions"]
+
+
 def test_hosts_stand_in_the_order_of_their_numbers() -> None:
     hosts = {rank: f"n{11 - rank}" for rank in range(8)}
     found = dict(provenance.facts(sample.results(host=""), replace(JOB, hosts=hosts)))
