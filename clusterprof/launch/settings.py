@@ -20,6 +20,7 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from clusterprof import launchers
 from clusterprof.arguments import path, shortest
 from clusterprof.console import say
 from clusterprof.errors import UsageError
@@ -130,6 +131,11 @@ def read(
         content = _content(file)
         tables = {name: each for name, each in content.items() if isinstance(each, dict)}
         general = {name: each for name, each in content.items() if name not in tables}
+        if unknown := tables.keys() - {*launchers.names()}:
+            name = min(unknown)
+            whose = f"a table is for one of them: {', '.join(launchers.names())}"
+            raise _refused(file, f"[{name}] is no launching verb", whose,
+                           "what is for all of them stands before any table")  # fmt: skip
         for table in (tables.get(verb, {}), general):
             for key, value in table.items():
                 name = key.replace("-", "_")

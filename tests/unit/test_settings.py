@@ -86,6 +86,7 @@ def test_every_option_can_be_set_and_one_that_is_given_its_default_is_given(
         ("stacks = 1", ("stacks", "true")),
         ('nsys-arg = "x"', ("nsys-arg", "list")),
         ("steps = [5, 9]", ("steps", "one value")),
+        ('[clusterprof]\nsteps = "5:9"', ("[clusterprof]", "torchrun", "before any table")),
         ("steps = ", ("https://toml.io",)),
         ("\udcff", ("utf-8",)),
         ("steps = '9:5'", ("--steps 9:5",)),
