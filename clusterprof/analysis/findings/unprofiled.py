@@ -23,7 +23,7 @@ ORDER = 50
 CODES = (
     Code(
         "straggler.unprofiled",
-        "Profiled ranks wait for a rank without a report",
+        "Profiled ranks wait for an unprofiled rank",
         "Some calls of a communicator last many times longer than the quickest of their kind, on "
         "all profiled members at once: the rank they wait for was not profiled.",
         "It assumes that equal transfers take equally long: a congested network looks the same.",
