@@ -143,7 +143,8 @@ def conclude(
             deep, expected, patience_s=patience_s, finishing_s=finishing_s
         )
         if plan.for_agent.looks_first and run.number == 1 and not outcomes:
-            say("the job ended before a second window was ordered: no rank was captured")
+            say("the job ended before a second window was ordered: no rank was captured; train for "
+                "longer, or choose --ranks and earlier --steps")  # fmt: skip
         if plan.job.closed and not run.ranks():
             outcomes = [Outcome(each.rank, each.state, plan.job.closed) for each in outcomes]
         complete = print_outcomes(run, outcomes)
