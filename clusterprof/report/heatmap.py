@@ -172,7 +172,9 @@ def embedded(results: Results, collectives: pa.Table, job: Job) -> dict[str, Any
     return {
         "ranks": ranks.tolist(),
         "profiled": [place[e["rank"]] for e in results["ranks"] if e["rank"] in place],
-        "named": [place[rank] for rank in summary.stragglers(results) if rank in place],
+        "named": [
+            place[rank] for rank in summary.stragglers(results, unprofiled=True) if rank in place
+        ],
         "groupings": _groupings(results, job, ranks),
         "measures": [_packed(each, ranks, steady, window, least) for each in found],
         "first": _first(results, [each.name for each in found]),

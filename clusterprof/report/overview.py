@@ -75,19 +75,20 @@ def _cost(results: Results, top: Finding | None) -> Tile:
 
 
 def _saving(results: Results, top: Finding | None) -> Tile:
-    name, pace = "What its repair saves", results["pace"]
+    name, pace, shallow = "What its repair saves", results["pace"], results["shallow"]
     if top is None and pace is None:
         return Tile(name, "cannot be determined", "no steady-state step")
     if top is None:
         return Tile(name, "none", "no finding saves a twentieth of a step")
     ns = top["saved_ns_per_step"]
-    if ns <= 0 or pace is None:
+    step_ns = pace["step_ns"] if pace else shallow["step_ns"] if shallow else None
+    if ns <= 0 or not step_ns:
         why = "a profile of the rank would tell" if _lateness(results, top) else summary.saved(top)
         return Tile(name, "unknown", why)
     saved = words.with_bound(ns, top["saved_uncertainty_ns"])
     value, _, bound = saved.removesuffix("ms").partition(" ")
-    step_ns, saving = pace["step_ns"], top["saving"]
-    if saving and saving["stated"] == "long_run" and not pace["without_profiler"]:
+    saving = top["saving"]
+    if pace and saving and saving["stated"] == "long_run" and not pace["without_profiler"]:
         # queued work hides it in the window, whose step is shorter than those to come
         step_ns = saving["long_run"]["step_ns"]
     before, after = words.ms(step_ns), words.ms(max(step_ns - ns, 0))

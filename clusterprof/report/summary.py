@@ -151,9 +151,13 @@ def world(results: Results) -> int:
     return max(most, len(entries), len(found["ranks"]) + len(found["missing"]) if found else 0)
 
 
-def stragglers(results: Results) -> list[int]:
-    """The ranks that findings name as stragglers, alone or together, in the findings' order."""
-    found = [f for f in results["findings"] if f["code"] in ("straggler.host", "straggler.gpu")]
+def stragglers(results: Results, *, unprofiled: bool = False) -> list[int]:
+    """The ranks that findings name as stragglers, alone or together, in the findings' order.
+
+    Of profiled ranks; with `unprofiled` also those that flight recorders alone show.
+    """
+    codes = ["straggler.host", "straggler.gpu", *(["straggler.shallow"] if unprofiled else [])]
+    found = [f for f in results["findings"] if f["code"] in codes]
     ranks = [
         rank for finding in found if finding["severity"] != "info" for rank in finding["ranks"]
     ]
@@ -238,7 +242,7 @@ def ranks(results: Results) -> str:
     """Which ranks were profiled, of how many, where and with what, in which steps."""
     entries = results["ranks"]
     if not entries:
-        return "no rank has a report"
+        return "no rank was profiled"
 
     def distinct(key: str) -> list[str]:
         return sorted({words.plain(entry[key]) for entry in entries} - {""})  # type: ignore[literal-required]
@@ -399,7 +403,7 @@ def measured(results: Results) -> list[tuple[str, str]]:
     """What was measured, a label and a sentence each."""
     rows = [
         ("ranks", ranks(results)),
-        ("clock", clock(results)),
+        ("clock", clock(results) if results["ranks"] else ""),
         ("groups", groups(results) if results["topology"]["groups"] else ""),
         ("pace", pace(results)),
         ("overhead", capture(results["capture"]) if results["capture"] is not None else ""),

@@ -119,22 +119,24 @@ def _findings(page: _Page, results: Results) -> None:
     page.line("findings, those that save most first" if findings else "findings  none")
     for number, finding in enumerate(findings, 1):
         page.paragraph()
-        _finding(page, number, finding, results["verdict"])
+        _finding(page, number, finding, results)
     page.paragraph()
     if findings:
         explain = "what a finding means and when it is wrong: clusterprof explain CODE"
         page.sentence(explain, style="quiet")
 
 
-def _finding(page: _Page, number: int, finding: Finding, verdict: str) -> None:
+def _finding(page: _Page, number: int, finding: Finding, results: Results) -> None:
     who = summary.whom(finding)
     severity = page.styled(finding["severity"], finding["severity"])
     code = page.styled(finding["code"], "strong")
     page.line(f"{number:>2}  {severity}  {code}" + (f"  {who}" if who else ""))
     numbers = [summary.saved(finding), summary.share(finding), *summary.facts(finding)]
     page.sentence(", ".join(filter(None, numbers)), 4)
-    if number > 1 or finding["summary"] != verdict:
-        page.sentence(words.plain(finding["summary"]), 4)
+    # the verdict stands above the first one
+    more = summary.not_in_verdict(results, finding) if number == 1 else finding["summary"]
+    if more:
+        page.sentence(words.plain(more), 4)
     if finding["advice"]:
         page.sentence(f"recommendation: {words.plain(finding['advice'])}", 4)
     if finding["next"]:
@@ -186,6 +188,8 @@ def _account_row(row: Average, floor: int) -> list[str]:
 
 
 def _collectives(page: _Page, results: Results) -> None:
+    if not results["ranks"]:
+        return
     page.paragraph()
     page.line(f"collectives  {summary.collectives(results)}")
     floor = summary.pair_bound_ns(results)

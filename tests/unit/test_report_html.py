@@ -16,7 +16,7 @@ import pytest
 import report_sample as sample
 
 from clusterprof.agent.contracts import words
-from clusterprof.report import html, text
+from clusterprof.report import html, summary, text
 from clusterprof.results import UNBOUNDED_NS, Finding
 from clusterprof.spans import SPANS
 
@@ -145,6 +145,16 @@ def test_a_straggler_by_flight_recorders_alone_costs_at_most_what_others_wait() 
     assert cost == ("at most 28%", "others wait 17.0 ms per step for it")
     assert saved == ("unknown", "a profile of the rank would tell")
     assert confidence == ("60%", "flight recorders of 7 ranks, steps 7–10")
+    # nothing of reports that there are not
+    assert "No rank was profiled, so there is no timeline." in page
+    assert not {"Ranks and clocks", "By operation"} & {*re.findall("<h[23][^>]*>(.*?)</h", page)}
+    # where it surely delays the others the box and the card agree
+    own |= {"severity": "critical", "share_of_step": 0.28, "saved_ns_per_step": 17_000_000}
+    page = html.render(results, sample.collectives().slice(0, 0), title="x")
+    assert results["shallow"] is not None
+    assert _tiles(page)[2][0].startswith("17.0 ms")
+    assert summary.stragglers(results, unprofiled=True) == [2]
+    assert summary.stragglers(results) == []
 
 
 def test_forty_findings_of_one_code_are_one_card_with_a_table() -> None:

@@ -110,6 +110,18 @@ def test_results_of_nothing_still_render() -> None:
     page = text.render(results)
     assert page.startswith(results["verdict"])
     assert "step time breakdown" not in page
+    # of no rank there is neither a clock nor a collective
+    assert not re.search("^(clock|collectives) ", page, re.MULTILINE)
+    assert "no rank was profiled" in page
+
+
+def test_the_first_finding_does_not_repeat_the_verdict_above_it() -> None:
+    results = sample.results()
+    first = results["findings"][0]
+    first["summary"] = f"{results['verdict']} Group default_pg waits for host vm."
+    page = text.render(results)
+    assert page.count(results["verdict"]) == 1
+    assert "    Group default_pg waits for host vm.\n" in page
 
 
 def test_many_ranks_make_a_short_table_that_keeps_the_straggler() -> None:
