@@ -27,6 +27,9 @@ NAME = pa.dictionary(pa.int32(), pa.string())
 #: the tables' ranks have 32 bits, far beyond any job
 HIGHEST_RANK = 2**31 - 1
 
+#: bytes; a smaller file is read at once
+_AT_ONCE = 1 << 16
+
 #: how a call of Python's garbage collector begins its name among the host's calls
 GARBAGE = "garbage collection"
 
@@ -220,12 +223,16 @@ def read_table(file: Path, schema: pa.Schema, columns: Sequence[str] | None = No
     import pyarrow.parquet as parquet
 
     try:
-        # pyarrow opens no path whose bytes are not UTF-8
-        with file.open("rb") as opened, parquet.ParquetFile(opened) as stored:
+        # pyarrow opens no path whose bytes are not UTF-8, and asks for many pieces of a file
+        with file.open("rb") as opened:
+            start = opened.read(_AT_ONCE)
+            source = opened if len(start) == _AT_ONCE else pa.BufferReader(start)
+            stored = parquet.ParquetFile(source)
             # in this thread alone: many small tables are read, several of them at a time
-            table = stored.read(columns=columns, use_threads=False)
-        fields = [schema.field(name) for name in columns or schema.names]
-        table = table.select([field.name for field in fields]).cast(pa.schema(fields))
+            table = stored.read(columns=columns, use_threads=False).replace_schema_metadata()
+        wanted = pa.schema([schema.field(name) for name in columns]) if columns else schema
+        if table.schema != wanted:
+            table = table.select(wanted.names).cast(wanted)
         table.validate(full=True)
     except (OSError, KeyError, ValueError, pa.ArrowException) as error:
         raise ReportError(
