@@ -174,23 +174,32 @@ def _shown(value: object) -> str:
 
 
 def _check_columns(info: ReportInfo, name: str, table: pa.Table) -> None:
-    limits = {"step": (0, _HIGHEST_STEP), "communicator_size": (0, HIGHEST_RANK)}
     # a time lies near the others of its report
     near = (
         max(-_LONGEST_NS, info.begin_ns - _LONGEST_NS),
         min(_FARTHEST_NS, info.begin_ns + _LONGEST_NS),
     )
-    for column in table.schema.names:
-        first, last = near if column.endswith("_ns") else limits.get(column, (None, None))
-        if first is None or last is None or not table.num_rows:
-            continue
-        low, high = pc.min_max(table[column]).as_py().values()
-        if low is not None and (low < first or high > last):
+    times = [column for column in table.schema.names if column.endswith("_ns")]
+    # all times at once; one after the other only where one of them is impossible
+    every = [chunk for column in times for chunk in table[column].chunks]
+    odd = _impossible(pa.chunked_array(every, pa.int64()), *near) is not None
+    limits = dict.fromkeys(times, near) if odd else {}
+    limits |= {"step": (0, _HIGHEST_STEP), "communicator_size": (0, HIGHEST_RANK)}
+    for column in (each for each in table.schema.names if each in limits):
+        value = _impossible(table[column], *limits[column])
+        if value is not None:
             raise ReportError(
-                f"{info.source} cannot be read: {low if low < first else high} is no {column} of"
-                f" {name}",
+                f"{info.source} cannot be read: {value} is no {column} of {name}",
                 "record or copy it again; if the profiler itself wrote it so, please report it",
             )
+
+
+def _impossible(column: pa.ChunkedArray, first: int, last: int) -> int | None:
+    """A value of a column that is less than `first` or more than `last`; None without one."""
+    low, high = pc.min_max(column).as_py().values()
+    if low is None or first <= low <= high <= last:
+        return None
+    return int(low if low < first else high)
 
 
 def _sized(tables: RankTables) -> RankTables:
@@ -198,6 +207,9 @@ def _sized(tables: RankTables) -> RankTables:
     for name, column in (("activity", "size_bytes"), ("collective_calls", "message_bytes")):
         table = getattr(tables, name)
         sizes = table[column]
+        low, high = pc.min_max(sizes).as_py().values()
+        if low is None or 0 <= low <= high <= _LARGEST:
+            continue
         odd = pc.fill_null(pc.or_(pc.less(sizes, 0), pc.greater(sizes, _LARGEST)), False)
         if count := pc.sum(odd).as_py():
             place = table.schema.get_field_index(column)
