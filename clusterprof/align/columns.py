@@ -23,7 +23,9 @@ BY_WALL_CLOCK = 0.5
 
 def integers(table: pa.Table, name: str, missing: int = 0) -> Ints:
     """Return a column of integers, with `missing` for null."""
-    column = pc.fill_null(table[name], pa.scalar(missing, table.schema.field(name).type))
+    column = table[name]
+    if column.null_count:
+        column = pc.fill_null(column, pa.scalar(missing, column.type))
     return np.asarray(column.to_numpy(), dtype=np.int64)
 
 
@@ -42,7 +44,7 @@ def coded(table: pa.Table, name: str) -> tuple[Objects, Index]:
     chunks = column.chunks if pa.types.is_dictionary(column.type) else []
     if not chunks:
         chunks = [column.combine_chunks().dictionary_encode()]
-    codes = np.concatenate([np.asarray(each.indices.to_numpy(), np.intp) for each in chunks])
+    codes = np.concatenate([each.indices.to_numpy() for each in chunks]).astype(np.intp)
     return np.asarray(chunks[0].dictionary.to_numpy(zero_copy_only=False), np.object_), codes
 
 
