@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from clusterprof.agent.contracts import documents, files, paths
 from clusterprof.errors import ReportError
@@ -25,6 +24,9 @@ from clusterprof.tables import SCHEMA_VERSION, SCHEMAS, RankTables, ReportInfo, 
 from clusterprof.version import __version__
 
 _CHUNK = 8 << 20
+
+#: bytes; to unpack a smaller table takes as long as all else that reading it takes
+_SMALL = 1 << 15
 
 #: of each table, the column by which its rows are sorted
 _SORTED_BY = {
@@ -101,8 +103,8 @@ def write(tables: RankTables, folder: Path, report: Path | Origin) -> None:
             target = made / f"{name}.parquet"
             with files.new(target) as file:  # pyarrow opens no path whose bytes are not UTF-8
                 parquet.write_table(
-                    table, file, compression="zstd", write_page_checksum=True,
-                    row_group_size=max(1, table.num_rows),
+                    table, file, write_page_checksum=True, row_group_size=max(1, table.num_rows),
+                    compression="none" if table.nbytes < _SMALL else "zstd",
                 )  # fmt: skip
             written[name] = {"rows": table.num_rows, "size_bytes": target.stat().st_size}
         info = asdict(tables.info)
@@ -212,9 +214,8 @@ def _table(folder: Path, name: str, claimed: Mapping[str, int]) -> pa.Table:
 
 
 def _is_sorted(column: pa.ChunkedArray) -> bool:
-    if len(column) < 2:
-        return True
-    return bool(pc.all(pc.less_equal(column.slice(0, len(column) - 1), column.slice(1))).as_py())
+    values = column.to_numpy()
+    return bool((values[:-1] <= values[1:]).all())
 
 
 def _unusable(folder: Path, why: str, *more: str) -> ReportError:
