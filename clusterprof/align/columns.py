@@ -31,8 +31,11 @@ def integers(table: pa.Table, name: str, missing: int = 0) -> Ints:
 
 def texts(table: pa.Table, name: str) -> Objects:
     """Return a column of strings, with None for null."""
-    column = table[name].cast(pa.string()).to_numpy(zero_copy_only=False)
-    return np.asarray(column, dtype=np.object_)
+    column = table[name]
+    if pa.types.is_dictionary(column.type) and not column.null_count:
+        names, place = coded(table, name)
+        return np.asarray(names[place])
+    return np.asarray(column.cast(pa.string()).to_numpy(zero_copy_only=False), dtype=np.object_)
 
 
 def coded(table: pa.Table, name: str) -> tuple[Objects, Index]:
@@ -73,8 +76,10 @@ def places(values: Ints) -> tuple[Ints, Ints]:
 
 def timed(table: pa.Table) -> Bools:
     """Return which rows have a start and an end."""
-    both = pc.and_(pc.is_valid(table["start_ns"]), pc.is_valid(table["end_ns"]))
-    return np.asarray(both.to_numpy(), dtype=np.bool_)
+    start, end = table["start_ns"], table["end_ns"]
+    if not (start.null_count or end.null_count):
+        return np.ones(table.num_rows, dtype=np.bool_)
+    return np.asarray(pc.and_(start.is_valid(), end.is_valid()).to_numpy(), dtype=np.bool_)
 
 
 def rows_by(values: Ints) -> dict[int, Ints]:

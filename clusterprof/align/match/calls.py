@@ -7,7 +7,6 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 
 from clusterprof.align.columns import Bools, Ints, Objects, integers, texts, timed
 from clusterprof.ingest.operations import SYNCHRONISING
@@ -164,34 +163,34 @@ def read(tables: RankTables) -> Calls:
     issue = _issued(
         integers(table, "issue_start_ns"), start, stream, integers(tables.steps, "begin_ns")
     )
-    order = np.lexsort((start, issue))
-    table, issue = table.take(pa.array(order)), issue[order]
-    members, communicator = np.full((2, len(issue)), None, dtype=object)
-    for k, (name, listed) in enumerate(
-        zip(table["communicator"].to_pylist(), table["members"].to_pylist(), strict=True)
-    ):
+    communicator, lists = texts(table, "communicator"), table["members"]
+    members = np.full(len(issue), None, dtype=object)
+    for k, listed in enumerate(lists.to_pylist() if lists.null_count < len(lists) else ()):
         members[k] = None if listed is None else tuple(sorted(listed))
         # a process group's name ("1") may mean other ranks elsewhere: its members identify it
-        plain = name is None or listed is None or "[" in name
-        communicator[k] = name if plain else f"{name}{sorted(listed)}"
+        if not (communicator[k] is None or listed is None or "[" in communicator[k]):
+            communicator[k] += str(sorted(listed))
     operation, step = texts(table, "operation"), steps_of(tables, issue)
     columns: dict[str, Any] = {
-        **{n: integers(table, n, UNKNOWN) for n in ("call", "stream", "root", "peer", "group")},
-        **{n: texts(table, n) for n in ("operation", "source", "reason")},
+        **{n: integers(table, n, UNKNOWN) for n in ("call", "root", "peer", "group")},
+        **{n: texts(table, n) for n in ("source", "reason")},
         "identity": integers(table, "operation_id", UNKNOWN),
         "size": np.where(
             np.isin(operation, _UNEVEN), UNKNOWN, integers(table, "message_bytes", -1)
         ),
-        "start": integers(table, "start_ns"),
         "end": integers(table, "end_ns"),
         "marked": np.full(len(step), UNKNOWN) if is_counted(tables) else step,
     }
-    return Calls(
+    calls = Calls(
         rank=tables.rank,
+        operation=operation,
         communicator=communicator,
         members=members,
+        stream=stream,
         issue=issue,
+        start=start,
         has=timed(table),
         step=step,
         **columns,
     )
+    return calls.take(np.lexsort((start, issue)))
