@@ -171,10 +171,8 @@ def wall_times(tables: RankTables) -> tuple[Ints, ...]:
     """When each activity starts and stops, and its launch does, on its rank's own wall clock."""
     names = ("start_ns", "end_ns", "launch_start_ns", "launch_end_ns")
     start, stop, launch, launch_end = (tables.activity[name] for name in names)
-    return (
-        start.to_numpy(), stop.to_numpy(),
-        pc.coalesce(launch, start).to_numpy(), pc.coalesce(launch_end, start).to_numpy(),
-    )  # fmt: skip
+    launches = (pc.coalesce(t, start) if t.null_count else t for t in (launch, launch_end))
+    return tuple(each.to_numpy() for each in (start, stop, *launches))
 
 
 def _on_host(tables: RankTables) -> bool:
