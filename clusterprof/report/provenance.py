@@ -6,6 +6,7 @@ import base64
 import datetime as dt
 import gzip
 import re
+from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
@@ -76,7 +77,7 @@ def _machines(results: Results, job: Job) -> str:
         return what if world else ""
     if len(hosts) < world:
         return f"{what}; {words.counted(len(names), 'host')} known ({_listed(names)})"
-    each = {sum(host == name for host in hosts.values()) for name in names}
+    each = {*Counter(hosts.values()).values()}
     even = f" × {each.pop()} ranks" if len(each) == 1 else f", {words.counted(world, 'rank')}"
     return (
         f"{words.counted(len(names), 'host')}{even}"
