@@ -87,6 +87,8 @@ def _ranked(sources: Sequence[Source], ranks: Mapping[Path, int]) -> list[Source
 
     Raises `ReportError` for a rank of a file that is not among the reports.
     """
+    if not ranks:
+        return list(sources)
     given = {_report_key(path): (path, rank) for path, rank in ranks.items()}
     used, found = set(), []
     for source in sources:
