@@ -64,6 +64,8 @@ def new(path: Path, mode: Optional[int] = None) -> Iterator[IO[bytes]]:
 
 def link(source: Path, path: Path) -> None:
     """Let `path`, which may be there, be another name of the file `source`. Raises OSError."""
+    with contextlib.suppress(FileExistsError):
+        return os.link(source, path, follow_symlinks=False)
     folder, name = os.path.split(os.path.abspath(os.fspath(path)))
     beside = os.path.join(folder, ".%s.%s%s" % (name, os.urandom(8).hex(), UNFINISHED))
     os.link(source, beside, follow_symlinks=False)
