@@ -8,11 +8,13 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from simulate import Job, simulate
 from simulate.cases import KINDS, cases
 
 from clusterprof.analysis.model import recorded
-from clusterprof.analysis.model.dataset import Dataset, Ints
+from clusterprof.analysis.model.dataset import Dataset, Ints, connected
 from clusterprof.analysis.model.graph import NEVER, Graph, first_of, running_maximum, running_sum
 from clusterprof.analysis.model.replay import Replay
 from clusterprof.analysis.model.what_if import cut
@@ -273,3 +275,23 @@ def test_running_maxima_of_times_that_are_too_large_to_be_raised() -> None:
     values = np.asarray([2**61, -(2**61), 5, 2**60, 7])
     part = np.asarray([0, 0, 1, 1, 1])
     assert running_maximum(values, part).tolist() == [2**61, 2**61, 5, 2**60, 2**60]
+
+
+@settings(max_examples=200)
+@given(st.integers(1, 12), st.lists(st.tuples(st.integers(0, 11), st.integers(0, 11)), max_size=14))
+def test_nodes_are_connected_with_the_least_that_any_edges_lead_to(
+    count: int, pairs: list[tuple[int, int]]
+) -> None:
+    nodes = np.arange(count) * 3 + 5
+    edges = [(a, b) for a, b in pairs if max(a, b) < count]
+    least = list(range(count))
+    for _ in nodes:
+        for a, b in edges:
+            least[a] = least[b] = min(least[a], least[b])
+    one, other = (nodes[[pair[k] for pair in edges]] for k in (0, 1))
+    assert connected(nodes, one, other).tolist() == least
+
+
+def test_a_chain_of_ten_thousand_nodes_is_one() -> None:
+    nodes = np.arange(10_000)
+    assert not connected(nodes, nodes[:-1], nodes[1:]).any()
