@@ -31,11 +31,11 @@ def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
         for each in sorted(CODES):
             line = f"{each:<{width}}  {CODES[each].title}"
             print("\n".join(console.wrapped(line, columns, " " * (width + 2))))
-    elif code in CODES:
-        for line in explain(code).splitlines():
+    elif code.lower() in CODES:
+        for line in explain(code.lower()).splitlines():
             print("\n".join(console.wrapped(line, columns)))
     else:
-        near = difflib.get_close_matches(code, CODES, n=3, cutoff=0.5)
+        near = difflib.get_close_matches(code.lower(), CODES, n=3, cutoff=0.5)
         raise UsageError(
             f"there is no finding {code!r}",
             *([f"near it: {', '.join(near)}"] if near else ()),

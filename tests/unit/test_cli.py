@@ -95,7 +95,7 @@ def test_every_finding_can_be_explained(capsys: pytest.CaptureFixture[str]) -> N
     assert main.main(["explain"]) == 0
     listed = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
     assert listed == sorted(CODES)
-    assert main.main(["explain", "straggler.host"]) == 0
+    assert main.main(["explain", "Straggler.Host"]) == 0
     # in lines as wide as the terminal
     shown, code = " ".join(capsys.readouterr().out.split()), CODES["straggler.host"]
     for part in (code.title, code.meaning, code.when_wrong, code.recommendation):
