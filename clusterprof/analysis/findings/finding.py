@@ -126,6 +126,7 @@ def undetermined(window_ns: float, saved_ns: float, unsure_ns: float, step_ns: f
     At least it is what the window shows, as far as that lies within the uncertainty.
     """
     least_ns = min(max(window_ns, saved_ns - unsure_ns), saved_ns)
+    step_ns = max(step_ns, 1.0)  # as `WhatIfs.step_ns`
     least, most = severity(least_ns / step_ns), severity((saved_ns + unsure_ns) / step_ns)
     return (least, most) == ("info", "critical")
 

@@ -141,7 +141,8 @@ class WhatIfs:
     def step_ns(self) -> float:
         """The base's step: the long run without the profiler, or the window's mean step."""
         each, long = self._steps(self.base)
-        return long if self.known else float(each.mean())
+        # impossible times may leave none of it
+        return max(long if self.known else float(each.mean()), 1.0)
 
     @cached_property
     def named(self) -> dict[str, Ints]:
