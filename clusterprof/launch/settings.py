@@ -134,7 +134,7 @@ def read(
         if unknown := tables.keys() - {*launchers.names()}:
             name = min(unknown)
             whose = f"a table is for one of them: {', '.join(launchers.names())}"
-            raise _refused(file, f"[{name}] is no launching verb", whose,
+            raise _refused(file, f"[{name}] is not a launching verb", whose,
                            "what is for all of them stands before any table")  # fmt: skip
         for table in (tables.get(verb, {}), general):
             for key, value in table.items():

@@ -80,7 +80,7 @@ def _pieces(
     runs = queued | launched | (kind == replay.RUNNING)
     # the activity whose start or end an edge leads to, and the first one of those in a queue
     one = np.clip(np.where(reached < hosts + n, reached - hosts, reached - hosts - n), 0, n - 1)
-    first = np.where(queued, job.run_begin[one], one)
+    first = np.where(queued, job.queues.begin[one], one)
     since = job.since(lengths)
     _, beyond = job.queues.launched(since, lengths.run, lengths.explained)
     first = np.where(launched, _latest_launch(job, beyond)[one], first)

@@ -404,7 +404,7 @@ class _Joined:
         ).tolist()
         #: the moments at which steps begin, and the last ends, [`chosen`, steps + 1]
         self.step_ends = np.arange(self.marks, len(self.recorded)).reshape(hosts.marks.shape)
-        #: places of lengths (`Replay.values`)
+        #: places of lengths (`Replay.places`)
         _, self.launched, self.since, self.running, self.waking, self.none = length_places(
             self.n_host, self.n
         ).tolist()

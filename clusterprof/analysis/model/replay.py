@@ -91,7 +91,7 @@ class Replay:
     #: the steady-state steps that it replays, one after the other
     steps: Ints
     lengths: Lengths
-    #: of each edge of `graph`: the place of its length among `values`, and what is added to it
+    #: of each edge of `graph`: the place of its length (`places`), and what is added to it
     pick: Ints
     plus: Ints
     #: host moments: place of the rank, of the step, and whether a wait ended there
@@ -144,11 +144,6 @@ class Replay:
         return first_of(self.host_root)
 
     @cached_property
-    def run_begin(self) -> Ints:
-        """Each activity's first one in its run."""
-        return first_of(self.fresh)
-
-    @cached_property
     def first_ns(self) -> Ints:
         """When the moments before the window were."""
         return self.recorded[self.first]
@@ -160,7 +155,7 @@ class Replay:
 
     @property
     def places(self) -> Ints:
-        """Where each kind of length begins among `values`."""
+        """Where each kind of length begins among those that edges pick from."""
         return length_places(len(self.host_rank), len(self.rank))
 
     @cached_property
@@ -227,8 +222,7 @@ class Replay:
         run = lengths.run.take(rows, axis=0)
         run[at] -= saved
         changed = np.concatenate([each for each, _ in queues.picked])
-        plus = self.plus - self.loose[2] if lengths.explained else self.plus
-        edges[changed] = _like(plus[changed], edges)
+        edges[changed] = _like(self._plus(lengths)[changed], edges)
         queues.add_to(edges, since, run, lengths.explained)
 
     @cached_property
@@ -252,13 +246,17 @@ class Replay:
         """Return each edge's length, [edges] or [edges, what-ifs]; `since` where it is known."""
         lengths = lengths.side_by_side()
         since = self.since(lengths) if since is None else since
-        plus = self.plus - self.loose[2] if lengths.explained else self.plus
+        plus = self._plus(lengths)
         out = np.array(np.broadcast_to(_like(plus, since), (len(plus), *since.shape[1:])))
         self.queues.add_to(out, since, lengths.run, lengths.explained)
         for kind, each in ((SINCE, since), (WAKING, lengths.woken)):
             edges, at = self.picked[kind]
             out[edges] += each.take(at, axis=0)
         return out
+
+    def _plus(self, lengths: Lengths) -> Ints:
+        """What is added to each edge's length; its unexplained part may be left out."""
+        return self.plus - self.loose[2] if lengths.explained else self.plus
 
     @cached_property
     def picked(self) -> list[tuple[Ints, Ints]]:
