@@ -85,7 +85,10 @@ def test_a_clock_set_before_the_window_is_said_and_changes_no_step_and_no_verdic
     results = json.loads((folder / "merged/results.json").read_text())
     assert results["missing"] == []
     assert [step["step"] for step in results["steps"]] == [4, 5, 6, 7, 8]
-    assert results["collectives"]["matched"] >= 5
+    # a call that ends as the window does may be missing from one rank's report
+    calls = results["collectives"]
+    assert calls["matched"] >= 4
+    assert calls["matched"] + calls["incomplete"] >= 5
     assert all(step["duration_ns"] < HOUR_NS / 10 for step in results["steps"])
     # two ranks of one machine: the truth is 0
     for rank in results["clock"]["ranks"]:
