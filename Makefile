@@ -57,6 +57,9 @@ lock: $(READY) ## write the lock anew from pyproject.toml (ARGS=--upgrade: with 
 	  --only-binary :all: --group test --group lint --group docs --group release --group torch \
 	  --no-annotate --custom-compile-command 'make lock' --excludes <(printf '%s\n' torch playwright debugpy) \
 	  --output-file $(LOCK) $(ARGS) pyproject.toml
+	@$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-deps \
+	  --no-annotate --custom-compile-command 'make lock' \
+	  --output-file tests/lab/deepspeed.txt $(ARGS) tests/lab/deepspeed.in
 
 .PHONY: venv
 venv: $(READY) ## the environment with clusterprof, torch and the test tools
@@ -65,6 +68,7 @@ venv: $(READY) ## the environment with clusterprof, torch and the test tools
 parts: ## install the real parts the tests use (Slurm, nsys, Chromium; root, Debian)
 	@tests/lab/install.sh
 	@$(firstword $(wildcard $(BIN)/python) $(PYTHON)) tests/lab/perfetto_ui.py
+	@$(firstword $(wildcard $(BIN)/python) $(PYTHON)) tests/lab/deepspeed.py
 
 .PHONY: test
 test: $(READY) parts ## run all tests, on real parts

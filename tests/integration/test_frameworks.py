@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from textwrap import dedent
 from typing import Any, NamedTuple
 
 import pytest
+from lab import deepspeed
 from lab.command import Completed
 from lab.endings import outcomes
 
@@ -18,11 +19,12 @@ Run = Callable[..., Completed]
 
 
 class Framework(NamedTuple):
-    """A program, what starts it, and how its ranks 0 and 1 are known."""
+    """A program, what starts it, how its ranks 0 and 1 are known, and its environment."""
 
     program: str
     start: tuple[str, ...]
     identities: tuple[str, str] = ("torchrun", "torchrun")
+    environment: Mapping[str, str] = {}
 
 
 TORCHRUN = ("torchrun", "--nproc-per-node=2")
@@ -118,6 +120,25 @@ for iteration in range(12):
 dist.destroy_process_group()
 """
 
+#: ZeRO's first stage, whose optimizer is DeepSpeed's own
+DEEPSPEED = """
+import deepspeed
+import torch
+
+model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.GELU(), torch.nn.Linear(8, 1))
+engine, *_ = deepspeed.initialize(
+    model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+    config={
+        "train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 1},
+        "zero_allow_untested_optimizer": True,
+    },
+)
+for _ in range(12):
+    engine.backward(engine(torch.ones(1, 4)).mean())
+    engine.step()
+torch.distributed.destroy_process_group()
+"""
+
 FRAMEWORKS = {
     "transformers": Framework(TRANSFORMERS, TORCHRUN),
     "accelerate": Framework(
@@ -125,12 +146,20 @@ FRAMEWORKS = {
     ),
     "lightning": Framework(LIGHTNING, ("python",), ("process group", "lightning")),
     "nanogpt": Framework(NANOGPT, TORCHRUN),
+    "deepspeed": Framework(DEEPSPEED, TORCHRUN, environment=deepspeed.environment()),
+    "deepspeed-launcher": Framework(
+        DEEPSPEED,
+        ("deepspeed", "--num_gpus=2"),
+        ("deepspeed", "deepspeed"),
+        deepspeed.environment(),
+    ),
 }
 
 
 @pytest.mark.needs_transformers
 @pytest.mark.needs_lightning
 @pytest.mark.needs_accelerate
+@pytest.mark.needs_deepspeed
 @pytest.mark.parametrize("framework", FRAMEWORKS.values(), ids=FRAMEWORKS)
 def test_each_rank_of_a_framework_s_program_is_counted_and_captured(
     run_clusterprof: Run, workdir: Path, framework: Framework
@@ -139,7 +168,7 @@ def test_each_rank_of_a_framework_s_program_is_counted_and_captured(
     done = run_clusterprof(
         ["run", "--ranks", "all", "--steps", "5:8", "--profiler=torch", "--run-dir=run",
          "--no-merge", "--", *framework.start, "train.py"],
-        env={"TOKENIZERS_PARALLELISM": "false"},
+        env={"TOKENIZERS_PARALLELISM": "false", **framework.environment},
     )  # fmt: skip
     run = workdir / "run"
     assert done.returncode == 0, done

@@ -1,6 +1,6 @@
 #!/bin/bash
 # Install the real parts that the tests use, from Debian's packages: Slurm, munge, an OpenSSH
-# server, MPICH, libfaketime, Chromium, NVIDIA Nsight Systems. Installs only what is missing, starts
+# server, MPICH, libfaketime, Chromium, a C++ compiler, NVIDIA Nsight Systems. Installs only what is missing, starts
 # no service and leaves the machine's package sources as they are.
 #
 #   install.sh            install what is missing; where that cannot be done, say so and exit 0:
@@ -42,6 +42,7 @@ wanted() {
   have mpirun.mpich || echo mpich
   [ -n "$(find /usr/lib -path '*/faketime/libfaketime.so.1' -print -quit 2>/dev/null)" ] ||
     echo libfaketime
+  have c++ || echo g++
   have chromium || have chromium-browser || have google-chrome || echo chromium
   # A machine with NVIDIA's driver gets nsys from NVIDIA: Debian's would pull in its own driver
   # library beside it.

