@@ -15,12 +15,10 @@ import shlex
 import shutil
 import sys
 import textwrap
-import threading
 import time
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import TextIO, cast
 
-from clusterprof import masking
 from clusterprof.agent.contracts import descriptors, messages
 from clusterprof.errors import ClusterprofError
 
@@ -54,6 +52,8 @@ def error(what: object, *more: str) -> None:
 
 def command(argv: Sequence[str], prefix: str = "") -> None:
     """Print a command that is about to run, to be pasted; secrets are masked."""
+    from clusterprof import masking
+
     _write(f"+ {prefix}{shlex.join(masking.words(argv))}\n")
 
 
@@ -79,6 +79,8 @@ class Progress:
     """
 
     def __init__(self) -> None:
+        import threading
+
         self._what = "working"
         self._began = time.monotonic()
         self._over = threading.Event()

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.abc
 import sys
 
 
-class _Without(importlib.abc.MetaPathFinder):
+class _Without:
     def __init__(self, package: str) -> None:
         self._package = package
 

@@ -6,19 +6,20 @@ be, and which variables tell a process its rank. It runs nothing. What several n
 
 from __future__ import annotations
 
-import argparse
-import ast
-import importlib.util
+import contextlib
+import importlib
 import os
-import pkgutil
-from dataclasses import replace
-from pathlib import Path
-from typing import Protocol, cast
+import re
+from typing import TYPE_CHECKING, Protocol, cast
 
-from clusterprof.launchers.support.job import CommandLine, Job
+if TYPE_CHECKING:
+    import argparse
+
+    from clusterprof.launchers.support.job import CommandLine, Job
 
 #: Folders with further launchers, separated as in PATH: modules as those here.
 VARIABLE = "CLUSTERPROF_LAUNCHERS"
+_SUMMARY = re.compile(r'^SUMMARY = "([^"\\]*)"$', re.MULTILINE)
 __path__ += [folder for folder in os.environ.get(VARIABLE, "").split(os.pathsep) if folder]
 
 
@@ -47,18 +48,26 @@ class Launcher(Protocol):
 
 def names() -> list[str]:
     """The verbs of all launchers, by the files that there are: none of them is loaded."""
-    return [module.name for module in pkgutil.iter_modules(__path__) if not module.ispkg]
+    return list(_files())
 
 
 def summary(name: str) -> str:
-    """The launcher's SUMMARY, read off its file: `clusterprof --help` loads none of them."""
-    spec = importlib.util.find_spec(f"{__name__}.{name}")
-    assert spec is not None
-    assert spec.origin is not None
-    for node in ast.parse(Path(spec.origin).read_bytes()).body:
-        if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "SUMMARY":
-            return str(ast.literal_eval(node.value))
-    return ""
+    """The launcher's SUMMARY, read off its file where it has a line of its own: not loaded."""
+    with open(_files()[name], encoding="utf-8", errors="replace") as file:
+        line = _SUMMARY.search(file.read())
+    return line[1] if line else load(name).SUMMARY
+
+
+def _files() -> dict[str, str]:
+    """Each launcher's file, by its name; as in an import, the first folder that has it counts."""
+    found: dict[str, str] = {}
+    for folder in __path__:
+        with contextlib.suppress(OSError):
+            for file in sorted(os.listdir(folder)):
+                name, ending = os.path.splitext(file)
+                if ending == ".py" and name.isidentifier() and name != "__init__":
+                    found.setdefault(name, os.path.join(folder, file))
+    return found
 
 
 def load(name: str) -> Launcher:
@@ -68,6 +77,8 @@ def load(name: str) -> Launcher:
 
 def job(name: str, line: CommandLine) -> Job:
     """What the launcher called `name` makes of a command line. Raises UsageError, LaunchError."""
+    import dataclasses
+
     from clusterprof.launchers.support.command_line import closed
 
-    return replace(load(name).job(line), closed=closed(line.program))
+    return dataclasses.replace(load(name).job(line), closed=closed(line.program))

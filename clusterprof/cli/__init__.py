@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import difflib
 import itertools
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -128,6 +127,8 @@ _QUOTED, _BRACKETS = re.compile(r"'[^']*'"), re.compile(r"\[[^][]*\]")
 
 def nearest(word: str, known: Iterable[str], least: float = _PERHAPS) -> str | None:
     """The one of `known` that a misspelt word is near to; None where none is."""
+    import difflib
+
     return next(iter(difflib.get_close_matches(word, [*known], n=1, cutoff=least)), None)
 
 

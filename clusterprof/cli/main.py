@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import importlib
-import logging
 import sys
-import traceback
 from collections.abc import Sequence
 from types import ModuleType
 from typing import NoReturn, cast
@@ -102,6 +100,8 @@ def run(words: Sequence[str]) -> int:
     own, program = split(rest)
     debug = "--debug" in own
     if debug:  # what our own modules log reaches stderr: where one rank's reader failed
+        import logging
+
         log = logging.getLogger("clusterprof")
         log.addHandler(logging.StreamHandler())
         log.setLevel(logging.DEBUG)
@@ -117,6 +117,8 @@ def run(words: Sequence[str]) -> int:
         if isinstance(error, console.Unwritable) and error.unread:
             return 0  # `clusterprof merge ... | head`: no error of ours
         if debug:
+            import traceback
+
             traceback.print_exc()
         if isinstance(error, ClusterprofError):
             console.error(error)

@@ -58,6 +58,33 @@ def test_help_loads_nothing_heavy(run_command: Run, argv: list[str]) -> None:
     assert _loaded(run_command, *argv) & HEAVY == set()
 
 
+def test_the_list_of_verbs_loads_neither_a_launcher_nor_what_an_error_takes(
+    run_command: Run,
+) -> None:
+    small = {"dataclasses", "difflib", "inspect", "logging", "pathlib", "pkgutil", "socket"}
+    assert _loaded(run_command, "--help") & small == set()
+
+
+def test_the_agent_loads_no_more_than_it_uses_in_a_rank_that_is_not_chosen(
+    run_command: Run, workdir: Path
+) -> None:
+    (workdir / "run").mkdir()
+    plan = {
+        "schema_version": 1, "run": str(workdir / "run"), "identity": "environment",
+        "selection": {"kind": "ranks", "ranks": [1]}, "window": [10, 15], "step_on": None,
+        "profiler": "torch",
+    }  # fmt: skip
+    (workdir / "plan.json").write_text(json.dumps(plan))
+    done = run_command(
+        [sys.executable, "-c", "import sys; print(*sys.modules)"],
+        env={"PYTHONPATH": str(AGENT / "inject"), "CLUSTERPROF_PLAN": str(workdir / "plan.json"),
+             "RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0"},
+    )  # fmt: skip
+    loaded = set(done.stdout.split())
+    assert "_clusterprof_agent.rank.steps" in loaded
+    assert loaded & (HEAVY | {"glob", "pathlib", "socket", "subprocess"}) == set()
+
+
 def test_a_merge_loads_no_pandas(run_command: Run) -> None:
     """Which pyarrow looks for when it is given a list."""
     recording = ROOT / "tests" / "data" / "recordings" / "nsys-2024.2" / "pipeline"

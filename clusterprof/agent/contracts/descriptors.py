@@ -12,8 +12,10 @@ import contextlib
 import errno
 import fcntl
 import os
-import socket
-from typing import Any, Dict, Iterable, Iterator, List, Tuple
+from typing import TYPE_CHECKING, Any, Dict, Iterable, Iterator, List, Tuple
+
+if TYPE_CHECKING:
+    import socket
 
 #: in one message; the kernel takes 253
 _AT_ONCE = 200
@@ -66,6 +68,8 @@ def release(given: List[int]) -> None:
 
 def send(connection: socket.socket, descriptors: List[int]) -> None:
     """Send them with their numbers, a line for each message, and a line `ok`. Raises OSError."""
+    import socket
+
     for place in range(0, len(descriptors), _AT_ONCE):
         some = array.array("i", descriptors[place : place + _AT_ONCE])
         line = ",".join(map(str, some)).encode() + b"\n"
@@ -78,6 +82,8 @@ def receive(connection: socket.socket) -> Dict[int, int]:
 
     Raises OSError where the sender has sent nothing, or we can open no more.
     """
+    import socket
+
     text, found = b"", array.array("i")
     space = socket.CMSG_SPACE(_AT_ONCE * found.itemsize)
     while not text.endswith(b"ok\n"):

@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
-import glob
 import os
 import signal
-import subprocess
 import sys
 import time
-from typing import Dict, Iterator, List, Optional, Tuple
+from typing import TYPE_CHECKING, Dict, Iterator, List, Optional, Tuple
+
+if TYPE_CHECKING:
+    import subprocess
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 
@@ -181,6 +182,8 @@ def start_beside(command: List[str], without: Tuple[str, ...]) -> int:
 
 def end_group(child: "subprocess.Popen[bytes]") -> None:
     """Kill a child that was started in a session of its own, and what it has started in it."""
+    import subprocess
+
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(child.pid, signal.SIGKILL)
     with contextlib.suppress(subprocess.TimeoutExpired):
@@ -210,6 +213,8 @@ def forget_dead_sessions() -> None:
     later start on the node ("Connection refused", "Agent launcher failed"). Left alone while
     any nsys of this user runs, or anybody has it open.
     """
+    import glob
+
     if any(_shares_memory(pid) for pid, _ in _running_nsys()):
         return
     for path in glob.glob("/dev/shm/NSys-*"):

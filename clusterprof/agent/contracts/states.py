@@ -10,7 +10,6 @@ import contextlib
 import enum
 import errno
 import os
-import socket
 import time
 from typing import Any, Dict, Iterator, Mapping, Optional
 
@@ -128,6 +127,8 @@ def _alone(folder: str) -> Iterator[None]:
     By a Unix socket without a file, whose name one process has until it ends: a lock of the file
     system is not on all of them, and may never answer. Who has waited `TURN_S` waits no more.
     """
+    import socket
+
     there = os.stat(folder)
     name = "\0clusterprof-state-%d-%x-%x" % (os.getuid(), there.st_dev, there.st_ino)
     until = time.monotonic() + TURN_S
