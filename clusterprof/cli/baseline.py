@@ -23,7 +23,12 @@ def parser(verb: str) -> Parser:
         usage=f"clusterprof {verb} save NAME RUN... | list",
     )
     add = this.add_argument
-    add("action", choices=("save", "list"), help="save runs, or list the names and their runs")
+    add(
+        "action",
+        choices=("save", "list"),
+        metavar="save|list",
+        help="save runs, or list the names and their runs",
+    )
     add("name", nargs="?", metavar="NAME", help="the baseline's name")
     add("runs", nargs="*", type=path, metavar="RUN",
         help="a run directory that was merged, or a results.json")  # fmt: skip

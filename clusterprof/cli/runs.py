@@ -37,7 +37,12 @@ def parser(verb: str) -> Parser:
         "runs clean --keep 10 --yes               all but the ten newest, now",
     )  # fmt: skip
     add = this.add_argument
-    add("action", choices=("list", "clean"), help="list the runs, or remove those that ended")
+    add(
+        "action",
+        choices=("list", "clean"),
+        metavar="list|clean",
+        help="list the runs, or remove those that ended",
+    )
     add("folder", nargs="?", type=path, default=Path("runs"), metavar="DIR",
         help="the folder with the run directories (default: runs)")  # fmt: skip
     add("--json", action="store_true", help="list: print JSON")

@@ -120,8 +120,9 @@ def _in_folder(folder: Path) -> list[Source]:
 
 
 def _further_down(folder: Path) -> list[str]:
-    """What lies more than one level below a folder: runs and reports, and how to merge one."""
+    """What lies in or below a folder: runs, reports, a merge's results, and what reads one."""
     runs: list[Path] = []
+    results: list[Path] = []
     reports: dict[Path, int] = {}
     looked_at = 0
     for here, below, names in os.walk(folder):
@@ -129,6 +130,8 @@ def _further_down(folder: Path) -> list[str]:
         place = Path(here)
         if looked_at > _MOST_ENTRIES or len(place.relative_to(folder).parts) >= _DEEPEST:
             below.clear()
+        if place.name == paths.MERGED and paths.RESULTS in names:
+            results.append(place.parent)
         if paths.MANIFEST in names and paths.RANKS in below:
             runs.append(place)
             below.clear()  # its reports are the run's
@@ -143,6 +146,9 @@ def _further_down(folder: Path) -> list[str]:
     if lines:
         one = shlex.quote(str(min(runs or reports)))
         lines.append(f"merge one of them: clusterprof merge {one}")
+    elif results:
+        shown = shlex.quote(str(min(results)))
+        lines.append(f"a merge has left its results there: clusterprof report {shown}")
     return lines
 
 

@@ -371,6 +371,15 @@ def test_what_lies_further_down_is_named_with_a_command_that_merges_it(tmp_path:
     assert refused.value.details[-1].endswith(f"clusterprof merge {run}")
 
 
+def test_the_folder_of_a_merge_is_no_folder_of_reports(tmp_path: Path) -> None:
+    (tmp_path / "night 1" / "merged").mkdir(parents=True)
+    (tmp_path / "night 1" / "merged" / "results.json").write_text("{}")
+    for given in (tmp_path, tmp_path / "night 1"):
+        with pytest.raises(ReportError) as refused:
+            find_sources([given])
+        assert refused.value.details[-1].endswith(f"clusterprof report '{tmp_path}/night 1'")
+
+
 def test_a_tree_without_an_end_is_looked_through_so_far_only(tmp_path: Path) -> None:
     folder = tmp_path
     for _ in range(12):
