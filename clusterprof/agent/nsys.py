@@ -97,7 +97,7 @@ class Nsys:
         return ",".join(cuda if name in _CUDA else name for name in names.split(","))
 
     def payload_flags(self) -> List[str]:
-        """How it exports NVTX payloads to SQLite, as bytes or else as text; [] before 2024.6.
+        """How it exports NVTX payloads to tables, as bytes or else as text; [] before 2024.6.
 
         Of advanced NCCL tracing only the text is documented: where it is offered, both.
         """
@@ -109,7 +109,7 @@ class Nsys:
         """The command line that exports `report`, with the flags that this nsys has."""
         return [
             self.path, "export", "--type=" + kind, "--force-overwrite=true",
-            *(self.payload_flags() if kind == "sqlite" else ()), "--output=" + target,
+            *(self.payload_flags() if kind != "json" else ()), "--output=" + target,
             # nsys takes a leading dash for an option; an absolute path has none
             os.path.realpath(report),
         ]  # fmt: skip

@@ -199,6 +199,31 @@ def program(folder: Path, *lines: str) -> Path:
     return path
 
 
+#: what an nsys of 2025 says and does beside this one, with an export of nsys 2025.3 that was kept
+ARROW = Path(__file__).parents[1] / "data" / "nsys-arrow" / "rank1.arrow.tar.xz"
+OFFERS_ARROW = f'[ "$*" != "export --help" ] || echo " {nsys_export.ARROW}"'
+EXPORTS_ARROW = """
+case "$*" in *--type=arrowdir*)
+  for word; do case "$word" in --output=*) mkdir "${word#*=}"; cd "${word#*=}" ;; esac; done
+  %s; exit ;;
+esac"""
+
+
+@pytest.mark.parametrize(
+    ("does", "rank"),
+    [(f"tar -xJf {ARROW}", 1), ("echo x > StringIds.arrow", 3), ("false", 3)],
+    ids=["arrow", "damaged", "fails"],
+)
+def test_arrow_is_read_where_nsys_writes_it_and_sqlite_where_that_fails(
+    does: str, rank: int, report: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    newer = program(tmp_path, OFFERS_ARROW, EXPORTS_ARROW % does)
+    monkeypatch.setattr(nsys_export, "installed", lambda: [Nsys(str(newer))])
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    assert read_report(report).rank == rank
+    assert list(tmp_path.iterdir()) == [newer]
+
+
 REFUSES = 'case "$*" in *--output=*) echo "{}" >&2; exit 1 ;; esac'
 NEWER = (
     "Exportation error: Version number is invalid: 2024@2@3@38-242334140272v0",

@@ -1,7 +1,8 @@
-"""An nsys report (`.nsys-rep`) through the installed nsys: `nsys export`, then its SQLite.
+"""An nsys report (`.nsys-rep`) through the installed nsys: `nsys export`, then what that made.
 
-Where the report has ranges of NCCL without payloads there (nsys before 2024.6 cannot export
-them), nsys is asked for its JSON too.
+That is Arrow where this nsys has it (2025.3 does), else SQLite, which takes longer. Where the
+report has ranges of NCCL without payloads there (nsys before 2024.6 cannot export them), nsys is
+asked for its JSON too.
 """
 
 from __future__ import annotations
@@ -19,11 +20,14 @@ from clusterprof.agent.contracts.paths import QDSTRM
 from clusterprof.agent.nsys import VARIABLE, Nsys, installed
 from clusterprof.errors import ReportError
 from clusterprof.ingest.nsys import NO_PAYLOADS, nccl_payloads, sqlite
+from clusterprof.ingest.nsys.database import gathered
 from clusterprof.ingest.nsys.nccl_payloads import Payloads
 from clusterprof.ingest.nsys.nvtx import Ranges
 from clusterprof.ingest.opening import unreadable
 from clusterprof.ingest.recording import Recording
 
+#: nsys' name for a folder of tables in Arrow's stream format
+ARROW = "arrowdir"
 #: nsys needs a third of a second for 100,000 kernels; after this it hangs.
 _DEADLINE_S = 1800
 #: bytes; with less left in the temporary folder, or less than the report's own size, whatever went
@@ -84,7 +88,7 @@ def _read(path: Path, found: Sequence[Nsys], folder: Path, alone: bool) -> list[
     for nsys in found:
         try:
             report = _imported(nsys, path, folder) if path.suffix == QDSTRM else path
-            _make(nsys.export_command(str(report), str(database)), path, database)
+            numbers = _tables(nsys, report, path, database)
             break
         except ReportError as error:
             errors.append(error)
@@ -93,8 +97,24 @@ def _read(path: Path, found: Sequence[Nsys], folder: Path, alone: bool) -> list[
         raise ReportError(errors[0].what, *errors[0].details, *tried) from errors[0]
     # A newer nsys may have left them out too, of a report that an older one made.
     beside = JsonBeside(nsys, report, database.with_suffix(".json"))
-    ranks = sqlite.read(database, origin=path, elsewhere=beside, alone=alone)
+    ranks = sqlite.read(database, origin=path, elsewhere=beside, alone=alone, numbers=numbers)
     return [each.warned(*beside.warnings) for each in ranks]
+
+
+def _tables(nsys: Nsys, report: Path, path: Path, database: Path) -> dict[str, Path]:
+    """Export a report to the SQLite `database`, and return the tables that are Arrow's beside it.
+
+    Whatever is wrong with an export to Arrow, one to SQLite is made.
+    """
+    arrow = database.with_suffix(".arrow")
+    if nsys.offers("export", ARROW):
+        try:
+            _make(nsys.export_command(str(report), str(arrow), ARROW), path, arrow)
+            return gathered(arrow, database)
+        except ReportError:
+            database.unlink(missing_ok=True)
+    _make(nsys.export_command(str(report), str(database)), path, database)
+    return {}
 
 
 def _imported(nsys: Nsys, path: Path, folder: Path) -> Path:
@@ -155,7 +175,8 @@ def _make(command: list[str], path: Path, target: Path) -> None:
         ) from error
     except OSError as error:
         raise ReportError(f"{command[0]} cannot be started: {error.strerror}") from error
-    if done.returncode != 0 or not target.is_file() or target.stat().st_size == 0:
+    made = target.is_dir() or (target.is_file() and target.stat().st_size > 0)
+    if done.returncode != 0 or not made:
         lines = f"{done.stderr}\n{done.stdout}".replace("\r", "\n").split("\n")
         printed = (line for line in map(str.strip, lines) if line and "Exporting" not in line)
         if recorded_by := _NEWER.search(done.stderr + done.stdout):

@@ -56,6 +56,12 @@ CAPTURE = "META_DATA_CAPTURE"
 #: what made the export: from 2023 on, and before
 EXPORTED_BY = ("META_DATA_EXPORT", "EXPORT_META_DATA")
 
+#: all that is read: tables of events that hold numbers only, and those that are small or hold text
+OF_NUMBERS = {each.name for each in (KERNEL, MEMCPY, MEMSET, GRAPH, RUNTIME, OS_RUNTIME)}
+COPIED = {
+    NVTX, PAYLOAD_ENTRIES, STRINGS, DIAGNOSTICS, GPUS, SESSION_START, SYSTEM, CAPTURE, *EXPORTED_BY,
+}  # fmt: skip
+
 #: `CUPTI_ACTIVITY_KIND_KERNEL_V3` is the third form of `CUPTI_ACTIVITY_KIND_KERNEL`
 VERSIONED = re.compile(r"^(?P<name>.+)_V(?P<version>[0-9]{1,4})$")
 #: CUDA calls carry the version of their API (`cudaLaunchKernel_v7000`), which names nothing

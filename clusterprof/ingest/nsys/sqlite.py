@@ -7,7 +7,7 @@ import lzma
 import re
 import shutil
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -34,19 +34,19 @@ _DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 def read(
     path: Path, origin: Path | None = None, elsewhere: Elsewhere | None = None, *,
-    alone: bool = False,
+    alone: bool = False, numbers: Mapping[str, Path] | None = None,
 ) -> list[Recording]:  # fmt: skip
     """Read one export: each rank in it, in the order of their ranks.
 
     `origin` is the report it was made from, for messages and `source`. `elsewhere` is asked for
     NCCL's payloads where the export has NCCL's ranges without them. `alone`: the report is known
-    to be of one rank, whatever else its children do.
+    to be of one rank, whatever else its children do. `numbers`: tables beside it (`Export`).
 
     Raises `ReportError` where the file is missing, empty, truncated, no nsys export, or without a
     single event. The rank is None where a report of one does not name it.
     """
     origin = origin or path
-    with _unpacked(path) as database, closing(Export(database, origin)) as export:
+    with _unpacked(path) as database, closing(Export(database, origin, numbers)) as export:
         return _read(export, elsewhere, alone)
 
 
