@@ -20,6 +20,7 @@ import pyarrow as pa
 from clusterprof.agent.contracts import documents, files, paths
 from clusterprof.errors import ReportError
 from clusterprof.ingest.opening import unreadable
+from clusterprof.mapped import packed, unpacked
 from clusterprof.tables import SCHEMA_VERSION, SCHEMAS, RankTables, ReportInfo, read_table
 from clusterprof.version import __version__
 
@@ -27,6 +28,8 @@ _CHUNK = 8 << 20
 
 #: bytes; to unpack a smaller table takes as long as all else that reading it takes
 _SMALL = 1 << 15
+#: bytes; a larger table lies in a file of the system's: there may be a thousand of them
+_LARGE = 1 << 20
 
 #: of each table, the column by which its rows are sorted
 _SORTED_BY = {
@@ -210,7 +213,7 @@ def _table(folder: Path, name: str, claimed: Mapping[str, int]) -> pa.Table:
     order = table[_SORTED_BY[name]]
     if nulls or table.num_rows != claimed["rows"] or not _is_sorted(order):
         raise _unusable(folder, f"{file.name} does not hold what clusterprof writes")
-    return table
+    return unpacked(packed(table)) if table.nbytes > _LARGE else table
 
 
 def _is_sorted(column: pa.ChunkedArray) -> bool:
