@@ -48,17 +48,17 @@ def path(job: Replay, lengths: Lengths) -> Pieces:
     """Walk the path through the job's steps with these lengths ([n] each)."""
     lengths = job.eased(lengths, job.one_pass(job.edges(lengths)))
     edges = job.edges(lengths)
-    times = job.one_pass(edges)[job.graph.place]
+    times, marks = job.one_pass(edges), job.graph.place[job.marks]
     source, edge = job.graph.binding(edges, times)
-    at = int(job.marks[np.argmax(times[job.marks[:, -1]]), -1])
-    moments = []
+    at = int(marks[np.argmax(times[marks[:, -1]]), -1])
+    places = []
     while edge[at] >= 0:
-        moments.append(at)
+        places.append(at)
         at = int(source[at])
-    reached = np.asarray(moments[::-1], dtype=np.int64)
-    rank, what, length, unexplained = _pieces(job, lengths, reached, edge[reached])
+    way = np.asarray(places[::-1], dtype=np.int64)
+    rank, what, length, unexplained = _pieces(job, lengths, job.graph.order[way], edge[way])
     end = times[at] + np.cumsum(length)
-    begin = int(times[job.marks[:, 0]].max())
+    begin = int(times[marks[:, 0]].max())
     length = np.minimum(length, end - begin)
     inside = end > begin
     unexplained = np.clip(unexplained, 0, np.maximum(length, 0))

@@ -8,6 +8,7 @@ of what-ifs side by side.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import pairwise
 
 import numpy as np
@@ -21,18 +22,30 @@ NEVER = np.iinfo(np.int64).min >> 2
 class Graph:
     """Moments in the order in which they are computed: all that it waits for before each.
 
-    `order` is by level; moments on a circle, and those behind one, are in no level. `edge` is the
+    `order` is by level, and has the moments of edges and `others` alone, which are few where most
+    activities only queue; moments on a circle, and those behind one, are in no level. `edge` is the
     place of each edge among those given; `source` and `target` are places in `order`. A level is
     one of `pieces`: where its edges begin and end, where its targets do, and where among its edges
     each target's begin.
     """
 
-    def __init__(self, moments: int, source: Ints, target: Ints) -> None:
-        self.moments, depth = moments, depths(moments, source, target)
-        self.order = np.argsort(np.maximum(depth, 0), kind="stable")
+    def __init__(
+        self, moments: int, source: Ints, target: Ints, others: Sequence[int] | Ints = ()
+    ) -> None:
+        has = np.zeros(moments, dtype=bool)
+        has[source] = has[target] = has[np.asarray(others, dtype=np.int64)] = True
+        known = np.flatnonzero(has)
+        #: how many places there are: one for each in `order`, and one for all other moments
+        self.size = len(known) + 1
         #: where each moment is in `order`
-        self.place = place = np.empty(moments, dtype=np.int64)
-        place[self.order] = np.arange(moments)
+        self.place: Ints = np.full(moments, len(known))
+        self.place[known] = np.arange(len(known))
+        source, target = self.place[source], self.place[target]
+        depth = depths(len(known), source, target)
+        order = np.argsort(np.maximum(depth, 0), kind="stable")
+        place = np.empty_like(order)
+        place[order] = np.arange(len(known))
+        self.order, self.place[known] = known[order], place
         edge = np.flatnonzero(depth[target] > 0)
         edge = edge[np.argsort(place[target[edge]], kind="stable")]
         to = place[target[edge]]
@@ -43,7 +56,7 @@ class Graph:
             self.pieces.append((low, high, int(to[low]), int(to[high - 1]) + 1, begin))
         self.edge, self.source, self.target = edge, place[source[edge]], to
         #: moments on or behind a circle: they have no time
-        self.circular = np.flatnonzero(depth < 0)
+        self.circular = known[depth < 0]
 
     def times(self, length: Ints, known: Ints) -> Ints:
         """Return when each moment is.
@@ -52,10 +65,12 @@ class Graph:
         [moments] or [moments, what-ifs] has the times of moments that wait for nothing, and
         NEVER for all others, or the least time of a moment that also waits.
         """
-        return np.asarray(self.one_pass(length, known[self.order])[self.place])
+        out: Ints = known.copy()
+        out[self.order] = self.one_pass(length, known[self.order])
+        return out
 
     def one_pass(self, length: Ints, times: Ints) -> Ints:
-        """The same with both in `order`; `times` is written to."""
+        """The same with both in `order`; `times`, which may have more, is written to."""
         for low, high, first, last, begin in self.pieces:
             reached: Ints = times.take(self.source[low:high], axis=0)
             reached += length[low:high]
@@ -73,12 +88,13 @@ class Graph:
     def binding(self, length: Ints, times: Ints) -> tuple[Ints, Ints]:
         """Return what each moment waited for longest: a moment, and the edge from it; -1 for none.
 
-        `length` [edges] and `times` [moments] are those of one pass; of equals it is the first.
+        All moments are places in `order`. `length` [edges] and `times` [`size`] are those of one
+        pass; of equals it is the first.
         """
-        begin, end = self.order[self.source], self.order[self.target]
-        bound = np.flatnonzero(times[begin] + length == times[end])[::-1]
-        source, edge = np.full((2, self.moments), -1)
-        source[end[bound]], edge[end[bound]] = begin[bound], bound
+        bound = np.flatnonzero(times[self.source] + length == times[self.target])[::-1]
+        source, edge = np.full((2, self.size), -1)
+        end = self.target[bound]
+        source[end], edge[end] = self.source[bound], bound
         return source, edge
 
 

@@ -447,7 +447,7 @@ class _Joined:
         self._add_queues(edges, fresh, np.flatnonzero(~joins), root_of, again)
         source, target, *lengths = edges.joined()
         self.waits_for = source, target
-        graph = Graph(len(self.recorded), source, target)
+        graph = Graph(len(self.recorded), source, target, first)
         pick, plus, loose_plus = (each[graph.edge] for each in lengths)
         wait_beside, waits = self._beside_waits()
         return Replay(

@@ -267,7 +267,7 @@ class Replay:
 
     def one_pass(self, length: Ints, begin: Ints | None = None) -> Ints:
         """Return all moments' times with these lengths of edges, in the graph's order."""
-        times = np.full((self.graph.moments, *length.shape[1:]), NEVER)
+        times = np.full((self.graph.size, *length.shape[1:]), NEVER)
         times[self._first] = _like(self.first_ns if begin is None else begin, times)
         return self.graph.one_pass(length, times)
 
