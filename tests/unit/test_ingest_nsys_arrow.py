@@ -90,10 +90,23 @@ def test_what_is_missing_is_no_number_of_another_row(arrow: Path, tmp_path: Path
     assert found["demangledName"].min() > 0
 
 
+def test_a_table_that_a_full_disk_has_cut_is_no_shorter_one(arrow: Path) -> None:
+    file = arrow / f"{schema.KERNEL.name}.arrow"
+    first = pa.BufferOutputStream()
+    table = pa.ipc.open_stream(file.read_bytes()).read_all()
+    with pa.ipc.new_stream(first, table.schema) as written:
+        written.write_table(table[:600])
+    file.write_bytes(first.getvalue().to_pybytes()[:-8])
+    assert pa.ipc.open_stream(file.read_bytes()).read_all().num_rows == 600
+    with pytest.raises(ReportError, match=r"KERNEL\.arrow is truncated"):
+        read(arrow)
+
+
 @pytest.mark.parametrize("name", [schema.KERNEL.name, schema.STRINGS])
 def test_a_damaged_table_is_an_error_that_names_the_report(arrow: Path, name: str) -> None:
     file = arrow / f"{name}.arrow"
-    file.write_bytes(b"garbage")
+    whole = file.read_bytes()
+    file.write_bytes(b"garbage" + whole[len(whole) // 2 :])
     with pytest.raises(ReportError, match="cannot be read"):
         read(arrow)
 

@@ -28,6 +28,7 @@ from clusterprof.ingest.opening import FARTHEST, unreadable
 from clusterprof.ingest.recording import Ints, ints
 
 _MAGIC = b"SQLite format 3\x00"
+_END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"
 #: seconds for all small queries together, which take milliseconds
 _PATIENCE_S = 300
 #: steps of SQLite's between two looks at the clock
@@ -202,7 +203,9 @@ class Export:
                 mapped.seek(0)
                 chosen = [n for n, name in enumerate(there) if name in columns or not columns]
                 options = pa.ipc.IpcReadOptions(included_fields=chosen)
-                return pa.ipc.open_stream(mapped, options=options).read_all()
+                found = pa.ipc.open_stream(mapped, options=options).read_all()
+                found.validate()
+                return found
         except (pa.ArrowInvalid, OSError) as error:
             raise self._damaged(str(error).partition("\n")[0]) from error
 
@@ -280,10 +283,19 @@ def gathered(folder: Path, database: Path) -> dict[str, Path]:
     logical = {name: schema.VERSIONED.sub(r"\g<name>", name) for name in found}
     copied = {name: found[name] for name in found if logical[name] in schema.COPIED}
     try:
+        if cut_short := next((each for each in found.values() if not _is_whole(each)), None):
+            raise ReportError(f"{cut_short} is truncated")
         _copy(copied, database)
     except (adbc_driver_manager.Error, pa.ArrowInvalid, OSError) as error:
         raise ReportError(f"{folder} cannot be read: {error}") from error
     return {name: found[name] for name in found if logical[name] in schema.OF_NUMBERS}
+
+
+def _is_whole(stream: Path) -> bool:
+    """Whether a stream ends as one does: Arrow takes what a full disk has cut for a shorter one."""
+    with stream.open("rb") as file:
+        file.seek(max(0, stream.stat().st_size - len(_END_OF_STREAM)))
+        return file.read() == _END_OF_STREAM
 
 
 def _copy(tables: Mapping[str, Path], database: Path) -> None:
@@ -300,6 +312,7 @@ def _copy(tables: Mapping[str, Path], database: Path) -> None:
                 adbc_driver_manager.AdbcStatement(connection) as statement,
             ):
                 table = pa.ipc.open_stream(mapped).read_all()
+                table.validate()
                 statement.set_options(**{"adbc.ingest.target_table": name})
                 statement.bind_stream(_for_sqlite(table).to_reader().__arrow_c_stream__())
                 statement.execute_update()
