@@ -52,10 +52,17 @@ def names() -> list[str]:
 
 
 def summary(name: str) -> str:
-    """The launcher's SUMMARY, read off its file where it has a line of its own: not loaded."""
+    """The launcher's SUMMARY, read off its file: `clusterprof --help` loads none of them."""
     with open(_files()[name], encoding="utf-8", errors="replace") as file:
-        line = _SUMMARY.search(file.read())
-    return line[1] if line else load(name).SUMMARY
+        text = file.read()
+    if line := _SUMMARY.search(text):
+        return line[1]
+    import ast
+
+    for node in ast.parse(text).body:
+        if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "SUMMARY":
+            return str(ast.literal_eval(node.value))
+    return ""
 
 
 def _files() -> dict[str, str]:

@@ -91,6 +91,7 @@ def test_a_launcher_is_one_file_in_a_folder_of_launchers(
     (summary,) = re.findall('SUMMARY = "(.+)"', LAUNCHER)
     assert summary in run_clusterprof(["--help"], env=env).stdout
     (workdir / "own" / "long.py").write_text("SUMMARY = (\n    'run it '\n    'all alone'\n)\n")
+    (workdir / "own" / "helper.py").write_text("raise SystemExit('loaded')\n")
     assert "run it all alone" in run_clusterprof(["--help"], env=env).stdout
     line = ["env", "--profiler=torch", "--steps=2:4", "--run-dir=run", "--no-merge",
             "RANK=0", "WORLD_SIZE=1", "--", "python", "train.py"]  # fmt: skip
