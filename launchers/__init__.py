@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 #: Folders with further launchers, separated as in PATH: modules as those here.
 VARIABLE = "CLUSTERPROF_LAUNCHERS"
+#: as nearly all write it, which takes no parser
 _SUMMARY = re.compile(r'^SUMMARY = "([^"\\]*)"$', re.MULTILINE)
 __path__ += [folder for folder in os.environ.get(VARIABLE, "").split(os.pathsep) if folder]
 
