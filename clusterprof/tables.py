@@ -39,6 +39,12 @@ def required(name: str, kind: pa.DataType) -> pa.Field:
     return pa.field(name, kind, nullable=False)
 
 
+#: by table, what its `kind` may be
+KINDS = {
+    "activity": ("compute", "collective", "copy", "memset"),
+    "host_calls": ("cuda", "os", "python", "range", "op"),
+}
+
 #: What ran on the device (GPU streams; on a CPU-only rank, the threads that compute and
 #: communicate). `kind` is `compute`, `collective`, `copy` or `memset`. `launch_*` is the
 #: host call that put it there, null where the report does not name it.
@@ -188,6 +194,11 @@ class RankTables:
         """These tables with further warnings."""
         return replace(self, info=self.info.warned(*warnings))
 
+    def changed(self, name: str, table: pa.Table) -> RankTables:
+        """These tables with another one; no file holds it."""
+        kept = {other: file for other, file in self.kept.items() if other != name}
+        return replace(self, kept=kept, **{name: table})
+
     def of_world(self, size: int | None) -> RankTables:
         """These tables, of a job of `size` ranks where the report does not say how many it had."""
         return replace(self, info=replace(self.info, world_size=self.info.world_size or size))
@@ -227,7 +238,7 @@ def read_table(file: Path, schema: pa.Schema, columns: Sequence[str] | None = No
         with file.open("rb") as opened:
             start = opened.read(_AT_ONCE)
             source = opened if len(start) == _AT_ONCE else pa.BufferReader(start)
-            stored = parquet.ParquetFile(source)
+            stored = parquet.ParquetFile(source, page_checksum_verification=True)
             # in this thread alone: many small tables are read, several of them at a time
             table = stored.read(columns=columns, use_threads=False).replace_schema_metadata()
         wanted = pa.schema([schema.field(name) for name in columns]) if columns else schema

@@ -14,15 +14,21 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from clusterprof.agent.contracts.words import counted
 from clusterprof.errors import ReportError
 from clusterprof.ingest.rank_steps import from_ends, from_ranges
 from clusterprof.ingest.recording import Calls, Ints, Recording, encoded, fill, joined, nullable
-from clusterprof.tables import HIGHEST_RANK, SCHEMAS, RankTables, ReportInfo
+from clusterprof.tables import HIGHEST_RANK, KINDS, SCHEMAS, RankTables, ReportInfo
 
 #: ns, 2116: the difference of any two times from 1970 on fits into 64 bits
 _FARTHEST_NS = 1 << 62
 #: ns, 104 days: a double holds every nanosecond of it; captures last seconds
 _LONGEST_NS = 1 << 53
+#: of each table, when its rows begin; all of them end at `end_ns`
+_BEGINS = {
+    "activity": "start_ns", "collective_calls": "start_ns", "steps": "begin_ns",
+    "host_calls": "start_ns",
+}  # fmt: skip
 #: bytes, a petabyte: of more than any memory, and a million of them fit into 64 bits
 _LARGEST = 1 << 50
 #: step numbers and message counts are used as list places and in products
@@ -127,7 +133,7 @@ def checked(tables: RankTables, rank: int | None) -> RankTables:
     """
     for name in SCHEMAS:
         _check_columns(tables.info, name, getattr(tables, name))
-    tables = _sized(tables)
+    tables = _forwards(_sized(tables))
     info = _identified(tables.info, rank)
     return replace(tables, info=replace(info, warnings=_few(info.warnings)))
 
@@ -179,6 +185,9 @@ def _check_columns(info: ReportInfo, name: str, table: pa.Table) -> None:
         max(-_LONGEST_NS, info.begin_ns - _LONGEST_NS),
         min(_FARTHEST_NS, info.begin_ns + _LONGEST_NS),
     )
+    kinds = table["kind"].unify_dictionaries().unique().to_pylist() if name in KINDS else []
+    if unknown := set(kinds).difference(KINDS.get(name, ())):
+        raise _odd(info, min(unknown), "kind", name)
     times = [column for column in table.schema.names if column.endswith("_ns")]
     # all times at once; one after the other only where one of them is impossible
     every = [chunk for column in times for chunk in table[column].chunks]
@@ -188,10 +197,14 @@ def _check_columns(info: ReportInfo, name: str, table: pa.Table) -> None:
     for column in (each for each in table.schema.names if each in limits):
         value = _impossible(table[column], *limits[column])
         if value is not None:
-            raise ReportError(
-                f"{info.source} cannot be read: {value} is no {column} of {name}",
-                "record or copy it again; if the profiler itself wrote it so, please report it",
-            )
+            raise _odd(info, value, column, name)
+
+
+def _odd(info: ReportInfo, value: object, column: str, name: str) -> ReportError:
+    return ReportError(
+        f"{info.source} cannot be read: {_shown(value)} is no {column} of {name}",
+        "record or copy it again; if the profiler itself wrote it so, please report it",
+    )
 
 
 def _impossible(column: pa.ChunkedArray, first: int, last: int) -> int | None:
@@ -200,6 +213,34 @@ def _impossible(column: pa.ChunkedArray, first: int, last: int) -> int | None:
     if low is None or first <= low <= high <= last:
         return None
     return int(low if low < first else high)
+
+
+def _forwards(tables: RankTables) -> RankTables:
+    """Return `tables` without what ends before it begins; a call of NCCL stays, without its times,
+    since calls are counted.
+    """
+    odd = []
+    for name, column in _BEGINS.items():
+        table = getattr(tables, name)
+        back = pc.fill_null(pc.less(table["end_ns"], table[column]), False)
+        count = pc.sum(back).as_py()
+        if not count:
+            continue
+        odd.append(f"left out of {name}: {counted(count, 'row')} with an end before the begin")
+        if name == "collective_calls":
+            for each in ("start_ns", "end_ns"):
+                table = _without(table, each, back)
+        else:
+            table = table.filter(pc.invert(back))
+        tables = tables.changed(name, table)
+    return tables.warned(*odd)
+
+
+def _without(table: pa.Table, column: str, odd: pa.ChunkedArray) -> pa.Table:
+    """Return a table that lacks a column's values where they are odd."""
+    place = table.schema.get_field_index(column)
+    kept = pc.if_else(odd, pa.scalar(None, pa.int64()), table[column])
+    return table.set_column(place, table.schema.field(place), kept)
 
 
 def _sized(tables: RankTables) -> RankTables:
@@ -212,10 +253,7 @@ def _sized(tables: RankTables) -> RankTables:
             continue
         odd = pc.fill_null(pc.or_(pc.less(sizes, 0), pc.greater(sizes, _LARGEST)), False)
         if count := pc.sum(odd).as_py():
-            place = table.schema.get_field_index(column)
-            kept = pc.if_else(odd, pa.scalar(None, pa.int64()), sizes)
-            changed = table.set_column(place, table.schema.field(place), kept)
-            tables = replace(tables, **{name: changed}).warned(
+            tables = tables.changed(name, _without(table, column, odd)).warned(
                 f"{count} sizes of more than a petabyte, or less than none, were left out"
             )
     return tables

@@ -37,8 +37,8 @@ from clusterprof.cli import export as cli_export
 from clusterprof.cli.main import parser_of
 from clusterprof.collect import answers
 from clusterprof.collect.host_keys import Known
-from clusterprof.errors import ClusterprofError, MergeError
-from clusterprof.ingest import gather, reports
+from clusterprof.errors import ClusterprofError, MergeError, ReportError
+from clusterprof.ingest import assembler, gather, reports
 from clusterprof.ingest.flight.unpickle import unpickled
 from clusterprof.launch import settings
 from clusterprof.report import (
@@ -491,13 +491,18 @@ def runs_that_are_compared(changes: Sequence[Change]) -> None:
 
 @target
 def tables_of_ranks(changes: Sequence[Change]) -> None:
-    """Times, steps and streams in the tables of a job's ranks, and rows that are missing."""
+    """Times, steps and streams in the tables of a job's ranks, and rows that are missing.
+
+    As they are behind the readers: one that is refused there gets no further.
+    """
     ranks = list(tables_of_a_job())
     for where, what in changes:
         at, names = where % len(ranks), ("activity", "collective_calls", "steps", "host_calls")
         name = names[where // len(ranks) % len(names)]
         table = _spoil_column(getattr(ranks[at], name), where // 16, what)
         ranks[at] = replace(ranks[at], **{name: table})
+    with contextlib.suppress(ReportError):
+        ranks = [assembler.checked(each, None) for each in ranks]
     results = study(ranks).results
     longest = max((step["duration_ns"] for step in results["steps"]), default=0)
     for finding in results["findings"]:

@@ -8,6 +8,7 @@ import shutil
 import threading
 import zlib
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +21,11 @@ from clusterprof.cli import merge
 from clusterprof.collect.outcomes import collect
 from clusterprof.errors import ReportError
 from clusterprof.ingest import Source, find_sources, gather, read_report, reduced, reports
+from clusterprof.ingest.assembler import checked
 from clusterprof.ingest.nsys import exported
 from clusterprof.report import results_json
 from clusterprof.study import study
-from clusterprof.tables import SCHEMA_VERSION, SCHEMAS
+from clusterprof.tables import KINDS, SCHEMA_VERSION, SCHEMAS
 
 RECORDINGS = Path(__file__).parents[1] / "data" / "recordings"
 
@@ -316,6 +318,62 @@ def test_tables_whose_rows_are_not_what_clusterprof_writes_are_refused(tmp_path:
     reduced.write(changed, tmp_path / "reduced", report)
     with pytest.raises(ReportError, match=r"host_calls\.parquet does not hold what clusterprof"):
         reduced.read(tmp_path / "reduced", report)
+
+
+def test_a_bit_that_flipped_in_an_unpacked_table_is_no_other_number(tmp_path: Path) -> None:
+    report = RECORDINGS / "kineto" / "gloo" / "rank0.json.gz"
+    reduced.write(read_report(report), tmp_path / "reduced", report)
+    file = tmp_path / "reduced" / "steps.parquet"
+    begin = reduced.read(tmp_path / "reduced", report).steps["begin_ns"][0].as_py()
+    content = file.read_bytes()
+    assert begin.to_bytes(8, "little") in content, "it is unpacked"
+    file.write_bytes(
+        content.replace(begin.to_bytes(8, "little"), (begin + 1).to_bytes(8, "little"), 1)
+    )
+    with pytest.raises(ReportError, match=r"steps\.parquet"):
+        reduced.read(tmp_path / "reduced", report)
+
+
+def test_an_activity_or_a_call_of_an_unknown_kind_is_refused() -> None:
+    tables = read_report(RECORDINGS / "kineto" / "gloo" / "rank0.json.gz")
+    for name in KINDS:
+        table = getattr(tables, name)
+        odd = table.set_column(
+            table.schema.get_field_index("kind"), table.schema.field("kind"),
+            pa.array(["\0ython"] * table.num_rows).dictionary_encode(),
+        )  # fmt: skip
+        with pytest.raises(ReportError, match=f"is no kind of {name}"):
+            checked(tables.changed(name, odd), None)
+
+
+def test_what_ends_before_it_begins_is_left_out_with_a_warning(tmp_path: Path) -> None:
+    whole = read_report(RECORDINGS / "nsys-2025.3" / "ddp" / "rank0.sqlite.xz")
+    whole = replace(whole, kept=reduced.files_of(tmp_path))
+    begins = {"activity": "start_ns", "host_calls": "start_ns", "collective_calls": "start_ns"}
+    tables = whole
+    for name, begin in begins.items():
+        table = getattr(whole, name)
+        times = table["end_ns"].to_pylist()
+        times[2] = table[begin][2].as_py() - 1
+        place = table.schema.get_field_index("end_ns")
+        tables = replace(
+            tables,
+            **{
+                name: table.set_column(
+                    place, table.schema.field(place), pa.array(times, pa.int64())
+                )
+            },
+        )
+    found = checked(tables, None)
+    assert [len(whole.activity) - 1, len(whole.host_calls) - 1, len(whole.collective_calls)] == [
+        len(found.activity), len(found.host_calls), len(found.collective_calls)
+    ]  # fmt: skip
+    call = found.collective_calls.slice(2, 1).to_pylist()[0]
+    assert (call["start_ns"], call["end_ns"]) == (None, None)
+    assert found.steps.equals(whole.steps)
+    assert set(found.kept) == {"steps"}, "no file holds what was changed"
+    assert "left out of activity: 1 row with an end before the begin" in found.warnings
+    assert checked(whole, None) == whole
 
 
 def test_the_tables_say_nothing_of_the_environment(tmp_path: Path) -> None:

@@ -16,10 +16,11 @@ from clusterprof.align.columns import Ints, called, coded
 from clusterprof.analysis.model import limits
 from clusterprof.analysis.model.intervals import Axis, Intervals, union
 from clusterprof.mapped import release, trim
+from clusterprof.tables import KINDS as OF_TABLES
 from clusterprof.tables import RankTables
 
 #: codes of `Timelines.kind`
-KINDS = ("compute", "collective", "copy", "memset")
+KINDS = OF_TABLES["activity"]
 COMPUTE, COLLECTIVE, COPY, MEMSET = range(4)
 
 #: integers of less than 64 bits: there are as many as activities of all ranks
