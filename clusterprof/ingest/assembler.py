@@ -202,7 +202,7 @@ def _check_columns(info: ReportInfo, name: str, table: pa.Table) -> None:
 
 def _odd(info: ReportInfo, value: object, column: str, name: str) -> ReportError:
     return ReportError(
-        f"{info.source} cannot be read: {_shown(value)} is no {column} of {name}",
+        f"{info.source} cannot be read: {_shown(value)} is not a valid {column} of {name}",
         "record or copy it again; if the profiler itself wrote it so, please report it",
     )
 

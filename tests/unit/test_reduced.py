@@ -342,7 +342,7 @@ def test_an_activity_or_a_call_of_an_unknown_kind_is_refused() -> None:
             table.schema.get_field_index("kind"), table.schema.field("kind"),
             pa.array(["\0ython"] * table.num_rows).dictionary_encode(),
         )  # fmt: skip
-        with pytest.raises(ReportError, match=f"is no kind of {name}"):
+        with pytest.raises(ReportError, match=f"is not a valid kind of {name}"):
             checked(tables.changed(name, odd), None)
 
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 import os
 import sqlite3
 import time
-from collections.abc import Collection, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -123,7 +123,8 @@ class Export:
     def columns(self, table: str) -> frozenset[str]:
         """Return the names of the table's columns."""
         if file := self._files.get(self.tables[table]):
-            return frozenset(self._from_file(file).column_names)
+            with self._mapped(file) as mapped:
+                return frozenset(pa.ipc.open_stream(mapped).schema.names)
         described = self._small.execute(f'PRAGMA table_info("{self.tables[table]}")')
         return frozenset(row[1] for row in described)
 
@@ -195,17 +196,23 @@ class Export:
             for name in columns
         }
 
-    def _from_file(self, file: Path, columns: Collection[str] = ()) -> pa.Table:
-        """Return these columns (none: all) of a table of Arrow's; the rest is not read."""
+    def _from_file(self, file: Path, columns: Collection[str]) -> pa.Table:
+        """Return these columns of a table of Arrow's; the rest is not read."""
+        with self._mapped(file) as mapped:
+            there = pa.ipc.open_stream(mapped).schema.names
+            mapped.seek(0)
+            chosen = [n for n, name in enumerate(there) if name in columns]
+            options = pa.ipc.IpcReadOptions(included_fields=chosen)
+            found = pa.ipc.open_stream(mapped, options=options).read_all()
+            found.validate()
+            return found
+
+    @contextmanager
+    def _mapped(self, file: Path) -> Iterator[Any]:
+        """Yield a table of Arrow's, to be read in here. Raises ReportError where it is damaged."""
         try:
             with pa.memory_map(str(file)) as mapped:
-                there = pa.ipc.open_stream(mapped).schema.names
-                mapped.seek(0)
-                chosen = [n for n, name in enumerate(there) if name in columns or not columns]
-                options = pa.ipc.IpcReadOptions(included_fields=chosen)
-                found = pa.ipc.open_stream(mapped, options=options).read_all()
-                found.validate()
-                return found
+                yield mapped
         except (pa.ArrowInvalid, OSError) as error:
             raise self._damaged(str(error).partition("\n")[0]) from error
 
