@@ -9,6 +9,7 @@ frames) and `DIR/SCENARIO/rank_3.json`, and ends.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import sys
@@ -98,6 +99,9 @@ def planted(scenario: str, tensor: dist.ProcessGroup, world: int, own: Path) -> 
         dist.reduce(gradient, 0)
     if scenario == "size":
         work = dist.all_reduce(torch.ones(32), async_op=True)
+        # gloo says that a collective has ended shortly before its record says so
+        while not all(each["retired"] for each in json.loads(records())["entries"][:-1]):
+            time.sleep(0.01)
         dump(own)
         work.wait()
     if scenario == "send":  # more than the sockets' buffers hold
@@ -127,10 +131,14 @@ def dump_after(own: Path, world: int) -> None:
 
 def dump(name: Path) -> None:
     """Write both dumps, the JSON last."""
-    recorder = torch._C._distributed_c10d
     if not name.exists():
-        name.write_bytes(recorder._dump_fr_trace(True, True, False))
-        name.with_suffix(".json").write_bytes(recorder._dump_fr_trace_json(True, False))
+        name.write_bytes(torch._C._distributed_c10d._dump_fr_trace(True, True, False))
+        name.with_suffix(".json").write_bytes(records())
+
+
+def records() -> bytes:
+    """What the flight recorder holds, as JSON."""
+    return torch._C._distributed_c10d._dump_fr_trace_json(True, False)
 
 
 if __name__ == "__main__":
