@@ -193,8 +193,8 @@ def what_ifs(ops: pd.DataFrame) -> dict[str, object]:
 def _steps(ops: pd.DataFrame, made: Graph, of: np.ndarray, takes: np.ndarray) -> np.ndarray:
     """How long each step lasts, [steps, what-ifs] (ns), where operations take `takes`."""
     length = np.where((of >= 0)[:, None], takes[of], 0)
-    known = np.full((len(made.place), takes.shape[1]), NEVER)
-    waits = np.zeros(len(made.place), dtype=bool)
+    known = np.full((made.moments, takes.shape[1]), NEVER)
+    waits = np.zeros(made.moments, dtype=bool)
     waits[made.order[made.target]] = True
     known[~waits] = 0
     times = made.times(length[made.edge], known)

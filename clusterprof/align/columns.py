@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
@@ -72,6 +74,13 @@ def places(values: Ints) -> tuple[Ints, Ints]:
     # they lie close: without sorting
     there = np.bincount(values - low, minlength=1) > 0
     return np.flatnonzero(there) + low, (np.cumsum(there) - 1)[values - low]
+
+
+def narrow(values: Ints) -> npt.NDArray[Any]:
+    """Return values in 32 bits where all of them fit."""
+    least, most = values.min(initial=0), values.max(initial=0)
+    fits = -(2**31) <= least and most < 2**31
+    return values.astype(np.int32) if fits else values
 
 
 def timed(table: pa.Table) -> Bools:

@@ -132,7 +132,7 @@ def _beyond_peers(dataset: Dataset, k: int) -> dict[int, tuple[int, int]]:
         here = (replayed.host_rank == k) & (job.step_of_host == s) & (job.host_phase == worst)
         if more[s, worst] > 0 and here.any():
             last = np.flatnonzero(here)[np.argmax(own[here])]
-            aligned = end = replayed.recorded[last : last + 1]
+            aligned = end = replayed.host_at[last : last + 1]
             for _ in range(3):  # clocks differ in pace by millionths
                 end = end + aligned - dataset.clock.align(dataset.ranks[k], end)
             out[step] = int(end[0] - own[last]), int(end[0])

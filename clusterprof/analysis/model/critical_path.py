@@ -48,7 +48,7 @@ def path(job: Replay, lengths: Lengths) -> Pieces:
     """Walk the path through the job's steps with these lengths ([n] each)."""
     lengths = job.eased(lengths, job.one_pass(job.edges(lengths)))
     edges = job.edges(lengths)
-    times, marks = job.one_pass(edges), job.graph.place[job.marks]
+    times, marks = job.one_pass(edges), job.graph.place(job.marks)
     source, edge = job.graph.binding(edges, times)
     at = int(marks[np.argmax(times[marks[:, -1]]), -1])
     places = []

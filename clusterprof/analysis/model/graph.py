@@ -32,20 +32,18 @@ class Graph:
     def __init__(
         self, moments: int, source: Ints, target: Ints, others: Sequence[int] | Ints = ()
     ) -> None:
+        self.moments = moments
         has = np.zeros(moments, dtype=bool)
         has[source] = has[target] = has[np.asarray(others, dtype=np.int64)] = True
-        known = np.flatnonzero(has)
+        known = self._known = np.flatnonzero(has)
         #: how many places there are: one for each in `order`, and one for all other moments
         self.size = len(known) + 1
-        #: where each moment is in `order`
-        self.place: Ints = np.full(moments, len(known))
-        self.place[known] = np.arange(len(known))
-        source, target = self.place[source], self.place[target]
+        source, target = (np.searchsorted(known, each) for each in (source, target))
         depth = depths(len(known), source, target)
         order = np.argsort(np.maximum(depth, 0), kind="stable")
         place = np.empty_like(order)
         place[order] = np.arange(len(known))
-        self.order, self.place[known] = known[order], place
+        self.order, self._place = known[order], place
         edge = np.flatnonzero(depth[target] > 0)
         edge = edge[np.argsort(place[target[edge]], kind="stable")]
         to = place[target[edge]]
@@ -57,6 +55,12 @@ class Graph:
         self.edge, self.source, self.target = edge, place[source[edge]], to
         #: moments on or behind a circle: they have no time
         self.circular = known[depth < 0]
+
+    def place(self, moments: Ints) -> Ints:
+        """Return where these moments, of any shape, are in `order`; of others the last place."""
+        at = np.searchsorted(self._known, moments)
+        there = np.r_[self._known, -1][at] == moments
+        return np.where(there, np.r_[self._place, self.size - 1][at], self.size - 1)
 
     def times(self, length: Ints, known: Ints) -> Ints:
         """Return when each moment is.
@@ -138,7 +142,7 @@ def running_maximum(values: Ints, part: Ints) -> Ints:
         levels, place = np.unique(values, return_inverse=True)
         return levels[running_maximum(place.reshape(values.shape), part)]
     raised: Ints = values - low
-    by = step * (part if values.ndim == 1 else part[:, None])
+    by = step * (part if values.ndim == 1 else part[:, None]).astype(np.int64)
     raised += by
     np.maximum.accumulate(raised, axis=0, out=raised)
     raised -= by
@@ -147,8 +151,12 @@ def running_maximum(values: Ints, part: Ints) -> Ints:
 
 
 def first_of(fresh: Bools) -> Ints:
-    """Return where the part of each element begins, as one does where `fresh` [n] is true."""
-    return np.maximum.accumulate(np.where(fresh, np.arange(len(fresh)), 0))
+    """Return where the part of each element begins, as one does where `fresh` [n] is true.
+
+    In 32 bits: there is one for each of a job's moments.
+    """
+    begin = np.where(fresh, np.arange(len(fresh), dtype=np.int32), np.int32(0))
+    return np.maximum.accumulate(begin, out=begin)
 
 
 def running_sum(values: Ints, begin: Ints) -> Ints:

@@ -11,12 +11,19 @@ from typing import Literal
 
 import numpy as np
 
-from clusterprof.align.columns import places
+from clusterprof.align.columns import narrow, places
 from clusterprof.analysis.model import host_activity, limits
 from clusterprof.analysis.model.accounts import activity_of
 from clusterprof.analysis.model.dataset import Bools, Dataset, Ints, once
 from clusterprof.analysis.model.graph import NEVER, Graph, depths, first_of
-from clusterprof.analysis.model.replay import Lengths, Replay, length_places
+from clusterprof.analysis.model.replay import (
+    ELSEWHERE,
+    FOLLOWING,
+    LAUNCHING,
+    Lengths,
+    Replay,
+    length_places,
+)
 from clusterprof.analysis.model.timeline import COLLECTIVE, COMPUTE
 from clusterprof.mapped import trim
 
@@ -193,20 +200,26 @@ class _Devices:
         unexplained[late] = start[late] - r.stop[by]
         unexplained[unexplained <= limits.REACTS_NS // 2] = 0
         # what is left of an activity's delay is on the edge that comes last
-        last = np.argmax(np.stack([queued, launched, after_stream]), axis=0)
+        last = np.argmax(np.stack([queued, launched, after_stream]), axis=0).astype(np.int8)
         last[late] = -1
         #: the length to it, and from the launch
-        self.follow = np.where(last == 0, follow, np.minimum(follow, gap))
-        self.latency = np.where(last == 1, latency, np.minimum(latency, least))
+        self.follow = np.where(last == FOLLOWING, follow, np.minimum(follow, gap))
+        self.latency = np.where(last == LAUNCHING, latency, np.minimum(latency, least))
         self.unexplained = unexplained
         after = start[waiting] - r.stop[other]
-        after = np.where(last[waiting] == 2, after, np.minimum(after, STAMP_NS))
-        on = [np.where(last == edge, unexplained, 0) for edge in range(3)]
-        #: what else waits: the place of the waiting one, the other activity, how long after it
+        after = np.where(last[waiting] == ELSEWHERE, after, np.minimum(after, STAMP_NS))
+        #: the edge that `unexplained` is on
+        self.last = last
+        #: what else waits: the place of the waiting one, the other activity, how long after it, and
+        #: how much of that is unexplained
         self.waiting, self.other = np.r_[waiting, late], np.r_[other, by]
         self.after = np.r_[after, start[late] - r.stop[by]]
-        #: the unexplained parts of `follow`, `latency` and `after`
-        self.loose = on[0], on[1], np.r_[on[2][waiting], unexplained[late]]
+        on_other = np.where(last[waiting] == ELSEWHERE, unexplained[waiting], 0)
+        self.after_unexplained = np.r_[on_other, unexplained[late]]
+
+    def loose(self, rows: Ints, edge: int) -> Ints:
+        """How much of what lies before these activities on an edge is unexplained."""
+        return np.where(self.last[rows] == edge, self.unexplained[rows], 0)
 
 
 def _by_rank(r: _Reports, chosen: Bools, values: Ints, part: float, otherwise: int) -> Ints:
@@ -393,17 +406,16 @@ class _Joined:
         self.streams, self.stream = np.unique(reports.stream[row], return_inverse=True)
         self.n_host, self.n = len(hosts.at), len(row)
         self.calls = _Calls(self)
-        times = [
-            hosts.at, self.start, self.stop, reports.stop[reports.early],
-            reports.free[self.streams], self.calls.arrival, np.zeros_like(hosts.marks.ravel()),
-        ]  # fmt: skip
-        #: when each moment was; the steps' ends are left out (0)
-        self.recorded = np.concatenate(times)
-        self.starts, self.ends, self.earlies, self.begins, self.arrivals, self.marks = np.cumsum(
-            [len(each) for each in times[:-1]]
-        ).tolist()
+        counts = (
+            self.n_host, self.n, self.n, len(reports.early), len(self.streams),
+            len(self.calls.arrival), hosts.marks.size,
+        )  # fmt: skip
+        (
+            self.starts, self.ends, self.earlies, self.begins, self.arrivals, self.marks,
+            self.moments,
+        ) = np.cumsum(counts).tolist()  # fmt: skip
         #: the moments at which steps begin, and the last ends, [`chosen`, steps + 1]
-        self.step_ends = np.arange(self.marks, len(self.recorded)).reshape(hosts.marks.shape)
+        self.step_ends = np.arange(self.marks, self.moments).reshape(hosts.marks.shape)
         #: places of lengths (`Replay.places`)
         _, self.launched, self.since, self.running, self.waking, self.none = length_places(
             self.n_host, self.n
@@ -427,7 +439,7 @@ class _Joined:
         wakes = np.flatnonzero(woken >= 0)
         after_wait = np.zeros(self.n_host, dtype=np.int64)
         after_wait[wakes] = np.maximum(
-            hosts.at[wakes] - self.recorded[woken[wakes]], -limits.REACTS_NS
+            hosts.at[wakes] - reports.stop[hosts.woken_by[wakes]], -limits.REACTS_NS
         )
         held = calls.member[calls.held]
         run = self.stop - self.start
@@ -438,7 +450,7 @@ class _Joined:
         root_of = first_of(root)
         fresh = (devices.previous < 0) | joins
         fresh[1:] |= joins[:-1] | (np.diff(root_of[hosts.launch]) != 0)
-        first, again = self._begins()
+        first, first_ns, again = self._begins()
         edges = _Edges()
         self._add_hosts(edges, woken, root_of)
         self._add_starts(edges, np.flatnonzero(joins), root_of)
@@ -447,20 +459,21 @@ class _Joined:
         self._add_queues(edges, fresh, np.flatnonzero(~joins), root_of, again)
         source, target, *lengths = edges.joined()
         self.waits_for = source, target
-        graph = Graph(len(self.recorded), source, target, first)
-        pick, plus, loose_plus = (each[graph.edge] for each in lengths)
-        wait_beside, waits = self._beside_waits()
+        graph = Graph(self.moments, source, target, first)
+        pick, plus, loose = (each[graph.edge] for each in lengths)
+        beside, wait_beside, waits, waits_ns = self._beside_waits()
         return Replay(
             graph=graph, steps=reports.steps, lengths=Lengths(own, run, after_wait),
-            pick=pick, plus=plus, host_root=root, host_rank=hosts.rank,
-            host_step=reports.step(hosts.rank, hosts.at, "right"),
-            launch_moment=hosts.launch, rank=self.rank, step=self.step, activity=reports.row,
-            kind=reports.kind[reports.row].astype(np.int64), joined=joined,
-            before=devices.follow, latency=devices.latency, fresh=fresh,
-            first=first, again=again, marks=self.step_ends, recorded=self.recorded,
-            unexplained=devices.unexplained,
-            wait_beside=wait_beside, freely=self._freely(wait_beside, run), waits=waits,
-            loose=(devices.loose[0], devices.loose[1], loose_plus),
+            pick=pick, plus=plus, host_root=root, host_rank=hosts.rank.astype(np.int32),
+            host_step=reports.step(hosts.rank, hosts.at, "right").astype(np.int16),
+            host_at=hosts.at, launch_moment=hosts.launch.astype(np.int32),
+            rank=self.rank.astype(np.int32), step=self.step.astype(np.int16),
+            activity=reports.row.astype(np.int32), kind=reports.kind[reports.row], joined=joined,
+            before=narrow(devices.follow), latency=narrow(devices.latency),
+            unexplained=narrow(devices.unexplained), unexplained_in=devices.last, fresh=fresh,
+            first=first, first_ns=first_ns, again=again, marks=self.step_ends,
+            beside=beside, wait_beside=wait_beside, freely=self._freely(beside, run),
+            waits=waits, waits_ns=waits_ns, loose=loose,
         )  # fmt: skip
 
     def _add_hosts(self, edges: _Edges, woken: Ints, root_of: Ints) -> None:
@@ -477,17 +490,18 @@ class _Joined:
         devices, launch = self.devices, self.hosts.launch[special]
         edges.add(
             self.prior[special], self.starts + special, self.none,
-            devices.follow[special], devices.loose[0][special],
+            devices.follow[special], devices.loose(special, FOLLOWING),
         )  # fmt: skip
         edges.add(
             root_of[launch], self.starts + special, self.since + launch,
-            devices.latency[special], devices.loose[1][special],
+            devices.latency[special], devices.loose(special, LAUNCHING),
         )  # fmt: skip
         other, waiting = self.end_of[devices.other], self.starts + devices.waiting
         known = (other >= 0) & ~np.isin(waiting, self.not_waiting)
         edges.add(
-            other[known], waiting[known], self.none, devices.after[known], devices.loose[2][known]
-        )
+            other[known], waiting[known], self.none,
+            devices.after[known], devices.after_unexplained[known],
+        )  # fmt: skip
 
     def _add_collectives(self, edges: _Edges, alone: Ints) -> None:
         """A collective transfers once its last member has come; those `alone` wait for none."""
@@ -503,7 +517,7 @@ class _Joined:
     ) -> None:
         """Of the `plain` activities those that anything waits for end after their queue's begin."""
         prior, launch = self.prior[first_of(fresh)], self.hosts.launch
-        needed = np.zeros(len(self.recorded), dtype=bool)
+        needed = np.zeros(self.moments, dtype=bool)
         needed[np.concatenate([source for source, *_ in edges])] = True
         needed[again[again >= 0]] = needed[prior[plain]] = True
         plain = plain[needed[self.ends + plain]]
@@ -513,14 +527,14 @@ class _Joined:
     def on_circles(self, graph: Graph) -> tuple[Ints, Ints]:
         """The collectives and the activities' starts that wait for each other in circles."""
         source, target = self.waits_for
-        before = np.flatnonzero(depths(len(self.recorded), target, source) < 0)
+        before = np.flatnonzero(depths(self.moments, target, source) < 0)
         moments = np.intersect1d(graph.circular, before)
         calls = moments[(moments >= self.arrivals) & (moments < self.marks)] - self.arrivals
         starts = moments[(moments >= self.starts) & (moments < self.ends)]
         return self.calls.ids[calls], starts
 
-    def _beside_waits(self) -> tuple[Ints, Ints]:
-        """Beside which wait in a collective each kernel ran (else -1), and the waits' moments.
+    def _beside_waits(self) -> tuple[Ints, Ints, Ints, Ints]:
+        """Which kernels ran beside a wait in a collective, and which; all waits, and their lengths.
 
         A collective that waits occupies multiprocessors and memory, and slows what runs beside it.
         """
@@ -535,22 +549,21 @@ class _Joined:
         middle = axis.of(self.rank, (self.start + self.stop) // 2)[kernels]
         at = np.searchsorted(begins, middle, side="right") - 1
         inside = (at >= 0) & (middle < np.r_[ends, 0][at])
-        out = np.full(self.n, -1, dtype=np.int64)
-        out[kernels[inside]] = order[at[inside]]
         moments = [self.starts + calls.member[waits], self.arrivals + calls.number[waits]]
-        return out, np.stack(moments, axis=1)
+        return kernels[inside], order[at[inside]], np.stack(moments), (until - begin)[waits]
 
-    def _freely(self, wait_beside: Ints, run: Ints) -> Ints:
+    def _freely(self, beside: Ints, run: Ints) -> Ints:
         """How long each activity runs where its rank waits in no collective beside it (ns).
 
         Of a beside kernel the median of the same kernels (by name, and how many-th of its name in
         the step), over ranks and steps in which they were not beside; at most its own.
         """
-        beside = np.flatnonzero(wait_beside >= 0)
         if not len(beside):
             return run
         key = self._same_kernels()
-        free = np.flatnonzero((wait_beside < 0) & (key >= 0))
+        known = key >= 0
+        known[beside] = False
+        free = np.flatnonzero(known)
         keys, middle = _quantiles(key[free], run[free], 0.5)
         at = np.searchsorted(keys, key[beside])
         known = np.r_[keys, -1][at] == key[beside]
@@ -585,8 +598,8 @@ class _Joined:
         last = np.where(same, self.ends + last, self.begins + number)
         edges.add(last.ravel(), self.step_ends[chosen].ravel(), self.none)
 
-    def _begins(self) -> tuple[Ints, Ints]:
-        """Moments before the window, and which stand for them a round later."""
+    def _begins(self) -> tuple[Ints, Ints, Ints]:
+        """Moments before the window, when they were, and which stand for them a round later."""
         hosts, reports = self.hosts, self.reports
         last = np.flatnonzero(np.diff(self.stream, append=-1))
         # what is launched last of the window stands for what was launched before it
@@ -601,6 +614,10 @@ class _Joined:
             np.r_[
                 hosts.marks[:, 0], self.begins + np.arange(len(self.streams)),
                 self.earlies + np.arange(len(early)),
+            ],
+            np.r_[
+                hosts.at[hosts.marks[:, 0]], reports.free[self.streams],
+                reports.stop[reports.early],
             ],
             np.r_[hosts.marks[:, -1], self.ends + last, later],
         )  # fmt: skip

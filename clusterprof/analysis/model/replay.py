@@ -26,11 +26,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from hashlib import sha1
+from weakref import finalize
 
 import numpy as np
 
 from clusterprof.analysis.model.dataset import Bools, Floats, Ints
 from clusterprof.analysis.model.graph import NEVER, Graph, first_of, running_maximum, running_sum
+from clusterprof.analysis.model.timeline import Small
 
 #: until queues have filled or emptied, so many steps do not count: with 8 the host in the recording
 #: ddp-host-hidden saves 1.6 ms a step, with 12 3.7, and with twice the time 4.0
@@ -40,6 +42,10 @@ SETTLE_STEPS = 12
 #: kinds of lengths that edges pick from: the ends of queued activities, and of launched ones, the
 #: hosts' times since they were woken, running times, what a wake takes, and none
 QUEUED, LAUNCHED, SINCE, RUNNING, WAKING, NONE = range(6)
+
+#: codes of `Replay.unexplained_in`: what lies before an activity from the one before it on its
+#: stream, what does from its launch, and else
+FOLLOWING, LAUNCHING, ELSEWHERE = range(3)
 
 
 def length_places(hosts: int, activities: int) -> Ints:
@@ -75,17 +81,32 @@ class Lengths:
 
     @cached_property
     def digest(self) -> bytes:
-        """The same for the same lengths; processors have instructions for SHA-1."""
-        out = sha1(bytes([self.explained]), usedforsecurity=False)
-        for each in (self.own, self.run, self.woken):
-            out.update(f"{each.dtype} {each.shape}".encode())
-            out.update(np.ascontiguousarray(each).data)
-        return out.digest()
+        """The same for the same lengths."""
+        return bytes([self.explained]) + b"".join(map(_digest, (self.own, self.run, self.woken)))
+
+
+#: of arrays that are still there, by their `id`; what-ifs share most of theirs
+_DIGESTS = dict[int, bytes]()
+
+
+def _digest(array: Ints) -> bytes:
+    """The same for the same array; processors have instructions for SHA-1."""
+    key = id(array)
+    if key not in _DIGESTS:
+        out = sha1(f"{array.dtype} {array.shape}".encode(), usedforsecurity=False)
+        out.update(np.ascontiguousarray(array).data)
+        _DIGESTS[key] = out.digest()
+        finalize(array, _DIGESTS.pop, key)
+    return _DIGESTS[key]
 
 
 @dataclass(frozen=True)
 class Replay:
-    """A job's graph, and where each length is from. Times on the reference rank's clock (ns)."""
+    """A job's graph, and where each length is from. Times on the reference rank's clock (ns).
+
+    There is one of most things for each moment or activity of the job, so they are as narrow as
+    they can be: nothing may be multiplied in their types.
+    """
 
     graph: Graph
     #: the steady-state steps that it replays, one after the other
@@ -95,58 +116,56 @@ class Replay:
     pick: Ints
     plus: Ints
     #: host moments: place of the rank, of the step, and whether a wait ended there
-    host_rank: Ints
-    host_step: Ints
+    host_rank: Small
+    host_step: Small
     host_root: Bools
+    #: when each host moment was
+    host_at: Ints
     #: activities: the moment of the launch, place of the rank, of the step, and among those of the
     #: dataset
-    launch_moment: Ints
-    rank: Ints
-    step: Ints
-    activity: Ints
-    kind: Ints
+    launch_moment: Small
+    rank: Small
+    step: Small
+    activity: Small
+    kind: Small
     #: whether it is a member of a collective that waits for the others
     joined: Bools
     #: the length from the activity before it on its stream, and from its launch
-    before: Ints
-    latency: Ints
+    before: Small
+    latency: Small
+    #: what no recorded length explains of each (ns), and in which of both it is, if in any
+    unexplained: Small
+    unexplained_in: Small
     #: where a run of activities begins that wait for nothing else
     fresh: Bools
-    #: moments before the window, and which one stands for each a round later
+    #: moments before the window, when they were, and which one stands for each a round later
     first: Ints
+    first_ns: Ints
     again: Ints
     #: moments at which each rank's steps begin, and the last ends, [ranks, steps + 1]
     marks: Ints
-    #: when each moment was; 0 for ends of steps
-    recorded: Ints
-    #: what no recorded length explains, of each activity (ns)
-    unexplained: Ints
-    #: activities that ran while their rank waited in a collective: which wait, else -1
+    #: activities that ran while their rank waited in a collective, and beside which wait
+    beside: Ints
     wait_beside: Ints
-    #: how long each runs where nothing waits beside it
+    #: how long each activity runs where nothing waits beside it
     freely: Ints
-    #: waits: the moments of the member's start and of the last arrival, [waits, 2]
+    #: waits: the moments of the member's start and of the last arrival, [2, waits], and the length
     waits: Ints
-    #: the parts of `before`, `latency` and `plus` that are unexplained
-    loose: tuple[Ints, Ints, Ints]
+    waits_ns: Ints
+    #: the part of `plus` that is unexplained
+    loose: Ints
     #: each step's share of the long run, [steps]; None: all come equally often
     shares: Floats | None = None
 
-    @cached_property
+    @property
     def host_spans(self) -> tuple[Ints, Ints]:
         """When each host moment's own time began and ended in the recording."""
-        end = self.recorded[: len(self.host_rank)]
-        return end - self.lengths.own, end
+        return self.host_at - self.lengths.own, self.host_at
 
     @cached_property
     def host_begin(self) -> Ints:
         """Each host moment's last one at which a wait ended, or the window began."""
         return first_of(self.host_root)
-
-    @cached_property
-    def first_ns(self) -> Ints:
-        """When the moments before the window were."""
-        return self.recorded[self.first]
 
     @property
     def ends(self) -> int:
@@ -170,8 +189,8 @@ class Replay:
         The former among all activities, the latter among the former.
         """
         run = self.queues.run
-        rows = np.flatnonzero(np.isin(run, run[self._at_waits]))
-        return Queues(self, rows), rows, np.searchsorted(rows, self._at_waits)
+        rows = np.flatnonzero(np.isin(run, run[self.beside]))
+        return Queues(self, rows), rows, np.searchsorted(rows, self.beside)
 
     def since(self, lengths: Lengths) -> Ints:
         """Return each host moment's own time of its host since it was woken (ns)."""
@@ -179,7 +198,7 @@ class Replay:
 
     def times(self, lengths: Lengths) -> Ints:
         """Return all moments' times with these lengths, [moments] or [moments, what-ifs]."""
-        return self._passes(lengths)(self.first_ns)[-1][self.graph.place]
+        return self._passes(lengths)(self.first_ns)[-1][self.graph.place(np.arange(self.graph.moments))]
 
     def _passes(self, lengths: Lengths) -> Callable[[Ints], list[Ints]]:
         """A function from when what came before the window was (`first_ns`) to all times.
@@ -213,7 +232,7 @@ class Replay:
         of a pass with `lengths`, in the graph's order.
         """
         run = lengths.side_by_side().run.copy()
-        run[self._at_waits] -= self._saved_beside(lengths, times)
+        run[self.beside] -= self._saved_beside(lengths, times)
         return replace(lengths, run=run)
 
     def _ease(self, edges: Ints, lengths: Lengths, since: Ints, saved: Ints) -> None:
@@ -225,21 +244,15 @@ class Replay:
         edges[changed] = _like(self._plus(lengths)[changed], edges)
         queues.add_to(edges, since, run, lengths.explained)
 
-    @cached_property
-    def _at_waits(self) -> Ints:
-        """The activities beside waits in a collective."""
-        return np.flatnonzero(self.wait_beside >= 0)
-
     def _saved_beside(self, lengths: Lengths, times: Ints) -> Ints:
         """How much less each activity beside a wait takes where the wait is shorter (ns)."""
-        if not len(self.waits):
+        if not len(self.waits_ns):
             return lengths.run[:0]
-        recorded = np.diff(self.recorded[self.waits])[:, 0]
         left = times[self._waits[1]] - times[self._waits[0]]
-        part = np.clip(left / _like(recorded, left), 0.0, 1.0)
-        run = _like(lengths.run[self._at_waits], left)
-        faster = run - np.minimum(run, _like(self.freely[self._at_waits], run))
-        part = 1 - part[self.wait_beside[self._at_waits]]
+        part = np.clip(left / _like(self.waits_ns, left), 0.0, 1.0)
+        run = _like(lengths.run[self.beside], left)
+        faster = run - np.minimum(run, _like(self.freely[self.beside], run))
+        part = 1 - part[self.wait_beside]
         return np.asarray((part * faster).astype(np.int64))
 
     def edges(self, lengths: Lengths, since: Ints | None = None) -> Ints:
@@ -256,7 +269,7 @@ class Replay:
 
     def _plus(self, lengths: Lengths) -> Ints:
         """What is added to each edge's length; its unexplained part may be left out."""
-        return self.plus - self.loose[2] if lengths.explained else self.plus
+        return self.plus - self.loose if lengths.explained else self.plus
 
     @cached_property
     def picked(self) -> list[tuple[Ints, Ints]]:
@@ -274,12 +287,12 @@ class Replay:
     @cached_property
     def _first(self) -> Ints:
         """Where the moments before the window are in the graph's order."""
-        return np.asarray(self.graph.place[self.first])
+        return self.graph.place(self.first)
 
     @cached_property
     def _waits(self) -> Ints:
         """Where the waits' moments are in the graph's order, [2, waits]."""
-        return np.asarray(self.graph.place[self.waits.T])
+        return self.graph.place(self.waits)
 
     def pace(self, lengths: Lengths) -> np.ndarray:
         """Return the mean step (ns), [what-ifs], where the window's steps come again and again."""
@@ -313,8 +326,8 @@ class Replay:
         """
         begin, change = self.first_ns, np.zeros(0, dtype=np.int64)
         rounds, before = list[Ints](), list[Ints]()
-        passes, place = self._passes(lengths), self.graph.place
-        marks, again = place[self.marks], place[self.again]
+        passes = self._passes(lengths)
+        marks, again = self.graph.place(self.marks), self.graph.place(self.again)
         steps = max(self.marks.shape[1] - 1, 1)
         settled = -(-SETTLE_STEPS // steps)
         for _ in range(2 * settled):
@@ -356,13 +369,12 @@ class Queues:
 
     def __init__(self, job: Replay, rows: Ints | slice) -> None:
         self.launch_moment = job.launch_moment[rows]
-        #: what lies before each activity, from the one before it and from its launch, and how much
-        #: of either is unexplained
+        #: what lies before each activity, from the one before it and from its launch
         self.gaps = job.before[rows], job.latency[rows]
-        self.loose = job.loose[0][rows], job.loose[1][rows]
+        self.unexplained = job.unexplained[rows], job.unexplained_in[rows]
         fresh = job.fresh[rows]
         #: of each activity: its run's first one, and the number of its run
-        self.begin, self.run = first_of(fresh), np.cumsum(fresh) - 1
+        self.begin, self.run = first_of(fresh), np.cumsum(fresh, dtype=np.int32) - 1
         kinds = (job.picked[kind] for kind in (QUEUED, LAUNCHED, RUNNING))
         if isinstance(rows, slice):
             self.picked = list(kinds)
@@ -385,7 +397,9 @@ class Queues:
         """
         before, latency = self.gaps
         if explained:
-            before, latency = before - self.loose[0], latency - self.loose[1]
+            much, where = self.unexplained
+            before = before - np.where(where == FOLLOWING, much, 0)
+            latency = latency - np.where(where == LAUNCHING, much, 0)
         total = np.zeros((len(run) + 1, *run.shape[1:]), dtype=np.int64)
         np.cumsum(run + _like(before, run), axis=0, out=total[1:])
         launched = since.take(self.launch_moment, axis=0)

@@ -143,14 +143,15 @@ def _at_pace(job: Replay, tracing_ns: int, usual_ns: int, fetching: Ints) -> Unt
 
 def _made(job: Replay, tracing_ns: int, slower: float) -> Untraced:
     own, run = job.lengths.own, job.lengths.run
-    own = np.where(own > 0, np.maximum(own - tracing_ns, own // 5), own)
+    if tracing_ns:
+        own = np.where(own > 0, np.maximum(own - tracing_ns, own // 5), own)
 
     def longer(values: Ints) -> Ints:
         return np.where(job.kind == COMPUTE, (values * slower).astype(np.int64), values)
 
-    made = replace(job, freely=longer(job.freely)) if slower > 1 else job
-    lengths = replace(job.lengths, own=own, run=longer(run))
-    return Untraced(made, lengths, tracing_ns, own, slower)
+    if slower > 1:
+        job, run = replace(job, freely=longer(job.freely)), longer(run)
+    return Untraced(job, replace(job.lengths, own=own, run=run), tracing_ns, own, slower)
 
 
 def _least(enough: Callable[[float], bool], low: float, high: float, within: float) -> float:

@@ -26,7 +26,7 @@ from clusterprof.analysis.model.dataset import Dataset, Floats, Ints, once
 from clusterprof.analysis.model.graph import first_of, running_sum
 from clusterprof.analysis.model.recorded import replay
 from clusterprof.analysis.model.replay import Lengths, Replay
-from clusterprof.analysis.model.timeline import COLLECTIVE
+from clusterprof.analysis.model.timeline import COLLECTIVE, Small
 from clusterprof.analysis.model.untraced import MOST_SLOWER, explanations
 
 Part = Literal["host", "gpu"]
@@ -111,15 +111,16 @@ class WhatIfs:
         self.alone = np.asarray(
             [not (self.stage[self.peers.others(k)] == self.stage[k]).any() for k in places]
         )
-        self.step_of_host = np.clip(job.host_step, 0, len(job.steps) - 1)
+        self.step_of_host: Small = np.clip(job.host_step, 0, len(job.steps) - 1)
         #: activities that are no member of a collective, in the order of their launches
         work = np.flatnonzero(~job.joined & (job.kind != COLLECTIVE))
-        self.work = work[np.argsort(job.launch_moment[work], kind="stable")]
+        work = work[np.argsort(job.launch_moment[work], kind="stable")]
+        self.work: Small = work.astype(np.int32)
         self.host_phase, phase = self._phases()
         #: of each part: all places, and the rank, the step and the phase of each
-        self.parts: dict[Part, tuple[Ints, ...]] = {
-            "host": (np.arange(len(job.host_rank)), job.host_rank, self.step_of_host,
-                     self.host_phase),
+        self.parts: dict[Part, tuple[Small, ...]] = {
+            "host": (np.arange(len(job.host_rank), dtype=np.int32), job.host_rank,
+                     self.step_of_host, self.host_phase),
             "gpu": (self.work, job.rank, job.step, phase),
         }  # fmt: skip
         capture = dataset.capture
@@ -149,14 +150,14 @@ class WhatIfs:
         """How much of each host moment's own time lies in calls of each code of `NAMED`."""
         return host_activity.named_time(self.dataset, self.job.host_rank, *self.job.host_spans)
 
-    def _phases(self) -> tuple[Ints, Ints]:
+    def _phases(self) -> tuple[Small, Small]:
         """How many collectives each moment's host has launched before it in its step."""
         job = self.job
-        launches = np.zeros(len(job.host_rank), dtype=np.int64)
+        launches = np.zeros(len(job.host_rank), dtype=np.int32)
         launches[job.launch_moment[job.kind == COLLECTIVE]] = 1
         key = job.host_rank * (self.step_of_host.max(initial=0) + 1) + self.step_of_host
         first = first_of(np.diff(key, prepend=-1) != 0)
-        phase = running_sum(launches, first) - launches
+        phase = (running_sum(launches, first) - launches).astype(np.int32)
         return phase, phase[job.launch_moment]
 
     @property
