@@ -18,7 +18,7 @@ import numpy as np
 from clusterprof.analysis.model import limits, replay
 from clusterprof.analysis.model.dataset import Dataset, Ints
 from clusterprof.analysis.model.graph import first_of, ranges, running_maximum
-from clusterprof.analysis.model.replay import Lengths, Replay
+from clusterprof.analysis.model.replay import Block, Lengths, Replay
 from clusterprof.analysis.model.what_if import what_ifs
 from clusterprof.results import CriticalPath, PathPart, What
 
@@ -80,13 +80,18 @@ def _pieces(
     runs = queued | launched | (kind == replay.RUNNING)
     # the activity whose start or end an edge leads to, and the first one of those in a queue
     one = np.clip(np.where(reached < hosts + n, reached - hosts, reached - hosts - n), 0, n - 1)
-    first = np.where(queued, job.queues.begin[one], one)
-    since = job.since(lengths)
-    _, beyond = job.queues.launched(since, lengths.run, lengths.explained)
-    first = np.where(launched, _latest_launch(job, beyond)[one], first)
-    by_host = launched | (kind == replay.SINCE)
-    moment = np.where(launched, job.launch_moment[first], pick - job.places[replay.SINCE])
-    host = np.where(by_host, since[np.where(by_host, moment, 0)], 0)
+    first, by_host = one.copy(), launched | (kind == replay.SINCE)
+    moment, host = pick - job.places[replay.SINCE], np.zeros_like(one)
+    for block in job.blocks:
+        low, since = block.rows.start, block.since(lengths)
+        here = np.flatnonzero((queued | launched) & (one >= low) & (one < block.rows.stop))
+        if len(here):
+            latest, at = _latest_launch(block, lengths, since), one[here] - low
+            first[here] = low + np.where(queued[here], block.begin[at], latest[at])
+            moment[here] = job.launch_moment[first[here]]
+        low = block.hosts.start
+        mine = np.flatnonzero(by_host & (moment >= low) & (moment < block.hosts.stop))
+        host[mine] = since[moment[mine] - low]
     gap = plus + np.where(queued, job.before[first], np.where(launched, job.latency[first], 0))
     woken = np.where(kind == replay.WAKING, pick - job.places[replay.WAKING], 0)
     gap += np.where(kind == replay.WAKING, lengths.woken[woken], 0)
@@ -115,13 +120,15 @@ def _pieces(
     return ranks[order], what[order], length[order], unexplained[order]
 
 
-def _latest_launch(job: Replay, beyond: Ints) -> Ints:
-    """The activity of the run up to each one whose launch makes it end when it does.
+def _latest_launch(block: Block, lengths: Lengths, since: Ints) -> Ints:
+    """The activity of the run up to each one of a block whose launch makes it end when it does.
 
-    The greatest `beyond` (`Queues.launched`) so far rises where a launch comes too late.
+    What launches are beyond their queue (`Queues.launched`) rises where one comes too late.
     """
-    greatest = running_maximum(beyond, job.queues.run)
-    return first_of(job.fresh | np.r_[True, greatest[1:] > greatest[:-1]])
+    _, beyond = block.queues.launched(since, lengths.run[block.rows], lengths.explained)
+    greatest = running_maximum(beyond, block.run)
+    later = np.r_[True, greatest[1:] > greatest[:-1]]
+    return first_of(block.job.fresh[block.rows] | later)
 
 
 def critical_path(dataset: Dataset) -> CriticalPath | None:

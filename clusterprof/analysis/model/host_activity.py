@@ -176,8 +176,12 @@ def named_time(dataset: Dataset, place: Ints, begin: Ints, end: Ints) -> dict[st
     low, high = axis.of(place, begin), axis.of(place, end)
     chosen, before, out = np.zeros(len(calls.rank), dtype=bool), np.zeros_like(low), {}
     for code, wanted in NAMED.items():
+        known = chosen
         for one, pattern in wanted:
-            chosen |= calls.called(one, pattern)
+            chosen = chosen | calls.called(one, pattern)
+        if (chosen == known).all():
+            out[code] = np.broadcast_to(np.int64(0), low.shape)
+            continue
         spans = (axis.of(calls.rank[chosen], t[chosen]) for t in (calls.start, calls.stop))
         covered = union(*spans).within(low, high)
         out[code], before = covered - before, covered

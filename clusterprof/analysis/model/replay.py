@@ -48,6 +48,10 @@ QUEUED, LAUNCHED, SINCE, RUNNING, WAKING, NONE = range(6)
 FOLLOWING, LAUNCHING, ELSEWHERE = range(3)
 
 
+#: so many activities are looked at together: their lengths are some megabytes
+_AT_ONCE = 1 << 17
+
+
 def length_places(hosts: int, activities: int) -> Ints:
     """Return where each kind of length begins, of so many moments of hosts and activities."""
     return np.cumsum([0, activities, activities, hosts, activities, hosts])
@@ -162,11 +166,6 @@ class Replay:
         """When each host moment's own time began and ended in the recording."""
         return self.host_at - self.lengths.own, self.host_at
 
-    @cached_property
-    def host_begin(self) -> Ints:
-        """Each host moment's last one at which a wait ended, or the window began."""
-        return first_of(self.host_root)
-
     @property
     def ends(self) -> int:
         """The moment of the first activity's end; the others' follow."""
@@ -178,27 +177,21 @@ class Replay:
         return length_places(len(self.host_rank), len(self.rank))
 
     @cached_property
-    def queues(self) -> Queues:
-        """All activities."""
-        return Queues(self, slice(None))
-
-    @cached_property
-    def _beside(self) -> tuple[Queues, Ints, Ints]:
-        """Runs of activities of which any is beside a wait, their places, and of which those are.
-
-        The former among all activities, the latter among the former.
-        """
-        run = self.queues.run
-        rows = np.flatnonzero(np.isin(run, run[self.beside]))
-        return Queues(self, rows), rows, np.searchsorted(rows, self.beside)
-
-    def since(self, lengths: Lengths) -> Ints:
-        """Return each host moment's own time of its host since it was woken (ns)."""
-        return running_sum(lengths.own, self.host_begin)
+    def blocks(self) -> list[Block]:
+        """The job's ranks in parts, none of which has many activities."""
+        ranks = np.unique(self.host_rank)
+        rows, hosts = (np.searchsorted(of, ranks) for of in (self.rank, self.host_rank))
+        first = np.flatnonzero(np.diff(rows // _AT_ONCE, prepend=-1))
+        rows, hosts = np.r_[rows[first], len(self.rank)], np.r_[hosts[first], len(self.host_rank)]
+        return [
+            Block(self, slice(*each[:2]), slice(*each[2:]))
+            for each in np.stack([hosts[:-1], hosts[1:], rows[:-1], rows[1:]], axis=1).tolist()
+        ]
 
     def times(self, lengths: Lengths) -> Ints:
         """Return all moments' times with these lengths, [moments] or [moments, what-ifs]."""
-        return self._passes(lengths)(self.first_ns)[-1][self.graph.place(np.arange(self.graph.moments))]
+        found = self._passes(lengths)(self.first_ns)[-1]
+        return found[self.graph.place(np.arange(self.graph.moments))]
 
     def _passes(self, lengths: Lengths) -> Callable[[Ints], list[Ints]]:
         """A function from when what came before the window was (`first_ns`) to all times.
@@ -207,8 +200,7 @@ class Replay:
         in the graph's order.
         """
         lengths = lengths.side_by_side()
-        since = self.since(lengths)
-        plain = eased = self.edges(lengths, since)
+        plain = eased = self.edges(lengths)
         known = np.zeros(0, dtype=np.int64)
 
         def times(begin: Ints) -> list[Ints]:
@@ -220,7 +212,8 @@ class Replay:
             # from round to round the waits soon remain as they are
             if not np.array_equal(saved, known):
                 eased, known = plain.copy(), saved
-                self._ease(eased, lengths, since, saved)
+                for block in self.blocks:
+                    block.ease(eased, lengths, saved)
             return [found, self.one_pass(eased, begin)]
 
         return times
@@ -235,15 +228,6 @@ class Replay:
         run[self.beside] -= self._saved_beside(lengths, times)
         return replace(lengths, run=run)
 
-    def _ease(self, edges: Ints, lengths: Lengths, since: Ints, saved: Ints) -> None:
-        """Make `edges` those of the lengths whose activities beside waits take so much less."""
-        queues, rows, at = self._beside
-        run = lengths.run.take(rows, axis=0)
-        run[at] -= saved
-        changed = np.concatenate([each for each, _ in queues.picked])
-        edges[changed] = _like(self._plus(lengths)[changed], edges)
-        queues.add_to(edges, since, run, lengths.explained)
-
     def _saved_beside(self, lengths: Lengths, times: Ints) -> Ints:
         """How much less each activity beside a wait takes where the wait is shorter (ns)."""
         if not len(self.waits_ns):
@@ -255,28 +239,35 @@ class Replay:
         part = 1 - part[self.wait_beside]
         return np.asarray((part * faster).astype(np.int64))
 
-    def edges(self, lengths: Lengths, since: Ints | None = None) -> Ints:
-        """Return each edge's length, [edges] or [edges, what-ifs]; `since` where it is known."""
+    def edges(self, lengths: Lengths) -> Ints:
+        """Return each edge's length, [edges] or [edges, what-ifs]."""
         lengths = lengths.side_by_side()
-        since = self.since(lengths) if since is None else since
-        plus = self._plus(lengths)
-        out = np.array(np.broadcast_to(_like(plus, since), (len(plus), *since.shape[1:])))
-        self.queues.add_to(out, since, lengths.run, lengths.explained)
-        for kind, each in ((SINCE, since), (WAKING, lengths.woken)):
-            edges, at = self.picked[kind]
-            out[edges] += each.take(at, axis=0)
+        plus, woken = self.added(slice(None), lengths), lengths.woken
+        out = np.array(np.broadcast_to(_like(plus, woken), (len(plus), *woken.shape[1:])))
+        for block in self.blocks:
+            block.add_to(out, lengths)
+        edges, at = self._picked[WAKING]
+        out[edges] += woken.take(at, axis=0)
         return out
 
-    def _plus(self, lengths: Lengths) -> Ints:
-        """What is added to each edge's length; its unexplained part may be left out."""
-        return self.plus - self.loose if lengths.explained else self.plus
+    def added(self, edges: Ints | slice, lengths: Lengths) -> Ints:
+        """What is added to these edges' lengths; its unexplained part may be left out."""
+        plus = self.plus[edges]
+        return plus - self.loose[edges] if lengths.explained else plus
 
     @cached_property
-    def picked(self) -> list[tuple[Ints, Ints]]:
-        """Which edges pick a length of each kind that has any, and its place among those."""
+    def _picked(self) -> list[tuple[Ints, Ints]]:
+        """Which edges pick a length of each kind that has any, and its place among those; by it."""
         kind = np.searchsorted(self.places, self.pick, side="right") - 1
         edges = [np.flatnonzero(kind == each) for each in range(NONE)]
+        edges = [each[np.argsort(self.pick[each], kind="stable")] for each in edges]
         return [(e, self.pick[e] - begin) for e, begin in zip(edges, self.places, strict=False)]
+
+    def picked(self, kind: int, among: slice) -> tuple[Ints, Ints]:
+        """Which edges pick a length of a kind `among` all of them, and its place among those."""
+        edges, at = self._picked[kind]
+        mine = slice(*np.searchsorted(at, (among.start, among.stop)))
+        return edges[mine], at[mine] - among.start
 
     def one_pass(self, length: Ints, begin: Ints | None = None) -> Ints:
         """Return all moments' times with these lengths of edges, in the graph's order."""
@@ -361,48 +352,97 @@ class Replay:
         return np.array_equal(*change[0][self._waits]) and all(map(self.graph.goes_on, change))
 
 
+class Block:
+    """Some of a job's ranks, one after the other: their host moments and their activities.
+
+    What is computed of all lengths is computed of one block after the other: so it stays in the
+    processor's cache, and of a large job is never all there.
+    """
+
+    def __init__(self, job: Replay, hosts: slice, rows: slice) -> None:
+        self.job, self.hosts, self.rows = job, hosts, rows
+        #: of each activity: its run's first one, and the number of its run, both in this block
+        fresh = job.fresh[rows]
+        self.begin, self.run = first_of(fresh), np.cumsum(fresh, dtype=np.int32) - 1
+        #: each host moment's last one at which a wait ended, or the window began
+        self.root = first_of(job.host_root[hosts])
+        self.queues = Queues(self)
+
+    def since(self, lengths: Lengths) -> Ints:
+        """Return each host moment's own time of its host since it was woken (ns)."""
+        return running_sum(lengths.own[self.hosts], self.root)
+
+    def add_to(self, edges: Ints, lengths: Lengths) -> None:
+        """Add the lengths of this block to those edges that pick them."""
+        since = self.since(lengths)
+        mine, at = self.job.picked(SINCE, self.hosts)
+        edges[mine] += since.take(at, axis=0)
+        self.queues.add_to(edges, since, lengths.run[self.rows], lengths.explained)
+
+    def ease(self, edges: Ints, lengths: Lengths, saved: Ints) -> None:
+        """Make `edges` those of lengths of which what is beside a wait takes so much less."""
+        here = slice(*np.searchsorted(self.job.beside, (self.rows.start, self.rows.stop)))
+        if here.start == here.stop:
+            return
+        queues, rows, at = self._beside
+        run = lengths.run[self.rows].take(rows, axis=0)
+        run[at] -= saved[here]
+        changed = np.concatenate([each for each, _ in queues.picked])
+        edges[changed] = _like(self.job.added(changed, lengths), edges)
+        queues.add_to(edges, self.since(lengths), run, lengths.explained)
+
+    @cached_property
+    def _beside(self) -> tuple[Queues, Ints, Ints]:
+        """Runs of activities of which any is beside a wait, their places, and of which those are.
+
+        The former among this block's activities, the latter among the former.
+        """
+        here = slice(*np.searchsorted(self.job.beside, (self.rows.start, self.rows.stop)))
+        beside = self.job.beside[here] - self.rows.start
+        rows = np.flatnonzero(np.isin(self.run, self.run[beside]))
+        return Queues(self, rows), rows, np.searchsorted(rows, beside)
+
+
 class Queues:
-    """Activities of a job in whole runs (their places, ascending), and the edges that pick theirs.
+    """Activities of a block in whole runs (their places, ascending), and the edges that pick them.
 
     An edge picks a length of kind `QUEUED`, `LAUNCHED` or `RUNNING`, one place of `picked` each.
     """
 
-    def __init__(self, job: Replay, rows: Ints | slice) -> None:
-        self.launch_moment = job.launch_moment[rows]
-        #: what lies before each activity, from the one before it and from its launch
-        self.gaps = job.before[rows], job.latency[rows]
-        self.unexplained = job.unexplained[rows], job.unexplained_in[rows]
-        fresh = job.fresh[rows]
-        #: of each activity: its run's first one, and the number of its run
-        self.begin, self.run = first_of(fresh), np.cumsum(fresh, dtype=np.int32) - 1
-        kinds = (job.picked[kind] for kind in (QUEUED, LAUNCHED, RUNNING))
-        if isinstance(rows, slice):
-            self.picked = list(kinds)
-        else:
-            place = np.full(len(job.rank), -1)
+    def __init__(self, block: Block, rows: Ints | None = None) -> None:
+        job, every = block.job, block.rows
+        chosen = slice(None) if rows is None else rows
+        self.block, self.rows = block, every if rows is None else every.start + rows
+        self.begin, self.run = block.begin[chosen], block.run[chosen]
+        self.picked = [job.picked(kind, every) for kind in (QUEUED, LAUNCHED, RUNNING)]
+        if rows is not None:
+            place = np.full(every.stop - every.start, -1)
             place[rows] = np.arange(len(rows))
-            self.picked = [(e[place[at] >= 0], place[at[place[at] >= 0]]) for e, at in kinds]
+            self.begin = place[self.begin]
+            self.picked = [(e[place[at] >= 0], place[at[place[at] >= 0]]) for e, at in self.picked]
         self._ends, self._end = np.unique(self.picked[LAUNCHED][1], return_inverse=True)
         begin = self.begin[self._ends]
         begin[1:] = np.maximum(begin[1:], self._ends[:-1] + 1)
         # between an end and the next run's begin nothing is looked for
         bounds = np.stack([begin, self._ends + 1], axis=1).ravel()
-        self._bounds = bounds[bounds < len(fresh)]
+        self._bounds = bounds[bounds < len(self.run)]
 
     def launched(self, since: Ints, run: Ints, explained: bool) -> tuple[Ints, Ints]:
         """Return what the ends of queued activities are made of (ns), `run` being running times.
 
         Before each activity, and behind the last, the sum of all times in the queues so far; and
-        of each one its host's time until its launch, and its own, beyond that sum.
+        of each one its host's time until its launch (of those `since` it was woken), and its own,
+        beyond that sum.
         """
-        before, latency = self.gaps
+        job, rows = self.block.job, self.rows
+        before, latency = job.before[rows], job.latency[rows]
         if explained:
-            much, where = self.unexplained
+            much, where = job.unexplained[rows], job.unexplained_in[rows]
             before = before - np.where(where == FOLLOWING, much, 0)
             latency = latency - np.where(where == LAUNCHING, much, 0)
         total = np.zeros((len(run) + 1, *run.shape[1:]), dtype=np.int64)
         np.cumsum(run + _like(before, run), axis=0, out=total[1:])
-        launched = since.take(self.launch_moment, axis=0)
+        launched = since.take(job.launch_moment[rows] - self.block.hosts.start, axis=0)
         launched += _like(latency, run)
         launched += run
         launched -= total[1:]
