@@ -79,7 +79,7 @@ def places(values: Ints) -> tuple[Ints, Ints]:
 def narrow(values: Ints) -> npt.NDArray[Any]:
     """Return values in 32 bits where all of them fit."""
     least, most = values.min(initial=0), values.max(initial=0)
-    fits = -(2**31) <= least and most < 2**31
+    fits = least >= -(2**31) and most < 2**31
     return values.astype(np.int32) if fits else values
 
 

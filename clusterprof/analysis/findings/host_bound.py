@@ -25,10 +25,10 @@ from clusterprof.analysis.findings.finding import (
 )
 from clusterprof.analysis.findings.pipeline import evened
 from clusterprof.analysis.model import limits
+from clusterprof.analysis.model.by_report import STAMP_NS
 from clusterprof.analysis.model.dataset import Dataset, Floats, Ints
 from clusterprof.analysis.model.graph import NEVER
 from clusterprof.analysis.model.intervals import union
-from clusterprof.analysis.model.recorded import STAMP_NS
 from clusterprof.analysis.model.replay import Lengths
 from clusterprof.analysis.model.timeline import COMPUTE
 from clusterprof.analysis.model.what_if import Saved, WhatIfs

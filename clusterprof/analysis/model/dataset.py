@@ -155,10 +155,10 @@ class Activities:
         del table
         trim()
 
-    @property
-    def stream(self) -> Ints:
-        """The number of each one's stream in its report."""
-        return np.concatenate([each.activity["stream"].to_numpy() for each in self._tables])
+    def streams(self, k: int, until: int) -> Ints:
+        """The number of each one's stream in its report, of the ranks `k` to before `until`."""
+        tables = self._tables[k:until]
+        return np.concatenate([each.activity["stream"].to_numpy() for each in tables])
 
     @property
     def size(self) -> Ints:
@@ -166,12 +166,10 @@ class Activities:
         columns = (each.activity["size_bytes"] for each in self._tables)
         return np.concatenate([pc.fill_null(each, 0).to_numpy() for each in columns])
 
-    @property
-    def launch(self) -> Ints:
-        """When each one's launch began."""
-        times = [self._align(each.rank, wall_times(each)[2]) for each in self._tables]
-        release()
-        return np.concatenate(times)
+    def launches(self, k: int, until: int) -> Ints:
+        """When each one's launch began, of the ranks `k` to before `until`."""
+        tables = self._tables[k:until]
+        return np.concatenate([self._align(each.rank, wall_times(each)[2]) for each in tables])
 
 
 def _held(table: pa.Table, role: npt.NDArray[np.object_]) -> Bools:

@@ -14,6 +14,7 @@ from itertools import pairwise
 import numpy as np
 
 from clusterprof.analysis.model.dataset import Bools, Ints
+from clusterprof.analysis.model.timeline import Small
 
 #: a moment that no edge leads to, or an edge that is cut: earlier than anything
 NEVER = np.iinfo(np.int64).min >> 2
@@ -131,7 +132,7 @@ def ranges(low: Ints, count: Ints) -> Ints:
     return np.asarray(np.arange(total) + shift)
 
 
-def running_maximum(values: Ints, part: Ints) -> Ints:
+def running_maximum(values: Ints, part: Small) -> Ints:
     """Return the greatest value so far within each part: `part` [n] ascends, `values` [n(, m)]."""
     if not len(values):
         return values
@@ -150,7 +151,7 @@ def running_maximum(values: Ints, part: Ints) -> Ints:
     return raised
 
 
-def first_of(fresh: Bools) -> Ints:
+def first_of(fresh: Bools) -> Small:
     """Return where the part of each element begins, as one does where `fresh` [n] is true.
 
     In 32 bits: there is one for each of a job's moments.
@@ -159,7 +160,7 @@ def first_of(fresh: Bools) -> Ints:
     return np.maximum.accumulate(begin, out=begin)
 
 
-def running_sum(values: Ints, begin: Ints) -> Ints:
+def running_sum(values: Small, begin: Small) -> Ints:
     """Return the sum so far within each part; `begin` [n] is where it begins."""
     total: Ints = np.cumsum(values, axis=0)
     total -= (total - values).take(begin, axis=0)

@@ -74,29 +74,36 @@ def host_calls(dataset: Dataset) -> HostCalls:
     return HostCalls(dataset)
 
 
-def wait_calls(dataset: Dataset) -> tuple[Ints, Ints, Ints]:
-    """Calls in which a host may have waited for its device; on gloo its collectives.
+def wait_calls(dataset: Dataset, k: int, until: int) -> tuple[Ints, Ints, Ints]:
+    """Calls in which hosts of the ranks `k` to before `until` may have waited for their devices.
 
     A long CUDA call that waits by its nature, a launch into a full queue, and any that is too long;
-    calls that overlap are one. Returns the rank's place, begin and end (reference clock).
+    calls that overlap are one; on gloo collectives. Returns the rank's place, begin and end
+    (reference clock).
     """
     a, calls, axis = dataset.activities, host_calls(dataset), dataset.axis
     cuda, length = calls.called("cuda", ""), calls.stop - calls.start
-    rows = np.flatnonzero(cuda & (length >= limits.WAITING_CALL_NS))
+    here = (calls.rank >= k) & (calls.rank < until)
+    rows = np.flatnonzero(here & cuda & (length >= limits.WAITING_CALL_NS))
     waits = calls.called("cuda", WAITS)[rows] | (length[rows] >= limits.PAUSE_NS)
     begin, end = (axis.of(calls.rank[rows], t[rows]) for t in (calls.start, calls.stop))
-    waits |= _queued(dataset, begin) >= _QUEUE
+    waits |= _queued(dataset, k, until, begin) >= _QUEUE
     found = union(begin[waits], end[waits])
     (rank, start), (_, stop) = axis.back(found.start), axis.back(found.end)
     # a host without CUDA calls waits in its collectives, in each of several at once
-    own = np.flatnonzero((a.kind == COLLECTIVE) & ~calls.has_cuda[a.rank])
+    mine = a.lines.rows(k, until)
+    own = mine.start + np.flatnonzero((a.kind[mine] == COLLECTIVE) & ~calls.has_cuda[a.rank[mine]])
     return np.r_[rank, a.rank[own]], np.r_[start, a.start[own]], np.r_[stop, ends(dataset)[own]]
 
 
-def _queued(dataset: Dataset, time: Ints) -> Ints:
-    """How many launches of a rank have not ended at each of these times (on the axis)."""
+def _queued(dataset: Dataset, k: int, until: int, time: Ints) -> Ints:
+    """How many launches of a rank, one of `k` to before `until`, have not ended at each time.
+
+    Times are on the axis.
+    """
     a, axis = dataset.activities, dataset.axis
-    launched, stop = axis.of(a.rank, a.launch), axis.of(a.rank, a.stop)
+    rows = a.lines.rows(k, until)
+    launched, stop = (axis.of(a.rank[rows], t) for t in (a.launches(k, until), a.stop[rows]))
     order = np.argsort(launched, kind="stable")
     launched, stop = launched[order], stop[order]
     fresh = np.flatnonzero(np.diff(launched, prepend=-1))
@@ -106,6 +113,7 @@ def _queued(dataset: Dataset, time: Ints) -> Ints:
     return np.searchsorted(launched[fresh], time) - np.searchsorted(finished, time)
 
 
+@once
 def ends(dataset: Dataset) -> Ints:
     """When each activity ended, [activities] (reference clock); on gloo as its host went on.
 

@@ -49,7 +49,7 @@ FOLLOWING, LAUNCHING, ELSEWHERE = range(3)
 
 
 #: so many activities are looked at together: their lengths are some megabytes
-_AT_ONCE = 1 << 17
+AT_ONCE = 1 << 17
 
 
 def length_places(hosts: int, activities: int) -> Ints:
@@ -181,7 +181,7 @@ class Replay:
         """The job's ranks in parts, none of which has many activities."""
         ranks = np.unique(self.host_rank)
         rows, hosts = (np.searchsorted(of, ranks) for of in (self.rank, self.host_rank))
-        first = np.flatnonzero(np.diff(rows // _AT_ONCE, prepend=-1))
+        first = np.flatnonzero(np.diff(rows // AT_ONCE, prepend=-1))
         rows, hosts = np.r_[rows[first], len(self.rank)], np.r_[hosts[first], len(self.host_rank)]
         return [
             Block(self, slice(*each[:2]), slice(*each[2:]))

@@ -1,0 +1,409 @@
+"""What the moments of some ranks waited for, by their own reports: their hosts' and their devices'.
+
+A job is looked at part by part. A part's ranks lie one after the other in its arrays, and what is
+searched by time lies on one `Axis`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from functools import cached_property
+from typing import Any, Literal
+
+import numpy as np
+
+from clusterprof.align.columns import narrow, places
+from clusterprof.analysis.model import host_activity, limits
+from clusterprof.analysis.model.accounts import activity_of
+from clusterprof.analysis.model.dataset import Bools, Dataset, Ints
+from clusterprof.analysis.model.graph import NEVER
+from clusterprof.analysis.model.replay import ELSEWHERE, FOLLOWING, LAUNCHING
+from clusterprof.analysis.model.timeline import COLLECTIVE, COMPUTE, Small
+
+#: a queued kernel starts this long after the one before it, at most (1 to 2 µs on an H200), and the
+#: time stamps of one device may overlap by as much
+STAMP_NS = 2_000
+#: a window of 13 days is none; two thousand such times add up to a moment, and not to `NEVER`
+_LONGEST_NS = -NEVER >> 11
+
+_Side = Literal["left", "right"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """What some ranks' moments waited for, one rank after the other (reference clock, ns).
+
+    Of the whole job once parts are joined. -1 is no place.
+    """
+
+    #: activities launched in the window, by rank, stream and start: places in the dataset, of
+    #: their ranks, of the steps, and of their streams among those that are used
+    row: Small
+    rank: Small
+    step: Small
+    stream: Small
+    kind: Small
+    start: Ints
+    stop: Ints
+    #: the moment at which the host launched each, and which one came before it on its stream
+    launch: Small
+    previous: Small
+    #: the length from the latter, and from the launch; what no length explains, and where that is
+    follow: Small
+    latency: Small
+    unexplained: Small
+    unexplained_in: Small
+    #: what else waits: which of `row`, for which activity, how long after it, unexplained of that
+    waiting: Ints
+    other: Ints
+    after: Ints
+    after_unexplained: Ints
+    #: hosts' moments: when, places of ranks and steps; those at which a step begins, or the last
+    #: ends, [ranks, steps + 1]
+    at: Ints
+    host_rank: Small
+    host_step: Small
+    marks: Ints
+    #: moments at which a wait ends, the activity that it waited for, and how long after that
+    woken: Ints
+    woken_by: Ints
+    woken_ns: Ints
+    #: activities launched before the window, their ends, and which stand for them a round later
+    early: Ints
+    early_stop: Ints
+    early_again: Ints
+    #: streams that are used in the window: place of the rank, when they became free, and what was
+    #: launched last on each before every mark, [streams, steps + 1]
+    stream_rank: Ints
+    stream_free: Ints
+    stream_last: Ints
+    #: how many activities of the dataset its ranks have
+    activities: int
+
+    @property
+    def _sizes(self) -> dict[str, int]:
+        return {
+            "activities": self.activities, "row": len(self.row), "hosts": len(self.at),
+            "streams": len(self.stream_rank),
+        }  # fmt: skip
+
+
+#: fields of `Part` that are places, by what: in a job each is as much further on as its part is
+_PLACES = {
+    "activities": ("row", "other", "woken_by", "early"),
+    "streams": ("stream",),
+    "hosts": ("launch", "marks", "woken"),
+    "row": ("previous", "waiting", "early_again", "stream_last"),
+}
+
+
+def joined(parts: Sequence[Part]) -> Part:
+    """Return one part of all ranks; `parts` come in order."""
+    before = [dict.fromkeys(parts[0]._sizes, 0)]
+    for part in parts:
+        before.append({name: n + before[-1][name] for name, n in part._sizes.items()})
+    out: dict[str, Any] = {"activities": before[-1]["activities"]}
+    for each in fields(Part)[:-1]:
+        values = [getattr(part, each.name) for part in parts]
+        for among in (one for one, names in _PLACES.items() if each.name in names):
+            pairs = zip(values, before, strict=False)
+            values = [np.where(v < 0, v, v + n[among]).astype(v.dtype) for v, n in pairs]
+        out[each.name] = np.concatenate(values)
+    return Part(**out)
+
+
+def part_of(dataset: Dataset, steps: Ints, chosen: Ints, ranks: tuple[int, int]) -> Part | None:
+    """Return the part of those of `chosen` (places) from one of `ranks` to before the other.
+
+    None where their times are too far apart to be added up.
+    """
+    r = _Reports(dataset, steps, chosen, *ranks)
+    if r.reach() > _LONGEST_NS:
+        return None
+    hosts, devices, row = _Hosts(r), _Devices(r), r.row
+    streams, stream = np.unique(r.stream[row], return_inverse=True)
+    rank, early = r.rank[row], r.early
+    return Part(
+        row=row.astype(np.int32), rank=rank, kind=r.kind[row], start=r.start[row], stop=r.stop[row],
+        step=r.step(rank, r.launch[row], "left").astype(np.int16),
+        stream=stream.astype(np.int32), launch=hosts.launch.astype(np.int32),
+        previous=devices.previous.astype(np.int32), follow=narrow(devices.follow),
+        latency=narrow(devices.latency), unexplained=narrow(devices.unexplained),
+        unexplained_in=devices.last, waiting=devices.waiting, other=devices.other,
+        after=devices.after, after_unexplained=devices.after_unexplained,
+        at=hosts.at, host_rank=hosts.rank.astype(np.int32),
+        host_step=r.step(hosts.rank, hosts.at, "right").astype(np.int16), marks=hosts.marks,
+        woken=hosts.woken, woken_by=hosts.woken_by,
+        woken_ns=np.maximum(hosts.at[hosts.woken] - r.stop[hosts.woken_by], -limits.REACTS_NS),
+        early=early, early_stop=r.stop[early], early_again=_again(r, hosts.launch),
+        stream_rank=r.of_stream[streams], stream_free=r.free[streams],
+        stream_last=_last_launched(r, hosts, r.of_stream[streams], stream),
+        activities=len(r.rank),
+    )  # fmt: skip
+
+
+def _again(r: _Reports, launch: Ints) -> Ints:
+    """Which of `row` stand a round later for what was launched before the window; -1 for none.
+
+    What is launched last of the window stands for what was launched before it.
+    """
+    order, rank = np.argsort(launch, kind="stable"), r.rank[r.row]
+    early = r.rank[r.early]
+    left = np.searchsorted(early, early, side="right") - np.arange(len(early))
+    same = np.searchsorted(rank, early, side="right") - left
+    known = same >= np.searchsorted(rank, early)
+    return np.where(known, np.r_[order, -1][np.where(known, same, -1)], -1)
+
+
+def _last_launched(r: _Reports, hosts: _Hosts, ranks: Ints, stream: Ints) -> Ints:
+    """What was launched last on each stream (of `ranks`) before each of its host's marks, or -1."""
+    order, size = np.lexsort((hosts.launch, stream)), len(hosts.at) + 1
+    number, marks = np.arange(len(ranks))[:, None], hosts.marks[np.searchsorted(r.chosen, ranks)]
+    last = np.searchsorted((stream * size + hosts.launch)[order], number * size + marks)
+    last = np.r_[order, -1][last - 1]
+    return np.where(np.r_[stream, -1][last] == number, last, -1)
+
+
+class _Reports:
+    """The reports of the ranks `k` to before `until`, around `steps`; `chosen` are to be replayed.
+
+    Activities are places among those of these ranks: `row` are those launched in the window, by
+    rank, stream and start; `early` those launched before it, by rank and launch.
+    """
+
+    def __init__(self, dataset: Dataset, steps: Ints, chosen: Ints, k: int, until: int) -> None:
+        a = dataset.activities
+        chosen = chosen[(chosen >= k) & (chosen < until)]
+        self.dataset, self.ranks, self.chosen = dataset, (k, until), chosen
+        rows = self.rows = a.lines.rows(k, until)
+        self.rank, self.kind, self.start, self.launch = (
+            each[rows] for each in (a.rank, a.kind, a.start, a.launched)
+        )
+        self.stop = np.maximum(host_activity.ends(dataset)[rows], self.start)
+        d = dataset.timelines
+        at = np.flatnonzero(np.isin(d.step, steps) & np.isin(d.rank, chosen))
+        at = at.reshape(len(chosen), len(steps)).T
+        # the last step ends where the next one begins, if the report has that
+        last = np.where(np.r_[d.rank, -1][at[-1] + 1] == chosen, at[-1] + 1, -1)
+        end = np.where(last >= 0, d.host_begin[last], d.host_end[at[-1]])
+        begins = dataset.aligned(chosen, np.stack([*d.host_begin[at], end]))
+        #: when the steps begin, and the last ends, [ranks, steps + 1]; NEVER of ranks not chosen
+        self.begins = np.full((len(dataset.ranks), len(steps) + 1), NEVER)
+        self.begins[chosen] = np.maximum.accumulate(begins, axis=0).T
+        # a launch that ends as a step begins is of the step before
+        early = self.launch <= self.begins[self.rank, 0]
+        row = np.flatnonzero(~early & (self.launch <= self.begins[self.rank, -1]))
+        early = np.flatnonzero(early)
+        names, name = places(a.streams(k, until))
+        streams, self.stream = places(self.rank * np.int64(len(names)) + name)
+        #: each stream's rank, and when it became free of what was launched before the window
+        self.of_stream = streams // max(len(names), 1)
+        self.free = self.begins[self.of_stream, 0] - 10**12
+        np.maximum.at(self.free, self.stream[early], self.stop[early])
+        self.row = row[np.lexsort((self.start[row], self.stream[row]))]
+        self.early = early[np.lexsort((self.launch[early], self.rank[early]))]
+
+    def reach(self) -> float:
+        """How far from the window's begin a time of these reports is (ns)."""
+        rows, begin = np.r_[self.row, self.early], self.begins[:, 0].astype(float)
+        far = np.stack([self.start[rows], self.stop[rows]]) - begin[self.rank[rows]]
+        steps = self.begins[self.chosen] - begin[self.chosen, None]
+        return float(max(np.abs(each).max(initial=0.0) for each in (far, steps)))
+
+    def step(self, rank: Ints, time: Ints, side: _Side) -> Ints:
+        """The place among `steps` of each rank's `time`."""
+        axis, steps = self.dataset.axis, self.begins.shape[1]
+        begins = axis.of(self.chosen[:, None], self.begins[self.chosen]).ravel()
+        place = np.searchsorted(begins, axis.of(rank, time), side=side)
+        return place - 1 - steps * np.searchsorted(self.chosen, rank)
+
+    def place(
+        self, among: Ints, times: Ints, rank: Ints, time: Ints, side: _Side = "right"
+    ) -> Ints:
+        """How many of `among` (activities by rank and `times`) come before a rank's `time`."""
+        axis = self.dataset.axis
+        keys = axis.of(self.rank[among], times[among])
+        return np.searchsorted(keys, axis.of(rank, time), side=side)
+
+    def at(self, among: Ints, place: Ints, rank: Ints) -> Ints:
+        """The activities at these places of `among`, -1 where that is none of the rank's."""
+        found = np.r_[among, -1][place]
+        return np.where(np.r_[self.rank, -1][found] == rank, found, -1)
+
+    @cached_property
+    def by_stop(self) -> Ints:
+        """All activities by rank and end."""
+        return np.lexsort((self.stop, self.rank))
+
+    def ended_by(self, rank: Ints, time: Ints, launched_by: Ints | None = None) -> Ints:
+        """The rank's activity that ended last by each time (and was launched by then), or -1."""
+        place = self.place(self.by_stop, self.stop, rank, time) - 1
+        found = self.at(self.by_stop, place, rank)
+        if launched_by is None:
+            return found
+        for _ in range(limits.MOST):
+            place = place - ((found >= 0) & (self.launch[found] >= launched_by))
+            found = self.at(self.by_stop, place, rank)
+        return found
+
+    @cached_property
+    def place_of(self) -> Ints:
+        """The place in `row` of each activity; -1 of those launched at another time, and of -1."""
+        place = np.full(len(self.rank) + 1, -1)
+        place[self.row] = np.arange(len(self.row))
+        return place
+
+
+class _Hosts:
+    """The hosts' moments, by rank and time: launches, begins and ends of waits, begins of steps."""
+
+    def __init__(self, r: _Reports) -> None:
+        rank, begin, end = host_activity.wait_calls(r.dataset, *r.ranks)
+        inside = (begin >= r.begins[rank, 0]) & (end <= r.begins[rank, -1])
+        # who launches nothing waits for nothing
+        inside &= np.isin(rank, r.rank[r.row])
+        rank, begin, end = rank[inside], begin[inside], end[inside]
+        by = r.ended_by(rank, end + STAMP_NS)
+        # a copy from pageable memory may end a little after the call that makes it
+        launched = r.row[np.lexsort((r.launch[r.row], r.rank[r.row]))]
+        copy = r.at(launched, r.place(launched, r.launch, rank, begin, "left"), rank)
+        made = (copy >= 0) & (r.launch[copy] == begin) & (r.start[copy] < end)
+        made &= np.abs(r.stop[copy] - end) <= limits.REACTS_NS
+        by = np.where(made, copy, by)
+        # a call that no activity's end explains has cost the host its own time
+        waited = (by >= 0) & (r.stop[by] > begin) & (r.launch[by] < end)
+        rank, begin, end, by = rank[waited], begin[waited], end[waited], by[waited]
+        marks = r.begins[r.chosen]
+        parts = [marks.ravel(), r.launch[r.row], begin, end]
+        of = [np.repeat(r.chosen, marks.shape[1]), r.rank[r.row], rank, rank]
+        at, of_moment = np.concatenate(parts), np.concatenate(of)
+        kind = np.repeat([2, 1, 3, 0], [len(p) for p in parts])
+        order = np.lexsort((kind, at, of_moment))
+        self.at, self.rank = at[order], of_moment[order]
+        place = np.empty_like(order)
+        place[order] = np.arange(len(order))
+        marked, launches, _, ended = np.split(place, np.cumsum([len(p) for p in parts])[:-1])
+        #: the moment at which each activity of `row` was launched
+        self.launch = launches
+        #: moments of the steps' begins, and of the window's end, [`chosen`, steps + 1]
+        self.marks = marked.reshape(marks.shape)
+        #: the moments at which waits end, and the activities that they waited for
+        self.woken, self.woken_by = ended, by
+
+
+class _Devices:
+    """What the activities of `row` waited for; one element each, in that order."""
+
+    def __init__(self, r: _Reports) -> None:
+        row, stream = r.row, r.stream[r.row]
+        rank, start, stop, launch = (v[row] for v in (r.rank, r.start, r.stop, r.launch))
+        n = len(row)
+        fresh = np.diff(stream, prepend=-1) != 0
+        #: the place of the activity before it on its stream, -1 for a stream's first
+        self.previous = np.where(fresh, -1, np.arange(n) - 1)
+        before = np.where(fresh, r.free[stream], np.r_[0, stop][:-1])
+        follow, latency = start - before, start - launch
+        waiting, other = _queued_behind(r)
+        ready = before.copy()
+        np.maximum.at(ready, waiting, r.stop[other])
+        # an idle device begins at once: whatever takes longer waits for something else
+        idle = launch > ready + limits.REACTS_NS
+        # the lower quartile: others may have waited for something that is not known
+        least = _by_rank(r, idle, latency, 1 - limits.STEADY_FRAC, STAMP_NS)
+        # of a rank whose device hardly idles all may have
+        least = np.where(least > limits.REACTS_NS, STAMP_NS, least)
+        # kernels that waited for their launches would follow as those do that were queued
+        busy = (launch < before) & (follow <= STAMP_NS) & ~fresh
+        gap = _by_rank(r, busy, follow, limits.HALF, STAMP_NS)
+        queued, launched = before + STAMP_NS, launch + least
+        after_stream = np.full(n, NEVER)
+        np.maximum.at(after_stream, waiting, r.stop[other] + STAMP_NS)
+        ready = np.maximum.reduce([queued, launched, after_stream])
+        late = np.flatnonzero(start - ready > limits.REACTS_NS // 2)
+        by = r.ended_by(rank[late], start[late], launch[late])
+        found = (by >= 0) & (r.stop[by] > ready[late] - 2 * STAMP_NS)
+        # kernels of another stream may occupy all multiprocessors once a wait is over
+        found &= start[late] - r.stop[by] <= limits.PAUSE_NS
+        late, by = late[found], by[found]
+        unexplained = np.maximum(start - ready, 0)
+        unexplained[late] = start[late] - r.stop[by]
+        unexplained[unexplained <= limits.REACTS_NS // 2] = 0
+        # what is left of an activity's delay is on the edge that comes last
+        last = np.argmax(np.stack([queued, launched, after_stream]), axis=0).astype(np.int8)
+        last[late] = -1
+        #: the length to it, and from the launch
+        self.follow = np.where(last == FOLLOWING, follow, np.minimum(follow, gap))
+        self.latency = np.where(last == LAUNCHING, latency, np.minimum(latency, least))
+        self.unexplained = unexplained
+        after = start[waiting] - r.stop[other]
+        after = np.where(last[waiting] == ELSEWHERE, after, np.minimum(after, STAMP_NS))
+        #: the edge that `unexplained` is on
+        self.last = last
+        #: what else waits: the place of the waiting one, the other activity, how long after it, and
+        #: how much of that is unexplained
+        self.waiting, self.other = np.r_[waiting, late], np.r_[other, by]
+        self.after = np.r_[after, start[late] - r.stop[by]]
+        on_other = np.where(last[waiting] == ELSEWHERE, unexplained[waiting], 0)
+        self.after_unexplained = np.r_[on_other, unexplained[late]]
+
+
+def _by_rank(r: _Reports, chosen: Bools, values: Ints, part: float, otherwise: int) -> Ints:
+    """For each of `row` this quantile of its rank's `chosen` values; of none `otherwise`."""
+    rank = r.rank[r.row]
+    out = np.full(len(r.begins), otherwise)
+    known, found = quantiles(rank[chosen], values[chosen], part)
+    out[known] = found
+    return out[rank]
+
+
+def _queued_behind(r: _Reports) -> tuple[Ints, Ints]:
+    """Which activities wait for what was launched before them on another stream.
+
+    Collectives for all on the computing stream, and what is computed next for a Recv: by
+    stream, unless the recording contradicts. Places in `row`, and the other activities.
+    """
+    row, rank = r.row, r.rank[r.row]
+    counts = np.bincount(r.stream[r.kind == COMPUTE], minlength=len(r.of_stream))
+    most = np.lexsort((-counts, r.of_stream))
+    most = most[np.diff(r.of_stream[most], prepend=-1) != 0]
+    main = np.zeros(len(counts), dtype=bool)
+    main[most] = counts[most] > 0
+    main = main[r.stream]
+    computing = np.flatnonzero(main)
+    computing = computing[np.lexsort((r.launch[computing], r.rank[computing]))]
+    waiting = np.flatnonzero((r.kind[row] == COLLECTIVE) & ~main[row])
+    of, launch = rank[waiting], r.launch[row[waiting]]
+    other = r.at(computing, r.place(computing, r.launch, of, launch, "left") - 1, of)
+    waiting, other = waiting[other >= 0], other[other >= 0]
+    true = r.stop[other] <= r.start[row[waiting]] + STAMP_NS
+    true &= _believed(r.stream[row[waiting]], true)
+    got = row[_received(r)[row] & ~main[row]]
+    of, launch = r.rank[got], r.launch[got]
+    after = r.at(computing, r.place(computing, r.launch, of, launch), of)
+    after = r.place_of[after]
+    got, after = got[after >= 0], after[after >= 0]
+    next_ = r.stop[got] <= r.start[row[after]] + STAMP_NS
+    next_ &= _believed(r.rank[got], next_)
+    return np.r_[waiting[true], after[next_]], np.r_[other[true], got[next_]]
+
+
+def _received(r: _Reports) -> Bools:
+    """Which activities are Recvs."""
+    out = np.zeros(len(r.rank), dtype=bool)
+    of_all = activity_of(r.dataset)[r.dataset.collectives.operation == "Recv"]
+    out[of_all[(of_all >= r.rows.start) & (of_all < r.rows.stop)] - r.rows.start] = True
+    return out
+
+
+def _believed(part: Ints, true: Bools) -> Bools:
+    """Whether hardly any other assumption about the same part of the recording is contradicted."""
+    few: Bools = np.bincount(part, ~true) <= limits.WARNING_FRAC * np.bincount(part)
+    return few[part]
+
+
+def quantiles(key: Ints, values: Ints, part: float) -> tuple[Ints, Ints]:
+    """All keys, ascending, and a quantile of each one's values: one of them, of two the lower."""
+    ordered = values[np.lexsort((values, key))]
+    known, count = np.unique(key, return_counts=True)
+    return known, ordered[np.cumsum(count) - count + (part * (count - 1)).astype(int)]
