@@ -179,8 +179,8 @@ def _causes(dataset: Dataset, job: WhatIfs, lengths: Lengths) -> Iterator[_Cause
     if dataset.on_host:
         return
     usual = np.zeros(len(dataset.ranks))
-    for k in np.unique(replay.host_rank).tolist():
-        here = rest[slice(*np.searchsorted(replay.host_rank, [k, k + 1]))]
+    known, first = np.unique(replay.host_rank, return_index=True)
+    for k, here in zip(known.tolist(), np.split(rest, first[1:]), strict=True):
         # nothing is left of a host that is always in named calls
         if (here > 0).any():
             usual[k] = np.median(here[here > 0])

@@ -178,21 +178,18 @@ def named_time(dataset: Dataset, place: Ints, begin: Ints, end: Ints) -> dict[st
 
     `place` is each span's rank; `begin` and `end` are on the reference rank's clock.
     """
-    if not len(place):
-        return {code: np.zeros(0, dtype=np.int64) for code in NAMED}
     calls, axis = host_calls(dataset), dataset.axis
-    low, high = axis.of(place, begin), axis.of(place, end)
-    chosen, before, out = np.zeros(len(calls.rank), dtype=bool), np.zeros_like(low), {}
+    chosen = np.zeros(len(calls.rank), dtype=bool)
+    none = before = np.broadcast_to(np.int64(0), place.shape)
+    out = {}
     for code, wanted in NAMED.items():
-        known = chosen
-        for one, pattern in wanted:
-            chosen = chosen | calls.called(one, pattern)
-        if (chosen == known).all():
-            out[code] = np.broadcast_to(np.int64(0), low.shape)
-            continue
-        spans = (axis.of(calls.rank[chosen], t[chosen]) for t in (calls.start, calls.stop))
-        covered = union(*spans).within(low, high)
-        out[code], before = covered - before, covered
+        mine = np.logical_or.reduce([calls.called(*one) for one in wanted])
+        out[code] = none
+        if mine.any():
+            chosen |= mine
+            spans = (axis.of(calls.rank[chosen], t[chosen]) for t in (calls.start, calls.stop))
+            covered = union(*spans).within(axis.of(place, begin), axis.of(place, end))
+            out[code], before = covered - before, covered
     return out
 
 

@@ -269,8 +269,11 @@ class WhatIfs:
         if part == "host":
             took = lengths.own - self._in_common
         else:
-            took = np.minimum(lengths.run, job.freely)
-        np.add.at(total, (rank[rows], step[rows]), took[rows])
+            took = np.minimum(lengths.run, job.freely)[rows]
+        first = self._begins[part]
+        if len(first):
+            at = rows[first]
+            total[rank[at], step[at]] += np.add.reduceat(took, first)
         # a rank that is its stage's only one is compared by what each launch takes
         count = np.maximum(np.bincount(job.host_rank, minlength=len(total)), 1)[:, None]
         mine = self.peers.excess(total)
@@ -279,6 +282,16 @@ class WhatIfs:
             mine = np.where(self.alone[:, None], each, mine)
         out = np.zeros((len(total), len(self.dataset.steady_steps)))
         out[:, np.searchsorted(self.dataset.steady_steps, job.steps)] = mine
+        return out
+
+    @cached_property
+    def _begins(self) -> dict[Part, Ints]:
+        """Where each rank's steps begin among the places of each part, which are by both."""
+        out: dict[Part, Ints] = {}
+        for part, (rows, rank, step, _) in self.parts.items():
+            later = np.diff(rank[rows], prepend=-1) != 0
+            later |= np.diff(step[rows], prepend=-1) != 0
+            out[part] = np.flatnonzero(later)
         return out
 
     @cached_property
