@@ -104,31 +104,57 @@ def spans(dataset: Dataset, results: Results) -> pa.Table:
     most = next(count for ranks, count in _MOST.items() if len(dataset.ranks) <= ranks)
     durations = {step["step"]: step["duration_ns"] for step in results["steps"]}
     finest = max(durations[first[0]] // _FINEST, 1)
-    found, bound = _of_steps(dataset, first, names, 0), 0
-    # beyond all of the time there is nothing left to merge, however many ranks there are
-    while found.shape[1] > most and bound <= np.ptp(found[_START]):
-        bound = max(finest, bound * 2)
-        found = merged(found, bound)
+    found, bound = _that_fit(_of_steps(dataset, first, names), finest, most)
     fit = (_MOST_OF_ALL - found.shape[1]) * len(first) // max(found.shape[1], 1)
     others = [step["step"] for step in results["steps"] if step["step"] not in first]
     others = others[: max(min(fit, _MOST_STEPS - len(first)), 0)]
     if others:
-        found = _of_steps(dataset, [*first, *others], names, bound)
+        parts = _of_steps(dataset, [*first, *others], names)
+        found = _together([merged(each, bound) if bound else each for each in parts])
     found = found[:, np.lexsort((found[_START], found[_LANE]))]
     return _table(dataset, found, list(names), bound)
 
 
-def _of_steps(dataset: Dataset, steps: Sequence[int], names: Names, bound: int) -> Ints:
+def _together(parts: Sequence[Ints]) -> Ints:
+    return np.concatenate([_NONE, *parts], axis=1)
+
+
+def _that_fit(parts: Iterator[Ints], finest: int, most: int) -> tuple[Ints, int]:
+    """All spans, where there are more than `most` the short ones merged, and up to which length.
+
+    That is `finest`, or twice as long again and again. Ranks are merged for themselves, so that
+    never many more are there than fit.
+    """
+    kept, bound = list[Ints](), 0
+    for part in parts:
+        at = finest
+        while at <= bound:
+            part, at = merged(part, at), at * 2
+        kept.append(part)
+        # beyond all of the time there is nothing left to merge, however many ranks there are
+        while sum(each.shape[1] for each in kept) > most and bound <= _time(kept):
+            bound = max(finest, bound * 2)
+            kept = [merged(each, bound) for each in kept]
+    return _together(kept), bound
+
+
+def _time(parts: Sequence[Ints]) -> int:
+    """From the first begin of a span to the last."""
+    begins = [each[_START] for each in parts if each.size]
+    return int(max(map(np.max, begins)) - min(map(np.min, begins)))
+
+
+def _of_steps(dataset: Dataset, steps: Sequence[int], names: Names) -> Iterator[Ints]:
     """The spans of all ranks from the first begin of each step to its last end; fills `names`.
 
-    Those shorter than `bound` are merged. What is not of these steps has the number `_BESIDE`.
+    Some ranks after the others. What is not of these steps has the number `_BESIDE`.
     """
     d, aligned = dataset.timelines, dataset.accounts["aligned_begin_ns"].to_numpy()
     stop = aligned + d.end - d.begin
     drawn = [(aligned[d.step == each].min(), stop[d.step == each].max()) for each in steps]
     ahead, begin, end, step = _windows(d.step, d.begin, d.end, aligned - d.begin, steps, drawn)
     rank, _ = d.axis.back(begin)
-    waits, parts = _waits(dataset), [_NONE]
+    waits = _waits(dataset)
     for k, until in d.blocks(_MOST_AT_ONCE):
         here = slice(*np.searchsorted(rank, (k, until)))
         if here.start == here.stop:
@@ -138,9 +164,8 @@ def _of_steps(dataset: Dataset, steps: Sequence[int], names: Names, bound: int) 
         last = np.searchsorted(rank, found[_LANE] // len(ROWS), side="right") - 1
         at = np.minimum(np.searchsorted(end, found[_START], side="right"), last)
         found[_STEP], found[_START] = step[at], found[_START] + ahead[at]
-        parts.append(merged(found, bound) if bound else found)
+        yield found
         release()
-    return np.concatenate(parts, axis=1)
 
 
 def _windows(

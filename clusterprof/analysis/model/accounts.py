@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from clusterprof import threads
 from clusterprof.align.clock import Clock
 from clusterprof.analysis.model.dataset import Bools, Dataset, Ints, once
 from clusterprof.analysis.model.intervals import Intervals, union
@@ -56,12 +57,14 @@ def accounts(d: Timelines, ranks: Sequence[int], placed: pa.Table, clock: Clock)
     of = np.searchsorted(numbers, placed["rank"].to_numpy())
     start = d.axis.of(of, pc.fill_null(placed["start_ns"], 0).to_numpy())
     stop = start + pc.fill_null(placed["wait_ns"], 0).to_numpy()
-    parts = []
-    for k, until in d.blocks():
-        rows = np.searchsorted(d.rank, (k, until))
+
+    def spent(ranks: tuple[int, int]) -> Ints:
+        k, until = ranks
+        rows = slice(*np.searchsorted(d.rank, ranks))
         mine = np.flatnonzero((of >= k) & (of < until))
-        begin, end = d.begin[slice(*rows)], d.end[slice(*rows)]
-        parts.append(_spent(d, k, until, (begin, end), (start[mine], stop[mine])))
+        return _spent(d, k, until, (d.begin[rows], d.end[rows]), (start[mine], stop[mine]))
+
+    parts = threads.each(spent, d.blocks())
     compute, communication, either, busy, waiting, unlaunched, blocking = np.concatenate(
         parts, axis=1
     )

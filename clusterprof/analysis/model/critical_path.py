@@ -142,9 +142,10 @@ def critical_path(dataset: Dataset) -> CriticalPath | None:
         return None
     on_path = np.zeros((len(dataset.ranks), len(WHAT)))
     np.add.at(on_path, (found.rank, found.what), found.length)
-    spent = np.zeros_like(on_path)
-    np.add.at(spent[:, HOST], job.host_rank, base.own)
-    np.add.at(spent, (job.rank, OF_KIND[job.kind]), base.run)
+    spent, ranks = np.zeros_like(on_path), len(on_path)
+    spent[:, HOST] = np.bincount(job.host_rank, base.own, ranks)
+    for kind in np.unique(job.kind).tolist():
+        spent[:, OF_KIND[kind]] += np.bincount(job.rank, base.run * (job.kind == kind), ranks)
     known = np.unique(job.host_rank)
     mean = spent[known].mean(axis=0)
     whole = on_path.sum(axis=0)

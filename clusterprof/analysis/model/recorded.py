@@ -6,10 +6,12 @@ What a rank's own report tells comes from `by_report`; what its collectives wait
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from itertools import pairwise, starmap
 
 import numpy as np
 
+from clusterprof import threads
 from clusterprof.analysis.model import limits
 from clusterprof.analysis.model.accounts import activity_of
 from clusterprof.analysis.model.by_report import Part, joined, part_of, quantiles
@@ -52,7 +54,7 @@ def _replay(dataset: Dataset) -> tuple[Replay | None, int | None]:
     if not len(steps) or not len(chosen):
         return None, None
     ranges = dataset.activities.lines.blocks(AT_ONCE)
-    parts = [part_of(dataset, steps, chosen, each) for each in ranges]
+    parts = threads.each(partial(part_of, dataset, steps, chosen), ranges)
     if any(part is None for part in parts):
         return None, 0
     every, none = joined([part for part in parts if part]), np.zeros(0, dtype=np.int64)
@@ -168,7 +170,8 @@ class _Moments:
     def prior(self, rows: Ints) -> Small:
         """The moment before each of these on its stream: the end of another, or the begin."""
         previous = self.part.previous[rows]
-        return np.where(previous >= 0, self.ends + previous, self.begins + self.part.stream[rows])
+        begins = self.begins + self.part.stream[rows]
+        return np.asarray(np.where(previous >= 0, self.ends + previous, begins))
 
     def loose(self, rows: Ints, edge: int) -> Ints:
         """How much of what lies before these activities on an edge is unexplained."""

@@ -30,6 +30,7 @@ from weakref import finalize
 
 import numpy as np
 
+from clusterprof import threads
 from clusterprof.analysis.model.dataset import Bools, Floats, Ints
 from clusterprof.analysis.model.graph import NEVER, Graph, first_of, running_maximum, running_sum
 from clusterprof.analysis.model.timeline import Small
@@ -212,11 +213,14 @@ class Replay:
             # from round to round the waits soon remain as they are
             if not np.array_equal(saved, known):
                 eased, known = plain.copy(), saved
-                for block in self.blocks:
-                    block.ease(eased, lengths, saved)
+                self._ease(eased, lengths, saved)
             return [found, self.one_pass(eased, begin)]
 
         return times
+
+    def _ease(self, edges: Ints, lengths: Lengths, saved: Ints) -> None:
+        """Make `edges` those of lengths of which what is beside a wait takes so much less."""
+        threads.each(lambda block: block.ease(edges, lengths, saved), self.blocks)
 
     def eased(self, lengths: Lengths, times: Ints) -> Lengths:
         """Return the lengths where what ran beside a wait runs faster by the part that is gone.
@@ -244,10 +248,9 @@ class Replay:
         lengths = lengths.side_by_side()
         plus, woken = self.added(slice(None), lengths), lengths.woken
         out = np.array(np.broadcast_to(_like(plus, woken), (len(plus), *woken.shape[1:])))
-        for block in self.blocks:
-            block.add_to(out, lengths)
         edges, at = self._picked[WAKING]
         out[edges] += woken.take(at, axis=0)
+        threads.each(lambda block: block.add_to(out, lengths), self.blocks)
         return out
 
     def added(self, edges: Ints | slice, lengths: Lengths) -> Ints:
