@@ -126,13 +126,13 @@ def _without(dataset: Dataset, base: Lengths, mine: Bools) -> Lengths:
     They take what they slow it by. What they wait, for whichever rank, stays.
     """
     replayed = job_of(dataset).job
-    call = call_of(dataset, replayed)
+    call, run = call_of(dataset, replayed), base.run.copy()
+    rows = np.flatnonzero((call >= 0) & mine[call])
+    call = call[rows]
     waits = hidden_wait(dataset)[call].astype(np.int64)
-    waits += np.where(replayed.joined, 0, dataset.collectives.wait[call])
-    chosen = (call >= 0) & mine[call]
-    transfer = np.maximum(base.run - waits, 0)
-    overlapped = base.run - ((1 - _SLOWS) * transfer).astype(np.int64)
-    return replace(base, run=np.where(chosen, overlapped, base.run))
+    waits += np.where(replayed.joined[rows], 0, dataset.collectives.wait[call])
+    run[rows] -= ((1 - _SLOWS) * np.maximum(run[rows] - waits, 0)).astype(np.int64)
+    return replace(base, run=run)
 
 
 def _finding(dataset: Dataset, saved: Saved, operation: str, mine: Bools) -> Finding:

@@ -193,9 +193,9 @@ def activities_of(dataset: Dataset, job: Replay, rows: Bools) -> Bools:
     return np.asarray((call >= 0) & rows[call])
 
 
-def call_of(dataset: Dataset, job: Replay) -> Ints:
+def call_of(dataset: Dataset, job: Replay) -> Small:
     """The row of the placed table of each activity of the replay, -1 where it has none."""
-    return calls(dataset)[job.activity].astype(np.int64)
+    return calls(dataset)[job.activity]
 
 
 @once

@@ -20,6 +20,7 @@ from clusterprof.analysis.model.dataset import Bools, Dataset, Ints
 from clusterprof.analysis.model.graph import NEVER
 from clusterprof.analysis.model.replay import ELSEWHERE, FOLLOWING, LAUNCHING
 from clusterprof.analysis.model.timeline import COLLECTIVE, COMPUTE, Small
+from clusterprof.mapped import release
 
 #: a queued kernel starts this long after the one before it, at most (1 to 2 µs on an H200), and the
 #: time stamps of one device may overlap by as much
@@ -99,16 +100,17 @@ _PLACES = {
 
 
 def joined(parts: Sequence[Part]) -> Part:
-    """Return one part of all ranks; `parts` come in order."""
+    """Return one part of all ranks; `parts` come in order, and are used up."""
     before = [dict.fromkeys(parts[0]._sizes, 0)]
     for part in parts:
         before.append({name: n + before[-1][name] for name, n in part._sizes.items()})
     out: dict[str, Any] = {"activities": before[-1]["activities"]}
     for each in fields(Part)[:-1]:
-        values = [getattr(part, each.name) for part in parts]
+        # what is joined need not be there twice
+        values = [vars(part).pop(each.name) for part in parts]
         for among in (one for one, names in _PLACES.items() if each.name in names):
             pairs = zip(values, before, strict=False)
-            values = [np.where(v < 0, v, v + n[among]).astype(v.dtype) for v, n in pairs]
+            values = [np.add(v, n[among], out=v, where=v >= 0) for v, n in pairs]
         out[each.name] = np.concatenate(values)
     return Part(**out)
 
@@ -124,16 +126,16 @@ def part_of(dataset: Dataset, steps: Ints, chosen: Ints, ranks: tuple[int, int])
     hosts, devices, row = _Hosts(r), _Devices(r), r.row
     streams, stream = np.unique(r.stream[row], return_inverse=True)
     rank, early = r.rank[row], r.early
-    return Part(
+    part = Part(
         row=row.astype(np.int32), rank=rank, kind=r.kind[row], start=r.start[row], stop=r.stop[row],
-        step=r.step(rank, r.launch[row], "left").astype(np.int16),
+        step=r.step(rank, r.launch[row], "left").astype(np.int32),
         stream=stream.astype(np.int32), launch=hosts.launch.astype(np.int32),
         previous=devices.previous.astype(np.int32), follow=narrow(devices.follow),
         latency=narrow(devices.latency), unexplained=narrow(devices.unexplained),
         unexplained_in=devices.last, waiting=devices.waiting, other=devices.other,
         after=devices.after, after_unexplained=devices.after_unexplained,
         at=hosts.at, host_rank=hosts.rank.astype(np.int32),
-        host_step=r.step(hosts.rank, hosts.at, "right").astype(np.int16), marks=hosts.marks,
+        host_step=r.step(hosts.rank, hosts.at, "right").astype(np.int32), marks=hosts.marks,
         woken=hosts.woken, woken_by=hosts.woken_by,
         woken_ns=np.maximum(hosts.at[hosts.woken] - r.stop[hosts.woken_by], -limits.REACTS_NS),
         early=early, early_stop=r.stop[early], early_again=_again(r, hosts.launch),
@@ -141,6 +143,8 @@ def part_of(dataset: Dataset, steps: Ints, chosen: Ints, ranks: tuple[int, int])
         stream_last=_last_launched(r, hosts, r.of_stream[streams], stream),
         activities=len(r.rank),
     )  # fmt: skip
+    release()
+    return part
 
 
 def _again(r: _Reports, launch: Ints) -> Ints:
@@ -177,9 +181,8 @@ class _Reports:
         chosen = chosen[(chosen >= k) & (chosen < until)]
         self.dataset, self.ranks, self.chosen = dataset, (k, until), chosen
         rows = self.rows = a.lines.rows(k, until)
-        self.rank, self.kind, self.start, self.launch = (
-            each[rows] for each in (a.rank, a.kind, a.start, a.launched)
-        )
+        self.rank, self.kind, self.start = (each[rows] for each in (a.rank, a.kind, a.start))
+        self.launch = a.launches(k, until)[1]
         self.stop = np.maximum(host_activity.ends(dataset)[rows], self.start)
         d = dataset.timelines
         at = np.flatnonzero(np.isin(d.step, steps) & np.isin(d.rank, chosen))

@@ -134,16 +134,11 @@ class Activities:
 
         #: the place of the rank
         self.rank = lines.of
-        #: `launched`: when the launch had ended, or of one that ended later when it began
-        self.start, self.stop, self.launched = np.empty((3, len(self.rank)), dtype=np.int64)
+        self.start, self.stop = np.empty((2, len(self.rank)), dtype=np.int64)
         # rank by rank: all at once they would be in memory several times
         for k, tables in enumerate(self._tables):
-            start, stop, launch, end = (self._align(tables.rank, t) for t in wall_times(tables))
-            launched = np.where(end <= start, end, np.minimum(launch, start))
-            for times, each in zip(
-                (self.start, self.stop, self.launched), (start, stop, launched), strict=True
-            ):
-                times[lines.rows(k)] = each
+            for times, each in zip((self.start, self.stop), wall_times(tables), strict=False):
+                times[lines.rows(k)] = self._align(tables.rank, each)
             release()
         self.names, name = coded(table, "name")
         #: as in `timeline.KINDS`, and as in `names`
@@ -164,12 +159,22 @@ class Activities:
     def size(self) -> Ints:
         """How many bytes each one copies."""
         columns = (each.activity["size_bytes"] for each in self._tables)
-        return np.concatenate([pc.fill_null(each, 0).to_numpy() for each in columns])
+        sizes = np.concatenate([pc.fill_null(each, 0).to_numpy() for each in columns])
+        release()
+        return sizes
 
-    def launches(self, k: int, until: int) -> Ints:
-        """When each one's launch began, of the ranks `k` to before `until`."""
-        tables = self._tables[k:until]
-        return np.concatenate([self._align(each.rank, wall_times(each)[2]) for each in tables])
+    def launches(self, k: int, until: int) -> tuple[Ints, Ints]:
+        """When each one's launch began, of the ranks `k` to before `until`, and when it had ended.
+
+        The latter is no later than its start: there it is its begin.
+        """
+        times = [
+            [self._align(each.rank, time) for time in wall_times(each)[2:]]
+            for each in self._tables[k:until]
+        ]
+        launch, end = (np.concatenate(each) for each in zip(*times, strict=True))
+        start = self.start[self.lines.rows(k, until)]
+        return launch, np.where(end <= start, end, np.minimum(launch, start))
 
 
 def _held(table: pa.Table, role: npt.NDArray[np.object_]) -> Bools:

@@ -103,7 +103,7 @@ def _queued(dataset: Dataset, k: int, until: int, time: Ints) -> Ints:
     """
     a, axis = dataset.activities, dataset.axis
     rows = a.lines.rows(k, until)
-    launched, stop = (axis.of(a.rank[rows], t) for t in (a.launches(k, until), a.stop[rows]))
+    launched, stop = (axis.of(a.rank[rows], t) for t in (a.launches(k, until)[0], a.stop[rows]))
     order = np.argsort(launched, kind="stable")
     launched, stop = launched[order], stop[order]
     fresh = np.flatnonzero(np.diff(launched, prepend=-1))

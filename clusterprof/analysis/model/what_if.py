@@ -239,14 +239,15 @@ class WhatIfs:
         call = call_of(self.dataset, job)
         known = np.flatnonzero(job.joined & (call >= 0))
         last = np.searchsorted(self.dataset.ranks, c.last_rank[call[known]])
-        later = np.zeros(len(job.rank), dtype=np.int64)
-        later[known] = ahead[job.rank[known]] - ahead[last]
+        later = ahead[job.rank[known]] - ahead[last]
         if not later.any():
             return 0.0
+        took, after = saved.base.run[known], saved.without.run[known]
         savings = []
         for more in (later, -later):
-            run = np.maximum(saved.base.run + more, np.minimum(saved.base.run, 0))
-            without = np.where(saved.without.run == saved.base.run, run, saved.without.run)
+            run, without = saved.base.run.copy(), saved.without.run.copy()
+            run[known] = np.maximum(took + more, np.minimum(took, 0))
+            without[known] = np.where(after == took, run[known], after)
             lengths = replace(saved.base, run=run), replace(saved.without, run=without)
             savings.append(self._steps(lengths[0])[1] - self._steps(lengths[1])[1])
         return float(np.abs(np.asarray(savings) - saved.long_ns).max())
