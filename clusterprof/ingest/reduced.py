@@ -29,7 +29,7 @@ _CHUNK = 8 << 20
 #: bytes; to unpack a smaller table takes as long as all else that reading it takes
 _SMALL = 1 << 15
 #: bytes; a larger table lies in a file of the system's: there may be a thousand of them
-_LARGE = 1 << 20
+_LARGE = 1 << 18
 
 #: of each table, the column by which its rows are sorted
 _SORTED_BY = {
