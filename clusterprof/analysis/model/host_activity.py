@@ -82,10 +82,9 @@ def wait_calls(dataset: Dataset, k: int, until: int) -> tuple[Ints, Ints, Ints]:
     (reference clock).
     """
     a, calls, axis = dataset.activities, host_calls(dataset), dataset.axis
-    cuda, length = calls.called("cuda", ""), calls.stop - calls.start
-    here = (calls.rank >= k) & (calls.rank < until)
-    rows = np.flatnonzero(here & cuda & (length >= limits.WAITING_CALL_NS))
-    waits = calls.called("cuda", WAITS)[rows] | (length[rows] >= limits.PAUSE_NS)
+    rows, waits = long_calls(dataset)
+    here = slice(*np.searchsorted(calls.rank[rows], (k, until)))
+    rows, waits = rows[here], waits[here].copy()
     begin, end = (axis.of(calls.rank[rows], t[rows]) for t in (calls.start, calls.stop))
     waits |= _queued(dataset, k, until, begin) >= _QUEUE
     found = union(begin[waits], end[waits])
@@ -94,6 +93,15 @@ def wait_calls(dataset: Dataset, k: int, until: int) -> tuple[Ints, Ints, Ints]:
     mine = a.lines.rows(k, until)
     own = mine.start + np.flatnonzero((a.kind[mine] == COLLECTIVE) & ~calls.has_cuda[a.rank[mine]])
     return np.r_[rank, a.rank[own]], np.r_[start, a.start[own]], np.r_[stop, ends(dataset)[own]]
+
+
+@once
+def long_calls(dataset: Dataset) -> tuple[Ints, Bools]:
+    """The CUDA calls that are long, and which of them wait by their nature or their length."""
+    calls = host_calls(dataset)
+    cuda, length = calls.called("cuda", ""), calls.stop - calls.start
+    rows = np.flatnonzero(cuda & (length >= limits.WAITING_CALL_NS))
+    return rows, calls.called("cuda", WAITS)[rows] | (length[rows] >= limits.PAUSE_NS)
 
 
 def _queued(dataset: Dataset, k: int, until: int, time: Ints) -> Ints:

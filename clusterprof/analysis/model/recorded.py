@@ -12,7 +12,7 @@ from itertools import pairwise, starmap
 import numpy as np
 
 from clusterprof import threads
-from clusterprof.analysis.model import limits
+from clusterprof.analysis.model import host_activity, limits
 from clusterprof.analysis.model.accounts import activity_of
 from clusterprof.analysis.model.by_report import Part, joined, part_of, quantiles
 from clusterprof.analysis.model.dataset import Bools, Dataset, Ints, once
@@ -53,6 +53,8 @@ def _replay(dataset: Dataset) -> tuple[Replay | None, int | None]:
     chosen = np.flatnonzero(has == len(steps))
     if not len(steps) or not len(chosen):
         return None, None
+    # what all parts ask for, before several threads do
+    _ = host_activity.long_calls(dataset), host_activity.ends(dataset), activity_of(dataset)
     ranges = dataset.activities.lines.blocks(AT_ONCE)
     parts = threads.each(partial(part_of, dataset, steps, chosen), ranges)
     if any(part is None for part in parts):
