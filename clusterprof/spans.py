@@ -110,12 +110,12 @@ def spans(dataset: Dataset, results: Results) -> pa.Table:
     others = others[: max(min(fit, _MOST_STEPS - len(first)), 0)]
     if others:
         parts = _of_steps(dataset, [*first, *others], names)
-        found = _together([merged(each, bound) if bound else each for each in parts])
+        found = _all_of([merged(each, bound) if bound else each for each in parts])
     found = found[:, np.lexsort((found[_START], found[_LANE]))]
     return _table(dataset, found, list(names), bound)
 
 
-def _together(parts: Sequence[Ints]) -> Ints:
+def _all_of(parts: Sequence[Ints]) -> Ints:
     return np.concatenate([_NONE, *parts], axis=1)
 
 
@@ -135,7 +135,7 @@ def _that_fit(parts: Iterator[Ints], finest: int, most: int) -> tuple[Ints, int]
         while sum(each.shape[1] for each in kept) > most and bound <= _time(kept):
             bound = max(finest, bound * 2)
             kept = [merged(each, bound) for each in kept]
-    return _together(kept), bound
+    return _all_of(kept), bound
 
 
 def _time(parts: Sequence[Ints]) -> int:

@@ -10,6 +10,9 @@ from typing import TypeVar
 A = TypeVar("A")
 B = TypeVar("B")
 
+#: so many activities are looked at together: each of their columns is a megabyte, which a
+#: processor's cache holds
+AT_ONCE = 1 << 17
 #: more take memory, each for its part, and hardly time: a fifth of the work is Python's
 _MOST = 4
 

@@ -18,7 +18,6 @@ from clusterprof.analysis.model.by_report import Part, joined, part_of, quantile
 from clusterprof.analysis.model.dataset import Bools, Dataset, Ints, once
 from clusterprof.analysis.model.graph import NEVER, Graph, depths, first_of
 from clusterprof.analysis.model.replay import (
-    AT_ONCE,
     FOLLOWING,
     LAUNCHING,
     Lengths,
@@ -55,7 +54,7 @@ def _replay(dataset: Dataset) -> tuple[Replay | None, int | None]:
         return None, None
     # what all parts ask for, before several threads do
     _ = host_activity.long_calls(dataset), host_activity.ends(dataset), activity_of(dataset)
-    ranges = dataset.activities.lines.blocks(AT_ONCE)
+    ranges = dataset.activities.lines.blocks(threads.AT_ONCE)
     parts = threads.each(partial(part_of, dataset, steps, chosen), ranges)
     if any(part is None for part in parts):
         return None, 0
@@ -305,7 +304,7 @@ class _Moments:
     def _some_ranks(self) -> Iterator[slice]:
         """The rows of some ranks after those of others."""
         first = np.flatnonzero(np.diff(self.part.rank, prepend=-1))
-        first = first[np.diff(first // AT_ONCE, prepend=-1) != 0]
+        first = first[np.diff(first // threads.AT_ONCE, prepend=-1) != 0]
         return starmap(slice, pairwise([*first.tolist(), self.n]))
 
     def _freely(self, beside: Ints, run: Ints) -> Ints:

@@ -49,10 +49,6 @@ QUEUED, LAUNCHED, SINCE, RUNNING, WAKING, NONE = range(6)
 FOLLOWING, LAUNCHING, ELSEWHERE = range(3)
 
 
-#: so many activities are looked at together: their lengths are some megabytes
-AT_ONCE = 1 << 17
-
-
 def length_places(hosts: int, activities: int) -> Ints:
     """Return where each kind of length begins, of so many moments of hosts and activities."""
     return np.cumsum([0, activities, activities, hosts, activities, hosts])
@@ -182,7 +178,7 @@ class Replay:
         """The job's ranks in parts, none of which has many activities."""
         ranks = np.unique(self.host_rank)
         rows, hosts = (np.searchsorted(of, ranks) for of in (self.rank, self.host_rank))
-        first = np.flatnonzero(np.diff(rows // AT_ONCE, prepend=-1))
+        first = np.flatnonzero(np.diff(rows // threads.AT_ONCE, prepend=-1))
         rows, hosts = np.r_[rows[first], len(self.rank)], np.r_[hosts[first], len(self.host_rank)]
         return [
             Block(self, slice(*each[:2]), slice(*each[2:]))
