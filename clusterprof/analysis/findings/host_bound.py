@@ -174,7 +174,8 @@ def _causes(dataset: Dataset, job: WhatIfs, lengths: Lengths) -> Iterator[_Cause
     parts = job.named
     rest = replay.lengths.own - sum(parts.values())
     for code, part in parts.items():
-        yield _Cause(code, limits.LEAST_FRAC, (part * share).astype(np.int64), none)
+        if part.any():
+            yield _Cause(code, limits.LEAST_FRAC, (part * share).astype(np.int64), none)
     yield _Cause("host.sync", _SYNC_FRAC, nothing, _value_waits(dataset, job))
     if dataset.on_host:
         return

@@ -83,15 +83,17 @@ def _pieces(
     first, by_host = one.copy(), launched | (kind == replay.SINCE)
     moment, host = pick - job.places[replay.SINCE], np.zeros_like(one)
     for block in job.blocks:
-        low, since = block.rows.start, block.since(lengths)
+        low, begin = block.rows.start, block.hosts.start
         here = np.flatnonzero((queued | launched) & (one >= low) & (one < block.rows.stop))
-        if len(here):
-            latest, at = _latest_launch(block, lengths, since), one[here] - low
-            first[here] = low + np.where(queued[here], block.begin[at], latest[at])
-            moment[here] = job.launch_moment[first[here]]
-        low = block.hosts.start
-        mine = np.flatnonzero(by_host & (moment >= low) & (moment < block.hosts.stop))
-        host[mine] = since[moment[mine] - low]
+        mine = by_host & (moment >= begin) & (moment < block.hosts.stop)
+        mine[here] |= launched[here]
+        if not len(here) and not mine.any():
+            continue
+        since = block.since(lengths)
+        latest, at = _latest_launch(block, lengths, since), one[here] - low
+        first[here] = low + np.where(queued[here], block.begin[at], latest[at])
+        moment[here] = job.launch_moment[first[here]]
+        host[mine] = since[moment[mine] - begin]
     gap = plus + np.where(queued, job.before[first], np.where(launched, job.latency[first], 0))
     woken = np.where(kind == replay.WAKING, pick - job.places[replay.WAKING], 0)
     gap += np.where(kind == replay.WAKING, lengths.woken[woken], 0)
