@@ -114,3 +114,21 @@ def test_a_report_that_stays_on_its_node_is_said_where_no_state_can_say_it(
     printed = capfd.readouterr().err
     assert printed.count("\n") == 1
     assert {os.uname().nodename, f"{home.report}.nsys-rep"} <= set(printed.split())
+
+
+def test_a_report_that_is_collected_as_soon_as_it_is_there_stays_collected(
+    home: ReportTransfer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The job was given up, the report comes home after all, and somebody collects it at once.
+    states.advance(home.folder, "lost", "cut off", late=True)
+    Path(home.report + ".nsys-rep").write_bytes(WHOLE)
+    bring = home.bring
+
+    def collected(beside: bool = False) -> str | None:
+        problem = bring(beside)
+        states.advance(home.folder, "collected", "late")
+        return problem
+
+    monkeypatch.setattr(home, "bring", collected)
+    home.settle(0, 1.0, opened=True)
+    assert (state(home)["state"], state(home)["program_status"]) == ("collected", 0)

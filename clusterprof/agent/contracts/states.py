@@ -155,6 +155,16 @@ def advance(
         return _advance(folder, State(state), reason, at_ns or time.time_ns(), facts)
 
 
+def note(folder: str, otherwise: State, **facts: Any) -> None:
+    """Add `facts` to a rank's state, which stays as it is now; `otherwise`: it had none.
+
+    Raises OSError.
+    """
+    make(folder)
+    with _alone(folder):
+        _advance(folder, State.of(read(folder)) or otherwise, None, time.time_ns(), facts)
+
+
 def _advance(
     folder: str, new: State, reason: Optional[str], at_ns: int, facts: Dict[str, Any]
 ) -> bool:

@@ -100,12 +100,16 @@ class ReportTransfer:
             facts["report_at"] = self.made if self.stays else ""
         if self.reducing is not None and self.reducing.trouble:
             facts["not_reduced"] = self.reducing.trouble
-        lost = problem is not None or State.of(was) is State.LOST
-        state = State.LOST if lost else State.CAPTURED
         reason = "; ".join(self.reasons(was, problem, status, opened, list(troubles)))
         advanced = False
         with contextlib.suppress(OSError):  # one that is gone or full must not hurt the program
-            states.advance(self.folder, state, reason or None, **facts)
+            if problem is not None:
+                states.advance(self.folder, State.LOST, reason or None, **facts)
+            elif State.of(was) is State.LOST:
+                # somebody may have collected the report as soon as it was there
+                states.note(self.folder, State.LOST, **facts)
+            else:
+                states.advance(self.folder, State.CAPTURED, reason or None, **facts)
             advanced = True
             self.got_on()
         self.keep(paths.LOG)
@@ -224,9 +228,8 @@ class ReportTransfer:
         """Until its tables are made the report is on the node alone: the state has where, once."""
         if not self.place_known:
             self.place_known = True
-            now = State.of(states.read(self.folder)) or State.FINISHING
             with contextlib.suppress(OSError):
-                states.advance(self.folder, now, report_at=self.made)
+                states.note(self.folder, State.FINISHING, report_at=self.made)
 
     def reduce(self, reducing: Reducing, beside: bool) -> Optional[str]:
         """Make the report's tables where it is; "", or why there are none, or None: still open."""

@@ -336,10 +336,7 @@ class Writer:
         """The step that hung has ended."""
         hangs = states.read(self.folder).get("hangs")
         if hangs is not None and hangs["until_ns"] is None:
-            states.advance(
-                self.folder, State.of(states.read(self.folder)) or State.FINISHING,
-                hangs={**hangs, "until_ns": at_ns},
-            )  # fmt: skip
+            states.note(self.folder, State.FINISHING, hangs={**hangs, "until_ns": at_ns})
 
     def do_finish(self, peer: Peer) -> None:
         """Write all there is, and answer when that is done."""
@@ -421,8 +418,7 @@ class Writer:
             left_s = until - time.monotonic()
             trouble = reducing.wait(left_s, lambda: peer.answer(at=time.monotonic_ns()))
             if trouble:
-                now = State.of(states.read(folder)) or State.CAPTURED
-                states.advance(folder, now, not_reduced=trouble)
+                states.note(folder, State.CAPTURED, not_reduced=trouble)
             elif reducing.order.keep_reports == "none":
                 os.unlink(report)
 
