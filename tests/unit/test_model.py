@@ -13,13 +13,14 @@ from hypothesis import strategies as st
 from simulate import Job, simulate
 from simulate.cases import KINDS, cases
 
+from clusterprof import threads
 from clusterprof.analysis.model import host_activity, recorded
 from clusterprof.analysis.model.dataset import Dataset, Ints, connected
 from clusterprof.analysis.model.graph import NEVER, Graph, first_of, running_maximum, running_sum
 from clusterprof.analysis.model.replay import Replay
 from clusterprof.analysis.model.what_if import cut
 from clusterprof.ingest import gather
-from clusterprof.study import dataset_of
+from clusterprof.study import dataset_of, study
 
 RECORDINGS = Path(__file__).resolve().parent.parent / "data" / "recordings"
 NAMES = sorted(
@@ -205,6 +206,21 @@ def test_the_long_run_of_a_steady_job_has_the_windows_pace() -> None:
         dataset = simulated(kind)
         job = exact(dataset)
         assert job.pace(job.lengths) == pytest.approx(dataset.step_ns, rel=0.02), kind
+
+
+@pytest.mark.parametrize("name", ["nsys-2025.3/ddp-host-hidden", "kineto/gloo", *[*KINDS][::6]])
+def test_a_job_of_which_each_rank_is_looked_at_alone_has_the_same_results(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = RECORDINGS / name
+    ranks = gather([known]).ranks if known.exists() else list(simulated(name).tables)
+    at_once = study(ranks)
+    monkeypatch.setattr(threads, "AT_ONCE", 1)
+    alone = study(ranks)
+    job = recorded.replay(alone.dataset)
+    assert job is not None
+    assert len(job.blocks) == len(np.unique(job.host_rank)) > 1
+    assert alone.results == at_once.results
 
 
 @pytest.mark.parametrize("layout", [{"dp": 8}, {"dp": 2, "tp": 2, "pp": 2, "layers": 2}])

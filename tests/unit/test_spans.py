@@ -198,6 +198,16 @@ def test_ranks_that_are_looked_at_at_once_have_the_spans_of_each_alone(
         assert spans.spans(each.dataset, each.results).equals(each.lanes)
 
 
+def test_ranks_whose_spans_are_merged_one_after_the_other_have_those_of_all_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(spans, "_MOST", {2**31: 300})
+    made = study(simulate(_job())[0])
+    assert made.lanes["merged_below_ns"][0].as_py() > 0
+    monkeypatch.setattr(spans, "_MOST_AT_ONCE", 1)
+    assert spans.spans(made.dataset, made.results).equals(made.lanes)
+
+
 def test_the_innermost_span_is_the_open_one_that_began_last() -> None:
     start = np.array([0, 10, 20, 22, 50, 90])
     stop = np.array([100, 40, 30, 24, 120, 95])
