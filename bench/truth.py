@@ -301,7 +301,7 @@ def _replays(name: str, dataset: Dataset) -> Iterator[Row]:
     if job is None:
         return
     at = np.searchsorted(dataset.steady_steps, job.steps)
-    true = dataset.account("duration_ns")[np.unique(job.host_rank)][:, at].mean(axis=0)
+    true = dataset.account("duration_ns")[job.ranks][:, at].mean(axis=0)
     yield _apart("replay", name, true, _steps(job, job.lengths))
     half = np.arange(0, len(job.steps) - 1, 2)
     if len(half):
@@ -329,7 +329,7 @@ def lengths_of_others(job: Replay, steps: Ints, others: Ints) -> Lengths:
     order = np.argsort(job.launch_moment, kind="stable")
     work = job.joined * 4 + job.kind
     for step, other in zip(steps.tolist(), others.tolist(), strict=True):
-        for rank in np.unique(job.host_rank).tolist():
+        for rank in job.ranks.tolist():
             host = (
                 np.flatnonzero((job.host_rank == rank) & (job.host_step == s))
                 for s in (step, other)

@@ -5,7 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
 
 A = TypeVar("A")
 B = TypeVar("B")
@@ -15,6 +18,14 @@ B = TypeVar("B")
 AT_ONCE = 1 << 17
 #: more take memory, each for its part, and hardly time: a fifth of the work is Python's
 _MOST = 4
+
+
+def begins(first: npt.NDArray[Any], most: int) -> npt.NDArray[np.intp]:
+    """Return where parts begin among things with elements that begin at `first` (ascending).
+
+    The things of a part begin within `most` elements.
+    """
+    return np.flatnonzero(np.diff(first // most, prepend=-1))
 
 
 def each(function: Callable[[A], B], items: Iterable[A]) -> list[B]:

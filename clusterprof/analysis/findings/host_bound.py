@@ -180,8 +180,8 @@ def _causes(dataset: Dataset, job: WhatIfs, lengths: Lengths) -> Iterator[_Cause
     if dataset.on_host:
         return
     usual = np.zeros(len(dataset.ranks))
-    known, first = np.unique(replay.host_rank, return_index=True)
-    for k, here in zip(known.tolist(), np.split(rest, first[1:]), strict=True):
+    hosts = np.split(rest, replay.first_of_host[1:])
+    for k, here in zip(replay.ranks.tolist(), hosts, strict=True):
         # nothing is left of a host that is always in named calls
         if (here > 0).any():
             usual[k] = np.median(here[here > 0])
@@ -268,7 +268,7 @@ def _busy(dataset: Dataset, of: Ints, begin: Ints, end: Ints) -> Ints:
 def _summary(dataset: Dataset, job: WhatIfs, cause: _Cause, worst: int, saved: str) -> str:
     """A cause in words. `worst` is the place of the rank that spends most in it."""
     replay, rank = job.job, f"rank {dataset.ranks[worst]}"
-    each = len(replay.steps) * max(len(np.unique(replay.host_rank)), 1)
+    each = len(replay.steps) * max(len(replay.ranks), 1)
     plain = {
         "host.gil": f"Hosts wait for Python's GIL: {saved} (worst: {rank}).",
         "host.gc": f"Python's garbage collector, on one rank after another, costs {saved}.",

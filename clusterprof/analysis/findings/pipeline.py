@@ -107,7 +107,7 @@ def _imbalance(dataset: Dataset) -> tuple[list[Finding], Lengths]:
 
 def _even(job: WhatIfs, base: Lengths) -> Lengths:
     """The lengths where all stages compute and launch as much as the mean of them."""
-    replayed, ranks, count = job.job, np.unique(job.job.host_rank), len(job.stage)
+    replayed, ranks, count = job.job, job.job.ranks, len(job.stage)
     passed = activities_of(job.dataset, replayed, job.dataset.collectives.between_stages)
     shares = (replayed.kind == COMPUTE, (replayed.kind == COLLECTIVE) & ~passed)
     _, of = np.unique(job.stage[ranks], return_inverse=True)
@@ -143,7 +143,7 @@ def _slower(job: WhatIfs, base: Lengths, stage: Ints) -> Floats:
     replayed, every = job.job, job.dataset.activities
     kernels, cells = np.flatnonzero(replayed.kind == COMPUTE), (len(every.names), stage.max() + 1)
     rank = replayed.rank[kernels]
-    at = stage[np.searchsorted(np.unique(replayed.host_rank), rank)]
+    at = stage[np.searchsorted(replayed.ranks, rank)]
     key = every.name[replayed.activity[kernels]] * cells[1] + at
     took = np.bincount(key, base.run[kernels], cells[0] * cells[1]).reshape(cells)
     mean = took / np.maximum(np.bincount(key, minlength=took.size).reshape(cells), 1)

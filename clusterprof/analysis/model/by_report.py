@@ -35,7 +35,7 @@ _Side = Literal["left", "right"]
 class Part:
     """What some ranks' moments waited for, one rank after the other (reference clock, ns).
 
-    Of the whole job once parts are joined. -1 is no place.
+    Of the whole job once parts are joined. -1 stands for none.
     """
 
     #: activities launched in the window, by rank, stream and start: places in the dataset, of

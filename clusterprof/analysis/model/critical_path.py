@@ -148,7 +148,7 @@ def critical_path(dataset: Dataset) -> CriticalPath | None:
     spent[:, HOST] = np.bincount(job.host_rank, base.own, ranks)
     for kind in np.unique(job.kind).tolist():
         spent[:, OF_KIND[kind]] += np.bincount(job.rank, base.run * (job.kind == kind), ranks)
-    known = np.unique(job.host_rank)
+    known = job.ranks
     mean = spent[known].mean(axis=0)
     whole = on_path.sum(axis=0)
     imbalance = np.maximum(whole - mean, 0)

@@ -166,7 +166,7 @@ class Activities:
     def launches(self, k: int, until: int) -> tuple[Ints, Ints]:
         """When each one's launch began, of the ranks `k` to before `until`, and when it had ended.
 
-        The latter is no later than its start: there it is its begin.
+        Of one that ends after its start the latter is its begin, or that start if it is earlier.
         """
         times = [
             [self._align(each.rank, time) for time in wall_times(each)[2:]]

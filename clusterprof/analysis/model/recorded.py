@@ -183,7 +183,8 @@ class _Moments:
         """The graph with its lengths."""
         part, calls = self.part, self.calls
         by = self.end_of[part.woken_by]
-        wakes, by, after = (each[by >= 0] for each in (part.woken, by, part.woken_ns))
+        known = by >= 0
+        wakes, by, after = (each[known] for each in (part.woken, by, part.woken_ns))
         root = np.zeros(self.n_host, dtype=bool)
         root[wakes] = root[part.marks[:, 0]] = True
         own = np.where(root, 0, np.diff(part.at, prepend=part.at[:1]))
@@ -304,7 +305,7 @@ class _Moments:
     def _some_ranks(self) -> Iterator[slice]:
         """The rows of some ranks after those of others."""
         first = np.flatnonzero(np.diff(self.part.rank, prepend=-1))
-        first = first[np.diff(first // threads.AT_ONCE, prepend=-1) != 0]
+        first = first[threads.begins(first, threads.AT_ONCE)]
         return starmap(slice, pairwise([*first.tolist(), self.n]))
 
     def _freely(self, beside: Ints, run: Ints) -> Ints:

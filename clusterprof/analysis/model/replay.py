@@ -26,6 +26,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from hashlib import sha1
+from itertools import pairwise
 from weakref import finalize
 
 import numpy as np
@@ -174,15 +175,25 @@ class Replay:
         return length_places(len(self.host_rank), len(self.rank))
 
     @cached_property
+    def first_of_host(self) -> Ints:
+        """The first moment of each rank's host."""
+        return np.flatnonzero(np.diff(self.host_rank, prepend=-1))
+
+    @property
+    def ranks(self) -> Small:
+        """The places of the ranks that are replayed, ascending."""
+        return self.host_rank[self.first_of_host]
+
+    @cached_property
     def blocks(self) -> list[Block]:
         """The job's ranks in parts, none of which has many activities."""
-        ranks = np.unique(self.host_rank)
-        rows, hosts = (np.searchsorted(of, ranks) for of in (self.rank, self.host_rank))
-        first = np.flatnonzero(np.diff(rows // threads.AT_ONCE, prepend=-1))
-        rows, hosts = np.r_[rows[first], len(self.rank)], np.r_[hosts[first], len(self.host_rank)]
+        rows, hosts = np.searchsorted(self.rank, self.ranks), self.first_of_host
+        first = threads.begins(rows, threads.AT_ONCE)
+        of_hosts = pairwise([*hosts[first].tolist(), len(self.host_rank)])
+        of_rows = pairwise([*rows[first].tolist(), len(self.rank)])
         return [
-            Block(self, slice(*each[:2]), slice(*each[2:]))
-            for each in np.stack([hosts[:-1], hosts[1:], rows[:-1], rows[1:]], axis=1).tolist()
+            Block(self, slice(*each), slice(*other))
+            for each, other in zip(of_hosts, of_rows, strict=True)
         ]
 
     def times(self, lengths: Lengths) -> Ints:
@@ -209,14 +220,10 @@ class Replay:
             # from round to round the waits soon remain as they are
             if not np.array_equal(saved, known):
                 eased, known = plain.copy(), saved
-                self._ease(eased, lengths, saved)
+                threads.each(lambda block: block.ease(eased, lengths, saved), self.blocks)
             return [found, self.one_pass(eased, begin)]
 
         return times
-
-    def _ease(self, edges: Ints, lengths: Lengths, saved: Ints) -> None:
-        """Make `edges` those of lengths of which what is beside a wait takes so much less."""
-        threads.each(lambda block: block.ease(edges, lengths, saved), self.blocks)
 
     def eased(self, lengths: Lengths, times: Ints) -> Lengths:
         """Return the lengths where what ran beside a wait runs faster by the part that is gone.
@@ -365,6 +372,8 @@ class Block:
         self.begin, self.run = first_of(fresh), np.cumsum(fresh, dtype=np.int32) - 1
         #: each host moment's last one at which a wait ended, or the window began
         self.root = first_of(job.host_root[hosts])
+        #: which of the job's activities beside a wait are in this block
+        self.beside = slice(*np.searchsorted(job.beside, (rows.start, rows.stop)))
         self.queues = Queues(self)
 
     def since(self, lengths: Lengths) -> Ints:
@@ -380,12 +389,11 @@ class Block:
 
     def ease(self, edges: Ints, lengths: Lengths, saved: Ints) -> None:
         """Make `edges` those of lengths of which what is beside a wait takes so much less."""
-        here = slice(*np.searchsorted(self.job.beside, (self.rows.start, self.rows.stop)))
-        if here.start == here.stop:
+        if self.beside.start == self.beside.stop:
             return
         queues, rows, at = self._beside
         run = lengths.run[self.rows].take(rows, axis=0)
-        run[at] -= saved[here]
+        run[at] -= saved[self.beside]
         changed = np.concatenate([each for each, _ in queues.picked])
         edges[changed] = _like(self.job.added(changed, lengths), edges)
         queues.add_to(edges, self.since(lengths), run, lengths.explained)
@@ -396,8 +404,7 @@ class Block:
 
         The former among this block's activities, the latter among the former.
         """
-        here = slice(*np.searchsorted(self.job.beside, (self.rows.start, self.rows.stop)))
-        beside = self.job.beside[here] - self.rows.start
+        beside = self.job.beside[self.beside] - self.rows.start
         rows = np.flatnonzero(np.isin(self.run, self.run[beside]))
         return Queues(self, rows), rows, np.searchsorted(rows, beside)
 

@@ -58,7 +58,7 @@ def _size(job: Replay) -> int:
 
 def _entry(even: _Even) -> Slowdown:
     job, dataset = even.job, even.model.dataset
-    kinds, known = even.names, np.unique(job.host_rank)
+    kinds, known = even.names, job.ranks
     each = _size(job) * (len(kinds) + 3 + len(known)) <= _MOST
     (hosts, activities), (no_host, no_activity) = even.kept(True), even.kept(False)
     actual, ideal, host, *rest = even.pace(

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow.compute as pc
 
+from clusterprof import threads
 from clusterprof.align.columns import Ints, called, coded
 from clusterprof.analysis.model import limits
 from clusterprof.analysis.model.intervals import Axis, Intervals, union
@@ -114,9 +115,8 @@ class Timelines:
 
         What is computed of each activity of a range takes 150 bytes meanwhile.
         """
-        number = self.first[:-1] // most
-        first = np.flatnonzero(np.diff(number, prepend=-1)).tolist()
-        return list(pairwise([*first, len(number)]))
+        first = threads.begins(self.first[:-1], most).tolist()
+        return list(pairwise([*first, len(self.tables)]))
 
     def ran(self, k: int, until: int, *kinds: Sequence[int]) -> list[Intervals]:
         """When anything ran on the devices of the ranks `k` to before `until`, for each `kinds`."""

@@ -264,8 +264,7 @@ class WhatIfs:
     def _excess(self, part: Part, lengths: Lengths) -> Floats:
         job, shape = self.job, (len(self.dataset.ranks), len(self.job.steps))
         total = np.full(shape, np.nan)
-        known = np.unique(job.host_rank)
-        total[known] = 0.0
+        total[job.ranks] = 0.0
         rows, rank, step, _ = self.parts[part]
         if part == "host":
             took = lengths.own - self._in_common
@@ -305,7 +304,7 @@ class WhatIfs:
         share = self.base.own / np.maximum(job.lengths.own, 1)
         for part in self.named.values():
             spent = np.bincount(job.host_rank, part, len(self.dataset.ranks))
-            each = np.sort(spent[np.unique(job.host_rank)])
+            each = np.sort(spent[job.ranks])
             if len(each) and each[(len(each) - 1) // 2] >= limits.HALF * each[-1] > 0:
                 common += (part * share).astype(np.int64)
         return common
