@@ -102,37 +102,40 @@ def test_no_near_word_is_made_up(capsys: pytest.CaptureFixture[str]) -> None:
     assert "clusterprof report --help" in text
 
 
-@pytest.mark.parametrize("verb", [None, *main.verbs()])
 def test_help_begins_with_what_it_is_for_and_examples(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, verb: str | None
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "100")  # where no example needs a second line
-    words = [verb] if verb else []
-    status, text = printed(capsys, "help", *(words or ["help"]))
-    assert status == 0
-    assert words or printed(capsys, "help") == (0, text)
-    assert printed(capsys, *words, "--help") == (0, text)
-    places = [text.index(part) for part in ("\nexamples:\n", "\nusage: ", "--help")]
-    assert places == sorted(places)
-    assert places[0] > 20
-    examples = text[places[0] : places[1]].splitlines()[2:]
-    assert examples
-    assert all(line.startswith("  clusterprof ") for line in examples if line)
+    assert printed(capsys, "help") == printed(capsys, "--help") == printed(capsys, "help", "help")
+    for words in ([], *([verb] for verb in main.verbs())):
+        status, text = printed(capsys, *words, "--help")
+        assert status == 0
+        assert printed(capsys, "help", *words) == (0, text)
+        places = [text.index(part) for part in ("\nexamples:\n", "\nusage: ", "--help")]
+        assert places == sorted(places), text
+        assert places[0] > 20
+        examples = text[places[0] : places[1]].splitlines()[2:]
+        assert examples, text
+        assert all(line.startswith("  clusterprof ") for line in examples if line), text
 
 
-@pytest.mark.parametrize("verb", main.verbs())
+def _unknown_options(text: str, allowed: set[str]) -> set[str]:
+    """The options in the examples of a verb's help that the rest of the help does not have."""
+    examples, _, options = text.partition("\nusage: ")
+    commands = examples.partition("\nexamples:\n")[2].splitlines()
+    before_program = " ".join(line.partition(" -- ")[0] for line in commands)
+    used = set(re.findall(r"(?<= )--[a-z-]+", before_program))
+    return {option for option in used - allowed if not re.search(rf"{option}\b", options)}
+
+
 def test_an_example_has_only_options_that_the_verb_knows(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, verb: str
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "100")
-    _, text = printed(capsys, verb, "--help")
-    examples, _, options = text.partition("\nusage: ")
-    ours = examples.partition("\nexamples:\n")[2]
-    before = [line.partition(" -- ")[0] for line in ours.splitlines()]
-    used = {each for line in before for each in re.findall(r"(?<= )--[a-z-]+", line)}
     theirs = {"--ntasks-per-node", "--gpus-per-node", "--nproc-per-node"}
-    allowed = theirs if verb in launchers.names() or verb == "sbatch" else set()
-    assert {each for each in used - allowed if not re.search(rf"{each}\b", options)} == set()
+    for verb in main.verbs():
+        allowed = theirs if verb in launchers.names() or verb == "sbatch" else set()
+        assert _unknown_options(printed(capsys, verb, "--help")[1], allowed) == set(), verb
 
 
 @pytest.mark.parametrize("word", ["-V", "--version"])

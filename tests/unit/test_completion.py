@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
+from itertools import product
 
 import pytest
 
@@ -15,33 +16,30 @@ def printed(capsys: pytest.CaptureFixture[str], *words: str) -> str:
     return capsys.readouterr().out
 
 
-@pytest.mark.parametrize("verb", main.verbs())
 def test_a_verb_hands_out_its_parser_and_works_afterwards(
-    verb: str, capsys: pytest.CaptureFixture[str]
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    found = main.parser_of(verb)
-    flags = {flag for each in found._actions for flag in each.option_strings}
-    assert {"--help", "--color", "--debug"} <= flags
-    with pytest.raises(SystemExit):
-        main.main([verb, "--help"])
-    shown = capsys.readouterr().out
     hidden = {"--lines", "--probe"}
-    assert {flag for flag in flags - hidden if flag not in shown} == set()
+    for verb in main.verbs():
+        actions = main.parser_of(verb)._actions
+        flags = {flag for action in actions for flag in action.option_strings}
+        assert {"--help", "--color", "--debug"} <= flags, verb
+        with pytest.raises(SystemExit):
+            main.main([verb, "--help"])
+        shown = capsys.readouterr().out
+        assert {flag for flag in flags - hidden if flag not in shown} == set(), verb
 
 
-@pytest.mark.parametrize("columns", [60, 80, 200])
-@pytest.mark.parametrize("verb", [*main.verbs(), "help"])
-def test_no_line_of_the_help_is_wider_than_the_terminal(
-    verb: str, columns: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    this = main.parser() if verb == "help" else main.parser_of(verb)
-    monkeypatch.setenv("COLUMNS", str(columns))
-    shown = this.format_help()
-    assert max(map(len, shown.splitlines())) <= columns
-    # a shell reads an example that goes on in the next line as it was
-    as_read = " ".join(shown.replace("\\\n", " ").split())
-    for example in this.examples:
-        assert all(" ".join(part.split()) in as_read for part in example.split("   ")), example
+def test_no_line_of_the_help_is_wider_than_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    parsers = [main.parser(), *map(main.parser_of, main.verbs())]
+    for parser, columns in product(parsers, (60, 80, 200)):
+        monkeypatch.setenv("COLUMNS", str(columns))
+        shown = parser.format_help()
+        assert max(map(len, shown.splitlines())) <= columns, shown
+        # a shell reads an example that goes on in the next line as it was
+        as_read = " ".join(shown.replace("\\\n", " ").split())
+        words = [part for example in parser.examples for part in example.split("   ")]
+        assert [part for part in words if " ".join(part.split()) not in as_read] == []
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
