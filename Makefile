@@ -5,7 +5,7 @@
 # TORCH_INDEX_URL  a package index that has torch for this machine; without one pip's own choice
 #                  is taken, which on Linux may bring gigabytes of CUDA libraries along. PyTorch's
 #                  index of CPU builds: TORCH_INDEX_URL=https://download.pytorch.org/whl/cpu
-# JOBS             how many tests run side by side (make test: 2, of which one uses nsys)
+# JOBS             how many tests run side by side (4; they wait more than they compute)
 # ARGS             further arguments for pytest: make test ARGS='-k clock -x'
 # TRUTH            make truth: a further folder of recordings with its truth.json
 # LARGE            make bench: a folder with two large reports to merge
@@ -20,7 +20,7 @@ MAKEFLAGS += --no-print-directory
 PYTHON ?= python3
 VENV ?= .venv
 TORCH_INDEX_URL ?=
-JOBS ?= 2
+JOBS ?= 4
 ARGS ?=
 LARGE ?=
 TRACES ?=
@@ -35,6 +35,7 @@ LOCK := tests/requirements.txt
 BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install -qq --disable-pip-version-check --only-binary :all:
 READY := $(VENV)/.ready
+PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist loadgroup
 SHELL_SCRIPTS = $(shell git ls-files '*.sh' '*.sbatch' .ci/run)
 
 .PHONY: help
@@ -71,12 +72,24 @@ parts: ## install the real parts the tests use (Slurm, nsys, Chromium; root, Deb
 	@$(firstword $(wildcard $(BIN)/python) $(PYTHON)) tests/lab/deepspeed.py
 
 .PHONY: test
-test: $(READY) parts ## run all tests, on real parts
-	@$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup --durations=15 --durations-min=1 $(ARGS)
+test: $(READY) parts ## run all tests, on real parts: what has to pass before a change lands
+	@$(PYTEST) $(ARGS)
 
 .PHONY: unit
-unit: $(READY) ## run the unit tests only: seconds, no processes, nothing to install
-	@$(BIN)/python -m pytest tests/unit $(ARGS)
+unit: $(READY) ## run the unit tests: no study of a recording, no process, a minute
+	@$(PYTEST) tests/unit $(ARGS)
+
+.PHONY: science
+science: $(READY) ## run the tests that study recordings and simulated jobs: three minutes
+	@$(PYTEST) tests/science $(ARGS)
+
+.PHONY: golden
+golden: $(READY) ## compare all results, tables, pages and plans with those kept (ARGS=--write: keep)
+	@$(PYTEST) tests/golden -m golden $(ARGS)
+
+.PHONY: long
+long: $(READY) parts ## run what is no question at every change: sizes, frameworks, fuzzing
+	@$(PYTEST) -m long $(ARGS)
 
 .PHONY: lint
 lint: $(READY) ## ruff, mypy, import layers, shell scripts

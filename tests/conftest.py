@@ -18,10 +18,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from lab import cluster, command, evidence, faults, hosts, leftovers
+from lab import cluster, command, durations, evidence, faults, hosts, leftovers, side_by_side
 from lab.command import Completed
 from lab.parts import PARTS
-from lab.processors import Share
 
 from clusterprof.agent.nsys import START_VARIABLE
 
@@ -31,7 +30,6 @@ ROOT = Path(__file__).resolve().parent.parent
 _FIXTURES = {"slurm": "slurm", "slurm_state": "slurm", "ssh_hosts": "hosts"}
 _session = pytest.StashKey[str]()
 _folders = pytest.StashKey[list[Path]]()
-_share = pytest.StashKey[Share]()
 _left_out = pytest.StashKey["Counter[str]"]()
 _left_over = pytest.StashKey[list[str]]()
 
@@ -63,8 +61,7 @@ def pytest_configure(config: pytest.Config) -> None:
         # keeps what it compiled.
         for folder in (ROOT / "clusterprof", ROOT / "launchers"):
             compileall.compile_dir(folder, quiet=2)
-    config.stash[_session] = session = os.environ[leftovers.MARK]
-    config.stash[_share] = Share(session, command.scratch.name if _is_worker(config) else "main")
+    config.stash[_session] = os.environ[leftovers.MARK]
     config.stash[_folders] = [command.scratch]
     config.stash[_left_out] = Counter()
     config.stash[_left_over] = []
@@ -86,26 +83,24 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             config.stash[_left_out][f"{part.what}: {reason}"] += len(needing)
             for item in needing:
                 item.add_marker(pytest.mark.skip(reason=f"needs {part.what}: {reason}"))
+    side_by_side.order(items, ROOT)
     if _is_worker(config):
-        from lab import lanes  # where there is no pytest-xdist no one gets here
-
-        lanes.write(items, command.scratch.with_name(f"lanes-{command.scratch.name}"))
+        side_by_side.write(items, command.scratch.with_suffix(".groups"))
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     if config.getvalue("dist") != "loadgroup":
         return None
-    from lab.lanes import Lanes
+    from lab.groups import Groups  # where there is no pytest-xdist no one gets here
 
-    return Lanes(config, log, command.scratch)
+    return Groups(config, log, command.scratch)
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
     command.forget()
     command.settings = {START_VARIABLE: "60"}  # a busy machine may take its time to start nsys
-    item.config.stash[_share].weigh(urgent=item.get_closest_marker("needs_nsys") is not None)
 
 
 def _refuse_skip(report: pytest.TestReport | pytest.CollectReport) -> None:
@@ -122,6 +117,7 @@ def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
     _refuse_skip(report)
     if report.failed:
         report.sections += evidence.sections(getattr(item, "funcargs", {}).get("tmp_path"))
+        leftovers.end_of_test(item.config.stash[_session], item.nodeid)
     return report
 
 
@@ -157,7 +153,6 @@ def pytest_sessionfinish(session: pytest.Session) -> Iterator[None]:
         return
     cluster.remove_orphans(Path(tempfile.gettempdir()))
     hosts.remove_orphans(Path(tempfile.gettempdir()))
-    stash[_share].close()
     left = leftovers.settle(stash[_session], stash[_folders])
     if left:
         leftovers.end(left, stash[_session], stash[_folders])
@@ -169,6 +164,7 @@ def pytest_terminal_summary(
     terminalreporter: pytest.TerminalReporter, config: pytest.Config
 ) -> None:
     faults.print_table(terminalreporter)
+    durations.write(terminalreporter, ROOT)
     if left_out := config.stash[_left_out]:
         verb = "FAILED for want of" if _all_required() else "left out for want of"
         terminalreporter.section("tests left out", yellow=True)

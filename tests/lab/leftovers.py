@@ -58,10 +58,11 @@ def _belongs(pid: int, mark: str, folders: Iterable[Path]) -> bool:
 
 
 def _test(pid: int) -> str:
+    """The test that was running when the process was started, and its phase: `a.py::b (call)`."""
     for entry in _read(pid, "environ").split(b"\0"):
         name, _, value = entry.partition(b"=")
         if name == b"PYTEST_CURRENT_TEST":
-            return value.decode(errors="replace").rpartition(" (")[0]
+            return value.decode(errors="replace")
     return ""
 
 
@@ -90,6 +91,12 @@ def settle(mark: str, folders: Iterable[Path] = (), seconds: float = 120.0) -> l
     while (left := find(mark, folders)) and time.monotonic() < deadline:
         time.sleep(0.1)
     return left
+
+
+def end_of_test(mark: str, nodeid: str) -> None:
+    """Kill what the body of this test started and did not end; what its fixtures started stays."""
+    left = [process for process in find(mark) if process.test == f"{nodeid} (call)"]
+    end(left, mark)
 
 
 def end(left: Iterable[Leftover], mark: str, folders: Iterable[Path] = ()) -> None:
