@@ -225,8 +225,9 @@ def test_all_that_make_installs_is_locked_by_its_hash_but_for_torch() -> None:
     named = {pin.partition("==")[0] for pin in pinned}
     assert set(groups["torch"]) - named == set(), "make lock"
     assert "torch" not in named
-    installs = re.findall(r"\$\(INSTALL\) (.*)", (ROOT / "Makefile").read_text())
+    installs = re.findall(r"\$\((?:UV_)?INSTALL\) (.*)", (ROOT / "Makefile").read_text())
     assert installs == [
+        "--require-hashes --no-deps --requirement $(VENV)/uv.txt",
         "--require-hashes --no-deps --requirement $(LOCK)",
         "$(if $(TORCH_INDEX_URL),--index-url '$(TORCH_INDEX_URL)') '$(TORCH)'",
         "--no-deps --no-build-isolation --editable .",
