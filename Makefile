@@ -76,7 +76,10 @@ venv: $(READY) ## the environment with clusterprof, torch and the test tools
 parts: ## install the real parts the tests use (Slurm, nsys, Chromium; root, Debian)
 	@tests/lab/install.sh
 	@$(firstword $(wildcard $(BIN)/python) $(PYTHON)) tests/lab/perfetto_ui.py
-	@$(firstword $(wildcard $(BIN)/python) $(PYTHON)) tests/lab/deepspeed.py
+
+.PHONY: deepspeed
+deepspeed: $(READY) ## install and compile DeepSpeed, a minute, for `make long`
+	@$(BIN)/python tests/lab/deepspeed.py
 
 .PHONY: test
 test: $(READY) parts ## run all tests, on real parts: what has to pass before a change lands
@@ -95,7 +98,7 @@ golden: $(READY) ## compare all results, tables, pages and plans with those kept
 	@$(PYTEST) tests/golden -m golden $(ARGS)
 
 .PHONY: long
-long: $(READY) parts ## run what is no question at every change: sizes, frameworks, fuzzing
+long: $(READY) parts deepspeed ## run what is no question at every change: sizes, frameworks, fuzzing
 	@$(PYTEST) -m long $(ARGS)
 
 .PHONY: lint

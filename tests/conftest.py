@@ -72,6 +72,8 @@ def pytest_unconfigure() -> None:
         shutil.rmtree(command.scratch, ignore_errors=True)
 
 
+# The last: what `-m` leaves out needs no part.
+@pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in items:
         for fixture in getattr(item, "fixturenames", ()):

@@ -2,7 +2,7 @@
 
 In the environment itself transformers and accelerate would find it and behave otherwise. Its
 processes compile an operation at their first start. Run as a program this installs and compiles it
-(`make parts`); where that cannot be done it says so and exits 0: the tests name what they leave
+(`make long`); where that cannot be done it says so and exits 0: the tests name what they leave
 out.
 """
 
