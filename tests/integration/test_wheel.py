@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import sysconfig
-import tarfile
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +11,7 @@ from pathlib import Path
 import pytest
 from lab import command
 from lab.command import Completed
+from lab.unpack import unpack
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -38,8 +38,7 @@ def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The unpacked source archive."""
     archive = _build(ROOT, "sdist", tmp_path_factory.mktemp("sdist"))
     folder = tmp_path_factory.mktemp("unpacked")
-    with tarfile.open(archive) as packed:
-        packed.extractall(folder, filter="data")
+    unpack(archive, folder)
     (top,) = folder.iterdir()
     return top
 
