@@ -72,7 +72,7 @@ _BESIDE = -(2**62)
 
 #: ranks that begin within so many activities are looked at at once: they have ten times as many
 #: calls of the host
-_MOST_AT_ONCE = 50_000
+AT_ONCE = 50_000
 
 #: spans that are kept of the typical and the worst step: 12 bytes each in the page, which has at
 #: most 6 MB up to 64 ranks and 12 MB beyond
@@ -92,24 +92,28 @@ _LANE, _STEP, _OF_KIND, _NAME, _START, _LENGTH, _COUNT = range(7)
 _NONE = np.zeros((7, 0), dtype=np.int64)
 
 
-def spans(dataset: Dataset, results: Results) -> pa.Table:
+def spans(
+    dataset: Dataset, results: Results, *, most: int | None = None, at_once: int = AT_ONCE
+) -> pa.Table:
     """The spans (schema SPANS) of the typical and the worst step, and of others where few are.
 
-    They come in the order of rank, row and time. Steps that are not in it did not fit.
+    They come in the order of rank, row and time. Steps that are not in it did not fit. Of the first
+    two steps `most` spans are kept (None: as many as the page can hold), the short ones merged.
     """
     first = steps_to_look_at(results)
     if not first:
         return SPANS.empty_table()
     names: Names = {}
-    most = next(count for ranks, count in _MOST.items() if len(dataset.ranks) <= ranks)
+    if most is None:
+        most = next(count for ranks, count in _MOST.items() if len(dataset.ranks) <= ranks)
     durations = {step["step"]: step["duration_ns"] for step in results["steps"]}
     finest = max(durations[first[0]] // _FINEST, 1)
-    found, bound = _that_fit(_of_steps(dataset, first, names), finest, most)
+    found, bound = _that_fit(_of_steps(dataset, first, names, at_once), finest, most)
     fit = (_MOST_OF_ALL - found.shape[1]) * len(first) // max(found.shape[1], 1)
     others = [step["step"] for step in results["steps"] if step["step"] not in first]
     others = others[: max(min(fit, _MOST_STEPS - len(first)), 0)]
     if others:
-        parts = _of_steps(dataset, [*first, *others], names)
+        parts = _of_steps(dataset, [*first, *others], names, at_once)
         found = _all_of([merged(each, bound) if bound else each for each in parts])
     found = found[:, np.lexsort((found[_START], found[_LANE]))]
     return _table(dataset, found, list(names), bound)
@@ -144,7 +148,7 @@ def _time(parts: Sequence[Ints]) -> int:
     return int(max(map(np.max, begins)) - min(map(np.min, begins)))
 
 
-def _of_steps(dataset: Dataset, steps: Sequence[int], names: Names) -> Iterator[Ints]:
+def _of_steps(dataset: Dataset, steps: Sequence[int], names: Names, at_once: int) -> Iterator[Ints]:
     """The spans of all ranks from the first begin of each step to its last end; fills `names`.
 
     Some ranks after the others. What is not of these steps has the number `_BESIDE`.
@@ -155,7 +159,7 @@ def _of_steps(dataset: Dataset, steps: Sequence[int], names: Names) -> Iterator[
     ahead, begin, end, step = _windows(d.step, d.begin, d.end, aligned - d.begin, steps, drawn)
     rank, _ = d.axis.back(begin)
     waits = _waits(dataset)
-    for k, until in d.blocks(_MOST_AT_ONCE):
+    for k, until in d.blocks(at_once):
         here = slice(*np.searchsorted(rank, (k, until)))
         if here.start == here.stop:
             continue

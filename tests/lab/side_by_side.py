@@ -15,7 +15,7 @@ import pytest
 from lab import durations
 
 #: the parameters by which tests in several files ask for one study
-_STUDY = ("recording", "simulated")
+_STUDY = ("recording", "job_kind")
 
 
 def group(item: pytest.Item) -> str:

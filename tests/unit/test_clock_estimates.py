@@ -5,12 +5,10 @@ from __future__ import annotations
 from dataclasses import fields, replace
 
 import numpy as np
-import pyarrow as pa
 import pytest
 
-from clusterprof.align.clock.blocks import ALL_REDUCE, AT_ONCE, ON_HOST, SHARDED, Block, blocks
+from clusterprof.align.clock.blocks import ALL_REDUCE, AT_ONCE, ON_HOST, SHARDED, Block
 from clusterprof.align.clock.estimates import combine, estimate
-from clusterprof.align.match import match
 
 MS = 1_000_000.0
 US = 1_000.0
@@ -227,23 +225,6 @@ def test_communicators_are_weighed_by_how_well_they_know() -> None:
 def test_of_calls_that_show_no_wave_the_mean_of_the_ends_counts(members: int) -> None:
     block = ring([0.0] * members, last=[1] * 12, transfer_ns=37 * US, kind=AT_ONCE)
     assert np.abs(offsets(block)).max() < US
-
-
-def test_only_a_large_allreduce_shows_a_wave() -> None:
-    from simulate import Job, simulate
-
-    ranks, _ = simulate(Job(steps=2))
-    table = match(ranks)
-
-    def kinds(size: int | None) -> set[int]:
-        at = table.schema.get_field_index("message_bytes")
-        sizes = pa.array([size] * table.num_rows, pa.int64())
-        sized = table.set_column(at, table.schema.field(at), sizes)
-        found = blocks(sized, (0, 1, 2, 3), np.zeros(4, dtype=np.int64))
-        return {int(kind) for block in found for kind in block.kind}
-
-    assert kinds(12_582_912) == {AT_ONCE}
-    assert kinds(33_554_432) == kinds(None) == {ALL_REDUCE}
 
 
 def test_eight_members_that_end_as_eight_gpus_did_are_told_to_20_us() -> None:

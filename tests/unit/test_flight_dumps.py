@@ -7,7 +7,6 @@ import json
 import lzma
 import os
 import pickle
-import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from concurrent.futures.process import BrokenProcessPool
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from lab.counting import calls_of
 from seeds import Hostile
 
 from clusterprof.errors import ReportError
@@ -294,11 +294,14 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_a_hostile_pickle_costs_no_time_and_no_memory(name: str) -> None:
-    begin = time.process_time()
-    try:
-        found = unpickled(HOSTILE[name])
-    except PickleError:
-        found = None
-    assert found in (None, [])
-    assert time.process_time() - begin < 10
+def test_a_hostile_pickle_is_refused_or_read_with_little_work(name: str) -> None:
+    found: list[object] = []
+
+    def read() -> None:
+        try:
+            found.append(unpickled(HOSTILE[name]))
+        except PickleError:
+            found.append(None)
+
+    assert calls_of(read) < 200_000
+    assert found in ([None], [[]])

@@ -271,7 +271,10 @@ def test_spans_of_a_row_that_is_not_known_are_left_out() -> None:
     assert data["spans"]["names"] == []
 
 
-@pytest.mark.parametrize(("ranks", "spans", "most"), [(64, 250_000, 6e6), (1024, 500_000, 12e6)])
+@pytest.mark.parametrize(
+    ("ranks", "spans", "most"),
+    [(64, 250_000, 6e6), pytest.param(1024, 500_000, 12e6, marks=pytest.mark.long)],
+)
 def test_a_page_full_of_spans_and_calls_keeps_to_its_size_and_says_what_is_merged(
     ranks: int, spans: int, most: float
 ) -> None:
@@ -398,7 +401,10 @@ def test_the_still_timeline_is_in_the_page_for_browsers_without_scripts() -> Non
     assert re.search(r'<path class="late" d="M', picture)
 
 
-@pytest.mark.parametrize(("ranks", "count", "most"), [(64, 150, 6_000_000), (1024, 12, 12_000_000)])
+@pytest.mark.parametrize(
+    ("ranks", "count", "most"),
+    [(64, 150, 6_000_000), pytest.param(1024, 12, 12_000_000, marks=pytest.mark.long)],
+)
 def test_the_page_of_a_large_run_stays_small(ranks: int, count: int, most: int) -> None:
     results = sample.results()
     begins = [step["begin_ns"] for step in results["steps"]]

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import numpy as np
 import pytest
+from lab.tiers import long_but
 
 from clusterprof.align.columns import Bools, Ints
 from clusterprof.align.match import shift
@@ -33,12 +36,21 @@ def pair(
     return one, two.take(np.arange(gone, gone + kept))
 
 
-@pytest.mark.parametrize("uneven", [0.0, 0.1, 3.0])
-@pytest.mark.parametrize("lost", [0.0, 0.3, 1.0])
-@pytest.mark.parametrize(("gone", "kept"), [(0, 700), (3, 600), (200, 90), (690, 3)])
+UNEVEN, LOST = (0.0, 0.1, 3.0), (0.0, 0.3, 1.0)
+WINDOWS = [(0, 700), (3, 600), (200, 90), (690, 3)]
+
+
+@pytest.mark.parametrize(
+    "displaced",
+    long_but(
+        [*product(UNEVEN, LOST, WINDOWS[3:]), *product((3.0,), (0.3,), WINDOWS[:3])],
+        product(UNEVEN, LOST, WINDOWS),
+    ),
+)
 def test_a_glance_changes_no_result(
-    monkeypatch: pytest.MonkeyPatch, uneven: float, lost: float, gone: int, kept: int
+    monkeypatch: pytest.MonkeyPatch, displaced: tuple[float, float, tuple[int, int]]
 ) -> None:
+    uneven, lost, (gone, kept) = displaced
     one, two = pair(gone, 700, gone, kept, uneven, lost)
     for a, b in ((one, two), (two, one)):
         found = shift.find_shift(a, b)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -12,9 +12,9 @@ import pyarrow.compute as pc
 import pytest
 from simulate import Cause, Job, simulate
 from simulate.reports import sleeps_as_ranges
+from studies import studied_job
 
 from clusterprof import spans
-from clusterprof.ingest import find_sources, gather
 from clusterprof.results import steps_to_look_at
 from clusterprof.study import Study, study
 from clusterprof.tables import HOST_CALLS, RankTables
@@ -55,35 +55,38 @@ def _assert_accounts(made: Study) -> None:
         assert sum(drawn.values()) == row["duration_ns"]
 
 
-@pytest.mark.parametrize("most", [{2**31: 500_000}, {2**31: 300}])
-def test_the_devices_row_adds_up_to_the_account_merged_or_not(
-    most: dict[int, int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(spans, "_MOST", most)
-    made = study(simulate(_job())[0])
+@pytest.mark.parametrize("most", [500_000, 300])
+def test_the_devices_row_adds_up_to_the_account_merged_or_not(most: int) -> None:
+    made = drawn_with(most)
     _assert_accounts(made)
     bound = made.lanes["merged_below_ns"][0].as_py()
-    assert (bound > 0) == (most == {2**31: 300})
+    assert (bound > 0) == (most == 300)
     if bound:
         assert made.lanes.num_rows <= 300 * 6
         assert pc.max(made.lanes["count"]).as_py() > 1
 
 
-def test_spans_that_cannot_be_merged_any_further_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(spans, "_MOST", {2**31: 5})
-    made = study(simulate(_job())[0])
+def test_spans_that_cannot_be_merged_any_further_are_kept() -> None:
+    made = drawn_with(5)
     _assert_accounts(made)
     # no row has more than each kind once in each step and beside them, or twice over an edge
     assert 5 < made.lanes.num_rows <= 4 * len(spans.ROWS) * 3 * 6 * 2
 
 
+def drawn_with(most: int, at_once: int = spans.AT_ONCE) -> Study:
+    """A job's study with so many spans."""
+    made = studied_job(_job())
+    lanes = spans.spans(made.dataset, made.results, most=most, at_once=at_once)
+    return replace(made, lanes=lanes)
+
+
 @pytest.mark.parametrize(
-    "name", ["nsys-2025.3/ddp-host-straggler", "kineto/pipeline", "kineto/gloo"]
+    "recording", ["nsys-2025.3/ddp-host-straggler", "kineto/pipeline", "kineto/gloo"]
 )
 def test_the_devices_rows_of_recordings_add_up_and_no_row_overlaps_itself(
-    recordings: Path, name: str
+    studied: Callable[[str], Study], recording: str
 ) -> None:
-    made = study(gather(find_sources([recordings / name])).ranks)
+    made = studied(recording)
     _assert_accounts(made)
     row = made.lanes["row"].cast(pa.string()).combine_chunks().dictionary_encode()
     of = np.asarray(made.lanes["rank"]) * 4 + np.asarray(row.indices)
@@ -94,8 +97,8 @@ def test_the_devices_rows_of_recordings_add_up_and_no_row_overlaps_itself(
     assert (((start[1:] - end[:-1]) > -1_000) | (of[1:] != of[:-1])).all()
 
 
-def test_the_stragglers_sleep_is_a_span_of_its_host(recordings: Path) -> None:
-    made = study(gather(find_sources([recordings / "nsys-2025.3/ddp-host-straggler"])).ranks)
+def test_the_stragglers_sleep_is_a_span_of_its_host(studied: Callable[[str], Study]) -> None:
+    made = studied("nsys-2025.3/ddp-host-straggler")
     long = pc.greater(pc.subtract(made.lanes["end_ns"], made.lanes["start_ns"]), 15 * MS)
     blocked = made.lanes.filter(pc.and_(long, pc.equal(made.lanes["kind"], "blocked")))
     assert set(blocked["name"].to_pylist()) == {"clock_nanosleep"}
@@ -115,8 +118,8 @@ def test_a_range_in_which_the_host_makes_no_call_is_a_span_of_its_host() -> None
     assert named == {("phase", "forward"), ("host", "sparse")}
 
 
-def test_the_typical_and_the_worst_step_come_first(recordings: Path) -> None:
-    made = study(gather(find_sources([recordings / "nsys-2025.3/ddp-host-straggler"])).ranks)
+def test_the_typical_and_the_worst_step_come_first(studied: Callable[[str], Study]) -> None:
+    made = studied("nsys-2025.3/ddp-host-straggler")
     typical, worst = steps_to_look_at(made.results)
     steady = {s["step"]: s["duration_ns"] for s in made.results["steps"] if s["settled"]}
     assert steady[worst] == max(steady.values())
@@ -124,8 +127,10 @@ def test_the_typical_and_the_worst_step_come_first(recordings: Path) -> None:
     assert {typical, worst} <= set(made.lanes["step"].to_pylist())
 
 
-def test_every_row_of_a_device_is_filled_while_any_rank_is_in_the_step(recordings: Path) -> None:
-    made = study(gather(find_sources([recordings / "nsys-2024.2/pipeline"])).ranks)
+def test_every_row_of_a_device_is_filled_while_any_rank_is_in_the_step(
+    studied: Callable[[str], Study],
+) -> None:
+    made = studied("nsys-2024.2/pipeline")
     typical = steps_to_look_at(made.results)[0]
     rows = [row for row in made.accounts.to_pylist() if row["step"] == typical]
     low = min(row["aligned_begin_ns"] for row in rows)
@@ -189,23 +194,17 @@ def test_the_host_rows_are_the_two_threads_that_launch_most_the_one_with_most_ra
 
 
 def test_ranks_that_are_looked_at_at_once_have_the_spans_of_each_alone(
-    busy: Study, recordings: Path, monkeypatch: pytest.MonkeyPatch
+    busy: Study, studied: Callable[[str], Study]
 ) -> None:
-    made = [study(gather(find_sources([recordings / "kineto/gloo"])).ranks), busy]
-    monkeypatch.setattr(spans, "_MOST_AT_ONCE", 1)
-    for each in made:
+    for each in (studied("kineto/gloo"), busy):
         assert len(each.dataset.timelines.blocks(1)) == len(each.ranks) > 1
-        assert spans.spans(each.dataset, each.results).equals(each.lanes)
+        assert spans.spans(each.dataset, each.results, at_once=1).equals(each.lanes)
 
 
-def test_ranks_whose_spans_are_merged_one_after_the_other_have_those_of_all_at_once(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(spans, "_MOST", {2**31: 300})
-    made = study(simulate(_job())[0])
-    assert made.lanes["merged_below_ns"][0].as_py() > 0
-    monkeypatch.setattr(spans, "_MOST_AT_ONCE", 1)
-    assert spans.spans(made.dataset, made.results).equals(made.lanes)
+def test_ranks_whose_spans_are_merged_one_after_the_other_have_those_of_all_at_once() -> None:
+    at_once, apart = drawn_with(300), drawn_with(300, at_once=1)
+    assert at_once.lanes["merged_below_ns"][0].as_py() > 0
+    assert apart.lanes.equals(at_once.lanes)
 
 
 def test_the_innermost_span_is_the_open_one_that_began_last() -> None:

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from collections.abc import Callable
 
 import pytest
 from simulate import Cause, Job, simulate
 
 from clusterprof.analysis.model import slowdown
-from clusterprof.ingest import gather
 from clusterprof.results import Slowdown
-from clusterprof.study import dataset_of
+from clusterprof.study import Study, dataset_of
 
 MS = 1_000_000
-RECORDINGS = Path(__file__).resolve().parent.parent / "data" / "recordings"
 
 
-def of(name: str) -> Slowdown:
-    return slowdown.slowdown(dataset_of(gather([RECORDINGS / "nsys-2025.3" / name]).ranks))
+@pytest.fixture
+def of(studied: Callable[[str], Study]) -> Callable[[str], Slowdown]:
+    """How uneven a recording is."""
+    return lambda name: slowdown.slowdown(studied(f"nsys-2025.3/{name}").dataset)
 
 
 def most(found: Slowdown) -> tuple[str, int]:
@@ -36,7 +36,7 @@ def most(found: Slowdown) -> tuple[str, int]:
     ],
 )
 def test_the_straggler_alone_makes_the_job_as_slow_as_it_is(
-    name: str, kind: str, rank: int
+    of: Callable[[str], Slowdown], name: str, kind: str, rank: int
 ) -> None:
     found = of(name)
     assert most(found) == (kind, rank)
@@ -46,13 +46,15 @@ def test_the_straggler_alone_makes_the_job_as_slow_as_it_is(
     assert found["left_out"] == ""
 
 
-def test_an_even_job_has_no_slowdown_and_no_share_of_one() -> None:
+def test_an_even_job_has_no_slowdown_and_no_share_of_one(of: Callable[[str], Slowdown]) -> None:
     found = of("compile")
     assert found["S"] == pytest.approx(1, abs=0.005)
     assert (found["M_W"], found["M_S"]) == (None, None)
 
 
-def test_the_last_stage_with_more_layers_is_the_whole_slowdown() -> None:
+def test_the_last_stage_with_more_layers_is_the_whole_slowdown(
+    of: Callable[[str], Slowdown],
+) -> None:
     found = of("pipeline-imbalance")
     assert found["M_S"] == pytest.approx(1, abs=0.02)
     assert of("ddp-gpu-straggler")["M_S"] is None

@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
-import json
+from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pytest
 from simulate import Cause, Job, simulate
+from studies import NAMES, gathered
 
 from clusterprof.align.match import match
 from clusterprof.align.placing import place
 from clusterprof.analysis.model import critical_path
 from clusterprof.analysis.model.dataset import Dataset
 from clusterprof.analysis.model.what_if import WhatIfs, what_ifs
-from clusterprof.ingest import gather
-from clusterprof.study import dataset_of, study
+from clusterprof.study import Study, dataset_of, study
 from clusterprof.tables import RankTables
 
 MS = 1_000_000
-RECORDINGS = Path(__file__).resolve().parent.parent / "data" / "recordings"
-TRUTH = json.loads((RECORDINGS / "truth.json").read_text())["recordings"]
 
 
 def path_of(ranks: list[RankTables]) -> tuple[Dataset, critical_path.Pieces, WhatIfs]:
@@ -66,7 +63,7 @@ def test_the_critical_path_runs_through_the_straggler(
 
 @pytest.mark.parametrize("part", [1.1, 0.9, 0.7])
 def test_the_path_is_of_the_job_without_the_profiler(part: float) -> None:
-    ranks = gather([RECORDINGS / "nsys-2025.3" / "ddp-host-straggler"]).ranks
+    ranks = gathered("nsys-2025.3/ddp-host-straggler").ranks
     usual = int(part * dataset_of(ranks).step_ns)
     ranks = [replace(r, info=replace(r.info, usual_step_ns=usual)) for r in ranks]
     _, path, model = path_of(ranks)
@@ -105,9 +102,9 @@ def test_the_critical_path_ends_with_wrong_clocks_too() -> None:
         )
 
 
-@pytest.mark.parametrize("name", sorted(TRUTH))
-def test_the_parts_of_a_step_add_up_to_it(name: str) -> None:
-    results = study(gather([RECORDINGS / name]).ranks).results
+@pytest.mark.parametrize("recording", NAMES)
+def test_the_parts_of_a_step_add_up_to_it(studied: Callable[[str], Study], recording: str) -> None:
+    results = studied(recording).results
     path = results["critical_path"]
     assert path is not None
     whole = sum(part["path_ns"] for part in path["parts"])

@@ -14,6 +14,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from lab.tiers import long_but
 
 from clusterprof import run_directory
 from clusterprof.agent.contracts import states
@@ -42,12 +43,10 @@ def test_the_schema_version_is_raised_with_the_schemas() -> None:
 
 @pytest.mark.parametrize(
     "recording",
-    [
-        "nsys-2024.2/pipeline",
-        "nsys-2025.3/ddp-host-straggler",
-        "kineto/pipeline",
-        "kineto/gloo",
-    ],
+    long_but(
+        ["nsys-2024.2/pipeline", "kineto/gloo"],
+        ["nsys-2025.3/ddp-host-straggler", "kineto/pipeline"],
+    ),
 )
 def test_results_are_the_same_from_the_tables_as_from_the_reports(
     recording: str, tmp_path: Path

@@ -4,26 +4,25 @@ from __future__ import annotations
 
 import itertools
 import json
+from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pytest
+from lab.tiers import long_but
 from simulate import Cause, Job, simulate
 from simulate.cases import KINDS, Case, cases, right, saved_ns, straggler_named
+from studies import FOLDER, NAMES, TRUTH, Simulated, gathered
 
 from clusterprof.agent.contracts import words
 from clusterprof.analysis.findings.registry import all_findings
-from clusterprof.ingest import gather
 from clusterprof.report.overview import tiles
 from clusterprof.results import Finding
-from clusterprof.study import dataset_of, study
+from clusterprof.study import Study, dataset_of, study
 from clusterprof.tables import RankTables
 
 MS = 1_000_000
-RECORDINGS = Path(__file__).resolve().parent.parent / "data" / "recordings"
-TRUTH = json.loads((RECORDINGS / "truth.json").read_text())["recordings"]
 
 
 def profiled(case: Case, job: Job) -> list[RankTables]:
@@ -36,15 +35,15 @@ def found(ranks: list[RankTables]) -> list[Finding]:
 
 def test_every_recording_has_its_truth_written_beside_it() -> None:
     folders = {
-        str(f.parent.relative_to(RECORDINGS))
+        str(f.parent.relative_to(FOLDER))
         for pattern in ("*.sqlite.xz", "*.json.gz", "*.json.xz")
-        for f in RECORDINGS.rglob(pattern)
+        for f in FOLDER.rglob(pattern)
     }
-    runs = {str(f.parent.relative_to(RECORDINGS)) for f in RECORDINGS.rglob("run.json")}
+    runs = {str(f.parent.relative_to(FOLDER)) for f in FOLDER.rglob("run.json")}
     reports = {f"{run}/ranks/{rank:05}" for run in runs for rank in (0, 1)}
     assert reports < folders
     assert set(TRUTH) == folders - reports
-    pairs = json.loads((RECORDINGS / "pairs.json").read_text())["recordings"]
+    pairs = json.loads((FOLDER / "pairs.json").read_text())["recordings"]
     assert set(pairs) == runs
     for what in pairs.values():
         assert what["codes"]
@@ -52,12 +51,14 @@ def test_every_recording_has_its_truth_written_beside_it() -> None:
         assert what["saved_spread_ms"] > 0
 
 
-@pytest.mark.parametrize("name", sorted(TRUTH))
-def test_the_top_finding_of_a_recording_is_what_is_true_of_it(name: str) -> None:
-    what = TRUTH[name]
-    findings = found(gather([RECORDINGS / name]).ranks)
+@pytest.mark.parametrize("recording", NAMES)
+def test_the_top_finding_of_a_recording_is_what_is_true_of_it(
+    studied: Callable[[str], Study], recording: str
+) -> None:
+    what = TRUTH[recording]
+    findings = studied(recording).results["findings"]
     case = Case(
-        name, 0, Job(), tuple(what["codes"]), tuple(what.get("ranks", ())),
+        recording, 0, Job(), tuple(what["codes"]), tuple(what.get("ranks", ())),
         healthy=what.get("healthy", False),
     )  # fmt: skip
     assert right(case, findings), [(f["code"], f["rank"]) for f in findings]
@@ -68,24 +69,27 @@ def test_the_top_finding_of_a_recording_is_what_is_true_of_it(name: str) -> None
         assert not straggler_named(findings)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_of_each_class_a_held_out_job_is_judged_right(kind: str) -> None:
-    (case,) = cases([kind], range(7001, 7002))
-    ranks, _ = simulate(case.job)
-    if case.profiled is not None:
-        ranks = [r for r in ranks if r.rank in case.profiled]
-    findings = found(ranks)
-    assert right(case, findings), (case.truth, [(f["code"], f["rank"]) for f in findings])
+@pytest.mark.parametrize("job_kind", KINDS)
+def test_of_each_class_a_held_out_job_is_judged_right(
+    simulated: Callable[..., Simulated], job_kind: str
+) -> None:
+    made = simulated(job_kind, 7001)
+    findings = made.study.results["findings"]
+    assert right(made.case, findings), (made.case.truth, [(f["code"], f["rank"]) for f in findings])
 
 
-def test_no_finding_costs_more_than_the_step() -> None:
-    for name in ("loader-stall", "ddp-intermittent", "pipeline-imbalance"):
-        for f in found(gather([RECORDINGS / "nsys-2025.3" / name]).ranks):
-            assert 0 <= f["share_of_step"] <= 1, (name, f["code"])
+@pytest.mark.parametrize("recording", NAMES)
+def test_no_finding_costs_more_than_the_step(
+    studied: Callable[[str], Study], recording: str
+) -> None:
+    for f in studied(recording).results["findings"]:
+        assert 0 <= f["share_of_step"] <= 1, f["code"]
 
 
-def test_an_intermittent_straggler_has_its_steps_and_what_it_costs_in_each() -> None:
-    (top, *_) = found(gather([RECORDINGS / "nsys-2025.3" / "ddp-intermittent"]).ranks)
+def test_an_intermittent_straggler_has_its_steps_and_what_it_costs_in_each(
+    studied: Callable[[str], Study],
+) -> None:
+    (top, *_) = studied("nsys-2025.3/ddp-intermittent").results["findings"]
     assert (top["recurrence"], top["steps"]) == ("intermittent", [22, 25])
     assert "2 of 7 " in top["summary"]
     # 90 ms of sleep, of which the queue hides some 40
@@ -93,8 +97,10 @@ def test_an_intermittent_straggler_has_its_steps_and_what_it_costs_in_each() -> 
     assert 40 * MS <= each <= 60 * MS
 
 
-def test_the_stage_with_more_layers_is_a_finding_and_its_host_is_no_straggler() -> None:
-    results = study(gather([RECORDINGS / "nsys-2025.3" / "pipeline-imbalance"]).ranks).results
+def test_the_stage_with_more_layers_is_a_finding_and_its_host_is_no_straggler(
+    studied: Callable[[str], Study],
+) -> None:
+    results = studied("nsys-2025.3/pipeline-imbalance").results
     top = results["findings"][0]
     assert (top["code"], top["rank"], top["ranks"]) == ("pipeline.imbalance", 3, [3])
     assert "stage 3 " in results["verdict"].lower()
@@ -104,7 +110,7 @@ def test_the_stage_with_more_layers_is_a_finding_and_its_host_is_no_straggler() 
     assert bubble["saved_uncertainty_ns"] < 1 * MS
 
 
-@pytest.mark.parametrize("seed", [95000, 95001])
+@pytest.mark.parametrize("seed", long_but([95000], [95001]))
 def test_a_late_host_that_queued_work_covers_until_the_last_step_delays_the_others(
     seed: int,
 ) -> None:
@@ -148,9 +154,11 @@ def test_a_launch_takes_no_longer_where_all_idle_kernels_of_a_rank_waited_for_an
     assert top["saved_ns_per_step"] == pytest.approx(true, abs=0.05 * dataset.usual_step_ns)
 
 
-def test_whether_a_hidden_host_delays_the_others_cannot_be_determined_without_step_logs() -> None:
+def test_whether_a_hidden_host_delays_the_others_cannot_be_determined_without_step_logs(
+    studied: Callable[[str], Study],
+) -> None:
     """The steps outside its window were no longer for it; tracing may have made all of it."""
-    results = study(gather([RECORDINGS / "nsys-2025.3" / "ddp-host-hidden"]).ranks).results
+    results = studied("nsys-2025.3/ddp-host-hidden").results
     top = results["findings"][0]
     assert (top["rank"], top["severity"]) == (2, "warning")
     assert top["saved_ns_per_step"] <= top["saved_uncertainty_ns"]
@@ -159,9 +167,9 @@ def test_whether_a_hidden_host_delays_the_others_cannot_be_determined_without_st
     assert "record step logs" in results["verdict"]
 
 
-def test_the_profilers_stop_is_no_part_of_the_last_step() -> None:
+def test_the_profilers_stop_is_no_part_of_the_last_step(studied: Callable[[str], Study]) -> None:
     # the device was drained and the capture stopped, 10 ms, inside the last step's own range
-    results = study(gather([RECORDINGS / "nsys-2025.3" / "ddp-host-hidden"]).ranks).results
+    results = studied("nsys-2025.3/ddp-host-hidden").results
     last = [s for s in results["steps"] if s["settled"]][-1]
     assert max(a["idle_ns"] for a in last["ranks"]) < 1 * MS
 
@@ -209,20 +217,22 @@ def _calling(tables: RankTables, times: int) -> RankTables:
     return replace(tables, collective_calls=calls.set_column(at, calls.schema.field(at), number))
 
 
-def test_hundreds_of_ranks_are_studied_in_seconds() -> None:
-    job = Job(dp=256, layers=4, steps=4, synchronous=True, causes=(Cause("host", 77, 20 * MS),))
+@pytest.mark.parametrize("ranks", long_but([64], [256]))
+def test_of_many_ranks_the_straggler_is_named(ranks: int) -> None:
+    causes = (Cause("host", 57, 20 * MS),)
+    job = Job(dp=ranks, layers=4, steps=4, synchronous=True, causes=causes)
     findings = found(simulate(job)[0])
-    assert (findings[0]["code"], findings[0]["rank"]) == ("straggler.host", 77)
+    assert (findings[0]["code"], findings[0]["rank"]) == ("straggler.host", 57)
 
 
-@pytest.mark.parametrize("name", ["compile", "ddp", "graph-node", "loader-stall"])
+@pytest.mark.parametrize("name", long_but(["ddp"], ["compile", "graph-node", "loader-stall"]))
 def test_of_any_ranks_of_a_healthy_recording_none_is_a_straggler(name: str) -> None:
-    ranks = gather([RECORDINGS / "nsys-2025.3" / name]).ranks
+    ranks = gathered(f"nsys-2025.3/{name}").ranks
     for kept in itertools.combinations(ranks, 2):
         assert not straggler_named(found(list(kept))), [r.rank for r in kept]
 
 
-@pytest.mark.parametrize("seed", [98001, 98003, 98004])
+@pytest.mark.parametrize("seed", long_but([98001], [98003, 98004]))
 def test_a_stall_that_the_window_happens_to_hold_is_not_what_its_job_loses(seed: int) -> None:
     """Steps before the window were as long as the others in it: the late host is found."""
     (case,) = cases(["late host, and one stall"], range(seed, seed + 1))
@@ -251,7 +261,7 @@ def test_a_stall_that_the_window_happens_to_hold_is_not_what_its_job_loses(seed:
         assert [one["rank"] for one in others] == [stalled.rank]
 
 
-@pytest.mark.parametrize("seed", [98000, 98001])
+@pytest.mark.parametrize("seed", long_but([98000], [98001]))
 def test_of_a_pattern_whose_long_steps_the_window_has_too_many_of_the_pace_tells_how_many(
     seed: int,
 ) -> None:

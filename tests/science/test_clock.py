@@ -4,21 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from lab.tiers import long_but
 from simulate import Cause, Job, middle, simulate, wall, with_clock
 from simulate.cases import cases
+from studies import gathered
 
 from clusterprof.align.clock import UNBOUNDED_NS, Clock, align
-from clusterprof.align.clock.blocks import bases, blocks
+from clusterprof.align.clock.blocks import ALL_REDUCE, AT_ONCE, bases, blocks
 from clusterprof.align.clock.model import COARSE_NS
 from clusterprof.align.match import match
-from clusterprof.ingest import gather
 from clusterprof.tables import RankTables
 
 MS = 1_000_000
@@ -64,9 +65,13 @@ offsets = st.lists(st.integers(-50 * MS, 50 * MS), min_size=4, max_size=4)
 drifts = st.lists(st.floats(-50, 50), min_size=4, max_size=4)
 
 
-@settings(max_examples=60)
-@given(jobs, offsets, drifts, st.integers(0, 9), st.booleans())
-def test_the_bound_holds_over_the_whole_window_for_any_offsets_and_drifts(
+@pytest.mark.parametrize("examples", long_but([20], [60]))
+def test_the_bound_holds_over_the_whole_window_for_any_offsets_and_drifts(examples: int) -> None:
+    drawn = given(jobs, offsets, drifts, st.integers(0, 9), st.booleans())
+    settings(max_examples=examples)(drawn(bound_holds))()
+
+
+def bound_holds(
     job: Job, offset: list[int], drift: list[float], seed: int, hosts_named: bool
 ) -> None:
     true, _ = simulate(replace(job, seed=seed))
@@ -78,18 +83,24 @@ def test_the_bound_holds_over_the_whole_window_for_any_offsets_and_drifts(
         assert clock.uncertainty(rank) < UNBOUNDED_NS
 
 
-@settings(max_examples=40)
-@given(
-    jobs,
-    offsets,
-    drifts,
-    st.integers(0, 9),
-    st.lists(st.integers(0, 9), min_size=4, max_size=4),
-    st.sampled_from([0.0, 0.02, 0.2]),
-)
-# a step apart, eight of twelve calls end more evenly than all twelve
-@example(Job(steps=3, dp=2, pp=2), [0] * 4, [0.0, 9.0, 0.0, 0.0], 6, [0] * 4, 0.0)
+@pytest.mark.parametrize("examples", long_but([15], [40]))
 def test_the_bound_holds_or_there_is_none_where_no_step_tells_which_call_is_which(
+    examples: int,
+) -> None:
+    drawn = given(
+        jobs,
+        offsets,
+        drifts,
+        st.integers(0, 9),
+        st.lists(st.integers(0, 9), min_size=4, max_size=4),
+        st.sampled_from([0.0, 0.02, 0.2]),
+    )
+    # a step apart, eight of twelve calls end more evenly than all twelve
+    known = example(Job(steps=3, dp=2, pp=2), [0] * 4, [0.0, 9.0, 0.0, 0.0], 6, [0] * 4, 0.0)
+    settings(max_examples=examples)(drawn(known(bound_holds_or_there_is_none)))()
+
+
+def bound_holds_or_there_is_none(
     job: Job, offset: list[int], drift: list[float], seed: int, lost: list[int], noise: float
 ) -> None:
     """Windows that begin at different calls, on hosts as regular as clocks or less so."""
@@ -211,9 +222,9 @@ RECORDINGS = {
 
 @pytest.mark.parametrize("folder", RECORDINGS)
 def test_on_recordings_with_planted_clocks_the_bound_holds_and_the_error_is_small(
-    folder: str, recordings: Path
+    folder: str,
 ) -> None:
-    true = gather([recordings / folder]).ranks
+    true = gathered(folder).ranks
     at, rng = middle(true), np.random.default_rng(7)
     for drifting, limit in zip((False, True), RECORDINGS[folder], strict=True):
         found = []
@@ -229,10 +240,8 @@ def test_on_recordings_with_planted_clocks_the_bound_holds_and_the_error_is_smal
 
 
 @pytest.mark.parametrize("folder", ["kineto/gloo", *RECORDINGS])
-def test_no_member_ends_before_the_last_has_started_in_any_recording(
-    folder: str, recordings: Path
-) -> None:
-    ranks = gather([recordings / folder]).ranks
+def test_no_member_ends_before_the_last_has_started_in_any_recording(folder: str) -> None:
+    ranks = gathered(folder).ranks
     numbers = tuple(r.rank for r in ranks)
     matched = match(ranks)
     # one clock: the same origin for all
@@ -247,10 +256,8 @@ def test_no_member_ends_before_the_last_has_started_in_any_recording(
     assert np.nanmin(np.concatenate(least)) > 1_000
 
 
-def test_ranks_of_one_host_are_taken_to_read_one_clock_and_the_bound_is_no_smaller_for_it(
-    recordings: Path,
-) -> None:
-    ranks = gather([recordings / "nsys-2025.3/ddp"]).ranks
+def test_ranks_of_one_host_are_taken_to_read_one_clock_and_the_bound_is_no_smaller_for_it() -> None:
+    ranks = gathered("nsys-2025.3/ddp").ranks
     named, alone = aligned(ranks), aligned(unnamed(ranks))
     assert named.same_clock == (0, 1, 2, 3)
     assert named.offset_ns.tolist() == [0] * 4
@@ -258,9 +265,24 @@ def test_ranks_of_one_host_are_taken_to_read_one_clock_and_the_bound_is_no_small
     assert np.abs(named.uncertainty_ns - alone.uncertainty_ns).max() < 2_000
 
 
-def test_two_hosts_of_one_name_do_not_hide_another_clock(recordings: Path) -> None:
-    ranks = list(gather([recordings / "nsys-2025.3/ddp"]).ranks)
+def test_two_hosts_of_one_name_do_not_hide_another_clock() -> None:
+    ranks = list(gathered("nsys-2025.3/ddp").ranks)
     ranks[2] = with_clock(ranks[2], 25_000, 0.0, middle(ranks))
     clock = aligned(ranks)
     assert clock.same_clock == (0, 1, 3)
     assert clock.offset_ns[2] == pytest.approx(25_000, abs=2_000)
+
+
+def test_only_a_large_allreduce_shows_a_wave() -> None:
+    ranks, _ = simulate(Job(steps=2))
+    table = match(ranks)
+
+    def kinds(size: int | None) -> set[int]:
+        at = table.schema.get_field_index("message_bytes")
+        sizes = pa.array([size] * table.num_rows, pa.int64())
+        sized = table.set_column(at, table.schema.field(at), sizes)
+        found = blocks(sized, (0, 1, 2, 3), np.zeros(4, dtype=np.int64))
+        return {int(kind) for block in found for kind in block.kind}
+
+    assert kinds(12_582_912) == {AT_ONCE}
+    assert kinds(33_554_432) == kinds(None) == {ALL_REDUCE}

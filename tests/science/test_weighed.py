@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
+from lab.tiers import long_but
 from simulate import simulate
 from simulate.cases import MS, cases, straggler_named
 from simulate.job import Cause, Job
+from studies import simulated_job, studied_job
 
 from clusterprof import study as module
 from clusterprof.align.clock import Clock, align
@@ -20,7 +23,7 @@ from clusterprof.study import dataset_of, study
 
 
 def studied(job: Job) -> Results:
-    return study(simulate(job)[0]).results
+    return studied_job(job).results
 
 
 def found(results: Results, code: str) -> list[Finding]:
@@ -116,7 +119,7 @@ def test_an_uncertainty_holds_both_explanations_of_the_pace_before_the_window(le
     job = Job(steps=8, layers=8, layer_ns=600_000, kernels_per_layer=12, launch_ns=88_000)
     fast = step_ns(studied(replace(job, launch_ns=3_000)))
     usual = int(left * step_ns(studied(job)) + (1 - left) * fast)
-    ranks = [replace(r, info=replace(r.info, usual_step_ns=usual)) for r in simulate(job)[0]]
+    ranks = [replace(r, info=replace(r.info, usual_step_ns=usual)) for r in simulated_job(job)]
     model = what_ifs(dataset_of(ranks))
     assert model is not None
     saved = model.saved(replace(model.base, own=np.zeros_like(model.base.own)))
@@ -126,11 +129,16 @@ def test_an_uncertainty_holds_both_explanations_of_the_pace_before_the_window(le
     assert (saved.ns > 0.02 * usual) == (left > 0.5)
 
 
-@pytest.mark.parametrize("traced_ns", [5_000, 12_000, 18_000])
-@pytest.mark.parametrize("longer", [1.0, 1.02])
+@pytest.mark.parametrize(
+    "pace",
+    long_but(
+        [(5_000, 1.0), (18_000, 1.02)], itertools.product((5_000, 12_000, 18_000), (1.0, 1.02))
+    ),
+)
 def test_a_gpu_that_sets_both_paces_leaves_open_what_tracing_costs(
-    traced_ns: int, longer: float
+    pace: tuple[int, float],
 ) -> None:
+    traced_ns, longer = pace
     extra = 8 * MS
     job = Job(steps=8, layers=4, kernels_per_layer=60, launch_ns=28_000, warm_steps=14)
     job = replace(job, traced_ns=traced_ns, causes=(Cause("gpu_more", 1, extra),))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -12,8 +12,7 @@ from simulate import Job, simulate
 from clusterprof.analysis import findings
 from clusterprof.analysis.findings import registry
 from clusterprof.errors import UsageError
-from clusterprof.ingest import gather
-from clusterprof.study import study
+from clusterprof.study import Study, study
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -56,11 +55,12 @@ def test_the_page_of_findings_is_what_the_registry_renders() -> None:
     assert page.endswith(registry.page()), "run: python scripts/readme.py --findings"
 
 
-def test_the_recording_walked_through_has_the_numbers_of_the_page() -> None:
+def test_the_recording_walked_through_has_the_numbers_of_the_page(
+    studied: Callable[[str], Study],
+) -> None:
     page = (ROOT / "docs" / "findings.md").read_text(encoding="utf-8")
     section = page.partition("walked through\n")[2].partition("\n## ")[0]
-    folder = ROOT / "tests" / "data" / "recordings" / "nsys-2025.3" / "ddp-gpu-straggler"
-    results = study(gather([folder]).ranks).results
+    results = studied("nsys-2025.3/ddp-gpu-straggler").results
     top, path = results["findings"][0], results["critical_path"]
     assert path is not None
     assert top["saving"] is not None

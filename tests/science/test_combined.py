@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from collections.abc import Callable
 
-import pytest
+from studies import gathered
 
-from clusterprof.ingest import gather
-from clusterprof.study import study
-
-
-@pytest.fixture(scope="module")
-def recordings() -> Path:
-    return Path(__file__).resolve().parents[1] / "data" / "recordings"
+from clusterprof.study import Study, study
 
 
-def test_the_chain_of_savings_is_among_the_choices(recordings: Path) -> None:
-    folder = recordings / "nsys-2025.3" / "pipeline-imbalance"
-    results = study(gather([folder]).ranks).results
+def test_the_chain_of_savings_is_among_the_choices(studied: Callable[[str], Study]) -> None:
+    results = studied("nsys-2025.3/pipeline-imbalance").results
     found = results["combined"]
     assert found is not None
     first, second = (each for each in results["findings"] if each["severity"] != "info")
@@ -34,8 +27,8 @@ def test_the_chain_of_savings_is_among_the_choices(recordings: Path) -> None:
     assert both < other < nothing
 
 
-def test_nothing_to_repair_is_nothing_to_combine(recordings: Path) -> None:
-    results = study(gather([recordings / "nsys-2025.3" / "item-sync"]).ranks[:1]).results
+def test_nothing_to_repair_is_nothing_to_combine() -> None:
+    results = study(gathered("nsys-2025.3/item-sync").ranks[:1]).results
     worth = [f for f in results["findings"] if f["severity"] != "info" and f["saving"]]
     found = results["combined"]
     assert (found is None) == (not worth)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -13,8 +13,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
+from lab.tiers import long_but
 from simulate import Cause, Job, simulate
-from simulate.cases import KINDS, cases
+from simulate.cases import KINDS
+from studies import NAMES, SEED, Simulated
 
 from clusterprof.analysis.findings import registry
 from clusterprof.analysis.findings.finding import (
@@ -26,14 +28,12 @@ from clusterprof.analysis.findings.finding import (
 from clusterprof.analysis.findings.straggler import overlapped
 from clusterprof.analysis.findings.verdict import verdict
 from clusterprof.analysis.model.dataset import Dataset
-from clusterprof.ingest import gather
 from clusterprof.report import html, text
 from clusterprof.results import Finding
-from clusterprof.study import study
+from clusterprof.study import Study, study
 from clusterprof.tables import RankTables
 
 MS = 1_000_000
-RECORDINGS = Path(__file__).resolve().parent.parent / "data" / "recordings"
 
 
 class _Nothing(dict[Any, Any]):
@@ -124,21 +124,23 @@ def is_short(line: str) -> None:
     assert all(part[0].isupper() and part[-1] == "." for part in parts), line
 
 
-@pytest.mark.parametrize("name", json.loads((RECORDINGS / "truth.json").read_text())["recordings"])
-def test_the_first_line_of_a_recording_is_short_of_all_its_ranks_and_of_one(name: str) -> None:
-    ranks = gather([RECORDINGS / name]).ranks
-    for count in {1, len(ranks)}:
-        is_short(study(ranks[:count]).results["verdict"])
+@pytest.mark.parametrize("recording", NAMES)
+def test_the_first_line_of_a_recording_is_short_of_all_its_ranks_and_of_one(
+    studied: Callable[[str], Study], recording: str
+) -> None:
+    whole = studied(recording)
+    for made in (whole, study(whole.ranks[:1])):
+        is_short(made.results["verdict"])
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_simulated_job_has_a_short_first_line_and_codes_that_are_described(kind: str) -> None:
-    for case in cases([kind], range(2)):
-        made, _ = simulate(case.job)
-        kept = [r for r in made if not case.profiled or r.rank in case.profiled]
-        results = study(kept).results
-        is_short(results["verdict"])
-        assert {each["code"] for each in results["findings"]} <= registry.CODES.keys()
+@pytest.mark.parametrize("seed", long_but([SEED], [0, 1]))
+@pytest.mark.parametrize("job_kind", KINDS)
+def test_a_simulated_job_has_a_short_first_line_and_codes_that_are_described(
+    simulated: Callable[..., Simulated], job_kind: str, seed: int
+) -> None:
+    results = simulated(job_kind, seed).study.results
+    is_short(results["verdict"])
+    assert {each["code"] for each in results["findings"]} <= registry.CODES.keys()
 
 
 def test_a_sentence_that_is_too_long_loses_its_parenthesis_and_names_are_cut() -> None:
@@ -149,19 +151,19 @@ def test_a_sentence_that_is_too_long_loses_its_parenthesis_and_names_are_cut() -
     assert len(named("n" * 500)) <= 40
 
 
-def test_of_a_job_without_gpus_no_sentence_speaks_of_them() -> None:
-    """Every class of job that is simulated, as torch.profiler has it on processors with gloo."""
-    speaking = []
-    for case in cases(list(KINDS), range(1)):
-        made, _ = simulate(case.job)
-        kept = [_on_processors(t) for t in made if not case.profiled or t.rank in case.profiled]
-        done = study(kept)
-        results = {name: done.results[name] for name in ("findings", "verdict", "warnings")}
-        page = html.render(done.results, done.collectives, title="a job")
-        page = re.sub(r"[A-Za-z0-9+/=]{100,}", "", page)  # what can be saved from it, packed
-        for shown in (json.dumps(results), page, text.render(done.results)):
-            speaking += re.findall(r"(?:GPU|nvidia|straggler\.gpu).{0,40}", shown)
-    assert speaking == []
+@pytest.mark.parametrize(
+    "job_kind", long_but(["GPU with more work", "late host, synchronous"], KINDS)
+)
+def test_of_a_job_without_gpus_no_sentence_speaks_of_them(
+    simulated: Callable[..., Simulated], job_kind: str
+) -> None:
+    """As torch.profiler has it on processors with gloo."""
+    done = study([_on_processors(tables) for tables in simulated(job_kind).ranks])
+    results = {name: done.results[name] for name in ("findings", "verdict", "warnings")}
+    page = html.render(done.results, done.collectives, title="a job")
+    page = re.sub(r"[A-Za-z0-9+/=]{100,}", "", page)  # what can be saved from it, packed
+    for shown in (json.dumps(results), page, text.render(done.results)):
+        assert re.findall(r"(?:GPU|nvidia|straggler\.gpu).{0,40}", shown) == []
 
 
 def _on_processors(tables: RankTables) -> RankTables:

@@ -12,22 +12,20 @@ import pyarrow.compute as pc
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from lab.tiers import long_but
 from simulate import Cause, Job, simulate
+from studies import studied_job as studied
 
 from clusterprof.analysis.findings.finding import sentences
 from clusterprof.analysis.findings.registry import CODES
 from clusterprof.analysis.model.intervals import union
 from clusterprof.analysis.model.timeline import Timelines
 from clusterprof.results import CaptureCost, Finding, Results
-from clusterprof.study import Study, study
+from clusterprof.study import study
 from clusterprof.tables import RankTables
 
 MS = 1_000_000
 spans = st.lists(st.tuples(st.integers(0, 500), st.integers(0, 60)), max_size=40)
-
-
-def studied(job: Job) -> Study:
-    return study(simulate(job)[0], source="reports")
 
 
 def stragglers(results: Results) -> list[tuple[str, int | None]]:
@@ -87,9 +85,12 @@ job = st.builds(
 )
 
 
-@settings(max_examples=40)
-@given(job)
-def test_each_account_closes_to_the_nanosecond_and_steps_leave_no_gap(job: Job) -> None:
+@pytest.mark.parametrize("examples", long_but([8], [40]))
+def test_each_account_closes_to_the_nanosecond_and_steps_leave_no_gap(examples: int) -> None:
+    settings(max_examples=examples)(given(job)(accounts_close))()
+
+
+def accounts_close(job: Job) -> None:
     made = studied(job)
     for step in made.results["steps"]:
         for a in step["ranks"]:
@@ -119,7 +120,7 @@ def test_queued_work_belongs_to_the_step_that_launched_it() -> None:
 
 
 @pytest.mark.parametrize("shape", [(4, 1, 1), (2, 2, 1), (2, 1, 2), (1, 1, 4)])
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", long_but([0], range(5)))
 def test_a_healthy_job_has_no_straggler(shape: tuple[int, int, int], seed: int) -> None:
     dp, tp, pp = shape
     made = studied(Job(dp=dp, tp=tp, pp=pp, layers=8, seed=seed))

@@ -5,47 +5,39 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
-from simulate import simulate
-from simulate.cases import cases
+from lab.tiers import long_but
+from studies import FOLDER, NAMES, SEED, Simulated
 
 from clusterprof.collect.outcomes import collect
-from clusterprof.ingest import gather
 from clusterprof.merge_run import merge_run
 from clusterprof.report import summary
 from clusterprof.results import Results
 from clusterprof.run_directory import RunDirectory
-from clusterprof.study import study
+from clusterprof.study import Study
 
-RECORDINGS = Path(__file__).parents[1] / "data" / "recordings"
-NAMES = list(json.loads((RECORDINGS / "truth.json").read_text())["recordings"])
 KINDS = ["healthy, tensor parallel", "pipeline bubble", "serial AllReduce", "culprit not profiled"]
 
 
-def jobs() -> Iterator[tuple[str, Results]]:
-    for case in cases(KINDS, range(2)):
-        ranks, _ = simulate(case.job)
-        kept = [r for r in ranks if case.profiled is None or r.rank in case.profiled]
-        yield f"{case.kind} {case.seed}", study(kept).results
+@pytest.mark.parametrize("recording", NAMES)
+def test_the_figures_of_a_recording_add_up(studied: Callable[[str], Study], recording: str) -> None:
+    adds_up(studied(recording).results)
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_the_figures_of_a_recording_add_up(name: str) -> None:
-    gathered = gather([RECORDINGS / name])
-    adds_up(study(gathered.ranks, gathered.missing, gathered.warnings).results)
-
-
-def test_the_figures_of_simulated_jobs_add_up() -> None:
-    for _, results in jobs():
-        adds_up(results)
+@pytest.mark.parametrize("seed", long_but([SEED], [0, 1]))
+@pytest.mark.parametrize("job_kind", KINDS)
+def test_the_figures_of_simulated_jobs_add_up(
+    simulated: Callable[..., Simulated], job_kind: str, seed: int
+) -> None:
+    adds_up(simulated(job_kind, seed).study.results)
 
 
 def test_the_figures_of_a_rank_that_may_delay_no_other_add_up(tmp_path: Path) -> None:
-    run = RunDirectory(shutil.copytree(RECORDINGS / "pairs" / "late-host", tmp_path / "run"))
+    run = RunDirectory(shutil.copytree(FOLDER / "pairs" / "late-host", tmp_path / "run"))
     results = merge_run(run, collect(run, run.expected_ranks(), patience_s=0)).results
     adds_up(results)
     [late] = [each for each in results["findings"] if each["code"] == "straggler.host"]

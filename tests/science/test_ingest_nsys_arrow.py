@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import lzma
-import tarfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.ipc
 import pytest
+from lab.unpack import unpack
 
 from clusterprof.errors import ReportError
 from clusterprof.ingest.assembler import assemble
@@ -25,8 +25,7 @@ Change = Callable[[pa.Table], pa.Table]
 
 @pytest.fixture
 def arrow(tmp_path: Path) -> Path:
-    with tarfile.open(FOLDER / "rank1.arrow.tar.xz") as packed:
-        packed.extractall(tmp_path / "arrow", filter="data")
+    unpack(FOLDER / "rank1.arrow.tar.xz", tmp_path / "arrow")
     return tmp_path / "arrow"
 
 

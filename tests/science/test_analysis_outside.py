@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 from simulate import Cause, Job, simulate
+from studies import studied_job
 
 from clusterprof.results import Finding
 from clusterprof.study import study
@@ -26,7 +27,7 @@ def findings(ranks: list[RankTables], usual_ns: float | None) -> list[Finding]:
 
 def step_ns(job: Job) -> float:
     """A steady-state step's length, of a window so long that queues hide nothing."""
-    steps = [s for s in study(simulate(replace(job, steps=24))[0]).results["steps"] if s["settled"]]
+    steps = [s for s in studied_job(replace(job, steps=24)).results["steps"] if s["settled"]]
     late = steps[len(steps) // 2 :]
     return sum(s["duration_ns"] for s in late) / len(late)
 

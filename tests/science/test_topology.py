@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,7 +18,6 @@ from clusterprof import api
 from clusterprof.align.lateness import host_clock
 from clusterprof.analysis.model.shallow import all_ranks
 from clusterprof.analysis.model.what_if import what_ifs
-from clusterprof.ingest import gather
 from clusterprof.results import GroupEntry, Results
 from clusterprof.study import Study, study
 from clusterprof.tables import RankTables
@@ -228,7 +226,7 @@ def test_small_messages_in_the_forward_are_statistics_and_no_tensor_groups() -> 
 
 
 @pytest.mark.parametrize(
-    ("folder", "groups"),
+    ("recording", "groups"),
     [
         ("nsys-2025.3/ddp", {("data", (0, 1, 2, 3))}),
         ("nsys-2025.3/compile", {("data", (0, 1, 2, 3))}),
@@ -247,6 +245,6 @@ def test_small_messages_in_the_forward_are_statistics_and_no_tensor_groups() -> 
     ],
 )
 def test_the_groups_of_a_recording_are_what_its_program_made(
-    recordings: Path, folder: str, groups: set[tuple[str, tuple[int, ...]]]
+    studied: Callable[[str], Study], recording: str, groups: set[tuple[str, tuple[int, ...]]]
 ) -> None:
-    assert groups_of(study(gather([recordings / folder]).ranks).results) == groups
+    assert groups_of(studied(recording).results) == groups

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from fuzz import run, strategies, targets
 from fuzz.targets import TARGETS
+from lab.tiers import long_but
 
 CORPUS = sorted((Path(run.__file__).parent / "corpus").glob("*.json"))
 
@@ -19,8 +20,9 @@ def test_what_once_broke_a_verb_does_so_no_more(path: Path) -> None:
     targets.replay(path)
 
 
+@pytest.mark.parametrize("inputs", long_but([3], [20]))
 @pytest.mark.parametrize("name", TARGETS)
-def test_spoilt_input_of_any_kind_ends_in_words(name: str) -> None:
-    broken = strategies.falsify(name, 1, 20)
+def test_spoilt_input_of_any_kind_ends_in_words(name: str, inputs: int) -> None:
+    broken = strategies.falsify(name, 1, inputs)
     if broken is not None:
         raise AssertionError(f"broken by {broken[0]}") from broken[1]

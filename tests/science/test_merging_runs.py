@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from lab.command import PATIENCE_S
 
 from clusterprof import run_directory
 from clusterprof.agent.contracts import states
@@ -75,7 +76,7 @@ def test_of_two_merges_at_once_the_second_waits_and_says_so(
     second = threading.Thread(target=merge.main, args=("merge", [str(run.path)], None))
     with run_directory.merging(run):
         second.start()
-        for _ in range(100):
+        for _ in range(10 * int(PATIENCE_S)):
             second.join(0.1)
             if "waiting" in (printed := capfd.readouterr().err):
                 break

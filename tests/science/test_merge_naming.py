@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
+from lab.tiers import long_but
 from simulate import Cause, Job, simulate
+from studies import gathered
 
 from clusterprof.align.match import match, naming
-from clusterprof.ingest import gather
-from clusterprof.study import study
+from clusterprof.study import Study, study
 from clusterprof.tables import RankTables
 
 MS = 1_000_000
@@ -128,23 +128,26 @@ def test_too_many_communicators_to_compare_are_left_as_they_are(
 
 @pytest.mark.parametrize("other", [no_name, group_name])
 def test_a_communicator_of_two_streams_is_taken_whole_or_not_at_all(
-    recordings: Path, other: Callable[[str], str | None]
+    other: Callable[[str], str | None],
 ) -> None:
     # AllGather and ReduceScatter, whose ends lie farther apart on the rank that is last.
-    ranks = gather([recordings / "nsys-2025.3" / "fsdp-long"]).ranks
+    ranks = gathered("nsys-2025.3/fsdp-long").ranks
     for late in (2, 3):
         mixed = [renamed(r, other) if r.rank == late else r for r in ranks]
         assert partners(mixed) == partners(ranks)
 
 
-@pytest.mark.parametrize("other", [no_name, group_name])
-@pytest.mark.parametrize("strangers", [(2,), (1, 3)])
+@pytest.mark.parametrize(
+    "strangers",
+    long_but([((2,), no_name), ((1, 3), group_name)], [((2,), group_name), ((1, 3), no_name)]),
+)
 def test_sends_are_paired_by_time_where_their_communicator_has_two_names(
-    recordings: Path, strangers: tuple[int, ...], other: Callable[[str], str | None]
+    studied: Callable[[str], Study], strangers: tuple[tuple[int, ...], Callable[[str], str | None]]
 ) -> None:
-    ranks = gather([recordings / "nsys-2025.3" / "pipeline-imbalance"]).ranks
-    mixed = [renamed(r, other) if r.rank in strangers else r for r in ranks]
-    found, expected = study(mixed).results, study(ranks).results
+    numbers, other = strangers
+    ranks = gathered("nsys-2025.3/pipeline-imbalance").ranks
+    mixed = [renamed(r, other) if r.rank in numbers else r for r in ranks]
+    found, expected = study(mixed).results, studied("nsys-2025.3/pipeline-imbalance").results
     assert found["verdict"] == expected["verdict"]
     assert found["findings"][0]["code"] == expected["findings"][0]["code"]
 
@@ -152,9 +155,9 @@ def test_sends_are_paired_by_time_where_their_communicator_has_two_names(
 @pytest.mark.parametrize("other", [no_name, group_name])
 @pytest.mark.parametrize("rank", [0, 2])
 def test_the_late_rank_is_named_whatever_profiler_recorded_it(
-    recordings: Path, rank: int, other: Callable[[str], str | None]
+    rank: int, other: Callable[[str], str | None]
 ) -> None:
-    ranks = gather([recordings / "nsys-2025.3" / "ddp-host-straggler"]).ranks
+    ranks = gathered("nsys-2025.3/ddp-host-straggler").ranks
     mixed = [renamed(r, other) if r.rank == rank else r for r in ranks]
     results = study(mixed).results
     assert (results["findings"][0]["code"], results["findings"][0]["rank"]) == ("straggler.host", 2)

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
-from simulate import Job, simulate
+from simulate import Job
+from studies import simulated_job
 
-from clusterprof.ingest import gather
 from clusterprof.results import Finding
-from clusterprof.study import study
+from clusterprof.study import Study, study
 
 PIPE = Job(dp=1, pp=4, layers=16, kernels_per_layer=2, launch_ns=30_000, microbatches=8, steps=4)
 
 
 def bubble(job: Job, *kept: int) -> Finding:
-    ranks, _ = simulate(job)
+    ranks = simulated_job(job)
     results = study([r for r in ranks if not kept or r.rank in kept]).results
     (found,) = [f for f in results["findings"] if f["code"] == "pipeline.bubble"]
     return found
@@ -27,10 +27,17 @@ def bubble(job: Job, *kept: int) -> Finding:
     [
         (PIPE, "GPipe", 3 / 11),
         (replace(PIPE, one_f_one_b=True), "1F1B", 3 / 11),
-        (replace(PIPE, one_f_one_b=True, microbatches=4), "1F1B", 3 / 7),
-        (replace(PIPE, pp=2, one_f_one_b=True), "1F1B", 1 / 9),
+        pytest.param(
+            replace(PIPE, one_f_one_b=True, microbatches=4), "1F1B", 3 / 7, marks=pytest.mark.long
+        ),
+        pytest.param(replace(PIPE, pp=2, one_f_one_b=True), "1F1B", 1 / 9, marks=pytest.mark.long),
         (replace(PIPE, chunks=2), "interleaved 1F1B", 3 / 19),
-        (replace(PIPE, chunks=4, layer_ns=4 * PIPE.layer_ns), "interleaved 1F1B", 3 / 35),
+        pytest.param(
+            replace(PIPE, chunks=4, layer_ns=4 * PIPE.layer_ns),
+            "interleaved 1F1B",
+            3 / 35,
+            marks=pytest.mark.long,
+        ),
         (replace(PIPE, pp=3, layers=12, microbatches=6, chunks=2), "interleaved 1F1B", 2 / 14),
     ],
 )
@@ -70,7 +77,7 @@ def test_where_the_messages_fit_two_numbers_of_chunks_the_schedule_is_unknown() 
 
 
 @pytest.mark.parametrize(
-    ("folder", "name", "stages", "microbatches"),
+    ("recording", "name", "stages", "microbatches"),
     [
         ("nsys-2025.3/pipeline-1f1b", "1F1B", 4, 8),
         ("nsys-2025.3/pipeline-imbalance", "1F1B", 4, 8),
@@ -78,9 +85,9 @@ def test_where_the_messages_fit_two_numbers_of_chunks_the_schedule_is_unknown() 
     ],
 )
 def test_the_schedule_of_a_recording_is_the_one_that_its_program_ran(
-    recordings: Path, folder: str, name: str, stages: int, microbatches: int
+    studied: Callable[[str], Study], recording: str, name: str, stages: int, microbatches: int
 ) -> None:
-    results = study(gather([recordings / folder]).ranks).results
+    results = studied(recording).results
     (found,) = [f for f in results["findings"] if f["code"] == "pipeline.bubble"]
     shown = found["evidence"][-1]
     assert (shown["schedule"], shown["stages"], shown["microbatches"]) == (

@@ -1,0 +1,17 @@
+"""Which cases of a test run at every change, and which in `make long` alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+
+
+def long_but(always: Iterable[Any], long: Iterable[Any]) -> list[Any]:
+    """Parameters of which those `always` run at each change, and the others in `make long`."""
+    short = list(always)
+    return [
+        *short,
+        *(pytest.param(value, marks=pytest.mark.long) for value in long if value not in short),
+    ]

@@ -1,0 +1,196 @@
+"""The model behind every saving: a replay of unchanged lengths is what was recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from lab.tiers import long_but
+from simulate import Job, simulate
+from simulate.cases import KINDS
+from studies import FOLDER, SEED, TRUTH, Simulated, gathered
+
+from clusterprof import threads
+from clusterprof.analysis.model import host_activity, recorded
+from clusterprof.analysis.model.dataset import Dataset, Ints
+from clusterprof.analysis.model.graph import NEVER
+from clusterprof.analysis.model.replay import Replay
+from clusterprof.study import Study, dataset_of, study
+from clusterprof.tables import RankTables
+
+NAMES = sorted(
+    {
+        str(file.parent.relative_to(FOLDER))
+        for pattern in ("*.sqlite.xz", "*.json.gz", "*.json.xz")
+        for file in FOLDER.rglob(pattern)
+    }
+)
+#: time stamps of one device may overlap by so much
+STAMP_NS = 2_000
+
+
+def exact(dataset: Dataset) -> Replay:
+    """The replay, which with unchanged lengths must be the recording."""
+    job = recorded.replay(dataset)
+    assert job is not None
+    assert not len(job.graph.circular)
+    times = job.times(job.lengths)
+    ends = np.maximum(host_activity.ends(dataset), dataset.activities.start)
+    moments = job.host_at, dataset.activities.start[job.activity], ends[job.activity]
+    of_recording = np.concatenate(moments)
+    replayed = times[: len(of_recording)]
+    reached = replayed > NEVER // 2
+    # all moments that others wait for: what a queue's kernels are in between is not asked
+    assert reached.mean() > 0.04
+    assert np.abs(replayed - of_recording)[reached].max() <= STAMP_NS
+    steps = np.diff(times[job.marks], axis=1)
+    at = np.searchsorted(dataset.steady_steps, job.steps)
+    assert (
+        np.abs(steps - dataset.account("duration_ns")[job.ranks][:, at]).max()
+        <= 0.01 * steps.mean()
+    )
+    return job
+
+
+@pytest.mark.parametrize("recording", NAMES)
+def test_a_replay_of_unchanged_lengths_is_the_recording(
+    studied: Callable[[str], Study], recording: str
+) -> None:
+    whole = recording in TRUTH
+    exact(studied(recording).dataset if whole else dataset_of(gathered(recording).ranks))
+
+
+@pytest.mark.parametrize("seed", long_but([SEED], [7003]))
+@pytest.mark.parametrize("job_kind", KINDS)
+def test_a_replay_of_unchanged_lengths_is_the_simulated_job(
+    simulated: Callable[..., Simulated], job_kind: str, seed: int
+) -> None:
+    job = exact(simulated(job_kind, seed).study.dataset)
+    # the simulator has no waiting that the graph lacks
+    whole = np.diff(job.times(job.lengths)[job.marks], axis=1).sum()
+    assert job.unexplained.sum() <= 0.001 * whole
+
+
+def test_what_ifs_side_by_side_are_those_one_after_the_other(
+    simulated: Callable[..., Simulated],
+) -> None:
+    job = exact(simulated("late in tensor groups").study.dataset)
+    rng = np.random.default_rng(0)
+    own, run = (
+        np.stack([values * part // 100 for part in rng.integers(50, 150, 3)], axis=1)
+        for values in (job.lengths.own, job.lengths.run)
+    )
+    both = job.times(replace(job.lengths, own=own, run=run))
+    for what in range(3):
+        one = replace(job.lengths, own=own[:, what], run=run[:, what])
+        assert (job.times(one) == both[:, what]).all()
+    # one of both may be the same in all what-ifs
+    hosts = job.times(replace(job.lengths, own=own))
+    assert (hosts[:, 1] == job.times(replace(job.lengths, own=own[:, 1]))).all()
+
+
+@pytest.mark.parametrize("seed", long_but([SEED], [7003]))
+@pytest.mark.parametrize(
+    "job_kind", ["healthy, data parallel", "healthy, pipeline", "late host, synchronous"]
+)
+def test_the_long_run_of_a_steady_job_has_the_windows_pace(
+    simulated: Callable[..., Simulated], job_kind: str, seed: int
+) -> None:
+    dataset = simulated(job_kind, seed).study.dataset
+    job = exact(dataset)
+    assert job.pace(job.lengths) == pytest.approx(dataset.step_ns, rel=0.02)
+
+
+@pytest.mark.parametrize("name", long_but(["kineto/gloo"], ["nsys-2025.3/ddp-host-hidden"]))
+def test_a_recording_of_which_each_rank_is_looked_at_alone_has_the_same_results(
+    studied: Callable[[str], Study], name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alone_as_at_once(studied(name).ranks, monkeypatch)
+
+
+@pytest.mark.parametrize("kind", long_but([*KINDS][6:7], [*KINDS][::6]))
+def test_a_job_of_which_each_rank_is_looked_at_alone_has_the_same_results(
+    simulated: Callable[..., Simulated], kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alone_as_at_once(simulated(kind).ranks, monkeypatch)
+
+
+def alone_as_at_once(ranks: Sequence[RankTables], monkeypatch: pytest.MonkeyPatch) -> None:
+    at_once = study(ranks)
+    monkeypatch.setattr(threads, "AT_ONCE", 1)
+    alone = study(ranks)
+    job = recorded.replay(alone.dataset)
+    assert job is not None
+    assert len(job.blocks) == len(job.ranks) > 1
+    assert alone.results == at_once.results
+
+
+@pytest.mark.parametrize("layout", [{"dp": 8}, {"dp": 2, "tp": 2, "pp": 2, "layers": 2}])
+def test_a_long_run_that_goes_on_is_that_of_all_its_rounds(
+    layout: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # hosts of different pace get further and further apart: no two rounds are alike
+    ranks, _ = simulate(Job(**layout, steps=4, host_noise_frac=0.1, host_pace_frac=0.03))
+    job, passes = exact(dataset_of(ranks)), []
+    each = Replay.one_pass
+
+    def counted(job: Replay, length: Ints, begin: Ints | None = None) -> Ints:
+        passes.append(length)
+        return each(job, length, begin)
+
+    monkeypatch.setattr(Replay, "one_pass", counted)
+    prompt = replace(job.lengths, own=np.zeros_like(job.lengths.own))
+    both = replace(job.lengths, own=np.stack([job.lengths.own, prompt.own], axis=1))
+    paces = [job.pace(lengths) for lengths in (job.lengths, prompt, both)]
+    few = len(passes)
+    assert job.pace(prompt) == paces[1]
+    # what was replayed is known
+    assert len(passes) == few
+    job = replace(job)
+    monkeypatch.setattr(Replay, "_goes_on", lambda *_: False)
+    for lengths, pace in zip((job.lengths, prompt, both), paces, strict=True):
+        assert (job.pace(lengths) == pace).all()
+    assert few < len(passes) - few
+
+
+def test_collectives_in_contradicting_orders_are_taken_apart_with_a_warning() -> None:
+    # so short that each call may have waited for the one after it
+    job = Job(layers=8, kernels_per_layer=1, layer_ns=4_000, launch_ns=1_000, transfer_ns=5_000)
+    dataset = dataset_of(simulate(replace(job, latency_ns=5_000, phase_ns=500))[0])
+    placed = dataset.placed
+    rank, step, stream = (placed[name].to_numpy() for name in ("rank", "step", "stream"))
+    mine = np.flatnonzero((rank == 0) & (step == dataset.steady_steps[0]) & (stream == stream[0]))
+    mine = mine[np.argsort(placed["start_ns"].to_numpy()[mine])]
+    # one rank has two calls of its stream the other way round
+    number = placed["collective"].to_numpy().copy()
+    number[mine[:2]] = number[mine[:2]][::-1]
+    at = placed.schema.get_field_index("collective")
+    placed = placed.set_column(at, placed.schema.field(at), pa.array(number))
+    crossed = replace(dataset, placed=placed)
+
+    job = recorded.replay(crossed)
+    assert job is not None
+    assert not len(job.graph.circular)
+    assert np.diff(job.times(job.lengths)[job.marks], axis=1).mean() == pytest.approx(
+        dataset.step_ns, rel=0.01
+    )
+    (warning,) = recorded.contradictions(crossed)
+    assert warning.startswith("2 ")
+    assert recorded.contradictions(dataset) == []
+
+
+def test_a_window_of_years_is_not_replayed_and_said_to_be_wrong() -> None:
+    ranks, _ = simulate(Job(steps=4, layers=2))
+    steps = ranks[1].steps
+    end = steps["end_ns"].to_numpy().copy()
+    begin = steps["begin_ns"].to_numpy().copy()
+    begin[2:] += 2**58
+    end[2:] += 2**58
+    table = steps.set_column(1, steps.schema.field(1), pa.array(begin))
+    table = table.set_column(2, steps.schema.field(2), pa.array(end))
+    dataset = dataset_of([ranks[0], replace(ranks[1], steps=table)])
+    job = recorded.replay(dataset)
+    assert job is None or np.abs(np.diff(job.times(job.lengths)[job.marks])).max() < 2**50
