@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import py_compile
 import shlex
+import sys
 from collections.abc import Mapping
 from pathlib import Path
+
+_NSYS = Path(__file__).with_name("nsys_script.py")
 
 #: An nsys that says a version and does nothing that it is asked to.
 FAKE_NSYS = """#!/bin/sh
@@ -46,6 +51,29 @@ def faulty_importer(folder: Path, real: Path, faults: Mapping[int, str]) -> Path
 def _faulty(real: Path, verb: str, cases: Mapping[str, str]) -> str:
     text = "\n".join(f"{pattern})\n{lines}\n;;" for pattern, lines in cases.items())
     return _FAULTY.format(real=shlex.quote(str(real)), verb=verb, cases=text)
+
+
+def scripted_nsys(
+    folder: Path, faults: Mapping[str, str] | None = None, *, imports: bool = False
+) -> Path:
+    """An nsys in `folder`, by `nsys_script.py`, and its importer.
+
+    `faults` has lines of Python by "RANK:VERB" or "*:VERB" ("0:stop", "*:export", "1:import",
+    "2:launch:--help"), run before that verb with all that is in the script, as `hang()`.
+    `imports`: it finds its importer, as NVIDIA's installation does and Debian's does not.
+    """
+    processes = folder / "process"
+    processes.mkdir(parents=True)
+    for name in ("nsys", "nsys-launcher", "QdstrmImporter"):
+        (processes / name).symlink_to(Path(sys._base_executable).resolve())
+    (folder / "faults.json").write_text(json.dumps({"imports": imports, **(faults or {})}))
+    # Compiled once: a rank starts it five times.
+    compiled = py_compile.compile(str(_NSYS), str(folder / "nsys_script.pyc"), doraise=True)
+    line = f"exec {{}} -ISE {shlex.quote(compiled)} {shlex.quote(str(folder))}"
+    for path, verb in (("bin/nsys", ""), ("host-linux-x64/QdstrmImporter", " import")):
+        python = shlex.quote(str(processes / path.rpartition("/")[2]))
+        _script(folder / path, f'#!/bin/sh\n{line.format(python)}{verb} "$@"\n')
+    return folder / "bin/nsys"
 
 
 def _script(path: Path, text: str) -> Path:
