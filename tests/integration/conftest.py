@@ -7,9 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from lab import cluster
+from lab import cluster, command
 from lab.command import Completed
+from lab.endings import Running
+from lab.fakes import scripted_nsys
 from lab.job import Job
+
+from clusterprof.agent.nsys import VARIABLE
 
 
 @pytest.fixture
@@ -21,6 +25,27 @@ def fault(record_property: Callable[[str, object], None]) -> Callable[..., None]
         record_property("fault", (what, plain, ours, f"{added_s:+.1f} s", state, reason))
 
     return add
+
+
+@pytest.fixture(scope="session")
+def nsys_script(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An nsys by a script (`lab.nsys_script`), without faults."""
+    return scripted_nsys(tmp_path_factory.mktemp("nsys") / "script")
+
+
+@pytest.fixture
+def scripted(nsys_script: Path) -> None:
+    """For this test that nsys is the one that is found."""
+    command.settings[VARIABLE] = str(nsys_script)
+
+
+@pytest.fixture(autouse=True)
+def nothing_goes_on() -> Iterator[None]:
+    """What a test leaves running when it fails midway ends with it."""
+    yield
+    for ran in list(command.ran.values()):
+        if isinstance(ran, Running):
+            ran.close()
 
 
 @pytest.fixture

@@ -1,13 +1,11 @@
 """However a rank ends: with its own status, its report saved where it could be, nothing left over.
 
-Each ending is run with and without clusterprof, on the test Slurm with a real nsys.
+Twelve tasks of one job end each in its own way, without clusterprof and with it.
 """
 
 from __future__ import annotations
 
-import os
-import signal
-import time
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,20 +13,10 @@ from pathlib import Path
 import pytest
 from lab import command
 from lab.command import Completed
-from lab.endings import (
-    OPTIONS,
-    PROGRAMS,
-    Running,
-    allowed_s,
-    outcomes,
-    state,
-    window,
-    words,
-)
+from lab.endings import OPTIONS, PROGRAMS, Running, outcomes, state, window, words
 
 Cli = Callable[..., Completed]
-
-pytestmark = pytest.mark.needs_nsys
+Fault = Callable[..., None]
 
 
 @dataclass(frozen=True)
@@ -54,81 +42,80 @@ ENDINGS = [
     Ending("kill", 25, 137, "collected", "whole"),
     Ending("none", 0, 0, "collected", "whole"),
 ]
+#: what the real nsys is asked to show
+REAL = [ENDINGS[number] for number in (1, 7, 9, 11)]
 
 
-@pytest.mark.parametrize("ending", ENDINGS, ids=lambda each: f"{each.how}-{each.at}")
-def test_a_rank_ends_as_it_would_have_ended(
-    ending: Ending,
-    run_clusterprof: Cli,
-    run_command: Cli,
-    workdir: Path,
-    slurm: dict[str, str],
-    fault: Callable[..., None],
-) -> None:
-    line = ["python", PROGRAMS / "ending.py", ending.how, str(ending.at)]
-    plain = run_command(["srun", "-n2", *line], env=slurm)
-    done = run_clusterprof(
-        ["srun", *OPTIONS, "--run-dir=run", "--no-merge", "-n2", "--", *line],
-        env=slurm,
-    )  # fmt: skip
-    assert done.returncode == plain.returncode == ending.status, done
+def line(endings: list[Ending]) -> list[str | Path]:
+    """A task for each, which srun starts, and whose shell says how it ended."""
+    how = " ".join(f"{each.how}:{each.at}" for each in endings)
+    told = f'python {PROGRAMS}/ending.py each {how}; s=$?; echo "rank $SLURM_PROCID: $s"; exit $s'
+    return ["bash", "-c", told]
+
+
+def statuses(done: Completed) -> dict[int, int]:
+    """How each rank ended, by its shell."""
+    said = re.findall(r"^rank (\d+): (\d+)$", done.stdout, re.MULTILINE)
+    return {int(rank): int(status) for rank, status in said}
+
+
+def check(endings: list[Ending], workdir: Path, slurm: dict[str, str], fault: Fault) -> None:
+    """The job with and without us, rank by rank."""
+    tasks = f"-n{len(endings)}"
+    plain = command.run(["srun", tasks, *line(endings)], env=slurm)
+    options = ["--ranks=all", "--run-dir=run", "--no-merge"]
+    done = command.run(
+        command.clusterprof(["srun", *OPTIONS, *options, tasks, "--", *line(endings)]), env=slurm
+    )
+    assert done.returncode == plain.returncode == max(each.status for each in endings), done
     assert words(done.stdout) == words(plain.stdout), done
-    assert done.seconds - plain.seconds < allowed_s(), done
-    found = state(workdir / "run")
-    when = f"{ending.how} after step {ending.at}" if ending.at else "ends by itself"
-    fault(when, plain.returncode, done.returncode, done.seconds - plain.seconds, found)
-    assert (found["state"], window(found)) == (ending.state, ending.window), (found, done)
-    # Why there is no more, and that it is for the program's own end.
-    assert found["program_status"] == ending.status, found
-    assert ("reason" in found) == (ending.window != "whole"), found
-    report = workdir / "run/ranks/00000/report.nsys-rep"
-    assert report.exists() == (ending.state == "collected")
-    assert outcomes(workdir / "run") == {0: ending.state}
+    assert statuses(plain) == {rank: each.status for rank, each in enumerate(endings)}
+    for rank, ending in enumerate(endings):
+        stated = state(workdir / "run", rank)
+        when = f"{ending.how} after step {ending.at}" if ending.at else "ends by itself"
+        added_s = done.seconds - plain.seconds
+        fault(when, statuses(plain)[rank], statuses(done)[rank], added_s, stated)
+        assert statuses(done)[rank] == ending.status, done
+        assert (stated["state"], window(stated)) == (ending.state, ending.window), (stated, done)
+        # Why there is no more, and that it is for the program's own end.
+        assert stated["program_status"] == ending.status, stated
+        assert ("reason" in stated) == (ending.window != "whole"), stated
+        report = workdir / f"run/ranks/{rank:05d}/report.nsys-rep"
+        assert report.exists() == (ending.state == "collected")
+    assert outcomes(workdir / "run") == {rank: each.state for rank, each in enumerate(endings)}
 
 
-def test_a_cancelled_job_keeps_its_report(workdir: Path, slurm: dict[str, str]) -> None:
-    running = Running.ending(workdir, slurm, how="hang", at=15)
-    running.wait_for("capturing")
-    time.sleep(0.5)
-    command.run(["scancel", running.job()], env=slurm)
-    assert running.ends() == 143, running.printed()
-    assert state(running.run)["state"] == "collected", running.printed()
-    assert window(state(running.run)) == "inside"
+@pytest.mark.usefixtures("scripted")
+def test_each_rank_ends_as_it_would_have_ended(
+    workdir: Path, slurm: dict[str, str], fault: Fault
+) -> None:
+    check(ENDINGS, workdir, slurm, fault)
 
 
-def test_a_rank_that_hangs_after_its_window_has_its_report_home_already(
+@pytest.mark.needs_nsys
+def test_each_rank_under_a_real_nsys_ends_as_it_would_have_ended(
+    workdir: Path, slurm: dict[str, str], fault: Fault
+) -> None:
+    check(REAL, workdir, slurm, fault)
+
+
+@pytest.mark.usefixtures("scripted")
+def test_a_cancelled_job_keeps_its_reports_whether_a_window_is_open_or_over(
     workdir: Path, slurm: dict[str, str]
 ) -> None:
-    running = Running.ending(workdir, slurm, how="hang", at=25)
-    running.wait_for("finishing")
-    report = running.run / "ranks/00000/report.nsys-rep"
-    running.wait_until(report.exists, "home")
+    # Rank 1 hangs after its window: its report is home before it is cancelled.
+    argv = command.clusterprof(
+        ["srun", *OPTIONS, "--ranks=0,1", "--run-dir=run", "--no-merge", "-n2", "--",
+         "python", PROGRAMS / "ending.py", "each", "hang:15", "hang:25"]
+    )  # fmt: skip
+    running = Running(argv, slurm, workdir / "out")
+    running.wait_for("capturing", 0)
+    running.wait_until(lambda: "rank 0 hangs" in running.printed(), "hanging")
+    running.wait_for("finishing", 1)
+    running.wait_until((running.run / "ranks/00001/report.nsys-rep").exists, "home")
     command.run(["scancel", running.job()], env=slurm)
     assert running.ends() == 143, running.printed()
-    assert state(running.run)["state"] == "collected", running.printed()
-
-
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGHUP])
-def test_an_nsys_that_is_killed_takes_nothing_of_the_program_along(
-    number: signal.Signals, workdir: Path, slurm: dict[str, str]
-) -> None:
-    running = Running.ending(workdir, slurm, how="exit", at=28)
-    running.wait_for("capturing")
-    for pid in running.nsys():
-        os.kill(pid, number)
-    assert running.ends() == 3, running.printed()
-    assert words(running.printed()) == ["rank 0 begins", "rank 1 begins", "rank 1 ends"]
-    assert state(running.run)["state"] in ("collected", "lost")
-    assert not running.nsys()
-
-
-def test_a_guard_that_is_killed_takes_its_program_along(
-    workdir: Path, slurm: dict[str, str]
-) -> None:
-    running = Running.ending(workdir, slurm, how="hang", at=15)
-    running.wait_for("capturing")
-    time.sleep(0.3)
-    program, guard = state(running.run)["program_pid"], state(running.run)["pid"]
-    os.kill(guard, signal.SIGKILL)
-    assert running.ends() == 137, running.printed()
-    running.wait_until(lambda: not Path(f"/proc/{program}").exists(), "without its program")
+    for rank, where in enumerate(("inside", "whole")):
+        assert state(running.run, rank)["state"] == "collected", running.printed()
+        assert window(state(running.run, rank)) == where
+    assert not running.left()

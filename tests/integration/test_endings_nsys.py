@@ -1,7 +1,7 @@
 """Whatever nsys does, the training ends as it would have ended, and the state tells what happened.
 
-Each job is run with and without clusterprof, on the test Slurm with a real nsys; where that cannot
-be made to show an ending, one that wraps it fails on some ranks, each in another way.
+An nsys by a script fails on each rank of a job in another way. No launcher is needed for that: a
+program starts the ranks, with and without clusterprof.
 """
 
 from __future__ import annotations
@@ -11,271 +11,275 @@ import os
 import re
 import shutil
 import signal
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 from lab import command
 from lab.command import Completed
-from lab.endings import OPTIONS, PROGRAMS, Running, allowed_s, outcomes, state, words
-from lab.fakes import faulty_importer, faulty_nsys
+from lab.endings import OPTIONS, PROGRAMS, RANKS, Running, outcomes, state, words
+from lab.fakes import scripted_nsys
+
+from clusterprof.agent.contracts import processes
+from clusterprof.agent.nsys import START_VARIABLE
 
 Cli = Callable[..., Completed]
 Fault = Callable[..., None]
 
-pytestmark = pytest.mark.needs_nsys
-
-LINE = ["-N4", "-n4", "python", PROGRAMS / "together.py"]
-HANG = "exec sleep 600"
+PROGRAM = ["python", PROGRAMS / "together.py"]
 #: what is left, and what makes a report of it
 KEPT = ("clusterprof collect", "report.qdstrm")
 
 
-def nsys() -> Path:
-    """The real one."""
-    found = shutil.which("nsys")
-    assert found
-    return Path(found)
+class Case(NamedTuple):
+    """One rank whose nsys does something: the words of its row in the table, and what is stated."""
 
-
-def importer() -> Path:
-    """The real one's QdstrmImporter, where Debian has it or NVIDIA."""
-    places = (nsys().resolve().parents[1], Path("/usr/lib/nsight-systems"))
-    return next(
-        path for each in places if (path := each / "host-linux-x64/QdstrmImporter").exists()
-    )
-
-
-@pytest.fixture(scope="module")
-def plain(slurm_state: Path) -> Completed:
-    """The job as it ends without us."""
-    env = {"SLURM_CONF": str(slurm_state / "slurm.conf")}
-    done = command.run(["srun", *LINE], env=env)
-    assert done.returncode == 3, done
-    return done
+    what: str
+    #: by verb, see `scripted_nsys`
+    faults: Mapping[str, str]
+    state: str
+    #: what its reason names
+    facts: Sequence[str] = ()
 
 
 class Job:
-    """The job under a faulty nsys, ended; `faults` are the words that its table has."""
+    """A job of one rank for each case; `run` runs it with and without clusterprof."""
 
-    def __init__(self, plain: Completed, fault: Fault, slurm: Mapping[str, str]) -> None:
-        self.plain = plain
+    def __init__(self, workdir: Path, fault: Fault) -> None:
+        self.workdir = workdir
         self.fault = fault
-        self.slurm = slurm
 
     def run(
-        self,
-        workdir: Path,
-        nsys: Path,
-        expected: Mapping[int, tuple[str, str, tuple[str, ...]]],
-        more: tuple[str, ...] = (),
-        start_s: int = 30,
-    ) -> None:
-        """Run it; `expected`: each rank's words for the table, its state, what its reason names.
+        self, cases: Sequence[Case], *more: str, start_s: int = 60, run: str = "run"
+    ) -> list[dict[str, object]]:
+        """Run it, and check what is so for each; returns the states.
 
-        `start_s`: what nsys may take to start, and longer than 6 s at its end. It is enough for one
-        that works on a busy machine; one that hangs is noticed much sooner.
+        `start_s`: what nsys may take to start, and longer than 6 s at its end.
         """
-        env = {**self.slurm, "CLUSTERPROF_NSYS_START_S": str(start_s)}
-        at = OPTIONS.index("0")
-        options = [*OPTIONS[:at], ",".join(map(str, expected)), *OPTIONS[at + 1 :]]
-        count = LINE.index("python")
+        faults = {
+            f"{rank}:{verb}": lines
+            for rank, case in enumerate(cases) for verb, lines in case.faults.items()
+        }  # fmt: skip
+        nsys = scripted_nsys(self.workdir / f"nsys-{run}", faults)
+        line = [RANKS, str(len(cases)), *PROGRAM]
+        options = [
+            f"--ranks=0-{len(cases) - 1}",
+            f"--nsys={nsys}",
+            *more,
+            f"--run-dir={run}",
+            "--no-merge",
+        ]
+        plain = command.run(line)
         done = command.run(
-            command.clusterprof(
-                ["srun", *options, f"--nsys={nsys}", *more, "--run-dir=run", "--no-merge",
-                 *LINE[:count], "--", *LINE[count:]]
-            ),
-            env=env,
-        )  # fmt: skip
-        added = done.seconds - self.plain.seconds
-        assert done.returncode == self.plain.returncode, done
-        assert words(done.stdout) == words(self.plain.stdout), done
-        assert added < allowed_s(env), done
-        states = {rank: wanted for rank, (_, wanted, _) in expected.items()}
-        assert outcomes(workdir / "run") == states, done
-        for rank, (what, wanted, facts) in expected.items():
-            found = state(workdir / "run", rank)
-            assert found["state"] == wanted, (found, done)
-            assert all(fact in found.get("reason", "") for fact in facts), (found, done)
-            alike = f"{what} (one job of {len(expected)})"
-            self.fault(alike, self.plain.returncode, done.returncode, added, found)
-            assert of_session(found.get("session", "no session")) == []
+            command.clusterprof(["run", *OPTIONS, *options, "--", *line]),
+            env={START_VARIABLE: str(start_s)},
+        )
+        assert done.returncode == plain.returncode == 3, done
+        assert words(done.stdout) == words(plain.stdout), done
+        assert outcomes(self.workdir / run) == {n: case.state for n, case in enumerate(cases)}, done
+        states = [state(self.workdir / run, rank) for rank in range(len(cases))]
+        for case, stated in zip(cases, states, strict=True):
+            alike = f"{case.what} (one job of {len(cases)})"
+            added_s = done.seconds - plain.seconds
+            self.fault(alike, plain.returncode, done.returncode, added_s, stated)
+            assert stated["state"] == case.state, (stated, done)
+            assert all(fact in stated.get("reason", "") for fact in case.facts), (stated, done)
+            assert processes.of_session(stated.get("session", "no session")) == []
+        return states
 
 
 @pytest.fixture
-def job(plain: Completed, fault: Fault, slurm: dict[str, str]) -> Job:
-    return Job(plain, fault, slurm)
+def job(workdir: Path, fault: Fault, scripted: None) -> Job:
+    return Job(workdir, fault)
 
 
-def of_session(name: str) -> list[tuple[int, list[str]]]:
-    """The processes that have this session in their command line: pid and words."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        try:
-            line = (entry / "cmdline").read_bytes() if entry.name.isdigit() else b""
-        except OSError:
-            continue
-        if name.encode() in line:
-            found.append((int(entry.name), line.decode(errors="replace").split("\0")))
-    return found
+def test_an_nsys_that_does_not_start_the_program_is_done_without(job: Job) -> None:
+    job.run([
+        Case("nsys is killed at its start", {"launch": "sys.exit(137)"}, "lost", ("137",)),
+        Case("nsys starts nothing, status 0", {"launch": "sys.exit(0)"}, "lost", ("status 0",)),
+        Case("nsys segfaults at its start", {"launch": "die(signal.SIGSEGV)"}, "lost",
+             ("signal 11",)),
+    ])  # fmt: skip
 
 
-def test_an_nsys_that_does_not_start_the_program_is_done_without(workdir: Path, job: Job) -> None:
-    # As soon as it is nsys, long before it starts anything.
-    killed = (
-        '"$real" "$@" & while [ /proc/$!/exe -ef /proc/$$/exe ]; do :; done; kill -9 $!; exit 137'
-    )
-    fake = faulty_nsys(workdir / "nsys", nsys(), {
-        (0, "launch"): killed, (1, "launch"): "exit 0", (2, "launch"): "kill -SEGV $$",
-        (3, "launch"): HANG,
-    })  # fmt: skip
-    job.run(workdir, fake, {
-        0: ("nsys is killed at its start", "lost", ("137",)),
-        1: ("nsys starts nothing, status 0", "lost", ("status 0",)),
-        2: ("nsys segfaults at its start", "lost", ("signal 11",)),
-        3: ("nsys hangs at its start", "lost", ("10 s",)),
-    }, start_s=10)  # fmt: skip
+def test_an_nsys_that_starts_slowly_has_the_time_that_it_is_given(job: Job) -> None:
+    states = job.run([
+        Case("nsys takes 7 s to start, and may take 60", {"launch": "time.sleep(7)"}, "collected"),
+        Case("nsys takes 5 s to say its version, and may take 40", {"--version": "time.sleep(5)"},
+             "collected"),
+    ])  # fmt: skip
+    assert all("reason" not in stated for stated in states)
 
 
-def test_an_nsys_that_starts_slowly_has_the_time_that_it_is_given(workdir: Path, job: Job) -> None:
-    fake = faulty_nsys(workdir / "nsys", nsys(), {
-        (0, "launch"): "sleep 7", (1, "--version"): "sleep 5",
-    })  # fmt: skip
-    job.run(workdir, fake, {
-        0: ("nsys takes 7 s to start, and may take 60", "collected", ()),
-        1: ("nsys takes 5 s to say its version, and may take 40", "collected", ()),
-    })  # fmt: skip
-    assert all("reason" not in state(workdir / "run", rank) for rank in (0, 1))
+def test_a_window_that_nsys_does_not_open_is_lost_and_the_training_goes_on(job: Job) -> None:
+    job.run([
+        Case("nsys start segfaults", {"start": "die(signal.SIGSEGV)"}, "lost",
+             ("nsys start", "signal 11")),
+        Case("nsys start does nothing, status 0", {"start": "sys.exit(0)"}, "lost", ("report",)),
+    ])  # fmt: skip
 
 
-def test_a_window_that_nsys_does_not_open_is_lost_and_the_training_goes_on(
-    workdir: Path, job: Job
+def test_a_process_of_nsys_that_stays_at_a_full_core_is_ended(job: Job) -> None:
+    spinning = 'leave_spinning(); say("no such session"); sys.exit(1)'
+    job.run([
+        Case("nsys start fails, a process stays at a full core", {"start": spinning}, "lost",
+             ("nsys start", "status 1", "no such session")),
+    ], start_s=10)  # fmt: skip
+
+
+def test_a_stop_that_fails_is_tried_again(job: Job) -> None:
+    job.run([
+        Case("nsys stop fails twice", {"stop": "sys.exit(1)"}, "collected",
+             ("nsys stop", "status 1")),
+        Case("nsys stop segfaults once", {"stop": "once() and die(signal.SIGSEGV)"}, "collected",
+             ("nsys stop", "signal 11")),
+    ])  # fmt: skip
+
+
+def test_what_is_not_imported_is_kept_and_collect_finishes_it(
+    job: Job, run_clusterprof: Cli
 ) -> None:
-    spinner = "trap : TERM; while :; do :; done"
-    spinning = (
-        f'(exec -a nsys bash -c "{spinner}" nsys "$2") & echo no such session >&2; exit 1'
-    )  # fmt: skip
-    fake = faulty_nsys(workdir / "nsys", nsys(), {
-        (0, "start"): spinning, (1, "start"): "kill -SEGV $$",
-        (2, "start"): HANG, (3, "start"): "exit 0",
-    })  # fmt: skip
-    job.run(workdir, fake, {
-        0: ("nsys start fails, a process stays at a full core", "lost",
-            ("nsys start", "status 1", "no such session")),
-        1: ("nsys start segfaults", "lost", ("nsys start", "signal 11")),
-        2: ("nsys start hangs", "lost", ("nsys start", "16 s")),
-        3: ("nsys start does nothing, status 0", "lost", ("report",)),
-    })  # fmt: skip
+    job.run([
+        Case("the importer fails", {"import": "sys.exit(9)"}, "lost", ("status 9", *KEPT)),
+        Case("the importer is killed", {"import": "die()"}, "lost", ("signal 9", *KEPT)),
+    ])  # fmt: skip
+    collect(job.workdir / "run", [0, 1], run_clusterprof)
 
 
-def test_a_stop_that_fails_is_tried_again_and_one_that_hangs_is_ended(
-    workdir: Path, job: Job
-) -> None:
-    once = "[ -e $TMPDIR/once ] || { touch $TMPDIR/once; kill -SEGV $$; }"
-    stopped = 'kill -STOP $(pgrep -f -- "--session-name=${2#*=}")'
-    fake = faulty_nsys(workdir / "nsys", nsys(), {
-        (0, "stop"): "exit 1", (1, "stop"): once, (2, "stop"): HANG, (3, "stop"): stopped,
-    })  # fmt: skip
-    job.run(workdir, fake, {
-        0: ("nsys stop fails twice", "collected", ("nsys stop", "status 1")),
-        1: ("nsys stop segfaults once", "collected", ("nsys stop", "signal 11")),
-        2: ("nsys stop hangs", "collected", ("nsys stop",)),
-        3: ("nsys' agent is stopped at its stop", "lost", ("nsys",)),
-    })  # fmt: skip
-
-
-def test_what_is_not_imported_in_time_is_kept_and_collect_finishes_it(
-    workdir: Path, job: Job, run_clusterprof: Cli
-) -> None:
-    fake = faulty_nsys(workdir / "nsys", nsys(), {})
-    stopped = '"$real" "$@" & kill -STOP $!; wait'
-    faulty_importer(workdir / "nsys", importer(), {
-        0: "exit 9", 1: HANG, 2: stopped, 3: "kill -KILL $$",
-    })  # fmt: skip
-    job.run(workdir, fake, {
-        0: ("the importer fails", "lost", ("status 9", *KEPT)),
-        1: ("the importer hangs", "lost", KEPT),
-        2: ("the importer is stopped", "lost", KEPT),
-        3: ("the importer is killed", "lost", ("signal 9", *KEPT)),
-    })  # fmt: skip
-    finished = run_clusterprof(["collect", "run", "--no-merge"])
+def collect(run: Path, ranks: Sequence[int], run_clusterprof: Cli) -> None:
+    """Have what these ranks kept imported."""
+    finished = run_clusterprof(["collect", run, "--no-merge"])
     assert finished.returncode == 0, finished
-    for rank in range(4):
-        folder = workdir / f"run/ranks/{rank:05d}"
-        assert state(workdir / "run", rank)["state"] == "collected"
+    for rank in ranks:
+        folder = run / f"ranks/{rank:05d}"
+        assert state(run, rank)["state"] == "collected"
         assert (folder / "report.nsys-rep").stat().st_size > 0
         assert not (folder / "report.qdstrm").exists()
 
 
+def test_an_nsys_that_hangs_is_ended_whatever_it_was_doing(job: Job, run_clusterprof: Cli) -> None:
+    # All hang for as long as they are let, side by side.
+    job.run([
+        Case("nsys hangs at its start", {"launch": "hang()"}, "lost", ("20 s",)),
+        Case("nsys start hangs", {"start": "hang()"}, "lost", ("nsys start", "16 s")),
+        Case("nsys stop hangs", {"stop": "hang()"}, "collected", ("nsys stop",)),
+        Case("nsys' agent is stopped at its stop", {"stop": "stop_agent()"}, "lost", ("nsys",)),
+        Case("the importer hangs", {"import": "hang()"}, "lost", KEPT),
+        Case("the importer is stopped", {"import": "die(signal.SIGSTOP)"}, "lost", KEPT),
+    ], start_s=20)  # fmt: skip
+    collect(job.workdir / "run", [4, 5], run_clusterprof)
+
+
 def test_a_reduction_that_fails_leaves_the_report_to_the_merge(
-    workdir: Path, job: Job, run_clusterprof: Cli
+    job: Job, run_clusterprof: Cli
 ) -> None:
-    fake = faulty_nsys(workdir / "nsys", nsys(), {
-        (0, "export"): "kill -9 $PPID", (1, "export"): HANG,
-    })  # fmt: skip
-    job.run(workdir, fake, {
-        0: ("what makes the tables is killed, reports are not kept", "collected", ()),
-        1: ("what makes the tables hangs, reports are not kept", "collected", ()),
-        2: ("tables are made on the node, reports are not kept", "collected", ()),
-    }, ("--reduce=node", "--keep-reports=none"))  # fmt: skip
-    run = workdir / "run"
-    assert "signal 9" in state(run, 0)["not_reduced"]
-    assert "in time" in state(run, 1)["not_reduced"]
-    assert "not_reduced" not in state(run, 2)
-    there = sorted(str(each.relative_to(run)) for each in run.glob("ranks/*/re*"))
-    assert there == [f"ranks/0000{each}" for each in ("0/report.nsys-rep", "1/report.nsys-rep",
-                                                      "2/reduced")]  # fmt: skip
-    assert run_clusterprof(["merge", "run"]).returncode == 0
-    ranks = json.loads((run / "merged/results.json").read_text())["ranks"]
-    assert [each["rank"] for each in ranks] == [0, 1, 2]
+    reduced = ("--reduce=node", "--keep-reports=none")
+    killed, whole = job.run([
+        Case("what makes the tables is killed, reports are not kept",
+             {"export": "os.kill(os.getppid(), signal.SIGKILL)"}, "collected"),
+        Case("tables are made on the node, reports are not kept", {}, "collected"),
+    ], *reduced)  # fmt: skip
+    (hung,) = job.run([
+        Case("what makes the tables hangs, reports are not kept", {"export": "hang()"},
+             "collected"),
+    ], *reduced, start_s=10, run="hung")  # fmt: skip
+    assert "signal 9" in str(killed["not_reduced"])
+    assert "in time" in str(hung["not_reduced"])
+    assert "not_reduced" not in whole
+    home = sorted(str(path.relative_to(job.workdir)) for path in job.workdir.glob("*/ranks/*/re*"))
+    assert home == ["hung/ranks/00000/report.nsys-rep", "run/ranks/00000/report.nsys-rep",
+                    "run/ranks/00001/reduced"]  # fmt: skip
+    for run, ranks in (("run", [0, 1]), ("hung", [0])):
+        assert run_clusterprof(["merge", run]).returncode == 0
+        results = json.loads((job.workdir / run / "merged/results.json").read_text())
+        assert [rank["rank"] for rank in results["ranks"]] == ranks
 
 
-def test_a_real_nsys_that_is_killed_takes_nothing_of_the_program_along(
-    workdir: Path, slurm: dict[str, str], slurm_state: Path, plain: Completed, fault: Fault
-) -> None:
-    count = LINE.index("python")
-    options = ["0,1,2" if each == "0" else each for each in OPTIONS]
+#: which of a rank's nsys are killed when, by a word of their command line
+KILLS = [
+    ("capturing", ("launch",), signal.SIGKILL, "nsys is killed in the window, its agent is not"),
+    ("capturing", ("--start-agent",), signal.SIGKILL, "nsys' agent is killed in the window"),
+    ("finishing", ("launch", "--start-agent", "stop"), signal.SIGKILL,
+     "all of nsys is killed at its stop"),
+    ("capturing", ("launch", "--start-agent"), signal.SIGHUP, "nsys is hung up in the window"),
+]  # fmt: skip
+
+
+def kill(workdir: Path, fault: Fault) -> None:
+    """Kill the nsys of each rank while it is at work."""
+    line = [RANKS, str(len(KILLS)), *PROGRAM]
+    plain = command.run(line)
     running = Running(
-        command.clusterprof(["srun", *options, "--run-dir=run", "--no-merge", *LINE[:count], "--",
-                             *LINE[count:], "wait"]),
-        slurm, workdir / "out",
+        command.clusterprof(["run", *OPTIONS, "--ranks=0-3", "--run-dir=run", "--no-merge", "--",
+                             *line, "wait"]),
+        {}, workdir / "out",
     )  # fmt: skip
-    began = time.monotonic()
-    kills = [
-        (0, "capturing", ("launch",), "nsys is killed in the window, its agent is not"),
-        (1, "capturing", ("--start-agent",), "nsys' agent is killed in the window"),
-        (2, "finishing", ("launch", "--start-agent", "stop"), "all of nsys is killed at its stop"),
-    ]
-    (workdir / "go.3").touch()
-    for rank, when, which, _ in kills:
+    for rank, (when, which, number, _) in enumerate(KILLS):
         go = workdir / f"go.{rank}"
         running.wait_for("capturing", rank)
-        stream = f"local/n{rank + 1}/clusterprof-*/nsys/nsys-report-*"
-        running.wait_until(lambda stream=stream: list(slurm_state.glob(stream)) != [], "collecting")
+        running.wait_until(lambda rank=rank: collecting(running, rank), "collecting")
         if when == "finishing":
             go.touch()
             running.wait_for("finishing", rank)
-        for pid, line in of_session(running.state(rank)["session"]):
-            if line[0].endswith("nsys") and any(word in line for word in which):
-                os.kill(pid, signal.SIGKILL)
+        for pid in running.nsys(rank):
+            line_of = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+            if any(word in line_of for word in which):
+                os.kill(pid, number)
         go.touch()
-    assert running.ends() == plain.returncode, running.printed()
-    added = time.monotonic() - began - plain.seconds
-    assert added < allowed_s()
+    status = running.ends()
+    assert status == plain.returncode, running.printed()
     assert words(running.printed()) == words(plain.stdout)
-    for rank, _, _, what in kills:
-        found = running.state(rank)
-        fault(what, plain.returncode, plain.returncode, added, found)
-        assert found["state"] in ("collected", "lost")
-        assert re.search("signal 9|status", found["reason"]), found
-        assert of_session(found["session"]) == []
+    for rank, (*_, number, what) in enumerate(KILLS):
+        stated = running.state(rank)
+        fault(what, plain.returncode, status, 0.0, stated)
+        assert stated["state"] in ("collected", "lost")
+        assert re.search(f"signal {number:d}|status", stated["reason"]), stated
+        assert processes.of_session(stated["session"]) == []
+
+
+def collecting(running: Running, rank: int) -> bool:
+    """Whether the rank's nsys has begun to write."""
+    pids = running.nsys(rank)
+    environs = [Path(f"/proc/{pid}/environ").read_bytes().split(b"\0") for pid in pids]
+    folders = {value[7:].decode() for each in environs for value in each if value[:7] == b"TMPDIR="}
+    return any(list(Path(folder).glob("nsys-report-*")) for folder in folders)
+
+
+@pytest.mark.usefixtures("scripted")
+def test_an_nsys_that_is_killed_takes_nothing_of_the_program_along(
+    workdir: Path, fault: Fault
+) -> None:
+    kill(workdir, fault)
+
+
+@pytest.mark.needs_nsys
+def test_a_real_nsys_that_is_killed_takes_nothing_of_the_program_along(
+    workdir: Path, fault: Fault
+) -> None:
+    kill(workdir, fault)
+
+
+@pytest.mark.usefixtures("scripted")
+def test_a_guard_that_is_killed_takes_its_program_along(workdir: Path) -> None:
+    line = [RANKS, "1", "python", PROGRAMS / "ending.py", "hang", "15"]
+    running = Running(
+        command.clusterprof(["run", *OPTIONS, "--run-dir=run", "--no-merge", "--", *line]),
+        {}, workdir / "out",
+    )  # fmt: skip
+    running.wait_until(lambda: "rank 0 hangs" in running.printed(), "hanging")
+    running.wait_for("capturing")
+    program, guard = running.state()["program_pid"], running.state()["pid"]
+    os.kill(guard, signal.SIGKILL)
+    assert running.ends() == 137, running.printed()
+    assert "rank 0 ended with 137" in running.printed()
+    running.wait_until(lambda: not Path(f"/proc/{program}").exists(), "without its program")
 
 
 @pytest.fixture
 def on_some_nodes(slurm_state: Path) -> Iterator[Callable[[Path, str], Path]]:
     """A program that the launching host and the nodes n1 to n3 have at one place, n4 has not."""
-    places = [slurm_state / "scratch", *(slurm_state / f"local/n{each}" for each in (1, 2, 3))]
+    places = [slurm_state / "scratch", *(slurm_state / f"local/n{n}" for n in (1, 2, 3))]
 
     def put(program: Path, name: str) -> Path:
         for place in places:
@@ -288,26 +292,42 @@ def on_some_nodes(slurm_state: Path) -> Iterator[Callable[[Path, str], Path]]:
             name.unlink()
 
 
+@pytest.mark.usefixtures("scripted")
 def test_nodes_with_another_nsys_or_none_do_what_they_can_and_say_it(
-    workdir: Path, job: Job, on_some_nodes: Callable[[Path, str], Path]
+    workdir: Path,
+    slurm: dict[str, str],
+    on_some_nodes: Callable[[Path, str], Path],
+    fault: Fault,
 ) -> None:
     flag = "--trace-fork-before-exec"
-    fake = faulty_nsys(workdir / "nsys", nsys(), {
-        (1, "--version"): "echo NVIDIA Nsight Systems version 2099.1.1.1; exit",
-        (1, "launch:--help"): f'"$real" launch --help | sed s/{flag}/--none/; exit',
-        (1, "launch"): f'case "$*" in *{flag}*) echo unrecognised option >&2; exit 1;; esac',
-        (2, "--version"): "echo no such library; exit 127",
-    })  # fmt: skip
-    job.run(workdir, on_some_nodes(fake, "nsys-lab"), {
-        0: ("the node's nsys is the launching host's", "collected", ()),
-        1: ("the node's nsys is another version", "collected", ("2099.1.1.1", version(), flag)),
-        2: ("the node's nsys does not run", "lost", ("nsys-lab", "no such library")),
-        3: ("the node has no nsys", "lost", ("nsys-lab",)),
-    }, (f"--nsys-arg={flag}=true",))  # fmt: skip
-    assert "reason" not in state(workdir / "run", 0)
-
-
-def version() -> str:
-    """The real one's."""
-    printed = command.run([nsys(), "--version"]).stdout
-    return re.findall(r"\d{4}[.\d]+", printed)[0]
+    without = f"FLAGS['launch'] = FLAGS['launch'].replace('{flag[2:]}', 'none')"
+    nsys = scripted_nsys(workdir / "nsys", {
+        "1:--version": "say('NVIDIA Nsight Systems version 2099.1.1.1'); sys.exit()",
+        "1:launch:--help": without, "1:launch": without,
+        "2:--version": "say('no such library'); sys.exit(127)",
+    }, imports=True)  # fmt: skip
+    line = ["-N4", "-n4", "python", PROGRAMS / "together.py"]
+    plain = command.run(["srun", *line], env=slurm)
+    options = [f"--nsys={on_some_nodes(nsys, 'nsys-lab')}", f"--nsys-arg={flag}=true"]
+    done = command.run(
+        command.clusterprof(["srun", *OPTIONS, "--ranks=0-3", *options, "--run-dir=run",
+                             "--no-merge", *line[:2], "--", *line[2:]]),
+        env=slurm,
+    )  # fmt: skip
+    assert done.returncode == plain.returncode == 3, done
+    assert words(done.stdout) == words(plain.stdout), done
+    added_s = done.seconds - plain.seconds
+    for rank, (what, wanted, facts) in enumerate([
+        ("the node's nsys is the launching host's", "collected", ()),
+        ("the node's nsys is another version", "collected", ("2099.1.1.1", "2022.4.2.1", flag)),
+        ("the node's nsys does not run", "lost", ("nsys-lab", "no such library")),
+        ("the node has no nsys", "lost", ("nsys-lab",)),
+    ]):  # fmt: skip
+        stated = state(workdir / "run", rank)
+        fault(f"{what} (one job of 4)", plain.returncode, done.returncode, added_s, stated)
+        assert stated["state"] == wanted, (stated, done)
+        assert all(fact in stated.get("reason", "") for fact in facts), (stated, done)
+        assert ("reason" in stated) == (rank > 0)
+        assert processes.of_session(stated.get("session", "no session")) == []
+    wanted_of = ["collected", "collected", "lost", "lost"]
+    assert outcomes(workdir / "run") == dict(enumerate(wanted_of))

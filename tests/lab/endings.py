@@ -16,28 +16,15 @@ from pathlib import Path
 from typing import Any
 
 import clusterprof
-from clusterprof.agent.nsys import START_VARIABLE
+from clusterprof.agent.contracts import processes
 from lab import command
 
 PROGRAMS = Path(__file__).resolve().parent / "programs"
 #: for `programs/ending.py`: twenty milliseconds a step, a window from step 10 to 20
 OPTIONS = ["--ranks", "0", "--steps", "10:20", "--step-on", "loop:step", "--profiler=nsys"]
 
-#: seconds: what a rank may take to end (`NsysPlan.start_s` and `guard.BUDGET_S`), and what
-#: clusterprof's own start and end take at most on half a core, four ranks on it
-_BUDGET_S, _QUIET_S = 9.2, 10.0
-
-
-def allowed_s(env: Mapping[str, str | None] | None = None) -> float:
-    """What a job may take longer to end with clusterprof, on a machine as busy as it is now.
-
-    A start and an end of clusterprof take at most what 20 of its shortest verbs take; `env`, or the
-    environment of all tests, has that nsys may take longer.
-    """
-    longer_s = int({**command.settings, **(env or {})}[START_VARIABLE] or 6) - 6
-    began = time.monotonic()
-    command.run(command.clusterprof(["--version"]))
-    return longer_s + _BUDGET_S + max(_QUIET_S, 20 * (time.monotonic() - began))
+#: what starts so many ranks, and no more
+RANKS = PROGRAMS / "ranks.sh"
 
 
 def state(run: Path, rank: int = 0) -> dict[str, Any]:
@@ -150,11 +137,6 @@ class Running:
         """What it has printed by now."""
         return self.output.read_text(errors="replace")
 
-    @staticmethod
-    def settle(seconds: float) -> None:
-        """Give what should not happen the time to happen."""
-        time.sleep(seconds)
-
     def launcher(self) -> int:
         """The launcher that clusterprof runs: of its children no witness and no fork of its own."""
         own = Path(f"/proc/{self.process.pid}/cmdline").read_bytes()
@@ -182,12 +164,24 @@ class Running:
         return any(line.startswith(f"{program} ") for line in self._marked())
 
     def _marked(self) -> list[str]:
-        found = []
+        return [command for _, command in self._processes()]
+
+    def _processes(self) -> list[tuple[int, str]]:
+        marked = []
         for folder in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError):
                 if self.mark.encode() in (folder / "environ").read_bytes():
-                    found.append((folder / "cmdline").read_text().replace("\0", " "))
-        return found
+                    words = (folder / "cmdline").read_text().replace("\0", " ")
+                    marked.append((int(folder.name), words))
+        return marked
+
+    def close(self) -> None:
+        """End what still runs of it: its test is over, however that ended."""
+        if self.goes_on():
+            for pid, _ in self._processes():
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.kill(pid, signal.SIGKILL)
+            self.process.wait()
 
     def hangs(self) -> bool:
         """Whether `programs/ending.py` does nothing any more (`hang`)."""
@@ -205,10 +199,6 @@ class Running:
         assert len(listed) == 1, listed
         return listed[0]
 
-    def nsys(self) -> list[int]:
-        """The nsys processes of rank 0's session, whose name no other run has."""
-        found = subprocess.run(
-            ["pgrep", "-f", f"session-n[a-z]*={self.state()['session']}"],
-            capture_output=True, text=True, check=False,
-        )  # fmt: skip
-        return [int(pid) for pid in found.stdout.split()]
+    def nsys(self, rank: int = 0) -> list[int]:
+        """The nsys processes of the rank's session, whose name no other run has."""
+        return processes.of_session(self.state(rank).get("session", "no session"))

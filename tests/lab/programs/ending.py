@@ -1,8 +1,9 @@
-"""A job of two ranks that ends in a chosen way: ending.py HOW AT.
+"""A job that ends in a chosen way: ending.py HOW AT, or ending.py each HOW:AT HOW:AT...
 
-Rank 0 takes 30 steps of 20 ms (slow: as many as fit into 10 s); HOW says what becomes of it, and
-AT after which step. Rank 1 only waits for a while. once: in the first attempt of an elastic job;
-wait: until there is a file `go`.
+Rank 0 takes 30 steps of 20 ms; HOW says what becomes of it, and AT after which step. Rank 1 only
+waits for a while. each: this for every rank. slow: all go on until they were warned and told to
+close their window, and then for as long again.
+once: in the first attempt of an elastic job; wait: until there is a file `go`.
 Started with --steps 10:20, step 5 is before the window and 15 inside.
 """
 
@@ -13,38 +14,51 @@ import time
 
 import loop
 
-began = time.monotonic()
-how, at = sys.argv[1], int(sys.argv[2])
 names = ("RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID")
 rank = int(next(os.environ[name] for name in names if name in os.environ))
+how, at = sys.argv[1:3]
+ends = rank == 0 or how == "once"
+if how == "each":
+    how, _, at = sys.argv[2 + rank].partition(":")
+    ends = True
+warned = []
+
+
+def warn(*_):
+    warned.append(rank)
+    print(f"rank {rank} is warned\n", end="", flush=True)
+
+
 if how == "slow":  # as a program that Slurm warns of its end (--signal=USR1@60)
-    signal.signal(signal.SIGUSR1, lambda *_: print(f"rank {rank} is warned", flush=True))
+    signal.signal(signal.SIGUSR1, warn)
 print(f"rank {rank} begins\n", end="", flush=True)
 for count in range(1, 31):
     loop.step()
-    if how == "once" and count == at and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+    if not ends or count != int(at):
+        continue
+    if how == "once" and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
         if rank == 0:
             sys.exit(3)
-        time.sleep(600)  # as in a collective, until the launcher ends it
-    elif rank == 0 and count == at:
-        if how == "exit":
-            sys.exit(3)
-        elif how == "_exit":
-            os._exit(4)
-        elif how == "segv":
-            os.kill(os.getpid(), signal.SIGSEGV)
-        elif how == "kill":
-            os.kill(os.getpid(), signal.SIGKILL)
-        elif how == "raise":
-            raise RuntimeError("planted")
-        elif how == "wait":
-            print("rank 0 waits", flush=True)
-            while not os.path.exists("go"):
-                time.sleep(0.02)
-        elif how == "hang":
-            print("rank 0 hangs", flush=True)
-            time.sleep(600)
-while how == "slow" and time.monotonic() < began + 10:
-    time.sleep(0.1)
+        loop.stay()  # as in a collective, until the launcher ends it
+    elif how == "exit":
+        sys.exit(3)
+    elif how == "_exit":
+        os._exit(4)
+    elif how == "segv":
+        os.kill(os.getpid(), signal.SIGSEGV)
+    elif how == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    elif how == "raise":
+        raise RuntimeError("planted")
+    elif how == "wait":
+        print(f"rank {rank} waits\n", end="", flush=True)
+        while not os.path.exists("go"):
+            time.sleep(0.02)
+    elif how == "hang":
+        print(f"rank {rank} hangs\n", end="", flush=True)
+        loop.stay()
+while how == "slow" and not (warned and os.path.exists("run/close")):
+    loop.step()
+for _ in range(30 if how == "slow" else 0):
     loop.step()
 print(f"rank {rank} ends\n", end="", flush=True)

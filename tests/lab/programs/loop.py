@@ -20,3 +20,11 @@ def fill(folder: str, left: int = 0) -> None:
         except OSError as error:
             if error.errno != errno.ENOSPC:
                 raise
+
+
+def stay():
+    """Do nothing, until whoever started this process has ended."""
+    parent = os.getppid()
+    while os.getppid() == parent:
+        time.sleep(0.05)
+    os._exit(70)
