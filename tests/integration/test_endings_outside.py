@@ -1,14 +1,12 @@
 """Jobs that are ended from outside end as they would have without us, with what could be saved.
 
-Each ending is brought upon two jobs at the same time: one as it is, one under clusterprof.
+Each ending is brought upon a job as it is, once for all tests, and upon one under clusterprof.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
-import subprocess
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -16,12 +14,13 @@ from pathlib import Path
 
 import pytest
 from lab import command
-from lab.endings import OPTIONS, PROGRAMS, Running, allowed_s, outcomes, window, words
+from lab.endings import OPTIONS, PROGRAMS, Running, outcomes, window, words
 from lab.job import LOOP
 
 INT, TERM, HUP = signal.SIGINT, signal.SIGTERM, signal.SIGHUP
 
-pytestmark = pytest.mark.needs_nsys
+#: what srun says of the first of two interrupts
+TOLD = "one more within 1 sec to abort"
 
 
 @dataclass(frozen=True)
@@ -42,18 +41,53 @@ class Ending:
         where = "before" if self.at < 10 else "inside" if self.at < 20 else "after"
         return f"{names} to {self.to}, {where} the window"
 
-    def bring(self, running: Running, launcher: str) -> None:
-        """Send the signals."""
-        plain = running.process.args[0] == launcher  # type: ignore[index]
-        for place, number in enumerate(self.signals):
-            if place:
-                time.sleep(0.2)
-            if self.to == "the group":
-                os.killpg(running.process.pid, number)
-            elif self.to == "clusterprof" or plain:
-                running.process.send_signal(number)
-            else:
-                os.kill(running.launcher(), number)
+    def bring(self, running: Running, launcher: str, *, plain: bool) -> int:
+        """Send the signals; the status with which it ends then."""
+        while running.goes_on():
+            for place, number in enumerate(self.signals):
+                if place and launcher == "srun":
+                    running.wait_until(lambda: TOLD in running.printed(), "told")
+                elif place:
+                    time.sleep(0.2)
+                if self.to == "the group":
+                    os.killpg(running.process.pid, number)
+                elif self.to == "clusterprof" or plain:
+                    running.process.send_signal(number)
+                else:
+                    os.kill(running.launcher(), number)
+            if len(self.signals) == 1 or running.ended_within(30):
+                break  # else srun saw them over a second apart
+        status = running.ends()
+        status = status if status >= 0 else 128 - status
+        # torchrun aborts now and then while it exits: a C++ thread of its own is not joined
+        aborted = status == 128 + signal.SIGABRT
+        return 1 if aborted and "without an active exception" in running.printed() else status
+
+
+def program(ending: Ending, launcher: list[str]) -> list[str]:
+    line = ["python", str(PROGRAMS / "ending.py"), "hang", str(ending.at)]
+    return line[1:] if launcher[0] == "torchrun" else line
+
+
+Plain = Callable[[Ending, list[str], dict[str, str]], tuple[int, list[str]]]
+
+
+@pytest.fixture(scope="session")
+def plainly(tmp_path_factory: pytest.TempPathFactory) -> Plain:
+    """How a job ends without clusterprof, and what it prints; the same wherever its window is."""
+    ended: dict[tuple[str, bool, tuple[int, ...]], tuple[int, list[str]]] = {}
+
+    def end(ending: Ending, launcher: list[str], env: dict[str, str]) -> tuple[int, list[str]]:
+        key = (launcher[0], ending.to == "the group", ending.signals)
+        if key not in ended:
+            folder = tmp_path_factory.mktemp("plain")
+            running = Running([*launcher, *program(ending, launcher)], env, folder / "out")
+            running.wait_until(running.hangs, "hanging")
+            status = ending.bring(running, launcher[0], plain=True)
+            ended[key] = (status, words(running.printed()))
+        return ended[key]
+
+    return end
 
 
 def check(
@@ -62,44 +96,28 @@ def check(
     env: dict[str, str],
     workdir: Path,
     fault: Callable[..., None],
+    plainly: Plain,
 ) -> None:
     """Bring the ending upon the job with and without us, and compare."""
-    program = ["python", str(PROGRAMS / "ending.py"), "hang", str(ending.at)]
-    if launcher[0] == "torchrun":
-        program = program[1:]
-    plain = Running([*launcher, *program], env, workdir / "plain")
+    expected, expected_words = plainly(ending, launcher, env)
     ours = Running(
         command.clusterprof(
-            [launcher[0], *OPTIONS, "--run-dir", workdir / "run", *launcher[1:], "--", *program]
+            [launcher[0], *OPTIONS, "--run-dir", workdir / "run", *launcher[1:], "--",
+             *program(ending, launcher)]
         ),
         env, workdir / "out", workdir / "run",
     )  # fmt: skip
-    took = []
-    for each in (plain, ours):
-        each.wait_until(each.hangs, "hanging")
+    ours.wait_until(ours.hangs, "hanging")
     if ending.at >= 20:
         home = ours.run / "ranks/00000/report.nsys-rep"
         ours.wait_until(home.exists, "home")
-    for each in (plain, ours):
-        ending.bring(each, launcher[0])
-        began = time.monotonic()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            each.process.wait(90)
-        if ending.signals == (INT, INT) and each.goes_on():  # srun saw them over a second apart
-            ending.bring(each, launcher[0])
-            began = time.monotonic()
-        status = each.ends()
-        status = status if status >= 0 else 128 - status
-        # torchrun aborts now and then while it exits: a C++ thread of its own is not joined
-        if status == 128 + signal.SIGABRT and "without an active exception" in each.printed():
-            status = 1
-        took.append((status, time.monotonic() - began))
-    (expected, alone), (status, seconds) = took
+    began = time.monotonic()
+    status = ending.bring(ours, launcher[0], plain=False)
     printed = ours.printed()
-    fault(f"{launcher[0]}: {ending}", expected, status, seconds - alone, ours.state())
+    seconds = time.monotonic() - began
+    fault(f"{launcher[0]}: {ending}", expected, status, seconds, ours.state())
     assert status == expected or {status, expected} <= ending.statuses, printed
-    assert seconds - alone < allowed_s(), printed
-    assert words(printed) == words(plain.printed()), printed
+    assert words(printed) == expected_words, printed
     found = ours.state()
     where = "before" if ending.at < 10 else "inside" if ending.at < 20 else "whole"
     # Who brings the report may say that it is there only after it was collected.
@@ -142,11 +160,16 @@ MPIRUN = [
 ]
 
 
+@pytest.mark.usefixtures("scripted")
 @pytest.mark.parametrize("ending", SRUN, ids=str)
 def test_an_srun_ends_as_it_would_have_ended(
-    ending: Ending, workdir: Path, slurm: dict[str, str], fault: Callable[..., None]
+    ending: Ending,
+    workdir: Path,
+    slurm: dict[str, str],
+    fault: Callable[..., None],
+    plainly: Plain,
 ) -> None:
-    check(ending, ["srun", "-n2"], slurm, workdir, fault)
+    check(ending, ["srun", "-n2"], slurm, workdir, fault, plainly)
 
 
 @pytest.mark.needs_torch
@@ -171,6 +194,7 @@ def test_a_torch_profiler_too_is_closed_between_two_steps_before_srun_kills(
     assert outcomes(running.run) == {0: "collected"}
 
 
+@pytest.mark.usefixtures("scripted")
 def test_one_interrupt_ends_no_srun(workdir: Path, slurm: dict[str, str]) -> None:
     argv = command.clusterprof(
         ["srun", *OPTIONS, "--run-dir=run", "--no-merge", "-n2", "--",
@@ -179,7 +203,7 @@ def test_one_interrupt_ends_no_srun(workdir: Path, slurm: dict[str, str]) -> Non
     running = Running(argv, slurm, workdir / "out")
     running.wait_until(running.waits, "waiting")
     running.process.send_signal(INT)
-    running.wait_until(lambda: "one more within 1 sec to abort" in running.printed(), "told")
+    running.wait_until(lambda: TOLD in running.printed(), "told")
     (workdir / "go").touch()
     assert running.ends() == 0, running.printed()
     assert running.state().get("whole"), running.printed()
@@ -187,17 +211,28 @@ def test_one_interrupt_ends_no_srun(workdir: Path, slurm: dict[str, str]) -> Non
 
 
 @pytest.mark.needs_torch
+@pytest.mark.usefixtures("scripted")
 @pytest.mark.parametrize("ending", TORCHRUN, ids=str)
 def test_a_torchrun_ends_as_it_would_have_ended(
-    ending: Ending, workdir: Path, fault: Callable[..., None]
+    ending: Ending, workdir: Path, fault: Callable[..., None], plainly: Plain
 ) -> None:
-    check(ending, ["torchrun", "--standalone", "--nproc-per-node=2"], {}, workdir, fault)
+    check(ending, ["torchrun", "--standalone", "--nproc-per-node=2"], {}, workdir, fault, plainly)
+
+
+@pytest.mark.needs_torch
+@pytest.mark.needs_nsys
+def test_a_torchrun_with_a_real_nsys_ends_as_it_would_have_ended(
+    workdir: Path, fault: Callable[..., None], plainly: Plain
+) -> None:
+    launcher = ["torchrun", "--standalone", "--nproc-per-node=2"]
+    check(TORCHRUN[1], launcher, {}, workdir, fault, plainly)
 
 
 @pytest.mark.needs_openmpi
+@pytest.mark.usefixtures("scripted")
 @pytest.mark.parametrize("ending", MPIRUN, ids=str)
 def test_an_mpirun_ends_as_it_would_have_ended(
-    ending: Ending, workdir: Path, fault: Callable[..., None]
+    ending: Ending, workdir: Path, fault: Callable[..., None], plainly: Plain
 ) -> None:
     env = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
-    check(ending, ["mpirun", "--oversubscribe", "-n", "2"], env, workdir, fault)
+    check(ending, ["mpirun", "--oversubscribe", "-n", "2"], env, workdir, fault, plainly)

@@ -133,6 +133,12 @@ class Running:
             os.killpg(self.process.pid, signal.SIGKILL)
             raise AssertionError(f"it did not end: {self.printed()}") from None
 
+    def ended_within(self, seconds: float) -> bool:
+        """Whether it ends by then."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(seconds)
+        return not self.goes_on()
+
     def printed(self) -> str:
         """What it has printed by now."""
         return self.output.read_text(errors="replace")
