@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,8 +14,6 @@ from lab.command import Completed
 from lab.endings import Running
 from lab.fakes import scripted_nsys
 from lab.job import Job
-
-from clusterprof.agent.nsys import VARIABLE
 
 
 @pytest.fixture
@@ -36,7 +36,8 @@ def nsys_script(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def scripted(nsys_script: Path) -> None:
     """For this test that nsys is the one that is found."""
-    command.settings[VARIABLE] = str(nsys_script)
+    path = [nsys_script.parent, Path(sys.executable).parent, os.environ.get("PATH", os.defpath)]
+    command.settings["PATH"] = os.pathsep.join(map(str, path))
 
 
 @pytest.fixture(autouse=True)
