@@ -19,7 +19,7 @@ from lab import command
 from lab.endings import OPTIONS, PROGRAMS, state, window, words
 from lab.fakes import scripted_nsys
 
-pytestmark = pytest.mark.usefixtures("scripted")
+script = pytest.mark.usefixtures("scripted")
 
 
 def until(holds: Callable[[], Any], what: Callable[[], str]) -> Any:
@@ -120,6 +120,7 @@ REDUCING = [
 ]  # fmt: skip
 
 
+@script
 @pytest.mark.parametrize("endings", [ENDINGS, REDUCING], ids=["capturing", "reducing"])
 def test_batch_jobs_end_as_they_would_have_ended(
     endings: list[Ending], workdir: Path, slurm: dict[str, str], fault: Callable[..., None]
@@ -192,6 +193,7 @@ def started_over(batch: Batch) -> None:
     batch.call("scontrol", "update", f"JobId={batch.job}", "StartTime=now")
 
 
+@script
 @pytest.mark.parametrize("by", ["requeued", "preempted"])
 def test_a_job_that_starts_over_keeps_what_its_first_start_captured(
     by: str, workdir: Path, slurm: dict[str, str], fault: Callable[..., None]
@@ -215,6 +217,7 @@ def test_a_job_that_starts_over_keeps_what_its_first_start_captured(
     assert (state(batch.run)["state"], state(again)["state"]) == ("collected", "collected")
 
 
+@script
 def test_a_window_is_closed_when_the_time_limit_nears_and_the_training_goes_on(
     workdir: Path, slurm: dict[str, str]
 ) -> None:
@@ -236,6 +239,7 @@ def test_a_window_is_closed_when_the_time_limit_nears_and_the_training_goes_on(
     assert found.get("step_end", 11) < 200, found
 
 
+@pytest.mark.needs_nsys
 def test_two_runs_that_one_job_starts_at_once_do_not_meet(
     workdir: Path, slurm: dict[str, str]
 ) -> None:

@@ -108,9 +108,12 @@ def test_a_disk_that_is_full_after_the_first_look_leaves_the_second_window_out(
     assert not running.left()
 
 
+@pytest.mark.parametrize("nsys", ["script", pytest.param("real", marks=pytest.mark.needs_nsys)])
 def test_a_window_closes_when_the_node_s_disk_fills_and_the_program_is_not_hurt(
-    disk: Callable[[str], Path], tmp_path: Path, fault: Callable[..., None]
+    nsys: str, disk: Callable[[str], Path], tmp_path: Path, fault: Callable[..., None]
 ) -> None:
+    if nsys == "real":
+        command.settings.pop("PATH")
     # nsys 2022.4.2 ends a program by SIGSEGV whose disk has no byte left while it captures: what
     # fills within one look (`size.EVERY_NS`) cannot be prevented.
     full = disk("100m")

@@ -9,7 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from lab import command
 from lab.command import Completed
+from lab.fakes import scripted_nsys
+
+from clusterprof.agent.nsys import VARIABLE
 
 pytestmark = pytest.mark.needs_torch
 
@@ -22,10 +26,16 @@ def state(run: Path) -> dict[str, Any]:
     return read
 
 
-@pytest.mark.parametrize("profiler", ["torch", pytest.param("nsys", marks=pytest.mark.needs_nsys)])
+@pytest.mark.parametrize(
+    "profiler", ["torch", "script", pytest.param("nsys", marks=pytest.mark.needs_nsys)]
+)
 def test_a_window_that_becomes_too_large_is_closed_early_and_its_report_is_whole(
     run_clusterprof: Cli, workdir: Path, profiler: str
 ) -> None:
+    if profiler == "script":
+        grows = {"*:--start-agent": "globals().update(GROWTH_B=300_000)"}
+        command.settings[VARIABLE] = str(scripted_nsys(workdir / "nsys", grows))
+        profiler = "nsys"
     done = run_clusterprof(
         ["torchrun", "--ranks", "0", "--steps", "3:190", "--max-report-mb", "5",
          f"--profiler={profiler}", "--run-dir=run", "--nproc-per-node", "1", "--",

@@ -11,7 +11,6 @@ import os
 import signal
 import subprocess
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -28,21 +27,25 @@ class Disk:
 
     def freeze(self, seconds: float = MOST_S) -> None:
         """Let it be stalled: whoever changes anything there waits, and cannot be killed."""
-        self._do(f"fsfreeze -f {self.place}; sleep {min(seconds, MOST_S)}")
+        self._do(f"fsfreeze -f {self.place}; echo; sleep {min(seconds, MOST_S)}")
 
     def slow(self, seconds: float, change_s: float = 1) -> None:
         """Let a change take `change_s`: it moves for a hundredth of a second at a time."""
         every = f"fsfreeze -f {self.place}; sleep {change_s}; fsfreeze -u {self.place}; sleep 0.01"
-        self._do(f"end=$((SECONDS + {seconds:.0f})); while [ $SECONDS -lt $end ]; do {every}; done")
+        self._do(
+            f"echo; end=$((SECONDS + {seconds:.0f})); while [ $SECONDS -lt $end ]; do {every}; done"
+        )
 
     def _do(self, script: str) -> None:
         self.thaw()
         # In a session of its own, with nothing of the test's: it outlives the test.
         self.process = subprocess.Popen(
             ["bash", "-c", f"{script}; fsfreeze -u {self.place} || true"], start_new_session=True,
-            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
         )  # fmt: skip
-        time.sleep(0.2)
+        assert self.process.stdout is not None
+        self.process.stdout.readline()  # it is so from now on
+        self.process.stdout.close()
 
     @property
     def still(self) -> bool:

@@ -39,6 +39,8 @@ VALUES = {
 #: as long as a real one of an idle window: no stream is too short to fill a small disk
 STREAM_B, REPORT_B = 1_300_000, 140_000
 REPORT_HEAD, REPORT_END = b"NVIDIA Tegra Profiler Report 1..", b"[END]"
+#: so much more comes while it collects, each time that the agent looks around
+GROWTH_B, LOOK_S = 0, 0.1
 #: seconds: nothing in here that is left behind lasts longer
 LONGEST_S = 300
 #: what nsys gives a program that was signalled to end before it writes its report
@@ -361,7 +363,8 @@ class Agent:
         until = time.monotonic() + LONGEST_S
         while time.monotonic() < until or self.nsys in self.connections:
             watched = [self.listener, *self.connections, *([self.ended] if self.ended else [])]
-            ready = select.select(watched, [], [], 1)[0]
+            ready = select.select(watched, [], [], LOOK_S if GROWTH_B else 1)[0]
+            self.grow()
             for source in ready:
                 if source is self.listener:
                     self.accept()
@@ -405,6 +408,11 @@ class Agent:
         self.stream = os.path.join(temporary(), f"nsys-report-{os.urandom(2).hex()}.qdstrm")
         with open(self.stream, "wb") as file:
             file.write(bytes(STREAM_B // 10))
+
+    def grow(self):
+        if self.stream and GROWTH_B:
+            with open(self.stream, "ab") as file:
+                file.write(bytes(GROWTH_B))
 
     def stop(self):
         if not self.stream:
