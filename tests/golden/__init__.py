@@ -1,0 +1,1 @@
+"""What stands still while everything moves: README.md beside this file."""
