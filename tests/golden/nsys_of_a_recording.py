@@ -24,7 +24,7 @@ esac
 """
 
 
-def main(recording: str, replies: str, words: list[str]) -> int:
+def main(recording: str, target: str, words: list[str]) -> int:
     """Ask in order; returns the status with which the recorded program has ended."""
     address = words[words.index("trampoline") + 1]
     entries = [json.loads(line) for line in Path(recording).read_text().splitlines()]
@@ -37,7 +37,7 @@ def main(recording: str, replies: str, words: list[str]) -> int:
         os._exit(0)
     kept: list[Any] = []
     guard, status = None, 0
-    with Path(replies).open("a") as told:
+    with Path(target).open("a") as told:
         for request in requests:
             if not request.startswith("pid "):
                 guard = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -47,7 +47,8 @@ def main(recording: str, replies: str, words: list[str]) -> int:
             number = program if request.startswith("pid ") else os.getpid()
             guard.sendall(request.replace("PID", str(number)).encode() + b"\n")
             told.write(json.dumps({"request": request}) + "\n")
-            told.writelines(json.dumps({"reply": reply}) + "\n" for reply in replies_of(guard, request))
+            replies = replies_of(guard, request)
+            told.writelines(json.dumps({"reply": reply}) + "\n" for reply in replies)
             if request.startswith("ended "):
                 status = int(request.split()[1])
     os.close(write)

@@ -41,6 +41,8 @@ class WriterReplay:
         for made in (self.run, self.private):
             made.mkdir()
         self.names = {"{RUN}": str(self.run), "{PRIVATE}": str(self.private)}
+        #: when the steps begin: later than any step could seem to hang
+        self.begin_ns = time.monotonic_ns() + 10**9 * 3600
         ours, theirs = socket.socketpair()
         self.peers = {0: ours}
         self.buffers: dict[int, bytearray] = {0: bytearray()}
@@ -87,8 +89,8 @@ class WriterReplay:
                 connection.sendmsg([_HEAD.pack(0, b"P")], beside)
         elif "steps" in entry:
             first, last = entry["first"], entry["first"] + entry["steps"]
-            times = [time for step in range(first, last) for time in (step, step + 1)]
-            body = array("q", [first, *(EACH_NS * time for time in times)]).tobytes()
+            ends = [end for step in range(first, last) for end in (step, step + 1)]
+            body = array("q", [first, *(self.begin_ns + EACH_NS * end for end in ends)]).tobytes()
             connection.sendall(_HEAD.pack(len(body), b"S") + body)
         elif "file" in entry:
             body = f"{entry['file']}\n".encode() + gzip.compress(b"a file", mtime=0)
@@ -103,7 +105,9 @@ class WriterReplay:
             time.sleep(0.001)
 
     def here(self, value: Any) -> Any:
-        """A message with the folders of this replay."""
+        """A message with the folders of this replay, and steps by its own clock."""
+        if isinstance(value, dict) and value["do"] == "begin":
+            value = {**value, "wall_ns": WALL_NS - self.begin_ns}
         text = json.dumps(value)
         for name, folder in self.names.items():
             text = text.replace(name, folder)
@@ -195,7 +199,7 @@ def _timeless(value: Any, key: str = "") -> Any:
         return "NOW"
     if key == "session":
         return re.sub(r"-[0-9a-f]{8}-(\d+)-\d+$", r"-HASH-\1-PID", str(value))
-    return {"host": "HOST", "pid": "PID"}.get(key, value)
+    return {"host": "HOST", "machine": "MACHINE", "pid": "PID"}.get(key, value)
 
 
 def end_group(process: subprocess.Popen[bytes]) -> None:
