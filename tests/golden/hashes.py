@@ -35,13 +35,16 @@ def of_value(value: Any) -> str:
 def by_key(name: str, value: Any, levels: int = 2) -> dict[str, str]:
     """A value's hash for each key, of lists of objects for each key of these: `name.key[].key`."""
     if levels and isinstance(value, Mapping) and value:
-        inner = {f"{name}.{key}": each for key, each in value.items()}
+        inner = {f"{name}.{key}": inner_value for key, inner_value in value.items()}
     elif levels and _is_table(value):
         keys = dict.fromkeys(key for row in value for key in row)
         inner = {f"{name}[].{key}": [row.get(key) for row in value] for key in keys}
     else:
         return {name: of_value(value)}
-    return {k: v for key, each in inner.items() for k, v in by_key(key, each, levels - 1).items()}
+    hashes: dict[str, str] = {}
+    for key, inner_value in inner.items():
+        hashes |= by_key(key, inner_value, levels - 1)
+    return hashes
 
 
 def by_column(name: str, tables: Sequence[pa.Table]) -> dict[str, str]:

@@ -35,20 +35,20 @@ def main(recording: str, target: str, words: list[str]) -> int:
         os.close(write)
         os.read(read, 1)
         os._exit(0)
-    kept: list[Any] = []
+    connections: list[Any] = []
     guard, status = None, 0
-    with Path(target).open("a") as told:
+    with Path(target).open("a") as answers:
         for request in requests:
             if not request.startswith("pid "):
                 guard = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
                 guard.connect(address)
-                kept.append(guard)
+                connections.append(guard)
             assert guard is not None
             number = program if request.startswith("pid ") else os.getpid()
             guard.sendall(request.replace("PID", str(number)).encode() + b"\n")
-            told.write(json.dumps({"request": request}) + "\n")
+            answers.write(json.dumps({"request": request}) + "\n")
             replies = replies_of(guard, request)
-            told.writelines(json.dumps({"reply": reply}) + "\n" for reply in replies)
+            answers.writelines(json.dumps({"reply": reply}) + "\n" for reply in replies)
             if request.startswith("ended "):
                 status = int(request.split()[1])
     os.close(write)

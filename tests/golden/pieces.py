@@ -33,25 +33,27 @@ _EMBEDDED = re.compile(r'<script type="application/json" id="([^"]+)">(.*?)</scr
 _WITHOUT = "clusterprof_version"
 
 
-def of_results(made: Study) -> Hashes:
+def of_results(result: Study) -> Hashes:
     """`results.json`, as it is written, by key."""
-    return by_key("results", without_version(json.loads(results_json.dumps(made.results))))
+    return by_key("results", without_version(json.loads(results_json.dumps(result.results))))
 
 
-def of_text(made: Study) -> str:
+def of_text(result: Study) -> str:
     """What the terminal prints."""
-    return text.render(made.results, colour=False, width=100)
+    return text.render(result.results, colour=False, width=100)
 
 
-def of_tables(made: Study) -> Hashes:
+def of_tables(result: Study) -> Hashes:
     """The merged tables and those of all ranks, by column."""
-    whole = {name: getattr(made, name) for name in ("collectives", "accounts", "lanes", "shallow")}
+    whole = {
+        name: getattr(result, name) for name in ("collectives", "accounts", "lanes", "shallow")
+    }
     hashes: Hashes = {}
     for name, table in whole.items():
         if table is not None:
             hashes |= by_column(f"table {name}", [table])
     for name in SCHEMAS:
-        hashes |= by_column(f"table {name}", [getattr(rank, name) for rank in made.ranks])
+        hashes |= by_column(f"table {name}", [getattr(rank, name) for rank in result.ranks])
     return hashes
 
 
@@ -85,10 +87,10 @@ def without_version(value: Mapping[str, Any]) -> dict[str, Any]:
     return {key: inner for key, inner in value.items() if key != _WITHOUT}
 
 
-def save(made: Study, run: RunDirectory) -> None:
+def save(result: Study, run: RunDirectory) -> None:
     """Write tables, results and page, as merging does."""
     run.path.mkdir(exist_ok=True)
-    merge_run.save(made, run)
+    merge_run.save(result, run)
 
 
 def _of_packets(content: bytes) -> Hashes:
@@ -104,7 +106,7 @@ def _of_packets(content: bytes) -> Hashes:
                 entry.SerializeToString(deterministic=True)
                 for entry in getattr(packet.interned_data, name)
             ]
-    return {kind: digest(found) for kind, found in packets.items() if found}
+    return {kind: digest(items) for kind, items in packets.items() if items}
 
 
 def _of_archive(file: Path) -> Hashes:
@@ -140,10 +142,10 @@ def _of_parquet(folder: Path) -> Hashes:
 
 def _of_lines(file: Path) -> Hashes:
     """A text: as many lines, and their hash by what each begins with."""
-    found: dict[str, list[str]] = defaultdict(list)
+    items: dict[str, list[str]] = defaultdict(list)
     for line in file.read_text().replace(__version__, "VERSION").splitlines():
-        found[re.split(r"[ {(]", line.removeprefix("# ").strip(), maxsplit=1)[0][:30]].append(line)
-    return {f"lines {key}": of_value(lines) for key, lines in found.items()}
+        items[re.split(r"[ {(]", line.removeprefix("# ").strip(), maxsplit=1)[0][:30]].append(line)
+    return {f"lines {key}": of_value(lines) for key, lines in items.items()}
 
 
 _READERS: dict[str, Callable[[Path], Hashes]] = {

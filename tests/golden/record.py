@@ -30,8 +30,8 @@ JOBS = {
     "--steps 10",
     "none": "run --profiler none --steps 3:6 --step-on loop:step -- {python} train.py 10",
 }
-_LOOP = "import time\n\ndef step():\n    time.sleep(0.05)\n"
-_TRAIN = "import sys, loop\nfor _ in range(int(sys.argv[1])):\n    loop.step()\nsys.exit(3)\n"
+LOOP = "import time\n\ndef step():\n    time.sleep(0.05)\n"
+TRAIN = "import sys, loop\nfor _ in range(int(sys.argv[1])):\n    loop.step()\nsys.exit(3)\n"
 #: the times of a recording: this, and so much more with each message or step
 WALL_NS, EACH_NS = 1_700_000_000_000_000_000, 50_000_000
 
@@ -62,8 +62,8 @@ def recorded(product: Path, name: str, line: str) -> dict[str, list[str]]:
     """Run a job with the tapped product; what its writers and guards heard and answered."""
     job = product.parent / name
     job.mkdir()
-    (job / "loop.py").write_text(_LOOP)
-    (job / "train.py").write_text(_TRAIN)
+    (job / "loop.py").write_text(LOOP)
+    (job / "train.py").write_text(TRAIN)
     environment = {
         **os.environ, "PYTHONPATH": str(product), "CLUSTERPROF_NSYS_START_S": "60",
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
@@ -79,9 +79,9 @@ def recorded(product: Path, name: str, line: str) -> dict[str, list[str]]:
         text = file.read_text().replace(str(job / "run"), "{RUN}")
         process = file.name.partition("-")[0]
         rank = re.search(r"ranks/0*(\d+)", text)
-        lines = [json.loads(each) for each in text.splitlines()]
-        made = of_writer(lines) if process == "writer" else of_guard(lines)
-        conversations[f"{name}-{process}-{rank[1] if rank else 0}"] = list(made)
+        lines = [json.loads(line) for line in text.splitlines()]
+        messages = of_writer(lines) if process == "writer" else of_guard(lines)
+        conversations[f"{name}-{process}-{rank[1] if rank else 0}"] = list(messages)
     shutil.rmtree(tapped)
     return conversations
 
@@ -97,7 +97,7 @@ def of_writer(lines: list[tuple[int, str, str]]) -> Iterator[str]:
     """Messages and answers, one a line."""
     names: dict[str, str] = {}
     steps: dict[str, Any] | None = None
-    told: dict[int, str] = {}
+    answers: dict[int, str] = {}
     for number, (peer, kind, text) in enumerate(lines):
         if kind == "S":
             first, *times = array("q", base64.b64decode(text))
@@ -107,13 +107,13 @@ def of_writer(lines: list[tuple[int, str, str]]) -> Iterator[str]:
                 steps = {"peer": peer, "first": first, "steps": 0}
             steps["steps"] += len(times) // 2
             continue
-        if kind == "answer" and (is_progress(json.loads(text)) or told.get(peer) == text):
+        if kind == "answer" and (is_progress(json.loads(text)) or answers.get(peer) == text):
             continue
         if steps is not None:
             yield json.dumps(steps)
             steps = None
         if kind == "answer":
-            told[peer] = text
+            answers[peer] = text
         yield json.dumps({"peer": peer, **_replaced(kind, text, number, names)})
     if steps is not None:
         yield json.dumps(steps)

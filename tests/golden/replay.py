@@ -38,8 +38,8 @@ class WriterReplay:
 
     def __init__(self, folder: Path) -> None:
         self.run, self.private = folder / "run", folder / "private"
-        for made in (self.run, self.private):
-            made.mkdir()
+        for new_folder in (self.run, self.private):
+            new_folder.mkdir()
         self.names = {"{RUN}": str(self.run), "{PRIVATE}": str(self.private)}
         #: when the steps begin: later than any step could seem to hang
         self.begin_ns = time.monotonic_ns() + 10**9 * 3600
@@ -161,8 +161,8 @@ class WriterReplay:
 
     def left(self) -> str:
         """Which folders of the node are still there."""
-        there = [name for name, folder in self.names.items() if Path(folder).exists()]
-        return f"folders that are left: {', '.join(there)}\n"
+        left = [name for name, folder in self.names.items() if Path(folder).exists()]
+        return f"folders that are left: {', '.join(left)}\n"
 
 
 def answers_text(answers: dict[int, list[Entry]]) -> str:

@@ -32,14 +32,14 @@ def writer(module: Any) -> None:
         return peers.index(peer)
 
     def received(self: Any, peer: Any) -> None:
-        def kept(buffer: bytearray) -> list[tuple[bytes, bytes]]:
+        def kept_frames(buffer: bytearray) -> list[tuple[bytes, bytes]]:
             whole: list[tuple[bytes, bytes]] = frames(buffer)
             for kind, body in whole:
                 text = body if kind == module.outbox.JSON else base64.b64encode(body)
                 keep("writer", number(peer), kind.decode(), text.decode())
             return whole
 
-        module.outbox.frames = kept
+        module.outbox.frames = kept_frames
         receive(self, peer)
 
     def answered(self: Any, **values: Any) -> None:
@@ -73,7 +73,7 @@ def guard(module: Any) -> None:
             self.connection.sendall(data)
 
         def sendmsg(self, pieces: list[bytes], beside: list[Any]) -> None:
-            keep("guard", "reply", f"{sum(len(each[2]) for each in beside)} descriptors")
+            keep("guard", "reply", f"{sum(len(data) for _, _, data in beside)} descriptors")
             self.connection.sendmsg(pieces, beside)
 
         def dup(self) -> Any:

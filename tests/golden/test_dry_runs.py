@@ -72,7 +72,7 @@ def test_a_command_line_would_run_what_it_would_have_run(
     name: str, here: Path, golden: Golden, capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    told = [dry_run(line, capsys, monkeypatch) for line in LINES[name]]
+    outputs = [dry_run(line, capsys, monkeypatch) for line in LINES[name]]
     assert list(here.iterdir()) == []
     names = [
         (str(here.parent), ""),
@@ -82,7 +82,7 @@ def test_a_command_line_would_run_what_it_would_have_run(
         (clusterprof.__version__, "VERSION"),
         (sys.version.split()[0], "PYTHON_VERSION"),
     ]
-    text = "\n".join(told)
+    text = "\n".join(outputs)
     for value, name_of_it in names:
         text = text.replace(value, name_of_it)
     for pattern, instead in VARYING.items():

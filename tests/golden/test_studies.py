@@ -63,15 +63,15 @@ def test_a_study_is_as_it_was(
     name: str, golden: Golden, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)  # so paths in results are short, and the same everywhere
-    made, run = studied(name)
-    hashes = {**pieces.of_results(made), **pieces.of_tables(made)}
+    result, run = studied(name)
+    hashes = {**pieces.of_results(result), **pieces.of_tables(result)}
     if name in PAGES | EXPORTED:
-        pieces.save(made, run)
+        pieces.save(result, run)
     if name in PAGES:
         hashes |= pieces.of_page(run)
     if name in EXPORTED:
         hashes |= pieces.of_exports(run, tmp_path / "exports")
-    golden(name, f"{lines(hashes)}\n{pieces.of_text(made)}")
+    golden(name, f"{lines(hashes)}\n{pieces.of_text(result)}")
 
 
 def studied(name: str) -> tuple[Study, RunDirectory]:
