@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from lab import cluster, command
+from lab import cluster, command, devtools
+from lab.browser import QUIET
 from lab.command import Completed
 from lab.endings import Running
 from lab.fakes import scripted_nsys
 from lab.job import Job
+from lab.parts import chromium
 
 
 @pytest.fixture
@@ -60,3 +62,12 @@ def slurm_network() -> Iterator[Path]:
 @pytest.fixture
 def job(tmp_path: Path, run_command: Callable[..., Completed]) -> Job:
     return Job(tmp_path / "run", run_command)
+
+
+@pytest.fixture(scope="session")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[devtools.Browser]:
+    """The Chromium of all tests; each opens tabs of its own."""
+    program = chromium()
+    assert program is not None
+    with devtools.browser(program, tmp_path_factory.mktemp("chromium"), *QUIET) as started:
+        yield started

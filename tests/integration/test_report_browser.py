@@ -1,24 +1,21 @@
 """The page in a real Chromium: nothing breaks out, nothing overflows, the timeline answers.
 
-A wrapper page opens the report in a frame of a given width, tries something and leaves
-what it found as JSON in its own body, which the browser then dumps.
+All tests share one Chromium, each in a tab of its own that knows nothing of the others.
 """
 
 from __future__ import annotations
 
+import base64
 import json
 import re
 from collections.abc import Callable, Iterator
-from html import unescape
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 import report_sample as sample
-from lab import command, devtools
-from lab.browser import QUIET
-from lab.parts import chromium
+from lab.devtools import Browser, Tab
 from simulate import Cause, Job, simulate
 from simulate.reports import sleeps_as_ranges
 
@@ -31,93 +28,43 @@ from clusterprof.study import study
 pytestmark = pytest.mark.needs_chromium
 
 EVIL = "</script><img src=x onerror=\"document.title='owned';alert(1)\"><!--<script>"
-_QUIET = [*QUIET, "--allow-file-access-from-files"]
-_WRAPPER = """<!DOCTYPE html><meta charset="utf-8"><body style="margin:0">
-<iframe src="report.html" style="border:0;width:{width}px;height:3000px" {attributes}></iframe>
-<script>
-const frame = document.querySelector("iframe");
-frame.addEventListener("load", async () => {{
-  const page = frame.contentDocument, view = frame.contentWindow;
-  const $ = (selector) => page.querySelector(selector);
-  const style = (selector) => view.getComputedStyle($(selector));
-  let found;
-  try {{ found = await (async () => {{ {script} }})(); }}
-  catch (error) {{ found = {{ error: String(error) }}; }}
-  frame.remove();
-  document.body.textContent = "<<" + JSON.stringify(found) + ">>";
-}});
-</script>"""
+#: before each script: short names, and how one waits for what the page does
+_WORDS = """
+  const page = document, view = window, $ = (selector) => document.querySelector(selector);
+  const style = (selector) => getComputedStyle($(selector));
+  const painted = async () => {
+    for (const _ of "12") await new Promise((done) => requestAnimationFrame(done));
+  };
+  const until = async (holds) => {
+    while (!holds()) await new Promise((done) => setTimeout(done, 10));
+  };
+  const arrived = (leave) => new Promise((done) => {
+    addEventListener("hashchange", () => painted().then(done), {once: true});
+    leave();
+  });
+"""
 
 
-_PAINT = "<script>requestAnimationFrame = (paint) => setTimeout(paint, 0)</script>"
-_DRIVER = """<script>
-(async () => {
-  const canvas = document.getElementById("canvas"), step = document.getElementById("step");
-  const painted = () => new Promise((done) => setTimeout(done, 50));
-  const frames = [];
-  const take = async () => { await painted(); frames.push(canvas.toDataURL()); };
-  const choose = (value) => { step.value = value; step.dispatchEvent(new Event("change")); };
-  const options = [...step.options].map((option) => option.text);
-  await take();
-  choose("0");
-  await take();
-  document.getElementById("closer").click();
-  await take();
-  document.getElementById("later").click();
-  await take();
-  choose("2");
-  await take();
-  const same = frames.map((each) => frames.indexOf(each));
-  const found = {options, frames: same, ink: frames[0].length};
-  document.body.textContent = "<<" + JSON.stringify(found) + ">>";
-})();
-</script>"""
+def told(tab: Tab, script: str) -> Any:
+    """What this body of a function returns in the tab's page."""
+    return tab.script(f"(async () => {{ {_WORDS} {script} }})()")
 
 
 @pytest.fixture
-def browser(tmp_path: Path) -> Iterator[Callable[..., str]]:
-    """`browser(url_or_path, *flags)`: Chromium's stdout; its console is checked for errors."""
-    program = chromium()
-    assert program is not None
-    runs = iter(range(100))
-
-    def run(page: Path, *flags: str) -> str:
-        profile = tmp_path / f"profile{next(runs)}"
-        argv = [program, *_QUIET, f"--user-data-dir={profile}", *flags, page.as_uri()]
-        done = command.run(argv)
-        assert done.returncode == 0, done
-        console = [
-            line
-            for line in done.stderr.splitlines()
-            if ":CONSOLE" in line and "Blocked script execution" not in line
-        ]
-        assert console == []
-        return done.stdout
-
-    return run
+def tab(browser: Browser) -> Iterator[Tab]:
+    """A tab, on whose console no page may complain."""
+    with browser.tab() as opened:
+        yield opened
+        assert opened.complaints() == []
 
 
 @pytest.fixture
-def ask(browser: Callable[..., str], tmp_path: Path) -> Callable[..., Any]:
-    """`ask(script, width=…, attributes=…, flags=…)`: what the script in the wrapper returns."""
+def ask(tab: Tab, tmp_path: Path) -> Callable[..., Any]:
+    """`ask(script, width=…)`: what the script returns in the page `report.html`."""
 
-    def run(
-        script: str, width: int = 1280, attributes: str = "", flags: tuple[str, ...] = ()
-    ) -> Any:
-        page = tmp_path / "wrapper.html"
-        page.write_text(_WRAPPER.format(width=width, attributes=attributes, script=script))
-        dumped = browser(
-            page,
-            f"--window-size={max(width, 500)},3000",
-            *flags,
-            "--virtual-time-budget=20000",
-            "--dump-dom",
-        )
-        answer = re.search(r"&lt;&lt;(.*)&gt;&gt;", dumped, re.DOTALL)
-        assert answer, dumped[:2000]
-        found = json.loads(unescape(answer[1]))
-        assert not (isinstance(found, dict) and "error" in found), found
-        return found
+    def run(script: str, width: int = 1280) -> Any:
+        tab.open(tmp_path / "report.html", width, 3000)
+        return told(tab, script)
 
     return run
 
@@ -130,7 +77,7 @@ def report(tmp_path: Path) -> Path:
 
 
 def test_a_hostile_name_stays_text_and_the_script_still_runs(
-    browser: Callable[..., str], tmp_path: Path
+    ask: Callable[..., Any], tmp_path: Path
 ) -> None:
     results = sample.results(host=EVIL, operation=EVIL)
     results["verdict"] = EVIL
@@ -140,7 +87,7 @@ def test_a_hostile_name_stays_text_and_the_script_still_runs(
     results["warnings"] = [EVIL]
     path = tmp_path / "report.html"
     html.write(path, html.render(results, sample.collectives(operation=EVIL), title=EVIL))
-    page = browser(path, "--virtual-time-budget=2000", "--dump-dom")
+    page = ask("return page.documentElement.outerHTML")
     assert 'data-timeline="drawn"' in page
     assert "<img" not in page
     assert "<title>owned" not in page
@@ -205,16 +152,16 @@ def test_the_page_fetches_nothing(ask: Callable[..., Any]) -> None:
     assert ask('return view.performance.getEntriesByType("resource").map((e) => e.name)') == []
 
 
-@pytest.mark.usefixtures("report")
-def test_without_scripts_everything_is_there_but_the_interaction(ask: Callable[..., Any]) -> None:
-    found = ask(
+def test_without_scripts_everything_is_there_but_the_interaction(tab: Tab, report: Path) -> None:
+    tab.open(report, 1280, 3000, scripts=False)
+    found = told(
+        tab,
         """
         const bars = $(".still path.w").getBoundingClientRect().width;
         return {bars, still: style(".still").display,
                 canvas: style("#stage").display, tools: style(".tools").display,
                 copy: style("button.copy").display, script: page.documentElement.className};
         """,
-        attributes='sandbox="allow-same-origin"',
     )
     assert found["script"] == ""
     assert found["still"] == "block"
@@ -267,39 +214,53 @@ def test_the_keyboard_walks_from_call_to_call_and_rank_to_rank(ask: Callable[...
     assert "number 25" in found[2]
 
 
-def test_choosing_a_step_and_zooming_change_what_is_drawn(
-    browser: Callable[..., str], report: Path
-) -> None:
-    # Nothing is painted in virtual time, so painting is put on a timer; that and the driver are
-    # foreign scripts, which the page's own policy would refuse.
-    source = report.read_text("utf-8")
-    bare = re.sub(r"<meta http-equiv[^>]*>", "", source)
-    assert bare != source
-    report.write_text(bare.replace("<head>", "<head>" + _PAINT) + _DRIVER)
-    dumped = browser(report, "--virtual-time-budget=20000", "--dump-dom")
-    answer = re.search(r"&lt;&lt;(.*)&gt;&gt;", dumped)
-    assert answer
-    found = json.loads(answer[1])
+@pytest.mark.usefixtures("report")
+def test_choosing_a_step_and_zooming_change_what_is_drawn(ask: Callable[..., Any]) -> None:
+    found = ask(
+        """
+        const step = $("#step"), frames = [];
+        const options = [...step.options].map((option) => option.text);
+        const take = async () => { await painted(); frames.push($("#canvas").toDataURL()); };
+        const choose = (value) => { step.value = value; step.dispatchEvent(new Event("change")); };
+        await take();
+        choose("0");
+        await take();
+        $("#closer").click();
+        await take();
+        $("#later").click();
+        await take();
+        choose("2");
+        await take();
+        const same = frames.map((each) => frames.indexOf(each));
+        return {options, frames: same, ink: frames[0].length};
+        """
+    )
     assert [int(n) for o in found["options"] for n in re.findall(r"\d+", o)] == [6, 7, 8, 9]
     assert len(found["options"]) == 5, "and all of them"
     assert found["frames"] == [0, 1, 2, 3, 0]
     assert found["ink"] > 5000
 
 
-@pytest.mark.usefixtures("report")
-def test_dark_mode_follows_the_reader(ask: Callable[..., Any]) -> None:
-    script = "return view.getComputedStyle(page.body).backgroundColor.match(/\\d+/g).map(Number)"
-    light = ask(script, flags=("--blink-settings=preferredColorScheme=1",))
-    dark = ask(script, flags=("--blink-settings=preferredColorScheme=0",))
-    assert sum(light) > 600
-    assert sum(dark) < 150
+def in_scheme(tab: Tab, scheme: str) -> None:
+    """As for a reader who prefers `light` or `dark`."""
+    preferred = [{"name": "prefers-color-scheme", "value": scheme}]
+    tab.call("Emulation.setEmulatedMedia", features=preferred)
 
 
-def test_on_paper_the_timeline_is_a_drawing_and_not_a_bitmap(
-    browser: Callable[..., str], report: Path, tmp_path: Path
-) -> None:
-    browser(report, "--virtual-time-budget=2000", f"--print-to-pdf={tmp_path / 'report.pdf'}")
-    paper = (tmp_path / "report.pdf").read_bytes()
+def test_dark_mode_follows_the_reader(tab: Tab, report: Path) -> None:
+    tab.open(report, 1280, 3000)
+    brightness = {}
+    for scheme in ("light", "dark"):
+        in_scheme(tab, scheme)
+        colour = told(tab, "return getComputedStyle(page.body).backgroundColor")
+        brightness[scheme] = sum(map(int, re.findall(r"\d+", colour)))
+    assert brightness["light"] > 600
+    assert brightness["dark"] < 150
+
+
+def test_on_paper_the_timeline_is_a_drawing_and_not_a_bitmap(tab: Tab, report: Path) -> None:
+    tab.open(report, 1280, 900)
+    paper = base64.b64decode(tab.call("Page.printToPDF", printBackground=True)["data"])
     assert paper.startswith(b"%PDF")
     assert b"/Subtype /Image" not in paper
     assert 2 <= len(re.findall(rb"/Type /Page\b", paper)) <= 6
@@ -370,7 +331,7 @@ def test_what_the_profiler_disturbed_is_pale_in_the_heatmap(ask: Callable[..., A
 
 @pytest.mark.usefixtures("report")
 def test_idle_is_hatched_in_the_bars_and_headings_of_what_is_opened_are_printed(
-    ask: Callable[..., Any], tmp_path: Path
+    ask: Callable[..., Any], tab: Tab
 ) -> None:
     bars = ask(
         """
@@ -384,16 +345,15 @@ def test_idle_is_hatched_in_the_bars_and_headings_of_what_is_opened_are_printed(
     assert len(bars) == 4
     assert all(image.startswith("repeating-linear-gradient") for image, _ in bars)
     assert all(share > 0.5 for _, share in bars)
-    program = chromium()
-    assert program is not None
-    with devtools.tab(program, tmp_path / "profile", *_QUIET) as tab:
-        tab.open(tmp_path / "report.html", 800, 1000)
-        tab.call("Emulation.setEmulatedMedia", media="print")
-        shown = tab.script(
-            "dispatchEvent(new Event('beforeprint'));"
-            "[...document.querySelectorAll('.finding summary, #explanations summary')]"
-            ".map((each) => getComputedStyle(each).display)"
-        )
+    tab.call("Emulation.setEmulatedMedia", media="print")
+    shown = told(
+        tab,
+        """
+        dispatchEvent(new Event("beforeprint"));
+        return [...page.querySelectorAll(".finding summary, #explanations summary")]
+          .map((each) => getComputedStyle(each).display);
+        """,
+    )
     assert shown
     assert "none" not in shown
 
@@ -431,9 +391,10 @@ def test_a_long_table_shows_both_ends_and_finds_sorts_and_filters_all_its_rows(
         all.click();
         const search = tools.querySelector("input[type=search]");
         const look = async (text) => {
+          const before = String(ranks());
           search.value = text;
           search.dispatchEvent(new Event("input"));
-          await new Promise((done) => setTimeout(done, 200));
+          await until(() => String(ranks()) !== before);
           return ranks();
         };
         const spans = await look("8-9, 30"), host = await look("GPU-03"), none = await look("no");
@@ -481,8 +442,6 @@ def test_a_table_is_downloaded_whole_and_no_name_becomes_a_formula(
 def test_results_and_their_parts_can_be_saved_from_the_page(ask: Callable[..., Any]) -> None:
     found = ask(
         """
-        // Unpacking takes real time, which virtual time passes over where nothing else runs.
-        setInterval(() => {}, 1);
         const saved = {}, blobs = [];
         view.URL.createObjectURL = (blob) => { blobs.push(blob); return "#"; };
         const click = function () { saved[this.download] = blobs.pop(); };
@@ -490,8 +449,7 @@ def test_results_and_their_parts_can_be_saved_from_the_page(ask: Callable[..., A
         for (const button of page.querySelectorAll("#downloads button")) {
           const name = button.textContent.split(" ")[0];
           button.click();
-          for (let tries = 0; tries < 200 && !saved[name]; tries++)
-            await new Promise((done) => setTimeout(done, 20));
+          await until(() => saved[name]);
           saved[name] = await saved[name].text();
         }
         return saved;
@@ -512,13 +470,11 @@ def test_the_timeline_is_saved_as_a_trace_that_perfetto_opens(
     made = json.loads(
         ask(
             """
-            setInterval(() => {}, 1);
             const blobs = [], button = [...page.querySelectorAll("#downloads button")].pop();
             view.URL.createObjectURL = (blob) => { blobs.push(blob); return "#"; };
             view.HTMLAnchorElement.prototype.click = () => {};
             button.click();
-            for (let tries = 0; tries < 200 && !blobs.length; tries++)
-              await new Promise((done) => setTimeout(done, 20));
+            await until(() => blobs.length);
             return blobs[0].text();
             """
         )
@@ -555,13 +511,11 @@ def straggler_page(recordings: Path, tmp_path_factory: pytest.TempPathFactory) -
     return page
 
 
-#: in the wrapper: what is in the details after the address of the page has changed
+#: what is in the details after the address of the page has changed
 _DETAILS = """
     const canvas = $("#canvas");
-    const wait = (ms) => new Promise((done) => setTimeout(done, ms));
     const details = async (hash) => {
-      view.location.hash = hash;
-      await wait(100);
+      await arrived(() => { view.location.hash = hash; });
       return $("#details").innerText;
     };
 """
@@ -579,9 +533,9 @@ def test_the_address_leads_to_the_sleep_of_the_straggler_and_a_click_says_the_sa
         const finding = $("#details a[href^='#finding']").textContent;
         const idle = await details("#timeline&step=8&rank=2&row=3&at=9");
         const alone = await details("#timeline&step=8&rank=2");
-        view.location.hash = "#timeline&step=8";
+        await arrived(() => { view.location.hash = "#timeline&step=8"; });
         $("#reset").click();
-        const box = canvas.getBoundingClientRect(), started = view.performance.now();
+        const box = canvas.getBoundingClientRect();
         // the third lane's second row: its host
         const at = {clientX: box.left + 170, clientY: box.top + 40 + 2 * 87 + 22, bubbles: true};
         canvas.dispatchEvent(new view.PointerEvent("pointermove", at));
@@ -589,7 +543,7 @@ def test_the_address_leads_to_the_sleep_of_the_straggler_and_a_click_says_the_sa
         canvas.dispatchEvent(new view.PointerEvent("pointerdown", at));
         canvas.dispatchEvent(new view.PointerEvent("pointerup", at));
         const clicked = $("#details").innerText;
-        await wait(400);
+        await until(() => view.location.hash.includes("&row="));
         return {asked, link, finding, idle, alone, tip, clicked, hash: view.location.hash};
         """
     )
@@ -621,16 +575,12 @@ def test_a_rank_s_address_leads_to_the_range_in_which_its_host_makes_no_call(
     assert "phase\nforward" in found
 
 
-def test_pointing_draws_the_calls_and_not_the_spans_again(
-    straggler_page: Path, tmp_path: Path
-) -> None:
-    program = chromium()
-    assert program is not None
-    with devtools.tab(program, tmp_path / "profile", *_QUIET) as tab:
-        tab.open(straggler_page, 1280, 900)
-        found = tab.script(
-            """(async () => {
-              const canvas = document.getElementById("canvas"), frames = [], rectangles = [];
+def test_pointing_draws_the_calls_and_not_the_spans_again(tab: Tab, straggler_page: Path) -> None:
+    tab.open(straggler_page, 1280, 900)
+    found = told(
+        tab,
+        """
+              const canvas = $("#canvas"), frames = [], rectangles = [];
               let count = 0;
               const of = CanvasRenderingContext2D.prototype, fill = of.fillRect;
               of.fillRect = function (...at) {
@@ -638,7 +588,7 @@ def test_pointing_draws_the_calls_and_not_the_spans_again(
                 return fill.apply(this, at);
               };
               const drawn = async () => {
-                for (const _ of "12") await new Promise((done) => requestAnimationFrame(done));
+                await painted();
                 frames.push(canvas.toDataURL());
                 rectangles.push(count);
                 count = 0;
@@ -655,8 +605,8 @@ def test_pointing_draws_the_calls_and_not_the_spans_again(
               move("pointerleave", 0, 0);
               await drawn();
               return {frames: frames.map((each) => frames.indexOf(each)), rectangles};
-            })()"""
-        )
+        """,
+    )
     zoomed, whole, pointed, left = found["rectangles"]
     assert found["frames"] == [0, 1, 2, 1]
     assert max(pointed, left) < min(zoomed, whole) / 4
@@ -671,11 +621,9 @@ def test_findings_lead_to_ranks_and_moments_and_codes_to_what_they_mean(
         const links = [...page.querySelectorAll("a[href]")].map((a) => a.getAttribute("href"));
         const bare = links.filter((each) => !each.startsWith("#timeline"));
         const missing = bare.filter((each) => !page.getElementById(each.slice(1)));
-        page.querySelector("#finding-1 h3 a.code").click();
-        await new Promise((done) => setTimeout(done, 100));
+        await arrived(() => $("#finding-1 h3 a.code").click());
         const meaning = page.getElementById("code-straggler.host");
-        page.querySelector("#finding-1 td a").click();
-        await new Promise((done) => setTimeout(done, 100));
+        await arrived(() => $("#finding-1 td a").click());
         return {missing, moments: links.length - bare.length, open: meaning.open,
                 text: meaning.innerText, pinned: $("#details b").textContent};
         """
@@ -746,76 +694,76 @@ def test_ticking_findings_off_shows_the_step_that_the_replay_leaves(
 
 # --- accessible to all
 
-#: runs axe on the page as it stands, and with the glossary open; every rule that it has
-_CHECKED = """<script>
-(async () => {
+#: every rule of axe that the page breaks as it stands, and with the glossary open
+_CHECKED = """
   const where = (each) => each.nodes.slice(0, 3).map((node) => node.html.slice(0, 200));
   const broken = async () =>
     (await axe.run()).violations.map((each) => `${each.id}: ${where(each).join(" | ")}`);
   const found = await broken();
-  document.getElementById("helps").click();
+  $("#helps").click();
   found.push(...await broken());
-  document.body.textContent = "<<" + JSON.stringify(found) + ">>";
-})();
-</script>"""
+  return found;
+"""
 
 
-@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
-@pytest.mark.parametrize("name", ["nsys-2025.3/ddp-host-straggler", "nsys-2024.2/pipeline"])
-def test_axe_finds_no_barrier_on_the_page(
-    browser: Callable[..., str], recordings: Path, tmp_path: Path, name: str, dark: bool
+@pytest.fixture
+def pipeline_page(recordings: Path, tmp_path: Path) -> Path:
+    """The page of a recording whose ranks have stages."""
+    made = study(gather(find_sources([recordings / "nsys-2024.2/pipeline"])).ranks)
+    merge_run.write_page(made, tmp_path / "report.html", "pipeline")
+    return tmp_path / "report.html"
+
+
+@pytest.mark.parametrize("name", ["straggler_page", "pipeline_page"])
+def test_axe_finds_no_barrier_on_the_page_in_light_and_in_dark(
+    tab: Tab, request: pytest.FixtureRequest, name: str
 ) -> None:
+    page: Path = request.getfixturevalue(name)
     package = find_spec("axe_playwright_python")
     assert package is not None
     assert package.submodule_search_locations is not None
     axe = (Path(package.submodule_search_locations[0]) / "axe.min.js").read_text("utf-8")
-    page = tmp_path / "report.html"
-    made = study(gather(find_sources([recordings / name])).ranks)
-    merge_run.write_page(made, page, name)
-    # axe is a foreign script, which the page's own policy would refuse
-    bare = re.sub(r"<meta http-equiv[^>]*>", "", page.read_text("utf-8"))
-    page.write_text(bare.replace("</body>", f"<script>{axe}</script>{_CHECKED}</body>"))
-    flags = ["--blink-settings=preferredColorScheme=0"] if dark else []
-    dumped = browser(page, *flags, "--virtual-time-budget=60000", "--dump-dom")
-    answer = re.search(r"&lt;&lt;(.*)&gt;&gt;", dumped, re.DOTALL)
-    assert answer, dumped[-2000:]
-    assert json.loads(unescape(answer[1])) == []
+    for scheme in ("light", "dark"):
+        in_scheme(tab, scheme)
+        tab.open(page, 1280, 900)
+        tab.script(f"{axe};true")
+        assert told(tab, _CHECKED) == [], scheme
 
 
 # --- fingers, in real time
 
 
 def test_two_fingers_zoom_the_timeline_about_the_moments_below_them(
-    straggler_page: Path, tmp_path: Path
+    tab: Tab, straggler_page: Path
 ) -> None:
-    program = chromium()
-    assert program is not None
-    with devtools.tab(program, tmp_path / "profile", *_QUIET) as page:
-        page.open(straggler_page, 390, 844, touch=True)
-        top = page.script(
-            """(() => {
-              const canvas = document.getElementById("canvas");
-              canvas.scrollIntoView({block: "center"});
-              const box = canvas.getBoundingClientRect();
-              return box.top + 90;
-            })()"""
-        )
-        # the panel, as timeline.js places it on a narrow screen
-        left, wide = page.script(
-            "[document.getElementById('canvas').getBoundingClientRect().left + 106,"
-            " document.getElementById('drawing').clientWidth - 106 - 8]"
-        )
-        page.fingers("touchStart", (left + 0.4 * wide, top))
-        for kind, out in [("touchStart", 0.0), *(("touchMove", part) for part in (0.1, 0.15, 0.2))]:
-            places = [(left + share * wide, top) for share in (0.4 - out, 0.6 + out)]
-            page.fingers(kind, *places)
-        page.fingers("touchEnd")
-        found = page.script(
-            """new Promise((done) => setTimeout(() => done({
-              hash: location.hash, pinned: !document.getElementById("details").hidden,
-              shown: getComputedStyle(document.getElementById("tip")).visibility,
-              zoom: visualViewport.scale}), 400))"""
-        )
+    tab.open(straggler_page, 390, 844, touch=True)
+    top = tab.script(
+        """(() => {
+          const canvas = document.getElementById("canvas");
+          canvas.scrollIntoView({block: "center"});
+          const box = canvas.getBoundingClientRect();
+          return box.top + 90;
+        })()"""
+    )
+    # the panel, as timeline.js places it on a narrow screen
+    left, wide = tab.script(
+        "[document.getElementById('canvas').getBoundingClientRect().left + 106,"
+        " document.getElementById('drawing').clientWidth - 106 - 8]"
+    )
+    tab.fingers("touchStart", (left + 0.4 * wide, top))
+    for kind, out in [("touchStart", 0.0), *(("touchMove", part) for part in (0.1, 0.15, 0.2))]:
+        places = [(left + share * wide, top) for share in (0.4 - out, 0.6 + out)]
+        tab.fingers(kind, *places)
+    tab.fingers("touchEnd")
+    found = told(
+        tab,
+        """
+        await until(() => location.hash.includes("&from="));
+        await painted();
+        return {hash: location.hash, pinned: !$("#details").hidden,
+                shown: style("#tip").visibility, zoom: visualViewport.scale};
+        """,
+    )
     state = dict(re.findall(r"&(\w+)=([\d.-]+)", found["hash"]))
     view = float(state["from"]), float(state["to"])
     # what lay between the fingers, a fifth of the view, takes three fifths now
