@@ -16,6 +16,9 @@ from lab.endings import Running
 from lab.fakes import scripted_nsys
 from lab.job import Job
 from lab.parts import chromium
+from lab.warm import Warm, warm
+
+from clusterprof.agent.nsys import VARIABLE
 
 
 @pytest.fixture
@@ -71,3 +74,29 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[devtools.Brows
     assert program is not None
     with devtools.browser(program, tmp_path_factory.mktemp("chromium"), *QUIET) as started:
         yield started
+
+
+@pytest.fixture(scope="session")
+def torch_process() -> Iterator[Warm]:
+    """A process that has loaded torch, for the programs of all tests that may begin in it."""
+    with warm() as started:
+        yield started
+
+
+@pytest.fixture
+def warm_job(tmp_path: Path, torch_process: Warm) -> Job:
+    """`job` for programs with torch, which is loaded before the agent comes and not after it."""
+    return Job(tmp_path / "run", torch_process.run)
+
+
+@pytest.fixture(scope="session")
+def nsys_script(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An nsys by `lab/nsys_script.py`, which does what the real one does in moments."""
+    return scripted_nsys(tmp_path_factory.mktemp("nsys") / "nsys")
+
+
+@pytest.fixture
+def by_script(nsys_script: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The only nsys of this test, here and in what it runs, is that script."""
+    command.settings[VARIABLE] = str(nsys_script)
+    monkeypatch.setenv(VARIABLE, str(nsys_script))

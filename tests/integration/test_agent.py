@@ -133,20 +133,24 @@ def test_a_program_that_ends_before_the_window_says_so_and_keeps_its_status(job:
     assert "10:15" in job.state["reason"]
 
 
-def test_a_program_that_ends_inside_the_window_leaves_what_there_was(job: Job) -> None:
-    done = job(LOOP + "iterate(5); sys.exit(9)", selection=CHOSEN, window=[3, 15])
+def test_a_program_that_ends_inside_the_window_leaves_what_there_was(warm_job: Job) -> None:
+    done = warm_job(LOOP + "iterate(5); sys.exit(9)", selection=CHOSEN, window=[3, 15])
     assert (done.returncode, done.stderr) == (9, "")
-    assert job.state["state"] == "captured"
-    assert (window(job.state), job.state["step_begin"], job.state["step_end"]) == ("inside", 3, 5)
-    assert "3:15" in job.state["reason"]
-    assert (job.rank / "trace.json.gz").stat().st_size > 0
+    assert warm_job.state["state"] == "captured"
+    assert (window(warm_job.state), warm_job.state["step_begin"], warm_job.state["step_end"]) == (
+        "inside",
+        3,
+        5,
+    )
+    assert "3:15" in warm_job.state["reason"]
+    assert (warm_job.rank / "trace.json.gz").stat().st_size > 0
 
 
-def test_a_window_that_ends_with_the_program_is_whole(job: Job) -> None:
-    done = job(LOOP + "iterate(4)", selection=CHOSEN)
+def test_a_window_that_ends_with_the_program_is_whole(warm_job: Job) -> None:
+    done = warm_job(LOOP + "iterate(4)", selection=CHOSEN)
     assert done.returncode == 0
-    assert job.state["state"] == "captured"
-    assert (window(job.state), "reason" in job.state) == ("whole", False)
+    assert warm_job.state["state"] == "captured"
+    assert (window(warm_job.state), "reason" in warm_job.state) == ("whole", False)
 
 
 def test_a_function_of_the_program_s_own_can_be_the_step(job: Job) -> None:

@@ -137,21 +137,21 @@ def test_a_rank_that_is_killed_after_its_window_has_left_its_dump(
 
 @pytest.mark.parametrize("name", ["TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE"])
 @pytest.mark.parametrize("when", ["before", "by the program"])
-def test_a_recorder_that_is_off_is_left_alone(job: Job, name: str, when: str) -> None:
+def test_a_recorder_that_is_off_is_left_alone(warm_job: Job, name: str, when: str) -> None:
     by_program = f"import os\nos.environ[{name!r}] = '0'\n" if when != "before" else ""
     environ = {name: "0"} if when == "before" else {}
-    done = job(by_program + GLOO + "train(6); sys.exit(5)", environ=environ)
+    done = warm_job(by_program + GLOO + "train(6); sys.exit(5)", environ=environ)
     assert (done.returncode, done.stdout) == (5, "")
-    assert name in job.state["flight"]
-    assert not list(job.rank.glob("flight*"))
+    assert name in warm_job.state["flight"]
+    assert not list(warm_job.rank.glob("flight*"))
 
 
-def test_a_program_without_a_process_group_says_so_in_its_state(job: Job) -> None:
-    done = job(LOOP + "iterate(6)", selection=CHOSEN)
+def test_a_program_without_a_process_group_says_so_in_its_state(warm_job: Job) -> None:
+    done = warm_job(LOOP + "iterate(6)", selection=CHOSEN)
     assert (done.returncode, done.stderr) == (0, "")
-    assert job.state["state"] == "captured"
-    assert "torch.distributed" in job.state["flight"]
-    assert not list(job.rank.glob("flight*"))
+    assert warm_job.state["state"] == "captured"
+    assert "torch.distributed" in warm_job.state["flight"]
+    assert not list(warm_job.rank.glob("flight*"))
 
 
 @pytest.mark.parametrize(
@@ -167,28 +167,32 @@ def test_a_program_without_a_process_group_says_so_in_its_state(job: Job) -> Non
     ],
 )
 def test_whatever_the_program_does_it_ends_as_it_would_have(
-    job: Job, then: str, entries: int | None
+    warm_job: Job, then: str, entries: int | None
 ) -> None:
-    done = job(GLOO + then)
+    done = warm_job(GLOO + then)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     if entries is None:
-        assert "2:4" in job.state["flight"]
+        assert "2:4" in warm_job.state["flight"]
     else:
-        assert len(dump(job.rank)["entries"]) == entries
-        assert "flight" not in job.state
+        assert len(dump(warm_job.rank)["entries"]) == entries
+        assert "flight" not in warm_job.state
 
 
 @pytest.mark.parametrize("broken", ["raises", "gives nothing", "is gone"])
-def test_a_torch_that_was_changed_costs_the_dump_and_nothing_else(job: Job, broken: str) -> None:
+def test_a_torch_that_was_changed_costs_the_dump_and_nothing_else(
+    warm_job: Job, broken: str
+) -> None:
     way = {
         "raises": "def dump(**k): raise RuntimeError('broken')\ncore._dump_fr_trace_json = dump\n",
         "gives nothing": "core._dump_fr_trace_json = lambda **k: None\n",
         "is gone": "del core._dump_fr_trace_json, core._dump_fr_trace\n",
     }[broken]
-    done = job(GLOO + "core = torch._C._distributed_c10d\n" + way + "train(6); print('trained')")
+    done = warm_job(
+        GLOO + "core = torch._C._distributed_c10d\n" + way + "train(6); print('trained')"
+    )
     assert (done.returncode, done.stdout, done.stderr) == (0, "trained\n", "")
-    assert job.state["flight"]
-    assert not list(job.rank.glob("flight*"))
+    assert warm_job.state["flight"]
+    assert not list(warm_job.rank.glob("flight*"))
 
 
 def test_a_late_rank_that_was_not_profiled_is_named_by_its_flight_recorder(

@@ -29,8 +29,8 @@ def names_in(trace: Path) -> Counter[str]:
         return Counter(event.get("name", "") for event in json.load(file)["traceEvents"])
 
 
-def test_a_training_in_successive_threads_keeps_its_status_and_its_report(job: Job) -> None:
-    done = job(
+def test_a_training_in_successive_threads_keeps_its_status_and_its_report(warm_job: Job) -> None:
+    done = warm_job(
         LOOP
         + """
 import threading
@@ -43,15 +43,17 @@ print("trained")
         selection=CHOSEN, window=[2, 9],
     )  # fmt: skip
     assert (done.returncode, done.stdout) == (0, "trained\n"), done
-    assert job.state["state"] == "captured"
-    assert (window(job.state), job.state["step_end"]) == ("inside", 4)
-    assert "thread" in job.state["reason"]
-    assert job.steps() == list(range(16))
-    assert names_in(job.rank / "trace.json.gz")["aten::linear"] == 2
+    assert warm_job.state["state"] == "captured"
+    assert (window(warm_job.state), warm_job.state["step_end"]) == ("inside", 4)
+    assert "thread" in warm_job.state["reason"]
+    assert warm_job.steps() == list(range(16))
+    assert names_in(warm_job.rank / "trace.json.gz")["aten::linear"] == 2
 
 
-def test_a_window_that_only_another_thread_could_close_is_lost_with_its_reason(job: Job) -> None:
-    done = job(
+def test_a_window_that_only_another_thread_could_close_is_lost_with_its_reason(
+    warm_job: Job,
+) -> None:
+    done = warm_job(
         LOOP
         + """
 import threading, time
@@ -67,13 +69,15 @@ print("trained")
         selection=CHOSEN,
     )  # fmt: skip
     assert (done.returncode, done.stdout) == (0, "trained\n"), done
-    assert job.state["state"] == "lost"
-    assert window(job.state) == "inside"
-    assert "thread" in job.state["reason"]
+    assert warm_job.state["state"] == "lost"
+    assert window(warm_job.state) == "inside"
+    assert "thread" in warm_job.state["reason"]
 
 
-def test_a_program_that_goes_on_in_another_thread_than_the_window_s_is_not_ended(job: Job) -> None:
-    done = job(
+def test_a_program_that_goes_on_in_another_thread_than_the_window_s_is_not_ended(
+    warm_job: Job,
+) -> None:
+    done = warm_job(
         LOOP
         + """
 import threading
@@ -87,9 +91,9 @@ print("trained")
         selection=CHOSEN, window=[2, 5],
     )  # fmt: skip
     assert (done.returncode, done.stdout) == (0, "trained\n"), done
-    assert job.state["state"] == "lost"
-    assert window(job.state) == "inside"
-    assert "thread" in job.state["reason"]
+    assert warm_job.state["state"] == "lost"
+    assert window(warm_job.state) == "inside"
+    assert "thread" in warm_job.state["reason"]
 
 
 OWN = """
@@ -106,26 +110,26 @@ with own:
 
 
 @pytest.mark.parametrize("wait", [3, 5, 6])
-def test_a_program_s_own_schedule_has_its_trace(job: Job, tmp_path: Path, wait: int) -> None:
+def test_a_program_s_own_schedule_has_its_trace(warm_job: Job, tmp_path: Path, wait: int) -> None:
     own = tmp_path / "own.json"
-    done = job(
+    done = warm_job(
         LOOP + OWN.format(wait=wait, trace=str(own)), selection=CHOSEN, window=[5, 10]
     )  # fmt: skip
     assert (done.returncode, done.stderr) == (0, ""), done
     assert names_in(own)["aten::linear"] == 3
     if wait == 3:
-        assert job.state["state"] == "lost"
-        assert window(job.state) != "whole"
-        assert "torch.profiler" in job.state["reason"]
+        assert warm_job.state["state"] == "lost"
+        assert window(warm_job.state) != "whole"
+        assert "torch.profiler" in warm_job.state["reason"]
     else:
-        assert job.state["state"] == "captured"
-        assert job.state["step_end"] == wait
-        assert "torch.profiler" in job.state["reason"]
-        assert names_in(job.rank / "trace.json.gz")["aten::linear"] == wait - 5
+        assert warm_job.state["state"] == "captured"
+        assert warm_job.state["step_end"] == wait
+        assert "torch.profiler" in warm_job.state["reason"]
+        assert names_in(warm_job.rank / "trace.json.gz")["aten::linear"] == wait - 5
 
 
-def test_a_profile_of_one_iteration_inside_the_window_is_whole(job: Job) -> None:
-    done = job(
+def test_a_profile_of_one_iteration_inside_the_window_is_whole(warm_job: Job) -> None:
+    done = warm_job(
         LOOP
         + """
 iterate(3)
@@ -137,9 +141,9 @@ iterate(4)
         selection=CHOSEN, window=[2, 6],
     )  # fmt: skip
     assert (done.returncode, done.stdout, done.stderr) == (0, "1\n", ""), done
-    assert job.state["state"] == "captured"
-    assert (job.state["step_begin"], job.state["step_end"]) == (2, 3)
-    assert "torch.profiler" in job.state["reason"]
+    assert warm_job.state["state"] == "captured"
+    assert (warm_job.state["step_begin"], warm_job.state["step_end"]) == (2, 3)
+    assert "torch.profiler" in warm_job.state["reason"]
 
 
 BACKWARD = """
@@ -169,8 +173,8 @@ def test_an_optimizer_that_steps_inside_the_backward_has_its_window(job: Job) ->
     )  # fmt: skip
 
 
-def test_a_child_forked_inside_the_window_or_after_it_ends_as_it_would(job: Job) -> None:
-    done = job(
+def test_a_child_forked_inside_the_window_or_after_it_ends_as_it_would(warm_job: Job) -> None:
+    done = warm_job(
         LOOP
         + """
 import os
@@ -185,23 +189,23 @@ for steps in (3, 3):
         selection=CHOSEN,
     )  # fmt: skip
     assert (done.returncode, done.stdout, done.stderr) == (0, "child\n5\nchild\n5\n", ""), done
-    assert job.state["state"] == "captured"
-    assert job.steps() == list(range(6))
+    assert warm_job.state["state"] == "captured"
+    assert warm_job.steps() == list(range(6))
 
 
-def test_a_program_that_runs_under_another_profiler_is_left_to_it(job: Job) -> None:
+def test_a_program_that_runs_under_another_profiler_is_left_to_it(warm_job: Job) -> None:
     nsys = {
         "path": "nsys", "version": "2025.3", "importer": None, "trace": {"cpu": "", "gpu": ""},
         "profile": [], "launch": [], "start": [], "stop": [],
     }  # fmt: skip
-    done = job(
+    done = warm_job(
         LOOP + "iterate(6)", selection=CHOSEN, profiler="nsys", nsys=nsys, window_by="session",
         environ={"CUDA_INJECTION64_PATH": "/opt/tool/lib/libtool.so"},
     )  # fmt: skip
     assert (done.returncode, done.stderr) == (0, ""), done
-    assert job.state["state"] == "lost"
-    assert "/opt/tool/lib/libtool.so (CUDA_INJECTION64_PATH)" in job.state["reason"]
-    assert job.steps() == list(range(6))
+    assert warm_job.state["state"] == "lost"
+    assert "/opt/tool/lib/libtool.so (CUDA_INJECTION64_PATH)" in warm_job.state["reason"]
+    assert warm_job.steps() == list(range(6))
 
 
 @pytest.mark.needs_nsys
