@@ -84,17 +84,22 @@ def test_an_nsys_that_is_too_old_is_said_with_its_version(
 
 
 @pytest.mark.needs_nsys
-@pytest.mark.parametrize(
-    ("option", "words"),
-    [
+def test_flags_that_the_installed_nsys_has_are_shown_and_others_refused_before_the_job_starts(
+    run_clusterprof: Cli, workdir: Path
+) -> None:
+    for option, words in (
         ("--trace=cuda,nonsense", "--trace=nonsense"),
         ("--nsys-arg=--no-such-flag=1", "--no-such-flag"),
-    ],
-)
-def test_a_flag_that_this_nsys_has_not_is_refused_before_the_job_starts(
-    run_clusterprof: Cli, workdir: Path, option: str, words: str
-) -> None:
-    assert words in refused(run_clusterprof(["torchrun", option, "--", "train.py"]), 6)
+    ):
+        assert words in refused(run_clusterprof(["torchrun", option, "--", "train.py"]), 6)
+    done = run_clusterprof(
+        ["torchrun", "--nproc-per-node=4", "--profiler=nsys", "--nsys-arg=--stats=false",
+         "--window-by=cuda",
+         "--dry-run", "--", "train.py"]
+    )  # fmt: skip
+    assert done.returncode == 0, done
+    assert "--capture-range-end=stop" in done.stdout
+    assert "--stats=false" in done.stdout
     assert list(workdir.iterdir()) == []
 
 
@@ -142,18 +147,6 @@ def test_a_dry_run_prints_what_will_run_and_writes_nothing(
     assert f"CLUSTERPROF_PLAN={workdir}/a run/plan.json" in words
     for origin in ("--ranks", "CLUSTERPROF_STEPS", "--profiler torch", "-N2 --ntasks-per-node=8"):
         assert origin in done.stdout
-
-
-@pytest.mark.needs_nsys
-def test_a_dry_run_with_nsys_shows_its_command_lines(run_clusterprof: Cli, workdir: Path) -> None:
-    done = run_clusterprof(
-        ["torchrun", "--nproc-per-node=4", "--profiler=nsys", "--nsys-arg=--stats=false",
-         "--window-by=cuda",
-         "--dry-run", "--", "train.py"]
-    )  # fmt: skip
-    assert done.returncode == 0, done
-    assert "--capture-range-end=stop" in done.stdout
-    assert "--stats=false" in done.stdout
 
 
 def test_reading_verbs_refuse_what_is_not_there(run_clusterprof: Cli, workdir: Path) -> None:

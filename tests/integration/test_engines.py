@@ -6,8 +6,7 @@ import json
 import re
 import shutil
 import sys
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -25,9 +24,9 @@ from clusterprof.study import study
 from clusterprof.tables import SCHEMAS
 
 Run = Callable[..., Completed]
-#: after so long a reading process hangs: one that does not needs a second, and more where a machine
-#: stalls
-HANGS_S = 12.0
+Bytes = dict[str, bytes]
+#: seconds without an update after which a task of MPI is lost: they are sent each second
+SILENCE_S = "8"
 
 
 @pytest.fixture(scope="module")
@@ -47,8 +46,8 @@ def here(reports: Path) -> Gathered:
 
 #: recordings of which cases are made, by seeds
 CASES = (
-    "nsys-2025.3/ddp-host-straggler", "nsys-2024.2/pipeline", "kineto/gloo", "kineto/pipeline",
-    "nsys-2025.3/ddp-intermittent",
+    "nsys-2025.3/ddp-host-straggler", "nsys-2025.3/ddp-intermittent", "nsys-2024.2/pipeline",
+    "kineto/gloo", "kineto/pipeline",
 )  # fmt: skip
 
 
@@ -62,42 +61,62 @@ def cases(tmp_path_factory: pytest.TempPathFactory, recordings: Path) -> list[Pa
 
 
 @pytest.fixture(scope="module")
-def in_one_process(cases: list[Path], tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
-    out = tmp_path_factory.mktemp("one") / "out"
-    merging_many.merge(cases, out, Processes(1))
-    found = merging_many.written(out)
-    names = {name.partition("/")[2] for name in found}
-    assert {"merged/results.json", "report.html", "tables/00000/activity.parquet"} <= names
-    assert not any(name.endswith("/error") for name in found)
-    return found
+def in_one_process(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Sequence[Path]], Bytes]:
+    """What one process writes of these cases, each merged once."""
+    alone: dict[Path, Bytes] = {}
+
+    def merge(case: Path) -> Bytes:
+        out = tmp_path_factory.mktemp("one") / "out"
+        merging_many.merge([case], out, Processes(1))
+        written = merging_many.written(out)
+        names = {name.partition("/")[2] for name in written}
+        assert {"merged/results.json", "report.html"} <= names
+        assert any(name.endswith("activity.parquet") for name in names)
+        assert "error" not in names
+        return written
+
+    def merged(cases: Sequence[Path]) -> Bytes:
+        alone.update((case, merge(case)) for case in cases if case not in alone)
+        return dict(item for case in cases for item in alone[case].items())
+
+    return merged
 
 
-@pytest.mark.parametrize("workers", range(1, 6))
+#: how many processes or tasks of MPI read, and how many of the cases
+ENGINES = [(2, 3), *(pytest.param(n, len(CASES), marks=pytest.mark.long) for n in range(1, 6))]
+
+
+@pytest.mark.parametrize(("workers", "count"), ENGINES)
 def test_any_number_of_processes_and_threads_writes_the_same_bytes(
-    cases: list[Path], in_one_process: dict[str, bytes], tmp_path: Path, workers: int
+    cases: list[Path],
+    in_one_process: Callable[[Sequence[Path]], Bytes],
+    tmp_path: Path,
+    workers: int,
+    count: int,
 ) -> None:
     for engine in (Processes(workers, always=True), Processes(workers)):
-        merging_many.merge(cases, tmp_path / "out", engine)
-        assert merging_many.written(tmp_path / "out") == in_one_process
+        merging_many.merge(cases[-count:], tmp_path / "out", engine)
+        assert merging_many.written(tmp_path / "out") == in_one_process(cases[-count:])
 
 
 @pytest.mark.needs_openmpi
-@pytest.mark.parametrize("workers", range(1, 6))
+@pytest.mark.parametrize(("workers", "count"), ENGINES)
 def test_any_number_of_tasks_of_mpi_writes_the_same_bytes(
     cases: list[Path],
-    in_one_process: dict[str, bytes],
+    in_one_process: Callable[[Sequence[Path]], Bytes],
     run_command: Run,
     tmp_path: Path,
     workers: int,
+    count: int,
 ) -> None:
-    program = [sys.executable, LAB / "merging_many.py", tmp_path / "out", *cases]
+    program = [sys.executable, LAB / "merging_many.py", tmp_path / "out", *cases[-count:]]
     done = run_command(
         [*MPIRUN[:2], "-n", str(workers + 1), *program],
         env={**AS_ROOT, "PYTHONPATH": str(LAB.parent)},
     )
     assert done.returncode == 0, done
     assert "MPI" not in done.stderr
-    assert merging_many.written(tmp_path / "out") == in_one_process
+    assert merging_many.written(tmp_path / "out") == in_one_process(cases[-count:])
 
 
 @pytest.fixture
@@ -119,7 +138,7 @@ def failing(reports: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Read, s
 @pytest.mark.parametrize(
     ("happens", "why"),
     [("killed", "was killed"), ("out of memory", "ran out of memory"),
-     ("hanging", f"took longer than {HANGS_S:g} s")],
+     ("hanging", "took longer than 3 s")],
 )  # fmt: skip
 def test_what_a_process_did_not_hand_back_another_one_reads(
     failing: Callable[[Read, str], Gathered],
@@ -129,11 +148,14 @@ def test_what_a_process_did_not_hand_back_another_one_reads(
     why: str,
 ) -> None:
     if happens == "hanging":
-        monkeypatch.setattr(reading_process, "_PATIENCE_S", HANGS_S)
-        monkeypatch.setattr(reading_process, "_TIMES", 0.0)
-    began = time.monotonic()
+        # of the one that hangs only, which has started: it read another report before
+        limit_s = reading_process.limit_s
+        monkeypatch.setattr(
+            reading_process,
+            "limit_s",
+            lambda source: 3.0 if reading.fails(source.path).exists() else limit_s(source),
+        )
     found = failing(reading.failing, happens)
-    assert time.monotonic() - began < reading.HANGING_S / 2
     assert [tables.rank for tables in found.ranks] == [0, 1, 2, 3]
     (warning,) = [each for each in found.warnings if "reading process" in each]
     assert warning.startswith("rank 2: its reading process on ")
@@ -216,7 +238,8 @@ def test_over_mpi_a_report_that_other_nodes_do_not_see_yet_is_read_by_the_first_
 
 #: Of each rank's report: what happens to who reads it, and what is said of that.
 EVENTS = {
-    0: ("task killed", "sent no update for 15 s"), 1: ("task stopped", "sent no update for 15 s"),
+    0: ("task killed", f"sent no update for {SILENCE_S} s"),
+    1: ("task stopped", f"sent no update for {SILENCE_S} s"),
     2: ("out of memory", "ran out of memory"), 3: ("killed", "was killed"),
 }  # fmt: skip
 
@@ -228,7 +251,14 @@ def test_tasks_of_mpi_that_are_lost_cost_no_report_and_are_named(
     for rank, (happens, _) in EVENTS.items():
         reading.fails(reports / f"rank{rank}.sqlite.xz").write_text(happens)
     options = documented("mpirun --continuous")[1:]
-    program = [sys.executable, LAB / "programs" / "merging.py", "failing", "15", reports, "--json"]
+    program = [
+        sys.executable,
+        LAB / "programs" / "merging.py",
+        "failing",
+        SILENCE_S,
+        reports,
+        "--json",
+    ]
     over = run_command(
         [*MPIRUN[:2], *options[: options.index("clusterprof")], *program],
         env={**AS_ROOT, "PYTHONPATH": str(LAB.parent)},
@@ -251,7 +281,14 @@ def test_where_the_process_that_hands_out_is_lost_the_first_task_reads_the_rest(
     reading.fails(reports / "rank2.sqlite.xz").write_text("first child killed")
     # of another task that somebody stops its parent lets it go on: the launcher waits for both
     reading.fails(reports / "rank1.sqlite.xz").write_text("child stopped")
-    program = [sys.executable, LAB / "programs" / "merging.py", "failing", "15", reports, "--json"]
+    program = [
+        sys.executable,
+        LAB / "programs" / "merging.py",
+        "failing",
+        SILENCE_S,
+        reports,
+        "--json",
+    ]
     over = run_command(
         [*MPIRUN[:2], "--continuous", *MPIRUN[2:], *program],
         env={**AS_ROOT, "PYTHONPATH": str(LAB.parent)},
@@ -259,7 +296,8 @@ def test_where_the_process_that_hands_out_is_lost_the_first_task_reads_the_rest(
     assert over.returncode == 0, over
     results = json.loads(over.stdout)
     assert [each["rank"] for each in results["ranks"]] == [0, 1, 2, 3]
-    (warning,) = [each for each in results["warnings"] if "reading process" in each]
+    # a busy machine may have lost another one before
+    (warning,) = [each for each in results["warnings"] if "was lost with MPI" in each]
     assert re.match(r"ranks? .*[23]: its reading process on \S+ was lost with MPI", warning)
 
 
@@ -267,7 +305,7 @@ def test_where_the_process_that_hands_out_is_lost_the_first_task_reads_the_rest(
 @pytest.mark.parametrize(
     ("broken", "why"),
     [("raise ImportError('no such module')", "no such module"),
-     ("import os; os.abort()", "killed by signal 6"),
+     pytest.param("import os; os.abort()", "killed by signal 6", marks=pytest.mark.long),
      ("import time; time.sleep(600)", "not within 2 s")],
     ids=["missing", "aborting", "hanging"],
 )  # fmt: skip

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from lab import command
 from lab.command import Completed
 
 from clusterprof.agent.nsys import VARIABLE, Nsys, installed
@@ -19,8 +20,6 @@ from clusterprof.errors import ReportError
 from clusterprof.ingest import gather, read_report
 from clusterprof.ingest.nsys import exported as nsys_export
 from clusterprof.tables import RankTables
-
-pytestmark = pytest.mark.needs_nsys
 
 Run = Callable[..., Completed]
 
@@ -33,46 +32,55 @@ _IMPORTER = Path("/usr/lib/nsight-systems/host-linux-x64/QdstrmImporter")
 Record = Callable[..., Path]
 
 
+def environment(rank: int) -> dict[str, str | None]:
+    """That of a rank of four."""
+    return {
+        "RANK": str(rank), "WORLD_SIZE": "4", "LOCAL_RANK": str(rank), "MASTER_ADDR": "somewhere",
+        "MASTER_PORT": "29500", "API_TOKEN": SECRET,
+    }  # fmt: skip
+
+
 @pytest.fixture(scope="module")
 def record(tmp_path_factory: pytest.TempPathFactory) -> Record:
     """`record(rank, *program)`: a real report of a short program that was that rank of four."""
-    from lab import command
+    return lambda rank, *program: recorded(
+        "nsys", tmp_path_factory.mktemp(f"rank{rank}"), rank, _IMPORTER, *program
+    )
 
-    def make(rank: int, *program: str | Path) -> Path:
-        folder = tmp_path_factory.mktemp(f"rank{rank}")
-        report = folder / "report.nsys-rep"
-        environment = {
-            "RANK": str(rank),
-            "WORLD_SIZE": "4",
-            "LOCAL_RANK": str(rank),
-            "MASTER_ADDR": "somewhere",
-            "MASTER_PORT": "29500",
-            "API_TOKEN": SECRET,
-        }
-        nsys = ["nsys", "profile", "--trace=osrt,nvtx", "--sample=none", "--cpuctxsw=none"]
-        output = f"--output={report.with_suffix('')}"
-        done = command.run(
-            [*nsys, output, sys.executable, *(program or ("-c", PROGRAM))],
-            env=environment,
-        )
-        left = report.with_suffix(".qdstrm")
-        if not report.exists() and left.exists():
-            # Debian's nsys does not find its own importer.
-            done = command.run([_IMPORTER, "-i", left])
-        assert report.exists(), done
-        return report
 
-    return make
+def recorded(
+    nsys: str | Path, folder: Path, rank: int, importer: Path, *program: str | Path
+) -> Path:
+    """The report of this nsys of a program that was this rank."""
+    report = folder / "report.nsys-rep"
+    line = [nsys, "profile", "--trace=osrt,nvtx", "--sample=none", "--cpuctxsw=none",
+            f"--output={report.with_suffix('')}", sys.executable]  # fmt: skip
+    done = command.run([*line, *(program or ("-c", PROGRAM))], env=environment(rank))
+    left = report.with_suffix(".qdstrm")
+    if not report.exists() and left.exists():
+        # Debian's nsys does not find its own importer, nor does the script.
+        done = command.run([importer, "-i", left, "-o", report])
+    assert report.exists(), done
+    return report
+
+
+def scripted(nsys: Path, folder: Path, rank: int) -> Path:
+    """A report by the script in nsys' place."""
+    return recorded(nsys, folder, rank, nsys.parents[1] / "host-linux-x64" / "QdstrmImporter")
 
 
 @pytest.fixture(scope="module")
-def report(record: Record) -> Path:
-    return record(3)
+def script_report(nsys_script: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One of rank 3."""
+    return scripted(nsys_script, tmp_path_factory.mktemp("script"), 3)
 
 
-def test_a_report_is_exported_and_read_without_leaving_anything(
-    report: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.needs_nsys
+def test_a_report_is_exported_and_read_in_wall_clock_time_and_nothing_else_is_left_or_kept(
+    record: Record, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    report = record(3)
+    written = report.stat().st_mtime_ns
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     before = sorted(report.parent.iterdir())
     ranks = read_report(report)
@@ -81,31 +89,12 @@ def test_a_report_is_exported_and_read_without_leaving_anything(
     assert ranks.info.profiler.startswith("nsys 20")
     assert {"send", "recv"} <= set(ranks.host_calls["name"].to_pylist())
     assert ranks.info.job is not None
+    assert written - 120_000_000_000 < ranks.info.begin_ns < ranks.info.end_ns < written
     assert sorted(report.parent.iterdir()) == before
     assert list(tmp_path.glob("clusterprof-*")) == []
-
-
-def test_the_report_s_environment_is_not_kept(report: Path) -> None:
-    ranks = read_report(report)
     assert SECRET not in repr(ranks.info)
     assert SECRET not in str(ranks.host_calls.to_pydict())
 
-
-def test_its_times_are_wall_clock_times(report: Path) -> None:
-    written = report.stat().st_mtime_ns
-    info = read_report(report).info
-    assert written - 120_000_000_000 < info.begin_ns < info.end_ns < written
-
-
-def test_reports_with_quotes_and_spaces_in_their_names_are_read_together(
-    report: Path, record: Record, tmp_path: Path
-) -> None:
-    shutil.copy(report, tmp_path / 'it\'s a "report" of -x.nsys-rep')
-    shutil.copy(record(1), tmp_path / "-leading dash.nsys-rep")
-    assert [ranks.rank for ranks in gather([tmp_path]).ranks] == [1, 3]
-
-
-def test_a_truncated_report_gives_nsys_s_own_first_line(report: Path, tmp_path: Path) -> None:
     cut = tmp_path / "cut.nsys-rep"
     cut.write_bytes(report.read_bytes()[:50_000])
     with pytest.raises(ReportError, match="exit status") as caught:
@@ -114,6 +103,20 @@ def test_a_truncated_report_gives_nsys_s_own_first_line(report: Path, tmp_path: 
     assert list(tmp_path.iterdir()) == [cut]
 
 
+def test_reports_with_quotes_and_spaces_in_their_names_are_read_together_and_older_ones_too(
+    by_script: None, nsys_script: Path, script_report: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "other").mkdir()
+    other = scripted(nsys_script, tmp_path / "other", 1)
+    shutil.copy(script_report, tmp_path / 'it\'s a "report" of -x.nsys-rep')
+    other.rename(tmp_path / "-leading dash.nsys-rep")
+    assert [ranks.rank for ranks in gather([tmp_path]).ranks] == [1, 3]
+    (tmp_path / "old").mkdir()
+    shutil.copy(script_report, tmp_path / "old" / "old.qdrep")
+    assert [ranks.rank for ranks in gather([tmp_path / "old"]).ranks] == [3]
+
+
+@pytest.mark.needs_nsys
 def test_only_flags_that_this_nsys_has_are_given_to_it(run_command: Run, tmp_path: Path) -> None:
     nsys = installed()[0]
     asked = run_command([nsys.path, "export", "--help"])
@@ -148,8 +151,12 @@ def calls_of_a_step(step: int) -> list[tuple[object, ...]]:
 CALLS = [call for step in range(3) for call in calls_of_a_step(step)]
 
 
+FULL = "No space left on device"
+
+
+@pytest.mark.needs_nsys
 def test_nccl_s_payloads_are_read_whatever_the_installed_nsys_puts_them_into(
-    nccl_report: Path,
+    nccl_report: Path, run_command: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = sorted(nccl_report.parent.iterdir())
     ranks = read_report(nccl_report)
@@ -157,11 +164,7 @@ def test_nccl_s_payloads_are_read_whatever_the_installed_nsys_puts_them_into(
     assert ranks.warnings == ()
     assert sorted(nccl_report.parent.iterdir()) == before
 
-
-def test_an_export_without_payloads_beside_its_report_is_not_all_that_is_read(
-    nccl_report: Path, run_command: Run, tmp_path: Path
-) -> None:
-    # This is what `nsys stats` leaves beside every report that it is asked about.
+    # An export without payloads beside it, as `nsys stats` leaves it, is not all that is read.
     report = Path(shutil.copy(nccl_report, tmp_path / "rank2.nsys-rep"))
     export = tmp_path / "rank2.sqlite"
     run_command(["nsys", "export", "--type=sqlite", f"--output={export}", report])
@@ -173,13 +176,7 @@ def test_an_export_without_payloads_beside_its_report_is_not_all_that_is_read(
     assert [call[0] for call in alone] == [call[0] for call in CALLS]
     assert {call[-1] for call in alone} == {"nvtx_name"}
 
-
-FULL = "No space left on device"
-
-
-def test_payloads_that_cannot_be_had_are_a_warning_and_no_lost_rank(
-    nccl_report: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    # Payloads that cannot be had are a warning and no lost rank.
     full = f'case "$*" in *--type=json*) echo "{FULL}" >&2; exit 1 ;; esac'
     nsys = program(tmp_path, full)
     monkeypatch.setenv(VARIABLE, str(nsys))
@@ -192,7 +189,7 @@ def test_payloads_that_cannot_be_had_are_a_warning_and_no_lost_rank(
 
 
 def program(folder: Path, *lines: str) -> Path:
-    """The installed nsys as a program of its own, which these lines of a shell go before."""
+    """The first nsys that is found as a program of its own, with these lines of a shell before."""
     path = folder / "nsys"
     path.write_text("\n".join(("#!/bin/sh", *lines, f'exec "{installed()[0].path}" "$@"', "")))
     path.chmod(0o755)
@@ -215,12 +212,17 @@ esac"""
     ids=["arrow", "damaged", "fails"],
 )
 def test_arrow_is_read_where_nsys_writes_it_and_sqlite_where_that_fails(
-    does: str, rank: int, report: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    does: str,
+    rank: int,
+    by_script: None,
+    script_report: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     newer = program(tmp_path, OFFERS_ARROW, EXPORTS_ARROW % does)
     monkeypatch.setattr(nsys_export, "installed", lambda: [Nsys(str(newer))])
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    assert read_report(report).rank == rank
+    assert read_report(script_report).rank == rank
     assert list(tmp_path.iterdir()) == [newer]
 
 
@@ -233,54 +235,64 @@ NEWER = (
 
 @pytest.mark.parametrize("words", NEWER)
 def test_a_report_of_a_newer_nsys_says_of_which(
-    words: str, report: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    words: str,
+    by_script: None,
+    script_report: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     nsys = program(tmp_path, REFUSES.format(words))
     monkeypatch.setattr(nsys_export, "installed", lambda: [Nsys(str(nsys))])
     with pytest.raises(ReportError, match=r"2024\.2\.3\.38") as caught:
-        read_report(report)
+        read_report(script_report)
     assert "CLUSTERPROF_NSYS=PATH" in caught.value.details[0]
 
 
 def test_where_one_nsys_cannot_read_a_report_another_that_is_installed_does(
-    report: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    nsys_script: Path, script_report: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    old = program(tmp_path, REFUSES.format(NEWER[0]))
+    old = tmp_path / "nsys"
+    old.write_text(f'#!/bin/sh\n{REFUSES.format(NEWER[0])}\nexec {nsys_script} "$@"\n')
+    old.chmod(0o755)
+    monkeypatch.setenv("PATH", str(nsys_script.parent), prepend=":")
     others = [each.path for each in installed()]
+    assert str(nsys_script) in others
     monkeypatch.setenv(VARIABLE, str(old))
     assert [each.path for each in installed()] == [str(old), *others]
-    assert read_report(report).rank == 3
+    assert read_report(script_report).rank == 3
 
 
 def test_a_full_temporary_folder_is_what_is_said_to_be_wrong(
-    report: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    by_script: None, script_report: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # nsys 2022.4 ends with 0 and leaves an empty file.
     empty = 'for word; do case "$word" in --output=*) : >"${word#*=}"; exit 0 ;; esac; done'
     full = program(tmp_path, empty)
     monkeypatch.setattr(nsys_export, "installed", lambda: [Nsys(str(full))])
     monkeypatch.setattr(nsys_export, "_LEAST_FREE", 1 << 60)
-    with pytest.raises(ReportError, match=str(report)) as caught:
-        read_report(report)
+    with pytest.raises(ReportError, match=str(script_report)) as caught:
+        read_report(script_report)
     assert "point TMPDIR to" in caught.value.details[0]
 
 
 def test_an_export_that_was_cut_short_does_not_stand_in_the_way_of_its_report(
-    report: Path, run_command: Run, tmp_path: Path
+    by_script: None, nsys_script: Path, script_report: Path, run_command: Run, tmp_path: Path
 ) -> None:
-    shutil.copy(report, tmp_path / "rank3.nsys-rep")
+    shutil.copy(script_report, tmp_path / "rank3.nsys-rep")
     export = tmp_path / "rank3.sqlite"
-    run_command(["nsys", "export", "--type=sqlite", f"--output={export}", report])
-    export.write_bytes(export.read_bytes()[:50_000])
+    run_command([nsys_script, "export", "--type=sqlite", f"--output={export}", script_report])
+    export.write_bytes(export.read_bytes()[: export.stat().st_size // 2])
     (ranks,) = gather([tmp_path]).ranks
     assert ranks.rank == 3
     assert f"{export} is truncated" in ranks.warnings[0]
     assert ranks.info.source == tmp_path / "rank3.nsys-rep"
 
 
+@pytest.mark.needs_nsys
 def test_what_nsys_left_without_making_the_report_is_imported(
-    report: Path, tmp_path: Path, run_clusterprof: Run
+    record: Record, tmp_path: Path, run_clusterprof: Run
 ) -> None:
+    report = record(3)
     left = report.with_suffix(".qdstrm")
     if left.exists():  # Debian's nsys leaves it
         shutil.copy(left, tmp_path / "rank3.qdstrm")
@@ -308,6 +320,7 @@ def test_without_its_importer_what_nsys_left_is_said_to_need_it(
     assert caught.value.details[1] == f"QdstrmImporter -i {left}"
 
 
+@pytest.mark.needs_nsys
 def test_nsys_around_torchrun_is_read_as_all_its_ranks(record: Record) -> None:
     launcher = ("-m", "torch.distributed.run", "--nproc-per-node", "2")
     report = record(0, *launcher, NCCL_RANGES)
@@ -320,11 +333,7 @@ def test_nsys_around_torchrun_is_read_as_all_its_ranks(record: Record) -> None:
     assert [ranks.rank for ranks in later.ranks] == [4, 5]
 
 
-def test_a_report_of_an_older_nsys_is_read_by_its_older_name(report: Path, tmp_path: Path) -> None:
-    shutil.copy(report, tmp_path / "old.qdrep")
-    assert [ranks.rank for ranks in gather([tmp_path]).ranks] == [3]
-
-
+@pytest.mark.needs_nsys
 def test_summaries_are_those_of_nsys_stats(
     run_clusterprof: Run, run_command: Run, workdir: Path, recordings: Path
 ) -> None:

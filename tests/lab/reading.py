@@ -101,9 +101,12 @@ def _child_killed() -> None:
 
 def _task_stopped() -> None:
     """Stop the task, whole, until its launcher waits for no other."""
+    first = _first_child()
     for each in _task():
         os.kill(each, signal.SIGSTOP)
-    time.sleep(40)
+    until = time.monotonic() + HANGING_S
+    while Path(f"/proc/{first}/exe").exists() and time.monotonic() < until:
+        time.sleep(0.1)
     for each in _task():
         os.kill(each, signal.SIGCONT)
 
@@ -112,15 +115,20 @@ def _child_stopped() -> None:
     os.kill(_task()[0], signal.SIGSTOP)
 
 
-def _first_child_killed() -> None:
-    """Kill the child of the first task, which hands out; it started where ours did."""
+def _first_child() -> int:
+    """The child with MPI of the first task, which hands out; it started where ours did."""
     beside = parent(_task()[1])
     for entry in Path("/proc").iterdir():
         task = parent(int(entry.name)) if entry.name.isdecimal() else None
         with suppress(OSError):  # it has ended
             environ = Path(f"/proc/{task}/environ").read_bytes().split(b"\0")
             if parent(task or 0) == beside and b"OMPI_COMM_WORLD_RANK=0" in environ:
-                os.kill(int(entry.name), signal.SIGKILL)
+                return int(entry.name)
+    raise AssertionError("there is no first task")
+
+
+def _first_child_killed() -> None:
+    os.kill(_first_child(), signal.SIGKILL)
 
 
 _EVENTS: dict[str, Callable[[], None]] = {
