@@ -495,6 +495,7 @@ def make_tables(stated, target):
         database.execute(f"CREATE TABLE {name} ({columns})")
     thread, length_ns = stated["pid"] << 24 | stated["pid"], stated["ended_ns"] - stated["began_ns"]
     environment = "\0".join(f"{name}={value}" for name, value in stated["environ"].items())
+    environment = os.fsencode(environment).decode(errors="replace")  # SQLite takes UTF-8 only
     system = {"Hostname": stated["host"], "DeviceEnvironment": environment}
     rows = {
         "StringIds": [(1, "clock_nanosleep")],
