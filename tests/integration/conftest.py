@@ -18,8 +18,6 @@ from lab.job import Job
 from lab.parts import chromium
 from lab.warm import Warm, warm
 
-from clusterprof.agent.nsys import VARIABLE
-
 
 @pytest.fixture
 def fault(record_property: Callable[[str, object], None]) -> Callable[..., None]:
@@ -97,6 +95,5 @@ def nsys_script(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def by_script(nsys_script: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The only nsys of this test, here and in what it runs, is that script."""
-    command.settings[VARIABLE] = str(nsys_script)
-    monkeypatch.setenv(VARIABLE, str(nsys_script))
+    """The nsys that this test finds, and all that it runs, is that script."""
+    monkeypatch.setenv("PATH", str(nsys_script.parent), prepend=os.pathsep)

@@ -39,6 +39,7 @@ def pipelines() -> list[list[str]]:
     return [[line for line in lines if not line.startswith("pip ")] for lines in every]
 
 
+@pytest.mark.long
 def test_the_loop_and_the_pipelines_run_as_documented(
     run_clusterprof: Callable[..., Completed],
     run_command: Callable[..., Completed],

@@ -76,6 +76,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.long
 def test_each_link_of_the_site_leads_to_a_page_and_a_place_that_exist(site: Path) -> None:
     pages = {path: _Links(path.read_text("utf-8")) for path in sorted(site.rglob("*.html"))}
     assert len(pages) > 20
@@ -103,6 +104,7 @@ def test_every_page_of_the_documentation_stands_in_the_site_s_navigation() -> No
     assert pages <= set(named)
 
 
+@pytest.mark.long
 def test_the_reference_has_each_verb_exit_code_field_and_column(site: Path) -> None:
     from clusterprof import errors, tables
     from clusterprof.cli.main import verbs
@@ -159,6 +161,7 @@ def test_the_command_line_takes_every_command_of_the_documentation(
 # --- the notebook
 
 
+@pytest.mark.long
 def test_the_notebook_runs_in_a_kernel_and_shows_who_is_late(
     run_clusterprof: Run, workdir: Path, recordings: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -187,6 +190,7 @@ def test_the_notebook_runs_in_a_kernel_and_shows_who_is_late(
 # --- the tutorial
 
 
+@pytest.mark.long
 @pytest.mark.needs_torch
 def test_every_command_of_the_tutorial_runs_and_names_the_slow_rank(
     run_clusterprof: Run, workdir: Path

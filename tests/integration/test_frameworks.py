@@ -160,7 +160,13 @@ FRAMEWORKS = {
 @pytest.mark.needs_lightning
 @pytest.mark.needs_accelerate
 @pytest.mark.needs_deepspeed
-@pytest.mark.parametrize("framework", FRAMEWORKS.values(), ids=FRAMEWORKS)
+@pytest.mark.parametrize(
+    "framework",
+    [
+        pytest.param(each, id=name, marks=[] if name == "nanogpt" else pytest.mark.long)
+        for name, each in FRAMEWORKS.items()
+    ],
+)
 def test_each_rank_of_a_framework_s_program_is_counted_and_captured(
     run_clusterprof: Run, workdir: Path, framework: Framework
 ) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from lab.command import Completed
 from lab.endings import outcomes
+from lab.long import few
 
 Run = Callable[..., Completed]
 
@@ -29,10 +30,10 @@ ACCELERATE = """exec accelerate launch --multi_gpu --num_processes 4 --num_machi
 
 #: What srun starts on each of two nodes.
 STARTS = {
+    "a script that prepares and starts": ["./run.sh"],
     "torchrun from a shell": [
         "bash", "-c", f"exec torchrun {MEETING} --node-rank=$SLURM_NODEID train.py",
     ],
-    "a script that prepares and starts": ["./run.sh"],
     "accelerate": ["bash", "-c", ACCELERATE],
     "a module behind env": [
         "env", "A=1", "python", "-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=2",
@@ -72,8 +73,8 @@ def steps(run: Path) -> dict[int, int]:
 
 @pytest.mark.needs_accelerate
 @pytest.mark.needs_torch
-@pytest.mark.needs_nsys
-@pytest.mark.parametrize("program", STARTS.values(), ids=STARTS)
+@pytest.mark.usefixtures("by_script")
+@pytest.mark.parametrize("program", few(STARTS, "a script that prepares and starts"))
 def test_the_workers_on_each_node_are_the_ranks(
     run_clusterprof: Run, project: Path, slurm: Mapping[str, str], program: list[str]
 ) -> None:
@@ -108,8 +109,8 @@ ALONE = {
 
 @pytest.mark.needs_accelerate
 @pytest.mark.needs_torch
-@pytest.mark.needs_nsys
-@pytest.mark.parametrize(("program", "ranks"), ALONE.values(), ids=ALONE)
+@pytest.mark.usefixtures("by_script")
+@pytest.mark.parametrize(("program", "ranks"), few(ALONE, "accelerate", "one process of a script"))
 def test_a_program_that_is_run_as_it_stands_has_the_ranks_that_it_starts(
     run_clusterprof: Run, project: Path, program: list[str], ranks: int
 ) -> None:

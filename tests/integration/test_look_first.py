@@ -63,7 +63,7 @@ def reduced(running: Running, results: Mapping[str, Any]) -> bool:
     )
 
 
-@pytest.mark.needs_nsys
+@pytest.mark.usefixtures("by_script")
 def test_a_rank_that_was_not_selected_is_named_then_captured(
     run_clusterprof: Any, workdir: Path
 ) -> None:
@@ -90,6 +90,7 @@ def test_a_rank_that_was_not_selected_is_named_then_captured(
     assert run_clusterprof(["collect", "run"]).returncode == 0
 
 
+@pytest.mark.long
 def test_of_sixteen_ranks_on_four_nodes_the_last_is_named_then_captured(
     workdir: Path, slurm: Mapping[str, str]
 ) -> None:

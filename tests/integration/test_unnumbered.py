@@ -101,6 +101,7 @@ def test_children_of_torch_multiprocessing_are_ranks_and_their_parent_is_none(
     is_whole(workdir / "run", 2)
 
 
+@pytest.mark.long
 def test_processes_that_a_script_of_the_user_s_starts_are_ranks(train: Run, workdir: Path) -> None:
     script = "for rank in 0 1; do python train.py $rank & done; wait"
     done = train("train(int(sys.argv[1]))", "sh", "-c", script)
@@ -108,7 +109,7 @@ def test_processes_that_a_script_of_the_user_s_starts_are_ranks(train: Run, work
     is_whole(workdir / "run", 2)
 
 
-@pytest.mark.needs_nsys
+@pytest.mark.usefixtures("by_script")
 def test_ranks_whose_starter_has_nsys_say_so_and_have_all_but_the_report(
     train: Run, workdir: Path
 ) -> None:
@@ -122,7 +123,8 @@ def test_ranks_whose_starter_has_nsys_say_so_and_have_all_but_the_report(
         assert {"flight.json.gz", "steps.csv"} <= names(run, rank)
 
 
-@pytest.mark.needs_nsys
+@pytest.mark.long
+@pytest.mark.usefixtures("by_script")
 def test_without_an_nsys_above_them_they_are_captured_by_torch(train: Run, workdir: Path) -> None:
     more = 'if __name__ == "__main__": mp.spawn(train, nprocs=2)'
     done = train(more, profiler="nsys", ranks="1")
@@ -170,6 +172,7 @@ def test_the_only_rank_counts_its_own_steps_and_none_of_its_children_s(
     assert begins == sorted(begins)
 
 
+@pytest.mark.long
 def test_a_group_of_a_rank_s_helpers_changes_no_rank(train: Run, workdir: Path) -> None:
     done = train(
         """

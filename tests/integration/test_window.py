@@ -208,7 +208,7 @@ def test_a_program_that_runs_under_another_profiler_is_left_to_it(warm_job: Job)
     assert warm_job.steps() == list(range(6))
 
 
-@pytest.mark.needs_nsys
+@pytest.mark.usefixtures("by_script")
 @pytest.mark.parametrize(("program", "reason"), [("threads", "thread"), ("backward", "")])
 def test_under_nsys_too(
     program: str, reason: str, run_clusterprof: Callable[..., Completed], workdir: Path
@@ -219,8 +219,8 @@ def test_under_nsys_too(
     )
     (workdir / "train.py").write_text(threads if program == "threads" else BACKWARD)
     done = run_clusterprof(
-        ["torchrun", "--ranks", "0", "--steps", "5:10", "--profiler=nsys", "--run-dir=run",
-         "--no-merge", "--nproc-per-node", "1", "--", "train.py"],
+        ["run", "--ranks", "0", "--steps", "5:10", "--profiler=nsys", "--run-dir=run",
+         "--no-merge", "--", "python", "train.py"],
     )  # fmt: skip
     assert done.returncode == 0, done
     assert "trained" in done.stdout
@@ -262,7 +262,7 @@ print(early, counters["frames"]["total"], sum(counters["graph_break"].values()))
     assert len(done.stderr.splitlines()) == len(plain.stderr.splitlines()), done
 
 
-@pytest.mark.needs_nsys
+@pytest.mark.usefixtures("by_script")
 @pytest.mark.parametrize("profiler", ["torch", "nsys"])
 def test_of_two_programs_that_one_task_starts_at_once_one_is_the_rank(
     profiler: str, run_clusterprof: Callable[..., Completed], workdir: Path

@@ -16,7 +16,6 @@ from lab.endings import outcomes
 from lab.hosts import Hosts
 
 Run = Callable[..., Completed]
-EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "train.py"
 
 #: What shells, argparse and C programs like to take for themselves. The last holds bytes that
 #: are no UTF-8.
@@ -40,6 +39,14 @@ name = "told-%s" % next(os.environ[n] for n in ("RANK", "OMPI_COMM_WORLD_RANK", 
 told = [os.fsencode(word) for word in sys.argv[1:]], os.getcwdb(), os.environb.get(b"GIVEN")
 with open(os.path.join(os.path.dirname(os.path.abspath(__file__)), name), "w") as file:
     file.write(repr(told))
+"""
+
+#: a training with a trace of torch.profiler
+ONE_RANK = """
+import torch
+for _ in range(9):
+    torch.ones(2) + torch.ones(2)
+    loop.step()
 """
 
 GIVEN = b"a 'value' $HOME\n\xff".decode(errors="surrogateescape")
@@ -79,7 +86,7 @@ LINES = {
 }
 
 
-@pytest.mark.needs_nsys
+@pytest.mark.usefixtures("by_script")
 @pytest.mark.needs_torch
 @pytest.mark.needs_openmpi
 @pytest.mark.parametrize("line", LINES.values(), ids=LINES)
@@ -146,15 +153,20 @@ def test_words_reach_the_ranks_of_a_batch_job_as_they_stand(
     assert stated(folder) == expected(folder, 2), (folder / "out").read_bytes()
 
 
-@pytest.mark.needs_nsys
+@pytest.mark.usefixtures("by_script")
 @pytest.mark.needs_torch
 @pytest.mark.parametrize("profiler", ["torch", "nsys"])
 def test_a_run_directory_of_any_name_is_merged_and_shown(
     run_clusterprof: Run, folder: Path, profiler: str
 ) -> None:
+    program = {
+        "torch": ONE_RANK,
+        "nsys": "import time\nfor _ in range(30): loop.step(); time.sleep(0.02)\n",
+    }[profiler]
+    (folder / "train.py").write_text(f"import loop\n{program}")
     line = [
-        "torchrun", f"--profiler={profiler}", "--ranks", "0", "--steps=2:5", "--run-dir", RUN_DIR,
-        "--nproc-per-node=1", "--", EXAMPLE, "--steps", "7",
+        "run", f"--profiler={profiler}", "--ranks", "0", "--steps=2:5", "--run-dir", RUN_DIR,
+        *COUNT, "--", "python", "train.py",
     ]  # fmt: skip
     dry = run_clusterprof([*line[:1], "--dry-run", *line[1:], *WORDS], cwd=folder)
     assert dry.returncode == 0, dry
