@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 from lab.command import Completed
-from lab.endings import outcomes, window
+from lab.endings import PROGRAMS, outcomes, window
 from lab.fakes import fake_nsys
 from lab.job import LOOP
 
@@ -104,7 +104,7 @@ def test_a_launcher_is_one_file_in_a_folder_of_launchers(
     assert run_clusterprof(line).returncode == 2, "without the folder there is no such verb"
 
 
-def test_torchrun_names_the_slow_rank_of_a_real_training(
+def test_torchrun_names_the_slow_rank_of_a_real_training_and_collect_finishes_what_was_not(
     run_clusterprof: Cli, workdir: Path
 ) -> None:
     done = run_clusterprof(
@@ -123,6 +123,16 @@ def test_torchrun_names_the_slow_rank_of_a_real_training(
     again = run_clusterprof(["report", "run"])
     assert again.returncode == 0
     assert "rank 2" in again.stdout.lower()
+
+    # as if it had been interrupted before anything was brought from the last rank, and merged
+    (run.path / "report.html").unlink()
+    shutil.rmtree(run.path / "merged")
+    shutil.rmtree(run.path / "ranks" / "00002")
+    finished = run_clusterprof(["collect", "run"])
+    assert finished.returncode == 0, finished
+    assert "rank 2" in finished.stderr
+    assert (run.path / "report.html").exists()
+    assert run.results["missing"][0]["rank"] == 2
 
 
 @pytest.mark.needs_nsys
@@ -151,7 +161,7 @@ def test_srun_with_nsys_leaves_two_reports_four_step_logs_and_a_merged_result(
     assert SECRET.decode() not in done.stdout + done.stderr
 
 
-@pytest.mark.needs_nsys
+@pytest.mark.usefixtures("by_script")
 def test_the_program_keeps_its_streams_status_and_umask_under_nsys_and_beside_it(
     run_clusterprof: Cli, run_command: Cli, workdir: Path, slurm: dict[str, str]
 ) -> None:
@@ -182,14 +192,18 @@ def test_a_profiled_rank_whose_nsys_does_not_start_trains_without_it(
     run_clusterprof: Cli, workdir: Path, slurm: dict[str, str]
 ) -> None:
     broken = fake_nsys(workdir, "2024.5.1.1")
+    shutil.copy(PROGRAMS / "loop.py", workdir)
+    (workdir / "train.py").write_text(
+        "import loop\nfor _ in range(12): loop.step()\nprint('trained')\n"
+    )
     done = run_clusterprof(
-        ["srun", "--ranks", "0", "--nsys", broken, "--run-dir=run", "-n2", "--",
-         "python", EXAMPLE, "--steps", "12"],
+        ["srun", "--ranks", "0", "--nsys", broken, "--step-on=loop:step", "--run-dir=run", "-n2",
+         "--", "python", "train.py"],
         env=slurm,
     )  # fmt: skip
     run = Run(workdir / "run")
     assert done.returncode == 0, done
-    assert "12 steps on 2 ranks" in done.stdout
+    assert done.stdout.split() == ["trained", "trained"]
     assert (run.state(0)["state"], window(run.state(0))) == ("lost", "before")
     assert "nsys" in run.state(0)["reason"]
     assert run.logged_steps() == {0: 12, 1: 12}
@@ -230,8 +244,8 @@ def test_a_full_disk_loses_the_report_and_nothing_of_the_training(
     run_clusterprof: Cli, small_disk: Path
 ) -> None:
     done = run_clusterprof(
-        ["torchrun", "--ranks", "0", "--steps", "2:6", "--profiler=torch",
-         "--run-dir", small_disk / "run", "--nproc-per-node", "1", "--", EXAMPLE, "--steps", "8"],
+        ["run", "--ranks", "0", "--steps", "2:6", "--profiler=torch", "--run-dir",
+         small_disk / "run", "--", "python", EXAMPLE, "--steps", "8"],
     )  # fmt: skip
     assert done.returncode == 0, done
     assert "8 steps on 1 ranks" in done.stdout
@@ -248,18 +262,3 @@ def test_a_failing_program_keeps_its_launcher_s_status(run_clusterprof: Cli, wor
     )
     assert done.returncode == 1  # torchrun's own for any failing worker
     assert set(outcomes(workdir / "run").values()) == {"lost"}
-
-
-def test_an_interrupted_run_is_finished_by_collect(run_clusterprof: Cli, workdir: Path) -> None:
-    done = run_clusterprof(
-        ["torchrun", "--ranks", "all", "--steps", "2:8", "--profiler=torch", "--run-dir=run",
-         "--no-merge", "--nproc-per-node", "2", "--", EXAMPLE, "--steps", "10"],
-    )  # fmt: skip
-    assert done.returncode == 0, done
-    assert not (workdir / "run" / "report.html").exists()
-    shutil.rmtree(workdir / "run" / "ranks" / "00001")
-    finished = run_clusterprof(["collect", "run"])
-    assert finished.returncode == 0, finished
-    assert "rank 1" in finished.stderr
-    assert (workdir / "run" / "report.html").exists()
-    assert Run(workdir / "run").results["missing"][0]["rank"] == 1

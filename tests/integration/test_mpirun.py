@@ -17,32 +17,32 @@ from lab.hosts import Hosts
 from lab.parts import find
 
 Cli = Callable[..., Completed]
-EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "train.py"
+pytestmark = pytest.mark.usefixtures("by_script")
+
 #: Open MPI will not start as root, nor more ranks than processors, unless it is told to.
 OPEN_MPI = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 
 
 @pytest.mark.needs_openmpi
-@pytest.mark.needs_nsys
-@pytest.mark.needs_torch
 def test_under_open_mpi_the_profiled_ranks_of_a_training_leave_their_nsys_reports(
     run_clusterprof: Cli, workdir: Path
 ) -> None:
+    write_training(workdir)
     done = run_clusterprof(
-        ["mpirun", "--ranks", "0,2", "--steps", "3:6", "--run-dir", "the run's dir",
-         "--oversubscribe", "-np", "3", "--", "python", EXAMPLE, "--steps", "8"],
+        ["mpirun", "--ranks", "0,2", "--steps", "3:6", "--step-on", "loop:step", "--run-dir",
+         "the run's dir", "--oversubscribe", "-np", "3", "--", "python", "train.py", "12", "-1"],
         env=OPEN_MPI,
     )  # fmt: skip
     run = workdir / "the run's dir"
     assert done.returncode == 0, done
-    assert "8 steps on 3 ranks" in done.stdout
+    assert done.stdout.count("trained") == 3
     assert outcomes(run) == {0: "collected", 2: "collected"}, done
     reports = sorted(path.parent.name for path in run.glob("ranks/*/report.nsys-rep"))
     assert reports == ["00000", "00002"]
     steps = {
         log.parent.name: len(log.read_text().splitlines()) for log in run.glob("ranks/*/steps*.csv")
     }
-    assert steps == {"00000": 9, "00001": 9, "00002": 9}
+    assert steps == {"00000": 13, "00001": 13, "00002": 13}
     assert json.loads((run / "ranks/00002/state.json").read_text())["identity"] == "mpirun"
     assert json.loads((run / "merged/results.json").read_text())["ranks"][1]["rank"] == 2
 
@@ -58,13 +58,13 @@ def mpich_first(folder: Path) -> str:
 
 
 @pytest.mark.needs_mpich
-@pytest.mark.needs_torch
 def test_mpich_is_known_by_what_it_says_of_itself(run_clusterprof: Cli, workdir: Path) -> None:
-    path = mpich_first(workdir)
+    write_training(workdir)
     done = run_clusterprof(
-        ["mpirun", "--ranks", "1", "--steps", "3:6", "--profiler=torch", "--run-dir=run",
-         "-genvlist", "PATH,HOME", "-n", "2", "--", "python", EXAMPLE, "--steps", "8"],
-        env={"PATH": path},
+        ["mpirun", "--ranks", "1", "--steps", "3:6", "--step-on", "loop:step", "--no-merge",
+         "--run-dir=run", "-genvlist", "PATH,HOME", "-n", "2", "--", "python", "train.py", "12",
+         "-1"],
+        env={"PATH": mpich_first(workdir)},
     )  # fmt: skip
     assert done.returncode == 0, done
     assert "+ mpirun -genv CLUSTERPROF_PLAN" in done.stderr
@@ -107,31 +107,15 @@ def test_status_streams_and_words_are_those_of_mpirun_alone(
 
 
 @pytest.mark.needs_openmpi
-@pytest.mark.needs_nsys
-@pytest.mark.needs_torch
 def test_a_rank_that_open_mpi_kills_for_a_peer_s_failure_leaves_its_report(
     run_clusterprof: Cli, workdir: Path
 ) -> None:
     # Half a second after SIGTERM comes SIGKILL, sooner than nsys has written.
-    (workdir / "fails.py").write_text(
-        dedent("""
-        import os, pathlib, time, torch
-        rank = int(os.environ["OMPI_COMM_WORLD_RANK"])
-        weight = torch.nn.Parameter(torch.zeros(1))
-        optimizer = torch.optim.SGD([weight], lr=0.1)
-        for step in range(1000):
-            time.sleep(0.02)
-            weight.grad = torch.ones(1)
-            optimizer.step()
-            if rank == 0 and step == 20:
-                pathlib.Path("inside").touch()
-            if rank == 1 and pathlib.Path("inside").exists():
-                os._exit(3)
-        """)
-    )
+    write_training(workdir)
     done = run_clusterprof(
-        ["mpirun", "--ranks", "0", "--steps", "5:150", "--profiler=nsys", "--run-dir=run",
-         "--no-merge", "--oversubscribe", "-np", "2", "--", "python", "fails.py"],
+        ["mpirun", "--ranks", "0", "--steps", "5:150", "--step-on", "loop:step",
+         "--profiler=nsys", "--run-dir=run", "--no-merge", "--oversubscribe", "-np", "2", "--",
+         "python", "train.py", "1000", "1"],
         env=OPEN_MPI,
     )  # fmt: skip
     assert done.returncode == 3, done
@@ -184,7 +168,6 @@ MPIRUN = ["clusterprof", "mpirun", "--step-on", "loop:step", "--profiler=nsys", 
 
 
 @pytest.mark.needs_openmpi
-@pytest.mark.needs_nsys
 def test_open_mpi_takes_the_agent_to_the_ranks_of_another_node(
     workdir: Path, two_nodes: Callable[..., Completed]
 ) -> None:
@@ -202,7 +185,6 @@ def test_open_mpi_takes_the_agent_to_the_ranks_of_another_node(
 
 
 @pytest.mark.needs_openmpi
-@pytest.mark.needs_nsys
 def test_open_mpi_over_ssh_ends_with_the_failing_rank_s_status_and_leaves_the_other_s_report(
     run_clusterprof: Cli, workdir: Path, ssh_hosts: Hosts
 ) -> None:
@@ -224,7 +206,6 @@ def test_open_mpi_over_ssh_ends_with_the_failing_rank_s_status_and_leaves_the_ot
 
 
 @pytest.mark.needs_mpich
-@pytest.mark.needs_nsys
 def test_a_rank_that_fails_under_mpich_gives_its_status_and_the_others_go_on_on_both_nodes(
     workdir: Path, two_nodes: Callable[..., Completed]
 ) -> None:
