@@ -21,16 +21,16 @@ PROGRAM = Path(__file__).resolve().parent / "programs" / "warm.py"
 
 
 class Warm:
-    """Runs Python programs, one at a time, in forks of a process that has torch already."""
+    """Runs Python programs in forks of a process that has torch already."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self._process = process
 
-    def _answer(self, seconds: float) -> int | None:
+    def _answer(self, seconds: float) -> list[int]:
         assert self._process.stdout is not None
         if not select.select([self._process.stdout], [], [], seconds)[0]:
-            return None
-        return int(self._process.stdout.readline())
+            return []
+        return list(json.loads(self._process.stdout.readline()))
 
     def run(
         self,
@@ -38,40 +38,58 @@ class Warm:
         *,
         env: Mapping[str, str | None] | None = None,
         timeout: float = command.PATIENCE_S,
-        cwd: Path | None = None,
     ) -> Completed:
         """As `lab.command.run`, of a line that begins with this interpreter.
 
         Raises:
             StillRunning: it did not end within `timeout` seconds.
         """
-        python, *words = map(str, argv)
-        assert python == sys.executable
+        (done,) = self.run_together([(argv, env)], timeout=timeout)
+        return done
+
+    def run_together(
+        self,
+        programs: Sequence[tuple[Sequence[str | Path], Mapping[str, str | None] | None]],
+        *,
+        timeout: float = command.PATIENCE_S,
+    ) -> list[Completed]:
+        """The same of several at the same time, each with an environment of its own."""
         assert self._process.stdin is not None
         began = time.monotonic()
         with tempfile.TemporaryDirectory() as folder:
-            printed = [Path(folder, name) for name in ("stdout", "stderr")]
-            request = {
-                "argv": words, "env": command.environment(env), "cwd": str(cwd or Path.cwd()),
-                "stdout": str(printed[0]), "stderr": str(printed[1]),
-            }  # fmt: skip
-            self._process.stdin.write(json.dumps(request) + "\n")
+            requests = [
+                {
+                    "argv": list(map(str, argv[1:])), "env": command.environment(env),
+                    "cwd": str(Path.cwd()), "stdout": f"{folder}/{number}.stdout",
+                    "stderr": f"{folder}/{number}.stderr",
+                }
+                for number, (argv, env) in enumerate(programs)
+            ]  # fmt: skip
+            self._process.stdin.write(json.dumps(requests) + "\n")
             self._process.stdin.flush()
-            pid = self._answer(command.PATIENCE_S)
-            assert pid is not None
-            status = self._answer(timeout)
-            if status is None:
-                os.killpg(pid, signal.SIGKILL)
-                self._answer(command.PATIENCE_S)
-            stdout, stderr = (
-                path.read_text(errors="replace") if path.exists() else "" for path in printed
-            )
-        line = (python, *words)
-        done = Completed(line, status or 0, stdout, stderr, time.monotonic() - began)
-        command.ran[line] = done
-        if status is None:
+            started = self._answer(command.PATIENCE_S)
+            statuses = self._answer(timeout)
+            late = not statuses
+            if late:
+                for pid in started:
+                    with contextlib.suppress(ProcessLookupError):
+                        os.killpg(pid, signal.SIGKILL)
+                statuses = self._answer(command.PATIENCE_S)
+            done = [
+                Completed(
+                    tuple(map(str, argv)), status, _text(request["stdout"]),
+                    _text(request["stderr"]), time.monotonic() - began,
+                )
+                for (argv, _), request, status in zip(programs, requests, statuses, strict=True)
+            ]  # fmt: skip
+        command.ran.update(((*each.argv, str(number)), each) for number, each in enumerate(done))
+        if late:
             raise StillRunning(f"still running after {timeout:g} s, killed\n{done}")
         return done
+
+
+def _text(path: object) -> str:
+    return Path(str(path)).read_text(errors="replace") if Path(str(path)).exists() else ""
 
 
 @contextlib.contextmanager

@@ -1,9 +1,9 @@
 """A process that has loaded torch, and runs programs in forks of itself: loading it takes seconds.
 
-Each line of stdin is a program: `argv`, `env`, `cwd`, and the files `stdout` and `stderr`. Its
-process, then its status, are a line each of stdout. It starts as under its own interpreter: the
-environment, the path, sitecustomize, then the program as `__main__`; its end is that of Python.
-When stdin ends, all ends.
+Each line of stdin is a list of programs that run side by side: `argv`, `env`, `cwd`, and the files
+`stdout` and `stderr`. Their processes, then their statuses, are a line each of stdout. Each starts
+as under its own interpreter: the environment, the path, sitecustomize, then the program as
+`__main__`; its end is that of Python. When stdin ends, all ends.
 """
 
 import builtins
@@ -29,9 +29,7 @@ def program(argv, env, cwd, stdout, stderr):
     os.environ.update(env)
     os.chdir(cwd)
     sys.argv, sys.orig_argv = argv, [sys.executable, *argv]
-    own_folder = sys.path.pop(0)
-    del own_folder
-    sys.path[:0] = env.get("PYTHONPATH", "").split(os.pathsep)
+    sys.path[:1] = env.get("PYTHONPATH", "").split(os.pathsep)
     sys.modules.pop("sitecustomize", None)
     importlib.import_module("sitecustomize")
     sys.path.insert(0, os.path.dirname(os.path.abspath(argv[0])))
@@ -43,12 +41,26 @@ def program(argv, env, cwd, stdout, stderr):
 
 
 def status(pid):
-    """Of a child, once it has ended; none stays when stdin ends before."""
+    """Of a child, once it has ended; when stdin ends before, it does."""
     ended = os.pidfd_open(pid)
     if ended not in select.select([ended, 0], [], [])[0]:
         os.killpg(pid, signal.SIGKILL)
     os.close(ended)
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def start(request):
+    """The process of a program, which this one waits for."""
+    child = os.fork()
+    if child == 0:
+        os.close(answers)
+        program(**request)
+        raise SystemExit
+    return child
+
+
+def answer(numbers):
+    os.write(answers, json.dumps(numbers).encode() + b"\n")
 
 
 def requests():
@@ -61,11 +73,7 @@ def requests():
 
 answers = os.dup(1)
 os.set_inheritable(answers, False)
-for request in requests():
-    child = os.fork()
-    if child == 0:
-        os.close(answers)
-        program(**request)
-        break
-    os.write(answers, b"%d\n" % child)
-    os.write(answers, b"%d\n" % status(child))
+for programs in requests():
+    children = list(map(start, programs))
+    answer(children)
+    answer(list(map(status, children)))
