@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -37,10 +36,9 @@ def nsys_script(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def scripted(nsys_script: Path) -> None:
-    """For this test that nsys is the one that is found."""
-    path = [nsys_script.parent, Path(sys.executable).parent, os.environ.get("PATH", os.defpath)]
-    command.settings["PATH"] = os.pathsep.join(map(str, path))
+def scripted(nsys_script: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The nsys that this test finds, and all that it runs, is that script."""
+    monkeypatch.setenv("PATH", str(nsys_script.parent), prepend=os.pathsep)
 
 
 @pytest.fixture(autouse=True)
@@ -85,15 +83,3 @@ def torch_process() -> Iterator[Warm]:
 def warm_job(tmp_path: Path, torch_process: Warm) -> Job:
     """`job` for programs with torch, which is loaded before the agent comes and not after it."""
     return Job(tmp_path / "run", torch_process.run)
-
-
-@pytest.fixture(scope="session")
-def nsys_script(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An nsys by `lab/nsys_script.py`, which does what the real one does in moments."""
-    return scripted_nsys(tmp_path_factory.mktemp("nsys") / "nsys")
-
-
-@pytest.fixture
-def by_script(nsys_script: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The nsys that this test finds, and all that it runs, is that script."""
-    monkeypatch.setenv("PATH", str(nsys_script.parent), prepend=os.pathsep)

@@ -88,7 +88,7 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 @pytest.fixture(params=["torch"])
-def own_job(by_script: None, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Path]:
+def own_job(scripted: None, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Path]:
     """The run directory of the test's own job, whose own window is by this profiler."""
     yield from running(tmp_path, request.param)
 
@@ -197,7 +197,7 @@ def test_a_window_waits_until_steps_get_slower(own_job: Path, tmp_path: Path) ->
     assert windows(own_job) == [2]
 
 
-@pytest.mark.usefixtures("by_script")
+@pytest.mark.usefixtures("scripted")
 @pytest.mark.parametrize("own_job", ["nsys"], indirect=True)
 def test_a_rank_under_nsys_is_captured_by_torch_profiler_later(
     run_clusterprof: Cli, own_job: Path

@@ -73,7 +73,7 @@ def steps(run: Path) -> dict[int, int]:
 
 @pytest.mark.needs_accelerate
 @pytest.mark.needs_torch
-@pytest.mark.usefixtures("by_script")
+@pytest.mark.usefixtures("scripted")
 @pytest.mark.parametrize("program", few(STARTS, "a script that prepares and starts"))
 def test_the_workers_on_each_node_are_the_ranks(
     run_clusterprof: Run, project: Path, slurm: Mapping[str, str], program: list[str]
@@ -109,7 +109,7 @@ ALONE = {
 
 @pytest.mark.needs_accelerate
 @pytest.mark.needs_torch
-@pytest.mark.usefixtures("by_script")
+@pytest.mark.usefixtures("scripted")
 @pytest.mark.parametrize(("program", "ranks"), few(ALONE, "accelerate", "one process of a script"))
 def test_a_program_that_is_run_as_it_stands_has_the_ranks_that_it_starts(
     run_clusterprof: Run, project: Path, program: list[str], ranks: int

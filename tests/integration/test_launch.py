@@ -161,7 +161,7 @@ def test_srun_with_nsys_leaves_two_reports_four_step_logs_and_a_merged_result(
     assert SECRET.decode() not in done.stdout + done.stderr
 
 
-@pytest.mark.usefixtures("by_script")
+@pytest.mark.usefixtures("scripted")
 def test_the_program_keeps_its_streams_status_and_umask_under_nsys_and_beside_it(
     run_clusterprof: Cli, run_command: Cli, workdir: Path, slurm: dict[str, str]
 ) -> None:

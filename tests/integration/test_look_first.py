@@ -63,7 +63,7 @@ def reduced(running: Running, results: Mapping[str, Any]) -> bool:
     )
 
 
-@pytest.mark.usefixtures("by_script")
+@pytest.mark.usefixtures("scripted")
 def test_a_rank_that_was_not_selected_is_named_then_captured(
     run_clusterprof: Any, workdir: Path
 ) -> None:

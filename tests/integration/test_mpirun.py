@@ -17,7 +17,7 @@ from lab.hosts import Hosts
 from lab.parts import find
 
 Cli = Callable[..., Completed]
-pytestmark = pytest.mark.usefixtures("by_script")
+pytestmark = pytest.mark.usefixtures("scripted")
 
 #: Open MPI will not start as root, nor more ranks than processors, unless it is told to.
 OPEN_MPI = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}

@@ -104,7 +104,7 @@ def test_a_report_is_exported_and_read_in_wall_clock_time_and_nothing_else_is_le
 
 
 def test_reports_with_quotes_and_spaces_in_their_names_are_read_together_and_older_ones_too(
-    by_script: None, nsys_script: Path, script_report: Path, tmp_path: Path
+    scripted: None, nsys_script: Path, script_report: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "other").mkdir()
     other = scripted(nsys_script, tmp_path / "other", 1)
@@ -214,7 +214,7 @@ esac"""
 def test_arrow_is_read_where_nsys_writes_it_and_sqlite_where_that_fails(
     does: str,
     rank: int,
-    by_script: None,
+    scripted: None,
     script_report: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -236,7 +236,7 @@ NEWER = (
 @pytest.mark.parametrize("words", NEWER)
 def test_a_report_of_a_newer_nsys_says_of_which(
     words: str,
-    by_script: None,
+    scripted: None,
     script_report: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -263,7 +263,7 @@ def test_where_one_nsys_cannot_read_a_report_another_that_is_installed_does(
 
 
 def test_a_full_temporary_folder_is_what_is_said_to_be_wrong(
-    by_script: None, script_report: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    scripted: None, script_report: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # nsys 2022.4 ends with 0 and leaves an empty file.
     empty = 'for word; do case "$word" in --output=*) : >"${word#*=}"; exit 0 ;; esac; done'
@@ -276,7 +276,7 @@ def test_a_full_temporary_folder_is_what_is_said_to_be_wrong(
 
 
 def test_an_export_that_was_cut_short_does_not_stand_in_the_way_of_its_report(
-    by_script: None, nsys_script: Path, script_report: Path, run_command: Run, tmp_path: Path
+    scripted: None, nsys_script: Path, script_report: Path, run_command: Run, tmp_path: Path
 ) -> None:
     shutil.copy(script_report, tmp_path / "rank3.nsys-rep")
     export = tmp_path / "rank3.sqlite"

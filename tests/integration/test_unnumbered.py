@@ -109,7 +109,7 @@ def test_processes_that_a_script_of_the_user_s_starts_are_ranks(train: Run, work
     is_whole(workdir / "run", 2)
 
 
-@pytest.mark.usefixtures("by_script")
+@pytest.mark.usefixtures("scripted")
 def test_ranks_whose_starter_has_nsys_say_so_and_have_all_but_the_report(
     train: Run, workdir: Path
 ) -> None:
@@ -124,7 +124,7 @@ def test_ranks_whose_starter_has_nsys_say_so_and_have_all_but_the_report(
 
 
 @pytest.mark.long
-@pytest.mark.usefixtures("by_script")
+@pytest.mark.usefixtures("scripted")
 def test_without_an_nsys_above_them_they_are_captured_by_torch(train: Run, workdir: Path) -> None:
     more = 'if __name__ == "__main__": mp.spawn(train, nprocs=2)'
     done = train(more, profiler="nsys", ranks="1")

@@ -208,7 +208,7 @@ def test_a_program_that_runs_under_another_profiler_is_left_to_it(warm_job: Job)
     assert warm_job.steps() == list(range(6))
 
 
-@pytest.mark.usefixtures("by_script")
+@pytest.mark.usefixtures("scripted")
 @pytest.mark.parametrize(("program", "reason"), [("threads", "thread"), ("backward", "")])
 def test_under_nsys_too(
     program: str, reason: str, run_clusterprof: Callable[..., Completed], workdir: Path
@@ -262,7 +262,7 @@ print(early, counters["frames"]["total"], sum(counters["graph_break"].values()))
     assert len(done.stderr.splitlines()) == len(plain.stderr.splitlines()), done
 
 
-@pytest.mark.usefixtures("by_script")
+@pytest.mark.usefixtures("scripted")
 @pytest.mark.parametrize("profiler", ["torch", "nsys"])
 def test_of_two_programs_that_one_task_starts_at_once_one_is_the_rank(
     profiler: str, run_clusterprof: Callable[..., Completed], workdir: Path

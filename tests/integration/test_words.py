@@ -86,7 +86,7 @@ LINES = {
 }
 
 
-@pytest.mark.usefixtures("by_script")
+@pytest.mark.usefixtures("scripted")
 @pytest.mark.needs_torch
 @pytest.mark.needs_openmpi
 @pytest.mark.parametrize("line", LINES.values(), ids=LINES)
@@ -153,7 +153,7 @@ def test_words_reach_the_ranks_of_a_batch_job_as_they_stand(
     assert stated(folder) == expected(folder, 2), (folder / "out").read_bytes()
 
 
-@pytest.mark.usefixtures("by_script")
+@pytest.mark.usefixtures("scripted")
 @pytest.mark.needs_torch
 @pytest.mark.parametrize("profiler", ["torch", "nsys"])
 def test_a_run_directory_of_any_name_is_merged_and_shown(
