@@ -26,9 +26,13 @@ class Golden:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text)
             return
-        before = path.read_text() if path.is_file() else ""
-        if text != before:
-            pytest.fail(f"{name} is not as it was\n{difference(before, text)}", pytrace=False)
+        check_same(name, path.read_text() if path.is_file() else "", text)
+
+
+def check_same(name: str, before: str, after: str) -> None:
+    """Fail with the lines that differ, if there are any."""
+    if before != after:
+        pytest.fail(f"{name} is not as it was\n{difference(before, after)}", pytrace=False)
 
 
 def difference(before: str, after: str) -> str:

@@ -21,7 +21,7 @@ from golden.plans import planned
 from golden.program import Program, without_times
 from golden.record import RECORDED
 from golden.replay import PATIENCE_S, WriterReplay, answers_text, end_group, files_text
-from golden.store import Golden, difference, stored
+from golden.store import Golden, check_same, stored
 
 WRITERS = sorted(file.stem for file in RECORDED.glob("*-writer-*.jsonl"))
 #: requests that are not the program's own
@@ -65,7 +65,7 @@ def test_a_writer_answers_and_writes_what_it_did(name: str, golden: Golden, tmp_
     for entry in entries:
         if "answer" in entry:
             given.setdefault(entry["peer"], []).append(entry["answer"])
-    assert not (changed := difference(answers_text(given), replay.answered())), changed
+    check_same(name, answers_text(given), replay.answered())
     golden(f"conversations/{name}", text)
 
 
@@ -86,7 +86,7 @@ def test_a_guard_answers_what_it_did_and_ends_as_the_program(
     finally:
         end_group(guard)
     before = (RECORDED / f"{name}.jsonl").read_text()
-    assert not (changed := difference(before, (tmp_path / "replies").read_text())), changed
+    check_same(name, before, (tmp_path / "replies").read_text())
     left = files_text(run.path, {"{TMP}": str(tmp_path)})
     golden(f"conversations/{name}", f"status {guard.returncode}\n{printed.decode()}{left}")
 
@@ -106,9 +106,9 @@ def test_a_program_says_to_its_guard_and_its_writer_what_it_did(
     finally:
         program.close()
     of_guard = [request for request in replies_by_request(guard) if request not in TRAMPOLINES]
-    assert [*dict.fromkeys(program.requests)] == of_guard
+    check_same("nsys-guard-0", "\n".join(of_guard), "\n".join(dict.fromkeys(program.requests)))
     messages = program.messages(run.path)
-    assert not (changed := difference(without_times(of_program), messages)), changed
+    check_same("nsys-writer-0", without_times(of_program), messages)
     assert status == 3
 
 
@@ -142,7 +142,8 @@ def test_a_trampoline_asks_what_it_did_and_ends_as_the_program(name: str, tmp_pa
         finally:
             end_group(trampoline)
     recorded = replies_by_request(recording(name))
-    assert requests == [request for request in recorded if request in TRAMPOLINES]
+    of_trampolines = [request for request in recorded if request in TRAMPOLINES]
+    check_same(name, "\n".join(of_trampolines), "\n".join(requests))
 
 
 def requests_of_a_trampoline(guard: socket.socket) -> list[str]:
