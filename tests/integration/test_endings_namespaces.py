@@ -19,16 +19,13 @@ NAMESPACE = ["unshare", "--mount", "--pid", "--fork", "--mount-proc"]
 #: and the same once the session was killed.
 SCRIPT = """
 mount -t tmpfs none /dev/shm
-nsys launch --trace=none --session-new=lives sleep 60 </dev/null >/dev/null 2>&1 &
-for i in $(seq 1000); do
-    ls /dev/shm/NSys-* >/dev/null 2>&1 && ls /dev/shm/quadd-agent-* >/dev/null 2>&1 && break
-    sleep 0.1
-done
-sleep 0.5
+nsys launch --trace=none --session-new=lives bash -c 'touch runs; exec sleep 600' \
+    </dev/null >/dev/null 2>&1 &
+until [ -e runs ]; do sleep 0.1; done
 unshare --pid --fork --mount-proc python -c "$CLEAN"
 echo "alive: $(ls /dev/shm | grep -c ^NSys-) $(ls /dev/shm | grep -c ^quadd-agent-)"
 kill -9 -1
-for i in $(seq 300); do pgrep -r R,S,D nsys >/dev/null || break; sleep 0.1; done
+while pgrep -r R,S,D nsys >/dev/null; do sleep 0.1; done
 unshare --pid --fork --mount-proc python -c "$CLEAN"
 echo "dead: $(ls /dev/shm | grep -c ^NSys-)"
 """
