@@ -126,13 +126,13 @@ def test_over_four_nodes_a_task_that_is_killed_costs_no_report_and_its_node_is_n
     for rank in range(3):
         shutil.copy(RECORDING / f"rank{rank}.json.gz", workdir)
     reading.fails(workdir / "rank1.json.gz").write_text("task killed")
-    program = [sys.executable, LAB / "programs" / "merging.py", "failing", "15", workdir, "--json"]
+    program = [sys.executable, LAB / "programs" / "merging.py", "failing", "8", workdir, "--json"]
     done = run_command(["srun", "-N4", "--ntasks-per-node=1", *program],
                        env={**slurm, **mpich(workdir), "PYTHONPATH": str(LAB.parent)})  # fmt: skip
     results = json.loads(done.stdout)
     assert [each["rank"] for each in results["ranks"]] == [0, 1, 2], done
     (warning,) = [each for each in results["warnings"] if "reading process" in each]
-    assert re.match(r"rank 1: its reading process on n[2-4] sent no update for 15 s", warning)
+    assert re.match(r"rank 1: its reading process on n[2-4] sent no update for 8 s", warning)
     assert "another one on n1 read it" in warning
     # what Slurm itself says of the task that was killed
     assert done.returncode == 137, done

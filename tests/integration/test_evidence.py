@@ -13,7 +13,7 @@ from lab import command, evidence
 def test_a_failure_shows_what_was_printed_and_each_rank_s_reason(tmp_path: Path) -> None:
     command.run([sys.executable, "-c", "print('first')"])
     with pytest.raises(command.StillRunning):
-        command.run(["sh", "-c", "echo second >&2; exec sleep 60"], timeout=3)
+        command.run(["sh", "-c", "echo second >&2; exec sleep 60"], timeout=8)
     (folder := tmp_path / "run/ranks/00001").mkdir(parents=True)
     (folder / "state.json").write_text('{"state": "lost"')  # cut off
     outcomes = [{"rank": 1, "state": "lost", "reason": "nsys did not start the program"}]

@@ -67,17 +67,23 @@ def train(folder: Path, steps: int, end: str = "") -> list[str]:
     return [str(program)]
 
 
-def test_every_rank_leaves_its_dump_profiled_or_not(run_clusterprof: Cli, workdir: Path) -> None:
+def test_every_rank_leaves_its_dump_and_a_late_one_that_was_not_profiled_is_named_by_it(
+    run_clusterprof: Cli, workdir: Path
+) -> None:
+    [program] = train(workdir, 18)
+    late = "    time.sleep(0.5 * (dist.get_rank() == 3))\n    model(torch"
+    text = Path(program).read_text().replace("    model(torch", late)
+    Path(program).write_text(text)
     done = run_clusterprof(
-        ["torchrun", "--ranks", "0,1", "--steps", "3:6", "--profiler=torch", "--run-dir=run",
-         "--nproc-per-node", "4", "--", *train(workdir, 8)],
+        ["torchrun", "--ranks", "0,1", "--steps", "4:16", "--profiler=torch", "--run-dir=run",
+         "--nproc-per-node", "4", "--", program],
     )  # fmt: skip
     assert done.returncode == 0, done
     for rank in range(4):
         found = dump(workdir / "run" / "ranks" / f"{rank:05d}")
         reduced = [one for one in found["entries"] if one["profiling_name"] == "gloo:all_reduce"]
-        assert len(reduced) >= 6, reduced  # of steps 0 to 5
-        assert len(reduced) < 8, reduced  # before the program's end
+        assert len(reduced) >= 16, reduced  # of steps 0 to 15
+        assert len(reduced) < 18, reduced  # before the program's end
         times = [one["time_created_ns"] for one in found["entries"]]
         assert times == sorted(times)
         state = json.loads((workdir / "run" / "ranks" / f"{rank:05d}/state.json").read_text())
@@ -91,6 +97,12 @@ def test_every_rank_leaves_its_dump_profiled_or_not(run_clusterprof: Cli, workdi
     found = shallow.filter(shallow["collective"].is_valid()).to_pylist()
     key = itemgetter("rank", "collective")
     assert sorted(map(key, found)) == sorted(map(key, deep.to_pylist()))
+
+    results = json.loads((workdir / "run/merged/results.json").read_text())
+    first, *_ = results["shallow"]["suspects"]
+    assert (first["rank"], first["delays"]) == (3, True)
+    assert 200e6 < first["lateness_ns"] < 3000e6  # also on a busy machine
+    assert [3] in [f["ranks"] for f in results["findings"] if f["code"] == "straggler.shallow"]
 
 
 def test_a_run_that_profiles_no_rank_leaves_steps_clock_and_dump_and_merges(
@@ -193,25 +205,6 @@ def test_a_torch_that_was_changed_costs_the_dump_and_nothing_else(
     assert (done.returncode, done.stdout, done.stderr) == (0, "trained\n", "")
     assert warm_job.state["flight"]
     assert not list(warm_job.rank.glob("flight*"))
-
-
-def test_a_late_rank_that_was_not_profiled_is_named_by_its_flight_recorder(
-    run_clusterprof: Cli, workdir: Path
-) -> None:
-    [program] = train(workdir, 18)
-    late = "    time.sleep(0.5 * (dist.get_rank() == 3))\n    model(torch"
-    text = Path(program).read_text().replace("    model(torch", late)
-    Path(program).write_text(text)
-    done = run_clusterprof(
-        ["torchrun", "--ranks", "0,1", "--steps", "4:16", "--profiler=torch", "--run-dir=run",
-         "--nproc-per-node", "4", "--", program],
-    )  # fmt: skip
-    assert done.returncode == 0, done
-    results = json.loads((workdir / "run/merged/results.json").read_text())
-    first, *_ = results["shallow"]["suspects"]
-    assert (first["rank"], first["delays"]) == (3, True)
-    assert 200e6 < first["lateness_ns"] < 3000e6  # also on a busy machine
-    assert [3] in [f["ranks"] for f in results["findings"] if f["code"] == "straggler.shallow"]
 
 
 def test_the_bench_still_finds_the_recorder_that_it_measures() -> None:

@@ -52,8 +52,8 @@ def test_the_launcher_gets_each_signal_once_whoever_it_was_sent_to(to: str, work
         expected.append(name)
         send(running.process.pid, getattr(signal, "SIG" + name))
         running.wait_until(lambda: len(got(running)) >= len(expected), f"got {name}")
-        if to == "group":
-            running.settle(0.6)  # handed on as well, it would come later than the first
+    if to == "group":
+        running.settle(0.6)  # handed on as well, they would come later than the first
     send(running.process.pid, signal.SIGUSR2)
     assert running.ends() == 7, running.printed()
     assert got(running) == expected

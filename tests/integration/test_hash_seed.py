@@ -12,6 +12,7 @@ import pytest
 
 DATA = Path(__file__).parents[1] / "data"
 RECORDINGS = DATA / "recordings"
+MOE = "nsys-2025.3/moe-tokens"
 
 
 def merged(folder: Path, place: Path, seed: str) -> dict[str, bytes]:
@@ -33,7 +34,13 @@ def printed_by(seed: str, *arguments: str) -> bytes:
     return made.stdout
 
 
-@pytest.mark.parametrize("name", ["kineto/gloo", "nsys-2025.3/moe-tokens", "nsys-2024.2/pipeline"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "nsys-2024.2/pipeline",
+        *(pytest.param(name, marks=pytest.mark.long) for name in ("kineto/gloo", MOE)),
+    ],
+)
 def test_the_same_reports_give_the_same_bytes_with_any_hash_seed(name: str, tmp_path: Path) -> None:
     first, *others = (merged(RECORDINGS / name, tmp_path / "out", seed) for seed in "012")
     assert {"printed", "report.html"} <= set(first)
@@ -42,7 +49,13 @@ def test_the_same_reports_give_the_same_bytes_with_any_hash_seed(name: str, tmp_
         assert {name for name in first | other if first.get(name) != other.get(name)} == set()
 
 
-@pytest.mark.parametrize("name", ["gloo/tensor", "gloo/died", "nccl/late"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "gloo/tensor",
+        *(pytest.param(name, marks=pytest.mark.long) for name in ("gloo/died", "nccl/late")),
+    ],
+)
 def test_the_same_dumps_print_the_same_with_any_hash_seed(name: str) -> None:
     folder = str(DATA / "flight" / name)
     assert len({printed_by(seed, folder, "--json") for seed in "012"}) == 1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-import subprocess
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -11,22 +11,16 @@ from typing import Any
 import pytest
 import yaml
 from lab.command import free_port
-from lab.endings import outcomes
+from lab.endings import PROGRAMS, Running, outcomes
 
 ROOT = Path(__file__).resolve().parents[2]
 
-pytestmark = pytest.mark.needs_torch
+pytestmark = [pytest.mark.needs_torch, pytest.mark.usefixtures("by_script")]
 
 TRAIN = """
-import torch
-import torch.distributed as dist
-dist.init_process_group("gloo")
-model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 4))
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+import loop
 for _ in range(32):
-    model(torch.ones(1, 4)).sum().backward()
-    optimizer.step()
-dist.destroy_process_group()
+    loop.step()
 """
 
 
@@ -46,10 +40,11 @@ def container(resource: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.parametrize("kind", ["jobset", "pytorchjob"])
 def test_the_first_pod_s_run_has_the_ranks_of_all_pods(workdir: Path, kind: str) -> None:
     port = str(free_port())
+    shutil.copy(PROGRAMS / "loop.py", workdir)
     (workdir / "train.py").write_text(TRAIN)
     text = (ROOT / "kubernetes" / f"{kind}.yaml").read_text()
     for template, here in (
-        ("--ranks 0,8", "--profiler torch --no-merge --ranks 0,1"), ("/shared", str(workdir)),
+        ("--ranks 0,8", "--step-on loop:step --no-merge --ranks 0,1"), ("/shared", str(workdir)),
         ("--nproc-per-node=8", "--nproc-per-node=1"), ("train-node-0-0.train", "127.0.0.1"),
         ("29500", port),
     ):  # fmt: skip
@@ -63,16 +58,15 @@ def test_the_first_pod_s_run_has_the_ranks_of_all_pods(workdir: Path, kind: str)
         "PET_MASTER_PORT": port,
     }  # fmt: skip
     pods = [
-        subprocess.Popen(
-            pod["command"], cwd=workdir, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-            env={**environ, "JOB_COMPLETION_INDEX": number, "PET_NODE_RANK": number},
+        Running(
+            pod["command"], {**environ, "JOB_COMPLETION_INDEX": number, "PET_NODE_RANK": number},
+            workdir / f"out{number}", cwd=workdir,
         )
         for number in "01"
     ]  # fmt: skip
     try:
-        printed = [pod.communicate(timeout=300)[0].decode() for pod in pods]
+        assert [pod.ends() for pod in pods] == [0, 0], pods
     finally:
         for each in pods:
-            each.kill()
-    assert [pod.returncode for pod in pods] == [0, 0], printed
-    assert outcomes(workdir / "runs" / "train") == {0: "collected", 1: "collected"}, printed
+            each.process.kill()
+    assert outcomes(workdir / "runs" / "train") == {0: "collected", 1: "collected"}, pods

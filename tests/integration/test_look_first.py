@@ -109,13 +109,13 @@ def test_of_sixteen_ranks_on_four_nodes_the_last_is_named_then_captured(
         assert (folder / paths.TRACE).exists() == not_reduced, running.printed()
 
 
-def test_rank_0_is_captured_at_once_where_there_is_nothing_to_look_at(job: Job) -> None:
+def test_rank_0_is_captured_at_once_where_there_is_nothing_to_look_at(warm_job: Job) -> None:
     plan = {"selection": {"kind": "auto"}, "profiler": "torch"}
     environ = {"RANK": "0", "LOCAL_RANK": "0"}
-    done: Completed = job(LOOP + "iterate(6)\n", environ=environ, **plan)
+    done: Completed = warm_job(LOOP + "iterate(6)\n", environ=environ, **plan)
     assert done.returncode == 0, done
-    found = state(job.folder)
+    found = state(warm_job.folder)
     assert (found["state"], found["chosen"], found["step_begin"]) == ("captured", True, 2)
-    assert (job.folder / "ranks/00000" / paths.TRACE).exists()
-    assert job(LOOP + "iterate(6)\n", **plan).returncode == 0
-    assert (job.state["state"], job.state["chosen"]) == ("counted", False)
+    assert (warm_job.folder / "ranks/00000" / paths.TRACE).exists()
+    assert warm_job(LOOP + "iterate(6)\n", **plan).returncode == 0
+    assert (warm_job.state["state"], warm_job.state["chosen"]) == ("counted", False)

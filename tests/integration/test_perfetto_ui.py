@@ -1,8 +1,7 @@
 """Exports in Perfetto's own UI: what its trace processor reads, what the page draws.
 
-The UI and a trace are served on loopback; Chromium may reach nothing else. The page asks the
-UI's own SQL engine and sends the answers to the server, which until then withholds an image:
-with that the page is loaded, and Chromium ends by itself.
+The UI and a trace are served on loopback; the page may reach nothing else. It asks the UI's own SQL
+engine, and what it found is what its last script becomes.
 """
 
 from __future__ import annotations
@@ -20,9 +19,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from lab import command, devtools, perfetto_ui
-from lab.browser import QUIET
-from lab.parts import chromium
+from lab import perfetto_ui
+from lab.devtools import Browser
 from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as published
 from simulate import Cause, Job, simulate
 
@@ -38,8 +36,8 @@ from clusterprof.tables import RankTables
 pytestmark = [pytest.mark.needs_chromium, pytest.mark.needs_perfetto_ui]
 
 EVIL = "</script><img src=x onerror=\"document.title='owned'\"><!--'\u202e\n"
-#: seconds; after so long on one thing the page gives up, and without an answer Chromium is let go
-PAGES_PATIENCE_S, PATIENCE_S = 60, 300
+#: seconds; after so long on one thing the page gives up
+PAGES_PATIENCE_S = 60
 
 #: the process of each slice
 _OF_PROCESS = """from slice s
@@ -64,7 +62,6 @@ _SAVED = """new Promise((done) => {
 # `Actions`, `globals`: the UI puts them there "for better debugging"
 _PAGE = """<!DOCTYPE html><meta charset="utf-8"><title>Perfetto</title>
 <div id="timeline_data_source" hidden></div><main id="timeline_main" style="height:900px"></main>
-<img src="/answered" alt="">
 <script>
 const problems = [], elsewhere = [];
 addEventListener("error", (event) => problems.push(String(event.message)));
@@ -99,7 +96,7 @@ const coloured = (canvas) => {
       - Math.min(dots[i], dots[i + 1], dots[i + 2]) > 40;
   return count;
 };
-(async () => {
+const answer = (async () => {
   const found = {problems, elsewhere};
   try {
     await until("trace", engine);
@@ -114,7 +111,7 @@ const coloured = (canvas) => {
     found.title = document.title;
     found.images = document.images.length;
   } catch (error) { problems.push(String(error)); }
-  await fetch("/answer", {method: "POST", body: JSON.stringify(found)});
+  return found;
 })();
 </script>"""
 #: so many dots of the canvas must be coloured: twice what one slice of its whole width has
@@ -125,15 +122,11 @@ _OWN_ONLY = "default-src 'self' 'unsafe-inline' 'unsafe-eval' data: blob:"
 
 
 @contextmanager
-def served(files: dict[str, bytes]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The address of a server of these files on loopback, and what the page will answer."""
-    answer: dict[str, Any] = {}
-    answered = threading.Event()
+def served(files: dict[str, bytes]) -> Iterator[str]:
+    """The address of a server of these files on loopback."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            if self.path == "/answered":
-                answered.wait(PATIENCE_S)
             content = files.get(self.path)
             self.send_response(404 if content is None else 200)
             self.send_header("Content-Security-Policy", _OWN_ONLY)
@@ -143,30 +136,20 @@ def served(files: dict[str, bytes]) -> Iterator[tuple[str, dict[str, Any]]]:
             self.end_headers()
             self.wfile.write(content or b"")
 
-        def do_POST(self) -> None:
-            if self.path != "/answer":  # what Chromium would like to tell its makers
-                self.send_error(403)
-                return
-            answer.update(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
-            self.send_response(204)
-            self.end_headers()
-            answered.set()
-
         def log_message(self, *_: object) -> None:
             pass
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     try:
-        yield f"http://127.0.0.1:{server.server_port}", answer
+        yield f"http://127.0.0.1:{server.server_port}"
     finally:
-        answered.set()
         server.shutdown()
         server.server_close()
 
 
 @pytest.fixture
-def opened(tmp_path: Path) -> Callable[[bytes], dict[str, Any]]:
+def opened(browser: Browser) -> Callable[[bytes], dict[str, Any]]:
     """`opened(trace)`: what the UI found in a trace, checked for errors."""
 
     def run(trace: bytes) -> dict[str, Any]:
@@ -174,22 +157,18 @@ def opened(tmp_path: Path) -> Callable[[bytes], dict[str, Any]]:
         for name, value in _VALUES.items():
             page = page.replace(name, json.dumps(value))
         package = {f"/{path}": content for path, content in perfetto_ui.files().items()}
-        with served({**package, "/index.html": page.encode(), "/trace": trace}) as (own, answer):
-            # The server is the proxy to everywhere else as well, and knows no way there.
-            done = command.run(
-                [
-                    str(chromium()), *QUIET, f"--user-data-dir={tmp_path / 'profile'}",
-                    f"--proxy-server={own}", "--window-size=1280,1000", "--dump-dom",
-                    f"{own}/index.html",
-                ]
-            )  # fmt: skip
-        assert done.returncode == 0, done
-        assert answer, done
-        assert answer["problems"] == [], done
+        # The server is the proxy to everywhere else as well, and knows no way there.
+        with (
+            served({**package, "/index.html": page.encode(), "/trace": trace}) as own,
+            browser.tab(proxyServer=own, proxyBypassList="<-loopback>") as tab,
+        ):
+            tab.open(f"{own}/index.html", 1280, 1000)
+            answer: dict[str, Any] = tab.script("answer")
+        assert answer["problems"] == []
         # It looks for a trace processor on this machine, which the page's policy refuses.
         assert set(answer["elsewhere"]) <= {"http://127.0.0.1:9001/status"}
         assert answer["errors"] == []
-        assert (answer["title"], answer["images"]) == ("Perfetto", 1)
+        assert (answer["title"], answer["images"]) == ("Perfetto", 0)
         return answer
 
     return run
@@ -203,10 +182,16 @@ def exported(made: Study, folder: Path) -> bytes:
     return target.read_bytes()
 
 
+@pytest.fixture(scope="module")
+def straggler(recordings: Path) -> Study:
+    """The study of a recording whose rank 2 sleeps before each step."""
+    return study(gather(find_sources([recordings / "nsys-2025.3/ddp-host-straggler"])).ranks)
+
+
 def test_perfettos_ui_shows_all_that_a_recording_has(
-    opened: Callable[[bytes], dict[str, Any]], recordings: Path, tmp_path: Path
+    opened: Callable[[bytes], dict[str, Any]], straggler: Study, tmp_path: Path
 ) -> None:
-    made = study(gather(find_sources([recordings / "nsys-2025.3/ddp-host-straggler"])).ranks)
+    made = straggler
     found = opened(exported(made, tmp_path))
 
     names = {each.rank: f"rank {each.rank} · {each.info.host}" for each in made.ranks}
@@ -243,12 +228,15 @@ def test_perfettos_ui_shows_all_that_a_recording_has(
 
 
 def test_perfettos_ui_opens_the_trace_that_the_report_saves(
-    opened: Callable[[bytes], dict[str, Any]], recordings: Path, tmp_path: Path
+    opened: Callable[[bytes], dict[str, Any]],
+    browser: Browser,
+    straggler: Study,
+    tmp_path: Path,
 ) -> None:
-    made = study(gather(find_sources([recordings / "nsys-2025.3/ddp-host-straggler"])).ranks)
+    made = straggler
     page = tmp_path / "report.html"
     merge_run.write_page(made, page, "straggler")
-    with devtools.tab(str(chromium()), tmp_path / "report", *QUIET) as tab:
+    with browser.tab() as tab:
         tab.open(page, 1280, 900)
         trace = tab.script(_SAVED)
     found = opened(trace.encode())

@@ -18,7 +18,7 @@ import pytest
 from lab.command import PATIENCE_S, Completed, free_port
 from lab.disk import small_disk
 from lab.endings import PROGRAMS
-from lab.fakes import fake_nsys, faulty_nsys
+from lab.fakes import fake_nsys, scripted_nsys
 from lab.hosts import Hosts
 
 from clusterprof.agent.contracts import states
@@ -30,7 +30,6 @@ from clusterprof.ingest import reduced
 from clusterprof.launch.reduction import command as reducer
 
 RECORDING = Path(__file__).parents[1] / "data/recordings/nsys-2025.3/ddp/rank0.sqlite.xz"
-EXAMPLE = Path(__file__).parents[2] / "examples/train.py"
 Cli = Callable[..., Completed]
 HANGS_S = 600
 #: a reducer that is ended while it writes, and so on; report and folder follow
@@ -81,7 +80,6 @@ def test_a_report_whose_tables_are_not_made_is_not_dropped(
     assert state["state"] == "captured"
     assert why in state["not_reduced"]
     assert (home / "report.nsys-rep").read_bytes() == b"a report"
-    assert took_s < HANGS_S / 2
     assert list(home.glob(".*")) == []
 
 
@@ -180,7 +178,7 @@ def exporter(tmp_path: Path) -> Path:
     """An nsys that never ends its export, of which half is there."""
     script = fake_nsys(tmp_path, "2024.2.1")
     # no program for the file: of one that is ending the disk's class is not known any more
-    script.write_text("#!/bin/sh\n: >$TMPDIR/half.sqlite; sleep 600\n")
+    script.write_text("#!/bin/sh\n: >$TMPDIR/half.sqlite; exec sleep 600 >/dev/null 2>&1\n")
     return script
 
 
@@ -250,7 +248,7 @@ def test_what_makes_tables_ends_with_the_rank_s_writer(home: Path, exporter: Pat
 
 @pytest.fixture
 def training(workdir: Path) -> Callable[..., list[str]]:
-    """A command line of a rank under nsys."""
+    """A command line of a rank under nsys, whose program is `train.py`."""
     shutil.copy(PROGRAMS / "loop.py", workdir)
     (workdir / "train.py").write_text("import loop\nfor _ in range(30): loop.step()\n")
 
@@ -261,12 +259,12 @@ def training(workdir: Path) -> Callable[..., list[str]]:
     return line
 
 
-@pytest.mark.needs_nsys
+@pytest.mark.usefixtures("by_script")
 def test_with_now_tables_are_gathered_and_the_reports_dropped(
     run_clusterprof: Cli, workdir: Path, training: Callable[..., list[str]]
 ) -> None:
-    line = training("--reduce=now", "--keep-reports=none", launcher="torchrun")
-    done = run_clusterprof([*line, "--nproc-per-node=1", "--", "train.py"])
+    line = training("--reduce=now", "--keep-reports=none")
+    done = run_clusterprof([*line, "--", "python", "train.py"])
     assert done.returncode == 0, done
     assert tables_alone(workdir / "run/ranks/00000"), done
     before = (workdir / "run/merged/results.json").read_bytes()
@@ -316,20 +314,20 @@ def test_reports_stay_on_their_nodes_and_the_run_says_where(
 
 
 @pytest.mark.needs_root
-@pytest.mark.needs_nsys
 def test_a_node_whose_disk_is_full_gives_the_report_itself_and_says_so(
     run_clusterprof: Cli, workdir: Path, training: Callable[..., list[str]],
     fault: Callable[..., None],
 ) -> None:  # fmt: skip
-    with small_disk("160m") as disk:
+    with small_disk("40m") as disk:
         # What fills it does so when tables are to be made: nsys itself would hang at its end.
-        fills = f'dd if=/dev/zero of={disk}/filler bs=1M; exec "$real" "$@"'
-        nsys = faulty_nsys(
-            workdir / "nsys", Path(shutil.which("nsys") or ""), {(0, "export"): fills}
-        )
+        fills = f"""
+with open({str(disk / "filler")!r}, "wb", buffering=0) as file, contextlib.suppress(OSError):
+    while file.write(bytes(1 << 20)):
+        pass
+"""
+        nsys = scripted_nsys(workdir / "nsys", {"*:export": fills})
         line = training("--keep-reports=none", "--no-merge", f"--nsys={nsys}")
-        env = {"TMPDIR": str(disk), "SLURM_PROCID": "0"}  # by which `nsys` knows the rank
-        done = run_clusterprof([*line, "--", "python", "train.py"], env=env)
+        done = run_clusterprof([*line, "--", "python", "train.py"], env={"TMPDIR": str(disk)})
         state = json.loads((workdir / "run/ranks/00000/state.json").read_text())
         assert (disk / "filler").stat().st_size > 0, done
         left = [each for each in disk.glob("clusterprof-*") if each.is_dir()]
@@ -341,22 +339,22 @@ def test_a_node_whose_disk_is_full_gives_the_report_itself_and_says_so(
     assert why in done.stderr, done
     assert left == []
     assert not (workdir / "run/ranks/00000/reduced").exists()
-    assert run_clusterprof(["merge", "run"]).returncode == 0
+    (workdir / "nsys/faults.json").write_text("{}")
+    assert run_clusterprof(["merge", "run", f"--nsys={nsys}"]).returncode == 0
     ranks = json.loads((workdir / "run/merged/results.json").read_text())["ranks"]
     assert [each["rank"] for each in ranks] == [0]
 
 
-@pytest.mark.needs_nsys
+@pytest.mark.usefixtures("by_script")
 @pytest.mark.needs_fabric
 @pytest.mark.needs_torch
 def test_over_ssh_tables_are_brought_and_no_reports(
-    run_clusterprof: Cli, workdir: Path, ssh_hosts: Hosts
+    run_clusterprof: Cli, workdir: Path, ssh_hosts: Hosts, training: Callable[..., list[str]]
 ) -> None:
+    _, *options = training("--ranks=all", "--reduce=now", "--keep-reports=none")
     done = run_clusterprof(
-        ["ssh", "-F", ssh_hosts.config, f"--master-port={free_port()}",
-         "--hosts", "h1,h2", "--ranks", "all", "--steps", "3:6",
-         "--profiler=nsys", "--reduce=now", "--keep-reports=none", "--run-dir=run",
-         "--nproc-per-node", "1", "--", "python", EXAMPLE, "--steps", "30"],
+        ["ssh", "-F", ssh_hosts.config, f"--master-port={free_port()}", "--hosts", "h1,h2",
+         *options, "--nproc-per-node", "1", "--", "python", "train.py"],
     )  # fmt: skip
     run = workdir / "run"
     assert done.returncode == 0, done

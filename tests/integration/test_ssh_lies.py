@@ -207,11 +207,11 @@ def test_an_sshd_that_never_answers_is_given_up(
     ssh_hosts: Hosts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connection, "_PATIENCE_S", 2)
-    with fake_sshd(ssh_hosts, tmp_path, Mute(None)) as ssh:
-        begin = time.monotonic()
-        with pytest.raises(HostError, match=r"mute: .* 2 s$"):
-            ssh.ask(["true"])
-        assert time.monotonic() - begin < 60
+    with (
+        fake_sshd(ssh_hosts, tmp_path, Mute(None)) as ssh,
+        pytest.raises(HostError, match=r"mute: .* 2 s$"),
+    ):
+        ssh.ask(["true"])
 
 
 @pytest.mark.parametrize(("sent", "taken"), [(7, 7), (256, 255), ((1 << 32) - 1, 255)])
@@ -241,9 +241,7 @@ def test_a_host_that_does_not_end_its_job_is_given_up_at_the_second_signal(
         running.signals.extend(["INT", "INT"])
 
     threading.Thread(target=interrupt, daemon=True).start()
-    begin = time.monotonic()
     assert running.run(there, lambda name: (printed.extend, printed.extend)) == 255
-    assert time.monotonic() - begin < 55
     first, second = hosts
     assert (first.status, first.reason) == (137, ""), printed
     assert second.status == 255

@@ -123,7 +123,6 @@ def test_a_host_that_hangs_is_given_up_and_the_others_go_on(
             way.flows.clear()
 
         threading.Thread(target=hang, daemon=True).start()
-        begin = time.monotonic()
         assert job.run() == 255
         first, second = job.hosts
         assert (first.status, second.status) == (255, 0)
@@ -131,7 +130,6 @@ def test_a_host_that_hangs_is_given_up_and_the_others_go_on(
         assert first.command is not None
         assert first.command.lost
         assert second.reason == ""
-        assert time.monotonic() - begin < 200
         run = run_directory.create(tmp_path / "run")
         over_ssh.gather(run, job.hosts, job.there.python)
         assert " 10 s" in first.reason

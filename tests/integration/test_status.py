@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -53,14 +54,14 @@ def going_on(workdir: Path) -> Iterator[Path]:
     ):
         assert time.monotonic() < deadline, (workdir / "output").read_text()
         time.sleep(1)
-    yield run
-    (workdir / "go").touch()
     try:
+        yield run
+        (workdir / "go").touch()
         process.wait(command.PATIENCE_S)
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
         process.wait()
-        raise
 
 
 def everything(folder: Path) -> dict[str, tuple[int, int]]:
@@ -78,7 +79,7 @@ def stated(run_clusterprof: Cli, run: Path) -> dict[str, Any]:
     return read
 
 
-def test_a_run_that_goes_on_is_told_rank_by_rank_and_not_touched(
+def test_a_run_that_goes_on_is_told_rank_by_rank_and_not_touched_and_watching_ends_with_it(
     run_clusterprof: Cli, going_on: Path
 ) -> None:
     # The ranks are waiting: what changes is ours, or what their writers add once in a minute.
@@ -104,8 +105,6 @@ def test_a_run_that_goes_on_is_told_rank_by_rank_and_not_touched(
     newest = max(each.stat().st_mtime for each in (going_on / "ranks/00000").iterdir())
     assert first["silent_s"] <= time.time() - newest + 1  # whole seconds
 
-
-def test_watching_ends_with_the_run(run_clusterprof: Cli, going_on: Path) -> None:
     (going_on.parent / "go").touch()
     done = run_clusterprof(["status", "--watch", "--all", going_on])
     assert done.returncode == 0, done
