@@ -160,7 +160,7 @@ def opened(browser: Browser) -> Callable[[bytes], dict[str, Any]]:
         # The server is the proxy to everywhere else as well, and knows no way there.
         with (
             served({**package, "/index.html": page.encode(), "/trace": trace}) as own,
-            browser.tab(proxyServer=own, proxyBypassList="<-loopback>") as tab,
+            browser.tab(proxyServer=own) as tab,
         ):
             tab.open(f"{own}/index.html", 1280, 1000)
             answer: dict[str, Any] = tab.script("answer")
