@@ -318,7 +318,7 @@ def test_a_node_whose_disk_is_full_gives_the_report_itself_and_says_so(
     run_clusterprof: Cli, workdir: Path, training: Callable[..., list[str]],
     fault: Callable[..., None],
 ) -> None:  # fmt: skip
-    with small_disk("40m") as disk:
+    with small_disk("160m") as disk:
         # What fills it does so when tables are to be made: nsys itself would hang at its end.
         fills = f"""
 with open({str(disk / "filler")!r}, "wb", buffering=0) as file, contextlib.suppress(OSError):
