@@ -15,11 +15,11 @@ import shlex
 import shutil
 import sys
 import textwrap
-import time
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import TextIO, cast
 
 from clusterprof.agent.contracts import descriptors, messages
+from clusterprof.agent.contracts.timing import REAL, Clock
 from clusterprof.errors import ClusterprofError
 
 #: `--color`: auto, always or never
@@ -78,11 +78,12 @@ class Progress:
     As a context it ends the line; an error or a message stands where it was.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Clock = REAL) -> None:
         import threading
 
         self._what = "working"
-        self._began = time.monotonic()
+        self._clock = clock
+        self._began = clock.now()
         self._over = threading.Event()
         self._lock = threading.Lock()
         self._drawn = False
@@ -115,12 +116,12 @@ class Progress:
 
     def _draw(self) -> None:
         wait_s = SOON_S if self._terminal else LONG_S
-        while not self._over.wait(wait_s):
+        while not self._clock.happens(self._over, wait_s):
             if not self._terminal:
                 say(self._what)
                 return
             wait_s = _DRAW_S
-            age = f"{time.monotonic() - self._began:.0f} s"
+            age = f"{self._clock.now() - self._began:.0f} s"
             with self._lock:
                 columns = shutil.get_terminal_size((80, 24)).columns
                 text = messages.neutral(f"clusterprof: {self._what} … {age}")[: columns - 1]

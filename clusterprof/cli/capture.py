@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import re
-import time
 from collections.abc import Sequence
 
 from clusterprof import run_directory
 from clusterprof.agent.contracts import plan, words
+from clusterprof.agent.contracts.timing import REAL, Clock
 from clusterprof.arguments import (
     RANKS_GRAMMAR,
     Selection,
@@ -84,7 +84,7 @@ def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
         say(f"when it is over: {merging}")
         return 0
     while live_windows.going_on(made):
-        time.sleep(LOOK_S)
+        REAL.sleep(LOOK_S)
     from clusterprof.cli import collect
 
     return collect.main("collect", [str(run.path), "--window", str(made.number)], None)
@@ -109,7 +109,7 @@ def checked_times(when: str | None, steps: str) -> float | None:
     return float(found[1])
 
 
-def slows(run: RunDirectory, times: float, log_s: float) -> bool:
+def slows(run: RunDirectory, times: float, log_s: float, clock: Clock = REAL) -> bool:
     """Wait until the job's steps take longer; False where it ends before."""
     say(f"waiting until steps take longer than {times:g} times the usual")
     while (found := live_windows.slower(run, times)) is None:
@@ -117,7 +117,7 @@ def slows(run: RunDirectory, times: float, log_s: float) -> bool:
         ends = there.ranks() and not any(live_windows.trains(there, each) for each in there.ranks())
         if ends or run.read_manifest().ended:
             return False
-        time.sleep(max(LOOK_S, log_s / 2))
+        clock.sleep(max(LOOK_S, log_s / 2))
     now, usual = (words.duration(each) for each in (found.step_ns, found.usual_ns))
     more = found.step_ns / found.usual_ns
     say(f"rank {found.rank}: its latest steps take {now}, {more:.2f} times its usual {usual}")
@@ -180,7 +180,7 @@ def checked_ranks(run: RunDirectory, manifest: Manifest, text: str | None) -> Se
 
 def checked_steps(run: RunDirectory, text: str, log_s: int) -> tuple[StepWindow, float]:
     """The steps to capture, and about when they begin, s from now. Raises UsageError."""
-    possible = live_windows.possible(run, log_s, time.time())
+    possible = live_windows.possible(run, log_s, REAL.wall_ns() / 1e9)
     first = possible.first
     from_now = _FROM_NOW.fullmatch(text)
     if from_now:
@@ -201,4 +201,4 @@ def checked_steps(run: RunDirectory, text: str, log_s: int) -> tuple[StepWindow,
             )
     if len(steps) > MOST_STEPS:
         raise UsageError(f"--steps {text} has {len(steps)} steps, more than {MOST_STEPS}")
-    return steps, max(0.0, possible.at_s(steps.first) - time.time())
+    return steps, max(0.0, possible.at_s(steps.first) - REAL.wall_ns() / 1e9)

@@ -16,6 +16,7 @@ from typing import Any
 from clusterprof import console, run_directory
 from clusterprof.agent.contracts import paths, words
 from clusterprof.agent.contracts.states import State
+from clusterprof.agent.contracts.timing import REAL
 from clusterprof.arguments import StepWindow, selected
 from clusterprof.cli import Parser, verb_parser
 from clusterprof.collect.live_windows import SILENT_S, current
@@ -54,7 +55,7 @@ def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
         print(render(now, everyone=arguments.all), flush=True)
         if not arguments.watch or now.ended:
             return 0
-        time.sleep(WATCH_S)
+        REAL.sleep(WATCH_S)
         # A terminal shows the newest in place; a file has one after the other.
         clear = "\033[2J\033[H"
         console.styled(f"{clear if sys.stdout.isatty() else ''}\n", [clear])

@@ -13,11 +13,11 @@ import secrets
 import shlex
 import socket
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from clusterprof.agent.contracts.timing import REAL
 from clusterprof.collect.answers import ANSWER_B, plain
 from clusterprof.collect.host_keys import HostKeyRefused, HostKeys
 from clusterprof.errors import HostError
@@ -129,9 +129,9 @@ class SshHost:
         out, err = bytearray(), bytearray()
         command = self.start(argv, _bounded(out), _bounded(err))
         command.write(stdin, last=True)
-        until = time.monotonic() + within_s
+        until = REAL.now() + within_s
         while not (ended := command.wait(0.1)) and max(len(out), len(err)) <= ANSWER_B:
-            if time.monotonic() > until:
+            if REAL.now() > until:
                 break
         status = command.status() if ended else 255
         command.close()
@@ -229,9 +229,9 @@ class RemoteCommand:
 
     def status(self) -> int:
         """Its exit status; 255 (as of ssh) where the connection ended first or it is invalid."""
-        until = time.monotonic() + 2  # for its output: what it left running may hold that open
+        until = REAL.now() + 2  # for its output: what it left running may hold that open
         for pump in self._pumps:
-            pump.join(max(0.0, until - time.monotonic()))
+            pump.join(max(0.0, until - REAL.now()))
         status = int(self._channel.exit_status)
         self.close()
         return status if 0 <= status <= 255 else 255
@@ -273,7 +273,7 @@ def keep_watch(transport: Any) -> None:
             with contextlib.suppress(Exception):
                 transport.global_request("keepalive@openssh.com")
             limit.cancel()
-            time.sleep(_ASK_EVERY_S)
+            REAL.sleep(_ASK_EVERY_S)
 
     threading.Thread(target=watch, daemon=True).start()
     with contextlib.suppress(OSError, AttributeError):  # through a gateway it is not a socket

@@ -6,7 +6,6 @@ import contextlib
 import os
 import subprocess
 import tempfile
-import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any
 from clusterprof.agent import nsys
 from clusterprof.agent.contracts import documents, paths, states
 from clusterprof.agent.contracts.states import State
+from clusterprof.agent.contracts.timing import REAL, Clock
 from clusterprof.agent.contracts.words import ranks as named_ranks
 from clusterprof.run_directory import RunDirectory
 
@@ -118,6 +118,7 @@ def collect(
     patience_s: float = PATIENCE_S,
     finishing_s: float = FINISHING_S,
     write: bool = True,
+    clock: Clock = REAL,
 ) -> list[Outcome]:
     """The outcome of every profiled rank of a job that has ended, by the files in `run`.
 
@@ -125,10 +126,10 @@ def collect(
     say so. Each is COLLECTED or LOST; with `write` their states say so too. Who only merges writes
     none: a copy of a run may be without its reports.
     """
-    begin, stalled_s = time.monotonic(), 0.0
+    begin, stalled_s = clock.now(), 0.0
     while True:
         if write and patience_s:
-            took_s = _write_s(run.path)
+            took_s = _write_s(run.path, clock)
             begin, stalled_s = begin + took_s, max(stalled_s, took_s)
         if not run.path.is_dir():
             gone = f"the run directory {DELETED}"
@@ -146,24 +147,24 @@ def collect(
         running = [rank for rank in awaited if not _ended(run.rank(rank), found.get(rank, {}))]
         finishing = any(State.of(found.get(rank, {})) is State.FINISHING for rank in running)
         patience = max(patience_s, finishing_s) if finishing and patience_s else patience_s
-        if not running or time.monotonic() > begin + patience:
+        if not running or clock.now() > begin + patience:
             break
-        time.sleep(0.1)
+        clock.sleep(0.1)
     outcomes = [_outcome(run, rank, found.get(rank), list(found)) for rank in profiled]
     for outcome in outcomes if write else ():
         _write(run.rank(outcome.rank), found.get(outcome.rank), outcome)
     return outcomes
 
 
-def _write_s(folder: Path) -> float:
+def _write_s(folder: Path, clock: Clock) -> float:
     """How long the file system took for a harmless write.
 
     Where it was stalled, so were the ranks' writers: their patience begins when it responds.
     """
-    began = time.monotonic()
+    began = clock.now()
     with contextlib.suppress(OSError):
         os.utime(folder)
-    return time.monotonic() - began
+    return clock.now() - began
 
 
 def _ended(folder: Path, content: dict[str, Any]) -> bool:

@@ -12,7 +12,6 @@ import hashlib
 import json
 import re
 import secrets
-import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -23,6 +22,7 @@ from typing import Any, NamedTuple
 from clusterprof.agent.contracts import files, paths, states
 from clusterprof.agent.contracts.plan import Plan
 from clusterprof.agent.contracts.states import State
+from clusterprof.agent.contracts.timing import REAL, Clock
 from clusterprof.agent.contracts.words import ranks as named_ranks
 from clusterprof.agent.remote import host as far_side
 from clusterprof.collect import answers
@@ -185,8 +185,9 @@ Output = Callable[[str], tuple[Callable[[bytes], object], Callable[[bytes], obje
 class Running:
     """A job that runs on its hosts."""
 
-    def __init__(self, hosts: Sequence[RemoteHost]) -> None:
+    def __init__(self, hosts: Sequence[RemoteHost], clock: Clock = REAL) -> None:
         self.hosts = hosts
+        self._clock = clock
         #: signals to forward, by name: a signal handler may only append
         self.signals: list[str] = []
         self._stops = 0
@@ -204,7 +205,7 @@ class Running:
         ]:
             self.forward_signals([command for _, command in running])
             for each, command in running:
-                if time.monotonic() > self._patience:
+                if self._clock.now() > self._patience:
                     command.close()
                     each.status, each.reason = 255, "it did not end when asked to"
                 elif command.wait(0.5 / len(self.hosts)):
@@ -219,7 +220,7 @@ class Running:
                 self._stops += 1
                 if self._stops > 1:
                     name = "KILL"
-                    self._patience = min(self._patience, time.monotonic() + KILLED_S)
+                    self._patience = min(self._patience, self._clock.now() + KILLED_S)
             for command in commands:
                 command.write(f"{name}\n".encode())
 

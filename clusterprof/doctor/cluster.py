@@ -10,11 +10,11 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from clusterprof.agent.contracts.timing import REAL
 from clusterprof.doctor import this_host
 from clusterprof.doctor.table import BAD, Check, from_json
 from clusterprof.errors import LaunchError
@@ -112,14 +112,10 @@ def ask(
 def _check_visible(answers: Answers, probe: Path) -> None:
     """Add a bad check for each node whose files do not appear on this host."""
     for host, checks in answers.nodes.items():
-        deadline = time.monotonic() + 1.0
         good = any(check.name == this_host.RUNS and check.level != BAD for check in checks)
-        while good and not (probe / host).exists():
-            if time.monotonic() > deadline:
-                found = f"{probe.parent}: its files are not visible here"
-                checks.append(Check(this_host.RUNS, BAD, found, this_host.SHARE))
-                break
-            time.sleep(0.05)
+        if good and not REAL.until((probe / host).exists, 1.0, 0.05):
+            found = f"{probe.parent}: its files are not visible here"
+            checks.append(Check(this_host.RUNS, BAD, found, this_host.SHARE))
 
 
 def _run(command: Sequence[str], expected: Sequence[str]) -> tuple[Answers, list[str]]:
@@ -142,11 +138,10 @@ def _run(command: Sequence[str], expected: Sequence[str]) -> tuple[Answers, list
         try:
             while not expected and srun.poll() is None and not first.wait(0.1):
                 pass  # in the queue
-            deadline = time.monotonic() + PATIENCE_S
-            while srun.poll() is None and time.monotonic() < deadline:
-                if expected and answers.done >= set(expected):
-                    break
-                time.sleep(0.02)
+            REAL.until(
+                lambda: srun.poll() is not None or (expected and answers.done >= set(expected)),
+                PATIENCE_S,
+            )
         finally:
             _end(srun)
         reader.join(0.5)

@@ -10,12 +10,12 @@ import re
 import socket
 import tempfile
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from clusterprof import __version__
 from clusterprof.agent.contracts import clocks
+from clusterprof.agent.contracts.timing import REAL, Clock
 from clusterprof.agent.contracts.words import counted, size
 from clusterprof.agent.nsys import MINIMUM, free_bytes
 from clusterprof.doctor import leftovers
@@ -90,7 +90,9 @@ def name() -> str:
     return os.environ.get("SLURMD_NODENAME") or socket.gethostname()
 
 
-def look(todo: Sequence[tuple[str, Look]], patience_s: float = PATIENCE_S) -> Iterator[Check]:
+def look(
+    todo: Sequence[tuple[str, Look]], patience_s: float = PATIENCE_S, clock: Clock = REAL
+) -> Iterator[Check]:
     """Do all checks side by side; yields the results in the order given, within `patience_s`."""
     results: dict[str, list[Check]] = {}
     threads = [
@@ -99,9 +101,9 @@ def look(todo: Sequence[tuple[str, Look]], patience_s: float = PATIENCE_S) -> It
     ]
     for _, thread in threads:
         thread.start()
-    deadline = time.monotonic() + patience_s
+    deadline = clock.now() + patience_s
     for title, thread in threads:
-        thread.join(max(0.0, deadline - time.monotonic()))
+        thread.join(max(0.0, deadline - clock.now()))
         late = f"no answer within {patience_s:g} s"
         yield from results.get(title) or [
             Check(title, BAD, late, "does a file system hang on that host?")
@@ -280,13 +282,10 @@ def run_folder(parent: Path) -> Check:
     return Check(RUNS, WARN if few else OK, found, advice, space)
 
 
-def probed_folder(probe: Path, host: str) -> Check:
+def probed_folder(probe: Path, host: str, clock: Clock = REAL) -> Check:
     """Whether this node sees a file that another one has just written, and can write beside it."""
-    deadline = time.monotonic() + VISIBLE_S
-    while not (probe / TOKEN).exists():
-        if time.monotonic() > deadline:
-            return Check(RUNS, BAD, f"{probe.parent} is another folder on this node", SHARE)
-        time.sleep(0.1)
+    if not clock.until((probe / TOKEN).exists, VISIBLE_S, 0.1):
+        return Check(RUNS, BAD, f"{probe.parent} is another folder on this node", SHARE)
     try:
         (probe / host).touch()
     except OSError as error:

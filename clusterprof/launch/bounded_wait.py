@@ -12,12 +12,12 @@ import os
 import signal
 import sys
 import tempfile
-import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
 
 from clusterprof.agent.contracts import descriptors
+from clusterprof.agent.contracts.timing import REAL, Clock
 from clusterprof.console import say
 from clusterprof.errors import ClusterprofError
 from clusterprof.launch.foreground import ENDING
@@ -32,7 +32,7 @@ _PR_SET_PDEATHSIG = 1
 _FAULT = 125
 
 
-def unless_stalled(task: Callable[[], int], folder: Path) -> int | None:
+def unless_stalled(task: Callable[[], int], folder: Path, clock: Clock = REAL) -> int | None:
     """The status that `task` returns; None where `folder` or TMPDIR stalls meanwhile.
 
     The task runs and prints in a process of its own, which ends with us.
@@ -46,12 +46,12 @@ def unless_stalled(task: Callable[[], int], folder: Path) -> int | None:
                 os.utime(place)
         return 0
 
-    doing = Apart(task)
+    doing = Apart(task, clock)
     while not doing.ends_within(ASK_S):
-        asking = Apart(ask)
-        until = time.monotonic() + STALLED_S
+        asking = Apart(ask, clock)
+        until = clock.now() + STALLED_S
         while not (asking.ends_within(0.05) or doing.ends_within(0.05)):
-            if time.monotonic() > until:
+            if clock.now() > until:
                 return None
     return doing.status
 
@@ -59,7 +59,8 @@ def unless_stalled(task: Callable[[], int], folder: Path) -> int | None:
 class Apart:
     """A function in a forked process."""
 
-    def __init__(self, task: Callable[[], int]) -> None:
+    def __init__(self, task: Callable[[], int], clock: Clock = REAL) -> None:
+        self.clock = clock
         self.status: int | None = None
         sys.stdout.flush()
         self._pid = os.fork()
@@ -78,16 +79,14 @@ class Apart:
 
     def ends_within(self, seconds: float) -> bool:
         """Whether it ends within `seconds`."""
-        until = time.monotonic() + seconds
-        while self.status is None:
+        return self.clock.until(self.ended, seconds, 0.01)
+
+    def ended(self) -> bool:
+        """Whether it has."""
+        if self.status is None:
             pid, status = os.waitpid(self._pid, os.WNOHANG)
-            if pid:
-                self.status = os.waitstatus_to_exitcode(status)
-            elif time.monotonic() > until:
-                return False
-            else:
-                time.sleep(0.01)
-        return True
+            self.status = os.waitstatus_to_exitcode(status) if pid else None
+        return self.status is not None
 
     def end(self) -> None:
         """End it, without waiting for one that a file system holds."""

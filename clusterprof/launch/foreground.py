@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import os
-import select
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from clusterprof.agent.contracts import descriptors
+from clusterprof.agent.contracts.timing import REAL, Clock
 from clusterprof.errors import LaunchError
 
 #: Signals that end a launcher.
@@ -30,11 +29,13 @@ class Foreground:
     """One command that has our terminal, our streams and our signals."""
 
     def __init__(
-        self, command: Sequence[str], added: Mapping[str, str], before: Before | None = None
-    ) -> None:
+        self, command: Sequence[str], added: Mapping[str, str], before: Before | None = None,
+        clock: Clock = REAL,
+    ) -> None:  # fmt: skip
         self.command = command
         self.added = added
         self.before = before
+        self.clock = clock
         #: the signals of ENDING that reached us while the command ran, in order
         self.end_signals: list[int] = []
         self._arrived: list[int] = []
@@ -77,7 +78,7 @@ class Foreground:
             numbers = self.before(number, lambda: self._stop_waiting(job))
         for place, each in enumerate(numbers):
             if place:
-                time.sleep(0.1)  # two of a kind at once would be one
+                self.clock.sleep(0.1)  # two of a kind at once would be one
             job.send_signal(each)
 
     def _stop_waiting(self, job: subprocess.Popen[bytes]) -> bool:
@@ -87,7 +88,7 @@ class Foreground:
 
     def _listen(self, seconds: float) -> None:
         """Wait for a signal, one of a child's end included."""
-        if select.select([self._reader], [], [], seconds)[0]:
+        if self.clock.wait([self._reader], seconds):
             numbers = os.read(self._reader, 512)
             self._arrived += [number for number in numbers if number != signal.SIGCHLD]
 
@@ -153,7 +154,8 @@ class Witness:
     ONE_S = 0.5
     READY_S = 2.0
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Clock = REAL) -> None:
+        self._clock = clock
         self._received_at: dict[int, float] = {}
         self._process: subprocess.Popen[bytes] | None = None
         numbers = ",".join(str(int(number)) for number in _HANDED_ON)
@@ -178,11 +180,11 @@ class Witness:
 
     def received(self, number: int) -> bool:
         """Whether this signal, which has just reached us, was sent to the whole group."""
-        deadline = time.monotonic() + self.WITHIN_S
+        deadline = self._clock.now() + self.WITHIN_S
         while True:
-            if time.monotonic() - self._received_at.get(number, -1e9) < self.ONE_S:
+            if self._clock.now() - self._received_at.get(number, -1e9) < self.ONE_S:
                 return True
-            left = deadline - time.monotonic()
+            left = deadline - self._clock.now()
             if left <= 0 or not self._read(left):
                 return self._has_yet_to_say(number)
 
@@ -202,8 +204,8 @@ class Witness:
         if self._process is None or self._process.stdout is None:
             return False
         pipe = self._process.stdout
-        if not select.select([pipe], [], [], seconds)[0]:
+        if not self._clock.wait([pipe], seconds):
             return False
         numbers = os.read(pipe.fileno(), 64)
-        self._received_at.update(dict.fromkeys(numbers, time.monotonic()))
+        self._received_at.update(dict.fromkeys(numbers, self._clock.now()))
         return bool(numbers)

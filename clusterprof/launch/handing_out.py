@@ -9,7 +9,6 @@ which part of it, and ends with all or not at all.
 from __future__ import annotations
 
 import os
-import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -20,6 +19,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from clusterprof.agent.contracts import words
+from clusterprof.agent.contracts.timing import REAL
 from clusterprof.ingest import engines, handover
 from clusterprof.ingest.reading_process import Lost, Read, Reader, limit_s, too_long
 from clusterprof.ingest.sources import Source
@@ -66,7 +66,7 @@ class _Pace:
             self.busy = False
             yield
             if not self.busy:
-                time.sleep(_LOOK_S)
+                REAL.sleep(_LOOK_S)
 
 
 # -- a task that reads ---------------------------------------------------------------------------
@@ -78,11 +78,11 @@ def serve(comm: Any, over: Callable[[int], None]) -> bool:
     `over` is told its status then, 0 where it is lost.
     """
     sending, pace = _Sending(comm), _Pace()
-    updated = beat = time.monotonic()
+    updated = beat = REAL.now()
     reading: tuple[int, Future[int | Lost]] | None = None
     with _reader() as ask:
         for _ in pace:
-            now = time.monotonic()
+            now = REAL.now()
             if comm.iprobe(0, _DOWN):
                 updated, pace.busy = now, True
                 match comm.recv(source=0, tag=_DOWN):
@@ -165,14 +165,14 @@ def lead(comm: Any, calls: Connection, hosts: Sequence[str]) -> bool:
 
 class _Leader:
     def __init__(self, comm: Any, calls: Connection, hosts: Sequence[str]) -> None:
-        now = time.monotonic()
+        now = REAL.now()
         self._comm, self._calls, self._sending = comm, calls, _Sending(comm)
         self._tasks = {rank: _Task(host, now) for rank, host in enumerate(hosts) if rank}
         self._waiting: deque[tuple[int, Source]] = deque()
         self._read: Read | None = None
 
     def run(self) -> bool:
-        pace, beat = _Pace(), time.monotonic()
+        pace, beat = _Pace(), REAL.now()
         for _ in pace:
             if self._calls.poll():
                 order = self._calls.recv()
@@ -183,9 +183,9 @@ class _Leader:
             while self._comm.iprobe(tag=_UP):
                 pace.busy = True
                 self._take()
-            beats = time.monotonic() - beat > BEAT_S
+            beats = REAL.now() - beat > BEAT_S
             if beats:
-                beat = time.monotonic()
+                beat = REAL.now()
                 self._calls.send(None)
             for rank, task in self._tasks.items():
                 self._receive(task)
@@ -197,7 +197,7 @@ class _Leader:
 
     def _look_after(self, rank: int, task: _Task, beats: bool) -> None:
         """See whether a task is there, and give it what to read."""
-        now = time.monotonic()
+        now = REAL.now()
         if now - task.updated > engines.SILENCE_S:
             task.silent = True
             self._lose(task, f"sent no update for {words.age(engines.SILENCE_S)}")
@@ -231,7 +231,7 @@ class _Leader:
         status = MPI.Status()
         message = self._comm.recv(tag=_UP, status=status)
         task = self._tasks[status.source]
-        task.updated, task.silent = time.monotonic(), False
+        task.updated, task.silent = REAL.now(), False
         if message is None:
             return
         place, answer = message
@@ -263,7 +263,5 @@ class _Leader:
         for rank, task in self._tasks.items():
             if not task.silent:
                 self._say((status, whole), rank, task)
-        until = time.monotonic() + DISMISS_S
-        while self._sending.under_way() and time.monotonic() < until:
-            time.sleep(_LOOK_S)
+        REAL.until(lambda: not self._sending.under_way(), DISMISS_S, _LOOK_S)
         return whole

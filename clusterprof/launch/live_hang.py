@@ -5,7 +5,6 @@ Each rank's writer notices by itself that no step ends, and leaves what there is
 
 from __future__ import annotations
 
-import time
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -13,6 +12,7 @@ from datetime import datetime, timezone
 from typing import Any
 
 from clusterprof.agent.contracts import words
+from clusterprof.agent.contracts.timing import REAL, Clock
 from clusterprof.console import say
 from clusterprof.errors import ReportError
 from clusterprof.results import HangResults
@@ -107,12 +107,12 @@ def _hanging(run: RunDirectory, ranks: list[int]) -> Iterator[HangingRank]:
             yield HangingRank(rank, **known)
 
 
-def watch(run: RunDirectory) -> None:
+def watch(run: RunDirectory, clock: Clock = REAL) -> None:
     """Say of each hang what the job waits for, as long as it runs: again if more ranks hang."""
     before: set[int] = set()
     known: set[int] = set()
     while True:
-        time.sleep(LOOK_S)
+        clock.sleep(LOOK_S)
         latest = run.attempts()[-1]
         ranks = latest.ranks()
         sample = ranks[:: max(1, len(ranks) // SAMPLE)]

@@ -6,11 +6,11 @@ are there, the ranks of a second window are chosen, and ordered as `clusterprof 
 
 from __future__ import annotations
 
-import time
 from collections.abc import Collection, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from clusterprof.agent.contracts import later_window, words
+from clusterprof.agent.contracts.timing import REAL, Clock
 from clusterprof.arguments import Selection, StepWindow, parse_ranks
 from clusterprof.collect import live_windows
 from clusterprof.collect.outcomes import flights
@@ -29,11 +29,11 @@ TRIES = 3
 PATIENCE_S = 10.0
 
 
-def look_first(plan: LaunchPlan, run: RunDirectory) -> None:
+def look_first(plan: LaunchPlan, run: RunDirectory, clock: Clock = REAL) -> None:
     """Wait for the first window's end, look at all ranks, and order the second window: again where
     the order came too late, since steps got shorter or the run directory is slow.
     """
-    size = wait_for_ranks(plan, run)
+    size = wait_for_ranks(plan, run, clock)
     if size == 0:
         return
     from clusterprof.merge_run import look
@@ -46,51 +46,51 @@ def look_first(plan: LaunchPlan, run: RunDirectory) -> None:
     look_s = later_window.look_s(size)
     for _ in range(TRIES):
         ranks = chosen(found, armed, stages)
-        possible = live_windows.possible(run, look_s, time.time())
+        possible = live_windows.possible(run, look_s, clock.wall_ns() / 1e9)
         steps = StepWindow(possible.first, possible.first + len(plan.window))
         selection = Selection(",".join(map(str, ranks)), "ranks", tuple(ranks))
         made = live_windows.order(run, steps, selection, "torch", auto=True)
-        began = time.monotonic()
-        wait_s = max(0.0, possible.at_s(steps.first) - time.time())
+        began = clock.now()
+        wait_s = max(0.0, possible.at_s(steps.first) - clock.wall_ns() / 1e9)
         say(f"{why}; capturing {words.ranks(ranks)} in steps {steps}, "
             f"in about {words.age(wait_s)}")  # fmt: skip
-        late, reached = wait_for_order(made, ranks, look_s, wait_s + later_window.SOON_S)
+        late, reached = wait_for_order(made, ranks, look_s, wait_s + later_window.SOON_S, clock)
         if not late:
             return
         # The next one may be on its way for as long. An nsys that has it captures no other.
-        look_s = max(look_s, time.monotonic() - began)
+        look_s = max(look_s, clock.now() - began)
         found, armed = without(found, armed & reached), armed - reached
         why = f"the order came too late for {words.ranks(late)}"
     say(f"{why}, the last of {TRIES}: the result is that of the look at all ranks")
 
 
 def wait_for_order(
-    made: RunDirectory, ranks: Sequence[int], every_s: float, seconds: float
+    made: RunDirectory, ranks: Sequence[int], every_s: float, seconds: float, clock: Clock = REAL
 ) -> tuple[list[int], set[int]]:
     """Wait until the ranks to be captured have the order, or one had it too late.
 
     Returns those that had it too late, and those that had it in time.
     """
-    until, complete = time.monotonic() + seconds, False
+    until, complete = clock.now() + seconds, False
     while True:
-        time.sleep(every_s)
+        clock.sleep(every_s)
         states = dict(live_windows.current(made).states_of(ranks))
         late = [rank for rank in states if states[rank].get("late")]
         # A rank's first state comes a moment before the one that says so.
-        if late or complete or time.monotonic() > until:
+        if late or complete or clock.now() > until:
             return late, {*states} - {*late}
         complete = len(states) == len(ranks)
 
 
-def wait_for_ranks(plan: LaunchPlan, run: RunDirectory) -> int:
+def wait_for_ranks(plan: LaunchPlan, run: RunDirectory, clock: Clock = REAL) -> int:
     """Wait until all ranks have left what is to be looked at, or most have and the others are
     not coming; returns how many ranks there are, 0 where one is captured already.
     """
     came: set[int] = set()
-    came_at = time.monotonic()
+    came_at = clock.now()
     size, every_s = plan.job.world_size, 1.0
     while True:
-        time.sleep(every_s)
+        clock.sleep(every_s)
         now = live_windows.current(run)
         states = now.states()
         if any(state.get("chosen") for state in states.values()):
@@ -101,10 +101,10 @@ def wait_for_ranks(plan: LaunchPlan, run: RunDirectory) -> int:
         every_s = later_window.look_s(size or 1)
         over = {*flights(now)[0], *(rank for rank in states if "flight" in states[rank])}
         if not over <= came:
-            came, came_at = came | over, time.monotonic()
+            came, came_at = came | over, clock.now()
         if over and size is not None and len(over) >= size:
             return size
-        if came and time.monotonic() > came_at + PATIENCE_S + every_s:
+        if came and clock.now() > came_at + PATIENCE_S + every_s:
             return size or len(over)
 
 

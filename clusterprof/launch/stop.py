@@ -7,11 +7,11 @@ import os
 import signal
 import subprocess
 import threading
-import time
 from collections.abc import Callable, Sequence
 
 from clusterprof.agent.contracts import states, words
 from clusterprof.agent.contracts.states import State
+from clusterprof.agent.contracts.timing import REAL, Clock
 from clusterprof.collect.outcomes import reports_in
 from clusterprof.console import say
 from clusterprof.errors import RunDirectoryError
@@ -35,19 +35,21 @@ class BeforeSrunKills:
     """
 
     def __init__(
-        self, run: RunDirectory, expected: Sequence[int] | None, longer_s: int = 0
-    ) -> None:
+        self, run: RunDirectory, expected: Sequence[int] | None, longer_s: int = 0,
+        clock: Clock = REAL,
+    ) -> None:  # fmt: skip
         """`longer_s`: what the reports may take longer, see `NsysPlan.longer_s`."""
         self.run = run
         self.expected = expected
         self.saving_s = SAVING_S + longer_s
+        self._clock = clock
         self._interrupted_at = -1e9
 
     def __call__(self, number: int, enough: Callable[[], bool]) -> Sequence[int]:
         """See `clusterprof.launch.foreground.Before`."""
         numbers = [number]
         if number == signal.SIGINT:
-            before, self._interrupted_at = self._interrupted_at, time.monotonic()
+            before, self._interrupted_at = self._interrupted_at, self._clock.now()
             if self._interrupted_at - before >= _TWICE_S:
                 return numbers
             numbers = [number, number]  # by then srun has forgotten the first
@@ -59,8 +61,8 @@ class BeforeSrunKills:
             reports = words.counted(len(left), "report")
             say(f"{reason}: saving {reports}, at most {self.saving_s:g} s")
             _request(self.run, reason)
-            deadline = time.monotonic() + self.saving_s
-            while unsaved(self.run, left) and time.monotonic() < deadline and not enough():
+            deadline = self._clock.now() + self.saving_s
+            while unsaved(self.run, left) and self._clock.now() < deadline and not enough():
                 pass
         return numbers
 
@@ -102,12 +104,14 @@ class TimeLimit:
     """
 
     def __init__(
-        self, run: RunDirectory, expected: Sequence[int] | None, margin_s: float | None
-    ) -> None:
+        self, run: RunDirectory, expected: Sequence[int] | None, margin_s: float | None,
+        clock: Clock = REAL,
+    ) -> None:  # fmt: skip
         """`margin_s`: None for the default, see `margin`."""
         self.run = run
         self.expected = expected
         self.margin_s = margin_s
+        self._clock = clock
         self._over = threading.Event()
         if margin_s != 0:
             threading.Thread(target=self._watch, daemon=True).start()
@@ -119,7 +123,7 @@ class TimeLimit:
     def _watch(self) -> None:
         job: str | None = None
         wait_s = 1.0
-        while not self._over.wait(wait_s) and not self._all_closed():
+        while not self._clock.happens(self._over, wait_s) and not self._all_closed():
             job = job or slurm_job(self.run, self.expected)
             answer = None if job is None else time_left(job)
             if answer is None:  # not yet, or not now

@@ -13,12 +13,12 @@ import os
 import signal
 import socket
 import struct
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from clusterprof.agent.contracts.processes import end_with_parent, ended, running
 from clusterprof.agent.contracts.processes import work as state_of
+from clusterprof.agent.contracts.timing import REAL
 from clusterprof.console import Unwritable, say
 from clusterprof.errors import ClusterprofError, UsageError
 
@@ -205,9 +205,7 @@ class _Child:
 
     def end(self, patience_s: float = 0.0) -> None:
         """Remove the child, which may end by itself for so long."""
-        until = time.monotonic() + patience_s
-        while running(self._pid) and time.monotonic() < until:
-            time.sleep(0.01)
+        REAL.until(lambda: not running(self._pid), patience_s, 0.01)
         with contextlib.suppress(OSError):
             os.kill(self._pid, signal.SIGKILL)
             os.waitpid(self._pid, 0)

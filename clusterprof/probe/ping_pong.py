@@ -22,6 +22,7 @@ from typing import Any
 from clusterprof.agent.contracts import clocks, exchange, words
 from clusterprof.agent.contracts.exchange import Answerer, Exchange
 from clusterprof.agent.contracts.identity import Identity
+from clusterprof.agent.contracts.timing import REAL, Clock
 from clusterprof.errors import ClusterprofError
 from clusterprof.probe.measurement import Measurement, parsed
 
@@ -106,7 +107,7 @@ def _ask_over_mpi(comm: Any, exchanges: int) -> list[Exchange]:
 def _sleep_until(comm: Any, tag: int) -> None:
     """Wait for a message of rank 0 without keeping a core busy."""
     while not comm.Iprobe(source=0, tag=tag):
-        time.sleep(0.0005)
+        REAL.sleep(0.0005)
     comm.Recv(bytearray(1), source=0, tag=tag)
 
 
@@ -117,7 +118,7 @@ _LOOK_EVERY_S = 0.05
 
 
 def over_udp(
-    me: Identity, meet: Path, environ: Mapping[str, str], timeout_s: float
+    me: Identity, meet: Path, environ: Mapping[str, str], timeout_s: float, clock: Clock = REAL
 ) -> Measurement | None:
     """Measure every rank's wall clock against rank 0's; the result on rank 0, None elsewhere.
 
@@ -129,13 +130,13 @@ def over_udp(
     given = [re.sub(r"\W", "_", environ[name]) for name in names if environ.get(name)]
     path = meet / f".clusterprof-clock-{'.'.join(given) or 'here'}"
     if me.rank == 0:
-        return _answer_over_udp(path, me.world_size or 1, environ, timeout_s)
-    _ask_over_udp(me, path, timeout_s)
+        return _answer_over_udp(path, me.world_size or 1, environ, timeout_s, clock)
+    _ask_over_udp(me, path, timeout_s, clock)
     return None
 
 
 def _answer_over_udp(
-    path: Path, size: int, environ: Mapping[str, str], timeout_s: float
+    path: Path, size: int, environ: Mapping[str, str], timeout_s: float, clock: Clock
 ) -> Measurement:
     address = exchange.own_address(environ)
     try:
@@ -147,16 +148,16 @@ def _answer_over_udp(
             "name a folder that all nodes see and you may write: --meet DIR",
         ) from None
     rows: dict[int, dict[str, Any]] = {}
-    deadline = time.monotonic() + timeout_s
+    deadline = clock.now() + timeout_s
     with contextlib.closing(endpoint):
-        while len(rows) < size - 1 and endpoint.wait(deadline - time.monotonic()):
+        while len(rows) < size - 1 and endpoint.wait(deadline - clock.now(), clock):
             delivered = exchange.answer(endpoint)
             if delivered is not None:
                 row = json.loads(delivered)
                 rows[int(row["rank"])] = row
         # A rank whose last confirmation was lost asks again: it has a moment for it.
-        until = time.monotonic() + 0.3
-        while endpoint.wait(until - time.monotonic()):
+        until = clock.now() + 0.3
+        while endpoint.wait(until - clock.now(), clock):
             exchange.answer(endpoint)
     notes = []
     if silent := set(range(1, size)) - set(rows):
@@ -164,16 +165,16 @@ def _answer_over_udp(
     return _measurement("UDP", [rows[rank] for rank in sorted(rows)], notes)
 
 
-def _ask_over_udp(me: Identity, path: Path, timeout_s: float) -> None:
-    deadline = time.monotonic() + timeout_s
+def _ask_over_udp(me: Identity, path: Path, timeout_s: float, clock: Clock) -> None:
+    deadline = clock.now() + timeout_s
     tried: Answerer | None = None
-    while time.monotonic() < deadline:
+    while clock.now() < deadline:
         with contextlib.suppress(OSError, ValueError):
             # One that does not answer was left by a killed measurement, or is late: look again.
             tried = exchange.announced(str(path), ours=False)
-            if _measured(me, tried):
+            if _measured(me, tried, clock):
                 return
-        time.sleep(_LOOK_EVERY_S)
+        clock.sleep(_LOOK_EVERY_S)
     where = f"{tried.address} UDP port {tried.port}" if tried else str(path)
     raise ClusterprofError(
         f"rank {me.rank} did not reach rank 0 within {timeout_s:g} s",
@@ -182,9 +183,9 @@ def _ask_over_udp(me: Identity, path: Path, timeout_s: float) -> None:
     )
 
 
-def _measured(me: Identity, answerer: Answerer) -> bool:
+def _measured(me: Identity, answerer: Answerer, clock: Clock) -> bool:
     """Measure, and deliver the result to rank 0; False where it does not answer. Raises OSError."""
     with contextlib.closing(answerer.endpoint()) as endpoint:
-        found = exchange.measure(endpoint, answerer)
+        found = exchange.measure(endpoint, answerer, clock)
         row = json.dumps(_row(me.rank, found)).encode() if found else b""
-        return bool(row) and exchange.deliver(endpoint, answerer, row)
+        return bool(row) and exchange.deliver(endpoint, answerer, row, clock=clock)

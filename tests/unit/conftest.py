@@ -2,34 +2,37 @@
 
 from __future__ import annotations
 
-import os
 import socket
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from lab.clock import ManualClock, WriterBeside
 from lab.collected import run
-from lab.command import PATIENCE_S
 from lab.no_processes import no_processes
 
 from clusterprof.agent.guard.outbox import Outbox
-from clusterprof.agent.guard.writer import Writer
 
 __all__ = ["no_processes", "run"]
 
 
 @pytest.fixture
-def outbox() -> Iterator[Outbox]:
-    """A rank's outbox; its writer, a process of its own elsewhere, is a thread here."""
+def clock() -> ManualClock:
+    """By which nobody really waits."""
+    return ManualClock()
+
+
+@pytest.fixture
+def outbox(clock: ManualClock) -> Iterator[Outbox]:
+    """A rank's outbox; its writer, a process of its own elsewhere, writes while it waits."""
     ours, theirs = socket.socketpair()
-    thread = threading.Thread(target=Writer(theirs, os.getpid()).serve, daemon=True)
-    thread.start()
-    made = Outbox(ours)
+    beside = WriterBeside(theirs, clock)
+    made = Outbox(ours, clock)
     yield made
     made.close()
-    thread.join(PATIENCE_S)
-    assert not thread.is_alive()
+    clock.sleep(0)
+    beside.writer.clean()
+    assert not beside.writer.peers
 
 
 @pytest.fixture
@@ -38,7 +41,7 @@ def written(outbox: Outbox) -> Callable[[], None]:
 
     def wait() -> None:
         outbox.say("finish")
-        assert outbox.wait("finished", PATIENCE_S)
+        assert outbox.wait("finished", 1.0)
 
     return wait
 

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import sys
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+from lab.clock import ManualClock
 
+from clusterprof.agent.contracts.timing import REAL
 from clusterprof.agent.guard.outbox import Outbox
 from clusterprof.agent.rank.steps import GIVEN_UP, Counter
 
-HOUR = 3_600_000_000_000
+SECOND = 1_000_000_000
+HOUR = 3600 * SECOND
 
 
 class Optimizer:
@@ -22,7 +24,7 @@ class Optimizer:
 
 
 def counting(outbox: Outbox | None = None) -> Counter:
-    counter = Counter()
+    counter = Counter(outbox.clock if outbox else REAL)
     counter.begin(outbox)
     if outbox is not None:
         outbox.say("anchor", wall_ns=counter.wall(0), since=0)
@@ -146,49 +148,38 @@ def test_the_log_has_every_step_once_with_begin_before_end(outbox: Outbox, log: 
     assert all(rows[i][2] == rows[i + 1][1] for i in range(9))
 
 
-class WallClock:
-    """A wall clock that somebody sets."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.ahead = 0
-        true = time.time_ns
-        monkeypatch.setattr(time, "time_ns", lambda: true() + self.ahead)
-
-
 @pytest.mark.parametrize("by", [HOUR, -HOUR])
 def test_a_wall_clock_that_is_set_makes_no_step_longer_nor_negative(
-    outbox: Outbox, log: Log, monkeypatch: pytest.MonkeyPatch, by: int
+    clock: ManualClock, outbox: Outbox, log: Log, by: int
 ) -> None:
-    wall = WallClock(monkeypatch)
-    counter, optimizer, begin = counting(outbox), Optimizer(), time.time_ns()
+    counter, optimizer, begin = counting(outbox), Optimizer(), clock.wall_ns()
     for step in range(6):
         if step == 3:
-            wall.ahead = by
+            clock.wall_ahead_ns += by
+        clock.sleep(1)
         counter.optimizer_stepped(optimizer)
     counter.flush()
     rows = log()
     assert len(rows) == 6
-    assert all(0 <= row[2] - row[1] < HOUR / 60 for row in rows)
-    assert all(rows[i][2] == rows[i + 1][1] for i in range(5))
-    assert abs(rows[0][1] - begin) < HOUR / 60
+    assert [row[1] - begin for row in rows] == [step * SECOND for step in range(6)]
+    assert [row[2] - begin for row in rows] == [(step + 1) * SECOND for step in range(6)]
 
 
 @pytest.mark.parametrize("by", [HOUR, -HOUR])
 def test_the_log_is_of_the_wall_clock_at_the_window_s_opening_as_the_report_is(
-    outbox: Outbox, log: Log, monkeypatch: pytest.MonkeyPatch, by: int
+    clock: ManualClock, outbox: Outbox, log: Log, by: int
 ) -> None:
-    wall = WallClock(monkeypatch)
     counter, optimizer = counting(outbox), Optimizer()
     for _ in range(3):
         counter.optimizer_stepped(optimizer)
     counter.flush()
     assert len(log()) == 3
-    wall.ahead = by
+    clock.wall_ahead_ns += by
     counter.attend(5, lambda count: counter.anchor() or -1)
     for _ in range(4):
         counter.optimizer_stepped(optimizer)
-    opened = time.time_ns()
-    wall.ahead = 0  # and back, inside the window
+    opened = clock.wall_ns()
+    clock.wall_ahead_ns -= by  # and back, inside the window
     counter.optimizer_stepped(optimizer)
     counter.flush()
     rows = log()
@@ -199,14 +190,16 @@ def test_the_log_is_of_the_wall_clock_at_the_window_s_opening_as_the_report_is(
     assert times[-1] - times[0] < HOUR / 60
 
 
-def test_what_the_profiler_stalls_lies_between_two_steps(outbox: Outbox, log: Log) -> None:
+def test_what_the_profiler_stalls_lies_between_two_steps(
+    clock: ManualClock, outbox: Outbox, log: Log
+) -> None:
     counter, optimizer = counting(outbox), Optimizer()
     stalled: list[int] = []
 
     def stall(count: int) -> int:
         for _ in range(2):
-            stalled.append(counter.wall(time.monotonic_ns()))
-            time.sleep(0.05)
+            stalled.append(counter.wall(clock.now_ns()))
+            clock.sleep(0.05)
         return -1
 
     counter.attend(1, stall)
@@ -238,17 +231,19 @@ def test_a_pair_of_optimizers_that_takes_turns_with_a_pair_counts_once_a_step() 
     assert counter.count == 70
 
 
-def test_a_step_that_is_counted_late_has_its_own_time(outbox: Outbox, log: Log) -> None:
+def test_a_step_that_is_counted_late_has_its_own_time(
+    clock: ManualClock, outbox: Outbox, log: Log
+) -> None:
     counter, first, second = counting(outbox), Optimizer(), Optimizer()
     for optimizer in (first, first, second):
         counter.optimizer_stepped(optimizer)
-    before = time.time_ns()
-    time.sleep(0.02)
+    before = clock.wall_ns()
+    clock.sleep(0.02)
     counter.optimizer_stepped(second)
     counter.flush()
     rows = log()
     assert [row[0] for row in rows] == [0, 1, 2, 3]
-    assert rows[2][2] <= before < rows[3][2] - 19_000_000
+    assert rows[2][2] == before == rows[3][2] - 20_000_000
 
 
 def test_a_discriminator_trained_alone_first_does_not_multiply_the_steps() -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from lab.command import PATIENCE_S
+from lab.clock import ManualClock
 
 from clusterprof.agent.contracts import files, later_window, paths, states
 from clusterprof.agent.contracts.identity import Identity
@@ -19,7 +19,7 @@ from clusterprof.agent.contracts.later_window import LaterWindow
 from clusterprof.agent.contracts.plan import Plan, Selection
 from clusterprof.agent.contracts.states import State
 from clusterprof.agent.guard import step_log
-from clusterprof.agent.guard.outbox import Outbox
+from clusterprof.agent.guard.outbox import WINDOW, Outbox
 from clusterprof.agent.guard.step_log import MOST_STEPS, NEAR_LATER, StepLog
 from clusterprof.agent.rank import start
 from clusterprof.agent.rank.steps import Counter
@@ -54,15 +54,14 @@ def asking(outbox: Outbox, tmp_path: Path) -> Path:
     return run
 
 
-def handed_over(outbox: Outbox) -> list[dict[str, Any]]:
-    """The orders that the writer hands to the rank, once there is one."""
-    deadline = time.monotonic() + PATIENCE_S
-    while time.monotonic() < deadline:
-        outbox.look()
-        if found := outbox.windows():
-            return found
-        time.sleep(0.02)
-    return []
+def handed_over(outbox: Outbox, within_s: float = 2.0) -> list[dict[str, Any]]:
+    """The orders that the writer hands to the rank within so long, once there is one."""
+    outbox.clock.until(lambda: outbox.look() and _has_one(outbox), within_s, 0.1)
+    return outbox.windows()
+
+
+def _has_one(outbox: Outbox) -> bool:
+    return any(name.startswith(WINDOW) for name in outbox.answers)
 
 
 # --- the order
@@ -170,24 +169,27 @@ def test_what_a_guard_says_of_its_rank_stays_with_its_writer(
     assert states.read(str(folder))["state"] == "armed"
 
 
-def test_an_order_that_is_to_come_soon_is_looked_for_more_often(
-    outbox: Outbox, tmp_path: Path
+def test_an_order_that_is_to_come_soon_is_looked_for_more_often_until_it_is_late(
+    clock: ManualClock, outbox: Outbox, tmp_path: Path, written: Callable[[], None]
 ) -> None:
     run, folder = tmp_path / "run", tmp_path / "run/ranks/00003"
     (run / "windows").mkdir(parents=True)
     outbox.say("begin", run=str(run), folder=str(folder), window=[10, 20], wall_ns=0, log_s=3600)
     outbox.steps(0, [(each * MS, (each + 1) * MS) for each in range(20)])
     outbox.say("expect", every_s=0.2)
-    deadline = time.monotonic() + PATIENCE_S
-    while not (folder / paths.STEPS).exists() or len(read_log(folder / paths.STEPS)) < 20:
-        assert time.monotonic() < deadline, "by these steps the ranks and steps are chosen"
-        time.sleep(0.05)
+    written()
+    logged = read_log(folder / paths.STEPS)
+    assert len(logged) == 20, "by these steps the ranks and steps are chosen"
     ordered(run, 2, 30, 40, auto=True)
-    (content,) = handed_over(outbox)
+    (content,) = handed_over(outbox, within_s=0.5)
     assert (content["number"], content["auto"]) == (2, True)
+    clock.sleep(later_window.SOON_S - 1)
     ordered(run, 3, 50, 60, auto=True)  # since that one came too late
-    (content,) = handed_over(outbox)
+    (content,) = handed_over(outbox, within_s=0.5)
     assert (content["number"], content["auto"]) == (3, True)
+    clock.sleep(later_window.SOON_S + 1)
+    ordered(run, 4, 70, 80, auto=True)
+    assert handed_over(outbox, within_s=60) == []
 
 
 def test_a_window_that_the_rank_has_captured_already_is_not_handed_over(
@@ -201,12 +203,12 @@ def test_a_window_that_the_rank_has_captured_already_is_not_handed_over(
 
 
 def test_a_writer_of_a_plan_without_later_windows_looks_for_none(
-    outbox: Outbox, rank_folder: Path, written: Callable[[], None], monkeypatch: pytest.MonkeyPatch
+    clock: ManualClock, rank_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looked: list[str] = []
     monkeypatch.setattr(later_window, "next_after", lambda run, number: looked.append(run))
-    written()
-    time.sleep(0.3)
+    clock.sleep(600)
+    assert rank_folder.exists()
     assert not looked
 
 
@@ -249,7 +251,7 @@ def test_a_clock_that_was_set_between_two_windows_moves_the_later_steps_alone(
 def rank(asking: Path, outbox: Outbox, monkeypatch: pytest.MonkeyPatch) -> start.Rank:
     """Rank 3 of 8, which was not selected; it counts, and has made 25 steps."""
     plan = Plan(str(asking), NONE, (10, 20), "torch", log_s=1)
-    counter = Counter()
+    counter = Counter(outbox.clock)
     monkeypatch.setattr(start, "counter", counter)
     made = start.Rank(plan, Identity(3, 8, 3, "torchrun"), False, None)
     made.outbox = outbox

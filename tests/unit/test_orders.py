@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from lab.command import PATIENCE_S
+from lab.clock import ManualClock
 
 from clusterprof.agent import nsys as profiler
 from clusterprof.agent.contracts import states
 from clusterprof.agent.contracts.plan import NsysPlan, Plan, Selection
-from clusterprof.agent.guard import report_transfer, session, size
+from clusterprof.agent.guard import report_transfer, session
 from clusterprof.agent.guard.outbox import Outbox
 from clusterprof.agent.rank import window
 from clusterprof.agent.rank.steps import Counter
@@ -45,9 +44,8 @@ class Switch:
 def armed(
     outbox: Outbox, rank_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> tuple[Counter, Switch]:
-    """A window of the steps 2 to 19 that looks at each step."""
-    monkeypatch.setattr(size, "EVERY_NS", 0)
-    switch, counter = Switch(), Counter()
+    """A window of the steps 2 to 19 that looks at each step, since these are long."""
+    switch, counter = Switch(), Counter(outbox.clock)
     made = window.Window(Plan("", Selection("all", "all"), (2, 20), "torch"), outbox, counter)
     counter.attend(made.first, made.at)
     monkeypatch.setattr(made, "make_switches", lambda: [switch])
@@ -57,6 +55,7 @@ def armed(
 
 def steps(counter: Counter, count: int) -> None:
     for _ in range(count):
+        counter.clock.sleep(1)
         counter.boundary()
 
 
@@ -67,9 +66,6 @@ def test_an_ordered_window_closes_between_two_steps_and_says_why(
     steps(counter, 5)
     assert switch.events == ["start"]
     states.request_stop(str(rank_folder.parents[1]), WHY)
-    outbox.answers.pop("order", None)
-    while outbox.look().get("order") is None:
-        time.sleep(0.01)
     steps(counter, 30)
     assert switch.events == ["start", "stop", "save"]
     written()
@@ -82,10 +78,8 @@ def test_a_window_whose_time_comes_after_the_order_is_not_opened(
     armed: tuple[Counter, Switch],
     rank_folder: Path,
     written: Callable[[], None],
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     counter, switch = armed
-    monkeypatch.setattr(window, "ORDER_S", PATIENCE_S)  # the order is there: the answer says so
     states.request_stop(str(rank_folder.parents[1]), WHY)
     steps(counter, 30)
     assert switch.events == []
@@ -113,13 +107,12 @@ def test_an_order_that_comes_later_is_seen_until_no_one_asks(
     written()
     assert outbox.look()["order"] is None
     states.request_stop(str(rank_folder.parents[1]), WHY)
-    deadline = time.monotonic() + PATIENCE_S
-    while outbox.look()["order"] is None and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert outbox.answers["order"] == WHY
+    outbox.clock.sleep(2 * states.LOOK_S)
+    assert outbox.look()["order"] == WHY
 
 
 def test_a_session_whose_step_does_not_end_after_the_order_is_stopped_inside_it(
+    clock: ManualClock,
     outbox: Outbox,
     rank_folder: Path,
     written: Callable[[], None],
@@ -130,7 +123,7 @@ def test_a_session_whose_step_does_not_end_after_the_order_is_stopped_inside_it(
     trace = {"cpu": "nvtx", "gpu": "cuda"}
     nsys = NsysPlan("nsys", "2022.4", None, trace, [], [], [], ["stop"])
     home = report_transfer.ReportTransfer(str(tmp_path), str(rank_folder))
-    made = session.Session("s", nsys, "session", home, 0, outbox)
+    made = session.Session("s", nsys, "session", home, 0, outbox, clock)
     stopped: list[list[str]] = []
     monkeypatch.setattr(made, "spawn", lambda command: stopped.append(command))
     outbox.state("capturing")
@@ -140,7 +133,10 @@ def test_a_session_whose_step_does_not_end_after_the_order_is_stopped_inside_it(
     outbox.answers["order"] = WHY
     made.obey()
     assert (stopped, made.order()) == ([], WHY), "the agent closes it between two steps, if it can"
-    made.ordered_at -= 2 * session.ORDER_GRACE_S
+    clock.sleep(session.ORDER_GRACE_S)
+    made.obey()
+    assert stopped == []
+    clock.sleep(0.01)
     made.obey()
     made.obey()
     assert stopped == [["nsys", "stop"]]

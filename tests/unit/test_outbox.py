@@ -7,13 +7,12 @@ import gzip
 import json
 import os
 import socket
-import statistics
-import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
-from lab.command import PATIENCE_S
+from lab.clock import ManualClock
 
 from clusterprof.agent.contracts import states
 from clusterprof.agent.guard import outbox as outboxes
@@ -22,49 +21,63 @@ from clusterprof.agent.guard.outbox import HEAD, JSON, MOST_B, Outbox, frames
 Written = Callable[[], None]
 
 
-def unread() -> tuple[Outbox, socket.socket]:
+def unread(clock: ManualClock) -> tuple[Outbox, socket.socket]:
     """An outbox whose writer is stopped: it reads nothing."""
     ours, theirs = socket.socketpair()
-    return Outbox(ours), theirs
+    return Outbox(ours, clock), theirs
 
 
-def test_a_writer_that_does_not_read_is_never_waited_for_and_takes_bounded_memory() -> None:
-    outbox, theirs = unread()
-    steps = [(i, i + 1) for i in range(20_000)]
-    took = []
+def test_a_writer_that_does_not_read_is_never_waited_for_and_takes_bounded_memory(
+    clock: ManualClock,
+) -> None:
+    outbox, theirs = unread(clock)
+    steps, began = [(i, i + 1) for i in range(20_000)], clock.now()
     for number in range(200):
-        began = time.monotonic()
         outbox.steps(number * len(steps), steps)
-        took.append(time.monotonic() - began)
-    # What a rank waits where it does wait; not the longest, since the machine itself may pause.
-    assert statistics.median(took) < outboxes.QUIET_S
+        outbox.look()
+    assert clock.now() == began
     assert len(outbox.waiting) < MOST_B + 16 * len(steps) + 100
     theirs.close()
 
 
-def test_a_rank_waits_at_its_end_no_longer_than_it_may(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(outboxes, "QUIET_S", 0.2)
-    monkeypatch.setattr(outboxes, "FINISH_S", 0.5)
-    outbox, theirs = unread()
-    began = time.monotonic()
+@pytest.mark.parametrize(
+    ("answers_at", "ends_at"),
+    [
+        ([], outboxes.QUIET_S),
+        ([3.0], 3.0 + outboxes.QUIET_S),
+        ([3.0, 6.0], outboxes.FINISH_S),
+        ([each / 2 for each in range(100)], outboxes.FINISH_S),
+    ],
+    ids=["is silent", "falls silent", "falls silent late", "is never done"],
+)
+def test_a_rank_waits_at_its_end_as_long_as_its_writer_gets_on_but_not_for_ever(
+    clock: ManualClock, answers_at: list[float], ends_at: float
+) -> None:
+    outbox, theirs = unread(clock)
+    for at in answers_at:
+        body = json.dumps({"packed": at}).encode()
+        clock.plan(at, partial(theirs.sendall, HEAD.pack(len(body), JSON) + body))
+    began = clock.now()
     outbox.finish()
-    assert 0.15 < time.monotonic() - began < 60
+    assert clock.now() - began == pytest.approx(ends_at)
     assert outbox.connection is None
     theirs.close()
 
 
-def test_a_writer_that_gets_on_is_waited_for_longer_but_not_for_ever() -> None:
-    outbox, theirs = unread()
-    body = json.dumps({"packed": 1}).encode()
-    theirs.sendall(HEAD.pack(len(body), JSON) + body)
-    began = time.monotonic()
-    assert outbox.wait("finished", 0.1, 0.4) is None
-    assert 0.05 < time.monotonic() - began < 60
+def test_a_writer_takes_what_another_waits_for_within_a_second_or_does_not(
+    clock: ManualClock,
+) -> None:
+    outbox, theirs = unread(clock)
+    outbox.steps(0, [(i, i + 1) for i in range(200_000)])
+    assert outbox.waiting
+    began = clock.now()
+    outbox.hand_over()
+    assert clock.now() - began == pytest.approx(outboxes.TAKE_S)
     theirs.close()
 
 
-def test_a_writer_that_is_gone_costs_nothing_more() -> None:
-    outbox, theirs = unread()
+def test_a_writer_that_is_gone_costs_nothing_more(clock: ManualClock) -> None:
+    outbox, theirs = unread(clock)
     theirs.close()
     outbox.state("counting")
     assert outbox.look() == {}
@@ -99,11 +112,11 @@ def test_a_guard_and_its_program_write_in_the_order_in_which_they_speak(
     outbox.state("armed")
     connection = outbox.share()
     assert connection is not None
-    program = Outbox(connection)
+    program = Outbox(connection, outbox.clock)
     for state in ("waiting", "capturing", "finishing"):
         program.state(state)
     program.say("finish")
-    assert program.wait("finished", PATIENCE_S)
+    assert program.wait("finished", 1.0)
     outbox.state("captured")
     written()
     program.close()
@@ -115,7 +128,7 @@ def test_a_trace_is_packed_and_taken_home_and_nothing_stays_on_the_node(
     outbox: Outbox, rank_folder: Path, written: Written
 ) -> None:
     outbox.say("folder")
-    folder = Path(outbox.wait("folder", PATIENCE_S))
+    folder = Path(outbox.wait("folder", 1.0))
     (folder / "trace.json").write_text('{"traceEvents": []}')
     outbox.state("finishing")
     outbox.say("trace", path=str(folder / "trace.json"), facts={})
@@ -154,8 +167,10 @@ def test_a_run_directory_that_cannot_be_written_is_said_once(
     assert len(printed.splitlines()) == 1
 
 
-def test_a_descriptor_that_has_become_the_program_s_is_left_alone(tmp_path: Path) -> None:
-    outbox, theirs = unread()
+def test_a_descriptor_that_has_become_the_program_s_is_left_alone(
+    clock: ManualClock, tmp_path: Path
+) -> None:
+    outbox, theirs = unread(clock)
     assert outbox.connection is not None
     number = outbox.connection.fileno()
     mine = os.open(tmp_path / "metrics", os.O_CREAT | os.O_RDWR)

@@ -9,6 +9,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
+from lab.clock import ManualClock
 
 from clusterprof.agent.contracts import paths
 from clusterprof.agent.contracts.plan import Plan, Selection
@@ -80,14 +81,17 @@ class Sent:
         ours, self.theirs = socket.socketpair()
         self.theirs.settimeout(1)
         plan = Plan("run", Selection("0", "ranks", (0,)), (2, 4), "torch", stacks=stacks)
-        self.recorder = Recorder(plan, Outbox(ours), began_with, alone=False, clock=False)
-        self.counter = Counter()
+        self.clock = ManualClock()
+        outbox = Outbox(ours, self.clock)
+        self.recorder = Recorder(plan, outbox, began_with, alone=False, clock=False)
+        self.counter = Counter(self.clock)
 
     def window(self) -> tuple[dict[str, bytes], str]:
         """Run through the window: the files that were sent, and why there is none."""
         self.recorder.attend(self.counter)
         self.counter.begin()
         for _ in range(6):
+            self.clock.sleep(recorder.SETTLE_S)
             self.counter.boundary()
         return self.sent()
 
@@ -104,7 +108,6 @@ class Sent:
 
 @pytest.fixture(autouse=True)
 def nothing_set(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recorder, "SETTLE_S", 0)
     for name in (*recorder.SIZES, recorder.TIMING):
         monkeypatch.delenv(name, raising=False)
 
@@ -233,6 +236,8 @@ def test_of_groups_that_are_gone_only_a_recorder_without_cuda_events_is_read(
     sent.recorder.at(2)
     torch.initialised = False
     sent.recorder.at(4)
+    sent.clock.sleep(recorder.SETTLE_S)
+    sent.recorder.at(5)
     assert bool(sent.sent()[0]) == bool(torch.calls) == saved
 
 
@@ -255,15 +260,14 @@ def test_what_the_program_destroys_is_saved_before(monkeypatch: pytest.MonkeyPat
 
 
 def test_the_dump_waits_until_the_last_durations_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = 1000.0
-    monkeypatch.setattr(recorder, "SETTLE_S", 0.2)
-    monkeypatch.setattr(recorder, "time", SimpleNamespace(monotonic=lambda: now))
     torch = Torch(monkeypatch, "2.13.0", "nccl").has("_dump_nccl_trace_json")
     sent = Sent()
     assert (sent.recorder.at(2), sent.recorder.at(4), sent.recorder.at(5)) == (4, 5, 6)
     assert torch.calls == []
-    now += 0.2
-    assert (sent.recorder.at(6), len(torch.calls)) == (-1, 1)
+    sent.clock.sleep(recorder.SETTLE_S - 0.01)
+    assert (sent.recorder.at(6), torch.calls) == (7, [])
+    sent.clock.sleep(0.01)
+    assert (sent.recorder.at(7), len(torch.calls)) == (-1, 1)
 
 
 @pytest.mark.parametrize("count", [1, 3])

@@ -8,9 +8,9 @@ import stat
 from collections.abc import Iterable
 from datetime import datetime, timezone
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
+from lab.clock import ManualClock
 
 from clusterprof import run_directory
 from clusterprof.agent.contracts import states
@@ -190,46 +190,43 @@ def test_a_report_that_appears_after_its_rank_was_given_up_is_collected_then(
 
 
 def test_a_rank_has_its_time_from_when_a_stalled_file_system_responds(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    clock: ManualClock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = made(tmp_path / "run")
     rank(run, 0, "waiting")
-    now = 0.0
+    stall_s = [100.0]  # more than the patience
 
     def stalls(path: Path) -> None:
-        nonlocal now
-        if now == 0:
-            now = 100.0  # more than the patience
+        clock.sleep(stall_s.pop() if stall_s else 0)
 
-    def writes(seconds: float) -> None:
-        rank(run, 0, "captured", b"report")
-
-    clock = SimpleNamespace(monotonic=lambda: now, sleep=writes)
-    monkeypatch.setattr(outcomes, "time", clock)
+    clock.plan(100.9, lambda: rank(run, 0, "captured", b"report"))
     monkeypatch.setattr(outcomes.os, "utime", stalls)
-    (outcome,) = collect(run, [0], patience_s=1)
+    (outcome,) = collect(run, [0], patience_s=1, clock=clock)
     assert outcome.state is State.COLLECTED
+
+
+def test_a_rank_that_does_not_end_is_waited_for_as_long_as_it_may_take(
+    clock: ManualClock, tmp_path: Path
+) -> None:
+    took_s = []
+    for name in ("waiting", "finishing"):
+        run, began = made(tmp_path / name), clock.now()
+        rank(run, 0, name)
+        (outcome,) = collect(run, [0], clock=clock)
+        assert outcome.state is State.LOST
+        took_s.append(clock.now() - began)
+    assert took_s == pytest.approx([outcomes.PATIENCE_S, outcomes.FINISHING_S], abs=0.2)
 
 
 @pytest.mark.parametrize("stall_s", [0.0, 1.0])
 def test_what_unprofiled_ranks_leave_is_waited_for_after_a_stall_and_never_else(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stall_s: float
+    clock: ManualClock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stall_s: float
 ) -> None:
     run = made(tmp_path / "run")
     states.advance(str(run.rank(0)), "counting", chosen=False)
-    now = 0.0
-
-    def stalls(path: Path) -> None:
-        nonlocal now
-        now = stall_s
-
-    def writes(seconds: float) -> None:
-        states.advance(str(run.rank(0)), "counted")
-
-    clock = SimpleNamespace(monotonic=lambda: now, sleep=writes)
-    monkeypatch.setattr(outcomes, "time", clock)
-    monkeypatch.setattr(outcomes.os, "utime", stalls)
-    assert collect(run, None, patience_s=1) == []
+    clock.plan(stall_s + 0.05, lambda: states.advance(str(run.rank(0)), "counted"))
+    monkeypatch.setattr(outcomes.os, "utime", lambda path: clock.sleep(stall_s))
+    assert collect(run, None, patience_s=1, clock=clock) == []
     assert states.read(str(run.rank(0)))["state"] == ("counted" if stall_s else "counting")
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from lab.clock import ManualClock
 
 from clusterprof.agent import nsys as profiler
 from clusterprof.agent.contracts import states
@@ -58,7 +59,7 @@ def armed(outbox: Outbox, rank_folder: Path, monkeypatch: pytest.MonkeyPatch) ->
     """A function that makes a window of the steps 2 to 19, with one switch."""
 
     def make(most: int, beacons: Any = None) -> tuple[window.Window, Counter, Switch]:
-        switch, counter = Switch(), Counter()
+        switch, counter = Switch(), Counter(outbox.clock)
         plan = Plan("", Selection("all", "all"), (2, 20), "torch", max_report_mb=most)
         made = window.Window(plan, outbox, counter, beacons)
         counter.attend(made.first, made.at)
@@ -66,13 +67,12 @@ def armed(outbox: Outbox, rank_folder: Path, monkeypatch: pytest.MonkeyPatch) ->
         counter.begin()
         return made, counter, switch
 
-    # Each step is a look.
-    monkeypatch.setattr(size, "EVERY_NS", 0)
     return make
 
 
 def steps(counter: Counter, count: int) -> None:
     for _ in range(count):
+        counter.clock.sleep(1)  # so each is a look
         counter.boundary()
 
 
@@ -186,14 +186,14 @@ def test_a_session_s_shared_memory_and_growth_count(tmp_path: Path) -> None:
 
 
 def made_session(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, most: int
+    folder: Path, monkeypatch: pytest.MonkeyPatch, most: int, clock: ManualClock
 ) -> tuple[session.Session, list[list[str]]]:
     """A session that is collecting 6 MB, and what it starts."""
     monkeypatch.setattr(profiler.tempfile, "gettempdir", lambda: str(folder))
     trace = {"cpu": "nvtx", "gpu": "cuda"}
     nsys = NsysPlan("nsys", "2022.4", None, trace, [], [], [], ["stop"])
     home = report_transfer.ReportTransfer(str(folder), str(folder / "rank"))
-    made = session.Session("s", nsys, "session", home, most, Outbox(None))
+    made = session.Session("s", nsys, "session", home, most, Outbox(None), clock)
     spawned: list[list[str]] = []
 
     class Started:
@@ -212,9 +212,9 @@ def made_session(
 
 
 def test_the_guard_stops_a_session_that_grows_within_one_step_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clock: ManualClock
 ) -> None:
-    made, spawned = made_session(tmp_path, monkeypatch, 4 * size.MB)
+    made, spawned = made_session(tmp_path, monkeypatch, 4 * size.MB, clock)
     made.tend(10)
     assert spawned == [], "it is not collecting yet"
     made.opened, made.look_at = True, 1
@@ -224,9 +224,9 @@ def test_the_guard_stops_a_session_that_grows_within_one_step_once(
 
 
 def test_the_guard_stops_a_session_before_the_disk_under_it_is_full(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clock: ManualClock
 ) -> None:
-    made, spawned = made_session(tmp_path, monkeypatch, 0)
+    made, spawned = made_session(tmp_path, monkeypatch, 0, clock)
     monkeypatch.setattr(profiler, "free_bytes", lambda _: profiler.LEAST_FREE_B + 7 * size.MB)
     made.opened, made.look_at = True, 1
     made.tend(10)
@@ -237,3 +237,20 @@ def test_the_guard_stops_a_session_before_the_disk_under_it_is_full(
     assert spawned == [["nsys", "stop"]]
     (trouble,) = made.troubles
     assert all(fact in trouble for fact in (made.scratch, "69 MB")), trouble
+
+
+def test_a_stop_that_hangs_while_the_capture_grows_is_ended_after_a_minute(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clock: ManualClock
+) -> None:
+    made, spawned = made_session(tmp_path, monkeypatch, size.MB, clock)
+    monkeypatch.setattr(profiler, "free_bytes", lambda _: 1 << 40)
+    made.opened, made.look_at = True, 1
+    made.tend(10)
+    assert spawned == [["nsys", "stop"]]
+    clock.sleep(session.STOP_S)
+    made.tend(10)
+    assert not made.transfer.torn
+    clock.sleep(size.EVERY_NS / 1e9)
+    made.tend(10)
+    assert made.transfer.torn
+    assert made.troubles[-1] == "nsys stop did not end, and the capture grew to 6 MB"

@@ -8,9 +8,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from lab.clock import ManualClock
 
 from clusterprof.agent.contracts import states
 from clusterprof.agent.contracts.states import State
+from clusterprof.agent.contracts.timing import Clock
 from clusterprof.agent.remote import host
 
 
@@ -47,14 +49,17 @@ def test_a_second_attempt_may_follow_a_lost_one(tmp_path: Path) -> None:
     assert "reason" not in states.read(folder)
 
 
-def test_of_two_processes_that_write_one_state_none_loses_an_entry(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(states, "TURN_S", 200)  # a disk may stall for longer than a turn is waited
+class Stands(Clock):
+    """Nobody's turn is over by it, however long a disk stalls."""
 
+    def now(self) -> float:
+        return 0.0
+
+
+def test_of_two_processes_that_write_one_state_none_loses_an_entry(tmp_path: Path) -> None:
     def write(name: str) -> None:
         for number in range(40):
-            states.advance(str(tmp_path), "counting", **{f"{name}{number}": number})
+            states.advance(str(tmp_path), "counting", by=Stands(), **{f"{name}{number}": number})
 
     with ThreadPoolExecutor(3) as threads:
         list(threads.map(write, "abc"))
@@ -64,11 +69,12 @@ def test_of_two_processes_that_write_one_state_none_loses_an_entry(
 
 
 def test_a_state_is_written_beside_a_process_that_hangs_over_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, clock: ManualClock
 ) -> None:
-    monkeypatch.setattr(states, "TURN_S", 0.05)
+    began = clock.now()
     with states._alone(str(tmp_path)):
-        assert states.advance(str(tmp_path), "counting")
+        assert states.advance(str(tmp_path), "counting", by=clock)
+        assert clock.now() - began == pytest.approx(states.TURN_S)
 
 
 def test_a_state_that_cannot_be_read_is_none(tmp_path: Path) -> None:

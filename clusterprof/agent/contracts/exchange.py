@@ -14,18 +14,20 @@ import hashlib
 import hmac
 import os
 import secrets
-import select
 import socket
 import struct
 import time
 from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Tuple
 
 from . import clocks, documents, files
+from .timing import REAL, Clock
 
 #: how long one measurement may take, and how long it waits for a first answer
 SECONDS = 0.3
 FIRST_ANSWER_S = 1.5
 EXCHANGES = 400
+#: a datagram that is not answered for so long is sent again
+ASK_AGAIN_S = 0.1
 #: two clocks drift apart by no more than this while they are measured (see align/clock/bounds.py)
 DRIFT_LIMIT_PPM = 150
 
@@ -138,7 +140,7 @@ class Endpoint:
             self.socket.setsockopt(socket.SOL_SOCKET, _STAMPS, 1)
             before = time.time_ns()
             self.socket.sendto(b"self", self.socket.getsockname())
-            if not select.select([self.socket], [], [], 0.2)[0]:
+            if not self.wait(0.2):
                 return False
             _, ancillary, _, _ = self.socket.recvmsg(64, 64)
             stamp = _stamp(ancillary)
@@ -168,17 +170,20 @@ class Endpoint:
     def _proof(self, body: bytes) -> bytes:
         return hashlib.blake2b(body, key=self.secret, digest_size=_MAC).digest()
 
-    def wait(self, seconds: float) -> bool:
+    def wait(self, seconds: float, clock: Clock = REAL) -> bool:
         """Whether something came within so long."""
-        return bool(select.select([self.socket], [], [], max(0.0, seconds))[0])
+        return bool(clock.wait([self.socket], seconds))
 
 
-def _received(endpoints: List[Endpoint], until: float) -> Iterator[Tuple[bytes, Any, int]]:
-    """All datagrams with a proof that come until then, by the monotonic clock."""
+def _received(
+    endpoints: List[Endpoint], seconds: float, clock: Clock
+) -> Iterator[Tuple[bytes, Any, int]]:
+    """All datagrams with a proof that come within so long."""
+    until = clock.now() + seconds
     while True:
-        ready = select.select(endpoints, [], [], max(0.0, until - time.monotonic()))[0]
+        ready = clock.wait(endpoints, until - clock.now())
         yield from filter(None, [endpoint.receive() for endpoint in ready])
-        if not ready or time.monotonic() > until:
+        if not ready or clock.now() > until:
             return
 
 
@@ -254,19 +259,20 @@ def listen_for_seekers(secret: bytes, hosts: List[str]) -> Endpoint:
     return Endpoint(address, secret, last)
 
 
-def seek(secret: bytes, hosts: List[str], seconds: float) -> Optional[Answerer]:
+def seek(
+    secret: bytes, hosts: List[str], seconds: float, clock: Clock = REAL
+) -> Optional[Answerer]:
     """The answerer on one of `hosts`; None where none answers within `seconds`."""
     routes = [(host, route_to(host)) for host in hosts]
     ways = [(host, Endpoint(here, secret)) for host, here in routes if here is not None]
     mark = os.urandom(8)
-    deadline = time.monotonic() + seconds
+    deadline = clock.now() + seconds
     try:
-        while ways and time.monotonic() < deadline:
+        while ways and clock.now() < deadline:
             for host, endpoint in ways:
                 for port in meeting_ports(secret):
                     endpoint.send(_SEEK + mark, (host, port))
-            until = min(deadline, time.monotonic() + 0.1)
-            for body, sender, _ in _received([way for _, way in ways], until):
+            for body, sender, _ in _received([way for _, way in ways], ASK_AGAIN_S, clock):
                 if body[:12] == _FOUND + mark:
                     machine = body[12:].decode("utf-8", "replace")
                     return Answerer(sender[0], sender[1], secret, machine)
@@ -276,35 +282,37 @@ def seek(secret: bytes, hosts: List[str], seconds: float) -> Optional[Answerer]:
     return None
 
 
-def measure(endpoint: Endpoint, to: Answerer) -> List[Exchange]:
+def measure(endpoint: Endpoint, to: Answerer, clock: Clock = REAL) -> List[Exchange]:
     """Exchange datagrams with an answerer for `SECONDS`; [] if none comes in `FIRST_ANSWER_S`."""
     found: List[Exchange] = []
     number = int.from_bytes(os.urandom(3), "big")
-    deadline = time.monotonic() + FIRST_ANSWER_S
-    while len(found) < EXCHANGES and time.monotonic() <= deadline:
+    deadline = clock.now() + FIRST_ANSWER_S
+    while len(found) < EXCHANGES and clock.now() <= deadline:
         number += 1
         sent = time.time_ns()
         endpoint.send(_REQUEST.pack(_ASK, number), to[:2])
-        for body, _, came in _received([endpoint], time.monotonic() + 0.1):
+        for body, _, came in _received([endpoint], ASK_AGAIN_S, clock):
             if body[:4] != _REPLY or len(body) != _ANSWER.size:
                 continue
             _, replied_to, arrived, left = _ANSWER.unpack(body)
             if replied_to != number:  # an answer that came too late
                 continue
             if not found:
-                deadline = time.monotonic() + SECONDS
+                deadline = clock.now() + SECONDS
             found.append(exchanged(sent, arrived, left, came))
             break
     return found
 
 
-def deliver(endpoint: Endpoint, to: Answerer, content: bytes, seconds: float = 2.0) -> bool:
+def deliver(
+    endpoint: Endpoint, to: Answerer, content: bytes, seconds: float = 2.0, clock: Clock = REAL
+) -> bool:
     """Hand `content` (at most 8000 bytes) to an answerer; whether it has confirmed it."""
     mark = os.urandom(8)
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
+    deadline = clock.now() + seconds
+    while clock.now() < deadline:
         endpoint.send(_DELIVER + mark + content, to[:2])
-        answers = _received([endpoint], min(deadline, time.monotonic() + 0.1))
+        answers = _received([endpoint], ASK_AGAIN_S, clock)
         if any(body == _RECEIVED + mark for body, _, _ in answers):
             return True
     return False

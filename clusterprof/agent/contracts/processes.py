@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import functools
 import os
 import signal
 import sys
-import time
 from typing import TYPE_CHECKING, Dict, Iterator, List, Optional, Tuple
+
+from .timing import REAL, Clock
 
 if TYPE_CHECKING:
     import subprocess
@@ -190,7 +192,17 @@ def end_group(child: "subprocess.Popen[bytes]") -> None:
         child.wait(1)
 
 
-def end_own_nsys(session: str, patience_s: float = 0.5) -> None:
+def status_within(
+    child: "subprocess.Popen[bytes]", seconds: float, clock: Clock = REAL
+) -> Optional[int]:
+    """The status of a child, in a session of its own, that ends in time; None where we end it."""
+    if not clock.until(lambda: child.poll() is not None, seconds):
+        end_group(child)
+        return None
+    return child.returncode
+
+
+def end_own_nsys(session: str, patience_s: float = 0.5, clock: Clock = REAL) -> None:
     """End what is left of our nsys: TERM, then KILL; what the program left is not touched.
 
     A daemon that spins or is stopped ignores the first; what a killed one was waiting for becomes
@@ -201,9 +213,11 @@ def end_own_nsys(session: str, patience_s: float = 0.5) -> None:
         for pid in left:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, number)
-        deadline = time.monotonic() + patience_s
-        while any(running(pid) for pid in left) and time.monotonic() < deadline:
-            time.sleep(0.02)
+        clock.until(functools.partial(_all_ended, left), patience_s)
+
+
+def _all_ended(pids: List[int]) -> bool:
+    return not any(map(running, pids))
 
 
 def forget_dead_sessions() -> None:
@@ -269,5 +283,5 @@ def end_by_signal(number: int) -> None:
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         signal.signal(number, signal.SIG_DFL)
     os.kill(os.getpid(), number)
-    time.sleep(1)
+    REAL.sleep(1)
     sys.exit(128 + number)

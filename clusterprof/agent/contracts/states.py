@@ -10,10 +10,10 @@ import contextlib
 import enum
 import errno
 import os
-import time
 from typing import Any, Dict, Iterator, Mapping, Optional
 
 from . import documents, files, paths
+from .timing import REAL, Clock
 
 #: How often a writer looks for the request.
 LOOK_S = 0.25
@@ -121,7 +121,7 @@ def read(folder: str, ours: bool = False) -> Dict[str, Any]:
 
 
 @contextlib.contextmanager
-def _alone(folder: str) -> Iterator[None]:
+def _alone(folder: str, clock: Clock = REAL) -> Iterator[None]:
     """Where another process of this node is in here for the same folder, wait for it.
 
     By a Unix socket without a file, whose name one process has until it ends: a lock of the file
@@ -131,28 +131,31 @@ def _alone(folder: str) -> Iterator[None]:
 
     there = os.stat(folder)
     name = "\0clusterprof-state-%d-%x-%x" % (os.getuid(), there.st_dev, there.st_ino)
-    until = time.monotonic() + TURN_S
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as turn:
-        while time.monotonic() < until:
+
+        def bound() -> bool:
             with contextlib.suppress(OSError):
                 turn.bind(name)
-                break
-            time.sleep(0.002)
+                return True
+            return False
+
+        clock.until(bound, TURN_S, 0.002)
         yield
 
 
 def advance(
-    folder: str, state: str, reason: Optional[str] = None, at_ns: Optional[int] = None, **facts: Any
-) -> bool:
+    folder: str, state: str, reason: Optional[str] = None, at_ns: Optional[int] = None,
+    by: Clock = REAL, **facts: Any,
+) -> bool:  # fmt: skip
     """Move the rank to a `State` and add `facts`; False where it was further on already.
 
     A second interpreter in the same rank may start over from `armed` once the first has ended
     without a report. Of two reasons for one state the first stays. `at_ns`: when that was (wall
-    clock), by default now. Raises OSError.
+    clock), by default now. `by`: the clock by which we wait. Raises OSError.
     """
     make(folder)
-    with _alone(folder):
-        return _advance(folder, State(state), reason, at_ns or time.time_ns(), facts)
+    with _alone(folder, by):
+        return _advance(folder, State(state), reason, at_ns or by.wall_ns(), facts)
 
 
 def note(folder: str, otherwise: State, **facts: Any) -> None:
@@ -162,7 +165,7 @@ def note(folder: str, otherwise: State, **facts: Any) -> None:
     """
     make(folder)
     with _alone(folder):
-        _advance(folder, State.of(read(folder)) or otherwise, None, time.time_ns(), facts)
+        _advance(folder, State.of(read(folder)) or otherwise, None, REAL.wall_ns(), facts)
 
 
 def _advance(

@@ -16,12 +16,10 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import select
 import signal
 import socket
 import sys
 import tempfile
-import time
 import zlib
 from typing import Any, Dict, List, NoReturn, Optional
 
@@ -30,6 +28,7 @@ from ..contracts import descriptors, identity, messages, paths, processes
 from ..contracts import plan as plans
 from ..contracts.plan import Plan
 from ..contracts.states import State
+from ..contracts.timing import REAL, Clock
 from . import outbox, size
 from .report_transfer import ReportTransfer
 from .session import Session, no_space
@@ -69,8 +68,9 @@ class Guard:
     known: Dict[str, Any]
     listener: socket.socket
 
-    def __init__(self, plan: Plan, rank: int, program: List[str]) -> None:
+    def __init__(self, plan: Plan, rank: int, program: List[str], clock: Clock = REAL) -> None:
         self.plan = plan
+        self.clock = clock
         self.rank = rank
         self.program = program
         #: its descriptors
@@ -80,7 +80,7 @@ class Guard:
         self.program_pid: Optional[int] = None
         #: how the program ended, by its parent
         self.status: Optional[int] = None
-        self.began = time.monotonic()
+        self.began = clock.now()
         #: how long the program waited for nsys
         self.starting_s = 0.0
         #: when the program ended, and when nsys was looked at since
@@ -113,7 +113,7 @@ class Guard:
                 self.receive()
             except Exception as error:  # the program goes on, and ends as it ends
                 self.session.note("the guard failed: %s" % (error,))
-                time.sleep(0.05)
+                self.clock.sleep(0.05)
         status = self.program_status()
         for last in (
             self.session.end,
@@ -139,14 +139,14 @@ class Guard:
             return no_space(folder, free)
         private = tempfile.mkdtemp(prefix="clusterprof-", dir=folder)
         name = session_name(self.plan.run, self.rank)
-        self.transfer = ReportTransfer(private, rank_folder, nsys.importer)
+        self.transfer = ReportTransfer(private, rank_folder, nsys.importer, clock=self.clock)
         known: Dict[str, Any] = {
             "private": private, "session": name, "importer": nsys.importer, "nsys": nsys.path,
         }  # fmt: skip
         self.outbox.say("keep", armed=self.armed, **known)
         processes.adopt_orphans()
         mode, most = self.plan.window_by, self.plan.max_report_mb * size.MB
-        self.session = Session(name, nsys, mode, self.transfer, most, self.outbox)
+        self.session = Session(name, nsys, mode, self.transfer, most, self.outbox, self.clock)
         self.known = known
         if len(differs) > 1:  # the report has less in it than was asked for
             self.session.troubles += differs
@@ -154,14 +154,14 @@ class Guard:
             State.COUNTING if self.armed else State.ARMED, mode=mode, pid=os.getpid(),
             session=name, nsys={"path": nsys.path, "version": nsys.version},
         )  # fmt: skip
-        until = time.monotonic() + nsys.start_s
+        until = self.clock.now() + nsys.start_s
         reasons: List[str] = []
         for attempt in range(STARTS):
             reason = self.start(attempt, until)
             if reason is None:
                 return None
             reasons.append(reason)
-            if time.monotonic() > until:
+            if self.clock.now() > until:
                 break
             processes.forget_dead_sessions()
         return "; ".join(dict.fromkeys([*reasons, *differs]))
@@ -185,7 +185,7 @@ class Guard:
                 reason = "nsys %s before it started the program; it printed: %s" % (
                     processes.ended(status), self.transfer.last_line(),
                 )  # fmt: skip
-            elif time.monotonic() > until:
+            elif self.clock.now() > until:
                 reason = "nsys did not start the program within %d s (%s gives it up to %d)" % (
                     self.session.nsys.start_s, profiler.START_VARIABLE, plans.MOST_START_S,
                 )  # fmt: skip
@@ -199,7 +199,7 @@ class Guard:
         if processes.running(program_pid):
             self.nsys_left_early = nsys_ended
             return False
-        now = time.monotonic()
+        now = self.clock.now()
         if self.ended_at is None:
             self.ended_at = now
         # Looking reads all of /proc, beside an nsys that needs the processor.
@@ -214,7 +214,7 @@ class Guard:
         """What nsys may still take after the program's end: what its start left of the budget."""
         started_s = self.starting_s + self.session.starting_s
         patience_s = max(1.0, self.session.nsys.start_s + BUDGET_S - SETTLING_S - started_s)
-        return patience_s - (time.monotonic() - self.ended_at if self.ended_at else 0.0)
+        return patience_s - (self.clock.now() - self.ended_at if self.ended_at else 0.0)
 
     def program_status(self) -> int:
         """How the program ended, as a launcher would see it: 128 + n for signal n.
@@ -224,7 +224,7 @@ class Guard:
         """
         nsys = self.session.child.poll()
         if nsys is None:
-            after_s = time.monotonic() - (self.ended_at or 0.0)
+            after_s = self.clock.now() - (self.ended_at or 0.0)
             self.session.note("nsys did not end within %.2g s of the program" % after_s)
         elif nsys < 0 or self.nsys_left_early:
             when = "while the program ran" if self.nsys_left_early else "after the program"
@@ -243,10 +243,10 @@ class Guard:
             self.outbox.say("give_up")
             self.outbox.hand_over()
             return
-        deadline = time.monotonic() + patience_s
+        deadline = self.clock.now() + patience_s
         if not self.outbox.look().get("brought"):
             self.transfer.rescue(patience_s)
-        left_s = max(0.2, deadline - time.monotonic())
+        left_s = max(0.2, deadline - self.clock.now())
         # A program that is the rank asks to be watched.
         self.transfer.others = not self.watchers
         self.outbox.say(
@@ -254,7 +254,7 @@ class Guard:
             troubles=self.session.troubles, known=self.transfer.known(),
         )  # fmt: skip
         settled = self.outbox.wait("settled", min(left_s, outbox.QUIET_S), left_s)
-        left_s = deadline - time.monotonic()
+        left_s = deadline - self.clock.now()
         # After a signal whoever sent it waits; the merge reads the report then.
         if self.plan.reduction is not None and settled and status <= 128 and left_s > 0:
             self.outbox.say("reduce", patience_s=left_s)
@@ -262,7 +262,7 @@ class Guard:
 
     def receive(self) -> None:
         """Wait a moment for a request, and answer it."""
-        if select.select([self.listener], [], [], 0.05)[0]:
+        if self.clock.wait([self.listener], 0.05):
             connection, _ = self.listener.accept()
             # Whoever ends in the middle of a request has asked for nothing.
             with connection, contextlib.suppress(OSError, ValueError, IndexError):
@@ -278,7 +278,7 @@ class Guard:
             self.program_pid = int(connection.recv(64).split()[1])
             descriptors.release(self.given)
             self.temporary_files.append("/dev/shm/sem.nsys_sem_%d" % self.program_pid)
-            self.starting_s = time.monotonic() - self.began
+            self.starting_s = self.clock.now() - self.began
             for pending in self.pending:
                 self.on_signal(pending)
         elif request == "ended":

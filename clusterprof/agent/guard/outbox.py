@@ -10,16 +10,15 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import select
 import socket
 import struct
-import time
 from array import array
 from itertools import chain
 from typing import Any, Dict, Iterable, List, Optional, Tuple
 
 from ..contracts import descriptors, identity, messages, processes
 from ..contracts.states import State
+from ..contracts.timing import REAL, Clock
 
 #: A message: the length of its body, its kind, its body. One of kind PEER comes with a socket; one
 #: of kind FILE has a name, a line end, and the content.
@@ -61,8 +60,9 @@ def frames(buffer: bytearray) -> List[Tuple[bytes, bytes]]:
 class Outbox:
     """Messages to the writer, and its answers; raises nothing."""
 
-    def __init__(self, connection: Optional[socket.socket]) -> None:
+    def __init__(self, connection: Optional[socket.socket], clock: Clock = REAL) -> None:
         self.connection = connection
+        self.clock = clock
         self.pid = os.getpid()
         self.waiting = bytearray()
         self.answered = bytearray()
@@ -79,7 +79,7 @@ class Outbox:
 
     def state(self, state: Optional[State], reason: Optional[str] = None, **facts: Any) -> None:
         """Advance the rank's state, or only add facts to what it is (None); see `states`."""
-        self.say("state", state=state, reason=reason, at_ns=time.time_ns(), facts=facts)
+        self.say("state", state=state, reason=reason, at_ns=self.clock.wall_ns(), facts=facts)
 
     def steps(self, first: int, steps: Iterable[Tuple[int, int]]) -> None:
         """Add to the step log the steps from number `first` on."""
@@ -114,15 +114,15 @@ class Outbox:
 
     def wait(self, name: str, seconds: float, in_all: float = 0.0) -> Any:
         """The answer `name`; None where the writer answers nothing more for `seconds`."""
-        began = last = time.monotonic()
+        began = last = self.clock.now()
         self.look()
         while name not in self.answers:
             before = dict(self.answers)
-            left_s = min(last + seconds, began + max(seconds, in_all)) - time.monotonic()
-            if left_s <= 0 or not self._ready(select.POLLIN, left_s):
+            left_s = min(last + seconds, began + max(seconds, in_all)) - self.clock.now()
+            if left_s <= 0 or not self._ready(left_s):
                 break
             if self.look() != before:
-                last = time.monotonic()
+                last = self.clock.now()
         return self.answers.pop(name, None)
 
     def share(self) -> Optional[socket.socket]:
@@ -142,8 +142,8 @@ class Outbox:
 
     def hand_over(self) -> None:
         """Have the writer take all that was sent, which another process waits for."""
-        deadline = time.monotonic() + TAKE_S
-        while self.waiting and time.monotonic() < deadline and self._ready(0, TAKE_S):
+        deadline = self.clock.now() + TAKE_S
+        while self.waiting and self.clock.now() < deadline and self._ready(TAKE_S, answers=False):
             self._push()
         self.close()
 
@@ -177,13 +177,12 @@ class Outbox:
         if connection is not None:
             connection.close()
 
-    def _ready(self, events: int, seconds: float) -> bool:
-        """Wait for these, and to send what waits; False where there is no writer any more."""
+    def _ready(self, seconds: float, answers: bool = True) -> bool:
+        """Wait to send what waits, and for answers; False where there is no writer any more."""
         if self.connection is None:
             return False
-        poll = select.poll()
-        poll.register(self.connection, events | (select.POLLOUT if self.waiting else 0))
-        poll.poll(seconds * 1000)
+        here = [self.connection]
+        self.clock.wait(here if answers else [], seconds, here if self.waiting else [])
         return True
 
     def _send(self, whole: bytes) -> None:
@@ -220,7 +219,7 @@ class _OfWindow(Outbox):
     """Speaks of a later window by the rank's own outbox."""
 
     def __init__(self, outbox: Outbox, number: int) -> None:
-        super().__init__(None)
+        super().__init__(None, outbox.clock)
         self.outbox = outbox
         self.number = number
 

@@ -11,11 +11,11 @@ import os
 import shutil
 import subprocess
 import tempfile
-import time
 from typing import IO, Any, Callable, Optional
 
 from ..contracts import files, paths, processes
 from ..contracts.plan import Reduction
+from ..contracts.timing import REAL, Clock
 from ..nsys import VARIABLE
 
 #: how often one looks whether it has ended
@@ -25,10 +25,11 @@ _LOOK_S = 0.05
 class Reducing:
     """The reduction of one rank's report; nothing in here raises but MemoryError."""
 
-    def __init__(self, order: Reduction, nsys: Optional[str] = None) -> None:
+    def __init__(self, order: Reduction, nsys: Optional[str] = None, clock: Clock = REAL) -> None:
         """`nsys` is the one whose exporter is tried first."""
         self.order = order
         self.nsys = nsys
+        self.clock = clock
         self.child: Optional["subprocess.Popen[bytes]"] = None
         self._printed: Optional[IO[bytes]] = None
         #: where the tables are to be
@@ -84,10 +85,7 @@ class Reducing:
 
     def wait(self, seconds: float, got_on: Callable[[], Any]) -> str:
         """Wait so long for its end, then end it; "", or why there are no tables."""
-        until = time.monotonic() + seconds
-        while self.poll() is None and time.monotonic() < until:
-            got_on()
-            time.sleep(_LOOK_S)
+        self.clock.until(lambda: self.poll() is not None or got_on(), seconds, _LOOK_S)
         self.end("it did not end in time")
         return self.trouble or ""
 

@@ -9,12 +9,12 @@ import math
 import os
 import shutil
 import subprocess
-import time
 from typing import IO, Any, Callable, Dict, Iterator, List, Optional, Sequence
 
 from ..contracts import files, messages, paths, processes, states
 from ..contracts.plan import Reduction
 from ..contracts.states import State
+from ..contracts.timing import REAL, Clock
 from .reducing import Reducing
 
 #: The last bytes of every report that nsys has written to its end (docs/nsys.md).
@@ -31,9 +31,10 @@ class ReportTransfer:
 
     def __init__(
         self, private: str, folder: str, importer: Optional[str] = None,
-        nsys: Optional[str] = None,
+        nsys: Optional[str] = None, clock: Clock = REAL,
     ) -> None:  # fmt: skip
         self.private = private
+        self.clock = clock
         #: whose exporter is tried first
         self.nsys = nsys
         #: what makes the report's tables, where that is done on the node
@@ -67,7 +68,7 @@ class ReportTransfer:
 
     def reduce_as(self, order: Optional[Reduction]) -> None:
         """The report is to be reduced on the node so, or not at all."""
-        self.reducing = Reducing(order, self.nsys) if order is not None else None
+        self.reducing = Reducing(order, self.nsys, self.clock) if order is not None else None
 
     def known(self) -> Dict[str, Any]:
         """What whoever started nsys knows of its end, for whoever transfers what it left."""
@@ -82,7 +83,7 @@ class ReportTransfer:
         `status` is the program's, `opened` whether nsys had begun to collect, `troubles` what it
         did not do. Takes `patience_s` and little more.
         """
-        self.deadline = time.monotonic() + patience_s
+        self.deadline = self.clock.now() + patience_s
         was = states.read(self.folder)
         if self.others and "program_pid" in was:
             shutil.rmtree(self.private, ignore_errors=True)
@@ -189,17 +190,19 @@ class ReportTransfer:
         self.leave_torn()
         if self.import_tried:
             return
-        with contextlib.suppress(OSError, subprocess.TimeoutExpired), open(self.log, "ab") as log:
+        with contextlib.suppress(OSError), open(self.log, "ab") as log:
             if self.importer and os.path.exists(self.raw) and os.path.exists(self.made):
                 os.unlink(self.made)  # nsys was ended while it made the one of the other
             command = self.import_command()
             if command:
-                done = subprocess.run(
+                importer = subprocess.Popen(
                     command, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-                    env=dict(os.environ, TMPDIR=self.private),
-                    timeout=max(0.2, patience_s - COPYING_S),
+                    env=dict(os.environ, TMPDIR=self.private), start_new_session=True,
                 )  # fmt: skip
-                self.imported(done.returncode)
+                within_s = max(0.2, patience_s - COPYING_S)
+                status = processes.status_within(importer, within_s, self.clock)
+                if status is not None:
+                    self.imported(status)
 
     def bring(self, beside: bool = False) -> Optional[str]:
         """Copy the report to the rank's folder; what went wrong, or None.
@@ -240,7 +243,7 @@ class ReportTransfer:
         reducing.start(self.made, self.folder)
         if beside:
             return reducing.poll()
-        return reducing.wait(REDUCING_FRAC * (self.deadline - time.monotonic()), self.got_on)
+        return reducing.wait(REDUCING_FRAC * (self.deadline - self.clock.now()), self.got_on)
 
     def keep(self, name: str) -> Optional[str]:
         """Copy a private file to the rank's folder, by rename; what went wrong, or None."""
@@ -264,7 +267,7 @@ class ReportTransfer:
         for piece in iter(lambda: read.read(_CHUNK), b""):
             yield piece
             self.got_on()
-            if len(piece) == _CHUNK and time.monotonic() >= self.deadline:
+            if len(piece) == _CHUNK and self.clock.now() >= self.deadline:
                 raise TimeoutError
 
     def last_line(self) -> str:

@@ -14,13 +14,13 @@ import os
 import signal
 import subprocess
 import tempfile
-import time
 from typing import Dict, Iterator, List, Mapping, Optional
 
 from .. import nsys as profiler
 from ..contracts import identity, processes
 from ..contracts.plan import NsysPlan
 from ..contracts.states import State
+from ..contracts.timing import REAL, Clock
 from . import size
 from .outbox import Outbox
 from .report_transfer import ReportTransfer
@@ -60,7 +60,7 @@ class Session:
 
     def __init__(
         self, name: str, nsys: NsysPlan, mode: str, transfer: ReportTransfer, most: int,
-        outbox: Outbox,
+        outbox: Outbox, clock: Clock = REAL,
     ) -> None:  # fmt: skip
         """`most`: bytes that the capture may take on this node; 0 for any."""
         self.name = name
@@ -69,6 +69,7 @@ class Session:
         self.transfer = transfer
         self.most = most
         self.outbox = outbox
+        self.clock = clock
         self.scratch = profiler.scratch(transfer.private, nsys.version)
         trace = nsys.trace["gpu" if sees_a_gpu() else "cpu"]
         self.values = {"output": transfer.report, "session": name, "trace": trace}
@@ -105,9 +106,9 @@ class Session:
         # nsys ignores ranges whose names are not registered strings unless it is told not to.
         environment = {"NSYS_NVTX_PROFILER_REGISTER_ONLY": "0", **os.environ}
         environment[identity.PROFILED] = "%s:%s" % (self.mode, address)
-        with one_at_a_time():
+        with one_at_a_time(self.clock):
             self.child = self.spawn([*self.command(verb), *trampoline], program=environment)
-            time.sleep(START_GAP_S)
+            self.clock.sleep(START_GAP_S)
 
     def note(self, trouble: str) -> None:
         """Keep for the rank's state what went wrong beside the training."""
@@ -122,7 +123,7 @@ class Session:
         for child in (*self.helpers(), self.child):
             if child.poll() is None:
                 processes.end_group(child)
-        processes.end_own_nsys(self.name)
+        processes.end_own_nsys(self.name, clock=self.clock)
 
     def processes(self) -> List[int]:
         """The processes of this session's nsys that are at work."""
@@ -147,7 +148,7 @@ class Session:
         ticks = {pid: ticks for pid, (_, ticks) in works.items()}
         more = sum(ticks[pid] - self.ticks.get(pid, ticks[pid]) for pid in found)
         self.ticks = ticks
-        now, written, first = time.monotonic(), self.files.written(), self.written < 0
+        now, written, first = self.clock.now(), self.files.written(), self.written < 0
         self.ran += more
         self.spun += more
         if written != self.written:
@@ -162,30 +163,27 @@ class Session:
 
     def start(self) -> Optional[str]:
         """Returns what went wrong, or None once nsys is collecting."""
-        free, began = profiler.free_bytes(self.scratch), time.monotonic()
+        free, began = profiler.free_bytes(self.scratch), self.clock.now()
         if free < profiler.LEAST_FREE_B:
             return no_space(self.scratch, free)
         starting = self.spawn(self.command("start"))
         within_s = min(START_TIMEOUT_S + self.nsys.longer_s, MOST_START_TIMEOUT_S)
-        try:
-            status = starting.wait(within_s)
-        except subprocess.TimeoutExpired:
-            processes.end_group(starting)
+        status = processes.status_within(starting, within_s, self.clock)
+        self.starting_s = self.clock.now() - began
+        if status is None:
             return "nsys start did not end within %d s" % within_s
-        finally:
-            self.starting_s = time.monotonic() - began
         if status != 0:
             return "nsys start %s: %s" % (processes.ended(status), self.transfer.last_line())
         self.opened = True
         self.files.begin()
-        self.look_at = time.monotonic_ns() + size.EVERY_NS
+        self.look_at = self.clock.now_ns() + size.EVERY_NS
         self.outbox.say("watch")
         return None
 
     def stop(self) -> None:
         """Have nsys write its report, beside the training."""
         if self.opened and not self.stops:
-            self.stopped_at = time.monotonic()
+            self.stopped_at = self.clock.now()
             self.stops.append(self.spawn(self.command("stop")))
         self.outbox.say("ignore")
 
@@ -193,20 +191,20 @@ class Session:
         """Why the window is to be closed now; "" where it is not."""
         reason: str = self.outbox.look().get("order") or ""
         if reason and not self.ordered_at:
-            self.ordered_at = time.monotonic()
+            self.ordered_at = self.clock.now()
         return reason
 
     def obey(self) -> None:
         """Where the step does not end in which the order came, its window ends inside it."""
         order = self.order() if self.opened and not self.stops else ""
-        if order and time.monotonic() > self.ordered_at + ORDER_GRACE_S:
+        if order and self.clock.now() > self.ordered_at + ORDER_GRACE_S:
             self.stop()
             self.outbox.state(State.FINISHING, "closed within a step: %s" % order)
 
     def tend(self, nice: int) -> None:
         """Stop what grows too large, make the report with this niceness, transfer it."""
-        if self.look_at and time.monotonic_ns() >= self.look_at:
-            self.look_at = time.monotonic_ns() + size.EVERY_NS
+        if self.look_at and self.clock.now_ns() >= self.look_at:
+            self.look_at = self.clock.now_ns() + size.EVERY_NS
             self.limit()
         if not self.stops or self.stops[-1].poll() is None:
             return
@@ -222,8 +220,8 @@ class Session:
             if command:
                 # An order means that there is little time.
                 self.importing = self.spawn(command, nice=0 if self.order() else nice)
-            elif time.monotonic() >= self.bring_at and not self.outbox.look().get("brought"):
-                self.bring_at = time.monotonic() + BRING_AGAIN_S
+            elif self.clock.now() >= self.bring_at and not self.outbox.look().get("brought"):
+                self.bring_at = self.clock.now() + BRING_AGAIN_S
                 self.outbox.say("bring")
         elif self.importing.poll() is not None:
             self.transfer.imported(self.importing.returncode)
@@ -241,7 +239,7 @@ class Session:
         elif free < profiler.LEAST_FREE_B // 4:
             trouble = "ended while it wrote: " + no_space(self.scratch, free)
         # A report takes memory and disk while it is made.
-        elif time.monotonic() > self.stopped_at + STOP_S and 0 < TOO_MUCH * self.most < held:
+        elif self.clock.now() > self.stopped_at + STOP_S and 0 < TOO_MUCH * self.most < held:
             trouble = "nsys stop did not end, and the capture grew to %d MB" % (held // size.MB)
         if trouble:
             self.note(trouble)
@@ -290,17 +288,19 @@ def sees_a_gpu() -> bool:
 
 
 @contextlib.contextmanager
-def one_at_a_time() -> Iterator[None]:
+def one_at_a_time(clock: Clock = REAL) -> Iterator[None]:
     """Hold this node's lock on starting nsys; without it where it cannot be had in time."""
     path = os.path.join(tempfile.gettempdir(), "clusterprof-%d.lock" % os.getuid())
-    deadline = time.monotonic() + LOCK_S
     with contextlib.ExitStack() as held:
         with contextlib.suppress(OSError):
             lock = os.open(path, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
             held.callback(os.close, lock)
-            while time.monotonic() < deadline:
-                with contextlib.suppress(BlockingIOError):
-                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    break
-                time.sleep(0.02)
+            clock.until(lambda: _locked(lock), LOCK_S)
         yield
+
+
+def _locked(lock: int) -> bool:
+    with contextlib.suppress(BlockingIOError):
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return True
+    return False

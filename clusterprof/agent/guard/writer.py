@@ -17,19 +17,18 @@ import math
 import os
 import queue
 import random
-import select
 import shutil
 import signal
 import socket
 import tempfile
 import threading
-import time
 from array import array
 from typing import Any, Callable, Dict, List, Optional
 
 from ..contracts import clocks, files, later_window, paths, processes, states
 from ..contracts.plan import Reduction
 from ..contracts.states import State
+from ..contracts.timing import REAL, Clock
 from . import outbox, report_transfer, step_log
 from .hangs import Hangs
 from .reducing import Reducing
@@ -72,10 +71,10 @@ class Peer:
 class Writer:
     """All file operations of one rank, in order; `do_NAME` gets the members of a message NAME."""
 
-    def __init__(self, first: socket.socket, pid: int) -> None:
+    def __init__(self, first: socket.socket, pid: int, clock: Clock = REAL) -> None:
         self.pid = pid
+        self.clock = clock
         self.peers: Dict[int, Peer] = {}
-        self.poll = select.poll()
         self.attend(first)
         self.jobs: "queue.Queue[Callable[[], None]]" = queue.Queue()
         self.folder = self.run = ""
@@ -103,27 +102,25 @@ class Writer:
     def attend(self, connection: socket.socket) -> None:
         """Receive from one more process."""
         self.peers[connection.fileno()] = Peer(connection)
-        self.poll.register(connection, select.POLLIN)
 
     def serve(self) -> None:
         """Until no process is left to receive from, and all is written or `LINGER_S` has passed."""
         threading.Thread(target=self.work, daemon=True).start()
         while self.peers:
             due_at = min(self.log_at, self.hangs.look_at, self.look_at)
-            due_s = max(0.1, min(due_at - time.monotonic(), self.log_s))
-            pause_s = states.LOOK_S if self.watching else due_s
-            for descriptor, _ in self.poll.poll(1000 * pause_s):
-                self.receive(self.peers[descriptor])
-            self.tend()
+            due_s = max(0.1, min(due_at - self.clock.now(), self.log_s))
+            self.take(states.LOOK_S if self.watching else due_s)
         self.jobs.put(self.take_over)
         self.jobs.put(self.stop_reducing)
         self.jobs.put(self.clean)
-        with self.jobs.all_tasks_done:
-            self.jobs.all_tasks_done.wait_for(lambda: not self.jobs.unfinished_tasks, LINGER_S)
+        self.clock.until(lambda: not self.jobs.unfinished_tasks, LINGER_S)
 
-    def tend(self) -> None:
-        """Whatever is due."""
-        now = time.monotonic()
+    def take(self, seconds: float) -> None:
+        """Receive what comes within so long, and do whatever is due."""
+        connections = [peer.connection for peer in self.peers.values()]
+        for connection in self.clock.wait(connections, seconds):
+            self.receive(self.peers[connection.fileno()])
+        now = self.clock.now()
         if self.watching and not self.jobs.unfinished_tasks:
             self.jobs.put(self.look)
         if self.listening is not None and self.hangs.overdue(now):
@@ -172,7 +169,7 @@ class Writer:
                 steps = list(zip(times[::2], times[1::2]))  # noqa: B905 - Python 3.8
                 peer.log.add(first, steps)
                 if self.hangs.ended(steps):
-                    self.jobs.put(functools.partial(self.goes_on, time.time_ns()))
+                    self.jobs.put(functools.partial(self.goes_on, self.clock.wall_ns()))
             elif kind == outbox.FILE and peer.log is not None:
                 head, _, content = body.partition(b"\n")
                 later, _, name = head.decode().rpartition("/")
@@ -181,7 +178,6 @@ class Writer:
 
     def forget(self, peer: Peer) -> None:
         """A process that has ended sends nothing more."""
-        self.poll.unregister(peer.connection)
         del self.peers[peer.connection.fileno()]
         peer.connection.close()
         self.do_ignore(peer)
@@ -199,12 +195,12 @@ class Writer:
             self.log_s, peer.window = float(log_s), 1
         peer.log = step_log.StepLog(folder, (window[0], window[1]), wall_ns)
         # The ranks of a job begin together, and are not to write together.
-        self.log_at = time.monotonic() + self.log_s * random.uniform(0.2, 1)
+        self.log_at = self.clock.now() + self.log_s * random.uniform(0.2, 1)
         self.jobs.put(functools.partial(self.make, peer, peer.log))
 
     def do_expect(self, peer: Peer, every_s: float) -> None:
         """An order for a later window is to come soon: it is chosen by what was logged by now."""
-        now = time.monotonic()
+        now = self.clock.now()
         # The ranks of a job begin together, and are not to look together.
         self.look_s, self.look_at = every_s, now + every_s * random.uniform(0.5, 1)
         self.soon_until = now + later_window.SOON_S
@@ -231,11 +227,13 @@ class Writer:
     def work(self) -> None:
         """Do one job after the other, waiting for file systems."""
         while True:
-            job = self.jobs.get()
-            # A run directory that is gone, full or read-only hurts no training.
-            with contextlib.suppress(Exception):
-                job()
-            self.jobs.task_done()
+            self.do(self.jobs.get())
+
+    def do(self, job: Callable[[], None]) -> None:
+        """One job; a run directory that is gone, full or read-only hurts no training."""
+        with contextlib.suppress(Exception):
+            job()
+        self.jobs.task_done()
 
     def in_window(self, number: int, job: Callable[[], None]) -> Callable[[], None]:
         """The job as it is done in the rank's folder of this window."""
@@ -257,7 +255,7 @@ class Writer:
         order = later_window.next_after(run, peer.window or 1)
         if order is None or peer.log is None:
             return
-        peer.window, self.look_at, now = order.number, math.inf, time.monotonic()
+        peer.window, self.look_at, now = order.number, math.inf, self.clock.now()
         if order.auto and self.look_s:  # another one follows soon if this one comes too late
             self.look_at, self.soon_until = now + self.look_s, now + later_window.SOON_S
         if not states.captured_before(paths.in_window(self.folder, order.number)):
@@ -320,7 +318,8 @@ class Writer:
                 states.advance(self.folder, State.CAPTURED, None, **facts)
                 if self.folder in self.reductions:
                     trace = os.path.join(self.folder, paths.TRACE)
-                    self.reducing[trace] = made = Reducing(self.reductions[self.folder])
+                    made = Reducing(self.reductions[self.folder], clock=self.clock)
+                    self.reducing[trace] = made
                     if made.at_once:
                         made.start(trace, self.folder)
         finally:
@@ -329,8 +328,8 @@ class Writer:
 
     def do_hangs(self, peer: Peer, **facts: Any) -> None:
         """The rank's step hangs, unless it has gone on since."""
-        facts["until_ns"] = None if self.hangs.found else time.time_ns()
-        self.do_state(peer, None, None, time.time_ns(), {"hangs": facts})
+        facts["until_ns"] = None if self.hangs.found else self.clock.wall_ns()
+        self.do_state(peer, None, None, self.clock.wall_ns(), {"hangs": facts})
 
     def goes_on(self, at_ns: int) -> None:
         """The step that hung has ended."""
@@ -370,7 +369,9 @@ class Writer:
 
         `armed`: it is to capture no window yet. `nsys` reads reports.
         """
-        self.transfer = report_transfer.ReportTransfer(private, self.folder, importer, nsys)
+        self.transfer = report_transfer.ReportTransfer(
+            private, self.folder, importer, nsys, self.clock
+        )
         self.transfer.reduce_as(self.reductions.get(self.folder))
         self.session, self.armed = session, armed
 
@@ -385,7 +386,7 @@ class Writer:
         try:
             if transfer is not None:
                 vars(transfer).update(known)
-                transfer.got_on = lambda: peer.answer(at=time.monotonic_ns())
+                transfer.got_on = lambda: peer.answer(at=self.clock.now_ns())
                 transfer.settle(**ending)
                 self.left_by(transfer)
         finally:
@@ -409,14 +410,14 @@ class Writer:
 
     def reduce(self, peer: Peer, patience_s: float) -> None:
         """See `do_reduce`; a trace that is not to be kept is removed once its tables are there."""
-        until = time.monotonic() + patience_s
+        until = self.clock.now() + patience_s
         for report, reducing in self.reducing.items():
             folder = os.path.dirname(report)
             if not os.path.exists(report):
                 continue
             reducing.start(report, folder)
-            left_s = until - time.monotonic()
-            trouble = reducing.wait(left_s, lambda: peer.answer(at=time.monotonic_ns()))
+            left_s = until - self.clock.now()
+            trouble = reducing.wait(left_s, lambda: peer.answer(at=self.clock.now_ns()))
             if trouble:
                 states.note(folder, State.CAPTURED, not_reduced=trouble)
             elif reducing.order.keep_reports == "none":
@@ -446,10 +447,8 @@ class Writer:
         if State.of(states.read(folder)) is State.CAPTURING:
             with contextlib.suppress(OSError):  # whoever collects waits for a rank that finishes
                 states.advance(folder, State.FINISHING, "the rank was killed inside the window")
-        until = time.monotonic() + WRITING_S
-        while processes.of_session(self.session) and time.monotonic() < until:
-            time.sleep(0.05)
-        processes.end_own_nsys(self.session)
+        self.clock.until(lambda: not processes.of_session(self.session), WRITING_S, 0.05)
+        processes.end_own_nsys(self.session, clock=self.clock)
         if self.armed:
             self.give_up()
             return

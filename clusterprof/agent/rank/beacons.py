@@ -27,6 +27,7 @@ import time
 from typing import Any, Dict, List, Optional, Tuple
 
 from ..contracts import paths
+from ..contracts.timing import REAL, Clock
 from ..guard.outbox import Outbox
 from .steps import Counter
 
@@ -114,8 +115,9 @@ class Beacons:
 
 
 def agree(
-    store: Any, key: str, size: int, facts: str, problem: Optional[str], patience_s: float
-) -> str:
+    store: Any, key: str, size: int, facts: str, problem: Optional[str], patience_s: float,
+    clock: Clock = REAL,
+) -> str:  # fmt: skip
     """Return "go" or, the same on every rank, why not; `problem`: why this rank cannot take part.
 
     `facts` are the same on all `size` ranks, or they do not agree.
@@ -134,12 +136,10 @@ def agree(
         return first("/verdict", problem)
     if store.add(key + "/arrived", 1) == size:
         return first("/verdict", "go")
-    deadline = time.monotonic() + patience_s
-    # Asked for again and again, not waited for: a waiting call would hold the store's lock,
-    # which torch's own watchdogs need.
-    while not store.check([key + "/verdict"]) and time.monotonic() <= deadline:
-        # not to overrun the store with the questions of thousands of ranks
-        time.sleep(max(0.002, size * 20e-6))
+    # Asked for again and again, not waited for: a waiting call would hold the store's lock, which
+    # torch's own watchdogs need. Not to overrun the store with the questions of thousands of ranks:
+    every_s = max(0.002, size * 20e-6)
+    clock.until(lambda: store.check([key + "/verdict"]), patience_s, every_s)
     return first("/verdict", "not all ranks came to this step within %g s" % patience_s)
 
 

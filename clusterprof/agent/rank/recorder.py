@@ -17,7 +17,6 @@ import json
 import os
 import re
 import sys
-import time
 import zlib
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Tuple
 
@@ -135,13 +134,13 @@ class Recorder:
 
     def close(self) -> None:
         """The window's last step has ended."""
-        self.ended = time.monotonic()
+        self.ended = self.outbox.clock.now()
         if self.alone:
             self.read_clock("close")
 
     def settled(self) -> bool:
         """Whether the window ended long enough ago for its last collectives to be complete."""
-        return self.ended is not None and time.monotonic() >= self.ended + SETTLE_S
+        return self.ended is not None and self.outbox.clock.now() >= self.ended + SETTLE_S
 
     def hurry(self) -> None:
         """The program destroys a process group: save what may be gone with it."""

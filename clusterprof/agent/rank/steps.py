@@ -12,11 +12,11 @@ from __future__ import annotations
 
 import contextlib
 import sys
-import time
 import weakref
 from _thread import get_ident
 from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Tuple
 
+from ..contracts.timing import REAL, Clock
 from . import hooks
 
 if TYPE_CHECKING:
@@ -39,12 +39,12 @@ MOST_OTHERS = 4096
 class Other:
     """What an optimizer beside the counted one has done since the counted one's last step."""
 
-    def __init__(self, optimizer: Any, at: int, alone: int) -> None:
+    def __init__(self, optimizer: Any, at: int, alone: int, first_ns: int) -> None:
         self.optimizer = weakref.ref(optimizer)
         #: how many steps the counted one had made by then, and how many of them without this one
         self.at = at
         self.alone = alone
-        self.first_ns = time.monotonic_ns()
+        self.first_ns = first_ns
         self.steps = 1
 
 
@@ -60,7 +60,9 @@ class Counter:
     Who attends is called between two steps of the main loop: never inside autograd (`between`).
     """
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Clock = REAL) -> None:
+        self.clock = clock
+        self._now_ns = clock.now_ns
         self.count = 0
         self.enabled = False
         #: the program counts by itself (`clusterprof.step()`, `--step-on`): optimizers do not
@@ -98,8 +100,8 @@ class Counter:
         """
         self.outbox = outbox
         self.enabled = True
-        self._wall = wall_minus_monotonic()
-        now = time.monotonic_ns()
+        self._wall = wall_minus_monotonic(self.clock)
+        now = self._now_ns()
         self._begin, self._flush_at = since or now, now + FLUSH_NS
 
     def end(self) -> None:
@@ -163,7 +165,7 @@ class Counter:
             if len(self._others) >= MOST_OTHERS:
                 self._others.clear()
             alone = run if other is None else self._own - other.at
-            self._others[me] = Other(optimizer, self._own, alone)
+            self._others[me] = Other(optimizer, self._own, alone, self._now_ns())
             return False
         other.steps += 1
         if other.steps >= GIVEN_UP:
@@ -207,7 +209,7 @@ class Counter:
 
     def boundary(self) -> None:
         """One step ends and the next begins."""
-        now = time.monotonic_ns()
+        now = self._now_ns()
         self._ended(now)
         self._elsewhere = 0
         if 0 <= self.next_event <= self.count or now >= self._flush_at:
@@ -225,8 +227,8 @@ class Counter:
         if due:
             self._act()
             # What the profiler's start or stop cost lies between two steps, in neither.
-            self._begin = time.monotonic_ns()
-        if due or time.monotonic_ns() >= self._flush_at:
+            self._begin = self._now_ns()
+        if due or self._now_ns() >= self._flush_at:
             self.flush()
             if self.after_flush is not None:
                 self.after_flush()
@@ -244,7 +246,7 @@ class Counter:
 
     def anchor(self, since: int = 0) -> None:
         """Let the log's times from step `since` on be of the wall clock as it is now."""
-        wall = wall_minus_monotonic()
+        wall = wall_minus_monotonic(self.clock)
         if abs(wall - self._wall) >= SET_NS:
             self._wall = wall
             if self.outbox is not None:
@@ -269,17 +271,17 @@ class Counter:
     def flush(self) -> None:
         """Hand the new steps to the process that writes the log."""
         pending, self._pending = self._pending, []
-        self._flush_at = time.monotonic_ns() + FLUSH_NS
+        self._flush_at = self._now_ns() + FLUSH_NS
         if self.outbox is not None and pending:
             self.outbox.steps(self.count - len(pending), pending)
             self.outbox.look()
 
 
-def wall_minus_monotonic() -> int:
+def wall_minus_monotonic(clock: Clock) -> int:
     """What the wall clock is ahead of the monotonic one, ns; of three readings the closest."""
     found = []
     for _ in range(3):
-        before, wall, after = time.monotonic_ns(), time.time_ns(), time.monotonic_ns()
+        before, wall, after = clock.now_ns(), clock.wall_ns(), clock.now_ns()
         found.append((after - before, wall - (before + after) // 2))
     return min(found)[1]
 

@@ -9,7 +9,6 @@ import contextlib
 import os
 import sys
 import threading
-import time
 from typing import Any, Callable, Dict, List, Optional
 
 from ..contracts import clocks, messages, paths
@@ -108,7 +107,7 @@ class Window:
         self.is_open = True
         self.local.at_end = _AtEnd(self.thread_ends)
         own_profilers.kineto.comes = self.give_way
-        self.looks = size.Looks(self.first, time.monotonic_ns())
+        self.looks = size.Looks(self.first, self.counter.clock.now_ns())
         with contextlib.suppress(Exception):
             self.readings.append(clocks.reading("opened", mark=True))
         self.garbage.start()
@@ -133,7 +132,7 @@ class Window:
         if not why and 0 < self.plan.max_report_mb * size.MB < held:
             why = "the report reached %d MB" % (held // size.MB)
         if not why:
-            return min(self.looks.next(count, time.monotonic_ns()), self.end)
+            return min(self.looks.next(count, self.counter.clock.now_ns()), self.end)
         self.close_early(why)
         return self.afterwards()
 

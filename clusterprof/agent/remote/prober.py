@@ -21,10 +21,8 @@ import hashlib
 import math
 import os
 import secrets
-import select
 import socket
 import struct
-import time
 from typing import Any, Dict, List, Mapping, Optional, Tuple
 
 from ..contracts import clocks, exchange, files, paths, processes
@@ -32,6 +30,7 @@ from ..contracts import plan as plans
 from ..contracts.exchange import Answerer
 from ..contracts.identity import FOLLOWED, PLAN, Identity, nodes
 from ..contracts.plan import Plan
+from ..contracts.timing import REAL, Clock
 
 #: the Unix socket of this rank's prober, a name in the kernel's own list of those without a file
 PROBE = "CLUSTERPROF_PROBE"
@@ -89,8 +88,11 @@ def notify(event: str) -> None:
 class Prober:
     """One rank's prober, from its start to the end of its rank."""
 
-    def __init__(self, run: str, rank: int, against: int, owner: int, name: str) -> None:
+    def __init__(
+        self, run: str, rank: int, against: int, owner: int, name: str, clock: Clock = REAL
+    ) -> None:
         self.run = run
+        self.clock = clock
         self.rank = rank
         self.against = against
         self.owner = owner
@@ -114,18 +116,18 @@ class Prober:
         until = math.inf
         sources: List[Any] = [endpoint, self.pipe, self.owner]
         with contextlib.closing(endpoint):
-            while time.monotonic() < until:
-                pause = None if until == math.inf else max(0.0, until - time.monotonic())
-                ready = select.select(sources, [], [], pause)[0]
+            while self.clock.now() < until:
+                pause = None if until == math.inf else until - self.clock.now()
+                ready = self.clock.wait(sources, pause)
                 if endpoint in ready:
                     exchange.answer(endpoint)
                     if self.owner not in sources:
-                        until = time.monotonic() + QUIET_S
+                        until = self.clock.now() + QUIET_S
                 if self.pipe in ready and self.event() == "close":
-                    until = time.monotonic() + GRACE_S
+                    until = self.clock.now() + GRACE_S
                 if self.owner in ready:
                     sources.remove(self.owner)
-                    until = time.monotonic() + QUIET_S
+                    until = self.clock.now() + QUIET_S
 
     def event(self) -> str:
         """What our rank announced; "" for a datagram of another user."""
@@ -148,7 +150,7 @@ class Prober:
         answerer, ended = None, False
         sources: List[Any] = [self.pipe, self.owner]
         while not ended:
-            ready = select.select(sources, [], [])[0]
+            ready = self.clock.wait(sources)
             event = self.event() if self.pipe in ready else ""
             if event == "open":
                 found = self.find()
@@ -165,7 +167,7 @@ class Prober:
     def measure(self, event: str, answerer: Answerer) -> None:
         """One measurement against the reference rank's prober."""
         with contextlib.closing(answerer.endpoint()) as endpoint:
-            tries = (exchange.measure(endpoint, answerer) for _ in range(TRIES))
+            tries = (exchange.measure(endpoint, answerer, self.clock) for _ in range(TRIES))
             found = next(filter(None, tries), [])
         if not found:
             self.notes.append("rank %d's host did not answer at the window's %s (UDP %s:%d)"
@@ -181,22 +183,22 @@ class Prober:
     def find(self) -> Optional[Answerer]:
         """The reference rank's prober; None where there is none (its rank never began)."""
         if self.meeting is not None:
-            found = exchange.seek(*self.meeting, exchange.FIRST_ANSWER_S)
+            found = exchange.seek(*self.meeting, exchange.FIRST_ANSWER_S, self.clock)
             if found is None:
                 secret, hosts = self.meeting
                 ports = ", ".join(map(str, exchange.meeting_ports(secret)))
                 self.notes.append("rank %d's prober was not found on %s (UDP ports %s)"
                                   % (self.against, ", ".join(hosts), ports))  # fmt: skip
             return found
-        deadline = time.monotonic() + exchange.FIRST_ANSWER_S
+        deadline = self.clock.now() + exchange.FIRST_ANSWER_S
         while True:
             try:
                 return exchange.announced(self.address_file, ours=True)
             except (OSError, ValueError):
-                if time.monotonic() > deadline:
+                if self.clock.now() > deadline:
                     self.notes.append("rank %d's prober was not found" % self.against)
                     return None
-                time.sleep(0.1)
+                self.clock.sleep(0.1)
 
     def claims(self, answerer: Answerer) -> bool:
         """Whether it is ours to measure: of each machine the first that comes, of its own none."""
