@@ -121,12 +121,15 @@ class Progress:
                 say(self._what)
                 return
             wait_s = _DRAW_S
-            age = f"{self._clock.now() - self._began:.0f} s"
-            with self._lock:
-                columns = shutil.get_terminal_size((80, 24)).columns
-                text = messages.neutral(f"clusterprof: {self._what} … {age}")[: columns - 1]
-                self._drawn = True
-                self._raw(f"\r{text}\x1b[K")
+            self._show()
+
+    def _show(self) -> None:
+        age = f"{self._clock.now() - self._began:.0f} s"
+        with self._lock:
+            columns = shutil.get_terminal_size((80, 24)).columns
+            text = messages.neutral(f"clusterprof: {self._what} … {age}")[: columns - 1]
+            self._drawn = True
+            self._raw(f"\r{text}\x1b[K")
 
     def _raw(self, text: str) -> None:
         with contextlib.suppress(OSError):

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from lab.clock import ManualClock
 
 from clusterprof.agent.contracts import clocks
 from clusterprof.doctor import cluster, leftovers, table, this_host
@@ -168,17 +169,15 @@ def test_a_temporary_folder_that_cannot_lock_is_bad(monkeypatch: pytest.MonkeyPa
     assert "No locks available" in found.found
 
 
-def test_a_folder_that_another_node_cannot_see_is_bad(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(this_host, "VISIBLE_S", 0.2)
-    probe = tmp_path / "probe"
-    found = this_host.probed_folder(probe, "n1")
+def test_a_folder_that_another_node_cannot_see_is_bad(tmp_path: Path, clock: ManualClock) -> None:
+    probe, began = tmp_path / "probe", clock.now()
+    found = this_host.probed_folder(probe, "n1", clock)
+    assert clock.now() - began == pytest.approx(this_host.VISIBLE_S)
     assert (found.level, str(tmp_path) in found.found) == (BAD, True)
     assert "--run-dir" in found.advice
     probe.mkdir()
-    (probe / this_host.TOKEN).touch()
-    assert this_host.probed_folder(probe, "n1").level == OK
+    clock.plan(this_host.VISIBLE_S - 0.05, (probe / this_host.TOKEN).touch)
+    assert this_host.probed_folder(probe, "n1", clock).level == OK
     assert (probe / "n1").exists()
 
 

@@ -77,7 +77,7 @@ class Node:
 
     def program_starts(self) -> None:
         """The trampoline says so, and the program's agent opens and closes the window."""
-        self.said("hello %d" % PROGRAM, "pid %d" % PROGRAM)
+        self.said(f"hello {PROGRAM}", f"pid {PROGRAM}")
         self.clock.plan(1.0, self.window_opens)
 
     def window_opens(self) -> None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
-import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from lab.clock import ManualClock
 
 from clusterprof import merge_run, run_directory
 from clusterprof.agent.contracts import later_window, states
@@ -87,17 +88,17 @@ ARGUMENTS = argparse.Namespace(arm=None, pp=None)
 class Ranks:
     """The ranks of a job of two, while it waits: `late` of their orders come too late."""
 
-    def __init__(self, run: RunDirectory, late: int) -> None:
+    def __init__(self, run: RunDirectory, late: int, clock: ManualClock) -> None:
         self.run = run
         self.late = late
         for rank in (0, 1):
             states.advance(str(run.rank(rank)), "counting", world_size=2, flight="none")
-            log = StepLog(str(run.rank(rank)), (10, 15), time.time_ns() - 15 * 10**9)
+            log = StepLog(str(run.rank(rank)), (10, 15), clock.wall_ns() - 15 * 10**9)
             log.claim()
             log.add(0, [(each * 10**9, (each + 1) * 10**9) for each in range(15)])
             log.write(all_of_it=True)
 
-    def go_on(self, seconds: float) -> None:
+    def go_on(self) -> None:
         """Obey what is ordered."""
         for window in self.run.later_windows():
             for rank in (0, 1):
@@ -129,16 +130,16 @@ def test_an_order_that_came_too_late_is_repeated_a_few_times(
     late: int,
     windows: list[int],
     end: str,
+    clock: ManualClock,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    ranks = Ranks(run, late)
-    monkeypatch.setattr(look_first.time, "sleep", ranks.go_on)
+    clock.beside.append(Ranks(run, late, clock).go_on)
     monkeypatch.setattr(merge_run, "look", lambda _: look(1))
     plan = SimpleNamespace(
         job=SimpleNamespace(world_size=2), arguments=ARGUMENTS, window=StepWindow(10, 15)
     )
-    look_first.look_first(cast("planning.LaunchPlan", plan), run)
+    look_first.look_first(cast("planning.LaunchPlan", plan), run, clock)
     assert [each.number for each in run.later_windows()] == windows
     assert end in capsys.readouterr().err.splitlines()[-1]
     steps = [each.window() for each in run.later_windows()]
@@ -147,38 +148,27 @@ def test_an_order_that_came_too_late_is_repeated_a_few_times(
 
 
 def test_ranks_of_a_job_of_unknown_size_are_looked_for_until_they_come(
-    run: RunDirectory, monkeypatch: pytest.MonkeyPatch
+    run: RunDirectory, clock: ManualClock
 ) -> None:
-    slept: list[float] = []
-
-    def go_on(seconds: float) -> None:
-        slept.append(seconds)
-        if len(slept) == 3:
-            Ranks(run, late=0)
-
-    monkeypatch.setattr(look_first.time, "sleep", go_on)
+    clock.plan(2.5, lambda: Ranks(run, 0, clock))
     plan = SimpleNamespace(job=SimpleNamespace(world_size=None))
-    assert look_first.wait_for_ranks(cast("planning.LaunchPlan", plan), run) == 2
-    assert slept == [1.0, 1.0, 1.0]
+    assert look_first.wait_for_ranks(cast("planning.LaunchPlan", plan), run, clock) == 2
+    assert clock.slept == [1.0, 1.0, 1.0]
 
 
 def test_ranks_that_leave_their_recorders_one_after_the_other_are_waited_for(
-    run: RunDirectory, monkeypatch: pytest.MonkeyPatch
+    run: RunDirectory, clock: ManualClock
 ) -> None:
     # Of a job of four on a slow machine three come 9 s apart, and the last one never.
-    now = 0.0
-
-    def go_on(seconds: float) -> None:
-        nonlocal now
-        now += seconds
-        if now % 9 == 0 and now <= 27:
-            states.advance(str(run.rank(int(now) // 9)), "counting", world_size=4, flight="none")
-
-    monkeypatch.setattr(look_first, "time", SimpleNamespace(sleep=go_on, monotonic=lambda: now))
+    for rank in (1, 2, 3):
+        come = partial(states.advance, str(run.rank(rank)), "counting", world_size=4, flight="none")
+        clock.plan(9.0 * rank, come)
+    began = clock.now()
     plan = SimpleNamespace(job=SimpleNamespace(world_size=4))
-    assert look_first.wait_for_ranks(cast("planning.LaunchPlan", plan), run) == 4
+    assert look_first.wait_for_ranks(cast("planning.LaunchPlan", plan), run, clock) == 4
     assert len(run.ranks()) == 3
-    assert 27 + look_first.PATIENCE_S < now < 30 + look_first.PATIENCE_S
+    waited_s = clock.now() - began
+    assert 27 + look_first.PATIENCE_S < waited_s < 30 + look_first.PATIENCE_S
 
 
 def test_a_rank_whose_nsys_has_captured_is_no_peer_of_a_later_order() -> None:

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
+from lab.clock import ManualClock
 
 from clusterprof.agent.contracts.plan import NsysPlan, Plan, Selection
 from clusterprof.agent.guard import guard, report_transfer, session
@@ -19,17 +20,17 @@ def hangs_at(
     looks: Iterable[Look], folder: Path, monkeypatch: pytest.MonkeyPatch, start_s: int = 6
 ) -> int | None:
     """The number of the first look that finds nsys hanging; None for none."""
+    clock = ManualClock()
     monkeypatch.setattr(session.profiler.tempfile, "gettempdir", lambda: str(folder))
     nsys = NsysPlan("nsys", "2022.4", None, {"cpu": "", "gpu": ""}, [], [], [], [], start_s)
     home = report_transfer.ReportTransfer(str(folder), str(folder / "rank"))
-    made = session.Session("s", nsys, "session", home, 0, Outbox(None))
-    monkeypatch.setattr(session, "_TICKS_PER_S", 100)
+    made = session.Session("s", nsys, "session", home, 0, Outbox(None), clock)
     for second, (works, written) in enumerate(looks):
-        monkeypatch.setattr(session.time, "monotonic", lambda at=second: 1000.0 + at)
         monkeypatch.setattr(session.processes, "work", lambda pid, now=works: now[pid])
         monkeypatch.setattr(made.files, "written", lambda now=written: now)
         if made.hangs(list(works)):
             return second
+        clock.sleep(1)
     return None
 
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-import time
-from collections.abc import Callable
+import threading
 from types import SimpleNamespace
 
 import pytest
-from lab.command import PATIENCE_S
+from lab.clock import ManualClock
 
 from clusterprof import console
 from clusterprof.cli import main
@@ -27,18 +26,10 @@ class Stderr:
         self._text += self._capfd.readouterr().err
         return self._text
 
-    def comes(self, fits: Callable[[str], bool]) -> str:
-        until = time.monotonic() + PATIENCE_S
-        while not fits(self.text()):
-            assert time.monotonic() < until
-            time.sleep(0.005)
-        return self.text()
-
 
 @pytest.fixture
 def stderr(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Stderr:
     monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setattr(console, "_DRAW_S", 0.005)
     return Stderr(capfd, monkeypatch)
 
 
@@ -51,19 +42,57 @@ def screen(text: str) -> str:
     return "\n".join(lines[:-1])
 
 
+class Work:
+    """Long work, that the thread which draws looks at; here that is the test's own."""
+
+    def __init__(self, clock: ManualClock, stderr: Stderr) -> None:
+        self.clock, self.stderr = clock, stderr
+        self.over = threading.Event()
+        self.progress = console.Progress(clock)
+        self.progress._over = self.over
+        self.shown: list[str] = []
+
+    def until(self, in_s: float, what: str) -> None:
+        """From then on it does something else."""
+        self.clock.plan(in_s, lambda: self.goes_on(what))
+
+    def goes_on(self, what: str) -> None:
+        self.shown.append(self.stderr.text())
+        self.progress.now(what)
+
+    def ends(self, in_s: float) -> None:
+        """Draw until then, and take away what is left."""
+        self.clock.plan(in_s, self.over.set)
+        self.progress._draw()
+        self.shown.append(self.stderr.text())
+        self.progress.clear()
+
+
 def test_on_a_terminal_one_line_is_drawn_over_and_taken_away(
-    stderr: Stderr, monkeypatch: pytest.MonkeyPatch
+    stderr: Stderr, clock: ManualClock
 ) -> None:
     stderr.terminal(True)
-    monkeypatch.setattr(console, "SOON_S", 0.005)
-    with console.Progress():
-        console.progress("reading reports: 1 of 8\x1b[2J")
-        stderr.comes(lambda text: "1 of 8" in text)
-        console.progress("aligning the clocks")
-        stderr.comes(lambda text: "clocks" in text)
+    work = Work(clock, stderr)
+    work.progress.now("reading reports: 1 of 8\x1b[2J")
+    work.until(console.SOON_S - 0.01, "reading reports: 2 of 8\x1b[2J")
+    work.until(console.SOON_S + 0.01, "aligning the clocks")
+    work.ends(3.7)
+    assert work.shown[0] == ""
+    assert "2 of 8\\u001b[2J … 1 s" in work.shown[1]
+    assert "aligning the clocks … 2 s" in work.shown[2]
+    assert screen(stderr.text()).rstrip() == ""
+    assert stderr.text().endswith("\x1b[K")
+
+
+def test_a_message_stands_where_the_line_was(stderr: Stderr) -> None:
+    stderr.terminal(True)
+    with console.Progress() as progress:
+        progress.now("reading reports: 1 of 8\x1b[2J")
+        progress._show()
         console.say("a message")
     text = stderr.text()
     assert "\x1b[2J" not in text
+    assert "1 of 8" in text
     assert screen(text).rstrip() == "clusterprof: a message"
     assert text.endswith(("\x1b[K", "a message\n"))
 
@@ -77,16 +106,13 @@ def test_work_that_is_done_soon_says_nothing(stderr: Stderr) -> None:
     assert stderr.text() == ""
 
 
-def test_without_a_terminal_long_work_says_one_line(
-    stderr: Stderr, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_a_terminal_long_work_says_one_line(stderr: Stderr, clock: ManualClock) -> None:
     stderr.terminal(False)
-    monkeypatch.setattr(console, "LONG_S", 0.005)
-    with console.Progress() as progress:
-        progress.now("reading 64 reports")
-        stderr.comes(lambda text: text.endswith("\n"))
-        progress._thread.join(PATIENCE_S)
-        progress.now("aligning the clocks")
+    work = Work(clock, stderr)
+    work.until(console.LONG_S - 0.01, "reading 64 reports")
+    work.until(console.LONG_S + 0.01, "aligning the clocks")
+    work.ends(60)
+    assert (work.shown[0], "64 reports" in stderr.text()) == ("", True)
     assert stderr.text().count("\n") == 1
     assert stderr.text().startswith("clusterprof: ")
 
