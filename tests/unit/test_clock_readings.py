@@ -14,6 +14,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from lab.clock import ManualClock
 from lab.command import PATIENCE_S
 
 from clusterprof.agent.contracts import clocks, exchange
@@ -27,6 +28,7 @@ from clusterprof.agent.contracts.exchange import (
     narrowed,
 )
 from clusterprof.agent.contracts.identity import Identity
+from clusterprof.agent.contracts.timing import REAL, Clock
 from clusterprof.agent.rank import beacons as agent_beacons
 from clusterprof.agent.remote import prober
 from clusterprof.align.clock import UNBOUNDED_NS, align, alignment, measured
@@ -209,32 +211,27 @@ def test_exchanges_around_a_step_of_the_clock_are_refused() -> None:
         narrowed([Exchange(NOW, -10, 10), Exchange(NOW + 1000, 5_000, 5_020)])
 
 
-def test_datagrams_without_the_secret_are_not_answered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(exchange, "SECONDS", 0.05)
-    monkeypatch.setattr(exchange, "FIRST_ANSWER_S", 200)  # of a friend it comes
+def test_datagrams_without_the_secret_are_not_answered(clock: ManualClock) -> None:
     server, friend = Endpoint("127.0.0.1", b"s" * 32), Endpoint("127.0.0.1", b"s" * 32)
     stranger = Endpoint("127.0.0.1", b"x" * 32)
     try:
         target = Answerer("127.0.0.1", server.socket.getsockname()[1], server.secret, "")
-        with monkeypatch.context() as shorter:
-            shorter.setattr(exchange, "FIRST_ANSWER_S", 0.05)
-            assert measure(stranger, target) == []
-        for _ in range(8):
-            if server.wait(0.05):
-                assert answer(server) is None
-        assert not stranger.wait(0.05)
-        stop = threading.Event()
+        answers: list[Any] = []
 
         def serve() -> None:
-            while not stop.is_set():
-                if server.wait(0.01):
-                    answer(server)
+            clock.sleep(0.001)
+            if server.wait(0):
+                answers.append(answer(server))
 
-        thread = threading.Thread(target=serve)
-        thread.start()
-        found = measure(friend, target)
-        stop.set()
-        thread.join()
+        clock.beside.append(serve)
+        began = clock.now()
+        assert measure(stranger, target, clock) == []
+        assert clock.now() - began == pytest.approx(exchange.FIRST_ANSWER_S, abs=0.15)
+        assert not stranger.wait(0)
+        assert len(answers) > 10
+        began = clock.now()
+        found = measure(friend, target, clock)
+        assert clock.now() - began == pytest.approx(exchange.SECONDS, abs=0.05)
         bound = narrowed(found)
         assert bound.low_ns <= 0 <= bound.high_ns, "one host has one clock"
     finally:
@@ -247,9 +244,9 @@ def test_a_rank_asks_again_where_rank_0_did_not_answer_at_first(
 ) -> None:
     tries: list[Answerer] = []
 
-    def measured(endpoint: Endpoint, to: Answerer) -> list[Exchange]:
+    def measured(endpoint: Endpoint, to: Answerer, clock: Clock) -> list[Exchange]:
         tries.append(to)
-        return measure(endpoint, to) if len(tries) > 1 else []
+        return measure(endpoint, to, clock) if len(tries) > 1 else []
 
     monkeypatch.setattr(exchange, "measure", measured)
     found: list[Any] = []
@@ -276,7 +273,7 @@ def test_a_prober_asks_a_host_again_that_does_not_answer_at_once(
     silent: int, bounds: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     answers = iter([[]] * silent + [[Exchange(NOW, -10, 10)]])
-    monkeypatch.setattr(exchange, "measure", lambda endpoint, to: next(answers))
+    monkeypatch.setattr(exchange, "measure", lambda endpoint, to, clock: next(answers))
     made = prober.Prober(str(tmp_path), 1, 0, 0, f"clusterprof-{tmp_path}")
     made.measure("open", Answerer("127.0.0.1", 9, b"s" * 32, ""))
     made.pipe.close()
@@ -480,17 +477,21 @@ class Store:
 
 
 def vote(
-    store: Store, size: int, facts: str, problem: str | None = None, patience_s: float = 0.0
+    store: Store, size: int, facts: str, problem: str | None = None, clock: Clock = REAL
 ) -> str:
-    return agent_beacons.agree(store, "k", size, facts, problem, patience_s)
+    return agent_beacons.agree(store, "k", size, facts, problem, agent_beacons.PATIENCE_S, clock)
 
 
-def test_a_vote_is_go_only_once_all_ranks_have_come_and_agree() -> None:
+def test_a_vote_is_go_only_once_all_ranks_have_come_and_agree(clock: ManualClock) -> None:
     store = Store()
     assert vote(store, 1, "same") == "go"
     store = Store()
-    verdict = vote(store, 2, "same", patience_s=0.25)
-    assert "0.25 s" in verdict
+    clock.plan(29.9, lambda: vote(store, 2, "same"))
+    assert vote(store, 2, "same", clock=clock) == "go"
+    store, began = Store(), clock.now()
+    verdict = vote(store, 2, "same", clock=clock)
+    assert clock.now() - began == pytest.approx(30)
+    assert "30 s" in verdict
     assert vote(store, 2, "same") == verdict, "the last is too late"
     store = Store()
     store.add("k/arrived", 1)

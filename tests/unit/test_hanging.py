@@ -4,26 +4,27 @@ from __future__ import annotations
 
 import gzip
 import itertools
-import os
 import signal
 import socket
 import sys
 import threading
-import time
+from functools import partial
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
+import lab.clock
 import pytest
+from lab.clock import ManualClock, WriterBeside
 from lab.command import PATIENCE_S
 
 from clusterprof import run_directory
 from clusterprof.agent.contracts import paths, states
 from clusterprof.agent.contracts.frames import users_line
 from clusterprof.agent.contracts.plan import Plan, Selection
+from clusterprof.agent.contracts.timing import REAL
 from clusterprof.agent.guard.hangs import TIMES, Hangs
 from clusterprof.agent.guard.outbox import Outbox
-from clusterprof.agent.guard.writer import Writer
 from clusterprof.agent.rank import hanging
 from clusterprof.agent.rank.hanging import Hanging
 from clusterprof.agent.rank.recorder import Recorder
@@ -93,9 +94,12 @@ def test_the_line_is_the_innermost_that_the_user_wrote() -> None:
 
 
 class Hung:
-    """A rank with a torch of ours that has a process group, and its writer, a thread here."""
+    """A rank with a torch of ours that has a process group, and its writer."""
 
-    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, dump: Any) -> None:
+    def __init__(
+        self, folder: Path, monkeypatch: pytest.MonkeyPatch, clock: ManualClock, dump: Any
+    ) -> None:
+        self.clock = clock
         self.run = folder / "run"
         self.rank = self.run / "ranks" / "00003"
         (self.run / "ranks").mkdir(parents=True)
@@ -113,12 +117,10 @@ class Hung:
         monkeypatch.setitem(sys.modules, "torch", torch)
         monkeypatch.setitem(sys.modules, "torch.distributed", dist)
         ours, theirs = socket.socketpair()
-        self.writer = Writer(theirs, os.getpid())
-        self.thread = threading.Thread(target=self.writer.serve, daemon=True)
-        self.thread.start()
-        self.outbox = Outbox(ours)
+        self.beside = WriterBeside(theirs, clock)
+        self.outbox = Outbox(ours, clock)
         plan = Plan("run", Selection("", "ranks"), (50, 60), "none", hang_after=1)
-        self.counter = Counter()
+        self.counter = Counter(clock)
         self.counter.begin(self.outbox)
         self.outbox.say("begin", run=str(self.run), folder=str(self.rank), window=[50, 60],
                         wall_ns=self.counter.wall(0), log_s=0)  # fmt: skip
@@ -134,37 +136,41 @@ class Hung:
             return self.hanging.answer()
 
     def state(self, until_known: bool) -> dict[str, Any]:
-        """What the rank's state says of the hang once that is there."""
-        deadline = time.monotonic() + PATIENCE_S
-        while time.monotonic() < deadline:
+        """What the rank's state says of the hang, once its thread has answered."""
+        self.clock.sleep(0)
+        while True:
             found: dict[str, Any] = states.read(str(self.rank)).get("hangs", {})
             if found and (found["until_ns"] is not None) == until_known:
                 return found
-            time.sleep(0.02)
-        raise AssertionError("the state never said so")
+            assert REAL.wait(self.beside.connections(), PATIENCE_S), "the thread never answers"
+            self.clock.sleep(0)
 
     def end(self) -> None:
         self.hanging.finish()
         self.outbox.finish()
-        self.thread.join(PATIENCE_S)
-        assert not self.thread.is_alive()
+        self.clock.sleep(0)
+        assert not self.beside.writer.peers
 
 
 @pytest.mark.parametrize("dump", [lambda **k: DUMP, lambda **k: None])
 def test_a_rank_that_hangs_leaves_its_dump_and_where_it_is_and_goes_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dump: Any
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clock: ManualClock, dump: Any
 ) -> None:
-    monkeypatch.setattr(hanging, "FLUSH_NS", 0)
-    rank = Hung(tmp_path, monkeypatch, dump)
+    rank = Hung(tmp_path, monkeypatch, clock, dump)
     known = threading.enumerate()
     for _ in range(3):
+        clock.sleep(0.01)
         rank.counter.say()
     assert threading.enumerate() == known, "the program does not see ours"
     rank.counter.flush()
+    since_ns = clock.wall_ns()
+    clock.sleep(hanging.FLUSH_NS / 1e9 + 0.9)
+    assert "hangs" not in states.read(str(rank.rank)), "a second is not over yet"
+    clock.sleep(0.2)
     found = rank.state(until_known=False)
     assert found["step"] == 3
-    assert time.time_ns() - 60 * S < found["since_ns"] < time.time_ns()
-    assert found["line"].startswith(__file__)
+    assert found["since_ns"] == since_ns
+    assert found["line"].startswith((__file__, str(lab.clock.__file__))), "where this thread waits"
     assert (found["no_dump"] is None) == bool(dump()) == (rank.rank / paths.HANG).exists()
     if dump():
         assert gzip.decompress((rank.rank / paths.HANG).read_bytes()) == DUMP
@@ -195,26 +201,27 @@ class JobEnds(Exception):
 )
 def test_a_hang_is_said_when_no_more_ranks_come_to_it_and_again_where_some_do(
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    clock: ManualClock,
     capsys: pytest.CaptureFixture[str],
     looks: list[list[int]],
     printed: list[int],
 ) -> None:
     run = run_directory.create(tmp_path / "run")
-    left = iter(looks)
 
-    def look(seconds: float) -> None:
-        hanging = next(left, None)
-        if hanging is None:
-            raise JobEnds
+    def become(hang: list[int]) -> None:
         for rank in range(3):
-            until_ns = None if rank in hanging else 2 * S
+            until_ns = None if rank in hang else 2 * S
             hangs = {"step": 7, "since_ns": S, "until_ns": until_ns, "line": None, "no_dump": "off"}
             states.advance(str(run.rank(rank)), "counting", hangs=hangs)
 
-    monkeypatch.setattr(live_hang, "time", SimpleNamespace(sleep=look))
+    def ends() -> None:
+        raise JobEnds
+
+    for number, hang in enumerate(looks):
+        clock.plan((number + 0.5) * live_hang.LOOK_S, partial(become, hang))
+    clock.plan((len(looks) + 0.5) * live_hang.LOOK_S, ends)
     with pytest.raises(JobEnds):
-        live_hang.watch(run)
+        live_hang.watch(run, clock)
     lines = [line for line in capsys.readouterr().err.splitlines() if " in step 7" in line]
     ranks = {1: "rank 2 hangs", 2: "ranks 0–1 hang", 3: "ranks 0–2 hang"}
     assert [line.partition(" in step")[0] for line in lines] == [
@@ -222,7 +229,9 @@ def test_a_hang_is_said_when_no_more_ranks_come_to_it_and_again_where_some_do(
     ]
 
 
-def test_the_thread_takes_no_signal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_thread_takes_no_signal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clock: ManualClock
+) -> None:
     blocked: list[set[Any]] = []
 
     def dump(**_: Any) -> bytes:
@@ -230,11 +239,12 @@ def test_the_thread_takes_no_signal(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         return DUMP
 
     before = signal.pthread_sigmask(signal.SIG_BLOCK, [])
-    rank = Hung(tmp_path, monkeypatch, dump)
+    rank = Hung(tmp_path, monkeypatch, clock, dump)
     rank.counter.say()
     assert signal.pthread_sigmask(signal.SIG_BLOCK, []) == before
     rank.answer()
     rank.counter.flush()
+    clock.sleep(60)
     rank.state(until_known=False)
     assert blocked[0] == before
     assert {signal.SIGTERM, signal.SIGUSR1, signal.SIGINT} <= blocked[1]
@@ -242,9 +252,9 @@ def test_the_thread_takes_no_signal(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_nothing_is_dumped_while_process_groups_are_destroyed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clock: ManualClock
 ) -> None:
-    rank = Hung(tmp_path, monkeypatch, lambda **k: DUMP)
+    rank = Hung(tmp_path, monkeypatch, clock, lambda **k: DUMP)
     rank.counter.say()
     answers = []
     dist = sys.modules["torch.distributed"]
