@@ -1,1 +1,1 @@
-"""What stands still while everything moves: README.md beside this file."""
+"""What is to stay the same while everything moves: README.md beside this file."""

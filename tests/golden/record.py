@@ -59,7 +59,7 @@ def tapped_product(folder: Path) -> Path:
 
 
 def recorded(product: Path, name: str, line: str) -> dict[str, list[str]]:
-    """Run a job with the tapped product; what its writers and guards heard and answered."""
+    """Run a job with the tapped product; what its writers and guards received and answered."""
     job = product.parent / name
     job.mkdir()
     (job / "loop.py").write_text(LOOP)
