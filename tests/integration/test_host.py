@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,20 @@ import pytest
 from clusterprof.agent.remote import host
 
 HELPER = Path(host.__file__)
+_started: list[subprocess.Popen[bytes]] = []
+
+
+@pytest.fixture(autouse=True)
+def _nothing_stays() -> Iterator[None]:
+    """Whatever a test that fails has started ends with it: the helper takes it along."""
+    yield
+    while _started:
+        process = _started.pop()
+        process.kill()
+        process.wait(timeout=120)
+        for pipe in (process.stdout, process.stderr):
+            assert pipe is not None
+            pipe.close()
 
 
 def start(folder: Path, argv: list[str], **environment: str) -> subprocess.Popen[bytes]:
@@ -23,6 +38,7 @@ def start(folder: Path, argv: list[str], **environment: str) -> subprocess.Popen
         [sys.executable, "-I", "-S", HELPER, "run", folder],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
     )  # fmt: skip
+    _started.append(process)
     assert process.stdin is not None
     request = {"argv": argv, "folder": str(folder), "environment": environment}
     process.stdin.write(json.dumps(request).encode() + b"\n")
@@ -129,8 +145,8 @@ def test_the_order_to_kill_spares_nothing(tmp_path: Path) -> None:
 def test_what_a_program_leaves_on_purpose_lives_on(tmp_path: Path) -> None:
     process = start(tmp_path, ["sh", "-c", "sleep 600 >/dev/null 2>&1 & echo $!"])
     out, _ = output(process)
-    assert process.returncode == 0
     os.kill(int(out), signal.SIGKILL)  # it is still there
+    assert process.returncode == 0
 
 
 def test_a_listing_has_every_finished_file_and_its_checksum(tmp_path: Path) -> None:

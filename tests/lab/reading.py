@@ -21,7 +21,7 @@ from clusterprof.ingest.reading_process import Rank
 from clusterprof.ingest.sources import Source
 from clusterprof.tables import RankTables
 
-#: a process that hangs does so for ever
+#: a process that hangs does so for ever, or as long as the test
 HANGING_S = 600
 
 
@@ -72,8 +72,11 @@ def _killed() -> None:
 
 def _hanging() -> None:
     """Hang, with a process of its own that hangs as well."""
+    asks = Path(f"/proc/{os.getppid()}")
     os.fork()
-    time.sleep(HANGING_S)
+    until = time.monotonic() + HANGING_S
+    while asks.exists() and time.monotonic() < until:
+        time.sleep(0.2)
 
 
 def _limited() -> None:
