@@ -10,6 +10,7 @@ import fcntl
 import os
 import re
 import signal
+import socket
 import tempfile
 import threading
 from collections.abc import Callable
@@ -27,6 +28,7 @@ from clusterprof.agent.guard import session, writer
 from clusterprof.agent.guard.outbox import Outbox
 from clusterprof.agent.guard.reducing import Reducing
 from clusterprof.agent.guard.report_transfer import ReportTransfer
+from clusterprof.collect import over_ssh
 from clusterprof.launch import bounded_wait, stop
 from clusterprof.launch.foreground import Foreground, Witness
 
@@ -255,6 +257,39 @@ def test_the_windows_are_closed_before_the_time_limit(
     assert states.stop_requested(str(run.path)) == "the job's time limit is near"
 
 
+class Deaf:
+    """A host's command that hears its signals and does not end."""
+
+    def __init__(self, clock: ManualClock) -> None:
+        self.clock = clock
+        self.heard: list[bytes] = []
+
+    def write(self, data: bytes) -> None:
+        self.heard.append(data)
+
+    def wait(self, seconds: float) -> bool:
+        self.clock.sleep(seconds)
+        return False
+
+    def close(self) -> None:
+        self.heard.append(b"closed")
+
+
+def test_a_host_that_does_not_end_its_job_is_given_up_after_the_second_signal(
+    clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host = SimpleNamespace(status=None, reason="", command=Deaf(clock))
+    monkeypatch.setattr(over_ssh, "start", lambda *_: None)
+    running = over_ssh.Running(cast("Any", [host]), clock)
+    clock.plan(100, lambda: running.signals.append("INT"))
+    clock.plan(200, lambda: running.signals.append("INT"))
+    began = clock.now()
+    assert running.run(cast("Any", SimpleNamespace(commands=[()])), cast("Any", None)) == 255
+    assert clock.now() - began == pytest.approx(200 + over_ssh.KILLED_S, abs=1.1)
+    assert host.command.heard == [b"INT\n", b"KILL\n", b"closed"]
+    assert host.reason == "it did not end when asked to"
+
+
 def witness(clock: ManualClock) -> tuple[Witness, int]:
     """A witness that another process would be, and where it would report from."""
     reader, reporter = os.pipe()
@@ -298,6 +333,20 @@ def test_two_signals_of_one_kind_are_handed_on_one_after_the_other(clock: Manual
     assert [number for _, number in sent] == [signal.SIGINT] * 2
     assert [at for at, _ in sent] == pytest.approx([0, 0.1])
     assert twice.end_signals == [signal.SIGINT]
+
+
+@pytest.mark.parametrize("lasts_s", [writer.LINGER_S - 1, 1e9])
+def test_a_writer_that_a_file_system_holds_outlives_its_rank_by_minutes(
+    clock: ManualClock, monkeypatch: pytest.MonkeyPatch, lasts_s: float
+) -> None:
+    ours, theirs = socket.socketpair()
+    made = writer.Writer(theirs, os.getpid(), clock)
+    monkeypatch.setattr(made, "work", lambda: None)  # it is held by its first job
+    clock.plan(lasts_s, lambda: setattr(made.jobs, "unfinished_tasks", 0))
+    ours.close()
+    began = clock.now()
+    made.serve()
+    assert clock.now() - began == pytest.approx(min(lasts_s, writer.LINGER_S), abs=0.1)
 
 
 def test_who_waits_for_a_thread_that_never_ends_goes_on(clock: ManualClock) -> None:
