@@ -14,6 +14,7 @@ import socket
 import tempfile
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -28,6 +29,7 @@ from clusterprof.agent.guard import session, writer
 from clusterprof.agent.guard.outbox import Outbox
 from clusterprof.agent.guard.reducing import Reducing
 from clusterprof.agent.guard.report_transfer import ReportTransfer
+from clusterprof.agent.remote import prober
 from clusterprof.collect import over_ssh
 from clusterprof.launch import bounded_wait, stop
 from clusterprof.launch.foreground import Foreground, Witness
@@ -171,6 +173,28 @@ def test_a_writer_whose_guard_was_killed_waits_for_nsys_and_not_for_ever(
     beside.writer.take_over()
     assert ended[0] - began == pytest.approx(writer.WRITING_S)
     assert states.read(str(rank_folder))["state"] == "lost"
+
+
+@pytest.mark.parametrize(
+    ("happens", "lasts_s"), [("close", prober.GRACE_S), ("rank ends", prober.QUIET_S)]
+)
+def test_the_reference_rank_s_prober_answers_for_a_while_after_its_window_or_its_rank(
+    clock: ManualClock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, happens: str,
+    lasts_s: float,
+) -> None:  # fmt: skip
+    name = f"clusterprof-{tmp_path}"[-90:]
+    monkeypatch.setenv(prober.PROBE, name)
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.delenv(prober.PLAN, raising=False)
+    owner, rank = os.pipe()
+    act = partial(prober.notify, "close") if happens == "close" else partial(os.close, rank)
+    clock.plan(1000, act)
+    made = prober.Prober(str(tmp_path), 0, 0, owner, name, clock)
+    began = clock.now()
+    made.answer()
+    assert clock.now() - began == pytest.approx(1000 + lasts_s)
+    made.pipe.close()
+    os.close(owner)
 
 
 # --- the launching host
