@@ -11,8 +11,9 @@ from lab import command
 from lab.command import Completed
 from lab.endings import PROGRAMS, state
 from lab.fakes import fake_nsys
+from lab.parts import find
 
-pytestmark = pytest.mark.usefixtures("scripted")
+pytestmark = pytest.mark.usefixtures("by_script")
 Fault = Callable[..., None]
 
 #: Says what it was given, uses it, trains through a window, and says what it has then.
@@ -66,11 +67,13 @@ def compare(
     program: str,
     redirected: str,
     before: str = "",
+    nsys: str = "nsys",
     **env: str,
 ) -> Completed:
     """The program with and without us; the same status and words, and a report."""
     plain = bash(f"{before}{program} {redirected}", **env)
-    done = bash(f"{before.replace('mkfifo', 'true')}{ours(*NSYS)} {program} {redirected}", **env)
+    before, under = before.replace("mkfifo", "true"), ours(*NSYS, f"--nsys={nsys}")
+    done = bash(f"{before}{under} {program} {redirected}", **env)
     found = state(workdir / "run")
     fault(what, plain.returncode, done.returncode, done.seconds - plain.seconds, found)
     assert done.returncode == plain.returncode == 4, (plain, done, found)
@@ -107,8 +110,10 @@ def test_a_program_under_a_real_nsys_may_close_everything(
     program: str, workdir: Path, fault: Fault
 ) -> None:
     # What nsys has put into the program has descriptors of its own.
-    command.settings.pop("PATH")
-    compare(workdir, fault, "closes all, nsys' too", f"{program} close", "7>m", LOOK="0 1 2 7")
+    compare(
+        workdir, fault, "closes all, nsys' too", f"{program} close", "7>m",
+        nsys=str(find("nsys")), LOOK="0 1 2 7",
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize("redirected", ["2>&-", "2>/dev/full", "<&- 2>&-"])

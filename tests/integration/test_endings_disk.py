@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from lab import command
 from lab.command import Completed
 from lab.disk import small_disk
 from lab.endings import OPTIONS, PROGRAMS, Running, state, window, words
+from lab.parts import find
 
 from clusterprof.agent.contracts import paths
 
@@ -22,7 +23,7 @@ OPEN_MPI = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"
 NEVER = 0
 
 pytestmark = [
-    pytest.mark.needs_root, pytest.mark.usefixtures("scripted"), pytest.mark.needs_openmpi,
+    pytest.mark.needs_root, pytest.mark.usefixtures("by_script"), pytest.mark.needs_openmpi,
 ]  # fmt: skip
 
 
@@ -40,13 +41,14 @@ def run(line: list[str | Path], temporary: Path | None = None) -> Completed:
 
 def ends_alike(
     folder: Path, at: int, run_directory: Path, fault: Callable[..., None], what: str,
-    temporary: Path | None = None, *left: int,
+    temporary: Path | None = None, *left: int, more: Sequence[str] = (),
 ) -> tuple[Completed, dict[str, Any]]:  # fmt: skip
     """The program that fills `folder` after step `at`, without us and with us."""
     program = ["python", PROGRAMS / "filling.py", folder, str(at), *map(str, left)]
     plain = run(["mpirun", "-n", "1", *map(str, program)], temporary)
     (folder / "filler").unlink(missing_ok=True)
-    ours = ["mpirun", *OPTIONS, "--run-dir", run_directory, "--no-merge", "-n", "1", "--", *program]
+    options = [*OPTIONS, *more, "--run-dir", run_directory, "--no-merge"]
+    ours = ["mpirun", *options, "-n", "1", "--", *program]
     done = run(list(command.clusterprof(ours)), temporary)
     assert done.returncode == plain.returncode == 3, done
     assert done.stdout == plain.stdout == "rank 0 ends\n"
@@ -112,14 +114,13 @@ def test_a_disk_that_is_full_after_the_first_look_leaves_the_second_window_out(
 def test_a_window_closes_when_the_node_s_disk_fills_and_the_program_is_not_hurt(
     nsys: str, disk: Callable[[str], Path], tmp_path: Path, fault: Callable[..., None]
 ) -> None:
-    if nsys == "real":
-        command.settings.pop("PATH")
+    more = [] if nsys == "script" else [f"--nsys={find('nsys')}"]
     # nsys 2022.4.2 ends a program by SIGSEGV whose disk has no byte left while it captures: what
     # fills within one look (`size.EVERY_NS`) cannot be prevented.
     full = disk("100m")
     done, found = ends_alike(
         full, 12, tmp_path / "run", fault, "the node's disk fills inside the window", full,
-        40_000_000,
+        40_000_000, more=more,
     )  # fmt: skip
     assert found["state"] == "collected", done
     assert all(fact in found["reason"] for fact in (f"{full}/", "space")), done

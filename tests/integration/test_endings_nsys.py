@@ -90,7 +90,7 @@ class Job:
 
 
 @pytest.fixture
-def job(workdir: Path, fault: Fault, scripted: None) -> Job:
+def job(workdir: Path, fault: Fault, by_script: None) -> Job:
     return Job(workdir, fault)
 
 
@@ -246,7 +246,7 @@ def collecting(running: Running, rank: int) -> bool:
     return any(list(Path(folder).glob("nsys-report-*")) for folder in folders)
 
 
-@pytest.mark.usefixtures("scripted")
+@pytest.mark.usefixtures("by_script")
 def test_an_nsys_that_is_killed_takes_nothing_of_the_program_along(
     workdir: Path, fault: Fault
 ) -> None:
@@ -260,7 +260,7 @@ def test_a_real_nsys_that_is_killed_takes_nothing_of_the_program_along(
     kill(workdir, fault)
 
 
-@pytest.mark.usefixtures("scripted")
+@pytest.mark.usefixtures("by_script")
 def test_a_guard_that_is_killed_takes_its_program_along(workdir: Path) -> None:
     line = [RANKS, "1", "python", PROGRAMS / "ending.py", "hang", "15"]
     running = Running(
@@ -292,7 +292,7 @@ def on_some_nodes(slurm_state: Path) -> Iterator[Callable[[Path, str], Path]]:
             name.unlink()
 
 
-@pytest.mark.usefixtures("scripted")
+@pytest.mark.usefixtures("by_script")
 def test_nodes_with_another_nsys_or_none_do_what_they_can_and_say_it(
     workdir: Path,
     slurm: dict[str, str],

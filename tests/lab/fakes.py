@@ -22,7 +22,7 @@ esac
 #: The real one, but for what a rank's own lines say: `"$@"` are the arguments, `$real` the program.
 _FAULTY = """#!/bin/bash
 real={real}
-case "$SLURM_PROCID:{verb}" in
+case "$SLURM_PROCID:${{1:-}}${{2:+:$2}}" in
 {cases}
 esac
 exec "$real" "$@"
@@ -36,21 +36,9 @@ def fake_nsys(folder: Path, version: str) -> Path:
 
 def faulty_nsys(folder: Path, real: Path, faults: Mapping[tuple[int, str], str]) -> Path:
     """The nsys `real`, but for what (rank, verb) has here: shell lines of bash."""
-    return _script(folder / "bin/nsys", _faulty(real, '${1:-}${2:+:$2}', {
-        f"{rank}:{verb}*": lines for (rank, verb), lines in faults.items()
-    }))  # fmt: skip
-
-
-def faulty_importer(folder: Path, real: Path, faults: Mapping[int, str]) -> Path:
-    """The QdstrmImporter `real` next to that nsys, but for what the rank has here."""
-    return _script(folder / "host-linux-x64/QdstrmImporter", _faulty(real, "", {
-        f"{rank}:*": lines for rank, lines in faults.items()
-    }))  # fmt: skip
-
-
-def _faulty(real: Path, verb: str, cases: Mapping[str, str]) -> str:
-    text = "\n".join(f"{pattern})\n{lines}\n;;" for pattern, lines in cases.items())
-    return _FAULTY.format(real=shlex.quote(str(real)), verb=verb, cases=text)
+    cases = [f"{rank}:{verb}*)\n{lines}\n;;" for (rank, verb), lines in faults.items()]
+    text = _FAULTY.format(real=shlex.quote(str(real)), cases="\n".join(cases))
+    return _script(folder / "bin/nsys", text)
 
 
 def scripted_nsys(
