@@ -105,6 +105,11 @@ def spin(_):
         pass
 
 
+def find_importer():
+    """Be one that makes reports by itself, as NVIDIA's installation does."""
+    globals()["setting"] = {"imports": True}.get
+
+
 def stop_agent():
     """Have the session's agent do nothing more, as by a debugger."""
     with connected(option("session")) as agent:
