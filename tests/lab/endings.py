@@ -94,15 +94,6 @@ class Running:
         """Whether it still runs."""
         return self.process.poll() is None
 
-    @classmethod
-    def ending(cls, workdir: Path, slurm: Mapping[str, str], *, how: str, at: int) -> Running:
-        """`programs/ending.py` on two tasks of the test Slurm, under clusterprof."""
-        argv = command.clusterprof(
-            ["srun", *OPTIONS, "--run-dir", workdir / "run", "--no-merge", "-n2", "--",
-             "python", PROGRAMS / "ending.py", how, str(at)]
-        )  # fmt: skip
-        return cls(argv, slurm, workdir / "out")
-
     def state(self, rank: int = 0) -> dict[str, Any]:
         """The rank's state as it is now; {} where there is none."""
         try:
@@ -132,6 +123,11 @@ class Running:
         except subprocess.TimeoutExpired:
             os.killpg(self.process.pid, signal.SIGKILL)
             raise AssertionError(f"it did not end: {self.printed()}") from None
+
+    @staticmethod
+    def settle(seconds: float) -> None:
+        """Give what should not happen the time to happen."""
+        time.sleep(seconds)
 
     def ended_within(self, seconds: float) -> bool:
         """Whether it ends by then."""
