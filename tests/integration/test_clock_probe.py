@@ -151,7 +151,7 @@ def test_a_run_over_several_nodes_measures_their_clocks_and_merges_with_a_tighte
     assert tight < uncertainty_ns(workdir / "auto") / 2
 
 
-@pytest.mark.usefixtures("by_script")
+@pytest.mark.usefixtures("scripted")
 def test_a_run_over_several_nodes_measures_no_clock_where_it_is_told_not_to(
     run_clusterprof: Cli, workdir: Path, slurm: dict[str, str]
 ) -> None:
@@ -178,7 +178,7 @@ def write_training(folder: Path, steps: int) -> None:
 
 
 @pytest.mark.needs_openmpi
-@pytest.mark.usefixtures("by_script")
+@pytest.mark.usefixtures("scripted")
 def test_ranks_of_one_node_start_no_prober(run_clusterprof: Cli, workdir: Path) -> None:
     write_training(workdir, 12)
     done = run_clusterprof(
@@ -193,7 +193,7 @@ def test_ranks_of_one_node_start_no_prober(run_clusterprof: Cli, workdir: Path) 
 
 @pytest.mark.needs_fabric
 @pytest.mark.needs_torch
-@pytest.mark.usefixtures("by_script")
+@pytest.mark.usefixtures("scripted")
 def test_hosts_that_share_no_folder_find_the_reference_rank_and_measure_their_clocks(
     run_clusterprof: Cli, workdir: Path, ssh_hosts: Hosts
 ) -> None:

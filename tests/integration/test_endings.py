@@ -85,7 +85,7 @@ def check(endings: list[Ending], workdir: Path, slurm: dict[str, str], fault: Fa
     assert outcomes(workdir / "run") == {rank: each.state for rank, each in enumerate(endings)}
 
 
-@pytest.mark.usefixtures("by_script")
+@pytest.mark.usefixtures("scripted")
 def test_each_rank_ends_as_it_would_have_ended(
     workdir: Path, slurm: dict[str, str], fault: Fault
 ) -> None:
@@ -99,7 +99,7 @@ def test_each_rank_under_a_real_nsys_ends_as_it_would_have_ended(
     check(REAL, workdir, slurm, fault)
 
 
-@pytest.mark.usefixtures("by_script")
+@pytest.mark.usefixtures("scripted")
 def test_a_cancelled_job_keeps_its_reports_whether_a_window_is_open_or_over(
     workdir: Path, slurm: dict[str, str]
 ) -> None:

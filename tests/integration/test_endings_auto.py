@@ -12,7 +12,7 @@ from lab.endings import PROGRAMS, Running, ours_in_tracebacks, state, words
 
 from clusterprof.agent.contracts import paths
 
-pytestmark = [pytest.mark.usefixtures("by_script"), pytest.mark.needs_torch]
+pytestmark = [pytest.mark.usefixtures("scripted"), pytest.mark.needs_torch]
 
 #: the finding of a rank that delays others, by the flight recorders of all alone
 SHALLOW = "straggler.shallow"

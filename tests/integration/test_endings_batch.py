@@ -19,7 +19,7 @@ from lab import command
 from lab.endings import OPTIONS, PROGRAMS, state, window, words
 from lab.fakes import scripted_nsys
 
-script = pytest.mark.usefixtures("by_script")
+script = pytest.mark.usefixtures("scripted")
 
 
 def until(holds: Callable[[], Any], what: Callable[[], str]) -> Any:

@@ -13,7 +13,7 @@ from lab.endings import PROGRAMS, state
 from lab.fakes import fake_nsys
 from lab.parts import find
 
-pytestmark = pytest.mark.usefixtures("by_script")
+pytestmark = pytest.mark.usefixtures("scripted")
 Fault = Callable[..., None]
 
 #: Says what it was given, uses it, trains through a window, and says what it has then.

@@ -23,7 +23,7 @@ OPEN_MPI = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"
 NEVER = 0
 
 pytestmark = [
-    pytest.mark.needs_root, pytest.mark.usefixtures("by_script"), pytest.mark.needs_openmpi,
+    pytest.mark.needs_root, pytest.mark.usefixtures("scripted"), pytest.mark.needs_openmpi,
 ]  # fmt: skip
 
 

@@ -13,7 +13,7 @@ from lab.endings import OPTIONS, PROGRAMS, Running, outcomes, words
 from lab.fakes import scripted_nsys
 
 pytestmark = [
-    pytest.mark.usefixtures("by_script"), pytest.mark.needs_network, pytest.mark.needs_slurm,
+    pytest.mark.usefixtures("scripted"), pytest.mark.needs_network, pytest.mark.needs_slurm,
 ]  # fmt: skip
 
 

@@ -91,7 +91,7 @@ class Job:
 
 
 @pytest.fixture
-def job(workdir: Path, fault: Fault, by_script: None) -> Job:
+def job(workdir: Path, fault: Fault, scripted: None) -> Job:
     return Job(workdir, fault)
 
 
@@ -256,7 +256,7 @@ def of_process(pid: int, name: str) -> list[str]:
         return []
 
 
-@pytest.mark.usefixtures("by_script")
+@pytest.mark.usefixtures("scripted")
 def test_an_nsys_that_is_killed_takes_nothing_of_the_program_along(
     workdir: Path, fault: Fault
 ) -> None:
@@ -270,7 +270,7 @@ def test_a_real_nsys_that_is_killed_takes_nothing_of_the_program_along(
     kill(workdir, fault)
 
 
-@pytest.mark.usefixtures("by_script")
+@pytest.mark.usefixtures("scripted")
 def test_a_guard_that_is_killed_takes_its_program_along(workdir: Path) -> None:
     line = [RANKS, "1", "python", PROGRAMS / "ending.py", "hang", "15"]
     running = Running(
@@ -302,7 +302,7 @@ def on_some_nodes(slurm_state: Path) -> Iterator[Callable[[Path, str], Path]]:
             name.unlink()
 
 
-@pytest.mark.usefixtures("by_script")
+@pytest.mark.usefixtures("scripted")
 def test_nodes_with_another_nsys_or_none_do_what_they_can_and_say_it(
     workdir: Path,
     slurm: dict[str, str],

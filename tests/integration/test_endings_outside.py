@@ -160,7 +160,7 @@ MPIRUN = [
 ]
 
 
-@pytest.mark.usefixtures("by_script")
+@pytest.mark.usefixtures("scripted")
 @pytest.mark.parametrize("ending", SRUN, ids=str)
 def test_an_srun_ends_as_it_would_have_ended(
     ending: Ending,
@@ -194,7 +194,7 @@ def test_a_torch_profiler_too_is_closed_between_two_steps_before_srun_kills(
     assert outcomes(running.run) == {0: "collected"}
 
 
-@pytest.mark.usefixtures("by_script")
+@pytest.mark.usefixtures("scripted")
 def test_one_interrupt_ends_no_srun(workdir: Path, slurm: dict[str, str]) -> None:
     argv = command.clusterprof(
         ["srun", *OPTIONS, "--run-dir=run", "--no-merge", "-n2", "--",
@@ -211,7 +211,7 @@ def test_one_interrupt_ends_no_srun(workdir: Path, slurm: dict[str, str]) -> Non
 
 
 @pytest.mark.needs_torch
-@pytest.mark.usefixtures("by_script")
+@pytest.mark.usefixtures("scripted")
 @pytest.mark.parametrize("ending", TORCHRUN, ids=str)
 def test_a_torchrun_ends_as_it_would_have_ended(
     ending: Ending, workdir: Path, fault: Callable[..., None], plainly: Plain
@@ -229,7 +229,7 @@ def test_a_torchrun_with_a_real_nsys_ends_as_it_would_have_ended(
 
 
 @pytest.mark.needs_openmpi
-@pytest.mark.usefixtures("by_script")
+@pytest.mark.usefixtures("scripted")
 @pytest.mark.parametrize("ending", MPIRUN, ids=str)
 def test_an_mpirun_ends_as_it_would_have_ended(
     ending: Ending, workdir: Path, fault: Callable[..., None], plainly: Plain

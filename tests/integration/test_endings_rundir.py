@@ -14,7 +14,7 @@ from lab.endings import OPTIONS, PROGRAMS, Running, outcomes, state, words
 
 from clusterprof.agent.contracts import processes
 
-pytestmark = pytest.mark.usefixtures("by_script")
+pytestmark = pytest.mark.usefixtures("scripted")
 
 #: for the table of endings, where no state can be read
 GONE = {"state": "lost", "reason": "deleted"}

@@ -18,7 +18,7 @@ from lab.endings import OPTIONS, PROGRAMS, Running, words
 from clusterprof.agent.nsys import START_VARIABLE
 
 pytestmark = [
-    pytest.mark.usefixtures("by_script"), pytest.mark.needs_openmpi, pytest.mark.needs_root,
+    pytest.mark.usefixtures("scripted"), pytest.mark.needs_openmpi, pytest.mark.needs_root,
 ]  # fmt: skip
 
 WORDS = ["rank 0 begins", "rank 0 ends", "rank 1 begins", "rank 1 ends"]

@@ -15,7 +15,7 @@ from lab.endings import PROGRAMS, Running, outcomes
 
 ROOT = Path(__file__).resolve().parents[2]
 
-pytestmark = [pytest.mark.needs_torch, pytest.mark.usefixtures("by_script")]
+pytestmark = [pytest.mark.needs_torch, pytest.mark.usefixtures("scripted")]
 
 TRAIN = """
 import loop

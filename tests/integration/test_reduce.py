@@ -259,7 +259,7 @@ def training(workdir: Path) -> Callable[..., list[str]]:
     return line
 
 
-@pytest.mark.usefixtures("by_script")
+@pytest.mark.usefixtures("scripted")
 def test_with_now_tables_are_gathered_and_the_reports_dropped(
     run_clusterprof: Cli, workdir: Path, training: Callable[..., list[str]]
 ) -> None:
@@ -345,7 +345,7 @@ with open({str(disk / "filler")!r}, "wb", buffering=0) as file, contextlib.suppr
     assert [each["rank"] for each in ranks] == [0]
 
 
-@pytest.mark.usefixtures("by_script")
+@pytest.mark.usefixtures("scripted")
 @pytest.mark.needs_fabric
 @pytest.mark.needs_torch
 def test_over_ssh_tables_are_brought_and_no_reports(
