@@ -59,13 +59,13 @@ class Job:
         (self.folder / "plan.json").write_text(json.dumps(values))
         program = self.folder / "train.py"
         program.write_text(TRAINING + dedent(script))
-        shared = {
+        environment = {
             "CLUSTERPROF_PLAN": str(self.folder / "plan.json"), "PYTHONPATH": str(INJECT),
             "WORLD_SIZE": str(ranks), "TORCHELASTIC_RUN_ID": "none",
             "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()),
         }  # fmt: skip
         done = self.torch_process.run_together([
-            ([sys.executable, program], {**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)})
+            ([sys.executable, program], {**environment, "RANK": str(rank), "LOCAL_RANK": str(rank)})
             for rank in range(ranks)
         ])  # fmt: skip
         until_written(self.folder / "plan.json")

@@ -170,10 +170,10 @@ def test_the_command_line_takes_every_command_of_the_documentation(
     ]
     done = run_command([sys.executable, "-c", _EACH, json.dumps(lines)])
     assert done.returncode == 0, done
-    for line, (status, said) in zip(lines, json.loads(done.stdout), strict=True):
+    for line, (status, printed) in zip(lines, json.loads(done.stdout), strict=True):
         # the files and runs of the examples are not here: only what they ask for is looked at
         allowed = {0} if line[0] in launching else {0, 3, 5}
-        assert status in allowed or "no baseline" in said, (line, status, said)
+        assert status in allowed or "no baseline" in printed, (line, status, printed)
 
 
 # --- the notebook

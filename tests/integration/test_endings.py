@@ -49,14 +49,14 @@ REAL = [ENDINGS[number] for number in (1, 7, 9, 11)]
 def line(endings: list[Ending]) -> list[str | Path]:
     """A task for each, which srun starts, and whose shell says how it ended."""
     how = " ".join(f"{each.how}:{each.at}" for each in endings)
-    told = f'python {PROGRAMS}/ending.py each {how}; s=$?; echo "rank $SLURM_PROCID: $s"; exit $s'
-    return ["bash", "-c", told]
+    script = f'python {PROGRAMS}/ending.py each {how}; s=$?; echo "rank $SLURM_PROCID: $s"; exit $s'
+    return ["bash", "-c", script]
 
 
 def statuses(done: Completed) -> dict[int, int]:
     """How each rank ended, by its shell."""
-    said = re.findall(r"^rank (\d+): (\d+)$", done.stdout, re.MULTILINE)
-    return {int(rank): int(status) for rank, status in said}
+    rows = re.findall(r"^rank (\d+): (\d+)$", done.stdout, re.MULTILINE)
+    return {int(rank): int(status) for rank, status in rows}
 
 
 def check(endings: list[Ending], workdir: Path, slurm: dict[str, str], fault: Fault) -> None:

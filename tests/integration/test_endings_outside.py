@@ -20,7 +20,7 @@ from lab.job import LOOP
 INT, TERM, HUP = signal.SIGINT, signal.SIGTERM, signal.SIGHUP
 
 #: what srun says of the first of two interrupts
-TOLD = "one more within 1 sec to abort"
+ONE_MORE = "one more within 1 sec to abort"
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Ending:
         while running.goes_on():
             for place, number in enumerate(self.signals):
                 if place and launcher == "srun":
-                    running.wait_until(lambda: TOLD in running.printed(), "told")
+                    running.wait_until(lambda: ONE_MORE in running.printed(), "warned")
                 elif place:
                     time.sleep(0.2)
                 if self.to == "the group":
@@ -203,7 +203,7 @@ def test_one_interrupt_ends_no_srun(workdir: Path, slurm: dict[str, str]) -> Non
     running = Running(argv, slurm, workdir / "out")
     running.wait_until(running.waits, "waiting")
     running.process.send_signal(INT)
-    running.wait_until(lambda: TOLD in running.printed(), "told")
+    running.wait_until(lambda: ONE_MORE in running.printed(), "warned")
     (workdir / "go").touch()
     assert running.ends() == 0, running.printed()
     assert running.state().get("whole"), running.printed()

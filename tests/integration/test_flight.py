@@ -67,7 +67,7 @@ def train(folder: Path, steps: int, end: str = "") -> list[str]:
     return [str(program)]
 
 
-def test_every_rank_leaves_its_dump_and_a_late_one_that_was_not_profiled_is_named_by_it(
+def test_every_rank_leaves_its_dump_and_a_straggler_that_was_not_profiled_is_named_by_it(
     run_clusterprof: Cli, workdir: Path
 ) -> None:
     [program] = train(workdir, 18)

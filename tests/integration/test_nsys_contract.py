@@ -182,7 +182,7 @@ def test_the_processes_of_a_session_are_found_by_its_name_but_for_the_launcher(
     pid = session.launched()
     found = processes.of_session(session.name)
     assert session.over.pid in found
-    assert len(found) == 2, "and the agent, which is nobody's child"
+    assert len(found) == 2, "and the agent, which has no parent"
     launcher = processes.parent(pid)
     assert launcher not in found
     assert processes.parent(launcher) == session.over.pid

@@ -45,7 +45,7 @@ _WORDS = """
 """
 
 
-def told(tab: Tab, script: str) -> Any:
+def returned(tab: Tab, script: str) -> Any:
     """What this body of a function returns in the tab's page."""
     return tab.script(f"(async () => {{ {_WORDS} {script} }})()")
 
@@ -64,7 +64,7 @@ def ask(tab: Tab, tmp_path: Path) -> Callable[..., Any]:
 
     def run(script: str, width: int = 1280) -> Any:
         tab.open(tmp_path / "report.html", width, 3000)
-        return told(tab, script)
+        return returned(tab, script)
 
     return run
 
@@ -154,7 +154,7 @@ def test_the_page_fetches_nothing(ask: Callable[..., Any]) -> None:
 
 def test_without_scripts_everything_is_there_but_the_interaction(tab: Tab, report: Path) -> None:
     tab.open(report, 1280, 3000, scripts=False)
-    found = told(
+    found = returned(
         tab,
         """
         const bars = $(".still path.w").getBoundingClientRect().width;
@@ -252,7 +252,7 @@ def test_dark_mode_follows_the_reader(tab: Tab, report: Path) -> None:
     brightness = {}
     for scheme in ("light", "dark"):
         in_scheme(tab, scheme)
-        colour = told(tab, "return getComputedStyle(page.body).backgroundColor")
+        colour = returned(tab, "return getComputedStyle(page.body).backgroundColor")
         brightness[scheme] = sum(map(int, re.findall(r"\d+", colour)))
     assert brightness["light"] > 600
     assert brightness["dark"] < 150
@@ -346,7 +346,7 @@ def test_idle_is_hatched_in_the_bars_and_headings_of_what_is_opened_are_printed(
     assert all(image.startswith("repeating-linear-gradient") for image, _ in bars)
     assert all(share > 0.5 for _, share in bars)
     tab.call("Emulation.setEmulatedMedia", media="print")
-    shown = told(
+    shown = returned(
         tab,
         """
         dispatchEvent(new Event("beforeprint"));
@@ -577,7 +577,7 @@ def test_a_rank_s_address_leads_to_the_range_in_which_its_host_makes_no_call(
 
 def test_pointing_draws_the_calls_and_not_the_spans_again(tab: Tab, straggler_page: Path) -> None:
     tab.open(straggler_page, 1280, 900)
-    found = told(
+    found = returned(
         tab,
         """
               const canvas = $("#canvas"), frames = [], rectangles = [];
@@ -727,7 +727,7 @@ def test_axe_finds_no_barrier_on_the_page_in_light_and_in_dark(
         in_scheme(tab, scheme)
         tab.open(page, 1280, 900)
         tab.script(f"{axe};true")
-        assert told(tab, _CHECKED) == [], scheme
+        assert returned(tab, _CHECKED) == [], scheme
 
 
 # --- fingers, in real time
@@ -755,7 +755,7 @@ def test_two_fingers_zoom_the_timeline_about_the_moments_below_them(
         places = [(left + share * wide, top) for share in (0.4 - out, 0.6 + out)]
         tab.fingers(kind, *places)
     tab.fingers("touchEnd")
-    found = told(
+    found = returned(
         tab,
         """
         await until(() => location.hash.includes("&from="));

@@ -88,7 +88,7 @@ class ManualClock(Clock):
         self._now_ns = max(self._now_ns, min(due))
 
     def _turn(self) -> None:
-        """Let the others do what they can; these wait for nobody else."""
+        """Let the others do what they can; these wait for no one else."""
         if not self._turning:
             self._turning = True
             try:

@@ -130,7 +130,7 @@ def option(name, default=""):
     return default
 
 
-def behind():
+def operands():
     """What stands behind the options: a program, or a file."""
     first = [place for place, word in enumerate(words) if not word.startswith("-")]
     return words[first[0] :] if first else []
@@ -156,7 +156,7 @@ def main():
     exec(setting(f"{rank}:{asked}") or setting(f"*:{asked}") or "", globals())
     if verb in FLAGS and words[:1] == ["--help"]:
         return say(usage(verb))
-    for word in words[: len(words) - len(behind())]:
+    for word in words[: len(words) - len(operands())]:
         if verb in FLAGS and word[2:].partition("=")[0] not in FLAGS[verb].split():
             return fail(f"unrecognised option '{word}'\n\nusage: nsys {verb} [<args>]")
     return VERBS[verb](words) if verb in VERBS else fail(f"Unknown command: {verb}\n{usage()}")
@@ -189,8 +189,8 @@ def ask(agent, what, **more):
         answer = json.loads(agent.makefile().readline())
     except (OSError, ValueError):
         return fail("Connection refused")
-    if answer["said"]:
-        say(answer["said"])
+    if answer["reply"]:
+        say(answer["reply"])
     return int(answer["failed"])
 
 
@@ -260,7 +260,7 @@ def become(name, *line):
 
 
 def launch(_):
-    session, program = option("session-new", f"{verb}-{os.getpid()}"), behind()
+    session, program = option("session-new", f"{verb}-{os.getpid()}"), operands()
     if shutil.which(program[0]) is None:
         return fail(f"No such file or directory: {program[0]}")
     if session in sessions():
@@ -283,8 +283,8 @@ def stay(agent, program):
         become("nsys-launcher", "--launcher", str(theirs.fileno()))
     theirs.close()
     ours.sendall(json.dumps(program).encode() + b"\n")
-    told = ours.makefile()
-    pid, signalled = int(told.readline()), []
+    from_launcher = ours.makefile()
+    pid, signalled = int(from_launcher.readline()), []
     ask(agent, "over", pid=pid, environ=dict(os.environ))
 
     def forward(number, frame):
@@ -297,7 +297,7 @@ def stay(agent, program):
     while status is None and (not signalled or time.monotonic() < signalled[0] + GRACE_S):
         ready = select.select([ours, agent], [], [], 0.05)[0]
         if ours in ready:
-            status = int(told.readline() or 1)
+            status = int(from_launcher.readline() or 1)
         elif agent in ready:
             if not agent.recv(1):
                 say("Connection to the Agent lost.")
@@ -353,7 +353,7 @@ def copy(targets):
 
 
 class Agent:
-    """A session: it collects into a file in TMPDIR, and makes what it was told to make of it."""
+    """A session: it collects into a file in TMPDIR, and makes of it what it was told to."""
 
     def __init__(self, session):
         self.listener = socket.socket(socket.AF_UNIX)
@@ -394,11 +394,11 @@ class Agent:
             return False
         request = json.loads(line)
         try:
-            said, failed = getattr(self, request.pop("what"))(**request), False
+            reply, failed = getattr(self, request.pop("what"))(**request), False
         except ValueError as error:
-            said, failed = str(error), True
+            reply, failed = str(error), True
         try:
-            connection.sendall(json.dumps({"said": said, "failed": failed}).encode() + b"\n")
+            connection.sendall(json.dumps({"reply": reply, "failed": failed}).encode() + b"\n")
         except OSError:
             return False
         return True
@@ -436,16 +436,16 @@ class Agent:
             file.write(bytes(STREAM_B))
         ending = ".nsys-rep" if setting("imports") else ".qdstrm"
         target = self.output + ending
-        said = [] if setting("imports") else [NO_IMPORTER]
-        said += [f"Generating '{stream}'", "Generated:"]
+        reply = [] if setting("imports") else [NO_IMPORTER]
+        reply += [f"Generating '{stream}'", "Generated:"]
         if os.path.exists(target) and not self.force:
-            return "\n".join([*said, f"    {stream}", f"Failed to create '{target}': it exists."])
+            return "\n".join([*reply, f"    {stream}", f"Failed to create '{target}': it exists."])
         if setting("imports"):
             make_report(stream, target)
             os.unlink(stream)
         else:
             shutil.move(stream, target)
-        return "\n".join([*said, f"    {target}"])
+        return "\n".join([*reply, f"    {target}"])
 
     def shutdown(self, kill):
         if kill != "none" and self.pid:
@@ -469,7 +469,7 @@ def importer(_):
 
 
 def export(_):
-    (report,), target = behind(), option("output")
+    (report,), target = operands(), option("output")
     with open(report, "rb") as file:
         content = file.read()
     if not content.startswith(REPORT_HEAD) or not content.endswith(REPORT_END):

@@ -1,7 +1,8 @@
 """Which tests run in one process, one after the other, and which of them begin first.
 
-The tests of a file share its fixtures, those of a study that study (`studied`, `simulated`), and of
-several nsys that start at once some fail. All else may run beside anything.
+The tests of a file share its fixtures, those of a study that study (`studied`, `simulated`), those
+of the page one browser, and of several nsys that start at once some fail. All else may run beside
+anything.
 """
 
 from __future__ import annotations
@@ -14,14 +15,16 @@ import pytest
 
 from lab import durations
 
+#: what tests in several files need of which there is one
+_ONE = ("needs_nsys", "needs_chromium")
 #: the parameters by which tests in several files ask for one study
 _STUDY = ("recording", "job_kind")
 
 
 def group(item: pytest.Item) -> str:
     """What this test shares with all others of its group."""
-    if item.get_closest_marker("needs_nsys"):
-        return "the real nsys"
+    for need in filter(item.get_closest_marker, _ONE):
+        return need
     parameters = getattr(getattr(item, "callspec", None), "params", {})
     studies = [f"{name} {parameters[name]}" for name in _STUDY if name in parameters]
     return studies[0] if studies else item.nodeid.partition("::")[0]

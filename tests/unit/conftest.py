@@ -18,7 +18,7 @@ __all__ = ["no_processes", "run"]
 
 @pytest.fixture
 def clock() -> ManualClock:
-    """By which nobody really waits."""
+    """By which no test really waits."""
     return ManualClock()
 
 

@@ -24,6 +24,7 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     )
     monkeypatch.syspath_prepend(str(tmp_path))
     before = list(sys.meta_path)
+    sys.meta_path[:] = [finder for finder in before if not isinstance(finder, hooks.AfterImport)]
     yield "hooked_package.train"
     sys.meta_path[:] = before
     for name in [name for name in sys.modules if name.startswith("hooked_package")]:

@@ -286,17 +286,17 @@ class Deaf:
 
     def __init__(self, clock: ManualClock) -> None:
         self.clock = clock
-        self.heard: list[bytes] = []
+        self.received: list[bytes] = []
 
     def write(self, data: bytes) -> None:
-        self.heard.append(data)
+        self.received.append(data)
 
     def wait(self, seconds: float) -> bool:
         self.clock.sleep(seconds)
         return False
 
     def close(self) -> None:
-        self.heard.append(b"closed")
+        self.received.append(b"closed")
 
 
 def test_a_host_that_does_not_end_its_job_is_given_up_after_the_second_signal(
@@ -310,7 +310,7 @@ def test_a_host_that_does_not_end_its_job_is_given_up_after_the_second_signal(
     began = clock.now()
     assert running.run(cast("Any", SimpleNamespace(commands=[()])), cast("Any", None)) == 255
     assert clock.now() - began == pytest.approx(200 + over_ssh.KILLED_S, abs=1.1)
-    assert host.command.heard == [b"INT\n", b"KILL\n", b"closed"]
+    assert host.command.received == [b"INT\n", b"KILL\n", b"closed"]
     assert host.reason == "it did not end when asked to"
 
 

@@ -77,12 +77,12 @@ class Node:
 
     def program_starts(self) -> None:
         """The trampoline says so, and the program's agent opens and closes the window."""
-        self.said(f"hello {PROGRAM}", f"pid {PROGRAM}")
+        self.replied(f"hello {PROGRAM}", f"pid {PROGRAM}")
         self.clock.plan(1.0, self.window_opens)
 
     def window_opens(self) -> None:
-        self.answer = self.said("start 1")
-        self.clock.plan(1.0, lambda: self.said("stop"))
+        self.answer = self.replied("start 1")
+        self.clock.plan(1.0, lambda: self.replied("stop"))
         self.clock.plan(3.0, self.program_ends)
 
     def program_ends(self) -> None:
@@ -90,7 +90,7 @@ class Node:
         if "exit" not in self.hangs:
             self.processes[0].ends_at = self.clock.now() + 0.1
 
-    def said(self, *words: str) -> str:
+    def replied(self, *words: str) -> str:
         """What the guard answers to one request."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with ours, theirs:

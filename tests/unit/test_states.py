@@ -50,7 +50,7 @@ def test_a_second_attempt_may_follow_a_lost_one(tmp_path: Path) -> None:
 
 
 class Stands(Clock):
-    """Nobody's turn is over by it, however long a disk stalls."""
+    """No turn is over by it, however long a disk stalls."""
 
     def now(self) -> float:
         return 0.0
