@@ -200,3 +200,5 @@ def test_a_program_that_nsys_does_not_start_runs_without_it_in_time(
     assert found["state"] == "lost"
     assert "nsys did not start the program within 6 s" in found["reason"]
     assert found["reason"].endswith("the program ran without nsys")
+    # Where only the ranks know which of them are profiled, its outcome is among theirs.
+    assert found["chosen"]

@@ -323,7 +323,7 @@ class Guard:
             if self.armed:
                 self.outbox.state(State.COUNTING, nsys={"missing": without})
             else:
-                self.outbox.state(State.LOST, without)
+                self.outbox.state(State.LOST, without, chosen=True)
             self.outbox.say("give_up")
             self.outbox.hand_over()
             profiler.remove(self.temporary_files)
