@@ -23,6 +23,8 @@ _STUDY = ("recording", "job_kind")
 
 def group(item: pytest.Item) -> str:
     """What this test shares with all others of its group."""
+    if item.get_closest_marker("golden"):
+        return item.nodeid
     for need in filter(item.get_closest_marker, _ONE):
         return need
     parameters = getattr(getattr(item, "callspec", None), "params", {})
