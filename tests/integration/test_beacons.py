@@ -150,6 +150,7 @@ def test_ranks_that_differ_in_their_collectives_send_no_beacon(job: Job) -> None
 def test_a_job_without_process_group_trains_on_without_beacons(job: Job) -> None:
     done = job(
         """
+        dist.barrier()  # rank 0 takes the store along, which the others need to begin
         dist.destroy_process_group()
         own = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1)
         for turn in range(8):

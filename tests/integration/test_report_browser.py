@@ -758,7 +758,8 @@ def test_two_fingers_zoom_the_timeline_about_the_moments_below_them(
     found = returned(
         tab,
         """
-        await until(() => location.hash.includes("&from="));
+        const number = name => +location.hash.match(`&${name}=([0-9.-]+)`)?.[1];
+        await until(() => 2.5 * (number("to") - number("from")) < 48.8);  // the last move is in it
         await painted();
         return {hash: location.hash, pinned: !$("#details").hidden,
                 shown: style("#tip").visibility, zoom: visualViewport.scale};
