@@ -224,8 +224,8 @@ def test_a_window_is_closed_when_the_time_limit_nears_and_the_training_goes_on(
     # Its limit is a minute away: the margin is reached half a minute after it began, in a window
     # that would last longer.
     line = command.clusterprof(
-        ["srun", *OPTIONS, "--steps=10:5000", "--time-margin=30", "--run-dir=run", "--",
-         "python", PROGRAMS / "ending.py", "slow", "0"]
+        ["srun", *OPTIONS, "--steps=10:5000", "--max-steps=5000", "--time-margin=30",
+         "--run-dir=run", "--", "python", PROGRAMS / "ending.py", "slow", "0"]
     )  # fmt: skip
     batch = Batch(slurm, workdir / "job", line, "--time=1")
     begun = {"rank 0 begins", "rank 1 begins"}  # from then on they handle the signal

@@ -84,6 +84,7 @@ def test_a_run_directory_that_is_full_before_the_window_says_so_in_the_last_line
     assert all(fact in lost for fact in (f"{full}/run", "space")), done
 
 
+@pytest.mark.long
 @pytest.mark.needs_torch
 def test_a_disk_that_is_full_after_the_first_look_leaves_the_second_window_out(
     disk: Callable[[str], Path], workdir: Path, fault: Callable[..., None]

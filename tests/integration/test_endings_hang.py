@@ -40,6 +40,7 @@ def ends_alike(how: str, run: Path, fault: Fault, what: str, *more: str) -> dict
     return found
 
 
+@pytest.mark.long
 def test_a_hang_that_was_diagnosed_goes_on(workdir: Path, fault: Fault) -> None:
     found = ends_alike("sleeps", workdir / "run", fault, "a hang is diagnosed, and the job goes on")
     assert found["steps"] == 30
@@ -54,11 +55,13 @@ def test_a_rank_dies_in_a_hang(workdir: Path, fault: Fault) -> None:
     assert (cause["cause"], cause["ranks"], cause["sequence"]) == ("never_joined", [1], 21)
 
 
+@pytest.mark.long
 def test_a_rank_is_told_to_end_while_its_recorder_is_dumped(workdir: Path, fault: Fault) -> None:
     ends_alike("ends", workdir / "run", fault, "SIGTERM while a hang is dumped")
     assert not (workdir / "run/ranks/00001/hang.json.gz").exists()
 
 
+@pytest.mark.long
 @pytest.mark.needs_root
 def test_the_dump_of_a_hang_finds_a_full_disk(fault: Fault) -> None:
     with small_disk("1m") as full:
