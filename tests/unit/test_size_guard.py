@@ -219,8 +219,9 @@ def test_the_guard_stops_a_session_that_grows_within_one_step_once(
     assert spawned == [], "it is not collecting yet"
     made.opened, made.look_at = True, 1
     made.tend(10)
-    made.stop()
     assert spawned == [["nsys", "stop"]]
+    made.stop()
+    assert spawned == [["nsys", "stop"]], "its rank closes the window at the step's end"
 
 
 def test_the_guard_stops_a_session_before_the_disk_under_it_is_full(
