@@ -57,19 +57,31 @@ def test_a_rank_captures_again_unless_it_has_had_the_whole_window(
     assert states.captured_before(str(folder)) is not again
 
 
+@pytest.mark.parametrize("best", [1, 2])
 def test_the_attempt_with_most_whole_windows_is_merged_and_the_others_stay(
-    run: RunDirectory,
+    run: RunDirectory, best: int
 ) -> None:
-    for rank in (0, 1):
-        rank_left(run, 1, rank, "captured", whole=False)
-        rank_left(run, 2, rank, "captured", whole=True)
+    for attempt in (1, 2):
+        for rank in (0, 1):
+            rank_left(run, attempt, rank, "captured", whole=attempt == best)
     rank_left(run, 3, 0, "waiting")
     taken, outcomes = collect_attempts(run, [0, 1], patience_s=0)
-    assert taken.attempt == 2
+    assert taken.attempt == best
+    folder = RunDirectory(run.path, best)
     assert [one.report for one in outcomes] == [
-        run.path / f"attempt-2/ranks/0000{rank}/report.nsys-rep" for rank in (0, 1)
+        folder.rank(rank) / "report.nsys-rep" for rank in (0, 1)
     ]
-    assert states.read(str(run.rank(0)))["state"] == "collected"
+    for attempt in (1, 2):
+        assert states.read(str(RunDirectory(run.path, attempt).rank(0)))["state"] == "collected"
+
+
+def test_of_attempts_with_as_many_whole_windows_the_one_with_most_reports_is_merged(
+    run: RunDirectory,
+) -> None:
+    for attempt, ranks in ((1, 2), (2, 3), (3, 1)):
+        for rank in range(ranks):
+            rank_left(run, attempt, rank, "captured", whole=rank == 0)
+    assert collect_attempts(run, [0, 1, 2], patience_s=0)[0].attempt == 2
 
 
 def test_reports_of_two_attempts_are_not_merged_with_each_other(run: RunDirectory) -> None:
