@@ -368,6 +368,17 @@ def test_a_window_begins_where_no_rank_has_been_once_it_has_the_order(tmp_path: 
     assert later.first == pytest.approx(1000 + (600 + wait_s) / 0.1, abs=3)
 
 
+def test_a_window_begins_at_the_first_step_that_no_rank_has_begun_once_it_has_the_order(
+    tmp_path: Path,
+) -> None:
+    run, now_s, step_s = job(tmp_path / "run"), 1_800_000_000.0, 0.125
+    at_work(run, 0, 1000, step_s, now_s)
+    wait_s = 60 * (1 + live_windows.FASTER) + live_windows.ON_ITS_WAY_S
+    # Its steps until then are over, and the next one, of this number, has begun.
+    begun = 1000 + int(wait_s / step_s)
+    assert live_windows.possible(run, 60, now_s).first == begun + 1
+
+
 def paced(run: RunDirectory, rank: int, *stretches: tuple[int, int]) -> None:
     """The steps of a rank: stretches of so many, each of so many ms; from 500 on in blocks."""
     folder = run.rank(rank)
