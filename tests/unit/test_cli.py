@@ -6,7 +6,7 @@ import argparse
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, cast
 
 import pytest
 
@@ -25,23 +25,28 @@ def fault(*_: object, **__: object) -> None:
     raise RuntimeError("not thought of")
 
 
-def test_a_fault_while_merging_keeps_the_job_s_status_and_says_where_the_reports_are(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run = run_directory.create(tmp_path / "run")
-    states.advance(str(run.rank(0)), "captured", chosen=True)
-    (run.rank(0) / "report.nsys-rep").write_bytes(b"report")
-    arguments = argparse.Namespace(no_merge=False, debug=False, strict=False, fail_on=[])
-    plan = cast(
+def of_rank_0(**asked: Any) -> LaunchPlan:
+    """The plan of a job whose rank 0 is profiled."""
+    defaults = {"no_merge": False, "debug": False, "strict": False, "fail_on": []}
+    return cast(
         "LaunchPlan",
         SimpleNamespace(
-            arguments=arguments,
+            arguments=argparse.Namespace(**{**defaults, **asked}),
             expected=(0,),
             job=SimpleNamespace(closed=""),
             capture=SimpleNamespace(nsys=None),
             for_agent=SimpleNamespace(looks_first=False),
         ),
     )
+
+
+def test_a_fault_while_merging_keeps_the_job_s_status_and_says_where_the_reports_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = run_directory.create(tmp_path / "run")
+    states.advance(str(run.rank(0)), "captured", chosen=True)
+    (run.rank(0) / "report.nsys-rep").write_bytes(b"report")
+    plan = of_rank_0()
     manifest = run.write_manifest({"schema_version": 1})
     monkeypatch.setattr(merge_run, "merge_run", fault)
     assert run_job.conclude(plan, run, manifest, 7) == 7
@@ -49,8 +54,22 @@ def test_a_fault_while_merging_keeps_the_job_s_status_and_says_where_the_reports
     assert "not thought of" in printed
     assert str(run.path) in printed
     assert "Traceback" not in printed
-    arguments.strict = True
+    plan.arguments.strict = True
     assert run_job.conclude(plan, run, manifest, 0) == 123
+
+
+@pytest.mark.parametrize(
+    ("asked", "status"), [({}, 0), ({"strict": True}, 123), ({"fail_on": ["warning"]}, 122)]
+)
+@pytest.mark.parametrize("failed", [0, 3, 139])
+def test_a_job_that_failed_keeps_its_status_whatever_is_asked_of_its_reports(
+    asked: dict[str, Any], status: int, failed: int, tmp_path: Path
+) -> None:
+    run = run_directory.create(tmp_path / "run")
+    states.advance(str(run.rank(0)), "lost", chosen=True)
+    manifest = run.write_manifest({"schema_version": 1})
+    ended = run_job.conclude(of_rank_0(**asked), run, manifest, failed, patience_s=0)
+    assert ended == (failed or status)
 
 
 @pytest.mark.parametrize(("start_s", "finishing_s"), [(6, 8), (60, 62)])
