@@ -15,7 +15,8 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from hypothesis import given, strategies
@@ -470,6 +471,25 @@ def hosts_with(*offers: dict[str, bytes]) -> list[RemoteHost]:
         RemoteHost(Host(name, name), FakeSsh(files, {}), Found(name), "/tmp/clusterprof-1")  # type: ignore[arg-type]
         for name, files in zip("abc", offers, strict=False)
     ]
+
+
+@pytest.mark.parametrize(
+    ("statuses", "status"), [((0, 0, 0), 0), ((0, 3, 1), 3), ((255, 0, 1), 255), ((0, 0, 143), 143)]
+)
+def test_the_highest_status_of_its_hosts_is_the_job_s(
+    monkeypatch: pytest.MonkeyPatch, statuses: tuple[int, ...], status: int
+) -> None:
+    def start(each: RemoteHost, there: OverSsh, ends_with: int, output: Any) -> None:
+        each.command = cast(
+            "Any",
+            SimpleNamespace(wait=lambda seconds: True, lost=False, status=lambda: ends_with),
+        )
+
+    monkeypatch.setattr(over_ssh, "start", start)
+    hosts = hosts_with({}, {}, {})
+    there = cast("OverSsh", SimpleNamespace(commands=statuses))
+    assert over_ssh.Running(hosts).run(there, cast("Any", None)) == status
+    assert [each.status for each in hosts] == list(statuses)
 
 
 def test_a_host_brings_its_own_ranks_only(tmp_path: Path) -> None:
