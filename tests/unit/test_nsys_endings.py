@@ -89,3 +89,20 @@ def test_why_each_start_of_nsys_failed_is_said(
     made = guard.Guard(plan, 0, ["true"])
     monkeypatch.setattr(made, "start", lambda attempt, until: next(reasons))
     assert made.begin() == "nsys was killed by signal 9; nsys did not start the program within 6 s"
+
+
+@pytest.mark.parametrize(
+    ("status", "by_signal"), [(0, None), (3, None), (128, None), (137, 9), (139, 11), (255, None)]
+)
+def test_a_guard_ends_as_its_program_by_a_status_or_a_signal(
+    status: int, by_signal: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended_by: list[int] = []
+    selection = Selection("none", "ranks", ())
+    monkeypatch.setattr(guard.plans, "read", lambda path: Plan(path, selection, (2, 4), "nsys"))
+    monkeypatch.setattr(guard.Guard, "run", lambda self: status)
+    monkeypatch.setattr(guard.descriptors, "fill_streams", lambda: None)
+    monkeypatch.setattr(guard.processes, "end_by_signal", ended_by.append)
+    with pytest.raises(SystemExit) as ended:
+        guard.main([str(tmp_path), "0", "python"])
+    assert (ended.value.code, ended_by) == (status, [by_signal] if by_signal else [])
