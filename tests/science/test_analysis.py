@@ -229,6 +229,16 @@ def test_a_late_host_costs_no_more_than_the_next_host_leaves_to_be_won() -> None
     assert found["cost_ns_per_step"] == pytest.approx(10 * MS, rel=0.15)
 
 
+def test_a_second_late_host_is_weighed_as_if_the_first_were_repaired() -> None:
+    # beside the first, which takes 25 ms longer still, it costs nothing
+    late = (Cause("host", 1, 40 * MS), Cause("host", 2, 15 * MS))
+    results = studied(Job(layers=4, launch_ns=90_000, synchronous=True, causes=late)).results
+    first, second = (f for f in results["findings"] if f["code"] == "straggler.host")
+    assert (first["rank"], second["rank"]) == (1, 2)
+    assert first["cost_ns_per_step"] == pytest.approx(25 * MS, rel=0.1)
+    assert second["cost_ns_per_step"] == pytest.approx(15 * MS, rel=0.1)
+
+
 @pytest.mark.parametrize(("pause_ms", "named"), [(11, False), (40, True)])
 def test_among_slow_hosts_only_a_great_pause_in_few_steps_is_a_finding(
     pause_ms: int, named: bool
