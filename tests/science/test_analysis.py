@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from lab.tiers import long_but
 from simulate import Cause, Job, simulate
@@ -87,7 +87,8 @@ job = st.builds(
 
 @pytest.mark.parametrize("examples", long_but([8], [40]))
 def test_each_account_closes_to_the_nanosecond_and_steps_leave_no_gap(examples: int) -> None:
-    settings(max_examples=examples)(given(job)(accounts_close))()
+    # a job whose compute hides some communication, then any
+    settings(max_examples=examples)(example(Job())(given(job)(accounts_close)))()
 
 
 def accounts_close(job: Job) -> None:
