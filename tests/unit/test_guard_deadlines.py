@@ -186,6 +186,18 @@ def test_a_rank_ends_within_its_budget_whatever_of_nsys_hangs(
         assert (found["state"], why in found["reason"] + node.answer) == ("lost", True)
 
 
+@pytest.mark.parametrize(("start_s", "within_s"), [(6, 6), (10, 10), (60, 16)])
+def test_a_training_waits_for_a_window_to_open_only_so_long(
+    start_s: int, within_s: int, clock: ManualClock, outbox: Outbox, short_folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    node = Node(monkeypatch, clock, short_folder, "start")
+    made = guarded(node, outbox, monkeypatch, short_folder / "run", start_s)
+    assert made.run() == 0
+    assert node.answer == f"nsys start did not end within {within_s} s"
+    assert made.session.starting_s == pytest.approx(within_s, abs=0.1)
+
+
 def test_a_program_that_nsys_does_not_start_runs_without_it_in_time(
     clock: ManualClock, outbox: Outbox, short_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
