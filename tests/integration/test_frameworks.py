@@ -154,17 +154,19 @@ FRAMEWORKS = {
         deepspeed.environment(),
     ),
 }
+_LONG_DEEPSPEED = [pytest.mark.long, pytest.mark.needs_deepspeed]
+#: of those that are not only long
+_MARKS = {"nanogpt": [], "deepspeed": _LONG_DEEPSPEED, "deepspeed-launcher": _LONG_DEEPSPEED}
 
 
 @pytest.mark.needs_transformers
 @pytest.mark.needs_lightning
 @pytest.mark.needs_accelerate
-@pytest.mark.needs_deepspeed
 @pytest.mark.parametrize(
     "framework",
     [
-        pytest.param(each, id=name, marks=[] if name == "nanogpt" else pytest.mark.long)
-        for name, each in FRAMEWORKS.items()
+        pytest.param(framework, id=name, marks=_MARKS.get(name, [pytest.mark.long]))
+        for name, framework in FRAMEWORKS.items()
     ],
 )
 def test_each_rank_of_a_framework_s_program_is_counted_and_captured(
