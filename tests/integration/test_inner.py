@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from lab.command import Completed
 from lab.endings import outcomes
-from lab.long import few
+from lab.tiers import few
 
 Run = Callable[..., Completed]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import pytest
@@ -15,3 +15,15 @@ def long_but(always: Iterable[Any], long: Iterable[Any]) -> list[Any]:
         *short,
         *(pytest.param(value, marks=pytest.mark.long) for value in long if value not in short),
     ]
+
+
+def few(cases: Mapping[str, Any], *short: str) -> list[Any]:
+    """All cases for `parametrize`, by their names: but for the `short` ones they are long."""
+    assert set(short) <= set(cases)
+    return [
+        pytest.param(
+            *(values if isinstance(values, tuple) else (values,)), id=name,
+            marks=[] if name in short else [pytest.mark.long],
+        )
+        for name, values in cases.items()
+    ]  # fmt: skip
