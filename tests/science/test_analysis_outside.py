@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from lab.tiers import long_but
 from simulate import Cause, Job, simulate
 from studies import studied_job
 
@@ -37,7 +38,7 @@ def bound(launch_ns: int) -> Job:
     return Job(steps=8, layers=8, layer_ns=600_000, kernels_per_layer=12, launch_ns=launch_ns)
 
 
-@pytest.mark.parametrize("pace_frac", [0.0, 0.15])
+@pytest.mark.parametrize("pace_frac", long_but([0.15], [0.0]))
 def test_hosts_that_only_the_profiler_slows_are_no_finding(pace_frac: float) -> None:
     quick = bound(60_000)
     # a host that tracing slows by 15% more or less than another

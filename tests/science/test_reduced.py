@@ -157,7 +157,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 SPOIL = [cut, damaged, other_schema, without_a_table, no_json, foreign_name]
 
 
-@pytest.mark.parametrize("spoil", SPOIL)
+@pytest.mark.parametrize("spoil", long_but([cut, foreign_name], SPOIL))
 def test_tables_that_cannot_be_used_cost_their_rank_alone_and_are_named(
     spoil: Callable[[Path], str], run: run_directory.RunDirectory, capsys: Any
 ) -> None:

@@ -29,9 +29,9 @@ def most(found: Slowdown) -> tuple[str, int]:
 @pytest.mark.parametrize(
     ("name", "kind", "rank"),
     [
-        ("ddp-gpu-straggler", "compute", 1),
+        pytest.param("ddp-gpu-straggler", "compute", 1, marks=pytest.mark.long),
         ("ddp-host-straggler", "host", 2),
-        ("ddp-host-hidden", "host", 2),
+        pytest.param("ddp-host-hidden", "host", 2, marks=pytest.mark.long),
         ("moe-tokens", "compute", 0),
     ],
 )

@@ -60,9 +60,9 @@ def test_exposed_communication_saves_what_overlapping_it_would(job: Job) -> None
         # each call lasts until the late rank has computed: the longest only twice the quickest
         ("culprit not profiled", 8000),
         # what it receives is there before its late host needs it, and would not be without
-        ("late in a pipeline", 8001),
+        pytest.param("late in a pipeline", 8001, marks=pytest.mark.long),
         # tracing makes hosts slower than their GPUs: how much slower is not known
-        ("GPU with more work, tracing", 8000),
+        pytest.param("GPU with more work, tracing", 8000, marks=pytest.mark.long),
         # kernels that waited for their launches would follow each other as fast as others do
         ("launch bound", 73000),
         # the host waits for the copy, and no longer would

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import re
 import tokenize
@@ -86,6 +87,13 @@ def _texts(path: Path) -> Iterator[tuple[int, str, bool]]:
             yield token.start[0], token.string, True
 
 
+@functools.cache
+def _wrong(text: str) -> list[str]:
+    """What a text says in other words, and what says it; most names stand in many places."""
+    found = ((re.search(pattern, text, re.IGNORECASE), PHRASES[pattern]) for pattern in PHRASES)
+    return [f"{match[0]}: {instead}" for match, instead in found if match]
+
+
 def offences(path: Path) -> list[str]:
     """What a file says in other words than the glossary's."""
     found = []
@@ -98,10 +106,7 @@ def offences(path: Path) -> list[str]:
             if name in NAMES:
                 found.append(f"{path.relative_to(ROOT)}:{line} {text}: {NAMES[name]}")
             text = text.replace("_", " ")
-        for pattern, instead in PHRASES.items():
-            match = re.search(pattern, text, re.IGNORECASE)
-            if match:
-                found.append(f"{path.relative_to(ROOT)}:{line} {match[0]}: {instead}")
+        found += [f"{path.relative_to(ROOT)}:{line} {wrong}" for wrong in _wrong(text)]
     return found
 
 
