@@ -16,15 +16,21 @@ from clusterprof.agent.guard.outbox import Outbox
 Look = tuple[dict[int, tuple[str, int]], int]
 
 
+def made_session(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, start_s: int = 6
+) -> session.Session:
+    monkeypatch.setattr(session.profiler.tempfile, "gettempdir", lambda: str(folder))
+    nsys = NsysPlan("nsys", "2022.4", None, {"cpu": "", "gpu": ""}, [], [], [], [], start_s)
+    home = report_transfer.ReportTransfer(str(folder), str(folder / "rank"))
+    return session.Session("s", nsys, "session", home, 0, Outbox(None), ManualClock())
+
+
 def hangs_at(
     looks: Iterable[Look], folder: Path, monkeypatch: pytest.MonkeyPatch, start_s: int = 6
 ) -> int | None:
     """The number of the first look that finds nsys hanging; None for none."""
-    clock = ManualClock()
-    monkeypatch.setattr(session.profiler.tempfile, "gettempdir", lambda: str(folder))
-    nsys = NsysPlan("nsys", "2022.4", None, {"cpu": "", "gpu": ""}, [], [], [], [], start_s)
-    home = report_transfer.ReportTransfer(str(folder), str(folder / "rank"))
-    made = session.Session("s", nsys, "session", home, 0, Outbox(None), clock)
+    made = made_session(folder, monkeypatch, start_s)
+    clock = made.clock
     for second, (works, written) in enumerate(looks):
         monkeypatch.setattr(session.processes, "work", lambda pid, now=works: now[pid])
         monkeypatch.setattr(made.files, "written", lambda now=written: now)
@@ -67,6 +73,33 @@ def test_an_nsys_that_the_user_gives_longer_hangs_later(
 ) -> None:
     looks: list[Look] = [({1: (at, ticks * n)}, 7) for n in range(40)]
     assert hangs_at(looks, tmp_path, monkeypatch, 6 + longer_s) == usual + longer_s
+
+
+@pytest.mark.parametrize(
+    ("status", "troubles", "torn"),
+    [
+        (None, ["nsys stop did not end"], True),
+        (-11, ["nsys stop was killed by signal 11"], True),
+        (0, [], False),
+    ],
+)
+def test_a_stop_that_fails_as_the_program_ends_is_said_too(
+    status: int | None, troubles: list[str], torn: bool, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    class Process:
+        pid = 7
+
+        def poll(self) -> int | None:
+            return status
+
+    made = made_session(tmp_path, monkeypatch)
+    for name in ("end_group", "end_own_nsys"):
+        monkeypatch.setattr(session.processes, name, lambda *_, **__: None)
+    monkeypatch.setattr(made, "child", Process(), raising=False)
+    monkeypatch.setattr(made, "stops", [Process()])
+    made.end()
+    assert (made.troubles, made.transfer.torn) == (troubles, torn)
 
 
 def test_why_each_start_of_nsys_failed_is_said(

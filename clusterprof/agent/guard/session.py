@@ -117,8 +117,11 @@ class Session:
 
     def end(self) -> None:
         """Leave no process of nsys behind, whatever state it is in."""
-        if self.stops and self.stops[-1].poll() is None:
-            self.note("nsys stop did not end")
+        # One that fails as the program ends was not seen to (`tend`).
+        status = self.stops[-1].poll() if self.stops else 0
+        if status != 0:
+            ended = "did not end" if status is None else processes.ended(status)
+            self.note("nsys stop %s" % ended)
             self.transfer.torn = True
         for child in (*self.helpers(), self.child):
             if child.poll() is None:
