@@ -31,6 +31,8 @@ Fault = Callable[..., None]
 PROGRAM = ["python", PROGRAMS / "together.py"]
 #: what is left, and what makes a report of it
 KEPT = ("clusterprof collect", "report.qdstrm")
+#: for `together.py`: past its window it waits until its report is home
+HOME = "25:run/ranks/{rank:05d}/report.nsys-rep"
 
 
 class Case(NamedTuple):
@@ -52,11 +54,13 @@ class Job:
         self.fault = fault
 
     def run(
-        self, cases: Sequence[Case], *more: str, start_s: int = 60, run: str = "run"
-    ) -> list[dict[str, object]]:
+        self, cases: Sequence[Case], *more: str, start_s: int = 60, run: str = "run",
+        waits: Sequence[str] = (),
+    ) -> list[dict[str, object]]:  # fmt: skip
         """Run it, and check what is so for each; returns the states.
 
-        `start_s`: what nsys may take to start, and longer than 6 s at its end.
+        `start_s`: what nsys may take to start, and longer than 6 s at its end. `waits`: for what
+        the program waits under clusterprof (see `together.py`).
         """
         faults = {
             f"{rank}:{verb}": lines
@@ -73,7 +77,7 @@ class Job:
         ]
         plain = command.run(line)
         done = command.run(
-            command.clusterprof(["run", *OPTIONS, *options, "--", *line]),
+            command.clusterprof(["run", *OPTIONS, *options, "--", *line, *waits]),
             env={START_VARIABLE: str(start_s)},
         )
         assert done.returncode == plain.returncode == 3, done
@@ -109,7 +113,7 @@ def test_an_nsys_that_starts_slowly_has_the_time_that_it_is_given(job: Job) -> N
         Case("nsys takes 7 s to start, and may take 60", {"launch": "time.sleep(7)"}, "collected"),
         Case("nsys takes 5 s to say its version, and may take 40", {"--version": "time.sleep(5)"},
              "collected"),
-    ])  # fmt: skip
+    ], waits=[HOME])  # fmt: skip
     assert all("reason" not in stated for stated in states)
 
 
@@ -130,12 +134,14 @@ def test_a_process_of_nsys_that_stays_at_a_full_core_is_ended(job: Job) -> None:
 
 
 def test_a_stop_that_fails_is_tried_again(job: Job) -> None:
+    # The program goes on until there was a second one.
+    again = f"touch('{job.workdir}/again.{{}}')"
+    twice, once = f"once() or {again.format(0)}; sys.exit(1)", "once() and die(signal.SIGSEGV)"
     job.run([
-        Case("nsys stop fails twice", {"stop": "sys.exit(1)"}, "collected",
-             ("nsys stop", "status 1")),
-        Case("nsys stop segfaults once", {"stop": "once() and die(signal.SIGSEGV)"}, "collected",
+        Case("nsys stop fails twice", {"stop": twice}, "collected", ("nsys stop", "status 1")),
+        Case("nsys stop segfaults once", {"stop": f"{once}; {again.format(1)}"}, "collected",
              ("nsys stop", "signal 11")),
-    ])  # fmt: skip
+    ], waits=["25:again.{rank}"])  # fmt: skip
 
 
 def test_what_is_not_imported_is_kept_and_collect_finishes_it(
@@ -215,7 +221,7 @@ def kill(workdir: Path, fault: Fault) -> None:
     plain = command.run(line)
     running = Running(
         command.clusterprof(["run", *OPTIONS, "--ranks=0-3", "--run-dir=run", "--no-merge", "--",
-                             *line, "wait"]),
+                             *line, "15:go.{rank}"]),
         {}, workdir / "out",
     )  # fmt: skip
     for rank, (when, which, number, _) in enumerate(KILLS):
