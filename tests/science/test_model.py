@@ -64,7 +64,7 @@ def test_a_replay_of_unchanged_lengths_is_the_recording(
 
 
 @pytest.mark.parametrize("seed", long_but([SEED], [7003]))
-@pytest.mark.parametrize("job_kind", long_but(KINDS[::4], KINDS))
+@pytest.mark.parametrize("job_kind", long_but([*KINDS][::4], KINDS))
 def test_a_replay_of_unchanged_lengths_is_the_simulated_job(
     simulated: Callable[..., Simulated], job_kind: str, seed: int
 ) -> None:
