@@ -7,6 +7,7 @@ import json
 import os
 import select
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -18,13 +19,21 @@ from lab import command
 from lab.command import Completed, StillRunning
 
 PROGRAM = Path(__file__).resolve().parent / "programs" / "warm.py"
+RANKS = PROGRAM.with_name("warm_ranks.py")
 
 
 class Warm:
     """Runs Python programs in forks of a process that has torch already."""
 
-    def __init__(self, process: subprocess.Popen[str]) -> None:
+    def __init__(self, process: subprocess.Popen[str], address: str) -> None:
         self._process = process
+        self._address = address
+
+    def launcher(self, ranks: int) -> list[str]:
+        """The command that starts the program behind it as so many ranks; 0: as it stands."""
+        # no agent in it: it is no rank
+        python = [sys.executable, "-I", "-S", str(RANKS)]
+        return [*python, self._address, str(ranks), str(command.free_port())]
 
     def _answer(self, seconds: float) -> list[int]:
         assert self._process.stdout is not None
@@ -95,12 +104,17 @@ def _text(path: object) -> str:
 @contextlib.contextmanager
 def warm() -> Iterator[Warm]:
     """One such process, for as long as the context."""
-    process = subprocess.Popen(
-        [sys.executable, PROGRAM], env=command.environment(), stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, start_new_session=True,
-    )  # fmt: skip
+    folder = tempfile.mkdtemp(dir=command.scratch)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        listener.bind(f"{folder}/socket")
+        listener.listen()
+        process = subprocess.Popen(
+            [sys.executable, PROGRAM, str(listener.fileno())], env=command.environment(),
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+            pass_fds=[listener.fileno()], start_new_session=True,
+        )  # fmt: skip
     try:
-        yield Warm(process)
+        yield Warm(process, f"{folder}/socket")
     finally:
         assert process.stdin is not None
         process.stdin.close()

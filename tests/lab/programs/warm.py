@@ -4,34 +4,42 @@ Each line of stdin is a list of programs that run side by side: `argv`, `env`, `
 `stdout` and `stderr`. Their processes, then their statuses, are a line each of stdout. Each starts
 as under its own interpreter: the environment, the path, sitecustomize, then the program as
 `__main__`; its end is that of Python. When stdin ends, all ends.
+
+warm.py DESCRIPTOR: of the socket where `warm_ranks.py` asks for the ranks of a job.
 """
 
 import builtins
+import contextlib
+import gc
 import importlib
 import json
 import os
 import select
 import signal
+import socket
 import sys
 import types
 
-import torch
-import torch._dynamo
-import torch.distributed  # noqa: F401
+gc.disable()  # as in `lab.job.LOOP`
+
+import torch  # noqa: E402
+import torch._dynamo  # noqa: E402
+import torch.distributed  # noqa: E402, F401
+
+gc.freeze()
+gc.enable()
 
 
-def program(argv, env, cwd, stdout, stderr):
+def program(argv, env, cwd):
     """Be this program; returns where it would end."""
-    os.setsid()
-    for number, path in enumerate((os.devnull, stdout, stderr)):
-        os.dup2(os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600), number)
     os.environ.clear()
     os.environ.update(env)
     os.chdir(cwd)
     sys.argv, sys.orig_argv = argv, [sys.executable, *argv]
     sys.path[:1] = env.get("PYTHONPATH", "").split(os.pathsep)
     sys.modules.pop("sitecustomize", None)
-    importlib.import_module("sitecustomize")
+    with contextlib.suppress(ModuleNotFoundError):  # without clusterprof there is none
+        importlib.import_module("sitecustomize")
     sys.path.insert(0, os.path.dirname(os.path.abspath(argv[0])))
     main = types.ModuleType("__main__")
     main.__file__, main.__builtins__ = argv[0], builtins
@@ -49,11 +57,15 @@ def status(pid):
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
-def start(request):
-    """The process of a program, which this one waits for."""
+def start(stdout, stderr, **request):
+    """The process of a program, which this one waits for; its streams are these files."""
     child = os.fork()
     if child == 0:
         os.close(answers)
+        os.close(listening)
+        os.setsid()
+        for number, path in enumerate((os.devnull, stdout, stderr)):
+            os.dup2(os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600), number)
         program(**request)
         raise SystemExit
     return child
@@ -71,9 +83,58 @@ def requests():
         yield json.loads(line)
 
 
+def serve(listener):
+    """Be the process that has ranks started, until stdin ends."""
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    waiting = select.poll()
+    waiting.register(0, 0)  # its end alone
+    waiting.register(listener, select.POLLIN)
+    while 0 not in dict(waiting.poll()):
+        connection, _ = listener.accept()
+        if os.fork() == 0:
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            listener.close()
+            return ranks(connection)
+        connection.close()
+    os._exit(0)
+
+
+def ranks(connection):
+    """Be the parent of a job's ranks until all have ended, or the one who asked for them has."""
+    message, streams, *_ = socket.recv_fds(connection, 1 << 20, 3)
+    argv, cwd, environments = json.loads(message)
+    for number, stream in enumerate(streams):
+        os.dup2(stream, number)
+        os.close(stream)
+    children = {}
+    for env in environments:
+        child = os.fork()
+        if child == 0:
+            connection.close()
+            os.setsid()
+            return program(argv, env, cwd)
+        children[child] = os.pidfd_open(child)
+    statuses = [rank_status(child, ended, connection) for child, ended in children.items()]
+    connection.send(json.dumps(statuses).encode())
+    os._exit(0)
+
+
+def rank_status(child, ended, connection):
+    """As `status`, of a rank, which ends with the one who asked for it."""
+    if ended not in select.select([ended, connection], [], [])[0]:
+        os.killpg(child, signal.SIGKILL)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
 answers = os.dup(1)
-os.set_inheritable(answers, False)
-for programs in requests():
-    children = list(map(start, programs))
-    answer(children)
-    answer(list(map(status, children)))
+listening = int(sys.argv[1])
+for descriptor in (answers, listening):
+    os.set_inheritable(descriptor, False)
+if os.fork() == 0:
+    os.close(answers)
+    serve(socket.socket(fileno=listening))
+else:
+    for programs in requests():
+        children = [start(**each) for each in programs]
+        answer(children)
+        answer(list(map(status, children)))
