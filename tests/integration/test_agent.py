@@ -29,9 +29,9 @@ def iterate(n):
 
 
 def test_a_rank_that_is_not_chosen_logs_its_steps_touches_no_file_and_ends_as_it_ends(
-    job: Job,
+    warm_job: Job,
 ) -> None:
-    done = job(
+    done = warm_job(
         LOOP
         + """
 touched, on = [], False
@@ -46,8 +46,9 @@ sys.exit(7)
 """
     )
     assert (done.returncode, done.stdout, done.stderr) == (7, "[]\n", "")
-    assert job.steps() == list(range(403))
-    assert (job.state["state"], job.state["steps"], job.state["chosen"]) == ("counted", 403, False)
+    assert warm_job.steps() == list(range(403))
+    stated = warm_job.state
+    assert (stated["state"], stated["steps"], stated["chosen"]) == ("counted", 403, False)
 
 
 def test_a_rank_that_is_killed_leaves_its_steps(job: Job) -> None:
@@ -70,8 +71,10 @@ os.kill(os.getpid(), signal.SIGKILL)
     assert job.state["state"] == "counting"
 
 
-def test_accumulation_two_optimizers_workers_and_children_do_not_miscount(job: Job) -> None:
-    done = job(
+def test_accumulation_two_optimizers_workers_and_children_do_not_miscount(
+    warm_job: Job,
+) -> None:
+    done = warm_job(
         LOOP
         + """
 import os, subprocess
@@ -105,8 +108,8 @@ if __name__ == "__main__":
 """
     )
     assert done.returncode == 0, done
-    assert job.steps() == [0, 1, 2, 3]
-    assert sorted(path.name for path in job.rank.iterdir()) == ["state.json", "steps.csv"]
+    assert warm_job.steps() == [0, 1, 2, 3]
+    assert sorted(path.name for path in warm_job.rank.iterdir()) == ["state.json", "steps.csv"]
 
 
 def test_a_profiled_rank_leaves_a_trace_of_its_window(job: Job) -> None:

@@ -17,6 +17,7 @@ import pytest
 from lab import command
 from lab.command import Completed
 from lab.job import CHOSEN, LOOP, Job
+from lab.warm import Warm
 
 from clusterprof.agent.contracts import paths
 from clusterprof.ingest.flight.dump import read_dump
@@ -49,7 +50,7 @@ def dump(folder: Path) -> dict[str, Any]:
     return found
 
 
-def train(folder: Path, steps: int, end: str = "") -> list[str]:
+def train(folder: Path, steps: int, end: str = "") -> str:
     """The program of a job that trains with DDP; `end` is what it does afterwards."""
     program = folder / "train.py"
     program.write_text(
@@ -64,19 +65,19 @@ def train(folder: Path, steps: int, end: str = "") -> list[str]:
         f"{end}\n"
         "dist.destroy_process_group()\n"
     )
-    return [str(program)]
+    return str(program)
 
 
 def test_every_rank_leaves_its_dump_and_a_straggler_that_was_not_profiled_is_named_by_it(
-    run_clusterprof: Cli, workdir: Path
+    run_clusterprof: Cli, workdir: Path, torch_process: Warm
 ) -> None:
-    [program] = train(workdir, 18)
+    program = train(workdir, 18)
     late = "    time.sleep(0.5 * (dist.get_rank() == 3))\n    model(torch"
     text = Path(program).read_text().replace("    model(torch", late)
     Path(program).write_text(text)
     done = run_clusterprof(
-        ["torchrun", "--ranks", "0,1", "--steps", "4:16", "--profiler=torch", "--run-dir=run",
-         "--nproc-per-node", "4", "--", program],
+        ["run", "--ranks", "0,1", "--steps", "4:16", "--profiler=torch", "--run-dir=run", "--",
+         *torch_process.launcher(4), program],
     )  # fmt: skip
     assert done.returncode == 0, done
     for rank in range(4):
@@ -106,11 +107,11 @@ def test_every_rank_leaves_its_dump_and_a_straggler_that_was_not_profiled_is_nam
 
 
 def test_a_run_that_profiles_no_rank_leaves_steps_clock_and_dump_and_merges(
-    run_clusterprof: Cli, workdir: Path
+    run_clusterprof: Cli, workdir: Path, torch_process: Warm
 ) -> None:
     done = run_clusterprof(
-        ["torchrun", "--profiler=none", "--stacks", "--steps", "3:6", "--run-dir=run",
-         "--nproc-per-node", "2", "--", *train(workdir, 8)],
+        ["run", "--profiler=none", "--stacks", "--steps", "3:6", "--run-dir=run", "--",
+         *torch_process.launcher(2), train(workdir, 8)],
     )  # fmt: skip
     assert done.returncode == 0, done
     for rank in (0, 1):
@@ -132,13 +133,14 @@ def test_a_run_that_profiles_no_rank_leaves_steps_clock_and_dump_and_merges(
 
 
 def test_a_rank_that_is_killed_after_its_window_has_left_its_dump(
-    run_clusterprof: Cli, workdir: Path
+    run_clusterprof: Cli, workdir: Path, torch_process: Warm
 ) -> None:
     end = "if dist.get_rank() == 1:\n    time.sleep(1)\n    os.kill(os.getpid(), signal.SIGKILL)"
-    run_clusterprof(
-        ["torchrun", "--profiler=none", "--steps", "2:4", "--run-dir=run", "--nproc-per-node", "2",
-         "--", *train(workdir, 5, end)],
+    done = run_clusterprof(
+        ["run", "--profiler=none", "--steps", "2:4", "--run-dir=run", "--no-merge", "--",
+         *torch_process.launcher(2), train(workdir, 5, end)],
     )  # fmt: skip
+    assert done.returncode == 137, done
     folder = workdir / "run" / "ranks" / "00001"
     deadline = time.monotonic() + command.PATIENCE_S
     while not (folder / paths.FLIGHT).exists() and time.monotonic() < deadline:
@@ -207,6 +209,7 @@ def test_a_torch_that_was_changed_costs_the_dump_and_nothing_else(
     assert not list(warm_job.rank.glob("flight*"))
 
 
+@pytest.mark.long
 def test_the_bench_still_finds_the_recorder_that_it_measures() -> None:
     root = Path(__file__).resolve().parents[2]
     done = command.run(

@@ -1,13 +1,12 @@
-"""Jobs that really hang, over gloo under torchrun, are diagnosed from the dumps that they write."""
+"""Jobs that really hang, over gloo, are diagnosed from the dumps that they write."""
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from lab import command
+from lab.warm import Warm
 
 from clusterprof.align.match.flight_calls import match
 from clusterprof.analysis.model.hang import Cause, diagnose
@@ -28,11 +27,12 @@ PLANTED = {
 }
 
 
-def test_jobs_that_hang_under_torchrun_are_diagnosed(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone",
-               f"--nproc-per-node={RANKS}", str(PROGRAM), str(tmp_path), *PLANTED]  # fmt: skip
-    quiet = os.environ | {"OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
-    subprocess.run(command, env=quiet, check=True, timeout=600, capture_output=True)
+def test_jobs_that_hang_are_diagnosed(tmp_path: Path, torch_process: Warm) -> None:
+    done = command.run(
+        [*torch_process.launcher(RANKS), PROGRAM, tmp_path, *PLANTED], timeout=600,
+        env={"OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert done.returncode == 0, done
     for scenario, (cause, group, sequence) in PLANTED.items():
         for ending in ("", ".json"):
             found = [tmp_path / scenario / f"rank_{rank}{ending}" for rank in range(RANKS)]

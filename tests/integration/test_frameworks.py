@@ -12,6 +12,7 @@ import pytest
 from lab import deepspeed
 from lab.command import Completed
 from lab.endings import outcomes
+from lab.warm import Warm
 
 pytestmark = pytest.mark.needs_torch
 
@@ -19,7 +20,10 @@ Run = Callable[..., Completed]
 
 
 class Framework(NamedTuple):
-    """A program, what starts it, how its ranks 0 and 1 are known, and its environment."""
+    """A program, what starts it, how its ranks 0 and 1 are known, and its environment.
+
+    What nothing starts are two ranks that find torch loaded (`Warm.launcher`).
+    """
 
     program: str
     start: tuple[str, ...]
@@ -145,7 +149,8 @@ FRAMEWORKS = {
         ACCELERATE, ("accelerate", "launch", "--multi_gpu", "--num_processes=2")
     ),
     "lightning": Framework(LIGHTNING, ("python",), ("process group", "lightning")),
-    "nanogpt": Framework(NANOGPT, TORCHRUN),
+    "nanogpt": Framework(NANOGPT, (), ("environment", "environment")),
+    "nanogpt-torchrun": Framework(NANOGPT, TORCHRUN),
     "deepspeed": Framework(DEEPSPEED, TORCHRUN, environment=deepspeed.environment()),
     "deepspeed-launcher": Framework(
         DEEPSPEED,
@@ -170,12 +175,12 @@ _MARKS = {"nanogpt": [], "deepspeed": _LONG_DEEPSPEED, "deepspeed-launcher": _LO
     ],
 )
 def test_each_rank_of_a_framework_s_program_is_counted_and_captured(
-    run_clusterprof: Run, workdir: Path, framework: Framework
+    run_clusterprof: Run, workdir: Path, torch_process: Warm, framework: Framework
 ) -> None:
     (workdir / "train.py").write_text(dedent(framework.program))
     done = run_clusterprof(
         ["run", "--ranks", "all", "--steps", "5:8", "--profiler=torch", "--run-dir=run",
-         "--no-merge", "--", *framework.start, "train.py"],
+         "--no-merge", "--", *(framework.start or torch_process.launcher(2)), "train.py"],
         env={"TOKENIZERS_PARALLELISM": "false", **framework.environment},
     )  # fmt: skip
     run = workdir / "run"

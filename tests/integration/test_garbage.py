@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from lab.command import Completed
+from lab.warm import Warm
 
 pytestmark = pytest.mark.needs_torch
 
@@ -40,12 +41,12 @@ dist.destroy_process_group()
 
 
 def test_the_rank_that_collects_is_named_with_its_collector(
-    run_clusterprof: Callable[..., Completed], workdir: Path
+    run_clusterprof: Callable[..., Completed], workdir: Path, torch_process: Warm
 ) -> None:
     (workdir / "train.py").write_text(TRAINING)
     done = run_clusterprof(
-        ["torchrun", "--ranks", "all", "--steps", "5:14", "--profiler=torch", "--run-dir=run",
-         "--nproc-per-node", "2", "--", "train.py"],
+        ["run", "--ranks", "all", "--steps", "5:14", "--profiler=torch", "--run-dir=run", "--",
+         *torch_process.launcher(2), "train.py"],
     )  # fmt: skip
     assert done.returncode == 0, done
     with (workdir / "run" / "ranks" / "00001" / "gc.csv").open() as file:

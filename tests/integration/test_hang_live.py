@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from lab import command
 from lab.endings import Running
+from lab.warm import Warm
 
 pytestmark = pytest.mark.needs_torch
 
@@ -34,12 +35,14 @@ sys.exit(0 if sys.argv[1] == "sleep" else 3)
 """
 
 
-def test_a_rank_that_sleeps_is_named_and_the_job_ends_as_it_would_have(workdir: Path) -> None:
+def test_a_rank_that_sleeps_is_named_and_the_job_ends_as_it_would_have(
+    workdir: Path, torch_process: Warm
+) -> None:
     program = workdir / "train.py"
     program.write_text(PROGRAM)
     argv = command.clusterprof(
-        ["torchrun", "--hang-after", "5", "--steps", "10:12", "--profiler=none", "--run-dir",
-         workdir / "run", "--standalone", "--nproc-per-node", str(RANKS), "--", program, "sleep"]
+        ["run", "--hang-after", "5", "--steps", "10:12", "--profiler=none", "--run-dir",
+         workdir / "run", "--", *torch_process.launcher(RANKS), program, "sleep"]
     )  # fmt: skip
     job = Running(argv, {"OMP_NUM_THREADS": "1"}, workdir / "out")
 

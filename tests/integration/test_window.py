@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import gzip
 import json
+import shlex
+import shutil
 import sys
 from collections import Counter
 from collections.abc import Callable
@@ -16,8 +18,10 @@ from typing import Any
 
 import pytest
 from lab.command import Completed
-from lab.endings import window
+from lab.endings import PROGRAMS, RANKS, window
 from lab.job import CHOSEN, LOOP, Job
+from lab.tiers import few
+from lab.warm import Warm
 
 pytestmark = pytest.mark.needs_torch
 
@@ -159,15 +163,14 @@ print("trained")
 """
 
 
-def test_an_optimizer_that_steps_inside_the_backward_has_its_window(job: Job) -> None:
-    done = job(BACKWARD, selection=CHOSEN)
+def test_an_optimizer_that_steps_inside_the_backward_has_its_window(warm_job: Job) -> None:
+    done = warm_job(BACKWARD, selection=CHOSEN)
     assert (done.returncode, done.stdout, done.stderr) == (0, "trained\n", ""), done
-    assert (job.state["state"], job.state["step_begin"], job.state["step_end"]) == (
-        "captured", 2, 4,
-    )  # fmt: skip
-    assert job.steps() == list(range(12))
+    stated = warm_job.state
+    assert (stated["state"], stated["step_begin"], stated["step_end"]) == ("captured", 2, 4)
+    assert warm_job.steps() == list(range(12))
     # whole steps: two forwards and two backwards
-    names = names_in(job.rank / "trace.json.gz")
+    names = names_in(warm_job.rank / "trace.json.gz")
     assert (names["aten::linear"], names["autograd::engine::evaluate_function: SumBackward0"]) == (
         4, 2,
     )  # fmt: skip
@@ -209,7 +212,10 @@ def test_a_program_that_runs_under_another_profiler_is_left_to_it(warm_job: Job)
 
 
 @pytest.mark.usefixtures("scripted")
-@pytest.mark.parametrize(("program", "reason"), [("threads", "thread"), ("backward", "")])
+@pytest.mark.parametrize(
+    ("program", "reason"), few({"threads": ("threads", "thread"), "backward": ("backward", "")},
+                               "threads"),
+)  # fmt: skip
 def test_under_nsys_too(
     program: str, reason: str, run_clusterprof: Callable[..., Completed], workdir: Path
 ) -> None:
@@ -231,9 +237,13 @@ def test_under_nsys_too(
     assert {"report.nsys-rep", "trace.json.gz"} <= set(names)
 
 
+@pytest.mark.parametrize(
+    "torch", few({"there before": "warm_job", "imported": "job"}, "there before")
+)
 def test_a_compiled_optimizer_is_compiled_as_without_us_and_counted(
-    job: Job, run_command: Callable[..., Completed]
+    torch: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
+    job: Job = request.getfixturevalue(torch)
     program = """
 import sys, torch
 early = "torch._dynamo" in sys.modules
@@ -249,14 +259,15 @@ for _ in range(6):
 from torch._dynamo.utils import counters
 print(early, counters["frames"]["total"], sum(counters["graph_break"].values()))
 """
-    plain = run_command([sys.executable, "-c", program])
+    (tmp_path / "plain.py").write_text(program)
+    plain = job.run([sys.executable, tmp_path / "plain.py"])
     done = job(program, selection=CHOSEN)
     assert (plain.returncode, done.returncode) == (0, 0), done
     assert job.steps() == list(range(6))
     assert (job.state["state"], job.state["step_begin"]) == ("captured", 2)
     (early, frames, breaks), ours = plain.stdout.split(), done.stdout.split()
     assert (ours[0], ours[2]) == (early, breaks)
-    assert early == "False"
+    assert early == str(torch == "warm_job")
     # What is skipped without a hook, since nothing is in it, is one frame with ours.
     assert int(ours[1]) <= int(frames)
     assert len(done.stderr.splitlines()) == len(plain.stderr.splitlines()), done
@@ -265,18 +276,23 @@ print(early, counters["frames"]["total"], sum(counters["graph_break"].values()))
 @pytest.mark.usefixtures("scripted")
 @pytest.mark.parametrize("profiler", ["torch", "nsys"])
 def test_of_two_programs_that_one_task_starts_at_once_one_is_the_rank(
-    profiler: str, run_clusterprof: Callable[..., Completed], workdir: Path
+    profiler: str, run_clusterprof: Callable[..., Completed], workdir: Path, torch_process: Warm
 ) -> None:
+    shutil.copy(PROGRAMS / "loop.py", workdir)
+    # neither has taken all its steps before the other began
     (workdir / "train.py").write_text(
-        LOOP + "import time\nfor _ in range(20): iterate(1); time.sleep(0.03)\nprint('trained')\n"
+        "import glob, loop, os\nopen(f'begun.{os.getpid()}', 'w').close()\n"
+        "while len(glob.glob('begun.*')) < 2: loop.time.sleep(0.02)\n"
+        "for _ in range(20): loop.step()\nprint('trained')\n"
     )
+    start = torch_process.launcher(1) if profiler == "torch" else [str(RANKS), "1", sys.executable]
     (workdir / "both.sh").write_text(
-        f"{sys.executable} train.py & first=$!\n{sys.executable} train.py & second=$!\n"
+        f"{shlex.join(start)} train.py & first=$!\n{shlex.join(start)} train.py & second=$!\n"
         "wait $first && wait $second\n"
     )
     done = run_clusterprof(
-        ["torchrun", "--ranks", "0", "--steps", "5:10", f"--profiler={profiler}", "--run-dir=run",
-         "--no-merge", "--nproc-per-node", "1", "--no-python", "--", "bash", "both.sh"],
+        ["run", "--ranks", "0", "--steps", "5:10", "--step-on=loop:step",
+         f"--profiler={profiler}", "--run-dir=run", "--no-merge", "--", "bash", "both.sh"],
     )  # fmt: skip
     assert (done.returncode, done.stdout.count("trained")) == (0, 2), done
     rank = workdir / "run" / "ranks" / "00000"
