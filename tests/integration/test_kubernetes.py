@@ -12,6 +12,7 @@ import pytest
 import yaml
 from lab.command import free_port
 from lab.endings import PROGRAMS, Running, outcomes
+from lab.tiers import long_but
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -37,7 +38,7 @@ def container(resource: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize("kind", ["jobset", "pytorchjob"])
+@pytest.mark.parametrize("kind", long_but(["jobset"], ["pytorchjob"]))
 def test_the_first_pod_s_run_has_the_ranks_of_all_pods(workdir: Path, kind: str) -> None:
     port = str(free_port())
     shutil.copy(PROGRAMS / "loop.py", workdir)
