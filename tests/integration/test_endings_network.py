@@ -91,8 +91,9 @@ def test_a_node_that_is_lost_while_it_reduces_ends_its_job_as_it_would_have(
     ours_job.wait_until((workdir / "exporting").exists, "exporting")
     for node in ("n1", "n2"):
         cluster.cut(slurm_network, node)
+    assert all(each.goes_on() for each in (plain_job, ours_job)), "given up before it was cut off"
     ends_alike(plain_job, ours_job, "a node is lost while it reduces")
-    assert outcomes(ours_job.run) == {0: "lost"}
+    assert outcomes(ours_job.run) == {0: "lost"}, (ours_job.state(), ours_job.printed())
     (workdir / "go-on").touch()
     for node in ("n1", "n2"):
         cluster.cut(slurm_network, node, "mend")

@@ -41,8 +41,8 @@ STREAM_B, REPORT_B = 1_300_000, 140_000
 REPORT_HEAD, REPORT_END = b"NVIDIA Tegra Profiler Report 1..", b"[END]"
 #: so much more comes while it collects, each time that the agent looks around
 GROWTH_B, LOOK_S = 0, 0.1
-#: seconds: nothing in here that is left behind lasts longer
-LONGEST_S = 300
+#: seconds: nothing in here that is left behind lasts longer; a test waits less long in all
+LONGEST_S = 1200
 #: what nsys gives a program that was signalled to end before it writes its report
 GRACE_S = 2
 NO_IMPORTER = "Importer error status: The importer binary and its dependencies were not found."
