@@ -45,10 +45,29 @@ def wait_for(run_command: Run, slurm: dict[str, str]) -> Callable[[str], str]:
     return wait
 
 
+#: a training without torch, as `--step-on train:step` counts it
+TRAIN = """
+import os, sys, time
+
+def step():
+    time.sleep(0.02)
+
+if __name__ == "__main__":
+    import train
+    count = int(sys.argv[1]) if sys.argv[1:] else 30
+    for _ in range(count):
+        train.step()
+    rank = os.environ.get("RANK") or os.environ["SLURM_PROCID"]
+    print(f"rank {rank}: {count} steps\\n", end="")
+"""
+STEPS = {"CLUSTERPROF_STEP_ON": "train:step"}
+
+
 @pytest.fixture
-def project(workdir: Path) -> Path:
-    """A folder that has the examples, as the source tree has."""
-    (workdir / "examples").symlink_to(ROOT / "examples")
+def project(workdir: Path, scripted: None) -> Path:
+    """A folder that has a training where the source tree has the example, which needs torch."""
+    (workdir / "examples").mkdir()
+    (workdir / "examples" / "train.py").write_text(TRAIN)
     return workdir
 
 
@@ -71,43 +90,72 @@ def printed(done: Completed) -> dict[str, str]:
 
 
 @pytest.mark.needs_torch
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("template", "steps", "collected"),
+    [
+        (["one-task-per-gpu.sbatch"], 30, {0: "collected", 1: "counted"}),
+        (["torchrun-per-node.sbatch", "--nproc-per-node", "1", "examples/train.py", "--steps=18"],
+         18, {0: "collected", 1: "collected"}),
+    ],
+)  # fmt: skip
+def test_a_template_runs_the_example(
+    template: list[str],
+    steps: int,
+    collected: dict[int, str],
+    run_command: Run,
+    workdir: Path,
+    slurm: dict[str, str],
+    wait_for: Callable[[str], str],
+) -> None:
+    (workdir / "examples").symlink_to(ROOT / "examples")
+    done = run_command(
+        ["sbatch", "--parsable", "--output=out", f"-N{len(template) // 4 + 1}",
+         SLURM / template[0], *template[1:]],
+        env={**slurm, "CLUSTERPROF_PROFILER": "torch"},
+    )  # fmt: skip
+    assert wait_for(done.stdout.strip()) == "COMPLETED", (workdir / "out").read_text()
+    (run,) = (workdir / "runs").iterdir()
+    assert states(run) == collected
+    assert f"{steps} steps on 2 ranks" in (workdir / "out").read_text()
+    assert (run / "report.html").exists()
+    results = json.loads((run / "merged" / "results.json").read_text())
+    assert (results["collectives"]["matched"] > 0) == (steps == 18)
+
+
 def test_the_template_of_one_task_per_gpu_runs_as_it_is(
     run_command: Run, project: Path, slurm: dict[str, str], wait_for: Callable[[str], str]
 ) -> None:
     done = run_command(
-        ["sbatch", "--parsable", "--output=out", SLURM / "one-task-per-gpu.sbatch"], env=slurm
+        ["sbatch", "--parsable", "--output=out", SLURM / "one-task-per-gpu.sbatch"],
+        env={**slurm, **STEPS},
     )
     assert wait_for(done.stdout.strip()) == "COMPLETED", (project / "out").read_text()
     (run,) = (project / "runs").iterdir()
     assert states(run) == {0: "collected", 1: "counted"}
-    assert "30 steps on 2 ranks" in (project / "out").read_text()
+    printed_text = (project / "out").read_text()
+    assert all(f"rank {rank}: 30 steps\n" in printed_text for rank in (0, 1))
+    assert ranks_in(run) == [0]
     assert (run / "report.html").exists()
 
 
 @pytest.mark.needs_torch
-def test_the_template_of_a_torchrun_on_each_node_runs_and_another_job_merges_it(
+def test_the_template_of_a_torchrun_on_each_node_runs_as_it_is(
     run_command: Run, project: Path, slurm: dict[str, str], wait_for: Callable[[str], str]
 ) -> None:
     done = run_command(
         ["sbatch", "--parsable", "--output=out", "-N2", SLURM / "torchrun-per-node.sbatch",
-         "--nproc-per-node", "1", "examples/train.py", "--steps", "18"],
-        env={**slurm, "CLUSTERPROF_PROFILER": "torch"},
+         "--nproc-per-node", "1", "examples/train.py", "28"],
+        env={**slurm, **STEPS},
     )  # fmt: skip
     ended = wait_for(done.stdout.strip())
     printed_text = (project / "out").read_text()
     assert ended == "COMPLETED", printed_text
-    assert "18 steps on 2 ranks" in printed_text
+    assert all(f"rank {rank}: 28 steps\n" in printed_text for rank in (0, 1))
     (run,) = (project / "runs").iterdir()
     assert states(run) == {0: "collected", 1: "collected"}
     assert ranks_in(run) == [0, 1]
-    (run / "report.html").unlink()
-    (run / "merged" / "results.json").unlink()
-    merged = run_command(
-        ["sbatch", "--parsable", "--output=merged", SLURM / "merge.sbatch", run], env=slurm
-    )
-    assert wait_for(merged.stdout.strip()) == "COMPLETED", (project / "merged").read_text()
     assert (run / "report.html").exists()
-    assert ranks_in(run) == [0, 1]
 
 
 def mpich(folder: Path) -> dict[str, str]:
@@ -120,6 +168,7 @@ def mpich(folder: Path) -> dict[str, str]:
 
 
 @pytest.mark.needs_mpich
+@pytest.mark.long
 def test_over_four_nodes_a_task_that_is_killed_costs_no_report_and_its_node_is_named(
     run_command: Run, workdir: Path, slurm: dict[str, str]
 ) -> None:
@@ -138,14 +187,9 @@ def test_over_four_nodes_a_task_that_is_killed_costs_no_report_and_its_node_is_n
     assert done.returncode == 137, done
 
 
-@pytest.mark.needs_mpich
-def test_a_merge_job_over_four_nodes_leads_to_the_results_of_one_process(
-    run_clusterprof: Run,
-    run_command: Run,
-    workdir: Path,
-    slurm: dict[str, str],
-    wait_for: Callable[[str], str],
-) -> None:
+@pytest.fixture
+def merged_alone(run_clusterprof: Run, workdir: Path) -> tuple[run_directory.RunDirectory, str]:
+    """A run of three ranks, and the results that one process makes of it."""
     run = run_directory.create(workdir / "run")
     for rank in range(3):
         rank_states.advance(str(run.rank(rank)), "captured", chosen=True)
@@ -154,27 +198,49 @@ def test_a_merge_job_over_four_nodes_leads_to_the_results_of_one_process(
                         "world_size": 3, "window": [5, 10]})  # fmt: skip
     alone = run_clusterprof(["merge", "--json", "run"])
     assert alone.returncode == 0, alone
-    env = mpich(workdir)
-    page = (ROOT / "docs" / "cluster.md").read_text()
-    (documented,) = re.findall(r"^(srun .*?) +clusterprof (merge) runs/big", page, re.MULTILINE)
-    line = documented[0].replace("--mpi=pmix ", "").split()
-    over = run_command([*line, *command.clusterprof(["merge", "run", "--json"])],
-                       env={**slurm, **env})  # fmt: skip
-    assert (over.returncode, over.stderr.count("MPI")) == (0, 0), over
-    assert json.loads(over.stdout)["warnings"] == json.loads(alone.stdout)["warnings"]
-    assert over.stdout == alone.stdout
+    return run, alone.stdout
+
+
+@pytest.mark.needs_mpich
+def test_a_merge_job_over_four_nodes_leads_to_the_results_of_one_process(
+    run_command: Run,
+    workdir: Path,
+    merged_alone: tuple[run_directory.RunDirectory, str],
+    slurm: dict[str, str],
+    wait_for: Callable[[str], str],
+) -> None:
+    run, alone = merged_alone
     (run.merged / "results.json").unlink()
     job = run_command(
         ["sbatch", "--parsable", "--output=out", "--nodes=4", "--ntasks=4", "--ntasks-per-node=1",
          SLURM / "merge.sbatch", "run"],
-        env={**slurm, **env},
+        env={**slurm, **mpich(workdir)},
     )  # fmt: skip
     ended, printed_text = wait_for(job.stdout.strip()), (workdir / "out").read_text()
     assert ended == "COMPLETED", printed_text
     assert "MPI does not start" not in printed_text
     assert "this node alone" not in printed_text
     assert printed_text.count("clock     ") == 1, "only the first task prints"
-    assert (run.merged / "results.json").read_bytes() == alone.stdout.encode()
+    assert (run.merged / "results.json").read_bytes() == alone.encode()
+
+
+@pytest.mark.needs_mpich
+@pytest.mark.long
+def test_the_documented_merge_over_four_nodes_leads_to_the_results_of_one_process(
+    run_command: Run,
+    workdir: Path,
+    merged_alone: tuple[run_directory.RunDirectory, str],
+    slurm: dict[str, str],
+) -> None:
+    page = (ROOT / "docs" / "cluster.md").read_text()
+    (documented,) = re.findall(r"^(srun .*?) +clusterprof (merge) runs/big", page, re.MULTILINE)
+    line = documented[0].replace("--mpi=pmix ", "").split()
+    over = run_command([*line, *command.clusterprof(["merge", "run", "--json"])],
+                       env={**slurm, **mpich(workdir)})  # fmt: skip
+    assert (over.returncode, over.stderr.count("MPI")) == (0, 0), over
+    alone = merged_alone[1]
+    assert json.loads(over.stdout)["warnings"] == json.loads(alone)["warnings"]
+    assert over.stdout == alone
 
 
 #: What shells, sbatch and argparse like to take for themselves.
@@ -184,24 +250,25 @@ AWKWARD = [
 ]  # fmt: skip
 
 
-@pytest.mark.needs_torch
+@pytest.mark.usefixtures("scripted")
 def test_sbatch_submits_the_program_as_it_was_written_and_a_job_that_merges(
     run_clusterprof: Run, workdir: Path, slurm: dict[str, str], wait_for: Callable[[str], str]
 ) -> None:
     folder = workdir / "it's a $folder"
     folder.mkdir()
     (folder / "train it.py").write_text(
-        dedent(f"""
+        dedent("""
         import json, os, runpy, sys
         with open(os.environ["SLURM_PROCID"] + ".json", "w") as file:
             json.dump(sys.argv[1:], file)
-        sys.argv = ["train", "--steps", "12"]
-        runpy.run_path({str(EXAMPLE)!r}, run_name="__main__")
+        sys.argv = ["train"]
+        runpy.run_path("train.py", run_name="__main__")
         """)
     )
+    (folder / "train.py").write_text(TRAIN)
     done = run_clusterprof(
         ["sbatch", "-n", "2", "--output=out %j", "--ranks", "0,1", "--steps", "3:8",
-         "--profiler", "torch", "--", "python", "train it.py", *AWKWARD],
+         "--step-on", "train:step", "--", "python", "train it.py", *AWKWARD],
         env=slurm, cwd=folder,
     )  # fmt: skip
     assert done.returncode == 0, done
@@ -215,10 +282,10 @@ def test_sbatch_submits_the_program_as_it_was_written_and_a_job_that_merges(
     assert run.name.endswith("-" + stated["job"])
     assert wait_for(stated["merge"]) == "COMPLETED"
     assert states(run) == {0: "collected", 1: "collected"}
-    assert json.loads((run / "merged" / "results.json").read_text())["collectives"]["matched"] > 0
+    assert ranks_in(run) == [0, 1]
 
 
-@pytest.mark.needs_torch
+@pytest.mark.usefixtures("scripted")
 def test_the_merge_job_finishes_a_run_whose_job_was_cancelled(
     run_clusterprof: Run,
     run_command: Run,
@@ -227,15 +294,15 @@ def test_the_merge_job_finishes_a_run_whose_job_was_cancelled(
     wait_for: Callable[[str], str],
 ) -> None:
     done = run_clusterprof(
-        ["sbatch", "-n1", "--output=out%j", "--ranks", "0", "--steps", "3:8", "--profiler=torch",
-         "--run-dir", "here", "--", "python", EXAMPLE, "--steps", "100000"],
+        ["sbatch", "-n1", "--output=out%j", "--ranks", "0", "--steps", "3:8", "--step-on",
+         "loop:step", "--run-dir", "here", "--", "python", LAB / "programs/ending.py", "hang", "9"],
         env=slurm,
     )  # fmt: skip
     assert done.returncode == 0, done
     stated = printed(done)
     deadline = time.monotonic() + command.PATIENCE_S
-    trace = workdir / "here" / "ranks" / "00000" / "trace.json.gz"
-    while not trace.exists() and time.monotonic() < deadline:
+    report = workdir / "here" / "ranks" / "00000" / "report.nsys-rep"
+    while not report.exists() and time.monotonic() < deadline:
         time.sleep(0.2)
     assert run_command(["scancel", stated["job"]], env=slurm).returncode == 0
     assert wait_for(stated["job"]) == "CANCELLED"
