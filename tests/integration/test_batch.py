@@ -39,7 +39,7 @@ def wait_for(run_command: Run, slurm: dict[str, str]) -> Callable[[str], str]:
             state = stated.stdout.partition("JobState=")[2].split(" ")[0]
             if state not in ("PENDING", "RUNNING", "COMPLETING", "CONFIGURING"):
                 return state
-            time.sleep(0.2)
+            time.sleep(0.5)
         raise AssertionError(f"job {job} is still {state}")
 
     return wait

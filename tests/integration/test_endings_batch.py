@@ -18,6 +18,7 @@ import pytest
 from lab import command
 from lab.endings import OPTIONS, PROGRAMS, state, window, words
 from lab.fakes import scripted_nsys
+from lab.tiers import few, long_but
 
 script = pytest.mark.usefixtures("scripted")
 
@@ -28,7 +29,7 @@ def until(holds: Callable[[], Any], what: Callable[[], str]) -> Any:
     while time.monotonic() < deadline:
         if found := holds():
             return found
-        time.sleep(0.1)
+        time.sleep(0.5)  # what is asked may be Slurm, which takes as long for it as a rank
     raise AssertionError(what())
 
 
@@ -80,7 +81,8 @@ class Batch:
 
 def ours(*program: str, more: tuple[str, ...] = ()) -> list[str]:
     """`program` under clusterprof, as a batch script has it."""
-    return command.clusterprof(["srun", *OPTIONS, *more, "--run-dir=run", "--", *program])
+    options = [*OPTIONS, *more, "--run-dir=run", "--no-merge"]
+    return command.clusterprof(["srun", *options, "--", *program])
 
 
 @dataclass(frozen=True)
@@ -104,10 +106,13 @@ ENDINGS = [
     Ending("a time limit", ("scontrol", "update", "EndTime=now+10", "JobId={}")),
     Ending("scancel", ("scancel",)),
     Ending("scancel -s TERM", ("scancel", "-sTERM")),
-    Ending("scancel -s INT", ("scancel", "-sINT")),
-    Ending("scancel -s USR1", ("scancel", "-sUSR1")),
     Ending("scancel --full -s TERM", ("scancel", "--full", "-sTERM"), "lost"),
     Ending("scancel --batch -s TERM", ("scancel", "--batch", "-sTERM"), reason="SIGTERM"),
+]
+#: the ways of `scancel -s TERM`
+SIGNALS = [
+    Ending("scancel -s INT", ("scancel", "-sINT")),
+    Ending("scancel -s USR1", ("scancel", "-sUSR1")),
 ]
 #: the exporter is ended with the rest, gone without a trace or by a signal
 REDUCING = [
@@ -121,7 +126,10 @@ REDUCING = [
 
 
 @script
-@pytest.mark.parametrize("endings", [ENDINGS, REDUCING], ids=["capturing", "reducing"])
+@pytest.mark.parametrize(
+    "endings",
+    few({"capturing": ENDINGS, "signals": SIGNALS, "reducing": REDUCING}, "capturing", "reducing"),
+)
 def test_batch_jobs_end_as_they_would_have_ended(
     endings: list[Ending], workdir: Path, slurm: dict[str, str], fault: Callable[..., None]
 ) -> None:
@@ -194,7 +202,7 @@ def started_over(batch: Batch) -> None:
 
 
 @script
-@pytest.mark.parametrize("by", ["requeued", "preempted"])
+@pytest.mark.parametrize("by", long_but(["preempted"], ["requeued"]))
 def test_a_job_that_starts_over_keeps_what_its_first_start_captured(
     by: str, workdir: Path, slurm: dict[str, str], fault: Callable[..., None]
 ) -> None:
@@ -225,7 +233,7 @@ def test_a_window_is_closed_when_the_time_limit_nears_and_the_training_goes_on(
     # that would last longer.
     line = command.clusterprof(
         ["srun", *OPTIONS, "--steps=10:5000", "--max-steps=5000", "--time-margin=30",
-         "--run-dir=run", "--", "python", PROGRAMS / "ending.py", "slow", "0"]
+         "--run-dir=run", "--no-merge", "--", "python", PROGRAMS / "ending.py", "slow", "0"]
     )  # fmt: skip
     batch = Batch(slurm, workdir / "job", line, "--time=1")
     begun = {"rank 0 begins", "rank 1 begins"}  # from then on they handle the signal
@@ -240,13 +248,19 @@ def test_a_window_is_closed_when_the_time_limit_nears_and_the_training_goes_on(
     assert found.get("step_end", 11) < 5000, found
 
 
-@pytest.mark.needs_nsys
+@pytest.mark.parametrize(
+    "nsys",
+    ["scripted", pytest.param("real", marks=[pytest.mark.needs_nsys, pytest.mark.long])],
+)
 def test_two_runs_that_one_job_starts_at_once_do_not_meet(
-    workdir: Path, slurm: dict[str, str]
+    nsys: str, workdir: Path, slurm: dict[str, str], request: pytest.FixtureRequest
 ) -> None:
+    if nsys == "scripted":
+        request.getfixturevalue("scripted")
     line = command.clusterprof(
-        ["srun", "--overlap", *OPTIONS, "--", "python", PROGRAMS / "ending.py", "none", "0"]
-    )
+        ["srun", "--overlap", *OPTIONS, "--no-merge", "--", "python", PROGRAMS / "ending.py",
+         "none", "0"]
+    )  # fmt: skip
     both = f"{shlex.join(line)} & {shlex.join(line)} & wait -n && wait -n"
     batch = Batch(slurm, workdir / "job", ["bash", "-c", both])
     assert batch.end() == ("COMPLETED", "0:0"), batch.printed()

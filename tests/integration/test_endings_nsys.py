@@ -54,8 +54,7 @@ class Job:
         self.fault = fault
 
     def run(
-        self, cases: Sequence[Case], *more: str, start_s: int = 60, run: str = "run",
-        waits: Sequence[str] = (),
+        self, cases: Sequence[Case], *more: str, start_s: int = 60, waits: Sequence[str] = ()
     ) -> list[dict[str, object]]:  # fmt: skip
         """Run it, and check what is so for each; returns the states.
 
@@ -66,13 +65,13 @@ class Job:
             f"{rank}:{verb}": lines
             for rank, case in enumerate(cases) for verb, lines in case.faults.items()
         }  # fmt: skip
-        nsys = scripted_nsys(self.workdir / f"nsys-{run}", faults)
+        nsys = scripted_nsys(self.workdir / "nsys", faults)
         line = [RANKS, str(len(cases)), *PROGRAM]
         options = [
             f"--ranks=0-{len(cases) - 1}",
             f"--nsys={nsys}",
             *more,
-            f"--run-dir={run}",
+            "--run-dir=run",
             "--no-merge",
         ]
         plain = command.run(line)
@@ -82,8 +81,9 @@ class Job:
         )
         assert done.returncode == plain.returncode == 3, done
         assert words(done.stdout) == words(plain.stdout), done
-        assert outcomes(self.workdir / run) == {n: case.state for n, case in enumerate(cases)}, done
-        states = [state(self.workdir / run, rank) for rank in range(len(cases))]
+        run = self.workdir / "run"
+        assert outcomes(run) == {n: case.state for n, case in enumerate(cases)}, done
+        states = [state(run, rank) for rank in range(len(cases))]
         for case, stated in zip(cases, states, strict=True):
             alike = f"{case.what} (one job of {len(cases)})"
             added_s = done.seconds - plain.seconds
@@ -99,12 +99,15 @@ def job(workdir: Path, fault: Fault, scripted: None) -> Job:
     return Job(workdir, fault)
 
 
-def test_an_nsys_that_does_not_start_the_program_is_done_without(job: Job) -> None:
+def test_an_nsys_that_starts_neither_program_nor_window_is_done_without(job: Job) -> None:
     job.run([
         Case("nsys is killed at its start", {"launch": "sys.exit(137)"}, "lost", ("137",)),
         Case("nsys starts nothing, status 0", {"launch": "sys.exit(0)"}, "lost", ("status 0",)),
         Case("nsys segfaults at its start", {"launch": "die(signal.SIGSEGV)"}, "lost",
              ("signal 11",)),
+        Case("nsys start segfaults", {"start": "die(signal.SIGSEGV)"}, "lost",
+             ("nsys start", "signal 11")),
+        Case("nsys start does nothing, status 0", {"start": "sys.exit(0)"}, "lost", ("report",)),
     ])  # fmt: skip
 
 
@@ -117,14 +120,7 @@ def test_an_nsys_that_starts_slowly_has_the_time_that_it_is_given(job: Job) -> N
     assert all("reason" not in stated for stated in states)
 
 
-def test_a_window_that_nsys_does_not_open_is_lost_and_the_training_goes_on(job: Job) -> None:
-    job.run([
-        Case("nsys start segfaults", {"start": "die(signal.SIGSEGV)"}, "lost",
-             ("nsys start", "signal 11")),
-        Case("nsys start does nothing, status 0", {"start": "sys.exit(0)"}, "lost", ("report",)),
-    ])  # fmt: skip
-
-
+@pytest.mark.long  # by when it is taken to spin: test_nsys_endings
 def test_a_process_of_nsys_that_stays_at_a_full_core_is_ended(job: Job) -> None:
     spinning = 'leave_spinning(); say("no such session"); sys.exit(1)'
     job.run([
@@ -183,26 +179,22 @@ def test_an_nsys_that_hangs_is_ended_whatever_it_was_doing(job: Job, run_cluster
 def test_a_reduction_that_fails_leaves_the_report_to_the_merge(
     job: Job, run_clusterprof: Cli
 ) -> None:
-    reduced = ("--reduce=node", "--keep-reports=none")
-    killed, whole = job.run([
+    killed, hung, whole = job.run([
         Case("what makes the tables is killed, reports are not kept",
              {"export": "os.kill(os.getppid(), signal.SIGKILL)"}, "collected"),
-        Case("tables are made on the node, reports are not kept", {}, "collected"),
-    ], *reduced)  # fmt: skip
-    (hung,) = job.run([
         Case("what makes the tables hangs, reports are not kept", {"export": "hang()"},
              "collected"),
-    ], *reduced, start_s=10, run="hung")  # fmt: skip
+        Case("tables are made on the node, reports are not kept", {}, "collected"),
+    ], "--reduce=node", "--keep-reports=none")  # fmt: skip
     assert "signal 9" in str(killed["not_reduced"])
     assert "in time" in str(hung["not_reduced"])
     assert "not_reduced" not in whole
     home = sorted(str(path.relative_to(job.workdir)) for path in job.workdir.glob("*/ranks/*/re*"))
-    assert home == ["hung/ranks/00000/report.nsys-rep", "run/ranks/00000/report.nsys-rep",
-                    "run/ranks/00001/reduced"]  # fmt: skip
-    for run, ranks in (("run", [0, 1]), ("hung", [0])):
-        assert run_clusterprof(["merge", run]).returncode == 0
-        results = json.loads((job.workdir / run / "merged/results.json").read_text())
-        assert [rank["rank"] for rank in results["ranks"]] == ranks
+    assert home == ["run/ranks/00000/report.nsys-rep", "run/ranks/00001/report.nsys-rep",
+                    "run/ranks/00002/reduced"]  # fmt: skip
+    assert run_clusterprof(["merge", "run"]).returncode == 0
+    results = json.loads((job.workdir / "run/merged/results.json").read_text())
+    assert [rank["rank"] for rank in results["ranks"]] == [0, 1, 2]
 
 
 #: which of a rank's nsys are killed when, by a word of their command line
@@ -269,6 +261,7 @@ def test_an_nsys_that_is_killed_takes_nothing_of_the_program_along(
     kill(workdir, fault)
 
 
+@pytest.mark.long
 @pytest.mark.needs_nsys
 def test_a_real_nsys_that_is_killed_takes_nothing_of_the_program_along(
     workdir: Path, fault: Fault

@@ -16,6 +16,7 @@ import pytest
 from lab import command
 from lab.endings import OPTIONS, PROGRAMS, Running, outcomes, window, words
 from lab.job import LOOP
+from lab.tiers import long_but
 
 INT, TERM, HUP = signal.SIGINT, signal.SIGTERM, signal.SIGHUP
 
@@ -133,35 +134,38 @@ def check(
 
 ABORTED = frozenset({130, 137})
 SRUN = [
-    Ending("clusterprof", (TERM,), 5, "lost"),
     Ending("clusterprof", (TERM,), 15, "collected", "SIGTERM"),
     Ending("clusterprof", (TERM,), 25, "collected"),
-    Ending("clusterprof", (HUP,), 15, "collected", "SIGHUP"),
     Ending("clusterprof", (INT, INT), 15, "collected", "SIGINT", ABORTED),
     Ending("the group", (TERM,), 15, "lost"),
-    Ending("the group", (INT, INT), 15, "lost", "", ABORTED),
     Ending("srun", (TERM,), 15, "lost"),
+]
+#: other signals that go the same way, and other places of the window
+LONG_SRUN = [
+    Ending("clusterprof", (TERM,), 5, "lost"),
+    Ending("clusterprof", (HUP,), 15, "collected", "SIGHUP"),
+    Ending("the group", (INT, INT), 15, "lost", "", ABORTED),
     Ending("srun", (INT, INT), 15, "lost", "", ABORTED),
 ]
-
-
 TORCHRUN = [
-    Ending("clusterprof", (TERM,), 5, "lost"),
     Ending("clusterprof", (TERM,), 15, "collected"),
-    Ending("clusterprof", (INT,), 15, "collected"),
     Ending("the group", (TERM,), 15, "collected"),
+]
+LONG_TORCHRUN = [
+    Ending("clusterprof", (TERM,), 5, "lost"),
+    Ending("clusterprof", (INT,), 15, "collected"),
     Ending("the group", (HUP,), 25, "collected"),
     Ending("torchrun", (INT,), 15, "collected"),
 ]
 MPIRUN = [
     Ending("clusterprof", (TERM,), 15, "collected"),
     Ending("the group", (INT, INT), 15, "collected"),
-    Ending("mpirun", (TERM,), 15, "collected"),
 ]
+LONG_MPIRUN = [Ending("mpirun", (TERM,), 15, "collected")]
 
 
 @pytest.mark.usefixtures("scripted")
-@pytest.mark.parametrize("ending", SRUN, ids=str)
+@pytest.mark.parametrize("ending", long_but(SRUN, LONG_SRUN), ids=str)
 def test_an_srun_ends_as_it_would_have_ended(
     ending: Ending,
     workdir: Path,
@@ -212,25 +216,26 @@ def test_one_interrupt_ends_no_srun(workdir: Path, slurm: dict[str, str]) -> Non
 
 @pytest.mark.needs_torch
 @pytest.mark.usefixtures("scripted")
-@pytest.mark.parametrize("ending", TORCHRUN, ids=str)
+@pytest.mark.parametrize("ending", long_but(TORCHRUN, LONG_TORCHRUN), ids=str)
 def test_a_torchrun_ends_as_it_would_have_ended(
     ending: Ending, workdir: Path, fault: Callable[..., None], plainly: Plain
 ) -> None:
     check(ending, ["torchrun", "--standalone", "--nproc-per-node=2"], {}, workdir, fault, plainly)
 
 
+@pytest.mark.long
 @pytest.mark.needs_torch
 @pytest.mark.needs_nsys
 def test_a_torchrun_with_a_real_nsys_ends_as_it_would_have_ended(
     workdir: Path, fault: Callable[..., None], plainly: Plain
 ) -> None:
     launcher = ["torchrun", "--standalone", "--nproc-per-node=2"]
-    check(TORCHRUN[1], launcher, {}, workdir, fault, plainly)
+    check(TORCHRUN[0], launcher, {}, workdir, fault, plainly)
 
 
 @pytest.mark.needs_openmpi
 @pytest.mark.usefixtures("scripted")
-@pytest.mark.parametrize("ending", MPIRUN, ids=str)
+@pytest.mark.parametrize("ending", long_but(MPIRUN, LONG_MPIRUN), ids=str)
 def test_an_mpirun_ends_as_it_would_have_ended(
     ending: Ending, workdir: Path, fault: Callable[..., None], plainly: Plain
 ) -> None:
