@@ -14,6 +14,7 @@ import pytest
 from lab import command
 from lab.command import Completed
 from lab.endings import OPTIONS, PROGRAMS, Running, outcomes, state, window, words
+from lab.tiers import few
 
 Cli = Callable[..., Completed]
 Fault = Callable[..., None]
@@ -43,7 +44,10 @@ ENDINGS = [
     Ending("none", 0, 0, "collected", "whole"),
 ]
 #: what the real nsys is asked to show
-REAL = [ENDINGS[number] for number in (1, 7, 9, 11)]
+REAL = {
+    "exits, is killed": [ENDINGS[number] for number in (1, 9)],
+    "segfaults, goes on": [ENDINGS[number] for number in (7, 11)],
+}
 
 
 def line(endings: list[Ending]) -> list[str | Path]:
@@ -96,10 +100,11 @@ def test_each_rank_ends_as_it_would_have_ended(
 
 
 @pytest.mark.needs_nsys
+@pytest.mark.parametrize("endings", few(REAL, "exits, is killed"))
 def test_each_rank_under_a_real_nsys_ends_as_it_would_have_ended(
-    workdir: Path, slurm: dict[str, str], fault: Fault
+    endings: list[Ending], workdir: Path, slurm: dict[str, str], fault: Fault
 ) -> None:
-    check(REAL, workdir, slurm, fault)
+    check(endings, workdir, slurm, fault)
 
 
 @pytest.mark.usefixtures("scripted")

@@ -25,27 +25,32 @@ def job(workdir: Path, slurm: dict[str, str], *program: str) -> Running:
     return Running(command.clusterprof(argv), slurm, workdir / "out")
 
 
-def plainly(workdir: Path, slurm: dict[str, str], how: str) -> command.Completed:
-    """The same without clusterprof."""
+#: by what the program is told: its end without clusterprof, and what it prints
+PLAINLY = {"die": (137, []), "2": (0, ["rank 0 ends", "rank 1 ends"])}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("how", PLAINLY)
+def test_the_program_without_clusterprof_ends_as_the_others_compare_with(
+    how: str, workdir: Path, slurm: dict[str, str]
+) -> None:
     (workdir / "go").touch()
     done = command.run(["srun", "-n2", *LINE, how, "light"], env=slurm)
-    (workdir / "go").unlink()
-    (workdir / "store").unlink(missing_ok=True)
-    return done
+    assert (done.returncode, words(done.stdout)) == PLAINLY[how], done
 
 
 def test_a_rank_that_dies_between_the_two_windows_ends_its_job_as_without_us(
     workdir: Path, slurm: dict[str, str], fault: Callable[..., None]
 ) -> None:
-    plain = plainly(workdir, slurm, "die")
+    plain = PLAINLY["die"]
     running = job(workdir, slurm, *LINE, "die", "light")
     order = running.run / "windows/2" / paths.ORDER
     running.wait_until(order.exists, "ordered")
     (workdir / "go").touch()
     status = running.ends()
     found = state(running.run, 1)
-    fault("killed between the two windows of --ranks auto", plain.returncode, status, 0.0, found)
-    assert status == plain.returncode == 137, running.printed()
+    fault("killed between the two windows of --ranks auto", plain[0], status, 0.0, found)
+    assert (status, words(running.printed())) == plain, running.printed()
     assert (found["state"], state(running.run, 0)["chosen"]) == ("counting", False)
     assert not ours_in_tracebacks(running.printed())
     # What was looked at stands, and names rank 1, which was late.
@@ -58,15 +63,14 @@ def test_a_rank_that_dies_between_the_two_windows_ends_its_job_as_without_us(
 def test_a_run_directory_that_cannot_be_seen_keeps_no_job_from_its_end(
     workdir: Path, slurm: dict[str, str], fault: Callable[..., None]
 ) -> None:
-    plain = plainly(workdir, slurm, "2")
+    plain = PLAINLY["2"]
     (workdir / "node").mkdir()
     hidden = f'mount --bind "{workdir}/node" "$PWD/run/ranks"; exec {" ".join(LINE)} 30 light'
     running = job(workdir, slurm, "unshare", "--mount", "bash", "-euc", hidden)
     status = running.ends()
-    fault("run directory not seen, --ranks auto", plain.returncode, status, 0.0,
+    fault("run directory not seen, --ranks auto", plain[0], status, 0.0,
           {"state": "lost", "reason": "not seen"})  # fmt: skip
-    assert status == plain.returncode == 0, running.printed()
-    assert words(running.printed()) == words(plain.stdout)
+    assert (status, words(running.printed())) == plain, running.printed()
     assert (workdir / "node/00000" / paths.FLIGHT).exists()
     assert not (running.run / "windows/2").exists()
     assert not running.left()

@@ -12,6 +12,7 @@ from lab.command import Completed
 from lab.endings import PROGRAMS, state
 from lab.fakes import fake_nsys
 from lab.parts import find
+from lab.tiers import long_but
 
 pytestmark = pytest.mark.usefixtures("scripted")
 Fault = Callable[..., None]
@@ -105,6 +106,7 @@ def test_a_program_under_nsys_may_close_everything(
     compare(workdir, fault, "closes all descriptors", f"{program} close", "7>m", LOOK="0 1 2 7")
 
 
+@pytest.mark.long
 @pytest.mark.needs_nsys
 def test_a_program_under_a_real_nsys_may_close_everything(
     program: str, workdir: Path, fault: Fault
@@ -116,7 +118,7 @@ def test_a_program_under_a_real_nsys_may_close_everything(
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("redirected", ["2>&-", "2>/dev/full", "<&- 2>&-"])
+@pytest.mark.parametrize("redirected", long_but(["2>/dev/full", "<&- 2>&-"], ["2>&-"]))
 def test_a_program_under_nsys_has_the_stderr_that_it_would_have_had(
     redirected: str, program: str, workdir: Path, fault: Fault
 ) -> None:
@@ -137,7 +139,7 @@ def test_no_one_waits_for_us_at_the_end_of_a_program_s_pipe(
     assert "the reader b'ended" in done.stdout
 
 
-@pytest.mark.parametrize("redirected", ["2>&-", "2>/dev/full"])
+@pytest.mark.parametrize("redirected", long_but(["2>&-"], ["2>/dev/full"]))
 @pytest.mark.parametrize("how", ["no such step", "no nsys"])
 def test_what_the_agent_has_to_say_ends_no_program(
     how: str, redirected: str, program: str, workdir: Path, fault: Fault
@@ -154,7 +156,7 @@ def test_what_the_agent_has_to_say_ends_no_program(
     assert done.stdout == plain.stdout, done
 
 
-@pytest.mark.parametrize("launcher", ["srun", "torchrun"])
+@pytest.mark.parametrize("launcher", long_but(["srun"], ["torchrun"]))
 def test_a_rank_has_what_its_launcher_gives_its_tasks(
     launcher: str, program: str, workdir: Path, slurm: dict[str, str], fault: Fault
 ) -> None:

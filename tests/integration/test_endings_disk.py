@@ -111,7 +111,9 @@ def test_a_disk_that_is_full_after_the_first_look_leaves_the_second_window_out(
     assert not running.left()
 
 
-@pytest.mark.parametrize("nsys", ["script", pytest.param("real", marks=pytest.mark.needs_nsys)])
+@pytest.mark.parametrize(
+    "nsys", ["script", pytest.param("real", marks=[pytest.mark.needs_nsys, pytest.mark.long])]
+)
 def test_a_window_closes_when_the_node_s_disk_fills_and_the_program_is_not_hurt(
     nsys: str, disk: Callable[[str], Path], tmp_path: Path, fault: Callable[..., None]
 ) -> None:

@@ -28,8 +28,8 @@ def ends_alike(how: str, run: Path, fault: Fault, what: str, *more: str) -> dict
     for each in more:
         (Path(each) / "filler").unlink()
     verb, *options = LAUNCHER
-    ours = [verb, "--profiler=none", "--steps=3:5", "--hang-after=2", "--run-dir", str(run),
-            "--no-merge", *options, "--", *program]  # fmt: skip
+    ours = [verb, "--profiler=none", "--steps=3:5", "--step-on=loop:step", "--hang-after=2",
+            "--run-dir", str(run), "--no-merge", *options, "--", *program]  # fmt: skip
     done = command.run(command.clusterprof(ours), env=quiet)
     assert done.returncode == plain.returncode == 1, done
     assert words(done.stdout) == words(plain.stdout), done

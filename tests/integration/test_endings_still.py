@@ -14,6 +14,7 @@ import pytest
 from lab import command
 from lab.disk import MOST_S, Disk, disk
 from lab.endings import OPTIONS, PROGRAMS, Running, words
+from lab.tiers import long_but
 
 from clusterprof.agent.nsys import START_VARIABLE
 
@@ -130,7 +131,7 @@ def test_a_window_that_opens_and_closes_while_the_run_directory_is_stalled_or_ve
     job.check(f"the run directory {what}", fault)
 
 
-@pytest.mark.parametrize("how", ["still", "slow"])
+@pytest.mark.parametrize("how", long_but(["still"], ["slow"]))
 def test_a_temporary_folder_that_is_stalled_or_is_slow_delays_no_unprofiled_rank(
     how: str, still: Disk, workdir: Path, fault: Fault
 ) -> None:

@@ -4,7 +4,8 @@ After twenty steps of 20 ms rank 0 waits in an AllReduce that rank 1 joins a sec
 clusterprof as soon as both ranks' flight recorders are dumped ("sleeps"; "fills": FOLDER's disk was
 filled before, no dump comes, and it waits ten seconds), or never, as it is killed then ("dies").
 "ends": rank 1, which has a handler for SIGTERM, gets it then, or under clusterprof while its
-recorder is dumped. Started with --steps 3:5 --hang-after 2.
+recorder is dumped. Started with --steps 3:5 --hang-after 2 --step-on
+loop:step: an optimizer would import torch's compiler, which takes as long as torch itself.
 """
 
 import gc
@@ -61,8 +62,6 @@ def wait():
 
 
 step = 0
-parameter = torch.nn.Parameter(torch.ones(3))
-optimizer = torch.optim.SGD([parameter], lr=0.1)
 gc.freeze()
 gc.enable()
 for step in range(30):
@@ -78,10 +77,8 @@ for step in range(30):
         wait()
         if how == "dies":
             os.kill(os.getpid(), signal.SIGKILL)
-    parameter.grad = torch.ones(3)
-    dist.all_reduce(parameter.grad)
-    optimizer.step()
-    time.sleep(0.02)
+    dist.all_reduce(torch.ones(3))
+    loop.step()
 dist.barrier()
 dist.destroy_process_group()
 print(f"rank {rank} ends\n", end="", flush=True)
