@@ -20,23 +20,38 @@ Fault = Callable[..., None]
 LAUNCHER = ["torchrun", "--standalone", "--nproc-per-node", "2"]
 
 
+QUIET = {"OMP_NUM_THREADS": "1"}
+
+#: how it ends without us, and what it prints
+PLAINLY: dict[str, tuple[int, list[str]]] = {
+    "sleeps": (1, ["rank 0 ends", "rank 1 ends"]),
+    "dies": (1, []),
+    "ends": (1, ["rank 1 is told to end"]),
+    "fills": (1, ["rank 0 ends", "rank 1 ends"]),
+}
+
+
+@pytest.mark.long
+@pytest.mark.needs_root
+@pytest.mark.parametrize("how", PLAINLY)
+def test_the_program_without_clusterprof_ends_as_the_others_compare_with(how: str) -> None:
+    with small_disk("1m") as folder:
+        done = command.run([*LAUNCHER, PROGRAMS / "hanging.py", how, folder], env=QUIET)
+    assert (done.returncode, words(done.stdout)) == PLAINLY[how], done
+
+
 def ends_alike(how: str, run: Path, fault: Fault, what: str, *more: str) -> dict[str, Any]:
-    """The job without us and with us; rank 0's state, which waits, with us."""
+    """The job as without us; rank 0's state, which waits."""
     program = [str(PROGRAMS / "hanging.py"), how, *more]
-    quiet = {"OMP_NUM_THREADS": "1"}
-    plain = command.run([*LAUNCHER, *program], env=quiet)
-    for each in more:
-        (Path(each) / "filler").unlink()
     verb, *options = LAUNCHER
     ours = [verb, "--profiler=none", "--steps=3:5", "--step-on=loop:step", "--hang-after=2",
             "--run-dir", str(run), "--no-merge", *options, "--", *program]  # fmt: skip
-    done = command.run(command.clusterprof(ours), env=quiet)
-    assert done.returncode == plain.returncode == 1, done
-    assert words(done.stdout) == words(plain.stdout), done
+    done = command.run(command.clusterprof(ours), env=QUIET)
+    assert (done.returncode, words(done.stdout)) == PLAINLY[how], done
     # Not as many as without us: whether a rank prints its own depends on when torchrun ends it.
     assert not ours_in_tracebacks(done.stderr), done
     found = state(run)
-    fault(what, plain.returncode, done.returncode, done.seconds - plain.seconds, found)
+    fault(what, PLAINLY[how][0], done.returncode, 0.0, found)
     return found
 
 
