@@ -12,7 +12,7 @@ from lab import cluster, command, devtools
 from lab.browser import QUIET
 from lab.command import Completed
 from lab.endings import Running
-from lab.fakes import scripted_nsys
+from lab.fakes import scripted_nsys, scripted_torchrun
 from lab.job import Job
 from lab.parts import chromium
 from lab.warm import Warm, warm
@@ -39,6 +39,12 @@ def nsys_script(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def scripted(nsys_script: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The nsys that this test finds, and all that it runs, is that script."""
     monkeypatch.setenv("PATH", str(nsys_script.parent), prepend=os.pathsep)
+
+
+@pytest.fixture(scope="session")
+def light_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Python, on all test hosts, whose torchrun loads no torch (`lab.torchrun_script`)."""
+    return scripted_torchrun(tmp_path_factory.mktemp("torchrun"))
 
 
 @pytest.fixture(autouse=True)

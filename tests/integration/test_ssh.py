@@ -21,6 +21,7 @@ from lab import command
 from lab.command import Completed, free_port
 from lab.endings import PROGRAMS
 from lab.hosts import Hosts
+from lab.tiers import long_but
 
 Cli = Callable[..., Completed]
 pytestmark = [pytest.mark.needs_fabric, pytest.mark.needs_torch]
@@ -50,7 +51,7 @@ def guests(hosts: Hosts) -> list[str]:
     return found
 
 
-def soon(true: Callable[[], bool], seconds: float = 200.0) -> bool:
+def soon(true: Callable[[], bool], seconds: float = command.PATIENCE_S) -> bool:
     end = time.monotonic() + seconds
     while not true():
         if time.monotonic() > end:
@@ -95,7 +96,7 @@ def test_two_hosts_train_and_one_of_them_has_no_nsys(
 
 
 def test_words_folders_and_variables_arrive_as_they_stand(
-    run_clusterprof: Cli, workdir: Path, ssh_hosts: Hosts
+    run_clusterprof: Cli, workdir: Path, ssh_hosts: Hosts, light_python: Path
 ) -> None:
     folder = workdir / "it's a; $HOME folder\nwith a line"
     folder.mkdir()
@@ -106,7 +107,7 @@ def test_words_folders_and_variables_arrive_as_they_stand(
     words = ["a b", "it's", 'say "x"', "$HOME", "--", "-n9", "two\nlines", "`id`", "ünï→", "", "*"]
     done = run_clusterprof(
         ["ssh", "-F", ssh_hosts.config, f"--master-port={free_port()}",
-         "--hosts", "root@h3", "--profiler=torch", "--no-prefix",
+         "--python", light_python, "--hosts", "root@h3", "--profiler=torch", "--no-prefix",
          "--env", "GIVEN", "--env", "SAID=it's $HOME\n; true", "--", "tell.py", *words],
         env={"GIVEN": "a 'value'", "SECRET_OF_HERE": "x"}, cwd=folder,
     )  # fmt: skip
@@ -179,26 +180,41 @@ def test_a_smaller_nnodes_goes_on_without_the_host_that_is_not_there(
     assert (left_on(ssh_hosts), guests(ssh_hosts)) == ([], [])
 
 
-@pytest.fixture
-def training(workdir: Path, ssh_hosts: Hosts) -> Iterator[subprocess.Popen[str]]:
-    """A run on h1 and h2 that is inside its window, and would go on for long."""
-    (workdir / "train.py").write_text(
-        dedent("""
+#: goes on for long once it is inside its window, without torch and torchrun, or with both
+TRAININGS = {
+    "light": """
+        import loop
+        for step in range(20000):
+            loop.step()
+            if step == 10:
+                print("inside", flush=True)
+    """,
+    "torch": """
         import time, torch
         weight = torch.nn.Parameter(torch.zeros(1))
         optimizer = torch.optim.SGD([weight], lr=0.1)
-        for step in range(2000):
+        for step in range(20000):
             time.sleep(0.02)
             weight.grad = torch.ones(1)
             optimizer.step()
             if step == 10:
                 print("inside", flush=True)
-        """)
-    )
+    """,
+}
+
+
+@pytest.fixture(params=long_but(["light"], ["torch"]))
+def training(
+    request: pytest.FixtureRequest, workdir: Path, ssh_hosts: Hosts, light_python: Path
+) -> Iterator[subprocess.Popen[str]]:
+    """A run on h1 and h2 that is inside its window, and would go on for long."""
+    shutil.copy(PROGRAMS / "loop.py", workdir)
+    (workdir / "train.py").write_text(dedent(TRAININGS[request.param]))
+    light = ["--step-on=loop:step", "--python", light_python]
     line = [
         "ssh", "-F", ssh_hosts.config, f"--master-port={free_port()}",
-        "--hosts", "h1,h2", "--ranks", "all", "--steps", "2:1900",
-        "--max-steps=2000",
+        "--hosts", "h1,h2", "--ranks", "all", "--steps", "2:19000", "--max-steps=20000",
+        *(light if request.param == "light" else []),
         "--profiler=torch", "--run-dir=run", "--nproc-per-node", "1", "--", "train.py",
     ]  # fmt: skip
     with (workdir / "stderr").open("w") as stderr:
@@ -212,14 +228,14 @@ def training(workdir: Path, ssh_hosts: Hosts) -> Iterator[subprocess.Popen[str]]
     yield process
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
-    process.communicate(timeout=120)
+    process.communicate(timeout=command.PATIENCE_S)
 
 
 def test_sigterm_ends_the_training_on_every_host_and_nothing_stays(
     training: subprocess.Popen[str], workdir: Path, ssh_hosts: Hosts
 ) -> None:
     training.send_signal(signal.SIGTERM)
-    assert training.wait(timeout=200) == 1  # torchrun's own when it is told to end
+    assert training.wait(timeout=command.PATIENCE_S) == 1  # torchrun's own when it is told to end
     assert (left_on(ssh_hosts), guests(ssh_hosts)) == ([], [])
     run = workdir / "run"
     assert {state(run, rank)["host"] for rank in (0, 1)} == {"h1", "h2"}
@@ -237,8 +253,11 @@ def test_when_clusterprof_is_killed_the_hosts_end_by_themselves_and_collect_fini
     assert len(left_on(ssh_hosts)) == 2, "no process has fetched the states"
     assert [path.stat().st_mode & 0o777 for path in left_on(ssh_hosts)] == [0o700, 0o700]
     refused = run_clusterprof(["collect", "run"])
-    assert f"clusterprof collect -F {ssh_hosts.config} run" in refused.stderr, refused
-    done = run_clusterprof(["collect", "-F", ssh_hosts.config, "run"])
+    (said,) = re.findall(
+        rf"clusterprof (collect -F {ssh_hosts.config} (?:--python \S+ )?run)$",
+        refused.stderr, re.MULTILINE,
+    )  # fmt: skip
+    done = run_clusterprof(said.split())
     assert all(f"{host}: " in done.stderr for host in ("h1", "h2")), done
     assert {state(workdir / "run", rank)["state"] for rank in (0, 1)} == {"lost"}
     assert all(each["left"] == "" for each in json.loads(Path("run/run.json").read_text())["hosts"])

@@ -47,6 +47,16 @@ with open(os.path.join(rank, "state.json"), "w") as file:
 """
 
 
+#: Runs until the file `hung` is beside it.
+UNTIL_HUNG = """
+import os, time
+print("runs", flush=True)
+while not os.path.exists(os.path.join(os.path.dirname(os.path.abspath(__file__)), "hung")):
+    time.sleep(0.05)
+print("done")
+"""
+
+
 def through(hosts: Hosts, way: Proxy, host: str = "h1") -> Path:
     """A configuration in which `host` is behind the proxy, with the same key."""
     port = hosts.port(host)
@@ -114,13 +124,15 @@ def test_a_host_that_hangs_is_given_up_and_the_others_go_on(
 ) -> None:
     monkeypatch.setattr(connection, "_SILENCE_S", 8)
     monkeypatch.setattr(connection, "_ASK_EVERY_S", 0.2)
-    program = ["-c", "import time; print('runs', flush=True); time.sleep(4); print('done')"]
+    (tmp_path / "wait.py").write_text(UNTIL_HUNG)
+    program = [str(tmp_path / "wait.py")]
     with Job(through(ssh_hosts, way), ["h1", "h2"], program, timeout_s=10) as job:
 
         def hang() -> None:
             while job.printed.count(b"runs") < 2:
                 time.sleep(0.05)
             way.flows.clear()
+            (tmp_path / "hung").touch()
 
         threading.Thread(target=hang, daemon=True).start()
         assert job.run() == 255
@@ -221,7 +233,7 @@ def folders(hosts: Hosts, host: str) -> set[Path]:
 
 
 def test_hosts_are_reached_through_another_and_by_an_address_of_ipv6(
-    run_clusterprof: Cli, workdir: Path, ssh_hosts: Hosts
+    run_clusterprof: Cli, workdir: Path, ssh_hosts: Hosts, light_python: Path
 ) -> None:
     (workdir / "tell.py").write_text("import os; print(os.uname().nodename, os.environ['RANK'])\n")
     log = ssh_hosts.state / "h2.log"
@@ -237,7 +249,7 @@ def test_hosts_are_reached_through_another_and_by_an_address_of_ipv6(
         config.write_text(f"{config.read_text()}Host *\n{everywhere}")
         done = run_clusterprof(
             ["ssh", "-F", config, f"--master-port={free_port()}",
-             "--hosts", f"h1,[::1]:{way.port}", "--profiler=torch",
+             "--hosts", f"h1,[::1]:{way.port}", "--python", light_python, "--profiler=torch",
              "--run-dir=run", "--nproc-per-node", "1", "--master-addr=127.0.0.1", "--", "tell.py"]
         )  # fmt: skip
     assert done.returncode == 0, done

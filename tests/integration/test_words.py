@@ -120,14 +120,13 @@ def test_words_reach_the_programs_of_srun_multi_prog_as_they_stand(
 
 
 @pytest.mark.needs_fabric
-@pytest.mark.needs_torch
 def test_words_reach_the_ranks_of_ssh_as_they_stand(
-    run_clusterprof: Run, folder: Path, ssh_hosts: Hosts
+    run_clusterprof: Run, folder: Path, ssh_hosts: Hosts, light_python: Path
 ) -> None:
     done = run_clusterprof(
-        ["ssh", "-F", ssh_hosts.config, "--hosts", "h1,h2", "--profiler=torch", "--ranks", "1",
-         "--run-dir", RUN_DIR, *COUNT, "--env", "GIVEN", "--nproc-per-node=1",
-         f"--master-port={free_port()}", "--", "tell me.py", *WORDS],
+        ["ssh", "-F", ssh_hosts.config, "--hosts", "h1,h2", "--python", light_python,
+         "--profiler=torch", "--ranks", "1", "--run-dir", RUN_DIR, *COUNT, "--env", "GIVEN",
+         "--nproc-per-node=1", f"--master-port={free_port()}", "--", "tell me.py", *WORDS],
         env={"GIVEN": GIVEN}, cwd=folder,
     )  # fmt: skip
     assert done.returncode == 0, done

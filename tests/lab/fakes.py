@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 _NSYS = Path(__file__).with_name("nsys_script.py")
+_TORCHRUN = Path(__file__).with_name("torchrun_script.py")
 
 #: An nsys that says a version and does nothing that it is asked to.
 FAKE_NSYS = """#!/bin/sh
@@ -62,6 +63,19 @@ def scripted_nsys(
         python = shlex.quote(str(processes / path.rpartition("/")[2]))
         _script(folder / path, f'#!/bin/sh\n{line.format(python)}{verb} "$@"\n')
     return folder / "bin/nsys"
+
+
+def scripted_torchrun(folder: Path) -> Path:
+    """A Python in `folder` whose torchrun is `torchrun_script.py`: for `clusterprof ssh --python`.
+
+    Beside it is a `torchrun` of that kind.
+    """
+    python = shlex.quote(sys.executable)
+    torchrun = f'exec {python} -IS {shlex.quote(str(_TORCHRUN))} "$@"'
+    _script(folder / "torchrun", f"#!/bin/sh\n{torchrun}\n")
+    is_torchrun = '[ "$1 $2" = "-m torch.distributed.run" ]'
+    lines = f'if {is_torchrun}; then shift 2; {torchrun}; fi\nexec {python} "$@"'
+    return _script(folder / "python", f"#!/bin/sh\n{lines}\n")
 
 
 def _script(path: Path, text: str) -> Path:

@@ -43,14 +43,8 @@ daemons() {
 
 # What was started by logging in: it carries the state folder in its environment.
 guests() {
-  local entry
-  for entry in /proc/[0-9]*/environ; do
-    if tr '\0' '\n' 2>/dev/null <"$entry" | grep -qxF "CLUSTERPROF_LAB_HOSTS_GUEST=$state"; then
-      entry=${entry%/environ}
-      echo "${entry#/proc/}"
-    fi
-  done 2>/dev/null
-  return 0
+  grep -lzxF "CLUSTERPROF_LAB_HOSTS_GUEST=$state" /proc/[0-9]*/environ 2>/dev/null |
+    cut -d/ -f3 || true
 }
 
 missing() {
