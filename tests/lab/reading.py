@@ -37,6 +37,8 @@ def failing(source: Source) -> list[Rank]:
         fails(source.path).unlink()
     except FileNotFoundError:
         return _attempt(source)
+    if happens == "unseen":
+        return [ReportError(f"{source.path} does not exist")]
     _EVENTS[happens]()
     try:
         return _attempt(source)
@@ -57,13 +59,6 @@ def loading(source: Source) -> list[Rank]:
     if sys.modules.get("pandas") is None:
         return found
     return [e.warned("pandas was loaded") if isinstance(e, RankTables) else e for e in found]
-
-
-def unseen(source: Source) -> list[Rank]:
-    """Read on the first task of MPI; the others do not see the file."""
-    if os.environ["OMPI_COMM_WORLD_RANK"] != "0":
-        return [ReportError(f"{source.path} does not exist")]
-    return _attempt(source)
 
 
 def _killed() -> None:

@@ -46,8 +46,10 @@ def main():
 
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, end)
-    for local in range(int(options.get("nproc-per-node", 1))):
-        ranks.append(subprocess.Popen(line, env=environment(options, local)))
+    ranks.extend(
+        subprocess.Popen(line, env=environment(options, local))
+        for local in range(int(options.get("nproc-per-node", 1)))
+    )
     failed = False
     for _ in ranks:
         failed = os.wait()[1] != 0 or failed
