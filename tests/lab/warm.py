@@ -31,9 +31,7 @@ class Warm:
 
     def launcher(self, ranks: int) -> list[str]:
         """The command that starts the program behind it as so many ranks; 0: as it stands."""
-        # no agent in it: it is no rank
-        python = [sys.executable, "-I", "-S", str(RANKS)]
-        return [*python, self._address, str(ranks), str(command.free_port())]
+        return [str(RANKS), self._address, str(ranks), str(command.free_port())]
 
     def _answer(self, seconds: float) -> list[int]:
         assert self._process.stdout is not None

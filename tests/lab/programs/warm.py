@@ -13,6 +13,7 @@ import contextlib
 import gc
 import importlib
 import json
+import multiprocessing.process
 import os
 import select
 import signal
@@ -24,7 +25,7 @@ gc.disable()  # as in `lab.job.LOOP`
 
 import torch  # noqa: E402
 import torch._dynamo  # noqa: E402
-import torch.distributed  # noqa: E402, F401
+import torch.distributed  # noqa: E402
 
 gc.freeze()
 gc.enable()
@@ -41,11 +42,14 @@ def program(argv, env, cwd):
     with contextlib.suppress(ModuleNotFoundError):  # without clusterprof there is none
         importlib.import_module("sitecustomize")
     sys.path.insert(0, os.path.dirname(os.path.abspath(argv[0])))
+    # What the two took from others, as they would have now.
+    multiprocessing.process.ORIGINAL_DIR = cwd
+    torch.distributed.init_process_group = torch.distributed.distributed_c10d.init_process_group
     main = types.ModuleType("__main__")
-    main.__file__, main.__builtins__ = argv[0], builtins
+    main.__file__, main.__builtins__ = os.path.abspath(argv[0]), builtins
     sys.modules["__main__"] = main
     with open(argv[0]) as file:
-        exec(compile(file.read(), argv[0], "exec"), main.__dict__)
+        exec(compile(file.read(), main.__file__, "exec"), main.__dict__)
 
 
 def status(pid):

@@ -1,3 +1,4 @@
+#!/usr/bin/env -S python3 -I -S
 """Starts ranks in forks of `warm.py`, and nothing else: warm_ranks.py SOCKET COUNT PORT PROGRAM...
 
 It tells each its RANK and where to meet, waits for all, and ends with the highest status, as
