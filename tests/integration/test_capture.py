@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from lab.command import Completed
 from lab.endings import Running
+from lab.warm import Warm
 from users import MALLORY
 
 from clusterprof.agent.contracts import paths
@@ -51,15 +52,16 @@ dist.destroy_process_group()
 """
 
 
-def running(folder: Path, profiler: str, late_s: float = 0.0) -> Iterator[Path]:
+def running(folder: Path, warm: Warm, profiler: str, late_s: float = 0.0) -> Iterator[Path]:
     """The run directory of two ranks that train until the file `stop` is there.
 
     `profiler`: of its own window, of rank 0, which is over. Rank 1 is so late in each step.
     """
     (folder / "train.py").write_text(PROGRAM)
     line = [
-        sys.executable, "-c", LAUNCH, "torchrun", "--ranks", "0", "--steps", "5:8", "--profiler",
-        profiler, "--run-dir", "run", "--nproc-per-node", "2", "--", "train.py", str(late_s),
+        sys.executable, "-c", LAUNCH, "run", "--ranks", "0", "--steps", "5:8", "--profiler",
+        profiler, "--run-dir", "run", "--no-merge", "--", *warm.launcher(2), "train.py",
+        str(late_s),
     ]  # fmt: skip
     started = Running(line, {"OMP_NUM_THREADS": "1"}, folder / "output", cwd=folder)
     ranks = started.run / paths.RANKS
@@ -82,15 +84,15 @@ def logged(log: Path) -> int:
 
 
 @pytest.fixture(scope="module")
-def job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def job(tmp_path_factory: pytest.TempPathFactory, torch_process: Warm) -> Iterator[Path]:
     """The run directory of one job, of which several tests capture windows."""
-    yield from running(tmp_path_factory.mktemp("job"), "torch", LATE_S)
+    yield from running(tmp_path_factory.mktemp("job"), torch_process, "torch", LATE_S)
 
 
-@pytest.fixture(params=["torch"])
-def own_job(scripted: None, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Path]:
-    """The run directory of the test's own job, whose own window is by this profiler."""
-    yield from running(tmp_path, request.param)
+@pytest.fixture
+def nsys_job(scripted: None, tmp_path: Path, torch_process: Warm) -> Iterator[Path]:
+    """The run directory of the test's own job, whose own window is by nsys."""
+    yield from running(tmp_path, torch_process, "nsys")
 
 
 def windows(run: Path) -> list[int]:
@@ -165,14 +167,16 @@ def test_two_later_windows_capture_ranks_that_were_not_selected(
     assert windows[2]["states"] == {"0": "collected", "1": "collected"}
     assert windows[4]["states"] == {"1": "collected"}
     assert windows[4]["merged"]
-    # The run's own window is as it was, and is merged when the job ends.
+    # The run's own window is as it was.
     assert status["window"] == [5, 8]
     assert [each["state"] for each in status["ranks"]] == ["captured", "counting"]
 
 
-def test_a_window_waits_until_steps_get_slower(own_job: Path, tmp_path: Path) -> None:
+def test_a_window_of_a_rank_under_nsys_waits_until_steps_get_slower_and_is_torch_s(
+    nsys_job: Path, tmp_path: Path
+) -> None:
     def waits(times: str, *more: str) -> Running:
-        argv = ["capture", own_job, "--when", f"step > {times}", *more]
+        argv = ["capture", nsys_job, "--when", f"step > {times}", *more]
         started = Running([sys.executable, "-c", SOON, *argv], {}, tmp_path / times)
         started.wait_until(lambda: "waiting until" in started.printed(), "waiting")
         started.settle(2)  # some looks
@@ -183,28 +187,19 @@ def test_a_window_waits_until_steps_get_slower(own_job: Path, tmp_path: Path) ->
     # Steps become seven times as long: a machine on which all take twice as long neither begins
     # the window nor keeps it from beginning.
     capturing = waits("3.5x", "--steps=+2:+6", "--wait")
-    assert windows(own_job) == []
-    (own_job.parent / "slow").touch()
+    assert windows(nsys_job) == []
+    (nsys_job.parent / "slow").touch()
     assert capturing.ends() == 0, capturing.printed()
-    steps = json.loads((own_job / "windows/2" / paths.ORDER).read_text())["steps"]
-    lengths = [each["duration_ns"] for each in results(own_job / "windows/2")["steps"]]
+    steps = json.loads((nsys_job / "windows/2" / paths.ORDER).read_text())["steps"]
+    lengths = [each["duration_ns"] for each in results(nsys_job / "windows/2")["steps"]]
     assert len(lengths) == steps[1] - steps[0]
     assert min(lengths) > 6 * STEP_S * 1e9
-    # a job that gets no slower ends, and with it the waiting
-    again = waits("20x")
-    (own_job.parent / "stop").touch()
-    assert again.ends() == 0, again.printed()
-    assert windows(own_job) == [2]
-
-
-@pytest.mark.usefixtures("scripted")
-@pytest.mark.parametrize("own_job", ["nsys"], indirect=True)
-def test_a_rank_under_nsys_is_captured_by_torch_profiler_later(
-    run_clusterprof: Cli, own_job: Path
-) -> None:
-    done = run_clusterprof(["capture", own_job, "--wait"])
-    assert done.returncode == 0, done
-    folder = own_job / "windows/2/ranks/00000"
+    folder = nsys_job / "windows/2/ranks/00000"
     assert (folder / paths.TRACE).exists()
     assert not (folder / paths.REPORT).exists()
-    assert [each["profiler"][:5] for each in results(own_job / "windows/2")["ranks"]] == ["torch"]
+    assert [each["profiler"][:5] for each in results(nsys_job / "windows/2")["ranks"]] == ["torch"]
+    # a job that gets no slower ends, and with it the waiting
+    again = waits("20x")
+    (nsys_job.parent / "stop").touch()
+    assert again.ends() == 0, again.printed()
+    assert windows(nsys_job) == [2]
