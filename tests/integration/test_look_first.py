@@ -12,12 +12,13 @@ from lab import command
 from lab.command import Completed
 from lab.endings import PROGRAMS, Running, state
 from lab.job import LOOP, Job
+from lab.warm import Warm
 
 from clusterprof.agent.contracts import paths
 
 pytestmark = pytest.mark.needs_torch
 
-LINE = ["python", str(PROGRAMS / "looked_at.py")]
+PROGRAM = str(PROGRAMS / "looked_at.py")
 
 
 def captured(running: Running) -> bool:
@@ -31,14 +32,10 @@ def captured(running: Running) -> bool:
 
 
 def until_captured(
-    argv: list[str],
-    program: list[str],
-    workdir: Path,
-    env: Mapping[str, str | None],
+    argv: list[str], workdir: Path, env: Mapping[str, str | None]
 ) -> tuple[Running, dict[str, Any]]:
     """A job that trains until its second window is over, and the run's results."""
-    line = command.clusterprof([*argv, "--", *LINE, *program])
-    running = Running(line, {"OMP_NUM_THREADS": "1", **env}, workdir / "out")
+    running = Running(command.clusterprof(argv), {"OMP_NUM_THREADS": "1", **env}, workdir / "out")
     running.wait_until(lambda: captured(running), "captured")
     (workdir / "stop").touch()
     assert running.ends() == 0, running.printed()
@@ -65,11 +62,12 @@ def reduced(running: Running, results: Mapping[str, Any]) -> bool:
 
 @pytest.mark.usefixtures("scripted")
 def test_a_rank_that_was_not_selected_is_named_then_captured(
-    run_clusterprof: Any, workdir: Path
+    run_clusterprof: Any, workdir: Path, torch_process: Warm
 ) -> None:
     running, found = until_captured(
-        ["torchrun", "--ranks", "auto", "--run-dir", str(workdir / "run"), "--standalone",
-         "--reduce=node", "--nproc-per-node", "4"], ["2", "stop"], workdir, {},
+        ["run", "--ranks", "auto", "--step-on", "loop:step", "--run-dir", str(workdir / "run"),
+         "--reduce=node", "--", *torch_process.launcher(4), PROGRAM, "2", "stop", "light"],
+        workdir, {},
     )  # fmt: skip
     printed = running.printed()
     assert [line for line in printed.splitlines() if "rank 2 delays the other ranks by" in line]
@@ -96,8 +94,9 @@ def test_of_sixteen_ranks_on_four_nodes_the_last_is_named_then_captured(
 ) -> None:
     running, found = until_captured(
         ["srun", "--ranks", "auto", "--profiler=torch", "--step-on", "loop:step", "--run-dir",
-         str(workdir / "run"), "--keep-reports=none", "-n16", "-N4", "--ntasks-per-node=4"],
-        ["15", "stop", "light"], workdir, slurm,
+         str(workdir / "run"), "--keep-reports=none", "-n16", "-N4", "--ntasks-per-node=4", "--",
+         "python", PROGRAM, "15", "stop", "light"],
+        workdir, slurm,
     )  # fmt: skip
     assert stragglers(found)[:1] == [[15]], found["verdict"]  # a busy machine may delay another
     hosts = {each["rank"]: each["host"] for each in found["ranks"]}
