@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from textwrap import dedent
@@ -10,27 +11,27 @@ from typing import Any
 
 import pytest
 from lab.command import Completed
-from lab.endings import outcomes
+from lab.endings import PROGRAMS, outcomes
+from lab.warm import Warm
 
 pytestmark = pytest.mark.needs_torch
 
 Run = Callable[..., Completed]
 
-#: `train(rank, world)` is one rank of a job, `steps(n)` trains without one.
+#: `train(rank, world)` is one rank of a job, `steps(n)` trains without one. DDP and an optimizer
+#: would have each process that does not find torch loaded import torch's compiler as well.
 TRAIN = """
 import os, subprocess, sys, time
+import loop
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
 def steps(n):
-    model = torch.nn.Linear(4, 4)
-    if dist.is_initialized():
-        model = torch.nn.parallel.DistributedDataParallel(model)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for _ in range(n):
-        model(torch.ones(1, 4)).sum().backward()
-        optimizer.step()
+        if dist.is_initialized():
+            dist.all_reduce(torch.ones(3))
+        loop.step()
 
 def train(rank, world=2):
     meeting = "file://%s/meeting%d" % (os.getcwd(), world)
@@ -45,14 +46,16 @@ def train(rank, world=2):
 
 
 @pytest.fixture
-def train(workdir: Path, run_clusterprof: Run) -> Run:
+def train(workdir: Path, run_clusterprof: Run, torch_process: Warm) -> Run:
     """Runs the program TRAIN with more behind it, as it stands."""
+    shutil.copy(PROGRAMS / "loop.py", workdir)
 
     def start(more: str, *program: str, profiler: str = "torch", ranks: str = "all") -> Completed:
         (workdir / "train.py").write_text(TRAIN + dedent(more))
         return run_clusterprof(
-            ["run", "--ranks", ranks, "--steps", "5:8", "--profiler", profiler, "--run-dir=run",
-             "--no-merge", "--", *(program or ("python", "train.py"))],
+            ["run", "--ranks", ranks, "--steps", "5:8", "--step-on", "loop:step", "--profiler",
+             profiler, "--run-dir=run", "--no-merge", "--",
+             *(program or [*torch_process.launcher(0), "train.py"])],
         )  # fmt: skip
 
     return start
@@ -113,7 +116,8 @@ def test_processes_that_a_script_of_the_user_s_starts_are_ranks(train: Run, work
 def test_ranks_whose_starter_has_nsys_say_so_and_have_all_but_the_report(
     train: Run, workdir: Path
 ) -> None:
-    done = train('if __name__ == "__main__": mp.spawn(train, nprocs=2)', profiler="nsys")
+    more = 'mp.start_processes(train, nprocs=2, start_method="fork")'
+    done = train(more, profiler="nsys")
     run = workdir / "run"
     assert done.returncode == 0, done
     assert counted(run) == {0: 12, 1: 12}
@@ -146,8 +150,9 @@ def test_the_only_rank_counts_its_own_steps_and_none_of_its_children_s(
                 steps(2)
                 return float(i)
 
-        if __name__ == "__main__" and len(sys.argv) == 1:
-            subprocess.run([sys.executable, "train.py", "helps"], check=True)
+        if __name__ == "__main__":
+            helps = "import loop\\nfor _ in range(3): loop.step()"
+            subprocess.run([sys.executable, "-c", helps], check=True)
             if os.fork() == 0:
                 steps(3)
                 sys.exit(0)
@@ -158,8 +163,6 @@ def test_the_only_rank_counts_its_own_steps_and_none_of_its_children_s(
                 )
                 assert len(list(loader)) == 4
             steps(12)
-        elif __name__ == "__main__":
-            steps(3)
         """
     )
     run = workdir / "run"
