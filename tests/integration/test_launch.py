@@ -17,7 +17,8 @@ import pytest
 from lab.command import Completed
 from lab.endings import PROGRAMS, outcomes, window
 from lab.fakes import fake_nsys
-from lab.job import LOOP
+from lab.tiers import few
+from lab.warm import Warm
 
 pytestmark = pytest.mark.needs_torch
 
@@ -25,7 +26,7 @@ Cli = Callable[..., Completed]
 SECRET = b"hunter2-of-the-environment"
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "train.py"
 #: a slow rank that costs a window of eight steps twice as much as a machine that stalls a step
-SLOW = ("--slow-rank", "2", "--slow-ms", "400", "--steps", "15")
+SLOW = ("--slow-ms", "400", "--steps", "15")
 
 
 #: a launcher in one file: `clusterprof env NAME=VALUE... -- PROGRAM...`
@@ -81,20 +82,22 @@ def straggler(run: Run) -> dict[str, Any]:
     )
 
 
+@pytest.mark.usefixtures("scripted")
 def test_a_launcher_is_one_file_in_a_folder_of_launchers(
     run_clusterprof: Cli, workdir: Path
 ) -> None:
     (workdir / "own").mkdir()
     (workdir / "own" / "env.py").write_text(LAUNCHER)
-    (workdir / "train.py").write_text(LOOP + "iterate(8)")
+    shutil.copy(PROGRAMS / "loop.py", workdir)
+    (workdir / "train.py").write_text("import loop\nfor _ in range(8): loop.step()\n")
     env = {"CLUSTERPROF_LAUNCHERS": str(workdir / "own")}
     (summary,) = re.findall('SUMMARY = "(.+)"', LAUNCHER)
     assert summary in run_clusterprof(["--help"], env=env).stdout
     (workdir / "own" / "long.py").write_text("SUMMARY = (\n    'run it '\n    'all alone'\n)\n")
     (workdir / "own" / "helper.py").write_text("raise SystemExit('loaded')\n")
     assert "run it all alone" in run_clusterprof(["--help"], env=env).stdout
-    line = ["env", "--profiler=torch", "--steps=2:4", "--run-dir=run", "--no-merge",
-            "RANK=0", "WORLD_SIZE=1", "--", "python", "train.py"]  # fmt: skip
+    line = ["env", "--profiler=nsys", "--steps=2:4", "--step-on=loop:step", "--run-dir=run",
+            "--no-merge", "RANK=0", "WORLD_SIZE=1", "--", "python", "train.py"]  # fmt: skip
     dry = run_clusterprof([line[0], "--dry-run", *line[1:]], env=env)
     assert "env RANK=0 WORLD_SIZE=1 python train.py" in dry.stdout
     done = run_clusterprof(line, env=env)
@@ -108,53 +111,60 @@ def test_torchrun_names_the_slow_rank_of_a_real_training_and_collect_finishes_wh
     run_clusterprof: Cli, workdir: Path
 ) -> None:
     done = run_clusterprof(
-        ["torchrun", "--ranks", "0,2", "--steps", "4:12", "--profiler=torch", "--run-dir=run",
-         "--nproc-per-node", "3", "--", EXAMPLE, *SLOW],
+        ["torchrun", "--ranks", "0,1", "--steps", "4:12", "--profiler=torch", "--run-dir=run",
+         "--nproc-per-node", "2", "--", EXAMPLE, "--slow-rank", "1", *SLOW],
     )  # fmt: skip
     run = Run(workdir / "run")
     assert done.returncode == 0, done
-    assert run.logged_steps() == {0: 15, 1: 15, 2: 15}
-    assert outcomes(run.path) == {0: "collected", 2: "collected"}
+    assert run.logged_steps() == {0: 15, 1: 15}
+    assert outcomes(run.path) == {0: "collected", 1: "collected"}
     found = straggler(run)
-    assert (found["code"], found["rank"]) == ("straggler.host", 2), done
-    assert "rank 2" in done.stdout.lower(), done
+    assert (found["code"], found["rank"]) == ("straggler.host", 1), done
+    assert "rank 1" in done.stdout.lower(), done
     assert run.results["collectives"]["matched"] > 0
-    assert "rank 2" in run.text("report.html").lower()
+    assert "rank 1" in run.text("report.html").lower()
     again = run_clusterprof(["report", "run"])
     assert again.returncode == 0
-    assert "rank 2" in again.stdout.lower()
+    assert "rank 1" in again.stdout.lower()
 
     # as if it had been interrupted before anything was brought from the last rank, and merged
     (run.path / "report.html").unlink()
     shutil.rmtree(run.path / "merged")
-    shutil.rmtree(run.path / "ranks" / "00002")
+    shutil.rmtree(run.path / "ranks" / "00001")
     finished = run_clusterprof(["collect", "run"])
     assert finished.returncode == 0, finished
-    assert "rank 2" in finished.stderr
+    assert "rank 1" in finished.stderr
     assert (run.path / "report.html").exists()
-    assert run.results["missing"][0]["rank"] == 2
+    assert run.results["missing"][0]["rank"] == 1
 
 
 @pytest.mark.needs_nsys
-def test_srun_with_nsys_leaves_two_reports_three_step_logs_and_a_merged_result(
-    run_clusterprof: Cli, workdir: Path, slurm: dict[str, str]
-) -> None:
+@pytest.mark.parametrize(
+    ("ranks", "chosen", "program"),
+    few({"steps": (2, (1,), ["ending.py", "none", "0"]),
+         "training": (3, (0, 2), ["looked_at.py", "2", "30", "light"])}, "steps"),
+)  # fmt: skip
+def test_srun_with_nsys_leaves_reports_the_step_logs_of_all_and_a_merged_result(
+    run_clusterprof: Cli, workdir: Path, slurm: dict[str, str],
+    ranks: int, chosen: tuple[int, ...], program: list[str],
+) -> None:  # fmt: skip
     done = run_clusterprof(
-        ["srun", "--ranks", "0,2", "--steps", "4:12", "--run-dir=run", "-n3", "--",
-         "python", EXAMPLE, *SLOW],
+        ["srun", "--ranks", ",".join(map(str, chosen)), "--steps", "4:12", "--step-on", "loop:step",
+         "--run-dir=run", f"-n{ranks}", "--", "python", PROGRAMS / program[0], *program[1:]],
         env={**slurm, "SOME_TOKEN": SECRET.decode()},
     )  # fmt: skip
     run = Run(workdir / "run")
     assert done.returncode == 0, done
-    for rank in (0, 2):
+    for rank in chosen:
         assert (run.path / f"ranks/{rank:05d}/report.nsys-rep").stat().st_size > 0
         assert run.state(rank)["state"] == "collected"
-    assert sorted(path.parent.name for path in run.path.glob("ranks/*/report.nsys-rep")) == [
-        "00000", "00002",
-    ]  # fmt: skip
-    assert run.logged_steps() == {0: 15, 1: 15, 2: 15}
-    assert straggler(run)["rank"] == 2, done
-    assert [rank["profiler"].split()[0] for rank in run.results["ranks"]] == ["nsys", "nsys"]
+    reports = sorted(int(path.parent.name) for path in run.path.glob("ranks/*/report.nsys-rep"))
+    assert reports == list(chosen)
+    assert run.logged_steps() == dict.fromkeys(range(ranks), 30)
+    if "light" in program:
+        assert straggler(run)["rank"] == 2, done
+    profilers = [(rank["rank"], rank["profiler"].split()[0]) for rank in run.results["ranks"]]
+    assert profilers == [(rank, "nsys") for rank in chosen]
     # nsys' own report holds the whole environment of the rank; nothing else may.
     own = [path for path in run.path.rglob("*") if path.is_file() and path.suffix != ".nsys-rep"]
     assert [path for path in own if SECRET in path.read_bytes()] == []
@@ -213,11 +223,11 @@ def test_a_profiled_rank_whose_nsys_does_not_start_trains_without_it(
 
 
 def test_a_lost_rank_is_a_missing_report_and_strict_says_so_in_the_status(
-    run_clusterprof: Cli, workdir: Path
+    run_clusterprof: Cli, workdir: Path, torch_process: Warm
 ) -> None:
     done = run_clusterprof(
-        ["torchrun", "--ranks", "0-3", "--steps", "4:200", "--profiler=torch", "--run-dir=run",
-         "--strict", "--nproc-per-node", "2", "--nnodes", "1:1", "--", EXAMPLE, "--steps", "8"],
+        ["run", "--ranks", "0-3", "--steps", "4:200", "--profiler=torch", "--run-dir=run",
+         "--strict", "--", *torch_process.launcher(2), EXAMPLE, "--steps", "8"],
     )  # fmt: skip
     run = Run(workdir / "run")
     assert done.returncode == 123, done
@@ -241,11 +251,11 @@ def small_disk(workdir: Path) -> Iterator[Path]:
 
 @pytest.mark.needs_root
 def test_a_full_disk_loses_the_report_and_nothing_of_the_training(
-    run_clusterprof: Cli, small_disk: Path
+    run_clusterprof: Cli, small_disk: Path, torch_process: Warm
 ) -> None:
     done = run_clusterprof(
         ["run", "--ranks", "0", "--steps", "2:6", "--profiler=torch", "--run-dir",
-         small_disk / "run", "--", "python", EXAMPLE, "--steps", "8"],
+         small_disk / "run", "--", *torch_process.launcher(1), EXAMPLE, "--steps", "8"],
     )  # fmt: skip
     assert done.returncode == 0, done
     assert "8 steps on 1 ranks" in done.stdout
