@@ -87,6 +87,12 @@ def torch_process() -> Iterator[Warm]:
 
 
 @pytest.fixture
+def warm_torchrun(tmp_path: Path, torch_process: Warm) -> None:
+    """The torchrun that this test finds, and all that it runs, begins in that process."""
+    command.settings["PATH"] = torch_process.torchrun(tmp_path / "torchrun")
+
+
+@pytest.fixture
 def warm_job(tmp_path: Path, torch_process: Warm) -> Job:
     """`job` for programs with torch, which is loaded before the agent comes and not after it."""
     return Job(tmp_path / "run", torch_process.run)

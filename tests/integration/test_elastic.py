@@ -10,7 +10,7 @@ import pytest
 from lab.command import Completed
 from lab.endings import OPTIONS, PROGRAMS, outcomes, state, window
 
-pytestmark = [pytest.mark.usefixtures("scripted"), pytest.mark.needs_torch]
+pytestmark = [pytest.mark.usefixtures("scripted", "warm_torchrun"), pytest.mark.needs_torch]
 
 
 def started_over(run_clusterprof: Callable[..., Completed], at: int) -> Completed:

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import os
 import shutil
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-from lab.command import free_port
+from lab import command
 from lab.endings import PROGRAMS, Running, outcomes
 from lab.tiers import long_but
 
 ROOT = Path(__file__).resolve().parents[2]
 
-pytestmark = [pytest.mark.needs_torch, pytest.mark.usefixtures("scripted")]
+pytestmark = [pytest.mark.needs_torch, pytest.mark.usefixtures("scripted", "warm_torchrun")]
 
 TRAIN = """
 import loop
@@ -40,7 +39,7 @@ def container(resource: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.mark.parametrize("kind", long_but(["jobset"], ["pytorchjob"]))
 def test_the_first_pod_s_run_has_the_ranks_of_all_pods(workdir: Path, kind: str) -> None:
-    port = str(free_port())
+    port = str(command.free_port())
     shutil.copy(PROGRAMS / "loop.py", workdir)
     (workdir / "train.py").write_text(TRAIN)
     text = (ROOT / "kubernetes" / f"{kind}.yaml").read_text()
@@ -53,7 +52,7 @@ def test_the_first_pod_s_run_has_the_ranks_of_all_pods(workdir: Path, kind: str)
     pod = container(yaml.safe_load(text))
     environ = {
         **os.environ, **{each["name"]: each["value"] for each in pod["env"]},
-        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "PYTHONPATH": "",
+        "PATH": command.environment()["PATH"], "PYTHONPATH": "",
         # as the training operator sets them
         "PET_NNODES": "2", "PET_NPROC_PER_NODE": "1", "PET_MASTER_ADDR": "127.0.0.1",
         "PET_MASTER_PORT": port,

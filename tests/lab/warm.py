@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import select
+import shlex
 import signal
 import socket
 import subprocess
@@ -32,6 +33,15 @@ class Warm:
     def launcher(self, ranks: int) -> list[str]:
         """The command that starts the program behind it as so many ranks; 0: as it stands."""
         return [str(RANKS), self._address, str(ranks), str(command.free_port())]
+
+    def torchrun(self, folder: Path) -> str:
+        """A PATH whose torchrun, which is put into `folder`, is the real one in such a fork."""
+        torchrun = Path(sys.executable).with_name("torchrun")
+        words = shlex.join([*self.launcher(0), str(torchrun)])
+        folder.mkdir()
+        (folder / "torchrun").write_text(f'#!/bin/sh\nexec {words} "$@"\n')
+        (folder / "torchrun").chmod(0o755)
+        return os.pathsep.join([str(folder), command.environment()["PATH"]])
 
     def _answer(self, seconds: float) -> list[int]:
         assert self._process.stdout is not None

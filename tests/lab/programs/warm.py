@@ -26,6 +26,7 @@ gc.disable()  # as in `lab.job.LOOP`
 import torch  # noqa: E402
 import torch._dynamo  # noqa: E402
 import torch.distributed  # noqa: E402
+import torch.distributed.run  # noqa: E402
 
 gc.freeze()
 gc.enable()
