@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from lab.command import Completed
+from lab.tiers import long_but
 
 Cli = Callable[..., Completed]
 
@@ -86,7 +87,7 @@ def test_the_nsys_that_the_user_names_is_executed(
 
 
 @pytest.mark.needs_fabric
-@pytest.mark.parametrize("what", ["config", "python"])
+@pytest.mark.parametrize("what", long_but(["config"], ["python"]))
 def test_a_run_directory_chooses_neither_ssh_configuration_nor_program_of_a_host(
     tmp_path: Path, traps: Path, executed: Path, what: str, run_clusterprof: Cli
 ) -> None:
