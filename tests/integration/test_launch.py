@@ -17,7 +17,7 @@ import pytest
 from lab.command import Completed
 from lab.endings import PROGRAMS, outcomes, window
 from lab.fakes import fake_nsys
-from lab.tiers import few
+from lab.tiers import few, long_but
 from lab.warm import Warm
 
 pytestmark = pytest.mark.needs_torch
@@ -26,7 +26,7 @@ Cli = Callable[..., Completed]
 SECRET = b"hunter2-of-the-environment"
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "train.py"
 #: a slow rank that costs a window of eight steps twice as much as a machine that stalls a step
-SLOW = ("--slow-ms", "400", "--steps", "15")
+SLOW = ("--slow-rank", "2", "--slow-ms", "400", "--steps", "15")
 
 
 #: a launcher in one file: `clusterprof env NAME=VALUE... -- PROGRAM...`
@@ -107,35 +107,39 @@ def test_a_launcher_is_one_file_in_a_folder_of_launchers(
     assert run_clusterprof(line).returncode == 2, "without the folder there is no such verb"
 
 
+@pytest.mark.parametrize("workers", long_but(["find torch loaded"], ["load torch"]))
 def test_torchrun_names_the_slow_rank_of_a_real_training_and_collect_finishes_what_was_not(
-    run_clusterprof: Cli, workdir: Path
+    run_clusterprof: Cli, workdir: Path, torch_process: Warm, workers: str
 ) -> None:
+    as_it_stands = ["--", *torch_process.launcher(0), EXAMPLE]
+    program = ["--", EXAMPLE] if workers == "load torch" else ["--no-python", *as_it_stands]
     done = run_clusterprof(
-        ["torchrun", "--ranks", "0,1", "--steps", "4:12", "--profiler=torch", "--run-dir=run",
-         "--nproc-per-node", "2", "--", EXAMPLE, "--slow-rank", "1", *SLOW],
+        ["torchrun", "--ranks", "0,2", "--steps", "4:12", "--profiler=torch", "--run-dir=run",
+         "--nproc-per-node", "3", *program, *SLOW],
     )  # fmt: skip
     run = Run(workdir / "run")
     assert done.returncode == 0, done
-    assert run.logged_steps() == {0: 15, 1: 15}
-    assert outcomes(run.path) == {0: "collected", 1: "collected"}
+    assert run.logged_steps() == {0: 15, 1: 15, 2: 15}
+    assert outcomes(run.path) == {0: "collected", 2: "collected"}
+    assert {run.state(rank)["identity"] for rank in range(3)} == {"torchrun"}
     found = straggler(run)
-    assert (found["code"], found["rank"]) == ("straggler.host", 1), done
-    assert "rank 1" in done.stdout.lower(), done
+    assert (found["code"], found["rank"]) == ("straggler.host", 2), done
+    assert "rank 2" in done.stdout.lower(), done
     assert run.results["collectives"]["matched"] > 0
-    assert "rank 1" in run.text("report.html").lower()
+    assert "rank 2" in run.text("report.html").lower()
     again = run_clusterprof(["report", "run"])
     assert again.returncode == 0
-    assert "rank 1" in again.stdout.lower()
+    assert "rank 2" in again.stdout.lower()
 
     # as if it had been interrupted before anything was brought from the last rank, and merged
     (run.path / "report.html").unlink()
     shutil.rmtree(run.path / "merged")
-    shutil.rmtree(run.path / "ranks" / "00001")
+    shutil.rmtree(run.path / "ranks" / "00002")
     finished = run_clusterprof(["collect", "run"])
     assert finished.returncode == 0, finished
-    assert "rank 1" in finished.stderr
+    assert "rank 2" in finished.stderr
     assert (run.path / "report.html").exists()
-    assert run.results["missing"][0]["rank"] == 1
+    assert run.results["missing"][0]["rank"] == 2
 
 
 @pytest.mark.needs_nsys
@@ -265,6 +269,7 @@ def test_a_full_disk_loses_the_report_and_nothing_of_the_training(
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.usefixtures("warm_torchrun")
 def test_a_failing_program_keeps_its_launcher_s_status(run_clusterprof: Cli, workdir: Path) -> None:
     (workdir / "fails.py").write_text("raise SystemExit(5)")
     done = run_clusterprof(

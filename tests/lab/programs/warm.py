@@ -8,6 +8,7 @@ as under its own interpreter: the environment, the path, sitecustomize, then the
 warm.py DESCRIPTOR: of the socket where `warm_ranks.py` asks for the ranks of a job.
 """
 
+import atexit
 import builtins
 import contextlib
 import gc
@@ -19,6 +20,7 @@ import select
 import signal
 import socket
 import sys
+import threading
 import types
 
 gc.disable()  # as in `lab.job.LOOP`
@@ -117,11 +119,31 @@ def ranks(connection):
         if child == 0:
             connection.close()
             os.setsid()
-            return program(argv, env, cwd)
+            return to_its_end(argv, env, cwd)
         children[child] = os.pidfd_open(child)
     statuses = [rank_status(child, ended, connection) for child, ended in children.items()]
     connection.send(json.dumps(statuses).encode())
     os._exit(0)
+
+
+def to_its_end(*rank):
+    """Be this program and end as Python does, but free nothing: with torch that takes long."""
+    try:
+        program(*rank)
+        code = 0
+    except SystemExit as end:
+        code = end.code
+        if not isinstance(code, int | None):
+            print(code, file=sys.stderr)
+            code = 1
+    except BaseException:  # noqa: BLE001
+        sys.excepthook(*sys.exc_info())
+        code = 1
+    threading._shutdown()
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit((code or 0) & 0xFF)
 
 
 def rank_status(child, ended, connection):
