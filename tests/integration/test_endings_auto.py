@@ -60,6 +60,7 @@ def test_a_rank_that_dies_between_the_two_windows_ends_its_job_as_without_us(
     assert not running.left()
 
 
+@pytest.mark.long
 def test_a_run_directory_that_cannot_be_seen_keeps_no_job_from_its_end(
     workdir: Path, slurm: dict[str, str], fault: Callable[..., None]
 ) -> None:

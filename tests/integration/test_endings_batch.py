@@ -128,7 +128,16 @@ REDUCING = [
 @script
 @pytest.mark.parametrize(
     "endings",
-    few({"capturing": ENDINGS, "signals": SIGNALS, "reducing": REDUCING}, "capturing", "reducing"),
+    few(
+        {
+            "capturing": ENDINGS,
+            "signals": SIGNALS,
+            "reducing": REDUCING[1:],
+            "reducing, a time limit": REDUCING[:1],
+        },
+        "capturing",
+        "reducing",
+    ),
 )
 def test_batch_jobs_end_as_they_would_have_ended(
     endings: list[Ending], workdir: Path, slurm: dict[str, str], fault: Callable[..., None]

@@ -74,6 +74,7 @@ def test_a_node_that_is_cut_off_ends_its_job_as_it_would_have(
     assert not ours_short.left()
 
 
+@pytest.mark.long
 def test_a_node_that_is_lost_while_it_reduces_ends_its_job_as_it_would_have(
     run_clusterprof: Callable[..., Completed],
     workdir: Path,

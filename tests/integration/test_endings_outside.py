@@ -138,22 +138,20 @@ SRUN = [
     Ending("clusterprof", (TERM,), 25, "collected"),
     Ending("clusterprof", (INT, INT), 15, "collected", "SIGINT", ABORTED),
     Ending("the group", (TERM,), 15, "lost"),
-    Ending("srun", (TERM,), 15, "lost"),
 ]
 #: other signals that go the same way, and other places of the window
 LONG_SRUN = [
     Ending("clusterprof", (TERM,), 5, "lost"),
     Ending("clusterprof", (HUP,), 15, "collected", "SIGHUP"),
     Ending("the group", (INT, INT), 15, "lost", "", ABORTED),
+    Ending("srun", (TERM,), 15, "lost"),
     Ending("srun", (INT, INT), 15, "lost", "", ABORTED),
 ]
-TORCHRUN = [
-    Ending("clusterprof", (TERM,), 15, "collected"),
-    Ending("the group", (TERM,), 15, "collected"),
-]
+TORCHRUN = [Ending("clusterprof", (TERM,), 15, "collected")]
 LONG_TORCHRUN = [
     Ending("clusterprof", (TERM,), 5, "lost"),
     Ending("clusterprof", (INT,), 15, "collected"),
+    Ending("the group", (TERM,), 15, "collected"),
     Ending("the group", (HUP,), 25, "collected"),
     Ending("torchrun", (INT,), 15, "collected"),
 ]

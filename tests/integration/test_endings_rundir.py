@@ -11,6 +11,7 @@ import pytest
 from lab import command
 from lab.command import Completed
 from lab.endings import OPTIONS, PROGRAMS, Running, outcomes, state, words
+from lab.tiers import long_but
 
 from clusterprof.agent.contracts import processes
 
@@ -45,7 +46,7 @@ def job(workdir: Path, slurm: dict[str, str], *program: str | Path) -> Running:
     return Running(argv, slurm, workdir / "out")
 
 
-@pytest.mark.parametrize("at", [5, 15, 25])
+@pytest.mark.parametrize("at", long_but([15], [5, 25]))
 def test_a_run_directory_that_is_deleted_hurts_no_one_and_is_named(
     at: int, workdir: Path, slurm: dict[str, str], slurm_state: Path, fault: Callable[..., None]
 ) -> None:
