@@ -105,12 +105,12 @@ ENDINGS = [
     # `now` is refused where the next second begins before the controller has it.
     Ending("a time limit", ("scontrol", "update", "EndTime=now+10", "JobId={}")),
     Ending("scancel", ("scancel",)),
-    Ending("scancel -s TERM", ("scancel", "-sTERM")),
     Ending("scancel --full -s TERM", ("scancel", "--full", "-sTERM"), "lost"),
     Ending("scancel --batch -s TERM", ("scancel", "--batch", "-sTERM"), reason="SIGTERM"),
 ]
-#: the ways of `scancel -s TERM`
+#: the ways of `scancel`
 SIGNALS = [
+    Ending("scancel -s TERM", ("scancel", "-sTERM")),
     Ending("scancel -s INT", ("scancel", "-sINT")),
     Ending("scancel -s USR1", ("scancel", "-sUSR1")),
 ]
@@ -194,7 +194,7 @@ def test_batch_jobs_end_as_they_would_have_ended(
 
 #: the first time it hangs inside the window, started over it runs to its end
 TWICE = f"""
-if [ "${{SLURM_RESTART_COUNT:-0}}" = 0 ]; then set hang 15; else set none 0; fi
+if [ "${{SLURM_RESTART_COUNT:-0}}" = 0 ]; then set hang 15; else set each none:0 none:0; fi
 exec python {shlex.quote(str(PROGRAMS / "ending.py"))} "$@"
 """
 

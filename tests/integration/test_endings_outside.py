@@ -70,6 +70,8 @@ def program(ending: Ending, launcher: list[str]) -> list[str]:
     return line[1:] if launcher[0] == "torchrun" else line
 
 
+#: how a torchrun ends that is told to, and what its job prints: loading torch takes long
+KNOWN = 1, ["rank 0 begins", "rank 0 hangs", "rank 1 begins", "rank 1 ends"]
 Plain = Callable[[Ending, list[str], dict[str, str]], tuple[int, list[str]]]
 
 
@@ -135,12 +137,12 @@ def check(
 ABORTED = frozenset({130, 137})
 SRUN = [
     Ending("clusterprof", (TERM,), 15, "collected", "SIGTERM"),
-    Ending("clusterprof", (TERM,), 25, "collected"),
     Ending("clusterprof", (INT, INT), 15, "collected", "SIGINT", ABORTED),
     Ending("the group", (TERM,), 15, "lost"),
 ]
 #: other signals that go the same way, and other places of the window
 LONG_SRUN = [
+    Ending("clusterprof", (TERM,), 25, "collected"),
     Ending("clusterprof", (TERM,), 5, "lost"),
     Ending("clusterprof", (HUP,), 15, "collected", "SIGHUP"),
     Ending("the group", (INT, INT), 15, "lost", "", ABORTED),
@@ -148,6 +150,7 @@ LONG_SRUN = [
     Ending("srun", (INT, INT), 15, "lost", "", ABORTED),
 ]
 TORCHRUN = [Ending("clusterprof", (TERM,), 15, "collected")]
+LAUNCHER = ["torchrun", "--standalone", "--nproc-per-node=2"]
 LONG_TORCHRUN = [
     Ending("clusterprof", (TERM,), 5, "lost"),
     Ending("clusterprof", (INT,), 15, "collected"),
@@ -155,11 +158,11 @@ LONG_TORCHRUN = [
     Ending("the group", (HUP,), 25, "collected"),
     Ending("torchrun", (INT,), 15, "collected"),
 ]
-MPIRUN = [
-    Ending("clusterprof", (TERM,), 15, "collected"),
+MPIRUN = [Ending("clusterprof", (TERM,), 15, "collected")]
+LONG_MPIRUN = [
     Ending("the group", (INT, INT), 15, "collected"),
+    Ending("mpirun", (TERM,), 15, "collected"),
 ]
-LONG_MPIRUN = [Ending("mpirun", (TERM,), 15, "collected")]
 
 
 @pytest.mark.usefixtures("scripted")
@@ -218,7 +221,15 @@ def test_one_interrupt_ends_no_srun(workdir: Path, slurm: dict[str, str]) -> Non
 def test_a_torchrun_ends_as_it_would_have_ended(
     ending: Ending, workdir: Path, fault: Callable[..., None], plainly: Plain
 ) -> None:
-    check(ending, ["torchrun", "--standalone", "--nproc-per-node=2"], {}, workdir, fault, plainly)
+    check(
+        ending, LAUNCHER, {}, workdir, fault, (lambda *_: KNOWN) if ending in TORCHRUN else plainly
+    )
+
+
+@pytest.mark.long
+@pytest.mark.needs_torch
+def test_a_torchrun_without_clusterprof_ends_as_is_known(plainly: Plain) -> None:
+    assert plainly(TORCHRUN[0], LAUNCHER, {}) == KNOWN
 
 
 @pytest.mark.long
@@ -227,8 +238,7 @@ def test_a_torchrun_ends_as_it_would_have_ended(
 def test_a_torchrun_with_a_real_nsys_ends_as_it_would_have_ended(
     workdir: Path, fault: Callable[..., None], plainly: Plain
 ) -> None:
-    launcher = ["torchrun", "--standalone", "--nproc-per-node=2"]
-    check(TORCHRUN[0], launcher, {}, workdir, fault, plainly)
+    check(TORCHRUN[0], LAUNCHER, {}, workdir, fault, plainly)
 
 
 @pytest.mark.needs_openmpi

@@ -130,6 +130,7 @@ def slow_filesystem(workdir: Path, slurm: dict[str, str]) -> Running:
     return running
 
 
+@pytest.mark.long  # how long for: test_rundir
 def test_a_report_that_a_shared_filesystem_shows_late_is_waited_for(
     workdir: Path, slurm: dict[str, str]
 ) -> None:

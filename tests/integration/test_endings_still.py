@@ -119,7 +119,7 @@ def test_ranks_that_start_while_the_run_directory_is_stalled_train_all_the_same(
     job.check("the run directory is stalled when the ranks start", fault)
 
 
-@pytest.mark.parametrize("how", ["still", "slow"])
+@pytest.mark.parametrize("how", long_but(["still"], ["slow"]))
 def test_a_window_that_opens_and_closes_while_the_run_directory_is_stalled_or_very_slow(
     how: str, still: Disk, workdir: Path, fault: Fault
 ) -> None:

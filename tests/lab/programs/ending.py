@@ -1,9 +1,9 @@
 """A job that ends in a chosen way: ending.py HOW AT, or ending.py each HOW:AT HOW:AT...
 
 Rank 0 takes 30 steps of 20 ms; HOW says what becomes of it, and AT after which step. Rank 1 only
-waits for a while. each: this for every rank, which waits past its window under clusterprof until
-its report is home. slow: all go on until they were warned and rank 0's window was closed for the
-time limit, and then for as long again.
+waits for a while. each: this for every rank, which waits past its window under nsys until its
+report is home. slow: all go on until they were warned and rank 0's window was closed for the time
+limit, and then for as long again.
 once: in the first attempt of an elastic job; wait: until there is a file `go`.
 Started with --steps 10:20, step 5 is before the window and 15 inside.
 """
@@ -22,7 +22,7 @@ how, at = sys.argv[1:3]
 ends = rank == 0 or how == "once"
 home = ""
 if how == "each":
-    if "CLUSTERPROF_PLAN" in os.environ:
+    if os.environ.get("CLUSTERPROF_PROFILED", "none:") != "none:":
         run = os.path.dirname(os.environ["CLUSTERPROF_PLAN"])
         home = f"{run}/ranks/{rank:05d}/report.nsys-rep"
     how, _, at = sys.argv[2 + rank].partition(":")
