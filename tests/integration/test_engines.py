@@ -305,9 +305,7 @@ def test_where_mpi_does_not_start_the_first_task_merges_alone_and_says_so(
         f"tasks.START_S = {2.0 if 'sleep' in broken else tasks.START_S}\nsys.exit(main())\n"
     )
     program = [sys.executable, "merging.py", "merge", reports]
-    done = run_command(
-        [*MPIRUN, "-n", "2", *program], env={**AS_ROOT, "PYTHONPATH": str(workdir)}
-    )
+    done = run_command([*MPIRUN, "-n", "2", *program], env={**AS_ROOT, "PYTHONPATH": str(workdir)})
     assert done.returncode == 0, done
     assert "MPI does not start" in done.stderr
     assert why in done.stderr

@@ -18,6 +18,7 @@ import strangers
 from lab import command
 from lab.command import Completed
 from lab.command import clusterprof as command_line
+from lab.tiers import long_but
 from seeds import content, span, trace
 from simulate import Cause, Job, simulate
 
@@ -170,7 +171,7 @@ def test_a_verdict_has_the_same_words_in_every_process(
         ))  # fmt: skip
     printed = {
         run_clusterprof(["merge", tmp_path], env={"PYTHONHASHSEED": str(seed)}).stdout
-        for seed in range(1, 5)
+        for seed in range(1, 3)
     }
     assert len(printed) == 1, printed
     assert "(in sleep" in printed.pop()
@@ -194,8 +195,9 @@ print(int(peak.split()[1]) >> 10)
 """
 
 
+@pytest.mark.parametrize("size_b", long_but([25_000_000], [60_000_000]))
 def test_a_trace_in_one_line_takes_no_more_memory_than_its_events(
-    run_command: Run, tmp_path: Path
+    run_command: Run, tmp_path: Path, size_b: int
 ) -> None:
     small, large = content(0), content(0)
     operators = "".join(
@@ -204,16 +206,16 @@ def test_a_trace_in_one_line_takes_no_more_memory_than_its_events(
     )
     whole = json.dumps(large)
     at = whole.index("[", whole.index("traceEvents")) + 1
-    many = 60_000_000 // len(operators)
+    many = size_b // len(operators)
     (tmp_path / "large.json").write_text(whole[:at] + operators * many + whole[at:])
     trace(tmp_path / "small.json", small)
-    assert (tmp_path / "large.json").stat().st_size > 59_000_000
+    assert (tmp_path / "large.json").stat().st_size > 0.98 * size_b
     peak = {}
     for name in ("small", "large"):
         done = run_command([sys.executable, "-c", _PEAK, str(tmp_path / f"{name}.json")])
         assert done.returncode == 0, done
         peak[name] = int(done.stdout)
-    # Parsed at once it takes 500 MB more than a small one; what stays are 300,000 rows.
+    # Parsed at once it takes eight times its size more than a small one; what stays are rows.
     assert peak["large"] - peak["small"] < 80, peak
     # Python, numpy and pyarrow with its parser take 80 of it.
     assert peak["large"] < 160, peak

@@ -227,6 +227,7 @@ def test_perfettos_ui_shows_all_that_a_recording_has(
     assert {"clusterprof", "NVTX · thread 1619"} <= set(found["tracks"])
 
 
+@pytest.mark.long
 def test_perfettos_ui_opens_the_trace_that_the_report_saves(
     opened: Callable[[bytes], dict[str, Any]],
     browser: Browser,

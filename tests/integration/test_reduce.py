@@ -278,11 +278,19 @@ def tables_alone(rank: Path) -> bool:
     return names == ["reduced"] and state["state"] == "collected" and "not_reduced" not in state
 
 
-@pytest.mark.needs_nsys
+@pytest.mark.parametrize(
+    "nsys", ["script", pytest.param("real", marks=[pytest.mark.long, pytest.mark.needs_nsys])]
+)
 def test_reports_stay_on_their_nodes_and_the_run_says_where(
-    run_clusterprof: Cli, workdir: Path, training: Callable[..., list[str]],
+    run_clusterprof: Cli,
+    workdir: Path,
+    training: Callable[..., list[str]],
+    request: pytest.FixtureRequest,
     monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+    nsys: str,
+) -> None:
+    if nsys == "script":
+        request.getfixturevalue("scripted")
     done = run_clusterprof([*training("--keep-reports=node"), "--", "python", "train.py"])
     assert done.returncode == 0, done
     rank = workdir / "run/ranks/00000"
@@ -347,14 +355,17 @@ with open({str(disk / "filler")!r}, "wb", buffering=0) as file, contextlib.suppr
 
 @pytest.mark.usefixtures("scripted")
 @pytest.mark.needs_fabric
-@pytest.mark.needs_torch
 def test_over_ssh_tables_are_brought_and_no_reports(
-    run_clusterprof: Cli, workdir: Path, ssh_hosts: Hosts, training: Callable[..., list[str]]
+    run_clusterprof: Cli,
+    workdir: Path,
+    ssh_hosts: Hosts,
+    light_python: Path,
+    training: Callable[..., list[str]],
 ) -> None:
     _, *options = training("--ranks=all", "--reduce=now", "--keep-reports=none")
     done = run_clusterprof(
         ["ssh", "-F", ssh_hosts.config, f"--master-port={free_port()}", "--hosts", "h1,h2",
-         *options, "--nproc-per-node", "1", "--", "python", "train.py"],
+         "--python", light_python, *options, "--nproc-per-node", "1", "--", "python", "train.py"],
     )  # fmt: skip
     run = workdir / "run"
     assert done.returncode == 0, done

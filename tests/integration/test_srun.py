@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from lab.command import Completed
 from lab.endings import outcomes, state, window
+from lab.tiers import few, long_but
 
 Run = Callable[..., Completed]
 PYTHON = Path(sys.executable).parent / "python"
@@ -66,8 +67,14 @@ LINES = {
     "an option that srun has not": "--no-such-option -n1 -- python tell.py",
 }
 
+#: at each change; the others differ from one of these in one word
+ALWAYS = (
+    "options", "another folder", "a pty", "MPI by PMIx", "several programs", "heterogeneous",
+    "no environment", "another PYTHONPATH alone", "isolated",
+)  # fmt: skip
 
-@pytest.mark.parametrize("line", LINES.values(), ids=LINES)
+
+@pytest.mark.parametrize("line", few(LINES, *ALWAYS))
 def test_the_program_sees_and_says_what_it_would_without_us(
     run_command: Run, run_clusterprof: Run, project: Path, slurm: Mapping[str, str], line: str
 ) -> None:
@@ -82,7 +89,7 @@ def test_the_program_sees_and_says_what_it_would_without_us(
             assert printed in ours.stderr, ours
 
 
-@pytest.mark.parametrize("export", ["ALL,PYTHONPATH=sub", "PYTHONPATH=sub,PATH"])
+@pytest.mark.parametrize("export", long_but(["PYTHONPATH=sub,PATH"], ["ALL,PYTHONPATH=sub"]))
 def test_a_path_that_only_srun_is_given_stays(
     run_command: Run, run_clusterprof: Run, project: Path, slurm: Mapping[str, str], export: str
 ) -> None:

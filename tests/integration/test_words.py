@@ -14,6 +14,7 @@ from lab import command
 from lab.command import Completed, free_port
 from lab.endings import outcomes
 from lab.hosts import Hosts
+from lab.tiers import few, long_but
 
 Run = Callable[..., Completed]
 
@@ -89,7 +90,9 @@ LINES = {
 @pytest.mark.usefixtures("scripted")
 @pytest.mark.needs_torch
 @pytest.mark.needs_openmpi
-@pytest.mark.parametrize("line", LINES.values(), ids=LINES)
+@pytest.mark.parametrize(
+    "line", few(LINES, "srun", "srun without the environment", "torchrun", "mpirun")
+)
 def test_words_reach_each_rank_of_a_launcher_as_they_stand(
     run_clusterprof: Run, folder: Path, slurm: Mapping[str, str], line: list[str]
 ) -> None:
@@ -154,7 +157,7 @@ def test_words_reach_the_ranks_of_a_batch_job_as_they_stand(
 
 @pytest.mark.usefixtures("scripted")
 @pytest.mark.needs_torch
-@pytest.mark.parametrize("profiler", ["torch", "nsys"])
+@pytest.mark.parametrize("profiler", long_but(["nsys"], ["torch"]))
 def test_a_run_directory_of_any_name_is_merged_and_shown(
     run_clusterprof: Run, folder: Path, profiler: str
 ) -> None:
