@@ -47,6 +47,12 @@ def light_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return scripted_torchrun(tmp_path_factory.mktemp("torchrun"))
 
 
+@pytest.fixture
+def light_path(light_python: Path) -> str:
+    """A PATH on which that torchrun is the first."""
+    return f"{light_python.parent}:{command.environment()['PATH']}"
+
+
 @pytest.fixture(autouse=True)
 def nothing_goes_on() -> Iterator[None]:
     """What a test leaves running when it fails midway ends with it."""

@@ -16,7 +16,7 @@ Cli = Callable[..., Completed]
 HOUR_NS = 3_600_000_000_000
 pytestmark = [pytest.mark.needs_torch, pytest.mark.needs_faketime]
 
-#: The library cannot be in torchrun (it breaks time.sleep), so each rank begins anew with it.
+#: The library cannot be in a launcher (it breaks time.sleep), so each rank begins anew with it.
 PROGRAM = dedent(
     """
     import os, sys
@@ -52,7 +52,9 @@ PROGRAM = dedent(
 
 
 @pytest.fixture
-def run(run_clusterprof: Cli, workdir: Path) -> Callable[[int], tuple[Completed, Path]]:
+def run(
+    run_clusterprof: Cli, workdir: Path, light_path: str
+) -> Callable[[int], tuple[Completed, Path]]:
     def started(after: int) -> tuple[Completed, Path]:
         (workdir / "train.py").write_text(PROGRAM)
         (workdir / "clock").write_text("+0\n")
@@ -60,7 +62,8 @@ def run(run_clusterprof: Cli, workdir: Path) -> Callable[[int], tuple[Completed,
             ["torchrun", "--ranks", "all", "--steps", "4:9", "--profiler=torch", "--run-dir=run",
              "--nproc-per-node", "2", "--", "train.py"],
             env={
-                "LIBRARY": str(faketime()), "SET_AFTER": str(after), "FAKETIME_NO_CACHE": "1",
+                "PATH": light_path, "LIBRARY": str(faketime()),
+                "SET_AFTER": str(after), "FAKETIME_NO_CACHE": "1",
                 "FAKETIME_TIMESTAMP_FILE": str(workdir / "clock"), "DONT_FAKE_MONOTONIC": "1",
                 "FAKETIME_DONT_FAKE_MONOTONIC": "1",
             },

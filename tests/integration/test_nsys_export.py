@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from lab import command
 from lab.command import Completed
+from lab.parts import LAB
 
 from clusterprof.agent.nsys import VARIABLE, Nsys, installed
 from clusterprof.errors import ReportError
@@ -325,8 +326,7 @@ def test_without_its_importer_what_nsys_left_is_said_to_need_it(
 
 @pytest.mark.needs_nsys
 def test_nsys_around_torchrun_is_read_as_all_its_ranks(record: Record) -> None:
-    launcher = ("-m", "torch.distributed.run", "--nproc-per-node", "2")
-    report = record(0, *launcher, NCCL_RANGES)
+    report = record(0, LAB / "torchrun_script.py", "--nproc-per-node", "2", NCCL_RANGES)
     gathered = gather([report])
     assert [ranks.rank for ranks in gathered.ranks] == [0, 1]
     for ranks in gathered.ranks:

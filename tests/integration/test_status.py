@@ -17,25 +17,28 @@ from typing import Any
 import pytest
 from lab import command
 from lab.command import Completed
+from lab.endings import PROGRAMS
 
 from clusterprof.agent.contracts.states import State
 
 pytestmark = pytest.mark.needs_torch
-
 Cli = Callable[..., Completed]
-EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "train.py"
-LINE = ["torchrun", "--ranks", "0", "--steps", "3:6", "--profiler=torch", "--run-dir=run",
-        "--nproc-per-node", "2", "--"]  # fmt: skip
+LINE = ["torchrun", "--ranks", "0", "--steps", "3:6", "--step-on=loop:step", "--profiler=torch",
+        "--run-dir=run", "--nproc-per-node", "2", "--"]  # fmt: skip
 
 
 @pytest.fixture
-def going_on(workdir: Path) -> Iterator[Path]:
+def going_on(workdir: Path, light_path: str) -> Iterator[Path]:
     """A run of two ranks that are through their window and wait for the file `go`."""
+    shutil.copy(PROGRAMS / "loop.py", workdir)
     (workdir / "waits.py").write_text(
-        dedent(f"""
-        import os, pathlib, runpy, sys, time
-        sys.argv = ["train", "--steps", "9", "--dim", "16"]
-        runpy.run_path({str(EXAMPLE)!r}, run_name="__main__")
+        dedent("""
+        import os, pathlib, time
+        import loop
+        if os.environ["RANK"] == "0":  # the one that is profiled
+            import torch
+        for _ in range(9):
+            loop.step()
         pathlib.Path("waits." + os.environ["RANK"]).touch()
         while not pathlib.Path("go").exists():
             time.sleep(0.05)
@@ -43,8 +46,9 @@ def going_on(workdir: Path) -> Iterator[Path]:
     )
     with (workdir / "output").open("wb") as output:
         process = subprocess.Popen(
-            command.clusterprof([*LINE, "waits.py"]), env=command.environment(),
-            stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True,
+            command.clusterprof([*LINE, "waits.py"]),
+            env=command.environment({"PATH": light_path}), stdin=subprocess.DEVNULL,
+            stdout=output, stderr=output, start_new_session=True,
         )  # fmt: skip
     deadline = time.monotonic() + command.PATIENCE_S
     run, before = workdir / "run", None
