@@ -6,16 +6,14 @@ agent of its own for each session, which writes, and a launcher, which is the pr
 
 FOLDER/faults.json has Python lines by "RANK:VERB", or "*:VERB", which are run before the verb; they
 may use all that is in here. What stays behind ends with whoever started it, or after a while.
+
+A rank starts it eight times: it has no module that takes longer to import than all else it does.
 """
 
-import array
-import contextlib
-import json
+import _signal as signal
+import _socket as socket
 import os
 import select
-import shutil
-import signal
-import socket
 import sys
 import time
 
@@ -112,9 +110,8 @@ def find_importer():
 
 def stop_agent():
     """Have the session's agent do nothing more, as by a debugger."""
-    with connected(option("session")) as agent:
-        credentials = agent.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
-    os.kill(array.array("i", credentials)[0], signal.SIGSTOP)
+    credentials = connected(option("session")).getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+    os.kill(int.from_bytes(credentials[:4], sys.byteorder), signal.SIGSTOP)
 
 
 # The command line.
@@ -147,13 +144,30 @@ def temporary():
 
 def setting(name):
     with open(os.path.join(folder, "faults.json")) as file:
-        return json.load(file).get(name)
+        return loaded(file.read()).get(name)
+
+
+def loaded(text):
+    """What `dumped` has made of a value, or JSON of strings and truths."""
+    return eval(text, {"true": True, "false": False})
+
+
+def dumped(value):
+    """A line of bytes."""
+    return ascii(value).encode() + b"\n"
+
+
+def read_lines(connection):
+    """A file of what is received."""
+    return open(connection.fileno(), closefd=False)
 
 
 def main():
     rank = next(filter(None, map(os.environ.get, RANKS)), "")
     asked = f"{verb}:--help" if words[:1] == ["--help"] else verb
-    exec(setting(f"{rank}:{asked}") or setting(f"*:{asked}") or "", globals())
+    fault = setting(f"{rank}:{asked}") or setting(f"*:{asked}")
+    if fault:
+        exec(f"import contextlib\n{fault}", globals())
     if verb in FLAGS and words[:1] == ["--help"]:
         return say(usage(verb))
     for word in words[: len(words) - len(operands())]:
@@ -185,9 +199,9 @@ def connected(session):
 def ask(agent, what, **more):
     """Have the agent do it, and say what it says; the status."""
     try:
-        agent.sendall(json.dumps({"what": what, **more}).encode() + b"\n")
-        answer = json.loads(agent.makefile().readline())
-    except (OSError, ValueError):
+        agent.sendall(dumped({"what": what, **more}))
+        answer = loaded(read_lines(agent).readline())
+    except (OSError, SyntaxError):
         return fail("Connection refused")
     if answer["reply"]:
         say(answer["reply"])
@@ -261,7 +275,7 @@ def become(name, *line):
 
 def launch(_):
     session, program = option("session-new", f"{verb}-{os.getpid()}"), operands()
-    if shutil.which(program[0]) is None:
+    if not any(os.access(os.path.join(each, program[0]), os.X_OK) for each in os.get_exec_path()):
         return fail(f"No such file or directory: {program[0]}")
     if session in sessions():
         return fail("Process launch is not allowed in this state.")
@@ -279,11 +293,11 @@ def stay(agent, program):
     """Stay over the program until it has ended; returns its status."""
     ours, theirs = socket.socketpair()
     if os.fork() == 0:
-        theirs.set_inheritable(True)
+        os.set_inheritable(theirs.fileno(), True)
         become("nsys-launcher", "--launcher", str(theirs.fileno()))
     theirs.close()
-    ours.sendall(json.dumps(program).encode() + b"\n")
-    from_launcher = ours.makefile()
+    ours.sendall(dumped(program))
+    from_launcher = read_lines(ours)
     pid, signalled = int(from_launcher.readline()), []
     ask(agent, "over", pid=pid, environ=dict(os.environ))
 
@@ -309,8 +323,8 @@ def stay(agent, program):
 def launcher(arguments):
     """The program's parent: in a session of its own, through pipes, with what nsys leaves open."""
     nsys = socket.socket(fileno=int(arguments[0]))
-    nsys.set_inheritable(False)
-    program = json.loads(nsys.makefile().readline())
+    os.set_inheritable(nsys.fileno(), False)
+    program = loaded(read_lines(nsys).readline())
     streams = [os.pipe(), os.pipe()]
     pid = os.fork()
     if pid == 0:
@@ -333,8 +347,10 @@ def launcher(arguments):
         copy({streams[0][0]: 1, streams[1][0]: 2})
     code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     code = code if code >= 0 else 128 - code
-    with contextlib.suppress(OSError):  # nsys was killed
+    try:  # noqa: SIM105
         nsys.sendall(b"%d\n" % code)
+    except OSError:
+        pass  # nsys was killed
     return code
 
 
@@ -383,22 +399,22 @@ class Agent:
                 time.sleep(0.01)
 
     def accept(self):
-        connection = self.listener.accept()[0]
+        connection = socket.socket(fileno=self.listener._accept()[0])
         self.nsys = self.nsys or connection
-        self.connections[connection] = connection.makefile()
+        self.connections[connection] = read_lines(connection)
 
     def answer(self, connection):
         """Do what is asked; whether more can be."""
         line = self.connections[connection].readline()
         if not line:
             return False
-        request = json.loads(line)
+        request = loaded(line)
         try:
             reply, failed = getattr(self, request.pop("what"))(**request), False
         except ValueError as error:
             reply, failed = str(error), True
         try:
-            connection.sendall(json.dumps({"reply": reply, "failed": failed}).encode() + b"\n")
+            connection.sendall(dumped({"reply": reply, "failed": failed}))
         except OSError:
             return False
         return True
@@ -432,7 +448,7 @@ class Agent:
         stated = {"pid": self.pid, "began_ns": self.began_ns, "ended_ns": time.time_ns(),
                   "host": os.uname().nodename, "environ": self.environ}  # fmt: skip
         with open(stream, "wb") as file:
-            file.write(json.dumps(stated).encode() + b"\n")
+            file.write(dumped(stated))
             file.write(bytes(STREAM_B))
         ending = ".nsys-rep" if setting("imports") else ".qdstrm"
         target = self.output + ending
@@ -444,7 +460,7 @@ class Agent:
             make_report(stream, target)
             os.unlink(stream)
         else:
-            shutil.move(stream, target)
+            move(stream, target)
         return "\n".join([*reply, f"    {target}"])
 
     def shutdown(self, kill):
@@ -452,6 +468,15 @@ class Agent:
             os.killpg(self.pid, signal.SIGKILL if kill == "sigkill" else signal.SIGTERM)
         self.stream = ""
         self.nsys.sendall(b"shutdown\n")
+
+
+def move(source, target):
+    try:
+        os.replace(source, target)
+    except OSError:  # another file system
+        import shutil
+
+        shutil.move(source, target)
 
 
 # The report.
@@ -480,7 +505,7 @@ def export(_):
         if option("force-overwrite") != "true":
             return fail(f"Exportation error: {target} exists.")
         os.unlink(target)
-    make_tables(json.loads(content.split(b"\n", 2)[1]), target)
+    make_tables(loaded(content.split(b"\n", 2)[1]), target)
     return 0
 
 
