@@ -15,6 +15,7 @@ import pytest
 from lab import command
 from lab.command import Completed
 from lab.parts import LAB
+from lab.tiers import few
 
 from clusterprof.agent.nsys import VARIABLE, Nsys, installed
 from clusterprof.errors import ReportError
@@ -324,9 +325,16 @@ def test_without_its_importer_what_nsys_left_is_said_to_need_it(
     assert caught.value.details[1] == f"QdstrmImporter -i {left}"
 
 
+#: the script, and the one that loads torch
+TORCHRUN = {"script": ([LAB / "torchrun_script.py"],), "torch": (["-m", "torch.distributed.run"],)}
+
+
 @pytest.mark.needs_nsys
-def test_nsys_around_torchrun_is_read_as_all_its_ranks(record: Record) -> None:
-    report = record(0, LAB / "torchrun_script.py", "--nproc-per-node", "2", NCCL_RANGES)
+@pytest.mark.parametrize("torchrun", few(TORCHRUN, "script"))
+def test_nsys_around_torchrun_is_read_as_all_its_ranks(
+    record: Record, torchrun: list[str | Path]
+) -> None:
+    report = record(0, *torchrun, "--nproc-per-node", "2", NCCL_RANGES)
     gathered = gather([report])
     assert [ranks.rank for ranks in gathered.ranks] == [0, 1]
     for ranks in gathered.ranks:
