@@ -253,11 +253,11 @@ def test_when_clusterprof_is_killed_the_hosts_end_by_themselves_and_collect_fini
     assert len(left_on(ssh_hosts)) == 2, "no process has fetched the states"
     assert [path.stat().st_mode & 0o777 for path in left_on(ssh_hosts)] == [0o700, 0o700]
     refused = run_clusterprof(["collect", "run"])
-    (said,) = re.findall(
+    (advised,) = re.findall(
         rf"clusterprof (collect -F {ssh_hosts.config} (?:--python \S+ )?run)$",
         refused.stderr, re.MULTILINE,
     )  # fmt: skip
-    done = run_clusterprof(said.split())
+    done = run_clusterprof(advised.split())
     assert all(f"{host}: " in done.stderr for host in ("h1", "h2")), done
     assert {state(workdir / "run", rank)["state"] for rank in (0, 1)} == {"lost"}
     assert all(each["left"] == "" for each in json.loads(Path("run/run.json").read_text())["hosts"])

@@ -24,14 +24,14 @@ def parted(words):
 def environment(options, local):
     """That of one rank of this node."""
     here, node = int(options.get("nproc-per-node", 1)), int(options.get("node-rank", 0))
-    said = {
+    variables = {
         "RANK": here * node + local, "WORLD_SIZE": here * int(options.get("nnodes", 1)),
         "LOCAL_RANK": local, "LOCAL_WORLD_SIZE": here, "GROUP_RANK": node,
         "MASTER_ADDR": options.get("master-addr", "127.0.0.1"),
         "MASTER_PORT": options.get("master-port", 29500),
         "TORCHELASTIC_RUN_ID": "none", "TORCHELASTIC_RESTART_COUNT": 0,
     }  # fmt: skip
-    return {**os.environ, **{name: str(value) for name, value in said.items()}}
+    return {**os.environ, **{name: str(value) for name, value in variables.items()}}
 
 
 def main():
