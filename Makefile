@@ -39,6 +39,10 @@ INSTALL := $(BIN)/python -m pip install -qq --disable-pip-version-check --no-com
 # Four times as quick as pip with the packages of the lock. Torch stays with pip, whose settings
 # say where this machine's build is.
 UV_INSTALL := $(BIN)/uv pip install --quiet --python $(BIN)/python --only-binary :all:
+# What most tests import, compiled once, two at a time: ranks that start together would all do it.
+comma := ,
+COMPILED := torch$(comma)torch._dynamo$(comma)torch.distributed \
+  pandas$(comma)pyarrow.parquet$(comma)hypothesis$(comma)pytest$(comma)xdist
 READY := $(VENV)/.ready
 PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist loadgroup
 SHELL_SCRIPTS = $(shell git ls-files '*.sh' '*.sbatch' .ci/run)
@@ -57,6 +61,7 @@ $(READY): pyproject.toml $(LOCK) Makefile
 	@$(UV_INSTALL) --require-hashes --no-deps --requirement $(LOCK)
 	@$(INSTALL) $(if $(TORCH_INDEX_URL),--index-url '$(TORCH_INDEX_URL)') '$(TORCH)'
 	@$(INSTALL) --no-deps --no-build-isolation --editable .
+	@$(foreach modules,$(COMPILED),$(BIN)/python -c 'import $(modules)' &) wait
 	@touch $@
 
 .PHONY: lock
