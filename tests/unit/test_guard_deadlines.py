@@ -1,7 +1,11 @@
-"""A rank under an nsys that hangs: it ends no later than it may, and its state says why."""
+"""A rank under an nsys that hangs: it ends no later than it may, and its state says why.
+
+And what its launcher sends it meanwhile is its program's.
+"""
 
 from __future__ import annotations
 
+import functools
 import math
 import os
 import shutil
@@ -23,6 +27,10 @@ from clusterprof.agent.guard.outbox import Outbox
 
 #: beyond what pids there are
 PROGRAM = 1 << 24
+#: what a launcher, or whoever uses it, may send to a rank
+SENT = (
+    signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGQUIT,
+)  # fmt: skip
 
 
 class Process:
@@ -49,6 +57,8 @@ class Node:
         self.clock, self.hangs = clock, hangs
         self.processes: list[Process] = []
         self.program_ends_at = math.inf
+        #: every signal that was sent, and to which process
+        self.sent: list[tuple[int, int]] = []
         for module, name, value in (
             (tempfile, "gettempdir", lambda: str(folder)),
             (os, "kill", self.kill),
@@ -107,6 +117,7 @@ class Node:
 
     def kill(self, pid: int, number: int) -> None:
         """It obeys SIGKILL alone."""
+        self.sent.append((pid, number))
         for each in self.processes:
             if each.pid == pid and number == signal.SIGKILL and each.poll() is None:
                 each.ends_at, each.status = self.clock.now(), -number
@@ -129,8 +140,8 @@ def short_folder() -> Iterator[Path]:
 
 @pytest.fixture(autouse=True)
 def signals() -> Iterator[None]:
-    """A guard takes them."""
-    before = {number: signal.getsignal(number) for number in guard.FORWARDED}
+    """A guard takes them; one that does not is not to end this process."""
+    before = {number: signal.signal(number, lambda *_: None) for number in SENT}
     yield
     for number, handler in before.items():
         signal.signal(number, handler)
@@ -214,3 +225,15 @@ def test_a_program_that_nsys_does_not_start_runs_without_it_in_time(
     assert found["reason"].endswith("the program ran without nsys")
     # Where only the ranks know which of them are profiled, its outcome is among theirs.
     assert found["chosen"]
+
+
+def test_what_a_rank_is_sent_before_its_program_runs_and_while_it_does_is_the_program_s(
+    clock: ManualClock, outbox: Outbox, short_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = Node(monkeypatch, clock, short_folder, "nothing")
+    made = guarded(node, outbox, monkeypatch, short_folder / "run", 6)
+    for at_s in (0.8, 2.8):  # the program begins after a second, and its window after another
+        for number in SENT:
+            clock.plan(at_s, functools.partial(signal.raise_signal, number))
+    assert made.run() == 0
+    assert node.sent == [(PROGRAM, number) for number in (*SENT, *SENT)]
