@@ -435,15 +435,19 @@ def script_of(text: str, clusterprof: Path) -> str:
     return "\n".join(lines)
 
 
-def test_a_job_that_is_started_over_has_another_run_directory_and_both_are_merged(
-    run_command: Run, run_clusterprof: Run, workdir: Path, teller: Path
+@pytest.mark.parametrize("template", ["one-task-per-gpu", "torchrun-per-node", "container-pyxis"])
+def test_a_job_that_is_started_over_has_another_run_directory(
+    template: str, run_command: Run, run_clusterprof: Run, workdir: Path, teller: Path
 ) -> None:
     # Slurm starts a requeued job over after two minutes: its variable stands in for that.
-    text = shown(run_clusterprof, "--run-dir=here", "-N1", "--", "true")
+    text = shown(run_clusterprof, f"--template={template}", "--run-dir=here", "-N1", "--", "true")
     (workdir / "job").write_text(script_of(text, teller))
-    again = {"SLURM_JOB_ID": "7", "SLURM_RESTART_COUNT": "1"}
-    printed_text = run_command(["bash", "job"], env=again).stdout.splitlines()
-    assert printed_text[:3] == ["srun", "--run-dir", f"{workdir}/here-restart1"]
+    again = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n1", "SLURM_RESTART_COUNT": "1"}
+    words = run_command(["bash", "job"], env=again).stdout.splitlines()
+    assert words[:3] == ["srun", "--run-dir", f"{workdir}/here-restart1"]
+
+
+def test_all_starts_of_a_job_are_merged(run_command: Run, workdir: Path, teller: Path) -> None:
     (workdir / "here-restart1").mkdir()
     done = run_command(
         ["bash", SLURM / "merge.sbatch", "here"], env={"PATH": f"{teller.parent}:/usr/bin:/bin"}
