@@ -49,8 +49,9 @@ def test_windows_that_were_ordered_later_are_waited_for_too(run: RunDirectory) -
     assert stop.unsaved(run, ()) == [3]
 
 
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP", "SIGQUIT"])
 def test_srun_gets_its_signal_once_the_reports_are_home_and_the_ranks_are_told_why(
-    run: RunDirectory,
+    name: str, run: RunDirectory
 ) -> None:
     rank_is(run, 0, "capturing")
     looks = []
@@ -60,8 +61,9 @@ def test_srun_gets_its_signal_once_the_reports_are_home_and_the_ranks_are_told_w
         rank_is(run, 0, "finishing", report=len(looks) == 3)
         return False
 
-    assert BeforeSrunKills(run, [0])(signal.SIGTERM, enough) == [signal.SIGTERM]
-    assert ["SIGTERM" in str(reason) for reason in looks] == [True] * 3
+    number = signal.Signals[name]
+    assert BeforeSrunKills(run, [0])(number, enough) == [number]
+    assert [name in str(reason) for reason in looks] == [True] * 3
 
 
 def test_reports_may_take_as_much_longer_as_nsys_may(run: RunDirectory) -> None:
