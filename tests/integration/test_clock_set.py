@@ -103,6 +103,7 @@ def test_a_clock_set_before_the_window_is_said_and_changes_no_step_and_no_verdic
     assert len(printed) == 2, results["warnings"]
 
 
+@pytest.mark.long
 def test_a_clock_set_inside_the_window_leaves_no_report_that_is_believed(
     run: Callable[[int], tuple[Completed, Path]],
 ) -> None:

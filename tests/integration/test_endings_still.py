@@ -108,6 +108,7 @@ def test_no_rank_waits_for_a_run_directory_that_is_stalled(
     job.check("the run directory is stalled after the window", fault)
 
 
+@pytest.mark.long
 def test_ranks_that_start_while_the_run_directory_is_stalled_train_all_the_same(
     still: Disk, workdir: Path, fault: Fault
 ) -> None:

@@ -214,6 +214,7 @@ def test_every_command_of_the_page_is_one_that_a_test_runs() -> None:
     assert others == ["srun", "mpirun", "mpirun"]
 
 
+@pytest.mark.long
 @pytest.mark.needs_openmpi
 def test_over_mpi_the_first_task_prints_the_same_bytes_and_the_others_end_like_it(
     reports: Path, run_command: Run, run_clusterprof: Run, workdir: Path

@@ -110,7 +110,7 @@ ALONE = {
 @pytest.mark.needs_accelerate
 @pytest.mark.needs_torch
 @pytest.mark.usefixtures("scripted")
-@pytest.mark.parametrize(("program", "ranks"), few(ALONE, "accelerate", "one process of a script"))
+@pytest.mark.parametrize(("program", "ranks"), few(ALONE, "one process of a script"))
 def test_a_program_that_is_run_as_it_stands_has_the_ranks_that_it_starts(
     run_clusterprof: Run, project: Path, program: list[str], ranks: int
 ) -> None:

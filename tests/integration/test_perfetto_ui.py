@@ -188,6 +188,7 @@ def straggler(recordings: Path) -> Study:
     return study(gather(find_sources([recordings / "nsys-2025.3/ddp-host-straggler"])).ranks)
 
 
+@pytest.mark.long
 def test_perfettos_ui_shows_all_that_a_recording_has(
     opened: Callable[[bytes], dict[str, Any]], straggler: Study, tmp_path: Path
 ) -> None:

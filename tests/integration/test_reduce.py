@@ -353,6 +353,7 @@ with open({str(disk / "filler")!r}, "wb", buffering=0) as file, contextlib.suppr
     assert [each["rank"] for each in ranks] == [0]
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("scripted")
 @pytest.mark.needs_fabric
 def test_over_ssh_tables_are_brought_and_no_reports(

@@ -23,6 +23,7 @@ import pytest
 from lab import lies
 from lab.command import Completed, free_port
 from lab.hosts import Hosts
+from lab.tiers import long_but
 
 from clusterprof import run_directory
 from clusterprof.agent.contracts.plan import Plan, Selection
@@ -248,7 +249,9 @@ def test_a_host_that_does_not_end_its_job_is_given_up_at_the_second_signal(liar:
         each.ssh.close()
 
 
-@pytest.mark.parametrize("answer", ["lists nested 200,000 deep", "five megabytes of lines"])
+@pytest.mark.parametrize(
+    "answer", long_but(["lists nested 200,000 deep"], ["five megabytes of lines"])
+)
 def test_the_status_of_the_job_comes_through_and_the_other_hosts_ranks(
     run_clusterprof: Cli, workdir: Path, liar: Liar, answer: str
 ) -> None:

@@ -23,7 +23,7 @@ from clusterprof.study import Study
 KINDS = ["healthy, tensor parallel", "pipeline bubble", "serial AllReduce", "culprit not profiled"]
 
 
-@pytest.mark.parametrize("recording", NAMES)
+@pytest.mark.parametrize("recording", long_but(NAMES[::3], NAMES))
 def test_the_figures_of_a_recording_add_up(studied: Callable[[str], Study], recording: str) -> None:
     adds_up(studied(recording).results)
 

@@ -265,7 +265,9 @@ def a_run(tmp_path: Path, **manifest: Any) -> run_directory.RunDirectory:
     return run
 
 
-@pytest.mark.parametrize("file", ["state.json", "clock.json", "beacons.json", "probe.json"])
+@pytest.mark.parametrize(
+    "file", long_but(["state.json", "clock.json"], ["beacons.json", "probe.json"])
+)
 @pytest.mark.parametrize(
     "text", [NESTED, "[]", "7", '{"readings": 5, "bounds": 5, "history": 7, "state": []}', "\0"],
     ids=lambda text: text[:9],

@@ -55,7 +55,7 @@ def exact(dataset: Dataset) -> Replay:
     return job
 
 
-@pytest.mark.parametrize("recording", NAMES)
+@pytest.mark.parametrize("recording", long_but(NAMES[::3], NAMES))
 def test_a_replay_of_unchanged_lengths_is_the_recording(
     studied: Callable[[str], Study], recording: str
 ) -> None:
