@@ -284,7 +284,8 @@ def test_of_two_programs_that_one_task_starts_at_once_one_is_the_rank(
         "import glob, loop, os\nopen(f'begun.{os.getpid()}', 'w').close()\n"
         "while len(glob.glob('begun.*')) < 2: loop.time.sleep(0.02)\n"
         # nor closes its window before there is a writer
-        "loop.step()\nwhile not os.path.exists('run/ranks/00000/state.json'): loop.time.sleep(0.02)\n"
+        "loop.step()\n"
+        "while not os.path.exists('run/ranks/00000/state.json'): loop.time.sleep(0.02)\n"
         "for _ in range(19): loop.step()\nprint('trained')\n"
     )
     start = torch_process.launcher(1) if profiler == "torch" else [str(RANKS), "1", sys.executable]
