@@ -82,7 +82,7 @@ class Manifest:
     def read(cls, path: Path) -> Manifest:
         """Raises RunDirectoryError where the file is missing, damaged or of another schema."""
         try:
-            content = documents.load(str(path))
+            content = documents.load(path)
         except FileNotFoundError:
             raise RunDirectoryError(
                 f"{path.parent} is not a run directory: it has no run.json",
@@ -422,11 +422,15 @@ def exposed(path: Path) -> Path | None:
     for folder in path.absolute().parents:
         with contextlib.suppress(OSError):
             there = folder.stat()
-            others = there.st_mode & stat.S_IWOTH
-            group = there.st_mode & stat.S_IWGRP and not _own_group(there.st_gid)
-            if (others or group) and not there.st_mode & stat.S_ISVTX:
+            if others_can_write(there) and not there.st_mode & stat.S_ISVTX:
                 return folder
     return None
+
+
+def others_can_write(there: os.stat_result) -> bool:
+    """Whether other users than its owner may write to a file or folder."""
+    group = bool(there.st_mode & stat.S_IWGRP) and not _own_group(there.st_gid)
+    return group or bool(there.st_mode & stat.S_IWOTH)
 
 
 def _own_group(group: int) -> bool:

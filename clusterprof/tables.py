@@ -15,6 +15,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from clusterprof.agent.contracts import files
 from clusterprof.errors import ReportError
 from clusterprof.mapped import packed, unpacked
 
@@ -235,7 +236,7 @@ def read_table(file: Path, schema: pa.Schema, columns: Sequence[str] | None = No
 
     try:
         # pyarrow opens no path whose bytes are not UTF-8, and asks for many pieces of a file
-        with file.open("rb") as opened:
+        with files.opened(file) as opened:
             start = opened.read(_AT_ONCE)
             source = opened if len(start) == _AT_ONCE else pa.BufferReader(start)
             stored = parquet.ParquetFile(source, page_checksum_verification=True)

@@ -185,7 +185,7 @@ def _is_ours(target: Path) -> bool:
         if target.is_dir():
             ours = {f"{name}.{ending}" for name in NAMES for ending in ("csv", "parquet")}
             return {each.name for each in target.iterdir()} <= ours
-        with target.open("rb") as opened:
+        with files.opened(target, links=True) as opened:
             return b"clusterprof" in opened.read(300)
     except OSError:
         return False

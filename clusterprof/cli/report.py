@@ -85,7 +85,7 @@ def is_ours(file: Path) -> bool:
 
     begins = (markdown.MARK, ",".join(csv_table.COLUMNS), '{\n  "schema_version"')
     try:
-        with file.open("rb") as opened:
+        with files.opened(file, links=True) as opened:
             start = opened.read(4096).decode(errors="replace")
     except OSError:
         return False

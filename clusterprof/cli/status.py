@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from clusterprof import console, run_directory
-from clusterprof.agent.contracts import paths, words
+from clusterprof.agent.contracts import files, paths, words
 from clusterprof.agent.contracts.states import State
 from clusterprof.agent.contracts.timing import REAL
 from clusterprof.arguments import StepWindow, selected
@@ -287,7 +287,7 @@ def _logged(folder: Path) -> int | None:
 
 def _last_line(log: Path, columns: Sequence[int], more: int) -> list[int]:
     """These columns of the last whole line, and `more`; nothing where there is none."""
-    with contextlib.suppress(OSError, ValueError, IndexError), log.open("rb") as file:
+    with contextlib.suppress(OSError, ValueError, IndexError), files.opened(log) as file:
         file.seek(max(0, log.stat().st_size - 256))
         cells = file.read().rpartition(b"\n")[0].rpartition(b"\n")[2].split(b",")
         return [*(int(cells[column]) for column in columns), more]

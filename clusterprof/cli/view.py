@@ -12,10 +12,14 @@ from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+from clusterprof.agent.contracts import files
 from clusterprof.cli import Parser, verb_parser
 from clusterprof.console import say
 from clusterprof.errors import ReportError, UsageError
 from clusterprof.run_directory import RunDirectory
+
+#: bytes; a page of a thousand ranks has some millions
+_MOST = 1 << 30
 
 #: The page loads nothing from anywhere; no other site may show it in a frame, or learn its address.
 _HEADERS = {
@@ -129,7 +133,7 @@ class _Request(BaseHTTPRequestHandler):
             self.send_error(HTTPStatus.NOT_FOUND)
             return
         try:
-            body = self.server.page.read_bytes()
+            body = files.content(self.server.page, _MOST)
         except OSError:
             self.send_error(HTTPStatus.GONE)
             return

@@ -198,7 +198,7 @@ def _median(rows: list[tuple[int, int, int]]) -> int:
 
 def _last_rows(table: Path, columns: int, size: int) -> list[list[int]]:
     """The last whole lines, of so many bytes, of a step log or its summary: none of no such."""
-    with contextlib.suppress(OSError, ValueError), table.open("rb") as file:
+    with contextlib.suppress(OSError, ValueError), files.opened(table) as file:
         file.seek(max(0, table.stat().st_size - size))
         lines = file.read().rpartition(b"\n")[0].split(b"\n")[1:]
         return [row for line in lines if len(row := [*map(int, line.split(b","))]) == columns]

@@ -200,7 +200,7 @@ def reports_in(folder: Path) -> list[Path]:
 def _reduced_name(folder: Path) -> str | None:
     """Which report a rank's reduced tables are of; None where they do not tell."""
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        name = documents.load(str(folder / paths.REDUCED / paths.REDUCED_RANK))["report"]["name"]
+        name = documents.load(folder / paths.REDUCED / paths.REDUCED_RANK)["report"]["name"]
         if name in _REPORTS:
             return str(name)
     return None

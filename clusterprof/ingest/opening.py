@@ -17,7 +17,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
-from clusterprof.agent.contracts import words
+from clusterprof.agent.contracts import files, words
 from clusterprof.errors import ReportError, UsageError
 
 if TYPE_CHECKING:
@@ -41,11 +41,11 @@ _SIZE = re.compile(r"([0-9]{1,15})([kKMGT]?)i?B?")
 _UNITS = {"": 0, "k": 10, "K": 10, "M": 20, "G": 30, "T": 40}
 
 
-def most(path: Path) -> int:
-    """Return how many bytes may be unpacked of `path`. Raises UsageError, OSError."""
+def most(packed: int) -> int:
+    """Return how many bytes may be unpacked of so many. Raises UsageError."""
     given = os.environ.get(VARIABLE)
     if not given:
-        return max(_HARMLESS, _RATIO * path.stat().st_size)
+        return max(_HARMLESS, _RATIO * packed)
     match = _SIZE.fullmatch(given.strip())
     if match is None:
         raise UsageError(
@@ -59,11 +59,12 @@ def opened(path: Path) -> IO[bytes]:
 
     Reading raises `ReportError` where more comes out than may. Raises OSError.
     """
+    file = files.opened(path, links=True)
     if path.suffix == ".gz":
-        return io.BufferedReader(_Unpacked(path, gzip.open(path)))
+        return io.BufferedReader(_Unpacked(path, file, gzip.GzipFile(fileobj=file)))
     if path.suffix == ".xz":
-        return io.BufferedReader(_Unpacked(path, lzma.open(path)))
-    return path.open("rb")
+        return io.BufferedReader(_Unpacked(path, file, lzma.LZMAFile(file)))
+    return file
 
 
 @contextlib.contextmanager
@@ -107,15 +108,17 @@ class _Ahead(io.RawIOBase):
 class _Unpacked(io.RawIOBase):
     """What a packed file holds, counted."""
 
-    def __init__(self, path: Path, inner: io.BufferedIOBase) -> None:
-        self.path, self.inner = path, inner
-        self.most = self.left = most(path)
+    def __init__(self, path: Path, packed: IO[bytes], inner: io.BufferedIOBase) -> None:
+        self.path, self.packed, self.inner = path, packed, inner
+        self.size = os.fstat(packed.fileno()).st_size
+        self.most = self.left = most(self.size)
 
     def readable(self) -> bool:
         return True
 
     def close(self) -> None:
         self.inner.close()
+        self.packed.close()
         super().close()
 
     def readinto(self, buffer: WriteableBuffer) -> int:
@@ -124,7 +127,7 @@ class _Unpacked(io.RawIOBase):
         if self.left < 0:
             raise ReportError(
                 f"{self.path} holds more than {words.size(self.most)}, packed into"
-                f" {words.size(self.path.stat().st_size)}: no report packs so well",
+                f" {words.size(self.size)}: no report packs so well",
                 f"if it is one: {VARIABLE}=8G, or how much it may be",
             )
         return count

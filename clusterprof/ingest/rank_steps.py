@@ -6,6 +6,7 @@ The logs are CSV files beside the report: of steps, of the job's pace, of garbag
 from __future__ import annotations
 
 import csv
+import io
 import re
 from collections.abc import Sequence
 from dataclasses import replace
@@ -16,7 +17,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from clusterprof.agent.contracts import paths
+from clusterprof.agent.contracts import files, paths
 from clusterprof.errors import ReportError
 from clusterprof.ingest.opening import FARTHEST, unreadable
 from clusterprof.ingest.recording import Bools, Calls, Ints, fill, joined, matching
@@ -54,6 +55,9 @@ _SLACK_NS = 1_000_000
 _REPEATED, _REPEATS, _TIMES = 0.5, 0.9, 8
 #: what a step usually takes: of so many before the capture, the job's first ones left out
 _USUAL, WARM_UP, _ENOUGH = 20, 3, 5
+
+#: bytes of a log: of a million steps it has 50 million
+_MOST = 256 << 20
 
 STEP_COLUMNS = ("step", "begin_ns", "end_ns")
 PACE_COLUMNS = (
@@ -265,8 +269,8 @@ def beside_log(log: Path, name: str) -> Path:
 def _read(path: Path, columns: Sequence[str]) -> Ints:
     """Return the rows of a log of integers; a last line cut short by a kill is left out."""
     try:
-        with path.open(newline="", encoding="utf-8") as file:
-            lines = list(csv.reader(file))
+        content = files.content(path, _MOST).decode()
+        lines = list(csv.reader(io.StringIO(content, newline="")))
     except OSError as error:
         raise unreadable(path, error) from error
     except (UnicodeDecodeError, csv.Error) as error:

@@ -80,7 +80,7 @@ class Origin:
         """That of a file, which is read once. Raises ReportError."""
         checksum = size = 0
         try:
-            with report.open("rb") as file:
+            with files.opened(report, links=True) as file:
                 while piece := file.read(_CHUNK):
                     checksum = zlib.crc32(piece, checksum)
                     size += len(piece)
@@ -165,7 +165,7 @@ def _report_of(folder: Path, content: Mapping[str, Any]) -> Path:
 
 def _content(folder: Path, form: Mapping[str, Any]) -> dict[str, Any]:
     try:
-        content = documents.load(str(folder / paths.REDUCED_RANK))
+        content = documents.load(folder / paths.REDUCED_RANK)
     except OSError as error:
         raise _unusable(folder, f"{paths.REDUCED_RANK}: {error.strerror or error}") from None
     except ValueError as error:

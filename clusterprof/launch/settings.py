@@ -7,6 +7,9 @@ in a table for one of them:
     profiler = "torch"
     [srun]
     steps = "50:60"
+
+Looking upwards may find a file of whoever can write there. So it says figures, and which of several
+ways is taken: programs, files, hosts and variables are named by the user's own file alone.
 """
 
 from __future__ import annotations
@@ -21,9 +24,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from clusterprof import launchers
+from clusterprof.agent.contracts import files as contents
 from clusterprof.arguments import path, shortest
 from clusterprof.console import say
 from clusterprof.errors import UsageError
+from clusterprof.run_directory import others_can_write
 
 FILE = "clusterprof.toml"
 #: The settings that can be given by environment: option -> (variable, default).
@@ -37,7 +42,8 @@ SETTINGS = {
 }
 #: what a file does not decide: it would replace a run, or run nothing, each time
 _NOT_IN_FILES = {"help", "color", "debug", "force", "dry_run"}
-#: what follows is not read
+#: the only texts that a project's file gives, besides numbers, flags and choices
+_TEXTS = {"ranks", "arm", "steps", "step_on", "trace", "fail_on"}
 _MOST_BYTES = 1 << 20
 
 
@@ -100,24 +106,16 @@ def as_words(
 
 
 def files() -> list[Path]:
-    """The files of settings that there are, the project's before the user's.
+    """The files of settings that there are, the project's before the user's own."""
+    here, own = Path.cwd(), _own()
+    project = next((each / FILE for each in (here, *here.parents) if (each / FILE).is_file()), own)
+    return [file for file in dict.fromkeys((project, own)) if file.is_file()]
 
-    One that others can write is not read: it may name programs that are run.
-    """
-    here = Path.cwd()
+
+def _own() -> Path:
+    """The user's own file, whether it is there or not."""
     config = os.environ.get("XDG_CONFIG_HOME") or path("~/.config")
-    user = Path(config, "clusterprof", FILE)
-    project = next((each / FILE for each in (here, *here.parents) if (each / FILE).is_file()), user)
-    found = []
-    for file in dict.fromkeys((project, user)):
-        if file.is_file():
-            there = file.stat()
-            if there.st_uid in (0, os.geteuid()) and not there.st_mode & stat.S_IWOTH:
-                found.append(file)
-            else:
-                say(f"{shortest(file)} is not read: it may name programs that are run, and others "
-                    "can write it")  # fmt: skip
-    return found
+    return Path(config, "clusterprof", FILE)
 
 
 def read(
@@ -142,17 +140,32 @@ def read(
                 action = None if name in _NOT_IN_FILES else actions.get(name)
                 if action is None:
                     raise _refused(file, f"{key} is no setting", _near(key, actions))
+                if file != _own() and not _harmless(name, action):
+                    what = f"{key} would name a program, a file, a host or a variable"
+                    raise _refused(file, what, f"your own settings may: {shortest(_own())}")
                 if name not in found:
                     found[name] = _Setting(_value(file, key, value, action), file)
     return found
 
 
+def _harmless(name: str, action: argparse.Action) -> bool:
+    """Whether no value of this option names a program, a file, a host or a variable."""
+    chosen = action.nargs == 0 or bool(action.choices)
+    return name in _TEXTS or chosen or action.type in (int, float)
+
+
 def _content(file: Path) -> dict[str, Any]:
+    """What a file says; nothing of one that others can write, and whose they are is said."""
     toml = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
     try:
-        with file.open("rb") as opened:
-            text = opened.read(_MOST_BYTES).decode()
-        return dict(toml.loads(text))
+        with contents.opened(file, links=True) as opened:
+            there = os.fstat(opened.fileno())  # not of the path, which may be another by now
+            anybody = bool(there.st_mode & stat.S_IWOTH)
+            others = others_can_write(there) if file == _own() else anybody
+            if others or there.st_uid not in (0, os.geteuid()):
+                say(f"{shortest(file)} is not read: others can write it")
+                return {}
+            return dict(toml.loads(opened.read(_MOST_BYTES).decode()))
     except (OSError, ValueError, RecursionError) as error:  # TOML's own error is a ValueError
         raise _refused(file, str(error), "its form: https://toml.io") from None
 

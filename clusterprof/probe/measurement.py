@@ -7,7 +7,6 @@ agent's files (`of_reports`): arguments for `clusterprof.align.clock.measured.kn
 from __future__ import annotations
 
 import contextlib
-import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -125,7 +124,7 @@ def joined(measurements: Iterable[Measurement]) -> Measurement:
 def read(path: Path) -> Measurement:
     """Read a clock_probe.json. Raises ReportError for a file that is none."""
     try:
-        found = documents.load(str(path))
+        found = documents.load(path, links=True)
     except OSError as error:
         raise ReportError(f"{path} cannot be read: {error.strerror or error}") from None
     except ValueError as error:
@@ -178,7 +177,7 @@ def gathered(run: RunDirectory) -> Measurement | None:
         for folder in map(attempt.rank, attempt.ranks()):
             with contextlib.suppress(OSError):
                 (folder / paths.PROBE_ADDRESS).unlink()
-        shutil.rmtree(attempt.home / paths.PROBED, ignore_errors=True)
+        files.remove(attempt.home / paths.PROBED)
     if found is not None:
         found.write(run.path / paths.CLOCK_PROBE)
     return found
@@ -219,7 +218,7 @@ def _written(run: RunDirectory, rank: int) -> dict[str, Any]:
 def _json(path: Path) -> Any:
     """A small file of a rank; None where it is missing or broken: the rank's, not the merge's."""
     try:
-        return documents.load(str(path))
+        return documents.load(path)
     except (OSError, ValueError):
         return None
 

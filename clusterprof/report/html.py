@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import os
-import stat
 from collections.abc import Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
@@ -140,8 +138,8 @@ def write(path: Path, page: str) -> None:
 def is_ours(path: Path) -> bool:
     """Whether a file is a page that `write` wrote."""
     try:
-        with path.open("rb") as file:
-            return stat.S_ISREG(os.fstat(file.fileno()).st_mode) and _MARK in file.read(4096)
+        with files.opened(path, links=True) as file:
+            return _MARK in file.read(4096)
     except OSError:
         return False
 

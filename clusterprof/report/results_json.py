@@ -18,6 +18,8 @@ from clusterprof.errors import ReportError
 from clusterprof.results import SCHEMA_VERSION, Baseline, Comparison, HangResults, Results
 from clusterprof.run_directory import writing
 
+#: bytes; that of a thousand ranks has some tens of millions
+_MOST = 1 << 30
 _MERGE_AGAIN = "write it again with clusterprof merge RUN"
 
 
@@ -87,7 +89,7 @@ def load(path: Path) -> Any:
     import orjson
 
     try:
-        content = path.read_bytes()
+        content = files.content(path, _MOST, links=True)
     except OSError as error:
         raise ReportError(
             f"cannot read {path.name}",

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import stat
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -120,3 +121,42 @@ def test_many_writers_of_one_file_do_not_disturb_each_other(tmp_path: Path) -> N
     content = (tmp_path / "file").read_text()
     assert content == content[0] * 100_000
     assert os.listdir(tmp_path) == ["file"]
+
+
+def a_pipe(path: Path) -> None:
+    os.mkfifo(path)
+
+
+def a_socket(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as one:
+        one.bind(str(path))
+
+
+def a_device(path: Path) -> None:
+    path.symlink_to("/dev/null")
+
+
+@pytest.mark.parametrize("kind", [a_pipe, a_socket, a_device, Path.mkdir])
+def test_what_is_no_regular_file_is_not_read_and_not_waited_for(
+    tmp_path: Path, kind: Callable[[Path], object]
+) -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    kind(tmp_path / "file")
+    with pytest.raises(OSError):
+        files.opened(tmp_path / "file", links=True)
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_link_is_followed_where_that_is_asked_for_alone(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "file")
+    (tmp_path / "file").write_bytes(b"content")
+    assert files.content(tmp_path / "link", 100, links=True) == b"content"
+    with pytest.raises(OSError, match="it is a link"):
+        files.content(tmp_path / "link", 100)
+
+
+def test_what_is_larger_than_may_be_is_not_read(tmp_path: Path) -> None:
+    with (tmp_path / "file").open("wb") as file:
+        file.truncate(1 << 40)  # takes no space, and would not fit into memory
+    with pytest.raises(OSError, match="larger than 1 MB"):
+        files.content(tmp_path / "file", 1 << 20)

@@ -6,7 +6,8 @@ import ast
 import os
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 
 import tomllib
@@ -278,10 +279,60 @@ def _writes(node: ast.AST) -> bool:
     return name in _WRITING or (of == "shutil" and name in {"copy", "copy2", "copyfile", "move"})
 
 
-def test_files_are_written_in_one_way() -> None:
-    found = {
+@cache
+def _parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+def _modules_with(kind: Callable[[ast.AST], bool]) -> set[str]:
+    """The modules of the package in which a node is of this kind."""
+    return {
         str(path.relative_to(PACKAGE))
         for path in PACKAGE.rglob("*.py")
-        if any(map(_writes, ast.walk(ast.parse(path.read_text(encoding="utf-8")))))
+        if any(map(kind, ast.walk(_parsed(path))))
     }
-    assert found == set(_WRITERS)
+
+
+def test_files_are_written_in_one_way() -> None:
+    assert _modules_with(_writes) == set(_WRITERS)
+
+
+# --- reading files
+
+#: who opens a file for reading otherwise than by `files.opened`, and why no other user laid it there
+_READERS = {
+    "agent/contracts/files.py": "the one way itself; the kernel's files in /proc",
+    "agent/contracts/clocks.py": "the kernel's, in /proc",
+    "agent/contracts/processes.py": "the kernel's, in /proc; a file to be removed, O_NOFOLLOW",
+    "agent/guard/report_transfer.py": "in the guard's own folder (mkdtemp)",
+    "agent/guard/size.py": "the kernel's, in /proc",
+    "agent/guard/writer.py": "in the writer's own folder (mkdtemp)",
+    "agent/nsys.py": "the kernel's, in /proc",
+    "agent/rank/start.py": "the kernel's, in /proc",
+    "agent/remote/host.py": "in a folder of a host's that no other user sees (mkdir 0700)",
+    "collect/host_keys.py": "the list that the user's ssh configuration names",
+    "collect/over_ssh.py": "this package's own modules",
+    "doctor/leftovers.py": "the kernel's, in /proc",
+    "doctor/this_host.py": "the kernel's, in /proc and /sys",
+    "ingest/nsys/database.py": "in a folder of its own (mkdtemp), once nsys has ended",
+    "launch/batch.py": "the batch template that the user names",
+    "launch/foreground.py": "the kernel's, in /proc",
+    "report/templates.py": "this package's own templates",
+}
+_READING = {"open", "read_text", "read_bytes", "memory_map", "fromfile", "memmap"}
+
+
+def _reads(node: ast.AST) -> bool:
+    """Whether a call opens a file for reading, by its name."""
+    if not isinstance(node, ast.Call) or _writes(node):
+        return False
+    name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+    of = getattr(getattr(node.func, "value", None), "id", "")
+    flags = {getattr(each, "attr", "") for each in ast.walk(node)}
+    no_file = of in {"webbrowser", "sftp", "self"} or flags & {"O_WRONLY", "O_DIRECTORY", "devnull"}
+    of_a_connection = name == "open" and not node.args and not of
+    return name in _READING and not no_file and not of_a_connection
+
+
+def test_files_are_opened_for_reading_in_one_way() -> None:
+    assert _modules_with(_reads) == set(_READERS)

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from pathlib import Path
 
 import pytest
 
-from clusterprof.cli import main
+from clusterprof import run_directory
+from clusterprof.agent.contracts import files
+from clusterprof.cli import launch, main
+from clusterprof.errors import UsageError
+from clusterprof.launch import settings
 from clusterprof.launch.settings import SETTINGS
 
 
@@ -84,7 +89,7 @@ def test_every_option_can_be_set_and_one_that_is_given_its_default_is_given(
         ('profiler = "troch"', ("troch", "nsys")),
         ("hang-after = 'soon'", ("hang-after", "soon")),
         ("stacks = 1", ("stacks", "true")),
-        ('nsys-arg = "x"', ("nsys-arg", "list")),
+        ('fail-on = "x"', ("fail-on", "list")),
         ("steps = [5, 9]", ("steps", "one value")),
         ('[clusterprof]\nsteps = "5:9"', ("[clusterprof]", "torchrun", "before any table")),
         ("steps = ", ("https://toml.io",)),
@@ -116,3 +121,56 @@ def test_a_file_that_others_can_write_is_not_read(
         assert planned(capsys)["profiler"][1] == str(user)
     main.main(["torchrun", "--dry-run", "--nproc-per-node", "2", "--", "train.py"])
     assert str(project) in capsys.readouterr().err
+
+
+_NAMES_MORE = {
+    "nsys": "/evil/nsys",
+    "nsys-arg": ["--env-var=LD_PRELOAD=/evil"],
+    "run-dir": "/home/somebody",
+    "python": "/evil/python",
+    "ssh-config": "/evil/config",
+    "chdir": "/evil",
+    "env": ["LD_PRELOAD=/evil"],
+    "hosts": "evil",
+}
+
+
+@pytest.mark.parametrize("key", _NAMES_MORE)
+def test_only_the_user_s_own_file_names_a_program_a_file_a_host_or_a_variable(
+    places: tuple[Path, Path], key: str
+) -> None:
+    project, user = places
+    actions = {each.dest: each for each in launch.parser("ssh")._actions if each.option_strings}
+    for file in (project, user):
+        file.write_text(f"{key} = {json.dumps(_NAMES_MORE[key])}\n")
+    assert key.replace("-", "_") in settings.read("ssh", actions, [user])
+    with pytest.raises(UsageError, match=f"{key} would name"):
+        settings.read("ssh", actions, [project])
+
+
+def test_a_user_s_own_file_that_a_group_can_write_is_not_read(
+    places: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    project, user = places
+    project.write_text("max-steps = 50\n")
+    actions = {each.dest: each for each in launch.parser("run")._actions if each.option_strings}
+    for file in (project, user):
+        file.chmod(0o664)
+    monkeypatch.setattr(run_directory, "_own_group", lambda group: True)
+    assert {*settings.read("run", actions, settings.files())} == {"max_steps", "profiler"}
+    monkeypatch.setattr(run_directory, "_own_group", lambda group: False)
+    assert {*settings.read("run", actions, settings.files())} == {"max_steps"}
+
+
+def test_a_settings_file_that_is_another_one_once_it_is_opened_is_checked_as_that_one(
+    places: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    project, _ = places
+    project.write_text("max-steps = 50\n")
+    other = project.with_name("other")
+    other.write_text("max-steps = 60\n")
+    other.chmod(0o666)
+    opened = files.opened
+    monkeypatch.setattr(files, "opened", lambda path, **more: opened(other, **more))
+    actions = {each.dest: each for each in launch.parser("run")._actions if each.option_strings}
+    assert settings.read("run", actions, [project]) == {}

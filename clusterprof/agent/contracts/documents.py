@@ -19,16 +19,12 @@ FARTHEST = 1 << 62
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 
-def load(path: str, ours: bool = False) -> Any:
-    """The value in a JSON file; `ours`: only in one that no other user wrote (`files.open_ours`).
+def load(path: files.Path, ours: bool = False, links: bool = False) -> Any:
+    """The value in a JSON file; `ours` and `links` as for `files.opened`.
 
     Raises OSError, ValueError.
     """
-    with files.open_ours(path) if ours else open(path, "rb") as file:
-        content = file.read(MOST + 1)
-    if len(content) > MOST:
-        raise ValueError("it is larger than %d MB" % (MOST >> 20))
-    return parse(content)
+    return parse(files.content(path, MOST, links, ours))
 
 
 def parse(text: Union[str, bytes]) -> Any:

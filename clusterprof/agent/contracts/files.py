@@ -11,6 +11,7 @@ import contextlib
 import errno
 import json
 import os
+import stat
 import time
 from typing import IO, Any, Iterator, Optional, Union
 
@@ -83,8 +84,6 @@ def new_folder(path: Path) -> Iterator[str]:
     It replaces what is there; of two at once one stays. Raises OSError; then, and with every
     exception of the block, `path` is as it was before.
     """
-    import shutil  # no rank needs it
-
     folder, name = os.path.split(os.path.abspath(os.fspath(path)))
     beside = os.path.join(folder, ".%s.%s%s" % (name, os.urandom(8).hex(), UNFINISHED))
     before = beside[: -len(UNFINISHED)] + ".old" + UNFINISHED
@@ -101,30 +100,78 @@ def new_folder(path: Path) -> Iterator[str]:
             raise
     finally:
         for each in (beside, before):
-            shutil.rmtree(each, ignore_errors=True)
+            remove(each)
+
+
+def remove(path: Path) -> None:
+    """Remove a folder with all that is in it, or what else is there, as far as that is possible."""
+    import shutil  # no rank needs it
+
+    try:
+        os.unlink(path)  # rmtree would wait for a writer of a pipe
+    except OSError:
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def remove_left(path: Path, after_s: float = 0.0) -> None:
     """Remove what a killed process has left of a new folder `path`, beside it: what was not
     written to for `after_s` seconds.
     """
-    import glob
-    import shutil  # no rank needs them
+    import glob  # no rank needs it
 
     folder, name = os.path.split(os.path.abspath(os.fspath(path)))
     pattern = os.path.join(glob.escape(folder), ".%s.*%s" % (glob.escape(name), UNFINISHED))
     for left in glob.glob(pattern):
         with contextlib.suppress(OSError):
             if time.time() - os.lstat(left).st_mtime >= after_s:
-                shutil.rmtree(left, ignore_errors=True)
+                remove(left)
 
 
 def _for_its_owner(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NOFOLLOW, 0o600)
 
 
-def open_ours(path: Path) -> IO[bytes]:
-    """Open a file that no other user wrote, for reading. Raises OSError, also for another user's.
+def opened(path: Path, links: bool = False, ours: bool = False) -> IO[bytes]:
+    """Open a file for reading: the one way for whatever somebody else may have laid there.
+
+    It is a regular file, and opening it waits for nobody: a pipe would wait for a writer. A link is
+    followed only where the user named the file, or a profiler wrote it (`links`); `ours`: no other
+    user wrote it (`check_ours`). What is checked is the file that is read, not its name. Raises
+    OSError.
+    """
+    flags = os.O_NONBLOCK | os.O_NOCTTY | (0 if links else os.O_NOFOLLOW)
+    with contextlib.ExitStack() as stack:
+        file = open(path, "rb", opener=lambda name, given: _descriptor(name, given | flags))
+        stack.enter_context(file)
+        found = os.fstat(file.fileno())
+        if not stat.S_ISREG(found.st_mode):
+            raise OSError(errno.EINVAL, "it is no regular file (a pipe or a device)", file.name)
+        if ours:
+            check_ours(found, path)
+        stack.pop_all()
+    return file
+
+
+def _descriptor(path: str, flags: int) -> int:
+    try:
+        return os.open(path, flags)
+    except OSError as error:
+        if error.errno == errno.ELOOP and flags & os.O_NOFOLLOW:
+            raise OSError(errno.ELOOP, "it is a link, and no file of a run is one", path) from None
+        raise
+
+
+def content(path: Path, most: int, links: bool = False, ours: bool = False) -> bytes:
+    """What a file holds (see `opened`). Raises OSError, also for one of more than `most` bytes."""
+    with opened(path, links, ours) as file:
+        found = file.read(most + 1)
+    if len(found) > most:
+        raise OSError(errno.EFBIG, "it is larger than %d MB" % (most >> 20), os.fspath(path))
+    return found
+
+
+def check_ours(found: os.stat_result, path: Path) -> None:
+    """Raise PermissionError where a file is another user's.
 
     For what a rank obeys: whoever may write to the parent of a run directory can put another one
     in its place. Believed are our own files, root's, and those of the owner of this module, who
@@ -133,22 +180,9 @@ def open_ours(path: Path) -> IO[bytes]:
     there, and root on a file system that squashes it, are the unmapped user, who alone believes
     their files.
     """
-    with contextlib.ExitStack() as stack:
-        file = stack.enter_context(open(path, "rb", opener=_not_through_a_link))
-        check_ours(os.fstat(file.fileno()), path)
-        stack.pop_all()
-    return file
-
-
-def check_ours(found: os.stat_result, path: Path) -> None:
-    """Raise PermissionError where a file is another user's: see `open_ours`."""
     owner = found.st_uid
     if owner != os.geteuid() and (owner == _UNMAPPED or owner not in (0, os.stat(__file__).st_uid)):
         raise PermissionError(errno.EPERM, "it is another user's (%d)" % owner, os.fspath(path))
-
-
-def _not_through_a_link(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
 
 
 def umask() -> int:

@@ -249,7 +249,7 @@ def is_unused(path: str) -> bool:
     only where no process has the file open for writing, and a mapping counts (fcntl(2)). Where it
     knows no leases, /proc is believed where it shows all processes. Raises OSError.
     """
-    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         if os.fstat(descriptor).st_uid != os.getuid():
             return False

@@ -105,7 +105,7 @@ def make(folder: str) -> None:
 def read(folder: str, ours: bool = False) -> Dict[str, Any]:
     """The state in a rank's folder, without what is not of its form; {} where there is none.
 
-    `ours`: another user's is none (`files.open_ours`), as everywhere where a rank obeys one.
+    `ours`: another user's is none (`files.check_ours`), as everywhere where a rank obeys one.
     """
     try:
         state = documents.load(os.path.join(folder, paths.STATE), ours)
@@ -218,7 +218,7 @@ def stop_requested(run: str) -> Optional[str]:
         # asks the server whenever a folder is opened.
         if paths.CLOSE not in os.listdir(run):
             return None
-        with files.open_ours(os.path.join(run, paths.CLOSE)) as file:
+        with files.opened(os.path.join(run, paths.CLOSE), ours=True) as file:
             return file.readline().decode().strip()
     except (OSError, ValueError):
         return None

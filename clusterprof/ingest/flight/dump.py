@@ -26,7 +26,7 @@ import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from clusterprof.agent.contracts import paths
+from clusterprof.agent.contracts import files, paths
 from clusterprof.agent.contracts.frames import users_line
 from clusterprof.errors import ReportError
 from clusterprof.ingest.flight.unpickle import PickleError, unpickled
@@ -231,7 +231,7 @@ def _content(path: Path) -> bytes:
     Raises OSError, EOFError, lzma.LZMAError, zlib.error.
     """
     if path.suffix == ".gz":  # most often whole and one piece: at once, in half a stream's time
-        with path.open("rb") as file:
+        with files.opened(path, links=True) as file:
             packed = file.read(_LARGEST)
         unpacker = zlib.decompressobj(_GZIP)
         content = unpacker.decompress(packed, _LARGEST + 1)

@@ -21,6 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.ipc
 
+from clusterprof.agent.contracts import files
 from clusterprof.errors import ReportError
 from clusterprof.ingest.nsys import schema
 from clusterprof.ingest.nsys.schema import Table
@@ -300,7 +301,7 @@ def gathered(folder: Path, database: Path) -> dict[str, Path]:
 
 def _is_whole(stream: Path) -> bool:
     """Whether a stream ends as one does: Arrow takes what a full disk has cut for a shorter one."""
-    with stream.open("rb") as file:
+    with files.opened(stream) as file:
         file.seek(max(0, stream.stat().st_size - len(_END_OF_STREAM)))
         return file.read() == _END_OF_STREAM
 
@@ -339,7 +340,7 @@ def _check_file(path: Path, origin: Path) -> None:
     again = "export or copy it again, and compare the sizes"
     try:
         size = path.stat().st_size
-        with path.open("rb") as file:
+        with files.opened(path, links=True) as file:
             header = file.read(100)
     except OSError as error:
         raise unreadable(origin, error) from error

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 
+from clusterprof.agent.contracts import files
 from clusterprof.agent.contracts.paths import QDSTRM
 from clusterprof.agent.nsys import VARIABLE, Nsys, installed
 from clusterprof.errors import ReportError
@@ -55,7 +56,7 @@ def read(path: Path, *, alone: bool = False) -> list[Recording]:
     """
     try:
         size = path.stat().st_size
-        with path.open("rb"):
+        with files.opened(path, links=True):
             pass
     except OSError as error:
         raise unreadable(path, error) from error

@@ -20,6 +20,7 @@ import numpy.typing as npt
 import orjson
 import pyarrow as pa
 
+from clusterprof.agent.contracts import files
 from clusterprof.errors import ReportError
 from clusterprof.ingest.nsys import schema
 from clusterprof.ingest.nsys.database import Export
@@ -286,7 +287,7 @@ def read_json(path: Path, ranges: Ranges) -> Payloads:
 def _lines(path: Path) -> Iterator[list[bytes]]:
     """Yield the lines that have a payload, of a piece of the file at a time."""
     rest = b""
-    with path.open("rb") as file:
+    with files.opened(path) as file:
         while piece := file.read(_PIECE):
             *lines, rest = (rest + piece).split(b"\n")
             yield [line for line in lines if _MARK in line]

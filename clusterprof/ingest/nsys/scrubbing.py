@@ -62,7 +62,7 @@ def scrub(source: Path, target: Path) -> None:
     Export(source).close()
     try:
         with files.new(target, 0o600) as copy:
-            with source.open("rb") as file:
+            with files.opened(source, links=True) as file:
                 shutil.copyfileobj(file, copy)
             copy.flush()
             with contextlib.closing(sqlite3.connect(copy.name)) as database:
@@ -81,7 +81,7 @@ def scrub(source: Path, target: Path) -> None:
 def is_ours(path: Path) -> bool:
     """Whether a file is a copy that `scrub` wrote."""
     try:
-        with path.open("rb") as file:
+        with files.opened(path, links=True) as file:
             head = file.read(72)
     except OSError:
         return False

@@ -1,0 +1,78 @@
+"""A run directory in which somebody has laid pipes and links: nothing waits, nothing is told."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+
+import pytest
+
+from clusterprof.agent.contracts import paths
+from clusterprof.cli import collect, export, merge, report, runs, status
+from clusterprof.errors import ClusterprofError
+from clusterprof.run_directory import RunDirectory
+
+#: what is laid at once: none of it keeps the rest from being read
+FILES = {
+    "the manifest": [paths.MANIFEST],
+    "the state": ["ranks/00001/state.json"],
+    "the trace": ["ranks/00001/trace.json.gz"],
+    "the steps": ["ranks/00001/steps.csv"],
+    "the clocks": [paths.CLOCK_PROBE],
+    "the tables": ["ranks/00001/reduced"],
+    "the tables' origin": ["ranks/00001/reduced/rank.json", "ranks/00001/reduced/steps.parquet"],
+    "the rest": [
+        paths.PLAN, paths.CLOSE, paths.PROBED, "windows/2/order.json", "merged/results.json",
+        f"merged/{paths.MERGING}", *(f"ranks/00001/{name}" for name in (
+            paths.CLOCK, paths.BEACONS, paths.PROBE, paths.PROBE_ADDRESS, paths.PACE,
+            paths.GARBAGE, paths.FLIGHT, paths.HANG, paths.GROUPS, paths.LOG,
+        )),
+    ],
+}  # fmt: skip
+SECRET = "the reader's own"
+
+
+def all_verbs(run: RunDirectory) -> None:
+    """Whatever reads a run does so; an error in words is as good as a result."""
+    for verb in (status, merge, collect, runs, report):
+        where = run.path.parent if verb is runs else run.path
+        with contextlib.suppress(ClusterprofError):
+            verb.main(verb.__name__.rpartition(".")[2], [str(where)], None)
+    with contextlib.suppress(ClusterprofError):
+        out = run.path.parent / "out"
+        export.main("export", [str(run.path), "--format=csv", "--force", f"-o{out}"], None)
+
+
+def places(run: RunDirectory, names: list[str]) -> list[Path]:
+    """Where the files are, none of which is there now; with a step log, for its pace to be read."""
+    steps = run.rank(1) / paths.STEPS
+    steps.write_text("step,begin_ns,end_ns\n1,10,20\n")
+    found = [run.path / name for name in names]
+    for place in found:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.unlink(missing_ok=True)
+    return found
+
+
+@pytest.mark.parametrize("names", FILES.values(), ids=FILES)
+def test_nothing_waits_for_a_pipe(run: RunDirectory, names: list[str]) -> None:
+    for place in places(run, names):
+        os.mkfifo(place)
+    all_verbs(run)
+
+
+@pytest.mark.parametrize("names", FILES.values(), ids=FILES)
+def test_no_link_is_followed_to_what_is_the_reader_s_alone(
+    run: RunDirectory, names: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    secret = run.path.parent / "secret"
+    # as the content of each kind of file would be read, its words shown
+    secret.write_text(f'{{"state": "lost", "reason": "{SECRET}", "host": "{SECRET}"}}\n{SECRET}\n')
+    for place in places(run, names):
+        place.symlink_to(secret)
+    all_verbs(run)
+    shown = capsys.readouterr()
+    assert SECRET not in shown.out + shown.err
+    made = [each for each in run.path.parent.rglob("*") if each.is_file() and not each.is_symlink()]
+    assert [each for each in made if SECRET.encode() in each.read_bytes()] == [secret]
