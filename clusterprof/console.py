@@ -40,14 +40,24 @@ def wants_colour(stream: TextIO) -> bool:
     return os.environ.get("TERM") != "dumb" and stream.isatty()
 
 
-def say(line: str) -> None:
-    """Print one message."""
-    _write(f"clusterprof: {line}\n")
+def say(line: str, *more: str) -> None:
+    """Print one message, with details in the lines below: no part of it makes a line of its own."""
+    _write("clusterprof: " + "\n  ".join(map(messages.line, (line, *more))) + "\n")
 
 
-def error(what: object, *more: str) -> None:
+def error(what: str, *more: str) -> None:
     """Print an error, with details in the lines below."""
-    say("\n  ".join([f"error: {what}", *more]))
+    say(f"error: {what}", *more)
+
+
+def failed(error: ClusterprofError) -> None:
+    """Print an error that was raised."""
+    say(f"error: {error.what}", *error.details)
+
+
+def show(line: str) -> None:
+    """Print one line of a result."""
+    print(messages.line(line), flush=True)
 
 
 def command(argv: Sequence[str], prefix: str = "") -> None:
@@ -163,8 +173,9 @@ def wrapped(
 ) -> list[str]:
     """A line in several where it is too long, but for words, and what `whole` finds.
 
-    `indent` stands before all lines but the first.
+    `indent` stands before all lines but the first. No part of it makes a line of its own.
     """
+    line = messages.line(line)
     if len(line) <= columns:
         return [line]
     kept = whole.sub(lambda found: found[0].replace(" ", "\0"), line)
@@ -175,7 +186,11 @@ def wrapped(
 
 
 def table(rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> list[str]:
-    """The lines of a table; the columns `right` end at one place, the others begin at one."""
+    """The lines of a table; the columns `right` end at one place, the others begin at one.
+
+    No cell makes a line of its own.
+    """
+    rows = [[messages.line(cell) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     signs = [">" if place in right else "<" for place in range(len(widths))]
     forms = [f"{{:{sign}{width}}}" for sign, width in zip(signs, widths, strict=True)]
@@ -297,4 +312,4 @@ def harmless() -> Iterator[None]:
         yield
     except Unwritable as error:
         if not error.unread:
-            say(str(error))
+            say(error.what, *error.details)

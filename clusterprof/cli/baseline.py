@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from clusterprof import console
 from clusterprof.agent.contracts.words import counted
 from clusterprof.arguments import path
 from clusterprof.cli import Parser, verb_parser
@@ -48,10 +49,12 @@ def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
     if arguments.action == "list":
         listed = baselines.listed(arguments.store)
         if not listed:
-            print(f"no baselines in {arguments.store or baselines.STORE}")
+            console.show(f"no baselines in {arguments.store or baselines.STORE}")
         for file in listed:
             names = [run["name"] for run in baselines.read(file)["runs"]]
-            print(f"{file.stem}  {counted(len(names), 'run')}: {comparison_text.names_of(names)}")
+            console.show(
+                f"{file.stem}  {counted(len(names), 'run')}: {comparison_text.names_of(names)}"
+            )
         return 0
     if not arguments.name or not arguments.runs:
         raise UsageError(

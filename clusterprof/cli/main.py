@@ -121,7 +121,7 @@ def run(words: Sequence[str]) -> int:
 
             traceback.print_exc()
         if isinstance(error, ClusterprofError):
-            console.error(error)
+            console.failed(error)
             return error.exit_code
         console.error(
             f"{type(error).__name__}: {error}",

@@ -86,7 +86,7 @@ def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
     elif found:
         print("\n".join(lines(found)))
     else:
-        print(f"no runs of yours in {shortest(arguments.folder.absolute())}")
+        console.show(f"no runs of yours in {shortest(arguments.folder.absolute())}")
     return 0
 
 
@@ -151,7 +151,7 @@ def clean(found: Sequence[Run], keep: int | None, age: dt.timedelta | None, real
     ]  # fmt: skip
     for each in old:
         size = words.size(bytes_of(each.path))
-        print(f"{'removing' if really else 'would remove'} {shortest(each.path)} ({size})")
+        console.show(f"{'removing' if really else 'would remove'} {shortest(each.path)} ({size})")
         if really:
             try:
                 shutil.rmtree(each.path)

@@ -77,8 +77,8 @@ def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
         port = server.server_address[1]
         print(f"http://127.0.0.1:{port}/{server.secret}/", flush=True)
         me = f"{os.environ.get('USER', 'USER')}@{socket.gethostname()}"
-        say("to see it from your own machine, run there, and open the address above:\n"
-            f"  ssh -N -L {port}:127.0.0.1:{port} {me}")  # fmt: skip
+        say("to see it from your own machine, run there, and open the address above:",
+            f"ssh -N -L {port}:127.0.0.1:{port} {me}")  # fmt: skip
         say("Ctrl-C ends it")
         try:
             server.serve_forever()

@@ -171,7 +171,7 @@ def conclude(
         if plan.arguments.debug:
             traceback.print_exc()
         if isinstance(error, ClusterprofError):
-            console.error(error)
+            console.failed(error)
         else:
             console.error(
                 f"the reports could not be merged: {type(error).__name__}: {error}",

@@ -1,4 +1,7 @@
-"""A run directory in which somebody has laid pipes and links: nothing waits, nothing is told."""
+"""A run directory in which somebody has laid pipes, links and lies.
+
+No verb waits for them, tells what is the reader's own, or prints a line that somebody else wrote.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from clusterprof.agent.contracts import paths
+from clusterprof.agent.contracts import paths, states
 from clusterprof.cli import collect, export, merge, report, runs, status
 from clusterprof.errors import ClusterprofError
 from clusterprof.run_directory import RunDirectory
@@ -76,3 +79,20 @@ def test_no_link_is_followed_to_what_is_the_reader_s_alone(
     assert SECRET not in shown.out + shown.err
     made = [each for each in run.path.parent.rglob("*") if each.is_file() and not each.is_symlink()]
     assert [each for each in made if SECRET.encode() in each.read_bytes()] == [secret]
+
+
+def test_no_text_of_a_run_makes_a_line_of_its_own(
+    run: RunDirectory, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lie = "x\nforged: a line\r\nforged: another\x85forged\u2028forged"
+    for rank, state in enumerate(("lost", "captured", "armed")):
+        states.advance(str(run.rank(rank)), state, lie, host=lie, not_reduced=lie, report_at=lie)
+    manifest = run.read_manifest()
+    manifest.record(launcher=lie, again=["clusterprof", lie], world_size=4, ended=None)
+    hang = {"step": 3, "since_ns": 10**18, "until_ns": None, "line": lie, "no_dump": lie}
+    states.advance(str(run.rank(0)), "lost", lie, hangs=hang)
+    all_verbs(run)
+    shown = capsys.readouterr()
+    lines = (shown.out + shown.err).splitlines()
+    assert any("forged" in line for line in lines)
+    assert [line for line in lines if line.lstrip().startswith("forged")] == []

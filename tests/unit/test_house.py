@@ -299,7 +299,7 @@ def test_files_are_written_in_one_way() -> None:
 
 # --- reading files
 
-#: who opens a file for reading otherwise than by `files.opened`, and why no other user laid it there
+#: who opens a file for reading otherwise than by `files.opened`; no other user laid one there
 _READERS = {
     "agent/contracts/files.py": "the one way itself; the kernel's files in /proc",
     "agent/contracts/clocks.py": "the kernel's, in /proc",

@@ -134,7 +134,7 @@ def _for_its_owner(path: str, flags: int) -> int:
 def opened(path: Path, links: bool = False, ours: bool = False) -> IO[bytes]:
     """Open a file for reading: the one way for whatever somebody else may have laid there.
 
-    It is a regular file, and opening it waits for nobody: a pipe would wait for a writer. A link is
+    It is a regular file, and opening it waits for no one: a pipe would wait for a writer. A link is
     followed only where the user named the file, or a profiler wrote it (`links`); `ours`: no other
     user wrote it (`check_ours`). What is checked is the file that is read, not its name. Raises
     OSError.

@@ -20,6 +20,9 @@ _OBEYED = [
 #: as JSON escapes them, so that JSON remains the same JSON
 _SHOWN = {code: "\\u%04x" % code for code in _OBEYED}
 
+#: the same in a field of one line, which ends no line and moves no column
+_IN_A_LINE = {**_SHOWN, **{code: "\\u%04x" % code for code in (0x09, 0x0A, 0x2028, 0x2029)}}
+
 #: what a write may get us: a pipe that no process reads, a file that may grow no further
 _OF_A_WRITE: Set[int] = {signal.SIGPIPE, signal.SIGXFSZ}
 
@@ -29,6 +32,11 @@ def neutral(text: str) -> str:
     return text.translate(_SHOWN)
 
 
+def line(text: str) -> str:
+    """The text as one line: with line ends and tabs as escapes too, so that it forges no other."""
+    return text.translate(_IN_A_LINE)
+
+
 def complain(what: str) -> None:
     """One line on the stderr of a rank, from its agent or guard; never raises.
 
@@ -36,7 +44,7 @@ def complain(what: str) -> None:
     that has the descriptor of a closed stderr.
     """
     if sys.__stderr__ is not None and not sys.__stderr__.closed:
-        write(2, "clusterprof: %s\n" % what)
+        write(2, "clusterprof: %s\n" % line(what))
 
 
 def write(descriptor: int, text: str) -> None:
