@@ -1,7 +1,11 @@
 """Secrets that people put on command lines: masked in what is kept and in what is shown.
 
-What looks like one is masked, by its name (`--token=…`, `API_KEY=…`, `Authorization: …`), by its
-form (well-known prefixes) or by its place (the password in a URL). The job gets the real words.
+A list of what secrets look like has no end. So of a command (`words`) nothing is shown but what is
+known to be none: programs, scripts, the names of options, counts of ranks and nodes, and the values
+of options that the user's own settings name. In texts that are no commands (`text`), and in the
+file that keeps a command to start it again (`suspected`), what looks like a secret is masked: by
+its name (`--token=…`, `API_KEY=…`, `Authorization: …`), by its form (well-known prefixes) or by its
+place (the password in a URL). The job gets the real words.
 """
 
 from __future__ import annotations
@@ -10,6 +14,36 @@ import re
 from collections.abc import Sequence
 
 MASK = "***"
+
+#: options whose values are no secrets, as the user's own settings say: without their dashes
+harmless: set[str] = set()
+
+#: words that clusterprof itself adds to a command
+ours: set[str] = set()
+
+#: what starts programs, and is no secret whatever it stands behind
+_PROGRAM = re.compile(
+    r"(?:[\w.+/-]*/)?(?:python[\d.]*|torchrun|accelerate|deepspeed|srun|mpirun|mpiexec(?:\.\w+)?"
+    r"|env|bash|sh|time|numactl|uv|poetry|apptainer|singularity|enroot|clusterprof|launch|run)"
+)
+_SCRIPT = re.compile(r"[\w.+/~-]*\w\.(?:py|sh|sbatch)")
+_MODULE = re.compile(r"[A-Za-z_]\w*(?:\.\w+)*")
+_LONG = re.compile(r"--[A-Za-z][\w.-]*")
+_SHORT = re.compile(r"-[A-Za-z0-9]")
+#: mpirun's and nsys' options of one dash and a word
+_WORDY = {"-np", "-ppn", "-genv", "-genvlist", "-env", "-host", "-hosts", "-hostfile", "-mca"}
+_ASSIGNED = re.compile(r"([A-Za-z_+~][\w./@-]*)=(?!=?$)")
+#: how many ranks, nodes and processors: these options' values, where they are numbers
+_COUNTS = {
+    "N", "n", "np", "c", "ppn", "nodes", "nnodes", "ntasks", "ntasks-per-node", "nproc-per-node",
+    "node-rank", "cpus-per-task", "gpus", "gpus-per-node", "gpus-per-task", "num-processes",
+    "num-machines", "machine-rank", "num-nodes", "master-port",
+}  # fmt: skip
+_COUNT = re.compile(r"[0-9]{1,6}(?:[:,x-][0-9]{1,6}){0,3}")
+#: a variable that clusterprof gives a command, and what is between several
+_OURS = re.compile(r"CLUSTERPROF_[A-Z_]+|PYTHONPATH|[:!]")
+#: clusterprof's own options that pass something on
+_PASSED_ON = ("--env", "--nsys-arg")
 
 #: how the last part of a telling name ends: `HF_TOKEN`, `--db-password`, `clientSecret`
 _ENDINGS = (
@@ -70,7 +104,77 @@ def _masked(plain: str, named: re.Pattern[str]) -> str:
 
 
 def words(argv: Sequence[str]) -> list[str]:
-    """A command's words, masked; as many as before."""
+    """A command's words without values, but for those that are known to be harmless; as many."""
+    shown: list[str] = []
+    for place, word in enumerate(argv):
+        before = argv[place - 1] if place else ""
+        if place == 0 or word in ("--", MASK):
+            shown.append(text(word))
+        elif word.startswith("-"):
+            shown.append(_option(word))
+        elif before == "-m" and _is_module(argv[: place - 1], word):
+            shown.append(word)
+        elif _LONG.fullmatch(before) or _SHORT.fullmatch(before) or before in _WORDY:
+            shown.append(_value(before, word))
+        else:
+            shown.append(_positional(word))
+    return shown
+
+
+def _option(word: str) -> str:
+    """An option's name, and its value where that is in the same word and harmless."""
+    name, assigned, value = word.partition("=")
+    glued = word[2:]
+    if _LONG.fullmatch(name) or name in _WORDY or _SHORT.fullmatch(name):
+        return f"{name}={_value(name, value)}" if assigned else name
+    if _SHORT.match(word) and not word.startswith("--"):
+        return word[:2] + _value(word[:2], glued)
+    return MASK
+
+
+def _value(option: str, value: str) -> str:
+    name = option.lstrip("-").replace("_", "-")
+    if name in harmless:
+        return text(value)
+    count = name in _COUNTS and _COUNT.fullmatch(value)
+    return value if count or _is_known(value) else MASK
+
+
+def _positional(word: str) -> str:
+    if _is_known(word):
+        return word
+    if assigned := _ASSIGNED.match(word):
+        return f"{assigned[0]}{_value(assigned[1], word[assigned.end() :])}"
+    return MASK
+
+
+def _is_known(word: str) -> bool:
+    """Whether a word is no secret, whatever it stands behind."""
+    return word in ours or any(each.fullmatch(word) for each in (_PROGRAM, _SCRIPT, _OURS))
+
+
+def _is_module(before: Sequence[str], word: str) -> bool:
+    """Whether `-m WORD` names a module: it stands behind Python, and before any script."""
+    programs = any(_PROGRAM.fullmatch(each) for each in before)
+    scripts = any(_SCRIPT.fullmatch(each) for each in before)
+    return programs and not scripts and _MODULE.fullmatch(word) is not None
+
+
+def again(argv: Sequence[str], marker: str) -> list[str]:
+    """The words of a command line of clusterprof's: its own options stay, up to the `marker`."""
+    place = argv.index(marker) if marker in argv else 0
+    own = [
+        _option(word) if word.startswith(_PASSED_ON) or before in _PASSED_ON else text(word)
+        for before, word in zip(("", *argv[:place]), argv[:place], strict=False)
+    ]
+    end = argv.index("--", place) if "--" in argv[place:] else len(argv)
+    # the first word of either part is looked at as all others are
+    options = words(["", *argv[place + 1 : end]])[1:]
+    return [*own, *argv[place : place + 1], *options, *argv[end : end + 1], *words(argv[end + 1 :])]
+
+
+def suspected(argv: Sequence[str]) -> list[str]:
+    """A command's words, in which what looks like a secret is masked; as many as before."""
     shown = []
     value = False
     for word in argv:

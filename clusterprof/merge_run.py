@@ -425,14 +425,39 @@ def write_table(table: pa.Table, target: Path) -> None:
 
 def tell_results(made: Study, run: RunDirectory) -> None:
     """The verdict on stdout, and where the page is on stderr."""
-    print_verdict(made.results)
+    print_verdict(made.results, run)
     say(f"wrote {run.html}")
 
 
-def print_verdict(results: Results) -> None:
-    """The verdict as text on stdout, coloured where a person looks at it."""
+def print_verdict(results: Results, run: RunDirectory) -> None:
+    """The verdict as text on stdout; where a person looks at it, coloured, and with the values of
+    the commands that are to be pasted.
+    """
     from clusterprof.report import text
 
+    if sys.stdout.isatty():
+        results = _with_values(results, run)
     width = min(100, console.width(100))
     page = text.render(results, colour=console.wants_colour(sys.stdout), width=width)
     console.styled(page.rstrip("\n") + "\n", text.CODES)
+
+
+def _with_values(results: Results, run: RunDirectory) -> Results:
+    """The results with the values in their commands that the launch kept for its user alone."""
+    from clusterprof.errors import RunDirectoryError
+
+    try:
+        manifest = RunDirectory(run.root).read_manifest()
+    except RunDirectoryError:
+        return results  # of reports that clusterprof did not launch
+    masked, whole = (
+        shlex.join(each[each.index(RANKS) + 1 :]) if RANKS in each else ""
+        for each in (manifest.again, manifest.whole)
+    )
+    findings = [
+        each | {"next": each["next"].removesuffix(masked) + whole}
+        if masked and each["next"].endswith(masked)
+        else each
+        for each in results["findings"]
+    ]
+    return results | {"findings": findings}

@@ -150,11 +150,23 @@ class Manifest:
 
     @property
     def again(self) -> list[str]:
-        """The command line that starts the run again, `results.RANKS` in it; [] for none."""
+        """The command line that starts the run again, `results.RANKS` in it; [] for none.
+
+        Its values are masked (`masking.again`): `whole` has them.
+        """
         known = [*self.content.get("again", [])]
         if known or self.launcher is None:
             return known
         return ["clusterprof", self.launcher, RANKS, "...", "--", "PROGRAM..."]
+
+    @property
+    def whole(self) -> list[str]:
+        """The same with its values, where they are still known, and to this user."""
+        with contextlib.suppress(OSError, ValueError):
+            found = documents.load(self.path.with_name(paths.AGAIN), ours=True)
+            if documents.fits(found, {"again": [str]}):
+                return [*found["again"]]
+        return self.again
 
     @property
     def window(self) -> StepWindow:
@@ -341,6 +353,11 @@ class RunDirectory:
         made = Manifest(self.manifest, {})
         made.record(**content)
         return made
+
+    def write_again(self, words: list[str]) -> None:
+        """Write again.json, which no other user can read. Raises RunDirectoryError."""
+        with writing(self.path):
+            files.write_json(self.path / paths.AGAIN, {"again": words}, mode=0o600)
 
     def write_plan(self, plan: Plan) -> None:
         """Write plan.json by rename. Raises RunDirectoryError."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 
+from clusterprof import masking
 from clusterprof.errors import UsageError
 from clusterprof.launchers.support import command_line
 from clusterprof.launchers.support.job import CommandLine, Job
@@ -39,6 +40,7 @@ def job(line: CommandLine) -> Job:
             )
         # srun passes only what --export names: set our two variables in the command.
         inject = added["PYTHONPATH"].split(":", 1)[0]
+        masking.ours.add(_CARRY)
         carrier = ["/bin/sh", "-c", _CARRY, "clusterprof", inject, added["CLUSTERPROF_PLAN"]]
         remarks += ("srun --export withholds clusterprof's variables: sh sets them",)
     return Job(

@@ -66,7 +66,7 @@ def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
     elif arguments.output:
         page = text.render(results)
     else:
-        merge_run.print_verdict(results)
+        merge_run.print_verdict(results, run)
         return 0
     if arguments.output:
         with writing(arguments.output, "--output"):

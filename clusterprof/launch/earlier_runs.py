@@ -43,9 +43,9 @@ def launch_bound(parent: Path, program: Sequence[str]) -> RunDirectory | None:
     It is where launches were found to bind the steps, or where steps stayed longer after nsys'
     window: nsys costs time for each launch until the program ends.
     """
-    wanted = masking.words(program)
+    wanted = masking.suspected(program)
     for run, manifest in runs_in(parent)[:MOST]:
-        again = manifest.again
+        again = manifest.whole
         if "--" not in again or again[again.index("--") + 1 :] != wanted:
             continue
         result = run.merged / paths.RESULTS

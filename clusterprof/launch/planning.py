@@ -177,6 +177,7 @@ def make_plan(
         "CLUSTERPROF_PLAN": str(RunDirectory(folder).plan),
         "PYTHONPATH": f"{INJECT}:{before}" if before else str(INJECT),
     }
+    masking.ours.update({str(INJECT), environment["CLUSTERPROF_PLAN"]})
     job = launchers.job(verb, CommandLine(options, program, os.environ, environment))
     armed = None
     if capture.name == "none":

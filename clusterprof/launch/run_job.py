@@ -33,6 +33,7 @@ from clusterprof.launch.look_first import look_first
 from clusterprof.launch.planning import GATE_FAILED, PROFILE_FAILED, LaunchPlan
 from clusterprof.launch.stop import BeforeSrunKills, TimeLimit
 from clusterprof.launchers.support.command_line import find_program
+from clusterprof.results import RANKS
 from clusterprof.run_directory import Manifest, RunDirectory
 
 #: seconds for late files of a job that got a signal to end: its reports were waited for before
@@ -102,6 +103,7 @@ def begin(plan: LaunchPlan) -> tuple[RunDirectory, Manifest]:
     if (first := run_directory.first_start(plan.run, os.environ)) is not None:
         say(f"this job was restarted; reports of its first start: clusterprof collect {first}")
     run.write_plan(plan.for_agent)
+    run.write_again(masking.suspected(plan.again))
     manifest = run.write_manifest(first_members(plan))
     if (parent := run_directory.exposed(run.path)) is not None:
         say(f"other users can rename what is in {parent} (no sticky bit), this run directory "
@@ -198,7 +200,7 @@ def first_members(plan: LaunchPlan) -> dict[str, Any]:
         "python": sys.version.split()[0],
         "launcher": plan.job.launcher,
         "argv": masking.words(plan.job.command),
-        "again": masking.words(plan.again),
+        "again": masking.again(plan.again, RANKS),
         "world_size": plan.job.world_size,
         "selection": plan.selection._asdict(),
         "window": [plan.window.first, plan.window.end],

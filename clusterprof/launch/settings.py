@@ -19,11 +19,11 @@ import importlib
 import os
 import stat
 import sys
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from clusterprof import launchers
+from clusterprof import launchers, masking
 from clusterprof.agent.contracts import files as contents
 from clusterprof.arguments import path, shortest
 from clusterprof.console import say
@@ -44,6 +44,8 @@ SETTINGS = {
 _NOT_IN_FILES = {"help", "color", "debug", "force", "dry_run"}
 #: the only texts that a project's file gives, besides numbers, flags and choices
 _TEXTS = {"ranks", "arm", "steps", "step_on", "trace", "fail_on"}
+#: in the user's own file alone: options whose values are no secrets (`masking.harmless`)
+_HARMLESS = "harmless"
 _MOST_BYTES = 1 << 20
 
 
@@ -127,6 +129,8 @@ def read(
     found: dict[str, _Setting] = {}
     for file in places:
         content = _content(file)
+        if file == _own():
+            masking.harmless.update(_names(file, content.pop(_HARMLESS, [])))
         tables = {name: each for name, each in content.items() if isinstance(each, dict)}
         general = {name: each for name, each in content.items() if name not in tables}
         if unknown := tables.keys() - {*launchers.names()}:
@@ -168,6 +172,13 @@ def _content(file: Path) -> dict[str, Any]:
             return dict(toml.loads(opened.read(_MOST_BYTES).decode()))
     except (OSError, ValueError, RecursionError) as error:  # TOML's own error is a ValueError
         raise _refused(file, str(error), "its form: https://toml.io") from None
+
+
+def _names(file: Path, value: Any) -> Iterator[str]:
+    """The options that are harmless, as masking compares them. Raises UsageError."""
+    if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
+        raise _refused(file, f"{_HARMLESS} is a list of options", f'write {_HARMLESS} = ["lr"]')
+    yield from (each.lstrip("-").replace("_", "-") for each in value)
 
 
 def _value(file: Path, key: str, value: Any, action: argparse.Action) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import stat
 from collections.abc import Callable
 from pathlib import Path
 
@@ -23,4 +24,6 @@ def test_a_secret_argument_reaches_the_job_alone(
     assert "hunter2" not in done.stderr
     written = [path for path in Path("run").rglob("*") if path.is_file()]
     assert [path for path in written if b"hunter2" in path.read_bytes()] == []
-    assert "--lr=0.1" in Path("run/run.json").read_text()
+    assert "--lr=***" in Path("run/run.json").read_text()
+    assert "--lr=0.1" in Path("run/again.json").read_text()
+    assert stat.S_IMODE(Path("run/again.json").stat().st_mode) == 0o600

@@ -6,6 +6,7 @@ import errno
 import json
 import lzma
 import os
+import shlex
 import shutil
 import sqlite3
 import threading
@@ -16,12 +17,13 @@ from typing import Any
 import pytest
 from lab.command import PATIENCE_S
 
-from clusterprof import run_directory
+from clusterprof import masking, merge_run, run_directory
 from clusterprof.agent.contracts import states
 from clusterprof.arguments import check_free
 from clusterprof.cli import merge
 from clusterprof.errors import UsageError
 from clusterprof.probe.measurement import Measurement, is_measurement
+from clusterprof.results import RANKS
 
 RECORDING = Path(__file__).parents[1] / "data" / "recordings" / "kineto" / "gloo"
 
@@ -206,3 +208,19 @@ def test_reports_without_the_environment_are_of_the_ranks_and_the_world_of_their
     assert merge.main("merge", [str(run.path)], None) == 0
     found = [(each["rank"], each["world_size"]) for each in results(run)["ranks"]]
     assert found == [(0, 4), (1, 4), (2, 4)]
+
+
+def test_a_recommended_command_has_its_values_for_who_launched_the_run_alone(
+    run: run_directory.RunDirectory,
+) -> None:
+    whole = ["clusterprof", "torchrun", RANKS, "--rdzv-id", "x y", "--", "train.py", "--lr", "0.1"]
+    masked = masking.again(whole, RANKS)
+    run.read_manifest().record(again=masked)
+    run.write_again(whole)
+    begin = "clusterprof torchrun --ranks 3 "
+    found: Any = {"findings": [{"next": begin + shlex.join(masked[3:])}, {"next": ""}]}
+    shown = merge_run._with_values(found, run)["findings"]
+    assert [each["next"] for each in shown] == [begin + shlex.join(whole[3:]), ""]
+    if os.geteuid() == 0:
+        os.chown(run.path / "again.json", 12345, 12345)
+        assert merge_run._with_values(found, run) == found

@@ -59,7 +59,7 @@ def earlier(
 def masked(program: Sequence[str]) -> list[str]:
     from clusterprof import masking
 
-    return masking.words(program)
+    return masking.suspected(program)
 
 
 def test_the_last_merged_run_of_the_same_program_says_whether_it_was_launch_bound(

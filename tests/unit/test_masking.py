@@ -43,7 +43,7 @@ def test_a_well_known_token_is_masked_wherever_it_stands(secret: str) -> None:
     ],
 )  # fmt: skip
 def test_what_looks_like_a_secret_is_masked(argv: list[str], shown: list[str]) -> None:
-    assert masking.words(argv) == shown
+    assert masking.suspected(argv) == shown
 
 
 @pytest.mark.parametrize(
@@ -55,9 +55,63 @@ def test_what_looks_like_a_secret_is_masked(argv: list[str], shown: list[str]) -
 )  # fmt: skip
 def test_what_is_no_secret_stays(word: str) -> None:
     assert masking.text(word) == word
-    assert masking.words([word, "next"]) == [word, "next"]
+    assert masking.suspected([word, "next"]) == [word, "next"]
 
 
 def test_a_long_word_is_masked_in_no_time() -> None:
     for word in ("a-" * 50_000, "A_" * 50_000, "--" + "token-" * 20_000, "a" * 100_000):
-        masking.words([word])
+        masking.suspected([word])
+        masking.words(["x", word])
+
+
+S = "hunter2"
+
+#: how people give secrets to programs, after `python train.py`
+FORMS = [
+    [f"DB_PASS={S}"], [f"PGPASS={S}"], ["--pass", S], ["--db_pass", S], ["--wandb_key", S],
+    [f"--wandb-key={S}"], ["--key", S], ["--auth", S], ["--jwt", S], ["--bearer", S], ["--pat", S],
+    ["--sas", S], ["--tokens", S], ["--secrets", S], ["--token", f"-{S}"], [f"-p{S}"], ["-p", S],
+    [f"https://{S}@host/x"], [f"https://host/x?sig={S}"], [f"https://host/?X-Amz-Signature={S}"],
+    [f"https://hooks.slack.com/services/T/B/{S}"], [f"--header=X-Auth: {S}"], ["-H", f"X: {S}"],
+    ["--private-key-data", S], [f"postgres://u:p@{S}@h/x"], [S], [f"+wandb.key={S}"], ["-u", S],
+    ["-c", f"login('{S}')"], ["--", S], [f"{S}=="], ["-m", S], ["--pin", "1234"], ["-n", S],
+    [f'{{"k": "{S}"}}'], [f"--{S} x"], ["--lr", "0.1", S], [f"--url={S}.example/x.py?{S}"],
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("form", FORMS, ids=" ".join)
+def test_no_value_of_a_command_is_shown(form: list[str]) -> None:
+    argv = ["srun", "-N2", f"--export=ALL,X={S}", "python", "train.py", *form]
+    for shown in (
+        masking.words(argv),
+        masking.again(["clusterprof", "run", "{ranks}", "--", *argv], "{ranks}"),
+    ):
+        assert len(shown) in (len(argv), len(argv) + 4)
+        assert not [word for word in shown if S in word or "1234" in word], shown
+
+
+def test_what_starts_a_program_stays_with_the_names_of_options_and_counts() -> None:
+    line = (
+        "srun -N4 --ntasks-per-node=8 -n 32 env OMP_NUM_THREADS=*** torchrun --nproc-per-node 8"
+        " /usr/bin/python3.11 -u pretrain.py --lr *** model.lr=*** --resume -- ***"
+    )
+    assert masking.words(line.split()) == line.split()
+    module = ["python", "-m", "package.train", "--lr"]
+    assert masking.words(module) == module
+
+
+def test_the_values_that_the_user_calls_harmless_stay_but_for_what_is_known_to_be_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(masking, "harmless", {"lr", "batch-size", "s"})
+    shown = ["train.py", "--lr=0.1", "--batch_size", "64", "-s", "***", "--other", "***"]
+    assert masking.words([*shown[:5], KNOWN[0], "--other", "7"]) == shown
+
+
+def test_clusterprof_s_own_options_stay_but_for_what_they_pass_on() -> None:
+    argv = ["clusterprof", "ssh", "--steps=5:9", f"--env=TOKEN={S}", "--env", f"A={S}", "--pp", "2",
+            "{ranks}", "--nnodes", "2", "--rdzv-id", S, "--", "train.py", "--lr", "1"]  # fmt: skip
+    assert masking.again(argv, "{ranks}") == [
+        "clusterprof", "ssh", "--steps=5:9", "--env=***", "--env", "***", "--pp", "2",
+        "{ranks}", "--nnodes", "2", "--rdzv-id", "***", "--", "train.py", "--lr", "***",
+    ]  # fmt: skip

@@ -2,6 +2,7 @@
 
     RUN/                  runs/<UTC stamp>-<job id or pid>
       run.json            schema version, argv, selection, versions, start and end, exit status
+      again.json          the command line that starts the run again, for its owner alone (0600)
       plan.json           what the agent in every rank reads
       close               a request to close all windows now, and why
       ranks/00008/        what one rank leaves; in reduced/ the tables of its report
@@ -27,6 +28,8 @@ from typing import Mapping
 
 MANIFEST = "run.json"
 PLAN = "plan.json"
+#: the command line with its values, for its owner alone
+AGAIN = "again.json"
 CLOSE = "close"
 WINDOWS = "windows"
 ORDER = "order.json"
@@ -72,7 +75,7 @@ PROBE_ADDRESS = "probe-address.json"
 
 #: JSON that is no report
 DOCUMENTS = (
-    MANIFEST, PLAN, ORDER, STATE, CLOCK, BEACONS, PROBE, PROBE_ADDRESS, CLOCK_PROBE, RESULTS,
+    MANIFEST, AGAIN, PLAN, ORDER, STATE, CLOCK, BEACONS, PROBE, PROBE_ADDRESS, CLOCK_PROBE, RESULTS,
     REDUCED_RANK,
 )  # fmt: skip
 
