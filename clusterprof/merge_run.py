@@ -429,13 +429,13 @@ def tell_results(made: Study, run: RunDirectory) -> None:
     say(f"wrote {run.html}")
 
 
-def print_verdict(results: Results, run: RunDirectory) -> None:
+def print_verdict(results: Results, run: RunDirectory | None) -> None:
     """The verdict as text on stdout; where a person looks at it, coloured, and with the values of
     the commands that are to be pasted.
     """
     from clusterprof.report import text
 
-    if sys.stdout.isatty():
+    if run is not None and sys.stdout.isatty():
         results = _with_values(results, run)
     width = min(100, console.width(100))
     page = text.render(results, colour=console.wants_colour(sys.stdout), width=width)
@@ -454,10 +454,10 @@ def _with_values(results: Results, run: RunDirectory) -> Results:
         shlex.join(each[each.index(RANKS) + 1 :]) if RANKS in each else ""
         for each in (manifest.again, manifest.whole)
     )
-    findings = [
-        each | {"next": each["next"].removesuffix(masked) + whole}
-        if masked and each["next"].endswith(masked)
-        else each
-        for each in results["findings"]
-    ]
-    return results | {"findings": findings}
+    findings = [each.copy() for each in results["findings"]]
+    for each in findings if masked else ():
+        if each["next"].endswith(masked):
+            each["next"] = each["next"].removesuffix(masked) + whole
+    made = results.copy()
+    made["findings"] = findings
+    return made

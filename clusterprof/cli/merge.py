@@ -87,7 +87,7 @@ def _merge(arguments: argparse.Namespace, engine: Engine) -> int:
     only = arguments.paths[0]
     if dumps := _dumps_alone(arguments.paths):
         return _hang(dumps, arguments)
-    output = _output(arguments)
+    output, run = _output(arguments), None
     if len(arguments.paths) == 1 and _is_run(only):
         from clusterprof.collect.live_windows import check_over, of_running
         from clusterprof.collect.outcomes import collect, collect_attempts
@@ -124,7 +124,7 @@ def _merge(arguments: argparse.Namespace, engine: Engine) -> int:
     if arguments.json:
         console.json(results_json.dumps(made.results))
     else:
-        merge_run.print_verdict(made.results)
+        merge_run.print_verdict(made.results, run)
     return int(gate.fails(arguments.fail_on, made.results["findings"]))
 
 

@@ -67,6 +67,10 @@ _FORM = {
 }
 
 
+class Outdated(ReportError):  # noqa: N818 - it says what is the matter
+    """Whole tables, but of another report, or made by another clusterprof."""
+
+
 @dataclass(frozen=True)
 class Origin:
     """Which report tables are of: a file's name, size in bytes and CRC-32."""
@@ -137,6 +141,7 @@ def read(folder: Path, report: Path | None = None) -> RankTables:
             f"they are of schema version {content['schema_version']}, and this clusterprof reads"
             f" version {SCHEMA_VERSION}",
             f"merge with clusterprof {content['clusterprof_version']:.40}, which made them",
+            kind=Outdated,
         )
     if os.path.lexists(report):
         _check_origin(folder, report, content)
@@ -183,14 +188,16 @@ def _content(folder: Path, form: Mapping[str, Any]) -> dict[str, Any]:
 def _check_origin(folder: Path, report: Path, content: Mapping[str, Any]) -> None:
     """Raise ReportError unless the tables are of this file, by this clusterprof."""
     if content["clusterprof_version"] != __version__:
-        raise _unusable(folder, f"clusterprof {content['clusterprof_version']:.40} made them")
+        why = f"clusterprof {content['clusterprof_version']:.40} made them"
+        raise _unusable(folder, why, kind=Outdated)
     claimed = Origin(**{each.name: content["report"][each.name] for each in fields(Origin)})
     try:
         same = report.stat().st_size == claimed.size_bytes and Origin.of(report) == claimed
     except OSError as error:
         raise unreadable(report, error) from error
     if not same:
-        raise _unusable(folder, f"they are of another report than {report.name} is now")
+        why = f"they are of another report than {report.name} is now"
+        raise _unusable(folder, why, kind=Outdated)
 
 
 def _table(folder: Path, name: str, claimed: Mapping[str, int]) -> pa.Table:
@@ -221,6 +228,8 @@ def _is_sorted(column: pa.ChunkedArray) -> bool:
     return bool((values[:-1] <= values[1:]).all())
 
 
-def _unusable(folder: Path, why: str, *more: str) -> ReportError:
+def _unusable(
+    folder: Path, why: str, *more: str, kind: type[ReportError] = ReportError
+) -> ReportError:
     again = "copy them again, or put the report itself beside them and merge again"
-    return ReportError(f"the reduced tables in {folder} cannot be used: {why}", *more or (again,))
+    return kind(f"the reduced tables in {folder} cannot be used: {why}", *more or (again,))

@@ -98,7 +98,10 @@ def _read_ranks(
     before: _Stamp,
 ) -> list[RankTables | ReportError]:
     try:
-        found = _kept(path, kept) or _found(path, alone, kept, before)
+        whole, trouble = _kept(path, kept)
+        found = whole or _found(path, alone, kept, before)
+        if trouble:
+            found = [each.warned(trouble) for each in found]
         if len(found) == 1:
             return [_tables(found[0], steps, rank)]
         ranks = [None if rank is None else rank + place for place in range(len(found))]
@@ -117,20 +120,22 @@ def _read_ranks(
         ) from error
 
 
-def _kept(path: Path, kept: Path | None) -> list[Recording | RankTables]:
-    """Return the report's tables that are kept; nothing where it has to be read.
+def _kept(path: Path, kept: Path | None) -> tuple[list[Recording | RankTables], str]:
+    """Return the report's tables that are kept, nothing where it has to be read, and what is wrong
+    with them.
 
     Raises ReportError where there are no tables to use, and no report either.
     """
     if kept is None or not os.path.lexists(kept):
-        return []
+        return [], ""
     try:
-        return [reduced.read(kept, path)]
+        return [reduced.read(kept, path)], ""
     except ReportError as error:
         if not os.path.lexists(path):
             raise
         _LOG.debug("%s is read: %s", path, error)
-    return []
+        outdated = isinstance(error, reduced.Outdated)
+        return [], "" if outdated else f"{error.what}: the report was read instead"
 
 
 def _found(

@@ -9,7 +9,9 @@ import os
 import shlex
 import shutil
 import sqlite3
+import stat
 import threading
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -20,7 +22,7 @@ from lab.command import PATIENCE_S
 from clusterprof import masking, merge_run, run_directory
 from clusterprof.agent.contracts import states
 from clusterprof.arguments import check_free
-from clusterprof.cli import merge
+from clusterprof.cli import main, merge
 from clusterprof.errors import UsageError
 from clusterprof.probe.measurement import Measurement, is_measurement
 from clusterprof.results import RANKS
@@ -224,3 +226,29 @@ def test_a_recommended_command_has_its_values_for_who_launched_the_run_alone(
     if os.geteuid() == 0:
         os.chown(run.path / "again.json", 12345, 12345)
         assert merge_run._with_values(found, run) == found
+
+
+@pytest.fixture
+def umask() -> Iterator[Callable[[int], int]]:
+    before = os.umask(0)
+    yield os.umask
+    os.umask(before)
+
+
+@pytest.mark.parametrize(("mask", "most"), [(0, 0o755), (0o002, 0o775), (0o077, 0o700)])
+def test_what_is_written_outside_of_a_run_is_not_every_user_s_to_write(
+    tmp_path: Path, umask: Callable[[int], int], mask: int, most: int
+) -> None:
+    umask(mask)
+    out, page = tmp_path / "out", tmp_path / "page.html"
+    line = ["merge", str(RECORDING), "--html", str(page), "--output", str(out)]
+    assert main.main(line) == 0
+    made = [page, out, *out.rglob("*")]
+    assert len(made) > 5
+    assert [each for each in made if stat.S_IMODE(each.stat().st_mode) & ~most] == []
+
+
+def test_a_job_inherits_the_umask_that_there_is(umask: Callable[[int], int]) -> None:
+    umask(0)
+    main.main(["run", "--dry-run", "--profiler=torch", "--", "true"])
+    assert umask(0) == 0
