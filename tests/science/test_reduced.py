@@ -176,8 +176,8 @@ def test_tables_that_cannot_be_used_cost_their_rank_alone_and_are_named(
     kept.rename(report)
     results = merged(run)
     assert results["missing"] == []
-    said = [each for each in results["warnings"] if why in each and "read instead" in each]
-    assert len(said) == (spoil is not other_schema), results["warnings"]
+    named = [each for each in results["warnings"] if why in each and "read instead" in each]
+    assert len(named) == (spoil is not other_schema), results["warnings"]
     report.unlink()
     results = merged(run)
     assert results["missing"] == []
