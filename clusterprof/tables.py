@@ -8,6 +8,7 @@ them. Units are in the column names.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -18,6 +19,7 @@ import pyarrow as pa
 from clusterprof.agent.contracts import files
 from clusterprof.errors import ReportError
 from clusterprof.mapped import packed, unpacked
+from clusterprof.unpacking import VARIABLE, most
 
 #: of the tables below: raised when a column is added, or means something else than before
 SCHEMA_VERSION = 1
@@ -30,6 +32,10 @@ HIGHEST_RANK = 2**31 - 1
 
 #: bytes; a smaller file is read at once
 _AT_ONCE = 1 << 16
+
+#: bytes of a number
+_WIDEST = 8
+_TOO_MUCH = f"it holds more than tables pack into so little (if it is one: {VARIABLE}=8G)"
 
 #: how a call of Python's garbage collector begins its name among the host's calls
 GARBAGE = "garbage collection"
@@ -227,6 +233,29 @@ def empty(name: str) -> pa.Table:
     return SCHEMAS[name].empty_table()
 
 
+def _check_size(stored: Any, limit: int) -> None:
+    """Raise ValueError where a Parquet file says that it holds more bytes than may be."""
+    groups = [stored.row_group(number) for number in range(stored.num_row_groups)]
+    columns = [group.column(place) for group in groups for place in range(group.num_columns)]
+    unpacked_b = sum(each.total_uncompressed_size for each in columns)
+    if max(unpacked_b, _WIDEST * sum(each.num_values for each in columns)) > limit:
+        raise ValueError(_TOO_MUCH)
+
+
+def _check_texts(table: pa.Table, names: Sequence[str], limit: int) -> None:
+    """Raise ValueError where the texts of these columns are more bytes than may be."""
+    import pyarrow.compute as pc
+
+    for column in (table[name] for name in names if name in table.column_names):
+        for chunk in column.chunks:
+            if not pa.types.is_dictionary(chunk.type):
+                raise ValueError(f"a column is no text but {chunk.type}")
+            lengths = pc.binary_length(chunk.dictionary).cast(pa.int64())
+            limit -= pc.sum(lengths.take(chunk.indices)).as_py() or 0
+            if limit < 0:
+                raise ValueError(_TOO_MUCH)
+
+
 def read_table(file: Path, schema: pa.Schema, columns: Sequence[str] | None = None) -> pa.Table:
     """One table that merging wrote, or some of its columns, in the form of `schema`.
 
@@ -234,14 +263,21 @@ def read_table(file: Path, schema: pa.Schema, columns: Sequence[str] | None = No
     """
     import pyarrow.parquet as parquet
 
+    # a text that each of a million rows has is there once, until it is known how much that is
+    texts = [each.name for each in schema if pa.types.is_string(each.type)]
     try:
         # pyarrow opens no path whose bytes are not UTF-8, and asks for many pieces of a file
         with files.opened(file) as opened:
+            limit = most(os.fstat(opened.fileno()).st_size)
             start = opened.read(_AT_ONCE)
             source = opened if len(start) == _AT_ONCE else pa.BufferReader(start)
-            stored = parquet.ParquetFile(source, page_checksum_verification=True)
+            stored = parquet.ParquetFile(
+                source, page_checksum_verification=True, read_dictionary=texts
+            )
+            _check_size(stored.metadata, limit)
             # in this thread alone: many small tables are read, several of them at a time
             table = stored.read(columns=columns, use_threads=False).replace_schema_metadata()
+            _check_texts(table, texts, limit)
         wanted = pa.schema([schema.field(name) for name in columns]) if columns else schema
         if table.schema != wanted:
             table = table.select(wanted.names).cast(wanted)

@@ -1,7 +1,4 @@
-"""Opening a report's files: regular ones only, unpacked within bounds, errors by their cause.
-
-A kilobyte of gzip or xz may hold a gigabyte.
-"""
+"""Opening a report's files: regular ones only, unpacked within bounds, errors by their cause."""
 
 from __future__ import annotations
 
@@ -10,7 +7,6 @@ import gzip
 import io
 import lzma
 import os
-import re
 import stat
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -18,7 +14,8 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 from clusterprof.agent.contracts import files, words
-from clusterprof.errors import ReportError, UsageError
+from clusterprof.errors import ReportError
+from clusterprof.unpacking import VARIABLE, most
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
@@ -26,32 +23,8 @@ if TYPE_CHECKING:
 #: ns; a time beyond it is none, and would not fit into 64 bits once it is added to another
 FARTHEST = 1 << 62
 
-#: how many bytes a packed report may hold, in place of what follows from its size: `8G`
-VARIABLE = "CLUSTERPROF_MAX_UNPACKED"
-
-#: Traces of torch.profiler pack to a 26th with xz, exports of nsys to an 8th. What packs to less
-#: than a hundredth was made to; a small file is no danger.
-_RATIO = 100
-_HARMLESS = 64 << 20
-
 #: bytes that are unpacked ahead
 _BLOCK = 1 << 20
-
-_SIZE = re.compile(r"([0-9]{1,15})([kKMGT]?)i?B?")
-_UNITS = {"": 0, "k": 10, "K": 10, "M": 20, "G": 30, "T": 40}
-
-
-def most(packed: int) -> int:
-    """Return how many bytes may be unpacked of so many. Raises UsageError."""
-    given = os.environ.get(VARIABLE)
-    if not given:
-        return max(_HARMLESS, _RATIO * packed)
-    match = _SIZE.fullmatch(given.strip())
-    if match is None:
-        raise UsageError(
-            f"{VARIABLE}={given!r} is no size", "write bytes, or for instance 500M, 8G"
-        )
-    return int(match[1]) << _UNITS[match[2]]
 
 
 def opened(path: Path) -> IO[bytes]:

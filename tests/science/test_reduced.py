@@ -12,11 +12,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from lab.tiers import long_but
+from pyarrow import parquet
 
-from clusterprof import run_directory
+from clusterprof import run_directory, unpacking
 from clusterprof.agent.contracts import states
 from clusterprof.cli import merge
 from clusterprof.collect.outcomes import collect
@@ -26,7 +28,7 @@ from clusterprof.ingest.assembler import checked
 from clusterprof.ingest.nsys import exported
 from clusterprof.report import results_json
 from clusterprof.study import study
-from clusterprof.tables import KINDS, SCHEMA_VERSION, SCHEMAS
+from clusterprof.tables import KINDS, SCHEMA_VERSION, SCHEMAS, RankTables, read_table
 
 RECORDINGS = Path(__file__).parents[1] / "data" / "recordings"
 
@@ -386,3 +388,43 @@ def test_the_tables_say_nothing_of_the_environment(tmp_path: Path) -> None:
     content = json.loads((tmp_path / "reduced" / "rank.json").read_text())
     assert set(content) == {"schema_version", "clusterprof_version", "report", "tables", "info"}
     assert str(report.parent) not in json.dumps(content)
+
+
+def many_rows(tables: RankTables, count: int) -> tuple[str, pa.Table]:
+    """Rows that take no space: they are all alike."""
+    return "steps", tables.steps.take(pa.array(np.zeros(count, np.int64)))
+
+
+def one_text_for_all(tables: RankTables, count: int) -> tuple[str, pa.Table]:
+    """Rows that have one text, which is there once."""
+    calls = tables.collective_calls.take(pa.array(np.zeros(count // 100, np.int64)))
+    place = calls.schema.get_field_index("communicator")
+    texts = pa.DictionaryArray.from_arrays(np.zeros(len(calls), np.int32), ["x" * 20_000])
+    return "collective_calls", calls.set_column(place, "communicator", texts)
+
+
+def long_lists(tables: RankTables, count: int) -> tuple[str, pa.Table]:
+    """Rows with lists of numbers that are all alike."""
+    calls = tables.collective_calls.take(pa.array(np.zeros(10, np.int64)))
+    place = calls.schema.get_field_index("members")
+    ends = np.arange(11, dtype=np.int32) * (count // 10)
+    lists = pa.ListArray.from_arrays(ends, np.zeros(ends[-1], np.int32))
+    return "collective_calls", calls.set_column(place, "members", lists)
+
+
+@pytest.mark.parametrize("make", [many_rows, one_text_for_all, long_lists])
+def test_a_small_table_that_is_large_once_it_is_unpacked_is_refused(
+    make: Callable[[RankTables, int], tuple[str, pa.Table]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(unpacking, "_HARMLESS", 1 << 20)
+    tables = read_report(RECORDINGS / "kineto" / "gloo" / "rank0.json.gz")
+    name, table = make(tables, 200_000)
+    file = tmp_path / f"{name}.parquet"
+    parquet.write_table(table, file, compression="zstd", row_group_size=len(table))
+    assert file.stat().st_size < 10_000
+    with pytest.raises(ReportError, match="holds more than"):
+        read_table(file, SCHEMAS[name])
+    monkeypatch.setenv("CLUSTERPROF_MAX_UNPACKED", "1G")
+    assert len(read_table(file, SCHEMAS[name])) == len(table)
