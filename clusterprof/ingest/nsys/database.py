@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sqlite3
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import cached_property
 from pathlib import Path
@@ -24,9 +24,11 @@ import pyarrow.ipc
 from clusterprof.agent.contracts import files
 from clusterprof.errors import ReportError
 from clusterprof.ingest.nsys import schema
+from clusterprof.ingest.nsys.pages import Pages
 from clusterprof.ingest.nsys.schema import Table
 from clusterprof.ingest.opening import FARTHEST, unreadable
 from clusterprof.ingest.recording import Ints, ints
+from clusterprof.unpacking import most
 
 _MAGIC = b"SQLite format 3\x00"
 _END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"
@@ -34,6 +36,9 @@ _END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"
 _PATIENCE_S = 300
 #: steps of SQLite's between two looks at the clock
 _BETWEEN_LOOKS = 100_000
+#: bytes of one text, of which a loop of pages makes any number
+_LONGEST = 64 << 20
+_TOO_MUCH = "a query gives more than a database of this size holds"
 #: characters; a column added with a default has it in every row that was there before
 _LONGEST_DEFAULT = 64
 
@@ -55,7 +60,10 @@ class Export:
         self._files = numbers or {}
         _check_file(path, self.origin)
         uri = f"file:{quote(os.fsencode(path.resolve()))}?mode=ro&immutable=1"
+        self._most = most(path.stat().st_size)
         self._small = sqlite3.connect(uri, uri=True)
+        if hasattr(self._small, "setlimit"):  # Python 3.11
+            self._small.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, min(self._most, _LONGEST))
         # Names of other processes need not be UTF-8, and must not stop the reading.
         self._small.text_factory = lambda raw: raw.decode("utf-8", "replace")
         until = time.monotonic() + _PATIENCE_S
@@ -66,6 +74,7 @@ class Export:
         self._large: Any = None
         try:
             self._small.execute("PRAGMA trusted_schema = OFF")
+            self._check_pages()
             self.tables = self._find_tables()
             self._check_tables()
         except sqlite3.Error as error:
@@ -78,6 +87,17 @@ class Export:
     def close(self) -> None:
         """Close all connections."""
         self._open.close()
+
+    def _check_pages(self) -> None:
+        """Raise `ReportError` where a page is in two places (`Pages`)."""
+        try:
+            with files.opened(self.path, links=True) as file:
+                pages = Pages(file.fileno())
+                pages.check([1])
+                found = self._small.execute("SELECT rootpage FROM sqlite_master WHERE rootpage > 0")
+                pages.check(number for (number,) in found)
+        except (OSError, ValueError) as error:
+            raise self._damaged(str(error)) from error
 
     def _find_tables(self) -> dict[str, str]:
         """Return logical name -> name in this file; of several versions the newest."""
@@ -137,10 +157,16 @@ class Export:
         if any(table not in self.tables for table in tables):
             return []
         names = [f'"{self.tables[table]}"' for table in tables]
+        found, left = [], self._most
         try:
-            return self._small.execute(sql.format(*names)).fetchall()
+            for row in self._small.execute(sql.format(*names)):
+                left -= sum(map(_size, row))
+                if left < 0:
+                    raise self._damaged(_TOO_MUCH)
+                found.append(row)
         except sqlite3.Error as error:
             raise self._damaged(str(error)) from error
+        return found
 
     def arrow(self, sql: str, *tables: str) -> pa.Table:
         """Return a large query's result. Its columns must not begin with NULLs (see `numbers`)."""
@@ -157,9 +183,19 @@ class Export:
                 statement.set_options(**{"adbc.sqlite.query.batch_rows": "65536"})
                 statement.set_sql_query(sql.format(*names))
                 stream, _ = statement.execute_query()
-                return pa.RecordBatchReader._import_from_c(stream.address).read_all()
+                reader = pa.RecordBatchReader._import_from_c(stream.address)
+                return pa.Table.from_batches(self._bounded(reader), reader.schema)
         except (adbc_driver_manager.Error, pa.ArrowInvalid, OSError) as error:
             raise self._damaged(str(error).partition("\n")[0]) from error
+
+    def _bounded(self, batches: Iterable[Any]) -> Iterator[Any]:
+        """Yield what a query gives, as long as it is no more than a database of this size holds."""
+        left = self._most
+        for batch in batches:
+            left -= batch.nbytes
+            if left < 0:
+                raise self._damaged(_TOO_MUCH)
+            yield batch
 
     def numbers(
         self, table: Table, process: int | None = None, columns: Sequence[str] = ()
@@ -333,6 +369,11 @@ def _for_sqlite(table: pa.Table) -> pa.Table:
             whole = table.column(place).cast(pa.int64(), safe=False)
             table = table.set_column(place, field.name, whole)
     return table
+
+
+def _size(value: object) -> int:
+    """About how many bytes a value takes."""
+    return len(value) if isinstance(value, (str, bytes)) else 8
 
 
 def _check_file(path: Path, origin: Path) -> None:

@@ -61,19 +61,21 @@ def read(export: Export) -> Ranges:
     has_domains = export.has(schema.NVTX, "domainId")
     domain = 'coalesce(n."domainId", 0)' if has_domains else "0"
     text, join = export.text(schema.NVTX, "text", "textId")
+    # Not joined: each of a million ranges would have its name's text.
+    reference = 'coalesce(n."textId", -1)' if export.has(schema.NVTX, "textId") else "-1"
     result = export.arrow(
         f'SELECT n.rowid AS row, n.start AS start, coalesce(n."end", -1) AS "end",'
-        f' n."globalTid" AS tid, {domain} AS domain,'
-        f" CAST(coalesce({text}, '') AS BLOB) AS name FROM {{0}} n {join}"
+        f' n."globalTid" AS tid, {domain} AS domain, {reference} AS named,'
+        f" CAST(coalesce(n.text, '') AS BLOB) AS name, n.text IS NULL AS elsewhere FROM {{0}} n"
         f' WHERE n."eventType" IN ({schema.PUSH_POP_RANGE}, {schema.START_END_RANGE})'
         f" AND n.start IS NOT NULL ORDER BY n.start",
         schema.NVTX,
-        schema.STRINGS,
     )
-    name = result.column("name").cast(pa.binary()).combine_chunks().dictionary_encode()
-    tid, start, end, of_domain, row = (
-        export.integers(result, each) for each in ("tid", "start", "end", "domain", "row")
+    tid, start, end, of_domain, row, named, elsewhere = (
+        export.integers(result, each)
+        for each in ("tid", "start", "end", "domain", "row", "named", "elsewhere")
     )
+    name, names = _names(export, result.column("name"), np.where(elsewhere, named, -1))
     created = export.rows(
         f'SELECT n."globalTid", {domain}, {text} FROM {{0}} n {join}'
         f' WHERE {int(has_domains)} AND n."eventType" = {schema.DOMAIN_CREATE}',
@@ -87,8 +89,28 @@ def read(export: Export) -> Ranges:
         thread=schema.thread_of(tid),
         domain=of_domain,
         row=row,
-        name=name.indices.to_numpy(zero_copy_only=False).astype(np.int64),
-        # A program may name its ranges in any encoding.
-        names=[each.decode(errors="replace") for each in name.dictionary.to_pylist()],
+        name=name,
+        names=names,
         domains={(schema.process_of(tid), int(each)): str(name) for tid, each, name in created},
     )
+
+
+def _names(export: Export, own: pa.ChunkedArray, ids: Ints) -> tuple[Ints, list[str]]:
+    """Return each range's name, as a code in the order in which names first appear, and the names.
+
+    It is the range's own text, or with an id (not -1) that of the strings.
+    """
+    texts = own.cast(pa.binary()).combine_chunks().dictionary_encode()
+    codes = texts.indices.to_numpy(zero_copy_only=False).astype(np.int64)
+    # A program may name its ranges in any encoding.
+    both = [each.decode(errors="replace") for each in texts.dictionary.to_pylist()]
+    of_strings, more = export.names(ids)
+    codes = np.where(ids >= 0, of_strings + len(both), codes)
+    numbers: dict[str, int] = {}
+    same = np.array([numbers.setdefault(each, len(numbers)) for each in (*both, *more)], np.int64)
+    used, first = np.unique(same[codes], return_index=True)
+    order = used[np.argsort(first)]
+    place = np.zeros(len(numbers), np.int64)
+    place[order] = np.arange(len(order))
+    texts_of = [*numbers]
+    return place[same[codes]], [texts_of[each] for each in order]

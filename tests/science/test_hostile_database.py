@@ -1,0 +1,118 @@
+"""An nsys export that somebody made: it costs its own rank, and neither hours nor gigabytes."""
+
+from __future__ import annotations
+
+import lzma
+import os
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from clusterprof import unpacking
+from clusterprof.errors import ReportError
+from clusterprof.ingest import read_report
+
+RECORDING = Path(__file__).parents[1] / "data/recordings/nsys-2025.3/ddp"
+
+
+@pytest.fixture
+def export(tmp_path: Path) -> Path:
+    (packed, *_) = sorted(RECORDING.glob("*.sqlite.xz"))
+    made = tmp_path / "rank.sqlite"
+    made.write_bytes(lzma.decompress(packed.read_bytes()))
+    return made
+
+
+def pages_of(export: Path, table: str) -> tuple[int, int, int]:
+    """A page's size in bytes, how many pages there are, and the table's first."""
+    with closing(sqlite3.connect(export)) as database:
+        (size,), (count,) = (
+            database.execute(f"PRAGMA page_{each}").fetchone() for each in ("size", "count")
+        )
+        named = "SELECT rootpage FROM sqlite_master WHERE name = ?"
+        (root,) = database.execute(named, (table,)).fetchone()
+    return size, count, root
+
+
+def inner_page(size: int, child: int, times: int) -> bytes:
+    """A page of a table that names another one so often."""
+    page = bytearray(size)
+    begin = size - 6 * times
+    page[0:12] = b"\5\0\0" + times.to_bytes(2, "big") + begin.to_bytes(2, "big") + b"\0" + (
+        child.to_bytes(4, "big")
+    )  # fmt: skip
+    for number in range(times):
+        cell = begin + 6 * number
+        page[12 + 2 * number : 14 + 2 * number] = cell.to_bytes(2, "big")
+        page[cell : cell + 6] = child.to_bytes(4, "big") + b"\x81\0"
+    return bytes(page)
+
+
+@pytest.mark.parametrize("table", ["NVTX_EVENTS", "StringIds", "CUPTI_ACTIVITY_KIND_KERNEL"])
+@pytest.mark.parametrize("below_itself", [False, True])
+def test_pages_that_give_their_rows_any_number_of_times_are_refused(
+    export: Path, table: str, below_itself: bool
+) -> None:
+    size, count, root = pages_of(export, table)
+    content = bytearray(export.read_bytes())
+    content += content[(root - 1) * size : root * size]  # the table as it was
+    for level in range(4):  # each page names the one before 200 times: 1.6 billion tables
+        content += inner_page(size, count + 1 + level, 200)
+    last = root if below_itself else count + 5
+    content[(root - 1) * size : root * size] = inner_page(size, last, 200)
+    content[28:32] = (count + 5).to_bytes(4, "big")
+    export.write_bytes(content)
+    with pytest.raises(ReportError) as refused:
+        read_report(export)
+    assert "belongs to no place, or to two" in str(refused.value)
+
+
+def test_a_name_that_many_ranges_have_is_read_once(export: Path) -> None:
+    # Joined to each of them, it would be twenty gigabytes of one megabyte.
+    with closing(sqlite3.connect(export)) as database:
+        columns = [row[1] for row in database.execute("PRAGMA table_info(NVTX_EVENTS)")]
+        query = "SELECT * FROM NVTX_EVENTS WHERE eventType IN (59, 60) LIMIT 1"
+        row = dict(zip(columns, database.execute(query).fetchone(), strict=True))
+        database.execute("INSERT INTO StringIds VALUES (999999, ?)", ("x" * 1_000_000,))
+        row |= {"textId": 999_999, "text": None}
+        values = [row[name] for name in columns]
+        marks = ",".join("?" * len(values))
+        database.executemany(f"INSERT INTO NVTX_EVENTS VALUES ({marks})", [values] * 20_000)
+        database.commit()
+    before = read_report(export)
+    assert before.collective_calls.num_rows
+
+
+def test_a_query_that_gives_more_than_the_file_can_hold_is_ended(
+    export: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(unpacking, "_HARMLESS", 1 << 16)
+    monkeypatch.setattr(unpacking, "_RATIO", 0)
+    with pytest.raises(ReportError) as refused:
+        read_report(export)
+    assert "gives more than a database of this size holds" in str(refused.value)
+
+
+def test_a_write_ahead_log_beside_an_export_is_neither_read_nor_written(export: Path) -> None:
+    before = read_report(export)
+    with closing(sqlite3.connect(export)) as database:
+        database.execute("PRAGMA journal_mode = WAL")
+        database.execute("DELETE FROM NVTX_EVENTS")
+        database.commit()
+        there = {name: (export.parent / name).read_bytes() for name in os.listdir(export.parent)}
+        assert len(there) == 3, "the log and its index"
+        after = read_report(export)
+        assert {name: (export.parent / name).read_bytes() for name in there} == there
+    assert after.steps == before.steps
+    assert after.collective_calls == before.collective_calls
+
+
+def test_a_view_in_place_of_a_table_is_none(export: Path) -> None:
+    with closing(sqlite3.connect(export)) as database:
+        database.execute("ALTER TABLE StringIds RENAME TO Others")
+        database.execute("CREATE VIEW StringIds AS SELECT * FROM Others, Others, Others, Others")
+        database.commit()
+    with pytest.raises(ReportError, match="is an SQLite database but not an nsys export"):
+        read_report(export)
