@@ -72,7 +72,8 @@ def empty(size: int) -> tuple[int, mmap.mmap]:
     """A file in memory of so many bytes, and its memory, to be filled. Raises OSError."""
     file = _nameless()
     try:
-        os.ftruncate(file, size)
+        # All of it, now: where the disk is full, writing into what is mapped would end us (SIGBUS).
+        os.posix_fallocate(file, 0, size)
         return file, mmap.mmap(file, size)
     except BaseException:
         os.close(file)

@@ -7,6 +7,7 @@ import json
 import os
 import re
 import shutil
+import socket
 import stat
 import sys
 import tempfile
@@ -19,7 +20,7 @@ from users import ALICE, MALLORY, as_user
 
 from clusterprof.agent import nsys
 from clusterprof.agent.contracts import plan as plans
-from clusterprof.agent.contracts import states
+from clusterprof.agent.contracts import processes, states
 from clusterprof.agent.contracts.plan import Plan, Selection
 from clusterprof.agent.guard.report_transfer import ReportTransfer
 from clusterprof.launch.planning import INJECT
@@ -203,3 +204,25 @@ def test_no_report_is_brought_into_another_user_s_run_directory(node: Path) -> N
     as_user(MALLORY, plant)
     as_user(ALICE, bring)
     assert list((run / "ranks").iterdir()) == []
+
+
+# --- names that processes hold, which every user of the node may take
+
+
+def test_a_state_is_written_though_another_user_holds_the_name_by_which_writers_take_turns(
+    node: Path,
+) -> None:
+    folder = node / "rank"
+    as_user(ALICE, folder.mkdir)
+    there = folder.stat()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as held:
+        held.bind(f"\0clusterprof-state-{ALICE}-{there.st_dev:x}-{there.st_ino:x}")
+        as_user(ALICE, lambda: states.advance(str(folder), "captured"))
+    assert states.read(str(folder))["state"] == "captured"
+
+
+def test_a_pipe_of_another_user_s_in_place_of_a_file_of_nsys_is_left_alone(node: Path) -> None:
+    pipe = node / "sem.nsys_sem_1"
+    as_user(MALLORY, lambda: os.mkfifo(pipe))
+    as_user(ALICE, lambda: processes.remove_unused(str(pipe)))
+    assert stat.S_ISFIFO(pipe.stat().st_mode)

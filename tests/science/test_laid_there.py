@@ -6,14 +6,17 @@ No verb waits for them, tells what is the reader's own, or prints a line that so
 from __future__ import annotations
 
 import contextlib
+import lzma
 import os
 from pathlib import Path
+from typing import IO
 
 import pytest
 
-from clusterprof.agent.contracts import paths, states
+from clusterprof.agent.contracts import files, paths, states
 from clusterprof.cli import collect, export, merge, report, runs, status
-from clusterprof.errors import ClusterprofError
+from clusterprof.errors import ClusterprofError, ReportError
+from clusterprof.ingest.reports import read_ranks
 from clusterprof.run_directory import RunDirectory
 
 #: what is laid at once: none of it keeps the rest from being read
@@ -33,6 +36,7 @@ FILES = {
         )),
     ],
 }  # fmt: skip
+RECORDINGS = Path(__file__).parents[1] / "data/recordings"
 SECRET = "the reader's own"
 
 
@@ -96,3 +100,29 @@ def test_no_text_of_a_run_makes_a_line_of_its_own(
     lines = (shown.out + shown.err).splitlines()
     assert any("forged" in line for line in lines)
     assert [line for line in lines if line.lstrip().startswith("forged")] == []
+
+
+@pytest.mark.parametrize("name", ["trace.json.gz", "reduced/activity.parquet", "rank.sqlite"])
+def test_a_report_that_is_shortened_while_it_is_read_costs_its_rank_alone(
+    run: RunDirectory, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = run.rank(1)
+    if name == "rank.sqlite":
+        (packed, *_) = sorted(RECORDINGS.glob("nsys-2025.3/ddp/*.sqlite.xz"))
+        (folder / name).write_bytes(lzma.decompress(packed.read_bytes()))
+    reports = [folder / name] if name == "rank.sqlite" else [folder / "trace.json.gz"]
+    kept = folder / "reduced" if "reduced" in name else None
+    assert read_ranks(reports[0], kept=kept)
+    if kept is not None:
+        reports[0].unlink()
+    opened, spoilt = files.opened, folder / name
+
+    def shortened(path: Path, *given: bool, **more: bool) -> IO[bytes]:
+        file = opened(path, *given, **more)
+        if Path(path) == spoilt:
+            os.truncate(path, spoilt.stat().st_size // 2)
+        return file
+
+    monkeypatch.setattr(files, "opened", shortened)
+    with pytest.raises(ReportError):
+        read_ranks(reports[0], kept=kept)
