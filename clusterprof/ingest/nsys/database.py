@@ -38,6 +38,8 @@ _PATIENCE_S = 300
 _BETWEEN_LOOKS = 100_000
 #: bytes of one text, of which a loop of pages makes any number
 _LONGEST = 64 << 20
+#: SQLITE_LIMIT_LENGTH of <sqlite3.h>
+_LIMIT_LENGTH = 0
 _TOO_MUCH = "a query gives more than a database of this size holds"
 #: characters; a column added with a default has it in every row that was there before
 _LONGEST_DEFAULT = 64
@@ -62,8 +64,8 @@ class Export:
         uri = f"file:{quote(os.fsencode(path.resolve()))}?mode=ro&immutable=1"
         self._most = most(path.stat().st_size)
         self._small = sqlite3.connect(uri, uri=True)
-        if hasattr(self._small, "setlimit"):  # Python 3.11
-            self._small.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, min(self._most, _LONGEST))
+        if set_limit := getattr(self._small, "setlimit", None):  # Python 3.11
+            set_limit(_LIMIT_LENGTH, min(self._most, _LONGEST))
         # Names of other processes need not be UTF-8, and must not stop the reading.
         self._small.text_factory = lambda raw: raw.decode("utf-8", "replace")
         until = time.monotonic() + _PATIENCE_S
