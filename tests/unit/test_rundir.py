@@ -218,6 +218,17 @@ def test_a_rank_that_does_not_end_is_waited_for_as_long_as_it_may_take(
     assert took_s == pytest.approx([outcomes.PATIENCE_S, outcomes.FINISHING_S], abs=0.2)
 
 
+@pytest.mark.parametrize("state", ["finishing", "captured"])
+def test_a_report_that_a_shared_file_system_shows_after_its_state_is_waited_for(
+    state: str, clock: ManualClock, tmp_path: Path
+) -> None:
+    run = made(tmp_path / "run")
+    rank(run, 0, state)
+    clock.plan(1.0, lambda: rank(run, 0, state, b"report"))
+    (outcome,) = collect(run, [0], patience_s=2, clock=clock)
+    assert outcome.state is State.COLLECTED
+
+
 @pytest.mark.parametrize("stall_s", [0.0, 1.0])
 def test_what_unprofiled_ranks_leave_is_waited_for_after_a_stall_and_never_else(
     clock: ManualClock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stall_s: float
