@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from clusterprof import run_directory
+from clusterprof import masking, run_directory
 from clusterprof.agent.contracts import files
 from clusterprof.cli import launch, main
 from clusterprof.errors import UsageError
@@ -174,3 +174,19 @@ def test_a_settings_file_that_is_another_one_once_it_is_opened_is_checked_as_tha
     monkeypatch.setattr(files, "opened", lambda path, **more: opened(other, **more))
     actions = {each.dest: each for each in launch.parser("run")._actions if each.option_strings}
     assert settings.read("run", actions, [project]) == {}
+
+
+def test_the_user_s_own_file_alone_says_whose_values_are_harmless(
+    places: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    project, user = places
+    monkeypatch.setattr(masking, "harmless", set())
+    for file in (project, user):
+        file.write_text('harmless = ["--batch_size", "lr"]\n')
+    assert settings.read("run", {}, [user]) == {}
+    assert masking.harmless == {"batch-size", "lr"}
+    with pytest.raises(UsageError, match="harmless is no setting"):
+        settings.read("run", {}, [project])
+    user.write_text("harmless = 'lr'\n")
+    with pytest.raises(UsageError, match="harmless is a list of options"):
+        settings.read("run", {}, [user])
