@@ -501,3 +501,9 @@ def test_a_vote_is_go_only_once_all_ranks_have_come_and_agree(clock: ManualClock
     store = Store()
     store.add("k/arrived", 1)
     assert vote(store, 2, "", "a problem") == "a problem"
+
+
+def test_a_bound_s_uncertainty_reaches_from_its_middle_to_both_ends() -> None:
+    bound = Bound(1, 0, "a", "b", NOW, low_ns=-10, high_ns=31, round_trip_ns=41,
+                  exchanges=1)  # fmt: skip
+    assert (bound.offset_ns, bound.uncertainty_ns) == (10, 21)
