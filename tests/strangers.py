@@ -32,13 +32,15 @@ def trace(
     begin_ns: int = 0,
     arguments: str = "",
     kernels: Mapping[str, str] | None = None,
+    operators: bool = True,
     steps: bool = True,
 ) -> Path:
     """Write the trace of one rank into `folder` and return its path.
 
     From `begin_ns` on (the rank's wall clock) host calls are recorded: kernels launched before have
     no launch. `arguments`: what tells the collective, `kernel`, `operator`, or neither (empty).
-    `kernels` are the NCCL kernels' names by operation.
+    `kernels` are the NCCL kernels' names by operation; around their launches are c10d's
+    `operators`, or none.
     """
     events: list[dict[str, Any]] = []
 
@@ -69,7 +71,7 @@ def trace(
             add("kernel", name, *span, **where, **own)
             operator, annotation = _CALLS[call["operation"]]
             around = (launch - _ROUND_NS, launched + _ROUND_NS, 1)
-            if known:
+            if known and operators:
                 add("cpu_op", f"c10d::{operator}", *around)
                 add("cpu_op", "record_param_comms", *around, **stated)
                 add("user_annotation", f"nccl:{annotation}", *around)

@@ -32,9 +32,6 @@ SYNCHRONISING = ("AllReduce", "AllGather", "ReduceScatter", "AllToAll", "Barrier
 #: domain, nsys' advanced tracing leaves the prefix out.
 NCCL_CALL = r"^(nccl)?(AllReduce|AllGatherV?|ReduceScatter|Broadcast|Bcast|Reduce|AllToAllv?|AlltoAllv?|Gather|Scatter|Send|Recv)$"  # fmt: skip # noqa: E501
 
-#: kernels of NCCL: ncclDevKernel_*, older ncclKernel_*, symmetric memory ncclSymkDevKernel_*
-NCCL_KERNEL = r"^(void )?nccl\w*Kernel"
-
 
 def operation(name: str) -> str:
     """Return the normalised operation of a host call's or process group's name, or `Unknown`.

@@ -60,6 +60,29 @@ def test_the_arguments_of_a_kernel_or_of_its_operator_tell_the_group(
     assert set(calls["operation"].cast(pa.string()).to_pylist()) == {"AllReduce"}
 
 
+@pytest.mark.parametrize(
+    ("kernel", "how"),
+    [
+        ("void vllm::cross_device_reduce_2stage<__nv_bfloat16, 4>(vllm::RankData*)", {}),
+        ("mscclKernel_Sum_hip_bfloat16_Simple_false(ncclDevComm*)", {"arguments": "kernel"}),
+        ("of_a_library_that_nobody_knows", {"arguments": "kernel"}),
+        ("of_a_library_that_nobody_knows", {"operators": True}),
+    ],
+)
+def test_kernels_of_any_library_that_exchange_data_name_the_rank_that_is_late(
+    tmp_path: Path, kernel: str, how: dict[str, object]
+) -> None:
+    how = {"operators": False, **how}
+    study = matched(read(SLEEPER, tmp_path, kernels={"AllReduce": kernel}, **how))
+    assert study.results["collectives"]["unmatched"] == 0
+    finding = study.results["findings"][0]
+    assert (finding["code"], finding["rank"]) == ("straggler.host", 2)
+    assert any(
+        f"({kernel.removeprefix('void ').partition('<')[0].partition('(')[0]}) count" in warning
+        for warning in study.results["warnings"]
+    )
+
+
 def test_numbers_and_lists_that_are_written_as_text_are_read(tmp_path: Path) -> None:
     path = trace(simulate(SCATTERED)[0][1], tmp_path, arguments="kernel")
     text = path.read_text().replace('"In msg nelems": 1024', '"In msg nelems": "1024"')

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from clusterprof.errors import ReportError
+from clusterprof.ingest.exchange_kernels import exchange_of
 from clusterprof.ingest.operations import kernel_operation, operation
 from clusterprof.ingest.rank_steps import from_ranges, period, read_log, steps_table, usual_step
 from clusterprof.ingest.recording import Calls
@@ -120,6 +121,47 @@ def test_a_kernel_s_operation_is_read_off_its_name() -> None:
     assert kernel_operation("ncclDevKernel_Broadcast_RING_LL") == "Broadcast"
     assert kernel_operation("void ncclKernel_AllGather_RING_LL_Sum_int8_t()") == "AllGather"
     assert kernel_operation("ncclDevKernel_Generic_4") == "Unknown"
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096ul>)", "SendRecv"),
+        ("ncclSymkDevKernel_AllGather_ST", "AllGather"),
+        ("mscclKernel_Sum_hip_bfloat16_Simple_false(ncclDevComm*) [clone .kd]", "Unknown"),
+        ("void mscclpp::allreduceAllPairs<float>(float*)", "AllReduce"),
+        ("void (anonymous namespace)::two_shot_all_reduce_kernel<c10::BFloat16>()", "AllReduce"),
+        ("void <unnamed>::multimem_all_gather_kernel<int>(char*)", "AllGather"),
+        ("void vllm::cross_device_reduce_1stage<__half, 8>(vllm::RankData*)", "AllReduce"),
+        ("allreduce_fusion_kernel_oneshot_lamport", "AllReduce"),
+        ("void tensorrt_llm::kernels::twoShotAllReduceKernel<__half, 4>()", "AllReduce"),
+        ("void userbuffers_fp16_sum_inplace_gpu_rr_rs_oop<8>(int)", "ReduceScatter"),
+        ("userbuffers_fp16_sum_inplace_gpu_mc_ag", "AllGather"),
+        ("kuserbuffers_pushsend", "Unknown"),
+        ("void deep_ep::intranode::dispatch<8, 768, 8192>(int4*)", "AllToAll"),
+        ("void deep_ep::internode_ll::combine<7168>(void*)", "Unknown"),
+        ("nvshmemi_transfer_barrier_on_stream", "Barrier"),
+    ],
+)
+def test_a_kernel_of_any_library_that_exchanges_data_is_known_by_its_name(
+    name: str, expected: str
+) -> None:
+    assert exchange_of(name) == expected
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "void deep_ep::layout::get_dispatch_layout<256, 32, 8>(long*)",
+        "triton_poi_fused_all_gather_into_tensor_wait_tensor_3",
+        "void cutlass::Kernel<cutlass::epilogue::AllReduce>(Params)",
+        "void at::native::_scatter_gather_elementwise_kernel<128, 8>(int)",
+        "void at::native::reduce_kernel<512, 1, at::native::ReduceOp<float>>(float)",
+        "dispatch",
+    ],
+)
+def test_a_kernel_that_computes_is_no_exchange(name: str) -> None:
+    assert exchange_of(name) is None
 
 
 def test_what_a_step_took_before_the_capture_is_read_off_the_step_log() -> None:

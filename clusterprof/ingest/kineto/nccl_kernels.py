@@ -1,4 +1,6 @@
-"""Collective calls from a Kineto trace's NCCL kernels, and from the operators that launch them.
+"""Collective calls from a Kineto trace's kernels that exchange data, NCCL's and others'.
+
+What a kernel's name does not tell its arguments do, or the operator that launches it.
 
 And its process groups, by which those of gloo's operations are named as well.
 """
@@ -13,9 +15,10 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 import pyarrow as pa
 
+from clusterprof.ingest.exchange_kernels import exchange_of, exchanging_names, without_nccl
 from clusterprof.ingest.kineto.trace_events import Trace
-from clusterprof.ingest.operations import NCCL_KERNEL, kernel_operation, operation
-from clusterprof.ingest.recording import Calls, Ints, Launched, encoded, fill, nullable
+from clusterprof.ingest.operations import operation
+from clusterprof.ingest.recording import Bools, Ints, Launched, encoded, fill, nullable
 
 #: bytes of one element, by the names that torch gives its types in traces
 DTYPE_BYTES = {
@@ -30,7 +33,10 @@ DTYPE_BYTES = {
 
 #: from the outside in, as PyTorch nests them: `c10d_functional::all_to_all_single` around
 #: `c10d::alltoall_base_` around `record_param_comms` around `nccl:all_to_all`. The inner wins.
-_NESTED = (r"^_?c10d_functional::", r"^c10d::", r"^record_param_comms$", r"^nccl:")
+_NESTED = (
+    r"^_?c10d_functional::", r"^c10d::", r"^record_param_comms$", r"^nccl:",
+    r"(?i)^[a-z_]\w*::\w*(all_?reduce|all_?gather|reduce_?scatter|all_?to_?all)\w*$",
+)  # fmt: skip
 
 
 class Operator(NamedTuple):
@@ -88,8 +94,37 @@ def _abridged(ranks: Sequence[int]) -> str:
     return ",".join(str(low) if low == high else f"{low}-{high}" for low, high in spans)
 
 
+def exchanging(trace: Trace, launched: Launched) -> Bools:
+    """Return which kernels exchange data between ranks.
+
+    By their names; by their arguments, of which Kineto gives those of a collective to its kernels
+    only; or by the operator around their launch, if it is the innermost.
+    """
+    spans = trace.spans["kernel"]
+    found = exchanging_names(trace.names, spans.column("name"))
+    found[[place for place, args in spans.args.items() if "Collective name" in args]] = True
+    rest = np.flatnonzero(~found & launched.known)
+    found[rest[_innermost(trace, launched.at(rest))]] = True
+    return found
+
+
+def _innermost(trace: Trace, launched: Launched) -> Bools:
+    """Return which launches lie in an operator that communicates, and in no other inside it."""
+    spans, is_ours = trace.spans["cpu_op"], trace.named("cpu_op", "|".join(_NESTED))
+    began = np.full(launched.start.size, np.iinfo(np.int64).min)
+    inner = began.copy()
+    for begins, which in ((began, is_ours), (inner, ~is_ours)):
+        places = np.flatnonzero(which & is_ours.any())
+        thread = spans.column("thread")[places]
+        start, end = spans.start[places], spans.end[places]
+        at = _around(start, end, thread, launched.thread, launched.start)
+        begins[at >= 0] = start[at[at >= 0]]
+    directly: Bools = began > inner
+    return directly
+
+
 def read(
-    trace: Trace, cuda: Calls, groups: Mapping[str, ProcessGroup]
+    trace: Trace, launched: Launched, exchanging: Bools, groups: Mapping[str, ProcessGroup]
 ) -> tuple[pa.Table, list[str]]:
     """Return the calls in order of their launch, and warnings.
 
@@ -100,8 +135,7 @@ def read(
     process group (`Seq`, from PyTorch of March 2026 on; 0 where the group does not count).
     """
     spans = trace.spans["kernel"]
-    launched = cuda.launching(spans.column("correlation"))
-    order = np.flatnonzero(trace.named("kernel", NCCL_KERNEL))
+    order = np.flatnonzero(exchanging)
     issued = np.where(launched.known, launched.start, spans.start)
     order = order[np.argsort(issued[order], kind="stable")]
     launched = launched.at(order)
@@ -140,7 +174,7 @@ def read(
             "source": encoded(np.array(described, np.int32), ["kernel_name", "kineto"]),
         },
     )
-    return table, _warnings(members, operations)
+    return table, [*_warnings(members, operations), *without_nccl(names)]
 
 
 def member_columns(groups: Sequence[ProcessGroup | None]) -> dict[str, pa.Array]:
@@ -168,7 +202,7 @@ def _operators(trace: Trace, launched: Launched) -> list[Operator]:
             for k in np.flatnonzero(launched.known & (at >= 0)).tolist():
                 row = int(places[at[k]])
                 name = trace.names[codes[row]]
-                if operation(name) != "Unknown":
+                if _operation(name) != "Unknown":
                     names[k] = name
                 if "Collective name" in spans.args.get(row, ()):
                     args[k] = spans.args[row]
@@ -197,10 +231,10 @@ def _around(begin: Ints, end: Ints, of: Ints, thread: Ints, time: Ints) -> Ints:
 def _warnings(members: Sequence[ProcessGroup | None], operation: Sequence[str]) -> list[str]:
     silent, unknown = sum(not each for each in members), operation.count("Unknown")
     lines = {
-        f"{silent} of {len(members)} NCCL kernels do not name their process group (PyTorch"
-        " before 2.3 does not record it)": silent,
-        f"the operation of {unknown} of {len(members)} NCCL kernels cannot be determined:"
-        " launched before the window, by a kernel that does several operations": unknown,
+        f"{silent} of {len(members)} communication kernels do not name their process group"
+        " (recorded for NCCL's by PyTorch 2.3 and later, and not in CUDA graphs)": silent,
+        f"the operation of {unknown} of {len(members)} communication kernels cannot be determined:"
+        " their names and launches do not tell it": unknown,
     }
     return [line for line, count in lines.items() if count]
 
@@ -228,7 +262,7 @@ def _operations(
     by_stream, by_name = _by(keys, stated), _by(names, stated)
     out = []
     for each, key in zip(stated, keys, strict=True):
-        known = by_stream.get(key) or by_name.get(key[0]) or {kernel_operation(key[0])}
+        known = by_stream.get(key) or by_name.get(key[0]) or {exchange_of(key[0]) or "Unknown"}
         out.append(each or (min(known) if len(known) == 1 else "Unknown"))
     return out
 
@@ -244,7 +278,13 @@ def _by(keys: Iterable[_K], values: Iterable[_T | None]) -> dict[_K, set[_T]]:
 
 def _stated(args: Mapping[str, Any], around: Operator) -> str | None:
     names = (str(args.get("Collective name", "")), around.name)
-    return next((found for name in names if (found := operation(name)) != "Unknown"), None)
+    return next((found for name in names if (found := _operation(name)) != "Unknown"), None)
+
+
+def _operation(name: str) -> str:
+    """Return the operation of an operator's name, of torch.distributed or of another library."""
+    known = operation(name)
+    return known if known != "Unknown" else exchange_of(name) or known
 
 
 #: how c10d names its operators for sends and receives: `nccl:send 0->1`, `nccl:recv 1<-0`

@@ -12,8 +12,8 @@ import pyarrow as pa
 from clusterprof.ingest import other_tools
 from clusterprof.ingest.kineto import gloo, nccl_kernels, trace_events
 from clusterprof.ingest.kineto.trace_events import Trace
-from clusterprof.ingest.operations import NCCL_KERNEL
 from clusterprof.ingest.recording import (
+    Bools,
     Calls,
     Column,
     Ints,
@@ -61,7 +61,9 @@ def read(path: Path) -> Recording:
     if not isinstance(job, dict):
         job = {}
     groups = nccl_kernels.process_groups(job)
-    on_gpu, gpu_warnings = nccl_kernels.read(trace, calls["cuda"], groups)
+    launched = calls["cuda"].launching(trace.spans["kernel"].column("correlation"))
+    exchanging = nccl_kernels.exchanging(trace, launched)
+    on_gpu, gpu_warnings = nccl_kernels.read(trace, launched, exchanging, groups)
     on_cpu, cpu_warnings = gloo.read(trace, groups)
     devices = trace.meta.get("deviceProperties", ())
     not_read = (f"{count} events of {device} are not read" for device, count in unread.items())
@@ -79,7 +81,7 @@ def read(path: Path) -> Recording:
     )
     recording = Recording(
         info=info,
-        work=_work(trace, calls["cuda"]),
+        work=_work(trace, calls["cuda"], exchanging),
         calls=[*calls.values(), _event_waits(trace)],
         collectives=joined("collective_calls", [on_gpu, on_cpu]),
         marks=calls["range"],
@@ -103,10 +105,9 @@ def _versions(meta: Mapping[str, Any], job: Mapping[str, Any]) -> dict[str, str]
     return found | ({"NCCL": nccl} if isinstance(nccl, str) and nccl else {})
 
 
-def _work(trace: Trace, cuda: Calls) -> list[pa.Table]:
+def _work(trace: Trace, cuda: Calls, exchanging: Bools) -> list[pa.Table]:
     """Return GPU work; where the trace has none, the work of the CPU's threads."""
-    is_nccl = trace.named("kernel", NCCL_KERNEL).astype(np.int32)
-    kinds = encoded(is_nccl, ["compute", "collective"])
+    kinds = encoded(exchanging.astype(np.int32), ["compute", "collective"])
     names = encoded(trace.spans["kernel"].column("name"), trace.names)
     work = [
         _on_gpu(trace, "kernel", cuda, kind=kinds, name=names),

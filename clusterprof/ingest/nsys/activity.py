@@ -9,9 +9,9 @@ import numpy as np
 import pyarrow as pa
 
 from clusterprof.ingest import recording
+from clusterprof.ingest.exchange_kernels import exchanging_names
 from clusterprof.ingest.nsys import schema
 from clusterprof.ingest.nsys.database import Export
-from clusterprof.ingest.operations import NCCL_KERNEL
 from clusterprof.ingest.rank_steps import ends_of_updates, updates
 from clusterprof.ingest.recording import (
     Calls,
@@ -19,7 +19,6 @@ from clusterprof.ingest.recording import (
     Ints,
     Launched,
     encoded,
-    matching,
     nullable,
     with_names,
 )
@@ -27,7 +26,10 @@ from clusterprof.ingest.recording import (
 
 @dataclass(frozen=True)
 class NcclKernels:
-    """The NCCL kernels of a process by begin; `names[name[i]]` is the name of kernel i."""
+    """The kernels of a process that exchange data, NCCL's and others', by begin.
+
+    `names[name[i]]` is the name of kernel i.
+    """
 
     start: Ints
     end: Ints
@@ -35,6 +37,11 @@ class NcclKernels:
     launched: Launched
     name: Ints
     names: list[str]
+
+    @property
+    def each_name(self) -> list[str]:
+        """The name of each kernel."""
+        return [self.names[code] for code in self.name.tolist()]
 
 
 @dataclass(frozen=True)
@@ -53,7 +60,7 @@ class Activity:
 
 @dataclass(frozen=True)
 class Kernels:
-    """What one process ran on one GPU: how many kernels, and of these of NCCL."""
+    """What one process ran on one GPU: how many kernels, and how many that exchange data."""
 
     process: int
     device: int
@@ -66,8 +73,8 @@ def kernels_by_process(export: Export) -> list[Kernels]:
     if not export.has(schema.KERNEL.name, "globalPid", "deviceId"):
         return []
     raw = export.kernels
-    codes, names = export.names(_name(raw))
-    is_nccl = with_names(matching(names, "(?i)nccl.*Kernel"), codes)
+    codes, names = export.names(_full_name(raw))
+    is_nccl = exchanging_names(names, codes)
     found = []
     for owner in np.unique(raw["globalPid"][raw["globalPid"] >= 0]):
         mine = (raw["globalPid"] == owner) & (raw["deviceId"] >= 0)
@@ -85,6 +92,11 @@ def _name(raw: Mapping[str, Ints]) -> Ints:
     return np.where(raw["shortName"] >= 0, raw["shortName"], raw["demangledName"])
 
 
+def _full_name(raw: Mapping[str, Ints]) -> Ints:
+    """Return the strings' ids of kernels' names, with namespaces where they have any."""
+    return np.where(raw["demangledName"] >= 0, raw["demangledName"], raw["shortName"])
+
+
 def read(export: Export, process: int | None, cuda: Calls) -> Activity:
     """Return kernels, graphs, copies and memsets of `process` (None: of all)."""
     raw = export.kernels
@@ -94,11 +106,11 @@ def read(export: Export, process: int | None, cuda: Calls) -> Activity:
     raw = {name: values[whole] for name, values in raw.items()}
     launched = cuda.launching(raw["correlationId"])
     codes, names = export.names(_name(raw))
-    is_nccl = with_names(matching(names, NCCL_KERNEL), codes)
+    # the short name of all of PyTorch's kernels for many tensors is one, and has no namespace
+    full, full_names = export.names(_full_name(raw))
+    is_nccl = exchanging_names(full_names, full)
     kinds = encoded(is_nccl.astype(np.int32), ["compute", "collective"])
     kernels = _work(raw, launched, kind=kinds, name=encoded(codes, names))
-    # the short name of all of PyTorch's kernels for many tensors is one: the long one differs
-    full, full_names = export.names(raw["demangledName"])
     ours = np.flatnonzero(~is_nccl & launched.known)
     update = with_names(updates(full_names), full)[ours]
     nccl = np.flatnonzero(is_nccl)
@@ -114,7 +126,7 @@ def read(export: Export, process: int | None, cuda: Calls) -> Activity:
             _copies(copies, cuda),
             _work(memsets, cuda, kind="memset", name="memset"),
         ],
-        nccl=NcclKernels(begin, end, stream, launched.at(nccl), codes[nccl], names),
+        nccl=NcclKernels(begin, end, stream, launched.at(nccl), full[nccl], full_names),
         step_ends=ends_of_updates(launched.start[ours], launched.end[ours], update),
         kernels=kernels.num_rows,
         graphs=graphs["start"].size,

@@ -17,13 +17,14 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from clusterprof.ingest.exchange_kernels import exchange_of
 from clusterprof.ingest.nsys import nccl_advanced, nccl_payloads, schema
 from clusterprof.ingest.nsys.activity import NcclKernels
 from clusterprof.ingest.nsys.database import Export
 from clusterprof.ingest.nsys.nccl_advanced import DeviceOperations
 from clusterprof.ingest.nsys.nccl_payloads import Payloads
 from clusterprof.ingest.nsys.nvtx import Ranges
-from clusterprof.ingest.operations import NCCL_CALL, kernel_operation, operation
+from clusterprof.ingest.operations import NCCL_CALL, operation
 from clusterprof.ingest.recording import Bools, Ints, encoded, fill, joined, nullable
 from clusterprof.tables import SCHEMAS
 
@@ -349,7 +350,7 @@ def _hexadecimal(values: Ints, present: Bools) -> pa.Array:
 
 def _kernel_table(kernels: NcclKernels, orphans: Ints, exchange: Bools) -> pa.Table:
     """Return calls made from kernels that no NVTX range launched (`-t cuda` alone, graphs)."""
-    names = [kernel_operation(name) for name in kernels.names]
+    names = [exchange_of(name) or "Unknown" for name in kernels.names]
     codes = kernels.name[orphans]
     sent = np.array([name == "SendRecv" for name in names], bool)[codes] & exchange
     launched = kernels.launched.at(orphans)

@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from clusterprof.errors import ReportError
+from clusterprof.ingest.exchange_kernels import without_nccl
 from clusterprof.ingest.nsys import activity, nccl_ranges, nvtx, ranks_of_report, schema
 from clusterprof.ingest.nsys.activity import Activity
 from clusterprof.ingest.nsys.database import Export
@@ -108,7 +109,11 @@ def _read_process(
     collectives, communicators, on_device = nccl_ranges.read(export, ranges, work.nccl, elsewhere)
     others = [each for each in processes if each != process]
     info = replace(
-        info.warned(*_gpu_warnings(work, export), *_diagnostics(export, process, others)),
+        info.warned(
+            *_gpu_warnings(work, export),
+            *without_nccl(work.nccl.each_name),
+            *_diagnostics(export, process, others),
+        ),
         rank=communicators.world_rank(None) if info.rank is None else info.rank,
         backend="nccl" if collectives.num_rows else "",
     )
