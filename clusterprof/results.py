@@ -24,6 +24,11 @@ GroupKind = Literal["pipeline", "tensor", "expert", "data", "world", "unknown"]
 RANKS = "{ranks}"
 
 
+#: of the warning about CUDA graphs whose kernels nsys did not record, and its option that does so
+HIDDEN = "CUDA graphs were traced as a whole"
+NODES = "--cuda-graph-trace=node"
+
+
 class RankEntry(TypedDict):
     """One rank with a report. A rank without one is in `missing`, and a warning."""
 

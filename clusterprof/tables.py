@@ -36,6 +36,8 @@ _AT_ONCE = 1 << 16
 #: bytes of a number
 _WIDEST = 8
 _TOO_MUCH = f"it holds more than tables pack into so little (if it is one: {VARIABLE}=8G)"
+#: the name of a CUDA graph that was recorded as a whole: what ran in it is not in the report
+GRAPH = "CUDA graph"
 
 #: how a call of Python's garbage collector begins its name among the host's calls
 GARBAGE = "garbage collection"

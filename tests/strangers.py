@@ -8,6 +8,7 @@ around their launches, and of what was launched before the window the kernel onl
 from __future__ import annotations
 
 import json
+from bisect import bisect_right
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ _CALLS = {
     "AllToAll": ("alltoall_base_", "all_to_all"),
 }
 _ROUND_NS = 15_000
+_OF_LAUNCH = ("correlation", "launch_start_ns", "launch_end_ns", "launch_thread")
 
 
 def trace(
@@ -33,6 +35,7 @@ def trace(
     arguments: str = "",
     kernels: Mapping[str, str] | None = None,
     operators: bool = True,
+    graphs: bool = False,
     steps: bool = True,
 ) -> Path:
     """Write the trace of one rank into `folder` and return its path.
@@ -40,9 +43,10 @@ def trace(
     From `begin_ns` on (the rank's wall clock) host calls are recorded: kernels launched before have
     no launch. `arguments`: what tells the collective, `kernel`, `operator`, or neither (empty).
     `kernels` are the NCCL kernels' names by operation; around their launches are c10d's
-    `operators`, or none.
+    `operators`, or none. With `graphs` all kernels of a step are launched by one call.
     """
     events: list[dict[str, Any]] = []
+    made_by: dict[int, tuple[int, int]] = {}
 
     def add(category: str, name: str, begin: int, end: int, tid: int, **args: Any) -> None:
         events.append(
@@ -51,7 +55,7 @@ def trace(
         )  # fmt: skip
 
     calls = {(row["stream"], row["start_ns"]): row for row in tables.collective_calls.to_pylist()}
-    for row in tables.activity.to_pylist():
+    for row in _in_graphs(tables) if graphs else tables.activity.to_pylist():
         launch, launched = row["launch_start_ns"], row["launch_end_ns"]
         known = launch >= begin_ns
         if row["end_ns"] < begin_ns:
@@ -77,7 +81,9 @@ def trace(
                 add("user_annotation", f"nccl:{annotation}", *around)
         if known:
             correlation = where["correlation"]
-            add("cuda_runtime", "cudaLaunchKernel", launch, launched, 1, correlation=correlation)
+            made_by.setdefault(correlation, (launch, launched))
+    for correlation, when in made_by.items():
+        add("cuda_runtime", "cudaLaunchKernel", *when, 1, correlation=correlation)
     for row in tables.host_calls.to_pylist():
         if row["start_ns"] >= begin_ns:
             category = "cuda_runtime" if row["kind"] == "cuda" else "cpu_op"
@@ -91,6 +97,19 @@ def trace(
     content = {"schemaVersion": 1, "distributedInfo": info, "traceEvents": events}
     path.write_text(json.dumps(content))
     return path
+
+
+def _in_graphs(tables: RankTables) -> list[dict[str, Any]]:
+    """The activities, the kernels of each step launched by the call that launched its first."""
+    begins = tables.steps["begin_ns"].to_pylist()
+    rows = sorted(tables.activity.to_pylist(), key=lambda row: row["launch_start_ns"])
+    first: dict[int, dict[str, Any]] = {}
+    for row in rows:
+        step = bisect_right(begins, row["launch_start_ns"])
+        if row["kind"] != "copy" and step:
+            launch = first.setdefault(step, row)
+            row |= {name: launch[name] for name in _OF_LAUNCH}
+    return rows
 
 
 def _stated(call: Mapping[str, Any], tables: RankTables) -> dict[str, Any]:

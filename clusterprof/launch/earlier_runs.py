@@ -15,6 +15,7 @@ from pathlib import Path
 from clusterprof import masking
 from clusterprof.agent.contracts import paths
 from clusterprof.errors import ClusterprofError, ReportError
+from clusterprof.results import HIDDEN, NODES, Results
 from clusterprof.run_directory import Manifest, RunDirectory
 
 #: So many of the newest runs are looked through for one of the same program.
@@ -43,6 +44,35 @@ def launch_bound(parent: Path, program: Sequence[str]) -> RunDirectory | None:
     It is where launches were found to bind the steps, or where steps stayed longer after nsys'
     window: nsys costs time for each launch until the program ends.
     """
+    run, results = _latest(parent, program)
+    if results is None:
+        return None
+    from clusterprof.analysis.findings.finding import LAUNCH_BOUND
+    from clusterprof.analysis.findings.profiler_overhead import stay
+
+    cost = results["capture"]
+    nsys = any(each["profiler"].startswith("nsys") for each in results["ranks"])
+    stays = nsys and cost is not None and stay(cost["profiled"])
+    bound = any(each["code"] == LAUNCH_BOUND for each in results["findings"])
+    return run if bound or stays else None
+
+
+def with_graphs(parent: Path, program: Sequence[str]) -> RunDirectory | None:
+    """The latest merged run of this program in `parent`, if nsys saw CUDA graphs in it, else None.
+
+    As wholes; or, where it was asked for that, by what is in them.
+    """
+    run, results = _latest(parent, program)
+    if run is None or results is None:
+        return None
+    nodes = False
+    with contextlib.suppress(OSError):
+        nodes = NODES.encode() in run.plan.read_bytes()
+    return run if nodes or any(HIDDEN in each for each in results["warnings"]) else None
+
+
+def _latest(parent: Path, program: Sequence[str]) -> tuple[RunDirectory | None, Results | None]:
+    """The latest merged run of this program in `parent`, and its results if they can be read."""
     wanted = masking.suspected(program)
     for run, manifest in runs_in(parent)[:MOST]:
         again = manifest.whole
@@ -51,15 +81,9 @@ def launch_bound(parent: Path, program: Sequence[str]) -> RunDirectory | None:
         result = run.merged / paths.RESULTS
         if not result.is_file():
             continue
-        from clusterprof.analysis.findings.finding import LAUNCH_BOUND
-        from clusterprof.analysis.findings.profiler_overhead import stay
         from clusterprof.report import results_json
 
         with contextlib.suppress(ReportError):  # of another version
-            results = results_json.read(result)
-            cost = results["capture"]
-            nsys = any(each["profiler"].startswith("nsys") for each in results["ranks"])
-            stays = nsys and cost is not None and stay(cost["profiled"])
-            bound = any(each["code"] == LAUNCH_BOUND for each in results["findings"])
-            return run if bound or stays else None
-    return None
+            return run, results_json.read(result)
+        break
+    return None, None

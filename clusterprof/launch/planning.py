@@ -26,7 +26,7 @@ from clusterprof.arguments import (
 )
 from clusterprof.errors import UsageError
 from clusterprof.launch import reduction
-from clusterprof.launch.earlier_runs import launch_bound
+from clusterprof.launch.earlier_runs import launch_bound, with_graphs
 from clusterprof.launch.profiling import CapturePlan, CaptureRequest, choose
 from clusterprof.launch.settings import SETTINGS
 from clusterprof.launchers.support.job import CommandLine, Job
@@ -171,7 +171,11 @@ def make_plan(
     earlier = None
     if arguments.profiler == "auto" and arguments.arm in (None, "none"):
         earlier = launch_bound(folder.parent, program)
-    capture = choose(CaptureRequest.of(arguments), shortest(earlier.path) if earlier else "")
+    graphs = with_graphs(folder.parent, program) if arguments.profiler != "none" else None
+    request = replace(
+        CaptureRequest.of(arguments), graphs_in=shortest(graphs.path) if graphs else ""
+    )
+    capture = choose(request, shortest(earlier.path) if earlier else "")
     before = os.environ.get("PYTHONPATH")
     environment = {  # what loads the agent in every interpreter of the job
         "CLUSTERPROF_PLAN": str(RunDirectory(folder).plan),

@@ -18,6 +18,7 @@ from clusterprof.agent.contracts.plan import MOST_START_S, NsysPlan
 from clusterprof.agent.nsys import START_VARIABLE, Nsys, installed
 from clusterprof.arguments import path
 from clusterprof.errors import ProfilerError, UsageError
+from clusterprof.results import NODES
 
 PROFILERS = ("auto", "nsys", "torch", "none")
 #: `--pytorch`
@@ -51,6 +52,8 @@ class CaptureRequest:
     cpu_sampling: bool = False
     #: how nsys' window opens: session (nsys start), cuda (cudaProfilerStart), auto (session)
     window_by: str = "auto"
+    #: the run that had CUDA graphs in this program, if one did: nsys then records what is in them
+    graphs_in: str = ""
 
     @property
     def needs_nsys(self) -> bool:
@@ -60,7 +63,8 @@ class CaptureRequest:
     @classmethod
     def of(cls, arguments: argparse.Namespace) -> CaptureRequest:
         """What the options of these names say."""
-        return cls(**{each.name: getattr(arguments, each.name) for each in fields(cls)})
+        names = [each.name for each in fields(cls) if hasattr(arguments, each.name)]
+        return cls(**{name: getattr(arguments, name) for name in names})
 
 
 @dataclass(frozen=True)
@@ -147,6 +151,9 @@ def _with_nsys(request: CaptureRequest, because: str) -> CapturePlan:
                 f"see: {nsys.path} profile --help",
             )
     flags = _flags(nsys, request)
+    nodes = [NODES] if request.graphs_in and not any(map(_is_of_graphs, flags)) else []
+    nodes = [flag for flag in nodes if nsys.offers("profile", flag)]
+    flags += nodes
     for_start = [flag for flag in flags if flag.startswith("--") and nsys.offers("start", flag)]
     for_launch = [flag for flag in flags if flag not in for_start]
     sampling = "process-tree" if request.cpu_sampling else "none"
@@ -165,6 +172,11 @@ def _with_nsys(request: CaptureRequest, because: str) -> CapturePlan:
         stop=["stop", "--session={session}"],
     )  # fmt: skip
     commands, remarks = _with_time_to_start(commands, os.environ)
+    if nodes:
+        remarks.append(
+            f"nsys records what is in CUDA graphs ({NODES}), since {request.graphs_in}, the last "
+            "merged run of this program, had some"
+        )
     if request.cpu_sampling:
         remarks.append(
             "CPU sampling takes CPU time on every profiled rank and slows the end of the window; "
@@ -176,6 +188,10 @@ def _with_nsys(request: CaptureRequest, because: str) -> CapturePlan:
         window_by="cuda" if request.window_by == "cuda" else "session",
         emit_nvtx=request.pytorch == "emit-nvtx",
     )  # fmt: skip
+
+
+def _is_of_graphs(flag: str) -> bool:
+    return flag.partition("=")[0] == NODES.partition("=")[0]
 
 
 def _with_time_to_start(

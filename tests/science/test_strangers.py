@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import Counter
 from dataclasses import replace
+from itertools import groupby
 from pathlib import Path
 
 import pyarrow as pa
@@ -13,15 +15,18 @@ from simulate import Cause, Job, simulate
 from strangers import trace
 
 from clusterprof.align.match import match
+from clusterprof.analysis.findings.finding import capture
 from clusterprof.ingest import read_report
+from clusterprof.results import NODES
 from clusterprof.study import Study, study
-from clusterprof.tables import RankTables
+from clusterprof.tables import GRAPH, SCHEMAS, RankTables, empty
 
 #: four ranks on one host whose collectives' ends differ by up to 300 µs; hosts run far ahead
 SCATTERED = Job(
     phase_ns=300_000, small_calls=False, layers=4, steps=6, launch_ns=40_000, ranks_per_host=4,
     tear_ns=2_000_000, communicator_ids=False, transfer_ns=900_000,
 )  # fmt: skip
+NAMED = {"AllReduce": "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)"}
 SLEEPER = replace(SCATTERED, causes=(Cause("host", 2, 30_000_000),))
 
 
@@ -81,6 +86,40 @@ def test_kernels_of_any_library_that_exchange_data_name_the_rank_that_is_late(
         f"({kernel.removeprefix('void ').partition('<')[0].partition('(')[0]}) count" in warning
         for warning in study.results["warnings"]
     )
+
+
+@pytest.mark.parametrize("late", [True, False])
+def test_kernels_of_one_launch_wait_for_each_other(tmp_path: Path, late: bool) -> None:
+    job = replace(SLEEPER if late else SCATTERED, serial=True)
+    study = matched(read(job, tmp_path, operators=False, graphs=True, kernels=NAMED))
+    above = [each for each in study.results["findings"] if each["severity"] != "info"]
+    assert study.results["collectives"]["unmatched"] == 0
+    codes = [(each["code"], each["rank"]) for each in above]
+    assert codes[0] == (("straggler.host", 2) if late else ("communication.exposed", None))
+    assert "gpu.idle" not in dict(codes)
+
+
+def in_whole_graphs(tables: RankTables) -> RankTables:
+    """A rank whose steps are one CUDA graph each, recorded as a whole."""
+    graphs = []
+    begins = tables.steps["begin_ns"].to_pylist()
+    rows = [row for row in tables.activity.to_pylist() if row["kind"] != "copy"]
+    rows.sort(key=lambda row: row["launch_start_ns"])
+    for _, of in groupby(rows, lambda row: bisect_right(begins, row["launch_start_ns"])):
+        first, *rest = of
+        graph = {"kind": "compute", "name": GRAPH, "stream": 7, "direction": None, "pageable": None}
+        graphs.append(first | graph | {"end_ns": max(row["end_ns"] for row in (first, *rest))})
+    activity = pa.Table.from_pylist(graphs, SCHEMAS["activity"])
+    return replace(tables, activity=activity, collective_calls=empty("collective_calls"))
+
+
+def test_what_waits_unseen_in_whole_graphs_is_no_slow_gpu() -> None:
+    late = (Cause("host", 1, 30_000_000),)
+    job = replace(SCATTERED, dp=2, synchronous=True, causes=late)
+    study = matched([in_whole_graphs(tables) for tables in simulate(job)[0]])
+    assert "straggler.gpu" not in {each["code"] for each in study.results["findings"]}
+    assert NODES in capture(study.dataset, [0])
+    assert NODES not in capture(study.dataset, [0], profiler="torch")
 
 
 def test_numbers_and_lists_that_are_written_as_text_are_read(tmp_path: Path) -> None:

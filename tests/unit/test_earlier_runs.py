@@ -16,9 +16,9 @@ from clusterprof.agent import nsys
 from clusterprof.agent.contracts import paths
 from clusterprof.arguments import parse_ranks
 from clusterprof.cli import main
-from clusterprof.launch.earlier_runs import launch_bound, runs_in
+from clusterprof.launch.earlier_runs import launch_bound, runs_in, with_graphs
 from clusterprof.report import results_json
-from clusterprof.results import RANKS, CaptureCost, Finding
+from clusterprof.results import HIDDEN, NODES, RANKS, CaptureCost, Finding
 from clusterprof.run_directory import RunDirectory
 
 PROGRAM = ("train.py", "--layers", "8", "--api-key", "hunter2")
@@ -106,7 +106,7 @@ def test_what_is_damaged_linked_or_another_user_s_says_nothing(tmp_path: Path) -
 @pytest.fixture
 def with_nsys(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """An nsys on this host, and a current folder with a launch-bound run in `runs/`."""
-    help_text = "--trace= cuda nvtx osrt --sample= --session-new= --output="
+    help_text = "--trace= cuda nvtx osrt --sample= --session-new= --output= --cuda-graph-trace="
     monkeypatch.setattr(nsys, "ask", lambda *_: f"version 2025.6.1.190-1 {help_text}")
     monkeypatch.setattr(nsys, "PLACES", ())
     (tmp_path / "nsys").touch(0o755)
@@ -136,6 +136,23 @@ def test_auto_takes_torch_s_profiler_for_a_program_that_was_launch_bound(
     assert line.endswith("auto: launch-bound in runs/then")
     assert "--profiler nsys" in notes
     assert "under nsys" not in printed  # none is armed
+
+
+@pytest.mark.usefixtures("with_nsys")
+def test_nsys_records_what_is_in_cuda_graphs_where_it_has_seen_some(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert NODES not in planned(capsys, "--profiler", "nsys")
+    warning = f"rank 0: 11 {HIDDEN}: ..."
+    run = earlier(tmp_path / "runs", "graphs", masked(PROGRAM), 1, warnings=[warning])
+    assert f"({NODES}), since runs/graphs" in planned(capsys, "--profiler", "nsys")
+    assert NODES not in planned(capsys, "--profiler", "nsys", "--nsys-arg=--cuda-graph-trace=graph")
+    assert with_graphs(tmp_path / "runs", [*PROGRAM, "--compile"]) is None
+    # a run that has recorded them has no such warning
+    run = earlier(tmp_path / "runs", "nodes", masked(PROGRAM), 2)
+    assert with_graphs(tmp_path / "runs", PROGRAM) is None
+    run.plan.write_text(f'{{"nsys": {{"launch": ["{NODES}"]}}}}')
+    assert with_graphs(tmp_path / "runs", PROGRAM) == run
 
 
 @pytest.mark.usefixtures("with_nsys")

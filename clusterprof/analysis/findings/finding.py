@@ -18,7 +18,7 @@ from clusterprof.agent.contracts import words
 from clusterprof.analysis.model import limits
 from clusterprof.analysis.model.dataset import Dataset
 from clusterprof.analysis.model.what_if import Saved, WhatIfs, what_ifs
-from clusterprof.results import RANKS, Finding, Pace, Recurrence, Saving, Severity
+from clusterprof.results import NODES, RANKS, Finding, Pace, Recurrence, Saving, Severity
 
 #: a sentence of the verdict's first line is at most this long, to fit a terminal's line
 SENTENCE_LENGTH = 100
@@ -296,6 +296,8 @@ def capture(dataset: Dataset, ranks: Sequence[int], *options: str, profiler: str
     given = dataset.again or ("clusterprof", launcher, RANKS, "...", "--", "PROGRAM...")
     place = given.index(RANKS) if RANKS in given else len(given)
     rest = given[place + 1 :]
+    if profiler == "nsys" and dataset.activities.whole_graphs.any():
+        options = (*options, f"--nsys-arg={NODES}")
     by = [] if "--profiler" in rest[:1] else ["--profiler", profiler, *options]
     return shlex.join([*given[:place], "--ranks", ",".join(map(str, ranks)), *by, *rest])
 

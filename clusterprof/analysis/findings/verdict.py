@@ -20,7 +20,7 @@ from clusterprof.analysis.findings.finding import (
 from clusterprof.analysis.findings.straggler import overlapped
 from clusterprof.analysis.model import limits
 from clusterprof.analysis.model.dataset import LEAST_STEADY, Dataset
-from clusterprof.results import Finding
+from clusterprof.results import NODES, Finding
 
 #: the parts of a step's account, as a single step is described by them
 _PARTS = {
@@ -74,8 +74,10 @@ def _no_straggler(dataset: Dataset) -> str:
         return f"{only}, so stragglers cannot be determined; profile two or more (--ranks)."
     apart = incomparable(dataset)
     if len(apart) > len(dataset.ranks) - 2:
-        why = "no collectives of these ranks match"
-        return f"Stragglers cannot be determined: {why}; profile ranks of one communicator."
+        why = "no collectives of these ranks match; profile ranks of one communicator."
+        if dataset.activities.whole_graphs.any():
+            why = f"CUDA graphs were recorded as wholes ({NODES} records what is in them)."
+        return f"Stragglers cannot be determined: {why}"
     if apart:
         return (
             f"No stragglers among {len(dataset.ranks) - len(apart)} ranks; cannot be determined "

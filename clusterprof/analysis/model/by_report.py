@@ -240,13 +240,16 @@ class _Reports:
         return np.lexsort((self.stop, self.rank))
 
     def ended_by(self, rank: Ints, time: Ints, launched_by: Ints | None = None) -> Ints:
-        """The rank's activity that ended last by each time (and was launched by then), or -1."""
+        """The rank's activity that ended last by each time (and was launched by then), or -1.
+
+        What one call launches, as a graph, is launched at once.
+        """
         place = self.place(self.by_stop, self.stop, rank, time) - 1
         found = self.at(self.by_stop, place, rank)
         if launched_by is None:
             return found
         for _ in range(limits.MOST):
-            place = place - ((found >= 0) & (self.launch[found] >= launched_by))
+            place = place - ((found >= 0) & (self.launch[found] > launched_by))
             found = self.at(self.by_stop, place, rank)
         return found
 
@@ -325,7 +328,7 @@ class _Devices:
         ready = np.maximum.reduce([queued, launched, after_stream])
         late = np.flatnonzero(start - ready > limits.REACTS_NS // 2)
         by = r.ended_by(rank[late], start[late], launch[late])
-        found = (by >= 0) & (r.stop[by] > ready[late] - 2 * STAMP_NS)
+        found = (by >= 0) & (r.stop[by] > ready[late] - 2 * STAMP_NS) & (r.start[by] < start[late])
         # kernels of another stream may occupy all multiprocessors once a wait is over
         found &= start[late] - r.stop[by] <= limits.PAUSE_NS
         late, by = late[found], by[found]

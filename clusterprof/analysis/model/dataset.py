@@ -20,7 +20,7 @@ from clusterprof.analysis.model.intervals import Axis
 from clusterprof.analysis.model.timeline import Timelines, wall_times
 from clusterprof.mapped import release, trim
 from clusterprof.results import CaptureCost, ShallowResults
-from clusterprof.tables import RankTables, empty
+from clusterprof.tables import GRAPH, RankTables, empty
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -149,6 +149,11 @@ class Activities:
         self.pageable = true(table["pageable"])
         del table
         trim()
+
+    @property
+    def whole_graphs(self) -> Bools:
+        """Which are CUDA graphs recorded as wholes: they may wait for other ranks, unseen."""
+        return np.asarray(self.names == GRAPH, dtype=bool)[self.name]
 
     def streams(self, k: int, until: int) -> Ints:
         """The number of each one's stream in its report, of the ranks `k` to before `until`."""

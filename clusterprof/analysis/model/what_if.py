@@ -113,7 +113,8 @@ class WhatIfs:
         )
         self.step_of_host: Small = np.clip(job.host_step, 0, len(job.steps) - 1)
         #: activities that are no member of a collective, in the order of their launches
-        work = np.flatnonzero(~job.joined & (job.kind != COLLECTIVE))
+        whole = dataset.activities.whole_graphs[job.activity]
+        work = np.flatnonzero(~job.joined & (job.kind != COLLECTIVE) & ~whole)
         work = work[np.argsort(job.launch_moment[work], kind="stable")]
         self.work: Small = work.astype(np.int32)
         self.host_phase, phase = self._phases()

@@ -22,6 +22,7 @@ from clusterprof.ingest.recording import (
     nullable,
     with_names,
 )
+from clusterprof.tables import GRAPH
 
 
 @dataclass(frozen=True)
@@ -122,7 +123,7 @@ def read(export: Export, process: int | None, cuda: Calls) -> Activity:
     return Activity(
         work=[
             kernels,
-            _work(graphs, cuda, kind="compute", name="CUDA graph"),
+            _work(graphs, cuda, kind="compute", name=GRAPH),
             _copies(copies, cuda),
             _work(memsets, cuda, kind="memset", name="memset"),
         ],
