@@ -19,6 +19,7 @@ from clusterprof.align.clock.readings import without_beacons
 from clusterprof.align.lateness import joined
 from clusterprof.align.match import contradicted, match, numbered, tolerance
 from clusterprof.align.placing import place
+from clusterprof.align.waiting_kernels import as_exchanges, waiting_kernels
 from clusterprof.analysis.findings import communication
 from clusterprof.analysis.findings.combined import combined
 from clusterprof.analysis.findings.finding import pace, rare, unseen
@@ -162,7 +163,12 @@ def dataset_of(
     progress(f"matching the collectives of {counted(len(ordered), 'rank')}")
     matched = match(ordered)
     progress("aligning the clocks")
-    clock = align(ordered, matched, (*known.bounds, *of_one_report(ordered)))
+    measured = (*known.bounds, *of_one_report(ordered))
+    clock = align(ordered, matched, measured)
+    if names := waiting_kernels(ordered, clock):
+        ordered = tuple(as_exchanges(t, names) for t in ordered)
+        matched = match(ordered)
+        clock = align(ordered, matched, measured)
     trim()
     placed = place(without_beacons(matched, ordered, known.readings), clock)
     lines = Timelines(ordered)

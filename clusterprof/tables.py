@@ -84,7 +84,7 @@ COLLECTIVE_CALLS = pa.schema(
     [
         required("call", pa.int32()),
         #: AllReduce, AllGather, ReduceScatter, Broadcast, Reduce, AllToAll, Gather, Scatter,
-        #: Barrier, Send, Recv, SendRecv (a group of both), Unknown
+        #: Barrier, Send, Recv, SendRecv (a group of both), Exchange (what waits), Unknown
         required("operation", NAME),
         #: the communicator's or process group's id as the report gives it; null if it does not
         pa.field("communicator", pa.string()),

@@ -24,9 +24,12 @@ _NAMES = {
 }
 _OPERATIONS = {name: operation for operation, names in _NAMES.items() for name in names.split()}
 
+#: of a kernel that no name tells of, and that was seen to wait for the other members
+EXCHANGE = "Exchange"
+
 #: operations whose member cannot end before every member has started, because each member's
 #: output depends on each member's input
-SYNCHRONISING = ("AllReduce", "AllGather", "ReduceScatter", "AllToAll", "Barrier")
+SYNCHRONISING = ("AllReduce", "AllGather", "ReduceScatter", "AllToAll", "Barrier", EXCHANGE)
 
 #: NCCL's own host calls that are collectives; `ncclGroupStart`, `ncclCommInitRank` are not. In its
 #: domain, nsys' advanced tracing leaves the prefix out.

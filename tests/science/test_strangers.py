@@ -8,16 +8,19 @@ from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 from simulate import Cause, Job, simulate
 from strangers import trace
 
+from clusterprof.align.clock import Clock
 from clusterprof.align.match import match
+from clusterprof.align.waiting_kernels import waiting_kernels
 from clusterprof.analysis.findings.finding import capture
 from clusterprof.ingest import read_report
-from clusterprof.results import NODES
+from clusterprof.results import NODES, UNBOUNDED_NS
 from clusterprof.study import Study, study
 from clusterprof.tables import GRAPH, SCHEMAS, RankTables, empty
 
@@ -97,6 +100,78 @@ def test_kernels_of_one_launch_wait_for_each_other(tmp_path: Path, late: bool) -
     codes = [(each["code"], each["rank"]) for each in above]
     assert codes[0] == (("straggler.host", 2) if late else ("communication.exposed", None))
     assert "gpu.idle" not in dict(codes)
+
+
+@pytest.mark.parametrize("late", [True, False])
+def test_kernels_that_only_end_together_are_an_exchange_and_are_named(
+    tmp_path: Path, late: bool
+) -> None:
+    # on one clock, and on clocks of which nothing is known
+    job = replace(SCATTERED, phase_ns=20_000, serial=True, offset_ns=(0, 0, 9_000_000, 0))
+    job = replace(job, causes=SLEEPER.causes if late else ())
+    kernels = {"AllReduce": "of_a_library_that_nobody_knows"}
+    study = matched(read(job, tmp_path, operators=False, kernels=kernels))
+    warnings = [line for line in study.results["warnings"] if kernels["AllReduce"] in line]
+    codes = [(each["code"], each["rank"]) for each in study.results["findings"]]
+    assert len(warnings) == late
+    assert codes[:1] == ([("straggler.host", 2)] if late else codes[:1])
+    operations = [each["operation"] for each in study.results["collectives"]["by_operation"]]
+    assert operations == (["Exchange"] if late else [])
+
+
+def kernels_of(*ranks: list[tuple[int, int]]) -> list[RankTables]:
+    """Ranks with a kernel of one name in each of some steps, by begin and length (µs)."""
+    out = []
+    for rank, times in enumerate(ranks):
+        base = simulate(replace(SCATTERED, dp=len(ranks), layers=1, steps=1))[0][rank]
+        row = {"kind": "compute", "name": "kernel", "device": rank, "stream": 7}
+        begins = [step * 100_000_000 for step in range(len(times))]
+        rows = [
+            row | {"launch_start_ns": at, "launch_end_ns": at, "start_ns": at + 1000 * begin,
+                   "end_ns": at + 1000 * (begin + length)}
+            for at, (begin, length) in zip(begins, times, strict=True)
+        ]  # fmt: skip
+        steps = [
+            {"step": k, "begin_ns": at, "end_ns": at + 99_000_000, "source": "nvtx"}
+            for k, at in enumerate(begins)
+        ]
+        out.append(
+            replace(
+                base,
+                activity=pa.Table.from_pylist(rows, SCHEMAS["activity"]),
+                steps=pa.Table.from_pylist(steps, SCHEMAS["steps"]),
+            )
+        )
+    return out
+
+
+def clock_of(ranks: list[RankTables], bound_ns: int) -> Clock:
+    none = np.zeros(len(ranks), np.int64)
+    numbers = tuple(tables.rank for tables in ranks)
+    return Clock(0, 0, "", numbers, none, none.astype(float), np.full(len(ranks), bound_ns))
+
+
+WAITS_ALWAYS = [(0, 5_000)] * 8, [(4_000, 1_000)] * 8
+SLOWER_ALWAYS = [(0, 5_000)] * 8, [(0, 1_000)] * 8
+WAITS_IN_TURN = [(0, 5_000), (4_000, 1_000)] * 4, [(4_000, 1_000), (0, 5_000)] * 4
+WAITS_TWICE = [(0, 5_000)] * 2 + [(0, 1_000)] * 6, [(4_000, 1_000)] * 2 + [(0, 1_000)] * 6
+
+
+@pytest.mark.parametrize(
+    ("times", "on_one_clock", "without_a_clock"),
+    [
+        (WAITS_ALWAYS, True, False),
+        (SLOWER_ALWAYS, False, False),
+        (WAITS_IN_TURN, True, True),
+        (WAITS_TWICE, False, False),
+    ],
+)
+def test_a_kernel_waits_where_ends_coincide_and_begins_do_not_again_and_again(
+    times: tuple[list[tuple[int, int]], ...], on_one_clock: bool, without_a_clock: bool
+) -> None:
+    ranks = kernels_of(*times)
+    for bound_ns, waits in ((10_000, on_one_clock), (UNBOUNDED_NS, without_a_clock)):
+        assert waiting_kernels(ranks, clock_of(ranks, bound_ns)) == ({"kernel"} if waits else set())
 
 
 def in_whole_graphs(tables: RankTables) -> RankTables:

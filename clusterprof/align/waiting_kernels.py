@@ -1,0 +1,160 @@
+"""Kernels that no name tells of, and that wait for other ranks all the same.
+
+A kernel of one name, the same one of each step, that ends on two ranks at once and begins on them
+at different times, again and again: what computes does not, but what waits for the other one does.
+How nearly at once is as of communicators that no report names (`match.communicators`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from clusterprof.agent.contracts import words
+from clusterprof.align.clock import Clock
+from clusterprof.align.columns import Ints, coded, integers, texts
+from clusterprof.align.match.calls import UNKNOWN, steps_of
+from clusterprof.ingest.operations import EXCHANGE
+from clusterprof.ingest.recording import fill, joined
+from clusterprof.tables import GRAPH, SCHEMAS, RankTables
+
+#: ends lie within this of each other, but for one in ten; begins of those that waited do not, by
+#: so many times as much
+_END_SPREAD_NS, _MOST_FRAC, _WAITS = 50_000, 0.9, 4.0
+#: it is seen so often, or it may be chance
+_FEW = 4
+#: names that a warning lists
+_MOST_NAMED = 4
+
+
+class _Kernels(NamedTuple):
+    """Kernels of one rank by name, step and begin, on the reference rank's clock (ns)."""
+
+    name: Ints
+    step: Ints
+    start: Ints
+    end: Ints
+
+    def some(self, rows: Ints) -> _Kernels:
+        """Those in these rows."""
+        return _Kernels._make(column[rows] for column in self)
+
+
+def waiting_kernels(ranks: Sequence[RankTables], clock: Clock) -> set[str]:
+    """Return the names of kernels that count as compute and wait for those of other ranks.
+
+    Compared are ranks whose places are 1, 2, 4, … apart, among them two of each usual group.
+    """
+    codes: dict[str, int] = {}
+    kernels = [_kernels(tables, clock, codes) for tables in ranks]
+    # what takes as long everywhere does not wait
+    shortest, longest = np.full(len(codes), np.iinfo(np.int64).max), np.zeros(len(codes), np.int64)
+    for each in kernels:
+        np.minimum.at(shortest, each.name, each.end - each.start)
+        np.maximum.at(longest, each.name, each.end - each.start)
+    varies = longest - np.minimum(shortest, longest) > _WAITS * _END_SPREAD_NS
+    kernels = [each.some(np.flatnonzero(varies[each.name])) for each in kernels]
+    found: set[int] = set()
+    for by in (1 << k for k in range(len(ranks).bit_length())):
+        for k in range(len(ranks) - by):
+            bound = sum(clock.uncertainty(ranks[each].rank) for each in (k, k + by))
+            found |= set(_together(kernels[k], kernels[k + by], bound))
+    return {name for name, code in codes.items() if code in found}
+
+
+def _kernels(tables: RankTables, clock: Clock, codes: dict[str, int]) -> _Kernels:
+    """A rank's kernels that compute, launched in a step; `codes` gets their names."""
+    table = tables.activity
+    names, name = coded(table, "name")
+    step = steps_of(tables, integers(table, "launch_start_ns"))
+    computes = (texts(table, "kind") == "compute") & (integers(table, "device") >= 0)
+    rows = np.flatnonzero(computes & (step != UNKNOWN) & (names != GRAPH)[name])
+    known = np.array([codes.setdefault(each, len(codes)) for each in names.tolist()], np.int64)
+    code, start, end = (
+        known[name[rows]],
+        *(integers(table, n)[rows] for n in ("start_ns", "end_ns")),
+    )
+    times = (clock.align(tables.rank, each) for each in (start, end))
+    return _Kernels(code, step[rows], *times).some(np.lexsort((start, step[rows], code)))
+
+
+def _together(one: _Kernels, other: _Kernels, bound_ns: int) -> list[int]:
+    """The names whose kernels end together on two ranks, but do not begin so."""
+    a, b = _same(one, other)
+    out = []
+    for name in np.unique(one.name[a]).tolist():
+        mine = one.name[a] == name
+        starts, ends = (
+            x[a[mine]] - y[b[mine]] for x, y in ((one.start, other.start), (one.end, other.end))
+        )
+        at_once = _apart(ends, ends, bound_ns) <= _END_SPREAD_NS
+        # by the clock by which they end at once, and by the one by which most begin so
+        apart = (_apart(starts, by, bound_ns) for by in (ends, starts))
+        waits = np.minimum(*apart) > _WAITS * _END_SPREAD_NS
+        if at_once.mean() >= _MOST_FRAC and np.count_nonzero(at_once & waits) >= _FEW:
+            out.append(name)
+    return out
+
+
+def _apart(times: Ints, by: Ints, bound_ns: int) -> Ints:
+    """How far times are from equal by the clock that has most of `by` so, within its bound."""
+    return np.abs(times - int(np.clip(np.median(by), -bound_ns, bound_ns)))
+
+
+def _same(one: _Kernels, other: _Kernels) -> tuple[Ints, Ints]:
+    """The rows of the same kernels of two ranks, where a step has as many of a name on both."""
+    most = 1 + max(int(each.step.max(initial=0)) for each in (one, other))
+    keys = [each.name * most + each.step for each in (one, other)]
+    (first, count), (its_first, its_count) = (_runs(key) for key in keys)
+    _, a, b = np.intersect1d(keys[0][first], keys[1][its_first], return_indices=True)
+    alike = count[a] == its_count[b]
+    a, b = a[alike], b[alike]
+    within = np.concatenate([np.arange(n) for n in count[a].tolist()] or [a[:0]])
+    return (
+        np.repeat(first[a], count[a]) + within,
+        np.repeat(its_first[b], its_count[b]) + within,
+    )
+
+
+def _runs(key: Ints) -> tuple[Ints, Ints]:
+    """Where the runs of equal, ascending keys begin, and how long they are."""
+    first = np.flatnonzero(np.diff(key, prepend=-1))
+    return first, np.diff(first, append=len(key))
+
+
+def as_exchanges(tables: RankTables, names: set[str]) -> RankTables:
+    """Return a rank's tables with these kernels as communication, and a warning that names them."""
+    table = tables.activity
+    chosen, kinds = np.isin(texts(table, "name"), [*names]), texts(table, "kind")
+    chosen &= kinds == "compute"
+    if not chosen.any():
+        return tables
+    kind = pa.array(np.where(chosen, "collective", kinds).tolist(), pa.string())
+    rows = table.filter(pa.array(chosen))
+    times = {"issue_start_ns": rows["launch_start_ns"], "issue_end_ns": rows["launch_end_ns"]}
+    calls = fill(
+        "collective_calls",
+        rows.num_rows,
+        {
+            "call": np.zeros(rows.num_rows, np.int32),
+            "operation": EXCHANGE,
+            "source": "kernel_name",
+            **times,
+            **{name: rows[name] for name in ("stream", "start_ns", "end_ns")},
+        },
+    )
+    calls = joined("collective_calls", [tables.collective_calls, calls])
+    number = pa.array(np.arange(calls.num_rows, dtype=np.int32))
+    calls = calls.set_column(0, SCHEMAS["collective_calls"][0], number)
+    place = table.schema.get_field_index("kind")
+    field = SCHEMAS["activity"].field("kind")
+    table = table.set_column(place, field, kind.dictionary_encode())
+    some = words.listed(sorted(names), _MOST_NAMED)
+    text = (
+        f"{words.counted(rows.num_rows, 'kernel')} end on several ranks at once although they do "
+        f"not begin so, and count as communication: {some}"
+    )
+    return tables.changed("activity", table).changed("collective_calls", calls).warned(text)
