@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from clusterprof.agent.contracts import words
 from clusterprof.align.clock import Clock
-from clusterprof.align.columns import Ints, coded, integers, texts
+from clusterprof.align.columns import Ints, Objects, coded, integers, texts
 from clusterprof.align.match.calls import UNKNOWN, steps_of
 from clusterprof.ingest.operations import EXCHANGE
 from clusterprof.ingest.recording import fill, joined
@@ -48,37 +48,57 @@ def waiting_kernels(ranks: Sequence[RankTables], clock: Clock) -> set[str]:
 
     Compared are ranks whose places are 1, 2, 4, … apart, among them two of each usual group.
     """
-    codes: dict[str, int] = {}
-    kernels = [_kernels(tables, clock, codes) for tables in ranks]
-    # what takes as long everywhere does not wait
-    shortest, longest = np.full(len(codes), np.iinfo(np.int64).max), np.zeros(len(codes), np.int64)
-    for each in kernels:
-        np.minimum.at(shortest, each.name, each.end - each.start)
-        np.maximum.at(longest, each.name, each.end - each.start)
-    varies = longest - np.minimum(shortest, longest) > _WAITS * _END_SPREAD_NS
-    kernels = [each.some(np.flatnonzero(varies[each.name])) for each in kernels]
+    names = _varying(ranks)
+    if not names:
+        return set()
+    kernels = [_kernels(tables, clock, names) for tables in ranks]
     found: set[int] = set()
     for by in (1 << k for k in range(len(ranks).bit_length())):
         for k in range(len(ranks) - by):
             bound = sum(clock.uncertainty(ranks[each].rank) for each in (k, k + by))
             found |= set(_together(kernels[k], kernels[k + by], bound))
-    return {name for name, code in codes.items() if code in found}
+    return {names[code] for code in found}
 
 
-def _kernels(tables: RankTables, clock: Clock, codes: dict[str, int]) -> _Kernels:
-    """A rank's kernels that compute, launched in a step; `codes` gets their names."""
+def _varying(ranks: Sequence[RankTables]) -> list[str]:
+    """The names of kernels of which some take longer than others by as much as a wait."""
+    lengths: dict[str, tuple[int, int]] = {}
+    for tables in ranks:
+        names, name, rows = _computing(tables)
+        table = tables.activity
+        length = (integers(table, "end_ns") - integers(table, "start_ns"))[rows]
+        order = np.lexsort((length, name))
+        first, count = _runs(name[order])
+        least, most = length[order][first], length[order][first + count - 1]
+        for code, low, high in zip(name[order][first], least.tolist(), most.tolist(), strict=True):
+            known = lengths.get(names[code], (low, high))
+            lengths[names[code]] = min(known[0], low), max(known[1], high)
+    return [name for name, (low, high) in lengths.items() if high - low > _WAITS * _END_SPREAD_NS]
+
+
+def _computing(tables: RankTables) -> tuple[Objects, Ints, Ints]:
+    """The names of a rank's activities, and of its kernels that compute the name and the row."""
     table = tables.activity
     names, name = coded(table, "name")
-    step = steps_of(tables, integers(table, "launch_start_ns"))
-    computes = (texts(table, "kind") == "compute") & (integers(table, "device") >= 0)
-    rows = np.flatnonzero(computes & (step != UNKNOWN) & (names != GRAPH)[name])
-    known = np.array([codes.setdefault(each, len(codes)) for each in names.tolist()], np.int64)
-    code, start, end = (
-        known[name[rows]],
-        *(integers(table, n)[rows] for n in ("start_ns", "end_ns")),
+    kinds, kind = coded(table, "kind")
+    computes = (kinds == "compute")[kind] & (integers(table, "device") >= 0)
+    rows = np.flatnonzero(computes & (names != GRAPH)[name])
+    return names, name[rows], rows
+
+
+def _kernels(tables: RankTables, clock: Clock, wanted: Sequence[str]) -> _Kernels:
+    """A rank's kernels of these names that were launched in a step."""
+    names, name, rows = _computing(tables)
+    places = {each: code for code, each in enumerate(wanted)}
+    code = np.array([places.get(each, -1) for each in names.tolist()], np.int64)[name]
+    rows, code = rows[code >= 0], code[code >= 0]
+    launch, *times = (
+        integers(tables.activity, each)[rows] for each in ("launch_start_ns", "start_ns", "end_ns")
     )
-    times = (clock.align(tables.rank, each) for each in (start, end))
-    return _Kernels(code, step[rows], *times).some(np.lexsort((start, step[rows], code)))
+    step = steps_of(tables, launch)
+    start, end = (clock.align(tables.rank, each) for each in times)
+    order = np.lexsort((start, step, code))
+    return _Kernels(code, step, start, end).some(order[step[order] != UNKNOWN])
 
 
 def _together(one: _Kernels, other: _Kernels, bound_ns: int) -> list[int]:
