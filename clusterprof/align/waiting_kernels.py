@@ -56,7 +56,7 @@ def waiting_kernels(ranks: Sequence[RankTables], clock: Clock) -> set[str]:
     for by in (1 << k for k in range(len(ranks).bit_length())):
         for k in range(len(ranks) - by):
             bound = sum(clock.uncertainty(ranks[each].rank) for each in (k, k + by))
-            found |= set(_together(kernels[k], kernels[k + by], bound))
+            found |= set(_waiting(kernels[k], kernels[k + by], bound))
     return {names[code] for code in found}
 
 
@@ -101,7 +101,7 @@ def _kernels(tables: RankTables, clock: Clock, wanted: Sequence[str]) -> _Kernel
     return _Kernels(code, step, start, end).some(order[step[order] != UNKNOWN])
 
 
-def _together(one: _Kernels, other: _Kernels, bound_ns: int) -> list[int]:
+def _waiting(one: _Kernels, other: _Kernels, bound_ns: int) -> list[int]:
     """The names whose kernels end together on two ranks, but do not begin so."""
     a, b = _same(one, other)
     out = []
