@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from clusterprof import masking
-from clusterprof.agent.contracts import paths
+from clusterprof.agent.contracts import documents, files, paths
 from clusterprof.errors import ClusterprofError, ReportError
 from clusterprof.results import HIDDEN, NODES, Results
 from clusterprof.run_directory import Manifest, RunDirectory
@@ -67,7 +67,7 @@ def with_graphs(parent: Path, program: Sequence[str]) -> RunDirectory | None:
         return None
     nodes = False
     with contextlib.suppress(OSError):
-        nodes = NODES.encode() in run.plan.read_bytes()
+        nodes = NODES.encode() in files.content(run.plan, documents.MOST)
     return run if nodes or any(HIDDEN in each for each in results["warnings"]) else None
 
 

@@ -75,7 +75,7 @@ def _no_straggler(dataset: Dataset) -> str:
     apart = incomparable(dataset)
     if len(apart) > len(dataset.ranks) - 2:
         why = "no collectives of these ranks match; profile ranks of one communicator."
-        if dataset.activities.whole_graphs.any():
+        if dataset.has_whole_graphs:
             why = f"CUDA graphs were recorded as wholes ({NODES} records what is in them)."
         return f"Stragglers cannot be determined: {why}"
     if apart:

@@ -343,6 +343,11 @@ class Dataset:
         """The activities that the evidence steps show."""
         return Activities(self)
 
+    @cached_property
+    def has_whole_graphs(self) -> bool:
+        """Whether a CUDA graph was recorded as a whole in the evidence steps."""
+        return bool(self.tables) and bool(self.activities.whole_graphs.any())
+
     @once
     def issued(self, name: str) -> Ints:
         """A column of `collective_calls` for each row of the placed table, -1 where unknown.
