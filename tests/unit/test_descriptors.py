@@ -40,3 +40,12 @@ def test_a_stream_that_was_closed_is_dev_null_under_nsys(opened: list[int]) -> N
     ((_, source, _),) = [action for action in actions if action[-1] == 2]
     assert os.fstat(source).st_rdev == os.stat(os.devnull).st_rdev
     os.close(source)
+
+
+def test_a_descriptor_that_another_thread_closes_meanwhile_is_left_out(
+    opened: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept, gone = opened[0], max(opened) + 100
+    os.set_inheritable(kept, True)
+    monkeypatch.setattr(descriptors, "open_ones", lambda: [kept, gone])
+    assert descriptors.inherited() == [kept]

@@ -23,7 +23,11 @@ _AT_ONCE = 200
 
 def inherited() -> List[int]:
     """Those that this process was started with, in order; what we open ourselves is O_CLOEXEC."""
-    return [each for each in open_ones() if os.get_inheritable(each)]
+    found = []
+    for each in open_ones():
+        with contextlib.suppress(OSError):  # another thread has closed it since
+            found += [each] if os.get_inheritable(each) else []
+    return found
 
 
 def open_ones() -> List[int]:
