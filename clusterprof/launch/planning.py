@@ -171,7 +171,9 @@ def make_plan(
     earlier = None
     if arguments.profiler == "auto" and arguments.arm in (None, "none"):
         earlier = launch_bound(folder.parent, program)
-    graphs = with_graphs(folder.parent, program) if arguments.profiler != "none" else None
+    # nsys alone is asked for what is in graphs
+    by_nsys = arguments.profiler in ("auto", "nsys")
+    graphs = with_graphs(folder.parent, program) if by_nsys else None
     request = replace(
         CaptureRequest.of(arguments), graphs_in=shortest(graphs.path) if graphs else ""
     )

@@ -144,7 +144,7 @@ def read(
                 action = None if name in _NOT_IN_FILES else actions.get(name)
                 if action is None:
                     raise _refused(file, f"{key} is no setting", _near(key, actions))
-                if file != _own() and not _harmless(name, action):
+                if file != _own() and not _names_nothing(name, action):
                     what = f"{key} would name a program, a file, a host or a variable"
                     raise _refused(file, what, f"your own settings may: {shortest(_own())}")
                 if name not in found:
@@ -152,7 +152,7 @@ def read(
     return found
 
 
-def _harmless(name: str, action: argparse.Action) -> bool:
+def _names_nothing(name: str, action: argparse.Action) -> bool:
     """Whether no value of this option names a program, a file, a host or a variable."""
     chosen = action.nargs == 0 or bool(action.choices)
     return name in _TEXTS or chosen or action.type in (int, float)
