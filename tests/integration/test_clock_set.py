@@ -9,7 +9,7 @@ from pathlib import Path
 from textwrap import dedent
 
 import pytest
-from lab.command import Completed
+from lab.command import Completed, free_port
 from lab.parts import faketime
 
 Cli = Callable[..., Completed]
@@ -60,7 +60,7 @@ def run(
         (workdir / "clock").write_text("+0\n")
         done = run_clusterprof(
             ["torchrun", "--ranks", "all", "--steps", "4:9", "--profiler=torch", "--run-dir=run",
-             "--nproc-per-node", "2", "--", "train.py"],
+             "--nproc-per-node", "2", "--master-port", str(free_port()), "--", "train.py"],
             env={
                 "PATH": light_path, "LIBRARY": str(faketime()),
                 "SET_AFTER": str(after), "FAKETIME_NO_CACHE": "1",

@@ -52,8 +52,10 @@ def main():
     )
     failed = False
     for _ in ranks:
-        failed = os.wait()[1] != 0 or failed
-        if failed:
+        ended, status = os.wait()
+        if status:
+            print(f"process {ended} ended with status {status}", file=sys.stderr, flush=True)
+            failed = True
             end()
     return int(failed)
 
