@@ -45,9 +45,9 @@ _OF_THEIR_OWN = ("timing.py", "host.py")
 def calls(path: Path) -> set[str]:
     """The functions of modules that a file names: `time.sleep`."""
     return {
-        ast.unparse(node)
+        f"{node.value.id}.{node.attr}"
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-        if isinstance(node, ast.Attribute)
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)
     }
 
 

@@ -259,10 +259,8 @@ _WRITERS = {
 _WRITING = {"write_text", "write_bytes", "touch", "rename", "symlink_to", "hardlink_to"}
 
 
-def _writes(node: ast.AST) -> bool:
+def _writes(node: ast.Call) -> bool:
     """Whether a call makes or renames a file."""
-    if not isinstance(node, ast.Call):
-        return False
     name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
     of = getattr(getattr(node.func, "value", None), "id", "")
     words = [each.value for each in node.args if isinstance(each, ast.Constant)]
@@ -280,16 +278,17 @@ def _writes(node: ast.AST) -> bool:
 
 
 @cache
-def _parsed(path: Path) -> ast.Module:
-    return ast.parse(path.read_text(encoding="utf-8"))
+def _calls(path: Path) -> list[ast.Call]:
+    nodes = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+    return [node for node in nodes if isinstance(node, ast.Call)]
 
 
-def _modules_with(kind: Callable[[ast.AST], bool]) -> set[str]:
-    """The modules of the package in which a node is of this kind."""
+def _modules_with(kind: Callable[[ast.Call], bool]) -> set[str]:
+    """The modules of the package in which a call is of this kind."""
     return {
         str(path.relative_to(PACKAGE))
         for path in PACKAGE.rglob("*.py")
-        if any(map(kind, ast.walk(_parsed(path))))
+        if any(map(kind, _calls(path)))
     }
 
 
@@ -322,16 +321,16 @@ _READERS = {
 _READING = {"open", "read_text", "read_bytes", "memory_map", "fromfile", "memmap"}
 
 
-def _reads(node: ast.AST) -> bool:
+def _reads(node: ast.Call) -> bool:
     """Whether a call opens a file for reading, by its name."""
-    if not isinstance(node, ast.Call) or _writes(node):
-        return False
     name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+    if name not in _READING or _writes(node):
+        return False
     of = getattr(getattr(node.func, "value", None), "id", "")
     flags = {getattr(each, "attr", "") for each in ast.walk(node)}
     no_file = of in {"webbrowser", "sftp", "self"} or flags & {"O_WRONLY", "O_DIRECTORY", "devnull"}
     of_a_connection = name == "open" and not node.args and not of
-    return name in _READING and not no_file and not of_a_connection
+    return not no_file and not of_a_connection
 
 
 def test_files_are_opened_for_reading_in_one_way() -> None:
@@ -346,10 +345,8 @@ _MAPPERS = {
 }
 
 
-def _maps(node: ast.AST) -> bool:
+def _maps(node: ast.Call) -> bool:
     """Whether a call maps a file."""
-    if not isinstance(node, ast.Call):
-        return False
     name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
     return name in {"mmap", "memory_map", "memmap"} or any(
         each.arg in {"memory_map", "mmap_mode"} for each in node.keywords
