@@ -16,10 +16,11 @@ Cli = Callable[..., Completed]
 HOUR_NS = 3_600_000_000_000
 pytestmark = [pytest.mark.needs_torch, pytest.mark.needs_faketime]
 
-#: The library cannot be in a launcher (it breaks time.sleep), so each rank begins anew with it.
+#: The library cannot be in a launcher (it breaks time.sleep), so each rank begins anew with it. Of
+#: threads that let it read its file at once one may see any time, which has ended torch's profiler.
 PROGRAM = dedent(
     """
-    import os, sys
+    import os, sys, time
 
     if "LD_PRELOAD" not in os.environ:
         os.environ["LD_PRELOAD"] = os.environ["LIBRARY"]
@@ -29,11 +30,15 @@ PROGRAM = dedent(
     import torch.distributed as dist
     from torch.nn.parallel import DistributedDataParallel
 
+    began = time.time() - time.monotonic()
+
     def set_the_clock(by):
         mine = os.environ["FAKETIME_TIMESTAMP_FILE"] + "." + os.environ["RANK"]
         with open(mine, "w") as file:
             file.write(by + "\\n")
         os.replace(mine, os.environ["FAKETIME_TIMESTAMP_FILE"])
+        while time.time() - time.monotonic() < began + 1800:
+            pass  # the library looks once a second
 
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
@@ -63,7 +68,7 @@ def run(
              "--nproc-per-node", "2", "--master-port", str(free_port()), "--", "train.py"],
             env={
                 "PATH": light_path, "LIBRARY": str(faketime()),
-                "SET_AFTER": str(after), "FAKETIME_NO_CACHE": "1",
+                "SET_AFTER": str(after), "FAKETIME_CACHE_DURATION": "1",
                 "FAKETIME_TIMESTAMP_FILE": str(workdir / "clock"), "DONT_FAKE_MONOTONIC": "1",
                 "FAKETIME_DONT_FAKE_MONOTONIC": "1",
             },
