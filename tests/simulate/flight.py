@@ -100,7 +100,7 @@ def _flight(job: Job, blocks: list[tuple[int, dict[str, Any]]], timed: int, cloc
             members.setdefault(tag, ())
             if one not in members[tag]:
                 members[tag] = (*members[tag], one)
-            names.append((tag, call["operation"], int(peer), call["size"]))
+            names.append((tag, call["operation"], int(peer), call["message_bytes"]))
     keys = {tag: place for place, tag in enumerate(members)}
     rank = np.concatenate(columns["rank"])
     enqueue, time = np.concatenate(columns["enqueue"]), np.concatenate(columns["time"])

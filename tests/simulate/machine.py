@@ -178,11 +178,12 @@ class Machine:
     ) -> None:  # fmt: skip
         if self.recording:
             self._group += 1
+            members = np.bincount(groups)[groups] if peer is None else self.job.world
             self.calls.append(
                 {"rank": ranks, "operation": operation, "group": groups, "tag": tag,
                  "stream": stream, "start_ns": start, "end_ns": end, "issue_start_ns": begin,
-                 "issue_end_ns": launched.copy(), "size": size, "peer": peer,
-                 "members": np.bincount(groups)[groups] if peer is None else self.job.world}
+                 "issue_end_ns": launched.copy(), "message_bytes": size, "peer": peer,
+                 "communicator_size": members}
             )  # fmt: skip
 
     def _host_call(self, ranks: Ints, begin: Ints, end: Ints, kind: str, name: str) -> None:

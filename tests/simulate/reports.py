@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from clusterprof.tables import SCHEMAS, RankTables, ReportInfo
@@ -85,96 +86,59 @@ def wall_times(times: Any, offset: int, drift: float, middle: int) -> Ints:
     return np.asarray(true + offset + slow + _EPOCH_NS)
 
 
-Rows = list[dict[str, Any]]
+Columns = dict[str, npt.NDArray[Any]]
 
 
-def _by_rank(blocks: Sequence[dict[str, Any]], world: int) -> list[Rows]:
-    """Each rank's rows of all blocks: arrays over ranks become its own values."""
-    out: list[Rows] = [[] for _ in range(world)]
-    for block in blocks:
-        names = list(block)
-        length = len(block["rank"])
-        columns = [
-            v.tolist() if isinstance(v, np.ndarray) else [v] * length for v in block.values()
-        ]
-        for values in zip(*columns, strict=True):
-            row = dict(zip(names, values, strict=True))
-            out[row["rank"]].append(row)
-    return out
+def _by_rank(blocks: Sequence[dict[str, Any]], world: int) -> list[Columns]:
+    """Each rank's columns of all blocks: a block's one value is that of all its ranks."""
+    lengths = [len(block["rank"]) for block in blocks]
+    names = {name: None for block in blocks for name in block}
+    columns = {name: _column([block.get(name) for block in blocks], lengths) for name in names}
+    order = np.argsort(columns["rank"], kind="stable")
+    ends = np.searchsorted(columns["rank"][order], np.arange(1, world))
+    return [
+        {name: values[mine] for name, values in columns.items()} for mine in np.split(order, ends)
+    ]
+
+
+def _column(values: Sequence[Any], lengths: Sequence[int]) -> npt.NDArray[Any]:
+    arrays = [isinstance(value, np.ndarray) for value in values]
+    if all(arrays):
+        return np.concatenate(values)
+    if any(arrays):
+        of_blocks = zip(values, lengths, strict=True)
+        return np.concatenate([np.full(length, value, object) for value, length in of_blocks])
+    return np.repeat(np.array(values, object), lengths)
 
 
 def _tables(
-    job: Job, machine: Machine, rank: int, columns: list[Rows], offsets: Sequence[int],
+    job: Job, machine: Machine, rank: int, columns: list[Columns], offsets: Sequence[int],
     drifts: Sequence[float], middle: int, usual: int | None,
 ) -> RankTables:  # fmt: skip
-    offset, drift = offsets[rank], drifts[rank]
+    def walled(columns: Columns) -> Columns:
+        clock = offsets[rank], drifts[rank], middle
+        return {
+            name: wall_times(values, *clock) if name.endswith("_ns") else values
+            for name, values in columns.items()
+        }
 
-    def wall(rows: Rows, name: str) -> list[int]:
-        return list(wall_times([r[name] for r in rows], offset, drift, middle).tolist())
-
-    activities, calls, host_calls = columns
-    calls = calls[job.lost_calls[rank] if job.lost_calls else 0 :]
-    copies = [r["kind"] == "copy" for r in activities]
-    activity = _table(
-        "activity",
-        {
-            **{n: wall(activities, n) for n in ("start_ns", "end_ns")},
-            **{n: wall(activities, n) for n in ("launch_start_ns", "launch_end_ns")},
-            "kind": [r["kind"] for r in activities],
-            "name": [r["name"] for r in activities],
-            "device": [rank % 8] * len(activities),
-            "stream": [r["stream"] for r in activities],
-            "correlation": list(range(len(activities))),
-            "launch_thread": [1] * len(activities),
-            "size_bytes": [r.get("size") for r in activities],
-            "direction": [
-                r.get("direction", "host_to_device") if c else None
-                for r, c in zip(activities, copies, strict=True)
-            ],
-            "pageable": [r.get("pageable") for r in activities],
-        },
-        "start_ns",
-    )
-    ids = job.communicator_ids
-    collective_calls = _table(
-        "collective_calls",
-        {
-            "call": list(range(len(calls))),
-            "operation": [r["operation"] for r in calls],
-            "communicator": [f"0x{r['tag']}{r['group']}" if ids else None for r in calls],
-            "communicator_size": [r["members"] if ids else None for r in calls],
-            "stream": [r["stream"] for r in calls],
-            "message_bytes": [r["size"] if ids else None for r in calls],
-            "peer": [int(r["peer"]) if ids and r["peer"] is not None else None for r in calls],
-            **{n: wall(calls, n) for n in ("issue_start_ns", "issue_end_ns", "start_ns", "end_ns")},
-            "source": ["nvtx_payload" if ids else "nvtx_name"] * len(calls),
-        },
-        "issue_start_ns",
-    )
-    host = _table(
-        "host_calls",
-        {
-            "start_ns": wall(host_calls, "start_ns"),
-            "end_ns": wall(host_calls, "end_ns"),
-            "kind": [r["kind"] for r in host_calls],
-            "name": [r["name"] for r in host_calls],
-            "thread": [1] * len(host_calls),
-        },
-        "start_ns",
-    )
-    chosen = machine.steps if job.with_steps else []
-    steps = _table(
-        "steps",
-        {
-            "step": [s["step"] for s in chosen],
-            "begin_ns": wall_times(
-                [s["begin"][rank] for s in chosen], offset, drift, middle
-            ).tolist(),
-            "end_ns": wall_times([s["end"][rank] for s in chosen], offset, drift, middle).tolist(),
-            "source": ["nvtx"] * len(chosen),
-        },
-        "begin_ns",
-    )
+    activities, calls, host_calls = map(walled, columns)
+    launched = {
+        "device": rank % 8, "correlation": range(len(activities["rank"])), "launch_thread": 1,
+    }  # fmt: skip
+    activity = _table("activity", {**activities, **launched}, "start_ns")
+    lost = job.lost_calls[rank] if job.lost_calls else 0
+    calls = {name: values[lost:] for name, values in calls.items()}
+    collective_calls = _table("collective_calls", _named(calls, job), "issue_start_ns")
+    host = _table("host_calls", {**host_calls, "thread": 1}, "start_ns")
+    chosen = {
+        "step": np.array([s["step"] for s in machine.steps]),
+        "begin_ns": np.array([s["begin"][rank] for s in machine.steps]),
+        "end_ns": np.array([s["end"][rank] for s in machine.steps]),
+    }
+    if not job.with_steps:
+        chosen = {name: values[:0] for name, values in chosen.items()}
+    steps = _table("steps", {**walled(chosen), "source": "nvtx"}, "begin_ns")
     info = ReportInfo(
         source=Path(f"rank{rank}.sqlite"),
         profiler="simulated",
@@ -185,21 +149,32 @@ def _tables(
         device="simulated",
         job="simulated",
         begin_ns=min(activity["start_ns"][0].as_py(), host["start_ns"][0].as_py()),
-        end_ns=max(activity["end_ns"].to_pylist()),
+        end_ns=int(activities["end_ns"].max()),
         backend="nccl",
         usual_step_ns=usual,
     )
     return RankTables(info, activity, collective_calls, steps, host)
 
 
-def _table(name: str, columns: dict[str, list[Any]], order: str) -> pa.Table:
-    """Columns as a table of the schema `name`, absent ones null, sorted by `order`."""
-    schema = SCHEMAS[name]
-    length = len(next(iter(columns.values())))
+def _named(calls: Columns, job: Job) -> dict[str, Any]:
+    """The calls as the table has them, with what only a communicator that is known tells."""
+    columns = {**calls, "group": None, "call": range(len(calls["rank"])), "source": "nvtx_name"}
+    if not job.communicator_ids:
+        return {**columns, **dict.fromkeys(("communicator_size", "message_bytes", "peer"))}
+    of_groups = zip(calls["tag"], calls["group"], strict=True)
+    names = [f"0x{tag}{group}" for tag, group in of_groups]
+    return {**columns, "communicator": names, "source": "nvtx_payload"}
+
+
+def _table(name: str, columns: Mapping[str, Any], order: str) -> pa.Table:
+    """Columns, or one value for all, as a table of the schema `name`, sorted by `order`."""
+    schema, length = SCHEMAS[name], len(columns[order])
     arrays = []
     for field in schema:
-        values = columns.get(field.name, [None] * length)
+        values = columns.get(field.name)
         encoded = pa.types.is_dictionary(field.type)
-        plain = pa.array(values, pa.string() if encoded else field.type)
+        kind = pa.string() if encoded else field.type
+        one = values is None or isinstance(values, (str, int))
+        plain = pa.repeat(pa.scalar(values, kind), length) if one else pa.array(values, kind)
         arrays.append(plain.dictionary_encode() if encoded else plain)
     return pa.table(arrays, schema=schema).sort_by(order)

@@ -92,7 +92,7 @@ class Training:
         length = np.full(job.world, job.copy_ns)
         end = machine.launch(
             everyone, length, COMPUTE_STREAM, "Memcpy HtoD", "copy",
-            pageable=job.pageable, size=COPY_BYTES,
+            direction="host_to_device", pageable=job.pageable, size_bytes=COPY_BYTES,
         )  # fmt: skip
         if job.pageable:
             machine.wait_for_device(everyone, end, "cudaMemcpyAsync")
@@ -119,7 +119,7 @@ class Training:
         machine = self.machine
         length = np.full(len(ranks), 2_000)
         end = machine.launch(
-            ranks, length, COMPUTE_STREAM, "Memcpy DtoH", "copy", size=4,
+            ranks, length, COMPUTE_STREAM, "Memcpy DtoH", "copy", size_bytes=4,
             direction="device_to_host", pageable=True,
         )  # fmt: skip
         machine.wait_for_device(ranks, end + 3_000, "cudaStreamSynchronize")
