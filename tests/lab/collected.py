@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import shutil
+import gzip
+import json
 from pathlib import Path
 
 import pytest
+from seeds import content
 
 from clusterprof import run_directory
 from clusterprof.agent.contracts import states
 from clusterprof.arguments import parse_ranks
-
-#: traces of three ranks
-GLOO = Path(__file__).parents[1] / "data" / "recordings" / "kineto" / "gloo"
 
 
 @pytest.fixture
@@ -21,7 +20,8 @@ def run(tmp_path: Path) -> run_directory.RunDirectory:
     made = run_directory.create(tmp_path / "run")
     for rank in range(3):
         states.advance(str(made.rank(rank)), "captured", chosen=True)
-        shutil.copy(GLOO / f"rank{rank}.json.gz", made.rank(rank) / "trace.json.gz")
+        trace = json.dumps(content(rank, world_size=3)).encode()
+        (made.rank(rank) / "trace.json.gz").write_bytes(gzip.compress(trace))
     made.write_manifest(
         {
             "schema_version": 1,

@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 from lab.command import PATIENCE_S
+from seeds import content, trace
 
 from clusterprof import masking, merge_run, run_directory
 from clusterprof.agent.contracts import states
@@ -27,7 +28,7 @@ from clusterprof.errors import UsageError
 from clusterprof.probe.measurement import Measurement, is_measurement
 from clusterprof.results import RANKS
 
-RECORDING = Path(__file__).parents[1] / "data" / "recordings" / "kineto" / "gloo"
+RECORDING = Path(__file__).parents[1] / "data" / "recordings" / "nsys-2025.3" / "ddp"
 
 
 def results(run: run_directory.RunDirectory) -> Any:
@@ -121,10 +122,7 @@ def test_a_run_that_others_may_not_lock_is_merged_all_the_same(
 @pytest.fixture
 def reports(tmp_path: Path) -> list[str]:
     """Two reports, as words of a command line."""
-    copies = [tmp_path / f"rank{rank}.json.gz" for rank in (0, 1)]
-    for copy in copies:
-        shutil.copy(RECORDING / copy.name, copy)
-    return [str(copy) for copy in copies]
+    return [str(trace(tmp_path / f"rank{rank}.json", content(rank))) for rank in (0, 1)]
 
 
 def test_force_replaces_a_page_of_ours_and_nothing_else(tmp_path: Path, reports: list[str]) -> None:
@@ -179,7 +177,6 @@ def test_force_replaces_a_measurement_of_clocks_and_nothing_else(tmp_path: Path)
 def test_a_run_whose_reports_are_scrubbed_exports_is_read(
     run: run_directory.RunDirectory, where: str
 ) -> None:
-    exports = RECORDING.parents[1] / "nsys-2025.3" / "ddp"
     for rank in range(3):
         (run.rank(rank) / "trace.json.gz").unlink()
         name = run.rank(rank) / "report.sqlite.xz"
@@ -187,7 +184,7 @@ def test_a_run_whose_reports_are_scrubbed_exports_is_read(
             name = run.path / f"rank{rank}.sqlite.xz"
         if where != "the rank's folder":
             (run.rank(rank) / "state.json").unlink()
-        shutil.copy(exports / f"rank{rank}.sqlite.xz", name)
+        shutil.copy(RECORDING / f"rank{rank}.sqlite.xz", name)
     assert merge.main("merge", [str(run.path)], None) == 0
     assert [each["rank"] for each in results(run)["ranks"]] == [0, 1, 2]
     assert results(run)["missing"] == []
@@ -197,11 +194,10 @@ def test_reports_without_the_environment_are_of_the_ranks_and_the_world_of_their
     run: run_directory.RunDirectory,
 ) -> None:
     # as nsys leaves it out with --discard-environment
-    recording = RECORDING.parents[1] / "nsys-2025.3" / "ddp"
     for rank in range(3):
         (run.rank(rank) / "trace.json.gz").unlink()
         export = run.rank(rank) / "report.sqlite"
-        export.write_bytes(lzma.decompress((recording / f"rank{rank}.sqlite.xz").read_bytes()))
+        export.write_bytes(lzma.decompress((RECORDING / f"rank{rank}.sqlite.xz").read_bytes()))
         with closing(sqlite3.connect(export)) as database:
             database.execute("DELETE FROM META_DATA_CAPTURE WHERE name LIKE '%ENVIRONMENT%'")
             database.commit()
@@ -237,11 +233,11 @@ def umask() -> Iterator[Callable[[int], int]]:
 
 @pytest.mark.parametrize(("mask", "most"), [(0, 0o755), (0o002, 0o775), (0o077, 0o700)])
 def test_what_is_written_outside_of_a_run_is_not_every_user_s_to_write(
-    tmp_path: Path, umask: Callable[[int], int], mask: int, most: int
+    tmp_path: Path, reports: list[str], umask: Callable[[int], int], mask: int, most: int
 ) -> None:
     umask(mask)
     out, page = tmp_path / "out", tmp_path / "page.html"
-    line = ["merge", str(RECORDING), "--html", str(page), "--output", str(out)]
+    line = ["merge", *reports, "--html", str(page), "--output", str(out)]
     assert main.main(line) == 0
     made = [page, out, *out.rglob("*")]
     assert len(made) > 5
