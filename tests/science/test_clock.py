@@ -65,7 +65,7 @@ offsets = st.lists(st.integers(-50 * MS, 50 * MS), min_size=4, max_size=4)
 drifts = st.lists(st.floats(-50, 50), min_size=4, max_size=4)
 
 
-@pytest.mark.parametrize("examples", long_but([20], [60]))
+@pytest.mark.parametrize("examples", long_but([5], [60]))
 def test_the_bound_holds_over_the_whole_window_for_any_offsets_and_drifts(examples: int) -> None:
     drawn = given(jobs, offsets, drifts, st.integers(0, 9), st.booleans())
     settings(max_examples=examples)(drawn(bound_holds))()
@@ -83,7 +83,7 @@ def bound_holds(
         assert clock.uncertainty(rank) < UNBOUNDED_NS
 
 
-@pytest.mark.parametrize("examples", long_but([15], [40]))
+@pytest.mark.parametrize("examples", long_but([5], [40]))
 def test_the_bound_holds_or_there_is_none_where_no_step_tells_which_call_is_which(
     examples: int,
 ) -> None:
@@ -220,13 +220,15 @@ RECORDINGS = {
 }
 
 
-@pytest.mark.parametrize("folder", RECORDINGS)
+@pytest.mark.parametrize(
+    "recording", long_but(["nsys-2025.3/ddp", "nsys-2024.2/pipeline"], RECORDINGS)
+)
 def test_on_recordings_with_planted_clocks_the_bound_holds_and_the_error_is_small(
-    folder: str,
+    recording: str,
 ) -> None:
-    true = gathered(folder).ranks
+    true = gathered(recording).ranks
     at, rng = middle(true), np.random.default_rng(7)
-    for drifting, limit in zip((False, True), RECORDINGS[folder], strict=True):
+    for drifting, limit in zip((False, True), RECORDINGS[recording], strict=True):
         found = []
         for _ in range(4):
             offset = rng.integers(-50 * MS, 50 * MS, len(true)).tolist()
@@ -239,9 +241,9 @@ def test_on_recordings_with_planted_clocks_the_bound_holds_and_the_error_is_smal
         assert np.quantile(found, 0.95) <= limit
 
 
-@pytest.mark.parametrize("folder", ["kineto/gloo", *RECORDINGS])
-def test_no_member_ends_before_the_last_has_started_in_any_recording(folder: str) -> None:
-    ranks = gathered(folder).ranks
+@pytest.mark.parametrize("recording", ["kineto/gloo", *RECORDINGS])
+def test_no_member_ends_before_the_last_has_started_in_any_recording(recording: str) -> None:
+    ranks = gathered(recording).ranks
     numbers = tuple(r.rank for r in ranks)
     matched = match(ranks)
     # one clock: the same origin for all

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import pytest
 from studies import gathered
 
 from clusterprof.study import Study, study
 
 
-def test_the_chain_of_savings_is_among_the_choices(studied: Callable[[str], Study]) -> None:
-    results = studied("nsys-2025.3/pipeline-imbalance").results
+@pytest.mark.parametrize("recording", ["nsys-2025.3/pipeline-imbalance"])
+def test_the_chain_of_savings_is_among_the_choices(
+    studied: Callable[[str], Study], recording: str
+) -> None:
+    results = studied(recording).results
     found = results["combined"]
     assert found is not None
     first, second = (each for each in results["findings"] if each["severity"] != "info")

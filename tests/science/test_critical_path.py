@@ -61,9 +61,10 @@ def test_the_critical_path_runs_through_the_straggler(
     assert mine >= 15 * MS * len(model.job.steps)
 
 
+@pytest.mark.parametrize("recording", ["nsys-2025.3/ddp-host-straggler"])
 @pytest.mark.parametrize("part", [1.1, 0.9, 0.7])
-def test_the_path_is_of_the_job_without_the_profiler(part: float) -> None:
-    ranks = gathered("nsys-2025.3/ddp-host-straggler").ranks
+def test_the_path_is_of_the_job_without_the_profiler(part: float, recording: str) -> None:
+    ranks = gathered(recording).ranks
     usual = int(part * dataset_of(ranks).step_ns)
     ranks = [replace(r, info=replace(r.info, usual_step_ns=usual)) for r in ranks]
     _, path, model = path_of(ranks)

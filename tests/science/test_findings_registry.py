@@ -55,12 +55,13 @@ def test_the_page_of_findings_is_what_the_registry_renders() -> None:
     assert page.endswith(registry.page()), "run: python scripts/readme.py --findings"
 
 
+@pytest.mark.parametrize("recording", ["nsys-2025.3/ddp-gpu-straggler"])
 def test_the_recording_walked_through_has_the_numbers_of_the_page(
-    studied: Callable[[str], Study],
+    studied: Callable[[str], Study], recording: str
 ) -> None:
     page = (ROOT / "docs" / "findings.md").read_text(encoding="utf-8")
     section = page.partition("walked through\n")[2].partition("\n## ")[0]
-    results = studied("nsys-2025.3/ddp-gpu-straggler").results
+    results = studied(recording).results
     top, path = results["findings"][0], results["critical_path"]
     assert path is not None
     assert top["saving"] is not None

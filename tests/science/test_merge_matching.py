@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
+from lab.tiers import long_but
 from simulate import Cause, Job, middle, simulate, with_clock
+from studies import gathered
 
 from clusterprof.align.clock import align
 from clusterprof.align.match import MATCHED, PLACED, match
 from clusterprof.align.placing import place
-from clusterprof.ingest import gather
 from clusterprof.tables import RankTables, empty
 
 
@@ -228,28 +228,26 @@ def blind(true: list[RankTables], offset_ms: tuple[int, ...]) -> list[RankTables
 
 
 @pytest.mark.parametrize(
-    "name",
-    [
-        "nsys-2025.3/ddp-host-straggler",
-        "nsys-2025.3/fsdp-beacons",
-        "nsys-2025.3/pipeline-1f1b",
-        "nsys-2025.3/pipeline-imbalance",
-    ],
+    "recording",
+    long_but(
+        ["nsys-2025.3/fsdp-beacons", "nsys-2025.3/pipeline-1f1b"],
+        ["nsys-2025.3/ddp-host-straggler", "nsys-2025.3/pipeline-imbalance"],
+    ),
 )
 def test_without_steps_and_with_wrong_clocks_real_calls_are_matched_all_the_same(
-    recordings: Path, name: str
+    recording: str,
 ) -> None:
-    true = list(gather([recordings / name]).ranks)
+    true = gathered(recording).ranks
     expected = groups(match(true))
     for offset_ms in WRONG_MS:
         assert groups(match(blind(true, offset_ms))) == expected
 
 
-@pytest.mark.parametrize("name", ["nsys-2024.2/pipeline", "kineto/gloo"])
+@pytest.mark.parametrize("recording", ["nsys-2024.2/pipeline", "kineto/gloo"])
 def test_where_only_the_clocks_distinguish_calls_their_offsets_are_not_bounded_by_them(
-    recordings: Path, name: str
+    recording: str,
 ) -> None:
-    true = list(gather([recordings / name]).ranks)
+    true = gathered(recording).ranks
     for offset_ms in WRONG_MS:
         wrong = blind(true, offset_ms)
         clock = align(wrong, match(wrong))

@@ -126,38 +126,43 @@ def test_too_many_communicators_to_compare_are_left_as_they_are(
     assert all(rank != 3 for each in found for rank, _ in each)
 
 
+@pytest.mark.parametrize("recording", ["nsys-2025.3/fsdp-long"])
 @pytest.mark.parametrize("other", [no_name, group_name])
 def test_a_communicator_of_two_streams_is_taken_whole_or_not_at_all(
-    other: Callable[[str], str | None],
+    other: Callable[[str], str | None], recording: str
 ) -> None:
     # AllGather and ReduceScatter, whose ends lie farther apart on the rank that is last.
-    ranks = gathered("nsys-2025.3/fsdp-long").ranks
+    ranks = gathered(recording).ranks
     for late in (2, 3):
         mixed = [renamed(r, other) if r.rank == late else r for r in ranks]
         assert partners(mixed) == partners(ranks)
 
 
+@pytest.mark.parametrize("recording", ["nsys-2025.3/pipeline-imbalance"])
 @pytest.mark.parametrize(
     "strangers",
     long_but([((2,), no_name), ((1, 3), group_name)], [((2,), group_name), ((1, 3), no_name)]),
 )
 def test_sends_are_paired_by_time_where_their_communicator_has_two_names(
-    studied: Callable[[str], Study], strangers: tuple[tuple[int, ...], Callable[[str], str | None]]
+    studied: Callable[[str], Study],
+    strangers: tuple[tuple[int, ...], Callable[[str], str | None]],
+    recording: str,
 ) -> None:
     numbers, other = strangers
-    ranks = gathered("nsys-2025.3/pipeline-imbalance").ranks
+    ranks = gathered(recording).ranks
     mixed = [renamed(r, other) if r.rank in numbers else r for r in ranks]
-    found, expected = study(mixed).results, studied("nsys-2025.3/pipeline-imbalance").results
+    found, expected = study(mixed).results, studied(recording).results
     assert found["verdict"] == expected["verdict"]
     assert found["findings"][0]["code"] == expected["findings"][0]["code"]
 
 
+@pytest.mark.parametrize("recording", ["nsys-2025.3/ddp-host-straggler"])
 @pytest.mark.parametrize("other", [no_name, group_name])
 @pytest.mark.parametrize("rank", [0, 2])
 def test_the_late_rank_is_named_whatever_profiler_recorded_it(
-    rank: int, other: Callable[[str], str | None]
+    rank: int, other: Callable[[str], str | None], recording: str
 ) -> None:
-    ranks = gathered("nsys-2025.3/ddp-host-straggler").ranks
+    ranks = gathered(recording).ranks
     mixed = [renamed(r, other) if r.rank == rank else r for r in ranks]
     results = study(mixed).results
     assert (results["findings"][0]["code"], results["findings"][0]["rank"]) == ("straggler.host", 2)

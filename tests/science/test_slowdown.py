@@ -17,7 +17,7 @@ MS = 1_000_000
 @pytest.fixture
 def of(studied: Callable[[str], Study]) -> Callable[[str], Slowdown]:
     """How uneven a recording is."""
-    return lambda name: slowdown.slowdown(studied(f"nsys-2025.3/{name}").dataset)
+    return lambda name: slowdown.slowdown(studied(name).dataset)
 
 
 def most(found: Slowdown) -> tuple[str, int]:
@@ -27,18 +27,18 @@ def most(found: Slowdown) -> tuple[str, int]:
 
 
 @pytest.mark.parametrize(
-    ("name", "kind", "rank"),
+    ("recording", "kind", "rank"),
     [
-        pytest.param("ddp-gpu-straggler", "compute", 1, marks=pytest.mark.long),
-        ("ddp-host-straggler", "host", 2),
-        pytest.param("ddp-host-hidden", "host", 2, marks=pytest.mark.long),
-        ("moe-tokens", "compute", 0),
+        pytest.param("nsys-2025.3/ddp-gpu-straggler", "compute", 1, marks=pytest.mark.long),
+        ("nsys-2025.3/ddp-host-straggler", "host", 2),
+        pytest.param("nsys-2025.3/ddp-host-hidden", "host", 2, marks=pytest.mark.long),
+        ("nsys-2025.3/moe-tokens", "compute", 0),
     ],
 )
 def test_the_straggler_alone_makes_the_job_as_slow_as_it_is(
-    of: Callable[[str], Slowdown], name: str, kind: str, rank: int
+    of: Callable[[str], Slowdown], recording: str, kind: str, rank: int
 ) -> None:
-    found = of(name)
+    found = of(recording)
     assert most(found) == (kind, rank)
     worst = max(entry["slowdown"] for entry in found["S_w"])
     assert found["S"] == pytest.approx(worst, rel=0.01)
@@ -46,18 +46,27 @@ def test_the_straggler_alone_makes_the_job_as_slow_as_it_is(
     assert found["left_out"] == ""
 
 
-def test_an_even_job_has_no_slowdown_and_no_share_of_one(of: Callable[[str], Slowdown]) -> None:
-    found = of("compile")
+@pytest.mark.parametrize("recording", ["nsys-2025.3/compile"])
+def test_an_even_job_has_no_slowdown_and_no_share_of_one(
+    of: Callable[[str], Slowdown], recording: str
+) -> None:
+    found = of(recording)
     assert found["S"] == pytest.approx(1, abs=0.005)
     assert (found["M_W"], found["M_S"]) == (None, None)
 
 
+@pytest.mark.parametrize("recording", ["nsys-2025.3/pipeline-imbalance"])
 def test_the_last_stage_with_more_layers_is_the_whole_slowdown(
-    of: Callable[[str], Slowdown],
+    of: Callable[[str], Slowdown], recording: str
 ) -> None:
-    found = of("pipeline-imbalance")
-    assert found["M_S"] == pytest.approx(1, abs=0.02)
-    assert of("ddp-gpu-straggler")["M_S"] is None
+    assert of(recording)["M_S"] == pytest.approx(1, abs=0.02)
+
+
+@pytest.mark.parametrize("recording", ["nsys-2025.3/ddp-gpu-straggler"])
+def test_a_job_without_stages_has_no_slowdown_by_one(
+    of: Callable[[str], Slowdown], recording: str
+) -> None:
+    assert of(recording)["M_S"] is None
 
 
 def test_the_ideal_step_is_the_simulated_job_s_without_its_cause_but_for_the_mean() -> None:

@@ -97,8 +97,11 @@ def test_the_devices_rows_of_recordings_add_up_and_no_row_overlaps_itself(
     assert (((start[1:] - end[:-1]) > -1_000) | (of[1:] != of[:-1])).all()
 
 
-def test_the_stragglers_sleep_is_a_span_of_its_host(studied: Callable[[str], Study]) -> None:
-    made = studied("nsys-2025.3/ddp-host-straggler")
+@pytest.mark.parametrize("recording", ["nsys-2025.3/ddp-host-straggler"])
+def test_the_stragglers_sleep_is_a_span_of_its_host(
+    studied: Callable[[str], Study], recording: str
+) -> None:
+    made = studied(recording)
     long = pc.greater(pc.subtract(made.lanes["end_ns"], made.lanes["start_ns"]), 15 * MS)
     blocked = made.lanes.filter(pc.and_(long, pc.equal(made.lanes["kind"], "blocked")))
     assert set(blocked["name"].to_pylist()) == {"clock_nanosleep"}
@@ -118,8 +121,11 @@ def test_a_range_in_which_the_host_makes_no_call_is_a_span_of_its_host() -> None
     assert named == {("phase", "forward"), ("host", "sparse")}
 
 
-def test_the_typical_and_the_worst_step_come_first(studied: Callable[[str], Study]) -> None:
-    made = studied("nsys-2025.3/ddp-host-straggler")
+@pytest.mark.parametrize("recording", ["nsys-2025.3/ddp-host-straggler"])
+def test_the_typical_and_the_worst_step_come_first(
+    studied: Callable[[str], Study], recording: str
+) -> None:
+    made = studied(recording)
     typical, worst = steps_to_look_at(made.results)
     steady = {s["step"]: s["duration_ns"] for s in made.results["steps"] if s["settled"]}
     assert steady[worst] == max(steady.values())
@@ -127,10 +133,11 @@ def test_the_typical_and_the_worst_step_come_first(studied: Callable[[str], Stud
     assert {typical, worst} <= set(made.lanes["step"].to_pylist())
 
 
+@pytest.mark.parametrize("recording", ["nsys-2024.2/pipeline"])
 def test_every_row_of_a_device_is_filled_while_any_rank_is_in_the_step(
-    studied: Callable[[str], Study],
+    studied: Callable[[str], Study], recording: str
 ) -> None:
-    made = studied("nsys-2024.2/pipeline")
+    made = studied(recording)
     typical = steps_to_look_at(made.results)[0]
     rows = [row for row in made.accounts.to_pylist() if row["step"] == typical]
     low = min(row["aligned_begin_ns"] for row in rows)
@@ -193,12 +200,20 @@ def test_the_host_rows_are_the_two_threads_that_launch_most_the_one_with_most_ra
             assert {row["name"] for row in mine if row["row"] == of} == {f"on {thread}"}
 
 
-def test_ranks_that_are_looked_at_at_once_have_the_spans_of_each_alone(
-    busy: Study, studied: Callable[[str], Study]
+def has_the_spans_of_each_alone(made: Study) -> None:
+    assert len(made.dataset.timelines.blocks(1)) == len(made.ranks) > 1
+    assert spans.spans(made.dataset, made.results, at_once=1).equals(made.lanes)
+
+
+def test_ranks_that_are_looked_at_at_once_have_the_spans_of_each_alone(busy: Study) -> None:
+    has_the_spans_of_each_alone(busy)
+
+
+@pytest.mark.parametrize("recording", ["kineto/gloo"])
+def test_ranks_of_a_recording_that_are_looked_at_at_once_have_the_spans_of_each_alone(
+    studied: Callable[[str], Study], recording: str
 ) -> None:
-    for each in (studied("kineto/gloo"), busy):
-        assert len(each.dataset.timelines.blocks(1)) == len(each.ranks) > 1
-        assert spans.spans(each.dataset, each.results, at_once=1).equals(each.lanes)
+    has_the_spans_of_each_alone(studied(recording))
 
 
 def test_ranks_whose_spans_are_merged_one_after_the_other_have_those_of_all_at_once() -> None:

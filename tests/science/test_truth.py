@@ -86,10 +86,11 @@ def test_no_finding_costs_more_than_the_step(
         assert 0 <= f["share_of_step"] <= 1, f["code"]
 
 
+@pytest.mark.parametrize("recording", ["nsys-2025.3/ddp-intermittent"])
 def test_an_intermittent_straggler_has_its_steps_and_what_it_costs_in_each(
-    studied: Callable[[str], Study],
+    studied: Callable[[str], Study], recording: str
 ) -> None:
-    (top, *_) = studied("nsys-2025.3/ddp-intermittent").results["findings"]
+    (top, *_) = studied(recording).results["findings"]
     assert (top["recurrence"], top["steps"]) == ("intermittent", [22, 25])
     assert "2 of 7 " in top["summary"]
     # 90 ms of sleep, of which the queue hides some 40
@@ -97,10 +98,11 @@ def test_an_intermittent_straggler_has_its_steps_and_what_it_costs_in_each(
     assert 40 * MS <= each <= 60 * MS
 
 
+@pytest.mark.parametrize("recording", ["nsys-2025.3/pipeline-imbalance"])
 def test_the_stage_with_more_layers_is_a_finding_and_its_host_is_no_straggler(
-    studied: Callable[[str], Study],
+    studied: Callable[[str], Study], recording: str
 ) -> None:
-    results = studied("nsys-2025.3/pipeline-imbalance").results
+    results = studied(recording).results
     top = results["findings"][0]
     assert (top["code"], top["rank"], top["ranks"]) == ("pipeline.imbalance", 3, [3])
     assert "stage 3 " in results["verdict"].lower()
@@ -154,11 +156,12 @@ def test_a_launch_takes_no_longer_where_all_idle_kernels_of_a_rank_waited_for_an
     assert top["saved_ns_per_step"] == pytest.approx(true, abs=0.05 * dataset.usual_step_ns)
 
 
+@pytest.mark.parametrize("recording", ["nsys-2025.3/ddp-host-hidden"])
 def test_whether_a_hidden_host_delays_the_others_cannot_be_determined_without_step_logs(
-    studied: Callable[[str], Study],
+    studied: Callable[[str], Study], recording: str
 ) -> None:
     """The steps outside its window were no longer for it; tracing may have made all of it."""
-    results = studied("nsys-2025.3/ddp-host-hidden").results
+    results = studied(recording).results
     top = results["findings"][0]
     assert (top["rank"], top["severity"]) == (2, "warning")
     assert top["saved_ns_per_step"] <= top["saved_uncertainty_ns"]
@@ -167,9 +170,12 @@ def test_whether_a_hidden_host_delays_the_others_cannot_be_determined_without_st
     assert "record step logs" in results["verdict"]
 
 
-def test_the_profilers_stop_is_no_part_of_the_last_step(studied: Callable[[str], Study]) -> None:
+@pytest.mark.parametrize("recording", ["nsys-2025.3/ddp-host-hidden"])
+def test_the_profilers_stop_is_no_part_of_the_last_step(
+    studied: Callable[[str], Study], recording: str
+) -> None:
     # the device was drained and the capture stopped, 10 ms, inside the last step's own range
-    results = studied("nsys-2025.3/ddp-host-hidden").results
+    results = studied(recording).results
     last = [s for s in results["steps"] if s["settled"]][-1]
     assert max(a["idle_ns"] for a in last["ranks"]) < 1 * MS
 
