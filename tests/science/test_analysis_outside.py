@@ -6,8 +6,7 @@ from dataclasses import replace
 
 import pytest
 from lab.tiers import long_but
-from simulate import Cause, Job, simulate
-from studies import studied_job
+from simulate import Cause, Job, cases, simulate
 
 from clusterprof.results import Finding
 from clusterprof.study import study
@@ -28,9 +27,7 @@ def findings(ranks: list[RankTables], usual_ns: float | None) -> list[Finding]:
 
 def step_ns(job: Job) -> float:
     """A steady-state step's length, of a window so long that queues hide nothing."""
-    steps = [s for s in studied_job(replace(job, steps=24)).results["steps"] if s["settled"]]
-    late = steps[len(steps) // 2 :]
-    return sum(s["duration_ns"] for s in late) / len(late)
+    return cases.step_ns(replace(job, steps=24))
 
 
 def bound(launch_ns: int) -> Job:

@@ -81,10 +81,11 @@ def test_a_bomb_of_gzip_or_xz_is_named_with_the_limit_and_how_to_raise_it(
 ) -> None:
     event = b'{"ph": "X", "cat": "none", "name": "%s", "ts": 1, "tid": 1},' % (b"x" * 100_000)
     blank = b'{"traceEvents": [' + event * 700
+    smaller = lzma.compress(blank, preset=0)
     for name, packed in (
         ("b.json.gz", gzip.compress(blank, 1)),
-        ("b.json.xz", lzma.compress(blank, preset=0)),
-        ("b.sqlite.xz", lzma.compress(blank, preset=0)),
+        ("b.json.xz", smaller),
+        ("b.sqlite.xz", smaller),
     ):
         path = tmp_path / name
         path.write_bytes(packed)

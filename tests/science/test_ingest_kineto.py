@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
+from studies import gathered
 
 from clusterprof.ingest import gather, opening, read_report
 from clusterprof.ingest.assembler import RankUnknown
@@ -369,10 +370,11 @@ def test_gpu_work_of_a_trace_knows_its_launch(pipeline: RankTables) -> None:
     assert column(batches, "pageable") == [True] * 2
 
 
-def test_two_ranks_of_one_recording_go_together(recordings: Path) -> None:
-    gathered = gather([recordings / "kineto" / "pipeline"])
-    assert [ranks.rank for ranks in gathered.ranks] == [0, 2]
-    assert gathered.warnings == []
+@pytest.mark.parametrize("recording", ["kineto/pipeline"])
+def test_two_ranks_of_one_recording_go_together(recording: str) -> None:
+    found = gathered(recording)
+    assert [ranks.rank for ranks in found.ranks] == [0, 2]
+    assert found.warnings == []
 
 
 def test_a_process_group_s_id_is_its_name_and_its_ranks() -> None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import lzma
-import shutil
 import sqlite3
 from collections.abc import Callable
 from contextlib import closing
@@ -31,25 +31,18 @@ DIM, LAYERS = 2048, 4
 GRADIENT_BYTES = 2 * LAYERS * (12 * DIM * DIM + 3 * DIM + DIM + 4 * DIM + DIM + 4 * DIM)
 
 
-@pytest.fixture(scope="module")
-def databases(tmp_path_factory: pytest.TempPathFactory, recordings: Path) -> Path:
-    """The recordings unpacked, to be copied and changed."""
-    folder = tmp_path_factory.mktemp("databases")
-    for packed in recordings.rglob("*.sqlite.xz"):
-        unpacked = folder / packed.relative_to(recordings).with_suffix("")
-        unpacked.parent.mkdir(parents=True, exist_ok=True)
-        with lzma.open(packed) as source, unpacked.open("wb") as target:
-            shutil.copyfileobj(source, target)
-    return folder
+@functools.cache
+def unpacked(packed: Path) -> bytes:
+    return lzma.decompress(packed.read_bytes())
 
 
 @pytest.fixture
-def changed(databases: Path, tmp_path: Path) -> Copy:
+def changed(recordings: Path, tmp_path: Path) -> Copy:
     """A copy of a recording, changed by SQL statements."""
 
     def change(*statements: str, recording: str = "nsys-2025.3/ddp/rank0.sqlite") -> Path:
         copy = tmp_path / "changed.sqlite"
-        shutil.copy(databases / recording, copy)
+        copy.write_bytes(unpacked(recordings / f"{recording}.xz"))
         with closing(sqlite3.connect(copy)) as database:
             for statement in statements:
                 database.execute(statement)
@@ -147,15 +140,14 @@ def test_on_one_host_small_collectives_end_together(ddp: list[RankTables]) -> No
     assert (ends.max(axis=0) - ends.min(axis=0)).max() < 20_000
 
 
-def test_activity_adds_up_to_what_the_export_holds(ddp: list[RankTables], databases: Path) -> None:
-    path = databases / "nsys-2025.3" / "ddp" / "rank0.sqlite"
+def test_activity_adds_up_to_what_the_export_holds(ddp: list[RankTables], changed: Copy) -> None:
     activity = ddp[0].activity
     lengths = pc.subtract(activity["end_ns"], activity["start_ns"])
     tables = {
         "copy": "CUPTI_ACTIVITY_KIND_MEMCPY",
         "memset": "CUPTI_ACTIVITY_KIND_MEMSET",
     }
-    with closing(sqlite3.connect(path)) as database:
+    with closing(sqlite3.connect(changed())) as database:
         for kind, table in tables.items():
             expected = database.execute(f'SELECT count(*), sum("end" - start) FROM {table}')
             mine = pc.equal(activity["kind"], kind)

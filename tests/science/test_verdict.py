@@ -124,22 +124,33 @@ def is_short(line: str) -> None:
     assert all(part[0].isupper() and part[-1] == "." for part in parts), line
 
 
+def plain(value: object) -> bool:
+    """Whether it holds Python's own numbers, and none of numpy's."""
+    if isinstance(value, dict):
+        return all(plain(each) for each in value.values())
+    if isinstance(value, (list, tuple)):
+        return all(plain(each) for each in value)
+    return type(value) in (str, int, float, bool, type(None))
+
+
 @pytest.mark.parametrize("recording", NAMES)
-def test_the_first_line_of_a_recording_is_short_of_all_its_ranks_and_of_one(
+def test_a_recording_s_first_line_is_short_and_its_numbers_plain_of_all_ranks_and_of_one(
     studied: Callable[[str], Study], recording: str
 ) -> None:
     whole = studied(recording)
     for made in (whole, study(whole.ranks[:1])):
         is_short(made.results["verdict"])
+        assert plain(made.results)
 
 
 @pytest.mark.parametrize("seed", long_but([SEED], [0, 1]))
 @pytest.mark.parametrize("job_kind", KINDS)
-def test_a_simulated_job_has_a_short_first_line_and_codes_that_are_described(
+def test_a_simulated_job_has_a_short_first_line_plain_numbers_and_codes_that_are_described(
     simulated: Callable[..., Simulated], job_kind: str, seed: int
 ) -> None:
     results = simulated(job_kind, seed).study.results
     is_short(results["verdict"])
+    assert plain(results)
     assert {each["code"] for each in results["findings"]} <= registry.CODES.keys()
 
 

@@ -115,12 +115,12 @@ def saved_ns(job: Job) -> tuple[float, float]:
         return 0.0, 0.0
     if all(cause.steps is None for cause in job.causes):
         job = replace(job, steps=max(job.steps, _LONG_STEPS))
-    took = _step_ns(job)
-    return took - _step_ns(replace(job, causes=())), took
+    took = step_ns(job)
+    return took - step_ns(replace(job, causes=())), took
 
 
-def _step_ns(job: Job) -> float:
-    """The mean step, without the steps at the window's begin."""
+def step_ns(job: Job) -> float:
+    """A simulated job's mean step, without the steps at the window's begin."""
     ranks, _ = simulate(job)
     skipped = max(1, job.steps - 8)
     ends = np.stack([np.asarray(r.steps["end_ns"].to_numpy()) for r in ranks])
