@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as parquet
 import pytest
+from lab.tiers import long_but
 from simulate import Cause, Job, simulate
 from simulate.flight import Recorded, leave, recorded
 
@@ -55,7 +56,7 @@ def test_a_late_host_is_named_by_flight_recorders_alone(gloo: bool) -> None:
     assert findings(replace(job, causes=()), durations=not gloo) == []
 
 
-@pytest.mark.parametrize("step", range(10, 15))
+@pytest.mark.parametrize("step", long_but([10, 12], range(10, 15)))
 def test_a_stall_in_one_of_five_steps_hides_no_late_rank_and_is_none(step: int) -> None:
     late = (Cause("host", 1, 300 * MS),)
     job = replace(JOB, dp=4, steps=5, causes=())

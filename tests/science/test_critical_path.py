@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pyarrow as pa
 import pytest
+from lab.tiers import long_but
 from simulate import Cause, Job, simulate
 from studies import NAMES, gathered
 
@@ -36,14 +37,16 @@ def on_ranks(dataset: Dataset, path: critical_path.Pieces) -> list[int]:
 
 
 @pytest.mark.parametrize(
-    ("kind", "what"),
+    ("kind", "what", "shape"),
     [
-        ("host", critical_path.HOST),
-        ("gpu_more", critical_path.COMPUTE),
-        ("gpu_slow", critical_path.COMPUTE),
+        ("host", critical_path.HOST, (2, 2, 1)),
+        ("gpu_more", critical_path.COMPUTE, (2, 2, 1)),
+        ("gpu_slow", critical_path.COMPUTE, (4, 1, 1)),
+        pytest.param("host", critical_path.HOST, (4, 1, 1), marks=pytest.mark.long),
+        pytest.param("gpu_more", critical_path.COMPUTE, (4, 1, 1), marks=pytest.mark.long),
+        pytest.param("gpu_slow", critical_path.COMPUTE, (2, 2, 1), marks=pytest.mark.long),
     ],
 )
-@pytest.mark.parametrize("shape", [(4, 1, 1), (2, 2, 1)])
 def test_the_critical_path_runs_through_the_straggler(
     kind: str, what: int, shape: tuple[int, int, int]
 ) -> None:
@@ -62,7 +65,7 @@ def test_the_critical_path_runs_through_the_straggler(
 
 
 @pytest.mark.parametrize("recording", ["nsys-2025.3/ddp-host-straggler"])
-@pytest.mark.parametrize("part", [1.1, 0.9, 0.7])
+@pytest.mark.parametrize("part", long_but([1.1, 0.7], [0.9]))
 def test_the_path_is_of_the_job_without_the_profiler(part: float, recording: str) -> None:
     ranks = gathered(recording).ranks
     usual = int(part * dataset_of(ranks).step_ns)

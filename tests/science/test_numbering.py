@@ -8,6 +8,7 @@ from dataclasses import replace
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
+from lab.tiers import long_but
 from simulate import Cause, Job, simulate
 
 from clusterprof.results import Results
@@ -58,7 +59,7 @@ def renumbered(results: Results) -> list[int]:
     return [int(number) for each in found for number in re.findall(r"\d+", each)]
 
 
-@pytest.mark.parametrize("odd", [0, 3])
+@pytest.mark.parametrize("odd", long_but([3], [0]))
 def test_steps_are_aligned_by_the_collectives_where_ranks_count_them_otherwise(odd: int) -> None:
     results = captured(10, 6, odd).results
     worst = results["findings"][0]
@@ -70,7 +71,7 @@ def test_steps_are_aligned_by_the_collectives_where_ranks_count_them_otherwise(o
     assert renumbered(results)[:5] == [odd, 6, FIRST, FIRST - 6, 4]
 
 
-@pytest.mark.parametrize("odd", [0, 3])
+@pytest.mark.parametrize("odd", long_but([0], [3]))
 def test_a_window_without_a_step_in_common_is_named(odd: int) -> None:
     results = captured(6, 6, odd).results
     assert renumbered(results) == [odd, 6, FIRST, FIRST - 6]

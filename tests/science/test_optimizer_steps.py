@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
+from lab.tiers import long_but
 from simulate import Job, simulate
 
 from clusterprof.align.match import numbered
@@ -77,7 +78,9 @@ def without_marks(recording: Path, folder: Path) -> Path:
     return copy
 
 
-@pytest.mark.parametrize("name", ["ddp-intermittent", "fsdp-long", "pipeline-imbalance"])
+@pytest.mark.parametrize(
+    "name", long_but(["ddp-intermittent"], ["fsdp-long", "pipeline-imbalance"])
+)
 def test_recordings_without_marks_have_the_steps_that_were_marked(
     name: str, tmp_path: Path
 ) -> None:

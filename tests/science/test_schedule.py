@@ -31,7 +31,7 @@ def bubble(job: Job, *kept: int) -> Finding:
             replace(PIPE, one_f_one_b=True, microbatches=4), "1F1B", 3 / 7, marks=pytest.mark.long
         ),
         pytest.param(replace(PIPE, pp=2, one_f_one_b=True), "1F1B", 1 / 9, marks=pytest.mark.long),
-        (replace(PIPE, chunks=2), "interleaved 1F1B", 3 / 19),
+        pytest.param(replace(PIPE, chunks=2), "interleaved 1F1B", 3 / 19, marks=pytest.mark.long),
         pytest.param(
             replace(PIPE, chunks=4, layer_ns=4 * PIPE.layer_ns),
             "interleaved 1F1B",
@@ -60,7 +60,9 @@ def test_of_a_subset_of_the_stages_the_schedule_is_that_of_the_whole_pipeline() 
     assert (shown["schedule"], shown["stages"], shown["microbatches"]) == ("1F1B", 4, 8)
 
 
-@pytest.mark.parametrize(("chunks", "microbatches"), [(2, 8), (3, 4)])
+@pytest.mark.parametrize(
+    ("chunks", "microbatches"), [(3, 4), pytest.param(2, 8, marks=pytest.mark.long)]
+)
 def test_two_stages_that_interleave_are_not_taken_for_1f1b(chunks: int, microbatches: int) -> None:
     # between two stages the messages come in the same order
     job = replace(PIPE, pp=2, layers=4 * chunks, chunks=chunks, microbatches=microbatches)

@@ -72,7 +72,11 @@ def test_the_arguments_of_a_kernel_or_of_its_operator_tell_the_group(
     ("kernel", "how"),
     [
         ("void vllm::cross_device_reduce_2stage<__nv_bfloat16, 4>(vllm::RankData*)", {}),
-        ("mscclKernel_Sum_hip_bfloat16_Simple_false(ncclDevComm*)", {"arguments": "kernel"}),
+        pytest.param(
+            "mscclKernel_Sum_hip_bfloat16_Simple_false(ncclDevComm*)",
+            {"arguments": "kernel"},
+            marks=pytest.mark.long,
+        ),
         ("of_a_library_that_nobody_knows", {"arguments": "kernel"}),
         ("of_a_library_that_nobody_knows", {"operators": True}),
     ],
@@ -305,7 +309,8 @@ def test_two_groups_over_the_same_ranks_stay_two_where_ends_scatter(tmp_path: Pa
 
 
 @pytest.mark.parametrize(
-    ("sleeps_ms", "named"), [((20, 28), True), ((20, 0), False), ((0, 0), False)]
+    ("sleeps_ms", "named"),
+    [((20, 28), True), ((20, 0), False), pytest.param((0, 0), False, marks=pytest.mark.long)],
 )
 def test_two_steps_tell_a_rank_that_sleeps_in_both_from_one_that_pauses_once(
     tmp_path: Path, sleeps_ms: tuple[int, int], named: bool

@@ -47,7 +47,7 @@ def test_a_slow_host_and_a_slow_gpu_have_their_own_causes_in_one_finding() -> No
 
 def test_all_ranks_of_one_slow_node_are_named_with_the_node() -> None:
     slow = tuple(Cause("host", rank, 12 * MS) for rank in (4, 5, 6, 7))
-    (found,) = stragglers(replace(JOB, dp=16, ranks_per_host=4, causes=slow))
+    (found,) = stragglers(replace(JOB, dp=12, ranks_per_host=4, causes=slow))
     assert found["ranks"] == [4, 5, 6, 7]
     assert "node1" in found["summary"]
     assert found["cost_ns_per_step"] == pytest.approx(12 * MS, rel=0.1)
@@ -68,13 +68,13 @@ def test_a_rank_late_in_the_first_half_and_another_in_the_second_are_both_named(
     assert all(f"({f['steps'][0]} to {f['steps'][-1]})" in f["summary"] for f in found)
 
 
-@pytest.mark.parametrize("late", [(), (0, 1, 2), (0, 1, 2, 3)])
+@pytest.mark.parametrize("late", long_but([(0, 1, 2)], [(), (0, 1, 2, 3)]))
 def test_more_than_half_of_the_ranks_are_not_late_together(late: tuple[int, ...]) -> None:
     causes = tuple(Cause("host", rank, 15 * MS) for rank in late)
     assert not [f for f in stragglers(replace(JOB, causes=causes)) if len(f["ranks"]) > 1]
 
 
-@pytest.mark.parametrize("window", long_but([(90014, 32), (79097, 5)], [(90011, 32), (90012, 32)]))
+@pytest.mark.parametrize("window", long_but([(79097, 5)], [(90014, 32), (90011, 32), (90012, 32)]))
 def test_sequences_of_varying_length_make_no_straggler_in_long_or_short_windows(
     window: tuple[int, int],
 ) -> None:

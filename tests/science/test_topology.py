@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from lab.tiers import long_but
 from simulate import Job, simulate
 from simulate.flight import recorded
 
@@ -38,15 +39,23 @@ def planted(groups: dict[str, tuple[int, ...]], kept: set[int]) -> set[tuple[str
     return {(kind, ranks) for kind, ranks in profiled if ranks}
 
 
-@settings(max_examples=12)
-@given(
+DRAWN = given(
     shape=st.sampled_from([(2, 1, 1), (4, 1, 1), (2, 2, 1), (2, 1, 2), (1, 2, 2), (2, 2, 2)]),
     sharded=st.booleans(),
     turns=st.booleans(),
     seed=st.integers(0, 1000),
     data=st.data(),
 )
+
+
+@pytest.mark.parametrize("examples", long_but([4], [30]))
 def test_the_groups_are_the_planted_ones_whatever_the_ranks_order_and_selection(
+    examples: int,
+) -> None:
+    settings(max_examples=examples)(DRAWN(groups_are_the_planted_ones))()
+
+
+def groups_are_the_planted_ones(
     shape: tuple[int, int, int], sharded: bool, turns: bool, seed: int, data: st.DataObject
 ) -> None:
     dp, tp, pp = shape
@@ -108,10 +117,11 @@ def only(results: Results, kind: str) -> list[GroupEntry]:
 
 
 def test_rank_0_and_one_of_each_stage_give_the_stages_in_order() -> None:
-    job = replace(SMALL, dp=2, tp=2, pp=4, layers=16, one_f_one_b=True)
+    job = replace(SMALL, dp=2, tp=2, pp=4, layers=8, steps=3, one_f_one_b=True)
+    ranks, _ = simulate(job)
     # 0, 5, 10 and 15 exchange nothing with each other
     for kept in ((0, 4, 8, 12), (0, 5, 10, 15)):
-        topology = of(job, *kept)["topology"]
+        topology = study([ranks[rank] for rank in kept]).results["topology"]
         assert topology["stage_count"] == 4
         assert [(s["stage"], s["ranks"]) for s in topology["stages"]] == [
             (k, [rank]) for k, rank in enumerate(kept)

@@ -143,6 +143,7 @@ def test_who_saves_most_alone_is_named_alone() -> None:
     assert (top["code"], top["ranks"]) == ("straggler.gpu", [2])
 
 
+@pytest.mark.long
 def test_a_launch_takes_no_longer_where_all_idle_kernels_of_a_rank_waited_for_another() -> None:
     """Rank 1's device idles before eight kernels only, that wait for rank 2 for 18 ms."""
     (case,) = cases(["late host, slowed by tracing"], range(97019, 97020))
