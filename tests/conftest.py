@@ -13,7 +13,7 @@ import shutil
 import tempfile
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -196,25 +196,6 @@ def workdir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def run_command() -> Callable[..., Completed]:
     """`lab.command.run`: any program, in its own process group, killed after `timeout` seconds."""
     return command.run
-
-
-@pytest.fixture
-def run_clusterprof() -> Callable[..., Completed]:
-    """`run_clusterprof(argv, env=None, timeout=…, cwd=None)`: the real command line.
-
-    `env` is added to a cleaned environment (None takes a name away). Returns `Completed` with
-    `returncode`, `stdout`, `stderr`; raises `StillRunning` and kills it when it does not end.
-    """
-
-    def run(
-        argv: Sequence[str | Path],
-        env: Mapping[str, str | None] | None = None,
-        timeout: float = command.PATIENCE_S,
-        cwd: Path | None = None,
-    ) -> Completed:
-        return command.run(command.clusterprof(argv), env=env, timeout=timeout, cwd=cwd)
-
-    return run
 
 
 @pytest.fixture(scope="session")

@@ -15,7 +15,7 @@ from lab.endings import Running
 from lab.fakes import scripted_nsys, scripted_torchrun
 from lab.job import Job
 from lab.parts import chromium
-from lab.warm import Warm, warm
+from lab.warm import CLUSTERPROF, TORCH, Warm, warm
 
 
 @pytest.fixture
@@ -88,8 +88,26 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[devtools.Brows
 @pytest.fixture(scope="session")
 def torch_process() -> Iterator[Warm]:
     """A process that has loaded torch, for the programs of all tests that may begin in it."""
-    with warm() as started:
+    with warm(TORCH) as started:
         yield started
+
+
+@pytest.fixture(scope="session")
+def clusterprof_process() -> Iterator[Warm]:
+    """A process that has loaded clusterprof, which takes a second where it merges."""
+    with warm(CLUSTERPROF) as started:
+        yield started
+
+
+@pytest.fixture
+def run_clusterprof(clusterprof_process: Warm) -> Callable[..., Completed]:
+    """`run_clusterprof(argv, env=None, timeout=…, cwd=None)`: the real command line.
+
+    `env` is added to a cleaned environment (None takes a name away). Returns `Completed` with
+    `returncode`, `stdout`, `stderr`; raises `StillRunning` and kills it when it does not end.
+    It begins in a fork of that process; `command.clusterprof` is the command that starts its own.
+    """
+    return clusterprof_process.clusterprof
 
 
 @pytest.fixture

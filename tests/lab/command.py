@@ -124,13 +124,18 @@ def run(
         except subprocess.TimeoutExpired as late:  # a grandchild in another group holds the pipe
             stdout, stderr = (_text(late.stdout), _text(late.stderr))
     done = Completed(words, process.wait(), stdout, stderr, time.monotonic() - begin)
-    ran.pop(words, None)  # one that is asked again and again counts once
-    ran[words] = done
+    remember(done)
     if isinstance(ended, subprocess.TimeoutExpired):
         raise StillRunning(f"still running after {timeout:g} s, killed\n{done}") from None
     if ended is not None:  # the test's own time is up
         raise ended
     return done
+
+
+def remember(done: Completed) -> None:
+    """Let it be the last of what has run; one that is asked again and again counts once."""
+    ran.pop(done.argv, None)
+    ran[done.argv] = done
 
 
 def free_port() -> int:

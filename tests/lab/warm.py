@@ -1,4 +1,4 @@
-"""Programs that need torch, run without each loading it: `programs/warm.py` as tests see it."""
+"""Programs run without each loading what it needs: `programs/warm.py` as tests see it."""
 
 from __future__ import annotations
 
@@ -12,19 +12,26 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+from clusterprof import launchers
 from lab import command
 from lab.command import Completed, StillRunning
 
 PROGRAM = Path(__file__).resolve().parent / "programs" / "warm.py"
 RANKS = PROGRAM.with_name("warm_ranks.py")
+#: modules to load
+TORCH = ("torch", "torch._dynamo", "torch.distributed", "torch.distributed.run")
+CLUSTERPROF = ("all_of_clusterprof",)
+#: what an interpreter looks at when it starts, and clusterprof when it is loaded
+_AT_START = ("PYTHON", "LANG", "LC_", "TZ", launchers.VARIABLE)
 
 
 class Warm:
-    """Runs Python programs in forks of a process that has torch already."""
+    """Runs Python programs in forks of a process that has loaded what they need."""
 
     def __init__(self, process: subprocess.Popen[str], address: str) -> None:
         self._process = process
@@ -62,6 +69,40 @@ class Warm:
             StillRunning: it did not end within `timeout` seconds.
         """
         (done,) = self.run_together([(argv, env)], timeout=timeout)
+        return done
+
+    def clusterprof(
+        self,
+        argv: Sequence[str | Path],
+        env: Mapping[str, str | None] | None = None,
+        timeout: float = command.PATIENCE_S,
+        cwd: Path | None = None,
+    ) -> Completed:
+        """The real command line in such a fork, as `lab.command.run` would run it.
+
+        Raises:
+            StillRunning: it did not end within `timeout` seconds.
+        """
+        words = command.clusterprof(argv)
+        if any(name.startswith(_AT_START) for name in env or {}):
+            return command.run(words, env=env, timeout=timeout, cwd=cwd)
+        began = time.monotonic()
+        pipes = [_Pipe(), _Pipe()]
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as asking:
+            asking.settimeout(timeout)
+            asking.connect(self._address)
+            _ask(asking, [words, str(cwd or Path.cwd()), [command.environment(env)]], pipes)
+            status, late = -signal.SIGKILL, True  # what ends with this connection
+            with contextlib.suppress(TimeoutError):
+                (status,), late = json.loads(asking.recv(1 << 16)), False
+        for each in pipes:
+            each.join(5 if late else timeout)
+        done = Completed(
+            tuple(words), status, *(each.text for each in pipes), time.monotonic() - began
+        )
+        command.remember(done)
+        if late:
+            raise StillRunning(f"still running after {timeout:g} s, killed\n{done}")
         return done
 
     def run_together(
@@ -105,19 +146,42 @@ class Warm:
         return done
 
 
+class _Pipe(threading.Thread):
+    """A pipe of which all is read that is written to its `end`."""
+
+    def __init__(self) -> None:
+        super().__init__(daemon=True)
+        self._read, self.end = os.pipe()
+        self.text = ""
+
+    def run(self) -> None:
+        with open(self._read, errors="replace") as file:
+            self.text = file.read()
+
+
+def _ask(asking: socket.socket, what: object, pipes: Sequence[_Pipe]) -> None:
+    """Have a program started whose streams are an empty one and these."""
+    streams = [os.open(os.devnull, os.O_RDONLY), *(each.end for each in pipes)]
+    socket.send_fds(asking, [json.dumps(what).encode()], streams)
+    for stream in streams:
+        os.close(stream)
+    for each in pipes:
+        each.start()
+
+
 def _text(path: object) -> str:
     return Path(str(path)).read_text(errors="replace") if Path(str(path)).exists() else ""
 
 
 @contextlib.contextmanager
-def warm() -> Iterator[Warm]:
+def warm(modules: Sequence[str]) -> Iterator[Warm]:
     """One such process, for as long as the context."""
     folder = tempfile.mkdtemp(dir=command.scratch)
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
         listener.bind(f"{folder}/socket")
         listener.listen()
         process = subprocess.Popen(
-            [sys.executable, PROGRAM, str(listener.fileno())], env=command.environment(),
+            [sys.executable, PROGRAM, str(listener.fileno()), *modules], env=command.environment(),
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
             pass_fds=[listener.fileno()], start_new_session=True,
         )  # fmt: skip

@@ -1,11 +1,12 @@
-"""A process that has loaded torch, and runs programs in forks of itself: loading it takes seconds.
+"""A process that has loaded modules, and runs programs in forks of itself: torch takes seconds.
 
 Each line of stdin is a list of programs that run side by side: `argv`, `env`, `cwd`, and the files
 `stdout` and `stderr`. Their processes, then their statuses, are a line each of stdout. Each starts
 as under its own interpreter: the environment, the path, sitecustomize, then the program as
 `__main__`; its end is that of Python. When stdin ends, all ends.
 
-warm.py DESCRIPTOR: of the socket where `warm_ranks.py` asks for the ranks of a job.
+warm.py DESCRIPTOR MODULE...: of the socket where others ask for the ranks of a job, and what it has
+loaded. A message is the program, its folder, and an environment for each; with it come the streams.
 """
 
 import atexit
@@ -24,12 +25,8 @@ import threading
 import types
 
 gc.disable()  # as in `lab.job.LOOP`
-
-import torch  # noqa: E402
-import torch._dynamo  # noqa: E402
-import torch.distributed  # noqa: E402
-import torch.distributed.run  # noqa: E402
-
+for each in sys.argv[2:]:
+    importlib.import_module(each)
 gc.freeze()
 gc.enable()
 
@@ -40,14 +37,15 @@ def program(argv, env, cwd):
     os.environ.update(env)
     os.chdir(cwd)
     sys.argv, sys.orig_argv = argv, [sys.executable, *argv]
-    sys.path[:1] = env.get("PYTHONPATH", "").split(os.pathsep)
+    sys.path[:1] = filter(None, env.get("PYTHONPATH", "").split(os.pathsep))
     sys.modules.pop("sitecustomize", None)
     with contextlib.suppress(ModuleNotFoundError):  # without clusterprof there is none
         importlib.import_module("sitecustomize")
     sys.path.insert(0, os.path.dirname(os.path.abspath(argv[0])))
     # What the two took from others, as they would have now.
     multiprocessing.process.ORIGINAL_DIR = cwd
-    torch.distributed.init_process_group = torch.distributed.distributed_c10d.init_process_group
+    if distributed := sys.modules.get("torch.distributed"):
+        distributed.init_process_group = distributed.distributed_c10d.init_process_group
     main = types.ModuleType("__main__")
     main.__file__, main.__builtins__ = os.path.abspath(argv[0]), builtins
     sys.modules["__main__"] = main
@@ -122,7 +120,8 @@ def ranks(connection):
             return to_its_end(argv, env, cwd)
         children[child] = os.pidfd_open(child)
     statuses = [rank_status(child, ended, connection) for child, ended in children.items()]
-    connection.send(json.dumps(statuses).encode())
+    with contextlib.suppress(BrokenPipeError):
+        connection.send(json.dumps(statuses).encode())
     os._exit(0)
 
 
