@@ -52,11 +52,13 @@ def home(tmp_path: Path) -> Path:
     return folder
 
 
-def transfer(home: Path, keep_reports: str, words: tuple[str, ...]) -> ReportTransfer:
+def transfer(
+    home: Path, keep_reports: str, words: tuple[str, ...], when: str = "node"
+) -> ReportTransfer:
     private = home.parents[2] / "private"
     (private / "nsys").mkdir(parents=True)
     made = ReportTransfer(str(private), str(home))
-    made.reduce_as(Reduction("node", keep_reports, words))
+    made.reduce_as(Reduction(when, keep_reports, words))
     Path(made.made).write_bytes(b"a report")
     return made
 
@@ -81,6 +83,16 @@ def test_a_report_whose_tables_are_not_made_is_not_dropped(
     assert why in state["not_reduced"]
     assert (home / "report.nsys-rep").read_bytes() == b"a report"
     assert list(home.glob(".*")) == []
+
+
+@pytest.mark.parametrize("when", ["node", "now"])
+def test_a_report_whose_tables_are_all_that_is_kept_does_not_come_home(
+    when: str, home: Path
+) -> None:
+    script = "import os, sys; os.mkdir(sys.argv[2])"
+    made = transfer(home, "none", (sys.executable, "-I", "-c", script), when)
+    made.settle(0, PATIENCE_S, opened=True)
+    assert sorted(each.name for each in home.glob("re*")) == ["reduced"]
 
 
 def test_a_rank_that_a_signal_ended_has_its_report_brought_before_any_tables(home: Path) -> None:
