@@ -92,7 +92,7 @@ UsePAM no
 PrintMotd no
 UseDNS no
 MaxStartups 100
-SetEnv TMPDIR=$state/scratch CLUSTERPROF_LAB_HOSTS_GUEST=$state CLUSTERPROF_TESTS_SESSION=${CLUSTERPROF_TESTS_SESSION:-}
+SetEnv HOME=$state/home TMPDIR=$state/scratch CLUSTERPROF_LAB_HOSTS_GUEST=$state CLUSTERPROF_TESTS_SESSION=${CLUSTERPROF_TESTS_SESSION:-}
 Subsystem sftp internal-sftp
 CONF
   cat >>"$state/config" <<CONF
@@ -123,7 +123,8 @@ up() {
   why=$(missing)
   [ -z "$why" ] || { say "cannot run here: $why"; exit 2; }
   [ ! -d "$state" ] || down
-  mkdir -p "$state/local" "$state/scratch" /run/sshd
+  # Its logins read no ~/.bashrc, which may take longer than what they are for.
+  mkdir -p "$state/local" "$state/scratch" "$state/home" /run/sshd
   chmod 1777 "$state/scratch"
   ssh-keygen -q -t ed25519 -N '' -C lab -f "$state/id"
   {
