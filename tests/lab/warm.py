@@ -91,7 +91,7 @@ class Warm:
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as asking:
             asking.settimeout(timeout)
             asking.connect(self._address)
-            _ask(asking, [words, str(cwd or Path.cwd()), [command.environment(env)]], pipes)
+            _ask(asking, [words, str(cwd or Path.cwd()), [command.environment(env)], []], pipes)
             status, late = -signal.SIGKILL, True  # what ends with this connection
             with contextlib.suppress(TimeoutError):
                 (status,), late = json.loads(asking.recv(1 << 16)), False

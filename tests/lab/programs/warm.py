@@ -6,7 +6,8 @@ as under its own interpreter: the environment, the path, sitecustomize, then the
 `__main__`; its end is that of Python. When stdin ends, all ends.
 
 warm.py DESCRIPTOR MODULE...: of the socket where others ask for the ranks of a job, and what it has
-loaded. A message is the program, its folder, and an environment for each; with it come the streams.
+loaded. A message is the program, its folder, an environment for each, and what starts one again;
+with it come the streams.
 """
 
 import atexit
@@ -21,6 +22,7 @@ import select
 import signal
 import socket
 import sys
+import tempfile
 import threading
 import types
 
@@ -31,19 +33,20 @@ gc.freeze()
 gc.enable()
 
 
-def program(argv, env, cwd):
-    """Be this program; returns where it would end."""
+def program(argv, env, cwd, start=()):
+    """Be this program; returns where it would end. `start`: what starts it again, for Python."""
     os.environ.clear()
     os.environ.update(env)
     os.chdir(cwd)
-    sys.argv, sys.orig_argv = argv, [sys.executable, *argv]
+    sys.argv, sys.orig_argv = argv, [sys.executable, *start, *argv]
     sys.path[:1] = filter(None, env.get("PYTHONPATH", "").split(os.pathsep))
     sys.modules.pop("sitecustomize", None)
     with contextlib.suppress(ModuleNotFoundError):  # without clusterprof there is none
         importlib.import_module("sitecustomize")
     sys.path.insert(0, os.path.dirname(os.path.abspath(argv[0])))
-    # What the two took from others, as they would have now.
+    # What others have by now, as it would be now.
     multiprocessing.process.ORIGINAL_DIR = cwd
+    tempfile.tempdir = None
     if distributed := sys.modules.get("torch.distributed"):
         distributed.init_process_group = distributed.distributed_c10d.init_process_group
     main = types.ModuleType("__main__")
@@ -107,7 +110,7 @@ def serve(listener):
 def ranks(connection):
     """Be the parent of a job's ranks until all have ended, or the one who asked for them has."""
     message, streams, *_ = socket.recv_fds(connection, 1 << 20, 3)
-    argv, cwd, environments = json.loads(message)
+    argv, cwd, environments, start = json.loads(message)
     for number, stream in enumerate(streams):
         os.dup2(stream, number)
         os.close(stream)
@@ -117,7 +120,7 @@ def ranks(connection):
         if child == 0:
             connection.close()
             os.setsid()
-            return to_its_end(argv, env, cwd)
+            return to_its_end(argv, env, cwd, start)
         children[child] = os.pidfd_open(child)
     statuses = [rank_status(child, ended, connection) for child, ended in children.items()]
     with contextlib.suppress(BrokenPipeError):

@@ -3,6 +3,7 @@
 
 It tells each its RANK and where to meet, waits for all, and ends with the highest status, as
 `ranks.sh` does. What goes on when it is killed ends with it. COUNT 0: the program as it stands.
+A rank that starts its interpreter again, under nsys, comes back here and does not load torch.
 """
 
 import json
@@ -18,7 +19,9 @@ environments = [
 ] or [dict(os.environ)]
 with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as warm:
     warm.connect(path)
-    asked = json.dumps([program, os.getcwd(), environments]).encode()
+    # A launcher is known by its own name.
+    again = ["-I", "-S", __file__, path, "0", port] if program[0].endswith(".py") else []
+    asked = json.dumps([program, os.getcwd(), environments, again]).encode()
     socket.send_fds(warm, [asked], [0, 1, 2])
     statuses = json.loads(warm.recv(1 << 16))
 for rank, status in enumerate(statuses):
