@@ -87,7 +87,7 @@ LINES = {
 }
 
 
-@pytest.mark.usefixtures("scripted")
+@pytest.mark.usefixtures("scripted", "warm_torchrun")
 @pytest.mark.needs_torch
 @pytest.mark.needs_openmpi
 @pytest.mark.parametrize(
