@@ -24,8 +24,9 @@ def parted(words):
 def environment(options, local):
     """That of one rank of this node."""
     here, node = int(options.get("nproc-per-node", 1)), int(options.get("node-rank", 0))
+    nodes = int(options.get("nnodes", "1").partition(":")[0])
     variables = {
-        "RANK": here * node + local, "WORLD_SIZE": here * int(options.get("nnodes", 1)),
+        "RANK": here * node + local, "WORLD_SIZE": here * nodes,
         "LOCAL_RANK": local, "LOCAL_WORLD_SIZE": here, "GROUP_RANK": node,
         "MASTER_ADDR": options.get("master-addr", "127.0.0.1"),
         "MASTER_PORT": options.get("master-port", 29500),
