@@ -217,8 +217,9 @@ def test_a_program_that_runs_under_another_profiler_is_left_to_it(warm_job: Job)
                                "threads"),
 )  # fmt: skip
 def test_under_nsys_too(
-    program: str, reason: str, run_clusterprof: Callable[..., Completed], workdir: Path
-) -> None:
+    program: str, reason: str, run_clusterprof: Callable[..., Completed], workdir: Path,
+    torch_process: Warm,
+) -> None:  # fmt: skip
     threads = LOOP + (
         "import threading\nthread = threading.Thread(target=iterate, args=(8,))\n"
         "thread.start()\nthread.join()\nprint('trained')\n"
@@ -226,7 +227,7 @@ def test_under_nsys_too(
     (workdir / "train.py").write_text(threads if program == "threads" else BACKWARD)
     done = run_clusterprof(
         ["run", "--ranks", "0", "--steps", "5:10", "--profiler=nsys", "--run-dir=run",
-         "--no-merge", "--", "python", "train.py"],
+         "--no-merge", "--", *torch_process.launcher(1), "train.py"],
     )  # fmt: skip
     assert done.returncode == 0, done
     assert "trained" in done.stdout
