@@ -113,9 +113,9 @@ def test_a_rank_that_open_mpi_kills_for_a_peer_s_failure_leaves_its_report(
     # Half a second after SIGTERM comes SIGKILL, sooner than nsys has written.
     write_training(workdir)
     done = run_clusterprof(
-        ["mpirun", "--ranks", "0", "--steps", "5:150", "--step-on", "loop:step",
+        ["mpirun", "--ranks", "0", *UNTIL_KILLED, "--step-on", "loop:step",
          "--profiler=nsys", "--run-dir=run", "--no-merge", "--oversubscribe", "-np", "2", "--",
-         "python", "train.py", "1000", "1"],
+         "python", "train.py", "5000", "1"],
         env=OPEN_MPI,
     )  # fmt: skip
     assert done.returncode == 3, done
@@ -124,16 +124,21 @@ def test_a_rank_that_open_mpi_kills_for_a_peer_s_failure_leaves_its_report(
     assert (workdir / "run/ranks/00000/report.nsys-rep").stat().st_size > 0
 
 
+#: a window that a rank does not reach the end of before it is killed
+UNTIL_KILLED = ["--steps=5:5000", "--max-steps=5000"]
 #: Counts its steps without torch, which takes long to import. The rank of the second argument
-#: fails once rank 0 is inside the window.
+#: goes on until rank 0 is inside the window, and fails.
 TRAIN = """
 import os, pathlib, sys, loop
 rank = int(os.environ.get("OMPI_COMM_WORLD_RANK", os.environ.get("PMI_RANK")))
-for step in range(int(sys.argv[1])):
+steps, failing = map(int, sys.argv[1:])
+count = 0
+while count < steps or rank == failing:
     loop.step()
-    if rank == 0 and step == 20:
+    count += 1
+    if rank == 0 and count == 20:
         pathlib.Path("inside").touch()
-    if rank == int(sys.argv[2]) and pathlib.Path("inside").exists():
+    if rank == failing and pathlib.Path("inside").exists():
         os._exit(3)
 print("trained", rank, os.uname().nodename, flush=True)
 """
@@ -193,8 +198,8 @@ def test_open_mpi_over_ssh_ends_with_the_failing_rank_s_status_and_leaves_the_ot
     there = ["--prtemca", "plm_ssh_args", f"-F {ssh_hosts.config}", "--host", "h1:1,h2:1"]
     where = ["--prefix", str(Path(find_mpirun()).parents[1]), "-n", "2"]
     done = run_clusterprof(
-        ["mpirun", "--ranks", "0", "--steps=5:150", *MPIRUN[2:-2], *there, *where, "--",
-         sys.executable, "train.py", "1000", "1"],
+        ["mpirun", "--ranks", "0", *UNTIL_KILLED, *MPIRUN[2:-2], *there, *where, "--",
+         sys.executable, "train.py", "5000", "1"],
         env=OPEN_MPI,
     )  # fmt: skip
     assert done.returncode == 3, done
