@@ -215,7 +215,7 @@ def test_a_rank_that_fails_under_mpich_gives_its_status_and_the_others_go_on_on_
     workdir: Path, two_nodes: Callable[..., Completed]
 ) -> None:
     path = mpich_first(workdir)
-    line = ["-n", "4", "python", "train.py", "200", "3"]
+    line = ["-n", "4", "python", "train.py", "40", "3"]
     plain = two_nodes(["mpirun", *line], PATH=path)
     (workdir / "inside").unlink()
     done = two_nodes([*MPIRUN, "--ranks", "0", "--steps=3:9", "--", *line[2:]], PATH=path)
