@@ -20,8 +20,9 @@ from clusterprof.agent.contracts import paths
 pytestmark = pytest.mark.needs_torch
 
 Cli = Callable[..., Completed]
-#: seconds of a step, and by how much rank 1 is late in it: more in ten steps than a machine stalls
-STEP_S, LATE_S = 0.04, 0.2
+#: seconds of a step, of which 500 last longer than a busy machine starts things for, and by how
+#: much rank 1 is late in it: more in ten steps than a machine stalls
+STEP_S, LATE_S = 0.1, 0.2
 #: clusterprof whose ranks look for orders once a second
 LAUNCH = (
     "import sys; from clusterprof.launch import planning; planning.LOG_S = 1; "
