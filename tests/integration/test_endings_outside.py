@@ -17,6 +17,7 @@ from lab import command
 from lab.endings import OPTIONS, PROGRAMS, Running, outcomes, window, words
 from lab.job import LOOP
 from lab.tiers import long_but
+from lab.warm import Warm
 
 INT, TERM, HUP = signal.SIGINT, signal.SIGTERM, signal.SIGHUP
 
@@ -179,13 +180,13 @@ def test_an_srun_ends_as_it_would_have_ended(
 
 @pytest.mark.needs_torch
 def test_a_torch_profiler_too_is_closed_between_two_steps_before_srun_kills(
-    workdir: Path, slurm: dict[str, str]
+    workdir: Path, slurm: dict[str, str], torch_process: Warm
 ) -> None:
     # The window is far longer than a signal is on its way, on a slow machine too.
     (workdir / "train.py").write_text(LOOP + "import time\nwhile True: iterate(1); time.sleep(0.2)")
     argv = command.clusterprof(
         ["srun", "--profiler=torch", "--ranks=0", "--steps=5:200", "--run-dir=run", "--no-merge",
-         "-n1", "--", "python", "train.py"]
+         "-n1", "--", *torch_process.launcher(0), "train.py"]
     )  # fmt: skip
     running = Running(argv, slurm, workdir / "out")
     running.wait_for("capturing")
