@@ -107,12 +107,15 @@ def test_a_launcher_is_one_file_in_a_folder_of_launchers(
     assert run_clusterprof(line).returncode == 2, "without the folder there is no such verb"
 
 
-@pytest.mark.parametrize("workers", long_but(["find torch loaded"], ["load torch"]))
+@pytest.mark.parametrize("torch", long_but(["there before"], ["loaded by each"]))
 def test_torchrun_names_the_slow_rank_of_a_real_training_and_collect_finishes_what_was_not(
-    run_clusterprof: Cli, workdir: Path, torch_process: Warm, workers: str
-) -> None:
-    as_it_stands = ["--", *torch_process.launcher(0), EXAMPLE]
-    program = ["--", EXAMPLE] if workers == "load torch" else ["--no-python", *as_it_stands]
+    run_clusterprof: Cli, workdir: Path, torch_process: Warm, torch: str,
+    request: pytest.FixtureRequest,
+) -> None:  # fmt: skip
+    program = ["--", EXAMPLE]
+    if torch == "there before":
+        request.getfixturevalue("warm_torchrun")
+        program = ["--no-python", "--", *torch_process.launcher(0), EXAMPLE]
     done = run_clusterprof(
         ["torchrun", "--ranks", "0,2", "--steps", "4:12", "--profiler=torch", "--run-dir=run",
          "--nproc-per-node", "3", *program, *SLOW],
