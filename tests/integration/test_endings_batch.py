@@ -213,7 +213,11 @@ def started_over(batch: Batch) -> None:
 @script
 @pytest.mark.parametrize("by", long_but(["preempted"], ["requeued"]))
 def test_a_job_that_starts_over_keeps_what_its_first_start_captured(
-    by: str, workdir: Path, slurm: dict[str, str], fault: Callable[..., None]
+    by: str,
+    workdir: Path,
+    slurm: dict[str, str],
+    fault: Callable[..., None],
+    run_clusterprof: Callable[..., command.Completed],
 ) -> None:
     batch = Batch(slurm, workdir / "job", ours("bash", "-c", TWICE), "--requeue")
     batch.wait_until_it_hangs()
@@ -229,7 +233,7 @@ def test_a_job_that_starts_over_keeps_what_its_first_start_captured(
     fault(f"sbatch: {by}, and started over", 0, 0, 0.0, state(batch.run))
     assert (window(state(batch.run)), "reason" in state(batch.run)) == ("inside", True)
     assert f"clusterprof collect {batch.run}" in batch.printed()
-    done = command.run(command.clusterprof(["collect", "--no-merge", batch.run]))
+    done = run_clusterprof(["collect", "--no-merge", batch.run])
     assert done.returncode == 0, done
     assert (state(batch.run)["state"], state(again)["state"]) == ("collected", "collected")
 

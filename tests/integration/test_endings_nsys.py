@@ -29,6 +29,8 @@ Cli = Callable[..., Completed]
 Fault = Callable[..., None]
 
 PROGRAM = ["python", PROGRAMS / "together.py"]
+#: so many ranks at most
+MOST = 6
 #: what is left, and what makes a report of it
 KEPT = ("clusterprof collect", "report.qdstrm")
 #: for `together.py`: past its window it waits until its report is home
@@ -49,9 +51,11 @@ class Case(NamedTuple):
 class Job:
     """A job of one rank for each case; `run` runs it with and without clusterprof."""
 
-    def __init__(self, workdir: Path, fault: Fault) -> None:
+    def __init__(self, workdir: Path, fault: Fault, run_clusterprof: Cli, plain: Completed) -> None:
         self.workdir = workdir
         self.fault = fault
+        self.run_clusterprof = run_clusterprof
+        self.plain = plain
 
     def run(
         self, cases: Sequence[Case], *more: str, start_s: int = 60, waits: Sequence[str] = ()
@@ -74,13 +78,12 @@ class Job:
             "--run-dir=run",
             "--no-merge",
         ]
-        plain = command.run(line)
-        done = command.run(
-            command.clusterprof(["run", *OPTIONS, *options, "--", *line, *waits]),
-            env={START_VARIABLE: str(start_s)},
+        plain = self.plain
+        done = self.run_clusterprof(
+            ["run", *OPTIONS, *options, "--", *line, *waits], env={START_VARIABLE: str(start_s)}
         )
         assert done.returncode == plain.returncode == 3, done
-        assert words(done.stdout) == words(plain.stdout), done
+        assert words(done.stdout) == words_of(plain, len(cases)), done
         run = self.workdir / "run"
         assert outcomes(run) == {n: case.state for n, case in enumerate(cases)}, done
         states = [state(run, rank) for rank in range(len(cases))]
@@ -94,9 +97,20 @@ class Job:
         return states
 
 
+@pytest.fixture(scope="module")
+def plain() -> Completed:
+    """The program without clusterprof."""
+    return command.run([RANKS, str(MOST), *PROGRAM])
+
+
+def words_of(plain: Completed, ranks: int) -> list[str]:
+    """What so many of its ranks printed, and how they ended."""
+    return [line for line in words(plain.stdout) if int(line.split()[1]) < ranks]
+
+
 @pytest.fixture
-def job(workdir: Path, fault: Fault, scripted: None) -> Job:
-    return Job(workdir, fault)
+def job(workdir: Path, fault: Fault, run_clusterprof: Cli, plain: Completed, scripted: None) -> Job:
+    return Job(workdir, fault, run_clusterprof, plain)
 
 
 def test_an_nsys_that_starts_neither_program_nor_window_is_done_without(job: Job) -> None:
@@ -141,19 +155,18 @@ def test_a_stop_that_fails_is_tried_again(job: Job) -> None:
     ], waits=["25:again.{rank}"])  # fmt: skip
 
 
-def test_what_is_not_imported_is_kept_and_collect_finishes_it(
-    job: Job, run_clusterprof: Cli
-) -> None:
+def test_what_is_not_imported_is_kept_and_collect_finishes_it(job: Job) -> None:
     job.run([
         Case("the importer fails", {"import": "sys.exit(9)"}, "lost", ("status 9", *KEPT)),
         Case("the importer is killed", {"import": "die()"}, "lost", ("signal 9", *KEPT)),
     ])  # fmt: skip
-    collect(job.workdir / "run", [0, 1], run_clusterprof)
+    collect(job, [0, 1])
 
 
-def collect(run: Path, ranks: Sequence[int], run_clusterprof: Cli) -> None:
+def collect(job: Job, ranks: Sequence[int]) -> None:
     """Have what these ranks kept imported."""
-    finished = run_clusterprof(["collect", run, "--no-merge"])
+    run = job.workdir / "run"
+    finished = job.run_clusterprof(["collect", run, "--no-merge"])
     assert finished.returncode == 0, finished
     for rank in ranks:
         folder = run / f"ranks/{rank:05d}"
@@ -162,7 +175,7 @@ def collect(run: Path, ranks: Sequence[int], run_clusterprof: Cli) -> None:
         assert not (folder / "report.qdstrm").exists()
 
 
-def test_an_nsys_that_hangs_is_ended_whatever_it_was_doing(job: Job, run_clusterprof: Cli) -> None:
+def test_an_nsys_that_hangs_is_ended_whatever_it_was_doing(job: Job) -> None:
     # All hang for as long as they are let, side by side. What is left of that when a stop is given
     # up may be too little for an import.
     job.run([
@@ -174,12 +187,10 @@ def test_an_nsys_that_hangs_is_ended_whatever_it_was_doing(job: Job, run_cluster
         Case("the importer hangs", {"import": "hang()"}, "lost", KEPT),
         Case("the importer is stopped", {"import": "die(signal.SIGSTOP)"}, "lost", KEPT),
     ], start_s=30)  # fmt: skip
-    collect(job.workdir / "run", [4, 5], run_clusterprof)
+    collect(job, [4, 5])
 
 
-def test_a_reduction_that_fails_leaves_the_report_to_the_merge(
-    job: Job, run_clusterprof: Cli
-) -> None:
+def test_a_reduction_that_fails_leaves_the_report_to_the_merge(job: Job) -> None:
     killed, hung = job.run([
         Case("what makes the tables is killed, reports are not kept",
              {"export": "os.kill(os.getppid(), signal.SIGKILL)"}, "collected"),
@@ -190,7 +201,7 @@ def test_a_reduction_that_fails_leaves_the_report_to_the_merge(
     assert "in time" in str(hung["not_reduced"])
     home = sorted(str(path.relative_to(job.workdir)) for path in job.workdir.glob("*/ranks/*/re*"))
     assert home == ["run/ranks/00000/report.nsys-rep", "run/ranks/00001/report.nsys-rep"]
-    assert run_clusterprof(["merge", "run"]).returncode == 0
+    assert job.run_clusterprof(["merge", "run"]).returncode == 0
     results = json.loads((job.workdir / "run/merged/results.json").read_text())
     assert [rank["rank"] for rank in results["ranks"]] == [0, 1]
 
@@ -205,10 +216,9 @@ KILLS = [
 ]  # fmt: skip
 
 
-def kill(workdir: Path, fault: Fault) -> None:
+def kill(workdir: Path, fault: Fault, plain: Completed) -> None:
     """Kill the nsys of each rank while it is at work."""
     line = [RANKS, str(len(KILLS)), *PROGRAM]
-    plain = command.run(line)
     running = Running(
         command.clusterprof(["run", *OPTIONS, "--ranks=0-3", "--run-dir=run", "--no-merge", "--",
                              *line, "15:go.{rank}"]),
@@ -228,7 +238,7 @@ def kill(workdir: Path, fault: Fault) -> None:
         go.touch()
     status = running.ends()
     assert status == plain.returncode, running.printed()
-    assert words(running.printed()) == words(plain.stdout)
+    assert words(running.printed()) == words_of(plain, len(KILLS))
     for rank, (*_, number, what) in enumerate(KILLS):
         stated = running.state(rank)
         fault(what, plain.returncode, status, 0.0, stated)
@@ -254,17 +264,17 @@ def of_process(pid: int, name: str) -> list[str]:
 
 @pytest.mark.usefixtures("scripted")
 def test_an_nsys_that_is_killed_takes_nothing_of_the_program_along(
-    workdir: Path, fault: Fault
+    workdir: Path, fault: Fault, plain: Completed
 ) -> None:
-    kill(workdir, fault)
+    kill(workdir, fault, plain)
 
 
 @pytest.mark.long
 @pytest.mark.needs_nsys
 def test_a_real_nsys_that_is_killed_takes_nothing_of_the_program_along(
-    workdir: Path, fault: Fault
+    workdir: Path, fault: Fault, plain: Completed
 ) -> None:
-    kill(workdir, fault)
+    kill(workdir, fault, plain)
 
 
 @pytest.mark.usefixtures("scripted")
@@ -305,6 +315,7 @@ def test_nodes_with_another_nsys_or_none_do_what_they_can_and_say_it(
     slurm: dict[str, str],
     on_some_nodes: Callable[[Path, str], Path],
     fault: Fault,
+    run_clusterprof: Cli,
 ) -> None:
     flag = "--trace-fork-before-exec"
     without = f"FLAGS['launch'] = FLAGS['launch'].replace('{flag[2:]}', 'none')"
@@ -320,9 +331,9 @@ def test_nodes_with_another_nsys_or_none_do_what_they_can_and_say_it(
         home = f"run/ranks/{rank:05d}/report.nsys-rep" if rank < 2 else "."
         (workdir / f"home.{rank}").symlink_to(home)
     options = [f"--nsys={on_some_nodes(nsys, 'nsys-lab')}", f"--nsys-arg={flag}=true"]
-    done = command.run(
-        command.clusterprof(["srun", *OPTIONS, "--ranks=0-3", *options, "--run-dir=run",
-                             "--no-merge", *line[:2], "--", *line[2:], "25:home.{rank}"]),
+    done = run_clusterprof(
+        ["srun", *OPTIONS, "--ranks=0-3", *options, "--run-dir=run", "--no-merge", *line[:2],
+         "--", *line[2:], "25:home.{rank}"],
         env=slurm,
     )  # fmt: skip
     assert done.returncode == plain.returncode == 3, done

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from lab import command
+from lab.command import Completed
 from lab.endings import Running
 from lab.warm import Warm
 
@@ -36,7 +38,7 @@ sys.exit(0 if sys.argv[1] == "sleep" else 3)
 
 
 def test_a_rank_that_sleeps_is_named_and_the_job_ends_as_it_would_have(
-    workdir: Path, torch_process: Warm
+    workdir: Path, torch_process: Warm, run_clusterprof: Callable[..., Completed]
 ) -> None:
     program = workdir / "train.py"
     program.write_text(PROGRAM)
@@ -54,7 +56,7 @@ def test_a_rank_that_sleeps_is_named_and_the_job_ends_as_it_would_have(
     job.wait_until(lambda: all(map(hangs, range(RANKS))), "hanging")
     named = "Rank 2 never joined AllReduce"
     job.wait_until(lambda: named in job.printed(), "named")
-    asked = command.run(command.clusterprof(["status", workdir / "run", "--json"]))
+    asked = run_clusterprof(["status", workdir / "run", "--json"])
     hang = json.loads(asked.stdout)["hang"]
     assert [(each["rank"], each["step"]) for each in hang["ranks"]] == [
         (r, 40) for r in range(RANKS)
@@ -72,5 +74,5 @@ def test_a_rank_that_sleeps_is_named_and_the_job_ends_as_it_would_have(
         found = job.state(rank)
         assert (found["state"], found["steps"]) == ("counted", 50)
         assert found["hangs"]["until_ns"] > found["hangs"]["since_ns"]
-    after = command.run(command.clusterprof(["status", workdir / "run", "--json"]))
+    after = run_clusterprof(["status", workdir / "run", "--json"])
     assert json.loads(after.stdout)["hang"] is None
