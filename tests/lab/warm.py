@@ -26,7 +26,8 @@ RANKS = PROGRAM.with_name("warm_ranks.py")
 #: modules to load
 TORCH = ("torch", "torch._dynamo", "torch.distributed", "torch.distributed.run")
 CLUSTERPROF = ("all_of_clusterprof",)
-#: what an interpreter looks at when it starts, and clusterprof when it is loaded
+#: what an interpreter looks at when it starts, and clusterprof when it is loaded; a fork looks at
+#: PYTHONPATH as well
 _AT_START = ("PYTHON", "LANG", "LC_", "TZ", launchers.VARIABLE)
 
 
@@ -84,7 +85,7 @@ class Warm:
             StillRunning: it did not end within `timeout` seconds.
         """
         words = command.clusterprof(argv)
-        if any(name.startswith(_AT_START) for name in env or {}):
+        if any(name.startswith(_AT_START) for name in {*(env or {})} - {"PYTHONPATH"}):
             return command.run(words, env=env, timeout=timeout, cwd=cwd)
         began = time.monotonic()
         pipes = [_Pipe(), _Pipe()]
