@@ -18,25 +18,24 @@ import pytest
 from lab import command
 from lab.command import Completed
 from lab.endings import PROGRAMS
+from lab.warm import Warm
 
 from clusterprof.agent.contracts.states import State
 
 pytestmark = pytest.mark.needs_torch
 Cli = Callable[..., Completed]
 LINE = ["torchrun", "--ranks", "0", "--steps", "3:6", "--step-on=loop:step", "--profiler=torch",
-        "--run-dir=run", "--nproc-per-node", "2", "--"]  # fmt: skip
+        "--run-dir=run", "--nproc-per-node", "2", "--no-python", "--"]  # fmt: skip
 
 
 @pytest.fixture
-def going_on(workdir: Path, light_path: str) -> Iterator[Path]:
+def going_on(workdir: Path, light_path: str, torch_process: Warm) -> Iterator[Path]:
     """A run of two ranks that are through their window and wait for the file `go`."""
     shutil.copy(PROGRAMS / "loop.py", workdir)
     (workdir / "waits.py").write_text(
         dedent("""
         import os, pathlib, time
         import loop
-        if os.environ["RANK"] == "0":  # the one that is profiled
-            import torch
         for _ in range(9):
             loop.step()
         pathlib.Path("waits." + os.environ["RANK"]).touch()
@@ -46,7 +45,7 @@ def going_on(workdir: Path, light_path: str) -> Iterator[Path]:
     )
     with (workdir / "output").open("wb") as output:
         process = subprocess.Popen(
-            command.clusterprof([*LINE, "waits.py"]),
+            command.clusterprof([*LINE, *torch_process.launcher(0), "waits.py"]),
             env=command.environment({"PATH": light_path}), stdin=subprocess.DEVNULL,
             stdout=output, stderr=output, start_new_session=True,
         )  # fmt: skip
