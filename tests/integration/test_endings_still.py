@@ -6,8 +6,7 @@ they move again.
 
 from __future__ import annotations
 
-import shlex
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -15,6 +14,7 @@ from lab import command
 from lab.disk import MOST_S, Disk, disk
 from lab.endings import OPTIONS, PROGRAMS, Running, words
 from lab.tiers import long_but
+from lab.warm import Warm
 
 from clusterprof.agent.nsys import START_VARIABLE
 
@@ -42,16 +42,16 @@ class Job:
     """Two ranks of `still.py`, rank 0 profiled; what is asked for happens after some step."""
 
     def __init__(
-        self, workdir: Path, run: Path, steps: int, *options: str, tmp: str = "", held: bool = False
+        self,
+        workdir: Path,
+        run: Path,
+        steps: Sequence[int],
+        *options: str,
+        start: Sequence[str] = ("python",),
     ) -> None:
-        """`tmp`: their TMPDIR, with torch; `held`: they wait for the file `go` to start."""
+        """`steps`: the words of `still.py`; `start`: what starts it as each rank."""
         self.workdir = workdir
-        program = ["python", str(PROGRAMS / "still.py"), str(steps)]
-        if tmp:
-            program = ["env", f"TMPDIR={tmp}", *program, "torch"]
-        if held:
-            wait = "touch held; until [ -e go ]; do sleep 0.1; done; exec"
-            program = ["bash", "-c", f"{wait} {shlex.join(program)}"]
+        program = [*start, str(PROGRAMS / "still.py"), *map(str, steps)]
         self.running = Running(
             command.clusterprof(
                 ["mpirun", *OPTIONS, *options, "--run-dir", run, "--no-merge", "--oversubscribe",
@@ -77,15 +77,17 @@ class Job:
     def has_ended(self, rank: int) -> bool:
         return f"rank {rank} ends" in self.running.printed()
 
-    def check(self, what: str, fault: Fault) -> None:
-        """It ended as it would have."""
+    def check(self, what: str, fault: Fault, lost: str = "") -> None:
+        """It ended as it would have. `lost`: why its report is."""
         assert self.running.ends() == 0, self.running.printed()
         found = self.running.state()
         fault(what, 0, 0, 0.0, found)
         assert words(self.running.printed()) == WORDS
         assert "Traceback" not in self.running.printed()
         # Where the writer is as late as whoever collects, either has the last word.
-        assert found["state"] in ("captured", "collected"), self.running.printed()
+        states = ("lost",) if lost else ("captured", "collected")
+        assert found["state"] in states, self.running.printed()
+        assert lost in found.get("reason", ""), self.running.printed()
 
 
 def alive(process: Path) -> bool:
@@ -99,7 +101,7 @@ def test_no_rank_waits_for_a_run_directory_that_is_stalled(
     still: Disk, workdir: Path, fault: Fault
 ) -> None:
     # Past the window, until after the end of both ranks; the step log is due meanwhile.
-    job = Job(workdir, still.place / "run", 300)
+    job = Job(workdir, still.place / "run", [300])
     report = still.place / "run/ranks/00000/report.nsys-rep"
     job.comes_to(30)
     job.running.wait_until(report.exists, "home")
@@ -112,7 +114,8 @@ def test_no_rank_waits_for_a_run_directory_that_is_stalled(
 def test_ranks_that_start_while_the_run_directory_is_stalled_train_all_the_same(
     still: Disk, workdir: Path, fault: Fault
 ) -> None:
-    job = Job(workdir, still.place / "run", 60, held=True)
+    wait = 'touch held; until [ -e go ]; do sleep 0.1; done; exec python "$@"'
+    job = Job(workdir, still.place / "run", [60], start=["bash", "-c", wait, "bash"])
     job.running.wait_until((workdir / "held").exists, "starting")
     still.freeze()
     (workdir / "go").touch()
@@ -124,7 +127,7 @@ def test_ranks_that_start_while_the_run_directory_is_stalled_train_all_the_same(
 def test_a_window_that_opens_and_closes_while_the_run_directory_is_stalled_or_very_slow(
     how: str, still: Disk, workdir: Path, fault: Fault
 ) -> None:
-    job = Job(workdir, still.place / "run", 150, "--steps=60:70")
+    job = Job(workdir, still.place / "run", [150, 20], "--steps=60:70")
     job.comes_to(20)
     still.freeze() if how == "still" else still.slow(MOST_S)
     job.tasks_end(still)
@@ -133,30 +136,31 @@ def test_a_window_that_opens_and_closes_while_the_run_directory_is_stalled_or_ve
 
 
 @pytest.mark.parametrize("how", long_but(["still"], ["slow"]))
-def test_a_temporary_folder_that_is_stalled_or_is_slow_delays_no_unprofiled_rank(
-    how: str, still: Disk, workdir: Path, fault: Fault
+def test_a_temporary_folder_that_is_stalled_delays_no_rank_and_a_slow_one_no_unprofiled_rank(
+    how: str, still: Disk, workdir: Path, fault: Fault, torch_process: Warm
 ) -> None:
     temporary = still.place / "tmp"
     temporary.mkdir()
-    job = Job(
-        workdir, workdir / "run", 150, "--steps=60:70", "--profiler=torch", tmp=str(temporary)
-    )
+    start = ["env", f"TMPDIR={temporary}", *torch_process.launcher(0)]
+    job = Job(workdir, workdir / "run", [150, 20], "--steps=60:70", "--profiler=torch", start=start)
     job.comes_to(20)
-    # The agent waits a second for the folder of its report.
+    # The agent waits a second for the folder of its report, and goes on without.
     still.freeze() if how == "still" else still.slow(MOST_S, change_s=0.25)
     (workdir / "stalled").touch()
-    job.running.wait_until(lambda: job.has_ended(1), "at rank 1's end")
+    ending = (0, 1) if how == "still" else (1,)
+    job.running.wait_until(lambda: all(map(job.has_ended, ending)), "at the end of its ranks")
     assert still.still, "the disk moves again: it was no test"
     still.thaw()
     what = "is stalled" if how == "still" else "takes 0.25 s for each change"
-    job.check(f"TMPDIR {what}, torch.profiler", fault)
+    lost = f"{temporary} does not answer" if how == "still" else ""
+    job.check(f"TMPDIR {what}, torch.profiler", fault, lost)
 
 
 def test_clusterprof_ends_with_its_job_where_the_run_directory_is_stalled(
     still: Disk, workdir: Path, fault: Fault
 ) -> None:
     # Long enough that it still runs when the report is home.
-    job = Job(workdir, still.place / "run", 250)
+    job = Job(workdir, still.place / "run", [250])
     report = still.place / "run/ranks/00000/report.nsys-rep"
     job.comes_to(30)
     job.running.wait_until(report.exists, "home")

@@ -6,7 +6,6 @@ import os
 import signal
 import socket
 import sys
-import tempfile
 import threading
 from typing import Any, Optional, Tuple
 
@@ -223,7 +222,8 @@ class TorchProfiler(OfOneThread):
         self.on_its_thread()
         folder = self.outbox.wait("folder", FOLDER_S)
         if folder is None:
-            raise RuntimeError("%s does not answer" % tempfile.gettempdir())
+            # Not by tempfile, which may write to it to see whether it can.
+            raise RuntimeError("%s does not answer" % os.environ.get("TMPDIR", "/tmp"))
         path = os.path.join(folder, "trace.json")
         with own_profilers.kineto.ours():
             self.profile.export_chrome_trace(path)
