@@ -85,7 +85,8 @@ class Warm:
             StillRunning: it did not end within `timeout` seconds.
         """
         words = command.clusterprof(argv)
-        if any(name.startswith(_AT_START) for name in {*(env or {})} - {"PYTHONPATH"}):
+        at_start = any(name.startswith(_AT_START) for name in {*(env or {})} - {"PYTHONPATH"})
+        if at_start or words[0] == sys.executable:  # a fork runs a script and no module
             return command.run(words, env=env, timeout=timeout, cwd=cwd)
         began = time.monotonic()
         pipes = [_Pipe(), _Pipe()]
