@@ -737,8 +737,11 @@ def test_what_a_range_launched_counts_by_any_thread(tmp_path: Path) -> None:
     assert row["device_ns"] == sum(inside) > 0
 
 
-def test_copies_are_grouped_by_size(gpu_straggler: Study, tmp_path: Path) -> None:
-    made = gpu_straggler
+@pytest.mark.parametrize("recording", ["nsys-2025.3/ddp-gpu-straggler"])
+def test_copies_are_grouped_by_size(
+    studied: Callable[[str], Study], recording: str, tmp_path: Path
+) -> None:
+    made = studied(recording)
     found = exported(saved(made, tmp_path / "run"), "parquet", tmp_path / "t")
     read = parquet.read_table(found / "copies.parquet").to_pylist()
     for tables in made.ranks:
