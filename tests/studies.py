@@ -9,16 +9,19 @@ from __future__ import annotations
 import copy
 import functools
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from simulate import Job, simulate
 from simulate.cases import Case, cases
 
+from clusterprof.analysis.findings.registry import all_findings
 from clusterprof.ingest import Gathered, gather
-from clusterprof.study import Study, study
+from clusterprof.results import Finding
+from clusterprof.study import Study, dataset_of, study
 from clusterprof.tables import RankTables
 
 FOLDER = Path(__file__).parent / "data" / "recordings"
@@ -55,6 +58,11 @@ def simulated(kind: str, seed: int = SEED) -> Simulated:
     """A job of `simulate.cases`."""
     found = _simulated(kind, seed)
     return replace(found, study=_with_own_results(found.study))
+
+
+def found_in(ranks: Sequence[RankTables], **more: Any) -> list[Finding]:
+    """What is found in these ranks, without the rest of their study."""
+    return all_findings(dataset_of(ranks, **more))[0]
 
 
 def simulated_job(job: Job) -> list[RankTables]:

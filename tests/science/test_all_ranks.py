@@ -18,6 +18,7 @@ import pytest
 from lab.tiers import long_but
 from simulate import Cause, Job, simulate
 from simulate.flight import Recorded, leave, recorded
+from studies import found_in
 
 from clusterprof import merge_run, run_directory
 from clusterprof.agent.contracts import paths, states
@@ -96,7 +97,7 @@ def test_one_rank_that_is_late_first_and_another_one_later_are_two_findings() ->
     causes = [Cause("host", k, 10 * MS, tuple(s)) for k, s in enumerate(halves, start=1)]
     job = replace(JOB, dp=4, causes=tuple(causes))
     looked = study([], shallow=compared(recorded(job))).results["findings"]
-    deep = study(simulate(job)[0]).results["findings"]
+    deep = found_in(simulate(job)[0])
     for found, steps in ((looked, halves), (deep, (halves[0][1:], halves[1]))):
         late = sorted(each["ranks"] + each["steps"] for each in found if each["severity"] != "info")
         assert late == [[1, *steps[0]], [2, *steps[1]]]

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 from lab.tiers import long_but
 from simulate import Cause, Job, cases, simulate
+from studies import found_in
 
 from clusterprof.results import Finding
 from clusterprof.study import study
@@ -21,7 +22,7 @@ def findings(ranks: list[RankTables], usual_ns: float | None) -> list[Finding]:
     """What is found, above information, where a step took `usual_ns` before the window."""
     usual = None if usual_ns is None else round(usual_ns)
     known = [replace(r, info=replace(r.info, usual_step_ns=usual)) for r in ranks]
-    found = study(known).results["findings"]
+    found = found_in(known)
     return [f for f in found if f["severity"] != "info" and f["code"] != "profiler.perturbation"]
 
 

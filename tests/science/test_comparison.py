@@ -240,10 +240,10 @@ def test_runs_are_assumed_to_differ_as_measured_programs_do(recordings: Path) ->
 # --- runs, baselines, and what is refused
 
 
-@pytest.fixture
-def run(tmp_path: Path) -> run_directory.RunDirectory:
-    """A run of four ranks over gloo that profiled none."""
-    return made_run(tmp_path / "run", replace(JOB, seed=946_000))
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> run_directory.RunDirectory:
+    """A run of four ranks over gloo that profiled none, to be read only."""
+    return made_run(tmp_path_factory.mktemp("compared") / "run", replace(JOB, seed=946_000))
 
 
 def made_run(folder: Path, job: Job) -> run_directory.RunDirectory:

@@ -81,11 +81,11 @@ def merged(*paths: Path, **options: dict[Path, int]) -> Study:
     return study(gathered.ranks, gathered.missing, gathered.warnings)
 
 
+@pytest.mark.parametrize("recording", ["nsys-2025.3/ddp-host-straggler"])
 def test_all_ranks_of_one_report_are_read_as_if_each_had_one(
-    joined: Joined, recordings: Path
+    joined: Joined, studied: Callable[[str], Study], recording: str
 ) -> None:
-    apart = merged(recordings / "nsys-2025.3" / "ddp-host-straggler")
-    one = merged(joined("ddp-host-straggler"))
+    apart, one = studied(recording), merged(joined("ddp-host-straggler"))
     assert [tables.rank for tables in one.ranks] == [0, 1, 2, 3]
     for ours, theirs in zip(one.ranks, apart.ranks, strict=True):
         for name in ("activity", "collective_calls", "steps"):

@@ -7,18 +7,18 @@ from dataclasses import replace
 
 import pytest
 from simulate import Job
-from studies import simulated_job
+from studies import found_in, simulated_job
 
 from clusterprof.results import Finding
-from clusterprof.study import Study, study
+from clusterprof.study import Study
 
 PIPE = Job(dp=1, pp=4, layers=16, kernels_per_layer=2, launch_ns=30_000, microbatches=8, steps=4)
 
 
 def bubble(job: Job, *kept: int) -> Finding:
     ranks = simulated_job(job)
-    results = study([r for r in ranks if not kept or r.rank in kept]).results
-    (found,) = [f for f in results["findings"] if f["code"] == "pipeline.bubble"]
+    findings = found_in([r for r in ranks if not kept or r.rank in kept])
+    (found,) = [f for f in findings if f["code"] == "pipeline.bubble"]
     return found
 
 

@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 import pytest
 from simulate import Cause, Job, simulate
 from strangers import trace
+from studies import found_in
 
 from clusterprof.align.clock import Clock
 from clusterprof.align.match import match
@@ -321,6 +322,6 @@ def test_two_steps_tell_a_rank_that_sleeps_in_both_from_one_that_pauses_once(
         for step, ms in zip((7, 8), sleeps_ms, strict=True)
     )
     job = replace(SCATTERED, steps=3, layer_ns=8_000_000, causes=causes)
-    findings = study(read(job, tmp_path)).results["findings"]
+    findings = found_in(read(job, tmp_path))
     late = [each["rank"] for each in findings if each["code"].startswith("straggler.")]
     assert late == ([2] if named else [])

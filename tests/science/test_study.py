@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 import pytest
 from lab.tiers import long_but
 from simulate import Cause, Job, middle, simulate, with_clock
-from studies import gathered
+from studies import found_in, gathered
 
 from clusterprof.analysis.findings.finding import sentences
 from clusterprof.errors import MergeError
@@ -90,7 +90,7 @@ def test_a_gloo_rank_that_sleeps_is_named_though_the_ends_of_calls_are_stamped_l
     """As at load: a thread of gloo's stamps an end when the host is in its next operators."""
     rng = np.random.default_rng(seed)
     ranks = [_stamped_late(r, rng) for r in gathered(recording).ranks]
-    found = study(ranks).results["findings"][0]
+    found = found_in(ranks)[0]
     assert (found["code"], found["rank"]) == ("straggler.host", 1)
     assert found["cost_ns_per_step"] == pytest.approx(48 * MS, rel=0.1)
 
@@ -186,7 +186,7 @@ def test_the_next_command_is_of_the_runs_launcher_and_by_an_nsys_that_knows_its_
     ranks, _ = simulate(Job(synchronous=True, causes=(Cause("host", 2, 20 * MS),)))
     known = [replace(r, info=replace(r.info, profiler=profiler)) for r in ranks]
     again = Manifest(Path("run.json"), {"launcher": launcher}).again
-    (found, *_) = study(known, again=again).results["findings"]
+    (found, *_) = found_in(known, again=again)
     options = f"--ranks 2,0 --profiler nsys --pytorch {pytorch} --cpu-sampling"
     assert found["next"] == f"clusterprof {verb} {options} ... -- PROGRAM..."
 
@@ -194,7 +194,7 @@ def test_the_next_command_is_of_the_runs_launcher_and_by_an_nsys_that_knows_its_
 def test_the_next_command_is_the_whole_one_of_the_run() -> None:
     ranks, _ = simulate(Job(synchronous=True, causes=(Cause("host", 2, 20 * MS),)))
     again = ["clusterprof", "srun", "--steps", "5:9", RANKS, "-n4", "--", "python", "a b.py"]
-    (found, *_) = study(ranks, again=again).results["findings"]
+    (found, *_) = found_in(ranks, again=again)
     options = "--profiler nsys --pytorch emit-nvtx --cpu-sampling"
     assert found["next"] == (
         f"clusterprof srun --steps 5:9 --ranks 2,0 {options} -n4 -- python 'a b.py'"
@@ -206,7 +206,7 @@ def test_what_the_next_command_of_a_late_host_names_exists() -> None:
     from clusterprof.cli.main import parser_of
 
     ranks, _ = simulate(Job(synchronous=True, causes=(Cause("host", 2, 20 * MS),)))
-    (found, *_) = study(ranks).results["findings"]
+    (found, *_) = found_in(ranks)
     verb, *words = found["next"].removesuffix(" ... -- PROGRAM...").split()[1:]
     assert verb in launchers.names()
     _, unknown = parser_of(verb).parse_known_args(words)

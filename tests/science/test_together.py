@@ -8,16 +8,16 @@ import pytest
 from lab.tiers import long_but
 from simulate import Cause, Job, simulate
 from simulate.cases import cases, straggler_named
+from studies import found_in
 
 from clusterprof.results import Finding
-from clusterprof.study import study
 
 MS = 1_000_000
 JOB = Job(synchronous=True, steps=7, host_noise_frac=0.1, hiccup_steps=30, hiccup_ns=MS // 2)
 
 
 def stragglers(job: Job) -> list[Finding]:
-    findings = study(simulate(job)[0]).results["findings"]
+    findings = found_in(simulate(job)[0])
     return [f for f in findings if f["code"].startswith("straggler.")]
 
 
@@ -80,11 +80,10 @@ def test_sequences_of_varying_length_make_no_straggler_in_long_or_short_windows(
 ) -> None:
     seed, steps = window
     (case,) = cases(["healthy, varying lengths"], range(seed, seed + 1))
-    results = study(simulate(replace(case.job, steps=steps))[0]).results
-    assert not straggler_named(list(results["findings"]))
+    assert not straggler_named(found_in(simulate(replace(case.job, steps=steps))[0]))
 
 
 def test_a_rank_that_is_slower_in_each_step_is_named_among_sequences_of_varying_length() -> None:
     job = Job(dp=4, steps=16, varied_frac=0.1, causes=(Cause("gpu_more", 2, 12 * MS),))
-    first = study(simulate(job)[0]).results["findings"][0]
+    first = found_in(simulate(job)[0])[0]
     assert (first["code"], first["ranks"]) == ("straggler.gpu", [2])

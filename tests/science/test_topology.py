@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -17,17 +16,18 @@ from simulate.flight import recorded
 
 from clusterprof import api
 from clusterprof.align.lateness import host_clock
-from clusterprof.analysis.model.shallow import all_ranks
+from clusterprof.analysis.groups.topology import topology
+from clusterprof.analysis.model.shallow import Shallow, all_ranks
 from clusterprof.analysis.model.what_if import what_ifs
-from clusterprof.results import GroupEntry, Results
-from clusterprof.study import Study, study
+from clusterprof.results import GroupEntry, TopologyEntry
+from clusterprof.study import Study, dataset_of, study
 from clusterprof.tables import RankTables
 
 SMALL = Job(layers=4, kernels_per_layer=2, launch_ns=60_000, microbatches=4, steps=4)
 
 
-def groups_of(results: Results) -> set[tuple[str, tuple[int, ...]]]:
-    return {(g["kind"], tuple(g["ranks"])) for g in results["topology"]["groups"]}
+def groups_of(found: TopologyEntry) -> set[tuple[str, tuple[int, ...]]]:
+    return {(g["kind"], tuple(g["ranks"])) for g in found["groups"]}
 
 
 def planted(groups: dict[str, tuple[int, ...]], kept: set[int]) -> set[tuple[str, tuple[int, ...]]]:
@@ -66,17 +66,19 @@ def groups_are_the_planted_ones(
     ranks, truth = simulate(job)
     order = data.draw(st.permutations(ranks))
     kept = order[: data.draw(st.integers(1, len(order)))]
-    results = study(kept).results
-    assert groups_of(results) == planted(truth.groups, {r.rank for r in kept})
-    for group in results["topology"]["groups"]:
+    found = topology(dataset_of(kept))
+    assert groups_of(found) == planted(truth.groups, {r.rank for r in kept})
+    for group in found["groups"]:
         assert group["size"] == {"data": dp, "tensor": tp, "pipeline": pp}[group["kind"]]
         assert group["why"]
         assert 0 < group["confidence"] <= 1
 
 
-def described(ranks: Sequence[RankTables], **more: Any) -> dict[tuple[int, ...], str]:
-    groups = study(ranks, **more).results["topology"]["groups"]
-    return {tuple(g["ranks"]): g["description"] for g in groups}
+def described(
+    ranks: Sequence[RankTables], shallow: Shallow | None = None
+) -> dict[tuple[int, ...], str]:
+    dataset = replace(dataset_of(ranks), shallow=shallow.results if shallow else None)
+    return {tuple(g["ranks"]): g["description"] for g in topology(dataset)["groups"]}
 
 
 def test_groups_are_called_as_the_program_calls_them() -> None:
@@ -103,17 +105,8 @@ def test_groups_are_called_as_the_program_calls_them() -> None:
     assert described(ranks, shallow=twice) == {**expected, (0, 1): ""}
 
 
-def studied(job: Job, *kept: int) -> Study:
-    ranks, _ = simulate(job)
-    return study([r for r in ranks if not kept or r.rank in kept])
-
-
-def of(job: Job, *kept: int) -> Results:
-    return studied(job, *kept).results
-
-
-def only(results: Results, kind: str) -> list[GroupEntry]:
-    return [g for g in results["topology"]["groups"] if g["kind"] == kind]
+def only(found: TopologyEntry, kind: str) -> list[GroupEntry]:
+    return [g for g in found["groups"] if g["kind"] == kind]
 
 
 def test_rank_0_and_one_of_each_stage_give_the_stages_in_order() -> None:
@@ -121,15 +114,15 @@ def test_rank_0_and_one_of_each_stage_give_the_stages_in_order() -> None:
     ranks, _ = simulate(job)
     # 0, 5, 10 and 15 exchange nothing with each other
     for kept in ((0, 4, 8, 12), (0, 5, 10, 15)):
-        topology = study([ranks[rank] for rank in kept]).results["topology"]
-        assert topology["stage_count"] == 4
-        assert [(s["stage"], s["ranks"]) for s in topology["stages"]] == [
+        found = topology(dataset_of([ranks[rank] for rank in kept]))
+        assert found["stage_count"] == 4
+        assert [(s["stage"], s["ranks"]) for s in found["stages"]] == [
             (k, [rank]) for k, rank in enumerate(kept)
         ]
 
 
 def test_the_middle_stages_alone_know_that_they_are_not_the_first() -> None:
-    made = studied(replace(SMALL, dp=1, pp=4, layers=16, one_f_one_b=True), 1, 2)
+    made = study(simulate(replace(SMALL, dp=1, pp=4, layers=16, one_f_one_b=True))[0][1:3])
     stages = made.results["topology"]["stages"]
     assert [(s["stage"], s["ranks"]) for s in stages] == [(1, [1]), (2, [2])]
     job = what_ifs(made.dataset)
@@ -139,28 +132,29 @@ def test_the_middle_stages_alone_know_that_they_are_not_the_first() -> None:
 
 
 def test_two_of_four_of_a_tensor_group_are_that_groups_with_its_true_size() -> None:
-    results = of(replace(SMALL, dp=2, tp=4), 1, 3)
-    (tensor,) = only(results, "tensor")
+    ranks, _ = simulate(replace(SMALL, dp=2, tp=4))
+    found = topology(dataset_of([ranks[1], ranks[3]]))
+    (tensor,) = only(found, "tensor")
     assert (tensor["ranks"], tensor["size"]) == ([1, 3], 4)
-    assert [g["ranks"] for g in only(results, "data")] == [[1], [3]]
+    assert [g["ranks"] for g in only(found, "data")] == [[1], [3]]
 
 
 def test_reports_without_communicator_ids_give_the_same_groups_with_less_confidence() -> None:
     job = replace(SMALL, dp=2, tp=2, communicator_ids=False)
     ranks, truth = simulate(job)
-    results = study(ranks).results
-    assert groups_of(results) == planted(truth.groups, {0, 1, 2, 3})
-    with_ids = study(simulate(replace(job, communicator_ids=True))[0]).results
+    found = topology(dataset_of(ranks))
+    assert groups_of(found) == planted(truth.groups, {0, 1, 2, 3})
+    with_ids = topology(dataset_of(simulate(replace(job, communicator_ids=True))[0]))
     for kind in ("data", "tensor"):
-        for one, other in zip(only(results, kind), only(with_ids, kind), strict=True):
+        for one, other in zip(only(found, kind), only(with_ids, kind), strict=True):
             assert one["confidence"] < other["confidence"]
 
 
 def test_a_ring_of_sends_is_no_pipeline() -> None:
-    results = study([_ring(r) for r in simulate(replace(SMALL, dp=4))[0]]).results
-    assert not only(results, "pipeline")
-    assert results["topology"]["stages"] == []
-    assert [g for g in only(results, "unknown") if "ring" in g["why"]]
+    found = topology(dataset_of([_ring(r) for r in simulate(replace(SMALL, dp=4))[0]]))
+    assert not only(found, "pipeline")
+    assert found["stages"] == []
+    assert [g for g in only(found, "unknown") if "ring" in g["why"]]
 
 
 def _ring(tables: RankTables) -> RankTables:
@@ -184,9 +178,9 @@ def test_embeddings_that_the_first_and_last_stage_share_are_no_data_parallel_gro
     # data groups named so that they join the first stage's ranks with the last one's
     ranks, _ = simulate(replace(SMALL, dp=2, pp=2, layers=8, one_f_one_b=True))
     joined = [_renamed(r, "0xdata", f"0xtied{r.rank % 2}") for r in ranks]
-    results = study(joined).results
-    assert not only(results, "data")
-    (one, other) = only(results, "unknown")
+    found = topology(dataset_of(joined))
+    assert not only(found, "data")
+    (one, other) = only(found, "unknown")
     assert (one["ranks"], other["ranks"]) == ([0, 2], [1, 3])
     assert "several pipeline stages" in one["why"]
 
@@ -222,17 +216,17 @@ def _doing(tables: RankTables, begin: str, **columns: Sequence[object]) -> RankT
 def test_activations_gathered_and_scattered_in_the_forward_are_a_tensor_groups() -> None:
     ranks, _ = simulate(replace(SMALL, dp=2, tp=2))
     turns = ("AllGather", "ReduceScatter")
-    results = study([_doing(r, "0xtensor", operation=turns) for r in ranks]).results
-    assert [g["ranks"] for g in only(results, "tensor")] == [[0, 1], [2, 3]]
-    assert all(g["operations"] == list(turns) for g in only(results, "tensor"))
+    found = topology(dataset_of([_doing(r, "0xtensor", operation=turns) for r in ranks]))
+    assert [g["ranks"] for g in only(found, "tensor")] == [[0, 1], [2, 3]]
+    assert all(g["operations"] == list(turns) for g in only(found, "tensor"))
 
 
 def test_small_messages_in_the_forward_are_statistics_and_no_tensor_groups() -> None:
     ranks, _ = simulate(replace(SMALL, dp=2, tp=2))
-    results = study([_doing(r, "0xtensor", message_bytes=(512,)) for r in ranks]).results
-    assert not only(results, "tensor")
-    assert [g["ranks"] for g in only(results, "unknown")] == [[0, 1], [2, 3]]
-    assert [g["ranks"] for g in only(results, "data")] == [[0, 2], [1, 3]]
+    found = topology(dataset_of([_doing(r, "0xtensor", message_bytes=(512,)) for r in ranks]))
+    assert not only(found, "tensor")
+    assert [g["ranks"] for g in only(found, "unknown")] == [[0, 1], [2, 3]]
+    assert [g["ranks"] for g in only(found, "data")] == [[0, 2], [1, 3]]
 
 
 @pytest.mark.parametrize(
@@ -257,4 +251,4 @@ def test_small_messages_in_the_forward_are_statistics_and_no_tensor_groups() -> 
 def test_the_groups_of_a_recording_are_what_its_program_made(
     studied: Callable[[str], Study], recording: str, groups: set[tuple[str, tuple[int, ...]]]
 ) -> None:
-    assert groups_of(studied(recording).results) == groups
+    assert groups_of(studied(recording).results["topology"]) == groups

@@ -13,12 +13,11 @@ import pytest
 from lab.tiers import long_but
 from simulate import Cause, Job, simulate
 from simulate.cases import KINDS, Case, cases, right, saved_ns, straggler_named
-from studies import FOLDER, NAMES, TRUTH, Simulated, gathered
+from studies import FOLDER, NAMES, TRUTH, Simulated, found_in, gathered
 
 from clusterprof.agent.contracts import words
 from clusterprof.analysis.findings.registry import all_findings
 from clusterprof.report.overview import tiles
-from clusterprof.results import Finding
 from clusterprof.study import Study, dataset_of, study
 from clusterprof.tables import RankTables
 
@@ -27,10 +26,6 @@ MS = 1_000_000
 
 def profiled(case: Case, job: Job) -> list[RankTables]:
     return [t for t in simulate(job)[0] if case.profiled is None or t.rank in case.profiled]
-
-
-def found(ranks: list[RankTables]) -> list[Finding]:
-    return study(ranks).results["findings"]
 
 
 def test_every_recording_has_its_truth_written_beside_it() -> None:
@@ -139,7 +134,7 @@ def test_a_late_host_that_queued_work_covers_until_the_last_step_delays_the_othe
 def test_who_saves_most_alone_is_named_alone() -> None:
     """Rank 2's GPU saves 5.9 ms; with two hosts that are 0.7 ms slower than others 6.5 ms."""
     (case,) = cases(["GPU with more work, tracing"], range(96001, 96002))
-    top = found(simulate(case.job)[0])[0]
+    top = found_in(simulate(case.job)[0])[0]
     assert (top["code"], top["ranks"]) == ("straggler.gpu", [2])
 
 
@@ -184,7 +179,7 @@ def test_the_profilers_stop_is_no_part_of_the_last_step(
 def test_a_cause_that_all_hosts_have_makes_no_straggler() -> None:
     # desynchronised by 150 ms, all fetch slowly alike: only the last one's GPU idles
     every = tuple(Cause("input", rank, 60 * MS) for rank in range(4))
-    findings = found(simulate(Job(tear_ns=150 * MS, steps=6, seed=4, causes=every))[0])
+    findings = found_in(simulate(Job(tear_ns=150 * MS, steps=6, seed=4, causes=every))[0])
     assert findings[0]["code"] == "input.stall"
     assert not straggler_named(findings)
 
@@ -193,7 +188,7 @@ def test_an_unprofiled_straggler_is_looked_for_in_its_own_communicator() -> None
     job = Job(dp=4, tp=2, steps=8, synchronous=True, causes=(Cause("host", 6, 25 * MS),))
     ranks, _ = simulate(job)
     # ranks 0, 2, 4, 6 are one data group; 6 and its tensor partner 7 have no report
-    findings = found([r for r in ranks if r.rank in (0, 2, 4)])
+    findings = found_in([r for r in ranks if r.rank in (0, 2, 4)])
     top = findings[0]
     assert (top["code"], top["ranks"]) == ("straggler.unprofiled", [0, 2, 4])
     assert (top["evidence"][0]["communicator_size"], top["evidence"][0]["not_captured"]) == (4, [6])
@@ -207,7 +202,7 @@ def test_calls_that_wait_for_a_rank_without_a_report_at_once_wait_once() -> None
     ranks = [r for r in simulate(job)[0] if r.rank in (0, 2, 4)]
     costs = []
     for times in (1, 2):
-        top = found([_calling(r, times) for r in ranks])[0]
+        top = found_in([_calling(r, times) for r in ranks])[0]
         assert top["code"] == "straggler.unprofiled"
         costs.append(top["cost_ns_per_step"])
     assert costs[1] == pytest.approx(costs[0], rel=0.05)
@@ -228,15 +223,25 @@ def _calling(tables: RankTables, times: int) -> RankTables:
 def test_of_many_ranks_the_straggler_is_named(ranks: int) -> None:
     causes = (Cause("host", 57, 20 * MS),)
     job = Job(dp=ranks, layers=4, steps=4, synchronous=True, causes=causes)
-    findings = found(simulate(job)[0])
+    findings = found_in(simulate(job)[0])
     assert (findings[0]["code"], findings[0]["rank"]) == ("straggler.host", 57)
 
 
-@pytest.mark.parametrize("name", long_but(["ddp"], ["compile", "graph-node", "loader-stall"]))
-def test_of_any_ranks_of_a_healthy_recording_none_is_a_straggler(name: str) -> None:
-    ranks = gathered(f"nsys-2025.3/{name}").ranks
-    for kept in itertools.combinations(ranks, 2):
-        assert not straggler_named(found(list(kept))), [r.rank for r in kept]
+@pytest.mark.parametrize(
+    "recording",
+    long_but(
+        ["nsys-2025.3/ddp"],
+        ["nsys-2025.3/compile", "nsys-2025.3/graph-node", "nsys-2025.3/loader-stall"],
+    ),
+)
+@pytest.mark.parametrize(
+    "kept", long_but([(0, 1), (1, 3)], itertools.combinations(range(4), 2)), ids=str
+)
+def test_of_any_ranks_of_a_healthy_recording_none_is_a_straggler(
+    recording: str, kept: tuple[int, int]
+) -> None:
+    ranks = gathered(recording).ranks
+    assert not straggler_named(found_in([ranks[place] for place in kept]))
 
 
 @pytest.mark.parametrize("seed", long_but([98001], [98003, 98004]))

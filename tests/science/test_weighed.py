@@ -13,13 +13,13 @@ from lab.tiers import long_but
 from simulate import simulate
 from simulate.cases import MS, cases, straggler_named
 from simulate.job import Cause, Job
-from studies import simulated_job, studied_job
+from studies import found_in, simulated_job, studied_job
 
 from clusterprof import study as module
 from clusterprof.align.clock import Clock, align
 from clusterprof.analysis.model.what_if import what_ifs
 from clusterprof.results import Finding, Results
-from clusterprof.study import dataset_of, study
+from clusterprof.study import dataset_of
 
 
 def studied(job: Job) -> Results:
@@ -83,9 +83,7 @@ def test_a_cause_saves_what_the_same_job_without_it_does(kind: str, seed: int) -
         return dataset.usual_step_ns or dataset.step_ns
 
     chosen = [r for r in simulate(case.job)[0] if r.rank in (case.profiled or range(99))]
-    stated = sum(
-        f["saved_ns_per_step"] for f in study(chosen).results["findings"] if f["code"] in case.codes
-    )
+    stated = sum(f["saved_ns_per_step"] for f in found_in(chosen) if f["code"] in case.codes)
     step = pace_ns(case.job)
     assert stated == pytest.approx(step - pace_ns(case.without), abs=0.01 * step)
 
@@ -95,7 +93,7 @@ def test_transfers_that_last_as_long_as_compute_wait_for_no_straggler(part: floa
     job = Job(steps=8, synchronous=True)
     transfer = int(part * 2 * job.layer_ns)
     chosen = simulate(replace(job, transfer_ns=transfer, network_noise_frac=0.1))[0][:2]
-    assert not straggler_named(study(chosen).results["findings"])
+    assert not straggler_named(found_in(chosen))
 
 
 def test_stages_are_evened_with_what_layers_take_on_the_stage_that_gets_them() -> None:
@@ -175,7 +173,7 @@ def test_without_step_logs_launch_bound_may_be_the_profilers_doing() -> None:
 def test_an_uncertainty_has_what_the_clocks_leave_open(monkeypatch: pytest.MonkeyPatch) -> None:
     job = next(cases(["late in a pipeline"], [9104])).job
     ranks, _ = simulate(job)
-    late = study(ranks).results["findings"][0]
+    late = found_in(ranks)[0]
     assert late["saving"] is not None
     clocks = late["saving"]["clocks_ns"]
     assert clocks > 0
@@ -187,7 +185,7 @@ def test_an_uncertainty_has_what_the_clocks_leave_open(monkeypatch: pytest.Monke
         return replace(clock, offset_ns=clock.offset_ns + ahead)
 
     monkeypatch.setattr(module, "align", moved)
-    other = study(ranks).results["findings"][0]
+    other = found_in(ranks)[0]
     assert (other["code"], other["ranks"]) == (late["code"], late["ranks"])
     change = abs(other["saved_ns_per_step"] - late["saved_ns_per_step"])
     assert change == pytest.approx(clocks, abs=2_000)
@@ -197,6 +195,6 @@ def test_an_uncertainty_has_what_the_clocks_leave_open(monkeypatch: pytest.Monke
         return replace(clock, uncertainty_ns=0 * clock.uncertainty_ns)
 
     monkeypatch.setattr(module, "align", exact)
-    saving = study(ranks).results["findings"][0]["saving"]
+    saving = found_in(ranks)[0]["saving"]
     assert saving is not None
     assert saving["clocks_ns"] == 0

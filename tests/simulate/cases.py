@@ -8,6 +8,7 @@ any host, because real ones have them.
 
 from __future__ import annotations
 
+import functools
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -119,6 +120,7 @@ def saved_ns(job: Job) -> tuple[float, float]:
     return took - step_ns(replace(job, causes=())), took
 
 
+@functools.lru_cache(64)
 def step_ns(job: Job) -> float:
     """A simulated job's mean step, without the steps at the window's begin."""
     ranks, _ = simulate(job)
