@@ -224,6 +224,7 @@ def kill(workdir: Path, fault: Fault, plain: Completed) -> None:
                              *line, "15:go.{rank}"]),
         {}, workdir / "out",
     )  # fmt: skip
+    killed = set()
     for rank, (when, which, number, _) in enumerate(KILLS):
         go = workdir / f"go.{rank}"
         running.wait_for("capturing", rank)
@@ -235,6 +236,7 @@ def kill(workdir: Path, fault: Fault, plain: Completed) -> None:
             if any(word in of_process(pid, "cmdline") for word in which):
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, number)
+                    killed.add(rank)
         go.touch()
     status = running.ends()
     assert status == plain.returncode, running.printed()
@@ -243,7 +245,8 @@ def kill(workdir: Path, fault: Fault, plain: Completed) -> None:
         stated = running.state(rank)
         fault(what, plain.returncode, status, 0.0, stated)
         assert stated["state"] in ("collected", "lost")
-        assert re.search(f"signal {number:d}|status", stated["reason"]), stated
+        if rank in killed:  # a stop may be over before it is killed
+            assert re.search(f"signal {number:d}|status", stated["reason"]), stated
         assert processes.of_session(stated["session"]) == []
 
 
