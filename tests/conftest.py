@@ -123,6 +123,20 @@ def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
     return report
 
 
+def _utf_8(value: Any) -> Any:
+    if isinstance(value, str):
+        return value.encode(errors="replace").decode()
+    if isinstance(value, dict):
+        return {_utf_8(name): _utf_8(each) for name, each in value.items()}
+    return type(value)(map(_utf_8, value)) if isinstance(value, (list, tuple)) else value
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_report_to_serializable() -> Iterator[dict[str, Any]]:
+    """A worker can tell its controller no text that is not UTF-8, as some names of files."""
+    return _utf_8((yield))
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_make_collect_report() -> Iterator[None]:
     report = yield

@@ -216,7 +216,7 @@ KILLS = [
 ]  # fmt: skip
 
 
-def kill(workdir: Path, fault: Fault, plain: Completed) -> None:
+def kill(workdir: Path, fault: Fault, plain: Completed, *, stops_hang: bool) -> None:
     """Kill the nsys of each rank while it is at work."""
     line = [RANKS, str(len(KILLS)), *PROGRAM]
     running = Running(
@@ -224,7 +224,6 @@ def kill(workdir: Path, fault: Fault, plain: Completed) -> None:
                              *line, "15:go.{rank}"]),
         {}, workdir / "out",
     )  # fmt: skip
-    killed = set()
     for rank, (when, which, number, _) in enumerate(KILLS):
         go = workdir / f"go.{rank}"
         running.wait_for("capturing", rank)
@@ -236,16 +235,15 @@ def kill(workdir: Path, fault: Fault, plain: Completed) -> None:
             if any(word in of_process(pid, "cmdline") for word in which):
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, number)
-                    killed.add(rank)
         go.touch()
     status = running.ends()
     assert status == plain.returncode, running.printed()
     assert words(running.printed()) == words_of(plain, len(KILLS))
-    for rank, (*_, number, what) in enumerate(KILLS):
+    for rank, (when, _, number, what) in enumerate(KILLS):
         stated = running.state(rank)
         fault(what, plain.returncode, status, 0.0, stated)
         assert stated["state"] in ("collected", "lost")
-        if rank in killed:  # a stop may be over before it is killed
+        if stops_hang or when == "capturing":  # else a stop may be over before it is killed
             assert re.search(f"signal {number:d}|status", stated["reason"]), stated
         assert processes.of_session(stated["session"]) == []
 
@@ -265,11 +263,13 @@ def of_process(pid: int, name: str) -> list[str]:
         return []
 
 
-@pytest.mark.usefixtures("scripted")
 def test_an_nsys_that_is_killed_takes_nothing_of_the_program_along(
-    workdir: Path, fault: Fault, plain: Completed
+    workdir: Path, fault: Fault, plain: Completed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    kill(workdir, fault, plain)
+    stops = {f"{rank}:stop": "hang()" for rank, row in enumerate(KILLS) if row[0] == "finishing"}
+    nsys = scripted_nsys(workdir / "nsys", faults=stops)
+    monkeypatch.setenv("PATH", str(nsys.parent), prepend=os.pathsep)
+    kill(workdir, fault, plain, stops_hang=True)
 
 
 @pytest.mark.long
@@ -277,7 +277,7 @@ def test_an_nsys_that_is_killed_takes_nothing_of_the_program_along(
 def test_a_real_nsys_that_is_killed_takes_nothing_of_the_program_along(
     workdir: Path, fault: Fault, plain: Completed
 ) -> None:
-    kill(workdir, fault, plain)
+    kill(workdir, fault, plain, stops_hang=False)
 
 
 @pytest.mark.usefixtures("scripted")
