@@ -35,7 +35,7 @@ def main() -> None:
         dist.all_reduce(torch.ones(1000 + 16 * (number % 40)))
         if number % 100 == 0:
             optimizer.step()
-    agent = next(m for name, m in sys.modules.items() if name.endswith("agent.rank.start"))
+    agent = next(m for name, m in sys.modules.items() if name.endswith("agent.rank.rank"))
     attending = [function.__self__ for _, function in agent.counter._attending]
     recorder = next(each.recorder for each in attending if hasattr(each, "recorder"))
     source = recorder.find()

@@ -253,10 +253,11 @@ def test_of_a_prober_that_is_killed_nothing_is_left(run_command: Cli, workdir: P
     """What it writes into the run directory apart: that is removed with the run."""
     code = (
         "import os, signal, sys, time\n"
-        "from clusterprof.agent.remote import prober\n"
+        "from clusterprof.agent.contracts.identity import Identity\n"
+        "from clusterprof.agent.remote import probing\n"
         "from clusterprof.agent.contracts.plan import Plan, Selection\n"
         "plan = Plan(sys.argv[1], Selection('0,1', 'ranks', (0, 1)), (2, 4), 'torch')\n"
-        "prober.start(plan, 0)\n"
+        "probing.start(plan._replace(clock_probe='on'), Identity(0, 2, 0, 'torchrun'))\n"
         "address = sys.argv[1] + '/ranks/00000/probe-address.json'\n"
         "while not os.path.exists(address):\n"
         "    time.sleep(0.01)\n"
@@ -268,7 +269,7 @@ def test_of_a_prober_that_is_killed_nothing_is_left(run_command: Cli, workdir: P
         "    if sys.argv[1] in words and 'prober' in words:\n"
         "        os.kill(int(entry), signal.SIGKILL)\n"
         "        print('killed')\n"
-        "prober.notify('open')\n"
+        "probing.notify('open')\n"
     )
     own = workdir / "temporary"
     own.mkdir()

@@ -20,6 +20,10 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     (tmp_path / "hooked_package" / "train.py").write_text(
         "class Trainer:\n"
         "    def step(self, value):\n        return value + 1\n"
+        "    @staticmethod\n    def fixed(value):\n        return value + 1\n"
+        "    @classmethod\n    def common(cls, value):\n        return value + len(cls.__mro__)\n"
+        "    ready = min\n"
+        "class Special(Trainer):\n    pass\n"
         "def once(value):\n    'Docs.'\n    return value * 2\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -88,3 +92,21 @@ def test_a_function_that_the_module_has_not_is_an_attribute_error(package: str) 
     module = importlib.import_module(package)
     with pytest.raises(AttributeError):
         hooks.wrap(module, "Trainer.missing", lambda: None)
+
+
+@pytest.mark.parametrize("owner", ["Trainer", "Special"])
+@pytest.mark.parametrize("name", ["step", "fixed", "common", "ready"])
+def test_a_class_keeps_what_kind_of_function_it_has(package: str, owner: str, name: str) -> None:
+    module = importlib.import_module(package)
+    arguments = (4, 9) if name == "ready" else (4,)
+
+    def results() -> list[object]:
+        found = [getattr(each(), name)(*arguments) for each in (module.Trainer, module.Special)]
+        if name != "step":
+            found += [getattr(each, name)(*arguments) for each in (module.Trainer, module.Special)]
+        return found
+
+    before, calls = results(), []
+    hooks.wrap(module, f"{owner}.{name}", lambda: calls.append(1))
+    assert results() == before
+    assert len(calls) == len(before) // (1 if owner == "Trainer" else 2)

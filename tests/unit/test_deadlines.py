@@ -24,12 +24,13 @@ from lab.clock import ManualClock
 
 from clusterprof import run_directory
 from clusterprof.agent.contracts import processes, states
+from clusterprof.agent.contracts.identity import PLAN
 from clusterprof.agent.contracts.plan import Reduction
 from clusterprof.agent.guard import session, writer
 from clusterprof.agent.guard.outbox import Outbox
 from clusterprof.agent.guard.reducing import Reducing
 from clusterprof.agent.guard.report_transfer import ReportTransfer
-from clusterprof.agent.remote import prober
+from clusterprof.agent.remote import prober, probing
 from clusterprof.collect import over_ssh
 from clusterprof.launch import bounded_wait, stop
 from clusterprof.launch.foreground import Foreground, Witness
@@ -183,11 +184,11 @@ def test_the_reference_rank_s_prober_answers_for_a_while_after_its_window_or_its
     lasts_s: float,
 ) -> None:  # fmt: skip
     name = f"clusterprof-{tmp_path}"[-90:]
-    monkeypatch.setenv(prober.PROBE, name)
+    monkeypatch.setenv(probing.PROBE, name)
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
-    monkeypatch.delenv(prober.PLAN, raising=False)
+    monkeypatch.delenv(PLAN, raising=False)
     owner, rank = os.pipe()
-    act = partial(prober.notify, "close") if happens == "close" else partial(os.close, rank)
+    act = partial(probing.notify, "close") if happens == "close" else partial(os.close, rank)
     clock.plan(1000, act)
     made = prober.Prober(str(tmp_path), 0, 0, owner, name, clock)
     began = clock.now()

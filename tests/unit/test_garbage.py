@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import gc
+import signal
+import sys
 import time
+from types import FrameType
 
 import numpy as np
+import pytest
 from lab.counting import calls_of
 
 from clusterprof.agent.rank.garbage_collector import LONG_NS, Pauses
@@ -20,7 +24,8 @@ def rubbish(count: int) -> None:
 
 
 def test_collections_inside_the_window_are_noted_with_the_step_logs_times() -> None:
-    counter, pauses = Counter(), Pauses()
+    counter = Counter()
+    pauses = Pauses(counter)
     counter.begin()
     before = time.time_ns()
     pauses.start()
@@ -31,7 +36,7 @@ def test_collections_inside_the_window_are_noted_with_the_step_logs_times() -> N
     rubbish(100_000)
     gc.collect()
     assert len(pauses.kept) == count
-    head, *lines = pauses.text(counter).splitlines()
+    head, *lines = pauses.text().splitlines()
     assert head == "begin_ns,end_ns,generation,collected"
     rows = np.array([line.split(",") for line in lines], np.int64)
     assert len(rows) == count
@@ -43,7 +48,7 @@ def test_collections_inside_the_window_are_noted_with_the_step_logs_times() -> N
 
 def test_a_collection_that_is_not_noted_costs_a_few_calls_of_a_function() -> None:
     info = {"generation": 0, "collected": 3, "uncollectable": 0}
-    note = Pauses().note
+    note = Pauses(Counter()).note
 
     def collections() -> None:
         for _ in range(100):
@@ -55,7 +60,7 @@ def test_a_collection_that_is_not_noted_costs_a_few_calls_of_a_function() -> Non
 
 
 def test_a_program_that_empties_the_callbacks_is_left_alone() -> None:
-    pauses = Pauses()
+    pauses = Pauses(Counter())
     kept = list(gc.callbacks)
     try:
         pauses.start()
@@ -65,3 +70,41 @@ def test_a_program_that_empties_the_callbacks_is_left_alone() -> None:
     finally:
         gc.callbacks[:] = kept
     assert pauses.kept == []
+
+
+class Preempted(Exception):
+    """Of the program's own."""
+
+
+def test_what_a_handler_raises_during_a_collection_comes_out_at_the_end_of_its_step(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    unraisable: list[object] = []
+    monkeypatch.setattr(sys, "unraisablehook", unraisable.append)
+    counter = Counter()
+    pauses = Pauses(counter)
+    counter.begin()
+    pauses.start()
+
+    def preempt(*_: object) -> None:
+        raise Preempted
+
+    def trace(frame: FrameType, *_: object) -> None:
+        if frame.f_code is Pauses.note.__code__:
+            sys.settrace(None)
+            signal.raise_signal(signal.SIGUSR1)
+
+    before = sys.gettrace(), signal.signal(signal.SIGUSR1, preempt)
+    try:
+        sys.settrace(trace)
+        gc.collect()
+        sys.settrace(before[0])
+        with pytest.raises(Preempted):
+            counter.say()
+    finally:
+        pauses.stop()
+        signal.signal(signal.SIGUSR1, before[1])
+    counter.say()
+    assert counter.count == 2
+    assert unraisable == []
+    assert sys.unraisablehook == unraisable.append

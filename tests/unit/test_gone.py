@@ -14,6 +14,7 @@ from clusterprof.agent.contracts import identity, words
 from clusterprof.agent.contracts.identity import COUNTING, LENT, Identity
 from clusterprof.agent.contracts.plan import Plan, Selection
 from clusterprof.agent.rank import hooks, own_profilers, start
+from clusterprof.agent.rank import rank as ranks
 from clusterprof.analysis.findings import profiler_overhead
 from clusterprof.analysis.model.capture_cost import capture_cost
 from clusterprof.ingest.rank_steps import steps_table
@@ -65,7 +66,7 @@ def test_only_a_profiled_rank_is_lent_anything(
 ) -> None:
     monkeypatch.setattr(hooks, "after_import", lambda actions: None)
     plan = Plan("", Selection("all", "all"), (2, 6), "torch")
-    start.Rank(plan, Identity(0, 1, 0, "torchrun"), picked, None).wait_for_the_program()
+    ranks.Rank(plan, Identity(0, 1, 0, "torchrun"), picked, None).wait_for_the_program()
     assert os.environ.get(LENT) == (LOG_LEVEL if picked else None)
 
 
@@ -83,7 +84,7 @@ def test_a_child_that_python_starts_or_forks_has_nothing_of_it(
     assert not {TEARDOWN, LOG_LEVEL, LENT} & {*os.environ}
     lend()
     plan = Plan("", Selection("all", "all"), (2, 6), "torch")
-    start.Rank(plan, Identity(0, 1, 0, "torchrun"), True, None).leave()
+    ranks.Rank(plan, Identity(0, 1, 0, "torchrun"), True, None).leave()
     assert not {TEARDOWN, LOG_LEVEL, LENT} & {*os.environ}
 
 

@@ -21,7 +21,7 @@ from clusterprof.agent.contracts.states import State
 from clusterprof.agent.guard import step_log
 from clusterprof.agent.guard.outbox import WINDOW, Outbox
 from clusterprof.agent.guard.step_log import MOST_STEPS, NEAR_LATER, StepLog
-from clusterprof.agent.rank import start
+from clusterprof.agent.rank import rank as ranks
 from clusterprof.agent.rank.steps import Counter
 from clusterprof.cli import capture, status
 from clusterprof.collect import live_windows
@@ -248,12 +248,12 @@ def test_a_clock_that_was_set_between_two_windows_moves_the_later_steps_alone(
 
 
 @pytest.fixture
-def rank(asking: Path, outbox: Outbox, monkeypatch: pytest.MonkeyPatch) -> start.Rank:
+def rank(asking: Path, outbox: Outbox, monkeypatch: pytest.MonkeyPatch) -> ranks.Rank:
     """Rank 3 of 8, which was not selected; it counts, and has made 25 steps."""
     plan = Plan(str(asking), NONE, (10, 20), "torch", log_s=1)
     counter = Counter(outbox.clock)
-    monkeypatch.setattr(start, "counter", counter)
-    made = start.Rank(plan, Identity(3, 8, 3, "torchrun"), False, None)
+    monkeypatch.setattr(ranks, "counter", counter)
+    made = ranks.Rank(plan, Identity(3, 8, 3, "torchrun"), False, None)
     made.outbox = outbox
     counter.begin(outbox)
     for _ in range(25):
@@ -262,13 +262,13 @@ def rank(asking: Path, outbox: Outbox, monkeypatch: pytest.MonkeyPatch) -> start
 
 
 def test_a_rank_that_was_not_selected_at_first_takes_part_in_a_later_window(
-    asking: Path, rank: start.Rank, written: Callable[[], None]
+    asking: Path, rank: ranks.Rank, written: Callable[[], None]
 ) -> None:
     rank.obey(LaterWindow(2, (30, 40), THREE, "torch"))
     (part,) = rank.parts
     assert (part.window.first, part.window.end, part.window.number) == (30, 40, 2)
     assert (part.recorder.first, part.recorder.alone) == (30, False)
-    assert start.counter.next_event == 30
+    assert ranks.counter.next_event == 30
     rank.obey(LaterWindow(3, (40, 50), NONE, "torch"))
     assert rank.parts[1].window is None
     assert (rank.parts[1].recorder.first, rank.parts[1].recorder.alone) == (40, True)
@@ -291,7 +291,7 @@ def test_a_rank_that_was_not_selected_at_first_takes_part_in_a_later_window(
 )
 def test_a_rank_that_cannot_take_part_says_why_and_captures_nothing(
     asking: Path,
-    rank: start.Rank,
+    rank: ranks.Rank,
     written: Callable[[], None],
     steps: tuple[int, int],
     selection: Selection,
@@ -312,13 +312,13 @@ def test_a_rank_that_cannot_take_part_says_why_and_captures_nothing(
 
 
 def test_an_order_that_makes_no_sense_to_the_rank_hurts_no_step(
-    rank: start.Rank, outbox: Outbox, capfd: pytest.CaptureFixture[str]
+    rank: ranks.Rank, outbox: Outbox, capfd: pytest.CaptureFixture[str]
 ) -> None:
     outbox.answers["window 2"] = {"number": 2}
-    start.counter.after_flush = rank.look_for_windows
-    start.counter._flush_at = 0
-    start.counter.boundary()
-    assert (rank.parts, start.counter.count) == ([], 26)
+    ranks.counter.after_flush = rank.look_for_windows
+    ranks.counter._flush_at = 0
+    ranks.counter.boundary()
+    assert (rank.parts, ranks.counter.count) == ([], 26)
     assert "later window" in capfd.readouterr().err
 
 

@@ -13,7 +13,7 @@ from clusterprof.agent.contracts.later_window import LaterWindow
 from clusterprof.agent.contracts.plan import Plan, Selection
 from clusterprof.agent.contracts.states import State
 from clusterprof.agent.guard.outbox import Outbox
-from clusterprof.agent.rank import start
+from clusterprof.agent.rank import rank as ranks
 
 ALL = Selection("all", "all")
 
@@ -42,7 +42,7 @@ def test_one_that_a_later_window_is_to_capture_says_what_captures_it(
         monkeypatch.setenv(around, "1")
     monkeypatch.setenv(PROFILED, "session:/tmp/nowhere")
     plan = Plan("run", Selection("auto", "auto"), (10, 15), "nsys", armed=ALL)
-    rank = start.Unnumbered(plan, Identity(0, 1, 0, identity.ALONE), True, True)
+    rank = ranks.Unnumbered(plan, Identity(0, 1, 0, identity.ALONE), True, True)
     # as in the child, whose rank is known by now
     rank.me = Identity(1, 2, None, identity.GROUP)
     rank.without_guard()

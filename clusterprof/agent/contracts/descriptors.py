@@ -7,10 +7,8 @@ all of them to the trampoline, which puts them back in their places.
 
 from __future__ import annotations
 
-import array
 import contextlib
 import errno
-import fcntl
 import os
 from typing import TYPE_CHECKING, Any, Dict, Iterable, Iterator, List, Tuple
 
@@ -72,6 +70,7 @@ def release(given: List[int]) -> None:
 
 def send(connection: socket.socket, descriptors: List[int]) -> None:
     """Send them with their numbers, a line for each message, and a line `ok`. Raises OSError."""
+    import array
     import socket
 
     for place in range(0, len(descriptors), _AT_ONCE):
@@ -86,6 +85,7 @@ def receive(connection: socket.socket) -> Dict[int, int]:
 
     Raises OSError where the sender has sent nothing, or we can open no more.
     """
+    import array
     import socket
 
     text, found = b"", array.array("i")
@@ -110,6 +110,8 @@ def placed(given: Dict[int, int]) -> List[Tuple[Any, ...]]:
     A stream that was closed is /dev/null: nsys would open its own in its place, in the program.
     Raises OSError where we can open no more.
     """
+    import fcntl
+
     given.update((each, os.open(os.devnull, os.O_RDWR)) for each in (0, 1, 2) if each not in given)
     ours = [each for each in inherited() if each not in given]
     actions: List[Tuple[Any, ...]] = []

@@ -6,7 +6,7 @@ import re
 from typing import Iterable, Optional, Tuple
 
 #: source files of torch, Python, and ours
-_NOT_THE_USERS = re.compile(
+_NOT_THE_USERS = (
     r"/(site|dist)-packages/torch/|/torch/distributed/|/lib/python3\.\d+/(?!site-|dist-)|^<"
     r"|/clusterprof/agent/"
 )
@@ -18,5 +18,5 @@ def users_line(frames: Iterable[Tuple[str, int, str]]) -> Optional[str]:
     `frames`: file, line and function of each, innermost first. None where there are none.
     """
     frames = list(frames)
-    own = [each for each in frames if not _NOT_THE_USERS.search(each[0])]
+    own = [each for each in frames if not re.search(_NOT_THE_USERS, each[0])]
     return next(("%s:%s %s" % each for each in own or frames), None)

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import sys
-from typing import Set
 
 #: C0 without tab and line feed, DEL, C1, the bidirectional embeddings and isolates of Unicode
 _OBEYED = [
@@ -22,9 +20,6 @@ _SHOWN = {code: "\\u%04x" % code for code in _OBEYED}
 
 #: the same in a field of one line, which ends no line and moves no column
 _IN_A_LINE = {**_SHOWN, **{code: "\\u%04x" % code for code in (0x09, 0x0A, 0x2028, 0x2029)}}
-
-#: what a write may get us: a pipe that no process reads, a file that may grow no further
-_OF_A_WRITE: Set[int] = {signal.SIGPIPE, signal.SIGXFSZ}
 
 
 def neutral(text: str) -> str:
@@ -49,13 +44,17 @@ def complain(what: str) -> None:
 
 def write(descriptor: int, text: str) -> None:
     """Write what can be written. Never raises, nor signals the process."""
+    import signal
+
+    # a pipe that no process reads, a file that may grow no further
+    own = {signal.SIGPIPE, signal.SIGXFSZ}
     with contextlib.suppress(OSError, ValueError):
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, _OF_A_WRITE)
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, own)
         try:
             left = neutral(text).encode("utf-8", "backslashreplace")
             while left:
                 left = left[os.write(descriptor, left) :]
         finally:
             # Ours, not the program's; one that is ignored never waits.
-            signal.sigtimedwait(_OF_A_WRITE, 0)
+            signal.sigtimedwait(own, 0)
             signal.pthread_sigmask(signal.SIG_SETMASK, before)

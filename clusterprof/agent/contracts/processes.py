@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import functools
 import os
-import signal
 import sys
 from typing import TYPE_CHECKING, Dict, Iterator, List, Optional, Tuple
 
@@ -35,6 +33,7 @@ _NSYS = (b"nsys", b"nsys-launcher", b"nsys-tee", b"QdstrmImporter")
 def end_with_parent() -> None:
     """Be killed when the thread ends that started us; a Ctrl-C is its, not ours. See prctl(2)."""
     import ctypes
+    import signal
 
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -184,6 +183,7 @@ def start_beside(command: List[str], without: Tuple[str, ...]) -> int:
 
 def end_group(child: "subprocess.Popen[bytes]") -> None:
     """Kill a child that was started in a session of its own, and what it has started in it."""
+    import signal
     import subprocess
 
     with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -208,6 +208,8 @@ def end_own_nsys(session: str, patience_s: float = 0.5, clock: Clock = REAL) -> 
     A daemon that spins or is stopped ignores the first; what a killed one was waiting for becomes
     our child only then.
     """
+    import signal
+
     for number in (signal.SIGTERM, signal.SIGKILL, signal.SIGKILL):
         left = of_session(session, children=True)
         for pid in left:
@@ -249,6 +251,9 @@ def is_unused(path: str) -> bool:
     only where no process has the file open for writing, and a mapping counts (fcntl(2)). Where it
     knows no leases, /proc is believed where it shows all processes. Raises OSError.
     """
+    import fcntl
+    import signal
+
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         if os.fstat(descriptor).st_uid != os.getuid():
@@ -278,6 +283,7 @@ def _shares_memory(pid: int) -> bool:
 def end_by_signal(number: int) -> None:
     """End as the program did, for the launcher to see; without a second core file."""
     import resource
+    import signal
 
     with contextlib.suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

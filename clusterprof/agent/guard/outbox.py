@@ -10,15 +10,17 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import socket
 import struct
 from array import array
 from itertools import chain
-from typing import Any, Dict, Iterable, List, Optional, Tuple
+from typing import TYPE_CHECKING, Any, Dict, Iterable, List, Optional, Tuple
 
 from ..contracts import descriptors, identity, messages, processes
 from ..contracts.states import State
 from ..contracts.timing import REAL, Clock
+
+if TYPE_CHECKING:
+    import socket
 
 #: A message: the length of its body, its kind, its body. One of kind PEER comes with a socket; one
 #: of kind FILE has a name, a line end, and the content.
@@ -127,6 +129,8 @@ class Outbox:
 
     def share(self) -> Optional[socket.socket]:
         """A socket by which another process reaches the same writer; None if that fails."""
+        import socket
+
         self._push()
         if self.connection is None or self.waiting:
             return None
@@ -164,6 +168,8 @@ class Outbox:
 
     def interrupt(self) -> None:
         """Have a thread that waits for the writer wait no more."""
+        import socket
+
         self._check()
         if self.connection is not None:
             with contextlib.suppress(OSError):
@@ -204,6 +210,8 @@ class Outbox:
             self.connection = None
 
     def _push(self) -> None:
+        import socket
+
         self._check()
         try:
             while self.connection is not None and self.waiting:
@@ -238,6 +246,8 @@ class _OfWindow(Outbox):
 
 def of_guard(address: str) -> Optional[Outbox]:
     """The guard's writer for the program that it guards; None where it does not answer."""
+    import socket
+
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as guard:
         try:
             guard.settimeout(5)
@@ -251,6 +261,8 @@ def of_guard(address: str) -> Optional[Outbox]:
 
 def start() -> Outbox:
     """Start a writer for this process. Raises OSError."""
+    import socket
+
     ours, theirs = socket.socketpair()
     with theirs:
         theirs.set_inheritable(True)

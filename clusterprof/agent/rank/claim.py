@@ -6,20 +6,32 @@ holds it until it ends, and who connects to it learns which.
 
 from __future__ import annotations
 
-import hashlib
 import os
-import socket
 import struct
-from typing import Optional
+from typing import TYPE_CHECKING, Optional
+
+from ..contracts import paths, states
+from ..contracts.identity import Identity
+from ..contracts.plan import Plan
+
+if TYPE_CHECKING:
+    import socket
 
 _PEER = struct.Struct("3i")  # pid, uid, gid
 
 _held: Optional[socket.socket] = None
 
 
+def is_picked(plan: Plan, me: Identity) -> bool:
+    """Whether this rank is to be profiled, and was not in an earlier attempt."""
+    return plan.profiles(me) and not states.captured_before(paths.rank_folder(plan.run, me.rank))
+
+
 def take(folder: str) -> Optional[int]:
     """Claim the rank with this folder; returns the process that has it already, see `holder`."""
     global _held
+    import socket
+
     mine = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         mine.bind(_name(folder))
@@ -44,6 +56,8 @@ def holder(folder: str) -> Optional[int]:
 
     0 for one that cannot be determined, None for none, or another user's.
     """
+    import socket
+
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asking:
         asking.setblocking(False)
         try:
@@ -58,5 +72,7 @@ def holder(folder: str) -> Optional[int]:
 
 
 def _name(folder: str) -> str:
+    import hashlib
+
     digest = hashlib.sha256(os.fsencode(os.path.abspath(folder))).hexdigest()[:32]
     return "\0clusterprof-%d-%s" % (os.getuid(), digest)

@@ -11,11 +11,8 @@ from __future__ import annotations
 import _thread
 import contextlib
 import os
-import signal
-import socket
 import sys
-import threading
-from typing import Any, Dict, Iterator, Tuple
+from typing import TYPE_CHECKING, Any, Dict, Iterator, Tuple
 
 from ..contracts import descriptors, paths
 from ..contracts.frames import users_line
@@ -25,6 +22,9 @@ from . import hooks
 from .recorder import Recorder, UnavailableError, hand_over, initialised, members
 from .steps import FLUSH_NS, Counter
 from .window import first_line
+
+if TYPE_CHECKING:
+    import socket
 
 #: One wait for the writer; there is always another one. poll(2) takes 24 days at most.
 _DAY_S = 86_400.0
@@ -46,7 +46,7 @@ class Hanging:
         #: the thread's own way to the writer
         self.own = Outbox(None)
         #: held while dumping: no process group is destroyed meanwhile
-        self.dumping = threading.Lock()
+        self.dumping = _thread.allocate_lock()
         self.destroying = False
 
     def attend(self) -> None:
@@ -69,6 +69,8 @@ class Hanging:
         self.own.say("listen", after_s=self.plan.hang_after, unseen_s=FLUSH_NS / 1e9)
         dist = sys.modules["torch.distributed"]
         hooks.wrap(dist, "destroy_process_group", self.destroyed, self.destroy)
+        import signal
+
         # What waits for a signal has it blocked, and would not get one that another thread takes.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         try:
@@ -119,7 +121,7 @@ class Hanging:
     def leave(self) -> None:
         """In a forked child: it has no such thread."""
         self.own.close()
-        self.dumping = threading.Lock()
+        self.dumping = _thread.allocate_lock()
 
     def finish(self) -> None:
         """The program ends: so does the thread."""

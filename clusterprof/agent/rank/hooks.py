@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import functools
-import importlib.util
 import operator
 import sys
 from types import ModuleType
 from typing import Any, Callable, Dict, Optional
+
+from .entry import entry
 
 Action = Callable[[ModuleType], None]
 
@@ -17,17 +18,14 @@ class AfterImport:
 
     def __init__(self, actions: Dict[str, Action]) -> None:
         self.actions = actions
-        self._asking = False
 
     def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> Any:
         """Wrap the loader of a module that an action waits for; None for every other."""
-        if fullname not in self.actions or self._asking:
+        if fullname not in self.actions:
             return None
-        self._asking = True
-        try:
-            spec = importlib.util.find_spec(fullname)
-        finally:
-            self._asking = False
+        others = [each for each in sys.meta_path if each is not self]
+        found = (each.find_spec(fullname, path, target) for each in others)
+        spec: Any = next((each for each in found if each is not None), None)
         if spec is None or spec.loader is None or not hasattr(spec.loader, "exec_module"):
             return None
         # Whoever asks for a spec need not import the module.
@@ -63,7 +61,7 @@ class _Acting:
             module.__spec__.loader = self._loader
         module.__loader__ = self._loader
         self._loader.exec_module(module)
-        self._action(module)
+        entry.run(self._action, module)
 
 
 def after_import(actions: Dict[str, Action]) -> None:
@@ -73,7 +71,9 @@ def after_import(actions: Dict[str, Action]) -> None:
         if name not in waiting:
             act(sys.modules[name])
     if waiting:
-        sys.meta_path.insert(0, AfterImport(waiting))
+        finder = AfterImport(waiting)
+        sys.meta_path.insert(0, finder)
+        entry.undo.append(lambda why: finder.actions.clear())
 
 
 def wrap(
@@ -81,24 +81,46 @@ def wrap(
     dotted: str,
     after: Optional[Callable[[], None]],
     before: Optional[Callable[[], None]] = None,
+    lets_wait: bool = True,
 ) -> None:
     """Call `after` whenever the function `dotted` of `module` returns, and `before` before it.
 
-    `dotted` is `Trainer.step` or `step`. Raises AttributeError where the module has none.
+    `dotted` is `Trainer.step` or `step`. `lets_wait`: the program's signal handlers, see `entry`;
+    else both catch what goes wrong by themselves. Raises AttributeError where the module has none.
     """
     outer, _, name = dotted.rpartition(".")
     owner: Any = operator.attrgetter(outer)(module) if outer else module
-    function = getattr(owner, name)
+    function, kind = getattr(owner, name), _kind(owner, name)
+    if kind is classmethod:
+        function = function.__func__
+    run = entry.run if lets_wait else _call
 
     def stepping(*args: Any, **kwargs: Any) -> Any:
         if before is not None:
-            before()
+            run(before)
         result = function(*args, **kwargs)
         if after is not None:
-            after()
+            run(after)
         return result
 
-    setattr(owner, name, functools.update_wrapper(stepping, function))
+    functools.update_wrapper(stepping, function)
+    setattr(owner, name, stepping if kind is None else kind(stepping))
+
+
+def _kind(owner: Any, name: str) -> Optional[Callable[[Any], Any]]:
+    """What a class has to keep a function in for it to be called as the one of this name is."""
+    for each in getattr(owner, "__mro__", ()) if isinstance(owner, type) else ():
+        if name in vars(each):
+            found = vars(each)[name]
+            if isinstance(found, classmethod):
+                return classmethod
+            binds = hasattr(found, "__get__") and not isinstance(found, staticmethod)
+            return None if binds else staticmethod
+    return staticmethod if isinstance(owner, type) else None
+
+
+def _call(act: Callable[[], None]) -> None:
+    act()
 
 
 class _Stepped(ModuleType):

@@ -9,10 +9,9 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-import threading
-import warnings
+from _thread import get_ident
 from types import ModuleType
-from typing import Any, Callable, Iterator, Mapping, NamedTuple, Optional
+from typing import Any, Callable, Iterator, Mapping, Optional
 
 from ..contracts import identity
 from . import hooks
@@ -40,7 +39,9 @@ class Kineto:
     @contextlib.contextmanager
     def ours(self) -> Iterator[None]:
         """What is started and stopped in here is not the program's, nor are its warnings."""
-        self._ours = threading.get_ident()
+        import warnings
+
+        self._ours = get_ident()
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
@@ -72,24 +73,24 @@ class Kineto:
             identity.lend(os.environ, "TEARDOWN_CUPTI", "1")
 
     def _begins(self, what: str) -> None:
-        if self._ours == threading.get_ident():
+        if self._ours == get_ident():
             return
         first, self.program = self.program is None, what
         self.used = self.used or what == TORCH
         if first and self.comes is not None:
-            with contextlib.suppress(Exception):  # whatever it is, it is not the program's
-                self.comes(what)
+            self.comes(what)
 
     def _ended(self) -> None:
-        if self._ours != threading.get_ident():
+        if self._ours != get_ident():
             self.program = None
 
 
-class CudaRange(NamedTuple):
+class CudaRange:
     """cudaProfilerStart and -Stop, with which our window opens where nsys waits for them."""
 
-    start: Callable[[], Any]
-    stop: Callable[[], Any]
+    def __init__(self, cudart: Any) -> None:
+        self.start: Callable[[], Any] = cudart.cudaProfilerStart
+        self.stop: Callable[[], Any] = cudart.cudaProfilerStop
 
 
 def above(environ: Mapping[str, str]) -> Optional[str]:
@@ -114,7 +115,7 @@ def cuda_range() -> Optional[CudaRange]:
     global _cuda_range
     cudart = getattr(sys.modules.get("torch._C"), "_cudart", None)
     if _cuda_range is None and cudart is not None:
-        _cuda_range = CudaRange(cudart.cudaProfilerStart, cudart.cudaProfilerStop)
+        _cuda_range = CudaRange(cudart)
         success = getattr(getattr(cudart, "cudaError", None), "success", 0)
         cudart.cudaProfilerStart = cudart.cudaProfilerStop = lambda: success
     return _cuda_range

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import os
-import signal
-import socket
 import sys
-import threading
-from typing import Any, Optional, Tuple
+from _thread import get_native_id, start_new_thread
+from typing import TYPE_CHECKING, Any, Optional, Tuple
 
 from ..contracts import descriptors
 from ..guard import size
 from ..guard.outbox import Outbox
 from . import own_profilers
+
+if TYPE_CHECKING:
+    import socket
 
 #: How long opening an nsys session stalls a rank, four H200s of one host (docs/nsys.md); and what
 #: nsys' own range does, when it is closed.
@@ -106,6 +107,8 @@ class NsysSession(Switch):
 
     def ask(self, request: str) -> str:
         """One word to the guard; its answer."""
+        import socket
+
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as guard:
             return _ask(guard, self.address, request, 20)
 
@@ -141,7 +144,7 @@ class OfOneThread(Switch):
 
     def on_its_thread(self) -> None:
         """Raises own_profilers.OtherThreadError."""
-        if threading.get_native_id() != self.thread:
+        if get_native_id() != self.thread:
             why = "torch's profiler was started on another thread, which alone can stop it"
             raise own_profilers.OtherThreadError(why)
 
@@ -151,7 +154,7 @@ class EmitNvtx(OfOneThread):
 
     def start(self) -> None:
         """From now on every operator pushes and pops a range."""
-        self.thread = threading.get_native_id()
+        self.thread = get_native_id()
         self.context: Any = torch().autograd.profiler.emit_nvtx()
         with own_profilers.kineto.ours():
             self.context.__enter__()
@@ -183,7 +186,7 @@ class TorchProfiler(OfOneThread):
         drain()
         spare_children()
         self.outbox.look().pop("folder", None)  # of an earlier window
-        self.thread = threading.get_native_id()
+        self.thread = get_native_id()
         with own_profilers.kineto.ours():
             self.profile: Any = profiler.profile(activities=activities)
             self.profile.start()
@@ -245,6 +248,9 @@ def end_with_the_guard(address: str) -> None:
     A launcher that loses patience kills the process that it knows, which is the guard: the program
     runs in a session of its own and would live on, holding its GPU.
     """
+    import signal
+    import socket
+
     guard, pid = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM), os.getpid()
     try:
         if _ask(guard, address, "watch", 5) != "ok":
@@ -262,7 +268,7 @@ def end_with_the_guard(address: str) -> None:
         if gone and os.getpid() == pid:
             os.kill(pid, signal.SIGKILL)
 
-    threading.Thread(target=wait, daemon=True).start()
+    start_new_thread(wait, ())
 
 
 _spared = False

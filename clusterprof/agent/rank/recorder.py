@@ -17,15 +17,15 @@ import json
 import os
 import re
 import sys
-import zlib
-from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Tuple
+from typing import Any, Dict, List, Mapping, Optional, Tuple
 
 from ..contracts import clocks, paths
 from ..contracts.plan import Plan
 from ..guard.outbox import Outbox
+from ..remote import probing
 from . import hooks
 from .steps import Counter
-from .window import first_line, tell_prober
+from .window import first_line
 
 #: How many entries the ring has; the first one's name is known from torch 2.8 on.
 SIZES = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
@@ -54,13 +54,15 @@ class UnavailableError(Exception):
     """There is no flight recorder to be saved; the message says why, in one line."""
 
 
-class Source(NamedTuple):
+class Source:
     """What dumps the recorder of this process."""
 
-    backend: str
-    function: str
-    name: str
-    arguments: Dict[str, bool]
+    def __init__(self, backend: str, function: str, name: str, **arguments: bool) -> None:
+        """`function` of torch's, and its arguments; `name`: of the file that holds its dump."""
+        self.backend = backend
+        self.function = function
+        self.name = name
+        self.arguments = arguments
 
     def content(self) -> bytes:
         """The dump as torch gives it. Raises UnavailableError, and what torch does."""
@@ -220,17 +222,17 @@ class Recorder:
         core = torch._C._distributed_c10d
         everything = {"includeCollectives": True, "onlyActive": False}
         if hasattr(core, text) and not stacks:
-            return Source(backend, text, paths.FLIGHT, everything)
+            return Source(backend, text, paths.FLIGHT, **everything)
         if hasattr(core, binary):
             everything["includeStackTraces"] = stacks
-            return Source(backend, binary, paths.FLIGHT_PICKLE, everything)
+            return Source(backend, binary, paths.FLIGHT_PICKLE, **everything)
         raise UnavailableError(
             "torch %s has no flight recorder for %s" % (torch.__version__, backend)
         )
 
     def read_clock(self, event: str) -> None:
         """What this host's clocks say at the window's ends, once on each node."""
-        tell_prober(event)
+        probing.notify(event)
         if self.clock:
             with contextlib.suppress(Exception):
                 self.readings.append(clocks.reading(event))
@@ -248,6 +250,8 @@ def initialised() -> Any:
 
 def compressed(content: bytes) -> bytes:
     """In gzip's format, fast."""
+    import zlib
+
     packer = zlib.compressobj(1, zlib.DEFLATED, _GZIP)
     return packer.compress(content) + packer.flush()
 

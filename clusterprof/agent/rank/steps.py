@@ -10,14 +10,14 @@ the report. A wall clock that is set during the run makes no step longer, shorte
 
 from __future__ import annotations
 
-import contextlib
 import sys
-import weakref
 from _thread import get_ident
+from _weakref import ref
 from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Tuple
 
 from ..contracts.timing import REAL, Clock
 from . import hooks
+from .entry import entry
 
 if TYPE_CHECKING:
     from ..guard.outbox import Outbox
@@ -40,7 +40,7 @@ class Other:
     """What an optimizer beside the counted one has done since the counted one's last step."""
 
     def __init__(self, optimizer: Any, at: int, alone: int, first_ns: int) -> None:
-        self.optimizer = weakref.ref(optimizer)
+        self.optimizer = ref(optimizer)
         #: how many steps the counted one had made by then, and how many of them without this one
         self.at = at
         self.alone = alone
@@ -81,7 +81,7 @@ class Counter:
         #: (begin, end) by the monotonic clock of the steps that were not handed over yet
         self._pending: List[Tuple[int, int]] = []
         self._flush_at = 0
-        self._counted: Optional[weakref.ref[Any]] = None
+        self._counted: Optional[ref[Any]] = None
         #: steps of the counted optimizer, and those of them since another one stepped
         self._own = 0
         self._run = 0
@@ -132,20 +132,23 @@ class Counter:
 
     def optimizer_stepped(self, optimizer: Any, args: Any = (), kwargs: Any = None) -> None:
         """Post hook of every torch optimizer's step."""
-        if get_ident() != self._thread and not self._moves_here():
-            return
-        if self._counted is not None and self._counted() is optimizer:
-            self._own += 1
-            self._run += 1
-            self._turn = None
-        elif not self._counts_too(optimizer):
-            return
-        if self.counts_itself:
-            return
-        if not self.enabled and self.on_first is not None:
-            self.on_first()
-        if self.enabled:
-            self.boundary()
+        try:
+            if get_ident() != self._thread and not self._moves_here():
+                return
+            if self._counted is not None and self._counted() is optimizer:
+                self._own += 1
+                self._run += 1
+                self._turn = None
+            elif not self._counts_too(optimizer):
+                return
+            if self.counts_itself:
+                return
+            if not self.enabled and self.on_first is not None:
+                entry.run(self.on_first)
+            if self.enabled:
+                self.boundary()
+        except Exception as error:
+            entry.failed(error)
 
     def _counts_too(self, optimizer: Any) -> bool:
         """Whether this step, not of the counted optimizer, is a step of the program all the same.
@@ -181,7 +184,7 @@ class Counter:
 
     def _count(self, optimizer: Any) -> None:
         """`optimizer` is the counted one from now on."""
-        self._counted = weakref.ref(optimizer)
+        self._counted = ref(optimizer)
         self._own = self._run = 1
         self._others.clear()
         self._turn = None
@@ -199,13 +202,16 @@ class Counter:
 
     def say(self) -> None:
         """One step has ended, says the program itself: optimizers no longer count."""
-        if not self.enabled:
-            if self.on_first is None:
-                return
-            self.on_first()
-        self.counts_itself = True
-        if get_ident() == self._thread or self._moves_here():
-            self.boundary()
+        try:
+            if not self.enabled:
+                if self.on_first is None:
+                    return
+                entry.run(self.on_first)
+            self.counts_itself = True
+            if get_ident() == self._thread or self._moves_here():
+                self.boundary()
+        except Exception as error:
+            entry.failed(error)
 
     def boundary(self) -> None:
         """One step ends and the next begins."""
@@ -213,7 +219,7 @@ class Counter:
         self._ended(now)
         self._elsewhere = 0
         if 0 <= self.next_event <= self.count or now >= self._flush_at:
-            self.between()
+            entry.run(self.between)
 
     def _ended(self, now: int) -> None:
         """A step has ended at `now`."""
@@ -233,6 +239,15 @@ class Counter:
             if self.after_flush is not None:
                 self.after_flush()
 
+    def hurry(self) -> None:
+        """Have `between` called at the end of this step."""
+        self._flush_at = 0
+
+    def after_backward(self) -> None:
+        """Whatever became due inside of it."""
+        if 0 <= self.next_event <= self.count or self._now_ns() >= self._flush_at:
+            entry.run(self.between)
+
     def _in_autograd(self) -> bool:
         """Whether an optimizer steps inside of torch's backward: `between` is called after it."""
         task = getattr(sys.modules.get("torch._C"), "_current_graph_task_id", None)
@@ -240,8 +255,9 @@ class Counter:
             return False
         if not self._attends_backward:
             self._attends_backward = True
-            with contextlib.suppress(KeyError, AttributeError):
-                hooks.wrap(sys.modules["torch.autograd"], "backward", self.between)
+            autograd = sys.modules.get("torch.autograd")
+            if autograd is not None and hasattr(autograd, "backward"):
+                hooks.wrap(autograd, "backward", self.after_backward, lets_wait=False)
         return True
 
     def anchor(self, since: int = 0) -> None:

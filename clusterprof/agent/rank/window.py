@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-import threading
+from _thread import _local, get_ident
 from typing import Any, Callable, Dict, List, Optional
 
 from ..contracts import clocks, messages, paths
@@ -17,7 +17,9 @@ from ..contracts.plan import Plan
 from ..contracts.states import State
 from ..guard import size
 from ..guard.outbox import Outbox
-from . import garbage_collector, own_profilers
+from ..remote import probing
+from . import garbage_collector, own_profilers, profilers
+from .entry import entry
 from .steps import Counter
 
 #: How long a window that opens waits for word whether it was ordered closed already.
@@ -46,7 +48,7 @@ class Window:
         self.beacons = beacons
         #: the clocks' readings that the writer has not yet
         self.readings: List[Dict[str, Any]] = []
-        self.garbage = garbage_collector.Pauses()
+        self.garbage = garbage_collector.Pauses(counter)
         self.looks = size.Looks(self.first, 0)
         self.switches: List[Any] = []
         #: the switches that are on
@@ -56,7 +58,7 @@ class Window:
         #: a stall that is longer than the process groups' timeout was said
         self.warned = False
         #: holds an `_AtEnd` of the thread that opened the window, which alone can close it
-        self.local = threading.local()
+        self.local = _local()
         if by_nsys and os.environ.get(PROFILED, "").startswith("cuda:"):
             own_profilers.cuda_range()
 
@@ -91,7 +93,7 @@ class Window:
             self.hand_over_readings()
             # The steps of the windows before have the clock of their own reports.
             self.counter.anchor(0 if self.number == 1 else self.first)
-            tell_prober("open")
+            probing.notify("open")
             self.switches = self.make_switches()
             own = own_profilers.kineto.program
             if self.excludes(own):
@@ -140,8 +142,6 @@ class Window:
         """Warn once where the capture stalls longer than the other ranks wait; `done`: its steps
         that have ended.
         """
-        from . import profilers
-
         with contextlib.suppress(Exception):  # what cannot be measured is not known
             timeout_s = None if self.warned else profilers.shortest_timeout_s()
             left = self.end - self.first - done
@@ -197,9 +197,9 @@ class Window:
         problem = self.stop()
         with contextlib.suppress(Exception):
             self.readings.append(clocks.reading("close"))
-        tell_prober("close")
+        probing.notify("close")
         self.hand_over_readings()
-        self.outbox.say("file", name=paths.GARBAGE, text=self.garbage.text(self.counter))
+        self.outbox.say("file", name=paths.GARBAGE, text=self.garbage.text())
         if problem is not None:
             self.lost("the window could not be closed: %s" % problem)
             return
@@ -242,8 +242,6 @@ class Window:
     @staticmethod
     def deprived() -> Optional[str]:
         """What nsys has kept from a profiler of the program's own; None for nothing."""
-        from . import profilers
-
         if PROFILED not in os.environ or not own_profilers.kineto.used or not profilers.uses_cuda():
             return None
         return ("the program's own torch.profiler saw no GPU beside nsys; it is left whole by"
@@ -251,8 +249,6 @@ class Window:
 
     def make_switches(self) -> List[Any]:
         """What opens and closes this window, outermost first."""
-        from . import profilers
-
         mode, _, address = os.environ.get(PROFILED, "").partition(":")
         if not self.by_nsys and address and profilers.uses_cuda():
             raise RuntimeError("nsys, under which this rank runs, has the GPU's tracing to itself, "
@@ -279,14 +275,6 @@ class Window:
         self.outbox.say("clock", readings=readings)
 
 
-def tell_prober(event: str) -> None:
-    """Let the clocks be measured now, if they are to be (see `prober`)."""
-    if "CLUSTERPROF_PROBE" in os.environ:
-        from ..remote import prober
-
-        prober.notify(event)
-
-
 def first_line(error: BaseException) -> str:
     """An exception in one line."""
     return str(error).strip().split("\n")[0] or error.__class__.__name__
@@ -305,5 +293,5 @@ class _AtEnd:
 
     def __del__(self) -> None:
         # A forked child has one thread, and main's things are deleted with the interpreter.
-        if os.getpid() == self.pid and threading.current_thread() is not threading.main_thread():
+        if os.getpid() == self.pid and get_ident() != entry.main:
             self.act()

@@ -20,23 +20,17 @@ import contextlib
 import hashlib
 import math
 import os
-import secrets
 import socket
 import struct
 from typing import Any, Dict, List, Mapping, Optional, Tuple
 
-from ..contracts import clocks, exchange, files, paths, processes
+from ..contracts import clocks, exchange, files, paths
 from ..contracts import plan as plans
 from ..contracts.exchange import Answerer
-from ..contracts.identity import FOLLOWED, PLAN, Identity, nodes
-from ..contracts.plan import Plan
+from ..contracts.identity import PLAN
 from ..contracts.timing import REAL, Clock
 
-#: the Unix socket of this rank's prober, a name in the kernel's own list of those without a file
-PROBE = "CLUSTERPROF_PROBE"
 _SENDER = struct.Struct("@iII")  # struct ucred: who sent a datagram, as the kernel knows it
-#: What makes nsys follow a process. LD_PRELOAD stays: it may set the clock of the rank.
-_FOLLOWED = tuple(name for name in FOLLOWED if name != "LD_PRELOAD")
 #: The reference rank's prober answers for so long after its own window closed.
 GRACE_S = 30.0
 #: ... and for so long after its rank has ended, or after the last datagram that came since.
@@ -44,45 +38,6 @@ QUIET_S = 1.0
 #: So often it is asked at each end of the window: its machine may stall for longer than one
 #: measurement waits, and no process waits for this one.
 TRIES = 3
-
-
-def wanted(plan: Plan, me: Identity, environ: Mapping[str, str]) -> bool:
-    """Whether the clocks of this job are to be measured (`--clock-probe`), and from beside us."""
-    mode = plan.clock_probe
-    if mode == "off" or (mode == "auto" and not several_nodes(me, environ)):
-        return False
-    if me.local_rank is None:
-        return me.rank == reference(plan) or plan.profiles(me)
-    return me.rank == reference(plan) or me.local_rank == 0
-
-
-def reference(plan: Plan) -> int:
-    """The rank whose host's clock all others are measured against: the lowest profiled one."""
-    return min(plan.selection.ranks, default=0)
-
-
-def several_nodes(me: Identity, environ: Mapping[str, str]) -> bool:
-    """Whether the job's ranks live on more than one node, as far as the launcher says."""
-    return nodes(me, environ) > 1
-
-
-def start(plan: Plan, rank: int) -> None:
-    """Start the prober of this rank, and leave its socket's name in the environment."""
-    name = "clusterprof-" + secrets.token_hex(16)
-    arguments = [
-        *processes.part("prober"), plan.run, str(rank), str(reference(plan)), str(os.getpid()),
-        name,
-    ]  # fmt: skip
-    if processes.start_beside(arguments, _FOLLOWED) == 0:
-        os.environ[PROBE] = name
-
-
-def notify(event: str) -> None:
-    """Announce to our prober that the window opens or closes; never waits, never raises."""
-    address = "\0" + os.environ.get(PROBE, "")
-    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as pipe:
-        pipe.setblocking(False)
-        pipe.sendto(event.encode(), address)
 
 
 class Prober:

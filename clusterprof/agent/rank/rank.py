@@ -1,0 +1,387 @@
+"""The agent's part in one rank: what it does in the program, and when.
+
+A process that nothing numbers (`clusterprof run -- python train.py`) may be the only rank, may
+start the ranks, or may be one of several: of torch.multiprocessing.spawn, of Ray Train, of a script
+of the user's. Its rank is that in torch's process group; once it steps without one it is the only.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import functools
+import os
+import sys
+import time
+from types import ModuleType
+from typing import Any, Dict, List, Optional
+
+from ..contracts import clocks, descriptors, identity, later_window, paths
+from ..contracts.identity import COUNTING, PROFILED, WAITING, WITHOUT_NSYS, Identity
+from ..contracts.later_window import LaterWindow
+from ..contracts.messages import complain
+from ..contracts.plan import Plan
+from ..contracts.states import State
+from ..guard import outbox as outboxes
+from ..guard.outbox import Outbox
+from ..remote import probing
+from . import claim, hooks, own_profilers, profilers
+from .beacons import Beacons
+from .entry import entry
+from .hanging import Hanging
+from .recorder import Recorder, initialised
+from .steps import counter
+from .window import Window
+
+
+class Part:
+    """This rank's part in one window."""
+
+    def __init__(self, outbox: Outbox, window: Optional[Window], recorder: Recorder) -> None:
+        """`outbox` writes its files; `window` is None where the rank is not profiled."""
+        self.outbox = outbox
+        self.window = window
+        self.recorder = recorder
+
+
+class Rank:
+    """The agent's part in one rank: count its steps and, where it is profiled, open its window."""
+
+    def __init__(self, plan: Plan, me: Identity, picked: bool, refused: Optional[str]) -> None:
+        """`refused`: another profiler that is at work here, for which ours is left out."""
+        self.plan = plan
+        self.me = me
+        self.picked = picked
+        self.refused = refused
+        self.folder = paths.rank_folder(plan.run, me.rank)
+        self.beacons: Optional[Beacons] = None
+        #: the windows, the plan's first
+        self.parts: List[Part] = []
+        #: the step with which the latest of them ends
+        self.busy_until = plan.window[1]
+        self.hanging: Optional[Hanging] = None
+        self.outbox = Outbox(None)
+        #: when the program was seen to train (monotonic, ns)
+        self.trains_ns = 0
+        #: before the program could change it
+        self.began_with = dict(os.environ)
+        #: where its guard listens; "" where it has none
+        self.guard = os.environ.get(PROFILED, WITHOUT_NSYS).partition(":")[2]
+        #: its nsys waits for a window; it captures one
+        self.armed = bool(self.guard) and not picked
+        self.pid = 0
+
+    def wait_for_the_program(self) -> None:
+        """Count from the import of torch's optimizers on, or of what `--step-on` names."""
+        if self.picked or self.plan.log_s:
+            # torch.profiler speaks on the training's stderr unless told before its import.
+            identity.lend(os.environ, "KINETO_LOG_LEVEL", "99")
+        actions: Dict[str, hooks.Action] = {"torch.optim.optimizer": self.count_optimizer_steps}
+        if self.plan.step_on:
+            module, _, function = self.plan.step_on.partition(":")
+            actions = {module: lambda found: self.count_calls(found, function)}
+        counter.on_first = self.begin
+        hooks.after_import(actions)
+
+    def count_optimizer_steps(self, found: ModuleType) -> None:
+        """The program has imported torch's optimizers: it is going to train."""
+        register = getattr(found, "register_optimizer_step_post_hook", None)
+        if register is None:
+            complain("this torch has no optimizer hooks (2.0 has): use --step-on module:function")
+            return
+        handle = register(hooks.after_step(counter.optimizer_stepped))
+        entry.undo.append(lambda why: handle.remove())
+        self.trains()
+
+    def count_calls(self, module: ModuleType, function: str) -> None:
+        """`--step-on`: a step ends whenever this function returns."""
+        try:
+            hooks.wrap(module, function, counter.say, lets_wait=False)
+        except AttributeError as error:
+            complain("--step-on %s: %s; no step will be counted" % (self.plan.step_on, error))
+            return
+        self.trains()
+
+    def trains(self) -> None:
+        """The program is going to train."""
+        self.trains_ns = time.monotonic_ns()
+        self.begin()
+
+    @descriptors.no_streams()
+    def begin(self) -> None:
+        """This process is the rank's: claim it, open the step log, arm the window."""
+        if counter.enabled:
+            return
+        self.pid = os.getpid()
+        os.environ[COUNTING] = str(self.pid)
+        entry.undo.append(self.give_up)
+        other = claim.take(self.folder)
+        if other is not None:
+            counter.on_first = None
+            complain("process %d is left alone: rank %d is process %d, which this task has started "
+                     "as well" % (self.pid, self.me.rank, other))  # fmt: skip
+            return
+        os.register_at_fork(after_in_child=self.forked)
+        self.outbox = self.open_outbox()
+        counter.begin(self.outbox, self.trains_ns)
+        self.outbox.say(
+            "begin", run=os.path.abspath(self.plan.run), folder=os.path.abspath(self.folder),
+            window=self.plan.window, wall_ns=counter.wall(0), log_s=self.plan.log_s,
+        )  # fmt: skip
+        self.first_state(self.outbox, self.picked, self.plan.profiler)
+        if self.plan.beacons:
+            self.beacons = Beacons(self.plan.beacons, self.me.world_size)
+        if PROFILED not in os.environ:
+            probing.start(self.plan, self.me)
+        if self.guard:
+            profilers.end_with_the_guard(self.guard)
+        captures = self.picked and os.environ.get(PROFILED) != WITHOUT_NSYS and not self.refused
+        if self.plan.looks_first:
+            counter.attend(self.plan.window[0], self.unless_seen)
+            counter.attend(self.plan.window[1], self.expect_order)
+        self.take_part(self.plan, self.outbox, captures)
+        self.hanging = Hanging(self.plan, self.outbox, self.parts[0].recorder, counter)
+        self.hanging.attend()
+        if not captures and self.beacons is not None:
+            self.beacons.attend(self.plan.window, counter)
+        if captures or self.plan.log_s:
+            hooks.after_import({"torch.autograd.profiler": own_profilers.kineto.watch})
+        if self.plan.log_s:
+            counter.after_flush = self.look_for_windows
+        atexit.register(entry.run, self.finish)
+
+    def take_part(self, plan: Plan, outbox: Outbox, captures: bool, number: int = 1) -> None:
+        """Capture the plan's window, if it is to be, and save torch's flight recorder around it."""
+        window = self.make_window(plan, outbox, number) if captures else None
+        if window is not None:
+            reduction = plan.reduces(self.me, self.began_with)
+            if reduction is not None:
+                outbox.say("reducing", **reduction._asdict())
+            counter.attend(window.first, window.at)
+        if captures and PROFILED not in os.environ:
+            hooks.after_import({"torch.version": own_profilers.kineto.leaves})
+        alone, clock = window is None, self.me.local_rank in (0, None)
+        recorder = Recorder(plan, outbox, self.began_with, alone, clock)
+        recorder.attend(counter)
+        self.parts.append(Part(outbox, window, recorder))
+
+    def make_window(self, plan: Plan, outbox: Outbox, number: int) -> Window:
+        """The window with this number, by nsys where that waits for one."""
+        by_nsys = self.armed or number == 1
+        self.armed = False
+        beacons = self.beacons if number == 1 else None
+        tells = self.me.rank == min(plan.selection.ranks or (0,))
+        return Window(plan, outbox, counter, beacons, number, by_nsys, tells)
+
+    def unless_seen(self, count: int) -> int:
+        """`--ranks auto`: capture the first window in rank 0 where there is nothing to look at: it
+        is alone, or has no flight recorder. Returns when to come back.
+        """
+        if self.me.rank != 0 or self.refused:
+            return -1
+        part = self.parts[0]
+        if part.window is None:
+            if self.me.world_size != 1 and part.recorder.can_dump():
+                return -1
+            self.picked, part.recorder.alone = True, False
+            self.first_state(part.outbox, True, self.plan.profiler)
+            part.window = self.make_window(self.plan, part.outbox, 1)
+        return part.window.at(count)
+
+    def expect_order(self, count: int) -> int:
+        """`--ranks auto`: the first window has ended, and an order for the second one may come."""
+        counter.flush()
+        self.outbox.say("expect", every_s=later_window.look_s(self.me.world_size))
+        return -1
+
+    def look_for_windows(self) -> None:
+        """Take part in the later windows whose orders have come; see `contracts.later_window`."""
+        for content in self.outbox.windows():
+            try:
+                order = LaterWindow.from_json(content, content["number"])
+            except ValueError as error:
+                complain("a later window is left out: %s" % (error,))
+            else:
+                self.obey(order)
+
+    def obey(self, order: LaterWindow) -> None:
+        """Take part in one later window, or have its state say why not."""
+        outbox = self.outbox.of_window(order.number)
+        plan = self.plan._replace(
+            window=order.steps, selection=order.selection, profiler=order.profiler
+        )
+        picked = plan.profiles(self.me)
+        if picked and PROFILED not in self.began_with:
+            self.refused = self.refused or own_profilers.above(self.began_with)
+        self.first_state(outbox, picked, plan.profiler)
+        why, late = None, counter.count >= order.steps[0]
+        if late:
+            why = "the order for the steps %d:%d came too late: this rank had made %d steps" % (
+                *order.steps, counter.count,
+            )  # fmt: skip
+        elif order.steps[0] < self.busy_until:
+            why = "the steps %d:%d begin before the window before them ends, at step %d" % (
+                *order.steps, self.busy_until,
+            )  # fmt: skip
+        if why:
+            outbox.state(State.LOST if picked else State.COUNTED, why, flight=why, late=late)
+            return
+        self.busy_until = order.steps[1]
+        self.take_part(plan, outbox, picked and not self.refused, order.number)
+
+    def open_outbox(self) -> Outbox:
+        """The way to this rank's writer: that of its guard, or one of its own."""
+        try:
+            found = (outboxes.of_guard(self.guard) if self.guard else None) or outboxes.start()
+        except OSError as error:
+            complain("nothing is written of this rank: %s" % error)
+            return Outbox(None)
+        descriptors.hide([found.connection.fileno()] if found.connection else [])
+        return found
+
+    def first_state(self, outbox: Outbox, picked: bool, profiler: str) -> None:
+        """The rank's first state in a window, with its place in the job."""
+        facts: Dict[str, Any] = {
+            "rank": self.me.rank, "world_size": self.me.world_size,
+            "local_rank": self.me.local_rank, "identity": self.me.source,
+            "chosen": picked, "program_pid": self.pid,
+            "machine": clocks.machine(), "clock": clocks.reading("start"),
+        }  # fmt: skip
+        torch = sys.modules.get("torch")
+        if torch is not None:
+            facts["torch"] = str(getattr(torch, "__version__", ""))
+        if "SLURM_JOB_ID" in os.environ:  # srun may have made it: whoever called srun asks here
+            facts["slurm_job"] = os.environ["SLURM_JOB_ID"]
+        if not picked:
+            outbox.state(State.COUNTING, **facts)
+            return
+        if profiler == "torch":
+            outbox.state(State.ARMED, **facts)
+        outbox.state(State.WAITING, **facts)
+        if self.refused:
+            why = "the program runs under another profiler: %s; a rank can have one only"
+            outbox.state(State.LOST, why % self.refused)
+
+    def forked(self) -> None:
+        """This is a child."""
+        entry.forked()
+        entry.run(self.leave)
+
+    def give_up(self, why: str) -> None:
+        """Take no part any more: what is open is closed, and the rank's states say why."""
+        self.pid = 0
+        counter.end()
+        own_profilers.kineto.comes = None
+        for part in reversed(self.parts):
+            if part.window is not None:
+                part.window.stop()
+            part.outbox.state(State.LOST if part.window is not None else None, why)
+        self.outbox.close()
+
+    def leave(self) -> None:
+        """In a forked child: it is no rank, whatever it inherited."""
+        claim.release()
+        identity.give_back(os.environ)
+        counter.end()
+        self.outbox.close()
+        for part in self.parts:
+            part.recorder.is_open = False
+            if part.window is not None:
+                part.window.is_open = False
+        if self.hanging is not None:
+            self.hanging.leave()
+
+    def finish(self) -> None:
+        """At the program's end: the rest of the step log, and what became of the window."""
+        if os.getpid() != self.pid:
+            return
+        self.pid = 0
+        counter.flush()
+        if self.hanging is not None:
+            self.hanging.finish()
+        for part in reversed(self.parts):
+            if part.window is not None:
+                part.window.finish()
+            part.recorder.finish(counter.count)
+            if part.window is None and (self.parts[0] is not part or not self.picked):
+                part.outbox.state(State.COUNTED, steps=counter.count)
+        if self.beacons is not None:
+            self.beacons.write(self.outbox)
+        counter.end()
+        if self.guard:
+            self.outbox.hand_over()
+        else:
+            self.outbox.finish()
+
+
+class Unnumbered(Rank):
+    """A process that may be a rank, and which one is said by torch's process group."""
+
+    def __init__(self, plan: Plan, me: Identity, alone: bool, guarded: bool) -> None:
+        """`alone`: without a process group it is the only rank, once it steps: it is no child of
+        such a process. `guarded`: the guard in its environment is its own, for the rank of `me`.
+        """
+        super().__init__(plan, me, plan.profiler != "none", None)
+        self.alone = alone
+        self.guarded = guarded
+        self.is_child = False
+
+    def wait_for_the_program(self) -> None:
+        """Count from the process group's beginning on, or from the first step."""
+        super().wait_for_the_program()
+        counter.on_first = self.steps_alone if self.alone else None
+        os.register_at_fork(after_in_child=self.forked)
+        hooks.after_import({"torch.distributed.distributed_c10d": self.wait_for_a_group})
+
+    def leave(self) -> None:
+        """In a forked child: it may be a rank as well (mp.start_processes), but never alone."""
+        super().leave()
+        self.guarded, self.is_child, self.trains_ns = False, True, 0
+
+    def wait_for_a_group(self, module: ModuleType) -> None:
+        """`module` is the one whose functions all of torch's others have."""
+        with contextlib.suppress(AttributeError):
+            hooks.wrap(module, "init_process_group", self.has_a_group)
+
+    def trains(self) -> None:
+        """Which rank it is may not be known yet."""
+        self.trains_ns = time.monotonic_ns()
+        os.environ[WAITING] = str(os.getpid())
+
+    def steps_alone(self) -> None:
+        """A step without a process group: it is the only rank."""
+        self.numbered(self.me)
+
+    def has_a_group(self) -> None:
+        """The program has a process group now."""
+        dist, own = initialised(), str(os.getpid())
+        if dist is not None and os.environ.get(COUNTING, own) == own:
+            self.numbered(identity.of_group(dist.get_rank(), dist.get_world_size(), os.environ))
+
+    def numbered(self, me: Identity) -> None:
+        """It is this rank: be it from now on, as those that were numbered from their start."""
+        if counter.enabled:
+            return
+        own = self.guarded and me.rank == self.me.rank
+        self.me, self.picked = me, claim.is_picked(self.plan, me)
+        self.folder = paths.rank_folder(self.plan.run, me.rank)
+        if not own:
+            self.without_guard()
+        self.armed = bool(self.guard) and not self.picked
+        identity.lend(os.environ, "KINETO_LOG_LEVEL", "99")
+        self.begin()
+        if self.is_child and "multiprocessing.util" in sys.modules:
+            # which ends its children without what atexit has
+            finish = functools.partial(entry.run, self.finish)
+            sys.modules["multiprocessing.util"].Finalize(None, finish, exitpriority=0)
+
+    def without_guard(self) -> None:
+        """What profiles another rank is not ours; and nsys has to be there before the program."""
+        self.guard = ""
+        self.refused = own_profilers.above(os.environ)
+        if self.refused and PROFILED in os.environ:
+            self.refused += " or around what started it (--profiler torch starts none)"
+        for environ in (os.environ, self.began_with):
+            environ.pop(PROFILED, None)
+        if self.plan.profiler == "nsys":
+            self.plan = self.plan._replace(profiler="torch", window_by="session")

@@ -1,0 +1,122 @@
+"""What goes on in the program's own process: its signals, and our own errors, are not in its way.
+
+The torch of these programs is `lab/stub`.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from lab import command
+from lab.command import Completed
+from lab.endings import state
+
+import clusterprof
+
+Fault = Callable[..., None]
+
+STUB = Path(command.__file__).parent / "stub"
+RANK = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}
+OPTIONS = ["--ranks=0", "--steps=5:15", "--run-dir=run", "--no-merge", "--profiler=torch"]
+
+#: Trains; a signal has it save a checkpoint and leave with 75.
+PREEMPTED = """
+import signal, sys
+
+class Preempted(Exception):
+    pass
+
+def preempt(*_):
+    raise Preempted
+
+signal.signal(signal.SIGUSR1, preempt)
+import torch
+optimizer = torch.optim.SGD()
+try:
+    for step in range(25):
+        optimizer.step()
+except Preempted:
+    print("checkpoint saved after", step)
+    sys.exit(75)
+print("trained on")
+"""
+#: Trains, once the rest has come true.
+TRAINS = """
+import os, resource, shutil
+{first}
+import torch
+optimizer = torch.optim.SGD()
+for step in range(25):
+    optimizer.step()
+print("trained")
+"""
+
+
+def trained(workdir: Path, program: str, *before: str, **env: str) -> Completed:
+    """The program as one rank of a job, with clusterprof where `before` has it."""
+    (workdir / "train.py").write_text(program)
+    path = os.pathsep.join(filter(None, [str(STUB), env.pop("PYTHONPATH", "")]))
+    words = [*before, "python", "train.py"]
+    return command.run(words, env={**RANK, "PYTHONPATH": path, **env})
+
+
+def with_us() -> list[str]:
+    return command.clusterprof(["run", *OPTIONS, "--"])
+
+
+@pytest.mark.parametrize("event", ["start", "stop", "save"])
+def test_a_preemption_that_comes_while_our_profiler_is_at_work_saves_its_checkpoint(
+    workdir: Path, fault: Fault, event: str
+) -> None:
+    done = trained(workdir, PREEMPTED, *with_us(), EVENTS=event)
+    found = state(workdir / "run")
+    fault(f"preempted in our profiler's {event}", 75, done.returncode, 0.0, found)
+    at = 4 if event == "start" else 14
+    assert (done.returncode, done.stdout) == (75, f"checkpoint saved after {at}\n"), (done, found)
+    assert "Traceback" not in done.stderr, done
+    assert found["state"] == "collected", found
+    assert ("reason" in found) == (event == "start"), found
+
+
+#: what is wrong with us when the program imports torch
+WRONG = {
+    "one descriptor left": "free = os.open('/', os.O_RDONLY)\nos.close(free)\n"
+    "resource.setrlimit(resource.RLIMIT_NOFILE, (free + 1, free + 1))",
+    "our files are gone": "shutil.rmtree(os.environ['AGENT'])",
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_a_rank_trains_whatever_is_wrong_with_us(workdir: Path, fault: Fault, what: str) -> None:
+    program = TRAINS.format(first=WRONG[what])
+    copy = workdir / "copy"
+    shutil.copytree(Path(clusterprof.__file__).parent, copy / "clusterprof")
+    agent = str(copy / "clusterprof/agent")
+    (workdir / "spare/nothing").mkdir(parents=True)
+    plain = trained(workdir, program, AGENT=str(workdir / "spare/nothing"))
+    done = trained(
+        workdir, program, "python", "-m", "clusterprof", "run", *OPTIONS, "--",
+        AGENT=agent, PYTHONPATH=str(copy),
+    )  # fmt: skip
+    has_state = (workdir / "run/ranks/00000/state.json").exists()
+    found = state(workdir / "run") if has_state else {}
+    fault(what, plain.returncode, done.returncode, done.seconds - plain.seconds, found)
+    assert done.returncode == plain.returncode == 0, (plain, done)
+    assert done.stdout == plain.stdout == "trained\n", (plain, done)
+    assert "Traceback" not in done.stderr, done
+
+
+@pytest.mark.needs_root
+def test_a_rank_that_has_no_dev_null_trains(workdir: Path, fault: Fault) -> None:
+    program = TRAINS.format(first="assert not os.path.exists(os.devnull)")
+    without = ["unshare", "--mount", "sh", "-c", 'mount -t tmpfs none /dev && exec "$@"', "-"]
+    plain = trained(workdir, program, *without)
+    done = trained(workdir, program, *with_us(), *without)
+    fault("no /dev/null", plain.returncode, done.returncode, done.seconds - plain.seconds, {})
+    assert done.returncode == plain.returncode == 0, (plain, done)
+    assert done.stdout == plain.stdout == "trained\n", (plain, done)
+    assert "Traceback" not in done.stderr, done

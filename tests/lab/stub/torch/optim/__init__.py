@@ -1,0 +1,3 @@
+"""The optimizers."""
+
+from .optimizer import SGD  # noqa: F401
